@@ -1,0 +1,53 @@
+# On a fresh Debian or Ubuntu with Rust: `make demo` shows it, `make test` proves it, and `make bench`
+# measures it. All first install or unpack what is missing, and say so.
+.PHONY: demo test test-all bench setup servers frp fmt lint doc clean
+.DEFAULT_GOAL := demo
+
+export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
+toolchain := $(shell scripts/toolchain.sh)
+ifneq ($(toolchain),)
+export RUSTUP_TOOLCHAIN := $(toolchain)
+$(info toolchain: the pinned one is not to be had, using $(toolchain))
+endif
+built := $(abspath $(or $(CARGO_TARGET_DIR),target))/debug
+released := $(abspath $(or $(CARGO_TARGET_DIR),target))/release
+
+demo: setup servers
+	cargo build -p truepeer -p truepeer-testbed --bins
+	$(built)/demo $(built)/truepeer
+
+test: setup servers
+	scripts/test.sh
+
+# The long tests and the whole matrix as well.
+test-all: setup servers frp
+	TRUEPEER_TEST_ALL=1 scripts/test.sh
+
+# truepeer beside its peers, a few minutes; rewrites the measured part of docs/benchmarks.md, and its charts.
+bench: setup servers
+	cargo build --release -p truepeer -p truepeer-bench
+	$(released)/bench --write docs $(BENCH)
+
+# Packages that building needs, by apt.
+setup:
+	@scripts/setup.sh
+
+# Real servers for tests and demo, unpacked under target/servers, not installed.
+servers:
+	@scripts/servers.sh
+
+# frp from the Go module proxy, under target/tools, for the tests that send through it.
+frp:
+	@scripts/frp.sh
+
+fmt:
+	cargo fmt --all
+
+lint:
+	cargo clippy --workspace --all-targets -- -D warnings
+
+doc:
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+clean:
+	cargo clean

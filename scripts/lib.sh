@@ -1,0 +1,21 @@
+# Shared by the scripts beside it; to be sourced.
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export PATH="$PATH:$HOME/.cargo/bin:/usr/sbin:/sbin"
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+
+# How to become root without asking anybody in vain: prints the words to put before a command, or fails.
+as_root() {
+  if [ "$(id -u)" = 0 ]; then echo env
+  elif command -v sudo >/dev/null && { sudo -n true 2>/dev/null || { [ -t 0 ] && [ -t 1 ]; }; }; then echo sudo env
+  else return 1; fi
+}
+
+# Installs Debian packages by name and says so; fails where that can't be done.
+apt_install() {
+  local root
+  command -v apt-get >/dev/null && root=$(as_root) || return 1
+  echo "setup: installing with apt: $*"
+  mkdir -p "$target/logs"
+  $root DEBIAN_FRONTEND=noninteractive sh -c "apt-get update -q && apt-get install -qy --no-install-recommends $*" \
+    >"$target/logs/apt.log" 2>&1 </dev/null || { tail -5 "$target/logs/apt.log"; return 1; }
+}

@@ -1,0 +1,85 @@
+#!/bin/bash
+# Unpacks the servers of servers.txt under target/servers, without installing them: an installed server starts
+# by itself and takes the user's ports. Needs no root. Nothing is done when they are there already.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PATH="$PATH:/usr/sbin:/sbin" LC_ALL=C DEBIAN_FRONTEND=noninteractive
+
+list=scripts/servers.txt
+home=${TRUEPEER_SERVERS:-$PWD/target/servers}
+say() { echo "servers: $*"; }
+
+if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
+  say "this machine has no apt-get: tests that need a server will be skipped by name"
+  exit 0
+fi
+
+release=$(. /etc/os-release; echo "${ID:-linux} ${VERSION_ID:-}") # a new list, script or release: unpack anew
+stamp="$release $(dpkg --print-architecture) $(cat "$list" scripts/servers.sh | sha256sum | cut -d' ' -f1)"
+if [ -f "$home/stamp" ] && [ "$(cat "$home/stamp")" = "$stamp" ]; then
+  exit 0
+fi
+
+mkdir -p "$home/apt/lists/partial" "$home/apt/cache"
+exec 9>"$home/lock"
+flock 9 # two test runs may start at once
+if [ -f "$home/stamp" ] && [ "$(cat "$home/stamp")" = "$stamp" ]; then exit 0; fi
+rm -f "$home/stamp"
+
+# apt's answers about this machine's packages, kept and cached in our own directories.
+options=(-q -o "Dir::Cache=$home/apt/cache" -o "Dir::Cache::archives=$home/debs" -o Debug::NoLocking=1
+         -o APT::Sandbox::User= -o Dpkg::Use-Pty=0 -o Acquire::Retries=3)
+private=(-o "Dir::State::lists=$home/apt/lists")
+
+choose_packages() { # prints the packages to fetch; complains on stderr
+  local names condition command name chosen
+  while read -r names condition command; do
+    [ -n "$names" ] && [[ $names != \#* ]] || continue
+    [ "$condition" = unless ] && command -v "$command" >/dev/null && continue
+    chosen=
+    for name in ${names//|/ }; do
+      if apt-cache "${options[@]}" show --no-all-versions "$name" >/dev/null 2>&1; then chosen=$name; break; fi
+    done
+    if [ -n "$chosen" ]; then echo "$chosen"
+    else say "no package ${names//|/ or } in this machine's apt sources: its tests will be skipped by name" >&2; fi
+  done <"$list"
+}
+
+download() {
+  mapfile -t packages < <(choose_packages)
+  [ ${#packages[@]} -gt 0 ] || return 1
+  say "downloading (not installing): ${packages[*]}"
+  apt-get "${options[@]}" -y --no-install-recommends --reinstall --download-only install "${packages[@]}" \
+    >"$home/download.log" 2>&1
+}
+
+fresh_lists() {
+  say "asking apt for the newest package lists (kept under ${home#"$PWD"/}, the machine's own stay as they are)"
+  options+=("${private[@]}")
+  apt-get "${options[@]}" update >"$home/update.log" 2>&1 || { tail -5 "$home/update.log" >&2; return 1; }
+}
+
+rm -rf "$home/debs" # what an older list had fetched would be unpacked along with the new
+mkdir -p "$home/debs/partial"
+if ! { ls /var/lib/apt/lists/*Packages* >/dev/null 2>&1 && download; }; then
+  if ! { fresh_lists && download; }; then
+    say "could not be downloaded: tests that need them will be skipped by name. The last lines were:"
+    tail -5 "$home/download.log" 2>/dev/null || true
+    exit 0
+  fi
+fi
+
+rm -rf "$home/root.new" "$home/bin.new"
+mkdir -p "$home/root.new" "$home/bin.new"
+for deb in "$home"/debs/*.deb; do dpkg-deb -x "$deb" "$home/root.new"; done
+# Names that installing would have made through update-alternatives.
+link() { if [ -e "$home/root.new/$2" ]; then ln -s "../root/$2" "$home/bin.new/$1"; fi; }
+link nc bin/nc.openbsd
+link nc usr/bin/nc.openbsd
+for name in iptables ip6tables iptables-nft ip6tables-nft; do link $name usr/sbin/xtables-nft-multi; done
+rm -rf "$home/root" "$home/bin"
+mv "$home/root.new" "$home/root"
+mv "$home/bin.new" "$home/bin"
+find "$home/debs" -name '*.deb' -printf '%f\n' | sort >"$home/VERSIONS"
+echo "$stamp" >"$home/stamp"
+say "unpacked $(wc -l <"$home/VERSIONS") packages ($(du -sh "$home/root" | cut -f1)) under ${home#"$PWD"/}"

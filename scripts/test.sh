@@ -1,0 +1,96 @@
+#!/bin/bash
+# All checks, in the order in which they fail soonest; each runs even if one before it failed. The output of each
+# is kept in target/logs. TRUEPEER_TEST_ALL=1 adds the long tests. The last line counts everything.
+set -uo pipefail
+. "$(dirname "$0")/lib.sh"
+export CARGO_TERM_COLOR=never RUST_BACKTRACE=0
+# Where clang can be had, a build without the kernel programs is a failure, not a way less.
+if command -v clang >/dev/null; then export TRUEPEER_REQUIRE_CLANG=1; fi
+logs=$target/logs
+mkdir -p "$logs"
+passed=0 failed=0 skipped=0
+failures=() skips=()
+begin=$SECONDS
+
+note_failure() { failures+=("$1"); failed=$((failed + 1)); }
+note_skip() { skips+=("$1"); skipped=$((skipped + 1)); }
+
+# A check that holds or doesn't: name, command. One that prints "SKIP ...: reason" can't tell here; its status is
+# then 0 or 77.
+check() {
+  local name=$1 start=$SECONDS status
+  shift
+  echo "==> $name: $*"
+  "$@" 2>&1 | tee "$logs/$name.log"
+  status=${PIPESTATUS[0]}
+  if grep -q '^SKIP ' "$logs/$name.log" && [[ $status = 0 || $status = 77 ]]; then
+    note_skip "$(sed -n 's/^SKIP //p' "$logs/$name.log" | head -1)"
+  elif [ "$status" = 0 ]; then passed=$((passed + 1))
+  else note_failure "$name (target/logs/$name.log)"; fi
+  echo "    $name took $((SECONDS - start)) s"
+}
+
+# A check that is itself many tests: their own counts are taken over.
+check_tests() {
+  local name=$1 start=$SECONDS log=$logs/$1.log ok=1 before=$failed
+  shift
+  echo "==> $name: $*"
+  "$@" 2>&1 | tee "$log" || ok=0
+  local ours
+  ours=$(awk '/^test result: / { for (i = 2; i <= NF; i++) { if ($i ~ /^passed/) p += $(i-1)
+              if ($i ~ /^failed/) f += $(i-1); if ($i ~ /^ignored/) s += $(i-1) } } END { print p + 0, f + 0, s + 0 }' "$log")
+  read -r p f s <<<"$ours"
+  passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+  while read -r line; do failures+=("$name: $line"); done < <(sed -n 's/^test \(.*[^ ]\) *\.\.\. FAILED.*/\1/p' "$log")
+  while read -r line; do skips+=("$name: $line"); done < <(sed -n 's/^test \(.*[^ ]\) *\.\.\. ignored,* *(*\(.*[^)]\))*$/\1: \2/p' "$log")
+  if [ $ok = 0 ] && [ "$failed" = "$before" ]; then note_failure "$name (did not build, or was cut short)"; fi
+  if [ $((p + f + s)) = 0 ] && [ $ok = 1 ]; then note_failure "$name (no test ran)"; fi
+  echo "    $name took $((SECONDS - start)) s"
+}
+
+# A few of the tests once more as nobody in particular: namespaces have to be had without root, too.
+check_as_plain_user() {
+  [ "$(id -u)" = 0 ] || return 0 # all tests have just been run so
+  local user=(setpriv --reuid=65534 --regid=65534 --clear-groups) name filter binary
+  while read -r name filter; do
+    binary=$(sed -n "s/^ *Running tests\/$name\.rs (\(.*\))\$/\1/p" "$logs/tests.log" | head -1)
+    [ -n "$binary" ] || continue # it did not build, which has been counted
+    binary=$(realpath "$binary")
+    if ! "${user[@]}" test -x "$binary"; then
+      note_skip "plain user, $name: $binary is below a directory of root's own"
+    elif ! "${user[@]}" unshare --user true 2>/dev/null; then
+      note_skip "plain user, $name: this machine gives plain users no namespaces"
+    else
+      check_tests "plain-user-$name" "${user[@]}" "$binary" $filter </dev/null
+    fi
+  done <<<$'bed\nservers\nmatrix names_the_client'
+}
+
+# The tests have built both programs, unless they failed to.
+demo() {
+  [ -x "$target/debug/truepeer" ] && [ -x "$target/debug/demo" ] || cargo build -q --workspace --bins || return 1
+  "$target/debug/demo" "$target/debug/truepeer"
+}
+
+bench_smoke() {
+  cargo build -q --workspace --bins && "$target/debug/bench" --smoke --truepeer "$target/debug/truepeer"
+}
+
+echo "==> $(. /etc/os-release; echo "$PRETTY_NAME"), Linux $(uname -r), $(nproc) cores, $(cargo --version), user $(id -un)"
+check format cargo fmt --all --check
+check clippy cargo clippy --workspace --all-targets -q -- -D warnings
+RUSTDOCFLAGS="-D warnings" check doc cargo doc --workspace --no-deps -q
+check_tests tests cargo test --workspace --no-fail-fast
+check_as_plain_user
+check demo demo
+check bench-smoke bench_smoke
+if [ -x fuzz/smoke ]; then check fuzz-smoke fuzz/smoke; else note_skip "fuzz-smoke: fuzz/smoke is not there"; fi
+check deny scripts/cargo-deny.sh --log-level error check --hide-inclusion-graph bans licenses sources
+note_skip "deny advisories: their database is not at hand without the network"
+
+echo
+if [ ${#skips[@]} -gt 0 ]; then printf 'skipped %s\n' "${skips[@]}"; fi
+if [ ${#failures[@]} -gt 0 ]; then printf 'FAILED %s\n' "${failures[@]}"; fi
+echo "all checks took $((SECONDS - begin)) s"
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ] && [ "$passed" -gt 0 ]
