@@ -1,0 +1,89 @@
+//! What a header says, whichever version carried it.
+
+use core::net::SocketAddr;
+
+use crate::Tlvs;
+
+/// Which encoding carried the header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// The human-readable line (PROXY 2.1).
+    V1,
+    /// The binary header (PROXY 2.2).
+    V2,
+}
+
+/// Whether the connection was made on somebody's behalf (PROXY 2.2, lowest four bits of byte 13).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    /// The sender speaks for itself (a health check): its own address is the true one.
+    Local,
+    /// The sender relays for the client named in [`Header::addresses`].
+    Proxy,
+}
+
+/// The transport between client and sender.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// TCP, or a UNIX stream socket.
+    Stream,
+    /// UDP, or a UNIX datagram socket.
+    Dgram,
+}
+
+/// The two ends of the connection that the client made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Addresses<'a> {
+    /// v1 `UNKNOWN`, v2 `UNSPEC`, or a valid combination that truepeer does not deliver: the receiver
+    /// uses the connection's own addresses (PROXY 2.2).
+    Unspecified,
+    /// IPv4 or IPv6; both ends have the same family.
+    Inet {
+        /// How the client connected.
+        transport: Transport,
+        /// The client.
+        source: SocketAddr,
+        /// The address that the client connected to.
+        destination: SocketAddr,
+    },
+    /// AF_UNIX: valid, but a network backend can't be shown it. Both paths are 108 bytes, NUL padded.
+    Unix {
+        /// How the client connected.
+        transport: Transport,
+        /// The client's path.
+        source: &'a [u8; 108],
+        /// The path that the client connected to.
+        destination: &'a [u8; 108],
+    },
+}
+
+/// One decoded header; its extensions borrow from the bytes it was decoded from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header<'a> {
+    /// Which encoding carried it.
+    pub version: Version,
+    /// LOCAL or PROXY; v1 has no LOCAL, so it is always `Proxy` there.
+    pub command: Command,
+    /// The client's connection.
+    pub addresses: Addresses<'a>,
+    /// The v2 extensions, still encoded; empty for v1.
+    pub tlvs: Tlvs<'a>,
+}
+
+impl Header<'_> {
+    /// The client, if the header names one that a network backend can be shown.
+    pub const fn client(&self) -> Option<SocketAddr> {
+        match self.addresses {
+            Addresses::Inet { source, .. } => Some(source),
+            Addresses::Unspecified | Addresses::Unix { .. } => None,
+        }
+    }
+
+    /// The address that the client connected to, on the same terms.
+    pub const fn destination(&self) -> Option<SocketAddr> {
+        match self.addresses {
+            Addresses::Inet { destination, .. } => Some(destination),
+            Addresses::Unspecified | Addresses::Unix { .. } => None,
+        }
+    }
+}
