@@ -1,0 +1,134 @@
+//! Who may be claimed in a header: nobody becomes localhost, and nobody becomes who can't exist.
+
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::{ClientAddr, PrefixSet};
+
+/// Ranges that no host on a network has, so that a claim of one is a mistake or an attack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SpecialRange {
+    /// `127.0.0.0/8`, `::1`: backends trust it.
+    Loopback,
+    /// `0.0.0.0/8` ("this network", RFC 1122 3.2.1.3), `::`.
+    Unspecified,
+    /// `224.0.0.0/4`, `ff00::/8`.
+    Multicast,
+    /// `255.255.255.255`.
+    Broadcast,
+    /// `240.0.0.0/4` (class E): never assigned, and ours for `--pseudo-ipv4`: a claim would forge such a client.
+    ClassE,
+    /// `::/96` (IPv4-compatible, deprecated by RFC 4291 2.5.5.1): it would smuggle an IPv4 address past the rules.
+    Ipv4Compatible,
+}
+
+impl SpecialRange {
+    /// The range an address (in canonical form) lies in. An address under the well-known NAT64 prefix is judged by
+    /// the IPv4 address inside, which must not be a special one there (RFC 6052 3.1).
+    pub fn of(ip: IpAddr) -> Option<Self> {
+        match ip {
+            IpAddr::V4(ip) => Self::of_ipv4(ip),
+            IpAddr::V6(ip) => Self::of_ipv6(ip),
+        }
+    }
+
+    fn of_ipv4(ip: Ipv4Addr) -> Option<Self> {
+        match ip.octets()[0] {
+            0 => Some(Self::Unspecified),
+            127 => Some(Self::Loopback),
+            224..=239 => Some(Self::Multicast),
+            _ if ip.is_broadcast() => Some(Self::Broadcast),
+            240.. => Some(Self::ClassE),
+            _ => None,
+        }
+    }
+
+    fn of_ipv6(ip: Ipv6Addr) -> Option<Self> {
+        match ip.segments() {
+            [0, 0, 0, 0, 0, 0, 0, 0] => Some(Self::Unspecified),
+            [0, 0, 0, 0, 0, 0, 0, 1] => Some(Self::Loopback),
+            [0, 0, 0, 0, 0, 0, _, _] => Some(Self::Ipv4Compatible),
+            [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {
+                Self::of_ipv4(Ipv4Addr::from_bits((u32::from(high) << 16) | u32::from(low)))
+            }
+            [first, ..] if first >= 0xff00 => Some(Self::Multicast),
+            // Only where it was not canonicalised; a mapped address is its IPv4 address.
+            _ => ip.to_ipv4_mapped().and_then(Self::of_ipv4),
+        }
+    }
+}
+
+impl fmt::Display for SpecialRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Loopback => "a loopback address",
+            Self::Unspecified => "an unspecified address",
+            Self::Multicast => "a multicast address",
+            Self::Broadcast => "the broadcast address",
+            Self::ClassE => "a class E address",
+            Self::Ipv4Compatible => "an IPv4-compatible IPv6 address",
+        })
+    }
+}
+
+/// What a header may claim.
+#[derive(Debug, Clone, Default)]
+pub struct Claims {
+    /// Special ranges that may be claimed all the same (`--allow-claims`).
+    pub allow: PrefixSet,
+    /// Clients that are refused, claimed or not (`--deny-clients`).
+    pub deny: PrefixSet,
+}
+
+impl Claims {
+    /// The special range of a claim: `Err` where it is refused, `Ok(Some)` where it is allowed and worth a warning.
+    pub(crate) fn judge(&self, claim: ClientAddr) -> Result<Option<SpecialRange>, SpecialRange> {
+        match SpecialRange::of(claim.ip()) {
+            Some(range) if !self.allow.contains(claim.ip()) => Err(range),
+            range => Ok(range),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn special_ranges_have_exact_borders() {
+        use SpecialRange as S;
+        for (ip, range) in [
+            ("0.0.0.0", Some(S::Unspecified)),
+            ("0.255.255.255", Some(S::Unspecified)),
+            ("1.0.0.0", None),
+            ("126.255.255.255", None),
+            ("127.0.0.0", Some(S::Loopback)),
+            ("127.255.255.255", Some(S::Loopback)),
+            ("128.0.0.0", None),
+            ("169.254.1.1", None),
+            ("192.0.2.1", None),
+            ("223.255.255.255", None),
+            ("224.0.0.0", Some(S::Multicast)),
+            ("239.255.255.255", Some(S::Multicast)),
+            ("240.0.0.0", Some(S::ClassE)),
+            ("255.255.255.254", Some(S::ClassE)),
+            ("255.255.255.255", Some(S::Broadcast)),
+            ("::", Some(S::Unspecified)),
+            ("::1", Some(S::Loopback)),
+            ("::2", Some(S::Ipv4Compatible)),
+            ("::127.0.0.1", Some(S::Ipv4Compatible)),
+            ("::1:0:0", None),
+            ("::ffff:127.0.0.1", Some(S::Loopback)),
+            ("::ffff:192.0.2.1", None),
+            ("64:ff9b::127.0.0.1", Some(S::Loopback)),
+            ("64:ff9b::192.0.2.1", None),
+            ("2001:db8::1", None),
+            ("fe80::1", None),
+            ("feff::1", None),
+            ("ff00::", Some(S::Multicast)),
+            ("ff02::1", Some(S::Multicast)),
+        ] {
+            assert_eq!(S::of(ip.parse().unwrap()), range, "{ip}");
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Who may send a header, who may be claimed in it, and where a session goes: pure decisions.
+//!
+//! No I/O, no clock, no allocation once built. It is the one truth for every way of delivery: the relay asks
+//! [`Policy::admit`] at accept and [`Policy::route`] once the header is complete; a way of delivery without an
+//! upstream socket of its own (preload, kernel) asks [`Policy::admit`] and [`Policy::client`].
+//!
+//! ```text
+//! SenderAddr ──admit──▶ HeaderRule ──(read the header)──▶ client ──route──▶ Route { client, source, backend }
+//!                │                                          │        │
+//!                └──────────────── Refusal ◀────────────────┴────────┘
+//! ```
+#![forbid(unsafe_code)]
+
+mod addr;
+mod claims;
+mod destination;
+mod family;
+mod policy;
+mod prefixes;
+mod refusal;
+mod route;
+mod senders;
+
+pub use addr::{BackendAddr, ClientAddr, SenderAddr};
+pub use claims::{Claims, SpecialRange};
+pub use destination::{Destinations, DestinationsError, Dynamic};
+pub use family::{Nat64Prefix, Nat64PrefixError, pseudo_ipv4};
+pub use policy::Policy;
+pub use prefixes::{PrefixError, PrefixFileError, PrefixSet};
+pub use refusal::{Refusal, UnusableDestination};
+pub use route::{Backends, Client, Delivery, OnConflict, Origin, ParseOnConflictError, Route};
+pub use senders::{HeaderRule, ParseHeaderRuleError, Senders};

@@ -1,0 +1,87 @@
+//! The two questions a session asks: may this sender connect, and where does its session go.
+
+use truepeer_proto::{Addresses, Command, Header, Transport};
+
+use crate::{
+    Backends, Claims, Client, ClientAddr, Delivery, HeaderRule, Origin, Refusal, Route, SenderAddr, Senders,
+};
+
+/// The rules of one listener. Built once, shared in an `Arc`, and replaced as a whole on reload.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    /// What the listener carries; a header for the other transport is valid but unsupported: it names nobody.
+    pub transport: Transport,
+    /// Who may connect, and with a header or without.
+    pub senders: Senders,
+    /// Who may be claimed.
+    pub claims: Claims,
+    /// Where sessions go, and as whom.
+    pub delivery: Delivery,
+}
+
+impl Policy {
+    /// Everything as by default: TCP, loopback senders only, a header required, no special claims.
+    pub fn to(backends: Backends) -> Self {
+        Self {
+            transport: Transport::Stream,
+            senders: Senders::default(),
+            claims: Claims::default(),
+            delivery: Delivery::to(backends),
+        }
+    }
+
+    /// Whether a sender may connect, and what its connections begin with. To be asked before the first read.
+    pub fn admit(&self, sender: SenderAddr) -> Result<HeaderRule, Refusal> {
+        if self.senders.allow.contains(sender.ip()) {
+            Ok(self.senders.rule(sender))
+        } else {
+            Err(Refusal::SenderNotAllowed { sender })
+        }
+    }
+
+    /// Where a session goes and as whom, once its header is complete (`None`: the connection has none).
+    pub fn route(&self, sender: SenderAddr, header: Option<&Header<'_>>) -> Result<Route, Refusal> {
+        self.delivery.route(self.client(sender, header)?)
+    }
+
+    /// Who the client of a session is: the half of [`Self::route`] that needs no backend.
+    pub fn client(&self, sender: SenderAddr, header: Option<&Header<'_>>) -> Result<Client, Refusal> {
+        match (self.admit(sender)?, header) {
+            (HeaderRule::Require, None) => return Err(Refusal::HeaderMissing { sender }),
+            (HeaderRule::Forbid, Some(_)) => return Err(Refusal::HeaderForbidden { sender }),
+            _ => {}
+        }
+        let client = match header {
+            None => itself(sender, Origin::NoHeader),
+            Some(header) => self.claimed(sender, header)?,
+        };
+        if self.claims.deny.contains(client.addr.ip()) {
+            return Err(Refusal::ClientDenied { sender, client: client.addr });
+        }
+        Ok(client)
+    }
+
+    fn claimed(&self, sender: SenderAddr, header: &Header<'_>) -> Result<Client, Refusal> {
+        match (header.command, header.addresses) {
+            // PROXY 2.2: the receiver must "use the real connection endpoints", whatever the address block says.
+            (Command::Local, _) => Ok(itself(sender, Origin::Local)),
+            (Command::Proxy, Addresses::Inet { transport, source, destination })
+                if transport == self.transport =>
+            {
+                let addr = ClientAddr::new(source);
+                let special = self.claims.judge(addr);
+                let special =
+                    special.map_err(|range| Refusal::ClaimRefused { sender, client: addr, range })?;
+                Ok(Client { addr, origin: Origin::Header, destination: Some(destination), special })
+            }
+            // PROXY 2.2 leaves UNSPEC to the receiver: the real endpoints, or a rejection. A valid combination that is
+            // not ours (UNIX, the other transport) says as little.
+            (Command::Proxy, _) => Ok(itself(sender, Origin::Unknown)),
+        }
+    }
+}
+
+/// The sender is the client. Never special: the kernel says where it is.
+fn itself(sender: SenderAddr, origin: Origin) -> Client {
+    Client { addr: ClientAddr::new(sender.get()), origin, destination: None, special: None }
+}

@@ -1,0 +1,169 @@
+//! Why a session is refused: what was wrong, what was expected, and the flag that would let it pass.
+
+use core::net::SocketAddr;
+
+use crate::{BackendAddr, ClientAddr, SenderAddr, SpecialRange};
+
+/// A session that the policy does not let pass. The text tells an operator what to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Not on the allow-list.
+    #[error("{sender} may not send here; if it is your load balancer, add --allow {}", sender.ip())]
+    SenderNotAllowed {
+        /// Who connected.
+        sender: SenderAddr,
+    },
+    /// A header is required and there was none.
+    #[error(
+        "no PROXY header from {sender}; expected one on every connection: turn on the sender's PROXY protocol, or, if this sender is itself the client, add --header {}=forbid",
+        sender.ip()
+    )]
+    HeaderMissing {
+        /// Who connected.
+        sender: SenderAddr,
+    },
+    /// A header where none may be.
+    #[error(
+        "a PROXY header from {sender}, whose connections must not have one: turn off the sender's PROXY protocol, or add --header {}=require",
+        sender.ip()
+    )]
+    HeaderForbidden {
+        /// Who connected.
+        sender: SenderAddr,
+    },
+    /// The header claims an address that no client has.
+    #[error(
+        "{sender} claims that the client is {client}, {range}; expected a host's address: mend the sender, or, if it is right, add --allow-claims {}",
+        client.ip()
+    )]
+    ClaimRefused {
+        /// Who wrote the header.
+        sender: SenderAddr,
+        /// Whom it claims.
+        client: ClientAddr,
+        /// What is wrong with that.
+        range: SpecialRange,
+    },
+    /// The client is on the deny-list.
+    #[error("the client {client} (from {sender}) is denied by the --deny-clients list")]
+    ClientDenied {
+        /// Who connected.
+        sender: SenderAddr,
+        /// Who is denied.
+        client: ClientAddr,
+    },
+    /// The client's address has a meaning on one interface only.
+    #[error(
+        "the client {client} has a link-local address, which can't be used towards a backend: let the sender connect from a global address, or use --send-proxy"
+    )]
+    ClientLinkLocal {
+        /// The client.
+        client: ClientAddr,
+    },
+    /// An IPv4 client, an IPv6 backend, and no prefix to map it.
+    #[error(
+        "the client {client} has an IPv4 address and the backend {backend} an IPv6 one: give IPv4 clients an IPv4 backend with -4, or map them with --nat64-prefix 64:ff9b::/96"
+    )]
+    BackendIsIpv6 {
+        /// The client.
+        client: ClientAddr,
+        /// Where it would go.
+        backend: BackendAddr,
+    },
+    /// An IPv6 client, an IPv4 backend, and no permission to map it.
+    #[error(
+        "the client {client} has an IPv6 address and the backend {backend} an IPv4 one: give IPv6 clients an IPv6 backend with -6, or map them with --pseudo-ipv4"
+    )]
+    BackendIsIpv4 {
+        /// The client.
+        client: ClientAddr,
+        /// Where it would go.
+        backend: BackendAddr,
+    },
+    /// The header's destination is not among the allowed ones.
+    #[error("the header of {client} leads to {destination}, which is not allowed; if it should be, add --dynamic-allow {}", .destination.get())]
+    DestinationNotAllowed {
+        /// The client.
+        client: ClientAddr,
+        /// Where the header leads.
+        destination: BackendAddr,
+    },
+    /// The header's destination is no place to connect to.
+    #[error(
+        "the header of {client} leads to {destination}, {why}; expected the address and port of a backend: mend the sender"
+    )]
+    DestinationUnusable {
+        /// The client.
+        client: ClientAddr,
+        /// Where the header leads.
+        destination: BackendAddr,
+        /// What is wrong with that.
+        why: UnusableDestination,
+    },
+    /// The header's destination is ourselves.
+    #[error(
+        "the header of {client} leads to {destination}, where this program itself listens ({listener}): the session would loop; {}",
+        loop_hint(*listener)
+    )]
+    DestinationLoops {
+        /// The client.
+        client: ClientAddr,
+        /// Where the header leads.
+        destination: BackendAddr,
+        /// Which of ours that is.
+        listener: SocketAddr,
+    },
+}
+
+/// What is wrong with a destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum UnusableDestination {
+    /// Nothing listens on port 0.
+    #[error("port 0")]
+    PortZero,
+    /// Nobody answers there, or this machine does under a false name.
+    #[error("{0}")]
+    Special(SpecialRange),
+}
+
+fn loop_hint(listener: SocketAddr) -> &'static str {
+    if listener.ip().is_unspecified() {
+        "a listener on every address claims its port everywhere, so listen on one address with -l ADDR:PORT if another host has this one"
+    } else {
+        "give the backend another port"
+    }
+}
+
+impl Refusal {
+    /// A label for counters and for grouping log lines.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::SenderNotAllowed { .. } => "sender_not_allowed",
+            Self::HeaderMissing { .. } => "header_missing",
+            Self::HeaderForbidden { .. } => "header_forbidden",
+            Self::ClaimRefused { .. } => "claim_refused",
+            Self::ClientDenied { .. } => "client_denied",
+            Self::ClientLinkLocal { .. } => "client_link_local",
+            Self::BackendIsIpv6 { .. } => "backend_is_ipv6",
+            Self::BackendIsIpv4 { .. } => "backend_is_ipv4",
+            Self::DestinationNotAllowed { .. } => "destination_not_allowed",
+            Self::DestinationUnusable { .. } => "destination_unusable",
+            Self::DestinationLoops { .. } => "destination_loops",
+        }
+    }
+
+    /// Every label there is, so that counters exist before the first refusal.
+    pub const REASONS: [&'static str; 11] = [
+        "sender_not_allowed",
+        "header_missing",
+        "header_forbidden",
+        "claim_refused",
+        "client_denied",
+        "client_link_local",
+        "backend_is_ipv6",
+        "backend_is_ipv4",
+        "destination_not_allowed",
+        "destination_unusable",
+        "destination_loops",
+    ];
+}

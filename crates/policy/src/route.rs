@@ -1,0 +1,186 @@
+//! Where a session goes and as whom.
+
+use core::fmt;
+use core::net::{IpAddr, SocketAddr};
+use core::str::FromStr;
+
+use truepeer_proto::Version;
+
+use crate::{BackendAddr, ClientAddr, Dynamic, Nat64Prefix, Refusal, SpecialRange, pseudo_ipv4};
+
+/// Who named the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// A header with addresses.
+    Header,
+    /// A v2 LOCAL header: the sender speaks for itself (a health check).
+    Local,
+    /// A header that names nobody we can show: v1 UNKNOWN, v2 UNSPEC, or a valid combination that is not ours.
+    Unknown,
+    /// There was no header, and none was required.
+    NoHeader,
+}
+
+/// Who the client of a session is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Client {
+    /// The true host; the sender itself unless `origin` is [`Origin::Header`].
+    pub addr: ClientAddr,
+    /// Who said so.
+    pub origin: Origin,
+    /// What the client connected to, where the header said so.
+    pub destination: Option<SocketAddr>,
+    /// Set if the address is one that only `--allow-claims` lets pass: worth a warning.
+    pub special: Option<SpecialRange>,
+}
+
+/// What to do when the client's tuple is in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum OnConflict {
+    /// Keep the address, let the kernel choose the port.
+    #[default]
+    Ephemeral,
+    /// End the session.
+    Refuse,
+}
+
+/// Text that is not a conflict rule.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a conflict rule: expected ephemeral or refuse")]
+pub struct ParseOnConflictError(String);
+
+impl FromStr for OnConflict {
+    type Err = ParseOnConflictError;
+
+    fn from_str(text: &str) -> Result<Self, ParseOnConflictError> {
+        match text {
+            "ephemeral" => Ok(Self::Ephemeral),
+            "refuse" => Ok(Self::Refuse),
+            _ => Err(ParseOnConflictError(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for OnConflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ephemeral => "ephemeral",
+            Self::Refuse => "refuse",
+        })
+    }
+}
+
+/// The decision on one session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Route {
+    /// The true host.
+    pub client: ClientAddr,
+    /// Who named it.
+    pub origin: Origin,
+    /// Where the upstream connection goes.
+    pub backend: BackendAddr,
+    /// What the upstream socket binds: the client's address (or what stands for it in the backend's family) and port
+    /// (0: any). `None`: bind nothing, the kernel chooses, and no privilege is needed.
+    pub source: Option<SocketAddr>,
+    /// What to do when `source` is in use. Always [`OnConflict::Ephemeral`] where the sender stands for itself: its own
+    /// tuple is in use by nature if it is on this machine.
+    pub on_conflict: OnConflict,
+    /// Write a header of this version in front of the stream.
+    pub send_proxy: Option<Version>,
+    /// What the client connected to, where the header said so; otherwise the downstream socket's own address is it.
+    pub destination: Option<SocketAddr>,
+    /// Set if the client is one that only `--allow-claims` lets pass: worth a warning.
+    pub special: Option<SpecialRange>,
+}
+
+/// The backends of one listener, by the client's family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backends {
+    /// For IPv4 clients (`-4`); may itself be IPv6, see [`Delivery::nat64_prefix`].
+    pub ipv4: BackendAddr,
+    /// For IPv6 clients (`-6`); may itself be IPv4, see [`Delivery::pseudo_ipv4`].
+    pub ipv6: BackendAddr,
+}
+
+/// How sessions are delivered.
+#[derive(Debug, Clone)]
+pub struct Delivery {
+    /// Where sessions go that no header leads elsewhere.
+    pub backends: Backends,
+    /// Whether a header's destination is the backend, and which ones may be.
+    pub dynamic: Option<Dynamic>,
+    /// Write this header to the backend instead of using the client's address.
+    pub send_proxy: Option<Version>,
+    /// IPv4 clients appear to an IPv6 backend under this prefix; refused without it.
+    pub nat64_prefix: Option<Nat64Prefix>,
+    /// IPv6 clients appear to an IPv4 backend as class E addresses; refused without it.
+    pub pseudo_ipv4: bool,
+    /// What to do when the client's tuple is in use.
+    pub on_conflict: OnConflict,
+}
+
+impl Delivery {
+    /// To these backends, everything else as by default.
+    pub fn to(backends: Backends) -> Self {
+        Self {
+            backends,
+            dynamic: None,
+            send_proxy: None,
+            nat64_prefix: None,
+            pseudo_ipv4: false,
+            on_conflict: OnConflict::Ephemeral,
+        }
+    }
+
+    pub(crate) fn route(&self, client: Client) -> Result<Route, Refusal> {
+        let backend = self.backend(client)?;
+        let source = if self.send_proxy.is_some() { None } else { self.source(client, backend)? };
+        Ok(Route {
+            client: client.addr,
+            origin: client.origin,
+            backend,
+            source,
+            on_conflict: if client.origin == Origin::Header {
+                self.on_conflict
+            } else {
+                OnConflict::Ephemeral
+            },
+            send_proxy: self.send_proxy,
+            destination: client.destination,
+            special: client.special,
+        })
+    }
+
+    /// The client's family chooses, whatever the sender's is.
+    fn backend(&self, client: Client) -> Result<BackendAddr, Refusal> {
+        match (&self.dynamic, client.destination) {
+            (Some(dynamic), Some(destination)) => dynamic.judge(client.addr, BackendAddr::new(destination)),
+            _ if client.addr.get().is_ipv4() => Ok(self.backends.ipv4),
+            _ => Ok(self.backends.ipv6),
+        }
+    }
+
+    fn source(&self, client: Client, backend: BackendAddr) -> Result<Option<SocketAddr>, Refusal> {
+        // A sender on loopback is this machine. A backend elsewhere can't answer 127.0.0.1, and sees this machine's
+        // address if the kernel chooses.
+        if client.origin != Origin::Header && client.addr.ip().is_loopback() && !backend.ip().is_loopback() {
+            return Ok(None);
+        }
+        let addr = client.addr;
+        let ip = match (addr.ip(), backend.ip()) {
+            (IpAddr::V4(_), IpAddr::V4(_)) => addr.ip(),
+            // ipv6(7): binding a link-local address needs its interface, which ties the socket to that one.
+            (IpAddr::V6(ip), _) if ip.is_unicast_link_local() => {
+                return Err(Refusal::ClientLinkLocal { client: addr });
+            }
+            (IpAddr::V6(_), IpAddr::V6(_)) => addr.ip(),
+            (IpAddr::V4(ip), IpAddr::V6(_)) => match self.nat64_prefix {
+                Some(prefix) => IpAddr::V6(prefix.embed(ip)),
+                None => return Err(Refusal::BackendIsIpv6 { client: addr, backend }),
+            },
+            (IpAddr::V6(ip), IpAddr::V4(_)) if self.pseudo_ipv4 => IpAddr::V4(pseudo_ipv4(ip)),
+            (IpAddr::V6(_), IpAddr::V4(_)) => return Err(Refusal::BackendIsIpv4 { client: addr, backend }),
+        };
+        Ok(Some(SocketAddr::new(ip, addr.get().port())))
+    }
+}

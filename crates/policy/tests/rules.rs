@@ -1,0 +1,426 @@
+//! Each rule of behaviour as a table.
+
+mod common;
+
+use common::{BACKEND_4, BACKEND_6, addr, claim, claim_to, header, inet, policy, route, sender, to};
+use truepeer_policy::{Dynamic, HeaderRule, OnConflict, Origin, PrefixSet, Refusal, Senders, SpecialRange};
+use truepeer_proto::{Addresses, Command, Transport, Version};
+
+fn set(text: &str) -> PrefixSet {
+    text.parse().expect(text)
+}
+
+fn reason<T: std::fmt::Debug>(result: Result<T, Refusal>) -> &'static str {
+    result.map_or_else(|refusal| refusal.reason(), |route| panic!("{route:?}"))
+}
+
+#[test]
+fn only_loopback_may_send_by_default() {
+    for (from, is_admitted) in [
+        ("127.0.0.1:1", true),
+        ("127.9.9.9:1", true),
+        ("[::1]:1", true),
+        ("[::ffff:127.0.0.1]:1", true),
+        ("10.0.0.7:1", false),
+        ("[::ffff:10.0.0.7]:1", false),
+        ("[fd00::1]:1", false),
+        ("[::127.0.0.1]:1", false),
+    ] {
+        assert_eq!(policy().admit(sender(from)).is_ok(), is_admitted, "{from}");
+    }
+}
+
+#[test]
+fn an_empty_allow_list_admits_nobody() {
+    let mut policy = policy();
+    policy.senders = Senders::new(PrefixSet::new(), HeaderRule::Require);
+    for from in ["127.0.0.1:1", "[::1]:1", "192.0.2.1:1"] {
+        assert_eq!(reason(policy.admit(sender(from))), "sender_not_allowed");
+        assert_eq!(reason(policy.route(sender(from), Some(&claim("192.0.2.9:9")))), "sender_not_allowed");
+    }
+}
+
+#[test]
+fn the_longest_prefix_decides_whether_a_header_is_expected() {
+    let mut senders = Senders::new(PrefixSet::any(), HeaderRule::Require);
+    senders.set_rule(&set("10.0.0.0/8"), HeaderRule::Forbid);
+    senders.set_rule(&set("10.1.0.0/16"), HeaderRule::Optional);
+    senders.set_rule(&set("10.1.1.1"), HeaderRule::Require);
+    senders.set_rule(&set("2001:db8::/32"), HeaderRule::Forbid);
+    for (from, rule) in [
+        ("192.0.2.1:1", HeaderRule::Require),
+        ("10.0.0.1:1", HeaderRule::Forbid),
+        ("[::ffff:10.0.0.1]:1", HeaderRule::Forbid),
+        ("10.1.0.1:1", HeaderRule::Optional),
+        ("10.1.1.1:1", HeaderRule::Require),
+        ("[2001:db8::1]:1", HeaderRule::Forbid),
+        ("[2001:db9::1]:1", HeaderRule::Require),
+    ] {
+        assert_eq!(senders.rule(sender(from)), rule, "{from}");
+    }
+}
+
+#[test]
+fn a_rule_for_senders_does_not_admit_them() {
+    let mut policy = policy();
+    policy.senders.set_rule(&set("10.0.0.0/8"), HeaderRule::Optional);
+    assert_eq!(reason(policy.admit(sender("10.0.0.1:1"))), "sender_not_allowed");
+}
+
+#[test]
+fn a_header_is_where_it_must_be_and_nowhere_else() {
+    let claim = claim("192.0.2.9:9");
+    for (rule, has_header, outcome) in [
+        (HeaderRule::Require, true, Ok(Origin::Header)),
+        (HeaderRule::Require, false, Err("header_missing")),
+        (HeaderRule::Optional, true, Ok(Origin::Header)),
+        (HeaderRule::Optional, false, Ok(Origin::NoHeader)),
+        (HeaderRule::Forbid, true, Err("header_forbidden")),
+        (HeaderRule::Forbid, false, Ok(Origin::NoHeader)),
+    ] {
+        let mut policy = policy();
+        policy.senders = Senders::new(PrefixSet::any(), rule);
+        let decided = policy.route(sender("192.0.2.1:1"), has_header.then_some(&claim));
+        assert_eq!(
+            decided.map(|route| route.origin).map_err(|refusal| refusal.reason()),
+            outcome,
+            "{rule} {has_header}"
+        );
+    }
+}
+
+#[test]
+fn a_claim_is_the_client_with_its_port() {
+    let route = route(&policy(), &claim_to("192.0.2.9:65432", "198.51.100.1:25")).expect("routed");
+    assert_eq!(route.client.get(), addr("192.0.2.9:65432"));
+    assert_eq!(route.source, Some(addr("192.0.2.9:65432")));
+    assert_eq!(route.destination, Some(addr("198.51.100.1:25")));
+    assert_eq!((route.origin, route.special, route.send_proxy), (Origin::Header, None, None));
+    let any_port = common::route(&policy(), &claim("192.0.2.9:0")).expect("routed");
+    assert_eq!(any_port.source, Some(addr("192.0.2.9:0")));
+}
+
+#[test]
+fn headers_that_name_nobody_keep_the_senders_address() {
+    let tcp = inet(Transport::Stream, addr("192.0.2.9:9"), addr("192.0.2.8:8"));
+    let udp = inet(Transport::Dgram, addr("192.0.2.9:9"), addr("192.0.2.8:8"));
+    let unix = Addresses::Unix { transport: Transport::Stream, source: &[0; 108], destination: &[0; 108] };
+    let mut policy = policy();
+    policy.senders.allow = PrefixSet::any();
+    for (header, origin) in [
+        (header(Command::Local, Addresses::Unspecified), Origin::Local),
+        (header(Command::Local, tcp), Origin::Local),
+        (header(Command::Proxy, Addresses::Unspecified), Origin::Unknown),
+        (header(Command::Proxy, unix), Origin::Unknown),
+        (header(Command::Proxy, udp), Origin::Unknown),
+    ] {
+        for from in ["10.0.0.7:41000", "[2001:db8::7]:41000", "127.0.0.1:41000"] {
+            let route = policy.route(sender(from), Some(&header)).expect("routed");
+            assert_eq!((route.client.get(), route.origin), (addr(from), origin), "{from} {header:?}");
+            assert_eq!((route.source, route.destination), (Some(addr(from)), None), "{from} {header:?}");
+        }
+    }
+}
+
+#[test]
+fn a_header_for_the_listeners_own_transport_names_the_client() {
+    let mut policy = policy();
+    policy.transport = Transport::Dgram;
+    let udp = header(Command::Proxy, inet(Transport::Dgram, addr("192.0.2.9:9"), addr("192.0.2.8:8")));
+    assert_eq!(route(&policy, &udp).expect("routed").origin, Origin::Header);
+    assert_eq!(route(&policy, &claim("192.0.2.9:9")).expect("routed").origin, Origin::Unknown);
+}
+
+/// Its own tuple is in use if it is on this machine, so no rule can ask for it.
+#[test]
+fn a_sender_that_stands_for_itself_may_always_have_another_port() {
+    let mut policy = policy();
+    policy.delivery.on_conflict = OnConflict::Refuse;
+    let local = header(Command::Local, Addresses::Unspecified);
+    assert_eq!(route(&policy, &local).expect("routed").on_conflict, OnConflict::Ephemeral);
+    assert_eq!(route(&policy, &claim("192.0.2.9:9")).expect("routed").on_conflict, OnConflict::Refuse);
+}
+
+/// A backend elsewhere can't answer 127.0.0.1: there this machine's own address is the sender's.
+#[test]
+fn a_loopback_sender_that_stands_for_itself_is_spoofed_on_loopback_only() {
+    let local = header(Command::Local, Addresses::Unspecified);
+    let far = route(&to("192.0.2.1:443", BACKEND_6), &local).expect("routed");
+    assert_eq!((far.client.get(), far.source), (addr("127.0.0.1:50000"), None));
+    let near = route(&policy(), &local).expect("routed");
+    assert_eq!(near.source, Some(addr("127.0.0.1:50000")));
+}
+
+const IMPOSSIBLE: [(&str, SpecialRange); 12] = [
+    ("127.0.0.1:9", SpecialRange::Loopback),
+    ("127.1.2.3:9", SpecialRange::Loopback),
+    ("[::1]:9", SpecialRange::Loopback),
+    ("[::ffff:127.0.0.1]:9", SpecialRange::Loopback),
+    ("[64:ff9b::127.0.0.1]:9", SpecialRange::Loopback),
+    ("0.0.0.0:9", SpecialRange::Unspecified),
+    ("[::]:9", SpecialRange::Unspecified),
+    ("224.0.0.1:9", SpecialRange::Multicast),
+    ("[ff02::1]:9", SpecialRange::Multicast),
+    ("255.255.255.255:9", SpecialRange::Broadcast),
+    ("240.0.0.1:9", SpecialRange::ClassE),
+    ("[::127.0.0.1]:9", SpecialRange::Ipv4Compatible),
+];
+
+#[test]
+fn nobody_becomes_localhost_or_who_cannot_be() {
+    let mut policy = policy();
+    policy.senders.allow = PrefixSet::any();
+    for (source, range) in IMPOSSIBLE {
+        for from in ["127.0.0.1:1", "[::1]:1", "192.0.2.1:1"] {
+            match policy.route(sender(from), Some(&claim(source))) {
+                Err(Refusal::ClaimRefused { range: said, .. }) => {
+                    assert_eq!(said, range, "{source} by {from}")
+                }
+                other => panic!("{source} by {from}: {other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn allowed_claims_pass_with_a_warning() {
+    for (source, range) in IMPOSSIBLE {
+        let mut policy = policy();
+        let refusal = route(&policy, &claim(source)).expect_err("refused").to_string();
+        let (_, flag) = refusal.rsplit_once("add --allow-claims ").expect("names the flag");
+        policy.claims.allow = set(flag);
+        assert_eq!(route(&policy, &claim(source)).expect("routed").special, Some(range), "{flag}");
+    }
+    let mut policy = policy();
+    policy.claims.allow = set("loopback");
+    assert_eq!(reason(route(&policy, &claim("0.0.0.0:1"))), "claim_refused");
+}
+
+#[test]
+fn denied_clients_are_refused_whoever_names_them() {
+    let mut policy = policy();
+    policy.claims.deny = set("192.0.2.0/24");
+    assert_eq!(reason(route(&policy, &claim("192.0.2.66:1"))), "client_denied");
+    assert_eq!(reason(route(&policy, &claim("[::ffff:192.0.2.66]:1"))), "client_denied");
+    assert!(route(&policy, &claim("192.0.3.1:1")).is_ok());
+    policy.senders = Senders::new(PrefixSet::any(), HeaderRule::Forbid);
+    assert_eq!(reason(policy.route(sender("192.0.2.66:1"), None)), "client_denied");
+}
+
+#[test]
+fn the_clients_family_chooses_the_backend_whatever_the_senders_is() {
+    let policy = policy();
+    for from in ["127.0.0.1:1", "[::1]:1"] {
+        for (source, backend) in
+            [("192.0.2.9:9", BACKEND_4), ("[2001:db8::9]:9", BACKEND_6), ("[::ffff:192.0.2.9]:9", BACKEND_4)]
+        {
+            let route = policy.route(sender(from), Some(&claim(source))).expect("routed");
+            assert_eq!(route.backend.get(), addr(backend), "{source} by {from}");
+            assert_eq!(route.source, Some(route.client.get()));
+        }
+    }
+}
+
+#[test]
+fn an_ipv4_client_reaches_an_ipv6_backend_under_the_nat64_prefix_only() {
+    let mut policy = to("[2001:db8::80]:80", BACKEND_6);
+    let refusal = route(&policy, &claim("192.0.2.33:9")).expect_err("refused");
+    assert_eq!(refusal.reason(), "backend_is_ipv6");
+    assert!(refusal.to_string().contains("--nat64-prefix 64:ff9b::/96"), "{refusal}");
+    policy.delivery.nat64_prefix = Some("64:ff9b::/96".parse().expect("prefix"));
+    let mapped = route(&policy, &claim("192.0.2.33:9")).expect("routed");
+    assert_eq!(mapped.source, Some(addr("[64:ff9b::192.0.2.33]:9")));
+    assert_eq!(
+        (mapped.client.get(), mapped.backend.get()),
+        (addr("192.0.2.33:9"), addr("[2001:db8::80]:80"))
+    );
+}
+
+#[test]
+fn an_ipv6_client_reaches_an_ipv4_backend_as_a_class_e_address_only() {
+    let mut policy = to(BACKEND_4, BACKEND_4);
+    let refusal = route(&policy, &claim("[2001:db8::1]:9")).expect_err("refused");
+    assert_eq!(refusal.reason(), "backend_is_ipv4");
+    assert!(refusal.to_string().contains("--pseudo-ipv4"), "{refusal}");
+    policy.delivery.pseudo_ipv4 = true;
+    let mapped = route(&policy, &claim("[2001:db8::1]:9")).expect("routed");
+    assert_eq!(mapped.source, Some(addr("254.237.119.6:9")));
+    assert_eq!(mapped.client.get(), addr("[2001:db8::1]:9"));
+}
+
+#[test]
+fn a_link_local_client_is_refused_unless_a_header_carries_it() {
+    let mut policy = policy();
+    assert_eq!(reason(route(&policy, &claim("[fe80::1]:9"))), "client_link_local");
+    policy.delivery.send_proxy = Some(Version::V2);
+    assert!(route(&policy, &claim("[fe80::1]:9")).is_ok());
+    assert!(route(&self::policy(), &claim("169.254.0.1:9")).is_ok());
+}
+
+#[test]
+fn with_a_header_to_the_backend_nothing_is_bound_and_any_family_goes() {
+    let mut policy = to("[2001:db8::80]:80", "192.0.2.80:80");
+    policy.delivery.send_proxy = Some(Version::V1);
+    for source in ["192.0.2.9:9", "[2001:db8::9]:9"] {
+        let route = route(&policy, &claim(source)).expect("routed");
+        assert_eq!((route.source, route.send_proxy), (None, Some(Version::V1)));
+        assert_eq!(route.client.get(), addr(source));
+    }
+}
+
+#[test]
+fn a_header_leads_only_where_it_may() {
+    let mut policy = policy();
+    let mut allow = truepeer_policy::Destinations::default();
+    for entry in [
+        "10.0.0.0/8:80,8000-8100",
+        "10.1.0.0/16:22",
+        "[2001:db8::/32]:443",
+        "192.0.2.7",
+        "loopback:9",
+        "2001:db9::/32",
+    ] {
+        allow.extend(&entry.parse().expect(entry));
+    }
+    policy.delivery.dynamic = Some(Dynamic { allow, own_listeners: Vec::new() });
+    for (destination, is_allowed) in [
+        ("10.2.0.1:80", true),
+        ("10.2.0.1:81", false),
+        ("10.2.0.1:8000", true),
+        ("10.2.0.1:8100", true),
+        ("10.2.0.1:8101", false),
+        ("10.2.0.1:22", false),
+        ("10.1.0.1:22", true),
+        // A narrower entry adds to a wider one, it does not hide it.
+        ("10.1.0.1:80", true),
+        ("[2001:db8::1]:443", true),
+        ("[2001:db8::1]:80", false),
+        ("[2001:db9::1]:80", true),
+        ("192.0.2.7:65535", true),
+        ("192.0.2.8:80", false),
+        ("127.0.0.1:9", true),
+        ("[::1]:9", true),
+        ("127.0.0.1:10", false),
+    ] {
+        let client = if destination.starts_with('[') { "[2001:db8::9]:9" } else { "203.0.113.9:9" };
+        match route(&policy, &claim_to(client, destination)) {
+            Ok(route) => assert!(is_allowed && route.backend.get() == addr(destination), "{destination}"),
+            Err(refusal) => {
+                assert!(
+                    !is_allowed && refusal.reason() == "destination_not_allowed",
+                    "{destination}: {refusal}"
+                );
+                assert!(
+                    refusal.to_string().ends_with(&format!("--dynamic-allow {destination}")),
+                    "{refusal}"
+                );
+            }
+        }
+    }
+}
+
+fn everywhere_but(listeners: &[&str]) -> truepeer_policy::Policy {
+    let mut policy = policy();
+    policy.delivery.dynamic = Some(Dynamic {
+        allow: truepeer_policy::Destinations::any(),
+        own_listeners: listeners.iter().map(|text| addr(text)).collect(),
+    });
+    policy
+}
+
+#[test]
+fn our_own_listeners_are_never_a_destination() {
+    for (listener, destination, loops) in [
+        ("192.0.2.1:8443", "192.0.2.1:8443", true),
+        ("192.0.2.1:8443", "192.0.2.1:8444", false),
+        ("192.0.2.1:8443", "192.0.2.2:8443", false),
+        ("[::ffff:192.0.2.1]:8443", "192.0.2.1:8443", true),
+        ("0.0.0.0:8443", "127.0.0.1:8443", true),
+        ("0.0.0.0:8443", "198.51.100.1:8443", true),
+        ("0.0.0.0:8443", "198.51.100.1:443", false),
+        ("0.0.0.0:8443", "[2001:db8::1]:8443", false),
+        ("[::]:8443", "[2001:db8::1]:8443", true),
+        ("[::]:8443", "192.0.2.1:8443", true),
+    ] {
+        let client = if destination.starts_with('[') { "[2001:db8::9]:9" } else { "203.0.113.9:9" };
+        let decided = route(&everywhere_but(&[listener]), &claim_to(client, destination));
+        assert_eq!(decided.is_err(), loops, "{listener} {destination}");
+        if let Err(refusal) = decided {
+            assert_eq!(refusal.reason(), "destination_loops");
+            let is_wildcard = addr(listener).ip().is_unspecified();
+            assert_eq!(
+                refusal.to_string().contains("listen on one address with -l"),
+                is_wildcard,
+                "{refusal}"
+            );
+        }
+    }
+}
+
+/// Linux connects 0.0.0.0 and :: to this machine, past any list that has not loopback.
+#[test]
+fn a_destination_that_is_nobody_is_refused_even_if_everything_is_allowed() {
+    for destination in [
+        "0.0.0.0:80",
+        "[::]:80",
+        "224.0.0.1:80",
+        "[ff02::1]:80",
+        "255.255.255.255:80",
+        "[::127.0.0.1]:80",
+        "192.0.2.1:0",
+    ] {
+        let client = if destination.starts_with('[') { "[2001:db8::9]:9" } else { "203.0.113.9:9" };
+        let decided = route(&everywhere_but(&[]), &claim_to(client, destination));
+        assert_eq!(reason(decided), "destination_unusable", "{destination}");
+    }
+}
+
+#[test]
+fn headers_without_a_destination_go_to_the_fixed_backends() {
+    let policy = everywhere_but(&[]);
+    for header in
+        [header(Command::Local, Addresses::Unspecified), header(Command::Proxy, Addresses::Unspecified)]
+    {
+        let by = |from: &str| policy.route(sender(from), Some(&header)).expect("routed").backend.get();
+        assert_eq!((by("127.0.0.1:1"), by("[::1]:1")), (addr(BACKEND_4), addr(BACKEND_6)));
+    }
+}
+
+#[test]
+fn refusals_name_the_flag_that_mends_them() {
+    let from = sender("[::ffff:10.0.0.7]:40000");
+    let refused = policy().admit(from).expect_err("refused");
+    assert_eq!(
+        refused.to_string(),
+        "10.0.0.7:40000 may not send here; if it is your load balancer, add --allow 10.0.0.7"
+    );
+    let mut policy = policy();
+    policy.senders.allow = set("10.0.0.7");
+    let missing = policy.route(from, None).expect_err("refused").to_string();
+    assert!(
+        missing.starts_with("no PROXY header from 10.0.0.7:40000;")
+            && missing.ends_with("--header 10.0.0.7=forbid")
+    );
+}
+
+#[test]
+fn every_reason_is_listed_once() {
+    let from = sender("127.0.0.1:1");
+    let client = truepeer_policy::ClientAddr::new(addr("192.0.2.1:1"));
+    let backend = truepeer_policy::BackendAddr::new(addr("192.0.2.2:2"));
+    let why = truepeer_policy::UnusableDestination::PortZero;
+    let all = [
+        Refusal::SenderNotAllowed { sender: from },
+        Refusal::HeaderMissing { sender: from },
+        Refusal::HeaderForbidden { sender: from },
+        Refusal::ClaimRefused { sender: from, client, range: SpecialRange::Loopback },
+        Refusal::ClientDenied { sender: from, client },
+        Refusal::ClientLinkLocal { client },
+        Refusal::BackendIsIpv6 { client, backend },
+        Refusal::BackendIsIpv4 { client, backend },
+        Refusal::DestinationNotAllowed { client, destination: backend },
+        Refusal::DestinationUnusable { client, destination: backend, why },
+        Refusal::DestinationLoops { client, destination: backend, listener: addr("192.0.2.2:2") },
+    ];
+    assert_eq!(all.map(|refusal| refusal.reason()), Refusal::REASONS);
+}
