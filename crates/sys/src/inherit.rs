@@ -1,0 +1,34 @@
+//! Listening sockets handed to us by a service manager (`LISTEN_FDS`, see sd_listen_fds(3)).
+
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::{FdFlags, fcntl_setfd};
+
+/// The first inherited descriptor: 0, 1 and 2 are the standard streams.
+const FIRST: RawFd = 3;
+
+/// Takes the descriptors that the service manager passed to this process: none unless `LISTEN_PID` is ours.
+///
+/// Call it once, early, before anything else opens files.
+#[must_use]
+pub fn take_listening_sockets() -> Vec<OwnedFd> {
+    let for_us = number("LISTEN_PID") == Some(std::process::id());
+    let count = if for_us { number("LISTEN_FDS").unwrap_or(0) } else { 0 };
+    (FIRST..).take(count as usize).map(adopt).collect()
+}
+
+fn number(variable: &str) -> Option<u32> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+fn adopt(raw: RawFd) -> OwnedFd {
+    // SAFETY: the service manager opened descriptors 3 .. 3+LISTEN_FDS for this very process (LISTEN_PID was checked)
+    // and gave them up; the caller calls once and before opening files, so nobody else owns them.
+    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+    // A failure leaves the descriptor inheritable, which is harmless: we start no programs.
+    let _ = fcntl_setfd(&fd, FdFlags::CLOEXEC);
+    // Service managers pass blocking sockets, at which an accept() that comes too late would wait.
+    let _ = fcntl_getfl(&fd).and_then(|flags| fcntl_setfl(&fd, flags | OFlags::NONBLOCK));
+    fd
+}

@@ -1,0 +1,12 @@
+//! The one door to the kernel where rustix and socket2 do not reach.
+//!
+//! Every function here is small, takes borrowed descriptors, and fails with a [`CallError`] that names the call.
+
+mod error;
+pub mod inherit;
+pub mod limits;
+pub mod netns;
+pub mod socket;
+pub mod udp;
+
+pub use error::{CallError, Named};

@@ -1,0 +1,22 @@
+//! Limits of this process.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::{CallError, Named};
+
+/// Raises the soft limit of open files to the hard limit, and returns it.
+///
+/// # Errors
+/// EPERM should the kernel refuse what it documents to allow.
+pub fn raise_open_files() -> Result<u64, CallError> {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
+        .named("setrlimit(RLIMIT_NOFILE)")?;
+    Ok(open_files())
+}
+
+/// How many files this process may have open.
+#[must_use]
+pub fn open_files() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}

@@ -1,0 +1,120 @@
+//! Socket options and socket making: transparent binding, marks, and what is still unsent.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use socket2::SockRef;
+
+use crate::{CallError, Named};
+
+/// How a listening socket is made.
+#[derive(Debug, Clone, Copy)]
+pub struct ListenOptions {
+    /// SO_REUSEPORT: several sockets on one address, the kernel spreads connections over them (Linux 3.9).
+    pub reuse_port: bool,
+    /// IP_TRANSPARENT: connections that TPROXY redirects here keep their original destination.
+    pub transparent: bool,
+    /// Connections the kernel completes before we accept them; it caps this at net.core.somaxconn.
+    pub backlog: i32,
+}
+
+/// Opens a non-blocking TCP listener on `address`.
+///
+/// # Errors
+/// The call that failed: EADDRINUSE from bind, EPERM from IP_TRANSPARENT without CAP_NET_RAW or CAP_NET_ADMIN.
+pub fn listen_tcp(address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, CallError> {
+    let socket = tcp_socket(address)?;
+    sockopt::set_socket_reuseaddr(&socket, true).named("setsockopt(SO_REUSEADDR)")?;
+    if options.reuse_port {
+        sockopt::set_socket_reuseport(&socket, true).named("setsockopt(SO_REUSEPORT)")?;
+    }
+    if options.transparent {
+        set_transparent(socket.as_fd(), address)?;
+    }
+    // Accepted sockets inherit it: a relay must not wait for more bytes than its sender sent.
+    sockopt::set_tcp_nodelay(&socket, true).named("setsockopt(TCP_NODELAY)")?;
+    rustix::net::bind(&socket, &address).named("bind")?;
+    rustix::net::listen(&socket, options.backlog).named("listen")?;
+    Ok(socket)
+}
+
+/// Opens a non-blocking TCP socket of the address's family.
+///
+/// # Errors
+/// EMFILE, ENFILE, ENOBUFS, or EAFNOSUPPORT where the family is disabled.
+pub fn tcp_socket(address: SocketAddr) -> Result<OwnedFd, CallError> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    rustix::net::socket_with(family, SocketType::STREAM, flags, None).named("socket")
+}
+
+/// Lets `socket` bind to, and be reached at, addresses that are not this machine's (IP_TRANSPARENT).
+///
+/// # Errors
+/// EPERM without CAP_NET_RAW or CAP_NET_ADMIN in the network namespace's user namespace.
+pub fn set_transparent(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<(), CallError> {
+    let socket = SockRef::from(&socket);
+    if address.is_ipv4() {
+        socket.set_ip_transparent_v4(true).named("setsockopt(IP_TRANSPARENT)")
+    } else {
+        socket.set_ip_transparent_v6(true).named("setsockopt(IPV6_TRANSPARENT)")
+    }
+}
+
+/// Puts firewall mark `mark` on everything `socket` sends (SO_MARK).
+///
+/// # Errors
+/// EPERM without CAP_NET_ADMIN (or, since Linux 5.17, CAP_NET_RAW).
+pub fn set_mark(socket: BorrowedFd<'_>, mark: u32) -> Result<(), CallError> {
+    SockRef::from(&socket).set_mark(mark).named("setsockopt(SO_MARK)")
+}
+
+/// Leaves the choice of a port at bind() with port 0 to connect(), which needs only an unused tuple, not an
+/// unused port (IP_BIND_ADDRESS_NO_PORT, Linux 4.2; the option serves IPv6 sockets too).
+///
+/// # Errors
+/// ENOPROTOOPT on older kernels.
+pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> Result<(), CallError> {
+    let on: libc::c_int = 1;
+    // SAFETY: the option takes one c_int; the pointer and the length name exactly that local, which outlives the call.
+    let answer = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_IP,
+            libc::IP_BIND_ADDRESS_NO_PORT,
+            (&raw const on).cast(),
+            INT_LEN,
+        )
+    };
+    last_result(answer).named("setsockopt(IP_BIND_ADDRESS_NO_PORT)")
+}
+
+/// Bytes written to the TCP socket that its other end has not acknowledged yet (SIOCOUTQ).
+///
+/// # Errors
+/// EINVAL on a socket that is not connected or not TCP.
+pub fn unacknowledged_bytes(socket: BorrowedFd<'_>) -> Result<usize, CallError> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: SIOCOUTQ (the same number as TIOCOUTQ) writes one c_int through the pointer, which is that of a live local.
+    let answer = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    last_result(answer).named("ioctl(SIOCOUTQ)")?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
+/// The length of an option that is one C int.
+const INT_LEN: libc::socklen_t = 4;
+
+fn last_result(answer: libc::c_int) -> std::io::Result<()> {
+    if answer < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The address that `socket` is bound to.
+///
+/// # Errors
+/// EOPNOTSUPP (as [`Errno::AFNOSUPPORT`]) if it is not an internet socket.
+pub fn local_address(socket: BorrowedFd<'_>) -> Result<SocketAddr, CallError> {
+    let address = rustix::net::getsockname(socket).named("getsockname")?;
+    SocketAddr::try_from(address).map_err(|_| Errno::AFNOSUPPORT).named("getsockname")
+}

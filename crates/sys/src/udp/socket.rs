@@ -1,0 +1,93 @@
+//! UDP sockets and their options.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use crate::{CallError, Named};
+
+/// Opens a non-blocking UDP socket of the address's family.
+///
+/// # Errors
+/// EMFILE, ENFILE, ENOBUFS, or EAFNOSUPPORT where the family is disabled.
+pub fn udp_socket(address: SocketAddr) -> Result<OwnedFd, CallError> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    rustix::net::socket_with(family, SocketType::DGRAM, flags, None).named("socket")
+}
+
+/// Lets every datagram say what it was sent to (IP_PKTINFO), and for TPROXY also to which port (IP_RECVORIGDSTADDR).
+///
+/// # Errors
+/// As setsockopt(2).
+pub fn enable_arrival_reports(
+    socket: BorrowedFd<'_>,
+    address: SocketAddr,
+    original_destination: bool,
+) -> Result<(), CallError> {
+    if address.is_ipv6() {
+        set(socket, libc::SOL_IPV6, libc::IPV6_RECVPKTINFO, 1).named("setsockopt(IPV6_RECVPKTINFO)")?;
+    } else {
+        set(socket, libc::SOL_IP, libc::IP_PKTINFO, 1).named("setsockopt(IP_PKTINFO)")?;
+    }
+    if original_destination && address.is_ipv6() {
+        set(socket, libc::SOL_IPV6, libc::IPV6_RECVORIGDSTADDR, 1)
+            .named("setsockopt(IPV6_RECVORIGDSTADDR)")?;
+    }
+    if original_destination {
+        // A dual-stack socket reports the IPv4 destination of an IPv4 datagram by this one.
+        set(socket, libc::SOL_IP, libc::IP_RECVORIGDSTADDR, 1).named("setsockopt(IP_RECVORIGDSTADDR)")?;
+    }
+    Ok(())
+}
+
+/// Lets the kernel hand over several datagrams of equal size at once (UDP_GRO, Linux 5.0).
+///
+/// # Errors
+/// ENOPROTOOPT on older kernels: then they come one by one.
+pub fn enable_gro(socket: BorrowedFd<'_>) -> Result<(), CallError> {
+    set(socket, libc::SOL_UDP, libc::UDP_GRO, 1).named("setsockopt(UDP_GRO)")
+}
+
+/// Whether the kernel cuts large buffers into datagrams (UDP_SEGMENT, Linux 4.18).
+#[must_use]
+pub fn supports_segmentation(socket: BorrowedFd<'_>) -> bool {
+    set(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok()
+}
+
+/// Asks for buffers of `bytes` in both directions: beyond the system's limit with CAP_NET_ADMIN, else up to it
+/// (net.core.rmem_max, net.core.wmem_max). Less is no failure.
+pub fn grow_buffers(socket: BorrowedFd<'_>, bytes: usize) {
+    if sockopt::set_socket_recv_buffer_size_force(socket, bytes).is_err() {
+        let _ = sockopt::set_socket_recv_buffer_size(socket, bytes);
+    }
+    let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    if set(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, value).is_err() {
+        let _ = sockopt::set_socket_send_buffer_size(socket, bytes);
+    }
+}
+
+/// Makes a classic BPF program choose the socket of the SO_REUSEPORT group, by the order in which they were bound
+/// (SO_ATTACH_REUSEPORT_CBPF, Linux 4.5). It sees the UDP payload.
+///
+/// # Errors
+/// EINVAL for a program that the kernel's checker refuses.
+pub fn set_steering(socket: BorrowedFd<'_>, program: &[libc::sock_filter]) -> Result<(), CallError> {
+    let program = libc::sock_fprog {
+        len: libc::c_ushort::try_from(program.len()).unwrap_or(0),
+        filter: program.as_ptr().cast_mut(),
+    };
+    set(socket, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, program)
+        .named("setsockopt(SO_ATTACH_REUSEPORT_CBPF)")
+}
+
+fn set<T: Copy>(socket: BorrowedFd<'_>, level: i32, option: i32, value: T) -> std::io::Result<()> {
+    let length = libc::socklen_t::try_from(size_of::<T>()).map_err(std::io::Error::other)?;
+    // SAFETY: pointer and length name exactly the local `value`; the kernel copies it (and the program that a sock_fprog
+    // leads to, which the caller borrows) before it returns.
+    let answer = unsafe {
+        libc::setsockopt(socket.as_fd().as_raw_fd(), level, option, (&raw const value).cast(), length)
+    };
+    if answer < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
