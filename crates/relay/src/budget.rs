@@ -1,0 +1,166 @@
+//! Bounds on what all sessions together may hold.
+//!
+//! A [`Budget`] is a counted allowance shared by all workers; a [`Permit`] is a part of it, given back when dropped.
+//! What to do without a permit is the asker's business: copy instead of splice, stop accepting, refuse a header.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// An allowance of so many units, shared by all workers.
+#[derive(Debug, Clone)]
+pub struct Budget(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    limit: usize,
+    used: AtomicUsize,
+}
+
+impl Budget {
+    /// An allowance of `limit` units (sessions, pipes or bytes, as its owner says).
+    #[must_use]
+    pub fn new(limit: usize) -> Self {
+        Self(Arc::new(Shared { limit, used: AtomicUsize::new(0) }))
+    }
+
+    /// Takes `amount` units, or nothing if fewer are left.
+    #[must_use]
+    pub fn take(&self, amount: usize) -> Option<Permit> {
+        self.0.reserve(amount).then(|| Permit { shared: Arc::clone(&self.0), amount })
+    }
+
+    /// Whether `amount` units are left. Only a look: it costs no write to memory that workers share.
+    #[must_use]
+    pub fn has(&self, amount: usize) -> bool {
+        self.used() + amount <= self.limit()
+    }
+
+    /// Takes `amount` units after [`Budget::has`] said that they are there; workers that looked at the same moment
+    /// may exceed the limit by one such amount each.
+    #[must_use]
+    pub fn take_anyway(&self, amount: usize) -> Permit {
+        self.0.used.fetch_add(amount, Ordering::Relaxed);
+        Permit { shared: Arc::clone(&self.0), amount }
+    }
+
+    /// Units handed out now.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.0.used.load(Ordering::Relaxed)
+    }
+
+    /// Units in all.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.0.limit
+    }
+}
+
+impl Shared {
+    fn reserve(&self, amount: usize) -> bool {
+        let grown = |used: usize| used.checked_add(amount).filter(|&sum| sum <= self.limit);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).is_ok()
+    }
+}
+
+/// A part of a [`Budget`]; dropping it gives it back.
+#[derive(Debug)]
+pub struct Permit {
+    shared: Arc<Shared>,
+    amount: usize,
+}
+
+impl Permit {
+    /// Takes `more` units of the same budget; `false` and unchanged if fewer are left.
+    #[must_use]
+    pub fn grow(&mut self, more: usize) -> bool {
+        let grown = self.shared.reserve(more);
+        if grown {
+            self.amount += more;
+        }
+        grown
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.shared.used.fetch_sub(self.amount, Ordering::Relaxed);
+    }
+}
+
+/// Every global bound of a relay.
+#[derive(Debug, Clone)]
+pub struct Budgets {
+    /// Sessions: two descriptors each.
+    pub sessions: Budget,
+    /// UDP flows: one descriptor each.
+    pub flows: Budget,
+    /// Pipes that hold spliced bytes: two descriptors and up to [`crate::kernel::PIPE_BYTES`] of kernel memory each.
+    pub pipes: Budget,
+    /// Bytes read from one side that the other did not take yet, held in our memory.
+    pub backlog_bytes: Budget,
+    /// Bytes of headers that have not arrived whole.
+    pub header_bytes: Budget,
+}
+
+/// Descriptors that are not sessions': standard streams, epoll and event descriptors, listeners, netlink, logs.
+const RESERVED_FILES: usize = 64;
+/// Pipes that the unprivileged quota of 64 MiB allows at 256 KiB each, less a margin (`fs.pipe-user-pages-soft`).
+const MOST_PIPES: usize = 240;
+const BACKLOG_BYTES: usize = 256 << 20;
+const HEADER_BYTES: usize = 64 << 20;
+
+impl Budgets {
+    /// Divides `open_files` descriptors among pipes, TCP sessions and UDP flows, as far as each is wanted; the byte
+    /// budgets are fixed.
+    #[must_use]
+    pub fn for_open_files(open_files: usize, tcp: bool, udp: bool) -> Self {
+        let usable = open_files.saturating_sub(RESERVED_FILES).max(4);
+        let pipes = if tcp { (usable / 16).min(MOST_PIPES) } else { 0 };
+        let left = usable - 2 * pipes;
+        let (for_sessions, for_flows) = match (tcp, udp) {
+            (true, true) => (left / 2, left / 2),
+            (false, true) => (0, left),
+            _ => (left, 0),
+        };
+        Self {
+            sessions: Budget::new(for_sessions / 2),
+            flows: Budget::new(for_flows),
+            pipes: Budget::new(pipes),
+            backlog_bytes: Budget::new(BACKLOG_BYTES),
+            header_bytes: Budget::new(HEADER_BYTES),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_permit_is_given_back_when_dropped() {
+        let budget = Budget::new(10);
+        let mut first = budget.take(6).expect("6 of 10");
+        assert!(budget.take(5).is_none());
+        assert!(first.grow(4));
+        assert!(!first.grow(1));
+        assert_eq!(budget.used(), 10);
+        drop(first);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn sessions_flows_and_pipes_fit_into_the_open_files() {
+        for open_files in [0, 70, 256, 1024, 20_000, 1 << 20] {
+            for (tcp, udp) in [(true, false), (false, true), (true, true)] {
+                let budgets = Budgets::for_open_files(open_files, tcp, udp);
+                let needed = 2 * (budgets.sessions.limit() + budgets.pipes.limit()) + budgets.flows.limit();
+                assert!(
+                    needed + RESERVED_FILES <= open_files.max(RESERVED_FILES + 4),
+                    "{open_files}: {needed}"
+                );
+                assert_eq!((budgets.sessions.limit() > 0, budgets.flows.limit() > 0), (tcp, udp));
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The same complaint at most once a minute.
+//!
+//! Whoever can open connections can make us complain: the log must not grow at their pace, nor the memory of what
+//! was logged. A complaint is its reason and the address it is about; what is held back is counted and said with the
+//! next one.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+const SILENCE: Duration = Duration::from_secs(60);
+/// Remembered complaints. When they are this many, newcomers are one: "whoever else".
+const MOST_REMEMBERED: usize = 4096;
+/// Between looks for those that need not be remembered any longer.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// Remembers what was complained about.
+#[derive(Debug, Default)]
+pub struct Complaints(Mutex<Memory>);
+
+#[derive(Debug, Default)]
+struct Memory {
+    /// `None`: whoever else.
+    said: HashMap<(&'static str, Option<IpAddr>), Remembered>,
+    swept: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Remembered {
+    at: Instant,
+    held_back: u64,
+}
+
+impl Complaints {
+    /// Whether a complaint about `about` for `reason` may be logged `now`; if so, how many like it were held back.
+    #[must_use]
+    pub fn may_log(&self, reason: &'static str, about: IpAddr, now: Instant) -> Option<u64> {
+        let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (reason, Some(about));
+        if memory.said.contains_key(&key) || memory.has_room(now) {
+            memory.say(key, now)
+        } else {
+            memory.say((reason, None), now)
+        }
+    }
+}
+
+impl Memory {
+    fn has_room(&mut self, now: Instant) -> bool {
+        let due = self.swept.is_none_or(|swept| now.saturating_duration_since(swept) >= SWEEP);
+        if self.said.len() >= MOST_REMEMBERED && due {
+            self.swept = Some(now);
+            self.said.retain(|_, said| now.saturating_duration_since(said.at) < SILENCE);
+        }
+        self.said.len() < MOST_REMEMBERED
+    }
+
+    fn say(&mut self, key: (&'static str, Option<IpAddr>), now: Instant) -> Option<u64> {
+        match self.said.entry(key) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(Remembered { at: now, held_back: 0 });
+                Some(0)
+            }
+            Entry::Occupied(said) => said.into_mut().say_again(now),
+        }
+    }
+}
+
+impl Remembered {
+    fn say_again(&mut self, now: Instant) -> Option<u64> {
+        if now.saturating_duration_since(self.at) < SILENCE {
+            self.held_back += 1;
+            return None;
+        }
+        self.at = now;
+        Some(std::mem::take(&mut self.held_back))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+
+    #[test]
+    fn the_same_complaint_is_logged_once_a_minute_with_a_count() {
+        let complaints = Complaints::default();
+        let start = Instant::now();
+        assert_eq!(complaints.may_log("bad", ONE, start), Some(0));
+        assert_eq!(complaints.may_log("bad", ONE, start + Duration::from_secs(1)), None);
+        assert_eq!(complaints.may_log("bad", ONE, start + Duration::from_secs(59)), None);
+        assert_eq!(complaints.may_log("worse", ONE, start), Some(0));
+        assert_eq!(complaints.may_log("bad", ONE, start + SILENCE), Some(2));
+    }
+
+    #[test]
+    fn memory_and_log_are_bounded_however_many_addresses_there_are() {
+        let complaints = Complaints::default();
+        let start = Instant::now();
+        let about = |i: u32| IpAddr::V4(i.into());
+        let logged = (0..100_000).filter(|&i| complaints.may_log("bad", about(i), start).is_some()).count();
+        assert_eq!(logged, MOST_REMEMBERED + 1);
+        assert!(complaints.0.lock().expect("not poisoned").said.len() <= MOST_REMEMBERED + 1);
+        let later = start + SILENCE - SWEEP / 2;
+        assert_eq!(complaints.may_log("bad", about(200_000), later), None);
+        let held_back = 100_000 - MOST_REMEMBERED as u64;
+        assert_eq!(complaints.may_log("bad", about(200_000), start + SILENCE), Some(held_back));
+    }
+
+    #[test]
+    fn whoever_else_is_counted_together() {
+        let complaints = Complaints::default();
+        let start = Instant::now();
+        for i in 0..u32::try_from(MOST_REMEMBERED).expect("a few") {
+            let _ = complaints.may_log("bad", IpAddr::V4(i.into()), start + SILENCE / 2);
+        }
+        assert_eq!(complaints.may_log("bad", ONE, start + SILENCE / 2), Some(0));
+        assert_eq!(complaints.may_log("bad", std::net::Ipv6Addr::LOCALHOST.into(), start + SILENCE), None);
+        assert_eq!(complaints.may_log("worse", ONE, start + SILENCE), Some(0));
+    }
+}

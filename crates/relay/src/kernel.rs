@@ -1,0 +1,207 @@
+//! [`Io`] on real sockets.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
+use rustix::pipe::{self, PipeFlags, SpliceFlags};
+use truepeer_sys::{CallError, Named, socket};
+
+use crate::budget::{Budget, Permit};
+use crate::io::{ConnectError, Io, Readiness, Token, Upstream};
+
+/// What one pipe may hold. 64 pages of the unprivileged quota of 16 384 (`fs.pipe-user-pages-soft`).
+pub const PIPE_BYTES: usize = 256 << 10;
+/// Beyond the quota the kernel makes pipes of two pages: not worth a system call each.
+const SMALLEST_USEFUL_PIPE: usize = 64 << 10;
+/// Empty pipes kept for the next bulk transfer, per worker.
+const POOLED_PIPES: usize = 16;
+/// A refused pipe has cost four system calls: so many requests later it is tried again.
+const REFUSED_FOR: u32 = 256;
+
+/// The kernel, as one worker uses it.
+#[derive(Debug)]
+pub struct Kernel {
+    epoll: OwnedFd,
+    pipes: Budget,
+    pool: Vec<Pipe>,
+    /// Requests to answer with no pipe, since the last one was refused.
+    without_pipe: u32,
+}
+
+/// A kernel pipe, within the budget.
+#[derive(Debug)]
+pub struct Pipe {
+    read: OwnedFd,
+    write: OwnedFd,
+    _permit: Permit,
+}
+
+/// The interest of every session socket: registered once, never changed.
+const EDGES: EventFlags = EventFlags::IN
+    .union(EventFlags::PRI)
+    .union(EventFlags::OUT)
+    .union(EventFlags::RDHUP)
+    .union(EventFlags::ET);
+
+impl Kernel {
+    /// A worker's kernel: sockets are watched by `epoll`, pipes counted by `pipes`.
+    #[must_use]
+    pub fn new(epoll: OwnedFd, pipes: Budget) -> Self {
+        Self { epoll, pipes, pool: Vec::new(), without_pipe: 0 }
+    }
+
+    /// The epoll descriptor.
+    #[must_use]
+    pub fn epoll(&self) -> &OwnedFd {
+        &self.epoll
+    }
+}
+
+/// Translates what epoll reports.
+#[must_use]
+pub fn readiness(flags: EventFlags) -> Readiness {
+    let ending = flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
+    Readiness {
+        readable: ending || flags.contains(EventFlags::IN),
+        writable: flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR),
+        ending,
+        error: flags.contains(EventFlags::ERR),
+        urgent: flags.contains(EventFlags::PRI),
+    }
+}
+
+impl Io for Kernel {
+    type Socket = OwnedFd;
+    type Pipe = Pipe;
+
+    fn recv(&mut self, socket: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+        rustix::net::recv(socket, buffer, RecvFlags::empty()).map(|(length, _)| length)
+    }
+
+    fn peek(&mut self, socket: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+        rustix::net::recv(socket, buffer, RecvFlags::PEEK).map(|(length, _)| length)
+    }
+
+    fn discard(&mut self, socket: &OwnedFd, mut length: usize) -> Result<(), Errno> {
+        let mut waste = [0_u8; 4096];
+        while length > 0 {
+            let most = length.min(waste.len());
+            match rustix::net::recv(socket, &mut waste[..most], RecvFlags::empty()) {
+                Ok((0, _)) => return Ok(()),
+                Ok((dropped, _)) => length -= dropped,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, socket: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
+        rustix::net::send(socket, bytes, SendFlags::NOSIGNAL)
+    }
+
+    fn shutdown_write(&mut self, socket: &OwnedFd) -> Result<(), Errno> {
+        rustix::net::shutdown(socket, Shutdown::Write)
+    }
+
+    fn reset_when_closed(&mut self, socket: &OwnedFd) {
+        // A linger of no time at all makes close() send a reset (tcp(7)); failing would only make it a FIN.
+        let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+    }
+
+    fn unacknowledged(&mut self, socket: &OwnedFd) -> usize {
+        socket::unacknowledged_bytes(socket.as_fd()).unwrap_or(0)
+    }
+
+    fn pipe(&mut self) -> Option<Pipe> {
+        if let Some(pipe) = self.pool.pop() {
+            return Some(pipe);
+        }
+        self.without_pipe = self.without_pipe.saturating_sub(1);
+        if self.without_pipe > 0 {
+            return None;
+        }
+        let pipe = open_pipe(&self.pipes);
+        if pipe.is_none() {
+            self.without_pipe = REFUSED_FOR;
+        }
+        pipe
+    }
+
+    fn recycle(&mut self, pipe: Pipe) {
+        if self.pool.len() < POOLED_PIPES {
+            self.pool.push(pipe);
+        }
+    }
+
+    fn splice_in(&mut self, socket: &OwnedFd, pipe: &Pipe) -> Result<usize, Errno> {
+        move_bytes(socket, &pipe.write, PIPE_BYTES)
+    }
+
+    fn splice_out(&mut self, pipe: &Pipe, socket: &OwnedFd, length: usize) -> Result<usize, Errno> {
+        move_bytes(&pipe.read, socket, length)
+    }
+
+    fn connect(&mut self, upstream: &Upstream) -> Result<OwnedFd, ConnectError> {
+        let socket = socket::tcp_socket(upstream.backend)?;
+        sockopt::set_tcp_nodelay(&socket, true).named("setsockopt(TCP_NODELAY)")?;
+        sockopt::set_socket_oobinline(&socket, true).named("setsockopt(SO_OOBINLINE)")?;
+        if upstream.mark != 0 {
+            socket::set_mark(socket.as_fd(), upstream.mark)?;
+        }
+        if let Some(source) = upstream.source {
+            bind_as(&socket, source)?;
+        }
+        match rustix::net::connect(&socket, &upstream.backend) {
+            Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+            // connect(2): the tuple exists already, or no port is left that would make a new one.
+            Err(Errno::ADDRNOTAVAIL | Errno::ADDRINUSE) => Err(ConnectError::TupleInUse),
+            Err(errno) => Err(CallError { call: "connect", errno }.into()),
+        }
+    }
+
+    fn connect_result(&mut self, socket: &OwnedFd) -> Result<(), Errno> {
+        sockopt::socket_error(socket)?
+    }
+
+    fn watch(&mut self, socket: &OwnedFd, token: Token) -> Result<(), Errno> {
+        epoll::add(&self.epoll, socket, EventData::new_u64(token), EDGES)
+    }
+
+    fn local_address(&mut self, socket: &OwnedFd) -> Option<SocketAddr> {
+        socket::local_address(socket.as_fd()).ok()
+    }
+}
+
+fn bind_as(socket: &OwnedFd, source: SocketAddr) -> Result<(), ConnectError> {
+    socket::set_transparent(socket.as_fd(), source)?;
+    if source.port() == 0 {
+        // Linux < 4.2 reserves a port at bind() instead: fewer of them, nothing worse.
+        let _ = socket::set_bind_address_no_port(socket.as_fd());
+    } else {
+        // Several backends may be reached from one client port, and a port in TIME_WAIT may be used again.
+        sockopt::set_socket_reuseaddr(socket, true).named("setsockopt(SO_REUSEADDR)")?;
+    }
+    match rustix::net::bind(socket, &source) {
+        Ok(()) => Ok(()),
+        Err(Errno::ADDRINUSE) => Err(ConnectError::TupleInUse),
+        Err(errno) => Err(CallError { call: "bind", errno }.into()),
+    }
+}
+
+fn open_pipe(budget: &Budget) -> Option<Pipe> {
+    let permit = budget.take(1)?;
+    let (read, write) = pipe::pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).ok()?;
+    // Refused (EPERM) above the user's quota: then the pipe keeps the size it has.
+    let bytes =
+        pipe::fcntl_setpipe_size(&write, PIPE_BYTES).or_else(|_| pipe::fcntl_getpipe_size(&write)).ok()?;
+    (bytes >= SMALLEST_USEFUL_PIPE).then_some(Pipe { read, write, _permit: permit })
+}
+
+fn move_bytes(from: &OwnedFd, to: &OwnedFd, length: usize) -> Result<usize, Errno> {
+    pipe::splice(from, None, to, None, length, SpliceFlags::MOVE | SpliceFlags::NONBLOCK)
+}

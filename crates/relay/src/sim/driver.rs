@@ -1,0 +1,301 @@
+//! The worker's part in a simulation: tokens, verdicts, further turns, deadlines on a clock that jumps.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::EventFlags;
+use truepeer_policy::{BackendAddr, Backends, Policy, PrefixSet, SenderAddr};
+
+use super::connection::Rooms;
+use super::io::{Hardships, SimIo, SimPipe, SimSocket};
+use super::party::Script;
+use super::world::{Backend, World};
+use crate::budget::{Budget, Budgets};
+use crate::counters::{Counter, Shard};
+use crate::deadlines::{Deadlines, QueueId};
+use crate::io::Token;
+use crate::kernel::readiness;
+use crate::settings::ListenerSettings;
+use crate::table::{Key, Table};
+use crate::tcp::close::CloseReason;
+use crate::tcp::connecting::CONFLICT_RETRY;
+use crate::tcp::relaying::{RESET_CHECK, Side};
+use crate::tcp::session::{Context, Deadline, Session, Tokens, Verdict};
+use crate::worker::Journal;
+
+const SCRATCH_BYTES: usize = 128 << 10;
+/// Rounds after which a simulation is taken for one that never ends.
+const MOST_ROUNDS: usize = 100_000;
+
+/// A session that has ended.
+#[derive(Debug)]
+pub(super) struct Closed {
+    /// The place of its downstream connection.
+    pub(super) client: usize,
+    pub(super) reason: CloseReason,
+    /// Since the simulation began.
+    pub(super) after: Duration,
+}
+
+pub(super) struct Driver {
+    pub(super) io: SimIo,
+    pub(super) settings: ListenerSettings,
+    pub(super) policy: Policy,
+    pub(super) budgets: Budgets,
+    pub(super) journal: Journal,
+    shard: Arc<Shard>,
+    pub(super) closed: Vec<Closed>,
+    /// The most that was held after any turn, in bytes.
+    pub(super) most_backlog: usize,
+    sessions: Table<Session<SimSocket, SimPipe>>,
+    clients: Vec<(Key, usize)>,
+    deadlines: Deadlines,
+    queues: Vec<(Deadline, QueueId)>,
+    again: Vec<Key>,
+    start: Instant,
+    now: Instant,
+    scratch: Vec<u8>,
+}
+
+/// What lets everybody in, and goes to a backend on this machine.
+pub(super) fn open_policy() -> Policy {
+    let mut policy = Policy::to(Backends {
+        ipv4: BackendAddr::new(SocketAddr::from(([127, 0, 0, 1], 80))),
+        ipv6: BackendAddr::new("[::1]:80".parse().expect("an address")),
+    });
+    policy.senders.allow = PrefixSet::any();
+    policy
+}
+
+pub(super) fn budgets(pipes: usize, backlog_bytes: usize, header_bytes: usize) -> Budgets {
+    Budgets {
+        flows: Budget::new(0),
+        sessions: Budget::new(16),
+        pipes: Budget::new(pipes),
+        backlog_bytes: Budget::new(backlog_bytes),
+        header_bytes: Budget::new(header_bytes),
+    }
+}
+
+impl Driver {
+    pub(super) fn new(
+        seed: u64,
+        settings: ListenerSettings,
+        policy: Policy,
+        budgets: Budgets,
+        hardships: Hardships,
+    ) -> Self {
+        let world = Rc::new(RefCell::new(World::new(seed)));
+        let mut deadlines = Deadlines::default();
+        let mut queues = vec![
+            (Deadline::ConflictRetry, deadlines.queue(CONFLICT_RETRY)),
+            (Deadline::ResetCheck, deadlines.queue(RESET_CHECK)),
+            (Deadline::Header, deadlines.queue(settings.header_timeout)),
+            (Deadline::Connect, deadlines.queue(settings.connect_timeout)),
+        ];
+        queues.extend(settings.idle_timeout.map(|idle| (Deadline::Idle, deadlines.queue(idle))));
+        let (now, journal) = (Instant::now(), Journal::default());
+        Self {
+            io: SimIo::new(world, hardships, budgets.pipes.clone()),
+            settings,
+            policy,
+            budgets,
+            shard: journal.counters.shard(),
+            journal,
+            closed: Vec::new(),
+            most_backlog: 0,
+            sessions: Table::new(),
+            clients: Vec::new(),
+            deadlines,
+            queues,
+            again: Vec::new(),
+            start: now,
+            now,
+            scratch: vec![0; SCRATCH_BYTES],
+        }
+    }
+
+    /// A connection is accepted; the session's number is the last byte of its client's address.
+    pub(super) fn begin(&mut self, number: u8, client: Script, rooms: Rooms, backend: Backend) -> usize {
+        let id = self.io.world().accept(number, client, rooms, backend);
+        let sender = SenderAddr::new(SocketAddr::from(([127, 0, 0, number], 40_000)));
+        let permit = self.budgets.sessions.take(1).expect("room for a session");
+        let session = Session::new(self.io.socket(id), sender, 0, self.now, permit);
+        let key = self.sessions.insert(session);
+        self.clients.push((key, id));
+        self.give_turn(key, |session, cx, scratch| session.begin(cx, scratch));
+        id
+    }
+
+    /// Lets everything happen that can happen; time passes only from deadline to deadline.
+    pub(super) fn run(&mut self) {
+        for _ in 0..MOST_ROUNDS {
+            self.settle();
+            match self.deadlines.next(&mut self.sessions) {
+                Some(next) => self.expire(next),
+                None => return,
+            }
+        }
+        panic!("there is always one more deadline");
+    }
+
+    /// The same, with something that happens every `tick`, until the last session has ended.
+    pub(super) fn run_ticking(&mut self, tick: Duration, mut on_tick: impl FnMut(&mut World)) {
+        for _ in 0..MOST_ROUNDS {
+            self.settle();
+            if self.len() == 0 {
+                return;
+            }
+            on_tick(&mut self.io.world());
+            self.settle();
+            self.expire(self.now + tick);
+        }
+        panic!("a session never ends");
+    }
+
+    /// With a worker that takes so long for each round.
+    pub(super) fn run_slowly(&mut self, round: Duration) {
+        for _ in 0..MOST_ROUNDS {
+            if self.len() == 0 {
+                return self.settle();
+            }
+            while self.io.world().step() {}
+            if self.work_now_and_then() {
+                self.expire(self.now + round);
+            }
+        }
+        panic!("a session never ends");
+    }
+
+    /// Lets everything happen that needs no time.
+    fn settle(&mut self) {
+        for _ in 0..MOST_ROUNDS {
+            let moved = self.io.world().step();
+            let worked = self.work_now_and_then();
+            if !(moved || worked || self.is_busy()) {
+                return;
+            }
+        }
+        panic!("the simulation does not come to rest");
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.again.is_empty() || self.io.world().has_edges()
+    }
+
+    /// One round of the event loop, unless the worker is slow.
+    fn work_now_and_then(&mut self) -> bool {
+        let (slow, most) = {
+            let dice = &mut self.io.world().dice;
+            (dice.percent(60), dice.up_to(4))
+        };
+        if slow {
+            return false;
+        }
+        let events = self.io.world().take_events(most);
+        let worked = !events.is_empty() || !self.again.is_empty();
+        for (token, flags) in events {
+            self.dispatch(token, flags);
+        }
+        for key in std::mem::take(&mut self.again) {
+            self.give_turn(key, Session::turn);
+        }
+        worked
+    }
+
+    fn dispatch(&mut self, token: Token, flags: EventFlags) {
+        let side = if token & 1 == 0 { Side::Downstream } else { Side::Upstream };
+        self.give_turn(Key::from_bits(token >> 1), |session, cx, scratch| {
+            session.on_event(cx, scratch, side, readiness(flags))
+        });
+    }
+
+    fn expire(&mut self, now: Instant) {
+        self.now = now;
+        while let Some((key, queue)) = self.deadlines.expire(&mut self.sessions, now) {
+            let (deadline, _) =
+                *self.queues.iter().find(|(_, known)| *known == queue).expect("a known queue");
+            self.give_turn(key, |session, cx, scratch| session.on_deadline(cx, scratch, deadline));
+        }
+    }
+
+    fn give_turn<F>(&mut self, key: Key, turn: F)
+    where
+        F: FnOnce(&mut Session<SimSocket, SimPipe>, &mut Context<'_, SimIo>, &mut [u8]) -> Verdict,
+    {
+        let before = self.io.world().calls;
+        let Some(session) = self.sessions.get_mut(key) else { return };
+        let mut cx = Context {
+            io: &mut self.io,
+            tokens: Tokens { downstream: key.to_bits() << 1, upstream: key.to_bits() << 1 | 1 },
+            settings: &self.settings,
+            policy: &self.policy,
+            budgets: &self.budgets,
+            journal: &self.journal,
+            shard: &self.shard,
+            now: self.now,
+        };
+        let verdict = turn(session, &mut cx, &mut self.scratch);
+        let after = cx.io.world().calls;
+        self.most_backlog = self.most_backlog.max(self.budgets.backlog_bytes.used());
+        match verdict {
+            Verdict::Wait(deadline) => self.set_deadline(key, deadline),
+            Verdict::Again => {
+                assert!(after > before, "another turn is asked for without progress");
+                assert!(!self.again.contains(&key), "two further turns are asked for at once");
+                self.again.push(key);
+            }
+            Verdict::Close(reason) => {
+                session.close(&mut cx, &reason);
+                self.deadlines.cancel(&mut self.sessions, key);
+                self.sessions.remove(key);
+                let (_, client) = *self.clients.iter().find(|(known, _)| *known == key).expect("its client");
+                self.closed.push(Closed { client, reason, after: self.now - self.start });
+            }
+        }
+    }
+
+    fn set_deadline(&mut self, key: Key, deadline: Deadline) {
+        if deadline == Deadline::Unchanged {
+            return;
+        }
+        match self.queues.iter().find(|(known, _)| *known == deadline) {
+            Some((_, queue)) => self.deadlines.start(&mut self.sessions, key, *queue, self.now),
+            None => self.deadlines.cancel(&mut self.sessions, key),
+        }
+    }
+
+    /// How often `counter` was counted.
+    pub(super) fn count(&self, counter: Counter) -> u64 {
+        self.journal.counters.total(counter)
+    }
+
+    /// Sessions that live.
+    pub(super) fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Why the session of this client's connection ended.
+    pub(super) fn reason(&self, client: usize) -> Option<&CloseReason> {
+        self.closed.iter().find(|closed| closed.client == client).map(|closed| &closed.reason)
+    }
+
+    /// Whatever was taken is given back.
+    pub(super) fn check_that_nothing_is_left(mut self) {
+        assert_eq!(self.len(), 0, "sessions live on");
+        for place in &self.io.world().places {
+            assert!(place.connection.is_closed(), "a socket is still open");
+        }
+        let Budgets { sessions, pipes, backlog_bytes, header_bytes, .. } = self.budgets.clone();
+        self.io.hardships = Hardships::NONE;
+        drop(self);
+        for (budget, name) in
+            [(sessions, "sessions"), (pipes, "pipes"), (backlog_bytes, "backlog"), (header_bytes, "header")]
+        {
+            assert_eq!(budget.used(), 0, "{name}");
+        }
+    }
+}

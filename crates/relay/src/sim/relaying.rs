@@ -1,0 +1,105 @@
+//! What becomes of a session that relays: its deadlines, its resets, and which way its bytes take.
+
+use std::time::Duration;
+
+use super::case::{Case, Played, check_whole, script};
+use super::connection::{End, Rooms};
+use super::driver::budgets;
+use super::party::Ending;
+use super::scenario::header;
+use crate::tcp::close::CloseReason;
+
+#[test]
+fn a_silent_session_is_ended() {
+    let mut case = Case::new();
+    case.settings.idle_timeout = Some(Duration::from_secs(60));
+    case.client.ending = Ending::Never;
+    case.play_often(|played| {
+        assert_eq!(played.closed().reason, CloseReason::Idle);
+        assert_eq!(played.after(), Duration::from_secs(60));
+        assert_eq!(played.at_client(|client| client.party.saw), Some(End::Fin));
+        assert_eq!(played.at_backend(|backend| backend.party.saw), Some(End::Fin));
+    });
+}
+
+#[test]
+fn a_session_that_ends_idle_with_bytes_undelivered_does_not_end_in_order() {
+    for backlog_bytes in [1 << 20, 0] {
+        let mut case = Case::new();
+        case.settings.idle_timeout = Some(Duration::from_secs(60));
+        case.budgets = budgets(1, backlog_bytes, 1 << 20);
+        case.client = script(header(1), 500_000, Ending::Fin);
+        case.backend.appetite = 1000;
+        case.play_often(|played| {
+            assert_eq!(played.closed().reason, CloseReason::Idle);
+            assert_eq!(played.at_backend(|backend| backend.connection.end_of_stream()), Some(End::Reset));
+        });
+    }
+}
+
+#[test]
+fn a_reset_does_not_wait_longer_for_a_slow_receiver_than_a_second() {
+    let mut case = Case::new();
+    case.client = script(header(1), 500_000, Ending::Reset { sent: 150_000, received: 0 });
+    case.backend.appetite = 1000;
+    case.play_often(|played| {
+        assert_eq!(played.closed().reason, CloseReason::ResetByClient);
+        assert_eq!(played.after(), Duration::from_secs(1));
+        assert_eq!(played.at_backend(|backend| backend.connection.end_of_stream()), Some(End::Reset));
+    });
+}
+
+#[test]
+fn no_event_makes_a_reset_wait_longer() {
+    let mut case = Case::new();
+    case.client = script(header(1), 500_000, Ending::Reset { sent: 150_000, received: 0 });
+    case.backend.appetite = 1000;
+    let mut driver = case.begin();
+    // The backend keeps talking to a client that is gone.
+    driver.run_ticking(Duration::from_millis(10), |world| world.places[1].connection.receive(b"x"));
+    let played = Played(driver);
+    assert_eq!(played.closed().reason, CloseReason::ResetByClient);
+    assert!(played.after() <= Duration::from_secs(1), "{:?}", played.after());
+}
+
+#[test]
+fn a_session_that_shares_the_worker_with_many_is_not_idle() {
+    let mut case = Case::new();
+    case.settings.idle_timeout = Some(Duration::from_secs(1));
+    // Always something to read and room to write: turn after turn, and no event between them.
+    let rooms = Rooms { inbound: 8 << 20, outbound: 8 << 20, arrived: 8 << 20 };
+    (case.client_rooms, case.backend_rooms) = (rooms, rooms);
+    case.client = script(header(1), 6 << 20, Ending::Fin);
+    case.client.chunk = 8 << 20;
+    case.hardships.pipe_bytes = 4 << 10;
+    let mut driver = case.begin();
+    driver.run_slowly(Duration::from_millis(300));
+    assert!(driver.closed.iter().all(|closed| closed.after > Duration::from_secs(2)), "{:?}", driver.closed);
+    check_whole(&Played(driver));
+}
+
+#[test]
+fn urgent_bytes_are_delivered_and_hold_nothing_up() {
+    for (length, chunk) in [(10, 5), (1_000_000, 200_000)] {
+        let mut case = Case::new();
+        case.client = script(header(1), length, Ending::FinAfterTheirs);
+        case.client.chunk = chunk;
+        case.client.urgent = true;
+        case.backend.ending = Ending::Fin;
+        case.play_often(check_whole);
+    }
+}
+
+#[test]
+fn bulk_is_spliced_even_where_nothing_more_may_be_held() {
+    for backlog_bytes in [1 << 20, 0] {
+        let mut case = Case::new();
+        case.budgets = budgets(4, backlog_bytes, 1 << 20);
+        case.client.length = 1_000_000;
+        case.client.chunk = 100_000;
+        let played = case.play();
+        check_whole(&played);
+        let spliced = played.0.io.world.borrow().spliced_bytes;
+        assert!(spliced > 500_000, "{spliced} with {backlog_bytes}");
+    }
+}

@@ -1,0 +1,200 @@
+//! Random sessions, and what must be true of each when it is over.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::connection::{End, Rooms};
+use super::driver::{Driver, budgets, open_policy};
+use super::io::Hardships;
+use super::party::{Ending, Party, Script};
+use super::world::{Backend, Dial};
+use crate::settings::ListenerSettings;
+
+/// One session: who sends what how, and when the backend answers.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    pub(super) client: Script,
+    pub(super) client_rooms: Rooms,
+    pub(super) backend: Script,
+    pub(super) backend_rooms: Rooms,
+    pub(super) dial: Dial,
+}
+
+/// Several sessions on one worker.
+#[derive(Debug, Clone)]
+pub(super) struct Scenario {
+    pub(super) seed: u64,
+    pub(super) plans: Vec<Plan>,
+    pub(super) hardships: Hardships,
+    pub(super) pipes: usize,
+    pub(super) backlog_bytes: usize,
+}
+
+/// The header that session `number`'s sender writes.
+pub(super) fn header(number: u8) -> Vec<u8> {
+    format!("PROXY TCP4 192.0.2.{number} 198.51.100.1 4000 443\r\n").into_bytes()
+}
+
+fn room() -> impl Strategy<Value = usize> {
+    prop_oneof![1..100_usize, 1000..20_000_usize, 60_000..300_000_usize]
+}
+
+fn rooms() -> impl Strategy<Value = Rooms> {
+    (room(), room(), room()).prop_map(|(inbound, outbound, arrived)| Rooms { inbound, outbound, arrived })
+}
+
+/// Lengths in which the edges are: none, less than a read, a read, several of them.
+fn length(most: usize) -> impl Strategy<Value = usize> {
+    prop_oneof![Just(0), 1..200_usize, 4000..5000_usize, 65_530..65_540_usize, 0..most.max(1)]
+        .prop_map(move |length| length.min(most))
+}
+
+fn orderly() -> impl Strategy<Value = Ending> {
+    prop_oneof![3 => Just(Ending::Fin), 2 => Just(Ending::FinAfterTheirs)]
+}
+
+fn any_ending(opening: usize, length: usize) -> impl Strategy<Value = Ending> {
+    let reset = (0..=length, 0..=length)
+        .prop_map(move |(sent, received)| Ending::Reset { sent: opening + sent, received: received / 4 });
+    prop_oneof![2 => orderly(), 1 => Just(Ending::Close), 3 => reset]
+}
+
+/// What a party sends, how, and how it reads.
+fn script(opening: Vec<u8>, most: usize, resets: bool) -> impl Strategy<Value = Script> {
+    let chunk = prop_oneof![1..8_usize, 100..5000_usize, 60_000..200_000_usize];
+    (length(most), chunk.clone(), chunk, prop::bool::weighted(0.2)).prop_flat_map(
+        move |(length, chunk, gulp, urgent)| {
+            let ending = if resets { any_ending(opening.len(), length).boxed() } else { orderly().boxed() };
+            let opening = opening.clone();
+            ending.prop_map(move |ending| Script {
+                opening: opening.clone(),
+                length,
+                chunk,
+                gulp,
+                appetite: usize::MAX,
+                ending,
+                urgent,
+            })
+        },
+    )
+}
+
+fn plan(number: u8, most: usize, resets: bool) -> impl Strategy<Value = Plan> {
+    let dial = prop_oneof![Just(Dial::AtOnce), Just(Dial::Later)];
+    let parties = (script(header(number), most, resets), script(Vec::new(), most, resets));
+    (parties, rooms(), rooms(), dial).prop_map(
+        |((mut client, mut backend), client_rooms, backend_rooms, dial)| {
+            // Somebody must begin to end.
+            if client.ending == Ending::FinAfterTheirs && backend.ending == Ending::FinAfterTheirs {
+                backend.ending = Ending::Fin;
+            }
+            client.wait_at_most_for(backend.length);
+            backend.wait_at_most_for(client.length);
+            let mut plan = Plan { client, client_rooms, backend, backend_rooms, dial };
+            plan.shorten();
+            plan
+        },
+    )
+}
+
+fn hardships() -> impl Strategy<Value = Hardships> {
+    let percent = || prop_oneof![Just(0_usize), 1..40_usize];
+    let pipe = prop_oneof![1000..5000_usize, Just(64 << 10), Just(256 << 10)];
+    (percent(), percent(), percent(), percent(), pipe).prop_map(
+        |(meanwhile, interrupts, partial, no_pipe, pipe_bytes)| Hardships {
+            meanwhile: meanwhile * 2,
+            interrupts,
+            partial,
+            no_pipe,
+            pipe_bytes,
+            watches: usize::MAX,
+        },
+    )
+}
+
+/// Up to three sessions at once.
+pub(super) fn scenario(most: usize, resets: bool) -> impl Strategy<Value = Scenario> {
+    let plans = (1..=3_u8).prop_flat_map(move |count| {
+        (0..count).map(|number| plan(number + 1, most, resets)).collect::<Vec<_>>()
+    });
+    let backlog = prop_oneof![Just(0_usize), Just(100_000), Just(usize::MAX / 2)];
+    (any::<u64>(), plans, hardships(), 0..4_usize, backlog).prop_map(
+        |(seed, plans, hardships, pipes, backlog_bytes)| Scenario {
+            seed,
+            plans,
+            hardships,
+            pipes,
+            backlog_bytes,
+        },
+    )
+}
+
+impl Scenario {
+    /// Runs it to its end; the places of the clients' connections.
+    pub(super) fn play(&self) -> (Driver, Vec<usize>) {
+        let settings = ListenerSettings::on(([192, 0, 2, 200], 8443).into());
+        let budgets = budgets(self.pipes, self.backlog_bytes, 1 << 20);
+        let mut driver = Driver::new(self.seed, settings, open_policy(), budgets, self.hardships);
+        let clients = (1..).zip(&self.plans).map(|(number, plan)| plan.begin(&mut driver, number)).collect();
+        driver.run();
+        (driver, clients)
+    }
+}
+
+impl Plan {
+    /// A byte at a time is for short streams: long ones are to pass in a few hundred steps.
+    pub(super) fn shorten(&mut self) {
+        let least = self.client.length.max(self.backend.length) / 100;
+        for script in [&mut self.client, &mut self.backend] {
+            script.chunk = script.chunk.max(least);
+            script.gulp = script.gulp.max(least);
+        }
+        for rooms in [&mut self.client_rooms, &mut self.backend_rooms] {
+            for room in [&mut rooms.inbound, &mut rooms.outbound, &mut rooms.arrived] {
+                *room = (*room).max(least);
+            }
+        }
+    }
+
+    pub(super) fn begin(&self, driver: &mut Driver, number: u8) -> usize {
+        let backend = Backend {
+            script: self.backend.clone(),
+            rooms: self.backend_rooms,
+            dials: VecDeque::from([self.dial]),
+            expected_opening: Vec::new(),
+        };
+        driver.begin(number, self.client.clone(), self.client_rooms, backend)
+    }
+}
+
+/// The party at the client's end of a session, and the one at the backend's.
+pub(super) fn parties(driver: &Driver, client: usize, check: impl FnOnce(&Party, &Party)) {
+    let world = driver.io.world.borrow();
+    // Backends are numbered after their clients' addresses: the place is found by who expects whose stream.
+    let here = &world.places[client].party;
+    let there = world.places.iter().map(|place| &place.party).find(|party| party.hears(here));
+    check(here, there.expect("the backend was dialled"));
+}
+
+/// What must be true of what `source` sent and `sink` read.
+pub(super) fn judge(source: &Party, sink: &Party) {
+    let (sent, received) = (source.sent_of_stream(), sink.received_of_stream());
+    let resets = |party: &Party| matches!(party.script().ending, Ending::Reset { .. });
+    let sink_left = resets(sink) || sink.script().ending == Ending::Close;
+    if sink.saw == Some(End::Fin) {
+        assert!(source.has_ended, "an end is passed on that nobody made");
+        assert!(!resets(source), "a reset becomes an orderly end");
+        assert_eq!(received, source.script().length, "an end is passed on before the last byte");
+    }
+    if sink_left {
+        return;
+    }
+    assert_eq!(received, sent, "bytes are lost");
+    if source.has_ended {
+        assert!(sink.saw.is_some(), "the end is not passed on");
+    }
+    if resets(source) && source.has_ended {
+        assert_eq!(sink.saw, Some(End::Reset), "a reset is not passed on");
+    }
+}

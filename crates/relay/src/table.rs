@@ -1,0 +1,150 @@
+//! Sessions by key: a slab whose keys are never valid for a later tenant of the same place.
+//!
+//! epoll reports events for descriptors that an earlier event of the same batch has closed; the generation in the
+//! key tells them apart from those of the session that took the place.
+
+/// Names one tenant of a [`Table`]: 30 bits of place, 32 bits of generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Key {
+    place: u32,
+    generation: u32,
+}
+
+impl Key {
+    /// As one number below 2^62, for epoll's user data, which needs two bits more to tell what the key is of.
+    pub(crate) fn to_bits(self) -> u64 {
+        u64::from(self.place) << 32 | u64::from(self.generation)
+    }
+
+    /// The reverse of [`Key::to_bits`].
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves are taken apart")]
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        Self { place: (bits >> 32) as u32, generation: bits as u32 }
+    }
+
+    pub(crate) fn place(self) -> u32 {
+        self.place
+    }
+}
+
+const MOST_PLACES: u32 = 1 << 30;
+
+#[derive(Debug)]
+struct Place<T> {
+    generation: u32,
+    tenant: Option<T>,
+}
+
+/// The slab.
+#[derive(Debug)]
+pub(crate) struct Table<T> {
+    places: Vec<Place<T>>,
+    vacant: Vec<u32>,
+}
+
+impl<T> Table<T> {
+    pub(crate) fn new() -> Self {
+        Self { places: Vec::new(), vacant: Vec::new() }
+    }
+
+    /// Tenants now.
+    pub(crate) fn len(&self) -> usize {
+        self.places.len() - self.vacant.len()
+    }
+
+    /// Moves a tenant in.
+    ///
+    /// # Panics
+    /// At 2^30 tenants, which no limit of descriptors allows.
+    pub(crate) fn insert(&mut self, tenant: T) -> Key {
+        let place = self.vacant.pop().unwrap_or_else(|| self.build_place());
+        let slot = &mut self.places[place as usize];
+        slot.tenant = Some(tenant);
+        Key { place, generation: slot.generation }
+    }
+
+    fn build_place(&mut self) -> u32 {
+        let place = u32::try_from(self.places.len()).ok().filter(|&place| place < MOST_PLACES);
+        self.places.push(Place { generation: 0, tenant: None });
+        place.expect("descriptors run out long before places")
+    }
+
+    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+        let slot = self.places.get_mut(key.place as usize)?;
+        if slot.generation == key.generation { slot.tenant.as_mut() } else { None }
+    }
+
+    /// The tenant of a place known to be let: neighbours in a [`crate::deadlines`] queue.
+    pub(crate) fn at_place(&mut self, place: u32) -> Option<&mut T> {
+        self.places.get_mut(place as usize)?.tenant.as_mut()
+    }
+
+    /// The key of whoever lives at `place` now.
+    pub(crate) fn key_at(&self, place: u32) -> Option<Key> {
+        let slot = self.places.get(place as usize)?;
+        slot.tenant.is_some().then_some(Key { place, generation: slot.generation })
+    }
+
+    /// The keys of all tenants.
+    pub(crate) fn keys(&self) -> Vec<Key> {
+        (0..)
+            .map_while(|place| self.places.get(place as usize).map(|_| place))
+            .filter_map(|place| self.key_at(place))
+            .collect()
+    }
+
+    /// Moves the tenant out; its key is void from now on.
+    pub(crate) fn remove(&mut self, key: Key) -> Option<T> {
+        self.get_mut(key)?;
+        let slot = &mut self.places[key.place as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        self.vacant.push(key.place);
+        slot.tenant.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_void_once_its_tenant_has_left() {
+        let mut table = Table::new();
+        let first = table.insert("first");
+        assert_eq!(table.remove(first), Some("first"));
+        let second = table.insert("second");
+        assert_eq!(second.place(), first.place());
+        assert_eq!(table.get_mut(first), None);
+        assert_eq!(table.remove(first), None);
+        assert_eq!(table.get_mut(second), Some(&mut "second"));
+        assert_eq!(table.len(), 1);
+    }
+
+    #[test]
+    fn a_number_leaves_two_bits_free() {
+        let last = Key { place: MOST_PLACES - 1, generation: u32::MAX };
+        assert_eq!(last.to_bits() >> 62, 0);
+        assert_eq!(Key::from_bits(last.to_bits()), last);
+    }
+
+    #[test]
+    fn generations_begin_anew_after_the_last() {
+        let mut table = Table::new();
+        let first = table.insert("first");
+        table.remove(first);
+        table.places[0].generation = u32::MAX;
+        let last = table.insert("last");
+        assert_eq!(table.remove(last), Some("last"));
+        assert_eq!(table.insert("again").generation, 0);
+        assert_eq!(table.get_mut(last), None);
+    }
+
+    #[test]
+    fn a_key_survives_its_number() {
+        let mut table = Table::new();
+        let gone = table.insert(());
+        table.remove(gone);
+        let key = table.insert(());
+        assert_eq!(Key::from_bits(key.to_bits()), key);
+    }
+}

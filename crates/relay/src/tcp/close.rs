@@ -1,0 +1,160 @@
+//! Why a session ended, and what its end looks like to the sender and in the log.
+
+use std::time::Duration;
+
+use rustix::io::Errno;
+use truepeer_policy::{Refusal, Route};
+use truepeer_proto::{DecodeError, DecodeErrorKind, EncodeError};
+
+use crate::counters::Counter;
+use crate::io::ConnectError;
+
+/// How a session ended.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum CloseReason {
+    /// Both directions were closed in order.
+    #[error("finished")]
+    Finished,
+    /// The client (or its sender) reset the connection; the backend's was reset, too.
+    #[error("reset by the client")]
+    ResetByClient,
+    /// The backend reset the connection; the client's was reset, too.
+    #[error("reset by the backend")]
+    ResetByBackend,
+    /// Nothing moved for too long.
+    #[error("idle for too long")]
+    Idle,
+    /// The sender left before a whole header came.
+    #[error("closed before a whole header came")]
+    ClosedBeforeHeader,
+    /// No whole header came in time.
+    #[error("no whole PROXY header within {} s: {received} bytes came; is the PROXY protocol on at the sender?", waited.as_secs_f32())]
+    HeaderTimeout {
+        /// How long we waited.
+        waited: Duration,
+        /// How much came.
+        received: usize,
+    },
+    /// What came is not a valid header.
+    #[error("{error}{}{}", raises(.error), looks_like(.hint))]
+    InvalidHeader {
+        /// What is wrong with it.
+        error: DecodeError,
+        /// What the first bytes look like instead.
+        hint: Option<&'static str>,
+    },
+    /// The policy says no.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// No backend connection could be made.
+    #[error("can't connect to the backend {} as {}: {error}{}", .route.backend, .route.client, advice(error))]
+    ConnectFailed {
+        /// Whose connection.
+        route: Box<Route>,
+        /// What failed.
+        error: ConnectError,
+    },
+    /// The backend did not answer in time.
+    #[error(
+        "the backend {} did not answer {} within {} s: is it up, and do its replies to that address come back to this host? (truepeer doctor tells)",
+        .route.backend, .route.client, waited.as_secs_f32()
+    )]
+    ConnectTimeout {
+        /// Whose connection.
+        route: Box<Route>,
+        /// How long we waited.
+        waited: Duration,
+    },
+    /// All headers in pieces together take too much memory.
+    #[error("too many headers are arriving in pieces: no memory is left for this one")]
+    OverHeaderBudget,
+    /// The system is out of epoll watches.
+    #[error("the connection can't be watched: {0}; see fs.epoll.max_user_watches")]
+    Unwatchable(Errno),
+    /// truepeer ends, and with it what was open; both connections are reset.
+    #[error("truepeer is stopping")]
+    Stopping,
+    /// No header can say what `--send-proxy` would have to.
+    #[error("no header for the backend can be made: {0}")]
+    Unencodable(EncodeError),
+}
+
+fn raises(error: &DecodeError) -> &'static str {
+    if error.kind == DecodeErrorKind::V2TooLong { "; --header-max raises it" } else { "" }
+}
+
+fn looks_like(hint: &Option<&'static str>) -> String {
+    hint.map_or_else(String::new, |hint| format!("; the first bytes look like: {hint}; is send-proxy on?"))
+}
+
+fn advice(error: &ConnectError) -> &'static str {
+    let ConnectError::Call(call) = error else {
+        return "; is it connected through this machine twice? (--on-conflict)";
+    };
+    match (call.call, call.errno) {
+        (name, Errno::PERM) if name.contains("TRANSPARENT") || name.contains("MARK") => {
+            "; give truepeer CAP_NET_RAW or CAP_NET_ADMIN, or run it as root"
+        }
+        ("bind" | "socket", Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT) => {
+            "; is IPv6 disabled on this machine?"
+        }
+        ("connect", Errno::CONNREFUSED) => "; is the backend listening there?",
+        _ => "",
+    }
+}
+
+impl CloseReason {
+    /// A connection that could not be delivered ends as it would have ended without us: reset.
+    pub(crate) fn resets_downstream(&self) -> bool {
+        matches!(self, Self::ConnectFailed { .. } | Self::ConnectTimeout { .. } | Self::Unencodable(_))
+    }
+
+    /// What is counted for it.
+    pub(crate) fn counter(&self) -> Counter {
+        match self {
+            Self::Finished => Counter::Finished,
+            Self::ResetByClient | Self::ResetByBackend => Counter::Reset,
+            Self::Idle => Counter::IdleTimeout,
+            Self::Stopping => Counter::Stopped,
+            Self::ClosedBeforeHeader => Counter::ClosedBeforeHeader,
+            Self::HeaderTimeout { .. }
+            | Self::InvalidHeader { .. }
+            | Self::Refused(_)
+            | Self::OverHeaderBudget => Counter::Refused,
+            Self::ConnectFailed { .. } | Self::ConnectTimeout { .. } => Counter::ConnectFailed,
+            Self::Unwatchable(_) | Self::Unencodable(_) => Counter::Refused,
+        }
+    }
+
+    /// The label of a complaint; `None` where the end is a normal one, worth no warning.
+    pub(crate) fn complaint(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::HeaderTimeout { .. } => "header_timeout",
+            Self::InvalidHeader { error, .. } => error.kind.as_str(),
+            Self::Refused(refusal) => refusal.reason(),
+            Self::ConnectFailed { .. } => "connect_failed",
+            Self::ConnectTimeout { .. } => "connect_timeout",
+            Self::OverHeaderBudget => "header_budget",
+            Self::Unwatchable(_) => "unwatchable",
+            Self::Unencodable(_) => "unencodable",
+            Self::Finished
+            | Self::ResetByClient
+            | Self::ResetByBackend
+            | Self::Idle
+            | Self::ClosedBeforeHeader
+            | Self::Stopping => return None,
+        })
+    }
+
+    /// A short name for the session's log line.
+    pub(crate) fn name(&self) -> &'static str {
+        self.complaint().unwrap_or(match self {
+            Self::ResetByClient => "reset_by_client",
+            Self::ResetByBackend => "reset_by_backend",
+            Self::Idle => "idle",
+            Self::ClosedBeforeHeader => "closed_before_header",
+            Self::Stopping => "stopping",
+            _ => "finished",
+        })
+    }
+}

@@ -1,0 +1,192 @@
+//! The stage in which the backend is dialled, as the client.
+
+use std::time::Duration;
+
+use rustix::io::Errno;
+use truepeer_policy::{OnConflict, Origin, Route};
+use truepeer_proto::Header;
+use truepeer_sys::CallError;
+
+use super::close::CloseReason;
+use super::half::{Backlog, End};
+use super::relaying::Relaying;
+use super::session::Context;
+use crate::io::{ConnectError, Io, Readiness, Upstream};
+
+/// Between attempts to get the client's own tuple, which its earlier connection may still be leaving.
+pub(crate) const CONFLICT_RETRY: Duration = Duration::from_millis(20);
+const CONFLICT_RETRIES: u8 = 2;
+
+/// A session whose backend has not answered yet.
+#[derive(Debug)]
+pub(crate) struct Connecting<S> {
+    downstream: End<S>,
+    route: Box<Route>,
+    /// What the backend is to receive first.
+    first: Backlog,
+    attempt: Attempt<S>,
+}
+
+#[derive(Debug)]
+enum Attempt<S> {
+    Dialled(End<S>),
+    /// The tuple was in use so many times.
+    InConflict(u8),
+}
+
+/// What dialling led to.
+pub(crate) enum Dialling<S, P> {
+    Connected(Relaying<S, P>, Box<Route>),
+    /// Until the backend answers.
+    Waiting(Connecting<S>),
+    /// Until the tuple may be free.
+    InConflict(Connecting<S>),
+    Failed(End<S>, CloseReason),
+}
+
+impl<S> Connecting<S> {
+    /// Dials the backend of `route`; `rest` is what came behind the header.
+    pub(crate) fn dial<I: Io<Socket = S>>(
+        cx: &mut Context<'_, I>,
+        downstream: End<S>,
+        route: Route,
+        header: Option<&Header<'_>>,
+        rest: &[u8],
+    ) -> Dialling<S, I::Pipe> {
+        let first = match route.send_proxy {
+            None => rest.into(),
+            Some(_) => {
+                match super::send_proxy::first_bytes(cx.io, &downstream.socket, &route, header, rest) {
+                    Ok(first) => first,
+                    Err(error) => return Dialling::Failed(downstream, CloseReason::Unencodable(error)),
+                }
+            }
+        };
+        let first = Backlog::of(first, &cx.budgets.backlog_bytes);
+        let session = Self { downstream, route: Box::new(route), first, attempt: Attempt::InConflict(0) };
+        session.attempt(cx)
+    }
+
+    /// Whose session it is.
+    pub(crate) fn route(&self) -> &Route {
+        &self.route
+    }
+
+    /// Tries (again) to connect from the client's tuple.
+    pub(crate) fn attempt<I: Io<Socket = S>>(mut self, cx: &mut Context<'_, I>) -> Dialling<S, I::Pipe> {
+        let Attempt::InConflict(failures) = self.attempt else { return Dialling::Waiting(self) };
+        match cx.io.connect(&self.upstream(cx.settings.mark, self.route.source)) {
+            Ok(socket) => self.on_dialled(cx, socket),
+            Err(ConnectError::TupleInUse) if failures < self.retries() => {
+                self.attempt = Attempt::InConflict(failures + 1);
+                Dialling::InConflict(self)
+            }
+            Err(ConnectError::TupleInUse) if self.route.on_conflict == OnConflict::Ephemeral => {
+                self.attempt_from_any_port(cx)
+            }
+            Err(error) => self.fail(error),
+        }
+    }
+
+    /// A sender that speaks for itself from this machine is using its tuple: waiting would not free it.
+    fn retries(&self) -> u8 {
+        if self.route.origin == Origin::Header { CONFLICT_RETRIES } else { 0 }
+    }
+
+    fn upstream(&self, mark: u32, source: Option<std::net::SocketAddr>) -> Upstream {
+        Upstream { source, backend: self.route.backend.get(), mark }
+    }
+
+    fn attempt_from_any_port<I: Io<Socket = S>>(self, cx: &mut Context<'_, I>) -> Dialling<S, I::Pipe> {
+        let any_port = self.route.source.map(|mut source| {
+            source.set_port(0);
+            source
+        });
+        match cx.io.connect(&self.upstream(cx.settings.mark, any_port)) {
+            Ok(socket) => {
+                cx.journal.on_port_replaced(cx.shard, &self.route, cx.now);
+                self.on_dialled(cx, socket)
+            }
+            Err(error) => self.fail(error),
+        }
+    }
+
+    fn on_dialled<I: Io<Socket = S>>(mut self, cx: &mut Context<'_, I>, socket: S) -> Dialling<S, I::Pipe> {
+        if let Err(errno) = cx.io.watch(&socket, cx.tokens.upstream) {
+            return Dialling::Failed(self.downstream, CloseReason::Unwatchable(errno));
+        }
+        let upstream = End { socket, ready: Readiness::default() };
+        if self.first.unsent().is_empty() {
+            self.attempt = Attempt::Dialled(upstream);
+            return Dialling::Waiting(self);
+        }
+        // Over loopback the handshake is over when connect() returns: the first bytes need not wait for an event.
+        match cx.io.send(&upstream.socket, self.first.unsent()) {
+            Ok(sent) => {
+                self.first.count_sent(sent);
+                self.connected(upstream)
+            }
+            // Not connected yet: the event will say when.
+            Err(Errno::AGAIN | Errno::INTR) => {
+                self.attempt = Attempt::Dialled(upstream);
+                Dialling::Waiting(self)
+            }
+            // Said only once: whoever asks the socket later is told that all is well.
+            Err(errno) => self.on_error(upstream, errno),
+        }
+    }
+
+    /// An event of the sender's connection: it will be looked at when there is somebody to relay to.
+    pub(crate) fn note_downstream(&mut self, event: Readiness) {
+        self.downstream.ready.merge(event);
+    }
+
+    /// An event of the backend's connection: it has answered.
+    pub(crate) fn on_upstream<I: Io<Socket = S>>(
+        mut self,
+        cx: &mut Context<'_, I>,
+        event: Readiness,
+    ) -> Dialling<S, I::Pipe> {
+        let mut upstream = match std::mem::replace(&mut self.attempt, Attempt::InConflict(0)) {
+            Attempt::Dialled(upstream) => upstream,
+            attempt @ Attempt::InConflict(_) => {
+                self.attempt = attempt;
+                return Dialling::InConflict(self);
+            }
+        };
+        if let Err(errno) = cx.io.connect_result(&upstream.socket) {
+            return self.on_error(upstream, errno);
+        }
+        upstream.ready.merge(event);
+        if !upstream.ready.writable {
+            self.attempt = Attempt::Dialled(upstream);
+            return Dialling::Waiting(self);
+        }
+        self.connected(upstream)
+    }
+
+    /// The backend refuses, can't be reached, or has reset.
+    fn on_error<P>(self, mut upstream: End<S>, errno: Errno) -> Dialling<S, P> {
+        if matches!(errno, Errno::CONNRESET | Errno::PIPE) {
+            // Linux's tcp_reset(): this comes of a connection that was established, REFUSED of one that was not. What
+            // the backend has sent before it reset is still to be read.
+            upstream.ready = Readiness::BROKEN;
+            return self.connected(upstream);
+        }
+        self.fail(CallError { call: "connect", errno }.into())
+    }
+
+    fn connected<P>(self, mut upstream: End<S>) -> Dialling<S, P> {
+        upstream.ready.writable = true;
+        Dialling::Connected(Relaying::new(self.downstream, upstream, self.first), self.route)
+    }
+
+    fn fail<P>(self, error: ConnectError) -> Dialling<S, P> {
+        Dialling::Failed(self.downstream, CloseReason::ConnectFailed { route: self.route, error })
+    }
+
+    /// The backend did not answer in time.
+    pub(crate) fn time_out<P>(self, waited: Duration) -> Dialling<S, P> {
+        Dialling::Failed(self.downstream, CloseReason::ConnectTimeout { route: self.route, waited })
+    }
+}

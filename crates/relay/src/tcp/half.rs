@@ -1,0 +1,373 @@
+//! One direction of a session: bytes from one socket to the other, none lost, none kept longer than needed.
+//!
+//! ```text
+//!            read fills the buffer                 no pipe to be had, or 8 small moves in a row
+//!   copy ─────────────────────────▶ splice     splice ─────────────────────────▶ copy
+//! ```
+//! *Copying* goes through the worker's one buffer; what the receiver does not take at once is kept in a backlog of
+//! exactly that size. *Splicing* moves bulk through a kernel pipe that is held only while it holds bytes. Nothing is
+//! read while anything is held, so a slow receiver slows its sender, and a session's memory is bounded by one
+//! backlog or one pipe each way.
+
+use rustix::io::Errno;
+
+use crate::budget::{Budget, Permit};
+use crate::io::{Io, Readiness};
+
+/// What is read at once when copying, in bytes; also the most that a backlog holds.
+pub(crate) const COPY_BYTES: usize = 64 << 10;
+/// What is peeked at once when the budget for backlogs is used up.
+const PEEK_BYTES: usize = 16 << 10;
+/// Moves below this size are not bulk.
+const SMALL_BYTES: usize = 4 << 10;
+/// Small moves after which splicing no longer pays.
+const BULK_PATIENCE: u8 = 8;
+/// Moves per call, so that one session never starves the others.
+const MOVES_PER_TURN: usize = 16;
+
+/// One end of a session.
+#[derive(Debug)]
+pub(crate) struct End<S> {
+    pub(crate) socket: S,
+    pub(crate) ready: Readiness,
+}
+
+/// What a half may use while it pumps.
+pub(crate) struct Means<'a, I> {
+    pub(crate) io: &'a mut I,
+    /// At least [`COPY_BYTES`] long; its contents mean nothing between calls.
+    pub(crate) scratch: &'a mut [u8],
+    pub(crate) backlog_bytes: &'a Budget,
+}
+
+/// How a turn of pumping ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pumped {
+    /// Until an event says otherwise, there is nothing to do.
+    Blocked,
+    /// The turn was over before the work was.
+    TurnOver,
+    /// The stream ended, all of it was delivered, and the end was passed on.
+    Finished,
+    /// The reading side was reset; all that came before was delivered.
+    SourceReset,
+    /// The writing side is broken: nothing can be delivered any more.
+    SinkBroken,
+}
+
+/// One direction.
+#[derive(Debug)]
+pub(crate) struct Half<P> {
+    held: Held<P>,
+    input: Input,
+    bulk: u8,
+    delivered_bytes: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Input {
+    Open,
+    Ended,
+    Reset,
+    /// The end was passed on, or nobody is left to pass anything to.
+    Closed,
+}
+
+#[derive(Debug)]
+enum Held<P> {
+    Nothing,
+    Backlog(Backlog),
+    Piped { pipe: P, bytes: usize },
+}
+
+/// Bytes that were read and that the other side has not taken.
+#[derive(Debug)]
+pub(crate) struct Backlog {
+    bytes: Box<[u8]>,
+    sent: usize,
+    _permit: Option<Permit>,
+}
+
+impl Backlog {
+    /// Holds `bytes`, within the budget if its owner has [asked it](Budget::has).
+    pub(crate) fn of(bytes: Box<[u8]>, budget: &Budget) -> Self {
+        let permit = (!bytes.is_empty()).then(|| budget.take_anyway(bytes.len()));
+        Self { bytes, sent: 0, _permit: permit }
+    }
+
+    pub(crate) fn unsent(&self) -> &[u8] {
+        &self.bytes[self.sent..]
+    }
+
+    pub(crate) fn count_sent(&mut self, bytes: usize) {
+        self.sent += bytes;
+    }
+}
+
+enum Step {
+    Moved,
+    Wait,
+    SinkBroken,
+}
+
+impl<P> Half<P> {
+    /// A half that begins with nothing to deliver.
+    pub(crate) fn new() -> Self {
+        Self { held: Held::Nothing, input: Input::Open, bulk: 0, delivered_bytes: 0 }
+    }
+
+    /// A half that delivers `first` before anything else: what came behind the header.
+    pub(crate) fn starting_with(first: Backlog) -> Self {
+        let mut half = Self::new();
+        half.delivered_bytes = first.sent as u64;
+        if !first.unsent().is_empty() {
+            half.held = Held::Backlog(first);
+        }
+        half
+    }
+
+    /// Bytes that the receiver's socket has taken.
+    pub(crate) fn delivered_bytes(&self) -> u64 {
+        self.delivered_bytes
+    }
+
+    /// Whether bytes that came from `from` have not been delivered.
+    pub(crate) fn owes<S>(&self, from: &End<S>) -> bool {
+        let unread = self.input == Input::Open && from.ready.readable;
+        unread || !matches!(self.held, Held::Nothing)
+    }
+
+    /// Gives up: what is held can't be delivered to anybody.
+    pub(crate) fn abandon(&mut self) {
+        self.held = Held::Nothing;
+        self.input = Input::Closed;
+    }
+
+    /// Moves bytes until something blocks, ends or breaks, or the turn is over.
+    pub(crate) fn pump<I: Io<Pipe = P>>(
+        &mut self,
+        means: &mut Means<'_, I>,
+        from: &mut End<I::Socket>,
+        to: &mut End<I::Socket>,
+    ) -> Pumped {
+        for _ in 0..MOVES_PER_TURN {
+            let step = match (&self.held, self.input) {
+                (Held::Backlog(_), _) => self.send_backlog(means, to),
+                (Held::Piped { .. }, _) => self.drain_pipe(means, to),
+                (Held::Nothing, Input::Open) if from.ready.readable && to.ready.writable => {
+                    self.read(means, from, to)
+                }
+                (Held::Nothing, Input::Open) => Step::Wait,
+                (Held::Nothing, Input::Ended) => self.pass_the_end_on(means.io, to),
+                (Held::Nothing, Input::Reset) => return Pumped::SourceReset,
+                (Held::Nothing, Input::Closed) => return Pumped::Finished,
+            };
+            match step {
+                Step::Moved => {}
+                Step::Wait => return Pumped::Blocked,
+                Step::SinkBroken => {
+                    // This took the connection's error: the half that reads from it would find an orderly end.
+                    to.ready.error = true;
+                    return Pumped::SinkBroken;
+                }
+            }
+        }
+        Pumped::TurnOver
+    }
+
+    fn pass_the_end_on<I: Io>(&mut self, io: &mut I, to: &End<I::Socket>) -> Step {
+        match io.shutdown_write(&to.socket) {
+            Ok(()) => {
+                self.input = Input::Closed;
+                Step::Moved
+            }
+            Err(_) => Step::SinkBroken,
+        }
+    }
+
+    fn read<I: Io<Pipe = P>>(
+        &mut self,
+        means: &mut Means<'_, I>,
+        from: &mut End<I::Socket>,
+        to: &mut End<I::Socket>,
+    ) -> Step {
+        if self.bulk > 0 && !from.ready.urgent {
+            match means.io.pipe() {
+                Some(pipe) => return self.fill_pipe(means, from, pipe),
+                None => self.bulk = 0,
+            }
+        }
+        if means.backlog_bytes.has(COPY_BYTES) {
+            self.copy(means, from, to)
+        } else {
+            self.copy_holding_nothing(means, from, to)
+        }
+    }
+
+    /// What a read that gave nothing means.
+    fn on_read_error<S>(&mut self, from: &mut End<S>, errno: Errno) -> Step {
+        match errno {
+            Errno::AGAIN => {
+                from.ready.readable = false;
+                Step::Wait
+            }
+            Errno::INTR => Step::Moved,
+            _ => self.on_input_end(true),
+        }
+    }
+
+    /// A broken connection reports its error once, to whoever asks first; after that it reads like an orderly end.
+    fn on_input_end(&mut self, broken: bool) -> Step {
+        self.input = if broken { Input::Reset } else { Input::Ended };
+        Step::Moved
+    }
+}
+
+/// Copying, while reads are small.
+impl<P> Half<P> {
+    fn copy<I: Io<Pipe = P>>(
+        &mut self,
+        means: &mut Means<'_, I>,
+        from: &mut End<I::Socket>,
+        to: &mut End<I::Socket>,
+    ) -> Step {
+        let length = match means.io.recv(&from.socket, &mut means.scratch[..COPY_BYTES]) {
+            Ok(0) => return self.on_input_end(from.ready.error),
+            Ok(length) => length,
+            Err(errno) => return self.on_read_error(from, errno),
+        };
+        self.note_read(from, length, COPY_BYTES);
+        let rest = match means.io.send(&to.socket, &means.scratch[..length]) {
+            Ok(sent) => {
+                self.delivered_bytes += sent as u64;
+                &means.scratch[sent..length]
+            }
+            Err(Errno::AGAIN | Errno::INTR) => &means.scratch[..length],
+            Err(_) => return Step::SinkBroken,
+        };
+        if !rest.is_empty() {
+            self.held = Held::Backlog(Backlog::of(rest.into(), means.backlog_bytes));
+        }
+        Step::Moved
+    }
+
+    /// When all sessions' backlogs together have reached their bound: bytes stay with the kernel until the receiver
+    /// has taken them. One call more per move, and nothing to hold.
+    fn copy_holding_nothing<I: Io<Pipe = P>>(
+        &mut self,
+        means: &mut Means<'_, I>,
+        from: &mut End<I::Socket>,
+        to: &mut End<I::Socket>,
+    ) -> Step {
+        let length = match means.io.peek(&from.socket, &mut means.scratch[..PEEK_BYTES]) {
+            Ok(0) => return self.on_input_end(from.ready.error),
+            Ok(length) => length,
+            Err(errno) => return self.on_read_error(from, errno),
+        };
+        if length == PEEK_BYTES {
+            self.bulk = BULK_PATIENCE;
+        }
+        match means.io.send(&to.socket, &means.scratch[..length]) {
+            Ok(sent) => {
+                self.delivered_bytes += sent as u64;
+                match means.io.discard(&from.socket, sent) {
+                    Ok(()) => Step::Moved,
+                    Err(errno) => self.on_read_error(from, errno),
+                }
+            }
+            Err(Errno::AGAIN) => {
+                to.ready.writable = false;
+                Step::Wait
+            }
+            Err(Errno::INTR) => Step::Moved,
+            Err(_) => Step::SinkBroken,
+        }
+    }
+
+    fn note_read<S>(&mut self, from: &mut End<S>, length: usize, most: usize) {
+        if length == most {
+            self.bulk = BULK_PATIENCE;
+        } else {
+            from.ready.on_short_read();
+        }
+    }
+
+    fn send_backlog<I: Io>(&mut self, means: &mut Means<'_, I>, to: &mut End<I::Socket>) -> Step {
+        let Held::Backlog(backlog) = &mut self.held else { return Step::Moved };
+        if !to.ready.writable {
+            return Step::Wait;
+        }
+        match means.io.send(&to.socket, backlog.unsent()) {
+            Ok(sent) => {
+                backlog.count_sent(sent);
+                self.delivered_bytes += sent as u64;
+                if backlog.unsent().is_empty() {
+                    self.held = Held::Nothing;
+                }
+                Step::Moved
+            }
+            Err(errno) => on_write_error(to, errno),
+        }
+    }
+}
+
+/// Splicing, while reads are bulk.
+impl<P> Half<P> {
+    fn fill_pipe<I: Io<Pipe = P>>(
+        &mut self,
+        means: &mut Means<'_, I>,
+        from: &mut End<I::Socket>,
+        pipe: P,
+    ) -> Step {
+        match means.io.splice_in(&from.socket, &pipe) {
+            Ok(0) => {
+                means.io.recycle(pipe);
+                self.on_input_end(from.ready.error)
+            }
+            Ok(bytes) => {
+                self.bulk = if bytes < SMALL_BYTES { self.bulk - 1 } else { BULK_PATIENCE };
+                self.held = Held::Piped { pipe, bytes };
+                Step::Moved
+            }
+            Err(errno) => {
+                means.io.recycle(pipe);
+                self.on_read_error(from, errno)
+            }
+        }
+    }
+
+    fn drain_pipe<I: Io<Pipe = P>>(&mut self, means: &mut Means<'_, I>, to: &mut End<I::Socket>) -> Step {
+        let Held::Piped { pipe, bytes } = &mut self.held else { return Step::Moved };
+        if !to.ready.writable {
+            return Step::Wait;
+        }
+        match means.io.splice_out(pipe, &to.socket, *bytes) {
+            Ok(moved) => {
+                *bytes -= moved;
+                self.delivered_bytes += moved as u64;
+                self.recycle_when_empty(means.io);
+                Step::Moved
+            }
+            Err(errno) => on_write_error(to, errno),
+        }
+    }
+
+    fn recycle_when_empty<I: Io<Pipe = P>>(&mut self, io: &mut I) {
+        if let Held::Piped { bytes: 0, .. } = self.held
+            && let Held::Piped { pipe, .. } = std::mem::replace(&mut self.held, Held::Nothing)
+        {
+            io.recycle(pipe);
+        }
+    }
+}
+
+fn on_write_error<S>(to: &mut End<S>, errno: Errno) -> Step {
+    match errno {
+        Errno::AGAIN => {
+            to.ready.writable = false;
+            Step::Wait
+        }
+        Errno::INTR => Step::Moved,
+        _ => Step::SinkBroken,
+    }
+}

@@ -1,0 +1,405 @@
+//! One session: its stages, and who is told what when it ends.
+//!
+//! ```text
+//! AwaitHeader ──▶ Connecting ──▶ Relaying ──▶ closed
+//!      └──────────────┴──────────────┴──────────▲
+//! ```
+//! Stages are consumed and replaced, except `Relaying`, which is where time is spent and works in place. A session
+//! never sees a clock or an event loop: both come in as parameters, what it waits for goes out as a [`Verdict`].
+
+use std::time::Instant;
+
+use truepeer_policy::{HeaderRule, Policy, Route, SenderAddr};
+use truepeer_proto::Header;
+
+use super::close::CloseReason;
+use super::connecting::{Connecting, Dialling};
+use super::half::{End, Means};
+use super::header::{HeaderReader, Opening, Rules};
+use super::relaying::{Progress, Relaying, Side};
+use crate::budget::{Budgets, Permit};
+use crate::counters::{Counter, Shard};
+use crate::deadlines::{Link, Linked};
+use crate::io::{Io, Readiness, Token};
+use crate::settings::ListenerSettings;
+use crate::worker::{Ended, Journal};
+
+/// The user data of a session's two sockets.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tokens {
+    pub(crate) downstream: Token,
+    pub(crate) upstream: Token,
+}
+
+/// Everything around a session while it works.
+pub(crate) struct Context<'a, I> {
+    pub(crate) io: &'a mut I,
+    pub(crate) tokens: Tokens,
+    pub(crate) settings: &'a ListenerSettings,
+    pub(crate) policy: &'a Policy,
+    pub(crate) budgets: &'a Budgets,
+    pub(crate) journal: &'a Journal,
+    pub(crate) shard: &'a Shard,
+    pub(crate) now: Instant,
+}
+
+/// What a session wants after it was given its turn.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// An event, or this deadline, whichever is first.
+    Wait(Deadline),
+    /// Another turn, after the others had theirs.
+    Again,
+    /// To end.
+    Close(CloseReason),
+}
+
+/// What a session's one deadline is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Deadline {
+    /// The one that runs already.
+    Unchanged,
+    Header,
+    Connect,
+    ConflictRetry,
+    ResetCheck,
+    Idle,
+}
+
+/// A session, at any stage.
+#[derive(Debug)]
+pub(crate) struct Session<S, P> {
+    stage: Stage<S, P>,
+    sender: SenderAddr,
+    /// Boxed: it is looked at twice in a session's life.
+    route: Option<Box<Route>>,
+    began: Instant,
+    listener: u16,
+    link: Link,
+    /// Another turn was asked for and not given yet. Until then events are only noted: a session has one turn per
+    /// round, however many events its sockets have.
+    turn_due: bool,
+    _permit: Permit,
+}
+
+#[derive(Debug)]
+enum Stage<S, P> {
+    AwaitHeader { downstream: End<S>, reader: HeaderReader },
+    Connecting(Connecting<S>),
+    Relaying(Relaying<S, P>),
+    Over,
+}
+
+impl<S, P> Linked for Session<S, P> {
+    fn link(&mut self) -> &mut Link {
+        &mut self.link
+    }
+}
+
+impl<S, P> Session<S, P> {
+    /// A session that begins with an accepted connection.
+    pub(crate) fn new(socket: S, sender: SenderAddr, listener: u16, now: Instant, permit: Permit) -> Self {
+        let downstream = End { socket, ready: Readiness::FRESH };
+        Self {
+            stage: Stage::AwaitHeader { downstream, reader: HeaderReader::default() },
+            sender,
+            route: None,
+            began: now,
+            listener,
+            link: Link::default(),
+            turn_due: false,
+            _permit: permit,
+        }
+    }
+
+    /// Whose listener's rules apply.
+    pub(crate) fn listener(&self) -> u16 {
+        self.listener
+    }
+
+    fn route(&self) -> Option<&Route> {
+        match &self.stage {
+            Stage::Connecting(connecting) => Some(connecting.route()),
+            _ => self.route.as_deref(),
+        }
+    }
+
+    /// The first turn: what has come with the connection is read at once.
+    pub(crate) fn begin<I>(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict
+    where
+        I: Io<Socket = S, Pipe = P>,
+    {
+        let Stage::AwaitHeader { downstream, .. } = &self.stage else {
+            return Verdict::Wait(Deadline::Unchanged);
+        };
+        if let Err(errno) = cx.io.watch(&downstream.socket, cx.tokens.downstream) {
+            return Verdict::Close(CloseReason::Unwatchable(errno));
+        }
+        match self.work(cx, scratch) {
+            Verdict::Wait(Deadline::Unchanged) => Verdict::Wait(Deadline::Header),
+            verdict => verdict,
+        }
+    }
+
+    /// A turn after an event of one of the two sockets.
+    pub(crate) fn on_event<I>(
+        &mut self,
+        cx: &mut Context<'_, I>,
+        scratch: &mut [u8],
+        side: Side,
+        event: Readiness,
+    ) -> Verdict
+    where
+        I: Io<Socket = S, Pipe = P>,
+    {
+        match &mut self.stage {
+            Stage::Relaying(relaying) => relaying.note(side, event),
+            Stage::AwaitHeader { downstream, .. } => downstream.ready.merge(event),
+            Stage::Connecting(connecting) if side == Side::Downstream => {
+                connecting.note_downstream(event);
+                return Verdict::Wait(Deadline::Unchanged);
+            }
+            Stage::Connecting(_) => return self.on_backend_event(cx, scratch, event),
+            Stage::Over => {}
+        }
+        if self.turn_due {
+            return Verdict::Wait(Deadline::Unchanged);
+        }
+        self.work(cx, scratch)
+    }
+
+    /// The further turn that was asked for with [`Verdict::Again`].
+    pub(crate) fn turn<I>(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict
+    where
+        I: Io<Socket = S, Pipe = P>,
+    {
+        self.turn_due = false;
+        self.work(cx, scratch)
+    }
+
+    /// Works with what is known to be ready.
+    fn work<I>(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict
+    where
+        I: Io<Socket = S, Pipe = P>,
+    {
+        match &mut self.stage {
+            Stage::Relaying(relaying) => {
+                let mut means = Means { io: cx.io, scratch, backlog_bytes: &cx.budgets.backlog_bytes };
+                let progress = relaying.run(&mut means);
+                self.judge(progress)
+            }
+            Stage::AwaitHeader { .. } => self.read_header(cx, scratch),
+            Stage::Connecting(_) | Stage::Over => Verdict::Wait(Deadline::Unchanged),
+        }
+    }
+
+    /// The deadline has passed.
+    pub(crate) fn on_deadline<I>(
+        &mut self,
+        cx: &mut Context<'_, I>,
+        scratch: &mut [u8],
+        deadline: Deadline,
+    ) -> Verdict
+    where
+        I: Io<Socket = S, Pipe = P>,
+    {
+        if self.turn_due {
+            // It works: it only shares the worker with many.
+            return Verdict::Wait(deadline);
+        }
+        match (std::mem::replace(&mut self.stage, Stage::Over), deadline) {
+            (Stage::AwaitHeader { downstream, reader }, Deadline::Header) => {
+                self.on_header_timeout(cx, downstream, &reader)
+            }
+            (Stage::Connecting(connecting), Deadline::ConflictRetry) => {
+                let dialling = connecting.attempt(cx);
+                self.adopt(cx, dialling)
+            }
+            (Stage::Connecting(connecting), Deadline::Connect) => {
+                let dialling = connecting.time_out(cx.settings.connect_timeout);
+                self.adopt(cx, dialling)
+            }
+            (Stage::Relaying(mut relaying), Deadline::ResetCheck) => {
+                let mut means = Means { io: cx.io, scratch, backlog_bytes: &cx.budgets.backlog_bytes };
+                let progress = relaying.check_reset(&mut means);
+                self.stage = Stage::Relaying(relaying);
+                self.judge(progress)
+            }
+            (stage @ Stage::Relaying(_), Deadline::Idle) => {
+                self.stage = stage;
+                Verdict::Close(CloseReason::Idle)
+            }
+            (stage, _) => {
+                self.stage = stage;
+                Verdict::Wait(Deadline::Unchanged)
+            }
+        }
+    }
+
+    /// A sender that may, but need not send a header, and has sent nothing: its client waits for the backend to speak.
+    fn on_header_timeout<I>(
+        &mut self,
+        cx: &mut Context<'_, I>,
+        downstream: End<S>,
+        reader: &HeaderReader,
+    ) -> Verdict
+    where
+        I: Io<Socket = S, Pipe = P>,
+    {
+        if reader.is_silent() && cx.policy.admit(self.sender) == Ok(HeaderRule::Optional) {
+            return self.open(cx, downstream, None, &[]);
+        }
+        let waited = cx.settings.header_timeout;
+        Verdict::Close(CloseReason::HeaderTimeout { waited, received: reader.seen().len() })
+    }
+
+    fn read_header<I>(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict
+    where
+        I: Io<Socket = S, Pipe = P>,
+    {
+        let Stage::AwaitHeader { mut downstream, mut reader } =
+            std::mem::replace(&mut self.stage, Stage::Over)
+        else {
+            return Verdict::Wait(Deadline::Unchanged);
+        };
+        let header = match cx.policy.admit(self.sender) {
+            Ok(HeaderRule::Forbid) => return self.open(cx, downstream, None, &[]),
+            Ok(rule) => rule,
+            Err(refusal) => return Verdict::Close(refusal.into()),
+        };
+        let rules = Rules {
+            header,
+            limits: cx.settings.header_limits,
+            header_bytes: &cx.budgets.header_bytes,
+            backlog_bytes: &cx.budgets.backlog_bytes,
+        };
+        while downstream.ready.readable {
+            match reader.read(cx.io, &mut downstream, scratch, rules) {
+                Opening::Incomplete => {}
+                Opening::Header { header, rest } => return self.open(cx, downstream, Some(&header), rest),
+                Opening::Plain(bytes) => return self.open(cx, downstream, None, bytes),
+                Opening::Closed => return Verdict::Close(CloseReason::ClosedBeforeHeader),
+                Opening::OverBudget => return Verdict::Close(CloseReason::OverHeaderBudget),
+                Opening::Invalid { error, seen } => {
+                    return Verdict::Close(CloseReason::InvalidHeader {
+                        error,
+                        hint: truepeer_proto::sniff(seen),
+                    });
+                }
+            }
+        }
+        self.stage = Stage::AwaitHeader { downstream, reader };
+        Verdict::Wait(Deadline::Unchanged)
+    }
+
+    /// Asks the policy where the session goes, and dials.
+    fn open<I>(
+        &mut self,
+        cx: &mut Context<'_, I>,
+        downstream: End<S>,
+        header: Option<&Header<'_>>,
+        rest: &[u8],
+    ) -> Verdict
+    where
+        I: Io<Socket = S, Pipe = P>,
+    {
+        let route = match cx.policy.route(self.sender, header) {
+            Ok(route) => route,
+            Err(refusal) => return Verdict::Close(refusal.into()),
+        };
+        if let Some(range) = route.special {
+            cx.journal.on_special_claim(&route, self.sender, range, cx.now);
+        }
+        let dialling = Connecting::dial(cx, downstream, route, header, rest);
+        self.adopt(cx, dialling)
+    }
+
+    fn on_backend_event<I>(
+        &mut self,
+        cx: &mut Context<'_, I>,
+        scratch: &mut [u8],
+        event: Readiness,
+    ) -> Verdict
+    where
+        I: Io<Socket = S, Pipe = P>,
+    {
+        let Stage::Connecting(connecting) = std::mem::replace(&mut self.stage, Stage::Over) else {
+            return Verdict::Wait(Deadline::Unchanged);
+        };
+        let dialling = connecting.on_upstream(cx, event);
+        match self.adopt(cx, dialling) {
+            Verdict::Wait(Deadline::Idle) => self.work(cx, scratch),
+            verdict => verdict,
+        }
+    }
+
+    /// Enters the stage that dialling led to.
+    fn adopt<I: Io<Socket = S, Pipe = P>>(
+        &mut self,
+        cx: &mut Context<'_, I>,
+        dialling: Dialling<S, P>,
+    ) -> Verdict {
+        match dialling {
+            Dialling::Connected(relaying, route) => {
+                cx.shard.count(Counter::Relayed);
+                self.route = Some(route);
+                self.stage = Stage::Relaying(relaying);
+                Verdict::Wait(Deadline::Idle)
+            }
+            Dialling::Waiting(connecting) => {
+                self.stage = Stage::Connecting(connecting);
+                Verdict::Wait(Deadline::Connect)
+            }
+            Dialling::InConflict(connecting) => {
+                self.stage = Stage::Connecting(connecting);
+                Verdict::Wait(Deadline::ConflictRetry)
+            }
+            Dialling::Failed(downstream, reason) => {
+                if reason.resets_downstream() {
+                    cx.io.reset_when_closed(&downstream.socket);
+                }
+                Verdict::Close(reason)
+            }
+        }
+    }
+
+    /// What relaying says, as the session's verdict. Progress of any kind starts the idle time-out anew.
+    fn judge(&mut self, progress: Result<Progress, CloseReason>) -> Verdict {
+        match progress {
+            Ok(Progress::Waiting) => Verdict::Wait(Deadline::Idle),
+            Ok(Progress::TurnOver) => {
+                self.turn_due = true;
+                Verdict::Again
+            }
+            Ok(Progress::Resetting) => Verdict::Wait(Deadline::ResetCheck),
+            Ok(Progress::StillResetting) => Verdict::Wait(Deadline::Unchanged),
+            Err(reason) => Verdict::Close(reason),
+        }
+    }
+
+    /// The last turn: tells whoever must know. The sockets close when the session is dropped.
+    pub(crate) fn close<I: Io<Socket = S>>(&self, cx: &mut Context<'_, I>, reason: &CloseReason) {
+        let (mut bytes_up, mut bytes_down) = (0, 0);
+        if let Stage::Relaying(relaying) = &self.stage {
+            (bytes_up, bytes_down) = relaying.delivered_bytes();
+            match reason {
+                // The end of a stream that truepeer ends must not look like the sender's own.
+                CloseReason::ResetByClient | CloseReason::ResetByBackend | CloseReason::Stopping => {
+                    relaying.reset(cx.io);
+                }
+                _ => relaying.cut(cx.io),
+            }
+        }
+        cx.shard.add(Counter::BytesUp, bytes_up);
+        cx.shard.add(Counter::BytesDown, bytes_down);
+        let ended = Ended {
+            sender: self.sender,
+            route: self.route(),
+            listener: cx.settings.address,
+            bytes_up,
+            bytes_down,
+            began: self.began,
+        };
+        cx.journal.on_close(cx.shard, &ended, reason, cx.now);
+    }
+}

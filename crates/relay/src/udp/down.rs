@@ -1,0 +1,91 @@
+//! Replies from backends to senders.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+
+use truepeer_sys::udp::{Arrival, Local};
+
+use super::flow::{Back, Sending, open_reply_socket};
+use super::gate::Gate;
+use super::outbox::{Datagram, Sent, Way, send};
+use super::{Context, Flows};
+use crate::counters::Counter;
+use crate::table::Key;
+
+impl Flows {
+    /// A flow's backend has answered.
+    pub(crate) fn on_reply(&mut self, cx: &Context<'_>, key: Key) {
+        let Some(flow) = self.table.get_mut(key) else { return };
+        match self.received.receive(flow.upstream.as_fd()) {
+            Ok(_) => {}
+            // ECONNREFUSED above all: the backend is restarting. The flow outlives that; the error was taken off the
+            // socket, and what waits behind it will be announced again.
+            Err(_) => return,
+        }
+        let gate = &self.gates[flow.back.gate];
+        let mut datagrams = Vec::new();
+        for arrival in self.received.arrivals() {
+            let payloads = arrival.datagrams().map(|reply| flow.sending.take_header_off(reply));
+            datagrams.extend(payloads.map(|payload| Datagram { prefix: &flow.reply_header, payload }));
+        }
+        let sent = flow.back.send(gate, &datagrams, &mut flow.merge_down);
+        flow.down.add(sent);
+        cx.shard.add(Counter::DatagramsDown, sent.datagrams);
+        cx.shard.add(Counter::BytesDown, sent.bytes);
+        if sent.dropped > 0 {
+            cx.shard.add(Counter::DatagramsDropped, sent.dropped);
+        }
+        let udp = cx.listeners[usize::from(gate.listener)].settings.udp.as_ref();
+        // Where datagrams are bare, only the sender's own tell that it still knows the flow.
+        if udp.is_some_and(|udp| !udp.sending.unwrap_or(udp.dialect).has_bare_datagrams()) {
+            self.table.touch(key, cx.now);
+        }
+    }
+}
+
+impl Sending {
+    /// What a reply holds for the client. In `spp` it carries our header back; one without it is not for us to judge.
+    fn take_header_off<'a>(&self, reply: &'a [u8]) -> &'a [u8] {
+        match self {
+            Self::Each { header, replies_carry_it: true } => reply.strip_prefix(&**header).unwrap_or(reply),
+            _ => reply,
+        }
+    }
+}
+
+impl Back {
+    /// The way back for what has come in by `arrival`.
+    pub(super) fn new(number: usize, gate: &Gate, arrival: &Arrival<'_>) -> Self {
+        let mut back = Self { gate: number, sender: arrival.from, local: None, own_socket: None };
+        back.follow(number, gate, arrival);
+        back
+    }
+
+    /// Replies take the newest way.
+    pub(super) fn follow(&mut self, number: usize, gate: &Gate, arrival: &Arrival<'_>) {
+        self.gate = number;
+        self.sender = arrival.from;
+        self.local = arrival.local.filter(|local| !local.ip.is_multicast() && !is_broadcast(local));
+        let other_port = gate.destination_of(arrival).filter(|destination| destination.port() != gate.port);
+        if other_port == self.own_socket.as_ref().map(|(local, _)| *local) {
+            return;
+        }
+        // Should it fail, replies leave from the listener's port: better than none.
+        self.own_socket = other_port.and_then(|local| Some((local, open_reply_socket(local).ok()?)));
+    }
+
+    fn send(&self, gate: &Gate, datagrams: &[Datagram<'_>], may_merge: &mut bool) -> Sent {
+        let way = match &self.own_socket {
+            Some((_, socket)) => {
+                let to = SocketAddr::new(self.sender.ip().to_canonical(), self.sender.port());
+                Way { socket: socket.as_fd(), to: Some(to), from: None }
+            }
+            None => Way { socket: gate.socket.as_fd(), to: Some(self.sender), from: self.local },
+        };
+        send(way, datagrams, may_merge)
+    }
+}
+
+fn is_broadcast(local: &Local) -> bool {
+    matches!(local.ip, std::net::IpAddr::V4(ip) if ip.is_broadcast())
+}

@@ -1,0 +1,155 @@
+//! One flow: a client's datagrams, an upstream socket that appears as the client, and the way back.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use truepeer_policy::{OnConflict, Route, SenderAddr};
+use truepeer_sys::socket::{set_mark, set_transparent};
+use truepeer_sys::udp::{Local, enable_gro, grow_buffers, supports_segmentation, udp_socket};
+use truepeer_sys::{CallError, Named};
+
+use super::outbox::Sent;
+use super::table::FlowKey;
+use super::tuples::{Tuple, Tuples};
+use crate::budget::Permit;
+use crate::counters::Counter;
+use crate::io::ConnectError;
+use crate::worker::EndedFlow;
+
+/// Buffers of an upstream socket: a flow's share of a burst.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// One flow.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    pub(crate) upstream: OwnedFd,
+    pub(crate) route: Box<Route>,
+    /// Where replies go: the sender's newest address.
+    pub(crate) back: Back,
+    /// In `spp`: the header that replies carry back.
+    pub(crate) reply_header: Box<[u8]>,
+    pub(crate) sending: Sending,
+    pub(crate) merge_up: bool,
+    pub(crate) merge_down: bool,
+    pub(crate) up: Sent,
+    pub(crate) down: Sent,
+    pub(crate) began: Instant,
+    pub(crate) permit: Permit,
+    /// None where the upstream socket does not have the client's address and port.
+    pub(crate) _tuple: Option<Tuple>,
+}
+
+/// The way back to the sender.
+#[derive(Debug)]
+pub(crate) struct Back {
+    pub(crate) gate: usize,
+    /// As the kernel gave it: an IPv4 sender of a dual-stack socket is `::ffff:a.b.c.d` here.
+    pub(crate) sender: SocketAddr,
+    pub(crate) local: Option<Local>,
+    /// TPROXY brought the datagram from a port that is not the listener's: replies leave from there.
+    pub(crate) own_socket: Option<(SocketAddr, OwnedFd)>,
+}
+
+/// What is put in front of what goes to the backend (`--send-proxy`).
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Sending {
+    /// Nothing: the upstream socket has the client's address.
+    Nothing,
+    /// This, on each datagram; replies may carry as much in front of them, to be taken off (`spp`).
+    Each { header: Box<[u8]>, replies_carry_it: bool },
+    /// This, once: on the first datagram, or alone before it.
+    Once { header: Box<[u8]>, alone: bool },
+}
+
+impl Flow {
+    /// What its log line says.
+    pub(crate) fn ended(&self, listener: SocketAddr, why: Counter) -> EndedFlow<'_> {
+        EndedFlow {
+            sender: SenderAddr::new(self.back.sender),
+            route: &self.route,
+            listener,
+            datagrams_up: self.up.datagrams,
+            datagrams_down: self.down.datagrams,
+            bytes_up: self.up.bytes,
+            bytes_down: self.down.bytes,
+            began: self.began,
+            close: if why == Counter::FlowsEvicted { "evicted" } else { "silent" },
+        }
+    }
+}
+
+/// An upstream socket, connected to the route's backend.
+pub(super) struct Upstream {
+    pub(super) socket: OwnedFd,
+    pub(super) tuple: Option<Tuple>,
+    /// The client's port was in use.
+    pub(super) port_replaced: bool,
+}
+
+pub(super) fn open_upstream(
+    flow: &FlowKey,
+    route: &Route,
+    mark: u32,
+    tuples: &Tuples,
+) -> Result<Upstream, ConnectError> {
+    match connect_as_client(flow, route, mark, tuples) {
+        Err(ConnectError::TupleInUse) if route.on_conflict == OnConflict::Ephemeral => {
+            let any_port = route.source.map(|source| SocketAddr::new(source.ip(), 0));
+            let socket = connect(route, any_port, mark)?;
+            Ok(Upstream { socket, tuple: None, port_replaced: true })
+        }
+        result => result,
+    }
+}
+
+fn connect_as_client(
+    flow: &FlowKey,
+    route: &Route,
+    mark: u32,
+    tuples: &Tuples,
+) -> Result<Upstream, ConnectError> {
+    let take = |source| tuples.take(flow, source, route.backend.get()).ok_or(ConnectError::TupleInUse);
+    let tuple = route.source.filter(|source| source.port() != 0).map(take).transpose()?;
+    let socket = connect(route, route.source, mark)?;
+    Ok(Upstream { socket, tuple, port_replaced: false })
+}
+
+fn connect(route: &Route, source: Option<SocketAddr>, mark: u32) -> Result<OwnedFd, ConnectError> {
+    let backend = route.backend.get();
+    let socket = udp_socket(backend)?;
+    if mark != 0 {
+        set_mark(socket.as_fd(), mark)?;
+    }
+    if let Some(source) = source {
+        set_transparent(socket.as_fd(), source)?;
+        // One client may have flows to several backends, each connected to its own.
+        sockopt::set_socket_reuseaddr(&socket, true).named("setsockopt(SO_REUSEADDR)")?;
+        match rustix::net::bind(&socket, &source) {
+            Ok(()) => {}
+            Err(Errno::ADDRINUSE) => return Err(ConnectError::TupleInUse),
+            Err(errno) => return Err(CallError { call: "bind", errno }.into()),
+        }
+    }
+    rustix::net::connect(&socket, &backend).named("connect")?;
+    grow_buffers(socket.as_fd(), BUFFER_BYTES);
+    // An older kernel hands datagrams over one by one.
+    let _ = enable_gro(socket.as_fd());
+    Ok(socket)
+}
+
+/// Whether datagrams of `socket` may be merged at all.
+pub(super) fn can_merge(socket: &OwnedFd) -> bool {
+    supports_segmentation(socket.as_fd())
+}
+
+/// A socket that answers from `local`, which need not be an address of this machine.
+pub(super) fn open_reply_socket(local: SocketAddr) -> Result<OwnedFd, CallError> {
+    let socket = udp_socket(local)?;
+    set_transparent(socket.as_fd(), local)?;
+    sockopt::set_socket_reuseaddr(&socket, true).named("setsockopt(SO_REUSEADDR)")?;
+    rustix::net::bind(&socket, &local).named("bind")?;
+    Ok(socket)
+}

@@ -1,0 +1,124 @@
+//! The sockets that senders' datagrams come to.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, sockopt};
+use truepeer_sys::socket::set_transparent;
+use truepeer_sys::udp::{
+    Arrival, enable_arrival_reports, enable_gro, grow_buffers, set_steering, supports_segmentation,
+    udp_socket,
+};
+use truepeer_sys::{CallError, Named};
+
+use super::steering;
+use super::tuples::Tuples;
+use crate::settings::{ListenerSettings, UdpSettings};
+use crate::tcp::listener::ListenError;
+
+/// Buffers of a listener: some thousand datagrams while a worker is busy.
+const BUFFER_BYTES: usize = 8 << 20;
+
+/// One worker's socket of a UDP listener.
+#[derive(Debug, Clone)]
+pub(crate) struct Gate {
+    pub(crate) listener: u16,
+    pub(crate) socket: Arc<OwnedFd>,
+    /// Replies leave from here unless TPROXY brought the datagram from another port.
+    pub(crate) port: u16,
+    pub(crate) can_segment: bool,
+    /// Shared by all workers.
+    pub(crate) tuples: Tuples,
+}
+
+impl Gate {
+    /// What a datagram was sent to.
+    pub(super) fn destination_of(&self, arrival: &Arrival<'_>) -> Option<SocketAddr> {
+        let canonical = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
+        let local = || arrival.local.map(|local| SocketAddr::new(local.ip, self.port));
+        arrival.original_destination.or_else(local).map(canonical)
+    }
+}
+
+/// Opens a socket for each worker; an inherited one serves the first worker alone.
+pub(crate) fn open(
+    listener: u16,
+    settings: &ListenerSettings,
+    udp: &UdpSettings,
+    inherited: Vec<OwnedFd>,
+    workers: usize,
+    tuples: &Tuples,
+) -> Result<Vec<Gate>, ListenError> {
+    let fail = |error| ListenError { address: settings.address, error };
+    if !inherited.is_empty() {
+        return inherited
+            .into_iter()
+            .map(|socket| adopt(listener, settings, socket, true, tuples))
+            .collect::<Result<_, _>>()
+            .map_err(fail);
+    }
+    // The program looks at the first of merged datagrams only, and the next may be of another client.
+    let may_merge = workers == 1 || udp.dialect.has_bare_datagrams();
+    let mut gates: Vec<Gate> = Vec::with_capacity(workers);
+    for _ in 0..workers {
+        // Port 0: the others take the port that the kernel chose for the first.
+        let port = gates.first().map_or(settings.address.port(), |first| first.port);
+        let address = SocketAddr::new(settings.address.ip(), port);
+        let socket = bind(settings, address, !gates.is_empty()).map_err(fail)?;
+        if workers > 1 {
+            sockopt::set_socket_reuseport(&socket, true).named("setsockopt(SO_REUSEPORT)").map_err(fail)?;
+        }
+        gates.push(adopt(listener, settings, socket, may_merge, tuples).map_err(fail)?);
+    }
+    if let (Some(program), Some(first)) = (steering::program(udp.dialect, workers), gates.first()) {
+        set_steering(first.socket.as_fd(), &program).map_err(fail)?;
+        gates.iter().for_each(|gate| discard_early(&gate.socket));
+    }
+    Ok(gates)
+}
+
+/// What came before the steering program stood has been spread without it: it would open its client's flow with another
+/// worker than what comes next, and two flows can't have one tuple. Bounded, for senders don't wait.
+fn discard_early(socket: &OwnedFd) {
+    const MOST: usize = 1 << 16;
+    let waiting = || rustix::net::recv(socket, &mut [0_u8; 1], RecvFlags::DONTWAIT);
+    (0..MOST).take_while(|_| waiting() != Err(Errno::AGAIN)).for_each(drop);
+}
+
+/// The first socket of a group is bound as if it were alone: else a second instance of this program would silently
+/// share the port with it.
+fn bind(settings: &ListenerSettings, address: SocketAddr, is_further: bool) -> Result<OwnedFd, CallError> {
+    let socket = udp_socket(address)?;
+    if is_further {
+        sockopt::set_socket_reuseport(&socket, true).named("setsockopt(SO_REUSEPORT)")?;
+    }
+    if settings.transparent {
+        set_transparent(socket.as_fd(), address)?;
+    }
+    rustix::net::bind(&socket, &address).named("bind")?;
+    Ok(socket)
+}
+
+fn adopt(
+    listener: u16,
+    settings: &ListenerSettings,
+    socket: OwnedFd,
+    may_merge: bool,
+    tuples: &Tuples,
+) -> Result<Gate, CallError> {
+    enable_arrival_reports(socket.as_fd(), settings.address, settings.transparent)?;
+    grow_buffers(socket.as_fd(), BUFFER_BYTES);
+    if may_merge {
+        // An older kernel hands datagrams over one by one: slower, and nothing else.
+        let _ = enable_gro(socket.as_fd());
+    }
+    Ok(Gate {
+        listener,
+        port: truepeer_sys::socket::local_address(socket.as_fd())?.port(),
+        can_segment: supports_segmentation(socket.as_fd()),
+        socket: Arc::new(socket),
+        tuples: tuples.clone(),
+    })
+}

@@ -1,0 +1,146 @@
+//! Opening a flow.
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use std::net::SocketAddr;
+
+use truepeer_policy::{Origin, Route, SenderAddr};
+use truepeer_proto::{Addresses, Command, EncodeError, Header, Tlvs, Transport, V2Encoder, spp};
+use truepeer_sys::udp::Arrival;
+
+use super::flow::{Back, Flow, Sending, can_merge, open_upstream};
+use super::gate::Gate;
+use super::outbox::Sent;
+use super::refusal::Cause;
+use super::table::FlowKey;
+use super::{Context, Dialect, Flows};
+use crate::budget::Permit;
+use crate::counters::Counter;
+use crate::settings::UdpSettings;
+use crate::table::Key;
+
+/// Longest address block of a v2 header that we write, with its fixed part and a checksum (PROXY 2.2).
+const V2_ROOM: usize = 16 + 36 + 7;
+
+/// What a new flow is made from.
+pub(super) struct Opening<'a> {
+    pub(super) key: FlowKey,
+    pub(super) header: Option<&'a Header<'a>>,
+    /// The header as it came.
+    pub(super) raw: &'a [u8],
+    pub(super) number: usize,
+    pub(super) gate: &'a Gate,
+    pub(super) arrival: &'a Arrival<'a>,
+    pub(super) udp: &'a UdpSettings,
+}
+
+impl Flows {
+    /// Opens a flow where the policy says; if there are too many, the longest silent one makes room.
+    pub(super) fn open(&mut self, cx: &Context<'_>, opening: Opening<'_>) -> Result<Key, Cause> {
+        let listening = &cx.listeners[usize::from(opening.gate.listener)];
+        let sender = SenderAddr::new(opening.arrival.from);
+        let route = listening.policy.route(sender, opening.header)?;
+        if let Some(range) = route.special {
+            cx.journal.on_special_claim(&route, sender, range, cx.now);
+        }
+        let sending = sending(&opening, &route)?;
+        let upstream = open_upstream(&opening.key, &route, listening.settings.mark, &opening.gate.tuples)?;
+        // Last: nothing makes room for a flow that then can't be opened.
+        let permit = self.permit(cx);
+        if upstream.port_replaced {
+            cx.journal.on_port_replaced(cx.shard, &route, cx.now);
+        }
+        let reply_header = if opening.udp.dialect == Dialect::Spp { opening.raw } else { &[] };
+        let flow = Flow {
+            merge_up: can_merge(&upstream.socket),
+            upstream: upstream.socket,
+            route: Box::new(route),
+            back: Back::new(opening.number, opening.gate, opening.arrival),
+            reply_header: reply_header.into(),
+            sending,
+            merge_down: opening.gate.can_segment,
+            up: Sent::default(),
+            down: Sent::default(),
+            began: cx.now,
+            permit,
+            _tuple: upstream.tuple,
+        };
+        self.adopt(cx, opening.key, flow)
+    }
+
+    fn permit(&mut self, cx: &Context<'_>) -> Permit {
+        if let Some(permit) = cx.budgets.flows.take(1) {
+            return permit;
+        }
+        if !self.retired.make_room()
+            && let Some(oldest) = self.table.evict()
+        {
+            self.forget(cx, oldest, Counter::FlowsEvicted);
+        }
+        // Another worker may be quicker to take what was made free, or have all flows: the clients that are steered here
+        // must not pay for that, so each worker may exceed the bound by one.
+        cx.budgets.flows.take_anyway(1)
+    }
+
+    fn adopt(&mut self, cx: &Context<'_>, key: FlowKey, flow: Flow) -> Result<Key, Cause> {
+        let place = self.table.insert(key, flow, cx.now);
+        if let Some(flow) = self.table.get_mut(place) {
+            let token = EventData::new_u64((cx.token)(place));
+            if let Err(errno) = epoll::add(cx.epoll, &flow.upstream, token, EventFlags::IN) {
+                self.table.remove(place);
+                return Err(Cause::Unwatchable(errno));
+            }
+        }
+        cx.shard.count(Counter::FlowsOpened);
+        Ok(place)
+    }
+}
+
+/// What `--send-proxy` puts in front of what goes to the backend.
+fn sending(opening: &Opening<'_>, route: &Route) -> Result<Sending, EncodeError> {
+    let Some(dialect) = opening.udp.sending else { return Ok(Sending::Nothing) };
+    let destination = route.destination.or(opening.key.destination);
+    Ok(match dialect {
+        Dialect::Spp => Sending::Each { header: spp_header(route, destination)?, replies_carry_it: true },
+        Dialect::Every => {
+            Sending::Each { header: v2_header(opening.header, route, destination)?, replies_carry_it: false }
+        }
+        Dialect::First | Dialect::Standalone => Sending::Once {
+            header: v2_header(opening.header, route, destination)?,
+            alone: dialect == Dialect::Standalone,
+        },
+    })
+}
+
+fn spp_header(route: &Route, destination: Option<SocketAddr>) -> Result<Box<[u8]>, EncodeError> {
+    let client = route.client.get();
+    let mut buffer = [0; spp::LEN];
+    let header = spp::Spp { client, proxy: destination.unwrap_or_else(|| unspecified_like(client)) };
+    let length = spp::encode(&header, &mut buffer)?;
+    Ok(buffer[..length].into())
+}
+
+/// SPP has no way to leave the destination out.
+fn unspecified_like(client: SocketAddr) -> SocketAddr {
+    if client.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0_u16; 8], 0).into() }
+}
+
+fn v2_header(
+    original: Option<&Header<'_>>,
+    route: &Route,
+    destination: Option<SocketAddr>,
+) -> Result<Box<[u8]>, EncodeError> {
+    let source = route.client.get();
+    let named = matches!(route.origin, Origin::Header | Origin::NoHeader);
+    let addresses = match destination {
+        Some(destination) if named && destination.is_ipv4() == source.is_ipv4() => {
+            Addresses::Inet { transport: Transport::Dgram, source, destination }
+        }
+        _ => Addresses::Unspecified,
+    };
+    let command = if route.origin == Origin::Local { Command::Local } else { Command::Proxy };
+    let tlvs = original.map_or(Tlvs::EMPTY, |header| header.tlvs);
+    let mut buffer = vec![0; V2_ROOM + tlvs.as_bytes().len()];
+    let length = V2Encoder::new(&mut buffer, command, &addresses)?.copy_tlvs(tlvs)?.finish()?;
+    buffer.truncate(length);
+    Ok(buffer.into())
+}

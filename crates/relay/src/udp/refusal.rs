@@ -1,0 +1,130 @@
+//! Why a datagram is dropped.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use truepeer_policy::{Refusal, SenderAddr};
+use truepeer_proto::DecodeError;
+
+use super::table::SenderKey;
+use crate::io::ConnectError;
+
+/// A datagram that goes nowhere.
+#[derive(Debug, thiserror::Error)]
+#[error("datagram dropped: {cause}")]
+pub(crate) struct Refused {
+    pub(crate) sender: SenderAddr,
+    pub(crate) cause: Cause,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Cause {
+    #[error("{error}{}; does --udp-dialect match the sender?", hint.map_or_else(String::new, |hint| format!("; it looks like: {hint}")))]
+    Invalid { error: DecodeError, hint: Option<&'static str> },
+    #[error(
+        "a flow must begin with a header (--udp-dialect first or standalone), and this sender has sent none; is the PROXY protocol on at the sender?"
+    )]
+    NoHeaderBefore,
+    #[error(
+        "its flow was forgotten {} s ago after a silence of {} s, but the sender goes on without a new header; raise --close-after to just below the sender's own time-out",
+        ago.as_secs(), silence.as_secs()
+    )]
+    FlowForgotten { ago: Duration, silence: Duration },
+    #[error(
+        "its flow was forgotten {} s ago to make room for others, but the sender goes on without a new header; raise --max-flows or the limit of open files (LimitNOFILE=, ulimit -n)",
+        ago.as_secs()
+    )]
+    FlowEvicted { ago: Duration },
+    #[error(transparent)]
+    Policy(#[from] Refusal),
+    #[error("can't open the upstream socket: {0}")]
+    Upstream(#[from] ConnectError),
+    #[error("no header for the backend can be made: {0}")]
+    Unencodable(#[from] truepeer_proto::EncodeError),
+    #[error("the upstream socket can't be watched: {0}")]
+    Unwatchable(rustix::io::Errno),
+}
+
+impl Refused {
+    /// A stable label.
+    pub(crate) fn reason(&self) -> &'static str {
+        match &self.cause {
+            Cause::Invalid { error, .. } => error.kind.as_str(),
+            Cause::NoHeaderBefore => "flow_without_header",
+            Cause::FlowForgotten { .. } | Cause::FlowEvicted { .. } => "flow_forgotten",
+            Cause::Policy(refusal) => refusal.reason(),
+            Cause::Upstream(_) => "connect_failed",
+            Cause::Unencodable(_) => "unencodable",
+            Cause::Unwatchable(_) => "unwatchable",
+        }
+    }
+}
+
+/// How many forgotten flows are remembered: only to tell a sender's mistake from ours.
+const MOST: usize = 4096;
+/// For how long: a sender's port that turns up later is somebody else's.
+const MEMORY: Duration = Duration::from_secs(600);
+
+/// Senders whose flows were forgotten.
+#[derive(Debug, Default)]
+pub(crate) struct Forgotten {
+    flows: HashMap<SenderKey, Farewell>,
+    order: VecDeque<SenderKey>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Farewell {
+    at: Instant,
+    evicted: bool,
+}
+
+impl Forgotten {
+    /// Remembers that the flow of `sender` was forgotten `now`: after its silence, or to make room.
+    pub(crate) fn add(&mut self, sender: SenderKey, evicted: bool, now: Instant) {
+        if self.flows.insert(sender, Farewell { at: now, evicted }).is_none() {
+            self.order.push_back(sender);
+        }
+        if self.order.len() > MOST
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.flows.remove(&oldest);
+        }
+    }
+
+    /// Why a datagram without header of `sender` belongs to no flow; `silence` is what its listener allows.
+    pub(crate) fn why(&self, sender: &SenderKey, silence: Duration, now: Instant) -> Cause {
+        let Some(farewell) = self.flows.get(sender) else { return Cause::NoHeaderBefore };
+        let ago = now.saturating_duration_since(farewell.at);
+        match farewell.evicted {
+            _ if ago > MEMORY => Cause::NoHeaderBefore,
+            true => Cause::FlowEvicted { ago },
+            false => Cause::FlowForgotten { ago, silence },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sender(n: u32) -> SenderKey {
+        let sender = std::net::SocketAddr::from((std::net::Ipv4Addr::from(n), 1));
+        SenderKey { listener: 0, sender, local: None }
+    }
+
+    #[test]
+    fn what_was_forgotten_is_remembered_for_a_while_and_in_a_bound() {
+        let (mut forgotten, start) = (Forgotten::default(), Instant::now());
+        let why = |forgotten: &Forgotten, n, after| forgotten.why(&sender(n), MEMORY, start + after);
+        forgotten.add(sender(1), false, start);
+        forgotten.add(sender(2), true, start);
+        assert!(matches!(why(&forgotten, 1, MEMORY), Cause::FlowForgotten { .. }));
+        assert!(matches!(why(&forgotten, 2, MEMORY), Cause::FlowEvicted { .. }));
+        assert!(matches!(why(&forgotten, 1, MEMORY * 2), Cause::NoHeaderBefore));
+        for n in 0..100_000 {
+            forgotten.add(sender(n), false, start);
+        }
+        assert!(forgotten.flows.len() <= MOST && forgotten.order.len() <= MOST);
+        assert!(matches!(why(&forgotten, 99_999, MEMORY), Cause::FlowForgotten { .. }));
+    }
+}

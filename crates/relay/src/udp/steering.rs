@@ -1,0 +1,122 @@
+//! One flow has one worker.
+//!
+//! Each worker has its own socket of a SO_REUSEPORT group. By itself the kernel chooses by the sender's address and
+//! port, which is right where bare datagrams are known by exactly that. Where each datagram names its client, the
+//! same client may come from several sender ports; two workers would then open two upstream sockets with one tuple,
+//! of which only the newer hears replies. So a classic BPF program chooses by the header's client and destination.
+//!
+//! Anything that is not such a header is left to the kernel's own choice, by answering with a socket that does not
+//! exist (`reuseport_select_sock`: "no bpf or invalid bpf result: fall back to hash usage").
+
+use super::dialect::Dialect;
+
+/// A program for `workers` sockets, or `None` where the kernel's choice is right.
+pub(super) fn program(dialect: Dialect, workers: usize) -> Option<Vec<libc::sock_filter>> {
+    if workers < 2 || dialect.has_bare_datagrams() {
+        return None;
+    }
+    let workers = u32::try_from(workers).ok()?;
+    Some(match dialect {
+        Dialect::Spp => by_spp_header(workers),
+        _ => by_v2_header(workers),
+    })
+}
+
+/// Source and destination address, and both ports, of a v2 header for UDP over IPv4 (PROXY 2.2).
+const V2_IPV4_WORDS: [u32; 3] = [16, 20, 24];
+/// The same over IPv6.
+const V2_IPV6_WORDS: [u32; 9] = [16, 20, 24, 28, 32, 36, 40, 44, 48];
+/// Client and proxy address and both ports, after the magic.
+const SPP_WORDS: [u32; 9] = [2, 6, 10, 14, 18, 22, 26, 30, 34];
+
+/// The v2 signature (PROXY 2.2) by words, and what follows it: version 2, command PROXY, and UDP over IPv4 or IPv6.
+const SIGNATURE: [u32; 3] = [0x0D0A_0D0A, 0x000D_0A51, 0x5549_540A];
+const PROXY_UDP_IPV4: u32 = 0x2112;
+const PROXY_UDP_IPV6: u32 = 0x2122;
+const SPP_MAGIC: u32 = 0x56EC;
+
+fn by_v2_header(workers: u32) -> Vec<libc::sock_filter> {
+    let mut program = Vec::new();
+    require_length(&mut program, 16 + 12);
+    for (offset, word) in (0..).step_by(4).zip(SIGNATURE) {
+        program.push(instruction(LOAD_WORD, offset));
+        require_equal(&mut program, word);
+    }
+    let ipv4 = choose_by(&V2_IPV4_WORDS, workers);
+    program.push(instruction(LOAD_HALF, 12));
+    program.push(branch(JUMP_IF_EQUAL, PROXY_UDP_IPV4, 0, u8::try_from(ipv4.len()).unwrap_or(u8::MAX)));
+    program.extend(ipv4);
+    require_equal(&mut program, PROXY_UDP_IPV6);
+    require_length(&mut program, 16 + 36);
+    program.extend(choose_by(&V2_IPV6_WORDS, workers));
+    program
+}
+
+fn by_spp_header(workers: u32) -> Vec<libc::sock_filter> {
+    let mut program = Vec::new();
+    require_length(&mut program, 38);
+    program.push(instruction(LOAD_HALF, 0));
+    require_equal(&mut program, SPP_MAGIC);
+    program.extend(choose_by(&SPP_WORDS, workers));
+    program
+}
+
+/// Beyond a datagram's end the kernel would end the program with 0: the first worker, whoever else has the flow.
+fn require_length(program: &mut Vec<libc::sock_filter>, bytes: u32) {
+    program.push(instruction(LOAD_LENGTH, 0));
+    program.push(branch(JUMP_IF_AT_LEAST, bytes, 1, 0));
+    program.push(instruction(RETURN, KERNELS_CHOICE));
+}
+
+fn require_equal(program: &mut Vec<libc::sock_filter>, word: u32) {
+    program.push(branch(JUMP_IF_EQUAL, word, 1, 0));
+    program.push(instruction(RETURN, KERNELS_CHOICE));
+}
+
+/// Mixes the words at these offsets and returns a number below `workers`.
+fn choose_by(offsets: &[u32], workers: u32) -> Vec<libc::sock_filter> {
+    let mut program = vec![instruction(LOAD_WORD, offsets[0])];
+    for &offset in &offsets[1..] {
+        // A multiplication between any two words: a client's address and port that change together must not cancel out.
+        program.push(instruction(MULTIPLY, GOLDEN));
+        program.push(instruction(TO_X, 0));
+        program.push(instruction(LOAD_WORD, offset));
+        program.push(instruction(XOR_X, 0));
+    }
+    // The upper bits of a product are the well mixed ones.
+    program.extend([
+        instruction(MULTIPLY, GOLDEN),
+        instruction(SHIFT_RIGHT, 16),
+        instruction(MODULO, workers),
+        instruction(RETURN_A, 0),
+    ]);
+    program
+}
+
+/// No socket has this number.
+const KERNELS_CHOICE: u32 = u32::MAX;
+
+/// 2^32 divided by the golden ratio, odd: Knuth's multiplicative hash.
+const GOLDEN: u32 = 0x9E37_79B1;
+
+// linux/bpf_common.h and linux/filter.h: class | size or operation | mode or operand.
+const LOAD_WORD: u16 = 0x20;
+const LOAD_HALF: u16 = 0x28;
+const MULTIPLY: u16 = 0x24;
+const MODULO: u16 = 0x94;
+const XOR_X: u16 = 0xac;
+const SHIFT_RIGHT: u16 = 0x74;
+const TO_X: u16 = 0x07;
+const LOAD_LENGTH: u16 = 0x80;
+const JUMP_IF_EQUAL: u16 = 0x15;
+const JUMP_IF_AT_LEAST: u16 = 0x35;
+const RETURN: u16 = 0x06;
+const RETURN_A: u16 = 0x16;
+
+const fn instruction(code: u16, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code, jt: 0, jf: 0, k }
+}
+
+const fn branch(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter { code, jt, jf, k }
+}

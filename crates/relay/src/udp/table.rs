@@ -1,0 +1,214 @@
+//! The flows of one worker: found by client, or by the sender's address where datagrams are bare; bounded; forgotten
+//! after a silence.
+//!
+//! Pure: no sockets, no clock. What a flow consists of is the caller's type.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use crate::deadlines::{Deadlines, Link, Linked, QueueId};
+use crate::table::{Key, Table};
+
+/// What makes two datagrams the same flow: who sent them, to whom, through which listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct FlowKey {
+    pub(crate) listener: u16,
+    pub(crate) client: SocketAddr,
+    /// The header's; where it names none, what the datagram was sent to.
+    pub(crate) destination: Option<SocketAddr>,
+}
+
+/// How a sender's bare datagrams are recognised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct SenderKey {
+    pub(crate) listener: u16,
+    pub(crate) sender: SocketAddr,
+    /// Our end of it: TPROXY brings datagrams for many.
+    pub(crate) local: Option<SocketAddr>,
+}
+
+#[derive(Debug)]
+struct Entry<F> {
+    flow: F,
+    key: FlowKey,
+    sender: Option<SenderKey>,
+    link: Link,
+}
+
+impl<F> Linked for Entry<F> {
+    fn link(&mut self) -> &mut Link {
+        &mut self.link
+    }
+}
+
+/// The flows.
+#[derive(Debug)]
+pub(crate) struct FlowTable<F> {
+    flows: Table<Entry<F>>,
+    by_client: HashMap<FlowKey, Key>,
+    by_sender: HashMap<SenderKey, Key>,
+    deadlines: Deadlines,
+    /// By listener.
+    silences: Vec<QueueId>,
+}
+
+impl<F> FlowTable<F> {
+    /// An empty table; `silences`: how long the flows of each listener may be silent.
+    pub(crate) fn new(silences: impl IntoIterator<Item = Duration>) -> Self {
+        let mut deadlines = Deadlines::default();
+        let silences = silences.into_iter().map(|silence| deadlines.queue(silence)).collect();
+        Self {
+            flows: Table::new(),
+            by_client: HashMap::new(),
+            by_sender: HashMap::new(),
+            deadlines,
+            silences,
+        }
+    }
+
+    /// The flow of a client.
+    pub(crate) fn of_client(&self, key: &FlowKey) -> Option<Key> {
+        self.by_client.get(key).copied()
+    }
+
+    /// The flow that a sender's bare datagrams belong to.
+    pub(crate) fn of_sender(&self, key: &SenderKey) -> Option<Key> {
+        self.by_sender.get(key).copied()
+    }
+
+    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut F> {
+        self.flows.get_mut(key).map(|entry| &mut entry.flow)
+    }
+
+    /// Adds a flow, whose silence begins `now`.
+    pub(crate) fn insert(&mut self, key: FlowKey, flow: F, now: Instant) -> Key {
+        let place = self.flows.insert(Entry { flow, key, sender: None, link: Link::default() });
+        self.by_client.insert(key, place);
+        self.touch(place, now);
+        place
+    }
+
+    /// From now on bare datagrams of `sender` belong to this flow: not those of its earlier sender, whose port may
+    /// be another client's next.
+    pub(crate) fn name_sender(&mut self, key: Key, sender: SenderKey) {
+        let Some(entry) = self.flows.get_mut(key) else { return };
+        if entry.sender == Some(sender) {
+            return;
+        }
+        if let Some(earlier) = entry.sender.replace(sender) {
+            self.unname(&earlier, key);
+        }
+        self.by_sender.insert(sender, key);
+    }
+
+    fn unname(&mut self, sender: &SenderKey, key: Key) {
+        // Unless another flow has been named by that sender since.
+        if self.by_sender.get(sender) == Some(&key) {
+            self.by_sender.remove(sender);
+        }
+    }
+
+    /// The flow is not silent.
+    pub(crate) fn touch(&mut self, key: Key, now: Instant) {
+        let Some(entry) = self.flows.get_mut(key) else { return };
+        let queue = self.silences[usize::from(entry.key.listener)];
+        self.deadlines.start(&mut self.flows, key, queue, now);
+    }
+
+    /// Takes one flow out that has been silent for too long.
+    pub(crate) fn expire(&mut self, now: Instant) -> Option<Gone<F>> {
+        let (key, _) = self.deadlines.expire(&mut self.flows, now)?;
+        self.remove(key)
+    }
+
+    /// Takes the flow out whose silence would end first.
+    pub(crate) fn evict(&mut self) -> Option<Gone<F>> {
+        let first = self.deadlines.next(&mut self.flows)?;
+        self.expire(first)
+    }
+
+    /// When the next flow will have been silent for too long.
+    pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
+        self.deadlines.next(&mut self.flows)
+    }
+
+    /// Takes a flow out.
+    pub(crate) fn remove(&mut self, key: Key) -> Option<Gone<F>> {
+        self.deadlines.cancel(&mut self.flows, key);
+        let entry = self.flows.remove(key)?;
+        self.by_client.remove(&entry.key);
+        if let Some(sender) = &entry.sender {
+            self.unname(sender, key);
+        }
+        Some(Gone { flow: entry.flow, key: entry.key, sender: entry.sender })
+    }
+}
+
+/// A flow that was taken out.
+#[derive(Debug)]
+pub(crate) struct Gone<F> {
+    pub(crate) flow: F,
+    pub(crate) key: FlowKey,
+    pub(crate) sender: Option<SenderKey>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SILENCE: Duration = Duration::from_secs(60);
+
+    fn client(port: u16) -> FlowKey {
+        FlowKey { listener: 0, client: SocketAddr::from(([192, 0, 2, 1], port)), destination: None }
+    }
+
+    fn sender(port: u16) -> SenderKey {
+        SenderKey { listener: 0, sender: SocketAddr::from(([10, 0, 0, 1], port)), local: None }
+    }
+
+    #[test]
+    fn a_silent_flow_is_forgotten_under_all_its_names() {
+        let (mut table, start) = (FlowTable::new([SILENCE]), Instant::now());
+        let one = table.insert(client(1), "one", start);
+        table.name_sender(one, sender(7));
+        let two = table.insert(client(2), "two", start);
+        table.touch(one, start + SILENCE / 2);
+        assert_eq!(table.expire(start + SILENCE).map(|gone| gone.flow), Some("two"));
+        assert_eq!(table.of_client(&client(2)), None);
+        assert_eq!(table.get_mut(two), None);
+        assert!(table.expire(start + SILENCE).is_none());
+        let gone = table.expire(start + 2 * SILENCE).expect("the other");
+        assert_eq!((gone.flow, gone.key, gone.sender), ("one", client(1), Some(sender(7))));
+        assert_eq!(table.of_sender(&sender(7)), None);
+        assert_eq!(table.of_client(&client(1)), None);
+    }
+
+    #[test]
+    fn a_sender_port_used_again_belongs_to_its_newest_flow() {
+        let (mut table, start) = (FlowTable::new([SILENCE]), Instant::now());
+        let one = table.insert(client(1), "one", start);
+        table.name_sender(one, sender(7));
+        table.name_sender(one, sender(8));
+        assert_eq!(table.of_sender(&sender(7)), None);
+        let two = table.insert(client(2), "two", start);
+        table.name_sender(two, sender(8));
+        assert_eq!(table.of_sender(&sender(8)), Some(two));
+        table.name_sender(one, sender(9));
+        assert_eq!(table.of_sender(&sender(8)), Some(two));
+    }
+
+    #[test]
+    fn the_longest_silent_flow_is_evicted() {
+        let (mut table, start) = (FlowTable::new([SILENCE]), Instant::now());
+        for port in 1..=3 {
+            table.insert(client(port), port, start);
+        }
+        let one = table.of_client(&client(1)).expect("still there");
+        table.touch(one, start + Duration::from_secs(1));
+        assert_eq!(table.evict().map(|gone| gone.flow), Some(2));
+        assert_eq!(table.evict().map(|gone| gone.flow), Some(3));
+        assert_eq!(table.evict().map(|gone| gone.flow), Some(1));
+        assert!(table.evict().is_none());
+    }
+}

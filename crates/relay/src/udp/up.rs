@@ -1,0 +1,253 @@
+//! Datagrams from senders to backends.
+
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+use truepeer_policy::{HeaderRule, SenderAddr};
+use truepeer_proto::Header;
+use truepeer_sys::udp::Arrival;
+
+use super::dialect::{Opened, Unopened};
+use super::flow::{Flow, Sending};
+use super::gate::Gate;
+use super::open::Opening;
+use super::outbox::{Datagram, Sent, Way, send};
+use super::refusal::{Cause, Refused};
+use super::table::{FlowKey, SenderKey};
+use super::{BATCHES_PER_TURN, Context, Flows};
+use crate::counters::Counter;
+use crate::settings::UdpSettings;
+use crate::table::Key;
+
+/// A datagram whose flow is known.
+#[derive(Debug, Clone, Copy)]
+struct Placed<'a> {
+    flow: Key,
+    payload: &'a [u8],
+}
+
+/// The datagram before this one: the next of the same client need not be looked up.
+#[derive(Debug, Clone, Copy)]
+struct Last<'a> {
+    raw: &'a [u8],
+    flow: Key,
+}
+
+impl Flows {
+    /// A gate has datagrams.
+    pub(crate) fn on_gate(&mut self, cx: &Context<'_>, number: usize) {
+        let Some(gate) = self.gates.get(number).cloned() else { return };
+        let mut received =
+            std::mem::replace(&mut self.received, truepeer_sys::udp::Received::with_room_for(0));
+        for _ in 0..BATCHES_PER_TURN {
+            match received.receive(gate.socket.as_fd()) {
+                Ok(_) => self.deliver(cx, number, &gate, &received),
+                Err(Errno::AGAIN) => break,
+                // The answer to a reply that we sent before; it is not about what waits here.
+                Err(_) => {}
+            }
+        }
+        self.received = received;
+    }
+
+    fn deliver(
+        &mut self,
+        cx: &Context<'_>,
+        number: usize,
+        gate: &Gate,
+        received: &truepeer_sys::udp::Received,
+    ) {
+        let mut placed = Vec::new();
+        for arrival in received.arrivals() {
+            self.place(cx, number, gate, &arrival, &mut placed);
+        }
+        // Stable: the datagrams of a flow stay in order.
+        placed.sort_by_key(|placed| placed.flow.to_bits());
+        for of_flow in placed.chunk_by(|one, other| one.flow == other.flow) {
+            self.send_up(cx, of_flow);
+        }
+    }
+
+    /// Finds or opens the flow of each datagram of one receive.
+    fn place<'a>(
+        &mut self,
+        cx: &Context<'_>,
+        number: usize,
+        gate: &Gate,
+        arrival: &Arrival<'a>,
+        placed: &mut Vec<Placed<'a>>,
+    ) {
+        let sender = SenderAddr::new(arrival.from);
+        let listening = &cx.listeners[usize::from(gate.listener)];
+        let Some(udp) = &listening.settings.udp else { return };
+        let rule = match listening.policy.admit(sender) {
+            Ok(rule) => rule,
+            Err(refusal) => {
+                return self.refuse(cx, gate.listener, &Refused { sender, cause: refusal.into() });
+            }
+        };
+        let at = At { number, gate, arrival, sender, rule, udp };
+        let mut last = None;
+        for datagram in arrival.datagrams() {
+            match self.place_one(cx, &at, datagram, &mut last) {
+                Ok(one) => placed.extend(one),
+                Err(cause) => self.refuse(cx, gate.listener, &Refused { sender, cause }),
+            }
+        }
+    }
+
+    fn place_one<'a>(
+        &mut self,
+        cx: &Context<'_>,
+        at: &At<'_>,
+        datagram: &'a [u8],
+        last: &mut Option<Last<'a>>,
+    ) -> Result<Option<Placed<'a>>, Cause> {
+        if let Some(last) = *last
+            && !last.raw.is_empty()
+            && datagram.starts_with(last.raw)
+            && !at.udp.dialect.has_bare_datagrams()
+        {
+            return Ok(Some(Placed { flow: last.flow, payload: &datagram[last.raw.len()..] }));
+        }
+        let named = self.table.of_sender(&at.sender_key()).filter(|_| at.rule != HeaderRule::Forbid);
+        let limits = cx.listeners[usize::from(at.gate.listener)].settings.header_limits;
+        match at.udp.dialect.open(datagram, at.rule, limits, named.is_some()) {
+            Ok(Opened::Headed { raw, header, payload }) => {
+                let flow = self.flow_of(cx, at, Some(&header), raw)?;
+                *last = Some(Last { raw, flow });
+                let is_header_alone = at.udp.dialect == super::Dialect::Standalone && payload.is_empty();
+                Ok((!is_header_alone).then_some(Placed { flow, payload }))
+            }
+            Ok(Opened::Bare(payload)) => {
+                let flow = match named {
+                    Some(flow) => self.revisit(cx, at, flow, None),
+                    None => self.flow_of(cx, at, None, &[])?,
+                };
+                Ok(Some(Placed { flow, payload }))
+            }
+            Err(Unopened::NoHeaderBefore) => {
+                Err(self.forgotten.why(&at.sender_key(), at.udp.silence, cx.now))
+            }
+            Err(Unopened::Invalid(error)) => {
+                Err(Cause::Invalid { error, hint: truepeer_proto::sniff(datagram) })
+            }
+        }
+    }
+
+    /// The flow that a header names (or its sender, without one), opened if there is none yet.
+    fn flow_of(
+        &mut self,
+        cx: &Context<'_>,
+        at: &At<'_>,
+        header: Option<&Header<'_>>,
+        raw: &[u8],
+    ) -> Result<Key, Cause> {
+        let key = at.flow_key(cx, header)?;
+        if let Some(flow) = self.table.of_client(&key) {
+            return Ok(self.revisit(cx, at, flow, Some(raw)));
+        }
+        let flow = self.open(
+            cx,
+            Opening { key, header, raw, number: at.number, gate: at.gate, arrival: at.arrival, udp: at.udp },
+        )?;
+        self.name_sender(at, flow);
+        Ok(flow)
+    }
+
+    /// A flow goes on: replies follow its sender's newest address.
+    fn revisit(&mut self, cx: &Context<'_>, at: &At<'_>, key: Key, raw: Option<&[u8]>) -> Key {
+        if let Some(flow) = self.table.get_mut(key) {
+            flow.back.follow(at.number, at.gate, at.arrival);
+            if let Some(raw) = raw
+                && at.udp.dialect == super::Dialect::Spp
+                && *flow.reply_header != *raw
+            {
+                flow.reply_header = raw.into();
+            }
+        }
+        self.table.touch(key, cx.now);
+        self.name_sender(at, key);
+        key
+    }
+
+    fn name_sender(&mut self, at: &At<'_>, flow: Key) {
+        if at.udp.dialect.has_bare_datagrams() && at.rule != HeaderRule::Forbid {
+            self.table.name_sender(flow, at.sender_key());
+        }
+    }
+
+    fn send_up(&mut self, cx: &Context<'_>, placed: &[Placed<'_>]) {
+        let sent = match placed.first().and_then(|first| self.table.get_mut(first.flow)) {
+            Some(flow) => flow.send_up(placed),
+            // It has made room for another of the same batch.
+            None => Sent { dropped: placed.len() as u64, ..Sent::default() },
+        };
+        cx.shard.add(Counter::DatagramsUp, sent.datagrams);
+        cx.shard.add(Counter::BytesUp, sent.bytes);
+        if sent.dropped > 0 {
+            cx.shard.add(Counter::DatagramsDropped, sent.dropped);
+        }
+    }
+}
+
+/// Where a datagram came in, and what holds there.
+struct At<'a> {
+    number: usize,
+    gate: &'a Gate,
+    arrival: &'a Arrival<'a>,
+    sender: SenderAddr,
+    rule: HeaderRule,
+    udp: &'a UdpSettings,
+}
+
+impl At<'_> {
+    fn sender_key(&self) -> SenderKey {
+        SenderKey {
+            listener: self.gate.listener,
+            sender: self.arrival.from,
+            local: self.gate.destination_of(self.arrival),
+        }
+    }
+
+    fn flow_key(&self, cx: &Context<'_>, header: Option<&Header<'_>>) -> Result<FlowKey, Cause> {
+        let policy = &cx.listeners[usize::from(self.gate.listener)].policy;
+        let client = policy.client(self.sender, header)?;
+        Ok(FlowKey {
+            listener: self.gate.listener,
+            client: client.addr.get(),
+            destination: client.destination.or_else(|| self.gate.destination_of(self.arrival)),
+        })
+    }
+}
+
+impl Flow {
+    /// Sends payloads to the backend, with what must stand in front of them.
+    fn send_up(&mut self, placed: &[Placed<'_>]) -> Sent {
+        let way = Way { socket: self.upstream.as_fd(), to: None, from: None };
+        let (mut sent, mut rest) = (Sent::default(), placed);
+        while let (Sending::Once { header, alone }, Some((first, others))) =
+            (&self.sending, rest.split_first())
+        {
+            let (bare, payload): (&[u8], _) = (&[], first.payload);
+            let datagrams = if *alone {
+                vec![Datagram { prefix: header, payload: bare }, Datagram { prefix: bare, payload }]
+            } else {
+                vec![Datagram { prefix: header, payload }]
+            };
+            let begun = send(way, &datagrams, &mut self.merge_up);
+            sent.add(begun);
+            rest = others;
+            // A header that did not get out (too long together with the payload, say) goes with the next one.
+            if begun.datagrams > 0 {
+                self.sending = Sending::Nothing;
+            }
+        }
+        let prefix: &[u8] = if let Sending::Each { header, .. } = &self.sending { header } else { &[] };
+        let datagrams: Vec<_> =
+            rest.iter().map(|placed| Datagram { prefix, payload: placed.payload }).collect();
+        sent.add(send(way, &datagrams, &mut self.merge_up));
+        self.up.add(sent);
+        sent
+    }
+}
