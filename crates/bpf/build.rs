@@ -1,0 +1,62 @@
+//! Compiles `c/*.bpf.c` with clang. Without clang the crate is built all the same, without programs inside
+//! (`truepeer attach` then says so); with `TRUEPEER_REQUIRE_CLANG=1`, as the project's own checks set it, that is an error.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::{env, fs};
+
+const PROGRAMS: [&str; 5] = ["tcp_ingress", "tcp_egress", "peer_name", "tcp_end", "header_check"];
+
+fn main() -> ExitCode {
+    println!("cargo::rerun-if-changed=c");
+    println!("cargo::rerun-if-env-changed=TRUEPEER_REQUIRE_CLANG");
+    println!("cargo::rerun-if-env-changed=PATH");
+    println!("cargo::rustc-check-cfg=cfg(no_programs)");
+    match PROGRAMS.iter().try_for_each(|program| compile(program)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) if env::var_os("TRUEPEER_REQUIRE_CLANG").is_some_and(|value| value == "1") => {
+            println!("cargo::error={reason}");
+            ExitCode::FAILURE
+        }
+        Err(reason) => {
+            println!("cargo::warning=built without `truepeer attach`: {reason}");
+            println!("cargo::rustc-cfg=no_programs");
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+fn compile(program: &str) -> Result<(), String> {
+    let source = Path::new("c").join(program).with_extension("bpf.c");
+    let object = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join(program).with_extension("o");
+    let output = Command::new("clang")
+        .args(["-target", "bpf", "-g", "-O2", "-Wall", "-Wextra", "-Werror", "-idirafter"])
+        .arg(include_dir())
+        .arg("-c")
+        .arg(&source)
+        .arg("-o")
+        .arg(&object)
+        .output()
+        .map_err(|error| format!("clang can't be run ({error}): apt-get install clang libbpf-dev"))?;
+    if output.status.success() {
+        strip(&object);
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let hint = if said.contains("bpf_helpers.h") { ": apt-get install libbpf-dev" } else { "" };
+    let first = said.lines().find(|line| line.contains("error")).unwrap_or_default();
+    Err(format!("clang refuses {}{hint} ({first})", source.display()))
+}
+
+/// Where Debian and Ubuntu keep the kernel's headers of this architecture (`asm/types.h`).
+fn include_dir() -> PathBuf {
+    let arch = env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
+    let all = Path::new("/usr/include");
+    let own = all.join(format!("{arch}-linux-gnu"));
+    if fs::exists(&own).unwrap_or(false) { own } else { all.to_owned() }
+}
+
+/// Debugging information is most of an object; BTF, which the kernel reads, stays. Only smaller with it, not needed.
+fn strip(object: &Path) {
+    let _ = Command::new("llvm-strip").arg("-g").arg(object).status();
+}

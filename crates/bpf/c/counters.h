@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* One counter beside each decision, by port. The order is that of src/counters.rs. */
+#pragma once
+#include "layout.h"
+
+enum counter {
+	SYN_TRACKED,
+	HEADER_V1,
+	HEADER_V2,
+	HEADER_ABSENT,        /* and optional */
+	DELTA_ZERO,           /* the guess was right: no later packet is altered */
+	DELTA_NONZERO,
+	HEADER_SPLIT,         /* a part of a header, acknowledged */
+	NAMED_ITSELF,         /* LOCAL, UNKNOWN: the sender stands for itself */
+	CLIENT_NOT_SHOWABLE,  /* IPv6 on an AF_INET listener: the sender's address stays */
+	MPTCP_DECLINED,
+	FASTOPEN_DECLINED,
+	HELD_ACK,             /* kept from accept() until the header is here */
+	EARLY_SEGMENT,        /* came before what precedes it; the sender sends it again */
+	PASSED_NO_LISTENER,   /* nobody here listens: forwarded, translated, or to be answered with RST */
+	PASSED_NOT_A_SENDER,
+	REFUSED_NO_HEADER,
+	REFUSED_MALFORMED,
+	REFUSED_TOO_LONG,
+	REFUSED_TIMEOUT,
+	REFUSED_CLAIM,
+	REFUSED_DENIED,
+	REFUSED_SIGNED,       /* TCP-MD5, TCP-AO: sequence numbers are signed */
+	REFUSED_SPLIT_COOKIE, /* a split header can't be acknowledged while SYN cookies are in use */
+	REFUSED_REDIRECTED,   /* the port is translated (DNAT) after us */
+	REFUSED_STRAY,        /* its SYN came before attach, or was forgotten */
+	REFUSED_FULL,
+	FAILED,               /* a helper of the kernel failed; the sender sends again */
+	COUNTERS,
+};
+
+#define MAX_PORTS 64
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, MAX_PORTS * COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tp_counters SEC(".maps");
+
+static __always_inline void count(const struct port *port, enum counter counter)
+{
+	__u32 index = port->slot * COUNTERS + counter;
+	__u64 *value = bpf_map_lookup_elem(&tp_counters, &index);
+	if (value)
+		*value += 1;
+}

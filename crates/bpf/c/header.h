@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* What the start of a connection amounts to. It accepts, waits and refuses exactly as crates/proto does, except
+ * that it leaves TLVs and their checksum alone; tests hold it against that crate's table and by fuzzing. */
+#pragma once
+#include "layout.h"
+
+enum verdict {
+	NEED_MORE,    /* valid so far */
+	ADDRESSES,    /* a complete start, with a client for our transport */
+	ITSELF,       /* a complete start that names nobody: LOCAL, UNKNOWN, UNSPEC, UNIX, another transport */
+	NOT_PROXY,    /* the signature does not match */
+	MALFORMED,    /* the signature matches, the rest can't */
+};
+
+enum transport { STREAM = 1, DGRAM = 2 };
+
+struct header {
+	struct address client;
+	__u32 len;           /* of the whole header, which may go on beyond what was parsed */
+	__be16 client_port;
+	__u8 client_version; /* 4 or 6 */
+	__u8 is_v1;
+};
+
+/* One walk through a v1 line; see v1.h. In a map because the verifier follows each value it can tell apart:
+ * of memory it only knows the bounds. */
+struct v1 {
+	__u8 address[16];
+	__u32 hex, decimal; /* of the digits since the last : or . */
+	__u8 digits, leading_zero, not_decimal;
+	__u8 bytes;         /* of address that are filled */
+	__u8 gap;           /* where :: stands in it, or NO_GAP */
+	__u8 dots;
+	__u8 colons;        /* directly before this byte */
+	__u8 field;         /* 0, 1: addresses; 2, 3: ports */
+	__u8 version;       /* 4 or 6 */
+	__u8 empty;         /* the field, so far */
+};
+
+/* What is too large for the stack. */
+struct workbench {
+	struct header header;
+	struct v1 v1;
+	__u8 start[HEADER_START];
+	__u8 fresh[128];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct workbench);
+} workbenches SEC(".maps");
+
+static __always_inline struct workbench *workbench(void)
+{
+	__u32 only = 0;
+	return bpf_map_lookup_elem(&workbenches, &only);
+}
+
+#include "v1.h"
+#include "v2.h"
+
+/* Judges the `have` bytes at bench->start (HEADER_START are enough). */
+static __always_inline enum verdict read_header(struct workbench *bench, __u32 have, __u32 transport)
+{
+	__builtin_memset(&bench->header, 0, sizeof(bench->header));
+	if (have == 0)
+		return NEED_MORE;
+	if (bench->start[0] == 'P')
+		return read_v1(bench, have, transport);
+	if (bench->start[0] == '\r')
+		return read_v2(bench, have, transport);
+	return NOT_PROXY;
+}

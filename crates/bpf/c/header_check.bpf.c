@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* For tests only: what tcp_ingress would make of a packet's bytes behind the Ethernet header. */
+#include "header.h"
+
+struct answer {
+	__u32 verdict;
+	struct header header;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct answer);
+} answers SEC(".maps");
+
+#define ETHERNET 14
+
+SEC("classifier")
+int header_check(struct __sk_buff *skb)
+{
+	__u32 only = 0;
+	struct workbench *bench = workbench();
+	struct answer *answer = bpf_map_lookup_elem(&answers, &only);
+
+	if (!bench || !answer)
+		return 1;
+	__u32 have = skb->len - ETHERNET;
+	for (__u32 i = 0; i < HEADER_START; i++) {
+		if (i >= have)
+			break;
+		if (bpf_skb_load_bytes(skb, ETHERNET + i, &bench->start[i], 1))
+			return 1;
+	}
+	answer->verdict = read_header(bench, have < HEADER_START ? have : HEADER_START, STREAM);
+	answer->header = bench->header;
+	return 0;
+}
+
+char _license[] SEC("license") = "Dual MIT/GPL";

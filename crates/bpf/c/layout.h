@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* What the programs share with each other and, through pinned maps, with truepeer: src/layout.rs asserts the same
+ * sizes. Whoever changes a struct or a map here raises LAYOUT there, so that an upgrade never reads old entries
+ * in a new shape. */
+#pragma once
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define AF_INET 2
+#define AF_INET6 10
+
+/* Let the programs behind ours decide (TCX_NEXT, TC_ACT_UNSPEC): we never accept a packet on others' behalf. */
+#define PASS (-1)
+#define DROP 2 /* TC_ACT_SHOT */
+
+/* Global functions (not static): verified once, for all arguments, instead of at each call. Their arguments are taken for
+ * pointers that may be NULL. */
+#define GLOBAL __attribute__((noinline))
+
+/* IPv4 is written as ::ffff:a.b.c.d everywhere: one key for both families. */
+struct address {
+	__be32 word[4];
+};
+
+#define MAPPED bpf_htonl(0xffff)
+
+struct prefix {
+	__u32 bits; /* of 128 */
+	struct address address;
+};
+
+/* An attached port. */
+struct port {
+	__u16 slot;    /* its place in the counters */
+	__u8 draining; /* detached: no new connections, those that are open go on */
+	__u8 unused;
+};
+
+struct settings {
+	__u64 header_timeout_ns;
+	__u64 header_max; /* bytes */
+};
+
+/* A connection as packets name it. */
+struct flow_key {
+	struct address sender;
+	struct address local;
+	__be16 sender_port;
+	__be16 local_port;
+};
+
+/* A connection whose header has been taken off. */
+struct flow {
+	struct address client;
+	__s32 delta;         /* add to the sender's sequence numbers, subtract from our acknowledgements */
+	__be16 client_port;
+	__u8 client_version; /* 4 or 6; 0: the sender stands for itself */
+	__u8 unused;
+};
+
+/* The longest v1 header, and more than the addresses of a v2 one need (PROXY 2.1, 2.2). */
+#define HEADER_START 108
+
+/* A connection whose header has not come yet, or not all of it. */
+struct embryo {
+	__u64 born_ns;
+	__u32 isn;         /* the sender's initial sequence number */
+	__u32 guess;       /* the header length that its SYN was shifted by */
+	__u32 have;        /* bytes of header that we have seen and the kernel has acknowledged */
+	__be32 tsval;      /* of our SYN-ACK; 0: none */
+	__u8 start[HEADER_START];
+	__u32 unused;
+};
+
+enum rule { RULE_REQUIRE = 1, RULE_OPTIONAL = 2 };
+enum claim { CLAIM_REFUSED = 1, CLAIM_ALLOWED = 2 };
+
+_Static_assert(sizeof(struct prefix) == 20, "src/layout.rs");
+_Static_assert(sizeof(struct port) == 4, "src/layout.rs");
+_Static_assert(sizeof(struct settings) == 16, "src/layout.rs");
+_Static_assert(sizeof(struct flow_key) == 36, "src/layout.rs");
+_Static_assert(sizeof(struct flow) == 24, "src/layout.rs");
+_Static_assert(sizeof(struct embryo) == 136, "src/layout.rs");

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* The state of one network namespace. Pinned: it outlives truepeer, and an upgrade finds it again. */
+#pragma once
+#include "counters.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_PORTS);
+	__type(key, __be16);
+	__type(value, struct port);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tp_ports SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct settings);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tp_settings SEC(".maps");
+
+/* Who may send: enum rule. Whoever isn't here passes untouched. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct prefix);
+	__type(value, __u32);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tp_senders SEC(".maps");
+
+/* Who may not be claimed, and exceptions from that: enum claim. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct prefix);
+	__type(value, __u32);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tp_claims SEC(".maps");
+
+/* Clients that are refused. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 1048576);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct prefix);
+	__type(value, __u32);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tp_denied SEC(".maps");
+
+/* Not LRU: a forgotten flow with a delta would be a broken connection. tcp_end.bpf.c removes them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1048576);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tp_flows SEC(".maps");
+
+/* LRU: a flood of SYNs forgets embryos only, and those are then refused, never let through. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_key);
+	__type(value, struct embryo);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tp_embryos SEC(".maps");
+
+/* Flows whose socket is gone but whose TIME_WAIT may still answer. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tp_ended SEC(".maps");
+
+/* The length of a sender's last header: what the next one is guessed to be. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct address);
+	__type(value, __u32);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tp_guesses SEC(".maps");
+
+static __always_inline struct prefix host(const struct address *address)
+{
+	return (struct prefix){ .bits = 128, .address = *address };
+}
+
+/* The sender's enum rule, or 0: not a sender of ours. */
+static __always_inline __u32 sender_rule(const struct address *sender)
+{
+	struct prefix key = host(sender);
+	__u32 *rule = bpf_map_lookup_elem(&tp_senders, &key);
+	return rule ? *rule : 0;
+}
+
+static __always_inline int is_denied(const struct prefix *client)
+{
+	__u32 *denied = bpf_map_lookup_elem(&tp_denied, client);
+	return denied && *denied;
+}

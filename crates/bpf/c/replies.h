@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* Segments of our own making, each out of one at hand: the bare ACK that ends a handshake, the RST that refuses. */
+#pragma once
+#include "segment.h"
+
+static __always_inline __be16 fold(__u64 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~sum;
+}
+
+static __always_inline __u64 pseudo_header(const struct address *source, const struct address *destination,
+					   __u8 version, __u32 tcp_len)
+{
+	struct {
+		struct address source, destination;
+		__be32 len, protocol;
+	} pseudo = { .len = bpf_htonl(tcp_len), .protocol = bpf_htonl(IPPROTO_TCP) };
+
+	if (version == 6) {
+		pseudo.source = *source;
+		pseudo.destination = *destination;
+	} else {
+		pseudo.source.word[0] = source->word[3];
+		pseudo.destination.word[0] = destination->word[3];
+	}
+	return bpf_csum_diff(0, 0, (__be32 *)&pseudo, sizeof(pseudo), 0);
+}
+
+/* Cuts the packet to an IP header and `tcp_len` bytes. */
+static __always_inline int cut_to(struct __sk_buff *skb, const struct segment *segment, __u32 tcp_len)
+{
+	if (bpf_skb_change_tail(skb, segment->tcp_at + tcp_len, 0))
+		return -1;
+	if (segment->version == 6) {
+		__be16 len = bpf_htons(tcp_len);
+		return bpf_skb_store_bytes(skb, segment->ip_at + offsetof(struct ipv6hdr, payload_len), &len, sizeof(len), 0);
+	}
+	__be16 old = bpf_htons(segment->ip_len);
+	__be16 len = bpf_htons(segment->tcp_at - segment->ip_at + tcp_len);
+	bpf_l3_csum_replace(skb, segment->ip_at + offsetof(struct iphdr, check), old, len, sizeof(len));
+	return bpf_skb_store_bytes(skb, segment->ip_at + offsetof(struct iphdr, tot_len), &len, sizeof(len), 0);
+}
+
+/* Makes of the segment with the header's end the ACK that the kernel still waits for: from `seq`, without data. The
+ * kernel wants its SYN-ACK's own timestamp echoed (net/ipv4/tcp_minisocks.c, TSEcrRejected); a sender whose header came
+ * in parts has seen later ones. */
+GLOBAL int become_bare_ack(struct __sk_buff *skb, const struct segment *segment, __u32 seq, __be32 tsval)
+{
+	if (!segment)
+		return -1;
+	struct options *options = read_options(skb, segment);
+	struct tcphdr tcp;
+
+	if (bpf_skb_load_bytes(skb, segment->tcp_at, &tcp, sizeof(tcp)))
+		return -1;
+	if (cut_to(skb, segment, segment->tcp_header_len))
+		return -1;
+	tcp.seq = bpf_htonl(seq);
+	tcp.fin = tcp.psh = tcp.urg = 0;
+	tcp.urg_ptr = 0;
+	tcp.check = 0;
+
+	__u64 sum = pseudo_header(&segment->source, &segment->destination, segment->version, segment->tcp_header_len);
+	sum = bpf_csum_diff(0, 0, (__be32 *)&tcp, sizeof(tcp), sum);
+	if (options) {
+		if (tsval && options->timestamps)
+			for (__u32 i = 0; i < sizeof(tsval); i++)
+				*option_byte(options, options->timestamps + 6 + i) = ((__u8 *)&tsval)[i];
+		sum = bpf_csum_diff(0, 0, (__be32 *)options->bytes, sizeof(options->bytes), sum);
+	}
+	tcp.check = fold(sum);
+	if (bpf_skb_store_bytes(skb, segment->tcp_at, &tcp, sizeof(tcp), 0))
+		return -1;
+	return options ? write_options(skb, segment, options) : 0;
+}
+
+static __always_inline void swap_link_addresses(struct __sk_buff *skb)
+{
+	struct ethhdr link;
+	__u8 source[ETH_ALEN];
+
+	if (link_header_len != sizeof(link) || bpf_skb_load_bytes(skb, 0, &link, sizeof(link)))
+		return;
+	__builtin_memcpy(source, link.h_source, ETH_ALEN);
+	__builtin_memcpy(link.h_source, link.h_dest, ETH_ALEN);
+	__builtin_memcpy(link.h_dest, source, ETH_ALEN);
+	bpf_skb_store_bytes(skb, 0, &link, sizeof(link), 0);
+}
+
+/* The IP header's own sum doesn't change: source and destination only change places, or don't. */
+static __always_inline int write_addresses(struct __sk_buff *skb, const struct segment *segment,
+					   const struct address *source, const struct address *destination)
+{
+	if (segment->version == 6) {
+		bpf_skb_store_bytes(skb, segment->ip_at + offsetof(struct ipv6hdr, saddr), source, 16, 0);
+		return bpf_skb_store_bytes(skb, segment->ip_at + offsetof(struct ipv6hdr, daddr), destination, 16, 0);
+	}
+	bpf_skb_store_bytes(skb, segment->ip_at + offsetof(struct iphdr, saddr), &source->word[3], 4, 0);
+	return bpf_skb_store_bytes(skb, segment->ip_at + offsetof(struct iphdr, daddr), &destination->word[3], 4, 0);
+}
+
+/* Turns a packet that was cut to the length of one into a RST. */
+static __always_inline int write_rst(struct __sk_buff *skb, const struct segment *segment, struct tcphdr *tcp,
+				     const struct address *source, const struct address *destination)
+{
+	tcp->doff = 5;
+	tcp->rst = 1;
+	__u64 sum = pseudo_header(source, destination, segment->version, sizeof(*tcp));
+	tcp->check = fold(bpf_csum_diff(0, 0, (__be32 *)tcp, sizeof(*tcp), sum));
+	if (write_addresses(skb, segment, source, destination))
+		return -1;
+	return bpf_skb_store_bytes(skb, segment->tcp_at, tcp, sizeof(*tcp), BPF_F_INVALIDATE_HASH);
+}
+
+/* Answers the sender with a RST, and resets the kernel's half-open connection, which expects `kernel_seq`, in its name:
+ * the sender may come again from the same port at once. */
+GLOBAL int refuse(struct __sk_buff *skb, const struct segment *segment, __u32 kernel_seq)
+{
+	if (!segment)
+		return DROP;
+	__u32 end = segment->seq + segment->payload_len + !!(segment->flags & FIN);
+	struct tcphdr answer = {
+		.source = segment->destination_port,
+		.dest = segment->source_port,
+		.seq = bpf_htonl(segment->ack),
+		.ack_seq = bpf_htonl(end),
+		.ack = 1,
+	};
+	struct tcphdr reset = {
+		.source = segment->source_port,
+		.dest = segment->destination_port,
+		.seq = bpf_htonl(kernel_seq),
+	};
+
+	if (cut_to(skb, segment, sizeof(answer)))
+		return DROP;
+	swap_link_addresses(skb);
+	if (write_rst(skb, segment, &answer, &segment->destination, &segment->source))
+		return DROP;
+	bpf_clone_redirect(skb, skb->ifindex, 0);
+	swap_link_addresses(skb);
+	if (write_rst(skb, segment, &reset, &segment->source, &segment->destination))
+		return DROP;
+	return PASS;
+}

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* TCP on its way out: from a backend on this host to a sender. What the kernel acknowledges is said in the sender's
+ * numbers. */
+#include "maps.h"
+#include "segment.h"
+
+static __always_inline __be32 word_at(struct options *options, __u32 at)
+{
+	__be32 word;
+	for (__u32 i = 0; i < sizeof(word); i++)
+		((__u8 *)&word)[i] = *option_byte(options, at + i);
+	return word;
+}
+
+/* The kernel sends its SYN-ACK again as long as it waits for the ACK, which is held back until the header is here:
+ * the first one after the time-out becomes the RST that ends the wait. */
+static __always_inline int give_up(struct __sk_buff *skb, const struct segment *segment)
+{
+	__u32 at = offsetof(struct tcphdr, ack_seq) + 4; /* data offset, flags, window */
+	__be32 word;
+	if (bpf_skb_load_bytes(skb, segment->tcp_at + at, &word, sizeof(word)))
+		return PASS;
+	__u32 old = bpf_ntohl(word);
+	set_word(skb, segment, at, old, (old & 0xff00ffff) | (RST | ACK) << 16);
+	/* The SYN took one number. */
+	set_word(skb, segment, offsetof(struct tcphdr, seq), segment->seq, segment->seq + 1);
+	return PASS;
+}
+
+static __always_inline int on_syn_ack(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				      const struct flow_key *key, struct embryo *embryo)
+{
+	__u32 only = 0;
+	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
+
+	shift_ack(skb, segment, embryo->guess);
+	if (settings && bpf_ktime_get_ns() - embryo->born_ns >= settings->header_timeout_ns) {
+		count(port, REFUSED_TIMEOUT);
+		bpf_map_delete_elem(&tp_embryos, key);
+		return give_up(skb, segment);
+	}
+	struct options *options = read_options(skb, segment);
+	if (options && options->timestamps)
+		embryo->tsval = word_at(options, options->timestamps + 2);
+	return PASS;
+}
+
+static __always_inline int shift_sack(struct __sk_buff *skb, const struct segment *segment, __s32 delta)
+{
+	struct options *options = read_options(skb, segment);
+	if (!options || !options->sack)
+		return 0;
+	__u32 len = option_len(options, options->sack);
+	/* At most four blocks of two numbers. */
+	for (__u32 edge = 0; edge < 8; edge++) {
+		__u32 at = options->sack + 2 + edge * 4;
+		if (2 + (edge + 1) * 4 > len || at > OPTIONS_END - 4)
+			break;
+		__u32 old = bpf_ntohl(word_at(options, at));
+		set_word(skb, segment, sizeof(struct tcphdr) - OPTIONS_AT + at, old, old - delta);
+	}
+	return 0;
+}
+
+static __noinline int shift_all(struct __sk_buff *skb, const struct segment *segment, __s32 delta)
+{
+	shift_ack(skb, segment, delta);
+	return shift_sack(skb, segment, delta);
+}
+
+SEC("classifier")
+int tcp_egress(struct __sk_buff *skb)
+{
+	struct segment segment = {};
+	if (read_segment(skb, &segment) || !(segment.flags & ACK))
+		return PASS;
+	struct port *port = bpf_map_lookup_elem(&tp_ports, &segment.source_port);
+	if (!port)
+		return PASS;
+	struct flow_key key = {
+		.sender = segment.destination,
+		.local = segment.source,
+		.sender_port = segment.destination_port,
+		.local_port = segment.source_port,
+	};
+	struct flow *flow = bpf_map_lookup_elem(&tp_flows, &key);
+	if (flow) {
+		if (flow->delta)
+			shift_all(skb, &segment, flow->delta);
+		return PASS;
+	}
+	struct embryo *embryo = bpf_map_lookup_elem(&tp_embryos, &key);
+	if (embryo) {
+		if (segment.flags & SYN)
+			return on_syn_ack(skb, &segment, port, &key, embryo);
+		shift_all(skb, &segment, embryo->guess - embryo->have);
+		return PASS;
+	}
+	flow = bpf_map_lookup_elem(&tp_ended, &key);
+	if (flow && flow->delta)
+		shift_all(skb, &segment, flow->delta);
+	return PASS;
+}
+
+char _license[] SEC("license") = "Dual MIT/GPL";

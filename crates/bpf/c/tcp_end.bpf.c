@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* The end of a flow: when its socket closes, whatever made it close. */
+#include "maps.h"
+
+/* Other namespaces may use the same addresses; set when it is loaded. */
+const volatile __u64 netns_cookie = 0;
+
+/* Two functions, not inlined: the compiler must not share code that reads the context at different places. */
+static __noinline int fill_ipv4(struct bpf_sock_ops *ctx, struct flow_key *key)
+{
+	key->sender.word[2] = key->local.word[2] = MAPPED;
+	key->sender.word[3] = ctx->remote_ip4;
+	key->local.word[3] = ctx->local_ip4;
+	return 0;
+}
+
+static __noinline int fill_ipv6(struct bpf_sock_ops *ctx, struct flow_key *key)
+{
+	key->sender.word[0] = ctx->remote_ip6[0];
+	key->sender.word[1] = ctx->remote_ip6[1];
+	key->sender.word[2] = ctx->remote_ip6[2];
+	key->sender.word[3] = ctx->remote_ip6[3];
+	key->local.word[0] = ctx->local_ip6[0];
+	key->local.word[1] = ctx->local_ip6[1];
+	key->local.word[2] = ctx->local_ip6[2];
+	key->local.word[3] = ctx->local_ip6[3];
+	return 0;
+}
+
+/* Nonzero: not on a port of ours. */
+static __always_inline int key_of(struct bpf_sock_ops *ctx, struct flow_key *key)
+{
+	key->local_port = bpf_htons(ctx->local_port);
+	if (!bpf_map_lookup_elem(&tp_ports, &key->local_port) || bpf_get_netns_cookie(ctx) != netns_cookie)
+		return -1;
+	key->sender_port = bpf_htons(bpf_ntohl(ctx->remote_port));
+	return ctx->family == AF_INET ? fill_ipv4(ctx, key) : fill_ipv6(ctx, key);
+}
+
+/* With a delta, the TIME_WAIT that may be left still speaks and is spoken to in shifted numbers. */
+static __always_inline void retire(const struct flow_key *key)
+{
+	struct flow *flow = bpf_map_lookup_elem(&tp_flows, key);
+	if (!flow)
+		return;
+	if (flow->delta) {
+		struct flow copy = *flow;
+		bpf_map_update_elem(&tp_ended, key, &copy, BPF_ANY);
+	}
+	bpf_map_delete_elem(&tp_flows, key);
+}
+
+SEC("sockops")
+int tcp_end(struct bpf_sock_ops *ctx)
+{
+	struct flow_key key = {};
+
+	switch (ctx->op) {
+	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
+		if (!key_of(ctx, &key) && bpf_map_lookup_elem(&tp_flows, &key))
+			bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
+		break;
+	case BPF_SOCK_OPS_STATE_CB:
+		if (ctx->args[1] == BPF_TCP_CLOSE && !key_of(ctx, &key))
+			retire(&key);
+		break;
+	}
+	return 1;
+}
+
+char _license[] SEC("license") = "Dual MIT/GPL";

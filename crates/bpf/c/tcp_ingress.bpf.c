@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* TCP on its way in: from a sender to a backend on this host. Nothing is cut out of packets; sequence numbers are
+ * shifted, so that the kernel takes the header for data that it already has. ARCHITECTURE.md draws it.
+ *
+ *   SYN      shifted by K, the length that this sender's header is guessed to have
+ *   bare ACK held back: accept() must not return before the client is known
+ *   header   in part: delivered as old data, which the kernel acknowledges and drops
+ *            whole (N bytes): becomes the bare ACK; once more, shifted like all that follow it
+ *   rest     shifted by delta = K - N: not at all, if the guess was right
+ */
+#include "header.h"
+#include "maps.h"
+#include "replies.h"
+#include "segment.h"
+#include "sockets.h"
+
+/* A backend that speaks first shall not wait longer for a header that is optional. */
+#define OPTIONAL_WAIT_NS 1000000000ULL
+
+static __always_inline int refuse_for(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				      const struct flow_key *key, const struct embryo *embryo, enum counter reason)
+{
+	__u32 kernel_seq = embryo->isn + 1 + embryo->guess;
+
+	count(port, reason);
+	bpf_map_delete_elem(&tp_embryos, key);
+	return refuse(skb, segment, kernel_seq);
+}
+
+/* Overwrites an option, as if this host did not know it. */
+GLOBAL int decline(struct __sk_buff *skb, const struct segment *segment, struct options *options, __u32 at)
+{
+	if (!segment || !options)
+		return -1;
+	__u32 len = option_len(options, at);
+	__s64 sum = bpf_csum_diff((__be32 *)options->bytes, sizeof(options->bytes), 0, 0, 0);
+
+	for (__u32 i = 0; i < OPTIONS_END - OPTIONS_AT; i++) {
+		if (i >= len || at + i >= OPTIONS_END)
+			break;
+		*option_byte(options, at + i) = OPTION_NOP;
+	}
+	sum = bpf_csum_diff(0, 0, (__be32 *)options->bytes, sizeof(options->bytes), sum);
+	bpf_l4_csum_replace(skb, segment->tcp_at + offsetof(struct tcphdr, check), 0, sum, 0);
+	return write_options(skb, segment, options);
+}
+
+/* What a SYN may not carry: signatures over numbers that we would change (refused); what would bring data or a second
+ * numbering before the header is off (declined). Nonzero: drop it. */
+static __always_inline int inspect_options(struct __sk_buff *skb, const struct segment *segment, const struct port *port)
+{
+	struct options *options = read_options(skb, segment);
+
+	if (!options)
+		return 0;
+	if (options->signature) {
+		count(port, REFUSED_SIGNED);
+		return -1;
+	}
+	if (options->mptcp) {
+		count(port, MPTCP_DECLINED);
+		decline(skb, segment, options, options->mptcp);
+	}
+	if (options->fastopen) {
+		count(port, FASTOPEN_DECLINED);
+		decline(skb, segment, options, options->fastopen);
+	}
+	return 0;
+}
+
+static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				  const struct flow_key *key)
+{
+	__u32 family = 0;
+
+	if (port->draining)
+		return PASS;
+	if (!sender_rule(&key->sender)) {
+		count(port, PASSED_NOT_A_SENDER);
+		return PASS;
+	}
+	if (!is_for_this_host(skb, segment) || !find_socket(skb, segment, 0, &family)) {
+		count(port, PASSED_NO_LISTENER);
+		return PASS;
+	}
+	if (segment->payload_len) {
+		/* The sender asks again without data: that is how fast open falls back. */
+		count(port, FASTOPEN_DECLINED);
+		return DROP;
+	}
+	if (inspect_options(skb, segment, port))
+		return DROP;
+
+	struct embryo *again = bpf_map_lookup_elem(&tp_embryos, key);
+	if (again && again->isn == segment->seq) {
+		shift_seq(skb, segment, again->guess);
+		return PASS;
+	}
+	__u32 *guess = bpf_map_lookup_elem(&tp_guesses, &key->sender);
+	struct embryo embryo = {
+		.born_ns = bpf_ktime_get_ns(),
+		.isn = segment->seq,
+		.guess = guess ? *guess : 0,
+	};
+	if (bpf_map_update_elem(&tp_embryos, key, &embryo, BPF_ANY)) {
+		count(port, FAILED);
+		return DROP;
+	}
+	count(port, SYN_TRACKED);
+	shift_seq(skb, segment, embryo.guess);
+	return PASS;
+}
+
+/* From here on the connection is one whose header is off. */
+static __always_inline int establish(const struct port *port, const struct flow_key *key, const struct flow *flow)
+{
+	if (bpf_map_update_elem(&tp_flows, key, flow, BPF_ANY))
+		return -1;
+	bpf_map_delete_elem(&tp_ended, key);
+	count(port, flow->delta ? DELTA_NONZERO : DELTA_ZERO);
+	return 0;
+}
+
+/* No header, and none is needed: the sender is the client. */
+static __always_inline int go_on_without(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+					 const struct flow_key *key, const struct embryo *embryo)
+{
+	struct flow flow = { .delta = embryo->guess };
+	struct prefix sender = host(&key->sender);
+	__u32 none = 0;
+
+	if (is_denied(&sender))
+		return refuse_for(skb, segment, port, key, embryo, REFUSED_DENIED);
+	if (establish(port, key, &flow))
+		return refuse_for(skb, segment, port, key, embryo, REFUSED_FULL);
+	count(port, HEADER_ABSENT);
+	bpf_map_update_elem(&tp_guesses, &key->sender, &none, BPF_ANY);
+	bpf_map_delete_elem(&tp_embryos, key);
+	shift_seq(skb, segment, flow.delta);
+	return PASS;
+}
+
+static __always_inline int may_be_absent(const struct flow_key *key, const struct embryo *embryo)
+{
+	return embryo->have == 0 && sender_rule(&key->sender) == RULE_OPTIONAL;
+}
+
+/* An ACK without data, or the end. */
+static __always_inline int on_bare(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				   const struct flow_key *key, const struct embryo *embryo)
+{
+	int is_end = segment->flags & FIN;
+	if (may_be_absent(key, embryo) && (is_end || bpf_ktime_get_ns() - embryo->born_ns >= OPTIONAL_WAIT_NS))
+		return go_on_without(skb, segment, port, key, embryo);
+	if (is_end)
+		return refuse_for(skb, segment, port, key, embryo, REFUSED_NO_HEADER);
+	count(port, HELD_ACK);
+	return DROP;
+}
+
+/* Puts the `fresh` bytes at `from` behind what there is of the header's start. */
+GLOBAL int gather(struct __sk_buff *skb, struct workbench *bench, struct embryo *embryo, __u32 from, __u32 fresh)
+{
+	if (!bench || !embryo)
+		return -1;
+	__builtin_memcpy(bench->start, embryo->start, HEADER_START);
+	__u32 have = embryo->have;
+	if (have >= HEADER_START)
+		return 0;
+	__u32 take = fresh < HEADER_START - have ? fresh : HEADER_START - have;
+	__u32 len = take - 1;
+	asm volatile("%0 &= 127" : "+r"(len)); /* for the verifier: 1 to 128 bytes, and never more than `fresh` holds */
+	if (bpf_skb_load_bytes(skb, from, bench->fresh, len + 1))
+		return -1;
+	for (__u32 i = 0; i < HEADER_START; i++) {
+		if (i >= take || have + i >= HEADER_START)
+			break;
+		bench->start[have + i] = bench->fresh[i];
+	}
+	__builtin_memcpy(embryo->start, bench->start, HEADER_START);
+	return 0;
+}
+
+/* Whether the client may be shown; the reason where not. 0: it may. */
+static __always_inline enum counter judge(const struct flow_key *key, const struct flow *flow)
+{
+	struct prefix client = host(flow->client_version ? &flow->client : &key->sender);
+
+	if (flow->client_version) {
+		__u32 *claim = bpf_map_lookup_elem(&tp_claims, &client);
+		if (claim && *claim == CLAIM_REFUSED)
+			return REFUSED_CLAIM;
+	}
+	if (is_denied(&client))
+		return REFUSED_DENIED;
+	return 0;
+}
+
+/* A part of a header: old data for the kernel, which acknowledges it at once. */
+static __always_inline int on_part(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				   const struct flow_key *key, struct embryo *embryo, __u32 have)
+{
+	__u32 family = 0;
+
+	if (segment->flags & FIN)
+		return refuse_for(skb, segment, port, key, embryo, REFUSED_NO_HEADER);
+	/* Behind a cookie there is nobody to acknowledge it. */
+	if (find_socket(skb, segment, 0, &family) != HALF_OPEN)
+		return refuse_for(skb, segment, port, key, embryo, REFUSED_SPLIT_COOKIE);
+	count(port, HEADER_SPLIT);
+	embryo->have = have;
+	shift_seq(skb, segment, embryo->guess - have);
+	return PASS;
+}
+
+static __always_inline int on_whole(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				    const struct flow_key *key, const struct embryo *embryo, const struct header *header,
+				    enum verdict verdict)
+{
+	__u32 start = embryo->isn + 1 + embryo->guess;
+	__be32 tsval = embryo->tsval;
+	__u32 len = header->len;
+	struct flow flow = { .delta = embryo->guess - len };
+	enum counter refusal;
+	__u32 family = 0;
+
+	if (verdict == ADDRESSES) {
+		flow.client = header->client;
+		flow.client_port = header->client_port;
+		flow.client_version = header->client_version;
+		/* ::ffff:a.b.c.d is a.b.c.d, whichever way it was written. */
+		if (flow.client.word[0] == 0 && flow.client.word[1] == 0 && flow.client.word[2] == MAPPED)
+			flow.client_version = 4;
+	}
+	refusal = judge(key, &flow);
+	if (refusal)
+		return refuse_for(skb, segment, port, key, embryo, refusal);
+	enum socket_state state = find_socket(skb, segment, start, &family);
+	if (state != HALF_OPEN && state != ANSWERS_COOKIE)
+		return refuse_for(skb, segment, port, key, embryo, REFUSED_REDIRECTED);
+	if (flow.client_version == 6 && family == AF_INET) {
+		/* Programs break on an answer of another family than their socket's. */
+		count(port, CLIENT_NOT_SHOWABLE);
+		flow.client_version = 0;
+	} else if (!flow.client_version) {
+		count(port, NAMED_ITSELF);
+	}
+
+	count(port, header->is_v1 ? HEADER_V1 : HEADER_V2);
+	if (establish(port, key, &flow))
+		return refuse_for(skb, segment, port, key, embryo, REFUSED_FULL);
+	bpf_map_update_elem(&tp_guesses, &key->sender, &len, BPF_ANY);
+	/* The copy comes in once more, behind this packet, and then belongs to a flow. */
+	if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS)) {
+		bpf_map_delete_elem(&tp_flows, key);
+		count(port, FAILED);
+		return DROP;
+	}
+	bpf_map_delete_elem(&tp_embryos, key);
+	if (become_bare_ack(skb, segment, start, tsval)) {
+		count(port, FAILED); /* the copy ends the handshake as well */
+		return DROP;
+	}
+	return PASS;
+}
+
+static __always_inline int on_data(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				   const struct flow_key *key, struct embryo *embryo)
+{
+	__u32 offset = segment->seq - (embryo->isn + 1);
+	if (offset > embryo->have) {
+		count(port, EARLY_SEGMENT);
+		return DROP;
+	}
+	__u32 known = embryo->have - offset;
+	if (known >= segment->payload_len) {
+		/* Sent again: acknowledged again. */
+		shift_seq(skb, segment, embryo->guess - embryo->have);
+		return PASS;
+	}
+	struct workbench *bench = workbench();
+	__u32 only = 0;
+	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
+	__u32 fresh = segment->payload_len - known;
+	if (!bench || !settings || gather(skb, bench, embryo, segment->payload_at + known, fresh)) {
+		count(port, FAILED);
+		return DROP;
+	}
+
+	__u32 have = embryo->have + fresh;
+	enum verdict verdict = read_header(bench, have < HEADER_START ? have : HEADER_START, STREAM);
+	if (verdict == NOT_PROXY && may_be_absent(key, embryo))
+		return go_on_without(skb, segment, port, key, embryo);
+	if (verdict == NOT_PROXY)
+		return refuse_for(skb, segment, port, key, embryo, REFUSED_NO_HEADER);
+	if (verdict == MALFORMED)
+		return refuse_for(skb, segment, port, key, embryo, REFUSED_MALFORMED);
+	if (bench->header.len > settings->header_max)
+		return refuse_for(skb, segment, port, key, embryo, REFUSED_TOO_LONG);
+	if (verdict == NEED_MORE || have < bench->header.len)
+		return on_part(skb, segment, port, key, embryo, have);
+	return on_whole(skb, segment, port, key, embryo, &bench->header, verdict);
+}
+
+static __always_inline int on_embryo(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				     const struct flow_key *key, struct embryo *embryo)
+{
+	if (segment->flags & (RST | SYN)) {
+		shift_seq(skb, segment, embryo->guess - embryo->have);
+		return PASS;
+	}
+	if (segment->payload_len == 0)
+		return on_bare(skb, segment, port, key, embryo);
+	return on_data(skb, segment, port, key, embryo);
+}
+
+/* We know nothing of it. What was open before us goes on; what isn't open must not become so without us. */
+static __always_inline int on_stranger(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				       const struct flow_key *key)
+{
+	__u32 family = 0;
+
+	if (segment->flags & RST || port->draining || !sender_rule(&key->sender))
+		return PASS;
+	switch (find_socket(skb, segment, segment->seq, &family)) {
+	case HALF_OPEN:
+	case ANSWERS_COOKIE:
+		count(port, REFUSED_STRAY);
+		return refuse(skb, segment, segment->seq);
+	default:
+		return PASS; /* open before us, or the kernel's to answer */
+	}
+}
+
+SEC("classifier")
+int tcp_ingress(struct __sk_buff *skb)
+{
+	struct segment segment = {};
+	if (skb->pkt_type == 3 /* PACKET_OTHERHOST: a neighbour's or a macvlan's */ || read_segment(skb, &segment))
+		return PASS;
+	struct port *port = bpf_map_lookup_elem(&tp_ports, &segment.destination_port);
+	if (!port)
+		return PASS;
+	struct flow_key key = {
+		.sender = segment.source,
+		.local = segment.destination,
+		.sender_port = segment.source_port,
+		.local_port = segment.destination_port,
+	};
+	struct flow *flow = bpf_map_lookup_elem(&tp_flows, &key);
+	if (flow) {
+		shift_seq(skb, &segment, flow->delta);
+		return PASS;
+	}
+	if ((segment.flags & (SYN | ACK)) == SYN)
+		return on_syn(skb, &segment, port, &key);
+	struct embryo *embryo = bpf_map_lookup_elem(&tp_embryos, &key);
+	if (embryo)
+		return on_embryo(skb, &segment, port, &key, embryo);
+	flow = bpf_map_lookup_elem(&tp_ended, &key);
+	if (flow) {
+		shift_seq(skb, &segment, flow->delta);
+		return PASS;
+	}
+	return on_stranger(skb, &segment, port, &key);
+}
+
+char _license[] SEC("license") = "Dual MIT/GPL";

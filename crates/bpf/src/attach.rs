@@ -1,0 +1,118 @@
+//! Putting it in place, or an upgrade or other rules in the place of what is there.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use aya::programs::{CgroupSockAddr, Program, ProgramError, SchedClassifier, SockOps};
+
+use crate::links::{self, DIRECTIONS};
+use crate::load::{Loaded, load};
+use crate::programs::{Object, PEER_NAME, TCP_EGRESS, TCP_END, TCP_INGRESS};
+use crate::tables::Tables;
+use crate::{AttachError, Device, Place, Rules};
+
+/// What is attached where now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attached {
+    /// By tcx links; otherwise by filters of the clsact qdisc.
+    pub by_tcx: bool,
+    /// The flows that were open through an earlier attachment and go on.
+    pub taken_over: usize,
+}
+
+/// Attaches to these devices, and to the processes of a cgroup. What is attached already is replaced without a gap.
+///
+/// Ingress comes last: nothing may be shifted on its way in that isn't shifted back on its way out.
+///
+/// # Errors
+/// If the kernel refuses a step. What was attached by this call then stays as it is, and does nothing unless an
+/// earlier one had set ports: programs without ports pass everything.
+pub fn attach(
+    place: &Place,
+    rules: &Rules,
+    devices: &[Device],
+    cgroup: &Path,
+) -> Result<Attached, AttachError> {
+    TCP_INGRESS.bytes()?;
+    place.make()?;
+    let _lock = place.lock()?;
+    // The first object makes the tables.
+    let egress = load_by_kind(TCP_EGRESS, place, devices)?;
+    let ingress = load_by_kind(TCP_INGRESS, place, devices)?;
+    let mut tables = Tables::open(place)?;
+    let taken_over = tables.flows().len();
+
+    attach_hooks(place, cgroup)?;
+    attach_directions(place, egress, devices, DIRECTIONS[1])?;
+    attach_directions(place, ingress, devices, DIRECTIONS[0])?;
+    tables.apply(rules)?;
+    links::leave_other_devices(place, devices)?;
+    Ok(Attached { by_tcx: links::has_tcx(), taken_over })
+}
+
+/// A program for devices whose packets begin with this many bytes before the IP header.
+struct ForKind {
+    link_header_len: u32,
+    loaded: Loaded,
+}
+
+fn load_by_kind(object: Object, place: &Place, devices: &[Device]) -> Result<Vec<ForKind>, AttachError> {
+    let kinds: BTreeSet<u32> = devices.iter().map(Device::link_header_len).collect();
+    let load = |link_header_len| -> Result<ForKind, AttachError> {
+        let mut loaded = load(object, place, "link_header_len", link_header_len)?;
+        classifier(&mut loaded, object.name)
+            .and_then(SchedClassifier::load)
+            .map_err(AttachError::attach(object.name, "the kernel"))?;
+        Ok(ForKind { link_header_len, loaded })
+    };
+    kinds.into_iter().map(load).collect()
+}
+
+fn classifier<'a>(
+    loaded: &'a mut Loaded,
+    name: &'static str,
+) -> Result<&'a mut SchedClassifier, ProgramError> {
+    loaded.program(name).try_into()
+}
+
+fn attach_directions(
+    place: &Place,
+    kinds: Vec<ForKind>,
+    devices: &[Device],
+    (name, direction): (&'static str, aya::programs::TcAttachType),
+) -> Result<(), AttachError> {
+    for mut kind in kinds {
+        let program = classifier(&mut kind.loaded, name).map_err(AttachError::attach(name, "the kernel"))?;
+        for device in devices.iter().filter(|device| device.link_header_len() == kind.link_header_len) {
+            links::attach_to_device(place, program, name, direction, device)?;
+        }
+    }
+    Ok(())
+}
+
+/// The hooks that name the client, and the one that sees sockets end.
+fn attach_hooks(place: &Place, cgroup: &Path) -> Result<(), AttachError> {
+    let mut names = load(PEER_NAME, place, "netns_cookie", place.netns_cookie())?;
+    for name in ["peer_name4", "peer_name6"] {
+        let program = ready(names.program(name), name, |program: &mut CgroupSockAddr| program.load())?;
+        links::attach_name_hook(place, program, name, cgroup)?;
+    }
+    let mut ends = load(TCP_END, place, "netns_cookie", place.netns_cookie())?;
+    let program = ready(ends.program("tcp_end"), "tcp_end", |program: &mut SockOps| program.load())?;
+    // All sockets, whichever are named: a flow that isn't seen to end would stay.
+    links::attach_socket_hook(place, program, "tcp_end", &crate::cgroup_root()?)
+}
+
+fn ready<'a, P>(
+    program: &'a mut Program,
+    name: &'static str,
+    load: impl FnOnce(&mut P) -> Result<(), ProgramError>,
+) -> Result<&'a mut P, AttachError>
+where
+    &'a mut P: TryFrom<&'a mut Program, Error = ProgramError>,
+{
+    let refused = |error: ProgramError| AttachError::attach(name, "the kernel")(error);
+    let program: &'a mut P = program.try_into().map_err(refused)?;
+    load(program).map_err(refused)?;
+    Ok(program)
+}

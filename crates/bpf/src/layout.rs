@@ -1,0 +1,86 @@
+//! What the programs and this crate share: `c/layout.h` asserts the same sizes.
+
+use aya::Pod;
+
+/// Raised whenever a struct or a map of the programs changes its shape: pinned maps of another layout are left alone.
+pub(crate) const LAYOUT: u32 = 1;
+
+/// Ports that can be attached at a time in one network namespace.
+pub(crate) const MAX_PORTS: u16 = 64;
+
+/// An address; IPv4 as `::ffff:a.b.c.d`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Address(pub(crate) [u8; 16]);
+
+/// `struct port`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Port {
+    pub(crate) slot: u16,
+    pub(crate) draining: u8,
+    pub(crate) unused: u8,
+}
+
+/// `struct settings`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Settings {
+    pub(crate) header_timeout_ns: u64,
+    pub(crate) header_max: u64,
+}
+
+/// `struct flow_key`. Ports in network byte order; words, for an alignment of 4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C, align(4))]
+pub(crate) struct FlowKey {
+    pub(crate) sender: Address,
+    pub(crate) local: Address,
+    pub(crate) sender_port: [u8; 2],
+    pub(crate) local_port: [u8; 2],
+}
+
+/// `struct flow`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Flow {
+    pub(crate) client: Address,
+    pub(crate) delta: i32,
+    pub(crate) client_port: [u8; 2],
+    pub(crate) client_version: u8,
+    pub(crate) unused: u8,
+}
+
+/// `struct embryo`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Embryo {
+    pub(crate) born_ns: u64,
+    pub(crate) isn: u32,
+    pub(crate) guess: u32,
+    pub(crate) have: u32,
+    pub(crate) tsval: u32,
+    pub(crate) start: [u8; 108],
+    pub(crate) unused: u32,
+}
+
+const _: () = assert!(size_of::<Address>() == 16);
+const _: () = assert!(size_of::<Port>() == 4);
+const _: () = assert!(size_of::<Settings>() == 16);
+const _: () = assert!(size_of::<FlowKey>() == 36);
+const _: () = assert!(size_of::<Flow>() == 24);
+const _: () = assert!(size_of::<Embryo>() == 136);
+
+// SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding. Each is `repr(C)`, of integers and byte
+// arrays only, and its size (asserted above) is the sum of its fields'.
+unsafe impl Pod for Address {}
+// SAFETY: as above.
+unsafe impl Pod for Port {}
+// SAFETY: as above.
+unsafe impl Pod for Settings {}
+// SAFETY: as above.
+unsafe impl Pod for FlowKey {}
+// SAFETY: as above.
+unsafe impl Pod for Flow {}
+// SAFETY: as above.
+unsafe impl Pod for Embryo {}

@@ -1,0 +1,38 @@
+//! The way `attach`: programs in the kernel take the PROXY header off connections to a running, unmodified backend,
+//! and answer its `getpeername` with the client. No process of ours stands in between: what is attached is pinned
+//! and goes on when this program ends.
+//!
+//! ```text
+//!  Rules (from the policy) ──▶ tables ─┐
+//!                                      ├─ pinned in Place: one directory for each network namespace
+//!  programs (c/*.bpf.c) ──▶ links ─────┘
+//! ```
+//! The programs' sources explain the mechanism; [`attach()`] puts them in place, [`status()`] reads them, [`drain`] and
+//! [`detach_now`] end it.
+
+mod attach;
+mod counters;
+mod detach;
+mod device;
+mod error;
+mod layout;
+mod links;
+mod load;
+#[doc(hidden)]
+pub mod oracle;
+mod place;
+mod programs;
+mod rules;
+mod status;
+mod tables;
+mod trie;
+
+pub use attach::{Attached, attach};
+pub use counters::{COUNTERS, Counter, Kind};
+pub use detach::{detach_now, drain};
+pub use device::Device;
+pub use error::AttachError;
+pub use place::{DEFAULT_PINS, Place, cgroup_root};
+pub use programs::are_built_in;
+pub use rules::Rules;
+pub use status::{FlowCount, PortStatus, Status, status};

@@ -1,0 +1,169 @@
+//! Where programs are attached. A link that is pinned holds its program in place; an upgrade puts another program under
+//! the same link, so that no packet meets none or two.
+//!
+//! Linux before 6.6 has no links for devices (tcx): there a filter of the clsact qdisc stays by itself.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::tc::{
+    NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact, qdisc_detach_program,
+};
+use aya::programs::{CgroupAttachMode, CgroupSockAddr, LinkOrder, SchedClassifier, SockOps, TcAttachType};
+use aya::util::KernelVersion;
+
+use crate::error::Cause;
+use crate::place::entries;
+use crate::{AttachError, Device, Place};
+
+/// Our filters' place among those of the clsact qdisc.
+const PRIORITY: u16 = 50;
+const HANDLE: TcHandle = TcHandle::new(0, 1);
+
+/// Both directions, with their programs.
+pub(crate) const DIRECTIONS: [(&str, TcAttachType); 2] =
+    [("tcp_ingress", TcAttachType::Ingress), ("tcp_egress", TcAttachType::Egress)];
+
+/// Whether devices have links here.
+pub(crate) fn has_tcx() -> bool {
+    KernelVersion::current().is_ok_and(|version| version >= KernelVersion::new(6, 6, 0))
+}
+
+fn pin_of(place: &Place, program: &str, device: u32) -> PathBuf {
+    place.links().join(format!("{program}-{device}"))
+}
+
+/// Attaches a program to a device, in the place of an older one of ours.
+pub(crate) fn attach_to_device(
+    place: &Place,
+    program: &mut SchedClassifier,
+    name: &'static str,
+    direction: TcAttachType,
+    device: &Device,
+) -> Result<(), AttachError> {
+    let result = if has_tcx() {
+        let index = index_of(&device.name)?;
+        attach_tcx(program, direction, device, &pin_of(place, name, index))
+    } else {
+        attach_clsact(program, direction, device)
+    };
+    result.map_err(AttachError::attach(name, &device.name))
+}
+
+fn attach_tcx(
+    program: &mut SchedClassifier,
+    direction: TcAttachType,
+    device: &Device,
+    pin: &Path,
+) -> Result<(), Cause> {
+    if let Ok(old) = PinnedLink::from_pin(pin) {
+        let old = SchedClassifierLink::try_from(FdLink::from(old))?;
+        if program.attach_to_link(old).is_ok() {
+            return Ok(());
+        }
+        // The link of a device that is gone and whose number another one has now.
+        fs::remove_file(pin)?;
+    }
+    let order = TcAttachOptions::TcxOrder(LinkOrder::default());
+    let link = program.attach_with_options(&device.name, direction, order)?;
+    pin_link(FdLink::try_from(program.take_link(link)?)?, pin)
+}
+
+fn attach_clsact(
+    program: &mut SchedClassifier,
+    direction: TcAttachType,
+    device: &Device,
+) -> Result<(), Cause> {
+    // Somebody else's will do as well; if there is none, attaching says so.
+    let _ = qdisc_add_clsact(&device.name);
+    let old = SchedClassifierLink::attached(&device.name, direction, PRIORITY, HANDLE, None)?;
+    let link = match program.attach_to_link(old) {
+        Ok(link) => link,
+        Err(_) => {
+            let options = NlOptions { priority: PRIORITY, handle: HANDLE, classid: None };
+            program.attach_with_options(&device.name, direction, TcAttachOptions::Netlink(options))?
+        }
+    };
+    // Dropping it would detach; the kernel keeps the filter without us.
+    std::mem::forget(program.take_link(link)?);
+    Ok(())
+}
+
+/// Takes our programs off devices that are no longer wanted.
+pub(crate) fn leave_other_devices(place: &Place, wanted: &[Device]) -> Result<(), AttachError> {
+    let wanted: BTreeSet<PathBuf> = wanted
+        .iter()
+        .filter_map(|device| index_of(&device.name).ok())
+        .flat_map(|index| DIRECTIONS.map(|(program, _)| pin_of(place, program, index)))
+        .collect();
+    for pin in entries(&place.links())? {
+        let is_device = DIRECTIONS.iter().any(|(program, _)| {
+            pin.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&format!("{program}-")))
+        });
+        if is_device && !wanted.contains(&pin) {
+            fs::remove_file(&pin).map_err(AttachError::file("unlink", &pin))?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes our filters off all devices, where those have no links.
+pub(crate) fn leave_clsact() {
+    let devices = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
+    for device in devices.lines().skip(2).filter_map(|line| line.split(':').next()) {
+        for (program, direction) in DIRECTIONS {
+            // Most devices never had any.
+            let _ = qdisc_detach_program(device.trim(), direction, program);
+        }
+    }
+}
+
+/// Attaches a hook to a cgroup; links always stand beside others ("single" is for attachments without link). For a moment the old one and the new one both run, which is the same twice.
+pub(crate) fn attach_name_hook(
+    place: &Place,
+    program: &mut CgroupSockAddr,
+    name: &'static str,
+    cgroup: &Path,
+) -> Result<(), AttachError> {
+    let file = File::open(cgroup).map_err(AttachError::file("open", cgroup))?;
+    let mut attach = || {
+        let link = program.attach(&file, CgroupAttachMode::Single)?;
+        replace_pin(FdLink::try_from(program.take_link(link)?)?, &place.links().join(name))
+    };
+    attach().map_err(AttachError::attach(name, cgroup.display()))
+}
+
+/// Likewise.
+pub(crate) fn attach_socket_hook(
+    place: &Place,
+    program: &mut SockOps,
+    name: &'static str,
+    cgroup: &Path,
+) -> Result<(), AttachError> {
+    let file = File::open(cgroup).map_err(AttachError::file("open", cgroup))?;
+    let mut attach = || {
+        let link = program.attach(&file, CgroupAttachMode::Single)?;
+        replace_pin(FdLink::try_from(program.take_link(link)?)?, &place.links().join(name))
+    };
+    attach().map_err(AttachError::attach(name, cgroup.display()))
+}
+
+/// The old link goes when nothing names it any more: after the new one is there.
+fn replace_pin(link: FdLink, pin: &Path) -> Result<(), Cause> {
+    let new = pin.with_file_name(format!("{}-new", pin.file_name().unwrap_or_default().to_string_lossy()));
+    let _ = fs::remove_file(&new);
+    pin_link(link, &new)?;
+    Ok(fs::rename(new, pin)?)
+}
+
+fn pin_link(link: FdLink, pin: &Path) -> Result<(), Cause> {
+    Ok(link.pin(pin).map(drop)?)
+}
+
+fn index_of(device: &str) -> Result<u32, AttachError> {
+    use rustix::net::{AddressFamily, SocketType, netdevice, socket};
+    let ask = || netdevice::name_to_index(socket(AddressFamily::INET, SocketType::DGRAM, None)?, device);
+    ask().map_err(|error| AttachError::file("looking up the device", device)(error.into()))
+}

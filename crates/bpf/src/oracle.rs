@@ -1,0 +1,99 @@
+//! For tests: what the programs make of a connection's first bytes, by BPF_PROG_TEST_RUN.
+
+use core::net::{Ipv6Addr, SocketAddr};
+
+use aya::maps::{Array, MapData};
+use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
+use aya::{Ebpf, Pod};
+
+use crate::AttachError;
+use crate::layout::Address;
+use crate::programs::HEADER_CHECK;
+
+/// What a start amounts to; `enum verdict` in `c/header.h`, the length being judged as `tcp_ingress` does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Valid so far.
+    NeedMore,
+    /// A whole header, so many bytes long, that names a client.
+    Client(SocketAddr, usize),
+    /// A whole header that names nobody.
+    Itself(usize),
+    /// No header, or a wrong one.
+    Refused,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Answer {
+    verdict: u32,
+    client: Address,
+    len: u32,
+    client_port: [u8; 2],
+    client_version: u8,
+    is_v1: u8,
+}
+
+const _: () = assert!(size_of::<Answer>() == 28);
+
+// SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding (the size is the sum of the fields').
+unsafe impl Pod for Answer {}
+
+/// The loaded program.
+pub struct HeaderCheck {
+    programs: Ebpf,
+    header_max: usize,
+}
+
+impl HeaderCheck {
+    /// Loads it; needs CAP_BPF and CAP_NET_ADMIN.
+    pub fn load(header_max: usize) -> Result<Self, AttachError> {
+        let mut programs = Ebpf::load(HEADER_CHECK.bytes()?).map_err(AttachError::load(HEADER_CHECK.name))?;
+        program(&mut programs)
+            .and_then(SchedClassifier::load)
+            .map_err(AttachError::attach(HEADER_CHECK.name, "the kernel"))?;
+        Ok(Self { programs, header_max })
+    }
+
+    /// Shows the program these bytes as the first of a connection.
+    pub fn ask(&mut self, bytes: &[u8]) -> Result<Verdict, AttachError> {
+        let mut packet = vec![0; 14];
+        packet.extend(bytes);
+        let options = TestRunOptions { data_in: Some(&packet), ..TestRunOptions::default() };
+        program(&mut self.programs)
+            .and_then(|program| program.test_run(options))
+            .map_err(AttachError::attach(HEADER_CHECK.name, "BPF_PROG_TEST_RUN"))?;
+        Ok(self.verdict(self.answer()?, bytes.len()))
+    }
+
+    fn answer(&self) -> Result<Answer, AttachError> {
+        let map = self.programs.map("answers").ok_or(AttachError::NotBuilt)?;
+        let answers: Array<&MapData, Answer> =
+            map.try_into().map_err(AttachError::map("opening", "answers"))?;
+        answers.get(&0, 0).map_err(AttachError::map("reading", "answers"))
+    }
+
+    fn verdict(&self, answer: Answer, have: usize) -> Verdict {
+        let len = answer.len as usize;
+        match answer.verdict {
+            3.. => Verdict::Refused,
+            _ if len > self.header_max => Verdict::Refused,
+            0 => Verdict::NeedMore,
+            _ if have < len => Verdict::NeedMore,
+            1 => {
+                let ip = Ipv6Addr::from(answer.client.0);
+                let ip = if answer.client_version == 4 { ip.to_canonical() } else { ip.into() };
+                Verdict::Client(SocketAddr::new(ip, u16::from_be_bytes(answer.client_port)), len)
+            }
+            _ => Verdict::Itself(len),
+        }
+    }
+}
+
+fn program(programs: &mut Ebpf) -> Result<&mut SchedClassifier, aya::programs::ProgramError> {
+    // Built with this crate: it is there.
+    let Some(program) = programs.program_mut("header_check") else {
+        return Err(aya::programs::ProgramError::NotLoaded);
+    };
+    program.try_into()
+}

@@ -1,0 +1,144 @@
+//! The pinned tables, by what stands in them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use aya::maps::lpm_trie::{Key, LpmTrie};
+use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
+
+use crate::counters::COUNTERS;
+use crate::layout::{Address, Embryo, Flow, FlowKey, MAX_PORTS, Port, Settings};
+use crate::trie::{self, Entry};
+use crate::{AttachError, Place, Rules};
+
+/// Counters of each port.
+const COUNTERS_LEN: u32 = {
+    assert!(COUNTERS.len() < 256);
+    COUNTERS.len().to_le_bytes()[0] as u32
+};
+
+/// The tables of one network namespace.
+pub(crate) struct Tables {
+    ports: HashMap<MapData, [u8; 2], Port>,
+    settings: Array<MapData, Settings>,
+    senders: LpmTrie<MapData, Address, u32>,
+    claims: LpmTrie<MapData, Address, u32>,
+    denied: LpmTrie<MapData, Address, u32>,
+    flows: HashMap<MapData, FlowKey, Flow>,
+    embryos: HashMap<MapData, FlowKey, Embryo>,
+    counters: PerCpuArray<MapData, u64>,
+}
+
+fn pinned(place: &Place, name: &'static str) -> Result<MapData, AttachError> {
+    MapData::from_pin(place.maps().join(name)).map_err(AttachError::map("opening", name))
+}
+
+macro_rules! open {
+    ($place:expr, $kind:ident, $name:literal) => {
+        Map::$kind(pinned($place, $name)?).try_into().map_err(AttachError::map("opening", $name))?
+    };
+}
+
+impl Tables {
+    /// Opens what [`crate::attach()`] has pinned.
+    pub(crate) fn open(place: &Place) -> Result<Self, AttachError> {
+        Ok(Self {
+            ports: open!(place, HashMap, "tp_ports"),
+            settings: open!(place, Array, "tp_settings"),
+            senders: open!(place, LpmTrie, "tp_senders"),
+            claims: open!(place, LpmTrie, "tp_claims"),
+            denied: open!(place, LpmTrie, "tp_denied"),
+            flows: open!(place, HashMap, "tp_flows"),
+            embryos: open!(place, LruHashMap, "tp_embryos"),
+            counters: open!(place, PerCpuArray, "tp_counters"),
+        })
+    }
+
+    /// Writes the rules, those for ports last: without a port nothing else is asked.
+    pub(crate) fn apply(&mut self, rules: &Rules) -> Result<(), AttachError> {
+        let settings = Settings {
+            header_timeout_ns: u64::try_from(rules.header_timeout.as_nanos()).unwrap_or(u64::MAX),
+            header_max: rules.header_max as u64,
+        };
+        self.settings.set(0, settings, 0).map_err(AttachError::map("writing", "tp_settings"))?;
+        replace(&mut self.claims, "tp_claims", &trie::claims(&rules.claims))?;
+        replace(&mut self.denied, "tp_denied", &trie::denied(&rules.claims))?;
+        replace(&mut self.senders, "tp_senders", &trie::senders(&rules.senders, rules.header))?;
+        self.apply_ports(&rules.tcp_ports)
+    }
+
+    /// A port that is no longer wanted drains: its flows may still need us.
+    fn apply_ports(&mut self, wanted: &BTreeSet<u16>) -> Result<(), AttachError> {
+        let known = self.ports()?;
+        for (number, port) in &known {
+            self.set_port(*number, Port { draining: u8::from(!wanted.contains(number)), ..*port })?;
+        }
+        let used: BTreeSet<u16> = known.values().map(|port| port.slot).collect();
+        let mut free = (0..MAX_PORTS).filter(|slot| !used.contains(slot));
+        for number in wanted.iter().filter(|number| !known.contains_key(number)) {
+            let slot = free.next().ok_or(AttachError::TooManyPorts(wanted.len().max(known.len() + 1)))?;
+            self.set_port(*number, Port { slot, draining: 0, unused: 0 })?;
+        }
+        Ok(())
+    }
+
+    /// No new connections from now on.
+    pub(crate) fn drain(&mut self) -> Result<(), AttachError> {
+        self.apply_ports(&BTreeSet::new())
+    }
+
+    fn set_port(&mut self, number: u16, port: Port) -> Result<(), AttachError> {
+        self.ports.insert(number.to_be_bytes(), port, 0).map_err(AttachError::map("writing", "tp_ports"))
+    }
+
+    /// The ports with their state.
+    pub(crate) fn ports(&self) -> Result<BTreeMap<u16, Port>, AttachError> {
+        let found: Result<BTreeMap<_, _>, MapError> = self
+            .ports
+            .iter()
+            .map(|entry| entry.map(|(number, port)| (u16::from_be_bytes(number), port)))
+            .collect();
+        found.map_err(AttachError::map("reading", "tp_ports"))
+    }
+
+    /// The flows as they are now. One that ends meanwhile may be missing, or seen twice.
+    pub(crate) fn flows(&self) -> Vec<(FlowKey, Flow)> {
+        self.flows.iter().flatten().collect()
+    }
+
+    /// The connections without a complete header.
+    pub(crate) fn embryos(&self) -> Vec<(FlowKey, Embryo)> {
+        self.embryos.iter().flatten().collect()
+    }
+
+    /// The counters of a port, in the order of [`COUNTERS`].
+    pub(crate) fn counters(&self, port: &Port) -> Result<Vec<u64>, AttachError> {
+        let first = u32::from(port.slot) * COUNTERS_LEN;
+        (first..).take(COUNTERS.len()).map(|index| self.counter(index)).collect()
+    }
+
+    fn counter(&self, index: u32) -> Result<u64, AttachError> {
+        let values = self.counters.get(&index, 0).map_err(AttachError::map("reading", "tp_counters"))?;
+        Ok(values.iter().sum())
+    }
+}
+
+/// Adds before it removes, so that whoever stays is never missing.
+fn replace(
+    table: &mut LpmTrie<MapData, Address, u32>,
+    name: &'static str,
+    entries: &[Entry],
+) -> Result<(), AttachError> {
+    let key = |entry: &Entry| Key::new(entry.0.prefix_len().into(), Address(entry.0.network().octets()));
+    for entry in entries {
+        table.insert(&key(entry), entry.1, 0).map_err(AttachError::map("writing", name))?;
+    }
+    let found: Result<Vec<_>, MapError> = table.keys().collect();
+    let wanted: BTreeSet<(u32, [u8; 16])> =
+        entries.iter().map(|entry| (entry.0.prefix_len().into(), entry.0.network().octets())).collect();
+    for old in found.map_err(AttachError::map("reading", name))? {
+        if !wanted.contains(&(old.prefix_len(), old.data().0)) {
+            table.remove(&old).map_err(AttachError::map("removing from", name))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! Prefix sets as entries of the programs' longest-prefix tables, which know IPv6 only: IPv4 is `::ffff:0:0/96`.
+
+use core::net::Ipv6Addr;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use truepeer_policy::{Claims, HeaderRule, PrefixSet};
+
+/// Found, and meaning the same as nothing.
+pub(crate) const NOTHING: u32 = 0;
+/// `enum rule`.
+const REQUIRE: u32 = 1;
+/// `enum rule`.
+const OPTIONAL: u32 = 2;
+/// `enum claim`.
+pub(crate) const REFUSED: u32 = 1;
+/// `enum claim`.
+const ALLOWED: u32 = 2;
+/// In the deny table.
+pub(crate) const DENIED: u32 = 1;
+
+/// A prefix of 128 bits and what stands there.
+pub(crate) type Entry = (Ipv6Net, u32);
+
+const MAPPED: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0), 96);
+
+/// The ranges of [`truepeer_policy::SpecialRange`]; a test holds them against it.
+const SPECIAL: [&str; 10] = [
+    "0.0.0.0/8",
+    "127.0.0.0/8",
+    "224.0.0.0/4",
+    "240.0.0.0/4",
+    "::/96",
+    "ff00::/8",
+    // Under the well-known NAT64 prefix, what is special there.
+    "64:ff9b::/104",
+    "64:ff9b::7f00:0/104",
+    "64:ff9b::e000:0/100",
+    "64:ff9b::f000:0/100",
+];
+
+fn to_ipv6(net: IpNet) -> Ipv6Net {
+    match net {
+        IpNet::V6(net) => net,
+        IpNet::V4(net) => mapped(net),
+    }
+}
+
+fn mapped(net: Ipv4Net) -> Ipv6Net {
+    // At most 32 bits are added to 96.
+    Ipv6Net::new_assert(net.network().to_ipv6_mapped(), 96 + net.prefix_len())
+}
+
+/// Each prefix with one value. A wide IPv6 prefix says nothing of IPv4, though it would hold the mapped addresses.
+fn of_set(set: &PrefixSet, value: u32) -> Vec<Entry> {
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut holds_mapped = false;
+    for net in set.iter() {
+        match net {
+            IpNet::V6(net) if MAPPED.contains(&net) => {} // never asked for: addresses are canonical
+            net => {
+                holds_mapped |= net.addr().is_ipv6() && to_ipv6(net).contains(&MAPPED);
+                entries.push((to_ipv6(net), value));
+            }
+        }
+    }
+    if holds_mapped && !entries.iter().any(|(net, _)| *net == MAPPED) {
+        entries.push((MAPPED, NOTHING));
+    }
+    entries
+}
+
+/// Who may send.
+pub(crate) fn senders(senders: &PrefixSet, header: HeaderRule) -> Vec<Entry> {
+    match header {
+        HeaderRule::Require => of_set(senders, REQUIRE),
+        HeaderRule::Optional => of_set(senders, OPTIONAL),
+        HeaderRule::Forbid => Vec::new(),
+    }
+}
+
+/// Who may not be claimed. Prefixes nest or are apart: a special range inside an allowed one is left out, an allowed
+/// one inside a special one stands beside it, and the longest decides.
+pub(crate) fn claims(claims: &Claims) -> Vec<Entry> {
+    let special = SPECIAL.iter().filter_map(|text| text.parse::<IpNet>().ok());
+    let is_allowed = |range: &IpNet| claims.allow.iter().any(|allowed| allowed.contains(range));
+    let mut entries: Vec<Entry> =
+        special.filter(|range| !is_allowed(range)).map(|range| (to_ipv6(range), REFUSED)).collect();
+    let refused: Vec<Ipv6Net> = entries.iter().map(|(net, _)| *net).collect();
+    let inside = |net: &Ipv6Net| refused.iter().any(|range| range.contains(net));
+    entries.extend(of_set(&claims.allow, ALLOWED).into_iter().filter(|(net, _)| inside(net)));
+    entries
+}
+
+/// Clients that are refused.
+pub(crate) fn denied(claims: &Claims) -> Vec<Entry> {
+    of_set(&claims.deny, DENIED)
+}
+
+#[cfg(test)]
+mod tests {
+    use core::net::IpAddr;
+
+    use proptest::prelude::*;
+    use truepeer_policy::SpecialRange;
+
+    use super::*;
+
+    /// What the kernel finds.
+    fn look_up(entries: &[Entry], ip: IpAddr) -> u32 {
+        let ip = match ip {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        let found =
+            entries.iter().filter(|(net, _)| net.contains(&ip)).max_by_key(|(net, _)| net.prefix_len());
+        found.map_or(NOTHING, |(_, value)| *value)
+    }
+
+    fn address() -> impl Strategy<Value = IpAddr> {
+        let near = |ip: u128| prop_oneof![Just(ip), any::<u32>().prop_map(move |low| ip ^ u128::from(low))];
+        let v6 = prop_oneof![
+            any::<u128>(),
+            near(0),
+            near(0xff << 120),
+            near(0x0064_ff9b << 96),
+            near(0x2001_0db8 << 96),
+            near(0xffff << 32),
+        ];
+        prop_oneof![
+            any::<u32>().prop_map(|ip| IpAddr::from(ip.to_be_bytes())),
+            v6.prop_map(|ip| Ipv6Addr::from(ip).to_canonical()),
+        ]
+    }
+
+    fn prefix() -> impl Strategy<Value = IpNet> {
+        (address(), 0_u8..=128).prop_map(|(ip, len)| {
+            let len = if ip.is_ipv4() { len % 33 } else { len };
+            IpNet::new(ip, len).map(|net| net.trunc()).expect("a length in range")
+        })
+    }
+
+    fn set(prefixes: &[IpNet]) -> PrefixSet {
+        let mut set = PrefixSet::new();
+        prefixes.iter().for_each(|prefix| set.insert(*prefix));
+        set
+    }
+
+    proptest! {
+        #[test]
+        fn senders_are_those_of_the_policy(
+            prefixes in prop::collection::vec(prefix(), 0..6),
+            ips in prop::collection::vec(address(), 32),
+        ) {
+            let allow = set(&prefixes);
+            let entries = senders(&allow, HeaderRule::Require);
+            for ip in ips.into_iter().chain(prefixes.iter().map(|prefix| prefix.addr())) {
+                prop_assert_eq!(look_up(&entries, ip) == REQUIRE, allow.contains(ip), "{}", ip);
+            }
+        }
+
+        #[test]
+        fn claims_are_judged_as_by_the_policy(
+            prefixes in prop::collection::vec(prefix(), 0..6),
+            ips in prop::collection::vec(address(), 32),
+        ) {
+            let rules = Claims { allow: set(&prefixes), deny: PrefixSet::new() };
+            let entries = claims(&rules);
+            for ip in ips.into_iter().chain(prefixes.iter().map(|prefix| prefix.addr())) {
+                let refused = SpecialRange::of(ip).is_some() && !rules.allow.contains(ip);
+                prop_assert_eq!(look_up(&entries, ip) == REFUSED, refused, "{}", ip);
+            }
+        }
+    }
+}

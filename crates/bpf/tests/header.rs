@@ -1,0 +1,150 @@
+//! The kernel's parser says of every start what `truepeer-proto` says: the shared table, whole and cut at every byte,
+//! and what fuzzing makes of it. TLVs and their checksum, which it leaves alone, aside.
+
+use std::cell::RefCell;
+use std::fs;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use anyhow::ensure;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use truepeer_bpf::oracle::{HeaderCheck, Verdict};
+use truepeer_proto::vectors::{self, Vector};
+use truepeer_proto::{Addresses, Command, Decoded, Limits, Transport, decode};
+use truepeer_testbed::{Bed, skip, tests};
+
+const MAX_LEN: usize = 16 * 1024;
+
+/// Skips where programs can't be loaded.
+fn kernel() -> anyhow::Result<HeaderCheck> {
+    if !truepeer_bpf::are_built_in() {
+        return skip("built without clang: apt-get install clang libbpf-dev");
+    }
+    if !fs::read_to_string("/proc/self/uid_map")?.contains("4294967295") {
+        return skip("needs CAP_BPF in the machine's own user namespace: run as root");
+    }
+    Ok(HeaderCheck::load(MAX_LEN)?)
+}
+
+/// What proto says, in the kernel's words.
+fn told(bytes: &[u8]) -> Verdict {
+    let limits = Limits { max_len: MAX_LEN, ..Limits::default() };
+    match decode(bytes, limits) {
+        Err(_) => Verdict::Refused,
+        Ok(Decoded::NeedMore { .. }) => Verdict::NeedMore,
+        Ok(Decoded::Done { header, consumed }) => match (header.command, header.addresses) {
+            (Command::Proxy, Addresses::Inet { transport: Transport::Stream, source, .. }) => {
+                Verdict::Client(canonical(source), consumed)
+            }
+            _ => Verdict::Itself(consumed),
+        },
+    }
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// What the kernel says, mapped addresses as IPv4, which is how the programs show them.
+fn asked(kernel: &mut HeaderCheck, bytes: &[u8]) -> Verdict {
+    match kernel.ask(bytes).expect("a test run") {
+        Verdict::Client(address, len) => Verdict::Client(canonical(address), len),
+        verdict => verdict,
+    }
+}
+
+/// All vectors but those whose point is in their TLVs.
+fn table() -> impl Iterator<Item = &'static Vector> {
+    [vectors::V1, vectors::V2, vectors::PUBLISHED].into_iter().flatten()
+}
+
+fn every_vector_is_judged_alike_at_every_cut(_bed: &Bed) -> anyhow::Result<()> {
+    let mut kernel = kernel()?;
+    let mut wrong = Vec::new();
+    let mut compared = 0;
+    for vector in table() {
+        for len in 0..=vector.bytes.len().min(300) {
+            let bytes = &vector.bytes[..len];
+            let (asked, told) = (asked(&mut kernel, bytes), told(bytes));
+            compared += 1;
+            if asked != told {
+                wrong.push(format!("{}, {len} bytes: the kernel says {asked:?}, not {told:?}", vector.name));
+            }
+        }
+    }
+    ensure!(compared > 1000, "only {compared} compared");
+    ensure!(wrong.is_empty(), "{} of {compared} differ:\n{}", wrong.len(), wrong.join("\n"));
+    Ok(())
+}
+
+/// Lines and headers that are nearly right: fields out of a hat, and vectors with a few bytes changed.
+fn nearly_right() -> impl Strategy<Value = Vec<u8>> {
+    let address = prop_oneof![
+        any::<[u8; 4]>().prop_map(|ip| std::net::Ipv4Addr::from(ip).to_string()),
+        any::<[u8; 16]>().prop_map(|ip| std::net::Ipv6Addr::from(ip).to_string()),
+        "[0-9a-f]{0,4}(:[0-9a-fA-F]{0,5}){0,8}",
+        "(::)?([0-9a-f]{1,4}:){0,7}(:[0-9a-f]{1,4}){0,7}(::)?",
+        "(::ffff:|1:2:3:4:5:6:|::)?([0-9]{1,3}\\.){2,4}[0-9]{1,3}",
+    ];
+    let port = prop_oneof![any::<u16>().prop_map(|port| port.to_string()), "[0-9]{0,6}"];
+    let name = prop_oneof![4 => Just("TCP4"), 4 => Just("TCP6"), 1 => Just("UNKNOWN"), 1 => Just("TCP5")];
+    let line = (name, address.clone(), address, port.clone(), port, "( |\r|\r\n|\n|\r\nrest)").prop_map(
+        |(name, source, destination, from, to, end)| {
+            format!("PROXY {name} {source} {destination} {from} {to}{end}").into_bytes()
+        },
+    );
+    let seeds: Vec<&'static [u8]> = table().map(|vector| vector.bytes).collect();
+    let changed = (
+        prop::sample::select(seeds),
+        prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+    )
+        .prop_map(|(seed, changes)| {
+            let mut bytes = seed.to_vec();
+            for (place, byte) in changes.into_iter().filter(|_| !seed.is_empty()) {
+                *place.get_mut(&mut bytes) = byte;
+            }
+            bytes
+        });
+    let cut = |bytes: Vec<u8>, at: prop::sample::Index| {
+        let len = at.index(bytes.len() + 1);
+        bytes[..len].to_vec()
+    };
+    let whole = prop_oneof![line, changed];
+    prop_oneof![
+        whole.clone(),
+        (whole, any::<prop::sample::Index>()).prop_map(move |(bytes, at)| cut(bytes, at))
+    ]
+}
+
+/// Whether TLVs follow the addresses, about which the two are allowed to differ.
+fn has_tlvs(bytes: &[u8]) -> bool {
+    let block = match bytes.get(13).map(|byte| (byte >> 4, byte & 0x0f)) {
+        Some((1, 1..=2)) => 12,
+        Some((2, 1..=2)) => 36,
+        Some((3, 1..=2)) => 216,
+        _ => 0,
+    };
+    bytes.first() == Some(&b'\r')
+        && bytes.get(15).is_some_and(|len| usize::from(*len) != block || bytes[14] != 0)
+}
+
+fn what_is_nearly_right_is_judged_alike(_bed: &Bed) -> anyhow::Result<()> {
+    let kernel = RefCell::new(kernel()?);
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(20_000);
+    let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
+    let result = runner.run(&nearly_right(), |bytes| {
+        prop_assume!(!has_tlvs(&bytes) || told(&bytes) != Verdict::Refused);
+        let asked = asked(&mut kernel.borrow_mut(), &bytes);
+        prop_assert_eq!(asked, told(&bytes), "{}", bytes.escape_ascii());
+        Ok(())
+    });
+    Ok(result?)
+}
+
+fn main() -> ExitCode {
+    truepeer_testbed::main(tests![
+        every_vector_is_judged_alike_at_every_cut,
+        what_is_nearly_right_is_judged_alike
+    ])
+}
