@@ -1,0 +1,115 @@
+//! Backends that show one behaviour each. They are unmodified servers in truepeer's sense: they know nothing of
+//! the PROXY protocol, and answer what `getpeername` says.
+//!
+//! A backend is a program of its own (the test binary, started with other arguments), so that every way of
+//! delivery can be applied to it, a preloaded library too. On its standard output it writes one line when it
+//! accepts a connection and one when the connection has ended:
+//! ```text
+//! 203.0.113.7:5000 accepted
+//! 203.0.113.7:5000 eof 1048576
+//! ```
+//! The last word is how many bytes it has read, the middle one `eof`, `reset`, or what else happened.
+
+mod serve;
+
+use std::env;
+use std::fmt::Display;
+use std::process::ExitCode;
+
+use anyhow::Context;
+
+use crate::{Bed, Program, Running};
+
+/// The first argument that makes a test binary be a backend.
+const AS_BACKEND: &str = "__backend";
+
+/// What a backend does with a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Behaviour {
+    /// Sends back what it reads; at the end, ends.
+    Echo,
+    /// Reads to the end, answers with [`crate::pattern::Digest::report`], ends.
+    Digest,
+    /// Like `Digest`, and reads 64 KiB each 5 ms into a small buffer.
+    SlowDigest,
+    /// Reads a line with a number, sends so many bytes of [`crate::pattern::Pattern`], ends.
+    Source,
+    /// Like `Source`, and sends 64 KiB each 5 ms.
+    SlowSource,
+    /// Speaks first: `SSH-2.0-testbed ADDRESS:PORT`, CR LF; then echoes.
+    Banner,
+    /// Reads to the end, answers with the address and port that `getpeername` says, ends.
+    Who,
+    /// Reads something, then resets the connection.
+    Reset,
+    /// Accepts, and neither reads nor writes.
+    Hold,
+}
+
+impl Behaviour {
+    const ALL: [(Behaviour, &'static str); 9] = [
+        (Behaviour::Echo, "echo"),
+        (Behaviour::Digest, "digest"),
+        (Behaviour::SlowDigest, "slow-digest"),
+        (Behaviour::Source, "source"),
+        (Behaviour::SlowSource, "slow-source"),
+        (Behaviour::Banner, "banner"),
+        (Behaviour::Who, "who"),
+        (Behaviour::Reset, "reset"),
+        (Behaviour::Hold, "hold"),
+    ];
+
+    /// Starts a backend in the calling thread's network and waits until it listens on all `addresses`.
+    pub fn start<A: Display>(self, bed: &Bed, addresses: &[A]) -> anyhow::Result<Running> {
+        self.start_program(bed, addresses, |program| program)
+    }
+
+    /// Likewise, with a say in how the program is run: `|program| program.in_netns(&host.netns)`.
+    pub fn start_program<A: Display>(
+        self,
+        bed: &Bed,
+        addresses: &[A],
+        adjust: impl FnOnce(Program) -> Program,
+    ) -> anyhow::Result<Running> {
+        let backend = adjust(self.program(addresses)?).start(bed)?;
+        for address in addresses {
+            backend.wait_listening(address)?;
+        }
+        Ok(backend)
+    }
+
+    /// The command line of such a backend, for a way of delivery that starts the backend itself.
+    pub fn program<A: Display>(self, addresses: &[A]) -> anyhow::Result<Program> {
+        let exe = env::current_exe().context("the path of this program")?;
+        let addresses = addresses.iter().map(ToString::to_string);
+        Ok(Program::new(exe).arg(AS_BACKEND).arg(self.name()).args(addresses))
+    }
+
+    fn name(self) -> &'static str {
+        Behaviour::ALL.iter().find(|(behaviour, _)| *behaviour == self).map_or("", |(_, name)| name)
+    }
+
+    fn from_name(name: &str) -> Option<Behaviour> {
+        Behaviour::ALL.iter().find(|(_, own)| *own == name).map(|(behaviour, _)| *behaviour)
+    }
+}
+
+/// Is this process to be a backend? Then it is one, to its end. To be asked first in each `main`.
+pub fn run_if_asked() -> Option<ExitCode> {
+    let mut args = env::args().skip(1);
+    if args.next().as_deref() != Some(AS_BACKEND) {
+        return None;
+    }
+    let name = args.next().unwrap_or_default();
+    let outcome = match Behaviour::from_name(&name) {
+        Some(behaviour) => serve::run(behaviour, args.collect()),
+        None => Err(anyhow::anyhow!("no backend {name:?}")),
+    };
+    Some(match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("backend: {error:#}");
+            ExitCode::FAILURE
+        }
+    })
+}

@@ -1,0 +1,112 @@
+//! Many clients at once.
+
+use std::env;
+use std::fmt::Display;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use anyhow::Context;
+use rustix::io::Errno;
+use socket2::{Domain, Socket, Type};
+
+use crate::{Bed, Program, Running};
+
+/// The first argument that makes a test binary be a crowd.
+const AS_CROWD: &str = "__crowd";
+/// As many connections as one process holds: hard limits of 20 000 descriptors exist.
+const MOST_EACH: usize = 5000;
+
+/// Begins `count` connections to an IPv4 address and says nothing on them; they end with the handles. They come from
+/// many addresses of loopback, so that there are ports enough, and from several processes, so that there are
+/// descriptors enough.
+pub fn gather(bed: &Bed, count: usize, to: impl Display) -> anyhow::Result<Vec<Running>> {
+    let exe = env::current_exe().context("the path of this program")?;
+    let mut crowd = Vec::new();
+    for first in (0..count).step_by(MOST_EACH) {
+        let numbers = [first, (first + MOST_EACH).min(count)].map(|number| number.to_string());
+        let program = Program::new(&exe).arg(AS_CROWD).args(numbers).arg(to.to_string());
+        crowd.push(program.start(bed)?);
+    }
+    crowd.iter().try_for_each(|part| part.wait_for_log("all begun"))?;
+    Ok(crowd)
+}
+
+/// Is this process to be a part of a crowd? Then it is, until it is ended.
+pub(crate) fn run_if_asked() -> Option<ExitCode> {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let [role, first, end, to] = args.as_slice() else { return None };
+    if role != AS_CROWD {
+        return None;
+    }
+    let held = (|| -> anyhow::Result<Vec<Socket>> {
+        let to: SocketAddr = to.parse()?;
+        (first.parse()?..end.parse()?).map(|n| Ok(begin_to_connect(n, to)?)).collect()
+    })();
+    match held {
+        Ok(_held) => {
+            println!("all begun");
+            loop {
+                thread::park();
+            }
+        }
+        Err(error) => {
+            eprintln!("crowd: {error:#}");
+            Some(ExitCode::FAILURE)
+        }
+    }
+}
+
+/// Without waiting for an answer.
+fn begin_to_connect(n: usize, to: SocketAddr) -> io::Result<Socket> {
+    const FROM_ONE_ADDRESS: usize = 250;
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    let [.., high, low] = (n / FROM_ONE_ADDRESS + 256).to_be_bytes();
+    socket.bind(&SocketAddr::from(([127, 1, high, low], 0)).into())?;
+    match socket.connect(&to.into()) {
+        Err(error) if error.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => Err(error),
+        _ => Ok(socket),
+    }
+}
+
+/// As many different clients as a test wants: `nth_client(0)`, `nth_client(1)`, … below ten million.
+///
+/// # Panics
+/// Above that: a mistake in the test.
+pub fn nth_client(n: usize) -> SocketAddr {
+    const PORTS: usize = 50_000;
+    let host = u8::try_from(n / PORTS + 1).expect("below ten million clients");
+    let port = u16::try_from(10_000 + n % PORTS).expect("below 60 000");
+    SocketAddr::new(Ipv4Addr::new(203, 0, 113, host).into(), port)
+}
+
+/// Does `work(0..count)` on a few threads in the calling thread's network; the first failure ends it all.
+pub fn in_parallel(
+    threads: usize,
+    count: usize,
+    work: impl Fn(usize) -> anyhow::Result<()> + Sync,
+) -> anyhow::Result<()> {
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        loop {
+            let n = next.fetch_add(1, Ordering::Relaxed);
+            if n >= count {
+                return Ok(());
+            }
+            if let Err(error) = work(n) {
+                next.store(count, Ordering::Relaxed); // the others need not go on
+                return Err(error.context(format!("number {n}")));
+            }
+        }
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+        let outcomes = workers.into_iter().map(thread::ScopedJoinHandle::join);
+        outcomes
+            .into_iter()
+            .try_for_each(|outcome| outcome.map_err(|_| anyhow::anyhow!("a worker panicked"))?)
+    })
+}

@@ -1,0 +1,247 @@
+//! The harness: each test in its own namespaces, with a time limit, and with "skipped" as an outcome of its own.
+
+use std::env;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::{Arc, PoisonError, RwLock, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context;
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use rustix::mount::{MountPropagationFlags, mount_change};
+use rustix::process::{Resource, getrlimit};
+use truepeer_sys::netns::{NetNs, enter_new_mount_namespace};
+
+use crate::enter::{Entry, enter};
+use crate::userns::Users;
+use crate::{Bed, Skip, backend, crowd, topology, whereabouts};
+
+/// A test's time, unless it asks for more: enough on a busy machine, and nothing hangs.
+const TIME_LIMIT: Duration = Duration::from_secs(120);
+/// The status of a program that could not be run here; neither good nor bad (automake's convention).
+const CANT_TELL: u8 = 77;
+/// Runs the long tests as well.
+const ALL: &str = "TRUEPEER_TEST_ALL";
+
+/// Held by each running test: shared by most, alone by those that measure or use the whole machine.
+static MACHINE: RwLock<()> = RwLock::new(());
+type Body = Box<dyn FnOnce(&Bed) -> anyhow::Result<()> + Send>;
+
+/// A named test with what it needs of the machine.
+pub struct Test {
+    name: String,
+    body: Body,
+    needs: Vec<Need>,
+    limit: Duration,
+    alone: bool,
+    long: bool,
+}
+
+enum Need {
+    Program(String),
+    SeveralUsers,
+    OpenFiles(u64),
+}
+
+/// What the bed can offer on this machine.
+#[derive(Clone)]
+enum Ground {
+    Namespaces(Users),
+    Nothing(String),
+}
+
+impl Test {
+    /// A test by the behaviour that it shows.
+    pub fn new(
+        name: impl Into<String>,
+        body: impl FnOnce(&Bed) -> anyhow::Result<()> + Send + 'static,
+    ) -> Test {
+        let name = name.into();
+        Test { name, body: Box::new(body), needs: Vec::new(), limit: TIME_LIMIT, alone: false, long: false }
+    }
+
+    /// Skipped where this program is neither unpacked nor installed.
+    pub fn needs_program(mut self, name: &str) -> Test {
+        self.needs.push(Need::Program(name.to_owned()));
+        self
+    }
+
+    /// Skipped where only root exists (a plain caller without newuidmap or a line in `/etc/subuid`).
+    pub fn needs_several_users(mut self) -> Test {
+        self.needs.push(Need::SeveralUsers);
+        self
+    }
+
+    /// Skipped where one process may not open so many files (the hard limit).
+    pub fn needs_open_files(mut self, count: u64) -> Test {
+        self.needs.push(Need::OpenFiles(count));
+        self
+    }
+
+    /// Fails after so long, instead of the usual two minutes.
+    pub fn time_limit(mut self, limit: Duration) -> Test {
+        self.limit = limit;
+        self
+    }
+
+    /// Runs while no other test of this binary does: it measures, or uses up what others need.
+    pub fn alone(mut self) -> Test {
+        self.alone = true;
+        self
+    }
+
+    /// Only `make test-all` runs it.
+    pub fn long(mut self) -> Test {
+        self.long = true;
+        self
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn into_trial(self, ground: Ground, all: bool) -> Trial {
+        Trial::ignorable_test(self.name.clone(), move || match self.missing(&ground, all) {
+            Some(reason) => Ok(Completion::ignored_with(reason)),
+            None => self.run(),
+        })
+    }
+
+    fn missing(&self, ground: &Ground, all: bool) -> Option<String> {
+        let users = match ground {
+            Ground::Nothing(reason) => return Some(reason.clone()),
+            Ground::Namespaces(users) => *users,
+        };
+        if self.long && !all {
+            return Some("long: make test-all runs it".into());
+        }
+        self.needs.iter().find_map(|need| need.missing(users))
+    }
+
+    fn run(self) -> Result<Completion, Failed> {
+        let _machine = if self.alone {
+            (None, Some(MACHINE.write().unwrap_or_else(PoisonError::into_inner)))
+        } else {
+            (Some(MACHINE.read().unwrap_or_else(PoisonError::into_inner)), None)
+        };
+        let bed = Arc::new(Bed::make(&self.name).map_err(|error| format!("{error:#}"))?);
+        let outcome = run_within(self.limit, &self.name, &bed, self.body);
+        let verdict = match outcome {
+            Ok(()) => Ok(Completion::Completed),
+            Err(error) => match error.downcast_ref::<Skip>() {
+                Some(skip) => Ok(Completion::ignored_with(&skip.reason)),
+                None => Err(format!("{error:#}\n{}", bed.tails()).into()),
+            },
+        };
+        bed.remove();
+        verdict
+    }
+}
+
+impl Need {
+    fn missing(&self, users: Users) -> Option<String> {
+        match self {
+            Need::Program(name) => whereabouts::find_program(name)
+                .is_none()
+                .then(|| format!("{name} is neither unpacked (make servers) nor installed")),
+            Need::SeveralUsers => (users == Users::RootOnly).then(|| {
+                "needs several users: run as root, or install uidmap and have a line in /etc/subuid".into()
+            }),
+            Need::OpenFiles(count) => {
+                let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+                (limit < *count).then(|| format!("needs {count} open files, the hard limit is {limit}"))
+            }
+        }
+    }
+}
+
+/// Runs the body on a thread of its own, which has the test's namespaces; a thread that overstays its time is
+/// left behind (it can't be ended), its programs are not.
+fn run_within(limit: Duration, name: &str, bed: &Arc<Bed>, body: Body) -> anyhow::Result<()> {
+    let (report, outcome) = mpsc::channel();
+    let for_thread = Arc::clone(bed);
+    let in_namespaces = move || {
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            isolate()?;
+            body(&for_thread)
+        }));
+        // Nobody listens any more if the time was up.
+        let _ = report.send(result);
+    };
+    thread::Builder::new().name(name.to_owned()).spawn(in_namespaces).context("a thread for the test")?;
+    match outcome.recv_timeout(limit) {
+        Ok(Ok(result)) => result,
+        Ok(Err(panic)) => Err(anyhow::anyhow!("panicked: {}", panic_text(panic.as_ref()))),
+        Err(_) => {
+            bed.kill_programs();
+            Err(anyhow::anyhow!("had not ended after {limit:?}"))
+        }
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+}
+
+/// Moves the calling thread into fresh network and mount namespaces, `lo` up.
+pub(crate) fn isolate() -> anyhow::Result<()> {
+    enter_new_mount_namespace()?;
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        .context("private mounts")?;
+    NetNs::create_and_enter()?;
+    topology::ip_here(&["link set lo up"])
+}
+
+/// What a test binary's `main` calls; understands libtest's arguments (filters, `--list`, `--test-threads`).
+pub fn main(tests: Vec<Test>) -> ExitCode {
+    if let Some(code) = backend::run_if_asked().or_else(crowd::run_if_asked) {
+        return code;
+    }
+    let arguments = Arguments::from_args();
+    let all = arguments.include_ignored || env::var_os(ALL).is_some_and(|value| value == "1");
+    let ground = match if arguments.list { Entry::Impossible(String::new()) } else { enter() } {
+        Entry::Done(code) => return code,
+        Entry::Inside(users) => Ground::Namespaces(users),
+        Entry::Impossible(reason) => Ground::Nothing(reason),
+    };
+    let trials = tests.into_iter().map(|test| test.into_trial(ground.clone(), all)).collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// For a program that is no test, such as the demo: runs `work` on private ground, and says why where none can
+/// be had. Its error is printed with what the programs said.
+pub fn run_privately(name: &str, work: impl FnOnce(&Bed) -> anyhow::Result<ExitCode>) -> ExitCode {
+    if let Some(code) = backend::run_if_asked().or_else(crowd::run_if_asked) {
+        return code;
+    }
+    match enter() {
+        Entry::Done(code) => return code,
+        Entry::Impossible(reason) => {
+            eprintln!("SKIP {name}: {reason}");
+            return ExitCode::from(CANT_TELL);
+        }
+        Entry::Inside(_) => {}
+    }
+    let bed = match isolate().and_then(|()| Bed::make(name)) {
+        Ok(bed) => bed,
+        Err(error) => {
+            eprintln!("{name}: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    work(&bed).unwrap_or_else(|error| {
+        eprintln!("{name}: {error:#}\n{}", bed.tails());
+        ExitCode::FAILURE
+    })
+}
+
+/// `tests![f, module::g]`: a [`Test`] for each function, named like it.
+#[macro_export]
+macro_rules! tests {
+    ($($function:path),* $(,)?) => {
+        ::std::vec![$($crate::Test::new(::std::stringify!($function).replace(' ', ""), $function)),*]
+    };
+}

@@ -1,0 +1,75 @@
+//! The test bed: private network namespaces, topologies, real programs, and a harness for tests on them.
+//!
+//! Nothing here touches the machine's own routes, addresses, ports or mounts. A test binary first moves into
+//! private user (where the caller is not root), network, mount and process namespaces; each test then gets a
+//! network namespace of its own with `lo` up, and every program that it started ends with it.
+//!
+//! # How to write a test
+//! In `Cargo.toml`: `[[test]] name = "echo"`, `harness = false`. In `tests/echo.rs`:
+//!
+//! ```no_run
+//! use std::process::ExitCode;
+//! use truepeer_testbed::{Bed, Program, Test, client, tests};
+//!
+//! fn haproxy_names_the_client(bed: &Bed) -> anyhow::Result<()> {
+//!     let backend = truepeer_testbed::Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
+//!     let mut stream = client::connect("127.0.0.1:80")?;
+//!     let me = stream.local_addr()?.to_string();
+//!     let seen = client::ask(&mut stream, b"")?; // writes, half-closes, reads to the end
+//!     anyhow::ensure!(seen.trim() == me, "the backend saw {seen}; {}", backend.log());
+//!     bed.wait_for("the backend's report", || backend.log().contains(&me))
+//! }
+//!
+//! fn redis_is_there(bed: &Bed) -> anyhow::Result<()> {
+//!     let redis = Program::new("redis-server").args(["--port", "6379"]).start(bed)?;
+//!     redis.wait_listening("127.0.0.1:6379")
+//! }
+//!
+//! fn main() -> ExitCode {
+//!     let mut all = tests![haproxy_names_the_client];
+//!     all.push(Test::new("redis_is_there", redis_is_there).needs_program("redis-server"));
+//!     truepeer_testbed::main(all)
+//! }
+//! ```
+//!
+//! A test that finds half-way that the machine lacks something returns [`skip`]; it is then listed by name with
+//! its reason and counted as ignored, never as passed. Waiting is always for a state and with a deadline
+//! ([`Bed::wait_for`], [`Running::wait_listening`], [`Running::wait_for_log`]): no test sleeps to be in step.
+//! On failure the harness prints the last lines of each program's log.
+
+#![forbid(unsafe_code)]
+
+pub mod backend;
+mod bed;
+pub mod chance;
+pub mod client;
+pub mod crowd;
+mod enter;
+mod expose;
+mod harness;
+pub mod matrix;
+mod passwd;
+pub mod pattern;
+mod program;
+mod running;
+pub mod servers;
+mod skip;
+pub mod sockets;
+mod topology;
+mod truepeer;
+mod userns;
+mod wait;
+mod whereabouts;
+
+pub use backend::Behaviour;
+pub use bed::Bed;
+pub use harness::{Test, main, run_privately};
+pub use passwd::User;
+pub use program::Program;
+pub use running::Running;
+pub use skip::{Skip, skip};
+pub use topology::{Host, Topology, ip_here};
+pub use truepeer::Truepeer;
+pub use truepeer_sys::netns::NetNs;
+pub use wait::{PATIENCE, wait_for};
+pub use whereabouts::{find_program, servers_dir, workspace_dir};

@@ -1,0 +1,72 @@
+//! The way `attach`: programs in the kernel, attached after the backend was started.
+
+use std::fs;
+use std::path::PathBuf;
+
+use rustix::mount::{MountFlags, mount};
+
+use super::{Deliver, Delivered, Way};
+use crate::{Bed, Behaviour, Program, skip};
+
+/// AF_INET6 sockets, so that clients of either family can be shown; for a sender they are 127.0.0.1 and ::1.
+const BACKEND: [&str; 2] = ["[::ffff:127.0.0.1]:80", "[::1]:80"];
+const PORT: &str = "80";
+
+/// Delivers by `truepeer attach`.
+#[derive(Debug)]
+pub struct ByAttach {
+    exe: PathBuf,
+}
+
+impl ByAttach {
+    /// By this binary, run by root.
+    pub fn new(exe: impl Into<PathBuf>) -> ByAttach {
+        ByAttach { exe: exe.into() }
+    }
+
+    /// `truepeer attach` with its pins on a BPF file system of the test's own, in the calling thread's network.
+    pub fn command(&self, bed: &Bed, args: &[&str]) -> anyhow::Result<Program> {
+        let pins = mount_bpf(bed)?.join("truepeer");
+        Ok(Program::new(&self.exe).arg("attach").args(args).arg("--pins").arg(pins))
+    }
+}
+
+/// A BPF file system in the test's mounts: it goes with the test, and so do all links pinned there.
+fn mount_bpf(bed: &Bed) -> anyhow::Result<PathBuf> {
+    let all_users = fs::read_to_string("/proc/self/uid_map")?.contains("4294967295");
+    if !all_users {
+        return skip("attach needs CAP_BPF in the machine's own user namespace: run as root");
+    }
+    let dir = bed.dir().join("bpf");
+    if !dir.exists() {
+        fs::create_dir_all(&dir)?;
+        mount("bpf", &dir, "bpf", MountFlags::empty(), None)?;
+    }
+    Ok(dir)
+}
+
+impl Deliver for ByAttach {
+    fn way(&self) -> Way {
+        Way::Attach
+    }
+
+    fn inapplicable(&self, case: &str) -> Option<&'static str> {
+        match case {
+            "bytes_that_are_no_header_end_their_connection_only" => Some(
+                "attach has no process that would log them; it counts them, which attach's own tests look at",
+            ),
+            _ => None,
+        }
+    }
+
+    fn put_behind(&self, bed: &Bed, behaviour: Behaviour, options: &[&str]) -> anyhow::Result<Delivered> {
+        let backend = behaviour.start(bed, &BACKEND)?;
+        self.command(bed, &[&["--port", PORT], options].concat())?.run(bed)?;
+        Ok(Delivered {
+            v4: format!("127.0.0.1:{PORT}").parse()?,
+            v6: format!("[::1]:{PORT}").parse()?,
+            truepeer: None,
+            backend,
+        })
+    }
+}

@@ -1,0 +1,63 @@
+//! The way `proxy`: backend and relay side by side on loopback.
+
+use std::path::PathBuf;
+
+use super::{Deliver, Delivered, Way};
+use crate::{Bed, Behaviour, Program, Test, Truepeer, User};
+
+const BACKEND: [&str; 2] = ["127.0.0.1:80", "[::1]:80"];
+const LISTENERS: [&str; 2] = ["127.0.0.1:8443", "[::1]:8443"];
+
+/// Delivers by `truepeer proxy`.
+#[derive(Debug)]
+pub struct ByProxy {
+    exe: PathBuf,
+    as_plain_user: bool,
+}
+
+impl ByProxy {
+    /// By this binary, run by root, which makes its routes itself.
+    pub fn new(exe: impl Into<PathBuf>) -> ByProxy {
+        ByProxy { exe: exe.into(), as_plain_user: false }
+    }
+
+    /// Run by a plain user whose only capability is CAP_NET_RAW. That suffices for IP_TRANSPARENT, not for routes,
+    /// which root makes before; and the kernel's quotas for plain users hold (pipes).
+    pub fn as_plain_user(self) -> ByProxy {
+        ByProxy { as_plain_user: true, ..self }
+    }
+
+    fn apply_routes(&self, bed: &Bed) -> anyhow::Result<()> {
+        let apply = ["routes", "apply", "-4", BACKEND[0], "-6", BACKEND[1]];
+        Program::new(&self.exe).args(apply).run(bed).map(drop)
+    }
+}
+
+impl Deliver for ByProxy {
+    fn way(&self) -> Way {
+        Way::Proxy
+    }
+
+    fn column(&self) -> String {
+        let whose = if self.as_plain_user { "_as_plain_user" } else { "" };
+        format!("{}{whose}", self.way().name())
+    }
+
+    fn needs(&self, test: Test) -> Test {
+        if self.as_plain_user { test.needs_several_users() } else { test }
+    }
+
+    fn put_behind(&self, bed: &Bed, behaviour: Behaviour, options: &[&str]) -> anyhow::Result<Delivered> {
+        let backend = behaviour.start(bed, &BACKEND)?;
+        let mut truepeer = Truepeer::proxy(&self.exe).ipv4(BACKEND[0]).ipv6(BACKEND[1]).args(options);
+        truepeer = LISTENERS.iter().fold(truepeer, |truepeer, address| truepeer.listen(address));
+        if self.as_plain_user {
+            self.apply_routes(bed)?;
+            truepeer = truepeer.args(&["--routes", "manual"]);
+            truepeer = truepeer.with(|program| program.as_user(User::TESTER).with_capabilities(&["net_raw"]));
+        }
+        let truepeer = truepeer.start(bed)?;
+        let [v4, v6] = LISTENERS;
+        Ok(Delivered { v4: v4.parse()?, v6: v6.parse()?, truepeer: Some(truepeer), backend })
+    }
+}

@@ -1,0 +1,205 @@
+//! Running real programs: where, as whom, with what limits.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use anyhow::Context;
+use rustix::process::Signal;
+use truepeer_sys::netns::NetNs;
+
+use crate::enter::INSIDE;
+use crate::{Bed, Running, User, expose, skip, whereabouts};
+
+/// A program to be started; see [`Program::start`] and [`Program::run`].
+#[derive(Debug, Clone)]
+pub struct Program {
+    name: String,
+    args: Vec<OsString>,
+    env: Vec<(String, OsString)>,
+    dir: Option<PathBuf>,
+    netns: Option<NetNs>,
+    user: User,
+    capabilities: Option<Vec<String>>,
+    limits: Vec<String>,
+    input: Vec<u8>,
+    stdin: Option<Arc<OwnedFd>>,
+    stop_by: Signal,
+}
+
+impl Program {
+    /// By the name of an unpacked server or of a command of the machine, or by its path.
+    pub fn new(name: impl AsRef<OsStr>) -> Program {
+        Program {
+            name: name.as_ref().to_string_lossy().into_owned(),
+            args: Vec::new(),
+            env: Vec::new(),
+            dir: None,
+            netns: None,
+            user: User::ROOT,
+            capabilities: None,
+            limits: Vec::new(),
+            input: Vec::new(),
+            stdin: None,
+            stop_by: Signal::TERM,
+        }
+    }
+
+    /// Adds an argument.
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Program {
+        self.args.push(arg.as_ref().to_owned());
+        self
+    }
+
+    /// Adds arguments.
+    pub fn args<S: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Program {
+        self.args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self
+    }
+
+    /// Sets a variable of its environment.
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Program {
+        self.env.push((name.to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Where it works; the bed's own directory if not said.
+    pub fn dir(mut self, dir: impl AsRef<Path>) -> Program {
+        self.dir = Some(dir.as_ref().to_owned());
+        self
+    }
+
+    /// In which network it runs; that of the thread that starts it if not said.
+    pub fn in_netns(mut self, netns: &NetNs) -> Program {
+        self.netns = Some(netns.clone());
+        self
+    }
+
+    /// As another user, without any capability (see [`Program::with_capabilities`]).
+    pub fn as_user(mut self, user: User) -> Program {
+        self.user = user;
+        self
+    }
+
+    /// With exactly these capabilities, as setpriv names them (`net_raw`), inherited by what it runs. Root keeps
+    /// no others either; use with [`Program::as_user`] for "a plain user with only CAP_NET_RAW".
+    pub fn with_capabilities(mut self, capabilities: &[&str]) -> Program {
+        self.capabilities = Some(capabilities.iter().map(|name| (*name).to_owned()).collect());
+        self
+    }
+
+    /// With a resource limit as prlimit writes it: `nofile=1024`, `nofile=1024:4096`.
+    pub fn limit(mut self, limit: &str) -> Program {
+        self.limits.push(format!("--{limit}"));
+        self
+    }
+
+    /// What it reads on its standard input, which then ends. Up to 64 KiB: it is written at the start.
+    pub fn input(mut self, input: impl AsRef<[u8]>) -> Program {
+        self.input = input.as_ref().to_vec();
+        self
+    }
+
+    /// What its standard input is: a socket to inherit, for example. Instead of [`Program::input`].
+    pub fn stdin(mut self, stdin: impl Into<OwnedFd>) -> Program {
+        self.stdin = Some(Arc::new(stdin.into()));
+        self
+    }
+
+    /// The signal by which it ends tidily; SIGTERM if not said.
+    pub fn stop_by(mut self, signal: Signal) -> Program {
+        self.stop_by = signal;
+        self
+    }
+
+    /// Starts it; it ends with the handle. Skips the test where the machine lacks the program.
+    pub fn start(&self, bed: &Bed) -> anyhow::Result<Running> {
+        let Some(file) = whereabouts::find_program(&self.name) else {
+            return skip(format!("{} is neither unpacked (make servers) nor installed", self.name));
+        };
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let base = bed.log_base(&name);
+        let (out, err) = (base.with_extension("out"), base.with_extension("err"));
+        let mut command = self.command(&file, bed)?;
+        command.stdout(File::create(&out)?).stderr(File::create(&err)?);
+        command.stdin(match &self.stdin {
+            Some(stdin) => stdin.try_clone()?.into(),
+            None => Stdio::piped(),
+        });
+        let mut spawn = || command.spawn().with_context(|| format!("{name} can't be started"));
+        let mut child = match &self.netns {
+            Some(netns) => netns.run(spawn)??,
+            None => spawn()?,
+        };
+        if let Some(mut stdin) = child.stdin.take() {
+            // A program that ends without reading is judged by what it says, not by this.
+            let _ = stdin.write_all(&self.input);
+        }
+        Ok(Running::adopt(name, child, self.stop_by, [out, err], bed))
+    }
+
+    /// Runs it to its end, within twice [`crate::PATIENCE`], and gives its standard output; a failure is an error with
+    /// what it said.
+    pub fn run(&self, bed: &Bed) -> anyhow::Result<String> {
+        let running = self.start(bed)?;
+        let status = running.wait_end()?;
+        anyhow::ensure!(status.success(), "{}: {status}: {}", self.name, running.log());
+        Ok(running.stdout())
+    }
+
+    fn command(&self, file: &Path, bed: &Bed) -> anyhow::Result<Command> {
+        let file = self.reachable(file, bed)?;
+        let mut words: Vec<OsString> = self.wrappers();
+        words.push(file.clone().into());
+        words.extend(self.args.iter().cloned());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).current_dir(self.dir.as_deref().unwrap_or(bed.dir())).process_group(0);
+        command.env_remove(INSIDE).envs(whereabouts::environment(&file));
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        Ok(command)
+    }
+
+    /// The file, or another way to it that its user may go.
+    fn reachable(&self, file: &Path, bed: &Bed) -> anyhow::Result<PathBuf> {
+        if self.user == User::ROOT
+            || ["/usr", "/bin", "/sbin", "/run"].iter().any(|dir| file.starts_with(dir))
+        {
+            return Ok(file.to_path_buf());
+        }
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let place = bed.dir().join(bed.fresh_name(&name));
+        expose::expose(file, &place)
+    }
+
+    fn wrappers(&self) -> Vec<OsString> {
+        let mut words: Vec<String> = Vec::new();
+        if !self.limits.is_empty() {
+            words.extend(["prlimit".to_owned()].into_iter().chain(self.limits.iter().cloned()));
+            words.push("--".into());
+        }
+        if self.user != User::ROOT || self.capabilities.is_some() {
+            words.extend(self.setpriv());
+        }
+        words.into_iter().map(OsString::from).collect()
+    }
+
+    fn setpriv(&self) -> Vec<String> {
+        let only = self.capabilities.iter().flatten().fold("-all".to_owned(), |set, name| set + ",+" + name);
+        let mut words = vec!["setpriv".to_owned()];
+        if self.user != User::ROOT {
+            words.push(format!("--reuid={}", self.user.uid));
+            words.push(format!("--regid={}", self.user.gid));
+            words.push("--clear-groups".into());
+        }
+        words.push(format!("--inh-caps={only}"));
+        words.push(format!("--ambient-caps={only}"));
+        words.push(format!("--bounding-set={only}"));
+        words.push("--".into());
+        words
+    }
+}

@@ -1,0 +1,212 @@
+//! A program that runs: what it says, whether it listens, and its end.
+
+use std::fmt::Display;
+use std::fs;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::{Child, ExitStatus};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context;
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use crate::Bed;
+use crate::sockets;
+use crate::wait::{PATIENCE, wait_until};
+
+/// How long a program may take to end tidily before it is killed.
+const GRACE: Duration = Duration::from_secs(2);
+/// The kernel's number of the LISTEN state in /proc/net/tcp.
+const LISTEN: &str = "0A";
+
+/// A started program; dropping it ends it and what it started.
+pub struct Running {
+    name: String,
+    pid: Pid,
+    child: Mutex<Child>,
+    stop_by: Signal,
+    out: PathBuf,
+    err: PathBuf,
+    forget: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Running {
+    pub(crate) fn adopt(
+        name: String,
+        child: Child,
+        stop_by: Signal,
+        logs: [PathBuf; 2],
+        bed: &Bed,
+    ) -> Running {
+        let pid = Pid::from_child(&child);
+        bed.remember(pid);
+        let groups = bed.groups();
+        let forget = Box::new(move || {
+            groups.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| *other != pid);
+        });
+        let [out, err] = logs;
+        Running { name, pid, child: Mutex::new(child), stop_by, out, err, forget }
+    }
+
+    /// Its process, which is also the number of its process group.
+    pub fn pid(&self) -> i32 {
+        self.pid.as_raw_nonzero().get()
+    }
+
+    /// How much of its memory is resident, in bytes.
+    pub fn resident_bytes(&self) -> anyhow::Result<usize> {
+        let rollup = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid()))?;
+        let line = rollup.lines().find(|line| line.starts_with("Rss:")).context("Rss: in smaps_rollup")?;
+        let kilobytes: usize = line.split_whitespace().nth(1).context("a number")?.parse()?;
+        Ok(kilobytes * 1024)
+    }
+
+    /// How many descriptors it has open.
+    pub fn descriptors(&self) -> anyhow::Result<usize> {
+        Ok(fs::read_dir(format!("/proc/{}/fd", self.pid()))?.count())
+    }
+
+    /// What it has written to its standard output so far.
+    pub fn stdout(&self) -> String {
+        read(&self.out)
+    }
+
+    /// What it has written to its standard error so far.
+    pub fn stderr(&self) -> String {
+        read(&self.err)
+    }
+
+    /// Both of the above, standard output first.
+    pub fn log(&self) -> String {
+        self.stdout() + &self.stderr()
+    }
+
+    /// Whether it has not ended yet.
+    pub fn is_alive(&self) -> bool {
+        matches!(self.lock().try_wait(), Ok(None))
+    }
+
+    /// Waits until something in its network namespace listens (TCP) on `address`, or on its port on all
+    /// addresses. It asks the kernel: no connection is made. Fails at once if the program ends.
+    pub fn wait_listening(&self, address: impl Display) -> anyhow::Result<()> {
+        let address: SocketAddr = address.to_string().parse().with_context(|| address.to_string())?;
+        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        self.wait_state(&format!("a listener on {address}"), || {
+            self.has_socket(&address, ["tcp", "tcp6"], LISTEN)
+        })
+    }
+
+    /// Waits until something in its network namespace has a UDP socket bound to `address`, or to its port on
+    /// all addresses.
+    pub fn wait_bound_udp(&self, address: impl Display) -> anyhow::Result<()> {
+        let address = address.to_string().parse().with_context(|| address.to_string())?;
+        // "07" is what the kernel shows for an unconnected UDP socket.
+        self.wait_state(&format!("a UDP socket on {address}"), || {
+            self.has_socket(&address, ["udp", "udp6"], "07")
+        })
+    }
+
+    /// Waits until its output, of either kind, contains `text`.
+    pub fn wait_for_log(&self, text: &str) -> anyhow::Result<()> {
+        self.wait_state(&format!("{text:?} in its output"), || self.log().contains(text))
+    }
+
+    /// Waits for a state that this program brings about; fails at once, with its output, if it ends.
+    pub fn wait_state(&self, what: &str, mut holds: impl FnMut() -> bool) -> anyhow::Result<()> {
+        let outcome = wait_until(PATIENCE, || {
+            let alive = self.is_alive(); // asked first: its last words count
+            if holds() {
+                return Ok(true);
+            }
+            anyhow::ensure!(alive, "it has ended");
+            Ok(false)
+        });
+        outcome
+            .with_context(|| format!("waited for {what} of {}, whose output was:\n{}", self.name, self.log()))
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        kill_process(self.pid, signal).with_context(|| format!("kill {}", self.name))
+    }
+
+    /// Waits for its end.
+    pub fn wait_end(&self) -> anyhow::Result<ExitStatus> {
+        let mut status = None;
+        wait_until(PATIENCE * 2, || {
+            status = self.lock().try_wait()?;
+            Ok(status.is_some())
+        })
+        .with_context(|| format!("{} had to end; its output was:\n{}", self.name, self.log()))?;
+        status.context("ended without a status")
+    }
+
+    /// Asks it to end and waits for that.
+    pub fn stop(&self) -> anyhow::Result<ExitStatus> {
+        self.signal(self.stop_by)?;
+        self.wait_end()
+    }
+
+    fn has_socket(&self, address: &SocketAddr, tables: [&str; 2], state: &str) -> bool {
+        tables.iter().any(|table| {
+            let sockets = fs::read_to_string(format!("/proc/{}/net/{table}", self.pid())).unwrap_or_default();
+            sockets.lines().skip(1).any(|line| {
+                let mut fields = line.split_whitespace().skip(1);
+                let local = fields.next().and_then(sockets::parse_address);
+                fields.nth(1) == Some(state) && local.is_some_and(|local| serves(&local, address))
+            })
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Child> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.is_alive() && self.signal(self.stop_by).is_ok() {
+            // Ended in time or not, it is killed below.
+            let _ = wait_until(GRACE, || Ok(!self.is_alive()));
+        }
+        // The group outlives its leader as long as a member lives, and its number is not given away.
+        let _ = kill_process_group(self.pid, Signal::KILL);
+        let _ = self.lock().wait();
+        (self.forget)();
+    }
+}
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (process {})", self.name, self.pid())
+    }
+}
+
+fn read(file: &PathBuf) -> String {
+    fs::read(file).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+}
+
+/// Whether a socket bound to `local` gets what is sent to `address`.
+fn serves(local: &SocketAddr, address: &SocketAddr) -> bool {
+    let any_family = local.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    let same_family = local.is_ipv4() == address.is_ipv4();
+    local.port() == address.port()
+        && (any_family || local.ip() == address.ip() || (same_family && local.ip().is_unspecified()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wildcard_serves_its_family() {
+        let gets = |local: &str, address: &str| {
+            serves(&local.parse().expect("local"), &address.parse().expect("address"))
+        };
+        assert!(gets("0.0.0.0:80", "127.0.0.1:80"));
+        assert!(gets("[::]:80", "127.0.0.1:80"));
+        assert!(!gets("0.0.0.0:80", "[::1]:80"));
+        assert!(!gets("127.0.0.2:80", "127.0.0.1:80"));
+    }
+}

@@ -1,0 +1,42 @@
+//! PostgreSQL, which refuses to be run by root: tests need [`crate::Test::needs_several_users`].
+
+use rustix::process::Signal;
+
+use super::dir_of;
+use crate::{Bed, Program, Running, User};
+
+/// PostgreSQL; ask it `select inet_client_addr(), inet_client_port()` for the client that it sees.
+#[derive(Debug, Clone, Copy)]
+pub struct Postgres;
+
+impl Postgres {
+    /// Makes a fresh cluster that trusts everybody, and starts it in the calling thread's network.
+    pub fn start(bed: &Bed, addresses: &[&str], port: u16) -> anyhow::Result<Running> {
+        let user = User::named("postgres")?;
+        let dir = dir_of(bed, &bed.fresh_name("postgres"), user)?;
+        let data = dir.join("data");
+        let initdb =
+            Program::new("initdb").args(["--no-sync", "--no-locale", "--auth=trust", "-U", "postgres", "-D"]);
+        initdb.arg(&data).as_user(user).run(bed)?;
+        std::fs::write(data.join("pg_hba.conf"), "host all all all trust\n")?;
+        let program = Program::new("postgres")
+            .arg("-D")
+            .arg(&data)
+            .arg("-k")
+            .arg(&dir)
+            .args(["-h", &addresses.join(","), "-p", &port.to_string(), "-F"])
+            .as_user(user)
+            .stop_by(Signal::QUIT); // its children lead process groups of their own: it has to end them
+        let postgres = program.start(bed)?;
+        postgres.wait_for_log("ready to accept connections")?;
+        Ok(postgres)
+    }
+
+    /// A psql that asks one question as a bare value.
+    pub fn psql(host: &str, port: u16, question: &str) -> Program {
+        let port = port.to_string();
+        Program::new("psql")
+            .args(["-X", "-A", "-t", "-U", "postgres", "-h", host, "-p", &port, "-c", question])
+            .env("PGCONNECT_TIMEOUT", "10")
+    }
+}

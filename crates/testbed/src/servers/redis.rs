@@ -1,0 +1,19 @@
+//! Redis, keeping nothing.
+
+use crate::{Bed, Program, Running};
+
+/// Redis; ask it `CLIENT INFO` for the address that it sees.
+#[derive(Debug, Clone, Copy)]
+pub struct Redis;
+
+impl Redis {
+    /// Starts it on one port of several addresses, in the calling thread's network.
+    pub fn start(bed: &Bed, addresses: &[&str], port: u16) -> anyhow::Result<Running> {
+        let options = ["--save", "", "--appendonly", "no", "--protected-mode", "no", "--port"];
+        let program =
+            Program::new("redis-server").args(options).arg(port.to_string()).arg("--bind").args(addresses);
+        let redis = program.start(bed)?;
+        redis.wait_for_log("Ready to accept connections")?;
+        Ok(redis)
+    }
+}

@@ -1,0 +1,169 @@
+//! Hosts in a line, each a network namespace, joined by veth pairs.
+//!
+//! ```text
+//! client ──10.77.0.0/24── lb ──10.77.1.0/24── proxy ──10.77.2.0/24── backend
+//!       .1  fd77:0::/64  .2 .1  fd77:1::/64  .2    .1  fd77:2::/64  .2
+//! ```
+//! Interfaces are named after the host at their other end. Inner hosts forward. What has no better route goes
+//! left, towards the client: so a backend answers any client through the proxy beside it.
+
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd};
+use std::process::{Command, Stdio};
+
+use anyhow::Context;
+use truepeer_sys::CallError;
+use truepeer_sys::netns::NetNs;
+
+use crate::whereabouts;
+
+/// One host of a [`Topology`].
+#[derive(Debug, Clone)]
+pub struct Host {
+    /// What it was called, at most 15 bytes.
+    pub name: String,
+    /// Its network.
+    pub netns: NetNs,
+    /// Its address towards the client (the client's own: towards the others).
+    pub v4: Ipv4Addr,
+    /// Its address towards the client (the client's own: towards the others).
+    pub v6: Ipv6Addr,
+}
+
+impl Host {
+    /// Runs `work` in this host's network, on a thread of its own.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, CallError> {
+        self.netns.run(work)
+    }
+
+    /// Configures this host: each command is one of `ip`'s (`route add …`, `-6 rule add …`).
+    pub fn ip(&self, commands: &[&str]) -> anyhow::Result<()> {
+        self.netns.run(|| ip_here(commands))?.with_context(|| format!("on {}", self.name))
+    }
+
+    /// Its address of the family with a port.
+    pub fn at(&self, v6: bool, port: u16) -> SocketAddr {
+        let ip: IpAddr = if v6 { self.v6.into() } else { self.v4.into() };
+        SocketAddr::new(ip, port)
+    }
+}
+
+/// Hosts in a line.
+#[derive(Debug, Clone)]
+pub struct Topology {
+    hosts: Vec<Host>,
+}
+
+impl Topology {
+    /// Makes the hosts and joins neighbours, for example `["client", "lb", "proxy", "backend"]`.
+    pub fn line(names: &[&str]) -> anyhow::Result<Topology> {
+        let hosts = names.iter().enumerate().map(|(place, name)| Host::make(name, place));
+        let topology = Topology { hosts: hosts.collect::<anyhow::Result<_>>()? };
+        for (link, pair) in topology.hosts.windows(2).enumerate() {
+            join(link, &pair[0], &pair[1])?;
+        }
+        for (place, host) in topology.hosts.iter().enumerate() {
+            let commands = routes(place, &topology.hosts);
+            host.ip(&commands.iter().map(String::as_str).collect::<Vec<_>>())?;
+        }
+        Ok(topology)
+    }
+
+    /// A host by its name.
+    ///
+    /// # Panics
+    /// If there is none: a mistake in the test.
+    pub fn host(&self, name: &str) -> &Host {
+        self.hosts.iter().find(|host| host.name == name).unwrap_or_else(|| panic!("no host {name}"))
+    }
+}
+
+impl Host {
+    fn make(name: &str, place: usize) -> anyhow::Result<Host> {
+        let netns = NetNs::create()?;
+        let (link, end) = if place == 0 { (0, 1) } else { (place - 1, 2) };
+        let host = Host { name: name.to_owned(), netns, v4: v4(link, end), v6: v6(link, end) };
+        host.netns.run(|| {
+            ip_here(&["link set lo up"])?;
+            std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("ip_forward")?;
+            std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").context("IPv6 forwarding")?;
+            // Link-local addresses would be looked for as duplicates, too: two seconds without a neighbour.
+            std::fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0").context("accept_dad")
+        })??;
+        Ok(host)
+    }
+}
+
+fn join(link: usize, left: &Host, right: &Host) -> anyhow::Result<()> {
+    let other = format!("/proc/{}/fd/{}", std::process::id(), right.netns.as_fd().as_raw_fd());
+    let (to_right, to_left) = (&right.name, &left.name);
+    // Ends with one index in two namespaces look like no pair to the kernel, and then come up a second late
+    // (linkwatch_urgent_event in net/core/link_watch.c).
+    let (index, peer_index) = (100 + 2 * link, 101 + 2 * link);
+    let peer = format!("peer name {to_left} index {peer_index} netns {other}");
+    left.ip(&[&format!("link add {to_right} index {index} type veth {peer}")])?;
+    for (host, interface, end) in [(left, to_right, 1), (right, to_left, 2)] {
+        host.ip(&[
+            &format!("addr add {}/24 dev {interface}", v4(link, end)),
+            // No duplicate address detection: it would take a second.
+            &format!("addr add {}/64 dev {interface} nodad", v6(link, end)),
+            &format!("link set {interface} up"),
+        ])?;
+    }
+    Ok(())
+}
+
+/// The routes of the host at `place`: rightward networks through the right neighbour, all else to the left; the
+/// leftmost has only a right.
+fn routes(place: usize, hosts: &[Host]) -> Vec<String> {
+    let default = |link, end| {
+        [
+            format!("route add default via {}", v4(link, end)),
+            format!("route add default via {}", v6(link, end)),
+        ]
+    };
+    if place == 0 {
+        return if hosts.len() > 1 { default(0, 2).into() } else { Vec::new() };
+    }
+    let mut commands: Vec<String> = default(place - 1, 1).into();
+    for link in place + 1..hosts.len().saturating_sub(1) {
+        commands.push(format!("route add 10.77.{link}.0/24 via {}", v4(place, 2)));
+        commands.push(format!("route add fd77:{link}::/64 via {}", v6(place, 2)));
+    }
+    commands
+}
+
+fn v4(link: usize, end: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 77, u8::try_from(link).unwrap_or(u8::MAX), end)
+}
+
+fn v6(link: usize, end: u8) -> Ipv6Addr {
+    let link = u16::try_from(link).unwrap_or(u16::MAX);
+    Ipv6Addr::new(0xfd77, link, 0, 0, 0, 0, 0, u16::from(end))
+}
+
+/// Configures the calling thread's network: each command is one of `ip`'s (`route add …`, `-6 rule add …`). The first
+/// that fails is the error.
+pub fn ip_here(commands: &[&str]) -> anyhow::Result<()> {
+    if commands.iter().any(|command| command.starts_with('-')) {
+        return commands.iter().try_for_each(|command| ip(command.split_whitespace(), ""));
+    }
+    ip(["-batch", "-"].into_iter(), &(commands.join("\n") + "\n")) // one process for all; options can't be in it
+}
+
+fn ip<'a>(args: impl Iterator<Item = &'a str> + Clone, input: &str) -> anyhow::Result<()> {
+    let ip = whereabouts::find_program("ip").context("the command ip is missing (package iproute2)")?;
+    let mut command = Command::new(&ip);
+    command.envs(whereabouts::environment(&ip));
+    command.args(args.clone()).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().context("ip")?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(input.as_bytes())?;
+    }
+    let output = child.wait_with_output()?;
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    let command = args.collect::<Vec<_>>().join(" ");
+    anyhow::ensure!(output.status.success(), "ip {command}: {} {input}", complaint.trim());
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! Launching truepeer itself. The path of its binary comes from the test: `env!("CARGO_BIN_EXE_truepeer")`.
+
+use std::fmt::Display;
+use std::path::Path;
+
+use crate::{Bed, Program, Running};
+
+/// A command line of truepeer's.
+#[derive(Debug, Clone)]
+pub struct Truepeer {
+    program: Program,
+    listeners: Vec<String>,
+}
+
+impl Truepeer {
+    /// `truepeer proxy`, nothing said yet.
+    pub fn proxy(exe: impl AsRef<Path>) -> Truepeer {
+        Truepeer { program: Program::new(exe.as_ref()).arg("proxy"), listeners: Vec::new() }
+    }
+
+    /// Where senders connect (`--listen`); repeatable.
+    pub fn listen(mut self, address: impl Display) -> Truepeer {
+        self.listeners.push(address.to_string());
+        self.option("--listen", address)
+    }
+
+    /// The backend for IPv4 clients.
+    pub fn ipv4(self, address: impl Display) -> Truepeer {
+        self.option("--ipv4", address)
+    }
+
+    /// The backend for IPv6 clients.
+    pub fn ipv6(self, address: impl Display) -> Truepeer {
+        self.option("--ipv6", address)
+    }
+
+    /// Who may send: `any`, `loopback`, `private`, or a prefix; repeatable.
+    pub fn allow(self, who: impl Display) -> Truepeer {
+        self.option("--allow", who)
+    }
+
+    /// An option with its value.
+    pub fn option(self, name: &str, value: impl Display) -> Truepeer {
+        self.args(&[name, &value.to_string()])
+    }
+
+    /// Anything else.
+    pub fn args(self, args: &[&str]) -> Truepeer {
+        self.with(|program| program.args(args))
+    }
+
+    /// How the program is run: `|program| program.in_netns(&host.netns)`.
+    pub fn with(mut self, adjust: impl FnOnce(Program) -> Program) -> Truepeer {
+        self.program = adjust(self.program);
+        self
+    }
+
+    /// Starts it and waits until it listens everywhere.
+    pub fn start(&self, bed: &Bed) -> anyhow::Result<Running> {
+        let truepeer = self.program.start(bed)?;
+        for address in &self.listeners {
+            truepeer.wait_listening(address)?;
+        }
+        Ok(truepeer)
+    }
+
+    /// Starts it without waiting: for those that must not come up.
+    pub fn start_unready(&self, bed: &Bed) -> anyhow::Result<Running> {
+        self.program.start(bed)
+    }
+}

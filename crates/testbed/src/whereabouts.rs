@@ -1,0 +1,74 @@
+//! Where the programs are: unpacked under `target/servers`, or the machine's own.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// Inside the bed the unpacked servers are mounted here, where every user can reach them.
+pub(crate) const EXPOSED_SERVERS: &str = "/run/testbed/servers";
+
+/// Directories of the unpacked tree that hold programs; `bin` first, it has the names that installing makes.
+const PROGRAM_DIRS: [&str; 5] = ["bin", "root/usr/sbin", "root/usr/bin", "root/sbin", "root/bin"];
+/// Directories of the unpacked tree that hold libraries, beside the one of the architecture.
+const LIBRARY_DIRS: [&str; 2] = ["root/usr/lib", "root/lib"];
+/// A plain user's PATH often lacks these.
+const SYSTEM_DIRS: [&str; 6] =
+    ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+
+/// The workspace that this test bed was built from.
+pub fn workspace_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).map_or_else(PathBuf::new, Path::to_path_buf)
+}
+
+/// Where `scripts/servers.sh` unpacks; `TRUEPEER_SERVERS` says otherwise for both.
+pub fn servers_dir() -> PathBuf {
+    if Path::new(EXPOSED_SERVERS).exists() {
+        return EXPOSED_SERVERS.into();
+    }
+    env::var_os("TRUEPEER_SERVERS").map_or_else(|| workspace_dir().join("target/servers"), PathBuf::from)
+}
+
+/// The file to run for a program's name, or `None` where the machine lacks it; a name with a slash is itself.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    if name.contains('/') {
+        return Some(name.into()).filter(|path: &PathBuf| path.exists());
+    }
+    search_path().into_iter().map(|dir| dir.join(name)).find(|file| file.is_file())
+}
+
+/// Where programs are looked for: unpacked ones first.
+fn search_path() -> Vec<PathBuf> {
+    let servers = servers_dir();
+    let unpacked = PROGRAM_DIRS.iter().map(|dir| servers.join(dir));
+    let path = env::var_os("PATH").unwrap_or_default();
+    let own: Vec<PathBuf> = env::split_paths(&path).chain(SYSTEM_DIRS.iter().map(PathBuf::from)).collect();
+    versioned_postgres(&servers).chain(unpacked).chain(own).collect()
+}
+
+/// Debian keeps PostgreSQL's programs apart by version, out of any PATH; what is in the PATH is a script that
+/// works when installed only. So this comes first.
+fn versioned_postgres(servers: &Path) -> impl Iterator<Item = PathBuf> {
+    let versions = std::fs::read_dir(servers.join("root/usr/lib/postgresql"));
+    versions.into_iter().flatten().flatten().map(|version| version.path().join("bin"))
+}
+
+/// The environment with which a program of the bed finds the others, and its own libraries if it is unpacked.
+pub(crate) fn environment(program: &Path) -> Vec<(&'static str, OsString)> {
+    let servers = servers_dir();
+    let mut environment = Vec::new();
+    environment.extend(env::join_paths(search_path()).ok().map(|path| ("PATH", path)));
+    // A shell is the machine's own, what it runs may not be.
+    let is_shell = program.file_name().is_some_and(|name| name == "sh" || name == "bash");
+    if is_shell || program.starts_with(&servers) {
+        let libraries = library_dirs(&servers);
+        let extensions = libraries.iter().map(|dir| dir.join("xtables")).find(|dir| dir.is_dir());
+        environment.extend(env::join_paths(&libraries).ok().map(|path| ("LD_LIBRARY_PATH", path)));
+        environment.extend(extensions.map(|dir| ("XTABLES_LIBDIR", dir.into_os_string()))); // iptables' matches
+    }
+    environment
+}
+
+fn library_dirs(servers: &Path) -> Vec<PathBuf> {
+    let triplet = format!("{}-linux-gnu", env::consts::ARCH);
+    LIBRARY_DIRS.iter().flat_map(|dir| [servers.join(dir).join(&triplet), servers.join(dir)]).collect()
+}

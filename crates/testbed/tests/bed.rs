@@ -1,0 +1,64 @@
+//! The test bed tested on itself.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use truepeer_testbed::{Bed, Behaviour, Program, Test, Topology, User, client, tests};
+
+fn a_test_has_a_network_of_its_own(bed: &Bed) -> anyhow::Result<()> {
+    let links = Program::new("ip").args(["-o", "link"]).run(bed)?;
+    anyhow::ensure!(links.lines().count() == 1 && links.contains("lo:"), "more than lo: {links}");
+    let mut stream = {
+        let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
+        client::connect("[::1]:80")?
+    };
+    // The backend has ended with its handle, and its connections with it.
+    anyhow::ensure!(client::read_end(&mut stream).is_ok());
+    anyhow::ensure!(client::connect("[::1]:80").is_err());
+    Ok(())
+}
+
+fn who_answers_getpeername(bed: &Bed) -> anyhow::Result<()> {
+    let backend = Behaviour::Who.start(bed, &["127.0.0.1:80"])?;
+    let mut stream = client::connect_from("127.0.0.9:4000", "127.0.0.1:80")?;
+    anyhow::ensure!(client::ask(&mut stream, b"?")? == "127.0.0.9:4000\n");
+    backend.wait_for_log("127.0.0.9:4000 eof 1")
+}
+
+fn hosts_in_a_line_reach_each_other(bed: &Bed) -> anyhow::Result<()> {
+    let line = Topology::line(&["client", "lb", "proxy", "backend"])?;
+    let (from, to) = (line.host("client"), line.host("backend"));
+    let addresses = [to.at(false, 80), to.at(true, 80)];
+    let _who = Behaviour::Who.start_program(bed, &addresses, |program| program.in_netns(&to.netns))?;
+    for (address, v6) in addresses.iter().zip([false, true]) {
+        let seen = from.run(|| client::ask(&mut client::connect(address)?, b""))??;
+        let seen: SocketAddr = seen.trim().parse()?;
+        anyhow::ensure!(seen.ip() == from.at(v6, 0).ip(), "{seen}");
+    }
+    Ok(())
+}
+
+fn a_plain_user_has_only_the_capability_it_is_given(bed: &Bed) -> anyhow::Result<()> {
+    let status =
+        Program::new("cat").arg("/proc/self/status").as_user(User::TESTER).with_capabilities(&["net_raw"]);
+    let status = status.limit("nofile=512").run(bed)?;
+    for line in ["CapEff:\t0000000000002000", "CapBnd:\t0000000000002000", "Uid:\t61000"] {
+        anyhow::ensure!(status.contains(line), "{line} is not in\n{status}");
+    }
+    let limits = Program::new("cat").arg("/proc/self/limits").limit("nofile=512").run(bed)?;
+    anyhow::ensure!(limits.lines().any(|line| line.starts_with("Max open files") && line.contains("512")));
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let mut all =
+        tests![a_test_has_a_network_of_its_own, who_answers_getpeername, hosts_in_a_line_reach_each_other];
+    all.push(
+        Test::new(
+            "a_plain_user_has_only_the_capability_it_is_given",
+            a_plain_user_has_only_the_capability_it_is_given,
+        )
+        .needs_several_users(),
+    );
+    truepeer_testbed::main(all)
+}
