@@ -1,0 +1,68 @@
+//! cloudflare/mmproxy (2018): getopt_long options, of which four have other names; an allow-list and backends must be given.
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use truepeer_policy::{OnConflict, PrefixSet};
+
+use crate::args::UsageError;
+use crate::args::proxy::{Defaults, ProxyArgs};
+use crate::config::{ListenAddr, RoutesConfig, RoutesMode};
+
+pub(super) const USAGE: &str = "\
+truepeer in the place of cloudflare/mmproxy. Its options, with its defaults:
+  -a, --allowed-networks FILE (needed)   -l, --listen ADDR ([::]:8080)
+  -4, --target-v4 ADDR (needed)   -6, --target-v6 ADDR (needed)   -m, --mark N (123)
+  -t, --table N (100)   -q, --quiet   -v, --verbose   -P, --force-real-client-port
+  -N, --do-not-sandbox (nothing to do)
+Headers may claim loopback addresses, and routing is left to you, as there. The client's port
+is kept if it is free; with -P, a session whose port is in use is refused.";
+
+/// Its names beside ours. getopt_long takes unambiguous beginnings of long options.
+pub(super) fn command(command: Command) -> Command {
+    let flag =
+        |id: &'static str, short| Arg::new(id).short(short).long(id).action(ArgAction::SetTrue).hide(true);
+    command
+        .mut_arg("allowed_subnets", |arg| arg.alias("allowed-networks"))
+        .mut_arg("ipv4", |arg| arg.alias("target-v4"))
+        .mut_arg("ipv6", |arg| arg.alias("target-v6"))
+        .mut_arg("table", |arg| arg.short('t'))
+        .arg(flag(REAL_PORT, 'P'))
+        .arg(flag("do-not-sandbox", 'N'))
+        .infer_long_args(true)
+}
+
+const REAL_PORT: &str = "force-real-client-port";
+
+/// "Please specify …": it has no defaults for these.
+pub(super) fn require(matches: &ArgMatches) -> Result<(), UsageError> {
+    for (id, option) in [
+        ("allowed_subnets", "--allowed-networks FILE: expected, the prefixes that may send, one a line"),
+        ("ipv4", "-4, --target-v4 ADDR: expected, the backend for IPv4 clients, such as 127.0.0.1:22"),
+        ("ipv6", "-6, --target-v6 ADDR: expected, the backend for IPv6 clients, such as [::1]:22"),
+    ] {
+        if !matches.contains_id(id) {
+            return Err(UsageError::Options(format!("{option} (as cloudflare/mmproxy needs it)")));
+        }
+    }
+    Ok(())
+}
+
+/// Applies what only it has.
+pub(super) fn adapt(args: &mut ProxyArgs, matches: &ArgMatches) {
+    if matches.get_flag(REAL_PORT) {
+        args.on_conflict.get_or_insert(OnConflict::Refuse);
+    }
+    // There, --quiet is about the advice printed at the start, --verbose about connections.
+    args.quiet &= !args.verbose && args.v.is_none();
+}
+
+/// Nobody may send but by the list; the mark and table of its documentation, which says [::]:8080, too.
+pub(super) fn defaults() -> Defaults {
+    Defaults {
+        listen: ListenAddr::new("::", 8080),
+        allow: PrefixSet::new(),
+        claims: PrefixSet::loopback(),
+        mark: 123,
+        routes: RoutesConfig { mode: RoutesMode::Manual, table: 100 },
+        ..Defaults::default()
+    }
+}

@@ -1,0 +1,25 @@
+//! go-mmproxy 2.3 (kzemek) and 2.1 (path-network): `flag` options, all of which `truepeer proxy` has by the same name.
+
+use truepeer_policy::{Destinations, PrefixSet};
+
+use crate::args::proxy::Defaults;
+use crate::config::{RoutesConfig, RoutesMode};
+
+pub(super) const USAGE: &str = "\
+truepeer in the place of go-mmproxy. Its options, with its defaults:
+  -l ADDR (0.0.0.0:8443)   -p tcp   -4 ADDR (127.0.0.1:443)   -6 ADDR ([::1]:443)
+  -mark N (0)   -v 0|1|2 (0)   -allowed-subnets FILE (everybody)   -listeners N (1)
+  -close-after SECONDS (60)   -dynamic-destination   -listen-transparent
+Everybody may send, headers may claim loopback addresses and lead anywhere, and routing is left
+to you, as there.";
+
+/// Everybody may send and claim, a header may lead anywhere; routing is the administrator's.
+pub(super) fn defaults() -> Defaults {
+    Defaults {
+        allow: PrefixSet::any(),
+        claims: PrefixSet::loopback(),
+        dynamic_allow: Some(Destinations::any()),
+        routes: RoutesConfig { mode: RoutesMode::Manual, ..RoutesConfig::default() },
+        ..Defaults::default()
+    }
+}

@@ -1,0 +1,126 @@
+//! The programs whose place truepeer takes: their options, their defaults. Every option of `truepeer proxy` is
+//! understood besides, so that what a warning advises can be done.
+
+mod cloudflare;
+mod go_mmproxy;
+mod mmproxy_rs;
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::path::Path;
+
+use clap::{Command, FromArgMatches as _};
+
+use super::proxy::{Defaults, ProxyArgs};
+use super::{UsageError, go_style, proxy_command};
+
+/// A program whose place truepeer takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Compat {
+    /// path-network/go-mmproxy and its successor kzemek/go-mmproxy.
+    GoMmproxy,
+    /// mmproxy-rs, whose binary is called mmproxy.
+    MmproxyRs,
+    /// cloudflare/mmproxy, whose binary is called mmproxy, too: only by `--compat cloudflare`.
+    Cloudflare,
+}
+
+/// As whom we are called, and with which words (`--compat` taken out).
+pub(super) enum Role {
+    Truepeer(Vec<OsString>),
+    Other(Compat, Vec<OsString>),
+}
+
+/// Finds out as whom we are called: by `--compat`, else by the name of the program.
+pub(super) fn detect(mut argv: Vec<OsString>) -> Result<Role, UsageError> {
+    let asked = take_option(&mut argv)?;
+    let by_name = argv.first().and_then(|name| by_name(name));
+    match asked.or(by_name) {
+        Some(compat) => {
+            if asked.is_some() && by_name.is_none() && argv.get(1).is_some_and(|word| word == "proxy") {
+                argv.remove(1);
+            }
+            Ok(Role::Other(compat, argv))
+        }
+        None => Ok(Role::Truepeer(argv)),
+    }
+}
+
+fn by_name(called: &OsStr) -> Option<Compat> {
+    match Path::new(called).file_name()?.to_str()? {
+        "go-mmproxy" => Some(Compat::GoMmproxy),
+        "mmproxy" => Some(Compat::MmproxyRs),
+        _ => None,
+    }
+}
+
+/// Takes `--compat NAME` or `--compat=NAME` out of the words.
+fn take_option(argv: &mut Vec<OsString>) -> Result<Option<Compat>, UsageError> {
+    let end = argv.iter().position(|word| word == "--").unwrap_or(argv.len());
+    let is_option =
+        |word: &OsString| word == "--compat" || word.to_str().is_some_and(|w| w.starts_with("--compat="));
+    let Some(place) = argv[..end].iter().position(is_option) else { return Ok(None) };
+    let word = argv.remove(place);
+    let name = match word.to_str().and_then(|word| word.split_once('=')) {
+        Some((_, name)) => name.to_owned(),
+        None if place < argv.len() => argv.remove(place).to_string_lossy().into_owned(),
+        None => String::new(),
+    };
+    match name.as_str() {
+        "go-mmproxy" => Ok(Some(Compat::GoMmproxy)),
+        "mmproxy-rs" => Ok(Some(Compat::MmproxyRs)),
+        "cloudflare" => Ok(Some(Compat::Cloudflare)),
+        _ => Err(UsageError::Options(format!(
+            "--compat {name}: expected go-mmproxy, mmproxy-rs or cloudflare"
+        ))),
+    }
+}
+
+impl Compat {
+    /// Reads the words as that program does.
+    pub(super) fn parse(self, argv: Vec<OsString>) -> Result<ProxyArgs, UsageError> {
+        let command = self.command();
+        let argv = if self == Self::Cloudflare { argv } else { go_style::rewrite(argv, &command) };
+        let matches = command.try_get_matches_from(argv)?;
+        if self == Self::Cloudflare {
+            cloudflare::require(&matches)?;
+        }
+        let mut args = ProxyArgs::from_arg_matches(&matches)?;
+        if self == Self::Cloudflare {
+            cloudflare::adapt(&mut args, &matches);
+        }
+        Ok(args)
+    }
+
+    /// What options that are not given mean there.
+    pub(super) fn defaults(self) -> Defaults {
+        match self {
+            Self::GoMmproxy => go_mmproxy::defaults(),
+            Self::MmproxyRs => mmproxy_rs::defaults(),
+            Self::Cloudflare => cloudflare::defaults(),
+        }
+    }
+
+    /// A repeated option replaces the one before, as these programs have it.
+    fn command(self) -> Command {
+        let command = match self {
+            Self::GoMmproxy => proxy_command("go-mmproxy").before_help(go_mmproxy::USAGE),
+            Self::MmproxyRs => proxy_command("mmproxy").before_help(mmproxy_rs::USAGE),
+            Self::Cloudflare => cloudflare::command(proxy_command("mmproxy")).before_help(cloudflare::USAGE),
+        };
+        command.args_override_self(true).version(env!("CARGO_PKG_VERSION"))
+    }
+}
+
+impl fmt::Display for Compat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::GoMmproxy => "go-mmproxy",
+            Self::MmproxyRs => "mmproxy-rs",
+            Self::Cloudflare => "cloudflare/mmproxy",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

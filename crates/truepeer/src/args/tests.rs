@@ -1,0 +1,243 @@
+use std::time::Duration;
+
+use super::*;
+use truepeer_relay::udp::Dialect;
+
+use crate::config::{ListenerConfig, LogFormat, Protocol, RoutesMode, SendProxy, Verbosity};
+
+fn invoke(line: &str) -> Result<Invocation, UsageError> {
+    parse(line.split_whitespace().map(OsString::from))
+}
+
+fn config(line: &str) -> Config {
+    match invoke(line) {
+        Ok(Invocation::Proxy(config, _)) => *config,
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+fn listener(line: &str) -> ListenerConfig {
+    config(line).listeners.remove(0)
+}
+
+fn error(line: &str) -> String {
+    match invoke(line) {
+        Ok(invocation) => panic!("{line}: {invocation:?}"),
+        Err(UsageError::Clap(error)) => error.to_string(),
+        Err(error) => format!("{:#}", anyhow::Error::new(error)),
+    }
+}
+
+#[test]
+fn without_options_the_defaults_hold() {
+    assert_eq!(config("truepeer proxy"), Config::default());
+    let listener = listener("truepeer proxy");
+    assert_eq!(listener.bind.to_string(), "0.0.0.0:8443");
+    assert_eq!(listener.backends.ipv4.to_string(), "127.0.0.1:443");
+    assert_eq!(listener.backends.ipv6.to_string(), "[::1]:443");
+    assert_eq!(listener.senders.allow.to_string(), "127.0.0.0/8 ::1/128");
+}
+
+#[test]
+fn the_help_tells_the_defaults() {
+    let help = error("truepeer proxy --help").split_whitespace().collect::<Vec<_>>().join(" ");
+    for default in [
+        "0.0.0.0:8443",
+        "tcp",
+        "1",
+        "one for each core",
+        "127.0.0.1:443",
+        "[::1]:443",
+        "5s",
+        "loopback",
+        "require",
+        "16KiB",
+        "none",
+        "0",
+        "ephemeral",
+        "60",
+        "auto if permitted",
+        "123",
+        "text on a terminal, json otherwise",
+    ] {
+        assert!(help.contains(&format!("[default: {default}")), "{default}");
+    }
+}
+
+#[test]
+fn the_examples_of_the_help_hold() {
+    let examples = proxy::AFTER_HELP.replace("\\\n", " ");
+    let examples: Vec<_> =
+        examples.lines().map(str::trim).filter(|line| line.starts_with("truepeer proxy")).collect();
+    assert_eq!(examples.len(), 6);
+    for example in examples {
+        config(example).check().expect(example);
+    }
+}
+
+#[test]
+fn every_option_reaches_the_configuration() {
+    let one = |options: &str| listener(&format!("truepeer proxy {options}"));
+    assert_eq!(one("-l [::1]:1").bind.to_string(), "[::1]:1");
+    assert_eq!(one("--listen-addr 127.0.0.1:1").bind, one("--listen 127.0.0.1:1").bind);
+    assert_eq!(one("-4 192.0.2.1:1").backends.ipv4.to_string(), "192.0.2.1:1");
+    assert_eq!(one("--ipv6 [2001:db8::1]:1").backends.ipv6.to_string(), "[2001:db8::1]:1");
+    assert_eq!(one("-p TCP").protocol, one("--protocol tcp").protocol);
+    assert_eq!(one("--listeners 4").sockets.get(), 4);
+    assert!(one("--listen-transparent").transparent);
+    assert_eq!((one("-m 5").mark, one("--mark 0x10").mark), (5, 16));
+    assert_eq!(one("--header-timeout 500ms").header.timeout, Duration::from_millis(500));
+    assert_eq!(one("--header-max 4KiB").header.max_bytes, 4096);
+    assert_eq!(one("--header-max 65551").header.max_bytes, 16 + 65535);
+    assert_eq!(one("--connect-timeout 3").timeouts.connect, Duration::from_secs(3));
+    assert_eq!(one("--idle-timeout 1h").timeouts.idle, Some(Duration::from_secs(3600)));
+    assert_eq!(one("--idle-timeout none").timeouts.idle, None);
+    assert_eq!(one("--idle-timeout 0").timeouts.idle, None);
+    assert_eq!(one("-c 28").udp.close_after, Some(Duration::from_secs(28)));
+    assert_eq!(one("-p udp").protocol, Protocol::Udp);
+    assert_eq!(one("-p udp --udp-dialect standalone").udp.dialect, Dialect::Standalone);
+    assert_eq!(one("-p udp --send-proxy spp").send_proxy, Some(SendProxy::Spp));
+    assert_eq!(one("--on-conflict refuse").on_conflict.to_string(), "refuse");
+    assert_eq!(one("--nat64-prefix 64:ff9b::/96").nat64_prefix.unwrap().to_string(), "64:ff9b::/96");
+    assert!(one("--pseudo-ipv4").pseudo_ipv4);
+    assert_eq!(one("--send-proxy v1").send_proxy, Some(SendProxy::V1));
+    assert_eq!(
+        one("--allow-claims loopback --allow-claims 0.0.0.0").claims.allow.to_string(),
+        "0.0.0.0/32 127.0.0.0/8 ::1/128"
+    );
+    assert_eq!(one("--deny-clients a --deny-clients b").claims.deny_files.len(), 2);
+    assert_eq!(config("truepeer proxy --workers 3").workers.unwrap().get(), 3);
+}
+
+#[test]
+fn several_listeners_share_the_other_options() {
+    let config = config("truepeer proxy -l 127.0.0.1:1 -m 7 --listen 127.0.0.1:2 --listen-addr [::1]:3");
+    let binds: Vec<_> = config.listeners.iter().map(|listener| listener.bind.to_string()).collect();
+    assert_eq!(binds, ["127.0.0.1:1", "127.0.0.1:2", "[::1]:3"]);
+    assert!(config.listeners.iter().all(|listener| listener.mark == 7));
+}
+
+#[test]
+fn a_list_of_senders_takes_the_place_of_the_default() {
+    let senders = |options: &str| listener(&format!("truepeer proxy {options}")).senders;
+    assert_eq!(senders("--allow 10.0.0.0/8 --allow ::1").allow.to_string(), "10.0.0.0/8 ::1/128");
+    let file = senders("-a /etc/a --allow ./b");
+    assert!(file.allow.is_empty());
+    assert_eq!(file.allow_files, ["/etc/a", "./b"].map(std::path::PathBuf::from));
+    let rules = senders("--header 10.0.0.0/8=optional --header forbid --header private=require");
+    assert_eq!((rules.header.to_string(), rules.rules.len()), ("forbid".to_owned(), 2));
+}
+
+#[test]
+fn a_dynamic_destination_must_be_allowed() {
+    let dynamic = |line: &str| listener(line).dynamic.unwrap().allow.to_string();
+    let line = "truepeer proxy --dynamic-destination --dynamic-allow 10.0.0.0/8:80 --dynamic-allow [2001:db8::/32]:1-9,443";
+    assert_eq!(dynamic(line), "10.0.0.0/8:80 [2001:db8::/32]:1-9,443");
+    assert_eq!(dynamic("go-mmproxy -dynamic-destination"), "0.0.0.0/0 ::/0");
+    assert!(
+        error("truepeer proxy --dynamic-destination")
+            .starts_with("--dynamic-destination: expected --dynamic-allow")
+    );
+    assert!(
+        error("truepeer proxy --dynamic-allow any")
+            .starts_with("--dynamic-allow: expected --dynamic-destination")
+    );
+}
+
+#[test]
+fn the_log_has_levels() {
+    for (options, verbosity) in [
+        ("", Verbosity::Lifecycle),
+        ("-v 0", Verbosity::Lifecycle),
+        ("-v 1", Verbosity::Sessions),
+        ("-v2", Verbosity::States),
+        ("-v=2", Verbosity::States),
+        ("-vv", Verbosity::States),
+        ("-v", Verbosity::Sessions),
+        ("--verbose", Verbosity::Sessions),
+        ("--verbose -v 2", Verbosity::States),
+        ("--quiet", Verbosity::Quiet),
+    ] {
+        assert_eq!(config(&format!("truepeer proxy {options}")).log.verbosity, verbosity, "{options}");
+    }
+    assert_eq!(config("truepeer proxy --log-format json").log.format, Some(LogFormat::Json));
+    assert_eq!(config("truepeer proxy").log.format, None);
+}
+
+#[test]
+fn routes_and_doctor_have_their_options() {
+    assert!(matches!(
+        invoke("truepeer routes show -table 7 --print"),
+        Ok(Invocation::Routes(RoutesArgs { print: true, .. }))
+    ));
+    assert!(matches!(
+        invoke("truepeer doctor -4 127.0.0.1:1 --json"),
+        Ok(Invocation::Doctor(DoctorArgs { json: true, .. }))
+    ));
+    assert_eq!(config("truepeer proxy --routes manual --table 9").routes.mode, RoutesMode::Manual);
+    assert_eq!(config("truepeer proxy --routes auto").routes.mode, RoutesMode::Auto);
+    assert_eq!(config("truepeer proxy").routes.mode, RoutesMode::AutoIfAllowed);
+}
+
+/// Each line is wrong; the error names the option and what was expected.
+#[test]
+fn errors_name_the_option_and_what_was_expected() {
+    for (options, option, expected) in [
+        ("-l 8443", "--listen", "expected [ADDR]:PORT"),
+        ("-l nobody.invalid:1", "--listen", "can't resolve the host name"),
+        ("-4 localhost", "--ipv4", "expected HOST:PORT"),
+        ("-6 ::1:443", "--ipv6", "expected HOST:PORT"),
+        ("--udp-dialect guess", "--udp-dialect", "expected every, first, standalone or spp"),
+        ("--max-flows 0", "--max-flows", "expected a number from 1"),
+        ("-p sctp", "--protocol", "expected tcp or udp"),
+        ("--listeners 0", "--listeners", "expected a number from 1"),
+        ("--listeners 65536", "--listeners", "expected a number from 1"),
+        ("--workers x", "--workers", "expected a number from 1"),
+        ("--mark 4294967296", "--mark", "expected a number from 0 to 4294967295"),
+        ("--mark 0x1/0x1", "--mark", "expected a number from 0"),
+        ("--table 254", "--table", "not 253 to 255"),
+        ("--table 0", "--table", "from 1"),
+        ("--routes off", "--routes", "expected auto"),
+        ("--allow lan", "--allow", "expected loopback, private, any"),
+        ("--allow-claims x", "--allow-claims", "expected loopback, private, any"),
+        ("--header maybe", "--header", "expected require, optional or forbid"),
+        ("--header 10.0.0.0/8=maybe", "--header", "PREFIX=RULE"),
+        ("--header forbid --header require", "--header", "expected one rule for all senders"),
+        ("--header-timeout 5d", "--header-timeout", "expected seconds"),
+        ("--header-timeout 0", "--header-timeout", "expected more than 0"),
+        ("--header-max 106", "--header-max", "expected 107 to 65551 bytes"),
+        ("--header-max 64KiB8", "--header-max", "expected 107 to 65551 bytes"),
+        ("--connect-timeout soon", "--connect-timeout", "expected seconds"),
+        ("--idle-timeout never", "--idle-timeout", "or none"),
+        ("-c x", "--close-after", "expected seconds"),
+        ("--on-conflict retry", "--on-conflict", "expected ephemeral or refuse"),
+        ("--nat64-prefix 10.0.0.0/8", "--nat64-prefix", "such as 64:ff9b::/96"),
+        ("--send-proxy v3", "--send-proxy", "expected v1, v2 or spp"),
+        ("--dynamic-allow 10.0.0.0/8:http", "--dynamic-allow", "expected N, N-M"),
+        ("--dynamic-allow lan:80", "--dynamic-allow", "expected loopback, private, any"),
+        ("-v 3", "-v", "expected 0 (start, stop, warnings)"),
+        ("--quiet --verbose", "--quiet", "expected no -v"),
+        ("--log-format xml", "--log-format", "expected text or json"),
+        ("--deny-clients", "--deny-clients", "a value is required"),
+        ("-m 1 -m 2", "--mark", "cannot be used multiple times"),
+        ("--no-such-option", "--no-such-option", "unexpected argument"),
+        ("backend:80", "backend:80", "unexpected argument"),
+    ] {
+        let said = error(&format!("truepeer proxy {options}"));
+        assert!(said.contains(option) && said.contains(expected), "{options}: {said}");
+    }
+    assert!(
+        error("truepeer --compat nginx proxy")
+            .contains("--compat nginx: expected go-mmproxy, mmproxy-rs or cloudflare")
+    );
+    assert!(error("truepeer proxy --compat").contains("expected go-mmproxy"));
+}
+
+#[test]
+fn ways_that_do_not_exist_are_not_offered() {
+    let help = error("truepeer --help");
+    for word in ["https", "run"] {
+        assert!(!help.split_whitespace().any(|said| said == word), "{word}: {help}");
+        assert!(invoke(&format!("truepeer {word}")).is_err());
+    }
+}

@@ -1,0 +1,43 @@
+//! Which devices to attach to.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, ensure};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage};
+use truepeer_bpf::Device;
+
+use crate::routes::netlink::Netlink;
+
+/// The devices by these names; `all` is every device that is up and has an address: those are where packets for this
+/// host end. The ports of a bridge or bond have none, and their packets would be met twice.
+pub(crate) fn find(names: &[String]) -> Result<Vec<Device>> {
+    let mut netlink = Netlink::open()?;
+    let with_address: BTreeSet<u32> =
+        netlink.addresses()?.iter().map(|address| address.header.index).collect();
+    let links = netlink.links()?;
+    let is_all = |link: &LinkMessage| {
+        link.header.flags.contains(LinkFlags::Up) && with_address.contains(&link.header.index)
+    };
+    let mut devices = BTreeSet::new();
+    for name in names {
+        let is_meant =
+            |link: &&LinkMessage| if name == "all" { is_all(link) } else { name_of(link) == Some(name) };
+        let before = devices.len();
+        devices.extend(links.iter().filter(is_meant).filter_map(device));
+        ensure!(devices.len() > before || name == "all", "--dev {name}: there is no such device here");
+    }
+    ensure!(!devices.is_empty(), "no device here has an address; name one with --dev");
+    Ok(devices.into_iter().collect())
+}
+
+fn name_of(link: &LinkMessage) -> Option<&String> {
+    link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::IfName(name) => Some(name),
+        _ => None,
+    })
+}
+
+fn device(link: &LinkMessage) -> Option<Device> {
+    let has_ethernet = matches!(link.header.link_layer_type, LinkLayerType::Ether | LinkLayerType::Loopback);
+    Some(Device { name: name_of(link)?.clone(), has_ethernet })
+}

@@ -1,0 +1,131 @@
+use super::*;
+use truepeer_policy::PrefixSet;
+
+fn said(error: ConfigError) -> String {
+    format!("{:#}", anyhow::Error::new(error))
+}
+
+fn listening(binds: &[&str]) -> Config {
+    let listeners = binds
+        .iter()
+        .map(|bind| ListenerConfig { bind: bind.parse().unwrap(), ..ListenerConfig::default() })
+        .collect();
+    Config { listeners, ..Config::default() }
+}
+
+fn check_of(change: impl FnOnce(&mut ListenerConfig)) -> String {
+    let mut config = Config::default();
+    change(&mut config.listeners[0]);
+    config.check().map_or_else(said, |()| "fine".to_owned())
+}
+
+#[test]
+fn the_defaults_hold() {
+    Config::default().check().unwrap();
+    assert_eq!(Config::default().warnings(), [""; 0]);
+}
+
+#[test]
+fn a_configuration_survives_being_written_and_read() {
+    let mut config = listening(&["0.0.0.0:8443", "[::1]:1"]);
+    let full = &mut config.listeners[1];
+    full.senders.allow = "private".parse().unwrap();
+    full.senders.rules = vec!["10.0.0.0/8=optional".parse().unwrap(), "::1=forbid".parse().unwrap()];
+    full.dynamic = Some(DynamicConfig { allow: "[2001:db8::/32]:80,443-445".parse().unwrap() });
+    full.claims.allow = "loopback".parse().unwrap();
+    full.nat64_prefix = Some("64:ff9b::/96".parse().unwrap());
+    full.send_proxy = Some(SendProxy::V1);
+    full.timeouts.idle = Some(std::time::Duration::from_millis(1500));
+    let written = serde_json::to_string(&config).unwrap();
+    assert_eq!(serde_json::from_str::<Config>(&written).unwrap(), config, "{written}");
+    assert_eq!(serde_json::from_str::<Config>("{}").unwrap(), Config::default());
+    assert!(serde_json::from_str::<Config>(r#"{"listener": []}"#).is_err());
+}
+
+#[test]
+fn a_backend_that_is_the_listener_is_refused() {
+    for (listen, backend, is_loop) in [
+        ("0.0.0.0:443", "127.0.0.1:443", true),
+        ("[::]:443", "127.0.0.1:443", true),
+        ("127.0.0.1:443", "127.0.0.1:443", true),
+        ("127.0.0.1:443", "[::ffff:127.0.0.1]:443", true),
+        ("0.0.0.0:443", "0.0.0.0:443", true),
+        ("0.0.0.0:443", "127.0.0.1:444", false),
+        ("127.0.0.1:443", "127.0.0.2:443", false),
+        ("0.0.0.0:443", "192.0.2.1:443", false),
+        ("0.0.0.0:0", "127.0.0.1:444", false),
+    ] {
+        let mut config = listening(&[listen]);
+        config.listeners[0].backends.ipv4 = backend.parse().unwrap();
+        config.listeners[0].backends.ipv6 = "[::1]:9".parse().unwrap();
+        let error = config.check().err().map(|error| error.to_string()).unwrap_or_default();
+        assert_eq!(
+            error.starts_with("-4 ") && error.contains("itself listens"),
+            is_loop,
+            "{listen} {backend}: {error}"
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_carried_out_names_its_option() {
+    let nowhere = || vec![PathBuf::from("/nonexistent/list")];
+    for (said, begins) in [
+        (
+            check_of(|l| l.senders.allow_files = nowhere()),
+            "--allowed-subnets /nonexistent/list: can't read the file",
+        ),
+        (
+            check_of(|l| l.claims.deny_files = nowhere()),
+            "--deny-clients /nonexistent/list: can't read the file",
+        ),
+        (check_of(|l| (l.protocol, l.send_proxy) = (Protocol::Udp, Some(SendProxy::V1))), "--send-proxy v1"),
+        (check_of(|l| l.send_proxy = Some(SendProxy::Spp)), "--send-proxy spp"),
+        (
+            check_of(|l| l.backends.ipv6 = HostPort::new("nobody.invalid", 1)),
+            "-6 nobody.invalid:1: can't resolve",
+        ),
+        (
+            check_of(|l| {
+                l.senders.allow = "any".parse().unwrap();
+                l.senders.header = "optional".parse().unwrap();
+            }),
+            "--header optional: with --allow any",
+        ),
+        (
+            listening(&["0.0.0.0:1", "0.0.0.0:1"]).check().map_err(said).unwrap_err(),
+            "--listen 0.0.0.0:1 is given twice",
+        ),
+        (listening(&[]).check().map_err(said).unwrap_err(), "no listener: expected at least one --listen"),
+    ] {
+        assert!(said.starts_with(begins), "{said}");
+    }
+}
+
+#[test]
+fn lists_in_files_are_read_and_a_broken_line_is_named() {
+    let dir = std::env::temp_dir().join(format!("truepeer-lists-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let path = dir.join("allowed");
+    std::fs::write(&path, "# ours\n192.0.2.0/24 # lb\n").unwrap();
+    let mut listener = ListenerConfig::default();
+    listener.senders.allow_files = vec![path.clone()];
+    let allow = listener.policy(&[]).unwrap().senders.allow;
+    assert!(allow.contains("192.0.2.7".parse().unwrap()) && allow.contains("127.0.0.1".parse().unwrap()));
+    std::fs::write(&path, "192.0.2.0/24\n192.0.2.0/99\n").unwrap();
+    let error = said(listener.policy(&[]).unwrap_err());
+    assert!(error.contains("allowed: line 2: \"192.0.2.0/99\" is not a prefix"), "{error}");
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn what_is_dangerous_is_said_once() {
+    let mut config = listening(&["0.0.0.0:1", "0.0.0.0:2"]);
+    for listener in &mut config.listeners {
+        listener.senders.allow = PrefixSet::any();
+        listener.claims.allow = PrefixSet::loopback();
+    }
+    let warnings = config.warnings();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].contains("127.0.0.0/8 ::1/128") && warnings[1].contains("every host may connect"));
+}

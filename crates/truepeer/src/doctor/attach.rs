@@ -1,0 +1,82 @@
+//! Whether `truepeer attach` could do the job here. Never a failure: `truepeer proxy` needs none of it.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::system::uname;
+use rustix::thread::CapabilitySet;
+
+use super::report::{Check, Report};
+
+/// The oldest kernel whose socket hooks can tell network namespaces apart (bpf_get_netns_cookie in sock_ops).
+const OLDEST: (u32, u32) = (5, 15);
+const TRIED: &str = "truepeer attach (no proxy, TCP)";
+
+pub(super) fn examine(report: &mut Report) {
+    report.add(match obstacle() {
+        None => Check::ok("attach", TRIED),
+        Some((found, mend)) => {
+            let check =
+                Check::note("attach", TRIED, format!("can't be used here: {found}; truepeer proxy can"));
+            if mend.is_empty() { check } else { check.mend(mend) }
+        }
+    });
+    let is_interpreted =
+        fs::read_to_string("/proc/sys/net/core/bpf_jit_enable").is_ok_and(|value| value.trim() == "0");
+    if is_interpreted {
+        let found = "off: kernel programs are interpreted, which is slow";
+        report.add(
+            Check::note("bpf_jit", "the BPF compiler", found).mend("sysctl -w net.core.bpf_jit_enable=1"),
+        );
+    }
+}
+
+/// What is missing, and the command that mends it, if one does.
+fn obstacle() -> Option<(String, &'static str)> {
+    if !truepeer_bpf::are_built_in() {
+        return Some((
+            "this truepeer was built without clang".to_owned(),
+            "apt-get install clang libbpf-dev",
+        ));
+    }
+    let release = uname().release().to_string_lossy().into_owned();
+    if version(&release).is_some_and(|version| version < OLDEST) {
+        return Some((format!("Linux {release} is older than {}.{}", OLDEST.0, OLDEST.1), ""));
+    }
+    if !is_permitted() {
+        return Some(("it needs CAP_BPF and CAP_NET_ADMIN".to_owned(), "sudo truepeer doctor"));
+    }
+    if truepeer_bpf::cgroup_root().is_err() {
+        return Some(("no cgroup v2 is mounted".to_owned(), "mount -t cgroup2 none /sys/fs/cgroup"));
+    }
+    let pins = Path::new(truepeer_bpf::DEFAULT_PINS);
+    if !truepeer_bpf::Place::can_be_at(pins) {
+        return Some(("no BPF file system is mounted".to_owned(), "mount -t bpf bpf /sys/fs/bpf"));
+    }
+    None
+}
+
+/// `6.1.0-18-amd64`: 6 and 1.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(['.', '-']).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+fn is_permitted() -> bool {
+    let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+    // CAP_SYS_ADMIN was the one for all of BPF, and still is enough.
+    held.contains(CapabilitySet::NET_ADMIN) && held.intersects(CapabilitySet::BPF | CapabilitySet::SYS_ADMIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_compared_by_number() {
+        assert_eq!(version("6.1.0-18-amd64"), Some((6, 1)));
+        assert!(version("5.4.0").is_some_and(|version| version < OLDEST));
+        assert!(version("5.15-custom").is_some_and(|version| version >= OLDEST));
+        assert_eq!(version("nonsense"), None);
+    }
+}

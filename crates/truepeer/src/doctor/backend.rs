@@ -1,0 +1,121 @@
+//! The backends: is anybody there, and does an answer to a client's address come back to us.
+
+use std::io;
+use std::net::SocketAddr;
+
+use super::listening::{self, Bound};
+use super::probe;
+use super::report::{Check, Report};
+use super::{Family, Patient, Place};
+use crate::routes::item::Transport;
+use crate::routes::plan::Backend;
+
+pub(super) fn examine(patient: &Patient<'_>, report: &mut Report) {
+    for backend in &patient.setup.backends {
+        let Some(address) = address_of(backend) else { continue };
+        if address.is_ipv6() && !super::machine::has_ipv6() {
+            report.add(Check::skip("backend", format!("backend {address}"), "IPv6 is off"));
+            continue;
+        }
+        binding(backend, address).into_iter().for_each(|check| report.add(check));
+        if backend.transport == Transport::Tcp {
+            round_trips(patient, backend.place, address, report);
+        }
+    }
+}
+
+/// A prefix (of dynamic destinations) has no address to try.
+fn address_of(backend: &Backend) -> Option<SocketAddr> {
+    let is_one = backend.net.prefix_len() == backend.net.max_prefix_len()
+        && backend.ports.start() == backend.ports.end();
+    is_one.then(|| SocketAddr::new(backend.net.addr(), *backend.ports.start()))
+}
+
+fn round_trips(patient: &Patient<'_>, place: Place, backend: SocketAddr, report: &mut Report) {
+    let timeout = patient.options.timeout;
+    let plain = format!("connection to {backend}");
+    let client = Family::of(backend.ip()).example_client();
+    let tried = format!("connection to {backend} as {client}");
+    if let Err(error) = probe::connect(backend, timeout) {
+        report.add(unreachable(plain, backend, &error));
+        report.add(Check::skip("backend_spoofed", tried, "the backend does not even answer plainly"));
+        return;
+    }
+    report.add(Check::ok("backend", plain));
+    match probe::connect_spoofed(backend, patient.mark, timeout) {
+        Ok(()) => report.add(Check::ok("backend_spoofed", tried).found("the answer came back")),
+        Err(error) => lost(place, tried, &error, report),
+    }
+}
+
+/// What failed before and must be mended first.
+fn cause(report: &Report) -> Option<&Check> {
+    report.failure(&["transparent", "mark", "loopback", "routes", "route_taken"])
+}
+
+fn unreachable(tried: String, backend: SocketAddr, error: &io::Error) -> Check {
+    let check = Check::fail("backend", tried, error.to_string());
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => check
+            .found("refused: nothing listens there")
+            .mend(format!("ss -ltnp 'sport = {}' (is it started, and where?)", backend.port())),
+        io::ErrorKind::TimedOut => {
+            check.found("no answer in time").mend(format!("ip route get {}", backend.ip()))
+        }
+        _ => check.mend(format!("ip route get {}", backend.ip())),
+    }
+}
+
+/// Why nothing came back: what failed before, or else what a firewall may do, or else the backend's own routes.
+fn lost(place: Place, tried: String, error: &io::Error, report: &mut Report) {
+    let is_silent = error.kind() == io::ErrorKind::TimedOut;
+    let found = if is_silent { "no answer came back in time".to_owned() } else { error.to_string() };
+    let check = Check::fail("backend_spoofed", tried, found);
+    if let Some(cause) = cause(report) {
+        let mend = cause.mend.clone();
+        return report.add(Check { mend, ..check });
+    }
+    if place == Place::Elsewhere {
+        // how it reaches the client is decided there
+        return report.add(check.mend("ip route replace default via THIS-HOST (on the backend's host)"));
+    }
+    let (suspects, mend) = super::firewall::look();
+    report.add(check.mend(mend.unwrap_or_else(|| "tcpdump -ni lo (what becomes of the answer?)".to_owned())));
+    suspects.into_iter().for_each(|suspect| report.add(suspect));
+}
+
+/// How the backend is bound, where that matters.
+fn binding(backend: &Backend, address: SocketAddr) -> Option<Check> {
+    let bound = match backend.place {
+        Place::Elsewhere => return None,
+        Place::Loopback | Place::Local => listening::bound(address, backend.transport),
+    };
+    let tried = format!("a socket bound to {address}");
+    match (backend.transport, bound) {
+        (Transport::Tcp, Bound::Exactly | Bound::Nobody) => None,
+        (Transport::Tcp, Bound::Wildcard) => Some(
+            Check::note(
+                "binding",
+                tried,
+                "it is bound to every address: whoever reaches it directly needs no truepeer",
+            )
+            .mend(format!("bind the backend to {}", address.ip())),
+        ),
+        (Transport::Udp, Bound::Exactly) => Some(Check::ok("binding", tried)),
+        (Transport::Udp, Bound::Nobody) => Some(
+            Check::fail("binding", tried, "there is none")
+                .mend(format!("ss -lunp 'sport = {}' (is it started, and where?)", address.port())),
+        ),
+        (Transport::Udp, Bound::Wildcard) if backend.place == Place::Loopback => Some(
+            Check::ok("binding", tried).found("it is bound to every address, which the routes allow for"),
+        ),
+        (Transport::Udp, Bound::Wildcard) => Some(
+            Check::fail(
+                "binding",
+                tried,
+                "it is bound to every address: its replies would leave from another one",
+            )
+            .mend(format!("bind the backend to {}", address.ip())),
+        ),
+    }
+}

@@ -1,0 +1,96 @@
+//! Who listens in this network namespace: `/proc/net/tcp` and its kin, as proc(5) describes them.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use crate::routes::item::Transport;
+
+/// How a backend of this machine is bound, as far as it can be seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bound {
+    /// To exactly this address.
+    Exactly,
+    /// To every address.
+    Wildcard,
+    /// Nobody is.
+    Nobody,
+}
+
+/// Looks for whoever would get what is sent to `address`.
+pub(super) fn bound(address: SocketAddr, transport: Transport) -> Bound {
+    let (tables, state) = match transport {
+        Transport::Tcp => (["tcp", "tcp6"], "0A"),
+        Transport::Udp => (["udp", "udp6"], "07"),
+    };
+    let sockets: Vec<SocketAddr> = tables
+        .iter()
+        .filter_map(|table| fs::read_to_string(format!("/proc/thread-self/net/{table}")).ok())
+        .flat_map(|table| sockets(&table, state))
+        .filter(|socket| socket.port() == address.port())
+        .collect();
+    if sockets.iter().any(|socket| socket.ip().to_canonical() == address.ip().to_canonical()) {
+        Bound::Exactly
+    } else if sockets.iter().any(|socket| serves_all(socket.ip(), address.ip())) {
+        Bound::Wildcard
+    } else {
+        Bound::Nobody
+    }
+}
+
+/// `[::]` usually takes IPv4, too (unless IPV6_V6ONLY, which can't be seen here).
+fn serves_all(socket: IpAddr, address: IpAddr) -> bool {
+    socket.is_unspecified() && (socket.is_ipv6() || address.is_ipv4())
+}
+
+fn sockets(table: &str, state: &str) -> Vec<SocketAddr> {
+    let of_line = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        let local = fields.nth(1)?;
+        (fields.nth(1)? == state).then(|| address(local)).flatten()
+    };
+    table.lines().skip(1).filter_map(of_line).collect()
+}
+
+/// Each 32-bit word is printed as a number of this machine's byte order.
+fn address(text: &str) -> Option<SocketAddr> {
+    let (ip, port) = text.split_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let word = |at: usize| Some(u32::from_str_radix(ip.get(at..at + 8)?, 16).ok()?.to_ne_bytes());
+    let ip: IpAddr = match ip.len() {
+        8 => Ipv4Addr::from(word(0)?).into(),
+        32 => {
+            let mut octets = [0; 16];
+            for (i, chunk) in octets.chunks_exact_mut(4).enumerate() {
+                chunk.copy_from_slice(&word(i * 8)?);
+            }
+            Ipv6Addr::from(octets).into()
+        }
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(target_endian = "little")]
+    #[test]
+    fn addresses_are_read_as_the_kernel_prints_them() {
+        assert_eq!(address("0100007F:01BB"), Some("127.0.0.1:443".parse().unwrap()));
+        assert_eq!(address("00000000000000000000000001000000:0050"), Some("[::1]:80".parse().unwrap()));
+        assert_eq!(address("0100007F"), None);
+        assert_eq!(address("zz00007F:0001"), None);
+    }
+
+    #[test]
+    fn a_listener_of_ours_is_found() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        assert_eq!(bound(address, Transport::Tcp), Bound::Exactly);
+        drop(listener);
+        let everywhere = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+        let address = SocketAddr::new("127.0.0.1".parse().unwrap(), everywhere.local_addr().unwrap().port());
+        assert_eq!(bound(address, Transport::Tcp), Bound::Wildcard);
+    }
+}

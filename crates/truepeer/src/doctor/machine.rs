@@ -1,0 +1,154 @@
+//! The kernel, its two IP families, and the limits that a process has.
+
+use std::fs;
+
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::{CapabilitySet, capabilities};
+
+use super::report::{Check, Report, Verdict};
+use super::{Family, Patient, Place};
+use crate::routes::item::{Need, Switch};
+use crate::routes::netlink::Netlink;
+use crate::routes::sysctl;
+
+/// Rules on a transport and its ports.
+const PORT_RULES_SINCE: (u32, u32) = (4, 17);
+/// Below this hard limit a busy proxy is short of descriptors, at two for each session.
+const COMFORTABLE_OPEN_FILES: u64 = 65_536;
+/// What a session that moves bulk keeps in pipes, at most: one for each direction.
+const BULK_SESSION_BYTES: u64 = 2 * 256 * 1024;
+
+/// Whether this network namespace has IPv6 on its loopback interface.
+pub(super) fn has_ipv6() -> bool {
+    sysctl::read_named("net.ipv6.conf.lo.disable_ipv6") == Some(0)
+}
+
+pub(super) fn examine(patient: &Patient<'_>, report: &mut Report) {
+    report.add(policy_routing(patient));
+    if let Some(check) = port_rules(patient) {
+        report.add(check);
+    }
+    if let Some(check) = mark_accept(patient) {
+        report.add(check);
+    }
+    report.add(loopback(patient, Family::V4));
+    if patient.has_family(Family::V6) {
+        report.add(ipv6(patient));
+    }
+    report.add(open_files());
+    report.add(pipes());
+}
+
+fn policy_routing(patient: &Patient<'_>) -> Check {
+    let name = "policy_routing";
+    let tried = "policy routing in the kernel";
+    let families =
+        Family::ALL.into_iter().filter(|f| patient.has_family(*f) && (*f == Family::V4 || has_ipv6()));
+    for family in families {
+        if let Err(error) = Netlink::open().and_then(|mut netlink| netlink.rules(family)) {
+            let why =
+                format!("{family:?}: {} (CONFIG_IP_MULTIPLE_TABLES)", crate::routes::guard::chain(&error));
+            return Check::fail(name, tried, why);
+        }
+    }
+    Check::ok(name, tried)
+}
+
+fn port_rules(patient: &Patient<'_>) -> Option<Check> {
+    let needs = |need: &Need| matches!(need, Need::Rule(rule) if rule.source_ports.is_some());
+    patient.plan.items.iter().any(|item| needs(&item.need)).then(|| {
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let release = release.trim();
+        let tried = format!("rules on a port (Linux {}.{})", PORT_RULES_SINCE.0, PORT_RULES_SINCE.1);
+        if version(release).is_none_or(|version| version >= PORT_RULES_SINCE) {
+            Check::ok("port_rules", tried)
+        } else {
+            Check::fail("port_rules", tried, format!("this is {release}"))
+        }
+    })
+}
+
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+fn mark_accept(patient: &Patient<'_>) -> Option<Check> {
+    let name = Switch::TcpFwmarkAccept.name();
+    let needed = patient.plan.items.iter().any(|item| item.need == Need::Switch(Switch::TcpFwmarkAccept));
+    needed.then(|| match sysctl::read(Switch::TcpFwmarkAccept) {
+        Some(_) => Check::ok("fwmark_accept", format!("{name} is known to the kernel")),
+        None => Check::fail("fwmark_accept", format!("{name} is known to the kernel"), "it is not"),
+    })
+}
+
+fn loopback(patient: &Patient<'_>, family: Family) -> Check {
+    let address = family.loopback();
+    let tried = format!("{address} is on the loopback interface");
+    if patient.local.contains(&address) {
+        Check::ok("loopback", tried)
+    } else {
+        Check::fail("loopback", tried, "it is not").mend("ip link set lo up")
+    }
+}
+
+fn ipv6(patient: &Patient<'_>) -> Check {
+    let tried = "IPv6 is on";
+    if has_ipv6() {
+        if patient.has_backend(Family::V6, Place::Loopback) {
+            return loopback(patient, Family::V6);
+        }
+        return Check::ok("ipv6", tried);
+    }
+    let found = "it is off here: IPv6 clients can't be shown to a backend";
+    let mend = "sysctl -w net.ipv6.conf.all.disable_ipv6=0 net.ipv6.conf.lo.disable_ipv6=0";
+    let verdict = if patient.options.named { Verdict::Fail } else { Verdict::Note };
+    Check { verdict, ..Check::note("ipv6", tried, found).mend(mend) }
+}
+
+fn open_files() -> Check {
+    let limit = getrlimit(Resource::Nofile).maximum;
+    let tried = "room for open files";
+    match limit {
+        Some(hard) if hard < COMFORTABLE_OPEN_FILES => {
+            let found =
+                format!("the hard limit is {hard}, enough for {} sessions", hard.saturating_sub(64) / 2);
+            Check::note("open_files", tried, found)
+                .mend("systemctl edit truepeer (LimitNOFILE=1048576), or ulimit -Hn 1048576")
+        }
+        Some(hard) => Check::ok("open_files", tried).found(format!("{hard}")),
+        None => Check::ok("open_files", tried).found("no limit"),
+    }
+}
+
+/// pipe(7): beyond `pipe-user-pages-soft`, a user without CAP_SYS_RESOURCE or CAP_SYS_ADMIN gets pipes of one
+/// or two pages; truepeer copies instead.
+fn pipes() -> Check {
+    let tried = "room for pipes (splice)";
+    let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+    let pages = sysctl::read_named("fs.pipe-user-pages-soft").and_then(|pages| u64::try_from(pages).ok());
+    match pages {
+        Some(pages)
+            if pages > 0 && !held.intersects(CapabilitySet::SYS_RESOURCE | CapabilitySet::SYS_ADMIN) =>
+        {
+            let sessions = pages * 4096 / BULK_SESSION_BYTES;
+            let found = format!(
+                "this user's quota is enough for {sessions} sessions that move bulk at one time, further ones copy"
+            );
+            Check::note("pipes", tried, found).mend("sysctl -w fs.pipe-user-pages-soft=262144")
+        }
+        _ => Check::ok("pipes", tried),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_releases_are_read() {
+        assert_eq!(version("6.18.44-fc-v445"), Some((6, 18)));
+        assert_eq!(version("5.4"), Some((5, 4)));
+        assert_eq!(version("strange"), None);
+    }
+}

@@ -1,0 +1,163 @@
+//! What was found: one line each, or JSON.
+
+use std::io::Write;
+
+use anyhow::Result;
+use serde::Serialize;
+
+/// How an examination ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verdict {
+    /// It holds.
+    Ok,
+    /// It is needed and does not hold.
+    Fail,
+    /// Not needed for the job, but worth knowing.
+    Note,
+    /// It could not be tried.
+    Skip,
+}
+
+/// One examination.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Check {
+    /// Stable, for machines.
+    pub(crate) name: &'static str,
+    /// What was tried.
+    pub(crate) tried: String,
+    /// The outcome.
+    pub(crate) verdict: Verdict,
+    /// What was found instead, or what to know.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) found: Option<String>,
+    /// The one command that mends it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mend: Option<String>,
+}
+
+impl Check {
+    /// It holds.
+    pub(crate) fn ok(name: &'static str, tried: impl Into<String>) -> Self {
+        Self { name, tried: tried.into(), verdict: Verdict::Ok, found: None, mend: None }
+    }
+
+    /// It does not hold.
+    pub(crate) fn fail(name: &'static str, tried: impl Into<String>, found: impl Into<String>) -> Self {
+        Self { found: Some(found.into()), verdict: Verdict::Fail, ..Self::ok(name, tried) }
+    }
+
+    /// Worth knowing.
+    pub(crate) fn note(name: &'static str, tried: impl Into<String>, found: impl Into<String>) -> Self {
+        Self { found: Some(found.into()), verdict: Verdict::Note, ..Self::ok(name, tried) }
+    }
+
+    /// Could not be tried.
+    pub(crate) fn skip(name: &'static str, tried: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { found: Some(reason.into()), verdict: Verdict::Skip, ..Self::ok(name, tried) }
+    }
+
+    /// Adds what was found though it holds.
+    pub(crate) fn found(self, found: impl Into<String>) -> Self {
+        Self { found: Some(found.into()), ..self }
+    }
+
+    /// Adds the command that mends it.
+    pub(crate) fn mend(self, command: impl Into<String>) -> Self {
+        Self { mend: Some(command.into()), ..self }
+    }
+
+    fn line(&self) -> String {
+        let word = match self.verdict {
+            Verdict::Ok => "ok  ",
+            Verdict::Fail => "FAIL",
+            Verdict::Note => "note",
+            Verdict::Skip => "skip",
+        };
+        let mut line = format!("{word}  {}", self.tried);
+        if let Some(found) = &self.found {
+            line = format!("{line}: {found}");
+        }
+        if let Some(mend) = &self.mend {
+            line = format!("{line}; type: {mend}");
+        }
+        line
+    }
+}
+
+/// All examinations, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    checks: Vec<Check>,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    ok: bool,
+    checks: &'a [Check],
+}
+
+impl Report {
+    /// Adds one.
+    pub(crate) fn add(&mut self, check: Check) {
+        self.checks.push(check);
+    }
+
+    /// Whether nothing that is needed failed.
+    pub(crate) fn holds(&self) -> bool {
+        self.checks.iter().all(|check| check.verdict != Verdict::Fail)
+    }
+
+    /// The first failure under one of these names.
+    pub(crate) fn failure(&self, names: &[&str]) -> Option<&Check> {
+        self.checks.iter().find(|check| check.verdict == Verdict::Fail && names.contains(&check.name))
+    }
+
+    /// Writes it all.
+    pub(crate) fn write(&self, json: bool, out: &mut dyn Write) -> Result<()> {
+        if json {
+            serde_json::to_writer_pretty(&mut *out, &Json { ok: self.holds(), checks: &self.checks })?;
+            writeln!(out)?;
+            return Ok(());
+        }
+        for check in &self.checks {
+            writeln!(out, "{}", check.line())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(report: &Report, json: bool) -> String {
+        let mut out = Vec::new();
+        report.write(json, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_line_says_what_was_tried_what_was_found_and_what_to_type() {
+        let mut report = Report::default();
+        report.add(Check::ok("a", "the sun rises"));
+        report.add(Check::note("b", "the moon", "is new"));
+        assert!(report.holds());
+        report.add(Check::fail("c", "the tide", "is out").mend("wait"));
+        assert!(!report.holds());
+        assert_eq!(
+            written(&report, false),
+            "ok    the sun rises\nnote  the moon: is new\nFAIL  the tide: is out; type: wait\n"
+        );
+    }
+
+    #[test]
+    fn machines_get_the_same() {
+        let mut report = Report::default();
+        report.add(Check::fail("c", "the tide", "is out").mend("wait"));
+        let json: serde_json::Value = serde_json::from_str(&written(&report, true)).unwrap();
+        assert_eq!(json["ok"], false);
+        assert_eq!(json["checks"][0]["verdict"], "fail");
+        assert_eq!(json["checks"][0]["mend"], "wait");
+    }
+}

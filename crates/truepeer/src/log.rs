@@ -1,0 +1,72 @@
+//! What is written where: lines on standard error, for people on a terminal and for machines otherwise.
+//!
+//! | verbosity | contains |
+//! |---|---|
+//! | quiet | `warn` and `error`: what an operator should or must act on |
+//! | 0 | `info`: start and stop |
+//! | 1 | `info` of the target [`SESSION`]: a line for each session, at its end |
+//! | 2 | `debug`: every change of a session's state |
+
+use std::io::IsTerminal;
+
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+
+use truepeer_relay::SESSION;
+
+use crate::config::{LogConfig, LogFormat, Verbosity};
+
+/// Sets up logging for the rest of the program's life; a second call changes nothing.
+pub(crate) fn init(config: LogConfig) {
+    let is_terminal = std::io::stderr().is_terminal();
+    let format = config.format.unwrap_or(if is_terminal { LogFormat::Text } else { LogFormat::Json });
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let filter = filter(config.verbosity);
+    let subscriber = tracing_subscriber::registry();
+    // The only way to fail is to be the second.
+    let _ = match format {
+        LogFormat::Text => {
+            let lines = lines.with_ansi(is_terminal).with_target(false);
+            tracing::subscriber::set_global_default(subscriber.with(lines.with_filter(filter)))
+        }
+        LogFormat::Json => {
+            let lines = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
+            tracing::subscriber::set_global_default(subscriber.with(lines.with_filter(filter)))
+        }
+    };
+}
+
+fn filter(verbosity: Verbosity) -> Targets {
+    let (everything, session) = match verbosity {
+        Verbosity::Quiet => (LevelFilter::WARN, LevelFilter::WARN),
+        Verbosity::Lifecycle => (LevelFilter::INFO, LevelFilter::WARN),
+        Verbosity::Sessions => (LevelFilter::INFO, LevelFilter::INFO),
+        Verbosity::States => (LevelFilter::DEBUG, LevelFilter::DEBUG),
+    };
+    Targets::new().with_default(everything).with_target(SESSION, session)
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    #[test]
+    fn each_level_adds_to_the_one_before() {
+        for (verbosity, warnings, start, sessions, states) in [
+            (Verbosity::Quiet, true, false, false, false),
+            (Verbosity::Lifecycle, true, true, false, false),
+            (Verbosity::Sessions, true, true, true, false),
+            (Verbosity::States, true, true, true, true),
+        ] {
+            let filter = filter(verbosity);
+            assert_eq!(filter.would_enable("truepeer_relay", &Level::WARN), warnings, "{verbosity:?}");
+            assert_eq!(filter.would_enable("truepeer::serve", &Level::INFO), start, "{verbosity:?}");
+            assert_eq!(filter.would_enable(SESSION, &Level::INFO), sessions, "{verbosity:?}");
+            assert_eq!(filter.would_enable("truepeer_relay", &Level::DEBUG), states, "{verbosity:?}");
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Brings a plan into the kernel, and takes out what is ours.
+//!
+//! What is there already, whoever made it, is not made again; what others made is never removed.
+
+use std::io;
+
+use thiserror::Error;
+
+use super::item::{Item, LocalRoute, Need, Rule, Switch, TABLE_MAIN};
+use super::kernel::{FoundRoute, FoundRule, Kernel, Memo, Tag};
+use super::message;
+use super::netlink::{Netlink, NetlinkError};
+use super::plan::RoutePlan;
+use super::sysctl;
+
+/// Why an item could not be brought about.
+#[derive(Debug, Error)]
+pub(crate) enum RoutesError {
+    /// The kernel refused.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// `/proc/sys` refused.
+    #[error("sysctl: writing {name} failed")]
+    Sysctl {
+        /// Which.
+        name: &'static str,
+        /// Its answer.
+        source: io::Error,
+    },
+    /// Another program's route has our place.
+    #[error(
+        "table {table} holds a default route that is not truepeer's and lacks `src {wanted}`: choose another --table"
+    )]
+    InTheWay {
+        /// The contested table.
+        table: u32,
+        /// The source that unbound UDP backends need.
+        wanted: String,
+    },
+}
+
+impl RoutesError {
+    /// Whether a capability is missing rather than something else wrong.
+    pub(crate) fn is_missing_privilege(&self) -> bool {
+        let source = match self {
+            Self::Netlink(NetlinkError { source, .. }) | Self::Sysctl { source, .. } => source,
+            Self::InTheWay { .. } => return false,
+        };
+        source.kind() == io::ErrorKind::PermissionDenied
+    }
+
+    /// What an operator may not know about the kernel's answer.
+    pub(crate) fn hint(&self) -> Option<&'static str> {
+        let (Self::Netlink(NetlinkError { source, .. }) | Self::Sysctl { source, .. }) = self else {
+            return None;
+        };
+        match source.kind() {
+            io::ErrorKind::NetworkDown => Some("the loopback interface is down: ip link set lo up"),
+            io::ErrorKind::ReadOnlyFilesystem => {
+                Some("/proc/sys is read-only here: set it from outside, e.g. docker run --sysctl NAME=1")
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What became of a plan.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// Made now.
+    pub(crate) added: Vec<Item>,
+    /// There already, and whose it is.
+    pub(crate) present: Vec<(Item, Tag)>,
+    /// Void, and why.
+    pub(crate) skipped: Vec<(Item, &'static str)>,
+    /// Needed and not there.
+    pub(crate) failed: Vec<(Item, RoutesError)>,
+}
+
+/// Makes everything in the plan that is not there, tagged as `tag`; what is there as [`Tag::Owned`] becomes
+/// pinned when that is asked for.
+pub(crate) fn apply(netlink: &mut Netlink, plan: &RoutePlan, tag: Tag) -> Result<Outcome, NetlinkError> {
+    let mut outcome = Outcome::default();
+    let kernel = Kernel::read(netlink, table_of(plan))?;
+    for item in plan.items.iter().cloned() {
+        if let Some(reason) = void(&item.need) {
+            outcome.skipped.push((item, reason));
+            continue;
+        }
+        match bring(netlink, &kernel, &item.need, tag, !outcome.added.is_empty()) {
+            Ok(None) => outcome.added.push(item),
+            Ok(Some(whose)) => outcome.present.push((item, whose)),
+            Err(error) => outcome.failed.push((item, error)),
+        }
+    }
+    Ok(outcome)
+}
+
+/// The table whose routes the plan is about.
+pub(crate) fn table_of(plan: &RoutePlan) -> u32 {
+    let table = |item: &Item| match &item.need {
+        Need::LocalRoute(route) => Some(route.table),
+        _ => None,
+    };
+    plan.items.iter().find_map(table).unwrap_or_default()
+}
+
+/// Why an item has no meaning here: a machine without IPv6 needs no IPv6 routes.
+pub(crate) fn void(need: &Need) -> Option<&'static str> {
+    let is_off = need.family() == super::item::Family::V6
+        && sysctl::read_named("net.ipv6.conf.lo.disable_ipv6") != Some(0);
+    is_off.then_some("IPv6 is off here")
+}
+
+/// `None`: made now; `Some`: was there already.
+fn bring(
+    netlink: &mut Netlink,
+    kernel: &Kernel,
+    need: &Need,
+    tag: Tag,
+    something_was_added: bool,
+) -> Result<Option<Tag>, RoutesError> {
+    match kernel.satisfied_by(need) {
+        // an exception must stand before the rule that it is an exception from, which may be new
+        Some(whose) if something_was_added && whose != Tag::Foreign && is_exception(need) => {}
+        Some(Tag::Owned) if tag == Tag::Pinned => return retag(netlink, kernel, need, tag).map(|()| None),
+        Some(whose) => return Ok(Some(whose)),
+        None => {}
+    }
+    match need {
+        Need::Rule(rule) => netlink.add_rule(message::rule(rule, tag, None))?,
+        Need::LocalRoute(route) => make_route(netlink, kernel, route, tag)?,
+        Need::Switch(switch) => turn_on(netlink, kernel, *switch, tag)?,
+    }
+    Ok(None)
+}
+
+fn is_exception(need: &Need) -> bool {
+    matches!(need, Need::Rule(Rule { table: TABLE_MAIN, .. }))
+}
+
+fn make_route(
+    netlink: &mut Netlink,
+    kernel: &Kernel,
+    route: &LocalRoute,
+    tag: Tag,
+) -> Result<(), RoutesError> {
+    if let (Some(source), Some(_)) = (route.source, kernel.in_the_way(route)) {
+        return Err(RoutesError::InTheWay { table: route.table, wanted: source.to_string() });
+    }
+    let at = |f: &&FoundRoute| f.route.family == route.family && f.route.table == route.table;
+    match kernel.routes.iter().find(at) {
+        // ours, but without the source that is needed now
+        Some(found) => netlink.replace_route(message::route(route, found.tag.max(tag), found.metric))?,
+        None => netlink.add_route(message::route(route, tag, None))?,
+    }
+    Ok(())
+}
+
+/// The memo is written first: a SIGKILL between the two must not make us forget.
+fn turn_on(netlink: &mut Netlink, kernel: &Kernel, switch: Switch, tag: Tag) -> Result<(), RoutesError> {
+    let before = sysctl::read(switch).and_then(|value| u16::try_from(value).ok()).unwrap_or_default();
+    if !kernel.memos.iter().any(|m| m.switch == switch) {
+        netlink.add_rule(message::memo_rule(Memo { switch, before, tag }))?;
+    }
+    sysctl::write(switch, 1).map_err(|source| RoutesError::Sysctl { name: switch.name(), source })
+}
+
+/// Changes the tag of what satisfies a need; the new stands before the old goes, so no reply is lost.
+fn retag(netlink: &mut Netlink, kernel: &Kernel, need: &Need, tag: Tag) -> Result<(), RoutesError> {
+    match need {
+        Need::Rule(rule) => {
+            let same = |f: &&FoundRule| f.tag != Tag::Foreign && f.tag != tag && f.rule.is_same_as(rule);
+            for found in kernel.rules.iter().filter(same) {
+                retag_rule(netlink, found, tag)?;
+            }
+        }
+        Need::LocalRoute(route) => {
+            let same =
+                |f: &&FoundRoute| f.tag != Tag::Foreign && f.tag != tag && f.route.table == route.table;
+            for found in kernel.routes.iter().filter(same).filter(|f| f.route.family == route.family) {
+                netlink.replace_route(message::route(&found.route, tag, found.metric))?;
+            }
+        }
+        Need::Switch(switch) => {
+            for memo in kernel.memos.iter().filter(|m| m.switch == *switch && m.tag != tag) {
+                retag_memo(netlink, *memo, tag)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn retag_rule(netlink: &mut Netlink, found: &FoundRule, tag: Tag) -> Result<(), NetlinkError> {
+    netlink.add_rule(message::rule(&found.rule, tag, Some(found.priority)))?;
+    netlink.delete_rule(message::rule(&found.rule, found.tag, Some(found.priority)))
+}
+
+fn retag_memo(netlink: &mut Netlink, memo: Memo, tag: Tag) -> Result<(), NetlinkError> {
+    netlink.add_rule(message::memo_rule(Memo { tag, ..memo }))?;
+    netlink.delete_rule(message::memo_rule(memo))
+}
+
+/// Gives what is pinned to the living owners: the last of them removes it.
+pub(crate) fn unpin(netlink: &mut Netlink, table: Option<u32>) -> Result<(), NetlinkError> {
+    let kernel = Kernel::read(netlink, table.unwrap_or_default())?;
+    let chosen = |of: u32| table.is_none_or(|table| table == of);
+    for found in kernel.rules.iter().filter(|f| f.tag == Tag::Pinned && chosen(f.rule.table)) {
+        retag_rule(netlink, found, Tag::Owned)?;
+    }
+    for found in kernel.routes.iter().filter(|f| f.tag == Tag::Pinned && chosen(f.route.table)) {
+        netlink.replace_route(message::route(&found.route, Tag::Owned, found.metric))?;
+    }
+    for memo in kernel.memos.iter().filter(|m| m.tag == Tag::Pinned) {
+        retag_memo(netlink, *memo, Tag::Owned)?;
+    }
+    Ok(())
+}
+
+/// How much was taken out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Removal {
+    /// Rules.
+    pub(crate) rules: usize,
+    /// Routes.
+    pub(crate) routes: usize,
+    /// Switches that are as they were before.
+    pub(crate) switches: usize,
+}
+
+/// Takes out what carries one of these tags and fits `keep` not.
+pub(crate) fn sweep(
+    netlink: &mut Netlink,
+    tags: &[Tag],
+    keep: impl Fn(&Need) -> bool,
+) -> Result<Removal, NetlinkError> {
+    let kernel = Kernel::read(netlink, 0)?;
+    let mut removal = Removal::default();
+    for found in kernel.rules.iter().filter(|f| tags.contains(&f.tag)) {
+        if !keep(&Need::Rule(found.rule.clone())) {
+            forgive_absence(netlink.delete_rule(message::rule(
+                &found.rule,
+                found.tag,
+                Some(found.priority),
+            )))?;
+            removal.rules += 1;
+        }
+    }
+    for found in kernel.routes.iter().filter(|f| tags.contains(&f.tag)) {
+        if !keep(&Need::LocalRoute(found.route.clone())) {
+            forgive_absence(netlink.delete_route(message::route(&found.route, found.tag, found.metric)))?;
+            removal.routes += 1;
+        }
+    }
+    for memo in kernel.memos.iter().filter(|m| tags.contains(&m.tag)) {
+        if !keep(&Need::Switch(memo.switch)) {
+            restore(netlink, *memo)?;
+            removal.switches += 1;
+        }
+    }
+    Ok(removal)
+}
+
+/// The switch first, then its memo: a SIGKILL between the two is made good by the next sweep.
+fn restore(netlink: &mut Netlink, memo: Memo) -> Result<(), NetlinkError> {
+    // whoever turned it off meanwhile meant it
+    if sysctl::read(memo.switch) == Some(1) {
+        let written = sysctl::write(memo.switch, memo.before);
+        written.map_err(|source| NetlinkError { request: "restoring a sysctl", source })?;
+    }
+    forgive_absence(netlink.delete_rule(message::memo_rule(memo)))
+}
+
+/// Somebody else may have been faster; then there is nothing left to do.
+fn forgive_absence(result: Result<(), NetlinkError>) -> Result<(), NetlinkError> {
+    // rules: ENOENT, routes: ESRCH
+    const GONE: [i32; 2] = [rustix::io::Errno::NOENT.raw_os_error(), rustix::io::Errno::SRCH.raw_os_error()];
+    match result {
+        Err(e) if e.source.raw_os_error().is_some_and(|code| GONE.contains(&code)) => Ok(()),
+        result => result,
+    }
+}

@@ -1,0 +1,154 @@
+//! The life of the routes: made at a start, removed by their last owner.
+
+use std::error::Error;
+
+use super::apply::{self, Outcome, Removal, RoutesError};
+use super::item::{Item, Need};
+use super::kernel::{Kernel, Tag};
+use super::netlink::{Netlink, NetlinkError};
+use super::owners::{self, Lock, Owner};
+use super::plan::{RoutePlan, Setup};
+use super::show::apply_command;
+use crate::config::RoutesMode;
+
+/// Keeps the routes while it lives. Create and drop it in the network namespace of the upstream sockets.
+#[derive(Debug)]
+#[must_use = "the routes go with the guard"]
+pub(crate) struct RoutesGuard {
+    owner: Option<Owner>,
+    upstream_mark: Option<u32>,
+}
+
+impl RoutesGuard {
+    /// Sees to it that replies come back, as far as the mode and our privileges allow. What fails is logged
+    /// with the command that mends it.
+    ///
+    /// # Errors
+    /// Only with [`RoutesMode::Auto`]: something that is needed could not be made.
+    pub(crate) fn establish(mode: RoutesMode, setup: &Setup) -> anyhow::Result<Self> {
+        if mode == RoutesMode::Manual {
+            return Ok(Self { owner: None, upstream_mark: setup.mark });
+        }
+        let plan = RoutePlan::for_setup(setup);
+        let (owner, outcome) = bring_about(&plan);
+        let holds = match outcome {
+            Ok(outcome) => report(&outcome, setup),
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "routes: the kernel's rules can't be read");
+                false
+            }
+        };
+        // a mark that no rule looks at could only do harm
+        let upstream_mark = setup.mark.or(plan.upstream_mark.filter(|_| holds));
+        let guard = Self { owner, upstream_mark };
+        anyhow::ensure!(holds || mode != RoutesMode::Auto, "--routes auto: not all routes could be made");
+        Ok(guard)
+    }
+
+    /// The mark for upstream sockets: `--mark`, or the one that the rules just made look for.
+    pub(crate) fn upstream_mark(&self) -> Option<u32> {
+        self.upstream_mark
+    }
+}
+
+impl Drop for RoutesGuard {
+    fn drop(&mut self) {
+        let Some(owner) = self.owner.take() else { return };
+        match release(owner) {
+            Ok(Some(removal)) => tracing::debug!(?removal, "routes: removed"),
+            Ok(None) => tracing::debug!("routes: left to the other owners"),
+            Err(error) => tracing::warn!(
+                error = chain(&error),
+                "routes: left in place; `truepeer routes remove` takes them out (ExecStopPost= of a unit)"
+            ),
+        }
+    }
+}
+
+/// Becomes an owner and applies the plan, in one go as others see it.
+fn bring_about(plan: &RoutePlan) -> (Option<Owner>, Result<Outcome, NetlinkError>) {
+    let _lock = Lock::acquire();
+    let is_alone = owners::living().is_ok_and(|owners| owners.is_empty());
+    let owner = Owner::register().inspect_err(|error| tracing::warn!(%error, "routes: not counted")).ok();
+    let outcome = Netlink::open().and_then(|mut netlink| {
+        if is_alone {
+            sweep_stale(&mut netlink, plan);
+        }
+        apply::apply(&mut netlink, plan, Tag::Owned)
+    });
+    (owner, outcome)
+}
+
+/// Takes out what the dead left and this plan does not need.
+fn sweep_stale(netlink: &mut Netlink, plan: &RoutePlan) {
+    let kept = |need: &Need| plan.items.iter().any(|item| means_the_same(&item.need, need));
+    if let Err(error) = apply::sweep(netlink, &[Tag::Owned], kept) {
+        tracing::debug!(error = chain(&error), "routes: stale ones are left");
+    }
+}
+
+fn release(owner: Owner) -> Result<Option<Removal>, NetlinkError> {
+    let _lock = Lock::acquire();
+    drop(owner);
+    if !owners::living().is_ok_and(|owners| owners.is_empty()) {
+        return Ok(None);
+    }
+    let mut netlink = Netlink::open()?;
+    if !Kernel::read(&mut netlink, 0)?.has(Tag::Owned) {
+        return Ok(None);
+    }
+    apply::sweep(&mut netlink, &[Tag::Owned], |_| false).map(Some)
+}
+
+/// A rule is the same if it selects the same; a route also serves when its source differs.
+fn means_the_same(wanted: &Need, found: &Need) -> bool {
+    match (wanted, found) {
+        (Need::Rule(a), Need::Rule(b)) => a.is_same_as(b),
+        (Need::LocalRoute(a), Need::LocalRoute(b)) => a.family == b.family && a.table == b.table,
+        (wanted, found) => wanted == found,
+    }
+}
+
+/// Logs what came of it: one line for success, one for lacking privileges, one per other failure.
+fn report(outcome: &Outcome, setup: &Setup) -> bool {
+    if !outcome.added.is_empty() {
+        tracing::info!(
+            added = outcome.added.len(),
+            present = outcome.present.len(),
+            table = setup.table,
+            "routes: in place"
+        );
+    }
+    for (item, error) in outcome.failed.iter().filter(|(_, e)| !e.is_missing_privilege()) {
+        log_failure(item, error);
+    }
+    if outcome.failed.iter().any(|(_, e)| e.is_missing_privilege()) {
+        tracing::warn!(
+            missing = outcome.failed.len(),
+            "routes: replies of backends won't come back, and CAP_NET_ADMIN is missing to mend that; as root: {}",
+            apply_command(setup)
+        );
+    }
+    outcome.failed.is_empty()
+}
+
+fn log_failure(item: &Item, error: &RoutesError) {
+    let hint = error.hint().unwrap_or("truepeer doctor tells more");
+    tracing::warn!(
+        error = chain(error),
+        wanted = super::print::command(&item.need),
+        "routes: {}; {hint}",
+        item.why
+    );
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        line = format!("{line}: {cause}");
+        next = cause.source();
+    }
+    line
+}

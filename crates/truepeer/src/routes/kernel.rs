@@ -1,0 +1,209 @@
+//! What stands in the kernel already, and whose it is.
+
+use ipnet::IpNet;
+
+use super::item::{Family, LocalRoute, Need, Rule, Switch};
+use super::message;
+use super::netlink::{Netlink, NetlinkError};
+use super::sysctl;
+
+/// Whose a rule or a route is, by its protocol number (`proto` in `ip rule`, see rt_protos(5)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Tag {
+    /// Made by a running truepeer; removed when the last one ends.
+    Owned,
+    /// Made by `truepeer routes apply`; stays until `truepeer routes remove`.
+    Pinned,
+    /// The operator's or another program's: respected, never removed.
+    Foreign,
+}
+
+impl Tag {
+    /// Protocol 123: 0x7b, free in the kernel's list and in iproute2's.
+    const OWNED: u8 = 123;
+    /// Protocol 124.
+    const PINNED: u8 = 124;
+
+    /// The tags that are ours.
+    pub(crate) const OURS: [Self; 2] = [Self::Owned, Self::Pinned];
+
+    /// Reads a protocol number.
+    pub(crate) fn of(protocol: u8) -> Self {
+        match protocol {
+            Self::OWNED => Self::Owned,
+            Self::PINNED => Self::Pinned,
+            _ => Self::Foreign,
+        }
+    }
+
+    /// The number to write; `Foreign` is never written, so it has the kernel's "unspecified".
+    pub(crate) fn protocol(self) -> u8 {
+        match self {
+            Self::Owned => Self::OWNED,
+            Self::Pinned => Self::PINNED,
+            Self::Foreign => 0,
+        }
+    }
+}
+
+/// A rule as the kernel has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FoundRule {
+    /// Its meaning.
+    pub(crate) rule: Rule,
+    /// Its place in the list; smaller is asked earlier.
+    pub(crate) priority: u32,
+    /// Whose it is.
+    pub(crate) tag: Tag,
+}
+
+/// A local default route as the kernel has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FoundRoute {
+    /// Its meaning.
+    pub(crate) route: LocalRoute,
+    /// IPv4: 0, IPv6: 1024 unless somebody chose otherwise.
+    pub(crate) metric: Option<u32>,
+    /// Whose it is.
+    pub(crate) tag: Tag,
+}
+
+/// The note that we changed a switch, and what it was before.
+///
+/// It is kept where it outlives us and goes with the network namespace: as a rule that does nothing
+/// (`nop`), behind all others, whose priority spells `0x7b`, the switch, and the former value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Memo {
+    /// What was changed.
+    pub(crate) switch: Switch,
+    /// What it was.
+    pub(crate) before: u16,
+    /// On whose behalf.
+    pub(crate) tag: Tag,
+}
+
+impl Memo {
+    /// The priority that spells the memo.
+    pub(crate) fn priority(self) -> u32 {
+        let position = Switch::ALL.iter().position(|s| *s == self.switch).unwrap_or(0xff);
+        0x7b00_0000 | (u32::try_from(position).unwrap_or(0xff) << 16) | u32::from(self.before)
+    }
+
+    /// Reads one back; `None` if the number is none of ours.
+    pub(crate) fn of(priority: u32, tag: Tag) -> Option<Self> {
+        let [magic, position, high, low] = priority.to_be_bytes();
+        let switch = *Switch::ALL.get(usize::from(position))?;
+        (magic == 0x7b && tag != Tag::Foreign).then_some(Self {
+            switch,
+            before: u16::from_be_bytes([high, low]),
+            tag,
+        })
+    }
+}
+
+/// Everything in the kernel that can matter to a plan.
+#[derive(Debug, Default)]
+pub(crate) struct Kernel {
+    /// All rules that lead to a table and that truepeer could have written.
+    pub(crate) rules: Vec<FoundRule>,
+    /// Local defaults: ours in any table, others' in the table asked for.
+    pub(crate) routes: Vec<FoundRoute>,
+    /// Switches that we changed.
+    pub(crate) memos: Vec<Memo>,
+}
+
+impl Kernel {
+    /// Reads this network namespace; `table` is the one whose foreign routes matter.
+    pub(crate) fn read(netlink: &mut Netlink, table: u32) -> Result<Self, NetlinkError> {
+        let mut kernel = Self::default();
+        for family in Family::ALL {
+            kernel.read_rules(netlink, family)?;
+            kernel.read_routes(netlink, family, table)?;
+        }
+        Ok(kernel)
+    }
+
+    fn read_rules(&mut self, netlink: &mut Netlink, family: Family) -> Result<(), NetlinkError> {
+        for message in netlink.rules(family)? {
+            self.memos.extend(message::memo(&message));
+            self.rules.extend(message::found_rule(family, &message));
+        }
+        Ok(())
+    }
+
+    fn read_routes(&mut self, netlink: &mut Netlink, family: Family, table: u32) -> Result<(), NetlinkError> {
+        for tag in Tag::OURS {
+            let found = netlink.routes_by(family, tag.protocol())?;
+            let found = found.iter().filter_map(|m| message::found_route(family, m));
+            self.routes.extend(found.filter(|r| r.tag == tag));
+        }
+        let found = netlink.routes_in(family, table)?;
+        let found = found.iter().filter_map(|m| message::found_route(family, m));
+        self.routes.extend(found.filter(|r| r.tag == Tag::Foreign && r.route.table == table));
+        Ok(())
+    }
+
+    /// Who satisfies a need already: the strongest claim first (foreign, pinned, owned).
+    pub(crate) fn satisfied_by(&self, need: &Need) -> Option<Tag> {
+        match need {
+            Need::Rule(rule) => self.rules.iter().filter(|f| f.rule.is_same_as(rule)).map(|f| f.tag).max(),
+            Need::LocalRoute(route) => {
+                self.routes.iter().filter(|f| suffices(&f.route, route)).map(|f| f.tag).max()
+            }
+            Need::Switch(switch) => (sysctl::read(*switch) == Some(1)).then(|| self.keeper(*switch)),
+        }
+    }
+
+    fn keeper(&self, switch: Switch) -> Tag {
+        self.memos.iter().find(|m| m.switch == switch).map_or(Tag::Foreign, |m| m.tag)
+    }
+
+    /// A route of somebody else's that stands where ours should and lacks the source that ours needs.
+    pub(crate) fn in_the_way(&self, route: &LocalRoute) -> Option<&FoundRoute> {
+        self.routes.iter().find(|f| {
+            f.tag == Tag::Foreign
+                && f.route.family == route.family
+                && f.route.table == route.table
+                && !suffices(&f.route, route)
+        })
+    }
+
+    /// Whether anything carries this tag.
+    pub(crate) fn has(&self, tag: Tag) -> bool {
+        self.rules.iter().any(|f| f.tag == tag)
+            || self.routes.iter().any(|f| f.tag == tag)
+            || self.memos.iter().any(|m| m.tag == tag)
+    }
+}
+
+/// A route with a source serves those who need none, not the other way round.
+pub(crate) fn suffices(found: &LocalRoute, wanted: &LocalRoute) -> bool {
+    found.family == wanted.family
+        && found.table == wanted.table
+        && (wanted.source.is_none() || wanted.source == found.source)
+}
+
+/// The prefix that selects everything, as some programs spell the absence of a selector.
+pub(crate) fn is_everything(net: &IpNet) -> bool {
+    net.prefix_len() == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_memo_survives_the_way_through_a_priority() {
+        for switch in Switch::ALL {
+            let memo = Memo { switch, before: 513, tag: Tag::Pinned };
+            assert_eq!(Memo::of(memo.priority(), Tag::Pinned), Some(memo));
+        }
+    }
+
+    #[test]
+    fn a_foreign_rule_is_never_a_memo() {
+        assert_eq!(Memo::of(0x7b00_0000, Tag::Foreign), None);
+        assert_eq!(Memo::of(0x7bff_0000, Tag::Owned), None);
+        assert_eq!(Memo::of(32766, Tag::Owned), None);
+    }
+}

@@ -1,0 +1,25 @@
+//! The rules and routes that bring a backend's replies back to truepeer.
+//!
+//! An upstream socket is bound to the client's address, so the backend replies to an address that is not
+//! ours, and the kernel would send the reply out of the machine. What is needed to keep it here is decided
+//! in [`mod@plan`] (pure), shown as commands by [`mod@print`], and brought into the kernel by [`mod@apply`]:
+//!
+//! ```text
+//!  setup ──plan──▶ items ──print──▶ `ip …`, `sysctl …`
+//!                    │
+//!                    └──apply──▶ kernel, tagged as ours ──▶ removed by the last owner
+//! ```
+
+pub(crate) mod apply;
+pub(crate) mod guard;
+pub(crate) mod item;
+pub(crate) mod kernel;
+pub(crate) mod message;
+pub(crate) mod netlink;
+pub(crate) mod options;
+pub(crate) mod owners;
+pub(crate) mod place;
+pub(crate) mod plan;
+pub(crate) mod print;
+pub(crate) mod show;
+pub(crate) mod sysctl;

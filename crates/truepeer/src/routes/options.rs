@@ -1,0 +1,104 @@
+//! From what the command line says to a [`Setup`]: the one place that looks at this machine's addresses.
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+
+use ipnet::IpNet;
+use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+
+use super::item::{Switch, Transport};
+use super::netlink::{Netlink, NetlinkError};
+use super::plan::{DEFAULT_TABLE, DEFAULT_TPROXY_MARK, Setup, Tproxy};
+use super::sysctl;
+use crate::config::{Config, ConfigError, Protocol};
+
+/// What `proxy`, `routes` and `doctor` know about routing from their options.
+#[derive(Debug, Clone)]
+pub(crate) struct SetupOptions {
+    /// `-4` and `-6` of every listener.
+    pub(crate) backends: Vec<(SocketAddr, Transport)>,
+    /// `--dynamic-allow`.
+    pub(crate) dynamic: Vec<(IpNet, RangeInclusive<u16>, Transport)>,
+    /// `--mark`; 0 is none.
+    pub(crate) mark: u32,
+    /// `--table`.
+    pub(crate) table: u32,
+    /// The listening addresses with `--listen-transparent`.
+    pub(crate) listen_transparent: Vec<SocketAddr>,
+    /// The ports that the firewall redirects, if known.
+    pub(crate) tproxy_ports: Option<RangeInclusive<u16>>,
+    /// The mark that the firewall sets with the redirection.
+    pub(crate) tproxy_mark: u32,
+}
+
+impl Default for SetupOptions {
+    fn default() -> Self {
+        Self {
+            backends: Vec::new(),
+            dynamic: Vec::new(),
+            mark: 0,
+            table: DEFAULT_TABLE,
+            listen_transparent: Vec::new(),
+            tproxy_ports: None,
+            tproxy_mark: DEFAULT_TPROXY_MARK,
+        }
+    }
+}
+
+impl SetupOptions {
+    /// Sorts the backends by where they are, seen from the network namespace of this thread.
+    pub(crate) fn setup(&self) -> Result<Setup, NetlinkError> {
+        let local = local_addresses(&mut Netlink::open()?)?;
+        let mut setup = Setup::new(self.table, self.mark);
+        for (address, transport) in &self.backends {
+            setup.backend(*address, *transport, &local);
+        }
+        for (prefix, ports, transport) in &self.dynamic {
+            setup.dynamic(*prefix, ports.clone(), *transport, &local);
+        }
+        let ports = &self.tproxy_ports;
+        let redirected =
+            |listen: &SocketAddr| Tproxy { mark: self.tproxy_mark, ports: ports.clone(), listen: *listen };
+        setup.tproxy = self.listen_transparent.iter().map(redirected).collect();
+        setup.fwmark_accept = sysctl::read(Switch::TcpFwmarkAccept) == Some(1);
+        Ok(setup)
+    }
+}
+
+/// What a configuration asks for.
+///
+/// # Errors
+/// A file or a host name of the configuration that can't be read or resolved.
+pub(crate) fn of_config(config: &Config) -> Result<SetupOptions, ConfigError> {
+    let mut options = SetupOptions { table: config.routes.table, ..SetupOptions::default() };
+    for listener in &config.listeners {
+        let transport = match listener.protocol {
+            Protocol::Tcp => Transport::Tcp,
+            Protocol::Udp => Transport::Udp,
+        };
+        options.listen_transparent.extend(listener.transparent.then_some(listener.bind));
+        let delivery = listener.policy(&config.binds())?.delivery;
+        if delivery.send_proxy.is_some() {
+            // the header names the client: upstream sockets have our own address, replies come back by themselves
+            continue;
+        }
+        let backends = [delivery.backends.ipv4, delivery.backends.ipv6];
+        options.backends.extend(backends.map(|backend| (backend.get(), transport)));
+        let dynamic = delivery.dynamic.iter().flat_map(|dynamic| dynamic.allow.iter());
+        options.dynamic.extend(dynamic.map(|(prefix, ports)| (prefix, ports, transport)));
+        options.mark = if options.mark == 0 { listener.mark } else { options.mark };
+    }
+    Ok(options)
+}
+
+/// Every address of this network namespace.
+pub(crate) fn local_addresses(netlink: &mut Netlink) -> Result<Vec<IpAddr>, NetlinkError> {
+    Ok(netlink.addresses()?.iter().filter_map(own_address).collect())
+}
+
+/// `IFA_LOCAL` where there is one (IPv4; on a point-to-point link `IFA_ADDRESS` is the other end).
+fn own_address(message: &AddressMessage) -> Option<IpAddr> {
+    let find = |wanted: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(wanted);
+    find(|a| if let AddressAttribute::Local(ip) = a { Some(*ip) } else { None })
+        .or_else(|| find(|a| if let AddressAttribute::Address(ip) = a { Some(*ip) } else { None }))
+}

@@ -1,0 +1,207 @@
+//! `truepeer routes show|apply|remove`.
+
+use std::io::{self, Write};
+
+use anyhow::{Context, Result, bail};
+
+use super::apply::{self, Outcome};
+use super::guard::chain;
+use super::item::{Need, Transport};
+use super::kernel::{Kernel, Tag};
+use super::netlink::Netlink;
+use super::options::SetupOptions;
+use super::owners::{self, Lock};
+use super::place::Place;
+use super::plan::{DEFAULT_TABLE, RoutePlan, Setup};
+use super::print::{command, script};
+
+/// Writes what is ours, who uses it, and whether what the setup needs is there.
+///
+/// Returns whether nothing is missing.
+pub(crate) fn show(options: &SetupOptions, out: &mut dyn Write) -> Result<bool> {
+    let setup = options.setup()?;
+    let plan = RoutePlan::for_setup(&setup);
+    let kernel = Kernel::read(&mut Netlink::open()?, apply::table_of(&plan))?;
+    write_owners(out)?;
+    write_ours(&kernel, out)?;
+    writeln!(out, "needed:")?;
+    let mut complete = true;
+    for item in &plan.items {
+        let state = match (apply::void(&item.need), kernel.satisfied_by(&item.need)) {
+            (Some(reason), _) => reason,
+            (None, Some(tag)) => whose(tag),
+            (None, None) => {
+                complete = false;
+                "MISSING"
+            }
+        };
+        writeln!(out, "  {state:<16} {}", command(&item.need))?;
+    }
+    if let Some(mark) = plan.upstream_mark {
+        writeln!(out, "  upstream sockets carry the mark {mark}")?;
+    }
+    Ok(complete)
+}
+
+fn write_owners(out: &mut dyn Write) -> io::Result<()> {
+    match owners::living() {
+        Ok(owners) if owners.is_empty() => writeln!(out, "owners: none"),
+        Ok(owners) => writeln!(out, "owners: {} (process {owners:?})", owners.len()),
+        Err(error) => writeln!(out, "owners: unknown ({error})"),
+    }
+}
+
+fn write_ours(kernel: &Kernel, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "truepeer's own in the kernel (rules and routes with proto 123 or 124):")?;
+    for found in kernel.rules.iter().filter(|f| f.tag != Tag::Foreign) {
+        let need = Need::Rule(found.rule.clone());
+        writeln!(out, "  {:<16} {} # priority {}", whose(found.tag), command(&need), found.priority)?;
+    }
+    for found in kernel.routes.iter().filter(|f| f.tag != Tag::Foreign) {
+        let need = Need::LocalRoute(found.route.clone());
+        writeln!(out, "  {:<16} {}", whose(found.tag), command(&need))?;
+    }
+    for memo in &kernel.memos {
+        let name = memo.switch.name();
+        writeln!(out, "  {:<16} sysctl -w {name}=1 # it was {}", whose(memo.tag), memo.before)?;
+    }
+    Ok(())
+}
+
+fn whose(tag: Tag) -> &'static str {
+    match tag {
+        Tag::Owned => "while used",
+        Tag::Pinned => "until removed",
+        Tag::Foreign => "not truepeer's",
+    }
+}
+
+/// Makes what is missing, to stay until [`remove`]; with `print` only writes the commands.
+///
+/// # Errors
+/// Whatever could not be made, after everything was tried.
+pub(crate) fn apply(options: &SetupOptions, print: bool, out: &mut dyn Write) -> Result<()> {
+    let setup = options.setup()?;
+    let plan = RoutePlan::for_setup(&setup);
+    if print {
+        return Ok(out.write_all(script(&plan, &setup).as_bytes())?);
+    }
+    let _lock = Lock::acquire();
+    let outcome = apply::apply(&mut Netlink::open()?, &plan, Tag::Pinned)?;
+    write_outcome(&outcome, out)?;
+    if let Some(mark) = plan.upstream_mark {
+        writeln!(out, "note     truepeer must mark its upstream sockets: --mark {mark}, or --routes auto")?;
+    }
+    match outcome.failed.as_slice() {
+        [] => Ok(()),
+        [(item, error), ..] if error.is_missing_privilege() => {
+            bail!("{}: {} (CAP_NET_ADMIN is needed: run it as root)", command(&item.need), chain(error))
+        }
+        [(item, error), ..] => {
+            let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
+            bail!("{}: {}{hint}", command(&item.need), chain(error))
+        }
+    }
+}
+
+fn write_outcome(outcome: &Outcome, out: &mut dyn Write) -> io::Result<()> {
+    for item in &outcome.added {
+        writeln!(out, "added    {}", command(&item.need))?;
+    }
+    for (item, tag) in &outcome.present {
+        writeln!(out, "present  {} # {}", command(&item.need), whose(*tag))?;
+    }
+    for (item, reason) in &outcome.skipped {
+        writeln!(out, "skipped  {} # {reason}", command(&item.need))?;
+    }
+    for (item, error) in &outcome.failed {
+        writeln!(out, "FAILED   {} # {}", command(&item.need), chain(error))?;
+    }
+    Ok(())
+}
+
+/// How `truepeer routes remove` was asked to.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct RemoveOptions {
+    /// Only what leads to or stands in this table.
+    pub(crate) table: Option<u32>,
+    /// Even while a running truepeer uses it.
+    pub(crate) force: bool,
+    /// Only write the commands.
+    pub(crate) print: bool,
+}
+
+/// Takes out what truepeer made; while a running truepeer uses it, it is left to the last one's end.
+pub(crate) fn remove(options: &RemoveOptions, out: &mut dyn Write) -> Result<()> {
+    let mut netlink = Netlink::open()?;
+    if options.print {
+        return print_removal(&mut netlink, options.table, out);
+    }
+    let _lock = Lock::acquire();
+    let owners = owners::living().context("reading /proc/thread-self/net/unix")?;
+    if !owners.is_empty() && !options.force {
+        apply::unpin(&mut netlink, options.table)?;
+        writeln!(out, "left in place: used by process {owners:?}; the last of them removes it (or --force)")?;
+        return Ok(());
+    }
+    let others_table = |of: u32| options.table.is_some_and(|table| table != of);
+    let removal = apply::sweep(&mut netlink, &Tag::OURS, |need| match need {
+        Need::Rule(rule) => others_table(rule.table),
+        Need::LocalRoute(route) => others_table(route.table),
+        Need::Switch(_) => false,
+    })?;
+    writeln!(
+        out,
+        "removed {} rules, {} routes; {} sysctls are as before",
+        removal.rules, removal.routes, removal.switches
+    )?;
+    Ok(())
+}
+
+fn print_removal(netlink: &mut Netlink, table: Option<u32>, out: &mut dyn Write) -> Result<()> {
+    let kernel = Kernel::read(netlink, 0)?;
+    let chosen = |of: u32| table.is_none_or(|table| table == of);
+    let deletion = |need| command(&need).replacen(" add ", " del ", 1);
+    for found in kernel.rules.iter().filter(|f| f.tag != Tag::Foreign && chosen(f.rule.table)) {
+        let line = deletion(Need::Rule(found.rule.clone()));
+        writeln!(out, "{line} priority {} protocol {}", found.priority, found.tag.protocol())?;
+    }
+    for found in kernel.routes.iter().filter(|f| f.tag != Tag::Foreign && chosen(f.route.table)) {
+        let line = deletion(Need::LocalRoute(found.route.clone()));
+        writeln!(out, "{line} proto {}", found.tag.protocol())?;
+    }
+    for memo in &kernel.memos {
+        writeln!(out, "sysctl -w {}={}", memo.switch.name(), memo.before)?;
+        writeln!(out, "ip rule del nop priority {}", memo.priority())?;
+    }
+    Ok(())
+}
+
+/// The command that makes the routes of a setup, to be typed by an operator.
+pub(crate) fn apply_command(setup: &Setup) -> String {
+    let mut command = "truepeer routes apply".to_owned();
+    for backend in &setup.backends {
+        let (ip, port) = (backend.net.addr(), *backend.ports.start());
+        let option = if ip.is_ipv4() { "-4" } else { "-6" };
+        if backend.net.prefix_len() == backend.net.max_prefix_len() && backend.ports.end() == &port {
+            command += &format!(" {option} {}", std::net::SocketAddr::new(ip, port));
+        } else {
+            command += &format!(" --dynamic-allow {}:{port}-{}", backend.net, backend.ports.end());
+        }
+    }
+    if setup.backends.iter().any(|b| b.transport == Transport::Udp) {
+        command += " -p udp";
+    }
+    if let Some(mark) = setup.mark {
+        command += &format!(" --mark {mark}");
+    } else if setup.backends.iter().any(|b| b.place == Place::Local && b.transport == Transport::Tcp) {
+        command += &format!(" --mark {}", setup.table);
+    }
+    if setup.table != DEFAULT_TABLE {
+        command += &format!(" --table {}", setup.table);
+    }
+    for tproxy in &setup.tproxy {
+        command += &format!(" --listen-transparent {}", tproxy.listen);
+    }
+    command
+}

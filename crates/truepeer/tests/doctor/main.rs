@@ -1,0 +1,217 @@
+//! The doctor finds what is wrong, and what it says to type mends it.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, User, ip_here, tests};
+
+const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
+const BACKENDS: &str = "-4 127.0.0.1:80 -6 [::1]:80";
+
+fn main() -> ExitCode {
+    let mut all = tests![
+        a_missing_route_is_mended_by_what_the_doctor_says,
+        trying_with_routes_proves_them_and_leaves_nothing,
+        an_examination_changes_nothing,
+        a_backend_that_is_down_is_told_from_a_lost_reply,
+        another_rule_before_ours_is_mended_by_what_the_doctor_says,
+        machines_get_the_same_verdicts,
+        a_backend_on_a_local_address_is_tried_with_its_mark,
+        a_source_check_that_breaks_tproxy_is_found,
+        a_loopback_interface_that_is_down_is_found,
+    ];
+    all.push(
+        Test::new("a_firewalls_guard_of_loopback_is_mended_by_what_the_doctor_says", guarded_loopback)
+            .needs_program("nft"),
+    );
+    all.push(Test::new("a_missing_capability_is_named", a_missing_capability_is_named).needs_several_users());
+    truepeer_testbed::main(all)
+}
+
+struct Diagnosis {
+    healthy: bool,
+    text: String,
+}
+
+impl Diagnosis {
+    fn line(&self, with: &str) -> Result<&str> {
+        self.text
+            .lines()
+            .find(|line| line.contains(with))
+            .with_context(|| format!("no {with:?} in\n{}", self.text))
+    }
+
+    /// The command of the first line that says FAIL.
+    fn mend(&self) -> Result<&str> {
+        let failed = self.text.lines().find(|line| line.starts_with("FAIL")).context("nothing failed")?;
+        let (_, command) = failed.split_once("; type: ").with_context(|| format!("no command: {failed}"))?;
+        Ok(command)
+    }
+}
+
+fn doctor(options: &str) -> Program {
+    Program::new(TRUEPEER).args(["doctor", "--timeout", "1s"]).args(options.split_whitespace())
+}
+
+fn ended(running: &Running) -> Result<Diagnosis> {
+    let healthy = running.wait_end()?.success();
+    Ok(Diagnosis { healthy, text: running.stdout() })
+}
+
+fn examine(bed: &Bed, options: &str) -> Result<Diagnosis> {
+    ended(&doctor(options).start(bed)?)
+}
+
+/// Types a command as an operator would, with truepeer on the path.
+fn type_in(bed: &Bed, command: &str) -> Result<()> {
+    let script = command.replace("truepeer ", &format!("{TRUEPEER} "));
+    Program::new("sh").args(["-e", "-c", &script]).run(bed).map(drop)
+}
+
+fn backends(bed: &Bed) -> Result<Running> {
+    // a way out, as every real machine has
+    ip_here(&[
+        "link add here type veth peer name there",
+        "addr add 10.9.0.1/24 dev here",
+        "addr add fd00:9::1/64 dev here nodad",
+        "link set here up",
+        "link set there up",
+        "route add default dev here",
+        "route add ::/0 dev here metric 1",
+    ])?;
+    Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80", "10.9.0.1:80", "[fd00:9::1]:80"])
+}
+
+fn rules(bed: &Bed) -> Result<String> {
+    let four = Program::new("ip").args(["rule"]).run(bed)?;
+    Ok(four + &Program::new("ip").args(["-6", "rule"]).run(bed)?)
+}
+
+fn a_missing_route_is_mended_by_what_the_doctor_says(bed: &Bed) -> Result<()> {
+    let _backend = backends(bed)?;
+    let ill = examine(bed, BACKENDS)?;
+    ensure!(!ill.healthy, "{}", ill.text);
+    ensure!(ill.line("127.0.0.1:80 as 192.0.2.1")?.starts_with("FAIL"), "{}", ill.text);
+    ensure!(ill.line("[::1]:80 as 2001:db8::1")?.starts_with("FAIL"), "{}", ill.text);
+    ensure!(ill.mend()? == format!("truepeer routes apply {BACKENDS}"), "{}", ill.text);
+    type_in(bed, ill.mend()?)?;
+    let well = examine(bed, BACKENDS)?;
+    ensure!(well.healthy, "{}", well.text);
+    ensure!(well.line("127.0.0.1:80 as 192.0.2.1")?.starts_with("ok"), "{}", well.text);
+    ensure!(well.line("[::1]:80 as 2001:db8::1")?.starts_with("ok"), "{}", well.text);
+    Ok(())
+}
+
+fn trying_with_routes_proves_them_and_leaves_nothing(bed: &Bed) -> Result<()> {
+    let _backend = backends(bed)?;
+    let before = rules(bed)?;
+    let well = examine(bed, &format!("{BACKENDS} --try"))?;
+    ensure!(well.healthy, "{}", well.text);
+    ensure!(rules(bed)? == before, "something is left:\n{}", rules(bed)?);
+    Ok(())
+}
+
+fn an_examination_changes_nothing(bed: &Bed) -> Result<()> {
+    let _backend = backends(bed)?;
+    let before = rules(bed)?;
+    examine(bed, "-4 10.9.0.1:80 -6 [fd00:9::1]:80")?;
+    ensure!(rules(bed)? == before, "changed:\n{}", rules(bed)?);
+    Ok(())
+}
+
+fn a_backend_that_is_down_is_told_from_a_lost_reply(bed: &Bed) -> Result<()> {
+    let ill = examine(bed, "-4 127.0.0.1:81 --try")?;
+    ensure!(!ill.healthy, "{}", ill.text);
+    ensure!(ill.line("connection to 127.0.0.1:81:")?.contains("nothing listens"), "{}", ill.text);
+    ensure!(ill.line("127.0.0.1:81 as 192.0.2.1")?.starts_with("skip"), "{}", ill.text);
+    Ok(())
+}
+
+fn another_rule_before_ours_is_mended_by_what_the_doctor_says(bed: &Bed) -> Result<()> {
+    let _backend = backends(bed)?;
+    type_in(bed, &format!("truepeer routes apply {BACKENDS}"))?;
+    ip_here(&["rule add priority 100 from all lookup main"])?;
+    let ill = examine(bed, BACKENDS)?;
+    ensure!(!ill.healthy, "{}", ill.text);
+    ensure!(ill.line("the kernel's route from 127.0.0.1")?.contains("another rule"), "{}", ill.text);
+    type_in(bed, ill.mend()?)?;
+    let well = examine(bed, BACKENDS)?;
+    ensure!(well.healthy, "{}", well.text);
+    Ok(())
+}
+
+fn guarded_loopback(bed: &Bed) -> Result<()> {
+    let _backend = backends(bed)?;
+    type_in(bed, &format!("truepeer routes apply {BACKENDS}"))?;
+    let guard = "add table ip filter
+        add chain ip filter INPUT { type filter hook input priority filter ; }
+        add chain ip filter KUBE-FIREWALL
+        add rule ip filter INPUT jump KUBE-FIREWALL
+        add rule ip filter KUBE-FIREWALL ip saddr != 127.0.0.0/8 ip daddr 127.0.0.0/8 counter drop";
+    Program::new("nft").args(["-f", "-"]).input(guard).run(bed)?;
+    let ill = examine(bed, BACKENDS)?;
+    ensure!(!ill.healthy, "{}", ill.text);
+    ensure!(ill.line("firewall rules")?.contains("KUBE-FIREWALL"), "{}", ill.text);
+    type_in(bed, ill.mend()?)?;
+    let well = examine(bed, BACKENDS)?;
+    ensure!(well.healthy, "{}", well.text);
+    Ok(())
+}
+
+fn machines_get_the_same_verdicts(bed: &Bed) -> Result<()> {
+    let _backend = backends(bed)?;
+    let ill = examine(bed, &format!("{BACKENDS} --json"))?;
+    let report: Value = serde_json::from_str(&ill.text).with_context(|| ill.text.clone())?;
+    ensure!(report["ok"] == false, "{}", ill.text);
+    let checks = report["checks"].as_array().context("no checks")?;
+    let spoofed: Vec<_> = checks.iter().filter(|check| check["name"] == "backend_spoofed").collect();
+    ensure!(spoofed.len() == 2 && spoofed.iter().all(|check| check["verdict"] == "fail"), "{}", ill.text);
+    ensure!(spoofed[0]["mend"] == format!("truepeer routes apply {BACKENDS}"), "{}", ill.text);
+    Ok(())
+}
+
+fn a_backend_on_a_local_address_is_tried_with_its_mark(bed: &Bed) -> Result<()> {
+    let _backend = backends(bed)?;
+    let options = "-4 10.9.0.1:80 -6 [fd00:9::1]:80";
+    let ill = examine(bed, options)?;
+    ensure!(!ill.healthy, "{}", ill.text);
+    type_in(bed, ill.mend()?)?;
+    let well = examine(bed, options)?;
+    ensure!(well.healthy, "{}", well.text);
+    Ok(())
+}
+
+fn a_source_check_that_breaks_tproxy_is_found(bed: &Bed) -> Result<()> {
+    let _backend = backends(bed)?;
+    std::fs::write("/proc/sys/net/ipv4/conf/all/src_valid_mark", "1")?;
+    let options = format!("{BACKENDS} --try --listen-transparent 0.0.0.0:8443");
+    let ill = examine(bed, &options)?;
+    ensure!(ill.line("src_valid_mark")?.starts_with("FAIL"), "{}", ill.text);
+    ensure!(ill.mend()?.ends_with("net.ipv4.conf.all.src_valid_mark=0"), "{}", ill.text);
+    std::fs::write("/proc/sys/net/ipv4/conf/all/src_valid_mark", "0")?;
+    ensure!(examine(bed, &options)?.healthy, "{}", examine(bed, &options)?.text);
+    Ok(())
+}
+
+fn a_loopback_interface_that_is_down_is_found(bed: &Bed) -> Result<()> {
+    ip_here(&["link set lo down"])?;
+    let ill = examine(bed, BACKENDS)?;
+    ensure!(!ill.healthy, "{}", ill.text);
+    ensure!(ill.mend()? == "ip link set lo up", "{}", ill.text);
+    Ok(())
+}
+
+fn a_missing_capability_is_named(bed: &Bed) -> Result<()> {
+    let _backend = backends(bed)?;
+    type_in(bed, &format!("truepeer routes apply {BACKENDS}"))?;
+    let as_user = |capabilities: &[&str]| {
+        ended(&doctor(BACKENDS).as_user(User::TESTER).with_capabilities(capabilities).start(bed)?)
+    };
+    let ill = as_user(&[])?;
+    ensure!(!ill.healthy, "{}", ill.text);
+    ensure!(ill.line("IP_TRANSPARENT on an IPv4")?.contains("CAP_NET_RAW"), "{}", ill.text);
+    let well = as_user(&["net_raw"])?;
+    ensure!(well.healthy, "with CAP_NET_RAW alone:\n{}", well.text);
+    Ok(())
+}

@@ -1,0 +1,225 @@
+//! Who made the routes, who uses them, and when they go.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use rustix::process::Signal;
+use truepeer_testbed::{Bed, Behaviour, Program, Test, Truepeer, User, ip_here, tests};
+
+use crate::support::{TRUEPEER, delivers_both, proxy, routes, state, switch_value};
+
+const BACKENDS: &str = "-4 127.0.0.1:80 -6 [::1]:80";
+
+pub(crate) fn tests() -> Vec<Test> {
+    let mut all = tests![
+        a_second_instance_is_not_cut_off_by_the_end_of_the_first,
+        a_killed_instances_routes_are_adopted_or_swept_at_the_next_start,
+        a_killed_owner_is_not_counted,
+        a_changed_switch_is_restored_even_after_a_kill,
+        a_switch_that_was_on_stays_on,
+        what_others_made_is_neither_doubled_nor_removed,
+        what_apply_made_outlives_every_instance,
+        remove_leaves_what_is_in_use_to_the_last_owner,
+        remove_by_force_removes_at_once,
+        a_squatter_on_the_lock_delays_a_start_by_seconds_only,
+        manual_touches_nothing,
+        a_header_upstream_needs_no_routes,
+    ];
+    all.push(
+        Test::new("without_the_privilege_one_line_says_what_to_type", without_the_privilege)
+            .needs_several_users(),
+    );
+    all.push(
+        Test::new("a_confined_instance_uses_what_apply_made", a_confined_instance).needs_several_users(),
+    );
+    all
+}
+
+fn ours(bed: &Bed) -> Result<usize> {
+    Ok(state(bed)?.lines().filter(|line| line.contains("proto 123") || line.contains("proto 124")).count())
+}
+
+fn a_second_instance_is_not_cut_off_by_the_end_of_the_first(bed: &Bed) -> Result<()> {
+    let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
+    let before = state(bed)?;
+    let first = proxy(bed, 8443, BACKENDS)?;
+    let made = ours(bed)?;
+    let second = proxy(bed, 8444, BACKENDS)?;
+    ensure!(ours(bed)? == made, "the second instance made them again");
+    first.stop()?;
+    delivers_both("127.0.0.1:8444")?;
+    second.stop()?;
+    ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+    Ok(())
+}
+
+fn a_killed_instances_routes_are_adopted_or_swept_at_the_next_start(bed: &Bed) -> Result<()> {
+    let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
+    let before = state(bed)?;
+    kill(&proxy(bed, 8443, &format!("{BACKENDS} --table 200"))?)?;
+    kill(&proxy(bed, 8443, "-4 127.0.0.1:80 -6 10.5.5.2:80")?)?;
+    let left = state(bed)?;
+    ensure!(!left.contains("200"), "the other table's were to be swept:\n{left}");
+    ensure!(left.contains("10.5.5.2"), "a kill can't remove anything:\n{left}");
+    let truepeer = proxy(bed, 8443, BACKENDS)?;
+    ensure!(!state(bed)?.contains("10.5.5.2"), "stale:\n{}", state(bed)?);
+    delivers_both("127.0.0.1:8443")?;
+    truepeer.stop()?;
+    ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+    Ok(())
+}
+
+fn a_killed_owner_is_not_counted(bed: &Bed) -> Result<()> {
+    let before = state(bed)?;
+    let killed = proxy(bed, 8443, BACKENDS)?;
+    let other = proxy(bed, 8444, BACKENDS)?;
+    kill(&killed)?;
+    other.stop()?;
+    ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+    Ok(())
+}
+
+fn kill(truepeer: &truepeer_testbed::Running) -> Result<()> {
+    truepeer.signal(Signal::KILL)?;
+    truepeer.wait_end().map(drop)
+}
+
+fn a_changed_switch_is_restored_even_after_a_kill(bed: &Bed) -> Result<()> {
+    ip_here(&["addr add 10.9.0.1/32 dev lo"])?;
+    let accepts = || Ok::<_, anyhow::Error>(switch_value("ipv4/tcp_fwmark_accept")?.trim() == "1");
+    kill(&proxy(bed, 8443, "-4 10.9.0.1:80 -6 [::1]:80")?)?;
+    ensure!(accepts()?, "it was to be on");
+    let next = proxy(bed, 8443, "-4 127.0.0.1:80 -6 [::1]:80")?;
+    ensure!(!accepts()?, "the next start needs it no more");
+    next.stop()?;
+    kill(&proxy(bed, 8443, "-4 10.9.0.1:80 -6 [::1]:80")?)?;
+    routes(bed, "remove")?;
+    ensure!(!accepts()?, "remove was to restore it");
+    ensure!(ours(bed)? == 0, "something is left:\n{}", state(bed)?);
+    Ok(())
+}
+
+fn a_switch_that_was_on_stays_on(bed: &Bed) -> Result<()> {
+    ip_here(&["addr add 10.9.0.1/32 dev lo"])?;
+    std::fs::write("/proc/sys/net/ipv4/tcp_fwmark_accept", "1")?;
+    let before = state(bed)?;
+    proxy(bed, 8443, "-4 10.9.0.1:80 -6 [::1]:80")?.stop()?;
+    ensure!(state(bed)? == before, "something is different:\n{}", state(bed)?);
+    Ok(())
+}
+
+fn what_others_made_is_neither_doubled_nor_removed(bed: &Bed) -> Result<()> {
+    // the README of go-mmproxy, literally
+    ip_here(&["route add local 0.0.0.0/0 dev lo table 123"])?;
+    ip_here(&["-6 route add local ::/0 dev lo table 123"])?;
+    ip_here(&["rule add from 127.0.0.1/8 iif lo table 123"])?;
+    ip_here(&["-6 rule add from ::1/128 iif lo table 123"])?;
+    let before = state(bed)?;
+    let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
+    let truepeer = proxy(bed, 8443, BACKENDS)?;
+    ensure!(ours(bed)? == 0, "made again:\n{}", state(bed)?);
+    delivers_both("127.0.0.1:8443")?;
+    truepeer.stop()?;
+    routes(bed, &format!("apply {BACKENDS}"))?;
+    routes(bed, "remove")?;
+    ensure!(state(bed)? == before, "changed:\n{}", state(bed)?);
+    Ok(())
+}
+
+fn what_apply_made_outlives_every_instance(bed: &Bed) -> Result<()> {
+    let before = state(bed)?;
+    routes(bed, &format!("apply {BACKENDS}"))?;
+    let applied = state(bed)?;
+    proxy(bed, 8443, BACKENDS)?.stop()?;
+    ensure!(state(bed)? == applied, "changed:\n{}", state(bed)?);
+    routes(bed, &format!("apply {BACKENDS}"))?;
+    ensure!(state(bed)? == applied, "applying twice is not applying once:\n{}", state(bed)?);
+    routes(bed, "remove")?;
+    ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+    Ok(())
+}
+
+fn remove_leaves_what_is_in_use_to_the_last_owner(bed: &Bed) -> Result<()> {
+    ip_here(&["addr add 10.9.0.1/32 dev lo"])?;
+    let before = state(bed)?;
+    let backends = "-4 127.0.0.1:80 -4 10.9.0.1:80 -6 [::1]:80";
+    routes(bed, &format!("apply {backends}"))?;
+    let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
+    let truepeer = proxy(bed, 8443, BACKENDS)?;
+    let said = routes(bed, "remove")?;
+    ensure!(said.contains(&truepeer.pid().to_string()), "it said {said:?}");
+    delivers_both("127.0.0.1:8443")?;
+    truepeer.stop()?;
+    ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+    Ok(())
+}
+
+fn remove_by_force_removes_at_once(bed: &Bed) -> Result<()> {
+    let before = state(bed)?;
+    let truepeer = proxy(bed, 8443, BACKENDS)?;
+    routes(bed, "remove --force")?;
+    ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+    truepeer.stop().map(drop)
+}
+
+fn a_squatter_on_the_lock_delays_a_start_by_seconds_only(bed: &Bed) -> Result<()> {
+    let lock = SocketAddr::from_abstract_name("truepeer/routes/lock")?;
+    let _squatter = UnixDatagram::bind_addr(&lock)?;
+    let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
+    let started = Instant::now();
+    let truepeer = proxy(bed, 8443, BACKENDS)?;
+    ensure!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
+    ensure!(truepeer.log().contains("truepeer/routes/lock"), "it said nothing: {}", truepeer.log());
+    delivers_both("127.0.0.1:8443")
+}
+
+fn manual_touches_nothing(bed: &Bed) -> Result<()> {
+    let before = state(bed)?;
+    let truepeer = proxy(bed, 8443, &format!("{BACKENDS} --routes manual"))?;
+    ensure!(state(bed)? == before, "changed:\n{}", state(bed)?);
+    truepeer.stop().map(drop)
+}
+
+fn a_header_upstream_needs_no_routes(bed: &Bed) -> Result<()> {
+    let before = state(bed)?;
+    let truepeer = proxy(bed, 8443, &format!("{BACKENDS} --send-proxy v2"))?;
+    ensure!(state(bed)? == before, "changed:\n{}", state(bed)?);
+    truepeer.stop().map(drop)
+}
+
+fn confined(options: &str) -> Truepeer {
+    let options: Vec<&str> = options.split_whitespace().collect();
+    Truepeer::proxy(TRUEPEER)
+        .listen("127.0.0.1:8443")
+        .args(&options)
+        .with(|program: Program| program.as_user(User::TESTER).with_capabilities(&["net_raw"]))
+}
+
+fn without_the_privilege(bed: &Bed) -> Result<()> {
+    let before = state(bed)?;
+    let truepeer = confined(BACKENDS).start(bed)?;
+    let log = truepeer.log();
+    let command = "truepeer routes apply -4 127.0.0.1:80 -6 [::1]:80";
+    ensure!(log.matches(command).count() == 1, "it said {log}");
+    ensure!(state(bed)? == before, "changed:\n{}", state(bed)?);
+    truepeer.stop()?;
+    let strict = confined(&format!("{BACKENDS} --routes auto")).start_unready(bed)?;
+    ensure!(!strict.wait_end()?.success(), "--routes auto was to fail: {}", strict.log());
+    Ok(())
+}
+
+/// As a unit has it: ExecStartPre makes, the confined process uses, ExecStopPost takes out.
+fn a_confined_instance(bed: &Bed) -> Result<()> {
+    let before = state(bed)?;
+    let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
+    routes(bed, &format!("apply {BACKENDS}"))?;
+    let truepeer = confined(BACKENDS).start(bed)?;
+    ensure!(!truepeer.log().contains("routes apply"), "nothing was missing: {}", truepeer.log());
+    delivers_both("127.0.0.1:8443")?;
+    truepeer.stop()?;
+    routes(bed, "remove")?;
+    ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! Starting and ending: exit statuses, sockets that are handed over, other programs' names.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::symlink;
+
+use anyhow::ensure;
+use rustix::process::Signal;
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, client, tests};
+
+use crate::stand::{
+    BACKEND_V4, BACKEND_V6, CLIENT_V4, CLIENT_V6, DOOR_V4, SITE_V4, SITE_V6, Stand, TRUEPEER, ask,
+    bare_proxy, classic_rules, header_of, open_as, proxy,
+};
+
+pub(crate) fn tests() -> Vec<Test> {
+    tests![
+        sigterm_ends_it_with_status_0,
+        sigint_ends_it_with_status_0,
+        a_port_in_use_ends_it_with_one_clear_line,
+        an_address_that_is_not_ours_ends_it_with_one_clear_line,
+        an_option_that_is_wrong_is_named,
+        the_limit_of_open_files_is_raised,
+        several_sockets_on_one_address_serve,
+        a_socket_that_was_handed_over_serves_and_survives_us,
+        go_mmproxys_example_works_by_a_link,
+        mmproxys_options_work_by_a_link,
+        cloudflares_options_work_by_name,
+        a_drop_in_allows_what_that_program_allows_and_warns,
+    ]
+}
+
+fn ends_by(bed: &Bed, signal: Signal) -> anyhow::Result<()> {
+    let stand = Stand::with_options(bed, Behaviour::Echo, &[])?;
+    let mut session = open_as(CLIENT_V4.parse()?)?;
+    session.write_all(b"x")?;
+    session.read_exact(&mut [0])?;
+    stand.truepeer.signal(signal)?;
+    let status = stand.truepeer.wait_end()?;
+    ensure!(status.code() == Some(0), "{status}: {}", stand.truepeer.log());
+    let rules = Program::new("ip").args(["rule"]).run(bed)?;
+    ensure!(!rules.contains("lookup 123"), "its rules are left:\n{rules}");
+    Ok(())
+}
+
+fn sigterm_ends_it_with_status_0(bed: &Bed) -> anyhow::Result<()> {
+    ends_by(bed, Signal::TERM)
+}
+
+fn sigint_ends_it_with_status_0(bed: &Bed) -> anyhow::Result<()> {
+    ends_by(bed, Signal::INT)
+}
+
+fn a_port_in_use_ends_it_with_one_clear_line(bed: &Bed) -> anyhow::Result<()> {
+    let _first = proxy().start(bed)?;
+    for options in [[].as_slice(), &["--listeners", "2"]] {
+        let second = Truepeer::proxy(TRUEPEER).args(&["-l", DOOR_V4]).args(options).start_unready(bed)?;
+        let status = second.wait_end()?;
+        let log = second.log();
+        ensure!(status.code() == Some(1), "{status}: {log}");
+        ensure!(log.lines().count() == 1 && log.contains(DOOR_V4) && log.contains("in use"), "{log}");
+    }
+    Ok(())
+}
+
+fn an_address_that_is_not_ours_ends_it_with_one_clear_line(bed: &Bed) -> anyhow::Result<()> {
+    let truepeer = Truepeer::proxy(TRUEPEER).args(&["-l", "192.0.2.1:8443"]).start_unready(bed)?;
+    let status = truepeer.wait_end()?;
+    let log = truepeer.log();
+    ensure!(status.code() == Some(1) && log.contains("no interface of this machine"), "{status}: {log}");
+    Ok(())
+}
+
+/// A shell's usual soft limit of 1024 would be 400 sessions.
+fn the_limit_of_open_files_is_raised(bed: &Bed) -> anyhow::Result<()> {
+    let truepeer = proxy().with(|program| program.limit("nofile=1024:16384")).start(bed)?;
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", truepeer.pid()))?;
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap_or_default();
+    let soft = line.split_whitespace().nth(3);
+    ensure!(soft == Some("16384"), "{line}");
+    Ok(())
+}
+
+fn an_option_that_is_wrong_is_named(bed: &Bed) -> anyhow::Result<()> {
+    for (option, value) in
+        [("--mark", "x"), ("--header-timeout", "never"), ("--allow", "10.0.0.0/33"), ("--ipv4", "nowhere")]
+    {
+        let truepeer = bare_proxy().option(option, value).start_unready(bed)?;
+        let status = truepeer.wait_end()?;
+        let log = truepeer.log();
+        ensure!(status.code() == Some(2) && log.contains(option), "{option} {value}: {status}: {log}");
+    }
+    Ok(())
+}
+
+fn several_sockets_on_one_address_serve(bed: &Bed) -> anyhow::Result<()> {
+    let _stand = Stand::with_options(bed, Behaviour::Who, &["--listeners", "4", "--workers", "3"])?;
+    for port in 5000..5100 {
+        let client = format!("203.0.113.7:{port}");
+        ensure!(ask(&header_of(client.parse()?)?)? == client);
+    }
+    Ok(())
+}
+
+/// truepeer as a service manager starts it: descriptor 3 is the listening socket (sd_listen_fds(3)).
+fn start_by_socket(bed: &Bed, listener: &TcpListener) -> anyhow::Result<Running> {
+    let script = "exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";
+    let options = ["proxy", "--routes", "auto", "-l", DOOR_V4, "-4", BACKEND_V4, "-6", BACKEND_V6];
+    let truepeer = Program::new("sh").args(["-c", script, "sh", TRUEPEER]).args(options);
+    let truepeer = truepeer.stdin(listener.try_clone()?).start(bed)?;
+    truepeer.wait_for_log("listening on 127.0.0.1:8443")?;
+    Ok(truepeer)
+}
+
+/// Between two truepeers nobody accepts, and nobody is refused.
+fn a_socket_that_was_handed_over_serves_and_survives_us(bed: &Bed) -> anyhow::Result<()> {
+    let _who = Behaviour::Who.start(bed, &[BACKEND_V4])?;
+    let listener = TcpListener::bind(DOOR_V4)?;
+    let first = start_by_socket(bed, &listener)?;
+    ensure!(ask(&header_of(CLIENT_V4.parse()?)?)? == CLIENT_V4);
+    ensure!(first.stop()?.success());
+    let mut between = open_as("203.0.113.8:5000".parse()?)?;
+    let _second = start_by_socket(bed, &listener)?;
+    let seen = client::ask(&mut between, b"")?;
+    ensure!(seen.trim() == "203.0.113.8:5000", "{seen:?}");
+    Ok(())
+}
+
+/// Runs a command line whose first word is a link to truepeer.
+fn start_by_link(bed: &Bed, name: &str, arguments: &str) -> anyhow::Result<Running> {
+    let link = bed.dir().join(name);
+    symlink(TRUEPEER, &link)?;
+    Program::new("sh").args(["-c", &format!("exec ./{name} {arguments}")]).start(bed)
+}
+
+/// `sudo ./go-mmproxy -l … -4 … -6 [::1]:25578 --allowed-subnets ./path-prefixes.txt`, with its routing set-up.
+fn go_mmproxys_example_works_by_a_link(bed: &Bed) -> anyhow::Result<()> {
+    classic_rules(bed)?;
+    let _who = Behaviour::Who.start(bed, &["127.0.0.1:25578", "[::1]:25578"])?;
+    bed.write("path-prefixes.txt", "127.0.0.0/8\n# comment\n::1/128\n")?;
+    let options = "-l 0.0.0.0:8443 -4 127.0.0.1:25578 -6 [::1]:25578 --allowed-subnets ./path-prefixes.txt \
+                   -listeners=2 -mark 0 -close-after 60 -v 2 -p tcp";
+    let go_mmproxy = start_by_link(bed, "go-mmproxy", options)?;
+    go_mmproxy.wait_listening("127.0.0.1:8443")?;
+    for client in [CLIENT_V4, CLIENT_V6] {
+        ensure!(ask(&header_of(client.parse()?)?)? == client);
+    }
+    Ok(())
+}
+
+fn mmproxys_options_work_by_a_link(bed: &Bed) -> anyhow::Result<()> {
+    classic_rules(bed)?;
+    let _who = Behaviour::Who.start(bed, &["127.0.0.1:8081", "[::1]:8081"])?;
+    let options =
+        "-m 123 --listen-addr 127.0.0.1:8443 -4 127.0.0.1:8081 --ipv6 [::1]:8081 --listeners 1 -c 60 -p tcp";
+    let mmproxy = start_by_link(bed, "mmproxy", options)?;
+    mmproxy.wait_listening(DOOR_V4)?;
+    for client in [CLIENT_V4, CLIENT_V6] {
+        ensure!(ask(&header_of(client.parse()?)?)? == client);
+    }
+    Ok(())
+}
+
+/// As its document starts it.
+fn cloudflares_options_work_by_name(bed: &Bed) -> anyhow::Result<()> {
+    classic_rules(bed)?;
+    let _who = Behaviour::Who.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    bed.write("networks", "127.0.0.0/8\n")?;
+    let start = Program::new(TRUEPEER).args(["--compat", "cloudflare", "--allowed-networks", "networks"]);
+    let mmproxy = start.args(["-l", "0.0.0.0:8443", "-4", BACKEND_V4, "-6", BACKEND_V6, "-v"]).start(bed)?;
+    mmproxy.wait_listening(DOOR_V4)?;
+    for client in [CLIENT_V4, CLIENT_V6] {
+        let (client, site) =
+            (client.parse::<SocketAddr>()?, if client == CLIENT_V4 { SITE_V4 } else { SITE_V6 });
+        let seen: SocketAddr = ask(&client::v1(client, site)?)?.parse()?;
+        ensure!(seen == client, "{client} was seen as {seen}");
+    }
+    Ok(())
+}
+
+/// Everybody may send and claim to be anybody, loopback too: said in the log.
+fn a_drop_in_allows_what_that_program_allows_and_warns(bed: &Bed) -> anyhow::Result<()> {
+    classic_rules(bed)?;
+    let _who = Behaviour::Who.start(bed, &[BACKEND_V4])?;
+    let options = format!("-l {DOOR_V4} -4 {BACKEND_V4} -6 {BACKEND_V6}");
+    let go_mmproxy = start_by_link(bed, "go-mmproxy", &options)?;
+    go_mmproxy.wait_listening(DOOR_V4)?;
+    ensure!(ask(&client::v1("127.0.0.1:65432", SITE_V4)?)? == "127.0.0.1:65432");
+    let warnings = go_mmproxy.log();
+    ensure!(warnings.contains("every host may connect") && warnings.contains("may claim"), "{warnings}");
+    Ok(())
+}

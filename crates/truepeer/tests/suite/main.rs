@@ -1,0 +1,31 @@
+//! truepeer between real senders and real backends, in private networks. Each test is named by the behaviour that it
+//! shows; `cargo test -p truepeer --test suite -- WORD` runs those whose name has the word in it.
+
+mod backends;
+mod chains;
+mod delivery;
+mod destinations;
+mod launch;
+mod limits;
+mod line;
+mod refusals;
+mod seeds;
+mod senders;
+mod stand;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let all = [
+        seeds::tests(),
+        senders::tests(),
+        backends::tests(),
+        refusals::tests(),
+        delivery::tests(),
+        destinations::tests(),
+        chains::tests(),
+        launch::tests(),
+        limits::tests(),
+    ];
+    truepeer_testbed::main(all.into_iter().flatten().collect())
+}

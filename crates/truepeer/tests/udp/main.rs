@@ -1,0 +1,25 @@
+//! `truepeer proxy -p udp` between senders and backends, in private networks.
+
+mod delivery;
+mod dialects;
+mod dropin;
+mod flows;
+mod hostile;
+mod kit;
+mod programs;
+mod tunnel;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let all = [
+        dialects::tests(),
+        flows::tests(),
+        delivery::tests(),
+        tunnel::tests(),
+        dropin::tests(),
+        programs::tests(),
+        hostile::tests(),
+    ];
+    truepeer_testbed::main(all.into_iter().flatten().collect())
+}
