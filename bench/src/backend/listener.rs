@@ -1,0 +1,183 @@
+//! The threads of a stream backend: each has its own listening socket and its own epoll.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context;
+use rustix::event::epoll::EventFlags;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, acceptfrom_with};
+use truepeer_sys::socket::{ListenOptions, listen_tcp};
+
+use super::Kind;
+use super::stream::{Next, Stream};
+use super::tally::{Tally, Totals};
+use crate::clients::is_claimed;
+use crate::link::{Events, Poll};
+use crate::pattern::{CHUNK, Pattern};
+use crate::place::BACKEND;
+
+/// Connections that the kernel completes before they are accepted; it caps this at net.core.somaxconn.
+const BACKLOG: i32 = 65_535;
+/// Nothing happens by itself: the threads only wake up for sockets.
+const FOREVER: Duration = Duration::from_secs(3600);
+
+/// The numbers by which the epoll tells what is not a connection.
+const LISTENER: usize = usize::MAX;
+const INBOX: usize = usize::MAX - 1;
+
+/// Connections that other threads have accepted for this one.
+struct Inbox {
+    arrived: Mutex<Vec<OwnedFd>>,
+    bell: OwnedFd,
+}
+
+/// What all threads know.
+struct Common {
+    kind: Kind,
+    pattern: Pattern,
+    tally: Arc<Tally>,
+    inboxes: Vec<Inbox>,
+    dealt: AtomicUsize,
+}
+
+struct Thread {
+    number: usize,
+    common: Arc<Common>,
+    poll: Poll,
+    listener: OwnedFd,
+    streams: Vec<Option<Stream>>,
+    free: Vec<usize>,
+    buffer: Vec<u8>,
+}
+
+/// Serves for ever.
+pub(super) fn serve(kind: Kind, threads: usize) -> anyhow::Result<()> {
+    let tally = Arc::<Tally>::default();
+    tally.publish()?;
+    let inboxes = (0..threads).map(|_| Inbox::new()).collect::<anyhow::Result<_>>()?;
+    let common =
+        Arc::new(Common { kind, pattern: Pattern::bulk(), tally, inboxes, dealt: AtomicUsize::new(0) });
+    let all: Vec<Thread> =
+        (0..threads).map(|number| Thread::new(number, &common)).collect::<anyhow::Result<_>>()?;
+    let running: Vec<_> = all.into_iter().map(|thread| thread::spawn(move || thread.run())).collect();
+    for thread in running {
+        thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+    }
+    Ok(())
+}
+
+impl Inbox {
+    fn new() -> anyhow::Result<Self> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).context("eventfd")?;
+        Ok(Self { arrived: Mutex::default(), bell })
+    }
+
+    fn put(&self, socket: OwnedFd) -> anyhow::Result<()> {
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner).push(socket);
+        rustix::io::write(&self.bell, &1u64.to_ne_bytes()).context("eventfd")?;
+        Ok(())
+    }
+
+    fn take(&self) -> Vec<OwnedFd> {
+        // Reading silences it; that there was nothing to read is no harm.
+        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        std::mem::take(&mut *self.arrived.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Thread {
+    fn new(number: usize, common: &Arc<Common>) -> anyhow::Result<Self> {
+        let options = ListenOptions { reuse_port: true, transparent: false, backlog: BACKLOG };
+        let (poll, listener) = (Poll::new()?, listen_tcp(BACKEND, options)?);
+        poll.add(&listener, LISTENER, EventFlags::IN)?;
+        poll.add(&common.inboxes[number].bell, INBOX, EventFlags::IN)?;
+        let (common, buffer) = (Arc::clone(common), vec![0; CHUNK]);
+        Ok(Self { number, common, poll, listener, streams: Vec::new(), free: Vec::new(), buffer })
+    }
+
+    fn run(mut self) -> anyhow::Result<()> {
+        let mut events = Events::default();
+        loop {
+            self.poll.wait(&mut events, FOREVER)?;
+            for (number, flags) in events.iter() {
+                match number {
+                    LISTENER => self.accept_all()?,
+                    INBOX => self.empty_inbox()?,
+                    _ => self.serve_stream(number, flags)?,
+                }
+            }
+        }
+    }
+
+    fn accept_all(&mut self) -> anyhow::Result<()> {
+        loop {
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            let (socket, client) = match acceptfrom_with(&self.listener, flags) {
+                Ok(accepted) => accepted,
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::CONNABORTED | Errno::INTR) => continue,
+                Err(error) => return Err(error).context("accept"),
+            };
+            let client = client.and_then(|client| SocketAddr::try_from(client).ok());
+            let strangers = u64::from(!client.is_some_and(is_claimed));
+            self.common.tally.add(Totals { sessions: 1, strangers, ..Totals::default() });
+            self.deal(socket)?;
+        }
+    }
+
+    /// To the thread whose turn it is; a short connection isn't worth waking another thread.
+    fn deal(&mut self, socket: OwnedFd) -> anyhow::Result<()> {
+        if self.common.kind == Kind::EchoShort {
+            return self.adopt(socket);
+        }
+        let turn = self.common.dealt.fetch_add(1, Relaxed) % self.common.inboxes.len();
+        if turn == self.number { self.adopt(socket) } else { self.common.inboxes[turn].put(socket) }
+    }
+
+    fn empty_inbox(&mut self) -> anyhow::Result<()> {
+        let arrived = self.common.inboxes[self.number].take();
+        arrived.into_iter().try_for_each(|socket| self.adopt(socket))
+    }
+
+    fn adopt(&mut self, socket: OwnedFd) -> anyhow::Result<()> {
+        let mut stream = Stream::new(socket, self.common.kind);
+        // The first bytes have mostly come with the connection: that saves a round through the epoll.
+        if self.common.kind == Kind::EchoShort
+            && stream.advance(EventFlags::IN, &mut self.buffer, &self.common.pattern) == Next::Ended
+        {
+            self.common.tally.add(stream.totals());
+            return Ok(());
+        }
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.streams.push(None);
+            self.streams.len() - 1
+        });
+        self.poll.add(&stream, number, stream.interest())?;
+        self.streams[number] = Some(stream);
+        Ok(())
+    }
+
+    fn serve_stream(&mut self, number: usize, flags: EventFlags) -> anyhow::Result<()> {
+        let Some(Some(stream)) = self.streams.get_mut(number) else { return Ok(()) };
+        let before = stream.interest();
+        match stream.advance(flags, &mut self.buffer, &self.common.pattern) {
+            Next::Ended => {
+                // Counted before it is closed: the load asks as soon as it sees the end.
+                self.common.tally.add(stream.totals());
+                self.streams[number] = None;
+                self.free.push(number);
+                Ok(())
+            }
+            Next::Waits if stream.interest() != before => {
+                self.poll.modify(&*stream, number, stream.interest())
+            }
+            Next::Waits => Ok(()),
+        }
+    }
+}

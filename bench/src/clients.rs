@@ -1,0 +1,77 @@
+//! Who the headers claim, and where senders connect from. Both rotate, for two reasons: a four-tuple must not come back
+//! while the kernel keeps it in TIME_WAIT, and many clients is what a load balancer has.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use truepeer_proto::{Addresses, Command, Transport, V1_MAX_LEN, V2Encoder, encode_v1};
+
+/// Claimed clients come from here, and nothing else does: a backend can tell them by it.
+const CLAIMED: u32 = 0x0A00_0000; // 10.0.0.0/8
+/// Addresses of it that are handed out: 10.0.0.1 to 10.239.255.255 and round again.
+const CLAIMED_COUNT: u32 = 0x00F0_0000 - 1;
+/// Ports of a claimed client: one for each time that all addresses have been used.
+const FIRST_PORT: u16 = 20_000;
+/// Senders connect from 127.1.0.1 to 127.1.15.255.
+const SENDERS: u32 = 0x7F01_0000;
+const SENDER_COUNT: u32 = 0x1000 - 1;
+
+/// Hands out clients without repetition; the threads of a load take every n-th.
+#[derive(Debug, Clone)]
+pub(crate) struct Clients {
+    next: u32,
+    step: u32,
+}
+
+impl Clients {
+    /// The share number `first` of `shares`.
+    pub(crate) fn share(first: usize, shares: usize) -> Self {
+        let small = |number: usize| u32::try_from(number).unwrap_or(0);
+        Self { next: small(first), step: small(shares).max(1) }
+    }
+
+    /// The next client, and the address that its sender connects from.
+    pub(crate) fn take(&mut self) -> (SocketAddr, Ipv4Addr) {
+        let number = self.next;
+        self.next = self.next.wrapping_add(self.step);
+        let lap = u16::try_from(number / CLAIMED_COUNT).unwrap_or(0);
+        let client = Ipv4Addr::from(CLAIMED + 1 + number % CLAIMED_COUNT);
+        let sender = Ipv4Addr::from(SENDERS + 1 + number % SENDER_COUNT);
+        (SocketAddr::from((client, FIRST_PORT + lap)), sender)
+    }
+}
+
+/// Whether a backend sees one of our clients.
+pub(crate) fn is_claimed(address: SocketAddr) -> bool {
+    matches!(address, SocketAddr::V4(address) if address.ip().octets()[0] == 10)
+}
+
+/// The line that the seeds' benchmarks begin a connection with.
+pub(crate) fn v1_header(client: SocketAddr, entrance: SocketAddr) -> anyhow::Result<Vec<u8>> {
+    let mut line = [0; V1_MAX_LEN];
+    let addresses = Addresses::Inet { transport: Transport::Stream, source: client, destination: entrance };
+    let length = encode_v1(&addresses, &mut line)?;
+    Ok(line[..length].to_vec())
+}
+
+/// The binary header for a datagram.
+pub(crate) fn v2_header(client: SocketAddr, entrance: SocketAddr) -> anyhow::Result<Vec<u8>> {
+    let mut header = [0; 64];
+    let addresses = Addresses::Inet { transport: Transport::Dgram, source: client, destination: entrance };
+    let length = V2Encoder::new(&mut header, Command::Proxy, &addresses)?.finish()?;
+    Ok(header[..length].to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn shares_never_meet() {
+        let (mut even, mut odd) = (Clients::share(0, 2), Clients::share(1, 2));
+        let clients: HashSet<SocketAddr> = (0..10_000).flat_map(|_| [even.take().0, odd.take().0]).collect();
+        assert_eq!(clients.len(), 20_000);
+        assert!(clients.into_iter().all(is_claimed));
+    }
+}

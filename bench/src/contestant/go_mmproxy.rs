@@ -1,0 +1,35 @@
+//! go-mmproxy, as Debian has it.
+
+use std::fs;
+
+use truepeer_testbed::{Program, servers_dir};
+
+use crate::load::Transport;
+use crate::place::{BACKEND, ENTRANCE, route_replies};
+
+pub(super) fn program(threads: Option<&str>, transport: Transport) -> anyhow::Result<Program> {
+    route_replies()?;
+    let protocol = if transport == Transport::Tcp { "tcp" } else { "udp" };
+    let program = Program::new("go-mmproxy").args([
+        "-p".to_owned(),
+        protocol.to_owned(),
+        "-l".to_owned(),
+        ENTRANCE.to_string(),
+        "-4".to_owned(),
+        BACKEND.to_string(),
+        "-6".to_owned(),
+        format!("[::1]:{}", BACKEND.port()),
+    ]);
+    Ok(match threads {
+        Some(threads) => program.env("GOMAXPROCS", threads),
+        None => program,
+    })
+}
+
+/// It can't say its version itself; the package can.
+pub(super) fn version() -> String {
+    let packages = fs::read_to_string(servers_dir().join("VERSIONS")).unwrap_or_default();
+    let package = packages.lines().find_map(|line| line.strip_prefix("go-mmproxy_"));
+    let version = package.and_then(|rest| rest.split('_').next());
+    format!("go-mmproxy {}", version.unwrap_or("of unknown version"))
+}

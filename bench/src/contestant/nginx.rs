@@ -1,0 +1,54 @@
+//! NGINX's stream module with `proxy_bind … transparent`, as its manual has it, on all cores.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use truepeer_testbed::{Bed, Program, servers_dir};
+
+use crate::place::{BACKEND, ENTRANCE, route_replies};
+
+pub(super) fn program(bed: &Bed) -> anyhow::Result<Program> {
+    route_replies()?;
+    let dir = bed.dir().join(bed.fresh_name("nginx"));
+    std::fs::create_dir_all(&dir)?;
+    let file = dir.join("nginx.conf");
+    let module = stream_module().context("NGINX's stream module")?;
+    let config = format!(
+        "\
+daemon off;
+user root;
+pid {here}/pid;
+error_log stderr error;
+load_module {module};
+worker_processes auto;
+worker_rlimit_nofile 100000;
+events {{ worker_connections 30000; }}
+stream {{
+  server {{
+    listen {ENTRANCE} proxy_protocol backlog=4096;
+    proxy_pass {BACKEND};
+    proxy_bind $proxy_protocol_addr transparent;
+    proxy_half_close on;
+  }}
+}}
+",
+        here = dir.display(),
+        module = module.display(),
+    );
+    std::fs::write(&file, config)?;
+    Ok(Program::new("nginx").args(["-e", "stderr", "-p"]).arg(&dir).arg("-c").arg(&file))
+}
+
+pub(super) fn version(bed: &Bed) -> String {
+    super::first_line_of(bed, "nginx", &["-v"])
+}
+
+pub(super) fn missing_module() -> Option<String> {
+    stream_module().is_none().then(|| "NGINX's stream module is missing (make servers)".to_owned())
+}
+
+fn stream_module() -> Option<PathBuf> {
+    let module = "lib/nginx/modules/ngx_stream_module.so";
+    let places = [servers_dir().join("root/usr").join(module), PathBuf::from("/usr").join(module)];
+    places.into_iter().find(|file| file.exists())
+}

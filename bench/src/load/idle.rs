@@ -1,0 +1,79 @@
+//! Sessions that have exchanged one byte and then do nothing: what does one more cost?
+
+use std::io::{Read, Write};
+
+use anyhow::Context;
+use socket2::Socket;
+
+use super::Scale;
+use crate::clients::{Clients, v1_header};
+use crate::contestant::Stand;
+use crate::link;
+use crate::measure::memory::{Footprint, kernel_bytes, settle};
+use crate::metric::{Metric, Sample};
+
+/// Sessions after which the contestant is looked at: one that gives up later on has been measured.
+const STEP: usize = 1000;
+
+/// What stands at a time.
+struct Look {
+    sessions: usize,
+    footprint: Footprint,
+    kernel_bytes: u64,
+}
+
+pub(super) fn run(stand: &Stand, scale: &Scale) -> anyhow::Result<Sample> {
+    let mut clients = Clients::share(0, 1);
+    // One session before anything is measured: what is made once is no session's cost.
+    let _first = open(stand, &mut clients)?;
+    settle()?;
+    let mut sessions: Vec<Socket> = Vec::with_capacity(scale.idle);
+    let before = Look::now(stand, 0)?;
+    let mut after = None;
+    let mut sample = Sample::default();
+    while sessions.len() < scale.idle {
+        match open(stand, &mut clients) {
+            Ok(session) => sessions.push(session),
+            Err(error) => {
+                sample.flaw(format!("had {} idle sessions, then: {error:#}", sessions.len()));
+                break;
+            }
+        }
+        if sessions.len().is_multiple_of(STEP) || sessions.len() == scale.idle {
+            after = Some(Look::now(stand, sessions.len())?);
+        }
+    }
+    after.with_context(|| sample.flaws.join(", "))?.put_since(&before, &mut sample);
+    let alive = sessions.iter().filter(|session| exchange(session).is_ok()).count();
+    if alive < sessions.len() {
+        sample.flaw(format!("{} of {} sessions did not survive", sessions.len() - alive, sessions.len()));
+    }
+    Ok(sample)
+}
+
+impl Look {
+    fn now(stand: &Stand, sessions: usize) -> anyhow::Result<Self> {
+        Ok(Self { sessions, footprint: Footprint::of(stand), kernel_bytes: kernel_bytes()? })
+    }
+
+    fn put_since(&self, before: &Self, sample: &mut Sample) {
+        let each = |before: u64, after: u64| (after as f64 - before as f64) / self.sessions as f64;
+        let (footprint, old) = (self.footprint, before.footprint);
+        sample.put(Metric::Resident, each(old.resident_bytes, footprint.resident_bytes) / 1024.0);
+        sample.put(Metric::Kernel, each(before.kernel_bytes, self.kernel_bytes) / 1024.0);
+        sample.put(Metric::Descriptors, each(old.descriptors, footprint.descriptors));
+    }
+}
+
+fn open(stand: &Stand, clients: &mut Clients) -> anyhow::Result<Socket> {
+    let (client, sender) = clients.take();
+    let header = if stand.header { v1_header(client, stand.entrance)? } else { Vec::new() };
+    let socket = link::connect(sender, stand.entrance, &header)?;
+    exchange(&socket).context("the first byte")?;
+    Ok(socket)
+}
+
+fn exchange(mut socket: &Socket) -> std::io::Result<()> {
+    socket.write_all(b"?")?;
+    socket.read_exact(&mut [0])
+}

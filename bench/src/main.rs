@@ -1,0 +1,69 @@
+//! truepeer beside its peers, in one run and in turns: loads, backends, and the tables they make.
+//!
+//! ```text
+//! rounds × loads × contestants ─▶ one cell: a private network of its own, in which stand
+//!
+//!   load (threads here) ──header──▶ contestant ──▶ backend (this program again, a process of its own)
+//!          └───────────── "no proxy": no header ──────────▲
+//! ```
+//! A cell starts from nothing, so that no contestant meets what another left behind (connections in TIME_WAIT, routes,
+//! grown buffers). Values are compared within a round only, and the ratios to "no proxy" are what is reported.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod backend;
+mod clients;
+mod contestant;
+mod link;
+mod load;
+mod measure;
+mod metric;
+mod pattern;
+mod place;
+mod progress;
+mod report;
+mod rounds;
+
+use std::process::ExitCode;
+
+use args::Args;
+use clap::Parser as _;
+use rustix::process::{Resource, Rlimit, setrlimit};
+use truepeer_testbed::{Bed, run_privately};
+
+/// Descriptors that a program may have.
+const OPEN_FILES: u64 = 100_000;
+
+fn main() -> ExitCode {
+    if let Some(code) = backend::run_if_asked() {
+        return code;
+    }
+    // Before the private ground is entered: a question about options is no reason to make namespaces.
+    let args = Args::parse();
+    run_privately("bench", |bed| bench(bed, &args))
+}
+
+fn bench(bed: &Bed, args: &Args) -> anyhow::Result<ExitCode> {
+    raise_open_files();
+    let plan = args.plan(bed)?;
+    let machine = measure::machine::Machine::examine(bed, &plan)?;
+    println!("{}", report::text::preface(&machine, &plan));
+    let results = rounds::run(bed, &plan)?;
+    println!("{}", report::text::tables(&plan, &results));
+    if let Some(dir) = &args.write {
+        report::write(dir, &machine, &plan, &results)?;
+    }
+    let missing = results.missing(&plan);
+    for complaint in &missing {
+        eprintln!("bench: {complaint}");
+    }
+    Ok(if args.smoke && !missing.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Thousands of idle sessions, in which some contestants have six descriptors each. Beyond the hard limit only where the
+/// caller is root; else contestants that need more fail, and are shown to.
+fn raise_open_files() {
+    let limit = Some(OPEN_FILES);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit });
+}

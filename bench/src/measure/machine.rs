@@ -1,0 +1,93 @@
+//! On what it is measured.
+
+use std::fs;
+use std::thread;
+
+use anyhow::Context;
+use truepeer_testbed::Bed;
+
+use crate::args::Plan;
+use crate::place::{self, Place};
+
+/// Machine, kernel, settings and versions.
+pub(crate) struct Machine {
+    /// Label and value, in order.
+    pub(crate) facts: Vec<(&'static str, String)>,
+}
+
+impl Machine {
+    /// Looks now, before the load.
+    pub(crate) fn examine(bed: &Bed, plan: &Plan) -> anyhow::Result<Self> {
+        let settings = Place::make(plan.congestion.as_deref())?.run(|| Ok(network_settings()))?;
+        let versions =
+            plan.contestants.iter().filter_map(|who| Some(format!("{}: {}", who.label, who.version(bed)?)));
+        let mut versions: Vec<String> = versions.collect();
+        versions.dedup_by(|one, other| one.rsplit(": ").next() == other.rsplit(": ").next());
+        let mut facts = vec![
+            ("machine", format!("{}, {} cores, {} of memory", processor(), cores(), memory())),
+            ("system", format!("{}, Linux {}", distribution(), line("/proc/sys/kernel/osrelease"))),
+            ("load average before", line("/proc/loadavg").split(' ').take(3).collect::<Vec<_>>().join(" ")),
+            ("network", settings),
+            ("measured", measured(plan)),
+            ("versions", versions.join("; ")),
+        ];
+        if !plan.absent.is_empty() {
+            facts.push(("absent", plan.absent.join("; ")));
+        }
+        Ok(Self { facts })
+    }
+}
+
+fn network_settings() -> String {
+    format!(
+        "loopback of a private network namespace, made anew for each measurement; congestion control {}; \
+         up to {} sockets in TIME_WAIT kept, tcp_tw_reuse {}; claimed clients and senders' addresses rotate, no pair \
+         comes twice",
+        place::read("tcp_congestion_control"),
+        place::read("tcp_max_tw_buckets"),
+        place::read("tcp_tw_reuse"),
+    )
+}
+
+fn measured(plan: &Plan) -> String {
+    let scale = &plan.scale;
+    format!(
+        "{} rounds of {:.1} s after {:.1} s of warm-up (streaming: four times that); load and backend with {} threads each, sharing the cores with \
+         the contestant",
+        plan.rounds,
+        scale.window.as_secs_f64(),
+        scale.warm_up.as_secs_f64(),
+        scale.threads
+    )
+}
+
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get)
+}
+
+fn processor() -> String {
+    value("/proc/cpuinfo", "model name").unwrap_or_else(|_| std::env::consts::ARCH.to_owned())
+}
+
+fn memory() -> String {
+    let kib =
+        value("/proc/meminfo", "MemTotal").ok().and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+    kib.map_or("?".to_owned(), |kib| format!("{:.0} GiB", kib as f64 / f64::from(1 << 20)))
+}
+
+fn distribution() -> String {
+    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let name = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    name.unwrap_or("Linux").trim_matches('"').to_owned()
+}
+
+fn line(file: &str) -> String {
+    fs::read_to_string(file).unwrap_or_default().trim().to_owned()
+}
+
+/// What stands behind the name and a colon.
+fn value(file: &str, name: &str) -> anyhow::Result<String> {
+    let text = fs::read_to_string(file).with_context(|| file.to_owned())?;
+    let line = text.lines().find(|line| line.starts_with(name)).with_context(|| name.to_owned())?;
+    Ok(line.split_once(':').map_or("", |(_, value)| value).trim().to_owned())
+}

@@ -1,0 +1,6 @@
+//! What is measured beside the loads' own counts: time, memory, and the machine itself.
+
+pub(crate) mod cpu;
+pub(crate) mod latency;
+pub(crate) mod machine;
+pub(crate) mod memory;

@@ -1,0 +1,201 @@
+//! The order of measuring, and what comes of it. Within a round each load is put on all contestants one after the other,
+//! so that what is compared lies seconds apart; and each round begins with another contestant.
+
+use truepeer_testbed::Bed;
+
+use crate::args::Plan;
+use crate::contestant::{Contestant, NO_PROXY};
+use crate::load::Load;
+use crate::metric::{Metric, Sample};
+use crate::place::Place;
+use crate::progress::Progress;
+
+/// How much of an error is shown.
+const COMPLAINT_CHARS: usize = 300;
+
+/// One measurement.
+struct Cell {
+    round: usize,
+    load: Load,
+    contestant: usize,
+    outcome: Result<Sample, String>,
+}
+
+/// All measurements.
+pub(crate) struct Results {
+    cells: Vec<Cell>,
+}
+
+/// The middle of several rounds, and how far they lie apart.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) low: f64,
+    pub(crate) high: f64,
+}
+
+/// Measures everything that `plan` says.
+pub(crate) fn run(bed: &Bed, plan: &Plan) -> anyhow::Result<Results> {
+    let mut cells = Vec::new();
+    let mut progress = Progress::new(count(plan));
+    for round in 0..plan.rounds {
+        for &load in &plan.loads {
+            for place in 0..plan.contestants.len() {
+                let contestant = (place + round) % plan.contestants.len();
+                let who = &plan.contestants[contestant];
+                if who.carries(load) {
+                    progress.step(&format!(
+                        "round {}/{} {} {}",
+                        round + 1,
+                        plan.rounds,
+                        load.name(),
+                        who.label
+                    ));
+                    let outcome = measure(bed, plan, load, who).map_err(|error| on_one_line(&error));
+                    cells.push(Cell { round, load, contestant, outcome });
+                }
+            }
+        }
+    }
+    progress.end();
+    Ok(Results { cells })
+}
+
+fn count(plan: &Plan) -> usize {
+    let of_load = |load: &Load| plan.contestants.iter().filter(|who| who.carries(*load)).count();
+    plan.rounds * plan.loads.iter().map(of_load).sum::<usize>()
+}
+
+fn measure(bed: &Bed, plan: &Plan, load: Load, who: &Contestant) -> anyhow::Result<Sample> {
+    Place::make(plan.congestion.as_deref())?.run(|| {
+        let stand = who.stand_up(bed, load, plan.scale.threads)?;
+        let mut outcome = load.run(&stand, &plan.scale);
+        // Whatever else went wrong: that it is dead explains it.
+        if let Some(words) = stand.last_words() {
+            match &mut outcome {
+                Ok(sample) => sample.flaw(format!("it has ended: {words}")),
+                Err(_) => anyhow::bail!("it has ended: {words}"),
+            }
+        }
+        outcome
+    })
+}
+
+impl Spread {
+    /// Of at least one value.
+    pub(crate) fn of(mut values: Vec<f64>) -> Option<Self> {
+        values.retain(|value| value.is_finite());
+        values.sort_by(f64::total_cmp);
+        let (&low, &high) = (values.first()?, values.last()?);
+        let (left, right) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
+        Some(Self { median: f64::midpoint(left, right), low, high })
+    }
+}
+
+impl Results {
+    fn of(&self, load: Load, contestant: usize) -> impl Iterator<Item = &Cell> {
+        self.cells.iter().filter(move |cell| cell.load == load && cell.contestant == contestant)
+    }
+
+    fn value(&self, round: usize, load: Load, contestant: usize, metric: Metric) -> Option<f64> {
+        let cell = self.of(load, contestant).find(|cell| cell.round == round)?;
+        cell.outcome.as_ref().ok()?.value(metric)
+    }
+
+    /// A metric over the rounds.
+    pub(crate) fn spread(&self, load: Load, contestant: usize, metric: Metric) -> Option<Spread> {
+        let samples = self.of(load, contestant).filter_map(|cell| cell.outcome.as_ref().ok());
+        Spread::of(samples.filter_map(|sample| sample.value(metric)).collect())
+    }
+
+    /// One contestant's headline by another's, round by round.
+    pub(crate) fn ratio(&self, plan: &Plan, load: Load, one: usize, other: usize) -> Option<Spread> {
+        let metric = load.headline()?;
+        let rounds = 0..plan.rounds;
+        let ratio =
+            |round| Some(self.value(round, load, one, metric)? / self.value(round, load, other, metric)?);
+        Spread::of(rounds.filter_map(ratio).collect())
+    }
+
+    /// One contestant's headline by that of "no proxy".
+    pub(crate) fn ratio_to_no_proxy(&self, plan: &Plan, load: Load, contestant: usize) -> Option<Spread> {
+        self.ratio(plan, load, contestant, plan.contestants.iter().position(|who| who.name == NO_PROXY)?)
+    }
+
+    /// What was wrong with a contestant under a load, each complaint once, with the number of rounds that had it if
+    /// not all had.
+    pub(crate) fn complaints(&self, plan: &Plan, load: Load, contestant: usize) -> Vec<String> {
+        let mut complaints: Vec<(String, usize)> = Vec::new();
+        for cell in self.of(load, contestant) {
+            let own: Vec<String> = match &cell.outcome {
+                Ok(sample) => sample.flaws.clone(),
+                Err(failure) => vec![format!("failed: {failure}")],
+            };
+            for complaint in own {
+                let kind = kind_of(&complaint);
+                match complaints.iter_mut().find(|(text, _)| kind_of(text) == kind) {
+                    Some((_, rounds)) => *rounds += 1,
+                    None => complaints.push((complaint, 1)),
+                }
+            }
+        }
+        let rounds = |(text, rounds)| {
+            if rounds == plan.rounds {
+                text
+            } else {
+                format!("{text} (in {rounds} of {} rounds)", plan.rounds)
+            }
+        };
+        complaints.into_iter().map(rounds).collect()
+    }
+
+    /// Numbers that should be there and are not.
+    pub(crate) fn missing(&self, plan: &Plan) -> Vec<String> {
+        let mut complaints = Vec::new();
+        for cell in &self.cells {
+            let who = &plan.contestants[cell.contestant];
+            let place = format!("{} with {}", cell.load.name(), who.label);
+            match &cell.outcome {
+                Err(failure) => complaints.push(format!("{place}: {failure}")),
+                Ok(sample) => {
+                    let lacks = |metric: &&Metric| !sample.value(**metric).is_some_and(f64::is_finite);
+                    let wanted = cell.load.metrics().iter();
+                    let lacking: Vec<&str> = wanted.filter(lacks).map(|metric| metric.title()).collect();
+                    if !lacking.is_empty() {
+                        complaints.push(format!("{place}: no {}", lacking.join(", ")));
+                    }
+                }
+            }
+        }
+        complaints
+    }
+}
+
+/// An error, often with a program's last words, for a table's note.
+fn on_one_line(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    let words: Vec<&str> = text.split_whitespace().collect();
+    words.join(" ").chars().take(COMPLAINT_CHARS).collect()
+}
+
+/// A complaint without its numbers, which differ from round to round.
+fn kind_of(complaint: &str) -> String {
+    complaint.chars().filter(|character| !character.is_ascii_digit()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_of_an_even_number_lies_between() {
+        let spread = Spread::of(vec![4.0, 1.0, f64::NAN, 2.0, 3.0]);
+        assert_eq!(spread, Some(Spread { median: 2.5, low: 1.0, high: 4.0 }));
+        assert_eq!(Spread::of(vec![]), None);
+    }
+
+    #[test]
+    fn complaints_that_differ_in_numbers_are_one() {
+        assert_eq!(kind_of("truncates: 3 of 50"), kind_of("truncates: 17 of 50"));
+    }
+}
