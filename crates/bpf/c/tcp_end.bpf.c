@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* The end of a flow: when its socket closes, whatever made it close. */
+/* A flow's socket: when it is there, it is told its client's name; when it closes, whatever made it close, the flow ends. */
 #include "maps.h"
+#include "names.h"
 
 /* Other namespaces may use the same addresses; set when it is loaded. */
 const volatile __u64 netns_cookie = 0;
@@ -50,6 +51,36 @@ static __always_inline void retire(const struct flow_key *key)
 	bpf_map_delete_elem(&tp_flows, key);
 }
 
+/* Before accept() can return the socket: it waits for its lock, which is held here. */
+static __always_inline void give_name(struct bpf_sock_ops *ctx, const struct flow_key *key, const struct flow *flow)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct name name = {
+		.client = flow->client,
+		.client_port = flow->client_port,
+		.client_version = flow->client_version,
+	};
+
+	if (sk && bpf_sk_storage_get(&tp_names, sk, &name, BPF_SK_STORAGE_GET_F_CREATE))
+		return;
+	struct port *port = bpf_map_lookup_elem(&tp_ports, &key->local_port);
+	if (port)
+		count(port, FAILED);
+}
+
+static __always_inline void on_established(struct bpf_sock_ops *ctx)
+{
+	struct flow_key key = {};
+
+	if (key_of(ctx, &key))
+		return;
+	struct flow *flow = bpf_map_lookup_elem(&tp_flows, &key);
+	if (!flow)
+		return;
+	give_name(ctx, &key, flow);
+	bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
+}
+
 SEC("sockops")
 int tcp_end(struct bpf_sock_ops *ctx)
 {
@@ -57,8 +88,7 @@ int tcp_end(struct bpf_sock_ops *ctx)
 
 	switch (ctx->op) {
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
-		if (!key_of(ctx, &key) && bpf_map_lookup_elem(&tp_flows, &key))
-			bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
+		on_established(ctx);
 		break;
 	case BPF_SOCK_OPS_STATE_CB:
 		if (ctx->args[1] == BPF_TCP_CLOSE && !key_of(ctx, &key))

@@ -6,7 +6,7 @@ use std::path::Path;
 use aya::programs::{CgroupSockAddr, Program, ProgramError, SchedClassifier, SockOps};
 
 use crate::links::{self, DIRECTIONS};
-use crate::load::{Loaded, load};
+use crate::load::{Global, Loaded, load};
 use crate::programs::{Object, PEER_NAME, TCP_EGRESS, TCP_END, TCP_INGRESS};
 use crate::tables::Tables;
 use crate::{AttachError, Device, Place, Rules};
@@ -59,7 +59,8 @@ struct ForKind {
 fn load_by_kind(object: Object, place: &Place, devices: &[Device]) -> Result<Vec<ForKind>, AttachError> {
     let kinds: BTreeSet<u32> = devices.iter().map(Device::link_header_len).collect();
     let load = |link_header_len| -> Result<ForKind, AttachError> {
-        let mut loaded = load(object, place, "link_header_len", link_header_len)?;
+        let mut loaded =
+            load(object, place, Some(Global { name: "link_header_len", value: link_header_len }))?;
         classifier(&mut loaded, object.name)
             .and_then(SchedClassifier::load)
             .map_err(AttachError::attach(object.name, "the kernel"))?;
@@ -92,12 +93,12 @@ fn attach_directions(
 
 /// The hooks that name the client, and the one that sees sockets end.
 fn attach_hooks(place: &Place, cgroup: &Path) -> Result<(), AttachError> {
-    let mut names = load(PEER_NAME, place, "netns_cookie", place.netns_cookie())?;
+    let mut names = load(PEER_NAME, place, None::<Global<u64>>)?;
     for name in ["peer_name4", "peer_name6"] {
         let program = ready(names.program(name), name, |program: &mut CgroupSockAddr| program.load())?;
         links::attach_name_hook(place, program, name, cgroup)?;
     }
-    let mut ends = load(TCP_END, place, "netns_cookie", place.netns_cookie())?;
+    let mut ends = load(TCP_END, place, Some(Global { name: "netns_cookie", value: place.netns_cookie() }))?;
     let program = ready(ends.program("tcp_end"), "tcp_end", |program: &mut SockOps| program.load())?;
     // All sockets, whichever are named: a flow that isn't seen to end would stay.
     links::attach_socket_hook(place, program, "tcp_end", &crate::cgroup_root()?)

@@ -3,7 +3,7 @@
 use aya::Pod;
 
 /// Raised whenever a struct or a map of the programs changes its shape: pinned maps of another layout are left alone.
-pub(crate) const LAYOUT: u32 = 1;
+pub(crate) const LAYOUT: u32 = 2;
 
 /// Ports that can be attached at a time in one network namespace.
 pub(crate) const MAX_PORTS: u16 = 64;

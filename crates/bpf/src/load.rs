@@ -12,18 +12,24 @@ pub(crate) struct Loaded {
     programs: Ebpf,
 }
 
-/// Loads an object with its tables at `place` and one global set.
+/// A variable of a program, set before it is loaded.
+pub(crate) struct Global<T> {
+    pub(crate) name: &'static str,
+    pub(crate) value: T,
+}
+
+/// Loads an object with its tables at `place`.
 pub(crate) fn load<T: aya::Pod>(
     object: Object,
     place: &Place,
-    global: &'static str,
-    value: T,
+    global: Option<Global<T>>,
 ) -> Result<Loaded, AttachError> {
-    let programs = EbpfLoader::new()
-        .default_map_pin_directory(place.maps())
-        .override_global(global, &value, true)
-        .load(object.bytes()?)
-        .map_err(AttachError::load(object.name))?;
+    let mut loader = EbpfLoader::new();
+    loader.default_map_pin_directory(place.maps());
+    if let Some(global) = &global {
+        loader.override_global(global.name, &global.value, true);
+    }
+    let programs = loader.load(object.bytes()?).map_err(AttachError::load(object.name))?;
     Ok(Loaded { object, programs })
 }
 

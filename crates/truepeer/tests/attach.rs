@@ -1,7 +1,7 @@
 //! `truepeer attach`: what is its own and not every way's, see `matrix` for that.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -85,10 +85,34 @@ fn flows_end_with_their_sockets(bed: &Bed) -> anyhow::Result<()> {
         is_answered(&mut stream)?;
         if round % 2 == 0 { client::reset(stream)? } else { drop(client::ask(&mut stream, b"")?) }
     }
+    all_flows_end(bed)
+}
+
+fn all_flows_end(bed: &Bed) -> anyhow::Result<()> {
     bed.wait_for("all flows forgotten", || {
         open(bed, "translated").is_ok_and(|count| count == 0)
             && open(bed, "untouched").is_ok_and(|count| count == 0)
     })
+}
+
+/// A socket keeps its client's name though it is reset before accept(), and though another connection has its
+/// addresses by then.
+fn a_name_belongs_to_its_socket(bed: &Bed) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(LISTENER)?;
+    start(bed, &[])?;
+    let clients = ["203.0.113.1:1001", "203.0.113.2:1002", "203.0.113.3:1003"];
+    for client in clients {
+        let mut stream = client::connect_from("127.0.0.9:4000", LISTENER)?;
+        stream.write_all(&[&header(client)?, b"data".as_slice()].concat())?;
+        truepeer_testbed::sockets::wait_until_sent(&stream)?;
+        client::reset(stream)?;
+        all_flows_end(bed)?;
+    }
+    for client in clients {
+        let (_, seen) = listener.accept()?;
+        ensure!(seen.to_string() == client, "{client} was seen as {seen}");
+    }
+    Ok(())
 }
 
 fn a_connection_from_before_is_untouched(bed: &Bed) -> anyhow::Result<()> {
@@ -474,6 +498,7 @@ fn main() -> ExitCode {
     let mut all = tests![
         a_right_guess_alters_no_packet,
         flows_end_with_their_sockets,
+        a_name_belongs_to_its_socket,
         a_connection_from_before_is_untouched,
         others_than_the_senders_pass_untouched,
         rules_are_changed_while_it_runs,

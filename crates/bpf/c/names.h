@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* The client's name, kept by the socket and not by its addresses: a connection can be reset, and its addresses used
+ * again, while it still waits for accept(). */
+#pragma once
+#include "layout.h"
+
+struct name {
+	struct address client;
+	__be16 client_port;
+	__u8 client_version; /* 4 or 6; 0: the sender stands for itself */
+	__u8 unused;
+};
+
+/* A socket's entry goes with the socket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct name);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tp_names SEC(".maps");
