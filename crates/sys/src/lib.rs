@@ -6,6 +6,8 @@ mod error;
 pub mod inherit;
 pub mod limits;
 pub mod netns;
+pub mod process;
+pub mod seccomp;
 pub mod socket;
 pub mod udp;
 

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
@@ -89,6 +90,26 @@ pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> Result<(), CallError>
         )
     };
     last_result(answer).named("setsockopt(IP_BIND_ADDRESS_NO_PORT)")
+}
+
+/// Lets `listener` keep a connection to itself until its first data has come, or for about as long as `wait` (rounded up
+/// to 1, 3, 7 s…): then it is given out without any (TCP_DEFER_ACCEPT).
+///
+/// # Errors
+/// ENOPROTOOPT on a socket that isn't TCP; EOPNOTSUPP on an MPTCP one before Linux 5.17.
+pub fn set_defer_accept(listener: BorrowedFd<'_>, wait: Duration) -> Result<(), CallError> {
+    let seconds = libc::c_int::try_from(wait.as_secs().max(1)).unwrap_or(libc::c_int::MAX);
+    // SAFETY: the option takes one c_int; the pointer and the length name exactly that local, which outlives the call.
+    let answer = unsafe {
+        libc::setsockopt(
+            listener.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_DEFER_ACCEPT,
+            (&raw const seconds).cast(),
+            INT_LEN,
+        )
+    };
+    last_result(answer).named("setsockopt(TCP_DEFER_ACCEPT)")
 }
 
 /// Bytes written to the TCP socket that its other end has not acknowledged yet (SIOCOUTQ).

@@ -1,0 +1,57 @@
+//! Another process's descriptors.
+
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+/// Why a descriptor can't be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// The process has no such descriptor (its own call would say EBADF).
+    NoDescriptor,
+    /// The thread is gone.
+    NoThread,
+    /// This process may not look into that one (EPERM), or has no descriptors left itself.
+    Forbidden(Errno),
+}
+
+/// A duplicate of descriptor `number` of the process that `thread` belongs to. Nothing is remembered between calls: a
+/// thread's number can go to another process at any time, so ask afterwards whether it still is who it was.
+///
+/// # Errors
+/// See [`Reach`].
+pub fn descriptor_of(thread: i32, number: i32) -> Result<OwnedFd, Reach> {
+    let handle = handle_of(thread)?;
+    pidfd_getfd(&handle, number, PidfdGetfdFlags::empty()).map_err(|errno| match errno {
+        Errno::BADF => Reach::NoDescriptor,
+        Errno::SRCH => Reach::NoThread,
+        errno => Reach::Forbidden(errno),
+    })
+}
+
+fn handle_of(thread: i32) -> Result<OwnedFd, Reach> {
+    let pid = Pid::from_raw(thread).ok_or(Reach::NoThread)?;
+    // Linux 6.9: of the thread itself.
+    match pidfd_open(pid, PidfdFlags::from_bits_retain(libc::PIDFD_THREAD)) {
+        Err(Errno::INVAL) => {}
+        opened => return opened.map_err(refused),
+    }
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        // Not the first thread of its process (ENOENT since Linux 6.9).
+        Err(Errno::INVAL | Errno::NOENT) => {
+            pidfd_open(leader_of(thread)?, PidfdFlags::empty()).map_err(refused)
+        }
+        opened => opened.map_err(refused),
+    }
+}
+
+fn refused(errno: Errno) -> Reach {
+    if errno == Errno::SRCH { Reach::NoThread } else { Reach::Forbidden(errno) }
+}
+
+fn leader_of(thread: i32) -> Result<Pid, Reach> {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).map_err(|_| Reach::NoThread)?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    line.and_then(|number| number.trim().parse().ok()).and_then(Pid::from_raw).ok_or(Reach::NoThread)
+}

@@ -1,0 +1,92 @@
+//! Signals as something to read, and as a way to die.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use crate::{CallError, Named};
+
+/// A signal that came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caught {
+    /// Its number.
+    pub signal: i32,
+    /// From the kernel (a terminal's Ctrl-C, which its whole foreground group gets), not from another process.
+    pub from_kernel: bool,
+}
+
+/// Signals that no longer interrupt this process: they are read from here (signalfd(2)).
+#[derive(Debug)]
+pub struct SignalDoor(OwnedFd);
+
+impl AsFd for SignalDoor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl SignalDoor {
+    /// Blocks `signals` in the calling thread, and so in those that it starts: call it before there are others.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE, ENOMEM; EINVAL for a number that is no signal.
+    pub fn open(signals: &[i32]) -> Result<Self, CallError> {
+        let set = set_of(signals).named("sigaddset")?;
+        // SAFETY: `set` is initialised; the old mask isn't asked for.
+        let answer = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        if answer != 0 {
+            return Err(io::Error::from_raw_os_error(answer)).named("pthread_sigmask");
+        }
+        // SAFETY: as above; -1 asks for a new descriptor.
+        let raw = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC) };
+        if raw < 0 {
+            return Err(io::Error::last_os_error()).named("signalfd");
+        }
+        // SAFETY: the kernel has just made it for us.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(raw) }))
+    }
+
+    /// The next signal, if one is there.
+    #[must_use]
+    pub fn next(&self) -> Option<Caught> {
+        let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
+        let length = size_of::<libc::signalfd_siginfo>();
+        // SAFETY: pointer and length name exactly `info`.
+        let done = unsafe { libc::read(self.0.as_raw_fd(), info.as_mut_ptr().cast(), length) };
+        if usize::try_from(done) != Ok(length) {
+            return None;
+        }
+        // SAFETY: the kernel has written all of it; it is plain numbers.
+        let info = unsafe { info.assume_init() };
+        let signal = i32::try_from(info.ssi_signo).ok()?;
+        Some(Caught { signal, from_kernel: info.ssi_code > 0 })
+    }
+}
+
+fn set_of(signals: &[i32]) -> io::Result<libc::sigset_t> {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset initialises what the pointer leads to.
+    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+    for &signal in signals {
+        // SAFETY: `set` was initialised above.
+        if unsafe { libc::sigaddset(set.as_mut_ptr(), signal) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    // SAFETY: as above.
+    Ok(unsafe { set.assume_init() })
+}
+
+/// Ends this process by a signal, as another one ended, so that whoever waits for it sees the same. Leaves no core dump:
+/// the other has. Returns if the signal doesn't end processes.
+pub fn die_by(signal: i32) {
+    let none = rustix::process::Rlimit { current: Some(0), maximum: None };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
+    let Ok(set) = set_of(&[signal]) else { return };
+    // SAFETY: the signal gets its default action back and is let through; no handler of ours runs.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+        libc::raise(signal);
+    }
+}

@@ -1,0 +1,166 @@
+//! Starting a program under a seccomp filter whose notifications come here.
+
+use std::ffi::{CString, OsString};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Child;
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+
+use crate::seccomp::{Filter, Notifier};
+use crate::{CallError, Named};
+
+/// What is to be run.
+#[derive(Debug, Clone)]
+pub struct Command {
+    file: CString,
+    argv: Vec<CString>,
+    /// `NAME=value`, zero-terminated.
+    environment: Vec<Vec<u8>>,
+    /// Which of them is LISTEN_PID, if listening sockets were passed to this process: they go to the program, whose
+    /// number is known only after the fork.
+    listen_pid: Option<usize>,
+}
+
+/// A program under supervision.
+#[derive(Debug)]
+pub struct Supervised {
+    /// Its process, child of this one; killed if the thread that started it ends.
+    pub child: Child,
+    /// What it, and all that it starts, ask.
+    pub notifier: Notifier,
+}
+
+/// What the entry needs room for; the number of a process is at most 2²².
+const LISTEN_PID: &[u8] = b"LISTEN_PID=";
+const DIGITS: usize = 10;
+
+impl Command {
+    /// `file` is run as it stands, without a look at PATH; `words` are its name and arguments. The environment is this
+    /// process's.
+    ///
+    /// # Errors
+    /// EINVAL for a zero byte in a word.
+    pub fn new(file: &Path, words: Vec<OsString>) -> io::Result<Self> {
+        let argv = words.into_iter().map(|word| CString::new(word.into_vec()));
+        let own = std::process::id().to_string();
+        let mut listen_pid = None;
+        let mut environment = Vec::new();
+        for (name, value) in std::env::vars_os() {
+            let for_us = name == "LISTEN_PID" && value.to_str() == Some(&own);
+            let mut entry = [name.into_vec(), b"=".to_vec(), value.into_vec(), vec![0]].concat();
+            if for_us {
+                listen_pid = Some(environment.len());
+                entry.resize(LISTEN_PID.len() + DIGITS + 1, 0);
+            }
+            environment.push(entry);
+        }
+        Ok(Self {
+            file: CString::new(file.as_os_str().as_encoded_bytes())?,
+            argv: argv.collect::<Result<_, _>>()?,
+            environment,
+            listen_pid,
+        })
+    }
+
+    /// Starts it. Call it on a thread that lives as long as the supervisor: the kernel kills the program when that thread
+    /// ends, whatever ended it, so that nobody waits for answers that never come.
+    ///
+    /// # Errors
+    /// What kept the program from being started: ENOENT, EACCES, ENOEXEC; or the filter from being installed, see
+    /// [`Filter::install`].
+    pub fn start(mut self, filter: Filter) -> Result<Supervised, CallError> {
+        let (here, there) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                .named("socketpair")?;
+        let parent = getpid();
+        let argv = Pointers::to(self.argv.iter().map(|word| word.as_ptr()));
+        let environment = Pointers::to(self.environment.iter().map(|entry| entry.as_ptr().cast()));
+        let mut command = std::process::Command::new("exec"); // never looked at: the closure below runs the program
+        let become_the_program = move || {
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            if getppid() != Some(parent) {
+                return Err(io::ErrorKind::BrokenPipe.into()); // it has ended already
+            }
+            let listener = filter.install()?;
+            pass_on(there.as_fd(), listener.as_fd())?;
+            drop(listener);
+            self.write_listen_pid();
+            Err(self.exec(&argv, &environment))
+        };
+        // SAFETY: between fork and exec only system calls are made, and memory is used that was allocated before.
+        unsafe { command.pre_exec(become_the_program) };
+        let child = command.spawn().named("start")?;
+        let notifier = Notifier::new(receive(here.as_fd()).named("recvmsg")?);
+        Ok(Supervised { child, notifier })
+    }
+
+    fn write_listen_pid(&mut self) {
+        let Some(entry) = self.listen_pid.and_then(|index| self.environment.get_mut(index)) else { return };
+        let mut digits = [0; DIGITS];
+        let mut number = getpid().as_raw_nonzero().get();
+        let mut first = DIGITS;
+        while number > 0 {
+            first -= 1;
+            digits[first] = b'0' + u8::try_from(number % 10).unwrap_or_default();
+            number /= 10;
+        }
+        let digits = &digits[first..];
+        entry[..LISTEN_PID.len()].copy_from_slice(LISTEN_PID);
+        entry[LISTEN_PID.len()..][..digits.len()].copy_from_slice(digits);
+        entry[LISTEN_PID.len() + digits.len()] = 0;
+    }
+
+    /// Becomes the program; returns only if it can't.
+    fn exec(&self, argv: &Pointers, environment: &Pointers) -> io::Error {
+        // SAFETY: both arrays end with a null pointer and lead to zero-terminated strings that `self` owns and has not
+        // moved since (they are on the heap).
+        unsafe { libc::execvpe(self.file.as_ptr(), argv.0.as_ptr(), environment.0.as_ptr()) };
+        io::Error::last_os_error()
+    }
+}
+
+/// Pointers to strings, and a null pointer at the end.
+struct Pointers(Vec<*const libc::c_char>);
+
+// SAFETY: nobody writes through them, and what they lead to goes where they go: into the closure that owns the strings.
+unsafe impl Send for Pointers {}
+// SAFETY: as above.
+unsafe impl Sync for Pointers {}
+
+impl Pointers {
+    fn to(strings: impl Iterator<Item = *const libc::c_char>) -> Self {
+        Self(strings.chain([std::ptr::null()]).collect())
+    }
+}
+
+/// Sends a descriptor through a socket; allocates nothing.
+fn pass_on(socket: BorrowedFd<'_>, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut message = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor];
+    message.push(SendAncillaryMessage::ScmRights(&descriptors));
+    rustix::net::sendmsg(socket, &[io::IoSlice::new(b"x")], &mut message, SendFlags::empty())?;
+    Ok(())
+}
+
+fn receive(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut message = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let buffer = &mut [io::IoSliceMut::new(&mut byte)];
+    rustix::net::recvmsg(socket, buffer, &mut message, RecvFlags::CMSG_CLOEXEC)?;
+    let mut descriptors = message.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    descriptors.next().ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}

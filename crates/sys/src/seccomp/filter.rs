@@ -1,0 +1,152 @@
+//! Which calls are asked about: a classic BPF program, installed for a process and all that it starts.
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long, sock_filter};
+
+/// What becomes of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The supervisor answers it.
+    Ask,
+    /// It fails with this error number.
+    Fail(u16),
+}
+
+/// A filter; calls that no rule names pass.
+#[derive(Debug, Clone)]
+pub struct Filter {
+    program: Vec<sock_filter>,
+}
+
+/// `linux/audit.h`: the machine, 64 bits, little endian. A 32-bit program's calls have other numbers, and pass.
+const ARCHITECTURE: u32 = if cfg!(target_arch = "aarch64") { 0xC000_00B7 } else { 0xC000_003E };
+
+/// Where struct seccomp_data has the number of the call, the architecture, and the low half of an argument.
+const NUMBER: u32 = 0;
+const ARCH: u32 = 4;
+const fn argument(index: u32) -> u32 {
+    16 + 8 * index
+}
+
+impl Default for Filter {
+    fn default() -> Self {
+        let program = vec![
+            load(ARCH),
+            jump(BPF_JEQ, ARCHITECTURE, 1, 0),
+            give(libc::SECCOMP_RET_ALLOW),
+            load(NUMBER),
+            give(libc::SECCOMP_RET_ALLOW),
+        ];
+        Self { program }
+    }
+}
+
+impl Filter {
+    /// Adds a rule for a call, by its number (`libc::SYS_accept4`).
+    #[must_use]
+    pub fn rule(self, call: c_long, verdict: Verdict) -> Self {
+        self.append(&[jump(BPF_JEQ, number(call), 0, 1), give(verdict.code())])
+    }
+
+    /// Adds a rule for a call whose argument (counted from 0) has any of these bits set.
+    #[must_use]
+    pub fn rule_if_set(self, call: c_long, index: u32, bits: u32, verdict: Verdict) -> Self {
+        self.append(&[
+            jump(BPF_JEQ, number(call), 0, 4),
+            load(argument(index)),
+            jump(BPF_JSET, bits, 0, 1),
+            give(verdict.code()),
+            give(libc::SECCOMP_RET_ALLOW),
+        ])
+    }
+
+    /// Puts instructions before the last one, which lets the rest pass.
+    fn append(mut self, instructions: &[sock_filter]) -> Self {
+        let end = self.program.len() - 1;
+        self.program.splice(end..end, instructions.iter().copied());
+        self
+    }
+
+    /// Installs it for the calling thread, for good, and gives the descriptor that notifications come from. Without
+    /// CAP_SYS_ADMIN it first sets no_new_privs, by which set-user-id programs lose their privilege.
+    ///
+    /// Allocates nothing, so that it may be called between fork and exec.
+    ///
+    /// # Errors
+    /// EINVAL before Linux 5.19, EBUSY if a supervisor is there already, EACCES or EPERM where seccomp is forbidden.
+    pub fn install(&self) -> io::Result<OwnedFd> {
+        let raw = self.try_install().or_else(|error| {
+            if error.raw_os_error() != Some(libc::EACCES) {
+                return Err(error);
+            }
+            rustix::thread::set_no_new_privs(true)?;
+            self.try_install()
+        })?;
+        // SAFETY: the kernel has just made this descriptor for the caller; nobody else knows its number.
+        Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+    }
+
+    fn try_install(&self) -> io::Result<RawFd> {
+        let program = libc::sock_fprog {
+            len: u16::try_from(self.program.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
+            filter: self.program.as_ptr().cast_mut(),
+        };
+        set_filter(&raw const program)
+    }
+}
+
+/// Whether this kernel has what the supervisor needs, and may be asked for it: EFAULT is its answer to "supported, but
+/// there is no program at that address".
+///
+/// # Errors
+/// EINVAL before Linux 5.19, ENOSYS or EPERM where a sandbox forbids seccomp.
+pub fn is_supported() -> io::Result<()> {
+    match set_filter(std::ptr::null()) {
+        Err(error) if error.raw_os_error() == Some(libc::EFAULT) => Ok(()),
+        Err(error) => Err(error),
+        Ok(_) => Err(io::ErrorKind::Other.into()),
+    }
+}
+
+fn set_filter(program: *const libc::sock_fprog) -> io::Result<RawFd> {
+    let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+    // SAFETY: the kernel reads a sock_fprog at `program`, and the instructions it leads to, both alive in the callers
+    // for the length of the call; a null pointer makes it fail with EFAULT.
+    let answer = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, program) };
+    if answer < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    RawFd::try_from(answer).map_err(io::Error::other)
+}
+
+impl Verdict {
+    fn code(self) -> u32 {
+        match self {
+            Self::Ask => libc::SECCOMP_RET_USER_NOTIF,
+            Self::Fail(errno) => libc::SECCOMP_RET_ERRNO | u32::from(errno),
+        }
+    }
+}
+
+/// The numbers of calls are small and positive.
+fn number(call: c_long) -> u32 {
+    u32::try_from(call).unwrap_or(u32::MAX)
+}
+
+fn load(offset: u32) -> sock_filter {
+    instruction(BPF_LD | BPF_W | BPF_ABS, offset, 0, 0)
+}
+
+fn jump(condition: u32, value: u32, if_so: u8, if_not: u8) -> sock_filter {
+    instruction(BPF_JMP | condition | BPF_K, value, if_so, if_not)
+}
+
+fn give(verdict: u32) -> sock_filter {
+    instruction(BPF_RET | BPF_K, verdict, 0, 0)
+}
+
+fn instruction(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter { code: u16::try_from(code).unwrap_or_default(), jt, jf, k }
+}
