@@ -1,7 +1,8 @@
 //! truepeer: your backend sees the true peer.
 //!
 //! The command line becomes an [`args::Invocation`]; this file hands it to who carries it out. Ends with status 0 when
-//! all went well, 1 when something failed, 2 when the command line or the configuration can't be followed.
+//! all went well, 1 when something failed, 2 when the command line or the configuration can't be followed; `run` and
+//! `connect` with that of the program that they start.
 
 mod args;
 mod attach;
@@ -9,6 +10,7 @@ mod config;
 mod doctor;
 mod log;
 mod routes;
+mod run;
 mod serve;
 
 use std::process::ExitCode;
@@ -23,7 +25,7 @@ fn main() -> ExitCode {
         Err(error) => return ExitCode::from(error.report()),
     };
     match carry_out(invocation) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
@@ -39,13 +41,16 @@ fn check(invocation: Invocation) -> Result<Invocation, UsageError> {
     Ok(invocation)
 }
 
-fn carry_out(invocation: Invocation) -> anyhow::Result<()> {
-    match invocation {
+fn carry_out(invocation: Invocation) -> anyhow::Result<ExitCode> {
+    let done = match invocation {
+        Invocation::Run(args) => return run::run(&args),
+        Invocation::Connect(args) => return run::connect(&args),
         Invocation::Proxy(config, compat) => proxy(&config, compat),
         Invocation::Attach(args) => attach::run(&args, &mut std::io::stdout()),
         Invocation::Routes(args) => routes(&args),
         Invocation::Doctor(args) => doctor(&args),
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 fn routes(args: &RoutesArgs) -> anyhow::Result<()> {

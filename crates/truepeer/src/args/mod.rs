@@ -12,6 +12,7 @@ mod go_style;
 mod proxy;
 mod routes;
 mod routing;
+mod run;
 mod values;
 
 use std::ffi::OsString;
@@ -22,6 +23,7 @@ pub(crate) use attach::{AttachAction, AttachArgs, PlaceArgs};
 pub(crate) use compat::Compat;
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use routes::{RoutesAction, RoutesArgs};
+pub(crate) use run::{ConnectArgs, HowArgs, RunArgs, Via};
 
 use crate::config::{Config, ConfigError};
 use proxy::{Defaults, ProxyArgs};
@@ -35,6 +37,10 @@ pub(crate) enum Invocation {
     Routes(RoutesArgs),
     /// Take headers off in the kernel.
     Attach(Box<AttachArgs>),
+    /// Start a program that sees the client.
+    Run(Box<RunArgs>),
+    /// Start a program that sends headers.
+    Connect(Box<ConnectArgs>),
     /// Find out what is missing.
     Doctor(DoctorArgs),
 }
@@ -107,10 +113,15 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
             Ok(Invocation::Proxy(Box::new(config), None))
         }
         Some(("attach", matches)) => Ok(Invocation::Attach(Box::new(AttachArgs::from_arg_matches(matches)?))),
+        Some(("run", matches)) => Ok(Invocation::Run(Box::new(RunArgs::from_arg_matches(matches)?))),
+        Some(("connect", matches)) => {
+            Ok(Invocation::Connect(Box::new(ConnectArgs::from_arg_matches(matches)?)))
+        }
         Some(("routes", matches)) => Ok(Invocation::Routes(RoutesArgs::from_arg_matches(matches)?)),
         Some(("doctor", matches)) => Ok(Invocation::Doctor(DoctorArgs::from_arg_matches(matches)?)),
         _ => Err(UsageError::Options(
-            "expected a command: proxy, attach, routes or doctor; see truepeer --help".to_owned(),
+            "expected a command: proxy, attach, run, connect, routes or doctor; see truepeer --help"
+                .to_owned(),
         )),
     }
 }
@@ -125,6 +136,10 @@ fn command() -> Command {
         .disable_help_subcommand(true)
         .subcommand(proxy_command("proxy"))
         .subcommand(AttachArgs::augment_args(Command::new("attach")).after_help(attach::AFTER_HELP))
+        .subcommand(RunArgs::augment_args(Command::new("run").hide(true)).after_help(run::RUN_HELP))
+        .subcommand(
+            ConnectArgs::augment_args(Command::new("connect").hide(true)).after_help(run::CONNECT_HELP),
+        )
         .subcommand(RoutesArgs::augment_args(Command::new("routes")).after_help(routes::AFTER_HELP))
         .subcommand(DoctorArgs::augment_args(Command::new("doctor")))
 }

@@ -241,3 +241,52 @@ fn ways_that_do_not_exist_are_not_offered() {
         assert!(invoke(&format!("truepeer {word}")).is_err());
     }
 }
+
+fn run(line: &str) -> RunArgs {
+    match invoke(line) {
+        Ok(Invocation::Run(args)) => *args,
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+#[test]
+fn what_comes_after_the_dashes_is_the_command_as_it_stands() {
+    let args = run("truepeer run -port 80 --allow 10.0.0.0/8 -v -- nginx -port --allow -g x");
+    assert_eq!(args.how.command, ["nginx", "-port", "--allow", "-g", "x"]);
+    let settings = args.settings().unwrap();
+    assert_eq!(settings.listeners.ports, [80]);
+    assert_eq!(settings.allow.to_string(), "10.0.0.0/8");
+    assert!(settings.verbose);
+    assert!(error("truepeer run").contains("COMMAND"));
+    assert!(error("truepeer run nginx").contains("unexpected argument"));
+}
+
+#[test]
+fn run_has_the_rules_of_proxy() {
+    let settings = run("truepeer run -- x").settings().unwrap();
+    let listener = ListenerConfig::default();
+    assert_eq!(settings.allow, listener.senders.allow);
+    assert_eq!(settings.header, listener.senders.header);
+    assert_eq!(settings.header_timeout, listener.header.timeout);
+    let settings = run("truepeer run --header forbid --header 10.0.0.0/8=optional --versions 2 --listen [::1]:80 --destination header -- x").settings().unwrap();
+    let read: truepeer_handover::Settings = settings.to_string().parse().unwrap();
+    assert_eq!(read.to_string(), settings.to_string());
+    assert_eq!(read.exceptions.len(), 1);
+    assert_eq!(read.listeners.addresses.len(), 1);
+    let refused = run("truepeer run --header optional --allow any -- x").settings().unwrap_err();
+    assert!(refused.to_string().starts_with("--header optional"));
+}
+
+#[test]
+fn connect_says_whom_to_name_and_where() {
+    let Ok(Invocation::Connect(args)) =
+        invoke("truepeer connect --from 203.0.113.7:5000 --header v1 --to 10.0.0.0/8:443 -- curl -v x")
+    else {
+        panic!("connect")
+    };
+    let sending = args.sending();
+    assert_eq!(sending.from, "203.0.113.7:5000".parse().ok());
+    assert!(sending.is_told("10.1.1.1:443".parse().unwrap()));
+    assert!(!sending.is_told("10.1.1.1:80".parse().unwrap()));
+    assert!(error("truepeer connect --from nowhere -- x").contains("--from"));
+}

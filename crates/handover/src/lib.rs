@@ -1,0 +1,36 @@
+//! The hand-over at `accept()`: what `truepeer run` does with a connection that the kernel has just accepted, whichever
+//! mechanism stands between the application and the kernel (the preloaded library, or the supervisor).
+//!
+//! ```text
+//! accept ─▶ look ──┬── Named ──▶ take ─▶ Names::insert ─▶ the application sees the client
+//!    ▲             ├── Plain ────────────────────────────▶ the application sees the sender
+//!    │             ├── Refused ─▶ closed, Complaints
+//!    │             ├── WakeUp ──▶ closed: a late one is ready
+//!    │             └── NeedMore ▶ Late ─▶ (its header comes, or never) ─▶ ready ─┐
+//!    └────────────────────── WakeUp::ring: a connection from ourselves ◀─────────┘
+//! ```
+//! Nothing here waits for a sender, takes a lock, or calls a function of the C library that the application might have
+//! replaced: rustix speaks to the kernel itself. The only `unsafe` is the mapping of the table of names.
+
+mod complaints;
+mod late;
+mod look;
+mod names;
+mod rules;
+mod sending;
+mod settings;
+mod show;
+mod wake;
+
+pub use complaints::Complaints;
+pub use late::{Decided, Late};
+pub use look::{Look, Refused, look, take};
+pub use names::{Census, Name, Names, NamesFull, SocketDiag, Tuple};
+pub use rules::Rules;
+pub use sending::{Opening, Sending};
+pub use settings::{Destination, Listeners, Settings, SettingsError};
+pub use show::{Shown, as_seen_by};
+pub use wake::WakeUp;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+//! Asking the kernel whether a connection is still there (sock_diag(7)): one question, one answer, no privilege.
+
+use core::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
+};
+
+use super::{Census, Tuple};
+
+/// `struct nlmsghdr` and `struct inet_diag_req_v2` (linux/inet_diag.h).
+const HEADER_LEN: usize = 16;
+const REQUEST_LEN: usize = HEADER_LEN + 56;
+const REQUEST_LEN_FIELD: u32 = 72;
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLM_F_REQUEST: u16 = 1;
+const NLMSG_ERROR: u16 = 2;
+const IPPROTO_TCP: u8 = 6;
+const ENOENT: i32 = -2;
+const ESTALE: i32 = -116;
+
+/// A netlink socket, opened when it is first needed.
+#[derive(Debug, Default)]
+pub struct SocketDiag(Option<OwnedFd>);
+
+impl SocketDiag {
+    /// Not opened yet.
+    pub const fn new() -> Self {
+        Self(None)
+    }
+
+    fn ask(&mut self, request: &[u8]) -> Option<Answer> {
+        if self.0.is_none() {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let protocol = Some(netlink::SOCK_DIAG);
+            self.0 = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol).ok();
+        }
+        let socket = self.0.as_ref()?;
+        send(socket, request, SendFlags::empty()).ok()?;
+        // The kernel answers within the call that asks.
+        let mut answer = [0; 512];
+        let (count, _) = recv(socket, &mut answer, RecvFlags::empty()).ok()?;
+        Answer::read(answer.get(..count)?)
+    }
+}
+
+enum Answer {
+    Open,
+    Closed,
+}
+
+impl Answer {
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
+        if kind == SOCK_DIAG_BY_FAMILY {
+            return Some(Self::Open);
+        }
+        let error = i32::from_ne_bytes(bytes.get(HEADER_LEN..HEADER_LEN + 4)?.try_into().ok()?);
+        match (kind, error) {
+            (NLMSG_ERROR, ENOENT) => Some(Self::Closed),
+            // The same ends, another connection.
+            (NLMSG_ERROR, ESTALE) => Some(Self::Closed),
+            _ => None,
+        }
+    }
+}
+
+impl Census for SocketDiag {
+    fn is_open(&mut self, cookie: u64, tuple: &Tuple) -> bool {
+        !matches!(self.ask(&request(cookie, tuple)), Some(Answer::Closed))
+    }
+}
+
+/// `inet_diag_req_v2`: family, protocol, ext, pad, states, then `inet_diag_sockid`: ports, addresses, device, cookie.
+fn request(cookie: u64, tuple: &Tuple) -> [u8; REQUEST_LEN] {
+    const SOCKID: usize = HEADER_LEN + 8;
+    const COOKIE: usize = SOCKID + 4 + 32 + 4;
+    let mut bytes = [0; REQUEST_LEN];
+    bytes[0..4].copy_from_slice(&REQUEST_LEN_FIELD.to_ne_bytes());
+    bytes[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    bytes[6..8].copy_from_slice(&NLM_F_REQUEST.to_ne_bytes());
+    let family = if tuple.local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    bytes[HEADER_LEN] = family.as_raw().to_le_bytes()[0];
+    bytes[HEADER_LEN + 1] = IPPROTO_TCP;
+    bytes[HEADER_LEN + 4..HEADER_LEN + 8].copy_from_slice(&u32::MAX.to_ne_bytes());
+    bytes[SOCKID..SOCKID + 2].copy_from_slice(&tuple.local.port().to_be_bytes());
+    bytes[SOCKID + 2..SOCKID + 4].copy_from_slice(&tuple.sender.port().to_be_bytes());
+    put_ip(&mut bytes[SOCKID + 4..], tuple.local);
+    put_ip(&mut bytes[SOCKID + 20..], tuple.sender);
+    let [high @ .., _, _, _, _] = cookie.to_be_bytes();
+    let [_, _, _, _, low @ ..] = cookie.to_be_bytes();
+    bytes[COOKIE..COOKIE + 4].copy_from_slice(&u32::from_be_bytes(low).to_ne_bytes());
+    bytes[COOKIE + 4..COOKIE + 8].copy_from_slice(&u32::from_be_bytes(high).to_ne_bytes());
+    bytes
+}
+
+fn put_ip(bytes: &mut [u8], addr: SocketAddr) {
+    match addr.ip() {
+        IpAddr::V4(ip) => bytes[..4].copy_from_slice(&ip.octets()),
+        IpAddr::V6(ip) => bytes[..16].copy_from_slice(&ip.octets()),
+    }
+}

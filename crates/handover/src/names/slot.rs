@@ -1,0 +1,107 @@
+//! One place in the table: atomic words only, since other processes write here.
+
+use core::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+
+use super::{Name, Tuple};
+
+/// No kernel gives these cookies: it counts up from 1, and would need centuries to come to the last ones.
+pub(super) const NEVER_USED: u64 = 0;
+pub(super) const FREE: u64 = u64::MAX;
+/// Being written, or left behind by a process that was killed while it wrote.
+pub(super) const TAKEN: u64 = u64::MAX - 1;
+
+const HAS_DESTINATION: u64 = 1;
+/// Which of the four addresses are IPv4: bits 1 to 4, in the order in which they stand.
+const IS_IPV4: u64 = 2;
+
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Slot {
+    /// Whose place it is. Everything else is written before it is set, and counts only while it stays.
+    pub(super) cookie: AtomicU64,
+    flags: AtomicU64,
+    /// Client, destination, local, sender: 16 bits each.
+    ports: AtomicU64,
+    /// Of a link-local client.
+    scope: AtomicU64,
+    /// In the same order, IPv4 in IPv6 form.
+    ips: [[AtomicU64; 2]; 4],
+}
+
+impl Slot {
+    /// To be called by who has set the cookie to [`TAKEN`].
+    pub(super) fn write(&self, cookie: u64, name: &Name) {
+        let unspecified = SocketAddr::from(([0; 4], 0));
+        let addrs =
+            [name.client, name.destination.unwrap_or(unspecified), name.tuple.local, name.tuple.sender];
+        let mut flags = if name.destination.is_some() { HAS_DESTINATION } else { 0 };
+        let mut ports = 0;
+        for (place, addr) in addrs.iter().enumerate() {
+            flags |= if addr.is_ipv4() { IS_IPV4 << place } else { 0 };
+            ports |= u64::from(addr.port()) << (16 * place);
+            store(&self.ips[place], ipv6_form(addr.ip()).octets());
+        }
+        self.flags.store(flags, Ordering::Relaxed);
+        self.ports.store(ports, Ordering::Relaxed);
+        self.scope.store(scope(name.client), Ordering::Relaxed);
+        self.cookie.store(cookie, Ordering::Release);
+    }
+
+    /// What is written here, if it belonged to that cookie all the while.
+    pub(super) fn read(&self, cookie: u64) -> Option<Name> {
+        let flags = self.flags.load(Ordering::Relaxed);
+        let ports = self.ports.load(Ordering::Relaxed);
+        let scope = self.scope.load(Ordering::Relaxed);
+        let addr = |place: usize, scope: u64| {
+            let [.., high, low] = (ports >> (16 * place)).to_be_bytes();
+            let port = u16::from_be_bytes([high, low]);
+            let ip = Ipv6Addr::from(load(&self.ips[place]));
+            socket_addr(ip, port, flags & (IS_IPV4 << place) != 0, scope)
+        };
+        let name = Name {
+            client: addr(0, scope),
+            destination: (flags & HAS_DESTINATION != 0).then(|| addr(1, 0)),
+            tuple: Tuple { local: addr(2, 0), sender: addr(3, 0) },
+        };
+        // Nothing above may be read after the cookie is read again.
+        fence(Ordering::Acquire);
+        (self.cookie.load(Ordering::Relaxed) == cookie).then_some(name)
+    }
+}
+
+/// Sixteen bytes, kept in two words.
+pub(super) fn store(words: &[AtomicU64; 2], bytes: [u8; 16]) {
+    let bits = u128::from_ne_bytes(bytes);
+    let low = u64::try_from(bits & u128::from(u64::MAX)).unwrap_or(0);
+    let high = u64::try_from(bits >> 64).unwrap_or(0);
+    words[0].store(low, Ordering::Relaxed);
+    words[1].store(high, Ordering::Relaxed);
+}
+
+pub(super) fn load(words: &[AtomicU64; 2]) -> [u8; 16] {
+    let [low, high] = words;
+    let bits = (u128::from(high.load(Ordering::Relaxed)) << 64) | u128::from(low.load(Ordering::Relaxed));
+    bits.to_ne_bytes()
+}
+
+fn ipv6_form(ip: IpAddr) -> Ipv6Addr {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    }
+}
+
+fn scope(addr: SocketAddr) -> u64 {
+    match addr {
+        SocketAddr::V6(v6) => u64::from(v6.scope_id()),
+        SocketAddr::V4(_) => 0,
+    }
+}
+
+fn socket_addr(ip: Ipv6Addr, port: u16, is_ipv4: bool, scope: u64) -> SocketAddr {
+    match ip.to_ipv4_mapped() {
+        Some(ip) if is_ipv4 => SocketAddr::from((ip, port)),
+        _ => SocketAddrV6::new(ip, port, 0, u32::try_from(scope).unwrap_or(0)).into(),
+    }
+}

@@ -1,0 +1,96 @@
+use std::collections::BTreeSet;
+use std::net::{TcpListener, TcpStream};
+
+use super::*;
+
+struct Open(BTreeSet<u64>);
+
+impl Census for Open {
+    fn is_open(&mut self, cookie: u64, _: &Tuple) -> bool {
+        self.0.contains(&cookie)
+    }
+}
+
+fn nobody() -> Open {
+    Open(BTreeSet::new())
+}
+
+fn name(client: &str) -> Name {
+    let tuple = Tuple { local: "10.0.0.1:80".parse().unwrap(), sender: "[fe80::1]:5".parse().unwrap() };
+    Name { client: client.parse().unwrap(), destination: None, tuple }
+}
+
+#[test]
+fn a_name_is_found_by_its_cookie_in_every_process() {
+    let (names, fd) = Names::create().unwrap();
+    let other = Names::open(fd.as_fd()).unwrap();
+    let mapped = Name { destination: "[2001:db8::1]:443".parse().ok(), ..name("[::ffff:192.0.2.1]:80") };
+    names.insert(5, &mapped, &mut nobody()).unwrap();
+    names.insert(6, &name("[fe80::2%7]:1"), &mut nobody()).unwrap();
+    assert_eq!(other.find(5), Some(mapped));
+    assert_eq!(other.find(6), Some(name("[fe80::2%7]:1")));
+    assert_eq!(other.find(7), None);
+    assert_eq!(other.wake_up().word(), names.wake_up().word());
+}
+
+#[test]
+fn only_closed_connections_are_forgotten() {
+    let (names, _fd) = Names::create().unwrap();
+    let slots = SLOTS as u64;
+    let mut open = nobody();
+    for round in 0..WINDOW as u64 {
+        names.insert(1 + round * slots, &name("192.0.2.1:1"), &mut open).unwrap();
+        open.0.insert(1 + round * slots);
+    }
+    let next = 1 + WINDOW as u64 * slots;
+    assert_eq!(names.insert(next, &name("192.0.2.2:2"), &mut open), Err(NamesFull));
+    open.0.remove(&(1 + 3 * slots));
+    names.insert(next, &name("192.0.2.2:2"), &mut open).unwrap();
+    assert_eq!(names.find(1 + 3 * slots), None);
+    assert_eq!(names.find(next), Some(name("192.0.2.2:2")));
+    assert_eq!(names.find(1 + 4 * slots), Some(name("192.0.2.1:1")));
+}
+
+#[test]
+fn a_foreign_descriptor_is_no_table() {
+    let file = rustix::fs::memfd_create(c"other", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    assert_eq!(Names::open(file.as_fd()).unwrap_err(), Errno::INVAL);
+}
+
+/// Many threads at once, on places that overlap: each finds what it wrote, nobody anything else.
+#[test]
+fn insertions_at_once_do_not_mix() {
+    let (names, _fd) = Names::create().unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let names = &names;
+            scope.spawn(move || {
+                for n in 0..20_000_u64 {
+                    let cookie = 1 + n * 4 + thread;
+                    let port = u16::try_from(cookie % 60_000).unwrap();
+                    let own = Name { client: ([192, 0, 2, 1], port).into(), ..name("192.0.2.1:1") };
+                    names.insert(cookie, &own, &mut nobody()).unwrap();
+                    assert!(names.find(cookie).is_none_or(|found| found == own), "{cookie}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a connection of the test's own")]
+fn the_kernel_knows_what_is_open() {
+    for address in ["127.0.0.1:0", "[::1]:0"] {
+        let Ok(listener) = TcpListener::bind(address) else { continue };
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, sender) = listener.accept().unwrap();
+        let cookie = rustix::net::sockopt::socket_cookie(&accepted).unwrap();
+        let tuple = Tuple { local: accepted.local_addr().unwrap(), sender };
+        let mut diag = SocketDiag::new();
+        assert!(diag.is_open(cookie, &tuple));
+        assert!(!diag.is_open(cookie + 1, &tuple), "another connection with these ends");
+        drop(stream);
+        drop(accepted);
+        assert!(!diag.is_open(cookie, &tuple));
+    }
+}

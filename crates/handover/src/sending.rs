@@ -1,0 +1,184 @@
+//! The sending side, `truepeer connect`: which connections begin with a header, and what it says.
+
+use core::fmt;
+use core::net::{IpAddr, SocketAddr, SocketAddrV6};
+use core::str::FromStr;
+
+use truepeer_policy::Destinations;
+use truepeer_proto::{
+    Addresses, Command, EncodeError, Tlvs, Transport, V1_MAX_LEN, V2Encoder, Version, encode_v1,
+};
+
+use crate::SettingsError;
+
+/// What a program that connects is made to say.
+#[derive(Debug, Clone)]
+pub struct Sending {
+    /// The client that is claimed; `None`: the connection's own address.
+    pub from: Option<SocketAddr>,
+    /// In which version.
+    pub version: Version,
+    /// Which destinations are told; all if empty.
+    pub to: Destinations,
+    /// Say on standard error what is done with each connection.
+    pub verbose: bool,
+}
+
+impl Default for Sending {
+    fn default() -> Self {
+        Self { from: None, version: Version::V2, to: Destinations::default(), verbose: false }
+    }
+}
+
+/// One header to be sent; 107 bytes is the most that a v1 line has, and more than a v2 header without TLVs.
+#[derive(Debug, Clone, Copy)]
+pub struct Opening {
+    bytes: [u8; V1_MAX_LEN],
+    len: usize,
+}
+
+impl Opening {
+    /// What is to be sent first.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+impl Sending {
+    /// Whether a connection to `destination` begins with a header.
+    pub fn is_told(&self, destination: SocketAddr) -> bool {
+        let canonical = SocketAddr::new(destination.ip().to_canonical(), destination.port());
+        self.to.is_empty() || self.to.contains(canonical)
+    }
+
+    /// The header of a connection from `own` to `destination`.
+    ///
+    /// # Errors
+    /// None that can happen: both addresses are brought into one family.
+    pub fn opening(
+        &self,
+        own: SocketAddr,
+        destination: SocketAddr,
+        transport: Transport,
+    ) -> Result<Opening, EncodeError> {
+        let (source, destination) = in_one_family(self.from.unwrap_or(own), destination);
+        let addresses = Addresses::Inet { transport, source, destination };
+        let mut bytes = [0; V1_MAX_LEN];
+        let len = match self.version {
+            Version::V1 => encode_v1(&addresses, &mut bytes)?,
+            Version::V2 => {
+                V2Encoder::new(&mut bytes, Command::Proxy, &addresses)?.copy_tlvs(Tlvs::EMPTY)?.finish()?
+            }
+        };
+        Ok(Opening { bytes, len })
+    }
+}
+
+/// IPv4 where both are (an IPv6 socket may connect to `::ffff:`), else IPv6.
+fn in_one_family(source: SocketAddr, destination: SocketAddr) -> (SocketAddr, SocketAddr) {
+    let canonical = |addr: SocketAddr| SocketAddr::new(addr.ip().to_canonical(), addr.port());
+    let (source, destination) = (canonical(source), canonical(destination));
+    if source.is_ipv4() == destination.is_ipv4() {
+        return (source, destination);
+    }
+    (as_ipv6(source), as_ipv6(destination))
+}
+
+fn as_ipv6(addr: SocketAddr) -> SocketAddr {
+    match addr.ip() {
+        IpAddr::V4(ip) => SocketAddrV6::new(ip.to_ipv6_mapped(), addr.port(), 0, 0).into(),
+        IpAddr::V6(_) => addr,
+    }
+}
+
+impl fmt::Display for Sending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(from) = self.from {
+            writeln!(f, "from {from}")?;
+        }
+        writeln!(f, "header {}", if self.version == Version::V1 { "v1" } else { "v2" })?;
+        writeln!(f, "to {}", self.to)?;
+        if self.verbose {
+            writeln!(f, "verbose")?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Sending {
+    type Err = SettingsError;
+
+    fn from_str(text: &str) -> Result<Self, SettingsError> {
+        let mut sending = Self::default();
+        for line in text.lines() {
+            let (word, value) = line.split_once(' ').unwrap_or((line, ""));
+            sending.set(word, value).ok_or_else(|| SettingsError::about(line))?;
+        }
+        Ok(sending)
+    }
+}
+
+impl Sending {
+    fn set(&mut self, word: &str, value: &str) -> Option<()> {
+        match word {
+            "from" => self.from = Some(value.parse().ok()?),
+            "header" if value == "v1" => self.version = Version::V1,
+            "header" if value == "v2" => self.version = Version::V2,
+            "to" => {
+                for entry in value.split(' ').filter(|entry| !entry.is_empty()) {
+                    self.to.extend(&entry.parse().ok()?);
+                }
+            }
+            "verbose" => self.verbose = true,
+            "" => {}
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use truepeer_proto::{Decoded, Limits, decode};
+
+    use super::*;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn the_header_names_the_claimed_client_in_one_family() {
+        for (from, to, client, destination) in [
+            (Some("8.8.8.8:4321"), "127.0.0.1:9090", "8.8.8.8:4321", "127.0.0.1:9090"),
+            (None, "127.0.0.1:9090", "10.0.0.1:5", "127.0.0.1:9090"),
+            (Some("8.8.8.8:4321"), "[::ffff:127.0.0.1]:1", "8.8.8.8:4321", "127.0.0.1:1"),
+            (Some("8.8.8.8:4321"), "[::1]:9090", "[::ffff:8.8.8.8]:4321", "[::1]:9090"),
+            (Some("[2001:db8::1]:1"), "127.0.0.1:9", "[2001:db8::1]:1", "[::ffff:127.0.0.1]:9"),
+        ] {
+            for version in [Version::V1, Version::V2] {
+                let sending = Sending { from: from.map(address), version, ..Sending::default() };
+                let opening = sending.opening(address("10.0.0.1:5"), address(to), Transport::Stream).unwrap();
+                let Ok(Decoded::Done { header, consumed }) = decode(opening.bytes(), Limits::default())
+                else {
+                    panic!("{:?}", opening.bytes())
+                };
+                assert_eq!(consumed, opening.bytes().len());
+                assert_eq!(header.client(), Some(address(client)));
+                assert_eq!(header.destination(), Some(address(destination)));
+            }
+        }
+    }
+
+    #[test]
+    fn every_setting_survives_its_text() {
+        let mut sending =
+            Sending { from: Some(address("8.8.8.8:1")), version: Version::V1, ..Sending::default() };
+        sending.to.extend(&"10.0.0.0/8:80".parse().unwrap());
+        sending.to.extend(&"[::1]:443".parse().unwrap());
+        let read: Sending = sending.to_string().parse().unwrap();
+        assert_eq!(read.to_string(), sending.to_string());
+        assert!(read.is_told(address("[::ffff:10.1.1.1]:80")) && !read.is_told(address("10.1.1.1:81")));
+        assert!("from nowhere".parse::<Sending>().is_err());
+    }
+}

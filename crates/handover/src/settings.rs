@@ -1,0 +1,257 @@
+//! What was asked for on the command line, as a text that survives fork and exec in an environment variable.
+//!
+//! One setting a line, a word and its value; what is not said has its default. The same words as the options have.
+
+use core::fmt;
+use core::net::{IpAddr, SocketAddr};
+use core::str::FromStr;
+use core::time::Duration;
+
+use truepeer_policy::{Claims, HeaderRule, PrefixSet};
+use truepeer_proto::{Limits, Versions};
+
+/// The rules of a program that is run.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Who may send.
+    pub allow: PrefixSet,
+    /// Whether their connections begin with a header.
+    pub header: HeaderRule,
+    /// The rules of some senders; a longer prefix wins.
+    pub exceptions: Vec<(PrefixSet, HeaderRule)>,
+    /// Who may be claimed, and who is refused.
+    pub claims: Claims,
+    /// Which headers are taken, and how long they may be.
+    pub limits: Limits,
+    /// How long a sender may take for its header.
+    pub header_timeout: Duration,
+    /// Which of the program's listeners are meant.
+    pub listeners: Listeners,
+    /// What `getsockname` answers on a connection whose header names its destination.
+    pub destination: Destination,
+    /// Say on standard error what is done with each connection.
+    pub verbose: bool,
+}
+
+/// The same defaults as `truepeer proxy`: loopback senders only, a header required within five seconds.
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            allow: PrefixSet::loopback(),
+            header: HeaderRule::Require,
+            exceptions: Vec::new(),
+            claims: Claims::default(),
+            limits: Limits::default(),
+            header_timeout: Duration::from_secs(5),
+            listeners: Listeners::default(),
+            destination: Destination::default(),
+            verbose: false,
+        }
+    }
+}
+
+/// What `getsockname` answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Destination {
+    /// The socket's own address.
+    #[default]
+    Socket,
+    /// What the client connected to, as the header says.
+    Header,
+}
+
+/// Which listeners are meant: all if nothing is said; others are left alone, an application's admin port for example.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Listeners {
+    /// By their port, on any address.
+    pub ports: Vec<u16>,
+    /// By address and port; a wildcard address stands for itself.
+    pub addresses: Vec<SocketAddr>,
+}
+
+impl Listeners {
+    /// Whether connections that came to `local` are ours to look at. `local` may be the listener's or the connection's
+    /// own address.
+    pub fn has(&self, local: SocketAddr) -> bool {
+        (self.ports.is_empty() && self.addresses.is_empty())
+            || self.ports.contains(&local.port())
+            || self.addresses.iter().any(|listed| same(*listed, local))
+    }
+
+    /// Whether none is excluded.
+    pub fn all(&self) -> bool {
+        self.ports.is_empty() && self.addresses.is_empty()
+    }
+}
+
+/// A connection to a wildcard listener has an address of its own.
+fn same(listed: SocketAddr, local: SocketAddr) -> bool {
+    let ip: IpAddr = listed.ip().to_canonical();
+    listed.port() == local.port() && (ip.is_unspecified() || ip == local.ip().to_canonical())
+}
+
+/// A text that [`Settings`] can't be read from: nothing of it is used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not a setting of truepeer run: {0:?}")]
+pub struct SettingsError(String);
+
+impl SettingsError {
+    pub(crate) fn about(line: &str) -> Self {
+        Self(line.to_owned())
+    }
+}
+
+impl FromStr for Settings {
+    type Err = SettingsError;
+
+    fn from_str(text: &str) -> Result<Self, SettingsError> {
+        let mut settings = Self { allow: PrefixSet::new(), ..Self::default() };
+        for line in text.lines() {
+            let (word, value) = line.split_once(' ').unwrap_or((line, ""));
+            settings.set(word, value).ok_or_else(|| SettingsError(line.to_owned()))?;
+        }
+        Ok(settings)
+    }
+}
+
+impl Settings {
+    fn set(&mut self, word: &str, value: &str) -> Option<()> {
+        match word {
+            "allow" => self.allow.extend(&prefixes(value)?),
+            "header" => match value.split_once('=') {
+                None => self.header = value.parse().ok()?,
+                Some((senders, rule)) => self.exceptions.push((prefixes(senders)?, rule.parse().ok()?)),
+            },
+            "header-max" => self.limits.max_len = value.parse().ok()?,
+            "header-timeout-ms" => self.header_timeout = Duration::from_millis(value.parse().ok()?),
+            "versions" => self.limits.versions = versions(value)?,
+            "allow-claims" => self.claims.allow.extend(&prefixes(value)?),
+            "deny-clients" => self.claims.deny.extend(&prefixes(value)?),
+            "port" => self.listeners.ports.push(value.parse().ok()?),
+            "listen" => self.listeners.addresses.push(value.parse().ok()?),
+            "destination" => self.destination = destination(value)?,
+            "verbose" => self.verbose = true,
+            "" => {}
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+fn prefixes(text: &str) -> Option<PrefixSet> {
+    let mut all = PrefixSet::new();
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
+        all.extend(&word.parse().ok()?);
+    }
+    Some(all)
+}
+
+fn versions(text: &str) -> Option<Versions> {
+    match text {
+        "1" => Some(Versions::V1),
+        "2" => Some(Versions::V2),
+        "1,2" => Some(Versions::BOTH),
+        _ => None,
+    }
+}
+
+fn destination(text: &str) -> Option<Destination> {
+    match text {
+        "socket" => Some(Destination::Socket),
+        "header" => Some(Destination::Header),
+        _ => None,
+    }
+}
+
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "allow {}", self.allow)?;
+        writeln!(f, "header {}", self.header)?;
+        for (senders, rule) in &self.exceptions {
+            writeln!(f, "header {senders}={rule}")?;
+        }
+        writeln!(f, "header-max {}", self.limits.max_len)?;
+        writeln!(f, "header-timeout-ms {}", self.header_timeout.as_millis())?;
+        let versions = match self.limits.versions {
+            versions if versions == Versions::V1 => "1",
+            versions if versions == Versions::V2 => "2",
+            _ => "1,2",
+        };
+        writeln!(f, "versions {versions}")?;
+        writeln!(f, "allow-claims {}", self.claims.allow)?;
+        writeln!(f, "deny-clients {}", self.claims.deny)?;
+        for port in &self.listeners.ports {
+            writeln!(f, "port {port}")?;
+        }
+        for address in &self.listeners.addresses {
+            writeln!(f, "listen {address}")?;
+        }
+        if self.destination == Destination::Header {
+            writeln!(f, "destination header")?;
+        }
+        if self.verbose {
+            writeln!(f, "verbose")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round(settings: &Settings) -> Settings {
+        settings.to_string().parse().unwrap()
+    }
+
+    #[test]
+    fn every_setting_survives_its_text() {
+        let mut settings = Settings {
+            allow: "10.0.0.0/8".parse().unwrap(),
+            header: HeaderRule::Forbid,
+            exceptions: vec![(PrefixSet::loopback(), HeaderRule::Optional)],
+            limits: Limits { max_len: 107, versions: Versions::V1 },
+            header_timeout: Duration::from_millis(1500),
+            destination: Destination::Header,
+            verbose: true,
+            ..Settings::default()
+        };
+        settings.claims.allow = "::1".parse().unwrap();
+        settings.claims.deny = "192.0.2.0/24".parse().unwrap();
+        settings.listeners.ports = vec![80, 443];
+        settings.listeners.addresses = vec!["[::1]:53".parse().unwrap()];
+        let read = round(&settings);
+        assert_eq!(read.to_string(), settings.to_string());
+        assert_eq!(read.exceptions, settings.exceptions);
+        assert_eq!(read.claims.deny, settings.claims.deny);
+        assert_eq!(read.listeners, settings.listeners);
+        assert_eq!(round(&Settings::default()).to_string(), Settings::default().to_string());
+    }
+
+    /// An empty environment variable, or half of one, must not open the door.
+    #[test]
+    fn a_text_fails_closed() {
+        assert!("".parse::<Settings>().unwrap().allow.is_empty());
+        for wrong in ["allow 10.0.0.0/33", "header maybe", "versions 3", "gate open", "port 70000"] {
+            assert_eq!(wrong.parse::<Settings>().unwrap_err(), SettingsError(wrong.to_owned()));
+        }
+    }
+
+    #[test]
+    fn listeners_are_meant_by_port_or_address() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        assert!(Listeners::default().has(address("10.0.0.1:80")));
+        let some =
+            Listeners { ports: vec![443], addresses: vec![address("127.0.0.1:80"), address("[::]:53")] };
+        for (local, has) in [
+            ("10.0.0.1:443", true),
+            ("127.0.0.1:80", true),
+            ("[::ffff:127.0.0.1]:80", true),
+            ("10.0.0.1:80", false),
+            ("[2001:db8::1]:53", true),
+            ("127.0.0.1:8080", false),
+        ] {
+            assert_eq!(some.has(address(local)), has, "{local}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Waking an application that waits for its listener to become readable: nothing but a connection does that.
+//!
+//! A connection whose header came late has been accepted long ago, so the application's epoll has nothing to report.
+//! We connect to its listener ourselves, say a secret word, and break the connection off; whoever accepts it recognises
+//! the word, closes it, and finds the late connection instead.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SendFlags, SocketFlags, SocketType, connect, send, socket_with, sockopt::set_socket_linger,
+};
+use rustix::rand::{GetRandomFlags, getrandom};
+use truepeer_proto::{Addresses, Command, EncodeError, V2Encoder};
+
+/// A TLV type of the range for experiments (PROXY 2.2.8), so that a stranger who reads it takes it for a health check.
+const TLV: u8 = 0xF6;
+/// Signature, TLV header, word.
+const LEN: usize = 16 + 3 + WORD_LEN;
+const WORD_LEN: usize = 16;
+/// How long a full queue may keep us.
+const CONNECT_MS: i64 = 200;
+
+/// The word of a family of processes, which nobody else knows.
+#[derive(Debug, Clone)]
+pub struct WakeUp {
+    message: [u8; LEN],
+}
+
+impl WakeUp {
+    /// A new word.
+    ///
+    /// # Errors
+    /// What getrandom(2) says.
+    pub fn new() -> Result<Self, Errno> {
+        let mut word = [0; WORD_LEN];
+        getrandom(&mut word, GetRandomFlags::empty())?;
+        Ok(Self::with_word(word))
+    }
+
+    /// The word that another process of the family has chosen.
+    pub fn with_word(word: [u8; WORD_LEN]) -> Self {
+        let mut message = [0; LEN];
+        // It has room by construction; a message that is all zeros would be refused as any other non-header is.
+        let _: Result<usize, EncodeError> = encode(&mut message, &word);
+        Self { message }
+    }
+
+    /// The word, for other processes of the family.
+    pub fn word(&self) -> [u8; WORD_LEN] {
+        let mut word = [0; WORD_LEN];
+        word.copy_from_slice(&self.message[LEN - WORD_LEN..]);
+        word
+    }
+
+    pub(crate) fn is_ours(&self, bytes: &[u8]) -> bool {
+        bytes == self.message
+    }
+
+    /// Makes the listener on `local` readable once more. Waits at most a fifth of a second, if its queue is full.
+    ///
+    /// # Errors
+    /// What socket(2) and connect(2) say; `ETIMEDOUT` if the queue stayed full. Then it should be tried again.
+    pub fn ring(&self, local: SocketAddr) -> Result<(), Errno> {
+        let to = reachable(local);
+        let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+        // Broken off, not ended: no TIME_WAIT stays behind, and what was sent can be read all the same.
+        set_socket_linger(&socket, Some(Duration::ZERO))?;
+        match connect(&socket, &to) {
+            Ok(()) => {}
+            Err(Errno::INPROGRESS) => {
+                let timeout = Timespec { tv_sec: 0, tv_nsec: CONNECT_MS * 1_000_000 };
+                let mut fds = [PollFd::new(&socket, PollFlags::OUT)];
+                if poll(&mut fds, Some(&timeout))? == 0 {
+                    return Err(Errno::TIMEDOUT);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        send(&socket, &self.message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).map(drop)
+    }
+}
+
+fn encode(message: &mut [u8], word: &[u8]) -> Result<usize, EncodeError> {
+    V2Encoder::new(message, Command::Local, &Addresses::Unspecified)?.tlv(TLV, word)?.finish()
+}
+
+/// Where to connect to, to reach a listener bound to `local`.
+fn reachable(local: SocketAddr) -> SocketAddr {
+    let ip = match local.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        _ => return local,
+    };
+    SocketAddr::new(ip, local.port())
+}

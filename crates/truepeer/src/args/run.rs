@@ -1,0 +1,204 @@
+//! The options of `truepeer run` and `truepeer connect`.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use truepeer_handover::{Destination, Listeners, Sending, Settings};
+use truepeer_policy::{Claims, Destinations, PrefixSet};
+use truepeer_proto::{Limits, Version, Versions};
+
+use super::values::{self, Allow, Header};
+use crate::config::{ConfigError, ListenAddr, read_prefixes};
+
+pub(super) const RUN_HELP: &str = "\
+What comes after -- is started in this process's place: it keeps its process number, its terminal and its signals.
+Neither root nor a capability is needed.
+
+How: preload (a library between the program and libc's accept()), or notify (a supervisor that the kernel asks, for static
+programs such as Go's, and musl's). auto takes preload wherever the program would load it.
+
+Examples:
+  A web server behind a load balancer at 10.0.0.7:
+    truepeer run --allow 10.0.0.7 -- python3 -m http.server 8000
+  Only its public port, not its admin port:
+    truepeer run --port 443 --allow 10.0.0.0/8 -- nginx -g 'daemon off;'
+  HAProxy with send-proxy-v2 on this machine:
+    truepeer run -- redis-server --port 6379";
+
+pub(super) const CONNECT_HELP: &str = "\
+Examples:
+  See what a server makes of a client:
+    truepeer connect --from 203.0.113.7:5000 -- nc 127.0.0.1 9090
+  Only connections to one network and port:
+    truepeer connect --header v1 --to 10.0.0.0/8:443 -- curl https://10.0.0.1/";
+
+/// Start a program that sees the true peer: its accept() and getpeername() name the client, PROXY headers are taken off.
+/// No proxy, nothing per byte.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RunArgs {
+    /// Who sends headers: loopback, private, any, a prefix, or a file (beginning with / or .); repeatable [default: loopback]
+    #[arg(long, value_name = "PREFIX|FILE")]
+    allow: Vec<Allow>,
+    /// Whether connections begin with a PROXY header: require, forbid, or optional (whoever may connect may then claim to
+    /// be anybody); PREFIX=RULE for some senders, repeatable [default: require]
+    #[arg(long, value_name = "[PREFIX=]RULE")]
+    header: Vec<Header>,
+    /// Versions of the PROXY protocol that are taken: 1, 2 or 1,2
+    #[arg(long, value_name = "LIST", default_value = "1,2", value_parser = versions)]
+    versions: Versions,
+    /// How long a sender may take for its header
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = values::positive_duration)]
+    header_timeout: Duration,
+    /// The longest header taken
+    #[arg(long, value_name = "SIZE", default_value = "16KiB", value_parser = values::header_max)]
+    header_max: usize,
+    /// Loopback, unspecified, multicast, broadcast and reserved addresses that a header may claim all the same; repeatable
+    #[arg(long, value_name = "PREFIX")]
+    allow_claims: Vec<PrefixSet>,
+    /// File of clients to refuse, a prefix a line, # for comments; repeatable
+    #[arg(long, value_name = "FILE")]
+    deny_clients: Vec<PathBuf>,
+    /// Only listeners on this port; repeatable [default: all listeners]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Vec<u16>,
+    /// Only listeners on this address and port; repeatable
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Vec<ListenAddr>,
+    /// What getsockname() answers: the socket's own address, or the destination that the header names
+    #[arg(long, value_name = "socket|header", default_value = "socket", value_parser = destination)]
+    destination: Destination,
+    #[command(flatten)]
+    pub(crate) how: HowArgs,
+}
+
+/// Start a program whose connections begin with a PROXY header.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ConnectArgs {
+    /// The client to name [default: the connection's own address]
+    #[arg(long, value_name = "ADDR:PORT")]
+    from: Option<SocketAddr>,
+    /// Version of the PROXY protocol
+    #[arg(long, value_name = "v1|v2", default_value = "v2", value_parser = version)]
+    header: Version,
+    /// Only connections there; repeatable [default: all TCP connections]
+    #[arg(long, value_name = "PREFIX[:PORTS]")]
+    to: Vec<Destinations>,
+    #[command(flatten)]
+    pub(crate) how: HowArgs,
+}
+
+/// What both have in common.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct HowArgs {
+    /// How to stand between the program and the kernel
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub(crate) via: Via,
+    /// Say on standard error what is done with each connection
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// A mechanism, or the choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Via {
+    /// As the program needs it.
+    Auto,
+    /// A library that the program's dynamic linker loads.
+    Preload,
+    /// A supervisor that the kernel asks (seccomp user notification).
+    Notify,
+}
+
+impl RunArgs {
+    /// What is to be done with connections, with files read.
+    pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
+        let mut settings = Settings {
+            allow: senders(&self.allow)?,
+            claims: self.claims()?,
+            limits: Limits { max_len: self.header_max, versions: self.versions },
+            header_timeout: self.header_timeout,
+            listeners: self.listeners()?,
+            destination: self.destination,
+            verbose: self.how.verbose,
+            ..Settings::default()
+        };
+        for header in &self.header {
+            match header {
+                Header::All(rule) => settings.header = *rule,
+                Header::Some(some) => settings.exceptions.push((some.senders.clone(), some.rule)),
+            }
+        }
+        if settings.header == truepeer_policy::HeaderRule::Optional && settings.allow.has_everybody() {
+            return Err(ConfigError::OptionalForEverybody);
+        }
+        Ok(settings)
+    }
+
+    fn claims(&self) -> Result<Claims, ConfigError> {
+        let mut claims = Claims::default();
+        self.allow_claims.iter().for_each(|prefixes| claims.allow.extend(prefixes));
+        for path in &self.deny_clients {
+            claims.deny.extend(&read_prefixes("--deny-clients", path)?);
+        }
+        Ok(claims)
+    }
+
+    fn listeners(&self) -> Result<Listeners, ConfigError> {
+        let addresses = self.listen.iter().map(ListenAddr::resolve).collect::<Result<_, _>>()?;
+        Ok(Listeners { ports: self.port.clone(), addresses })
+    }
+}
+
+fn senders(allow: &[Allow]) -> Result<PrefixSet, ConfigError> {
+    if allow.is_empty() {
+        return Ok(PrefixSet::loopback());
+    }
+    let mut senders = PrefixSet::new();
+    for entry in allow {
+        match entry {
+            Allow::Prefixes(prefixes) => senders.extend(prefixes),
+            Allow::File(path) => senders.extend(&read_prefixes("--allow", path)?),
+        }
+    }
+    Ok(senders)
+}
+
+impl ConnectArgs {
+    /// What is to be said to whom.
+    pub(crate) fn sending(&self) -> Sending {
+        let mut to = Destinations::default();
+        self.to.iter().for_each(|entry| to.extend(entry));
+        Sending { from: self.from, version: self.header, to, verbose: self.how.verbose }
+    }
+}
+
+fn versions(text: &str) -> Result<Versions, &'static str> {
+    match text {
+        "1" => Ok(Versions::V1),
+        "2" => Ok(Versions::V2),
+        "1,2" | "2,1" => Ok(Versions::BOTH),
+        _ => Err("expected 1, 2 or 1,2"),
+    }
+}
+
+fn version(text: &str) -> Result<Version, &'static str> {
+    match text {
+        "v1" | "1" => Ok(Version::V1),
+        "v2" | "2" => Ok(Version::V2),
+        _ => Err("expected v1 or v2"),
+    }
+}
+
+fn destination(text: &str) -> Result<Destination, &'static str> {
+    match text {
+        "socket" => Ok(Destination::Socket),
+        "header" => Ok(Destination::Header),
+        _ => Err("expected socket or header"),
+    }
+}

@@ -1,0 +1,65 @@
+//! Which mechanism a program needs.
+
+use std::fmt;
+
+use anyhow::{Result, bail};
+
+use super::program::{Kind, Program};
+use crate::args::Via;
+
+/// What stands between the program and the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mechanism {
+    /// The library.
+    Preload,
+    /// The supervisor.
+    Notify,
+}
+
+impl fmt::Display for Mechanism {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Preload => "preload",
+            Self::Notify => "notify",
+        })
+    }
+}
+
+/// Chooses, or refuses what can't work and says what would.
+pub(super) fn choose(via: Via, program: &Program) -> Result<Mechanism> {
+    let name = program.file.display();
+    match (via, &program.kind) {
+        (Via::Auto | Via::Preload, Kind::Dynamic) => Ok(Mechanism::Preload),
+        (_, Kind::SetUserId) => bail!(
+            "{name} changes its user when it starts: neither a library nor a supervisor may stand in its way; run it as its owner, or use truepeer attach or truepeer proxy"
+        ),
+        (Via::Preload, kind) => {
+            bail!("--via preload: {name} is {kind}: it loads no library; use --via notify")
+        }
+        (Via::Auto | Via::Notify, _) => Ok(Mechanism::Notify),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(kind: Kind) -> Program {
+        Program { file: "/bin/x".into(), words: vec!["x".into()], kind }
+    }
+
+    #[test]
+    fn auto_takes_preload_wherever_it_is_loaded() {
+        let chosen = |via, kind| choose(via, &program(kind)).ok();
+        assert_eq!(chosen(Via::Auto, Kind::Dynamic), Some(Mechanism::Preload));
+        assert_eq!(chosen(Via::Notify, Kind::Dynamic), Some(Mechanism::Notify));
+        for kind in [Kind::Static, Kind::Go, Kind::OtherLibc, Kind::OtherMachine] {
+            assert_eq!(chosen(Via::Auto, kind), Some(Mechanism::Notify), "{kind}");
+            assert_eq!(chosen(Via::Preload, kind), None, "{kind}");
+        }
+        for via in [Via::Auto, Via::Preload, Via::Notify] {
+            let error = choose(via, &program(Kind::SetUserId)).unwrap_err().to_string();
+            assert!(error.contains("truepeer attach"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! `truepeer run` and `truepeer connect`: a program that is started with something of ours between it and the kernel.
+//!
+//! ```text
+//! words ─▶ Program::find (PATH, #!, ELF) ─▶ choose ──┬── preload: the library, told by the environment; exec
+//!                                                    └── notify: a supervisor; fork, seccomp, exec
+//! ```
+
+mod choice;
+mod notify;
+mod preload;
+mod program;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::args::{ConnectArgs, HowArgs, RunArgs};
+use choice::Mechanism;
+use program::Program;
+
+/// Starts a program that accepts connections; ends with its status.
+pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
+    let settings = args.settings()?;
+    if settings.allow.has_everybody() {
+        eprintln!(
+            "warning: every host may connect and claim to be any client; list your load balancers with --allow PREFIX"
+        );
+    }
+    match prepare(&args.how)? {
+        (Mechanism::Preload, program) => preload::run(&settings, &program),
+        (Mechanism::Notify, program) => notify::run(&settings, &program),
+    }
+}
+
+/// Starts a program that makes connections; ends with its status.
+pub(crate) fn connect(args: &ConnectArgs) -> Result<ExitCode> {
+    let sending = args.sending();
+    match prepare(&args.how)? {
+        (Mechanism::Preload, program) => preload::connect(&sending, &program),
+        (Mechanism::Notify, program) => notify::connect(&sending, &program),
+    }
+}
+
+fn prepare(how: &HowArgs) -> Result<(Mechanism, Program)> {
+    let program = Program::find(&how.command)?;
+    let mechanism = choice::choose(how.via, &program)?;
+    if how.verbose {
+        eprintln!("truepeer: {} by {}: {}", program.file.display(), mechanism, program.kind);
+    }
+    Ok((mechanism, program))
+}
