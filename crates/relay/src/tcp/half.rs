@@ -143,12 +143,19 @@ impl<P> Half<P> {
         self.input = Input::Closed;
     }
 
-    /// Moves bytes until something blocks, ends or breaks, or the turn is over.
+    /// Whether its stream ended and the end was passed on.
+    pub(crate) fn is_finished(&self) -> bool {
+        matches!(self.held, Held::Nothing) && self.input == Input::Closed
+    }
+
+    /// Moves bytes until something blocks, ends or breaks, or the turn is over. `is_last`: the other direction has
+    /// finished, so that the sockets are closed as soon as this one has, too.
     pub(crate) fn pump<I: Io<Pipe = P>>(
         &mut self,
         means: &mut Means<'_, I>,
         from: &mut End<I::Socket>,
         to: &mut End<I::Socket>,
+        is_last: bool,
     ) -> Pumped {
         for _ in 0..MOVES_PER_TURN {
             let step = match (&self.held, self.input) {
@@ -158,6 +165,7 @@ impl<P> Half<P> {
                     self.read(means, from, to)
                 }
                 (Held::Nothing, Input::Open) => Step::Wait,
+                (Held::Nothing, Input::Ended) if is_last => self.leave_the_end_to_close(),
                 (Held::Nothing, Input::Ended) => self.pass_the_end_on(means.io, to),
                 (Held::Nothing, Input::Reset) => return Pumped::SourceReset,
                 (Held::Nothing, Input::Closed) => return Pumped::Finished,
@@ -173,6 +181,13 @@ impl<P> Half<P> {
             }
         }
         Pumped::TurnOver
+    }
+
+    /// close(2) sends the FIN, behind whatever is still to be sent. It would be a reset if something were unread on that
+    /// socket; nothing is, for the other half has read it to its end.
+    fn leave_the_end_to_close(&mut self) -> Step {
+        self.input = Input::Closed;
+        Step::Moved
     }
 
     fn pass_the_end_on<I: Io>(&mut self, io: &mut I, to: &End<I::Socket>) -> Step {

@@ -89,8 +89,8 @@ impl<S, P> Relaying<S, P> {
         &mut self,
         means: &mut Means<'_, I>,
     ) -> Result<Progress, CloseReason> {
-        let up = self.up.pump(means, &mut self.downstream, &mut self.upstream);
-        let down = self.down.pump(means, &mut self.upstream, &mut self.downstream);
+        let up = self.up.pump(means, &mut self.downstream, &mut self.upstream, self.down.is_finished());
+        let down = self.down.pump(means, &mut self.upstream, &mut self.downstream, self.up.is_finished());
         if let Some(side) = self.broken_by(up, down) {
             return self.pass_the_reset_on(means, side);
         }
@@ -129,7 +129,7 @@ impl<S, P> Relaying<S, P> {
         };
         to_broken.abandon();
         source.ready.merge(Readiness { writable: false, ..Readiness::BROKEN });
-        let undelivered = match from_broken.pump(means, source, sink) {
+        let undelivered = match from_broken.pump(means, source, sink, false) {
             Pumped::TurnOver => return Ok(Progress::TurnOver),
             Pumped::Blocked => true,
             Pumped::SourceReset | Pumped::Finished => means.io.unacknowledged(&sink.socket) > 0,
