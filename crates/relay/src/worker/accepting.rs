@@ -13,7 +13,7 @@ use super::{Counter, FIRST_DOOR, Order, Worker};
 use crate::tcp::listener::{Accepted, accept};
 
 /// Connections taken before sessions get a turn.
-const BATCH: usize = 64;
+const BATCH: usize = 256;
 /// How long the doors stay closed when the system is out of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(50);
 /// A worker hands connections over when it has this many sessions more than the idlest one, and an eighth more.
