@@ -18,6 +18,19 @@ pub fn take_listening_sockets() -> Vec<OwnedFd> {
     (FIRST..).take(count as usize).map(adopt).collect()
 }
 
+/// Closes the descriptors that the service manager passed to this process, after a program that was started has them: none
+/// unless `LISTEN_PID` is ours. What they lead to is left as it is.
+///
+/// Call it once, and never together with [`take_listening_sockets`].
+pub fn close_listening_sockets() {
+    let for_us = number("LISTEN_PID") == Some(std::process::id());
+    let count = if for_us { number("LISTEN_FDS").unwrap_or(0) } else { 0 };
+    for raw in (FIRST..).take(count as usize) {
+        // SAFETY: as in `adopt`; these numbers were taken when this process began, and nobody has closed them since.
+        drop(unsafe { OwnedFd::from_raw_fd(raw) });
+    }
+}
+
 fn number(variable: &str) -> Option<u32> {
     std::env::var(variable).ok()?.parse().ok()
 }

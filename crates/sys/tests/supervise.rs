@@ -88,8 +88,7 @@ fn a_rule_alone_makes_a_call_fail() {
     if !can_supervise() {
         return;
     }
-    let errno = u16::try_from(libc::ENOSYS).unwrap();
-    let filter = Filter::default().rule(libc::SYS_uname, Verdict::Fail(errno));
+    let filter = Filter::default().rule(libc::SYS_uname, Verdict::Fail(Errno::NOSYS));
     assert!(answer_all(shell("! uname -s", filter), |_, call| panic!("{call:?}")));
 }
 
@@ -99,7 +98,7 @@ fn a_rule_may_look_at_a_bit_of_an_argument() {
         return;
     }
     // Of kill: SIGCONT (18) has that bit, signal 0 hasn't.
-    let filter = Filter::default().rule_if_set(libc::SYS_kill, 1, 16, Verdict::Fail(1));
+    let filter = Filter::default().rule_if_set(libc::SYS_kill, 1, 16, Verdict::Fail(Errno::PERM));
     let script = "kill -0 $$ && ! kill -CONT $$";
     assert!(answer_all(shell(script, filter), |_, call| panic!("{call:?}")));
 }

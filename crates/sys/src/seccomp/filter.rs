@@ -3,7 +3,8 @@
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
-use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long, sock_filter};
+use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter};
+use rustix::io::Errno;
 
 /// What becomes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,7 +12,7 @@ pub enum Verdict {
     /// The supervisor answers it.
     Ask,
     /// It fails with this error number.
-    Fail(u16),
+    Fail(Errno),
 }
 
 /// A filter; calls that no rule names pass.
@@ -44,15 +45,15 @@ impl Default for Filter {
 }
 
 impl Filter {
-    /// Adds a rule for a call, by its number (`libc::SYS_accept4`).
+    /// Adds a rule for a call, by its number (see [`super::calls`]).
     #[must_use]
-    pub fn rule(self, call: c_long, verdict: Verdict) -> Self {
+    pub fn rule(self, call: i64, verdict: Verdict) -> Self {
         self.append(&[jump(BPF_JEQ, number(call), 0, 1), give(verdict.code())])
     }
 
     /// Adds a rule for a call whose argument (counted from 0) has any of these bits set.
     #[must_use]
-    pub fn rule_if_set(self, call: c_long, index: u32, bits: u32, verdict: Verdict) -> Self {
+    pub fn rule_if_set(self, call: i64, index: u32, bits: u32, verdict: Verdict) -> Self {
         self.append(&[
             jump(BPF_JEQ, number(call), 0, 4),
             load(argument(index)),
@@ -125,13 +126,13 @@ impl Verdict {
     fn code(self) -> u32 {
         match self {
             Self::Ask => libc::SECCOMP_RET_USER_NOTIF,
-            Self::Fail(errno) => libc::SECCOMP_RET_ERRNO | u32::from(errno),
+            Self::Fail(errno) => libc::SECCOMP_RET_ERRNO | errno.raw_os_error().cast_unsigned(),
         }
     }
 }
 
 /// The numbers of calls are small and positive.
-fn number(call: c_long) -> u32 {
+fn number(call: i64) -> u32 {
     u32::try_from(call).unwrap_or(u32::MAX)
 }
 

@@ -9,6 +9,7 @@
 //! It needs Linux 5.19 (SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV): on older kernels any signal interrupts a call that is
 //! being answered, and a descriptor that was just handed over is lost.
 
+pub mod calls;
 mod filter;
 mod notifier;
 
