@@ -16,12 +16,20 @@ pub struct Caught {
 }
 
 /// Signals that no longer interrupt this process: they are read from here (signalfd(2)).
-#[derive(Debug)]
-pub struct SignalDoor(OwnedFd);
+pub struct SignalDoor {
+    descriptor: OwnedFd,
+    before: libc::sigset_t,
+}
 
 impl AsFd for SignalDoor {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.descriptor.as_fd()
+    }
+}
+
+impl std::fmt::Debug for SignalDoor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("SignalDoor").field(&self.descriptor).finish()
     }
 }
 
@@ -32,18 +40,26 @@ impl SignalDoor {
     /// EMFILE, ENFILE, ENOMEM; EINVAL for a number that is no signal.
     pub fn open(signals: &[i32]) -> Result<Self, CallError> {
         let set = set_of(signals).named("sigaddset")?;
-        // SAFETY: `set` is initialised; the old mask isn't asked for.
-        let answer = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        let mut before = MaybeUninit::uninit();
+        // SAFETY: `set` is initialised, and `before` has room for the old mask.
+        let answer = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, before.as_mut_ptr()) };
         if answer != 0 {
             return Err(io::Error::from_raw_os_error(answer)).named("pthread_sigmask");
         }
+        // SAFETY: the call above succeeded, and so has written it.
+        let before = unsafe { before.assume_init() };
         // SAFETY: as above; -1 asks for a new descriptor.
         let raw = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC) };
         if raw < 0 {
             return Err(io::Error::last_os_error()).named("signalfd");
         }
         // SAFETY: the kernel has just made it for us.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(raw) }))
+        Ok(Self { descriptor: unsafe { OwnedFd::from_raw_fd(raw) }, before })
+    }
+
+    /// The mask as it was before, for a program that is started.
+    pub(super) fn mask_before(&self) -> libc::sigset_t {
+        self.before
     }
 
     /// The next signal, if one is there.
@@ -52,7 +68,7 @@ impl SignalDoor {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
         let length = size_of::<libc::signalfd_siginfo>();
         // SAFETY: pointer and length name exactly `info`.
-        let done = unsafe { libc::read(self.0.as_raw_fd(), info.as_mut_ptr().cast(), length) };
+        let done = unsafe { libc::read(self.descriptor.as_raw_fd(), info.as_mut_ptr().cast(), length) };
         if usize::try_from(done) != Ok(length) {
             return None;
         }
@@ -75,6 +91,12 @@ fn set_of(signals: &[i32]) -> io::Result<libc::sigset_t> {
     }
     // SAFETY: as above.
     Ok(unsafe { set.assume_init() })
+}
+
+/// Sets the calling thread's mask; allocates nothing.
+pub(super) fn set_mask(set: &libc::sigset_t) {
+    // SAFETY: `set` is initialised; the old mask isn't asked for. The call can't fail with SIG_SETMASK.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, set, std::ptr::null_mut()) };
 }
 
 /// Ends this process by a signal, as another one ended, so that whoever waits for it sees the same. Leaves no core dump:

@@ -15,11 +15,12 @@ use rustix::net::{
 };
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
+use super::signals::{SignalDoor, set_mask};
 use crate::seccomp::{Filter, Notifier};
 use crate::{CallError, Named};
 
 /// What is to be run.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Command {
     file: CString,
     argv: Vec<CString>,
@@ -28,6 +29,7 @@ pub struct Command {
     /// Which of them is LISTEN_PID, if listening sockets were passed to this process: they go to the program, whose
     /// number is known only after the fork.
     listen_pid: Option<usize>,
+    mask: Option<libc::sigset_t>,
 }
 
 /// A program under supervision.
@@ -68,7 +70,14 @@ impl Command {
             argv: argv.collect::<Result<_, _>>()?,
             environment,
             listen_pid,
+            mask: None,
         })
+    }
+
+    /// Lets the program have the signals that came through this door.
+    #[must_use]
+    pub fn with_signals_of(self, door: &SignalDoor) -> Self {
+        Self { mask: Some(door.mask_before()), ..self }
     }
 
     /// Starts it. Call it on a thread that lives as long as the supervisor: the kernel kills the program when that thread
@@ -93,6 +102,7 @@ impl Command {
             let listener = filter.install()?;
             pass_on(there.as_fd(), listener.as_fd())?;
             drop(listener);
+            self.mask.as_ref().map(set_mask);
             self.write_listen_pid();
             Err(self.exec(&argv, &environment))
         };
