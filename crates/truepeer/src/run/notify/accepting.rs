@@ -1,0 +1,202 @@
+//! accept() and accept4(): the next connection whose client is known.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, socket_timeout};
+use rustix::net::{SocketFlags, acceptfrom_with};
+use truepeer_handover::{Decided, Look, look, take};
+use truepeer_policy::SenderAddr;
+use truepeer_sys::seccomp::{Answer, Notification};
+
+use super::listener::Listener;
+use super::parked::Waiting;
+use super::ready::Connection;
+use super::supervisor::Supervisor;
+
+/// How many connections are looked through for wake-ups that are no longer needed.
+const MOST_LOOKED_THROUGH: usize = 64;
+
+/// What the kernel's queue gave.
+enum Next {
+    Connection(Connection),
+    /// One that is not for the program, or not yet.
+    Other,
+    /// One of ours.
+    WakeUp,
+    Nothing,
+    Fail(Errno),
+}
+
+impl Supervisor {
+    /// A call of accept() or accept4().
+    pub(super) fn on_accept(&mut self, call: Notification) {
+        let Some(socket) = self.descriptor(&call) else { return };
+        let Some(listener) = self.listeners.look(socket.as_fd()) else {
+            return self.answer(&call, Answer::GoOn);
+        };
+        if self.serve(&call, socket.as_fd(), &listener) {
+            return;
+        }
+        if is_non_blocking(socket.as_fd()) {
+            return self.answer(&call, Answer::Fail(Errno::AGAIN));
+        }
+        self.park(call, socket, listener);
+    }
+
+    fn park(&mut self, call: Notification, socket: OwnedFd, listener: Arc<Listener>) {
+        let limit = socket_timeout(&socket, Timeout::Recv).ok().flatten();
+        let waiting = Waiting { call, deadline: limit.map(|limit| Instant::now() + limit) };
+        if let Err(errno) = self.parked.park(self.epoll.as_fd(), socket, listener, waiting) {
+            self.answer(&call, Answer::Fail(errno));
+        }
+    }
+
+    /// A listener at which calls wait has become readable, or a connection at its address ready.
+    pub(super) fn serve_parked(&mut self, cookie: u64) {
+        let Some(mut group) = self.parked.take(cookie) else { return };
+        while let Some(waiting) = group.waiting.pop_front() {
+            if self.notifier.is_waiting(waiting.call.id)
+                && !self.serve(&waiting.call, group.socket.as_fd(), &group.listener)
+            {
+                group.waiting.push_front(waiting);
+                break;
+            }
+        }
+        self.parked.put_back(self.epoll.as_fd(), group);
+    }
+
+    /// Answers the call if there is anything to answer; says whether it did. Never waits.
+    fn serve(&mut self, call: &Notification, socket: BorrowedFd<'_>, listener: &Arc<Listener>) -> bool {
+        if let Some(connection) = self.ready.take(listener.local) {
+            self.hand_over(call, listener, connection);
+            self.clear_wake_ups(socket, listener);
+            return true;
+        }
+        loop {
+            match self.next(socket, listener) {
+                Next::Connection(connection) => {
+                    self.hand_over(call, listener, connection);
+                    return true;
+                }
+                Next::Other | Next::WakeUp => {}
+                Next::Nothing => return false,
+                Next::Fail(errno) => {
+                    self.answer(call, Answer::Fail(errno));
+                    return true;
+                }
+            }
+        }
+    }
+
+    /// A program that polls a blocking listener would call accept() for a wake-up that is still in its queue, and be kept
+    /// there although it had something else to do.
+    fn clear_wake_ups(&mut self, socket: BorrowedFd<'_>, listener: &Arc<Listener>) {
+        if is_non_blocking(socket) {
+            return;
+        }
+        for _ in 0..MOST_LOOKED_THROUGH {
+            match self.next(socket, listener) {
+                Next::Connection(connection) => self.offer(listener, connection),
+                Next::Other => {}
+                Next::WakeUp | Next::Nothing | Next::Fail(_) => return,
+            }
+        }
+    }
+
+    fn next(&mut self, socket: BorrowedFd<'_>, listener: &Arc<Listener>) -> Next {
+        let (connection, sender) = match accept(socket) {
+            Ok(accepted) => accepted,
+            Err(Errno::AGAIN) => return Next::Nothing,
+            Err(Errno::INTR | Errno::CONNABORTED) => return Next::Other,
+            // Our own descriptors: whoever is late has to make room.
+            Err(errno @ (Errno::MFILE | Errno::NFILE)) => {
+                self.journal.on_trouble("out of descriptors", &errno);
+                return if self.evict() { Next::Other } else { Next::Fail(errno) };
+            }
+            Err(errno) => return Next::Fail(errno),
+        };
+        match look(connection.as_fd(), sender, &self.rules, &self.wake) {
+            Look::NeedMore => {
+                self.wait_for_header(connection, sender, listener);
+                Next::Other
+            }
+            Look::WakeUp => Next::WakeUp,
+            decided => self.judged(connection, sender, &decided).map_or(Next::Other, Next::Connection),
+        }
+    }
+
+    fn wait_for_header(&mut self, connection: OwnedFd, sender: SenderAddr, listener: &Arc<Listener>) {
+        self.journal.on_late();
+        while self.late.len() + self.ready.len() >= self.most_held && self.evict() {}
+        let added = self.late.add(connection, sender, Arc::clone(listener), &self.rules, Instant::now());
+        if let Err(errno) = added {
+            self.journal.on_trouble("a connection can't be watched", &errno);
+        }
+    }
+
+    /// Gives up the connection that has waited longest for its header; `false` if none does.
+    fn evict(&mut self) -> bool {
+        let evicted = self.late.evict(&self.rules, &self.wake);
+        evicted.map(|decided| self.on_decided(decided)).is_some()
+    }
+
+    /// A header came late, or too late.
+    pub(super) fn on_decided(&mut self, decided: Decided<Arc<Listener>>) {
+        let Decided { socket, sender, listener, look } = decided;
+        if let Some(connection) = self.judged(socket, sender, &look) {
+            self.offer(&listener, connection);
+        }
+    }
+
+    /// The connection without its header, if the program is to have it.
+    fn judged(&mut self, socket: OwnedFd, sender: SenderAddr, look: &Look) -> Option<Connection> {
+        let (client, consumed) = match *look {
+            Look::Named { client, destination, consumed } => (Some((client, destination)), consumed),
+            Look::Plain { consumed } => (None, consumed),
+            Look::Refused(refused) => {
+                self.journal.on_refused(&refused);
+                return None;
+            }
+            Look::NeedMore | Look::WakeUp => return None,
+        };
+        take(socket.as_fd(), consumed).ok()?;
+        Some(Connection { socket, sender, client })
+    }
+
+    /// Gives a connection to a call that waits for one, or wakes the program for it.
+    pub(super) fn offer(&mut self, listener: &Arc<Listener>, connection: Connection) {
+        self.ready.push(listener.local, connection);
+        match self.parked.at(listener.local) {
+            Some(cookie) => self.serve_parked(cookie),
+            None => self.ringer.wake(listener.local),
+        }
+    }
+}
+
+/// The next connection of the kernel's queue, if there is one.
+///
+/// A blocking listener is asked first: nobody but us takes from its queue, and what is in it stays (unless it is shared with
+/// a program that isn't supervised and accepts at the same time).
+fn accept(listener: BorrowedFd<'_>) -> Result<(OwnedFd, SenderAddr), Errno> {
+    if !is_non_blocking(listener) && !is_readable(listener) {
+        return Err(Errno::AGAIN);
+    }
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let (socket, sender) = acceptfrom_with(listener, flags)?;
+    let sender = sender.ok_or(Errno::CONNABORTED)?.try_into().map_err(|_| Errno::CONNABORTED)?;
+    Ok((socket, SenderAddr::new(sender)))
+}
+
+fn is_readable(socket: BorrowedFd<'_>) -> bool {
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], Some(&at_once)).is_ok_and(|count| count > 0)
+}
+
+fn is_non_blocking(socket: BorrowedFd<'_>) -> bool {
+    fcntl_getfl(socket).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
+}

@@ -1,0 +1,77 @@
+//! A caller's memory: where it wants to read an address, and how much of one.
+
+use std::net::SocketAddr;
+
+use rustix::io::Errno;
+use truepeer_sys::process::{read_memory, write_memory};
+use truepeer_sys::seccomp::{Notification, Notifier};
+
+/// struct sockaddr_in6, the longer of the two.
+const LONGEST: usize = 28;
+
+/// Writes an address where the caller wants it, as the kernel does (net/socket.c, move_addr_to_user): cut to the caller's
+/// length, which is then set to the whole address's.
+///
+/// # Errors
+/// What the call must fail with: EFAULT, EINVAL for a negative length; ESRCH if the caller is gone.
+pub(super) fn write_address(
+    notifier: &Notifier,
+    call: &Notification,
+    [address, length]: [u64; 2],
+    shown: SocketAddr,
+) -> Result<(), Errno> {
+    let mut room = [0; 4];
+    read_memory(call.thread, length, &mut room)?;
+    let room = usize::try_from(i32::from_ne_bytes(room)).map_err(|_| Errno::INVAL)?;
+    let (bytes, whole) = sockaddr(shown);
+    let part = &bytes[..room.min(whole)];
+    // The thread's number was its own while the call still waited; see `memory` of truepeer-sys.
+    if !notifier.is_waiting(call.id) {
+        return Err(Errno::SRCH);
+    }
+    if !part.is_empty() {
+        write_memory(call.thread, address, part)?;
+    }
+    let whole = i32::try_from(whole).unwrap_or_default();
+    write_memory(call.thread, length, &whole.to_ne_bytes())
+}
+
+/// struct sockaddr_in or sockaddr_in6, and how long it is.
+fn sockaddr(address: SocketAddr) -> ([u8; LONGEST], usize) {
+    const AF_INET: u16 = 2;
+    const AF_INET6: u16 = 10;
+    let mut bytes = [0; LONGEST];
+    bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
+    match address {
+        SocketAddr::V4(address) => {
+            bytes[..2].copy_from_slice(&AF_INET.to_ne_bytes());
+            bytes[4..8].copy_from_slice(&address.ip().octets());
+            (bytes, 16)
+        }
+        SocketAddr::V6(address) => {
+            bytes[..2].copy_from_slice(&AF_INET6.to_ne_bytes());
+            bytes[4..8].copy_from_slice(&address.flowinfo().to_ne_bytes());
+            bytes[8..24].copy_from_slice(&address.ip().octets());
+            bytes[24..].copy_from_slice(&address.scope_id().to_ne_bytes());
+            (bytes, LONGEST)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_laid_out_as_the_kernel_does() {
+        let (bytes, length) = sockaddr("192.0.2.1:258".parse().unwrap());
+        assert_eq!(length, 16);
+        assert_eq!(bytes[2..16], [1, 2, 192, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(u16::from_ne_bytes([bytes[0], bytes[1]]), 2);
+        let (bytes, length) = sockaddr("[2001:db8::1%7]:258".parse().unwrap());
+        assert_eq!(length, 28);
+        assert_eq!(bytes[2..8], [1, 2, 0, 0, 0, 0]);
+        assert_eq!(bytes[8..24], [0x20, 1, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+        assert_eq!(bytes[24..], 7_u32.to_ne_bytes());
+    }
+}

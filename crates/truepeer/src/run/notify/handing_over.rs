@@ -1,0 +1,110 @@
+//! Handing a connection over: its name, its address, its descriptor, and last the answer.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_cookie;
+use truepeer_handover::{Name, Refused, Shown, Tuple, as_seen_by};
+use truepeer_policy::ClientAddr;
+use truepeer_sys::seccomp::{Answer, Notification, calls};
+use truepeer_sys::socket::local_address;
+
+use super::caller::write_address;
+use super::listener::Listener;
+use super::ready::Connection;
+use super::supervisor::Supervisor;
+
+/// The flags of accept4(), which are those of open().
+const SOCK_NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
+const SOCK_CLOEXEC: i32 = OFlags::CLOEXEC.bits().cast_signed();
+
+impl Supervisor {
+    /// Answers accept() with this connection. If the caller has been killed meanwhile it is for somebody else.
+    pub(super) fn hand_over(
+        &mut self,
+        call: &Notification,
+        listener: &Arc<Listener>,
+        connection: Connection,
+    ) {
+        let Some(shown) = self.name(listener, &connection) else {
+            // Refused for want of room: as if it had not come.
+            return self.answer(call, Answer::Fail(Errno::CONNABORTED));
+        };
+        match self.write_shown(call, shown) {
+            Ok(()) => {}
+            // As the kernel does: the connection is lost to a caller that gave a wrong address.
+            Err(errno @ (Errno::FAULT | Errno::INVAL)) => return self.answer(call, Answer::Fail(errno)),
+            Err(_) => return self.give_back(listener, connection),
+        }
+        let flags = if call.call == calls::ACCEPT4 { call.int(3) } else { 0 };
+        if flags & SOCK_NONBLOCK == 0 {
+            let made_blocking = fcntl_getfl(&connection.socket)
+                .and_then(|flags| fcntl_setfl(&connection.socket, flags - OFlags::NONBLOCK));
+            if let Err(errno) = made_blocking {
+                return self.answer(call, Answer::Fail(errno));
+            }
+        }
+        let close_on_exec = flags & SOCK_CLOEXEC != 0;
+        match self.notifier.add_descriptor(call.id, connection.socket.as_fd(), close_on_exec) {
+            Ok(number) => {
+                self.journal.on_handed_over(&connection);
+                // Before the answer: a program that closes its descriptor must find the connection closed.
+                drop(connection);
+                self.answer(call, Answer::Value(number.into()));
+            }
+            Err(errno @ (Errno::MFILE | Errno::NFILE)) => {
+                // As with the kernel's own queue, it stays for when the program has room.
+                self.ready.put_back(listener.local, connection);
+                self.answer(call, Answer::Fail(errno));
+            }
+            Err(_) => self.give_back(listener, connection),
+        }
+    }
+
+    fn give_back(&mut self, listener: &Arc<Listener>, connection: Connection) {
+        self.ready.put_back(listener.local, connection);
+        if self.parked.at(listener.local).is_none() {
+            self.ringer.wake(listener.local);
+        }
+    }
+
+    fn write_shown(&self, call: &Notification, shown: SocketAddr) -> Result<(), Errno> {
+        match call.args[1] {
+            0 => Ok(()), // a null pointer: the caller doesn't want to know
+            address => write_address(&self.notifier, call, [address, call.args[2]], shown),
+        }
+    }
+
+    /// Whom the program is to see, remembered for getpeername(); `None` if that can't be.
+    fn name(&mut self, listener: &Listener, connection: &Connection) -> Option<SocketAddr> {
+        let sender = match as_seen_by(ClientAddr::new(connection.sender.get()), listener.is_v6) {
+            Shown::As(sender) => sender,
+            Shown::NotShowable => connection.sender.get(),
+        };
+        let Some((client, destination)) = connection.client else { return Some(sender) };
+        let shown = match as_seen_by(client, listener.is_v6) {
+            Shown::As(shown) => shown,
+            Shown::NotShowable => {
+                self.journal.on_not_showable(client, connection.sender);
+                return Some(sender);
+            }
+        };
+        let destination = match as_seen_by(ClientAddr::new(destination), listener.is_v6) {
+            Shown::As(destination) => Some(destination),
+            Shown::NotShowable => None,
+        };
+        let cookie = socket_cookie(&connection.socket).ok()?;
+        let local = local_address(connection.socket.as_fd()).ok()?;
+        let local = SocketAddr::new(local.ip().to_canonical(), local.port());
+        let tuple = Tuple { local, sender: connection.sender.get() };
+        let name = Name { client: shown, destination, tuple };
+        if self.names.insert(cookie, &name, &mut self.census).is_err() {
+            self.journal.on_refused(&Refused::NoRoom { sender: connection.sender });
+            return None;
+        }
+        Some(shown)
+    }
+}

@@ -1,0 +1,68 @@
+//! Signals for a thread whose `accept` is parked.
+//!
+//! While a call is being answered only fatal signals interrupt it (and must: a descriptor handed over to a call that was
+//! interrupted would be lost). A blocking `accept` would so be deaf to Ctrl-C, SIGTERM's handler, SIGSTOP. So we look, now
+//! and then, whether a signal waits for the thread, and if so let it have it.
+
+use std::fs;
+
+use truepeer_sys::seccomp::Answer;
+
+/// How a parked call of this thread has to be answered because of a signal, if one is there.
+pub(super) fn answer_for(thread: i32) -> Option<Answer> {
+    interrupted(&fs::read_to_string(format!("/proc/{thread}/status")).ok()?)
+}
+
+/// By the text of `/proc/THREAD/status`.
+///
+/// A signal for this very thread, or one for the process that the kernel gives to its first thread, is certain to be
+/// handled before the call returns: the kernel may begin the call again, by SA_RESTART. Any other signal for the process
+/// may be another thread's by then, so that the call fails with EINTR, which it always may.
+fn interrupted(status: &str) -> Option<Answer> {
+    let of_thread = set(status, "SigPnd:")?;
+    let of_process = set(status, "ShdPnd:")?;
+    let blocked = set(status, "SigBlk:")?;
+    if of_thread & !blocked != 0 {
+        return Some(Answer::Interrupted);
+    }
+    if of_process & !blocked == 0 {
+        return None;
+    }
+    let is_first = field(status, "Pid:")? == field(status, "Tgid:")?;
+    Some(if is_first { Answer::Interrupted } else { Answer::Fail(rustix::io::Errno::INTR) })
+}
+
+fn set(status: &str, name: &str) -> Option<u64> {
+    u64::from_str_radix(field(status, name)?, 16).ok()
+}
+
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(pid: i32, thread: u64, process: u64, blocked: u64) -> String {
+        format!(
+            "Name:\tx\nTgid:\t7\nPid:\t{pid}\nSigPnd:\t{thread:016x}\nShdPnd:\t{process:016x}\nSigBlk:\t{blocked:016x}\n"
+        )
+    }
+
+    #[test]
+    fn pending_signals_interrupt_unless_blocked() {
+        let int = 1 << 1;
+        assert_eq!(interrupted(&status(7, 0, 0, 0)), None);
+        assert_eq!(interrupted(&status(7, 0, int, 0)), Some(Answer::Interrupted));
+        assert_eq!(interrupted(&status(8, 0, int, 0)), Some(Answer::Fail(rustix::io::Errno::INTR)));
+        assert_eq!(interrupted(&status(8, int, 0, 0)), Some(Answer::Interrupted));
+        assert_eq!(interrupted(&status(7, int, int, int)), None);
+        assert_eq!(interrupted("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn this_thread_has_none() {
+        assert_eq!(answer_for(rustix::thread::gettid().as_raw_nonzero().get()), None);
+    }
+}

@@ -1,0 +1,103 @@
+//! What is counted, and what is said: complaints at most once a minute for each reason and sender.
+
+use std::net::IpAddr;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use tracing::{debug, error, info, warn};
+use truepeer_handover::{Complaints, Refused};
+use truepeer_policy::{ClientAddr, SenderAddr};
+
+use super::ready::Connection;
+
+#[derive(Debug)]
+pub(super) struct Journal {
+    began: Instant,
+    complaints: Complaints,
+    named: u64,
+    plain: u64,
+    refused: u64,
+    late: u64,
+    not_showable: u64,
+}
+
+impl Journal {
+    pub(super) fn new() -> Self {
+        Self {
+            began: Instant::now(),
+            complaints: Complaints::new(),
+            named: 0,
+            plain: 0,
+            refused: 0,
+            late: 0,
+            not_showable: 0,
+        }
+    }
+
+    pub(super) fn on_handed_over(&mut self, connection: &Connection) {
+        match connection.client {
+            Some((client, _)) => {
+                self.named += 1;
+                debug!(%client, sender = %connection.sender, "handed over");
+            }
+            None => {
+                self.plain += 1;
+                debug!(sender = %connection.sender, "handed over: the sender is the client");
+            }
+        }
+    }
+
+    /// A header that was not there yet at accept().
+    pub(super) fn on_late(&mut self) {
+        self.late += 1;
+    }
+
+    pub(super) fn on_refused(&mut self, refused: &Refused) {
+        self.refused += 1;
+        let Some(reason) = refused.complaint() else {
+            debug!("{refused}");
+            return;
+        };
+        self.complain(reason, refused.sender().map(SenderAddr::ip), |held_back| {
+            warn!(reason, held_back, "{refused}");
+        });
+    }
+
+    /// An IPv6 client on an AF_INET listener: programs have no room for its address there.
+    pub(super) fn on_not_showable(&mut self, client: ClientAddr, sender: SenderAddr) {
+        self.not_showable += 1;
+        self.complain("client_not_showable", Some(sender.ip()), |held_back| {
+            warn!(%client, %sender, held_back, "the program listens on an IPv4 socket, which can't show an IPv6 client: it sees the sender; let it listen on [::]");
+        });
+    }
+
+    /// The program's queue of late connections is gone with its listener.
+    pub(super) fn on_abandoned(&mut self, count: usize) {
+        if count > 0 {
+            debug!(count, "connections whose header came after their listener was closed");
+        }
+    }
+
+    /// A process of the program's family that can't be looked into.
+    pub(super) fn on_unreachable(&mut self, thread: i32, errno: Errno) {
+        self.complain("unreachable", None, |held_back| {
+            error!(held_back, "process {thread} can't be served ({errno}): it runs as another user, or may not be looked into; give truepeer CAP_SYS_PTRACE, or use truepeer attach or truepeer proxy");
+        });
+    }
+
+    /// Something the supervisor needs could not be had for a moment.
+    pub(super) fn on_trouble(&mut self, what: &'static str, error: &dyn std::fmt::Display) {
+        self.complain(what, None, |held_back| error!(held_back, "{what}: {error}"));
+    }
+
+    pub(super) fn on_end(&self) {
+        let Self { named, plain, refused, late, not_showable, .. } = self;
+        info!(named, plain, refused, late, not_showable, "connections handed over: {}", named + plain);
+    }
+
+    fn complain(&self, reason: &'static str, about: Option<IpAddr>, say: impl FnOnce(u64)) {
+        if let Some(held_back) = self.complaints.may_say(reason, about, self.began.elapsed()) {
+            say(held_back);
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The program's life: signals to it, its end and what it leaves behind to us.
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::process::{Child, ExitCode};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
+use tracing::{info, warn};
+use truepeer_sys::process::{SignalDoor, die_by};
+
+/// Passed on to the program, but for SIGCHLD, which is about it: HUP, INT, QUIT, USR1, USR2, TERM, CHLD, WINCH.
+pub(super) const SIGNALS: [i32; 8] = [1, 2, 3, 10, 12, 15, SIGCHLD, 28];
+const SIGCHLD: i32 = 17;
+
+/// How a program ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// With a status.
+    Exited(u8),
+    /// By a signal.
+    Killed(i32),
+}
+
+impl Ending {
+    /// Lets this process end likewise; returns only where it must end by a status.
+    pub(crate) fn follow(self) -> ExitCode {
+        match self {
+            Self::Exited(status) => ExitCode::from(status),
+            Self::Killed(signal) => {
+                die_by(signal);
+                ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))
+            }
+        }
+    }
+}
+
+/// The program, and the processes that it left behind: orphans become our children (PR_SET_CHILD_SUBREAPER), so that they
+/// can still be looked into where only descendants can (Yama), and are waited for.
+#[derive(Debug)]
+pub(super) struct Life {
+    program: Pid,
+    signals: SignalDoor,
+    ending: Option<Ending>,
+}
+
+impl AsFd for Life {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.signals.as_fd()
+    }
+}
+
+impl Life {
+    pub(super) fn of(child: &Child, signals: SignalDoor) -> Self {
+        Self { program: Pid::from_child(child), signals, ending: None }
+    }
+
+    pub(super) fn pid(&self) -> i32 {
+        self.program.as_raw_nonzero().get()
+    }
+
+    pub(super) fn kill(&self) {
+        let _ = kill_process(self.program, Signal::KILL);
+    }
+
+    /// Passes signals on and collects who has ended; gives the program's ending once there is nothing left to supervise.
+    pub(super) fn turn(&mut self) -> Option<Ending> {
+        let mut of_children = false;
+        while let Some(caught) = self.signals.next() {
+            match caught.signal {
+                SIGCHLD => of_children = true,
+                // A terminal has sent it to the program as well.
+                _ if caught.from_kernel => {}
+                signal => self.pass_on(signal),
+            }
+        }
+        if of_children { self.collect() } else { None }
+    }
+
+    fn pass_on(&self, signal: i32) {
+        let Some(signal) = Signal::from_named_raw(signal) else { return };
+        if self.ending.is_none() {
+            let _ = kill_process(self.program, signal);
+        } else {
+            signal_all(&children(), signal);
+        }
+    }
+
+    fn collect(&mut self) -> Option<Ending> {
+        loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) if pid == self.program => {
+                    let signal = status.terminating_signal().map(Ending::Killed);
+                    let code = u8::try_from(status.exit_status().unwrap_or_default()).unwrap_or(u8::MAX);
+                    self.ending = Some(signal.unwrap_or(Ending::Exited(code)));
+                }
+                Ok(Some(_)) | Err(Errno::INTR) => {}
+                Ok(None) => return self.on_others_alive(),
+                Err(_) => return self.ending,
+            }
+        }
+    }
+
+    /// A program that ended well has gone to the background: what it left behind is served on. One that failed is
+    /// reported at once, and its remains are asked to end: nobody will answer them.
+    fn on_others_alive(&mut self) -> Option<Ending> {
+        match self.ending? {
+            Ending::Exited(0) => {
+                info!(
+                    "the program has gone to the background: its {} processes are served on",
+                    children().len()
+                );
+                None
+            }
+            ending => {
+                let left = children();
+                warn!("the program failed: the {} processes that it left behind are ended", left.len());
+                signal_all(&left, Signal::TERM);
+                Some(ending)
+            }
+        }
+    }
+}
+
+fn children() -> Vec<Pid> {
+    let list = fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
+    list.split_whitespace().filter_map(|pid| pid.parse().ok().and_then(Pid::from_raw)).collect()
+}
+
+/// Who has ended meanwhile needs no signal.
+fn signal_all(processes: &[Pid], signal: Signal) {
+    for process in processes {
+        let _ = kill_process(*process, signal);
+    }
+}

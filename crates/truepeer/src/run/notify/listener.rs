@@ -1,0 +1,97 @@
+//! Which sockets are ours to accept on, and how they are prepared for it.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use tracing::debug;
+use truepeer_sys::socket::{local_address, set_defer_accept};
+
+/// The kernel's IPPROTO_TCP and IPPROTO_MPTCP: Go's listeners are MPTCP sockets.
+const PROTOCOLS: [u32; 2] = [6, 262];
+
+/// What a program asks for is for clients that it serves at once; silent ones wait in the same queue meanwhile. The
+/// kernel caps it at net.core.somaxconn.
+const BACKLOG: i32 = 4096;
+
+/// Beyond so many listeners what is known is forgotten, and found out again.
+const MOST_REMEMBERED: usize = 4096;
+
+/// A listening socket, whichever processes have it under whichever numbers.
+#[derive(Debug)]
+pub(super) struct Listener {
+    /// By which the kernel tells sockets apart (SO_COOKIE); never given away again.
+    pub(super) cookie: u64,
+    pub(super) local: SocketAddr,
+    pub(super) is_v6: bool,
+}
+
+/// The program's listeners.
+#[derive(Debug)]
+pub(super) struct Listeners {
+    meant: truepeer_handover::Listeners,
+    /// How long the kernel may keep a connection for its first data.
+    defer: Option<Duration>,
+    known: HashMap<u64, Option<Arc<Listener>>>,
+}
+
+impl Listeners {
+    pub(super) fn new(meant: truepeer_handover::Listeners, defer: Option<Duration>) -> Self {
+        Self { meant, defer, known: HashMap::new() }
+    }
+
+    /// The listener that this socket is; `None` if its connections are not ours to look at, or if it does not listen.
+    pub(super) fn look(&mut self, socket: BorrowedFd<'_>) -> Option<Arc<Listener>> {
+        let cookie = sockopt::socket_cookie(socket).ok()?;
+        if let Some(known) = self.known.get(&cookie) {
+            return known.clone();
+        }
+        if !is_tcp(socket) || sockopt::socket_acceptconn(socket) != Ok(true) {
+            return None; // not remembered: it may listen one day
+        }
+        let local = local_address(socket).ok()?;
+        let listener = self.meant.has(local).then(|| {
+            // Inherited, or passed by a service manager: nobody asked us about its listen().
+            self.prepare(socket);
+            let _ = rustix::net::listen(socket, BACKLOG);
+            Arc::new(Listener { cookie, local, is_v6: local.is_ipv6() })
+        });
+        if self.known.len() >= MOST_REMEMBERED {
+            self.known.clear();
+        }
+        self.known.insert(cookie, listener.clone());
+        listener
+    }
+
+    /// Carries out listen() for the program, with room for those who are silent. `None`: not ours.
+    pub(super) fn listen(&mut self, socket: BorrowedFd<'_>, backlog: i32) -> Option<Result<(), Errno>> {
+        let local = is_tcp(socket).then(|| local_address(socket).ok())??;
+        if !self.meant.has(local) {
+            return None;
+        }
+        self.prepare(socket);
+        // The kernel takes a negative backlog for a very long one.
+        let backlog = if backlog < 0 { backlog } else { backlog.max(BACKLOG) };
+        Some(rustix::net::listen(socket, backlog))
+    }
+
+    /// A header in the first segment is there when accept() returns, so that almost every connection is looked at once.
+    fn prepare(&self, socket: BorrowedFd<'_>) {
+        if let Some(wait) = self.defer
+            && let Err(error) = set_defer_accept(socket, wait)
+        {
+            debug!("{error}: each connection is waited for by ourselves");
+        }
+    }
+}
+
+fn is_tcp(socket: BorrowedFd<'_>) -> bool {
+    let internet = matches!(sockopt::socket_domain(socket), Ok(AddressFamily::INET | AddressFamily::INET6));
+    let stream = sockopt::socket_type(socket) == Ok(SocketType::STREAM);
+    let protocol = sockopt::socket_protocol(socket).ok().flatten();
+    internet && stream && protocol.is_some_and(|protocol| PROTOCOLS.contains(&protocol.as_raw().get()))
+}

@@ -1,0 +1,112 @@
+//! `accept` on blocking listeners that have nothing to give yet.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use truepeer_sys::seccomp::{Answer, Notification, Notifier};
+
+use super::interrupt;
+use super::listener::Listener;
+
+/// Marks a listener's cookie among the numbers of the supervisor's epoll.
+pub(super) const MARK: u64 = 1 << 63;
+
+/// A call that waits for a connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Waiting {
+    pub(super) call: Notification,
+    /// When it fails with EAGAIN (SO_RCVTIMEO).
+    pub(super) deadline: Option<Instant>,
+}
+
+/// The calls that wait at one listener, longest first. While they do, the supervisor watches it; no longer, or the
+/// program could not close it.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) socket: OwnedFd,
+    pub(super) listener: Arc<Listener>,
+    pub(super) waiting: VecDeque<Waiting>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Parked {
+    groups: HashMap<u64, Group>,
+}
+
+impl Parked {
+    pub(super) fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// Lets a call wait.
+    ///
+    /// # Errors
+    /// What epoll_ctl(2) says.
+    pub(super) fn park(
+        &mut self,
+        epoll: BorrowedFd<'_>,
+        socket: OwnedFd,
+        listener: Arc<Listener>,
+        waiting: Waiting,
+    ) -> Result<(), Errno> {
+        if let Some(group) = self.groups.get_mut(&listener.cookie) {
+            group.waiting.push_back(waiting);
+            return Ok(());
+        }
+        let data = epoll::EventData::new_u64(listener.cookie | MARK);
+        epoll::add(epoll, &socket, data, epoll::EventFlags::IN)?;
+        self.groups.insert(listener.cookie, Group { socket, listener, waiting: VecDeque::from([waiting]) });
+        Ok(())
+    }
+
+    /// Takes the calls of one listener out, to serve them; [`Self::put_back`] what is left.
+    pub(super) fn take(&mut self, cookie: u64) -> Option<Group> {
+        self.groups.remove(&cookie)
+    }
+
+    pub(super) fn put_back(&mut self, epoll: BorrowedFd<'_>, group: Group) {
+        if group.waiting.is_empty() {
+            // Closing our duplicate alone would not end the watch: the program's own keeps the socket open.
+            let _ = epoll::delete(epoll, group.socket.as_fd());
+        } else {
+            self.groups.insert(group.listener.cookie, group);
+        }
+    }
+
+    /// A listener on this address at which somebody waits.
+    pub(super) fn at(&self, address: std::net::SocketAddr) -> Option<u64> {
+        self.groups.values().find(|group| group.listener.local == address).map(|group| group.listener.cookie)
+    }
+
+    /// Ends the waiting of those who were killed, whose time is up, or for whom there is a signal.
+    pub(super) fn look_after(&mut self, epoll: BorrowedFd<'_>, notifier: &Notifier, now: Instant) {
+        let cookies: Vec<u64> = self.groups.keys().copied().collect();
+        for group in cookies.into_iter().filter_map(|cookie| self.groups.remove(&cookie)).collect::<Vec<_>>()
+        {
+            let mut group = group;
+            group.waiting.retain(|waiting| still_waits(notifier, waiting, now));
+            self.put_back(epoll, group);
+        }
+    }
+}
+
+fn still_waits(notifier: &Notifier, waiting: &Waiting, now: Instant) -> bool {
+    if !notifier.is_waiting(waiting.call.id) {
+        return false;
+    }
+    let timed_out = waiting.deadline.is_some_and(|deadline| deadline <= now);
+    let answer = if timed_out {
+        Some(Answer::Fail(Errno::AGAIN))
+    } else {
+        // Its number is still its own: looked at between two questions whether it waits.
+        interrupt::answer_for(waiting.call.thread).filter(|_| notifier.is_waiting(waiting.call.id))
+    };
+    match answer {
+        Some(answer) => notifier.send(waiting.call.id, answer).is_err(),
+        None => true,
+    }
+}

@@ -1,0 +1,222 @@
+//! The supervisor: one thread that answers calls and waits for nobody.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::getpeername;
+use rustix::net::sockopt::socket_cookie;
+use truepeer_handover::{Late, Name, Names, Rules, Settings, SocketDiag, WakeUp};
+use truepeer_policy::HeaderRule;
+use truepeer_sys::process::{Reach, descriptor_of};
+use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
+
+use super::caller::write_address;
+use super::journal::Journal;
+use super::life::{Ending, Life};
+use super::listener::{Listener, Listeners};
+use super::parked::{MARK, Parked};
+use super::ready::Ready;
+use super::ringer::Ringer;
+
+/// How long the kernel keeps a connection for its first data; if the header comes later, we wait for it.
+const DEFER: Duration = Duration::from_secs(3);
+/// How often parked calls are looked after: a signal waits at most this long.
+const PARKED_PERIOD: Duration = Duration::from_millis(100);
+/// How often the program is woken for connections that it has not fetched.
+const READY_PERIOD: Duration = Duration::from_secs(1);
+
+/// Numbers in the supervisor's epoll; listeners have their cookies, with [`MARK`].
+const NOTIFIER: u64 = 0;
+const LIFE: u64 = 1;
+const EVENTS: usize = 16;
+
+pub(super) struct Supervisor {
+    pub(super) notifier: Notifier,
+    pub(super) epoll: OwnedFd,
+    pub(super) rules: Rules,
+    pub(super) wake: WakeUp,
+    pub(super) listeners: Listeners,
+    pub(super) late: Late<Arc<Listener>>,
+    pub(super) ready: Ready,
+    pub(super) parked: Parked,
+    pub(super) names: Names,
+    pub(super) census: SocketDiag,
+    pub(super) ringer: Ringer,
+    pub(super) journal: Journal,
+    /// How many connections may wait, for a header or for the program.
+    pub(super) most_held: usize,
+    life: Life,
+    looked_after: Instant,
+    woken: Instant,
+}
+
+impl Supervisor {
+    pub(super) fn new(
+        settings: &Settings,
+        notifier: Notifier,
+        life: Life,
+        open_files: u64,
+    ) -> anyhow::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &notifier, epoll::EventData::new_u64(NOTIFIER), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &life, epoll::EventData::new_u64(LIFE), epoll::EventFlags::IN)?;
+        // A client without a header may be waiting for the program to speak first: it must not be kept.
+        let everybody_speaks = settings.header == HeaderRule::Require && settings.exceptions.is_empty();
+        let listeners = Listeners::new(settings.listeners.clone(), everybody_speaks.then_some(DEFER));
+        let (names, _) = Names::create()?;
+        let wake = names.wake_up();
+        Ok(Self {
+            late: Late::new(epoll.as_fd())?,
+            rules: Rules::new(settings.clone()),
+            ringer: Ringer::start(wake.clone())?,
+            wake,
+            listeners,
+            ready: Ready::default(),
+            parked: Parked::default(),
+            names,
+            census: SocketDiag::new(),
+            journal: Journal::new(),
+            // The other half is for connections on their way.
+            most_held: usize::try_from(open_files / 2).unwrap_or(usize::MAX).clamp(16, 65_536),
+            notifier,
+            epoll,
+            life,
+            looked_after: Instant::now(),
+            woken: Instant::now(),
+        })
+    }
+
+    /// Answers until the program and all that it started have ended.
+    pub(super) fn run(mut self) -> anyhow::Result<Ending> {
+        loop {
+            // Late connections have an epoll of their own, in which ours is the inbox.
+            let decided = self.late.turn(&self.rules, &self.wake, self.limit())?;
+            decided.into_iter().for_each(|decided| self.on_decided(decided));
+            if let Some(ending) = self.turn()? {
+                self.journal.on_end();
+                return Ok(ending);
+            }
+            self.look_after(Instant::now());
+        }
+    }
+
+    fn limit(&self) -> Option<Duration> {
+        let parked = (!self.parked.is_empty()).then_some(PARKED_PERIOD);
+        let ready = (self.ready.len() > 0).then_some(READY_PERIOD);
+        parked.or(ready)
+    }
+
+    fn turn(&mut self) -> anyhow::Result<Option<Ending>> {
+        let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let mut events = [nothing; EVENTS];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let count = match epoll::wait(&self.epoll, &mut events, Some(&at_once)) {
+            Ok(count) => count,
+            Err(Errno::INTR) => 0,
+            Err(errno) => return Err(errno.into()),
+        };
+        for event in &events[..count] {
+            let flags = event.flags;
+            match event.data.u64() {
+                NOTIFIER if flags.contains(epoll::EventFlags::IN) => self.on_call()?,
+                // Nobody is left who could call; whoever is left to be waited for tells by SIGCHLD.
+                NOTIFIER => epoll::delete(&self.epoll, &self.notifier)?,
+                LIFE => {
+                    if let Some(ending) = self.life.turn() {
+                        return Ok(Some(ending));
+                    }
+                }
+                cookie => self.serve_parked(cookie & !MARK),
+            }
+        }
+        Ok(None)
+    }
+
+    fn on_call(&mut self) -> anyhow::Result<()> {
+        let Some(call) = self.notifier.receive()? else { return Ok(()) };
+        match call.call {
+            calls::ACCEPT | calls::ACCEPT4 => self.on_accept(call),
+            calls::GETPEERNAME => self.on_name_asked(call, |name| Some(name.client)),
+            calls::GETSOCKNAME => self.on_name_asked(call, |name| name.destination),
+            calls::LISTEN => self.on_listen(call),
+            _ => self.answer(&call, Answer::GoOn),
+        }
+        Ok(())
+    }
+
+    /// getpeername(), or getsockname(): the kernel answers for connections without a name, and for those that are closed.
+    fn on_name_asked(
+        &mut self,
+        call: Notification,
+        which: impl FnOnce(Name) -> Option<std::net::SocketAddr>,
+    ) {
+        let Some(socket) = self.descriptor(&call) else { return };
+        let name = socket_cookie(&socket).ok().and_then(|cookie| self.names.find(cookie));
+        let shown = name.filter(|_| getpeername(&socket).is_ok()).and_then(which);
+        drop(socket);
+        let answer = match shown
+            .map(|shown| write_address(&self.notifier, &call, [call.args[1], call.args[2]], shown))
+        {
+            None => Answer::GoOn,
+            Some(Ok(())) => Answer::Value(0),
+            Some(Err(errno)) => Answer::Fail(errno),
+        };
+        self.answer(&call, answer);
+    }
+
+    fn on_listen(&mut self, call: Notification) {
+        let Some(socket) = self.descriptor(&call) else { return };
+        let answer = match self.listeners.listen(socket.as_fd(), call.int(1)) {
+            None => Answer::GoOn,
+            Some(Ok(())) => Answer::Value(0),
+            Some(Err(errno)) => Answer::Fail(errno),
+        };
+        drop(socket);
+        self.answer(&call, answer);
+    }
+
+    /// The socket that the call is about, by its first argument; if it can't be had the call is answered.
+    pub(super) fn descriptor(&mut self, call: &Notification) -> Option<OwnedFd> {
+        let answer = match descriptor_of(call.thread, call.int(0)) {
+            // Whose it is was known by a number, which is the caller's own as long as the caller waits.
+            Ok(socket) => return self.notifier.is_waiting(call.id).then_some(socket),
+            Err(Reach::NoDescriptor) => Answer::Fail(Errno::BADF),
+            Err(Reach::NoThread) => return None,
+            Err(Reach::Forbidden(errno @ (Errno::MFILE | Errno::NFILE))) => {
+                self.journal.on_trouble("out of descriptors", &errno);
+                Answer::Fail(errno)
+            }
+            // Never "go on": the program would take the header for data, and the sender for the client.
+            Err(Reach::Forbidden(errno)) => {
+                self.journal.on_unreachable(call.thread, errno);
+                Answer::Fail(Errno::PERM)
+            }
+        };
+        self.answer(call, answer);
+        None
+    }
+
+    pub(super) fn answer(&mut self, call: &Notification, answer: Answer) {
+        if let Err(error) = self.notifier.send(call.id, answer) {
+            self.journal.on_trouble("a call could not be answered", &error);
+        }
+    }
+
+    /// What is done by the clock.
+    fn look_after(&mut self, now: Instant) {
+        if now.duration_since(self.looked_after) >= PARKED_PERIOD {
+            self.looked_after = now;
+            self.parked.look_after(self.epoll.as_fd(), &self.notifier, now);
+        }
+        if now.duration_since(self.woken) >= READY_PERIOD {
+            self.woken = now;
+            let gone: Vec<_> = self.ringer.gone().collect();
+            let abandoned = gone.into_iter().map(|listener| self.ready.abandon(listener)).sum();
+            self.journal.on_abandoned(abandoned);
+            self.ready.addresses().into_iter().for_each(|listener| self.ringer.wake(listener));
+        }
+    }
+}
