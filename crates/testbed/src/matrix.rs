@@ -16,6 +16,7 @@ mod hostile;
 mod identity;
 mod mixture;
 mod proxy;
+mod run;
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
@@ -23,6 +24,7 @@ use std::sync::Arc;
 
 pub use attach::ByAttach;
 pub use proxy::ByProxy;
+pub use run::ByRun;
 
 use crate::{Bed, Behaviour, Running, Test, client, skip};
 
@@ -33,6 +35,8 @@ pub enum Way {
     Proxy,
     /// Programs in the kernel.
     Attach,
+    /// Something between the program and its `accept`.
+    Run,
 }
 
 impl Way {
@@ -40,6 +44,7 @@ impl Way {
         match self {
             Way::Proxy => "proxy",
             Way::Attach => "attach",
+            Way::Run => "run",
         }
     }
 }
@@ -78,7 +83,7 @@ pub struct Delivered {
     pub v6: SocketAddr,
     /// truepeer, if the way has a process; declared before the backend, so that it ends first and its sessions end in order.
     pub truepeer: Option<Running>,
-    /// The backend, whose log says what it saw.
+    /// The backend, whose log says what it saw; where truepeer has started it, with truepeer in front and in the log.
     pub backend: Running,
 }
 

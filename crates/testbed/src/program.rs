@@ -20,6 +20,7 @@ use crate::{Bed, Running, User, expose, skip, whereabouts};
 #[derive(Debug, Clone)]
 pub struct Program {
     name: String,
+    launcher: Option<(PathBuf, Vec<OsString>)>,
     args: Vec<OsString>,
     env: Vec<(String, OsString)>,
     dir: Option<PathBuf>,
@@ -37,6 +38,7 @@ impl Program {
     pub fn new(name: impl AsRef<OsStr>) -> Program {
         Program {
             name: name.as_ref().to_string_lossy().into_owned(),
+            launcher: None,
             args: Vec::new(),
             env: Vec::new(),
             dir: None,
@@ -59,6 +61,12 @@ impl Program {
     /// Adds arguments.
     pub fn args<S: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Program {
         self.args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self
+    }
+
+    /// Lets another program start it: `launcher ARGS… FILE ITS-ARGS…`, with all that is said here of this one.
+    pub fn launched_by(mut self, launcher: impl Into<PathBuf>, args: &[&str]) -> Program {
+        self.launcher = Some((launcher.into(), args.iter().map(Into::into).collect()));
         self
     }
 
@@ -155,6 +163,10 @@ impl Program {
     fn command(&self, file: &Path, bed: &Bed) -> anyhow::Result<Command> {
         let file = self.reachable(file, bed)?;
         let mut words: Vec<OsString> = self.wrappers();
+        if let Some((launcher, args)) = &self.launcher {
+            words.push(self.reachable(launcher, bed)?.into());
+            words.extend(args.iter().cloned());
+        }
         words.push(file.clone().into());
         words.extend(self.args.iter().cloned());
         let mut command = Command::new(&words[0]);

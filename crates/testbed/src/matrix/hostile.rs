@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 
 use super::{CLIENT4, Case, DESTINATION4, Deliver, Delivered};
 use crate::chance::Chance;
@@ -73,18 +73,19 @@ fn bytes_that_are_no_header_end_their_connection_only(bed: &Bed, by: &dyn Delive
     // From an address each: the log repeats itself at most once a minute for each sender.
     for ((name, bytes), host) in recognisable().into_iter().zip(10..) {
         refused(&echo, host, &bytes)?;
-        process_of(&echo)?.wait_for_log(name)?;
+        process_of(&echo).wait_for_log(name)?;
     }
     for (bytes, host) in wrong_headers()?.into_iter().zip(20..) {
         refused(&echo, host, &bytes)?;
-        process_of(&echo)?.wait_for_log(&format!("127.0.0.{host}:"))?;
+        process_of(&echo).wait_for_log(&format!("127.0.0.{host}:"))?;
     }
     ensure!(client::ask(&mut bystander, b"undisturbed")? == "undisturbed");
     works(&echo)
 }
 
-fn process_of(echo: &Delivered) -> anyhow::Result<&Running> {
-    echo.truepeer.as_ref().context("this way has no process")
+/// The process whose log has truepeer's words: its own, or that of the backend that it has started.
+fn process_of(echo: &Delivered) -> &Running {
+    echo.truepeer.as_ref().unwrap_or(&echo.backend)
 }
 
 /// Of truepeer's process, if the way has one.
