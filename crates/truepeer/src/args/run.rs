@@ -99,8 +99,11 @@ pub(crate) struct HowArgs {
     /// Say on standard error what is done with each connection
     #[arg(short, long)]
     pub(crate) verbose: bool,
+    /// Only write the library to this directory, as libtruepeer.so and under the names of libproxyproto, for LD_PRELOAD by hand
+    #[arg(long, value_name = "DIR", exclusive = true)]
+    pub(crate) unpack: Option<PathBuf>,
     /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(last = true, required_unless_present = "unpack", value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
 }
 

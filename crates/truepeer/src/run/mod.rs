@@ -6,6 +6,7 @@
 //! ```
 
 mod choice;
+mod library;
 mod notify;
 mod preload;
 mod program;
@@ -20,6 +21,9 @@ use program::Program;
 
 /// Starts a program that accepts connections; ends with its status.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
+    if let Some(dir) = &args.how.unpack {
+        return preload::install(dir).map(|()| ExitCode::SUCCESS);
+    }
     let settings = args.settings()?;
     if settings.allow.has_everybody() {
         eprintln!(
@@ -34,6 +38,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
 
 /// Starts a program that makes connections; ends with its status.
 pub(crate) fn connect(args: &ConnectArgs) -> Result<ExitCode> {
+    if let Some(dir) = &args.how.unpack {
+        return preload::install(dir).map(|()| ExitCode::SUCCESS);
+    }
     let sending = args.sending();
     match prepare(&args.how)? {
         (Mechanism::Preload, program) => preload::connect(&sending, &program),

@@ -1,18 +1,69 @@
-//! The library that the program's dynamic linker loads.
+//! The library that the program's dynamic linker loads: put where it finds it, told what to do by the environment.
 
-use std::process::ExitCode;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::{env, fs};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, ensure};
 use truepeer_handover::{Sending, Settings};
 
+use super::library;
 use super::program::Program;
 
+/// The longest text that an environment variable can have (MAX_ARG_STRLEN, execve(2)), less the name.
+const MOST_BYTES: usize = 128 * 1024 - 64;
+
 /// Becomes a program that accepts connections.
-pub(super) fn run(_settings: &Settings, _program: &Program) -> Result<ExitCode> {
-    bail!("this version was built without its library")
+pub(super) fn run(settings: &Settings, program: &Program) -> Result<ExitCode> {
+    become_program(program, "TRUEPEER_RUN", settings.to_string())
 }
 
 /// Becomes a program that makes connections.
-pub(super) fn connect(_sending: &Sending, _program: &Program) -> Result<ExitCode> {
-    bail!("this version was built without its library")
+pub(super) fn connect(sending: &Sending, program: &Program) -> Result<ExitCode> {
+    become_program(program, "TRUEPEER_CONNECT", sending.to_string())
+}
+
+fn become_program(program: &Program, variable: &str, text: String) -> Result<ExitCode> {
+    ensure!(
+        text.len() < MOST_BYTES,
+        "the lists of senders and clients have {} bytes, more than an environment variable holds: use --via notify",
+        text.len()
+    );
+    let library = library::unpacked()?;
+    let (name, arguments) = program.words.split_first().context("no command")?;
+    let error = Command::new(&program.file)
+        .arg0(name)
+        .args(arguments)
+        .env("LD_PRELOAD", before_others(&library))
+        .env(variable, text)
+        .env_remove("TRUEPEER_FAMILY")
+        .exec();
+    Err(error).with_context(|| program.file.display().to_string())
+}
+
+/// What is preloaded already stays so.
+fn before_others(library: &Path) -> OsString {
+    let mut all = library.as_os_str().to_owned();
+    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        all.push(":");
+        all.push(others);
+    }
+    all
+}
+
+/// Writes the library into a directory, under its own name and those of libproxyproto.
+pub(super) fn install(dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    let file = dir.join("libtruepeer.so");
+    library::write(&file)?;
+    for name in ["libproxyproto.so", "libproxyproto_connect.so"] {
+        let link = dir.join(name);
+        if fs::symlink_metadata(&link).is_ok() {
+            fs::remove_file(&link).with_context(|| link.display().to_string())?;
+        }
+        std::os::unix::fs::symlink("libtruepeer.so", &link).with_context(|| link.display().to_string())?;
+    }
+    Ok(())
 }

@@ -1,0 +1,308 @@
+//! The functions of the C library that a program calls and finds here: the border between C and the rest, which decides.
+//!
+//! Each takes C's arguments apart, asks a safe function, and puts the answer together again. A panic ends here: the call is
+//! then made as if the library weren't there. `errno` is set by a failure and kept by a success, as POSIX permits and
+//! programs expect.
+
+use core::ffi::{CStr, c_int, c_long, c_uint, c_void};
+use core::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use libc::{sockaddr, socklen_t};
+use rustix::io::Errno;
+use rustix::net::addr::SocketAddrArg;
+use rustix::net::{SocketAddrAny, SocketFlags};
+
+use crate::accepting::Peer;
+use crate::role::{Accepting, role};
+use crate::{accepting, connecting, listeners, ours, peer, role as roles, waiter};
+
+/// Run by the dynamic linker when the library is loaded, before the program's own constructors.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
+
+extern "C" fn at_load() {
+    let done = catch_unwind(|| {
+        let file = own_file();
+        roles::assume(file);
+        // SAFETY: the handler is a function of this library, which is never unloaded; it may be run in any forked child.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
+    if done.is_err() {
+        std::process::abort();
+    }
+}
+
+unsafe extern "C" fn in_child() {
+    let _ = catch_unwind(waiter::on_fork);
+}
+
+/// The path that this library was loaded from.
+fn own_file() -> Option<&'static CStr> {
+    // SAFETY: dladdr fills the struct, whose fields may be zero; the name that it points to lives as long as the library.
+    unsafe {
+        let mut info: libc::Dl_info = core::mem::zeroed();
+        let found = libc::dladdr(at_load as *const c_void, &raw mut info);
+        (found != 0 && !info.dli_fname.is_null()).then(|| CStr::from_ptr(info.dli_fname))
+    }
+}
+
+fn accepting_role() -> Option<&'static Accepting> {
+    role()?.accepting.as_ref()
+}
+
+/// Answers as a C function does, and keeps errno over a success.
+fn answer(work: impl FnOnce() -> Option<Result<c_int, Errno>>, otherwise: impl FnOnce() -> c_int) -> c_int {
+    // SAFETY: errno's place is that of the calling thread, valid as long as it lives.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let before = unsafe { *errno };
+    let worked = catch_unwind(AssertUnwindSafe(work)).ok().flatten();
+    // SAFETY: as above.
+    unsafe { *errno = before };
+    match worked {
+        None => otherwise(),
+        Some(Ok(value)) => value,
+        Some(Err(error)) => {
+            // SAFETY: as above.
+            unsafe { *errno = error.raw_os_error() };
+            -1
+        }
+    }
+}
+
+/// The kernel's own answer.
+fn plainly(number: c_long, args: [usize; 4]) -> c_int {
+    // SAFETY: the arguments are those that the program gave to the function of that name, as that function would pass them on.
+    let answer = unsafe { libc::syscall(number, args[0], args[1], args[2], args[3]) };
+    // All of these calls answer with a descriptor or a status.
+    c_int::try_from(answer).unwrap_or(-1)
+}
+
+/// A C integer as a system call's register has it.
+fn word(value: c_int) -> usize {
+    isize::try_from(value).unwrap_or(-1).cast_unsigned()
+}
+
+fn borrow<'a>(fd: c_int) -> Option<BorrowedFd<'a>> {
+    // SAFETY: not -1; that it stays open during the call is the program's part, as it is towards the kernel. One that is
+    // closed is refused by the kernel.
+    (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// Writes an address where the program wants it, as the kernel does: as much as there is room for, and its whole length.
+///
+/// # Safety
+/// `to` is null, or points to `*len` bytes, and `len` to an integer.
+unsafe fn give(addr: &SocketAddrAny, to: *mut sockaddr, len: *mut socklen_t) {
+    if to.is_null() || len.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promise; the source is as long as `addr_len` says, and no room is written beyond `*len`.
+    unsafe {
+        let part = addr.addr_len().min(*len);
+        core::ptr::copy_nonoverlapping(addr.as_ptr().cast::<u8>(), to.cast::<u8>(), part as usize);
+        *len = addr.addr_len();
+    }
+}
+
+/// A room of negative length is refused before anything is done, as the kernel does.
+///
+/// # Safety
+/// As [`give`].
+unsafe fn check_room(to: *mut sockaddr, len: *mut socklen_t) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    if !to.is_null() && (len.is_null() || unsafe { *len } > socklen_t::MAX / 2) {
+        return Err(if len.is_null() { Errno::FAULT } else { Errno::INVAL });
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As accept4(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the same promise.
+    unsafe { accept4(fd, addr, len, 0) }
+}
+
+/// # Safety
+/// As accept4(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn accept4(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    let work = || {
+        let (role, listener) = (accepting_role()?, borrow(fd)?);
+        let known = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        if flags & !known != 0 {
+            return None;
+        }
+        // SAFETY: the caller's promise.
+        if let Err(error) = unsafe { check_room(addr, len) } {
+            return Some(Err(error));
+        }
+        let flags = SocketFlags::from_bits_retain(flags.cast_unsigned());
+        Some(accepting::accept(listener, flags, role).map(|(socket, peer)| {
+            let addr_any = match peer {
+                Peer::AsItIs(addr) => addr,
+                Peer::Known(addr) => Some(addr.as_any()),
+            };
+            if let Some(any) = addr_any {
+                // SAFETY: the caller's promise.
+                unsafe { give(&any, addr, len) };
+            }
+            socket.into_raw_fd()
+        }))
+    };
+    answer(work, || plainly(libc::SYS_accept4, [word(fd), addr as usize, len as usize, word(flags)]))
+}
+
+/// # Safety
+/// As listen(2): none.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    let work = || {
+        let (role, socket) = (accepting_role()?, borrow(fd)?);
+        if !listeners::is_meant(socket, &role.rules) {
+            return None;
+        }
+        listeners::make_ready(socket);
+        Some(rustix::net::listen(socket, backlog.max(listeners::BACKLOG)).map(|()| 0))
+    };
+    answer(work, || plainly(libc::SYS_listen, [word(fd), word(backlog), 0, 0]))
+}
+
+/// # Safety
+/// As getpeername(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let work = || {
+        let (role, socket) = (accepting_role()?, borrow(fd)?);
+        // SAFETY: the caller's promise.
+        unsafe { tell(peer::client(socket, role), addr, len) }
+    };
+    answer(work, || plainly(libc::SYS_getpeername, [word(fd), addr as usize, len as usize, 0]))
+}
+
+/// # Safety
+/// As getsockname(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let work = || {
+        let (role, socket) = (accepting_role()?, borrow(fd)?);
+        // SAFETY: the caller's promise.
+        unsafe { tell(peer::destination(socket, role), addr, len) }
+    };
+    answer(work, || plainly(libc::SYS_getsockname, [word(fd), addr as usize, len as usize, 0]))
+}
+
+/// # Safety
+/// As [`give`].
+unsafe fn tell(
+    found: Result<Option<SocketAddr>, Errno>,
+    to: *mut sockaddr,
+    len: *mut socklen_t,
+) -> Option<Result<c_int, Errno>> {
+    match found {
+        Ok(None) => None,
+        Err(error) => Some(Err(error)),
+        // SAFETY: the caller's promise.
+        Ok(Some(found)) => Some(unsafe { check_room(to, len) }.map(|()| {
+            // SAFETY: the caller's promise.
+            unsafe { give(&found.as_any(), to, len) };
+            0
+        })),
+    }
+}
+
+/// # Safety
+/// As connect(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    let work = || {
+        let (sending, socket) = (role()?.sending.as_ref()?, borrow(fd)?);
+        // SAFETY: the caller's promise.
+        let to = unsafe { read_address(addr, len) }?;
+        if !connecting::is_meant(socket.as_fd(), to, sending) {
+            return None;
+        }
+        Some(connecting::connect_telling(socket, to, sending).map(|()| 0))
+    };
+    answer(work, || plainly(libc::SYS_connect, [word(fd), addr as usize, len as usize, 0]))
+}
+
+/// # Safety
+/// `addr` is null or points to `len` bytes.
+unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Option<SocketAddr> {
+    let family_len = size_of::<libc::sa_family_t>();
+    if addr.is_null() || (len as usize) < family_len {
+        return None;
+    }
+    // SAFETY: there are at least the family's bytes; unaligned, since nobody promises otherwise.
+    let family = unsafe { addr.cast::<libc::sa_family_t>().read_unaligned() };
+    let needed = match c_int::from(family) {
+        libc::AF_INET => size_of::<libc::sockaddr_in>(),
+        libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
+        _ => return None,
+    };
+    if (len as usize) < needed {
+        return None;
+    }
+    // SAFETY: the struct of that family is there as a whole, and both consist of integers only.
+    unsafe {
+        if needed == size_of::<libc::sockaddr_in>() {
+            let v4 = addr.cast::<libc::sockaddr_in>().read_unaligned();
+            let ip = u32::from_be(v4.sin_addr.s_addr);
+            Some(SocketAddr::new(core::net::Ipv4Addr::from(ip).into(), u16::from_be(v4.sin_port)))
+        } else {
+            let v6 = addr.cast::<libc::sockaddr_in6>().read_unaligned();
+            let ip = core::net::Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            let port = u16::from_be(v6.sin6_port);
+            Some(core::net::SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id).into())
+        }
+    }
+}
+
+/// # Safety
+/// As close(2): the descriptor is the caller's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if ours::OURS.has(fd) {
+        // A program that closes whatever may be open.
+        return 0;
+    }
+    listeners::forget(fd);
+    plainly(libc::SYS_close, [word(fd), 0, 0, 0])
+}
+
+/// # Safety
+/// As close_range(2): the descriptors are the caller's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    let mut first = first;
+    for ours in ours::OURS.within(first, last) {
+        if ours > first && plain_close_range(first, ours - 1, flags) != 0 {
+            return -1;
+        }
+        first = ours + 1;
+    }
+    if first > last { 0 } else { plain_close_range(first, last, flags) }
+}
+
+fn plain_close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    plainly(libc::SYS_close_range, [first as usize, last as usize, word(flags), 0])
+}
+
+/// # Safety
+/// As closefrom(3): the descriptors are the caller's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn closefrom(first: c_int) {
+    // SAFETY: the same promise.
+    unsafe { close_range(first.max(0).cast_unsigned(), c_uint::MAX, 0) };
+}

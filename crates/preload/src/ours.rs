@@ -1,0 +1,119 @@
+//! Descriptors of ours in a process that is not: programs that close "all" descriptors must not close these, and must not be
+//! given their numbers while we believe them to be ours.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use rustix::process::{Resource, getrlimit};
+
+/// Descriptors up to 65535 are kept track of; beyond, a program that closes everything closes ours, too.
+const WORDS: usize = 1024;
+
+/// A set of small numbers, by a bit for each; no lock.
+#[derive(Debug)]
+pub(crate) struct FdSet([AtomicU64; WORDS]);
+
+/// All descriptors of ours.
+pub(crate) static OURS: FdSet = FdSet::new();
+/// Of these, the connections that wait for their header: a forked child closes its copies.
+pub(crate) static WAITING: FdSet = FdSet::new();
+
+impl FdSet {
+    pub(crate) const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; WORDS])
+    }
+
+    fn word(&self, fd: RawFd) -> Option<(&AtomicU64, u64)> {
+        let fd = usize::try_from(fd).ok()?;
+        Some((self.0.get(fd / 64)?, 1 << (fd % 64)))
+    }
+
+    /// Whether it is news.
+    pub(crate) fn insert(&self, fd: RawFd) -> bool {
+        self.word(fd).is_none_or(|(word, bit)| word.fetch_or(bit, Ordering::AcqRel) & bit == 0)
+    }
+
+    pub(crate) fn remove(&self, fd: RawFd) {
+        if let Some((word, bit)) = self.word(fd) {
+            word.fetch_and(!bit, Ordering::AcqRel);
+        }
+    }
+
+    pub(crate) fn has(&self, fd: RawFd) -> bool {
+        self.word(fd).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
+    }
+
+    /// Takes all members out, one after the other.
+    pub(crate) fn drain(&self, mut each: impl FnMut(RawFd)) {
+        for (index, word) in self.0.iter().enumerate() {
+            let mut bits = word.swap(0, Ordering::AcqRel);
+            while bits != 0 {
+                let place = index * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                if let Ok(fd) = RawFd::try_from(place) {
+                    each(fd);
+                }
+            }
+        }
+    }
+
+    /// The members within a range, in order.
+    pub(crate) fn within(&self, first: u32, last: u32) -> impl Iterator<Item = u32> + '_ {
+        let all = u32::try_from(WORDS * 64 - 1).unwrap_or(u32::MAX);
+        (first..=last.min(all)).filter(move |fd| RawFd::try_from(*fd).is_ok_and(|fd| self.has(fd)))
+    }
+}
+
+/// Moves a descriptor to a high number, so that the program finds the low ones as it would without us, and protects it.
+pub(crate) fn keep(fd: OwnedFd, inherited_by_exec: bool) -> Result<OwnedFd, Errno> {
+    const HIGHEST: u64 = 65_535;
+    const ROOM: u64 = 64;
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(HIGHEST).min(HIGHEST);
+    let lowest = RawFd::try_from(limit.saturating_sub(ROOM)).unwrap_or(0);
+    let kept = fcntl_dupfd_cloexec(&fd, lowest).or_else(|_| fcntl_dupfd_cloexec(&fd, 3))?;
+    if inherited_by_exec {
+        fcntl_setfd(&kept, FdFlags::empty())?;
+    }
+    OURS.insert(kept.as_raw_fd());
+    Ok(kept)
+}
+
+/// A connection that waits: ours until it is handed over.
+pub(crate) fn keep_waiting(fd: RawFd) {
+    WAITING.insert(fd);
+    OURS.insert(fd);
+}
+
+/// No longer ours.
+pub(crate) fn release(fd: RawFd) {
+    WAITING.remove(fd);
+    OURS.remove(fd);
+}
+
+/// In a forked child: the waiting connections are the parent's.
+pub(crate) fn close_waiting() {
+    WAITING.drain(|fd| {
+        OURS.remove(fd);
+        // SAFETY: the set holds descriptors that `keep_waiting` was given and nobody else closes (`close` is hooked); in the
+        // child, which has one thread, nothing else uses them.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_holds_what_was_put_in() {
+        let set = FdSet::new();
+        assert!(set.insert(3) && set.insert(64) && !set.insert(3));
+        assert!(set.has(3) && !set.has(4) && !set.has(-1) && !set.has(RawFd::MAX));
+        assert_eq!(set.within(0, u32::MAX).collect::<Vec<_>>(), [3, 64]);
+        set.remove(3);
+        let mut drained = Vec::new();
+        set.drain(|fd| drained.push(fd));
+        assert_eq!(drained, [64]);
+    }
+}

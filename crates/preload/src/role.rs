@@ -1,0 +1,148 @@
+//! What this library is to do in this process: as the environment and its own file's name say.
+
+use std::env;
+use std::ffi::{CStr, OsStr};
+use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use truepeer_handover::{Rules, Sending, Settings};
+use truepeer_policy::{HeaderRule, PrefixSet};
+use truepeer_proto::{Version, Versions};
+
+use crate::family::Family;
+use crate::say;
+
+/// Set by `truepeer run`, to its settings.
+const RUN: &str = "TRUEPEER_RUN";
+/// Set by `truepeer connect`, to its settings.
+const CONNECT: &str = "TRUEPEER_CONNECT";
+
+/// What is done here; either, both or nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Role {
+    pub(crate) accepting: Option<Accepting>,
+    pub(crate) sending: Option<Sending>,
+    pub(crate) verbose: bool,
+}
+
+/// What a program that accepts connections needs.
+#[derive(Debug)]
+pub(crate) struct Accepting {
+    pub(crate) rules: Rules,
+    pub(crate) family: Family,
+    /// libproxyproto's switch: without names, `getpeername` answers as the kernel does.
+    pub(crate) names_later: bool,
+}
+
+static ROLE: OnceLock<Role> = OnceLock::new();
+
+/// The role; nothing before the library is loaded completely.
+pub(crate) fn role() -> Option<&'static Role> {
+    ROLE.get()
+}
+
+/// Reads the environment, once, before the program's own first line.
+pub(crate) fn assume(file: Option<&CStr>) {
+    let name = file.and_then(|file| Path::new(OsStr::from_bytes(file.to_bytes())).file_name());
+    let role = match name.and_then(OsStr::to_str) {
+        Some("libproxyproto.so") => dropin_accepting(),
+        Some("libproxyproto_connect.so") => dropin_sending(),
+        _ => own(),
+    };
+    match role {
+        Ok(role) => {
+            say::set_verbose(role.verbose);
+            let _ = ROLE.set(role);
+        }
+        // Better no program than one that takes anybody for anybody.
+        Err(why) => {
+            say::always(format_args!("can't do what was asked: {why}"));
+            std::process::abort();
+        }
+    }
+}
+
+fn own() -> Result<Role, String> {
+    let mut role = Role::default();
+    if let Some(text) = text_of(CONNECT)? {
+        let sending: Sending = text.parse().map_err(|error| format!("{CONNECT}: {error}"))?;
+        role.verbose |= sending.verbose;
+        role.sending = Some(sending);
+    }
+    let settings = match text_of(RUN)? {
+        Some(text) => text.parse().map_err(|error| format!("{RUN}: {error}"))?,
+        None if role.sending.is_some() => return Ok(role),
+        // Loaded by hand, without a word: as truepeer run without options.
+        None => Settings::default(),
+    };
+    role.verbose |= settings.verbose;
+    role.accepting = Some(accepting(settings, true)?);
+    Ok(role)
+}
+
+fn accepting(settings: Settings, names_later: bool) -> Result<Accepting, String> {
+    let family = Family::join().map_err(|error| format!("no memory for the names of clients: {error}"))?;
+    Ok(Accepting { rules: Rules::new(settings), family, names_later })
+}
+
+fn text_of(name: &str) -> Result<Option<String>, String> {
+    match env::var(name) {
+        Ok(text) => Ok(Some(text)),
+        Err(env::VarError::NotPresent) => Ok(None),
+        Err(error) => Err(format!("{name}: {error}")),
+    }
+}
+
+/// libproxyproto's own documentation: headers optional, both versions, everybody believed.
+fn dropin_accepting() -> Result<Role, String> {
+    let verbose = env::var_os("LIBPROXYPROTO_DEBUG").is_some();
+    let versions = match dropin_version(3)? {
+        0 => return Ok(Role { verbose, ..Role::default() }),
+        1 => Versions::V1,
+        2 => Versions::V2,
+        3 => Versions::BOTH,
+        other => return Err(format!("LIBPROXYPROTO_VERSION={other}: expected 0, 1, 2 or 3")),
+    };
+    let header = match env::var_os("LIBPROXYPROTO_MUST_USE_PROTOCOL_HEADER") {
+        Some(_) => HeaderRule::Require,
+        None => HeaderRule::Optional,
+    };
+    let mut settings = Settings { allow: PrefixSet::any(), header, verbose, ..Settings::default() };
+    settings.limits.versions = versions;
+    settings.claims.allow = PrefixSet::any();
+    let names_later = env::var_os("LIBPROXYPROTO_GETPEERNAME_CACHE").is_none();
+    say::once_in_a_family(format_args!(
+        "taking the place of libproxyproto: every host may connect and claim to be any client"
+    ));
+    if header == HeaderRule::Optional {
+        say::once_in_a_family(format_args!(
+            "whether a connection begins with a PROXY header is guessed: a client that connects directly can claim to be anybody; set LIBPROXYPROTO_MUST_USE_PROTOCOL_HEADER, or use truepeer run --allow"
+        ));
+    }
+    Ok(Role { accepting: Some(accepting(settings, names_later)?), sending: None, verbose })
+}
+
+fn dropin_sending() -> Result<Role, String> {
+    let verbose = env::var_os("LIBPROXYPROTO_DEBUG").is_some();
+    let version = match dropin_version(2)? {
+        0 => return Ok(Role { verbose, ..Role::default() }),
+        1 => Version::V1,
+        2 => Version::V2,
+        other => return Err(format!("LIBPROXYPROTO_VERSION={other}: expected 0, 1 or 2")),
+    };
+    let ip = env::var("LIBPROXYPROTO_ADDR").unwrap_or_else(|_| "127.0.0.1".to_owned());
+    let port = env::var("LIBPROXYPROTO_PORT").unwrap_or_else(|_| "8080".to_owned());
+    let ip = ip.parse().map_err(|_| format!("LIBPROXYPROTO_ADDR={ip}: expected an address"))?;
+    let port = port.parse().map_err(|_| format!("LIBPROXYPROTO_PORT={port}: expected a port"))?;
+    let sending = Sending { from: Some(SocketAddr::new(ip, port)), version, verbose, ..Sending::default() };
+    Ok(Role { accepting: None, sending: Some(sending), verbose })
+}
+
+fn dropin_version(default: u8) -> Result<u8, String> {
+    match env::var("LIBPROXYPROTO_VERSION") {
+        Err(_) => Ok(default),
+        Ok(text) => text.parse().map_err(|_| format!("LIBPROXYPROTO_VERSION={text}: expected a number")),
+    }
+}

@@ -1,0 +1,70 @@
+//! What the library says, on standard error: a line at a time, the same complaint once a minute.
+
+use core::fmt;
+use core::net::IpAddr;
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
+use std::env;
+
+use rustix::fs::{FileType, fstat};
+use rustix::time::{ClockId, clock_gettime};
+use truepeer_handover::{Complaints, Refused};
+
+static VERBOSE: AtomicBool = AtomicBool::new(false);
+static COMPLAINTS: Complaints = Complaints::new();
+
+pub(crate) fn set_verbose(on: bool) {
+    VERBOSE.store(on, Ordering::Relaxed);
+}
+
+/// What is said of each connection, if that was asked for.
+pub(crate) fn in_detail(text: fmt::Arguments<'_>) {
+    if VERBOSE.load(Ordering::Relaxed) {
+        always(text);
+    }
+}
+
+/// Why a connection was refused; a normal end of one is no news.
+pub(crate) fn refusal(refused: &Refused) {
+    match refused.complaint() {
+        Some(reason) => {
+            complaint(reason, refused.sender().map(|sender| sender.ip()), format_args!("{refused}"))
+        }
+        None => in_detail(format_args!("{refused}")),
+    }
+}
+
+/// The same about the same host at most once a minute.
+pub(crate) fn complaint(reason: &str, about: Option<IpAddr>, text: fmt::Arguments<'_>) {
+    let now = clock_gettime(ClockId::Boottime);
+    let now = Duration::try_from(now).unwrap_or_default();
+    match COMPLAINTS.may_say(reason, about, now) {
+        Some(0) => always(text),
+        Some(held_back) => always(format_args!("{text} ({held_back} more like it were not logged)")),
+        None => {}
+    }
+}
+
+/// Not again in the programs that this one executes.
+pub(crate) fn once_in_a_family(text: fmt::Arguments<'_>) {
+    if env::var_os("TRUEPEER_FAMILY").is_none() {
+        always(text);
+    }
+}
+
+/// A line, written at once.
+pub(crate) fn always(text: fmt::Arguments<'_>) {
+    // Where a program has closed it, the calls below fail.
+    let stderr = rustix::stdio::stderr();
+    let is_anothers = |kind: FileType| {
+        kind == FileType::Socket
+            && rustix::net::getpeername(stderr).is_ok_and(|peer| {
+                // A daemon's standard error may be a unix socket of the journal. A network socket under this number is a client.
+                peer.is_some_and(|peer| peer.address_family() != rustix::net::AddressFamily::UNIX)
+            })
+    };
+    if fstat(stderr).is_ok_and(|stat| !is_anothers(FileType::from_raw_mode(stat.st_mode))) {
+        // Nobody is left to tell.
+        let _ = rustix::io::write(stderr, format!("truepeer: {text}\n").as_bytes());
+    }
+}

@@ -1,0 +1,241 @@
+//! The thread that waits for late headers, so that `accept()` needn't. It is started by the first one.
+//!
+//! Connections come to it through a pipe and leave it through the family's queue: it shares nothing else with the program's
+//! threads.
+
+use core::net::SocketAddr;
+use core::sync::atomic::{AtomicI32, Ordering};
+use core::time::Duration;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::thread;
+use std::time::Instant;
+
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+use rustix::process::{Resource, getrlimit};
+use truepeer_handover::{Decided, Late, Look};
+use truepeer_policy::SenderAddr;
+
+use crate::accepting::settle;
+use crate::role::{Accepting, role};
+use crate::{listeners, ours, say};
+
+/// A line of text, filled up with spaces: written and read as a whole (PIPE_BUF, pipe(7)).
+const MESSAGE_BYTES: usize = 160;
+/// Room for thousands of them, where the quota of pipes permits.
+const PIPE_BYTES: usize = 1 << 20;
+const STACK_BYTES: usize = 256 << 10;
+/// When a queue was full: the next attempt.
+const AGAIN: Duration = Duration::from_millis(20);
+
+const NOBODY: RawFd = -1;
+const STARTING: RawFd = -2;
+/// The writing end of the pipe.
+static INBOX: AtomicI32 = AtomicI32::new(NOBODY);
+
+/// Lets a connection wait for its header.
+pub(crate) fn wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr) {
+    if let Err(error) = try_wait(socket, listener, sender) {
+        say::complaint(
+            "waiter",
+            None,
+            format_args!("a connection from {sender} whose header is late can't be waited for: {error}"),
+        );
+    }
+}
+
+fn try_wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr) -> Result<(), Errno> {
+    let Some(listener) = listeners::local(listener) else { return Err(Errno::INVAL) };
+    fcntl_setfd(&socket, FdFlags::CLOEXEC)?;
+    let inbox = inbox()?;
+    let fd = socket.as_raw_fd();
+    let line = format!("{fd} {listener} {sender}");
+    let mut message = [b' '; MESSAGE_BYTES];
+    message.get_mut(..line.len()).ok_or(Errno::INVAL)?.copy_from_slice(line.as_bytes());
+    // Before it can be decided: the waiter releases it.
+    ours::keep_waiting(fd);
+    // SAFETY: the writing end is never closed while it is in `INBOX`; a forked child replaces it before it gets here.
+    let inbox = unsafe { BorrowedFd::borrow_raw(inbox) };
+    match rustix::io::write(inbox, &message) {
+        Ok(_) => {
+            // The waiter's from now on.
+            let _ = socket.into_raw_fd();
+            Ok(())
+        }
+        Err(error) => {
+            ours::release(fd);
+            Err(error)
+        }
+    }
+}
+
+fn inbox() -> Result<RawFd, Errno> {
+    loop {
+        match INBOX.compare_exchange(NOBODY, STARTING, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                let started = start();
+                INBOX.store(*started.as_ref().unwrap_or(&NOBODY), Ordering::Release);
+                return started;
+            }
+            // Another thread is just starting it.
+            Err(STARTING) => thread::yield_now(),
+            Err(inbox) => return Ok(inbox),
+        }
+    }
+}
+
+fn start() -> Result<RawFd, Errno> {
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    let (reader, writer) = (ours::keep(reader, false)?, ours::keep(writer, false)?);
+    // The quota may not permit it: then fewer can come at once.
+    let _ = fcntl_setpipe_size(&writer, PIPE_BYTES);
+    let late = Late::new(reader.as_fd())?;
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
+    let most = usize::try_from(limit).unwrap_or(usize::MAX).max(16);
+    let waiter = Waiter { late, reader, most, again: Vec::new(), unrung: Vec::new() };
+    let spawned = without_signals(|| {
+        thread::Builder::new().name("truepeer".to_owned()).stack_size(STACK_BYTES).spawn(|| waiter.run())
+    });
+    match spawned {
+        Ok(_) => Ok(writer.into_raw_fd()),
+        Err(error) => {
+            ours::release(writer.as_raw_fd());
+            Err(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))
+        }
+    }
+}
+
+/// A thread inherits the mask: the program's signals must not come to ours.
+fn without_signals<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: both sets are locals that the calls fill or read; a sigset_t may be all zeros before sigfillset.
+    unsafe {
+        let mut all: libc::sigset_t = core::mem::zeroed();
+        let mut before: libc::sigset_t = core::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        let done = work();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, core::ptr::null_mut());
+        done
+    }
+}
+
+/// In a forked child: the waiter, and what it waits for, stayed with the parent.
+pub(crate) fn on_fork() {
+    let inbox = INBOX.swap(NOBODY, Ordering::AcqRel);
+    if inbox >= 0 {
+        ours::release(inbox);
+        // SAFETY: it is the writing end that `start` left there, and the child's one thread is here.
+        drop(unsafe { OwnedFd::from_raw_fd(inbox) });
+    }
+    ours::close_waiting();
+}
+
+/// What is known of a waiting connection.
+struct Listener {
+    local: SocketAddr,
+    /// As accept() returned it: its family is the socket's.
+    sender: SocketAddr,
+}
+
+struct Waiter {
+    late: Late<Listener>,
+    reader: OwnedFd,
+    /// So many may wait: half of the program's descriptors.
+    most: usize,
+    /// For the family's queue, which was full: connection, listener, whom the program is to see.
+    again: Vec<(OwnedFd, SocketAddr, SocketAddr)>,
+    /// Listeners whose own queue was full.
+    unrung: Vec<SocketAddr>,
+}
+
+impl Waiter {
+    fn run(mut self) {
+        let Some(role) = role().and_then(|role| role.accepting.as_ref()) else { return };
+        loop {
+            let limit = (!self.again.is_empty() || !self.unrung.is_empty()).then_some(AGAIN);
+            match self.late.turn(&role.rules, &role.family.wake, limit) {
+                Ok(decided) => decided.into_iter().for_each(|decided| self.hand_over(decided, role)),
+                Err(error) => say::complaint("waiter", None, format_args!("waiting for headers: {error}")),
+            }
+            while let Some((socket, listener, sender)) = self.receive() {
+                self.add(socket, listener, sender, role);
+            }
+            for (socket, listener, peer) in core::mem::take(&mut self.again) {
+                self.put(socket, listener, peer, role);
+            }
+            for listener in core::mem::take(&mut self.unrung) {
+                self.ring(listener, role);
+            }
+        }
+    }
+
+    fn receive(&self) -> Option<(OwnedFd, SocketAddr, SocketAddr)> {
+        let mut message = [0; MESSAGE_BYTES];
+        let count = rustix::io::read(&self.reader, &mut message).ok()?;
+        let text = core::str::from_utf8(message.get(..count)?).ok()?;
+        let mut words = text.split(' ');
+        let fd: RawFd = words.next()?.parse().ok()?;
+        // SAFETY: `try_wait` gave up this descriptor when it wrote the message, and it is protected from the program.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        Some((socket, words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+    }
+
+    fn add(&mut self, socket: OwnedFd, listener: SocketAddr, sender: SocketAddr, role: &Accepting) {
+        while self.late.len() >= self.most
+            && let Some(oldest) = self.late.evict(&role.rules, &role.family.wake)
+        {
+            say::complaint(
+                "too_many_late",
+                None,
+                format_args!("{} connections without a header: the oldest are closed", self.most),
+            );
+            self.hand_over(oldest, role);
+        }
+        let fd = socket.as_raw_fd();
+        let now = Instant::now();
+        // What is shown depends on the family that accept() returned: it travels with the listener.
+        let listener = Listener { local: listener, sender };
+        if self.late.add(socket, SenderAddr::new(sender), listener, &role.rules, now).is_err() {
+            ours::release(fd);
+        }
+    }
+}
+
+impl Waiter {
+    fn hand_over(&mut self, decided: Decided<Listener>, role: &Accepting) {
+        let Decided { socket, listener, look, .. } = decided;
+        ours::release(socket.as_raw_fd());
+        if look == Look::WakeUp {
+            // It was slow to say its word. What it announced is announced once more.
+            return self.ring(listener.local, role);
+        }
+        match settle(socket.as_fd(), listener.sender, &look, role) {
+            Ok(peer) => self.put(socket, listener.local, peer, role),
+            Err(refused) => say::refusal(&refused),
+        }
+    }
+
+    fn put(&mut self, socket: OwnedFd, listener: SocketAddr, peer: SocketAddr, role: &Accepting) {
+        match role.family.ready.put(socket.as_fd(), listener, peer) {
+            Ok(()) => self.ring(listener, role),
+            Err(_) => self.again.push((socket, listener, peer)),
+        }
+    }
+
+    fn ring(&mut self, listener: SocketAddr, role: &Accepting) {
+        match role.family.wake.ring(listener) {
+            Ok(()) => {}
+            Err(Errno::CONNREFUSED) => forget_listener(listener, role),
+            Err(_) => self.unrung.push(listener),
+        }
+    }
+}
+
+/// Nobody listens there any more: its connections end.
+fn forget_listener(listener: SocketAddr, role: &Accepting) {
+    let entries: Vec<_> = core::iter::from_fn(|| role.family.ready.take()).collect();
+    for entry in entries.into_iter().filter(|entry| entry.listener != listener) {
+        let _ = role.family.ready.put(entry.socket.as_fd(), entry.listener, entry.peer);
+        let _ = role.family.wake.ring(entry.listener);
+    }
+}

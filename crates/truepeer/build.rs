@@ -1,0 +1,85 @@
+//! Builds libtruepeer.so, which `truepeer run` carries inside, by a cargo of its own: a library for other programs to load
+//! can't be a dependency. Without it the binary is built all the same (`--via preload` then says so); with
+//! `TRUEPEER_REQUIRE_LIBRARY=1`, as the project's own checks set it, that is an error.
+//!
+//! It has a target directory and a profile of its own, shares the parent's lock file and job slots, and is built again only
+//! when its sources change.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::{env, fs};
+
+const LIBRARY: &str = "libtruepeer_preload.so";
+/// The crates that it is made of.
+const SOURCES: [&str; 4] = ["preload", "handover", "policy", "proto"];
+
+fn main() -> ExitCode {
+    println!("cargo::rustc-check-cfg=cfg(no_library)");
+    println!("cargo::rerun-if-env-changed=TRUEPEER_REQUIRE_LIBRARY");
+    println!("cargo::rerun-if-env-changed=TRUEPEER_LIBRARY");
+    println!("cargo::rerun-if-changed=build.rs");
+    for name in SOURCES {
+        println!("cargo::rerun-if-changed=../{name}/src");
+        println!("cargo::rerun-if-changed=../{name}/Cargo.toml");
+    }
+    let library = match env::var_os("TRUEPEER_LIBRARY") {
+        Some(given) => Ok(PathBuf::from(given)),
+        None => build(),
+    };
+    match library
+        .and_then(|library| fs::canonicalize(&library).map_err(|e| format!("{}: {e}", library.display())))
+    {
+        Ok(library) => {
+            println!("cargo::rustc-env=TRUEPEER_LIBRARY_FILE={}", library.display());
+            ExitCode::SUCCESS
+        }
+        Err(reason) if env::var_os("TRUEPEER_REQUIRE_LIBRARY").is_some_and(|value| value == "1") => {
+            println!("cargo::error={reason}");
+            ExitCode::FAILURE
+        }
+        Err(reason) => {
+            println!("cargo::warning=built without `truepeer run --via preload`: {reason}");
+            println!("cargo::rustc-cfg=no_library");
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+fn build() -> Result<PathBuf, String> {
+    let target = env::var("TARGET").unwrap_or_default();
+    if !target.ends_with("-linux-gnu") {
+        return Err(format!(
+            "a library for glibc's programs can't be built for {target}; TRUEPEER_LIBRARY=FILE names one that is"
+        ));
+    }
+    let dir = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join("library");
+    let manifest = Path::new("..").join("preload").join("Cargo.toml");
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args([
+        "build",
+        "--lib",
+        "--profile",
+        "library",
+        "--quiet",
+        "--target",
+        &target,
+        "--manifest-path",
+    ]);
+    command.arg(manifest).arg("--target-dir").arg(&dir);
+    // What the outer cargo was told concerns the outer build: clippy in rustc's place, flags, coverage.
+    for (name, _) in env::vars_os() {
+        let name = name.to_string_lossy();
+        let is_outers =
+            ["RUSTC_WORKSPACE_WRAPPER", "CLIPPY_ARGS", "CARGO_TARGET_DIR", "CARGO_BUILD_TARGET_DIR"];
+        if is_outers.contains(&name.as_ref()) || name.ends_with("RUSTFLAGS") {
+            command.env_remove(name.as_ref());
+        }
+    }
+    let output = command.output().map_err(|error| format!("cargo can't be run: {error}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let first = said.lines().find(|line| line.contains("error")).unwrap_or("cargo failed");
+        return Err(first.to_owned());
+    }
+    Ok(dir.join(target).join("library").join(LIBRARY))
+}

@@ -1,0 +1,104 @@
+//! The library inside this binary, and the file that it has to be for the dynamic linker.
+//!
+//! A memfd would leave nothing behind, but programs that the program starts load the library, too, under other users and
+//! with other descriptors: it has to have a path that all of them can read. So it is kept in a directory of our own, under a
+//! name that tells its contents, and found there by the next `truepeer run`.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::{env, process};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{StatVfsMountFlags, statvfs};
+use rustix::process::geteuid;
+
+#[cfg(not(no_library))]
+static LIBRARY: &[u8] = include_bytes!(env!("TRUEPEER_LIBRARY_FILE"));
+#[cfg(no_library)]
+static LIBRARY: &[u8] = &[];
+
+/// The path of the library, which is written if it isn't there yet.
+pub(super) fn unpacked() -> Result<PathBuf> {
+    let bytes = contents()?;
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    let name = format!("libtruepeer-{}-{:016x}.so", env!("CARGO_PKG_VERSION"), hasher.finish());
+    let mut tried = Vec::new();
+    for dir in places() {
+        match put(&dir, &name, bytes) {
+            Ok(file) => return Ok(file),
+            Err(error) => tried.push(format!("{}: {error}", dir.display())),
+        }
+    }
+    bail!("no directory to put the library in: {}", tried.join("; "))
+}
+
+/// Writes the library to a file, in place of what was there.
+pub(super) fn write(file: &Path) -> Result<()> {
+    write_anew(file, contents()?).with_context(|| file.display().to_string())
+}
+
+fn contents() -> Result<&'static [u8]> {
+    if LIBRARY.is_empty() {
+        bail!("this truepeer was built without its library: only --via notify works");
+    }
+    Ok(LIBRARY)
+}
+
+/// The most lasting and most private place first. The dynamic linker takes a path without spaces and colons only.
+fn places() -> Vec<PathBuf> {
+    let user = geteuid();
+    let mut places = Vec::new();
+    if user.is_root() {
+        places.push(PathBuf::from("/run/truepeer"));
+    }
+    let own = format!("truepeer-{}", user.as_raw());
+    places.extend(env::var_os("XDG_RUNTIME_DIR").map(|dir| PathBuf::from(dir).join("truepeer")));
+    places.extend(["/dev/shm", "/tmp", "/var/tmp"].map(|dir| Path::new(dir).join(&own)));
+    places.retain(|dir| dir.is_absolute() && !dir.to_string_lossy().contains([' ', ':', '\t']));
+    places
+}
+
+fn put(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
+    make_own(dir)?;
+    if statvfs(dir)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
+        return Err(io::Error::other("nothing may be executed there (noexec)"));
+    }
+    let file = dir.join(name);
+    if !is_own_file(&file, bytes.len()) {
+        write_anew(&file, bytes)?;
+    }
+    Ok(file)
+}
+
+/// Others may read what is in it; nobody else may have made it, or could put another library there.
+fn make_own(dir: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o755).create(dir) {
+        Ok(()) => fs::set_permissions(dir, Permissions::from_mode(0o755))?, // whatever the umask is
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error),
+    }
+    let meta = fs::symlink_metadata(dir)?;
+    let is_own = meta.is_dir() && meta.uid() == geteuid().as_raw() && meta.mode() & 0o022 == 0;
+    if is_own { Ok(()) } else { Err(io::Error::other("it is somebody else's")) }
+}
+
+/// Its name tells its contents, and only we can have written it: its length shows that it is whole.
+fn is_own_file(file: &Path, len: usize) -> bool {
+    fs::symlink_metadata(file).is_ok_and(|meta| {
+        meta.is_file() && meta.uid() == geteuid().as_raw() && usize::try_from(meta.len()) == Ok(len)
+    })
+}
+
+/// Under another name first, so that no program loads half of it.
+fn write_anew(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    let unfinished = file.with_extension(format!("{}.new", process::id()));
+    let mut out: File =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(&unfinished)?;
+    out.write_all(bytes)?;
+    out.set_permissions(Permissions::from_mode(0o644))?;
+    fs::rename(&unfinished, file)
+}
