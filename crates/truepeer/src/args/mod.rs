@@ -82,6 +82,7 @@ const AFTER_HELP: &str = "\
 Examples:
   truepeer proxy -l :8443 -4 127.0.0.1:443 -6 [::1]:443 --allow 10.0.0.0/8
   truepeer attach --port 443 --allow 10.0.0.0/8
+  truepeer run --allow 10.0.0.0/8 -- nginx -g 'daemon off;'
   truepeer doctor -4 127.0.0.1:443
   truepeer routes show
 
@@ -136,10 +137,8 @@ fn command() -> Command {
         .disable_help_subcommand(true)
         .subcommand(proxy_command("proxy"))
         .subcommand(AttachArgs::augment_args(Command::new("attach")).after_help(attach::AFTER_HELP))
-        .subcommand(RunArgs::augment_args(Command::new("run").hide(true)).after_help(run::RUN_HELP))
-        .subcommand(
-            ConnectArgs::augment_args(Command::new("connect").hide(true)).after_help(run::CONNECT_HELP),
-        )
+        .subcommand(RunArgs::augment_args(Command::new("run")).after_help(run::RUN_HELP))
+        .subcommand(ConnectArgs::augment_args(Command::new("connect")).after_help(run::CONNECT_HELP))
         .subcommand(RoutesArgs::augment_args(Command::new("routes")).after_help(routes::AFTER_HELP))
         .subcommand(DoctorArgs::augment_args(Command::new("doctor")))
 }

@@ -236,10 +236,8 @@ fn errors_name_the_option_and_what_was_expected() {
 #[test]
 fn ways_that_do_not_exist_are_not_offered() {
     let help = error("truepeer --help");
-    for word in ["https", "run"] {
-        assert!(!help.split_whitespace().any(|said| said == word), "{word}: {help}");
-        assert!(invoke(&format!("truepeer {word}")).is_err());
-    }
+    assert!(!help.split_whitespace().any(|said| said == "https"), "{help}");
+    assert!(invoke("truepeer https").is_err());
 }
 
 fn run(line: &str) -> RunArgs {
