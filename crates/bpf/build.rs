@@ -5,7 +5,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-const PROGRAMS: [&str; 5] = ["tcp_ingress", "tcp_egress", "peer_name", "tcp_end", "header_check"];
+const PROGRAMS: [&str; 8] = [
+    "tcp_ingress",
+    "tcp_egress",
+    "peer_name",
+    "tcp_end",
+    "udp_ingress",
+    "udp_egress",
+    "udp_send",
+    "header_check",
+];
 
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=c");

@@ -31,6 +31,15 @@ enum counter {
 	REFUSED_STRAY,        /* its SYN came before attach, or was forgotten */
 	REFUSED_FULL,
 	FAILED,               /* a helper of the kernel failed; the sender sends again */
+	DATAGRAM,             /* UDP: a header was taken off */
+	HEADER_SPP,
+	ANSWER,
+	ANSWER_TOO_LONG,      /* no room for its SPP header */
+	ANSWER_AGGREGATED,    /* UDP_SEGMENT: an SPP header would be needed in each part */
+	SPLIT_UP,             /* datagrams that the kernel or a device had aggregated */
+	REFUSED_FRAGMENT,     /* only the first fragment has a header */
+	REFUSED_AGGREGATED,   /* more than can be split up again */
+	REFUSED_FAMILY,       /* SPP: the client is of another family than the datagram */
 	COUNTERS,
 };
 
@@ -44,10 +53,15 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_counters SEC(".maps");
 
-static __always_inline void count(const struct port *port, enum counter counter)
+static __always_inline void count_at(__u16 slot, enum counter counter)
 {
-	__u32 index = port->slot * COUNTERS + counter;
+	__u32 index = slot * COUNTERS + counter;
 	__u64 *value = bpf_map_lookup_elem(&tp_counters, &index);
 	if (value)
 		*value += 1;
+}
+
+static __always_inline void count(const struct port *port, enum counter counter)
+{
+	count_at(port->slot, counter);
 }

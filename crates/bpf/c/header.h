@@ -58,6 +58,7 @@ static __always_inline struct workbench *workbench(void)
 	return bpf_map_lookup_elem(&workbenches, &only);
 }
 
+#include "spp.h"
 #include "v1.h"
 #include "v2.h"
 
@@ -72,4 +73,15 @@ static __always_inline enum verdict read_header(struct workbench *bench, __u32 h
 	if (bench->start[0] == '\r')
 		return read_v2(bench, have, transport);
 	return NOT_PROXY;
+}
+
+/* The same for a datagram, which is whole: a header in part is a wrong one. PROXY 2.1: v1 is for TCP. */
+static __always_inline enum verdict read_datagram_header(struct workbench *bench, __u32 have, enum dialect dialect)
+{
+	if (dialect == DIALECT_SPP)
+		return read_spp(bench, have);
+	__builtin_memset(&bench->header, 0, sizeof(bench->header));
+	if (have == 0)
+		return NEED_MORE;
+	return read_v2(bench, have, DGRAM);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* For tests only: what tcp_ingress would make of a packet's bytes behind the Ethernet header. */
+/* For tests only: what tcp_ingress and udp_ingress would make of a packet's bytes behind the Ethernet header. */
 #include "header.h"
 
 struct answer {
@@ -16,23 +16,44 @@ struct {
 
 #define ETHERNET 14
 
-SEC("classifier")
-int header_check(struct __sk_buff *skb)
+/* Nonzero: it failed. */
+static __always_inline int load_all(struct __sk_buff *skb, struct workbench *bench, __u32 have)
 {
-	__u32 only = 0;
-	struct workbench *bench = workbench();
-	struct answer *answer = bpf_map_lookup_elem(&answers, &only);
-
-	if (!bench || !answer)
-		return 1;
-	__u32 have = skb->len - ETHERNET;
 	for (__u32 i = 0; i < HEADER_START; i++) {
 		if (i >= have)
 			break;
 		if (bpf_skb_load_bytes(skb, ETHERNET + i, &bench->start[i], 1))
 			return 1;
 	}
+	return 0;
+}
+
+SEC("classifier")
+int header_check(struct __sk_buff *skb)
+{
+	__u32 only = 0, have = skb->len - ETHERNET;
+	struct workbench *bench = workbench();
+	struct answer *answer = bpf_map_lookup_elem(&answers, &only);
+
+	if (!bench || !answer || load_all(skb, bench, have))
+		return 1;
 	answer->verdict = read_header(bench, have < HEADER_START ? have : HEADER_START, STREAM);
+	answer->header = bench->header;
+	return 0;
+}
+
+/* The first byte of the Ethernet header is the dialect. */
+SEC("classifier")
+int datagram_check(struct __sk_buff *skb)
+{
+	__u32 only = 0, have = skb->len - ETHERNET;
+	struct workbench *bench = workbench();
+	struct answer *answer = bpf_map_lookup_elem(&answers, &only);
+	__u8 dialect;
+
+	if (!bench || !answer || load_all(skb, bench, have) || bpf_skb_load_bytes(skb, 0, &dialect, 1))
+		return 1;
+	answer->verdict = read_datagram_header(bench, have, dialect == DIALECT_SPP ? DIALECT_SPP : DIALECT_EVERY);
 	answer->header = bench->header;
 	return 0;
 }

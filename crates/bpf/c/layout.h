@@ -4,6 +4,7 @@
  * in a new shape. */
 #pragma once
 #include <linux/bpf.h>
+#include <linux/stddef.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -37,6 +38,16 @@ struct port {
 	__u8 unused;
 };
 
+enum dialect { DIALECT_EVERY = 1, DIALECT_SPP = 2 };
+
+/* An attached UDP port. */
+struct gate {
+	struct port port;
+	__be16 backend_port; /* where the backend is bound */
+	__u8 dialect;        /* enum dialect: where the header is */
+	__u8 unused;
+};
+
 struct settings {
 	__u64 header_timeout_ns;
 	__u64 header_max; /* bytes */
@@ -59,6 +70,42 @@ struct flow {
 	__u8 unused;
 };
 
+/* A UDP flow as the backend names it. */
+struct udp_key {
+	struct address client;
+	struct address local; /* where its datagrams go to; 0: the newest of that client, wherever */
+	__be16 client_port;
+	__be16 backend_port;
+};
+
+/* Where its answers go to, and what they look like. */
+struct udp_flow {
+	__u64 seen_ns;           /* its newest datagram, to a second */
+	struct address sender;
+	struct address local;    /* as in the key, but never 0 */
+	struct address proxy;    /* SPP: what the header says of the sender's side */
+	__u32 device;            /* where its datagrams come in */
+	__be16 sender_port;
+	__be16 port;             /* what the sender sends to */
+	__be16 proxy_port;
+	__be16 said_client_port; /* SPP: as the header says it */
+	__u16 slot;              /* of its port's counters */
+	__u8 is_spp;
+	__u8 unused;
+	/* Up to here a flow is compared with the newest datagram. */
+	__be16 tag;              /* struct udp_tag; 0: udp_egress needn't see its answers */
+	__u8 unused_too[6];
+};
+
+#define UDP_FLOW_COMPARED offsetof(struct udp_flow, tag)
+
+/* An answer on its way to udp_egress: to its sender's address, but to a port that stands for its flow. */
+struct udp_tag {
+	struct address sender;
+	__be16 tag;
+	__be16 backend_port;
+};
+
 /* The longest v1 header, and more than the addresses of a v2 one need (PROXY 2.1, 2.2). */
 #define HEADER_START 108
 
@@ -78,7 +125,10 @@ enum claim { CLAIM_REFUSED = 1, CLAIM_ALLOWED = 2 };
 
 _Static_assert(sizeof(struct prefix) == 20, "src/layout.rs");
 _Static_assert(sizeof(struct port) == 4, "src/layout.rs");
+_Static_assert(sizeof(struct gate) == 8, "src/layout.rs");
 _Static_assert(sizeof(struct settings) == 16, "src/layout.rs");
+_Static_assert(sizeof(struct udp_key) == 36, "src/layout.rs");
+_Static_assert(sizeof(struct udp_flow) == 80, "src/layout.rs");
 _Static_assert(sizeof(struct flow_key) == 36, "src/layout.rs");
 _Static_assert(sizeof(struct flow) == 24, "src/layout.rs");
 _Static_assert(sizeof(struct embryo) == 136, "src/layout.rs");

@@ -104,3 +104,18 @@ static __always_inline int is_denied(const struct prefix *client)
 	__u32 *denied = bpf_map_lookup_elem(&tp_denied, client);
 	return denied && *denied;
 }
+
+/* Whether a client may be shown that a header names, or that is the sender itself; the reason where not. 0: it may. */
+static __always_inline enum counter judge(const struct address *address, int is_claimed)
+{
+	struct prefix client = host(address);
+
+	if (is_claimed) {
+		__u32 *claim = bpf_map_lookup_elem(&tp_claims, &client);
+		if (claim && *claim == CLAIM_REFUSED)
+			return REFUSED_CLAIM;
+	}
+	if (is_denied(&client))
+		return REFUSED_DENIED;
+	return 0;
+}

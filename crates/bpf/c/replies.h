@@ -32,16 +32,16 @@ static __always_inline __u64 pseudo_header(const struct address *source, const s
 /* Cuts the packet to an IP header and `tcp_len` bytes. */
 static __always_inline int cut_to(struct __sk_buff *skb, const struct segment *segment, __u32 tcp_len)
 {
-	if (bpf_skb_change_tail(skb, segment->tcp_at + tcp_len, 0))
+	if (bpf_skb_change_tail(skb, segment->ip.payload_at + tcp_len, 0))
 		return -1;
-	if (segment->version == 6) {
+	if (segment->ip.version == 6) {
 		__be16 len = bpf_htons(tcp_len);
-		return bpf_skb_store_bytes(skb, segment->ip_at + offsetof(struct ipv6hdr, payload_len), &len, sizeof(len), 0);
+		return bpf_skb_store_bytes(skb, segment->ip.at + offsetof(struct ipv6hdr, payload_len), &len, sizeof(len), 0);
 	}
-	__be16 old = bpf_htons(segment->ip_len);
-	__be16 len = bpf_htons(segment->tcp_at - segment->ip_at + tcp_len);
-	bpf_l3_csum_replace(skb, segment->ip_at + offsetof(struct iphdr, check), old, len, sizeof(len));
-	return bpf_skb_store_bytes(skb, segment->ip_at + offsetof(struct iphdr, tot_len), &len, sizeof(len), 0);
+	__be16 old = bpf_htons(segment->ip.len);
+	__be16 len = bpf_htons(segment->ip.payload_at - segment->ip.at + tcp_len);
+	bpf_l3_csum_replace(skb, segment->ip.at + offsetof(struct iphdr, check), old, len, sizeof(len));
+	return bpf_skb_store_bytes(skb, segment->ip.at + offsetof(struct iphdr, tot_len), &len, sizeof(len), 0);
 }
 
 /* Makes of the segment with the header's end the ACK that the kernel still waits for: from `seq`, without data. The
@@ -54,7 +54,7 @@ GLOBAL int become_bare_ack(struct __sk_buff *skb, const struct segment *segment,
 	struct options *options = read_options(skb, segment);
 	struct tcphdr tcp;
 
-	if (bpf_skb_load_bytes(skb, segment->tcp_at, &tcp, sizeof(tcp)))
+	if (bpf_skb_load_bytes(skb, segment->ip.payload_at, &tcp, sizeof(tcp)))
 		return -1;
 	if (cut_to(skb, segment, segment->tcp_header_len))
 		return -1;
@@ -63,7 +63,7 @@ GLOBAL int become_bare_ack(struct __sk_buff *skb, const struct segment *segment,
 	tcp.urg_ptr = 0;
 	tcp.check = 0;
 
-	__u64 sum = pseudo_header(&segment->source, &segment->destination, segment->version, segment->tcp_header_len);
+	__u64 sum = pseudo_header(&segment->ip.source, &segment->ip.destination, segment->ip.version, segment->tcp_header_len);
 	sum = bpf_csum_diff(0, 0, (__be32 *)&tcp, sizeof(tcp), sum);
 	if (options) {
 		if (tsval && options->timestamps)
@@ -72,7 +72,7 @@ GLOBAL int become_bare_ack(struct __sk_buff *skb, const struct segment *segment,
 		sum = bpf_csum_diff(0, 0, (__be32 *)options->bytes, sizeof(options->bytes), sum);
 	}
 	tcp.check = fold(sum);
-	if (bpf_skb_store_bytes(skb, segment->tcp_at, &tcp, sizeof(tcp), 0))
+	if (bpf_skb_store_bytes(skb, segment->ip.payload_at, &tcp, sizeof(tcp), 0))
 		return -1;
 	return options ? write_options(skb, segment, options) : 0;
 }
@@ -94,12 +94,12 @@ static __always_inline void swap_link_addresses(struct __sk_buff *skb)
 static __always_inline int write_addresses(struct __sk_buff *skb, const struct segment *segment,
 					   const struct address *source, const struct address *destination)
 {
-	if (segment->version == 6) {
-		bpf_skb_store_bytes(skb, segment->ip_at + offsetof(struct ipv6hdr, saddr), source, 16, 0);
-		return bpf_skb_store_bytes(skb, segment->ip_at + offsetof(struct ipv6hdr, daddr), destination, 16, 0);
+	if (segment->ip.version == 6) {
+		bpf_skb_store_bytes(skb, segment->ip.at + offsetof(struct ipv6hdr, saddr), source, 16, 0);
+		return bpf_skb_store_bytes(skb, segment->ip.at + offsetof(struct ipv6hdr, daddr), destination, 16, 0);
 	}
-	bpf_skb_store_bytes(skb, segment->ip_at + offsetof(struct iphdr, saddr), &source->word[3], 4, 0);
-	return bpf_skb_store_bytes(skb, segment->ip_at + offsetof(struct iphdr, daddr), &destination->word[3], 4, 0);
+	bpf_skb_store_bytes(skb, segment->ip.at + offsetof(struct iphdr, saddr), &source->word[3], 4, 0);
+	return bpf_skb_store_bytes(skb, segment->ip.at + offsetof(struct iphdr, daddr), &destination->word[3], 4, 0);
 }
 
 /* Turns a packet that was cut to the length of one into a RST. */
@@ -108,11 +108,11 @@ static __always_inline int write_rst(struct __sk_buff *skb, const struct segment
 {
 	tcp->doff = 5;
 	tcp->rst = 1;
-	__u64 sum = pseudo_header(source, destination, segment->version, sizeof(*tcp));
+	__u64 sum = pseudo_header(source, destination, segment->ip.version, sizeof(*tcp));
 	tcp->check = fold(bpf_csum_diff(0, 0, (__be32 *)tcp, sizeof(*tcp), sum));
 	if (write_addresses(skb, segment, source, destination))
 		return -1;
-	return bpf_skb_store_bytes(skb, segment->tcp_at, tcp, sizeof(*tcp), BPF_F_INVALIDATE_HASH);
+	return bpf_skb_store_bytes(skb, segment->ip.payload_at, tcp, sizeof(*tcp), BPF_F_INVALIDATE_HASH);
 }
 
 /* Answers the sender with a RST, and resets the kernel's half-open connection, which expects `kernel_seq`, in its name:
@@ -138,11 +138,11 @@ GLOBAL int refuse(struct __sk_buff *skb, const struct segment *segment, __u32 ke
 	if (cut_to(skb, segment, sizeof(answer)))
 		return DROP;
 	swap_link_addresses(skb);
-	if (write_rst(skb, segment, &answer, &segment->destination, &segment->source))
+	if (write_rst(skb, segment, &answer, &segment->ip.destination, &segment->ip.source))
 		return DROP;
 	bpf_clone_redirect(skb, skb->ifindex, 0);
 	swap_link_addresses(skb);
-	if (write_rst(skb, segment, &reset, &segment->source, &segment->destination))
+	if (write_rst(skb, segment, &reset, &segment->ip.source, &segment->ip.destination))
 		return DROP;
 	return PASS;
 }

@@ -1,15 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
 /* Reading a TCP segment, and shifting its numbers. */
 #pragma once
-#include <linux/if_ether.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
-#include <linux/pkt_cls.h>
 #include <linux/tcp.h>
 
-#include "layout.h"
-
-#define IPPROTO_TCP 6
+#include "ip.h"
 
 #define FIN 0x01
 #define SYN 0x02
@@ -27,77 +21,24 @@
 #define OPTION_FASTOPEN 34
 #define OPTION_EXPERIMENT 254
 
-/* Bytes before the IP header: 14 on Ethernet, 0 on tunnels; set when it is loaded. */
-const volatile __u32 link_header_len = ETH_HLEN;
-
 struct segment {
-	struct address source, destination;
+	struct ip ip; /* whose payload is the TCP header */
 	__be16 source_port, destination_port;
 	__u32 seq, ack;
-	__u32 ip_at, tcp_at, payload_at; /* offsets */
+	__u32 payload_at; /* offset */
 	__u32 tcp_header_len, payload_len;
-	__u16 ip_len; /* as the IPv4 header says it */
-	__u8 version; /* of IP */
 	__u8 flags;
 };
-
-static __always_inline void map_ipv4(struct address *address, __be32 ipv4)
-{
-	*address = (struct address){ .word = { 0, 0, MAPPED, ipv4 } };
-}
-
-static __always_inline int read_ipv4(struct __sk_buff *skb, struct segment *segment, __u32 *end)
-{
-	struct iphdr ip;
-	if (bpf_skb_load_bytes(skb, segment->ip_at, &ip, sizeof(ip)))
-		return -1;
-	/* Fragments: no TCP of today sends them, and only the first has ports. */
-	if (ip.protocol != IPPROTO_TCP || ip.frag_off & bpf_htons(0x3fff))
-		return -1;
-	segment->version = 4;
-	segment->ip_len = bpf_ntohs(ip.tot_len);
-	segment->tcp_at = segment->ip_at + ip.ihl * 4;
-	*end = segment->ip_at + segment->ip_len;
-	map_ipv4(&segment->source, ip.saddr);
-	map_ipv4(&segment->destination, ip.daddr);
-	return 0;
-}
-
-static __always_inline int read_ipv6(struct __sk_buff *skb, struct segment *segment, __u32 *end)
-{
-	struct ipv6hdr ip;
-	if (bpf_skb_load_bytes(skb, segment->ip_at, &ip, sizeof(ip)))
-		return -1;
-	/* No extension headers: nobody puts them before TCP. */
-	if (ip.nexthdr != IPPROTO_TCP)
-		return -1;
-	segment->version = 6;
-	segment->tcp_at = segment->ip_at + sizeof(ip);
-	*end = segment->tcp_at + bpf_ntohs(ip.payload_len);
-	__builtin_memcpy(&segment->source, &ip.saddr, sizeof(segment->source));
-	__builtin_memcpy(&segment->destination, &ip.daddr, sizeof(segment->destination));
-	return 0;
-}
 
 /* Nonzero: not TCP, or not whole. */
 static __always_inline int read_segment(struct __sk_buff *skb, struct segment *segment)
 {
 	struct tcphdr tcp;
-	__u32 end;
 
-	segment->ip_at = link_header_len;
-	if (skb->vlan_present)
-		return -1; /* the VLAN's own interface will have it */
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		if (read_ipv4(skb, segment, &end))
-			return -1;
-	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-		if (read_ipv6(skb, segment, &end))
-			return -1;
-	} else {
+	/* Fragments: no TCP of today sends them, and only the first has ports. */
+	if (read_ip(skb, IPPROTO_TCP, &segment->ip) || segment->ip.is_fragment)
 		return -1;
-	}
-	if (bpf_skb_load_bytes(skb, segment->tcp_at, &tcp, sizeof(tcp)))
+	if (bpf_skb_load_bytes(skb, segment->ip.payload_at, &tcp, sizeof(tcp)))
 		return -1;
 	segment->source_port = tcp.source;
 	segment->destination_port = tcp.dest;
@@ -105,13 +46,10 @@ static __always_inline int read_segment(struct __sk_buff *skb, struct segment *s
 	segment->ack = bpf_ntohl(tcp.ack_seq);
 	segment->flags = ((__u8 *)&tcp)[13];
 	segment->tcp_header_len = tcp.doff * 4;
-	segment->payload_at = segment->tcp_at + segment->tcp_header_len;
-	/* Ethernet pads short frames: then the IP header knows the end. Of aggregated ones (GRO) only the buffer does. */
-	if (skb->gso_segs > 1 || end > skb->len)
-		end = skb->len;
-	if (segment->tcp_header_len < sizeof(tcp) || segment->payload_at > end)
+	segment->payload_at = segment->ip.payload_at + segment->tcp_header_len;
+	if (segment->tcp_header_len < sizeof(tcp) || segment->payload_at > segment->ip.end)
 		return -1;
-	segment->payload_len = end - segment->payload_at;
+	segment->payload_len = segment->ip.end - segment->payload_at;
 	return 0;
 }
 
@@ -119,8 +57,8 @@ static __always_inline int read_segment(struct __sk_buff *skb, struct segment *s
 static __always_inline void set_word(struct __sk_buff *skb, const struct segment *segment, __u32 at, __u32 from, __u32 to)
 {
 	__be32 old = bpf_htonl(from), new = bpf_htonl(to);
-	bpf_l4_csum_replace(skb, segment->tcp_at + offsetof(struct tcphdr, check), old, new, sizeof(new));
-	bpf_skb_store_bytes(skb, segment->tcp_at + at, &new, sizeof(new), 0);
+	bpf_l4_csum_replace(skb, segment->ip.payload_at + offsetof(struct tcphdr, check), old, new, sizeof(new));
+	bpf_skb_store_bytes(skb, segment->ip.payload_at + at, &new, sizeof(new), 0);
 }
 
 static __always_inline void shift_seq(struct __sk_buff *skb, const struct segment *segment, __s32 delta)
@@ -223,7 +161,7 @@ static __noinline struct options *read_options(struct __sk_buff *skb, const stru
 	for (__u32 at = 0; at < OPTIONS_END - OPTIONS_AT; at += 4) {
 		if (at >= len)
 			break;
-		if (bpf_skb_load_bytes(skb, segment->tcp_at + sizeof(struct tcphdr) + at, options->bytes + OPTIONS_AT + at, 4))
+		if (bpf_skb_load_bytes(skb, segment->ip.payload_at + sizeof(struct tcphdr) + at, options->bytes + OPTIONS_AT + at, 4))
 			return 0;
 	}
 	find_options(options);
@@ -236,7 +174,7 @@ static __always_inline int write_options(struct __sk_buff *skb, const struct seg
 	for (__u32 at = 0; at < OPTIONS_END - OPTIONS_AT; at += 4) {
 		if (at >= options->len)
 			break;
-		if (bpf_skb_store_bytes(skb, segment->tcp_at + sizeof(struct tcphdr) + at, options->bytes + OPTIONS_AT + at, 4, 0))
+		if (bpf_skb_store_bytes(skb, segment->ip.payload_at + sizeof(struct tcphdr) + at, options->bytes + OPTIONS_AT + at, 4, 0))
 			return -1;
 	}
 	return 0;

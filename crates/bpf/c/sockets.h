@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Asking the kernel what it knows of a connection: is it for this host, and how far is it? */
+/* Asking the kernel what it knows of a connection: how far is it? */
 #pragma once
+#include "here.h"
 #include "segment.h"
 
 enum socket_state {
@@ -10,22 +11,6 @@ enum socket_state {
 	HALF_OPEN,       /* our SYN-ACK is out, accept() knows nothing yet */
 	OPEN,            /* or closing */
 };
-
-static __always_inline __u32 tuple_of(const struct segment *segment, struct bpf_sock_tuple *tuple)
-{
-	if (segment->version == 4) {
-		tuple->ipv4.saddr = segment->source.word[3];
-		tuple->ipv4.daddr = segment->destination.word[3];
-		tuple->ipv4.sport = segment->source_port;
-		tuple->ipv4.dport = segment->destination_port;
-		return sizeof(tuple->ipv4);
-	}
-	__builtin_memcpy(tuple->ipv6.saddr, &segment->source, sizeof(tuple->ipv6.saddr));
-	__builtin_memcpy(tuple->ipv6.daddr, &segment->destination, sizeof(tuple->ipv6.daddr));
-	tuple->ipv6.sport = segment->source_port;
-	tuple->ipv6.dport = segment->destination_port;
-	return sizeof(tuple->ipv6);
-}
 
 /* A cookie is our acknowledgement number less one; it was made for the number that the SYN was shifted to. */
 static __always_inline int answers_cookie(struct bpf_sock *sk, const struct segment *segment, __u32 shifted_seq)
@@ -38,15 +23,15 @@ static __always_inline int answers_cookie(struct bpf_sock *sk, const struct segm
 		.doff = 5,
 		.ack = 1,
 	};
-	if (segment->version == 4) {
+	if (segment->ip.version == 4) {
 		struct iphdr ip = { .version = 4, .ihl = 5 };
-		ip.saddr = segment->source.word[3];
-		ip.daddr = segment->destination.word[3];
+		ip.saddr = segment->ip.source.word[3];
+		ip.daddr = segment->ip.destination.word[3];
 		return bpf_tcp_check_syncookie(sk, &ip, sizeof(ip), &tcp, sizeof(tcp)) == 0;
 	}
 	struct ipv6hdr ip = { .version = 6 };
-	__builtin_memcpy(&ip.saddr, &segment->source, sizeof(ip.saddr));
-	__builtin_memcpy(&ip.daddr, &segment->destination, sizeof(ip.daddr));
+	__builtin_memcpy(&ip.saddr, &segment->ip.source, sizeof(ip.saddr));
+	__builtin_memcpy(&ip.daddr, &segment->ip.destination, sizeof(ip.daddr));
 	return bpf_tcp_check_syncookie(sk, &ip, sizeof(ip), &tcp, sizeof(tcp)) == 0;
 }
 
@@ -57,7 +42,7 @@ GLOBAL enum socket_state find_socket(struct __sk_buff *skb, const struct segment
 		return NO_SOCKET;
 	enum socket_state state;
 	struct bpf_sock_tuple tuple = {};
-	__u32 len = tuple_of(segment, &tuple);
+	__u32 len = tuple_of(&segment->ip, segment->source_port, segment->destination_port, &tuple);
 	struct bpf_sock *sk = len == sizeof(tuple.ipv4)
 		? bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0)
 		: bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
@@ -72,25 +57,4 @@ GLOBAL enum socket_state find_socket(struct __sk_buff *skb, const struct segment
 		state = OPEN;
 	bpf_sk_release(sk);
 	return state;
-}
-
-/* Whether the packet will be delivered on this host. A listener on every address would seem to be meant by what is
- * only forwarded, too. */
-GLOBAL int is_for_this_host(struct __sk_buff *skb, const struct segment *segment)
-{
-	if (!segment)
-		return 0;
-	struct bpf_fib_lookup route = { .ifindex = skb->ingress_ifindex, .l4_protocol = IPPROTO_TCP };
-
-	if (segment->version == 4) {
-		route.family = AF_INET;
-		route.ipv4_src = segment->source.word[3];
-		route.ipv4_dst = segment->destination.word[3];
-	} else {
-		route.family = AF_INET6;
-		__builtin_memcpy(route.ipv6_src, &segment->source, sizeof(route.ipv6_src));
-		__builtin_memcpy(route.ipv6_dst, &segment->destination, sizeof(route.ipv6_dst));
-	}
-	long fate = bpf_fib_lookup(skb, &route, sizeof(route), 0);
-	return fate == BPF_FIB_LKUP_RET_NOT_FWDED || fate == BPF_FIB_LKUP_RET_FWD_DISABLED;
 }

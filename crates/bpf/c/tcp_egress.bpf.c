@@ -18,7 +18,7 @@ static __always_inline int give_up(struct __sk_buff *skb, const struct segment *
 {
 	__u32 at = offsetof(struct tcphdr, ack_seq) + 4; /* data offset, flags, window */
 	__be32 word;
-	if (bpf_skb_load_bytes(skb, segment->tcp_at + at, &word, sizeof(word)))
+	if (bpf_skb_load_bytes(skb, segment->ip.payload_at + at, &word, sizeof(word)))
 		return PASS;
 	__u32 old = bpf_ntohl(word);
 	set_word(skb, segment, at, old, (old & 0xff00ffff) | (RST | ACK) << 16);
@@ -78,8 +78,8 @@ int tcp_egress(struct __sk_buff *skb)
 	if (!port)
 		return PASS;
 	struct flow_key key = {
-		.sender = segment.destination,
-		.local = segment.source,
+		.sender = segment.ip.destination,
+		.local = segment.ip.source,
 		.sender_port = segment.destination_port,
 		.local_port = segment.source_port,
 	};

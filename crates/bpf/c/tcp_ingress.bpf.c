@@ -41,7 +41,7 @@ GLOBAL int decline(struct __sk_buff *skb, const struct segment *segment, struct 
 		*option_byte(options, at + i) = OPTION_NOP;
 	}
 	sum = bpf_csum_diff(0, 0, (__be32 *)options->bytes, sizeof(options->bytes), sum);
-	bpf_l4_csum_replace(skb, segment->tcp_at + offsetof(struct tcphdr, check), 0, sum, 0);
+	bpf_l4_csum_replace(skb, segment->ip.payload_at + offsetof(struct tcphdr, check), 0, sum, 0);
 	return write_options(skb, segment, options);
 }
 
@@ -79,7 +79,7 @@ static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *s
 		count(port, PASSED_NOT_A_SENDER);
 		return PASS;
 	}
-	if (!is_for_this_host(skb, segment) || !find_socket(skb, segment, 0, &family)) {
+	if (!is_for_this_host(skb, &segment->ip, IPPROTO_TCP) || !find_socket(skb, segment, 0, &family)) {
 		count(port, PASSED_NO_LISTENER);
 		return PASS;
 	}
@@ -181,21 +181,6 @@ GLOBAL int gather(struct __sk_buff *skb, struct workbench *bench, struct embryo 
 	return 0;
 }
 
-/* Whether the client may be shown; the reason where not. 0: it may. */
-static __always_inline enum counter judge(const struct flow_key *key, const struct flow *flow)
-{
-	struct prefix client = host(flow->client_version ? &flow->client : &key->sender);
-
-	if (flow->client_version) {
-		__u32 *claim = bpf_map_lookup_elem(&tp_claims, &client);
-		if (claim && *claim == CLAIM_REFUSED)
-			return REFUSED_CLAIM;
-	}
-	if (is_denied(&client))
-		return REFUSED_DENIED;
-	return 0;
-}
-
 /* A part of a header: old data for the kernel, which acknowledges it at once. */
 static __always_inline int on_part(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				   const struct flow_key *key, struct embryo *embryo, __u32 have)
@@ -232,7 +217,7 @@ static __always_inline int on_whole(struct __sk_buff *skb, const struct segment 
 		if (flow.client.word[0] == 0 && flow.client.word[1] == 0 && flow.client.word[2] == MAPPED)
 			flow.client_version = 4;
 	}
-	refusal = judge(key, &flow);
+	refusal = judge(flow.client_version ? &flow.client : &key->sender, flow.client_version);
 	if (refusal)
 		return refuse_for(skb, segment, port, key, embryo, refusal);
 	enum socket_state state = find_socket(skb, segment, start, &family);
@@ -342,8 +327,8 @@ int tcp_ingress(struct __sk_buff *skb)
 	if (!port)
 		return PASS;
 	struct flow_key key = {
-		.sender = segment.source,
-		.local = segment.destination,
+		.sender = segment.ip.source,
+		.local = segment.ip.destination,
 		.sender_port = segment.source_port,
 		.local_port = segment.destination_port,
 	};

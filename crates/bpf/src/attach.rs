@@ -5,9 +5,11 @@ use std::path::Path;
 
 use aya::programs::{CgroupSockAddr, Program, ProgramError, SchedClassifier, SockOps};
 
-use crate::links::{self, DIRECTIONS};
+use crate::links::{self, Stage};
 use crate::load::{Global, Loaded, load};
-use crate::programs::{Object, PEER_NAME, TCP_EGRESS, TCP_END, TCP_INGRESS};
+use crate::programs::{
+    Object, PEER_NAME, TCP_EGRESS, TCP_END, TCP_INGRESS, UDP_EGRESS, UDP_INGRESS, UDP_SEND,
+};
 use crate::tables::Tables;
 use crate::{AttachError, Device, Place, Rules};
 
@@ -36,18 +38,50 @@ pub fn attach(
     TCP_INGRESS.bytes()?;
     place.make()?;
     let _lock = place.lock()?;
-    // The first object makes the tables.
-    let egress = load_by_kind(TCP_EGRESS, place, devices)?;
-    let ingress = load_by_kind(TCP_INGRESS, place, devices)?;
+    let stages = stages_for(rules);
+    // This makes the tables of UDP, too.
+    let mut sends = load(UDP_SEND, place, Some(netns_cookie(place)))?;
+    let mut loaded = Vec::new();
+    for (object, stage) in all_stages().into_iter().filter(|(_, stage)| has(&stages, stage)) {
+        loaded.push((load_by_kind(object, place, devices)?, stage));
+    }
     let mut tables = Tables::open(place)?;
     let taken_over = tables.flows().len();
 
     attach_hooks(place, cgroup)?;
-    attach_directions(place, egress, devices, DIRECTIONS[1])?;
-    attach_directions(place, ingress, devices, DIRECTIONS[0])?;
+    if !rules.udp_ports.is_empty() {
+        attach_send_hooks(place, &mut sends)?;
+    }
+    for (kinds, stage) in loaded {
+        attach_stage(place, kinds, devices, stage)?;
+    }
     tables.apply(rules)?;
-    links::leave_other_devices(place, devices)?;
+    links::leave_others(place, devices, &stages)?;
+    if rules.udp_ports.is_empty() {
+        SEND_HOOKS.iter().try_for_each(|name| links::leave_hook(place, name))?;
+    }
     Ok(Attached { by_tcx: links::has_tcx(), taken_over })
+}
+
+/// The programs of devices, in the order in which they are attached.
+fn all_stages() -> [(Object, Stage); 4] {
+    [
+        (TCP_EGRESS, links::TCP_EGRESS),
+        (UDP_EGRESS, links::UDP_EGRESS),
+        (TCP_INGRESS, links::TCP_INGRESS),
+        (UDP_INGRESS, links::UDP_INGRESS),
+    ]
+}
+
+/// Those of TCP stay, for connections that are still open; those of UDP go with its last port.
+fn stages_for(rules: &Rules) -> Vec<Stage> {
+    let tcp = [links::TCP_INGRESS, links::TCP_EGRESS];
+    let udp = [links::UDP_INGRESS, links::UDP_EGRESS].into_iter().filter(|_| !rules.udp_ports.is_empty());
+    tcp.into_iter().chain(udp).collect()
+}
+
+fn has(stages: &[Stage], stage: &Stage) -> bool {
+    stages.iter().any(|wanted| wanted.name == stage.name)
 }
 
 /// A program for devices whose packets begin with this many bytes before the IP header.
@@ -76,17 +110,35 @@ fn classifier<'a>(
     loaded.program(name).try_into()
 }
 
-fn attach_directions(
+fn attach_stage(
     place: &Place,
     kinds: Vec<ForKind>,
     devices: &[Device],
-    (name, direction): (&'static str, aya::programs::TcAttachType),
+    stage: Stage,
 ) -> Result<(), AttachError> {
     for mut kind in kinds {
-        let program = classifier(&mut kind.loaded, name).map_err(AttachError::attach(name, "the kernel"))?;
+        let program = classifier(&mut kind.loaded, stage.name)
+            .map_err(AttachError::attach(stage.name, "the kernel"))?;
         for device in devices.iter().filter(|device| device.link_header_len() == kind.link_header_len) {
-            links::attach_to_device(place, program, name, direction, device)?;
+            links::attach_to_device(place, program, stage, device)?;
         }
+    }
+    Ok(())
+}
+
+fn netns_cookie(place: &Place) -> Global<u64> {
+    Global { name: "netns_cookie", value: place.netns_cookie() }
+}
+
+const SEND_HOOKS: [&str; 2] = ["udp_send4", "udp_send6"];
+
+/// The hooks that send answers to the sender.
+fn attach_send_hooks(place: &Place, sends: &mut Loaded) -> Result<(), AttachError> {
+    // All sockets, whichever are named: of datagrams, everybody sees the client.
+    let cgroup = crate::cgroup_root()?;
+    for name in SEND_HOOKS {
+        let program = ready(sends.program(name), name, |program: &mut CgroupSockAddr| program.load())?;
+        links::attach_address_hook(place, program, name, &cgroup)?;
     }
     Ok(())
 }
@@ -96,9 +148,9 @@ fn attach_hooks(place: &Place, cgroup: &Path) -> Result<(), AttachError> {
     let mut names = load(PEER_NAME, place, None::<Global<u64>>)?;
     for name in ["peer_name4", "peer_name6"] {
         let program = ready(names.program(name), name, |program: &mut CgroupSockAddr| program.load())?;
-        links::attach_name_hook(place, program, name, cgroup)?;
+        links::attach_address_hook(place, program, name, cgroup)?;
     }
-    let mut ends = load(TCP_END, place, Some(Global { name: "netns_cookie", value: place.netns_cookie() }))?;
+    let mut ends = load(TCP_END, place, Some(netns_cookie(place)))?;
     let program = ready(ends.program("tcp_end"), "tcp_end", |program: &mut SockOps| program.load())?;
     // All sockets, whichever are named: a flow that isn't seen to end would stay.
     links::attach_socket_hook(place, program, "tcp_end", &crate::cgroup_root()?)

@@ -3,14 +3,25 @@
 /// What a counter tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// How many connections took this course.
+    /// How many connections, or datagrams, took this course.
     Course,
-    /// Connections that were ended, or never let in, for this reason.
+    /// Connections that were ended, or never let in, or datagrams that were dropped, for this reason.
     Refusal,
     /// Packets held back or passed on, as is usual.
     Packets,
     /// Something that should not happen.
     Failure,
+}
+
+/// Which ports a counter is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Of {
+    /// TCP only.
+    Tcp,
+    /// UDP only.
+    Udp,
+    /// Connections and datagrams.
+    Both,
 }
 
 /// One counter.
@@ -22,40 +33,51 @@ pub struct Counter {
     pub kind: Kind,
     /// For people.
     pub meaning: &'static str,
+    /// Which ports it is for.
+    pub of: Of,
 }
 
-const fn counter(kind: Kind, name: &'static str, meaning: &'static str) -> Counter {
-    Counter { name, kind, meaning }
+const fn counter(of: Of, kind: Kind, name: &'static str, meaning: &'static str) -> Counter {
+    Counter { name, kind, meaning, of }
 }
 
 /// All counters, in the programs' order.
 #[rustfmt::skip]
-pub const COUNTERS: [Counter; 27] = [
-    counter(Kind::Course, "connections", "connections from allowed senders"),
-    counter(Kind::Course, "header_v1", "with a v1 header"),
-    counter(Kind::Course, "header_v2", "with a v2 header"),
-    counter(Kind::Course, "header_absent", "without a header, which was optional"),
-    counter(Kind::Course, "guessed_right", "the header's length was guessed: no packet after it is altered"),
-    counter(Kind::Course, "translated", "sequence numbers are translated to the end"),
-    counter(Kind::Packets, "header_split", "parts of headers acknowledged"),
-    counter(Kind::Course, "named_itself", "LOCAL or UNKNOWN: the sender is the client"),
-    counter(Kind::Course, "client_not_showable", "IPv6 client on an IPv4 socket: the sender's address stays"),
-    counter(Kind::Course, "mptcp_declined", "went on as plain TCP"),
-    counter(Kind::Course, "fastopen_declined", "went on without TCP Fast Open"),
-    counter(Kind::Packets, "acks_held", "ACKs held back until the header was complete"),
-    counter(Kind::Packets, "early_segments", "segments that overtook the header; the sender sends them again"),
-    counter(Kind::Packets, "no_listener", "connections to which nobody listens here: left alone"),
-    counter(Kind::Packets, "not_a_sender", "connections from others than the allowed senders: left alone"),
-    counter(Kind::Refusal, "refused_no_header", "no PROXY header"),
-    counter(Kind::Refusal, "refused_malformed", "malformed header"),
-    counter(Kind::Refusal, "refused_too_long", "header too long"),
-    counter(Kind::Refusal, "refused_timeout", "no complete header in time"),
-    counter(Kind::Refusal, "refused_claim", "claims a loopback, multicast or reserved address"),
-    counter(Kind::Refusal, "refused_denied", "client on the deny-list"),
-    counter(Kind::Refusal, "refused_signed", "TCP-MD5 or TCP-AO signs what would be translated"),
-    counter(Kind::Refusal, "refused_split_under_syn_cookies", "split header while SYN cookies are in use"),
-    counter(Kind::Refusal, "refused_redirected", "the port is redirected (DNAT) behind us"),
-    counter(Kind::Refusal, "refused_stray", "half-open when we were attached, or forgotten in a flood"),
-    counter(Kind::Refusal, "refused_full", "too many flows"),
-    counter(Kind::Failure, "failed", "the kernel failed to do something; the sender sends again"),
+pub const COUNTERS: [Counter; 36] = [
+    counter(Of::Tcp, Kind::Course, "connections", "connections from allowed senders"),
+    counter(Of::Tcp, Kind::Course, "header_v1", "with a v1 header"),
+    counter(Of::Both, Kind::Course, "header_v2", "with a v2 header"),
+    counter(Of::Both, Kind::Course, "header_absent", "without a header, which was optional"),
+    counter(Of::Tcp, Kind::Course, "guessed_right", "the header's length was guessed: no packet after it is altered"),
+    counter(Of::Tcp, Kind::Course, "translated", "sequence numbers are translated to the end"),
+    counter(Of::Tcp, Kind::Packets, "header_split", "parts of headers acknowledged"),
+    counter(Of::Both, Kind::Course, "named_itself", "LOCAL or UNKNOWN: the sender is the client"),
+    counter(Of::Both, Kind::Course, "client_not_showable", "IPv6 client on an IPv4 socket: the sender's address stays"),
+    counter(Of::Tcp, Kind::Course, "mptcp_declined", "went on as plain TCP"),
+    counter(Of::Tcp, Kind::Course, "fastopen_declined", "went on without TCP Fast Open"),
+    counter(Of::Tcp, Kind::Packets, "acks_held", "ACKs held back until the header was complete"),
+    counter(Of::Tcp, Kind::Packets, "early_segments", "segments that overtook the header; the sender sends them again"),
+    counter(Of::Both, Kind::Packets, "no_listener", "to which nobody listens here: left alone"),
+    counter(Of::Both, Kind::Packets, "not_a_sender", "from others than the allowed senders: left alone"),
+    counter(Of::Both, Kind::Refusal, "refused_no_header", "no PROXY header"),
+    counter(Of::Both, Kind::Refusal, "refused_malformed", "malformed header"),
+    counter(Of::Both, Kind::Refusal, "refused_too_long", "header too long"),
+    counter(Of::Tcp, Kind::Refusal, "refused_timeout", "no complete header in time"),
+    counter(Of::Both, Kind::Refusal, "refused_claim", "claims a loopback, multicast or reserved address"),
+    counter(Of::Both, Kind::Refusal, "refused_denied", "client on the deny-list"),
+    counter(Of::Tcp, Kind::Refusal, "refused_signed", "TCP-MD5 or TCP-AO signs what would be translated"),
+    counter(Of::Tcp, Kind::Refusal, "refused_split_under_syn_cookies", "split header while SYN cookies are in use"),
+    counter(Of::Tcp, Kind::Refusal, "refused_redirected", "the port is redirected (DNAT) behind us"),
+    counter(Of::Tcp, Kind::Refusal, "refused_stray", "half-open when we were attached, or forgotten in a flood"),
+    counter(Of::Both, Kind::Refusal, "refused_full", "too many flows"),
+    counter(Of::Both, Kind::Failure, "failed", "the kernel failed to do something: dropped"),
+    counter(Of::Udp, Kind::Course, "datagrams", "datagrams from senders, delivered"),
+    counter(Of::Udp, Kind::Course, "header_spp", "with an SPP header"),
+    counter(Of::Udp, Kind::Course, "answers", "answers"),
+    counter(Of::Udp, Kind::Refusal, "answers_too_long", "answers with no room for their SPP header"),
+    counter(Of::Udp, Kind::Refusal, "answers_aggregated", "SPP: answers sent in one call for many (UDP_SEGMENT)"),
+    counter(Of::Udp, Kind::Course, "split_up", "aggregated datagrams (GRO, UDP_SEGMENT) taken apart again"),
+    counter(Of::Udp, Kind::Refusal, "refused_fragment", "fragments: only the first has a header"),
+    counter(Of::Udp, Kind::Refusal, "refused_aggregated", "aggregated datagrams (GRO, UDP_SEGMENT) that can't be taken apart: ethtool -K DEV gro off"),
+    counter(Of::Udp, Kind::Refusal, "refused_family", "SPP: a client of another family than its datagram"),
 ];

@@ -1,21 +1,25 @@
 //! Ending it: first without cutting anybody off, then for good.
 
 use crate::tables::Tables;
-use crate::{AttachError, FlowCount, Place, links, status};
+use crate::{AttachError, FlowCount, Place, Traffic, links, status};
 
 /// Lets no new connection in, and says how many are still open. Programs stay until [`detach_now`].
 ///
-/// New connections reach the backend as they are: with their header.
+/// New connections reach the backend as they are: with their header. So do datagrams, at once: there is nothing to wait for.
 pub fn drain(place: &Place) -> Result<FlowCount, AttachError> {
     if !place.exists() {
         return Ok(FlowCount::default());
     }
     Tables::open(place)?.drain()?;
     let ports = status(place)?.map(|status| status.ports).unwrap_or_default();
-    Ok(ports.iter().fold(FlowCount::default(), |sum, port| FlowCount {
-        untouched: sum.untouched + port.flows.untouched,
-        translated: sum.translated + port.flows.translated,
-        awaiting_header: sum.awaiting_header + port.flows.awaiting_header,
+    let flows = ports.iter().filter_map(|port| match port.traffic {
+        Traffic::Tcp(flows) => Some(flows),
+        Traffic::Udp(..) => None,
+    });
+    Ok(flows.fold(FlowCount::default(), |sum, flows| FlowCount {
+        untouched: sum.untouched + flows.untouched,
+        translated: sum.translated + flows.translated,
+        awaiting_header: sum.awaiting_header + flows.awaiting_header,
     }))
 }
 

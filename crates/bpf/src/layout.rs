@@ -3,7 +3,7 @@
 use aya::Pod;
 
 /// Raised whenever a struct or a map of the programs changes its shape: pinned maps of another layout are left alone.
-pub(crate) const LAYOUT: u32 = 2;
+pub(crate) const LAYOUT: u32 = 3;
 
 /// Ports that can be attached at a time in one network namespace.
 pub(crate) const MAX_PORTS: u16 = 64;
@@ -20,6 +20,46 @@ pub(crate) struct Port {
     pub(crate) slot: u16,
     pub(crate) draining: u8,
     pub(crate) unused: u8,
+}
+
+/// `struct gate`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Gate {
+    pub(crate) port: Port,
+    pub(crate) backend_port: [u8; 2],
+    pub(crate) dialect: u8,
+    pub(crate) unused: u8,
+}
+
+/// `struct udp_key`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C, align(4))]
+pub(crate) struct UdpKey {
+    pub(crate) client: Address,
+    pub(crate) local: Address,
+    pub(crate) client_port: [u8; 2],
+    pub(crate) backend_port: [u8; 2],
+}
+
+/// `struct udp_flow`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct UdpFlow {
+    pub(crate) seen_ns: u64,
+    pub(crate) sender: Address,
+    pub(crate) local: Address,
+    pub(crate) proxy: Address,
+    pub(crate) device: u32,
+    pub(crate) sender_port: [u8; 2],
+    pub(crate) port: [u8; 2],
+    pub(crate) proxy_port: [u8; 2],
+    pub(crate) said_client_port: [u8; 2],
+    pub(crate) slot: u16,
+    pub(crate) is_spp: u8,
+    pub(crate) unused: u8,
+    pub(crate) tag: [u8; 2],
+    pub(crate) unused_too: [u8; 6],
 }
 
 /// `struct settings`.
@@ -66,6 +106,9 @@ pub(crate) struct Embryo {
 
 const _: () = assert!(size_of::<Address>() == 16);
 const _: () = assert!(size_of::<Port>() == 4);
+const _: () = assert!(size_of::<Gate>() == 8);
+const _: () = assert!(size_of::<UdpKey>() == 36);
+const _: () = assert!(size_of::<UdpFlow>() == 80);
 const _: () = assert!(size_of::<Settings>() == 16);
 const _: () = assert!(size_of::<FlowKey>() == 36);
 const _: () = assert!(size_of::<Flow>() == 24);
@@ -76,6 +119,12 @@ const _: () = assert!(size_of::<Embryo>() == 136);
 unsafe impl Pod for Address {}
 // SAFETY: as above.
 unsafe impl Pod for Port {}
+// SAFETY: as above.
+unsafe impl Pod for Gate {}
+// SAFETY: as above.
+unsafe impl Pod for UdpKey {}
+// SAFETY: as above.
+unsafe impl Pod for UdpFlow {}
 // SAFETY: as above.
 unsafe impl Pod for Settings {}
 // SAFETY: as above.

@@ -28,11 +28,11 @@ mod tables;
 mod trie;
 
 pub use attach::{Attached, attach};
-pub use counters::{COUNTERS, Counter, Kind};
+pub use counters::{COUNTERS, Counter, Kind, Of};
 pub use detach::{detach_now, drain};
 pub use device::Device;
 pub use error::AttachError;
 pub use place::{DEFAULT_PINS, Place, cgroup_root};
 pub use programs::are_built_in;
-pub use rules::Rules;
-pub use status::{FlowCount, PortStatus, Status, status};
+pub use rules::{Gate, Rules, UdpDialect};
+pub use status::{FlowCount, PortStatus, Status, Traffic, status};

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use aya::programs::links::{FdLink, PinnedLink};
@@ -18,13 +19,26 @@ use crate::error::Cause;
 use crate::place::entries;
 use crate::{AttachError, Device, Place};
 
-/// Our filters' place among those of the clsact qdisc.
-const PRIORITY: u16 = 50;
 const HANDLE: TcHandle = TcHandle::new(0, 1);
 
-/// Both directions, with their programs.
-pub(crate) const DIRECTIONS: [(&str, TcAttachType); 2] =
-    [("tcp_ingress", TcAttachType::Ingress), ("tcp_egress", TcAttachType::Egress)];
+/// A program of a device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stage {
+    pub(crate) name: &'static str,
+    pub(crate) direction: TcAttachType,
+    /// Its filter's place among those of the clsact qdisc.
+    priority: u16,
+}
+
+const fn stage(name: &'static str, direction: TcAttachType, priority: u16) -> Stage {
+    Stage { name, direction, priority }
+}
+
+pub(crate) const TCP_INGRESS: Stage = stage("tcp_ingress", TcAttachType::Ingress, 50);
+pub(crate) const TCP_EGRESS: Stage = stage("tcp_egress", TcAttachType::Egress, 50);
+pub(crate) const UDP_INGRESS: Stage = stage("udp_ingress", TcAttachType::Ingress, 51);
+pub(crate) const UDP_EGRESS: Stage = stage("udp_egress", TcAttachType::Egress, 51);
+pub(crate) const STAGES: [Stage; 4] = [TCP_INGRESS, TCP_EGRESS, UDP_INGRESS, UDP_EGRESS];
 
 /// Whether devices have links here.
 pub(crate) fn has_tcx() -> bool {
@@ -39,17 +53,16 @@ fn pin_of(place: &Place, program: &str, device: u32) -> PathBuf {
 pub(crate) fn attach_to_device(
     place: &Place,
     program: &mut SchedClassifier,
-    name: &'static str,
-    direction: TcAttachType,
+    stage: Stage,
     device: &Device,
 ) -> Result<(), AttachError> {
     let result = if has_tcx() {
         let index = index_of(&device.name)?;
-        attach_tcx(program, direction, device, &pin_of(place, name, index))
+        attach_tcx(program, stage.direction, device, &pin_of(place, stage.name, index))
     } else {
-        attach_clsact(program, direction, device)
+        attach_clsact(program, stage, device)
     };
-    result.map_err(AttachError::attach(name, &device.name))
+    result.map_err(AttachError::attach(stage.name, &device.name))
 }
 
 fn attach_tcx(
@@ -71,18 +84,15 @@ fn attach_tcx(
     pin_link(FdLink::try_from(program.take_link(link)?)?, pin)
 }
 
-fn attach_clsact(
-    program: &mut SchedClassifier,
-    direction: TcAttachType,
-    device: &Device,
-) -> Result<(), Cause> {
+fn attach_clsact(program: &mut SchedClassifier, stage: Stage, device: &Device) -> Result<(), Cause> {
+    let Stage { direction, priority, .. } = stage;
     // Somebody else's will do as well; if there is none, attaching says so.
     let _ = qdisc_add_clsact(&device.name);
-    let old = SchedClassifierLink::attached(&device.name, direction, PRIORITY, HANDLE, None)?;
+    let old = SchedClassifierLink::attached(&device.name, direction, priority, HANDLE, None)?;
     let link = match program.attach_to_link(old) {
         Ok(link) => link,
         Err(_) => {
-            let options = NlOptions { priority: PRIORITY, handle: HANDLE, classid: None };
+            let options = NlOptions { priority, handle: HANDLE, classid: None };
             program.attach_with_options(&device.name, direction, TcAttachOptions::Netlink(options))?
         }
     };
@@ -91,16 +101,17 @@ fn attach_clsact(
     Ok(())
 }
 
-/// Takes our programs off devices that are no longer wanted.
-pub(crate) fn leave_other_devices(place: &Place, wanted: &[Device]) -> Result<(), AttachError> {
+/// Takes our programs off devices that are no longer wanted, and off all those that have no port any more.
+pub(crate) fn leave_others(place: &Place, wanted: &[Device], stages: &[Stage]) -> Result<(), AttachError> {
     let wanted: BTreeSet<PathBuf> = wanted
         .iter()
         .filter_map(|device| index_of(&device.name).ok())
-        .flat_map(|index| DIRECTIONS.map(|(program, _)| pin_of(place, program, index)))
+        .flat_map(|index| stages.iter().map(move |stage| pin_of(place, stage.name, index)))
         .collect();
     for pin in entries(&place.links())? {
-        let is_device = DIRECTIONS.iter().any(|(program, _)| {
-            pin.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&format!("{program}-")))
+        let is_device = STAGES.iter().any(|stage| {
+            pin.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with(&format!("{}-", stage.name)))
         });
         if is_device && !wanted.contains(&pin) {
             fs::remove_file(&pin).map_err(AttachError::file("unlink", &pin))?;
@@ -113,15 +124,26 @@ pub(crate) fn leave_other_devices(place: &Place, wanted: &[Device]) -> Result<()
 pub(crate) fn leave_clsact() {
     let devices = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
     for device in devices.lines().skip(2).filter_map(|line| line.split(':').next()) {
-        for (program, direction) in DIRECTIONS {
+        for stage in STAGES {
             // Most devices never had any.
-            let _ = qdisc_detach_program(device.trim(), direction, program);
+            let _ = qdisc_detach_program(device.trim(), stage.direction, stage.name);
         }
     }
 }
 
+/// Takes a hook off its cgroup, if it was there.
+pub(crate) fn leave_hook(place: &Place, name: &'static str) -> Result<(), AttachError> {
+    let pin = place.links().join(name);
+    match fs::remove_file(&pin) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(AttachError::file("unlink", &pin)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Attaches a hook to a cgroup; links always stand beside others ("single" is for attachments without link). For a moment the old one and the new one both run, which is the same twice.
-pub(crate) fn attach_name_hook(
+pub(crate) fn attach_address_hook(
     place: &Place,
     program: &mut CgroupSockAddr,
     name: &'static str,

@@ -1,6 +1,7 @@
 //! Loading programs against the tables that are pinned at a place, or making those.
 
 use aya::programs::Program;
+use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader};
 
 use crate::programs::Object;
@@ -28,6 +29,10 @@ pub(crate) fn load<T: aya::Pod>(
     loader.default_map_pin_directory(place.maps());
     if let Some(global) = &global {
         loader.override_global(global.name, &global.value, true);
+    }
+    if object.has_parcels() {
+        let cpus = nr_cpus().map_err(|(_, error)| AttachError::file("reading", "the processors")(error))?;
+        loader.map_max_entries("parcels", u32::try_from(cpus).unwrap_or(u32::MAX));
     }
     let programs = loader.load(object.bytes()?).map_err(AttachError::load(object.name))?;
     Ok(Loaded { object, programs })

@@ -6,9 +6,10 @@ use aya::maps::{Array, MapData};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
 use aya::{Ebpf, Pod};
 
-use crate::AttachError;
 use crate::layout::Address;
 use crate::programs::HEADER_CHECK;
+use crate::tables::{DIALECT_EVERY, DIALECT_SPP};
+use crate::{AttachError, UdpDialect};
 
 /// What a start amounts to; `enum verdict` in `c/header.h`, the length being judged as `tcp_ingress` does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,21 +50,40 @@ impl HeaderCheck {
     /// Loads it; needs CAP_BPF and CAP_NET_ADMIN.
     pub fn load(header_max: usize) -> Result<Self, AttachError> {
         let mut programs = Ebpf::load(HEADER_CHECK.bytes()?).map_err(AttachError::load(HEADER_CHECK.name))?;
-        program(&mut programs)
-            .and_then(SchedClassifier::load)
-            .map_err(AttachError::attach(HEADER_CHECK.name, "the kernel"))?;
+        for name in [HEADER_CHECK.name, DATAGRAM_CHECK] {
+            program(&mut programs, name)
+                .and_then(SchedClassifier::load)
+                .map_err(AttachError::attach(name, "the kernel"))?;
+        }
         Ok(Self { programs, header_max })
     }
 
     /// Shows the program these bytes as the first of a connection.
     pub fn ask(&mut self, bytes: &[u8]) -> Result<Verdict, AttachError> {
-        let mut packet = vec![0; 14];
+        self.run(HEADER_CHECK.name, 0, bytes)?;
+        Ok(self.verdict(self.answer()?, bytes.len()))
+    }
+
+    /// Likewise, as a datagram: what more would be needed will not come.
+    pub fn ask_datagram(&mut self, dialect: UdpDialect, bytes: &[u8]) -> Result<Verdict, AttachError> {
+        let dialect = match dialect {
+            UdpDialect::Every => DIALECT_EVERY,
+            UdpDialect::Spp => DIALECT_SPP,
+        };
+        self.run(DATAGRAM_CHECK, dialect, bytes)?;
+        Ok(match self.verdict(self.answer()?, bytes.len()) {
+            Verdict::NeedMore => Verdict::Refused,
+            verdict => verdict,
+        })
+    }
+
+    fn run(&mut self, name: &'static str, first: u8, bytes: &[u8]) -> Result<(), AttachError> {
+        let mut packet = vec![first];
+        packet.resize(14, 0);
         packet.extend(bytes);
         let options = TestRunOptions { data_in: Some(&packet), ..TestRunOptions::default() };
-        program(&mut self.programs)
-            .and_then(|program| program.test_run(options))
-            .map_err(AttachError::attach(HEADER_CHECK.name, "BPF_PROG_TEST_RUN"))?;
-        Ok(self.verdict(self.answer()?, bytes.len()))
+        let result = program(&mut self.programs, name).and_then(|program| program.test_run(options));
+        result.map(drop).map_err(AttachError::attach(name, "BPF_PROG_TEST_RUN"))
     }
 
     fn answer(&self) -> Result<Answer, AttachError> {
@@ -90,9 +110,14 @@ impl HeaderCheck {
     }
 }
 
-fn program(programs: &mut Ebpf) -> Result<&mut SchedClassifier, aya::programs::ProgramError> {
+const DATAGRAM_CHECK: &str = "datagram_check";
+
+fn program<'a>(
+    programs: &'a mut Ebpf,
+    name: &str,
+) -> Result<&'a mut SchedClassifier, aya::programs::ProgramError> {
     // Built with this crate: it is there.
-    let Some(program) = programs.program_mut("header_check") else {
+    let Some(program) = programs.program_mut(name) else {
         return Err(aya::programs::ProgramError::NotLoaded);
     };
     program.try_into()

@@ -15,6 +15,13 @@ impl Object {
     }
 }
 
+impl Object {
+    /// Whether it has a table with an entry for each processor.
+    pub(crate) fn has_parcels(self) -> bool {
+        self.name == UDP_INGRESS.name
+    }
+}
+
 /// Whether clang was there when this was built.
 pub const fn are_built_in() -> bool {
     cfg!(not(no_programs))
@@ -36,4 +43,7 @@ object!(TCP_INGRESS, "tcp_ingress");
 object!(TCP_EGRESS, "tcp_egress");
 object!(PEER_NAME, "peer_name");
 object!(TCP_END, "tcp_end");
+object!(UDP_INGRESS, "udp_ingress");
+object!(UDP_EGRESS, "udp_egress");
+object!(UDP_SEND, "udp_send");
 object!(HEADER_CHECK, "header_check");

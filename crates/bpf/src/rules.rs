@@ -1,15 +1,45 @@
 //! What the programs are told: the policy, as far as they carry it out.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use truepeer_policy::{Claims, HeaderRule, PrefixSet};
+
+/// A UDP port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gate {
+    /// Where the backend is bound: the same port, or another.
+    pub backend_port: u16,
+    /// Where the header is.
+    pub dialect: UdpDialect,
+}
+
+/// The UDP dialects in which each datagram has its header: of the others, a datagram says nothing by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UdpDialect {
+    /// v2 in each datagram.
+    Every,
+    /// Simple Proxy Protocol, in answers too.
+    Spp,
+}
+
+impl UdpDialect {
+    /// As the command line spells it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Every => "every",
+            Self::Spp => "spp",
+        }
+    }
+}
 
 /// The rules of one network namespace.
 #[derive(Debug, Clone)]
 pub struct Rules {
     /// The TCP ports of the backends.
     pub tcp_ports: BTreeSet<u16>,
+    /// What senders send datagrams to.
+    pub udp_ports: BTreeMap<u16, Gate>,
     /// Who may send. Others pass untouched, as if truepeer weren't there.
     pub senders: PrefixSet,
     /// Whether their connections begin with a header. With [`HeaderRule::Forbid`] nothing is touched.

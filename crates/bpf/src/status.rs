@@ -4,12 +4,15 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::layout::{Embryo, Flow, FlowKey};
-use crate::tables::Tables;
-use crate::{AttachError, COUNTERS, Counter, Place};
+use crate::layout::{Embryo, Flow, FlowKey, UdpFlow, UdpKey};
+use crate::tables::{DIALECT_SPP, Tables};
+use crate::{AttachError, COUNTERS, Counter, Gate, Of, Place, UdpDialect};
 
 /// How long a half-open connection can live: the kernel's five SYN-ACKs take 63 s (tcp_synack_retries).
 const EMBRYO_LIFE: Duration = Duration::from_secs(70);
+
+/// How long a UDP flow counts as one after its last datagram.
+const UDP_SILENCE: Duration = Duration::from_secs(60);
 
 /// The state of one network namespace.
 #[derive(Debug, Clone)]
@@ -25,10 +28,19 @@ pub struct PortStatus {
     pub port: u16,
     /// Detached: no new connections.
     pub draining: bool,
-    /// Open connections.
-    pub flows: FlowCount,
+    /// What it carries.
+    pub traffic: Traffic,
     /// Each counter with its value since the port was first attached.
     pub counters: Vec<(&'static Counter, u64)>,
+}
+
+/// What a port carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Traffic {
+    /// TCP: open connections.
+    Tcp(FlowCount),
+    /// UDP: where to, and how many flows that were heard of in the last minute.
+    Udp(Gate, usize),
 }
 
 /// Open connections.
@@ -60,11 +72,38 @@ pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
         Ok(PortStatus {
             port: number,
             draining: port.draining != 0,
-            flows: count(number, &flows, &embryos),
-            counters: COUNTERS.iter().zip(tables.counters(&port)?).collect(),
+            traffic: Traffic::Tcp(count(number, &flows, &embryos)),
+            counters: counters_of(Of::Tcp, tables.counters(&port)?),
         })
     });
-    Ok(Some(Status { ports: ports.collect::<Result<_, AttachError>>()? }))
+    let mut ports = ports.collect::<Result<Vec<_>, AttachError>>()?;
+    let udp_flows = tables.udp_flows();
+    for (number, gate) in tables.gates()? {
+        let dialect = if gate.dialect == DIALECT_SPP { UdpDialect::Spp } else { UdpDialect::Every };
+        let rule = Gate { backend_port: u16::from_be_bytes(gate.backend_port), dialect };
+        ports.push(PortStatus {
+            port: number,
+            draining: false,
+            traffic: Traffic::Udp(rule, count_udp(number, &udp_flows)),
+            counters: counters_of(Of::Udp, tables.counters(&gate.port)?),
+        });
+    }
+    Ok(Some(Status { ports }))
+}
+
+fn counters_of(of: Of, values: Vec<u64>) -> Vec<(&'static Counter, u64)> {
+    let is_wanted = |counter: &Counter| counter.of == of || counter.of == Of::Both;
+    COUNTERS.iter().zip(values).filter(|(counter, _)| is_wanted(counter)).collect()
+}
+
+/// Each is noted twice: under the address that it goes to, and as its client's newest, which is what counts.
+fn count_udp(port: u16, flows: &[(UdpKey, UdpFlow)]) -> usize {
+    let now = now();
+    let is_live = |flow: &UdpFlow| now.saturating_sub(Duration::from_nanos(flow.seen_ns)) < UDP_SILENCE;
+    let is_newest = |key: &UdpKey| key.local.0 == [0; 16];
+    let ours =
+        flows.iter().filter(|(key, flow)| flow.port == port.to_be_bytes() && is_newest(key) && is_live(flow));
+    ours.count()
 }
 
 fn count(port: u16, flows: &[(FlowKey, Flow)], embryos: &[FlowKey]) -> FlowCount {
@@ -80,8 +119,13 @@ fn count(port: u16, flows: &[(FlowKey, Flow)], embryos: &[FlowKey]) -> FlowCount
 
 /// Those whose handshake the kernel has not given up.
 fn live(embryos: Vec<(FlowKey, Embryo)>) -> Vec<FlowKey> {
-    let now = clock_gettime(ClockId::Monotonic);
-    let now = Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or_default());
+    let now = now();
     let is_live = |embryo: &Embryo| now.saturating_sub(Duration::from_nanos(embryo.born_ns)) < EMBRYO_LIFE;
     embryos.into_iter().filter(|(_, embryo)| is_live(embryo)).map(|(key, _)| key).collect()
+}
+
+/// As bpf_ktime_get_ns() counts.
+fn now() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or_default())
 }

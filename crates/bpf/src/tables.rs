@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use aya::maps::lpm_trie::{Key, LpmTrie};
-use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
+use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
+use aya::util::nr_cpus;
 
 use crate::counters::COUNTERS;
-use crate::layout::{Address, Embryo, Flow, FlowKey, MAX_PORTS, Port, Settings};
+use crate::layout::{Address, Embryo, Flow, FlowKey, Gate, MAX_PORTS, Port, Settings, UdpFlow, UdpKey};
 use crate::trie::{self, Entry};
-use crate::{AttachError, Place, Rules};
+use crate::{AttachError, Place, Rules, UdpDialect, rules};
 
 /// Counters of each port.
 const COUNTERS_LEN: u32 = {
@@ -16,15 +17,23 @@ const COUNTERS_LEN: u32 = {
     COUNTERS.len().to_le_bytes()[0] as u32
 };
 
+/// `enum dialect`.
+pub(crate) const DIALECT_EVERY: u8 = 1;
+/// `enum dialect`.
+pub(crate) const DIALECT_SPP: u8 = 2;
+
 /// The tables of one network namespace.
 pub(crate) struct Tables {
     ports: HashMap<MapData, [u8; 2], Port>,
+    gates: HashMap<MapData, [u8; 2], Gate>,
+    backends: HashMap<MapData, [u8; 2], u32>,
     settings: Array<MapData, Settings>,
     senders: LpmTrie<MapData, Address, u32>,
     claims: LpmTrie<MapData, Address, u32>,
     denied: LpmTrie<MapData, Address, u32>,
     flows: HashMap<MapData, FlowKey, Flow>,
     embryos: HashMap<MapData, FlowKey, Embryo>,
+    udp_flows: HashMap<MapData, UdpKey, UdpFlow>,
     counters: PerCpuArray<MapData, u64>,
 }
 
@@ -43,12 +52,15 @@ impl Tables {
     pub(crate) fn open(place: &Place) -> Result<Self, AttachError> {
         Ok(Self {
             ports: open!(place, HashMap, "tp_ports"),
+            gates: open!(place, HashMap, "tp_gates"),
+            backends: open!(place, HashMap, "tp_backends"),
             settings: open!(place, Array, "tp_settings"),
             senders: open!(place, LpmTrie, "tp_senders"),
             claims: open!(place, LpmTrie, "tp_claims"),
             denied: open!(place, LpmTrie, "tp_denied"),
             flows: open!(place, HashMap, "tp_flows"),
             embryos: open!(place, LruHashMap, "tp_embryos"),
+            udp_flows: open!(place, LruHashMap, "tp_udp_flows"),
             counters: open!(place, PerCpuArray, "tp_counters"),
         })
     }
@@ -63,7 +75,8 @@ impl Tables {
         replace(&mut self.claims, "tp_claims", &trie::claims(&rules.claims))?;
         replace(&mut self.denied, "tp_denied", &trie::denied(&rules.claims))?;
         replace(&mut self.senders, "tp_senders", &trie::senders(&rules.senders, rules.header))?;
-        self.apply_ports(&rules.tcp_ports)
+        self.apply_ports(&rules.tcp_ports)?;
+        self.apply_gates(&rules.udp_ports)
     }
 
     /// A port that is no longer wanted drains: its flows may still need us.
@@ -72,18 +85,77 @@ impl Tables {
         for (number, port) in &known {
             self.set_port(*number, Port { draining: u8::from(!wanted.contains(number)), ..*port })?;
         }
-        let used: BTreeSet<u16> = known.values().map(|port| port.slot).collect();
-        let mut free = (0..MAX_PORTS).filter(|slot| !used.contains(slot));
         for number in wanted.iter().filter(|number| !known.contains_key(number)) {
-            let slot = free.next().ok_or(AttachError::TooManyPorts(wanted.len().max(known.len() + 1)))?;
+            let slot = self.free_slot()?;
             self.set_port(*number, Port { slot, draining: 0, unused: 0 })?;
+        }
+        Ok(())
+    }
+
+    /// UDP has nothing to drain: what is no longer wanted passes as it is.
+    fn apply_gates(&mut self, wanted: &BTreeMap<u16, rules::Gate>) -> Result<(), AttachError> {
+        let known = self.gates()?;
+        for number in known.keys().filter(|number| !wanted.contains_key(number)) {
+            self.gates
+                .remove(&number.to_be_bytes())
+                .map_err(AttachError::map("removing from", "tp_gates"))?;
+        }
+        let backends: BTreeSet<u16> = wanted.values().map(|gate| gate.backend_port).collect();
+        let old: Vec<[u8; 2]> = self.backends.keys().flatten().collect();
+        for number in old.iter().filter(|number| !backends.contains(&u16::from_be_bytes(**number))) {
+            self.backends.remove(number).map_err(AttachError::map("removing from", "tp_backends"))?;
+        }
+        for number in &backends {
+            let write = self.backends.insert(number.to_be_bytes(), 1, 0);
+            write.map_err(AttachError::map("writing", "tp_backends"))?;
+        }
+        for (number, gate) in wanted {
+            let slot = match known.get(number) {
+                Some(old) => old.port.slot,
+                None => self.free_slot()?,
+            };
+            let gate = Gate {
+                port: Port { slot, draining: 0, unused: 0 },
+                backend_port: gate.backend_port.to_be_bytes(),
+                dialect: match gate.dialect {
+                    UdpDialect::Every => DIALECT_EVERY,
+                    UdpDialect::Spp => DIALECT_SPP,
+                },
+                unused: 0,
+            };
+            let write = self.gates.insert(number.to_be_bytes(), gate, 0);
+            write.map_err(AttachError::map("writing", "tp_gates"))?;
+        }
+        Ok(())
+    }
+
+    /// Counters that no port has. Those of a UDP port that is gone are set back by whoever gets them next.
+    fn free_slot(&mut self) -> Result<u16, AttachError> {
+        let ports = self.ports()?;
+        let gates = self.gates()?;
+        let slots = ports.values().map(|port| port.slot).chain(gates.values().map(|gate| gate.port.slot));
+        let used: BTreeSet<u16> = slots.collect();
+        let free = (0..MAX_PORTS).find(|slot| !used.contains(slot));
+        let slot = free.ok_or(AttachError::TooManyPorts(used.len() + 1))?;
+        self.clear_counters(slot)?;
+        Ok(slot)
+    }
+
+    fn clear_counters(&mut self, slot: u16) -> Result<(), AttachError> {
+        let cpus = nr_cpus().map_err(|(_, error)| AttachError::file("reading", "the processors")(error))?;
+        let first = u32::from(slot) * COUNTERS_LEN;
+        for index in (first..).take(COUNTERS.len()) {
+            let zeros = PerCpuValues::try_from(vec![0; cpus])
+                .map_err(AttachError::file("counting", "the processors"))?;
+            self.counters.set(index, zeros, 0).map_err(AttachError::map("writing", "tp_counters"))?;
         }
         Ok(())
     }
 
     /// No new connections from now on.
     pub(crate) fn drain(&mut self) -> Result<(), AttachError> {
-        self.apply_ports(&BTreeSet::new())
+        self.apply_ports(&BTreeSet::new())?;
+        self.apply_gates(&BTreeMap::new())
     }
 
     fn set_port(&mut self, number: u16, port: Port) -> Result<(), AttachError> {
@@ -98,6 +170,21 @@ impl Tables {
             .map(|entry| entry.map(|(number, port)| (u16::from_be_bytes(number), port)))
             .collect();
         found.map_err(AttachError::map("reading", "tp_ports"))
+    }
+
+    /// The UDP ports with their state.
+    pub(crate) fn gates(&self) -> Result<BTreeMap<u16, Gate>, AttachError> {
+        let found: Result<BTreeMap<_, _>, MapError> = self
+            .gates
+            .iter()
+            .map(|entry| entry.map(|(number, gate)| (u16::from_be_bytes(number), gate)))
+            .collect();
+        found.map_err(AttachError::map("reading", "tp_gates"))
+    }
+
+    /// The UDP flows, likewise.
+    pub(crate) fn udp_flows(&self) -> Vec<(UdpKey, UdpFlow)> {
+        self.udp_flows.iter().flatten().collect()
     }
 
     /// The flows as they are now. One that ends meanwhile may be missing, or seen twice.

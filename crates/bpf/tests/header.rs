@@ -9,9 +9,12 @@ use std::process::ExitCode;
 use anyhow::ensure;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use truepeer_bpf::UdpDialect;
 use truepeer_bpf::oracle::{HeaderCheck, Verdict};
 use truepeer_proto::vectors::{self, Vector};
-use truepeer_proto::{Addresses, Command, Decoded, Limits, Transport, decode};
+use truepeer_proto::{
+    Addresses, Command, Decoded, Limits, Transport, Versions, decode, decode_datagram, spp,
+};
 use truepeer_testbed::{Bed, skip, tests};
 
 const MAX_LEN: usize = 16 * 1024;
@@ -40,6 +43,67 @@ fn told(bytes: &[u8]) -> Verdict {
             _ => Verdict::Itself(consumed),
         },
     }
+}
+
+/// The same of a datagram.
+fn told_of_datagram(dialect: UdpDialect, bytes: &[u8]) -> Verdict {
+    let limits = Limits { max_len: MAX_LEN, versions: Versions::V2, ..Limits::default() };
+    match dialect {
+        UdpDialect::Spp => spp::decode(bytes)
+            .map_or(Verdict::Refused, |header| Verdict::Client(canonical(header.client), spp::LEN)),
+        UdpDialect::Every => match decode_datagram(bytes, limits) {
+            Err(_) => Verdict::Refused,
+            Ok((header, len)) => match (header.command, header.addresses) {
+                (Command::Proxy, Addresses::Inet { transport: Transport::Dgram, source, .. }) => {
+                    Verdict::Client(canonical(source), len)
+                }
+                _ => Verdict::Itself(len),
+            },
+        },
+    }
+}
+
+fn asked_of_datagram(kernel: &mut HeaderCheck, dialect: UdpDialect, bytes: &[u8]) -> Verdict {
+    match kernel.ask_datagram(dialect, bytes).expect("a test run") {
+        Verdict::Client(address, len) => Verdict::Client(canonical(address), len),
+        verdict => verdict,
+    }
+}
+
+/// The vectors, and their likes for UDP.
+fn datagrams() -> Vec<Vec<u8>> {
+    let all = table().map(|vector| vector.bytes.to_vec());
+    let for_udp = table().filter(|vector| vector.bytes.get(13).is_some_and(|byte| byte & 0x0f == 1));
+    let for_udp = for_udp.map(|vector| {
+        let mut bytes = vector.bytes.to_vec();
+        bytes[13] += 1;
+        bytes
+    });
+    let mut datagrams: Vec<Vec<u8>> = all.chain(for_udp).collect();
+    for start in [[0x56, 0xec], [0x56, 0xed], [0x55, 0xec]] {
+        for ip in [[0; 16], [0xff; 16], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 7]] {
+            datagrams.push([&start, ip.as_slice(), &[7; 20], b"payload"].concat());
+        }
+    }
+    datagrams
+}
+
+fn every_datagram_is_judged_alike_at_every_cut(_bed: &Bed) -> anyhow::Result<()> {
+    let mut kernel = kernel()?;
+    let mut clients = 0;
+    for dialect in [UdpDialect::Every, UdpDialect::Spp] {
+        for datagram in datagrams() {
+            for len in 0..=datagram.len().min(300) {
+                let bytes = &datagram[..len];
+                let (asked, told) =
+                    (asked_of_datagram(&mut kernel, dialect, bytes), told_of_datagram(dialect, bytes));
+                ensure!(asked == told, "{dialect:?} {}: {asked:?}, not {told:?}", bytes.escape_ascii());
+                clients += usize::from(matches!(told, Verdict::Client(..)));
+            }
+        }
+    }
+    ensure!(clients > 20, "only {clients} named a client");
+    Ok(())
 }
 
 fn canonical(address: SocketAddr) -> SocketAddr {
@@ -137,6 +201,8 @@ fn what_is_nearly_right_is_judged_alike(_bed: &Bed) -> anyhow::Result<()> {
         prop_assume!(!has_tlvs(&bytes) || told(&bytes) != Verdict::Refused);
         let asked = asked(&mut kernel.borrow_mut(), &bytes);
         prop_assert_eq!(asked, told(&bytes), "{}", bytes.escape_ascii());
+        let asked = asked_of_datagram(&mut kernel.borrow_mut(), UdpDialect::Every, &bytes);
+        prop_assert_eq!(asked, told_of_datagram(UdpDialect::Every, &bytes), "{}", bytes.escape_ascii());
         Ok(())
     });
     Ok(result?)
@@ -145,6 +211,7 @@ fn what_is_nearly_right_is_judged_alike(_bed: &Bed) -> anyhow::Result<()> {
 fn main() -> ExitCode {
     truepeer_testbed::main(tests![
         every_vector_is_judged_alike_at_every_cut,
+        every_datagram_is_judged_alike_at_every_cut,
         what_is_nearly_right_is_judged_alike
     ])
 }

@@ -97,6 +97,12 @@ impl Test {
         self
     }
 
+    /// Puts it into a group: `group::its_name`.
+    pub fn of_group(mut self, group: &str) -> Test {
+        self.name = format!("{group}::{}", self.name);
+        self
+    }
+
     /// What it is called.
     pub fn name(&self) -> &str {
         &self.name

@@ -44,6 +44,7 @@ mod bed;
 pub mod chance;
 pub mod client;
 pub mod crowd;
+pub mod datagrams;
 mod enter;
 mod expose;
 mod harness;

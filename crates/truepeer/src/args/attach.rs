@@ -1,12 +1,11 @@
 //! The options of `truepeer attach`.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use truepeer_bpf::Rules;
+use truepeer_bpf::{Gate, Rules, UdpDialect};
 use truepeer_policy::{Claims, HeaderRule, PrefixSet};
 
 use super::values::{self, Allow};
@@ -22,6 +21,9 @@ Examples:
   What it does, and its end without cutting anybody off:
     truepeer attach status
     truepeer attach detach
+  A DNS server behind dnsdist, and one whose senders send to another port than it is bound to:
+    truepeer attach --port 53/udp --allow 10.0.0.7
+    truepeer attach --port 53:5353/udp --allow 10.0.0.7
   A server that speaks first, some of whose clients come without a header:
     truepeer attach --port 22 --allow 10.0.0.7 --header optional";
 
@@ -31,9 +33,13 @@ Examples:
 pub(crate) struct AttachArgs {
     #[command(subcommand)]
     pub(crate) action: Option<AttachAction>,
-    /// Port that the server listens on; repeatable
-    #[arg(long, value_name = "PORT[/tcp]", required = true)]
+    /// Port that the server listens on, tcp if not said otherwise; FROM:PORT/udp for datagrams that are sent to another one;
+    /// repeatable
+    #[arg(long, value_name = "[FROM:]PORT[/tcp|/udp]", required = true)]
     port: Vec<Port>,
+    /// Where UDP headers are: every (v2 in each datagram) or spp (Simple Proxy Protocol, in answers too)
+    #[arg(long, value_name = "DIALECT", default_value = "every", value_parser = udp_dialect)]
+    udp_dialect: UdpDialect,
     /// Who sends headers: loopback, private, any, a prefix, or a file (beginning with / or .); repeatable [default: loopback]
     #[arg(long, value_name = "PREFIX|FILE")]
     allow: Vec<Allow>,
@@ -114,7 +120,8 @@ impl AttachArgs {
             claims.deny.extend(&read_prefixes("--deny-clients", path)?);
         }
         Ok(Rules {
-            tcp_ports: self.port.iter().map(|port| port.0).collect::<BTreeSet<u16>>(),
+            tcp_ports: self.port.iter().filter_map(|port| port.tcp()).collect(),
+            udp_ports: self.port.iter().filter_map(|port| port.udp(self.udp_dialect)).collect(),
             senders,
             header: self.header,
             claims,
@@ -138,20 +145,60 @@ impl AttachArgs {
     }
 }
 
-/// `443`, `443/tcp`.
+/// `443`, `443/tcp`, `53/udp`, `53:5353/udp`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Port(u16);
+enum Port {
+    Tcp(u16),
+    Udp { from: u16, backend: u16 },
+}
+
+impl Port {
+    fn tcp(self) -> Option<u16> {
+        match self {
+            Self::Tcp(port) => Some(port),
+            Self::Udp { .. } => None,
+        }
+    }
+
+    fn udp(self, dialect: UdpDialect) -> Option<(u16, Gate)> {
+        match self {
+            Self::Tcp(_) => None,
+            Self::Udp { from, backend } => Some((from, Gate { backend_port: backend, dialect })),
+        }
+    }
+}
 
 impl FromStr for Port {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let number = text.strip_suffix("/tcp").unwrap_or(text);
-        match number.parse() {
-            Ok(port) if port > 0 && !number.starts_with('+') => Ok(Self(port)),
-            _ if text.ends_with("/udp") => Err("UDP is carried by truepeer proxy -p udp"),
-            _ => Err("expected a port such as 443 or 443/tcp"),
+        const EXPECTED: &str = "expected a port such as 443, 443/tcp or 53/udp";
+        let (numbers, is_udp) = match text.strip_suffix("/udp") {
+            Some(numbers) => (numbers, true),
+            None => (text.strip_suffix("/tcp").unwrap_or(text), false),
+        };
+        let (from, backend) = numbers.split_once([':', '→']).unwrap_or((numbers, numbers));
+        let (from, backend) = (number(from).ok_or(EXPECTED)?, number(backend).ok_or(EXPECTED)?);
+        match is_udp {
+            true => Ok(Self::Udp { from, backend }),
+            false if from == backend => Ok(Self::Tcp(from)),
+            false => Err("only UDP ports can be mapped: FROM:PORT/udp"),
         }
+    }
+}
+
+fn number(text: &str) -> Option<u16> {
+    text.parse().ok().filter(|port| *port > 0 && !text.starts_with('+'))
+}
+
+fn udp_dialect(text: &str) -> Result<UdpDialect, &'static str> {
+    match text {
+        "every" => Ok(UdpDialect::Every),
+        "spp" => Ok(UdpDialect::Spp),
+        "first" | "standalone" => {
+            Err("expected every or spp; first and standalone are carried by truepeer proxy -p udp")
+        }
+        _ => Err("expected every or spp"),
     }
 }
 
@@ -170,11 +217,15 @@ mod tests {
 
     #[test]
     fn ports_are_numbers_with_a_protocol() {
-        assert_eq!("443".parse(), Ok(Port(443)));
-        assert_eq!("2222/tcp".parse(), Ok(Port(2222)));
-        for text in ["", "0", "65536", "+1", "443/sctp", "https", "443/"] {
+        assert_eq!("443".parse(), Ok(Port::Tcp(443)));
+        assert_eq!("2222/tcp".parse(), Ok(Port::Tcp(2222)));
+        assert_eq!("53/udp".parse(), Ok(Port::Udp { from: 53, backend: 53 }));
+        for text in ["53:5353/udp", "53→5353/udp"] {
+            assert_eq!(text.parse(), Ok(Port::Udp { from: 53, backend: 5353 }));
+        }
+        for text in ["", "0", "65536", "+1", "443/sctp", "https", "443/", ":53/udp", "53:/udp", "1:2:3/udp"] {
             assert!(text.parse::<Port>().is_err_and(|error| error.contains("expected a port")), "{text}");
         }
-        assert!("53/udp".parse::<Port>().is_err_and(|error| error.contains("proxy -p udp")));
+        assert!("80:8080".parse::<Port>().is_err_and(|error| error.contains("only UDP")));
     }
 }

@@ -73,7 +73,12 @@ fn put_in_place(args: &AttachArgs, place: &Place, out: &mut (dyn Write + Send)) 
 }
 
 fn list(rules: &Rules) -> String {
-    rules.tcp_ports.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    let tcp = rules.tcp_ports.iter().map(ToString::to_string);
+    let udp = rules.udp_ports.iter().map(|(port, gate)| match gate.backend_port == *port {
+        true => format!("{port}/udp"),
+        false => format!("{port}:{}/udp", gate.backend_port),
+    });
+    tcp.chain(udp).collect::<Vec<_>>().join(", ")
 }
 
 fn dry_run(
@@ -86,9 +91,17 @@ fn dry_run(
     for device in devices {
         writeln!(out, "tc ingress {device}: tcp_ingress")?;
         writeln!(out, "tc egress {device}: tcp_egress")?;
+        if !rules.udp_ports.is_empty() {
+            writeln!(out, "tc ingress {device}: udp_ingress")?;
+            writeln!(out, "tc egress {device}: udp_egress")?;
+        }
     }
     writeln!(out, "cgroup {}: getpeername4, getpeername6", cgroup.display())?;
-    writeln!(out, "cgroup {}: sock_ops", truepeer_bpf::cgroup_root()?.display())?;
+    let root = truepeer_bpf::cgroup_root()?;
+    writeln!(out, "cgroup {}: sock_ops", root.display())?;
+    if !rules.udp_ports.is_empty() {
+        writeln!(out, "cgroup {}: sendmsg4, sendmsg6", root.display())?;
+    }
     writeln!(out, "pins: {}", place.path().display())?;
     writeln!(out, "ports: {}", list(rules))?;
     let senders: Vec<String> = rules.senders.iter().map(|prefix| prefix.to_string()).collect();

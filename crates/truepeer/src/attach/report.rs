@@ -5,7 +5,7 @@ use std::io::Write;
 
 use anyhow::Result;
 use serde::Serialize;
-use truepeer_bpf::{PortStatus, Status};
+use truepeer_bpf::{FlowCount, PortStatus, Status, Traffic};
 
 /// For people: what has happened, not what hasn't.
 pub(crate) fn write(status: Option<&Status>, out: &mut dyn Write) -> Result<()> {
@@ -21,12 +21,20 @@ pub(crate) fn write(status: Option<&Status>, out: &mut dyn Write) -> Result<()> 
 
 fn write_port(port: &PortStatus, out: &mut dyn Write) -> Result<()> {
     let state = if port.draining { "detached, draining" } else { "attached" };
-    let flows = port.flows;
-    writeln!(
-        out,
-        "port {}/tcp: {state}; open: {} untouched, {} translated, {} awaiting their header",
-        port.port, flows.untouched, flows.translated, flows.awaiting_header
-    )?;
+    match port.traffic {
+        Traffic::Tcp(flows) => writeln!(
+            out,
+            "port {}/tcp: {state}; open: {} untouched, {} translated, {} awaiting their header",
+            port.port, flows.untouched, flows.translated, flows.awaiting_header
+        )?,
+        Traffic::Udp(gate, flows) => writeln!(
+            out,
+            "port {}/udp: {state}, {} to port {}; {flows} flows in the last minute",
+            port.port,
+            gate.dialect.as_str(),
+            gate.backend_port
+        )?,
+    }
     for (counter, value) in port.counters.iter().filter(|(_, value)| *value > 0) {
         writeln!(out, "  {value:>10}  {} ({})", counter.meaning, counter.name)?;
     }
@@ -44,10 +52,16 @@ struct JsonPort {
     port: u16,
     protocol: &'static str,
     draining: bool,
-    untouched: usize,
-    translated: usize,
-    awaiting_header: usize,
+    #[serde(flatten)]
+    traffic: JsonTraffic,
     counters: BTreeMap<&'static str, u64>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum JsonTraffic {
+    Tcp { untouched: usize, translated: usize, awaiting_header: usize },
+    Udp { backend_port: u16, dialect: &'static str, flows: usize },
 }
 
 /// For machines: everything.
@@ -60,13 +74,20 @@ pub(crate) fn write_json(status: Option<&Status>, out: &mut dyn Write) -> Result
 }
 
 fn json_port(port: &PortStatus) -> JsonPort {
+    let (protocol, traffic) = match port.traffic {
+        Traffic::Tcp(FlowCount { untouched, translated, awaiting_header }) => {
+            ("tcp", JsonTraffic::Tcp { untouched, translated, awaiting_header })
+        }
+        Traffic::Udp(gate, flows) => {
+            let dialect = gate.dialect.as_str();
+            ("udp", JsonTraffic::Udp { backend_port: gate.backend_port, dialect, flows })
+        }
+    };
     JsonPort {
         port: port.port,
-        protocol: "tcp",
+        protocol,
         draining: port.draining,
-        untouched: port.flows.untouched,
-        translated: port.flows.translated,
-        awaiting_header: port.flows.awaiting_header,
+        traffic,
         counters: port.counters.iter().map(|(counter, value)| (counter.name, *value)).collect(),
     }
 }

@@ -1,17 +1,13 @@
-//! What the tests of UDP share: a sender, a backend, headers written by hand, and truepeer's counters.
+//! What the tests of UDP share: the testbed's datagrams, `truepeer proxy`, and its counters.
 
-use std::fmt::Display;
-use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use rustix::process::Signal;
-use truepeer_testbed::{Bed, Running, Truepeer, client, wait_for};
+pub(crate) use truepeer_testbed::datagrams::{
+    Backend, ask, hears_nothing, receive, send, sender_towards, socket, spp, v2,
+};
+use truepeer_testbed::{Bed, Running, Truepeer, wait_for};
 
 pub(crate) const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
 
@@ -22,9 +18,6 @@ pub(crate) const BACKENDS: [&str; 2] = ["127.0.0.1:53", "[::1]:53"];
 pub(crate) const CLIENTS: [&str; 2] = ["192.0.2.7:5000", "[2001:db8::7]:5000"];
 /// What the clients sent to, as headers say it.
 pub(crate) const DESTINATIONS: [&str; 2] = ["198.51.100.1:53", "[2001:db8:1::1]:53"];
-
-/// How long an answer may take on a busy machine.
-const STALL: Duration = Duration::from_secs(10);
 
 /// `truepeer proxy -p udp`, not started yet.
 pub(crate) fn proxy(options: &str) -> Truepeer {
@@ -70,182 +63,4 @@ pub(crate) fn wait_counted(truepeer: &Running, name: &str, value: u64) -> Result
         last == value
     });
     outcome.with_context(|| format!("{name} was {last} at last"))
-}
-
-/// A v2 header for a datagram (PROXY 2.2).
-pub(crate) fn v2(client: impl Display, destination: impl Display) -> Result<Vec<u8>> {
-    let mut header = client::v2(client, destination)?;
-    header[13] += 1; // STREAM to DGRAM
-    Ok(header)
-}
-
-/// A Simple Proxy Protocol header.
-pub(crate) fn spp(client: impl Display, proxy: impl Display) -> Result<Vec<u8>> {
-    let (client, proxy): (SocketAddr, SocketAddr) = (client.to_string().parse()?, proxy.to_string().parse()?);
-    let mut header = vec![0x56, 0xEC];
-    for address in [client, proxy] {
-        let ip = match address.ip() {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-            IpAddr::V6(ip) => ip,
-        };
-        header.extend(ip.octets());
-    }
-    header.extend(client.port().to_be_bytes());
-    header.extend(proxy.port().to_be_bytes());
-    Ok(header)
-}
-
-/// A socket whose reads fail instead of hanging.
-pub(crate) fn socket(bind: impl Display) -> Result<UdpSocket> {
-    let socket = UdpSocket::bind(bind.to_string()).with_context(|| format!("bind {bind}"))?;
-    socket.set_read_timeout(Some(STALL))?;
-    Ok(socket)
-}
-
-/// A sender on loopback, of the family of `to`.
-pub(crate) fn sender_towards(to: &str) -> Result<UdpSocket> {
-    let bind = if to.starts_with('[') { "[::1]:0" } else { "127.0.0.1:0" };
-    let socket = socket(bind)?;
-    socket.connect(to)?;
-    Ok(socket)
-}
-
-/// Sends what `parts` make up together, on a connected socket.
-pub(crate) fn send(socket: &UdpSocket, parts: &[&[u8]]) -> Result<()> {
-    let datagram = parts.concat();
-    let sent = socket.send(&datagram).with_context(|| format!("send {} bytes", datagram.len()))?;
-    ensure!(sent == datagram.len());
-    Ok(())
-}
-
-/// The next datagram.
-pub(crate) fn receive(socket: &UdpSocket) -> Result<Vec<u8>> {
-    let mut buffer = vec![0; 65_536];
-    let length = socket.recv(&mut buffer).context("no answer")?;
-    buffer.truncate(length);
-    Ok(buffer)
-}
-
-/// Sends and receives.
-pub(crate) fn ask(socket: &UdpSocket, parts: &[&[u8]]) -> Result<Vec<u8>> {
-    send(socket, parts)?;
-    receive(socket)
-}
-
-/// Nothing comes for a while: only for what must not come, since it takes that long.
-pub(crate) fn hears_nothing(socket: &UdpSocket) -> Result<()> {
-    socket.set_read_timeout(Some(Duration::from_millis(300)))?;
-    let heard = socket.recv(&mut [0; 65_536]);
-    socket.set_read_timeout(Some(STALL))?;
-    match heard {
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(()),
-        other => anyhow::bail!("expected silence, heard {other:?}"),
-    }
-}
-
-/// A datagram that a backend has received.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Seen {
-    pub(crate) from: SocketAddr,
-    pub(crate) payload: Vec<u8>,
-}
-
-/// What a backend answers to a datagram.
-type Answer = fn(&Seen) -> Vec<Vec<u8>>;
-
-/// An unmodified server in this process: it notes whom it sees, and answers.
-pub(crate) struct Backend {
-    seen: Arc<Mutex<Vec<Seen>>>,
-    stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl Backend {
-    /// Sends every datagram back, on all `addresses` of the calling thread's network.
-    pub(crate) fn echo<A: Display>(addresses: &[A]) -> Result<Backend> {
-        Backend::start(addresses, |seen| vec![seen.payload.clone()])
-    }
-
-    /// Answers with the address and port that it sees, and the payload after a space.
-    pub(crate) fn who<A: Display>(addresses: &[A]) -> Result<Backend> {
-        Backend::start(addresses, answer_who)
-    }
-
-    /// Never answers.
-    pub(crate) fn silent<A: Display>(addresses: &[A]) -> Result<Backend> {
-        Backend::start(addresses, |_| Vec::new())
-    }
-
-    pub(crate) fn start<A: Display>(addresses: &[A], answer: Answer) -> Result<Backend> {
-        let mut backend = Backend { seen: Arc::default(), stop: Arc::default(), threads: Vec::new() };
-        for address in addresses {
-            let socket = UdpSocket::bind(address.to_string()).with_context(|| address.to_string())?;
-            backend.serve_on(socket, answer)?;
-        }
-        Ok(backend)
-    }
-
-    /// Like [`Backend::who`], on a socket of the test's own making.
-    pub(crate) fn who_with(socket: UdpSocket) -> Result<Backend> {
-        let mut backend = Backend::who::<&str>(&[])?;
-        backend.serve_on(socket, answer_who)?;
-        Ok(backend)
-    }
-
-    fn serve_on(&mut self, socket: UdpSocket, answer: Answer) -> Result<()> {
-        socket.set_read_timeout(Some(Duration::from_millis(20)))?;
-        socket2::SockRef::from(&socket).set_recv_buffer_size(4 << 20)?;
-        let (seen, stop) = (Arc::clone(&self.seen), Arc::clone(&self.stop));
-        self.threads.push(std::thread::spawn(move || serve(&socket, &seen, &stop, answer)));
-        Ok(())
-    }
-
-    /// All that it has received.
-    pub(crate) fn seen(&self) -> impl Deref<Target = Vec<Seen>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until it has received so many.
-    pub(crate) fn wait_seen(&self, count: usize) -> Result<()> {
-        let outcome = wait_for(&format!("{count} datagrams at the backend"), || self.seen().len() >= count);
-        outcome.with_context(|| format!("it has received {}", self.seen().len()))
-    }
-
-    /// The last one must have come from `client`, with this payload.
-    pub(crate) fn saw_last(&self, client: &str, payload: &[u8]) -> Result<()> {
-        let seen = self.seen();
-        let last = seen.last().context("the backend has received nothing")?;
-        ensure!(last.from.to_string() == client, "the backend saw {} instead of {client}", last.from);
-        ensure!(last.payload == payload, "{} bytes, not the {} sent", last.payload.len(), payload.len());
-        Ok(())
-    }
-}
-
-impl Drop for Backend {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            // A panic of it has been printed; the test fails by what it did not see.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn answer_who(seen: &Seen) -> Vec<Vec<u8>> {
-    vec![[seen.from.to_string().as_bytes(), b" ", &seen.payload].concat()]
-}
-
-fn serve(socket: &UdpSocket, seen: &Mutex<Vec<Seen>>, stop: &AtomicBool, answer: Answer) {
-    let mut buffer = vec![0; 65_536];
-    while !stop.load(Ordering::Relaxed) {
-        let Ok((length, from)) = socket.recv_from(&mut buffer) else { continue };
-        let one = Seen { from, payload: buffer[..length].to_vec() };
-        let answers = answer(&one);
-        seen.lock().unwrap_or_else(PoisonError::into_inner).push(one);
-        for datagram in answers {
-            if let Err(error) = socket.send_to(&datagram, from) {
-                eprintln!("backend: {} bytes to {from}: {error}", datagram.len());
-            }
-        }
-    }
 }

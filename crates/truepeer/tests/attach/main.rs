@@ -1,5 +1,7 @@
 //! `truepeer attach`: what is its own and not every way's, see `matrix` for that.
 
+mod udp;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::ExitCode;
@@ -528,5 +530,6 @@ fn main() -> ExitCode {
     all.extend(languages.map(|(name, program, run)| {
         Test::new(name, run).needs_program(program).time_limit(Duration::from_secs(180))
     }));
+    all.extend(udp::tests());
     truepeer_testbed::main(all)
 }

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* Reading a datagram, and writing it anew: other addresses and ports, a header less or more.
+ *
+ * Sums are kept right in all ways in which the kernel keeps them: a whole one (from the network), one that a device has still
+ * to finish (from this host; it covers addresses and length only), none, and the device's sum of the whole packet. */
+#pragma once
+#include <linux/udp.h>
+
+#include "ip.h"
+
+struct datagram {
+	struct ip ip; /* whose payload is the UDP header */
+	__be16 source_port, destination_port;
+	__u32 payload_at, payload_len;
+};
+
+/* Nonzero: not UDP, or not whole. Of a fragment, which is never whole, the header is there. */
+static __always_inline int read_datagram(struct __sk_buff *skb, struct datagram *datagram)
+{
+	struct udphdr udp;
+
+	if (read_ip(skb, IPPROTO_UDP, &datagram->ip))
+		return -1;
+	if (bpf_skb_load_bytes(skb, datagram->ip.payload_at, &udp, sizeof(udp)))
+		return -1;
+	datagram->source_port = udp.source;
+	datagram->destination_port = udp.dest;
+	datagram->payload_at = datagram->ip.payload_at + sizeof(udp);
+	if (datagram->payload_at > datagram->ip.end)
+		return -1;
+	datagram->payload_len = datagram->ip.end - datagram->payload_at;
+	if (datagram->ip.is_fragment || skb->gso_size)
+		return 0;
+	/* IP's payload may be longer than UDP's, not shorter (RFC 768). */
+	__u32 len = bpf_ntohs(udp.len);
+	if (len < sizeof(udp) || len - sizeof(udp) > datagram->payload_len)
+		return -1;
+	datagram->payload_len = len - sizeof(udp);
+	return 0;
+}
+
+/* What its IP header has to say. */
+static __always_inline __u16 ip_len_of(const struct datagram *datagram)
+{
+	__u32 end = datagram->payload_at + datagram->payload_len;
+	return end - datagram->ip.at - (datagram->ip.version == 6 ? sizeof(struct ipv6hdr) : 0);
+}
+
+#define CHUNK 512
+#define CHUNKS 128 /* the longest datagram */
+
+/* Bytes on their way from one place of a packet to another. Room for three zeros behind them: sums take whole words. */
+struct chunk {
+	__u8 bytes[CHUNK + 4];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct chunk);
+} chunks SEC(".maps");
+
+/* Nonzero: it failed. `len` is 1 to CHUNK. */
+static __always_inline long load_chunk(struct __sk_buff *skb, __u32 at, struct chunk *chunk, __u32 len)
+{
+	__u32 last = len - 1;
+	asm volatile("%0 &= 511" : "+r"(last));
+	if (bpf_skb_load_bytes(skb, at, chunk->bytes, last + 1))
+		return -1;
+	chunk->bytes[last + 1] = chunk->bytes[last + 2] = chunk->bytes[last + 3] = 0;
+	return 0;
+}
+
+static __always_inline __u32 sum_of_chunk(const struct chunk *chunk, __u32 len, __u32 sum)
+{
+	__u32 last = len - 1;
+	asm volatile("%0 &= 511" : "+r"(last));
+	return bpf_csum_diff(0, 0, (__be32 *)chunk->bytes, (last + 4) & ~3u, sum);
+}
+
+static __always_inline __u32 fold_sum(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+/* The sum of the same bytes one place on. */
+static __always_inline __u32 swap_sum(__u32 sum)
+{
+	sum = fold_sum(sum);
+	return (sum & 0xff) << 8 | sum >> 8;
+}
+
+static __always_inline __u32 subtract_sum(__u32 from, __u32 sum)
+{
+	__u64 difference = (__u64)from + (__u32)~sum;
+	return (__u32)difference + (__u32)(difference >> 32);
+}
+
+/* Adds up the `len` bytes at `at`. Nonzero: it failed. */
+GLOBAL int sum_bytes(struct __sk_buff *skb, __u32 at, __u32 len, __u32 *sum)
+{
+	__u32 only = 0;
+	struct chunk *chunk = bpf_map_lookup_elem(&chunks, &only);
+	if (!chunk || !sum)
+		return -1;
+	for (__u32 i = 0; i < CHUNKS && len > 0; i++) {
+		__u32 part = len < CHUNK ? len : CHUNK;
+		if (load_chunk(skb, at, chunk, part))
+			return -1;
+		*sum = sum_of_chunk(chunk, part, *sum);
+		at += part;
+		len -= part;
+	}
+	return len ? -1 : 0;
+}
+
+/* Moves `len` bytes towards the packet's start. Nonzero: it failed. */
+GLOBAL int move_down(struct __sk_buff *skb, __u32 from, __u32 to, __u32 len)
+{
+	__u32 only = 0;
+	struct chunk *chunk = bpf_map_lookup_elem(&chunks, &only);
+	if (!chunk)
+		return -1;
+	for (__u32 i = 0; i < CHUNKS && len > 0; i++) {
+		__u32 part = len < CHUNK ? len : CHUNK;
+		if (load_chunk(skb, from, chunk, part))
+			return -1;
+		__u32 last = part - 1;
+		asm volatile("%0 &= 511" : "+r"(last));
+		if (bpf_skb_store_bytes(skb, to, chunk->bytes, last + 1, BPF_F_RECOMPUTE_CSUM))
+			return -1;
+		from += part;
+		to += part;
+		len -= part;
+	}
+	return len ? -1 : 0;
+}
+
+/* Moves `len` bytes towards the packet's end, the last ones first. Nonzero: it failed. */
+GLOBAL int move_up(struct __sk_buff *skb, __u32 from, __u32 to, __u32 len)
+{
+	__u32 only = 0;
+	struct chunk *chunk = bpf_map_lookup_elem(&chunks, &only);
+	if (!chunk)
+		return -1;
+	for (__u32 i = 0; i < CHUNKS && len > 0; i++) {
+		__u32 part = len < CHUNK ? len : CHUNK;
+		len -= part;
+		if (load_chunk(skb, from + len, chunk, part))
+			return -1;
+		__u32 last = part - 1;
+		asm volatile("%0 &= 511" : "+r"(last));
+		if (bpf_skb_store_bytes(skb, to + len, chunk->bytes, last + 1, BPF_F_RECOMPUTE_CSUM))
+			return -1;
+	}
+	return len ? -1 : 0;
+}
+
+/* Takes `len` bytes out from behind the UDP header; `change` becomes the difference that makes to the payload's sum.
+ * Nonzero: it failed, and the packet is spoilt. */
+GLOBAL int take_out(struct __sk_buff *skb, const struct datagram *datagram, __u32 len, __u32 *change)
+{
+	if (!datagram || !change)
+		return -1;
+	__u32 rest_at = datagram->payload_at + len, rest_len = datagram->payload_len - len;
+	__u32 out = 0, rest = 0;
+
+	if (sum_bytes(skb, datagram->payload_at, len, &out))
+		return -1;
+	*change = subtract_sum(0, out);
+	if (len & 1) {
+		/* What was in odd places comes into even ones. */
+		if (sum_bytes(skb, rest_at, rest_len, &rest))
+			return -1;
+		*change = subtract_sum(*change, swap_sum(rest));
+		*change = subtract_sum(*change, (__u32)~rest);
+	}
+	/* What is too much now at the packet's end, IP will cut off: its header says how long it is. */
+	return move_down(skb, rest_at, datagram->payload_at, rest_len);
+}
+
+/* What a sum is made of, beside the payload. */
+struct summed {
+	struct address source, destination;
+	__be32 len;
+};
+
+struct summed_too {
+	__be16 source_port, destination_port, len, unused;
+};
+
+static __always_inline __u32 pseudo_change(const struct datagram *from, const struct datagram *to)
+{
+	/* IPv4 addresses are mapped ones, what is mapped on both sides makes no difference. */
+	struct summed old = { from->ip.source, from->ip.destination, bpf_htonl(8 + from->payload_len) };
+	struct summed new = { to->ip.source, to->ip.destination, bpf_htonl(8 + to->payload_len) };
+	return bpf_csum_diff((__be32 *)&old, sizeof(old), (__be32 *)&new, sizeof(new), 0);
+}
+
+static __always_inline __u32 header_change(const struct datagram *from, const struct datagram *to)
+{
+	struct summed_too old = { from->source_port, from->destination_port, bpf_htons(8 + from->payload_len), 0 };
+	struct summed_too new = { to->source_port, to->destination_port, bpf_htons(8 + to->payload_len), 0 };
+	return bpf_csum_diff((__be32 *)&old, sizeof(old), (__be32 *)&new, sizeof(new), 0);
+}
+
+GLOBAL int write_ipv4(struct __sk_buff *skb, const struct datagram *from, const struct datagram *to)
+{
+	if (!from || !to)
+		return -1;
+	__u32 at = from->ip.at, check_at = at + offsetof(struct iphdr, check);
+	__be16 old_len = bpf_htons(from->ip.len), len = bpf_htons(to->ip.len);
+
+	if (old_len != len) {
+		bpf_l3_csum_replace(skb, check_at, old_len, len, sizeof(len));
+		bpf_skb_store_bytes(skb, at + offsetof(struct iphdr, tot_len), &len, sizeof(len), 0);
+	}
+	__be32 old = from->ip.source.word[3], new = to->ip.source.word[3];
+	if (old != new) {
+		bpf_l3_csum_replace(skb, check_at, old, new, sizeof(new));
+		bpf_skb_store_bytes(skb, at + offsetof(struct iphdr, saddr), &new, sizeof(new), 0);
+	}
+	old = from->ip.destination.word[3];
+	new = to->ip.destination.word[3];
+	if (old != new) {
+		bpf_l3_csum_replace(skb, check_at, old, new, sizeof(new));
+		bpf_skb_store_bytes(skb, at + offsetof(struct iphdr, daddr), &new, sizeof(new), 0);
+	}
+	return 0;
+}
+
+GLOBAL int write_ipv6(struct __sk_buff *skb, const struct datagram *from, const struct datagram *to)
+{
+	if (!from || !to)
+		return -1;
+	__u32 at = from->ip.at;
+	__be16 len = bpf_htons(to->ip.len);
+
+	if (from->ip.len != to->ip.len)
+		bpf_skb_store_bytes(skb, at + offsetof(struct ipv6hdr, payload_len), &len, sizeof(len), 0);
+	bpf_skb_store_bytes(skb, at + offsetof(struct ipv6hdr, saddr), &to->ip.source, sizeof(to->ip.source), 0);
+	return bpf_skb_store_bytes(skb, at + offsetof(struct ipv6hdr, daddr), &to->ip.destination, sizeof(to->ip.destination), 0);
+}
+
+/* Makes of `from` what `to` says, whose payload, already written, differs in its sum by `change`. Nonzero: it failed. */
+GLOBAL int write_datagram(struct __sk_buff *skb, const struct datagram *from, const struct datagram *to, __u32 change)
+{
+	if (!from || !to)
+		return -1;
+	__u32 udp_at = from->ip.payload_at, check_at = udp_at + offsetof(struct udphdr, check);
+	__be16 ports[2] = { to->source_port, to->destination_port };
+	__be16 len = bpf_htons(8 + to->payload_len);
+	__u32 pseudo = pseudo_change(from, to);
+	/* A sum of zero is none (RFC 768). */
+	__u64 flags = BPF_F_MARK_MANGLED_0;
+
+	if (from->ip.version == 4 ? write_ipv4(skb, from, to) : write_ipv6(skb, from, to))
+		return -1;
+	bpf_l4_csum_replace(skb, check_at, 0, subtract_sum(header_change(from, to), (__u32)~change), flags);
+	bpf_l4_csum_replace(skb, check_at, 0, pseudo, flags | BPF_F_PSEUDO_HDR);
+	/* The device's sum of the whole packet: the kernel takes changed fields for made up by the changed sum. It was told of
+	 * the payload's already, and IPv6 addresses, unlike IPv4's, have no sum of their own to make up for them. */
+	bpf_csum_update(skb, (__u32)~change);
+	if (from->ip.version == 6)
+		bpf_csum_update(skb, pseudo);
+	if (from->payload_len != to->payload_len)
+		bpf_skb_store_bytes(skb, udp_at + offsetof(struct udphdr, len), &len, sizeof(len), 0);
+	return bpf_skb_store_bytes(skb, udp_at, ports, sizeof(ports), BPF_F_INVALIDATE_HASH);
+}

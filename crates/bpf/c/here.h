@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* Whether a packet is for this host at all. */
+#pragma once
+#include "ip.h"
+
+/* A listener on every address would seem to be meant by what is only forwarded, too: the route decides. */
+GLOBAL int is_for_this_host(struct __sk_buff *skb, const struct ip *ip, __u32 protocol)
+{
+	if (!ip)
+		return 0;
+	struct bpf_fib_lookup route = { .ifindex = skb->ingress_ifindex, .l4_protocol = protocol };
+
+	if (ip->version == 4) {
+		route.family = AF_INET;
+		route.ipv4_src = ip->source.word[3];
+		route.ipv4_dst = ip->destination.word[3];
+	} else {
+		route.family = AF_INET6;
+		__builtin_memcpy(route.ipv6_src, &ip->source, sizeof(route.ipv6_src));
+		__builtin_memcpy(route.ipv6_dst, &ip->destination, sizeof(route.ipv6_dst));
+	}
+	long fate = bpf_fib_lookup(skb, &route, sizeof(route), 0);
+	return fate == BPF_FIB_LKUP_RET_NOT_FWDED || fate == BPF_FIB_LKUP_RET_FWD_DISABLED;
+}
+
+static __always_inline __u32 tuple_of(const struct ip *ip, __be16 source_port, __be16 destination_port,
+				      struct bpf_sock_tuple *tuple)
+{
+	if (ip->version == 4) {
+		tuple->ipv4.saddr = ip->source.word[3];
+		tuple->ipv4.daddr = ip->destination.word[3];
+		tuple->ipv4.sport = source_port;
+		tuple->ipv4.dport = destination_port;
+		return sizeof(tuple->ipv4);
+	}
+	__builtin_memcpy(tuple->ipv6.saddr, &ip->source, sizeof(tuple->ipv6.saddr));
+	__builtin_memcpy(tuple->ipv6.daddr, &ip->destination, sizeof(tuple->ipv6.daddr));
+	tuple->ipv6.sport = source_port;
+	tuple->ipv6.dport = destination_port;
+	return sizeof(tuple->ipv6);
+}

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* Answers on their way out, where udp_send could not do all: ports to map back, SPP headers to put back, and the answers of
+ * connected sockets, which the kernel sends without asking udp_send. */
+#include "header.h"
+#include "udp_maps.h"
+#include "datagram.h"
+
+/* Makes room behind the UDP header, and puts the header there that the flow's datagrams come with. `change` becomes the
+ * difference that makes to the payload's sum. Nonzero: there is no room. */
+GLOBAL int put_spp_back(struct __sk_buff *skb, const struct datagram *datagram, const struct udp_key *key,
+			const struct udp_flow *flow, __u32 *change)
+{
+	if (!datagram || !key || !flow || !change)
+		return -1;
+	struct {
+		struct spp spp;
+		__u8 pad[2];
+	} header = { .spp.magic = { 0x56, 0xec } };
+
+	__builtin_memcpy(header.spp.client, &key->client, sizeof(header.spp.client));
+	__builtin_memcpy(header.spp.proxy, &flow->proxy, sizeof(header.spp.proxy));
+	__builtin_memcpy(header.spp.client_port, &flow->said_client_port, sizeof(header.spp.client_port));
+	__builtin_memcpy(header.spp.proxy_port, &flow->proxy_port, sizeof(header.spp.proxy_port));
+	__u32 mtu = 0; /* of the device */
+	if (bpf_check_mtu(skb, 0, &mtu, SPP_LEN, 0))
+		return -1;
+	if (bpf_skb_change_tail(skb, datagram->payload_at + datagram->payload_len + SPP_LEN, 0))
+		return -1;
+	if (move_up(skb, datagram->payload_at, datagram->payload_at + SPP_LEN, datagram->payload_len))
+		return -1;
+	*change = bpf_csum_diff(0, 0, (__be32 *)&header, sizeof(header), 0);
+	return bpf_skb_store_bytes(skb, datagram->payload_at, &header.spp, SPP_LEN, BPF_F_RECOMPUTE_CSUM);
+}
+
+/* Nonzero: drop it. */
+static __always_inline int translate(struct __sk_buff *skb, const struct datagram *datagram, const struct udp_key *key,
+				     const struct udp_flow *flow, struct datagram *to)
+{
+	__u32 change = 0;
+
+	to->source_port = flow->port;
+	to->destination_port = flow->sender_port;
+	if (flow->is_spp) {
+		if (skb->gso_size) {
+			count_at(flow->slot, ANSWER_AGGREGATED);
+			return -1;
+		}
+		if (datagram->ip.is_fragment || put_spp_back(skb, datagram, key, flow, &change)) {
+			count_at(flow->slot, ANSWER_TOO_LONG);
+			return -1;
+		}
+		to->payload_len += SPP_LEN;
+		to->ip.len += SPP_LEN;
+	}
+	if (write_datagram(skb, datagram, to, change)) {
+		count_at(flow->slot, FAILED);
+		return -1;
+	}
+	return 0;
+}
+
+/* Whether udp_send was not asked: the socket is connected to whom the datagram goes to. */
+static __always_inline int is_from_connected(struct __sk_buff *skb, const struct datagram *datagram)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	if (!sk)
+		return 0;
+	sk = bpf_sk_fullsock(sk);
+	if (!sk || sk->dst_port != datagram->destination_port)
+		return 0;
+	struct address peer = { .word = { 0, 0, MAPPED, sk->dst_ip4 } };
+	asm volatile("" : : "r"(&peer) : "memory"); /* the verifier wants each field read at its own place */
+	if (datagram->ip.version == 6) {
+		peer.word[0] = sk->dst_ip6[0];
+		peer.word[1] = sk->dst_ip6[1];
+		peer.word[2] = sk->dst_ip6[2];
+		peer.word[3] = sk->dst_ip6[3];
+	}
+	return is_same_address(&peer, &datagram->ip.destination);
+}
+
+/* To the client itself: by another way than that to the sender, perhaps by another device. */
+static __always_inline int on_answer_to_client(struct __sk_buff *skb, const struct datagram *datagram)
+{
+	struct udp_key key = {
+		.client = datagram->ip.destination,
+		.local = datagram->ip.source,
+		.client_port = datagram->destination_port,
+		.backend_port = datagram->source_port,
+	};
+	struct udp_flow *flow = find_udp_flow(&key);
+	if (!flow)
+		return PASS;
+	struct datagram to = *datagram;
+	to.ip.source = flow->local;
+	to.ip.destination = flow->sender;
+	__u32 device = flow->device;
+	count_at(flow->slot, ANSWER);
+	if (datagram->ip.is_fragment) {
+		count_at(flow->slot, ANSWER_TOO_LONG); /* the others have no ports, and would go to the client */
+		return DROP;
+	}
+	if (translate(skb, datagram, &key, flow, &to))
+		return DROP;
+	if (link_header_len == 0)
+		return device == skb->ifindex ? PASS : bpf_redirect(device, 0);
+	return bpf_redirect_neigh(device, 0, 0, 0);
+}
+
+SEC("classifier")
+int udp_egress(struct __sk_buff *skb)
+{
+	struct datagram datagram = {};
+	if (read_datagram(skb, &datagram) || !bpf_map_lookup_elem(&tp_backends, &datagram.source_port))
+		return PASS;
+	struct udp_tag tag = {
+		.sender = datagram.ip.destination,
+		.tag = datagram.destination_port,
+		.backend_port = datagram.source_port,
+	};
+	struct udp_key *key = bpf_map_lookup_elem(&tp_udp_tags, &tag);
+	if (key) {
+		struct udp_flow *flow = bpf_map_lookup_elem(&tp_udp_flows, key);
+		struct datagram to = datagram;
+		if (!flow || flow->tag != tag.tag)
+			return DROP; /* nobody would know that port */
+		return translate(skb, &datagram, key, flow, &to) ? DROP : PASS;
+	}
+	/* The kernel's own sockets (WireGuard's) don't ask udp_send either. To a sender, everybody else has. */
+	if (is_from_connected(skb, &datagram) || !sender_rule(&datagram.ip.destination))
+		return on_answer_to_client(skb, &datagram);
+	return PASS;
+}
+
+char _license[] SEC("license") = "Dual MIT/GPL";

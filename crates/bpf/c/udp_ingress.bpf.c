@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* UDP on its way in: from a sender to a backend on this host. The header is taken out, the client becomes the source, and
+ * the flow is remembered for the answers. ARCHITECTURE.md draws it. */
+#include "header.h"
+#include "udp_maps.h"
+#include "datagram.h"
+#include "here.h"
+
+#define SECOND_NS 1000000000ULL
+
+/* Of aggregated datagrams: how many there may be (UDP_MAX_SEGMENTS), and how long each. */
+#define PARTS 128
+#define PART_MAX 16384
+
+/* As the backend shall see it, and what is kept of its header. */
+struct opened {
+	struct address client;
+	struct address proxy;    /* SPP */
+	__be16 proxy_port;
+	__be16 said_client_port;
+	__be16 client_port;
+	__u16 unused;
+	__u32 header_len;        /* 0: it had none */
+	__u32 is_named;          /* the client is another than the sender */
+	__u32 is_spp;
+};
+
+/* What is too large for the stack. */
+struct desk {
+	struct datagram datagram;
+	struct datagram delivered;
+	struct opened opened;
+	struct ip on_loopback;
+	struct udp_key key;
+	struct udp_flow flow;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct desk);
+} desks SEC(".maps");
+
+static __always_inline int refuse(const struct gate *gate, enum counter reason)
+{
+	count(&gate->port, reason);
+	return DROP;
+}
+
+static __always_inline enum dialect dialect_of(const struct gate *gate)
+{
+	return gate->dialect == DIALECT_SPP ? DIALECT_SPP : DIALECT_EVERY;
+}
+
+/* Loads what a header may need of the payload. */
+static __always_inline int load_start(struct __sk_buff *skb, struct workbench *bench, const struct datagram *datagram)
+{
+	__u32 have = datagram->payload_len < HEADER_START ? datagram->payload_len : HEADER_START;
+	if (have == 0)
+		return 0;
+	__u32 last = have - 1;
+	asm volatile("%0 &= 127" : "+r"(last));
+	if (bpf_skb_load_bytes(skb, datagram->payload_at, bench->fresh, last + 1))
+		return -1;
+	__builtin_memcpy(bench->start, bench->fresh, HEADER_START);
+	return 0;
+}
+
+/* Too short to be told from a header, or no header: where it is optional, the sender's own words. */
+static __always_inline int is_bare(enum verdict verdict, const struct datagram *datagram, enum dialect dialect)
+{
+	__u32 signature = dialect == DIALECT_SPP ? 2 : 12;
+	return verdict == NOT_PROXY || (verdict == NEED_MORE && datagram->payload_len < signature);
+}
+
+/* The reason to refuse it, or 0. */
+GLOBAL int open_datagram(struct __sk_buff *skb, const struct datagram *datagram, const struct gate *gate, __u32 rule,
+			 struct opened *opened)
+{
+	if (!datagram || !gate || !opened)
+		return FAILED;
+	__u32 only = 0;
+	struct workbench *bench = workbench();
+	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
+	enum dialect dialect = dialect_of(gate);
+
+	if (!bench || !settings || load_start(skb, bench, datagram))
+		return FAILED;
+	enum verdict verdict = read_datagram_header(bench, datagram->payload_len, dialect);
+	const struct header *header = &bench->header;
+	__builtin_memset(opened, 0, sizeof(*opened));
+	opened->client = datagram->ip.source;
+	opened->client_port = datagram->source_port;
+	if (is_bare(verdict, datagram, dialect))
+		return rule == RULE_OPTIONAL ? 0 : REFUSED_NO_HEADER;
+	if (verdict == NEED_MORE || verdict == MALFORMED || header->len > datagram->payload_len)
+		return REFUSED_MALFORMED;
+	if (header->len > settings->header_max)
+		return REFUSED_TOO_LONG;
+	opened->header_len = header->len;
+	if (verdict != ADDRESSES)
+		return 0;
+	opened->client = header->client;
+	/* Nobody can be answered on port 0. */
+	if (header->client_port)
+		opened->client_port = header->client_port;
+	opened->is_named = 1;
+	if (dialect == DIALECT_SPP) {
+		const struct spp *spp = (const struct spp *)bench->start;
+		opened->is_spp = 1;
+		opened->said_client_port = header->client_port;
+		__builtin_memcpy(&opened->proxy, spp->proxy, sizeof(opened->proxy));
+		__builtin_memcpy(&opened->proxy_port, spp->proxy_port, sizeof(opened->proxy_port));
+	}
+	return 0;
+}
+
+static __always_inline int is_ipv4(const struct address *address)
+{
+	return address->word[0] == 0 && address->word[1] == 0 && address->word[2] == MAPPED;
+}
+
+/* Whether the client may be shown, and can be; the reason to refuse it, or 0. */
+static __always_inline int judge_client(const struct datagram *datagram, const struct gate *gate, struct opened *opened)
+{
+	enum counter refusal = judge(&opened->client, opened->is_named);
+
+	if (refusal)
+		return refusal;
+	if (!opened->is_named) {
+		count(&gate->port, opened->header_len ? NAMED_ITSELF : HEADER_ABSENT);
+		return 0;
+	}
+	if (is_ipv4(&opened->client) == (datagram->ip.version == 4))
+		return 0;
+	/* A datagram has one family; its answers must have their header back, which says whose they are. */
+	if (opened->is_spp)
+		return REFUSED_FAMILY;
+	count(&gate->port, CLIENT_NOT_SHOWABLE);
+	opened->client = datagram->ip.source;
+	opened->client_port = datagram->source_port;
+	opened->is_named = 0;
+	return 0;
+}
+
+/* Whether a backend is bound for it; `assign`: then give it to that one, whatever address it is bound to. */
+GLOBAL int find_backend(struct __sk_buff *skb, const struct ip *ip, __be16 client_port, __be16 backend_port, int assign)
+{
+	struct bpf_sock_tuple tuple = {};
+
+	if (!ip)
+		return 0;
+	__u32 len = tuple_of(ip, client_port, backend_port, &tuple);
+	struct bpf_sock *sk = len == sizeof(tuple.ipv4)
+		? bpf_sk_lookup_udp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0)
+		: bpf_sk_lookup_udp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return 0;
+	int found = !assign || !bpf_sk_assign(skb, sk, 0);
+	bpf_sk_release(sk);
+	return found;
+}
+
+enum backend { NO_BACKEND, IS_BOUND, IS_ON_LOOPBACK };
+
+/* A backend on the loopback gets what came to another address of this host as it is: the kernel would not route it. */
+static __always_inline enum backend backend_of(struct __sk_buff *skb, const struct datagram *datagram, const struct gate *gate,
+					       const struct opened *opened, struct ip *on_loopback)
+{
+	*on_loopback = datagram->ip;
+	on_loopback->source = opened->client;
+	if (find_backend(skb, on_loopback, opened->client_port, gate->backend_port, 0))
+		return IS_BOUND;
+	if (datagram->ip.version == 4)
+		map_ipv4(&on_loopback->destination, bpf_htonl(0x7f000001));
+	else
+		on_loopback->destination = (struct address){ .word = { 0, 0, 0, bpf_htonl(1) } };
+	return find_backend(skb, on_loopback, opened->client_port, gate->backend_port, 0) ? IS_ON_LOOPBACK : NO_BACKEND;
+}
+
+static __always_inline int is_same_flow(const struct udp_flow *a, const struct udp_flow *b)
+{
+	for (__u32 at = sizeof(a->seen_ns); at < UDP_FLOW_COMPARED; at += 4)
+		if (*(__u32 *)((char *)a + at) != *(__u32 *)((char *)b + at))
+			return 0;
+	return 1;
+}
+
+/* Nonzero: there is no tag left. */
+GLOBAL int take_tag(struct udp_flow *flow, const struct udp_key *key)
+{
+	if (!flow || !key)
+		return -1;
+	struct udp_tag tag = { .sender = flow->sender, .backend_port = key->backend_port };
+
+	for (__u32 i = 0; i < 16; i++) {
+		tag.tag = bpf_get_prandom_u32();
+		if (tag.tag && !bpf_map_update_elem(&tp_udp_tags, &tag, key, BPF_NOEXIST)) {
+			flow->tag = tag.tag;
+			return 0;
+		}
+	}
+	return -1;
+}
+
+static __always_inline int has_tag(const struct udp_flow *flow, const struct udp_key *key)
+{
+	struct udp_tag tag = { .sender = flow->sender, .tag = flow->tag, .backend_port = key->backend_port };
+	struct udp_key *owner = bpf_map_lookup_elem(&tp_udp_tags, &tag);
+	return owner && owner->client_port == key->client_port && is_same_address(&owner->client, &key->client) &&
+	       is_same_address(&owner->local, &key->local);
+}
+
+/* Writes the flow down where it isn't, or isn't as its newest datagram says. Nonzero: it can't be. */
+GLOBAL int remember(const struct udp_key *key, struct udp_flow *now, int needs_tag)
+{
+	if (!key || !now)
+		return -1;
+	struct udp_flow *known = bpf_map_lookup_elem(&tp_udp_flows, key);
+	struct udp_key newest = *key;
+
+	now->seen_ns = bpf_ktime_get_ns();
+	if (known && is_same_flow(known, now) && (!needs_tag || (known->tag && has_tag(known, key)))) {
+		if (now->seen_ns - known->seen_ns > SECOND_NS)
+			known->seen_ns = now->seen_ns;
+		now->tag = known->tag;
+	} else {
+		if (needs_tag && take_tag(now, key))
+			return -1;
+		if (bpf_map_update_elem(&tp_udp_flows, key, now, BPF_ANY))
+			return -1;
+	}
+	newest.local = (struct address){};
+	known = bpf_map_lookup_elem(&tp_udp_flows, &newest);
+	if (known && is_same_flow(known, now) && known->tag == now->tag)
+		return 0;
+	return bpf_map_update_elem(&tp_udp_flows, &newest, now, BPF_ANY);
+}
+
+/* What a header once said of a sender's own address and port. */
+static __always_inline void forget(struct udp_key *key)
+{
+	if (!bpf_map_lookup_elem(&tp_udp_flows, key))
+		return;
+	bpf_map_delete_elem(&tp_udp_flows, key);
+	key->local = (struct address){};
+	bpf_map_delete_elem(&tp_udp_flows, key);
+}
+
+/* Nonzero: answers would not find the way to the sender. */
+static __always_inline int note_flow(struct __sk_buff *skb, struct desk *desk, const struct gate *gate, enum backend backend)
+{
+	const struct datagram *datagram = &desk->datagram;
+	const struct opened *opened = &desk->opened;
+	int needs_tag = gate->dialect == DIALECT_SPP || datagram->destination_port != gate->backend_port;
+
+	desk->key.client = opened->client;
+	desk->key.local = datagram->ip.destination;
+	desk->key.client_port = opened->client_port;
+	desk->key.backend_port = gate->backend_port;
+	if (!opened->is_named && !needs_tag && backend == IS_BOUND) {
+		forget(&desk->key); /* answers go to the sender by themselves */
+		return 0;
+	}
+	struct udp_flow *flow = &desk->flow;
+	__builtin_memset(flow, 0, sizeof(*flow));
+	flow->sender = datagram->ip.source;
+	flow->local = datagram->ip.destination;
+	flow->proxy = opened->proxy;
+	flow->device = skb->ifindex;
+	flow->sender_port = datagram->source_port;
+	flow->port = datagram->destination_port;
+	flow->proxy_port = opened->proxy_port;
+	flow->said_client_port = opened->said_client_port;
+	flow->slot = gate->port.slot;
+	flow->is_spp = opened->is_spp;
+	return remember(&desk->key, flow, needs_tag);
+}
+
+/* Nonzero: it failed. */
+static __always_inline int deliver(struct __sk_buff *skb, struct desk *desk, __be16 backend_port)
+{
+	const struct opened *opened = &desk->opened;
+	struct datagram *to = &desk->delivered;
+	__u32 change = 0;
+
+	*to = desk->datagram;
+	to->ip.source = opened->client;
+	to->source_port = opened->client_port;
+	to->destination_port = backend_port;
+	if (opened->header_len) {
+		to->payload_len -= opened->header_len;
+		to->ip.len = ip_len_of(to);
+		if (take_out(skb, &desk->datagram, opened->header_len, &change))
+			return -1;
+	}
+	return write_datagram(skb, &desk->datagram, to, change);
+}
+
+static __always_inline int on_datagram(struct __sk_buff *skb, struct desk *desk, const struct gate *gate, __u32 rule)
+{
+	struct opened *opened = &desk->opened;
+	int refusal = open_datagram(skb, &desk->datagram, gate, rule, opened);
+
+	if (!refusal)
+		refusal = judge_client(&desk->datagram, gate, opened);
+	if (refusal)
+		return refuse(gate, refusal);
+	enum backend backend = backend_of(skb, &desk->datagram, gate, opened, &desk->on_loopback);
+	if (backend == NO_BACKEND || !is_for_this_host(skb, &desk->datagram.ip, IPPROTO_UDP)) {
+		count(&gate->port, PASSED_NO_LISTENER);
+		return PASS;
+	}
+	if (note_flow(skb, desk, gate, backend))
+		return refuse(gate, REFUSED_FULL);
+	if (deliver(skb, desk, gate->backend_port))
+		return refuse(gate, FAILED);
+	if (backend == IS_ON_LOOPBACK && !find_backend(skb, &desk->on_loopback, opened->client_port, gate->backend_port, 1))
+		return refuse(gate, FAILED);
+	if (opened->header_len)
+		count(&gate->port, gate->dialect == DIALECT_SPP ? HEADER_SPP : HEADER_V2);
+	count(&gate->port, DATAGRAM);
+	return PASS;
+}
+
+/* One for each processor (max_entries is set when it is loaded): too large for a per-CPU map. */
+struct parcel {
+	struct datagram from, to; /* the part before, the part at hand */
+	__u8 bytes[65536 + PART_MAX];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct parcel);
+} parcels SEC(".maps");
+
+static __noinline struct parcel *load_parcel(struct __sk_buff *skb, const struct datagram *all)
+{
+	__u32 cpu = bpf_get_smp_processor_id();
+	struct parcel *parcel = bpf_map_lookup_elem(&parcels, &cpu);
+	if (!parcel || all->payload_len == 0)
+		return 0;
+	__u32 last = all->payload_len - 1;
+	asm volatile("%0 &= 65535" : "+r"(last));
+	return bpf_skb_load_bytes(skb, all->payload_at, parcel->bytes, last + 1) ? 0 : parcel;
+}
+
+/* Makes the packet the part at `at`, and lets that come in once more. */
+GLOBAL int send_part(struct __sk_buff *skb, const struct parcel *parcel, __u32 at)
+{
+	if (!parcel)
+		return -1;
+	const struct datagram *to = &parcel->to;
+	__u32 last = to->payload_len - 1;
+	asm volatile("%0 &= 16383" : "+r"(last));
+	asm volatile("%0 &= 65535" : "+r"(at));
+	if (bpf_skb_change_tail(skb, to->payload_at + to->payload_len, 0))
+		return -1;
+	if (bpf_skb_store_bytes(skb, to->payload_at, parcel->bytes + at, last + 1, 0))
+		return -1;
+	if (write_datagram(skb, &parcel->from, to, 0))
+		return -1;
+	return bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS);
+}
+
+/* Datagrams of one length that the kernel, or a device, has put together: each has a header of its own. Each comes in once more,
+ * alone; the loop is bounded by what one call may send (UDP_MAX_SEGMENTS). */
+GLOBAL int take_apart(struct __sk_buff *skb, const struct datagram *all)
+{
+	if (!all)
+		return -1;
+	struct parcel *parcel = load_parcel(skb, all);
+	__u32 part = skb->gso_size, at = 0, len = all->payload_len;
+
+	if (!parcel || part == 0 || part > PART_MAX || len > part * PARTS)
+		return -1;
+	parcel->from = *all;
+	parcel->to = *all;
+	for (__u32 i = 0; i < PARTS && at < len; i++) {
+		parcel->to.payload_len = len - at < part ? len - at : part;
+		parcel->to.ip.len = ip_len_of(&parcel->to);
+		if (send_part(skb, parcel, at))
+			return -1;
+		parcel->from = parcel->to;
+		at += part;
+	}
+	return 0;
+}
+
+static __always_inline int on_aggregate(struct __sk_buff *skb, const struct datagram *all, const struct gate *gate)
+{
+	if (take_apart(skb, all))
+		return refuse(gate, REFUSED_AGGREGATED);
+	count(&gate->port, SPLIT_UP);
+	return DROP; /* its parts come instead */
+}
+
+SEC("classifier")
+int udp_ingress(struct __sk_buff *skb)
+{
+	__u32 only = 0;
+	struct desk *desk = bpf_map_lookup_elem(&desks, &only);
+	if (!desk || skb->pkt_type == 3 /* PACKET_OTHERHOST */ || read_datagram(skb, &desk->datagram))
+		return PASS;
+	struct gate *gate = bpf_map_lookup_elem(&tp_gates, &desk->datagram.destination_port);
+	if (!gate)
+		return PASS;
+	__u32 rule = sender_rule(&desk->datagram.ip.source);
+	if (!rule) {
+		count(&gate->port, PASSED_NOT_A_SENDER);
+		return PASS;
+	}
+	if (desk->datagram.ip.is_fragment)
+		return refuse(gate, REFUSED_FRAGMENT);
+	if (skb->gso_size)
+		return on_aggregate(skb, &desk->datagram, gate);
+	return on_datagram(skb, desk, gate, rule);
+}
+
+char _license[] SEC("license") = "Dual MIT/GPL";
