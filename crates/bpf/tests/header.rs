@@ -47,7 +47,7 @@ fn told(bytes: &[u8]) -> Verdict {
 
 /// The same of a datagram.
 fn told_of_datagram(dialect: UdpDialect, bytes: &[u8]) -> Verdict {
-    let limits = Limits { max_len: MAX_LEN, versions: Versions::V2, ..Limits::default() };
+    let limits = Limits { max_len: MAX_LEN, versions: Versions::V2 };
     match dialect {
         UdpDialect::Spp => spp::decode(bytes)
             .map_or(Verdict::Refused, |header| Verdict::Client(canonical(header.client), spp::LEN)),

@@ -10,7 +10,7 @@ use super::report::{Check, Report};
 
 /// The oldest kernel whose socket hooks can tell network namespaces apart (bpf_get_netns_cookie in sock_ops).
 const OLDEST: (u32, u32) = (5, 15);
-const TRIED: &str = "truepeer attach (no proxy, TCP)";
+const TRIED: &str = "truepeer attach (no proxy)";
 
 pub(super) fn examine(report: &mut Report) {
     report.add(match obstacle() {
