@@ -39,9 +39,22 @@ pub fn spp(client: impl Display, proxy: impl Display) -> Result<Vec<u8>> {
     Ok(header)
 }
 
+/// A port that was closed just now may be held for a moment longer: by a program that another test starts, between its fork
+/// and its exec.
+fn bind_to(address: &impl Display) -> Result<UdpSocket> {
+    let mut outcome = UdpSocket::bind(address.to_string());
+    let _ = wait_for("the port to be free", || {
+        if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::AddrInUse) {
+            outcome = UdpSocket::bind(address.to_string());
+        }
+        !outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::AddrInUse)
+    });
+    outcome.with_context(|| format!("bind {address}"))
+}
+
 /// A socket whose reads fail instead of hanging.
 pub fn socket(bind: impl Display) -> Result<UdpSocket> {
-    let socket = UdpSocket::bind(bind.to_string()).with_context(|| format!("bind {bind}"))?;
+    let socket = bind_to(&bind)?;
     socket.set_read_timeout(Some(STALL))?;
     Ok(socket)
 }
@@ -127,7 +140,7 @@ impl Backend {
     pub fn start<A: Display>(addresses: &[A], answer: Answer) -> Result<Backend> {
         let mut backend = Backend { seen: Arc::default(), stop: Arc::default(), threads: Vec::new() };
         for address in addresses {
-            let socket = UdpSocket::bind(address.to_string()).with_context(|| address.to_string())?;
+            let socket = bind_to(address)?;
             backend.serve_on(socket, answer)?;
         }
         Ok(backend)
