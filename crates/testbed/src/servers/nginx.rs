@@ -14,6 +14,8 @@ pub struct Nginx {
     http: String,
     stream: String,
     listeners: Vec<String>,
+    /// One if not said.
+    workers: Option<u8>,
 }
 
 impl Nginx {
@@ -32,6 +34,12 @@ impl Nginx {
     pub fn server(mut self, address: impl Display, listen_options: &str, directives: &str) -> Nginx {
         let _ = writeln!(self.http, "  server {{ listen {address} {listen_options}; {directives} }}");
         self.listeners.push(address.to_string());
+        self
+    }
+
+    /// So many worker processes.
+    pub fn workers(mut self, count: u8) -> Nginx {
+        self.workers = Some(count);
         self
     }
 
@@ -74,7 +82,8 @@ impl Nginx {
         if !self.stream.is_empty() {
             let _ = writeln!(config, "load_module {};", stream_module()?.display());
         }
-        config += "worker_processes 1;\nevents { worker_connections 16384; }\n";
+        let _ = writeln!(config, "worker_processes {};", self.workers.unwrap_or(1));
+        config += "events { worker_connections 16384; }\n";
         if !self.http.is_empty() {
             let _ = writeln!(config, "http {{\n  access_log {here}/access.log;");
             for kind in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {

@@ -12,6 +12,16 @@ pub struct Postgres;
 impl Postgres {
     /// Makes a fresh cluster that trusts everybody, and starts it in the calling thread's network.
     pub fn start(bed: &Bed, addresses: &[&str], port: u16) -> anyhow::Result<Running> {
+        Postgres::start_with(bed, addresses, port, |program| program)
+    }
+
+    /// Likewise, with a say in how the program is run.
+    pub fn start_with(
+        bed: &Bed,
+        addresses: &[&str],
+        port: u16,
+        adjust: impl FnOnce(Program) -> Program,
+    ) -> anyhow::Result<Running> {
         let user = User::named("postgres")?;
         let dir = dir_of(bed, &bed.fresh_name("postgres"), user)?;
         let data = dir.join("data");
@@ -27,7 +37,7 @@ impl Postgres {
             .args(["-h", &addresses.join(","), "-p", &port.to_string(), "-F"])
             .as_user(user)
             .stop_by(Signal::QUIT); // its children lead process groups of their own: it has to end them
-        let postgres = program.start(bed)?;
+        let postgres = adjust(program).start(bed)?;
         postgres.wait_for_log("ready to accept connections")?;
         Ok(postgres)
     }

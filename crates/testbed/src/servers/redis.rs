@@ -9,10 +9,20 @@ pub struct Redis;
 impl Redis {
     /// Starts it on one port of several addresses, in the calling thread's network.
     pub fn start(bed: &Bed, addresses: &[&str], port: u16) -> anyhow::Result<Running> {
+        Redis::start_with(bed, addresses, port, |program| program)
+    }
+
+    /// Likewise, with a say in how the program is run.
+    pub fn start_with(
+        bed: &Bed,
+        addresses: &[&str],
+        port: u16,
+        adjust: impl FnOnce(Program) -> Program,
+    ) -> anyhow::Result<Running> {
         let options = ["--save", "", "--appendonly", "no", "--protected-mode", "no", "--port"];
         let program =
             Program::new("redis-server").args(options).arg(port.to_string()).arg("--bind").args(addresses);
-        let redis = program.start(bed)?;
+        let redis = adjust(program).start(bed)?;
         redis.wait_for_log("Ready to accept connections")?;
         Ok(redis)
     }

@@ -16,6 +16,15 @@ pub struct Sshd {
 impl Sshd {
     /// Starts it in the calling thread's network; addresses as sshd writes them, `[::1]:22`.
     pub fn start(bed: &Bed, addresses: &[&str]) -> anyhow::Result<Sshd> {
+        Sshd::start_with(bed, addresses, |program| program)
+    }
+
+    /// Likewise, with a say in how the program is run.
+    pub fn start_with(
+        bed: &Bed,
+        addresses: &[&str],
+        adjust: impl FnOnce(Program) -> Program,
+    ) -> anyhow::Result<Sshd> {
         let dir = bed.dir().join(bed.fresh_name("sshd"));
         std::fs::create_dir_all(&dir)?;
         let (host_key, key) = (dir.join("host_key"), dir.join("key"));
@@ -24,7 +33,7 @@ impl Sshd {
         }
         let config = dir.join("sshd_config");
         std::fs::write(&config, config_text(&dir, addresses))?;
-        let running = Program::new("sshd").args(["-D", "-e", "-f"]).arg(&config).start(bed)?;
+        let running = adjust(Program::new("sshd").args(["-D", "-e", "-f"]).arg(&config)).start(bed)?;
         for address in addresses {
             running.wait_listening(address)?;
         }

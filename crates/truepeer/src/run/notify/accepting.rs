@@ -11,7 +11,7 @@ use rustix::net::sockopt::{Timeout, socket_timeout};
 use rustix::net::{SocketFlags, acceptfrom_with};
 use truepeer_handover::{Decided, Look, look, take};
 use truepeer_policy::SenderAddr;
-use truepeer_sys::seccomp::{Answer, Notification};
+use truepeer_sys::seccomp::{Answer, Notification, calls};
 
 use super::listener::Listener;
 use super::parked::Waiting;
@@ -20,6 +20,15 @@ use super::supervisor::Supervisor;
 
 /// How many connections are looked through for wake-ups that are no longer needed.
 const MOST_LOOKED_THROUGH: usize = 64;
+
+/// The flags of accept4(), which are those of open().
+pub(super) const SOCK_NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
+pub(super) const SOCK_CLOEXEC: i32 = OFlags::CLOEXEC.bits().cast_signed();
+
+/// What a call asks for the new descriptor.
+pub(super) fn flags_of(call: &Notification) -> i32 {
+    if call.call == calls::ACCEPT4 { call.int(3) } else { 0 }
+}
 
 /// What the kernel's queue gave.
 enum Next {
@@ -35,6 +44,9 @@ enum Next {
 impl Supervisor {
     /// A call of accept() or accept4().
     pub(super) fn on_accept(&mut self, call: Notification) {
+        if flags_of(&call) & !(SOCK_NONBLOCK | SOCK_CLOEXEC) != 0 {
+            return self.answer(&call, Answer::GoOn); // the kernel says what is wrong
+        }
         let Some(socket) = self.descriptor(&call) else { return };
         let Some(listener) = self.listeners.look(socket.as_fd()) else {
             return self.answer(&call, Answer::GoOn);

@@ -9,17 +9,14 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use truepeer_handover::{Name, Refused, Shown, Tuple, as_seen_by};
 use truepeer_policy::ClientAddr;
-use truepeer_sys::seccomp::{Answer, Notification, calls};
+use truepeer_sys::seccomp::{Answer, Notification};
 use truepeer_sys::socket::local_address;
 
+use super::accepting::{SOCK_CLOEXEC, SOCK_NONBLOCK, flags_of};
 use super::caller::write_address;
 use super::listener::Listener;
 use super::ready::Connection;
 use super::supervisor::Supervisor;
-
-/// The flags of accept4(), which are those of open().
-const SOCK_NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
-const SOCK_CLOEXEC: i32 = OFlags::CLOEXEC.bits().cast_signed();
 
 impl Supervisor {
     /// Answers accept() with this connection. If the caller has been killed meanwhile it is for somebody else.
@@ -39,7 +36,7 @@ impl Supervisor {
             Err(errno @ (Errno::FAULT | Errno::INVAL)) => return self.answer(call, Answer::Fail(errno)),
             Err(_) => return self.give_back(listener, connection),
         }
-        let flags = if call.call == calls::ACCEPT4 { call.int(3) } else { 0 };
+        let flags = flags_of(call);
         if flags & SOCK_NONBLOCK == 0 {
             let made_blocking = fcntl_getfl(&connection.socket)
                 .and_then(|flags| fcntl_setfl(&connection.socket, flags - OFlags::NONBLOCK));

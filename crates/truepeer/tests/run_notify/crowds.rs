@@ -1,0 +1,112 @@
+//! Many connections: nothing stays behind, nobody waits for the silent ones.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use truepeer_testbed::crowd::{gather, in_parallel, nth_client};
+use truepeer_testbed::{Bed, Behaviour, Running, Test, tests};
+
+use crate::kit::{CLIENT4, PYTHON, Talk, V4, header_of, python, start, under};
+
+const MINUTES: Duration = Duration::from_secs(300);
+
+pub(crate) fn tests() -> Vec<Test> {
+    let silent = tests![
+        silent_connections_do_not_fill_a_short_queue,
+        silent_connections_do_not_fill_a_short_queue_without_syn_cookies,
+        silent_connections_do_not_fill_a_short_queue_with_syn_cookies_only,
+    ];
+    let mut all: Vec<Test> = silent
+        .into_iter()
+        .map(|test| test.needs_program(PYTHON).needs_several_users().needs_open_files(4096))
+        .collect();
+    all.push(
+        Test::new("twenty_thousand_connections_leave_nothing_behind", twenty_thousand).time_limit(MINUTES),
+    );
+    all.push(
+        Test::new("a_hundred_thousand_connections_leave_nothing_behind", a_hundred_thousand)
+            .long()
+            .time_limit(3 * MINUTES),
+    );
+    all
+}
+
+fn silent_connections_do_not_fill_a_short_queue(bed: &Bed) -> anyhow::Result<()> {
+    among_the_silent(bed, 1)
+}
+
+fn silent_connections_do_not_fill_a_short_queue_without_syn_cookies(bed: &Bed) -> anyhow::Result<()> {
+    among_the_silent(bed, 0)
+}
+
+fn silent_connections_do_not_fill_a_short_queue_with_syn_cookies_only(bed: &Bed) -> anyhow::Result<()> {
+    among_the_silent(bed, 2)
+}
+
+/// A thousand connections that say nothing, to a program that asks for a queue of five.
+fn among_the_silent(bed: &Bed, syn_cookies: u8) -> anyhow::Result<()> {
+    fs::write("/proc/sys/net/ipv4/tcp_syncookies", syn_cookies.to_string()).context("tcp_syncookies")?;
+    let script = "\
+import asyncio
+async def answer(reader, writer):
+    await reader.read()
+    writer.write(('%s %d\\n' % writer.get_extra_info('peername')[:2]).encode())
+    writer.close()
+async def main():
+    server = await asyncio.start_server(answer, '127.0.0.1', 8080, backlog=5)
+    await server.serve_forever()
+asyncio.run(main())
+";
+    let _python = start(bed, &python(bed, script, &["--header-timeout", "60s"])?, &[V4])?;
+    let _crowd = gather(bed, 1000, V4)?;
+    for _ in 0..3 {
+        let saw = Talk::Plain.ask(V4, &[&header_of(CLIENT4)?, b"x"])?;
+        ensure!(saw.to_string() == CLIENT4, "{saw}");
+    }
+    Ok(())
+}
+
+fn twenty_thousand(bed: &Bed) -> anyhow::Result<()> {
+    leave_nothing_behind(bed, 20_000)
+}
+
+fn a_hundred_thousand(bed: &Bed) -> anyhow::Result<()> {
+    leave_nothing_behind(bed, 100_000)
+}
+
+/// Descriptors, of the program and of the supervisor, and the supervisor's memory: the names of clients have 6 MiB of their
+/// own, whatever comes.
+fn leave_nothing_behind(bed: &Bed, count: usize) -> anyhow::Result<()> {
+    const NAMES_BYTES: usize = 7 << 20;
+    let program = Behaviour::Who.program(&[V4])?;
+    let who = start(bed, &under(program, &[]), &[V4])?;
+    let one = |n: usize| -> anyhow::Result<()> {
+        let client = nth_client(n);
+        let header = header_of(&client.to_string())?;
+        // One of ten comes in two parts, and mostly takes the other way.
+        let cut = if n.is_multiple_of(10) { 20 } else { 0 };
+        let saw = Talk::Plain.ask_fast(V4, &[&header[..cut], &header[cut..]])?;
+        ensure!(saw == client, "{client} was seen as {saw}");
+        Ok(())
+    };
+    in_parallel(8, 1000, one)?; // what is kept for the next connections is there after this
+    settled(bed, &who)?;
+    let before = who.resident_bytes()?;
+    in_parallel(8, count, |n| one(1000 + n))?;
+    settled(bed, &who)?;
+    let grown = who.resident_bytes()?.saturating_sub(before);
+    ensure!(grown < NAMES_BYTES, "memory has grown by {grown} bytes");
+    Ok(())
+}
+
+/// Waits until neither process has a connection's descriptor any more.
+fn settled(bed: &Bed, who: &Running) -> anyhow::Result<()> {
+    const A_FEW: usize = 16; // standard streams, listeners, epolls, what the supervisor watches
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", who.pid()))?;
+    let program = children.trim().to_owned();
+    let open = || fs::read_dir(format!("/proc/{program}/fd")).map_or(usize::MAX, Iterator::count);
+    bed.wait_for("the descriptors of all connections to be closed", || {
+        who.descriptors().is_ok_and(|count| count <= A_FEW) && open() <= A_FEW
+    })
+}

@@ -1,0 +1,148 @@
+//! Starting programs under truepeer, and asking them whom they see.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+
+use anyhow::{Context, ensure};
+use truepeer_testbed::sockets::wait_until_sent;
+use truepeer_testbed::{Bed, Program, Running, User, client};
+
+pub(crate) const V4: &str = "127.0.0.1:8080";
+pub(crate) const V6: &str = "[::1]:8080";
+pub(crate) const CLIENT4: &str = "203.0.113.7:5000";
+pub(crate) const CLIENT6: &str = "[2001:db8::7]:5000";
+/// The machine's own, which every user may run.
+pub(crate) const PYTHON: &str = "/usr/bin/python3";
+
+/// The program, run by truepeer with these options.
+pub(crate) fn under(program: Program, options: &[&str]) -> Program {
+    let launch = [&["run", "--via", "notify"], options, &["--"]].concat();
+    program.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch)
+}
+
+/// A Python script under truepeer, both run by a user without privileges.
+pub(crate) fn python(bed: &Bed, script: &str, options: &[&str]) -> anyhow::Result<Program> {
+    let file = bed.write("script.py", script)?;
+    Ok(under(Program::new(PYTHON).arg("-u").arg(file).as_user(User::TESTER), options))
+}
+
+/// Starts it and waits for what it listens on.
+pub(crate) fn start(bed: &Bed, program: &Program, addresses: &[&str]) -> anyhow::Result<Running> {
+    let running = program.start(bed)?;
+    addresses.iter().try_for_each(|address| running.wait_listening(address))?;
+    Ok(running)
+}
+
+pub(crate) fn header_of(client: &str) -> anyhow::Result<Vec<u8>> {
+    client::v2(client, destination_for(client))
+}
+
+pub(crate) fn destination_for(client: &str) -> &'static str {
+    if client.starts_with('[') { "[2001:db8::1]:443" } else { "192.0.2.1:443" }
+}
+
+/// How a program is asked for the client that it sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Talk {
+    /// It reads to the end, then says.
+    Plain,
+    /// It answers a request.
+    Http,
+    /// It answers a command.
+    Redis,
+}
+
+impl Talk {
+    fn question(self) -> &'static [u8] {
+        match self {
+            Talk::Plain => b"hello",
+            Talk::Http => b"GET / HTTP/1.0\r\n\r\n",
+            Talk::Redis => b"CLIENT INFO\r\nQUIT\r\n",
+        }
+    }
+
+    /// Writes the pieces, each after the one before has arrived, and gives the address that comes back.
+    pub(crate) fn ask(self, to: &str, pieces: &[&[u8]]) -> anyhow::Result<SocketAddr> {
+        let mut stream = client::connect(to)?;
+        for (n, piece) in pieces.iter().enumerate() {
+            if n > 0 {
+                wait_until_sent(&stream)?;
+            }
+            stream.write_all(piece)?;
+        }
+        self.hear(stream)
+    }
+
+    /// Writes the pieces one after another: they come apart or together. Where thousands of connections are made it takes
+    /// the kernel too long to say what has arrived.
+    pub(crate) fn ask_fast(self, to: &str, pieces: &[&[u8]]) -> anyhow::Result<SocketAddr> {
+        let mut stream = client::connect(to)?;
+        pieces.iter().try_for_each(|piece| stream.write_all(piece))?;
+        self.hear(stream)
+    }
+
+    fn hear(self, mut stream: TcpStream) -> anyhow::Result<SocketAddr> {
+        if self == Talk::Plain {
+            stream.shutdown(Shutdown::Write)?;
+        }
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).context("the answer")?;
+        self.read(&answer).with_context(|| format!("no address: {answer:?}"))
+    }
+
+    /// `ip port`, `ip:port` (IPv6 without brackets, too) or Redis' `… addr=ip:port …`.
+    fn read(self, answer: &str) -> Option<SocketAddr> {
+        let line = match self {
+            Talk::Redis => answer.split("addr=").nth(1)?.split(' ').next()?,
+            _ => answer.trim().lines().last()?,
+        };
+        let (ip, port) = line.rsplit_once([' ', ':'])?;
+        let ip: std::net::IpAddr = ip.trim_matches(['[', ']']).parse().ok()?;
+        Some(SocketAddr::new(ip.to_canonical(), port.parse().ok()?))
+    }
+}
+
+/// v1, v2, v2 with 1 KiB of TLVs, LOCAL and none, each whole, split, and alone before the data; for these clients.
+pub(crate) fn every_form_names_the_client(to: &[&str], clients: &[&str], talk: Talk) -> anyhow::Result<()> {
+    for to in to {
+        for named in clients {
+            let destination = destination_for(named);
+            let headers = [
+                client::v1(named, destination)?,
+                client::v2(named, destination)?,
+                client::v2_with_tlvs(named, destination, &[(4, &[0; 1024])])?,
+            ];
+            for header in &headers {
+                for pieces in arrivals(header, talk.question()) {
+                    let pieces: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();
+                    let saw = talk.ask(to, &pieces).with_context(|| in_pieces(named, &pieces))?;
+                    ensure!(saw.to_string() == *named, "{saw} was seen: {}", in_pieces(named, &pieces));
+                }
+            }
+        }
+        for pieces in arrivals(&client::v2_local(), talk.question()) {
+            let pieces: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();
+            let saw = talk.ask(to, &pieces).context("LOCAL")?;
+            ensure!(saw.ip().is_loopback(), "LOCAL was seen as {saw}");
+        }
+        let mut none = client::connect(to)?;
+        none.write_all(talk.question())?;
+        client::read_end(&mut none).context("a connection without a header has to end")?;
+    }
+    Ok(())
+}
+
+fn in_pieces(client: &str, pieces: &[&[u8]]) -> String {
+    let lengths: Vec<usize> = pieces.iter().map(|piece| piece.len()).collect();
+    format!("{client} in pieces of {lengths:?}")
+}
+
+/// Whole, split within the header, and the header alone.
+fn arrivals(header: &[u8], question: &[u8]) -> [Vec<Vec<u8>>; 3] {
+    let (first, second) = header.split_at(header.len() / 2);
+    [
+        vec![[header, question].concat()],
+        vec![first.to_vec(), [second, question].concat()],
+        vec![header.to_vec(), question.to_vec()],
+    ]
+}

@@ -1,0 +1,163 @@
+//! Lives and ends: of the program, of what it leaves behind, of the supervisor.
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+
+use anyhow::ensure;
+use rustix::process::Signal;
+use truepeer_testbed::{Bed, Behaviour, Program, Test, User, client, tests};
+
+use crate::kit::{CLIENT4, PYTHON, Talk, V4, header_of, python, start, under};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let mut all = tests![
+        the_programs_status_is_ours,
+        a_program_that_crashes_is_seen_to_crash,
+        signals_reach_the_program,
+        a_killed_supervisor_takes_the_program_along,
+        a_program_may_become_another,
+        a_program_may_go_to_the_background,
+    ];
+    let python = tests![a_blocking_accept_hears_signals, a_blocking_accept_may_be_stopped_and_continued];
+    all.extend(python.into_iter().map(|test| test.needs_program(PYTHON)));
+    all.push(Test::new("what_can_not_be_served_is_said", what_can_not_be_served_is_said));
+    all.into_iter().map(Test::needs_several_users).collect()
+}
+
+fn shell(script: &str) -> Program {
+    under(Program::new("sh").args(["-c", script]).as_user(User::TESTER), &[])
+}
+
+/// Started by truepeer through a shell, whose arguments it is.
+fn by_shell(program: Program, script: &str) -> Program {
+    let launch = ["run", "--via", "notify", "--", "/bin/sh", "-c", script, "sh"];
+    program.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch).as_user(User::TESTER)
+}
+
+fn the_programs_status_is_ours(bed: &Bed) -> anyhow::Result<()> {
+    for status in [0, 7, 255] {
+        let ended = shell(&format!("exit {status}")).start(bed)?.wait_end()?;
+        ensure!(ended.code() == Some(status), "{status}: {ended}");
+    }
+    Ok(())
+}
+
+fn a_program_that_crashes_is_seen_to_crash(bed: &Bed) -> anyhow::Result<()> {
+    for signal in [Signal::SEGV, Signal::KILL, Signal::ABORT] {
+        let ended = shell(&format!("kill -{} $$", signal.as_raw())).start(bed)?.wait_end()?;
+        ensure!(ended.signal() == Some(signal.as_raw()), "{signal:?}: {ended}");
+    }
+    Ok(())
+}
+
+fn signals_reach_the_program(bed: &Bed) -> anyhow::Result<()> {
+    let script = "trap 'echo hup' HUP; trap 'echo usr1' USR1; trap 'echo term; exit 3' TERM; echo ready
+        while :; do sleep 1000 & wait $!; done";
+    let running = shell(script).start(bed)?;
+    running.wait_for_log("ready")?;
+    for (signal, said) in [(Signal::HUP, "hup"), (Signal::USR1, "usr1"), (Signal::TERM, "term")] {
+        running.signal(signal)?;
+        running.wait_for_log(said)?;
+    }
+    let ended = running.wait_end()?;
+    ensure!(ended.code() == Some(3), "{ended}");
+    Ok(())
+}
+
+/// Its calls would never be answered: better an end that a service manager sees.
+fn a_killed_supervisor_takes_the_program_along(bed: &Bed) -> anyhow::Result<()> {
+    let who = start(bed, &under(Behaviour::Who.program(&[V4])?, &[]), &[V4])?;
+    let saw = Talk::Plain.ask(V4, &[&header_of(CLIENT4)?])?;
+    ensure!(saw.to_string() == CLIENT4, "{saw}");
+    who.signal(Signal::KILL)?;
+    who.wait_end()?;
+    bed.wait_for("the end of the listener", || client::connect(V4).is_err())
+}
+
+fn a_program_may_become_another(bed: &Bed) -> anyhow::Result<()> {
+    let program = Behaviour::Who.program(&[V4])?;
+    let who = start(bed, &by_shell(program, "exec \"$@\""), &[V4])?;
+    let saw = Talk::Plain.ask(V4, &[&header_of(CLIENT4)?])?;
+    ensure!(saw.to_string() == CLIENT4, "{saw}");
+    ensure!(who.stop()?.signal() == Some(Signal::TERM.as_raw()));
+    Ok(())
+}
+
+/// What it started is served on, and can be ended.
+fn a_program_may_go_to_the_background(bed: &Bed) -> anyhow::Result<()> {
+    let program = Behaviour::Who.program(&[V4])?;
+    let who = start(bed, &by_shell(program, "\"$@\" & exit 0"), &[V4])?;
+    let saw = Talk::Plain.ask(V4, &[&header_of(CLIENT4)?])?;
+    ensure!(saw.to_string() == CLIENT4, "{saw}");
+    ensure!(who.is_alive());
+    let ended = who.stop()?;
+    ensure!(ended.code() == Some(0), "the program itself had ended well: {ended}");
+    Ok(())
+}
+
+/// Blocks in accept(), with a handler that interrupts it (no SA_RESTART is Python's way; it calls accept() again itself).
+const BLOCKING: &str = "\
+import os, signal, socket
+signal.signal(signal.SIGUSR1, lambda *_: print('handled'))
+listener = socket.create_server(('127.0.0.1', 8080))
+print('ready')
+while True:
+    connection, peer = listener.accept()
+    while connection.recv(4096):
+        pass
+    connection.sendall(('%s %d\\n' % peer[:2]).encode())
+    connection.close()
+";
+
+fn a_blocking_accept_hears_signals(bed: &Bed) -> anyhow::Result<()> {
+    let running = start(bed, &python(bed, BLOCKING, &[])?, &[V4])?;
+    running.wait_for_log("ready")?;
+    for round in 1..4 {
+        running.signal(Signal::USR1)?;
+        running.wait_state("the handler's word", || running.stdout().matches("handled").count() == round)?;
+        let saw = Talk::Plain.ask(V4, &[&header_of(CLIENT4)?])?;
+        ensure!(saw.to_string() == CLIENT4, "{saw}");
+    }
+    running.signal(Signal::INT)?;
+    let ended = running.wait_end()?;
+    ensure!(running.log().contains("KeyboardInterrupt"), "{ended}: {}", running.log());
+    Ok(())
+}
+
+/// By SIGSTOP, which nobody handles.
+fn a_blocking_accept_may_be_stopped_and_continued(bed: &Bed) -> anyhow::Result<()> {
+    let running = start(bed, &python(bed, BLOCKING, &[])?, &[V4])?;
+    running.wait_for_log("ready")?;
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", running.pid()))?;
+    let program: i32 = children.split_whitespace().next().unwrap_or_default().parse()?;
+    let pid = rustix::process::Pid::from_raw(program).ok_or_else(|| anyhow::anyhow!("no process"))?;
+    let state = |wanted: &str| {
+        let status = std::fs::read_to_string(format!("/proc/{program}/status")).unwrap_or_default();
+        status.lines().any(|line| line.starts_with("State:") && line.contains(wanted))
+    };
+    rustix::process::kill_process(pid, Signal::STOP)?;
+    bed.wait_for("it to stop", || state("T (stopped)"))?;
+    rustix::process::kill_process(pid, Signal::CONT)?;
+    bed.wait_for("it to go on", || state("S (sleeping)") || state("D ("))?;
+    let saw = Talk::Plain.ask(V4, &[&header_of(CLIENT4)?])?;
+    ensure!(saw.to_string() == CLIENT4, "{saw}");
+    Ok(())
+}
+
+fn what_can_not_be_served_is_said(bed: &Bed) -> anyhow::Result<()> {
+    let set_user_id = bed.dir().join("set-user-id");
+    std::fs::copy("/bin/true", &set_user_id)?;
+    std::fs::set_permissions(&set_user_id, std::fs::Permissions::from_mode(0o4755))?;
+    let for_32_bits = bed.write("for-32-bits", b"\x7fELF\x01\x01\x01".repeat(20))?;
+    std::fs::set_permissions(&for_32_bits, std::fs::Permissions::from_mode(0o755))?;
+    for (program, said) in [
+        (set_user_id.as_path(), "truepeer attach or truepeer proxy"),
+        (&for_32_bits, "another kind of processor"),
+    ] {
+        let running = under(Program::new(program).as_user(User::TESTER), &[]).start(bed)?;
+        let ended = running.wait_end()?;
+        ensure!(ended.code().is_some_and(|code| code != 0), "{}: {ended}", program.display());
+        ensure!(running.stderr().contains(said), "{}", running.stderr());
+    }
+    Ok(())
+}

@@ -1,0 +1,17 @@
+//! `truepeer run` by notification: real programs, and what is this mechanism's own. What every way must show is in `matrix`.
+
+mod crowds;
+mod kit;
+mod lives;
+mod programs;
+mod sockets;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut all = programs::tests();
+    all.extend(sockets::tests());
+    all.extend(lives::tests());
+    all.extend(crowds::tests());
+    truepeer_testbed::main(all)
+}

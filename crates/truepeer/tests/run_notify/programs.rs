@@ -1,0 +1,225 @@
+//! Programs as people run them, and that they see the client however its header arrives.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use truepeer_testbed::crowd::{in_parallel, nth_client};
+use truepeer_testbed::servers::{Haproxy, Nginx, Postgres, Redis, Sshd};
+use truepeer_testbed::{Bed, Program, Running, Test, User, tests};
+
+use crate::kit::{
+    CLIENT4, CLIENT6, PYTHON, Talk, V4, V6, every_form_names_the_client, header_of, python, start, under,
+};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let go = tests![a_go_web_server, a_go_server_gets_headers_cut_anywhere, a_go_server_under_load];
+    let mut all: Vec<Test> =
+        go.into_iter().map(|test| test.needs_program("go").time_limit(Duration::from_secs(300))).collect();
+    let python = tests![pythons_http_server, pythons_threads, pythons_asyncio];
+    all.extend(python.into_iter().map(|test| test.needs_program(PYTHON)));
+    all.push(Test::new("node", node).needs_program("node"));
+    all.push(Test::new("java", java).needs_program("java").time_limit(Duration::from_secs(180)));
+    all.extend(tests![nginx_with_workers, nginx_with_workers_and_reuseport, redis]);
+    all.push(Test::new("postgres", postgres).needs_several_users());
+    all.push(Test::new("sshd", sshd).needs_several_users());
+    all.into_iter().map(Test::needs_several_users).collect()
+}
+
+const BOTH: [&str; 2] = [V4, V6];
+const CLIENTS: [&str; 2] = [CLIENT4, CLIENT6];
+
+/// Built without cgo: static. Its listeners are MPTCP sockets.
+fn go(bed: &Bed, options: &[&str]) -> anyhow::Result<Running> {
+    let source = "\
+package main
+
+import (
+\t\"fmt\"
+\t\"net/http\"
+)
+
+func main() {
+\thttp.HandleFunc(\"/\", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, r.RemoteAddr) })
+\tfmt.Println(http.ListenAndServe(\":8080\", nil))
+}
+";
+    let (file, program) = (bed.write("server.go", source)?, bed.dir().join("server"));
+    let env = ["CGO_ENABLED=0", "HOME=/tmp", "GOFLAGS=-mod=mod", "go", "build", "-o"];
+    Program::new("env").args(env).arg(&program).arg(file).run(bed)?;
+    start(bed, &under(Program::new(program).as_user(User::TESTER), options), &BOTH)
+}
+
+fn a_go_web_server(bed: &Bed) -> anyhow::Result<()> {
+    let _go = go(bed, &[])?;
+    every_form_names_the_client(&BOTH, &CLIENTS, Talk::Http)
+}
+
+fn a_go_server_gets_headers_cut_anywhere(bed: &Bed) -> anyhow::Result<()> {
+    let _go = go(bed, &[])?;
+    let destination = "192.0.2.1:443";
+    for header in [
+        truepeer_testbed::client::v1(CLIENT4, destination)?,
+        truepeer_testbed::client::v2(CLIENT4, destination)?,
+    ] {
+        for cut in 1..header.len() {
+            let (first, second) = header.split_at(cut);
+            let second = [second, b"GET / HTTP/1.0\r\n\r\n"].concat();
+            let saw = Talk::Http.ask(V4, &[first, &second]).with_context(|| format!("cut at {cut}"))?;
+            ensure!(saw.to_string() == CLIENT4, "cut at {cut}: {saw}");
+        }
+    }
+    Ok(())
+}
+
+/// One after another, and fifty at a time; each is named as itself.
+fn a_go_server_under_load(bed: &Bed) -> anyhow::Result<()> {
+    let _go = go(bed, &[])?;
+    for (side_by_side, count) in [(1, 1000), (50, 5000)] {
+        in_parallel(side_by_side, count, |n| {
+            let client = nth_client(n);
+            let opening = [header_of(&client.to_string())?, b"GET / HTTP/1.0\r\n\r\n".to_vec()].concat();
+            let saw = Talk::Http.ask_fast(V4, &[&opening])?;
+            ensure!(saw == client, "{client} was seen as {saw}");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// It waits with select() for a listener that blocks.
+fn pythons_http_server(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import http.server, socket
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(('%s %d\\n' % self.client_address[:2]).encode())
+class Server(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+Server(('::', 8080), Answer).serve_forever()
+";
+    let _python = start(bed, &python(bed, script, &[])?, &BOTH)?;
+    every_form_names_the_client(&BOTH, &CLIENTS, Talk::Http)
+}
+
+/// It blocks in accept(), in several threads at once.
+fn pythons_threads(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import socket, threading
+listener = socket.create_server(('::', 8080), family=socket.AF_INET6, dualstack_ipv6=True)
+def serve():
+    while True:
+        connection, peer = listener.accept()
+        assert connection.getpeername() == peer
+        while connection.recv(4096):
+            pass
+        connection.sendall(('%s %d\\n' % peer[:2]).encode())
+        connection.close()
+for _ in range(4):
+    threading.Thread(target=serve).start()
+";
+    let _python = start(bed, &python(bed, script, &[])?, &BOTH)?;
+    every_form_names_the_client(&BOTH, &CLIENTS, Talk::Plain)
+}
+
+fn pythons_asyncio(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import asyncio
+async def answer(reader, writer):
+    await reader.read()
+    writer.write(('%s %d\\n' % writer.get_extra_info('peername')[:2]).encode())
+    writer.close()
+async def main():
+    server = await asyncio.start_server(answer, '127.0.0.1', 8080)
+    await server.serve_forever()
+asyncio.run(main())
+";
+    let _python = start(bed, &python(bed, script, &[])?, &[V4])?;
+    every_form_names_the_client(&[V4], &[CLIENT4], Talk::Plain)
+}
+
+fn node(bed: &Bed) -> anyhow::Result<()> {
+    let source = "\
+require('net').createServer({ allowHalfOpen: true }, socket => {
+  socket.resume();
+  socket.on('end', () => socket.end(`${socket.remoteAddress} ${socket.remotePort}\\n`));
+}).listen(8080, '::');
+";
+    let program = Program::new("node").arg(bed.write("server.js", source)?);
+    let _node = start(bed, &under(program, &[]), &BOTH)?;
+    every_form_names_the_client(&BOTH, &CLIENTS, Talk::Plain)
+}
+
+fn java(bed: &Bed) -> anyhow::Result<()> {
+    let source = "\
+public class Server {
+  public static void main(String[] args) throws Exception {
+    var listener = new java.net.ServerSocket(8080);
+    while (true) {
+      try (var socket = listener.accept()) {
+        socket.getInputStream().readAllBytes();
+        var text = socket.getInetAddress().getHostAddress() + \" \" + socket.getPort() + \"\\n\";
+        socket.getOutputStream().write(text.getBytes());
+      }
+    }
+  }
+}
+";
+    let program = Program::new("java").arg(bed.write("Server.java", source)?);
+    let _java = start(bed, &under(program, &[]), &BOTH)?;
+    every_form_names_the_client(&BOTH, &CLIENTS, Talk::Plain)
+}
+
+fn nginx_with_workers(bed: &Bed) -> anyhow::Result<()> {
+    nginx(bed, "ipv6only=off")
+}
+
+fn nginx_with_workers_and_reuseport(bed: &Bed) -> anyhow::Result<()> {
+    nginx(bed, "ipv6only=off reuseport")
+}
+
+/// Three workers share a listener, or have one each; a late header's wake-up may come to any of them.
+fn nginx(bed: &Bed, options: &str) -> anyhow::Result<()> {
+    let answer = "location / { return 200 \"$remote_addr $remote_port\\n\"; }";
+    let nginx = Nginx::default().workers(3).server("[::]:8080", options, answer);
+    let _nginx = nginx.start_with(bed, |program| under(program, &[]))?;
+    every_form_names_the_client(&BOTH, &CLIENTS, Talk::Http)?;
+    in_parallel(20, 400, |n| {
+        let client = nth_client(n);
+        let header = header_of(&client.to_string())?;
+        let saw = Talk::Http.ask_fast(V6, &[&header[..20], &header[20..], b"GET / HTTP/1.0\r\n\r\n"])?;
+        ensure!(saw == client, "{client} was seen as {saw}");
+        Ok(())
+    })
+}
+
+fn redis(bed: &Bed) -> anyhow::Result<()> {
+    let as_tester = |program: Program| under(program.as_user(User::TESTER), &[]);
+    let _redis = Redis::start_with(bed, &["127.0.0.1", "::1"], 8080, as_tester)?;
+    every_form_names_the_client(&[V4], &[CLIENT4], Talk::Redis)?;
+    every_form_names_the_client(&[V6], &CLIENTS, Talk::Redis)
+}
+
+/// Every connection has a process of its own, which asks for its client's name there. HAProxy stands on ::1, its client on
+/// 127.0.0.1.
+fn postgres(bed: &Bed) -> anyhow::Result<()> {
+    let options = ["--allow-claims", "loopback"];
+    let _postgres = Postgres::start_with(bed, &["::1"], 8080, |program| under(program, &options))?;
+    let _haproxy = Haproxy::default().relay("127.0.0.9:5432", V6, "send-proxy-v2").start(bed)?;
+    for _ in 0..3 {
+        let saw = Postgres::psql("127.0.0.9", 5432, "select host(inet_client_addr())").run(bed)?;
+        ensure!(saw.trim() == "::ffff:127.0.0.1", "{saw:?}");
+    }
+    Ok(())
+}
+
+/// It forks for each connection, and starts itself anew there; by root, since it changes users.
+fn sshd(bed: &Bed) -> anyhow::Result<()> {
+    let options = ["--allow-claims", "loopback"];
+    let sshd = Sshd::start_with(bed, &[V6], |program| under(program, &options))?;
+    let _haproxy = Haproxy::default().relay("127.0.0.9:22", V6, "send-proxy").start(bed)?;
+    let saw = sshd.login("127.0.0.9", 22).run(bed)?;
+    ensure!(saw.starts_with("127.0.0.1 "), "{saw:?}; {}", sshd.running.log());
+    sshd.running.wait_for_log("from 127.0.0.1 port")
+}
