@@ -5,11 +5,37 @@
 //! and then, whether a signal waits for the thread, and if so let it have it.
 
 use std::fs;
+use std::time::Instant;
 
-use truepeer_sys::seccomp::Answer;
+use rustix::io::Errno;
+use truepeer_sys::seccomp::{Answer, Notification, Notifier};
+
+/// Whether a parked call goes on waiting: it was not killed, its time is not up (or it fails with `late`), and there is no
+/// signal for it.
+pub(super) fn still_waits(
+    notifier: &Notifier,
+    call: &Notification,
+    deadline: Option<Instant>,
+    late: Errno,
+    now: Instant,
+) -> bool {
+    if !notifier.is_waiting(call.id) {
+        return false;
+    }
+    let answer = if deadline.is_some_and(|deadline| deadline <= now) {
+        Some(Answer::Fail(late))
+    } else {
+        // Its number is still its own: looked at between two questions whether it waits.
+        answer_for(call.thread).filter(|_| notifier.is_waiting(call.id))
+    };
+    match answer {
+        Some(answer) => notifier.send(call.id, answer).is_err(),
+        None => true,
+    }
+}
 
 /// How a parked call of this thread has to be answered because of a signal, if one is there.
-pub(super) fn answer_for(thread: i32) -> Option<Answer> {
+fn answer_for(thread: i32) -> Option<Answer> {
     interrupted(&fs::read_to_string(format!("/proc/{thread}/status")).ok()?)
 }
 
@@ -29,7 +55,7 @@ fn interrupted(status: &str) -> Option<Answer> {
         return None;
     }
     let is_first = field(status, "Pid:")? == field(status, "Tgid:")?;
-    Some(if is_first { Answer::Interrupted } else { Answer::Fail(rustix::io::Errno::INTR) })
+    Some(if is_first { Answer::Interrupted } else { Answer::Fail(Errno::INTR) })
 }
 
 fn set(status: &str, name: &str) -> Option<u64> {
@@ -55,7 +81,7 @@ mod tests {
         let int = 1 << 1;
         assert_eq!(interrupted(&status(7, 0, 0, 0)), None);
         assert_eq!(interrupted(&status(7, 0, int, 0)), Some(Answer::Interrupted));
-        assert_eq!(interrupted(&status(8, 0, int, 0)), Some(Answer::Fail(rustix::io::Errno::INTR)));
+        assert_eq!(interrupted(&status(8, 0, int, 0)), Some(Answer::Fail(Errno::INTR)));
         assert_eq!(interrupted(&status(8, int, 0, 0)), Some(Answer::Interrupted));
         assert_eq!(interrupted(&status(7, int, int, int)), None);
         assert_eq!(interrupted("Name:\tx\n"), None);

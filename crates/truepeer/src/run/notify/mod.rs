@@ -26,17 +26,19 @@ mod journal;
 mod life;
 mod listener;
 mod parked;
+mod reach;
 mod ready;
 mod ringer;
 mod supervisor;
+mod telling;
 
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use rustix::io::Errno;
 use truepeer_handover::{Destination, Sending, Settings};
 use truepeer_sys::process::{Command, SignalDoor};
-use truepeer_sys::seccomp::{Filter, Verdict, calls};
+use truepeer_sys::seccomp::{Filter, Notifier, Verdict, calls};
 use truepeer_sys::{inherit, limits};
 
 use super::program::Program;
@@ -44,37 +46,44 @@ use crate::config::{LogConfig, Verbosity};
 use crate::log;
 use life::Life;
 use supervisor::Supervisor;
+use telling::Telling;
 
 /// Starts a program that accepts connections, under a supervisor; ends as it ends.
 ///
 /// # Errors
 /// Whatever keeps it from being started or supervised, with what to use instead.
 pub(super) fn run(settings: &Settings, program: &Program) -> Result<ExitCode> {
+    let (notifier, life) = start(program, settings.verbose, accepting_calls(settings.destination))?;
+    // After the program, which keeps the limits that we were given.
+    let open_files = limits::raise_open_files().unwrap_or_else(|_| limits::open_files());
+    Ok(Supervisor::new(settings, notifier, life, open_files)?.run()?.follow())
+}
+
+/// Starts a program that makes connections, under a supervisor; ends as it ends.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn connect(sending: &Sending, program: &Program) -> Result<ExitCode> {
+    let (notifier, life) = start(program, sending.verbose, connecting_calls())?;
+    let _ = limits::raise_open_files();
+    Ok(Telling::new(sending, notifier, life)?.run()?.follow())
+}
+
+fn start(program: &Program, verbose: bool, filter: Filter) -> Result<(Notifier, Life)> {
     feasible::check(program)?;
-    log::init(log_config(settings.verbose));
+    log::init(log_config(verbose));
     // Before the program: signals that come meanwhile are for it.
     let signals = SignalDoor::open(&life::SIGNALS)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .context("can't adopt what the program leaves behind")?;
     let command = Command::new(&program.file, program.words.clone())?.with_signals_of(&signals);
-    let started = command.start(filter(settings.destination));
+    let started = command.start(filter);
     let supervised = started.with_context(|| format!("{} can't be run", program.file.display()))?;
     // They are the program's now; while we had them, too, it could not close them.
     inherit::close_listening_sockets();
     let life = Life::of(&supervised.child, signals);
     feasible::check_reach(life.pid()).inspect_err(|_| life.kill())?;
-    // After the program, which keeps the limits that we were given.
-    let open_files = limits::raise_open_files().unwrap_or_else(|_| limits::open_files());
-    let ending = Supervisor::new(settings, supervised.notifier, life, open_files)?.run()?;
-    Ok(ending.follow())
-}
-
-/// Starts a program that makes connections, under a supervisor; ends as it ends.
-pub(super) fn connect(_sending: &Sending, program: &Program) -> Result<ExitCode> {
-    bail!(
-        "{} needs the mechanism notify, which this version has for truepeer run only",
-        program.file.display()
-    )
+    Ok((supervised.notifier, life))
 }
 
 /// In the program's own standard error: nothing but what an operator should know, unless asked for.
@@ -85,17 +94,29 @@ fn log_config(verbose: bool) -> LogConfig {
     }
 }
 
-/// What is asked about. io_uring would accept connections past us: without it, programs use epoll.
-fn filter(destination: Destination) -> Filter {
-    let no_such_call = Verdict::Fail(Errno::NOSYS);
-    let filter = Filter::default()
+/// io_uring would make calls past us: without it, programs use epoll.
+fn without_io_uring() -> Filter {
+    Filter::default().rule(calls::IO_URING_SETUP, Verdict::Fail(Errno::NOSYS))
+}
+
+fn accepting_calls(destination: Destination) -> Filter {
+    let filter = without_io_uring()
         .rule(calls::ACCEPT4, Verdict::Ask)
         .rule(calls::ACCEPT, Verdict::Ask)
         .rule(calls::GETPEERNAME, Verdict::Ask)
-        .rule(calls::LISTEN, Verdict::Ask)
-        .rule(calls::IO_URING_SETUP, no_such_call);
+        .rule(calls::LISTEN, Verdict::Ask);
     match destination {
         Destination::Socket => filter,
         Destination::Header => filter.rule(calls::GETSOCKNAME, Verdict::Ask),
     }
+}
+
+/// A program that connects by sending (MSG_FASTOPEN) is told that this is not to be had, and connects first.
+fn connecting_calls() -> Filter {
+    const MSG_FASTOPEN: u32 = 0x2000_0000;
+    let not_to_be_had = Verdict::Fail(Errno::OPNOTSUPP);
+    without_io_uring()
+        .rule(calls::CONNECT, Verdict::Ask)
+        .rule_if_set(calls::SENDTO, 3, MSG_FASTOPEN, not_to_be_had)
+        .rule_if_set(calls::SENDMSG, 2, MSG_FASTOPEN, not_to_be_had)
 }

@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
-use truepeer_sys::seccomp::{Answer, Notification, Notifier};
+use truepeer_sys::seccomp::{Notification, Notifier};
 
-use super::interrupt;
+use super::interrupt::still_waits;
 use super::listener::Listener;
 
 /// Marks a listener's cookie among the numbers of the supervisor's epoll.
@@ -88,25 +88,10 @@ impl Parked {
         for group in cookies.into_iter().filter_map(|cookie| self.groups.remove(&cookie)).collect::<Vec<_>>()
         {
             let mut group = group;
-            group.waiting.retain(|waiting| still_waits(notifier, waiting, now));
+            group
+                .waiting
+                .retain(|waiting| still_waits(notifier, &waiting.call, waiting.deadline, Errno::AGAIN, now));
             self.put_back(epoll, group);
         }
-    }
-}
-
-fn still_waits(notifier: &Notifier, waiting: &Waiting, now: Instant) -> bool {
-    if !notifier.is_waiting(waiting.call.id) {
-        return false;
-    }
-    let timed_out = waiting.deadline.is_some_and(|deadline| deadline <= now);
-    let answer = if timed_out {
-        Some(Answer::Fail(Errno::AGAIN))
-    } else {
-        // Its number is still its own: looked at between two questions whether it waits.
-        interrupt::answer_for(waiting.call.thread).filter(|_| notifier.is_waiting(waiting.call.id))
-    };
-    match answer {
-        Some(answer) => notifier.send(waiting.call.id, answer).is_err(),
-        None => true,
     }
 }

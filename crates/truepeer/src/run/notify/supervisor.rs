@@ -10,7 +10,6 @@ use rustix::net::getpeername;
 use rustix::net::sockopt::socket_cookie;
 use truepeer_handover::{Late, Name, Names, Rules, Settings, SocketDiag, WakeUp};
 use truepeer_policy::HeaderRule;
-use truepeer_sys::process::{Reach, descriptor_of};
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 
 use super::caller::write_address;
@@ -18,6 +17,7 @@ use super::journal::Journal;
 use super::life::{Ending, Life};
 use super::listener::{Listener, Listeners};
 use super::parked::{MARK, Parked};
+use super::reach::descriptor_for;
 use super::ready::Ready;
 use super::ringer::Ringer;
 
@@ -178,25 +178,8 @@ impl Supervisor {
         self.answer(&call, answer);
     }
 
-    /// The socket that the call is about, by its first argument; if it can't be had the call is answered.
     pub(super) fn descriptor(&mut self, call: &Notification) -> Option<OwnedFd> {
-        let answer = match descriptor_of(call.thread, call.int(0)) {
-            // Whose it is was known by a number, which is the caller's own as long as the caller waits.
-            Ok(socket) => return self.notifier.is_waiting(call.id).then_some(socket),
-            Err(Reach::NoDescriptor) => Answer::Fail(Errno::BADF),
-            Err(Reach::NoThread) => return None,
-            Err(Reach::Forbidden(errno @ (Errno::MFILE | Errno::NFILE))) => {
-                self.journal.on_trouble("out of descriptors", &errno);
-                Answer::Fail(errno)
-            }
-            // Never "go on": the program would take the header for data, and the sender for the client.
-            Err(Reach::Forbidden(errno)) => {
-                self.journal.on_unreachable(call.thread, errno);
-                Answer::Fail(Errno::PERM)
-            }
-        };
-        self.answer(call, answer);
-        None
+        descriptor_for(call, &self.notifier, &mut self.journal)
     }
 
     pub(super) fn answer(&mut self, call: &Notification, answer: Answer) {

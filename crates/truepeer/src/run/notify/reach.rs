@@ -1,0 +1,36 @@
+//! The socket that a call is about.
+
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use truepeer_sys::process::{Reach, descriptor_of};
+use truepeer_sys::seccomp::{Answer, Notification, Notifier};
+
+use super::journal::Journal;
+
+/// A duplicate of the call's first argument; if it can't be had the call has been answered.
+pub(super) fn descriptor_for(
+    call: &Notification,
+    notifier: &Notifier,
+    journal: &mut Journal,
+) -> Option<OwnedFd> {
+    let answer = match descriptor_of(call.thread, call.int(0)) {
+        // Whose it is was known by a number, which is the caller's own as long as the caller waits.
+        Ok(socket) => return notifier.is_waiting(call.id).then_some(socket),
+        Err(Reach::NoDescriptor) => Answer::Fail(Errno::BADF),
+        Err(Reach::NoThread) => return None,
+        Err(Reach::Forbidden(errno @ (Errno::MFILE | Errno::NFILE))) => {
+            journal.on_trouble("out of descriptors", &errno);
+            Answer::Fail(errno)
+        }
+        // Never "go on": the program would take the header for data, and the sender for the client.
+        Err(Reach::Forbidden(errno)) => {
+            journal.on_unreachable(call.thread, errno);
+            Answer::Fail(Errno::PERM)
+        }
+    };
+    if let Err(error) = notifier.send(call.id, answer) {
+        journal.on_trouble("a call could not be answered", &error);
+    }
+    None
+}

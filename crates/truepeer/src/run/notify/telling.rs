@@ -1,0 +1,306 @@
+//! `truepeer connect` by notification: each connect() that is meant sends a header before the program can send anything.
+//!
+//! ```text
+//! connect() ─▶ meant? ──no──▶ the kernel goes on
+//!                │
+//!                ├── the program would wait: connected and told here, then answered
+//!                └── it would not: the header goes with the SYN (MSG_FASTOPEN), EINPROGRESS at once; where the kernel
+//!                    won't take it along, the program has to wait after all
+//! ```
+
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use rustix::net::sockopt::{
+    Timeout, socket_cookie, socket_domain, socket_error, socket_timeout, socket_type,
+};
+use rustix::net::{AddressFamily, SendFlags, SocketType, bind, connect, getsockname, send};
+use tracing::debug;
+use truepeer_handover::Sending;
+use truepeer_proto::Transport;
+use truepeer_sys::process::read_memory;
+use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
+use truepeer_sys::socket::{is_unconnected, send_with_syn};
+
+use super::interrupt::still_waits;
+use super::journal::Journal;
+use super::life::{Ending, Life};
+use super::reach::descriptor_for;
+
+/// How often waiting calls are looked after: a signal waits at most this long.
+const PERIOD: Duration = Duration::from_millis(100);
+
+const NOTIFIER: u64 = 0;
+const LIFE: u64 = 1;
+/// Marks a socket's cookie among the numbers of the epoll.
+const MARK: u64 = 1 << 63;
+const EVENTS: usize = 16;
+
+/// A connection that is not there yet.
+#[derive(Debug)]
+struct Connecting {
+    socket: OwnedFd,
+    to: SocketAddr,
+    /// Who waits for it; `None` after a signal: the header is sent all the same.
+    call: Option<Notification>,
+    /// When the call has to end (SO_SNDTIMEO).
+    deadline: Option<Instant>,
+}
+
+/// Answers a program's connect().
+#[derive(Debug)]
+pub(super) struct Telling {
+    sending: Sending,
+    notifier: Notifier,
+    epoll: OwnedFd,
+    connecting: HashMap<u64, Connecting>,
+    journal: Journal,
+    life: Life,
+}
+
+impl Telling {
+    pub(super) fn new(sending: &Sending, notifier: Notifier, life: Life) -> anyhow::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &notifier, epoll::EventData::new_u64(NOTIFIER), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &life, epoll::EventData::new_u64(LIFE), epoll::EventFlags::IN)?;
+        let (sending, connecting) = (sending.clone(), HashMap::new());
+        Ok(Self { sending, notifier, epoll, connecting, journal: Journal::new(), life })
+    }
+
+    /// Answers until the program and all that it started have ended.
+    pub(super) fn run(mut self) -> anyhow::Result<Ending> {
+        loop {
+            let nothing =
+                epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+            let mut events = [nothing; EVENTS];
+            let limit = (!self.connecting.is_empty()).then_some(PERIOD);
+            let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+            let count = match epoll::wait(&self.epoll, &mut events, limit.as_ref()) {
+                Ok(count) => count,
+                Err(Errno::INTR) => 0,
+                Err(errno) => return Err(errno.into()),
+            };
+            for event in &events[..count] {
+                let flags = event.flags;
+                match event.data.u64() {
+                    NOTIFIER if flags.contains(epoll::EventFlags::IN) => self.on_call()?,
+                    NOTIFIER => epoll::delete(&self.epoll, &self.notifier)?,
+                    LIFE => {
+                        if let Some(ending) = self.life.turn() {
+                            return Ok(ending);
+                        }
+                    }
+                    cookie => self.on_decided(cookie & !MARK),
+                }
+            }
+            self.look_after(Instant::now());
+        }
+    }
+
+    fn on_call(&mut self) -> anyhow::Result<()> {
+        let Some(call) = self.notifier.receive()? else { return Ok(()) };
+        if call.call != calls::CONNECT {
+            self.answer(&call, Answer::GoOn);
+            return Ok(());
+        }
+        let Some(socket) = descriptor_for(&call, &self.notifier, &mut self.journal) else { return Ok(()) };
+        let cookie = socket_cookie(&socket).unwrap_or_default();
+        if let Some(connecting) = self.connecting.get_mut(&cookie) {
+            connecting.call = Some(call); // begun again after a signal
+            return Ok(());
+        }
+        match self.destination(&call, socket.as_fd()) {
+            Some(to) => self.on_connect(call, socket, cookie, to),
+            None => {
+                drop(socket);
+                self.answer(&call, Answer::GoOn);
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the call leads, if a header is to be sent there. What the kernel would refuse is left to it.
+    fn destination(&self, call: &Notification, socket: BorrowedFd<'_>) -> Option<SocketAddr> {
+        let family = socket_domain(socket).ok()?;
+        let is_tcp = matches!(family, AddressFamily::INET | AddressFamily::INET6)
+            && socket_type(socket) == Ok(SocketType::STREAM);
+        // A second connect() only asks how the first one went.
+        if !is_tcp || !is_unconnected(socket) {
+            return None;
+        }
+        let to = read_address(call, family)?;
+        (self.notifier.is_waiting(call.id) && self.sending.is_told(to)).then_some(to)
+    }
+
+    fn on_connect(&mut self, call: Notification, socket: OwnedFd, cookie: u64, to: SocketAddr) {
+        let flags = fcntl_getfl(&socket).unwrap_or(OFlags::empty());
+        if flags.contains(OFlags::NONBLOCK) {
+            match self.connect_at_once(socket.as_fd(), to) {
+                Ok(()) => return self.answer_about(socket, &call, Answer::Fail(Errno::INPROGRESS)),
+                Err(Errno::OPNOTSUPP | Errno::INPROGRESS | Errno::ALREADY) => {}
+                Err(errno) => return self.answer_about(socket, &call, Answer::Fail(errno)),
+            }
+        }
+        match connect_without_waiting(socket.as_fd(), flags, to) {
+            Ok(()) => self.on_connected(Connecting { socket, to, call: Some(call), deadline: None }),
+            Err(Errno::INPROGRESS | Errno::ALREADY) => self.wait(call, socket, cookie, to),
+            Err(errno) => self.answer_about(socket, &call, Answer::Fail(errno)),
+        }
+    }
+
+    /// A program that does not wait may write as soon as it is connected, so the header has to be in the queue before.
+    fn connect_at_once(&self, socket: BorrowedFd<'_>, to: SocketAddr) -> Result<(), Errno> {
+        if self.sending.from.is_none() {
+            take_an_address(socket, to)?;
+        }
+        let opening = self.opening(socket, to)?;
+        send_with_syn(socket, to, &opening)
+    }
+
+    fn opening(&self, socket: BorrowedFd<'_>, to: SocketAddr) -> Result<Vec<u8>, Errno> {
+        let own = SocketAddr::try_from(getsockname(socket)?).map_err(|_| Errno::AFNOSUPPORT)?;
+        let opening = self.sending.opening(own, to, Transport::Stream).map_err(|_| Errno::INVAL)?;
+        debug!(%to, "told of {}", self.sending.from.unwrap_or(own));
+        Ok(opening.bytes().to_vec())
+    }
+
+    fn wait(&mut self, call: Notification, socket: OwnedFd, cookie: u64, to: SocketAddr) {
+        let limit = socket_timeout(&socket, Timeout::Send).ok().flatten();
+        let data = epoll::EventData::new_u64(cookie | MARK);
+        if let Err(errno) = epoll::add(&self.epoll, &socket, data, epoll::EventFlags::OUT) {
+            return self.answer_about(socket, &call, Answer::Fail(errno));
+        }
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        self.connecting.insert(cookie, Connecting { socket, to, call: Some(call), deadline });
+    }
+
+    /// A connection has been made, or refused.
+    fn on_decided(&mut self, cookie: u64) {
+        let Some(connecting) = self.connecting.remove(&cookie) else { return };
+        let _ = epoll::delete(&self.epoll, &connecting.socket);
+        let failure = match socket_error(&connecting.socket) {
+            Ok(Ok(())) => return self.on_connected(connecting),
+            Ok(Err(errno)) | Err(errno) => errno,
+        };
+        if let Some(call) = connecting.call {
+            self.answer_about(connecting.socket, &call, Answer::Fail(failure));
+        }
+    }
+
+    fn on_connected(&mut self, connecting: Connecting) {
+        let Connecting { socket, to, call, .. } = connecting;
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let told =
+            self.opening(socket.as_fd(), to).and_then(|opening| send(&socket, &opening, flags).map(drop));
+        let Some(call) = call else { return };
+        let answer = match told {
+            Ok(()) => Answer::Value(0),
+            Err(errno) => Answer::Fail(errno),
+        };
+        self.answer_about(socket, &call, answer);
+    }
+
+    /// The program must not find its socket still open after it has closed it.
+    fn answer_about(&mut self, socket: OwnedFd, call: &Notification, answer: Answer) {
+        drop(socket);
+        self.answer(call, answer);
+    }
+
+    fn answer(&mut self, call: &Notification, answer: Answer) {
+        if let Err(error) = self.notifier.send(call.id, answer) {
+            self.journal.on_trouble("a call could not be answered", &error);
+        }
+    }
+
+    /// Signals for those who wait, and the end of their patience (as the kernel says it: EINPROGRESS).
+    fn look_after(&mut self, now: Instant) {
+        let Self { connecting, notifier, epoll, .. } = self;
+        connecting.retain(|_, connecting| {
+            let Some(call) = connecting.call else { return true };
+            if !notifier.is_waiting(call.id) {
+                let _ = epoll::delete(&*epoll, &connecting.socket);
+                return false; // killed
+            }
+            if !still_waits(notifier, &call, connecting.deadline, Errno::INPROGRESS, now) {
+                connecting.call = None;
+            }
+            true
+        });
+    }
+}
+
+/// The socket is the program's own, and so is its mode: it is changed for the length of one call, on a socket that nobody
+/// can use for anything yet.
+fn connect_without_waiting(socket: BorrowedFd<'_>, flags: OFlags, to: SocketAddr) -> Result<(), Errno> {
+    if flags.contains(OFlags::NONBLOCK) {
+        return connect(socket, &to);
+    }
+    fcntl_setfl(socket, flags | OFlags::NONBLOCK)?;
+    let connected = connect(socket, &to);
+    fcntl_setfl(socket, flags)?;
+    connected
+}
+
+/// The header names the connection's own address, which it would have only afterwards.
+fn take_an_address(socket: BorrowedFd<'_>, to: SocketAddr) -> Result<(), Errno> {
+    let bound = SocketAddr::try_from(getsockname(socket)?).map_err(|_| Errno::AFNOSUPPORT)?;
+    if bound.port() != 0 && !bound.ip().is_unspecified() {
+        return Ok(());
+    }
+    let probe = rustix::net::socket(socket_domain(socket)?, SocketType::DGRAM, None)?;
+    connect(&probe, &to)?;
+    let route = SocketAddr::try_from(getsockname(&probe)?).map_err(|_| Errno::AFNOSUPPORT)?;
+    bind(socket, &SocketAddr::new(route.ip(), bound.port()))
+}
+
+/// struct sockaddr_in or sockaddr_in6, in the caller's memory.
+fn read_address(call: &Notification, family: AddressFamily) -> Option<SocketAddr> {
+    const V4_LENGTH: usize = 16;
+    const V6_LENGTH: usize = 28;
+    let wanted = if family == AddressFamily::INET { V4_LENGTH } else { V6_LENGTH };
+    if usize::try_from(call.int(2)).ok()? < wanted {
+        return None;
+    }
+    let mut bytes = [0; V6_LENGTH];
+    read_memory(call.thread, call.args[1], &mut bytes[..wanted]).ok()?;
+    parse_address(&bytes, family)
+}
+
+fn parse_address(bytes: &[u8; 28], family: AddressFamily) -> Option<SocketAddr> {
+    if u16::from_ne_bytes([bytes[0], bytes[1]]) != family.as_raw() {
+        return None;
+    }
+    let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+    if family == AddressFamily::INET {
+        return Some(SocketAddr::new(Ipv4Addr::from(<[u8; 4]>::try_from(&bytes[4..8]).ok()?).into(), port));
+    }
+    let flow = u32::from_ne_bytes(bytes[4..8].try_into().ok()?);
+    let scope = u32::from_ne_bytes(bytes[24..28].try_into().ok()?);
+    let ip = Ipv6Addr::from(<[u8; 16]>::try_from(&bytes[8..24]).ok()?);
+    Some(SocketAddrV6::new(ip, port, flow, scope).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_the_kernel_lays_them_out() {
+        let mut bytes = [0; 28];
+        bytes[..8].copy_from_slice(&[2, 0, 1, 2, 192, 0, 2, 1]);
+        let v4 = parse_address(&bytes, AddressFamily::INET);
+        assert_eq!(v4, Some("192.0.2.1:258".parse().unwrap()));
+        assert_eq!(parse_address(&bytes, AddressFamily::INET6), None);
+        bytes[..2].copy_from_slice(&10_u16.to_ne_bytes());
+        bytes[4..8].fill(0);
+        bytes[8..10].copy_from_slice(&[0xfe, 0x80]);
+        bytes[23] = 1;
+        bytes[24..].copy_from_slice(&7_u32.to_ne_bytes());
+        assert_eq!(parse_address(&bytes, AddressFamily::INET6), Some("[fe80::1%7]:258".parse().unwrap()));
+    }
+}
