@@ -1,5 +1,6 @@
 //! `truepeer run` by notification: real programs, and what is this mechanism's own. What every way must show is in `matrix`.
 
+mod connects;
 mod crowds;
 mod kit;
 mod lives;
@@ -12,6 +13,7 @@ fn main() -> ExitCode {
     let mut all = programs::tests();
     all.extend(sockets::tests());
     all.extend(lives::tests());
+    all.extend(connects::tests());
     all.extend(crowds::tests());
     truepeer_testbed::main(all)
 }

@@ -16,9 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
-use rustix::net::sockopt::{
-    Timeout, socket_cookie, socket_domain, socket_error, socket_timeout, socket_type,
-};
+use rustix::net::sockopt::{Timeout, socket_cookie, socket_domain, socket_timeout, socket_type};
 use rustix::net::{AddressFamily, SendFlags, SocketType, bind, connect, getsockname, send};
 use tracing::debug;
 use truepeer_handover::Sending;
@@ -179,16 +177,23 @@ impl Telling {
         self.connecting.insert(cookie, Connecting { socket, to, call: Some(call), deadline });
     }
 
-    /// A connection has been made, or refused.
+    /// A connection has been made, or refused: asked by connect() itself, after which a refused socket may try again.
     fn on_decided(&mut self, cookie: u64) {
         let Some(connecting) = self.connecting.remove(&cookie) else { return };
-        let _ = epoll::delete(&self.epoll, &connecting.socket);
-        let failure = match socket_error(&connecting.socket) {
-            Ok(Ok(())) => return self.on_connected(connecting),
-            Ok(Err(errno)) | Err(errno) => errno,
+        let flags = fcntl_getfl(&connecting.socket).unwrap_or(OFlags::empty());
+        let failure = match connect_without_waiting(connecting.socket.as_fd(), flags, connecting.to) {
+            Err(Errno::INPROGRESS | Errno::ALREADY) => {
+                self.connecting.insert(cookie, connecting);
+                return;
+            }
+            Ok(()) | Err(Errno::ISCONN) => None,
+            Err(errno) => Some(errno),
         };
-        if let Some(call) = connecting.call {
-            self.answer_about(connecting.socket, &call, Answer::Fail(failure));
+        let _ = epoll::delete(&self.epoll, &connecting.socket);
+        match (failure, connecting.call) {
+            (None, _) => self.on_connected(connecting),
+            (Some(errno), Some(call)) => self.answer_about(connecting.socket, &call, Answer::Fail(errno)),
+            (Some(_), None) => {}
         }
     }
 

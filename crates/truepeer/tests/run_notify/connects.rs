@@ -1,0 +1,240 @@
+//! `truepeer connect` by notification: what a server gets, and what the program is told.
+
+use anyhow::ensure;
+use rustix::process::Signal;
+use truepeer_testbed::{Bed, Behaviour, Program, Test, User, servers, tests};
+
+use crate::kit::{CLIENT4, PYTHON, V4, V6, python, start};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let all = tests![
+        a_blocking_connect_sends_a_header,
+        a_non_blocking_connect_sends_a_header,
+        a_header_is_sent_where_the_kernel_opens_no_faster,
+        connect_answers_as_it_does_without_us,
+        only_what_is_meant_is_told,
+        a_blocking_connect_hears_signals,
+        programs_that_know_nothing_of_it_send_headers,
+    ];
+    let mut all: Vec<Test> = all.into_iter().map(|test| test.needs_program(PYTHON)).collect();
+    all.push(Test::new("a_go_client_sends_headers", a_go_client_sends_headers).needs_program("go"));
+    all.into_iter().map(Test::needs_several_users).collect()
+}
+
+fn connecting(program: Program, options: &[&str]) -> Program {
+    let launch = [&["connect", "--via", "notify"], options, &["--"]].concat();
+    program.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch)
+}
+
+fn script(bed: &Bed, text: &str, options: &[&str]) -> anyhow::Result<Program> {
+    let file = bed.write("client.py", text)?;
+    Ok(connecting(Program::new(PYTHON).arg("-u").arg(file).as_user(User::TESTER), options))
+}
+
+/// Sends `hello`, prints its own address, what came back, and that of another process that it starts.
+const BLOCKING: &str = "\
+import os, socket
+def talk():
+    for address in (('127.0.0.1', 8080), ('::1', 8080)):
+        connection = socket.create_connection(address)
+        connection.sendall(b'hello')
+        connection.shutdown(socket.SHUT_WR)
+        back = b''
+        while part := connection.recv(4096):
+            back += part
+        print(connection.getsockname()[1], back)
+talk()
+if os.fork() == 0:
+    talk()
+else:
+    os.wait()
+";
+
+const NON_BLOCKING: &str = "\
+import asyncio
+async def main():
+    for host in ('127.0.0.1', '::1'):
+        reader, writer = await asyncio.open_connection(host, 8080)
+        writer.write(b'hello')
+        writer.write_eof()
+        print(writer.get_extra_info('sockname')[1], await reader.read())
+        writer.close()
+asyncio.run(main())
+";
+
+/// An echo; so that the program prints what it was made to send.
+fn what_was_sent(bed: &Bed, text: &str, connections: usize) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[V4, V6])?;
+    let said = script(bed, text, &["--header", "v1"])?.run(bed)?;
+    ensure!(said.lines().count() == connections, "{said}");
+    for (n, line) in said.lines().enumerate() {
+        let (port, _) = line.split_once(' ').unwrap_or_default();
+        let header = match n % 2 {
+            0 => format!("PROXY TCP4 127.0.0.1 127.0.0.1 {port} 8080\\r\\nhello"),
+            _ => format!("PROXY TCP6 ::1 ::1 {port} 8080\\r\\nhello"),
+        };
+        ensure!(line == format!("{port} b'{header}'"), "{line}");
+    }
+    let said = script(bed, text, &["--header", "v1", "--from", CLIENT4])?.run(bed)?;
+    let header = "PROXY TCP4 203.0.113.7 127.0.0.1 5000 8080\\r\\nhello";
+    ensure!(said.lines().next().is_some_and(|line| line.ends_with(&format!("b'{header}'"))), "{said}");
+    Ok(())
+}
+
+fn a_blocking_connect_sends_a_header(bed: &Bed) -> anyhow::Result<()> {
+    what_was_sent(bed, BLOCKING, 4)
+}
+
+fn a_non_blocking_connect_sends_a_header(bed: &Bed) -> anyhow::Result<()> {
+    what_was_sent(bed, NON_BLOCKING, 2)
+}
+
+fn a_header_is_sent_where_the_kernel_opens_no_faster(bed: &Bed) -> anyhow::Result<()> {
+    std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "0")?;
+    what_was_sent(bed, NON_BLOCKING, 2)
+}
+
+fn connect_answers_as_it_does_without_us(bed: &Bed) -> anyhow::Result<()> {
+    let text = "\
+import ctypes, os, select, socket, struct
+libc = ctypes.CDLL(None, use_errno=True)
+def say(what, answer):
+    print(what, 'ok' if answer >= 0 else 'errno %d' % ctypes.get_errno())
+def inet(port):
+    return struct.pack('=H', socket.AF_INET) + struct.pack('!H', port) + socket.inet_aton('127.0.0.1') + bytes(8)
+kept = []
+def tcp(blocking=True):
+    s = socket.socket()
+    s.setblocking(blocking)
+    kept.append(s)
+    return s
+s = tcp()
+say('nobody listens', libc.connect(s.fileno(), inet(9), 16))
+say('somebody does', libc.connect(s.fileno(), inet(8080), 16))
+say('again', libc.connect(s.fileno(), inet(8080), 16))
+say('no descriptor', libc.connect(999, inet(8080), 16))
+say('not a socket', libc.connect(1, inet(8080), 16))
+say('too short', libc.connect(tcp().fileno(), inet(8080), 8))
+say('a wrong address', libc.connect(tcp().fileno(), ctypes.c_void_p(8), 16))
+say('another family', libc.connect(tcp().fileno(), struct.pack('=H', socket.AF_UNIX) + bytes(14), 16))
+say('a network nobody knows', libc.connect(tcp().fileno(), inet(80)[:4] + socket.inet_aton('192.0.2.1') + bytes(8), 16))
+s = tcp(False)
+say('without waiting', libc.connect(s.fileno(), inet(8080), 16))
+select.select([], [s], [])
+print(s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+s = tcp(False)
+say('without waiting, nobody listens', libc.connect(s.fileno(), inet(9), 16))
+select.select([], [s], [])
+print(s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+say('datagrams', libc.connect(datagrams.fileno(), inet(9), 16))
+print(datagrams.getpeername())
+";
+    let _echo = Behaviour::Echo.start(bed, &[V4])?;
+    let file = bed.write("calls.py", text)?;
+    let program = || Program::new(PYTHON).arg("-u").arg(&file).as_user(User::TESTER);
+    let (without, with) = (program().run(bed)?, connecting(program(), &["--from", CLIENT4]).run(bed)?);
+    ensure!(without.lines().count() == 15, "{without}");
+    ensure!(without == with, "without us:\n{without}with us:\n{with}");
+    let text = "\
+import errno, socket
+try:
+    socket.socket().sendto(b'hello', 0x20000000, ('127.0.0.1', 8080))
+except OSError as error:
+    print(error.errno == errno.EOPNOTSUPP)
+";
+    let said = script(bed, text, &[])?.run(bed)?;
+    ensure!(said.trim() == "True", "{said}");
+    Ok(())
+}
+
+fn only_what_is_meant_is_told(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[V4, V6])?;
+    let said = script(bed, BLOCKING, &["--header", "v1", "--to", "127.0.0.0/8:8080"])?.run(bed)?;
+    let lines: Vec<&str> = said.lines().collect();
+    ensure!(lines.len() == 4, "{said}");
+    ensure!(lines[0].contains("PROXY TCP4") && lines[1].ends_with(" b'hello'"), "{said}");
+    ensure!(!script(bed, BLOCKING, &["--to", "127.0.0.0/8:9"])?.run(bed)?.contains("QUIT"));
+    Ok(())
+}
+
+/// A listener whose queue is full answers nobody.
+fn a_blocking_connect_hears_signals(bed: &Bed) -> anyhow::Result<()> {
+    let text = "\
+import signal, socket
+signal.signal(signal.SIGUSR1, lambda *_: print('handled'))
+listener = socket.socket()
+listener.bind(('127.0.0.1', 8080))
+listener.listen(0)
+held = []
+while True:
+    print('connecting')
+    connection = socket.socket()
+    connection.connect(('127.0.0.1', 8080))
+    held.append(connection)
+";
+    let running = start(bed, &script(bed, text, &[])?, &[V4])?;
+    running.wait_for_log("connecting\nconnecting")?;
+    running.signal(Signal::USR1)?;
+    running.wait_for_log("handled")?;
+    running.signal(Signal::INT)?;
+    running.wait_end()?;
+    ensure!(running.log().contains("KeyboardInterrupt"), "{}", running.log());
+    Ok(())
+}
+
+/// Both ends by notification: who is claimed here is who is seen there.
+fn programs_that_know_nothing_of_it_send_headers(bed: &Bed) -> anyhow::Result<()> {
+    let server = "\
+import http.server
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(('%s %d\\n' % self.client_address[:2]).encode())
+http.server.ThreadingHTTPServer(('127.0.0.1', 8080), Answer).serve_forever()
+";
+    let _server = start(bed, &python(bed, server, &[])?, &[V4])?;
+    for version in ["v1", "v2"] {
+        let options = ["--from", CLIENT4, "--header", version];
+        let saw = connecting(servers::curl("http://127.0.0.1:8080/"), &options).run(bed)?;
+        ensure!(saw.trim() == "203.0.113.7 5000", "curl: {saw:?}");
+        let saw = connecting(servers::nc("127.0.0.1", 8080, b"GET / HTTP/1.0\r\n\r\n"), &options).run(bed)?;
+        ensure!(saw.ends_with("203.0.113.7 5000\n"), "nc: {saw:?}");
+    }
+    Ok(())
+}
+
+fn a_go_client_sends_headers(bed: &Bed) -> anyhow::Result<()> {
+    let source = "\
+package main
+
+import (
+\t\"fmt\"
+\t\"io\"
+\t\"net\"
+)
+
+func main() {
+\tfor range 20 {
+\t\tconn, err := net.Dial(\"tcp\", \"127.0.0.1:8080\")
+\t\tif err != nil {
+\t\t\tpanic(err)
+\t\t}
+\t\tfmt.Fprint(conn, \"hello\")
+\t\tconn.(*net.TCPConn).CloseWrite()
+\t\tback, _ := io.ReadAll(conn)
+\t\tfmt.Printf(\"%q\\n\", back)
+\t}
+}
+";
+    let (file, program) = (bed.write("client.go", source)?, bed.dir().join("client"));
+    let env = ["CGO_ENABLED=0", "HOME=/tmp", "GOFLAGS=-mod=mod", "go", "build", "-o"];
+    Program::new("env").args(env).arg(&program).arg(file).run(bed)?;
+    let _echo = Behaviour::Echo.start(bed, &[V4])?;
+    let program = Program::new(program).as_user(User::TESTER);
+    let said = connecting(program, &["--from", CLIENT4, "--header", "v1"]).run(bed)?;
+    let expected = "\"PROXY TCP4 203.0.113.7 127.0.0.1 5000 8080\\r\\nhello\"";
+    ensure!(said.lines().count() == 20 && said.lines().all(|line| line == expected), "{said}");
+    Ok(())
+}
