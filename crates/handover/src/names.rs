@@ -4,11 +4,13 @@
 //! has to be noticed of dup, fork, SCM_RIGHTS or exec. The table is memory that a family of processes shares.
 //!
 //! ```text
-//! head │ slot slot slot …    slot = cookie mod SLOTS, or one of the next WINDOW
+//! head │ slot slot slot …    slot = cookie mod size, or one of the next WINDOW
 //! ```
 //! Slots are taken by compare-and-swap. There is no lock; a process that is killed within an insertion leaves one slot
 //! unusable, and nobody waits for it. Cookies are counted up, so a slot comes up again a whole table later, when its
-//! connection is most probably closed: the kernel is asked, and only what is closed is forgotten.
+//! connection is most probably closed: the kernel is asked, and only what is closed is forgotten. The table begins small and
+//! doubles where everything is open, so that memory follows open connections, not past ones; names stay where they were
+//! written, and are looked for at each size that the table has had.
 
 mod diag;
 mod memory;
@@ -28,6 +30,8 @@ use crate::WakeUp;
 
 /// Open connections that can have a name, more or less; 96 bytes each.
 const SLOTS: usize = 1 << 16;
+/// As many places are used at first.
+const FIRST_SIZE: usize = 1 << 10;
 /// How far from its place a name may be.
 const WINDOW: usize = 32;
 
@@ -75,7 +79,7 @@ impl Names {
     /// What memfd_create(2), ftruncate(2), mmap(2) and getrandom(2) say.
     pub fn create() -> Result<(Self, OwnedFd), Errno> {
         let word = WakeUp::new()?.word();
-        let (memory, fd) = Memory::create(SLOTS, word)?;
+        let (memory, fd) = Memory::create(SLOTS, FIRST_SIZE, word)?;
         Ok((Self { memory }, fd))
     }
 
@@ -97,27 +101,52 @@ impl Names {
     /// # Errors
     /// If all places are taken by open connections.
     pub fn insert(&self, cookie: u64, name: &Name, census: &mut dyn Census) -> Result<(), NamesFull> {
-        if self.claim(cookie, name) {
-            return Ok(());
+        loop {
+            let size = self.size();
+            if self.claim(cookie, size, name) {
+                return Ok(());
+            }
+            self.forget_closed(cookie, size, census);
+            if self.claim(cookie, size, name) {
+                return Ok(());
+            }
+            if size >= SLOTS {
+                return Err(NamesFull);
+            }
+            // Whoever was faster has doubled it, too.
+            let _ = self.memory.size().compare_exchange(
+                size as u64,
+                2 * size as u64,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            );
         }
-        self.forget_closed(cookie, census);
-        if self.claim(cookie, name) { Ok(()) } else { Err(NamesFull) }
+    }
+
+    /// How many places are in use.
+    fn size(&self) -> usize {
+        let size = usize::try_from(self.memory.size().load(Ordering::Acquire)).unwrap_or(SLOTS);
+        size.clamp(FIRST_SIZE, SLOTS)
     }
 
     /// The name of a connection, if it was given one.
     pub fn find(&self, cookie: u64) -> Option<Name> {
-        for slot in self.window(cookie) {
-            match slot.cookie.load(Ordering::Acquire) {
-                NEVER_USED => return None,
-                found if found == cookie => return slot.read(cookie),
-                _ => {}
+        let mut size = self.size();
+        while size >= FIRST_SIZE {
+            for slot in self.window(cookie, size) {
+                match slot.cookie.load(Ordering::Acquire) {
+                    NEVER_USED => break,
+                    found if found == cookie => return slot.read(cookie),
+                    _ => {}
+                }
             }
+            size /= 2;
         }
         None
     }
 
-    fn claim(&self, cookie: u64, name: &Name) -> bool {
-        self.window(cookie).any(|slot| {
+    fn claim(&self, cookie: u64, size: usize, name: &Name) -> bool {
+        self.window(cookie, size).any(|slot| {
             let before = slot.cookie.load(Ordering::Relaxed);
             let ours = matches!(before, NEVER_USED | FREE)
                 && slot.cookie.compare_exchange(before, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
@@ -129,8 +158,8 @@ impl Names {
     }
 
     /// Looks through the whole window, so that the next insertions find room without asking the kernel.
-    fn forget_closed(&self, cookie: u64, census: &mut dyn Census) {
-        for slot in self.window(cookie) {
+    fn forget_closed(&self, cookie: u64, size: usize, census: &mut dyn Census) {
+        for slot in self.window(cookie, size) {
             let occupant = slot.cookie.load(Ordering::Acquire);
             if matches!(occupant, NEVER_USED | FREE | TAKEN) {
                 continue;
@@ -144,10 +173,10 @@ impl Names {
         }
     }
 
-    fn window(&self, cookie: u64) -> impl Iterator<Item = &Slot> {
-        let slots = self.memory.slots();
-        let start = usize::try_from(cookie % slots.len() as u64).unwrap_or(0);
-        (start..start + WINDOW).map(move |place| &slots[place % slots.len()])
+    fn window(&self, cookie: u64, size: usize) -> impl Iterator<Item = &Slot> {
+        let slots = &self.memory.slots()[..size];
+        let start = usize::try_from(cookie % size as u64).unwrap_or(0);
+        (start..start + WINDOW).map(move |place| &slots[place % size])
     }
 }
 

@@ -11,7 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use super::slot::{self, Slot};
 
 /// Changes with the layout, so that two versions of truepeer don't share a table.
-const MAGIC: u64 = 0x7470_6e61_6d65_0001;
+const MAGIC: u64 = 0x7470_6e61_6d65_0002;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 #[derive(Debug)]
@@ -19,8 +19,10 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 struct Head {
     magic: AtomicU64,
     word: [AtomicU64; 2],
+    /// How many slots are in use.
+    size: AtomicU64,
     /// So that slots do not share the head's cache line.
-    _reserved: [AtomicU64; 5],
+    _reserved: [AtomicU64; 4],
 }
 
 /// Owns the mapping: `slots` behind a [`Head`], `bytes` long, until dropped.
@@ -37,12 +39,13 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    pub(super) fn create(slots: usize, word: [u8; 16]) -> Result<(Self, OwnedFd), Errno> {
+    pub(super) fn create(slots: usize, first_size: usize, word: [u8; 16]) -> Result<(Self, OwnedFd), Errno> {
         let fd = memfd_create(c"truepeer-names", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, bytes_of(slots) as u64)?;
         fcntl_add_seals(&fd, SEALS)?;
         let memory = Self::map(fd.as_fd(), slots)?;
         slot::store(&memory.head().word, word);
+        memory.head().size.store(first_size as u64, Ordering::Relaxed);
         memory.head().magic.store(MAGIC, Ordering::Release);
         Ok((memory, fd))
     }
@@ -74,6 +77,10 @@ impl Memory {
 
     pub(super) fn word(&self) -> [u8; 16] {
         slot::load(&self.head().word)
+    }
+
+    pub(super) fn size(&self) -> &AtomicU64 {
+        &self.head().size
     }
 
     fn head(&self) -> &Head {

@@ -52,6 +52,22 @@ fn only_closed_connections_are_forgotten() {
 }
 
 #[test]
+fn the_table_grows_with_open_connections_only() {
+    let (names, _fd) = Names::create().unwrap();
+    for cookie in 1..10 * FIRST_SIZE as u64 {
+        names.insert(cookie, &name("192.0.2.1:1"), &mut nobody()).unwrap();
+    }
+    assert_eq!(names.size(), FIRST_SIZE);
+    let mut open = nobody();
+    for cookie in 100_000..105_000_u64 {
+        open.0.insert(cookie);
+        names.insert(cookie, &name("192.0.2.2:2"), &mut open).unwrap();
+    }
+    assert_eq!(names.size(), 8 * FIRST_SIZE);
+    assert!((100_000..105_000).all(|cookie| names.find(cookie) == Some(name("192.0.2.2:2"))));
+}
+
+#[test]
 fn a_foreign_descriptor_is_no_table() {
     let file = rustix::fs::memfd_create(c"other", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     assert_eq!(Names::open(file.as_fd()).unwrap_err(), Errno::INVAL);
