@@ -55,7 +55,14 @@ impl<L> Late<L> {
     /// # Errors
     /// What epoll_create1(2) and epoll_ctl(2) say.
     pub fn new(inbox: BorrowedFd<'_>) -> Result<Self, Errno> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Self::on(epoll::create(epoll::CreateFlags::CLOEXEC)?, inbox)
+    }
+
+    /// Likewise, with an epoll of the caller's making.
+    ///
+    /// # Errors
+    /// What epoll_ctl(2) says.
+    pub fn on(epoll: OwnedFd, inbox: BorrowedFd<'_>) -> Result<Self, Errno> {
         epoll::add(&epoll, inbox, epoll::EventData::new_u64(INBOX), epoll::EventFlags::IN)?;
         Ok(Self { epoll, waiting: BTreeMap::new(), deadlines: BTreeSet::new(), next: 0 })
     }

@@ -27,15 +27,24 @@ extern "C" fn at_load() {
     let done = catch_unwind(|| {
         let file = own_file();
         roles::assume(file);
-        // SAFETY: the handler is a function of this library, which is never unloaded; it may be run in any forked child.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        // SAFETY: the handlers are functions of this library, which is never unloaded.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     });
     if done.is_err() {
         std::process::abort();
     }
 }
 
+unsafe extern "C" fn before_fork() {
+    ours::before_fork();
+}
+
+unsafe extern "C" fn in_parent() {
+    ours::after_fork();
+}
+
 unsafe extern "C" fn in_child() {
+    ours::after_fork();
     let _ = catch_unwind(waiter::on_fork);
 }
 
@@ -108,16 +117,26 @@ unsafe fn give(addr: &SocketAddrAny, to: *mut sockaddr, len: *mut socklen_t) {
     }
 }
 
-/// A room of negative length is refused before anything is done, as the kernel does.
+/// Refuses a room of negative length, and addresses that no program has memory at: as the kernel does, as far as can be
+/// seen without touching them. What lies elsewhere and isn't there ends the program, which POSIX leaves open.
 ///
 /// # Safety
 /// As [`give`].
 unsafe fn check_room(to: *mut sockaddr, len: *mut socklen_t) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
-    if !to.is_null() && (len.is_null() || unsafe { *len } > socklen_t::MAX / 2) {
-        return Err(if len.is_null() { Errno::FAULT } else { Errno::INVAL });
+    /// vm.mmap_min_addr is not less anywhere.
+    const LOWEST: usize = 4096;
+    if to.is_null() {
+        return Ok(());
     }
-    Ok(())
+    if len.addr() < LOWEST {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller's promise.
+    match unsafe { *len } {
+        room if room > socklen_t::MAX / 2 => Err(Errno::INVAL),
+        room if room > 0 && to.addr() < LOWEST => Err(Errno::FAULT),
+        _ => Ok(()),
+    }
 }
 
 /// # Safety
@@ -143,21 +162,20 @@ pub(crate) unsafe extern "C" fn accept4(
         if flags & !known != 0 {
             return None;
         }
-        // SAFETY: the caller's promise.
-        if let Err(error) = unsafe { check_room(addr, len) } {
-            return Some(Err(error));
-        }
         let flags = SocketFlags::from_bits_retain(flags.cast_unsigned());
-        Some(accepting::accept(listener, flags, role).map(|(socket, peer)| {
-            let addr_any = match peer {
+        Some(accepting::accept(listener, flags, role).and_then(|(socket, peer)| {
+            let known = match peer {
                 Peer::AsItIs(addr) => addr,
                 Peer::Known(addr) => Some(addr.as_any()),
             };
-            if let Some(any) = addr_any {
+            // The connection is lost then, as it is in the kernel.
+            // SAFETY: the caller's promise.
+            unsafe { check_room(addr, len) }?;
+            if let Some(known) = known {
                 // SAFETY: the caller's promise.
-                unsafe { give(&any, addr, len) };
+                unsafe { give(&known, addr, len) };
             }
-            socket.into_raw_fd()
+            Ok(socket.into_raw_fd())
         }))
     };
     answer(work, || plainly(libc::SYS_accept4, [word(fd), addr as usize, len as usize, word(flags)]))

@@ -45,7 +45,8 @@ pub(crate) fn make_ready(socket: BorrowedFd<'_>) {
 
 /// A listener that was not seen before: inherited, or passed on by the service manager.
 pub(crate) fn on_first_accept(socket: BorrowedFd<'_>, rules: &Rules) {
-    if SEEN.insert(socket.as_raw_fd()) && is_meant(socket, rules) {
+    let listens = || sockopt::socket_acceptconn(socket) == Ok(true);
+    if SEEN.insert(socket.as_raw_fd()) && listens() && is_meant(socket, rules) {
         make_ready(socket);
         let _ = rustix::net::listen(socket, BACKLOG);
     }

@@ -1,7 +1,7 @@
 //! Descriptors of ours in a process that is not: programs that close "all" descriptors must not close these, and must not be
 //! given their numbers while we believe them to be ours.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
@@ -83,6 +83,34 @@ pub(crate) fn keep(fd: OwnedFd, inherited_by_exec: bool) -> Result<OwnedFd, Errn
 pub(crate) fn keep_waiting(fd: RawFd) {
     WAITING.insert(fd);
     OURS.insert(fd);
+}
+
+/// Held while a connection is no longer ours and not closed yet, and while the program forks: the child would have a copy
+/// that nobody closes. Held for a few instructions, by a thread that nothing can interrupt.
+static CLOSING: AtomicBool = AtomicBool::new(false);
+
+fn hold() {
+    while CLOSING.swap(true, Ordering::Acquire) {
+        std::thread::yield_now();
+    }
+}
+
+/// Closes a connection that waits.
+pub(crate) fn close(socket: OwnedFd) {
+    hold();
+    release(socket.as_raw_fd());
+    drop(socket);
+    CLOSING.store(false, Ordering::Release);
+}
+
+/// Before the program forks.
+pub(crate) fn before_fork() {
+    hold();
+}
+
+/// After it has forked, in the parent and in the child.
+pub(crate) fn after_fork() {
+    CLOSING.store(false, Ordering::Release);
 }
 
 /// No longer ours.

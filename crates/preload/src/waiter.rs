@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawF
 use std::thread;
 use std::time::Instant;
 
+use rustix::event::epoll;
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Resource, getrlimit};
@@ -89,7 +90,8 @@ fn start() -> Result<RawFd, Errno> {
     let (reader, writer) = (ours::keep(reader, false)?, ours::keep(writer, false)?);
     // The quota may not permit it: then fewer can come at once.
     let _ = fcntl_setpipe_size(&writer, PIPE_BYTES);
-    let late = Late::new(reader.as_fd())?;
+    let epoll = ours::keep(epoll::create(epoll::CreateFlags::CLOEXEC)?, false)?;
+    let late = Late::on(epoll, reader.as_fd())?;
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
     let most = usize::try_from(limit).unwrap_or(usize::MAX).max(16);
     let waiter = Waiter { late, reader, most, again: Vec::new(), unrung: Vec::new() };
@@ -204,20 +206,27 @@ impl Waiter {
 impl Waiter {
     fn hand_over(&mut self, decided: Decided<Listener>, role: &Accepting) {
         let Decided { socket, listener, look, .. } = decided;
-        ours::release(socket.as_raw_fd());
         if look == Look::WakeUp {
+            ours::close(socket);
             // It was slow to say its word. What it announced is announced once more.
             return self.ring(listener.local, role);
         }
         match settle(socket.as_fd(), listener.sender, &look, role) {
             Ok(peer) => self.put(socket, listener.local, peer, role),
-            Err(refused) => say::refusal(&refused),
+            Err(refused) => {
+                ours::close(socket);
+                say::refusal(&refused);
+            }
         }
     }
 
     fn put(&mut self, socket: OwnedFd, listener: SocketAddr, peer: SocketAddr, role: &Accepting) {
         match role.family.ready.put(socket.as_fd(), listener, peer) {
-            Ok(()) => self.ring(listener, role),
+            Ok(()) => {
+                // Before the program has it, and may fork.
+                ours::close(socket);
+                self.ring(listener, role);
+            }
             Err(_) => self.again.push((socket, listener, peer)),
         }
     }

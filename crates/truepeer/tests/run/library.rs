@@ -1,0 +1,212 @@
+//! What is the library's own: where it is put, and how it behaves in a program that doesn't know of it.
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+
+use anyhow::{Context, ensure};
+use truepeer_testbed::client::{self, End};
+use truepeer_testbed::{Bed, Program, Running, Test, User, tests};
+
+use crate::{PYTHON, python, truepeer};
+
+const LISTENER: &str = "127.0.0.1:8080";
+const CLIENT: &str = "203.0.113.7:5000";
+
+pub(crate) fn tests() -> Vec<Test> {
+    let mut all: Vec<Test> = tests![
+        a_program_that_closes_everything_is_served_on,
+        a_forked_child_holds_nobodys_connection_open,
+        names_survive_the_execution_of_another_program,
+        sockets_passed_to_another_process_keep_their_name,
+        many_start_at_once,
+    ]
+    .into_iter()
+    .map(|test| test.needs_program(PYTHON).needs_several_users())
+    .collect();
+    all.extend(tests![the_library_alone_is_run_without_options]);
+    all.push(
+        Test::new("a_library_of_somebody_elses_is_not_taken", a_library_of_somebody_elses_is_not_taken)
+            .needs_several_users(),
+    );
+    all
+}
+
+fn header() -> anyhow::Result<Vec<u8>> {
+    client::v2(CLIENT, "192.0.2.1:443")
+}
+
+fn start(bed: &Bed, script: &str) -> anyhow::Result<Running> {
+    let launch = ["run", "--via", "preload", "--header-timeout", "60s", "--"];
+    let running = python(bed, script)?.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch).start(bed)?;
+    running.wait_listening(LISTENER)?;
+    Ok(running)
+}
+
+/// Asks in two parts, so that the waiter, the queue and the wake-up are needed.
+fn is_served() -> anyhow::Result<()> {
+    let header = header()?;
+    let mut stream = client::connect(LISTENER)?;
+    stream.write_all(&header[..20])?;
+    truepeer_testbed::sockets::wait_until_sent(&stream)?;
+    stream.write_all(&header[20..])?;
+    let said = client::ask(&mut stream, b"x")?;
+    ensure!(said == "203.0.113.7 5000", "{said:?}");
+    Ok(())
+}
+
+/// As daemons do, before and after they listen, by the three ways there are.
+fn a_program_that_closes_everything_is_served_on(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import ctypes, os, socket
+libc = ctypes.CDLL(None)
+os.closerange(3, 65536)
+listener = socket.create_server(('127.0.0.1', 8080))
+def close_others():
+    kept = listener.fileno()
+    for number in range(3, 1024):
+        if number != kept:
+            libc.close(number)
+    libc.close_range(kept + 1, 0xFFFFFFFF, 0)
+while True:
+    close_others()
+    connection, peer = listener.accept()
+    while connection.recv(4096):
+        pass
+    connection.sendall(b'%s %d' % (peer[0].encode(), peer[1]))
+    connection.close()
+";
+    let _running = start(bed, script)?;
+    (0..5).try_for_each(|_| is_served())
+}
+
+/// A connection that waits for its header when the program forks: the child lives on, the connection must not.
+fn a_forked_child_holds_nobodys_connection_open(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import os, socket, time
+listener = socket.create_server(('127.0.0.1', 8080))
+while True:
+    connection, peer = listener.accept()
+    if os.fork() == 0:
+        connection.close()
+        listener.close()
+        time.sleep(1000)
+    while connection.recv(4096):
+        pass
+    connection.sendall(b'%s %d' % (peer[0].encode(), peer[1]))
+    connection.close()
+";
+    let _running = start(bed, script)?;
+    let header = header()?;
+    let mut waiting = client::connect(LISTENER)?;
+    waiting.write_all(&header[..20])?;
+    is_served()?; // the program has forked meanwhile, and the child stays
+    waiting.write_all(&header[20..])?;
+    ensure!(client::ask(&mut waiting, b"x")? == "203.0.113.7 5000");
+    let mut wrong = client::connect(LISTENER)?;
+    wrong.write_all(b"PROXY TC")?;
+    is_served()?;
+    wrong.write_all(b"nonsense")?;
+    ensure!(matches!(client::read_end(&mut wrong)?, End::Reset | End::Eof));
+    Ok(())
+}
+
+fn names_survive_the_execution_of_another_program(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import os, socket, subprocess, sys
+child = '''
+import socket
+connection = socket.socket(fileno=0)
+while connection.recv(4096):
+    pass
+connection.sendall(b'%s %d' % (connection.getpeername()[0].encode(), connection.getpeername()[1]))
+'''
+listener = socket.create_server(('127.0.0.1', 8080))
+while True:
+    connection, peer = listener.accept()
+    subprocess.run([sys.executable, '-c', child], stdin=connection, close_fds=True, check=True)
+    connection.close()
+";
+    let running = start(bed, script)?;
+    is_served()?;
+    ensure!(running.stderr().is_empty(), "{}", running.stderr());
+    Ok(())
+}
+
+fn sockets_passed_to_another_process_keep_their_name(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import os, socket
+near, far = socket.socketpair()
+if os.fork() == 0:
+    while True:
+        _, fds, _, _ = socket.recv_fds(far, 1, 1)
+        connection = socket.socket(fileno=fds[0])
+        while connection.recv(4096):
+            pass
+        connection.sendall(b'%s %d' % (connection.getpeername()[0].encode(), connection.getpeername()[1]))
+        connection.close()
+listener = socket.create_server(('127.0.0.1', 8080))
+while True:
+    connection, peer = listener.accept()
+    socket.send_fds(near, [b'x'], [connection.fileno()])
+    connection.close()
+";
+    let _running = start(bed, script)?;
+    (0..3).try_for_each(|_| is_served())
+}
+
+/// Loaded by hand, without a word.
+fn the_library_alone_is_run_without_options(bed: &Bed) -> anyhow::Result<()> {
+    let dir = bed.dir().join("lib");
+    truepeer(&["run", "--unpack"]).arg(&dir).run(bed)?;
+    let who = truepeer_testbed::Behaviour::Who
+        .start_program(bed, &[LISTENER], |program| program.env("LD_PRELOAD", dir.join("libtruepeer.so")))?;
+    let saw = client::ask(&mut client::connect(LISTENER)?, &header()?)?;
+    ensure!(saw.trim() == CLIENT, "{saw:?}");
+    client::read_end(&mut {
+        let mut stream = client::connect(LISTENER)?;
+        stream.write_all(b"GET / HTTP/1.1\r\n\r\n")?;
+        stream
+    })?;
+    who.wait_for_log("HTTP")
+}
+
+/// Whoever is first writes the library, nobody loads half of it.
+fn many_start_at_once(bed: &Bed) -> anyhow::Result<()> {
+    let dir = bed.dir().join("runtime");
+    std::fs::create_dir(&dir)?;
+    std::os::unix::fs::chown(&dir, Some(User::TESTER.uid), Some(User::TESTER.gid))?;
+    let program = |n: u32| {
+        let program = Program::new("sh").arg("-c").arg(format!("echo started {n}")).as_user(User::TESTER);
+        let launch = ["run", "--via", "preload", "--"];
+        program.env("XDG_RUNTIME_DIR", &dir).launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch)
+    };
+    let all: Vec<Running> = (0..20).map(|n| program(n).start(bed)).collect::<anyhow::Result<_>>()?;
+    for (n, running) in all.iter().enumerate() {
+        ensure!(
+            running.wait_end()?.success() && running.stdout() == format!("started {n}\n"),
+            "{}",
+            running.log()
+        );
+        ensure!(running.stderr().is_empty(), "{}", running.stderr());
+    }
+    let files = std::fs::read_dir(dir.join("truepeer"))?.count();
+    ensure!(files == 1, "{files} files");
+    Ok(())
+}
+
+/// A directory that another user has made ready for us, with something of theirs in it.
+fn a_library_of_somebody_elses_is_not_taken(bed: &Bed) -> anyhow::Result<()> {
+    let dir = bed.dir().join("runtime");
+    let trap = dir.join("truepeer");
+    std::fs::create_dir_all(&trap)?;
+    std::fs::set_permissions(&trap, std::fs::Permissions::from_mode(0o777))?;
+    let maps = Program::new("cat").arg("/proc/self/maps").as_user(User::TESTER);
+    let launch = ["run", "--via", "preload", "--"];
+    let said =
+        maps.env("XDG_RUNTIME_DIR", &dir).launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch).run(bed)?;
+    let file =
+        said.lines().find_map(|line| line.split_whitespace().find(|word| word.contains("libtruepeer")));
+    let file = file.context("the library in memory")?;
+    ensure!(!file.starts_with(&trap.display().to_string()), "{file}");
+    Ok(())
+}
