@@ -5,6 +5,8 @@ set -uo pipefail
 . "$(dirname "$0")/lib.sh"
 export CARGO_TERM_COLOR=never RUST_BACKTRACE=0
 # Where clang can be had, a build without the kernel programs is a failure, not a way less.
+# Likewise where the library for `truepeer run` can be built.
+case "$(rustc -vV | sed -n 's/^host: //p')" in *-linux-gnu) export TRUEPEER_REQUIRE_LIBRARY=1 ;; esac
 if command -v clang >/dev/null; then export TRUEPEER_REQUIRE_CLANG=1; fi
 logs=$target/logs
 mkdir -p "$logs"

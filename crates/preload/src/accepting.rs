@@ -93,7 +93,7 @@ fn name(
     let is_v6 = sender.is_ipv6();
     let Shown::As(shown) = as_seen_by(client, is_v6) else {
         let text = format_args!(
-            "the client {client} (from {sender}) has an IPv6 address, which this program's IPv4 socket can't show: it sees the sender; let it listen on ::"
+            "the program listens on an IPv4 socket, which can't show an IPv6 client: it sees the sender {sender} in the place of {client}; let it listen on [::]"
         );
         say::complaint("client_not_showable", Some(sender.ip()), text);
         return Ok(sender);

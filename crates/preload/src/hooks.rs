@@ -84,10 +84,14 @@ fn answer(work: impl FnOnce() -> Option<Result<c_int, Errno>>, otherwise: impl F
 
 /// The kernel's own answer.
 fn plainly(number: c_long, args: [usize; 4]) -> c_int {
-    // SAFETY: the arguments are those that the program gave to the function of that name, as that function would pass them on.
-    let answer = unsafe { libc::syscall(number, args[0], args[1], args[2], args[3]) };
+    let [a, b, c, d] = args;
     // All of these calls answer with a descriptor or a status.
-    c_int::try_from(answer).unwrap_or(-1)
+    c_int::try_from(by_kernel(number, [a, b, c, d, 0, 0])).unwrap_or(-1)
+}
+
+fn by_kernel(number: c_long, args: [usize; 6]) -> c_long {
+    // SAFETY: the arguments are those that the program gave to the function of that name, as that function would pass them on.
+    unsafe { libc::syscall(number, args[0], args[1], args[2], args[3], args[4], args[5]) }
 }
 
 /// A C integer as a system call's register has it.
@@ -117,14 +121,15 @@ unsafe fn give(addr: &SocketAddrAny, to: *mut sockaddr, len: *mut socklen_t) {
     }
 }
 
+/// Below it no program has memory: vm.mmap_min_addr is not less anywhere.
+const LOWEST: usize = 4096;
+
 /// Refuses a room of negative length, and addresses that no program has memory at: as the kernel does, as far as can be
 /// seen without touching them. What lies elsewhere and isn't there ends the program, which POSIX leaves open.
 ///
 /// # Safety
 /// As [`give`].
 unsafe fn check_room(to: *mut sockaddr, len: *mut socklen_t) -> Result<(), Errno> {
-    /// vm.mmap_min_addr is not less anywhere.
-    const LOWEST: usize = 4096;
     if to.is_null() {
         return Ok(());
     }
@@ -255,11 +260,53 @@ pub(crate) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
     answer(work, || plainly(libc::SYS_connect, [word(fd), addr as usize, len as usize, 0]))
 }
 
+/// Connecting by sending (MSG_FASTOPEN) would send the program's data first: it is refused, and programs connect as usual.
+fn is_fast_open(flags: c_int) -> bool {
+    flags & libc::MSG_FASTOPEN != 0 && role().is_some_and(|role| role.sending.is_some())
+}
+
+fn refuse_fast_open() -> isize {
+    // SAFETY: errno's place is that of the calling thread.
+    unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
+    -1
+}
+
+/// # Safety
+/// As sendto(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn sendto(
+    fd: c_int,
+    bytes: *const c_void,
+    count: usize,
+    flags: c_int,
+    addr: *const sockaddr,
+    len: socklen_t,
+) -> isize {
+    if is_fast_open(flags) {
+        return refuse_fast_open();
+    }
+    let args = [word(fd), bytes as usize, count, word(flags), addr as usize, len as usize];
+    isize::try_from(by_kernel(libc::SYS_sendto, args)).unwrap_or(-1)
+}
+
+/// # Safety
+/// As sendmsg(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn sendmsg(fd: c_int, message: *const c_void, flags: c_int) -> isize {
+    if is_fast_open(flags) {
+        return refuse_fast_open();
+    }
+    let args = [word(fd), message as usize, word(flags), 0, 0, 0];
+    isize::try_from(by_kernel(libc::SYS_sendmsg, args)).unwrap_or(-1)
+}
+
+/// What the kernel would refuse, it is left to refuse.
+///
 /// # Safety
 /// `addr` is null or points to `len` bytes.
 unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Option<SocketAddr> {
     let family_len = size_of::<libc::sa_family_t>();
-    if addr.is_null() || (len as usize) < family_len {
+    if addr.addr() < LOWEST || (len as usize) < family_len {
         return None;
     }
     // SAFETY: there are at least the family's bytes; unaligned, since nobody promises otherwise.

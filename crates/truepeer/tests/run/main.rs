@@ -1,21 +1,47 @@
-//! `truepeer connect`, the library under the names of libproxyproto, and what is the library's own. What `truepeer run` must
-//! show by either mechanism is in `matrix` and `run_notify`.
+//! `truepeer run` and `connect` by the library: real programs, the names of libproxyproto, and what is the library's own. What
+//! both mechanisms must show is shared with `run_notify`, or is in `matrix`.
 
 mod connect;
+#[path = "../run_notify/connects.rs"]
+mod connects;
+#[path = "../run_notify/crowds.rs"]
+mod crowds;
 mod dropin;
+#[path = "../run_notify/kit.rs"]
+mod kit;
 mod library;
+#[path = "../run_notify/lives.rs"]
+mod lives;
+#[path = "../run_notify/programs.rs"]
+mod programs;
+#[path = "../run_notify/sockets.rs"]
+mod sockets;
 
 use std::net::TcpListener;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use truepeer_testbed::{Bed, Program, User};
+use truepeer_testbed::{Bed, Program, Test, User};
 
 /// The machine's own, which every user may run.
 pub(crate) const PYTHON: &str = "/usr/bin/python3";
 
+/// What only a supervisor can do, or must: programs that load no library, and its own life and death.
+const NOTIFYS: [&str; 6] = [
+    "a_go_",
+    "io_uring_is_not_to_be_had",
+    "a_killed_supervisor",
+    "may_go_to_the_background",
+    "may_be_stopped_and_continued",
+    "what_can_not_be_served_is_said",
+];
+
 fn main() -> ExitCode {
-    let mut all = connect::tests();
+    kit::choose("preload");
+    let shared = [programs::tests(), sockets::tests(), lives::tests(), connects::tests(), crowds::tests()];
+    let is_ours = |test: &Test| !NOTIFYS.iter().any(|name| test.name().contains(name));
+    let mut all: Vec<Test> = shared.into_iter().flatten().filter(is_ours).collect();
+    all.extend(connect::tests());
     all.extend(dropin::tests());
     all.extend(library::tests());
     truepeer_testbed::main(all)

@@ -4,7 +4,7 @@ use anyhow::ensure;
 use rustix::process::Signal;
 use truepeer_testbed::{Bed, Behaviour, Program, Test, User, servers, tests};
 
-use crate::kit::{CLIENT4, PYTHON, V4, V6, python, start};
+use crate::kit::{CLIENT4, PYTHON, V4, V6, python, start, via};
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
@@ -22,7 +22,7 @@ pub(crate) fn tests() -> Vec<Test> {
 }
 
 fn connecting(program: Program, options: &[&str]) -> Program {
-    let launch = [&["connect", "--via", "notify"], options, &["--"]].concat();
+    let launch = [&["connect", "--via", via()], options, &["--"]].concat();
     program.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch)
 }
 

@@ -104,7 +104,10 @@ fn leave_nothing_behind(bed: &Bed, count: usize) -> anyhow::Result<()> {
 fn settled(bed: &Bed, who: &Running) -> anyhow::Result<()> {
     const A_FEW: usize = 16; // standard streams, listeners, epolls, what the supervisor watches
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", who.pid()))?;
-    let program = children.trim().to_owned();
+    let program = match children.trim() {
+        "" => who.pid().to_string(), // truepeer has become the program
+        child => child.to_owned(),
+    };
     let open = || fs::read_dir(format!("/proc/{program}/fd")).map_or(usize::MAX, Iterator::count);
     bed.wait_for("the descriptors of all connections to be closed", || {
         who.descriptors().is_ok_and(|count| count <= A_FEW) && open() <= A_FEW

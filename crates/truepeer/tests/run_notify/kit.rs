@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::OnceLock;
 
 use anyhow::{Context, ensure};
 use truepeer_testbed::sockets::wait_until_sent;
@@ -14,9 +15,21 @@ pub(crate) const CLIENT6: &str = "[2001:db8::7]:5000";
 /// The machine's own, which every user may run.
 pub(crate) const PYTHON: &str = "/usr/bin/python3";
 
+/// The mechanism that this test binary is about.
+static VIA: OnceLock<&str> = OnceLock::new();
+
+/// To be said first in `main`.
+pub(crate) fn choose(mechanism: &'static str) {
+    VIA.get_or_init(|| mechanism);
+}
+
+pub(crate) fn via() -> &'static str {
+    VIA.get().copied().unwrap_or("auto")
+}
+
 /// The program, run by truepeer with these options.
 pub(crate) fn under(program: Program, options: &[&str]) -> Program {
-    let launch = [&["run", "--via", "notify"], options, &["--"]].concat();
+    let launch = [&["run", "--via", via()], options, &["--"]].concat();
     program.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch)
 }
 

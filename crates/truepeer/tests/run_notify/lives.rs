@@ -7,7 +7,7 @@ use anyhow::ensure;
 use rustix::process::Signal;
 use truepeer_testbed::{Bed, Behaviour, Program, Test, User, client, tests};
 
-use crate::kit::{CLIENT4, PYTHON, Talk, V4, header_of, python, start, under};
+use crate::kit::{CLIENT4, PYTHON, Talk, V4, header_of, python, start, under, via};
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
@@ -30,7 +30,7 @@ fn shell(script: &str) -> Program {
 
 /// Started by truepeer through a shell, whose arguments it is.
 fn by_shell(program: Program, script: &str) -> Program {
-    let launch = ["run", "--via", "notify", "--", "/bin/sh", "-c", script, "sh"];
+    let launch = ["run", "--via", via(), "--", "/bin/sh", "-c", script, "sh"];
     program.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch).as_user(User::TESTER)
 }
 

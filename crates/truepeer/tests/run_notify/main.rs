@@ -10,6 +10,7 @@ mod sockets;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    kit::choose("notify");
     let mut all = programs::tests();
     all.extend(sockets::tests());
     all.extend(lives::tests());

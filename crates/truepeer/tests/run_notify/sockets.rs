@@ -3,7 +3,7 @@
 use anyhow::ensure;
 use truepeer_testbed::{Bed, Program, Test, User, client, tests};
 
-use crate::kit::{CLIENT4, CLIENT6, PYTHON, Talk, V4, V6, header_of, python, start, under};
+use crate::kit::{CLIENT4, CLIENT6, PYTHON, Talk, V4, V6, header_of, python, start, under, via};
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
@@ -261,7 +261,7 @@ os.environ['LISTEN_PID'] = str(os.getpid())
 os.execv(sys.argv[1], sys.argv[1:])
 ";
     let (server, manager) = (bed.write("server.py", server)?, bed.write("manager.py", manager)?);
-    let truepeer = [env!("CARGO_BIN_EXE_truepeer"), "run", "--via", "notify", "--", PYTHON, "-u"];
+    let truepeer = [env!("CARGO_BIN_EXE_truepeer"), "run", "--via", via(), "--", PYTHON, "-u"];
     let program = Program::new(PYTHON).arg(manager).args(truepeer).arg(server);
     let running = program.start(bed)?;
     running.wait_for_log("serving")?;
