@@ -1,6 +1,6 @@
 # On a fresh Debian or Ubuntu with Rust: `make demo` shows it, `make test` proves it, and `make bench`
 # measures it. All first install or unpack what is missing, and say so.
-.PHONY: demo test test-all bench setup servers frp fmt lint doc clean
+.PHONY: demo test test-all bench old-kernel setup servers frp fmt lint doc clean
 .DEFAULT_GOAL := demo
 
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
@@ -39,6 +39,10 @@ servers:
 # frp from the Go module proxy, under target/tools, for the tests that send through it.
 frp:
 	@scripts/frp.sh
+
+# attach on Debian's Linux 6.1, under qemu; a minute or two.
+old-kernel:
+	@scripts/old-kernel.sh
 
 fmt:
 	cargo fmt --all

@@ -187,11 +187,9 @@ static __always_inline int is_same_flow(const struct udp_flow *a, const struct u
 	return 1;
 }
 
-/* Nonzero: there is no tag left. */
-GLOBAL int take_tag(struct udp_flow *flow, const struct udp_key *key)
+/* Nonzero: there is no tag left. Not a global function: Linux 6.1 takes no argument of such for a key. */
+static __noinline int take_tag(struct udp_flow *flow, const struct udp_key *key)
 {
-	if (!flow || !key)
-		return -1;
 	struct udp_tag tag = { .sender = flow->sender, .backend_port = key->backend_port };
 
 	for (__u32 i = 0; i < 16; i++) {
@@ -213,10 +211,8 @@ static __always_inline int has_tag(const struct udp_flow *flow, const struct udp
 }
 
 /* Writes the flow down where it isn't, or isn't as its newest datagram says. Nonzero: it can't be. */
-GLOBAL int remember(const struct udp_key *key, struct udp_flow *now, int needs_tag)
+static __noinline int remember(const struct udp_key *key, struct udp_flow *now, int needs_tag)
 {
-	if (!key || !now)
-		return -1;
 	struct udp_flow *known = bpf_map_lookup_elem(&tp_udp_flows, key);
 	struct udp_key newest = *key;
 

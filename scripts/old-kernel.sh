@@ -1,0 +1,125 @@
+#!/bin/bash
+# Boots Debian's Linux 6.1 under qemu (software emulation) with nothing in it but truepeer and its tests of attach, and runs a few of
+# them: they load, attach and carry TCP and UDP there, too. Everything is unpacked under target/old-kernel, nothing is installed;
+# needs no root. OLD_KERNEL_PACKAGE names another kernel's package.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+home=$target/old-kernel
+package=${OLD_KERNEL_PACKAGE:-linux-image-cloud-amd64}
+tests=(a_right_guess_alters_no_packet flows_end_with_their_sockets a_name_belongs_to_its_socket
+       detach_waits_for_open_connections udp::a_backend_on_the_senders_host_sees_the_client
+       udp::answers_in_spp_carry_the_header_back udp::ports_are_mapped_both_ways udp::a_connected_socket_answers
+       udp::aggregated_datagrams_are_taken_apart)
+[ $# -eq 0 ] || tests=("$@")
+say() { echo "old-kernel: $*"; }
+skip() { echo "SKIP old-kernel: $*"; exit 0; }
+
+[ "$(uname -m)" = x86_64 ] || skip "the script knows x86_64 only"
+tools=(ip unshare setpriv) # those that tests need
+for tool in "${tools[@]}" gzip; do command -v "$tool" >/dev/null || skip "needs $tool"; done
+command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || skip "needs apt-get"
+mkdir -p "$home"
+exec 9>"$home/lock"
+flock 9
+
+# Packages with all that they need, apt's answers kept in a directory of our own.
+fetch() {
+  local options=(-q -o "Dir::Cache=$home/apt/cache" -o "Dir::Cache::archives=$home/debs" -o Debug::NoLocking=1
+                 -o APT::Sandbox::User= -o Dpkg::Use-Pty=0 -o Acquire::Retries=3)
+  mkdir -p "$home/apt/lists/partial" "$home/apt/cache" "$home/debs/partial"
+  if ! ls /var/lib/apt/lists/*Packages* >/dev/null 2>&1; then
+    options+=(-o "Dir::State::lists=$home/apt/lists")
+    apt-get "${options[@]}" update >"$home/update.log" 2>&1 || return 1
+  fi
+  # As if nothing were installed: what is there already would be left out.
+  options+=(-o Dir::State::status=/dev/null)
+  say "downloading (not installing): $*"
+  apt-get "${options[@]}" -y --no-install-recommends --download-only install "$@" >"$home/download.log" 2>&1
+}
+
+if [ "$(cat "$home/stamp" 2>/dev/null)" != "$package" ]; then
+  rm -rf "$home/root" "$home/debs"
+  fetch "$package" qemu-system-x86 qemu-system-data seabios busybox-static || {
+    tail -3 "$home/download.log" "$home/update.log" 2>/dev/null || true
+    skip "$package or qemu can't be had by apt"
+  }
+  mkdir -p "$home/root"
+  for deb in "$home"/debs/*.deb; do dpkg-deb -x "$deb" "$home/root"; done
+  rm -rf "$home/debs"
+  echo "$package" >"$home/stamp"
+fi
+root=$home/root
+busybox=$root/bin/busybox
+[ -x "$busybox" ] || busybox=$root/usr/bin/busybox
+kernel=$(ls "$root"/boot/vmlinuz-* | head -1)
+version=${kernel##*/vmlinuz-}
+modules=$(find "$root" -type d -path "*lib/modules/$version/kernel" | head -1)
+
+# The test binary as cargo names it, and truepeer where it looks for it.
+say "building"
+built=$(cargo test -p truepeer --test attach --no-run --message-format=json 2>"$home/build.log") ||
+  { tail -20 "$home/build.log"; exit 1; }
+test_binary=$(grep -o '"executable":"[^"]*/attach-[^"]*"' <<<"$built" | tail -1 | cut -d'"' -f4)
+truepeer=$target/debug/truepeer
+
+tree=$home/tree
+rm -rf "$tree"
+mkdir -p "$tree"/{bin,sbin,proc,sys,dev,tmp,run,etc,modules}
+put() { mkdir -p "$tree/$(dirname "$2")"; cp -L "$1" "$tree/$2"; }
+# A program and the libraries that it is linked with.
+put_program() {
+  put "$1" "$2"
+  strip "$tree/$2" 2>/dev/null || true
+  ldd "$1" 2>/dev/null | grep -o '/[^ ]*' | while read -r library; do [ -e "$tree$library" ] || put "$library" "$library"; done
+}
+put "$busybox" bin/busybox
+put_program "$test_binary" test
+put_program "$truepeer" "$truepeer"
+ln -s busybox "$tree/bin/true"
+echo root:x:0:0:root:/:/bin/sh >"$tree/etc/passwd"
+echo root:x:0: >"$tree/etc/group"
+for tool in "${tools[@]}"; do put_program "$(command -v "$tool")" "sbin/$tool"; done
+for module in net/sched/sch_ingress net/sched/cls_bpf drivers/net/veth; do
+  file=$(ls "$modules/$module".ko* | head -1)
+  case $file in
+    *.xz) xz -dc "$file" >"$tree/modules/${module##*/}.ko" ;;
+    *) cp "$file" "$tree/modules/${module##*/}.ko" ;;
+  esac
+done
+
+cat >"$tree/init" <<END
+#!/bin/busybox sh
+export PATH=/sbin:/bin HOME=/ NO_COLOR=1
+busybox mount -t proc proc /proc
+busybox mount -t sysfs sysfs /sys
+busybox mount -t devtmpfs dev /dev
+busybox mount -t tmpfs run /run
+busybox mount -t bpf bpf /sys/fs/bpf
+busybox mount -t cgroup2 none /sys/fs/cgroup
+for module in /modules/*; do busybox insmod \$module; done
+ip link set lo up
+echo "Linux \$(busybox uname -r)"
+failed=0
+for test in ${tests[*]}; do /test --color never --test-threads 1 \$test || failed=\$((failed + 1)); done
+echo "old-kernel: \$failed failed"
+busybox reboot -f
+END
+chmod +x "$tree/init"
+(cd "$tree" && find . | "$busybox" cpio -o -H newc 2>/dev/null | gzip -1) >"$home/initramfs"
+
+say "booting Linux $version"
+qemu=$root/usr/bin/qemu-system-x86_64
+start=$SECONDS
+LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu:$root/usr/lib/x86_64-linux-gnu/pulseaudio \
+  timeout "${OLD_KERNEL_TIMEOUT:-900}" "$qemu" -L "$root/usr/share/seabios" -L "$root/usr/share/qemu" -accel tcg -cpu max -m 2048 -smp 2 \
+  -nodefaults -nographic -vga none -nic none -serial stdio -no-reboot -kernel "$kernel" -initrd "$home/initramfs" \
+  -append "console=ttyS0 quiet panic=-1 no_timer_check init=/init" </dev/null 2>"$home/qemu.log" | tee "$home/console.log" || true
+say "took $((SECONDS - start)) s"
+passed=$(tr -d '\r' <"$home/console.log" | grep -c '^test .* \.\.\. ok$' || true)
+if grep -q '^old-kernel: 0 failed' "$home/console.log" && [ "$passed" -ge ${#tests[@]} ]; then
+  say "$passed passed on Linux $version"
+else
+  tail -5 "$home/qemu.log"
+  say "FAILED on Linux $version (console: ${home#"$PWD"/}/console.log)"
+  exit 1
+fi
