@@ -13,18 +13,21 @@ const FIRST: RawFd = 3;
 /// Call it once, early, before anything else opens files.
 #[must_use]
 pub fn take_listening_sockets() -> Vec<OwnedFd> {
-    let for_us = number("LISTEN_PID") == Some(std::process::id());
-    let count = if for_us { number("LISTEN_FDS").unwrap_or(0) } else { 0 };
-    (FIRST..).take(count as usize).map(adopt).collect()
+    (FIRST..).take(listening_sockets_for_us() as usize).map(adopt).collect()
 }
 
-/// Closes the descriptors that the service manager passed to this process, after a program that was started has them: none
-/// unless `LISTEN_PID` is ours. What they lead to is left as it is.
-///
-/// Call it once, and never together with [`take_listening_sockets`].
-pub fn close_listening_sockets() {
+/// How many descriptors the service manager passed to this process: none unless `LISTEN_PID` is ours.
+#[must_use]
+pub fn listening_sockets_for_us() -> u32 {
     let for_us = number("LISTEN_PID") == Some(std::process::id());
-    let count = if for_us { number("LISTEN_FDS").unwrap_or(0) } else { 0 };
+    if for_us { number("LISTEN_FDS").unwrap_or(0) } else { 0 }
+}
+
+/// Closes so many descriptors that the service manager passed ([`listening_sockets_for_us`]), after a program that was
+/// started has them. What they lead to is left as it is.
+///
+/// Call it once in a process, and never together with [`take_listening_sockets`].
+pub fn close_listening_sockets(count: u32) {
     for raw in (FIRST..).take(count as usize) {
         // SAFETY: as in `adopt`; these numbers were taken when this process began, and nobody has closed them since.
         drop(unsafe { OwnedFd::from_raw_fd(raw) });

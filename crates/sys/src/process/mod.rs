@@ -4,11 +4,13 @@
 //! process descends from this one.
 
 mod descriptor;
+mod fork;
 mod memory;
 mod signals;
 mod spawn;
 
 pub use descriptor::{Reach, descriptor_of};
+pub use fork::{Forked, fork};
 pub use memory::{read_memory, write_memory};
 pub use signals::{Caught, SignalDoor, die_by};
 pub use spawn::{Command, Supervised};

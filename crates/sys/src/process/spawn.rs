@@ -53,25 +53,27 @@ impl Command {
     /// EINVAL for a zero byte in a word.
     pub fn new(file: &Path, words: Vec<OsString>) -> io::Result<Self> {
         let argv = words.into_iter().map(|word| CString::new(word.into_vec()));
-        let own = std::process::id().to_string();
-        let mut listen_pid = None;
-        let mut environment = Vec::new();
-        for (name, value) in std::env::vars_os() {
-            let for_us = name == "LISTEN_PID" && value.to_str() == Some(&own);
-            let mut entry = [name.into_vec(), b"=".to_vec(), value.into_vec(), vec![0]].concat();
-            if for_us {
-                listen_pid = Some(environment.len());
-                entry.resize(LISTEN_PID.len() + DIGITS + 1, 0);
-            }
-            environment.push(entry);
-        }
+        let entry = |(name, value): (OsString, OsString)| {
+            [name.into_vec(), b"=".to_vec(), value.into_vec(), vec![0]].concat()
+        };
         Ok(Self {
             file: CString::new(file.as_os_str().as_encoded_bytes())?,
             argv: argv.collect::<Result<_, _>>()?,
-            environment,
-            listen_pid,
+            environment: std::env::vars_os().map(entry).collect(),
+            listen_pid: None,
             mask: None,
         })
+    }
+
+    /// Passes so many listening sockets on to it that a service manager has passed to us: tells it that they are for it.
+    #[must_use]
+    pub fn with_passed_sockets(mut self, count: u32) -> Self {
+        let entry = self.environment.iter_mut().position(|entry| entry.starts_with(LISTEN_PID));
+        self.listen_pid = entry.filter(|_| count > 0);
+        if let Some(entry) = self.listen_pid.and_then(|index| self.environment.get_mut(index)) {
+            entry.resize(LISTEN_PID.len() + DIGITS + 1, 0);
+        }
+        self
     }
 
     /// Lets the program have the signals that came through this door.

@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 use truepeer_testbed::crowd::{gather, in_parallel, nth_client};
 use truepeer_testbed::{Bed, Behaviour, Running, Test, tests};
 
-use crate::kit::{CLIENT4, PYTHON, Talk, V4, header_of, python, start, under};
+use crate::kit::{CLIENT4, PYTHON, Talk, V4, header_of, python, start, supervisor_and_program, under};
 
 const MINUTES: Duration = Duration::from_secs(300);
 
@@ -92,10 +92,11 @@ fn leave_nothing_behind(bed: &Bed, count: usize) -> anyhow::Result<()> {
     };
     in_parallel(8, 1000, one)?; // what is kept for the next connections is there after this
     settled(bed, &who)?;
-    let before = who.resident_bytes()?;
+    let [supervisor, _] = supervisor_and_program(&who);
+    let before = resident_bytes(supervisor)?;
     in_parallel(8, count, |n| one(1000 + n))?;
     settled(bed, &who)?;
-    let grown = who.resident_bytes()?.saturating_sub(before);
+    let grown = resident_bytes(supervisor)?.saturating_sub(before);
     ensure!(grown < NAMES_BYTES, "memory has grown by {grown} bytes");
     Ok(())
 }
@@ -103,13 +104,18 @@ fn leave_nothing_behind(bed: &Bed, count: usize) -> anyhow::Result<()> {
 /// Waits until neither process has a connection's descriptor any more.
 fn settled(bed: &Bed, who: &Running) -> anyhow::Result<()> {
     const A_FEW: usize = 16; // standard streams, listeners, epolls, what the supervisor watches
-    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", who.pid()))?;
-    let program = match children.trim() {
-        "" => who.pid().to_string(), // truepeer has become the program
-        child => child.to_owned(),
-    };
-    let open = || fs::read_dir(format!("/proc/{program}/fd")).map_or(usize::MAX, Iterator::count);
+    let [supervisor, program] = supervisor_and_program(who);
+    let open = |pid: i32| fs::read_dir(format!("/proc/{pid}/fd")).map_or(usize::MAX, Iterator::count);
     bed.wait_for("the descriptors of all connections to be closed", || {
-        who.descriptors().is_ok_and(|count| count <= A_FEW) && open() <= A_FEW
+        open(supervisor) <= A_FEW && open(program) <= A_FEW
     })
+}
+
+fn resident_bytes(pid: i32) -> anyhow::Result<usize> {
+    let pages: usize = fs::read_to_string(format!("/proc/{pid}/statm"))?
+        .split_whitespace()
+        .nth(1)
+        .context("the second field of statm")?
+        .parse()?;
+    Ok(pages * rustix::param::page_size())
 }

@@ -54,6 +54,19 @@ pub(crate) fn destination_for(client: &str) -> &'static str {
     if client.starts_with('[') { "[2001:db8::1]:443" } else { "192.0.2.1:443" }
 }
 
+/// The supervisor, and the program that it has started; what the test has started is its guard. By preload truepeer becomes
+/// the program: then all are one.
+pub(crate) fn supervisor_and_program(running: &Running) -> [i32; 2] {
+    let supervisor = child_of(running.pid()).unwrap_or(running.pid());
+    [supervisor, child_of(supervisor).unwrap_or(supervisor)]
+}
+
+/// A process's first child.
+fn child_of(pid: i32) -> Option<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    children.split_whitespace().next()?.parse().ok()
+}
+
 /// How a program is asked for the client that it sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Talk {

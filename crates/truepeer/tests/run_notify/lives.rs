@@ -7,7 +7,7 @@ use anyhow::ensure;
 use rustix::process::Signal;
 use truepeer_testbed::{Bed, Behaviour, Program, Test, User, client, tests};
 
-use crate::kit::{CLIENT4, PYTHON, Talk, V4, header_of, python, start, under, via};
+use crate::kit::{CLIENT4, PYTHON, Talk, V4, header_of, python, start, supervisor_and_program, under, via};
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
@@ -64,14 +64,26 @@ fn signals_reach_the_program(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Its calls would never be answered: better an end that a service manager sees.
+/// Its calls would never be answered: better an end that a service manager sees. Whoever of the two is killed, all goes:
+/// the workers of a server, too.
 fn a_killed_supervisor_takes_the_program_along(bed: &Bed) -> anyhow::Result<()> {
-    let who = start(bed, &under(Behaviour::Who.program(&[V4])?, &[]), &[V4])?;
-    let saw = Talk::Plain.ask(V4, &[&header_of(CLIENT4)?])?;
-    ensure!(saw.to_string() == CLIENT4, "{saw}");
-    who.signal(Signal::KILL)?;
-    who.wait_end()?;
-    bed.wait_for("the end of the listener", || client::connect(V4).is_err())
+    for kill_guard in [true, false] {
+        let program = Behaviour::Who.program(&[V4])?;
+        let who =
+            start(bed, &by_shell(program, "\"$@\" & \"$@\" 127.0.0.1:8081 & wait"), &[V4, "127.0.0.1:8081"])?;
+        let saw = Talk::Plain.ask(V4, &[&header_of(CLIENT4)?])?;
+        ensure!(saw.to_string() == CLIENT4, "{saw}");
+        let [supervisor, _] = supervisor_and_program(&who);
+        let victim = if kill_guard { who.pid() } else { supervisor };
+        let victim = rustix::process::Pid::from_raw(victim).ok_or_else(|| anyhow::anyhow!("no process"))?;
+        rustix::process::kill_process(victim, Signal::KILL)?;
+        let ended = who.wait_end()?;
+        ensure!(ended.signal() == Some(Signal::KILL.as_raw()), "{ended}");
+        bed.wait_for("the end of the listeners", || {
+            [V4, "127.0.0.1:8081"].iter().all(|address| client::connect(address).is_err())
+        })?;
+    }
+    Ok(())
 }
 
 fn a_program_may_become_another(bed: &Bed) -> anyhow::Result<()> {
@@ -128,8 +140,7 @@ fn a_blocking_accept_hears_signals(bed: &Bed) -> anyhow::Result<()> {
 fn a_blocking_accept_may_be_stopped_and_continued(bed: &Bed) -> anyhow::Result<()> {
     let running = start(bed, &python(bed, BLOCKING, &[])?, &[V4])?;
     running.wait_for_log("ready")?;
-    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", running.pid()))?;
-    let program: i32 = children.split_whitespace().next().unwrap_or_default().parse()?;
+    let [_, program] = supervisor_and_program(&running);
     let pid = rustix::process::Pid::from_raw(program).ok_or_else(|| anyhow::anyhow!("no process"))?;
     let state = |wanted: &str| {
         let status = std::fs::read_to_string(format!("/proc/{program}/status")).unwrap_or_default();

@@ -1,17 +1,18 @@
 //! The program's life: signals to it, its end and what it leaves behind to us.
 
-use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::{Child, ExitCode};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
 use tracing::{info, warn};
 use truepeer_sys::process::{SignalDoor, die_by};
 
+use super::guard::{Guard, children, end_family};
+
 /// Passed on to the program, but for SIGCHLD, which is about it: HUP, INT, QUIT, USR1, USR2, TERM, CHLD, WINCH.
 pub(super) const SIGNALS: [i32; 8] = [1, 2, 3, 10, 12, 15, SIGCHLD, 28];
-const SIGCHLD: i32 = 17;
+pub(super) const SIGCHLD: i32 = 17;
 
 /// How a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +24,12 @@ pub(crate) enum Ending {
 }
 
 impl Ending {
+    /// By what wait() gave.
+    pub(super) fn of(status: WaitStatus) -> Self {
+        let code = u8::try_from(status.exit_status().unwrap_or_default()).unwrap_or(u8::MAX);
+        status.terminating_signal().map_or(Self::Exited(code), Self::Killed)
+    }
+
     /// Lets this process end likewise; returns only where it must end by a status.
     pub(crate) fn follow(self) -> ExitCode {
         match self {
@@ -41,6 +48,7 @@ impl Ending {
 pub(super) struct Life {
     program: Pid,
     signals: SignalDoor,
+    guard: Guard,
     ending: Option<Ending>,
 }
 
@@ -51,8 +59,19 @@ impl AsFd for Life {
 }
 
 impl Life {
-    pub(super) fn of(child: &Child, signals: SignalDoor) -> Self {
-        Self { program: Pid::from_child(child), signals, ending: None }
+    pub(super) fn of(child: &Child, signals: SignalDoor, guard: Guard) -> Self {
+        Self { program: Pid::from_child(child), signals, guard, ending: None }
+    }
+
+    /// Hung up when the guard is gone: then it is [`Self::on_guard_gone`].
+    pub(super) fn guard(&self) -> BorrowedFd<'_> {
+        self.guard.as_fd()
+    }
+
+    /// Nobody would notice our own end any more.
+    pub(super) fn on_guard_gone(&self) -> Ending {
+        end_family();
+        Ending::Killed(Signal::KILL.as_raw())
     }
 
     pub(super) fn pid(&self) -> i32 {
@@ -90,9 +109,7 @@ impl Life {
         loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if pid == self.program => {
-                    let signal = status.terminating_signal().map(Ending::Killed);
-                    let code = u8::try_from(status.exit_status().unwrap_or_default()).unwrap_or(u8::MAX);
-                    self.ending = Some(signal.unwrap_or(Ending::Exited(code)));
+                    self.ending = Some(Ending::of(status));
                 }
                 Ok(Some(_)) | Err(Errno::INTR) => {}
                 Ok(None) => return self.on_others_alive(),
@@ -120,11 +137,6 @@ impl Life {
             }
         }
     }
-}
-
-fn children() -> Vec<Pid> {
-    let list = fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
-    list.split_whitespace().filter_map(|pid| pid.parse().ok().and_then(Pid::from_raw)).collect()
 }
 
 /// Who has ended meanwhile needs no signal.

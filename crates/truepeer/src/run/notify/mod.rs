@@ -12,7 +12,7 @@
 //!    ├ Ready      those whose header came late ─▶ Ringer: wakes the program's epoll
 //!    ├ Parked     accept() of blocking listeners, with an eye on signals
 //!    ├ Names      who the client of an open connection is: getpeername()
-//!    └ Life       signals to the program, its end and status to us
+//!    └ Life       signals to the program, its end and status to us; guard: neither ends without the other
 //! ```
 //! What a program does with memory while its call is being answered can only harm itself: descriptors and flags come in
 //! registers; of its memory the supervisor reads a length and writes an address, with the rights of the program's own call.
@@ -20,6 +20,7 @@
 mod accepting;
 mod caller;
 mod feasible;
+mod guard;
 mod handing_over;
 mod interrupt;
 mod journal;
@@ -44,6 +45,7 @@ use truepeer_sys::{inherit, limits};
 use super::program::Program;
 use crate::config::{LogConfig, Verbosity};
 use crate::log;
+use guard::Side;
 use life::Life;
 use supervisor::Supervisor;
 use telling::Telling;
@@ -53,7 +55,11 @@ use telling::Telling;
 /// # Errors
 /// Whatever keeps it from being started or supervised, with what to use instead.
 pub(super) fn run(settings: &Settings, program: &Program) -> Result<ExitCode> {
-    let (notifier, life) = start(program, settings.verbose, accepting_calls(settings.destination))?;
+    let started = start(program, settings.verbose, accepting_calls(settings.destination))?;
+    let (notifier, life) = match started {
+        Started::Supervised(notifier, life) => (notifier, life),
+        Started::Ended(status) => return Ok(status),
+    };
     // After the program, which keeps the limits that we were given.
     let open_files = limits::raise_open_files().unwrap_or_else(|_| limits::open_files());
     Ok(Supervisor::new(settings, notifier, life, open_files)?.run()?.follow())
@@ -64,26 +70,38 @@ pub(super) fn run(settings: &Settings, program: &Program) -> Result<ExitCode> {
 /// # Errors
 /// As [`run`].
 pub(super) fn connect(sending: &Sending, program: &Program) -> Result<ExitCode> {
-    let (notifier, life) = start(program, sending.verbose, connecting_calls())?;
+    let (notifier, life) = match start(program, sending.verbose, connecting_calls())? {
+        Started::Supervised(notifier, life) => (notifier, life),
+        Started::Ended(status) => return Ok(status),
+    };
     let _ = limits::raise_open_files();
     Ok(Telling::new(sending, notifier, life)?.run()?.follow())
 }
 
-fn start(program: &Program, verbose: bool, filter: Filter) -> Result<(Notifier, Life)> {
+/// Where a start has led: to the supervisor, or, in the guard's process, to the end of all.
+enum Started {
+    Supervised(Notifier, Life),
+    Ended(ExitCode),
+}
+
+fn start(program: &Program, verbose: bool, filter: Filter) -> Result<Started> {
     feasible::check(program)?;
     log::init(log_config(verbose));
     // Before the program: signals that come meanwhile are for it.
     let signals = SignalDoor::open(&life::SIGNALS)?;
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
-        .context("can't adopt what the program leaves behind")?;
+    let passed = inherit::listening_sockets_for_us();
+    let guard = match guard::stand(&signals, passed)? {
+        Side::Supervisor(guard) => guard,
+        Side::Guard(status) => return Ok(Started::Ended(status)),
+    };
     let command = Command::new(&program.file, program.words.clone())?.with_signals_of(&signals);
-    let started = command.start(filter);
+    let started = command.with_passed_sockets(passed).start(filter);
     let supervised = started.with_context(|| format!("{} can't be run", program.file.display()))?;
     // They are the program's now; while we had them, too, it could not close them.
-    inherit::close_listening_sockets();
-    let life = Life::of(&supervised.child, signals);
+    inherit::close_listening_sockets(passed);
+    let life = Life::of(&supervised.child, signals, guard);
     feasible::check_reach(life.pid()).inspect_err(|_| life.kill())?;
-    Ok((supervised.notifier, life))
+    Ok(Started::Supervised(supervised.notifier, life))
 }
 
 /// In the program's own standard error: nothing but what an operator should know, unless asked for.

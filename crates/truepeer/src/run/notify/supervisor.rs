@@ -31,6 +31,7 @@ const READY_PERIOD: Duration = Duration::from_secs(1);
 /// Numbers in the supervisor's epoll; listeners have their cookies, with [`MARK`].
 const NOTIFIER: u64 = 0;
 const LIFE: u64 = 1;
+const GUARD: u64 = 2;
 const EVENTS: usize = 16;
 
 pub(super) struct Supervisor {
@@ -63,6 +64,7 @@ impl Supervisor {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &notifier, epoll::EventData::new_u64(NOTIFIER), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &life, epoll::EventData::new_u64(LIFE), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, life.guard(), epoll::EventData::new_u64(GUARD), epoll::EventFlags::IN)?;
         // A client without a header may be waiting for the program to speak first: it must not be kept.
         let everybody_speaks = settings.header == HeaderRule::Require && settings.exceptions.is_empty();
         let listeners = Listeners::new(settings.listeners.clone(), everybody_speaks.then_some(DEFER));
@@ -129,6 +131,7 @@ impl Supervisor {
                         return Ok(Some(ending));
                     }
                 }
+                GUARD => return Ok(Some(self.life.on_guard_gone())),
                 cookie => self.serve_parked(cookie & !MARK),
             }
         }

@@ -35,6 +35,7 @@ const PERIOD: Duration = Duration::from_millis(100);
 
 const NOTIFIER: u64 = 0;
 const LIFE: u64 = 1;
+const GUARD: u64 = 2;
 /// Marks a socket's cookie among the numbers of the epoll.
 const MARK: u64 = 1 << 63;
 const EVENTS: usize = 16;
@@ -66,6 +67,7 @@ impl Telling {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &notifier, epoll::EventData::new_u64(NOTIFIER), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &life, epoll::EventData::new_u64(LIFE), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, life.guard(), epoll::EventData::new_u64(GUARD), epoll::EventFlags::IN)?;
         let (sending, connecting) = (sending.clone(), HashMap::new());
         Ok(Self { sending, notifier, epoll, connecting, journal: Journal::new(), life })
     }
@@ -93,6 +95,7 @@ impl Telling {
                             return Ok(ending);
                         }
                     }
+                    GUARD => return Ok(self.life.on_guard_gone()),
                     cookie => self.on_decided(cookie & !MARK),
                 }
             }

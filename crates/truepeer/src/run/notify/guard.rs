@@ -1,0 +1,113 @@
+//! Two processes that watch each other, so that nobody's calls stay unanswered.
+//!
+//! ```text
+//! guard: what was started; passes signals on, ends as its child ends
+//!  └─ supervisor: answers calls
+//!      └─ the program, and whatever it starts
+//! ```
+//! Without a supervisor every accept() would fail with ENOSYS, which servers log as fast as they can. The program itself is
+//! killed by the kernel when its parent ends, what it has started is not. So the one who is left ends the whole family:
+//! all orphans become its children (PR_SET_CHILD_SUBREAPER).
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
+use truepeer_sys::inherit;
+use truepeer_sys::process::{Forked, SignalDoor, fork};
+
+use super::life::{Ending, SIGCHLD};
+
+/// The supervisor's view of its guard.
+#[derive(Debug)]
+pub(super) struct Guard(OwnedFd);
+
+/// Hung up when the guard has ended.
+impl AsFd for Guard {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Who returns from [`stand`].
+#[derive(Debug)]
+pub(super) enum Side {
+    /// The supervisor, which goes on.
+    Supervisor(Guard),
+    /// The guard, at the end of all.
+    Guard(ExitCode),
+}
+
+/// Splits in two. To be called before this process has a second thread. The supervisor keeps the sockets that were `passed`
+/// by a service manager.
+pub(super) fn stand(signals: &SignalDoor, passed: u32) -> Result<Side> {
+    set_child_subreaper(Some(getpid())).context("can't adopt what the program leaves behind")?;
+    let (supervisors, guards) = pipe_with(PipeFlags::CLOEXEC).context("pipe")?;
+    match fork()? {
+        Forked::Child => {
+            drop(guards);
+            set_child_subreaper(Some(getpid())).context("can't adopt what the program leaves behind")?;
+            Ok(Side::Supervisor(Guard(supervisors)))
+        }
+        Forked::Parent(supervisor) => {
+            drop(supervisors);
+            inherit::close_listening_sockets(passed);
+            let ending = watch(supervisor, signals);
+            end_family();
+            drop(guards);
+            Ok(Side::Guard(ending.follow()))
+        }
+    }
+}
+
+/// Waits for the supervisor's end, which is the program's.
+fn watch(supervisor: Pid, signals: &SignalDoor) -> Ending {
+    loop {
+        // Interrupted or not: the door is looked through.
+        let _ = poll(&mut [PollFd::new(signals, PollFlags::IN)], None);
+        while let Some(caught) = signals.next() {
+            if caught.signal == SIGCHLD {
+                if let Some(ending) = ending_of(supervisor) {
+                    return ending;
+                }
+            } else if !caught.from_kernel
+                && let Some(signal) = Signal::from_named_raw(caught.signal)
+            {
+                let _ = kill_process(supervisor, signal);
+            }
+        }
+    }
+}
+
+fn ending_of(supervisor: Pid) -> Option<Ending> {
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some((pid, status))) if pid == supervisor => return Some(Ending::of(status)),
+            Ok(Some(_)) | Err(Errno::INTR) => {}
+            Ok(None) | Err(_) => return None,
+        }
+    }
+}
+
+/// Kills this process's children, and theirs, which then are its own, until there are none.
+pub(super) fn end_family() {
+    loop {
+        for child in children() {
+            let _ = kill_process(child, Signal::KILL);
+        }
+        match wait(WaitOptions::empty()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+pub(super) fn children() -> Vec<Pid> {
+    let list = fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
+    list.split_whitespace().filter_map(|pid| pid.parse().ok().and_then(Pid::from_raw)).collect()
+}
