@@ -4,7 +4,7 @@
 //! has to be noticed of dup, fork, SCM_RIGHTS or exec. The table is memory that a family of processes shares.
 //!
 //! ```text
-//! head │ slot slot slot …    slot = cookie mod size, or one of the next WINDOW
+//! head │ slot slot slot …    slot = cookie mod size, or one of WINDOW, spread over the table
 //! ```
 //! Slots are taken by compare-and-swap. There is no lock; a process that is killed within an insertion leaves one slot
 //! unusable, and nobody waits for it. Cookies are counted up, so a slot comes up again a whole table later, when its
@@ -32,7 +32,8 @@ use crate::WakeUp;
 const SLOTS: usize = 1 << 16;
 /// As many places are used at first.
 const FIRST_SIZE: usize = 1 << 10;
-/// How far from its place a name may be.
+/// In how many places a name may be. They are spread: connections that stay open were often opened one after another, and
+/// would fill a window of neighbours for all that come by later.
 const WINDOW: usize = 32;
 
 /// What is known of one connection.
@@ -176,7 +177,7 @@ impl Names {
     fn window(&self, cookie: u64, size: usize) -> impl Iterator<Item = &Slot> {
         let slots = &self.memory.slots()[..size];
         let start = usize::try_from(cookie % size as u64).unwrap_or(0);
-        (start..start + WINDOW).map(move |place| &slots[place % size])
+        (0..WINDOW).map(move |n| &slots[(start + n * (size / WINDOW)) % size])
     }
 }
 

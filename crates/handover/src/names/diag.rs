@@ -14,6 +14,8 @@ const HEADER_LEN: usize = 16;
 const REQUEST_LEN: usize = HEADER_LEN + 56;
 const REQUEST_LEN_FIELD: u32 = 72;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
+/// `idiag_inode`, the last field of `struct inet_diag_msg`.
+const INODE: usize = HEADER_LEN + 68;
 const NLM_F_REQUEST: u16 = 1;
 const NLMSG_ERROR: u16 = 2;
 const IPPROTO_TCP: u8 = 6;
@@ -54,7 +56,9 @@ impl Answer {
     fn read(bytes: &[u8]) -> Option<Self> {
         let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
         if kind == SOCK_DIAG_BY_FAMILY {
-            return Some(Self::Open);
+            // Nobody has it open: the kernel is finishing it (FIN_WAIT, LAST_ACK), or remembers its ends (TIME_WAIT).
+            let has_inode = bytes.get(INODE..INODE + 4)? != [0; 4];
+            return Some(if has_inode { Self::Open } else { Self::Closed });
         }
         let error = i32::from_ne_bytes(bytes.get(HEADER_LEN..HEADER_LEN + 4)?.try_into().ok()?);
         match (kind, error) {

@@ -36,19 +36,25 @@ fn a_name_is_found_by_its_cookie_in_every_process() {
 #[test]
 fn only_closed_connections_are_forgotten() {
     let (names, _fd) = Names::create().unwrap();
-    let slots = SLOTS as u64;
     let mut open = nobody();
-    for round in 0..WINDOW as u64 {
-        names.insert(1 + round * slots, &name("192.0.2.1:1"), &mut open).unwrap();
-        open.0.insert(1 + round * slots);
-    }
-    let next = 1 + WINDOW as u64 * slots;
-    assert_eq!(names.insert(next, &name("192.0.2.2:2"), &mut open), Err(NamesFull));
-    open.0.remove(&(1 + 3 * slots));
-    names.insert(next, &name("192.0.2.2:2"), &mut open).unwrap();
-    assert_eq!(names.find(1 + 3 * slots), None);
-    assert_eq!(names.find(next), Some(name("192.0.2.2:2")));
-    assert_eq!(names.find(1 + 4 * slots), Some(name("192.0.2.1:1")));
+    // All of one place, at every size that the table may have.
+    let mut cookies = (0..).map(|round| 1 + round * SLOTS as u64);
+    let mut inserted = Vec::new();
+    let refused = loop {
+        let cookie = cookies.next().unwrap();
+        if names.insert(cookie, &name("192.0.2.1:1"), &mut open) == Err(NamesFull) {
+            break cookie;
+        }
+        open.0.insert(cookie);
+        inserted.push(cookie);
+    };
+    assert!(inserted.len() >= WINDOW, "{}", inserted.len());
+    let closed = inserted.pop().unwrap();
+    open.0.remove(&closed);
+    names.insert(refused, &name("192.0.2.2:2"), &mut open).unwrap();
+    assert_eq!(names.find(closed), None);
+    assert_eq!(names.find(refused), Some(name("192.0.2.2:2")));
+    assert!(inserted.into_iter().all(|cookie| names.find(cookie) == Some(name("192.0.2.1:1"))));
 }
 
 #[test]
@@ -65,6 +71,21 @@ fn the_table_grows_with_open_connections_only() {
     }
     assert_eq!(names.size(), 8 * FIRST_SIZE);
     assert!((100_000..105_000).all(|cookie| names.find(cookie) == Some(name("192.0.2.2:2"))));
+}
+
+/// Long-lived connections that were opened together are in nobody's way when their slots come up again.
+#[test]
+fn a_row_of_open_connections_bars_nobody() {
+    let (names, _fd) = Names::create().unwrap();
+    let mut open = nobody();
+    for cookie in 1..1000 {
+        open.0.insert(cookie);
+        names.insert(cookie, &name("192.0.2.1:1"), &mut open).unwrap();
+    }
+    for cookie in 1000..3 * SLOTS as u64 {
+        names.insert(cookie, &name("192.0.2.2:2"), &mut open).unwrap();
+    }
+    assert!((1..1000).all(|cookie| names.find(cookie) == Some(name("192.0.2.1:1"))));
 }
 
 #[test]
@@ -105,8 +126,9 @@ fn the_kernel_knows_what_is_open() {
         let mut diag = SocketDiag::new();
         assert!(diag.is_open(cookie, &tuple));
         assert!(!diag.is_open(cookie + 1, &tuple), "another connection with these ends");
-        drop(stream);
+        // This end closes first: the kernel has its ends for a while still, by its cookie.
         drop(accepted);
         assert!(!diag.is_open(cookie, &tuple));
+        drop(stream);
     }
 }
