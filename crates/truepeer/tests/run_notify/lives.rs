@@ -68,9 +68,7 @@ fn signals_reach_the_program(bed: &Bed) -> anyhow::Result<()> {
 /// the workers of a server, too.
 fn a_killed_supervisor_takes_the_program_along(bed: &Bed) -> anyhow::Result<()> {
     for kill_guard in [true, false] {
-        let program = Behaviour::Who.program(&[V4])?;
-        let who =
-            start(bed, &by_shell(program, "\"$@\" & \"$@\" 127.0.0.1:8081 & wait"), &[V4, "127.0.0.1:8081"])?;
+        let who = start(bed, &by_shell(Behaviour::Who.program(&[V4])?, "\"$@\" & wait"), &[V4])?;
         let saw = Talk::Plain.ask(V4, &[&header_of(CLIENT4)?])?;
         ensure!(saw.to_string() == CLIENT4, "{saw}");
         let [supervisor, _] = supervisor_and_program(&who);
