@@ -14,8 +14,8 @@ use super::values::{self, Allow, Header};
 use crate::config::{ConfigError, ListenAddr, read_prefixes};
 
 pub(super) const RUN_HELP: &str = "\
-What comes after -- is started in this process's place: it keeps its process number, its terminal and its signals.
-Neither root nor a capability is needed.
+What comes after -- is started in this process's place: it keeps its process number, its terminal and its signals (by
+notify it is a child: signals are passed on, its status is ours). Neither root nor a capability is needed.
 
 How: preload (a library between the program and libc's accept()), or notify (a supervisor that the kernel asks, for static
 programs such as Go's, and musl's). auto takes preload wherever the program would load it.
