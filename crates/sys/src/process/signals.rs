@@ -13,6 +13,8 @@ pub struct Caught {
     pub signal: i32,
     /// From the kernel (a terminal's Ctrl-C, which its whole foreground group gets), not from another process.
     pub from_kernel: bool,
+    /// The process that sent it; 0 if it has no number here.
+    pub sender: u32,
 }
 
 /// Signals that no longer interrupt this process: they are read from here (signalfd(2)).
@@ -75,7 +77,7 @@ impl SignalDoor {
         // SAFETY: the kernel has written all of it; it is plain numbers.
         let info = unsafe { info.assume_init() };
         let signal = i32::try_from(info.ssi_signo).ok()?;
-        Some(Caught { signal, from_kernel: info.ssi_code > 0 })
+        Some(Caught { signal, from_kernel: info.ssi_code > 0, sender: info.ssi_pid })
     }
 }
 

@@ -14,6 +14,7 @@ pub(crate) fn tests() -> Vec<Test> {
         the_programs_status_is_ours,
         a_program_that_crashes_is_seen_to_crash,
         signals_reach_the_program,
+        a_signal_for_all_is_not_multiplied,
         a_killed_supervisor_takes_the_program_along,
         a_program_may_become_another,
         a_program_may_go_to_the_background,
@@ -61,6 +62,23 @@ fn signals_reach_the_program(bed: &Bed) -> anyhow::Result<()> {
     }
     let ended = running.wait_end()?;
     ensure!(ended.code() == Some(3), "{ended}");
+    Ok(())
+}
+
+/// As service managers send signals: to each process, so that the program has it already and hears it once more at most.
+fn a_signal_for_all_is_not_multiplied(bed: &Bed) -> anyhow::Result<()> {
+    let script = "trap 'echo usr1' USR1; trap 'echo usr2' USR2; echo ready
+        while :; do sleep 1000 & wait $!; done";
+    let running = shell(script).start(bed)?;
+    running.wait_for_log("ready")?;
+    let [supervisor, _] = supervisor_and_program(&running);
+    let supervisor =
+        rustix::process::Pid::from_raw(supervisor).ok_or_else(|| anyhow::anyhow!("no process"))?;
+    rustix::process::kill_process(supervisor, Signal::USR1)?;
+    // Behind it, by the way that is passed on: the first one would have been heard before.
+    running.signal(Signal::USR2)?;
+    running.wait_for_log("usr2")?;
+    ensure!(!running.log().contains("usr1"), "{}", running.log());
     Ok(())
 }
 

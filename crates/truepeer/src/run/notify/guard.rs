@@ -25,12 +25,22 @@ use super::life::{Ending, SIGCHLD};
 
 /// The supervisor's view of its guard.
 #[derive(Debug)]
-pub(super) struct Guard(OwnedFd);
+pub(super) struct Guard {
+    pid: Pid,
+    pipe: OwnedFd,
+}
+
+impl Guard {
+    /// Whether it has this number.
+    pub(super) fn is(&self, pid: u32) -> bool {
+        i32::try_from(pid) == Ok(self.pid.as_raw_nonzero().get())
+    }
+}
 
 /// Hung up when the guard has ended.
 impl AsFd for Guard {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.pipe.as_fd()
     }
 }
 
@@ -47,12 +57,13 @@ pub(super) enum Side {
 /// by a service manager.
 pub(super) fn stand(signals: &SignalDoor, passed: u32) -> Result<Side> {
     set_child_subreaper(Some(getpid())).context("can't adopt what the program leaves behind")?;
+    let guard = getpid();
     let (supervisors, guards) = pipe_with(PipeFlags::CLOEXEC).context("pipe")?;
     match fork()? {
         Forked::Child => {
             drop(guards);
             set_child_subreaper(Some(getpid())).context("can't adopt what the program leaves behind")?;
-            Ok(Side::Supervisor(Guard(supervisors)))
+            Ok(Side::Supervisor(Guard { pid: guard, pipe: supervisors }))
         }
         Forked::Parent(supervisor) => {
             drop(supervisors);

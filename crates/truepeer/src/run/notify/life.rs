@@ -88,9 +88,10 @@ impl Life {
         while let Some(caught) = self.signals.next() {
             match caught.signal {
                 SIGCHLD => of_children = true,
-                // A terminal has sent it to the program as well.
-                _ if caught.from_kernel => {}
-                signal => self.pass_on(signal),
+                // The guard passes on what it gets. Whoever else has sent this has sent it to the whole group (a terminal) or the
+                // whole service: to the guard and the program as well.
+                signal if self.guard.is(caught.sender) => self.pass_on(signal),
+                _ => {}
             }
         }
         if of_children { self.collect() } else { None }
