@@ -34,7 +34,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
     only: Vec<Load>,
     /// Only these contestants (no-proxy always takes part): go-mmproxy, go-mmproxy-1 (GOMAXPROCS=1), haproxy, nginx,
-    /// truepeer, and those of --peer
+    /// truepeer, truepeer-attach, truepeer-run, truepeer-notify, and those of --peer
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     contestants: Vec<String>,
     /// Another contestant by its command line; {listen}, {backend}, {port} and {protocol} are filled in; repeatable

@@ -1,6 +1,7 @@
 //! The threads of a stream backend: each has its own listening socket and its own epoll.
 
-use std::net::SocketAddr;
+use std::io::ErrorKind;
+use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,9 +11,7 @@ use std::time::Duration;
 use anyhow::Context;
 use rustix::event::epoll::EventFlags;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno;
-use rustix::net::{SocketFlags, acceptfrom_with};
-use truepeer_sys::socket::{ListenOptions, listen_tcp};
+use socket2::{Domain, Socket, Type};
 
 use super::Kind;
 use super::stream::{Next, Stream};
@@ -50,7 +49,7 @@ struct Thread {
     number: usize,
     common: Arc<Common>,
     poll: Poll,
-    listener: OwnedFd,
+    listener: TcpListener,
     streams: Vec<Option<Stream>>,
     free: Vec<usize>,
     buffer: Vec<u8>,
@@ -70,6 +69,20 @@ pub(super) fn serve(kind: Kind, threads: usize) -> anyhow::Result<()> {
         thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
     }
     Ok(())
+}
+
+/// One of the sockets on [`BACKEND`]. Made, and accepted from, by the C library's functions, as most servers do, so that a
+/// preloaded library can stand before it.
+fn listen() -> anyhow::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(BACKEND), Type::STREAM, None).context("socket")?;
+    socket.set_nonblocking(true)?;
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(true)?;
+    // Accepted sockets inherit it.
+    socket.set_tcp_nodelay(true)?;
+    socket.bind(&BACKEND.into()).context("bind")?;
+    socket.listen(BACKLOG).context("listen")?;
+    Ok(socket.into())
 }
 
 impl Inbox {
@@ -93,8 +106,7 @@ impl Inbox {
 
 impl Thread {
     fn new(number: usize, common: &Arc<Common>) -> anyhow::Result<Self> {
-        let options = ListenOptions { reuse_port: true, transparent: false, backlog: BACKLOG };
-        let (poll, listener) = (Poll::new()?, listen_tcp(BACKEND, options)?);
+        let (poll, listener) = (Poll::new()?, listen()?);
         poll.add(&listener, LISTENER, EventFlags::IN)?;
         poll.add(&common.inboxes[number].bell, INBOX, EventFlags::IN)?;
         let (common, buffer) = (Arc::clone(common), vec![0; CHUNK]);
@@ -117,17 +129,20 @@ impl Thread {
 
     fn accept_all(&mut self) -> anyhow::Result<()> {
         loop {
-            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-            let (socket, client) = match acceptfrom_with(&self.listener, flags) {
+            let (socket, client) = match self.listener.accept() {
                 Ok(accepted) => accepted,
-                Err(Errno::AGAIN) => return Ok(()),
-                Err(Errno::CONNABORTED | Errno::INTR) => continue,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) =>
+                {
+                    continue;
+                }
                 Err(error) => return Err(error).context("accept"),
             };
-            let client = client.and_then(|client| SocketAddr::try_from(client).ok());
-            let strangers = u64::from(!client.is_some_and(is_claimed));
+            socket.set_nonblocking(true)?;
+            let strangers = u64::from(!is_claimed(client));
             self.common.tally.add(Totals { sessions: 1, strangers, ..Totals::default() });
-            self.deal(socket)?;
+            self.deal(socket.into())?;
         }
     }
 

@@ -15,6 +15,7 @@ use truepeer_testbed::{Bed, Program, Running, find_program};
 
 pub(crate) use command::Command;
 
+use self::truepeer::{Attached, Via};
 use crate::backend;
 use crate::load::{Load, Transport};
 use crate::measure::cpu;
@@ -27,6 +28,8 @@ enum Way {
     Direct,
     /// truepeer's relay; where its binary is.
     TruepeerProxy(PathBuf),
+    TruepeerAttach(PathBuf),
+    TruepeerRun(PathBuf, Via),
     Haproxy,
     Nginx,
     /// With this value of GOMAXPROCS, if any.
@@ -47,24 +50,28 @@ pub(crate) struct Contestant {
 
 /// What all others are compared with.
 pub(crate) const NO_PROXY: &str = "no-proxy";
-/// The contestant that the summary holds against the best of the others.
+/// The contestant that the summary holds against the best of the others; its other ways' names begin with it.
 pub(crate) const TRUEPEER: &str = "truepeer";
 
 /// What is brought up for one cell.
-pub(crate) struct Stand {
+pub(crate) struct Stand<'a> {
     /// Where the load connects to.
     pub(crate) entrance: SocketAddr,
     /// Whether it has to begin with a header.
     pub(crate) header: bool,
     /// The contestant's programs, ended before the backend.
     programs: Vec<Running>,
-    _backend: Running,
+    _attached: Option<Attached<'a>>,
+    backend: Running,
+    /// Whether the backend was started by the contestant, which stays beside it.
+    is_supervised: bool,
 }
 
-impl Stand {
+impl Stand<'_> {
     /// CPU time of the contestant so far.
     pub(crate) fn cpu_time(&self) -> Duration {
-        self.groups().into_iter().flat_map(cpu::members).map(cpu::time_of).sum()
+        let supervisor = self.is_supervised.then(|| cpu::time_of(self.backend.pid()));
+        self.groups().into_iter().flat_map(cpu::members).map(cpu::time_of).chain(supervisor).sum()
     }
 
     /// The process groups of the contestant.
@@ -101,7 +108,10 @@ pub(crate) fn standard(truepeer: PathBuf) -> Vec<Contestant> {
         contestant("go-mmproxy-1", "go-mmproxy GOMAXPROCS=1", Way::GoMmproxy(Some("1"))),
         contestant("haproxy", "HAProxy", Way::Haproxy),
         contestant("nginx", "NGINX stream", Way::Nginx),
-        contestant(TRUEPEER, "truepeer proxy", Way::TruepeerProxy(truepeer)),
+        contestant(TRUEPEER, "truepeer proxy", Way::TruepeerProxy(truepeer.clone())),
+        contestant("truepeer-attach", "truepeer attach", Way::TruepeerAttach(truepeer.clone())),
+        contestant("truepeer-run", "truepeer run", Way::TruepeerRun(truepeer.clone(), Via::Preload)),
+        contestant("truepeer-notify", "truepeer run --via notify", Way::TruepeerRun(truepeer, Via::Notify)),
     ]
 }
 
@@ -117,6 +127,8 @@ impl Contestant {
             (Way::Direct | Way::TruepeerProxy(_) | Way::GoMmproxy(_), _) | (_, Transport::Tcp) => true,
             // HAProxy carries no UDP; NGINX sends PROXY headers over UDP but can't receive them.
             (Way::Haproxy | Way::Nginx, Transport::Udp) => false,
+            // truepeer run is about accept().
+            (Way::TruepeerAttach(_) | Way::TruepeerRun(..), Transport::Udp) => false,
             (Way::Command(command), Transport::Udp) => command.carries_udp(),
         }
     }
@@ -130,7 +142,7 @@ impl Contestant {
         };
         match &self.way {
             Way::Direct | Way::Command(_) => None,
-            Way::TruepeerProxy(path) => {
+            Way::TruepeerProxy(path) | Way::TruepeerAttach(path) | Way::TruepeerRun(path, _) => {
                 (!path.exists()).then(|| format!("{} is not there (cargo build -p truepeer)", path.display()))
             }
             Way::Haproxy => program("haproxy"),
@@ -143,7 +155,9 @@ impl Contestant {
     pub(crate) fn version(&self, bed: &Bed) -> Option<String> {
         match &self.way {
             Way::Direct => None,
-            Way::TruepeerProxy(path) => Some(truepeer::version(bed, path)),
+            Way::TruepeerProxy(path) | Way::TruepeerAttach(path) | Way::TruepeerRun(path, _) => {
+                Some(truepeer::version(bed, path))
+            }
             Way::Haproxy => Some(haproxy::version(bed)),
             Way::Nginx => Some(nginx::version(bed)),
             Way::GoMmproxy(_) => Some(go_mmproxy::version()),
@@ -152,22 +166,47 @@ impl Contestant {
     }
 
     /// Brings backend and contestant up in the calling thread's network, and waits until they serve.
-    pub(crate) fn stand_up(&self, bed: &Bed, load: Load, threads: usize) -> anyhow::Result<Stand> {
-        let kind = load.backend();
-        let backend = backend::program(bed, kind, threads)?.start(bed)?;
+    pub(crate) fn stand_up<'a>(&self, bed: &'a Bed, load: Load, threads: usize) -> anyhow::Result<Stand<'a>> {
+        let (kind, transport) = (load.backend(), load.transport());
+        let backend = self.around(backend::program(bed, kind, threads)?, transport).start(bed)?;
         backend::wait_ready(&backend, kind)?;
-        let transport = load.transport();
-        let program = match &self.way {
-            Way::Direct => None,
+        let attached = match &self.way {
+            Way::TruepeerAttach(path) => Some(Attached::make(bed, path)?),
+            _ => None,
+        };
+        let program = self.between(bed, transport)?;
+        let entrance = if program.is_some() { ENTRANCE } else { BACKEND };
+        let programs = program.map(|program| start(&program, bed, transport)).transpose()?;
+        Ok(Stand {
+            entrance,
+            header: !matches!(self.way, Way::Direct),
+            programs: programs.into_iter().collect(),
+            _attached: attached,
+            backend,
+            is_supervised: matches!(self.way, Way::TruepeerRun(_, Via::Notify)),
+        })
+    }
+
+    /// The backend, started by the contestant where that is its way.
+    fn around(&self, backend: Program, transport: Transport) -> Program {
+        match &self.way {
+            Way::TruepeerRun(path, via) => truepeer::run(path, *via, backend),
+            Way::Command(command) if command.starts_the_backend() => command.around(backend, transport),
+            _ => backend,
+        }
+    }
+
+    /// The contestant's program, where it stands between load and backend.
+    fn between(&self, bed: &Bed, transport: Transport) -> anyhow::Result<Option<Program>> {
+        Ok(match &self.way {
+            Way::Direct | Way::TruepeerAttach(_) | Way::TruepeerRun(..) => None,
+            Way::Command(command) if command.starts_the_backend() => None,
             Way::TruepeerProxy(path) => Some(truepeer::proxy(path, transport)),
             Way::Haproxy => Some(haproxy::program(bed)?),
             Way::Nginx => Some(nginx::program(bed)?),
             Way::GoMmproxy(threads) => Some(go_mmproxy::program(*threads, transport)?),
             Way::Command(command) => Some(command.program(transport)?),
-        };
-        let (entrance, header) = if program.is_some() { (ENTRANCE, true) } else { (BACKEND, false) };
-        let programs = program.map(|program| start(&program, bed, transport)).transpose()?;
-        Ok(Stand { entrance, header, programs: programs.into_iter().collect(), _backend: backend })
+        })
     }
 }
 

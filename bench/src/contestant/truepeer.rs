@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use truepeer_testbed::matrix::ByAttach;
 use truepeer_testbed::{Bed, Program};
 
 use crate::load::Transport;
@@ -17,6 +18,50 @@ pub(super) fn proxy(path: &Path, transport: Transport) -> Program {
         format!("--ipv4={BACKEND}"),
         format!("--ipv6=[::1]:{}", BACKEND.port()),
     ])
+}
+
+/// How `truepeer run` comes between accept() and the backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Via {
+    Preload,
+    Notify,
+}
+
+/// The backend, started by `truepeer run`.
+pub(super) fn run(path: &Path, via: Via, backend: Program) -> Program {
+    let via = match via {
+        Via::Preload => "--via=preload",
+        Via::Notify => "--via=notify",
+    };
+    backend.launched_by(path, &["run", via, &port(), "--"])
+}
+
+/// `truepeer attach` on the backend's port; taken off when dropped, at once.
+pub(super) struct Attached<'a> {
+    by: ByAttach,
+    bed: &'a Bed,
+}
+
+impl<'a> Attached<'a> {
+    pub(super) fn make(bed: &'a Bed, path: &Path) -> anyhow::Result<Self> {
+        let by = ByAttach::new(path);
+        by.command(bed, &[&port()])?.run(bed)?;
+        Ok(Self { by, bed })
+    }
+}
+
+impl Drop for Attached<'_> {
+    fn drop(&mut self) {
+        let detached =
+            self.by.command(self.bed, &["detach", "--now"]).and_then(|command| command.run(self.bed));
+        if let Err(error) = detached {
+            eprintln!("bench: truepeer attach detach: {error:#}");
+        }
+    }
+}
+
+fn port() -> String {
+    format!("--port={}", BACKEND.port())
 }
 
 pub(super) fn version(bed: &Bed, path: &Path) -> String {

@@ -38,7 +38,7 @@ pub(super) struct Faults {
 }
 
 struct Knocker<'a> {
-    stand: &'a Stand,
+    stand: &'a Stand<'a>,
     clients: Clients,
     slots: Vec<Option<Slot>>,
     busy: usize,

@@ -67,7 +67,10 @@ fn write_ratio(spread: Spread) -> String {
 /// The best other is the one with the highest median, whether its bytes were right or not.
 fn against_best(plan: &Plan, results: &Results, load: Load) -> Option<String> {
     let own = plan.contestants.iter().position(|who| who.name == TRUEPEER)?;
-    let is_other = |who: &usize| *who != own && plan.contestants[*who].name != NO_PROXY;
+    let is_other = |who: &usize| {
+        let name = &plan.contestants[*who].name;
+        name != NO_PROXY && !name.starts_with(TRUEPEER)
+    };
     let medians = (0..plan.contestants.len())
         .filter(is_other)
         .filter_map(|who| Some((who, results.ratio_to_no_proxy(plan, load, who)?.median)));
