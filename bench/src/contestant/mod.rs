@@ -124,11 +124,12 @@ impl Contestant {
     /// Whether it takes part in a load: not all carry datagrams with headers in them.
     pub(crate) fn carries(&self, load: Load) -> bool {
         match (&self.way, load.transport()) {
-            (Way::Direct | Way::TruepeerProxy(_) | Way::GoMmproxy(_), _) | (_, Transport::Tcp) => true,
+            (Way::Direct | Way::TruepeerProxy(_) | Way::TruepeerAttach(_) | Way::GoMmproxy(_), _)
+            | (_, Transport::Tcp) => true,
             // HAProxy carries no UDP; NGINX sends PROXY headers over UDP but can't receive them.
             (Way::Haproxy | Way::Nginx, Transport::Udp) => false,
             // truepeer run is about accept().
-            (Way::TruepeerAttach(_) | Way::TruepeerRun(..), Transport::Udp) => false,
+            (Way::TruepeerRun(..), Transport::Udp) => false,
             (Way::Command(command), Transport::Udp) => command.carries_udp(),
         }
     }
@@ -171,7 +172,7 @@ impl Contestant {
         let backend = self.around(backend::program(bed, kind, threads)?, transport).start(bed)?;
         backend::wait_ready(&backend, kind)?;
         let attached = match &self.way {
-            Way::TruepeerAttach(path) => Some(Attached::make(bed, path)?),
+            Way::TruepeerAttach(path) => Some(Attached::make(bed, path, transport)?),
             _ => None,
         };
         let program = self.between(bed, transport)?;

@@ -43,9 +43,10 @@ pub(super) struct Attached<'a> {
 }
 
 impl<'a> Attached<'a> {
-    pub(super) fn make(bed: &'a Bed, path: &Path) -> anyhow::Result<Self> {
+    pub(super) fn make(bed: &'a Bed, path: &Path, transport: Transport) -> anyhow::Result<Self> {
         let by = ByAttach::new(path);
-        by.command(bed, &[&port()])?.run(bed)?;
+        let protocol = if transport == Transport::Tcp { "/tcp" } else { "/udp" };
+        by.command(bed, &[&(port() + protocol)])?.run(bed)?;
         Ok(Self { by, bed })
     }
 }
