@@ -67,7 +67,8 @@ impl FdSet {
 
 /// Moves a descriptor to a high number, so that the program finds the low ones as it would without us, and protects it.
 pub(crate) fn keep(fd: OwnedFd, inherited_by_exec: bool) -> Result<OwnedFd, Errno> {
-    const HIGHEST: u64 = 65_535;
+    // Higher ones would cost: the kernel's table of descriptors, which every fork copies, reaches to the highest.
+    const HIGHEST: u64 = 1024;
     const ROOM: u64 = 64;
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(HIGHEST).min(HIGHEST);
     let lowest = RawFd::try_from(limit.saturating_sub(ROOM)).unwrap_or(0);

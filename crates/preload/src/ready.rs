@@ -81,6 +81,11 @@ impl Ready {
         sendmsg(&self.into, &[IoSlice::new(message.as_bytes())], &mut control, flags).map(drop)
     }
 
+    /// Whether nothing waits to be taken out.
+    pub(crate) fn is_empty(&self) -> bool {
+        rustix::io::ioctl_fionread(&self.out).is_ok_and(|bytes| bytes == 0)
+    }
+
     /// Takes a connection out, if there is one.
     pub(crate) fn take(&self) -> Option<Entry> {
         let mut bytes = [0; MESSAGE_BYTES];
@@ -111,7 +116,9 @@ mod tests {
         assert!(ready.take().is_none());
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let (listener, sender) = ("[fe80::1%3]:80".parse().unwrap(), "192.0.2.1:5".parse().unwrap());
+        assert!(ready.is_empty());
         ready.put(socket.as_fd(), listener, sender).unwrap();
+        assert!(!ready.is_empty());
         let entry = ready.take().unwrap();
         assert_eq!((entry.listener, entry.peer), (listener, sender));
         let cookie = |fd: BorrowedFd<'_>| rustix::net::sockopt::socket_cookie(fd).unwrap();

@@ -28,6 +28,8 @@ const PIPE_BYTES: usize = 1 << 20;
 const STACK_BYTES: usize = 256 << 10;
 /// When a queue was full: the next attempt.
 const AGAIN: Duration = Duration::from_millis(20);
+/// A program that is busy is not woken more often than it can bear.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(2);
 
 const NOBODY: RawFd = -1;
 const STARTING: RawFd = -2;
@@ -94,7 +96,7 @@ fn start() -> Result<RawFd, Errno> {
     let late = Late::on(epoll, reader.as_fd())?;
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
     let most = usize::try_from(limit).unwrap_or(usize::MAX).max(16);
-    let waiter = Waiter { late, reader, most, again: Vec::new(), unrung: Vec::new() };
+    let waiter = Waiter { late, reader, most, again: Vec::new(), announced: Vec::new() };
     let spawned = without_signals(|| {
         thread::Builder::new().name("truepeer".to_owned()).stack_size(STACK_BYTES).spawn(|| waiter.run())
     });
@@ -146,15 +148,22 @@ struct Waiter {
     most: usize,
     /// For the family's queue, which was full: connection, listener, whom the program is to see.
     again: Vec<(OwnedFd, SocketAddr, SocketAddr)>,
-    /// Listeners whose own queue was full.
-    unrung: Vec<SocketAddr>,
+    /// Listeners that were announced something, to be announced again should nobody come for it: their own queue may have been
+    /// full, or a stranger's listener on the same address (SO_REUSEPORT) may have had the wake-up.
+    announced: Vec<Announced>,
+}
+
+struct Announced {
+    listener: SocketAddr,
+    again_at: Instant,
+    interval: Duration,
 }
 
 impl Waiter {
     fn run(mut self) {
         let Some(role) = role().and_then(|role| role.accepting.as_ref()) else { return };
         loop {
-            let limit = (!self.again.is_empty() || !self.unrung.is_empty()).then_some(AGAIN);
+            let limit = self.next_attempt();
             match self.late.turn(&role.rules, &role.family.wake, limit) {
                 Ok(decided) => decided.into_iter().for_each(|decided| self.hand_over(decided, role)),
                 Err(error) => say::complaint("waiter", None, format_args!("waiting for headers: {error}")),
@@ -165,9 +174,7 @@ impl Waiter {
             for (socket, listener, peer) in core::mem::take(&mut self.again) {
                 self.put(socket, listener, peer, role);
             }
-            for listener in core::mem::take(&mut self.unrung) {
-                self.ring(listener, role);
-            }
+            self.announce_again(role);
         }
     }
 
@@ -232,11 +239,35 @@ impl Waiter {
     }
 
     fn ring(&mut self, listener: SocketAddr, role: &Accepting) {
+        self.announced.retain(|announced| announced.listener != listener);
+        self.announce(listener, AGAIN, role);
+    }
+
+    fn announce(&mut self, listener: SocketAddr, interval: Duration, role: &Accepting) {
         match role.family.wake.ring(listener) {
-            Ok(()) => {}
             Err(Errno::CONNREFUSED) => forget_listener(listener, role),
-            Err(_) => self.unrung.push(listener),
+            _ => self.announced.push(Announced { listener, again_at: Instant::now() + interval, interval }),
         }
+    }
+
+    fn announce_again(&mut self, role: &Accepting) {
+        if self.announced.is_empty() || role.family.ready.is_empty() {
+            return self.announced.clear();
+        }
+        let now = Instant::now();
+        let (due, rest) = core::mem::take(&mut self.announced).into_iter().partition(|a| a.again_at <= now);
+        self.announced = rest;
+        let due: Vec<Announced> = due;
+        for Announced { listener, interval, .. } in due {
+            self.announce(listener, (interval * 2).min(LONGEST_INTERVAL), role);
+        }
+    }
+
+    fn next_attempt(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let again = self.announced.iter().map(|announced| announced.again_at.saturating_duration_since(now));
+        let full = (!self.again.is_empty()).then_some(AGAIN);
+        again.chain(full).min()
     }
 }
 

@@ -18,6 +18,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_forked_child_holds_nobodys_connection_open,
         names_survive_the_execution_of_another_program,
         sockets_passed_to_another_process_keep_their_name,
+        a_strangers_listener_on_the_same_address_takes_nothing_away,
         many_start_at_once,
     ]
     .into_iter()
@@ -42,16 +43,20 @@ fn start(bed: &Bed, script: &str) -> anyhow::Result<Running> {
     Ok(running)
 }
 
-/// Asks in two parts, so that the waiter, the queue and the wake-up are needed.
 fn is_served() -> anyhow::Result<()> {
+    let said = ask_late()?;
+    ensure!(said == "203.0.113.7 5000", "{said:?}");
+    Ok(())
+}
+
+/// Asks in two parts, so that the waiter, the queue and the wake-up are needed.
+fn ask_late() -> anyhow::Result<String> {
     let header = header()?;
     let mut stream = client::connect(LISTENER)?;
     stream.write_all(&header[..20])?;
     truepeer_testbed::sockets::wait_until_sent(&stream)?;
     stream.write_all(&header[20..])?;
-    let said = client::ask(&mut stream, b"x")?;
-    ensure!(said == "203.0.113.7 5000", "{said:?}");
-    Ok(())
+    client::ask(&mut stream, b"x")
 }
 
 /// As daemons do, before and after they listen, by the three ways there are.
@@ -152,6 +157,39 @@ while True:
 ";
     let _running = start(bed, script)?;
     (0..3).try_for_each(|_| is_served())
+}
+
+/// Another program, without us, shares the port (SO_REUSEPORT): our wake-ups may come to it.
+fn a_strangers_listener_on_the_same_address_takes_nothing_away(bed: &Bed) -> anyhow::Result<()> {
+    let script = |answer: &str| {
+        format!(
+            "\
+import socket
+listener = socket.create_server(('127.0.0.1', 8080), reuse_port=True)
+print('ready')
+while True:
+    connection, peer = listener.accept()
+    try:
+        while connection.recv(4096):
+            pass
+        connection.sendall({answer})
+    except OSError:
+        pass
+    connection.close()
+"
+        )
+    };
+    let _ours = start(bed, &script("b'%s %d' % (peer[0].encode(), peer[1])"))?;
+    let stranger = python(bed, &script("b'stranger'"))?.start(bed)?;
+    stranger.wait_for_log("ready")?;
+    let mut answers = Vec::new();
+    for _ in 0..30 {
+        answers.push(ask_late()?);
+    }
+    let ours = answers.iter().filter(|answer| *answer == "203.0.113.7 5000").count();
+    let strangers = answers.iter().filter(|answer| *answer == "stranger").count();
+    ensure!(ours > 0 && ours + strangers == answers.len(), "{answers:?}");
+    Ok(())
 }
 
 /// Loaded by hand, without a word.
