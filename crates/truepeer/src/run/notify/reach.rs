@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use truepeer_sys::process::{Reach, descriptor_of};
-use truepeer_sys::seccomp::{Answer, Notification, Notifier};
+use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 
 use super::journal::Journal;
 
@@ -26,7 +26,9 @@ pub(super) fn descriptor_for(
         // Never "go on": the program would take the header for data, and the sender for the client.
         Err(Reach::Forbidden(errno)) => {
             journal.on_unreachable(call.thread, errno);
-            Answer::Fail(Errno::PERM)
+            // Servers pause when they hear this one, and go on accepting as fast as they can when they hear EPERM.
+            let is_accept = matches!(call.call, calls::ACCEPT | calls::ACCEPT4);
+            Answer::Fail(if is_accept { Errno::NFILE } else { Errno::PERM })
         }
     };
     if let Err(error) = notifier.send(call.id, answer) {
