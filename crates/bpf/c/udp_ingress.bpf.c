@@ -251,10 +251,6 @@ static __always_inline int note_flow(struct __sk_buff *skb, struct desk *desk, c
 	const struct opened *opened = &desk->opened;
 	int needs_tag = gate->dialect == DIALECT_SPP || datagram->destination_port != gate->backend_port;
 
-	desk->key.client = opened->client;
-	desk->key.local = datagram->ip.destination;
-	desk->key.client_port = opened->client_port;
-	desk->key.backend_port = gate->backend_port;
 	if (!opened->is_named && !needs_tag && backend == IS_BOUND) {
 		forget(&desk->key); /* answers go to the sender by themselves */
 		return 0;
@@ -294,6 +290,16 @@ static __always_inline int deliver(struct __sk_buff *skb, struct desk *desk, __b
 	return write_datagram(skb, &desk->datagram, to, change);
 }
 
+/* A flow of this client to this address has been noted: so the address is this host's, and no route need be asked. */
+static __always_inline int is_known(struct desk *desk, const struct gate *gate)
+{
+	desk->key.client = desk->opened.client;
+	desk->key.local = desk->datagram.ip.destination;
+	desk->key.client_port = desk->opened.client_port;
+	desk->key.backend_port = gate->backend_port;
+	return bpf_map_lookup_elem(&tp_udp_flows, &desk->key) != 0;
+}
+
 static __always_inline int on_datagram(struct __sk_buff *skb, struct desk *desk, const struct gate *gate, __u32 rule)
 {
 	struct opened *opened = &desk->opened;
@@ -304,7 +310,7 @@ static __always_inline int on_datagram(struct __sk_buff *skb, struct desk *desk,
 	if (refusal)
 		return refuse(gate, refusal);
 	enum backend backend = backend_of(skb, &desk->datagram, gate, opened, &desk->on_loopback);
-	if (backend == NO_BACKEND || !is_for_this_host(skb, &desk->datagram.ip, IPPROTO_UDP)) {
+	if (backend == NO_BACKEND || !(is_known(desk, gate) || is_for_this_host(skb, &desk->datagram.ip, IPPROTO_UDP))) {
 		count(&gate->port, PASSED_NO_LISTENER);
 		return PASS;
 	}
