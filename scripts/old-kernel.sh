@@ -9,7 +9,7 @@ package=${OLD_KERNEL_PACKAGE:-linux-image-cloud-amd64}
 tests=(a_right_guess_alters_no_packet flows_end_with_their_sockets a_name_belongs_to_its_socket
        detach_waits_for_open_connections udp::a_backend_on_the_senders_host_sees_the_client
        udp::answers_in_spp_carry_the_header_back udp::ports_are_mapped_both_ways udp::a_connected_socket_answers
-       udp::aggregated_datagrams_are_taken_apart)
+       udp::aggregated_datagrams_are_taken_apart surroundings::a_vlan_is_a_link_like_others)
 [ $# -eq 0 ] || tests=("$@")
 say() { echo "old-kernel: $*"; }
 skip() { echo "SKIP old-kernel: $*"; exit 0; }
@@ -79,11 +79,14 @@ ln -s busybox "$tree/bin/true"
 echo root:x:0:0:root:/:/bin/sh >"$tree/etc/passwd"
 echo root:x:0: >"$tree/etc/group"
 for tool in "${tools[@]}"; do put_program "$(command -v "$tool")" "sbin/$tool"; done
-for module in net/sched/sch_ingress net/sched/cls_bpf drivers/net/veth; do
+number=10 # the order in which they need each other
+for module in net/sched/sch_ingress net/sched/cls_bpf drivers/net/veth \
+              net/llc/llc net/802/stp net/802/garp net/802/mrp net/8021q/8021q; do
   file=$(ls "$modules/$module".ko* | head -1)
+  copy=$tree/modules/$((number += 1)).ko
   case $file in
-    *.xz) xz -dc "$file" >"$tree/modules/${module##*/}.ko" ;;
-    *) cp "$file" "$tree/modules/${module##*/}.ko" ;;
+    *.xz) xz -dc "$file" >"$copy" ;;
+    *) cp "$file" "$copy" ;;
   esac
 done
 

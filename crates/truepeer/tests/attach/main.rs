@@ -1,5 +1,6 @@
 //! `truepeer attach`: what is its own and not every way's, see `matrix` for that.
 
+mod surroundings;
 mod udp;
 
 use std::io::{Read, Write};
@@ -530,6 +531,7 @@ fn main() -> ExitCode {
     all.extend(languages.map(|(name, program, run)| {
         Test::new(name, run).needs_program(program).time_limit(Duration::from_secs(180))
     }));
+    all.extend(surroundings::tests());
     all.extend(udp::tests());
     truepeer_testbed::main(all)
 }
