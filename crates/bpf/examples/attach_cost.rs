@@ -172,7 +172,7 @@ fn heading() -> Result<String> {
          which itself adds\nsome tens of nanoseconds to each run), over a veth pair with its usual offloads: a run sees up to 64 KiB of TCP at \
          once.\nThe middle one of {ROUNDS} rounds. Linux {}. Written by\n\
          `cargo run -p truepeer-bpf --example attach_cost -- --write docs/attach-cost.md` (as root).\n",
-        kernel.trim()
+        kernel.trim().split('-').next().unwrap_or_default()
     ))
 }
 
