@@ -149,13 +149,18 @@ fn a_forgotten_clients_port_is_not_another_clients_next(bed: &Bed) -> Result<()>
     let sending = start_sending(bed, "first", &wire.addresses, "--close-after 200ms --max-flows 60")?;
     let mut sources = Vec::new();
     for round in 1..=3 {
+        // Kept until the round is over: a port that the kernel gave out twice would be one client, whose second datagram
+        // has no header.
+        let mut clients = Vec::new();
         for _ in 0..10 {
             let client = sender_towards(ENTRANCES[0])?;
             client.send(b"?")?;
             let (datagram, from) = wire.next(0)?;
-            ensure!(datagram == [&v2(client.local_addr()?, ENTRANCES[0])?[..], b"?"].concat());
+            let expected = [&v2(client.local_addr()?, ENTRANCES[0])?[..], b"?"].concat();
+            ensure!(datagram == expected, "{datagram:?} instead of {expected:?}");
             ensure!(!sources.contains(&from), "{from} was another client's");
             sources.push(from);
+            clients.push(client);
         }
         wait_counted(&sending, "flows_expired", 10 * round)?;
         // What comes late for a forgotten client goes nowhere, and wakes nobody again and again.
