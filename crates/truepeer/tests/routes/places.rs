@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use socket2::{Domain, Socket, Type};
-use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Topology, Truepeer, ip_here, tests};
+use truepeer_testbed::{
+    Bed, Behaviour, Program, Running, Test, Topology, Truepeer, ip_here, tests, wait_for,
+};
 
 use crate::support::{CLIENT_4, CLIENT_6, TRUEPEER, delivers_both, proxy, routes, seen_through, state};
 
@@ -173,11 +175,22 @@ fn a_udp_backend_sees_the_client_and_its_reply_comes_back(bed: &Bed) -> Result<(
         ("10.9.0.1:54", "10.9.0.1:54", "192.0.2.7:5003"),
         ("[fd00:9::1]:54", "[fd00:9::1]:54", "[2001:db8::7]:5002"),
     ] {
-        let backend = UdpSocket::bind(bound)?;
+        let backend = bind(bound)?;
         udp_round_trip(&backend, asked.parse()?, client.parse()?)
             .with_context(|| format!("{client} to {asked}, bound to {bound}"))?;
     }
     routes(bed, "remove").map(drop)
+}
+
+/// A port that was just closed may be held for a moment by a process that another test is starting: between its fork and
+/// its exec it has all descriptors.
+fn bind(address: &str) -> Result<UdpSocket> {
+    let mut socket = None;
+    wait_for(&format!("{address} to be free"), || {
+        socket = UdpSocket::bind(address).ok();
+        socket.is_some()
+    })?;
+    socket.context("a socket")
 }
 
 fn udp_round_trip(backend: &UdpSocket, asked: SocketAddr, client: SocketAddr) -> Result<()> {
