@@ -59,7 +59,7 @@ fn build() -> Result<PathBuf, String> {
         "build",
         "--lib",
         "--profile",
-        "library",
+        "preloaded",
         "--quiet",
         "--target",
         &target,
@@ -81,5 +81,5 @@ fn build() -> Result<PathBuf, String> {
         let first = said.lines().find(|line| line.contains("error")).unwrap_or("cargo failed");
         return Err(first.to_owned());
     }
-    Ok(dir.join(target).join("library").join(LIBRARY))
+    Ok(dir.join(target).join("preloaded").join(LIBRARY))
 }
