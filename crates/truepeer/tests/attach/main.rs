@@ -1,5 +1,6 @@
 //! `truepeer attach`: what is its own and not every way's, see `matrix` for that.
 
+mod io_uring;
 mod surroundings;
 mod udp;
 
@@ -344,6 +345,60 @@ fn what_is_lost_is_sent_again(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// One packet of a hundred, in each direction, takes a lane of the link's queue that is slow, and is overtaken; translated and not.
+fn what_is_overtaken_is_put_in_order(bed: &Bed) -> anyhow::Result<()> {
+    let line = truepeer_testbed::Topology::line(&["lb", "router", "backend"])?;
+    let (lb, router, host) = (line.host("lb"), line.host("router"), line.host("backend"));
+    for device in ["lb", "backend"] {
+        // 6 ms for a packet of 1500 bytes.
+        if let Err(error) = Program::new("/bin/sh")
+            .args(["-ec", &SLOW_LANE.replace("DEVICE", device)])
+            .in_netns(&router.netns)
+            .run(bed)
+        {
+            return truepeer_testbed::skip(format!("this kernel has no htb queue: {error:#}"));
+        }
+    }
+    let choose = "table inet lanes { chain forward { type filter hook forward priority 0; numgen random mod 100 < 1 meta priority set 0x10002; }; }";
+    Program::new("nft").arg(choose).in_netns(&router.netns).run(bed)?;
+    // Single packets, to be overtaken by many.
+    for (host, device) in [(lb, "router"), (router, "lb"), (router, "backend"), (host, "router")] {
+        Program::new("ethtool")
+            .args(["-K", device, "gro", "off", "gso", "off", "tso", "off"])
+            .in_netns(&host.netns)
+            .run(bed)?;
+    }
+    let _echo =
+        Behaviour::Echo.start_program(bed, &["0.0.0.0:80"], |program| program.in_netns(&host.netns))?;
+    let command = ByAttach::new(env!("CARGO_BIN_EXE_truepeer"));
+    command.command(bed, &["--port", "80", "--allow", "any"])?.in_netns(&host.netns).run(bed)?;
+    let mut n = 0_u16;
+    // How many are overtaken is left to chance and the machine's pace.
+    while n < 12 || out_of_order(lb)? < 20 || out_of_order(host)? < 20 {
+        let client = format!("203.0.113.1:{}", 1000 + n);
+        let header = if n.is_multiple_of(3) { longer_header(&client)? } else { header(&client)? };
+        let report = lb.run(|| echo_in_parts(host.at(false, 80), &header, n.is_multiple_of(2)))??;
+        ensure!(report == Digest::of_pattern(2_000_000), "{client}: {report}");
+        n += 1;
+    }
+    Ok(())
+}
+
+const SLOW_LANE: &str = "\
+tc qdisc add dev DEVICE root handle 1: htb default 1
+tc class add dev DEVICE parent 1: classid 1:1 htb rate 100gbit quantum 60000
+tc class add dev DEVICE parent 1: classid 1:2 htb rate 2mbit burst 1500 quantum 1500
+";
+
+/// How many segments a host has received before one that precedes them.
+fn out_of_order(host: &truepeer_testbed::Host) -> anyhow::Result<u64> {
+    let text = host.run(|| std::fs::read_to_string("/proc/thread-self/net/netstat"))??;
+    let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
+    let (names, values) = (lines.next().context("names")?, lines.next().context("values")?);
+    let found = names.split(' ').zip(values.split(' ')).find(|(name, _)| *name == "TCPOFOQueue");
+    Ok(found.context("TCPOFOQueue")?.1.parse()?)
+}
+
 /// Sends a header, whole or in two segments, and two megabytes; digests the echo.
 fn echo_in_parts(to: SocketAddr, header: &[u8], split: bool) -> anyhow::Result<String> {
     let mut stream = client::connect(to)?;
@@ -498,6 +553,9 @@ func main() {
 type Body = fn(&Bed) -> anyhow::Result<()>;
 
 fn main() -> ExitCode {
+    if let Some(status) = io_uring::run_if_asked() {
+        return status;
+    }
     let mut all = tests![
         a_right_guess_alters_no_packet,
         flows_end_with_their_sockets,
@@ -514,12 +572,22 @@ fn main() -> ExitCode {
         a_dry_run_changes_nothing,
         what_is_forwarded_is_left_alone,
     ];
+    all.push(Test::new(
+        "a_running_io_uring_server_names_the_client",
+        io_uring::a_running_io_uring_server_names_the_client,
+    ));
     let offloads = Test::new(
         "links_with_and_without_offloads_carry_everything",
         links_with_and_without_offloads_carry_everything,
     );
     all.push(offloads.needs_program("ethtool"));
     all.push(Test::new("what_is_lost_is_sent_again", what_is_lost_is_sent_again).needs_program("nft"));
+    all.push(
+        Test::new("what_is_overtaken_is_put_in_order", what_is_overtaken_is_put_in_order)
+            .needs_program("nft")
+            .needs_program("tc")
+            .needs_program("ethtool"),
+    );
     all.push(Test::new("haproxy_and_a_running_nginx", haproxy_and_a_running_nginx));
     all.push(Test::new("a_running_redis_names_the_client", a_running_redis_names_the_client));
     let languages: [(&str, &str, Body); 4] = [

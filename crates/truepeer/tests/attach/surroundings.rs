@@ -24,6 +24,10 @@ pub(crate) fn tests() -> Vec<Test> {
             .needs_program("python3"),
         Test::new("fast_open_is_declined", fast_open_is_declined).needs_program("python3"),
         Test::new("signed_connections_are_refused", signed_connections_are_refused).needs_program("python3"),
+        Test::new("connections_signed_by_tcp_ao_are_refused", connections_signed_by_tcp_ao_are_refused)
+            .needs_program("python3"),
+        Test::new("a_syn_with_the_option_of_tcp_ao_is_refused", a_syn_with_the_option_of_tcp_ao_is_refused)
+            .needs_program("python3"),
         Test::new("a_redirected_port_is_refused", a_redirected_port_is_refused).needs_program("nft"),
         Test::new("fifty_bulk_echoes_arrive_whole", fifty_bulk_echoes_arrive_whole),
         Test::new("an_attachment_killed_half_way_loses_nothing", an_attachment_killed_half_way_loses_nothing),
@@ -229,6 +233,67 @@ else:
     ensure!(counter_on(bed, host, "refused_signed")? >= 1);
     ensure!(!who.log().contains("accepted"));
     Ok(())
+}
+
+/// By two programs, where the kernel has it (CONFIG_TCP_AO, since Linux 6.7).
+fn connections_signed_by_tcp_ao_are_refused(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let who = backend_on(bed, host, Behaviour::Who, &["0.0.0.0:80"])?;
+    attach_on(bed, host, &["--port", "80"])?;
+    // struct tcp_ao_add (linux/tcp.h); TCP_AO_ADD_KEY is 38.
+    let script = "\
+import struct
+to_raw = struct.pack('=HH4s120x', socket.AF_INET, 0, socket.inet_aton(to[0]))
+try:
+    s.setsockopt(socket.IPPROTO_TCP, 38, to_raw + struct.pack('=64siIHBBBBBB80s', b'hmac(sha1)', 0, 0, 0, 32, 100, 100, 0, 0, 3, b'key'))
+except OSError as error:
+    print('no TCP-AO here:', error)
+else:
+    s.settimeout(1)
+    try:
+        s.connect(to)
+        print('connected')
+    except OSError:
+        print('not connected')
+";
+    let said = python(bed, lb, host.at(false, 80), "203.0.113.1:1001", script)?;
+    if said.contains("no TCP-AO") {
+        return truepeer_testbed::skip(said.trim().to_owned());
+    }
+    ensure!(said.trim() == "not connected", "{said}");
+    ensure!(counter_on(bed, host, "refused_signed")? >= 1);
+    ensure!(!who.log().contains("accepted"));
+    Ok(())
+}
+
+/// Whatever the kernels know of it: one SYN by hand, and another one without the option, which is tracked.
+fn a_syn_with_the_option_of_tcp_ao_is_refused(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let _who = backend_on(bed, host, Behaviour::Who, &["0.0.0.0:80"])?;
+    attach_on(bed, host, &["--port", "80"])?;
+    let script = format!(
+        "\
+import struct
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)
+def syn(port, options):
+    header = struct.pack('!HHIIBBHHH', port, to[1], 1000, 0, (20 + len(options)) << 2, 2, 65535, 0, 0) + options
+    pseudo = socket.inet_aton('{}') + socket.inet_aton(to[0]) + struct.pack('!BBH', 0, 6, len(header))
+    total = sum(struct.unpack('!%dH' % (len(pseudo + header) // 2), pseudo + header))
+    total = (total & 0xffff) + (total >> 16)
+    total = (total & 0xffff) + (total >> 16)
+    raw.sendto(header[:16] + struct.pack('!H', ~total & 0xffff) + header[18:], to)
+syn(4001, bytes([29, 20, 100, 100]) + bytes(16))
+syn(4002, b'')
+",
+        lb.v4
+    );
+    python(bed, lb, host.at(false, 80), "203.0.113.1:1001", &script)?;
+    wait_for("both to be counted", || {
+        let count = |name| counter_on(bed, host, name).unwrap_or_default();
+        count("refused_signed") == 1 && count("connections") == 1
+    })
 }
 
 fn a_redirected_port_is_refused(bed: &Bed) -> Result<()> {
