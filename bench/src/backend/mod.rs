@@ -69,7 +69,7 @@ pub(crate) fn wait_ready(running: &Running, kind: Kind) -> anyhow::Result<()> {
         Kind::Datagrams => running.wait_bound_udp(BACKEND)?,
         _ => running.wait_listening(BACKEND)?,
     }
-    running.wait_listening(TALLY)
+    running.wait_bound_udp(TALLY)
 }
 
 /// Is this process to be a backend? Then it is one, to its end.

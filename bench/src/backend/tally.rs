@@ -1,17 +1,19 @@
 //! What a backend has seen, and telling it to the load: the other end's half of "nothing was lost".
 
-use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::link::PATIENCE;
 use crate::place::TALLY;
+
+/// How long an answer may take before it is asked for again.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
 
 /// Counters of a backend; its threads add to them when a connection ends, or once for a batch of datagrams.
 #[derive(Debug, Default)]
@@ -61,14 +63,15 @@ impl Tally {
         bytes
     }
 
-    /// Answers each connection to [`TALLY`] with the counters, on a thread of its own.
+    /// Answers each datagram to [`TALLY`] with the counters, on a thread of its own. Not over TCP: a contestant that
+    /// wraps this program may want a header on every connection that it accepts.
     pub(super) fn publish(self: &Arc<Self>) -> anyhow::Result<()> {
-        let listener = TcpListener::bind(TALLY).context("bind the tally")?;
+        let socket = UdpSocket::bind(TALLY).context("bind the tally")?;
         let tally = Arc::clone(self);
         thread::spawn(move || {
-            for mut stream in listener.incoming().flatten() {
-                // Whoever asks and doesn't listen is not owed anything.
-                let _ = stream.write_all(&tally.encode());
+            while let Ok((_, asker)) = socket.recv_from(&mut [0; 1]) {
+                // Whoever asks and has gone is not owed anything.
+                let _ = socket.send_to(&tally.encode(), asker);
             }
         });
         Ok(())
@@ -78,11 +81,24 @@ impl Tally {
 impl Totals {
     /// Asks the backend of the calling thread's network.
     pub(crate) fn ask() -> anyhow::Result<Self> {
-        let mut stream = Socket::new(Domain::IPV4, Type::STREAM, None)?;
-        stream.connect_timeout(&SockAddr::from(TALLY), PATIENCE).context("connect to the tally")?;
-        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).context("bind")?;
+        socket.connect(TALLY).context("connect to the tally")?;
+        socket.set_read_timeout(Some(ASK_AGAIN))?;
+        let deadline = Instant::now() + PATIENCE;
         let mut bytes = [0; 40];
-        stream.read_exact(&mut bytes).context("the tally")?;
+        loop {
+            let answer = socket.send(&[0]).and_then(|_| socket.recv(&mut bytes));
+            match answer {
+                Ok(length) if length == bytes.len() => break,
+                Ok(length) => anyhow::bail!("the tally is {length} bytes long"),
+                // It is busy. Its answer to this question will do as well, if it comes after the next.
+                Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => {}
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                    anyhow::bail!("the backend has ended")
+                }
+                Err(error) => return Err(error).context("the tally"),
+            }
+        }
         let mut words = bytes.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_be_bytes));
         let mut next = || words.next().unwrap_or(0);
         Ok(Self { read: next(), written: next(), wrong: next(), strangers: next(), sessions: next() })
