@@ -101,6 +101,15 @@ pub(super) fn set_mask(set: &libc::sigset_t) {
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, set, std::ptr::null_mut()) };
 }
 
+/// Gives the signals that shells and nohup(1) have their background jobs ignore (HUP, INT, QUIT) their default action: an
+/// ignored signal stays so for every program that this process starts (execve(2)).
+pub fn hear_ignored_signals() {
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: the default action runs no code of ours. It can't fail: these numbers may be set.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
+
 /// Ends this process by a signal, as another one ended, so that whoever waits for it sees the same. Leaves no core dump:
 /// the other has. Returns if the signal doesn't end processes.
 pub fn die_by(signal: i32) {
