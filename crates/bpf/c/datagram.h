@@ -46,8 +46,11 @@ static __always_inline __u16 ip_len_of(const struct datagram *datagram)
 	return end - datagram->ip.at - (datagram->ip.version == 6 ? sizeof(struct ipv6hdr) : 0);
 }
 
-#define CHUNK 512
-#define CHUNKS 128 /* the longest datagram */
+/* The longest datagram is moved in 32 parts, and summed up in 128: the kernel adds up no more than 512 bytes at a time. */
+#define CHUNK 2048
+#define CHUNKS 32
+#define SUMMED 512
+#define SUMMANDS 128
 
 /* Bytes on their way from one place of a packet to another. Room for three zeros behind them: sums take whole words. */
 struct chunk {
@@ -65,13 +68,14 @@ struct {
 static __always_inline long load_chunk(struct __sk_buff *skb, __u32 at, struct chunk *chunk, __u32 len)
 {
 	__u32 last = len - 1;
-	asm volatile("%0 &= 511" : "+r"(last));
+	asm volatile("%0 &= 2047" : "+r"(last));
 	if (bpf_skb_load_bytes(skb, at, chunk->bytes, last + 1))
 		return -1;
 	chunk->bytes[last + 1] = chunk->bytes[last + 2] = chunk->bytes[last + 3] = 0;
 	return 0;
 }
 
+/* `len` is 1 to SUMMED. */
 static __always_inline __u32 sum_of_chunk(const struct chunk *chunk, __u32 len, __u32 sum)
 {
 	__u32 last = len - 1;
@@ -105,8 +109,8 @@ GLOBAL int sum_bytes(struct __sk_buff *skb, __u32 at, __u32 len, __u32 *sum)
 	struct chunk *chunk = bpf_map_lookup_elem(&chunks, &only);
 	if (!chunk || !sum)
 		return -1;
-	for (__u32 i = 0; i < CHUNKS && len > 0; i++) {
-		__u32 part = len < CHUNK ? len : CHUNK;
+	for (__u32 i = 0; i < SUMMANDS && len > 0; i++) {
+		__u32 part = len < SUMMED ? len : SUMMED;
 		if (load_chunk(skb, at, chunk, part))
 			return -1;
 		*sum = sum_of_chunk(chunk, part, *sum);
@@ -128,7 +132,7 @@ GLOBAL int move_down(struct __sk_buff *skb, __u32 from, __u32 to, __u32 len)
 		if (load_chunk(skb, from, chunk, part))
 			return -1;
 		__u32 last = part - 1;
-		asm volatile("%0 &= 511" : "+r"(last));
+		asm volatile("%0 &= 2047" : "+r"(last));
 		if (bpf_skb_store_bytes(skb, to, chunk->bytes, last + 1, BPF_F_RECOMPUTE_CSUM))
 			return -1;
 		from += part;
@@ -151,7 +155,7 @@ GLOBAL int move_up(struct __sk_buff *skb, __u32 from, __u32 to, __u32 len)
 		if (load_chunk(skb, from + len, chunk, part))
 			return -1;
 		__u32 last = part - 1;
-		asm volatile("%0 &= 511" : "+r"(last));
+		asm volatile("%0 &= 2047" : "+r"(last));
 		if (bpf_skb_store_bytes(skb, to + len, chunk->bytes, last + 1, BPF_F_RECOMPUTE_CSUM))
 			return -1;
 	}
@@ -181,67 +185,72 @@ GLOBAL int take_out(struct __sk_buff *skb, const struct datagram *datagram, __u3
 	return move_down(skb, rest_at, datagram->payload_at, rest_len);
 }
 
-/* What a sum is made of, beside the payload. */
-struct summed {
-	struct address source, destination;
-	__be32 len;
-};
+/* What it makes of a sum that a field changes. By hand: the kernel's helper costs more than all the fields there are. */
+static __always_inline __u64 change_sum(__u64 sum, __u32 old, __u32 new)
+{
+	return sum + new + (__u32)~old;
+}
 
-struct summed_too {
-	__be16 source_port, destination_port, len, unused;
-};
+static __always_inline __u32 fold_changes(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	return sum + (sum >> 32);
+}
 
+static __always_inline __be16 udp_len_of(const struct datagram *datagram)
+{
+	return bpf_htons(sizeof(struct udphdr) + datagram->payload_len);
+}
+
+/* IPv4 addresses are mapped ones, what is mapped on both sides makes no difference. */
 static __always_inline __u32 pseudo_change(const struct datagram *from, const struct datagram *to)
 {
-	/* IPv4 addresses are mapped ones, what is mapped on both sides makes no difference. */
-	struct summed old = { from->ip.source, from->ip.destination, bpf_htonl(8 + from->payload_len) };
-	struct summed new = { to->ip.source, to->ip.destination, bpf_htonl(8 + to->payload_len) };
-	return bpf_csum_diff((__be32 *)&old, sizeof(old), (__be32 *)&new, sizeof(new), 0);
+	__u64 sum = change_sum(0, udp_len_of(from), udp_len_of(to));
+
+	for (__u32 i = 0; i < 4; i++) {
+		sum = change_sum(sum, from->ip.source.word[i], to->ip.source.word[i]);
+		sum = change_sum(sum, from->ip.destination.word[i], to->ip.destination.word[i]);
+	}
+	return fold_changes(sum);
 }
 
 static __always_inline __u32 header_change(const struct datagram *from, const struct datagram *to)
 {
-	struct summed_too old = { from->source_port, from->destination_port, bpf_htons(8 + from->payload_len), 0 };
-	struct summed_too new = { to->source_port, to->destination_port, bpf_htons(8 + to->payload_len), 0 };
-	return bpf_csum_diff((__be32 *)&old, sizeof(old), (__be32 *)&new, sizeof(new), 0);
+	__u64 sum = change_sum(0, udp_len_of(from), udp_len_of(to));
+
+	sum = change_sum(sum, from->source_port, to->source_port);
+	sum = change_sum(sum, from->destination_port, to->destination_port);
+	return fold_changes(sum);
 }
 
 GLOBAL int write_ipv4(struct __sk_buff *skb, const struct datagram *from, const struct datagram *to)
 {
 	if (!from || !to)
 		return -1;
-	__u32 at = from->ip.at, check_at = at + offsetof(struct iphdr, check);
+	__u32 at = from->ip.at;
+	__be32 addresses[2] = { to->ip.source.word[3], to->ip.destination.word[3] };
 	__be16 old_len = bpf_htons(from->ip.len), len = bpf_htons(to->ip.len);
+	__u64 sum = change_sum(0, old_len, len);
 
-	if (old_len != len) {
-		bpf_l3_csum_replace(skb, check_at, old_len, len, sizeof(len));
+	sum = change_sum(sum, from->ip.source.word[3], addresses[0]);
+	sum = change_sum(sum, from->ip.destination.word[3], addresses[1]);
+	bpf_l3_csum_replace(skb, at + offsetof(struct iphdr, check), 0, fold_changes(sum), 0);
+	if (old_len != len)
 		bpf_skb_store_bytes(skb, at + offsetof(struct iphdr, tot_len), &len, sizeof(len), 0);
-	}
-	__be32 old = from->ip.source.word[3], new = to->ip.source.word[3];
-	if (old != new) {
-		bpf_l3_csum_replace(skb, check_at, old, new, sizeof(new));
-		bpf_skb_store_bytes(skb, at + offsetof(struct iphdr, saddr), &new, sizeof(new), 0);
-	}
-	old = from->ip.destination.word[3];
-	new = to->ip.destination.word[3];
-	if (old != new) {
-		bpf_l3_csum_replace(skb, check_at, old, new, sizeof(new));
-		bpf_skb_store_bytes(skb, at + offsetof(struct iphdr, daddr), &new, sizeof(new), 0);
-	}
-	return 0;
+	return bpf_skb_store_bytes(skb, at + offsetof(struct iphdr, saddr), addresses, sizeof(addresses), 0);
 }
 
 GLOBAL int write_ipv6(struct __sk_buff *skb, const struct datagram *from, const struct datagram *to)
 {
 	if (!from || !to)
 		return -1;
+	struct address addresses[2] = { to->ip.source, to->ip.destination };
 	__u32 at = from->ip.at;
 	__be16 len = bpf_htons(to->ip.len);
 
 	if (from->ip.len != to->ip.len)
 		bpf_skb_store_bytes(skb, at + offsetof(struct ipv6hdr, payload_len), &len, sizeof(len), 0);
-	bpf_skb_store_bytes(skb, at + offsetof(struct ipv6hdr, saddr), &to->ip.source, sizeof(to->ip.source), 0);
-	return bpf_skb_store_bytes(skb, at + offsetof(struct ipv6hdr, daddr), &to->ip.destination, sizeof(to->ip.destination), 0);
+	return bpf_skb_store_bytes(skb, at + offsetof(struct ipv6hdr, saddr), addresses, sizeof(addresses), 0);
 }
 
 /* Makes of `from` what `to` says, whose payload, already written, differs in its sum by `change`. Nonzero: it failed. */
@@ -250,8 +259,7 @@ GLOBAL int write_datagram(struct __sk_buff *skb, const struct datagram *from, co
 	if (!from || !to)
 		return -1;
 	__u32 udp_at = from->ip.payload_at, check_at = udp_at + offsetof(struct udphdr, check);
-	__be16 ports[2] = { to->source_port, to->destination_port };
-	__be16 len = bpf_htons(8 + to->payload_len);
+	__be16 header[3] = { to->source_port, to->destination_port, udp_len_of(to) };
 	__u32 pseudo = pseudo_change(from, to);
 	/* A sum of zero is none (RFC 768). */
 	__u64 flags = BPF_F_MARK_MANGLED_0;
@@ -265,7 +273,8 @@ GLOBAL int write_datagram(struct __sk_buff *skb, const struct datagram *from, co
 	bpf_csum_update(skb, (__u32)~change);
 	if (from->ip.version == 6)
 		bpf_csum_update(skb, pseudo);
-	if (from->payload_len != to->payload_len)
-		bpf_skb_store_bytes(skb, udp_at + offsetof(struct udphdr, len), &len, sizeof(len), 0);
-	return bpf_skb_store_bytes(skb, udp_at, ports, sizeof(ports), BPF_F_INVALIDATE_HASH);
+	/* Of a fragment, the length is that of the whole. */
+	if (from->payload_len == to->payload_len)
+		return bpf_skb_store_bytes(skb, udp_at, header, 2 * sizeof(__be16), BPF_F_INVALIDATE_HASH);
+	return bpf_skb_store_bytes(skb, udp_at, header, sizeof(header), BPF_F_INVALIDATE_HASH);
 }

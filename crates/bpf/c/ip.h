@@ -8,6 +8,7 @@
 
 #include "layout.h"
 
+#define SOCK_STREAM 1
 #define IPPROTO_TCP 6
 #define IPPROTO_UDP 17
 #define IPPROTO_FRAGMENT 44

@@ -51,6 +51,8 @@ struct gate {
 struct settings {
 	__u64 header_timeout_ns;
 	__u64 header_max; /* bytes */
+	__u32 edition;    /* of the rules: another one whenever they are written, after that; never 0 */
+	__u32 unused;
 };
 
 /* A connection as packets name it. */
@@ -94,7 +96,9 @@ struct udp_flow {
 	__u8 unused;
 	/* Up to here a flow is compared with the newest datagram. */
 	__be16 tag;              /* struct udp_tag; 0: udp_egress needn't see its answers */
-	__u8 unused_too[6];
+	__u8 is_newest;          /* of its client: what stands under address 0 is this one */
+	__u8 unused_too;
+	__u32 edition;           /* of the rules by which its client was found good */
 };
 
 #define UDP_FLOW_COMPARED offsetof(struct udp_flow, tag)
@@ -126,7 +130,7 @@ enum claim { CLAIM_REFUSED = 1, CLAIM_ALLOWED = 2 };
 _Static_assert(sizeof(struct prefix) == 20, "src/layout.rs");
 _Static_assert(sizeof(struct port) == 4, "src/layout.rs");
 _Static_assert(sizeof(struct gate) == 8, "src/layout.rs");
-_Static_assert(sizeof(struct settings) == 16, "src/layout.rs");
+_Static_assert(sizeof(struct settings) == 24, "src/layout.rs");
 _Static_assert(sizeof(struct udp_key) == 36, "src/layout.rs");
 _Static_assert(sizeof(struct udp_flow) == 80, "src/layout.rs");
 _Static_assert(sizeof(struct flow_key) == 36, "src/layout.rs");

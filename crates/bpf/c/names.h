@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* The client's name, kept by the socket and not by its addresses: a connection can be reset, and its addresses used
- * again, while it still waits for accept(). */
+/* What a socket knows of its flow: the client's name, and what its packets need. Kept by the socket and not by its addresses: a
+ * connection can be reset, and its addresses used again, while it still waits for accept(). */
 #pragma once
 #include "layout.h"
 
@@ -9,6 +9,7 @@ struct name {
 	__be16 client_port;
 	__u8 client_version; /* 4 or 6; 0: the sender stands for itself */
 	__u8 unused;
+	__s32 delta;         /* as in struct flow: on its way out a packet needs no look into itself to know it */
 };
 
 /* A socket's entry goes with the socket. */

@@ -2,6 +2,7 @@
 /* TCP on its way out: from a backend on this host to a sender. What the kernel acknowledges is said in the sender's
  * numbers. */
 #include "maps.h"
+#include "names.h"
 #include "segment.h"
 
 static __always_inline __be32 word_at(struct options *options, __u32 at)
@@ -68,9 +69,29 @@ static __noinline int shift_all(struct __sk_buff *skb, const struct segment *seg
 	return shift_sack(skb, segment, delta);
 }
 
+/* Most packets are told by the socket that sends them, unread: those of flows that nothing is altered of, and those from other
+ * ports. Not so what no socket of its own sends (SYN-ACKs, what is left of a connection in TIME_WAIT, forwarded packets). */
+static __always_inline int needs_nothing(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	if (!sk)
+		return 0;
+	sk = bpf_sk_fullsock(sk);
+	if (!sk || sk->type != SOCK_STREAM || sk->protocol != IPPROTO_TCP)
+		return 0;
+	struct name *name = bpf_sk_storage_get(&tp_names, sk, 0, 0);
+	if (name)
+		return !name->delta;
+	__be16 port = bpf_htons(sk->src_port);
+	return !bpf_map_lookup_elem(&tp_ports, &port);
+}
+
 SEC("classifier")
 int tcp_egress(struct __sk_buff *skb)
 {
+	if (needs_nothing(skb))
+		return PASS;
 	struct segment segment = {};
 	if (read_segment(skb, &segment) || !(segment.flags & ACK))
 		return PASS;

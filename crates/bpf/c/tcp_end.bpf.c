@@ -59,6 +59,7 @@ static __always_inline void give_name(struct bpf_sock_ops *ctx, const struct flo
 		.client = flow->client,
 		.client_port = flow->client_port,
 		.client_version = flow->client_version,
+		.delta = flow->delta,
 	};
 
 	if (sk && bpf_sk_storage_get(&tp_names, sk, &name, BPF_SK_STORAGE_GET_F_CREATE))

@@ -68,6 +68,18 @@ static __always_inline int inspect_options(struct __sk_buff *skb, const struct s
 	return 0;
 }
 
+/* How long the header will be: as this sender's last one. Of its first ones we know nothing yet, and they may be many at once: most
+ * senders write v2, with addresses of the family by which they come, and no TLVs. */
+static __always_inline __u32 guess_of(const struct flow_key *key, __u8 version, __u32 rule)
+{
+	__u32 *last = bpf_map_lookup_elem(&tp_guesses, &key->sender);
+	if (last)
+		return *last;
+	if (rule == RULE_OPTIONAL)
+		return 0;
+	return V2_FIXED + (version == 4 ? V2_INET : V2_INET6);
+}
+
 static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				  const struct flow_key *key)
 {
@@ -75,7 +87,8 @@ static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *s
 
 	if (port->draining)
 		return PASS;
-	if (!sender_rule(&key->sender)) {
+	__u32 rule = sender_rule(&key->sender);
+	if (!rule) {
 		count(port, PASSED_NOT_A_SENDER);
 		return PASS;
 	}
@@ -96,11 +109,10 @@ static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *s
 		shift_seq(skb, segment, again->guess);
 		return PASS;
 	}
-	__u32 *guess = bpf_map_lookup_elem(&tp_guesses, &key->sender);
 	struct embryo embryo = {
 		.born_ns = bpf_ktime_get_ns(),
 		.isn = segment->seq,
-		.guess = guess ? *guess : 0,
+		.guess = guess_of(key, segment->ip.version, rule),
 	};
 	if (bpf_map_update_elem(&tp_embryos, key, &embryo, BPF_ANY)) {
 		count(port, FAILED);

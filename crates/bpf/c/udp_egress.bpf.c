@@ -59,15 +59,9 @@ static __always_inline int translate(struct __sk_buff *skb, const struct datagra
 	return 0;
 }
 
-/* Whether udp_send was not asked: the socket is connected to whom the datagram goes to. */
-static __always_inline int is_from_connected(struct __sk_buff *skb, const struct datagram *datagram)
+static __always_inline int is_connected_to(const struct bpf_sock *sk, const struct datagram *datagram)
 {
-	struct bpf_sock *sk = skb->sk;
-
-	if (!sk)
-		return 0;
-	sk = bpf_sk_fullsock(sk);
-	if (!sk || sk->dst_port != datagram->destination_port)
+	if (sk->dst_port != datagram->destination_port)
 		return 0;
 	struct address peer = { .word = { 0, 0, MAPPED, sk->dst_ip4 } };
 	asm volatile("" : : "r"(&peer) : "memory"); /* the verifier wants each field read at its own place */
@@ -78,6 +72,19 @@ static __always_inline int is_from_connected(struct __sk_buff *skb, const struct
 		peer.word[3] = sk->dst_ip6[3];
 	}
 	return is_same_address(&peer, &datagram->ip.destination);
+}
+
+/* Whether udp_send was not asked, so that it goes to the client still. It is not where the socket is connected to whom the datagram
+ * goes to; nor of the kernel's own sockets (WireGuard's), whose datagrams name no socket, or another one. */
+static __always_inline int goes_to_client(struct __sk_buff *skb, const struct datagram *datagram)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	if (sk)
+		sk = bpf_sk_fullsock(sk);
+	if (sk && sk->protocol == IPPROTO_UDP && sk->src_port == bpf_ntohs(datagram->source_port))
+		return is_connected_to(sk, datagram);
+	return !sender_rule(&datagram->ip.destination);
 }
 
 /* To the client itself: by another way than that to the sender, perhaps by another device. */
@@ -108,29 +115,37 @@ static __always_inline int on_answer_to_client(struct __sk_buff *skb, const stru
 	return bpf_redirect_neigh(device, 0, 0, 0);
 }
 
+/* An answer that udp_send has given a tag. */
+static __always_inline int on_tagged(struct __sk_buff *skb, const struct datagram *datagram, const struct udp_key *key, __be16 tag)
+{
+	struct udp_flow *flow = bpf_map_lookup_elem(&tp_udp_flows, key);
+	struct datagram to = *datagram;
+
+	if (!flow || flow->tag != tag)
+		return DROP; /* nobody would know that port */
+	return translate(skb, datagram, key, flow, &to) ? DROP : PASS;
+}
+
 SEC("classifier")
 int udp_egress(struct __sk_buff *skb)
 {
 	struct datagram datagram = {};
-	if (read_datagram(skb, &datagram) || !bpf_map_lookup_elem(&tp_backends, &datagram.source_port))
+	if (read_datagram(skb, &datagram))
 		return PASS;
-	struct udp_tag tag = {
-		.sender = datagram.ip.destination,
-		.tag = datagram.destination_port,
-		.backend_port = datagram.source_port,
-	};
-	struct udp_key *key = bpf_map_lookup_elem(&tp_udp_tags, &tag);
-	if (key) {
-		struct udp_flow *flow = bpf_map_lookup_elem(&tp_udp_flows, key);
-		struct datagram to = datagram;
-		if (!flow || flow->tag != tag.tag)
-			return DROP; /* nobody would know that port */
-		return translate(skb, &datagram, key, flow, &to) ? DROP : PASS;
+	__u32 *kind = bpf_map_lookup_elem(&tp_backends, &datagram.source_port);
+	if (!kind)
+		return PASS;
+	if (*kind == TAGGED_ANSWERS) {
+		struct udp_tag tag = {
+			.sender = datagram.ip.destination,
+			.tag = datagram.destination_port,
+			.backend_port = datagram.source_port,
+		};
+		struct udp_key *key = bpf_map_lookup_elem(&tp_udp_tags, &tag);
+		if (key)
+			return on_tagged(skb, &datagram, key, tag.tag);
 	}
-	/* The kernel's own sockets (WireGuard's) don't ask udp_send either. To a sender, everybody else has. */
-	if (is_from_connected(skb, &datagram) || !sender_rule(&datagram.ip.destination))
-		return on_answer_to_client(skb, &datagram);
-	return PASS;
+	return goes_to_client(skb, &datagram) ? on_answer_to_client(skb, &datagram) : PASS;
 }
 
 char _license[] SEC("license") = "Dual MIT/GPL";

@@ -33,6 +33,10 @@ struct desk {
 	struct ip on_loopback;
 	struct udp_key key;
 	struct udp_flow flow;
+	/* What the last one's sender may do: there are few senders. */
+	struct address sender;
+	__u32 rule;
+	__u32 edition;
 };
 
 struct {
@@ -144,8 +148,15 @@ static __always_inline int judge_client(const struct datagram *datagram, const s
 	return 0;
 }
 
-/* Whether a backend is bound for it; `assign`: then give it to that one, whatever address it is bound to. */
-GLOBAL int find_backend(struct __sk_buff *skb, const struct ip *ip, __be16 client_port, __be16 backend_port, int assign)
+/* What to do with a backend that was found. */
+enum giving {
+	ONLY_LOOK,
+	OFFER, /* spare the kernel to look for it once more; of a group of sockets, Linux before 6.6 takes no offer */
+	GIVE,  /* whatever address it is bound to */
+};
+
+/* Whether a backend is bound for it. */
+GLOBAL int find_backend(struct __sk_buff *skb, const struct ip *ip, __be16 client_port, __be16 backend_port, enum giving giving)
 {
 	struct bpf_sock_tuple tuple = {};
 
@@ -157,26 +168,27 @@ GLOBAL int find_backend(struct __sk_buff *skb, const struct ip *ip, __be16 clien
 		: bpf_sk_lookup_udp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
 	if (!sk)
 		return 0;
-	int found = !assign || !bpf_sk_assign(skb, sk, 0);
+	long failed = giving == ONLY_LOOK ? 0 : bpf_sk_assign(skb, sk, 0);
 	bpf_sk_release(sk);
-	return found;
+	return giving != GIVE || !failed;
 }
 
 enum backend { NO_BACKEND, IS_BOUND, IS_ON_LOOPBACK };
 
 /* A backend on the loopback gets what came to another address of this host as it is: the kernel would not route it. */
 static __always_inline enum backend backend_of(struct __sk_buff *skb, const struct datagram *datagram, const struct gate *gate,
-					       const struct opened *opened, struct ip *on_loopback)
+					       const struct opened *opened, int is_here, struct ip *on_loopback)
 {
 	*on_loopback = datagram->ip;
 	on_loopback->source = opened->client;
-	if (find_backend(skb, on_loopback, opened->client_port, gate->backend_port, 0))
+	/* What may have to be forwarded must not belong to a socket. */
+	if (find_backend(skb, on_loopback, opened->client_port, gate->backend_port, is_here ? OFFER : ONLY_LOOK))
 		return IS_BOUND;
 	if (datagram->ip.version == 4)
 		map_ipv4(&on_loopback->destination, bpf_htonl(0x7f000001));
 	else
 		on_loopback->destination = (struct address){ .word = { 0, 0, 0, bpf_htonl(1) } };
-	return find_backend(skb, on_loopback, opened->client_port, gate->backend_port, 0) ? IS_ON_LOOPBACK : NO_BACKEND;
+	return find_backend(skb, on_loopback, opened->client_port, gate->backend_port, ONLY_LOOK) ? IS_ON_LOOPBACK : NO_BACKEND;
 }
 
 static __always_inline int is_same_flow(const struct udp_flow *a, const struct udp_flow *b)
@@ -210,49 +222,61 @@ static __always_inline int has_tag(const struct udp_flow *flow, const struct udp
 	       is_same_address(&owner->local, &key->local);
 }
 
-/* Writes the flow down where it isn't, or isn't as its newest datagram says. Nonzero: it can't be. */
-static __noinline int remember(const struct udp_key *key, struct udp_flow *now, int needs_tag)
+/* Another address of this host was the newest one that this client's datagrams went to. */
+static __always_inline void dethrone(const struct udp_key *newest)
 {
-	struct udp_flow *known = bpf_map_lookup_elem(&tp_udp_flows, key);
-	struct udp_key newest = *key;
+	struct udp_flow *last = bpf_map_lookup_elem(&tp_udp_flows, newest);
+	struct udp_key key = *newest;
 
-	now->seen_ns = bpf_ktime_get_ns();
-	if (known && is_same_flow(known, now) && (!needs_tag || (known->tag && has_tag(known, key)))) {
-		if (now->seen_ns - known->seen_ns > SECOND_NS)
-			known->seen_ns = now->seen_ns;
-		now->tag = known->tag;
-	} else {
-		if (needs_tag && take_tag(now, key))
-			return -1;
-		if (bpf_map_update_elem(&tp_udp_flows, key, now, BPF_ANY))
-			return -1;
-	}
-	newest.local = (struct address){};
-	known = bpf_map_lookup_elem(&tp_udp_flows, &newest);
-	if (known && is_same_flow(known, now) && known->tag == now->tag)
+	if (!last)
+		return;
+	key.local = last->local;
+	last = bpf_map_lookup_elem(&tp_udp_flows, &key);
+	if (last)
+		last->is_newest = 0;
+}
+
+/* Writes the flow down where it isn't, or isn't as its newest datagram says; each second in any case, so that what was forgotten
+ * of it (LRU) comes back. `known` is what is written under the key, if anything. Nonzero: it can't be. */
+static __noinline int remember(const struct udp_key *key, struct udp_flow *now, struct udp_flow *known, int needs_tag)
+{
+	struct udp_key newest = *key;
+	int is_same = known && is_same_flow(known, now) && (!needs_tag || (known->tag && has_tag(known, key)));
+
+	now->seen_ns = bpf_ktime_get_coarse_ns();
+	if (is_same && known->is_newest && known->edition == now->edition && now->seen_ns - known->seen_ns < SECOND_NS)
 		return 0;
+	if (is_same)
+		now->tag = known->tag;
+	else if (needs_tag && take_tag(now, key))
+		return -1;
+	newest.local = (struct address){};
+	dethrone(&newest);
+	now->is_newest = 1;
+	if (bpf_map_update_elem(&tp_udp_flows, key, now, BPF_ANY))
+		return -1;
 	return bpf_map_update_elem(&tp_udp_flows, &newest, now, BPF_ANY);
 }
 
 /* What a header once said of a sender's own address and port. */
 static __always_inline void forget(struct udp_key *key)
 {
-	if (!bpf_map_lookup_elem(&tp_udp_flows, key))
-		return;
 	bpf_map_delete_elem(&tp_udp_flows, key);
 	key->local = (struct address){};
 	bpf_map_delete_elem(&tp_udp_flows, key);
 }
 
 /* Nonzero: answers would not find the way to the sender. */
-static __always_inline int note_flow(struct __sk_buff *skb, struct desk *desk, const struct gate *gate, enum backend backend)
+static __always_inline int note_flow(struct __sk_buff *skb, struct desk *desk, const struct gate *gate, enum backend backend,
+				     struct udp_flow *known)
 {
 	const struct datagram *datagram = &desk->datagram;
 	const struct opened *opened = &desk->opened;
 	int needs_tag = gate->dialect == DIALECT_SPP || datagram->destination_port != gate->backend_port;
 
 	if (!opened->is_named && !needs_tag && backend == IS_BOUND) {
-		forget(&desk->key); /* answers go to the sender by themselves */
+		if (known)
+			forget(&desk->key); /* answers go to the sender by themselves */
 		return 0;
 	}
 	struct udp_flow *flow = &desk->flow;
@@ -267,7 +291,8 @@ static __always_inline int note_flow(struct __sk_buff *skb, struct desk *desk, c
 	flow->said_client_port = opened->said_client_port;
 	flow->slot = gate->port.slot;
 	flow->is_spp = opened->is_spp;
-	return remember(&desk->key, flow, needs_tag);
+	flow->edition = desk->edition;
+	return remember(&desk->key, flow, known, needs_tag);
 }
 
 /* Nonzero: it failed. */
@@ -290,35 +315,41 @@ static __always_inline int deliver(struct __sk_buff *skb, struct desk *desk, __b
 	return write_datagram(skb, &desk->datagram, to, change);
 }
 
-/* A flow of this client to this address has been noted: so the address is this host's, and no route need be asked. */
-static __always_inline int is_known(struct desk *desk, const struct gate *gate)
+/* The flow of this client to this address, where one has been noted: then the address is this host's, and no route need be
+ * asked. */
+static __always_inline struct udp_flow *find_flow(struct desk *desk, const struct gate *gate)
 {
 	desk->key.client = desk->opened.client;
 	desk->key.local = desk->datagram.ip.destination;
 	desk->key.client_port = desk->opened.client_port;
 	desk->key.backend_port = gate->backend_port;
-	return bpf_map_lookup_elem(&tp_udp_flows, &desk->key) != 0;
+	return bpf_map_lookup_elem(&tp_udp_flows, &desk->key);
 }
 
-static __always_inline int on_datagram(struct __sk_buff *skb, struct desk *desk, const struct gate *gate, __u32 rule)
+static __always_inline int on_datagram(struct __sk_buff *skb, struct desk *desk, const struct gate *gate)
 {
 	struct opened *opened = &desk->opened;
-	int refusal = open_datagram(skb, &desk->datagram, gate, rule, opened);
-
-	if (!refusal)
-		refusal = judge_client(&desk->datagram, gate, opened);
+	int refusal = open_datagram(skb, &desk->datagram, gate, desk->rule, opened);
 	if (refusal)
 		return refuse(gate, refusal);
-	enum backend backend = backend_of(skb, &desk->datagram, gate, opened, &desk->on_loopback);
-	if (backend == NO_BACKEND || !(is_known(desk, gate) || is_for_this_host(skb, &desk->datagram.ip, IPPROTO_UDP))) {
+	struct udp_flow *known = find_flow(desk, gate);
+	/* What was judged by these very rules is judged. */
+	if (!known || !opened->is_named || known->edition != desk->edition) {
+		refusal = judge_client(&desk->datagram, gate, opened);
+		if (refusal)
+			return refuse(gate, refusal);
+		known = find_flow(desk, gate);
+	}
+	enum backend backend = backend_of(skb, &desk->datagram, gate, opened, !!known, &desk->on_loopback);
+	if (backend == NO_BACKEND || !(known || is_for_this_host(skb, &desk->datagram.ip, IPPROTO_UDP))) {
 		count(&gate->port, PASSED_NO_LISTENER);
 		return PASS;
 	}
-	if (note_flow(skb, desk, gate, backend))
+	if (note_flow(skb, desk, gate, backend, known))
 		return refuse(gate, REFUSED_FULL);
 	if (deliver(skb, desk, gate->backend_port))
 		return refuse(gate, FAILED);
-	if (backend == IS_ON_LOOPBACK && !find_backend(skb, &desk->on_loopback, opened->client_port, gate->backend_port, 1))
+	if (backend == IS_ON_LOOPBACK && !find_backend(skb, &desk->on_loopback, opened->client_port, gate->backend_port, GIVE))
 		return refuse(gate, FAILED);
 	if (opened->header_len)
 		count(&gate->port, gate->dialect == DIALECT_SPP ? HEADER_SPP : HEADER_V2);
@@ -400,6 +431,22 @@ static __always_inline int on_aggregate(struct __sk_buff *skb, const struct data
 	return DROP; /* its parts come instead */
 }
 
+static __always_inline __u32 rule_of(struct desk *desk)
+{
+	__u32 only = 0;
+	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
+	const struct address *sender = &desk->datagram.ip.source;
+
+	if (!settings)
+		return 0;
+	if (desk->edition != settings->edition || !is_same_address(&desk->sender, sender)) {
+		desk->edition = settings->edition;
+		desk->sender = *sender;
+		desk->rule = sender_rule(sender);
+	}
+	return desk->rule;
+}
+
 SEC("classifier")
 int udp_ingress(struct __sk_buff *skb)
 {
@@ -410,8 +457,7 @@ int udp_ingress(struct __sk_buff *skb)
 	struct gate *gate = bpf_map_lookup_elem(&tp_gates, &desk->datagram.destination_port);
 	if (!gate)
 		return PASS;
-	__u32 rule = sender_rule(&desk->datagram.ip.source);
-	if (!rule) {
+	if (!rule_of(desk)) {
 		count(&gate->port, PASSED_NOT_A_SENDER);
 		return PASS;
 	}
@@ -419,7 +465,7 @@ int udp_ingress(struct __sk_buff *skb)
 		return refuse(gate, REFUSED_FRAGMENT);
 	if (skb->gso_size)
 		return on_aggregate(skb, &desk->datagram, gate);
-	return on_datagram(skb, desk, gate, rule);
+	return on_datagram(skb, desk, gate);
 }
 
 char _license[] SEC("license") = "Dual MIT/GPL";

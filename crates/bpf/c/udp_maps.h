@@ -17,6 +17,8 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_gates SEC(".maps");
 
+enum backend_kind { PLAIN_ANSWERS = 1, TAGGED_ANSWERS = 2 /* some, by struct udp_tag */ };
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_PORTS);

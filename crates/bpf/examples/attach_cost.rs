@@ -1,5 +1,6 @@
 //! What attach costs in the kernel: how long its programs run, by the kernel's own account (BPF_STATS_RUN_TIME, which itself
-//! adds some tens of nanoseconds to each run). Needs root; `--write FILE` writes the tables there.
+//! adds some tens of nanoseconds to each run). Needs root; `--write FILE` writes the tables there,
+//! `--only PART` measures the loads with that in their name.
 //!
 //! `cargo run -p truepeer-bpf --example attach_cost -- --write docs/attach-cost.md`
 
@@ -32,11 +33,11 @@ const DATAGRAMS: usize = 30_000;
 
 fn main() -> ExitCode {
     truepeer_testbed::run_privately("attach_cost", |bed| {
-        let text = measure_all(bed)?;
         let mut arguments = env::args().skip(1);
         match (arguments.next().as_deref(), arguments.next()) {
-            (Some("--write"), Some(file)) => fs::write(&file, text).context(file)?,
-            _ => print!("{text}"),
+            (Some("--write"), Some(file)) => fs::write(&file, measure(bed, "")?).context(file)?,
+            (Some("--only"), Some(part)) => print!("{}", measure(bed, &part)?),
+            _ => print!("{}", measure(bed, "")?),
         }
         Ok(ExitCode::SUCCESS)
     })
@@ -51,7 +52,8 @@ struct Runs {
 
 type Account = BTreeMap<String, Runs>;
 
-fn measure_all(bed: &Bed) -> Result<String> {
+/// The loads whose name has this in it.
+fn measure(bed: &Bed, part: &str) -> Result<String> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
     let pins = mount_bpf(bed)?;
@@ -70,6 +72,9 @@ fn measure_all(bed: &Bed) -> Result<String> {
 
     let mut text = heading()?;
     let mut add = |name: &str, per: &str, units: f64, load: &mut dyn FnMut() -> Result<()>| -> Result<()> {
+        if !name.contains(part) {
+            return Ok(());
+        }
         eprintln!("{name}");
         text += &table(name, per, units, &middle(&ours, load)?)?;
         Ok(())

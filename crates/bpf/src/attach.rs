@@ -38,17 +38,20 @@ pub fn attach(
     TCP_INGRESS.bytes()?;
     place.make()?;
     let _lock = place.lock()?;
-    let stages = stages_for(rules);
-    // This makes the tables of UDP, too.
+    // This makes the tables, of TCP and UDP.
     let mut sends = load(UDP_SEND, place, Some(netns_cookie(place)))?;
+    let mut tables = Tables::open(place)?;
+    let has_tcp = !rules.tcp_ports.is_empty() || !tables.ports()?.is_empty();
+    let stages = stages_for(rules, has_tcp);
     let mut loaded = Vec::new();
     for (object, stage) in all_stages().into_iter().filter(|(_, stage)| has(&stages, stage)) {
         loaded.push((load_by_kind(object, place, devices)?, stage));
     }
-    let mut tables = Tables::open(place)?;
     let taken_over = tables.flows().len();
 
-    attach_hooks(place, cgroup)?;
+    if has_tcp {
+        attach_hooks(place, cgroup)?;
+    }
     if !rules.udp_ports.is_empty() {
         attach_send_hooks(place, &mut sends)?;
     }
@@ -73,11 +76,12 @@ fn all_stages() -> [(Object, Stage); 4] {
     ]
 }
 
-/// Those of TCP stay, for connections that are still open; those of UDP go with its last port.
-fn stages_for(rules: &Rules) -> Vec<Stage> {
-    let tcp = [links::TCP_INGRESS, links::TCP_EGRESS];
+/// A packet passes each program there is, so there is none without need. Those of TCP stay once there was a port, for connections
+/// that are still open; those of UDP go with its last port.
+fn stages_for(rules: &Rules, has_tcp: bool) -> Vec<Stage> {
+    let tcp = [links::TCP_INGRESS, links::TCP_EGRESS].into_iter().filter(|_| has_tcp);
     let udp = [links::UDP_INGRESS, links::UDP_EGRESS].into_iter().filter(|_| !rules.udp_ports.is_empty());
-    tcp.into_iter().chain(udp).collect()
+    tcp.chain(udp).collect()
 }
 
 fn has(stages: &[Stage], stage: &Stage) -> bool {

@@ -3,7 +3,7 @@
 use aya::Pod;
 
 /// Raised whenever a struct or a map of the programs changes its shape: pinned maps of another layout are left alone.
-pub(crate) const LAYOUT: u32 = 3;
+pub(crate) const LAYOUT: u32 = 4;
 
 /// Ports that can be attached at a time in one network namespace.
 pub(crate) const MAX_PORTS: u16 = 64;
@@ -59,7 +59,9 @@ pub(crate) struct UdpFlow {
     pub(crate) is_spp: u8,
     pub(crate) unused: u8,
     pub(crate) tag: [u8; 2],
-    pub(crate) unused_too: [u8; 6],
+    pub(crate) is_newest: u8,
+    pub(crate) unused_too: u8,
+    pub(crate) edition: u32,
 }
 
 /// `struct settings`.
@@ -68,6 +70,8 @@ pub(crate) struct UdpFlow {
 pub(crate) struct Settings {
     pub(crate) header_timeout_ns: u64,
     pub(crate) header_max: u64,
+    pub(crate) edition: u32,
+    pub(crate) unused: u32,
 }
 
 /// `struct flow_key`. Ports in network byte order; words, for an alignment of 4.
@@ -109,7 +113,7 @@ const _: () = assert!(size_of::<Port>() == 4);
 const _: () = assert!(size_of::<Gate>() == 8);
 const _: () = assert!(size_of::<UdpKey>() == 36);
 const _: () = assert!(size_of::<UdpFlow>() == 80);
-const _: () = assert!(size_of::<Settings>() == 16);
+const _: () = assert!(size_of::<Settings>() == 24);
 const _: () = assert!(size_of::<FlowKey>() == 36);
 const _: () = assert!(size_of::<Flow>() == 24);
 const _: () = assert!(size_of::<Embryo>() == 136);

@@ -22,6 +22,11 @@ pub(crate) const DIALECT_EVERY: u8 = 1;
 /// `enum dialect`.
 pub(crate) const DIALECT_SPP: u8 = 2;
 
+/// `enum backend_kind`.
+const PLAIN_ANSWERS: u32 = 1;
+/// `enum backend_kind`.
+const TAGGED_ANSWERS: u32 = 2;
+
 /// The tables of one network namespace.
 pub(crate) struct Tables {
     ports: HashMap<MapData, [u8; 2], Port>,
@@ -65,16 +70,21 @@ impl Tables {
         })
     }
 
-    /// Writes the rules, those for ports last: without a port nothing else is asked.
+    /// Writes the rules, those for ports last: without a port nothing else is asked. The edition changes only when the rest has:
+    /// what was judged by an older one is judged anew.
     pub(crate) fn apply(&mut self, rules: &Rules) -> Result<(), AttachError> {
-        let settings = Settings {
+        let before = self.settings.get(&0, 0).map_err(AttachError::map("reading", "tp_settings"))?;
+        let mut settings = Settings {
             header_timeout_ns: u64::try_from(rules.header_timeout.as_nanos()).unwrap_or(u64::MAX),
             header_max: rules.header_max as u64,
+            ..before
         };
         self.settings.set(0, settings, 0).map_err(AttachError::map("writing", "tp_settings"))?;
         replace(&mut self.claims, "tp_claims", &trie::claims(&rules.claims))?;
         replace(&mut self.denied, "tp_denied", &trie::denied(&rules.claims))?;
         replace(&mut self.senders, "tp_senders", &trie::senders(&rules.senders, rules.header))?;
+        settings.edition = before.edition.checked_add(1).unwrap_or(1);
+        self.settings.set(0, settings, 0).map_err(AttachError::map("writing", "tp_settings"))?;
         self.apply_ports(&rules.tcp_ports)?;
         self.apply_gates(&rules.udp_ports)
     }
@@ -100,13 +110,18 @@ impl Tables {
                 .remove(&number.to_be_bytes())
                 .map_err(AttachError::map("removing from", "tp_gates"))?;
         }
-        let backends: BTreeSet<u16> = wanted.values().map(|gate| gate.backend_port).collect();
+        let mut backends: BTreeMap<u16, u32> = BTreeMap::new();
+        for (number, gate) in wanted {
+            let is_tagged = gate.dialect == UdpDialect::Spp || gate.backend_port != *number;
+            let kind = backends.entry(gate.backend_port).or_insert(PLAIN_ANSWERS);
+            *kind = (*kind).max(if is_tagged { TAGGED_ANSWERS } else { PLAIN_ANSWERS });
+        }
         let old: Vec<[u8; 2]> = self.backends.keys().flatten().collect();
-        for number in old.iter().filter(|number| !backends.contains(&u16::from_be_bytes(**number))) {
+        for number in old.iter().filter(|number| !backends.contains_key(&u16::from_be_bytes(**number))) {
             self.backends.remove(number).map_err(AttachError::map("removing from", "tp_backends"))?;
         }
-        for number in &backends {
-            let write = self.backends.insert(number.to_be_bytes(), 1, 0);
+        for (number, kind) in &backends {
+            let write = self.backends.insert(number.to_be_bytes(), kind, 0);
             write.map_err(AttachError::map("writing", "tp_backends"))?;
         }
         for (number, gate) in wanted {

@@ -89,16 +89,20 @@ fn dry_run(
     out: &mut (dyn Write + Send),
 ) -> Result<()> {
     for device in devices {
-        writeln!(out, "tc ingress {device}: tcp_ingress")?;
-        writeln!(out, "tc egress {device}: tcp_egress")?;
+        if !rules.tcp_ports.is_empty() {
+            writeln!(out, "tc ingress {device}: tcp_ingress")?;
+            writeln!(out, "tc egress {device}: tcp_egress")?;
+        }
         if !rules.udp_ports.is_empty() {
             writeln!(out, "tc ingress {device}: udp_ingress")?;
             writeln!(out, "tc egress {device}: udp_egress")?;
         }
     }
-    writeln!(out, "cgroup {}: getpeername4, getpeername6", cgroup.display())?;
     let root = truepeer_bpf::cgroup_root()?;
-    writeln!(out, "cgroup {}: sock_ops", root.display())?;
+    if !rules.tcp_ports.is_empty() {
+        writeln!(out, "cgroup {}: getpeername4, getpeername6", cgroup.display())?;
+        writeln!(out, "cgroup {}: sock_ops", root.display())?;
+    }
     if !rules.udp_ports.is_empty() {
         writeln!(out, "cgroup {}: sendmsg4, sendmsg6", root.display())?;
     }
