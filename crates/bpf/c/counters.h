@@ -35,7 +35,7 @@ enum counter {
 	HEADER_SPP,
 	ANSWER,
 	ANSWER_TOO_LONG,      /* no room for its SPP header */
-	ANSWER_AGGREGATED,    /* UDP_SEGMENT: an SPP header would be needed in each part */
+	ANSWER_AGGREGATED,    /* UDP_SEGMENT: more than can be taken apart for their SPP headers */
 	SPLIT_UP,             /* datagrams that the kernel or a device had aggregated */
 	REFUSED_FRAGMENT,     /* only the first fragment has a header */
 	REFUSED_AGGREGATED,   /* more than can be split up again */

@@ -4,6 +4,20 @@
 #include "header.h"
 #include "udp_maps.h"
 #include "datagram.h"
+#include "parcel.h"
+
+/* What is too large for the stack. An answer that is taken apart is done with it when its parts come. */
+struct desk {
+	struct datagram datagram;
+	struct datagram to;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct desk);
+} desks SEC(".maps");
 
 /* Makes room behind the UDP header, and puts the header there that the flow's datagrams come with. `change` becomes the
  * difference that makes to the payload's sum. Nonzero: there is no room. */
@@ -41,10 +55,6 @@ static __always_inline int translate(struct __sk_buff *skb, const struct datagra
 	to->source_port = flow->port;
 	to->destination_port = flow->sender_port;
 	if (flow->is_spp) {
-		if (skb->gso_size) {
-			count_at(flow->slot, ANSWER_AGGREGATED);
-			return -1;
-		}
 		if (datagram->ip.is_fragment || put_spp_back(skb, datagram, key, flow, &change)) {
 			count_at(flow->slot, ANSWER_TOO_LONG);
 			return -1;
@@ -87,9 +97,31 @@ static __always_inline int goes_to_client(struct __sk_buff *skb, const struct da
 	return !sender_rule(&datagram->ip.destination);
 }
 
-/* To the client itself: by another way than that to the sender, perhaps by another device. */
-static __always_inline int on_answer_to_client(struct __sk_buff *skb, const struct datagram *datagram)
+/* Answers sent in one call (UDP_SEGMENT): each part needs its SPP header, and comes here once more to get it. */
+static __always_inline int on_aggregate(struct __sk_buff *skb, const struct datagram *all, __u16 slot)
 {
+	count_at(slot, take_apart(skb, all, 0) ? ANSWER_AGGREGATED : SPLIT_UP);
+	return DROP; /* its parts go instead */
+}
+
+#define LOOPBACK 1 /* its number in every network namespace (LOOPBACK_IFINDEX) */
+
+/* The sender is on this host. Nothing is sent there, it comes in; as on the loopback, from nobody to nobody, or it would be for
+ * another host. */
+static __always_inline int hand_over_here(struct __sk_buff *skb)
+{
+	struct ethhdr link = { .h_proto = skb->protocol };
+
+	if (bpf_skb_store_bytes(skb, 0, &link, sizeof(link), 0))
+		return DROP;
+	return bpf_redirect(LOOPBACK, BPF_F_INGRESS);
+}
+
+/* To the client itself: by another way than that to the sender, perhaps by another device. */
+static __always_inline int on_answer_to_client(struct __sk_buff *skb, struct desk *desk)
+{
+	const struct datagram *datagram = &desk->datagram;
+	struct datagram *to = &desk->to;
 	struct udp_key key = {
 		.client = datagram->ip.destination,
 		.local = datagram->ip.source,
@@ -99,53 +131,62 @@ static __always_inline int on_answer_to_client(struct __sk_buff *skb, const stru
 	struct udp_flow *flow = find_udp_flow(&key);
 	if (!flow)
 		return PASS;
-	struct datagram to = *datagram;
-	to.ip.source = flow->local;
-	to.ip.destination = flow->sender;
+	*to = *datagram;
+	to->ip.source = flow->local;
+	to->ip.destination = flow->sender;
 	__u32 device = flow->device;
+	if (flow->is_spp && skb->gso_size)
+		return on_aggregate(skb, datagram, flow->slot);
 	count_at(flow->slot, ANSWER);
 	if (datagram->ip.is_fragment) {
 		count_at(flow->slot, ANSWER_TOO_LONG); /* the others have no ports, and would go to the client */
 		return DROP;
 	}
-	if (translate(skb, datagram, &key, flow, &to))
+	if (translate(skb, datagram, &key, flow, to))
 		return DROP;
 	if (link_header_len == 0)
 		return device == skb->ifindex ? PASS : bpf_redirect(device, 0);
+	if (device == LOOPBACK)
+		return hand_over_here(skb);
 	return bpf_redirect_neigh(device, 0, 0, 0);
 }
 
 /* An answer that udp_send has given a tag. */
-static __always_inline int on_tagged(struct __sk_buff *skb, const struct datagram *datagram, const struct udp_key *key, __be16 tag)
+static __always_inline int on_tagged(struct __sk_buff *skb, struct desk *desk, const struct udp_key *key, __be16 tag)
 {
+	const struct datagram *datagram = &desk->datagram;
 	struct udp_flow *flow = bpf_map_lookup_elem(&tp_udp_flows, key);
-	struct datagram to = *datagram;
 
 	if (!flow || flow->tag != tag)
 		return DROP; /* nobody would know that port */
-	return translate(skb, datagram, key, flow, &to) ? DROP : PASS;
+	if (flow->is_spp && skb->gso_size)
+		return on_aggregate(skb, datagram, flow->slot);
+	desk->to = *datagram;
+	return translate(skb, datagram, key, flow, &desk->to) ? DROP : PASS;
 }
 
 SEC("classifier")
 int udp_egress(struct __sk_buff *skb)
 {
-	struct datagram datagram = {};
-	if (read_datagram(skb, &datagram))
+	__u32 only = 0;
+	struct desk *desk = bpf_map_lookup_elem(&desks, &only);
+	if (!desk || read_datagram(skb, &desk->datagram))
 		return PASS;
-	__u32 *kind = bpf_map_lookup_elem(&tp_backends, &datagram.source_port);
+	const struct datagram *datagram = &desk->datagram;
+	__u32 *kind = bpf_map_lookup_elem(&tp_backends, &datagram->source_port);
 	if (!kind)
 		return PASS;
 	if (*kind == TAGGED_ANSWERS) {
 		struct udp_tag tag = {
-			.sender = datagram.ip.destination,
-			.tag = datagram.destination_port,
-			.backend_port = datagram.source_port,
+			.sender = datagram->ip.destination,
+			.tag = datagram->destination_port,
+			.backend_port = datagram->source_port,
 		};
 		struct udp_key *key = bpf_map_lookup_elem(&tp_udp_tags, &tag);
 		if (key)
-			return on_tagged(skb, &datagram, key, tag.tag);
+			return on_tagged(skb, desk, key, tag.tag);
 	}
-	return goes_to_client(skb, &datagram) ? on_answer_to_client(skb, &datagram) : PASS;
+	return goes_to_client(skb, datagram) ? on_answer_to_client(skb, desk) : PASS;
 }
 
 char _license[] SEC("license") = "Dual MIT/GPL";

@@ -5,12 +5,9 @@
 #include "udp_maps.h"
 #include "datagram.h"
 #include "here.h"
+#include "parcel.h"
 
 #define SECOND_NS 1000000000ULL
-
-/* Of aggregated datagrams: how many there may be (UDP_MAX_SEGMENTS), and how long each. */
-#define PARTS 128
-#define PART_MAX 16384
 
 /* As the backend shall see it, and what is kept of its header. */
 struct opened {
@@ -357,75 +354,9 @@ static __always_inline int on_datagram(struct __sk_buff *skb, struct desk *desk,
 	return PASS;
 }
 
-/* One for each processor (max_entries is set when it is loaded): too large for a per-CPU map. */
-struct parcel {
-	struct datagram from, to; /* the part before, the part at hand */
-	__u8 bytes[65536 + PART_MAX];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct parcel);
-} parcels SEC(".maps");
-
-static __noinline struct parcel *load_parcel(struct __sk_buff *skb, const struct datagram *all)
-{
-	__u32 cpu = bpf_get_smp_processor_id();
-	struct parcel *parcel = bpf_map_lookup_elem(&parcels, &cpu);
-	if (!parcel || all->payload_len == 0)
-		return 0;
-	__u32 last = all->payload_len - 1;
-	asm volatile("%0 &= 65535" : "+r"(last));
-	return bpf_skb_load_bytes(skb, all->payload_at, parcel->bytes, last + 1) ? 0 : parcel;
-}
-
-/* Makes the packet the part at `at`, and lets that come in once more. */
-GLOBAL int send_part(struct __sk_buff *skb, const struct parcel *parcel, __u32 at)
-{
-	if (!parcel)
-		return -1;
-	const struct datagram *to = &parcel->to;
-	__u32 last = to->payload_len - 1;
-	asm volatile("%0 &= 16383" : "+r"(last));
-	asm volatile("%0 &= 65535" : "+r"(at));
-	if (bpf_skb_change_tail(skb, to->payload_at + to->payload_len, 0))
-		return -1;
-	if (bpf_skb_store_bytes(skb, to->payload_at, parcel->bytes + at, last + 1, 0))
-		return -1;
-	if (write_datagram(skb, &parcel->from, to, 0))
-		return -1;
-	return bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS);
-}
-
-/* Datagrams of one length that the kernel, or a device, has put together: each has a header of its own. Each comes in once more,
- * alone; the loop is bounded by what one call may send (UDP_MAX_SEGMENTS). */
-GLOBAL int take_apart(struct __sk_buff *skb, const struct datagram *all)
-{
-	if (!all)
-		return -1;
-	struct parcel *parcel = load_parcel(skb, all);
-	__u32 part = skb->gso_size, at = 0, len = all->payload_len;
-
-	if (!parcel || part == 0 || part > PART_MAX || len > part * PARTS)
-		return -1;
-	parcel->from = *all;
-	parcel->to = *all;
-	for (__u32 i = 0; i < PARTS && at < len; i++) {
-		parcel->to.payload_len = len - at < part ? len - at : part;
-		parcel->to.ip.len = ip_len_of(&parcel->to);
-		if (send_part(skb, parcel, at))
-			return -1;
-		parcel->from = parcel->to;
-		at += part;
-	}
-	return 0;
-}
-
 static __always_inline int on_aggregate(struct __sk_buff *skb, const struct datagram *all, const struct gate *gate)
 {
-	if (take_apart(skb, all))
+	if (take_apart(skb, all, BPF_F_INGRESS))
 		return refuse(gate, REFUSED_AGGREGATED);
 	count(&gate->port, SPLIT_UP);
 	return DROP; /* its parts come instead */

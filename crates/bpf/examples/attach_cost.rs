@@ -35,12 +35,21 @@ fn main() -> ExitCode {
     truepeer_testbed::run_privately("attach_cost", |bed| {
         let mut arguments = env::args().skip(1);
         match (arguments.next().as_deref(), arguments.next()) {
-            (Some("--write"), Some(file)) => fs::write(&file, measure(bed, "")?).context(file)?,
+            (Some("--write"), Some(file)) => write_down(&file, &measure(bed, "")?)?,
             (Some("--only"), Some(part)) => print!("{}", measure(bed, &part)?),
             _ => print!("{}", measure(bed, "")?),
         }
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// Where what is written by hand begins.
+const BY_HAND: &str = "\n# What the time goes to\n";
+
+fn write_down(file: &str, tables: &str) -> Result<()> {
+    let old = fs::read_to_string(file).unwrap_or_default();
+    let kept = old.find(BY_HAND).map_or("", |place| &old[place..]);
+    fs::write(file, format!("{tables}{kept}")).with_context(|| file.to_owned())
 }
 
 /// How often a program ran, and how long in all.

@@ -142,7 +142,7 @@ fn attach_send_hooks(place: &Place, sends: &mut Loaded) -> Result<(), AttachErro
     let cgroup = crate::cgroup_root()?;
     for name in SEND_HOOKS {
         let program = ready(sends.program(name), name, |program: &mut CgroupSockAddr| program.load())?;
-        links::attach_address_hook(place, program, name, &cgroup)?;
+        links::attach_hook(place, program, name, &cgroup)?;
     }
     Ok(())
 }
@@ -152,12 +152,12 @@ fn attach_hooks(place: &Place, cgroup: &Path) -> Result<(), AttachError> {
     let mut names = load(PEER_NAME, place, None::<Global<u64>>)?;
     for name in ["peer_name4", "peer_name6"] {
         let program = ready(names.program(name), name, |program: &mut CgroupSockAddr| program.load())?;
-        links::attach_address_hook(place, program, name, cgroup)?;
+        links::attach_hook(place, program, name, cgroup)?;
     }
     let mut ends = load(TCP_END, place, Some(netns_cookie(place)))?;
     let program = ready(ends.program("tcp_end"), "tcp_end", |program: &mut SockOps| program.load())?;
     // All sockets, whichever are named: a flow that isn't seen to end would stay.
-    links::attach_socket_hook(place, program, "tcp_end", &crate::cgroup_root()?)
+    links::attach_hook(place, program, "tcp_end", &crate::cgroup_root()?)
 }
 
 fn ready<'a, P>(

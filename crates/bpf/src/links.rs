@@ -142,34 +142,36 @@ pub(crate) fn leave_hook(place: &Place, name: &'static str) -> Result<(), Attach
     }
 }
 
-/// Attaches a hook to a cgroup; links always stand beside others ("single" is for attachments without link). For a moment the old one and the new one both run, which is the same twice.
-pub(crate) fn attach_address_hook(
-    place: &Place,
-    program: &mut CgroupSockAddr,
-    name: &'static str,
-    cgroup: &Path,
-) -> Result<(), AttachError> {
-    let file = File::open(cgroup).map_err(AttachError::file("open", cgroup))?;
-    let mut attach = || {
-        let link = program.attach(&file, CgroupAttachMode::Single)?;
-        replace_pin(FdLink::try_from(program.take_link(link)?)?, &place.links().join(name))
-    };
-    attach().map_err(AttachError::attach(name, cgroup.display()))
+/// A program that is attached to a cgroup.
+pub(crate) trait Hook {
+    /// Attaches it. Links always stand beside others ("single" is for attachments without link).
+    fn link(&mut self, cgroup: &File) -> Result<FdLink, Cause>;
 }
 
-/// Likewise.
-pub(crate) fn attach_socket_hook(
+impl Hook for CgroupSockAddr {
+    fn link(&mut self, cgroup: &File) -> Result<FdLink, Cause> {
+        let link = self.attach(cgroup, CgroupAttachMode::Single)?;
+        Ok(self.take_link(link)?.try_into()?)
+    }
+}
+
+impl Hook for SockOps {
+    fn link(&mut self, cgroup: &File) -> Result<FdLink, Cause> {
+        let link = self.attach(cgroup, CgroupAttachMode::Single)?;
+        Ok(self.take_link(link)?.try_into()?)
+    }
+}
+
+/// Attaches a hook to a cgroup. For a moment the old one and the new one both run, which is the same twice.
+pub(crate) fn attach_hook(
     place: &Place,
-    program: &mut SockOps,
+    program: &mut impl Hook,
     name: &'static str,
     cgroup: &Path,
 ) -> Result<(), AttachError> {
     let file = File::open(cgroup).map_err(AttachError::file("open", cgroup))?;
-    let mut attach = || {
-        let link = program.attach(&file, CgroupAttachMode::Single)?;
-        replace_pin(FdLink::try_from(program.take_link(link)?)?, &place.links().join(name))
-    };
-    attach().map_err(AttachError::attach(name, cgroup.display()))
+    let outcome = program.link(&file).and_then(|link| replace_pin(link, &place.links().join(name)));
+    outcome.map_err(AttachError::attach(name, cgroup.display()))
 }
 
 /// The old link goes when nothing names it any more: after the new one is there.

@@ -18,7 +18,7 @@ impl Object {
 impl Object {
     /// Whether it has a table with an entry for each processor.
     pub(crate) fn has_parcels(self) -> bool {
-        self.name == UDP_INGRESS.name
+        self.name == UDP_INGRESS.name || self.name == UDP_EGRESS.name
     }
 }
 

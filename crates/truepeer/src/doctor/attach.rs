@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use rustix::system::uname;
 use rustix::thread::CapabilitySet;
@@ -13,7 +14,11 @@ const OLDEST: (u32, u32) = (5, 15);
 const TRIED: &str = "truepeer attach (no proxy)";
 
 pub(super) fn examine(report: &mut Report) {
-    report.add(match obstacle() {
+    let obstacle = obstacle();
+    if obstacle.is_none() {
+        [reverse_path(), aggregation()].into_iter().flatten().for_each(|check| report.add(check));
+    }
+    report.add(match obstacle {
         None => Check::ok("attach", TRIED),
         Some((found, mend)) => {
             let check =
@@ -29,6 +34,50 @@ pub(super) fn examine(report: &mut Report) {
             Check::note("bpf_jit", "the BPF compiler", found).mend("sysctl -w net.core.bpf_jit_enable=1"),
         );
     }
+}
+
+/// The network devices here but for loopback, by name.
+fn devices() -> Vec<String> {
+    let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
+    let names = text.lines().skip(2).filter_map(|line| line.split(':').next());
+    names.map(|name| name.trim().to_owned()).filter(|name| name != "lo").collect()
+}
+
+/// A datagram has the client's address when the kernel looks where it may come from. The stricter of a device's and everybody's
+/// setting holds (ip-sysctl.rst); 1 wants the way back to lead over the same device.
+fn reverse_path() -> Option<Check> {
+    let setting = |device: &str| -> u8 {
+        let file = format!("/proc/sys/net/ipv4/conf/{device}/rp_filter");
+        fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    };
+    let all = setting("all");
+    let strict: Vec<String> = devices().into_iter().filter(|device| all.max(setting(device)) == 1).collect();
+    (!strict.is_empty()).then(|| {
+        let found = format!(
+            "rp_filter is 1 on {}: clients to whom no route leads over that device are dropped; 2 takes those to whom any does",
+            strict.join(", ")
+        );
+        Check::note("attach_rp_filter", "truepeer attach of UDP ports", found)
+            .mend("sysctl -w net.ipv4.conf.all.rp_filter=2")
+    })
+}
+
+/// The offloads that put datagrams together which no socket has asked for; ethtool(8) knows, if it is there.
+const AGGREGATING: [&str; 2] = ["rx-udp-gro-forwarding", "rx-gro-list"];
+
+fn aggregation() -> Option<Check> {
+    let is_on = |device: &String| {
+        let output = Command::new("ethtool").args(["-k", device]).output();
+        let text =
+            output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+        AGGREGATING.iter().any(|name| text.contains(&format!("{name}: on")))
+    };
+    let found: Vec<String> = devices().into_iter().filter(is_on).collect();
+    let first = found.first()?;
+    let mend = format!("ethtool -K {first} {} off {} off", AGGREGATING[0], AGGREGATING[1]);
+    let said =
+        format!("{} put datagrams together, which are taken apart again: that costs", found.join(", "));
+    Some(Check::note("attach_gro", "truepeer attach of UDP ports", said).mend(mend))
 }
 
 /// What is missing, and the command that mends it, if one does.

@@ -29,8 +29,10 @@ pub(crate) fn tests() -> Vec<Test> {
         answers_in_spp_carry_the_header_back,
         ports_are_mapped_both_ways,
         a_connected_socket_answers,
+        a_connected_socket_answers_a_sender_on_its_own_host,
         every_length_of_header_and_payload_arrives,
         aggregated_datagrams_are_taken_apart,
+        aggregated_answers_in_spp_each_carry_the_header_back,
         datagrams_are_refused_by_reason,
         a_sender_that_names_nobody_stands_for_itself,
         a_client_of_another_family_keeps_the_senders_address,
@@ -289,6 +291,38 @@ fn a_connected_socket_answers(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
+/// Which would leave by another device, towards the client. IPv4 takes such an answer only where an address of this host may
+/// come in from the loopback without having been sent there.
+fn a_connected_socket_answers_a_sender_on_its_own_host(bed: &Bed) -> Result<()> {
+    let pair = Pair { line: Topology::line(&["lb", "host"])? };
+    pair.host().run(|| std::fs::write("/proc/sys/net/ipv4/conf/lo/accept_local", "1"))??;
+    for (dialect, port, bound) in
+        [("every", "53/udp", 53), ("spp", "53/udp", 53), ("every", "53:5353/udp", 5353)]
+    {
+        pair.attach(bed, &["--allow", "loopback", "--port", port, "--udp-dialect", dialect])?;
+        for (v6, to) in [(false, pair.host().at(false, 53)), (true, pair.host().at(true, 53))] {
+            let (backend, sender) = pair.host().run(|| -> Result<_> {
+                let sender = socket(if v6 { "[::]:0" } else { "0.0.0.0:0" })?;
+                sender.connect(to)?;
+                Ok((socket(if v6 { format!("[::]:{bound}") } else { format!("0.0.0.0:{bound}") })?, sender))
+            })??;
+            let (client, destination) = (CLIENTS[usize::from(v6)], DESTINATIONS[usize::from(v6)]);
+            let header = if dialect == "spp" { spp(client, destination)? } else { v2(client, destination)? };
+            send(&sender, &[&header, b"question"])?;
+            let (_, from) = backend.recv_from(&mut [0; 100]).context("the question")?;
+            ensure!(from.to_string() == client, "{from}");
+            pair.host().run(|| backend.connect(from))??;
+            let back = if dialect == "spp" { header.as_slice() } else { b"" };
+            for payload in [b"one".as_slice(), b"", b"another"] {
+                ensure!(backend.send(payload)? == payload.len());
+                let answer = receive(&sender).with_context(|| format!("{dialect} {port} {client}"))?;
+                ensure!(answer == [back, payload].concat(), "{answer:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
 /// With the sums made by the kernel, and by nobody until the last moment; headers of even and odd lengths.
 fn every_length_of_header_and_payload_arrives(bed: &Bed) -> Result<()> {
     let pair = Pair::new()?;
@@ -348,6 +382,37 @@ fn aggregated_datagrams_are_taken_apart(bed: &Bed) -> Result<()> {
     }
     ensure!(backend.seen().len() == 2 * COUNT);
     ensure!(pair.counter(bed, "split_up")? == 2, "{}", pair.status(bed)?);
+    Ok(())
+}
+
+/// Sent in one call (UDP_SEGMENT), by a socket that is connected to its client, and by one that isn't.
+fn aggregated_answers_in_spp_each_carry_the_header_back(bed: &Bed) -> Result<()> {
+    const COUNT: usize = 20;
+    let pair = Pair { line: Topology::line(&["lb", "host"])? };
+    pair.attach(bed, &["--port", "53/udp", "--udp-dialect", "spp"])?;
+    for (v6, is_connected) in [(false, false), (false, true), (true, false), (true, true)] {
+        let backend = pair.host().run(|| socket(if v6 { "[::]:53" } else { "0.0.0.0:53" }))??;
+        let (client, sender) = (CLIENTS[usize::from(v6)], pair.sender(v6, 53)?);
+        let header = spp(client, DESTINATIONS[usize::from(v6)])?;
+        send(&sender, &[&header, b"question"])?;
+        let (_, from) = backend.recv_from(&mut [0; 100]).context("the question")?;
+        ensure!(from.to_string() == client, "{from}");
+        if is_connected {
+            pair.host().run(|| backend.connect(from))??;
+        }
+        let parts: Vec<Vec<u8>> = (0..COUNT)
+            .map(|n| vec![u8::try_from(n).unwrap_or(0); if n + 1 == COUNT { 33 } else { 101 }])
+            .collect();
+        let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let run = Run { parts: &slices, segment_bytes: Some(101) };
+        let to = (!is_connected).then_some(&from);
+        ensure!(pair.host().run(|| send_runs(backend.as_fd(), to, None, &[run]))?? == 1);
+        let mut answers = (0..COUNT).map(|_| receive(&sender)).collect::<Result<Vec<_>>>()?;
+        answers.sort();
+        let expected: Vec<Vec<u8>> = parts.iter().map(|part| [&header, part.as_slice()].concat()).collect();
+        ensure!(answers == expected, "{client}, connected: {is_connected}");
+    }
+    ensure!(pair.counter(bed, "split_up")? == 4, "{}", pair.status(bed)?);
     Ok(())
 }
 

@@ -25,6 +25,13 @@ fn main() -> ExitCode {
         Test::new("a_firewalls_guard_of_loopback_is_mended_by_what_the_doctor_says", guarded_loopback)
             .needs_program("nft"),
     );
+    all.push(
+        Test::new(
+            "what_slows_or_drops_datagrams_of_attach_is_mended",
+            what_slows_or_drops_datagrams_of_attach_is_mended,
+        )
+        .needs_program("ethtool"),
+    );
     all.push(Test::new("a_missing_capability_is_named", a_missing_capability_is_named).needs_several_users());
     truepeer_testbed::main(all)
 }
@@ -213,5 +220,28 @@ fn a_missing_capability_is_named(bed: &Bed) -> Result<()> {
     ensure!(ill.line("IP_TRANSPARENT on an IPv4")?.contains("CAP_NET_RAW"), "{}", ill.text);
     let well = as_user(&["net_raw"])?;
     ensure!(well.healthy, "with CAP_NET_RAW alone:\n{}", well.text);
+    Ok(())
+}
+
+fn what_slows_or_drops_datagrams_of_attach_is_mended(bed: &Bed) -> Result<()> {
+    ip_here(&["link add there type veth peer name here", "link set there up", "link set here up"])?;
+    let examine = || ended(&doctor(BACKENDS).start(bed)?);
+    if let Some((_, mend)) = examine()?.line("truepeer attach")?.split_once("; type: mount ") {
+        Program::new("mount").args(mend.split_whitespace()).run(bed)?;
+    }
+    let found = examine()?;
+    if !found.text.contains("ok    truepeer attach") {
+        return truepeer_testbed::skip(found.line("truepeer attach")?);
+    }
+    std::fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "0")?;
+    std::fs::write("/proc/sys/net/ipv4/conf/here/rp_filter", "1")?;
+    Program::new("ethtool").args(["-K", "here", "rx-udp-gro-forwarding", "on"]).run(bed)?;
+    let before = examine()?;
+    for words in ["rp_filter is 1 on here", "here put datagrams together"] {
+        let (_, mend) = before.line(words)?.split_once("; type: ").context("no command")?;
+        Program::new("/bin/sh").args(["-c", mend]).run(bed)?;
+    }
+    let after = examine()?.text;
+    ensure!(!after.contains("rp_filter is 1") && !after.contains("put datagrams together"), "{after}");
     Ok(())
 }
