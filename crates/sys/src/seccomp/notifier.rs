@@ -133,8 +133,20 @@ impl Notifier {
     }
 
     /// `argument` is one of the structs that `request` names, or the number that it takes instead of a pointer.
+    ///
+    /// All but RECV fail with EINTR when this thread is stopped, frozen or traced just while it waits for the kernel's lock
+    /// (kernel/seccomp.c, mutex_lock_interruptible): nothing has been done then, and a call would stay unanswered for ever.
     fn ioctl(&self, request: libc::Ioctl, argument: *mut libc::c_void) -> Result<i32, Errno> {
-        // SAFETY: this function is private, and each of its callers passes a pointer to a live local of the very struct
+        loop {
+            match self.ioctl_once(request, argument) {
+                Err(Errno::INTR) if request != libc::SECCOMP_IOCTL_NOTIF_RECV => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    fn ioctl_once(&self, request: libc::Ioctl, argument: *mut libc::c_void) -> Result<i32, Errno> {
+        // SAFETY: this function is private, and each of `ioctl`'s callers passes a pointer to a live local of the very struct
         // (or u64) that the request reads and writes; SET_FLAGS takes its argument as a number.
         let answer = unsafe { libc::ioctl(self.0.as_raw_fd(), request, argument) };
         if answer < 0 {

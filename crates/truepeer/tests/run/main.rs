@@ -27,7 +27,8 @@ use truepeer_testbed::{Bed, Program, Test, User};
 pub(crate) const PYTHON: &str = "/usr/bin/python3";
 
 /// What only a supervisor can do, or must: programs that load no library, and its own life and death.
-const NOTIFYS: [&str; 7] = [
+const NOTIFYS: [&str; 8] = [
+    "a_supervisor_that_is_stopped",
     "is_not_multiplied",
     "a_go_",
     "io_uring_is_not_to_be_had",

@@ -1,9 +1,12 @@
 //! Many connections: nothing stays behind, nobody waits for the silent ones.
 
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use truepeer_testbed::crowd::{gather, in_parallel, nth_client};
 use truepeer_testbed::{Bed, Behaviour, Running, Test, tests};
 
@@ -21,6 +24,20 @@ pub(crate) fn tests() -> Vec<Test> {
         .into_iter()
         .map(|test| test.needs_program(PYTHON).needs_several_users().needs_open_files(4096))
         .collect();
+    let bursts = [
+        ("every_burst_is_answered_to_the_last", bursts as fn(&Bed) -> anyhow::Result<()>),
+        ("every_burst_is_answered_by_a_supervisor_that_is_stopped_now_and_then", bursts_while_stopped),
+    ];
+    all.extend(bursts.map(|(name, run)| {
+        Test::new(name, run).needs_program(PYTHON).needs_several_users().time_limit(MINUTES)
+    }));
+    all.push(
+        Test::new("six_hundred_bursts_are_answered_to_the_last", many_bursts)
+            .needs_program(PYTHON)
+            .needs_several_users()
+            .long()
+            .time_limit(3 * MINUTES),
+    );
     all.push(
         Test::new("twenty_thousand_connections_leave_nothing_behind", twenty_thousand).time_limit(MINUTES),
     );
@@ -65,6 +82,81 @@ asyncio.run(main())
         ensure!(saw.to_string() == CLIENT4, "{saw}");
     }
     Ok(())
+}
+
+/// Two processes, each with a listener and an epoll of its own, on one address: what wakes one doesn't wake the other.
+fn two_that_listen(bed: &Bed) -> anyhow::Result<Running> {
+    let script = "\
+import os, select, socket
+os.fork()
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+listener.bind(('127.0.0.1', 8080))
+listener.listen(4096)
+listener.setblocking(False)
+print('listening')
+epoll = select.epoll()
+epoll.register(listener, select.EPOLLIN)
+while True:
+    epoll.poll()
+    while True:
+        try:
+            connection, peer = listener.accept()
+        except BlockingIOError:
+            break
+        connection.setblocking(True)
+        while connection.recv(4096):
+            pass
+        connection.sendall(('%s %d\\n' % peer).encode())
+        connection.close()
+";
+    let running = start(bed, &python(bed, script, &[])?, &[V4])?;
+    running.wait_for_log("listening\nlistening")?;
+    Ok(running)
+}
+
+/// Fifty at a time, then nobody: a wake-up that was lost would be covered up by the next connection otherwise.
+fn burst() -> anyhow::Result<()> {
+    in_parallel(50, 200, |n| {
+        let client = nth_client(n);
+        let header = header_of(&client.to_string())?;
+        let cut = if n.is_multiple_of(10) { 20 } else { 0 };
+        let saw = Talk::Plain.ask_fast(V4, &[&header[..cut], &header[cut..]])?;
+        ensure!(saw == client, "{client} was seen as {saw}");
+        Ok(())
+    })
+}
+
+fn bursts(bed: &Bed) -> anyhow::Result<()> {
+    let _two = two_that_listen(bed)?;
+    (0..15).try_for_each(|n| burst().with_context(|| format!("burst {n}")))
+}
+
+fn many_bursts(bed: &Bed) -> anyhow::Result<()> {
+    let _two = two_that_listen(bed)?;
+    (0..600).try_for_each(|n| burst().with_context(|| format!("burst {n}")))
+}
+
+/// A stop, as by a debugger or a container that is paused, interrupts whatever the supervisor is waiting for in the kernel.
+fn bursts_while_stopped(bed: &Bed) -> anyhow::Result<()> {
+    let two = two_that_listen(bed)?;
+    let [supervisor, _] = supervisor_and_program(&two);
+    let supervisor = Pid::from_raw(supervisor).context("no process")?;
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let stopping = scope.spawn(|| -> anyhow::Result<()> {
+            while !over.load(Relaxed) {
+                kill_process(supervisor, Signal::STOP)?;
+                kill_process(supervisor, Signal::CONT)?;
+                thread::sleep(Duration::from_micros(200)); // it has to get something done in between
+            }
+            Ok(())
+        });
+        let answered = (0..15).try_for_each(|n| burst().with_context(|| format!("burst {n}")));
+        over.store(true, Relaxed);
+        stopping.join().map_err(|_| anyhow::anyhow!("panicked"))??;
+        answered
+    })
 }
 
 fn twenty_thousand(bed: &Bed) -> anyhow::Result<()> {

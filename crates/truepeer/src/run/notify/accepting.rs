@@ -63,7 +63,7 @@ impl Supervisor {
     fn park(&mut self, call: Notification, socket: OwnedFd, listener: Arc<Listener>) {
         let limit = socket_timeout(&socket, Timeout::Recv).ok().flatten();
         let waiting = Waiting { call, deadline: limit.map(|limit| Instant::now() + limit) };
-        if let Err(errno) = self.parked.park(self.epoll.as_fd(), socket, listener, waiting) {
+        if let Err(errno) = self.parked.park(&self.watch, socket, listener, waiting) {
             self.answer(&call, Answer::Fail(errno));
         }
     }
@@ -79,7 +79,7 @@ impl Supervisor {
                 break;
             }
         }
-        self.parked.put_back(self.epoll.as_fd(), group);
+        self.parked.put_back(&self.watch, group);
     }
 
     /// Answers the call if there is anything to answer; says whether it did. Never waits.

@@ -32,6 +32,7 @@ mod ready;
 mod ringer;
 mod supervisor;
 mod telling;
+mod watch;
 
 use std::process::ExitCode;
 

@@ -1,7 +1,7 @@
 //! `accept` on blocking listeners that have nothing to give yet.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,9 +11,7 @@ use truepeer_sys::seccomp::{Notification, Notifier};
 
 use super::interrupt::still_waits;
 use super::listener::Listener;
-
-/// Marks a listener's cookie among the numbers of the supervisor's epoll.
-pub(super) const MARK: u64 = 1 << 63;
+use super::watch::Watch;
 
 /// A call that waits for a connection.
 #[derive(Debug, Clone, Copy)]
@@ -48,7 +46,7 @@ impl Parked {
     /// What epoll_ctl(2) says.
     pub(super) fn park(
         &mut self,
-        epoll: BorrowedFd<'_>,
+        watch: &Watch,
         socket: OwnedFd,
         listener: Arc<Listener>,
         waiting: Waiting,
@@ -57,8 +55,7 @@ impl Parked {
             group.waiting.push_back(waiting);
             return Ok(());
         }
-        let data = epoll::EventData::new_u64(listener.cookie | MARK);
-        epoll::add(epoll, &socket, data, epoll::EventFlags::IN)?;
+        watch.add(socket.as_fd(), listener.cookie, epoll::EventFlags::IN)?;
         self.groups.insert(listener.cookie, Group { socket, listener, waiting: VecDeque::from([waiting]) });
         Ok(())
     }
@@ -68,10 +65,9 @@ impl Parked {
         self.groups.remove(&cookie)
     }
 
-    pub(super) fn put_back(&mut self, epoll: BorrowedFd<'_>, group: Group) {
+    pub(super) fn put_back(&mut self, watch: &Watch, group: Group) {
         if group.waiting.is_empty() {
-            // Closing our duplicate alone would not end the watch: the program's own keeps the socket open.
-            let _ = epoll::delete(epoll, group.socket.as_fd());
+            watch.remove(group.socket.as_fd());
         } else {
             self.groups.insert(group.listener.cookie, group);
         }
@@ -83,7 +79,7 @@ impl Parked {
     }
 
     /// Ends the waiting of those who were killed, whose time is up, or for whom there is a signal.
-    pub(super) fn look_after(&mut self, epoll: BorrowedFd<'_>, notifier: &Notifier, now: Instant) {
+    pub(super) fn look_after(&mut self, watch: &Watch, notifier: &Notifier, now: Instant) {
         let cookies: Vec<u64> = self.groups.keys().copied().collect();
         for group in cookies.into_iter().filter_map(|cookie| self.groups.remove(&cookie)).collect::<Vec<_>>()
         {
@@ -91,7 +87,7 @@ impl Parked {
             group
                 .waiting
                 .retain(|waiting| still_waits(notifier, &waiting.call, waiting.deadline, Errno::AGAIN, now));
-            self.put_back(epoll, group);
+            self.put_back(watch, group);
         }
     }
 }

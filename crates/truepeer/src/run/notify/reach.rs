@@ -18,21 +18,24 @@ pub(super) fn descriptor_for(
         // Whose it is was known by a number, which is the caller's own as long as the caller waits.
         Ok(socket) => return notifier.is_waiting(call.id).then_some(socket),
         Err(Reach::NoDescriptor) => Answer::Fail(Errno::BADF),
-        Err(Reach::NoThread) => return None,
+        Err(Reach::NoThread) if !notifier.is_waiting(call.id) => return None,
+        Err(Reach::NoThread) => refusal(call, Errno::SRCH, journal),
         Err(Reach::Forbidden(errno @ (Errno::MFILE | Errno::NFILE))) => {
             journal.on_trouble("out of descriptors", &errno);
             Answer::Fail(errno)
         }
-        // Never "go on": the program would take the header for data, and the sender for the client.
-        Err(Reach::Forbidden(errno)) => {
-            journal.on_unreachable(call.thread, errno);
-            // Servers pause when they hear this one, and go on accepting as fast as they can when they hear EPERM.
-            let is_accept = matches!(call.call, calls::ACCEPT | calls::ACCEPT4);
-            Answer::Fail(if is_accept { Errno::NFILE } else { Errno::PERM })
-        }
+        Err(Reach::Forbidden(errno)) => refusal(call, errno, journal),
     };
     if let Err(error) = notifier.send(call.id, answer) {
         journal.on_trouble("a call could not be answered", &error);
     }
     None
+}
+
+/// Never "go on": the program would take the header for data, and the sender for the client.
+fn refusal(call: &Notification, errno: Errno, journal: &mut Journal) -> Answer {
+    journal.on_unreachable(call.thread, errno);
+    // Servers pause when they hear this one, and go on accepting as fast as they can when they hear EPERM.
+    let is_accept = matches!(call.call, calls::ACCEPT | calls::ACCEPT4);
+    Answer::Fail(if is_accept { Errno::NFILE } else { Errno::PERM })
 }

@@ -4,8 +4,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{Timespec, epoll};
-use rustix::io::Errno;
 use rustix::net::getpeername;
 use rustix::net::sockopt::socket_cookie;
 use truepeer_handover::{Late, Name, Names, Rules, Settings, SocketDiag, WakeUp};
@@ -16,10 +14,11 @@ use super::caller::write_address;
 use super::journal::Journal;
 use super::life::{Ending, Life};
 use super::listener::{Listener, Listeners};
-use super::parked::{MARK, Parked};
+use super::parked::Parked;
 use super::reach::descriptor_for;
 use super::ready::Ready;
 use super::ringer::Ringer;
+use super::watch::{Event, Watch};
 
 /// How long the kernel keeps a connection for its first data; if the header comes later, we wait for it.
 const DEFER: Duration = Duration::from_secs(3);
@@ -28,15 +27,9 @@ const PARKED_PERIOD: Duration = Duration::from_millis(100);
 /// How often the program is woken for connections that it has not fetched.
 const READY_PERIOD: Duration = Duration::from_secs(1);
 
-/// Numbers in the supervisor's epoll; listeners have their cookies, with [`MARK`].
-const NOTIFIER: u64 = 0;
-const LIFE: u64 = 1;
-const GUARD: u64 = 2;
-const EVENTS: usize = 16;
-
 pub(super) struct Supervisor {
     pub(super) notifier: Notifier,
-    pub(super) epoll: OwnedFd,
+    pub(super) watch: Watch,
     pub(super) rules: Rules,
     pub(super) wake: WakeUp,
     pub(super) listeners: Listeners,
@@ -61,17 +54,14 @@ impl Supervisor {
         life: Life,
         open_files: u64,
     ) -> anyhow::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &notifier, epoll::EventData::new_u64(NOTIFIER), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, &life, epoll::EventData::new_u64(LIFE), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, life.guard(), epoll::EventData::new_u64(GUARD), epoll::EventFlags::IN)?;
+        let watch = Watch::new(&notifier, &life)?;
         // A client without a header may be waiting for the program to speak first: it must not be kept.
         let everybody_speaks = settings.header == HeaderRule::Require && settings.exceptions.is_empty();
         let listeners = Listeners::new(settings.listeners.clone(), everybody_speaks.then_some(DEFER));
         let (names, _) = Names::create()?;
         let wake = names.wake_up();
         Ok(Self {
-            late: Late::new(epoll.as_fd())?,
+            late: Late::new(watch.as_fd())?,
             rules: Rules::new(settings.clone()),
             ringer: Ringer::start(wake.clone())?,
             wake,
@@ -84,7 +74,7 @@ impl Supervisor {
             // The other half is for connections on their way.
             most_held: usize::try_from(open_files / 2).unwrap_or(usize::MAX).clamp(16, 65_536),
             notifier,
-            epoll,
+            watch,
             life,
             looked_after: Instant::now(),
             woken: Instant::now(),
@@ -94,7 +84,7 @@ impl Supervisor {
     /// Answers until the program and all that it started have ended.
     pub(super) fn run(mut self) -> anyhow::Result<Ending> {
         loop {
-            // Late connections have an epoll of their own, in which ours is the inbox.
+            // Late connections have an epoll of their own, in which the watch is the inbox.
             let decided = self.late.turn(&self.rules, &self.wake, self.limit())?;
             decided.into_iter().for_each(|decided| self.on_decided(decided));
             if let Some(ending) = self.turn()? {
@@ -112,27 +102,16 @@ impl Supervisor {
     }
 
     fn turn(&mut self) -> anyhow::Result<Option<Ending>> {
-        let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
-        let mut events = [nothing; EVENTS];
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let count = match epoll::wait(&self.epoll, &mut events, Some(&at_once)) {
-            Ok(count) => count,
-            Err(Errno::INTR) => 0,
-            Err(errno) => return Err(errno.into()),
-        };
-        for event in &events[..count] {
-            let flags = event.flags;
-            match event.data.u64() {
-                NOTIFIER if flags.contains(epoll::EventFlags::IN) => self.on_call()?,
-                // Nobody is left who could call; whoever is left to be waited for tells by SIGCHLD.
-                NOTIFIER => epoll::delete(&self.epoll, &self.notifier)?,
-                LIFE => {
+        for event in self.watch.wait(&self.notifier, Some(Duration::ZERO))? {
+            match event {
+                Event::Call => self.on_call()?,
+                Event::Life => {
                     if let Some(ending) = self.life.turn() {
                         return Ok(Some(ending));
                     }
                 }
-                GUARD => return Ok(Some(self.life.on_guard_gone())),
-                cookie => self.serve_parked(cookie & !MARK),
+                Event::Guard => return Ok(Some(self.life.on_guard_gone())),
+                Event::Socket(listener) => self.serve_parked(listener),
             }
         }
         Ok(None)
@@ -195,7 +174,7 @@ impl Supervisor {
     fn look_after(&mut self, now: Instant) {
         if now.duration_since(self.looked_after) >= PARKED_PERIOD {
             self.looked_after = now;
-            self.parked.look_after(self.epoll.as_fd(), &self.notifier, now);
+            self.parked.look_after(&self.watch, &self.notifier, now);
         }
         if now.duration_since(self.woken) >= READY_PERIOD {
             self.woken = now;

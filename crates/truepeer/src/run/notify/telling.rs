@@ -13,7 +13,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_cookie, socket_domain, socket_timeout, socket_type};
@@ -29,16 +29,10 @@ use super::interrupt::still_waits;
 use super::journal::Journal;
 use super::life::{Ending, Life};
 use super::reach::descriptor_for;
+use super::watch::{Event, Watch};
 
 /// How often waiting calls are looked after: a signal waits at most this long.
 const PERIOD: Duration = Duration::from_millis(100);
-
-const NOTIFIER: u64 = 0;
-const LIFE: u64 = 1;
-const GUARD: u64 = 2;
-/// Marks a socket's cookie among the numbers of the epoll.
-const MARK: u64 = 1 << 63;
-const EVENTS: usize = 16;
 
 /// A connection that is not there yet.
 #[derive(Debug)]
@@ -56,7 +50,7 @@ struct Connecting {
 pub(super) struct Telling {
     sending: Sending,
     notifier: Notifier,
-    epoll: OwnedFd,
+    watch: Watch,
     connecting: HashMap<u64, Connecting>,
     journal: Journal,
     life: Life,
@@ -64,39 +58,25 @@ pub(super) struct Telling {
 
 impl Telling {
     pub(super) fn new(sending: &Sending, notifier: Notifier, life: Life) -> anyhow::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &notifier, epoll::EventData::new_u64(NOTIFIER), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, &life, epoll::EventData::new_u64(LIFE), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, life.guard(), epoll::EventData::new_u64(GUARD), epoll::EventFlags::IN)?;
+        let watch = Watch::new(&notifier, &life)?;
         let (sending, connecting) = (sending.clone(), HashMap::new());
-        Ok(Self { sending, notifier, epoll, connecting, journal: Journal::new(), life })
+        Ok(Self { sending, notifier, watch, connecting, journal: Journal::new(), life })
     }
 
     /// Answers until the program and all that it started have ended.
     pub(super) fn run(mut self) -> anyhow::Result<Ending> {
         loop {
-            let nothing =
-                epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
-            let mut events = [nothing; EVENTS];
             let limit = (!self.connecting.is_empty()).then_some(PERIOD);
-            let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
-            let count = match epoll::wait(&self.epoll, &mut events, limit.as_ref()) {
-                Ok(count) => count,
-                Err(Errno::INTR) => 0,
-                Err(errno) => return Err(errno.into()),
-            };
-            for event in &events[..count] {
-                let flags = event.flags;
-                match event.data.u64() {
-                    NOTIFIER if flags.contains(epoll::EventFlags::IN) => self.on_call()?,
-                    NOTIFIER => epoll::delete(&self.epoll, &self.notifier)?,
-                    LIFE => {
+            for event in self.watch.wait(&self.notifier, limit)? {
+                match event {
+                    Event::Call => self.on_call()?,
+                    Event::Life => {
                         if let Some(ending) = self.life.turn() {
                             return Ok(ending);
                         }
                     }
-                    GUARD => return Ok(self.life.on_guard_gone()),
-                    cookie => self.on_decided(cookie & !MARK),
+                    Event::Guard => return Ok(self.life.on_guard_gone()),
+                    Event::Socket(cookie) => self.on_decided(cookie),
                 }
             }
             self.look_after(Instant::now());
@@ -172,8 +152,7 @@ impl Telling {
 
     fn wait(&mut self, call: Notification, socket: OwnedFd, cookie: u64, to: SocketAddr) {
         let limit = socket_timeout(&socket, Timeout::Send).ok().flatten();
-        let data = epoll::EventData::new_u64(cookie | MARK);
-        if let Err(errno) = epoll::add(&self.epoll, &socket, data, epoll::EventFlags::OUT) {
+        if let Err(errno) = self.watch.add(socket.as_fd(), cookie, epoll::EventFlags::OUT) {
             return self.answer_about(socket, &call, Answer::Fail(errno));
         }
         let deadline = limit.map(|limit| Instant::now() + limit);
@@ -192,7 +171,7 @@ impl Telling {
             Ok(()) | Err(Errno::ISCONN) => None,
             Err(errno) => Some(errno),
         };
-        let _ = epoll::delete(&self.epoll, &connecting.socket);
+        self.watch.remove(connecting.socket.as_fd());
         match (failure, connecting.call) {
             (None, _) => self.on_connected(connecting),
             (Some(errno), Some(call)) => self.answer_about(connecting.socket, &call, Answer::Fail(errno)),
@@ -227,11 +206,11 @@ impl Telling {
 
     /// Signals for those who wait, and the end of their patience (as the kernel says it: EINPROGRESS).
     fn look_after(&mut self, now: Instant) {
-        let Self { connecting, notifier, epoll, .. } = self;
+        let Self { connecting, notifier, watch, .. } = self;
         connecting.retain(|_, connecting| {
             let Some(call) = connecting.call else { return true };
             if !notifier.is_waiting(call.id) {
-                let _ = epoll::delete(&*epoll, &connecting.socket);
+                watch.remove(connecting.socket.as_fd());
                 return false; // killed
             }
             if !still_waits(notifier, &call, connecting.deadline, Errno::INPROGRESS, now) {

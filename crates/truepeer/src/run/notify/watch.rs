@@ -1,0 +1,99 @@
+//! What a supervisor waits for: calls, the program's life, the guard, and sockets of the program's.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use truepeer_sys::seccomp::Notifier;
+
+use super::life::Life;
+
+/// What has happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Event {
+    /// A call waits for its answer.
+    Call,
+    /// A signal came, or a child has ended.
+    Life,
+    /// The guard is gone.
+    Guard,
+    /// On the socket with this cookie.
+    Socket(u64),
+}
+
+const NOTIFIER: u64 = 0;
+const LIFE: u64 = 1;
+const GUARD: u64 = 2;
+/// Marks a socket's cookie among the numbers of the epoll.
+const MARK: u64 = 1 << 63;
+const EVENTS: usize = 16;
+
+#[derive(Debug)]
+pub(super) struct Watch(OwnedFd);
+
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Watch {
+    /// # Errors
+    /// What epoll_create1(2) and epoll_ctl(2) say.
+    pub(super) fn new(notifier: &Notifier, life: &Life) -> Result<Self, Errno> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (descriptor, number) in
+            [(notifier.as_fd(), NOTIFIER), (life.as_fd(), LIFE), (life.guard(), GUARD)]
+        {
+            epoll::add(&epoll, descriptor, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?;
+        }
+        Ok(Self(epoll))
+    }
+
+    /// # Errors
+    /// What epoll_ctl(2) says.
+    pub(super) fn add(
+        &self,
+        socket: BorrowedFd<'_>,
+        cookie: u64,
+        flags: epoll::EventFlags,
+    ) -> Result<(), Errno> {
+        epoll::add(&self.0, socket, epoll::EventData::new_u64(cookie | MARK), flags)
+    }
+
+    /// Closing our duplicate alone would not end the watch: the program's own keeps the socket open.
+    pub(super) fn remove(&self, socket: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.0, socket);
+    }
+
+    /// Waits; for ever without a limit.
+    ///
+    /// # Errors
+    /// What epoll_wait(2) and epoll_ctl(2) say.
+    pub(super) fn wait(&self, notifier: &Notifier, limit: Option<Duration>) -> Result<Vec<Event>, Errno> {
+        let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let mut events = [nothing; EVENTS];
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+        let count = match epoll::wait(&self.0, &mut events, limit.as_ref()) {
+            Ok(count) => count,
+            Err(Errno::INTR) => 0,
+            Err(errno) => return Err(errno),
+        };
+        let mut happened = Vec::with_capacity(count);
+        for event in &events[..count] {
+            let flags = event.flags;
+            match event.data.u64() {
+                NOTIFIER if flags.contains(epoll::EventFlags::IN) => happened.push(Event::Call),
+                // Nobody is left who could call; whoever is left to be waited for tells by SIGCHLD.
+                NOTIFIER if flags.contains(epoll::EventFlags::HUP) => epoll::delete(&self.0, notifier)?,
+                // An error means that we were stopped or frozen while the kernel looked: it looks again.
+                NOTIFIER => {}
+                LIFE => happened.push(Event::Life),
+                GUARD => happened.push(Event::Guard),
+                cookie => happened.push(Event::Socket(cookie & !MARK)),
+            }
+        }
+        Ok(happened)
+    }
+}
