@@ -17,7 +17,11 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// `idiag_inode`, the last field of `struct inet_diag_msg`.
 const INODE: usize = HEADER_LEN + 68;
 const NLM_F_REQUEST: u16 = 1;
+const NLM_F_DUMP: u16 = 0x300;
 const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+/// Of `struct inet_diag_req_v2`: which states are asked for.
+const STATES: usize = HEADER_LEN + 4;
 const IPPROTO_TCP: u8 = 6;
 const ENOENT: i32 = -2;
 const ESTALE: i32 = -116;
@@ -34,17 +38,44 @@ impl SocketDiag {
 
     fn ask(&mut self, request: &[u8]) -> Option<Answer> {
         if self.0.is_none() {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let protocol = Some(netlink::SOCK_DIAG);
-            self.0 = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol).ok();
+            self.0 = open();
         }
-        let socket = self.0.as_ref()?;
-        send(socket, request, SendFlags::empty()).ok()?;
-        // The kernel answers within the call that asks.
-        let mut answer = [0; 512];
-        let (count, _) = recv(socket, &mut answer, RecvFlags::empty()).ok()?;
-        Answer::read(answer.get(..count)?)
+        Answer::read(exchange(self.0.as_ref()?, request)?.bytes())
     }
+}
+
+/// Where the kernel can't say (no tcp_diag), it says of every connection that there is none: it is not to be asked, then.
+/// A question for all connections in none of the states tells it apart, and has an empty answer.
+fn open() -> Option<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let protocol = Some(netlink::SOCK_DIAG);
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol).ok()?;
+    let nowhere = SocketAddr::from(([0; 4], 0));
+    let mut all_in_no_state = request(0, &Tuple { local: nowhere, sender: nowhere });
+    all_in_no_state[6..8].copy_from_slice(&(NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
+    all_in_no_state[STATES..STATES + 4].fill(0);
+    let answer = exchange(&socket, &all_in_no_state)?;
+    (kind(answer.bytes())? == NLMSG_DONE).then_some(socket)
+}
+
+struct Message([u8; 512], usize);
+
+impl Message {
+    fn bytes(&self) -> &[u8] {
+        &self.0[..self.1.min(self.0.len())]
+    }
+}
+
+/// The kernel answers within the call that asks.
+fn exchange(socket: &OwnedFd, request: &[u8]) -> Option<Message> {
+    send(socket, request, SendFlags::empty()).ok()?;
+    let mut answer = [0; 512];
+    let (count, _) = recv(socket, &mut answer, RecvFlags::empty()).ok()?;
+    Some(Message(answer, count))
+}
+
+fn kind(bytes: &[u8]) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?))
 }
 
 enum Answer {
@@ -54,7 +85,7 @@ enum Answer {
 
 impl Answer {
     fn read(bytes: &[u8]) -> Option<Self> {
-        let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
+        let kind = kind(bytes)?;
         if kind == SOCK_DIAG_BY_FAMILY {
             // Nobody has it open: the kernel is finishing it (FIN_WAIT, LAST_ACK), or remembers its ends (TIME_WAIT).
             let has_inode = bytes.get(INODE..INODE + 4)? != [0; 4];
@@ -87,7 +118,7 @@ fn request(cookie: u64, tuple: &Tuple) -> [u8; REQUEST_LEN] {
     let family = if tuple.local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     bytes[HEADER_LEN] = family.as_raw().to_le_bytes()[0];
     bytes[HEADER_LEN + 1] = IPPROTO_TCP;
-    bytes[HEADER_LEN + 4..HEADER_LEN + 8].copy_from_slice(&u32::MAX.to_ne_bytes());
+    bytes[STATES..STATES + 4].copy_from_slice(&u32::MAX.to_ne_bytes());
     bytes[SOCKID..SOCKID + 2].copy_from_slice(&tuple.local.port().to_be_bytes());
     bytes[SOCKID + 2..SOCKID + 4].copy_from_slice(&tuple.sender.port().to_be_bytes());
     put_ip(&mut bytes[SOCKID + 4..], tuple.local);
