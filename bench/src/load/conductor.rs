@@ -170,8 +170,12 @@ pub(super) fn conduct<W: Worker>(
         }
         let (after, cpu_after, end) = (Counts::sum(&counters), stand.cpu_time(), Instant::now());
         cue.announce(Stage::Homecoming);
-        while end.elapsed() < HOMECOMING && !running.iter().all(|thread| thread.is_finished()) {
+        // Counted in steps: a virtual machine that its host has stopped for seconds has brought nobody home meanwhile.
+        let mut waited = Duration::ZERO;
+        while waited < HOMECOMING && !running.iter().all(|thread| thread.is_finished()) {
+            let step = Instant::now();
             thread::sleep(Duration::from_millis(1));
+            waited += step.elapsed().min(GLANCE);
         }
         cue.announce(Stage::Over);
         let reports = running.into_iter().map(|thread| match thread.join() {
