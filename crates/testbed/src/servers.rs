@@ -13,7 +13,7 @@ pub use postgres::Postgres;
 pub use redis::Redis;
 pub use sshd::Sshd;
 
-use crate::{Bed, Program};
+use crate::{Bed, Program, skip, whereabouts};
 
 /// `curl URL`, silent but for errors, at most ten seconds; add what you need and `.run(bed)`.
 pub fn curl(url: &str) -> Program {
@@ -23,6 +23,27 @@ pub fn curl(url: &str) -> Program {
 /// OpenBSD's netcat; `input` is what it sends, after which it closes its half (`-N`) and reads to the end.
 pub fn nc(host: &str, port: u16, input: &[u8]) -> Program {
     Program::new("nc").args(["-N", "-w", "10", host, &port.to_string()]).input(input)
+}
+
+/// One of Erlang's programs (`erl`, `erlc`).
+pub fn erlang(name: &str) -> Program {
+    let program = Program::new(name).env("HOME", "/tmp");
+    let unpacked = whereabouts::servers_dir().join("root/usr/lib/erlang");
+    if unpacked.is_dir() { program.env("ERL_ROOTDIR", unpacked) } else { program }
+}
+
+/// The machine's own Python with the unpacked uvloop.
+///
+/// # Errors
+/// Skips the test where there is none.
+pub fn with_uvloop(python: Program) -> anyhow::Result<Program> {
+    let servers = whereabouts::servers_dir();
+    let modules = servers.join("root/usr/lib/python3/dist-packages");
+    if !modules.join("uvloop").is_dir() {
+        return skip("uvloop is not unpacked (make servers)");
+    }
+    let libraries = std::env::join_paths(whereabouts::library_dirs(&servers))?;
+    Ok(python.env("PYTHONPATH", modules).env("LD_LIBRARY_PATH", libraries))
 }
 
 /// A directory of the bed that `user` owns.

@@ -68,7 +68,7 @@ pub(crate) fn environment(program: &Path) -> Vec<(&'static str, OsString)> {
     environment
 }
 
-fn library_dirs(servers: &Path) -> Vec<PathBuf> {
+pub(crate) fn library_dirs(servers: &Path) -> Vec<PathBuf> {
     let triplet = format!("{}-linux-gnu", env::consts::ARCH);
     LIBRARY_DIRS.iter().flat_map(|dir| [servers.join(dir).join(&triplet), servers.join(dir)]).collect()
 }

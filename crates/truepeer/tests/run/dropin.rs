@@ -1,9 +1,12 @@
 //! The library in the place of libproxyproto's two, as its documentation shows them (seed 003).
 
+use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::ensure;
-use truepeer_testbed::servers::Haproxy;
+use truepeer_testbed::crowd::in_parallel;
+use truepeer_testbed::servers::{Haproxy, erlang};
 use truepeer_testbed::{Bed, Program, Running, Test, client, tests};
 
 use crate::{PYTHON, listen, python, truepeer};
@@ -24,6 +27,8 @@ pub(crate) fn tests() -> Vec<Test> {
         what_is_no_value_ends_the_program,
     ];
     all.extend(python.into_iter().map(|test| test.needs_program(PYTHON).needs_several_users()));
+    let erlang = Test::new("fifty_streams_through_erlangs_echo", erlangs_echo);
+    all.push(erlang.needs_program("erlc").time_limit(Duration::from_secs(300)));
     all
 }
 
@@ -75,6 +80,61 @@ fn netcat_sees_haproxys_client(bed: &Bed) -> anyhow::Result<()> {
     std::io::Write::write_all(&mut stream, b"hello\n")?;
     server.wait_for_log("hello")?;
     server.wait_for_log("127.0.0.9 4000")
+}
+
+/// The benchmark of its documentation, word for word but for tcpkali, whose part is played here.
+fn erlangs_echo(bed: &Bed) -> anyhow::Result<()> {
+    const PINGS: &[u8] = b"PING\r\nPING\r\nPING\r\nPING\r\nPING\r\nPING\r\nPING\r\nPING\r\nPING\r\nPING\r\n";
+    let source = "\
+-module(echo).
+
+-export([start/0, start/1]).
+
+start() ->
+    start(1122).
+
+start(Port) ->
+    {ok, S} = gen_tcp:listen(Port, [
+        binary,
+        {reuseaddr, true},
+        {backlog, 1024}
+    ]),
+    accept(S).
+
+accept(LS) ->
+    {ok, S} = gen_tcp:accept(LS),
+    Pid = spawn(fun() -> recv(S) end),
+    _ = gen_tcp:controlling_process(S, Pid),
+    accept(LS).
+
+recv(S) ->
+    receive
+        {tcp, S, Data} ->
+            gen_tcp:send(S, Data),
+            recv(S);
+        {tcp_closed, S} ->
+            ok;
+        Error ->
+            error_logger:error_report([{socket, S}, {error, Error}])
+    end.
+";
+    erlang("erlc").arg(bed.write("echo.erl", source)?).run(bed)?;
+    let echo = erlang("erl").args(["-noshell", "-eval", "echo:start()"]);
+    let echo = preloading(bed, echo, "libproxyproto.so")?.start(bed)?;
+    echo.wait_listening("0.0.0.0:1122")?;
+    in_parallel(50, 50, |n| {
+        let mut stream = client::connect("127.0.0.1:1122")?;
+        let uid = n + 1;
+        let header = format!("PROXY TCP4 127.0.0.1 127.0.0.1 {uid} 25578\r\n");
+        stream.write_all(header.as_bytes())?;
+        let mut back = vec![0; PINGS.len()];
+        for _ in 0..100 {
+            stream.write_all(PINGS)?;
+            stream.read_exact(&mut back)?;
+            ensure!(back == PINGS, "{:?}", back.escape_ascii().to_string());
+        }
+        Ok(())
+    })
 }
 
 /// Answers with accept()'s address, getpeername()'s, and what it read.

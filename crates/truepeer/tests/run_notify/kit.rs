@@ -5,6 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::OnceLock;
 
 use anyhow::{Context, ensure};
+use truepeer_testbed::crowd::{in_parallel, nth_client};
 use truepeer_testbed::sockets::wait_until_sent;
 use truepeer_testbed::{Bed, Program, Running, User, client};
 
@@ -154,6 +155,20 @@ pub(crate) fn every_form_names_the_client(to: &[&str], clients: &[&str], talk: T
         let mut none = client::connect(to)?;
         none.write_all(talk.question())?;
         client::read_end(&mut none).context("a connection without a header has to end")?;
+    }
+    Ok(())
+}
+
+/// One after another, and fifty at a time; each is named as itself.
+pub(crate) fn each_of_a_crowd_is_named(to: &str, talk: Talk) -> anyhow::Result<()> {
+    for side_by_side in [1, 50] {
+        in_parallel(side_by_side, 1000, |n| {
+            let client = nth_client(n);
+            let opening = [&header_of(&client.to_string())?, talk.question()].concat();
+            let saw = talk.ask_fast(to, &[&opening])?;
+            ensure!(saw == client, "{client} was seen as {saw}, {side_by_side} at a time");
+            Ok(())
+        })?;
     }
     Ok(())
 }

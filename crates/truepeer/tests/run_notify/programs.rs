@@ -4,27 +4,27 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use truepeer_testbed::crowd::{in_parallel, nth_client};
-use truepeer_testbed::servers::{Haproxy, Nginx, Postgres, Redis, Sshd};
+use truepeer_testbed::servers::{Haproxy, Nginx, Postgres, Redis, Sshd, erlang, with_uvloop};
 use truepeer_testbed::{Bed, Program, Running, Test, User, tests};
 
 use crate::kit::{
-    CLIENT4, CLIENT6, PYTHON, Talk, V4, V6, every_form_names_the_client, header_of, python, start, under,
+    CLIENT4, CLIENT6, PYTHON, Talk, V4, V6, each_of_a_crowd_is_named, every_form_names_the_client, header_of,
+    python, start, under,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
     let go = tests![a_go_web_server, a_go_server_gets_headers_cut_anywhere, a_go_server_under_load];
-    let mut all: Vec<Test> =
-        go.into_iter().map(|test| test.needs_program("go").time_limit(Duration::from_secs(300))).collect();
-    let python = tests![pythons_http_server, pythons_threads, pythons_asyncio];
+    let mut all: Vec<Test> = go.into_iter().map(|test| test.needs_program("go")).collect();
+    let python = tests![pythons_http_server, pythons_threads, pythons_asyncio, pythons_uvloop];
     all.extend(python.into_iter().map(|test| test.needs_program(PYTHON)));
     all.push(Test::new("node", node).needs_program("node"));
-    all.push(Test::new("java", java).needs_program("java").time_limit(Duration::from_secs(180)));
-    all.extend(tests![nginx_with_workers, nginx_with_workers_and_reuseport, redis]);
-    all.push(Test::new("postgres", postgres).needs_several_users());
-    all.push(Test::new("sshd", sshd).needs_several_users());
-    all.into_iter().map(Test::needs_several_users).collect()
+    all.push(Test::new("java", java).needs_program("java"));
+    all.push(Test::new("erlang", erlang_server).needs_program("erlc"));
+    all.extend(tests![nginx_with_workers, nginx_with_workers_and_reuseport, redis, postgres, sshd]);
+    all.into_iter().map(|test| test.needs_several_users().time_limit(MINUTES)).collect()
 }
 
+const MINUTES: Duration = Duration::from_secs(300);
 const BOTH: [&str; 2] = [V4, V6];
 const CLIENTS: [&str; 2] = [CLIENT4, CLIENT6];
 
@@ -71,19 +71,9 @@ fn a_go_server_gets_headers_cut_anywhere(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One after another, and fifty at a time; each is named as itself.
 fn a_go_server_under_load(bed: &Bed) -> anyhow::Result<()> {
     let _go = go(bed, &[])?;
-    for (side_by_side, count) in [(1, 1000), (50, 5000)] {
-        in_parallel(side_by_side, count, |n| {
-            let client = nth_client(n);
-            let opening = [header_of(&client.to_string())?, b"GET / HTTP/1.0\r\n\r\n".to_vec()].concat();
-            let saw = Talk::Http.ask_fast(V4, &[&opening])?;
-            ensure!(saw == client, "{client} was seen as {saw}");
-            Ok(())
-        })?;
-    }
-    Ok(())
+    each_of_a_crowd_is_named(V4, Talk::Http)
 }
 
 /// It waits with select() for a listener that blocks.
@@ -100,7 +90,8 @@ class Server(http.server.ThreadingHTTPServer):
 Server(('::', 8080), Answer).serve_forever()
 ";
     let _python = start(bed, &python(bed, script, &[])?, &BOTH)?;
-    every_form_names_the_client(&BOTH, &CLIENTS, Talk::Http)
+    every_form_names_the_client(&BOTH, &CLIENTS, Talk::Http)?;
+    each_of_a_crowd_is_named(V4, Talk::Http)
 }
 
 /// It blocks in accept(), in several threads at once.
@@ -120,11 +111,11 @@ for _ in range(4):
     threading.Thread(target=serve).start()
 ";
     let _python = start(bed, &python(bed, script, &[])?, &BOTH)?;
-    every_form_names_the_client(&BOTH, &CLIENTS, Talk::Plain)
+    every_form_names_the_client(&BOTH, &CLIENTS, Talk::Plain)?;
+    each_of_a_crowd_is_named(V4, Talk::Plain)
 }
 
-fn pythons_asyncio(bed: &Bed) -> anyhow::Result<()> {
-    let script = "\
+const ASYNCIO: &str = "\
 import asyncio
 async def answer(reader, writer):
     await reader.read()
@@ -133,10 +124,21 @@ async def answer(reader, writer):
 async def main():
     server = await asyncio.start_server(answer, '127.0.0.1', 8080)
     await server.serve_forever()
-asyncio.run(main())
 ";
-    let _python = start(bed, &python(bed, script, &[])?, &[V4])?;
-    every_form_names_the_client(&[V4], &[CLIENT4], Talk::Plain)
+
+fn pythons_asyncio(bed: &Bed) -> anyhow::Result<()> {
+    let script = format!("{ASYNCIO}asyncio.run(main())\n");
+    let _python = start(bed, &python(bed, &script, &[])?, &[V4])?;
+    every_form_names_the_client(&[V4], &[CLIENT4], Talk::Plain)?;
+    each_of_a_crowd_is_named(V4, Talk::Plain)
+}
+
+/// Its loop is libuv's.
+fn pythons_uvloop(bed: &Bed) -> anyhow::Result<()> {
+    let script = format!("{ASYNCIO}import uvloop\nuvloop.install()\nasyncio.run(main())\n");
+    let _python = start(bed, &with_uvloop(python(bed, &script, &[])?)?, &[V4])?;
+    every_form_names_the_client(&[V4], &[CLIENT4], Talk::Plain)?;
+    each_of_a_crowd_is_named(V4, Talk::Plain)
 }
 
 fn node(bed: &Bed) -> anyhow::Result<()> {
@@ -148,7 +150,8 @@ require('net').createServer({ allowHalfOpen: true }, socket => {
 ";
     let program = Program::new("node").arg(bed.write("server.js", source)?);
     let _node = start(bed, &under(program, &[]), &BOTH)?;
-    every_form_names_the_client(&BOTH, &CLIENTS, Talk::Plain)
+    every_form_names_the_client(&BOTH, &CLIENTS, Talk::Plain)?;
+    each_of_a_crowd_is_named(V4, Talk::Plain)
 }
 
 fn java(bed: &Bed) -> anyhow::Result<()> {
@@ -168,7 +171,39 @@ public class Server {
 ";
     let program = Program::new("java").arg(bed.write("Server.java", source)?);
     let _java = start(bed, &under(program, &[]), &BOTH)?;
-    every_form_names_the_client(&BOTH, &CLIENTS, Talk::Plain)
+    every_form_names_the_client(&BOTH, &CLIENTS, Talk::Plain)?;
+    each_of_a_crowd_is_named(V4, Talk::Plain)
+}
+
+/// A shell script starts it, its sockets are polled by threads of its virtual machine.
+fn erlang_server(bed: &Bed) -> anyhow::Result<()> {
+    let source = "\
+-module(who).
+-export([start/0]).
+start() ->
+    {ok, Listener} = gen_tcp:listen(8080, [inet6, {ipv6_v6only, false}, binary, {active, false},
+        {exit_on_close, false}, {reuseaddr, true}, {backlog, 1024}]),
+    accept(Listener).
+accept(Listener) ->
+    {ok, Socket} = gen_tcp:accept(Listener),
+    Process = spawn(fun() -> receive go -> answer(Socket) end end),
+    ok = gen_tcp:controlling_process(Socket, Process),
+    Process ! go,
+    accept(Listener).
+answer(Socket) ->
+    case gen_tcp:recv(Socket, 0) of
+        {ok, _} -> answer(Socket);
+        {error, closed} ->
+            {ok, {Ip, Port}} = inet:peername(Socket),
+            ok = gen_tcp:send(Socket, io_lib:format(\"~s ~b~n\", [inet:ntoa(Ip), Port])),
+            gen_tcp:close(Socket)
+    end.
+";
+    erlang("erlc").arg(bed.write("who.erl", source)?).run(bed)?;
+    let program = erlang("erl").args(["-noshell", "-eval", "who:start()"]);
+    let _erlang = start(bed, &under(program, &[]), &BOTH)?;
+    every_form_names_the_client(&BOTH, &CLIENTS, Talk::Plain)?;
+    each_of_a_crowd_is_named(V4, Talk::Plain)
 }
 
 fn nginx_with_workers(bed: &Bed) -> anyhow::Result<()> {
@@ -185,6 +220,7 @@ fn nginx(bed: &Bed, options: &str) -> anyhow::Result<()> {
     let nginx = Nginx::default().workers(3).server("[::]:8080", options, answer);
     let _nginx = nginx.start_with(bed, |program| under(program, &[]))?;
     every_form_names_the_client(&BOTH, &CLIENTS, Talk::Http)?;
+    each_of_a_crowd_is_named(V4, Talk::Http)?;
     in_parallel(20, 400, |n| {
         let client = nth_client(n);
         let header = header_of(&client.to_string())?;
@@ -198,7 +234,8 @@ fn redis(bed: &Bed) -> anyhow::Result<()> {
     let as_tester = |program: Program| under(program.as_user(User::TESTER), &[]);
     let _redis = Redis::start_with(bed, &["127.0.0.1", "::1"], 8080, as_tester)?;
     every_form_names_the_client(&[V4], &[CLIENT4], Talk::Redis)?;
-    every_form_names_the_client(&[V6], &CLIENTS, Talk::Redis)
+    every_form_names_the_client(&[V6], &CLIENTS, Talk::Redis)?;
+    each_of_a_crowd_is_named(V4, Talk::Redis)
 }
 
 /// Every connection has a process of its own, which asks for its client's name there. HAProxy stands on ::1, its client on
