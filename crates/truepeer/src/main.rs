@@ -57,8 +57,13 @@ fn routes(args: &RoutesArgs) -> anyhow::Result<()> {
     let out = &mut std::io::stdout();
     match args.action {
         RoutesAction::Show if !args.print => {
-            let complete = routes::show::show(&args.routing.options()?, out)?;
-            anyhow::ensure!(complete, "something is missing: truepeer routes apply");
+            let options = args.routing.options()?;
+            let complete = routes::show::show(&options, out)?;
+            anyhow::ensure!(
+                complete,
+                "something is missing: {}",
+                routes::show::apply_command(&options.setup()?)
+            );
             Ok(())
         }
         RoutesAction::Show => routes::show::apply(&args.routing.options()?, true, out),

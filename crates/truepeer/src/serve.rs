@@ -1,9 +1,11 @@
 //! Carrying out a configuration: limits, sockets, routes, the relay, and signals until the end.
 
-use std::os::fd::OwnedFd;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use rustix::io::Errno;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use tracing::{info, warn};
@@ -12,7 +14,7 @@ use truepeer_relay::budget::{Budget, Budgets};
 use truepeer_relay::counters::Counter;
 use truepeer_relay::settings::ListenerSettings;
 use truepeer_relay::{Listening, Relay};
-use truepeer_sys::{inherit, limits};
+use truepeer_sys::{inherit, limits, socket};
 
 use crate::config::{Config, ListenerConfig, Protocol};
 use crate::routes::{self, guard::RoutesGuard};
@@ -24,6 +26,7 @@ use crate::routes::{self, guard::RoutesGuard};
 pub(crate) fn run(config: &Config) -> anyhow::Result<()> {
     // First of all: inherited descriptors have fixed numbers, and nothing else may have taken them.
     let inherited = inherit::take_listening_sockets();
+    check_privilege(config)?;
     // Before the threads: a signal that comes while they start must not be lost.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1]).context("can't wait for signals")?;
     let routes = RoutesGuard::establish(config.routes.mode, &routes::options::of_config(config)?.setup()?)?;
@@ -40,6 +43,22 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<()> {
         break;
     }
     Ok(())
+}
+
+/// Every session would fail without it, and only when it comes.
+fn check_privilege(config: &Config) -> anyhow::Result<()> {
+    if config.listeners.iter().all(|listener| listener.send_proxy.is_some()) {
+        return Ok(()); // nobody's address is used
+    }
+    let probe = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let answer = socket::tcp_socket(probe).and_then(|socket| socket::set_transparent(socket.as_fd(), probe));
+    match answer {
+        Err(error) if error.errno == Errno::PERM => Err(anyhow::Error::new(error).context(
+            "backends can't be made to see clients: give truepeer CAP_NET_RAW or CAP_NET_ADMIN (root, setcap \
+             cap_net_raw,cap_net_admin+ep, or AmbientCapabilities= of a unit)",
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn start(config: &Config, inherited: Vec<OwnedFd>, mark: Option<u32>) -> anyhow::Result<Relay> {

@@ -201,7 +201,11 @@ impl ProxyArgs {
             if self.listen.is_empty() { std::slice::from_ref(&defaults.listen) } else { &self.listen[..] };
         let listeners: Result<_, UsageError> = listen
             .iter()
-            .map(|addr| Ok(ListenerConfig { bind: addr.resolve()?, ..template.clone() }))
+            .map(|addr| {
+                let bind = addr.resolve()?;
+                let backends = self.backends(defaults, bind.port());
+                Ok(ListenerConfig { bind, backends, ..template.clone() })
+            })
             .collect();
         Ok(Config {
             listeners: listeners?,
@@ -223,10 +227,7 @@ impl ProxyArgs {
             transparent: self.listen_transparent,
             sockets: self.listeners.unwrap_or(common.sockets),
             mark: self.mark.unwrap_or(defaults.mark),
-            backends: BackendsConfig {
-                ipv4: self.ipv4.clone().unwrap_or_else(|| defaults.backends.ipv4.clone()),
-                ipv6: self.ipv6.clone().unwrap_or_else(|| defaults.backends.ipv6.clone()),
-            },
+            backends: self.backends(defaults, common.bind.port()),
             dynamic: self.dynamic(defaults)?,
             senders: self.senders(defaults)?,
             header: HeaderLimits {
@@ -244,6 +245,21 @@ impl ProxyArgs {
             },
             udp: UdpConfig { dialect: self.udp_dialect.unwrap_or_default(), close_after: self.close_after },
         })
+    }
+
+    /// A backend that nobody named must not be this program's own listener: who listens on port 443 and names only `-4`
+    /// has no other backend, and its IPv6 clients are told so.
+    fn backends(&self, defaults: &Defaults, own_port: u16) -> BackendsConfig {
+        let choose =
+            |named: &Option<HostPort>, usual: &HostPort, other: &Option<HostPort>| match (named, other) {
+                (Some(named), _) => named.clone(),
+                (None, Some(other)) if usual.port() == own_port => other.clone(),
+                (None, _) => usual.clone(),
+            };
+        BackendsConfig {
+            ipv4: choose(&self.ipv4, &defaults.backends.ipv4, &self.ipv6),
+            ipv6: choose(&self.ipv6, &defaults.backends.ipv6, &self.ipv4),
+        }
     }
 
     fn dynamic(&self, defaults: &Defaults) -> Result<Option<DynamicConfig>, UsageError> {

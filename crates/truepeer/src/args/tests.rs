@@ -82,6 +82,10 @@ fn every_option_reaches_the_configuration() {
     assert_eq!(one("--listen-addr 127.0.0.1:1").bind, one("--listen 127.0.0.1:1").bind);
     assert_eq!(one("-4 192.0.2.1:1").backends.ipv4.to_string(), "192.0.2.1:1");
     assert_eq!(one("--ipv6 [2001:db8::1]:1").backends.ipv6.to_string(), "[2001:db8::1]:1");
+    let alone = one("-l :443 -4 198.51.100.9:8443").backends;
+    assert_eq!(alone.ipv6, alone.ipv4, "the usual -6 would be the listener itself");
+    assert_eq!(one("-l :443 -6 [2001:db8::1]:1").backends.ipv4.to_string(), "[2001:db8::1]:1");
+    assert_eq!(one("-l :444 -4 198.51.100.9:8443").backends.ipv6.to_string(), "[::1]:443");
     assert_eq!(one("-p TCP").protocol, one("--protocol tcp").protocol);
     assert_eq!(one("--listeners 4").sockets.get(), 4);
     assert!(one("--listen-transparent").transparent);

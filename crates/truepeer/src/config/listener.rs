@@ -231,7 +231,7 @@ impl ListenerConfig {
 
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        if self.senders.allow.has_everybody() {
+        if self.senders.allow.has_everybody() && self.senders.header != HeaderRule::Forbid {
             warnings.push(
                 "every host may connect and claim to be any client; list your load balancers with --allow PREFIX or --allowed-subnets FILE"
                     .to_owned(),

@@ -8,7 +8,7 @@ mod listener;
 mod resolve;
 mod text;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -177,10 +177,10 @@ impl Config {
     }
 }
 
-/// A wildcard listener is surely hit on this machine's loopback only; elsewhere another host may have the port.
+/// A wildcard listener is hit on each of this machine's own addresses; elsewhere another host may have the port.
 fn refuse_loop(option: &'static str, backend: BackendAddr, listener: SocketAddr) -> Result<(), ConfigError> {
     let bound = BackendAddr::new(listener);
-    let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified();
+    let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified() || is_own(ip);
     let takes_family = bound.ip().is_ipv6() || backend.ip().is_ipv4();
     let by_wildcard = bound.ip().is_unspecified() && takes_family && is_here(backend.ip());
     if bound.get().port() != 0
@@ -190,6 +190,18 @@ fn refuse_loop(option: &'static str, backend: BackendAddr, listener: SocketAddr)
         return Err(ConfigError::Loop { option, backend, listener });
     }
     Ok(())
+}
+
+/// Whether an interface of this machine has `ip`: only then would a packet to it come from it. Nothing is sent.
+fn is_own(ip: IpAddr) -> bool {
+    let unspecified =
+        if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+    let source_towards = |port| {
+        let socket = UdpSocket::bind((unspecified, 0))?;
+        socket.connect((ip, port))?;
+        socket.local_addr()
+    };
+    source_towards(9).is_ok_and(|source| source.ip() == ip)
 }
 
 #[cfg(test)]

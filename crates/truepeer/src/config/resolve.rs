@@ -35,6 +35,11 @@ impl HostPort {
         Self { host: host.to_owned(), port }
     }
 
+    /// The port.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// The backend for clients of `family`: an address of that family where the host has one (a dual-stack backend
     /// is dialled over the client's own), otherwise its first.
     pub(crate) fn backend(&self, option: &'static str, family: Family) -> Result<BackendAddr, ConfigError> {

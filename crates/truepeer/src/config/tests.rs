@@ -52,7 +52,7 @@ fn a_backend_that_is_the_listener_is_refused() {
         ("0.0.0.0:443", "0.0.0.0:443", true),
         ("0.0.0.0:443", "127.0.0.1:444", false),
         ("127.0.0.1:443", "127.0.0.2:443", false),
-        ("0.0.0.0:443", "192.0.2.1:443", false),
+        ("0.0.0.0:443", "192.0.2.1:443", false), // no interface of this machine has it
         ("0.0.0.0:0", "127.0.0.1:444", false),
     ] {
         let mut config = listening(&[listen]);

@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 
 use anyhow::ensure;
 use rustix::process::Signal;
-use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, client, tests};
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, client, ip_here, tests};
 
 use crate::stand::{
     BACKEND_V4, BACKEND_V6, CLIENT_V4, CLIENT_V6, DOOR_V4, SITE_V4, SITE_V6, Stand, TRUEPEER, ask,
@@ -19,6 +19,7 @@ pub(crate) fn tests() -> Vec<Test> {
         sigint_ends_it_with_status_0,
         a_port_in_use_ends_it_with_one_clear_line,
         an_address_that_is_not_ours_ends_it_with_one_clear_line,
+        a_loop_over_an_address_of_an_interface_is_refused,
         an_option_that_is_wrong_is_named,
         the_limit_of_open_files_is_raised,
         several_sockets_on_one_address_serve,
@@ -60,6 +61,17 @@ fn a_port_in_use_ends_it_with_one_clear_line(bed: &Bed) -> anyhow::Result<()> {
         ensure!(status.code() == Some(1), "{status}: {log}");
         ensure!(log.lines().count() == 1 && log.contains(DOOR_V4) && log.contains("in use"), "{log}");
     }
+    Ok(())
+}
+
+/// Each session would open the next, until no descriptor is left.
+fn a_loop_over_an_address_of_an_interface_is_refused(bed: &Bed) -> anyhow::Result<()> {
+    ip_here(&["addr add 192.0.2.129/32 dev lo"])?;
+    let options = ["-l", ":8443", "-4", "192.0.2.129:8443", "--send-proxy", "v2"];
+    let truepeer = Truepeer::proxy(TRUEPEER).args(&options).start_unready(bed)?;
+    let status = truepeer.wait_end()?;
+    let log = truepeer.log();
+    ensure!(status.code() == Some(2) && log.contains("would loop"), "{status}: {log}");
     Ok(())
 }
 
