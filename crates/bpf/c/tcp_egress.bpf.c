@@ -46,8 +46,22 @@ static __always_inline int on_syn_ack(struct __sk_buff *skb, const struct segmen
 	return PASS;
 }
 
+/* What nearly all segments carry, as the kernel writes it (two NOPs for the alignment): no room for anything else. */
+static __always_inline int has_timestamps_only(struct __sk_buff *skb, const struct segment *segment)
+{
+	__be32 first;
+
+	if (segment->tcp_header_len != sizeof(struct tcphdr) + 12)
+		return 0;
+	if (bpf_skb_load_bytes(skb, segment->ip.payload_at + sizeof(struct tcphdr), &first, sizeof(first)))
+		return 0;
+	return first == bpf_htonl(OPTION_NOP << 24 | OPTION_NOP << 16 | OPTION_TIMESTAMPS << 8 | 10);
+}
+
 static __always_inline int shift_sack(struct __sk_buff *skb, const struct segment *segment, __s32 delta)
 {
+	if (has_timestamps_only(skb, segment))
+		return 0;
 	struct options *options = read_options(skb, segment);
 	if (!options || !options->sack)
 		return 0;
@@ -69,32 +83,42 @@ static __noinline int shift_all(struct __sk_buff *skb, const struct segment *seg
 	return shift_sack(skb, segment, delta);
 }
 
-/* Most packets are told by the socket that sends them, unread: those of flows that nothing is altered of, and those from other
- * ports. Not so what no socket of its own sends (SYN-ACKs, what is left of a connection in TIME_WAIT, forwarded packets). */
-static __always_inline int needs_nothing(struct __sk_buff *skb)
+/* Most packets are told by the socket that sends them: it knows its flow's delta, and the others' port is not ours. Not so what no
+ * socket of its own sends: SYN-ACKs, what is left of a connection in TIME_WAIT, forwarded packets. */
+enum said { NOTHING, NOT_OURS, OURS };
+
+static __always_inline enum said ask_socket(struct __sk_buff *skb, __s32 *delta)
 {
 	struct bpf_sock *sk = skb->sk;
 
 	if (!sk)
-		return 0;
+		return NOTHING;
 	sk = bpf_sk_fullsock(sk);
 	if (!sk || sk->type != SOCK_STREAM || sk->protocol != IPPROTO_TCP)
-		return 0;
+		return NOTHING;
 	struct name *name = bpf_sk_storage_get(&tp_names, sk, 0, 0);
-	if (name)
-		return !name->delta;
+	if (name) {
+		*delta = name->delta;
+		return OURS;
+	}
 	__be16 port = bpf_htons(sk->src_port);
-	return !bpf_map_lookup_elem(&tp_ports, &port);
+	return bpf_map_lookup_elem(&tp_ports, &port) ? NOTHING : NOT_OURS;
 }
 
 SEC("classifier")
 int tcp_egress(struct __sk_buff *skb)
 {
-	if (needs_nothing(skb))
-		return PASS;
+	__s32 delta = 0;
+	enum said said = ask_socket(skb, &delta);
+	if (said == NOT_OURS || (said == OURS && !delta))
+		return PASS; /* unread */
 	struct segment segment = {};
 	if (read_segment(skb, &segment) || !(segment.flags & ACK))
 		return PASS;
+	if (said == OURS) {
+		shift_all(skb, &segment, delta);
+		return PASS;
+	}
 	struct port *port = bpf_map_lookup_elem(&tp_ports, &segment.source_port);
 	if (!port)
 		return PASS;
