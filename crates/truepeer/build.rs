@@ -11,7 +11,7 @@ use std::{env, fs};
 
 const LIBRARY: &str = "libtruepeer_preload.so";
 /// The crates that it is made of.
-const SOURCES: [&str; 4] = ["preload", "handover", "policy", "proto"];
+const SOURCES: [&str; 5] = ["preload", "handover", "policy", "proto", "sys"];
 
 fn main() -> ExitCode {
     println!("cargo::rustc-check-cfg=cfg(no_library)");

@@ -25,7 +25,9 @@ mod wake;
 pub use complaints::Complaints;
 pub use late::{Decided, Late};
 pub use look::{Look, Refused, look, take};
-pub use names::{Census, Name, Names, NamesFull, SocketDiag, Tuple};
+pub use names::{
+    Census, NO_CENSUS, Name, Names, NamesFull, OLDEST_FORGOTTEN, Remembered, SocketDiag, Standing, Tuple,
+};
 pub use rules::Rules;
 pub use sending::{Opening, Sending};
 pub use settings::{Destination, Listeners, Settings, SettingsError};

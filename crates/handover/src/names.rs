@@ -8,9 +8,11 @@
 //! ```
 //! Slots are taken by compare-and-swap. There is no lock; a process that is killed within an insertion leaves one slot
 //! unusable, and nobody waits for it. Cookies are counted up, so a slot comes up again a whole table later, when its
-//! connection is most probably closed: the kernel is asked, and only what is closed is forgotten. The table begins small and
+//! connection is most probably closed: the kernel is asked, and only what is closed is forgotten. It is believed that a
+//! connection is closed only if it sees one of the others, or the one that has just been accepted. The table begins small and
 //! doubles where everything is open, so that memory follows open connections, not past ones; names stay where they were
-//! written, and are looked for at each size that the table has had.
+//! written, and are looked for at each size that the table has had. Where the kernel can't be asked, a full table forgets the
+//! oldest.
 
 mod diag;
 mod memory;
@@ -21,6 +23,8 @@ use core::sync::atomic::Ordering;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
+use rustix::net::getsockname;
+use truepeer_sys::socket::{bound_device, namespace_cookie};
 
 pub use diag::SocketDiag;
 use memory::Memory;
@@ -47,20 +51,75 @@ pub struct Name {
     pub tuple: Tuple,
 }
 
-/// The two ends of a connection, in canonical form.
+/// The two ends of a connection, in canonical form, and where they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuple {
     /// The application's end.
     pub local: SocketAddr,
     /// The sender's end.
     pub sender: SocketAddr,
+    /// The device that it is bound to (index); 0 if to none.
+    pub device: u32,
+    /// Of its network namespace's cookie as much as tells it from others; 0 where the kernel gives none (before Linux 5.14).
+    pub namespace: u32,
+}
+
+impl Tuple {
+    /// That of an accepted connection.
+    ///
+    /// # Errors
+    /// What getsockname(2) says.
+    pub fn of(socket: BorrowedFd<'_>, sender: SocketAddr) -> Result<Self, Errno> {
+        let canonical = |addr: SocketAddr| SocketAddr::new(addr.ip().to_canonical(), addr.port());
+        let local = SocketAddr::try_from(getsockname(socket)?).map_err(|_| Errno::AFNOSUPPORT)?;
+        Ok(Self {
+            local: canonical(local),
+            sender: canonical(sender),
+            device: bound_device(socket),
+            namespace: namespace_of(socket),
+        })
+    }
+}
+
+fn namespace_of(socket: BorrowedFd<'_>) -> u32 {
+    namespace_cookie(socket).map_or(0, |cookie| u32::try_from(cookie & u64::from(u32::MAX)).unwrap_or(0))
+}
+
+/// How a connection is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Somebody has it open.
+    Open,
+    /// There is none, or nobody has it.
+    Closed,
+    /// It can't be seen from here.
+    Unknown,
 }
 
 /// Who can say whether a connection is still there.
 pub trait Census {
-    /// Whether the socket with this cookie and these ends is still open. When in doubt it is.
-    fn is_open(&mut self, cookie: u64, tuple: &Tuple) -> bool;
+    /// How the socket with this cookie and these ends is.
+    fn ask(&mut self, cookie: u64, tuple: &Tuple) -> Standing;
 }
+
+/// What it took to remember a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Remembered {
+    /// A free place.
+    InRoom,
+    /// The place of an older connection, which may be open still: the census could not say.
+    InPlaceOfAnother,
+}
+
+/// What is to be said of [`Remembered::InPlaceOfAnother`].
+pub const OLDEST_FORGOTTEN: &str = "the kernel can't be asked which connections are still open, so the clients of the oldest are forgotten: \
+     getpeername() answers with the sender for them; permit AF_NETLINK (systemd: RestrictAddressFamilies), load tcp_diag, \
+     or listen in the network namespace that truepeer is started in";
+
+/// What is to be said at the start if there is no answer ([`SocketDiag::is_answered`]).
+pub const NO_CENSUS: &str = "the kernel can't be asked which connections are still open: 65,536 connections later, the clients of the \
+     oldest are forgotten; permit AF_NETLINK (systemd: RestrictAddressFamilies)";
 
 /// All places that a name could have are those of open connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -101,18 +160,23 @@ impl Names {
     ///
     /// # Errors
     /// If all places are taken by open connections.
-    pub fn insert(&self, cookie: u64, name: &Name, census: &mut dyn Census) -> Result<(), NamesFull> {
+    pub fn insert(&self, cookie: u64, name: &Name, census: &mut dyn Census) -> Result<Remembered, NamesFull> {
         loop {
             let size = self.size();
             if self.claim(cookie, size, name) {
-                return Ok(());
+                return Ok(Remembered::InRoom);
             }
-            self.forget_closed(cookie, size, census);
+            let doubtful = self.forget_closed(cookie, size, name, census);
             if self.claim(cookie, size, name) {
-                return Ok(());
+                return Ok(Remembered::InRoom);
             }
             if size >= SLOTS {
-                return Err(NamesFull);
+                let oldest = doubtful.ok_or(NamesFull)?;
+                self.forget(cookie, size, oldest);
+                if self.claim(cookie, size, name) {
+                    return Ok(Remembered::InPlaceOfAnother);
+                }
+                continue; // another process was faster
             }
             // Whoever was faster has doubled it, too.
             let _ = self.memory.size().compare_exchange(
@@ -158,19 +222,35 @@ impl Names {
         })
     }
 
-    /// Looks through the whole window, so that the next insertions find room without asking the kernel.
-    fn forget_closed(&self, cookie: u64, size: usize, census: &mut dyn Census) {
-        for slot in self.window(cookie, size) {
+    /// Looks through the whole window, so that the next insertions find room without asking the kernel. Gives the oldest
+    /// connection of which nobody knows whether it is open.
+    fn forget_closed(&self, cookie: u64, size: usize, name: &Name, census: &mut dyn Census) -> Option<u64> {
+        // Of a connection that has just been accepted the answer is known, unless it has been reset.
+        let mut sees = census.ask(cookie, &name.tuple) == Standing::Open;
+        let mut asked = [(0, Standing::Open); WINDOW];
+        for (slot, asked) in self.window(cookie, size).zip(&mut asked) {
             let occupant = slot.cookie.load(Ordering::Acquire);
             if matches!(occupant, NEVER_USED | FREE | TAKEN) {
                 continue;
             }
-            if let Some(name) = slot.read(occupant)
-                && !census.is_open(occupant, &name.tuple)
-            {
-                // Whoever was faster has freed it, too.
-                let _ = slot.cookie.compare_exchange(occupant, FREE, Ordering::AcqRel, Ordering::Relaxed);
+            if let Some(name) = slot.read(occupant) {
+                *asked = (occupant, census.ask(occupant, &name.tuple));
+                sees |= asked.1 == Standing::Open;
             }
+        }
+        let believed = |standing| standing == Standing::Closed && sees;
+        for (occupant, _) in asked.iter().filter(|(_, standing)| believed(*standing)) {
+            self.forget(cookie, size, *occupant);
+        }
+        let doubtful =
+            asked.iter().filter(|(_, standing)| *standing != Standing::Open && !believed(*standing));
+        doubtful.map(|(occupant, _)| *occupant).min()
+    }
+
+    fn forget(&self, cookie: u64, size: usize, occupant: u64) {
+        for slot in self.window(cookie, size) {
+            // Whoever was faster has freed it, too.
+            let _ = slot.cookie.compare_exchange(occupant, FREE, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 

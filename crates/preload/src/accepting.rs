@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{SocketAddrAny, SocketFlags, acceptfrom_with, sockopt};
-use truepeer_handover::{Look, Name, Refused, Shown, SocketDiag, Tuple, as_seen_by, look, take};
+use truepeer_handover::{
+    Look, Name, OLDEST_FORGOTTEN, Refused, Remembered, Shown, SocketDiag, Tuple, as_seen_by, look, take,
+};
 use truepeer_policy::{ClientAddr, SenderAddr};
 
 use crate::ready::Entry;
@@ -102,18 +104,19 @@ fn name(
     if !role.names_later {
         return Ok(shown);
     }
-    let canonical = |addr: SocketAddr| SocketAddr::new(addr.ip().to_canonical(), addr.port());
     let destination = match as_seen_by(ClientAddr::new(destination), is_v6) {
         Shown::As(destination) => Some(destination),
         Shown::NotShowable => None,
     };
     let full = |_| Refused::NoRoom { sender: SenderAddr::new(sender) };
-    let local = listeners::local(socket).unwrap_or(sender);
-    let tuple = Tuple { local: canonical(local), sender: canonical(sender) };
-    let cookie =
-        sockopt::socket_cookie(socket).map_err(|_| Refused::Left { sender: SenderAddr::new(sender) })?;
+    let left = |_| Refused::Left { sender: SenderAddr::new(sender) };
+    let tuple = Tuple::of(socket, sender).map_err(left)?;
+    let cookie = sockopt::socket_cookie(socket).map_err(left)?;
     let name = Name { client: shown, destination, tuple };
-    role.family.names.insert(cookie, &name, &mut SocketDiag::new()).map_err(full)?;
+    let remembered = role.family.names.insert(cookie, &name, &mut SocketDiag::new()).map_err(full)?;
+    if remembered == Remembered::InPlaceOfAnother {
+        say::complaint("names_forgotten", None, format_args!("{OLDEST_FORGOTTEN}"));
+    }
     Ok(shown)
 }
 

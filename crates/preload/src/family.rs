@@ -9,10 +9,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::getpid;
-use truepeer_handover::{Names, WakeUp};
+use truepeer_handover::{NO_CENSUS, Names, SocketDiag, WakeUp};
 
-use crate::ours;
 use crate::ready::Ready;
+use crate::{ours, say};
 
 /// `PID NAMES IN OUT`: who made it, and its descriptors there.
 const VARIABLE: &str = "TRUEPEER_FAMILY";
@@ -36,6 +36,9 @@ impl Family {
 
     fn found() -> Result<Self, Errno> {
         let (names, fd) = Names::create()?;
+        if !SocketDiag::new().is_answered() {
+            say::always(format_args!("{NO_CENSUS}"));
+        }
         let fd = ours::keep(fd, true)?;
         let ready = Ready::create()?;
         let [into, out] = ready.raw();

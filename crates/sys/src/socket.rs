@@ -190,3 +190,37 @@ pub fn local_address(socket: BorrowedFd<'_>) -> Result<SocketAddr, CallError> {
     let address = rustix::net::getsockname(socket).named("getsockname")?;
     SocketAddr::try_from(address).map_err(|_| Errno::AFNOSUPPORT).named("getsockname")
 }
+
+/// The device that `socket` is bound to, 0 if to none (SO_BINDTOIFINDEX, Linux 5.0): bound by a program, as its listener was, or by the kernel,
+/// to the device of a link-local peer, or to a VRF.
+#[must_use]
+pub fn bound_device(socket: BorrowedFd<'_>) -> u32 {
+    const SO_BINDTOIFINDEX: libc::c_int = 62;
+    let mut device = [0; 4];
+    if read_option(socket, SO_BINDTOIFINDEX, &mut device) { u32::from_ne_bytes(device) } else { 0 }
+}
+
+/// The cookie of the network namespace that `socket` belongs to (SO_NETNS_COOKIE, Linux 5.14).
+#[must_use]
+pub fn namespace_cookie(socket: BorrowedFd<'_>) -> Option<u64> {
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let mut cookie = [0; 8];
+    read_option(socket, SO_NETNS_COOKIE, &mut cookie).then(|| u64::from_ne_bytes(cookie))
+}
+
+/// Reads an option of SOL_SOCKET that is exactly as long as `value`.
+fn read_option(socket: BorrowedFd<'_>, option: libc::c_int, value: &mut [u8]) -> bool {
+    let Ok(mut length) = libc::socklen_t::try_from(value.len()) else { return false };
+    let wanted = length;
+    // SAFETY: the kernel writes at most `length` bytes, which is the length of the slice, and no longer than the call lasts.
+    let answer = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            value.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    answer == 0 && length == wanted
+}

@@ -1,13 +1,13 @@
 //! Asking the kernel whether a connection is still there (sock_diag(7)): one question, one answer, no privilege.
 
 use core::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
 };
 
-use super::{Census, Tuple};
+use super::{Census, Standing, Tuple, namespace_of};
 
 /// `struct nlmsghdr` and `struct inet_diag_req_v2` (linux/inet_diag.h).
 const HEADER_LEN: usize = 16;
@@ -26,9 +26,9 @@ const IPPROTO_TCP: u8 = 6;
 const ENOENT: i32 = -2;
 const ESTALE: i32 = -116;
 
-/// A netlink socket, opened when it is first needed.
+/// A netlink socket, opened when it is first needed. It knows the connections of the network namespace that it was opened in.
 #[derive(Debug, Default)]
-pub struct SocketDiag(Option<OwnedFd>);
+pub struct SocketDiag(Option<(OwnedFd, u32)>);
 
 impl SocketDiag {
     /// Not opened yet.
@@ -36,26 +36,41 @@ impl SocketDiag {
         Self(None)
     }
 
-    fn ask(&mut self, request: &[u8]) -> Option<Answer> {
+    /// Whether the kernel answers at all: a service manager may forbid netlink sockets (RestrictAddressFamilies).
+    pub fn is_answered(&mut self) -> bool {
+        self.ready().is_some()
+    }
+
+    fn ready(&mut self) -> Option<&(OwnedFd, u32)> {
         if self.0.is_none() {
             self.0 = open();
         }
-        Answer::read(exchange(self.0.as_ref()?, request)?.bytes())
+        self.0.as_ref()
+    }
+
+    fn question(&mut self, cookie: u64, tuple: &Tuple) -> Option<Answer> {
+        let (socket, namespace) = self.ready()?;
+        if *namespace != tuple.namespace {
+            return None;
+        }
+        Answer::read(exchange(socket, &request(cookie, tuple))?.bytes())
     }
 }
 
 /// Where the kernel can't say (no tcp_diag), it says of every connection that there is none: it is not to be asked, then.
 /// A question for all connections in none of the states tells it apart, and has an empty answer.
-fn open() -> Option<OwnedFd> {
+fn open() -> Option<(OwnedFd, u32)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let protocol = Some(netlink::SOCK_DIAG);
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol).ok()?;
     let nowhere = SocketAddr::from(([0; 4], 0));
-    let mut all_in_no_state = request(0, &Tuple { local: nowhere, sender: nowhere });
+    let namespace = namespace_of(socket.as_fd());
+    let tuple = Tuple { local: nowhere, sender: nowhere, device: 0, namespace };
+    let mut all_in_no_state = request(0, &tuple);
     all_in_no_state[6..8].copy_from_slice(&(NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
     all_in_no_state[STATES..STATES + 4].fill(0);
     let answer = exchange(&socket, &all_in_no_state)?;
-    (kind(answer.bytes())? == NLMSG_DONE).then_some(socket)
+    (kind(answer.bytes())? == NLMSG_DONE).then_some((socket, namespace))
 }
 
 struct Message([u8; 512], usize);
@@ -102,15 +117,20 @@ impl Answer {
 }
 
 impl Census for SocketDiag {
-    fn is_open(&mut self, cookie: u64, tuple: &Tuple) -> bool {
-        !matches!(self.ask(&request(cookie, tuple)), Some(Answer::Closed))
+    fn ask(&mut self, cookie: u64, tuple: &Tuple) -> Standing {
+        match self.question(cookie, tuple) {
+            Some(Answer::Open) => Standing::Open,
+            Some(Answer::Closed) => Standing::Closed,
+            None => Standing::Unknown,
+        }
     }
 }
 
 /// `inet_diag_req_v2`: family, protocol, ext, pad, states, then `inet_diag_sockid`: ports, addresses, device, cookie.
 fn request(cookie: u64, tuple: &Tuple) -> [u8; REQUEST_LEN] {
     const SOCKID: usize = HEADER_LEN + 8;
-    const COOKIE: usize = SOCKID + 4 + 32 + 4;
+    const DEVICE: usize = SOCKID + 4 + 32;
+    const COOKIE: usize = DEVICE + 4;
     let mut bytes = [0; REQUEST_LEN];
     bytes[0..4].copy_from_slice(&REQUEST_LEN_FIELD.to_ne_bytes());
     bytes[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
@@ -123,6 +143,7 @@ fn request(cookie: u64, tuple: &Tuple) -> [u8; REQUEST_LEN] {
     bytes[SOCKID + 2..SOCKID + 4].copy_from_slice(&tuple.sender.port().to_be_bytes());
     put_ip(&mut bytes[SOCKID + 4..], tuple.local);
     put_ip(&mut bytes[SOCKID + 20..], tuple.sender);
+    bytes[DEVICE..DEVICE + 4].copy_from_slice(&tuple.device.to_ne_bytes());
     let [high @ .., _, _, _, _] = cookie.to_be_bytes();
     let [_, _, _, _, low @ ..] = cookie.to_be_bytes();
     bytes[COOKIE..COOKIE + 4].copy_from_slice(&u32::from_be_bytes(low).to_ne_bytes());

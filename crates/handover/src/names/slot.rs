@@ -11,6 +11,7 @@ pub(super) const FREE: u64 = u64::MAX;
 /// Being written, or left behind by a process that was killed while it wrote.
 pub(super) const TAKEN: u64 = u64::MAX - 1;
 
+/// The upper half of the flags is the namespace.
 const HAS_DESTINATION: u64 = 1;
 /// Which of the four addresses are IPv4: bits 1 to 4, in the order in which they stand.
 const IS_IPV4: u64 = 2;
@@ -23,7 +24,7 @@ pub(super) struct Slot {
     flags: AtomicU64,
     /// Client, destination, local, sender: 16 bits each.
     ports: AtomicU64,
-    /// Of a link-local client.
+    /// Of a link-local client; in the upper half the device that the connection is bound to.
     scope: AtomicU64,
     /// In the same order, IPv4 in IPv6 form.
     ips: [[AtomicU64; 2]; 4],
@@ -42,9 +43,11 @@ impl Slot {
             ports |= u64::from(addr.port()) << (16 * place);
             store(&self.ips[place], ipv6_form(addr.ip()).octets());
         }
+        flags |= u64::from(name.tuple.namespace) << 32;
         self.flags.store(flags, Ordering::Relaxed);
         self.ports.store(ports, Ordering::Relaxed);
-        self.scope.store(scope(name.client), Ordering::Relaxed);
+        let scope = scope(name.client) | (u64::from(name.tuple.device) << 32);
+        self.scope.store(scope, Ordering::Relaxed);
         self.cookie.store(cookie, Ordering::Release);
     }
 
@@ -60,9 +63,14 @@ impl Slot {
             socket_addr(ip, port, flags & (IS_IPV4 << place) != 0, scope)
         };
         let name = Name {
-            client: addr(0, scope),
+            client: addr(0, scope & u64::from(u32::MAX)),
             destination: (flags & HAS_DESTINATION != 0).then(|| addr(1, 0)),
-            tuple: Tuple { local: addr(2, 0), sender: addr(3, 0) },
+            tuple: Tuple {
+                local: addr(2, 0),
+                sender: addr(3, 0),
+                device: upper_half(scope),
+                namespace: upper_half(flags),
+            },
         };
         // Nothing above may be read after the cookie is read again.
         fence(Ordering::Acquire);
@@ -90,6 +98,10 @@ fn ipv6_form(ip: IpAddr) -> Ipv6Addr {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
         IpAddr::V6(ip) => ip,
     }
+}
+
+fn upper_half(word: u64) -> u32 {
+    u32::try_from(word >> 32).unwrap_or(0)
 }
 
 fn scope(addr: SocketAddr) -> u64 {

@@ -6,17 +6,28 @@ use super::*;
 struct Open(BTreeSet<u64>);
 
 impl Census for Open {
-    fn is_open(&mut self, cookie: u64, _: &Tuple) -> bool {
-        self.0.contains(&cookie)
+    fn ask(&mut self, cookie: u64, _: &Tuple) -> Standing {
+        if self.0.contains(&cookie) { Standing::Open } else { Standing::Closed }
     }
 }
 
-fn nobody() -> Open {
-    Open(BTreeSet::new())
+/// All but this one are closed.
+fn only(cookie: u64) -> Open {
+    Open(BTreeSet::from([cookie]))
+}
+
+/// Nothing can be asked.
+struct Silent;
+
+impl Census for Silent {
+    fn ask(&mut self, _: u64, _: &Tuple) -> Standing {
+        Standing::Unknown
+    }
 }
 
 fn name(client: &str) -> Name {
-    let tuple = Tuple { local: "10.0.0.1:80".parse().unwrap(), sender: "[fe80::1]:5".parse().unwrap() };
+    let (local, sender) = ("10.0.0.1:80".parse().unwrap(), "[fe80::1]:5".parse().unwrap());
+    let tuple = Tuple { local, sender, device: u32::MAX, namespace: u32::MAX - 1 };
     Name { client: client.parse().unwrap(), destination: None, tuple }
 }
 
@@ -25,8 +36,8 @@ fn a_name_is_found_by_its_cookie_in_every_process() {
     let (names, fd) = Names::create().unwrap();
     let other = Names::open(fd.as_fd()).unwrap();
     let mapped = Name { destination: "[2001:db8::1]:443".parse().ok(), ..name("[::ffff:192.0.2.1]:80") };
-    names.insert(5, &mapped, &mut nobody()).unwrap();
-    names.insert(6, &name("[fe80::2%7]:1"), &mut nobody()).unwrap();
+    let _ = names.insert(5, &mapped, &mut only(5)).unwrap();
+    let _ = names.insert(6, &name("[fe80::2%7]:1"), &mut only(6)).unwrap();
     assert_eq!(other.find(5), Some(mapped));
     assert_eq!(other.find(6), Some(name("[fe80::2%7]:1")));
     assert_eq!(other.find(7), None);
@@ -36,7 +47,7 @@ fn a_name_is_found_by_its_cookie_in_every_process() {
 #[test]
 fn only_closed_connections_are_forgotten() {
     let (names, _fd) = Names::create().unwrap();
-    let mut open = nobody();
+    let mut open = only(0);
     // All of one place, at every size that the table may have.
     let mut cookies = (0..).map(|round| 1 + round * SLOTS as u64);
     let mut inserted = Vec::new();
@@ -51,7 +62,7 @@ fn only_closed_connections_are_forgotten() {
     assert!(inserted.len() >= WINDOW, "{}", inserted.len());
     let closed = inserted.pop().unwrap();
     open.0.remove(&closed);
-    names.insert(refused, &name("192.0.2.2:2"), &mut open).unwrap();
+    let _ = names.insert(refused, &name("192.0.2.2:2"), &mut open).unwrap();
     assert_eq!(names.find(closed), None);
     assert_eq!(names.find(refused), Some(name("192.0.2.2:2")));
     assert!(inserted.into_iter().all(|cookie| names.find(cookie) == Some(name("192.0.2.1:1"))));
@@ -61,13 +72,13 @@ fn only_closed_connections_are_forgotten() {
 fn the_table_grows_with_open_connections_only() {
     let (names, _fd) = Names::create().unwrap();
     for cookie in 1..10 * FIRST_SIZE as u64 {
-        names.insert(cookie, &name("192.0.2.1:1"), &mut nobody()).unwrap();
+        let _ = names.insert(cookie, &name("192.0.2.1:1"), &mut only(cookie)).unwrap();
     }
     assert_eq!(names.size(), FIRST_SIZE);
-    let mut open = nobody();
+    let mut open = only(0);
     for cookie in 100_000..105_000_u64 {
         open.0.insert(cookie);
-        names.insert(cookie, &name("192.0.2.2:2"), &mut open).unwrap();
+        let _ = names.insert(cookie, &name("192.0.2.2:2"), &mut open).unwrap();
     }
     assert_eq!(names.size(), 8 * FIRST_SIZE);
     assert!((100_000..105_000).all(|cookie| names.find(cookie) == Some(name("192.0.2.2:2"))));
@@ -77,13 +88,13 @@ fn the_table_grows_with_open_connections_only() {
 #[test]
 fn a_row_of_open_connections_bars_nobody() {
     let (names, _fd) = Names::create().unwrap();
-    let mut open = nobody();
+    let mut open = only(0);
     for cookie in 1..1000 {
         open.0.insert(cookie);
-        names.insert(cookie, &name("192.0.2.1:1"), &mut open).unwrap();
+        let _ = names.insert(cookie, &name("192.0.2.1:1"), &mut open).unwrap();
     }
     for cookie in 1000..3 * SLOTS as u64 {
-        names.insert(cookie, &name("192.0.2.2:2"), &mut open).unwrap();
+        let _ = names.insert(cookie, &name("192.0.2.2:2"), &mut open).unwrap();
     }
     assert!((1..1000).all(|cookie| names.find(cookie) == Some(name("192.0.2.1:1"))));
 }
@@ -106,7 +117,7 @@ fn insertions_at_once_do_not_mix() {
                     let cookie = 1 + n * 4 + thread;
                     let port = u16::try_from(cookie % 60_000).unwrap();
                     let own = Name { client: ([192, 0, 2, 1], port).into(), ..name("192.0.2.1:1") };
-                    names.insert(cookie, &own, &mut nobody()).unwrap();
+                    let _ = names.insert(cookie, &own, &mut only(cookie)).unwrap();
                     assert!(names.find(cookie).is_none_or(|found| found == own), "{cookie}");
                 }
             });
@@ -114,21 +125,54 @@ fn insertions_at_once_do_not_mix() {
     });
 }
 
+/// Nothing is taken for closed because a census that sees nothing at all says so.
+#[test]
+fn a_blind_census_is_not_believed() {
+    let (names, _fd) = Names::create().unwrap();
+    for cookie in 1..=FIRST_SIZE as u64 + 1 {
+        let room = names.insert(cookie, &name("192.0.2.1:1"), &mut Open(BTreeSet::new()));
+        assert_eq!(room, Ok(Remembered::InRoom));
+    }
+    assert_eq!(names.size(), 2 * FIRST_SIZE);
+    assert!((1..=FIRST_SIZE as u64 + 1).all(|cookie| names.find(cookie).is_some()));
+}
+
+#[test]
+fn where_nothing_can_be_asked_the_oldest_are_forgotten() {
+    let (names, _fd) = Names::create().unwrap();
+    let last = 3 * SLOTS as u64;
+    let remembered: Vec<_> =
+        (1..=last).map(|cookie| names.insert(cookie, &name("192.0.2.1:1"), &mut Silent).unwrap()).collect();
+    assert_eq!(remembered[0], Remembered::InRoom);
+    assert_eq!(remembered.last(), Some(&Remembered::InPlaceOfAnother));
+    assert_eq!(names.find(1), None);
+    assert!((last - 1000..=last).all(|cookie| names.find(cookie).is_some()));
+}
+
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a connection of the test's own")]
 fn the_kernel_knows_what_is_open() {
-    for address in ["127.0.0.1:0", "[::1]:0"] {
+    for (address, device) in
+        [("127.0.0.1:0", None), ("[::1]:0", None), ("127.0.0.1:0", Some(b"lo".as_slice()))]
+    {
         let Ok(listener) = TcpListener::bind(address) else { continue };
+        if let Some(device) = device {
+            // Since Linux 5.7 anybody may do so.
+            socket2::SockRef::from(&listener).bind_device(Some(device)).unwrap();
+        }
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (accepted, sender) = listener.accept().unwrap();
         let cookie = rustix::net::sockopt::socket_cookie(&accepted).unwrap();
-        let tuple = Tuple { local: accepted.local_addr().unwrap(), sender };
+        let tuple = Tuple::of(accepted.as_fd(), sender).unwrap();
+        assert_eq!(tuple.device != 0, device.is_some());
         let mut diag = SocketDiag::new();
-        assert!(diag.is_open(cookie, &tuple));
-        assert!(!diag.is_open(cookie + 1, &tuple), "another connection with these ends");
+        assert_eq!(diag.ask(cookie, &tuple), Standing::Open);
+        assert_eq!(diag.ask(cookie + 1, &tuple), Standing::Closed, "another connection with these ends");
+        let elsewhere = Tuple { namespace: tuple.namespace.wrapping_add(1), ..tuple };
+        assert_eq!(diag.ask(cookie, &elsewhere), Standing::Unknown);
         // This end closes first: the kernel has its ends for a while still, by its cookie.
         drop(accepted);
-        assert!(!diag.is_open(cookie, &tuple));
+        assert_eq!(diag.ask(cookie, &tuple), Standing::Closed);
         drop(stream);
     }
 }

@@ -1,7 +1,9 @@
 //! What calls answer, to the last error number.
 
+use std::io::Write;
+
 use anyhow::ensure;
-use truepeer_testbed::{Bed, Program, Test, User, client, tests};
+use truepeer_testbed::{Bed, Program, Running, Test, User, client, tests};
 
 use crate::kit::{CLIENT4, CLIENT6, PYTHON, Talk, V4, V6, header_of, python, start, under, via};
 
@@ -15,6 +17,8 @@ pub(crate) fn tests() -> Vec<Test> {
         data_before_a_reset_comes_with_the_clients_name,
         a_program_without_descriptors_gets_the_connection_later,
         passed_listeners_are_served,
+        a_listener_bound_to_a_device_forgets_nobody,
+        where_the_kernel_may_not_be_asked_nobody_is_forgotten,
     ];
     all.into_iter().map(|test| test.needs_program(PYTHON).needs_several_users()).collect()
 }
@@ -196,7 +200,7 @@ print(peer[0], peer[1], connection.recv(5))
     let running = start(bed, &under(program, &[]), &[V4])?;
     running.wait_for_log("ready")?;
     let mut stream = client::connect(V4)?;
-    std::io::Write::write_all(&mut stream, &[header_of(CLIENT4)?, b"hello".to_vec()].concat())?;
+    stream.write_all(&[header_of(CLIENT4)?, b"hello".to_vec()].concat())?;
     client::reset(stream)?;
     drop(here); // now it accepts
     running.wait_for_log("203.0.113.7 5000 b'hello'")
@@ -266,4 +270,77 @@ os.execv(sys.argv[1], sys.argv[1:])
     let running = program.start(bed)?;
     running.wait_for_log("serving")?;
     crate::kit::every_form_names_the_client(&[V4, V6], &[CLIENT4, CLIENT6], Talk::Plain)
+}
+
+/// Keeps the first connections, and compares what it is told of them in the end with what it was told at first.
+const KEEPING: &str = "\
+import socket
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+BIND
+listener.bind(('127.0.0.1', 8080))
+listener.listen(100)
+kept = []
+while True:
+    connection, peer = listener.accept()
+    if len(kept) < 50:
+        kept.append((connection, peer))
+    elif connection.recv(4096) == b'end':
+        break
+    else:
+        connection.close()
+wrong = [(peer, c.getpeername()) for c, peer in kept if c.getpeername() != peer or peer[0] != '203.0.113.7']
+print('wrong:', len(wrong), wrong[:3])
+";
+
+/// More connections than the table of names has places at first.
+fn keeps_its_first_clients(bed: &Bed, program: &Program) -> anyhow::Result<Running> {
+    let running = start(bed, program, &[V4])?;
+    let header = header_of(CLIENT4)?;
+    let mut kept = Vec::new();
+    for n in 0..2500 {
+        let mut stream = client::connect(V4)?;
+        let last = if n == 2499 { b"end" } else { b"one" };
+        stream.write_all(&[header.as_slice(), last].concat())?;
+        if n < 50 {
+            kept.push(stream);
+        } else {
+            client::read_end(&mut stream)?;
+        }
+    }
+    running.wait_for_log("wrong: ")?;
+    ensure!(running.stdout().contains("wrong: 0 "), "{}", running.log());
+    Ok(running)
+}
+
+fn a_listener_bound_to_a_device_forgets_nobody(bed: &Bed) -> anyhow::Result<()> {
+    let bind = "listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b'lo')";
+    let running = keeps_its_first_clients(bed, &python(bed, &KEEPING.replace("BIND", bind), &[])?)?;
+    ensure!(!running.log().contains("still open"), "{}", running.log());
+    Ok(())
+}
+
+/// As under systemd's RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX: netlink sockets are refused.
+fn where_the_kernel_may_not_be_asked_nobody_is_forgotten(bed: &Bed) -> anyhow::Result<()> {
+    let restrict = "\
+import ctypes, os, platform, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+number = {'x86_64': 41, 'aarch64': 198}[platform.machine()]
+ALLOW, REFUSE = 0x7fff0000, 0x00050000 | 97 # EAFNOSUPPORT
+AF_NETLINK = 16
+filter = b''.join(struct.pack('=HBBI', *line) for line in [
+    (0x20, 0, 0, 0), (0x15, 0, 3, number), (0x20, 0, 0, 16), (0x15, 0, 1, AF_NETLINK), (6, 0, 0, REFUSE), (6, 0, 0, ALLOW)])
+held = ctypes.create_string_buffer(filter)
+program = ctypes.create_string_buffer(struct.pack('@HP', 6, ctypes.addressof(held)))
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+";
+    let restrict = bed.write("restrict.py", restrict)?;
+    let serve = bed.write("keeping.py", KEEPING.replace("BIND", ""))?;
+    let program =
+        Program::new(PYTHON).arg(restrict).arg(env!("CARGO_BIN_EXE_truepeer")).as_user(User::TESTER);
+    let program = program.args(["run", "--via", via(), "--", PYTHON, "-u"]).arg(serve);
+    let running = keeps_its_first_clients(bed, &program)?;
+    ensure!(running.log().contains("permit AF_NETLINK"), "{}", running.log());
+    Ok(())
 }

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
-use truepeer_handover::{Name, Refused, Shown, Tuple, as_seen_by};
+use truepeer_handover::{Name, OLDEST_FORGOTTEN, Refused, Remembered, Shown, Tuple, as_seen_by};
 use truepeer_policy::ClientAddr;
 use truepeer_sys::seccomp::{Answer, Notification};
-use truepeer_sys::socket::local_address;
 
 use super::accepting::{SOCK_CLOEXEC, SOCK_NONBLOCK, flags_of};
 use super::caller::write_address;
@@ -94,13 +93,15 @@ impl Supervisor {
             Shown::NotShowable => None,
         };
         let cookie = socket_cookie(&connection.socket).ok()?;
-        let local = local_address(connection.socket.as_fd()).ok()?;
-        let local = SocketAddr::new(local.ip().to_canonical(), local.port());
-        let tuple = Tuple { local, sender: connection.sender.get() };
+        let tuple = Tuple::of(connection.socket.as_fd(), connection.sender.get()).ok()?;
         let name = Name { client: shown, destination, tuple };
-        if self.names.insert(cookie, &name, &mut self.census).is_err() {
-            self.journal.on_refused(&Refused::NoRoom { sender: connection.sender });
-            return None;
+        match self.names.insert(cookie, &name, &mut self.census) {
+            Ok(Remembered::InRoom) => {}
+            Ok(Remembered::InPlaceOfAnother) => self.journal.on_forgotten(OLDEST_FORGOTTEN),
+            Err(_) => {
+                self.journal.on_refused(&Refused::NoRoom { sender: connection.sender });
+                return None;
+            }
         }
         Some(shown)
     }

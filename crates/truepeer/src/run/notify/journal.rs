@@ -71,6 +71,11 @@ impl Journal {
         });
     }
 
+    /// A name that an open connection may have needed still.
+    pub(super) fn on_forgotten(&mut self, why: &'static str) {
+        self.complain("names_forgotten", None, |held_back| warn!(held_back, "{why}"));
+    }
+
     /// The program's queue of late connections is gone with its listener.
     pub(super) fn on_abandoned(&mut self, count: usize) {
         if count > 0 {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::getpeername;
 use rustix::net::sockopt::socket_cookie;
-use truepeer_handover::{Late, Name, Names, Rules, Settings, SocketDiag, WakeUp};
+use truepeer_handover::{Late, NO_CENSUS, Name, Names, Rules, Settings, SocketDiag, WakeUp};
 use truepeer_policy::HeaderRule;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 
@@ -60,6 +60,10 @@ impl Supervisor {
         let listeners = Listeners::new(settings.listeners.clone(), everybody_speaks.then_some(DEFER));
         let (names, _) = Names::create()?;
         let wake = names.wake_up();
+        let mut census = SocketDiag::new();
+        if !census.is_answered() {
+            tracing::warn!("{NO_CENSUS}");
+        }
         Ok(Self {
             late: Late::new(watch.as_fd())?,
             rules: Rules::new(settings.clone()),
@@ -69,7 +73,7 @@ impl Supervisor {
             ready: Ready::default(),
             parked: Parked::default(),
             names,
-            census: SocketDiag::new(),
+            census,
             journal: Journal::new(),
             // The other half is for connections on their way.
             most_held: usize::try_from(open_files / 2).unwrap_or(usize::MAX).clamp(16, 65_536),
