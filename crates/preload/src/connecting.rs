@@ -1,8 +1,9 @@
 //! `connect()`: the header goes first, whoever writes afterwards.
 //!
-//! A blocking socket is connected, then the header is sent. On a non-blocking one nothing can be sent yet, and the program
-//! must not wait: the header is given to the kernel together with the connection (MSG_FASTOPEN), which sends it with the
-//! SYN, or as the first data once it is connected. It is in the queue before the program knows of the connection.
+//! It is given to the kernel together with the connection (MSG_FASTOPEN), which sends it with the SYN, or as the first data
+//! once it is connected. So it is in the queue before the program knows of the connection: one that may not wait, or whose
+//! waiting is ended by a signal or by SO_SNDTIMEO. Where the kernel won't take it along, the program has to wait until it is
+//! sent.
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -11,7 +12,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::net::{AddressFamily, SendFlags, SocketType, bind, connect, getsockname, send, sockopt};
+use rustix::net::{
+    AddressFamily, SendFlags, SocketType, bind, connect, connect_unspec, getsockname, send, sockopt,
+};
 use truepeer_handover::{Opening, Sending};
 use truepeer_proto::Transport;
 
@@ -57,12 +60,26 @@ pub(crate) fn connect_telling(
     to: SocketAddr,
     sending: &Sending,
 ) -> Result<(), Errno> {
-    let is_nonblocking = fcntl_getfl(socket)?.contains(OFlags::NONBLOCK);
-    if is_nonblocking {
-        return connect_at_once(socket, to, sending);
+    if sending.from.is_none() {
+        take_an_address(socket, to)?;
     }
-    connect(socket, &to)?;
-    send_all(socket, &opening(socket, to, sending)?)
+    let opening = opening(socket, to, sending)?;
+    match send_with_syn(socket, to, opening.bytes()) {
+        Ok(()) if fcntl_getfl(socket)?.contains(OFlags::NONBLOCK) => Err(Errno::INPROGRESS),
+        Ok(()) => wait(socket, to),
+        Err(Errno::OPNOTSUPP | Errno::INPROGRESS | Errno::ALREADY) => connect_and_wait(socket, to, &opening),
+        Err(error) => Err(error),
+    }
+}
+
+/// Waits for a connection that has begun, as the kernel does within connect().
+fn wait(socket: BorrowedFd<'_>, to: SocketAddr) -> Result<(), Errno> {
+    match connect(socket, &to) {
+        Err(Errno::ISCONN) => Ok(()),
+        // The first call would have said so.
+        Err(Errno::ALREADY) => Err(Errno::INPROGRESS),
+        answer => answer,
+    }
 }
 
 fn opening(socket: BorrowedFd<'_>, to: SocketAddr, sending: &Sending) -> Result<Opening, Errno> {
@@ -70,18 +87,6 @@ fn opening(socket: BorrowedFd<'_>, to: SocketAddr, sending: &Sending) -> Result<
     let opening = sending.opening(own, to, Transport::Stream).map_err(|_| Errno::INVAL)?;
     say::in_detail(format_args!("{to}: told of {}", sending.from.unwrap_or(own)));
     Ok(opening)
-}
-
-fn connect_at_once(socket: BorrowedFd<'_>, to: SocketAddr, sending: &Sending) -> Result<(), Errno> {
-    if sending.from.is_none() {
-        take_an_address(socket, to)?;
-    }
-    let opening = opening(socket, to, sending)?;
-    match send_with_syn(socket, to, opening.bytes()) {
-        Ok(()) => Err(Errno::INPROGRESS),
-        Err(Errno::OPNOTSUPP | Errno::INPROGRESS | Errno::ALREADY) => connect_and_wait(socket, to, &opening),
-        Err(error) => Err(error),
-    }
 }
 
 /// The header names the connection's own address, which it would have only afterwards.
@@ -125,12 +130,14 @@ fn send_with_syn(socket: BorrowedFd<'_>, to: SocketAddr, bytes: &[u8]) -> Result
 const TCP_FASTOPEN_NO_COOKIE: libc::c_int = 34;
 
 fn connect_and_wait(socket: BorrowedFd<'_>, to: SocketAddr, opening: &Opening) -> Result<(), Errno> {
-    match connect(socket, &to) {
+    match retry_on_intr(|| connect(socket, &to)) {
         Ok(()) => {}
         Err(Errno::INPROGRESS | Errno::ALREADY | Errno::ISCONN) => {
             let limit = Timespec::try_from(CONNECT_LIMIT).map_err(|_| Errno::INVAL)?;
             let mut fds = [PollFd::new(&socket, PollFlags::OUT)];
             if retry_on_intr(|| poll(&mut fds, Some(&limit)))? == 0 {
+                // Broken off: there must be no connection that begins with something else.
+                connect_unspec(socket)?;
                 return Err(Errno::TIMEDOUT);
             }
             sockopt::socket_error(socket)??;

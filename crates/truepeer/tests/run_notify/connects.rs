@@ -1,8 +1,11 @@
 //! `truepeer connect` by notification: what a server gets, and what the program is told.
 
+use std::io::Read;
+use std::net::TcpListener;
+
 use anyhow::ensure;
 use rustix::process::Signal;
-use truepeer_testbed::{Bed, Behaviour, Program, Test, User, servers, tests};
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, User, client, servers, sockets, tests};
 
 use crate::kit::{CLIENT4, PYTHON, V4, V6, python, start, via};
 
@@ -14,6 +17,8 @@ pub(crate) fn tests() -> Vec<Test> {
         connect_answers_as_it_does_without_us,
         only_what_is_meant_is_told,
         a_blocking_connect_hears_signals,
+        a_connect_that_is_interrupted_sends_its_header_first,
+        a_connect_that_is_interrupted_sends_it_without_fast_open_too,
         programs_that_know_nothing_of_it_send_headers,
     ];
     let mut all: Vec<Test> = all.into_iter().map(|test| test.needs_program(PYTHON)).collect();
@@ -180,6 +185,48 @@ while True:
     running.signal(Signal::INT)?;
     running.wait_end()?;
     ensure!(running.log().contains("KeyboardInterrupt"), "{}", running.log());
+    Ok(())
+}
+
+/// Goes on after EINTR, as POSIX has it: the connection is being made all the same.
+const INTERRUPTED: &str = "\
+import signal, socket
+signal.signal(signal.SIGUSR1, lambda *_: print('handled'))
+connection = socket.socket()
+connection.connect(('127.0.0.1', 8080))
+connection.sendall(b'hello')
+";
+
+fn a_connect_that_is_interrupted_sends_its_header_first(bed: &Bed) -> anyhow::Result<()> {
+    interrupted(bed, |running| running.wait_for_log("handled"))
+}
+
+fn a_connect_that_is_interrupted_sends_it_without_fast_open_too(bed: &Bed) -> anyhow::Result<()> {
+    std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "0")?;
+    // The signal has to wait, or is not told to Python before there is a connection.
+    interrupted(bed, |_| Ok(()))
+}
+
+/// A listener whose queue is full until the program has had its signal.
+fn interrupted(bed: &Bed, signalled: fn(&Running) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(V4)?;
+    rustix::net::listen(&listener, 0)?;
+    let filler = client::connect(V4)?;
+    let running = script(bed, INTERRUPTED, &["--from", CLIENT4, "--header", "v1"])?.start(bed)?;
+    running.wait_state("a connection that is not there yet", || {
+        const SYN_SENT: u8 = 2;
+        sockets::all().iter().any(|socket| socket.state == SYN_SENT)
+    })?;
+    running.signal(Signal::USR1)?;
+    signalled(&running)?;
+    let (_, first) = listener.accept()?;
+    ensure!(first == filler.local_addr()?, "{first}");
+    let (mut connection, _) = listener.accept()?;
+    let mut heard = String::new();
+    connection.read_to_string(&mut heard)?;
+    ensure!(heard == "PROXY TCP4 203.0.113.7 127.0.0.1 5000 8080\r\nhello", "{heard:?}");
+    running.wait_end()?;
+    ensure!(running.log().contains("handled"), "{}", running.log());
     Ok(())
 }
 

@@ -3,10 +3,12 @@
 //! ```text
 //! connect() ─▶ meant? ──no──▶ the kernel goes on
 //!                │
-//!                ├── the program would wait: connected and told here, then answered
-//!                └── it would not: the header goes with the SYN (MSG_FASTOPEN), EINPROGRESS at once; where the kernel
-//!                    won't take it along, the program has to wait after all
+//!                └── the header goes with the SYN (MSG_FASTOPEN)
+//!                      ├── taken along: the program waits, or does not (EINPROGRESS), as without us
+//!                      └── not taken along: connected and told here, then answered; the program has to wait, and
+//!                          no signal ends that before the header is sent
 //! ```
+//! A program whose blocking connect() was interrupted has a connection all the same (connect(2)), which begins with the header.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -39,8 +41,10 @@ const PERIOD: Duration = Duration::from_millis(100);
 struct Connecting {
     socket: OwnedFd,
     to: SocketAddr,
-    /// Who waits for it; `None` after a signal: the header is sent all the same.
-    call: Option<Notification>,
+    /// Who waits for it.
+    call: Notification,
+    /// The header is the kernel's already; else it is sent when there is a connection.
+    is_told: bool,
     /// When the call has to end (SO_SNDTIMEO).
     deadline: Option<Instant>,
 }
@@ -92,7 +96,7 @@ impl Telling {
         let Some(socket) = descriptor_for(&call, &self.notifier, &mut self.journal) else { return Ok(()) };
         let cookie = socket_cookie(&socket).unwrap_or_default();
         if let Some(connecting) = self.connecting.get_mut(&cookie) {
-            connecting.call = Some(call); // begun again after a signal
+            connecting.call = call; // begun again after a signal
             return Ok(());
         }
         match self.destination(&call, socket.as_fd()) {
@@ -120,16 +124,19 @@ impl Telling {
 
     fn on_connect(&mut self, call: Notification, socket: OwnedFd, cookie: u64, to: SocketAddr) {
         let flags = fcntl_getfl(&socket).unwrap_or(OFlags::empty());
-        if flags.contains(OFlags::NONBLOCK) {
-            match self.connect_at_once(socket.as_fd(), to) {
-                Ok(()) => return self.answer_about(socket, &call, Answer::Fail(Errno::INPROGRESS)),
-                Err(Errno::OPNOTSUPP | Errno::INPROGRESS | Errno::ALREADY) => {}
-                Err(errno) => return self.answer_about(socket, &call, Answer::Fail(errno)),
+        let is_told = match self.connect_at_once(socket.as_fd(), to) {
+            Ok(()) if flags.contains(OFlags::NONBLOCK) => {
+                return self.answer_about(socket, &call, Answer::Fail(Errno::INPROGRESS));
             }
-        }
+            Ok(()) => true,
+            Err(Errno::OPNOTSUPP | Errno::INPROGRESS | Errno::ALREADY) => false,
+            Err(errno) => return self.answer_about(socket, &call, Answer::Fail(errno)),
+        };
         match connect_without_waiting(socket.as_fd(), flags, to) {
-            Ok(()) => self.on_connected(Connecting { socket, to, call: Some(call), deadline: None }),
-            Err(Errno::INPROGRESS | Errno::ALREADY) => self.wait(call, socket, cookie, to),
+            Ok(()) | Err(Errno::ISCONN) => {
+                self.on_connected(Connecting { socket, to, call, is_told, deadline: None });
+            }
+            Err(Errno::INPROGRESS | Errno::ALREADY) => self.wait(call, socket, cookie, to, is_told),
             Err(errno) => self.answer_about(socket, &call, Answer::Fail(errno)),
         }
     }
@@ -150,13 +157,13 @@ impl Telling {
         Ok(opening.bytes().to_vec())
     }
 
-    fn wait(&mut self, call: Notification, socket: OwnedFd, cookie: u64, to: SocketAddr) {
+    fn wait(&mut self, call: Notification, socket: OwnedFd, cookie: u64, to: SocketAddr, is_told: bool) {
         let limit = socket_timeout(&socket, Timeout::Send).ok().flatten();
         if let Err(errno) = self.watch.add(socket.as_fd(), cookie, epoll::EventFlags::OUT) {
             return self.answer_about(socket, &call, Answer::Fail(errno));
         }
         let deadline = limit.map(|limit| Instant::now() + limit);
-        self.connecting.insert(cookie, Connecting { socket, to, call: Some(call), deadline });
+        self.connecting.insert(cookie, Connecting { socket, to, call, is_told, deadline });
     }
 
     /// A connection has been made, or refused: asked by connect() itself, after which a refused socket may try again.
@@ -172,19 +179,22 @@ impl Telling {
             Err(errno) => Some(errno),
         };
         self.watch.remove(connecting.socket.as_fd());
-        match (failure, connecting.call) {
-            (None, _) => self.on_connected(connecting),
-            (Some(errno), Some(call)) => self.answer_about(connecting.socket, &call, Answer::Fail(errno)),
-            (Some(_), None) => {}
+        match failure {
+            None => self.on_connected(connecting),
+            Some(errno) => {
+                self.answer_about(connecting.socket, &connecting.call, Answer::Fail(errno));
+            }
         }
     }
 
     fn on_connected(&mut self, connecting: Connecting) {
-        let Connecting { socket, to, call, .. } = connecting;
+        let Connecting { socket, to, call, is_told, .. } = connecting;
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let told =
-            self.opening(socket.as_fd(), to).and_then(|opening| send(&socket, &opening, flags).map(drop));
-        let Some(call) = call else { return };
+        let told = if is_told {
+            Ok(())
+        } else {
+            self.opening(socket.as_fd(), to).and_then(|opening| send(&socket, &opening, flags).map(drop))
+        };
         let answer = match told {
             Ok(()) => Answer::Value(0),
             Err(errno) => Answer::Fail(errno),
@@ -208,15 +218,15 @@ impl Telling {
     fn look_after(&mut self, now: Instant) {
         let Self { connecting, notifier, watch, .. } = self;
         connecting.retain(|_, connecting| {
-            let Some(call) = connecting.call else { return true };
-            if !notifier.is_waiting(call.id) {
+            let waits = if connecting.is_told {
+                still_waits(notifier, &connecting.call, connecting.deadline, Errno::INPROGRESS, now)
+            } else {
+                notifier.is_waiting(connecting.call.id) // or it was killed
+            };
+            if !waits {
                 watch.remove(connecting.socket.as_fd());
-                return false; // killed
             }
-            if !still_waits(notifier, &call, connecting.deadline, Errno::INPROGRESS, now) {
-                connecting.call = None;
-            }
-            true
+            waits
         });
     }
 }
