@@ -13,6 +13,7 @@
 //! replaced: rustix speaks to the kernel itself. The only `unsafe` is the mapping of the table of names.
 
 mod complaints;
+mod datagrams;
 mod late;
 mod look;
 mod names;
@@ -23,6 +24,7 @@ mod show;
 mod wake;
 
 pub use complaints::Complaints;
+pub use datagrams::{asks_for_segments, header_of_datagram, sends_datagrams};
 pub use late::{Decided, Late};
 pub use look::{Look, Refused, look, take};
 pub use names::{

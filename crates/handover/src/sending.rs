@@ -20,13 +20,21 @@ pub struct Sending {
     pub version: Version,
     /// Which destinations are told; all if empty.
     pub to: Destinations,
+    /// Datagrams, too: each begins with a header (the dialect `every`), of version 2 always.
+    pub datagrams: bool,
     /// Say on standard error what is done with each connection.
     pub verbose: bool,
 }
 
 impl Default for Sending {
     fn default() -> Self {
-        Self { from: None, version: Version::V2, to: Destinations::default(), verbose: false }
+        Self {
+            from: None,
+            version: Version::V2,
+            to: Destinations::default(),
+            datagrams: false,
+            verbose: false,
+        }
     }
 }
 
@@ -65,10 +73,9 @@ impl Sending {
         let addresses = Addresses::Inet { transport, source, destination };
         let mut bytes = [0; V1_MAX_LEN];
         let len = match self.version {
-            Version::V1 => encode_v1(&addresses, &mut bytes)?,
-            Version::V2 => {
-                V2Encoder::new(&mut bytes, Command::Proxy, &addresses)?.copy_tlvs(Tlvs::EMPTY)?.finish()?
-            }
+            Version::V1 if transport == Transport::Stream => encode_v1(&addresses, &mut bytes)?,
+            // PROXY 2.1: version 1 knows TCP only.
+            _ => V2Encoder::new(&mut bytes, Command::Proxy, &addresses)?.copy_tlvs(Tlvs::EMPTY)?.finish()?,
         };
         Ok(Opening { bytes, len })
     }
@@ -98,6 +105,9 @@ impl fmt::Display for Sending {
         }
         writeln!(f, "header {}", if self.version == Version::V1 { "v1" } else { "v2" })?;
         writeln!(f, "to {}", self.to)?;
+        if self.datagrams {
+            writeln!(f, "datagrams every")?;
+        }
         if self.verbose {
             writeln!(f, "verbose")?;
         }
@@ -129,6 +139,7 @@ impl Sending {
                     self.to.extend(&entry.parse().ok()?);
                 }
             }
+            "datagrams" if value == "every" => self.datagrams = true,
             "verbose" => self.verbose = true,
             "" => {}
             _ => return None,
@@ -171,9 +182,24 @@ mod tests {
     }
 
     #[test]
+    fn a_datagrams_header_says_that_it_is_one() {
+        for version in [Version::V1, Version::V2] {
+            let sending = Sending { from: Some(address("8.8.8.8:4321")), version, ..Sending::default() };
+            let opening = sending.opening(address("10.0.0.1:5"), address("127.0.0.1:53"), Transport::Dgram);
+            let datagram = [opening.unwrap().bytes(), b"query"].concat();
+            let (header, consumed) = truepeer_proto::decode_datagram(&datagram, Limits::default()).unwrap();
+            assert_eq!(
+                (header.client(), &datagram[consumed..]),
+                (Some(address("8.8.8.8:4321")), &b"query"[..])
+            );
+        }
+    }
+
+    #[test]
     fn every_setting_survives_its_text() {
         let mut sending =
             Sending { from: Some(address("8.8.8.8:1")), version: Version::V1, ..Sending::default() };
+        sending.datagrams = true;
         sending.to.extend(&"10.0.0.0/8:80".parse().unwrap());
         sending.to.extend(&"[::1]:443".parse().unwrap());
         let read: Sending = sending.to_string().parse().unwrap();

@@ -63,7 +63,10 @@ fn accepting_role() -> Option<&'static Accepting> {
 }
 
 /// Answers as a C function does, and keeps errno over a success.
-fn answer(work: impl FnOnce() -> Option<Result<c_int, Errno>>, otherwise: impl FnOnce() -> c_int) -> c_int {
+pub(crate) fn answer<T: From<i8>>(
+    work: impl FnOnce() -> Option<Result<T, Errno>>,
+    otherwise: impl FnOnce() -> T,
+) -> T {
     // SAFETY: errno's place is that of the calling thread, valid as long as it lives.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
@@ -77,7 +80,7 @@ fn answer(work: impl FnOnce() -> Option<Result<c_int, Errno>>, otherwise: impl F
         Some(Err(error)) => {
             // SAFETY: as above.
             unsafe { *errno = error.raw_os_error() };
-            -1
+            T::from(-1)
         }
     }
 }
@@ -89,17 +92,17 @@ fn plainly(number: c_long, args: [usize; 4]) -> c_int {
     c_int::try_from(by_kernel(number, [a, b, c, d, 0, 0])).unwrap_or(-1)
 }
 
-fn by_kernel(number: c_long, args: [usize; 6]) -> c_long {
+pub(crate) fn by_kernel(number: c_long, args: [usize; 6]) -> c_long {
     // SAFETY: the arguments are those that the program gave to the function of that name, as that function would pass them on.
     unsafe { libc::syscall(number, args[0], args[1], args[2], args[3], args[4], args[5]) }
 }
 
 /// A C integer as a system call's register has it.
-fn word(value: c_int) -> usize {
+pub(crate) fn word(value: c_int) -> usize {
     isize::try_from(value).unwrap_or(-1).cast_unsigned()
 }
 
-fn borrow<'a>(fd: c_int) -> Option<BorrowedFd<'a>> {
+pub(crate) fn borrow<'a>(fd: c_int) -> Option<BorrowedFd<'a>> {
     // SAFETY: not -1; that it stays open during the call is the program's part, as it is towards the kernel. One that is
     // closed is refused by the kernel.
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
@@ -122,7 +125,7 @@ unsafe fn give(addr: &SocketAddrAny, to: *mut sockaddr, len: *mut socklen_t) {
 }
 
 /// Below it no program has memory: vm.mmap_min_addr is not less anywhere.
-const LOWEST: usize = 4096;
+pub(crate) const LOWEST: usize = 4096;
 
 /// Refuses a room of negative length, and addresses that no program has memory at: as the kernel does, as far as can be
 /// seen without touching them. What lies elsewhere and isn't there ends the program, which POSIX leaves open.
@@ -260,51 +263,11 @@ pub(crate) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
     answer(work, || plainly(libc::SYS_connect, [word(fd), addr as usize, len as usize, 0]))
 }
 
-/// Connecting by sending (MSG_FASTOPEN) would send the program's data first: it is refused, and programs connect as usual.
-fn is_fast_open(flags: c_int) -> bool {
-    flags & libc::MSG_FASTOPEN != 0 && role().is_some_and(|role| role.sending.is_some())
-}
-
-fn refuse_fast_open() -> isize {
-    // SAFETY: errno's place is that of the calling thread.
-    unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
-    -1
-}
-
-/// # Safety
-/// As sendto(2).
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn sendto(
-    fd: c_int,
-    bytes: *const c_void,
-    count: usize,
-    flags: c_int,
-    addr: *const sockaddr,
-    len: socklen_t,
-) -> isize {
-    if is_fast_open(flags) {
-        return refuse_fast_open();
-    }
-    let args = [word(fd), bytes as usize, count, word(flags), addr as usize, len as usize];
-    isize::try_from(by_kernel(libc::SYS_sendto, args)).unwrap_or(-1)
-}
-
-/// # Safety
-/// As sendmsg(2).
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn sendmsg(fd: c_int, message: *const c_void, flags: c_int) -> isize {
-    if is_fast_open(flags) {
-        return refuse_fast_open();
-    }
-    let args = [word(fd), message as usize, word(flags), 0, 0, 0];
-    isize::try_from(by_kernel(libc::SYS_sendmsg, args)).unwrap_or(-1)
-}
-
 /// What the kernel would refuse, it is left to refuse.
 ///
 /// # Safety
 /// `addr` is null or points to `len` bytes.
-unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Option<SocketAddr> {
+pub(crate) unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Option<SocketAddr> {
     let family_len = size_of::<libc::sa_family_t>();
     if addr.addr() < LOWEST || (len as usize) < family_len {
         return None;

@@ -20,6 +20,7 @@
 
 mod accepting;
 mod connecting;
+mod datagrams;
 mod family;
 #[cfg(not(test))]
 mod hooks;
@@ -29,4 +30,6 @@ mod peer;
 mod ready;
 mod role;
 mod say;
+#[cfg(not(test))]
+mod sending_hooks;
 mod waiter;

@@ -3,20 +3,19 @@
 use std::ffi::{CString, OsString};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Child;
 
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
 };
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
 use super::signals::{SignalDoor, set_mask};
-use crate::seccomp::{Filter, Notifier};
+use crate::seccomp::{Filter, MARK, Notifier};
 use crate::{CallError, Named};
 
 /// What is to be run.
@@ -154,14 +153,33 @@ impl Pointers {
     }
 }
 
-/// Sends a descriptor through a socket; allocates nothing.
+/// `struct cmsghdr` with a descriptor behind it, as CMSG_DATA finds it.
+#[repr(C)]
+struct Rights {
+    header: libc::cmsghdr,
+    descriptor: RawFd,
+}
+
+/// Sends a descriptor through a socket; allocates nothing. Marked, since the filter is there already.
 fn pass_on(socket: BorrowedFd<'_>, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut message = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [descriptor];
-    message.push(SendAncillaryMessage::ScmRights(&descriptors));
-    rustix::net::sendmsg(socket, &[io::IoSlice::new(b"x")], &mut message, SendFlags::empty())?;
-    Ok(())
+    let byte = *b"x";
+    let mut part = libc::iovec { iov_base: byte.as_ptr().cast_mut().cast(), iov_len: byte.len() };
+    // SAFETY: both structs are numbers and pointers, for which zero is a value.
+    let (mut rights, mut message): (Rights, libc::msghdr) = unsafe { std::mem::zeroed() };
+    rights.descriptor = descriptor.as_raw_fd();
+    rights.header.cmsg_level = libc::SOL_SOCKET;
+    rights.header.cmsg_type = libc::SCM_RIGHTS;
+    // SAFETY: this computes a length.
+    rights.header.cmsg_len = unsafe { libc::CMSG_LEN(4) }.try_into().unwrap_or_default();
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = (&raw mut rights).cast();
+    message.msg_controllen = size_of::<Rights>();
+    let marked = u64::from(MARK) << 32;
+    // SAFETY: the message leads to locals that outlive the call, which only reads them; `Rights` has the layout and, by its
+    // alignment, the size that CMSG_SPACE(4) asks for.
+    let sent = unsafe { libc::syscall(libc::SYS_sendmsg, socket.as_raw_fd(), &raw const message, marked) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 fn receive(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {

@@ -18,6 +18,7 @@ calls! {
     GETSOCKNAME = libc::SYS_getsockname;
     IO_URING_SETUP = libc::SYS_io_uring_setup;
     LISTEN = libc::SYS_listen;
+    SENDMMSG = libc::SYS_sendmmsg;
     SENDMSG = libc::SYS_sendmsg;
     SENDTO = libc::SYS_sendto;
 }

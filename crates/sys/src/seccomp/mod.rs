@@ -13,5 +13,6 @@ pub mod calls;
 mod filter;
 mod notifier;
 
+pub(crate) use filter::MARK;
 pub use filter::{Filter, Verdict, is_supported};
 pub use notifier::{Answer, Notification, Notifier};

@@ -33,7 +33,9 @@ Examples:
   See what a server makes of a client:
     truepeer connect --from 203.0.113.7:5000 -- nc 127.0.0.1 9090
   Only connections to one network and port:
-    truepeer connect --header v1 --to 10.0.0.0/8:443 -- curl https://10.0.0.1/";
+    truepeer connect --header v1 --to 10.0.0.0/8:443 -- curl https://10.0.0.1/
+  A query to a DNS server that takes headers from here:
+    truepeer connect --from 203.0.113.7:5000 --udp-dialect every --to 127.0.0.1/32:53 -- dig @127.0.0.1 example.org";
 
 /// Start a program that sees the true peer: its accept() and getpeername() name the client, PROXY headers are taken off.
 /// No proxy, nothing per byte.
@@ -58,7 +60,7 @@ pub(crate) struct RunArgs {
     /// Loopback, unspecified, multicast, broadcast and reserved addresses that a header may claim all the same; repeatable
     #[arg(long, value_name = "PREFIX")]
     allow_claims: Vec<PrefixSet>,
-    /// File of clients to refuse, a prefix a line, # for comments; repeatable
+    /// File of clients to refuse, a prefix a line, # for comments; read once, at the start; repeatable
     #[arg(long, value_name = "FILE")]
     deny_clients: Vec<PathBuf>,
     /// Only listeners on this port; repeatable [default: all listeners]
@@ -86,9 +88,17 @@ pub(crate) struct ConnectArgs {
     /// Only connections there; repeatable [default: all TCP connections]
     #[arg(long, value_name = "PREFIX[:PORTS]")]
     to: Vec<Destinations>,
+    /// Datagrams, too, with a v2 header in each: every; DNS servers that the program asks get them as well, so say --to
+    /// [default: UDP is left alone]
+    #[arg(long, value_name = "DIALECT", value_parser = udp_dialect)]
+    udp_dialect: Option<Datagrams>,
     #[command(flatten)]
     pub(crate) how: HowArgs,
 }
+
+/// The one way in which a program's own datagrams can be told.
+#[derive(Debug, Clone, Copy)]
+struct Datagrams;
 
 /// What both have in common.
 #[derive(Debug, Clone, Args)]
@@ -177,7 +187,8 @@ impl ConnectArgs {
     pub(crate) fn sending(&self) -> Sending {
         let mut to = Destinations::default();
         self.to.iter().for_each(|entry| to.extend(entry));
-        Sending { from: self.from, version: self.header, to, verbose: self.how.verbose }
+        let datagrams = self.udp_dialect.is_some();
+        Sending { from: self.from, version: self.header, to, datagrams, verbose: self.how.verbose }
     }
 }
 
@@ -195,6 +206,17 @@ fn version(text: &str) -> Result<Version, &'static str> {
         "v1" | "1" => Ok(Version::V1),
         "v2" | "2" => Ok(Version::V2),
         _ => Err("expected v1 or v2"),
+    }
+}
+
+/// The others keep a state for each flow, or send headers in answers, too, which a program would have to be kept from.
+fn udp_dialect(text: &str) -> Result<Datagrams, &'static str> {
+    match text {
+        "every" => Ok(Datagrams),
+        "first" | "standalone" | "spp" => {
+            Err("expected every; the others are sent by truepeer proxy -p udp --send-proxy")
+        }
+        _ => Err("expected every"),
     }
 }
 

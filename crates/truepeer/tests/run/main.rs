@@ -14,6 +14,8 @@ mod library;
 mod lives;
 #[path = "../run_notify/programs.rs"]
 mod programs;
+#[path = "../run_notify/sends.rs"]
+mod sends;
 #[path = "../run_notify/sockets.rs"]
 mod sockets;
 
@@ -40,7 +42,14 @@ const NOTIFYS: [&str; 8] = [
 
 fn main() -> ExitCode {
     kit::choose("preload");
-    let shared = [programs::tests(), sockets::tests(), lives::tests(), connects::tests(), crowds::tests()];
+    let shared = [
+        programs::tests(),
+        sockets::tests(),
+        lives::tests(),
+        connects::tests(),
+        sends::tests(),
+        crowds::tests(),
+    ];
     let is_ours = |test: &Test| !NOTIFYS.iter().any(|name| test.name().contains(name));
     let mut all: Vec<Test> = shared.into_iter().flatten().filter(is_ours).collect();
     all.extend(connect::tests());

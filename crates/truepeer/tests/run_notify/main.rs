@@ -5,6 +5,7 @@ mod crowds;
 mod kit;
 mod lives;
 mod programs;
+mod sends;
 mod sockets;
 
 use std::process::ExitCode;
@@ -15,6 +16,7 @@ fn main() -> ExitCode {
     all.extend(sockets::tests());
     all.extend(lives::tests());
     all.extend(connects::tests());
+    all.extend(sends::tests());
     all.extend(crowds::tests());
     truepeer_testbed::main(all)
 }

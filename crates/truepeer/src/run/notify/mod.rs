@@ -19,6 +19,7 @@
 
 mod accepting;
 mod caller;
+mod datagrams;
 mod feasible;
 mod guard;
 mod handing_over;
@@ -71,7 +72,7 @@ pub(super) fn run(settings: &Settings, program: &Program) -> Result<ExitCode> {
 /// # Errors
 /// As [`run`].
 pub(super) fn connect(sending: &Sending, program: &Program) -> Result<ExitCode> {
-    let (notifier, life) = match start(program, sending.verbose, connecting_calls())? {
+    let (notifier, life) = match start(program, sending.verbose, connecting_calls(sending))? {
         Started::Supervised(notifier, life) => (notifier, life),
         Started::Ended(status) => return Ok(status),
     };
@@ -131,11 +132,21 @@ fn accepting_calls(destination: Destination) -> Filter {
 }
 
 /// A program that connects by sending (MSG_FASTOPEN) is told that this is not to be had, and connects first.
-fn connecting_calls() -> Filter {
+fn connecting_calls(sending: &Sending) -> Filter {
     const MSG_FASTOPEN: u32 = 0x2000_0000;
     let not_to_be_had = Verdict::Fail(Errno::OPNOTSUPP);
-    without_io_uring()
-        .rule(calls::CONNECT, Verdict::Ask)
-        .rule_if_set(calls::SENDTO, 3, MSG_FASTOPEN, not_to_be_had)
-        .rule_if_set(calls::SENDMSG, 2, MSG_FASTOPEN, not_to_be_had)
+    let filter = without_io_uring().rule(calls::CONNECT, Verdict::Ask);
+    if sending.datagrams {
+        // By sendmsg() the notifier itself comes to us.
+        return filter
+            .rule(calls::SENDTO, Verdict::Ask)
+            .rule(calls::SENDMMSG, Verdict::Ask)
+            .rule_unless_marked(calls::SENDMSG, 2, Verdict::Ask);
+    }
+    filter.rule_if_set(calls::SENDTO, 3, MSG_FASTOPEN, not_to_be_had).rule_if_set(
+        calls::SENDMSG,
+        2,
+        MSG_FASTOPEN,
+        not_to_be_had,
+    )
 }

@@ -52,11 +52,11 @@ struct Connecting {
 /// Answers a program's connect().
 #[derive(Debug)]
 pub(super) struct Telling {
-    sending: Sending,
-    notifier: Notifier,
+    pub(super) sending: Sending,
+    pub(super) notifier: Notifier,
     watch: Watch,
     connecting: HashMap<u64, Connecting>,
-    journal: Journal,
+    pub(super) journal: Journal,
     life: Life,
 }
 
@@ -90,7 +90,7 @@ impl Telling {
     fn on_call(&mut self) -> anyhow::Result<()> {
         let Some(call) = self.notifier.receive()? else { return Ok(()) };
         if call.call != calls::CONNECT {
-            self.answer(&call, Answer::GoOn);
+            self.on_send(&call);
             return Ok(());
         }
         let Some(socket) = descriptor_for(&call, &self.notifier, &mut self.journal) else { return Ok(()) };
@@ -208,7 +208,7 @@ impl Telling {
         self.answer(call, answer);
     }
 
-    fn answer(&mut self, call: &Notification, answer: Answer) {
+    pub(super) fn answer(&mut self, call: &Notification, answer: Answer) {
         if let Err(error) = self.notifier.send(call.id, answer) {
             self.journal.on_trouble("a call could not be answered", &error);
         }
@@ -266,6 +266,15 @@ fn read_address(call: &Notification, family: AddressFamily) -> Option<SocketAddr
     let mut bytes = [0; V6_LENGTH];
     read_memory(call.thread, call.args[1], &mut bytes[..wanted]).ok()?;
     parse_address(&bytes, family)
+}
+
+/// struct sockaddr_in or sockaddr_in6, whichever it says that it is.
+pub(super) fn parse_any_address(bytes: &[u8]) -> Option<SocketAddr> {
+    let family = AddressFamily::from_raw(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
+    let mut whole = [0; 28];
+    let length = if family == AddressFamily::INET { 16 } else { 28 };
+    whole[..length].copy_from_slice(bytes.get(..length)?);
+    matches!(family, AddressFamily::INET | AddressFamily::INET6).then(|| parse_address(&whole, family))?
 }
 
 fn parse_address(bytes: &[u8; 28], family: AddressFamily) -> Option<SocketAddr> {

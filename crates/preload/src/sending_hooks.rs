@@ -1,0 +1,268 @@
+//! The functions of the C library that send: the part of the border to C (see `hooks`) that `truepeer connect` needs.
+//!
+//! What isn't meant goes to the C library's own function, which stays a place where a thread may be cancelled.
+
+use core::ffi::{CStr, c_int, c_uint, c_void};
+use core::ptr::null_mut;
+use core::slice;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t};
+use rustix::io::Errno;
+use truepeer_handover::Opening;
+
+use crate::datagrams;
+use crate::hooks::{LOWEST, answer, borrow, by_kernel, read_address, word};
+use crate::role::role;
+
+/// So many parts of a message need no memory.
+const FEW: usize = 16;
+/// The kernel's UIO_MAXIOV, less the header's part.
+const MOST: usize = 1023;
+
+/// A function of the library that would have been called without us.
+struct Next {
+    name: &'static CStr,
+    found: AtomicPtr<c_void>,
+}
+
+impl Next {
+    const fn new(name: &'static CStr) -> Self {
+        Self { name, found: AtomicPtr::new(null_mut()) }
+    }
+
+    /// Never null: this library is linked with the C library, which has them all.
+    fn function(&self) -> *mut c_void {
+        let found = self.found.load(Ordering::Relaxed);
+        if !found.is_null() {
+            return found;
+        }
+        // SAFETY: the name is a C string; RTLD_NEXT looks behind this library.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        if found.is_null() {
+            std::process::abort();
+        }
+        self.found.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+static SEND: Next = Next::new(c"send");
+static SENDTO: Next = Next::new(c"sendto");
+static SENDMSG: Next = Next::new(c"sendmsg");
+static SENDMMSG: Next = Next::new(c"sendmmsg");
+static WRITE: Next = Next::new(c"write");
+
+type Send = unsafe extern "C" fn(c_int, *const c_void, usize, c_int) -> isize;
+type Sendto = unsafe extern "C" fn(c_int, *const c_void, usize, c_int, *const sockaddr, socklen_t) -> isize;
+type Sendmsg = unsafe extern "C" fn(c_int, *const msghdr, c_int) -> isize;
+type Sendmmsg = unsafe extern "C" fn(c_int, *mut mmsghdr, c_uint, c_int) -> c_int;
+type Write = unsafe extern "C" fn(c_int, *const c_void, usize) -> isize;
+
+/// Connecting by sending (MSG_FASTOPEN) would send the program's data first: it is refused, and programs connect as usual.
+fn is_fast_open(flags: c_int) -> bool {
+    flags & libc::MSG_FASTOPEN != 0 && role().is_some_and(|role| role.sending.is_some())
+}
+
+/// A message of one part.
+fn message(bytes: *const c_void, count: usize, addr: *const sockaddr, len: socklen_t) -> (iovec, msghdr) {
+    // SAFETY: the struct is numbers and pointers, for which zero is a value.
+    let mut message: msghdr = unsafe { core::mem::zeroed() };
+    message.msg_name = addr.cast_mut().cast();
+    message.msg_namelen = if addr.is_null() { 0 } else { len };
+    (iovec { iov_base: bytes.cast_mut(), iov_len: count }, message)
+}
+
+/// Sends a message with its header in front; `None` if it has none, or if it is for the kernel to refuse. The answer counts
+/// the program's own bytes.
+///
+/// # Safety
+/// `message` has what sendmsg(2) says, but for its parts, which are `parts`.
+unsafe fn send_told(
+    fd: c_int,
+    message: &msghdr,
+    parts: &[iovec],
+    flags: c_int,
+) -> Option<Result<isize, Errno>> {
+    let socket = borrow(fd)?;
+    if !datagrams::is_meant(socket) {
+        return None;
+    }
+    let to = if message.msg_name.is_null() || message.msg_namelen == 0 {
+        None
+    } else {
+        // SAFETY: the caller's promise.
+        Some(unsafe { read_address(message.msg_name.cast_const().cast(), message.msg_namelen) }?)
+    };
+    let control = if message.msg_control.addr() < LOWEST {
+        &[]
+    } else {
+        // SAFETY: the caller's promise: the control data has that length.
+        unsafe {
+            slice::from_raw_parts(message.msg_control.cast_const().cast::<u8>(), message.msg_controllen)
+        }
+    };
+    match datagrams::header(socket, to, control) {
+        Ok(None) => None,
+        Err(errno) => Some(Err(errno)),
+        Ok(Some(opening)) => Some(send_behind(fd, &opening, message, parts, flags)),
+    }
+}
+
+fn send_behind(
+    fd: c_int,
+    opening: &Opening,
+    message: &msghdr,
+    parts: &[iovec],
+    flags: c_int,
+) -> Result<isize, Errno> {
+    if parts.len() > MOST {
+        return Err(Errno::MSGSIZE);
+    }
+    let header = opening.bytes();
+    let first = iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() };
+    let mut few = [first; FEW + 1];
+    let mut many = Vec::new();
+    let all = if parts.len() <= FEW {
+        few[1..=parts.len()].copy_from_slice(parts);
+        &mut few[..=parts.len()]
+    } else {
+        many.push(first);
+        many.extend_from_slice(parts);
+        many.as_mut_slice()
+    };
+    let told = msghdr { msg_iov: all.as_mut_ptr(), msg_iovlen: all.len(), ..*message };
+    let sent = by_kernel(libc::SYS_sendmsg, [word(fd), (&raw const told) as usize, word(flags), 0, 0, 0]);
+    if sent < 0 {
+        // SAFETY: errno's place is that of the calling thread.
+        return Err(Errno::from_raw_os_error(unsafe { *libc::__errno_location() }));
+    }
+    Ok(isize::try_from(sent).unwrap_or(isize::MAX).saturating_sub_unsigned(header.len()).max(0))
+}
+
+/// # Safety
+/// As sendmsg(2); parts that are no memory are for the kernel to refuse.
+unsafe fn send_message(fd: c_int, message: *const msghdr, flags: c_int) -> Option<Result<isize, Errno>> {
+    if message.addr() < LOWEST {
+        return None;
+    }
+    // SAFETY: the caller's promise; what it points to lives as long as the call.
+    let message = unsafe { &*message };
+    let parts = match message.msg_iovlen {
+        0 => &[],
+        _ if message.msg_iov.addr() < LOWEST => return None,
+        // SAFETY: the caller's promise: so many parts lie there.
+        count => unsafe { slice::from_raw_parts(message.msg_iov.cast_const(), count) },
+    };
+    // SAFETY: the same promise.
+    unsafe { send_told(fd, message, parts, flags) }
+}
+
+/// # Safety
+/// As send(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn send(fd: c_int, bytes: *const c_void, count: usize, flags: c_int) -> isize {
+    let work = || {
+        let (part, message) = message(bytes, count, core::ptr::null(), 0);
+        // SAFETY: a message without a name and control data.
+        unsafe { send_told(fd, &message, &[part], flags) }
+    };
+    answer(work, || {
+        // SAFETY: the function of that name, with the program's own arguments.
+        unsafe { core::mem::transmute::<*mut c_void, Send>(SEND.function())(fd, bytes, count, flags) }
+    })
+}
+
+/// # Safety
+/// As sendto(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn sendto(
+    fd: c_int,
+    bytes: *const c_void,
+    count: usize,
+    flags: c_int,
+    addr: *const sockaddr,
+    len: socklen_t,
+) -> isize {
+    let work = || {
+        let (part, message) = message(bytes, count, addr, len);
+        // SAFETY: the caller's promise.
+        let told = unsafe { send_told(fd, &message, &[part], flags) };
+        told.or_else(|| is_fast_open(flags).then_some(Err(Errno::OPNOTSUPP)))
+    };
+    answer(work, || {
+        // SAFETY: the function of that name, with the program's own arguments.
+        unsafe {
+            core::mem::transmute::<*mut c_void, Sendto>(SENDTO.function())(fd, bytes, count, flags, addr, len)
+        }
+    })
+}
+
+/// # Safety
+/// As sendmsg(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
+    let work = || {
+        // SAFETY: the caller's promise.
+        let told = unsafe { send_message(fd, message, flags) };
+        told.or_else(|| is_fast_open(flags).then_some(Err(Errno::OPNOTSUPP)))
+    };
+    answer(work, || {
+        // SAFETY: the function of that name, with the program's own arguments.
+        unsafe { core::mem::transmute::<*mut c_void, Sendmsg>(SENDMSG.function())(fd, message, flags) }
+    })
+}
+
+/// # Safety
+/// As sendmmsg(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn sendmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: the function of that name; the arguments are the program's own, or one message of its array.
+    let plainly = |messages, count| unsafe {
+        core::mem::transmute::<*mut c_void, Sendmmsg>(SENDMMSG.function())(fd, messages, count, flags)
+    };
+    let work = || {
+        if messages.addr() < LOWEST || !borrow(fd).is_some_and(datagrams::is_meant) {
+            return None;
+        }
+        let mut done: c_int = 0;
+        for number in 0..count.min(1024) as usize {
+            // SAFETY: the caller's promise: so many messages lie there.
+            let message = unsafe { messages.add(number) };
+            // SAFETY: as above.
+            match unsafe { send_message(fd, &raw const (*message).msg_hdr, flags) } {
+                // SAFETY: as above; its length is for the caller to read.
+                Some(Ok(sent)) => unsafe { (*message).msg_len = c_uint::try_from(sent).unwrap_or(0) },
+                Some(Err(errno)) if done == 0 => return Some(Err(errno)),
+                Some(Err(_)) => break,
+                None if plainly(message, 1) == 1 => {}
+                // The kernel has just said why.
+                None if done == 0 => return None,
+                None => break,
+            }
+            done += 1;
+        }
+        Some(Ok(done))
+    };
+    answer(work, || plainly(messages, count))
+}
+
+/// # Safety
+/// As write(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, count: usize) -> isize {
+    let work = || {
+        let (part, message) = message(bytes, count, core::ptr::null(), 0);
+        // SAFETY: a message without a name and control data.
+        unsafe { send_told(fd, &message, &[part], 0) }
+    };
+    answer(work, || {
+        // SAFETY: the function of that name, with the program's own arguments.
+        unsafe { core::mem::transmute::<*mut c_void, Write>(WRITE.function())(fd, bytes, count) }
+    })
+}
