@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use truepeer_bpf::{Gate, Rules, UdpDialect};
-use truepeer_policy::{Claims, HeaderRule, PrefixSet};
+use truepeer_policy::HeaderRule;
 
-use super::values::{self, Allow};
-use crate::config::{ConfigError, read_prefixes};
+use super::senders::SenderArgs;
+use super::values;
+use crate::config::ConfigError;
 
 pub(super) const AFTER_HELP: &str = "\
 What is attached goes on when this command ends: attach again to change its rules or to upgrade it (no connection
@@ -40,9 +41,8 @@ pub(crate) struct AttachArgs {
     /// Where UDP headers are: every (v2 in each datagram) or spp (Simple Proxy Protocol, in answers too)
     #[arg(long, value_name = "DIALECT", default_value = "every", value_parser = udp_dialect)]
     udp_dialect: UdpDialect,
-    /// Who sends headers: loopback, private, any, a prefix, or a file (beginning with / or .); repeatable [default: loopback]
-    #[arg(long, value_name = "PREFIX|FILE")]
-    allow: Vec<Allow>,
+    #[command(flatten)]
+    senders: SenderArgs,
     /// Whether their connections begin with a header: require, or optional (whoever may send may then claim to be anybody; a
     /// server that speaks first is held back for a second)
     #[arg(long, value_name = "RULE", default_value = "require", value_parser = header)]
@@ -50,15 +50,6 @@ pub(crate) struct AttachArgs {
     /// How long a sender may take for its header; looked at after 1, 3, 7, 15, 31 and 63 seconds
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = values::positive_duration)]
     header_timeout: Duration,
-    /// The longest header taken
-    #[arg(long, value_name = "SIZE", default_value = "16KiB", value_parser = values::header_max)]
-    header_max: usize,
-    /// Loopback, unspecified, multicast, broadcast and reserved addresses that a header may claim all the same; repeatable
-    #[arg(long, value_name = "PREFIX")]
-    allow_claims: Vec<PrefixSet>,
-    /// File of clients to refuse, a prefix a line, # for comments; repeatable
-    #[arg(long, value_name = "FILE")]
-    deny_clients: Vec<PathBuf>,
     /// Network device to attach to, or all: those that have an address; repeatable
     #[arg(long, value_name = "DEV|all", default_value = "all")]
     pub(crate) dev: Vec<String>,
@@ -110,38 +101,19 @@ pub(crate) enum AttachAction {
 impl AttachArgs {
     /// The rules, with files read.
     pub(crate) fn rules(&self) -> Result<Rules, ConfigError> {
-        let senders = self.senders()?;
+        let senders = self.senders.senders()?;
         if self.header == HeaderRule::Optional && senders.has_everybody() {
             return Err(ConfigError::OptionalForEverybody);
-        }
-        let mut claims = Claims::default();
-        self.allow_claims.iter().for_each(|prefixes| claims.allow.extend(prefixes));
-        for path in &self.deny_clients {
-            claims.deny.extend(&read_prefixes("--deny-clients", path)?);
         }
         Ok(Rules {
             tcp_ports: self.port.iter().filter_map(|port| port.tcp()).collect(),
             udp_ports: self.port.iter().filter_map(|port| port.udp(self.udp_dialect)).collect(),
             senders,
             header: self.header,
-            claims,
+            claims: self.senders.claims()?,
             header_timeout: self.header_timeout,
-            header_max: self.header_max,
+            header_max: self.senders.header_max,
         })
-    }
-
-    fn senders(&self) -> Result<PrefixSet, ConfigError> {
-        if self.allow.is_empty() {
-            return Ok(PrefixSet::loopback());
-        }
-        let mut senders = PrefixSet::new();
-        for entry in &self.allow {
-            match entry {
-                Allow::Prefixes(prefixes) => senders.extend(prefixes),
-                Allow::File(path) => senders.extend(&read_prefixes("--allow", path)?),
-            }
-        }
-        Ok(senders)
     }
 }
 

@@ -13,6 +13,7 @@ mod proxy;
 mod routes;
 mod routing;
 mod run;
+mod senders;
 mod values;
 
 use std::ffi::OsString;

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use truepeer_handover::{Destination, Listeners, Sending, Settings};
-use truepeer_policy::{Claims, Destinations, PrefixSet};
+use truepeer_policy::Destinations;
 use truepeer_proto::{Limits, Version, Versions};
 
-use super::values::{self, Allow, Header};
-use crate::config::{ConfigError, ListenAddr, read_prefixes};
+use super::senders::SenderArgs;
+use super::values::{self, Header};
+use crate::config::{ConfigError, ListenAddr};
 
 pub(super) const RUN_HELP: &str = "\
 What comes after -- is started in this process's place: it keeps its process number, its terminal and its signals (by
@@ -41,9 +42,8 @@ Examples:
 /// No proxy, nothing per byte.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RunArgs {
-    /// Who sends headers: loopback, private, any, a prefix, or a file (beginning with / or .); repeatable [default: loopback]
-    #[arg(long, value_name = "PREFIX|FILE")]
-    allow: Vec<Allow>,
+    #[command(flatten)]
+    senders: SenderArgs,
     /// Whether connections begin with a PROXY header: require, forbid, or optional (whoever may connect may then claim to
     /// be anybody); PREFIX=RULE for some senders, repeatable [default: require]
     #[arg(long, value_name = "[PREFIX=]RULE")]
@@ -54,15 +54,6 @@ pub(crate) struct RunArgs {
     /// How long a sender may take for its header
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = values::positive_duration)]
     header_timeout: Duration,
-    /// The longest header taken
-    #[arg(long, value_name = "SIZE", default_value = "16KiB", value_parser = values::header_max)]
-    header_max: usize,
-    /// Loopback, unspecified, multicast, broadcast and reserved addresses that a header may claim all the same; repeatable
-    #[arg(long, value_name = "PREFIX")]
-    allow_claims: Vec<PrefixSet>,
-    /// File of clients to refuse, a prefix a line, # for comments; read once, at the start; repeatable
-    #[arg(long, value_name = "FILE")]
-    deny_clients: Vec<PathBuf>,
     /// Only listeners on this port; repeatable [default: all listeners]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Vec<u16>,
@@ -132,9 +123,9 @@ impl RunArgs {
     /// What is to be done with connections, with files read.
     pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
         let mut settings = Settings {
-            allow: senders(&self.allow)?,
-            claims: self.claims()?,
-            limits: Limits { max_len: self.header_max, versions: self.versions },
+            allow: self.senders.senders()?,
+            claims: self.senders.claims()?,
+            limits: Limits { max_len: self.senders.header_max, versions: self.versions },
             header_timeout: self.header_timeout,
             listeners: self.listeners()?,
             destination: self.destination,
@@ -153,33 +144,10 @@ impl RunArgs {
         Ok(settings)
     }
 
-    fn claims(&self) -> Result<Claims, ConfigError> {
-        let mut claims = Claims::default();
-        self.allow_claims.iter().for_each(|prefixes| claims.allow.extend(prefixes));
-        for path in &self.deny_clients {
-            claims.deny.extend(&read_prefixes("--deny-clients", path)?);
-        }
-        Ok(claims)
-    }
-
     fn listeners(&self) -> Result<Listeners, ConfigError> {
         let addresses = self.listen.iter().map(ListenAddr::resolve).collect::<Result<_, _>>()?;
         Ok(Listeners { ports: self.port.clone(), addresses })
     }
-}
-
-fn senders(allow: &[Allow]) -> Result<PrefixSet, ConfigError> {
-    if allow.is_empty() {
-        return Ok(PrefixSet::loopback());
-    }
-    let mut senders = PrefixSet::new();
-    for entry in allow {
-        match entry {
-            Allow::Prefixes(prefixes) => senders.extend(prefixes),
-            Allow::File(path) => senders.extend(&read_prefixes("--allow", path)?),
-        }
-    }
-    Ok(senders)
 }
 
 impl ConnectArgs {
