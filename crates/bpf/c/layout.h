@@ -63,7 +63,7 @@ struct flow_key {
 	__be16 local_port;
 };
 
-/* A connection whose header has been taken off. */
+/* A connection whose header has been taken off, and which has a socket. */
 struct flow {
 	struct address client;
 	__s32 delta;         /* add to the sender's sequence numbers, subtract from our acknowledgements */
@@ -113,15 +113,24 @@ struct udp_tag {
 /* The longest v1 header, and more than the addresses of a v2 one need (PROXY 2.1, 2.2). */
 #define HEADER_START 108
 
-/* A connection whose header has not come yet, or not all of it. */
+enum stage {
+	AWAITED,  /* its header has not come yet, or not all of it */
+	ADMITTED, /* its header is off, but it has no socket yet: the accept queue may be full */
+	HOMELESS, /* it has a socket, but tp_flows has no room */
+};
+
+/* A connection that has no socket yet. */
 struct embryo {
 	__u64 born_ns;
 	__u32 isn;         /* the sender's initial sequence number */
 	__u32 guess;       /* the header length that its SYN was shifted by */
-	__u32 have;        /* bytes of header that we have seen and the kernel has acknowledged */
+	__u32 have;        /* bytes of header that we have seen and the kernel has acknowledged; admitted: all of it */
 	__be32 tsval;      /* of our SYN-ACK; 0: none */
-	__u8 start[HEADER_START];
-	__u32 unused;
+	union {
+		__u8 start[HEADER_START]; /* awaited */
+		struct flow flow;         /* admitted: what it will be */
+	};
+	__u32 stage;       /* enum stage */
 };
 
 enum rule { RULE_REQUIRE = 1, RULE_OPTIONAL = 2 };

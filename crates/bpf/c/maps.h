@@ -49,7 +49,8 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_denied SEC(".maps");
 
-/* Not LRU: a forgotten flow with a delta would be a broken connection. tcp_end.bpf.c removes them. */
+/* Not LRU: a forgotten flow with a delta would be a broken connection. tcp_end.bpf.c writes them when a socket is made, and removes
+ * them when it ends: a flow without a socket would never be removed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1048576);
@@ -59,7 +60,8 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_flows SEC(".maps");
 
-/* LRU: a flood of SYNs forgets embryos only, and those are then refused, never let through. */
+/* Nobody tells of the end of what has no socket. LRU: a flood of SYNs forgets embryos only, and those are then refused, never let
+ * through. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);

@@ -136,12 +136,15 @@ int tcp_egress(struct __sk_buff *skb)
 	}
 	struct embryo *embryo = bpf_map_lookup_elem(&tp_embryos, &key);
 	if (embryo) {
-		if (segment.flags & SYN)
+		if (segment.flags & SYN && embryo->stage == AWAITED)
 			return on_syn_ack(skb, &segment, port, &key, embryo);
 		shift_all(skb, &segment, embryo->guess - embryo->have);
 		return PASS;
 	}
-	flow = bpf_map_lookup_elem(&tp_ended, &key);
+	/* It may have become one since we looked; after that it ended. */
+	flow = bpf_map_lookup_elem(&tp_flows, &key);
+	if (!flow)
+		flow = bpf_map_lookup_elem(&tp_ended, &key);
 	if (flow && flow->delta)
 		shift_all(skb, &segment, flow->delta);
 	return PASS;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* A flow's socket: when it is there, it is told its client's name; when it closes, whatever made it close, the flow ends. */
+/* A flow's socket: when it is there, the flow begins, and the socket is told its client's name; when it closes, whatever made it
+ * close, the flow ends. So there is no flow without a socket. */
 #include "maps.h"
 #include "names.h"
 
@@ -69,16 +70,32 @@ static __always_inline void give_name(struct bpf_sock_ops *ctx, const struct flo
 		count(port, FAILED);
 }
 
+/* Nonzero: it was no embryo whose header is off. */
+static __always_inline int begin_flow(const struct flow_key *key, struct flow *flow)
+{
+	struct embryo *embryo = bpf_map_lookup_elem(&tp_embryos, key);
+
+	if (!embryo || embryo->stage != ADMITTED)
+		return -1;
+	*flow = embryo->flow;
+	/* The flow comes before the embryo goes: whoever looks for them in the other order finds one. */
+	if (bpf_map_update_elem(&tp_flows, key, flow, BPF_ANY)) {
+		embryo->stage = HOMELESS; /* its next packet is refused */
+		return 0;
+	}
+	bpf_map_delete_elem(&tp_ended, key);
+	bpf_map_delete_elem(&tp_embryos, key);
+	return 0;
+}
+
 static __always_inline void on_established(struct bpf_sock_ops *ctx)
 {
 	struct flow_key key = {};
+	struct flow flow = {};
 
-	if (key_of(ctx, &key))
+	if (key_of(ctx, &key) || begin_flow(&key, &flow))
 		return;
-	struct flow *flow = bpf_map_lookup_elem(&tp_flows, &key);
-	if (!flow)
-		return;
-	give_name(ctx, &key, flow);
+	give_name(ctx, &key, &flow);
 	bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 }
 

@@ -6,6 +6,7 @@
  *   bare ACK held back: accept() must not return before the client is known
  *   header   in part: delivered as old data, which the kernel acknowledges and drops
  *            whole (N bytes): becomes the bare ACK; once more, shifted like all that follow it
+ *            (of the bare ACK the kernel makes a socket, and tcp_end of the embryo a flow)
  *   rest     shifted by delta = K - N: not at all, if the guess was right
  */
 #include "header.h"
@@ -80,19 +81,33 @@ static __always_inline __u32 guess_of(const struct flow_key *key, __u8 version, 
 	return V2_FIXED + (version == 4 ? V2_INET : V2_INET6);
 }
 
+static __always_inline int has_socket(struct __sk_buff *skb, const struct segment *segment)
+{
+	__u32 family = 0;
+	enum socket_state state = find_socket(skb, segment, 0, &family);
+
+	return state != NO_SOCKET && state != LISTENS;
+}
+
 static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				  const struct flow_key *key)
 {
 	__u32 family = 0;
+	struct embryo *again = bpf_map_lookup_elem(&tp_embryos, key);
 
-	if (port->draining)
+	if (again && (again->isn != segment->seq || (again->stage != AWAITED && !has_socket(skb, segment)))) {
+		/* Another connection, which must not be taken for that one. */
+		bpf_map_delete_elem(&tp_embryos, key);
+		again = 0;
+	}
+	if (port->draining && !again)
 		return PASS;
 	__u32 rule = sender_rule(&key->sender);
-	if (!rule) {
+	if (!rule && !again) {
 		count(port, PASSED_NOT_A_SENDER);
 		return PASS;
 	}
-	if (!is_for_this_host(skb, &segment->ip, IPPROTO_TCP) || !find_socket(skb, segment, 0, &family)) {
+	if (!again && (!is_for_this_host(skb, &segment->ip, IPPROTO_TCP) || !find_socket(skb, segment, 0, &family))) {
 		count(port, PASSED_NO_LISTENER);
 		return PASS;
 	}
@@ -104,8 +119,10 @@ static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *s
 	if (inspect_options(skb, segment, port))
 		return DROP;
 
-	struct embryo *again = bpf_map_lookup_elem(&tp_embryos, key);
-	if (again && again->isn == segment->seq) {
+	if (again) {
+		/* The first one was too much for the kernel. */
+		if (!has_socket(skb, segment))
+			again->born_ns = bpf_ktime_get_ns();
 		shift_seq(skb, segment, again->guess);
 		return PASS;
 	}
@@ -123,19 +140,18 @@ static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *s
 	return PASS;
 }
 
-/* From here on the connection is one whose header is off. */
-static __always_inline int establish(const struct port *port, const struct flow_key *key, const struct flow *flow)
+/* From here on its header is off. It becomes a flow when the kernel makes a socket of it, which it need not do at once, or ever. */
+static __always_inline void admit(const struct port *port, struct embryo *embryo, __u32 header_len, const struct flow *flow)
 {
-	if (bpf_map_update_elem(&tp_flows, key, flow, BPF_ANY))
-		return -1;
-	bpf_map_delete_elem(&tp_ended, key);
+	embryo->have = header_len;
+	embryo->flow = *flow;
+	embryo->stage = ADMITTED;
 	count(port, flow->delta ? DELTA_NONZERO : DELTA_ZERO);
-	return 0;
 }
 
 /* No header, and none is needed: the sender is the client. */
 static __always_inline int go_on_without(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-					 const struct flow_key *key, const struct embryo *embryo)
+					 const struct flow_key *key, struct embryo *embryo)
 {
 	struct flow flow = { .delta = embryo->guess };
 	struct prefix sender = host(&key->sender);
@@ -143,11 +159,9 @@ static __always_inline int go_on_without(struct __sk_buff *skb, const struct seg
 
 	if (is_denied(&sender))
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_DENIED);
-	if (establish(port, key, &flow))
-		return refuse_for(skb, segment, port, key, embryo, REFUSED_FULL);
+	admit(port, embryo, 0, &flow);
 	count(port, HEADER_ABSENT);
 	bpf_map_update_elem(&tp_guesses, &key->sender, &none, BPF_ANY);
-	bpf_map_delete_elem(&tp_embryos, key);
 	shift_seq(skb, segment, flow.delta);
 	return PASS;
 }
@@ -159,7 +173,7 @@ static __always_inline int may_be_absent(const struct flow_key *key, const struc
 
 /* An ACK without data, or the end. */
 static __always_inline int on_bare(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-				   const struct flow_key *key, const struct embryo *embryo)
+				   const struct flow_key *key, struct embryo *embryo)
 {
 	int is_end = segment->flags & FIN;
 	if (may_be_absent(key, embryo) && (is_end || bpf_ktime_get_ns() - embryo->born_ns >= OPTIONAL_WAIT_NS))
@@ -210,8 +224,18 @@ static __always_inline int on_part(struct __sk_buff *skb, const struct segment *
 	return PASS;
 }
 
+/* The segment itself is lost by this; it comes again, as a copy or from the sender. */
+static __always_inline int end_handshake(struct __sk_buff *skb, const struct segment *segment, const struct port *port, __u32 seq,
+					 __be32 tsval)
+{
+	if (!become_bare_ack(skb, segment, seq, tsval))
+		return PASS;
+	count(port, FAILED);
+	return DROP;
+}
+
 static __always_inline int on_whole(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-				    const struct flow_key *key, const struct embryo *embryo, const struct header *header,
+				    const struct flow_key *key, struct embryo *embryo, const struct header *header,
 				    enum verdict verdict)
 {
 	__u32 start = embryo->isn + 1 + embryo->guess;
@@ -244,21 +268,12 @@ static __always_inline int on_whole(struct __sk_buff *skb, const struct segment 
 	}
 
 	count(port, header->is_v1 ? HEADER_V1 : HEADER_V2);
-	if (establish(port, key, &flow))
-		return refuse_for(skb, segment, port, key, embryo, REFUSED_FULL);
+	admit(port, embryo, len, &flow);
 	bpf_map_update_elem(&tp_guesses, &key->sender, &len, BPF_ANY);
-	/* The copy comes in once more, behind this packet, and then belongs to a flow. */
-	if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS)) {
-		bpf_map_delete_elem(&tp_flows, key);
+	/* The copy comes in once more, behind this packet, and then belongs to a flow. Without it, the sender sends all of it again. */
+	if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
 		count(port, FAILED);
-		return DROP;
-	}
-	bpf_map_delete_elem(&tp_embryos, key);
-	if (become_bare_ack(skb, segment, start, tsval)) {
-		count(port, FAILED); /* the copy ends the handshake as well */
-		return DROP;
-	}
-	return PASS;
+	return end_handshake(skb, segment, port, start, tsval);
 }
 
 static __always_inline int on_data(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
@@ -299,13 +314,39 @@ static __always_inline int on_data(struct __sk_buff *skb, const struct segment *
 	return on_whole(skb, segment, port, key, embryo, &bench->header, verdict);
 }
 
+/* Its header is off, but its socket isn't there (or was not, when we looked): the accept queue was full. Then the kernel has dropped
+ * the bare ACK, and takes any segment for one as soon as there is room; a cookie, only that which comes right after the SYN. */
+static __always_inline int on_admitted(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				       const struct embryo *embryo)
+{
+	__u32 start = embryo->isn + 1 + embryo->guess;
+	__u32 family = 0;
+
+	if (find_socket(skb, segment, start, &family) == ANSWERS_COOKIE)
+		return end_handshake(skb, segment, port, start, embryo->tsval);
+	shift_seq(skb, segment, embryo->flow.delta);
+	return PASS;
+}
+
+/* The kernel believes a RST that lies in its window, which has no scale yet (RFC 9293, 3.10.7.4), and forgets the connection. */
+static __always_inline int is_in_window(const struct segment *segment, const struct embryo *embryo)
+{
+	return segment->seq - (embryo->isn + 1 + embryo->have) <= 0xffff;
+}
+
 static __always_inline int on_embryo(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				     const struct flow_key *key, struct embryo *embryo)
 {
 	if (segment->flags & (RST | SYN)) {
 		shift_seq(skb, segment, embryo->guess - embryo->have);
+		if (segment->flags & RST && is_in_window(segment, embryo))
+			bpf_map_delete_elem(&tp_embryos, key);
 		return PASS;
 	}
+	if (embryo->stage == HOMELESS)
+		return refuse_for(skb, segment, port, key, embryo, REFUSED_FULL);
+	if (embryo->stage == ADMITTED)
+		return on_admitted(skb, segment, port, embryo);
 	if (segment->payload_len == 0)
 		return on_bare(skb, segment, port, key, embryo);
 	return on_data(skb, segment, port, key, embryo);
@@ -329,6 +370,15 @@ static __always_inline int on_stranger(struct __sk_buff *skb, const struct segme
 	}
 }
 
+/* A flow whose socket is gone, and we were not told: what begins here is another connection, with a header of its own. */
+static __always_inline int is_left_behind(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key)
+{
+	if (has_socket(skb, segment))
+		return 0;
+	bpf_map_delete_elem(&tp_flows, key);
+	return 1;
+}
+
 SEC("classifier")
 int tcp_ingress(struct __sk_buff *skb)
 {
@@ -344,17 +394,21 @@ int tcp_ingress(struct __sk_buff *skb)
 		.sender_port = segment.source_port,
 		.local_port = segment.destination_port,
 	};
+	int is_syn = (segment.flags & (SYN | ACK)) == SYN;
 	struct flow *flow = bpf_map_lookup_elem(&tp_flows, &key);
-	if (flow) {
+	if (flow && !(is_syn && is_left_behind(skb, &segment, &key))) {
 		shift_seq(skb, &segment, flow->delta);
 		return PASS;
 	}
-	if ((segment.flags & (SYN | ACK)) == SYN)
+	if (is_syn)
 		return on_syn(skb, &segment, port, &key);
 	struct embryo *embryo = bpf_map_lookup_elem(&tp_embryos, &key);
 	if (embryo)
 		return on_embryo(skb, &segment, port, &key, embryo);
-	flow = bpf_map_lookup_elem(&tp_ended, &key);
+	/* It may have become one since we looked; after that it ended. */
+	flow = bpf_map_lookup_elem(&tp_flows, &key);
+	if (!flow)
+		flow = bpf_map_lookup_elem(&tp_ended, &key);
 	if (flow) {
 		shift_seq(skb, &segment, flow->delta);
 		return PASS;

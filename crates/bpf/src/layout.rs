@@ -105,7 +105,7 @@ pub(crate) struct Embryo {
     pub(crate) have: u32,
     pub(crate) tsval: u32,
     pub(crate) start: [u8; 108],
-    pub(crate) unused: u32,
+    pub(crate) stage: u32,
 }
 
 const _: () = assert!(size_of::<Address>() == 16);

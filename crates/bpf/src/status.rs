@@ -50,7 +50,7 @@ pub struct FlowCount {
     pub untouched: usize,
     /// Whose sequence numbers are translated.
     pub translated: usize,
-    /// Whose header isn't complete.
+    /// That have no socket yet: their header isn't complete, or the accept queue is full.
     pub awaiting_header: usize,
 }
 

@@ -24,7 +24,7 @@ fn write_port(port: &PortStatus, out: &mut dyn Write) -> Result<()> {
     match port.traffic {
         Traffic::Tcp(flows) => writeln!(
             out,
-            "port {}/tcp: {state}; open: {} untouched, {} translated, {} awaiting their header",
+            "port {}/tcp: {state}; open: {} untouched, {} translated; {} awaiting their header or accept()",
             port.port, flows.untouched, flows.translated, flows.awaiting_header
         )?,
         Traffic::Udp(gate, flows) => writeln!(

@@ -1,5 +1,6 @@
 //! `truepeer attach`: what is its own and not every way's, see `matrix` for that.
 
+mod accept_queue;
 mod io_uring;
 mod surroundings;
 mod udp;
@@ -604,6 +605,7 @@ fn main() -> ExitCode {
     all.extend(languages.map(|(name, program, run)| {
         Test::new(name, run).needs_program(program).time_limit(Duration::from_secs(180))
     }));
+    all.extend(accept_queue::tests());
     all.extend(surroundings::tests());
     all.extend(udp::tests());
     truepeer_testbed::main(all)
