@@ -98,7 +98,7 @@ struct udp_flow {
 	__be16 tag;              /* struct udp_tag; 0: udp_egress needn't see its answers */
 	__u8 is_newest;          /* of its client: what stands under address 0 is this one */
 	__u8 unused_too;
-	__u32 edition;           /* of the rules by which its client was found good */
+	__u32 edition;           /* of the rules by which its client was found good to be claimed; 0: it was not claimed */
 };
 
 #define UDP_FLOW_COMPARED offsetof(struct udp_flow, tag)

@@ -288,7 +288,8 @@ static __always_inline int note_flow(struct __sk_buff *skb, struct desk *desk, c
 	flow->said_client_port = opened->said_client_port;
 	flow->slot = gate->port.slot;
 	flow->is_spp = opened->is_spp;
-	flow->edition = desk->edition;
+	/* Whether it may be claimed is another question than whether it may send. */
+	flow->edition = opened->is_named ? desk->edition : 0;
 	return remember(&desk->key, flow, known, needs_tag);
 }
 
@@ -330,7 +331,7 @@ static __always_inline int on_datagram(struct __sk_buff *skb, struct desk *desk,
 	if (refusal)
 		return refuse(gate, refusal);
 	struct udp_flow *known = find_flow(desk, gate);
-	/* What was judged by these very rules is judged. */
+	/* A claim that was judged by these very rules is judged. */
 	if (!known || !opened->is_named || known->edition != desk->edition) {
 		refusal = judge_client(&desk->datagram, gate, opened);
 		if (refusal)

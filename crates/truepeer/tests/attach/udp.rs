@@ -35,6 +35,7 @@ pub(crate) fn tests() -> Vec<Test> {
         aggregated_answers_in_spp_each_carry_the_header_back,
         datagrams_are_refused_by_reason,
         a_sender_that_names_nobody_stands_for_itself,
+        who_stood_for_itself_may_not_be_claimed_for_that,
         a_client_of_another_family_keeps_the_senders_address,
         others_than_the_senders_pass,
         clients_are_denied_while_it_runs,
@@ -468,6 +469,27 @@ fn a_sender_that_names_nobody_stands_for_itself(bed: &Bed) -> Result<()> {
     exchange(&sender, &me, &v2(&me, DESTINATIONS[0])?, b"named")?;
     exchange(&sender, &me, b"", b"no header")?;
     ensure!(pair.counter(bed, "named_itself")? == 3 && pair.counter(bed, "header_absent")? == 2);
+    Ok(())
+}
+
+fn who_stood_for_itself_may_not_be_claimed_for_that(bed: &Bed) -> Result<()> {
+    command(bed, &["--port", "5300:53/udp"])?.run(bed)?;
+    let backend = Backend::who(&["127.0.0.1:53"])?;
+    let connected = |from: &str| -> Result<UdpSocket> {
+        let socket = socket(from)?;
+        socket.connect("127.0.0.1:5300")?;
+        Ok(socket)
+    };
+    let itself = connected("127.0.0.9:0")?;
+    let me = itself.local_addr()?.to_string();
+    exchange(&itself, &me, &client::v2_local(), b"LOCAL")?;
+    let other = connected("127.0.0.8:0")?;
+    send(&other, &[&v2(&me, DESTINATIONS[0])?, b"a claim"])?;
+    exchange(&other, CLIENTS[0], &v2(CLIENTS[0], DESTINATIONS[0])?, b"a good one")?;
+    exchange(&itself, &me, &client::v2_local(), b"LOCAL again")?;
+    let status = command(bed, &["status", "--json"])?.run(bed)?;
+    ensure!(counter_in(&serde_json::from_str(&status)?, "refused_claim")? == 1, "{status}");
+    ensure!(backend.seen().len() == 3, "{:?}", *backend.seen());
     Ok(())
 }
 
