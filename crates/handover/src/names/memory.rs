@@ -11,7 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use super::slot::{self, Slot};
 
 /// Changes with the layout, so that two versions of truepeer don't share a table.
-const MAGIC: u64 = 0x7470_6e61_6d65_0003;
+const MAGIC: u64 = 0x7470_6e61_6d65_0004;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 #[derive(Debug)]

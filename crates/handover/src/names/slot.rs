@@ -5,11 +5,12 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::{Name, Tuple};
 
-/// No kernel gives these cookies: it counts up from 1, and would need centuries to come to the last ones.
+/// No kernel gives these cookies: it counts up from 1, and where it was interrupted while it did, down from the last one
+/// (gen_cookie_next). It would need centuries to come to the middle.
 pub(super) const NEVER_USED: u64 = 0;
-pub(super) const FREE: u64 = u64::MAX;
+pub(super) const FREE: u64 = 1 << 63;
 /// Being written, or left behind by a process that was killed while it wrote.
-pub(super) const TAKEN: u64 = u64::MAX - 1;
+pub(super) const TAKEN: u64 = FREE + 1;
 
 /// The upper half of the flags is the namespace.
 const HAS_DESTINATION: u64 = 1;

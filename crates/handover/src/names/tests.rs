@@ -41,6 +41,10 @@ fn a_name_is_found_by_its_cookie_in_every_process() {
     assert_eq!(other.find(5), Some(mapped));
     assert_eq!(other.find(6), Some(name("[fe80::2%7]:1")));
     assert_eq!(other.find(7), None);
+    for last in [u64::MAX, u64::MAX - 1] {
+        let _ = names.insert(last, &mapped, &mut only(last)).unwrap();
+        assert_eq!(other.find(last), Some(mapped), "the kernel counts down, too");
+    }
     assert_eq!(other.wake_up().word(), names.wake_up().word());
 }
 

@@ -22,11 +22,11 @@ pub(super) enum Event {
     Socket(u64),
 }
 
-const NOTIFIER: u64 = 0;
-const LIFE: u64 = 1;
-const GUARD: u64 = 2;
-/// Marks a socket's cookie among the numbers of the epoll.
-const MARK: u64 = 1 << 63;
+/// Numbers in the epoll. Sockets have their cookies, which count up from the first and down from the last: none comes to the
+/// middle.
+const NOTIFIER: u64 = 1 << 63;
+const LIFE: u64 = NOTIFIER + 1;
+const GUARD: u64 = NOTIFIER + 2;
 const EVENTS: usize = 16;
 
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Watch {
         cookie: u64,
         flags: epoll::EventFlags,
     ) -> Result<(), Errno> {
-        epoll::add(&self.0, socket, epoll::EventData::new_u64(cookie | MARK), flags)
+        epoll::add(&self.0, socket, epoll::EventData::new_u64(cookie), flags)
     }
 
     /// Closing our duplicate alone would not end the watch: the program's own keeps the socket open.
@@ -91,7 +91,7 @@ impl Watch {
                 NOTIFIER => {}
                 LIFE => happened.push(Event::Life),
                 GUARD => happened.push(Event::Guard),
-                cookie => happened.push(Event::Socket(cookie & !MARK)),
+                cookie => happened.push(Event::Socket(cookie)),
             }
         }
         Ok(happened)
