@@ -1,14 +1,15 @@
 //! What the processes of one program share: the table of names, and the queue of connections whose header came late.
 //!
 //! The first process makes both and says so in its environment; forked children have them anyway, executed programs find
-//! them by that word, or through the first process's `/proc` directory.
+//! them by that word, or the names through the first process's `/proc` directory, or their parent's. What a program closes
+//! before it executes another is not inherited: it may be another user's, whom the kernel keeps out of `/proc`, too.
 
 use std::env;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
-use rustix::process::getpid;
+use rustix::process::{getpid, getppid};
 use truepeer_handover::{NO_CENSUS, Names, SocketDiag, WakeUp};
 
 use crate::ready::Ready;
@@ -60,9 +61,12 @@ impl Family {
             return Some(Self { wake: names.wake_up(), names, ready });
         }
         // The descriptors were closed on the way here. The names are enough for who doesn't accept connections.
-        let path = format!("/proc/{pid}/fd/{names_fd}");
-        let fd = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
-        let names = Names::open(fd.as_fd()).ok()?;
+        let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
+        let names = [pid, parent].into_iter().find_map(|pid| {
+            let path = format!("/proc/{pid}/fd/{names_fd}");
+            let fd = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
+            Names::open(fd.as_fd()).ok()
+        })?;
         Some(Self { wake: names.wake_up(), names, ready: Ready::create().ok()? })
     }
 }

@@ -302,7 +302,9 @@ pub(crate) unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Opti
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
     if ours::OURS.has(fd) {
-        // A program that closes whatever may be open.
+        if let Some(fd) = borrow(fd) {
+            ours::close_on_exec(fd);
+        }
         return 0;
     }
     listeners::forget(fd);
@@ -315,6 +317,9 @@ pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
 pub(crate) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let mut first = first;
     for ours in ours::OURS.within(first, last) {
+        if let Some(fd) = c_int::try_from(ours).ok().and_then(borrow) {
+            ours::close_on_exec(fd);
+        }
         if ours > first && plain_close_range(first, ours - 1, flags) != 0 {
             return -1;
         }

@@ -2,7 +2,7 @@
 //! given their numbers while we believe them to be ours.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use rustix::process::{Resource, getrlimit};
@@ -65,14 +65,22 @@ impl FdSet {
     }
 }
 
+/// Higher ones would cost: the kernel's table of descriptors, which every fork copies, reaches to the highest.
+const HIGHEST: u64 = 1024;
+const ROOM: u64 = 64;
+
+fn limit() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+fn duplicate(fd: &OwnedFd, lowest: u64) -> Result<OwnedFd, Errno> {
+    let lowest = RawFd::try_from(lowest).unwrap_or(0);
+    fcntl_dupfd_cloexec(fd, lowest).or_else(|_| fcntl_dupfd_cloexec(fd, 3))
+}
+
 /// Moves a descriptor to a high number, so that the program finds the low ones as it would without us, and protects it.
 pub(crate) fn keep(fd: OwnedFd, inherited_by_exec: bool) -> Result<OwnedFd, Errno> {
-    // Higher ones would cost: the kernel's table of descriptors, which every fork copies, reaches to the highest.
-    const HIGHEST: u64 = 1024;
-    const ROOM: u64 = 64;
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(HIGHEST).min(HIGHEST);
-    let lowest = RawFd::try_from(limit.saturating_sub(ROOM)).unwrap_or(0);
-    let kept = fcntl_dupfd_cloexec(&fd, lowest).or_else(|_| fcntl_dupfd_cloexec(&fd, 3))?;
+    let kept = duplicate(&fd, limit().min(HIGHEST).saturating_sub(ROOM))?;
     if inherited_by_exec {
         fcntl_setfd(&kept, FdFlags::empty())?;
     }
@@ -80,10 +88,20 @@ pub(crate) fn keep(fd: OwnedFd, inherited_by_exec: bool) -> Result<OwnedFd, Errn
     Ok(kept)
 }
 
-/// A connection that waits: ours until it is handed over.
-pub(crate) fn keep_waiting(fd: RawFd) {
-    WAITING.insert(fd);
-    OURS.insert(fd);
+/// A connection that waits, moved to a high number: ours until it is handed over. There may be as many as half of the
+/// program's descriptors.
+pub(crate) fn keep_waiting(fd: OwnedFd) -> Result<OwnedFd, Errno> {
+    let kept = duplicate(&fd, (limit() / 2).min(HIGHEST - ROOM))?;
+    WAITING.insert(kept.as_raw_fd());
+    OURS.insert(kept.as_raw_fd());
+    Ok(kept)
+}
+
+/// A program that closes whatever may be open, before it executes another perhaps, as another user: ours stays open here, but
+/// doesn't go there. Who may, finds the family by `/proc`.
+pub(crate) fn close_on_exec(fd: BorrowedFd<'_>) {
+    // Nothing but a wrong number makes it fail.
+    let _ = fcntl_setfd(fd, FdFlags::CLOEXEC);
 }
 
 /// Held while a connection is no longer ours and not closed yet, and while the program forks: the child would have a copy

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Instant;
 
 use rustix::event::epoll;
-use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Resource, getrlimit};
 use truepeer_handover::{Decided, Late, Look};
@@ -49,14 +49,17 @@ pub(crate) fn wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr
 
 fn try_wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr) -> Result<(), Errno> {
     let Some(listener) = listeners::local(listener) else { return Err(Errno::INVAL) };
-    fcntl_setfd(&socket, FdFlags::CLOEXEC)?;
     let inbox = inbox()?;
+    // The low numbers are the program's, which may put something else there (dup2). Before it can be decided: the waiter
+    // releases it.
+    let socket = ours::keep_waiting(socket)?;
     let fd = socket.as_raw_fd();
     let line = format!("{fd} {listener} {sender}");
     let mut message = [b' '; MESSAGE_BYTES];
-    message.get_mut(..line.len()).ok_or(Errno::INVAL)?.copy_from_slice(line.as_bytes());
-    // Before it can be decided: the waiter releases it.
-    ours::keep_waiting(fd);
+    // Two addresses and a number always have room.
+    if let Some(start) = message.get_mut(..line.len()) {
+        start.copy_from_slice(line.as_bytes());
+    }
     // SAFETY: the writing end is never closed while it is in `INBOX`; a forked child replaces it before it gets here.
     let inbox = unsafe { BorrowedFd::borrow_raw(inbox) };
     match rustix::io::write(inbox, &message) {

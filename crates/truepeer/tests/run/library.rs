@@ -20,6 +20,8 @@ pub(crate) fn tests() -> Vec<Test> {
         sockets_passed_to_another_process_keep_their_name,
         a_strangers_listener_on_the_same_address_takes_nothing_away,
         many_start_at_once,
+        another_users_program_gets_nothing_of_ours,
+        a_waiting_connection_leaves_the_low_numbers_to_the_program,
     ]
     .into_iter()
     .map(|test| test.needs_program(PYTHON).needs_several_users())
@@ -246,5 +248,80 @@ fn a_library_of_somebody_elses_is_not_taken(bed: &Bed) -> anyhow::Result<()> {
         said.lines().find_map(|line| line.split_whitespace().find(|word| word.contains("libtruepeer")));
     let file = file.context("the library in memory")?;
     ensure!(!file.starts_with(&trap.display().to_string()), "{file}");
+    Ok(())
+}
+
+/// As sshd does before the user's shell: another user, everything closed, a clean environment.
+fn another_users_program_gets_nothing_of_ours(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+def close_each():
+    for number in range(3, 1024):
+        libc.close(number)
+for close in (lambda: libc.closefrom(3), lambda: libc.close_range(3, 0xFFFFFFFF, 0), close_each):
+    print([os.readlink('/proc/self/fd/' + n) for n in os.listdir('/proc/self/fd') if int(n) > 500])
+    if os.fork() == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+        close()
+        os.execve('/bin/sh', ['sh', '-c', 'ls -l /proc/$$/fd && echo listed'], {'PATH': '/usr/bin:/bin'})
+    os.wait()
+";
+    let file = bed.write("login.py", script)?;
+    let program = Program::new(PYTHON).arg("-u").arg(file);
+    let launch = ["run", "--via", "preload", "--"];
+    let said = program.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch).run(bed)?;
+    let (ours, theirs): (Vec<&str>, Vec<&str>) = said.lines().partition(|line| line.starts_with('['));
+    ensure!(ours.len() == 3 && ours.iter().all(|line| line.contains("truepeer-names")), "{said}");
+    ensure!(theirs.iter().filter(|line| **line == "listed").count() == 3, "{said}");
+    let left = theirs.iter().find(|line| line.contains("truepeer") || line.contains("socket:"));
+    ensure!(left.is_none(), "{said}");
+    Ok(())
+}
+
+fn a_waiting_connection_leaves_the_low_numbers_to_the_program(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import os, socket, time
+listener = socket.create_server(('127.0.0.1', 8080))
+listener.setblocking(False)
+def sockets():
+    links = {}
+    for n in os.listdir('/proc/self/fd'):
+        try:
+            links[int(n)] = os.readlink('/proc/self/fd/' + n)
+        except OSError:
+            pass
+    return {n for n, link in links.items() if link.startswith('socket:')}
+before = sockets()
+accepted = None
+def accept():
+    global accepted
+    try:
+        accepted = listener.accept()
+    except BlockingIOError:
+        pass
+while not (waiting := sockets() - before):
+    accept()
+lowest = os.dup(0)
+os.close(lowest)
+mine = os.memfd_create('mine')
+for number in range(lowest, 64):
+    if number != mine:
+        os.dup2(mine, number)
+print('waiting at', sorted(waiting))
+while not accepted:
+    accept()
+print('accepted', accepted[1], {os.readlink('/proc/self/fd/%d' % n) for n in range(lowest, 64)})
+";
+    let running = start(bed, script)?;
+    let header = header()?;
+    let mut stream = client::connect(LISTENER)?;
+    stream.write_all(&header[..20])?;
+    running.wait_for_log("waiting at")?;
+    stream.write_all(&header[20..])?;
+    running.wait_for_log("accepted")?;
+    let said = running.stdout();
+    ensure!(said.contains("accepted ('203.0.113.7', 5000) {'/memfd:mine (deleted)'}"), "{said}");
     Ok(())
 }
