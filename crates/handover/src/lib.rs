@@ -34,7 +34,7 @@ pub use rules::Rules;
 pub use sending::{Opening, Sending};
 pub use settings::{Destination, Listeners, Settings, SettingsError};
 pub use show::{Shown, as_seen_by};
-pub use wake::WakeUp;
+pub use wake::{ELSEWHERE, WakeUp, is_elsewhere};
 
 #[cfg(test)]
 mod tests;

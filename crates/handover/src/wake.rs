@@ -6,6 +6,7 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -14,6 +15,7 @@ use rustix::net::{
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 use truepeer_proto::{Addresses, Command, EncodeError, V2Encoder};
+use truepeer_sys::socket::namespace_cookie;
 
 /// A TLV type of the range for experiments (PROXY 2.2.8), so that a stranger who reads it takes it for a health check.
 const TLV: u8 = 0xF6;
@@ -82,6 +84,22 @@ impl WakeUp {
             Err(error) => return Err(error),
         }
         send(&socket, &self.message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).map(drop)
+    }
+}
+
+/// What is to be said of a listener that can't be woken ([`is_elsewhere`]).
+pub const ELSEWHERE: &str = "the program listens in another network namespace, where it can't be woken: a connection whose header \
+     comes late or in pieces may be closed; start truepeer in that namespace";
+
+/// Whether a listener is in another network namespace than the caller: [`WakeUp::ring`] doesn't come there. Before Linux 5.14
+/// nobody knows.
+pub fn is_elsewhere(listener: BorrowedFd<'_>) -> bool {
+    let Ok(own) = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None) else {
+        return false;
+    };
+    match (namespace_cookie(listener), namespace_cookie(own.as_fd())) {
+        (Some(theirs), Some(ours)) => theirs != ours,
+        _ => false,
     }
 }
 

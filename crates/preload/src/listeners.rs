@@ -4,9 +4,10 @@ use core::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::net::{AddressFamily, SocketType, getsockname, sockopt};
-use truepeer_handover::Rules;
+use truepeer_handover::{ELSEWHERE, Rules, is_elsewhere};
 
 use crate::ours::FdSet;
+use crate::say;
 
 /// Those that have been made ready, by descriptor. One that is closed is forgotten; one whose number is given to another
 /// without our notice is not made ready, so that its connections are handed over later, not wrongly.
@@ -48,6 +49,9 @@ pub(crate) fn on_first_accept(socket: BorrowedFd<'_>, rules: &Rules) {
     let listens = || sockopt::socket_acceptconn(socket) == Ok(true);
     if SEEN.insert(socket.as_raw_fd()) && listens() && is_meant(socket, rules) {
         make_ready(socket);
+        if is_elsewhere(socket) {
+            say::always(format_args!("{ELSEWHERE}"));
+        }
         let _ = rustix::net::listen(socket, BACKLOG);
     }
 }

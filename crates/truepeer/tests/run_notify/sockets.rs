@@ -18,6 +18,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_program_without_descriptors_gets_the_connection_later,
         passed_listeners_are_served,
         a_listener_bound_to_a_device_forgets_nobody,
+        a_listener_of_another_network_is_served_and_said,
         where_the_kernel_may_not_be_asked_nobody_is_forgotten,
     ];
     all.into_iter().map(|test| test.needs_program(PYTHON).needs_several_users()).collect()
@@ -343,4 +344,36 @@ os.execv(sys.argv[1], sys.argv[1:])
     let running = keeps_its_first_clients(bed, &program)?;
     ensure!(running.log().contains("permit AF_NETLINK"), "{}", running.log());
     Ok(())
+}
+
+/// Inherited from outside: nobody can connect to it from here, to announce late connections.
+fn a_listener_of_another_network_is_served_and_said(bed: &Bed) -> anyhow::Result<()> {
+    let outside = "\
+import ctypes, os, socket, sys
+listener = socket.create_server(('127.0.0.1', 8080))
+if listener.fileno() != 3:
+    os.dup2(listener.fileno(), 3)
+os.set_inheritable(3, True)
+CLONE_NEWNET = 0x40000000
+assert ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+";
+    let serve = "\
+import socket
+listener = socket.socket(fileno=3)
+print('ready')
+while True:
+    connection, peer = listener.accept()
+    while connection.recv(4096):
+        pass
+    connection.sendall(b'%s %d' % (peer[0].encode(), peer[1]))
+    connection.close()
+";
+    let (outside, serve) = (bed.write("outside.py", outside)?, bed.write("serve.py", serve)?);
+    let program = Program::new(PYTHON).arg(outside).arg(env!("CARGO_BIN_EXE_truepeer"));
+    let running = program.args(["run", "--via", via(), "--", PYTHON, "-u"]).arg(serve).start(bed)?;
+    running.wait_for_log("ready")?;
+    let saw = Talk::Plain.ask(V4, &[&[header_of(CLIENT4)?.as_slice(), b"x"].concat()])?;
+    ensure!(saw.to_string() == CLIENT4, "{saw}");
+    running.wait_for_log("another network namespace")
 }

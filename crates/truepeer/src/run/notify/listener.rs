@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
-use tracing::debug;
+use tracing::{debug, warn};
+use truepeer_handover::{ELSEWHERE, is_elsewhere};
 use truepeer_sys::socket::{local_address, set_defer_accept};
 
 /// The kernel's IPPROTO_TCP and IPPROTO_MPTCP: Go's listeners are MPTCP sockets.
@@ -58,6 +59,9 @@ impl Listeners {
             // Inherited, or passed by a service manager: nobody asked us about its listen().
             self.prepare(socket);
             let _ = rustix::net::listen(socket, BACKLOG);
+            if is_elsewhere(socket) {
+                warn!(listener = %local, "{ELSEWHERE}");
+            }
             Arc::new(Listener { cookie, local, is_v6: local.is_ipv6() })
         });
         if self.known.len() >= MOST_REMEMBERED {
