@@ -37,7 +37,7 @@ enum counter {
 	ANSWER_TOO_LONG,      /* no room for its SPP header */
 	ANSWER_AGGREGATED,    /* UDP_SEGMENT: more than can be taken apart for their SPP headers */
 	SPLIT_UP,             /* datagrams that the kernel or a device had aggregated */
-	REFUSED_FRAGMENT,     /* only the first fragment has a header */
+	REFUSED_FRAGMENT,     /* only the first fragment has a header; TCP: likewise behind IPv6 extension headers */
 	REFUSED_AGGREGATED,   /* more than can be split up again */
 	REFUSED_FAMILY,       /* SPP: the client is of another family than the datagram */
 	COUNTERS,

@@ -35,7 +35,7 @@ static __always_inline int read_segment(struct __sk_buff *skb, struct segment *s
 {
 	struct tcphdr tcp;
 
-	/* Fragments: no TCP of today sends them, and only the first has ports. */
+	/* Fragments: no TCP of today sends them, and only the first has ports. hidden.h keeps them from becoming sessions. */
 	if (read_ip(skb, IPPROTO_TCP, &segment->ip) || segment->ip.is_fragment)
 		return -1;
 	if (bpf_skb_load_bytes(skb, segment->ip.payload_at, &tcp, sizeof(tcp)))

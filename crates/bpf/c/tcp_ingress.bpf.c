@@ -10,6 +10,7 @@
  *   rest     shifted by delta = K - N: not at all, if the guess was right
  */
 #include "header.h"
+#include "hidden.h"
 #include "maps.h"
 #include "replies.h"
 #include "segment.h"
@@ -379,12 +380,30 @@ static __always_inline int is_left_behind(struct __sk_buff *skb, const struct se
 	return 1;
 }
 
+static __always_inline int on_unreadable(struct __sk_buff *skb, struct segment *segment)
+{
+	__u32 family = 0;
+
+	enum hidden hidden = find_hidden(skb, segment);
+	if (hidden == NOTHING_HIDDEN || !sender_rule(&segment->ip.source) || !is_for_this_host(skb, &segment->ip, IPPROTO_TCP))
+		return PASS;
+	if (hidden == TOO_LONG_TO_SAY)
+		return DROP; /* to no port that we know */
+	struct port *port = bpf_map_lookup_elem(&tp_ports, &segment->destination_port);
+	if (!port || !find_socket(skb, segment, 0, &family))
+		return PASS;
+	count(port, REFUSED_FRAGMENT);
+	return DROP;
+}
+
 SEC("classifier")
 int tcp_ingress(struct __sk_buff *skb)
 {
 	struct segment segment = {};
-	if (skb->pkt_type == 3 /* PACKET_OTHERHOST: a neighbour's or a macvlan's */ || read_segment(skb, &segment))
+	if (skb->pkt_type == 3 /* PACKET_OTHERHOST: a neighbour's or a macvlan's */)
 		return PASS;
+	if (read_segment(skb, &segment))
+		return on_unreadable(skb, &segment);
 	struct port *port = bpf_map_lookup_elem(&tp_ports, &segment.destination_port);
 	if (!port)
 		return PASS;

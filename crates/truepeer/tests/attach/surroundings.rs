@@ -28,6 +28,9 @@ pub(crate) fn tests() -> Vec<Test> {
             .needs_program("python3"),
         Test::new("a_syn_with_the_option_of_tcp_ao_is_refused", a_syn_with_the_option_of_tcp_ao_is_refused)
             .needs_program("python3"),
+        Test::new("fragments_do_not_get_past", fragments_do_not_get_past).needs_program("python3"),
+        Test::new("ipv6_extension_headers_do_not_get_past", ipv6_extension_headers_do_not_get_past)
+            .needs_program("python3"),
         Test::new("a_redirected_port_is_refused", a_redirected_port_is_refused).needs_program("nft"),
         Test::new("fifty_bulk_echoes_arrive_whole", fifty_bulk_echoes_arrive_whole),
         Test::new("an_attachment_killed_half_way_loses_nothing", an_attachment_killed_half_way_loses_nothing),
@@ -294,6 +297,63 @@ syn(4002, b'')
         let count = |name| counter_on(bed, host, name).unwrap_or_default();
         count("refused_signed") == 1 && count("connections") == 1
     })
+}
+
+/// A SYN in two fragments, and a whole one by hand, which is tracked.
+fn fragments_do_not_get_past(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let _who = backend_on(bed, host, Behaviour::Who, &["0.0.0.0:80"])?;
+    attach_on(bed, host, &["--port", "80"])?;
+    let script = format!(
+        "\
+import struct
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+me = socket.inet_aton('{}')
+def send(id, fragment, payload):
+    header = struct.pack('!BBHHHBBH', 0x45, 0, 20 + len(payload), id, fragment, 64, 6, 0)
+    raw.sendto(header + me + socket.inet_aton(to[0]) + payload, to)
+def syn(port):
+    header = struct.pack('!HHIIBBHHH', port, to[1], 1000, 0, 0x50, 2, 65535, 0, 0)
+    pseudo = me + socket.inet_aton(to[0]) + struct.pack('!BBH', 0, 6, len(header))
+    total = sum(struct.unpack('!%dH' % (len(pseudo + header) // 2), pseudo + header))
+    total = (total & 0xffff) + (total >> 16)
+    total = (total & 0xffff) + (total >> 16)
+    return header[:16] + struct.pack('!H', ~total & 0xffff) + header[18:]
+send(1, 0x2000, syn(4001)[:16])
+send(1, 2, syn(4001)[16:])
+send(2, 0, syn(4002))
+",
+        lb.v4
+    );
+    python(bed, lb, host.at(false, 80), "203.0.113.1:1001", &script)?;
+    wait_for("both to be counted", || {
+        let count = |name| counter_on(bed, host, name).unwrap_or_default();
+        count("refused_fragment") == 1 && count("connections") == 1
+    })
+}
+
+fn ipv6_extension_headers_do_not_get_past(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let who = backend_on(bed, host, Behaviour::Who, &["[::]:80"])?;
+    attach_on(bed, host, &["--port", "80"])?;
+    // Destination options: four bytes of padding.
+    let script = "\
+s = socket.socket(socket.AF_INET6)
+s.settimeout(1)
+s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_DSTOPTS, bytes([0, 0, 1, 4, 0, 0, 0, 0]))
+try:
+    s.connect(to)
+    print('connected')
+except OSError:
+    print('not connected')
+";
+    let said = python(bed, lb, host.at(true, 80), "203.0.113.1:1001", script)?;
+    ensure!(said.trim() == "not connected", "{said}");
+    ensure!(counter_on(bed, host, "refused_fragment")? >= 1);
+    ensure!(!who.log().contains("accepted"));
+    Ok(())
 }
 
 fn a_redirected_port_is_refused(bed: &Bed) -> Result<()> {
