@@ -293,6 +293,8 @@ def sockets():
         except OSError:
             pass
     return {n for n, link in links.items() if link.startswith('socket:')}
+lowest = os.dup(0)
+os.close(lowest)
 before = sockets()
 accepted = None
 def accept():
@@ -303,8 +305,6 @@ def accept():
         pass
 while not (waiting := sockets() - before):
     accept()
-lowest = os.dup(0)
-os.close(lowest)
 mine = os.memfd_create('mine')
 for number in range(lowest, 64):
     if number != mine:
