@@ -52,7 +52,7 @@ struct settings {
 	__u64 header_timeout_ns;
 	__u64 header_max; /* bytes */
 	__u32 edition;    /* of the rules: another one whenever they are written, after that; never 0 */
-	__u32 unused;
+	__u32 udp_silence_s; /* how long a client is answered through its sender after its last datagram from there; 0: for ever */
 };
 
 /* A connection as packets name it. */

@@ -7,8 +7,6 @@
 #include "here.h"
 #include "parcel.h"
 
-#define SECOND_NS 1000000000ULL
-
 /* As the backend shall see it, and what is kept of its header. */
 struct opened {
 	struct address client;

@@ -61,13 +61,29 @@ static __always_inline int is_loopback(const struct address *address)
 	return !address->word[2] && address->word[3] == bpf_htonl(1);
 }
 
+#define SECOND_NS 1000000000ULL
+
+/* Its client has not been heard of by way of its sender for so long that it may have come by itself by now. A flow's newest datagram
+ * is noted to a second. */
+static __always_inline int is_silent(const struct udp_flow *flow)
+{
+	__u32 only = 0;
+	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
+
+	if (!settings || !settings->udp_silence_s)
+		return 0;
+	__s64 silence_ns = bpf_ktime_get_coarse_ns() - flow->seen_ns;
+	return silence_ns > (__s64)((settings->udp_silence_s + 1ULL) * SECOND_NS);
+}
+
 /* The flow that an answer from `key->local` belongs to; that may be 0, and on the loopback it isn't where the client's
  * datagrams went to. */
 static __always_inline struct udp_flow *find_udp_flow(struct udp_key *key)
 {
 	struct udp_flow *flow = bpf_map_lookup_elem(&tp_udp_flows, key);
-	if (flow)
+	if (flow && !is_silent(flow))
 		return flow;
 	key->local = (struct address){};
-	return bpf_map_lookup_elem(&tp_udp_flows, key);
+	flow = bpf_map_lookup_elem(&tp_udp_flows, key);
+	return flow && !is_silent(flow) ? flow : 0;
 }

@@ -133,6 +133,7 @@ fn attach_here(pins: PathBuf) -> Result<()> {
         claims: Claims::default(),
         header_timeout: Duration::from_secs(5),
         header_max: 16 << 10,
+        udp_silence: Duration::from_secs(60),
     };
     let device = Device { name: "lb".to_owned(), has_ethernet: true };
     attach(&Place::here(&pins)?, &rules, &[device], &cgroup_root()?)?;

@@ -71,7 +71,7 @@ pub(crate) struct Settings {
     pub(crate) header_timeout_ns: u64,
     pub(crate) header_max: u64,
     pub(crate) edition: u32,
-    pub(crate) unused: u32,
+    pub(crate) udp_silence_s: u32,
 }
 
 /// `struct flow_key`. Ports in network byte order; words, for an alignment of 4.

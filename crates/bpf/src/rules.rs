@@ -40,7 +40,7 @@ pub struct Rules {
     pub tcp_ports: BTreeSet<u16>,
     /// What senders send datagrams to.
     pub udp_ports: BTreeMap<u16, Gate>,
-    /// Who may send. Others pass untouched, as if truepeer weren't there.
+    /// Who may send. Others pass untouched, as if truepeer weren't there; but see `udp_silence`.
     pub senders: PrefixSet,
     /// Whether their connections begin with a header. With [`HeaderRule::Forbid`] nothing is touched.
     pub header: HeaderRule,
@@ -50,4 +50,7 @@ pub struct Rules {
     pub header_timeout: Duration,
     /// The longest header, in bytes.
     pub header_max: usize,
+    /// How long a client's answers go to its sender after its last datagram from there, to a second. Until then, a client that comes
+    /// by itself from the same address and port is answered through the sender, too.
+    pub udp_silence: Duration,
 }

@@ -11,9 +11,6 @@ use crate::{AttachError, COUNTERS, Counter, Gate, Of, Place, UdpDialect};
 /// How long a half-open connection can live: the kernel's five SYN-ACKs take 63 s (tcp_synack_retries).
 const EMBRYO_LIFE: Duration = Duration::from_secs(70);
 
-/// How long a UDP flow counts as one after its last datagram.
-const UDP_SILENCE: Duration = Duration::from_secs(60);
-
 /// The state of one network namespace.
 #[derive(Debug, Clone)]
 pub struct Status {
@@ -39,7 +36,7 @@ pub struct PortStatus {
 pub enum Traffic {
     /// TCP: open connections.
     Tcp(FlowCount),
-    /// UDP: where to, and how many flows that were heard of in the last minute.
+    /// UDP: where to, and how many flows whose clients are answered through their senders ([`crate::Rules::udp_silence`]).
     Udp(Gate, usize),
 }
 
@@ -77,14 +74,14 @@ pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
         })
     });
     let mut ports = ports.collect::<Result<Vec<_>, AttachError>>()?;
-    let udp_flows = tables.udp_flows();
+    let (udp_flows, silence) = (tables.udp_flows(), tables.udp_silence()?);
     for (number, gate) in tables.gates()? {
         let dialect = if gate.dialect == DIALECT_SPP { UdpDialect::Spp } else { UdpDialect::Every };
         let rule = Gate { backend_port: u16::from_be_bytes(gate.backend_port), dialect };
         ports.push(PortStatus {
             port: number,
             draining: false,
-            traffic: Traffic::Udp(rule, count_udp(number, &udp_flows)),
+            traffic: Traffic::Udp(rule, count_udp(number, &udp_flows, silence)),
             counters: counters_of(Of::Udp, tables.counters(&gate.port)?),
         });
     }
@@ -97,9 +94,9 @@ fn counters_of(of: Of, values: Vec<u64>) -> Vec<(&'static Counter, u64)> {
 }
 
 /// Each is noted twice: under the address that it goes to, and as its client's newest, which is what counts.
-fn count_udp(port: u16, flows: &[(UdpKey, UdpFlow)]) -> usize {
+fn count_udp(port: u16, flows: &[(UdpKey, UdpFlow)], silence: Duration) -> usize {
     let now = now();
-    let is_live = |flow: &UdpFlow| now.saturating_sub(Duration::from_nanos(flow.seen_ns)) < UDP_SILENCE;
+    let is_live = |flow: &UdpFlow| now.saturating_sub(Duration::from_nanos(flow.seen_ns)) <= silence;
     let is_newest = |key: &UdpKey| key.local.0 == [0; 16];
     let ours =
         flows.iter().filter(|(key, flow)| flow.port == port.to_be_bytes() && is_newest(key) && is_live(flow));

@@ -1,6 +1,7 @@
 //! The pinned tables, by what stands in them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
@@ -77,6 +78,7 @@ impl Tables {
         let mut settings = Settings {
             header_timeout_ns: u64::try_from(rules.header_timeout.as_nanos()).unwrap_or(u64::MAX),
             header_max: rules.header_max as u64,
+            udp_silence_s: u32::try_from(rules.udp_silence.as_secs().max(1)).unwrap_or(u32::MAX),
             ..before
         };
         self.settings.set(0, settings, 0).map_err(AttachError::map("writing", "tp_settings"))?;
@@ -195,6 +197,12 @@ impl Tables {
             .map(|entry| entry.map(|(number, gate)| (u16::from_be_bytes(number), gate)))
             .collect();
         found.map_err(AttachError::map("reading", "tp_gates"))
+    }
+
+    /// See [`Rules::udp_silence`].
+    pub(crate) fn udp_silence(&self) -> Result<Duration, AttachError> {
+        let settings = self.settings.get(&0, 0).map_err(AttachError::map("reading", "tp_settings"))?;
+        Ok(Duration::from_secs(settings.udp_silence_s.into()))
     }
 
     /// The UDP flows, likewise.

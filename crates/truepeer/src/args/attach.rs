@@ -14,7 +14,8 @@ use crate::config::ConfigError;
 
 pub(super) const AFTER_HELP: &str = "\
 What is attached goes on when this command ends: attach again to change its rules or to upgrade it (no connection
-notices), detach to end it. Senders that are not allowed pass untouched, as if truepeer weren't there.
+notices), detach to end it. Senders that are not allowed pass untouched, as if truepeer weren't there; only a client whose
+datagrams came through an allowed one is answered through that until --close-after, even if it comes by itself meanwhile.
 
 Examples:
   A load balancer at 10.0.0.7 in front of a web server that runs on this host:
@@ -50,6 +51,9 @@ pub(crate) struct AttachArgs {
     /// How long a sender may take for its header; looked at after 1, 3, 7, 15, 31 and 63 seconds
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = values::positive_duration)]
     header_timeout: Duration,
+    /// UDP: how long a client is answered through its sender after its last datagram from there; to a second
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = values::positive_duration)]
+    close_after: Duration,
     /// Network device to attach to, or all: those that have an address; repeatable
     #[arg(long, value_name = "DEV|all", default_value = "all")]
     pub(crate) dev: Vec<String>,
@@ -113,6 +117,7 @@ impl AttachArgs {
             claims: self.senders.claims()?,
             header_timeout: self.header_timeout,
             header_max: self.senders.header_max,
+            udp_silence: self.close_after,
         })
     }
 }

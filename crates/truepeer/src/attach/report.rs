@@ -29,7 +29,7 @@ fn write_port(port: &PortStatus, out: &mut dyn Write) -> Result<()> {
         )?,
         Traffic::Udp(gate, flows) => writeln!(
             out,
-            "port {}/udp: {state}, {} to port {}; {flows} flows in the last minute",
+            "port {}/udp: {state}, {} to port {}; {flows} flows",
             port.port,
             gate.dialect.as_str(),
             gate.backend_port

@@ -38,6 +38,7 @@ pub(crate) fn tests() -> Vec<Test> {
         who_stood_for_itself_may_not_be_claimed_for_that,
         a_client_of_another_family_keeps_the_senders_address,
         others_than_the_senders_pass,
+        a_client_that_comes_by_itself_is_answered_itself_in_the_end,
         clients_are_denied_while_it_runs,
         udp_ends_at_once_when_detached,
         a_dry_run_names_the_programs_of_udp,
@@ -523,6 +524,29 @@ fn others_than_the_senders_pass(bed: &Bed) -> Result<()> {
     exchange(&sender, &me, b"", &[&header, b"as it is".as_slice()].concat())?;
     ensure!(pair.counter(bed, "not_a_sender")? == 1);
     Ok(())
+}
+
+fn a_client_that_comes_by_itself_is_answered_itself_in_the_end(bed: &Bed) -> Result<()> {
+    for address in ["10.9.9.8/32", "10.9.9.9/32"] {
+        Program::new("ip").args(["addr", "add", address, "dev", "lo"]).run(bed)?;
+    }
+    command(bed, &["--port", "53/udp", "--allow", "127.0.0.9", "--close-after", "1s"])?.run(bed)?;
+    let _backend = Backend::who(&["0.0.0.0:53"])?;
+    let me = "10.9.9.9:5000";
+    let sender = socket("127.0.0.9:0")?;
+    sender.connect("127.0.0.1:53")?;
+    exchange(&sender, me, &v2(me, DESTINATIONS[0])?, b"by the sender")?;
+    let itself = socket(me)?;
+    itself.set_read_timeout(Some(Duration::from_millis(100)))?;
+    let mut answer = [0; 100];
+    wait_for("the client to be answered itself", || {
+        itself.send_to(b"directly", "10.9.9.8:53").is_ok() && itself.recv(&mut answer).is_ok()
+    })?;
+    ensure!(answer.starts_with(b"10.9.9.9:5000 directly"), "{}", answer.escape_ascii());
+    // And through the sender as soon as it comes that way.
+    let again = socket("127.0.0.9:0")?;
+    again.connect("127.0.0.1:53")?;
+    exchange(&again, me, &v2(me, DESTINATIONS[0])?, b"by the sender")
 }
 
 fn clients_are_denied_while_it_runs(bed: &Bed) -> Result<()> {
