@@ -17,8 +17,12 @@ pub(crate) fn tests() -> Vec<Test> {
 const EVERYTHING: &str = "-4 127.0.0.1:80 -6 [::1]:80 -4 10.9.0.1:81 -6 [fd00:9::1]:81 -4 10.5.5.2:82 \
     -6 [fd05::2]:82 --table 1234";
 
-fn addresses() -> Result<()> {
-    ip_here(&["addr add 10.9.0.1/32 dev lo", "addr add fd00:9::1/128 dev lo"])
+/// The kernel adds an IPv6 address's own routes a moment later: what is compared afterwards must have them.
+fn addresses(bed: &Bed) -> Result<()> {
+    ip_here(&["addr add 10.9.0.1/32 dev lo", "addr add fd00:9::1/128 dev lo"])?;
+    let is_whole =
+        |state: &str| ["\nlocal fd00:9::1 dev lo", "\nfd00:9::1 dev lo"].iter().all(|r| state.contains(r));
+    bed.wait_for("the routes of the address", || state(bed).is_ok_and(|state| is_whole(&state)))
 }
 
 fn run_script(bed: &Bed, script: &str) -> Result<()> {
@@ -34,7 +38,7 @@ fn untagged(state: &str) -> String {
 }
 
 fn the_printed_commands_do_what_apply_does(bed: &Bed) -> Result<()> {
-    addresses()?;
+    addresses(bed)?;
     for options in [EVERYTHING, "-p udp -4 127.0.0.1:53 -6 [::1]:53 -4 10.9.0.1:54 -6 [fd00:9::1]:54"] {
         routes(bed, &format!("apply {options}"))?;
         let applied = state(bed)?;
@@ -61,7 +65,7 @@ fn clean(bed: &Bed, script: &str) -> Result<()> {
 }
 
 fn the_printed_removal_does_what_remove_does(bed: &Bed) -> Result<()> {
-    addresses()?;
+    addresses(bed)?;
     let before = state(bed)?;
     routes(bed, &format!("apply {EVERYTHING}"))?;
     let script = routes(bed, "remove --print")?;
