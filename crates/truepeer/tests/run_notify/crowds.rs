@@ -111,7 +111,8 @@ while True:
         connection.close()
 ";
     let running = start(bed, &python(bed, script, &[])?, &[V4])?;
-    running.wait_for_log("listening\nlistening")?;
+    // Counted: the two write at once, and their lines may run into one another.
+    running.wait_state("two listening processes", || running.stdout().matches("listening").count() == 2)?;
     Ok(running)
 }
 
