@@ -208,50 +208,33 @@ fn fast_open_is_declined(bed: &Bed) -> Result<()> {
 }
 
 fn signed_connections_are_refused(bed: &Bed) -> Result<()> {
-    let line = Topology::line(&["lb", "host"])?;
-    let (lb, host) = (line.host("lb"), line.host("host"));
-    let who = backend_on(bed, host, Behaviour::Who, &["0.0.0.0:80"])?;
-    attach_on(bed, host, &["--port", "80"])?;
-    // struct tcp_md5sig (linux/tcp.h); TCP_MD5SIG is 14. A kernel may be without it.
-    let script = "\
-import struct
-to_raw = struct.pack('=HH4s120x', socket.AF_INET, socket.htons(to[1]), socket.inet_aton(to[0]))
-try:
-    s.setsockopt(socket.IPPROTO_TCP, 14, to_raw + struct.pack('=BBHI80s', 0, 0, 3, 0, b'key'))
-except OSError as error:
-    print('no TCP-MD5 here:', error)
-else:
-    s.settimeout(1)
-    try:
-        s.connect(to)
-        print('connected')
-    except OSError:
-        print('not connected')
-";
-    let said = python(bed, lb, host.at(false, 80), "203.0.113.1:1001", script)?;
-    if said.contains("no TCP-MD5") {
-        return truepeer_testbed::skip(said.trim().to_owned());
-    }
-    ensure!(said.trim() == "not connected", "{said}");
-    ensure!(counter_on(bed, host, "refused_signed")? >= 1);
-    ensure!(!who.log().contains("accepted"));
-    Ok(())
+    // struct tcp_md5sig (linux/tcp.h); TCP_MD5SIG is 14.
+    let key = "struct.pack('=HH4s120x', socket.AF_INET, socket.htons(to[1]), socket.inet_aton(to[0])) + \
+               struct.pack('=BBHI80s', 0, 0, 3, 0, b'key')";
+    a_signed_connection_is_refused(bed, "TCP-MD5", 14, key)
 }
 
 /// By two programs, where the kernel has it (CONFIG_TCP_AO, since Linux 6.7).
 fn connections_signed_by_tcp_ao_are_refused(bed: &Bed) -> Result<()> {
+    // struct tcp_ao_add (linux/tcp.h); TCP_AO_ADD_KEY is 38.
+    let key = "struct.pack('=HH4s120x', socket.AF_INET, 0, socket.inet_aton(to[0])) + \
+               struct.pack('=64siIHBBBBBB80s', b'hmac(sha1)', 0, 0, 0, 32, 100, 100, 0, 0, 3, b'key')";
+    a_signed_connection_is_refused(bed, "TCP-AO", 38, key)
+}
+
+/// The sender's kernel signs with the key that this option of TCP takes; one without it is a reason to skip.
+fn a_signed_connection_is_refused(bed: &Bed, name: &str, option: i32, key: &str) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
     let who = backend_on(bed, host, Behaviour::Who, &["0.0.0.0:80"])?;
     attach_on(bed, host, &["--port", "80"])?;
-    // struct tcp_ao_add (linux/tcp.h); TCP_AO_ADD_KEY is 38.
-    let script = "\
+    let script = format!(
+        "\
 import struct
-to_raw = struct.pack('=HH4s120x', socket.AF_INET, 0, socket.inet_aton(to[0]))
 try:
-    s.setsockopt(socket.IPPROTO_TCP, 38, to_raw + struct.pack('=64siIHBBBBBB80s', b'hmac(sha1)', 0, 0, 0, 32, 100, 100, 0, 0, 3, b'key'))
+    s.setsockopt(socket.IPPROTO_TCP, {option}, {key})
 except OSError as error:
-    print('no TCP-AO here:', error)
+    print('no {name} here:', error)
 else:
     s.settimeout(1)
     try:
@@ -259,9 +242,10 @@ else:
         print('connected')
     except OSError:
         print('not connected')
-";
-    let said = python(bed, lb, host.at(false, 80), "203.0.113.1:1001", script)?;
-    if said.contains("no TCP-AO") {
+"
+    );
+    let said = python(bed, lb, host.at(false, 80), "203.0.113.1:1001", &script)?;
+    if said.contains(&format!("no {name}")) {
         return truepeer_testbed::skip(said.trim().to_owned());
     }
     ensure!(said.trim() == "not connected", "{said}");
