@@ -16,7 +16,7 @@ use rustix::net::{SocketAddrAny, SocketFlags};
 
 use crate::accepting::Peer;
 use crate::role::{Accepting, role};
-use crate::{accepting, connecting, listeners, ours, peer, role as roles, waiter};
+use crate::{accepting, connecting, listeners, ours, peer, role as roles, sending_hooks, waiter};
 
 /// Run by the dynamic linker when the library is loaded, before the program's own constructors.
 #[used]
@@ -27,6 +27,7 @@ extern "C" fn at_load() {
     let done = catch_unwind(|| {
         let file = own_file();
         roles::assume(file);
+        sending_hooks::find_all();
         // SAFETY: the handlers are functions of this library, which is never unloaded.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     });

@@ -53,6 +53,13 @@ static SENDMSG: Next = Next::new(c"sendmsg");
 static SENDMMSG: Next = Next::new(c"sendmmsg");
 static WRITE: Next = Next::new(c"write");
 
+/// Looks all of them up. dlsym(3) may take locks, and write() is called in signal handlers and after fork().
+pub(crate) fn find_all() {
+    for next in [&SEND, &SENDTO, &SENDMSG, &SENDMMSG, &WRITE] {
+        next.function();
+    }
+}
+
 type Send = unsafe extern "C" fn(c_int, *const c_void, usize, c_int) -> isize;
 type Sendto = unsafe extern "C" fn(c_int, *const c_void, usize, c_int, *const sockaddr, socklen_t) -> isize;
 type Sendmsg = unsafe extern "C" fn(c_int, *const msghdr, c_int) -> isize;
