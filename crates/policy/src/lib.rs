@@ -14,6 +14,7 @@
 mod addr;
 mod claims;
 mod destination;
+mod dialect;
 mod family;
 mod policy;
 mod prefixes;
@@ -24,6 +25,7 @@ mod senders;
 pub use addr::{BackendAddr, ClientAddr, SenderAddr};
 pub use claims::{Claims, SpecialRange};
 pub use destination::{Destinations, DestinationsError, Dynamic};
+pub use dialect::{Dialect, ParseDialectError};
 pub use family::{Nat64Prefix, Nat64PrefixError, pseudo_ipv4};
 pub use policy::Policy;
 pub use prefixes::{PrefixError, PrefixFileError, PrefixSet};

@@ -71,6 +71,12 @@ counters! {
     DatagramsRefused = "datagrams_refused",
     /// Datagrams lost because a socket's buffer was full, or the path too narrow.
     DatagramsDropped = "datagrams_dropped",
+    /// HTTP requests, answered or not.
+    Requests = "requests",
+    /// HTTP requests that were not answered with what the origin says (by reason: refusals).
+    RequestsFailed = "requests_failed",
+    /// HTTP requests that were sent to the origin once more, on another connection.
+    Retried = "requests_retried",
     /// Times that accepting paused because descriptors, memory or sessions had run out.
     AcceptPaused = "accept_pauses",
 }

@@ -27,10 +27,13 @@ mod relay;
 pub mod settings;
 #[cfg(test)]
 mod sim;
-mod table;
+pub mod table;
 pub mod tcp;
 pub mod udp;
 mod worker;
 
 pub use relay::{Listening, Relay, StartError};
+pub use tcp::close::CloseReason;
 pub use tcp::listener::ListenError;
+pub use tcp::send_proxy;
+pub use worker::{Ended, Ending, Journal};

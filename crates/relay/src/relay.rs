@@ -49,7 +49,7 @@ pub enum StartError {
 }
 
 impl Relay {
-    /// Opens every listener, or takes it from `inherited`, then starts `workers` threads.
+    /// Opens every listener, or takes it from `inherited`, then starts `workers` threads, which write to `journal`.
     ///
     /// # Errors
     /// Nothing listens if one of them can't: see [`StartError`].
@@ -58,11 +58,11 @@ impl Relay {
         workers: usize,
         inherited: Vec<OwnedFd>,
         budgets: Budgets,
+        journal: Arc<Journal>,
     ) -> Result<Self, StartError> {
         let workers = workers.max(1);
         let entrances = entrances::open(&listeners, workers, inherited)?;
         let listening = entrances::addresses(&entrances);
-        let journal = Arc::new(Journal::default());
         let boxes = (0..workers).map(|_| mailbox()).collect::<Result<Vec<_>, _>>()?;
         let team = Team {
             postboxes: boxes.iter().map(|(postbox, _)| postbox.clone()).collect(),

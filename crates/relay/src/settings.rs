@@ -3,9 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use truepeer_policy::Dialect;
 use truepeer_proto::Limits;
-
-use crate::udp::Dialect;
 
 /// One TCP listener.
 #[derive(Debug, Clone)]

@@ -5,24 +5,28 @@
 
 /// Names one tenant of a [`Table`]: 30 bits of place, 32 bits of generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Key {
+pub struct Key {
     place: u32,
     generation: u32,
 }
 
 impl Key {
     /// As one number below 2^62, for epoll's user data, which needs two bits more to tell what the key is of.
-    pub(crate) fn to_bits(self) -> u64 {
+    #[must_use]
+    pub fn to_bits(self) -> u64 {
         u64::from(self.place) << 32 | u64::from(self.generation)
     }
 
     /// The reverse of [`Key::to_bits`].
     #[expect(clippy::cast_possible_truncation, reason = "the two halves are taken apart")]
-    pub(crate) fn from_bits(bits: u64) -> Self {
+    #[must_use]
+    pub fn from_bits(bits: u64) -> Self {
         Self { place: (bits >> 32) as u32, generation: bits as u32 }
     }
 
-    pub(crate) fn place(self) -> u32 {
+    /// The place, which a later tenant may have.
+    #[must_use]
+    pub fn place(self) -> u32 {
         self.place
     }
 }
@@ -37,26 +41,41 @@ struct Place<T> {
 
 /// The slab.
 #[derive(Debug)]
-pub(crate) struct Table<T> {
+pub struct Table<T> {
     places: Vec<Place<T>>,
     vacant: Vec<u32>,
 }
 
-impl<T> Table<T> {
-    pub(crate) fn new() -> Self {
+impl<T> Default for Table<T> {
+    fn default() -> Self {
         Self { places: Vec::new(), vacant: Vec::new() }
+    }
+}
+
+impl<T> Table<T> {
+    /// An empty one.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// Tenants now.
-    pub(crate) fn len(&self) -> usize {
+    #[must_use]
+    pub fn len(&self) -> usize {
         self.places.len() - self.vacant.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// Moves a tenant in.
     ///
     /// # Panics
     /// At 2^30 tenants, which no limit of descriptors allows.
-    pub(crate) fn insert(&mut self, tenant: T) -> Key {
+    pub fn insert(&mut self, tenant: T) -> Key {
         let place = self.vacant.pop().unwrap_or_else(|| self.build_place());
         let slot = &mut self.places[place as usize];
         slot.tenant = Some(tenant);
@@ -69,24 +88,27 @@ impl<T> Table<T> {
         place.expect("descriptors run out long before places")
     }
 
-    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+    /// The tenant, if it has not left.
+    pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         let slot = self.places.get_mut(key.place as usize)?;
         if slot.generation == key.generation { slot.tenant.as_mut() } else { None }
     }
 
-    /// The tenant of a place known to be let: neighbours in a [`crate::deadlines`] queue.
-    pub(crate) fn at_place(&mut self, place: u32) -> Option<&mut T> {
+    /// The tenant of a place known to be let: neighbours in a queue of deadlines.
+    pub fn at_place(&mut self, place: u32) -> Option<&mut T> {
         self.places.get_mut(place as usize)?.tenant.as_mut()
     }
 
     /// The key of whoever lives at `place` now.
-    pub(crate) fn key_at(&self, place: u32) -> Option<Key> {
+    #[must_use]
+    pub fn key_at(&self, place: u32) -> Option<Key> {
         let slot = self.places.get(place as usize)?;
         slot.tenant.is_some().then_some(Key { place, generation: slot.generation })
     }
 
     /// The keys of all tenants.
-    pub(crate) fn keys(&self) -> Vec<Key> {
+    #[must_use]
+    pub fn keys(&self) -> Vec<Key> {
         (0..)
             .map_while(|place| self.places.get(place as usize).map(|_| place))
             .filter_map(|place| self.key_at(place))
@@ -94,7 +116,7 @@ impl<T> Table<T> {
     }
 
     /// Moves the tenant out; its key is void from now on.
-    pub(crate) fn remove(&mut self, key: Key) -> Option<T> {
+    pub fn remove(&mut self, key: Key) -> Option<T> {
         self.get_mut(key)?;
         let slot = &mut self.places[key.place as usize];
         slot.generation = slot.generation.wrapping_add(1);

@@ -22,7 +22,8 @@ fn relay_to(backend: SocketAddr) -> Relay {
     policy.delivery.send_proxy = Some(Version::V1);
     let settings = ListenerSettings::on(SocketAddr::from(([127, 0, 0, 1], 0)));
     let listening = Listening { settings, policy: Arc::new(policy) };
-    Relay::start(vec![listening], 1, Vec::new(), Budgets::for_open_files(256, true, false)).expect("a relay")
+    Relay::start(vec![listening], 1, Vec::new(), Budgets::for_open_files(256, true, false), Arc::default())
+        .expect("a relay")
 }
 
 /// A connection through a relay: the sender's end, and the backend's.

@@ -18,6 +18,11 @@ impl Truepeer {
         Truepeer { program: Program::new(exe.as_ref()).arg("proxy"), listeners: Vec::new() }
     }
 
+    /// Another command of truepeer's, begun by the test.
+    pub fn of(program: Program) -> Truepeer {
+        Truepeer { program, listeners: Vec::new() }
+    }
+
     /// Where senders connect (`--listen`); repeatable.
     pub fn listen(mut self, address: impl Display) -> Truepeer {
         self.listeners.push(address.to_string());

@@ -8,10 +8,11 @@ use truepeer_proto::{DecodeError, DecodeErrorKind, EncodeError};
 
 use crate::counters::Counter;
 use crate::io::ConnectError;
+use crate::worker::Ending;
 
 /// How a session ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum CloseReason {
+pub enum CloseReason {
     /// Both directions were closed in order.
     #[error("finished")]
     Finished,
@@ -105,12 +106,14 @@ fn advice(error: &ConnectError) -> &'static str {
 
 impl CloseReason {
     /// A connection that could not be delivered ends as it would have ended without us: reset.
-    pub(crate) fn resets_downstream(&self) -> bool {
+    #[must_use]
+    pub fn resets_downstream(&self) -> bool {
         matches!(self, Self::ConnectFailed { .. } | Self::ConnectTimeout { .. } | Self::Unencodable(_))
     }
+}
 
-    /// What is counted for it.
-    pub(crate) fn counter(&self) -> Counter {
+impl Ending for CloseReason {
+    fn counter(&self) -> Counter {
         match self {
             Self::Finished => Counter::Finished,
             Self::ResetByClient | Self::ResetByBackend => Counter::Reset,
@@ -126,8 +129,7 @@ impl CloseReason {
         }
     }
 
-    /// The label of a complaint; `None` where the end is a normal one, worth no warning.
-    pub(crate) fn complaint(&self) -> Option<&'static str> {
+    fn complaint(&self) -> Option<&'static str> {
         Some(match self {
             Self::HeaderTimeout { .. } => "header_timeout",
             Self::InvalidHeader { error, .. } => error.kind.as_str(),
@@ -146,8 +148,7 @@ impl CloseReason {
         })
     }
 
-    /// A short name for the session's log line.
-    pub(crate) fn name(&self) -> &'static str {
+    fn name(&self) -> &'static str {
         self.complaint().unwrap_or(match self {
             Self::ResetByClient => "reset_by_client",
             Self::ResetByBackend => "reset_by_backend",

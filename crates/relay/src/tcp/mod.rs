@@ -6,5 +6,5 @@ mod half;
 mod header;
 pub(crate) mod listener;
 pub(crate) mod relaying;
-mod send_proxy;
+pub mod send_proxy;
 pub(crate) mod session;

@@ -21,8 +21,21 @@ pub(super) fn first_bytes<I: Io>(
     header: Option<&Header<'_>>,
     rest: &[u8],
 ) -> Result<Box<[u8]>, EncodeError> {
-    let addresses = addresses(route, || io.local_address(downstream));
     let tlvs = header.map_or(Tlvs::EMPTY, |header| header.tlvs);
+    header_and(route, || io.local_address(downstream), tlvs, rest)
+}
+
+/// The header for `route` with `tlvs`, followed by `rest`; `local` is asked for the address that the sender connected to.
+///
+/// # Errors
+/// No header can say it: the TLVs are too long.
+pub fn header_and(
+    route: &Route,
+    local: impl FnOnce() -> Option<SocketAddr>,
+    tlvs: Tlvs<'_>,
+    rest: &[u8],
+) -> Result<Box<[u8]>, EncodeError> {
+    let addresses = addresses(route, local);
     let room = match route.send_proxy {
         Some(Version::V1) => V1_MAX_LEN,
         // The address block may be longer than the original's, and a checksum may be added.

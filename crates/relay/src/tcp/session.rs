@@ -399,6 +399,7 @@ impl<S, P> Session<S, P> {
             bytes_up,
             bytes_down,
             began: self.began,
+            tls: None,
         };
         cx.journal.on_close(cx.shard, &ended, reason, cx.now);
     }

@@ -1,17 +1,17 @@
 //! UDP flows: datagrams from senders to a backend that sees the client, and its replies back.
 //!
 //! ```text
-//! Gate ── recvmmsg ──▶ Dialect::open ──▶ FlowTable ──▶ by flow ── merged, sendmmsg ──▶ backend
+//! Gate ── recvmmsg ──▶ header::open ──▶ FlowTable ──▶ by flow ── merged, sendmmsg ──▶ backend
 //!                          │ header          └ new: Policy::route, upstream socket bound to the client
 //!                          └ refused: counted, complained about once a minute
 //! sender ◀── sendmmsg, merged ── [header] ◀── recvmmsg ◀── the flow's upstream socket
 //! ```
 //! Nothing that a datagram holds can end a flow but its own silence, nor the process at all.
 
-mod dialect;
 mod down;
 mod flow;
 pub(crate) mod gate;
+mod header;
 mod open;
 mod outbox;
 mod refusal;
@@ -26,9 +26,9 @@ use std::time::Instant;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
+use truepeer_policy::Dialect;
 use truepeer_sys::udp::Received;
 
-pub use self::dialect::{Dialect, ParseDialectError};
 use self::flow::Flow;
 use self::gate::Gate;
 use self::refusal::{Forgotten, Refused};

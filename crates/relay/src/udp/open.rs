@@ -3,7 +3,7 @@
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::net::SocketAddr;
 
-use truepeer_policy::{Origin, Route, SenderAddr};
+use truepeer_policy::{Dialect, Origin, Route, SenderAddr};
 use truepeer_proto::{Addresses, Command, EncodeError, Header, Tlvs, Transport, V2Encoder, spp};
 use truepeer_sys::udp::Arrival;
 
@@ -12,7 +12,7 @@ use super::gate::Gate;
 use super::outbox::Sent;
 use super::refusal::Cause;
 use super::table::FlowKey;
-use super::{Context, Dialect, Flows};
+use super::{Context, Flows};
 use crate::budget::Permit;
 use crate::counters::Counter;
 use crate::settings::UdpSettings;

@@ -8,7 +8,7 @@
 //! Anything that is not such a header is left to the kernel's own choice, by answering with a socket that does not
 //! exist (`reuseport_select_sock`: "no bpf or invalid bpf result: fall back to hash usage").
 
-use super::dialect::Dialect;
+use truepeer_policy::Dialect;
 
 /// A program for `workers` sockets, or `None` where the kernel's choice is right.
 pub(super) fn program(dialect: Dialect, workers: usize) -> Option<Vec<libc::sock_filter>> {

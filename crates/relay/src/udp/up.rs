@@ -3,13 +3,13 @@
 use std::os::fd::AsFd;
 
 use rustix::io::Errno;
-use truepeer_policy::{HeaderRule, SenderAddr};
+use truepeer_policy::{Dialect, HeaderRule, SenderAddr};
 use truepeer_proto::Header;
 use truepeer_sys::udp::Arrival;
 
-use super::dialect::{Opened, Unopened};
 use super::flow::{Flow, Sending};
 use super::gate::Gate;
+use super::header::{Opened, Unopened, open};
 use super::open::Opening;
 use super::outbox::{Datagram, Sent, Way, send};
 use super::refusal::{Cause, Refused};
@@ -112,11 +112,11 @@ impl Flows {
         }
         let named = self.table.of_sender(&at.sender_key()).filter(|_| at.rule != HeaderRule::Forbid);
         let limits = cx.listeners[usize::from(at.gate.listener)].settings.header_limits;
-        match at.udp.dialect.open(datagram, at.rule, limits, named.is_some()) {
+        match open(at.udp.dialect, datagram, at.rule, limits, named.is_some()) {
             Ok(Opened::Headed { raw, header, payload }) => {
                 let flow = self.flow_of(cx, at, Some(&header), raw)?;
                 *last = Some(Last { raw, flow });
-                let is_header_alone = at.udp.dialect == super::Dialect::Standalone && payload.is_empty();
+                let is_header_alone = at.udp.dialect == Dialect::Standalone && payload.is_empty();
                 Ok((!is_header_alone).then_some(Placed { flow, payload }))
             }
             Ok(Opened::Bare(payload)) => {
@@ -160,7 +160,7 @@ impl Flows {
         if let Some(flow) = self.table.get_mut(key) {
             flow.back.follow(at.number, at.gate, at.arrival);
             if let Some(raw) = raw
-                && at.udp.dialect == super::Dialect::Spp
+                && at.udp.dialect == Dialect::Spp
                 && *flow.reply_header != *raw
             {
                 flow.reply_header = raw.into();

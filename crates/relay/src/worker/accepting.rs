@@ -41,7 +41,8 @@ impl Worker {
         self.paused_until = Some(now + PAUSE);
         if let Some(door) = self.doors.first() {
             let listener = self.listeners[usize::from(door.listener)].settings.address.ip();
-            self.journal.on_accept_pause(&self.shard, listener, errno, now);
+            let lacking = errno.as_ref().map(|errno| errno as &dyn std::fmt::Display);
+            self.journal.on_accept_pause(&self.shard, listener, lacking, now);
         }
     }
 

@@ -3,31 +3,48 @@
 use std::net::IpAddr;
 use std::time::Instant;
 
-use rustix::io::Errno;
 use tracing::{debug, error, info, warn};
 use truepeer_policy::{Refusal, Route, SenderAddr, SpecialRange};
 
 use crate::SESSION;
 use crate::complaints::Complaints;
 use crate::counters::{Counter, Counters, Shard};
-use crate::tcp::close::CloseReason;
 
-/// Shared by all workers.
+/// Shared by all workers, the relay's and those that speak TLS.
 #[derive(Debug, Default)]
-pub(crate) struct Journal {
-    pub(crate) counters: Counters,
+pub struct Journal {
+    /// What is counted.
+    pub counters: Counters,
     complaints: Complaints,
 }
 
 /// A session that has ended, as its log line shows it.
 #[derive(Debug)]
-pub(crate) struct Ended<'a> {
-    pub(crate) sender: SenderAddr,
-    pub(crate) route: Option<&'a Route>,
-    pub(crate) listener: std::net::SocketAddr,
-    pub(crate) bytes_up: u64,
-    pub(crate) bytes_down: u64,
-    pub(crate) began: Instant,
+pub struct Ended<'a> {
+    /// Who opened the downstream connection.
+    pub sender: SenderAddr,
+    /// Where it went and as whom; `None`: it never became a session.
+    pub route: Option<&'a Route>,
+    /// Where it came in.
+    pub listener: std::net::SocketAddr,
+    /// Bytes delivered to the backend.
+    pub bytes_up: u64,
+    /// Bytes delivered to the sender.
+    pub bytes_down: u64,
+    /// When it was accepted.
+    pub began: Instant,
+    /// What TLS agreed on downstream, where it was spoken.
+    pub tls: Option<&'a str>,
+}
+
+/// Why a session ended, as it is counted and said.
+pub trait Ending: std::fmt::Display {
+    /// What is counted for it.
+    fn counter(&self) -> Counter;
+    /// The label of a complaint; `None` where the end is a normal one, worth no warning.
+    fn complaint(&self) -> Option<&'static str>;
+    /// A short name for the session's log line.
+    fn name(&self) -> &'static str;
 }
 
 /// A UDP flow that has ended, as its log line shows it.
@@ -81,7 +98,7 @@ impl Journal {
     }
 
     /// A session has ended.
-    pub(crate) fn on_close(&self, shard: &Shard, ended: &Ended<'_>, reason: &CloseReason, now: Instant) {
+    pub fn on_close(&self, shard: &Shard, ended: &Ended<'_>, reason: &dyn Ending, now: Instant) {
         shard.count(reason.counter());
         if let Some(label) = reason.complaint() {
             self.counters.refuse(label);
@@ -103,18 +120,13 @@ impl Journal {
             bytes_down = ended.bytes_down,
             duration_ms = milliseconds(ended.began, now),
             close = reason.name(),
+            tls = ended.tls,
             "session"
         );
     }
 
     /// A sender that may not connect.
-    pub(crate) fn on_refused_sender(
-        &self,
-        shard: &Shard,
-        sender: SenderAddr,
-        refusal: &Refusal,
-        now: Instant,
-    ) {
+    pub fn on_refused_sender(&self, shard: &Shard, sender: SenderAddr, refusal: &Refusal, now: Instant) {
         shard.count(Counter::Refused);
         self.counters.refuse(refusal.reason());
         self.complain(refusal.reason(), sender.ip(), now, |held_back| {
@@ -123,7 +135,7 @@ impl Journal {
     }
 
     /// The client's port was in use: the backend sees its address with another port.
-    pub(crate) fn on_port_replaced(&self, shard: &Shard, route: &Route, now: Instant) {
+    pub fn on_port_replaced(&self, shard: &Shard, route: &Route, now: Instant) {
         shard.count(Counter::PortReplaced);
         if route.origin != truepeer_policy::Origin::Header {
             return;
@@ -137,13 +149,7 @@ impl Journal {
     }
 
     /// A claim that only `--allow-claims` lets pass.
-    pub(crate) fn on_special_claim(
-        &self,
-        route: &Route,
-        sender: SenderAddr,
-        range: SpecialRange,
-        now: Instant,
-    ) {
+    pub fn on_special_claim(&self, route: &Route, sender: SenderAddr, range: SpecialRange, now: Instant) {
         self.complain("special_claim", sender.ip(), now, |held_back| {
             warn!(
                 client = %route.client, %sender, held_back,
@@ -153,16 +159,16 @@ impl Journal {
     }
 
     /// Accepting pauses, since the system is out of something.
-    pub(crate) fn on_accept_pause(
+    pub fn on_accept_pause(
         &self,
         shard: &Shard,
         listener: IpAddr,
-        errno: Option<Errno>,
+        lacking: Option<&dyn std::fmt::Display>,
         now: Instant,
     ) {
         shard.count(Counter::AcceptPaused);
-        self.complain("accept_pause", listener, now, |held_back| match errno {
-            Some(errno) => error!(held_back, "accepting pauses for a moment: {errno}"),
+        self.complain("accept_pause", listener, now, |held_back| match lacking {
+            Some(lacking) => error!(held_back, "accepting pauses for a moment: {lacking}"),
             None => error!(
                 held_back,
                 "accepting pauses: every descriptor that sessions may use is in use; raise the limit of open files (LimitNOFILE=, ulimit -n)"
@@ -170,7 +176,8 @@ impl Journal {
         });
     }
 
-    fn complain(&self, label: &'static str, about: IpAddr, now: Instant, say: impl FnOnce(u64)) {
+    /// Says it, unless it was said about the same address less than a minute ago.
+    pub fn complain(&self, label: &'static str, about: IpAddr, now: Instant, say: impl FnOnce(u64)) {
         if let Some(held_back) = self.complaints.may_log(label, about, now) {
             say(held_back);
         }

@@ -23,7 +23,8 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use truepeer_policy::SenderAddr;
 use truepeer_sys::{CallError, Named};
 
-pub(crate) use self::journal::{Ended, EndedFlow, Journal};
+pub(crate) use self::journal::EndedFlow;
+pub use self::journal::{Ended, Ending, Journal};
 pub(crate) use self::mailbox::{Mailbox, Order, Postbox, mailbox};
 use crate::budget::{Budgets, Permit};
 use crate::counters::{Counter, Shard};

@@ -9,6 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Child;
 
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
 };
@@ -43,6 +44,8 @@ pub struct Supervised {
 /// What the entry needs room for; the number of a process is at most 2²².
 const LISTEN_PID: &[u8] = b"LISTEN_PID=";
 const DIGITS: usize = 10;
+/// As shells say it; nobody looks.
+const NOT_EXECUTED: libc::c_int = 127;
 
 impl Command {
     /// `file` is run as it stands, without a look at PATH; `words` are its name and arguments. The environment is this
@@ -101,17 +104,30 @@ impl Command {
                 return Err(io::ErrorKind::BrokenPipe.into()); // it has ended already
             }
             let listener = filter.install()?;
-            pass_on(there.as_fd(), listener.as_fd())?;
+            pass_on(there.as_fd(), b"x", Some(listener.as_fd()))?;
             drop(listener);
             self.mask.as_ref().map(set_mask);
             self.write_listen_pid();
-            Err(self.exec(&argv, &environment))
+            let error = self.exec(&argv, &environment).raw_os_error().unwrap_or_default();
+            // Not by returning it: that would be a write(), which may be one of the calls that are asked about.
+            let _ = pass_on(there.as_fd(), &error.to_ne_bytes(), None);
+            // SAFETY: ends this process, a copy that has nothing to be put in order.
+            unsafe { libc::_exit(NOT_EXECUTED) }
         };
         // SAFETY: between fork and exec only system calls are made, and memory is used that was allocated before.
         unsafe { command.pre_exec(become_the_program) };
-        let child = command.spawn().named("start")?;
+        let mut child = command.spawn().named("start")?;
+        // With it goes this process's copy of the socket's other end, which is closed there by exec.
+        drop(command);
         let notifier = Notifier::new(receive(here.as_fd()).named("recvmsg")?);
-        Ok(Supervised { child, notifier })
+        let mut error = [0; 4];
+        match rustix::net::recv(here.as_fd(), &mut error, RecvFlags::WAITALL).named("recv")? {
+            (0, _) => Ok(Supervised { child, notifier }),
+            _ => {
+                let _ = child.wait();
+                Err(Errno::from_raw_os_error(i32::from_ne_bytes(error))).named("exec")
+            }
+        }
     }
 
     fn write_listen_pid(&mut self) {
@@ -160,21 +176,22 @@ struct Rights {
     descriptor: RawFd,
 }
 
-/// Sends a descriptor through a socket; allocates nothing. Marked, since the filter is there already.
-fn pass_on(socket: BorrowedFd<'_>, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-    let byte = *b"x";
-    let mut part = libc::iovec { iov_base: byte.as_ptr().cast_mut().cast(), iov_len: byte.len() };
+/// Sends bytes, and a descriptor perhaps, through a socket; allocates nothing. Marked, since the filter is there already.
+fn pass_on(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     // SAFETY: both structs are numbers and pointers, for which zero is a value.
     let (mut rights, mut message): (Rights, libc::msghdr) = unsafe { std::mem::zeroed() };
-    rights.descriptor = descriptor.as_raw_fd();
+    rights.descriptor = descriptor.map_or(-1, |descriptor| descriptor.as_raw_fd());
     rights.header.cmsg_level = libc::SOL_SOCKET;
     rights.header.cmsg_type = libc::SCM_RIGHTS;
     // SAFETY: this computes a length.
     rights.header.cmsg_len = unsafe { libc::CMSG_LEN(4) }.try_into().unwrap_or_default();
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
-    message.msg_control = (&raw mut rights).cast();
-    message.msg_controllen = size_of::<Rights>();
+    if descriptor.is_some() {
+        message.msg_control = (&raw mut rights).cast();
+        message.msg_controllen = size_of::<Rights>();
+    }
     let marked = u64::from(MARK) << 32;
     // SAFETY: the message leads to locals that outlive the call, which only reads them; `Rights` has the layout and, by its
     // alignment, the size that CMSG_SPACE(4) asks for.

@@ -21,4 +21,7 @@ calls! {
     SENDMMSG = libc::SYS_sendmmsg;
     SENDMSG = libc::SYS_sendmsg;
     SENDTO = libc::SYS_sendto;
+    SETSOCKOPT = libc::SYS_setsockopt;
+    WRITE = libc::SYS_write;
+    WRITEV = libc::SYS_writev;
 }

@@ -14,12 +14,6 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use truepeer_policy::HeaderRule;
-use truepeer_proto::{
-    Addresses, Command, DecodeError, DecodeErrorKind, Header, Limits, Tlvs, Transport, V2_SIGNATURE, Version,
-    Versions, decode_datagram, spp,
-};
-
 /// Where the header is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Dialect {
@@ -88,87 +82,5 @@ impl Dialect {
     #[must_use]
     pub const fn default_silence_sending(self) -> Duration {
         Duration::from_secs(if self.has_bare_datagrams() { 20 } else { 60 })
-    }
-}
-
-/// A datagram, opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Opened<'a> {
-    /// It names its client.
-    Headed {
-        /// The header as it came: in `spp`, replies carry it back.
-        raw: &'a [u8],
-        header: Header<'a>,
-        payload: &'a [u8],
-    },
-    /// It belongs to whom its sender's earlier header named, or needs none.
-    Bare(&'a [u8]),
-}
-
-/// A datagram that can't be opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unopened {
-    /// Its header is none, or a wrong one.
-    Invalid(DecodeError),
-    /// It is bare, and no header came before it.
-    NoHeaderBefore,
-}
-
-impl Dialect {
-    /// Opens one datagram; `is_known` tells whether its sender has named a client before.
-    pub(crate) fn open(
-        self,
-        datagram: &[u8],
-        rule: HeaderRule,
-        limits: Limits,
-        is_known: bool,
-    ) -> Result<Opened<'_>, Unopened> {
-        if rule == HeaderRule::Forbid || (self.has_bare_datagrams() && is_known) {
-            return Ok(Opened::Bare(datagram));
-        }
-        match (self.decode(datagram, limits), rule) {
-            (Ok(opened), _) => Ok(opened),
-            (Err(error), HeaderRule::Optional) if self.is_no_header(&error, datagram) => {
-                Ok(Opened::Bare(datagram))
-            }
-            (Err(error), _) if self.has_bare_datagrams() && self.is_no_header(&error, datagram) => {
-                Err(Unopened::NoHeaderBefore)
-            }
-            (Err(error), _) => Err(Unopened::Invalid(error)),
-        }
-    }
-
-    fn decode(self, datagram: &[u8], limits: Limits) -> Result<Opened<'_>, DecodeError> {
-        let (header, length) = match self {
-            Self::Spp => (header_of(&spp::decode(datagram)?), spp::LEN),
-            // PROXY 2.1: v1 is for TCP.
-            _ => decode_datagram(datagram, Limits { versions: Versions::V2, ..limits })?,
-        };
-        let (raw, payload) = datagram.split_at(length);
-        Ok(Opened::Headed { raw, header, payload })
-    }
-
-    /// Whether the datagram does not even begin as a header of this dialect does.
-    fn is_no_header(self, error: &DecodeError, datagram: &[u8]) -> bool {
-        let signature_bytes = if self == Self::Spp { spp::MAGIC.len() } else { V2_SIGNATURE.len() };
-        match error.kind {
-            DecodeErrorKind::NotProxy | DecodeErrorKind::SppMagic => true,
-            DecodeErrorKind::Truncated => datagram.len() < signature_bytes,
-            _ => false,
-        }
-    }
-}
-
-/// SPP names client and destination as a v2 header for UDP would.
-fn header_of(header: &spp::Spp) -> Header<'static> {
-    Header {
-        version: Version::V2,
-        command: Command::Proxy,
-        addresses: Addresses::Inet {
-            transport: Transport::Dgram,
-            source: header.client,
-            destination: header.proxy,
-        },
-        tlvs: Tlvs::EMPTY,
     }
 }
