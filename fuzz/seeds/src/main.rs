@@ -1,4 +1,5 @@
-//! Writes the shared table as a seed corpus: one file for each vector, in a directory for each fuzz target.
+//! Writes the shared table as a seed corpus: one file for each vector, in a directory for each fuzz target; and messages
+//! of HTTP/1 for the targets that read those.
 //!
 //! `cargo run -p truepeer-fuzz-seeds -- DIRECTORY`
 
@@ -24,7 +25,44 @@ fn main() -> io::Result<()> {
             fs::write(root.join("tlvs").join(&name), header.tlvs.as_bytes())?;
         }
     }
+    write_http1(&root)?;
     write_spp(&root.join("spp"))
+}
+
+const REQUESTS: [&str; 5] = [
+    "GET /a?b=c HTTP/1.1\r\nHost: site:443\r\nAccept: */*\r\nConnection: keep-alive, X\r\nX: y\r\n\r\n",
+    "POST http://site/ HTTP/1.1\r\nHost: site\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n",
+    "PUT / HTTP/1.1\r\nHost: [::1]\r\nTransfer-Encoding: chunked\r\nTE: trailers\r\nTrailer: X\r\n\r\n",
+    "\r\nGET / HTTP/1.0\r\nX-Forwarded-For: 192.0.2.1\r\nX_Real_IP: 192.0.2.1\r\nForwarded: for=_x\r\n\r\n",
+    "OPTIONS * HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nCookie: a=b\r\n\r\n",
+];
+/// Each begins with the byte that says whether HEAD is answered.
+const RESPONSES: [&str; 5] = [
+    "0HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\n",
+    "0HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X\r\nKeep-Alive: timeout=5\r\n\r\n",
+    "1HTTP/1.0 304 \r\nContent-Length: 7\r\nSet-Cookie: a=b\r\n\r\n",
+    "0HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
+    "0HTTP/1.1 100 Continue\r\n\r\n",
+];
+/// Each begins with the byte that says in which pieces it comes.
+const BODIES: [&str; 4] = [
+    "05\r\nhello\r\n0\r\n\r\n",
+    "15;x=\"y\"\r\nhello\r\nA\r\n0123456789\r\n0;z\r\nX: y\r\nY:\r\n\r\nGET",
+    "200005\r\nhello\r\n00\r\n\r\n",
+    "37fffffffffffffff\r\nhello",
+];
+
+/// Messages that are well formed, for the targets to spoil.
+fn write_http1(root: &Path) -> io::Result<()> {
+    for (target, seeds) in
+        [("http1_requests", &REQUESTS[..]), ("http1_responses", &RESPONSES), ("http1_chunks", &BODIES)]
+    {
+        fs::create_dir_all(root.join(target))?;
+        for (number, seed) in seeds.iter().enumerate() {
+            fs::write(root.join(target).join(number.to_string()), seed)?;
+        }
+    }
+    Ok(())
 }
 
 /// One header of each family, with and without a payload.

@@ -1,0 +1,89 @@
+//! Accepting, which never ends for want of anything.
+
+use std::future::Future;
+use std::io;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use truepeer_policy::SenderAddr;
+use truepeer_relay::budget::Permit;
+use truepeer_relay::counters::Counter;
+
+use super::{House, Listening};
+use crate::reactor::{Listener, Reactor, TcpStream, concerns_one_connection};
+
+/// How long connections stay in the kernel's queue when the system is out of descriptors or memory.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Connections that are still taken once the loop drains: the kernel has completed them, and would reset them with the
+/// listener.
+const LAST_CONNECTIONS: usize = 4096;
+
+/// Accepts connections until the loop is drained; `serve` makes a task of each that the policy admits.
+pub async fn accept<Serve, Served>(
+    reactor: Reactor,
+    listener: Listener,
+    listening: Rc<Listening>,
+    house: Rc<House>,
+    serve: Serve,
+) where
+    Serve: Fn(TcpStream, SenderAddr, Permit) -> Served,
+    Served: Future<Output = ()> + 'static,
+{
+    let mut last = LAST_CONNECTIONS;
+    loop {
+        if reactor.is_draining() {
+            match last.checked_sub(1) {
+                Some(left) => last = left,
+                None => return,
+            }
+        }
+        if !house.budgets.sessions.has(1) {
+            if reactor.is_draining() {
+                return;
+            }
+            pause(&reactor, &listening, &house, None).await;
+            continue;
+        }
+        let Some(accepted) = next(&reactor, &listener).await else { return };
+        match accepted {
+            Ok((stream, sender)) => {
+                house.shard.count(Counter::Accepted);
+                let sender = SenderAddr::new(sender);
+                match listening.policy.admit(sender) {
+                    Ok(_) => reactor.spawn(serve(stream, sender, house.budgets.sessions.take_anyway(1))),
+                    Err(refusal) => {
+                        house.journal.on_refused_sender(&house.shard, sender, &refusal, reactor.now());
+                    }
+                }
+            }
+            // This one was gone before we came; the next one may be well.
+            Err(error) if concerns_one_connection(&error) => {}
+            Err(_) if reactor.is_draining() => return,
+            Err(error) => pause(&reactor, &listening, &house, Some(&error)).await,
+        }
+    }
+}
+
+/// The next connection; `None`: there shall be none any more, and none is waiting.
+async fn next(
+    reactor: &Reactor,
+    listener: &Listener,
+) -> Option<io::Result<(TcpStream, std::net::SocketAddr)>> {
+    let mut accepting = std::pin::pin!(listener.accept());
+    let mut drained = std::pin::pin!(reactor.drained());
+    std::future::poll_fn(|cx| match accepting.as_mut().poll(cx) {
+        Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
+        // It was only this turn's share that has been used up.
+        Poll::Pending if listener.may_be_readable() => Poll::Pending,
+        Poll::Pending => drained.as_mut().poll(cx).map(|()| None),
+    })
+    .await
+}
+
+async fn pause(reactor: &Reactor, listening: &Listening, house: &House, lacking: Option<&io::Error>) {
+    let listener = listening.settings.address.ip();
+    let lacking = lacking.map(|error| error as &dyn std::fmt::Display);
+    house.journal.on_accept_pause(&house.shard, listener, lacking, reactor.now());
+    reactor.sleep(PAUSE).await;
+}

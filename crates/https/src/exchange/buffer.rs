@@ -1,0 +1,155 @@
+//! The bytes that were read and not used yet. Connections that wait for their next message hold none of this memory.
+
+use std::cell::RefCell;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, ReadBuf};
+
+/// Two records of TLS: one is read while the other is looked at.
+pub(crate) const USUAL_BYTES: usize = 32 << 10;
+/// Unused memory that a worker keeps.
+const MOST_SPARE: usize = 64;
+
+thread_local! {
+    static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Memory for [`USUAL_BYTES`], all of it initialised.
+fn take_spare() -> Vec<u8> {
+    SPARE.with_borrow_mut(Vec::pop).unwrap_or_else(|| vec![0; USUAL_BYTES])
+}
+
+fn give_back(bytes: Vec<u8>) {
+    if bytes.len() == USUAL_BYTES {
+        SPARE.with_borrow_mut(|spare| {
+            if spare.len() < MOST_SPARE {
+                spare.push(bytes);
+            }
+        });
+    }
+}
+
+/// A buffer that has memory only while it has bytes, or waits for more of what it has.
+#[derive(Debug, Default)]
+pub(crate) struct Buffer {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl Buffer {
+    /// What was read and not used.
+    pub(crate) fn data(&self) -> &[u8] {
+        self.bytes.get(self.start..self.end).unwrap_or_default()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Whether nothing more fits without [`Self::grow`].
+    pub(crate) fn is_full(&self) -> bool {
+        !self.bytes.is_empty() && self.end - self.start == self.bytes.len()
+    }
+
+    /// The first `len` bytes have been used.
+    pub(crate) fn consume(&mut self, len: usize) {
+        self.start = self.start.saturating_add(len).min(self.end);
+        if self.is_empty() {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Gives the memory back, if nothing is in it.
+    pub(crate) fn rest(&mut self) {
+        if self.is_empty() && !self.bytes.is_empty() {
+            give_back(std::mem::take(&mut self.bytes));
+        }
+    }
+
+    /// Makes room for more than usual: for heads that are longer.
+    pub(crate) fn grow(&mut self) {
+        self.bytes.resize((self.bytes.len() * 2).max(USUAL_BYTES), 0);
+    }
+
+    /// Reads some bytes after those that are there; 0 is the end of the stream. It must not be full.
+    pub(crate) fn poll_fill<S: AsyncRead + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        stream: &mut S,
+    ) -> Poll<io::Result<usize>> {
+        if self.bytes.is_empty() {
+            self.bytes = take_spare();
+        } else if self.end == self.bytes.len() && self.start > 0 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        debug_assert!(!self.is_full(), "nothing fits into a full buffer");
+        let mut space = ReadBuf::new(&mut self.bytes[self.end..]);
+        let polled = Pin::new(stream).poll_read(cx, &mut space);
+        let len = space.filled().len();
+        if polled.is_pending() {
+            self.rest();
+        }
+        ready!(polled)?;
+        self.end += len;
+        Poll::Ready(Ok(len))
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if !self.bytes.is_empty() {
+            give_back(std::mem::take(&mut self.bytes));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    fn fill(buffer: &mut Buffer, mut from: &[u8]) -> usize {
+        match buffer.poll_fill(&mut Context::from_waker(Waker::noop()), &mut from) {
+            Poll::Ready(Ok(len)) => len,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn bytes_come_out_as_they_went_in() {
+        let mut buffer = Buffer::default();
+        assert_eq!(fill(&mut buffer, b"hello"), 5);
+        buffer.consume(2);
+        assert_eq!(fill(&mut buffer, b" you"), 4);
+        assert_eq!(buffer.data(), b"llo you");
+        buffer.consume(7);
+        assert!(buffer.is_empty());
+    }
+
+    #[test]
+    fn a_full_buffer_can_grow() {
+        let mut buffer = Buffer::default();
+        let long = vec![7; USUAL_BYTES + 1];
+        assert_eq!(fill(&mut buffer, &long), USUAL_BYTES);
+        assert!(buffer.is_full());
+        buffer.grow();
+        assert_eq!(fill(&mut buffer, &long[USUAL_BYTES..]), 1);
+        assert_eq!(buffer.data(), long);
+        buffer.consume(USUAL_BYTES);
+        assert_eq!(buffer.data(), [7]);
+    }
+
+    #[test]
+    fn memory_is_held_only_for_bytes() {
+        let mut buffer = Buffer::default();
+        fill(&mut buffer, b"x");
+        buffer.consume(1);
+        buffer.rest();
+        assert!(buffer.bytes.is_empty());
+    }
+}

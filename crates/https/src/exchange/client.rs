@@ -1,0 +1,318 @@
+//! A client that speaks HTTP/1: its bodies in, responses out.
+
+use std::io;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::Failure;
+use super::buffer::Buffer;
+use super::pace::Pace;
+use super::parties::{Departure, Incoming, Outgoing};
+use super::patience::Patience;
+use super::run::frame;
+use super::settings::Settings;
+use super::shared::Shared;
+use crate::fields::FieldList;
+use crate::http1::write::{self, Answer};
+use crate::http1::{Decoder, Length, Piece, RequestHead, ResponseHead, Version};
+
+/// So much of a response is gathered before it is sent: what fits into one record of TLS.
+const WORTH_SENDING: usize = 16 << 10;
+
+/// A request's body, from the connection.
+pub(crate) struct Body<'a, S> {
+    stream: &'a Shared<S>,
+    buffer: &'a mut Buffer,
+    settings: &'a Settings,
+    patience: &'a Patience,
+    decoder: Decoder,
+    /// Of the piece that was given out last.
+    used: usize,
+    pub(crate) received: u64,
+    pace: Pace,
+}
+
+impl<'a, S: AsyncRead + AsyncWrite + Unpin> Body<'a, S> {
+    pub(crate) fn new(
+        stream: &'a Shared<S>,
+        buffer: &'a mut Buffer,
+        settings: &'a Settings,
+        patience: &'a Patience,
+        length: Length,
+    ) -> Self {
+        let decoder = Decoder::new(length);
+        let pace = Pace::default();
+        Self { stream, buffer, settings, patience, decoder, used: 0, received: 0, pace }
+    }
+
+    async fn fill(&mut self) -> Result<(), Failure> {
+        let limit = self.settings.timeouts.body;
+        if self.buffer.is_full() {
+            self.buffer.grow(); // a trailer section of unusual length
+        }
+        let (began, min_rate) = (self.patience.now(), self.settings.min_rate);
+        match self.patience.limit(limit, self.stream.fill(self.buffer)).await {
+            Ok(Ok(len @ 1..)) => {
+                self.pace.note(self.patience.now() - began, len);
+                let is_too_slow = self.pace.is_too_slow(limit, min_rate);
+                if is_too_slow { Err(Failure::BodyTooSlow(min_rate)) } else { Ok(()) }
+            }
+            Ok(Ok(0) | Err(_)) => Err(Failure::ClientGone),
+            Err(_) => Err(Failure::BodyTimeout(limit)),
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Incoming for Body<'_, S> {
+    async fn next(&mut self) -> Result<Option<&[u8]>, Failure> {
+        self.buffer.consume(std::mem::take(&mut self.used));
+        loop {
+            let piece = self.decoder.next(self.buffer.data(), &self.settings.limits);
+            match piece.map_err(Failure::BadRequestBody)? {
+                Piece::Data { skip, len } => {
+                    self.buffer.consume(skip);
+                    self.used = len;
+                    self.received += len as u64;
+                    if self.settings.max_body.is_some_and(|most| self.received > most) {
+                        return Err(Failure::BodyTooLarge);
+                    }
+                    return Ok(Some(&self.buffer.data()[..len]));
+                }
+                Piece::More { skip } => {
+                    self.buffer.consume(skip);
+                    self.fill().await?;
+                }
+                Piece::End { skip } => {
+                    self.buffer.consume(skip);
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    fn trailers(&self) -> &FieldList {
+        &self.decoder.trailers
+    }
+
+    /// A request that follows is no reason to leave; it waits.
+    async fn departure(&mut self) -> Departure {
+        while !self.buffer.is_full() {
+            match self.stream.fill(self.buffer).await {
+                Ok(1..) => {}
+                Ok(0) => return Departure::HalfClosed,
+                Err(_) => return Departure::Gone,
+            }
+        }
+        std::future::pending().await
+    }
+}
+
+/// How far the response to a request has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Nothing of it was written: it can still become another one.
+    Waiting,
+    /// Its head was written.
+    Begun,
+    /// All of it.
+    Ended,
+}
+
+/// A response, to the connection.
+pub(crate) struct Reply<'a, S> {
+    stream: &'a Shared<S>,
+    settings: &'a Settings,
+    patience: &'a Patience,
+    out: &'a mut Vec<u8>,
+    version: Version,
+    /// The request was HEAD: its answer has no body, whoever writes it.
+    pub(crate) is_head: bool,
+    length: Length,
+    pub(crate) stage: Stage,
+    /// Something was sent, but perhaps not all of it.
+    is_torn: bool,
+    pace: Pace,
+    /// Whether the connection can carry another request after this.
+    pub(crate) keep_alive: bool,
+    pub(crate) status: u16,
+    pub(crate) sent: u64,
+}
+
+impl<'a, S: AsyncRead + AsyncWrite + Unpin> Reply<'a, S> {
+    pub(crate) fn new(
+        stream: &'a Shared<S>,
+        settings: &'a Settings,
+        patience: &'a Patience,
+        out: &'a mut Vec<u8>,
+        request: &RequestHead,
+        keep_alive: bool,
+    ) -> Self {
+        Self {
+            stream,
+            settings,
+            patience,
+            out,
+            version: request.version,
+            is_head: request.method() == b"HEAD",
+            length: Length::None,
+            stage: Stage::Waiting,
+            is_torn: false,
+            pace: Pace::default(),
+            keep_alive,
+            status: 0,
+            sent: 0,
+        }
+    }
+
+    /// Answers with `failure`, if the client can still be told: not in the middle of an interim response. The connection is
+    /// not used again.
+    pub(crate) async fn refuse(&mut self, failure: &Failure) {
+        let can_be_told = self.stage == Stage::Waiting && !self.is_torn;
+        let Some(status) = failure.status().filter(|_| can_be_told) else { return };
+        self.keep_alive = false;
+        self.stage = Stage::Ended;
+        self.status = status;
+        self.out.clear();
+        refusal(self.out, status, self.is_head);
+        // Whoever is gone can't be told.
+        let _ = self.send().await;
+    }
+
+    /// Tells the client that the connection changes to another protocol.
+    pub(crate) async fn switch(&mut self, head: &ResponseHead) -> Result<(), Failure> {
+        write::switching(self.out, head);
+        (self.stage, self.keep_alive, self.status) = (Stage::Begun, false, head.status);
+        self.send().await?;
+        self.stage = Stage::Ended;
+        Ok(())
+    }
+
+    async fn send(&mut self) -> Result<(), Failure> {
+        let (limit, min_rate) = (self.settings.timeouts.send, self.settings.min_rate);
+        let (began, len) = (self.patience.now(), self.out.len());
+        // This future may be dropped half-way.
+        self.is_torn = true;
+        match self.patience.limit(limit, self.stream.send(self.out)).await {
+            Ok(Ok(())) => {
+                self.is_torn = false;
+                self.pace.note(self.patience.now() - began, len);
+                let is_too_slow = self.pace.is_too_slow(limit, min_rate);
+                if is_too_slow { Err(Failure::ClientTooSlow(min_rate)) } else { Ok(()) }
+            }
+            Ok(Err(_)) => Err(Failure::ClientGone),
+            Err(_) => Err(Failure::ClientStalled(limit)),
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Outgoing for Reply<'_, S> {
+    async fn interim(&mut self, head: &ResponseHead) -> Result<(), Failure> {
+        // RFC 9110 15.2: a server "MUST NOT send a 1xx response to an HTTP/1.0 client".
+        if self.version == Version::Http10 {
+            return Ok(());
+        }
+        write::interim(self.out, head);
+        self.send().await
+    }
+
+    async fn proceed(&mut self) -> Result<(), Failure> {
+        self.out.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+        self.send().await
+    }
+
+    async fn head(&mut self, head: &ResponseHead, request_is_whole: bool) -> Result<(), Failure> {
+        self.length = match head.length {
+            Length::Chunked | Length::UntilClose if self.version == Version::Http10 => Length::UntilClose,
+            Length::UntilClose => Length::Chunked,
+            length => length,
+        };
+        // What is still coming of the request would be taken for the next one.
+        self.keep_alive &= request_is_whole && self.length != Length::UntilClose;
+        // The program's end may have been announced since the request came.
+        self.keep_alive &= !self.patience.is_draining();
+        let answer = Answer { length: self.length, version: self.version, keep_alive: self.keep_alive };
+        write::response(self.out, head, answer);
+        (self.stage, self.status) = (Stage::Begun, head.status);
+        Ok(())
+    }
+
+    async fn data(&mut self, data: &[u8]) -> Result<(), Failure> {
+        frame(self.out, data, self.length == Length::Chunked);
+        self.sent += data.len() as u64;
+        if self.out.len() >= WORTH_SENDING {
+            return self.send().await;
+        }
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> Result<(), Failure> {
+        if self.out.is_empty() { Ok(()) } else { self.send().await }
+    }
+
+    async fn end(&mut self, trailers: &FieldList) -> Result<(), Failure> {
+        if self.length == Length::Chunked {
+            write::chunks_end(self.out, trailers);
+        }
+        self.flush().await?;
+        self.stage = Stage::Ended;
+        Ok(())
+    }
+}
+
+/// Writes an answer of our own. It says no more than its status: the log has the reason. RFC 9110 section 9.3.2: to HEAD
+/// it has no body, but says how long that would be.
+fn refusal(out: &mut Vec<u8>, status: u16, is_head: bool) {
+    let text = format!("{status} {}\n", words(status));
+    let head = format!(
+        "HTTP/1.1 {}\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        text.trim_end(),
+        text.len()
+    );
+    out.extend_from_slice(head.as_bytes());
+    if !is_head {
+        out.extend_from_slice(text.as_bytes());
+    }
+}
+
+/// The status in words (RFC 9110 section 15, RFC 6585).
+pub(crate) fn words(status: u16) -> &'static str {
+    match status {
+        400 => "Bad Request",
+        403 => "Forbidden",
+        408 => "Request Timeout",
+        413 => "Content Too Large",
+        414 => "URI Too Long",
+        417 => "Expectation Failed",
+        431 => "Request Header Fields Too Large",
+        502 => "Bad Gateway",
+        503 => "Service Unavailable",
+        504 => "Gateway Timeout",
+        505 => "HTTP Version Not Supported",
+        _ => "Error",
+    }
+}
+
+/// Ends a connection so that the client reads its answer: whatever it still sends is read for a moment, since what is
+/// left unread when a connection is closed makes the kernel reset it, and the answer with it.
+pub(crate) async fn linger<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &Shared<S>,
+    buffer: &mut Buffer,
+    settings: &Settings,
+    patience: &Patience,
+) {
+    const MOST_BYTES: usize = 1 << 20;
+    let _ = patience
+        .limit(settings.timeouts.linger, async {
+            stream.shutdown().await?;
+            let mut left = MOST_BYTES;
+            while left > 0 {
+                buffer.consume(usize::MAX);
+                match stream.fill(buffer).await? {
+                    0 => break,
+                    len => left = left.saturating_sub(len),
+                }
+            }
+            io::Result::Ok(())
+        })
+        .await;
+}

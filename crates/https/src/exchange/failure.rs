@@ -1,0 +1,123 @@
+//! Why a request could not be answered with what the origin says.
+
+use std::time::Duration;
+
+use crate::http1::{BodyError, HeadError};
+use crate::origin::DialError;
+
+/// What went wrong, and with whom.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The client has closed or reset its connection.
+    #[error("the client left")]
+    ClientGone,
+    /// The head of a request did not come whole in time.
+    #[error("the request's head did not come within {} s", .0.as_secs_f32())]
+    HeadTimeout(Duration),
+    /// The client stopped sending a body.
+    #[error("nothing of the request's body came for {} s", .0.as_secs_f32())]
+    BodyTimeout(Duration),
+    /// The client sends a body too slowly, on average.
+    #[error("the request's body comes more slowly than {0} bytes a second (--min-rate)")]
+    BodyTooSlow(u64),
+    /// The client takes the response too slowly, on average.
+    #[error("the client takes the response more slowly than {0} bytes a second (--min-rate)")]
+    ClientTooSlow(u64),
+    /// The client takes nothing of the response.
+    #[error("the client took nothing of the response for {} s", .0.as_secs_f32())]
+    ClientStalled(Duration),
+    /// The request is not HTTP, or could be understood in two ways.
+    #[error("the request is refused: {0}")]
+    BadRequest(HeadError),
+    /// Its body likewise.
+    #[error("the request's body is refused: {0}")]
+    BadRequestBody(BodyError),
+    /// The body is longer than it may be.
+    #[error("the request's body is longer than --max-body allows")]
+    BodyTooLarge,
+    /// The method is none of those that may be used.
+    #[error("the method is not among --methods")]
+    MethodNotAllowed,
+    /// An `Expect` that nobody knows.
+    #[error("the request expects something that nobody knows")]
+    Expectation,
+    /// The origin can't be reached.
+    #[error("can't connect to the origin: {0}")]
+    Dial(#[from] DialError),
+    /// The origin did not take the request in time.
+    #[error("the origin took nothing of the request for {} s", .0.as_secs_f32())]
+    OriginStalled(Duration),
+    /// The origin did not answer in time.
+    #[error("the origin did not answer within {} s", .0.as_secs_f32())]
+    OriginTimeout(Duration),
+    /// The origin closed its connection instead of answering.
+    #[error("the origin closed the connection without an answer")]
+    OriginClosed,
+    /// The origin's response is not HTTP, or could be understood in two ways.
+    #[error("the origin's response is refused: {0}")]
+    BadResponse(HeadError),
+    /// Its body likewise.
+    #[error("the body of the origin's response is refused: {0}")]
+    BadResponseBody(BodyError),
+    /// The origin closed its connection in the middle of a response.
+    #[error("the origin closed the connection in the middle of its response")]
+    OriginTruncated,
+    /// The origin answers with another protocol, which nobody has asked for.
+    #[error("the origin switched to another protocol unasked")]
+    UnaskedSwitch,
+}
+
+impl Failure {
+    /// The label of counters and of the access log.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::ClientGone => "client_gone",
+            Self::HeadTimeout(_) => "request_head_timeout",
+            Self::BodyTimeout(_) => "request_body_timeout",
+            Self::ClientStalled(_) => "client_stalled",
+            Self::BodyTooSlow(_) => "request_body_too_slow",
+            Self::ClientTooSlow(_) => "client_too_slow",
+            Self::BadRequest(error) => error.reason(),
+            Self::BadRequestBody(error) => error.reason(),
+            Self::BodyTooLarge => "body_too_large",
+            Self::MethodNotAllowed => "method_not_allowed",
+            Self::Expectation => "unknown_expectation",
+            Self::Dial(error) => error.reason(),
+            Self::OriginStalled(_) => "origin_stalled",
+            Self::OriginTimeout(_) => "origin_timeout",
+            Self::OriginClosed => "origin_closed",
+            Self::BadResponse(_) => "origin_bad_response",
+            Self::BadResponseBody(_) => "origin_bad_body",
+            Self::OriginTruncated => "origin_truncated",
+            Self::UnaskedSwitch => "origin_unasked_switch",
+        }
+    }
+
+    /// The status that tells the client; `None`: nobody is there to be told.
+    #[must_use]
+    pub fn status(&self) -> Option<u16> {
+        Some(match self {
+            Self::ClientGone | Self::ClientStalled(_) | Self::ClientTooSlow(_) => return None,
+            Self::HeadTimeout(_) | Self::BodyTimeout(_) | Self::BodyTooSlow(_) => 408,
+            Self::BadRequest(error) => error.status(),
+            Self::BadRequestBody(_) => 400,
+            Self::BodyTooLarge => 413,
+            Self::MethodNotAllowed => 403,
+            Self::Expectation => 417,
+            Self::Dial(error) => error.status(),
+            Self::OriginStalled(_) | Self::OriginTimeout(_) => 504,
+            Self::OriginClosed
+            | Self::BadResponse(_)
+            | Self::BadResponseBody(_)
+            | Self::OriginTruncated
+            | Self::UnaskedSwitch => 502,
+        })
+    }
+
+    /// Whether an operator should hear of it: it is the origin's fault, or ours.
+    #[must_use]
+    pub fn is_the_origins(&self) -> bool {
+        self.status().is_some_and(|status| status >= 500)
+    }
+}

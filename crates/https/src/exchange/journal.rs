@@ -1,0 +1,117 @@
+//! What the outside learns about requests: a line for each on demand, complaints, counts.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tracing::{info, warn};
+use truepeer_relay::counters::{Counter, Shard};
+
+use super::{Failure, Visit};
+use crate::http1::{RequestHead, Version};
+
+/// The log target of the line that a request leaves, at level `info`.
+pub const ACCESS: &str = "access";
+
+/// A worker's part of the journal that all workers share.
+pub struct Journal {
+    house: Arc<truepeer_relay::Journal>,
+    shard: Arc<Shard>,
+    access_log: bool,
+}
+
+/// A request that has been answered, or has failed.
+pub(crate) struct Served<'a> {
+    pub(crate) visit: &'a Visit,
+    pub(crate) request: &'a RequestHead,
+    /// 0: there was no answer.
+    pub(crate) status: u16,
+    pub(crate) bytes_up: u64,
+    pub(crate) bytes_down: u64,
+    pub(crate) began: Instant,
+    pub(crate) failure: Option<&'a Failure>,
+}
+
+impl Journal {
+    /// Counts on `shard`; `access_log`: writes a line for each request.
+    #[must_use]
+    pub fn new(house: Arc<truepeer_relay::Journal>, shard: Arc<Shard>, access_log: bool) -> Self {
+        Self { house, shard, access_log }
+    }
+
+    /// A request is over.
+    pub(crate) fn on_request(&self, served: &Served<'_>, now: Instant) {
+        self.shard.count(Counter::Requests);
+        self.shard.add(Counter::BytesUp, served.bytes_up);
+        self.shard.add(Counter::BytesDown, served.bytes_down);
+        if let Some(failure) = served.failure {
+            self.shard.count(Counter::RequestsFailed);
+            self.on_failure(served.visit, failure, now);
+        }
+        if !self.access_log {
+            return;
+        }
+        let milliseconds = now.saturating_duration_since(served.began).as_secs_f64() * 1000.0;
+        info!(
+            target: ACCESS,
+            client = %served.visit.route.client,
+            sender = %served.visit.sender,
+            method = %Text(served.request.method()),
+            host = %Text(served.request.host()),
+            path = %Text(served.request.target()),
+            protocol = protocol(served.request.version),
+            status = served.status,
+            bytes_up = served.bytes_up,
+            bytes_down = served.bytes_down,
+            duration_ms = (milliseconds * 1000.0).round() / 1000.0,
+            failure = served.failure.map_or("", Failure::reason),
+            "request"
+        );
+    }
+
+    /// A connection ends without a request that could be named.
+    pub(crate) fn on_failure(&self, visit: &Visit, failure: &Failure, now: Instant) {
+        self.house.counters.refuse(failure.reason());
+        // Clients come and go; what they ask wrongly is for their own log, and for the access log.
+        let about: IpAddr = match failure {
+            Failure::ClientGone | Failure::ClientStalled(_) | Failure::ClientTooSlow(_) => return,
+            _ if failure.is_the_origins() => visit.route.backend.ip(),
+            _ => visit.sender.ip(),
+        };
+        self.house.complain(failure.reason(), about, now, |held_back| {
+            warn!(
+                client = %visit.route.client, origin = %visit.route.backend, reason = failure.reason(),
+                status = failure.status(), held_back, "{failure}"
+            );
+        });
+    }
+
+    /// A request was sent once more, on another connection.
+    pub(crate) fn on_retry(&self) {
+        self.shard.count(Counter::Retried);
+    }
+}
+
+impl fmt::Debug for Journal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Journal").field("access_log", &self.access_log).finish_non_exhaustive()
+    }
+}
+
+fn protocol(version: Version) -> &'static str {
+    match version {
+        Version::Http10 => "HTTP/1.0",
+        Version::Http11 => "HTTP/1.1",
+        Version::Http2 => "HTTP/2",
+    }
+}
+
+/// Checked bytes of a head: ASCII.
+struct Text<'a>(&'a [u8]);
+
+impl fmt::Display for Text<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.utf8_chunks().try_for_each(|chunk| f.write_str(chunk.valid()))
+    }
+}

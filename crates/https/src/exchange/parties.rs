@@ -1,0 +1,92 @@
+//! What an exchange needs of its client, whichever version of HTTP that speaks.
+
+use std::cell::Cell;
+use std::future::pending;
+
+use super::Failure;
+use super::patience::Patience;
+use super::settings::Settings;
+use crate::fields::FieldList;
+use crate::http1::ResponseHead;
+
+/// Where a request's body comes from.
+pub(crate) trait Incoming {
+    /// The next piece of the body, at least one byte; `None`: it has ended.
+    ///
+    /// # Errors
+    /// The client left or is too slow, or what it sends is refused.
+    ///
+    /// Dropping the future before it is ready loses nothing.
+    async fn next(&mut self) -> Result<Option<&[u8]>, Failure>;
+
+    /// What came after the body; nothing before its end.
+    fn trailers(&self) -> &FieldList;
+
+    /// Waits until the client leaves. What it sends meanwhile waits, too.
+    async fn departure(&mut self) -> Departure;
+}
+
+/// How a client leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Departure {
+    /// Its connection is broken, or it has taken its request back.
+    Gone,
+    /// It has closed its direction, in order, and may still listen.
+    HalfClosed,
+}
+
+/// Waits until the client has left. To one that has closed its direction the answer has to begin soon (`has_begun`): after
+/// that, sending it tells whether anybody is there.
+pub(crate) async fn left(
+    incoming: &mut impl Incoming,
+    patience: &Patience,
+    settings: &Settings,
+    has_begun: &Cell<bool>,
+) -> Failure {
+    if incoming.departure().await == Departure::HalfClosed {
+        let _ = patience.limit(settings.timeouts.half_closed, pending::<()>()).await;
+        if has_begun.get() {
+            pending::<()>().await;
+        }
+    }
+    Failure::ClientGone
+}
+
+/// Where a response goes.
+pub(crate) trait Outgoing {
+    /// Passes a 1xx response on, at once; those that the client does not understand are left out.
+    ///
+    /// # Errors
+    /// The client left or takes nothing.
+    async fn interim(&mut self, head: &ResponseHead) -> Result<(), Failure>;
+
+    /// Tells the client to go on with the body that it holds back.
+    ///
+    /// # Errors
+    /// As above.
+    async fn proceed(&mut self) -> Result<(), Failure>;
+
+    /// Begins the response; `request_is_whole`: nothing of the request is still to come.
+    ///
+    /// # Errors
+    /// As above.
+    async fn head(&mut self, head: &ResponseHead, request_is_whole: bool) -> Result<(), Failure>;
+
+    /// Goes on with its body. Returns once there is room for more.
+    ///
+    /// # Errors
+    /// As above.
+    async fn data(&mut self, data: &[u8]) -> Result<(), Failure>;
+
+    /// Sees that everything leaves, before something is waited for.
+    ///
+    /// # Errors
+    /// As above.
+    async fn flush(&mut self) -> Result<(), Failure>;
+
+    /// Ends the response.
+    ///
+    /// # Errors
+    /// As above.
+    async fn end(&mut self, trailers: &FieldList) -> Result<(), Failure>;
+}

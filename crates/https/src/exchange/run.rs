@@ -1,0 +1,331 @@
+//! One request and its response, over one connection to the origin: both directions at once.
+//!
+//! ```text
+//! client ── Incoming ──▶ up ───▶ origin          up: the head is sent; then the body, once it may (Expect)
+//! client ◀─ Outgoing ─── down ◀─ origin          down: 1xx … the head, the body, trailers
+//! ```
+//! `down` decides when it is over: an origin may answer before it has the whole request, or without wanting the rest.
+
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::Failure;
+use super::buffer::Buffer;
+use super::parties::{Incoming, Outgoing, left};
+use super::patience::Patience;
+use super::settings::Settings;
+use super::shared::Shared;
+use crate::fields::FieldList;
+use crate::http1::{Decoder, Expectation, HeadEnd, Length, Piece, RequestHead, ResponseHead, write};
+
+/// So much of a body is gathered before it is sent: what fits into one record of TLS.
+const WORTH_SENDING: usize = 16 << 10;
+
+/// An exchange that was answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answered {
+    /// The response has been passed on; whether the origin's connection can carry another request.
+    Whole { reusable: bool },
+    /// The origin has switched to the protocol that the client asked for.
+    Switched,
+}
+
+/// What both directions know.
+struct State {
+    /// The body may be sent.
+    may_send_body: Cell<bool>,
+    /// The request has been sent whole.
+    is_sent: Cell<bool>,
+    /// The response has begun.
+    has_begun: Cell<bool>,
+    /// The origin is not to be asked for an answer yet: the request is still on its way.
+    is_sending: Cell<bool>,
+}
+
+/// The parts of a connection to the origin, and what is needed to use it.
+pub(crate) struct Link<'a, S> {
+    pub(crate) stream: &'a Shared<S>,
+    pub(crate) buffer: &'a mut Buffer,
+    pub(crate) settings: &'a Settings,
+    /// For each direction one.
+    pub(crate) patience: &'a (Patience, Patience),
+}
+
+/// Sends the request whose head has been written to `out`, and passes the response on. `response` is where its head is
+/// left for whoever wants to know.
+///
+/// # Errors
+/// What went wrong. Whether anything has been passed on is known to `outgoing`.
+pub(crate) async fn run<S, I, O>(
+    link: Link<'_, S>,
+    request: &RequestHead,
+    out: &mut Vec<u8>,
+    response: &mut ResponseHead,
+    incoming: &mut I,
+    outgoing: &mut O,
+) -> Result<Answered, Failure>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    I: Incoming,
+    O: Outgoing,
+{
+    let waits = request.expectation == Expectation::Continue && request.length != Length::None;
+    let state = State {
+        may_send_body: Cell::new(!waits),
+        is_sent: Cell::new(false),
+        has_begun: Cell::new(false),
+        is_sending: Cell::new(true),
+    };
+    let Link { stream, buffer, settings, patience } = link;
+    let up = Up { stream, settings, patience: &patience.0, state: &state };
+    let down = Down { stream, buffer, settings, patience: &patience.1, state: &state };
+    let answered = {
+        let mut up = pin!(up.run(request.length, out, incoming));
+        let mut down = pin!(down.run(request, response, outgoing));
+        poll_fn(|cx| {
+            loop {
+                if let Poll::Ready(failure) = up.as_mut().poll(cx) {
+                    return Poll::Ready(Err(failure));
+                }
+                let might_before = state.may_send_body.get();
+                if let Poll::Ready(answered) = down.as_mut().poll(cx) {
+                    return Poll::Ready(answered);
+                }
+                if state.may_send_body.get() == might_before {
+                    return Poll::Pending;
+                }
+            }
+        })
+        .await
+    };
+    patience.0.rest();
+    patience.1.rest();
+    answered
+}
+
+struct Up<'a, S> {
+    stream: &'a Shared<S>,
+    settings: &'a Settings,
+    patience: &'a Patience,
+    state: &'a State,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Up<'_, S> {
+    /// Ends only by a failure of the client's. If the origin takes no more, what it says instead is `down`'s to find.
+    async fn run(self, length: Length, out: &mut Vec<u8>, incoming: &mut impl Incoming) -> Failure {
+        match self.send_all(length, out, incoming).await {
+            Ok(is_sent) => {
+                self.state.is_sent.set(is_sent);
+                self.state.is_sending.set(false);
+                left(incoming, self.patience, self.settings, &self.state.has_begun).await
+            }
+            Err(failure) => failure,
+        }
+    }
+
+    /// Whether everything was sent; if not, the origin has stopped reading.
+    async fn send_all(
+        &self,
+        length: Length,
+        out: &mut Vec<u8>,
+        incoming: &mut impl Incoming,
+    ) -> Result<bool, Failure> {
+        if !self.send(out).await? {
+            return Ok(false);
+        }
+        if length == Length::None {
+            return Ok(true);
+        }
+        poll_fn(|_| if self.state.may_send_body.get() { Poll::Ready(()) } else { Poll::Pending }).await;
+        let is_chunked = length == Length::Chunked;
+        loop {
+            // What is at hand goes out together: tiny pieces would cost a write and a record of TLS each.
+            let at_hand = poll_once(incoming.next()).await;
+            let piece = match at_hand {
+                Poll::Ready(piece) => piece?,
+                Poll::Pending if !self.send(out).await? => return Ok(false),
+                Poll::Pending => incoming.next().await?,
+            };
+            let Some(piece) = piece else { break };
+            frame(out, piece, is_chunked);
+            if out.len() >= WORTH_SENDING && !self.send(out).await? {
+                return Ok(false);
+            }
+        }
+        if is_chunked {
+            write::chunks_end(out, incoming.trailers());
+        }
+        self.send(out).await
+    }
+
+    async fn send(&self, out: &mut Vec<u8>) -> Result<bool, Failure> {
+        let limit = self.settings.timeouts.send;
+        match self.patience.limit(limit, self.stream.send(out)).await {
+            Ok(sent) => Ok(sent.is_ok()),
+            Err(_) => Err(Failure::OriginStalled(limit)),
+        }
+    }
+}
+
+/// What `future` gives at once.
+async fn poll_once<T>(future: impl Future<Output = T>) -> Poll<T> {
+    let mut future = pin!(future);
+    poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await
+}
+
+/// Appends a piece of a body as it is sent.
+pub(crate) fn frame(out: &mut Vec<u8>, piece: &[u8], is_chunked: bool) {
+    if is_chunked {
+        write::chunk_start(out, piece.len());
+    }
+    out.extend_from_slice(piece);
+    if is_chunked {
+        out.extend_from_slice(b"\r\n");
+    }
+}
+
+struct Down<'a, S> {
+    stream: &'a Shared<S>,
+    buffer: &'a mut Buffer,
+    settings: &'a Settings,
+    patience: &'a Patience,
+    state: &'a State,
+}
+
+/// 1xx responses to one request: an origin that sends nothing else must not keep us for ever.
+const MOST_INTERIM: usize = 64;
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Down<'_, S> {
+    async fn run(
+        mut self,
+        request: &RequestHead,
+        response: &mut ResponseHead,
+        outgoing: &mut impl Outgoing,
+    ) -> Result<Answered, Failure> {
+        for _ in 0..MOST_INTERIM {
+            self.head(request, response, outgoing).await?;
+            match response.status {
+                101 if request.wants_upgrade => return Ok(Answered::Switched),
+                101 => return Err(Failure::UnaskedSwitch),
+                100 if self.state.may_send_body.replace(true) => {} // nobody waits for it
+                100..200 => outgoing.interim(response).await?,
+                _ => return self.body(response, outgoing).await,
+            }
+        }
+        Err(Failure::OriginTimeout(self.settings.timeouts.response))
+    }
+
+    /// Reads a head.
+    async fn head(
+        &mut self,
+        request: &RequestHead,
+        response: &mut ResponseHead,
+        outgoing: &mut impl Outgoing,
+    ) -> Result<(), Failure> {
+        let (mut end, is_head) = (HeadEnd::default(), request.method() == b"HEAD");
+        loop {
+            let read = response.read(self.buffer.data(), &mut end, is_head, &self.settings.limits);
+            if let Some(len) = read.map_err(Failure::BadResponse)? {
+                self.buffer.consume(len);
+                return Ok(());
+            }
+            if self.buffer.is_full() {
+                self.buffer.grow();
+            }
+            match self.fill_or_proceed(outgoing).await? {
+                Ok(1..) => {}
+                Ok(0) | Err(_) if end.has_begun() => return Err(Failure::OriginTruncated),
+                Ok(0) | Err(_) => return Err(Failure::OriginClosed),
+            }
+        }
+    }
+
+    /// Waits for the origin. One that does not say whether it wants the body is given it after a while: not every one
+    /// knows `Expect` (RFC 9110 section 10.1.1).
+    async fn fill_or_proceed(&mut self, outgoing: &mut impl Outgoing) -> Result<io::Result<usize>, Failure> {
+        if !self.state.may_send_body.get() {
+            let proceed = self.settings.timeouts.proceed;
+            if let Ok(filled) = self.patience.limit(proceed, self.stream.fill(self.buffer)).await {
+                return Ok(filled);
+            }
+            outgoing.proceed().await?;
+            self.state.may_send_body.set(true);
+        }
+        loop {
+            let was_sending = self.state.is_sending.get();
+            match self.fill(self.settings.timeouts.response).await {
+                // The time for an answer begins when the question is asked.
+                Err(Failure::OriginTimeout(_)) if was_sending => {}
+                filled => return filled,
+            }
+        }
+    }
+
+    async fn fill(&mut self, limit: Duration) -> Result<io::Result<usize>, Failure> {
+        let filled = self.patience.limit(limit, self.stream.fill(self.buffer)).await;
+        filled.map_err(|_| Failure::OriginTimeout(limit))
+    }
+
+    async fn body(
+        &mut self,
+        response: &ResponseHead,
+        outgoing: &mut impl Outgoing,
+    ) -> Result<Answered, Failure> {
+        outgoing.head(response, self.state.is_sent.get()).await?;
+        self.state.has_begun.set(true);
+        let mut decoder = Decoder::new(response.length);
+        loop {
+            let piece = decoder.next(self.buffer.data(), &self.settings.limits);
+            match piece.map_err(Failure::BadResponseBody)? {
+                Piece::Data { skip, len } => {
+                    outgoing.data(&self.buffer.data()[skip..skip + len]).await?;
+                    self.buffer.consume(skip + len);
+                }
+                Piece::End { skip } => {
+                    self.buffer.consume(skip);
+                    break;
+                }
+                Piece::More { skip } => {
+                    self.buffer.consume(skip);
+                    if !self.more(outgoing).await? {
+                        if decoder.ends_with_the_stream() {
+                            break;
+                        }
+                        return Err(Failure::OriginTruncated);
+                    }
+                }
+            }
+        }
+        self.end(response, &decoder.trailers, outgoing).await
+    }
+
+    /// Reads more of a body; `false`: the stream has ended in order.
+    async fn more(&mut self, outgoing: &mut impl Outgoing) -> Result<bool, Failure> {
+        outgoing.flush().await?;
+        if self.buffer.is_full() {
+            self.buffer.grow(); // a trailer section of unusual length
+        }
+        match self.fill(self.settings.timeouts.response).await? {
+            Ok(len) => Ok(len > 0),
+            Err(_) => Err(Failure::OriginTruncated),
+        }
+    }
+
+    async fn end(
+        &mut self,
+        response: &ResponseHead,
+        trailers: &FieldList,
+        outgoing: &mut impl Outgoing,
+    ) -> Result<Answered, Failure> {
+        outgoing.end(trailers).await?;
+        // Bytes that nobody has asked for would be the answer to somebody else's request.
+        let reusable = response.keep_alive && self.state.is_sent.get() && self.buffer.is_empty();
+        Ok(Answered::Whole { reusable })
+    }
+}

@@ -1,0 +1,255 @@
+//! What all requests of a worker have in common, and how one of them is served, whichever version of HTTP it came by.
+
+use std::cell::Cell;
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use truepeer_policy::ClientAddr;
+use truepeer_relay::budget::Budget;
+
+use super::journal::{Journal, Served};
+use super::parties::{Incoming, Outgoing, left};
+use super::patience::Patience;
+use super::run::{Answered, Link, run};
+use super::settings::Settings;
+use super::shared::Shared;
+use super::{Failure, Visit};
+use crate::fields::auth::binds_the_connection;
+use crate::fields::forwarded::Forwarding;
+use crate::http1::{Expectation, Length, RequestHead, ResponseHead, write};
+use crate::origin::{Access, Dial, KeptBy, OriginConnection, Pool};
+use crate::reactor::Reactor;
+
+/// Between attempts to reach an origin that goes down or comes up: the first pause, which then doubles, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
+thread_local! {
+    static CONNECTIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A number that no other connection of this worker has.
+fn next_number() -> u64 {
+    CONNECTIONS.replace(CONNECTIONS.get() + 1)
+}
+
+/// How clients are served: one for each listener of a worker.
+#[derive(Debug)]
+pub struct Service<O: Dial> {
+    /// The loop in which it happens.
+    pub reactor: Reactor,
+    /// What is allowed, and for how long.
+    pub settings: Settings,
+    /// Makes connections to the origin.
+    pub dialler: O,
+    /// Keeps those that nobody uses.
+    pub pool: Rc<Pool<O::Stream>>,
+    /// What all connections of the process together may be.
+    pub sessions: Budget,
+    /// Whose connections may be used by whom.
+    pub sharing: Sharing,
+    /// How long a request waits for an origin that refuses connections, as it does while it is restarted.
+    pub patience: Duration,
+    /// Says and counts what happens.
+    pub journal: Journal,
+}
+
+/// Who may use a connection to the origin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// All clients.
+    All,
+    /// One client, on all its connections.
+    ByClient,
+    /// One connection of a client's.
+    ByConnection,
+}
+
+impl Sharing {
+    /// For a connection with this number, of this client.
+    fn kept_by(self, client: ClientAddr, number: u64) -> KeptBy {
+        match self {
+            Self::All => KeptBy::Everybody,
+            Self::ByClient => KeptBy::Client(client.ip()),
+            Self::ByConnection => KeptBy::Connection(number),
+        }
+    }
+}
+
+/// Who asks, and by which connections to the origin.
+pub(crate) struct Guest<'a, S> {
+    pub(crate) visit: &'a Visit,
+    pub(crate) access: &'a Access<S>,
+}
+
+/// How a request ended, as far as its connections are concerned.
+pub(crate) enum Ended<S> {
+    /// With a response.
+    Answered,
+    /// With a change to another protocol: 101 is in `response`, and not passed on yet.
+    Switched(OriginConnection<S>),
+}
+
+impl<O: Dial> Service<O> {
+    /// For a client's new connection: the connections to the origin that it may use.
+    pub(crate) fn access(&self, visit: &Visit) -> Access<O::Stream> {
+        let number = next_number();
+        Access::new(&self.pool, self.sharing.kept_by(visit.route.client, number), number)
+    }
+
+    /// What can be said about a request without asking the origin.
+    pub(crate) fn judge(&self, request: &RequestHead) -> Result<(), Failure> {
+        if !self.settings.allows(request.method()) {
+            return Err(Failure::MethodNotAllowed);
+        }
+        if request.expectation == Expectation::Unknown {
+            return Err(Failure::Expectation);
+        }
+        match (request.length, self.settings.max_body) {
+            (Length::Known(length), Some(most)) if length > most => Err(Failure::BodyTooLarge),
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks the origin, and passes its response on. Asks again, if that is the same to everybody, when a connection turns
+    /// out to be dead.
+    pub(crate) async fn serve<I: Incoming, P: Outgoing>(
+        &self,
+        guest: &Guest<'_, O::Stream>,
+        request: &RequestHead,
+        response: &mut ResponseHead,
+        patience: &(Patience, Patience),
+        incoming: &mut I,
+        outgoing: &mut P,
+    ) -> Result<Ended<O::Stream>, Failure> {
+        self.judge(request)?;
+        let mut out = Vec::with_capacity(1024);
+        let (began, mut pause) = (self.reactor.now(), FIRST_PAUSE);
+        loop {
+            let mut origin = match guest.access.take() {
+                Some(origin) => origin,
+                None => self.dial_for(guest.visit, &patience.0, incoming).await?,
+            };
+            let is_fresh = !origin.is_used;
+            out.clear();
+            write::request(&mut out, request, &self.forwarding(guest.visit, request), request.length);
+            let asked =
+                self.ask(&mut origin, request, &mut out, response, patience, incoming, outgoing).await;
+            match asked {
+                Ok(Answered::Switched) => return Ok(Ended::Switched(origin)),
+                Ok(Answered::Whole { reusable }) => {
+                    if reusable {
+                        origin.is_private |=
+                            binds_the_connection(&request.fields) || binds_the_connection(&response.fields);
+                        guest.access.put(origin, keep_alive_hint(response), self.reactor.now());
+                    }
+                    return Ok(Ended::Answered);
+                }
+                // RFC 9110 9.2.2: "A proxy MUST NOT automatically retry non-idempotent requests."
+                Err(Failure::OriginClosed)
+                    if is_repeatable(request) && (!is_fresh || self.may_wait(began)) =>
+                {
+                    self.journal.on_retry();
+                    if is_fresh {
+                        // It accepts connections only to close them: it is on its way down.
+                        self.reactor.sleep(pause).await;
+                        pause = (pause * 2).min(LONGEST_PAUSE);
+                    }
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "an exchange has that many parties")]
+    async fn ask<I: Incoming, P: Outgoing>(
+        &self,
+        origin: &mut OriginConnection<O::Stream>,
+        request: &RequestHead,
+        out: &mut Vec<u8>,
+        response: &mut ResponseHead,
+        patience: &(Patience, Patience),
+        incoming: &mut I,
+        outgoing: &mut P,
+    ) -> Result<Answered, Failure> {
+        let link =
+            Link { stream: &origin.stream, buffer: &mut origin.buffer, settings: &self.settings, patience };
+        run(link, request, out, response, incoming, outgoing).await
+    }
+
+    /// Connects, as long as the client is there.
+    async fn dial_for<I: Incoming>(
+        &self,
+        visit: &Visit,
+        patience: &Patience,
+        incoming: &mut I,
+    ) -> Result<OriginConnection<O::Stream>, Failure> {
+        let has_begun = Cell::new(false);
+        let mut dialled = pin!(self.dial(visit));
+        let mut left = pin!(left(incoming, patience, &self.settings, &has_begun));
+        poll_fn(|cx| match dialled.as_mut().poll(cx) {
+            Poll::Pending => left.as_mut().poll(cx).map(Err),
+            dialled => dialled,
+        })
+        .await
+    }
+
+    /// Connects; an origin that is being restarted is given some time.
+    async fn dial(&self, visit: &Visit) -> Result<OriginConnection<O::Stream>, Failure> {
+        let (began, mut pause) = (self.reactor.now(), FIRST_PAUSE);
+        loop {
+            // A connection attempt is large and rare: it is no part of every exchange's memory.
+            match Box::pin(self.dialler.dial(visit)).await {
+                Ok(stream) => {
+                    return Ok(OriginConnection {
+                        stream: Shared::new(stream),
+                        buffer: super::Buffer::default(),
+                        is_used: false,
+                        is_private: false,
+                    });
+                }
+                Err(error) if error.is_refused() && self.may_wait(began) => self.reactor.sleep(pause).await,
+                Err(error) => return Err(error.into()),
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    fn may_wait(&self, began: Instant) -> bool {
+        self.reactor.now().saturating_duration_since(began) < self.patience
+    }
+
+    fn forwarding<'a>(&self, visit: &'a Visit, request: &'a RequestHead) -> Forwarding<'a> {
+        Forwarding {
+            client: visit.route.client.ip(),
+            proto: visit.scheme,
+            host: request.host(),
+            client_subject: visit.client_subject.as_deref(),
+            is_trusted: self.settings.trusted.contains(visit.sender.ip()),
+            tells_the_client: self.settings.tells_the_client,
+        }
+    }
+
+    /// Counts the request, and says what there is to say.
+    pub(crate) fn note(&self, served: &Served<'_>) {
+        self.journal.on_request(served, Instant::now());
+    }
+}
+
+/// Whether a request can be sent a second time: it has no body that has been used up, and means the same twice.
+fn is_repeatable(request: &RequestHead) -> bool {
+    request.is_idempotent() && matches!(request.length, Length::None | Length::Known(0))
+}
+
+/// `Keep-Alive: timeout=5`: the origin closes idle connections after so long; a second less for the way.
+fn keep_alive_hint(response: &ResponseHead) -> Option<Duration> {
+    let field = response.fields.iter().find(|field| field.spelt.eq_ignore_ascii_case(b"keep-alive"))?;
+    let seconds = field.value.split(|&byte| byte == b',').find_map(|parameter| {
+        let text = std::str::from_utf8(parameter).ok()?.trim();
+        text.strip_prefix("timeout=")?.parse().ok()
+    })?;
+    Some(Duration::from_secs(seconds).saturating_sub(Duration::from_secs(1)))
+}

@@ -1,0 +1,78 @@
+//! One stream that two futures of one task use, one reading and the other writing.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::buffer::Buffer;
+use crate::stream::Connection;
+
+/// A stream that is borrowed for the time of a poll only. Both futures belong to one task, so that whatever wakes it wakes
+/// both: a stream remembers one waker for each direction.
+#[derive(Debug)]
+pub(crate) struct Shared<S>(RefCell<S>);
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Shared<S> {
+    pub(crate) fn new(stream: S) -> Self {
+        Self(RefCell::new(stream))
+    }
+
+    /// Reads some bytes; 0 is the end of the stream.
+    pub(crate) async fn fill(&self, buffer: &mut Buffer) -> io::Result<usize> {
+        poll_fn(|cx| self.poll_fill(cx, buffer)).await
+    }
+
+    pub(crate) fn poll_fill(&self, cx: &mut Context<'_>, buffer: &mut Buffer) -> Poll<io::Result<usize>> {
+        buffer.poll_fill(cx, &mut *self.0.borrow_mut())
+    }
+
+    /// Writes everything that is in `bytes`, which is empty afterwards, and sees that it leaves.
+    pub(crate) async fn send(&self, bytes: &mut Vec<u8>) -> io::Result<()> {
+        let mut sent = 0;
+        poll_fn(|cx| {
+            let mut stream = self.0.borrow_mut();
+            let mut stream = Pin::new(&mut *stream);
+            while sent < bytes.len() {
+                match ready!(stream.as_mut().poll_write(cx, &bytes[sent..]))? {
+                    0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                    len => sent += len,
+                }
+            }
+            stream.poll_flush(cx)
+        })
+        .await?;
+        bytes.clear();
+        Ok(())
+    }
+
+    /// Ends our direction.
+    pub(crate) async fn shutdown(&self) -> io::Result<()> {
+        poll_fn(|cx| Pin::new(&mut *self.0.borrow_mut()).poll_shutdown(cx)).await
+    }
+}
+
+impl<S: Connection> Shared<S> {
+    /// As [`Connection::reset_when_closed`].
+    pub(crate) fn reset_when_closed(&self) {
+        self.0.borrow().reset_when_closed();
+    }
+
+    /// As [`Connection::unacknowledged`].
+    pub(crate) fn unacknowledged(&self) -> usize {
+        self.0.borrow().unacknowledged()
+    }
+
+    /// As [`Connection::look_again`].
+    pub(crate) fn look_again(&self) {
+        self.0.borrow().look_again();
+    }
+
+    /// As [`Connection::is_read_out`].
+    pub(crate) fn is_read_out(&self) -> bool {
+        self.0.borrow().is_read_out()
+    }
+}

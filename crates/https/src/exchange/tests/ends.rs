@@ -1,0 +1,119 @@
+//! Who leaves in the middle, and who is so slow that nobody can tell.
+
+use super::*;
+
+const GET: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+
+fn half_closed_for(milliseconds: u64) -> Settings {
+    let timeouts = Timeouts { half_closed: Duration::from_millis(milliseconds), ..Timeouts::default() };
+    Settings { timeouts, ..Settings::default() }
+}
+
+#[test]
+fn a_client_that_has_left_holds_no_origin() {
+    let bed = bed(half_closed_for(20));
+    let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+    bed.run(async move {
+        say(&mut client, GET).await;
+        until(&mut origin, "\r\n\r\n").await;
+        drop(client);
+        assert_eq!(rest(&mut origin).await, "");
+    });
+    assert!(bed.service.pool.is_empty());
+}
+
+#[test]
+fn a_client_that_leaves_while_the_origin_is_dialled_is_not_waited_for() {
+    let bed = bed(half_closed_for(20));
+    bed.origin.is_silent.set(true);
+    let (mut client, reactor) = (bed.client(), bed.reactor.clone());
+    bed.run(async move {
+        say(&mut client, GET).await;
+        client.shutdown().await.unwrap();
+        assert_eq!(rest(&mut client).await, "");
+        while reactor.tasks() > 1 {
+            reactor.sleep(Duration::from_millis(5)).await;
+        }
+    });
+    assert_eq!(bed.origin.dialled.get(), 1);
+}
+
+#[test]
+fn a_client_that_only_closes_its_direction_gets_its_answer() {
+    let bed = bed(half_closed_for(1000));
+    let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+    let reactor = bed.reactor.clone();
+    bed.run(async move {
+        say(&mut client, GET).await;
+        client.shutdown().await.unwrap();
+        until(&mut origin, "\r\n\r\n").await;
+        say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\no").await;
+        until(&mut client, "\r\n\r\no").await;
+        // Once it has begun, it may take longer.
+        reactor.sleep(Duration::from_millis(1500)).await;
+        say(&mut origin, "k").await;
+        assert_eq!(rest(&mut client).await, "k");
+    });
+}
+
+#[test]
+fn tiny_pieces_go_out_together() {
+    let bed = bed(Settings::default());
+    let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+    let writes = Rc::clone(&bed.origin.writes);
+    bed.run(async move {
+        let chunks = "1\r\nx\r\n".repeat(2000);
+        let head = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+        say(&mut client, &format!("{head}{chunks}0\r\n\r\n")).await;
+        until(&mut origin, "\r\n\r\n").await;
+        assert_eq!(until(&mut origin, "0\r\n\r\n").await, format!("{chunks}0\r\n\r\n"));
+        assert!(writes.get() < 10, "{} writes", writes.get());
+        say(&mut origin, "HTTP/1.1 204 No Content\r\n\r\n").await;
+        until(&mut client, "\r\n\r\n").await;
+        // What is gathered does not wait for what is still to come.
+        say(&mut client, &format!("{head}3\r\nabc\r\n5")).await;
+        until(&mut origin, "\r\n\r\n3\r\nabc\r\n").await;
+    });
+}
+
+/// The client takes nothing while it is told of an early hint; then the time for its own body is over.
+#[test]
+fn nothing_is_written_into_a_half_of_an_interim_response() {
+    let short = Duration::from_millis(50);
+    let timeouts = Timeouts { body: short, ..Timeouts::default() };
+    let bed = bed(Settings { timeouts, ..Settings::default() });
+    let (mut client, ours) = duplex(100);
+    bed.reactor.spawn(serve_http1(ours, visit(), Rc::clone(&bed.service)));
+    let mut origin = bed.origin.next_connection();
+    let hint = format!("HTTP/1.1 103 Early Hints\r\nLink: {}\r\n\r\n", "x".repeat(1000));
+    bed.run(async move {
+        // The body would be late, but does not begin to be before the hint is on its way.
+        say(&mut origin, &hint).await;
+        say(&mut client, "PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nx").await;
+        until(&mut origin, "\r\n\r\nx").await;
+        assert_eq!(rest(&mut origin).await, "");
+        let got = rest(&mut client).await;
+        assert!(!got.is_empty() && hint.starts_with(&got), "{got}");
+    });
+}
+
+#[test]
+fn a_byte_now_and_then_is_no_body() {
+    let timeouts = Timeouts { body: Duration::from_millis(300), ..Timeouts::default() };
+    let bed = bed(Settings { timeouts, min_rate: 1_000_000, ..Settings::default() });
+    let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+    let reactor = bed.reactor.clone();
+    bed.run(async move {
+        say(&mut client, "PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n").await;
+        let (mut from, mut to) = tokio::io::split(client);
+        reactor.clone().spawn(async move {
+            while to.write_all(b"x").await.is_ok() {
+                reactor.sleep(Duration::from_millis(10)).await;
+            }
+        });
+        until(&mut origin, "\r\n\r\n").await;
+        let mut said = [0; 13];
+        from.read_exact(&mut said).await.unwrap();
+        assert_eq!(&said, b"HTTP/1.1 408 ");
+    });
+}

@@ -1,0 +1,193 @@
+//! Who the client is, told in fields: `Forwarded` (RFC 7239) and the older `X-Forwarded-For`, `-Proto` and `-Host`.
+//!
+//! A sender that is trusted may have said already who is behind it: we add who it is. What anybody else says is replaced.
+
+use std::net::IpAddr;
+
+use super::{Field, FieldList, Name};
+use crate::decimal;
+
+/// What the origin is to be told.
+#[derive(Debug, Clone, Copy)]
+pub struct Forwarding<'a> {
+    /// Who the client is, as we know it.
+    pub client: IpAddr,
+    /// `http` or `https`: how it came.
+    pub proto: &'a str,
+    /// Which host it asked; empty if none.
+    pub host: &'a [u8],
+    /// The subject of the client's certificate, if it showed one that was verified.
+    pub client_subject: Option<&'a str>,
+    /// Whether the client may say itself whom it stands for.
+    pub is_trusted: bool,
+    /// Whether the address is told in fields; if not, it is told by the connection, and only `X-Forwarded-Proto` is written.
+    pub tells_the_client: bool,
+}
+
+impl Forwarding<'_> {
+    /// Whether a field of the client's goes on as it is. Those that this writes anew do not.
+    #[must_use]
+    pub fn keeps(&self, field: &Field<'_>) -> bool {
+        match field.name {
+            Name::ClientCert => false,
+            Name::Forwarded | Name::XForwardedFor => self.is_trusted && !self.tells_the_client,
+            Name::XForwardedProto | Name::XForwardedHost | Name::ClientHint => self.is_trusted,
+            _ => true,
+        }
+    }
+
+    /// Writes the fields, as lines of HTTP/1.
+    pub fn write(&self, fields: &FieldList, out: &mut Vec<u8>) {
+        if self.tells_the_client {
+            self.begin(b"Forwarded: ", Name::Forwarded, fields, out);
+            self.write_element(out);
+            self.begin(b"\r\nX-Forwarded-For: ", Name::XForwardedFor, fields, out);
+            decimal::push_address(out, self.client);
+            out.extend_from_slice(b"\r\n");
+            let is_said = self.is_trusted && fields.has(Name::XForwardedHost);
+            if !(self.host.is_empty() || is_said) {
+                append(out, &[b"X-Forwarded-Host: ", self.host, b"\r\n"]);
+            }
+        }
+        if let Some(subject) = self.client_subject {
+            let said: [&[u8]; 3] =
+                [b"X-SSL-Client-Verify: SUCCESS\r\nX-SSL-Client-S-DN: ", subject.as_bytes(), b"\r\n"];
+            append(out, &said);
+        }
+        // Not a list, as the others: whoever talked with the client knows.
+        if !(self.is_trusted && fields.has(Name::XForwardedProto)) {
+            append(out, &[b"X-Forwarded-Proto: ", self.proto.as_bytes(), b"\r\n"]);
+        }
+    }
+
+    /// The field's name, and in one list whatever a trusted sender wrote, in one field or several.
+    fn begin(&self, start: &[u8], name: Name, fields: &FieldList, out: &mut Vec<u8>) {
+        out.extend_from_slice(start);
+        if self.is_trusted {
+            for value in fields.values(name).filter(|value| !value.is_empty()) {
+                out.extend_from_slice(value);
+                out.extend_from_slice(b", ");
+            }
+        }
+    }
+
+    /// RFC 7239 section 4: IPv6 addresses have brackets and, as whatever is not a token, quotes.
+    fn write_element(&self, out: &mut Vec<u8>) {
+        let (before, after): (&[u8], &[u8]) = match self.client {
+            IpAddr::V4(_) => (b"for=", b""),
+            IpAddr::V6(_) => (b"for=\"[", b"]\""),
+        };
+        out.extend_from_slice(before);
+        decimal::push_address(out, self.client);
+        out.extend_from_slice(after);
+        if !self.host.is_empty() {
+            // A valid host has neither quotes nor backslashes.
+            append(out, &[b";host=\"", self.host, b"\""]);
+        }
+        append(out, &[b";proto=", self.proto.as_bytes()]);
+    }
+}
+
+fn append(out: &mut Vec<u8>, parts: &[&[u8]]) {
+    parts.iter().for_each(|part| out.extend_from_slice(part));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(fields: &[(&str, &str)]) -> FieldList {
+        let mut list = FieldList::default();
+        fields.iter().for_each(|(name, value)| list.push(name.as_bytes(), value.as_bytes()));
+        list
+    }
+
+    fn forwarding(client: &str, is_trusted: bool) -> Forwarding<'_> {
+        Forwarding {
+            client: client.parse().unwrap(),
+            proto: "https",
+            host: b"a.example:8443",
+            client_subject: None,
+            is_trusted,
+            tells_the_client: true,
+        }
+    }
+
+    /// What goes to the origin: what is kept, and what is written.
+    fn told(forwarding: Forwarding<'_>, fields: &FieldList) -> Vec<String> {
+        let kept = fields.iter().filter(|field| forwarding.keeps(field));
+        let mut out = Vec::new();
+        for field in kept {
+            out.extend_from_slice(&[field.spelt, b": ", field.value, b"\r\n"].concat());
+        }
+        forwarding.write(fields, &mut out);
+        String::from_utf8(out).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn strangers_cannot_say_who_they_are() {
+        let claims = list(&[
+            ("X-Forwarded-For", "127.0.0.1"),
+            ("Forwarded", "for=127.0.0.1"),
+            ("X-Forwarded-Proto", "http"),
+            ("X-Forwarded-Host", "evil"),
+            ("X-Forwarded-Port", "1"),
+            ("X-Real-IP", "127.0.0.1"),
+            ("CF-Connecting-IP", "127.0.0.1"),
+            ("X-Client-Verify", "SUCCESS"),
+            ("X-SSL-Client-Verify", "SUCCESS"),
+            ("Accept", "*/*"),
+        ]);
+        assert_eq!(
+            told(forwarding("192.0.2.1", false), &claims),
+            [
+                "Accept: */*",
+                "Forwarded: for=192.0.2.1;host=\"a.example:8443\";proto=https",
+                "X-Forwarded-For: 192.0.2.1",
+                "X-Forwarded-Host: a.example:8443",
+                "X-Forwarded-Proto: https",
+            ]
+        );
+    }
+
+    #[test]
+    fn trusted_senders_are_added_to_what_they_say() {
+        let claims = list(&[
+            ("X-Forwarded-For", "203.0.113.7, 10.0.0.1"),
+            ("X-Forwarded-For", "10.0.0.2"),
+            ("Forwarded", "for=203.0.113.7"),
+            ("X-Forwarded-Proto", "http"),
+            ("X-Real-IP", "203.0.113.7"),
+            ("Client-Cert", ":x:"),
+        ]);
+        assert_eq!(
+            told(forwarding("2001:db8::1", true), &claims),
+            [
+                "X-Forwarded-Proto: http",
+                "X-Real-IP: 203.0.113.7",
+                "Forwarded: for=203.0.113.7, for=\"[2001:db8::1]\";host=\"a.example:8443\";proto=https",
+                "X-Forwarded-For: 203.0.113.7, 10.0.0.1, 10.0.0.2, 2001:db8::1",
+                "X-Forwarded-Host: a.example:8443",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_verified_certificate_is_named() {
+        let forwarding = Forwarding {
+            client_subject: Some("CN=ann"),
+            tells_the_client: false,
+            ..forwarding("192.0.2.1", true)
+        };
+        assert_eq!(
+            told(forwarding, &list(&[("X-SSL-Client-S-DN", "CN=eve"), ("X-SSL-Client-Verify", "SUCCESS")])),
+            ["X-SSL-Client-Verify: SUCCESS", "X-SSL-Client-S-DN: CN=ann", "X-Forwarded-Proto: https"]
+        );
+    }
+
+    #[test]
+    fn where_the_connection_tells_the_client_only_the_protocol_is_written() {
+        let forwarding = Forwarding { tells_the_client: false, ..forwarding("192.0.2.1", false) };
+        assert_eq!(told(forwarding, &list(&[("X-Forwarded-For", "1.1.1.1")])), ["X-Forwarded-Proto: https"]);
+    }
+}

@@ -1,0 +1,94 @@
+//! Which fields go on: those of one connection only do not (RFC 9110 section 7.6.1).
+//!
+//! `Via` is neither added nor removed: a gateway need not (RFC 9110 section 7.6.3), and origins turn compression off for it.
+
+use super::{Field, FieldList, Name};
+
+/// The fields that may be passed on, in order. Not among them: what belongs to the connection, what frames the body, `Host`
+/// and `Expect`, all of which the writer writes itself; what `Connection` names; and [look-alikes](Name::LookAlike).
+///
+/// `Connection` can't name what others decide by: a client that writes `Connection: authorization`, or
+/// `x-forwarded-for`, would make an origin believe something else than it was told (only [`Name::Other`] can be named).
+pub fn onward(fields: &FieldList) -> impl Iterator<Item = Field<'_>> + Clone {
+    let names_some = fields.elements(Name::Connection).any(|option| !is_usual(option));
+    fields.iter().filter(move |field| match field.name {
+        Name::Other => {
+            !(names_some
+                && fields.elements(Name::Connection).any(|option| option.eq_ignore_ascii_case(field.spelt)))
+        }
+        Name::Host
+        | Name::ContentLength
+        | Name::TransferEncoding
+        | Name::Connection
+        | Name::OneHop
+        | Name::Te
+        | Name::Upgrade
+        | Name::Expect
+        | Name::LookAlike => false,
+        _ => true,
+    })
+}
+
+/// Options that name no field of [`Name::Other`].
+fn is_usual(option: &[u8]) -> bool {
+    [&b"keep-alive"[..], b"close", b"upgrade", b"te"].iter().any(|usual| usual.eq_ignore_ascii_case(option))
+}
+
+/// Whether the sender of these fields takes trailers: `TE: trailers`.
+#[must_use]
+pub fn takes_trailers(fields: &FieldList) -> bool {
+    fields.elements(Name::Te).any(|coding| coding.eq_ignore_ascii_case(b"trailers"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn passed(fields: &[(&str, &str)]) -> Vec<String> {
+        let mut list = FieldList::default();
+        fields.iter().for_each(|(name, value)| list.push(name.as_bytes(), value.as_bytes()));
+        onward(&list).map(|field| String::from_utf8_lossy(field.spelt).into_owned()).collect()
+    }
+
+    #[test]
+    fn fields_of_the_connection_stay() {
+        let all = [
+            ("Host", "a"),
+            ("Accept", "*/*"),
+            ("Connection", "close, X-Private"),
+            ("X-Private", "1"),
+            ("Keep-Alive", "timeout=5"),
+            ("Proxy-Connection", "keep-alive"),
+            ("Proxy-Authorization", "Basic x"),
+            ("Proxy", "http://evil"),
+            ("TE", "trailers"),
+            ("Transfer-Encoding", "chunked"),
+            ("Upgrade", "h2c"),
+            ("HTTP2-Settings", "AAMAAABkAARAAAAAAAIAAAAA"),
+            ("Content_Length", "5"),
+            ("X-Kept", "2"),
+        ];
+        assert_eq!(passed(&all), ["Accept", "X-Kept"]);
+    }
+
+    #[test]
+    fn connection_cannot_name_what_others_decide_by() {
+        for name in ["Authorization", "Cookie", "X-Forwarded-For", "Forwarded", "Content-Type", "Trailer"] {
+            assert_eq!(
+                passed(&[("Connection", name), (name, "x"), ("connection", "X-Y"), ("x-y", "")]),
+                [name]
+            );
+        }
+    }
+
+    #[test]
+    fn trailers_are_asked_for_by_te() {
+        for (value, takes) in
+            [("trailers", true), ("gzip, Trailers", true), ("trailers;q=1", false), ("", false)]
+        {
+            let mut list = FieldList::default();
+            list.push(b"TE", value.as_bytes());
+            assert_eq!(takes_trailers(&list), takes, "{value}");
+        }
+    }
+}

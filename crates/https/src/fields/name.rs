@@ -1,0 +1,220 @@
+//! The field names that mean something to a proxy.
+
+/// A field name, as far as we treat it differently from others. Names are compared without regard to case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Name {
+    /// `Host`.
+    Host,
+    /// `Content-Length`.
+    ContentLength,
+    /// `Transfer-Encoding`.
+    TransferEncoding,
+    /// `Connection`.
+    Connection,
+    /// Of one connection only, by RFC 9110 section 7.6.1 or by custom: `Keep-Alive`, `Proxy-Connection`,
+    /// `Proxy-Authorization`, `Proxy-Authenticate`, `HTTP2-Settings`; and `Proxy`, which nobody has defined, but which CGI
+    /// makes `HTTP_PROXY` of, by which programs choose a proxy of their own ("httpoxy").
+    OneHop,
+    /// `TE`.
+    Te,
+    /// `Trailer`.
+    Trailer,
+    /// `Upgrade`.
+    Upgrade,
+    /// `Expect`.
+    Expect,
+    /// `Forwarded` (RFC 7239).
+    Forwarded,
+    /// `X-Forwarded-For`.
+    XForwardedFor,
+    /// `X-Forwarded-Proto`.
+    XForwardedProto,
+    /// `X-Forwarded-Host`.
+    XForwardedHost,
+    /// What else says who the client is and how it came, as load balancers, clouds and frameworks write it: whatever has
+    /// `forwarded` in its name, `…-Client-IP`, `…-Connecting-IP`, `X-Real-IP` and others.
+    ClientHint,
+    /// What only we may say of the client's certificate: `Client-Cert`, `Client-Cert-Chain`, `X-SSL-Client-…`,
+    /// `SSL-Client-…`, `X-Client-Cert…`, `X-Client-Verify`, `X-ARR-ClientCert`.
+    ClientCert,
+    /// Not one of the above, but an origin that makes variables of names (CGI, WSGI, PHP) may take it for one, since
+    /// `-` and `_` (and `.` and others) become the same letter there: `X_Forwarded_For`, `Content_Length`.
+    LookAlike,
+    /// Fields that no trailer may carry and no `Connection` may name, although a proxy just passes them on.
+    Guarded,
+    /// Any other.
+    Other,
+}
+
+impl Name {
+    /// What `name` is. It need not be a valid name.
+    #[must_use]
+    pub fn of(name: &[u8]) -> Self {
+        if name.iter().all(|&byte| is_plain(byte)) { known(name) } else { look_alike(name) }
+    }
+
+    /// Whether the field says who the client is, so that nobody but us and trusted senders may send it.
+    #[must_use]
+    pub fn names_the_client(self) -> bool {
+        matches!(
+            self,
+            Self::Forwarded
+                | Self::XForwardedFor
+                | Self::XForwardedProto
+                | Self::XForwardedHost
+                | Self::ClientHint
+                | Self::ClientCert
+        )
+    }
+}
+
+fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'-'
+}
+
+/// By length first: most names are none of ours, and are told from ours by that.
+fn known(name: &[u8]) -> Name {
+    let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
+    match name.len() {
+        2 if is("te") => Name::Te,
+        4 if is("host") => Name::Host,
+        5 if is("proxy") => Name::OneHop,
+        6 if is("expect") => Name::Expect,
+        6 if is("cookie") => Name::Guarded,
+        7 if is("trailer") => Name::Trailer,
+        7 if is("upgrade") => Name::Upgrade,
+        9 if is("forwarded") => Name::Forwarded,
+        10 if is("connection") => Name::Connection,
+        10 if is("keep-alive") => Name::OneHop,
+        10 if is("set-cookie") => Name::Guarded,
+        11 if is("client-cert") => Name::ClientCert,
+        12 if is("content-type") => Name::Guarded,
+        13 if is("authorization") || is("content-range") || is("cache-control") => Name::Guarded,
+        14 if is("content-length") => Name::ContentLength,
+        14 if is("http2-settings") => Name::OneHop,
+        15 if is("x-forwarded-for") => Name::XForwardedFor,
+        16 if is("x-forwarded-host") => Name::XForwardedHost,
+        16 if is("proxy-connection") => Name::OneHop,
+        16 if is("content-encoding") => Name::Guarded,
+        17 if is("x-forwarded-proto") => Name::XForwardedProto,
+        17 if is("transfer-encoding") => Name::TransferEncoding,
+        17 if is("client-cert-chain") => Name::ClientCert,
+        18 if is("proxy-authenticate") => Name::OneHop,
+        19 if is("proxy-authorization") => Name::OneHop,
+        _ if is_client_cert(name) => Name::ClientCert,
+        _ if is_client_hint(name) => Name::ClientHint,
+        _ => Name::Other,
+    }
+}
+
+fn is_client_cert(name: &[u8]) -> bool {
+    const BEGINNINGS: [&str; 3] = ["x-ssl-client-", "ssl-client-", "x-client-cert"];
+    BEGINNINGS.iter().any(|start| begins(name, start))
+        || [&b"x-client-verify"[..], b"x-arr-clientcert"].iter().any(|other| name.eq_ignore_ascii_case(other))
+}
+
+fn is_client_hint(name: &[u8]) -> bool {
+    const ENDS: [&str; 3] = ["-client-ip", "-connecting-ip", "-connecting-ipv6"];
+    let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
+    let is_listed = match name.len() {
+        6 => is("x-host"),
+        8 => is("x-scheme"),
+        9 => is("client-ip") || is("x-real-ip"),
+        11 => is("x-remote-ip") || is("remote-addr"),
+        12 => is("x-url-scheme"),
+        13 => is("x-remote-addr"),
+        14 => is("x-proxyuser-ip"),
+        15 => is("front-end-https") || is("x-original-host"),
+        16 => is("x-originating-ip") || is("x-azure-clientip") || is("x-azure-socketip"),
+        19 => is("x-appengine-user-ip"),
+        24 => is("x-envoy-external-address"),
+        25 => is("x-nf-client-connection-ip"),
+        _ => false,
+    };
+    is_listed || ENDS.iter().any(|end| ends(name, end)) || contains(name, "forwarded")
+}
+
+fn contains(name: &[u8], part: &str) -> bool {
+    name.windows(part.len()).any(|window| window.eq_ignore_ascii_case(part.as_bytes()))
+}
+
+fn ends(name: &[u8], suffix: &str) -> bool {
+    let start = name.len().checked_sub(suffix.len());
+    start.and_then(|at| name.get(at..)).is_some_and(|end| end.eq_ignore_ascii_case(suffix.as_bytes()))
+}
+
+fn begins(name: &[u8], prefix: &str) -> bool {
+    name.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix.as_bytes()))
+}
+
+#[cold]
+fn look_alike(name: &[u8]) -> Name {
+    let spelt: Vec<u8> = name.iter().map(|&byte| if is_plain(byte) { byte } else { b'-' }).collect();
+    if known(&spelt) == Name::Other { Name::Other } else { Name::LookAlike }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_known_in_any_case() {
+        for (name, is) in [
+            ("Host", Name::Host),
+            ("CONTENT-length", Name::ContentLength),
+            ("transfer-encoding", Name::TransferEncoding),
+            ("Keep-Alive", Name::OneHop),
+            ("X-Forwarded-For", Name::XForwardedFor),
+            ("X-Forwarded-Port", Name::ClientHint),
+            ("x-forwarded-", Name::ClientHint),
+            ("X-SSL-Client-Verify", Name::ClientCert),
+            ("Proxy", Name::OneHop),
+            ("Accept", Name::Other),
+            ("X-Client-Data", Name::Other),
+            ("Origin", Name::Other),
+            ("", Name::Other),
+            ("x_custom", Name::Other),
+        ] {
+            assert_eq!(Name::of(name.as_bytes()), is, "{name}");
+        }
+    }
+
+    #[test]
+    fn whatever_origins_take_for_the_client_is_a_hint() {
+        let names = "Client-IP CF-Connecting-IP CF-Connecting-IPv6 True-Client-IP X-Client-IP X-Real-IP Forwarded-For \
+                     X-Forwarded X-Original-Forwarded-For X-Vercel-Forwarded-For X-Forwarded-By X-Cluster-Client-IP \
+                     X-Originating-IP X-Remote-Addr X-Remote-IP Remote-Addr X-Scheme X-Url-Scheme Front-End-Https \
+                     Fastly-Client-IP X-Envoy-External-Address X-Azure-ClientIP X-Azure-SocketIP X-ProxyUser-Ip \
+                     Proxy-Client-IP WL-Proxy-Client-IP X-Host X-Original-Host X-Appengine-User-IP \
+                     X-NF-Client-Connection-IP";
+        for name in names.split_whitespace() {
+            assert_eq!(Name::of(name.as_bytes()), Name::ClientHint, "{name}");
+            let variable = name.replace('-', "_");
+            assert_eq!(Name::of(variable.as_bytes()), Name::LookAlike, "{variable}");
+        }
+    }
+
+    #[test]
+    fn whatever_origins_take_for_a_clients_certificate_is_ours_to_say() {
+        let names = "Client-Cert Client-Cert-Chain X-SSL-Client-S-DN SSL-Client-Verify X-Client-Cert X-Client-Certificate \
+                     X-Client-Verify X-ARR-ClientCert";
+        for name in names.split_whitespace() {
+            assert_eq!(Name::of(name.as_bytes()), Name::ClientCert, "{name}");
+        }
+        assert_eq!(Name::of(b"SSL_CLIENT_VERIFY"), Name::LookAlike);
+    }
+
+    #[test]
+    fn what_becomes_a_known_name_in_a_variable_is_told() {
+        for name in [
+            "X_Forwarded_For",
+            "x.forwarded-for",
+            "Content_Length",
+            "transfer_encoding",
+            "X-Real_IP",
+            "X_Forwarded_Any",
+        ] {
+            assert_eq!(Name::of(name.as_bytes()), Name::LookAlike, "{name}");
+        }
+    }
+}

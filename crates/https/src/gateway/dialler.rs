@@ -1,0 +1,72 @@
+//! Connections to the origin: TCP as the client or as ourselves, a PROXY header if it is to be told so, TLS if it speaks it.
+
+use std::rc::Rc;
+
+use tokio::io::AsyncWriteExt as _;
+use truepeer_proto::Tlvs;
+use truepeer_relay::{CloseReason, send_proxy};
+
+use crate::dial::dial;
+use crate::downstream::{House, Listening};
+use crate::exchange::Visit;
+use crate::origin::{Dial, DialError};
+use crate::reactor::Reactor;
+use crate::stream::Stream;
+use crate::tls::TlsStream;
+use crate::tunnel::Origin;
+
+/// Dials the origin of a listener.
+#[derive(Debug)]
+pub(crate) struct Dialler {
+    reactor: Reactor,
+    house: Rc<House>,
+    listening: Rc<Listening>,
+    origin: Option<Origin>,
+}
+
+impl Dialler {
+    pub(super) fn new(
+        reactor: Reactor,
+        house: Rc<House>,
+        listening: Rc<Listening>,
+        origin: Option<Origin>,
+    ) -> Self {
+        Self { reactor, house, listening, origin }
+    }
+}
+
+impl Dial for Dialler {
+    type Stream = Stream;
+
+    async fn dial(&self, visit: &Visit) -> Result<Stream, DialError> {
+        let settings = &self.listening.settings;
+        let limit = settings.connect_timeout;
+        let dialled = dial(&self.reactor, &self.house, &visit.route, settings.mark, limit).await;
+        let mut tcp = dialled.map_err(of_close)?;
+        if visit.route.send_proxy.is_some() {
+            let header = header(visit)?;
+            tcp.write_all(&header).await.map_err(|error| DialError::Header(error.to_string()))?;
+        }
+        let Some(Origin { tls }) = &self.origin else { return Ok(Stream::Plain(tcp)) };
+        let handshake = TlsStream::connect(tcp, tls.current(), tls.name());
+        match self.reactor.timeout(self.listening.handshake_timeout, handshake).await {
+            Ok(Ok(stream)) => Ok(Stream::Tls(Box::new(stream))),
+            Ok(Err(error)) => Err(DialError::Tls(error.to_string())),
+            Err(_) => Err(DialError::Timeout(self.listening.handshake_timeout)),
+        }
+    }
+}
+
+fn of_close(reason: CloseReason) -> DialError {
+    match reason {
+        CloseReason::ConnectFailed { error, .. } => DialError::Connect(error),
+        CloseReason::ConnectTimeout { waited, .. } => DialError::Timeout(waited),
+        other => DialError::Header(other.to_string()),
+    }
+}
+
+fn header(visit: &Visit) -> Result<Box<[u8]>, DialError> {
+    let tlvs = Tlvs::parse(&visit.tlvs).unwrap_or(Tlvs::EMPTY);
+    let header = send_proxy::header_and(&visit.route, || visit.local, tlvs, &[]);
+    header.map_err(|error| DialError::Header(error.to_string()))
+}

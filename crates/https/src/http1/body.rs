@@ -1,0 +1,81 @@
+//! Bodies: which bytes of a stream are data, and where they end.
+
+use super::chunked::Chunked;
+use super::{BodyError, Length, Limits};
+use crate::fields::FieldList;
+
+/// Takes a body out of a stream of bytes.
+#[derive(Debug, Clone)]
+pub struct Decoder {
+    kind: Kind,
+    /// Of a chunked body; empty before its end.
+    pub trailers: FieldList,
+}
+
+#[derive(Debug, Clone)]
+enum Kind {
+    Known { left: u64 },
+    Chunked(Chunked),
+    UntilClose,
+}
+
+/// What is next in the input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Piece {
+    /// `len` bytes of data (at least one), after `skip` bytes that are none.
+    Data {
+        /// Bytes to pass over first.
+        skip: usize,
+        /// Bytes of data.
+        len: usize,
+    },
+    /// No data, once `skip` bytes have been passed over: the input is used up, or what is left of it has to stay there
+    /// until more has come.
+    More {
+        /// Bytes to pass over.
+        skip: usize,
+    },
+    /// The body ends after `skip` bytes; what follows them is not its own.
+    End {
+        /// Bytes to pass over.
+        skip: usize,
+    },
+}
+
+impl Decoder {
+    /// For a body of that length.
+    #[must_use]
+    pub fn new(length: Length) -> Self {
+        let kind = match length {
+            Length::None => Kind::Known { left: 0 },
+            Length::Known(left) => Kind::Known { left },
+            Length::Chunked => Kind::Chunked(Chunked::new()),
+            Length::UntilClose => Kind::UntilClose,
+        };
+        Self { kind, trailers: FieldList::default() }
+    }
+
+    /// Looks at `input`, which goes on where the last piece ended.
+    ///
+    /// # Errors
+    /// What is wrong with the body. Nothing that follows can be trusted then.
+    pub fn next(&mut self, input: &[u8], limits: &Limits) -> Result<Piece, BodyError> {
+        match &mut self.kind {
+            Kind::Known { left: 0 } => Ok(Piece::End { skip: 0 }),
+            _ if input.is_empty() => Ok(Piece::More { skip: 0 }),
+            Kind::Known { left } => {
+                let len = usize::try_from(*left).unwrap_or(usize::MAX).min(input.len());
+                *left -= len as u64;
+                Ok(Piece::Data { skip: 0, len })
+            }
+            Kind::Chunked(chunked) => chunked.next(input, &mut self.trailers, limits),
+            Kind::UntilClose => Ok(Piece::Data { skip: 0, len: input.len() }),
+        }
+    }
+
+    /// Whether the end of the stream is the end of the body.
+    #[must_use]
+    pub fn ends_with_the_stream(&self) -> bool {
+        matches!(self.kind, Kind::UntilClose | Kind::Known { left: 0 })
+    }
+}

@@ -1,0 +1,155 @@
+//! Chunks: RFC 9112 section 7.1, to the letter.
+
+use super::body::Piece;
+use super::{BodyError, HeadEnd, HeadError, Limits};
+use crate::fields::{FieldList, Name};
+
+/// Where in a chunked body we are.
+#[derive(Debug, Clone)]
+pub(super) struct Chunked {
+    state: State,
+    /// Bytes of extensions so far.
+    extensions: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum State {
+    /// In a size: its value so far, and how many digits it has.
+    Size {
+        size: u64,
+        digits: u8,
+    },
+    /// In the extensions of a chunk of that size.
+    Extension {
+        size: u64,
+    },
+    /// After the CR of a size's line.
+    SizeLf {
+        size: u64,
+    },
+    /// In a chunk, of which so much is left.
+    Data {
+        left: u64,
+    },
+    /// After a chunk.
+    DataCr,
+    DataLf,
+    /// After the last chunk.
+    Trailers(HeadEnd),
+    Ended,
+}
+
+const SIZE: State = State::Size { size: 0, digits: 0 };
+/// Sizes below 2^63 have no more; leading zeros count.
+const MOST_DIGITS: u8 = 16;
+
+impl Chunked {
+    pub(super) fn new() -> Self {
+        Self { state: SIZE, extensions: 0 }
+    }
+
+    /// The next piece of `input`, which goes on where the last piece ended. Trailers are added to `trailers`.
+    pub(super) fn next(
+        &mut self,
+        input: &[u8],
+        trailers: &mut FieldList,
+        limits: &Limits,
+    ) -> Result<Piece, BodyError> {
+        let mut at = 0;
+        loop {
+            match self.state {
+                State::Data { left } if at < input.len() => {
+                    let len = usize::try_from(left).unwrap_or(usize::MAX).min(input.len() - at);
+                    let left = left - len as u64;
+                    self.state = if left == 0 { State::DataCr } else { State::Data { left } };
+                    return Ok(Piece::Data { skip: at, len });
+                }
+                State::Trailers(ref mut end) => {
+                    let Some(len) = read_trailers(&input[at..], end, trailers, limits)? else {
+                        return Ok(Piece::More { skip: at });
+                    };
+                    self.state = State::Ended;
+                    return Ok(Piece::End { skip: at + len });
+                }
+                State::Ended => return Ok(Piece::End { skip: at }),
+                _ => {
+                    let Some(&byte) = input.get(at) else { return Ok(Piece::More { skip: at }) };
+                    self.state = self.on_byte(byte, limits)?;
+                    at += 1;
+                }
+            }
+        }
+    }
+
+    /// One byte of what stands between the data.
+    fn on_byte(&mut self, byte: u8, limits: &Limits) -> Result<State, BodyError> {
+        Ok(match (self.state, byte) {
+            (State::Size { size, digits }, _) if byte.is_ascii_hexdigit() && digits < MOST_DIGITS => {
+                let digit = (byte as char).to_digit(16).unwrap_or_default();
+                let size = size.checked_mul(16).and_then(|size| size.checked_add(digit.into()));
+                let size = size.filter(|&size| size <= i64::MAX as u64).ok_or(BodyError::ChunkSize)?;
+                State::Size { size, digits: digits + 1 }
+            }
+            (State::Size { size, digits: 1.. }, b'\r') => State::SizeLf { size },
+            (State::Size { size, digits: 1.. }, b';') => State::Extension { size },
+            (State::Size { .. }, _) => return Err(BodyError::ChunkSize),
+            (State::Extension { size }, b'\r') => State::SizeLf { size },
+            (State::Extension { size }, b'\t' | b' '..=b'~' | 0x80..) => {
+                self.extensions += 1;
+                if self.extensions > limits.chunk_extension_bytes {
+                    return Err(BodyError::ChunkExtensionsTooLong);
+                }
+                State::Extension { size }
+            }
+            (State::Extension { .. }, _) => return Err(BodyError::ChunkExtension),
+            (State::SizeLf { size: 0 }, b'\n') => State::Trailers(HeadEnd::default()),
+            (State::SizeLf { size }, b'\n') => State::Data { left: size },
+            (State::SizeLf { .. }, _) => return Err(BodyError::ChunkSize),
+            (State::DataCr, b'\r') => State::DataLf,
+            (State::DataLf, b'\n') => SIZE,
+            (State::DataCr | State::DataLf, _) => return Err(BodyError::ChunkEnd),
+            (State::Data { .. } | State::Trailers(_) | State::Ended, _) => self.state,
+        })
+    }
+}
+
+/// Reads the trailer section at the start of `input`; `None` while its end is still to come.
+fn read_trailers(
+    input: &[u8],
+    end: &mut HeadEnd,
+    trailers: &mut FieldList,
+    limits: &Limits,
+) -> Result<Option<usize>, BodyError> {
+    // Mostly there are none; HeadEnd takes an empty line at the start for one before a head.
+    match input {
+        [] | [b'\r'] => return Ok(None),
+        [b'\r', b'\n', ..] => return Ok(Some(2)),
+        _ => {}
+    }
+    let limits_of_head = Limits { head_bytes: limits.trailer_bytes, ..*limits };
+    let found = end.find(input, &limits_of_head).map_err(|error| match error {
+        HeadError::TooLong => BodyError::TrailersTooLong,
+        _ => BodyError::Trailers,
+    });
+    let Some(section) = found? else { return Ok(None) };
+    parse_trailers(&input[..section.end], trailers, limits)?;
+    Ok(Some(section.end))
+}
+
+fn parse_trailers(section: &[u8], trailers: &mut FieldList, limits: &Limits) -> Result<(), BodyError> {
+    let mut space = vec![httparse::EMPTY_HEADER; limits.fields.min(Limits::MOST_FIELDS)];
+    match httparse::parse_headers(section, &mut space) {
+        Ok(httparse::Status::Complete((_, fields))) => {
+            for field in fields {
+                // RFC 9110 6.5.1: nothing that decides on framing, routing, or who the client is.
+                if Name::of(field.name.as_bytes()) == Name::Other {
+                    trailers.push(field.name.as_bytes(), field.value);
+                }
+            }
+            Ok(())
+        }
+        Ok(httparse::Status::Partial) => Err(BodyError::Trailers),
+        Err(httparse::Error::TooManyHeaders) => Err(BodyError::TrailersTooLong),
+        Err(_) => Err(BodyError::Trailers),
+    }
+}

@@ -1,0 +1,275 @@
+//! A request's head.
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use super::framing::{self, Said};
+use super::{HeadEnd, HeadError, Length, Limits, is_valid_host};
+use crate::fields::{FieldList, Name, Span, span};
+
+/// The versions of HTTP that a request may have come by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Version {
+    /// HTTP/1.0: no chunks, no 1xx, one request by default.
+    Http10,
+    /// HTTP/1.1.
+    #[default]
+    Http11,
+    /// HTTP/2.
+    Http2,
+}
+
+/// What a client expects before it sends a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Expectation {
+    /// Nothing.
+    #[default]
+    None,
+    /// `100-continue`.
+    Continue,
+    /// Something that nobody knows: 417.
+    Unknown,
+}
+
+/// A request's head: one buffer, and where in it everything is. Used again for the next request.
+#[derive(Debug, Clone, Default)]
+pub struct RequestHead {
+    /// Its fields, as they came.
+    pub fields: FieldList,
+    /// Its version.
+    pub version: Version,
+    /// How its body ends.
+    pub length: Length,
+    /// What the client waits for.
+    pub expectation: Expectation,
+    /// Whether another request may follow on the connection.
+    pub keep_alive: bool,
+    /// Whether the client asks for another protocol, which its `Upgrade` field names.
+    pub wants_upgrade: bool,
+    method: Span,
+    target: Span,
+    host: Span,
+}
+
+impl RequestHead {
+    /// Reads a head from `input`, which begins with one (or with the start of one); `end` remembers between calls where
+    /// to look on, and is a new one for each request.
+    ///
+    /// Returns how many bytes of `input` it was, `None` while its end is still to come.
+    ///
+    /// # Errors
+    /// What is wrong with it. Nothing that follows on the connection can be trusted then.
+    pub fn read(
+        &mut self,
+        input: &[u8],
+        end: &mut HeadEnd,
+        limits: &Limits,
+    ) -> Result<Option<usize>, HeadError> {
+        let found = end.find(input, limits).map_err(|error| match error {
+            HeadError::TooLong if !end.has_first_line() => HeadError::TargetTooLong,
+            error => error,
+        });
+        let Some(head) = found? else { return Ok(None) };
+        self.parse(&input[head.start..head.end], limits)?;
+        Ok(Some(head.end))
+    }
+
+    /// The method, as it was written: it has a case.
+    #[must_use]
+    pub fn method(&self) -> &[u8] {
+        self.fields.at(self.method)
+    }
+
+    /// What is asked for: a path with an optional query, or `*`.
+    #[must_use]
+    pub fn target(&self) -> &[u8] {
+        self.fields.at(self.target)
+    }
+
+    /// Which host is asked; empty in HTTP/1.0 without `Host`.
+    #[must_use]
+    pub fn host(&self) -> &[u8] {
+        self.fields.at(self.host)
+    }
+
+    /// Whether doing it twice is doing it once (RFC 9110 section 9.2.2).
+    #[must_use]
+    pub fn is_idempotent(&self) -> bool {
+        matches!(self.method(), b"GET" | b"HEAD" | b"OPTIONS" | b"TRACE" | b"PUT" | b"DELETE")
+    }
+
+    /// Begins a head that came by HTTP/2, which has checked it; its fields are to be pushed, then [`Self::finish_http2`].
+    pub fn begin_http2(&mut self, method: &[u8], target: &[u8], host: &[u8]) {
+        self.fields.clear();
+        self.method = self.fields.keep(method);
+        self.target = self.fields.keep(target);
+        self.host = self.fields.keep(host);
+        self.version = Version::Http2;
+    }
+
+    /// Judges what was begun for HTTP/2; `has_body`: the stream did not end with the head.
+    ///
+    /// # Errors
+    /// Contradictory fields.
+    pub fn finish_http2(&mut self, has_body: bool) -> Result<(), HeadError> {
+        self.check_target()?;
+        if !is_valid_host(self.host()) {
+            return Err(HeadError::HostInvalid);
+        }
+        self.length = match framing::said(&self.fields, false)? {
+            Said::Length(length) => Length::Known(length),
+            // RFC 9113 8.2.2: no connection-specific fields.
+            Said::Chunked => return Err(HeadError::TransferEncoding),
+            Said::Nothing if has_body => Length::Chunked,
+            Said::Nothing => Length::None,
+        };
+        self.expectation = self.expected();
+        self.keep_alive = true;
+        self.wants_upgrade = false;
+        Ok(())
+    }
+
+    fn parse(&mut self, head: &[u8], limits: &Limits) -> Result<(), HeadError> {
+        self.fields.clear();
+        let mut space = [const { MaybeUninit::uninit() }; Limits::MOST_FIELDS];
+        let mut parsed = httparse::Request::new(&mut []);
+        let most = limits.fields.min(Limits::MOST_FIELDS);
+        parsed.parse_with_uninit_headers(head, &mut space[..most]).map_err(of_httparse)?;
+        let (Some(method), Some(target), Some(minor)) = (parsed.method, parsed.path, parsed.version) else {
+            return Err(HeadError::FirstLine);
+        };
+        if target.len() > limits.target_bytes {
+            return Err(HeadError::TargetTooLong);
+        }
+        self.fields.keep(head);
+        self.method = part(head, method.as_bytes());
+        self.target = part(head, target.as_bytes());
+        for field in parsed.headers.iter() {
+            self.fields.mark(part(head, field.name.as_bytes()), part(head, field.value));
+        }
+        self.version = if minor == 0 { Version::Http10 } else { Version::Http11 };
+        self.judge()
+    }
+
+    /// What the fields mean, once they are there.
+    fn judge(&mut self) -> Result<(), HeadError> {
+        self.check_host()?;
+        self.check_target()?;
+        let is_http_10 = self.version == Version::Http10;
+        self.length = match framing::said(&self.fields, is_http_10)? {
+            Said::Nothing => Length::None,
+            Said::Length(length) => Length::Known(length),
+            Said::Chunked => Length::Chunked,
+        };
+        let says = |option: &[u8]| {
+            self.fields.elements(Name::Connection).any(|element| element.eq_ignore_ascii_case(option))
+        };
+        self.keep_alive = !says(b"close") && (!is_http_10 || says(b"keep-alive"));
+        self.wants_upgrade = says(b"upgrade") && self.may_upgrade();
+        // RFC 9110 10.1.1: in HTTP/1.0 it is ignored.
+        self.expectation = if is_http_10 { Expectation::None } else { self.expected() };
+        Ok(())
+    }
+
+    /// An upgrade of a request with a body would leave open which protocol the body belongs to; h2c would let requests
+    /// past us unseen.
+    fn may_upgrade(&self) -> bool {
+        let mut protocols = self.fields.elements(Name::Upgrade).peekable();
+        self.version == Version::Http11
+            && self.length == Length::None
+            && protocols.peek().is_some()
+            && protocols.all(|protocol| !protocol.get(..2).is_some_and(|two| two.eq_ignore_ascii_case(b"h2")))
+    }
+
+    fn expected(&self) -> Expectation {
+        let mut values = self.fields.values(Name::Expect);
+        match (values.next(), values.next()) {
+            (None, _) => Expectation::None,
+            (Some(value), None) if value.eq_ignore_ascii_case(b"100-continue") => Expectation::Continue,
+            _ => Expectation::Unknown,
+        }
+    }
+
+    fn check_host(&mut self) -> Result<(), HeadError> {
+        let mut hosts = self.fields.spans(Name::Host);
+        let (first, second) = (hosts.next(), hosts.next());
+        self.host = match (first, second) {
+            (_, Some(_)) => return Err(HeadError::HostRepeated),
+            (None, None) if self.version == Version::Http11 => return Err(HeadError::HostMissing),
+            (None, None) => Span::default(),
+            (Some(host), None) => host,
+        };
+        if first.is_some() && !is_valid_host(self.fields.at(self.host)) {
+            return Err(HeadError::HostInvalid);
+        }
+        Ok(())
+    }
+
+    /// RFC 9112 3.2: a path, or (to be taken by every server) a whole URL, whose host has to be the one in `Host`.
+    ///
+    /// CONNECT has none of these forms. Whatever its target, an origin that agrees makes a tunnel of the connection (RFC
+    /// 9110 section 9.3.6), which would then be somebody else's next. Nor may an origin that doesn't look at the case.
+    fn check_target(&mut self) -> Result<(), HeadError> {
+        if self.method().eq_ignore_ascii_case(b"CONNECT") {
+            return Err(HeadError::Target);
+        }
+        let target = self.fields.at(self.target);
+        // httparse lets what is not ASCII pass; a fragment never goes to an origin.
+        if !target.iter().all(|byte| byte.is_ascii_graphic() && *byte != b'#') {
+            return Err(HeadError::Target);
+        }
+        match target {
+            [b'/', ..] => Ok(()),
+            b"*" if self.method() == b"OPTIONS" => Ok(()),
+            // RFC 9113 8.3.1: ":path" has no scheme and no host, which have fields of their own.
+            _ if self.version == Version::Http2 => Err(HeadError::Target),
+            _ => self.take_absolute(),
+        }
+    }
+
+    fn take_absolute(&mut self) -> Result<(), HeadError> {
+        let target = self.fields.at(self.target);
+        let scheme_end = ["http://", "https://"].iter().find_map(|scheme| {
+            let start = target.get(..scheme.len())?;
+            start.eq_ignore_ascii_case(scheme.as_bytes()).then_some(scheme.len())
+        });
+        let after_scheme = scheme_end.ok_or(HeadError::Target)?;
+        let rest = &target[after_scheme..];
+        let host_end = rest.iter().position(|byte| b"/?".contains(byte)).unwrap_or(rest.len());
+        if !is_valid_host(&rest[..host_end]) {
+            return Err(HeadError::HostInvalid);
+        }
+        if !rest[..host_end].eq_ignore_ascii_case(self.host()) && self.version != Version::Http10 {
+            return Err(HeadError::HostDisagrees);
+        }
+        let path = match &rest[host_end..] {
+            [] if self.method() == b"OPTIONS" => b"*".to_vec(),
+            query @ ([] | [b'?', ..]) => [b"/", query].concat(),
+            path => path.to_vec(),
+        };
+        let host = rest[..host_end].to_vec();
+        self.target = self.fields.keep(&path);
+        self.host = self.fields.keep(&host);
+        Ok(())
+    }
+}
+
+/// Where `part` is within `head`, of which it was made.
+pub(super) fn part(head: &[u8], part: &[u8]) -> Span {
+    let Range { start, end } = head.as_ptr_range();
+    let at = part.as_ptr();
+    debug_assert!((start..=end).contains(&at));
+    span(at.addr() - start.addr(), part.len())
+}
+
+pub(super) fn of_httparse(error: httparse::Error) -> HeadError {
+    match error {
+        httparse::Error::TooManyHeaders => HeadError::TooManyFields,
+        httparse::Error::HeaderName | httparse::Error::HeaderValue | httparse::Error::NewLine => {
+            HeadError::Field
+        }
+        httparse::Error::Version => HeadError::Version,
+        httparse::Error::Status => HeadError::Status,
+        httparse::Error::Token => HeadError::FirstLine,
+    }
+}

@@ -1,0 +1,106 @@
+//! A response's head.
+
+use std::mem::MaybeUninit;
+
+use super::framing::{self, Said};
+use super::request::{of_httparse, part};
+use super::{HeadEnd, HeadError, Length, Limits};
+use crate::fields::{FieldList, Name, Span};
+
+/// A response's head: one buffer, and where in it everything is. Used again for the next response.
+#[derive(Debug, Clone, Default)]
+pub struct ResponseHead {
+    /// Its fields, as they came.
+    pub fields: FieldList,
+    /// Its status, 100 to 999.
+    pub status: u16,
+    /// How its body ends.
+    pub length: Length,
+    /// What `Content-Length` says where there is no body, since it was asked for by HEAD or is not modified.
+    pub announced: Option<u64>,
+    /// Whether the connection can be used again after the body.
+    pub keep_alive: bool,
+    reason: Span,
+}
+
+impl ResponseHead {
+    /// Reads a head from `input`, as [`super::RequestHead::read`] does; `is_head`: it answers HEAD.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn read(
+        &mut self,
+        input: &[u8],
+        end: &mut HeadEnd,
+        is_head: bool,
+        limits: &Limits,
+    ) -> Result<Option<usize>, HeadError> {
+        let Some(head) = end.find(input, limits)? else { return Ok(None) };
+        // RFC 9112 2.2 speaks of empty lines before requests only.
+        if head.start > 0 {
+            return Err(HeadError::EmptyLines);
+        }
+        self.parse(&input[..head.end], is_head, limits)?;
+        Ok(Some(head.end))
+    }
+
+    /// The words after the status, which may be none.
+    #[must_use]
+    pub fn reason(&self) -> &[u8] {
+        self.fields.at(self.reason)
+    }
+
+    /// 1xx: the answer itself is still to come (after 101: is another protocol).
+    #[must_use]
+    pub fn is_interim(&self) -> bool {
+        self.status < 200
+    }
+
+    fn parse(&mut self, head: &[u8], is_head: bool, limits: &Limits) -> Result<(), HeadError> {
+        self.fields.clear();
+        let mut space = [const { MaybeUninit::uninit() }; Limits::MOST_FIELDS];
+        let mut parsed = httparse::Response::new(&mut []);
+        let most = limits.fields.min(Limits::MOST_FIELDS);
+        httparse::ParserConfig::default()
+            .parse_response_with_uninit_headers(&mut parsed, head, &mut space[..most])
+            .map_err(of_httparse)?;
+        let (Some(status), Some(minor)) = (parsed.code, parsed.version) else {
+            return Err(HeadError::FirstLine);
+        };
+        if status < 100 {
+            return Err(HeadError::Status);
+        }
+        self.fields.keep(head);
+        self.status = status;
+        self.reason = parsed
+            .reason
+            .filter(|reason| !reason.is_empty())
+            .map_or_else(Span::default, |reason| part(head, reason.as_bytes()));
+        for field in parsed.headers.iter() {
+            self.fields.mark(part(head, field.name.as_bytes()), part(head, field.value));
+        }
+        self.judge(minor == 0, is_head)
+    }
+
+    /// RFC 9112 6.3, in its order.
+    fn judge(&mut self, is_http_10: bool, is_head: bool) -> Result<(), HeadError> {
+        let said = framing::said(&self.fields, is_http_10)?;
+        let has_no_body = is_head || self.is_interim() || matches!(self.status, 204 | 304);
+        self.announced = match said {
+            Said::Length(length) if is_head || self.status == 304 => Some(length),
+            _ => None,
+        };
+        self.length = match said {
+            _ if has_no_body => Length::None,
+            Said::Chunked => Length::Chunked,
+            Said::Length(length) => Length::Known(length),
+            Said::Nothing => Length::UntilClose,
+        };
+        let says = |option: &[u8]| {
+            self.fields.elements(Name::Connection).any(|element| element.eq_ignore_ascii_case(option))
+        };
+        self.keep_alive =
+            self.length != Length::UntilClose && !says(b"close") && (!is_http_10 || says(b"keep-alive"));
+        Ok(())
+    }
+}

@@ -1,0 +1,215 @@
+//! HTTP/2 with clients that ask for it (ALPN). Each stream is an exchange, and becomes a request of HTTP/1.1 to the origin.
+//!
+//! ```text
+//! connection task: h2's protocol, frames in and out ──▶ a task for each stream: Request ─▶ Service::serve ─▶ Response
+//! ```
+//! What a client may make us hold is bounded: streams at a time, bytes in flight of each (a stream's window is opened as
+//! far as the origin has taken what came), heads, and streams that are begun only to be taken back. `h2` itself answers
+//! floods of resets, of CONTINUATION and of empty or tiny DATA with GOAWAY(ENHANCE_YOUR_CALM), and reads no further frame
+//! while its answer to the last PING or SETTINGS can't leave. Neither pushes nor RFC 8441's CONNECT are offered.
+
+mod request;
+mod response;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::server::{Builder, Connection};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::exchange::{Service, Visit};
+use crate::origin::{Access, Dial};
+use crate::reactor::Timer;
+
+/// Streams at a time.
+const MOST_STREAMS: u32 = 128;
+/// Bytes of a body in flight: of one stream, and of all.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = 1 << 20;
+/// Bytes of a response that wait for the client.
+const SEND_BYTES: usize = 64 << 10;
+/// Streams that a client has taken back, before it is looked at how many it has not.
+const RESETS_FOR_NOTHING: u64 = 100;
+/// Exchanges that have not ended yet, those among them that their client has taken back.
+const MOST_EXCHANGES: u64 = 2 * MOST_STREAMS as u64;
+/// What still comes of a stream that we have ended is passed over for so long, for so many streams at a time (RFC 9113
+/// section 5.4.2): the client may have sent it before it knew.
+const PASSED_OVER_FOR: Duration = Duration::from_secs(30);
+const PASSED_OVER: usize = 256;
+/// Streams that we had to end for what came on them.
+const MOST_ERRORS: usize = 256;
+
+/// What the streams of a connection share.
+#[derive(Debug)]
+struct Tally {
+    open: Cell<u64>,
+    begun: Cell<u64>,
+    /// Taken back by the client before they were answered.
+    reset: Cell<u64>,
+    /// The connection's task, which is told when a stream ends.
+    connection: RefCell<Waker>,
+}
+
+impl Tally {
+    fn new() -> Self {
+        let connection = RefCell::new(Waker::noop().clone());
+        Self { open: Cell::new(0), begun: Cell::new(0), reset: Cell::new(0), connection }
+    }
+
+    fn on_begin(&self) {
+        self.begun.set(self.begun.get() + 1);
+        self.open.set(self.open.get() + 1);
+    }
+
+    fn on_end(&self, was_reset: bool) {
+        self.open.set(self.open.get() - 1);
+        self.reset.set(self.reset.get() + u64::from(was_reset));
+        self.connection.borrow().wake_by_ref();
+    }
+
+    /// Whether the client asks mostly to take it back ("rapid reset", CVE-2023-44487).
+    fn is_abusive(&self) -> bool {
+        let takes_back = self.reset.get() > RESETS_FOR_NOTHING && self.reset.get() * 2 > self.begun.get();
+        takes_back || self.open.get() >= MOST_EXCHANGES
+    }
+}
+
+/// Serves a client until its connection ends.
+pub async fn serve_http2<C, O>(stream: C, visit: Visit, service: Rc<Service<O>>)
+where
+    C: AsyncRead + AsyncWrite + Unpin,
+    O: Dial,
+{
+    let limits = &service.settings.limits;
+    let mut builder = Builder::new();
+    builder
+        .max_concurrent_streams(MOST_STREAMS)
+        .initial_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
+        .max_send_buffer_size(SEND_BYTES)
+        .max_local_error_reset_streams(Some(MOST_ERRORS))
+        .max_concurrent_reset_streams(PASSED_OVER)
+        .reset_stream_duration(PASSED_OVER_FOR);
+    let preface = service.reactor.timeout(service.settings.timeouts.head, builder.handshake(stream));
+    if let Ok(Ok(connection)) = preface.await {
+        let access = Rc::new(service.access(&visit));
+        run(connection, &Rc::new(visit), &service, &access).await;
+    }
+}
+
+async fn run<C, O>(
+    mut connection: Connection<C, Bytes>,
+    visit: &Rc<Visit>,
+    service: &Rc<Service<O>>,
+    access: &Rc<Access<O::Stream>>,
+) where
+    C: AsyncRead + AsyncWrite + Unpin,
+    O: Dial,
+{
+    let tally = Rc::new(Tally::new());
+    let mut rest = Rest::new(service);
+    let mut drained = pin!(service.reactor.drained());
+    loop {
+        let accepted = poll_fn(|cx| {
+            if !rest.is_last && drained.as_mut().poll(cx).is_ready() {
+                rest.is_last = true;
+                rest.is_over = true;
+                connection.graceful_shutdown();
+            }
+            match connection.poll_accept(cx) {
+                Poll::Pending if rest.poll_end(cx, &tally).is_ready() => Poll::Ready(None),
+                accepted => accepted,
+            }
+        });
+        let Some(Ok((request, mut respond))) = accepted.await else { break };
+        if tally.is_abusive() {
+            connection.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
+            continue;
+        }
+        // Each stream may need a connection to the origin; the client's own permit pays for one.
+        let permit = if tally.open.get() > 0 { service.sessions.take(1) } else { None };
+        if permit.is_none() && tally.open.get() > 0 {
+            // RFC 9113 8.7: the client may ask again.
+            respond.send_reset(h2::Reason::REFUSED_STREAM);
+            continue;
+        }
+        tally.on_begin();
+        let (tally, visit, service) = (Rc::clone(&tally), Rc::clone(visit), Rc::clone(service));
+        let access = Rc::clone(access);
+        let reactor = service.reactor.clone();
+        reactor.spawn(async move {
+            let mut open = Open { tally, was_reset: false };
+            open.was_reset = stream::serve(&service, &visit, &access, request, respond).await;
+            drop(permit);
+        });
+    }
+    if rest.has_ended {
+        connection.abrupt_shutdown(h2::Reason::NO_ERROR);
+    }
+    // What is left of frames (a GOAWAY above all) is sent, if the client takes it.
+    let closed = poll_fn(|cx| connection.poll_closed(cx));
+    let _ = service.reactor.timeout(service.settings.timeouts.linger, closed).await;
+}
+
+/// A stream that has not ended; it ends with this, even by a panic.
+struct Open {
+    tally: Rc<Tally>,
+    was_reset: bool,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.tally.on_end(self.was_reset);
+    }
+}
+
+/// The time in which a connection has no request. Frames keep it alive only if they belong to one.
+struct Rest {
+    timer: Timer,
+    /// How long it may last: between requests, and before the connection's end.
+    usual: Duration,
+    last: Duration,
+    /// The connection shall take no more requests.
+    is_last: bool,
+    /// There was a request, so that the time begins anew.
+    is_over: bool,
+    has_ended: bool,
+}
+
+impl Rest {
+    fn new<O: Dial>(service: &Service<O>) -> Self {
+        let timeouts = &service.settings.timeouts;
+        Self {
+            timer: service.reactor.timer(),
+            usual: timeouts.keep_alive,
+            last: timeouts.linger,
+            is_last: false,
+            is_over: true,
+            has_ended: false,
+        }
+    }
+
+    /// Ready when it has lasted too long.
+    fn poll_end(&mut self, cx: &mut Context<'_>, tally: &Tally) -> Poll<()> {
+        if tally.open.get() > 0 {
+            self.is_over = true;
+            tally.connection.replace(cx.waker().clone());
+            return Poll::Pending;
+        }
+        if std::mem::take(&mut self.is_over) {
+            self.timer.arm(if self.is_last { self.last } else { self.usual });
+        }
+        let expired = self.timer.poll_expired(cx);
+        self.has_ended = expired.is_ready();
+        expired
+    }
+}

@@ -1,0 +1,181 @@
+//! A request's head and body, as HTTP/2 brings them.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+
+use bytes::Bytes;
+use h2::RecvStream;
+use http::request::Parts;
+use http::{HeaderMap, Method, header};
+
+use super::response::Sender;
+use crate::exchange::{Departure, Failure, Incoming, Pace, Patience, Settings};
+use crate::fields::{FieldList, Name};
+use crate::http1::{HeadError, RequestHead};
+
+/// Makes the head of what the stream asks.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn head(parts: &Parts, has_body: bool, settings: &Settings) -> Result<RequestHead, HeadError> {
+    if parts.method == Method::CONNECT {
+        return Err(HeadError::Target);
+    }
+    let mut names = parts.headers.get_all(header::HOST).iter().map(http::HeaderValue::as_bytes);
+    let named = names.next();
+    if names.next().is_some() {
+        return Err(HeadError::HostRepeated);
+    }
+    let host = match (parts.uri.authority(), named) {
+        // RFC 9113 8.3.1: they must not differ.
+        (Some(authority), Some(host)) if !host.eq_ignore_ascii_case(authority.as_str().as_bytes()) => {
+            return Err(HeadError::HostDisagrees);
+        }
+        (Some(authority), _) => authority.as_str().as_bytes(),
+        (None, Some(host)) => host,
+        (None, None) => return Err(HeadError::HostMissing),
+    };
+    let target = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+    if target.len() > settings.limits.target_bytes {
+        return Err(HeadError::TargetTooLong);
+    }
+    if parts.headers.len() > settings.limits.fields {
+        return Err(HeadError::TooManyFields);
+    }
+    let mut head = RequestHead::default();
+    head.begin_http2(parts.method.as_str().as_bytes(), target.as_bytes(), host);
+    for (name, value) in &parts.headers {
+        if name != header::COOKIE {
+            head.fields.push(name.as_str().as_bytes(), value.as_bytes());
+        }
+    }
+    // RFC 9113 8.2.3: a cookie may come in pieces, which HTTP/1.1 knows as one field.
+    let crumbs: Vec<_> =
+        parts.headers.get_all(header::COOKIE).iter().map(http::HeaderValue::as_bytes).collect();
+    if !crumbs.is_empty() {
+        head.fields.push(b"cookie", &crumbs.join(&b"; "[..]));
+    }
+    head.finish_http2(has_body)?;
+    Ok(head)
+}
+
+/// A request's body, from its stream.
+pub(super) struct Body<'a> {
+    stream: RecvStream,
+    sender: &'a RefCell<Sender>,
+    settings: &'a Settings,
+    patience: &'a Patience,
+    piece: Bytes,
+    trailers: FieldList,
+    pace: Pace,
+    pub(super) received: u64,
+}
+
+impl<'a> Body<'a> {
+    pub(super) fn new(
+        stream: RecvStream,
+        sender: &'a RefCell<Sender>,
+        settings: &'a Settings,
+        patience: &'a Patience,
+    ) -> Self {
+        let (piece, trailers) = (Bytes::new(), FieldList::default());
+        let pace = Pace::default();
+        Self { stream, sender, settings, patience, piece, trailers, pace, received: 0 }
+    }
+
+    /// The next frame that brings something: those that don't are no progress.
+    async fn frame(&mut self) -> Result<Option<Bytes>, Failure> {
+        let (limit, stream) = (self.settings.timeouts.body, &mut self.stream);
+        let frame = async {
+            loop {
+                match poll_fn(|cx| stream.poll_data(cx)).await {
+                    Some(Ok(data)) if data.is_empty() => {}
+                    frame => return frame,
+                }
+            }
+        };
+        let (began, min_rate) = (self.patience.now(), self.settings.min_rate);
+        match self.patience.limit(limit, frame).await {
+            Ok(Some(Ok(data))) => {
+                self.pace.note(self.patience.now() - began, data.len());
+                let is_too_slow = self.pace.is_too_slow(limit, min_rate);
+                if is_too_slow { Err(Failure::BodyTooSlow(min_rate)) } else { Ok(Some(data)) }
+            }
+            Ok(None) => Ok(None),
+            Ok(Some(Err(_))) => Err(Failure::ClientGone),
+            Err(_) => Err(Failure::BodyTimeout(limit)),
+        }
+    }
+
+    async fn read_trailers(&mut self) -> Result<(), Failure> {
+        let limit = self.settings.timeouts.body;
+        match self.patience.limit(limit, poll_fn(|cx| self.stream.poll_trailers(cx))).await {
+            Ok(Ok(trailers)) => {
+                keep(&mut self.trailers, &trailers.unwrap_or_default());
+                Ok(())
+            }
+            Ok(Err(_)) => Err(Failure::ClientGone),
+            Err(_) => Err(Failure::BodyTimeout(limit)),
+        }
+    }
+}
+
+impl Body<'_> {
+    /// Passes over what is still coming of a request that has its answer: many clients look at no answer before they have
+    /// sent everything, and take a stream that ends under their hands for broken. Who goes on for too long is told to stop,
+    /// by RST_STREAM(NO_ERROR) (RFC 9113 section 8.1), which `h2` sends when the stream is dropped.
+    pub(super) async fn discard(mut self) {
+        const MOST_BYTES: usize = 1 << 20;
+        let stream = &mut self.stream;
+        let unused = std::mem::take(&mut self.piece).len();
+        let _ = stream.flow_control().release_capacity(unused);
+        let rest = async {
+            let mut left = MOST_BYTES;
+            while left > 0 {
+                let Some(Ok(data)) = poll_fn(|cx| stream.poll_data(cx)).await else { break };
+                let _ = stream.flow_control().release_capacity(data.len());
+                left = left.saturating_sub(data.len());
+            }
+        };
+        let _ = self.patience.limit(self.settings.timeouts.linger, rest).await;
+    }
+}
+
+/// RFC 9110 6.5.1: nothing that decides on framing, routing, or who the client is.
+fn keep(list: &mut FieldList, trailers: &HeaderMap) {
+    for (name, value) in trailers {
+        if Name::of(name.as_str().as_bytes()) == Name::Other {
+            list.push(name.as_str().as_bytes(), value.as_bytes());
+        }
+    }
+}
+
+impl Incoming for Body<'_> {
+    async fn next(&mut self) -> Result<Option<&[u8]>, Failure> {
+        // Only now has the origin taken the last piece: the client may send as much again.
+        let used = std::mem::take(&mut self.piece).len();
+        if used > 0 {
+            self.stream.flow_control().release_capacity(used).map_err(|_| Failure::ClientGone)?;
+        }
+        let Some(data) = self.frame().await? else {
+            self.read_trailers().await?;
+            return Ok(None);
+        };
+        self.received += data.len() as u64;
+        if self.settings.max_body.is_some_and(|most| self.received > most) {
+            return Err(Failure::BodyTooLarge);
+        }
+        self.piece = data;
+        Ok(Some(&self.piece))
+    }
+
+    fn trailers(&self) -> &FieldList {
+        &self.trailers
+    }
+
+    async fn departure(&mut self) -> Departure {
+        // Any end of the stream that is not ours: a reset, or the connection's end.
+        let _ = poll_fn(|cx| self.sender.borrow_mut().poll_reset(cx)).await;
+        Departure::Gone
+    }
+}

@@ -1,0 +1,223 @@
+//! A response, as HTTP/2 sends it.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use h2::server::SendResponse;
+use h2::{Reason, SendStream};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+
+use crate::exchange::{Failure, Outgoing, Pace, Patience, Settings, Stage, words};
+use crate::fields::{Field, FieldList, hop};
+use crate::http1::{Length, ResponseHead};
+
+/// So much of a response is gathered before it is sent: what fits into one frame as clients take it by default.
+const WORTH_SENDING: usize = 16 << 10;
+
+/// Our direction of a stream.
+pub(super) enum Sender {
+    /// The head has not been sent.
+    Head(SendResponse<Bytes>),
+    /// It has.
+    Body(SendStream<Bytes>),
+}
+
+impl Sender {
+    pub(super) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<Result<Reason, h2::Error>> {
+        match self {
+            Self::Head(respond) => respond.poll_reset(cx),
+            Self::Body(stream) => stream.poll_reset(cx),
+        }
+    }
+
+    fn reset(&mut self, reason: Reason) {
+        match self {
+            Self::Head(respond) => respond.send_reset(reason),
+            Self::Body(stream) => stream.send_reset(reason),
+        }
+    }
+}
+
+/// A response, to its stream.
+pub(super) struct Reply<'a> {
+    sender: &'a RefCell<Sender>,
+    settings: &'a Settings,
+    patience: &'a Patience,
+    /// What was not worth a frame of its own yet.
+    gathered: BytesMut,
+    pace: Pace,
+    /// The request was HEAD: its answer has no body.
+    is_head: bool,
+    pub(super) stage: Stage,
+    pub(super) status: u16,
+    pub(super) sent: u64,
+}
+
+impl<'a> Reply<'a> {
+    pub(super) fn new(
+        sender: &'a RefCell<Sender>,
+        settings: &'a Settings,
+        patience: &'a Patience,
+        is_head: bool,
+    ) -> Self {
+        let (gathered, pace) = (BytesMut::new(), Pace::default());
+        Self {
+            sender,
+            settings,
+            patience,
+            gathered,
+            pace,
+            is_head,
+            stage: Stage::Waiting,
+            status: 0,
+            sent: 0,
+        }
+    }
+
+    /// Answers with `failure`; what has been begun is taken back, so that nobody takes it for the whole.
+    pub(super) async fn refuse(&mut self, failure: &Failure) {
+        match failure.status() {
+            Some(status) if self.stage == Stage::Waiting => {
+                let text = format!("{status} {}\n", words(status));
+                let mut response = Response::new(());
+                *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
+                response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+                response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(text.len()));
+                self.status = status;
+                // Whoever is gone can't be told.
+                if self.begin(response, self.is_head).is_ok() && !self.is_head {
+                    let _ = self.send(Bytes::from(text), true).await;
+                }
+            }
+            _ if self.stage != Stage::Ended => self.sender.borrow_mut().reset(Reason::INTERNAL_ERROR),
+            _ => {}
+        }
+    }
+
+    fn begin(&mut self, response: Response<()>, is_end: bool) -> Result<(), Failure> {
+        let mut sender = self.sender.borrow_mut();
+        let Sender::Head(respond) = &mut *sender else { return Err(Failure::ClientGone) };
+        let stream = respond.send_response(response, is_end).map_err(|_| Failure::ClientGone)?;
+        *sender = Sender::Body(stream);
+        self.stage = if is_end { Stage::Ended } else { Stage::Begun };
+        Ok(())
+    }
+
+    /// Sends some data, as fast as the client's window opens; `is_end`: nothing comes after it.
+    async fn send(&mut self, mut data: Bytes, is_end: bool) -> Result<(), Failure> {
+        let (limit, min_rate) = (self.settings.timeouts.send, self.settings.min_rate);
+        while !data.is_empty() {
+            let began = self.patience.now();
+            let room = poll_fn(|cx| self.poll_room(cx, data.len()));
+            let room =
+                self.patience.limit(limit, room).await.map_err(|_| Failure::ClientStalled(limit))??;
+            self.pace.note(self.patience.now() - began, room.min(data.len()));
+            if self.pace.is_too_slow(limit, min_rate) {
+                return Err(Failure::ClientTooSlow(min_rate));
+            }
+            let now = data.split_to(room.min(data.len()));
+            let is_last = is_end && data.is_empty();
+            let Sender::Body(stream) = &mut *self.sender.borrow_mut() else {
+                return Err(Failure::ClientGone);
+            };
+            stream.send_data(now, is_last).map_err(|_| Failure::ClientGone)?;
+            if is_last {
+                self.stage = Stage::Ended;
+            }
+        }
+        Ok(())
+    }
+
+    fn poll_room(&self, cx: &mut Context<'_>, wanted: usize) -> Poll<Result<usize, Failure>> {
+        let Sender::Body(stream) = &mut *self.sender.borrow_mut() else {
+            return Poll::Ready(Err(Failure::ClientGone));
+        };
+        stream.reserve_capacity(wanted);
+        while stream.capacity() == 0 {
+            match stream.poll_capacity(cx) {
+                Poll::Ready(Some(Ok(_))) => {}
+                Poll::Ready(_) => return Poll::Ready(Err(Failure::ClientGone)),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        Poll::Ready(Ok(stream.capacity()))
+    }
+
+    fn finish(&mut self, trailers: HeaderMap) -> Result<(), Failure> {
+        let Sender::Body(stream) = &mut *self.sender.borrow_mut() else { return Err(Failure::ClientGone) };
+        let sent = if trailers.is_empty() {
+            stream.send_data(Bytes::new(), true)
+        } else {
+            stream.send_trailers(trailers)
+        };
+        self.stage = Stage::Ended;
+        sent.map_err(|_| Failure::ClientGone)
+    }
+}
+
+impl Outgoing for Reply<'_> {
+    async fn interim(&mut self, head: &ResponseHead) -> Result<(), Failure> {
+        self.inform(head.status, fields(hop::onward(&head.fields)))
+    }
+
+    async fn proceed(&mut self) -> Result<(), Failure> {
+        self.inform(100, HeaderMap::new())
+    }
+
+    async fn head(&mut self, head: &ResponseHead, _: bool) -> Result<(), Failure> {
+        let mut response = Response::new(());
+        *response.status_mut() = StatusCode::from_u16(head.status).unwrap_or(StatusCode::BAD_GATEWAY);
+        let mut headers = fields(hop::onward(&head.fields));
+        if let (Length::Known(length), _) | (Length::None, Some(length)) = (head.length, head.announced) {
+            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+        }
+        *response.headers_mut() = headers;
+        self.status = head.status;
+        self.begin(response, matches!(head.length, Length::None | Length::Known(0)))
+    }
+
+    async fn data(&mut self, data: &[u8]) -> Result<(), Failure> {
+        self.sent += data.len() as u64;
+        self.gathered.extend_from_slice(data);
+        if self.gathered.len() >= WORTH_SENDING { self.flush().await } else { Ok(()) }
+    }
+
+    async fn flush(&mut self) -> Result<(), Failure> {
+        let data = self.gathered.split().freeze();
+        self.send(data, false).await
+    }
+
+    async fn end(&mut self, trailers: &FieldList) -> Result<(), Failure> {
+        let data = self.gathered.split().freeze();
+        self.send(data, trailers.is_empty()).await?;
+        // Unless that was the last piece, or the head was all.
+        if self.stage == Stage::Ended { Ok(()) } else { self.finish(fields(trailers.iter())) }
+    }
+}
+
+impl Reply<'_> {
+    fn inform(&mut self, status: u16, headers: HeaderMap) -> Result<(), Failure> {
+        let mut response = Response::new(());
+        *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::CONTINUE);
+        *response.headers_mut() = headers;
+        match &mut *self.sender.borrow_mut() {
+            Sender::Head(respond) => respond.send_informational(response).map_err(|_| Failure::ClientGone),
+            Sender::Body(_) => Ok(()),
+        }
+    }
+}
+
+/// What HTTP/2 can't carry is left out.
+fn fields<'a>(fields: impl Iterator<Item = Field<'a>>) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for field in fields {
+        if let (Ok(name), Ok(value)) =
+            (HeaderName::from_bytes(field.spelt), HeaderValue::from_bytes(field.value))
+        {
+            headers.append(name, value);
+        }
+    }
+    headers
+}

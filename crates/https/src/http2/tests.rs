@@ -1,0 +1,270 @@
+//! HTTP/2 in memory: h2's own client or frames made by hand, and an origin that answers as written.
+
+mod frames;
+mod hostile;
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::client::{ResponseFuture, SendRequest};
+use h2::{Reason, RecvStream, SendStream};
+use http::{HeaderMap, Method, Request, Response};
+use tokio::io::{AsyncWriteExt as _, DuplexStream, duplex};
+
+use super::serve_http2;
+use crate::exchange::tests::{Bed, bed, rest, say, until, visit};
+use crate::exchange::{Settings, Timeouts};
+use crate::reactor::Reactor;
+
+/// A client's end of a new connection.
+fn connect(bed: &Bed) -> DuplexStream {
+    let (client, ours) = duplex(1 << 16);
+    bed.reactor.spawn(serve_http2(ours, visit(), Rc::clone(&bed.service)));
+    client
+}
+
+/// A client on `stream`, and what becomes of its connection.
+async fn speak(
+    reactor: &Reactor,
+    stream: DuplexStream,
+) -> (SendRequest<Bytes>, Rc<Cell<Option<Result<(), h2::Error>>>>) {
+    let (client, connection) = h2::client::handshake(stream).await.unwrap();
+    let ended = Rc::new(Cell::new(None));
+    let note = Rc::clone(&ended);
+    reactor.spawn(async move { note.set(Some(connection.await)) });
+    (client.ready().await.unwrap(), ended)
+}
+
+fn request(method: Method) -> Request<()> {
+    Request::builder().method(method).uri("https://a/x").body(()).unwrap()
+}
+
+fn ask(client: &mut SendRequest<Bytes>, request: Request<()>) -> (ResponseFuture, SendStream<Bytes>) {
+    let is_end = *request.method() == Method::GET;
+    client.send_request(request, is_end).unwrap()
+}
+
+/// The whole body, and the trailers.
+async fn whole(response: Response<RecvStream>) -> Result<(String, Option<HeaderMap>), h2::Error> {
+    let (mut body, mut text) = (response.into_body(), Vec::new());
+    while let Some(data) = body.data().await {
+        let data = data?;
+        body.flow_control().release_capacity(data.len())?;
+        text.extend_from_slice(&data);
+    }
+    Ok((String::from_utf8(text).unwrap(), body.trailers().await?))
+}
+
+/// Sends as the window opens.
+async fn upload(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Result<(), h2::Error> {
+    while !data.is_empty() {
+        stream.reserve_capacity(data.len());
+        match poll_fn(|cx| stream.poll_capacity(cx)).await {
+            Some(Ok(room)) => stream.send_data(data.split_to(room.min(data.len())), false)?,
+            Some(Err(error)) => return Err(error),
+            None => return Err(Reason::STREAM_CLOSED.into()),
+        }
+    }
+    Ok(())
+}
+
+fn quick(linger: u64) -> Settings {
+    let timeouts = Timeouts { linger: Duration::from_millis(linger), ..Timeouts::default() };
+    Settings { timeouts, ..Settings::default() }
+}
+
+#[test]
+fn an_early_answer_comes_whole_and_the_rest_of_the_request_is_waited_for() {
+    let bed = bed(Settings { methods: vec!["GET".to_owned()], ..quick(60_000) });
+    let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
+    bed.run(async move {
+        let (mut client, _) = speak(&reactor, stream).await;
+        let (answer, mut body) = ask(&mut client, request(Method::POST));
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.status(), 403);
+        assert_eq!(whole(answer).await.unwrap().0, "403 Forbidden\n");
+        // More than the stream's window: what is passed over opens it again.
+        upload(&mut body, vec![b'x'; 900_000].into()).await.unwrap();
+        body.send_data(Bytes::new(), true).unwrap();
+        let (answer, _) = ask(&mut client, request(Method::GET));
+        until(&mut origin, "\r\n\r\n").await;
+        say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
+        assert_eq!(whole(answer.await.unwrap()).await.unwrap().0, "ok");
+    });
+}
+
+#[test]
+fn who_goes_on_sending_after_the_answer_is_told_to_stop_and_no_more() {
+    let bed = bed(Settings { methods: vec!["GET".to_owned()], ..quick(1) });
+    let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
+    bed.run(async move {
+        let (mut client, _) = speak(&reactor, stream).await;
+        let (answer, mut body) = ask(&mut client, request(Method::POST));
+        assert_eq!(whole(answer.await.unwrap()).await.unwrap().0, "403 Forbidden\n");
+        assert_eq!(poll_fn(|cx| body.poll_reset(cx)).await.unwrap(), Reason::NO_ERROR);
+        let (answer, _) = ask(&mut client, request(Method::GET));
+        until(&mut origin, "\r\n\r\n").await;
+        say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
+        assert_eq!(whole(answer.await.unwrap()).await.unwrap().0, "ok");
+    });
+}
+
+#[test]
+fn trailers_pass_both_ways() {
+    let bed = bed(Settings::default());
+    let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
+    bed.run(async move {
+        let (mut client, _) = speak(&reactor, stream).await;
+        let mut asked = request(Method::POST);
+        asked.headers_mut().insert("te", "trailers".parse().unwrap());
+        let (answer, mut body) = ask(&mut client, asked);
+        body.send_data("hello".into(), false).unwrap();
+        let mut trailers = HeaderMap::new();
+        trailers.insert("x-sum", "5".parse().unwrap());
+        trailers.insert("content-length", "7".parse().unwrap());
+        body.send_trailers(trailers).unwrap();
+        let head = until(&mut origin, "\r\n\r\n").await;
+        assert!(
+            head.contains("Transfer-Encoding: chunked\r\n") && head.contains("TE: trailers\r\n"),
+            "{head}"
+        );
+        assert_eq!(until(&mut origin, "\r\n\r\n").await, "5\r\nhello\r\n0\r\nx-sum: 5\r\n\r\n");
+        say(
+            &mut origin,
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-End: 1\r\n\r\n",
+        )
+        .await;
+        let (text, trailers) = whole(answer.await.unwrap()).await.unwrap();
+        assert_eq!((text.as_str(), trailers.unwrap().get("x-end").unwrap().as_bytes()), ("ok", &b"1"[..]));
+    });
+}
+
+#[test]
+fn a_body_waits_for_the_origins_word() {
+    let bed = bed(Settings::default());
+    let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
+    bed.run(async move {
+        let (mut client, _) = speak(&reactor, stream).await;
+        let mut asked = request(Method::PUT);
+        asked.headers_mut().insert("expect", "100-continue".parse().unwrap());
+        asked.headers_mut().insert("content-length", "5".parse().unwrap());
+        let (answer, mut body) = ask(&mut client, asked);
+        body.send_data("hello".into(), true).unwrap();
+        assert!(until(&mut origin, "\r\n\r\n").await.contains("Expect: 100-continue\r\n"));
+        say(&mut origin, "HTTP/1.1 100 Continue\r\n\r\n").await;
+        until(&mut origin, "hello").await;
+        say(&mut origin, "HTTP/1.1 204 No Content\r\n\r\n").await;
+        assert_eq!(answer.await.unwrap().status(), 204);
+    });
+}
+
+#[test]
+fn an_answer_that_breaks_off_is_not_taken_for_whole() {
+    for head in ["Content-Length: 10", "Transfer-Encoding: chunked"] {
+        let bed = bed(Settings::default());
+        let (stream, mut origin, reactor) =
+            (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
+        bed.run(async move {
+            let (mut client, _) = speak(&reactor, stream).await;
+            let (answer, _) = ask(&mut client, request(Method::GET));
+            until(&mut origin, "\r\n\r\n").await;
+            say(&mut origin, &format!("HTTP/1.1 200 OK\r\n{head}\r\n\r\n5\r\n")).await;
+            let answer = answer.await.unwrap();
+            drop(origin);
+            assert_eq!(whole(answer).await.unwrap_err().reason(), Some(Reason::INTERNAL_ERROR));
+        });
+    }
+}
+
+#[test]
+fn a_request_that_is_taken_back_leaves_the_origin() {
+    let bed = bed(Settings::default());
+    let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
+    bed.run(async move {
+        let (mut client, _) = speak(&reactor, stream).await;
+        let (_answer, mut body) = ask(&mut client, request(Method::GET));
+        until(&mut origin, "\r\n\r\n").await;
+        body.send_reset(Reason::CANCEL);
+        assert_eq!(rest(&mut origin).await, "");
+    });
+}
+
+#[test]
+fn what_is_under_way_is_finished_before_the_end() {
+    let bed = bed(Settings::default());
+    let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
+    bed.run(async move {
+        let (mut client, ended) = speak(&reactor, stream).await;
+        let (answer, _) = ask(&mut client, request(Method::GET));
+        until(&mut origin, "\r\n\r\n").await;
+        reactor.remote().drain();
+        // The GOAWAY has come when no more requests are taken.
+        while poll_fn(|cx| client.poll_ready(cx)).await.is_ok() {
+            reactor.sleep(Duration::from_millis(5)).await;
+        }
+        say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
+        assert_eq!(whole(answer.await.unwrap()).await.unwrap().0, "ok");
+        loop {
+            match ended.take() {
+                Some(ended) => break ended.unwrap(),
+                None => reactor.sleep(Duration::from_millis(5)).await,
+            }
+        }
+    });
+}
+
+#[test]
+fn a_stream_more_than_there_are_sessions_is_put_off() {
+    let bed = bed(Settings::default());
+    let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
+    let sessions = bed.service.sessions.clone();
+    bed.run(async move {
+        let (mut client, _) = speak(&reactor, stream).await;
+        let others = sessions.take(sessions.limit()).unwrap();
+        let (first, _) = ask(&mut client, request(Method::GET));
+        until(&mut origin, "\r\n\r\n").await;
+        let (second, _) = ask(&mut client, request(Method::GET));
+        assert_eq!(second.await.unwrap_err().reason(), Some(Reason::REFUSED_STREAM));
+        drop(others);
+        say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
+        assert_eq!(whole(first.await.unwrap()).await.unwrap().0, "ok");
+    });
+}
+
+/// Whatever the client does not take is not taken from the origin either.
+#[test]
+fn a_slow_client_makes_nobody_hold_much() {
+    const WHOLE: usize = 4 << 20;
+    const HELD: usize = 1 << 20;
+    let bed = bed(Settings::default());
+    let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
+    let written = Rc::new(Cell::new(0));
+    let count = Rc::clone(&written);
+    bed.reactor.spawn(async move {
+        until(&mut origin, "\r\n\r\n").await;
+        say(&mut origin, &format!("HTTP/1.1 200 OK\r\nContent-Length: {WHOLE}\r\n\r\n")).await;
+        while count.get() < WHOLE {
+            let len = origin.write(&[b'x'; 16 << 10][..(WHOLE - count.get()).min(16 << 10)]).await.unwrap();
+            count.set(count.get() + len);
+        }
+    });
+    bed.run(async move {
+        let (mut client, _) = speak(&reactor, stream).await;
+        let (answer, _) = ask(&mut client, request(Method::GET));
+        let (mut body, mut got) = (answer.await.unwrap().into_body(), 0);
+        while let Some(data) = body.data().await {
+            let data = data.unwrap();
+            got += data.len();
+            // Everybody else has many turns meanwhile.
+            for _ in 0..20 {
+                reactor.yield_now().await;
+            }
+            assert!(written.get() - got.min(written.get()) <= HELD, "{} of {}", got, written.get());
+            body.flow_control().release_capacity(data.len()).unwrap();
+        }
+        assert_eq!(got, WHOLE);
+    });
+}

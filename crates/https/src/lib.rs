@@ -1,0 +1,27 @@
+//! truepeer's TLS: taken off and put on for any TCP protocol, and the HTTPS reverse proxy.
+//!
+//! Each worker is a thread with an executor of its own on one epoll; each connection is one task, a function that reads
+//! from top to bottom. Streams speak tokio's I/O *traits*, no more of tokio: neither its runtime nor its sockets. Every
+//! system call is one of libc's, so that a network stack in user space can answer it.
+//!
+//! ```text
+//! reactor ── accept ──▶ downstream: admit, PROXY header, TLS ──▶ tunnel ──────────────────────▶ backend
+//!                                                          └──▶ exchange (http1 or http2) ──▶ origin
+//! ```
+#![forbid(unsafe_code)]
+
+mod buffers;
+pub mod close;
+mod decimal;
+pub mod dial;
+pub mod downstream;
+pub mod exchange;
+pub mod fields;
+pub mod gateway;
+pub mod http1;
+pub mod http2;
+pub mod origin;
+pub mod reactor;
+pub mod stream;
+pub mod tls;
+pub mod tunnel;

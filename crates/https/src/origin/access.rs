@@ -1,0 +1,94 @@
+//! What one connection of a client's has of the pool.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use super::pool::{KeptBy, OriginConnection, Pool};
+use crate::stream::Connection;
+
+/// A client's connection, as the pool knows it. When it is dropped, however the client's connection has ended, what was
+/// kept for it alone is closed.
+#[derive(Debug)]
+pub(crate) struct Access<S> {
+    pool: Rc<Pool<S>>,
+    shared: KeptBy,
+    own: KeptBy,
+    has_own: Cell<bool>,
+}
+
+impl<S> Access<S> {
+    /// `number` is one that no other connection has; `shared`: whose connections it usually uses.
+    pub(crate) fn new(pool: &Rc<Pool<S>>, shared: KeptBy, number: u64) -> Self {
+        let own = KeptBy::Connection(number);
+        Self { pool: Rc::clone(pool), shared, own, has_own: Cell::new(shared == own) }
+    }
+}
+
+impl<S: Connection> Access<S> {
+    /// A connection that is kept for this one alone, or another that it may use.
+    pub(crate) fn take(&self) -> Option<OriginConnection<S>> {
+        let own = if self.has_own.get() { self.pool.take(self.own) } else { None };
+        own.or_else(|| self.pool.take(self.shared))
+    }
+
+    /// Keeps a connection, for whoever may use it; `hint` as with [`Pool::put`].
+    pub(crate) fn put(&self, connection: OriginConnection<S>, hint: Option<Duration>, now: Instant) {
+        let kept_by = if connection.is_private { self.own } else { self.shared };
+        if connection.is_private {
+            self.has_own.set(true);
+        }
+        self.pool.put(connection, kept_by, hint, now);
+    }
+}
+
+impl<S> Drop for Access<S> {
+    fn drop(&mut self) {
+        if self.has_own.get() {
+            self.pool.forget(self.own);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{DuplexStream, duplex};
+    use truepeer_relay::budget::Budget;
+
+    use super::*;
+    use crate::exchange::{Buffer, Shared};
+
+    fn connection(is_private: bool) -> (OriginConnection<DuplexStream>, DuplexStream) {
+        let (stream, origin) = duplex(64);
+        let stream = Shared::new(stream);
+        (OriginConnection { stream, buffer: Buffer::default(), is_used: false, is_private }, origin)
+    }
+
+    #[test]
+    fn what_is_private_is_used_by_one_connection_only_and_ends_with_it() {
+        let (pool, now) = (Rc::new(Pool::new(8, Duration::from_secs(60), Budget::new(100))), Instant::now());
+        let (one, other) =
+            (Access::new(&pool, KeptBy::Everybody, 1), Access::new(&pool, KeptBy::Everybody, 2));
+        let ((private, _first), (shared, _second)) = (connection(true), connection(false));
+        one.put(private, None, now);
+        assert!(other.take().is_none());
+        one.put(shared, None, now);
+        let mine = one.take().expect("its own");
+        assert!(mine.is_private);
+        assert!(!one.take().expect("everybody's").is_private);
+        one.put(mine, None, now);
+        drop(one);
+        assert!(pool.is_empty());
+    }
+
+    #[test]
+    fn connections_that_name_one_client_end_with_it_too() {
+        let pool = Rc::new(Pool::new(8, Duration::from_secs(60), Budget::new(100)));
+        let access = Access::new(&pool, KeptBy::Connection(7), 7);
+        let (ours, _origin) = connection(false);
+        access.put(ours, None, Instant::now());
+        assert_eq!(pool.len(), 1);
+        drop(access);
+        assert!(pool.is_empty());
+    }
+}

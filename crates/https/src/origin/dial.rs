@@ -1,0 +1,76 @@
+//! How a connection to the origin is made.
+
+use std::future::Future;
+use std::time::Duration;
+
+use truepeer_relay::io::ConnectError;
+
+use crate::exchange::Visit;
+use crate::stream::Connection;
+
+/// Makes connections to the origin.
+pub trait Dial: 'static {
+    /// A connection: of TCP, or of TLS on top of it.
+    type Stream: Connection + 'static;
+
+    /// Connects to where `visit` leads, as its client if that is how it is delivered.
+    fn dial(&self, visit: &Visit) -> impl Future<Output = Result<Self::Stream, DialError>>;
+}
+
+/// No connection to the origin could be made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DialError {
+    /// TCP says no.
+    #[error("{0}")]
+    Connect(ConnectError),
+    /// It did not answer in time.
+    #[error("it did not answer within {} s", .0.as_secs_f32())]
+    Timeout(Duration),
+    /// TLS can't be agreed on: an unknown certificate above all.
+    #[error("TLS: {0}")]
+    Tls(String),
+    /// No PROXY header can say who the client is.
+    #[error("no PROXY header can be made: {0}")]
+    Header(String),
+}
+
+impl DialError {
+    /// The label of counters.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Connect(error) if is_ours(error) => "origin_no_resources",
+            Self::Connect(_) => "origin_unreachable",
+            Self::Timeout(_) => "origin_connect_timeout",
+            Self::Tls(_) => "origin_tls",
+            Self::Header(_) => "origin_proxy_header",
+        }
+    }
+
+    /// What the client is told.
+    #[must_use]
+    pub fn status(&self) -> u16 {
+        match self {
+            Self::Connect(error) if is_ours(error) => 503,
+            Self::Timeout(_) => 504,
+            _ => 502,
+        }
+    }
+
+    /// Whether nothing listens at the origin, as while it is restarted: it may do so in a moment.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        matches!(self, Self::Connect(ConnectError::Call(call))
+            if matches!(call.errno.raw_os_error(), libc::ECONNREFUSED | libc::ECONNRESET))
+    }
+}
+
+/// Out of descriptors, memory or ports: no fault of the origin's.
+fn is_ours(error: &ConnectError) -> bool {
+    match error {
+        ConnectError::TupleInUse => true,
+        ConnectError::Call(call) => {
+            matches!(call.errno.raw_os_error(), libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+        }
+    }
+}

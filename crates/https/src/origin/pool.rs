@@ -1,0 +1,329 @@
+//! Connections that wait for their next request.
+//!
+//! The one used last is used first: those that are too many grow old and go. A connection that its origin closes is found by
+//! the keeper, a task that is woken by whatever comes on an idle connection, since nothing should; one that dies in the very
+//! moment it is taken is found by the exchange, which then asks again on another if that does no harm.
+//!
+//! What is kept counts among the sessions of the whole process, and is the first to go when they run short.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::net::IpAddr;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use truepeer_relay::budget::{Budget, Permit};
+
+use crate::exchange::{Buffer, Shared};
+use crate::reactor::Reactor;
+use crate::stream::Connection;
+
+/// Who may use a connection again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KeptBy {
+    /// Everybody: the client is told in each request.
+    Everybody,
+    /// One client's requests: the connection comes from its address.
+    Client(IpAddr),
+    /// One connection's requests: it begins with a header that says whose it is, or the origin has authenticated it.
+    Connection(u64),
+}
+
+/// A connection to the origin, and what was read from it.
+#[derive(Debug)]
+pub(crate) struct OriginConnection<S> {
+    pub(crate) stream: Shared<S>,
+    pub(crate) buffer: Buffer,
+    /// Whether it has carried a request before.
+    pub(crate) is_used: bool,
+    /// Whether it must carry one connection's requests only: the origin may have authenticated it.
+    pub(crate) is_private: bool,
+}
+
+#[derive(Debug)]
+struct Idle<S> {
+    connection: OriginConnection<S>,
+    kept_by: KeptBy,
+    until: Instant,
+    _permit: Permit,
+}
+
+/// A worker's idle connections.
+#[derive(Debug)]
+pub struct Pool<S> {
+    idle: RefCell<VecDeque<Idle<S>>>,
+    most: usize,
+    keep: Duration,
+    sessions: Budget,
+    keeper: RefCell<Waker>,
+    is_kept: Cell<bool>,
+}
+
+impl<S: Connection> Pool<S> {
+    /// Keeps at most so many, each for so long, and as one of so many sessions.
+    #[must_use]
+    pub fn new(most: usize, keep: Duration, sessions: Budget) -> Self {
+        Self {
+            idle: RefCell::default(),
+            most,
+            keep,
+            sessions,
+            keeper: RefCell::new(Waker::noop().clone()),
+            is_kept: Cell::new(true),
+        }
+    }
+
+    /// A connection that lives, as far as can be known.
+    pub(crate) fn take(&self, kept_by: KeptBy) -> Option<OriginConnection<S>> {
+        loop {
+            let mut idle = self.idle.borrow_mut();
+            let at = idle.iter().rposition(|idle| idle.kept_by == kept_by)?;
+            let mut found = idle.remove(at)?;
+            drop(idle);
+            // It may have died since the loop last looked.
+            found.connection.stream.look_again();
+            // Whoever takes it waits for it with a waker of its own, from its first read on.
+            if is_alive(&mut found.connection, &mut Context::from_waker(Waker::noop()))
+                && found.connection.stream.is_read_out()
+            {
+                return Some(found.connection);
+            }
+        }
+    }
+
+    /// Keeps a connection for the next request; `hint`: for how long at most, as its origin says.
+    pub(crate) fn put(
+        &self,
+        mut connection: OriginConnection<S>,
+        kept_by: KeptBy,
+        hint: Option<Duration>,
+        now: Instant,
+    ) {
+        let keep = hint.map_or(self.keep, |hint| hint.min(self.keep));
+        if self.most == 0 || keep.is_zero() || !self.is_kept.get() {
+            return;
+        }
+        let permit = if self.is_short() { None } else { self.sessions.take(1) };
+        let Some(permit) = permit else { return };
+        connection.is_used = true;
+        let keeper = self.keeper.borrow().clone();
+        if !is_alive(&mut connection, &mut Context::from_waker(&keeper)) {
+            return;
+        }
+        let mut idle = self.idle.borrow_mut();
+        let oldest = if idle.len() >= self.most { idle.pop_front() } else { None };
+        idle.push_back(Idle { connection, kept_by, until: now + keep, _permit: permit });
+        drop((idle, oldest));
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.idle.borrow().len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Closes connections that their origins have closed, and those that are too old; ends when the reactor drains, with
+    /// all of them.
+    pub async fn keep(&self, reactor: &Reactor) {
+        const LOOK_AGAIN: Duration = Duration::from_secs(1);
+        let timer = reactor.timer();
+        timer.arm(LOOK_AGAIN);
+        let mut drained = std::pin::pin!(reactor.drained());
+        poll_fn(|cx| {
+            if !self.keeper.borrow().will_wake(cx.waker()) {
+                self.keeper.replace(cx.waker().clone());
+            }
+            if drained.as_mut().poll(cx).is_ready() {
+                self.is_kept.set(false);
+                self.close_unless(|_| false);
+                return Poll::Ready(());
+            }
+            while timer.poll_expired(cx).is_ready() {
+                timer.arm(LOOK_AGAIN);
+            }
+            let (now, is_short) = (reactor.now(), self.is_short());
+            self.close_unless(|idle| !is_short && idle.until > now && is_alive(&mut idle.connection, cx));
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+impl<S> Pool<S> {
+    /// Whether few sessions are left for clients.
+    fn is_short(&self) -> bool {
+        !self.sessions.has(self.sessions.limit() / 8 + 1)
+    }
+
+    /// Closes what one connection of a client has kept.
+    pub(crate) fn forget(&self, kept_by: KeptBy) {
+        self.close_unless(|idle| idle.kept_by != kept_by);
+    }
+
+    fn close_unless(&self, mut stays: impl FnMut(&mut Idle<S>) -> bool) {
+        // They are closed when the list is not borrowed: closing may do more than it seems to.
+        let mut gone = Vec::new();
+        let mut idle = self.idle.borrow_mut();
+        let mut at = 0;
+        while let Some(one) = idle.get_mut(at) {
+            if stays(one) {
+                at += 1;
+            } else {
+                gone.extend(idle.remove(at));
+            }
+        }
+        drop(idle);
+        drop(gone);
+    }
+}
+
+/// Nothing may come on an idle connection: neither an end nor bytes, which would be the answer to nobody's request.
+fn is_alive<S: Connection>(connection: &mut OriginConnection<S>, cx: &mut Context<'_>) -> bool {
+    connection.buffer.is_empty() && connection.stream.poll_fill(cx, &mut connection.buffer).is_pending()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncWrite as _, DuplexStream, duplex};
+
+    use super::*;
+
+    fn connection() -> (OriginConnection<DuplexStream>, DuplexStream) {
+        let (stream, origin) = duplex(64);
+        let stream = Shared::new(stream);
+        (OriginConnection { stream, buffer: Buffer::default(), is_used: false, is_private: false }, origin)
+    }
+
+    fn pool(most: usize) -> Pool<DuplexStream> {
+        Pool::new(most, Duration::from_secs(60), Budget::new(100))
+    }
+
+    #[test]
+    fn a_connection_is_used_again_by_whom_it_is_for() {
+        let (pool, now) = (pool(8), Instant::now());
+        let client = KeptBy::Client("192.0.2.1".parse().unwrap());
+        let (ours, _origin) = connection();
+        pool.put(ours, client, None, now);
+        assert!(pool.take(KeptBy::Everybody).is_none());
+        assert!(pool.take(KeptBy::Client("192.0.2.2".parse().unwrap())).is_none());
+        assert!(pool.take(client).expect("the same client").is_used);
+        assert!(pool.is_empty());
+    }
+
+    #[test]
+    fn what_has_died_or_talks_unasked_is_not_used() {
+        let (pool, now) = (pool(8), Instant::now());
+        let (closed, origin) = connection();
+        pool.put(closed, KeptBy::Everybody, None, now);
+        drop(origin);
+        assert!(pool.take(KeptBy::Everybody).is_none());
+        let (talking, mut origin) = connection();
+        pool.put(talking, KeptBy::Everybody, None, now);
+        let said = std::pin::Pin::new(&mut origin)
+            .poll_write(&mut Context::from_waker(Waker::noop()), b"HTTP/1.1 200 OK");
+        assert!(said.is_ready());
+        assert!(pool.take(KeptBy::Everybody).is_none());
+    }
+
+    #[test]
+    fn the_oldest_goes_when_there_are_too_many() {
+        let (pool, now) = (pool(2), Instant::now());
+        let mut origins = Vec::new();
+        for _ in 0..3 {
+            let (ours, origin) = connection();
+            pool.put(ours, KeptBy::Everybody, None, now);
+            origins.push(origin);
+        }
+        assert_eq!(pool.len(), 2);
+        let none = self::pool(0);
+        none.put(connection().0, KeptBy::Everybody, None, now);
+        assert!(none.is_empty());
+    }
+
+    /// No event has told of it: both happen in one turn of the loop.
+    #[test]
+    fn what_came_this_very_moment_is_found_too() {
+        use std::io::Write as _;
+
+        use truepeer_relay::io::Upstream;
+
+        use crate::reactor::connect;
+        use crate::stream::Stream;
+
+        let reactor = Reactor::new().unwrap();
+        let door = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let upstream = Upstream { source: None, backend: door.local_addr().unwrap(), mark: 0 };
+        let dialler = reactor.clone();
+        reactor
+            .block_on(async move {
+                let pool = Pool::new(8, Duration::from_secs(60), Budget::new(100));
+                for ends in [false, true] {
+                    let stream = Shared::new(Stream::Plain(connect(&dialler, &upstream).await.unwrap()));
+                    let buffer = Buffer::default();
+                    let ours = OriginConnection { stream, buffer, is_used: false, is_private: false };
+                    let (mut origin, _) = door.accept().unwrap();
+                    pool.put(ours, KeptBy::Everybody, None, dialler.now());
+                    let kept = pool.take(KeptBy::Everybody).expect("nothing has come");
+                    pool.put(kept, KeptBy::Everybody, None, dialler.now());
+                    if ends {
+                        drop(origin);
+                    } else {
+                        origin.write_all(b"HTTP/1.1 200 OK").unwrap();
+                    }
+                    assert!(pool.take(KeptBy::Everybody).is_none());
+                }
+            })
+            .unwrap();
+    }
+
+    #[test]
+    fn what_is_kept_counts_as_sessions_and_gives_way_to_them() {
+        let (sessions, now) = (Budget::new(8), Instant::now());
+        let pool = Pool::new(8, Duration::from_secs(60), sessions.clone());
+        let (ours, _origin) = connection();
+        pool.put(ours, KeptBy::Everybody, None, now);
+        assert_eq!(sessions.used(), 1);
+        let clients = sessions.take(6).expect("6 of 8");
+        let (other, _other_origin) = connection();
+        pool.put(other, KeptBy::Everybody, None, now);
+        assert_eq!((pool.len(), sessions.used()), (1, 7));
+        let reactor = Reactor::new().unwrap();
+        let pool = std::rc::Rc::new(pool);
+        let (keeper, sleeper) = ((std::rc::Rc::clone(&pool), reactor.clone()), reactor.clone());
+        reactor.spawn(async move { keeper.0.keep(&keeper.1).await });
+        reactor
+            .block_on(async move {
+                while !pool.is_empty() {
+                    sleeper.sleep(Duration::from_millis(10)).await;
+                }
+            })
+            .unwrap();
+        assert_eq!(sessions.used(), 6);
+        drop(clients);
+    }
+
+    #[test]
+    fn the_keeper_closes_what_is_too_old_or_closed() {
+        let reactor = Reactor::new().unwrap();
+        let pool = std::rc::Rc::new(Pool::new(8, Duration::from_millis(1), Budget::new(100)));
+        let (old, _old_origin) = connection();
+        pool.put(old, KeptBy::Everybody, None, Instant::now());
+        let keeper = (std::rc::Rc::clone(&pool), reactor.clone());
+        reactor.spawn(async move { keeper.0.keep(&keeper.1).await });
+        let (waiting, sleeper) = (std::rc::Rc::clone(&pool), reactor.clone());
+        reactor
+            .block_on(async move {
+                while !waiting.is_empty() {
+                    sleeper.sleep(Duration::from_millis(10)).await;
+                }
+            })
+            .unwrap();
+    }
+}

@@ -1,0 +1,168 @@
+//! Listening sockets. Each loop has its own: the kernel spreads connections over them (SO_REUSEPORT).
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use mio::Interest;
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
+use truepeer_relay::ListenError;
+use truepeer_relay::table::Key;
+use truepeer_sys::{CallError, Named as _, socket};
+
+use super::sources::{Source, token};
+use super::{Reactor, TcpStream};
+
+/// Connections the kernel completes before we accept them; net.core.somaxconn caps it.
+const BACKLOG: i32 = 65_535;
+/// A silent sender is asked so often whether it is still there.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// How a listening socket is made.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ListenOptions {
+    /// SO_REUSEPORT: several sockets on one address, over which the kernel spreads connections.
+    pub reuse_port: bool,
+    /// IP_TRANSPARENT: connections that TPROXY redirects here keep their original destination.
+    pub transparent: bool,
+}
+
+/// Opens a listening socket on `address`; any thread may open it, the loop that uses it takes it by [`Listener::new`].
+///
+/// # Errors
+/// The call that failed: EADDRINUSE from bind above all.
+pub fn listen(address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, ListenError> {
+    open(address, options).map_err(|error| ListenError { address, error })
+}
+
+fn open(address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, CallError> {
+    let listener = Socket::new(Domain::for_address(address), Type::STREAM, None).named("socket")?;
+    listener.set_nonblocking(true).named("fcntl(O_NONBLOCK)")?;
+    listener.set_reuse_address(true).named("setsockopt(SO_REUSEADDR)")?;
+    if options.reuse_port {
+        listener.set_reuse_port(true).named("setsockopt(SO_REUSEPORT)")?;
+    }
+    if options.transparent {
+        socket::set_transparent(listener.as_fd(), address)?;
+    }
+    listener.bind(&address.into()).named("bind")?;
+    listener.listen(BACKLOG).named("listen")?;
+    Ok(listener.into())
+}
+
+/// What accepted connections have from their listener: no waiting for more bytes than were written, urgent bytes that
+/// stay in the stream, and an end for senders that have vanished. A stack that knows none of it serves all the same.
+fn prepare(socket: &OwnedFd) {
+    let socket = SockRef::from(socket);
+    let _ = socket.set_tcp_nodelay(true);
+    let _ = socket.set_out_of_band_inline(true);
+    let _ = socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE));
+}
+
+/// A listening socket in a loop.
+pub struct Listener {
+    io: mio::net::TcpListener,
+    source: Rc<Source>,
+    key: Key,
+    reactor: Reactor,
+}
+
+impl Listener {
+    /// Takes a listening socket, opened by [`listen`] or inherited.
+    ///
+    /// # Errors
+    /// It is none, or the system is out of watches.
+    pub fn new(reactor: &Reactor, socket: OwnedFd) -> io::Result<Self> {
+        prepare(&socket);
+        let io = std::net::TcpListener::from(socket);
+        io.set_nonblocking(true)?;
+        let mut io = mio::net::TcpListener::from_std(io);
+        let (core, source) = (reactor.core(), Source::fresh());
+        let key = core.sources.add(&source);
+        let registered = core.poll.borrow().registry().register(&mut io, token(key), Interest::READABLE);
+        if let Err(error) = registered {
+            core.sources.remove(key);
+            return Err(error);
+        }
+        Ok(Self { io, source, key, reactor: reactor.clone() })
+    }
+
+    /// Waits for a connection.
+    ///
+    /// # Errors
+    /// This connection was lost before it was taken, or something lasts: see [`concerns_one_connection`].
+    pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let (io, sender) = std::future::poll_fn(|cx| {
+            if !self.source.readable.get() {
+                self.source.await_readable(cx);
+                return Poll::Pending;
+            }
+            std::task::ready!(self.reactor.poll_allowance(cx));
+            match self.io.accept() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.source.readable.set(false);
+                    self.source.await_readable(cx);
+                    Poll::Pending
+                }
+                done => Poll::Ready(done),
+            }
+        })
+        .await?;
+        Ok((TcpStream::established(&self.reactor, io)?, sender))
+    }
+
+    /// Whether there may be connections to accept.
+    #[must_use]
+    pub fn may_be_readable(&self) -> bool {
+        self.source.readable.get()
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// None that a listening socket has.
+    pub fn local_address(&self) -> io::Result<SocketAddr> {
+        self.io.local_addr()
+    }
+}
+
+/// Whether accepting has failed for one connection only, so that the next one may be well. Everything else (no descriptors,
+/// no memory, a socket that is none any more) lasts: to try again at once would spin.
+#[must_use]
+pub fn concerns_one_connection(error: &io::Error) -> bool {
+    // accept(2): errors that are pending on the new connection; EPERM is a firewall's, EPROTO another stack's ECONNABORTED.
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::ECONNABORTED
+                | libc::ECONNRESET
+                | libc::EINTR
+                | libc::EPERM
+                | libc::EPROTO
+                | libc::ENOPROTOOPT
+                | libc::ENETDOWN
+                | libc::ENETUNREACH
+                | libc::ENONET
+                | libc::EHOSTDOWN
+                | libc::EHOSTUNREACH
+                | libc::EOPNOTSUPP
+                | libc::ETIMEDOUT
+        )
+    )
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.reactor.core().sources.remove(self.key);
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Listener").field(&self.io).finish()
+    }
+}

@@ -1,0 +1,301 @@
+//! The event loop: one thread, one epoll, a task for each connection.
+//!
+//! ```text
+//!            ┌──────────────────────── one turn ─────────────────────────┐
+//! epoll ────▶│ events ─▶ sources: what is ready, who waits for it        │
+//! mailbox ──▶│ wakes from other threads                                  │──▶ tasks that are ready, each polled once
+//! clock ────▶│ timers that have passed                                   │    and once more to send ([`settling`])
+//!            └───────────────────────────────────────────────────────────┘
+//! ```
+//! A task is polled at most twice a turn, and within a poll its streams give it so many reads and writes and no more
+//! ([`Reactor::poll_allowance`]): one busy connection can't starve the others. A task that panics is dropped, with what
+//! it owns; the others never learn of it. Nothing here is `Send` but [`Remote`] and wakers.
+
+mod connect;
+mod listener;
+mod remote;
+mod settling;
+mod sources;
+mod stream;
+mod tasks;
+mod timers;
+mod wake;
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use truepeer_relay::table::Key;
+
+pub use self::connect::connect;
+pub use self::listener::{ListenOptions, Listener, concerns_one_connection, listen};
+pub use self::remote::Remote;
+pub use self::stream::TcpStream;
+pub use self::timers::{Elapsed, Timer};
+
+use self::settling::Settling;
+use self::sources::Sources;
+use self::tasks::Tasks;
+use self::timers::Timers;
+use self::wake::Mailbox;
+
+/// Events taken from the kernel at once.
+const EVENTS: usize = 256;
+/// Reads and writes that a task may do in one poll, all its streams together.
+const ALLOWANCE: u32 = 64;
+
+/// A thread's event loop; cloning it gives one more handle to the same.
+#[derive(Clone)]
+pub struct Reactor(Rc<Core>);
+
+struct Core {
+    poll: RefCell<mio::Poll>,
+    mailbox: Arc<Mailbox>,
+    sources: Sources,
+    tasks: Tasks,
+    timers: RefCell<Timers>,
+    now: Cell<Instant>,
+    allowance: Cell<u32>,
+    turn: Settling,
+    /// Memory for the tasks of a turn.
+    keys: RefCell<Vec<Key>>,
+}
+
+impl Reactor {
+    /// A loop for the thread that calls.
+    ///
+    /// # Errors
+    /// The process or the system is out of descriptors.
+    pub fn new() -> io::Result<Self> {
+        let poll = mio::Poll::new()?;
+        let mailbox = Arc::new(Mailbox::new(poll.registry())?);
+        Ok(Self(Rc::new(Core {
+            poll: RefCell::new(poll),
+            mailbox,
+            sources: Sources::default(),
+            tasks: Tasks::default(),
+            timers: RefCell::default(),
+            now: Cell::new(Instant::now()),
+            allowance: Cell::new(ALLOWANCE),
+            turn: Settling::default(),
+            keys: RefCell::default(),
+        })))
+    }
+
+    /// Begins a task. It is polled for the first time in the next turn.
+    pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.0.tasks.add(Box::pin(task), &self.0.mailbox);
+    }
+
+    /// Tasks that have not ended.
+    #[must_use]
+    pub fn tasks(&self) -> usize {
+        self.0.tasks.len()
+    }
+
+    /// Tasks that have panicked, since the start.
+    #[must_use]
+    pub fn panics(&self) -> u64 {
+        self.0.tasks.panics()
+    }
+
+    /// The time, as it was when this turn began: enough for deadlines, and costs no call.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        self.0.now.get()
+    }
+
+    /// What other threads may ask of this loop.
+    #[must_use]
+    pub fn remote(&self) -> Remote {
+        Remote::new(Arc::clone(&self.0.mailbox))
+    }
+
+    /// Ready as soon as [`Remote::drain`] or [`Remote::stop`] was called.
+    pub async fn drained(&self) {
+        // Nothing is remembered about who waits: all tasks are woken then.
+        std::future::poll_fn(|_| if self.is_draining() { Poll::Ready(()) } else { Poll::Pending }).await;
+    }
+
+    /// Whether no new work shall be begun.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.0.mailbox.is_draining()
+    }
+
+    /// A timer that is not armed yet.
+    #[must_use]
+    pub fn timer(&self) -> Timer {
+        Timer::new(self.clone())
+    }
+
+    /// Waits so long.
+    pub async fn sleep(&self, wait: Duration) {
+        let timer = self.timer();
+        timer.arm(wait);
+        timer.expired().await;
+    }
+
+    /// What `future` gives, if it does within `limit`.
+    ///
+    /// # Errors
+    /// [`Elapsed`]: it did not, and was dropped.
+    pub async fn timeout<T>(&self, limit: Duration, future: impl Future<Output = T>) -> Result<T, Elapsed> {
+        let mut future = pin!(future);
+        // Most of what may take long does not: the timer costs nothing until there is a wait.
+        let mut timer: Option<Timer> = None;
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(output) = future.as_mut().poll(cx) {
+                return Poll::Ready(Ok(output));
+            }
+            let timer = timer.get_or_insert_with(|| {
+                let timer = self.timer();
+                timer.arm(limit);
+                timer
+            });
+            timer.poll_expired(cx).map(|()| Err(Elapsed))
+        })
+        .await
+    }
+
+    /// Lets the other tasks have a turn.
+    pub async fn yield_now(&self) {
+        let mut yielded = false;
+        std::future::poll_fn(|cx| {
+            if std::mem::replace(&mut yielded, true) {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Takes one of the reads or writes that the task may do in this turn; where none is left the task is woken for the
+    /// next turn. For whoever works long on what is there already; streams do it by themselves.
+    pub fn poll_allowance(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match self.0.allowance.get().checked_sub(1) {
+            Some(left) => {
+                self.0.allowance.set(left);
+                Poll::Ready(())
+            }
+            None => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Works until [`Remote::stop`], or until the last task has ended after [`Remote::drain`]. Tasks that are left are
+    /// dropped.
+    ///
+    /// # Errors
+    /// The system refuses to say what is ready.
+    pub fn run(&self) -> io::Result<()> {
+        self.work_while(|| {
+            let drained = self.is_draining() && self.tasks() == 0;
+            !self.0.mailbox.is_stopping() && !drained
+        })
+    }
+
+    /// Works until `future` has ended, or [`Remote::stop`] was called. Tasks that are left are dropped.
+    ///
+    /// # Errors
+    /// The system refuses to say what is ready, or the loop was stopped, or `future` has panicked.
+    pub fn block_on<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> io::Result<T> {
+        let (output, ended) = (Rc::new(RefCell::new(None)), Rc::new(Cell::new(false)));
+        let guard = SetWhenDropped(Rc::clone(&ended));
+        let sink = Rc::clone(&output);
+        self.spawn(async move {
+            let _guard = guard;
+            let output = future.await;
+            *sink.borrow_mut() = Some(output);
+        });
+        self.work_while(|| !ended.get() && !self.0.mailbox.is_stopping())?;
+        output.take().ok_or_else(|| io::Error::other("the task did not come to its end"))
+    }
+
+    fn work_while(&self, go_on: impl Fn() -> bool) -> io::Result<()> {
+        let _here = self.0.mailbox.enter();
+        let mut events = mio::Events::with_capacity(EVENTS);
+        let mut done = Ok(());
+        while done.is_ok() && go_on() {
+            done = self.turn(&mut events);
+        }
+        // Tasks hold handles to the loop, which holds the tasks.
+        self.0.tasks.clear();
+        done
+    }
+
+    fn turn(&self, events: &mut mio::Events) -> io::Result<()> {
+        let core = &*self.0;
+        match core.poll.borrow_mut().poll(events, self.patience()) {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            _ => {}
+        }
+        core.now.set(Instant::now());
+        core.sources.note(events);
+        core.mailbox.collect();
+        if core.mailbox.has_news() {
+            core.tasks.wake_all();
+        }
+        core.timers.borrow_mut().expire(core.now.get());
+        let mut keys = core.keys.take();
+        wake::take_ready(&mut keys);
+        core.turn.begin(keys.len());
+        self.poll_all(&keys);
+        core.turn.settle(&mut keys);
+        self.poll_all(&keys);
+        core.keys.replace(keys);
+        Ok(())
+    }
+
+    fn poll_all(&self, keys: &[Key]) {
+        for &key in keys {
+            self.0.allowance.set(ALLOWANCE);
+            self.0.turn.at(key);
+            self.0.tasks.poll(key);
+        }
+    }
+
+    /// Pending until every task that was ready in this turn has been polled; who waited is then polled once more. Streams
+    /// wait so with what they send.
+    fn poll_settling(&self) -> Poll<()> {
+        self.0.turn.poll()
+    }
+
+    /// How long to wait for events at most.
+    fn patience(&self) -> Option<Duration> {
+        if wake::has_ready() {
+            return Some(Duration::ZERO);
+        }
+        let next = self.0.timers.borrow().next()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    fn core(&self) -> &Core {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Reactor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reactor").field("tasks", &self.tasks()).finish_non_exhaustive()
+    }
+}
+
+struct SetWhenDropped(Rc<Cell<bool>>);
+
+impl Drop for SetWhenDropped {
+    fn drop(&mut self) {
+        self.0.set(true);
+    }
+}
+
+#[cfg(test)]
+mod tests;

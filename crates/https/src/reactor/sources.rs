@@ -1,0 +1,115 @@
+//! What is known about each descriptor, and who waits for it.
+//!
+//! Events are edge-triggered: what is not known to be ready stays so until the next edge, and what is known to be
+//! ready stays so until a call has said otherwise.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::task::{Context, Waker};
+
+use mio::event::Event;
+use truepeer_relay::table::{Key, Table};
+
+use super::wake::BELL;
+
+/// One descriptor's.
+#[derive(Debug, Default)]
+pub(super) struct Source {
+    pub(super) readable: Cell<bool>,
+    pub(super) writable: Cell<bool>,
+    /// The other end has finished, or the connection is broken: no further edge will tell of what is left to read.
+    ending: Cell<bool>,
+    /// A byte of the stream was marked urgent (tcp(7)): reads stop in front of it.
+    urgent: Cell<bool>,
+    reader: RefCell<Option<Waker>>,
+    writer: RefCell<Option<Waker>>,
+}
+
+impl Source {
+    /// Both directions may work: ask.
+    pub(super) fn fresh() -> Rc<Self> {
+        Rc::new(Self { readable: Cell::new(true), writable: Cell::new(true), ..Self::default() })
+    }
+
+    /// A read gave less than was asked for: it has emptied the descriptor, unless it stopped for another reason.
+    pub(super) fn on_short_read(&self) {
+        self.readable.set(self.ending.get() || self.urgent.get());
+    }
+
+    pub(super) fn await_readable(&self, cx: &Context<'_>) {
+        wait(&self.reader, cx);
+    }
+
+    pub(super) fn await_writable(&self, cx: &Context<'_>) {
+        wait(&self.writer, cx);
+    }
+
+    fn note(&self, event: &Event) {
+        if event.is_read_closed() || event.is_write_closed() || event.is_error() {
+            self.ending.set(true);
+        }
+        if event.is_priority() {
+            self.urgent.set(true);
+        }
+        if event.is_readable() || event.is_priority() || self.ending.get() {
+            self.readable.set(true);
+            wake(&self.reader);
+        }
+        if event.is_writable() || event.is_write_closed() || event.is_error() {
+            self.writable.set(true);
+            wake(&self.writer);
+        }
+    }
+}
+
+fn wait(slot: &RefCell<Option<Waker>>, cx: &Context<'_>) {
+    let mut slot = slot.borrow_mut();
+    if !slot.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+        *slot = Some(cx.waker().clone());
+    }
+}
+
+/// The waker stays: most wait again at once, and need not be remembered anew.
+fn wake(slot: &RefCell<Option<Waker>>) {
+    if let Some(waker) = slot.borrow().as_ref() {
+        waker.wake_by_ref();
+    }
+}
+
+/// All of them, by the token of their events.
+pub(super) struct Sources(RefCell<Table<Rc<Source>>>);
+
+impl Default for Sources {
+    fn default() -> Self {
+        Self(RefCell::new(Table::new()))
+    }
+}
+
+impl Sources {
+    pub(super) fn add(&self, source: &Rc<Source>) -> Key {
+        self.0.borrow_mut().insert(Rc::clone(source))
+    }
+
+    pub(super) fn remove(&self, key: Key) {
+        self.0.borrow_mut().remove(key);
+    }
+
+    /// Notes what events say, and wakes who waits for it.
+    pub(super) fn note(&self, events: &mio::Events) {
+        let mut sources = self.0.borrow_mut();
+        for event in events {
+            let mio::Token(bits) = event.token();
+            // A late event of a descriptor that is closed finds nobody.
+            let source =
+                if event.token() == BELL { None } else { sources.get_mut(Key::from_bits(bits as u64)) };
+            if let Some(source) = source {
+                source.note(event);
+            }
+        }
+    }
+}
+
+/// The token of events of `key`.
+pub(super) fn token(key: Key) -> mio::Token {
+    mio::Token(usize::try_from(key.to_bits()).unwrap_or(usize::MAX - 1))
+}

@@ -1,0 +1,220 @@
+//! A TCP connection, as the tasks of a loop read and write it.
+
+use std::fmt;
+use std::io::{self, IoSlice, Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use mio::Interest;
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use truepeer_relay::table::Key;
+
+use super::Reactor;
+use super::sources::{Source, token};
+
+/// A connection. Dropping it closes it: in order, or by a reset after [`TcpStream::reset_when_closed`].
+pub struct TcpStream {
+    io: mio::net::TcpStream,
+    source: Rc<Source>,
+    key: Key,
+    reactor: Reactor,
+}
+
+impl TcpStream {
+    /// A connection that is established: reading and writing may work at once.
+    pub(super) fn established(reactor: &Reactor, io: mio::net::TcpStream) -> io::Result<Self> {
+        Self::register(reactor, io, Source::fresh())
+    }
+
+    /// A connection that is being made: see [`TcpStream::connected`].
+    pub(super) fn connecting(reactor: &Reactor, io: mio::net::TcpStream) -> io::Result<Self> {
+        Self::register(reactor, io, Rc::default())
+    }
+
+    fn register(reactor: &Reactor, mut io: mio::net::TcpStream, source: Rc<Source>) -> io::Result<Self> {
+        let core = reactor.core();
+        let key = core.sources.add(&source);
+        // Urgent bytes stay in the stream (SO_OOBINLINE), but stop reads in front of them: that must be known.
+        let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
+        let registered = core.poll.borrow().registry().register(&mut io, token(key), interest);
+        if let Err(error) = registered {
+            core.sources.remove(key);
+            return Err(error);
+        }
+        Ok(Self { io, source, key, reactor: reactor.clone() })
+    }
+
+    /// Waits until the connection is established. Nothing may be written before: not every network stack takes it.
+    pub(super) async fn connected(&self) -> io::Result<()> {
+        std::future::poll_fn(|cx| {
+            if self.source.writable.get() {
+                return Poll::Ready(());
+            }
+            self.source.await_writable(cx);
+            Poll::Pending
+        })
+        .await;
+        self.io.take_error()?.map_or(Ok(()), Err)
+    }
+
+    /// Reads into `buffer`, which must not be empty; 0 is the end of the stream.
+    ///
+    /// # Errors
+    /// What ended the connection; what came before is read first.
+    pub fn poll_read_into(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+        if !self.source.readable.get() {
+            self.source.await_readable(cx);
+            return Poll::Pending;
+        }
+        ready!(self.reactor.poll_allowance(cx));
+        loop {
+            match (&self.io).read(buffer) {
+                Ok(length) => {
+                    if length > 0 && length < buffer.len() {
+                        self.source.on_short_read();
+                    }
+                    return Poll::Ready(Ok(length));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.source.readable.set(false);
+                    self.source.await_readable(cx);
+                    return Poll::Pending;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+
+    /// Writes a part of `slices`, as much as fits.
+    ///
+    /// # Errors
+    /// What ended the connection.
+    pub fn poll_write_slices(&self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        self.poll_write_with(cx, |mut io| match slices {
+            [one] => io.write(one),
+            many => io.write_vectored(many),
+        })
+    }
+
+    fn poll_write_with(
+        &self,
+        cx: &mut Context<'_>,
+        write: impl Fn(&mio::net::TcpStream) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        if !self.source.writable.get() {
+            self.source.await_writable(cx);
+            return Poll::Pending;
+        }
+        ready!(self.reactor.poll_settling());
+        ready!(self.reactor.poll_allowance(cx));
+        loop {
+            match write(&self.io) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.source.writable.set(false);
+                    self.source.await_writable(cx);
+                    return Poll::Pending;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                done => return Poll::Ready(done),
+            }
+        }
+    }
+
+    /// Whether a read may give something at once. What is buffered nowhere else need not be asked for otherwise.
+    #[must_use]
+    pub fn may_be_readable(&self) -> bool {
+        self.source.readable.get()
+    }
+
+    /// Makes the next read ask the kernel, even if no event has told of bytes or an end.
+    pub fn look_again(&self) {
+        self.source.readable.set(true);
+    }
+
+    /// Makes closing the connection a reset.
+    pub fn reset_when_closed(&self) {
+        // A linger of no time at all makes close() send a reset (tcp(7)); failing would only make it a FIN.
+        let _ = SockRef::from(&self.io).set_linger(Some(Duration::ZERO));
+    }
+
+    /// Bytes sent that the other end's kernel has not acknowledged; 0 where the stack can't tell.
+    #[must_use]
+    pub fn unacknowledged(&self) -> usize {
+        use std::os::fd::AsFd as _;
+        truepeer_sys::socket::unacknowledged_bytes(self.io.as_fd()).unwrap_or(0)
+    }
+
+    /// The address that the other end connected to, or that we connected from.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn local_address(&self) -> io::Result<SocketAddr> {
+        self.io.local_addr()
+    }
+
+    /// The loop that it belongs to.
+    #[must_use]
+    pub fn reactor(&self) -> &Reactor {
+        &self.reactor
+    }
+}
+
+impl AsyncRead for TcpStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if buffer.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let length = ready!(self.poll_read_into(cx, buffer.initialize_unfilled()))?;
+        buffer.advance(length);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for TcpStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_with(cx, |mut io| io.write(bytes))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_slices(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// Ends our direction; the other end reads an end of the stream after everything that was written.
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.io.shutdown(Shutdown::Write))
+    }
+}
+
+impl Drop for TcpStream {
+    fn drop(&mut self) {
+        // Closing the descriptor takes it out of epoll.
+        self.reactor.core().sources.remove(self.key);
+    }
+}
+
+impl fmt::Debug for TcpStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("TcpStream").field(&self.io).finish()
+    }
+}

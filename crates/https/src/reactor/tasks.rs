@@ -1,0 +1,118 @@
+//! The tasks of a loop.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+
+use tracing::error;
+use truepeer_relay::table::{Key, Table};
+
+use super::wake::{Mailbox, TaskWaker};
+
+type Work = Pin<Box<dyn Future<Output = ()>>>;
+
+struct Task {
+    /// Out while it is polled, so that it may begin other tasks.
+    work: Option<Work>,
+    alarm: Arc<TaskWaker>,
+    waker: Waker,
+}
+
+/// All of them, by keys that are never valid for a later task.
+pub(super) struct Tasks {
+    table: RefCell<Table<Option<Task>>>,
+    panics: Cell<u64>,
+}
+
+impl Default for Tasks {
+    fn default() -> Self {
+        Self { table: RefCell::new(Table::new()), panics: Cell::new(0) }
+    }
+}
+
+impl Tasks {
+    pub(super) fn add(&self, work: Work, mailbox: &Arc<Mailbox>) {
+        let mut table = self.table.borrow_mut();
+        let key = table.insert(None);
+        let alarm = TaskWaker::new(key, mailbox);
+        let waker = Waker::from(Arc::clone(&alarm));
+        waker.wake_by_ref();
+        if let Some(task) = table.get_mut(key) {
+            *task = Some(Task { work: Some(work), alarm, waker });
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.table.borrow().len()
+    }
+
+    pub(super) fn panics(&self) -> u64 {
+        self.panics.get()
+    }
+
+    /// All of them are polled in this turn.
+    pub(super) fn wake_all(&self) {
+        let mut table = self.table.borrow_mut();
+        for key in table.keys() {
+            if let Some(Some(task)) = table.get_mut(key) {
+                task.waker.wake_by_ref();
+            }
+        }
+    }
+
+    /// Polls a task, if it has not ended.
+    pub(super) fn poll(&self, key: Key) {
+        let Some((mut work, waker)) = self.take(key) else { return };
+        let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(&mut Context::from_waker(&waker))));
+        match polled {
+            Ok(poll) if poll.is_pending() => self.put_back(key, work),
+            Ok(_) => self.end(key, work),
+            Err(_) => {
+                // What it was is said by the panic's own message.
+                error!("a connection's task has panicked: the connection is closed, the others go on");
+                self.panics.set(self.panics.get() + 1);
+                self.end(key, work);
+            }
+        }
+    }
+
+    fn take(&self, key: Key) -> Option<(Work, Waker)> {
+        let mut table = self.table.borrow_mut();
+        let task = table.get_mut(key)?.as_mut()?;
+        task.alarm.on_poll();
+        Some((task.work.take()?, task.waker.clone()))
+    }
+
+    fn put_back(&self, key: Key, work: Work) {
+        if let Some(Some(task)) = self.table.borrow_mut().get_mut(key) {
+            task.work = Some(work);
+        }
+    }
+
+    fn end(&self, key: Key, work: Work) {
+        self.table.borrow_mut().remove(key);
+        // It may begin tasks even now, and panic a second time.
+        if catch_unwind(AssertUnwindSafe(|| drop(work))).is_err() {
+            error!("a connection's task has panicked while it was dropped");
+        }
+    }
+
+    /// Drops all tasks, and those that they begin while they are dropped.
+    pub(super) fn clear(&self) {
+        loop {
+            let keys = self.table.borrow().keys();
+            if keys.is_empty() {
+                return;
+            }
+            for key in keys {
+                let task = self.table.borrow_mut().remove(key);
+                if let Some(work) = task.flatten().and_then(|task| task.work) {
+                    let _ = catch_unwind(AssertUnwindSafe(|| drop(work)));
+                }
+            }
+        }
+    }
+}

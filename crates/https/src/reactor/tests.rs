@@ -1,0 +1,267 @@
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::thread;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use truepeer_relay::io::{ConnectError, Upstream};
+
+use super::*;
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn listening(reactor: &Reactor) -> (Listener, SocketAddr) {
+    let socket = listen("127.0.0.1:0".parse().unwrap(), ListenOptions::default()).unwrap();
+    let listener = Listener::new(reactor, socket).unwrap();
+    let address = listener.local_address().unwrap();
+    (listener, address)
+}
+
+async fn dial(reactor: &Reactor, backend: SocketAddr) -> Result<TcpStream, ConnectError> {
+    connect(reactor, &Upstream { source: None, backend, mark: 0 }).await
+}
+
+#[test]
+fn a_task_that_panics_takes_nobody_along() {
+    let reactor = Reactor::new().unwrap();
+    reactor.spawn(async { panic!("on purpose") });
+    let other = reactor.clone();
+    let left = reactor.block_on(async move {
+        while other.panics() == 0 {
+            other.yield_now().await;
+        }
+        other.tasks()
+    });
+    assert_eq!(left.unwrap(), 1);
+}
+
+#[test]
+fn a_busy_task_leaves_the_others_their_turns() {
+    let reactor = Reactor::new().unwrap();
+    let busy = reactor.clone();
+    reactor.spawn(async move {
+        loop {
+            std::future::poll_fn(|cx| busy.poll_allowance(cx)).await;
+        }
+    });
+    let other = reactor.clone();
+    let turns = reactor.block_on(async move {
+        for _ in 0..10 {
+            other.yield_now().await;
+        }
+        10
+    });
+    assert_eq!(turns.unwrap(), 10);
+}
+
+#[test]
+fn all_work_before_any_of_them_sends() {
+    let reactor = Reactor::new().unwrap();
+    let steps: Rc<RefCell<Vec<&str>>> = Rc::default();
+    for _ in 0..3 {
+        let (inner, steps) = (reactor.clone(), Rc::clone(&steps));
+        reactor.spawn(async move {
+            steps.borrow_mut().push("works");
+            std::future::poll_fn(|_| inner.poll_settling()).await;
+            steps.borrow_mut().push("sends");
+        });
+    }
+    let (other, seen) = (reactor.clone(), Rc::clone(&steps));
+    let seen = reactor.block_on(async move {
+        other.yield_now().await;
+        seen.take()
+    });
+    assert_eq!(seen.unwrap(), ["works", "works", "works", "sends", "sends", "sends"]);
+}
+
+#[test]
+fn a_wake_from_another_thread_arrives() {
+    let reactor = Reactor::new().unwrap();
+    let mut waiter = None;
+    let rung = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let done = reactor.block_on(std::future::poll_fn(move |cx| {
+        use std::sync::atomic::Ordering::SeqCst;
+        if rung.load(SeqCst) {
+            return Poll::Ready(true);
+        }
+        let (waker, rung) = (cx.waker().clone(), Arc::clone(&rung));
+        waiter.get_or_insert_with(|| {
+            thread::spawn(move || {
+                rung.store(true, SeqCst);
+                waker.wake();
+            })
+        });
+        Poll::Pending
+    }));
+    assert!(done.unwrap());
+}
+
+#[test]
+fn timers_pass_in_order_put_off_or_brought_forward() {
+    let reactor = Reactor::new().unwrap();
+    let order = Rc::new(RefCell::new(Vec::new()));
+    let (loop_, seen) = (reactor.clone(), Rc::clone(&order));
+    reactor
+        .block_on(async move {
+            for (name, millis) in [("second", 20), ("first", 5)] {
+                let (loop_, seen) = (loop_.clone(), Rc::clone(&seen));
+                loop_.clone().spawn(async move {
+                    loop_.sleep(Duration::from_millis(millis)).await;
+                    seen.borrow_mut().push(name);
+                });
+            }
+            let timer = loop_.timer();
+            timer.arm(LONG);
+            timer.arm(Duration::from_millis(30)); // forward
+            timer.expired().await;
+            timer.arm(Duration::from_millis(1));
+            timer.arm(Duration::from_millis(40)); // off
+            timer.expired().await;
+            seen.borrow_mut().push("last");
+        })
+        .unwrap();
+    assert_eq!(*order.borrow(), ["first", "second", "last"]);
+}
+
+#[test]
+fn what_takes_too_long_is_given_up() {
+    let reactor = Reactor::new().unwrap();
+    let other = reactor.clone();
+    let (slow, quick) = reactor
+        .block_on(async move {
+            let slow = other.timeout(Duration::from_millis(5), std::future::pending::<()>()).await;
+            let quick = other.timeout(LONG, async { 7 }).await;
+            let disarmed = other.timer();
+            disarmed.arm(Duration::from_millis(1));
+            disarmed.disarm();
+            assert_eq!(other.timeout(Duration::from_millis(10), disarmed.expired()).await, Err(Elapsed));
+            (slow, quick)
+        })
+        .unwrap();
+    assert_eq!((slow, quick), (Err(Elapsed), Ok(7)));
+}
+
+#[test]
+fn bytes_go_both_ways_and_each_way_ends_by_itself() {
+    const BYTES: usize = 3 << 20;
+    let reactor = Reactor::new().unwrap();
+    let (listener, address) = listening(&reactor);
+    let echo = async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).await.unwrap();
+        stream.write_all(&received).await.unwrap();
+        stream.shutdown().await.unwrap();
+        assert_eq!(stream.read(&mut [0; 1]).await.unwrap(), 0);
+    };
+    reactor.spawn(echo);
+    let other = reactor.clone();
+    let received = reactor.block_on(async move {
+        let mut stream = dial(&other, address).await.unwrap();
+        let sent: Vec<u8> = (0..BYTES).map(|at| u8::try_from(at * 7 % 251).unwrap()).collect();
+        stream.write_all(&sent).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).await.unwrap();
+        received == sent
+    });
+    assert!(received.unwrap());
+}
+
+#[test]
+fn a_reset_is_an_error_after_what_came_before() {
+    let reactor = Reactor::new().unwrap();
+    let (listener, address) = listening(&reactor);
+    reactor.spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let _ = stream.read(&mut [0; 1]).await;
+        stream.reset_when_closed();
+    });
+    let other = reactor.clone();
+    let error = reactor.block_on(async move {
+        let mut stream = dial(&other, address).await.unwrap();
+        stream.write_all(b"x").await.unwrap();
+        stream.read(&mut [0; 16]).await.unwrap_err().kind()
+    });
+    assert_eq!(error.unwrap(), io::ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_refused_connection_says_so() {
+    let reactor = Reactor::new().unwrap();
+    let (listener, address) = listening(&reactor);
+    drop(listener);
+    let other = reactor.clone();
+    let error = reactor.block_on(async move { dial(&other, address).await.unwrap_err().to_string() });
+    let error = error.unwrap();
+    assert!(error.starts_with("connect failed: "), "{error}");
+}
+
+#[test]
+fn what_lasts_is_no_matter_of_one_connection() {
+    let concerns_one = |errno| concerns_one_connection(&io::Error::from_raw_os_error(errno));
+    for errno in [libc::ECONNABORTED, libc::EPERM, libc::EHOSTUNREACH] {
+        assert!(concerns_one(errno), "{errno}");
+    }
+    for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EBADF, libc::EINVAL, libc::EIO] {
+        assert!(!concerns_one(errno), "{errno}");
+    }
+}
+
+#[test]
+fn a_drained_loop_ends_with_its_last_task() {
+    let reactor = Reactor::new().unwrap();
+    let (listener, address) = listening(&reactor);
+    let other = reactor.clone();
+    reactor.spawn(async move {
+        let session = listener.accept();
+        let (mut stream, _) = session.await.unwrap();
+        other.drained().await;
+        drop(listener);
+        let _ = stream.read(&mut [0; 1]).await;
+    });
+    let remote = reactor.remote();
+    let sender = thread::spawn(move || {
+        let stream = std::net::TcpStream::connect_timeout(&address, LONG).unwrap();
+        remote.drain();
+        drop(stream);
+    });
+    reactor.run().unwrap();
+    assert_eq!(reactor.tasks(), 0);
+    sender.join().unwrap();
+}
+
+#[test]
+fn who_has_waited_for_the_end_is_forgotten() {
+    let reactor = Reactor::new().unwrap();
+    let before = Arc::strong_count(&reactor.0.mailbox);
+    let other = reactor.clone();
+    let waited = reactor.block_on(async move {
+        for _ in 0..100 {
+            let waiting = other.clone();
+            other.spawn(async move {
+                assert!(waiting.timeout(Duration::ZERO, waiting.drained()).await.is_err());
+            });
+        }
+        while other.tasks() > 1 {
+            other.sleep(Duration::from_millis(1)).await;
+        }
+    });
+    waited.unwrap();
+    assert_eq!(Arc::strong_count(&reactor.0.mailbox), before);
+}
+
+#[test]
+fn a_stopped_loop_drops_its_tasks() {
+    let reactor = Reactor::new().unwrap();
+    let held = Rc::new(());
+    let kept = Rc::clone(&held);
+    reactor.spawn(async move {
+        std::future::pending::<()>().await;
+        drop(kept);
+    });
+    let remote = reactor.remote();
+    let other = thread::spawn(move || remote.stop());
+    reactor.run().unwrap();
+    other.join().unwrap();
+    assert_eq!(Rc::strong_count(&held), 1);
+}

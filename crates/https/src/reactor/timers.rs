@@ -1,0 +1,160 @@
+//! Timers that are cheap to put off.
+//!
+//! A connection puts its idle time-out off with every byte, and hardly any of them ever passes. So putting a timer off
+//! only notes the later deadline; when the earlier one comes, the timer is queued again. Only a deadline that comes
+//! forward costs a change of the queue.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use truepeer_relay::table::{Key, Table};
+
+use super::Reactor;
+
+/// A time-out has passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it took too long")]
+pub struct Elapsed;
+
+#[derive(Debug, Default)]
+struct Entry {
+    /// What was asked for; `None`: nothing, or it has passed.
+    deadline: Option<Instant>,
+    /// Where it stands in the queue: at its deadline or before it.
+    queued: Option<Instant>,
+    passed: bool,
+    waker: Option<Waker>,
+}
+
+/// All timers of a loop.
+pub(super) struct Timers {
+    entries: Table<Entry>,
+    queue: BTreeSet<(Instant, u64)>,
+}
+
+impl Default for Timers {
+    fn default() -> Self {
+        Self { entries: Table::new(), queue: BTreeSet::new() }
+    }
+}
+
+impl Timers {
+    /// When to look again.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.queue.first().map(|(at, _)| *at)
+    }
+
+    /// Wakes whoever's deadline has passed.
+    pub(super) fn expire(&mut self, now: Instant) {
+        while let Some(&(at, bits)) = self.queue.first().filter(|(at, _)| *at <= now) {
+            self.queue.remove(&(at, bits));
+            let key = Key::from_bits(bits);
+            let Some(entry) = self.entries.get_mut(key) else { continue };
+            entry.queued = None;
+            match entry.deadline {
+                Some(deadline) if deadline > now => self.enqueue(key, deadline),
+                Some(_) => entry.pass(),
+                None => {}
+            }
+        }
+    }
+
+    fn arm(&mut self, key: Key, deadline: Instant) {
+        let Some(entry) = self.entries.get_mut(key) else { return };
+        entry.deadline = Some(deadline);
+        entry.passed = false;
+        match entry.queued {
+            Some(queued) if queued <= deadline => {}
+            queued => {
+                if let Some(queued) = queued {
+                    self.queue.remove(&(queued, key.to_bits()));
+                }
+                self.enqueue(key, deadline);
+            }
+        }
+    }
+
+    fn enqueue(&mut self, key: Key, at: Instant) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.queued = Some(at);
+            self.queue.insert((at, key.to_bits()));
+        }
+    }
+
+    fn remove(&mut self, key: Key) {
+        if let Some(Entry { queued: Some(queued), .. }) = self.entries.remove(key) {
+            self.queue.remove(&(queued, key.to_bits()));
+        }
+    }
+}
+
+impl Entry {
+    fn pass(&mut self) {
+        self.deadline = None;
+        self.passed = true;
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// One deadline, which may be put off, brought forward or taken back at any time.
+pub struct Timer {
+    reactor: Reactor,
+    key: Key,
+}
+
+impl Timer {
+    pub(super) fn new(reactor: Reactor) -> Self {
+        let key = reactor.core().timers.borrow_mut().entries.insert(Entry::default());
+        Self { reactor, key }
+    }
+
+    /// Sets the deadline, `wait` from now on.
+    pub fn arm(&self, wait: Duration) {
+        // As good as never, where the clock ends earlier.
+        let now = self.reactor.now();
+        let at = now.checked_add(wait).unwrap_or(now + Duration::from_secs(1 << 31));
+        self.reactor.core().timers.borrow_mut().arm(self.key, at);
+    }
+
+    /// Takes the deadline back.
+    pub fn disarm(&self) {
+        if let Some(entry) = self.reactor.core().timers.borrow_mut().entries.get_mut(self.key) {
+            entry.deadline = None;
+            entry.passed = false;
+        }
+    }
+
+    /// Ready if the deadline has passed, until the timer is armed again.
+    pub fn poll_expired(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut timers = self.reactor.core().timers.borrow_mut();
+        let Some(entry) = timers.entries.get_mut(self.key) else { return Poll::Pending };
+        if entry.passed {
+            return Poll::Ready(());
+        }
+        if !entry.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            entry.waker = Some(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// Waits for the deadline; for ever if there is none.
+    pub async fn expired(&self) {
+        std::future::poll_fn(|cx| self.poll_expired(cx)).await;
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        self.reactor.core().timers.borrow_mut().remove(self.key);
+    }
+}
+
+impl fmt::Debug for Timer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Timer").finish_non_exhaustive()
+    }
+}

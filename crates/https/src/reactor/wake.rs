@@ -1,0 +1,165 @@
+//! Who is to be polled next: tasks woken by this thread, and by others.
+//!
+//! Almost every wake comes from the loop's own thread and costs one exchange of a flag. Others put the task's key into
+//! the mailbox and ring its bell, an event descriptor.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Wake;
+
+use truepeer_relay::table::Key;
+
+thread_local! {
+    /// The loop that works on this thread now; 0: none.
+    static HERE: Cell<u64> = const { Cell::new(0) };
+    /// Its tasks that are to be polled.
+    static READY: RefCell<Vec<Key>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The event of the bell; no source has it.
+pub(super) const BELL: mio::Token = mio::Token(usize::MAX);
+
+const DRAINING: u8 = 1;
+const STOPPING: u8 = 2;
+
+/// What other threads may put before a loop.
+pub(super) struct Mailbox {
+    number: u64,
+    bell: mio::Waker,
+    rung: AtomicBool,
+    woken: Mutex<Vec<Key>>,
+    end: AtomicU8,
+    /// The tasks have been woken to hear of the end.
+    told: AtomicU8,
+}
+
+impl Mailbox {
+    pub(super) fn new(registry: &mio::Registry) -> io::Result<Self> {
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
+        Ok(Self {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            bell: mio::Waker::new(registry, BELL)?,
+            rung: AtomicBool::new(false),
+            woken: Mutex::default(),
+            end: AtomicU8::new(0),
+            told: AtomicU8::new(0),
+        })
+    }
+
+    /// From now on this thread's wakes are the loop's own, until the result is dropped.
+    pub(super) fn enter(&self) -> Here {
+        let before = HERE.replace(self.number);
+        // What was woken before there was a loop on this thread came by the mailbox.
+        READY.with_borrow_mut(Vec::clear);
+        self.collect();
+        Here { before }
+    }
+
+    /// Takes over what others have woken.
+    pub(super) fn collect(&self) {
+        if self.rung.swap(false, Ordering::AcqRel) {
+            let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
+            READY.with_borrow_mut(|ready| ready.append(&mut woken));
+        }
+    }
+
+    fn put(&self, key: Key) {
+        self.woken.lock().unwrap_or_else(PoisonError::into_inner).push(key);
+        self.ring();
+    }
+
+    fn ring(&self) {
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            // An event descriptor that counts to one is never full.
+            let _ = self.bell.wake();
+        }
+    }
+
+    pub(super) fn drain(&self) {
+        self.announce(DRAINING);
+    }
+
+    pub(super) fn stop(&self) {
+        self.announce(STOPPING);
+    }
+
+    fn announce(&self, end: u8) {
+        self.end.fetch_max(end, Ordering::AcqRel);
+        self.ring();
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.end.load(Ordering::Acquire) >= DRAINING
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.end.load(Ordering::Acquire) >= STOPPING
+    }
+
+    /// Whether an end has been announced that the tasks have not been told of.
+    pub(super) fn has_news(&self) -> bool {
+        let end = self.end.load(Ordering::Acquire);
+        self.told.swap(end, Ordering::AcqRel) < end
+    }
+}
+
+/// See [`Mailbox::enter`].
+pub(super) struct Here {
+    before: u64,
+}
+
+impl Drop for Here {
+    fn drop(&mut self) {
+        HERE.set(self.before);
+        READY.with_borrow_mut(Vec::clear);
+    }
+}
+
+/// Fills `keys` with those of the tasks that are to be polled now; what was in it goes.
+pub(super) fn take_ready(keys: &mut Vec<Key>) {
+    keys.clear();
+    READY.with_borrow_mut(|ready| std::mem::swap(ready, keys));
+}
+
+pub(super) fn has_ready() -> bool {
+    READY.with_borrow(|ready| !ready.is_empty())
+}
+
+/// What a task's [`Waker`] is made of.
+pub(super) struct TaskWaker {
+    key: Key,
+    /// In a queue already, and not polled yet.
+    queued: AtomicBool,
+    mailbox: Arc<Mailbox>,
+}
+
+impl TaskWaker {
+    pub(super) fn new(key: Key, mailbox: &Arc<Mailbox>) -> Arc<Self> {
+        Arc::new(Self { key, queued: AtomicBool::new(false), mailbox: Arc::clone(mailbox) })
+    }
+
+    /// To be called before the task is polled: what happens from then on queues it again.
+    pub(super) fn on_poll(&self) {
+        self.queued.store(false, Ordering::Release);
+    }
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.queued.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // Not to be had while the thread ends: then the mailbox will do.
+        let here = HERE.try_with(|here| here.get() == self.mailbox.number).unwrap_or(false);
+        let taken = here && READY.try_with(|ready| ready.borrow_mut().push(self.key)).is_ok();
+        if !taken {
+            self.mailbox.put(self.key);
+        }
+    }
+}

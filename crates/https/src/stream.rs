@@ -1,0 +1,142 @@
+//! A connection, with TLS or without.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::reactor::TcpStream;
+use crate::tls::{Facts, TlsStream};
+
+/// Either of the two.
+#[derive(Debug)]
+pub enum Stream {
+    /// As it is.
+    Plain(TcpStream),
+    /// Encrypted.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Stream {
+    /// The TCP connection beneath.
+    #[must_use]
+    pub fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Tls(stream) => stream.get_ref(),
+        }
+    }
+
+    /// What TLS has agreed on.
+    #[must_use]
+    pub fn facts(&self) -> Option<Facts> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Tls(stream) => Some(stream.facts()),
+        }
+    }
+
+    /// Reads into `buffer`, which must not be empty; 0 is the other end's orderly end.
+    ///
+    /// # Errors
+    /// As [`TcpStream::poll_read_into`] and [`TlsStream::poll_read_into`].
+    pub fn poll_read_into(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Plain(stream) => stream.poll_read_into(cx, buffer),
+            Self::Tls(stream) => stream.poll_read_into(cx, buffer),
+        }
+    }
+}
+
+/// What exchanges ask of a connection beside its bytes. One that is in memory has nothing to do for it.
+pub trait Connection: AsyncRead + AsyncWrite + Unpin {
+    /// Makes closing it a reset: nobody can take what came for the whole.
+    fn reset_when_closed(&self) {}
+
+    /// Makes the next read ask the kernel, whatever events have said so far: what has come since the loop last looked is
+    /// not missed.
+    fn look_again(&self) {}
+
+    /// Whether the last read has found that there is nothing more, and not only that it was enough for this turn.
+    fn is_read_out(&self) -> bool {
+        true
+    }
+
+    /// Bytes sent that the other end's kernel has not acknowledged; 0 where that can't be told.
+    fn unacknowledged(&self) -> usize {
+        0
+    }
+}
+
+impl Connection for Stream {
+    fn reset_when_closed(&self) {
+        self.tcp().reset_when_closed();
+    }
+
+    fn look_again(&self) {
+        self.tcp().look_again();
+    }
+
+    fn is_read_out(&self) -> bool {
+        !self.tcp().may_be_readable()
+    }
+
+    fn unacknowledged(&self) -> usize {
+        self.tcp().unacknowledged()
+    }
+}
+
+#[cfg(test)]
+impl Connection for tokio::io::DuplexStream {}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Self::Tls(stream) => Pin::new(&mut **stream).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Tls(stream) => Pin::new(&mut **stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+            Self::Tls(stream) => Pin::new(&mut **stream).poll_write_vectored(cx, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Tls(stream) => Pin::new(&mut **stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Tls(stream) => Pin::new(&mut **stream).poll_shutdown(cx),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! The sending side's configuration: TLS towards backends, whose certificates are verified unless that is refused.
+
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+
+use super::error::ConfigError;
+use super::identity::{IdentityFiles, certificates, explain, key};
+use super::server::roots;
+use super::suites::{MinVersion, Suite, provider};
+
+/// Whose word we take for a backend's certificate.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Trust {
+    /// The authorities that this system trusts.
+    #[default]
+    System,
+    /// Those in a file, and no others.
+    File(PathBuf),
+    /// Anybody's: the connection is encrypted, and may be with an impostor.
+    Anybody,
+}
+
+/// How TLS is spoken with backends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientOptions {
+    /// Who vouches for the backend.
+    pub trust: Trust,
+    /// The name that is asked for, and that the certificate must have: a host name or an address.
+    pub name: String,
+    /// The oldest version spoken.
+    pub min_version: MinVersion,
+    /// Cipher suites, best first; none: all.
+    pub suites: Vec<Suite>,
+    /// Application protocols (ALPN), best first; none: nothing is offered.
+    pub alpn: Vec<Vec<u8>>,
+    /// What we show to a backend that asks who we are.
+    pub identity: Option<IdentityFiles>,
+}
+
+/// Connections to one backend. Sessions are resumed.
+#[derive(Debug)]
+pub struct ClientTls {
+    options: ClientOptions,
+    name: ServerName<'static>,
+    current: RwLock<Arc<ClientConfig>>,
+}
+
+impl ClientTls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// What is wrong, beginning with the option.
+    pub fn new(options: ClientOptions) -> Result<Self, ConfigError> {
+        let name = ServerName::try_from(options.name.clone())
+            .map_err(|_| ConfigError::Name(options.name.clone()))?;
+        let current = RwLock::new(build(&options)?);
+        Ok(Self { options, name, current })
+    }
+
+    /// Reads the files again. If something is wrong with them, what there was stays.
+    ///
+    /// # Errors
+    /// As [`ClientTls::new`].
+    pub fn reload(&self) -> Result<(), ConfigError> {
+        let fresh = build(&self.options)?;
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = fresh;
+        Ok(())
+    }
+
+    /// For the next handshake.
+    #[must_use]
+    pub fn current(&self) -> Arc<ClientConfig> {
+        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The name that the backend's certificate must have.
+    #[must_use]
+    pub fn name(&self) -> ServerName<'static> {
+        self.name.clone()
+    }
+}
+
+fn build(options: &ClientOptions) -> Result<Arc<ClientConfig>, ConfigError> {
+    let provider = provider(&options.suites);
+    let verifier: Arc<dyn ServerCertVerifier> = match &options.trust {
+        Trust::Anybody => Arc::new(Credulous(Arc::clone(&provider))),
+        Trust::File(path) => verifier("--origin-ca", roots("--origin-ca", path)?, &provider)?,
+        Trust::System => verifier("--origin-tls", system_roots()?, &provider)?,
+    };
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(options.min_version.versions())
+        .map_err(ConfigError::Suites)?
+        .dangerous() // rustls' word for every verifier that is handed over, its own one too
+        .with_custom_certificate_verifier(verifier);
+    let mut config = match &options.identity {
+        None => builder.with_no_client_auth(),
+        Some(files) => {
+            let chain = certificates("--origin-cert", &files.cert)?;
+            builder.with_client_auth_cert(chain, key(&files.key)?).map_err(|error| ConfigError::Identity {
+                cert: files.cert.clone(),
+                key: files.key.clone(),
+                problem: explain(&error),
+            })?
+        }
+    };
+    config.alpn_protocols.clone_from(&options.alpn);
+    Ok(Arc::new(config))
+}
+
+fn verifier(
+    option: &'static str,
+    roots: RootCertStore,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ServerCertVerifier>, ConfigError> {
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider)).build();
+    Ok(verifier.map_err(|error| ConfigError::Trust { option, problem: error.to_string() })?)
+}
+
+fn system_roots() -> Result<RootCertStore, ConfigError> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    // Some systems carry one that can't be parsed: the others serve.
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        let cause = found.errors.first().map_or_else(String::new, |error| format!(" ({error})"));
+        return Err(ConfigError::Trust {
+            option: "--origin-tls",
+            problem: format!(
+                "this system trusts no authority{cause}; install ca-certificates, or name one with --origin-ca FILE"
+            ),
+        });
+    }
+    Ok(roots)
+}
+
+/// Takes any certificate whose key the backend has.
+#[derive(Debug)]
+struct Credulous(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Credulous {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, cert, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, cert, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,299 @@
+//! What a handshake has agreed on, kept for headers, logs and backends.
+
+use std::fmt;
+
+use rustls::ProtocolVersion;
+use rustls::pki_types::CertificateDer;
+
+use super::suites::name_of;
+
+/// Of one connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// `TLSv1.3` or `TLSv1.2`, as OpenSSL, and so the PROXY protocol (2.2.6), write it.
+    pub version: &'static str,
+    /// The cipher suite's registered name.
+    pub suite: String,
+    /// The host name that the client asked for.
+    pub sni: Option<String>,
+    /// The application protocol that was agreed on.
+    pub alpn: Option<Vec<u8>>,
+    /// The client's certificate. There is one only if it was verified.
+    pub client: Option<ClientCertificate>,
+    /// The session was begun by an earlier connection.
+    pub resumed: bool,
+}
+
+/// A client's verified certificate.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ClientCertificate {
+    /// The certificate (X.509, DER).
+    pub der: Vec<u8>,
+    /// Its subject, the most specific part first: `CN=Alice,O=Example` (RFC 4514). Only printable ASCII: everything else
+    /// is escaped, as in NGINX's `$ssl_client_s_dn`.
+    pub subject: String,
+    /// The subject's common name.
+    pub common_name: Option<String>,
+}
+
+impl ClientCertificate {
+    pub(super) fn new(certificate: &CertificateDer<'_>) -> Self {
+        let parsed = webpki::EndEntityCert::try_from(certificate);
+        let names = parsed.map(|certificate| names(certificate.subject())).unwrap_or_default();
+        let common_name = names.iter().rev().flatten().find(|attribute| attribute.kind == "CN");
+        Self {
+            der: certificate.to_vec(),
+            subject: subject(&names),
+            common_name: common_name.and_then(|attribute| attribute.text.clone()),
+        }
+    }
+}
+
+/// RFC 4514, 2.1: the last of the relative names first, and within one (2.2) its attributes joined by `+`.
+fn subject(names: &[Vec<Attribute>]) -> String {
+    let relative = |attributes: &Vec<Attribute>| {
+        attributes.iter().map(Attribute::to_string).collect::<Vec<_>>().join("+")
+    };
+    names.iter().rev().map(relative).collect::<Vec<_>>().join(",")
+}
+
+impl fmt::Debug for ClientCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ClientCertificate({})", self.subject)
+    }
+}
+
+impl Facts {
+    pub(super) fn of(session: &rustls::Connection, sni: Option<&str>) -> Self {
+        Self {
+            version: match session.protocol_version() {
+                Some(ProtocolVersion::TLSv1_2) => "TLSv1.2",
+                _ => "TLSv1.3",
+            },
+            suite: session.negotiated_cipher_suite().map_or_else(String::new, |suite| name_of(suite.suite())),
+            sni: sni.map(str::to_owned),
+            alpn: session.alpn_protocol().map(<[u8]>::to_vec),
+            client: session.peer_certificates().and_then(<[_]>::first).map(ClientCertificate::new),
+            resumed: session.handshake_kind() == Some(rustls::HandshakeKind::Resumed),
+        }
+    }
+}
+
+/// As a log line shows it.
+impl fmt::Display for Facts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.version, self.suite)?;
+        if let Some(sni) = &self.sni {
+            write!(f, " sni={sni}")?;
+        }
+        if let Some(alpn) = &self.alpn {
+            write!(f, " alpn={}", String::from_utf8_lossy(alpn).escape_debug())?;
+        }
+        if let Some(client) = &self.client {
+            write!(f, " client=\"{}\"", client.subject.escape_debug())?;
+        }
+        if self.resumed { f.write_str(" resumed") } else { Ok(()) }
+    }
+}
+
+/// One attribute of a distinguished name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Attribute {
+    kind: String,
+    /// Its value, if that is a text of a kind that is known here.
+    text: Option<String>,
+    /// The value as it stands in the certificate (DER).
+    der: Vec<u8>,
+}
+
+/// RFC 4514, 2.3 and 2.4: a value that is no text, or whose kind has no short name, is written in hexadecimal digits.
+impl fmt::Display for Attribute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}=", self.kind)?;
+        match &self.text {
+            Some(text) if !self.kind.starts_with(|first: char| first.is_ascii_digit()) => {
+                f.write_str(&escaped(text))
+            }
+            _ => {
+                f.write_str("#")?;
+                self.der.iter().try_for_each(|byte| write!(f, "{byte:02X}"))
+            }
+        }
+    }
+}
+
+/// The relative names of a distinguished name (X.501), in the order of the certificate; each has one attribute, or several.
+fn names(mut der: &[u8]) -> Vec<Vec<Attribute>> {
+    if let Some((0x30, content, [])) = element(der) {
+        der = content;
+    }
+    let mut names = Vec::new();
+    while let Some((_set, mut attributes, rest)) = element(der) {
+        let mut relative = Vec::new();
+        while let Some((_sequence, attribute, more)) = element(attributes) {
+            if let Some((0x06, oid, value)) = element(attribute)
+                && let Some((kind, content, _)) = element(value)
+            {
+                relative.push(Attribute {
+                    kind: kind_of(oid),
+                    text: text(kind, content),
+                    der: value.to_vec(),
+                });
+            }
+            attributes = more;
+        }
+        if !relative.is_empty() {
+            names.push(relative);
+        }
+        der = rest;
+    }
+    names
+}
+
+/// Tag, content and what follows it.
+fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let (&tag, rest) = der.split_first()?;
+    let (&first, rest) = rest.split_first()?;
+    let (length, rest) = if first < 0x80 {
+        (usize::from(first), rest)
+    } else {
+        let (digits, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
+        if digits.len() > 4 {
+            return None;
+        }
+        (digits.iter().fold(0, |length, &digit| length << 8 | usize::from(digit)), rest)
+    };
+    let (content, rest) = rest.split_at_checked(length)?;
+    Some((tag, content, rest))
+}
+
+/// RFC 4514's short names, and those that are common besides.
+fn kind_of(oid: &[u8]) -> String {
+    let known = match oid {
+        [0x55, 4, 3] => "CN",
+        [0x55, 4, 5] => "serialNumber",
+        [0x55, 4, 6] => "C",
+        [0x55, 4, 7] => "L",
+        [0x55, 4, 8] => "ST",
+        [0x55, 4, 9] => "STREET",
+        [0x55, 4, 10] => "O",
+        [0x55, 4, 11] => "OU",
+        [0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 9, 1] => "emailAddress",
+        [0x09, 0x92, 0x26, 0x89, 0x93, 0xf2, 0x2c, 0x64, 1, 1] => "UID",
+        [0x09, 0x92, 0x26, 0x89, 0x93, 0xf2, 0x2c, 0x64, 1, 25] => "DC",
+        _ => return dotted(oid),
+    };
+    known.to_owned()
+}
+
+/// An object identifier in numbers (X.690, 8.19): seven bits of a number in each byte, the first two numbers in one.
+fn dotted(oid: &[u8]) -> String {
+    let mut numbers = Vec::new();
+    let mut number: u128 = 0;
+    for byte in oid {
+        // Longer than any that is registered: what is lost are the digits of a number that means nothing.
+        number = number << 7 | u128::from(byte & 0x7f);
+        if byte & 0x80 == 0 {
+            numbers.push(std::mem::take(&mut number));
+        }
+    }
+    let Some(first) = numbers.first().copied() else { return "0.0".to_owned() };
+    let root = (first / 40).min(2);
+    let parts = [root, first - root * 40].into_iter().chain(numbers.into_iter().skip(1));
+    parts.map(|number| number.to_string()).collect::<Vec<_>>().join(".")
+}
+
+/// A value that is a text; `None`: it is something else.
+fn text(kind: u8, bytes: &[u8]) -> Option<String> {
+    Some(match kind {
+        // BMPString: UTF-16.
+        0x1e => {
+            let units: Vec<_> =
+                bytes.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]])).collect();
+            String::from_utf16_lossy(&units)
+        }
+        // TeletexString: Latin-1, as everybody reads it.
+        0x14 => bytes.iter().map(|&byte| char::from(byte)).collect(),
+        // UTF8String, NumericString, PrintableString, IA5String, VisibleString.
+        0x0c | 0x12 | 0x13 | 0x16 | 0x1a => String::from_utf8_lossy(bytes).into_owned(),
+        _ => return None,
+    })
+}
+
+/// RFC 4514, 2.4. What is not printable ASCII is written as the bytes of its UTF-8, so that no log, field or backend meets
+/// anything else.
+fn escaped(value: &str) -> String {
+    let mut text = String::with_capacity(value.len());
+    let last = value.len().saturating_sub(1);
+    for (at, character) in value.char_indices() {
+        match character {
+            ',' | '+' | '"' | '\\' | '<' | '>' | ';' | '=' => text.extend(['\\', character]),
+            '#' if at == 0 => text.push_str("\\#"),
+            ' ' if at == 0 || at == last => text.push_str("\\ "),
+            ' '..='~' => text.push(character),
+            other => {
+                let mut bytes = [0; 4];
+                let bytes = other.encode_utf8(&mut bytes).bytes();
+                text.extend(bytes.map(|byte| format!("\\{byte:02X}")));
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An attribute of a kind, with a value of another kind.
+    fn attribute(oid: &[u8], kind: u8, value: &[u8]) -> Vec<u8> {
+        let of = |tag: u8, content: &[u8]| [&[tag, u8::try_from(content.len()).unwrap()], content].concat();
+        of(0x30, &[of(0x06, oid), of(kind, value)].concat())
+    }
+
+    fn relative(attributes: &[Vec<u8>]) -> Vec<u8> {
+        let content = attributes.concat();
+        [&[0x31, u8::try_from(content.len()).unwrap()], &content[..]].concat()
+    }
+
+    #[test]
+    fn a_subject_is_written_with_its_most_specific_part_first() {
+        let organisation = relative(&[attribute(&[0x55, 4, 10], 0x13, b"O")]);
+        let person = relative(&[
+            attribute(&[0x55, 4, 3], 0x0c, b"a,b"),
+            attribute(&[0x09, 0x92, 0x26, 0x89, 0x93, 0xf2, 0x2c, 0x64, 1, 1], 0x0c, b"7"),
+        ]);
+        let names = names(&[organisation, person].concat());
+        assert_eq!(subject(&names), "CN=a\\,b+UID=7,O=O");
+    }
+
+    #[test]
+    fn what_has_no_name_or_is_no_text_is_written_in_digits() {
+        let private = relative(&[attribute(&[0x2b, 0x06, 0x01, 0x04, 0x01, 0x82, 0x37], 0x0c, b"A")]);
+        assert_eq!(subject(&names(&private)), "1.3.6.1.4.1.311=#0C0141");
+        let bits = relative(&[attribute(&[0x55, 4, 3], 0x03, &[0, 1])]);
+        assert_eq!(subject(&names(&bits)), "CN=#03020001");
+        assert_eq!([dotted(&[]), dotted(&[0x88, 0x37]), dotted(&[0x55])], ["0.0", "2.999", "2.5"]);
+    }
+
+    #[test]
+    fn values_are_escaped() {
+        for (value, written) in [
+            ("a,b+c", "a\\,b\\+c"),
+            (" a b ", "\\ a b\\ "),
+            ("#1#", "\\#1#"),
+            ("Zo\u{eb}\n", "Zo\\C3\\AB\\0A"),
+            (" ", "\\ "),
+            ("", ""),
+        ] {
+            assert_eq!(escaped(value), written, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn broken_names_end_early() {
+        for der in [&[0x31][..], &[0x31, 0x84, 0xff, 0xff, 0xff, 0xff], &[0x31, 0x02, 0x30, 0x05]] {
+            assert!(names(der).is_empty());
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Who we are: certificates and keys, chosen by the name that the client asks for.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+
+use super::error::ConfigError;
+
+/// Where a certificate and its key lie.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdentityFiles {
+    /// PEM: the certificate first, then its issuers.
+    pub cert: PathBuf,
+    /// PEM: the key; may be the same file.
+    pub key: PathBuf,
+}
+
+/// Certificates of a PEM file, at least one.
+pub(super) fn certificates(
+    option: &'static str,
+    path: &Path,
+) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
+    let fail = |problem: String| ConfigError::File { option, path: path.to_owned(), problem };
+    let pem = std::fs::read(path).map_err(|error| fail(error.to_string()))?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    let certificates = certificates.map_err(|error| fail(format!("not PEM: {error}")))?;
+    if certificates.is_empty() {
+        return Err(fail("no certificate in it (a line -----BEGIN CERTIFICATE----- is expected)".to_owned()));
+    }
+    Ok(certificates)
+}
+
+pub(super) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, ConfigError> {
+    let fail = |problem: String| ConfigError::File { option: "the key", path: path.to_owned(), problem };
+    let pem = std::fs::read(path).map_err(|error| fail(error.to_string()))?;
+    PrivateKeyDer::from_pem_slice(&pem).map_err(|error| {
+        let encrypted = pem.windows(9).any(|word| word == b"ENCRYPTED");
+        let hint = if encrypted {
+            "; it is encrypted: openssl pkey -in KEY -out PLAIN removes the password"
+        } else {
+            ""
+        };
+        fail(format!("no private key in it: {error}{hint}"))
+    })
+}
+
+/// Every certificate of a listener.
+#[derive(Debug)]
+pub(super) struct Identities {
+    /// For who asks for no name, or for one that no certificate has: the first of the command line.
+    default: Arc<CertifiedKey>,
+    /// In lower case; several of one name differ in their keys' kinds.
+    by_name: HashMap<String, Vec<Arc<CertifiedKey>>>,
+    /// `*.example.org` as `example.org`.
+    by_parent: HashMap<String, Vec<Arc<CertifiedKey>>>,
+}
+
+impl Identities {
+    /// Reads the files.
+    pub(super) fn load(files: &[IdentityFiles], provider: &CryptoProvider) -> Result<Self, ConfigError> {
+        let mut loaded =
+            files.iter().map(|files| load(files, provider)).collect::<Result<Vec<_>, _>>()?.into_iter();
+        let first = loaded.next().ok_or(ConfigError::NoCertificate)?;
+        let default = Arc::clone(&first.0);
+        let mut identities = Self { default, by_name: HashMap::new(), by_parent: HashMap::new() };
+        for (identity, names) in std::iter::once(first).chain(loaded) {
+            for name in names {
+                let (map, name) = match name.strip_prefix("*.") {
+                    Some(parent) => (&mut identities.by_parent, parent.to_owned()),
+                    None => (&mut identities.by_name, name),
+                };
+                map.entry(name).or_default().push(Arc::clone(&identity));
+            }
+        }
+        Ok(identities)
+    }
+
+    /// Those for `name`: an exact one first, then a wildcard, which stands for one label (RFC 9525, 6.3).
+    fn named(&self, name: &str) -> Option<&[Arc<CertifiedKey>]> {
+        let name = name.trim_end_matches('.').to_ascii_lowercase();
+        let wildcard = || self.by_parent.get(name.split_once('.')?.1);
+        self.by_name.get(&name).or_else(wildcard).map(Vec::as_slice)
+    }
+}
+
+/// A certificate with its key and the host names that it is for.
+fn load(
+    files: &IdentityFiles,
+    provider: &CryptoProvider,
+) -> Result<(Arc<CertifiedKey>, Vec<String>), ConfigError> {
+    let chain = certificates("the certificate", &files.cert)?;
+    let names = webpki::EndEntityCert::try_from(&chain[0])
+        .map(|cert| cert.valid_dns_names().map(str::to_ascii_lowercase).collect())
+        // One that webpki can't read (version 1, say) has no name that is asked for; it may still be the default.
+        .unwrap_or_default();
+    let identity = CertifiedKey::from_der(chain, key(&files.key)?, provider).map_err(|error| {
+        ConfigError::Identity { cert: files.cert.clone(), key: files.key.clone(), problem: explain(&error) }
+    })?;
+    Ok((Arc::new(identity), names))
+}
+
+pub(super) fn explain(error: &rustls::Error) -> String {
+    match error {
+        rustls::Error::InconsistentKeys(_) => "the key is not the certificate's".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+impl ResolvesServerCert for Identities {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let named = hello.server_name().and_then(|name| self.named(name));
+        let candidates = named.unwrap_or(std::slice::from_ref(&self.default));
+        let schemes = hello.signature_schemes();
+        let fitting = candidates.iter().find(|identity| identity.key.choose_scheme(schemes).is_some());
+        fitting.or(candidates.first()).cloned()
+    }
+}

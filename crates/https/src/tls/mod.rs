@@ -1,0 +1,25 @@
+//! TLS over the reactor's streams: who we are, whom we trust, and the stream itself.
+//!
+//! ```text
+//! files ─▶ Identity (certificate chain, key, its names) ─▶ Identities: chosen by the name that the client asks for
+//!       ─▶ ServerOptions ─▶ ServerTls: the configuration that new handshakes use, replaced as a whole on reload
+//!       ─▶ ClientOptions ─▶ ClientTls
+//! TcpStream ─▶ TlsStream::accept / connect ─▶ Facts, and plain bytes
+//! ```
+
+mod client;
+mod error;
+mod facts;
+mod identity;
+mod server;
+mod stream;
+mod suites;
+
+pub use self::client::{ClientOptions, ClientTls, Trust};
+pub use self::error::{ConfigError, HandshakeError};
+pub use self::facts::{ClientCertificate, Facts};
+pub use self::identity::IdentityFiles;
+pub use self::server::{ClientCertificates, ServerOptions, ServerTls};
+pub(crate) use self::stream::OUTGOING_BYTES;
+pub use self::stream::TlsStream;
+pub use self::suites::{MinVersion, Suite};

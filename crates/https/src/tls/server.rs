@@ -1,0 +1,128 @@
+//! The receiving side's configuration, and its replacement under a running program.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use rustls::crypto::aws_lc_rs::Ticketer;
+use rustls::server::{ServerSessionMemoryCache, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig};
+
+use super::error::ConfigError;
+use super::identity::{Identities, IdentityFiles, certificates};
+use super::suites::{MinVersion, Suite, provider};
+
+/// Sessions remembered for clients of TLS 1.2 that know no tickets; each takes about a kilobyte.
+const REMEMBERED_SESSIONS: usize = 4096;
+
+/// Whether clients show certificates, and whose are taken.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum ClientCertificates {
+    /// They are not asked for.
+    #[default]
+    None,
+    /// They are asked for; who sends none is served, too.
+    Optional(PathBuf),
+    /// Who sends none is refused.
+    Required(PathBuf),
+}
+
+/// How TLS is spoken with clients.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ServerOptions {
+    /// Certificates; the first is shown to who asks for no name that another has.
+    pub identities: Vec<IdentityFiles>,
+    /// The oldest version spoken.
+    pub min_version: MinVersion,
+    /// Cipher suites, best first, whatever the client prefers; none: all, and the client's order decides. It knows what its
+    /// processor does best.
+    pub suites: Vec<Suite>,
+    /// Application protocols (ALPN), best first; none: whatever the client likes.
+    pub alpn: Vec<Vec<u8>>,
+    /// Whether clients show certificates.
+    pub clients: ClientCertificates,
+}
+
+impl ServerOptions {
+    /// Reads every file, and puts a configuration together.
+    ///
+    /// # Errors
+    /// What is wrong, beginning with the option.
+    pub fn build(&self) -> Result<Arc<ServerConfig>, ConfigError> {
+        let provider = provider(&self.suites);
+        let identities = Identities::load(&self.identities, &provider)?;
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(self.min_version.versions())
+            .map_err(ConfigError::Suites)?;
+        let verifier = |path: &PathBuf| {
+            let roots = Arc::new(roots("the authority for clients", path)?);
+            Ok(WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider)))
+        };
+        let fail = |error: rustls::server::VerifierBuilderError| ConfigError::Trust {
+            option: "the authority for clients",
+            problem: error.to_string(),
+        };
+        let builder = match &self.clients {
+            ClientCertificates::None => builder.with_no_client_auth(),
+            ClientCertificates::Optional(path) => {
+                let verifier = verifier(path)?.allow_unauthenticated().build().map_err(fail)?;
+                builder.with_client_cert_verifier(verifier)
+            }
+            ClientCertificates::Required(path) => {
+                builder.with_client_cert_verifier(verifier(path)?.build().map_err(fail)?)
+            }
+        };
+        let mut config = builder.with_cert_resolver(Arc::new(identities));
+        config.alpn_protocols.clone_from(&self.alpn);
+        config.ignore_client_order = !self.suites.is_empty();
+        config.session_storage = ServerSessionMemoryCache::new(REMEMBERED_SESSIONS);
+        config.ticketer = Ticketer::new().map_err(ConfigError::Suites)?;
+        Ok(Arc::new(config))
+    }
+}
+
+/// The certificates of authorities in a file.
+pub(super) fn roots(option: &'static str, path: &Path) -> Result<RootCertStore, ConfigError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(option, path)? {
+        roots.add(certificate).map_err(|error| ConfigError::Trust {
+            option,
+            problem: format!("{}: {error}", path.display()),
+        })?;
+    }
+    Ok(roots)
+}
+
+/// What new handshakes use. Connections that are open keep what they began with.
+#[derive(Debug)]
+pub struct ServerTls {
+    options: ServerOptions,
+    current: RwLock<Arc<ServerConfig>>,
+}
+
+impl ServerTls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// As [`ServerOptions::build`].
+    pub fn new(options: ServerOptions) -> Result<Self, ConfigError> {
+        let current = RwLock::new(options.build()?);
+        Ok(Self { options, current })
+    }
+
+    /// Reads the files again. If something is wrong with them, what there was stays. Sessions from before are not
+    /// resumed: they were begun under other certificates, perhaps with another authority for clients.
+    ///
+    /// # Errors
+    /// As [`ServerOptions::build`].
+    pub fn reload(&self) -> Result<(), ConfigError> {
+        let fresh = self.options.build()?;
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = fresh;
+        Ok(())
+    }
+
+    /// For the next handshake.
+    #[must_use]
+    pub fn current(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}

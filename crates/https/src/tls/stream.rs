@@ -1,0 +1,371 @@
+//! A connection that speaks TLS: encrypted bytes on one side, plain ones on the other.
+//!
+//! Memory is bounded whoever is slow: nothing is read while plain bytes wait to be taken, and nothing is encrypted while
+//! encrypted bytes wait to be sent. What a read brought stays in a buffer of the thread's, which is given back as soon as
+//! it is used up: an idle connection has none.
+
+use std::fmt;
+use std::io::{self, IoSlice, Read, Write};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, Connection, ServerConfig};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::error::HandshakeError;
+use super::facts::Facts;
+use crate::buffers;
+
+/// Plain bytes encrypted before they are sent: two records.
+const WRITE_BYTES: usize = 32 << 10;
+/// What they are encrypted: each record's head and tag, and some for tickets and alerts. Nothing is encrypted while any of
+/// it waits, so a connection holds no more.
+pub(crate) const OUTGOING_BYTES: usize = WRITE_BYTES + 1024;
+/// What is kept of the first bytes, to say what they are if they are not TLS.
+const FIRST_BYTES: usize = 16;
+
+/// Encrypted bytes that were read and not looked at yet.
+#[derive(Default)]
+struct Incoming {
+    buffer: Vec<u8>,
+    from: usize,
+    to: usize,
+}
+
+impl Incoming {
+    fn holding(bytes: &[u8]) -> Self {
+        Self { buffer: bytes.to_vec(), from: 0, to: bytes.len() }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.from == self.to
+    }
+
+    fn release(&mut self) {
+        buffers::give_back(std::mem::take(&mut self.buffer));
+        (self.from, self.to) = (0, 0);
+    }
+}
+
+impl Read for Incoming {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let length = into.len().min(self.to - self.from);
+        into[..length].copy_from_slice(&self.buffer[self.from..self.from + length]);
+        self.from += length;
+        Ok(length)
+    }
+}
+
+/// TLS over `S`. Its ends are those of the plain streams: a read of 0 bytes is the other end's close_notify, an end of
+/// `S` without one is an error of kind [`io::ErrorKind::UnexpectedEof`], since what came may not be all.
+pub struct TlsStream<S> {
+    io: S,
+    session: Connection,
+    incoming: Incoming,
+    first: Vec<u8>,
+    /// `S` has ended.
+    ended: bool,
+    closing: bool,
+    /// Why nothing more is taken from the other end, which is told before anybody here is.
+    broken: Option<rustls::Error>,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
+    /// Takes a connection from a client. `first` is what was read of it already.
+    ///
+    /// # Errors
+    /// What the other end did, or what the two could not agree on; it has been told.
+    pub async fn accept(io: S, config: Arc<ServerConfig>, first: &[u8]) -> Result<Self, HandshakeError> {
+        let session = rustls::ServerConnection::new(config)
+            .map_err(|error| HandshakeError::Tls { error, first: Vec::new() })?;
+        let mut stream = Self::new(io, session.into(), first);
+        stream.handshake().await?;
+        Ok(stream)
+    }
+
+    /// Begins TLS with a backend, which must be `name`.
+    ///
+    /// # Errors
+    /// As [`TlsStream::accept`].
+    pub async fn connect(
+        io: S,
+        config: Arc<ClientConfig>,
+        name: ServerName<'static>,
+    ) -> Result<Self, HandshakeError> {
+        let session = rustls::ClientConnection::new(config, name)
+            .map_err(|error| HandshakeError::Tls { error, first: Vec::new() })?;
+        let mut stream = Self::new(io, session.into(), &[]);
+        stream.handshake().await?;
+        Ok(stream)
+    }
+
+    fn new(io: S, session: Connection, first: &[u8]) -> Self {
+        let incoming = Incoming::holding(first);
+        let first = first[..first.len().min(FIRST_BYTES)].to_vec();
+        Self { io, session, incoming, first, ended: false, closing: false, broken: None }
+    }
+
+    async fn handshake(&mut self) -> Result<(), HandshakeError> {
+        let shaken = std::future::poll_fn(|cx| self.poll_handshake(cx)).await;
+        if shaken.is_err() {
+            // The other end is told why: at the end of the turn, or when it reads, if it does within the time for a handshake.
+            let _ = std::future::poll_fn(|cx| self.poll_send(cx)).await;
+        }
+        self.first = Vec::new();
+        shaken
+    }
+
+    fn poll_handshake(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), HandshakeError>> {
+        loop {
+            // TLS 1.3's tickets may wait; what the other end waits for is asked for by is_handshaking.
+            let sent = self.poll_send(cx);
+            if let Poll::Ready(Err(error)) = sent {
+                return Poll::Ready(Err(error.into()));
+            }
+            if !self.session.is_handshaking() {
+                return Poll::Ready(Ok(()));
+            }
+            match ready!(self.poll_receive(cx)) {
+                Ok(true) => {}
+                Ok(false) => return Poll::Ready(Err(HandshakeError::Closed { first: self.first.clone() })),
+                Err(Broken::Io(error)) => return Poll::Ready(Err(error.into())),
+                Err(Broken::Tls(error)) => {
+                    return Poll::Ready(Err(HandshakeError::Tls { error, first: self.first.clone() }));
+                }
+            }
+        }
+    }
+
+    /// Reads encrypted bytes and looks at them; `false`: there are no more.
+    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Broken>> {
+        if self.incoming.is_empty() && !self.ended {
+            ready!(self.poll_fill(cx))?;
+        }
+        let length = self.session.read_tls(&mut self.incoming)?;
+        if self.incoming.is_empty() {
+            self.incoming.release();
+        }
+        self.session.process_new_packets()?;
+        Poll::Ready(Ok(length > 0))
+    }
+
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut buffer = buffers::take();
+        let mut space = ReadBuf::new(&mut buffer);
+        let read = Pin::new(&mut self.io).poll_read(cx, &mut space);
+        let length = space.filled().len();
+        if !matches!(read, Poll::Ready(Ok(()))) || length == 0 {
+            buffers::give_back(buffer);
+            self.ended |= read.is_ready() && length == 0;
+            return read;
+        }
+        if self.first.len() < FIRST_BYTES && self.session.is_handshaking() {
+            let missing = FIRST_BYTES - self.first.len();
+            self.first.extend_from_slice(&buffer[..length.min(missing)]);
+        }
+        self.incoming = Incoming { buffer, from: 0, to: length };
+        Poll::Ready(Ok(()))
+    }
+
+    /// Sends what is encrypted.
+    fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.session.wants_write() {
+            match self.session.write_tls(&mut Sink { io: &mut self.io, cx }) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Poll::Pending,
+                Err(error) => return Poll::Ready(Err(error)),
+                Ok(_) => {}
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads plain bytes into `buffer`, which must not be empty; 0 is the other end's close_notify.
+    ///
+    /// # Errors
+    /// The connection broke, or ended without a close_notify ([`io::ErrorKind::UnexpectedEof`]), or what came is not
+    /// what was encrypted.
+    pub fn poll_read_into(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+        loop {
+            match self.session.reader().read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return Poll::Ready(read),
+            }
+            // Answers to the other end's change of keys, tickets: nobody else may be about to send them.
+            let sent = self.poll_send(cx);
+            if let Some(error) = &self.broken {
+                let _ = ready!(sent);
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error.clone())));
+            }
+            if let Poll::Ready(Err(error)) = sent {
+                return Poll::Ready(Err(error));
+            }
+            match ready!(self.poll_receive(cx)) {
+                Ok(_) => {}
+                Err(Broken::Io(error)) => return Poll::Ready(Err(error)),
+                Err(Broken::Tls(error)) => self.broken = Some(error),
+            }
+        }
+    }
+
+    fn poll_write_with(
+        &mut self,
+        cx: &mut Context<'_>,
+        write: impl FnOnce(&mut rustls::Writer<'_>) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.poll_send(cx))?;
+        let written = write(&mut self.session.writer());
+        if let Poll::Ready(Err(error)) = self.poll_send(cx) {
+            return Poll::Ready(Err(error));
+        }
+        Poll::Ready(written)
+    }
+
+    /// What the handshake has agreed on.
+    #[must_use]
+    pub fn facts(&self) -> Facts {
+        let sni = match &self.session {
+            Connection::Server(server) => server.server_name(),
+            Connection::Client(_) => None,
+        };
+        Facts::of(&self.session, sni)
+    }
+
+    /// The application protocol that was agreed on.
+    #[must_use]
+    pub fn alpn(&self) -> Option<&[u8]> {
+        self.session.alpn_protocol()
+    }
+
+    /// What TLS is spoken over.
+    #[must_use]
+    pub fn get_ref(&self) -> &S {
+        &self.io
+    }
+}
+
+/// Why nothing more can be received.
+enum Broken {
+    Io(io::Error),
+    Tls(rustls::Error),
+}
+
+impl From<io::Error> for Broken {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<rustls::Error> for Broken {
+    fn from(error: rustls::Error) -> Self {
+        Self::Tls(error)
+    }
+}
+
+/// Lets rustls write into `S`.
+struct Sink<'a, 'b, S> {
+    io: &'a mut S,
+    cx: &'a mut Context<'b>,
+}
+
+impl<S: AsyncWrite + Unpin> Write for Sink<'_, '_, S> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        or_would_block(Pin::new(&mut *self.io).poll_write(self.cx, bytes))
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        or_would_block(Pin::new(&mut *self.io).poll_write_vectored(self.cx, slices))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn or_would_block<T>(poll: Poll<io::Result<T>>) -> io::Result<T> {
+    match poll {
+        Poll::Ready(done) => done,
+        Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if buffer.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let length = ready!(self.get_mut().poll_read_into(cx, buffer.initialize_unfilled()))?;
+        buffer.advance(length);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let bytes = &bytes[..bytes.len().min(WRITE_BYTES)];
+        self.get_mut().poll_write_with(cx, |writer| writer.write(bytes))
+    }
+
+    /// Small slices go into one record together.
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut room = WRITE_BYTES;
+        let fitting = slices.iter().take_while(|slice| {
+            let fits = slice.len() <= room;
+            room = room.saturating_sub(slice.len());
+            fits
+        });
+        let count = fitting.count();
+        let this = self.get_mut();
+        match (count, slices.first()) {
+            (0, Some(first)) => {
+                let first = &first[..first.len().min(WRITE_BYTES)];
+                this.poll_write_with(cx, |writer| writer.write(first))
+            }
+            _ => this.poll_write_with(cx, |writer| writer.write_vectored(&slices[..count])),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        ready!(this.poll_send(cx))?;
+        Pin::new(&mut this.io).poll_flush(cx)
+    }
+
+    /// Says that nothing more will be sent (close_notify), and ends our direction of `S`. The other one goes on.
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if !std::mem::replace(&mut this.closing, true) {
+            this.session.send_close_notify();
+        }
+        ready!(this.poll_send(cx))?;
+        Pin::new(&mut this.io).poll_shutdown(cx)
+    }
+}
+
+impl<S> Drop for TlsStream<S> {
+    fn drop(&mut self) {
+        self.incoming.release();
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for TlsStream<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsStream").field("io", &self.io).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

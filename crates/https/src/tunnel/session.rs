@@ -1,0 +1,134 @@
+//! One session, from the accepted connection to its log line.
+
+use std::rc::Rc;
+use std::time::Instant;
+
+use tokio::io::AsyncWriteExt as _;
+use truepeer_policy::{Route, SenderAddr};
+use truepeer_proto::Tlvs;
+use truepeer_relay::budget::Permit;
+use truepeer_relay::counters::Counter;
+use truepeer_relay::{Ended, send_proxy};
+
+use super::pair::Pair;
+use super::proxy::Origin;
+use super::tlvs;
+use crate::close::CloseReason;
+use crate::dial::dial;
+use crate::downstream::{Downstream, House, Listening};
+use crate::reactor::TcpStream;
+use crate::stream::Stream;
+use crate::tls::{HandshakeError, TlsStream};
+
+/// What a listener's sessions share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) listening: Rc<Listening>,
+    pub(super) origin: Option<Origin>,
+    pub(super) house: Rc<House>,
+}
+
+/// Serves one connection.
+pub(super) async fn serve(shared: Rc<Shared>, tcp: TcpStream, sender: SenderAddr, _permit: Permit) {
+    let reactor = tcp.reactor().clone();
+    let mut record = Record::new(Rc::clone(&shared), sender, reactor.now());
+    let reason = match session(&shared, &mut record, tcp, sender).await {
+        Ok(reason) | Err(reason) => reason,
+    };
+    record.end(&reason, reactor.now());
+}
+
+async fn session(
+    shared: &Shared,
+    record: &mut Record,
+    tcp: TcpStream,
+    sender: SenderAddr,
+) -> Result<CloseReason, CloseReason> {
+    let reactor = tcp.reactor().clone();
+    // Handshakes need room that the rest of the session shall not hold: boxes of their own.
+    let downstream = Box::pin(Downstream::open(&shared.listening, &shared.house, tcp, sender)).await?;
+    record.route = Some(downstream.route);
+    record.tls = downstream.tls.as_ref().map(ToString::to_string);
+    let upstream = match Box::pin(reach(shared, &downstream)).await {
+        Ok(upstream) => upstream,
+        Err(reason) => {
+            if reason.resets_downstream() {
+                downstream.stream.tcp().reset_when_closed();
+            }
+            return Err(reason);
+        }
+    };
+    shared.house.shard.count(Counter::Relayed);
+    let backlog = shared.house.budgets.backlog_bytes.clone();
+    let pair = record.pair.insert(Pair::new(downstream.stream, upstream, downstream.first, backlog));
+    Ok(pair.relay(&reactor, shared.listening.settings.idle_timeout).await)
+}
+
+/// Connects to the backend, and says and agrees with it what comes before the stream.
+async fn reach(shared: &Shared, downstream: &Downstream) -> Result<Stream, CloseReason> {
+    let (route, listening) = (&downstream.route, &*shared.listening);
+    let settings = &listening.settings;
+    let reactor = downstream.stream.tcp().reactor();
+    let mut tcp = dial(reactor, &shared.house, route, settings.mark, settings.connect_timeout).await?;
+    let failed = |error| CloseReason::Upstream { route: Box::new(*route), error };
+    if route.send_proxy.is_some() {
+        let header = header(downstream)?;
+        tcp.write_all(&header).await.map_err(|error| failed(error.into()))?;
+    }
+    let Some(Origin { tls }) = &shared.origin else { return Ok(Stream::Plain(tcp)) };
+    let handshake = TlsStream::connect(tcp, tls.current(), tls.name());
+    match reactor.timeout(listening.handshake_timeout, handshake).await {
+        Ok(shaken) => Ok(Stream::Tls(Box::new(shaken.map_err(failed)?))),
+        Err(_) => Err(failed(HandshakeError::TimedOut { waited: listening.handshake_timeout })),
+    }
+}
+
+fn header(downstream: &Downstream) -> Result<Box<[u8]>, CloseReason> {
+    let tlvs = tlvs::for_backend(downstream);
+    let tlvs = Tlvs::parse(&tlvs).unwrap_or(Tlvs::EMPTY);
+    let header = send_proxy::header_and(&downstream.route, || downstream.local_address(), tlvs, &[]);
+    Ok(header.map_err(truepeer_relay::CloseReason::Unencodable)?)
+}
+
+/// What is known of a session for its log line, which is written however it ends, also when truepeer does.
+struct Record {
+    shared: Rc<Shared>,
+    sender: SenderAddr,
+    route: Option<Route>,
+    tls: Option<String>,
+    began: Instant,
+    pair: Option<Pair>,
+    ended: bool,
+}
+
+impl Record {
+    fn new(shared: Rc<Shared>, sender: SenderAddr, began: Instant) -> Self {
+        Self { shared, sender, route: None, tls: None, began, pair: None, ended: false }
+    }
+
+    fn end(&mut self, reason: &CloseReason, now: Instant) {
+        self.ended = true;
+        let house = &*self.shared.house;
+        let (bytes_up, bytes_down) = self.pair.as_ref().map_or((0, 0), Pair::delivered);
+        house.shard.add(Counter::BytesUp, bytes_up);
+        house.shard.add(Counter::BytesDown, bytes_down);
+        let ended = Ended {
+            sender: self.sender,
+            route: self.route.as_ref(),
+            listener: self.shared.listening.settings.address,
+            bytes_up,
+            bytes_down,
+            began: self.began,
+            tls: self.tls.as_deref(),
+        };
+        house.journal.on_close(&house.shard, &ended, reason, now);
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.end(&truepeer_relay::CloseReason::Stopping.into(), Instant::now());
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The extensions (TLVs) of the header that a backend gets: the sender's own, and what our TLS knows.
+
+use truepeer_proto::tlv as types;
+
+use crate::downstream::Downstream;
+use crate::tls::Facts;
+
+/// PROXY 2.2.6's bits: the client spoke TLS; it showed a certificate in this connection, or earlier in this session.
+const SSL: u8 = 0x01;
+const CERT_CONN: u8 = 0x02;
+const CERT_SESS: u8 = 0x04;
+/// "zero if the client presented a certificate and it was successfully verified, and non-zero otherwise".
+const VERIFIED: u32 = 0;
+const NOT_VERIFIED: u32 = 1;
+
+/// The extensions for the backend of `downstream`. Where TLS ends here, what the sender said of it gives way: this
+/// connection's is what the backend asks about.
+pub(crate) fn for_backend(downstream: &Downstream) -> Vec<u8> {
+    let Some(facts) = &downstream.tls else { return downstream.tlvs.to_vec() };
+    let ours = |kind: u8| matches!(kind, types::SSL | types::ALPN | types::AUTHORITY);
+    let mut bytes = Vec::new();
+    for (kind, value) in downstream.tlvs().raw().filter(|(kind, _)| !ours(*kind)) {
+        put(&mut bytes, kind, value);
+    }
+    if let Some(alpn) = &facts.alpn {
+        put(&mut bytes, types::ALPN, alpn);
+    }
+    if let Some(sni) = &facts.sni {
+        put(&mut bytes, types::AUTHORITY, sni.as_bytes());
+    }
+    put(&mut bytes, types::SSL, &ssl(facts));
+    bytes
+}
+
+fn ssl(facts: &Facts) -> Vec<u8> {
+    let certificate = if facts.resumed { CERT_SESS } else { CERT_CONN | CERT_SESS };
+    let (client, verify) =
+        if facts.client.is_some() { (SSL | certificate, VERIFIED) } else { (SSL, NOT_VERIFIED) };
+    let mut value = vec![client];
+    value.extend_from_slice(&verify.to_be_bytes());
+    put(&mut value, types::SSL_VERSION, facts.version.as_bytes());
+    put(&mut value, types::SSL_CIPHER, facts.suite.as_bytes());
+    if let Some(name) = facts.client.as_ref().and_then(|client| client.common_name.as_ref()) {
+        put(&mut value, types::SSL_CN, name.as_bytes());
+    }
+    value
+}
+
+fn put(bytes: &mut Vec<u8>, kind: u8, value: &[u8]) {
+    // Longer than a length can say: nobody's name or protocol is.
+    let Ok(length) = u16::try_from(value.len()) else { return };
+    bytes.push(kind);
+    bytes.extend_from_slice(&length.to_be_bytes());
+    bytes.extend_from_slice(value);
+}

@@ -1,0 +1,88 @@
+//! Requests' heads: no panic; what we take a plain parser takes, too, and for the same; what we write says the same again.
+#![no_main]
+
+mod http1;
+// Under the names that they have in their crate.
+use http1::{code, decimal, fields, plain};
+
+use code::{HeadEnd, HeadError, Length, Limits, RequestHead, Version, write};
+use fields::forwarded::Forwarding;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let limits = Limits::default();
+    let mut head = RequestHead::default();
+    let whole = head.read(bytes, &mut HeadEnd::default(), &limits);
+    piecewise(bytes, whole);
+    let Ok(Some(len)) = whole else { return };
+    let plainly = plain::head(bytes).expect("a plain head");
+    assert_eq!(plainly.len, len);
+    let words: Vec<_> = plainly.first_line.split(|&byte| byte == b' ').collect();
+    let [method, target, version] = words[..] else { panic!("{words:?}") };
+    assert_eq!(head.method(), method);
+    assert!(target.ends_with(head.target()) || target.starts_with(b"http") || !target.starts_with(b"/"));
+    assert_eq!(version, if head.version == Version::Http10 { b"HTTP/1.0" } else { b"HTTP/1.1" });
+    let ours: Vec<_> = head.fields.iter().map(|field| (field.spelt, field.value)).collect();
+    assert_eq!(ours, plainly.fields);
+    assert!(plainly.values("host").len() <= 1);
+    assert_eq!(plainly.framing(), Some(framing(head.length)));
+    assert!(head.length != Length::Chunked || head.version == Version::Http11);
+    if !head.host().is_empty() {
+        written_again(&head, &limits);
+    }
+});
+
+fn framing(length: Length) -> plain::Framing {
+    match length {
+        Length::None | Length::UntilClose => plain::Framing::Nothing,
+        Length::Known(length) => plain::Framing::Length(length),
+        Length::Chunked => plain::Framing::Chunked,
+    }
+}
+
+/// However the bytes come, the outcome is the same, and never earlier than the end of a head.
+fn piecewise(bytes: &[u8], whole: Result<Option<usize>, HeadError>) {
+    let (mut head, mut end) = (RequestHead::default(), HeadEnd::default());
+    let step = 1 + bytes.len() / 64;
+    let cuts = (0..bytes.len()).step_by(step).chain([bytes.len()]);
+    for cut in cuts {
+        match head.read(&bytes[..cut], &mut end, &Limits::default()) {
+            Ok(None) => {}
+            Ok(Some(len)) => return assert_eq!(whole, Ok(Some(len))),
+            // One fault of several may be found first.
+            Err(_) => return assert!(whole.is_err()),
+        }
+    }
+    assert_eq!(whole, Ok(None));
+}
+
+/// What goes to the origin is one head with the same meaning, whatever came.
+fn written_again(head: &RequestHead, limits: &Limits) {
+    let forwarding = Forwarding {
+        client: std::net::Ipv6Addr::LOCALHOST.into(),
+        proto: "https",
+        host: head.host(),
+        client_subject: None,
+        is_trusted: head.fields.len() % 2 == 0,
+        tells_the_client: true,
+    };
+    let mut out = Vec::new();
+    write::request(&mut out, head, &forwarding, head.length);
+    let plainly = plain::head(&out).expect("a plain head");
+    assert_eq!(plainly.len, out.len());
+    assert_eq!(plainly.framing(), Some(framing(head.length)));
+    assert_eq!(plainly.values("host"), [head.host()]);
+    assert_eq!(plainly.values("forwarded").len(), 1);
+    assert_eq!(plainly.values("x-forwarded-for").len(), 1);
+    assert!(plainly.first_line == [head.method(), b" ", head.target(), b" HTTP/1.1"].concat());
+    // Ours takes it, too, unless it has become longer than ours takes.
+    let mut again = RequestHead::default();
+    match again.read(&out, &mut HeadEnd::default(), limits) {
+        Ok(len) => {
+            assert_eq!(len, Some(out.len()));
+            assert_eq!((again.method(), again.target()), (head.method(), head.target()));
+            assert_eq!((again.host(), again.length), (head.host(), head.length));
+        }
+        Err(error) => assert!(matches!(error, HeadError::TooManyFields | HeadError::TooLong), "{error}"),
+    }
+}
