@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-const PROGRAMS: [&str; 8] = [
+const PROGRAMS: [&str; 9] = [
     "tcp_ingress",
     "tcp_egress",
     "peer_name",
@@ -13,6 +13,7 @@ const PROGRAMS: [&str; 8] = [
     "udp_ingress",
     "udp_egress",
     "udp_send",
+    "witness",
     "header_check",
 ];
 

@@ -37,17 +37,18 @@ enum counter {
 	ANSWER_TOO_LONG,      /* no room for its SPP header */
 	ANSWER_AGGREGATED,    /* UDP_SEGMENT: more than can be taken apart for their SPP headers */
 	SPLIT_UP,             /* datagrams that the kernel or a device had aggregated */
-	REFUSED_FRAGMENT,     /* only the first fragment has a header; TCP: likewise behind IPv6 extension headers */
+	REFUSED_FRAGMENT,     /* only the first fragment has a header; likewise what is behind IPv6 extension headers */
 	REFUSED_AGGREGATED,   /* more than can be split up again */
 	REFUSED_FAMILY,       /* SPP: the client is of another family than the datagram */
 	COUNTERS,
 };
 
 #define MAX_PORTS 64
+#define SLOT_OF_NO_PORT MAX_PORTS /* counters of packets whose port can't be told */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, MAX_PORTS * COUNTERS);
+	__uint(max_entries, (MAX_PORTS + 1) * COUNTERS);
 	__type(key, __u32);
 	__type(value, __u64);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* TCP that read_segment does not take for such: in fragments, or behind IPv6 extension headers. The kernel puts it together behind
+/* TCP and UDP that read_ip does not take for such: in fragments, or behind IPv6 extension headers. The kernel puts it together behind
  * us, so whoever must send a header may not send it that way. */
 #pragma once
-#include "segment.h"
+#include "ip.h"
+#include "maps.h"
 
 #define IPPROTO_HOPOPTS 0
 #define IPPROTO_ROUTING 43
@@ -12,13 +13,13 @@
 #define EXTENSIONS 16 /* each kind but one comes once (RFC 8200, 4.1) */
 
 /* Only the first fragment is asked for: without it there is no whole. The kernel takes none without ports. */
-static __always_inline int is_first_fragment_ipv4(struct __sk_buff *skb, struct ip *out)
+static __always_inline int is_first_fragment_ipv4(struct __sk_buff *skb, __u8 protocol, struct ip *out)
 {
 	struct iphdr ip;
 
 	if (bpf_skb_load_bytes(skb, out->at, &ip, sizeof(ip)))
 		return 0;
-	if (ip.protocol != IPPROTO_TCP || (ip.frag_off & bpf_htons(0x3fff)) != bpf_htons(0x2000))
+	if (ip.protocol != protocol || (ip.frag_off & bpf_htons(0x3fff)) != bpf_htons(0x2000))
 		return 0;
 	out->version = 4;
 	out->payload_at = out->at + ip.ihl * 4;
@@ -27,9 +28,14 @@ static __always_inline int is_first_fragment_ipv4(struct __sk_buff *skb, struct 
 	return 1;
 }
 
-enum hidden { NOTHING_HIDDEN, TCP_HIDDEN, TOO_LONG_TO_SAY };
+enum finding { NOTHING_HIDDEN, IS_HIDDEN, TOO_LONG_TO_SAY };
 
-static __always_inline enum hidden find_behind_extensions(struct __sk_buff *skb, struct ip *out)
+struct hidden {
+	struct ip ip;
+	__be16 source_port, destination_port;
+};
+
+static __always_inline enum finding find_behind_extensions(struct __sk_buff *skb, __u8 protocol, struct ip *out)
 {
 	struct ipv6hdr ip;
 
@@ -42,8 +48,8 @@ static __always_inline enum hidden find_behind_extensions(struct __sk_buff *skb,
 	__u8 next = ip.nexthdr;
 	for (__u32 i = 0; i < EXTENSIONS; i++) {
 		struct fragment_header extension; /* all begin alike */
-		if (next == IPPROTO_TCP)
-			return i > 0 ? TCP_HIDDEN : NOTHING_HIDDEN;
+		if (next == protocol)
+			return i > 0 ? IS_HIDDEN : NOTHING_HIDDEN;
 		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_FRAGMENT && next != IPPROTO_AH &&
 		    next != IPPROTO_DSTOPTS)
 			return NOTHING_HIDDEN;
@@ -62,25 +68,32 @@ static __always_inline enum hidden find_behind_extensions(struct __sk_buff *skb,
 	return TOO_LONG_TO_SAY;
 }
 
-/* Whether it is such; its addresses and ports are then in `segment`. */
-GLOBAL enum hidden find_hidden(struct __sk_buff *skb, struct segment *segment)
+/* Whether something of this protocol is hidden in the packet; its addresses and ports are then in `hidden`. */
+GLOBAL enum finding find_hidden(struct __sk_buff *skb, __u32 protocol, struct hidden *hidden)
 {
 	__be16 ports[2];
 
-	if (!segment || skb->vlan_present)
+	if (!hidden || skb->vlan_present)
 		return NOTHING_HIDDEN;
-	struct ip *ip = &segment->ip;
+	struct ip *ip = &hidden->ip;
 	ip->at = link_header_len;
-	enum hidden found = NOTHING_HIDDEN;
+	enum finding found = NOTHING_HIDDEN;
 	if (skb->protocol == bpf_htons(ETH_P_IP))
-		found = is_first_fragment_ipv4(skb, ip) ? TCP_HIDDEN : NOTHING_HIDDEN;
+		found = is_first_fragment_ipv4(skb, protocol, ip) ? IS_HIDDEN : NOTHING_HIDDEN;
 	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		found = find_behind_extensions(skb, ip);
-	if (found != TCP_HIDDEN)
+		found = find_behind_extensions(skb, protocol, ip);
+	if (found != IS_HIDDEN)
 		return found;
 	if (bpf_skb_load_bytes(skb, ip->payload_at, ports, sizeof(ports)))
 		return NOTHING_HIDDEN;
-	segment->source_port = ports[0];
-	segment->destination_port = ports[1];
-	return TCP_HIDDEN;
+	hidden->source_port = ports[0];
+	hidden->destination_port = ports[1];
+	return IS_HIDDEN;
+}
+
+/* To whichever port it was. */
+static __always_inline int refuse_too_long(void)
+{
+	count_at(SLOT_OF_NO_PORT, REFUSED_FRAGMENT);
+	return DROP;
 }

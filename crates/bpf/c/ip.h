@@ -64,7 +64,7 @@ static __always_inline int read_ipv6(struct __sk_buff *skb, __u8 protocol, struc
 	out->end = out->payload_at + out->len;
 	__builtin_memcpy(&out->source, &ip.saddr, sizeof(out->source));
 	__builtin_memcpy(&out->destination, &ip.daddr, sizeof(out->destination));
-	/* No other extension headers: nobody puts them before TCP (where they are refused, hidden.h) or UDP. */
+	/* No other extension headers: nobody puts them before TCP or UDP, and they are refused (hidden.h). */
 	if (ip.nexthdr == protocol)
 		return 0;
 	if (ip.nexthdr != IPPROTO_FRAGMENT || bpf_skb_load_bytes(skb, out->payload_at, &fragment, sizeof(fragment)))

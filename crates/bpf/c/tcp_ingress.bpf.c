@@ -90,6 +90,15 @@ static __always_inline int has_socket(struct __sk_buff *skb, const struct segmen
 	return state != NO_SOCKET && state != LISTENS;
 }
 
+/* What begins here is nothing of ours, so what has ended under its name must not translate it. */
+static __always_inline int pass_by(const struct flow_key *key)
+{
+	/* Deleting takes a lock, even of nothing. */
+	if (bpf_map_lookup_elem(&tp_ended, key))
+		bpf_map_delete_elem(&tp_ended, key);
+	return PASS;
+}
+
 static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				  const struct flow_key *key)
 {
@@ -102,15 +111,15 @@ static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *s
 		again = 0;
 	}
 	if (port->draining && !again)
-		return PASS;
+		return pass_by(key);
 	__u32 rule = sender_rule(&key->sender);
 	if (!rule && !again) {
 		count(port, PASSED_NOT_A_SENDER);
-		return PASS;
+		return pass_by(key);
 	}
 	if (!again && (!is_for_this_host(skb, &segment->ip, IPPROTO_TCP) || !find_socket(skb, segment, 0, &family))) {
 		count(port, PASSED_NO_LISTENER);
-		return PASS;
+		return pass_by(key);
 	}
 	if (segment->payload_len) {
 		/* The sender asks again without data: that is how fast open falls back. */
@@ -380,17 +389,29 @@ static __always_inline int is_left_behind(struct __sk_buff *skb, const struct se
 	return 1;
 }
 
-static __always_inline int on_unreadable(struct __sk_buff *skb, struct segment *segment)
+static __always_inline int has_listener(struct __sk_buff *skb, const struct hidden *hidden)
 {
+	struct segment segment = {
+		.ip = hidden->ip,
+		.source_port = hidden->source_port,
+		.destination_port = hidden->destination_port,
+	};
 	__u32 family = 0;
 
-	enum hidden hidden = find_hidden(skb, segment);
-	if (hidden == NOTHING_HIDDEN || !sender_rule(&segment->ip.source) || !is_for_this_host(skb, &segment->ip, IPPROTO_TCP))
+	return find_socket(skb, &segment, 0, &family) != NO_SOCKET;
+}
+
+static __always_inline int on_unreadable(struct __sk_buff *skb)
+{
+	struct hidden hidden = {};
+
+	enum finding found = find_hidden(skb, IPPROTO_TCP, &hidden);
+	if (found == NOTHING_HIDDEN || !sender_rule(&hidden.ip.source) || !is_for_this_host(skb, &hidden.ip, IPPROTO_TCP))
 		return PASS;
-	if (hidden == TOO_LONG_TO_SAY)
-		return DROP; /* to no port that we know */
-	struct port *port = bpf_map_lookup_elem(&tp_ports, &segment->destination_port);
-	if (!port || !find_socket(skb, segment, 0, &family))
+	if (found == TOO_LONG_TO_SAY)
+		return refuse_too_long();
+	struct port *port = bpf_map_lookup_elem(&tp_ports, &hidden.destination_port);
+	if (!port || !has_listener(skb, &hidden))
 		return PASS;
 	count(port, REFUSED_FRAGMENT);
 	return DROP;
@@ -403,7 +424,7 @@ int tcp_ingress(struct __sk_buff *skb)
 	if (skb->pkt_type == 3 /* PACKET_OTHERHOST: a neighbour's or a macvlan's */)
 		return PASS;
 	if (read_segment(skb, &segment))
-		return on_unreadable(skb, &segment);
+		return on_unreadable(skb);
 	struct port *port = bpf_map_lookup_elem(&tp_ports, &segment.destination_port);
 	if (!port)
 		return PASS;

@@ -2,6 +2,7 @@
 /* UDP on its way in: from a sender to a backend on this host. The header is taken out, the client becomes the source, and
  * the flow is remembered for the answers. ARCHITECTURE.md draws it. */
 #include "header.h"
+#include "hidden.h"
 #include "udp_maps.h"
 #include "datagram.h"
 #include "here.h"
@@ -28,6 +29,7 @@ struct desk {
 	struct ip on_loopback;
 	struct udp_key key;
 	struct udp_flow flow;
+	struct hidden hidden;
 	/* What the last one's sender may do: there are few senders. */
 	struct address sender;
 	__u32 rule;
@@ -45,6 +47,23 @@ static __always_inline int refuse(const struct gate *gate, enum counter reason)
 {
 	count(&gate->port, reason);
 	return DROP;
+}
+
+/* Sent to a group: no route says "here" of those that this host has joined. */
+static __always_inline int is_for_many(const struct ip *ip)
+{
+	if (ip->version == 4)
+		return bpf_ntohl(ip->destination.word[3]) >> 28 == 14; /* 224.0.0.0/4 */
+	return bpf_ntohl(ip->destination.word[0]) >> 24 == 0xff; /* ff00::/8 */
+}
+
+/* What is only forwarded is nothing of ours to refuse. */
+static __always_inline int refuse_if_here(struct __sk_buff *skb, const struct ip *ip, const struct gate *gate, enum counter reason)
+{
+	if (is_for_many(ip) || is_for_this_host(skb, ip, IPPROTO_UDP))
+		return refuse(gate, reason);
+	count(&gate->port, PASSED_NO_LISTENER);
+	return PASS;
 }
 
 static __always_inline enum dialect dialect_of(const struct gate *gate)
@@ -327,13 +346,13 @@ static __always_inline int on_datagram(struct __sk_buff *skb, struct desk *desk,
 	struct opened *opened = &desk->opened;
 	int refusal = open_datagram(skb, &desk->datagram, gate, desk->rule, opened);
 	if (refusal)
-		return refuse(gate, refusal);
+		return refuse_if_here(skb, &desk->datagram.ip, gate, refusal);
 	struct udp_flow *known = find_flow(desk, gate);
 	/* A claim that was judged by these very rules is judged. */
 	if (!known || !opened->is_named || known->edition != desk->edition) {
 		refusal = judge_client(&desk->datagram, gate, opened);
 		if (refusal)
-			return refuse(gate, refusal);
+			return refuse_if_here(skb, &desk->datagram.ip, gate, refusal);
 		known = find_flow(desk, gate);
 	}
 	enum backend backend = backend_of(skb, &desk->datagram, gate, opened, !!known, &desk->on_loopback);
@@ -355,6 +374,10 @@ static __always_inline int on_datagram(struct __sk_buff *skb, struct desk *desk,
 
 static __always_inline int on_aggregate(struct __sk_buff *skb, const struct datagram *all, const struct gate *gate)
 {
+	if (!is_for_this_host(skb, &all->ip, IPPROTO_UDP)) {
+		count(&gate->port, PASSED_NO_LISTENER);
+		return PASS;
+	}
 	if (take_apart(skb, all, BPF_F_INGRESS))
 		return refuse(gate, REFUSED_AGGREGATED);
 	count(&gate->port, SPLIT_UP);
@@ -377,13 +400,28 @@ static __always_inline __u32 rule_of(struct desk *desk)
 	return desk->rule;
 }
 
+static __always_inline int on_unreadable(struct __sk_buff *skb, struct hidden *hidden)
+{
+	if (skb->protocol != bpf_htons(ETH_P_IPV6))
+		return PASS; /* IPv4's fragments are read as such */
+	enum finding found = find_hidden(skb, IPPROTO_UDP, hidden);
+	if (found == NOTHING_HIDDEN || !sender_rule(&hidden->ip.source))
+		return PASS;
+	if (found == TOO_LONG_TO_SAY)
+		return is_for_this_host(skb, &hidden->ip, IPPROTO_UDP) ? refuse_too_long() : PASS;
+	struct gate *gate = bpf_map_lookup_elem(&tp_gates, &hidden->destination_port);
+	return gate ? refuse_if_here(skb, &hidden->ip, gate, REFUSED_FRAGMENT) : PASS;
+}
+
 SEC("classifier")
 int udp_ingress(struct __sk_buff *skb)
 {
 	__u32 only = 0;
 	struct desk *desk = bpf_map_lookup_elem(&desks, &only);
-	if (!desk || skb->pkt_type == 3 /* PACKET_OTHERHOST */ || read_datagram(skb, &desk->datagram))
+	if (!desk || skb->pkt_type == 3 /* PACKET_OTHERHOST */)
 		return PASS;
+	if (read_datagram(skb, &desk->datagram))
+		return on_unreadable(skb, &desk->hidden);
 	struct gate *gate = bpf_map_lookup_elem(&tp_gates, &desk->datagram.destination_port);
 	if (!gate)
 		return PASS;
@@ -392,7 +430,7 @@ int udp_ingress(struct __sk_buff *skb)
 		return PASS;
 	}
 	if (desk->datagram.ip.is_fragment)
-		return refuse(gate, REFUSED_FRAGMENT);
+		return refuse_if_here(skb, &desk->datagram.ip, gate, REFUSED_FRAGMENT);
 	if (skb->gso_size)
 		return on_aggregate(skb, &desk->datagram, gate);
 	return on_datagram(skb, desk, gate);

@@ -6,12 +6,12 @@ use std::path::Path;
 use aya::programs::{CgroupSockAddr, Program, ProgramError, SchedClassifier, SockOps};
 
 use crate::links::{self, Stage};
-use crate::load::{Global, Loaded, load};
+use crate::load::{Global, Loaded, load, load_first};
 use crate::programs::{
     Object, PEER_NAME, TCP_EGRESS, TCP_END, TCP_INGRESS, UDP_EGRESS, UDP_INGRESS, UDP_SEND,
 };
 use crate::tables::Tables;
-use crate::{AttachError, Device, Place, Rules};
+use crate::{AttachError, Device, Place, Rules, cut, detach, witness};
 
 /// What is attached where now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,8 +27,8 @@ pub struct Attached {
 /// Ingress comes last: nothing may be shifted on its way in that isn't shifted back on its way out.
 ///
 /// # Errors
-/// If the kernel refuses a step. What was attached by this call then stays as it is, and does nothing unless an
-/// earlier one had set ports: programs without ports pass everything.
+/// If the kernel refuses a step. If nothing was attached before, nothing is then; an earlier attachment goes on with its own rules, some
+/// of its programs perhaps replaced by this one's.
 pub fn attach(
     place: &Place,
     rules: &Rules,
@@ -38,8 +38,30 @@ pub fn attach(
     TCP_INGRESS.bytes()?;
     place.make()?;
     let _lock = place.lock()?;
+    let is_first = !place.exists()?;
+    let attached = attach_all(place, rules, devices, cgroup);
+    if attached.is_err() && is_first {
+        // What went wrong first is what is to be said. It may have been after the ports were written: no connection that is
+        // translated already may lose us without notice.
+        let cut = Tables::open(place).and_then(|mut tables| {
+            tables.drain()?;
+            cut::cut_off(&tables)
+        });
+        if cut.is_ok() || !Tables::are_all_there(place) {
+            let _ = detach::remove_all(place);
+        }
+    }
+    attached
+}
+
+fn attach_all(
+    place: &Place,
+    rules: &Rules,
+    devices: &[Device],
+    cgroup: &Path,
+) -> Result<Attached, AttachError> {
     // This makes the tables, of TCP and UDP.
-    let mut sends = load(UDP_SEND, place, Some(netns_cookie(place)))?;
+    let mut sends = load_first(UDP_SEND, place, Some(netns_cookie(place)), rules.max_flows)?;
     let mut tables = Tables::open(place)?;
     let has_tcp = !rules.tcp_ports.is_empty() || !tables.ports()?.is_empty();
     let stages = stages_for(rules, has_tcp);
@@ -48,6 +70,7 @@ pub fn attach(
         loaded.push((load_by_kind(object, place, devices)?, stage));
     }
     let taken_over = tables.flows().len();
+    witness::stand(place, devices)?;
 
     if has_tcp {
         attach_hooks(place, cgroup)?;
@@ -60,6 +83,7 @@ pub fn attach(
     }
     tables.apply(rules)?;
     links::leave_others(place, devices, &stages)?;
+    witness::leave_if_attested(place, devices)?;
     if rules.udp_ports.is_empty() {
         SEND_HOOKS.iter().try_for_each(|name| links::leave_hook(place, name))?;
     }

@@ -77,7 +77,7 @@ pub const COUNTERS: [Counter; 36] = [
     counter(Of::Udp, Kind::Refusal, "answers_too_long", "answers with no room for their SPP header"),
     counter(Of::Udp, Kind::Refusal, "answers_aggregated", "SPP: answers sent in one call for many (UDP_SEGMENT)"),
     counter(Of::Udp, Kind::Course, "split_up", "aggregated datagrams (GRO, UDP_SEGMENT) taken apart again"),
-    counter(Of::Both, Kind::Refusal, "refused_fragment", "fragments (and TCP behind IPv6 extension headers)"),
+    counter(Of::Both, Kind::Refusal, "refused_fragment", "fragments, and what stands behind IPv6 extension headers"),
     counter(Of::Udp, Kind::Refusal, "refused_aggregated", "aggregated datagrams (GRO, UDP_SEGMENT) that can't be taken apart: ethtool -K DEV gro off"),
     counter(Of::Udp, Kind::Refusal, "refused_family", "SPP: a client of another family than its datagram"),
 ];

@@ -1,13 +1,16 @@
 //! Ending it: first without cutting anybody off, then for good.
 
+use crate::place::LAST_RITES;
 use crate::tables::Tables;
-use crate::{AttachError, FlowCount, Place, Traffic, links, status};
+use crate::{AttachError, FlowCount, Place, Traffic, cut, links, status};
 
-/// Lets no new connection in, and says how many are still open. Programs stay until [`detach_now`].
+/// Lets no new connection in, and says how many are still open, and to be waited for: none any more, and it is time for [`detach_now`], until
+/// which programs stay. Called again after it was interrupted, it goes on where it was.
 ///
 /// New connections reach the backend as they are: with their header. So do datagrams, at once: there is nothing to wait for.
 pub fn drain(place: &Place) -> Result<FlowCount, AttachError> {
-    if !place.exists() {
+    // Without that hook nobody would tell of an end: there is no TCP, or a removal was interrupted.
+    if !place.exists()? || !place.hook(LAST_RITES).exists() {
         return Ok(FlowCount::default());
     }
     Tables::open(place)?.drain()?;
@@ -23,13 +26,26 @@ pub fn drain(place: &Place) -> Result<FlowCount, AttachError> {
     }))
 }
 
-/// Removes everything. Translated connections break; those with a right guess only lose their client's name.
+/// Removes everything. Connections that can't do without us are cut off (see `cut`); those with a right guess only lose their client's name.
+///
+/// # Errors
+/// If the kernel refuses a step. [`AttachError::Uncut`]: nothing was removed, but no new connection is let in.
 pub fn detach_now(place: &Place) -> Result<(), AttachError> {
-    if !place.exists() {
+    if !place.exists()? {
         return Ok(());
     }
     let _lock = place.lock()?;
-    Tables::open(place)?.drain()?;
+    // Tables that are not all there have been removed in part, and nothing is translated without them: the rest shall go, too.
+    if Tables::are_all_there(place) {
+        let mut tables = Tables::open(place)?;
+        tables.drain()?;
+        cut::cut_off(&tables)?;
+    }
+    remove_all(place)
+}
+
+/// The programs and the tables, whoever needs them.
+pub(crate) fn remove_all(place: &Place) -> Result<(), AttachError> {
     if !links::has_tcx() {
         links::leave_clsact();
     }

@@ -68,6 +68,30 @@ pub enum AttachError {
         /// Why.
         source: Cause,
     },
+    /// No room in a cgroup.
+    #[error(
+        "{program} can't be attached to {to}: 64 programs of its kind are there already, the most that Linux takes; each network namespace in which \
+         something is attached needs one: detach in one of them"
+    )]
+    CgroupFull {
+        /// Which program.
+        program: &'static str,
+        /// The cgroup.
+        to: String,
+    },
+    /// The kernel doesn't end connections for us.
+    #[error(
+        "{count} open connections can't be cut off ({what}), and without truepeer bytes of theirs would be lost or doubled unnoticed: \
+         leave --now out to wait for their end, or end the server"
+    )]
+    Uncut {
+        /// How many can't do without us.
+        count: usize,
+        /// What the kernel was asked for.
+        what: &'static str,
+        /// Its answer; EOPNOTSUPP: it was built without CONFIG_INET_DIAG_DESTROY.
+        source: io::Error,
+    },
     /// A table.
     #[error("table {map}: {what} failed")]
     Map {
@@ -97,5 +121,41 @@ impl AttachError {
     pub(crate) fn attach<E: Into<Cause>>(program: &'static str, to: impl ToString) -> impl FnOnce(E) -> Self {
         let to = to.to_string();
         move |source| Self::Attach { program, to, source: source.into() }
+    }
+
+    /// Likewise a hook to a cgroup.
+    pub(crate) fn hook(program: &'static str, to: impl ToString) -> impl FnOnce(Cause) -> Self {
+        let to = to.to_string();
+        move |source| match is_too_big(source.as_ref()) {
+            true => Self::CgroupFull { program, to },
+            false => Self::Attach { program, to, source },
+        }
+    }
+}
+
+/// BPF_CGROUP_MAX_PROGS (kernel/bpf/cgroup.c): E2BIG.
+fn is_too_big(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes.any(|cause| {
+        cause.downcast_ref::<io::Error>().is_some_and(|error| error.raw_os_error() == Some(libc::E2BIG))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use aya::programs::ProgramError;
+    use aya::sys::SyscallError;
+
+    use super::*;
+
+    #[test]
+    fn a_full_cgroup_is_said_to_be_full() {
+        let said = |errno| {
+            let io_error = io::Error::from_raw_os_error(errno);
+            let cause = ProgramError::SyscallError(SyscallError { call: "bpf_link_create", io_error });
+            AttachError::hook("tcp_end", "/sys/fs/cgroup")(cause.into()).to_string()
+        };
+        assert!(said(libc::E2BIG).contains("64 programs of its kind are there already"));
+        assert_eq!(said(libc::EPERM), "tcp_end can't be attached to /sys/fs/cgroup");
     }
 }

@@ -3,13 +3,16 @@
 use aya::Pod;
 
 /// Raised whenever a struct or a map of the programs changes its shape: pinned maps of another layout are left alone.
-pub(crate) const LAYOUT: u32 = 4;
+pub(crate) const LAYOUT: u32 = 5;
 
 /// Ports that can be attached at a time in one network namespace.
 pub(crate) const MAX_PORTS: u16 = 64;
 
+/// `SLOT_OF_NO_PORT`: the counters of packets whose port can't be told.
+pub(crate) const SLOT_OF_NO_PORT: u16 = MAX_PORTS;
+
 /// An address; IPv4 as `::ffff:a.b.c.d`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(C)]
 pub(crate) struct Address(pub(crate) [u8; 16]);
 
@@ -75,7 +78,7 @@ pub(crate) struct Settings {
 }
 
 /// `struct flow_key`. Ports in network byte order; words, for an alignment of 4.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(C, align(4))]
 pub(crate) struct FlowKey {
     pub(crate) sender: Address,

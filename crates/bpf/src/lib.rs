@@ -8,31 +8,37 @@
 //!  programs (c/*.bpf.c) ──▶ links ─────┘
 //! ```
 //! The programs' sources explain the mechanism; [`attach()`] puts them in place, [`status()`] reads them, [`drain`] and
-//! [`detach_now`] end it.
+//! [`detach_now`] end it. What a network namespace leaves behind that ends by itself, [`sweep`] removes.
 
 mod attach;
 mod counters;
+mod cut;
 mod detach;
 mod device;
 mod error;
 mod layout;
+mod leftovers;
 mod links;
 mod load;
 #[doc(hidden)]
 pub mod oracle;
+mod pinned_link;
 mod place;
 mod programs;
 mod rules;
+mod sock_diag;
 mod status;
 mod tables;
 mod trie;
+mod witness;
 
 pub use attach::{Attached, attach};
 pub use counters::{COUNTERS, Counter, Kind, Of};
 pub use detach::{detach_now, drain};
 pub use device::Device;
 pub use error::AttachError;
+pub use leftovers::{left_behind, sweep};
 pub use place::{DEFAULT_PINS, Place, cgroup_root};
 pub use programs::are_built_in;
-pub use rules::{Gate, Rules, UdpDialect};
+pub use rules::{Gate, MAX_FLOWS, Rules, UdpDialect};
 pub use status::{FlowCount, PortStatus, Status, Traffic, status};

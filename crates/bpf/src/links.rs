@@ -5,7 +5,6 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io;
 use std::path::{Path, PathBuf};
 
 use aya::programs::links::{FdLink, PinnedLink};
@@ -16,7 +15,7 @@ use aya::programs::{CgroupAttachMode, CgroupSockAddr, LinkOrder, SchedClassifier
 use aya::util::KernelVersion;
 
 use crate::error::Cause;
-use crate::place::entries;
+use crate::place::{entries, unlink};
 use crate::{AttachError, Device, Place};
 
 const HANDLE: TcHandle = TcHandle::new(0, 1);
@@ -47,6 +46,12 @@ pub(crate) fn has_tcx() -> bool {
 
 fn pin_of(place: &Place, program: &str, device: u32) -> PathBuf {
     place.links().join(format!("{program}-{device}"))
+}
+
+/// The number of the device that a pinned link is attached to; `None` if it is none of a device's.
+pub(crate) fn device_of_pin(pin: &Path) -> Option<u32> {
+    let (program, device) = pin.file_name()?.to_str()?.rsplit_once('-')?;
+    STAGES.iter().any(|stage| stage.name == program).then(|| device.parse().ok())?
 }
 
 /// Attaches a program to a device, in the place of an older one of ours.
@@ -108,16 +113,8 @@ pub(crate) fn leave_others(place: &Place, wanted: &[Device], stages: &[Stage]) -
         .filter_map(|device| index_of(&device.name).ok())
         .flat_map(|index| stages.iter().map(move |stage| pin_of(place, stage.name, index)))
         .collect();
-    for pin in entries(&place.links())? {
-        let is_device = STAGES.iter().any(|stage| {
-            pin.file_name()
-                .is_some_and(|name| name.to_string_lossy().starts_with(&format!("{}-", stage.name)))
-        });
-        if is_device && !wanted.contains(&pin) {
-            fs::remove_file(&pin).map_err(AttachError::file("unlink", &pin))?;
-        }
-    }
-    Ok(())
+    let pins = entries(&place.links())?;
+    unlink(pins.into_iter().filter(|pin| device_of_pin(pin).is_some() && !wanted.contains(pin)))
 }
 
 /// Takes our filters off all devices, where those have no links.
@@ -133,13 +130,7 @@ pub(crate) fn leave_clsact() {
 
 /// Takes a hook off its cgroup, if it was there.
 pub(crate) fn leave_hook(place: &Place, name: &'static str) -> Result<(), AttachError> {
-    let pin = place.links().join(name);
-    match fs::remove_file(&pin) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(AttachError::file("unlink", &pin)(error))
-        }
-        _ => Ok(()),
-    }
+    unlink([place.hook(name)])
 }
 
 /// A program that is attached to a cgroup.
@@ -170,8 +161,8 @@ pub(crate) fn attach_hook(
     cgroup: &Path,
 ) -> Result<(), AttachError> {
     let file = File::open(cgroup).map_err(AttachError::file("open", cgroup))?;
-    let outcome = program.link(&file).and_then(|link| replace_pin(link, &place.links().join(name)));
-    outcome.map_err(AttachError::attach(name, cgroup.display()))
+    let outcome = program.link(&file).and_then(|link| replace_pin(link, &place.hook(name)));
+    outcome.map_err(AttachError::hook(name, cgroup.display()))
 }
 
 /// The old link goes when nothing names it any more: after the new one is there.

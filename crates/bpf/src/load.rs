@@ -1,5 +1,7 @@
 //! Loading programs against the tables that are pinned at a place, or making those.
 
+use std::num::NonZeroU32;
+
 use aya::programs::Program;
 use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader};
@@ -25,10 +27,32 @@ pub(crate) fn load<T: aya::Pod>(
     place: &Place,
     global: Option<Global<T>>,
 ) -> Result<Loaded, AttachError> {
+    load_with(object, place, global, None)
+}
+
+/// Likewise the first object, which makes the tables: so many TCP connections may be open at a time.
+pub(crate) fn load_first<T: aya::Pod>(
+    object: Object,
+    place: &Place,
+    global: Option<Global<T>>,
+    max_flows: NonZeroU32,
+) -> Result<Loaded, AttachError> {
+    load_with(object, place, global, Some(max_flows))
+}
+
+fn load_with<T: aya::Pod>(
+    object: Object,
+    place: &Place,
+    global: Option<Global<T>>,
+    max_flows: Option<NonZeroU32>,
+) -> Result<Loaded, AttachError> {
     let mut loader = EbpfLoader::new();
     loader.default_map_pin_directory(place.maps());
     if let Some(global) = &global {
         loader.override_global(global.name, &global.value, true);
+    }
+    if let Some(max_flows) = max_flows {
+        loader.map_max_entries("tp_flows", max_flows.get());
     }
     if object.has_parcels() {
         let cpus = nr_cpus().map_err(|(_, error)| AttachError::file("reading", "the processors")(error))?;

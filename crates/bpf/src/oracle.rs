@@ -1,15 +1,19 @@
-//! For tests: what the programs make of a connection's first bytes, by BPF_PROG_TEST_RUN.
+//! For tests: what the programs make of a connection's first bytes, by BPF_PROG_TEST_RUN; and a crowded cgroup.
 
 use core::net::{Ipv6Addr, SocketAddr};
+use std::fs::File;
+use std::path::Path;
 
 use aya::maps::{Array, MapData};
-use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
+use aya::programs::{CgroupSockAddr, ProgramError, SchedClassifier, TestRun, TestRunOptions};
 use aya::{Ebpf, Pod};
 
 use crate::layout::Address;
-use crate::programs::HEADER_CHECK;
+use crate::links::Hook;
+use crate::load::{Global, load};
+use crate::programs::{HEADER_CHECK, PEER_NAME};
 use crate::tables::{DIALECT_EVERY, DIALECT_SPP};
-use crate::{AttachError, UdpDialect};
+use crate::{AttachError, Place, UdpDialect};
 
 /// What a start amounts to; `enum verdict` in `c/header.h`, the length being judged as `tcp_ingress` does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,13 +116,27 @@ impl HeaderCheck {
 
 const DATAGRAM_CHECK: &str = "datagram_check";
 
-fn program<'a>(
-    programs: &'a mut Ebpf,
-    name: &str,
-) -> Result<&'a mut SchedClassifier, aya::programs::ProgramError> {
+fn program<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier, ProgramError> {
     // Built with this crate: it is there.
     let Some(program) = programs.program_mut(name) else {
-        return Err(aya::programs::ProgramError::NotLoaded);
+        return Err(ProgramError::NotLoaded);
     };
     program.try_into()
+}
+
+/// Attaches so many hooks to a cgroup, of the kind that names clients, with their tables at `place`. They go when what is returned does.
+pub fn crowd_cgroup(
+    place: &Place,
+    cgroup: &Path,
+    count: usize,
+) -> Result<Vec<impl Sized + use<>>, AttachError> {
+    const NAME: &str = "peer_name4";
+    place.make()?;
+    let mut names = load(PEER_NAME, place, None::<Global<u64>>)?;
+    let refused = |error: ProgramError| AttachError::attach(NAME, "the kernel")(error);
+    let program: &mut CgroupSockAddr = names.program(NAME).try_into().map_err(refused)?;
+    program.load().map_err(refused)?;
+    let cgroup = File::open(cgroup).map_err(AttachError::file("open", cgroup))?;
+    let link = |_| program.link(&cgroup).map_err(AttachError::hook(NAME, "the cgroup"));
+    (0..count).map(link).collect()
 }

@@ -25,6 +25,7 @@ const SO_NETNS_COOKIE: libc::c_int = 71;
 /// The pins of the calling thread's network namespace.
 #[derive(Debug, Clone)]
 pub struct Place {
+    pins: PathBuf,
     root: PathBuf,
     netns_cookie: u64,
 }
@@ -34,7 +35,8 @@ impl Place {
     pub fn here(pins: &Path) -> Result<Self, AttachError> {
         let netns_cookie =
             netns_cookie().map_err(AttachError::file("SO_NETNS_COOKIE", "this network namespace"))?;
-        Ok(Self { root: pins.join(netns_cookie.to_string()), netns_cookie })
+        let root = pins.join(netns_cookie.to_string());
+        Ok(Self { pins: pins.to_owned(), root, netns_cookie })
     }
 
     /// Whether this path, or the nearest above it that exists, is on a BPF file system.
@@ -49,13 +51,23 @@ impl Place {
     }
 
     /// Whether anything is attached by this layout.
-    pub fn exists(&self) -> bool {
-        self.maps().exists()
+    pub fn exists(&self) -> Result<bool, AttachError> {
+        Ok(!entries(&self.links())?.is_empty() || !entries(&self.maps())?.is_empty())
     }
 
     /// Where everything is pinned.
     pub fn path(&self) -> PathBuf {
         self.root.join(LAYOUT.to_string())
+    }
+
+    /// The directory of all network namespaces.
+    pub(crate) fn pins(&self) -> &Path {
+        &self.pins
+    }
+
+    /// The directory of this one, for all layouts.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
     }
 
     pub(crate) fn maps(&self) -> PathBuf {
@@ -72,7 +84,7 @@ impl Place {
             let mount = self.root.ancestors().nth(2).unwrap_or(&self.root).to_owned();
             return Err(AttachError::NoBpfFilesystem { path: self.root.clone(), mount });
         }
-        if self.root.exists() && !self.exists() && has_entries(&self.root) {
+        if entries(&self.root)?.iter().any(|layout| *layout != self.path()) {
             return Err(AttachError::OtherLayout { path: self.root.clone() });
         }
         for directory in [self.maps(), self.links()] {
@@ -89,18 +101,38 @@ impl Place {
         Ok(directory)
     }
 
-    /// Removes all pins, links first: programs go before what they look into.
+    /// Removes all pins, links first: programs go before what they look into. Among links [`LAST_RITES`] comes first, so that whoever is
+    /// interrupted here leaves nobody to wait for (see [`crate::drain`]), and the next one can go on.
     pub(crate) fn remove(&self) -> Result<(), AttachError> {
-        for directory in [self.links(), self.maps()] {
-            for entry in entries(&directory)? {
-                fs::remove_file(&entry).map_err(AttachError::file("unlink", &entry))?;
-            }
-            fs::remove_dir(&directory).map_err(AttachError::file("rmdir", &directory))?;
-        }
-        for directory in [self.path(), self.root.clone()] {
-            fs::remove_dir(&directory).map_err(AttachError::file("rmdir", &directory))?;
-        }
-        Ok(())
+        let (first, others): (Vec<_>, Vec<_>) =
+            entries(&self.links())?.into_iter().partition(|pin| *pin == self.hook(LAST_RITES));
+        unlink(first.into_iter().chain(others).chain(entries(&self.maps())?))?;
+        rmdir([self.links(), self.maps(), self.path(), self.root.clone()])
+    }
+
+    /// The pin of a hook's link.
+    pub(crate) fn hook(&self, name: &str) -> PathBuf {
+        self.links().join(name)
+    }
+}
+
+/// The hook that tells of connections' ends: without it nobody does.
+pub(crate) const LAST_RITES: &str = "tcp_end";
+
+/// Removes files in this order. Several may do it at once: what is gone already is as it should be.
+pub(crate) fn unlink(files: impl IntoIterator<Item = PathBuf>) -> Result<(), AttachError> {
+    files.into_iter().try_for_each(|file| unless_gone("unlink", &file, fs::remove_file(&file)))
+}
+
+/// Likewise empty directories.
+pub(crate) fn rmdir(directories: impl IntoIterator<Item = PathBuf>) -> Result<(), AttachError> {
+    directories.into_iter().try_for_each(|path| unless_gone("rmdir", &path, fs::remove_dir(&path)))
+}
+
+fn unless_gone(what: &'static str, path: &Path, result: io::Result<()>) -> Result<(), AttachError> {
+    match result {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(AttachError::file(what, path)(error)),
+        _ => Ok(()),
     }
 }
 
@@ -111,10 +143,6 @@ pub(crate) fn entries(directory: &Path) -> Result<Vec<PathBuf>, AttachError> {
         Err(error) => Err(AttachError::file("reading", directory)(error)),
         Ok(found) => Ok(found.flatten().map(|entry| entry.path()).collect()),
     }
-}
-
-fn has_entries(directory: &Path) -> bool {
-    fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some())
 }
 
 fn netns_cookie() -> io::Result<u64> {

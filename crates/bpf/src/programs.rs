@@ -46,4 +46,5 @@ object!(TCP_END, "tcp_end");
 object!(UDP_INGRESS, "udp_ingress");
 object!(UDP_EGRESS, "udp_egress");
 object!(UDP_SEND, "udp_send");
+object!(WITNESS, "witness");
 object!(HEADER_CHECK, "header_check");

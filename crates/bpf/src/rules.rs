@@ -1,6 +1,7 @@
 //! What the programs are told: the policy, as far as they carry it out.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use truepeer_policy::{Claims, HeaderRule, PrefixSet};
@@ -33,6 +34,9 @@ impl UdpDialect {
     }
 }
 
+/// [`Rules::max_flows`], unless said otherwise.
+pub const MAX_FLOWS: NonZeroU32 = NonZeroU32::MIN.saturating_add((1 << 20) - 1);
+
 /// The rules of one network namespace.
 #[derive(Debug, Clone)]
 pub struct Rules {
@@ -53,4 +57,6 @@ pub struct Rules {
     /// How long a client's answers go to its sender after its last datagram from there, to a second. Until then, a client that comes
     /// by itself from the same address and port is answered through the sender, too.
     pub udp_silence: Duration,
+    /// How many TCP connections may be open at a time; more are refused. Holds from the first attachment until everything is removed.
+    pub max_flows: NonZeroU32,
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::layout::{Embryo, Flow, FlowKey, UdpFlow, UdpKey};
+use crate::layout::{Embryo, Flow, FlowKey, SLOT_OF_NO_PORT, UdpFlow, UdpKey};
 use crate::tables::{DIALECT_SPP, Tables};
 use crate::{AttachError, COUNTERS, Counter, Gate, Of, Place, UdpDialect};
 
@@ -16,6 +16,9 @@ const EMBRYO_LIFE: Duration = Duration::from_secs(70);
 pub struct Status {
     /// By port.
     pub ports: Vec<PortStatus>,
+    /// Packets from senders that were dropped because it couldn't be told to which port they go: behind more IPv6 extension headers than
+    /// anybody needs.
+    pub refused_unread: u64,
 }
 
 /// The state of one port.
@@ -60,7 +63,7 @@ impl FlowCount {
 
 /// Reads the state of a place; `None` if nothing is attached.
 pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
-    if !place.exists() {
+    if !place.exists()? {
         return Ok(None);
     }
     let tables = Tables::open(place)?;
@@ -70,7 +73,7 @@ pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
             port: number,
             draining: port.draining != 0,
             traffic: Traffic::Tcp(count(number, &flows, &embryos)),
-            counters: counters_of(Of::Tcp, tables.counters(&port)?),
+            counters: counters_of(Of::Tcp, tables.counters(port.slot)?),
         })
     });
     let mut ports = ports.collect::<Result<Vec<_>, AttachError>>()?;
@@ -82,10 +85,12 @@ pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
             port: number,
             draining: false,
             traffic: Traffic::Udp(rule, count_udp(number, &udp_flows, silence)),
-            counters: counters_of(Of::Udp, tables.counters(&gate.port)?),
+            counters: counters_of(Of::Udp, tables.counters(gate.port.slot)?),
         });
     }
-    Ok(Some(Status { ports }))
+    let unread = counters_of(Of::Both, tables.counters(SLOT_OF_NO_PORT)?);
+    let refused_unread = unread.into_iter().map(|(_, count)| count).sum();
+    Ok(Some(Status { ports, refused_unread }))
 }
 
 fn counters_of(of: Of, values: Vec<u64>) -> Vec<(&'static Counter, u64)> {
@@ -115,7 +120,7 @@ fn count(port: u16, flows: &[(FlowKey, Flow)], embryos: &[FlowKey]) -> FlowCount
 }
 
 /// Those whose handshake the kernel has not given up.
-fn live(embryos: Vec<(FlowKey, Embryo)>) -> Vec<FlowKey> {
+pub(crate) fn live(embryos: Vec<(FlowKey, Embryo)>) -> Vec<FlowKey> {
     let now = now();
     let is_live = |embryo: &Embryo| now.saturating_sub(Duration::from_nanos(embryo.born_ns)) < EMBRYO_LIFE;
     embryos.into_iter().filter(|(_, embryo)| is_live(embryo)).map(|(key, _)| key).collect()

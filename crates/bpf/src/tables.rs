@@ -53,7 +53,27 @@ macro_rules! open {
     };
 }
 
+/// All of them.
+const NAMES: [&str; 11] = [
+    "tp_ports",
+    "tp_gates",
+    "tp_backends",
+    "tp_settings",
+    "tp_senders",
+    "tp_claims",
+    "tp_denied",
+    "tp_flows",
+    "tp_embryos",
+    "tp_udp_flows",
+    "tp_counters",
+];
+
 impl Tables {
+    /// Whether none has been removed. One that can't be looked at counts as there: opening it says what is wrong.
+    pub(crate) fn are_all_there(place: &Place) -> bool {
+        NAMES.iter().all(|name| place.maps().join(name).try_exists().unwrap_or(true))
+    }
+
     /// Opens what [`crate::attach()`] has pinned.
     pub(crate) fn open(place: &Place) -> Result<Self, AttachError> {
         Ok(Self {
@@ -220,9 +240,9 @@ impl Tables {
         self.embryos.iter().flatten().collect()
     }
 
-    /// The counters of a port, in the order of [`COUNTERS`].
-    pub(crate) fn counters(&self, port: &Port) -> Result<Vec<u64>, AttachError> {
-        let first = u32::from(port.slot) * COUNTERS_LEN;
+    /// The counters of a port, or of what has none, in the order of [`COUNTERS`].
+    pub(crate) fn counters(&self, slot: u16) -> Result<Vec<u64>, AttachError> {
+        let first = u32::from(slot) * COUNTERS_LEN;
         (first..).take(COUNTERS.len()).map(|index| self.counter(index)).collect()
     }
 

@@ -1,0 +1,103 @@
+//! What the kernel says of a pinned link, as far as aya doesn't ask.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// `BPF_OBJ_GET` (linux/bpf.h).
+const OBJ_GET: libc::c_int = 7;
+/// `BPF_OBJ_GET_INFO_BY_FD` (linux/bpf.h).
+const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+/// `BPF_LINK_TYPE_NETNS` (linux/bpf.h).
+const TYPE_NETNS: u32 = 5;
+/// `BPF_LINK_TYPE_TCX` (linux/bpf.h).
+const TYPE_TCX: u32 = 11;
+
+/// What a link is attached to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holds {
+    /// A device or a network namespace that is there.
+    Something,
+    /// Its device or network namespace is gone.
+    Nothing,
+    /// A cgroup, or what else has no such end.
+    Other,
+}
+
+/// The part of `union bpf_attr` that `BPF_OBJ_GET` reads.
+#[repr(C)]
+struct ObjGet {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+/// The part of `union bpf_attr` that `BPF_OBJ_GET_INFO_BY_FD` reads.
+#[repr(C)]
+struct ObjGetInfo {
+    fd: u32,
+    info_len: u32,
+    info: u64,
+}
+
+/// The beginning of `struct bpf_link_info`. What the link is attached to comes first in both kinds that are asked for: `tcx.ifindex`
+/// and `netns.netns_ino`; 0 where it is gone (tcx_link_fill_info in kernel/bpf/tcx.c, bpf_netns_link_fill_info in
+/// kernel/bpf/net_namespace.c).
+#[repr(C)]
+#[derive(Default)]
+struct LinkInfo {
+    kind: u32,
+    id: u32,
+    program: u32,
+    unused: u32,
+    attached_to: u32,
+    attach_type: u32,
+}
+
+impl LinkInfo {
+    const LEN: u32 = 24;
+}
+
+const _: () = assert!(size_of::<LinkInfo>() == LinkInfo::LEN as usize);
+
+/// What the link that is pinned here is attached to.
+pub(crate) fn holds(pin: &Path) -> io::Result<Holds> {
+    let link = open(pin)?;
+    let mut info = LinkInfo::default();
+    let mut request = ObjGetInfo {
+        fd: link.as_raw_fd().unsigned_abs(),
+        info_len: LinkInfo::LEN,
+        info: (&raw mut info) as u64,
+    };
+    // SAFETY: `info` is ours and outlives the call; the kernel writes no more than `info_len` bytes, which is its size, and any bytes
+    // are a valid `LinkInfo`.
+    unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut request) }?;
+    Ok(match (info.kind, info.attached_to) {
+        (TYPE_NETNS | TYPE_TCX, 0) => Holds::Nothing,
+        (TYPE_NETNS | TYPE_TCX, _) => Holds::Something,
+        _ => Holds::Other,
+    })
+}
+
+fn open(pin: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(pin.as_os_str().as_bytes())?;
+    let mut request = ObjGet { path: path.as_ptr() as u64, fd: 0, flags: 0 };
+    // SAFETY: the path ends with a zero byte and outlives the call, which only reads it.
+    let fd = unsafe { bpf(OBJ_GET, &mut request) }?;
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// # Safety
+/// `T` must begin as `union bpf_attr` does for this command, and the addresses in it must be good for what the command does with them.
+unsafe fn bpf<T>(command: libc::c_int, request: &mut T) -> io::Result<libc::c_int> {
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of `request`, and takes those it has no need of for zeros, which
+    // is what the structures here end with; for the rest see above.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *request, size_of::<T>()) };
+    match libc::c_int::try_from(result) {
+        Ok(result) if result >= 0 => Ok(result),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

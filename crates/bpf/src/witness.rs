@@ -1,0 +1,102 @@
+//! How the kernel is asked whether a network namespace still exists.
+//!
+//! Nobody can list all of them: one may be held by a process in another process namespace, by a mount, by a descriptor on its way
+//! through a socket. But a link of ours that is attached in it neither keeps it alive nor outlives its end unnoticed: when the
+//! namespace ends, its devices go, and the links to them stand empty. Other devices come and go; the loopback device can't be
+//! removed or moved, and goes with its namespace only. So its link is the *witness*: any of our programs on it will do; where it has none, a program
+//! that does nothing.
+
+use std::path::{Path, PathBuf};
+
+use aya::programs::links::FdLink;
+use aya::programs::tc::TcAttachOptions;
+use aya::programs::{LinkOrder, Program, ProgramError, SchedClassifier, SkLookup, TcAttachType};
+use rustix::net::{AddressFamily, SocketType, netdevice, socket};
+
+use crate::error::Cause;
+use crate::links::{device_of_pin, has_tcx};
+use crate::load::{Global, Loaded, load};
+use crate::pinned_link::{Holds, holds};
+use crate::place::{entries, unlink};
+use crate::programs::WITNESS;
+use crate::{AttachError, Device, Place};
+
+/// The loopback's number in every network namespace (LOOPBACK_IFINDEX).
+const LOOPBACK: u32 = 1;
+/// Its pin, among the links.
+const PIN: &str = "witness";
+
+/// Sets up a witness, if there is none that will stay. Comes before any other link: what is left half-way can then be swept, too. One that
+/// was detached by force testifies to an end that has not come, and gives way.
+pub(crate) fn stand(place: &Place, devices: &[Device]) -> Result<(), AttachError> {
+    let pin = place.hook(PIN);
+    let is_attested = has_link_on_loopback(&place.links())? && is_among(devices);
+    if is_attested || is_live(&pin) {
+        return Ok(());
+    }
+    unlink([pin.clone()])?;
+    let mut loaded = load(WITNESS, place, None::<Global<u64>>)?;
+    let link = if has_tcx() { on_loopback(&mut loaded) } else { on_namespace(&mut loaded) };
+    let pinned = link.and_then(|link| Ok(link.pin(&pin).map(drop)?));
+    pinned.map_err(AttachError::attach(WITNESS.name, "the network namespace"))
+}
+
+/// The witness goes where other links attest the same: a packet passes each program there is.
+pub(crate) fn leave_if_attested(place: &Place, devices: &[Device]) -> Result<(), AttachError> {
+    let pin = place.hook(PIN);
+    let is_attested = is_among(devices) && has_link_on_loopback(&place.links())?;
+    if is_attested { unlink([pin]) } else { Ok(()) }
+}
+
+/// Whether the network namespace whose links are pinned here is gone, and for certain: a witness says so, and none of them is attached
+/// to a device. (Links can be detached by force, as `bpftool link detach` does. Before tcx devices have no links, so that whoever does it to the
+/// witness alone is believed until something is attached here again: see `stand`.)
+pub(crate) fn is_gone(pins: &[PathBuf]) -> bool {
+    let states = pins.iter().map(|pin| holds(pin).map(|state| (state, is_witness(pin))));
+    let Ok(states) = states.collect::<std::io::Result<Vec<_>>>() else { return false };
+    states.contains(&(Holds::Nothing, true)) && states.iter().all(|(state, _)| *state != Holds::Something)
+}
+
+/// Whether this pin's link ends with its network namespace, and not before.
+pub(crate) fn is_witness(pin: &Path) -> bool {
+    pin.file_name().is_some_and(|name| name == PIN) || device_of_pin(pin) == Some(LOOPBACK)
+}
+
+fn has_link_on_loopback(links: &Path) -> Result<bool, AttachError> {
+    Ok(entries(links)?.iter().any(|pin: &PathBuf| device_of_pin(pin) == Some(LOOPBACK) && is_live(pin)))
+}
+
+/// Whether there is a link, and it is attached.
+fn is_live(pin: &Path) -> bool {
+    holds(pin).is_ok_and(|state| state == Holds::Something)
+}
+
+fn is_among(devices: &[Device]) -> bool {
+    loopback().is_ok_and(|name| devices.iter().any(|device| device.name == name))
+}
+
+fn loopback() -> rustix::io::Result<String> {
+    netdevice::index_to_name(socket(AddressFamily::INET, SocketType::DGRAM, None)?, LOOPBACK)
+}
+
+fn on_loopback(loaded: &mut Loaded) -> Result<FdLink, Cause> {
+    let program: &mut SchedClassifier = program(loaded, "witness_lo")?;
+    program.load()?;
+    let order = TcAttachOptions::TcxOrder(LinkOrder::default());
+    let link = program.attach_with_options(&loopback()?, TcAttachType::Egress, order)?;
+    Ok(program.take_link(link)?.try_into()?)
+}
+
+fn on_namespace(loaded: &mut Loaded) -> Result<FdLink, Cause> {
+    let program: &mut SkLookup = program(loaded, "witness_netns")?;
+    program.load()?;
+    let link = program.attach(std::fs::File::open("/proc/thread-self/ns/net")?)?;
+    Ok(program.take_link(link)?.into())
+}
+
+fn program<'a, P>(loaded: &'a mut Loaded, name: &'static str) -> Result<P, ProgramError>
+where
+    P: TryFrom<&'a mut Program, Error = ProgramError>,
+{
+    loaded.program(name).try_into()
+}
