@@ -1,13 +1,23 @@
-//! The sending side of datagrams: a header in front of each one (the dialect `every`), whichever call sends it.
+//! The sending side of datagrams: where the header goes, whichever call sends them, and that answers carry it back (`spp`).
+//!
+//! | dialect | sent |
+//! |---|---|
+//! | `every`, `spp` | the header, and the datagram behind it |
+//! | `first` | the same for the first datagram of a flow, the others as they are |
+//! | `standalone` | the header alone before the first datagram of a flow |
 
 use core::net::SocketAddr;
+use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_protocol, socket_type};
 use rustix::net::{AddressFamily, SocketType, bind, connect, getpeername, getsockname, ipproto, socket};
-use truepeer_proto::Transport;
+use rustix::time::{ClockId, clock_gettime};
+use truepeer_policy::Dialect;
+use truepeer_proto::{Transport, spp};
 
+use crate::flows::{Flow, Flows, Known};
 use crate::{Opening, Sending};
 
 /// Whether it is a UDP socket; there are others that send datagrams (ping).
@@ -17,40 +27,208 @@ pub fn sends_datagrams(socket: BorrowedFd<'_>) -> bool {
         && socket_protocol(socket) == Ok(Some(ipproto::UDP))
 }
 
-/// What goes before a datagram from this UDP socket: to `to`, or to where it is connected. `None` if it goes as it is.
-///
-/// A socket that has no port yet is given one, as the kernel is about to do.
-///
-/// # Errors
-/// What bind(2), connect(2) and getsockname(2) say, where the header names the socket's own address.
-pub fn header_of_datagram(
-    socket: BorrowedFd<'_>,
-    to: Option<SocketAddr>,
-    sending: &Sending,
-) -> Result<Option<Opening>, Errno> {
-    let connected = || getpeername(socket).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok());
-    // Sent nowhere, as the kernel will say.
-    let Some(to) = to.or_else(connected) else { return Ok(None) };
-    if !sending.is_told(to) {
-        return Ok(None);
+/// How a program's datagrams are told of.
+#[derive(Debug)]
+pub struct Datagrams {
+    dialect: Dialect,
+    flows: Flows,
+}
+
+/// Sends a datagram: these bytes, and behind them the program's own if that is asked for. How many bytes were sent.
+pub type Send<'a> = &'a mut dyn FnMut(&[u8], Own) -> Result<usize, Errno>;
+
+/// Whether a program's own bytes go with a header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Own {
+    /// Behind it.
+    Behind,
+    /// In a datagram of their own.
+    Apart,
+}
+
+impl Datagrams {
+    /// In that dialect; no flow has begun.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn new(dialect: Dialect) -> Result<Self, Errno> {
+        Ok(Self { dialect, flows: Flows::new()? })
     }
+
+    /// Whether flows begin with a header, and go on without.
+    pub fn has_flows(&self) -> bool {
+        self.dialect.has_bare_datagrams()
+    }
+
+    /// Whether answers carry the header back, so that it has to be taken off.
+    pub fn is_carried_back(&self) -> bool {
+        self.dialect == Dialect::Spp
+    }
+
+    /// Sends a program's message from this UDP socket, with its header where the dialect has it. How many of the program's own
+    /// bytes were sent; `None` if it is not to be told of: then nothing was sent.
+    ///
+    /// A socket that has no port yet is given one, as the kernel is about to do. `now` is [`now`]'s.
+    ///
+    /// # Errors
+    /// Those of `send`; what bind(2), connect(2) and getsockname(2) say, where the socket's own address is needed; EIO and
+    /// EOPNOTSUPP for messages that are several datagrams, or part of one.
+    pub fn send(
+        &self,
+        socket: BorrowedFd<'_>,
+        message: &Message<'_>,
+        sending: &Sending,
+        now: Duration,
+        send: Send<'_>,
+    ) -> Result<Option<usize>, Errno> {
+        // Sent nowhere, as the kernel will say.
+        let Some(to) = message.to.or_else(|| connected(socket)).filter(|to| sending.is_told(*to)) else {
+            return Ok(None);
+        };
+        message.check()?;
+        let header = || header(socket, to, sending, self.dialect);
+        if !self.dialect.has_bare_datagrams() {
+            return send_behind(&header()?, send).map(Some);
+        }
+        let flow = Flow::between(with_a_port(socket)?, to);
+        self.send_in_flow(flow, now, header, send).map(Some)
+    }
+
+    fn send_in_flow(
+        &self,
+        flow: Flow,
+        now: Duration,
+        header: impl FnOnce() -> Result<Opening, Errno>,
+        send: Send<'_>,
+    ) -> Result<usize, Errno> {
+        if let Known::Since(before) = self.flows.knows(flow, now) {
+            return send(&[], Own::Behind).inspect_err(|errno| match *errno {
+                // Nobody was there when the last one came: whoever will be there next knows nothing of the flow.
+                Errno::CONNREFUSED => self.flows.forget(flow),
+                _ => self.flows.take_back(flow, now, before),
+            });
+        }
+        if self.dialect == Dialect::First {
+            return header()
+                .and_then(|header| send_behind(&header, send))
+                .inspect_err(|_| self.flows.forget(flow));
+        }
+        let told = header().and_then(|header| send(header.bytes(), Own::Apart));
+        told.inspect_err(|_| self.flows.forget(flow))?;
+        match send(&[], Own::Behind) {
+            // Said of the header. The program hears it of its own datagram, at its next call.
+            Err(Errno::CONNREFUSED) => send(&[], Own::Behind),
+            sent => sent,
+        }
+    }
+
+    /// The kernel has said that nobody was there when this connected socket's last datagram came (ECONNREFUSED): whoever
+    /// will be there next knows nothing of the flow.
+    pub fn on_refused(&self, socket: BorrowedFd<'_>) {
+        if let (Some(to), Ok(own)) = (connected(socket), local(socket)) {
+            self.flows.forget(Flow::between(own, to));
+        }
+    }
+
+    /// Whether an answer from `from` begins with the header that this socket's datagrams have.
+    pub fn carries_ours(
+        &self,
+        socket: BorrowedFd<'_>,
+        from: Option<SocketAddr>,
+        start: &[u8],
+        sending: &Sending,
+    ) -> bool {
+        let is_told = from.is_none_or(|from| sending.is_told(from));
+        spp::decode(start).is_ok_and(|header| {
+            is_told
+                && match sending.from {
+                    Some(from) => header.client == canonical(from),
+                    None => local(socket).is_ok_and(|own| may_be(canonical(own), header.client)),
+                }
+        })
+    }
+}
+
+/// The time by which flows live: that of the machine, which runs on while it sleeps, as the receiver's does.
+pub fn now() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
+}
+
+/// Bytes of the header that answers carry.
+pub const CARRIED_BYTES: usize = spp::LEN;
+
+/// What a program wants to send, but for its bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Message<'a> {
+    /// Where to; `None`: where the socket is connected.
+    pub to: Option<SocketAddr>,
+    /// Its control data (cmsg(3)).
+    pub control: &'a [u8],
+    /// send(2)'s flags.
+    pub flags: i32,
+}
+
+impl Message<'_> {
+    fn check(&self) -> Result<(), Errno> {
+        const MSG_MORE: i32 = 0x8000;
+        if asks_for_segments(self.control) {
+            return Err(Errno::IO);
+        }
+        if self.flags & MSG_MORE != 0 { Err(Errno::OPNOTSUPP) } else { Ok(()) }
+    }
+}
+
+/// How many of the program's own bytes went.
+fn send_behind(header: &Opening, send: Send<'_>) -> Result<usize, Errno> {
+    send(header.bytes(), Own::Behind).map(|sent| sent.saturating_sub(header.bytes().len()))
+}
+
+fn header(
+    socket: BorrowedFd<'_>,
+    to: SocketAddr,
+    sending: &Sending,
+    dialect: Dialect,
+) -> Result<Opening, Errno> {
     let own = match sending.from {
         Some(from) => from,
         None => own_address(socket, to)?,
     };
-    sending.opening(own, to, Transport::Dgram).map(Some).map_err(|_| Errno::INVAL)
+    let header = match dialect {
+        Dialect::Spp => sending.simple_opening(own, to),
+        _ => sending.opening(own, to, Transport::Dgram),
+    };
+    header.map_err(|_| Errno::INVAL)
 }
 
 fn own_address(socket: BorrowedFd<'_>, to: SocketAddr) -> Result<SocketAddr, Errno> {
-    let mut own = local(socket)?;
-    if own.port() == 0 {
-        bind(socket, &own)?;
-        own = local(socket)?;
-    }
+    let mut own = with_a_port(socket)?;
     if own.ip().is_unspecified() {
         own.set_ip(towards(to)?.ip());
     }
     Ok(own)
+}
+
+fn with_a_port(socket: BorrowedFd<'_>) -> Result<SocketAddr, Errno> {
+    let own = local(socket)?;
+    if own.port() != 0 {
+        return Ok(own);
+    }
+    match bind(socket, &own) {
+        // Another thread was quicker.
+        Err(Errno::INVAL) => {
+            local(socket).and_then(|own| if own.port() == 0 { Err(Errno::INVAL) } else { Ok(own) })
+        }
+        bound => bound.and_then(|()| local(socket)),
+    }
+}
+
+/// Whether a socket that is bound to `own`, which may be every address, may have sent from `client`.
+fn may_be(own: SocketAddr, client: SocketAddr) -> bool {
+    own.port() == client.port() && (own.ip().is_unspecified() || own.ip() == client.ip())
+}
+
+fn canonical(addr: SocketAddr) -> SocketAddr {
+    SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }
 
 /// The address that this machine sends from.
@@ -61,13 +239,18 @@ fn towards(to: SocketAddr) -> Result<SocketAddr, Errno> {
     local(std::os::fd::AsFd::as_fd(&probe))
 }
 
+/// Where a socket is connected to, if it is.
+fn connected(socket: BorrowedFd<'_>) -> Option<SocketAddr> {
+    getpeername(socket).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok())
+}
+
 fn local(socket: BorrowedFd<'_>) -> Result<SocketAddr, Errno> {
     SocketAddr::try_from(getsockname(socket)?).map_err(|_| Errno::AFNOSUPPORT)
 }
 
 /// Whether control data (cmsg(3)) asks the kernel to cut what is sent into several datagrams (UDP_SEGMENT): only the first
 /// would have a header. Programs that hear EIO send them one by one, as on network devices that can't do it.
-pub fn asks_for_segments(control: &[u8]) -> bool {
+fn asks_for_segments(control: &[u8]) -> bool {
     const SOL_UDP: i32 = 17;
     const UDP_SEGMENT: i32 = 103;
     const HEADER: usize = 16;

@@ -10,10 +10,11 @@
 //!    └────────────────────── WakeUp::ring: a connection from ourselves ◀─────────┘
 //! ```
 //! Nothing here waits for a sender, takes a lock, or calls a function of the C library that the application might have
-//! replaced: rustix speaks to the kernel itself. The only `unsafe` is the mapping of the table of names.
+//! replaced: rustix speaks to the kernel itself. The only `unsafe` is the mapping of the tables of names and of flows.
 
 mod complaints;
 mod datagrams;
+mod flows;
 mod late;
 mod look;
 mod names;
@@ -24,7 +25,7 @@ mod show;
 mod wake;
 
 pub use complaints::Complaints;
-pub use datagrams::{asks_for_segments, header_of_datagram, sends_datagrams};
+pub use datagrams::{CARRIED_BYTES, Datagrams, Message, Own, Send, now, sends_datagrams};
 pub use late::{Decided, Late};
 pub use look::{Look, Refused, look, take};
 pub use names::{

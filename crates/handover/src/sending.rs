@@ -4,9 +4,9 @@ use core::fmt;
 use core::net::{IpAddr, SocketAddr, SocketAddrV6};
 use core::str::FromStr;
 
-use truepeer_policy::Destinations;
+use truepeer_policy::{Destinations, Dialect};
 use truepeer_proto::{
-    Addresses, Command, EncodeError, Tlvs, Transport, V1_MAX_LEN, V2Encoder, Version, encode_v1,
+    Addresses, Command, EncodeError, Tlvs, Transport, V1_MAX_LEN, V2Encoder, Version, encode_v1, spp,
 };
 
 use crate::SettingsError;
@@ -20,8 +20,8 @@ pub struct Sending {
     pub version: Version,
     /// Which destinations are told; all if empty.
     pub to: Destinations,
-    /// Datagrams, too: each begins with a header (the dialect `every`), of version 2 always.
-    pub datagrams: bool,
+    /// Datagrams, too, in this dialect; the version is the dialect's own.
+    pub datagrams: Option<Dialect>,
     /// Say on standard error what is done with each connection.
     pub verbose: bool,
 }
@@ -32,7 +32,7 @@ impl Default for Sending {
             from: None,
             version: Version::V2,
             to: Destinations::default(),
-            datagrams: false,
+            datagrams: None,
             verbose: false,
         }
     }
@@ -79,6 +79,17 @@ impl Sending {
         };
         Ok(Opening { bytes, len })
     }
+
+    /// The header of Simple Proxy Protocol.
+    ///
+    /// # Errors
+    /// None that can happen: there is room.
+    pub fn simple_opening(&self, own: SocketAddr, destination: SocketAddr) -> Result<Opening, EncodeError> {
+        let header = spp::Spp { client: self.from.unwrap_or(own), proxy: destination };
+        let mut bytes = [0; V1_MAX_LEN];
+        let len = spp::encode(&header, &mut bytes)?;
+        Ok(Opening { bytes, len })
+    }
 }
 
 /// IPv4 where both are (an IPv6 socket may connect to `::ffff:`), else IPv6.
@@ -105,8 +116,8 @@ impl fmt::Display for Sending {
         }
         writeln!(f, "header {}", if self.version == Version::V1 { "v1" } else { "v2" })?;
         writeln!(f, "to {}", self.to)?;
-        if self.datagrams {
-            writeln!(f, "datagrams every")?;
+        if let Some(dialect) = self.datagrams {
+            writeln!(f, "datagrams {dialect}")?;
         }
         if self.verbose {
             writeln!(f, "verbose")?;
@@ -139,7 +150,7 @@ impl Sending {
                     self.to.extend(&entry.parse().ok()?);
                 }
             }
-            "datagrams" if value == "every" => self.datagrams = true,
+            "datagrams" => self.datagrams = Some(value.parse().ok()?),
             "verbose" => self.verbose = true,
             "" => {}
             _ => return None,
@@ -199,7 +210,7 @@ mod tests {
     fn every_setting_survives_its_text() {
         let mut sending =
             Sending { from: Some(address("8.8.8.8:1")), version: Version::V1, ..Sending::default() };
-        sending.datagrams = true;
+        sending.datagrams = Some(Dialect::Standalone);
         sending.to.extend(&"10.0.0.0/8:80".parse().unwrap());
         sending.to.extend(&"[::1]:443".parse().unwrap());
         let read: Sending = sending.to_string().parse().unwrap();

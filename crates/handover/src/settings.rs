@@ -50,6 +50,14 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// Whether no sender's header is taken.
+    pub fn takes_no_header(&self) -> bool {
+        let mut rules = self.exceptions.iter().map(|(_, rule)| *rule).chain([self.header]);
+        rules.all(|rule| rule == HeaderRule::Forbid)
+    }
+}
+
 /// What `getsockname` answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Destination {

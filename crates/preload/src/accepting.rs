@@ -10,6 +10,7 @@ use truepeer_handover::{
 };
 use truepeer_policy::{ClientAddr, SenderAddr};
 
+use crate::hold::Hold;
 use crate::ready::Entry;
 use crate::role::Accepting;
 use crate::{listeners, say, waiter};
@@ -25,14 +26,18 @@ pub(crate) enum Peer {
 /// Accepts as accept4(2) does, except for connections that the program isn't to see, or not yet. Waits where it would.
 ///
 /// # Errors
-/// Exactly those of accept4(2).
+/// Those of accept4(2); ECONNABORTED as in [`Hold`].
 pub(crate) fn accept(
     listener: BorrowedFd<'_>,
     flags: SocketFlags,
     role: &Accepting,
 ) -> Result<(OwnedFd, Peer), Errno> {
     listeners::on_first_accept(listener, &role.rules);
+    let hold = Hold::on(listener);
     loop {
+        if let Some(hold) = &hold {
+            hold.until_readable(listener)?;
+        }
         let (socket, peer) = acceptfrom_with(listener, flags)?;
         let Some(sender) = peer.as_ref().and_then(|peer| SocketAddr::try_from(peer.clone()).ok()) else {
             return Ok((socket, Peer::AsItIs(peer)));

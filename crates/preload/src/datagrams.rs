@@ -1,32 +1,49 @@
-//! `sendto()` and its kin: each datagram that is meant gets a header in front (`truepeer connect --udp-dialect every`).
+//! What `truepeer connect --udp-dialect` does with a program's datagrams: a header before those that are meant, and off the
+//! answers that carry it back.
 
 use core::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use truepeer_handover::{Opening, asks_for_segments, header_of_datagram, sends_datagrams};
+use truepeer_handover::{Datagrams, Message, Send, Sending, now, sends_datagrams};
 
 use crate::role::role;
 
-/// Whether anything may have to be put before what this socket sends.
-pub(crate) fn is_meant(socket: BorrowedFd<'_>) -> bool {
-    role().and_then(|role| role.sending.as_ref()).is_some_and(|sending| sending.datagrams)
-        && sends_datagrams(socket)
+fn telling() -> Option<(&'static Sending, &'static Datagrams)> {
+    let role = role()?;
+    Some((role.sending.as_ref()?, role.datagrams.as_ref()?))
 }
 
-/// What goes before a datagram to `to`, or to where the socket is connected; `None` if it goes as it is.
-///
-/// # Errors
-/// What the call must fail with: EIO if its control data asks for several datagrams at once.
-pub(crate) fn header(
-    socket: BorrowedFd<'_>,
-    to: Option<SocketAddr>,
-    control: &[u8],
-) -> Result<Option<Opening>, Errno> {
-    let Some(sending) = role().and_then(|role| role.sending.as_ref()) else { return Ok(None) };
-    let Some(opening) = header_of_datagram(socket, to, sending)? else { return Ok(None) };
-    if asks_for_segments(control) {
-        return Err(Errno::IO);
+/// Whether anything may have to be put before what this socket sends.
+pub(crate) fn is_meant(socket: BorrowedFd<'_>) -> bool {
+    telling().is_some() && sends_datagrams(socket)
+}
+
+/// Whether anything may have to be taken off what this socket receives.
+pub(crate) fn is_carried_back(socket: BorrowedFd<'_>) -> bool {
+    telling().is_some_and(|(_, datagrams)| datagrams.is_carried_back()) && sends_datagrams(socket)
+}
+
+/// What this socket's last datagram came to was nobody, as a receiving call has heard.
+pub(crate) fn on_refused(socket: BorrowedFd<'_>) {
+    if let Some((_, datagrams)) = telling().filter(|(_, datagrams)| datagrams.has_flows())
+        && sends_datagrams(socket)
+    {
+        datagrams.on_refused(socket);
     }
-    Ok(Some(opening))
+}
+
+/// Sends a message with its header; `None` if it has none: nothing was sent then. How many of the program's own bytes went.
+pub(crate) fn send(
+    socket: BorrowedFd<'_>,
+    message: &Message<'_>,
+    send: Send<'_>,
+) -> Option<Result<usize, Errno>> {
+    let (sending, datagrams) = telling()?;
+    datagrams.send(socket, message, sending, now(), send).transpose()
+}
+
+/// Whether what has come begins with the header that our datagrams have.
+pub(crate) fn carries_ours(socket: BorrowedFd<'_>, from: Option<SocketAddr>, start: &[u8]) -> bool {
+    telling().is_some_and(|(sending, datagrams)| datagrams.carries_ours(socket, from, start, sending))
 }

@@ -16,7 +16,10 @@ use rustix::net::{SocketAddrAny, SocketFlags};
 
 use crate::accepting::Peer;
 use crate::role::{Accepting, role};
-use crate::{accepting, connecting, listeners, ours, peer, role as roles, sending_hooks, waiter};
+use crate::{
+    accepting, connecting, listeners, ours, peer, receiving_hooks, role as roles, sending_hooks, waiter,
+    waiting_hooks,
+};
 
 /// Run by the dynamic linker when the library is loaded, before the program's own constructors.
 #[used]
@@ -28,6 +31,8 @@ extern "C" fn at_load() {
         let file = own_file();
         roles::assume(file);
         sending_hooks::find_all();
+        receiving_hooks::find_all();
+        waiting_hooks::find_all();
         // SAFETY: the handlers are functions of this library, which is never unloaded.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     });

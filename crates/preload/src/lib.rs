@@ -6,6 +6,7 @@
 //!                                 │ look ── Named ─▶ take, Names ─▶ returned
 //!                                 └── NeedMore ─▶ waiter (a thread) ─▶ ready (a unix socket) ─▶ WakeUp::ring ─▶ the listener
 //! getpeername() ─────▶ hooks ─▶ peer: SO_COOKIE, Names
+//! select(), poll() ──▶ hooks ─▶ hold: what the thread waits for besides, should the next accept() have nothing for it
 //! ```
 //! - `hooks` is the border to C: nothing is decided there, no panic passes it. Every other module is safe to call as it is.
 //! - Nothing here calls a function of the C library that is hooked: rustix speaks to the kernel itself.
@@ -22,14 +23,21 @@ mod accepting;
 mod connecting;
 mod datagrams;
 mod family;
+mod hold;
 #[cfg(not(test))]
 mod hooks;
 mod listeners;
+mod next;
 mod ours;
+mod parts;
 mod peer;
 mod ready;
+#[cfg(not(test))]
+mod receiving_hooks;
 mod role;
 mod say;
 #[cfg(not(test))]
 mod sending_hooks;
 mod waiter;
+#[cfg(not(test))]
+mod waiting_hooks;

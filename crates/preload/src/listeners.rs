@@ -61,6 +61,11 @@ pub(crate) fn forget(fd: i32) {
     SEEN.remove(fd);
 }
 
+/// Whether a descriptor is known as a listener's.
+pub(crate) fn is_seen(fd: i32) -> bool {
+    SEEN.has(fd)
+}
+
 fn set_defer_accept(socket: BorrowedFd<'_>) {
     let seconds = DEFER_SECONDS;
     // SAFETY: the option takes one c_int; pointer and length name exactly that local.

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use truepeer_handover::{Rules, Sending, Settings};
+use truepeer_handover::{Datagrams, Rules, Sending, Settings};
 use truepeer_policy::{HeaderRule, PrefixSet};
 use truepeer_proto::{Version, Versions};
 
@@ -24,6 +24,7 @@ const CONNECT: &str = "TRUEPEER_CONNECT";
 pub(crate) struct Role {
     pub(crate) accepting: Option<Accepting>,
     pub(crate) sending: Option<Sending>,
+    pub(crate) datagrams: Option<Datagrams>,
     pub(crate) verbose: bool,
 }
 
@@ -69,6 +70,12 @@ fn own() -> Result<Role, String> {
     if let Some(text) = text_of(CONNECT)? {
         let sending: Sending = text.parse().map_err(|error| format!("{CONNECT}: {error}"))?;
         role.verbose |= sending.verbose;
+        role.datagrams = sending
+            .datagrams
+            .map(|dialect| {
+                Datagrams::new(dialect).map_err(|error| format!("no memory for flows of datagrams: {error}"))
+            })
+            .transpose()?;
         role.sending = Some(sending);
     }
     let settings = match text_of(RUN)? {
@@ -121,7 +128,7 @@ fn dropin_accepting() -> Result<Role, String> {
             "whether a connection begins with a PROXY header is guessed: a client that connects directly can claim to be anybody; set LIBPROXYPROTO_MUST_USE_PROTOCOL_HEADER, or use truepeer run --allow"
         ));
     }
-    Ok(Role { accepting: Some(accepting(settings, names_later)?), sending: None, verbose })
+    Ok(Role { accepting: Some(accepting(settings, names_later)?), verbose, ..Role::default() })
 }
 
 fn dropin_sending() -> Result<Role, String> {
@@ -137,7 +144,7 @@ fn dropin_sending() -> Result<Role, String> {
     let ip = ip.parse().map_err(|_| format!("LIBPROXYPROTO_ADDR={ip}: expected an address"))?;
     let port = port.parse().map_err(|_| format!("LIBPROXYPROTO_PORT={port}: expected a port"))?;
     let sending = Sending { from: Some(SocketAddr::new(ip, port)), version, verbose, ..Sending::default() };
-    Ok(Role { accepting: None, sending: Some(sending), verbose })
+    Ok(Role { sending: Some(sending), verbose, ..Role::default() })
 }
 
 fn dropin_version(default: u8) -> Result<u8, String> {

@@ -2,60 +2,30 @@
 //!
 //! What isn't meant goes to the C library's own function, which stays a place where a thread may be cancelled.
 
-use core::ffi::{CStr, c_int, c_uint, c_void};
-use core::ptr::null_mut;
+use core::ffi::{c_int, c_uint, c_void};
 use core::slice;
-use core::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t};
 use rustix::io::Errno;
-use truepeer_handover::Opening;
+use truepeer_handover::{Message, Own};
 
 use crate::datagrams;
 use crate::hooks::{LOWEST, answer, borrow, by_kernel, read_address, word};
+use crate::next::Next;
+use crate::parts::with_first;
 use crate::role::role;
-
-/// So many parts of a message need no memory.
-const FEW: usize = 16;
-/// The kernel's UIO_MAXIOV, less the header's part.
-const MOST: usize = 1023;
-
-/// A function of the library that would have been called without us.
-struct Next {
-    name: &'static CStr,
-    found: AtomicPtr<c_void>,
-}
-
-impl Next {
-    const fn new(name: &'static CStr) -> Self {
-        Self { name, found: AtomicPtr::new(null_mut()) }
-    }
-
-    /// Never null: this library is linked with the C library, which has them all.
-    fn function(&self) -> *mut c_void {
-        let found = self.found.load(Ordering::Relaxed);
-        if !found.is_null() {
-            return found;
-        }
-        // SAFETY: the name is a C string; RTLD_NEXT looks behind this library.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        if found.is_null() {
-            std::process::abort();
-        }
-        self.found.store(found, Ordering::Relaxed);
-        found
-    }
-}
 
 static SEND: Next = Next::new(c"send");
 static SENDTO: Next = Next::new(c"sendto");
 static SENDMSG: Next = Next::new(c"sendmsg");
 static SENDMMSG: Next = Next::new(c"sendmmsg");
 static WRITE: Next = Next::new(c"write");
+static WRITEV: Next = Next::new(c"writev");
+static SETSOCKOPT: Next = Next::new(c"setsockopt");
 
 /// Looks all of them up. dlsym(3) may take locks, and write() is called in signal handlers and after fork().
 pub(crate) fn find_all() {
-    for next in [&SEND, &SENDTO, &SENDMSG, &SENDMMSG, &WRITE] {
+    for next in [&SEND, &SENDTO, &SENDMSG, &SENDMMSG, &WRITE, &WRITEV, &SETSOCKOPT] {
         next.function();
     }
 }
@@ -65,6 +35,8 @@ type Sendto = unsafe extern "C" fn(c_int, *const c_void, usize, c_int, *const so
 type Sendmsg = unsafe extern "C" fn(c_int, *const msghdr, c_int) -> isize;
 type Sendmmsg = unsafe extern "C" fn(c_int, *mut mmsghdr, c_uint, c_int) -> c_int;
 type Write = unsafe extern "C" fn(c_int, *const c_void, usize) -> isize;
+type Writev = unsafe extern "C" fn(c_int, *const iovec, c_int) -> isize;
+type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int;
 
 /// Connecting by sending (MSG_FASTOPEN) would send the program's data first: it is refused, and programs connect as usual.
 fn is_fast_open(flags: c_int) -> bool {
@@ -72,7 +44,12 @@ fn is_fast_open(flags: c_int) -> bool {
 }
 
 /// A message of one part.
-fn message(bytes: *const c_void, count: usize, addr: *const sockaddr, len: socklen_t) -> (iovec, msghdr) {
+pub(crate) fn message(
+    bytes: *const c_void,
+    count: usize,
+    addr: *const sockaddr,
+    len: socklen_t,
+) -> (iovec, msghdr) {
     // SAFETY: the struct is numbers and pointers, for which zero is a value.
     let mut message: msghdr = unsafe { core::mem::zeroed() };
     message.msg_name = addr.cast_mut().cast();
@@ -109,42 +86,33 @@ unsafe fn send_told(
             slice::from_raw_parts(message.msg_control.cast_const().cast::<u8>(), message.msg_controllen)
         }
     };
-    match datagrams::header(socket, to, control) {
-        Ok(None) => None,
-        Err(errno) => Some(Err(errno)),
-        Ok(Some(opening)) => Some(send_behind(fd, &opening, message, parts, flags)),
-    }
+    let mut send = |header: &[u8], own: Own| {
+        let parts = if own == Own::Behind { parts } else { &[] };
+        send_behind(fd, header, message, parts, flags)
+    };
+    let sent = datagrams::send(socket, &Message { to, control, flags }, &mut send)?;
+    Some(sent.map(|sent| isize::try_from(sent).unwrap_or(isize::MAX)))
 }
 
 fn send_behind(
     fd: c_int,
-    opening: &Opening,
+    header: &[u8],
     message: &msghdr,
     parts: &[iovec],
     flags: c_int,
-) -> Result<isize, Errno> {
-    if parts.len() > MOST {
-        return Err(Errno::MSGSIZE);
-    }
-    let header = opening.bytes();
+) -> Result<usize, Errno> {
     let first = iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() };
-    let mut few = [first; FEW + 1];
-    let mut many = Vec::new();
-    let all = if parts.len() <= FEW {
-        few[1..=parts.len()].copy_from_slice(parts);
-        &mut few[..=parts.len()]
-    } else {
-        many.push(first);
-        many.extend_from_slice(parts);
-        many.as_mut_slice()
-    };
-    let told = msghdr { msg_iov: all.as_mut_ptr(), msg_iovlen: all.len(), ..*message };
-    let sent = by_kernel(libc::SYS_sendmsg, [word(fd), (&raw const told) as usize, word(flags), 0, 0, 0]);
-    if sent < 0 {
-        // SAFETY: errno's place is that of the calling thread.
-        return Err(Errno::from_raw_os_error(unsafe { *libc::__errno_location() }));
-    }
-    Ok(isize::try_from(sent).unwrap_or(isize::MAX).saturating_sub_unsigned(header.len()).max(0))
+    let sent = with_first(first, parts, |all| {
+        let told = msghdr { msg_iov: all.as_mut_ptr(), msg_iovlen: all.len(), ..*message };
+        by_kernel(libc::SYS_sendmsg, [word(fd), (&raw const told) as usize, word(flags), 0, 0, 0])
+    })?;
+    usize::try_from(sent).map_err(|_| last_errno())
+}
+
+/// What the kernel's last answer to this thread was.
+pub(crate) fn last_errno() -> Errno {
+    // SAFETY: errno's place is that of the calling thread.
+    Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
 }
 
 /// # Safety
@@ -155,14 +123,21 @@ unsafe fn send_message(fd: c_int, message: *const msghdr, flags: c_int) -> Optio
     }
     // SAFETY: the caller's promise; what it points to lives as long as the call.
     let message = unsafe { &*message };
-    let parts = match message.msg_iovlen {
-        0 => &[],
-        _ if message.msg_iov.addr() < LOWEST => return None,
-        // SAFETY: the caller's promise: so many parts lie there.
-        count => unsafe { slice::from_raw_parts(message.msg_iov.cast_const(), count) },
-    };
     // SAFETY: the same promise.
-    unsafe { send_told(fd, message, parts, flags) }
+    unsafe { send_told(fd, message, parts_at(message.msg_iov, message.msg_iovlen)?, flags) }
+}
+
+/// None where no program has memory.
+///
+/// # Safety
+/// So many parts lie there.
+pub(crate) unsafe fn parts_at<'a>(parts: *const iovec, count: usize) -> Option<&'a [iovec]> {
+    match count {
+        0 => Some(&[]),
+        _ if parts.addr() < LOWEST => None,
+        // SAFETY: the caller's promise.
+        count => Some(unsafe { slice::from_raw_parts(parts, count) }),
+    }
 }
 
 /// # Safety
@@ -271,5 +246,53 @@ pub(crate) unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, count: us
     answer(work, || {
         // SAFETY: the function of that name, with the program's own arguments.
         unsafe { core::mem::transmute::<*mut c_void, Write>(WRITE.function())(fd, bytes, count) }
+    })
+}
+
+/// # Safety
+/// As writev(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> isize {
+    let work = || {
+        let (_, message) = message(core::ptr::null(), 0, core::ptr::null(), 0);
+        // SAFETY: the caller's promise.
+        let parts = unsafe { parts_at(parts, usize::try_from(count).ok()?)? };
+        // Unlike the other calls, it sends no empty datagram.
+        let is_empty = parts.iter().all(|part| part.iov_len == 0);
+        // SAFETY: the caller's promise; a message without a name and control data.
+        (!is_empty).then(|| unsafe { send_told(fd, &message, parts, 0) })?
+    };
+    answer(work, || {
+        // SAFETY: the function of that name, with the program's own arguments.
+        unsafe { core::mem::transmute::<*mut c_void, Writev>(WRITEV.function())(fd, parts, count) }
+    })
+}
+
+/// What makes one call several datagrams, or several calls one, is not to be had, as on kernels that lack it: in each there
+/// would have to be a header.
+///
+/// # Safety
+/// As setsockopt(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    let work = || {
+        let is_refused = level == libc::SOL_UDP
+            && matches!(name, libc::UDP_CORK | libc::UDP_SEGMENT | libc::UDP_GRO)
+            && datagrams::is_meant(borrow(fd)?);
+        is_refused.then_some(Err(Errno::NOPROTOOPT))
+    };
+    answer(work, || {
+        // SAFETY: the function of that name, with the program's own arguments.
+        unsafe {
+            core::mem::transmute::<*mut c_void, Setsockopt>(SETSOCKOPT.function())(
+                fd, level, name, value, len,
+            )
+        }
     })
 }

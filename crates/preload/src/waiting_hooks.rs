@@ -1,0 +1,311 @@
+//! The functions of the C library that wait for descriptors: the part of the border to C (see `hooks`) that notes what a
+//! thread waits for (`hold`), if a listener is among it. They are called as ever; descriptors that are no listeners cost a
+//! glance at a bit each.
+
+use core::ffi::{c_int, c_long};
+use core::time::Duration;
+
+use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+
+use crate::hold::{self, Asked};
+use crate::hooks::{LOWEST, answer};
+use crate::next::Next;
+use crate::role::role;
+
+static POLL: Next = Next::new(c"poll");
+static POLL_CHK: Next = Next::new(c"__poll_chk");
+static PPOLL: Next = Next::new(c"ppoll");
+static PPOLL_CHK: Next = Next::new(c"__ppoll_chk");
+static SELECT: Next = Next::new(c"select");
+static PSELECT: Next = Next::new(c"pselect");
+
+/// As `sending_hooks` does.
+pub(crate) fn find_all() {
+    for next in [&POLL, &POLL_CHK, &PPOLL, &PPOLL_CHK, &SELECT, &PSELECT] {
+        next.function();
+    }
+}
+
+type Poll = unsafe extern "C" fn(*mut pollfd, nfds_t, c_int) -> c_int;
+type PollChk = unsafe extern "C" fn(*mut pollfd, nfds_t, c_int, usize) -> c_int;
+type Ppoll = unsafe extern "C" fn(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int;
+type PpollChk = unsafe extern "C" fn(*mut pollfd, nfds_t, *const timespec, *const sigset_t, usize) -> c_int;
+type Select = unsafe extern "C" fn(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *mut timeval) -> c_int;
+type Pselect = unsafe extern "C" fn(
+    c_int,
+    *mut fd_set,
+    *mut fd_set,
+    *mut fd_set,
+    *const timespec,
+    *const sigset_t,
+) -> c_int;
+
+/// Notes what poll() was asked and has answered.
+///
+/// # Safety
+/// The call has just succeeded with these arguments; `mask` is null or a set.
+unsafe fn note_poll(
+    answered: c_int,
+    fds: *const pollfd,
+    count: nfds_t,
+    limit: Option<Duration>,
+    mask: *const sigset_t,
+) {
+    if answered <= 0 || fds.addr() < LOWEST {
+        return;
+    }
+    let work = || {
+        role()?.accepting.as_ref()?;
+        // SAFETY: the caller's promise: the kernel has just read so many, and written to them.
+        let fds = unsafe { core::slice::from_raw_parts(fds, usize::try_from(count).ok()?) };
+        if fds.iter().any(|one| one.revents != 0 && hold::is_listener(one.fd)) {
+            let asked = fds.iter().filter(|one| one.fd >= 0);
+            let asked = asked.map(|one| Asked { fd: one.fd, events: one.events, answered: one.revents != 0 });
+            // SAFETY: the caller's promise.
+            hold::remember(asked, limit, unsafe { blocked(mask) });
+        }
+        None
+    };
+    // It leaves errno as it is.
+    answer(work, || 0_i32);
+}
+
+/// The signals that are blocked while the call waits.
+///
+/// # Safety
+/// `mask` is null or a set.
+unsafe fn blocked(mask: *const sigset_t) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { mask.as_ref() }.map_or_else(hold::blocked_now, hold::as_bits)
+}
+
+/// `limit` is poll()'s.
+fn milliseconds(limit: c_int) -> Option<Duration> {
+    u64::try_from(limit).ok().map(Duration::from_millis)
+}
+
+/// # Safety
+/// `limit` is null or a time.
+unsafe fn time(limit: *const timespec) -> Option<Duration> {
+    // SAFETY: the caller's promise.
+    let limit = unsafe { limit.as_ref() }?;
+    length(limit.tv_sec, limit.tv_nsec)
+}
+
+fn length(seconds: c_long, nanoseconds: c_long) -> Option<Duration> {
+    Some(Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanoseconds).ok()?))
+}
+
+/// # Safety
+/// As poll(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, limit: c_int) -> c_int {
+    // SAFETY: the function of that name, with the program's own arguments.
+    unsafe {
+        let answered =
+            core::mem::transmute::<*mut core::ffi::c_void, Poll>(POLL.function())(fds, count, limit);
+        note_poll(answered, fds, count, milliseconds(limit), core::ptr::null());
+        answered
+    }
+}
+
+/// # Safety
+/// As poll(2); `room` is the array's length in bytes.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn __poll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    limit: c_int,
+    room: usize,
+) -> c_int {
+    // SAFETY: the function of that name, with the program's own arguments.
+    unsafe {
+        let next = core::mem::transmute::<*mut core::ffi::c_void, PollChk>(POLL_CHK.function());
+        let answered = next(fds, count, limit, room);
+        note_poll(answered, fds, count, milliseconds(limit), core::ptr::null());
+        answered
+    }
+}
+
+/// # Safety
+/// As ppoll(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    limit: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the function of that name, with the program's own arguments.
+    unsafe {
+        let next = core::mem::transmute::<*mut core::ffi::c_void, Ppoll>(PPOLL.function());
+        let answered = next(fds, count, limit, mask);
+        if answered > 0 {
+            note_poll(answered, fds, count, time(limit), mask);
+        }
+        answered
+    }
+}
+
+/// # Safety
+/// As ppoll(2); `room` is the array's length in bytes.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn __ppoll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    limit: *const timespec,
+    mask: *const sigset_t,
+    room: usize,
+) -> c_int {
+    // SAFETY: the function of that name, with the program's own arguments.
+    unsafe {
+        let next = core::mem::transmute::<*mut core::ffi::c_void, PpollChk>(PPOLL_CHK.function());
+        let answered = next(fds, count, limit, mask, room);
+        if answered > 0 {
+            note_poll(answered, fds, count, time(limit), mask);
+        }
+        answered
+    }
+}
+
+/// As many descriptors as select() takes, by a bit for each; programs with larger sets of their own are told as ever.
+const WORDS: usize = 1024 / 64;
+type Bits = [u64; WORDS];
+
+/// What select() is asked, before it answers in the same place.
+struct Question {
+    sets: [Bits; 3],
+    limit: Option<Duration>,
+}
+
+/// # Safety
+/// Each set is null, or has `count` bits.
+unsafe fn question(
+    count: c_int,
+    sets: [*const fd_set; 3],
+    limit: impl FnOnce() -> Option<Duration>,
+) -> Option<Question> {
+    role()?.accepting.as_ref()?;
+    let count = usize::try_from(count).ok()?;
+    // SAFETY: the caller's promise.
+    let read = unsafe { bits(sets[0], count) }?;
+    if !descriptors(&read).any(hold::is_listener) {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let sets = unsafe { [read, bits(sets[1], count)?, bits(sets[2], count)?] };
+    Some(Question { sets, limit: limit() })
+}
+
+/// # Safety
+/// The set is null, or has `count` bits.
+unsafe fn bits(set: *const fd_set, count: usize) -> Option<Bits> {
+    let mut bits = [0; WORDS];
+    if set.is_null() {
+        return Some(bits);
+    }
+    if set.addr() < LOWEST || count > WORDS * 64 {
+        return None;
+    }
+    for (place, word) in bits.iter_mut().take(count.div_ceil(64)).enumerate() {
+        // SAFETY: the caller's promise; the kernel reads and writes whole words, too.
+        *word = unsafe { set.cast::<u64>().add(place).read_unaligned() };
+    }
+    if let Some(last) = bits.get_mut(count / 64) {
+        *last &= (1_u64 << (count % 64)) - 1;
+    }
+    Some(bits)
+}
+
+fn descriptors(bits: &Bits) -> impl Iterator<Item = c_int> + '_ {
+    bits.iter().enumerate().flat_map(|(place, word)| {
+        (0..64)
+            .filter(move |bit| word & (1 << bit) != 0)
+            .filter_map(move |bit| c_int::try_from(place * 64 + bit).ok())
+    })
+}
+
+/// Asks, and notes what was asked and answered.
+///
+/// # Safety
+/// The sets are what select(2) takes; `mask` is null or a set.
+unsafe fn ask(
+    count: c_int,
+    sets: [*const fd_set; 3],
+    limit: impl FnOnce() -> Option<Duration>,
+    mask: *const sigset_t,
+    select: impl FnOnce() -> c_int,
+) -> c_int {
+    let mut asked = None;
+    let before = || {
+        // SAFETY: the caller's promise.
+        asked = unsafe { question(count, sets, limit) };
+        None
+    };
+    answer(before, || 0_i32);
+    let answered = select();
+    let Some(asked) = asked.filter(|_| answered > 0) else { return answered };
+    let after = || {
+        // SAFETY: the caller's promise; the kernel has just written to it.
+        let readable = unsafe { bits(sets[0], usize::try_from(count).ok()?) }?;
+        if descriptors(&readable).any(hold::is_listener) {
+            // What select() means by readable, writable and exceptional (fs/select.c).
+            const EVENTS: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
+            let all = asked.sets.iter().zip(EVENTS).flat_map(|(set, events)| {
+                descriptors(set).map(move |fd| Asked {
+                    fd,
+                    events,
+                    answered: events == libc::POLLIN && descriptors(&readable).any(|told| told == fd),
+                })
+            });
+            // SAFETY: the caller's promise.
+            hold::remember(all, asked.limit, unsafe { blocked(mask) });
+        }
+        None
+    };
+    answer(after, || 0_i32);
+    answered
+}
+
+/// # Safety
+/// As select(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    limit: *mut timeval,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let length = || unsafe { limit.as_ref() }.and_then(|limit| length(limit.tv_sec, limit.tv_usec * 1000));
+    // SAFETY: the caller's promise; the function of that name, with the program's own arguments.
+    unsafe {
+        ask(count, [read, write, except], length, core::ptr::null(), || {
+            let next = core::mem::transmute::<*mut core::ffi::c_void, Select>(SELECT.function());
+            next(count, read, write, except, limit)
+        })
+    }
+}
+
+/// # Safety
+/// As pselect(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn pselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    limit: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let length = || unsafe { time(limit) };
+    // SAFETY: the caller's promise; the function of that name, with the program's own arguments.
+    unsafe {
+        ask(count, [read, write, except], length, mask, || {
+            let next = core::mem::transmute::<*mut core::ffi::c_void, Pselect>(PSELECT.function());
+            next(count, read, write, except, limit, mask)
+        })
+    }
+}
