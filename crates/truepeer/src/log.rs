@@ -4,6 +4,7 @@
 //! |---|---|
 //! | quiet | `warn` and `error`: what an operator should or must act on |
 //! | 0 | `info`: start and stop |
+//! | any | `info` of the target [`ACCESS`], where it is asked for: a line for each request |
 //! | 1 | `info` of the target [`SESSION`]: a line for each session, at its end |
 //! | 2 | `debug`: every change of a session's state |
 
@@ -14,6 +15,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 
+use truepeer_https::exchange::ACCESS;
 use truepeer_relay::SESSION;
 
 use crate::config::{LogConfig, LogFormat, Verbosity};
@@ -45,7 +47,10 @@ fn filter(verbosity: Verbosity) -> Targets {
         Verbosity::Sessions => (LevelFilter::INFO, LevelFilter::INFO),
         Verbosity::States => (LevelFilter::DEBUG, LevelFilter::DEBUG),
     };
-    Targets::new().with_default(everything).with_target(SESSION, session)
+    Targets::new()
+        .with_default(everything)
+        .with_target(SESSION, session)
+        .with_target(ACCESS, LevelFilter::INFO)
 }
 
 #[cfg(test)]

@@ -1,17 +1,20 @@
 //! truepeer: your backend sees the true peer.
 //!
 //! The command line becomes an [`args::Invocation`]; this file hands it to who carries it out. Ends with status 0 when
-//! all went well, 1 when something failed, 2 when the command line or the configuration can't be followed; `run` and
-//! `connect` with that of the program that they start.
+//! all went well, 1 when something failed, 2 when the command line or the configuration can't be followed; `run`, `connect`
+//! and `vpp run` with that of the program that they start, or as shells do: 127 if there is none of that name, 126 if it can't be
+//! executed.
 
 mod args;
 mod attach;
 mod config;
 mod doctor;
 mod log;
+mod output;
 mod routes;
 mod run;
 mod serve;
+mod vpp;
 
 use std::process::ExitCode;
 
@@ -28,14 +31,14 @@ fn main() -> ExitCode {
         Ok(status) => status,
         Err(error) => {
             eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            error.downcast_ref().map_or(ExitCode::FAILURE, |error: &run::NotStarted| error.status().into())
         }
     }
 }
 
 /// What is wrong with a configuration is the user's to mend, and said before anything is set up.
 fn check(invocation: Invocation) -> Result<Invocation, UsageError> {
-    if let Invocation::Proxy(config, _) = &invocation {
+    if let Invocation::Proxy(config, _) | Invocation::Https(config, _) = &invocation {
         config.check()?;
     }
     Ok(invocation)
@@ -45,8 +48,14 @@ fn carry_out(invocation: Invocation) -> anyhow::Result<ExitCode> {
     let done = match invocation {
         Invocation::Run(args) => return run::run(&args),
         Invocation::Connect(args) => return run::connect(&args),
+        Invocation::Vpp(args) => return vpp::carry_out(&args.action, &mut output::stdout()),
         Invocation::Proxy(config, compat) => proxy(&config, compat),
-        Invocation::Attach(args) => attach::run(&args, &mut std::io::stdout()),
+        // Before anything else: on VPP's stack the process begins once more.
+        Invocation::Https(config, stack) => {
+            let workers = config.workers.map_or(1, std::num::NonZeroUsize::get);
+            vpp::stack::enter(&stack, workers).and_then(|()| proxy(&config, None))
+        }
+        Invocation::Attach(args) => attach::run(&args, &mut output::stdout()),
         Invocation::Routes(args) => routes(&args),
         Invocation::Doctor(args) => doctor(&args),
     };
@@ -54,7 +63,7 @@ fn carry_out(invocation: Invocation) -> anyhow::Result<ExitCode> {
 }
 
 fn routes(args: &RoutesArgs) -> anyhow::Result<()> {
-    let out = &mut std::io::stdout();
+    let out = &mut output::stdout();
     match args.action {
         RoutesAction::Show if !args.print => {
             let options = args.routing.options()?;
@@ -80,7 +89,7 @@ fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
         timeout: args.timeout,
         json: args.json,
     };
-    let holds = doctor::examine(&options, &mut std::io::stdout())?;
+    let holds = doctor::examine(&options, &mut output::stdout())?;
     anyhow::ensure!(holds, "not everything that is needed holds");
     Ok(())
 }

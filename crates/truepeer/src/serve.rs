@@ -3,46 +3,131 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use rustix::io::Errno;
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::iterator::Signals;
-use tracing::{info, warn};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::{Handle, Signals};
+use tracing::{error, info, warn};
+use truepeer_https::downstream;
+use truepeer_https::tunnel::{Tunnel, TunnelListener};
 use truepeer_proto::{Limits, Versions};
 use truepeer_relay::budget::{Budget, Budgets};
 use truepeer_relay::counters::Counter;
 use truepeer_relay::settings::ListenerSettings;
-use truepeer_relay::{Listening, Relay};
+use truepeer_relay::{Journal, Listening, Relay};
 use truepeer_sys::{inherit, limits, socket};
 
-use crate::config::{Config, ListenerConfig, Protocol};
+use crate::config::{Config, HttpConfig, ListenerConfig, Protocol};
 use crate::routes::{self, guard::RoutesGuard};
 
-/// Serves until SIGTERM or SIGINT. SIGUSR1 logs the counters.
+/// Serves until SIGTERM or SIGINT, after which sessions with TLS may go on for a while; a second one ends them at once.
+/// SIGUSR1 logs the counters, SIGHUP reads certificates and keys again.
 ///
 /// # Errors
-/// Whatever keeps it from serving at all; once it serves, nothing that a sender, client or backend does ends it.
+/// Whatever keeps it from serving at all; once it serves, nothing that a sender, client or backend does ends it. A worker
+/// that has ended by itself does: what is left would serve a part of the connections only.
 pub(crate) fn run(config: &Config) -> anyhow::Result<()> {
     // First of all: inherited descriptors have fixed numbers, and nothing else may have taken them.
     let inherited = inherit::take_listening_sockets();
     check_privilege(config)?;
     // Before the threads: a signal that comes while they start must not be lost.
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1]).context("can't wait for signals")?;
+    let mut signals = Signals::new(signals_of(config)).context("can't wait for signals")?;
     let routes = RoutesGuard::establish(config.routes.mode, &routes::options::of_config(config)?.setup()?)?;
-    let relay = start(config, inherited, routes.upstream_mark())?;
-    for address in relay.listening() {
+    let waiting = signals.handle();
+    let mut serving = start(config, inherited, routes.upstream_mark(), &waiting)?;
+    for address in serving.listening() {
         info!("listening on {address}");
     }
+    let mut is_draining = false;
+    // Ends also when nobody waits for signals any more: the last worker has ended, or one before its time.
     for signal in signals.forever() {
-        if signal == SIGUSR1 {
-            report(&relay);
-            continue;
+        match signal {
+            SIGUSR1 => serving.report(),
+            SIGHUP => serving.reload(),
+            _ if !is_draining && serving.drain(config.drain, &waiting) => is_draining = true,
+            _ => break,
         }
-        info!("stopping with {} sessions open", relay.sessions());
-        break;
     }
-    Ok(())
+    serving.end()
+}
+
+/// Who has nothing to read again ends by SIGHUP, as programs do.
+fn signals_of(config: &Config) -> Vec<i32> {
+    let mut signals = vec![SIGTERM, SIGINT, SIGUSR1];
+    if config.listeners.iter().any(ListenerConfig::speaks_tls) {
+        signals.push(SIGHUP);
+    }
+    signals
+}
+
+/// What runs: the relay for listeners without TLS, tunnels for those with it.
+struct Serving {
+    relay: Option<Relay>,
+    tunnel: Option<Tunnel>,
+    journal: Arc<Journal>,
+    budgets: Budgets,
+}
+
+impl Serving {
+    fn listening(&self) -> impl Iterator<Item = &SocketAddr> {
+        let relay = self.relay.iter().flat_map(Relay::listening);
+        relay.chain(self.tunnel.iter().flat_map(Tunnel::listening))
+    }
+
+    /// Begins to end, if there is something that may take its time; sessions without TLS end at once. After `limit` nobody
+    /// waits for `signals` any more.
+    fn drain(&mut self, limit: Duration, signals: &Handle) -> bool {
+        let Some(tunnel) = self.tunnel.as_ref().filter(|_| !limit.is_zero()) else { return false };
+        self.relay = None;
+        tunnel.drain();
+        info!(
+            "stopping: no more connections are taken, {} sessions have {} s to end",
+            self.budgets.sessions.used(),
+            limit.as_secs_f32()
+        );
+        let signals = signals.clone();
+        let wait = move || {
+            thread::sleep(limit);
+            signals.close();
+        };
+        // Without a thread to wait there is no waiting.
+        thread::Builder::new().name("drain".to_owned()).spawn(wait).is_ok()
+    }
+
+    /// Ends what is left.
+    fn end(self) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            !self.tunnel.as_ref().is_some_and(Tunnel::is_broken),
+            "a worker has ended by itself (the reason is above): the others would serve a part of the connections only"
+        );
+        info!("stopping with {} sessions open", self.budgets.sessions.used());
+        Ok(())
+    }
+
+    fn reload(&self) {
+        match self.tunnel.as_ref().map(Tunnel::reload) {
+            Some(Ok(())) => info!("certificates and keys were read again"),
+            Some(Err(error)) => {
+                error!("not all certificates can be read again, and stay as they were: {error}")
+            }
+            None => {}
+        }
+    }
+
+    fn report(&self) {
+        let counters = &self.journal.counters;
+        let totals: Vec<_> = Counter::ALL
+            .iter()
+            .map(|&counter| format!("{}={}", counter.name(), counters.total(counter)))
+            .collect();
+        let refusals: Vec<_> =
+            counters.refusals().iter().map(|(reason, count)| format!("{reason}={count}")).collect();
+        let sessions = self.budgets.sessions.used();
+        info!(sessions, refusals = refusals.join(" "), "counters: {}", totals.join(" "));
+    }
 }
 
 /// Every session would fail without it, and only when it comes.
@@ -61,19 +146,56 @@ fn check_privilege(config: &Config) -> anyhow::Result<()> {
     }
 }
 
-fn start(config: &Config, inherited: Vec<OwnedFd>, mark: Option<u32>) -> anyhow::Result<Relay> {
+/// Nobody waits for `signals` any more once the tunnels' workers have ended, however that came.
+fn start(
+    config: &Config,
+    inherited: Vec<OwnedFd>,
+    mark: Option<u32>,
+    signals: &Handle,
+) -> anyhow::Result<Serving> {
     let open_files = limits::raise_open_files().unwrap_or_else(|error| {
         warn!("{error}: going on with the limit of open files as it is");
         limits::open_files()
     });
-    let listeners = config
-        .listeners
+    let (encrypted, plain): (Vec<_>, Vec<_>) =
+        config.listeners.iter().partition(|listener| listener.speaks_tls());
+    let relayed =
+        plain.iter().map(|listener| listening(config, listener, mark)).collect::<anyhow::Result<Vec<_>>>()?;
+    let tunnelled = encrypted
         .iter()
-        .map(|listener| listening(config, listener, mark))
+        .map(|listener| tunnel(config, listener, mark))
         .collect::<anyhow::Result<Vec<_>>>()?;
     let workers = config.workers.map_or_else(cores, std::num::NonZeroUsize::get);
     let budgets = budgets(config, usize::try_from(open_files).unwrap_or(usize::MAX));
-    Ok(Relay::start(listeners, workers, inherited, budgets)?)
+    let journal = Arc::<Journal>::default();
+    let (for_tunnels, for_relay) = inherited.into_iter().partition(|socket| is_bound_as(socket, &encrypted));
+    Ok(Serving {
+        relay: (!relayed.is_empty())
+            .then(|| Relay::start(relayed, workers, for_relay, budgets.clone(), Arc::clone(&journal)))
+            .transpose()?,
+        tunnel: (!tunnelled.is_empty())
+            .then(|| {
+                let signals = signals.clone();
+                Tunnel::start(tunnelled, workers, for_tunnels, &budgets, &journal, move || signals.close())
+            })
+            .transpose()?,
+        journal,
+        budgets,
+    })
+}
+
+fn is_bound_as(socket: &OwnedFd, listeners: &[&ListenerConfig]) -> bool {
+    let bound = socket::local_address(socket.as_fd());
+    bound.is_ok_and(|bound| listeners.iter().any(|listener| listener.bind == bound))
+}
+
+/// A listener that speaks TLS with clients, backends or both.
+fn tunnel(config: &Config, listener: &ListenerConfig, mark: Option<u32>) -> anyhow::Result<TunnelListener> {
+    let Listening { settings, policy } = listening(config, listener, mark)?;
+    let (tls, handshake_timeout) = (listener.server_tls()?, listener.handshake_timeout());
+    let listening = downstream::Listening { settings, policy, tls, handshake_timeout };
+    let http = listener.http.as_ref().map(HttpConfig::options);
+    Ok(TunnelListener { listening, origin: listener.origin()?, http })
 }
 
 fn budgets(config: &Config, open_files: usize) -> Budgets {
@@ -90,7 +212,7 @@ fn budgets(config: &Config, open_files: usize) -> Budgets {
 }
 
 fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get)
+    thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get)
 }
 
 /// `mark` is what the routes look for; a listener's own comes first.
@@ -107,15 +229,4 @@ fn listening(config: &Config, listener: &ListenerConfig, mark: Option<u32>) -> a
         udp: (listener.protocol == Protocol::Udp).then(|| listener.udp.settings(listener.send_proxy)),
     };
     Ok(Listening { settings, policy: Arc::new(listener.policy(&config.binds())?) })
-}
-
-fn report(relay: &Relay) {
-    let counters = relay.counters();
-    let totals: Vec<_> = Counter::ALL
-        .iter()
-        .map(|&counter| format!("{}={}", counter.name(), counters.total(counter)))
-        .collect();
-    let refusals: Vec<_> =
-        counters.refusals().iter().map(|(reason, count)| format!("{reason}={count}")).collect();
-    info!(sessions = relay.sessions(), refusals = refusals.join(" "), "counters: {}", totals.join(" "));
 }

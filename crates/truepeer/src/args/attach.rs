@@ -1,5 +1,6 @@
 //! The options of `truepeer attach`.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -29,6 +30,9 @@ Examples:
   A server that speaks first, some of whose clients come without a header:
     truepeer attach --port 22 --allow 10.0.0.7 --header optional";
 
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+const CLOSE_AFTER: Duration = Duration::from_secs(60);
+
 /// Take PROXY headers off connections to a running server, in the kernel: no proxy, no restart, nothing per byte.
 #[derive(Debug, Clone, Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -39,28 +43,31 @@ pub(crate) struct AttachArgs {
     /// repeatable
     #[arg(long, value_name = "[FROM:]PORT[/tcp|/udp]", required = true)]
     port: Vec<Port>,
-    /// Where UDP headers are: every (v2 in each datagram) or spp (Simple Proxy Protocol, in answers too)
-    #[arg(long, value_name = "DIALECT", default_value = "every", value_parser = udp_dialect)]
-    udp_dialect: UdpDialect,
+    /// Where UDP headers are: every (v2 in each datagram) or spp (Simple Proxy Protocol, in answers too) [default: every]
+    #[arg(long, value_name = "DIALECT", value_parser = udp_dialect)]
+    udp_dialect: Option<UdpDialect>,
     #[command(flatten)]
     senders: SenderArgs,
-    /// Whether their connections begin with a header: require, or optional (whoever may send may then claim to be anybody; a
-    /// server that speaks first is held back for a second)
+    /// Whether their connections and datagrams begin with a header: require, or optional (whoever may send may then claim to be
+    /// anybody; a server that speaks first is held back for a second)
     #[arg(long, value_name = "RULE", default_value = "require", value_parser = header)]
     header: HeaderRule,
-    /// How long a sender may take for its header; looked at after 1, 3, 7, 15, 31 and 63 seconds
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = values::positive_duration)]
-    header_timeout: Duration,
-    /// UDP: how long a client is answered through its sender after its last datagram from there; to a second
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = values::positive_duration)]
-    close_after: Duration,
+    /// TCP: how long a sender may take for its header; looked at after 1, 3, 7, 15, 31 and 63 seconds [default: 5s]
+    #[arg(long, value_name = "TIME", value_parser = values::positive_duration)]
+    header_timeout: Option<Duration>,
+    /// UDP: how long a client is answered through its sender after its last datagram from there; to a second [default: 60s]
+    #[arg(long, value_name = "TIME", value_parser = values::positive_duration)]
+    close_after: Option<Duration>,
+    /// TCP: how many connections may be open at a time, more are refused; holds until everything is detached
+    #[arg(long, value_name = "COUNT", default_value_t = truepeer_bpf::MAX_FLOWS)]
+    max_flows: NonZeroU32,
     /// Network device to attach to, or all: those that have an address; repeatable
     #[arg(long, value_name = "DEV|all", default_value = "all")]
     pub(crate) dev: Vec<String>,
-    /// Show the client only to processes of this cgroup [default: all processes]
+    /// TCP: show the client only to processes of this cgroup [default: all processes]
     #[arg(long, value_name = "PATH", conflicts_with = "unit")]
     pub(crate) cgroup: Option<PathBuf>,
-    /// Show the client only to processes of this systemd unit
+    /// TCP: show the client only to processes of this systemd unit
     #[arg(long, value_name = "NAME")]
     pub(crate) unit: Option<String>,
     /// Say what would be attached where, and don't
@@ -94,7 +101,7 @@ pub(crate) enum AttachAction {
     },
     /// Take no new connections; when the last one has ended, remove everything
     Detach {
-        /// Remove it at once: translated connections break
+        /// Remove it at once: connections whose numbers are translated are reset, the others lose their client's name
         #[arg(long)]
         now: bool,
         #[command(flatten)]
@@ -109,17 +116,47 @@ impl AttachArgs {
         if self.header == HeaderRule::Optional && senders.has_everybody() {
             return Err(ConfigError::OptionalForEverybody);
         }
+        let dialect = self.udp_dialect.unwrap_or(UdpDialect::Every);
         Ok(Rules {
             tcp_ports: self.port.iter().filter_map(|port| port.tcp()).collect(),
-            udp_ports: self.port.iter().filter_map(|port| port.udp(self.udp_dialect)).collect(),
+            udp_ports: self.port.iter().filter_map(|port| port.udp(dialect)).collect(),
             senders,
             header: self.header,
             claims: self.senders.claims()?,
-            header_timeout: self.header_timeout,
-            header_max: self.senders.header_max,
-            udp_silence: self.close_after,
+            header_timeout: self.header_timeout.unwrap_or(HEADER_TIMEOUT),
+            header_max: self.senders.header_max(),
+            udp_silence: self.close_after.unwrap_or(CLOSE_AFTER),
+            max_flows: self.max_flows,
         })
     }
+
+    /// What is allowed, and perhaps not meant; and what was said in vain.
+    pub(crate) fn warnings(&self, rules: &Rules) -> Vec<String> {
+        let mut warnings = self.senders.warnings(&rules.senders);
+        if self.header == HeaderRule::Optional && !rules.udp_ports.is_empty() {
+            warnings.push(
+                "--header optional: a datagram without a header is taken for its sender's own; through a sender that \
+                 passes datagrams on as they are, everybody may claim to be anybody"
+                    .to_owned(),
+            );
+        }
+        let of_tcp = [
+            ("--header-timeout", self.header_timeout.is_some()),
+            ("--cgroup", self.cgroup.is_some()),
+            ("--unit", self.unit.is_some()),
+        ];
+        let of_udp =
+            [("--udp-dialect", self.udp_dialect.is_some()), ("--close-after", self.close_after.is_some())];
+        warnings.extend(said_in_vain(&of_tcp, "TCP", rules.tcp_ports.is_empty()));
+        warnings.extend(said_in_vain(&of_udp, "UDP", rules.udp_ports.is_empty()));
+        warnings
+    }
+}
+
+/// Options, whether they were given, and whether there is nothing that they are for.
+fn said_in_vain(options: &[(&str, bool)], protocol: &str, is_absent: bool) -> Vec<String> {
+    let said = options.iter().filter(|(_, is_given)| is_absent && *is_given);
+    said.map(|(option, _)| format!("{option} has no effect: no {protocol} port is named")).collect()
 }
 
 /// `443`, `443/tcp`, `53/udp`, `53:5353/udp`.

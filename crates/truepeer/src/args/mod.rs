@@ -9,12 +9,15 @@ mod attach;
 mod compat;
 mod doctor;
 mod go_style;
+mod https;
 mod proxy;
 mod routes;
 mod routing;
 mod run;
 mod senders;
+mod tls;
 mod values;
+mod vpp;
 
 use std::ffi::OsString;
 
@@ -25,8 +28,10 @@ pub(crate) use compat::Compat;
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use routes::{RoutesAction, RoutesArgs};
 pub(crate) use run::{ConnectArgs, HowArgs, RunArgs, Via};
+pub(crate) use vpp::{Stack, StackArgs, UpArgs, VppAction, VppArgs, VppDemoArgs, VppPlaceArgs, VppRunArgs};
 
 use crate::config::{Config, ConfigError};
+use https::HttpsArgs;
 use proxy::{Defaults, ProxyArgs};
 
 /// What the command line asks for.
@@ -34,6 +39,8 @@ use proxy::{Defaults, ProxyArgs};
 pub(crate) enum Invocation {
     /// Relay, as configured; the program whose place we take, if any.
     Proxy(Box<Config>, Option<Compat>),
+    /// Take HTTPS off, on one stack or the other.
+    Https(Box<Config>, StackArgs),
     /// Show, set or remove rules and routes.
     Routes(RoutesArgs),
     /// Take headers off in the kernel.
@@ -44,6 +51,8 @@ pub(crate) enum Invocation {
     Connect(Box<ConnectArgs>),
     /// Find out what is missing.
     Doctor(DoctorArgs),
+    /// Start VPP, or put a program onto it.
+    Vpp(Box<VppArgs>),
 }
 
 /// A command line that can't be followed, or one that asks for a text.
@@ -82,6 +91,7 @@ const ABOUT: &str = "Your backend sees the true peer: PROXY protocol in, the cli
 const AFTER_HELP: &str = "\
 Examples:
   truepeer proxy -l :8443 -4 127.0.0.1:443 -6 [::1]:443 --allow 10.0.0.0/8
+  truepeer https -l :443 --cert site.pem --key site.key --origin http://127.0.0.1:8080
   truepeer attach --port 443 --allow 10.0.0.0/8
   truepeer run --allow 10.0.0.0/8 -- nginx -g 'daemon off;'
   truepeer doctor -4 127.0.0.1:443
@@ -114,6 +124,12 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
             let config = ProxyArgs::from_arg_matches(matches)?.into_config(&Defaults::default())?;
             Ok(Invocation::Proxy(Box::new(config), None))
         }
+        Some(("https", matches)) => {
+            let args = HttpsArgs::from_arg_matches(matches)?;
+            let stack = args.stack.clone();
+            let config = args.into_config()?;
+            Ok(Invocation::Https(Box::new(config), stack))
+        }
         Some(("attach", matches)) => Ok(Invocation::Attach(Box::new(AttachArgs::from_arg_matches(matches)?))),
         Some(("run", matches)) => Ok(Invocation::Run(Box::new(RunArgs::from_arg_matches(matches)?))),
         Some(("connect", matches)) => {
@@ -121,8 +137,9 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
         }
         Some(("routes", matches)) => Ok(Invocation::Routes(RoutesArgs::from_arg_matches(matches)?)),
         Some(("doctor", matches)) => Ok(Invocation::Doctor(DoctorArgs::from_arg_matches(matches)?)),
+        Some(("vpp", matches)) => Ok(Invocation::Vpp(Box::new(VppArgs::from_arg_matches(matches)?))),
         _ => Err(UsageError::Options(
-            "expected a command: proxy, attach, run, connect, routes or doctor; see truepeer --help"
+            "expected a command: proxy, https, attach, run, connect, routes, doctor or vpp; see truepeer --help"
                 .to_owned(),
         )),
     }
@@ -137,11 +154,13 @@ fn command() -> Command {
         .arg_required_else_help(true)
         .disable_help_subcommand(true)
         .subcommand(proxy_command("proxy"))
+        .subcommand(HttpsArgs::augment_args(Command::new("https")).after_help(https::AFTER_HELP))
         .subcommand(AttachArgs::augment_args(Command::new("attach")).after_help(attach::AFTER_HELP))
         .subcommand(RunArgs::augment_args(Command::new("run")).after_help(run::RUN_HELP))
         .subcommand(ConnectArgs::augment_args(Command::new("connect")).after_help(run::CONNECT_HELP))
         .subcommand(RoutesArgs::augment_args(Command::new("routes")).after_help(routes::AFTER_HELP))
         .subcommand(DoctorArgs::augment_args(Command::new("doctor")))
+        .subcommand(VppArgs::augment_args(Command::new("vpp")).after_help(vpp::AFTER_HELP))
 }
 
 fn proxy_command(name: &'static str) -> Command {

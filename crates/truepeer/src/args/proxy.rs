@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use truepeer_policy::{Destinations, HeaderRule, Nat64Prefix, OnConflict, PrefixSet};
-use truepeer_relay::udp::Dialect;
+use truepeer_policy::{Destinations, Dialect, HeaderRule, Nat64Prefix, OnConflict, PrefixSet};
 
 use super::UsageError;
+use super::tls::TlsArgs;
 use super::values::{self, Allow, Header, MaybeDuration};
 use crate::config::{
     BackendsConfig, ClaimsConfig, Config, DynamicConfig, HeaderLimits, HostPort, ListenAddr, ListenerConfig,
@@ -33,6 +33,9 @@ Examples:
   All ports of a range, redirected by TPROXY, each to its own backend port:
     truepeer proxy -l 0.0.0.0:25577 --listen-transparent --dynamic-destination \\
       --dynamic-allow loopback:10000-20000
+
+  TLS for clients that come by themselves, plain bytes and the client's address for the backend:
+    truepeer proxy -l :443 --tls-cert site.pem --tls-key site.key -4 127.0.0.1:80 -6 [::1]:80 --allow any
 
   DNS behind dnsdist (useProxyProtocol=true):
     truepeer proxy -p udp -l :5300 -4 127.0.0.1:53 -6 [::1]:53 --allow 10.0.0.7
@@ -82,7 +85,7 @@ pub(super) struct ProxyArgs {
     #[arg(short = 'a', long, value_name = "FILE", help_heading = SENDERS)]
     allowed_subnets: Vec<PathBuf>,
     /// Whether connections begin with a PROXY header: require, forbid, or optional (whoever may connect may then claim to
-    /// be anybody); PREFIX=RULE for some senders, repeatable [default: require]
+    /// be anybody); PREFIX=RULE for some senders, repeatable [default: require; with --tls-cert: forbid]
     #[arg(long, value_name = "[PREFIX=]RULE", help_heading = SENDERS)]
     header: Vec<Header>,
     /// How long a sender may take for its header [default: 5s]
@@ -120,6 +123,9 @@ pub(super) struct ProxyArgs {
     /// End sessions that are silent in both directions for so long [default: none]
     #[arg(long, value_name = "TIME|none", help_heading = DELIVERY)]
     idle_timeout: Option<MaybeDuration>,
+
+    #[command(flatten)]
+    tls: TlsArgs,
 
     /// Where the header is: every (v2 in each datagram: dnsdist, udppp), first (v2 in a flow's first: frp, NGINX), standalone
     /// (v2 before bare datagrams: Cloudflare Spectrum) or spp (38 bytes in each, and in the replies: Spectrum Simple,
@@ -211,6 +217,7 @@ impl ProxyArgs {
             listeners: listeners?,
             workers: self.workers,
             max_flows: self.max_flows,
+            drain: self.tls.drain()?,
             routes: RoutesConfig {
                 mode: self.routes.unwrap_or(defaults.routes.mode),
                 table: self.table.unwrap_or(defaults.routes.table),
@@ -244,6 +251,9 @@ impl ProxyArgs {
                 connect: self.connect_timeout.unwrap_or(common.timeouts.connect),
             },
             udp: UdpConfig { dialect: self.udp_dialect.unwrap_or_default(), close_after: self.close_after },
+            tls: self.tls.server()?,
+            origin_tls: self.tls.origin(&self.named_hosts(defaults))?,
+            http: None,
         })
     }
 
@@ -260,6 +270,12 @@ impl ProxyArgs {
             ipv4: choose(&self.ipv4, &defaults.backends.ipv4, &self.ipv6),
             ipv6: choose(&self.ipv6, &defaults.backends.ipv6, &self.ipv4),
         }
+    }
+
+    /// The hosts of the backends that are named, or of those that are usual.
+    fn named_hosts<'a>(&'a self, defaults: &'a Defaults) -> Vec<&'a str> {
+        let named: Vec<_> = [&self.ipv4, &self.ipv6].into_iter().flatten().map(HostPort::host).collect();
+        if named.is_empty() { vec![defaults.backends.ipv4.host()] } else { named }
     }
 
     fn dynamic(&self, defaults: &Defaults) -> Result<Option<DynamicConfig>, UsageError> {
@@ -307,7 +323,9 @@ impl ProxyArgs {
                 }
             }
         }
-        Ok(SendersConfig { header: rule.unwrap_or_default(), ..senders })
+        // Clients speak TLS, and come by themselves: a header that any of them could write is not looked for.
+        let usual = if self.tls.server()?.is_some() { HeaderRule::Forbid } else { HeaderRule::Require };
+        Ok(SendersConfig { header: rule.unwrap_or(usual), ..senders })
     }
 
     fn claims(&self, defaults: &Defaults) -> ClaimsConfig {
@@ -337,7 +355,7 @@ fn protocol(text: &str) -> Result<Protocol, String> {
     }
 }
 
-fn log_format(text: &str) -> Result<LogFormat, String> {
+pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
     match text {
         "text" => Ok(LogFormat::Text),
         "json" => Ok(LogFormat::Json),

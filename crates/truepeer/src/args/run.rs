@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use truepeer_handover::{Destination, Listeners, Sending, Settings};
-use truepeer_policy::Destinations;
+use truepeer_policy::{Destinations, Dialect};
 use truepeer_proto::{Limits, Version, Versions};
 
 use super::senders::SenderArgs;
@@ -48,12 +48,12 @@ pub(crate) struct RunArgs {
     /// be anybody); PREFIX=RULE for some senders, repeatable [default: require]
     #[arg(long, value_name = "[PREFIX=]RULE")]
     header: Vec<Header>,
-    /// Versions of the PROXY protocol that are taken: 1, 2 or 1,2
-    #[arg(long, value_name = "LIST", default_value = "1,2", value_parser = versions)]
-    versions: Versions,
-    /// How long a sender may take for its header
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = values::positive_duration)]
-    header_timeout: Duration,
+    /// Versions of the PROXY protocol that are taken: 1, 2 or 1,2 [default: 1,2]
+    #[arg(long, value_name = "LIST", value_parser = versions)]
+    versions: Option<Versions>,
+    /// How long a sender may take for its header [default: 5s]
+    #[arg(long, value_name = "TIME", value_parser = values::positive_duration)]
+    header_timeout: Option<Duration>,
     /// Only listeners on this port; repeatable [default: all listeners]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Vec<u16>,
@@ -71,25 +71,22 @@ pub(crate) struct RunArgs {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConnectArgs {
     /// The client to name [default: the connection's own address]
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = client)]
     from: Option<SocketAddr>,
-    /// Version of the PROXY protocol
+    /// Version of the PROXY protocol for TCP
     #[arg(long, value_name = "v1|v2", default_value = "v2", value_parser = version)]
     header: Version,
     /// Only connections there; repeatable [default: all TCP connections]
     #[arg(long, value_name = "PREFIX[:PORTS]")]
     to: Vec<Destinations>,
-    /// Datagrams, too, with a v2 header in each: every; DNS servers that the program asks get them as well, so say --to
-    /// [default: UDP is left alone]
-    #[arg(long, value_name = "DIALECT", value_parser = udp_dialect)]
-    udp_dialect: Option<Datagrams>,
+    /// Datagrams, too, with a header where the receiver expects it: every, first, standalone or spp (by preload only; for
+    /// static programs truepeer proxy -p udp --send-proxy spp); DNS servers that the program asks get them as well, so
+    /// say --to [default: UDP is left alone]
+    #[arg(long, value_name = "DIALECT")]
+    udp_dialect: Option<Dialect>,
     #[command(flatten)]
     pub(crate) how: HowArgs,
 }
-
-/// The one way in which a program's own datagrams can be told.
-#[derive(Debug, Clone, Copy)]
-struct Datagrams;
 
 /// What both have in common.
 #[derive(Debug, Clone, Args)]
@@ -122,15 +119,19 @@ pub(crate) enum Via {
 impl RunArgs {
     /// What is to be done with connections, with files read.
     pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
+        let default = Settings::default();
         let mut settings = Settings {
             allow: self.senders.senders()?,
             claims: self.senders.claims()?,
-            limits: Limits { max_len: self.senders.header_max, versions: self.versions },
-            header_timeout: self.header_timeout,
+            limits: Limits {
+                max_len: self.senders.header_max(),
+                versions: self.versions.unwrap_or(default.limits.versions),
+            },
+            header_timeout: self.header_timeout.unwrap_or(default.header_timeout),
             listeners: self.listeners()?,
             destination: self.destination,
             verbose: self.how.verbose,
-            ..Settings::default()
+            ..default
         };
         for header in &self.header {
             match header {
@@ -144,6 +145,24 @@ impl RunArgs {
         Ok(settings)
     }
 
+    /// What is allowed, and perhaps not meant.
+    pub(crate) fn warnings(&self, settings: &Settings) -> Vec<String> {
+        let mut warnings = self.senders.warnings(&settings.allow);
+        let of_headers = [
+            ("--versions", self.versions.is_some()),
+            ("--header-timeout", self.header_timeout.is_some()),
+            ("--destination header", self.destination == Destination::Header),
+        ];
+        let said = of_headers.into_iter().filter(|(_, is_said)| *is_said).map(|(option, _)| option);
+        if settings.takes_no_header() {
+            let all = said.chain(self.senders.said_of_headers());
+            warnings.extend(all.map(|option| {
+                format!("{option} has no effect: no sender's header is taken (--header forbid)")
+            }));
+        }
+        warnings
+    }
+
     fn listeners(&self) -> Result<Listeners, ConfigError> {
         let addresses = self.listen.iter().map(ListenAddr::resolve).collect::<Result<_, _>>()?;
         Ok(Listeners { ports: self.port.clone(), addresses })
@@ -155,7 +174,7 @@ impl ConnectArgs {
     pub(crate) fn sending(&self) -> Sending {
         let mut to = Destinations::default();
         self.to.iter().for_each(|entry| to.extend(entry));
-        let datagrams = self.udp_dialect.is_some();
+        let datagrams = self.udp_dialect;
         Sending { from: self.from, version: self.header, to, datagrams, verbose: self.how.verbose }
     }
 }
@@ -169,22 +188,15 @@ fn versions(text: &str) -> Result<Versions, &'static str> {
     }
 }
 
+fn client(text: &str) -> Result<SocketAddr, &'static str> {
+    text.parse().map_err(|_| "expected an address and a port, 203.0.113.7:5000 or [2001:db8::7]:5000")
+}
+
 fn version(text: &str) -> Result<Version, &'static str> {
     match text {
         "v1" | "1" => Ok(Version::V1),
         "v2" | "2" => Ok(Version::V2),
         _ => Err("expected v1 or v2"),
-    }
-}
-
-/// The others keep a state for each flow, or send headers in answers, too, which a program would have to be kept from.
-fn udp_dialect(text: &str) -> Result<Datagrams, &'static str> {
-    match text {
-        "every" => Ok(Datagrams),
-        "first" | "standalone" | "spp" => {
-            Err("expected every; the others are sent by truepeer proxy -p udp --send-proxy")
-        }
-        _ => Err("expected every"),
     }
 }
 

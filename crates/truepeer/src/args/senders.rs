@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use truepeer_policy::{Claims, PrefixSet};
+use truepeer_proto::Limits;
 
 use super::values::{self, Allow};
 use crate::config::{ConfigError, read_prefixes};
@@ -13,9 +14,9 @@ pub(super) struct SenderArgs {
     /// Who sends headers: loopback, private, any, a prefix, or a file (beginning with / or .); repeatable [default: loopback]
     #[arg(long, value_name = "PREFIX|FILE")]
     allow: Vec<Allow>,
-    /// The longest header taken
-    #[arg(long, value_name = "SIZE", default_value = "16KiB", value_parser = values::header_max)]
-    pub(super) header_max: usize,
+    /// The longest header taken [default: 16KiB]
+    #[arg(long, value_name = "SIZE", value_parser = values::header_max)]
+    header_max: Option<usize>,
     /// Loopback, unspecified, multicast, broadcast and reserved addresses that a header may claim all the same; repeatable
     #[arg(long, value_name = "PREFIX")]
     allow_claims: Vec<PrefixSet>,
@@ -38,6 +39,40 @@ impl SenderArgs {
             }
         }
         Ok(senders)
+    }
+
+    /// What is allowed, and perhaps not meant. `senders` are those of [`SenderArgs::senders`].
+    pub(super) fn warnings(&self, senders: &PrefixSet) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if senders.has_everybody() {
+            warnings.push(
+                "every host may connect and claim to be any client; list your load balancers with --allow PREFIX"
+                    .to_owned(),
+            );
+        }
+        let mut claims = PrefixSet::new();
+        self.allow_claims.iter().for_each(|prefixes| claims.extend(prefixes));
+        if !claims.is_empty() {
+            warnings.push(format!(
+                "a header may claim that the client is in {claims}: a backend that trusts such addresses trusts every sender"
+            ));
+        }
+        warnings
+    }
+
+    /// The longest header taken, in bytes.
+    pub(super) fn header_max(&self) -> usize {
+        self.header_max.unwrap_or(Limits::default().max_len)
+    }
+
+    /// The options given that are of use only where headers are taken.
+    pub(super) fn said_of_headers(&self) -> impl Iterator<Item = &'static str> {
+        let said = [
+            ("--header-max", self.header_max.is_some()),
+            ("--allow-claims", !self.allow_claims.is_empty()),
+            ("--deny-clients", !self.deny_clients.is_empty()),
+        ];
+        said.into_iter().filter(|(_, is_said)| *is_said).map(|(option, _)| option)
     }
 
     /// Who may be named, with files read.

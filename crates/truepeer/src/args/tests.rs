@@ -1,8 +1,8 @@
 use std::time::Duration;
 
-use super::*;
-use truepeer_relay::udp::Dialect;
+use truepeer_policy::{Dialect, HeaderRule};
 
+use super::*;
 use crate::config::{ListenerConfig, LogFormat, Protocol, RoutesMode, SendProxy, Verbosity};
 
 fn invoke(line: &str) -> Result<Invocation, UsageError> {
@@ -69,9 +69,15 @@ fn the_examples_of_the_help_hold() {
     let examples = proxy::AFTER_HELP.replace("\\\n", " ");
     let examples: Vec<_> =
         examples.lines().map(str::trim).filter(|line| line.starts_with("truepeer proxy")).collect();
-    assert_eq!(examples.len(), 6);
+    assert_eq!(examples.len(), 7);
     for example in examples {
-        config(example).check().expect(example);
+        match config(example).check() {
+            // The reader's own.
+            Err(error) if example.contains("--tls-cert site.pem") => {
+                assert!(error.to_string().contains("the certificate site.pem: "), "{error}");
+            }
+            checked => checked.expect(example),
+        }
     }
 }
 
@@ -238,10 +244,57 @@ fn errors_name_the_option_and_what_was_expected() {
 }
 
 #[test]
-fn ways_that_do_not_exist_are_not_offered() {
-    let help = error("truepeer --help");
-    assert!(!help.split_whitespace().any(|said| said == "https"), "{help}");
-    assert!(invoke("truepeer https").is_err());
+fn https_is_a_listener_that_takes_tls_off_and_knows_one_origin() {
+    let config = |options: &str| match invoke(&format!("truepeer https --cert c.pem {options}")) {
+        Ok(Invocation::Https(config, _)) => config.listeners[0].clone(),
+        other => panic!("{options}: {other:?}"),
+    };
+    let plain = config("--origin http://127.0.0.1:8080");
+    assert_eq!(plain.backends.ipv6.to_string(), "127.0.0.1:8080");
+    assert!(plain.senders.allow.has_everybody() && plain.senders.header == HeaderRule::Forbid);
+    assert!(plain.send_proxy.is_some() && plain.origin_tls.is_none() && plain.tls.is_some());
+    let all = config(
+        "--origin https://app.internal --methods GET,PUT --client-address transparent --header require",
+    );
+    assert!(all.send_proxy.is_none() && !all.senders.allow.has_everybody());
+    assert_eq!(all.origin_tls.map(|tls| tls.name).as_deref(), Some("app.internal"));
+    assert_eq!(all.http.map(|http| http.methods), Some(vec!["GET".to_owned(), "PUT".to_owned()]));
+}
+
+#[test]
+fn https_may_stand_on_another_stack() {
+    let stack =
+        |options: &str| match invoke(&format!("truepeer https --cert c.pem --origin http://a:1 {options}")) {
+            Ok(Invocation::Https(_, stack)) => stack,
+            other => panic!("{options}: {other:?}"),
+        };
+    assert_eq!(stack("").stack, Stack::Kernel);
+    let workers =
+        |options: &str| match invoke(&format!("truepeer https --cert c.pem --origin http://a:1 {options}")) {
+            Ok(Invocation::Https(config, _)) => config.workers.map(std::num::NonZeroUsize::get),
+            other => panic!("{options}: {other:?}"),
+        };
+    assert_eq!(workers(""), None);
+    assert_eq!(workers("--stack vpp"), Some(1));
+    assert_eq!(workers("--stack vpp --workers 2"), Some(2));
+    let vpp = stack("--stack vpp --vpp-namespace client");
+    assert_eq!((vpp.stack, vpp.vpp_namespace.as_deref()), (Stack::Vpp, Some("client")));
+}
+
+#[test]
+fn https_says_what_it_lacks() {
+    for (options, expected) in [
+        ("--origin http://a", "--cert"),
+        ("--cert c.pem", "--origin"),
+        ("--cert c.pem --origin a:80", "https://HOST"),
+        ("--cert c.pem --key a --key b --origin http://a", "--key: expected one for each"),
+        ("--cert c.pem --origin http://a --origin-insecure", "--origin-insecure: expected --origin https://"),
+        ("--cert c.pem --origin http://a --methods get", "upper case"),
+        ("--cert c.pem --origin http://a --client-address no", "forwarded, transparent or proxy"),
+    ] {
+        let said = error(&format!("truepeer https {options}"));
+        assert!(said.contains(expected), "{options}: {said}");
+    }
 }
 
 fn run(line: &str) -> RunArgs {
@@ -280,6 +333,27 @@ fn run_has_the_rules_of_proxy() {
 }
 
 #[test]
+fn run_says_what_has_no_effect() {
+    let warnings = |options: &str| {
+        let args = run(&format!("truepeer run {options} -- x"));
+        let settings = args.settings().unwrap();
+        args.warnings(&settings)
+    };
+    let of_headers =
+        "--versions 1 --header-timeout 5s --header-max 16KiB --destination header --allow-claims loopback";
+    let said = warnings(&format!("--header forbid {of_headers}"));
+    for option in ["--versions", "--header-timeout", "--header-max", "--destination header", "--allow-claims"]
+    {
+        let expected = format!("{option} has no effect: no sender's header is taken (--header forbid)");
+        assert!(said.contains(&expected), "{option}: {said:?}");
+    }
+    assert_eq!(warnings("--header forbid"), [""; 0]);
+    let of_some = warnings("--header forbid --header 10.0.0.0/8=require --versions 1 --header-timeout 9s");
+    assert_eq!(of_some, [""; 0], "it has: for some");
+    assert_eq!(warnings("--versions 1 --header-max 1KiB"), [""; 0]);
+}
+
+#[test]
 fn connect_says_whom_to_name_and_where() {
     let Ok(Invocation::Connect(args)) =
         invoke("truepeer connect --from 203.0.113.7:5000 --header v1 --to 10.0.0.0/8:443 -- curl -v x")
@@ -291,4 +365,48 @@ fn connect_says_whom_to_name_and_where() {
     assert!(sending.is_told("10.1.1.1:443".parse().unwrap()));
     assert!(!sending.is_told("10.1.1.1:80".parse().unwrap()));
     assert!(error("truepeer connect --from nowhere -- x").contains("--from"));
+}
+
+#[test]
+fn a_certificate_makes_clients_speak_tls_and_headers_unlooked_for() {
+    let one = listener(
+        "truepeer proxy --tls-cert a.pem --tls-key a.key --tls-cert b.pem --tls-key b.key --tls-min 1.3",
+    );
+    let tls = one.tls.unwrap();
+    assert_eq!(tls.certs.len(), 2);
+    assert_eq!(tls.certs[1].key.as_deref(), Some(std::path::Path::new("b.key")));
+    assert_eq!(one.senders.header, HeaderRule::Forbid);
+    assert_eq!(
+        listener("truepeer proxy --tls-cert a.pem --header require").senders.header,
+        HeaderRule::Require
+    );
+    assert_eq!(listener("truepeer proxy --origin-tls").senders.header, HeaderRule::Require);
+}
+
+#[test]
+fn a_backends_certificate_has_the_name_that_the_backend_is_given() {
+    let name = |line: &str| listener(&format!("truepeer proxy {line}")).origin_tls.unwrap().name;
+    assert_eq!(name("--origin-tls -4 localhost:443"), "localhost");
+    assert_eq!(name("--origin-tls -4 127.0.0.1:443 -6 [::1]:443 --origin-name site.test"), "site.test");
+}
+
+#[test]
+fn options_of_tls_that_lack_or_contradict_another_say_so() {
+    for (line, expected) in [
+        ("--tls-key a.key", "--tls-key: expected --tls-cert FILE with it"),
+        ("--client-ca ca.pem", "--client-ca: expected --tls-cert FILE with it"),
+        ("--tls-cert a --tls-cert b --tls-key a", "--tls-key: expected one for each --tls-cert (2), got 1"),
+        ("--tls-cert a --client-cert optional", "--client-cert: expected --client-ca FILE with it"),
+        ("--origin-insecure", "--origin-insecure: expected --origin-tls with it"),
+        (
+            "--origin-tls --origin-insecure --origin-ca ca",
+            "--origin-insecure: expected no --origin-ca with it",
+        ),
+        ("--origin-tls -4 127.0.0.1:443 -6 [::1]:443", "--origin-tls: -4 and -6 name different hosts"),
+        ("--tls-cert a --tls-suite RC4", "is not a cipher suite that is known here: expected one of TLS_"),
+        ("--tls-cert a --tls-min 1.1", "expected 1.2 or 1.3"),
+    ] {
+        let said = error(&format!("truepeer proxy {line}"));
+        assert!(said.contains(expected), "{line}: {said}");
+    }
 }

@@ -2,18 +2,25 @@
 
 mod cgroup;
 mod devices;
+mod privileges;
 mod report;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use truepeer_bpf::{Place, Rules, attach, detach_now, drain, status};
+use anyhow::{Context, Result, bail};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+use truepeer_bpf::{Place, Rules, attach, detach_now, drain, left_behind, status, sweep};
 use truepeer_sys::netns::NetNs;
 
 use crate::args::{AttachAction, AttachArgs, PlaceArgs};
+
+pub(crate) use privileges::missing as missing_capabilities;
 
 /// How often a detachment looks whether the last connection has ended.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(200);
@@ -24,6 +31,10 @@ pub(crate) fn run(args: &AttachArgs, out: &mut (dyn Write + Send)) -> Result<()>
         None => &args.place,
         Some(AttachAction::Status { place, .. } | AttachAction::Detach { place, .. }) => place,
     };
+    in_netns(args, place, out).map_err(privileges::explain)
+}
+
+fn in_netns(args: &AttachArgs, place: &PlaceArgs, out: &mut (dyn Write + Send)) -> Result<()> {
     match &place.netns {
         None => act(args, place, out),
         Some(name) => {
@@ -44,12 +55,40 @@ fn act(args: &AttachArgs, place: &PlaceArgs, out: &mut (dyn Write + Send)) -> Re
     match args.action {
         None => put_in_place(args, &place, out),
         Some(AttachAction::Status { json, .. }) => {
-            let status = status(&place)?;
-            if json { report::write_json(status.as_ref(), out) } else { report::write(status.as_ref(), out) }
+            let (status, left_behind) = (status(&place)?, left_behind(&place)?.len());
+            if json {
+                report::write_json(status.as_ref(), left_behind, out)
+            } else {
+                report::write(status.as_ref(), left_behind, out)
+            }
         }
-        Some(AttachAction::Detach { now: true, .. }) => Ok(detach_now(&place)?),
-        Some(AttachAction::Detach { .. }) => drain_and_detach(&place, out),
+        Some(AttachAction::Detach { now, .. }) => {
+            if now {
+                detach_now(&place)?
+            } else {
+                drain_and_detach(&place, out)?
+            }
+            tidy_up(&place, out)
+        }
     }
+}
+
+/// What is left of other network namespaces takes places in the cgroup that this one needs.
+fn tidy_up(place: &Place, out: &mut (dyn Write + Send)) -> Result<()> {
+    match sweep(place) {
+        Ok(0) => {}
+        Ok(count) => {
+            writeln!(out, "removed what network namespaces that are gone had left behind: {count}")?;
+        }
+        // It is not what was asked for.
+        Err(error) => {
+            eprintln!(
+                "warning: what network namespaces that are gone have left behind can't be removed: {:#}",
+                anyhow::Error::new(error)
+            );
+        }
+    }
+    Ok(())
 }
 
 fn put_in_place(args: &AttachArgs, place: &Place, out: &mut (dyn Write + Send)) -> Result<()> {
@@ -57,12 +96,14 @@ fn put_in_place(args: &AttachArgs, place: &Place, out: &mut (dyn Write + Send)) 
     let devices = devices::find(&args.dev)?;
     let cgroup = cgroup::find(args.cgroup.as_deref(), args.unit.as_deref())?;
     let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
-    if let Some(warning) = &cgroup.warning {
+    for warning in cgroup.warning.iter().chain(&args.warnings(&rules)) {
         eprintln!("warning: {warning}");
     }
     if args.dry_run {
         return dry_run(place, &rules, &names, &cgroup.path, out);
     }
+    privileges::check()?;
+    tidy_up(place, out)?;
     let attached = attach(place, &rules, &devices, &cgroup.path)?;
     let by = if attached.by_tcx { "tcx" } else { "clsact" };
     writeln!(out, "attached to {} ({by}), port {}", names.join(", "), list(&rules))?;
@@ -114,11 +155,21 @@ fn dry_run(
 }
 
 fn drain_and_detach(place: &Place, out: &mut (dyn Write + Send)) -> Result<()> {
+    let is_interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        flag::register(signal, Arc::clone(&is_interrupted)).context("can't wait for signals")?;
+    }
     let mut told = 0;
     loop {
         let open = drain(place)?.total();
         if open == 0 {
             return Ok(detach_now(place)?);
+        }
+        if is_interrupted.load(Ordering::Relaxed) {
+            bail!(
+                "interrupted: {open} open connections are served on, new ones are not; detach again to go on waiting and \
+                 then remove everything, detach --now to cut them off, attach to take new ones again"
+            );
         }
         if open != told {
             writeln!(out, "no new connections; waiting for {open} open ones (to cut them off: --now)")?;

@@ -8,13 +8,25 @@ use serde::Serialize;
 use truepeer_bpf::{FlowCount, PortStatus, Status, Traffic};
 
 /// For people: what has happened, not what hasn't.
-pub(crate) fn write(status: Option<&Status>, out: &mut dyn Write) -> Result<()> {
-    let Some(status) = status else {
-        writeln!(out, "not attached")?;
-        return Ok(());
-    };
-    for port in &status.ports {
-        write_port(port, out)?;
+pub(crate) fn write(status: Option<&Status>, left_behind: usize, out: &mut dyn Write) -> Result<()> {
+    match status {
+        Some(status) => {
+            status.ports.iter().try_for_each(|port| write_port(port, out))?;
+            if status.refused_unread > 0 {
+                writeln!(
+                    out,
+                    "dropped behind too many IPv6 extension headers to find their port: {} packets (refused_unread)",
+                    status.refused_unread
+                )?;
+            }
+        }
+        None => writeln!(out, "not attached")?,
+    }
+    if left_behind > 0 {
+        writeln!(
+            out,
+            "left behind by network namespaces that are gone: {left_behind}; attach and detach remove it"
+        )?;
     }
     Ok(())
 }
@@ -45,6 +57,8 @@ fn write_port(port: &PortStatus, out: &mut dyn Write) -> Result<()> {
 struct Json {
     attached: bool,
     ports: Vec<JsonPort>,
+    refused_unread: u64,
+    left_behind: usize,
 }
 
 #[derive(Serialize)]
@@ -65,9 +79,14 @@ enum JsonTraffic {
 }
 
 /// For machines: everything.
-pub(crate) fn write_json(status: Option<&Status>, out: &mut dyn Write) -> Result<()> {
+pub(crate) fn write_json(status: Option<&Status>, left_behind: usize, out: &mut dyn Write) -> Result<()> {
     let ports = status.map(|status| status.ports.as_slice()).unwrap_or_default();
-    let json = Json { attached: status.is_some(), ports: ports.iter().map(json_port).collect() };
+    let json = Json {
+        attached: status.is_some(),
+        ports: ports.iter().map(json_port).collect(),
+        refused_unread: status.map_or(0, |status| status.refused_unread),
+        left_behind,
+    };
     serde_json::to_writer_pretty(&mut *out, &json)?;
     writeln!(out)?;
     Ok(())

@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use truepeer_policy::{
-    Backends, Claims, Delivery, Destinations, Dynamic, HeaderRule, Nat64Prefix, OnConflict, Policy,
+    Backends, Claims, Delivery, Destinations, Dialect, Dynamic, HeaderRule, Nat64Prefix, OnConflict, Policy,
     PrefixSet, Senders,
 };
 use truepeer_proto::{Transport, Version};
 use truepeer_relay::settings::UdpSettings;
-use truepeer_relay::udp::Dialect;
 
+use super::http::HttpConfig;
 use super::resolve::{Family, HostPort};
+use super::tls::{OriginTlsConfig, TlsConfig};
 use super::{ConfigError, text};
 
 /// What travels through a listener.
@@ -54,6 +55,12 @@ pub(crate) struct ListenerConfig {
     pub(crate) send_proxy: Option<SendProxy>,
     pub(crate) timeouts: Timeouts,
     pub(crate) udp: UdpConfig,
+    /// Set: clients speak TLS.
+    pub(crate) tls: Option<TlsConfig>,
+    /// Set: backends are spoken TLS with.
+    pub(crate) origin_tls: Option<OriginTlsConfig>,
+    /// Set: clients speak HTTP, and their requests are passed on one by one.
+    pub(crate) http: Option<HttpConfig>,
 }
 
 /// The backends, by the client's family.
@@ -167,6 +174,9 @@ impl Default for ListenerConfig {
             send_proxy: None,
             timeouts: Timeouts::default(),
             udp: UdpConfig::default(),
+            tls: None,
+            origin_tls: None,
+            http: None,
         }
     }
 }
@@ -239,6 +249,12 @@ impl ListenerConfig {
         }
         if self.senders.allow.is_empty() && self.senders.allow_files.is_empty() {
             warnings.push("nobody may connect: the allow-list is empty; add --allow PREFIX".to_owned());
+        }
+        if self.origin_tls.as_ref().is_some_and(|origin| origin.insecure) {
+            warnings.push(
+                "--origin-insecure: the backends' certificates are not verified: whoever stands in between can read and change everything"
+                    .to_owned(),
+            );
         }
         if !self.claims.allow.is_empty() {
             warnings.push(format!(

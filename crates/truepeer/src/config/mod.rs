@@ -4,23 +4,28 @@
 //! Everything here is parsed already. What may change under a running program (address lists in files, host names)
 //! is kept as its path or name and read by [`ListenerConfig::policy`], at the start and again on reload.
 
+mod http;
 mod listener;
 mod resolve;
 mod text;
+mod tls;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use truepeer_policy::{BackendAddr, PrefixFileError};
 
+pub(crate) use http::{ClientAddressConfig, HttpConfig};
 pub(crate) use listener::{
     BackendsConfig, ClaimsConfig, DynamicConfig, HeaderLimits, ListenerConfig, Protocol, SendProxy,
     SenderRule, SendersConfig, Timeouts, UdpConfig, read_prefixes,
 };
 pub(crate) use resolve::{Family, HostPort, ListenAddr};
 pub(crate) use text::parse_duration;
+pub(crate) use tls::{CertConfig, ClientCert, OriginTlsConfig, TlsConfig};
 
 /// The whole configuration of `truepeer proxy`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,9 +36,15 @@ pub(crate) struct Config {
     pub(crate) workers: Option<NonZeroUsize>,
     /// UDP flows, all listeners together; `None`: as many as open files allow.
     pub(crate) max_flows: Option<NonZeroUsize>,
+    /// How long sessions of listeners with TLS may go on after the signal to stop.
+    #[serde(with = "text::duration")]
+    pub(crate) drain: Duration,
     pub(crate) routes: RoutesConfig,
     pub(crate) log: LogConfig,
 }
+
+/// Less than systemd waits before it kills (90 s), and longer than almost every request takes.
+pub(crate) const DRAIN: Duration = Duration::from_secs(30);
 
 impl Default for Config {
     fn default() -> Self {
@@ -41,6 +52,7 @@ impl Default for Config {
             listeners: vec![ListenerConfig::default()],
             workers: None,
             max_flows: None,
+            drain: DRAIN,
             routes: RoutesConfig::default(),
             log: LogConfig::default(),
         }
@@ -136,6 +148,10 @@ pub(crate) enum ConfigError {
         "--header optional: with --allow any, every host could forge a header; list the senders with --allow PREFIX, or name those that may leave the header out with --header PREFIX=optional"
     )]
     OptionalForEverybody,
+    #[error("--tls-cert, --origin-tls: TLS is for TCP only; expected --protocol tcp")]
+    TlsOverUdp,
+    #[error(transparent)]
+    Tls(#[from] truepeer_https::tls::ConfigError),
 }
 
 impl Config {
@@ -148,6 +164,7 @@ impl Config {
             match (listener.protocol, listener.send_proxy) {
                 (Protocol::Udp, Some(SendProxy::V1)) => return Err(ConfigError::Version1OverUdp),
                 (Protocol::Tcp, Some(SendProxy::Spp)) => return Err(ConfigError::SppOverTcp),
+                (Protocol::Udp, _) if listener.speaks_tls() => return Err(ConfigError::TlsOverUdp),
                 _ => {}
             }
             if self.listeners[..index]
@@ -156,6 +173,8 @@ impl Config {
             {
                 return Err(ConfigError::ListenTwice(listener.bind));
             }
+            listener.server_tls()?;
+            listener.origin()?;
             let backends = listener.policy(&self.binds())?.delivery.backends;
             refuse_loop("-4", backends.ipv4, listener.bind)?;
             refuse_loop("-6", backends.ipv6, listener.bind)?;

@@ -35,6 +35,11 @@ impl HostPort {
         Self { host: host.to_owned(), port }
     }
 
+    /// The host without brackets.
+    pub(crate) fn host(&self) -> &str {
+        &self.host
+    }
+
     /// The port.
     pub(crate) fn port(&self) -> u16 {
         self.port

@@ -35,7 +35,7 @@ fn a_configuration_survives_being_written_and_read() {
     full.claims.allow = "loopback".parse().unwrap();
     full.nat64_prefix = Some("64:ff9b::/96".parse().unwrap());
     full.send_proxy = Some(SendProxy::V1);
-    full.timeouts.idle = Some(std::time::Duration::from_millis(1500));
+    full.timeouts.idle = Some(Duration::from_millis(1500));
     let written = serde_json::to_string(&config).unwrap();
     assert_eq!(serde_json::from_str::<Config>(&written).unwrap(), config, "{written}");
     assert_eq!(serde_json::from_str::<Config>("{}").unwrap(), Config::default());

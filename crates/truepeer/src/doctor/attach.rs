@@ -5,7 +5,6 @@ use std::path::Path;
 use std::process::Command;
 
 use rustix::system::uname;
-use rustix::thread::CapabilitySet;
 
 use super::report::{Check, Report};
 
@@ -92,7 +91,7 @@ fn obstacle() -> Option<(String, &'static str)> {
     if version(&release).is_some_and(|version| version < OLDEST) {
         return Some((format!("Linux {release} is older than {}.{}", OLDEST.0, OLDEST.1), ""));
     }
-    if !is_permitted() {
+    if !crate::attach::missing_capabilities().is_empty() {
         return Some(("it needs CAP_BPF and CAP_NET_ADMIN".to_owned(), "sudo truepeer doctor"));
     }
     if truepeer_bpf::cgroup_root().is_err() {
@@ -109,12 +108,6 @@ fn obstacle() -> Option<(String, &'static str)> {
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(['.', '-']).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-}
-
-fn is_permitted() -> bool {
-    let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
-    // CAP_SYS_ADMIN was the one for all of BPF, and still is enough.
-    held.contains(CapabilitySet::NET_ADMIN) && held.intersects(CapabilitySet::BPF | CapabilitySet::SYS_ADMIN)
 }
 
 #[cfg(test)]

@@ -2,13 +2,16 @@
 //!
 //! A memfd would leave nothing behind, but programs that the program starts load the library, too, under other users and
 //! with other descriptors: it has to have a path that all of them can read. So it is kept in a directory of our own, under a
-//! name that tells its contents, and found there by the next `truepeer run`.
+//! name that tells its contents, and found there by the next `truepeer run`, which removes those of older versions (`old`).
+
+mod old;
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 use std::{env, process};
 
 use anyhow::{Context, Result, bail};
@@ -68,9 +71,12 @@ fn put(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
         return Err(io::Error::other("nothing may be executed there (noexec)"));
     }
     let file = dir.join(name);
-    if !is_own_file(&file, bytes.len()) {
+    // In use from now on: another version's truepeer leaves it there. What it has just removed is written anew.
+    let mark = || File::open(&file)?.set_modified(SystemTime::now());
+    if mark().is_err() || !is_own_file(&file, bytes.len()) {
         write_anew(&file, bytes)?;
     }
+    old::remove(dir, &file);
     Ok(file)
 }
 

@@ -13,11 +13,14 @@ mod program;
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
+use truepeer_policy::Dialect;
 
 use crate::args::{ConnectArgs, HowArgs, RunArgs};
 use choice::Mechanism;
-use program::Program;
+pub(crate) use program::{Kind, Program};
+
+pub(crate) use program::NotStarted;
 
 /// Starts a program that accepts connections; ends with its status.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
@@ -25,10 +28,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         return preload::install(dir).map(|()| ExitCode::SUCCESS);
     }
     let settings = args.settings()?;
-    if settings.allow.has_everybody() {
-        eprintln!(
-            "warning: every host may connect and claim to be any client; list your load balancers with --allow PREFIX"
-        );
+    for warning in args.warnings(&settings) {
+        eprintln!("warning: {warning}");
     }
     match prepare(&args.how)? {
         (Mechanism::Preload, program) => preload::run(&settings, &program),
@@ -44,6 +45,11 @@ pub(crate) fn connect(args: &ConnectArgs) -> Result<ExitCode> {
     let sending = args.sending();
     match prepare(&args.how)? {
         (Mechanism::Preload, program) => preload::connect(&sending, &program),
+        (Mechanism::Notify, program) if sending.datagrams == Some(Dialect::Spp) => bail!(
+            "--udp-dialect spp by notify: answers carry the header back, and a supervisor doesn't take it off what read(), readv(), recv(), recvfrom(), recvmsg() and recvmmsg() give ({} is {}): use --via preload where the program can load a library, or truepeer proxy -p udp --send-proxy spp",
+            program.file.display(),
+            program.kind
+        ),
         (Mechanism::Notify, program) => notify::connect(&sending, &program),
     }
 }

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use truepeer_handover::{Sending, Settings};
 
 use super::library;
-use super::program::Program;
+use super::program::{NotStarted, Program};
 
 /// The longest text that an environment variable can have (MAX_ARG_STRLEN, execve(2)), less the name.
 const MOST_BYTES: usize = 128 * 1024 - 64;
@@ -40,7 +40,7 @@ fn become_program(program: &Program, variable: &str, text: String) -> Result<Exi
         .env(variable, text)
         .env_remove("TRUEPEER_FAMILY")
         .exec();
-    Err(error).with_context(|| program.file.display().to_string())
+    Err(error).with_context(|| NotStarted::NotExecutable(program.file.display().to_string()))
 }
 
 /// What is preloaded already stays so.

@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::{env, io};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// As many interpreters as the kernel follows (BINPRM_BUF_SIZE and its depth limit, execve(2)).
 const MOST_SCRIPTS: usize = 5;
@@ -59,18 +59,41 @@ impl Program {
     /// Finds a command as the shell does, and follows `#!` to what will really run.
     pub(crate) fn find(words: &[OsString]) -> Result<Self> {
         let name = words.first().context("no command")?;
-        let file = in_path(name).with_context(|| format!("{}: no such program", name.display()))?;
-        let kind = kind_of(&file, MOST_SCRIPTS).with_context(|| file.display().to_string())?;
+        let file = in_path(name).ok_or_else(|| NotStarted::NotFound(name.display().to_string()))?;
+        let about = || NotStarted::NotExecutable(file.display().to_string());
+        ensure!(is_executable(&file), about());
+        let kind = kind_of(&file, MOST_SCRIPTS).with_context(about)?;
         Ok(Self { file, words: words.to_vec(), kind })
     }
 }
 
+/// A command that can't be started; shells have a status of its own for each.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NotStarted {
+    #[error("{0}: no such program")]
+    NotFound(String),
+    #[error("{0} can't be executed")]
+    NotExecutable(String),
+}
+
+impl NotStarted {
+    /// What truepeer ends with.
+    pub(crate) fn status(&self) -> u8 {
+        match self {
+            Self::NotFound(_) => 127,
+            Self::NotExecutable(_) => 126,
+        }
+    }
+}
+
+/// What may be executed if there is such a file, else what only has the name.
 fn in_path(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
-        return Some(name.into());
+        return Some(PathBuf::from(name)).filter(|file| file.exists());
     }
     let path = env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
-    env::split_paths(&path).map(|dir| dir.join(name)).find(|file| is_executable(file))
+    let files = || env::split_paths(&path).map(|dir| dir.join(name));
+    files().find(|file| is_executable(file)).or_else(|| files().find(|file| file.is_file()))
 }
 
 fn is_executable(file: &Path) -> bool {

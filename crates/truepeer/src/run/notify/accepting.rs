@@ -7,7 +7,7 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, socket_timeout};
+use rustix::net::sockopt::{Timeout, socket_cookie, socket_timeout};
 use rustix::net::{SocketFlags, acceptfrom_with};
 use truepeer_handover::{Decided, Look, look, take};
 use truepeer_policy::SenderAddr;
@@ -30,6 +30,16 @@ pub(super) fn flags_of(call: &Notification) -> i32 {
     if call.call == calls::ACCEPT4 { call.int(3) } else { 0 }
 }
 
+/// What became of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Served {
+    Answered,
+    /// Something was there, but nothing for the program.
+    InVain,
+    /// Nothing was there.
+    NotYet,
+}
+
 /// What the kernel's queue gave.
 enum Next {
     Connection(Connection),
@@ -48,21 +58,26 @@ impl Supervisor {
             return self.answer(&call, Answer::GoOn); // the kernel says what is wrong
         }
         let Some(socket) = self.descriptor(&call) else { return };
-        let Some(listener) = self.listeners.look(socket.as_fd()) else {
-            return self.answer(&call, Answer::GoOn);
-        };
-        if self.serve(&call, socket.as_fd(), &listener) {
+        let listener = self.listeners.look(socket.as_fd());
+        let cookie = listener.as_ref().map_or_else(|| socket_cookie(&socket), |listener| Ok(listener.cookie));
+        if let Ok(cookie) = cookie {
+            self.siblings.on_accept(cookie, call.int(0), call.thread, Instant::now());
+        }
+        let Some(listener) = listener else { return self.answer(&call, Answer::GoOn) };
+        let served = self.serve(&call, socket.as_fd(), &listener);
+        if served == Served::Answered {
             return;
         }
         if is_non_blocking(socket.as_fd()) {
             return self.answer(&call, Answer::Fail(Errno::AGAIN));
         }
-        self.park(call, socket, listener);
+        self.park(call, socket, listener, served == Served::InVain);
     }
 
-    fn park(&mut self, call: Notification, socket: OwnedFd, listener: Arc<Listener>) {
+    fn park(&mut self, call: Notification, socket: OwnedFd, listener: Arc<Listener>, came_in_vain: bool) {
         let limit = socket_timeout(&socket, Timeout::Recv).ok().flatten();
-        let waiting = Waiting { call, deadline: limit.map(|limit| Instant::now() + limit) };
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        let waiting = Waiting { call, deadline, came_in_vain, signal_held_back: false };
         if let Err(errno) = self.parked.park(&self.watch, socket, listener, waiting) {
             self.answer(&call, Answer::Fail(errno));
         }
@@ -73,7 +88,7 @@ impl Supervisor {
         let Some(mut group) = self.parked.take(cookie) else { return };
         while let Some(waiting) = group.waiting.pop_front() {
             if self.notifier.is_waiting(waiting.call.id)
-                && !self.serve(&waiting.call, group.socket.as_fd(), &group.listener)
+                && self.serve(&waiting.call, group.socket.as_fd(), &group.listener) != Served::Answered
             {
                 group.waiting.push_front(waiting);
                 break;
@@ -82,24 +97,25 @@ impl Supervisor {
         self.parked.put_back(&self.watch, group);
     }
 
-    /// Answers the call if there is anything to answer; says whether it did. Never waits.
-    fn serve(&mut self, call: &Notification, socket: BorrowedFd<'_>, listener: &Arc<Listener>) -> bool {
+    /// Answers the call if there is anything to answer. Never waits.
+    fn serve(&mut self, call: &Notification, socket: BorrowedFd<'_>, listener: &Arc<Listener>) -> Served {
         if let Some(connection) = self.ready.take(listener.local) {
             self.hand_over(call, listener, connection);
             self.clear_wake_ups(socket, listener);
-            return true;
+            return Served::Answered;
         }
+        let mut served = Served::NotYet;
         loop {
             match self.next(socket, listener) {
                 Next::Connection(connection) => {
                     self.hand_over(call, listener, connection);
-                    return true;
+                    return Served::Answered;
                 }
-                Next::Other | Next::WakeUp => {}
-                Next::Nothing => return false,
+                Next::Other | Next::WakeUp => served = Served::InVain,
+                Next::Nothing => return served,
                 Next::Fail(errno) => {
                     self.answer(call, Answer::Fail(errno));
-                    return true;
+                    return Served::Answered;
                 }
             }
         }
@@ -204,7 +220,7 @@ fn accept(listener: BorrowedFd<'_>) -> Result<(OwnedFd, SenderAddr), Errno> {
     Ok((socket, SenderAddr::new(sender)))
 }
 
-fn is_readable(socket: BorrowedFd<'_>) -> bool {
+pub(super) fn is_readable(socket: BorrowedFd<'_>) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], Some(&at_once)).is_ok_and(|count| count > 0)
 }

@@ -58,6 +58,16 @@ fn interrupted(status: &str) -> Option<Answer> {
     Some(if is_first { Answer::Interrupted } else { Answer::Fail(Errno::INTR) })
 }
 
+/// Whether a signal is pending that the thread blocks.
+pub(super) fn holds_a_signal_back(thread: i32) -> bool {
+    fs::read_to_string(format!("/proc/{thread}/status")).is_ok_and(|status| held_back(&status) == Some(true))
+}
+
+fn held_back(status: &str) -> Option<bool> {
+    let pending = set(status, "SigPnd:")? | set(status, "ShdPnd:")?;
+    Some(pending & set(status, "SigBlk:")? != 0)
+}
+
 fn set(status: &str, name: &str) -> Option<u64> {
     u64::from_str_radix(field(status, name)?, 16).ok()
 }
@@ -85,6 +95,15 @@ mod tests {
         assert_eq!(interrupted(&status(8, int, 0, 0)), Some(Answer::Interrupted));
         assert_eq!(interrupted(&status(7, int, int, int)), None);
         assert_eq!(interrupted("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn what_is_blocked_is_held_back() {
+        let int = 1 << 1;
+        assert_eq!(held_back(&status(7, 0, int, int)), Some(true));
+        assert_eq!(held_back(&status(7, int, 0, int)), Some(true));
+        assert_eq!(held_back(&status(7, int, int, 1 << 2)), Some(false));
+        assert_eq!(held_back("Name:\tx\n"), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //!    ├ accepting  the next connection whose client is known ─▶ handing_over: descriptor, address, answer
 //!    ├ Late       connections whose header has not come yet
 //!    ├ Ready      those whose header came late ─▶ Ringer: wakes the program's epoll
-//!    ├ Parked     accept() of blocking listeners, with an eye on signals
+//!    ├ Parked     accept() of blocking listeners, with an eye on signals, and on Siblings: listeners that nobody else serves
 //!    ├ Names      who the client of an open connection is: getpeername()
 //!    └ Life       signals to the program, its end and status to us; guard: neither ends without the other
 //! ```
@@ -31,6 +31,7 @@ mod parked;
 mod reach;
 mod ready;
 mod ringer;
+mod siblings;
 mod supervisor;
 mod telling;
 mod watch;
@@ -44,7 +45,7 @@ use truepeer_sys::process::{Command, SignalDoor};
 use truepeer_sys::seccomp::{Filter, Notifier, Verdict, calls};
 use truepeer_sys::{inherit, limits};
 
-use super::program::Program;
+use super::program::{NotStarted, Program};
 use crate::config::{LogConfig, Verbosity};
 use crate::log;
 use guard::Side;
@@ -98,7 +99,8 @@ fn start(program: &Program, verbose: bool, filter: Filter) -> Result<Started> {
     };
     let command = Command::new(&program.file, program.words.clone())?.with_signals_of(&signals);
     let started = command.with_passed_sockets(passed).start(filter);
-    let supervised = started.with_context(|| format!("{} can't be run", program.file.display()))?;
+    let supervised =
+        started.with_context(|| NotStarted::NotExecutable(program.file.display().to_string()))?;
     // They are the program's now; while we had them, too, it could not close them.
     inherit::close_listening_sockets(passed);
     let life = Life::of(&supervised.child, signals, guard);
@@ -134,13 +136,20 @@ fn accepting_calls(destination: Destination) -> Filter {
 /// A program that connects by sending (MSG_FASTOPEN) is told that this is not to be had, and connects first.
 fn connecting_calls(sending: &Sending) -> Filter {
     const MSG_FASTOPEN: u32 = 0x2000_0000;
+    const LONGEST_DATAGRAM: u32 = 65_535;
+    const SOL_UDP: u32 = 17;
+    // What makes one call several datagrams, or several calls one: as kernels that lack it.
+    const UDP_CORK_SEGMENT_GRO: [u32; 3] = [1, 103, 104];
     let not_to_be_had = Verdict::Fail(Errno::OPNOTSUPP);
     let filter = without_io_uring().rule(calls::CONNECT, Verdict::Ask);
-    if sending.datagrams {
+    if sending.datagrams.is_some() {
         // By sendmsg() the notifier itself comes to us.
         return filter
             .rule(calls::SENDTO, Verdict::Ask)
             .rule(calls::SENDMMSG, Verdict::Ask)
+            .rule(calls::WRITEV, Verdict::Ask)
+            .rule_up_to(calls::WRITE, 2, LONGEST_DATAGRAM, Verdict::Ask)
+            .rule_for_options(SOL_UDP, &UDP_CORK_SEGMENT_GRO, Verdict::Fail(Errno::NOPROTOOPT))
             .rule_unless_marked(calls::SENDMSG, 2, Verdict::Ask);
     }
     filter.rule_if_set(calls::SENDTO, 3, MSG_FASTOPEN, not_to_be_had).rule_if_set(

@@ -7,10 +7,11 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
-use truepeer_sys::seccomp::{Notification, Notifier};
+use truepeer_sys::seccomp::{Answer, Notification, Notifier};
 
-use super::interrupt::still_waits;
+use super::interrupt::{holds_a_signal_back, still_waits};
 use super::listener::Listener;
+use super::siblings::Siblings;
 use super::watch::Watch;
 
 /// A call that waits for a connection.
@@ -19,6 +20,22 @@ pub(super) struct Waiting {
     pub(super) call: Notification,
     /// When it fails with EAGAIN (SO_RCVTIMEO).
     pub(super) deadline: Option<Instant>,
+    /// Something was there when it came, but nothing for it: perhaps its thread came because select() had said so.
+    pub(super) came_in_vain: bool,
+    /// At the last look a signal was pending that the thread blocks.
+    pub(super) signal_held_back: bool,
+}
+
+impl Waiting {
+    /// Whether its thread, had it not come in vain, would be where it could do something else: for another listener, or for a
+    /// signal that it lets in within select() only. Other threads may take a signal, so it has to be there twice.
+    fn is_kept(&mut self, siblings: &Siblings, own: u64, now: Instant) -> bool {
+        if !self.came_in_vain {
+            return false;
+        }
+        let before = core::mem::replace(&mut self.signal_held_back, holds_a_signal_back(self.call.thread));
+        (before && self.signal_held_back) || siblings.want(self.call.thread, own, now)
+    }
 }
 
 /// The calls that wait at one listener, longest first. While they do, the supervisor watches it; no longer, or the
@@ -78,15 +95,25 @@ impl Parked {
         self.groups.values().find(|group| group.listener.local == address).map(|group| group.listener.cookie)
     }
 
-    /// Ends the waiting of those who were killed, whose time is up, or for whom there is a signal.
-    pub(super) fn look_after(&mut self, watch: &Watch, notifier: &Notifier, now: Instant) {
+    /// Ends the waiting of those who were killed, whose time is up, for whom there is a signal, or who are kept from
+    /// something else.
+    pub(super) fn look_after(
+        &mut self,
+        watch: &Watch,
+        notifier: &Notifier,
+        siblings: &Siblings,
+        now: Instant,
+    ) {
         let cookies: Vec<u64> = self.groups.keys().copied().collect();
         for group in cookies.into_iter().filter_map(|cookie| self.groups.remove(&cookie)).collect::<Vec<_>>()
         {
             let mut group = group;
-            group
-                .waiting
-                .retain(|waiting| still_waits(notifier, &waiting.call, waiting.deadline, Errno::AGAIN, now));
+            let own = group.listener.cookie;
+            group.waiting.retain_mut(|waiting| {
+                still_waits(notifier, &waiting.call, waiting.deadline, Errno::AGAIN, now)
+                    && !(waiting.is_kept(siblings, own, now)
+                        && notifier.send(waiting.call.id, Answer::Fail(Errno::CONNABORTED)).is_ok())
+            });
             self.put_back(watch, group);
         }
     }

@@ -18,6 +18,7 @@ use super::parked::Parked;
 use super::reach::descriptor_for;
 use super::ready::Ready;
 use super::ringer::Ringer;
+use super::siblings::Siblings;
 use super::watch::{Event, Watch};
 
 /// How long the kernel keeps a connection for its first data; if the header comes later, we wait for it.
@@ -36,6 +37,7 @@ pub(super) struct Supervisor {
     pub(super) late: Late<Arc<Listener>>,
     pub(super) ready: Ready,
     pub(super) parked: Parked,
+    pub(super) siblings: Siblings,
     pub(super) names: Names,
     pub(super) census: SocketDiag,
     pub(super) ringer: Ringer,
@@ -72,6 +74,7 @@ impl Supervisor {
             listeners,
             ready: Ready::default(),
             parked: Parked::default(),
+            siblings: Siblings::default(),
             names,
             census,
             journal: Journal::new(),
@@ -155,6 +158,9 @@ impl Supervisor {
 
     fn on_listen(&mut self, call: Notification) {
         let Some(socket) = self.descriptor(&call) else { return };
+        if let Ok(cookie) = socket_cookie(&socket) {
+            self.siblings.on_listen(cookie, call.int(0), Instant::now());
+        }
         let answer = match self.listeners.listen(socket.as_fd(), call.int(1)) {
             None => Answer::GoOn,
             Some(Ok(())) => Answer::Value(0),
@@ -178,7 +184,7 @@ impl Supervisor {
     fn look_after(&mut self, now: Instant) {
         if now.duration_since(self.looked_after) >= PARKED_PERIOD {
             self.looked_after = now;
-            self.parked.look_after(&self.watch, &self.notifier, now);
+            self.parked.look_after(&self.watch, &self.notifier, &self.siblings, now);
         }
         if now.duration_since(self.woken) >= READY_PERIOD {
             self.woken = now;

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_cookie, socket_domain, socket_timeout, socket_type};
 use rustix::net::{AddressFamily, SendFlags, SocketType, bind, connect, getsockname, send};
 use tracing::debug;
-use truepeer_handover::Sending;
+use truepeer_handover::{Datagrams, Sending};
 use truepeer_proto::Transport;
 use truepeer_sys::process::read_memory;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
@@ -57,14 +57,22 @@ pub(super) struct Telling {
     watch: Watch,
     connecting: HashMap<u64, Connecting>,
     pub(super) journal: Journal,
+    pub(super) datagrams: Option<Datagrams>,
     life: Life,
 }
 
 impl Telling {
     pub(super) fn new(sending: &Sending, notifier: Notifier, life: Life) -> anyhow::Result<Self> {
         let watch = Watch::new(&notifier, &life)?;
-        let (sending, connecting) = (sending.clone(), HashMap::new());
-        Ok(Self { sending, notifier, watch, connecting, journal: Journal::new(), life })
+        Ok(Self {
+            sending: sending.clone(),
+            notifier,
+            watch,
+            connecting: HashMap::new(),
+            journal: Journal::new(),
+            datagrams: sending.datagrams.map(Datagrams::new).transpose()?,
+            life,
+        })
     }
 
     /// Answers until the program and all that it started have ended.

@@ -1,0 +1,115 @@
+//! What `truepeer https` adds to a listener.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use truepeer_https::exchange::{Settings, Timeouts};
+use truepeer_https::gateway::{ClientAddress, HttpOptions};
+use truepeer_https::http1::Limits;
+use truepeer_policy::PrefixSet;
+
+use super::text;
+
+/// How requests are passed on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct HttpConfig {
+    pub(crate) client_address: ClientAddressConfig,
+    /// Senders whose own word on whom they stand for is passed on.
+    #[serde(with = "text::prefixes")]
+    pub(crate) trusted: PrefixSet,
+    /// None: all.
+    pub(crate) methods: Vec<String>,
+    /// Bytes; `None`: any number.
+    pub(crate) max_body: Option<u64>,
+    /// Bytes.
+    pub(crate) max_head: usize,
+    /// Bytes a second; 0: any number.
+    pub(crate) min_rate: u64,
+    pub(crate) access_log: bool,
+    /// Idle connections to the origin, for each worker.
+    pub(crate) origin_keepalive: usize,
+    #[serde(with = "text::duration")]
+    pub(crate) origin_idle: Duration,
+    /// How long a request waits for an origin that refuses connections.
+    #[serde(with = "text::duration")]
+    pub(crate) origin_patience: Duration,
+    #[serde(with = "text::duration")]
+    pub(crate) head_timeout: Duration,
+    #[serde(with = "text::duration")]
+    pub(crate) body_timeout: Duration,
+    #[serde(with = "text::duration")]
+    pub(crate) keepalive_timeout: Duration,
+    #[serde(with = "text::duration")]
+    pub(crate) response_timeout: Duration,
+}
+
+/// How the origin learns the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ClientAddressConfig {
+    #[default]
+    Forwarded,
+    Transparent,
+    Proxy,
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        let timeouts = Timeouts::default();
+        Self {
+            client_address: ClientAddressConfig::default(),
+            trusted: PrefixSet::new(),
+            methods: Vec::new(),
+            max_body: None,
+            max_head: Limits::default().head_bytes,
+            min_rate: Settings::default().min_rate,
+            access_log: false,
+            origin_keepalive: 1024,
+            origin_idle: Duration::from_secs(60),
+            origin_patience: Duration::from_secs(1),
+            head_timeout: timeouts.head,
+            body_timeout: timeouts.body,
+            keepalive_timeout: timeouts.keep_alive,
+            response_timeout: timeouts.response,
+        }
+    }
+}
+
+impl HttpConfig {
+    /// As the workers take it.
+    pub(crate) fn options(&self) -> HttpOptions {
+        let limits = Limits {
+            head_bytes: self.max_head,
+            target_bytes: Limits::default().target_bytes.min(self.max_head),
+            ..Limits::default()
+        };
+        let timeouts = Timeouts {
+            head: self.head_timeout,
+            body: self.body_timeout,
+            keep_alive: self.keepalive_timeout,
+            response: self.response_timeout,
+            ..Timeouts::default()
+        };
+        HttpOptions {
+            settings: Settings {
+                limits,
+                timeouts,
+                methods: self.methods.clone(),
+                max_body: self.max_body,
+                min_rate: self.min_rate,
+                trusted: self.trusted.clone(),
+                access_log: self.access_log,
+                ..Settings::default()
+            },
+            client_address: match self.client_address {
+                ClientAddressConfig::Forwarded => ClientAddress::Forwarded,
+                ClientAddressConfig::Transparent => ClientAddress::Transparent,
+                ClientAddressConfig::Proxy => ClientAddress::Proxy,
+            },
+            origin_keepalive: self.origin_keepalive,
+            origin_idle: self.origin_idle,
+            origin_patience: self.origin_patience,
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! What commands print.
+
+use std::io::{self, ErrorKind, Write};
+
+/// Standard output, which nobody need read to its end: `truepeer attach status | head` is no failure, and what is being done is done
+/// whether somebody still looks or not.
+pub(crate) fn stdout() -> WhileRead<io::Stdout> {
+    WhileRead { out: io::stdout() }
+}
+
+/// Takes what nobody reads any more for written.
+pub(crate) struct WhileRead<W> {
+    out: W,
+}
+
+impl<W: Write> Write for WhileRead<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        unless_hung_up(self.out.write(bytes), bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        unless_hung_up(self.out.flush(), ())
+    }
+}
+
+fn unless_hung_up<T>(result: io::Result<T>, otherwise: T) -> io::Result<T> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(otherwise),
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Failing(ErrorKind);
+
+    impl Write for Failing {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(self.0.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Err(self.0.into())
+        }
+    }
+
+    #[test]
+    fn only_a_reader_who_left_is_no_failure() {
+        let mut hung_up = WhileRead { out: Failing(ErrorKind::BrokenPipe) };
+        assert!(writeln!(hung_up, "unread").is_ok() && hung_up.flush().is_ok());
+        let mut full = WhileRead { out: Failing(ErrorKind::StorageFull) };
+        assert!(writeln!(full, "unwritten").is_err() && full.flush().is_err());
+    }
+}

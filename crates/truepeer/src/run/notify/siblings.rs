@@ -1,0 +1,133 @@
+//! Listeners beside the one at which a blocking `accept` is parked, and what else its thread may be kept from.
+//!
+//! A program that waits by select() for several listeners that block calls accept() on the one that was reported. If what was
+//! there is not for it (silent, refused, a wake-up), it would be kept there, and its other listeners not be served. The kernel
+//! doesn't say how a thread came to call accept(), so this is gone by: it found something there at once, another listener of
+//! its process has a connection, and no other thread of the process accepts on that one. Then the call fails with ECONNABORTED:
+//! a connection was there and is gone (accept(2): to be treated "like EAGAIN by retrying"; POSIX has it, too).
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::{socket_acceptconn, socket_cookie};
+use truepeer_sys::process::descriptor_of;
+
+use super::accepting::is_readable;
+
+/// Beyond so many listeners what is known is forgotten; each is known again by its next accept().
+const MOST: usize = 256;
+/// A thread that has a listener to itself calls accept() so soon after listen().
+const BEGINNING: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+struct Sibling {
+    /// By which the process knows it, and those that it has forked.
+    number: i32,
+    since: Instant,
+    /// Who called accept() on it last.
+    thread: Option<i32>,
+}
+
+/// The listeners of the program's family, by SO_COOKIE: those of other protocols, too.
+#[derive(Debug, Default)]
+pub(super) struct Siblings(HashMap<u64, Sibling>);
+
+impl Siblings {
+    pub(super) fn on_listen(&mut self, cookie: u64, number: i32, now: Instant) {
+        self.note(cookie, Sibling { number, since: now, thread: None });
+    }
+
+    pub(super) fn on_accept(&mut self, cookie: u64, number: i32, thread: i32, now: Instant) {
+        match self.0.get_mut(&cookie) {
+            Some(known) => (known.number, known.thread) = (number, Some(thread)),
+            None => self.note(cookie, Sibling { number, since: now, thread: Some(thread) }),
+        }
+    }
+
+    fn note(&mut self, cookie: u64, sibling: Sibling) {
+        if self.0.len() >= MOST {
+            self.0.clear();
+        }
+        self.0.insert(cookie, sibling);
+    }
+
+    /// Whether a connection waits at another listener, which nobody but this thread comes for.
+    pub(super) fn want(&self, thread: i32, own: u64, now: Instant) -> bool {
+        let mut others = self.0.iter().filter(|(cookie, _)| **cookie != own);
+        others.any(|(cookie, sibling)| {
+            sibling.is_left_to(thread, now) && sibling.has_a_connection(thread, *cookie)
+        })
+    }
+}
+
+impl Sibling {
+    fn is_left_to(&self, thread: i32, now: Instant) -> bool {
+        match self.thread {
+            None => now.duration_since(self.since) >= BEGINNING,
+            // Of another process perhaps, which may be kept from it likewise.
+            Some(last) => last == thread || !Path::new(&format!("/proc/{thread}/task/{last}")).exists(),
+        }
+    }
+
+    fn has_a_connection(&self, thread: i32, cookie: u64) -> bool {
+        // Of the process's own descriptors: it may have closed it, and given its number to something else.
+        descriptor_of(thread, self.number).is_ok_and(|socket| {
+            socket_cookie(&socket) == Ok(cookie)
+                && socket_acceptconn(&socket) == Ok(true)
+                && is_readable(socket.as_fd())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    fn own_thread() -> i32 {
+        rustix::thread::gettid().as_raw_nonzero().get()
+    }
+
+    fn cookie_of(listener: &TcpListener) -> u64 {
+        socket_cookie(listener).expect("a cookie")
+    }
+
+    #[test]
+    fn a_listener_that_another_thread_accepts_on_is_left_to_it() {
+        let long_ago = Instant::now();
+        let now = long_ago + BEGINNING;
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let (cookie, number, me) = (cookie_of(&listener), listener.as_raw_fd(), own_thread());
+        let mut siblings = Siblings::default();
+        siblings.on_listen(cookie, number, long_ago);
+        assert!(!siblings.want(me, 1, now), "nobody has connected");
+        let client =
+            rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None)
+                .expect("a socket");
+        rustix::net::connect(&client, &listener.local_addr().expect("an address")).expect("a connection");
+        assert!(siblings.want(me, 1, now), "nobody comes for it");
+        assert!(!siblings.want(me, cookie, now), "it is the one that is waited at");
+        assert!(!siblings.want(me, 1, long_ago), "somebody may be about to come");
+        siblings.on_accept(cookie, number, me, now);
+        assert!(siblings.want(me, 1, now), "this thread came for the last one");
+        let (ask, asked) = std::sync::mpsc::channel::<()>();
+        let (tell, told) = std::sync::mpsc::channel();
+        let other = std::thread::spawn(move || {
+            tell.send(own_thread()).expect("the test");
+            asked.recv().expect_err("nothing is sent");
+        });
+        let its = told.recv().expect("its number");
+        siblings.on_accept(cookie, number, its, now);
+        assert!(!siblings.want(me, 1, now), "another thread does");
+        drop(ask);
+        other.join().expect("the other thread");
+        assert!(
+            !Path::new(&format!("/proc/{me}/task/{its}")).exists() && siblings.want(me, 1, now),
+            "it has ended"
+        );
+    }
+}

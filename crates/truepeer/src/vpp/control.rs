@@ -1,0 +1,175 @@
+//! Speaking to VPP: one line at a time, by its own vppctl.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::layout::Line;
+
+/// How long VPP may take for an answer; it takes milliseconds, unless somebody else has its core.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A way to say something to a VPP.
+#[derive(Debug, Clone)]
+pub(super) struct Control {
+    pub(super) vppctl: PathBuf,
+    pub(super) socket: PathBuf,
+}
+
+impl Control {
+    /// The line as an operator would type it.
+    pub(super) fn command(&self, words: &str) -> String {
+        format!("vppctl -s {} {words}", self.socket.display())
+    }
+
+    /// What VPP answers. That vppctl ended well says only that VPP was there.
+    pub(super) fn ask(&self, words: &str) -> Result<String> {
+        self.ask_within(words, PATIENCE)
+    }
+
+    fn ask_within(&self, words: &str, patience: Duration) -> Result<String> {
+        let mut command = Command::new(&self.vppctl);
+        command.arg("-s").arg(&self.socket).args(words.split(' '));
+        // Not what the caller runs under: vppctl speaks to VPP by the kernel.
+        command.env_remove("LD_PRELOAD").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().with_context(|| self.vppctl.display().to_string())?;
+        let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || {
+            let mut said = Vec::new();
+            // What was said until then counts; nobody listens any more after the time is up.
+            let _ = out.as_mut().map(|out| out.read_to_end(&mut said));
+            let _ = err.as_mut().map(|err| err.read_to_end(&mut said));
+            let _ = tell.send(said);
+        });
+        let Ok(said) = told.recv_timeout(patience) else {
+            // Both, or it stays as a zombie; it may have ended just now.
+            let _ = child.kill();
+            let _ = child.wait();
+            bail!("VPP does not answer (waited {} s)", patience.as_secs());
+        };
+        let status = child.wait().context("vppctl")?;
+        let said = plain(&String::from_utf8_lossy(&said));
+        if !status.success() {
+            bail!("VPP is not there: {}", said.trim());
+        }
+        Ok(said)
+    }
+
+    /// Has VPP do what the line says, or says what became of it and what to do.
+    pub(super) fn carry_out(&self, line: &Line) -> Result<()> {
+        let said =
+            self.ask(&line.words).with_context(|| format!("`{}` failed", self.command(&line.words)))?;
+        if line.is_done(&said) {
+            return Ok(());
+        }
+        let answer = match said.trim() {
+            "" => "nothing, where it should have named what it made".to_owned(),
+            said => said.lines().map(str::trim).collect::<Vec<_>>().join("; "),
+        };
+        let hint = hint(&line.words, &answer).map(|hint| format!("\n{hint}")).unwrap_or_default();
+        bail!("`{}` failed, VPP said: {answer}{hint}", self.command(&line.words));
+    }
+}
+
+/// Without carriage returns, and without the colours that tables have whatever startup.conf says (`ESC [ … m`).
+fn plain(text: &str) -> String {
+    let mut parts = text.split("\x1b[");
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        plain.push_str(part.split_once('m').map_or(part, |(_, rest)| rest));
+    }
+    plain.replace('\r', "")
+}
+
+/// What to do about a line that failed.
+fn hint(words: &str, answer: &str) -> Option<&'static str> {
+    let is = |part: &str| answer.contains(part);
+    if words.starts_with("create host-interface") {
+        return Some(match () {
+            () if is("Invalid interface") || is("No such device") || is("errno 19") => {
+                "there is no such device in this network namespace: `ip link` lists them"
+            }
+            () if is("not permitted") || is("errno 1)") => {
+                "VPP may not open packet sockets: CAP_NET_RAW and CAP_NET_ADMIN are needed, run it as root"
+            }
+            () if is("v2") => {
+                "this VPP is too old for packet rings of version 2: truepeer was tried with 26.10"
+            }
+            () if is("unknown") => "its plugin af_packet is missing: install FD.io's package vpp-plugin-core",
+            () => return None,
+        });
+    }
+    if words.starts_with("app ns") && is("session") {
+        return Some("its session layer is off");
+    }
+    if words.contains(" eth") && is("unknown") {
+        return Some(
+            "dpdk did not take the device: it must be down in the kernel and bound to vfio-pci (dpdk-devbind.py --status), \
+             Mellanox's excepted; VPP's log says more",
+        );
+    }
+    None
+}
+
+/// The last lines of what VPP wrote.
+pub(super) fn tail(log: &Path) -> String {
+    const LINES: usize = 12;
+    let text = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(LINES)..].iter().map(|line| format!("\n  {}", line.trim_end())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vpp::layout::Layout;
+
+    /// A program in vppctl's place: it is called with `-s`, the socket and the words.
+    fn control(program: &str, socket: &str) -> Control {
+        Control { vppctl: program.into(), socket: socket.into() }
+    }
+
+    #[test]
+    fn a_failed_line_names_itself_and_what_vpp_said() {
+        let echo = control("echo", "/run/x/cli.sock");
+        let error = format!("{:#}", echo.carry_out(&Layout::Loopback.lines()[1]).unwrap_err());
+        let line = "-s /run/x/cli.sock set interface state loop0 up";
+        assert_eq!(error, format!("`vppctl {line}` failed, VPP said: {line}"));
+    }
+
+    #[test]
+    fn a_vpp_that_is_not_there_is_told_from_one_that_hangs() {
+        let absent = control("cat", "/nothing-of-that-name").ask("show version").unwrap_err().to_string();
+        assert!(absent.starts_with("VPP is not there: ") && absent.contains("/nothing"), "{absent}");
+
+        let hangs = control("timeout", "KILL");
+        let error = hangs.ask_within("1000 sleep 1000", Duration::from_millis(10)).unwrap_err().to_string();
+        assert!(error.contains("does not answer"), "{error}");
+    }
+
+    #[test]
+    fn colours_are_taken_off() {
+        assert_eq!(plain("\x1b[33mIndex\x1b[0m 1 \x1b[0m\r\n"), "Index 1 \n");
+        assert_eq!(plain("loop0\n"), "loop0\n");
+        assert_eq!(plain("\x1b["), "");
+    }
+
+    #[test]
+    fn what_to_do_is_said_where_it_is_known() {
+        let device = "create host-interface v2 name veth0";
+        assert!(hint(device, "create host-interface: Invalid interface name").unwrap().contains("ip link"));
+        assert!(hint(device, "unknown input `create host-interface'").unwrap().contains("vpp-plugin-core"));
+        assert!(hint(device, "Operation not permitted (errno 1)").unwrap().contains("CAP_NET_RAW"));
+        assert!(
+            hint("set interface state eth0 up", "unknown interface `eth0 up'").unwrap().contains("vfio-pci")
+        );
+        assert_eq!(hint("ip table add 1", "what"), None);
+    }
+}

@@ -1,0 +1,53 @@
+//! `truepeer vpp down`: ends what `up` started, and nothing else.
+
+use std::fs;
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use rustix::process::Signal;
+
+use super::place::Place;
+use super::process::State;
+use crate::args::VppPlaceArgs;
+
+/// How long VPP may take to end by itself.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Ends VPP. That nothing runs is no failure: the end is the same.
+pub(super) fn down(args: &VppPlaceArgs, out: &mut dyn Write) -> Result<()> {
+    let place = Place::of(args.dir.as_deref())?;
+    if !place.state().exists() {
+        writeln!(out, "nothing to end: truepeer has no VPP in {}", place.dir().display())?;
+        return Ok(());
+    }
+    let _lock = place.lock()?;
+    let Some(state) = State::read(&place.state())? else {
+        writeln!(out, "nothing to end: another truepeer vpp down was first")?;
+        return Ok(());
+    };
+    match state.process()? {
+        None => writeln!(out, "VPP (process {}) had ended already", state.pid)?,
+        Some(process) => {
+            process.signal(Signal::TERM)?;
+            if !process.ends_within(PATIENCE)? {
+                writeln!(out, "VPP does not end by itself: killed")?;
+                process.signal(Signal::KILL)?;
+                ensure!(process.ends_within(PATIENCE)?, "VPP (process {}) can't be ended", state.pid);
+            }
+            writeln!(out, "ended VPP (process {})", state.pid)?;
+        }
+    }
+    clear(&place, &state.prefix);
+    writeln!(out, "cleared {}", place.dir().display())?;
+    Ok(())
+}
+
+/// Removes what VPP and `up` left behind.
+pub(super) fn clear(place: &Place, prefix: &str) {
+    place.clear();
+    for name in ["global_vm", "vpe-api"] {
+        // There only if VPP was killed.
+        let _ = fs::remove_file(format!("/dev/shm/{prefix}-{name}"));
+    }
+}

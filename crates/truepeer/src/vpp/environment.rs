@@ -1,0 +1,111 @@
+//! A program on VPP's stack: by a preloaded library, told by the environment.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::find;
+use super::process::State;
+use super::status::running;
+use super::vcl::Workers;
+use crate::args::VppRunArgs;
+use crate::run::{Kind, Program};
+
+/// Descriptors from 2¹² on are VPP's. By default it would be from 2³² on, which no descriptor is: programs would take
+/// VPP's for the kernel's.
+const SID_BIT: &str = "12";
+
+/// Becomes a program on VPP's stack.
+pub(super) fn run(args: &VppRunArgs) -> Result<ExitCode> {
+    let (place, state) = running(&args.place)?;
+    let namespace = namespace("--namespace", args.namespace.as_deref(), &state)?;
+    let VppRunArgs { library: named, .. } = args;
+    let library = find::library("--library", named.as_deref(), &state.vpp)?;
+    let program = Program::find(&args.command)?;
+    refuse(&program)?;
+    if let Some(core) = args.core {
+        stay_on(core)?;
+    }
+    let (name, arguments) = program.words.split_first().context("no command")?;
+    let error = Command::new(&program.file)
+        .arg0(name)
+        .args(arguments)
+        .envs(variables(&library, &place.vcl(&namespace, Workers::Processes), env::var_os("LD_PRELOAD")))
+        .exec();
+    Err(error).with_context(|| program.file.display().to_string())
+}
+
+/// The namespace that `option` names, or the proxy's.
+pub(super) fn namespace(option: &str, named: Option<&str>, state: &State) -> Result<String> {
+    let namespace = named.unwrap_or(&state.proxy);
+    ensure!(
+        state.namespaces.iter().any(|known| known == namespace),
+        "{option} {namespace}: this VPP has {}",
+        state.namespaces.join(", ")
+    );
+    Ok(namespace.to_owned())
+}
+
+/// What puts a program onto VPP. What is preloaded already stays so, behind VPP's library.
+pub(super) fn variables(
+    library: &Path,
+    vcl: &Path,
+    others: Option<OsString>,
+) -> [(&'static str, OsString); 3] {
+    let mut preload = library.as_os_str().to_owned();
+    if let Some(others) = others.filter(|others| !others.is_empty()) {
+        preload.push(OsStr::new(":"));
+        preload.push(others);
+    }
+    [("LD_PRELOAD", preload), ("VCL_CONFIG", vcl.into()), ("LDP_SID_BIT", SID_BIT.into())]
+}
+
+/// A program that doesn't load the library would be on the kernel's stack, and nothing would say so.
+pub(super) fn refuse(program: &Program) -> Result<()> {
+    let name = program.file.display();
+    match program.kind {
+        Kind::Dynamic => Ok(()),
+        Kind::SetUserId => bail!(
+            "{name} changes its user or has file capabilities: the linker ignores LD_PRELOAD then; run it as root, from a copy without them"
+        ),
+        kind => bail!("{name} is {kind}: it loads no library, VPP can't be put under it"),
+    }
+}
+
+fn stay_on(core: u16) -> Result<()> {
+    let mut cores = rustix::thread::CpuSet::new();
+    ensure!(usize::from(core) < rustix::thread::CpuSet::MAX_CPU, "--core {core}: there is no such core");
+    cores.set(usize::from(core));
+    rustix::thread::sched_setaffinity(None, &cores).with_context(|| format!("--core {core}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vpps_library_stands_before_others() {
+        let (library, vcl) = (Path::new("/lib/vcl.so"), Path::new("/run/x/vcl-proxy.conf"));
+        let [preload, config, bit] = variables(library, vcl, Some("/lib/other.so".into()));
+        assert_eq!(preload, ("LD_PRELOAD", "/lib/vcl.so:/lib/other.so".into()));
+        assert_eq!(config, ("VCL_CONFIG", "/run/x/vcl-proxy.conf".into()));
+        assert_eq!(bit, ("LDP_SID_BIT", "12".into()));
+        for none in [None, Some(OsString::new())] {
+            assert_eq!(variables(library, vcl, none)[0].1, "/lib/vcl.so");
+        }
+    }
+
+    #[test]
+    fn what_loads_no_library_is_refused() {
+        let refused = |kind| refuse(&Program { file: "/bin/x".into(), words: vec!["x".into()], kind });
+        assert!(refused(Kind::Dynamic).is_ok());
+        assert!(refused(Kind::SetUserId).unwrap_err().to_string().contains("file capabilities"));
+        for kind in [Kind::Static, Kind::Go, Kind::OtherLibc, Kind::OtherMachine] {
+            assert!(refused(kind).unwrap_err().to_string().contains("loads no library"), "{kind}");
+        }
+    }
+}

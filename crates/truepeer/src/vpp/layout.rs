@@ -1,0 +1,335 @@
+//! What VPP is made to look like: the guide's two layouts as lines for vppctl. Pure.
+//!
+//! ```text
+//! loopback   client 172.16.3.1 ── table 3 ─▶ table 2 ── proxy 172.16.2.1 ── table 2 ─▶ table 1 ── server 172.16.1.1
+//! ethernet   client's network ─▶ first device 172.16.2.1/24 ── proxy ── second device 172.16.1.2/24 ─▶ origin's network
+//! ```
+
+use std::fmt;
+use std::str::FromStr;
+
+use ipnet::Ipv4Net;
+
+/// What the guide gives every namespace. It keeps programs apart, not attackers out: who may open the sockets in the
+/// private directory is the only one who can use it.
+pub(super) const SECRET: u64 = 1234;
+
+/// The guide's addresses of the proxy: towards the clients, and towards the origin.
+pub(crate) const ETHERNET_ADDRESSES: [&str; 2] = ["172.16.2.1/24", "172.16.1.2/24"];
+
+/// The application namespace that VPP itself makes.
+pub(super) const DEFAULT_NAMESPACE: &str = "default";
+
+/// A program's place in the loopback layout: its namespace, its interface, its table and its address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Station {
+    pub(super) namespace: &'static str,
+    pub(super) interface: &'static str,
+    pub(super) table: u32,
+    pub(super) address: &'static str,
+}
+
+/// In the order in which the guide makes them.
+pub(super) const STATIONS: [Station; 3] = [
+    Station { namespace: "server", interface: "loop0", table: 1, address: "172.16.1.1" },
+    Station { namespace: "proxy", interface: "loop1", table: 2, address: "172.16.2.1" },
+    Station { namespace: "client", interface: "loop2", table: 3, address: "172.16.3.1" },
+];
+
+/// One of the guide's two layouts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// Origin, proxy and client on VPP, each in a namespace of its own.
+    Loopback,
+    /// The proxy alone on VPP, between two devices.
+    Ethernet([Port; 2]),
+}
+
+/// A device with the address that it gets in VPP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Port {
+    pub(crate) device: Device,
+    pub(crate) address: Ipv4Net,
+}
+
+/// A network device, by who drives it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Device {
+    /// The kernel, which hands its packets to VPP (af_packet): veth and everything that has a name.
+    Kernel(String),
+    /// VPP's dpdk plugin, by PCI address.
+    Pci(String),
+}
+
+impl FromStr for Device {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if is_pci_address(text) {
+            return Ok(Self::Pci(text.to_ascii_lowercase()));
+        }
+        // IFNAMSIZ; what else the kernel refuses, VPP says.
+        let is_name = (1..16).contains(&text.len())
+            && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"/:{}#,".contains(&byte));
+        match is_name {
+            true => Ok(Self::Kernel(text.to_owned())),
+            false => Err("expected the name of a device, or a PCI address such as 0000:01:00.0"),
+        }
+    }
+}
+
+/// `0000:01:00.0`, or `01:00.0` as in lspci(8).
+fn is_pci_address(text: &str) -> bool {
+    let hex =
+        |part: &str, digits: usize| part.len() == digits && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let parts: Vec<&str> = text.split([':', '.']).collect();
+    let separators: String = text.chars().filter(|c| matches!(c, ':' | '.')).collect();
+    match (parts.as_slice(), separators.as_str()) {
+        ([domain, bus, slot, function], "::.") => {
+            hex(domain, 4) && hex(bus, 2) && hex(slot, 2) && hex(function, 1)
+        }
+        ([bus, slot, function], ":.") => hex(bus, 2) && hex(slot, 2) && hex(function, 1),
+        _ => false,
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kernel(name) | Self::Pci(name) => f.write_str(name),
+        }
+    }
+}
+
+impl Device {
+    /// Its name in VPP; dpdk's are given in startup.conf, by place.
+    pub(super) fn interface(&self, place: usize) -> String {
+        match self {
+            Self::Kernel(name) => format!("host-{name}"),
+            Self::Pci(_) => format!("eth{place}"),
+        }
+    }
+}
+
+/// A line for vppctl, and what VPP answers if all is well.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Line {
+    pub(super) words: String,
+    pub(super) answer: Answer,
+}
+
+/// vppctl's exit status says nothing: a failure is an answer that isn't the expected one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Answer {
+    Nothing,
+    /// The name of what was made.
+    Name(String),
+}
+
+impl Line {
+    fn silent(words: impl Into<String>) -> Self {
+        Self { words: words.into(), answer: Answer::Nothing }
+    }
+
+    fn naming(words: impl Into<String>, name: impl Into<String>) -> Self {
+        Self { words: words.into(), answer: Answer::Name(name.into()) }
+    }
+
+    /// Whether VPP did what the line says.
+    pub(super) fn is_done(&self, said: &str) -> bool {
+        match &self.answer {
+            Answer::Nothing => said.trim().is_empty(),
+            Answer::Name(name) => said.trim() == name,
+        }
+    }
+}
+
+impl Layout {
+    /// What to type, in order.
+    pub(super) fn lines(&self) -> Vec<Line> {
+        match self {
+            Self::Loopback => loopback(),
+            Self::Ethernet(ports) => {
+                ports.iter().enumerate().flat_map(|(place, port)| ethernet(place, port)).collect()
+            }
+        }
+    }
+
+    /// The namespaces that programs can be started in.
+    pub(super) fn namespaces(&self) -> Vec<&'static str> {
+        match self {
+            Self::Loopback => STATIONS.iter().map(|station| station.namespace).collect(),
+            Self::Ethernet(_) => vec![DEFAULT_NAMESPACE],
+        }
+    }
+
+    /// Where the proxy itself belongs.
+    pub(super) fn namespace_of_proxy(&self) -> &'static str {
+        match self {
+            Self::Loopback => "proxy",
+            Self::Ethernet(_) => DEFAULT_NAMESPACE,
+        }
+    }
+
+    /// The devices that VPP drives itself.
+    pub(super) fn pci_addresses(&self) -> Vec<&str> {
+        match self {
+            Self::Loopback => Vec::new(),
+            Self::Ethernet(ports) => ports
+                .iter()
+                .filter_map(|port| match &port.device {
+                    Device::Pci(address) => Some(address.as_str()),
+                    Device::Kernel(_) => None,
+                })
+                .collect(),
+        }
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Loopback => {
+                f.write_str("loopback:")?;
+                STATIONS.iter().try_for_each(|at| write!(f, " {} {}", at.namespace, at.address))
+            }
+            Self::Ethernet(ports) => {
+                f.write_str("ethernet:")?;
+                ports.iter().try_for_each(|port| write!(f, " {} {}", port.device, port.address))
+            }
+        }
+    }
+}
+
+/// Three tables: in one, VPP drops what is sent to an address of its own.
+fn loopback() -> Vec<Line> {
+    let mut lines = Vec::new();
+    for Station { interface, .. } in STATIONS {
+        lines.push(Line::naming("create loopback interface", interface));
+        lines.push(Line::silent(format!("set interface state {interface} up")));
+    }
+    for Station { interface, table, .. } in STATIONS {
+        lines.push(Line::silent(format!("ip table add {table}")));
+        lines.push(Line::silent(format!("set interface ip table {interface} {table}")));
+    }
+    for Station { interface, address, .. } in STATIONS {
+        lines.push(Line::silent(format!("set interface ip address {interface} {address}/24")));
+    }
+    for Station { namespace, interface, .. } in STATIONS {
+        lines.push(Line::silent(format!("app ns add id {namespace} secret {SECRET} if {interface}")));
+    }
+    let [server, proxy, client] = STATIONS;
+    for (from, to) in [(proxy, server), (proxy, client), (server, proxy), (client, proxy)] {
+        lines.push(Line::silent(format!(
+            "ip route add {}/32 table {} via lookup in table {}",
+            to.address, from.table, to.table
+        )));
+    }
+    lines
+}
+
+/// Version 2 of the kernel's packet rings: version 3, the default, gathers packets for a while before it hands them over.
+fn ethernet(place: usize, port: &Port) -> Vec<Line> {
+    let name = port.device.interface(place);
+    let mut lines = Vec::new();
+    if let Device::Kernel(device) = &port.device {
+        lines.push(Line::naming(format!("create host-interface v2 name {device}"), &name));
+    }
+    lines.push(Line::silent(format!("set interface state {name} up")));
+    lines.push(Line::silent(format!("set interface ip address {name} {}", port.address)));
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(layout: &Layout) -> Vec<String> {
+        layout.lines().into_iter().map(|line| line.words).collect()
+    }
+
+    fn ethernet_of(first: &str, second: &str) -> Layout {
+        let port = |device: &str, place: usize| Port {
+            device: device.parse().unwrap(),
+            address: ETHERNET_ADDRESSES[place].parse().unwrap(),
+        };
+        Layout::Ethernet([port(first, 0), port(second, 1)])
+    }
+
+    #[test]
+    fn the_loopback_layout_is_the_guides() {
+        let guide = "create loopback interface
+            set interface state loop0 up
+            create loopback interface
+            set interface state loop1 up
+            create loopback interface
+            set interface state loop2 up
+            ip table add 1
+            set interface ip table loop0 1
+            ip table add 2
+            set interface ip table loop1 2
+            ip table add 3
+            set interface ip table loop2 3
+            set interface ip address loop0 172.16.1.1/24
+            set interface ip address loop1 172.16.2.1/24
+            set interface ip address loop2 172.16.3.1/24
+            app ns add id server secret 1234 if loop0
+            app ns add id proxy secret 1234 if loop1
+            app ns add id client secret 1234 if loop2
+            ip route add 172.16.1.1/32 table 2 via lookup in table 1
+            ip route add 172.16.3.1/32 table 2 via lookup in table 3
+            ip route add 172.16.2.1/32 table 1 via lookup in table 2
+            ip route add 172.16.2.1/32 table 3 via lookup in table 2";
+        let guide: Vec<&str> = guide.lines().map(str::trim).collect();
+        assert_eq!(words(&Layout::Loopback), guide);
+        assert_eq!(Layout::Loopback.namespaces(), ["server", "proxy", "client"]);
+    }
+
+    #[test]
+    fn the_ethernet_layout_is_the_guides() {
+        let layout = ethernet_of("0000:01:00.0", "01:00.1");
+        let guide = [
+            "set interface state eth0 up",
+            "set interface ip address eth0 172.16.2.1/24",
+            "set interface state eth1 up",
+            "set interface ip address eth1 172.16.1.2/24",
+        ];
+        assert_eq!(words(&layout), guide);
+        assert_eq!(layout.pci_addresses(), ["0000:01:00.0", "01:00.1"]);
+        assert_eq!(layout.to_string(), "ethernet: 0000:01:00.0 172.16.2.1/24 01:00.1 172.16.1.2/24");
+    }
+
+    #[test]
+    fn a_device_of_the_kernels_is_made_first() {
+        let lines = ethernet_of("veth0", "01:00.1").lines();
+        assert_eq!(lines[0], Line::naming("create host-interface v2 name veth0", "host-veth0"));
+        assert_eq!(lines[1].words, "set interface state host-veth0 up");
+        assert_eq!(lines[3].words, "set interface state eth1 up");
+    }
+
+    #[test]
+    fn devices_are_names_or_pci_addresses() {
+        for (text, pci) in [
+            ("0000:01:00.0", true),
+            ("0001:0A:1f.7", true),
+            ("01:00.0", true),
+            ("eth0", false),
+            ("enP1p1s0f0", false),
+            ("eth0.100", false),
+        ] {
+            assert_eq!(matches!(text.parse(), Ok(Device::Pci(_))), pci, "{text}");
+            assert!(text.parse::<Device>().is_ok(), "{text}");
+        }
+        for text in ["", "a name", "a/b", "0000:01:00", "01:00:0", "name-of-sixteen-", "a}"] {
+            assert!(text.parse::<Device>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn any_other_answer_is_a_failure() {
+        let [make, up] = &Layout::Loopback.lines()[..2] else { panic!("two lines") };
+        assert!(make.is_done("loop0\r\n") && up.is_done("\n"));
+        assert!(!make.is_done("loop1\n") && !make.is_done(""));
+        assert!(!up.is_done("set interface state: unknown interface `loop0'"));
+    }
+}

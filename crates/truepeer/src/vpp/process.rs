@@ -1,0 +1,196 @@
+//! The VPP that truepeer started: remembered in a file, and found again without ever taking another process for it.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+/// What `down`, `status` and `run` need to know.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct State {
+    pub(super) pid: i32,
+    /// When it started, as the kernel says it: with the process's number it names one process until the next boot.
+    pub(super) started: u64,
+    /// Which boot that was.
+    pub(super) boot: String,
+    pub(super) vpp: PathBuf,
+    pub(super) vppctl: PathBuf,
+    /// What its shared memory is called.
+    pub(super) prefix: String,
+    /// For people.
+    pub(super) layout: String,
+    pub(super) namespaces: Vec<String>,
+    /// Where the proxy itself belongs.
+    pub(super) proxy: String,
+    /// Whether `up` came to its end.
+    pub(super) complete: bool,
+}
+
+impl State {
+    /// Reads it; nothing if there is none.
+    pub(super) fn read(file: &Path) -> Result<Option<Self>> {
+        let text = match fs::read(file) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            text => text.with_context(|| file.display().to_string())?,
+        };
+        serde_json::from_slice(&text).map(Some).with_context(|| file.display().to_string())
+    }
+
+    /// Writes it in one step: whoever reads it sees the old or the new one.
+    pub(super) fn write(&self, file: &Path) -> Result<()> {
+        let unfinished = file.with_extension("new");
+        fs::write(&unfinished, serde_json::to_vec_pretty(self)?)
+            .and_then(|()| fs::rename(&unfinished, file))
+            .with_context(|| file.display().to_string())
+    }
+
+    /// The process, if it is still running.
+    pub(super) fn process(&self) -> Result<Option<Process>> {
+        if self.boot != boot()? {
+            return Ok(None);
+        }
+        let Some(number) = Pid::from_raw(self.pid) else { return Ok(None) };
+        let handle = match pidfd_open(number, PidfdFlags::empty()) {
+            // INVAL, NOENT: the number is a thread's by now.
+            Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => return Ok(None),
+            handle => handle.context("pidfd_open")?,
+        };
+        // Looked at after the handle was taken: if it is the one that we started, the handle is its, too, as no other can
+        // have had its number in between.
+        match started(self.pid) {
+            Some((start, alive)) if start == self.started && alive => Ok(Some(Process { handle })),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// A running process, by a handle that is never another's.
+#[derive(Debug)]
+pub(super) struct Process {
+    handle: OwnedFd,
+}
+
+impl Process {
+    pub(super) fn signal(&self, signal: Signal) -> Result<()> {
+        match pidfd_send_signal(&self.handle, signal) {
+            // Gone already, which is what a signal is sent for.
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(error) => Err(error).context("pidfd_send_signal"),
+        }
+    }
+
+    /// Whether it ended within that time.
+    pub(super) fn ends_within(&self, patience: Duration) -> Result<bool> {
+        let patience = Timespec {
+            tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: patience.subsec_nanos().into(),
+        };
+        loop {
+            match poll(&mut [PollFd::new(&self.handle, PollFlags::IN)], Some(&patience)) {
+                Err(Errno::INTR) => {}
+                ended => return Ok(ended.context("poll")? > 0),
+            }
+        }
+    }
+}
+
+/// Names the boot.
+pub(super) fn boot() -> Result<String> {
+    let file = "/proc/sys/kernel/random/boot_id";
+    Ok(fs::read_to_string(file).context(file)?.trim().to_owned())
+}
+
+/// When a process started, in clock ticks since the boot, and whether it is more than a memory of its parent's (a zombie).
+pub(super) fn started(pid: i32) -> Option<(u64, bool)> {
+    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Field 22 of proc_pid_stat(5), and field 3. The name, field 2, may contain anything, parentheses included.
+fn parse_stat(stat: &str) -> Option<(u64, bool)> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_ascii_whitespace();
+    let state = fields.next()?;
+    let start = fields.nth(18)?.parse().ok()?;
+    Some((start, !matches!(state, "Z" | "X" | "x")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(pid: i32, started: u64) -> State {
+        State {
+            pid,
+            started,
+            boot: boot().unwrap(),
+            vpp: "/usr/bin/vpp".into(),
+            vppctl: "/usr/bin/vppctl".into(),
+            prefix: "truepeer-vpp-7".into(),
+            layout: "loopback".into(),
+            namespaces: vec!["proxy".into()],
+            proxy: "proxy".into(),
+            complete: true,
+        }
+    }
+
+    fn sleeper() -> std::process::Child {
+        std::process::Command::new("sleep").arg("1000").spawn().unwrap()
+    }
+
+    fn number(child: &std::process::Child) -> i32 {
+        i32::try_from(child.id()).unwrap()
+    }
+
+    #[test]
+    fn a_name_with_parentheses_hides_nothing() {
+        let fields = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20";
+        assert_eq!(parse_stat(&format!("7 (vpp_main) {fields}")), Some((4711, true)));
+        assert_eq!(parse_stat(&format!("7 (a) Z 1 (b) {}", fields.replace('S', "Z"))), Some((4711, false)));
+        assert_eq!(parse_stat("7 (x) S 1"), None);
+    }
+
+    #[test]
+    fn what_was_started_is_found_and_ended() {
+        let mut child = sleeper();
+        let (start, alive) = started(number(&child)).unwrap();
+        assert!(alive);
+        let process = state(number(&child), start).process().unwrap().unwrap();
+        assert!(!process.ends_within(Duration::ZERO).unwrap());
+        process.signal(Signal::TERM).unwrap();
+        assert!(process.ends_within(Duration::from_secs(60)).unwrap());
+        // It is a zombie until we look.
+        assert!(state(number(&child), start).process().unwrap().is_none());
+        child.wait().unwrap();
+        assert!(state(number(&child), start).process().unwrap().is_none());
+        process.signal(Signal::TERM).unwrap();
+    }
+
+    #[test]
+    fn another_process_of_that_number_is_not_taken_for_it() {
+        let mut child = sleeper();
+        let (start, _) = started(number(&child)).unwrap();
+        assert!(state(number(&child), start - 1).process().unwrap().is_none());
+        let another_boot = State { boot: "another".into(), ..state(number(&child), start) };
+        assert!(another_boot.process().unwrap().is_none());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_state_is_read_as_it_was_written() {
+        let file = std::env::temp_dir().join(format!("truepeer-vpp-state-{}.json", std::process::id()));
+        assert_eq!(State::read(&file).unwrap(), None);
+        state(7, 8).write(&file).unwrap();
+        assert_eq!(State::read(&file).unwrap(), Some(state(7, 8)));
+        fs::write(&file, "{}").unwrap();
+        let error = format!("{:#}", State::read(&file).unwrap_err());
+        fs::remove_file(&file).unwrap();
+        assert!(error.contains("truepeer-vpp-state"), "{error}");
+    }
+}

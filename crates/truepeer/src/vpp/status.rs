@@ -1,0 +1,47 @@
+//! `truepeer vpp status`: what runs, by VPP's own words.
+
+use std::io::Write;
+
+use anyhow::{Context, Result, bail};
+
+use super::control::Control;
+use super::place::Place;
+use super::process::State;
+use crate::args::VppPlaceArgs;
+
+/// What is asked, in VPP's words.
+const QUESTIONS: [&str; 3] = ["show interface address", "show app ns", "show session verbose"];
+
+/// Writes what runs.
+///
+/// # Errors
+/// If nothing does, or not all of it.
+pub(super) fn status(args: &VppPlaceArgs, out: &mut dyn Write) -> Result<()> {
+    let (place, state) = running(args)?;
+    let control = Control { vppctl: state.vppctl.clone(), socket: place.cli_socket() };
+    let version = control.ask("show version").with_context(|| format!("process {}", state.pid))?;
+    writeln!(out, "{} (process {}), in {}", version.trim(), state.pid, place.dir().display())?;
+    writeln!(out, "layout {}", state.layout)?;
+    for question in QUESTIONS {
+        writeln!(out, "{}", control.command(question))?;
+        for line in control.ask(question)?.lines().filter(|line| !line.trim().is_empty()) {
+            writeln!(out, "  {}", line.trim_end())?;
+        }
+    }
+    if !state.complete {
+        bail!("its layout is not complete: truepeer vpp up was cut short; truepeer vpp down clears it");
+    }
+    Ok(())
+}
+
+/// The VPP that runs there.
+pub(super) fn running(args: &VppPlaceArgs) -> Result<(Place, State)> {
+    let place = Place::of(args.dir.as_deref())?;
+    let Some(state) = State::read(&place.state())? else {
+        bail!("no VPP of truepeer's runs in {}: truepeer vpp up starts one", place.dir().display());
+    };
+    if state.process()?.is_none() {
+        bail!("VPP (process {}) has ended by itself; truepeer vpp up starts another one", state.pid);
+    }
+    Ok((place, state))
+}
