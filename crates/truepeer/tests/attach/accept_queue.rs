@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use socket2::{Domain, SockAddr, Socket, Type};
 use truepeer_testbed::{Bed, Test, client, tests};
 
-use super::{LISTENER, attach, counter, header, longer_header, open, start, status};
+use crate::kit::{LISTENER, attach, counter, header, longer_header, open, start, status};
 
 /// As many may be half open; of those accept() has not returned, the kernel lets one more in.
 const BACKLOG: u16 = 4;

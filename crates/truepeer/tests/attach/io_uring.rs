@@ -14,10 +14,10 @@ use anyhow::{Context, Result, ensure};
 use io_uring::squeue::Entry;
 use io_uring::{IoUring, cqueue, opcode, types::Fd};
 use socket2::{SockAddr, Socket};
-use truepeer_testbed::pattern::{Digest, Pattern};
+use truepeer_testbed::pattern::Pattern;
 use truepeer_testbed::{Bed, Program, Running, client};
 
-use crate::attach;
+use crate::kit::{attach, converse};
 
 /// The first argument that makes this binary be the server.
 const AS_SERVER: &str = "__io_uring";
@@ -37,8 +37,8 @@ pub(crate) fn run_if_asked() -> Option<ExitCode> {
 /// `plain`: each accept() reports the address, as the kernel fills it in. `multishot`: one request for all connections, which
 /// reports none, so that the server asks getpeername().
 pub(crate) fn a_running_io_uring_server_names_the_client(bed: &Bed) -> Result<()> {
-    if let Err(error) = IoUring::new(2) {
-        return truepeer_testbed::skip(format!("no io_uring here: {error}"));
+    if let Some(reason) = is_missing() {
+        return truepeer_testbed::skip(reason);
     }
     let listeners = [
         ("plain", "127.0.0.1:80"),
@@ -62,30 +62,40 @@ pub(crate) fn a_running_io_uring_server_names_the_client(bed: &Bed) -> Result<()
             let header = client::v2_with_tlvs(&who, destination, tlvs)?;
             let answer =
                 ask_in_parts(address, &header, first).with_context(|| format!("{how} {address}, {who}"))?;
-            let expected = format!("{who} {}", Digest::of_pattern(LEN as u64));
-            ensure!(answer.trim() == expected, "{how} {address}: {answer:?}");
+            let expected = [format!("{who}\n").as_bytes(), &Pattern::bytes(LEN)].concat();
+            ensure!(answer == expected, "{how} {address}, {who}: {} bytes", answer.len());
         }
         ensure!(server.is_alive(), "{how} {address}: {}", server.log());
     }
     Ok(())
 }
 
+/// Why there can be no such server here.
+pub(crate) fn is_missing() -> Option<String> {
+    IoUring::new(2).err().map(|error| format!("no io_uring here: {error}"))
+}
+
 fn start(bed: &Bed, how: &str, address: &str) -> Result<Running> {
-    let exe = env::current_exe().context("the path of this program")?;
-    let server = Program::new(exe).args([AS_SERVER, how, address]).start(bed)?;
+    let server = program(how, address)?.start(bed)?;
     server.wait_listening(address)?;
     Ok(server)
 }
 
+/// The server's command line.
+pub(crate) fn program(how: &str, address: &str) -> Result<Program> {
+    let exe = env::current_exe().context("the path of this program")?;
+    Ok(Program::new(exe).args([AS_SERVER, how, address]))
+}
+
 /// The header's `first` bytes alone, then the rest with the data.
-fn ask_in_parts(to: &str, header: &[u8], first: usize) -> Result<String> {
+fn ask_in_parts(to: &str, header: &[u8], first: usize) -> Result<Vec<u8>> {
     let mut stream = client::connect(to)?;
     let (before, after) = header.split_at(first);
     io::Write::write_all(&mut stream, before)?;
-    client::ask(&mut stream, &[after, &Pattern::bytes(LEN)].concat())
+    converse(stream, &[after, &Pattern::bytes(LEN)].concat())
 }
 
-/// One connection after the other: reads to its end, answers whom it saw and the digest.
+/// One connection after the other: says whom it sees, then sends back what it reads.
 struct Server {
     ring: IoUring,
     listener: TcpListener,
@@ -156,20 +166,25 @@ impl Server {
 
     fn answer(&mut self, stream: &Socket, who: SocketAddr) -> io::Result<()> {
         let stream = Fd(stream.as_raw_fd());
-        let mut digest = Digest::default();
+        self.send(stream, format!("{who}\n").as_bytes())?;
         let mut buffer = [0; 64 * 1024];
         loop {
             let receive = opcode::Recv::new(stream, buffer.as_mut_ptr(), 64 * 1024).build();
             // SAFETY: the buffer is as long as said, and nobody else's until the call returns.
             match usize::try_from(unsafe { self.call(&receive) }?) {
-                Ok(count) if count > 0 => digest.update(&buffer[..count]),
-                _ => break,
+                Ok(count) if count > 0 => self.send(stream, &buffer[..count])?,
+                _ => return Ok(()),
             }
         }
-        let text = format!("{who} {}\n", digest.report());
-        let len = u32::try_from(text.len()).map_err(io::Error::other)?;
-        // SAFETY: the text lives until the call returns.
-        unsafe { self.call(&opcode::Send::new(stream, text.as_ptr(), len).build()) }?;
+    }
+
+    fn send(&mut self, stream: Fd, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let len = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+            // SAFETY: the bytes live until the call returns.
+            let sent = unsafe { self.call(&opcode::Send::new(stream, bytes.as_ptr(), len).build()) }?;
+            bytes = &bytes[usize::try_from(sent).map_err(io::Error::other)?..];
+        }
         Ok(())
     }
 

@@ -27,6 +27,9 @@ pub(crate) fn tests() -> Vec<Test> {
     .map(|test| test.needs_program(PYTHON).needs_several_users())
     .collect();
     all.extend(tests![the_library_alone_is_run_without_options]);
+    let old = Test::new("old_libraries_that_nobody_has_are_removed", old_libraries_are_removed);
+    // Other tests have programs of the same user that it may not look into.
+    all.push(old.needs_program(PYTHON).needs_several_users().alone());
     all.push(
         Test::new("a_library_of_somebody_elses_is_not_taken", a_library_of_somebody_elses_is_not_taken)
             .needs_several_users(),
@@ -323,5 +326,59 @@ print('accepted', accepted[1], {os.readlink('/proc/self/fd/%d' % n) for n in ran
     running.wait_for_log("accepted")?;
     let said = running.stdout();
     ensure!(said.contains("accepted ('203.0.113.7', 5000) {'/memfd:mine (deleted)'}"), "{said}");
+    Ok(())
+}
+
+/// What is mapped, what a process would look for, what was used today and what isn't ours stays.
+fn old_libraries_are_removed(bed: &Bed) -> anyhow::Result<()> {
+    let runtime = bed.dir().join("runtime");
+    let dir = runtime.join("truepeer");
+    std::fs::create_dir_all(&dir)?;
+    std::os::unix::fs::chown(&dir, Some(User::TESTER.uid), Some(User::TESTER.gid))?;
+    let days_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3 * 86_400);
+    let library = |name: &str| -> anyhow::Result<std::path::PathBuf> {
+        let file = dir.join(name);
+        std::fs::write(&file, "a library")?;
+        std::fs::File::options().write(true).open(&file)?.set_modified(days_ago)?;
+        Ok(file)
+    };
+    let free = library("libtruepeer-0.0.1-1.so")?;
+    let mapped = library("libtruepeer-0.0.1-2.so")?;
+    let named = library("libtruepeer-0.0.1-3.so")?;
+    let fresh = library("libtruepeer-0.0.1-4.so")?;
+    std::fs::write(&fresh, "used today")?;
+    let others = library("another-file.so")?;
+    let script = "\
+import mmap, sys, time
+file = open(sys.argv[1])
+mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+print('mapped')
+time.sleep(1000)
+";
+    let mapping = python(bed, script)?.arg(&mapped).start(bed)?;
+    mapping.wait_for_log("mapped")?;
+    let naming = Program::new("sleep").arg("1000").env("LD_PRELOAD", &named).as_user(User::TESTER);
+    let naming = naming.start(bed)?;
+    naming.wait_for_log("cannot be preloaded")?;
+    let launch = ["run", "--via", "preload", "--"];
+    let program = Program::new("true").as_user(User::TESTER).env("XDG_RUNTIME_DIR", &runtime);
+    let program = program.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch);
+    if std::os::unix::fs::MetadataExt::ino(&std::fs::metadata("/proc/self/ns/pid")?) != 0xEFFF_FFFC {
+        // In a container that can't see who else has them, nothing is removed.
+        program.run(bed)?;
+        ensure!(free.exists());
+        return Ok(());
+    }
+    let is_removed = |files: &[&std::path::PathBuf]| -> anyhow::Result<bool> {
+        program.run(bed)?;
+        Ok(!files.iter().any(|file| file.exists()))
+    };
+    bed.wait_for("the old library to be removed", || is_removed(&[&free]).unwrap_or(false))?;
+    for kept in [&mapped, &named, &fresh, &others] {
+        ensure!(kept.exists(), "{}", kept.display());
+    }
+    drop((mapping, naming));
+    bed.wait_for("both to be removed", || is_removed(&[&mapped, &named]).unwrap_or(false))?;
+    ensure!(fresh.exists() && others.exists() && std::fs::read_dir(&dir)?.count() == 3);
     Ok(())
 }

@@ -1,12 +1,18 @@
 //! `truepeer run` and `connect` by the library: real programs, the names of libproxyproto, and what is the library's own. What
 //! both mechanisms must show is shared with `run_notify`, or is in `matrix`.
 
+mod answers;
+#[path = "../run_notify/askers.rs"]
+mod askers;
 mod connect;
 #[path = "../run_notify/connects.rs"]
 mod connects;
 #[path = "../run_notify/crowds.rs"]
 mod crowds;
 mod dropin;
+#[path = "../run_notify/flows.rs"]
+mod flows;
+mod holds;
 #[path = "../run_notify/kit.rs"]
 mod kit;
 mod library;
@@ -48,12 +54,16 @@ fn main() -> ExitCode {
         lives::tests(),
         connects::tests(),
         sends::tests(),
+        flows::tests(),
+        askers::tests(),
         crowds::tests(),
     ];
     let is_ours = |test: &Test| !NOTIFYS.iter().any(|name| test.name().contains(name));
     let mut all: Vec<Test> = shared.into_iter().flatten().filter(is_ours).collect();
+    all.extend(answers::tests());
     all.extend(connect::tests());
     all.extend(dropin::tests());
+    all.extend(holds::tests());
     all.extend(library::tests());
     truepeer_testbed::main(all)
 }

@@ -15,6 +15,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_blocking_connect_sends_a_header,
         a_non_blocking_connect_sends_a_header,
         a_header_is_sent_where_the_kernel_opens_no_faster,
+        programs_that_open_fast_send_a_header,
         connect_answers_as_it_does_without_us,
         only_what_is_meant_is_told,
         a_blocking_connect_hears_signals,
@@ -100,6 +101,39 @@ fn a_header_is_sent_where_the_kernel_opens_no_faster(bed: &Bed) -> anyhow::Resul
     what_was_sent(bed, NON_BLOCKING, 2)
 }
 
+/// By TCP_FASTOPEN_CONNECT, and by sending at once (MSG_FASTOPEN), which is refused, so that they connect as usual.
+fn programs_that_open_fast_send_a_header(bed: &Bed) -> anyhow::Result<()> {
+    let text = "\
+import errno, socket
+TCP_FASTOPEN_CONNECT = 30
+def lazily(connection, to):
+    connection.setsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN_CONNECT, 1)
+    connection.connect(to)
+    connection.sendall(b'hello')
+def at_once(send):
+    def talk(connection, to):
+        try:
+            send(connection, to)
+        except OSError as error:
+            assert error.errno == errno.EOPNOTSUPP, error
+            connection.connect(to)
+            connection.sendall(b'hello')
+    return talk
+sendto = at_once(lambda connection, to: connection.sendto(b'hello', socket.MSG_FASTOPEN, to))
+sendmsg = at_once(lambda connection, to: connection.sendmsg([b'hello'], [], socket.MSG_FASTOPEN, to))
+for talk in (lazily, sendto, sendmsg):
+    for family, to in ((socket.AF_INET, ('127.0.0.1', 8080)), (socket.AF_INET6, ('::1', 8080))):
+        connection = socket.socket(family)
+        talk(connection, to)
+        connection.shutdown(socket.SHUT_WR)
+        back = b''
+        while part := connection.recv(4096):
+            back += part
+        print(connection.getsockname()[1], back)
+";
+    what_was_sent(bed, text, 6)
+}
+
 fn connect_answers_as_it_does_without_us(bed: &Bed) -> anyhow::Result<()> {
     let text = "\
 import ctypes, os, select, socket, struct
@@ -183,7 +217,12 @@ while True:
     running.wait_for_log("connecting\nconnecting")?;
     running.signal(Signal::USR1)?;
     running.wait_for_log("handled")?;
-    running.signal(Signal::INT)?;
+    // Python looks for signals and then waits: one that comes in between is seen with the next.
+    running.wait_state("its end by SIGINT", || {
+        let _ = running.signal(Signal::INT);
+        std::thread::sleep(Duration::from_millis(300));
+        !running.is_alive()
+    })?;
     running.wait_end()?;
     ensure!(running.log().contains("KeyboardInterrupt"), "{}", running.log());
     Ok(())

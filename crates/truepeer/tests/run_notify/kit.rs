@@ -77,14 +77,22 @@ pub(crate) enum Talk {
     Http,
     /// It answers a command.
     Redis,
+    /// It answers a query, in a process of its own.
+    Postgres,
 }
 
+/// Without waiting for what it says in between: a startup packet (version 3.0), a simple query, and the end.
+const POSTGRES: &[u8] = b"\0\0\0\x29\0\x03\0\0user\0postgres\0database\0postgres\0\0\
+    Q\0\0\0\x58select 'addr=' || host(inet_client_addr()) || ':' || inet_client_port() || ' '     \0\
+    X\0\0\0\x04";
+
 impl Talk {
-    fn question(self) -> &'static [u8] {
+    pub(crate) fn question(self) -> &'static [u8] {
         match self {
             Talk::Plain => b"hello",
             Talk::Http => b"GET / HTTP/1.0\r\n\r\n",
             Talk::Redis => b"CLIENT INFO\r\nQUIT\r\n",
+            Talk::Postgres => POSTGRES,
         }
     }
 
@@ -108,19 +116,26 @@ impl Talk {
         self.hear(stream)
     }
 
+    /// On a connection whose header has been written.
+    pub(crate) fn say_and_hear(self, mut stream: TcpStream) -> anyhow::Result<SocketAddr> {
+        stream.write_all(self.question())?;
+        self.hear(stream)
+    }
+
     fn hear(self, mut stream: TcpStream) -> anyhow::Result<SocketAddr> {
         if self == Talk::Plain {
             stream.shutdown(Shutdown::Write)?;
         }
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).context("the answer")?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).context("the answer")?;
+        let answer = String::from_utf8_lossy(&answer);
         self.read(&answer).with_context(|| format!("no address: {answer:?}"))
     }
 
     /// `ip port`, `ip:port` (IPv6 without brackets, too) or Redis' `… addr=ip:port …`.
     fn read(self, answer: &str) -> Option<SocketAddr> {
         let line = match self {
-            Talk::Redis => answer.split("addr=").nth(1)?.split(' ').next()?,
+            Talk::Redis | Talk::Postgres => answer.split("addr=").nth(1)?.split(' ').next()?,
             _ => answer.trim().lines().last()?,
         };
         let (ip, port) = line.rsplit_once([' ', ':'])?;
@@ -179,7 +194,7 @@ fn in_pieces(client: &str, pieces: &[&[u8]]) -> String {
 }
 
 /// Whole, split within the header, and the header alone.
-fn arrivals(header: &[u8], question: &[u8]) -> [Vec<Vec<u8>>; 3] {
+pub(crate) fn arrivals(header: &[u8], question: &[u8]) -> [Vec<Vec<u8>>; 3] {
     let (first, second) = header.split_at(header.len() / 2);
     [
         vec![[header, question].concat()],

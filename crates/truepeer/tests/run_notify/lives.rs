@@ -12,6 +12,7 @@ use crate::kit::{CLIENT4, PYTHON, Talk, V4, header_of, python, start, supervisor
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
         the_programs_status_is_ours,
+        what_can_not_be_started_ends_as_in_a_shell,
         a_program_that_crashes_is_seen_to_crash,
         signals_reach_the_program,
         a_signal_for_all_is_not_multiplied,
@@ -39,6 +40,34 @@ fn the_programs_status_is_ours(bed: &Bed) -> anyhow::Result<()> {
     for status in [0, 7, 255] {
         let ended = shell(&format!("exit {status}")).start(bed)?.wait_end()?;
         ensure!(ended.code() == Some(status), "{status}: {ended}");
+    }
+    Ok(())
+}
+
+fn what_can_not_be_started_ends_as_in_a_shell(bed: &Bed) -> anyhow::Result<()> {
+    let file = |name: &str, text: &str, mode: u32| -> anyhow::Result<std::path::PathBuf> {
+        let file = bed.write(name, text)?;
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode))?;
+        Ok(file)
+    };
+    let not_executable = file("not-executable", "#!/bin/sh\necho hello\n", 0o644)?;
+    let without_interpreter = file("without-interpreter", "#!/no/such/interpreter\n", 0o755)?;
+    let script = file("script", "#!/bin/sh\nexit 5\n", 0o755)?;
+    for (command, status) in [
+        ("no-such-program".as_ref(), 127),
+        ("/no/such/program".as_ref(), 127),
+        (not_executable.as_path(), 126),
+        (bed.dir(), 126),
+        (without_interpreter.as_path(), 126),
+        (script.as_path(), 5),
+    ] {
+        for way in ["run", "connect"] {
+            let launch = [way, "--via", via(), "--"];
+            let program = Program::new(env!("CARGO_BIN_EXE_truepeer")).args(launch).arg(command);
+            let ended = program.as_user(User::TESTER).start(bed)?;
+            let code = ended.wait_end()?.code();
+            ensure!(code == Some(status), "{way} {}: {code:?}: {}", command.display(), ended.log());
+        }
     }
     Ok(())
 }

@@ -1,7 +1,9 @@
 //! `truepeer run` by notification: real programs, and what is this mechanism's own. What every way must show is in `matrix`.
 
+mod askers;
 mod connects;
 mod crowds;
+mod flows;
 mod kit;
 mod lives;
 mod programs;
@@ -17,6 +19,8 @@ fn main() -> ExitCode {
     all.extend(lives::tests());
     all.extend(connects::tests());
     all.extend(sends::tests());
+    all.extend(flows::tests());
+    all.extend(askers::tests());
     all.extend(crowds::tests());
     truepeer_testbed::main(all)
 }

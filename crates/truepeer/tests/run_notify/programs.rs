@@ -1,15 +1,17 @@
 //! Programs as people run them, and that they see the client however its header arrives.
 
+use std::io::{BufRead, BufReader, Read, Write};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use truepeer_testbed::crowd::{in_parallel, nth_client};
 use truepeer_testbed::servers::{Haproxy, Nginx, Postgres, Redis, Sshd, erlang, with_uvloop};
-use truepeer_testbed::{Bed, Program, Running, Test, User, tests};
+use truepeer_testbed::sockets::wait_until_sent;
+use truepeer_testbed::{Bed, Program, Running, Test, User, client, tests};
 
 use crate::kit::{
-    CLIENT4, CLIENT6, PYTHON, Talk, V4, V6, each_of_a_crowd_is_named, every_form_names_the_client, header_of,
-    python, start, under,
+    CLIENT4, CLIENT6, PYTHON, Talk, V4, V6, arrivals, destination_for, each_of_a_crowd_is_named,
+    every_form_names_the_client, header_of, python, start, under,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -20,7 +22,17 @@ pub(crate) fn tests() -> Vec<Test> {
     all.push(Test::new("node", node).needs_program("node"));
     all.push(Test::new("java", java).needs_program("java"));
     all.push(Test::new("erlang", erlang_server).needs_program("erlc"));
-    all.extend(tests![nginx_with_workers, nginx_with_workers_and_reuseport, redis, postgres, sshd]);
+    all.extend(tests![
+        nginx_with_workers,
+        nginx_with_workers_and_reuseport,
+        redis,
+        postgres,
+        postgres_in_every_form,
+        postgres_on_two_addresses,
+        sshd,
+        sshd_in_every_form,
+        an_sshd_under_load
+    ]);
     all.into_iter().map(|test| test.needs_several_users().time_limit(MINUTES)).collect()
 }
 
@@ -57,10 +69,7 @@ fn a_go_web_server(bed: &Bed) -> anyhow::Result<()> {
 fn a_go_server_gets_headers_cut_anywhere(bed: &Bed) -> anyhow::Result<()> {
     let _go = go(bed, &[])?;
     let destination = "192.0.2.1:443";
-    for header in [
-        truepeer_testbed::client::v1(CLIENT4, destination)?,
-        truepeer_testbed::client::v2(CLIENT4, destination)?,
-    ] {
+    for header in [client::v1(CLIENT4, destination)?, client::v2(CLIENT4, destination)?] {
         for cut in 1..header.len() {
             let (first, second) = header.split_at(cut);
             let second = [second, b"GET / HTTP/1.0\r\n\r\n"].concat();
@@ -238,8 +247,54 @@ fn redis(bed: &Bed) -> anyhow::Result<()> {
     each_of_a_crowd_is_named(V4, Talk::Redis)
 }
 
-/// Every connection has a process of its own, which asks for its client's name there. HAProxy stands on ::1, its client on
-/// 127.0.0.1.
+/// Every connection has a process of its own, which asks for its client's name there.
+fn postgres_in_every_form(bed: &Bed) -> anyhow::Result<()> {
+    for (address, to, clients) in [("127.0.0.1", V4, &CLIENTS[..1]), ("::1", V6, &CLIENTS[..])] {
+        // Processes whose client has gone end a little later.
+        let run = |program: Program| under(program, &[]).args(["-c", "max_connections=300"]);
+        let postgres = Postgres::start_with(bed, &[address], 8080, run)?;
+        every_form_names_the_client(&[to], clients, Talk::Postgres)?;
+        each_of_a_crowd_is_named(to, Talk::Postgres)?;
+        postgres.stop()?;
+    }
+    Ok(())
+}
+
+/// Up to version 15 it waits by select() for listeners that block, and lets signals in there only: what is silent or refused on
+/// one address must not keep it from the other, nor from ending.
+fn postgres_on_two_addresses(bed: &Bed) -> anyhow::Result<()> {
+    let run = |program: Program| under(program, &["--header-timeout", "10m"]);
+    let postgres = Postgres::start_with(bed, &["127.0.0.1", "::1"], 8080, run)?;
+    let header = header_of(CLIENT4)?;
+    let served = |to: &str| {
+        let saw = Talk::Postgres.ask(to, &[&header, Talk::Postgres.question()])?;
+        ensure!(saw.to_string() == CLIENT4, "{saw} was seen on {to}");
+        anyhow::Ok(())
+    };
+    for (held, good) in [(V4, V6), (V6, V4)] {
+        let _silent = client::connect(held)?;
+        let mut late = client::connect(held)?;
+        late.write_all(&header[..20])?;
+        wait_until_sent(&late)?;
+        // It comes behind the late one, so its end says that both were looked at.
+        let mut refused = client::connect(held)?;
+        refused.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+        client::read_end(&mut refused)?;
+        (0..3).try_for_each(|_| served(good)).context("beside connections that are not for it")?;
+        late.write_all(&header[20..])?;
+        let saw = Talk::Postgres.say_and_hear(late)?;
+        ensure!(saw.to_string() == CLIENT4, "{saw} was seen");
+        served(held)?;
+    }
+    let mut refused = client::connect(V4)?;
+    refused.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+    client::read_end(&mut refused)?;
+    postgres.stop()?;
+    ensure!(postgres.log().contains("database system is shut down"), "{}", postgres.log());
+    Ok(())
+}
+
+/// HAProxy stands on ::1, its client on 127.0.0.1.
 fn postgres(bed: &Bed) -> anyhow::Result<()> {
     let options = ["--allow-claims", "loopback"];
     let _postgres = Postgres::start_with(bed, &["::1"], 8080, |program| under(program, &options))?;
@@ -259,4 +314,107 @@ fn sshd(bed: &Bed) -> anyhow::Result<()> {
     let saw = sshd.login("127.0.0.9", 22).run(bed)?;
     ensure!(saw.starts_with("127.0.0.1 "), "{saw:?}; {}", sshd.running.log());
     sshd.running.wait_for_log("from 127.0.0.1 port")
+}
+
+/// v1, v2, with TLVs, LOCAL and none, as every other program gets them; its session is told who the client is. An IPv6 listener of
+/// its takes no IPv4 (it says so itself), so dual stack means two of them.
+fn sshd_in_every_form(bed: &Bed) -> anyhow::Result<()> {
+    let sshd = Sshd::start_with(bed, &[V4, V6], |program| under(program, &[]))?;
+    let login = |to: &str, header: &[u8], arrival: usize| {
+        let stand_in = LoadBalancer::start(to, header, arrival)?;
+        let said = sshd.login("127.0.0.1", stand_in.port()).run(bed);
+        let said = said.with_context(|| format!("arrival {arrival} of {} bytes at {to}", header.len()))?;
+        anyhow::Ok(said.trim().to_owned())
+    };
+    for (to, clients) in [(V4, &CLIENTS[..1]), (V6, &CLIENTS[..])] {
+        for named in clients {
+            let destination = destination_for(named);
+            let headers = [
+                client::v1(named, destination)?,
+                client::v2(named, destination)?,
+                client::v2_with_tlvs(named, destination, &[(4, &[0; 1024])])?,
+            ];
+            let named: std::net::SocketAddr = named.parse()?;
+            for header in &headers {
+                for arrival in 0..3 {
+                    let saw = login(to, header, arrival)?;
+                    ensure!(saw == format!("{} 5000 8080", named.ip()), "{named} was seen as {saw}");
+                }
+            }
+        }
+        let loopback = to.parse::<std::net::SocketAddr>()?.ip().to_string();
+        for arrival in 0..3 {
+            let saw = login(to, &client::v2_local(), arrival)?;
+            ensure!(saw.starts_with(&format!("{loopback} ")), "LOCAL was seen as {saw}");
+        }
+        let mut none = client::connect(to)?;
+        none.write_all(b"SSH-2.0-none\r\n")?;
+        let end = client::read_end(&mut none).context("a connection without a header has to end")?;
+        ensure!(matches!(end, client::End::Reset | client::End::Eof), "{end:?}");
+    }
+    Ok(())
+}
+
+/// Carries one connection, and puts a header in front of it in one of the ways of [`arrivals`].
+struct LoadBalancer {
+    door: std::net::TcpListener,
+}
+
+impl LoadBalancer {
+    fn start(to: &str, header: &[u8], arrival: usize) -> anyhow::Result<Self> {
+        let door = std::net::TcpListener::bind("127.0.0.1:0")?;
+        let (own, to, header) = (door.try_clone()?, to.to_owned(), header.to_vec());
+        // Whatever fails ends the connection, which the login reports. The network is the test's: the thread's, too.
+        std::thread::spawn(move || carry_one(&own, &to, &header, arrival));
+        Ok(Self { door })
+    }
+
+    fn port(&self) -> u16 {
+        self.door.local_addr().map_or(0, |address| address.port())
+    }
+}
+
+fn carry_one(door: &std::net::TcpListener, to: &str, header: &[u8], arrival: usize) -> anyhow::Result<()> {
+    let (mut from, _) = door.accept()?;
+    let mut banner = [0; 256];
+    let count = from.read(&mut banner)?;
+    let mut server = client::connect(to)?;
+    for piece in &arrivals(header, &banner[..count])[arrival] {
+        server.write_all(piece)?;
+        wait_until_sent(&server)?;
+    }
+    let (mut up, mut down) = (from.try_clone()?, server.try_clone()?);
+    let ends = std::thread::spawn(move || {
+        let _ = std::io::copy(&mut up, &mut down);
+        down.shutdown(std::net::Shutdown::Write)
+    });
+    std::io::copy(&mut server, &mut from)?;
+    from.shutdown(std::net::Shutdown::Both)?;
+    let _ = ends.join();
+    Ok(())
+}
+
+/// A process for each connection, executed anew: three hundred of them, one after another and fifty at a time. Its log names
+/// them; no keys are exchanged, of which it would be the cost that is measured.
+fn an_sshd_under_load(bed: &Bed) -> anyhow::Result<()> {
+    const COUNT: usize = 300;
+    let sshd = Sshd::start_with(bed, &[V4], |program| under(program.args(["-o", "LogLevel=VERBOSE"]), &[]))?;
+    for (first, side_by_side) in [(0, 1), (COUNT, 50)] {
+        in_parallel(side_by_side, COUNT, |n| {
+            let mut stream = client::connect(V4)?;
+            stream.write_all(&header_of(&nth_client(first + n).to_string())?)?;
+            let mut banner = String::new();
+            BufReader::new(&stream).read_line(&mut banner).context("the banner")?;
+            ensure!(banner.starts_with("SSH-2.0-"), "{banner:?}");
+            Ok(())
+        })?;
+    }
+    let named = |n: usize| {
+        let client = nth_client(n);
+        format!("Connection from {} port {} on ", client.ip(), client.port())
+    };
+    sshd.running.wait_state("the log to name each", || {
+        let log = sshd.running.log();
+        (0..2 * COUNT).all(|n| log.contains(&named(n)))
+    })
 }

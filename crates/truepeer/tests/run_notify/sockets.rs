@@ -12,14 +12,18 @@ pub(crate) fn tests() -> Vec<Test> {
         calls_answer_as_they_do_without_us,
         io_uring_is_not_to_be_had,
         other_listeners_are_left_alone,
+        every_rule_for_senders_and_headers_is_kept,
         the_headers_destination_is_shown_if_asked_for,
         an_ipv6_client_keeps_the_senders_address_on_an_ipv4_socket,
         data_before_a_reset_comes_with_the_clients_name,
         a_program_without_descriptors_gets_the_connection_later,
         passed_listeners_are_served,
+        a_connection_keeps_its_name_wherever_it_goes,
+        a_header_that_comes_with_the_syn_is_taken_off,
         a_listener_bound_to_a_device_forgets_nobody,
         a_listener_of_another_network_is_served_and_said,
         where_the_kernel_may_not_be_asked_nobody_is_forgotten,
+        a_multipath_sender_is_served,
     ];
     all.into_iter().map(|test| test.needs_program(PYTHON).needs_several_users()).collect()
 }
@@ -151,6 +155,54 @@ fn other_listeners_are_left_alone(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Versions, length, denied clients, claims, and senders with rules of their own.
+fn every_rule_for_senders_and_headers_is_kept(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import socket
+listener = socket.create_server(('127.0.0.1', 8080))
+while True:
+    connection, peer = listener.accept()
+    try:
+        while connection.recv(4096):
+            pass
+        connection.sendall(('%s %d' % peer).encode())
+    except OSError:
+        pass
+    connection.close()
+";
+    let denied = bed.write("denied", "198.51.100.0/24 # a bad network\n")?.display().to_string();
+    let rules = "--versions 2 --header-max 1KiB --allow 127.0.0.0/28 --header 127.0.0.9=forbid --header 127.0.0.10=optional";
+    let mut options: Vec<&str> = rules.split(' ').collect();
+    options.extend(["--deny-clients", &denied]);
+    let running = start(bed, &python(bed, script, &options)?, &[V4])?;
+    let saw = |from: &str, bytes: &[u8]| -> String {
+        let asked = client::connect_from(format!("{from}:0"), V4);
+        let answer = asked.and_then(|mut stream| client::ask(&mut stream, &[bytes, b"data"].concat()));
+        answer.ok().and_then(|answer| answer.split(' ').next().map(str::to_owned)).unwrap_or_default()
+    };
+    let (to, plain) = ("192.0.2.1:443", b"".as_slice());
+    let (v1, v2) = (client::v1(CLIENT4, to)?, client::v2(CLIENT4, to)?);
+    let long = client::v2_with_tlvs(CLIENT4, to, &[(4, &[0; 1024])])?;
+    let (bad, loopback) = (client::v2("198.51.100.9:5000", to)?, client::v2("127.0.0.2:5000", to)?);
+    for (from, bytes, expected) in [
+        ("127.0.0.1", v2.as_slice(), "203.0.113.7"),
+        ("127.0.0.1", &v1, ""),
+        ("127.0.0.1", &long, ""),
+        ("127.0.0.1", &bad, ""),
+        ("127.0.0.1", &loopback, ""),
+        ("127.0.0.1", plain, ""),
+        ("127.0.0.9", plain, "127.0.0.9"),
+        ("127.0.0.9", &v2, "127.0.0.9"),
+        ("127.0.0.10", plain, "127.0.0.10"),
+        ("127.0.0.10", &v2, "203.0.113.7"),
+        ("127.0.0.20", &v2, ""),
+    ] {
+        let saw = saw(from, bytes);
+        ensure!(saw == expected, "{} bytes from {from}: {saw:?}, not {expected:?}", bytes.len());
+    }
+    running.wait_for_log("127.0.0.20")
+}
+
 fn the_headers_destination_is_shown_if_asked_for(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import socket
@@ -273,6 +325,79 @@ os.execv(sys.argv[1], sys.argv[1:])
     crate::kit::every_form_names_the_client(&[V4, V6], &[CLIENT4, CLIENT6], Talk::Plain)
 }
 
+/// By dup(), to a forked child, and through a socket (SCM_RIGHTS).
+fn a_connection_keeps_its_name_wherever_it_goes(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import itertools, os, socket
+listener = socket.create_server(('127.0.0.1', 8080))
+near, far = socket.socketpair()
+def answer(connection):
+    while connection.recv(4096):
+        pass
+    connection.sendall(('%s %d\\n' % connection.getpeername()).encode())
+    connection.close()
+if os.fork() == 0:
+    listener.close()
+    while True:
+        _, fds, _, _ = socket.recv_fds(far, 1, 1)
+        answer(socket.socket(fileno=fds[0]))
+for n in itertools.count():
+    connection, peer = listener.accept()
+    if n % 3 == 0:
+        answer(connection.dup())
+    elif n % 3 == 1 and os.fork() == 0:
+        answer(connection)
+        os._exit(0)
+    elif n % 3 == 2:
+        socket.send_fds(near, [b'x'], [connection.fileno()])
+    connection.close()
+";
+    let _running = start(bed, &python(bed, script, &[])?, &[V4])?;
+    let header = header_of(CLIENT4)?;
+    for n in 0..9 {
+        let saw = Talk::Plain.ask(V4, &[&header, b"x"])?;
+        ensure!(saw.to_string() == CLIENT4, "connection {n}: {saw}");
+    }
+    Ok(())
+}
+
+/// TCP fast open: the connection has its data before it is one.
+fn a_header_that_comes_with_the_syn_is_taken_off(bed: &Bed) -> anyhow::Result<()> {
+    // Clients and all listeners, without a cookie.
+    std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "1543")?;
+    let server = "\
+import socket
+listener = socket.create_server(('127.0.0.1', 8080))
+while True:
+    connection, peer = listener.accept()
+    while connection.recv(4096):
+        pass
+    connection.sendall(('%s %d\\n' % connection.getpeername()).encode())
+    connection.close()
+";
+    let client = "\
+import socket, sys
+def passive():
+    lines = [line.split() for line in open('/proc/self/net/netstat') if line.startswith('TcpExt')]
+    return int(dict(zip(*lines))['TCPFastOpenPassive'])
+header = bytes.fromhex(sys.argv[1])
+before = passive()
+for cut in (len(header), 20):
+    s = socket.socket()
+    s.sendto(header[:cut], socket.MSG_FASTOPEN, ('127.0.0.1', 8080))
+    s.sendall(header[cut:] + b'x')
+    s.shutdown(socket.SHUT_WR)
+    print(s.recv(100).decode().strip())
+print(passive() - before)
+";
+    let _running = start(bed, &python(bed, server, &[])?, &[V4])?;
+    let header: String = header_of(CLIENT4)?.iter().map(|byte| format!("{byte:02x}")).collect();
+    let client = Program::new(PYTHON).arg(bed.write("client.py", client)?).arg(header);
+    let said = client.run(bed)?;
+    ensure!(said == "203.0.113.7 5000\n203.0.113.7 5000\n2\n", "{said}");
+    Ok(())
+}
+
 /// Keeps the first connections, and compares what it is told of them in the end with what it was told at first.
 const KEEPING: &str = "\
 import socket
@@ -376,4 +501,72 @@ while True:
     let saw = Talk::Plain.ask(V4, &[&[header_of(CLIENT4)?.as_slice(), b"x"].concat()])?;
     ensure!(saw.to_string() == CLIENT4, "{saw}");
     running.wait_for_log("another network namespace")
+}
+
+/// A sender of Multipath TCP, whose connection has two paths.
+fn a_multipath_sender_is_served(bed: &Bed) -> anyhow::Result<()> {
+    if std::fs::read_to_string("/proc/sys/net/mptcp/enabled").is_ok_and(|text| text.trim() == "1") {
+        for command in ["limits set subflow 2 add_addr_accepted 2", "endpoint add 127.0.0.2 dev lo subflow"] {
+            Program::new("ip").arg("mptcp").args(command.split(' ')).run(bed)?;
+        }
+    } else {
+        return truepeer_testbed::skip("this kernel has no MPTCP (net.mptcp.enabled)");
+    }
+    let server = "\
+import hashlib, socket
+MPTCP = 262
+listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, MPTCP)
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind(('127.0.0.1', 8080))
+listener.listen()
+while True:
+    connection, peer = listener.accept()
+    assert connection.getpeername() == peer
+    protocol = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL)
+    body = hashlib.sha256()
+    while data := connection.recv(65536):
+        body.update(data)
+    connection.sendall(('%s %d protocol %d body %s' % (*peer, protocol, body.hexdigest())).encode())
+    connection.close()
+";
+    let server = server.replace("socket.SO_PROTOCOL", "38");
+    let _running = start(bed, &python(bed, &server, &[])?, &[V4])?;
+    // What it waits for between the pieces is that they have been acknowledged; before the body, that there are two paths.
+    let sender = "\
+import fcntl, hashlib, socket, struct, sys, termios, time
+MPTCP, SOL_MPTCP, MPTCP_INFO = 262, 284, 1
+def wait(what, holds):
+    until = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < until, what
+        time.sleep(0.005)
+socket.setdefaulttimeout(30)
+sender = socket.socket(socket.AF_INET, socket.SOCK_STREAM, MPTCP)
+sender.connect(('127.0.0.1', 8080))
+assert sender.getsockopt(socket.SOL_SOCKET, 38) == MPTCP
+for piece in sys.argv[1:]:
+    sender.sendall(bytes.fromhex(piece))
+    wait('sent', lambda: fcntl.ioctl(sender, termios.TIOCOUTQ, bytes(4)) == bytes(4))
+wait('a second path', lambda: sender.getsockopt(SOL_MPTCP, MPTCP_INFO, 64)[0] > 0)
+body = bytes(range(256)) * 8192
+sender.sendall(body)
+sender.shutdown(socket.SHUT_WR)
+answer = b''
+while data := sender.recv(4096):
+    answer += data
+name, digest = answer.decode().rsplit(' body ', 1)
+assert digest == hashlib.sha256(body).hexdigest(), answer
+print(name)
+";
+    let sender = bed.write("sender.py", sender)?;
+    for header in [client::v1(CLIENT4, "192.0.2.1:443")?, client::v2(CLIENT4, "192.0.2.1:443")?] {
+        for cut in [header.len(), 7] {
+            let (first, second) = header.split_at(cut);
+            let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+            let pieces = [first, second].into_iter().filter(|piece| !piece.is_empty()).map(hex);
+            let said = Program::new(PYTHON).arg(&sender).args(pieces).run(bed)?;
+            ensure!(said.trim() == "203.0.113.7 5000 protocol 262", "cut at {cut}: {said}");
+        }
+    }
+    Ok(())
 }

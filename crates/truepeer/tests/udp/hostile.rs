@@ -17,7 +17,8 @@ use crate::kit::{
 
 /// Datagrams against the process, and how many are sent before it is asked whether it still answers.
 const DATAGRAMS: usize = 1_000_000;
-const ROUND: usize = 4_000;
+/// No more than a listener's queue holds beside a busy machine: what is lost there is looked at by nobody.
+const ROUND: usize = 256;
 /// More than buffers and flows need, and far less than what a leak of a few bytes each would take.
 const MOST_GROWTH_KIB: u64 = 24 * 1024;
 
@@ -117,7 +118,8 @@ impl Forger {
         self.ask()
     }
 
-    /// A good datagram, which also waits until those before it have been looked at.
+    /// A good datagram, which also waits until those before it have been looked at. It is sent again, as clients do: where forged ones
+    /// fill the queue, the kernel drops it, and where they fill the table, its flow may make room before its answer comes.
     fn ask(&mut self) -> Result<()> {
         self.good += 1;
         let payload = format!("good {}", self.good);
@@ -130,8 +132,12 @@ impl Forger {
             "spp" => spp(client, DESTINATIONS[0])?,
             _ => v2(client, DESTINATIONS[0])?,
         };
-        send(&sender, &[&header, payload.as_bytes()])?;
-        let answer = receive(&sender)?;
+        sender.set_read_timeout(Some(Duration::from_millis(500)))?;
+        let answer = (0..20).find_map(|_| {
+            send(&sender, &[&header, payload.as_bytes()]).ok()?;
+            receive(&sender).ok()
+        });
+        let answer = answer.with_context(|| format!("{payload:?} was not answered in 20 tries"))?;
         ensure!(answer.ends_with(payload.as_bytes()), "{answer:?}");
         Ok(())
     }

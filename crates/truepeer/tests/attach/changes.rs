@@ -1,0 +1,219 @@
+//! Attaching again, and detaching, while connections are open.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use truepeer_testbed::pattern::{Digest, Pattern};
+use truepeer_testbed::{Bed, Behaviour, Test, Topology, client, tests};
+
+use crate::kit::{
+    BACKEND, DESTINATION, attach, attach_on, attachments, backend_on, command, counter_on, echo, header,
+    is_answered, list, longer_header, session, start, who,
+};
+
+pub(crate) fn tests() -> Vec<Test> {
+    tests![
+        detach_waits_for_open_connections,
+        detach_under_load_cuts_nobody_off,
+        detach_now_leaves_what_needs_no_translation,
+        an_interrupted_detach_is_gone_on_with,
+        a_removal_that_was_cut_short_is_gone_on_with,
+        an_upgrade_under_load_loses_nothing,
+        an_attachment_killed_half_way_loses_nothing,
+    ]
+}
+
+fn detach_waits_for_open_connections(bed: &Bed) -> Result<()> {
+    let echo = echo(bed)?;
+    start(bed, &[])?;
+    let mut open = session(&longer_header("203.0.113.1:1001")?)?;
+    is_answered(&mut open)?;
+    let detach = command(bed, &["detach"])?.start(bed)?;
+    detach.wait_for_log("waiting for 1 open")?;
+    // New ones are no longer ours, the old one still is.
+    let line = client::v1("203.0.113.2:1002", DESTINATION)?;
+    ensure!(client::ask(&mut session(&line)?, b"")?.as_bytes() == line);
+    let bytes = Pattern::bytes(1_000_000);
+    let mut writer = open.try_clone()?;
+    let sending = std::thread::spawn(move || writer.write_all(&bytes));
+    let mut back = vec![0; 1_000_000];
+    open.read_exact(&mut back)?;
+    sending.join().map_err(|_| anyhow::anyhow!("the sending thread panicked"))??;
+    let mut digest = Digest::default();
+    digest.update(&back);
+    ensure!(digest.report() == Digest::of_pattern(1_000_000));
+    ensure!(client::ask(&mut open, b"end")? == "end");
+    ensure!(detach.wait_end()?.success(), "{}", detach.log());
+    ensure!(attach(bed, &["status"])?.contains("not attached"));
+    ensure!(!echo.log().contains("203.0.113.2"));
+    Ok(())
+}
+
+/// All in the middle of their bytes, translated and not.
+fn detach_under_load_cuts_nobody_off(bed: &Bed) -> Result<()> {
+    const LEN: usize = 4_000_000;
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let _digest = backend_on(bed, host, Behaviour::Digest, &["0.0.0.0:80"])?;
+    attach_on(bed, host, &["--port", "80"])?;
+    let (bytes, expected) = (Pattern::bytes(LEN), Digest::of_pattern(LEN as u64));
+    let half_way = |n: usize| -> Result<TcpStream> {
+        let client = format!("203.0.113.1:{}", 1000 + n);
+        let mut stream = lb.run(|| client::connect(host.at(false, 80)))??;
+        stream.write_all(&if n % 4 < 2 { longer_header(&client)? } else { header(&client)? })?;
+        stream.write_all(&bytes[..LEN / 2])?;
+        Ok(stream)
+    };
+    let streams = (0..12).map(half_way).collect::<Result<Vec<_>>>()?;
+    ensure!(counter_on(bed, host, "translated")? > 0 && counter_on(bed, host, "guessed_right")? > 0);
+    let detach = command(bed, &["detach"])?.in_netns(&host.netns).start(bed)?;
+    detach.wait_for_log("waiting for 12 open")?;
+    std::thread::scope(|scope| {
+        let rest = |mut stream: TcpStream| client::ask(&mut stream, &bytes[LEN / 2..]);
+        let threads: Vec<_> = streams.into_iter().map(|stream| scope.spawn(move || rest(stream))).collect();
+        threads.into_iter().try_for_each(|thread| {
+            let answer = thread.join().map_err(|_| anyhow::anyhow!("a sender panicked"))??;
+            ensure!(answer.trim() == expected, "{answer:?}");
+            Ok(())
+        })
+    })?;
+    ensure!(detach.wait_end()?.success(), "{}", detach.log());
+    Ok(())
+}
+
+fn detach_now_leaves_what_needs_no_translation(bed: &Bed) -> Result<()> {
+    let _echo = echo(bed)?;
+    start(bed, &[])?;
+    let mut open = session(&header("203.0.113.1:1001")?)?;
+    is_answered(&mut open)?;
+    attach(bed, &["detach", "--now"])?;
+    nothing_is_left(bed)?;
+    ensure!(client::ask(&mut open, b"goes on")? == "goes on");
+    Ok(())
+}
+
+/// By a signal, and by one that leaves no time for last words.
+fn an_interrupted_detach_is_gone_on_with(bed: &Bed) -> Result<()> {
+    let echo = echo(bed)?;
+    start(bed, &[])?;
+    let mut open = session(&longer_header("203.0.113.1:1001")?)?;
+    is_answered(&mut open)?;
+    for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+        let detach = command(bed, &["detach"])?.start(bed)?;
+        detach.wait_for_log("waiting for 1 open")?;
+        detach.signal(signal)?;
+        ensure!(!detach.wait_end()?.success());
+        let said = detach.stderr();
+        ensure!(signal == Signal::KILL || said.contains("interrupted: 1 open"), "{said}");
+        is_answered(&mut open)?;
+        ensure!(
+            attach(bed, &["status"])?
+                .contains("port 80/tcp: detached, draining; open: 0 untouched, 1 translated")
+        );
+        let line = client::v1("203.0.113.2:1002", DESTINATION)?;
+        ensure!(client::ask(&mut session(&line)?, b"")?.as_bytes() == line);
+    }
+    // Attached again, new ones are taken again; and then it ends.
+    start(bed, &[])?;
+    is_answered(&mut session(&header("203.0.113.3:1003")?)?)?;
+    ensure!(client::ask(&mut open, b"end")? == "end");
+    attach(bed, &["detach"])?;
+    nothing_is_left(bed)?;
+    ensure!(echo.log().contains("203.0.113.3:1003") && !echo.log().contains("203.0.113.2"));
+    Ok(())
+}
+
+fn nothing_is_left(bed: &Bed) -> Result<()> {
+    ensure!(attach(bed, &["status"])?.contains("not attached"));
+    ensure!(list(&bed.dir().join("bpf/truepeer"))?.is_empty(), "pins are left");
+    Ok(())
+}
+
+/// As if it had been killed after this many pins; connections that are open then are nobody's to wait for.
+fn a_removal_that_was_cut_short_is_gone_on_with(bed: &Bed) -> Result<()> {
+    let _echo = echo(bed)?;
+    for count in [1, 4, 9, 20] {
+        start(bed, &["--port", "53/udp"])?;
+        let mut open = session(&header("203.0.113.1:1001")?)?;
+        is_answered(&mut open)?;
+        for pin in pins_in_the_order_of_removal(bed)?.iter().take(count) {
+            std::fs::remove_file(pin)?;
+        }
+        attach(bed, &["detach"])?;
+        nothing_is_left(bed)?;
+    }
+    Ok(())
+}
+
+fn pins_in_the_order_of_removal(bed: &Bed) -> Result<Vec<PathBuf>> {
+    let layout = attachments(bed)?.pop().context("what is attached")?;
+    let mut links = list(&layout.join("links"))?;
+    links.sort_by_key(|pin| !pin.ends_with("tcp_end"));
+    Ok([links, list(&layout.join("maps"))?].concat())
+}
+
+fn an_upgrade_under_load_loses_nothing(bed: &Bed) -> Result<()> {
+    let _digest = Behaviour::Digest.start(bed, &[BACKEND])?;
+    start(bed, &[])?;
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| -> Result<u16> {
+            let (bytes, expected) = (Pattern::bytes(200_000), Digest::of_pattern(200_000));
+            let mut done = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let client = format!("203.0.113.1:{}", 2000 + done);
+                let header = if done % 3 == 0 { longer_header(&client)? } else { header(&client)? };
+                let answer = client::ask(&mut session(&header)?, &bytes)?;
+                ensure!(answer.trim() == expected, "{client}: {answer:?}");
+                done += 1;
+            }
+            Ok(done)
+        });
+        let upgrades = (0..5).try_for_each(|_| start(bed, &[]).map(drop));
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let done = load.join().map_err(|_| anyhow::anyhow!("the load panicked"))??;
+        ensure!(done > 10, "only {done} connections met the upgrades");
+        upgrades
+    })
+}
+
+/// kill -9 of truepeer while it replaces itself, at any moment, under load; then it is done once more.
+fn an_attachment_killed_half_way_loses_nothing(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let _digest = backend_on(bed, host, Behaviour::Digest, &["0.0.0.0:80"])?;
+    attach_on(bed, host, &["--port", "80"])?;
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let (bytes, expected) = (Pattern::bytes(200_000), Digest::of_pattern(200_000));
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            lb.run(|| -> Result<usize> {
+                let mut done = 0;
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    let client = format!("203.0.113.1:{}", 2000 + done);
+                    let header = if done % 3 == 0 { longer_header(&client)? } else { header(&client)? };
+                    let answer = who(lb, host.at(false, 80), &[&header, bytes.as_slice()].concat())?;
+                    ensure!(answer == expected, "{client}: {answer:?}");
+                    done += 1;
+                }
+                Ok(done)
+            })?
+        });
+        let kills = (0..15).try_for_each(|n| -> Result<()> {
+            let attaching =
+                command(bed, &["--allow", "any", "--port", "80"])?.in_netns(&host.netns).start(bed)?;
+            // Not to be in step: to be out of it.
+            std::thread::sleep(std::time::Duration::from_millis(n * 4));
+            let _ = attaching.signal(Signal::KILL); // it may be done already
+            Ok(())
+        });
+        let last = kills.and_then(|()| attach_on(bed, host, &["--port", "80"]));
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let done = load.join().map_err(|_| anyhow::anyhow!("the load panicked"))??;
+        ensure!(done > 10, "only {done} connections met the kills");
+        last.map(drop)
+    })
+}

@@ -1,0 +1,103 @@
+//! What `attach status` counts on the way of a connection, beside whether it was served.
+
+use std::io::{ErrorKind, Write};
+
+use anyhow::{Result, bail, ensure};
+use truepeer_testbed::{Bed, Behaviour, Program, Test, Topology, client, sockets};
+
+use crate::kit::{
+    DESTINATION, LISTENER, attach_on, backend_on, counter, counter_on, echo, header, is_answered, start,
+    status,
+};
+
+pub(crate) fn tests() -> Vec<Test> {
+    vec![
+        Test::new("a_header_in_parts_is_counted", a_header_in_parts_is_counted),
+        Test::new("a_silent_sender_is_counted", a_silent_sender_is_counted),
+        Test::new("a_port_without_listener_is_left_alone", a_port_without_listener_is_left_alone),
+        Test::new("what_was_half_open_before_is_refused", what_was_half_open_before_is_refused)
+            .needs_program("nft"),
+        Test::new("a_segment_that_overtakes_the_header_is_sent_again", a_segment_that_overtakes_the_header)
+            .needs_program("nft"),
+    ]
+    .into_iter()
+    .map(|test| test.of_group("counted"))
+    .collect()
+}
+
+fn a_header_in_parts_is_counted(bed: &Bed) -> Result<()> {
+    let echo = echo(bed)?;
+    start(bed, &[])?;
+    let line = client::v1("203.0.113.1:1001", DESTINATION)?;
+    let mut stream = client::connect(LISTENER)?;
+    for part in [&line[..3], &line[3..20], &line[20..]] {
+        stream.write_all(part)?;
+        sockets::wait_until_sent(&stream)?; // acknowledged: each by itself
+    }
+    is_answered(&mut stream)?;
+    ensure!(echo.log().contains("203.0.113.1:1001 accepted"));
+    let counted = status(bed)?["ports"][0]["counters"].clone();
+    ensure!(counted["header_v1"] == 1 && counted["header_v2"] == 0, "{counted}");
+    ensure!(counted["header_split"] == 2, "{counted}");
+    // The handshake's own.
+    ensure!(counted["acks_held"].as_u64().is_some_and(|count| count >= 1), "{counted}");
+    Ok(())
+}
+
+fn a_silent_sender_is_counted(bed: &Bed) -> Result<()> {
+    let echo = echo(bed)?;
+    start(bed, &["--header-timeout", "500ms"])?;
+    ensure!(client::read_end(&mut client::connect(LISTENER)?)? == client::End::Reset);
+    ensure!(counter(bed, "refused_timeout")? == 1, "{}", status(bed)?);
+    ensure!(!echo.log().contains("accepted"));
+    Ok(())
+}
+
+fn a_port_without_listener_is_left_alone(bed: &Bed) -> Result<()> {
+    start(bed, &[])?;
+    let Err(error) = client::connect(LISTENER) else { bail!("connected to nobody") };
+    let kind = error.downcast_ref().map(std::io::Error::kind);
+    ensure!(kind == Some(ErrorKind::ConnectionRefused), "{error:#}");
+    ensure!(counter(bed, "no_listener")? == 1, "{}", status(bed)?);
+    ensure!(counter(bed, "connections")? == 0);
+    Ok(())
+}
+
+/// Nobody becomes a session past truepeer: what would be established without a header isn't.
+fn what_was_half_open_before_is_refused(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let echo = backend_on(bed, host, Behaviour::Echo, &["0.0.0.0:80"])?;
+    let nft = |script: &str| Program::new("nft").arg(script).in_netns(&host.netns).run(bed);
+    // To the sender the connection is open, the ACK that would say so here is lost.
+    nft(
+        "table inet lost { chain input { type filter hook input priority 0; tcp dport 80 tcp flags != syn drop; }; }",
+    )?;
+    let mut stream = lb.run(|| client::connect(host.at(false, 80)))??;
+    attach_on(bed, host, &["--port", "80"])?;
+    nft("delete table inet lost")?;
+    stream.write_all(&header("203.0.113.1:1001")?)?;
+    ensure!(client::read_end(&mut stream)? == client::End::Reset);
+    ensure!(counter_on(bed, host, "refused_stray")? >= 1);
+    ensure!(!echo.log().contains("accepted"));
+    Ok(())
+}
+
+fn a_segment_that_overtakes_the_header(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "router", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let echo = backend_on(bed, host, Behaviour::Echo, &["0.0.0.0:80"])?;
+    attach_on(bed, host, &["--port", "80"])?;
+    // The first packet with 17 bytes of data, behind 52 of headers (timestamps included), is lost once.
+    let lose = "table inet lost { chain forward { type filter hook forward priority 0; tcp dport 80 meta length 69 limit rate 1/day burst 1 packets counter drop; }; }";
+    Program::new("nft").arg(lose).in_netns(&line.host("router").netns).run(bed)?;
+    let mut stream = lb.run(|| client::connect(host.at(false, 80)))??;
+    let header = header("203.0.113.1:1001")?;
+    stream.write_all(&header[..17])?;
+    stream.write_all(&header[17..])?;
+    is_answered(&mut stream)?;
+    echo.wait_for_log("203.0.113.1:1001 accepted")?;
+    ensure!(counter_on(bed, host, "early_segments")? >= 1);
+    ensure!(client::ask(&mut stream, b"end")? == "end");
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! `detach --now` while connections are open that can't do without truepeer: they are cut off, and no wrong byte reaches the server.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use anyhow::{Context, Result, ensure};
+use truepeer_testbed::pattern::Pattern;
+use truepeer_testbed::{Bed, Test, client, sockets, tests};
+
+use crate::kit::{LISTENER, attach, header, longer_header, open, session, start};
+
+pub(crate) fn tests() -> Vec<Test> {
+    tests![
+        translated_connections_are_cut_off_and_not_corrupted,
+        connections_without_their_whole_header_are_cut_off,
+        bytes_on_their_way_are_neither_lost_nor_doubled_in_between,
+    ]
+    .into_iter()
+    .map(|test| test.of_group("cut"))
+    .collect()
+}
+
+/// What a server reads to a connection's end, and whether that was a FIN, which would make it look whole.
+fn read_all(stream: &mut TcpStream) -> Result<(Vec<u8>, bool)> {
+    stream.set_read_timeout(Some(std::time::Duration::from_secs(20)))?;
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 64 * 1024];
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => return Ok((bytes, true)),
+            Ok(count) => bytes.extend_from_slice(&buffer[..count]),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) =>
+            {
+                return Ok((bytes, false));
+            }
+            Err(error) => return Err(error).context("the server's end"),
+        }
+    }
+}
+
+/// Whether a sender that goes on writing is told. The kernel says so once: to whichever call comes first.
+fn is_reset(sender: &mut TcpStream, bytes: &[u8]) -> Result<bool> {
+    match sender.write_all(bytes) {
+        Ok(()) => Ok(client::read_end(sender)? == client::End::Reset),
+        Err(error) => Ok(matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)),
+    }
+}
+
+/// The header's length was guessed too short, and too long: the numbers are shifted to either side.
+fn translated_connections_are_cut_off_and_not_corrupted(bed: &Bed) -> Result<()> {
+    let listener = TcpListener::bind(LISTENER)?;
+    let sent = Pattern::bytes(3000);
+    for headers in [[header, longer_header], [longer_header, header]] {
+        start(bed, &[])?;
+        // The sender's last header, by which the next is guessed.
+        drop(client::ask(&mut answered(&listener, &headers[0]("203.0.113.1:1001")?)?, b"")?);
+        let mut sender = session(&headers[1]("203.0.113.1:1002")?)?;
+        let (mut server, seen) = listener.accept()?;
+        ensure!(seen.to_string() == "203.0.113.1:1002" && open(bed, "translated")? == 1, "{seen}");
+        sender.write_all(&sent[..1000])?;
+        sockets::wait_until_sent(&sender)?;
+        let mut first = [0; 500];
+        server.read_exact(&mut first)?;
+        attach(bed, &["detach", "--now"])?;
+        ensure!(is_reset(&mut sender, &sent[1000..])?, "the sender was not told");
+        let (rest, is_whole) = read_all(&mut server)?;
+        let read = [first.as_slice(), &rest].concat();
+        ensure!(!is_whole, "the server was told of a regular end after {} bytes", read.len());
+        ensure!(sent.starts_with(&read), "wrong bytes among the server's {}", read.len());
+    }
+    Ok(())
+}
+
+/// One whose end is there at once, and who has been answered by it.
+fn answered(listener: &TcpListener, header: &[u8]) -> Result<TcpStream> {
+    let sender = session(header)?;
+    drop(listener.accept()?);
+    Ok(sender)
+}
+
+/// Their SYN was shifted by a guess; nobody is to be asked to read the rest of a header.
+fn connections_without_their_whole_header_are_cut_off(bed: &Bed) -> Result<()> {
+    let listener = TcpListener::bind(LISTENER)?;
+    for sent in [0, 20] {
+        start(bed, &[])?;
+        let header = longer_header("203.0.113.1:1001")?;
+        let mut sender = session(&header[..sent])?;
+        sockets::wait_until_sent(&sender)?;
+        ensure!(open(bed, "awaiting_header")? == 1);
+        attach(bed, &["detach", "--now"])?;
+        ensure!(is_reset(&mut sender, &[&header[sent..], b"data"].concat())?);
+        listener.set_nonblocking(true)?;
+        ensure!(listener.accept().is_err_and(|error| error.kind() == ErrorKind::WouldBlock));
+    }
+    Ok(())
+}
+
+/// Many at once, in the middle of their bytes; those that needed no translation go on to their end.
+fn bytes_on_their_way_are_neither_lost_nor_doubled_in_between(bed: &Bed) -> Result<()> {
+    const LEN: usize = 8_000_000;
+    const COUNT: u16 = 8;
+    let listener = TcpListener::bind(LISTENER)?;
+    let sent = Pattern::bytes(LEN);
+    start(bed, &[])?;
+    let mut pairs = Vec::new();
+    // By turns as guessed and not: the length changes each other time.
+    for n in 0..COUNT {
+        let kind = if n % 4 < 2 { header } else { longer_header };
+        let sender = session(&kind(&format!("203.0.113.1:{}", 1000 + n))?)?;
+        pairs.push((sender, listener.accept()?.0));
+    }
+    let (translated, untouched) = (open(bed, "translated")?, open(bed, "untouched")?);
+    ensure!(translated > 0 && untouched > 0 && translated + untouched == u64::from(COUNT));
+    let outcomes = std::thread::scope(|scope| -> Result<Vec<(Vec<u8>, bool)>> {
+        let mut servers = Vec::new();
+        for (mut sender, mut server) in pairs {
+            let sent = &sent;
+            scope.spawn(move || {
+                let _ = sender.write_all(sent); // the server's end judges
+                let _ = sender.shutdown(std::net::Shutdown::Write);
+                let _ = client::read_end(&mut sender);
+            });
+            let mut first = vec![0; 100_000];
+            server.read_exact(&mut first)?;
+            servers.push((first, server));
+        }
+        // Nobody reads now: what there is room for is on its way.
+        attach(bed, &["detach", "--now"])?;
+        let read_rest = |(first, mut server): (Vec<u8>, TcpStream)| -> Result<_> {
+            let (rest, is_whole) = read_all(&mut server)?;
+            Ok(([first, rest].concat(), is_whole))
+        };
+        servers.into_iter().map(read_rest).collect()
+    })?;
+    for (read, is_whole) in &outcomes {
+        ensure!(sent.starts_with(read), "wrong bytes among {}", read.len());
+        ensure!(!is_whole || read.len() == LEN, "a regular end after {} bytes of {LEN}", read.len());
+    }
+    let whole = outcomes.iter().filter(|(_, is_whole)| *is_whole).count() as u64;
+    ensure!(whole == untouched, "{whole} whole, {untouched} needed no translation");
+    Ok(())
+}

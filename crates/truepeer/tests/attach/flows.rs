@@ -1,0 +1,209 @@
+//! Flows: when they begin and end, and whose name they carry.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+
+use anyhow::{Context, Result, ensure};
+use truepeer_testbed::{Bed, Behaviour, Program, Test, Topology, client, tests};
+
+use crate::kit::{
+    BACKEND, DESTINATION, LISTENER, all_flows_end, attach_on, attachments, backend_on, command, counter,
+    counter_on, echo, header, is_answered, longer_header, open, session, start, status,
+};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let mut all = tests![
+        a_right_guess_alters_no_packet,
+        flows_end_with_their_sockets,
+        a_name_belongs_to_its_socket,
+        whoever_finds_no_room_is_refused,
+        a_flow_that_nobody_ended_gives_way,
+        what_has_ended_translates_nothing_that_passes_by,
+    ];
+    all.push(
+        Test::new("a_flood_of_syns_forgets_no_flow", a_flood_of_syns_forgets_no_flow)
+            .needs_program("python3"),
+    );
+    all
+}
+
+/// A sender's first header is guessed to be a plain v2 one, the next ones as long as the one before.
+fn a_right_guess_alters_no_packet(bed: &Bed) -> Result<()> {
+    let echo = echo(bed)?;
+    start(bed, &[])?;
+    let mut open = Vec::new();
+    let clients = ["203.0.113.1:1001", "203.0.113.1:1002", "203.0.113.1:1003"];
+    for (client, header) in clients.iter().zip([header, longer_header, longer_header]) {
+        let mut stream = session(&header(client)?)?;
+        is_answered(&mut stream)?;
+        open.push(stream);
+    }
+    let counted = status(bed)?["ports"][0].clone();
+    ensure!(counted["translated"] == 1 && counted["untouched"] == 2, "{counted}");
+    ensure!(clients.iter().all(|client| echo.log().contains(&format!("{client} "))));
+    Ok(())
+}
+
+fn flows_end_with_their_sockets(bed: &Bed) -> Result<()> {
+    let _echo = echo(bed)?;
+    start(bed, &[])?;
+    for round in 0..20 {
+        let mut stream = session(&header("203.0.113.1:1001")?)?;
+        is_answered(&mut stream)?;
+        if round % 2 == 0 { client::reset(stream)? } else { drop(client::ask(&mut stream, b"")?) }
+    }
+    all_flows_end(bed)
+}
+
+/// A socket keeps its client's name though it is reset before accept(), and though another connection has its
+/// addresses by then.
+fn a_name_belongs_to_its_socket(bed: &Bed) -> Result<()> {
+    let listener = TcpListener::bind(LISTENER)?;
+    start(bed, &[])?;
+    let clients = ["203.0.113.1:1001", "203.0.113.2:1002", "203.0.113.3:1003"];
+    for client in clients {
+        let mut stream = client::connect_from("127.0.0.9:4000", LISTENER)?;
+        stream.write_all(&[&header(client)?, b"data".as_slice()].concat())?;
+        truepeer_testbed::sockets::wait_until_sent(&stream)?;
+        client::reset(stream)?;
+        all_flows_end(bed)?;
+    }
+    for client in clients {
+        let (_, seen) = listener.accept()?;
+        ensure!(seen.to_string() == client, "{client} was seen as {seen}");
+    }
+    Ok(())
+}
+
+/// In the table of flows: those that are open go on, and one that ends makes room.
+fn whoever_finds_no_room_is_refused(bed: &Bed) -> Result<()> {
+    let echo = echo(bed)?;
+    start(bed, &["--max-flows", "2"])?;
+    let mut first = session(&header("203.0.113.1:1001")?)?;
+    is_answered(&mut first)?;
+    let mut second = session(&longer_header("203.0.113.1:1002")?)?;
+    is_answered(&mut second)?;
+    let descriptors = echo.descriptors()?;
+    for (n, header) in [header, longer_header, header].into_iter().enumerate() {
+        let mut refused = session(&header(&format!("203.0.113.2:{}", 2000 + n))?)?;
+        ensure!(client::read_end(&mut refused)? == client::End::Reset);
+        is_answered(&mut first)?;
+        is_answered(&mut second)?;
+    }
+    ensure!(counter(bed, "refused_full")? == 3, "{}", status(bed)?);
+    ensure!(open(bed, "untouched")? == 1 && open(bed, "translated")? == 1, "{}", status(bed)?);
+    // The backend has been told, too.
+    bed.wait_for("their sockets' end", || echo.descriptors().is_ok_and(|count| count == descriptors))?;
+    ensure!(client::ask(&mut second, b"end")? == "end");
+    bed.wait_for("room", || open(bed, "translated").is_ok_and(|count| count == 0))?;
+    is_answered(&mut session(&header("203.0.113.1:1003")?)?)?;
+    ensure!(client::ask(&mut first, b"end")? == "end");
+    Ok(())
+}
+
+/// Its socket has ended unseen.
+fn a_flow_that_nobody_ended_gives_way(bed: &Bed) -> Result<()> {
+    let _who = Behaviour::Who.start(bed, &[BACKEND])?;
+    start(bed, &[])?;
+    bed.wait_for("a flow without a socket", || leave_a_flow_behind(bed).is_ok_and(|is_left| is_left))?;
+    for client in ["203.0.113.2:1002", "203.0.113.3:1003"] {
+        let mut stream = client::connect_from("127.0.0.9:4000", LISTENER)?;
+        let saw = client::ask(&mut stream, &[&header(client)?, b"data".as_slice()].concat())?;
+        ensure!(saw.trim() == client, "{client} was seen as {saw:?}");
+        client::reset(stream)?;
+        all_flows_end(bed)?;
+    }
+    Ok(())
+}
+
+/// Takes the hook that tells of ends away, by force, while a connection is open; it goes in its own time.
+fn leave_a_flow_behind(bed: &Bed) -> Result<bool> {
+    let flows = || Ok::<_, anyhow::Error>(open(bed, "translated")? + open(bed, "untouched")?);
+    let mut unseen = client::connect_from("127.0.0.9:4000", LISTENER)?;
+    unseen.write_all(&longer_header("203.0.113.1:1001")?)?;
+    bed.wait_for("its flow", || flows().is_ok_and(|count| count == 1))?;
+    attachments(bed)?.iter().try_for_each(|pins| std::fs::remove_file(pins.join("links/tcp_end")))?;
+    client::reset(unseen)?;
+    start(bed, &[])?;
+    Ok(flows()? == 1)
+}
+
+/// Its numbers are remembered for what is left of it; a connection of the same addresses that is none of ours is another one.
+fn what_has_ended_translates_nothing_that_passes_by(bed: &Bed) -> Result<()> {
+    let _echo = echo(bed)?;
+    start(bed, &[])?;
+    let end_one = || -> Result<()> {
+        let before = counter(bed, "translated")?;
+        let mut stream = client::connect_from("127.0.0.9:4000", LISTENER)?;
+        stream.write_all(&longer_header("203.0.113.1:1001")?)?;
+        is_answered(&mut stream)?;
+        ensure!(counter(bed, "translated")? == before + 1, "{}", status(bed)?);
+        client::reset(stream)?;
+        all_flows_end(bed)
+    };
+    // The guess is wrong whenever the header before was a shorter one.
+    let shorten = || -> Result<()> {
+        let mut stream = client::connect_from("127.0.0.9:4001", LISTENER)?;
+        stream.write_all(&header("203.0.113.1:1002")?)?;
+        is_answered(&mut stream)?;
+        client::reset(stream)?;
+        all_flows_end(bed)
+    };
+    let passes = || -> Result<()> {
+        let line = client::v1("203.0.113.2:1003", DESTINATION)?;
+        let mut stream = client::connect_from("127.0.0.9:4000", LISTENER)?;
+        ensure!(client::ask(&mut stream, &line)?.as_bytes() == line);
+        Ok(())
+    };
+    end_one()?;
+    start(bed, &["--allow", "10.0.0.0/8"])?;
+    passes().context("from one that is no sender any more")?;
+
+    start(bed, &[])?;
+    shorten()?;
+    end_one()?;
+    let mut open = session(&header("203.0.113.1:1004")?)?;
+    is_answered(&mut open)?;
+    let detach = command(bed, &["detach"])?.start(bed)?;
+    detach.wait_for_log("waiting for 1 open")?;
+    passes().context("while the last ones end")?;
+    ensure!(client::ask(&mut open, b"end")? == "end");
+    ensure!(detach.wait_end()?.success(), "{}", detach.log());
+    Ok(())
+}
+
+/// From more addresses and ports than there is room for.
+fn a_flood_of_syns_forgets_no_flow(bed: &Bed) -> Result<()> {
+    const SYNS: u64 = 80_000;
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let _echo = backend_on(bed, host, Behaviour::Echo, &["0.0.0.0:80"])?;
+    attach_on(bed, host, &["--port", "80"])?;
+    let begin = |header: Vec<u8>| -> Result<TcpStream> {
+        let mut stream = lb.run(|| client::connect(host.at(false, 80)))??;
+        stream.write_all(&header)?;
+        is_answered(&mut stream)?;
+        Ok(stream)
+    };
+    let mut open = begin(longer_header("203.0.113.1:1001")?)?;
+    ensure!(counter_on(bed, host, "translated")? == 1);
+    // Nobody is answered: there is no way back to them.
+    host.ip(&["route add blackhole 198.18.0.0/15"])?;
+    let flood = format!(
+        "\
+import socket, struct
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+to = socket.inet_aton('{}')
+for n in range({SYNS}):
+    ip = struct.pack('!BBHHHBBH', 0x45, 0, 40, 0, 0, 64, 6, 0) + struct.pack('!I', 0xc6120000 + n // 50) + to
+    raw.sendto(ip + struct.pack('!HHIIBBHHH', 1024 + n % 50, 80, n, 0, 0x50, 2, 65535, 0, 0), ('{}', 0))
+",
+        host.v4, host.v4
+    );
+    Program::new("python3").args(["-c", &flood]).in_netns(&lb.netns).run(bed)?;
+    ensure!(counter_on(bed, host, "connections")? > SYNS / 2);
+    is_answered(&mut open)?;
+    begin(header("203.0.113.1:1002")?)?;
+    ensure!(client::ask(&mut open, b"end")? == "end");
+    Ok(())
+}

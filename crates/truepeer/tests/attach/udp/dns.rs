@@ -1,0 +1,64 @@
+//! dnsdist in front of Unbound.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use truepeer_testbed::datagrams::{ask, socket};
+use truepeer_testbed::servers::dns::{self, Dnsdist, Unbound};
+use truepeer_testbed::{Bed, Test, Topology};
+
+use super::command;
+
+pub(crate) fn tests() -> Vec<Test> {
+    let test = Test::new("unbound_sees_the_clients_of_dnsdist", unbound_sees_the_clients_of_dnsdist);
+    vec![test.needs_program("dnsdist").needs_program("unbound").time_limit(Duration::from_secs(120))]
+}
+
+const QUERIES: u16 = 500;
+
+/// dnsdist on the sender's host, in each datagram a header; Unbound as it is, on the loopback.
+fn unbound_sees_the_clients_of_dnsdist(bed: &Bed) -> Result<()> {
+    let hosts = Topology::line(&["client", "lb", "host"])?;
+    let (client, lb, host) = (hosts.host("client"), hosts.host("lb"), hosts.host("host"));
+    for n in 0..5 {
+        client.ip(&[
+            &format!("addr add 10.77.0.{}/24 dev lb", 100 + n),
+            &format!("addr add fd77:0::{}/64 dev lb nodad", 100 + n),
+        ])?;
+    }
+    let backends = ["127.0.0.1:53".parse()?, "[::1]:53".parse()?];
+    let unbound = Unbound::start(bed, &backends, |program| program.in_netns(&host.netns))?;
+    let allow = ["--allow", "10.77.0.0/16", "--allow", "fd77::/16"];
+    command(bed, &[&["--port", "53/udp"], allow.as_slice()].concat())?.in_netns(&host.netns).run(bed)?;
+    let dnsdist = Dnsdist::default().relay(lb.at(false, 53), host.at(false, 53), true).relay(
+        lb.at(true, 54),
+        host.at(true, 53),
+        true,
+    );
+    let _dnsdist = dnsdist.start(bed, |program| program.in_netns(&lb.netns))?;
+    let asked = client.run(|| ask_in_turn(&[lb.at(false, 53), lb.at(true, 54)]))??;
+    for (name, asker) in &asked {
+        let seen = Unbound::client_of(&unbound.log(), name)
+            .with_context(|| format!("Unbound did not see {name}"))?;
+        ensure!(seen == asker.to_string(), "Unbound saw {name} from {seen}, but {asker} had asked");
+    }
+    ensure!(asked.len() == usize::from(QUERIES));
+    Ok(())
+}
+
+fn ask_in_turn(servers: &[SocketAddr; 2]) -> Result<HashMap<String, IpAddr>> {
+    let mut asked = HashMap::new();
+    for id in 0..QUERIES {
+        let v6 = id % 2 == 1;
+        let n = 100 + id / 2 % 5;
+        let socket = socket(if v6 { format!("[fd77::{n}]:0") } else { format!("10.77.0.{n}:0") })?;
+        socket.connect(servers[usize::from(v6)])?;
+        let name = format!("q{id}.test");
+        let answer = ask(&socket, &[&dns::query(id, &name)])?;
+        ensure!(dns::is_answer(&answer, id), "{answer:?}");
+        asked.insert(name, socket.local_addr()?.ip());
+    }
+    Ok(asked)
+}

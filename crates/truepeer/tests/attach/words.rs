@@ -1,0 +1,97 @@
+//! What is said to whom.
+
+use std::io::pipe;
+use std::process::{Command, Stdio};
+
+use anyhow::{Result, ensure};
+use truepeer_testbed::{Bed, Test, User, tests};
+
+use crate::kit::{command, start};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let mut all = tests![what_is_allowed_and_perhaps_not_meant_is_said, status_need_not_be_read_to_its_end];
+    all.push(
+        Test::new("plain_users_are_told_what_is_missing", plain_users_are_told_what_is_missing)
+            .needs_several_users(),
+    );
+    all.into_iter().map(|test| test.of_group("words")).collect()
+}
+
+fn plain_users_are_told_what_is_missing(bed: &Bed) -> Result<()> {
+    let said_to_a_plain_user = |args: &[&str]| -> Result<String> {
+        let running = command(bed, args)?.as_user(User::TESTER).start(bed)?;
+        ensure!(!running.wait_end()?.success(), "{args:?}: {}", running.log());
+        Ok(running.stderr())
+    };
+    let attaching = said_to_a_plain_user(&["--port", "80"])?;
+    start(bed, &[])?;
+    for said in [attaching, said_to_a_plain_user(&["status"])?, said_to_a_plain_user(&["detach"])?] {
+        ensure!(
+            said.contains("root, or CAP_BPF and CAP_NET_ADMIN (missing: CAP_BPF, CAP_NET_ADMIN)"),
+            "{said}"
+        );
+        ensure!(said.contains("truepeer run needs neither"), "{said}");
+    }
+    let half = command(bed, &["--port", "80"])?
+        .as_user(User::TESTER)
+        .with_capabilities(&["net_admin"])
+        .start(bed)?;
+    ensure!(!half.wait_end()?.success() && half.stderr().contains("(missing: CAP_BPF)"), "{}", half.log());
+    Ok(())
+}
+
+fn status_need_not_be_read_to_its_end(bed: &Bed) -> Result<()> {
+    start(bed, &[])?;
+    for args in [["status"].as_slice(), &["status", "--json"]] {
+        let (reader, writer) = pipe()?;
+        drop(reader);
+        let output = Command::new(env!("CARGO_BIN_EXE_truepeer"))
+            .arg("attach")
+            .args(args)
+            .arg("--pins")
+            .arg(bed.dir().join("bpf/truepeer"))
+            .stdout(writer)
+            .stderr(Stdio::piped())
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success() && said.is_empty(), "{args:?}: {}: {said}", output.status);
+    }
+    Ok(())
+}
+
+fn what_is_allowed_and_perhaps_not_meant_is_said(bed: &Bed) -> Result<()> {
+    let warnings = |args: &[&str]| -> Result<String> {
+        let running = command(bed, &[args, &["--dry-run"]].concat())?.start(bed)?;
+        ensure!(running.wait_end()?.success(), "{}", running.log());
+        Ok(running.stderr())
+    };
+    ensure!(
+        warnings(&["--port", "80", "--port", "53/udp", "--close-after", "9s", "--header-timeout", "9s"])?
+            .is_empty()
+    );
+    let every_host = warnings(&["--port", "80", "--allow", "any", "--allow-claims", "loopback"])?;
+    ensure!(
+        every_host.contains("warning: every host may connect and claim to be any client"),
+        "{every_host}"
+    );
+    ensure!(
+        every_host.contains("warning: a header may claim that the client is in 127.0.0.0/8"),
+        "{every_host}"
+    );
+    let optional = warnings(&["--port", "53/udp", "--header", "optional"])?;
+    ensure!(optional.contains("warning: --header optional: a datagram without a header"), "{optional}");
+    let cgroup = truepeer_bpf::cgroup_root()?.to_string_lossy().into_owned();
+    for (port, protocol, option, value) in [
+        ("80", "UDP", "--udp-dialect", "spp"),
+        ("80", "UDP", "--close-after", "9s"),
+        ("53/udp", "TCP", "--header-timeout", "9s"),
+        ("53/udp", "TCP", "--cgroup", &cgroup),
+    ] {
+        let said = warnings(&["--port", port, option, value])?;
+        ensure!(
+            said.contains(&format!("warning: {option} has no effect: no {protocol} port is named")),
+            "{said}"
+        );
+    }
+    Ok(())
+}

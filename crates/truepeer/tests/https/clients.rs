@@ -1,0 +1,189 @@
+//! Real clients and real origins: each client asks each origin for the same things, and knows what is to come.
+//!
+//! | path | the origin's answer |
+//! |---|---|
+//! | `/N` | N bytes; `/204` and `/304`: that status |
+//! | `/chunked` | "onetwothree" in chunks, with a trailer |
+//! | `/digest` | SHA-256 of the request's body; which trailer came, in a field |
+//! | `/refuse` | 422, before the body |
+//! | `/echo` | 101, and then what is sent |
+//! | others | what was asked, as JSON; and a line on the origin's output |
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use truepeer_testbed::servers::Nginx;
+use truepeer_testbed::{Bed, Program, Running, Test, tests};
+
+use crate::authority::Authority;
+use crate::kit::{PlainOrigin, curl, https, origin, start_site};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let mut all = tests![
+        curl_asks_in_many_ways,
+        curl_uploads_in_chunks,
+        an_old_client_gets_no_chunks,
+        requests_in_a_row_are_answered_in_a_row,
+    ];
+    for (client, needs) in [(Client::Go, "go"), (Client::Node, "node")] {
+        for (origin, origin_needs) in [(PlainOrigin::Go, "go"), (PlainOrigin::Node, "node")] {
+            let name = format!("a_client_of_{needs}_and_an_origin_of_{origin_needs}");
+            let test = Test::new(name, move |bed| all_is_well(bed, client, origin));
+            let test = test.needs_program(needs).needs_program(origin_needs);
+            // Go compiles its library first.
+            all.push(if [needs, origin_needs].contains(&"go") {
+                test.long().time_limit(Duration::from_secs(360))
+            } else {
+                test
+            });
+        }
+    }
+    all.push(Test::new("wrk_finds_no_fault", wrk_finds_no_fault).needs_program("wrk"));
+    all
+}
+
+const HERE: &str = "127.0.0.1:443";
+const ORIGIN: &str = "127.0.0.1:8080";
+
+#[derive(Clone, Copy)]
+enum Client {
+    Go,
+    Node,
+}
+
+fn all_is_well(bed: &Bed, client: Client, origin: PlainOrigin) -> anyhow::Result<()> {
+    let _origin = origin.start(bed, 8080)?;
+    let authority = Authority::new(bed, "authority")?;
+    let truepeer = start_site(bed, &authority, HERE, &format!("http://{ORIGIN}"), &[])?;
+    let client = match client {
+        Client::Go => {
+            let program = crate::kit::go(bed, "client", include_str!("programs/client.go"))?;
+            Program::new(program).args(["https://127.0.0.1", &authority.ca])
+        }
+        Client::Node => {
+            let script = bed.write("client.js", include_str!("programs/client.js"))?;
+            Program::new("node").arg(script).args(["127.0.0.1", "443", &authority.ca])
+        }
+    };
+    let said = client.run(bed).with_context(|| truepeer.log())?;
+    ensure!(said.trim() == "all well", "{said}; {}", truepeer.log());
+    Ok(())
+}
+
+/// NGINX with files, and truepeer in front of it.
+fn files(bed: &Bed, directives: &str) -> anyhow::Result<(Running, Running)> {
+    bed.write("www/page", "0123456789".repeat(10_000))?;
+    let root = format!("root {}; {directives}", bed.dir().join("www").display());
+    let origin = Nginx::default().server(ORIGIN, "", &root).start(bed)?;
+    Ok((origin, https(bed, HERE, &format!("http://{ORIGIN}"))?.start(bed)?))
+}
+
+fn curl_asks_in_many_ways(bed: &Bed) -> anyhow::Result<()> {
+    let (_origin, truepeer) = files(bed, "if_modified_since before; location /nothing { return 204; }")?;
+    let page = "https://127.0.0.1/page";
+    let one = |args: &[&str]| -> anyhow::Result<String> { curl(&["--http1.1"]).args(args).run(bed) };
+    ensure!(one(&[page])?.len() == 100_000);
+    ensure!(one(&["--range", "10-19", page])? == "0123456789");
+    let head = one(&["--head", page])?.to_ascii_lowercase();
+    ensure!(head.starts_with("http/1.1 200") && head.contains("content-length: 100000\r"), "{head}");
+    // Not modified, nothing there: no body, and the connection goes on.
+    let code = ["--write-out", "%{http_code} %{size_download} %{num_connects}\n", "--output", "/dev/null"];
+    let several = [
+        &code[..],
+        &["--header", "If-Modified-Since: Fri, 01 Jan 2100 00:00:00 GMT", page],
+        &["--next", "--http1.1", "--insecure"],
+        &code[..],
+        &["https://127.0.0.1/nothing", "--next", "--http1.1", "--insecure"],
+        &code[..],
+        &["https://127.0.0.1/not-there"],
+    ]
+    .concat();
+    let said = one(&several)?;
+    let lines: Vec<_> = said.lines().collect();
+    ensure!(
+        lines.len() == 3 && lines[..2] == ["304 0 1", "204 0 0"] && lines[2].starts_with("404 "),
+        "{said}; {}",
+        truepeer.log()
+    );
+    Ok(())
+}
+
+fn curl_uploads_in_chunks(bed: &Bed) -> anyhow::Result<()> {
+    let _origin = origin(bed, 8080)?;
+    let _truepeer = https(bed, HERE, &format!("http://{ORIGIN}"))?.start(bed)?;
+    // 1,000,000 bytes of one letter each; their digests are known from sha256sum.
+    for (letter, digest) in [
+        ("a", "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"),
+        ("z", "9b7ae5acf75b8cc3ad48b20a87297aa1a38210489505d87abd1123ef96afee27"),
+    ] {
+        let file = bed.write("body", letter.repeat(1_000_000))?;
+        let body = format!("@{}", file.display());
+        for framing in [&[][..], &["--header", "Transfer-Encoding: chunked"]] {
+            let upload = curl(&["--http1.1", "https://127.0.0.1/", "--data-binary", &body]).args(framing);
+            let said = upload.run(bed)?;
+            ensure!(said.trim() == digest, "{letter} {framing:?}: {said}");
+        }
+    }
+    Ok(())
+}
+
+/// HTTP/1.0 has no chunks: the end of the connection is the end of the body.
+fn an_old_client_gets_no_chunks(bed: &Bed) -> anyhow::Result<()> {
+    let chunked = "gzip on; gzip_min_length 1; gzip_types *; gzip_http_version 1.0;";
+    let (_origin, truepeer) = files(bed, chunked)?;
+    let shown = curl(&["--http1.0", "--include", "--compressed", "https://127.0.0.1/page"]).run(bed)?;
+    let (head, body) = shown.split_once("\r\n\r\n").context("a head")?;
+    let head = head.to_ascii_lowercase();
+    ensure!(!head.contains("transfer-encoding") && head.contains("content-encoding: gzip"), "{head}");
+    ensure!(body.len() == 100_000, "{} bytes; {}", body.len(), truepeer.log());
+    Ok(())
+}
+
+fn requests_in_a_row_are_answered_in_a_row(bed: &Bed) -> anyhow::Result<()> {
+    let _origin = origin(bed, 8080)?;
+    let _truepeer = https(bed, HERE, &format!("http://{ORIGIN}"))?.start(bed)?;
+    let said = crate::kit::python_client(
+        bed,
+        r"
+import hashlib, http.client, threading
+COUNT = 100
+def row(stream):
+    for n in range(COUNT):
+        body = b'%d' % n * 500
+        stream.sendall(b'POST / HTTP/1.1\r\nHost: site\r\nContent-Length: %d\r\n\r\n' % len(body) + body
+            + b'GET /%d HTTP/1.1\r\nHost: site\r\n\r\n' % n + b'HEAD /%d HTTP/1.1\r\nHost: site\r\n\r\n' % n)
+stream = connect()
+writer = threading.Thread(target=row, args=(stream,))
+writer.start()
+answers = stream.makefile('rb')
+def answer(body=True):
+    assert answers.readline().startswith(b'HTTP/1.1 200 ')
+    fields = http.client.parse_headers(answers)
+    return answers.read(int(fields['Content-Length'])) if body else fields['Content-Length']
+for n in range(COUNT):
+    assert answer() == hashlib.sha256(b'%d' % n * 500).hexdigest().encode(), n
+    assert answer() == b'x' * n, n
+    assert answer(False) == str(n), n
+writer.join()
+print('in a row')
+",
+    )?;
+    ensure!(said.trim() == "in a row", "{said}");
+    Ok(())
+}
+
+fn wrk_finds_no_fault(bed: &Bed) -> anyhow::Result<()> {
+    let (_origin, truepeer) = files(bed, "keepalive_requests 1000000;")?;
+    // On a busy machine the first seconds may go by with handshakes.
+    for seconds in ["1s", "5s", "25s"] {
+        let load = ["--threads", "2", "--connections", "32", "--duration", seconds, "https://127.0.0.1/page"];
+        let said = Program::new("wrk").args(load).run(bed)?;
+        // It speaks of errors and of other statuses only where there were some.
+        ensure!(!said.contains("rror") && !said.contains("Non-2xx"), "{said}; {}", truepeer.log());
+        let (before, _) = said.split_once(" requests in ").with_context(|| said.clone())?;
+        if before.split_whitespace().last() != Some("0") {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("no request was answered; {}", truepeer.log())
+}

@@ -1,0 +1,189 @@
+//! Ends in the middle: clients that leave, and origins that do.
+
+use anyhow::ensure;
+use truepeer_testbed::{Bed, Program, Running, Test, tests};
+
+use crate::kit::{https, python_client};
+
+pub(crate) fn tests() -> Vec<Test> {
+    tests![
+        a_client_that_leaves_takes_its_request_along,
+        a_client_that_closes_its_direction_gets_its_answer,
+        an_answer_that_breaks_off_is_no_answer,
+        an_answer_that_nobody_asked_for_reaches_nobody
+    ]
+}
+
+const HERE: &str = "127.0.0.1:443";
+const ORIGIN: &str = "http://127.0.0.1:8080";
+
+/// An origin that runs `answer(stream, path)` in a thread for each request.
+fn origin(bed: &Bed, answer: &str) -> anyhow::Result<Running> {
+    const SERVE: &str = r"
+import socket, struct, sys, threading, time
+# Each line in one write: threads say something at the same time.
+def say(line):
+    sys.stdout.write(line + '\n')
+    sys.stdout.flush()
+def serve(stream):
+    head = b''
+    while True:
+        while not head.endswith(b'\r\n\r\n'):
+            byte = stream.recv(1)
+            if not byte:
+                say('left')
+                return
+            head += byte
+        path = head.split(b' ')[1].decode()
+        say('asked ' + path)
+        answer(stream, path)
+        head = b''
+door = socket.create_server(('127.0.0.1', 8080), backlog=64)
+while True:
+    threading.Thread(target=serve, args=(door.accept()[0],), daemon=True).start()
+";
+    let origin = Program::new("python3").args(["-c", &format!("{answer}{SERVE}")]).start(bed)?;
+    origin.wait_listening("127.0.0.1:8080")?;
+    Ok(origin)
+}
+
+/// By RST, by FIN without close_notify, and (after a while) by close_notify.
+fn a_client_that_leaves_takes_its_request_along(bed: &Bed) -> anyhow::Result<()> {
+    let origin = origin(bed, "\ndef answer(stream, path): pass\n")?;
+    let truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
+    let leaver = |how: &str| {
+        format!(
+            r"
+import os, time, struct
+stream = connect()
+stream.sendall(b'GET / HTTP/1.1\r\nHost: site\r\n\r\n')
+while not os.path.exists('asked'): time.sleep(0.02)
+{how}
+"
+        )
+    };
+    for (count, how) in [
+        "stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0)); stream.close()",
+        // The tickets of TLS 1.3 are read first: closed with unread bytes, a socket sends RST instead of FIN.
+        "stream.settimeout(0.3)\ntry: stream.recv(1)\nexcept TimeoutError: pass\nstream.close()",
+        "stream.settimeout(0.01)\ntry: stream.unwrap()\nexcept Exception: pass\nstream.close()",
+    ]
+    .iter()
+    .enumerate()
+    {
+        let asked = bed.dir().join("asked");
+        std::thread::scope(|scope| -> anyhow::Result<()> {
+            let client = scope.spawn(|| python_client(bed, &leaver(how)));
+            origin.wait_state("a request", || origin.stdout().matches("asked").count() > count)?;
+            std::fs::write(&asked, "")?;
+            client.join().map_err(|_| anyhow::anyhow!("the client's thread has panicked"))??;
+            Ok(())
+        })?;
+        origin.wait_state("the end of its connection", || origin.stdout().matches("left").count() > count)?;
+        std::fs::remove_file(&asked)?;
+    }
+    ensure!(truepeer.is_alive());
+    Ok(())
+}
+
+fn a_client_that_closes_its_direction_gets_its_answer(bed: &Bed) -> anyhow::Result<()> {
+    let answer = r"
+def answer(stream, path):
+    time.sleep(0.2)
+    stream.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok')
+";
+    let _origin = origin(bed, answer)?;
+    let _truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
+    // Python's ssl module can't close one direction alone: TLS by hand, through its memory.
+    let said = python_client(
+        bed,
+        r"
+plain = socket.create_connection(('127.0.0.1', 443), 60)
+incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+tls = context.wrap_bio(incoming, outgoing, server_hostname='site')
+def go(step):
+    while True:
+        try: result = step()
+        except ssl.SSLWantReadError: result = None
+        plain.sendall(outgoing.read())
+        if result is not None: return result
+        data = plain.recv(65536)
+        if data: incoming.write(data)
+        else: incoming.write_eof()
+go(lambda: tls.do_handshake() or True)
+go(lambda: tls.write(b'GET / HTTP/1.1\r\nHost: site\r\n\r\n'))
+try: tls.unwrap()
+except ssl.SSLWantReadError: pass
+plain.sendall(outgoing.read())
+answer = go(lambda: tls.read(65536))
+assert answer.endswith(b'ok'), answer
+print('answered')
+",
+    )?;
+    ensure!(said.trim() == "answered", "{said}");
+    Ok(())
+}
+
+/// By a length, by chunks, and by nothing but the connection's end; with FIN and with RST.
+fn an_answer_that_breaks_off_is_no_answer(bed: &Bed) -> anyhow::Result<()> {
+    let answer = r"
+def answer(stream, path):
+    length, end = path[1:].split('/')
+    heads = {'known': 'Content-Length: 10', 'chunked': 'Transfer-Encoding: chunked', 'close': 'Connection: close'}
+    stream.sendall(('HTTP/1.1 200 OK\r\n%s\r\n\r\n5\r\nhal' % heads[length]).encode())
+    time.sleep(0.1)
+    if end == 'rst': stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+    else: stream.shutdown(socket.SHUT_RDWR)
+    stream.close()
+    raise SystemExit
+";
+    let _origin = origin(bed, answer)?;
+    let _truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
+    let said = python_client(
+        bed,
+        r"
+def ask(version, path):
+    plain = socket.create_connection(('127.0.0.1', 443), 60)
+    stream = context.wrap_socket(plain, server_hostname='site', suppress_ragged_eofs=False)
+    stream.sendall(('GET /%s HTTP/%s\r\nHost: site\r\n\r\n' % (path, version)).encode())
+    data = b''
+    while True:
+        try: piece = stream.recv(65536)
+        except (ConnectionResetError, ssl.SSLEOFError): return data, True
+        if not piece: return data, False
+        data += piece
+cases = [(length, end) for length in ['known', 'chunked'] for end in ['fin', 'rst']] + [('close', 'rst')]
+for version in ['1.1', '1.0']:
+    for length, end in cases:
+        data, is_broken = ask(version, length + '/' + end)
+        assert is_broken and not data.endswith(b'0\r\n\r\n'), (version, length, end, data)
+print(len(cases))
+",
+    )?;
+    ensure!(said.trim() == "5", "{said}");
+    Ok(())
+}
+
+/// The origin sends a second answer behind each: the next request must not get it.
+fn an_answer_that_nobody_asked_for_reaches_nobody(bed: &Bed) -> anyhow::Result<()> {
+    let answer = r"
+def answer(stream, path):
+    stream.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ngoodHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil')
+";
+    let _origin = origin(bed, answer)?;
+    let _truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
+    let said = python_client(
+        bed,
+        r"
+import http.client
+client = http.client.HTTPSConnection('127.0.0.1', 443, timeout=60, context=context)
+for number in range(100):
+    client.request('GET', '/')
+    body = client.getresponse().read()
+    assert body == b'good', (number, body)
+print('good')
+",
+    )?;
+    ensure!(said.trim() == "good", "{said}");
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! What these tests share: a certificate, truepeer with it, an origin and clients in Python.
+
+use std::path::PathBuf;
+
+use truepeer_testbed::{Bed, Program, Running, Truepeer};
+
+use crate::authority::Authority;
+
+/// A certificate for "site", signed by itself, and its key.
+pub(crate) struct Certificate {
+    pub(crate) cert: PathBuf,
+    pub(crate) key: PathBuf,
+}
+
+impl Certificate {
+    pub(crate) fn make(bed: &Bed) -> anyhow::Result<Self> {
+        let made = rcgen::generate_simple_self_signed(["site".to_owned()])?;
+        Ok(Self {
+            cert: bed.write("site.pem", made.cert.pem())?,
+            key: bed.write("site.key", made.signing_key.serialize_pem())?,
+        })
+    }
+}
+
+/// `truepeer https` on `listen`, with a certificate of its own and two workers.
+pub(crate) fn https(bed: &Bed, listen: &str, origin: &str) -> anyhow::Result<Truepeer> {
+    Ok(https_by(bed, listen, origin)?.option("--workers", 2))
+}
+
+/// As [`https`], with as many workers as a test then says.
+pub(crate) fn https_by(bed: &Bed, listen: &str, origin: &str) -> anyhow::Result<Truepeer> {
+    let Certificate { cert, key } = Certificate::make(bed)?;
+    let program = Program::new(env!("CARGO_BIN_EXE_truepeer")).arg("https");
+    Ok(Truepeer::of(program)
+        .listen(listen)
+        .option("--cert", cert.display())
+        .option("--key", key.display())
+        .option("--origin", origin))
+}
+
+/// `truepeer https` on `listen`, with a certificate for it that clients who trust the authority take, and two workers.
+pub(crate) fn start_site(
+    bed: &Bed,
+    authority: &Authority,
+    listen: &str,
+    origin: &str,
+    options: &[&str],
+) -> anyhow::Result<Running> {
+    let host = listen.rsplit_once(':').map_or(listen, |(host, _)| host).trim_matches(['[', ']']);
+    let site = authority.certify(bed, "site", &["site.test", host])?;
+    let program = Program::new(env!("CARGO_BIN_EXE_truepeer")).args(["https", "--workers", "2"]);
+    Truepeer::of(program)
+        .listen(listen)
+        .option("--cert", site.cert)
+        .option("--key", site.key)
+        .option("--origin", origin)
+        .args(options)
+        .start(bed)
+}
+
+/// Origins that parse HTTP by themselves and say what they have parsed (`programs/origin.*`).
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PlainOrigin {
+    Go,
+    Node,
+}
+
+impl PlainOrigin {
+    pub(crate) fn start(self, bed: &Bed, port: u16) -> anyhow::Result<Running> {
+        let origin = match self {
+            Self::Go => {
+                let program = go(bed, "origin", include_str!("programs/origin.go"))?;
+                Program::new(program).arg(format!("127.0.0.1:{port}"))
+            }
+            Self::Node => {
+                let script = bed.write("origin.js", include_str!("programs/origin.js"))?;
+                Program::new("node").arg(script).args(["127.0.0.1", &port.to_string()])
+            }
+        };
+        let origin = origin.start(bed)?;
+        origin.wait_listening(format!("127.0.0.1:{port}"))?;
+        Ok(origin)
+    }
+}
+
+/// Builds a program in Go, within four minutes.
+pub(crate) fn go(bed: &Bed, name: &str, source: &str) -> anyhow::Result<PathBuf> {
+    let (file, program) = (bed.write(&format!("{name}.go"), source)?, bed.dir().join(name));
+    let env = ["CGO_ENABLED=0", "HOME=/tmp", "GOFLAGS=-mod=mod", "go", "build", "-o"];
+    let compiler = Program::new("env").args(env).arg(&program).arg(file).start(bed)?;
+    // The first time it compiles its library, too, which takes a busy machine minutes.
+    let status = (0..4).find_map(|_| compiler.wait_end().ok());
+    anyhow::ensure!(status.is_some_and(|status| status.success()), "go build: {}", compiler.log());
+    Ok(program)
+}
+
+/// curl, which takes our certificate for what it is, and says what it got.
+pub(crate) fn curl(args: &[&str]) -> Program {
+    Program::new("curl").args(["--silent", "--show-error", "--insecure", "--max-time", "60"]).args(args)
+}
+
+/// An origin in Python: GET /N gives N bytes (HEAD: says so), POST the digest of its body; each request is a line on its output.
+const ORIGIN: &str = r#"
+import hashlib, http.server, socketserver, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version, disable_nagle_algorithm = 'HTTP/1.1', True
+    def log_message(self, *_): pass
+    def answer(self, body):
+        self.send_response(200)
+        self.send_header('Content-Length', str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def do_GET(self):
+        print(f'request {self.path}\n', end='', flush=True) # in one write: threads do it at the same time
+        self.answer(b'x' * int(self.path[1:] or 0))
+    def do_HEAD(self):
+        self.send_response(200)
+        self.send_header('Content-Length', self.path[1:])
+        self.end_headers()
+    def do_POST(self):
+        print(f'request {self.path}\n', end='', flush=True) # in one write: threads do it at the same time
+        digest, length = hashlib.sha256(), self.headers.get('Content-Length')
+        left = int(length or 0)
+        while left > 0:
+            piece = self.rfile.read(min(left, 65536))
+            digest.update(piece)
+            left -= len(piece)
+        while length is None:
+            size = int(self.rfile.readline(), 16)
+            digest.update(self.rfile.read(size))
+            self.rfile.readline()
+            if size == 0: break
+        self.answer(digest.hexdigest().encode())
+class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+Server(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
+"#;
+
+/// Starts [`ORIGIN`].
+pub(crate) fn origin(bed: &Bed, port: u16) -> anyhow::Result<Running> {
+    let origin = Program::new("python3").args(["-c", ORIGIN]).arg(port.to_string()).start(bed)?;
+    origin.wait_listening(format!("127.0.0.1:{port}"))?;
+    Ok(origin)
+}
+
+/// `connect()` of clients in Python.
+pub(crate) const CONNECT: &str = r"
+import socket, ssl
+context = ssl._create_unverified_context()
+def connect():
+    plain = socket.create_connection(('127.0.0.1', 443), 60)
+    return context.wrap_socket(plain, server_hostname='site')
+";
+
+/// Runs a client in Python to its end; `connect()` gives it a TLS connection to port 443 here.
+pub(crate) fn python_client(bed: &Bed, script: &str) -> anyhow::Result<String> {
+    Program::new("python3").args(["-c", &format!("{CONNECT}{script}")]).run(bed)
+}

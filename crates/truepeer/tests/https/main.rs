@@ -1,0 +1,38 @@
+//! `truepeer https` between real clients and real origins.
+//! `cargo test -p truepeer --test https -- WORD` runs those whose name has the word in it.
+
+#[path = "../tls/authority.rs"]
+mod authority;
+mod clients;
+mod endings;
+mod ends;
+mod handshakes;
+mod hostile;
+mod http2;
+mod kit;
+mod learns;
+mod origins;
+mod restarts;
+mod smuggling;
+mod traffic;
+mod volume;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let all = [
+        learns::tests(),
+        origins::tests(),
+        handshakes::tests(),
+        clients::tests(),
+        traffic::tests(),
+        http2::tests(),
+        volume::tests(),
+        hostile::tests(),
+        smuggling::tests(),
+        ends::tests(),
+        restarts::tests(),
+        endings::tests(),
+    ];
+    truepeer_testbed::main(all.into_iter().flatten().collect())
+}

@@ -1,0 +1,98 @@
+//! TLS with the origin: whom truepeer takes for it, and what clients and the log hear if it is somebody else.
+
+use anyhow::ensure;
+use truepeer_testbed::servers::{Haproxy, Nginx};
+use truepeer_testbed::{Bed, Running, Test, tests};
+
+use crate::authority::{Authority, Identity};
+use crate::kit::{curl, https};
+
+pub(crate) fn tests() -> Vec<Test> {
+    tests![
+        an_origin_with_another_certificate_is_refused_with_the_reason,
+        an_origin_that_speaks_no_tls_is_refused_with_the_reason,
+        any_origin_is_taken_where_that_is_said,
+        an_origin_is_known_by_the_name_that_is_given,
+    ]
+}
+
+const HERE: &str = "127.0.0.1:443";
+const ORIGIN: &str = "127.0.0.1:8443";
+const URL: &str = "https://127.0.0.1:8443";
+
+fn nginx(bed: &Bed, Identity { cert, key }: &Identity) -> anyhow::Result<Running> {
+    let certificate = format!("ssl_certificate {cert}; ssl_certificate_key {key};");
+    Nginx::default()
+        .server(ORIGIN, "ssl", &format!("{certificate} location / {{ return 200 \"$ssl_server_name\\n\"; }}"))
+        .start(bed)
+}
+
+fn haproxy(bed: &Bed, Identity { cert, key }: &Identity) -> anyhow::Result<Running> {
+    let both = std::fs::read_to_string(cert)? + &std::fs::read_to_string(key)?;
+    let file = bed.write("both.pem", both)?;
+    let answer = "http-request return status 200 content-type text/plain lf-string \"%[ssl_fc_sni]\\n\"";
+    let config = format!("frontend f\n  mode http\n  bind {ORIGIN} ssl crt {}\n  {answer}\n", file.display());
+    Haproxy::with_config(&config, &[ORIGIN]).start(bed)
+}
+
+const STARTS: [fn(&Bed, &Identity) -> anyhow::Result<Running>; 2] = [nginx, haproxy];
+
+/// The status that a client gets.
+fn status(bed: &Bed) -> anyhow::Result<String> {
+    curl(&["--output", "/dev/null", "--write-out", "%{http_code}", "https://127.0.0.1/"]).run(bed)
+}
+
+fn an_origin_with_another_certificate_is_refused_with_the_reason(bed: &Bed) -> anyhow::Result<()> {
+    let (authority, stranger) = (Authority::new(bed, "authority")?, Authority::new(bed, "stranger")?);
+    let identity = authority.certify(bed, "origin", &["127.0.0.1"])?;
+    for start in STARTS {
+        let _origin = start(bed, &identity)?;
+        for (options, said) in [
+            (["--origin-ca", &authority.ca, "--origin-name", "other.test"], "not valid for name"),
+            (["--origin-ca", &stranger.ca, "--origin-name", "127.0.0.1"], "authority that is not trusted"),
+        ] {
+            let truepeer = https(bed, HERE, URL)?.args(&options).args(&["--access-log"]).start(bed)?;
+            let status = status(bed)?;
+            ensure!(status == "502", "{status}; {}", truepeer.log());
+            truepeer.wait_for_log("can't connect to the origin: TLS")?;
+            truepeer.wait_for_log(said)?;
+            truepeer.wait_for_log("origin_tls")?;
+        }
+    }
+    Ok(())
+}
+
+fn an_origin_that_speaks_no_tls_is_refused_with_the_reason(bed: &Bed) -> anyhow::Result<()> {
+    let authority = Authority::new(bed, "authority")?;
+    let _origin = Nginx::default().server(ORIGIN, "", "location / { return 200 plain; }").start(bed)?;
+    let truepeer = https(bed, HERE, URL)?.option("--origin-ca", &authority.ca).start(bed)?;
+    let status = status(bed)?;
+    ensure!(status == "502", "{status}; {}", truepeer.log());
+    truepeer.wait_for_log("can't connect to the origin: TLS")
+}
+
+fn any_origin_is_taken_where_that_is_said(bed: &Bed) -> anyhow::Result<()> {
+    let identity = Authority::new(bed, "stranger")?.certify(bed, "origin", &["other.test"])?;
+    for start in STARTS {
+        let _origin = start(bed, &identity)?;
+        let truepeer = https(bed, HERE, URL)?.args(&["--origin-insecure"]).start(bed)?;
+        let status = status(bed)?;
+        ensure!(status == "200", "{status}; {}", truepeer.log());
+        truepeer.wait_for_log("--origin-insecure: the backends' certificates are not verified")?;
+    }
+    Ok(())
+}
+
+/// The name goes into the handshake, too: the origin may have several certificates.
+fn an_origin_is_known_by_the_name_that_is_given(bed: &Bed) -> anyhow::Result<()> {
+    let authority = Authority::new(bed, "authority")?;
+    let identity = authority.certify(bed, "origin", &["app.test"])?;
+    for start in STARTS {
+        let _origin = start(bed, &identity)?;
+        let options = ["--origin-ca", &authority.ca, "--origin-name", "app.test"];
+        let truepeer = https(bed, HERE, URL)?.args(&options).start(bed)?;
+        let answer = curl(&["https://127.0.0.1/"]).run(bed)?;
+        ensure!(answer.trim() == "app.test", "{answer}; {}", truepeer.log());
+    }
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! Requests while the origin is restarted: those that mean the same twice are answered, all of them.
+
+use anyhow::ensure;
+use rustix::process::Signal;
+use truepeer_testbed::servers::Nginx;
+use truepeer_testbed::{Bed, Program, Running, Test, tests};
+
+use crate::kit::https;
+
+pub(crate) fn tests() -> Vec<Test> {
+    let mut all = tests![
+        an_origin_is_restarted_and_nobody_notices,
+        an_origin_is_reloaded_and_nobody_notices,
+        an_origin_gives_its_port_to_another_and_nobody_notices
+    ];
+    let over_http2 = Test::new("nobody_notices_over_http2_either", nobody_notices_over_http2_either);
+    all.push(over_http2.needs_program("h2load"));
+    all
+}
+
+const HERE: &str = "127.0.0.1:443";
+const ORIGIN: &str = "127.0.0.1:8080";
+const FINE: &str = "location / { return 200 \"fine\\n\"; }";
+
+fn truepeer(bed: &Bed) -> anyhow::Result<Running> {
+    https(bed, HERE, &format!("http://{ORIGIN}"))?.option("--origin-patience", "50s").start(bed)
+}
+
+/// Eight clients that ask all the time, each on a connection of its own.
+struct Load<'a> {
+    bed: &'a Bed,
+    clients: Running,
+}
+
+impl<'a> Load<'a> {
+    fn start(bed: &'a Bed) -> anyhow::Result<Self> {
+        const SCRIPT: &str = r"
+import http.client, os, ssl, threading
+context = ssl._create_unverified_context()
+failures, served = [], [0] * 8
+def ask(number):
+    client = http.client.HTTPSConnection('127.0.0.1', 443, timeout=60, context=context)
+    while not os.path.exists('enough'):
+        try:
+            client.request('GET', '/')
+            response = client.getresponse()
+            body = response.read()
+            if (response.status, body) != (200, b'fine\n'): failures.append((response.status, body))
+        except Exception as error:
+            failures.append(repr(error))
+            client.close()
+        served[number] += 1
+        if served[number] % 20 == 0: open('progress-%d' % number, 'w').write(str(served[number]))
+threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(failures), failures[:3])
+";
+        let clients = Program::new("python3").args(["-c", SCRIPT]).start(bed)?;
+        Ok(Self { bed, clients })
+    }
+
+    fn progress(&self) -> usize {
+        let of = |number: usize| {
+            let text = std::fs::read_to_string(self.bed.dir().join(format!("progress-{number}")));
+            text.ok().and_then(|text| text.trim().parse::<usize>().ok()).unwrap_or(0)
+        };
+        (0..8).map(of).sum()
+    }
+
+    /// Waits until some more have been answered.
+    fn goes_on(&self) -> anyhow::Result<()> {
+        let before = self.progress();
+        self.bed.wait_for("some more requests", || self.progress() > before + 400)
+    }
+
+    /// Ends it; nobody may have seen anything else than an answer.
+    fn end(self) -> anyhow::Result<()> {
+        self.bed.write("enough", "")?;
+        ensure!(self.clients.wait_end()?.success(), "{}", self.clients.log());
+        ensure!(self.clients.stdout().starts_with("0 "), "failed: {}", self.clients.stdout());
+        Ok(())
+    }
+}
+
+/// It is stopped in the middle, and for a moment nobody listens.
+fn an_origin_is_restarted_and_nobody_notices(bed: &Bed) -> anyhow::Result<()> {
+    let nginx = Nginx::default().server(ORIGIN, "", FINE);
+    let mut origin = Some(nginx.start(bed)?);
+    let _truepeer = truepeer(bed)?;
+    let load = Load::start(bed)?;
+    for _ in 0..3 {
+        load.goes_on()?;
+        drop(origin.take());
+        origin = Some(nginx.start(bed)?);
+    }
+    load.goes_on()?;
+    load.end()
+}
+
+/// `nginx -s reload`: new workers take over, and the old ones close the connections that are kept to them.
+fn an_origin_is_reloaded_and_nobody_notices(bed: &Bed) -> anyhow::Result<()> {
+    let origin = Nginx::default().server(ORIGIN, "", FINE).workers(2).start(bed)?;
+    let _truepeer = truepeer(bed)?;
+    let load = Load::start(bed)?;
+    for round in 1..=5 {
+        load.goes_on()?;
+        origin.signal(Signal::HUP)?;
+        reloaded(&origin, round)?;
+    }
+    load.goes_on()?;
+    load.end()
+}
+
+/// Waits until it has begun to reload for the so-many-th time; the line about the signal itself ends in ", reconfiguring".
+fn reloaded(origin: &Running, times: usize) -> anyhow::Result<()> {
+    origin.wait_state("a reload", || origin.stderr().matches(": reconfiguring").count() >= times)
+}
+
+/// A second NGINX listens on the same port (SO_REUSEPORT) before the first one leaves.
+fn an_origin_gives_its_port_to_another_and_nobody_notices(bed: &Bed) -> anyhow::Result<()> {
+    let nginx = Nginx::default().server(ORIGIN, "reuseport", FINE);
+    let mut origin = nginx.start(bed)?;
+    let _truepeer = truepeer(bed)?;
+    let load = Load::start(bed)?;
+    for _ in 0..3 {
+        load.goes_on()?;
+        let next = nginx.start(bed)?;
+        next.wait_state("its workers", || next.stderr().contains("start worker process "))?;
+        origin.signal(Signal::QUIT)?;
+        ensure!(origin.wait_end()?.success(), "{}", origin.log());
+        origin = next;
+    }
+    load.goes_on()?;
+    load.end()
+}
+
+fn nobody_notices_over_http2_either(bed: &Bed) -> anyhow::Result<()> {
+    let origin = Nginx::default().server(ORIGIN, "", FINE).workers(2).start(bed)?;
+    let _truepeer = truepeer(bed)?;
+    let load = Program::new("h2load").args(["-n6000", "-c4", "-m8", "https://127.0.0.1/"]).start(bed)?;
+    let mut reloads = 0;
+    while load.is_alive() {
+        origin.signal(Signal::HUP)?;
+        reloads += 1;
+        reloaded(&origin, reloads)?;
+    }
+    ensure!(load.wait_end()?.success(), "{}", load.log());
+    ensure!(reloads > 0, "all was over before the first reload");
+    ensure!(load.stdout().contains("6000 succeeded, 0 failed, 0 errored"), "{}", load.stdout());
+    Ok(())
+}

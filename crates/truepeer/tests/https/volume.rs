@@ -1,0 +1,258 @@
+//! Much: long bodies, parties that take their time, and many connections at once.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use rustix::process::{Resource, getrlimit};
+use truepeer_testbed::{Bed, Program, Running, Test, tests};
+
+use crate::kit::{https, python_client};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let mut all = tests![slow_readers_cost_no_memory, slow_origins_cost_no_memory];
+    all.push(Test::new("bodies_of_64_mib_pass_each_way", |bed| bodies_pass(bed, 64)));
+    all.push(
+        Test::new("bodies_of_1_gib_pass_each_way", |bed| bodies_pass(bed, 1024))
+            .long()
+            .time_limit(Duration::from_secs(600)),
+    );
+    all.push(Test::new("connections_are_kept_a_thousand", |bed| many_are_kept(bed, 1000)));
+    all.push(
+        Test::new("connections_are_kept_ten_thousand", |bed| many_are_kept(bed, ten_thousand()))
+            .long()
+            .alone()
+            .time_limit(Duration::from_secs(600))
+            .needs_open_files(12_000),
+    );
+    all
+}
+
+/// `GET /N`: N MiB, the same piece again and again, of which `piece()` is one. `POST /`: the digest of the body, which is
+/// read once the file "go" is there.
+const ORIGIN: &str = r"
+import hashlib, http.server, os, socketserver, time
+def piece(): return hashlib.shake_256(b'truepeer').digest(1 << 20)
+PIECE = piece()
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version, disable_nagle_algorithm = 'HTTP/1.1', True
+    def log_message(self, *_): pass
+    def do_GET(self):
+        count = int(self.path[1:])
+        self.send_response(200)
+        self.send_header('Content-Length', str(count << 20))
+        self.end_headers()
+        for _ in range(count): self.wfile.write(PIECE)
+        print('sent', flush=True)
+    def do_POST(self):
+        print('asked', flush=True)
+        while not os.path.exists('go'): time.sleep(.02)
+        digest, left = hashlib.sha256(), int(self.headers['Content-Length'])
+        while left:
+            data = self.rfile.read(min(left, 1 << 16))
+            digest.update(data)
+            left -= len(data)
+        self.send_response(200)
+        self.send_header('Content-Length', '64')
+        self.end_headers()
+        self.wfile.write(digest.hexdigest().encode())
+class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+Server(('127.0.0.1', 8080), Handler).serve_forever()
+";
+
+/// What the clients here begin with.
+const CLIENT: &str = r"
+import hashlib, http.client, os, resource, sys, threading, time
+PIECE = hashlib.shake_256(b'truepeer').digest(1 << 20)
+def expected(count):
+    digest = hashlib.sha256()
+    for _ in range(count): digest.update(PIECE)
+    return digest.hexdigest()
+def client(): return http.client.HTTPSConnection('127.0.0.1', 443, timeout=600, context=context)
+def read(response, digest, length):
+    while length:
+        data = response.read(min(length, 1 << 18))
+        assert data, 'the end came early'
+        digest.update(data)
+        length -= len(data)
+def post(count):
+    connection = client()
+    connection.request('POST', '/', (PIECE for _ in range(count)), {'Content-Length': str(count << 20)})
+    return connection.getresponse().read().decode()
+";
+
+fn start(bed: &Bed) -> anyhow::Result<(Running, Running)> {
+    let origin = Program::new("python3").args(["-c", ORIGIN]).start(bed)?;
+    origin.wait_listening("127.0.0.1:8080")?;
+    let options = ["--keepalive-timeout", "30m", "--body-timeout", "10m", "--response-timeout", "10m"];
+    let truepeer = https(bed, "127.0.0.1:443", "http://127.0.0.1:8080")?.args(&options).start(bed)?;
+    Ok((origin, truepeer))
+}
+
+/// Starts a client that takes longer than [`python_client`] waits, and looks at it until it has ended.
+fn client(bed: &Bed, script: &str) -> anyhow::Result<Running> {
+    Program::new("python3").args(["-c", &format!("{}{CLIENT}{script}", crate::kit::CONNECT)]).start(bed)
+}
+
+/// Waits as long as the test may take; tests have time limits of their own.
+fn succeed(client: &Running) -> anyhow::Result<String> {
+    while client.is_alive() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    ensure!(client.wait_end()?.success(), "{}", client.log());
+    Ok(client.stdout())
+}
+
+fn bodies_pass(bed: &Bed, mebibytes: usize) -> anyhow::Result<()> {
+    let (_origin, truepeer) = start(bed)?;
+    bed.write("go", "")?;
+    let script = format!(
+        r"
+COUNT = {mebibytes}
+assert post(COUNT) == expected(COUNT), 'up'
+connection, digest = client(), hashlib.sha256()
+connection.request('GET', '/%d' % COUNT)
+read(connection.getresponse(), digest, COUNT << 20)
+assert digest.hexdigest() == expected(COUNT), 'down'
+print('whole')
+"
+    );
+    let said = succeed(&client(bed, &script)?)?;
+    ensure!(said.trim() == "whole", "{said}; {}", truepeer.log());
+    Ok(())
+}
+
+/// What all of the slow ones together are sent. A proxy that took it all in would grow by as much.
+const CROWD: usize = 16;
+const EACH_MEBIBYTES: usize = 32;
+/// So much it may grow by, far more than it has to, and far less than all.
+const MOST_GROWTH: usize = 128 << 20;
+
+/// Looks at truepeer's memory until it does not grow any more, which is when everybody waits for somebody.
+fn settled_growth(truepeer: &Running, before: usize) -> anyhow::Result<usize> {
+    let (mut last, mut same) = (0, 0);
+    while same < 10 {
+        std::thread::sleep(Duration::from_millis(100));
+        let now = truepeer.resident_bytes()?;
+        same = if now > last + (1 << 18) { 0 } else { same + 1 };
+        last = last.max(now);
+    }
+    Ok(last.saturating_sub(before))
+}
+
+fn slow_readers_cost_no_memory(bed: &Bed) -> anyhow::Result<()> {
+    let (origin, truepeer) = start(bed)?;
+    python_client(bed, "connect()")?;
+    let before = truepeer.resident_bytes()?;
+    let script = format!(
+        r"
+COUNT = {EACH_MEBIBYTES}
+def slow(n):
+    connection, digest = client(), hashlib.sha256()
+    connection.request('GET', '/%d' % COUNT)
+    response = connection.getresponse()
+    read(response, digest, 1 << 18)
+    print('begun', flush=True)
+    while not os.path.exists('go'): time.sleep(.02)
+    read(response, digest, (COUNT << 20) - (1 << 18))
+    print('whole' if digest.hexdigest() == EXPECTED else 'broken', flush=True)
+EXPECTED = expected(COUNT)
+threads = [threading.Thread(target=slow, args=(n,)) for n in range({CROWD})]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"
+    );
+    let clients = client(bed, &script)?;
+    clients.wait_state("all have begun", || clients.stdout().matches("begun").count() == CROWD)?;
+    let growth = settled_growth(&truepeer, before)?;
+    ensure!(growth < MOST_GROWTH, "it has grown by {growth} bytes");
+    ensure!(!origin.stdout().contains("sent"), "all of it is underway: the test shows nothing");
+    bed.write("go", "")?;
+    let said = succeed(&clients)?;
+    ensure!(said.matches("whole").count() == CROWD, "{said}; {}", truepeer.log());
+    Ok(())
+}
+
+fn slow_origins_cost_no_memory(bed: &Bed) -> anyhow::Result<()> {
+    let (origin, truepeer) = start(bed)?;
+    python_client(bed, "connect()")?;
+    let before = truepeer.resident_bytes()?;
+    let script = format!(
+        r"
+COUNT = {EACH_MEBIBYTES}
+def eager(n):
+    print('whole' if post(COUNT) == EXPECTED else 'broken', flush=True)
+EXPECTED = expected(COUNT)
+threads = [threading.Thread(target=eager, args=(n,)) for n in range({CROWD})]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"
+    );
+    let clients = client(bed, &script)?;
+    origin.wait_state("all have asked", || origin.stdout().matches("asked").count() == CROWD)?;
+    let growth = settled_growth(&truepeer, before)?;
+    ensure!(growth < MOST_GROWTH, "it has grown by {growth} bytes");
+    bed.write("go", "")?;
+    let said = succeed(&clients)?;
+    ensure!(said.matches("whole").count() == CROWD, "{said}; {}", truepeer.log());
+    Ok(())
+}
+
+/// Ten thousand, or nearly as many where one process may open fewer files: truepeer sets two aside for each session.
+fn ten_thousand() -> usize {
+    let limit = getrlimit(Resource::Nofile).maximum.and_then(|limit| limit.try_into().ok());
+    limit.map_or(10_000, |limit: usize| (limit.saturating_sub(1000) / 2).min(10_000))
+}
+
+/// Each connection asks once, stays, and asks again when all the others are there.
+fn many_are_kept(bed: &Bed, count: usize) -> anyhow::Result<()> {
+    let origin = truepeer_testbed::servers::Nginx::default()
+        .server("127.0.0.1:8080", "", "keepalive_requests 1000000; location / { return 200 fine; }")
+        .start(bed)?;
+    let truepeer = https(bed, "127.0.0.1:443", "http://127.0.0.1:8080")?
+        .option("--keepalive-timeout", "30m")
+        .start(bed)?;
+    let script = format!(
+        r"
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+kept, THREADS = [], 4
+def ask(stream):
+    stream.sendall(b'GET / HTTP/1.1\r\nHost: site\r\n\r\n')
+    answer = b''
+    while not answer.endswith(b'\r\n\r\nfine'):
+        data = stream.recv(1000)
+        assert data, answer
+        answer += data
+    assert answer.startswith(b'HTTP/1.1 200 ')
+def begin(number):
+    for _ in range(number, {count}, THREADS):
+        stream = connect()
+        ask(stream)
+        kept.append(stream)
+def again(number):
+    for stream in kept[number::THREADS]: ask(stream)
+def on_threads(work):
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+on_threads(begin)
+print('here', len(kept), flush=True)
+while not os.path.exists('go'): time.sleep(.02)
+on_threads(again)
+print('again', flush=True)
+"
+    );
+    let clients = client(bed, &script)?;
+    while clients.is_alive() && !clients.stdout().contains("here") {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    ensure!(clients.stdout().trim() == format!("here {count}"), "{}; {}", clients.log(), truepeer.log());
+    ensure!(truepeer.descriptors()? >= count);
+    // Requests one by one need few connections to the origin, however many clients there are.
+    ensure!(origin.is_alive() && truepeer.descriptors()? < count + 500, "{:?}", truepeer.descriptors());
+    bed.write("go", "")?;
+    let said = succeed(&clients)?;
+    ensure!(said.contains("again") && clients.stderr().is_empty(), "{}; {}", clients.log(), truepeer.log());
+    Ok(())
+}

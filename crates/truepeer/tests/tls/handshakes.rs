@@ -1,0 +1,200 @@
+//! What is agreed on, refused and said.
+
+use std::io::Write as _;
+
+use anyhow::ensure;
+use rustix::process::Signal;
+use truepeer_testbed::{Bed, Behaviour, Program, Test, client, tests};
+
+use crate::authority::Authority;
+use crate::stand::{BACKEND_V4, BACKEND_V6, DOOR_V4, Stand, python, terminating};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let python = tests![
+        certificates_are_chosen_by_name,
+        sessions_are_resumed,
+        a_certificate_of_the_client_is_required_where_it_is_said,
+        new_certificates_are_used_and_open_connections_stay,
+        an_end_without_close_notify_reaches_the_backend_as_a_reset,
+    ];
+    let openssl = tests![old_versions_and_other_suites_are_refused_with_the_reason];
+    let mut all: Vec<Test> = python.into_iter().map(|test| test.needs_program("python3")).collect();
+    all.extend(openssl.into_iter().map(|test| test.needs_program("openssl")));
+    all.extend(tests![
+        what_is_not_tls_is_refused_with_what_it_looks_like,
+        a_silent_client_is_not_waited_for,
+        files_that_are_wrong_are_named_before_anything_listens,
+    ]);
+    all
+}
+
+fn s_client(options: &[&str]) -> Program {
+    let base = ["s_client", "-connect", DOOR_V4, "-servername", "site.test", "-brief"];
+    Program::new("openssl").args(base).args(options.to_vec()).input("")
+}
+
+fn old_versions_and_other_suites_are_refused_with_the_reason(bed: &Bed) -> anyhow::Result<()> {
+    let options = ["--tls-min", "1.3", "--tls-suite", "TLS_AES_128_GCM_SHA256"];
+    let stand = Stand::new(bed, Behaviour::Echo, &options)?;
+    ensure!(s_client(&["-tls1_2"]).run(bed).is_err(), "TLS 1.2 was spoken");
+    stand.truepeer.wait_for_log("no TLS version in common (--tls-min)")?;
+    ensure!(
+        s_client(&["-ciphersuites", "TLS_CHACHA20_POLY1305_SHA256"]).run(bed).is_err(),
+        "ChaCha20 was spoken"
+    );
+    bed.wait_for("two refusals", || {
+        // The second is not said: it has another reason's label, or the same within a minute.
+        stand.truepeer.signal(Signal::USR1).is_ok() && stand.truepeer.log().contains("tls_incompatible=2")
+    })?;
+    s_client(&["-ciphersuites", "TLS_AES_128_GCM_SHA256"]).run(bed)?;
+    stand.truepeer.wait_for_log("tls=\"TLSv1.3 TLS_AES_128_GCM_SHA256 sni=site.test\"")
+}
+
+fn certificates_are_chosen_by_name(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let authority = Authority::new(bed, "authority")?;
+    let wild = authority.certify(bed, "wild", &["*.wild.test"])?;
+    let _truepeer =
+        terminating(bed, &authority)?.args(&["--tls-cert", &wild.cert, "--tls-key", &wild.key]).start(bed)?;
+    let script = "
+for name in ('site.test', 'a.wild.test', 'a.b.wild.test', 'unknown.test'):
+    try:
+        tls = open(name=name)
+        print(dict(part[0] for part in tls.getpeercert()['subject'])['commonName'])
+        close(tls)
+    except ssl.SSLCertVerificationError: print('another')";
+    let shown = python(&authority, script).run(bed)?;
+    ensure!(shown.lines().eq(["site", "wild", "another", "another"]), "{shown}");
+    Ok(())
+}
+
+fn sessions_are_resumed(bed: &Bed) -> anyhow::Result<()> {
+    let stand = Stand::new(bed, Behaviour::Banner, &[])?;
+    let script = "
+for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+    for ticket in (0, ssl.OP_NO_TICKET):
+        context = ssl.create_default_context(cafile=sys.argv[1])
+        context.minimum_version = context.maximum_version = version
+        context.options |= ticket
+        session, reused = None, []
+        for _ in range(2):
+            tls = open(context=context, session=session)
+            tls.recv(100)
+            reused.append(tls.session_reused)
+            session = tls.session
+            close(tls)
+        print(*reused)";
+    let reused = python(&stand.authority, script).run(bed)?;
+    // OpenSSL takes no TLS 1.3 ticket when told to take none.
+    let lines: Vec<_> = reused.lines().collect();
+    ensure!(lines[..3] == ["False True"; 3], "{reused}");
+    stand.truepeer.wait_for_log(" resumed\"")
+}
+
+fn a_certificate_of_the_client_is_required_where_it_is_said(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Banner.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let (authority, stranger) = (Authority::new(bed, "authority")?, Authority::new(bed, "stranger")?);
+    let (alice, mallory) =
+        (authority.certify(bed, "alice", &["a.test"])?, stranger.certify(bed, "mallory", &["m.test"])?);
+    let truepeer = terminating(bed, &authority)?.args(&["--client-ca", &authority.ca]).start(bed)?;
+    let script = "
+for identity in (None, sys.argv[2:4], sys.argv[4:6]):
+    context = ssl.create_default_context(cafile=sys.argv[1])
+    if identity: context.load_cert_chain(*identity)
+    try:
+        tls = open(context=context)
+        print('served' if tls.recv(100) else 'closed')
+        close(tls)
+    except OSError: print('refused')";
+    let served =
+        python(&authority, script).args([alice.cert, alice.key, mallory.cert, mallory.key]).run(bed)?;
+    ensure!(served.lines().eq(["refused", "served", "refused"]), "{served}");
+    truepeer.wait_for_log("a client certificate is required, and none was sent")?;
+    truepeer.wait_for_log("client=\\\"CN=alice,O=Testbed\\\"")
+}
+
+fn new_certificates_are_used_and_open_connections_stay(bed: &Bed) -> anyhow::Result<()> {
+    let stand = Stand::new(bed, Behaviour::Echo, &[])?;
+    // Shows its certificate's number, waits for the file, and shows that of a new connection.
+    let script = "
+before = open()
+number = before.getpeercert()['serialNumber']
+print('open', flush=True)
+while not os.path.exists(sys.argv[2]): time.sleep(.02)
+before.sendall(b'still there')
+assert before.recv(100) == b'still there'
+close(before)
+after = open()
+print('same' if after.getpeercert()['serialNumber'] == number else 'new', flush=True)
+close(after)";
+    let reload = |said: &str| -> anyhow::Result<()> {
+        stand.truepeer.signal(Signal::HUP)?;
+        stand.truepeer.wait_for_log(said)
+    };
+    for (round, expected) in [(0, "same"), (1, "new")] {
+        let go = bed.dir().join(format!("go-{round}"));
+        let client = python(&stand.authority, script).arg(&go).start(bed)?;
+        client.wait_for_log("open")?;
+        if round == 0 {
+            bed.write("site.pem", "not a certificate")?;
+            reload("site.pem: no certificate in it")?;
+        } else {
+            stand.authority.certify(bed, "site", &["site.test"])?;
+            reload("certificates and keys were read again")?;
+        }
+        bed.write(&format!("go-{round}"), "")?;
+        client.wait_for_log(expected)?;
+        ensure!(client.wait_end()?.success(), "{}", client.log());
+    }
+    Ok(())
+}
+
+fn what_is_not_tls_is_refused_with_what_it_looks_like(bed: &Bed) -> anyhow::Result<()> {
+    let stand = Stand::new(bed, Behaviour::Echo, &[])?;
+    let mut stream = client::connect(DOOR_V4)?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: site.test\r\n\r\n")?;
+    client::read_end(&mut stream)?;
+    stand.truepeer.wait_for_log("this is not TLS: the first bytes look like: HTTP request")?;
+    ensure!(!stand.backend.log().contains("accepted"), "{}", stand.backend.log());
+    Ok(())
+}
+
+fn a_silent_client_is_not_waited_for(bed: &Bed) -> anyhow::Result<()> {
+    let stand = Stand::new(bed, Behaviour::Echo, &["--tls-timeout", "500ms"])?;
+    client::read_end(&mut client::connect(DOOR_V4)?)?;
+    stand.truepeer.wait_for_log("no TLS handshake within 0.5 s")
+}
+
+fn an_end_without_close_notify_reaches_the_backend_as_a_reset(bed: &Bed) -> anyhow::Result<()> {
+    let stand = Stand::new(bed, Behaviour::Echo, &[])?;
+    let script = "
+tls = open()
+tls.sendall(b'half')
+assert tls.recv(4) == b'half'
+os.close(tls.detach())";
+    python(&stand.authority, script).run(bed)?;
+    stand.truepeer.wait_for_log("close=\"truncated_by_client\"")?;
+    stand.backend.wait_for_log(" reset 4")
+}
+
+fn files_that_are_wrong_are_named_before_anything_listens(bed: &Bed) -> anyhow::Result<()> {
+    let authority = Authority::new(bed, "authority")?;
+    let other = authority.certify(bed, "other", &["other.test"])?;
+    let text = bed.write("text.pem", "no certificate")?.to_string_lossy().into_owned();
+    let proxy = || crate::stand::bare_proxy().listen(DOOR_V4).ipv4(BACKEND_V4);
+    let site = authority.certify(bed, "site", &["site.test"])?;
+    for (options, said) in [
+        (["--tls-cert", &text, "--tls-key", &site.key], "no certificate in it"),
+        (["--tls-cert", &site.cert, "--tls-key", &text], "no private key in it"),
+        (["--tls-cert", &site.cert, "--tls-key", &other.key], "the key is not the certificate's"),
+        (
+            ["--tls-cert", "/nowhere.pem", "--tls-key", &site.key],
+            "the certificate /nowhere.pem: No such file",
+        ),
+    ] {
+        let truepeer = proxy().args(&options).start_unready(bed)?;
+        ensure!(truepeer.wait_end()?.code() == Some(2), "{}", truepeer.log());
+        ensure!(truepeer.log().contains(said), "{said}: {}", truepeer.log());
+    }
+    Ok(())
+}

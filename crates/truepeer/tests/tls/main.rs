@@ -1,0 +1,16 @@
+//! `truepeer proxy` with TLS: real clients, senders and backends on both sides of it, in private networks.
+//! `cargo test -p truepeer --test tls -- WORD` runs those whose name has the word in it.
+
+mod authority;
+mod chain;
+mod clients;
+mod handshakes;
+mod origins;
+mod stand;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let all = [clients::tests(), handshakes::tests(), chain::tests(), origins::tests()];
+    truepeer_testbed::main(all.into_iter().flatten().collect())
+}
