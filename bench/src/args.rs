@@ -9,8 +9,11 @@ use anyhow::Context;
 use clap::Parser;
 use truepeer_testbed::Bed;
 
+use crate::backend::{self, OriginKind};
 use crate::contestant::{self, Command, Contestant, NO_PROXY};
-use crate::load::{Load, Scale};
+use crate::credentials::{Credentials, KeyKind};
+use crate::load::{Load, Scale, Selection, Suite};
+use crate::pin::Pin;
 
 /// Threads of a load or backend: more don't help fifty connections.
 const THREADS_MAX: usize = 8;
@@ -20,7 +23,9 @@ Examples:
   bench                                   everything, a few minutes
   bench --only streaming,ping-pong --contestants nginx,truepeer --rounds 11
   bench --peer 'mmproxy-rs=/opt/mmproxy -l {listen} -4 {backend} -6 [::1]:{port} -p {protocol}'
-  bench --write docs                      and write docs/benchmarks.md with its charts
+  bench --only https --pin                HTTPS alone, the contestant on a core of its own
+  bench --peer 'old=/opt/old https -l {listen} --cert {cert} --key {key} --origin https://{backend} --origin-insecure'
+  bench --write docs                      and write docs/benchmarks.md and docs/benchmarks-https.md with their charts
 ";
 
 /// Put the same loads on truepeer, on its peers and on no proxy at all, in turns, and compare.
@@ -30,14 +35,17 @@ pub(crate) struct Args {
     /// Seconds instead of minutes: checks that every number is produced, not what it is
     #[arg(long)]
     pub(crate) smoke: bool,
-    /// Only these loads: streaming, ping-pong, connections, bulk-up, bulk-down, udp-64, udp-1400, idle
+    /// Only these loads: proxy (streaming, ping-pong, connections, bulk-up, bulk-down, udp-64, udp-1400, idle), https
+    /// (https-10, https-64, https-rate, handshakes, https-idle)
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
-    only: Vec<Load>,
+    only: Vec<Selection>,
     /// Only these contestants (no-proxy always takes part): go-mmproxy, go-mmproxy-1 (GOMAXPROCS=1), haproxy, nginx,
-    /// truepeer, truepeer-attach, truepeer-run, truepeer-notify, and those of --peer
+    /// truepeer, truepeer-attach, truepeer-run, truepeer-notify; nginx-https, haproxy-https, hitch-haproxy, hitch-nginx,
+    /// truepeer-https; and those of --peer
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     contestants: Vec<String>,
-    /// Another contestant by its command line; {listen}, {backend}, {port} and {protocol} are filled in; repeatable
+    /// Another contestant by its command line; {listen}, {backend}, {port} and {protocol} are filled in, for HTTPS also {cert},
+    /// {key} and {pem}; repeatable
     #[arg(long, value_name = "NAME=COMMAND")]
     peer: Vec<Command>,
     /// How often everything is measured [default: 5]
@@ -58,7 +66,19 @@ pub(crate) struct Args {
     /// Idle sessions [default: 5000]
     #[arg(long, value_name = "N")]
     idle: Option<usize>,
-    /// Threads of the load, and of the backend [default: one for each core, at most 8]
+    /// The constant rate of https-rate, as a share of what NGINX reaches
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    rate_share: f64,
+    /// The origin of the HTTPS loads
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = OriginKind::Nginx)]
+    origin: OriginKind,
+    /// Keys of the certificates
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = KeyKind::Rsa2048)]
+    keys: KeyKind,
+    /// Give the contestant one core, and load and backend the others
+    #[arg(long)]
+    pin: bool,
+    /// Threads of the load, and of the backend [default: one for each of their cores, at most 8]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     /// Congestion control [default: this machine's]
@@ -80,27 +100,73 @@ pub(crate) struct Plan {
     /// Those that can't take part, each with the reason.
     pub(crate) absent: Vec<String>,
     pub(crate) rounds: usize,
+    /// How often a measurement that fails is tried. Only a check that all numbers are produced may try again: there the
+    /// machine is busy with other things, and may have stood still for seconds.
+    pub(crate) attempts: usize,
     pub(crate) scale: Scale,
     pub(crate) congestion: Option<String>,
+    pub(crate) pin: Pin,
+    pub(crate) keys: KeyKind,
+    pub(crate) origin: OriginKind,
+    /// For the HTTPS loads, if there are any.
+    pub(crate) credentials: Option<Credentials>,
+}
+
+impl Plan {
+    /// The loads of a suite that are to be measured.
+    pub(crate) fn loads_of(&self, suite: Suite) -> impl Iterator<Item = Load> + Clone + '_ {
+        self.loads.iter().copied().filter(move |load| load.suite() == suite)
+    }
+
+    /// The suites that have any.
+    pub(crate) fn suites(&self) -> impl Iterator<Item = Suite> + '_ {
+        Suite::ALL.into_iter().filter(|suite| self.loads_of(*suite).next().is_some())
+    }
+
+    /// The contestants of a suite, by their numbers.
+    pub(crate) fn contestants_of(&self, suite: Suite) -> Vec<usize> {
+        let carries = |who: &usize| self.loads_of(suite).any(|load| self.contestants[*who].carries(load));
+        (0..self.contestants.len()).filter(carries).collect()
+    }
 }
 
 impl Args {
     /// The plan; a name that nobody has is an error.
     pub(crate) fn plan(&self, bed: &Bed) -> anyhow::Result<Plan> {
-        let loads = if self.only.is_empty() { Load::ALL.to_vec() } else { self.only.clone() };
-        let (contestants, absent) = self.contestants(bed)?;
+        let mut loads = if self.only.is_empty() {
+            Load::ALL.to_vec()
+        } else {
+            self.only.iter().flat_map(|selection| selection.0.clone()).collect()
+        };
+        let (contestants, mut absent) = self.contestants(bed, &loads)?;
+        if let Some(reason) = backend::missing_origin() {
+            let without = |load: &Load| load.suite() == Suite::Https;
+            absent.extend(
+                loads.iter().filter(|load| without(load)).map(|load| format!("{}: {reason}", load.name())),
+            );
+            loads.retain(|load| !without(load));
+        }
+        let pin = if self.pin { Pin::make()? } else { Pin::default() };
+        let wants_tls = loads.iter().any(|load| load.suite() == Suite::Https);
+        let credentials = wants_tls.then(|| Credentials::make(bed.dir(), self.keys)).transpose()?;
         Ok(Plan {
             loads,
             contestants,
             absent,
             rounds: self.rounds.unwrap_or(if self.smoke { 1 } else { 5 }).max(1),
-            scale: self.scale()?,
+            attempts: if self.smoke { 3 } else { 1 },
+            scale: self.scale(&pin)?,
             congestion: self.congestion.clone(),
+            pin,
+            keys: self.keys,
+            origin: self.origin,
+            credentials,
         })
     }
 
-    fn scale(&self) -> anyhow::Result<Scale> {
-        let cores = thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    fn scale(&self, pin: &Pin) -> anyhow::Result<Scale> {
+        let all = thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+        let cores = pin.others_count().unwrap_or(all);
         let seconds = |given: Option<f64>, smoke: f64, usual: f64| {
             let seconds = given.unwrap_or(if self.smoke { smoke } else { usual });
             Duration::try_from_secs_f64(seconds).with_context(|| format!("{seconds} seconds"))
@@ -113,10 +179,13 @@ impl Args {
             bulk_connections: self.bulk_connections.max(1),
             in_flight: 32,
             idle: self.idle.unwrap_or(if self.smoke { 100 } else { 5000 }).max(1),
+            rate_share: self.rate_share,
+            rate: 0.0,
         })
     }
 
-    fn contestants(&self, bed: &Bed) -> anyhow::Result<(Vec<Contestant>, Vec<String>)> {
+    /// Those that are wanted and carry any of the loads, and why others don't take part.
+    fn contestants(&self, bed: &Bed, loads: &[Load]) -> anyhow::Result<(Vec<Contestant>, Vec<String>)> {
         let mut all = contestant::standard(self.truepeer(bed)?);
         all.extend(self.peer.iter().cloned().map(Contestant::by_command));
         for name in &self.contestants {
@@ -128,11 +197,16 @@ impl Args {
         }
         let mut absent = Vec::new();
         all.retain(|one| {
-            let wanted =
-                self.contestants.is_empty() || one.name == NO_PROXY || self.contestants.contains(&one.name);
-            let missing = one.missing().filter(|_| wanted);
+            let wanted = loads.iter().any(|load| one.carries(*load))
+                && (self.contestants.is_empty()
+                    || one.name == NO_PROXY
+                    || self.contestants.contains(&one.name));
+            if !wanted {
+                return false;
+            }
+            let missing = one.missing();
             absent.extend(missing.iter().map(|reason| format!("{}: {reason}", one.label)));
-            wanted && missing.is_none()
+            missing.is_none()
         });
         Ok((all, absent))
     }

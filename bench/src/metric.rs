@@ -17,6 +17,12 @@ pub(crate) enum Metric {
     Transactions,
     /// Connections opened, answered and closed a second.
     Connections,
+    /// Requests that were to be sent a second.
+    Asked,
+    /// Requests answered with the right page a second.
+    Requests,
+    /// Connections opened with a full handshake, answered and closed a second.
+    Handshakes,
     /// Median time to the answer, µs.
     P50,
     /// 99th percentile of it, µs.
@@ -54,6 +60,9 @@ impl Metric {
             Self::UpPackets => "↑ pkt/s",
             Self::Transactions => "transactions/s",
             Self::Connections => "connections/s",
+            Self::Asked => "asked/s",
+            Self::Requests => "requests/s",
+            Self::Handshakes => "handshakes/s",
             Self::P50 => "p50 µs",
             Self::P99 => "p99 µs",
             Self::P999 => "p99.9 µs",
@@ -75,6 +84,34 @@ impl Metric {
             self,
             Self::CpuSeconds | Self::CpuPerGigabyte | Self::CpuPerOne | Self::Resident | Self::Descriptors
         )
+    }
+
+    /// Whether a smaller value is the better one.
+    pub(crate) const fn is_better_low(self) -> bool {
+        match self {
+            Self::BothMbps
+            | Self::DownMbps
+            | Self::UpMbps
+            | Self::DownPackets
+            | Self::UpPackets
+            | Self::Transactions
+            | Self::Connections
+            | Self::Asked
+            | Self::Requests
+            | Self::Handshakes
+            | Self::Echoed => false,
+            Self::P50
+            | Self::P99
+            | Self::P999
+            | Self::Loss
+            | Self::CpuSeconds
+            | Self::CpuPerGigabyte
+            | Self::CpuPerOne
+            | Self::TimeWait
+            | Self::Resident
+            | Self::Kernel
+            | Self::Descriptors => true,
+        }
     }
 
     /// The value with as many digits as mean something.

@@ -13,6 +13,9 @@ pub(crate) const BACKEND: SocketAddr = local(1123);
 /// Where a backend says what it has counted.
 pub(crate) const TALLY: SocketAddr = local(1124);
 
+/// Where the second program of a contestant that needs two listens.
+pub(crate) const BETWEEN: SocketAddr = local(1125);
+
 const fn local(port: u16) -> SocketAddr {
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }

@@ -4,8 +4,8 @@
 use truepeer_testbed::Bed;
 
 use crate::args::Plan;
-use crate::contestant::{Contestant, NO_PROXY};
-use crate::load::Load;
+use crate::contestant::{self, Contestant, NO_PROXY, REFERENCE};
+use crate::load::{Load, Scale};
 use crate::metric::{Metric, Sample};
 use crate::place::Place;
 use crate::progress::Progress;
@@ -36,10 +36,11 @@ pub(crate) struct Spread {
 
 /// Measures everything that `plan` says.
 pub(crate) fn run(bed: &Bed, plan: &Plan) -> anyhow::Result<Results> {
-    let mut cells = Vec::new();
+    let mut results = Results { cells: Vec::new() };
     let mut progress = Progress::new(count(plan));
     for round in 0..plan.rounds {
         for &load in &plan.loads {
+            let scale = Scale { rate: results.constant_rate(bed, plan, round, load), ..plan.scale };
             for place in 0..plan.contestants.len() {
                 let contestant = (place + round) % plan.contestants.len();
                 let who = &plan.contestants[contestant];
@@ -51,14 +52,14 @@ pub(crate) fn run(bed: &Bed, plan: &Plan) -> anyhow::Result<Results> {
                         load.name(),
                         who.label
                     ));
-                    let outcome = measure(bed, plan, load, who).map_err(|error| on_one_line(&error));
-                    cells.push(Cell { round, load, contestant, outcome });
+                    let outcome = try_to_measure(bed, plan, &scale, load, who);
+                    results.cells.push(Cell { round, load, contestant, outcome });
                 }
             }
         }
     }
     progress.end();
-    Ok(Results { cells })
+    Ok(results)
 }
 
 fn count(plan: &Plan) -> usize {
@@ -66,10 +67,28 @@ fn count(plan: &Plan) -> usize {
     plan.rounds * plan.loads.iter().map(of_load).sum::<usize>()
 }
 
-fn measure(bed: &Bed, plan: &Plan, load: Load, who: &Contestant) -> anyhow::Result<Sample> {
+fn try_to_measure(
+    bed: &Bed,
+    plan: &Plan,
+    scale: &Scale,
+    load: Load,
+    who: &Contestant,
+) -> Result<Sample, String> {
+    let mut outcome = measure(bed, plan, scale, load, who);
+    for number in 2..=plan.attempts {
+        outcome = outcome.or_else(|error| {
+            eprintln!("bench: {} with {}: {error:#}: attempt {number}", load.name(), who.label);
+            measure(bed, plan, scale, load, who)
+        });
+    }
+    outcome.map_err(|error| on_one_line(&error))
+}
+
+fn measure(bed: &Bed, plan: &Plan, scale: &Scale, load: Load, who: &Contestant) -> anyhow::Result<Sample> {
     Place::make(plan.congestion.as_deref())?.run(|| {
-        let stand = who.stand_up(bed, load, plan.scale.threads)?;
-        let mut outcome = load.run(&stand, &plan.scale);
+        plan.pin.for_others()?;
+        let stand = who.stand_up(bed, plan, load)?;
+        let mut outcome = load.run(&stand, scale);
         // Whatever else went wrong: that it is dead explains it.
         if let Some(words) = stand.last_words() {
             match &mut outcome {
@@ -93,6 +112,22 @@ impl Spread {
 }
 
 impl Results {
+    /// The rate for a load that has one: a share of what the reference reaches in the same round. It is measured for this
+    /// alone if it doesn't take part; 0 if it can't be.
+    fn constant_rate(&self, bed: &Bed, plan: &Plan, round: usize, load: Load) -> f64 {
+        if load != Load::HttpsRate {
+            return 0.0;
+        }
+        let metric = Load::REFERENCE.headline();
+        let known = plan.contestants.iter().position(|who| who.name == REFERENCE);
+        let known = known.and_then(|who| self.value(round, Load::REFERENCE, who, metric));
+        let reached = known.or_else(|| {
+            let sample = measure(bed, plan, &plan.scale, Load::REFERENCE, &contestant::reference()).ok()?;
+            sample.value(metric)
+        });
+        reached.unwrap_or(0.0) * plan.scale.rate_share
+    }
+
     fn of(&self, load: Load, contestant: usize) -> impl Iterator<Item = &Cell> {
         self.cells.iter().filter(move |cell| cell.load == load && cell.contestant == contestant)
     }
@@ -110,7 +145,7 @@ impl Results {
 
     /// One contestant's headline by another's, round by round.
     pub(crate) fn ratio(&self, plan: &Plan, load: Load, one: usize, other: usize) -> Option<Spread> {
-        let metric = load.headline()?;
+        let metric = load.headline();
         let rounds = 0..plan.rounds;
         let ratio =
             |round| Some(self.value(round, load, one, metric)? / self.value(round, load, other, metric)?);

@@ -73,7 +73,7 @@ pub(super) fn serve(kind: Kind, threads: usize) -> anyhow::Result<()> {
 
 /// One of the sockets on [`BACKEND`]. Made, and accepted from, by the C library's functions, as most servers do, so that a
 /// preloaded library can stand before it.
-fn listen() -> anyhow::Result<TcpListener> {
+pub(super) fn listen() -> anyhow::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(BACKEND), Type::STREAM, None).context("socket")?;
     socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;

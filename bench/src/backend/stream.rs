@@ -50,7 +50,7 @@ impl Stream {
         let step = match self.kind {
             Kind::Sink => self.swallow(buffer, pattern),
             Kind::Source => self.pour(flags, pattern),
-            Kind::Echo | Kind::EchoShort | Kind::Datagrams => self.echo(buffer),
+            Kind::Echo | Kind::EchoShort | Kind::Datagrams | Kind::Origin(_) => self.echo(buffer),
         };
         match step {
             Ok(next) => next,

@@ -1,12 +1,15 @@
 //! Contestants by command line: `NAME=COMMAND`, run by `sh`, with `{listen}`, `{backend}`, `{port}` (the backend's) and
 //! `{protocol}` (tcp or udp) in it. The classic rule and route for replies are there. One that doesn't say
 //! `{protocol}` carries TCP only. One with `{command}` in it starts the backend itself, with that command line, and works
-//! from within it (as LD_PRELOAD does); it does not listen.
+//! from within it (as LD_PRELOAD does); it does not listen. One with `{cert}` and `{key}` (PEM files; `{pem}` is both in
+//! one) carries HTTPS only: its origin is `https://{backend}`.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use truepeer_testbed::Program;
 
+use crate::credentials::{Credential, Credentials};
 use crate::load::Transport;
 use crate::place::{BACKEND, ENTRANCE, route_replies};
 
@@ -20,8 +23,13 @@ pub(crate) struct Command {
 }
 
 impl Command {
-    pub(super) fn carries_udp(&self) -> bool {
-        self.text.contains("{protocol}")
+    pub(super) fn carries(&self, transport: Transport) -> bool {
+        let https = ["{cert}", "{pem}"].iter().any(|place| self.text.contains(place));
+        match transport {
+            Transport::Https => https,
+            Transport::Tcp => !https,
+            Transport::Udp => !https && self.text.contains("{protocol}"),
+        }
     }
 
     /// Whether it starts the backend itself, and works from within it.
@@ -31,19 +39,30 @@ impl Command {
 
     /// The backend as this command starts it.
     pub(super) fn around(&self, backend: Program, transport: Transport) -> Program {
-        let line = self.fill_in(transport).replace("{command}", "\"$@\"");
+        let line = self.fill_in(transport, None).replace("{command}", "\"$@\"");
         backend.launched_by("/bin/sh", &["-c", &format!("exec {line}"), "--"])
     }
 
-    pub(super) fn program(&self, transport: Transport) -> anyhow::Result<Program> {
+    pub(super) fn program(
+        &self,
+        transport: Transport,
+        credentials: Option<&Credentials>,
+    ) -> anyhow::Result<Program> {
         route_replies()?;
+        let line = self.fill_in(transport, credentials.map(|all| &all.entrance));
         // exec: the process that is measured is to be the program, not its shell.
-        Ok(Program::new("sh").args(["-c".to_owned(), format!("exec {}", self.fill_in(transport))]))
+        Ok(Program::new("sh").args(["-c".to_owned(), format!("exec {line}")]))
     }
 
-    fn fill_in(&self, transport: Transport) -> String {
-        let protocol = if transport == Transport::Tcp { "tcp" } else { "udp" };
+    fn fill_in(&self, transport: Transport, credential: Option<&Credential>) -> String {
+        let protocol = if transport == Transport::Udp { "udp" } else { "tcp" };
+        let file = |of: fn(&Credential) -> &PathBuf| {
+            credential.map_or(String::new(), |credential| of(credential).display().to_string())
+        };
         self.text
+            .replace("{cert}", &file(|credential| &credential.certificate))
+            .replace("{key}", &file(|credential| &credential.key))
+            .replace("{pem}", &file(|credential| &credential.bundle))
             .replace("{listen}", &ENTRANCE.to_string())
             .replace("{backend}", &BACKEND.to_string())
             .replace("{port}", &BACKEND.port().to_string())
@@ -78,10 +97,15 @@ mod tests {
         let command: Command =
             "mine=/opt/mine -l {listen} -4 {backend} -p {protocol}".parse().expect("a command");
         assert_eq!(command.name, "mine");
-        assert!(command.carries_udp());
-        assert_eq!(command.fill_in(Transport::Udp), "/opt/mine -l 127.0.0.1:1122 -4 127.0.0.1:1123 -p udp");
+        assert!(command.carries(Transport::Udp) && !command.carries(Transport::Https));
+        assert_eq!(
+            command.fill_in(Transport::Udp, None),
+            "/opt/mine -l 127.0.0.1:1122 -4 127.0.0.1:1123 -p udp"
+        );
         assert!(!command.starts_the_backend());
         assert!("it=LD_PRELOAD=it.so {command}".parse::<Command>().expect("a command").starts_the_backend());
+        let secure: Command = "s=/opt/s {listen} {cert} {key}".parse().expect("a command");
+        assert!(secure.carries(Transport::Https) && !secure.carries(Transport::Tcp));
         assert!("mine".parse::<Command>().is_err());
         assert!("mine=/opt/mine".parse::<Command>().is_err());
     }

@@ -4,22 +4,30 @@
 mod command;
 mod go_mmproxy;
 mod haproxy;
+mod https;
 mod nginx;
 mod truepeer;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
+use rustls::ClientConfig;
 use truepeer_testbed::{Bed, Program, Running, find_program};
 
 pub(crate) use command::Command;
 
+use self::https::{Behind, Https};
 use self::truepeer::{Attached, Via};
+use crate::args::Plan;
 use crate::backend;
-use crate::load::{Load, Transport};
+use crate::credentials::Credentials;
+use crate::load::{Load, Suite, Transport};
 use crate::measure::cpu;
 use crate::place::{BACKEND, ENTRANCE};
+use crate::tls;
 
 /// How a contestant comes between load and backend.
 #[derive(Debug, Clone)]
@@ -34,6 +42,7 @@ enum Way {
     Nginx,
     /// With this value of GOMAXPROCS, if any.
     GoMmproxy(Option<&'static str>),
+    Https(Https),
     /// Any other, by its command line.
     Command(Command),
 }
@@ -50,8 +59,19 @@ pub(crate) struct Contestant {
 
 /// What all others are compared with.
 pub(crate) const NO_PROXY: &str = "no-proxy";
-/// The contestant that the summary holds against the best of the others; its other ways' names begin with it.
+/// truepeer's relay; the names of its other ways begin with it.
 pub(crate) const TRUEPEER: &str = "truepeer";
+/// By which the constant rate of the HTTPS loads is set.
+pub(crate) const REFERENCE: &str = "nginx-https";
+const TRUEPEER_HTTPS: &str = "truepeer-https";
+
+/// The contestant that a suite's summary holds against the best of the others.
+pub(crate) const fn own_of(suite: Suite) -> &'static str {
+    match suite {
+        Suite::Proxy => TRUEPEER,
+        Suite::Https => TRUEPEER_HTTPS,
+    }
+}
 
 /// What is brought up for one cell.
 pub(crate) struct Stand<'a> {
@@ -59,19 +79,25 @@ pub(crate) struct Stand<'a> {
     pub(crate) entrance: SocketAddr,
     /// Whether it has to begin with a header.
     pub(crate) header: bool,
+    /// How it speaks TLS, where it does.
+    pub(crate) tls: Option<Arc<ClientConfig>>,
     /// The contestant's programs, ended before the backend.
     programs: Vec<Running>,
     _attached: Option<Attached<'a>>,
     backend: Running,
-    /// Whether the backend was started by the contestant, which stays beside it.
-    is_supervised: bool,
+    /// The contestant's program that has started the backend and stays beside it, if there is one.
+    supervisor: Option<PathBuf>,
 }
 
 impl Stand<'_> {
     /// CPU time of the contestant so far.
     pub(crate) fn cpu_time(&self) -> Duration {
-        let supervisor = self.is_supervised.then(|| cpu::time_of(self.backend.pid()));
-        self.groups().into_iter().flat_map(cpu::members).map(cpu::time_of).chain(supervisor).sum()
+        let between = self.groups().into_iter().flat_map(cpu::members);
+        let beside = self.supervisor.iter().flat_map(|program| {
+            let family = cpu::members(self.backend.pid()).into_iter();
+            family.filter(|&process| cpu::runs(process, program))
+        });
+        between.chain(beside).map(cpu::time_of).sum()
     }
 
     /// The process groups of the contestant.
@@ -111,8 +137,22 @@ pub(crate) fn standard(truepeer: PathBuf) -> Vec<Contestant> {
         contestant(TRUEPEER, "truepeer proxy", Way::TruepeerProxy(truepeer.clone())),
         contestant("truepeer-attach", "truepeer attach", Way::TruepeerAttach(truepeer.clone())),
         contestant("truepeer-run", "truepeer run", Way::TruepeerRun(truepeer.clone(), Via::Preload)),
-        contestant("truepeer-notify", "truepeer run --via notify", Way::TruepeerRun(truepeer, Via::Notify)),
+        contestant(
+            "truepeer-notify",
+            "truepeer run --via notify",
+            Way::TruepeerRun(truepeer.clone(), Via::Notify),
+        ),
+        reference(),
+        contestant("haproxy-https", "HAProxy https", Way::Https(Https::Haproxy)),
+        contestant("hitch-haproxy", "hitch + HAProxy", Way::Https(Https::HitchBefore(Behind::Haproxy))),
+        contestant("hitch-nginx", "hitch + NGINX", Way::Https(Https::HitchBefore(Behind::Nginx))),
+        contestant(TRUEPEER_HTTPS, "truepeer https", Way::Https(Https::Truepeer(truepeer))),
     ]
+}
+
+/// The contestant called [`REFERENCE`].
+pub(crate) fn reference() -> Contestant {
+    Contestant { name: REFERENCE.to_owned(), label: "NGINX https".to_owned(), way: Way::Https(Https::Nginx) }
 }
 
 impl Contestant {
@@ -124,13 +164,24 @@ impl Contestant {
     /// Whether it takes part in a load: not all carry datagrams with headers in them.
     pub(crate) fn carries(&self, load: Load) -> bool {
         match (&self.way, load.transport()) {
-            (Way::Direct | Way::TruepeerProxy(_) | Way::TruepeerAttach(_) | Way::GoMmproxy(_), _)
-            | (_, Transport::Tcp) => true,
-            // HAProxy carries no UDP; NGINX sends PROXY headers over UDP but can't receive them.
-            (Way::Haproxy | Way::Nginx, Transport::Udp) => false,
-            // truepeer run is about accept().
-            (Way::TruepeerRun(..), Transport::Udp) => false,
-            (Way::Command(command), Transport::Udp) => command.carries_udp(),
+            (Way::Direct, _) => true,
+            (Way::Https(_), transport) => transport == Transport::Https,
+            (Way::Command(command), transport) => command.carries(transport),
+            (_, Transport::Https) => false,
+            (_, Transport::Tcp) => true,
+            // HAProxy carries no UDP; NGINX sends PROXY headers over UDP but can't receive them; truepeer run is about
+            // accept().
+            (Way::Haproxy | Way::Nginx | Way::TruepeerRun(..), Transport::Udp) => false,
+            (Way::TruepeerProxy(_) | Way::TruepeerAttach(_) | Way::GoMmproxy(_), Transport::Udp) => true,
+        }
+    }
+
+    /// Whether all bytes go through a program of its own between load and backend.
+    pub(crate) fn is_relay(&self) -> bool {
+        match &self.way {
+            Way::Direct | Way::TruepeerAttach(_) | Way::TruepeerRun(..) => false,
+            Way::TruepeerProxy(_) | Way::Haproxy | Way::Nginx | Way::GoMmproxy(_) | Way::Https(_) => true,
+            Way::Command(command) => !command.starts_the_backend(),
         }
     }
 
@@ -149,6 +200,7 @@ impl Contestant {
             Way::Haproxy => program("haproxy"),
             Way::Nginx => program("nginx").or_else(nginx::missing_module),
             Way::GoMmproxy(_) => program("go-mmproxy"),
+            Way::Https(https) => https.missing(),
         }
     }
 
@@ -162,29 +214,45 @@ impl Contestant {
             Way::Haproxy => Some(haproxy::version(bed)),
             Way::Nginx => Some(nginx::version(bed)),
             Way::GoMmproxy(_) => Some(go_mmproxy::version()),
+            Way::Https(https) => Some(https.version(bed)),
             Way::Command(command) => Some(format!("`{}`", command.text)),
         }
     }
 
     /// Brings backend and contestant up in the calling thread's network, and waits until they serve.
-    pub(crate) fn stand_up<'a>(&self, bed: &'a Bed, load: Load, threads: usize) -> anyhow::Result<Stand<'a>> {
-        let (kind, transport) = (load.backend(), load.transport());
-        let backend = self.around(backend::program(bed, kind, threads)?, transport).start(bed)?;
+    pub(crate) fn stand_up<'a>(&self, bed: &'a Bed, plan: &Plan, load: Load) -> anyhow::Result<Stand<'a>> {
+        let (kind, transport, credentials) =
+            (load.backend(plan.origin), load.transport(), plan.credentials.as_ref());
+        let backend = backend::program(bed, kind, plan.scale.threads, credentials)?;
+        let backend = self.around(backend, transport).start(bed)?;
         backend::wait_ready(&backend, kind)?;
         let attached = match &self.way {
             Way::TruepeerAttach(path) => Some(Attached::make(bed, path, transport)?),
             _ => None,
         };
-        let program = self.between(bed, transport)?;
-        let entrance = if program.is_some() { ENTRANCE } else { BACKEND };
-        let programs = program.map(|program| start(&program, bed, transport)).transpose()?;
+        let between = self.between(bed, transport, credentials)?;
+        let entrance = if between.is_empty() { BACKEND } else { ENTRANCE };
+        plan.pin.for_contestant()?;
+        let programs = between.iter().map(|(program, address)| start(program, *address, bed, transport));
+        let programs = programs.collect::<anyhow::Result<Vec<_>>>()?;
+        plan.pin.for_others()?;
         Ok(Stand {
             entrance,
-            header: !matches!(self.way, Way::Direct),
-            programs: programs.into_iter().collect(),
+            header: !matches!(self.way, Way::Direct) && transport != Transport::Https,
+            tls: if transport == Transport::Https {
+                let credentials = credentials.context("certificates")?;
+                let own = if entrance == BACKEND { &credentials.origin } else { &credentials.entrance };
+                Some(tls::client(&own.der)?)
+            } else {
+                None
+            },
+            programs,
             _attached: attached,
             backend,
-            is_supervised: matches!(self.way, Way::TruepeerRun(_, Via::Notify)),
+            supervisor: match &self.way {
+                Way::TruepeerRun(path, Via::Notify) => Some(path.clone()),
+                _ => None,
+            },
         })
     }
 
@@ -197,31 +265,38 @@ impl Contestant {
         }
     }
 
-    /// The contestant's program, where it stands between load and backend.
-    fn between(&self, bed: &Bed, transport: Transport) -> anyhow::Result<Option<Program>> {
-        Ok(match &self.way {
-            Way::Direct | Way::TruepeerAttach(_) | Way::TruepeerRun(..) => None,
-            Way::Command(command) if command.starts_the_backend() => None,
-            Way::TruepeerProxy(path) => Some(truepeer::proxy(path, transport)),
-            Way::Haproxy => Some(haproxy::program(bed)?),
-            Way::Nginx => Some(nginx::program(bed)?),
-            Way::GoMmproxy(threads) => Some(go_mmproxy::program(*threads, transport)?),
-            Way::Command(command) => Some(command.program(transport)?),
-        })
+    /// The contestant's programs that stand between load and backend, each with where it listens.
+    fn between(
+        &self,
+        bed: &Bed,
+        transport: Transport,
+        credentials: Option<&Credentials>,
+    ) -> anyhow::Result<Vec<(Program, SocketAddr)>> {
+        let program = match &self.way {
+            Way::Direct | Way::TruepeerAttach(_) | Way::TruepeerRun(..) => return Ok(Vec::new()),
+            Way::Command(command) if command.starts_the_backend() => return Ok(Vec::new()),
+            Way::Https(https) => return https.programs(bed, credentials.context("certificates")?),
+            Way::TruepeerProxy(path) => truepeer::proxy(path, transport),
+            Way::Haproxy => haproxy::program(bed)?,
+            Way::Nginx => nginx::program(bed)?,
+            Way::GoMmproxy(threads) => go_mmproxy::program(*threads, transport)?,
+            Way::Command(command) => command.program(transport, credentials)?,
+        };
+        Ok(vec![(program, ENTRANCE)])
     }
 }
 
-fn start(program: &Program, bed: &Bed, transport: Transport) -> anyhow::Result<Running> {
+fn start(program: &Program, address: SocketAddr, bed: &Bed, transport: Transport) -> anyhow::Result<Running> {
     let running = program.start(bed)?;
     match transport {
-        Transport::Tcp => running.wait_listening(ENTRANCE)?,
-        Transport::Udp => running.wait_bound_udp(ENTRANCE)?,
+        Transport::Tcp | Transport::Https => running.wait_listening(address)?,
+        Transport::Udp => running.wait_bound_udp(address)?,
     }
     Ok(running)
 }
 
 /// The first line that a program says about itself.
-fn first_line_of(bed: &Bed, program: &str, args: &[&str]) -> String {
+pub(crate) fn first_line_of(bed: &Bed, program: &str, args: &[&str]) -> String {
     let said = Program::new(program).args(args).start(bed).and_then(|running| {
         running.wait_end()?;
         Ok(running.log())

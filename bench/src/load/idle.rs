@@ -1,4 +1,4 @@
-//! Sessions that have exchanged one byte and then do nothing: what does one more cost?
+//! Sessions that have exchanged one byte (or one page) and then do nothing: what does one more cost?
 
 use std::io::{Read, Write};
 
@@ -23,30 +23,41 @@ struct Look {
 }
 
 pub(super) fn run(stand: &Stand, scale: &Scale) -> anyhow::Result<Sample> {
+    measure(stand, scale.idle, |clients| open(stand, clients), |session| exchange(session).is_ok())
+}
+
+/// Measures `count` sessions, which `open` opens, and which are there still if `is_alive` says so.
+pub(super) fn measure<S>(
+    stand: &Stand,
+    count: usize,
+    mut open: impl FnMut(&mut Clients) -> anyhow::Result<S>,
+    is_alive: impl Fn(&mut S) -> bool,
+) -> anyhow::Result<Sample> {
     let mut clients = Clients::share(0, 1);
     // One session before anything is measured: what is made once is no session's cost.
-    let _first = open(stand, &mut clients)?;
+    let _first = open(&mut clients)?;
     settle()?;
-    let mut sessions: Vec<Socket> = Vec::with_capacity(scale.idle);
+    let mut sessions: Vec<S> = Vec::with_capacity(count);
     let before = Look::now(stand, 0)?;
     let mut after = None;
     let mut sample = Sample::default();
-    while sessions.len() < scale.idle {
-        match open(stand, &mut clients) {
+    while sessions.len() < count {
+        match open(&mut clients) {
             Ok(session) => sessions.push(session),
             Err(error) => {
                 sample.flaw(format!("had {} idle sessions, then: {error:#}", sessions.len()));
                 break;
             }
         }
-        if sessions.len().is_multiple_of(STEP) || sessions.len() == scale.idle {
+        if sessions.len().is_multiple_of(STEP) || sessions.len() == count {
             after = Some(Look::now(stand, sessions.len())?);
         }
     }
     after.with_context(|| sample.flaws.join(", "))?.put_since(&before, &mut sample);
-    let alive = sessions.iter().filter(|session| exchange(session).is_ok()).count();
-    if alive < sessions.len() {
-        sample.flaw(format!("{} of {} sessions did not survive", sessions.len() - alive, sessions.len()));
+    let all = sessions.len();
+    let alive = sessions.iter_mut().map(is_alive).filter(|is_alive| *is_alive).count();
+    if alive < all {
+        sample.flaw(format!("{} of {all} sessions did not survive", all - alive));
     }
     Ok(sample)
 }

@@ -5,13 +5,18 @@ mod connections;
 mod datagrams;
 mod flood;
 mod flows;
+mod https;
 mod idle;
 mod ping_pong;
+mod suite;
 
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::backend::{Kind, Totals};
+pub(crate) use https::page;
+pub(crate) use suite::{Selection, Suite};
+
+use crate::backend::{Kind, OriginKind, Totals};
 use crate::contestant::Stand;
 use crate::metric::{Metric, Sample};
 
@@ -32,7 +37,16 @@ pub(crate) struct Scale {
     pub(crate) in_flight: usize,
     /// Idle sessions.
     pub(crate) idle: usize,
+    /// The constant rate as a share of what NGINX reaches.
+    pub(crate) rate_share: f64,
+    /// The constant rate, requests/s; nothing before NGINX has been measured.
+    pub(crate) rate: f64,
 }
+
+/// Connections of the constant rate, and of the load that it is a share of.
+const MANY: usize = 64;
+/// Connections of the guide's command line for wrk2.
+const FEW: usize = 10;
 
 /// A load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +67,16 @@ pub(crate) enum Load {
     Udp1400,
     /// Sessions that do nothing.
     Idle,
+    /// A page of 1 KiB by HTTPS, again and again, on ten connections.
+    Https10,
+    /// Likewise, on 64.
+    Https64,
+    /// Likewise, at a constant rate.
+    HttpsRate,
+    /// Connect, handshake, one page, close.
+    Handshakes,
+    /// HTTPS connections that do nothing.
+    HttpsIdle,
 }
 
 /// What a load is carried by.
@@ -60,11 +84,13 @@ pub(crate) enum Load {
 pub(crate) enum Transport {
     Tcp,
     Udp,
+    /// TCP with TLS and HTTP/1.1 in it, on both sides of a contestant, and no PROXY header.
+    Https,
 }
 
 impl Load {
     /// All of them, in the order of the tables.
-    pub(crate) const ALL: [Load; 8] = [
+    pub(crate) const ALL: [Load; 13] = [
         Load::Streaming,
         Load::PingPong,
         Load::Connections,
@@ -73,7 +99,15 @@ impl Load {
         Load::Udp64,
         Load::Udp1400,
         Load::Idle,
+        Load::Https10,
+        Load::Https64,
+        Load::HttpsRate,
+        Load::Handshakes,
+        Load::HttpsIdle,
     ];
+
+    /// The load by whose throughput of NGINX the constant rate is set.
+    pub(crate) const REFERENCE: Load = Load::Https64;
 
     /// Its name on the command line and in the tables.
     pub(crate) const fn name(self) -> &'static str {
@@ -86,6 +120,11 @@ impl Load {
             Self::Udp64 => "udp-64",
             Self::Udp1400 => "udp-1400",
             Self::Idle => "idle",
+            Self::Https10 => "https-10",
+            Self::Https64 => "https-64",
+            Self::HttpsRate => "https-rate",
+            Self::Handshakes => "handshakes",
+            Self::HttpsIdle => "https-idle",
         }
     }
 
@@ -110,6 +149,20 @@ impl Load {
                 self.datagram_bytes()
             ),
             Self::Idle => format!("{} sessions that have exchanged one byte and then do nothing", scale.idle),
+            Self::Https10 => format!("{FEW} connections kept alive, `GET /1kb` again and again on each"),
+            Self::Https64 => format!("{MANY} connections kept alive, `GET /1kb` again and again on each"),
+            Self::HttpsRate => format!(
+                "{MANY} connections kept alive, together {:.0} % of the requests/s that NGINX reaches on {} in the same round, evenly \
+                 spread; latency from when a request was due, sent or not",
+                scale.rate_share * 100.0,
+                Self::REFERENCE.name()
+            ),
+            Self::Handshakes => format!(
+                "connect, full handshake, `GET /1kb`, close; {connections} at a time, nothing resumed"
+            ),
+            Self::HttpsIdle => {
+                format!("{} connections that have had one page each and then do nothing", scale.idle)
+            }
         }
     }
 
@@ -121,30 +174,46 @@ impl Load {
     pub(crate) const fn transport(self) -> Transport {
         match self {
             Self::Udp64 | Self::Udp1400 => Transport::Udp,
+            Self::Https10 | Self::Https64 | Self::HttpsRate | Self::Handshakes | Self::HttpsIdle => {
+                Transport::Https
+            }
             _ => Transport::Tcp,
         }
     }
 
+    pub(crate) const fn suite(self) -> Suite {
+        match self.transport() {
+            Transport::Tcp | Transport::Udp => Suite::Proxy,
+            Transport::Https => Suite::Https,
+        }
+    }
+
     /// The backend that it talks to.
-    pub(crate) const fn backend(self) -> Kind {
+    pub(crate) const fn backend(self, origin: OriginKind) -> Kind {
         match self {
             Self::Streaming | Self::PingPong => Kind::Echo,
             Self::Connections | Self::Idle => Kind::EchoShort,
             Self::BulkUp => Kind::Sink,
             Self::BulkDown => Kind::Source,
             Self::Udp64 | Self::Udp1400 => Kind::Datagrams,
+            Self::Https10 | Self::Https64 | Self::HttpsRate | Self::Handshakes | Self::HttpsIdle => {
+                Kind::Origin(origin)
+            }
         }
     }
 
-    /// What is compared with "no proxy" (more is better), if it has such a thing.
-    pub(crate) const fn headline(self) -> Option<Metric> {
+    /// What contestants are compared by.
+    pub(crate) const fn headline(self) -> Metric {
         match self {
-            Self::Streaming | Self::BulkDown => Some(Metric::DownMbps),
-            Self::BulkUp => Some(Metric::UpMbps),
-            Self::PingPong => Some(Metric::Transactions),
-            Self::Connections => Some(Metric::Connections),
-            Self::Udp64 | Self::Udp1400 => Some(Metric::Echoed),
-            Self::Idle => None,
+            Self::Streaming | Self::BulkDown => Metric::DownMbps,
+            Self::BulkUp => Metric::UpMbps,
+            Self::PingPong => Metric::Transactions,
+            Self::Connections => Metric::Connections,
+            Self::Udp64 | Self::Udp1400 => Metric::Echoed,
+            Self::Idle | Self::HttpsIdle => Metric::Resident,
+            Self::Https10 | Self::Https64 => Metric::Requests,
+            Self::HttpsRate => Metric::P99,
+            Self::Handshakes => Metric::Handshakes,
         }
     }
 
@@ -168,7 +237,12 @@ impl Load {
             Self::BulkUp => &[M::UpMbps, M::UpPackets, M::CpuSeconds, M::CpuPerGigabyte],
             Self::BulkDown => &[M::DownMbps, M::DownPackets, M::CpuSeconds, M::CpuPerGigabyte],
             Self::Udp64 | Self::Udp1400 => &[M::Echoed, M::Loss, M::CpuSeconds, M::CpuPerOne],
-            Self::Idle => &[M::Resident, M::Kernel, M::Descriptors],
+            Self::Idle | Self::HttpsIdle => &[M::Resident, M::Kernel, M::Descriptors],
+            Self::Https10 | Self::Https64 => {
+                &[M::Requests, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne]
+            }
+            Self::HttpsRate => &[M::Asked, M::Requests, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne],
+            Self::Handshakes => &[M::Handshakes, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne],
         }
     }
 
@@ -189,6 +263,11 @@ impl Load {
             Self::Connections => connections::run(stand, scale),
             Self::Udp64 | Self::Udp1400 => datagrams::run(stand, scale, self.datagram_bytes()),
             Self::Idle => idle::run(stand, scale),
+            Self::Https10 => https::closed_loop(stand, scale, FEW),
+            Self::Https64 => https::closed_loop(stand, scale, MANY),
+            Self::HttpsRate => https::constant_rate(stand, scale, MANY),
+            Self::Handshakes => https::handshakes(stand, scale, scale.connections),
+            Self::HttpsIdle => https::idle(stand, scale),
         }?;
         if stand.header {
             let strangers = Totals::ask()?.strangers;
@@ -208,6 +287,6 @@ impl FromStr for Load {
         Load::ALL
             .into_iter()
             .find(|load| load.name() == name)
-            .ok_or_else(|| format!("expected one of {}", names()))
+            .ok_or_else(|| format!("expected proxy, https, or one of {}", names()))
     }
 }

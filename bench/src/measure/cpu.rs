@@ -2,6 +2,7 @@
 //! loopback packet is received by whoever sent it) is counted with them, as everywhere.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The kernel's unit of time towards user space (USER_HZ), which is 100 on every architecture that Rust knows.
@@ -12,6 +13,12 @@ pub(crate) fn members(group: i32) -> Vec<i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     processes.filter(|&process| field(process, GROUP) == u64::try_from(group).ok()).collect()
+}
+
+/// Whether a process executes this file.
+pub(crate) fn runs(process: i32, program: &Path) -> bool {
+    let same = |executed: PathBuf| program.canonicalize().is_ok_and(|program| program == executed);
+    fs::read_link(format!("/proc/{process}/exe")).is_ok_and(same)
 }
 
 /// CPU time of a process so far, all threads, user and kernel.
@@ -60,5 +67,6 @@ mod tests {
         assert!(spent > Duration::ZERO && spent < Duration::from_secs(10), "{spent:?}");
         let group = field(own, GROUP).and_then(|group| i32::try_from(group).ok()).expect("a group");
         assert!(members(group).contains(&own));
+        assert!(runs(own, &std::env::current_exe().expect("a program")) && !runs(own, Path::new("/bin/sh")));
     }
 }

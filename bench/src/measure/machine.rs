@@ -7,7 +7,9 @@ use anyhow::Context;
 use truepeer_testbed::Bed;
 
 use crate::args::Plan;
+use crate::load::Suite;
 use crate::place::{self, Place};
+use crate::tls::SPOKEN;
 
 /// Machine, kernel, settings and versions.
 pub(crate) struct Machine {
@@ -16,21 +18,21 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Looks now, before the load.
-    pub(crate) fn examine(bed: &Bed, plan: &Plan) -> anyhow::Result<Self> {
-        let settings = Place::make(plan.congestion.as_deref())?.run(|| Ok(network_settings()))?;
-        let versions =
-            plan.contestants.iter().filter_map(|who| Some(format!("{}: {}", who.label, who.version(bed)?)));
-        let mut versions: Vec<String> = versions.collect();
-        versions.dedup_by(|one, other| one.rsplit(": ").next() == other.rsplit(": ").next());
+    /// For the loads of a suite. Looks now, before the load.
+    pub(crate) fn examine(bed: &Bed, plan: &Plan, suite: Suite) -> anyhow::Result<Self> {
+        let settings = Place::make(plan.congestion.as_deref())?.run(|| Ok(network_settings(suite)))?;
         let mut facts = vec![
             ("machine", format!("{}, {} cores, {} of memory", processor(), cores(), memory())),
             ("system", format!("{}, Linux {}", distribution(), line("/proc/sys/kernel/osrelease"))),
             ("load average before", line("/proc/loadavg").split(' ').take(3).collect::<Vec<_>>().join(" ")),
             ("network", settings),
-            ("measured", measured(plan)),
-            ("versions", versions.join("; ")),
+            ("measured", measured(plan, suite)),
         ];
+        if suite == Suite::Https {
+            facts.push(("origin", plan.origin.describe(bed)));
+            facts.push(("tls", tls(plan)));
+        }
+        facts.push(("versions", versions(bed, plan, suite)));
         if !plan.absent.is_empty() {
             facts.push(("absent", plan.absent.join("; ")));
         }
@@ -38,27 +40,51 @@ impl Machine {
     }
 }
 
-fn network_settings() -> String {
+fn versions(bed: &Bed, plan: &Plan, suite: Suite) -> String {
+    let contestants = plan.contestants_of(suite).into_iter().map(|who| &plan.contestants[who]);
+    let mut versions: Vec<String> =
+        contestants.filter_map(|who| Some(format!("{}: {}", who.label, who.version(bed)?))).collect();
+    versions.dedup_by(|one, other| one.rsplit(": ").next() == other.rsplit(": ").next());
+    versions.join("; ")
+}
+
+fn network_settings(suite: Suite) -> String {
+    let addresses = match suite {
+        Suite::Proxy => "claimed clients and senders' addresses",
+        Suite::Https => "the load's addresses",
+    };
     format!(
         "loopback of a private network namespace, made anew for each measurement; congestion control {}; \
-         up to {} sockets in TIME_WAIT kept, tcp_tw_reuse {}; claimed clients and senders' addresses rotate, no pair \
-         comes twice",
+         up to {} sockets in TIME_WAIT kept, tcp_tw_reuse {}; {addresses} rotate, no pair comes twice",
         place::read("tcp_congestion_control"),
         place::read("tcp_max_tw_buckets"),
         place::read("tcp_tw_reuse"),
     )
 }
 
-fn measured(plan: &Plan) -> String {
+fn measured(plan: &Plan, suite: Suite) -> String {
     let scale = &plan.scale;
+    let threads =
+        if scale.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", scale.threads) };
+    let (longer, who) = match suite {
+        Suite::Proxy => (" (streaming: four times that)", format!("load and backend with {threads} each")),
+        Suite::Https => ("", format!("load with {threads}, origin and contestants with one worker each")),
+    };
+    let cores = match plan.pin.others_count() {
+        Some(1) => "the contestant pinned to one core, load and backend to another one".to_owned(),
+        Some(others) => format!("the contestant pinned to one core, load and backend to {others} others"),
+        None => "sharing the cores with the contestant".to_owned(),
+    };
     format!(
-        "{} rounds of {:.1} s after {:.1} s of warm-up (streaming: four times that); load and backend with {} threads each, sharing the cores with \
-         the contestant",
+        "{} rounds of {:.1} s after {:.1} s of warm-up{longer}; {who}, {cores}",
         plan.rounds,
         scale.window.as_secs_f64(),
         scale.warm_up.as_secs_f64(),
-        scale.threads
     )
+}
+
+fn tls(plan: &Plan) -> String {
+    format!("{SPOKEN}, certificates with {} keys; nothing is resumed", plan.keys.describe())
 }
 
 fn cores() -> usize {

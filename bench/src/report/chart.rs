@@ -27,7 +27,7 @@ struct Bar<'a> {
 
 /// The chart of a load, if anything was measured.
 pub(super) fn draw(plan: &Plan, results: &Results, load: Load) -> Option<String> {
-    let metric = load.headline().unwrap_or(Metric::Resident);
+    let metric = load.headline();
     let bars: Vec<Bar<'_>> =
         (0..plan.contestants.len()).filter_map(|who| bar(plan, results, load, metric, who)).collect();
     let longest = bars.iter().map(|bar| bar.spread.high).fold(0.0, f64::max);
@@ -35,10 +35,12 @@ pub(super) fn draw(plan: &Plan, results: &Results, load: Load) -> Option<String>
 }
 
 fn title(load: Load, metric: Metric) -> String {
-    if load == Load::Idle {
-        return "Resident memory of one idle session, KiB (less is better)".to_owned();
+    let better = if metric.is_better_low() { "less" } else { "more" };
+    if metric == Metric::Resident {
+        let what = if load == Load::Idle { "session" } else { "HTTPS connection" };
+        return format!("Resident memory of one idle {what}, KiB ({better} is better)");
     }
-    format!("{}: {} (more is better)", heading(load), metric.title())
+    format!("{}: {} ({better} is better)", heading(load), metric.title())
 }
 
 fn bar<'a>(plan: &'a Plan, results: &Results, load: Load, metric: Metric, who: usize) -> Option<Bar<'a>> {
@@ -47,7 +49,9 @@ fn bar<'a>(plan: &'a Plan, results: &Results, load: Load, metric: Metric, who: u
         return None;
     }
     let spread = results.spread(load, who, metric)?;
-    let ratio = results.ratio_to_no_proxy(plan, load, who).filter(|_| contestant.name != NO_PROXY);
+    let ratio = results
+        .ratio_to_no_proxy(plan, load, who)
+        .filter(|_| contestant.name != NO_PROXY && !metric.is_contestants_own());
     let ratio = ratio.map_or(String::new(), |ratio| format!(" · {:.2}", ratio.median));
     let mark = if results.complaints(plan, load, who).is_empty() { "" } else { " ✗" };
     let class = match contestant.name.as_str() {

@@ -1,6 +1,7 @@
 //! Tables for people: on the terminal, and as a page with charts.
 
 mod chart;
+mod introduction;
 mod page;
 mod table;
 pub(crate) mod text;
@@ -10,25 +11,42 @@ use std::path::Path;
 
 use anyhow::Context;
 
+use truepeer_testbed::Bed;
+
 use crate::args::Plan;
+use crate::load::Suite;
 use crate::measure::machine::Machine;
 use crate::rounds::Results;
 
-/// Writes `benchmarks.md` and its charts into `dir`. What stands outside of the page's marks is kept.
-pub(crate) fn write(dir: &Path, machine: &Machine, plan: &Plan, results: &Results) -> anyhow::Result<()> {
+/// What each suite is measured on. Looks now, before the loads.
+pub(crate) fn examine(bed: &Bed, plan: &Plan) -> anyhow::Result<Vec<(Suite, Machine)>> {
+    plan.suites().map(|suite| Ok((suite, Machine::examine(bed, plan, suite)?))).collect()
+}
+
+/// Writes the page of each suite that was measured, and its charts, into `dir`. What stands outside of a page's marks
+/// is kept.
+pub(crate) fn write(
+    dir: &Path,
+    machines: &[(Suite, Machine)],
+    plan: &Plan,
+    results: &Results,
+) -> anyhow::Result<()> {
     fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
-    let mut charts = Vec::new();
-    for &load in &plan.loads {
-        if let Some(svg) = chart::draw(plan, results, load) {
-            let name = format!("benchmark-{}.svg", load.name());
-            fs::write(dir.join(&name), svg).with_context(|| name.clone())?;
-            charts.push((load, name));
+    for (suite, machine) in machines {
+        let mut charts = Vec::new();
+        for load in plan.loads_of(*suite) {
+            if let Some(svg) = chart::draw(plan, results, load) {
+                let name = format!("benchmark-{}.svg", load.name());
+                fs::write(dir.join(&name), svg).with_context(|| name.clone())?;
+                charts.push((load, name));
+            }
         }
+        let file = dir.join(page::file_name(*suite));
+        let old = fs::read_to_string(&file).ok();
+        let measured = page::measured(machine, *suite, plan, results, &charts);
+        let text = page::renew(old.as_deref(), page::introduction(*suite), &measured);
+        fs::write(&file, text).with_context(|| file.display().to_string())?;
+        println!("wrote {}", file.display());
     }
-    let file = dir.join("benchmarks.md");
-    let old = fs::read_to_string(&file).ok();
-    let text = page::renew(old.as_deref(), &page::measured(machine, plan, results, &charts));
-    fs::write(&file, text).with_context(|| file.display().to_string())?;
-    println!("wrote {}", file.display());
     Ok(())
 }

@@ -2,92 +2,145 @@
 
 use super::table::Table;
 use crate::args::Plan;
-use crate::contestant::{NO_PROXY, TRUEPEER};
-use crate::load::Load;
+use crate::contestant::{NO_PROXY, own_of};
+use crate::load::{Load, Suite};
 use crate::measure::machine::Machine;
 use crate::metric::Metric;
 use crate::rounds::{Results, Spread};
 
 /// What is measured on what.
-pub(crate) fn preface(machine: &Machine, plan: &Plan) -> String {
-    let facts = machine.facts.iter().map(|(label, value)| format!("{label}: {value}\n"));
-    let loads = plan.loads.iter().map(|load| format!("{}: {}\n", load.name(), load.describe(&plan.scale)));
-    facts.chain(loads).collect()
+pub(crate) fn preface(machines: &[(Suite, Machine)], plan: &Plan) -> String {
+    let mut text = String::new();
+    for (suite, machine) in machines {
+        let facts = machine.facts.iter().map(|(label, value)| format!("{label}: {value}\n"));
+        let loads = plan.loads_of(*suite);
+        let loads = loads.map(|load| format!("{}: {}\n", load.name(), load.describe(&plan.scale)));
+        text.extend([format!("[{}]\n", suite.name())].into_iter().chain(facts).chain(loads));
+    }
+    text
 }
 
-/// The summary, and a table for each load.
+/// The summary's heading, and what its numbers are.
+pub(super) const SUMMARY: &str = "Ratios to no proxy";
+pub(super) const SUMMARY_EXPLAINED: &str =
+    "Median of the rounds' ratios [lowest–highest]; of what a proxy alone has, the values";
+
+/// Of each suite the summary, and a table for each load.
 pub(crate) fn tables(plan: &Plan, results: &Results) -> String {
     let mut text = String::new();
-    if let Some(summary) = summary(plan, results) {
-        text += &format!("\nRatios to no proxy: median of the rounds' ratios [lowest–highest]\n\n{summary}");
-    }
-    for &load in &plan.loads {
-        text +=
-            &format!("\n{}: {}\n\n{}", load.name(), load.describe(&plan.scale), of_load(plan, results, load));
-        for note in notes(plan, results, load) {
-            text += &format!("{note}\n");
+    for suite in plan.suites() {
+        if let Some(summary) = summary(plan, results, suite) {
+            text += &format!("\n{SUMMARY}. {SUMMARY_EXPLAINED}\n\n{summary}");
+        }
+        for load in plan.loads_of(suite) {
+            text += &format!(
+                "\n{}: {}\n\n{}",
+                load.name(),
+                load.describe(&plan.scale),
+                of_load(plan, results, load)
+            );
+            for note in notes(plan, results, load) {
+                text += &format!("{note}\n");
+            }
         }
     }
     text
 }
 
-/// All loads against all contestants, and truepeer against the best of the others.
-pub(super) fn summary(plan: &Plan, results: &Results) -> Option<String> {
-    let peers: Vec<usize> =
-        (0..plan.contestants.len()).filter(|&who| plan.contestants[who].name != NO_PROXY).collect();
+/// A suite's loads against its contestants, and truepeer against the best of the other relays: all, and those that lost
+/// nothing.
+pub(super) fn summary(plan: &Plan, results: &Results, suite: Suite) -> Option<String> {
+    let mut peers = plan.contestants_of(suite);
+    peers.retain(|&who| plan.contestants[who].name != NO_PROXY);
+    let own = plan.contestants.iter().position(|who| who.name == own_of(suite));
     let headings = peers.iter().map(|&who| plan.contestants[who].label.clone());
-    let mut table = Table::with_heading(
-        [String::new()].into_iter().chain(headings).chain(["truepeer / best other".to_owned()]),
-    );
+    let against = own
+        .map(|own| [format!("{} / best other", plan.contestants[own].label), "/ best without ✗".to_owned()]);
+    let mut table =
+        Table::with_heading([String::new()].into_iter().chain(headings).chain(against.into_iter().flatten()));
     let mut any = false;
-    for &load in plan.loads.iter().filter(|load| load.headline().is_some()) {
+    for load in plan.loads_of(suite) {
         any = true;
-        let mut row = vec![load.name().to_owned()];
-        row.extend(peers.iter().map(|&who| ratio(plan, results, load, who)));
-        row.push(against_best(plan, results, load).unwrap_or_else(|| "–".to_owned()));
+        let mut row = vec![name_with_direction(load)];
+        row.extend(peers.iter().map(|&who| standing(plan, results, load, who)));
+        for is_welcome in [|_: bool| true, |is_right: bool| is_right] {
+            row.extend(own.map(|own| {
+                let best = against_best_relay(plan, results, load, own, is_welcome);
+                best.unwrap_or_else(|| "–".to_owned())
+            }));
+        }
         table.push(row);
     }
     (any && !peers.is_empty()).then(|| table.render())
 }
 
-fn ratio(plan: &Plan, results: &Results, load: Load, who: usize) -> String {
+/// The load, and what it is judged by where that isn't a speed.
+fn name_with_direction(load: Load) -> String {
+    let metric = load.headline();
+    if metric.is_better_low() {
+        format!("{}: {} (less is better)", load.name(), metric.title())
+    } else {
+        load.name().to_owned()
+    }
+}
+
+/// The ratio to no proxy, or the value where no proxy has none.
+fn standing(plan: &Plan, results: &Results, load: Load, who: usize) -> String {
     if !plan.contestants[who].carries(load) {
         return "–".to_owned();
     }
+    let metric = load.headline();
+    let text = if metric.is_contestants_own() {
+        results.spread(load, who, metric).map(|spread| write_spread(spread, |value| metric.write(value)))
+    } else {
+        results.ratio_to_no_proxy(plan, load, who).map(write_ratio)
+    };
     let mark = if results.complaints(plan, load, who).is_empty() { "" } else { " ✗" };
-    results
-        .ratio_to_no_proxy(plan, load, who)
-        .map_or("failed".to_owned(), |spread| write_ratio(spread) + mark)
+    text.map_or("failed".to_owned(), |text| text + mark)
 }
 
 fn write_ratio(spread: Spread) -> String {
-    format!("{:.2} [{:.2}–{:.2}]", spread.median, spread.low, spread.high)
+    write_spread(spread, |ratio| format!("{ratio:.2}"))
 }
 
-/// The best other is the one with the highest median, whether its bytes were right or not.
-fn against_best(plan: &Plan, results: &Results, load: Load) -> Option<String> {
-    let own = plan.contestants.iter().position(|who| who.name == TRUEPEER)?;
-    let is_other = |who: &usize| {
-        let name = &plan.contestants[*who].name;
-        name != NO_PROXY && !name.starts_with(TRUEPEER)
+fn write_spread(spread: Spread, write: impl Fn(f64) -> String) -> String {
+    format!("{} [{}–{}]", write(spread.median), write(spread.low), write(spread.high))
+}
+
+/// The best is the one with the best median. A contestant without a hop competes with `truepeer run`, not here.
+fn against_best_relay(
+    plan: &Plan,
+    results: &Results,
+    load: Load,
+    own: usize,
+    is_welcome: impl Fn(bool) -> bool,
+) -> Option<String> {
+    let metric = load.headline();
+    let is_right = |who: usize| results.complaints(plan, load, who).is_empty();
+    let strength = |who: usize| {
+        let median = results.spread(load, who, metric)?.median;
+        Some((who, if metric.is_better_low() { -median } else { median }))
     };
-    let medians = (0..plan.contestants.len())
-        .filter(is_other)
-        .filter_map(|who| Some((who, results.ratio_to_no_proxy(plan, load, who)?.median)));
-    let (best, _) = medians.max_by(|(_, one), (_, other)| one.total_cmp(other))?;
+    let others = (0..plan.contestants.len())
+        .filter(|&who| who != own && plan.contestants[who].is_relay() && is_welcome(is_right(who)))
+        .filter_map(strength);
+    let (best, _) = others.max_by(|(_, one), (_, other)| one.total_cmp(other))?;
     let spread = results.ratio(plan, load, own, best)?;
-    Some(format!("{} ({})", write_ratio(spread), plan.contestants[best].label))
+    let mark = if is_right(best) { "" } else { " ✗" };
+    Some(format!("{} ({}{mark})", write_ratio(spread), plan.contestants[best].label))
 }
 
 /// One load's own table.
 pub(super) fn of_load(plan: &Plan, results: &Results, load: Load) -> String {
-    let ratio_heading = load.headline().map(|metric| format!("{} / no proxy", metric.title()));
+    let headline = load.headline();
+    let has_ratio = !headline.is_contestants_own();
+    let ratio_heading = has_ratio.then(|| format!("{} / no proxy", headline.title()));
     let metrics = load.metrics().iter().map(|metric| metric.title().to_owned());
     let mut table = Table::with_heading([String::new()].into_iter().chain(ratio_heading).chain(metrics));
     for (number, who) in plan.contestants.iter().enumerate().filter(|(_, who)| who.carries(load)) {
         let mut row = vec![who.label.clone()];
-        if load.headline().is_some() {
-            row.push(ratio(plan, results, load, number));
+        if has_ratio {
+            row.push(standing(plan, results, load, number));
         }
         let is_proxy = who.name != NO_PROXY;
         row.extend(load.metrics().iter().map(|&metric| value(results, load, number, metric, is_proxy)));

@@ -6,6 +6,10 @@
 //!   load (threads here) ──header──▶ contestant ──▶ backend (this program again, a process of its own)
 //!          └───────────── "no proxy": no header ──────────▲
 //! ```
+//! The HTTPS loads send no header, and their backend is NGINX.
+//!
+//! Two programs: `bench`, which is the above, and `demo-https`, which shows one such proxy at work ([`demo_https`]).
+//!
 //! A cell starts from nothing, so that no contestant meets what another left behind (connections in TIME_WAIT, routes,
 //! grown buffers). Values are compared within a round only, and the ratios to "no proxy" are what is reported.
 
@@ -15,15 +19,20 @@ mod args;
 mod backend;
 mod clients;
 mod contestant;
+mod credentials;
+pub mod demo_https;
 mod link;
 mod load;
 mod measure;
 mod metric;
+mod nginx;
 mod pattern;
+mod pin;
 mod place;
 mod progress;
 mod report;
 mod rounds;
+mod tls;
 
 use std::process::ExitCode;
 
@@ -35,7 +44,9 @@ use truepeer_testbed::{Bed, run_privately};
 /// Descriptors that a program may have.
 const OPEN_FILES: u64 = 100_000;
 
-fn main() -> ExitCode {
+/// The program `bench`.
+#[must_use]
+pub fn main() -> ExitCode {
     if let Some(code) = backend::run_if_asked() {
         return code;
     }
@@ -47,12 +58,12 @@ fn main() -> ExitCode {
 fn bench(bed: &Bed, args: &Args) -> anyhow::Result<ExitCode> {
     raise_open_files();
     let plan = args.plan(bed)?;
-    let machine = measure::machine::Machine::examine(bed, &plan)?;
-    println!("{}", report::text::preface(&machine, &plan));
+    let machines = report::examine(bed, &plan)?;
+    println!("{}", report::text::preface(&machines, &plan));
     let results = rounds::run(bed, &plan)?;
     println!("{}", report::text::tables(&plan, &results));
     if let Some(dir) = &args.write {
-        report::write(dir, &machine, &plan, &results)?;
+        report::write(dir, &machines, &plan, &results)?;
     }
     let missing = results.missing(&plan);
     for complaint in &missing {

@@ -1,0 +1,40 @@
+//! The origin of the HTTPS loads: NGINX with one worker and a file of 1 KiB, as the guide that these loads follow has it.
+
+use std::fs;
+
+use truepeer_testbed::{Bed, Program, find_program};
+
+use crate::credentials::Credential;
+use crate::load::page;
+use crate::nginx;
+use crate::place::BACKEND;
+
+pub(super) fn program(bed: &Bed, credential: &Credential) -> anyhow::Result<Program> {
+    let blocks = format!(
+        "  server {{
+    listen {BACKEND} ssl;
+    server_name $hostname;
+{tls}    root html;
+    location / {{
+      try_files $uri $uri/ =404;
+    }}
+  }}
+",
+        tls = nginx::tls(credential),
+    );
+    nginx::program(bed, "origin", &blocks, |dir| {
+        fs::create_dir(dir.join("html"))?;
+        Ok(fs::write(dir.join("html/1kb"), page())?)
+    })
+}
+
+/// What this machine lacks for it, if anything.
+pub(crate) fn missing() -> Option<String> {
+    let absent = find_program("nginx").is_none();
+    absent.then(|| "NGINX, the origin, is neither unpacked (make servers) nor installed".to_owned())
+}
+
+/// Which version it is, in its own words.
+pub(crate) fn version(bed: &Bed) -> String {
+    crate::contestant::first_line_of(bed, "nginx", &["-v"])
+}

@@ -1,0 +1,135 @@
+//! An origin of our own, leaner than NGINX: one thread, the page in memory. It takes less of the cores that all share, and
+//! so leaves more for proxies to show what they can do.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use rustix::event::epoll::EventFlags;
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, ServerConnection, version::TLS13};
+
+use super::listener::listen;
+use crate::link::{Events, Poll};
+use crate::load::page;
+
+const LISTENER: usize = usize::MAX;
+const FOREVER: Duration = Duration::from_secs(3600);
+/// The end of a request's head; none has a body.
+const END: &[u8] = b"\r\n\r\n";
+
+struct Client {
+    socket: TcpStream,
+    tls: ServerConnection,
+    /// A request's head, as far as it has come.
+    heard: Vec<u8>,
+}
+
+/// Serves for ever, with certificate and key from one file.
+pub(super) fn serve(bundle: &Path) -> anyhow::Result<()> {
+    let (config, answer) = (config(bundle)?, answer());
+    let (poll, mut events, listener) = (Poll::new()?, Events::default(), listen()?);
+    poll.add(&listener, LISTENER, EventFlags::IN)?;
+    let mut clients: HashMap<usize, Client> = HashMap::new();
+    loop {
+        poll.wait(&mut events, FOREVER)?;
+        for (number, _) in events.iter() {
+            if number == LISTENER {
+                accept_all(&listener, &config, &poll, &mut clients)?;
+                continue;
+            }
+            let Some(client) = clients.get_mut(&number) else { continue };
+            let waited = client.tls.wants_write();
+            if client.serve(&answer).unwrap_or(true) {
+                clients.remove(&number);
+                continue;
+            }
+            let waits = client.tls.wants_write();
+            if waits != waited {
+                let out = if waits { EventFlags::OUT } else { EventFlags::empty() };
+                poll.modify(&client.socket, number, EventFlags::IN | out)?;
+            }
+        }
+    }
+}
+
+fn config(bundle: &Path) -> anyhow::Result<Arc<ServerConfig>> {
+    let provider = CryptoProvider {
+        cipher_suites: vec![aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256],
+        ..aws_lc_rs::default_provider()
+    };
+    let certificate = CertificateDer::from_pem_file(bundle).context("the certificate")?;
+    let key = PrivateKeyDer::from_pem_file(bundle).context("the key")?;
+    let config = ServerConfig::builder_with_provider(Arc::new(provider))
+        .with_protocol_versions(&[&TLS13])?
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)?;
+    Ok(Arc::new(config))
+}
+
+/// With the fields that NGINX has: proxies read them all.
+fn answer() -> Vec<u8> {
+    let head = "HTTP/1.1 200 OK\r\nServer: bench\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\n\
+                Content-Type: application/octet-stream\r\nContent-Length: 1024\r\n\
+                Last-Modified: Thu, 01 Jan 1970 00:00:00 GMT\r\nConnection: keep-alive\r\nETag: \"0-400\"\r\n\
+                Accept-Ranges: bytes\r\n\r\n";
+    [head.as_bytes(), page()].concat()
+}
+
+fn accept_all(
+    listener: &TcpListener,
+    config: &Arc<ServerConfig>,
+    poll: &Poll,
+    clients: &mut HashMap<usize, Client>,
+) -> anyhow::Result<()> {
+    loop {
+        let socket = match listener.accept() {
+            Ok((socket, _)) => socket,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
+            Err(error) => return Err(error).context("accept"),
+        };
+        socket.set_nonblocking(true)?;
+        let number = usize::try_from(socket.as_raw_fd()).context("a descriptor")?;
+        poll.add(&socket, number, EventFlags::IN)?;
+        let tls = ServerConnection::new(Arc::clone(config))?;
+        clients.insert(number, Client { socket, tls, heard: Vec::new() });
+    }
+}
+
+impl Client {
+    /// Does what can be done now; whether the connection is over.
+    fn serve(&mut self, answer: &[u8]) -> anyhow::Result<bool> {
+        match self.tls.read_tls(&mut self.socket) {
+            Ok(0) => return Ok(true),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error.into()),
+        }
+        let more = self.tls.process_new_packets()?.plaintext_bytes_to_read();
+        if more > 0 {
+            let start = self.heard.len();
+            self.heard.resize(start + more, 0);
+            self.tls.reader().read_exact(&mut self.heard[start..])?;
+            while let Some(end) = self.heard.windows(END.len()).position(|bytes| bytes == END) {
+                self.heard.drain(..end + END.len());
+                self.tls.writer().write_all(answer)?;
+            }
+        }
+        while self.tls.wants_write() {
+            match self.tls.write_tls(&mut self.socket) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(false)
+    }
+}

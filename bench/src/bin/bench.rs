@@ -1,0 +1,7 @@
+//! truepeer beside its peers: see the library.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    truepeer_bench::main()
+}

@@ -1,0 +1,7 @@
+//! What `make demo-https` shows: see the library's `demo_https`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    truepeer_bench::demo_https::main()
+}

@@ -1,0 +1,118 @@
+//! HTTPS reverse proxies: TLS in, TLS out, one worker each, so that programs are compared and not how many cores they
+//! take. None verifies the origin's certificate: the guide's NGINX does not.
+
+mod haproxy;
+mod hitch;
+mod nginx;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use truepeer_testbed::{Bed, Program, find_program};
+
+use crate::credentials::{Credential, Credentials};
+use crate::place::{BACKEND, BETWEEN, ENTRANCE};
+
+/// Who it is.
+#[derive(Debug, Clone)]
+pub(super) enum Https {
+    Nginx,
+    Haproxy,
+    /// hitch, which has something behind it for what it can't do itself.
+    HitchBefore(Behind),
+    Truepeer(PathBuf),
+}
+
+/// What stands behind hitch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Behind {
+    Nginx,
+    Haproxy,
+}
+
+/// How NGINX or HAProxy is reached.
+enum Entrance<'a> {
+    Tls(SocketAddr, &'a Credential),
+    /// Something before it terminates TLS.
+    Plain(SocketAddr),
+}
+
+impl Https {
+    /// Its programs and where each listens, in the order in which they are started.
+    pub(super) fn programs(
+        &self,
+        bed: &Bed,
+        credentials: &Credentials,
+    ) -> anyhow::Result<Vec<(Program, SocketAddr)>> {
+        let credential = &credentials.entrance;
+        let direct = Entrance::Tls(ENTRANCE, credential);
+        Ok(match self {
+            Self::Nginx => vec![(nginx::program(bed, &direct)?, ENTRANCE)],
+            Self::Haproxy => vec![(haproxy::program(bed, &direct)?, ENTRANCE)],
+            Self::Truepeer(path) => vec![(truepeer(path, credential), ENTRANCE)],
+            Self::HitchBefore(behind) => {
+                let plain = Entrance::Plain(BETWEEN);
+                let second = match behind {
+                    Behind::Nginx => nginx::program(bed, &plain)?,
+                    Behind::Haproxy => haproxy::program(bed, &plain)?,
+                };
+                vec![(second, BETWEEN), (hitch::program(bed, credential, BETWEEN)?, ENTRANCE)]
+            }
+        })
+    }
+
+    /// What it lacks on this machine, if anything.
+    pub(super) fn missing(&self) -> Option<String> {
+        let lacking = |names: &[&str]| {
+            let name = names.iter().find(|name| find_program(name).is_none())?;
+            Some(format!("{name} is neither unpacked (make servers) nor installed"))
+        };
+        match self {
+            Self::Nginx => lacking(&["nginx"]),
+            Self::Haproxy => lacking(&["haproxy"]),
+            Self::HitchBefore(Behind::Nginx) => lacking(&["hitch", "nginx"]),
+            Self::HitchBefore(Behind::Haproxy) => lacking(&["hitch", "haproxy"]),
+            Self::Truepeer(path) if !path.exists() => {
+                Some(format!("{} is not there (cargo build -p truepeer)", path.display()))
+            }
+            Self::Truepeer(path) => {
+                manual(path).is_none().then(|| "this truepeer has no command `https`".to_owned())
+            }
+        }
+    }
+
+    /// Which version it is, in its own words.
+    pub(super) fn version(&self, bed: &Bed) -> String {
+        match self {
+            Self::Nginx => super::nginx::version(bed),
+            Self::Haproxy => super::haproxy::version(bed),
+            Self::Truepeer(path) => super::truepeer::version(bed, path),
+            Self::HitchBefore(Behind::Nginx) => {
+                format!("{}, {}", hitch::version(bed), super::nginx::version(bed))
+            }
+            Self::HitchBefore(Behind::Haproxy) => {
+                format!("{}, {}", hitch::version(bed), super::haproxy::version(bed))
+            }
+        }
+    }
+}
+
+/// `truepeer https` with one worker; and with GET alone, as the guide has it, if it can be told so.
+fn truepeer(path: &Path, credential: &Credential) -> Program {
+    let program = Program::new(path)
+        .args(["https", "-l", &ENTRANCE.to_string(), "--workers=1", "--origin-insecure"])
+        .args(["--origin".to_owned(), format!("https://{BACKEND}")])
+        .arg("--cert")
+        .arg(&credential.certificate)
+        .arg("--key")
+        .arg(&credential.key);
+    let has_methods = manual(path).is_some_and(|manual| manual.contains("--methods"));
+    if has_methods { program.arg("--methods=GET") } else { program }
+}
+
+/// What `truepeer https --help` says, if it knows the command.
+fn manual(path: &Path) -> Option<String> {
+    let said = Command::new(path).args(["https", "--help"]).stdin(Stdio::null()).output().ok()?;
+    said.status.success().then(|| String::from_utf8_lossy(&said.stdout).into_owned())
+}

@@ -1,0 +1,103 @@
+//! The command line.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+
+/// Where the case is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Stack {
+    /// On the kernel's.
+    Kernel,
+    /// On VPP's.
+    Vpp,
+    /// On the kernel's, and on VPP's if it is there.
+    Both,
+}
+
+/// Show truepeer https between a client and NGINX, and measure it.
+#[derive(Debug, Parser)]
+#[command(name = "demo-https")]
+pub(super) struct Args {
+    /// The program truepeer
+    #[arg(value_name = "PATH-OF-TRUEPEER")]
+    pub(super) truepeer: PathBuf,
+    /// Whose TCP: the kernel's, VPP's, or both
+    #[arg(long, value_enum, default_value_t = Stack::Both)]
+    pub(super) stack: Stack,
+    /// VPP's program, or the prefix that it is installed under [default: $TRUEPEER_VPP, or in PATH]
+    #[arg(long, value_name = "PATH")]
+    pub(super) vpp: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) load: LoadArgs,
+}
+
+/// What is asked of the proxy, with wrk2's letters.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct LoadArgs {
+    /// Threads of the load
+    #[arg(short, long, value_name = "N", default_value = "1")]
+    pub(super) threads: NonZeroUsize,
+    /// Connections, of all threads together
+    #[arg(short, long, value_name = "N", default_value = "10")]
+    pub(super) connections: NonZeroUsize,
+    /// For how long: 10s, 1m
+    #[arg(short, long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    pub(super) duration: Duration,
+    /// Requests a second, of all connections together; latencies then count from when a request was due [default: each
+    /// connection asks as soon as it has its answer]
+    #[arg(short = 'R', long, value_name = "N")]
+    pub(super) rate: Option<NonZeroUsize>,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || "expected a time such as 10s, 500ms or 1m".to_owned();
+    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
+    let number: u64 = text[..text.len() - unit.len()].parse().map_err(|_| wrong())?;
+    let duration = match unit {
+        "ms" => Duration::from_millis(number),
+        "" | "s" => Duration::from_secs(number),
+        "m" => Duration::from_secs(number.saturating_mul(60)),
+        _ => return Err(wrong()),
+    };
+    if duration.is_zero() { Err(wrong()) } else { Ok(duration) }
+}
+
+impl LoadArgs {
+    /// The words that say the same once more.
+    pub(super) fn words(&self) -> Vec<String> {
+        let mut words = vec![
+            format!("--threads={}", self.threads),
+            format!("--connections={}", self.connections),
+            format!("--duration={}ms", self.duration.as_millis()),
+        ];
+        words.extend(self.rate.map(|rate| format!("--rate={rate}")));
+        words
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(duration("10s"), Ok(Duration::from_secs(10)));
+        assert_eq!(duration("7"), Ok(Duration::from_secs(7)));
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        for text in ["", "s", "10h", "0s", "-1s"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_load_is_said_once_more_in_its_words() {
+        let words = ["demo-https", "x", "-t2", "-c12", "-d3s", "-R1000"];
+        let first = Args::try_parse_from(words).unwrap().load;
+        let again = ["demo-https".to_owned(), "x".to_owned()].into_iter().chain(first.words());
+        assert_eq!(Args::try_parse_from(again).unwrap().load.words(), first.words());
+    }
+}

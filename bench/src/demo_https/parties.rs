@@ -1,0 +1,146 @@
+//! Who takes part, whichever stack they are on: NGINX as the origin, truepeer, the load.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use truepeer_testbed::{Bed, Program, Running};
+
+use super::args::{Args, LoadArgs};
+use super::load::AS_LOAD;
+use super::stop::Stop;
+use crate::credentials::{Credentials, HOST, KeyKind};
+use crate::load::page;
+use crate::nginx;
+
+/// The guide's ports.
+const ORIGIN_PORT: u16 = 8445;
+const PROXY_PORT: u16 = 8089;
+/// The guide's file.
+pub(super) const PAGE: &str = "/1kb";
+
+/// What all of them need.
+pub(super) struct Parties<'a> {
+    pub(super) bed: &'a Bed,
+    pub(super) truepeer: PathBuf,
+    load: LoadArgs,
+    credentials: Credentials,
+}
+
+/// Where they are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Addresses {
+    pub(super) server: Ipv4Addr,
+    pub(super) proxy: Ipv4Addr,
+}
+
+impl Addresses {
+    pub(super) fn origin(&self) -> SocketAddr {
+        SocketAddrV4::new(self.server, ORIGIN_PORT).into()
+    }
+
+    pub(super) fn entrance(&self) -> SocketAddr {
+        SocketAddrV4::new(self.proxy, PROXY_PORT).into()
+    }
+}
+
+impl<'a> Parties<'a> {
+    /// Makes the certificates: no question is asked.
+    pub(super) fn new(bed: &'a Bed, args: &Args) -> anyhow::Result<Self> {
+        let truepeer = fs::canonicalize(&args.truepeer)
+            .with_context(|| format!("{}: expected the program truepeer", args.truepeer.display()))?;
+        let credentials = Credentials::make(bed.dir(), KeyKind::Rsa2048)?;
+        Ok(Self { bed, truepeer, load: args.load.clone(), credentials })
+    }
+
+    /// NGINX with the guide's configuration, and a page that says whom it sees.
+    pub(super) fn origin(&self, at: &Addresses) -> anyhow::Result<Program> {
+        let blocks = format!(
+            "  server {{
+    listen {address} ssl;
+    server_name $hostname;
+{tls}    root html;
+    location / {{
+      try_files $uri $uri/ =404;
+    }}
+    location = {WHO} {{
+      return 200 \"the origin sees $remote_addr, and is told of $http_x_forwarded_for\";
+    }}
+  }}
+",
+            address = at.origin(),
+            tls = nginx::tls(&self.credentials.origin),
+        );
+        nginx::program(self.bed, "origin", &blocks, |dir| {
+            fs::create_dir(dir.join("html"))?;
+            Ok(fs::write(dir.join("html").join(&PAGE[1..]), page())?)
+        })
+    }
+
+    /// `truepeer https` as the guide's NGINX is: TLS 1.3 and one suite on both sides, connections kept, GET alone.
+    pub(super) fn proxy_words(&self, at: &Addresses) -> Vec<String> {
+        let shown = |path: &Path| path.display().to_string();
+        let entrance = &self.credentials.entrance;
+        vec![
+            "https".to_owned(),
+            format!("--listen={}", at.entrance()),
+            format!("--cert={}", shown(&entrance.certificate)),
+            format!("--key={}", shown(&entrance.key)),
+            "--tls-min=1.3".to_owned(),
+            "--tls-suite=TLS_AES_128_GCM_SHA256".to_owned(),
+            format!("--origin=https://{}", at.origin()),
+            format!("--origin-ca={}", shown(&self.credentials.origin.certificate)),
+            format!("--origin-name={HOST}"),
+            "--origin-keepalive=1024".to_owned(),
+            "--methods=GET".to_owned(),
+            "--workers=1".to_owned(),
+            "--log-format=text".to_owned(),
+        ]
+    }
+
+    /// The load: this program once more.
+    pub(super) fn load(&self, at: &Addresses) -> anyhow::Result<Program> {
+        let exe = std::env::current_exe().context("/proc/self/exe")?;
+        Ok(Program::new(exe)
+            .args([AS_LOAD, &at.entrance().to_string()])
+            .arg(&self.credentials.entrance.certificate)
+            .args(self.load.words()))
+    }
+
+    /// Runs the load to its end, or until it shall stop, and shows what it has measured.
+    pub(super) fn measure(&self, load: &Program, stop: &Stop) -> anyhow::Result<()> {
+        let load = load.start(self.bed)?;
+        let mut shown = 0;
+        loop {
+            let alive = load.is_alive(); // asked first: its last words count
+            let said = load.stdout();
+            print!("{}", said.get(shown..).unwrap_or_default());
+            std::io::Write::flush(&mut std::io::stdout())?;
+            shown = said.len();
+            stop.heed()?;
+            if !alive {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        let status = load.wait_end()?;
+        anyhow::ensure!(status.success(), "the load has failed ({status}): {}", load.stderr());
+        Ok(())
+    }
+}
+
+/// What the origin answers with whom it sees.
+pub(super) const WHO: &str = "/who";
+
+/// A command as it could be typed.
+pub(super) fn announce(words: impl IntoIterator<Item = impl AsRef<str>>) {
+    let words: Vec<String> = words.into_iter().map(|word| word.as_ref().to_owned()).collect();
+    println!("$ {}", words.join(" "));
+}
+
+/// Ends `running` and says so.
+pub(super) fn end(name: &str, running: Running) {
+    drop(running);
+    println!("stopped: {name}");
+}

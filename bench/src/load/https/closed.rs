@@ -1,0 +1,86 @@
+//! The closed loop: on each connection a request, its answer, the next request.
+
+use std::time::Instant;
+
+use hdrhistogram::Histogram;
+use rustix::event::epoll::EventFlags;
+
+use super::connection::{Connection, Heard};
+use super::faults::Faults;
+use crate::contestant::Stand;
+use crate::link::{Events, Poll};
+use crate::load::Scale;
+use crate::load::conductor::{Counters, Cue, GLANCE, Stage, Worker, conduct};
+use crate::measure::latency;
+use crate::metric::{Metric, Sample};
+
+struct ClosedLoop {
+    connections: Vec<Connection>,
+    latencies: Histogram<u64>,
+    faults: Faults,
+}
+
+pub(super) fn run(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::Result<Sample> {
+    let workers = super::open_by_thread(stand, scale, connections)?.into_iter().map(|connections| {
+        Ok(ClosedLoop { connections, latencies: latency::histogram()?, faults: Faults::default() })
+    });
+    let measured = conduct(workers.collect::<anyhow::Result<Vec<_>>>()?, stand, scale)?;
+    let mut sample = Sample::default();
+    sample.put(Metric::Requests, measured.per_second(measured.counts.done));
+    super::put_latencies_and_faults(&mut sample, &measured)?;
+    Ok(sample)
+}
+
+impl ClosedLoop {
+    /// Whether the connection has a request under way afterwards.
+    fn advance(&mut self, number: usize, stage: Stage, counters: &Counters) -> anyhow::Result<bool> {
+        let connection = &mut self.connections[number];
+        match connection.listen()? {
+            Heard::Part => return Ok(connection.is_busy()),
+            Heard::Wrong => {
+                self.faults.wrong();
+                return Ok(false);
+            }
+            Heard::Page(latency) => {
+                counters.did(1);
+                if stage == Stage::Window {
+                    latency::record(&mut self.latencies, latency);
+                }
+            }
+        }
+        let goes_on = stage == Stage::WarmUp || stage == Stage::Window;
+        if goes_on {
+            connection.ask(Instant::now())?;
+        }
+        Ok(goes_on)
+    }
+}
+
+impl Worker for ClosedLoop {
+    type Report = (Histogram<u64>, Faults);
+
+    fn work(mut self, cue: &Cue, counters: &Counters) -> anyhow::Result<Self::Report> {
+        let (poll, mut events) = (Poll::new()?, Events::default());
+        let mut busy = self.connections.len();
+        for (number, connection) in self.connections.iter_mut().enumerate() {
+            poll.add(&*connection, number, EventFlags::IN)?;
+            connection.ask(Instant::now())?;
+        }
+        while busy > 0 && cue.stage() != Stage::Over {
+            poll.wait(&mut events, GLANCE)?;
+            let stage = cue.stage();
+            for (number, _) in events.iter() {
+                match self.advance(number, stage, counters) {
+                    Ok(true) => continue,
+                    Ok(false) => {}
+                    Err(error) => self.faults.cut(&error),
+                }
+                // Whatever comes on it now is of no interest, and its end would be told for ever.
+                poll.forget(&self.connections[number])?;
+                busy -= 1;
+            }
+        }
+        self.faults.unanswered = busy as u64;
+        Ok((self.latencies, self.faults))
+    }
+}

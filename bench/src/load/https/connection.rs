@@ -1,0 +1,112 @@
+//! A kept-alive connection, one request at a time.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+
+use super::answer::Answer;
+use super::link::TlsLink;
+use crate::clients::Clients;
+use crate::contestant::Stand;
+use crate::link;
+
+/// A connection whose handshake is over, and the request that is under way on it.
+pub(super) struct Connection {
+    link: TlsLink,
+    answer: Answer,
+    /// From when on the request under way is timed; `None` if there is none.
+    since: Option<Instant>,
+}
+
+/// What a look at it has brought.
+pub(super) enum Heard {
+    /// Not all of the answer.
+    Part,
+    /// The page, so long after the request.
+    Page(Duration),
+    /// Something else.
+    Wrong,
+}
+
+impl Connection {
+    /// Opens one, and waits for its handshake.
+    pub(super) fn open(stand: &Stand, clients: &mut Clients) -> anyhow::Result<Self> {
+        let config = stand.tls.as_ref().context("a stand with TLS")?;
+        let (_, sender) = clients.take();
+        let socket = link::connect(sender, stand.entrance, &[])?;
+        let mut own =
+            Self { link: TlsLink::new(socket.into(), config)?, answer: Answer::default(), since: None };
+        loop {
+            anyhow::ensure!(own.link.flush()?, "the handshake could not be written");
+            if own.link.is_open() {
+                return Ok(own);
+            }
+            own.read_patiently().context("handshake")?;
+        }
+    }
+
+    /// From now on nothing waits.
+    pub(super) fn stop_blocking(&self) -> anyhow::Result<()> {
+        rustix::io::ioctl_fionbio(&self.link, true).context("FIONBIO")
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.since.is_some()
+    }
+
+    /// When the request under way was, or should have been, sent.
+    pub(super) fn since(&self) -> Option<Instant> {
+        self.since
+    }
+
+    /// Sends a request that is timed from `since` on.
+    pub(super) fn ask(&mut self, since: Instant) -> anyhow::Result<()> {
+        self.answer.expect_next();
+        self.since = Some(since);
+        self.link.ask()?;
+        // Nothing else is under way, and it is shorter than any socket's buffer.
+        anyhow::ensure!(self.link.flush()?, "a request could not be written");
+        Ok(())
+    }
+
+    /// The request under way, if any, is not waited for.
+    pub(super) fn forget_request(&mut self) {
+        self.since = None;
+    }
+
+    /// Takes what has come.
+    pub(super) fn listen(&mut self) -> anyhow::Result<Heard> {
+        self.link.read(&mut self.answer)?;
+        if self.answer.is_wrong() {
+            self.since = None;
+            return Ok(Heard::Wrong);
+        }
+        if !self.answer.is_over() {
+            return Ok(Heard::Part);
+        }
+        Ok(self.since.take().map_or(Heard::Part, |since| Heard::Page(since.elapsed())))
+    }
+
+    /// Asks and waits for the page, on a connection that still blocks.
+    pub(super) fn exchange(&mut self) -> anyhow::Result<()> {
+        self.ask(Instant::now())?;
+        while !self.answer.is_over() {
+            self.read_patiently()?;
+        }
+        self.since = None;
+        anyhow::ensure!(!self.answer.is_wrong(), "a wrong answer");
+        Ok(())
+    }
+
+    fn read_patiently(&mut self) -> anyhow::Result<()> {
+        anyhow::ensure!(self.link.read(&mut self.answer)?, "nothing came for {:?}", link::PATIENCE);
+        Ok(())
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.link.as_fd()
+    }
+}

@@ -1,0 +1,41 @@
+//! What a thread found wrong.
+
+use crate::metric::Sample;
+
+/// Counts, and in words what came first.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    wrong: u64,
+    cut: u64,
+    pub(super) unanswered: u64,
+    first: Option<String>,
+}
+
+impl Faults {
+    /// An answer that is not the page.
+    pub(super) fn wrong(&mut self) {
+        self.wrong += 1;
+    }
+
+    /// A connection that could not be made, or ended before its time.
+    pub(super) fn cut(&mut self, error: &anyhow::Error) {
+        self.cut += 1;
+        self.first.get_or_insert_with(|| format!("{error:#}"));
+    }
+
+    /// Complains about all threads' faults together.
+    pub(super) fn put<'a>(sample: &mut Sample, all: impl Iterator<Item = &'a Faults> + Clone) {
+        let sum = |of: fn(&Faults) -> u64| all.clone().map(of).sum::<u64>();
+        let first = all.clone().find_map(|faults| faults.first.as_deref());
+        let reason = first.map_or(String::new(), |first| format!(" (the first: {first})"));
+        for (count, what) in [
+            (sum(|faults| faults.wrong), "wrong answers".to_owned()),
+            (sum(|faults| faults.cut), format!("connections cut off{reason}")),
+            (sum(|faults| faults.unanswered), "requests never answered".to_owned()),
+        ] {
+            if count > 0 {
+                sample.flaw(format!("{count} {what}"));
+            }
+        }
+    }
+}

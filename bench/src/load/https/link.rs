@@ -1,0 +1,148 @@
+//! A TLS connection of the load, by rustls' unbuffered interface: what comes is decrypted from one buffer and looked at
+//! where it lies, what goes is encrypted into another.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use anyhow::Context;
+use rustix::io::Errno;
+use rustls::ClientConfig;
+use rustls::client::UnbufferedClientConnection;
+use rustls::pki_types::ServerName;
+use rustls::unbuffered::{ConnectionState, UnbufferedStatus};
+
+use super::answer::{Answer, REQUEST};
+use crate::credentials::HOST;
+
+/// Bytes that may be read at once, to begin with: an answer, or all that a server says in a handshake.
+const ROOM: usize = 4096;
+/// A record at its longest, with all that is around it; so much is always enough.
+const ROOM_MAX: usize = 18 * 1024;
+/// What encryption adds to a request (5 bytes before it, 17 behind it), and more.
+const OVERHEAD: usize = 64;
+
+/// A connection, from before its handshake on.
+pub(super) struct TlsLink {
+    socket: OwnedFd,
+    tls: UnbufferedClientConnection,
+    /// Records that have not come whole lie in the first `filled` bytes.
+    incoming: Vec<u8>,
+    filled: usize,
+    /// What is to be written.
+    outgoing: Vec<u8>,
+    is_open: bool,
+}
+
+impl TlsLink {
+    /// Makes ready what begins the handshake; [`TlsLink::flush`] sends it.
+    pub(super) fn new(socket: OwnedFd, config: &Arc<ClientConfig>) -> anyhow::Result<Self> {
+        let name = ServerName::try_from(HOST).context("a name")?;
+        let tls = UnbufferedClientConnection::new(Arc::clone(config), name)?;
+        let (incoming, outgoing) = (vec![0; ROOM], Vec::new());
+        let mut link = Self { socket, tls, incoming, filled: 0, outgoing, is_open: false };
+        link.process(&mut Answer::default())?;
+        Ok(link)
+    }
+
+    /// Whether the handshake is over, on this side.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Reads once, and gives what is in it to `answer`; whether there was anything to read.
+    ///
+    /// # Errors
+    /// The connection's end, whoever has ended it and how.
+    pub(super) fn read(&mut self, answer: &mut Answer) -> anyhow::Result<bool> {
+        if self.filled == self.incoming.len() {
+            anyhow::ensure!(self.filled < ROOM_MAX, "a record that is too long");
+            self.incoming.resize(ROOM_MAX, 0);
+        }
+        match rustix::io::read(&self.socket, &mut self.incoming[self.filled..]) {
+            Ok(0) => anyhow::bail!("closed"),
+            Ok(read) => self.filled += read,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
+            Err(error) => return Err(error).context("read"),
+        }
+        self.process(answer)?;
+        Ok(true)
+    }
+
+    /// Asks for the page, behind whatever is to be written before it.
+    pub(super) fn ask(&mut self) -> anyhow::Result<()> {
+        let UnbufferedStatus { state, .. } = self.tls.process_tls_records(&mut self.incoming[..self.filled]);
+        let ConnectionState::WriteTraffic(mut traffic) = state? else { anyhow::bail!("asked too early") };
+        let start = self.outgoing.len();
+        self.outgoing.resize(start + REQUEST.len() + OVERHEAD, 0);
+        let written = traffic.encrypt(REQUEST, &mut self.outgoing[start..])?;
+        self.outgoing.truncate(start + written);
+        Ok(())
+    }
+
+    /// Says that nothing more will be sent.
+    pub(super) fn say_goodbye(&mut self) -> anyhow::Result<()> {
+        let UnbufferedStatus { state, .. } = self.tls.process_tls_records(&mut self.incoming[..self.filled]);
+        let ConnectionState::WriteTraffic(mut traffic) = state? else { anyhow::bail!("ended too early") };
+        let start = self.outgoing.len();
+        self.outgoing.resize(start + OVERHEAD, 0);
+        let written = traffic.queue_close_notify(&mut self.outgoing[start..])?;
+        self.outgoing.truncate(start + written);
+        Ok(())
+    }
+
+    /// Writes what is to be written; whether all of it is.
+    pub(super) fn flush(&mut self) -> anyhow::Result<bool> {
+        while !self.outgoing.is_empty() {
+            match rustix::io::write(&self.socket, &self.outgoing) {
+                Ok(written) => drop(self.outgoing.drain(..written)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(error) => return Err(error).context("write"),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Does all that can be done with what has come.
+    fn process(&mut self, answer: &mut Answer) -> anyhow::Result<()> {
+        loop {
+            let UnbufferedStatus { mut discard, state, .. } =
+                self.tls.process_tls_records(&mut self.incoming[..self.filled]);
+            let mut is_done = false;
+            match state? {
+                ConnectionState::ReadTraffic(mut traffic) => {
+                    while let Some(record) = traffic.next_record() {
+                        let record = record?;
+                        discard += record.discard;
+                        answer.take(record.payload);
+                    }
+                }
+                ConnectionState::EncodeTlsData(mut data) => {
+                    let start = self.outgoing.len();
+                    self.outgoing.resize(start + ROOM, 0);
+                    let written = data.encode(&mut self.outgoing[start..])?;
+                    self.outgoing.truncate(start + written);
+                }
+                // Whatever is in `outgoing` is written in order, so it is as good as sent.
+                ConnectionState::TransmitTlsData(data) => data.done(),
+                ConnectionState::BlockedHandshake => is_done = true,
+                ConnectionState::WriteTraffic(_) => {
+                    self.is_open = true;
+                    is_done = true;
+                }
+                other => anyhow::bail!("{other:?}"),
+            }
+            self.incoming.copy_within(discard..self.filled, 0);
+            self.filled -= discard;
+            if is_done {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl AsFd for TlsLink {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

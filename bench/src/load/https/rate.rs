@@ -1,0 +1,184 @@
+//! A constant rate: each connection has a timetable, and an answer is timed from when its request was due, whether or not the
+//! connection was free to send it then. So a contestant that stalls can't hide what it would have done to those who
+//! would have asked meanwhile ("coordinated omission", and what wrk2 is for).
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::num::NonZeroU64;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use rustix::event::epoll::EventFlags;
+use rustix::process::setpriority_process;
+use rustix::thread::set_current_timer_slack;
+
+use super::connection::{Connection, Heard};
+use super::faults::Faults;
+use crate::contestant::Stand;
+use crate::link::{Events, Poll};
+use crate::load::Scale;
+use crate::load::conductor::{Counters, Cue, GLANCE, Stage, Worker, conduct};
+use crate::measure::latency;
+use crate::metric::{Metric, Sample};
+
+/// The nice value of the load's threads.
+const PRECEDENCE: i32 = -20;
+
+struct Timetable {
+    connections: Vec<Connection>,
+    /// Connections without a request under way, by when their next is due.
+    due: BinaryHeap<Reverse<(Instant, usize)>>,
+    /// From one request of a connection to its next.
+    interval: Duration,
+    /// The part of an interval by which this thread's first request comes after the others'.
+    offset: f64,
+    /// Requests that are due between these are counted.
+    begin: Option<Instant>,
+    end: Option<Instant>,
+    latencies: Histogram<u64>,
+    faults: Faults,
+}
+
+/// `scale.rate` requests a second, evenly spread over the connections and over time; at least one on each connection in a
+/// window, however slow the reference was.
+pub(super) fn run(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::Result<Sample> {
+    anyhow::ensure!(scale.rate.is_finite() && scale.rate > 0.0, "no rate is given");
+    let rate = scale.rate.max(connections as f64 / scale.window.as_secs_f64());
+    let interval = Duration::try_from_secs_f64(connections as f64 / rate)?;
+    let groups = super::open_by_thread(stand, scale, connections)?;
+    let workers = groups.into_iter().enumerate().map(|(thread, own)| {
+        Ok(Timetable {
+            connections: own,
+            due: BinaryHeap::new(),
+            interval,
+            offset: thread as f64 / connections as f64,
+            begin: None,
+            end: None,
+            latencies: latency::histogram()?,
+            faults: Faults::default(),
+        })
+    });
+    let measured = conduct(workers.collect::<anyhow::Result<Vec<_>>>()?, stand, scale)?;
+    let mut sample = Sample::default();
+    sample.put(Metric::Asked, rate);
+    sample.put(Metric::Requests, measured.per_second(measured.counts.done));
+    super::put_latencies_and_faults(&mut sample, &measured)?;
+    Ok(sample)
+}
+
+impl Timetable {
+    /// Notes when the window begins and ends.
+    fn note(&mut self, stage: Stage) {
+        match stage {
+            Stage::WarmUp => {}
+            Stage::Window => drop(self.begin.get_or_insert_with(Instant::now)),
+            Stage::Homecoming | Stage::Over => drop(self.end.get_or_insert_with(Instant::now)),
+        }
+    }
+
+    fn is_over(&self, due: Instant) -> bool {
+        self.end.is_some_and(|end| due >= end)
+    }
+
+    /// Sends what is due; how long until the next.
+    fn send_due(&mut self, poll: &Poll) -> anyhow::Result<Duration> {
+        while let Some(&Reverse((due, number))) = self.due.peek() {
+            let now = Instant::now();
+            if due > now && !self.is_over(due) {
+                return Ok((due - now).min(GLANCE));
+            }
+            self.due.pop();
+            if !self.is_over(due)
+                && let Err(error) = self.connections[number].ask(due)
+            {
+                self.give_up(number, &error, poll)?;
+            }
+        }
+        Ok(GLANCE)
+    }
+
+    fn advance(&mut self, number: usize, counters: &Counters, poll: &Poll) -> anyhow::Result<()> {
+        let Some(due) = self.connections[number].since() else {
+            // It has spoken unasked: an end, most likely.
+            return match self.connections[number].listen() {
+                Ok(_) => Ok(()),
+                Err(error) => self.give_up(number, &error, poll),
+            };
+        };
+        match self.connections[number].listen() {
+            Ok(Heard::Part) => {}
+            Ok(Heard::Page(latency)) => {
+                counters.did(1);
+                self.record(due, latency);
+                self.due.push(Reverse((due + self.interval, number)));
+            }
+            Ok(Heard::Wrong) => {
+                self.faults.wrong();
+                poll.forget(&self.connections[number])?;
+            }
+            Err(error) => self.give_up(number, &error, poll)?,
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, due: Instant, latency: Duration) {
+        if self.begin.is_some_and(|begin| due >= begin) {
+            latency::record(&mut self.latencies, latency);
+        }
+    }
+
+    /// A connection that has ended by itself asks no more.
+    fn give_up(&mut self, number: usize, error: &anyhow::Error, poll: &Poll) -> anyhow::Result<()> {
+        poll.forget(&self.connections[number])?;
+        self.faults.cut(error);
+        self.due.retain(|Reverse((_, own))| *own != number);
+        self.connections[number].forget_request();
+        Ok(())
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.due.is_empty() || self.connections.iter().any(Connection::is_busy)
+    }
+
+    /// What was never answered has waited at least until now, and so has all that was due behind it.
+    fn count_unanswered(&mut self) {
+        let now = Instant::now();
+        let waiting: Vec<Instant> = self.connections.iter().filter_map(Connection::since).collect();
+        for mut due in waiting {
+            while due < now && !self.is_over(due) {
+                self.record(due, now - due);
+                self.faults.unanswered += 1;
+                due += self.interval;
+            }
+        }
+    }
+}
+
+impl Worker for Timetable {
+    type Report = (Histogram<u64>, Faults);
+
+    fn work(mut self, cue: &Cue, counters: &Counters) -> anyhow::Result<Self::Report> {
+        // Else the kernel lets each wait be up to 50 µs longer.
+        set_current_timer_slack(NonZeroU64::new(1))?;
+        // Where permitted, the load goes first: how long an answer has waited for the load is no property of a contestant.
+        let _ = setpriority_process(None, PRECEDENCE);
+        let (poll, mut events) = (Poll::new()?, Events::default());
+        let (start, all) = (Instant::now(), self.connections.len() as f64);
+        for (number, connection) in self.connections.iter().enumerate() {
+            poll.add(connection, number, EventFlags::IN)?;
+            let first = self.interval.mul_f64(number as f64 / all + self.offset);
+            self.due.push(Reverse((start + first, number)));
+        }
+        while self.is_busy() && cue.stage() != Stage::Over {
+            self.note(cue.stage());
+            let patience = self.send_due(&poll)?;
+            poll.wait(&mut events, patience)?;
+            for (number, _) in events.iter() {
+                self.advance(number, counters, &poll)?;
+            }
+        }
+        self.note(Stage::Over);
+        self.count_unanswered();
+        Ok((self.latencies, self.faults))
+    }
+}

@@ -1,0 +1,64 @@
+//! What NGINX needs as origin and as HTTPS proxy alike: the guide's general lines, and those without which it doesn't run
+//! here (its files in a directory of ours, more connections than the guide's 512, and longer ones, for thousands are to
+//! be idle).
+
+use std::fs;
+use std::path::Path;
+
+use truepeer_testbed::{Bed, Program};
+
+use crate::credentials::Credential;
+
+/// NGINX with one worker, and `blocks` within `http`. Relative names in them are those of files in a new directory, which
+/// `furnish` may fill.
+pub(crate) fn program(
+    bed: &Bed,
+    stem: &str,
+    blocks: &str,
+    furnish: impl FnOnce(&Path) -> anyhow::Result<()>,
+) -> anyhow::Result<Program> {
+    let dir = bed.dir().join(bed.fresh_name(stem));
+    fs::create_dir_all(&dir)?;
+    furnish(&dir)?;
+    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .iter()
+        .map(|name| format!("  {name}_temp_path {name};\n"))
+        .collect();
+    let config = format!(
+        "\
+daemon off;
+user root;
+pid pid;
+error_log stderr error;
+worker_processes 1;
+worker_rlimit_nofile 100000;
+events {{ worker_connections 30000; }}
+http {{
+{temporary}  sendfile on;
+  tcp_nopush on;
+  keepalive_requests 1000000000;
+  keepalive_timeout 10m;
+  default_type application/octet-stream;
+  access_log off;
+{blocks}}}
+"
+    );
+    let file = dir.join("nginx.conf");
+    fs::write(&file, config)?;
+    Ok(Program::new("nginx").args(["-e", "stderr", "-p"]).arg(&dir).arg("-c").arg(&file))
+}
+
+/// Terminating TLS as the guide does.
+pub(crate) fn tls(credential: &Credential) -> String {
+    format!(
+        "\
+    ssl_protocols TLSv1.3;
+    ssl_prefer_server_ciphers on;
+    ssl_certificate {};
+    ssl_certificate_key {};
+    ssl_conf_command Ciphersuites TLS_AES_128_GCM_SHA256;
+",
+        credential.certificate.display(),
+        credential.key.display(),
+    )
+}

@@ -1,0 +1,52 @@
+//! Who runs on which core. By default the scheduler decides; pinned, the contestant has one core, and backend and load have
+//! the others, so that what a contestant reaches is what it can do with that core.
+
+use anyhow::Context;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Set for a thread, and inherited by all that it starts.
+#[derive(Debug, Default)]
+pub(crate) struct Pin(Option<Cores>);
+
+#[derive(Debug)]
+struct Cores {
+    contestant: CpuSet,
+    others: CpuSet,
+    others_count: usize,
+}
+
+impl Pin {
+    /// The first of the cores that this process may use for the contestant, the others for everything else.
+    pub(crate) fn make() -> anyhow::Result<Self> {
+        let all = sched_getaffinity(None).context("sched_getaffinity")?;
+        let mut cores = (0..CpuSet::MAX_CPU).filter(|core| all.is_set(*core));
+        let (mut contestant, mut others) = (CpuSet::new(), CpuSet::new());
+        contestant.set(cores.next().context("a core")?);
+        let mut others_count = 0;
+        for core in cores {
+            others.set(core);
+            others_count += 1;
+        }
+        anyhow::ensure!(others_count > 0, "pinning needs two cores");
+        Ok(Self(Some(Cores { contestant, others, others_count })))
+    }
+
+    /// Cores of load and backend, if they are pinned.
+    pub(crate) fn others_count(&self) -> Option<usize> {
+        self.0.as_ref().map(|cores| cores.others_count)
+    }
+
+    /// What the calling thread starts from now on is the contestant.
+    pub(crate) fn for_contestant(&self) -> anyhow::Result<()> {
+        self.0.as_ref().map_or(Ok(()), |cores| set(&cores.contestant))
+    }
+
+    /// The calling thread, and what it starts from now on, is load or backend.
+    pub(crate) fn for_others(&self) -> anyhow::Result<()> {
+        self.0.as_ref().map_or(Ok(()), |cores| set(&cores.others))
+    }
+}
+
+fn set(cores: &CpuSet) -> anyhow::Result<()> {
+    sched_setaffinity(None, cores).context("sched_setaffinity")
+}

@@ -1,0 +1,57 @@
+//! What stands above the measured part of a page, as long as nobody has written it better: how it is measured.
+
+/// Of the loads with a PROXY header.
+pub(super) const PROXY: &str = "\
+# Benchmarks
+
+truepeer beside its peers. `make bench` repeats all of it on your machine and rewrites the measured part of this page;
+`make bench BENCH=\"--rounds 11 --peer 'mine=/opt/mine -l {listen} -4 {backend}'\"` passes options on (`bench --help`).
+
+How it is measured:
+
+- Load, contestant and backend share one machine and its loopback, as in every benchmark of this field: absolute values
+  say little, so what counts is the ratio to *no proxy* (the load talks to the backend directly, without a header) in the
+  same round. A round puts each load on all contestants one after the other; each round begins with another one.
+- Every measurement has a network namespace of its own, with freshly started programs: nobody inherits routes, grown
+  buffers, or connections in TIME_WAIT. The load closes short connections first, so TIME_WAIT lies with the load and on
+  the contestant's upstream side; no pair of addresses comes twice, and the kernel need not cut any short.
+- Every byte is checked where it ends up, and at the end every stream is half-closed and read to its end. A contestant that
+  loses or changes bytes is marked ✗; its speed is reported all the same.
+- Backends check that they see the claimed client, or the contestant is marked ✗, too.
+- ↓ is what came back to the load, ↑ what it wrote; packets are estimated as tcpkali does (1 460 bytes), so that ⇅, ↓, ↑
+  and pkt/s are the columns of go-mmproxy's, mmproxy-rs' and libproxyproto's tables.
+- CPU is that of the contestant's processes in the measured window. Work that the kernel does for them in others' time is
+  not in it; that holds for all alike.
+
+";
+
+/// Of the HTTPS loads.
+pub(super) const HTTPS: &str = "\
+# Benchmarks of HTTPS
+
+`truepeer https` beside its peers: HTTPS in, HTTPS out, the case of the guide *SSL Reverse Proxy* (Arm's dataplane-stack), in which
+NGINX does the proxying and wrk2 the load. `make bench BENCH='--only https'` repeats all of it on your machine and rewrites the
+measured part of this page; `--pin` gives the proxy a core of its own (`bench --help`).
+
+How it is measured:
+
+- The origin is the guide's: NGINX with one worker, which serves a file of 1 KiB over TLS 1.3 with TLS_AES_128_GCM_SHA256. It is the
+  same program with the same configuration for everybody, and *no proxy* is the load that talks to it directly. On two cores it needs
+  so much of them itself that a fast proxy has to wait for it; `--origin lean` puts one of our own in its place, which needs less.
+- Every proxy has one worker (hitch with something behind it: one each, two processes), TLS 1.3 with the same suite and the same
+  certificate on its front, a pool of connections kept alive to the origin, whose certificate none of them verifies, and allows GET
+  alone. NGINX has the guide's configuration: beside it stand only files, addresses, more connections than 512, and a longer
+  keep-alive time-out, which idle connections need. `truepeer https` also says who the client is (Forwarded, X-Forwarded-For), as it
+  does by default; the others say nothing.
+- The load is our own (epoll and rustls, a thread for each core that it may use), on the same loopback in a network namespace that each
+  measurement has to itself, with freshly started programs. Keys and certificates are made for the run.
+- Every answer is checked: status, Content-Length and each byte; and so is the certificate, by which the load knows who terminates TLS.
+- In the closed loop a connection asks again as soon as it has its answer, so a slow proxy is asked less: its percentiles there flatter it.
+  At a *constant rate*, the same for all in a round, an answer is timed from when its request was due (as wrk2 does it), so that
+  a stall counts for all who would have asked meanwhile. There the load's threads go before all others on their cores (nice -20).
+- A round puts each load on all contestants one after the other; each round begins with another one. What counts are ratios
+  within a round.
+- CPU is that of the contestant's processes in the measured window. Memory is what they hold in proportion to how many share
+  it (Pss), after minus before, by connection.
+
+";
