@@ -1,6 +1,6 @@
-# On a fresh Debian or Ubuntu with Rust: `make demo` shows it, `make test` proves it, and `make bench`
-# measures it. All first install or unpack what is missing, and say so.
-.PHONY: demo test test-all bench old-kernel setup servers frp fmt lint doc clean
+# On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` show it, `make test` proves it, and `make
+# bench` measures it. All first install or unpack what is missing, and say so.
+.PHONY: demo demo-https test test-all bench old-kernel setup servers frp h2spec fmt lint doc clean
 .DEFAULT_GOAL := demo
 
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
@@ -16,14 +16,20 @@ demo: setup servers
 	cargo build -p truepeer -p truepeer-testbed --bins
 	$(built)/demo $(built)/truepeer
 
+# truepeer https between a client and NGINX, each in a namespace of its own, and its measurement: ten seconds. On VPP's
+# stack as well where VPP is installed, or TRUEPEER_VPP names one. DEMO='--stack kernel -R 2000' and the like.
+demo-https: setup servers
+	cargo build --release -p truepeer -p truepeer-bench --bins
+	$(released)/demo-https $(released)/truepeer $(DEMO)
+
 test: setup servers
 	scripts/test.sh
 
 # The long tests and the whole matrix as well.
-test-all: setup servers frp
+test-all: setup servers frp h2spec
 	TRUEPEER_TEST_ALL=1 scripts/test.sh
 
-# truepeer beside its peers, a few minutes; rewrites the measured part of docs/benchmarks.md, and its charts.
+# truepeer beside its peers, a few minutes; rewrites the measured parts of docs/benchmarks*.md, and their charts.
 bench: setup servers
 	cargo build --release -p truepeer -p truepeer-bench
 	$(released)/bench --write docs $(BENCH)
@@ -39,6 +45,10 @@ servers:
 # frp from the Go module proxy, under target/tools, for the tests that send through it.
 frp:
 	@scripts/frp.sh
+
+# h2spec likewise, for the test of HTTP/2.
+h2spec:
+	@scripts/h2spec.sh
 
 # attach on Debian's Linux 6.1, under qemu; a minute or two.
 old-kernel:

@@ -68,14 +68,22 @@ check_as_plain_user() {
   done <<<$'bed\nservers\nmatrix names_the_client'
 }
 
+# With all targets, as the tests were built: programs alone want fewer features of some crates, and those would be compiled again.
+build_programs() { cargo build -q --workspace --all-targets; }
+
 # The tests have built both programs, unless they failed to.
 demo() {
-  [ -x "$target/debug/truepeer" ] && [ -x "$target/debug/demo" ] || cargo build -q --workspace --bins || return 1
+  [ -x "$target/debug/truepeer" ] && [ -x "$target/debug/demo" ] || build_programs || return 1
   "$target/debug/demo" "$target/debug/truepeer"
 }
 
+demo_https() {
+  [ -x "$target/debug/truepeer" ] && [ -x "$target/debug/demo-https" ] || build_programs || return 1
+  "$target/debug/demo-https" "$target/debug/truepeer" --duration 2s
+}
+
 bench_smoke() {
-  cargo build -q --workspace --bins && "$target/debug/bench" --smoke --truepeer "$target/debug/truepeer"
+  build_programs && "$target/debug/bench" --smoke --truepeer "$target/debug/truepeer"
 }
 
 echo "==> $(. /etc/os-release; echo "$PRETTY_NAME"), Linux $(uname -r), $(nproc) cores, $(cargo --version), user $(id -un)"
@@ -85,6 +93,7 @@ RUSTDOCFLAGS="-D warnings" check doc cargo doc --workspace --no-deps -q
 check_tests tests cargo test --workspace --no-fail-fast
 check_as_plain_user
 check demo demo
+check demo-https demo_https
 check bench-smoke bench_smoke
 if [ -x fuzz/smoke ]; then check fuzz-smoke fuzz/smoke; else note_skip "fuzz-smoke: fuzz/smoke is not there"; fi
 check deny scripts/cargo-deny.sh --log-level error check --hide-inclusion-graph bans licenses sources
