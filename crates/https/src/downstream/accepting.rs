@@ -72,11 +72,17 @@ async fn next(
 ) -> Option<io::Result<(TcpStream, std::net::SocketAddr)>> {
     let mut accepting = std::pin::pin!(listener.accept());
     let mut drained = std::pin::pin!(reactor.drained());
-    std::future::poll_fn(|cx| match accepting.as_mut().poll(cx) {
-        Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
-        // It was only this turn's share that has been used up.
-        Poll::Pending if listener.may_be_readable() => Poll::Pending,
-        Poll::Pending => drained.as_mut().poll(cx).map(|()| None),
+    std::future::poll_fn(|cx| {
+        // The word to drain may come before the kernel's that connections wait: the queue itself is asked.
+        if reactor.is_draining() {
+            listener.assume_readable();
+        }
+        match accepting.as_mut().poll(cx) {
+            Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
+            // It was only this turn's share that has been used up.
+            Poll::Pending if listener.may_be_readable() => Poll::Pending,
+            Poll::Pending => drained.as_mut().poll(cx).map(|()| None),
+        }
     })
     .await
 }
@@ -86,4 +92,36 @@ async fn pause(reactor: &Reactor, listening: &Listening, house: &House, lacking:
     let lacking = lacking.map(|error| error as &dyn std::fmt::Display);
     house.journal.on_accept_pause(&house.shard, listener, lacking, reactor.now());
     reactor.sleep(PAUSE).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use super::*;
+    use crate::reactor::{ListenOptions, listen};
+
+    /// Whom the kernel has taken before the word to drain, though it has not told us yet.
+    #[test]
+    fn who_came_just_before_the_end_is_taken() {
+        let reactor = Reactor::new().unwrap();
+        let door = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let listener = Listener::new(&reactor, listen(door, ListenOptions::default()).unwrap()).unwrap();
+        let address = listener.local_address().unwrap();
+        let other = reactor.clone();
+        let taken = reactor.block_on(async move {
+            assert!(other.timeout(Duration::ZERO, listener.accept()).await.is_err(), "nobody has come yet");
+            let clients =
+                [(); 2].map(|()| std::net::TcpStream::connect_timeout(&address, Duration::from_secs(60)));
+            other.remote().drain();
+            let mut taken = 0;
+            while let Some(accepted) = next(&other, &listener).await {
+                accepted.unwrap();
+                taken += 1;
+            }
+            drop(clients);
+            taken
+        });
+        assert_eq!(taken.unwrap(), 2);
+    }
 }

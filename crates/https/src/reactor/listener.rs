@@ -121,6 +121,11 @@ impl Listener {
         self.source.readable.get()
     }
 
+    /// Has the next [`Self::accept`] ask the kernel, whether or not it has said that a connection waits.
+    pub fn assume_readable(&self) {
+        self.source.readable.set(true);
+    }
+
     /// Where it listens.
     ///
     /// # Errors
