@@ -27,6 +27,12 @@ const HEADER_LEN: usize = 16;
 const REQUEST_LEN: usize = HEADER_LEN + 56;
 /// Of `struct inet_diag_sockid`, which stands at offset 4 of an answer and 8 of a request.
 const ID_LEN: usize = 48;
+/// Of `struct inet_diag_msg`: family, state, timer, retransmissions, the sockid, and then five numbers, the last of which is
+/// that of the file that holds the socket.
+const INODE_AT: usize = 4 + ID_LEN + 16;
+/// States of include/net/tcp_states.h.
+const FIN_WAIT2: u8 = 5;
+const TIME_WAIT: u8 = 6;
 /// As long as a netlink message of a dump can be.
 const MESSAGE_MAX: usize = 32 * 1024;
 
@@ -47,7 +53,7 @@ impl SockDiag {
         Ok(Self(socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?))
     }
 
-    /// All of them, half-open ones included.
+    /// All of them, half-open ones included, from which somebody may still read.
     pub(crate) fn connections(&mut self) -> io::Result<Vec<Connection>> {
         let mut found = Vec::new();
         for family in [AddressFamily::INET, AddressFamily::INET6] {
@@ -98,9 +104,15 @@ impl SockDiag {
 }
 
 impl Connection {
-    /// `struct inet_diag_msg`.
+    /// `struct inet_diag_msg`; `None` for what is left of a connection that its owner has closed: the kernel gives its bytes to
+    /// nobody, and older ones (6.1) can't end it.
     fn read(body: &[u8]) -> Option<Self> {
-        Some(Self { family: *body.first()?, id: body.get(4..4 + ID_LEN)?.try_into().ok()? })
+        let (family, state) = (*body.first()?, *body.get(1)?);
+        let inode = u32::from_ne_bytes(body.get(INODE_AT..INODE_AT + 4)?.try_into().ok()?);
+        if state == TIME_WAIT || (state == FIN_WAIT2 && inode == 0) {
+            return None;
+        }
+        Some(Self { family, id: body.get(4..4 + ID_LEN)?.try_into().ok()? })
     }
 
     /// What it is called in our tables.

@@ -7,17 +7,20 @@ use anyhow::{Context, Result, ensure};
 use truepeer_testbed::pattern::Pattern;
 use truepeer_testbed::{Bed, Test, client, sockets, tests};
 
-use crate::kit::{LISTENER, attach, header, longer_header, open, session, start};
+use crate::kit::{LISTENER, attach, command, counter, header, longer_header, open, session, start, status};
 
 pub(crate) fn tests() -> Vec<Test> {
-    tests![
+    let mut all = tests![
         translated_connections_are_cut_off_and_not_corrupted,
         connections_without_their_whole_header_are_cut_off,
         bytes_on_their_way_are_neither_lost_nor_doubled_in_between,
-    ]
-    .into_iter()
-    .map(|test| test.of_group("cut"))
-    .collect()
+        connections_that_their_server_has_left_hold_nothing_up,
+    ];
+    all.push(
+        Test::new("what_can_not_be_cut_off_is_served_on", what_can_not_be_cut_off_is_served_on)
+            .needs_program("python3"),
+    );
+    all.into_iter().map(|test| test.of_group("cut")).collect()
 }
 
 /// What a server reads to a connection's end, and whether that was a FIN, which would make it look whole.
@@ -139,5 +142,71 @@ fn bytes_on_their_way_are_neither_lost_nor_doubled_in_between(bed: &Bed) -> Resu
     }
     let whole = outcomes.iter().filter(|(_, is_whole)| *is_whole).count() as u64;
     ensure!(whole == untouched, "{whole} whole, {untouched} needed no translation");
+    Ok(())
+}
+
+/// The sender has not closed its direction (FIN_WAIT2), or has (TIME_WAIT): what older kernels can't end.
+fn connections_that_their_server_has_left_hold_nothing_up(bed: &Bed) -> Result<()> {
+    let listener = TcpListener::bind(LISTENER)?;
+    start(bed, &[])?;
+    let mut senders = Vec::new();
+    for header in [longer_header("203.0.113.1:1001")?, header("203.0.113.1:1002")?] {
+        let mut sender = session(&header)?;
+        drop(listener.accept()?);
+        ensure!(client::read_end(&mut sender)? == client::End::Eof);
+        senders.push(sender);
+    }
+    drop(senders.pop());
+    ensure!(counter(bed, "translated")? == 2, "{}", status(bed)?);
+    attach(bed, &["detach", "--now"])?;
+    ensure!(attach(bed, &["status"])?.contains("not attached"));
+    Ok(())
+}
+
+/// Executes its arguments as on a kernel without `CONFIG_INET_DIAG`: a filter (seccomp(2)) answers socket(AF_NETLINK, …,
+/// NETLINK_SOCK_DIAG) by EPROTONOSUPPORT.
+const WITHOUT_SOCK_DIAG: &str = r"
+import ctypes, os, struct, sys
+LOAD, EQUAL, RETURN, ALLOW, ERRNO = 0x20, 0x15, 0x06, 0x7fff0000, 0x00050000
+NUMBER, FAMILY, PROTOCOL = 0, 16, 32 # in struct seccomp_data; the low halves of arguments, little-endian
+socket = {'x86_64': 41, 'aarch64': 198}[os.uname().machine]
+steps = [(LOAD, 0, 0, NUMBER), (EQUAL, 0, 5, socket), (LOAD, 0, 0, FAMILY), (EQUAL, 0, 3, 16),
+    (LOAD, 0, 0, PROTOCOL), (EQUAL, 0, 1, 4), (RETURN, 0, 0, ERRNO | 93), (RETURN, 0, 0, ALLOW)]
+code = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *step) for step in steps))
+program = struct.pack('HxxxxxxP', len(steps), ctypes.addressof(code))
+prctl = ctypes.CDLL(None, use_errno=True).prctl
+for call in (38, 1, 0, 0, 0), (22, 2, program, 0, 0): # PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP
+    assert prctl(*call) == 0, os.strerror(ctypes.get_errno())
+os.execv(sys.argv[1], sys.argv[1:])
+";
+
+/// Nothing is removed from under them, and it is said why; `attach` goes on as before.
+fn what_can_not_be_cut_off_is_served_on(bed: &Bed) -> Result<()> {
+    let listener = TcpListener::bind(LISTENER)?;
+    start(bed, &[])?;
+    let mut sender = session(&longer_header("203.0.113.1:1001")?)?;
+    let (mut server, _) = listener.accept()?;
+    ensure!(open(bed, "translated")? == 1);
+    let detaching = command(bed, &["detach", "--now"])?.launched_by("python3", &["-c", WITHOUT_SOCK_DIAG]);
+    let detaching = detaching.start(bed)?;
+    ensure!(detaching.wait_end()?.code() == Some(1), "{}", detaching.log());
+    let said = detaching.stderr();
+    for part in ["1 open connections can't be cut off (sock_diag)", "leave --now out"] {
+        ensure!(said.contains(part), "no {part:?} in {said}");
+    }
+
+    let sent = Pattern::bytes(100_000);
+    let mut read = vec![0; sent.len()];
+    sender.write_all(&sent)?;
+    server.read_exact(&mut read)?;
+    ensure!(read == sent, "wrong bytes");
+    server.write_all(&sent)?;
+    sender.read_exact(&mut read)?;
+    ensure!(read == sent, "wrong bytes back");
+    start(bed, &[])?;
+    let _next = session(&header("203.0.113.1:1002")?)?;
+    ensure!(listener.accept()?.1.to_string() == "203.0.113.1:1002");
+    attach(bed, &["detach", "--now"])?;
+    ensure!(is_reset(&mut sender, b"x")?);
     Ok(())
 }

@@ -17,6 +17,7 @@ pub(crate) fn tests() -> Vec<Test> {
         every_length_of_header_and_payload_arrives,
         aggregated_datagrams_are_taken_apart,
         aggregated_answers_in_spp_each_carry_the_header_back,
+        aggregates_of_parts_that_are_too_long_are_counted,
     ]
 }
 
@@ -133,5 +134,33 @@ fn aggregated_answers_in_spp_each_carry_the_header_back(bed: &Bed) -> Result<()>
         ensure!(answers == expected, "{client}, connected: {is_connected}");
     }
     ensure!(pair.counter(bed, "split_up")? == 4, "{}", pair.status(bed)?);
+    Ok(())
+}
+
+/// On a link that carries them. What can be taken apart is bounded by the memory that the programs have for a part.
+fn aggregates_of_parts_that_are_too_long_are_counted(bed: &Bed) -> Result<()> {
+    const PART_BYTES: u16 = 17_000;
+    let pair = Pair { line: Topology::line(&["lb", "host"])? };
+    pair.lb().ip(&["link set host mtu 40000"])?;
+    pair.host().ip(&["link set lb mtu 40000"])?;
+    pair.attach(bed, &["--port", "53/udp", "--udp-dialect", "spp"])?;
+    let backend = pair.host().run(|| socket("0.0.0.0:53"))??;
+    let sender = pair.sender(false, 53)?;
+    let header = spp(CLIENTS[0], DESTINATIONS[0])?;
+    let long = [&header, Pattern::bytes(usize::from(PART_BYTES) - header.len()).as_slice()].concat();
+    let parts = [IoSlice::new(&long); 2];
+    let run = Run { parts: &parts, segment_bytes: Some(PART_BYTES) };
+    ensure!(send_runs(sender.as_fd(), None, None, &[run])? == 1);
+
+    send(&sender, &[&header, b"question"])?;
+    let (bytes, client) = backend.recv_from(&mut [0; 100]).context("the question")?;
+    ensure!(bytes == b"question".len() && client.to_string() == CLIENTS[0], "{bytes} from {client}");
+    ensure!(pair.counter(bed, "refused_aggregated")? == 1, "{}", pair.status(bed)?);
+
+    let run = Run { parts: &parts, segment_bytes: Some(PART_BYTES) };
+    ensure!(pair.host().run(|| send_runs(backend.as_fd(), Some(&client), None, &[run]))?? == 1);
+    pair.host().run(|| backend.send_to(b"answer", client))??;
+    ensure!(receive(&sender)? == [&header, b"answer".as_slice()].concat());
+    ensure!(pair.counter(bed, "answers_aggregated")? == 1, "{}", pair.status(bed)?);
     Ok(())
 }
