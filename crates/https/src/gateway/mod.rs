@@ -111,7 +111,8 @@ impl Gateway {
                 let service = Rc::clone(&self.service);
                 let stream = downstream.into_stream();
                 if speaks_http2 {
-                    serve_http2(stream, visit, service).await;
+                    // Three times as large as HTTP/1's, which would have to hold as much.
+                    Box::pin(serve_http2(stream, visit, service)).await;
                 } else {
                     serve_http1(stream, visit, service).await;
                 }
