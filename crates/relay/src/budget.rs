@@ -91,7 +91,7 @@ impl Drop for Permit {
 /// Every global bound of a relay.
 #[derive(Debug, Clone)]
 pub struct Budgets {
-    /// Sessions: two descriptors each.
+    /// Sessions: two descriptors each, but see [`Self::for_http`].
     pub sessions: Budget,
     /// UDP flows: one descriptor each.
     pub flows: Budget,
@@ -131,6 +131,15 @@ impl Budgets {
             header_bytes: Budget::new(HEADER_BYTES),
         }
     }
+
+    /// Divides `open_files` descriptors where all sessions are of HTTP. Most of them wait for a next request and need one
+    /// descriptor, so two thirds are clients'; the origin's connections share the rest. Requests for which none is left
+    /// wait for one.
+    #[must_use]
+    pub fn for_http(open_files: usize) -> Self {
+        let usable = open_files.saturating_sub(RESERVED_FILES).max(4);
+        Self { sessions: Budget::new(usable - usable / 3), ..Self::for_open_files(0, false, false) }
+    }
 }
 
 #[cfg(test)]
@@ -161,6 +170,14 @@ mod tests {
                 );
                 assert_eq!((budgets.sessions.limit() > 0, budgets.flows.limit() > 0), (tcp, udp));
             }
+        }
+    }
+
+    #[test]
+    fn sessions_of_http_leave_descriptors_for_the_origin() {
+        for (open_files, sessions) in [(0, 3), (70, 4), (1024, 640), (20_000, 13_291)] {
+            let budgets = Budgets::for_http(open_files);
+            assert_eq!((budgets.sessions.limit(), budgets.pipes.limit()), (sessions, 0), "{open_files}");
         }
     }
 }

@@ -199,6 +199,9 @@ fn tunnel(config: &Config, listener: &ListenerConfig, mark: Option<u32>) -> anyh
 }
 
 fn budgets(config: &Config, open_files: usize) -> Budgets {
+    if config.listeners.iter().all(|listener| listener.http.is_some()) {
+        return Budgets::for_http(open_files);
+    }
     let carries = |protocol| config.listeners.iter().any(|listener| listener.protocol == protocol);
     let mut budgets = Budgets::for_open_files(open_files, carries(Protocol::Tcp), carries(Protocol::Udp));
     if config.listeners.iter().any(|listener| listener.protocol == Protocol::Udp && listener.transparent) {

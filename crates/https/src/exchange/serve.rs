@@ -51,7 +51,7 @@ pub struct Service<O: Dial> {
     pub sessions: Budget,
     /// Whose connections may be used by whom.
     pub sharing: Sharing,
-    /// How long a request waits for an origin that refuses connections, as it does while it is restarted.
+    /// How long a request waits for an origin that refuses connections, as it does while it is restarted, or for a descriptor.
     pub patience: Duration,
     /// Says and counts what happens.
     pub journal: Journal,
@@ -197,7 +197,7 @@ impl<O: Dial> Service<O> {
         .await
     }
 
-    /// Connects; an origin that is being restarted is given some time.
+    /// Connects; an origin that is being restarted is given some time, and so are we.
     async fn dial(&self, visit: &Visit) -> Result<OriginConnection<O::Stream>, Failure> {
         let (began, mut pause) = (self.reactor.now(), FIRST_PAUSE);
         loop {
@@ -211,7 +211,7 @@ impl<O: Dial> Service<O> {
                         is_private: false,
                     });
                 }
-                Err(error) if error.is_refused() && self.may_wait(began) => self.reactor.sleep(pause).await,
+                Err(error) if error.may_pass() && self.may_wait(began) => self.reactor.sleep(pause).await,
                 Err(error) => return Err(error.into()),
             }
             pause = (pause * 2).min(LONGEST_PAUSE);

@@ -57,11 +57,17 @@ impl DialError {
         }
     }
 
-    /// Whether nothing listens at the origin, as while it is restarted: it may do so in a moment.
+    /// Whether it may be otherwise in a moment: nothing listens at the origin, as while it is restarted, or we lack what
+    /// others are about to give back.
     #[must_use]
-    pub fn is_refused(&self) -> bool {
-        matches!(self, Self::Connect(ConnectError::Call(call))
-            if matches!(call.errno.raw_os_error(), libc::ECONNREFUSED | libc::ECONNRESET))
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Connect(error) if is_ours(error) => true,
+            Self::Connect(ConnectError::Call(call)) => {
+                matches!(call.errno.raw_os_error(), libc::ECONNREFUSED | libc::ECONNRESET)
+            }
+            _ => false,
+        }
     }
 }
 
