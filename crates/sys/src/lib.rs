@@ -2,6 +2,7 @@
 //!
 //! Every function here is small, takes borrowed descriptors, and fails with a [`CallError`] that names the call.
 
+pub mod datagram;
 mod error;
 pub mod inherit;
 pub mod limits;

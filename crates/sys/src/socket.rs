@@ -163,42 +163,6 @@ pub fn send_with_syn(socket: BorrowedFd<'_>, to: SocketAddr, bytes: &[u8]) -> Re
     }
 }
 
-/// Sends one datagram, with control data (cmsg(3)) as some other process has laid it out; to `to`, or to where the socket is
-/// connected. Never waits.
-///
-/// # Errors
-/// As sendmsg(2): EAGAIN if the socket's buffer is full, EINVAL for control data that is none.
-pub fn send_datagram(
-    socket: BorrowedFd<'_>,
-    to: Option<SocketAddr>,
-    bytes: &[u8],
-    control: &[u8],
-    flags: libc::c_int,
-) -> Result<usize, Errno> {
-    let to = to.map(socket2::SockAddr::from);
-    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: the struct is numbers and pointers, for which zero is a value.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    if let Some(to) = &to {
-        message.msg_name = to.as_ptr().cast_mut().cast();
-        message.msg_namelen = to.len();
-    }
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
-    if !control.is_empty() {
-        message.msg_control = control.as_ptr().cast_mut().cast();
-        message.msg_controllen = control.len();
-    }
-    let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: each pointer and its length name a whole borrowed value that outlives the call, which only reads them.
-    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
-    usize::try_from(sent).map_err(|_| last_errno())
-}
-
-fn last_errno() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
-}
-
 /// Bytes written to the TCP socket that its other end has not acknowledged yet (SIOCOUTQ).
 ///
 /// # Errors

@@ -22,6 +22,9 @@ pub enum Reach {
 /// # Errors
 /// See [`Reach`].
 pub fn descriptor_of(thread: i32, number: i32) -> Result<OwnedFd, Reach> {
+    if number < 0 {
+        return Err(Reach::NoDescriptor);
+    }
     let handle = handle_of(thread)?;
     pidfd_getfd(&handle, number, PidfdGetfdFlags::empty()).map_err(|errno| match errno {
         Errno::BADF => Reach::NoDescriptor,

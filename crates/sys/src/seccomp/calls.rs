@@ -18,6 +18,11 @@ calls! {
     GETSOCKNAME = libc::SYS_getsockname;
     IO_URING_SETUP = libc::SYS_io_uring_setup;
     LISTEN = libc::SYS_listen;
+    READ = libc::SYS_read;
+    READV = libc::SYS_readv;
+    RECVFROM = libc::SYS_recvfrom;
+    RECVMMSG = libc::SYS_recvmmsg;
+    RECVMSG = libc::SYS_recvmsg;
     SENDMMSG = libc::SYS_sendmmsg;
     SENDMSG = libc::SYS_sendmsg;
     SENDTO = libc::SYS_sendto;

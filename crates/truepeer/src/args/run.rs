@@ -79,9 +79,8 @@ pub(crate) struct ConnectArgs {
     /// Only connections there; repeatable [default: all TCP connections]
     #[arg(long, value_name = "PREFIX[:PORTS]")]
     to: Vec<Destinations>,
-    /// Datagrams, too, with a header where the receiver expects it: every, first, standalone or spp (by preload only; for
-    /// static programs truepeer proxy -p udp --send-proxy spp); DNS servers that the program asks get them as well, so
-    /// say --to [default: UDP is left alone]
+    /// Datagrams, too, with a header where the receiver expects it: every, first, standalone or spp (off the answers as
+    /// well); DNS servers that the program asks get them, too, so say --to [default: UDP is left alone]
     #[arg(long, value_name = "DIALECT")]
     udp_dialect: Option<Dialect>,
     #[command(flatten)]

@@ -13,8 +13,7 @@ mod program;
 
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
-use truepeer_policy::Dialect;
+use anyhow::Result;
 
 use crate::args::{ConnectArgs, HowArgs, RunArgs};
 use choice::Mechanism;
@@ -45,11 +44,6 @@ pub(crate) fn connect(args: &ConnectArgs) -> Result<ExitCode> {
     let sending = args.sending();
     match prepare(&args.how)? {
         (Mechanism::Preload, program) => preload::connect(&sending, &program),
-        (Mechanism::Notify, program) if sending.datagrams == Some(Dialect::Spp) => bail!(
-            "--udp-dialect spp by notify: answers carry the header back, and a supervisor doesn't take it off what read(), readv(), recv(), recvfrom(), recvmsg() and recvmmsg() give ({} is {}): use --via preload where the program can load a library, or truepeer proxy -p udp --send-proxy spp",
-            program.file.display(),
-            program.kind
-        ),
         (Mechanism::Notify, program) => notify::connect(&sending, &program),
     }
 }

@@ -1,6 +1,7 @@
 //! `truepeer run` and `connect` by the library: real programs, the names of libproxyproto, and what is the library's own. What
 //! both mechanisms must show is shared with `run_notify`, or is in `matrix`.
 
+#[path = "../run_notify/answers.rs"]
 mod answers;
 #[path = "../run_notify/askers.rs"]
 mod askers;
@@ -54,13 +55,13 @@ fn main() -> ExitCode {
         lives::tests(),
         connects::tests(),
         sends::tests(),
+        answers::tests(),
         flows::tests(),
         askers::tests(),
         crowds::tests(),
     ];
     let is_ours = |test: &Test| !NOTIFYS.iter().any(|name| test.name().contains(name));
     let mut all: Vec<Test> = shared.into_iter().flatten().filter(is_ours).collect();
-    all.extend(answers::tests());
     all.extend(connect::tests());
     all.extend(dropin::tests());
     all.extend(holds::tests());

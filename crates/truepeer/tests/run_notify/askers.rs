@@ -6,27 +6,20 @@ use truepeer_testbed::servers::dns::Unbound;
 use truepeer_testbed::{Bed, Program, Running, Test, Truepeer, User};
 
 use crate::kit::{CLIENT4, via};
-use crate::sends::takes_headers_off;
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = Vec::new();
     for dialect in ["every", "first", "standalone", "spp"] {
-        if dialect == "spp" && !takes_headers_off() {
-            continue;
-        }
         for program in ["ncat", "nc"] {
             let name = format!("{program}_is_seen_as_claimed_in_{dialect}");
             let test = Test::new(name, move |bed| netcat(bed, program, dialect));
             all.push(test.needs_program(program));
         }
-        if !takes_headers_off() {
+        if via() == "notify" {
             let name = format!("a_go_resolver_is_seen_as_claimed_in_{dialect}");
             let test = Test::new(name, move |bed| go_resolver(bed, dialect));
             all.push(test.needs_program("go").needs_program("unbound"));
         }
-    }
-    if !takes_headers_off() {
-        all.push(Test::new("what_a_supervisor_can_not_take_off_is_refused", spp_is_refused));
     }
     all.into_iter().map(Test::needs_several_users).collect()
 }
@@ -103,14 +96,5 @@ func main() {
     unbound.wait_state("the question", || Unbound::client_of(&unbound.log(), "asked.test").is_some())?;
     let client = Unbound::client_of(&unbound.log(), "asked.test");
     ensure!(client.as_deref() == Some("203.0.113.7"), "{client:?}");
-    Ok(())
-}
-
-fn spp_is_refused(bed: &Bed) -> anyhow::Result<()> {
-    let refused = claiming(Program::new("true"), "spp").start(bed)?;
-    ensure!(!refused.wait_end()?.success());
-    for word in ["recvmmsg()", "--via preload", "truepeer proxy -p udp"] {
-        ensure!(refused.stderr().contains(word), "{}", refused.stderr());
-    }
     Ok(())
 }

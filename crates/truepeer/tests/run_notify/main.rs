@@ -1,5 +1,6 @@
 //! `truepeer run` by notification: real programs, and what is this mechanism's own. What every way must show is in `matrix`.
 
+mod answers;
 mod askers;
 mod connects;
 mod crowds;
@@ -9,6 +10,7 @@ mod lives;
 mod programs;
 mod sends;
 mod sockets;
+mod statics;
 
 use std::process::ExitCode;
 
@@ -19,6 +21,9 @@ fn main() -> ExitCode {
     all.extend(lives::tests());
     all.extend(connects::tests());
     all.extend(sends::tests());
+    // By notify it is a sending call that hears it.
+    all.extend(answers::tests().into_iter().filter(|test| !test.name().contains("a_receiving_call_hears")));
+    all.extend(statics::tests());
     all.extend(flows::tests());
     all.extend(askers::tests());
     all.extend(crowds::tests());

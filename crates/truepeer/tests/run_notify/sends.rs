@@ -86,9 +86,9 @@ fn every_call(host: &str, port: u16, afterwards: &str) -> String {
 
 fn each_datagram_has_its_header(bed: &Bed) -> anyhow::Result<()> {
     // Version 1 knows no datagrams.
-    let every: [&[&str]; 2] = [&["every"], &["every", "--header", "v1"]];
-    let dialects = every.into_iter().chain(takes_headers_off().then_some(&["spp"][..]));
+    let dialects: [&[&str]; 3] = [&["every"], &["every", "--header", "v1"], &["spp"]];
     for (dialect, (host, at)) in dialects
+        .into_iter()
         .flat_map(|dialect| [("127.0.0.1", "127.0.0.1:9053"), ("::1", "[::1]:9053")].map(|at| (dialect, at)))
     {
         let receiver = socket(at)?;
@@ -109,11 +109,6 @@ fn each_datagram_has_its_header(bed: &Bed) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Whether this mechanism stands in the way of what is received.
-pub(crate) fn takes_headers_off() -> bool {
-    via() == "preload"
 }
 
 fn only_datagrams_that_are_meant_have_a_header(bed: &Bed) -> anyhow::Result<()> {
@@ -205,9 +200,6 @@ print(os.read(read, 100))
 /// Both ends: who is claimed here is who is seen there. One client comes from several ports here, which only one worker
 /// serves as one flow where its datagrams are bare.
 fn answers_come_back(bed: &Bed, dialect: &str) -> anyhow::Result<()> {
-    if dialect == "spp" && !takes_headers_off() {
-        return Ok(());
-    }
     let backend = Backend::who(&["127.0.0.1:53"])?;
     let proxy = Truepeer::proxy(env!("CARGO_BIN_EXE_truepeer")).args(&[
         "-p",

@@ -9,22 +9,35 @@ use truepeer_sys::seccomp::{Notification, Notifier};
 /// struct sockaddr_in6, the longer of the two.
 const LONGEST: usize = 28;
 
-/// Writes an address where the caller wants it, as the kernel does (net/socket.c, move_addr_to_user): cut to the caller's
-/// length, which is then set to the whole address's.
+/// Writes an address where the caller wants it, as [`write_name`] does.
 ///
 /// # Errors
-/// What the call must fail with: EFAULT, EINVAL for a negative length; ESRCH if the caller is gone.
+/// As there.
 pub(super) fn write_address(
     notifier: &Notifier,
     call: &Notification,
-    [address, length]: [u64; 2],
+    at: [u64; 2],
     shown: SocketAddr,
+) -> Result<(), Errno> {
+    let (bytes, whole) = sockaddr(shown);
+    write_name(notifier, call, at, &bytes[..whole])
+}
+
+/// Writes a socket address where the caller wants it, as the kernel does (net/socket.c, move_addr_to_user): cut to the
+/// caller's length, which is then set to the whole address's.
+///
+/// # Errors
+/// What the call must fail with: EFAULT, EINVAL for a negative length; ESRCH if the caller is gone.
+pub(super) fn write_name(
+    notifier: &Notifier,
+    call: &Notification,
+    [address, length]: [u64; 2],
+    name: &[u8],
 ) -> Result<(), Errno> {
     let mut room = [0; 4];
     read_memory(call.thread, length, &mut room)?;
     let room = usize::try_from(i32::from_ne_bytes(room)).map_err(|_| Errno::INVAL)?;
-    let (bytes, whole) = sockaddr(shown);
-    let part = &bytes[..room.min(whole)];
+    let part = &name[..room.min(name.len())];
     // The thread's number was its own while the call still waited; see `memory` of truepeer-sys.
     if !notifier.is_waiting(call.id) {
         return Err(Errno::SRCH);
@@ -32,7 +45,7 @@ pub(super) fn write_address(
     if !part.is_empty() {
         write_memory(call.thread, address, part)?;
     }
-    let whole = i32::try_from(whole).unwrap_or_default();
+    let whole = i32::try_from(name.len()).unwrap_or_default();
     write_memory(call.thread, length, &whole.to_ne_bytes())
 }
 

@@ -22,16 +22,27 @@ pub(super) fn still_waits(
     if !notifier.is_waiting(call.id) {
         return false;
     }
-    let answer = if deadline.is_some_and(|deadline| deadline <= now) {
-        Some(Answer::Fail(late))
-    } else {
-        // Its number is still its own: looked at between two questions whether it waits.
-        answer_for(call.thread).filter(|_| notifier.is_waiting(call.id))
-    };
-    match answer {
+    match ended(notifier, call, deadline, late, now) {
         Some(answer) => notifier.send(call.id, answer).is_err(),
         None => true,
     }
+}
+
+/// How a parked call has to be answered, if its time is up (`late`) or there is a signal for it. With a limit to its time the
+/// kernel doesn't begin it again (signal(7)).
+pub(super) fn ended(
+    notifier: &Notifier,
+    call: &Notification,
+    deadline: Option<Instant>,
+    late: Errno,
+    now: Instant,
+) -> Option<Answer> {
+    if deadline.is_some_and(|deadline| deadline <= now) {
+        return Some(Answer::Fail(late));
+    }
+    // Its number is still its own: looked at between two questions whether it waits.
+    let answer = answer_for(call.thread).filter(|_| notifier.is_waiting(call.id))?;
+    Some(if deadline.is_some() { Answer::Fail(Errno::INTR) } else { answer })
 }
 
 /// How a parked call of this thread has to be answered because of a signal, if one is there.

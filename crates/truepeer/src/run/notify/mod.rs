@@ -27,9 +27,11 @@ mod interrupt;
 mod journal;
 mod life;
 mod listener;
+mod message;
 mod parked;
 mod reach;
 mod ready;
+mod receiving;
 mod ringer;
 mod siblings;
 mod supervisor;
@@ -41,6 +43,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use rustix::io::Errno;
 use truepeer_handover::{Destination, Sending, Settings};
+use truepeer_policy::Dialect;
 use truepeer_sys::process::{Command, SignalDoor};
 use truepeer_sys::seccomp::{Filter, Notifier, Verdict, calls};
 use truepeer_sys::{inherit, limits};
@@ -133,6 +136,12 @@ fn accepting_calls(destination: Destination) -> Filter {
     }
 }
 
+/// Answers carry the header back.
+fn with_receiving_calls(filter: Filter) -> Filter {
+    let calls = [calls::RECVFROM, calls::RECVMSG, calls::RECVMMSG, calls::READ, calls::READV];
+    calls.into_iter().fold(filter, |filter, call| filter.rule(call, Verdict::Ask))
+}
+
 /// A program that connects by sending (MSG_FASTOPEN) is told that this is not to be had, and connects first.
 fn connecting_calls(sending: &Sending) -> Filter {
     const MSG_FASTOPEN: u32 = 0x2000_0000;
@@ -142,7 +151,8 @@ fn connecting_calls(sending: &Sending) -> Filter {
     const UDP_CORK_SEGMENT_GRO: [u32; 3] = [1, 103, 104];
     let not_to_be_had = Verdict::Fail(Errno::OPNOTSUPP);
     let filter = without_io_uring().rule(calls::CONNECT, Verdict::Ask);
-    if sending.datagrams.is_some() {
+    if let Some(dialect) = sending.datagrams {
+        let filter = if dialect == Dialect::Spp { with_receiving_calls(filter) } else { filter };
         // By sendmsg() the notifier itself comes to us.
         return filter
             .rule(calls::SENDTO, Verdict::Ask)

@@ -22,7 +22,7 @@ pub(super) fn descriptor_for(
         Err(Reach::NoThread) => refusal(call, Errno::SRCH, journal),
         Err(Reach::Forbidden(errno @ (Errno::MFILE | Errno::NFILE))) => {
             journal.on_trouble("out of descriptors", &errno);
-            if is_write(call) { Answer::GoOn } else { Answer::Fail(errno) }
+            if is_of_files(call) { Answer::GoOn } else { Answer::Fail(errno) }
         }
         Err(Reach::Forbidden(errno)) => refusal(call, errno, journal),
     };
@@ -32,11 +32,11 @@ pub(super) fn descriptor_for(
     None
 }
 
-/// Never "go on", but for what goes to a file or a terminal mostly: the program would take the header for data, and the sender
+/// Never "go on", but for what goes to or comes from a file or a terminal mostly: the program would take the header for data, and the sender
 /// for the client.
 fn refusal(call: &Notification, errno: Errno, journal: &mut Journal) -> Answer {
     journal.on_unreachable(call.thread, errno);
-    if is_write(call) {
+    if is_of_files(call) {
         return Answer::GoOn;
     }
     // Servers pause when they hear this one, and go on accepting as fast as they can when they hear EPERM.
@@ -44,6 +44,6 @@ fn refusal(call: &Notification, errno: Errno, journal: &mut Journal) -> Answer {
     Answer::Fail(if is_accept { Errno::NFILE } else { Errno::PERM })
 }
 
-fn is_write(call: &Notification) -> bool {
-    matches!(call.call, calls::WRITE | calls::WRITEV)
+fn is_of_files(call: &Notification) -> bool {
+    matches!(call.call, calls::WRITE | calls::WRITEV | calls::READ | calls::READV)
 }

@@ -31,10 +31,11 @@ use super::interrupt::still_waits;
 use super::journal::Journal;
 use super::life::{Ending, Life};
 use super::reach::descriptor_for;
+use super::receiving::Receiving;
 use super::watch::{Event, Watch};
 
 /// How often waiting calls are looked after: a signal waits at most this long.
-const PERIOD: Duration = Duration::from_millis(100);
+pub(super) const PERIOD: Duration = Duration::from_millis(100);
 
 /// A connection that is not there yet.
 #[derive(Debug)]
@@ -54,10 +55,11 @@ struct Connecting {
 pub(super) struct Telling {
     pub(super) sending: Sending,
     pub(super) notifier: Notifier,
-    watch: Watch,
+    pub(super) watch: Watch,
     connecting: HashMap<u64, Connecting>,
     pub(super) journal: Journal,
     pub(super) datagrams: Option<Datagrams>,
+    pub(super) receiving: Receiving,
     life: Life,
 }
 
@@ -71,6 +73,7 @@ impl Telling {
             connecting: HashMap::new(),
             journal: Journal::new(),
             datagrams: sending.datagrams.map(Datagrams::new).transpose()?,
+            receiving: Receiving::default(),
             life,
         })
     }
@@ -78,8 +81,7 @@ impl Telling {
     /// Answers until the program and all that it started have ended.
     pub(super) fn run(mut self) -> anyhow::Result<Ending> {
         loop {
-            let limit = (!self.connecting.is_empty()).then_some(PERIOD);
-            for event in self.watch.wait(&self.notifier, limit)? {
+            for event in self.watch.wait(&self.notifier, self.limit(Instant::now()))? {
                 match event {
                     Event::Call => self.on_call()?,
                     Event::Life => {
@@ -88,6 +90,7 @@ impl Telling {
                         }
                     }
                     Event::Guard => return Ok(self.life.on_guard_gone()),
+                    Event::Socket(cookie) if self.receiving.has(cookie) => self.on_readable(cookie),
                     Event::Socket(cookie) => self.on_decided(cookie),
                 }
             }
@@ -95,11 +98,23 @@ impl Telling {
         }
     }
 
+    fn limit(&self, now: Instant) -> Option<Duration> {
+        let connecting = (!self.connecting.is_empty()).then_some(PERIOD);
+        [connecting, self.receiving.limit(now)].into_iter().flatten().min()
+    }
+
     fn on_call(&mut self) -> anyhow::Result<()> {
         let Some(call) = self.notifier.receive()? else { return Ok(()) };
-        if call.call != calls::CONNECT {
-            self.on_send(&call);
-            return Ok(());
+        match call.call {
+            calls::CONNECT => {}
+            calls::RECVFROM | calls::RECVMSG | calls::RECVMMSG | calls::READ | calls::READV => {
+                self.on_receive(call);
+                return Ok(());
+            }
+            _ => {
+                self.on_send(&call);
+                return Ok(());
+            }
         }
         let Some(socket) = descriptor_for(&call, &self.notifier, &mut self.journal) else { return Ok(()) };
         let cookie = socket_cookie(&socket).unwrap_or_default();
@@ -211,7 +226,7 @@ impl Telling {
     }
 
     /// The program must not find its socket still open after it has closed it.
-    fn answer_about(&mut self, socket: OwnedFd, call: &Notification, answer: Answer) {
+    pub(super) fn answer_about(&mut self, socket: OwnedFd, call: &Notification, answer: Answer) {
         drop(socket);
         self.answer(call, answer);
     }
@@ -236,6 +251,7 @@ impl Telling {
             }
             waits
         });
+        self.look_after_receiving(now);
     }
 }
 

@@ -5,7 +5,7 @@ use truepeer_testbed::datagrams::{Backend, socket, spp};
 use truepeer_testbed::{Bed, Test, tests};
 
 use crate::flows::{DIALECTS, TO, begins, comes};
-use crate::kit::CLIENT4;
+use crate::kit::{CLIENT4, PYTHON};
 use crate::sends::script;
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -14,7 +14,7 @@ pub(crate) fn tests() -> Vec<Test> {
         headers_of_others_are_data,
         a_refusal_that_a_receiving_call_hears_ends_a_flow,
     ];
-    all.into_iter().map(|test| test.needs_program(crate::PYTHON).needs_several_users()).collect()
+    all.into_iter().map(|test| test.needs_program(PYTHON).needs_several_users()).collect()
 }
 
 /// Every call that receives, with room for all of a datagram, for less, and for nothing; each question is answered by itself.
