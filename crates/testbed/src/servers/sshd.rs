@@ -43,6 +43,11 @@ impl Sshd {
     /// An ssh that logs in as the bed's user and prints the client that sshd tells its session (`$SSH_CLIENT`:
     /// address, port, sshd's port).
     pub fn login(&self, host: &str, port: u16) -> Program {
+        self.session(host, port, "echo $SSH_CLIENT")
+    }
+
+    /// An ssh that logs in as the bed's user and runs a command there.
+    pub fn session(&self, host: &str, port: u16, command: &str) -> Program {
         let options = [
             "StrictHostKeyChecking=no",
             "UserKnownHostsFile=/dev/null",
@@ -51,7 +56,7 @@ impl Sshd {
         ];
         let program = Program::new("ssh").args(["-F", "none", "-p", &port.to_string(), "-i"]).arg(&self.key);
         let program = options.iter().fold(program, |program, option| program.args(["-o", option]));
-        program.arg(format!("tester@{host}")).arg("echo $SSH_CLIENT")
+        program.arg(format!("tester@{host}")).arg(command)
     }
 }
 

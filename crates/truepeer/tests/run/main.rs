@@ -5,15 +5,20 @@
 mod answers;
 #[path = "../run_notify/askers.rs"]
 mod askers;
+#[path = "../run_notify/bodies.rs"]
+mod bodies;
 mod connect;
 #[path = "../run_notify/connects.rs"]
 mod connects;
 #[path = "../run_notify/crowds.rs"]
 mod crowds;
 mod dropin;
+#[path = "../run_notify/edges.rs"]
+mod edges;
 #[path = "../run_notify/flows.rs"]
 mod flows;
 mod holds;
+mod install;
 #[path = "../run_notify/kit.rs"]
 mod kit;
 mod library;
@@ -52,6 +57,7 @@ fn main() -> ExitCode {
     let shared = [
         programs::tests(),
         sockets::tests(),
+        edges::tests(),
         lives::tests(),
         connects::tests(),
         sends::tests(),
@@ -65,6 +71,7 @@ fn main() -> ExitCode {
     all.extend(connect::tests());
     all.extend(dropin::tests());
     all.extend(holds::tests());
+    all.extend(install::tests());
     all.extend(library::tests());
     truepeer_testbed::main(all)
 }

@@ -133,7 +133,7 @@ impl Talk {
     }
 
     /// `ip port`, `ip:port` (IPv6 without brackets, too) or Redis' `… addr=ip:port …`.
-    fn read(self, answer: &str) -> Option<SocketAddr> {
+    pub(crate) fn read(self, answer: &str) -> Option<SocketAddr> {
         let line = match self {
             Talk::Redis | Talk::Postgres => answer.split("addr=").nth(1)?.split(' ').next()?,
             _ => answer.trim().lines().last()?,

@@ -2,8 +2,10 @@
 
 mod answers;
 mod askers;
+mod bodies;
 mod connects;
 mod crowds;
+mod edges;
 mod flows;
 mod kit;
 mod lives;
@@ -18,6 +20,7 @@ fn main() -> ExitCode {
     kit::choose("notify");
     let mut all = programs::tests();
     all.extend(sockets::tests());
+    all.extend(edges::tests());
     all.extend(lives::tests());
     all.extend(connects::tests());
     all.extend(sends::tests());

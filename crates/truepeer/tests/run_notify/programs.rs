@@ -9,6 +9,7 @@ use truepeer_testbed::servers::{Haproxy, Nginx, Postgres, Redis, Sshd, erlang, w
 use truepeer_testbed::sockets::wait_until_sent;
 use truepeer_testbed::{Bed, Program, Running, Test, User, client, tests};
 
+use crate::bodies::{a_body_comes_back, a_file_comes_back, as_text, is_whole};
 use crate::kit::{
     CLIENT4, CLIENT6, PYTHON, Talk, V4, V6, arrivals, destination_for, each_of_a_crowd_is_named,
     every_form_names_the_client, header_of, python, start, under,
@@ -47,11 +48,16 @@ package main
 
 import (
 \t\"fmt\"
+\t\"io\"
 \t\"net/http\"
 )
 
 func main() {
-\thttp.HandleFunc(\"/\", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, r.RemoteAddr) })
+\thttp.HandleFunc(\"/\", func(w http.ResponseWriter, r *http.Request) {
+\t\tbody, _ := io.ReadAll(r.Body)
+\t\tw.Write(body)
+\t\tfmt.Fprintf(w, \"\\n%s\\n\", r.RemoteAddr)
+\t})
 \tfmt.Println(http.ListenAndServe(\":8080\", nil))
 }
 ";
@@ -63,7 +69,8 @@ func main() {
 
 fn a_go_web_server(bed: &Bed) -> anyhow::Result<()> {
     let _go = go(bed, &[])?;
-    every_form_names_the_client(&BOTH, &CLIENTS, Talk::Http)
+    every_form_names_the_client(&BOTH, &CLIENTS, Talk::Http)?;
+    a_body_comes_back(V4, Talk::Http)
 }
 
 fn a_go_server_gets_headers_cut_anywhere(bed: &Bed) -> anyhow::Result<()> {
@@ -93,14 +100,17 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(('%s %d\\n' % self.client_address[:2]).encode())
+        body = self.rfile.read(int(self.headers.get('Content-Length', 0)))
+        self.wfile.write(body + ('\\n%s %d\\n' % self.client_address[:2]).encode())
+    do_POST = do_GET
 class Server(http.server.ThreadingHTTPServer):
     address_family = socket.AF_INET6
 Server(('::', 8080), Answer).serve_forever()
 ";
     let _python = start(bed, &python(bed, script, &[])?, &BOTH)?;
     every_form_names_the_client(&BOTH, &CLIENTS, Talk::Http)?;
-    each_of_a_crowd_is_named(V4, Talk::Http)
+    each_of_a_crowd_is_named(V4, Talk::Http)?;
+    a_body_comes_back(V4, Talk::Http)
 }
 
 /// It blocks in accept(), in several threads at once.
@@ -112,23 +122,25 @@ def serve():
     while True:
         connection, peer = listener.accept()
         assert connection.getpeername() == peer
-        while connection.recv(4096):
-            pass
-        connection.sendall(('%s %d\\n' % peer[:2]).encode())
+        parts = []
+        while part := connection.recv(65536):
+            parts.append(part)
+        connection.sendall(b''.join(parts) + ('\\n%s %d\\n' % peer[:2]).encode())
         connection.close()
 for _ in range(4):
     threading.Thread(target=serve).start()
 ";
     let _python = start(bed, &python(bed, script, &[])?, &BOTH)?;
     every_form_names_the_client(&BOTH, &CLIENTS, Talk::Plain)?;
-    each_of_a_crowd_is_named(V4, Talk::Plain)
+    each_of_a_crowd_is_named(V4, Talk::Plain)?;
+    a_body_comes_back(V4, Talk::Plain)
 }
 
 const ASYNCIO: &str = "\
 import asyncio
 async def answer(reader, writer):
-    await reader.read()
-    writer.write(('%s %d\\n' % writer.get_extra_info('peername')[:2]).encode())
+    body = await reader.read()
+    writer.write(body + ('\\n%s %d\\n' % writer.get_extra_info('peername')[:2]).encode())
     writer.close()
 async def main():
     server = await asyncio.start_server(answer, '127.0.0.1', 8080)
@@ -139,7 +151,8 @@ fn pythons_asyncio(bed: &Bed) -> anyhow::Result<()> {
     let script = format!("{ASYNCIO}asyncio.run(main())\n");
     let _python = start(bed, &python(bed, &script, &[])?, &[V4])?;
     every_form_names_the_client(&[V4], &[CLIENT4], Talk::Plain)?;
-    each_of_a_crowd_is_named(V4, Talk::Plain)
+    each_of_a_crowd_is_named(V4, Talk::Plain)?;
+    a_body_comes_back(V4, Talk::Plain)
 }
 
 /// Its loop is libuv's.
@@ -147,20 +160,26 @@ fn pythons_uvloop(bed: &Bed) -> anyhow::Result<()> {
     let script = format!("{ASYNCIO}import uvloop\nuvloop.install()\nasyncio.run(main())\n");
     let _python = start(bed, &with_uvloop(python(bed, &script, &[])?)?, &[V4])?;
     every_form_names_the_client(&[V4], &[CLIENT4], Talk::Plain)?;
-    each_of_a_crowd_is_named(V4, Talk::Plain)
+    each_of_a_crowd_is_named(V4, Talk::Plain)?;
+    a_body_comes_back(V4, Talk::Plain)
 }
 
 fn node(bed: &Bed) -> anyhow::Result<()> {
     let source = "\
 require('net').createServer({ allowHalfOpen: true }, socket => {
-  socket.resume();
-  socket.on('end', () => socket.end(`${socket.remoteAddress} ${socket.remotePort}\\n`));
+  const parts = [];
+  socket.on('data', part => parts.push(part));
+  socket.on('end', () => {
+    socket.write(Buffer.concat(parts));
+    socket.end(`\\n${socket.remoteAddress} ${socket.remotePort}\\n`);
+  });
 }).listen(8080, '::');
 ";
     let program = Program::new("node").arg(bed.write("server.js", source)?);
     let _node = start(bed, &under(program, &[]), &BOTH)?;
     every_form_names_the_client(&BOTH, &CLIENTS, Talk::Plain)?;
-    each_of_a_crowd_is_named(V4, Talk::Plain)
+    each_of_a_crowd_is_named(V4, Talk::Plain)?;
+    a_body_comes_back(V4, Talk::Plain)
 }
 
 fn java(bed: &Bed) -> anyhow::Result<()> {
@@ -170,8 +189,8 @@ public class Server {
     var listener = new java.net.ServerSocket(8080);
     while (true) {
       try (var socket = listener.accept()) {
-        socket.getInputStream().readAllBytes();
-        var text = socket.getInetAddress().getHostAddress() + \" \" + socket.getPort() + \"\\n\";
+        socket.getOutputStream().write(socket.getInputStream().readAllBytes());
+        var text = \"\\n\" + socket.getInetAddress().getHostAddress() + \" \" + socket.getPort() + \"\\n\";
         socket.getOutputStream().write(text.getBytes());
       }
     }
@@ -181,7 +200,8 @@ public class Server {
     let program = Program::new("java").arg(bed.write("Server.java", source)?);
     let _java = start(bed, &under(program, &[]), &BOTH)?;
     every_form_names_the_client(&BOTH, &CLIENTS, Talk::Plain)?;
-    each_of_a_crowd_is_named(V4, Talk::Plain)
+    each_of_a_crowd_is_named(V4, Talk::Plain)?;
+    a_body_comes_back(V4, Talk::Plain)
 }
 
 /// A shell script starts it, its sockets are polled by threads of its virtual machine.
@@ -195,16 +215,16 @@ start() ->
     accept(Listener).
 accept(Listener) ->
     {ok, Socket} = gen_tcp:accept(Listener),
-    Process = spawn(fun() -> receive go -> answer(Socket) end end),
+    Process = spawn(fun() -> receive go -> answer(Socket, []) end end),
     ok = gen_tcp:controlling_process(Socket, Process),
     Process ! go,
     accept(Listener).
-answer(Socket) ->
+answer(Socket, Parts) ->
     case gen_tcp:recv(Socket, 0) of
-        {ok, _} -> answer(Socket);
+        {ok, Part} -> answer(Socket, [Parts, Part]);
         {error, closed} ->
             {ok, {Ip, Port}} = inet:peername(Socket),
-            ok = gen_tcp:send(Socket, io_lib:format(\"~s ~b~n\", [inet:ntoa(Ip), Port])),
+            ok = gen_tcp:send(Socket, [Parts, io_lib:format(\"~n~s ~b~n\", [inet:ntoa(Ip), Port])]),
             gen_tcp:close(Socket)
     end.
 ";
@@ -212,7 +232,8 @@ answer(Socket) ->
     let program = erlang("erl").args(["-noshell", "-eval", "who:start()"]);
     let _erlang = start(bed, &under(program, &[]), &BOTH)?;
     every_form_names_the_client(&BOTH, &CLIENTS, Talk::Plain)?;
-    each_of_a_crowd_is_named(V4, Talk::Plain)
+    each_of_a_crowd_is_named(V4, Talk::Plain)?;
+    a_body_comes_back(V4, Talk::Plain)
 }
 
 fn nginx_with_workers(bed: &Bed) -> anyhow::Result<()> {
@@ -225,11 +246,17 @@ fn nginx_with_workers_and_reuseport(bed: &Bed) -> anyhow::Result<()> {
 
 /// Three workers share a listener, or have one each; a late header's wake-up may come to any of them.
 fn nginx(bed: &Bed, options: &str) -> anyhow::Result<()> {
-    let answer = "location / { return 200 \"$remote_addr $remote_port\\n\"; }";
-    let nginx = Nginx::default().workers(3).server("[::]:8080", options, answer);
+    let answer = format!(
+        "location / {{ return 200 \"$remote_addr $remote_port\\n\"; }}
+         location /files/ {{ root {}; dav_methods PUT; create_full_put_path on; client_max_body_size 20m;
+             add_header X-Client \"$remote_addr $remote_port\" always; }}",
+        bed.dir().display()
+    );
+    let nginx = Nginx::default().workers(3).server("[::]:8080", options, &answer);
     let _nginx = nginx.start_with(bed, |program| under(program, &[]))?;
     every_form_names_the_client(&BOTH, &CLIENTS, Talk::Http)?;
     each_of_a_crowd_is_named(V4, Talk::Http)?;
+    a_file_comes_back(V4)?;
     in_parallel(20, 400, |n| {
         let client = nth_client(n);
         let header = header_of(&client.to_string())?;
@@ -244,7 +271,8 @@ fn redis(bed: &Bed) -> anyhow::Result<()> {
     let _redis = Redis::start_with(bed, &["127.0.0.1", "::1"], 8080, as_tester)?;
     every_form_names_the_client(&[V4], &[CLIENT4], Talk::Redis)?;
     every_form_names_the_client(&[V6], &CLIENTS, Talk::Redis)?;
-    each_of_a_crowd_is_named(V4, Talk::Redis)
+    each_of_a_crowd_is_named(V4, Talk::Redis)?;
+    a_body_comes_back(V4, Talk::Redis)
 }
 
 /// Every connection has a process of its own, which asks for its client's name there.
@@ -255,6 +283,7 @@ fn postgres_in_every_form(bed: &Bed) -> anyhow::Result<()> {
         let postgres = Postgres::start_with(bed, &[address], 8080, run)?;
         every_form_names_the_client(&[to], clients, Talk::Postgres)?;
         each_of_a_crowd_is_named(to, Talk::Postgres)?;
+        a_body_comes_back(to, Talk::Postgres)?;
         postgres.stop()?;
     }
     Ok(())
@@ -351,6 +380,20 @@ fn sshd_in_every_form(bed: &Bed) -> anyhow::Result<()> {
         none.write_all(b"SSH-2.0-none\r\n")?;
         let end = client::read_end(&mut none).context("a connection without a header has to end")?;
         ensure!(matches!(end, client::End::Reset | client::End::Eof), "{end:?}");
+    }
+    a_body_through_ssh(bed, &sshd)
+}
+
+/// To the session's program and back, encrypted: ssh itself says so if a byte was altered on the way.
+fn a_body_through_ssh(bed: &Bed, sshd: &Sshd) -> anyhow::Result<()> {
+    let body = as_text();
+    let file = bed.write(&bed.fresh_name("body"), &body)?;
+    for arrival in 0..2 {
+        let stand_in = LoadBalancer::start(V4, &header_of(CLIENT4)?, arrival)?;
+        let session = sshd.session("127.0.0.1", stand_in.port(), "cat; echo; echo $SSH_CLIENT");
+        let said = session.stdin(std::fs::File::open(&file)?).run(bed)?;
+        let name = String::from_utf8_lossy(is_whole(said.as_bytes(), &body)?).into_owned();
+        ensure!(name == "\n203.0.113.7 5000 8080\n", "{name:?} was seen");
     }
     Ok(())
 }
