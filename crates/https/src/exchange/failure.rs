@@ -26,6 +26,15 @@ pub enum Failure {
     /// The client takes nothing of the response.
     #[error("the client took nothing of the response for {} s", .0.as_secs_f32())]
     ClientStalled(Duration),
+    /// The client speaks HTTP/2 wrongly.
+    #[error("what the client says is not HTTP/2: {0}")]
+    Http2(h2::Reason),
+    /// It sends frames of HTTP/2 that ask for nothing, and many of them.
+    #[error("the client sends too many frames that ask for nothing (HTTP/2)")]
+    Http2Excess,
+    /// It begins streams of HTTP/2, most of them only to take them back.
+    #[error("the client takes most of its requests back (HTTP/2)")]
+    Http2TakenBack,
     /// The request is not HTTP, or could be understood in two ways.
     #[error("the request is refused: {0}")]
     BadRequest(HeadError),
@@ -78,6 +87,9 @@ impl Failure {
             Self::ClientStalled(_) => "client_stalled",
             Self::BodyTooSlow(_) => "request_body_too_slow",
             Self::ClientTooSlow(_) => "client_too_slow",
+            Self::Http2(_) => "http2_error",
+            Self::Http2Excess => "http2_excess",
+            Self::Http2TakenBack => "http2_rapid_reset",
             Self::BadRequest(error) => error.reason(),
             Self::BadRequestBody(error) => error.reason(),
             Self::BodyTooLarge => "body_too_large",
@@ -99,6 +111,8 @@ impl Failure {
     pub fn status(&self) -> Option<u16> {
         Some(match self {
             Self::ClientGone | Self::ClientStalled(_) | Self::ClientTooSlow(_) => return None,
+            // The connection ends with a GOAWAY.
+            Self::Http2(_) | Self::Http2Excess | Self::Http2TakenBack => return None,
             Self::HeadTimeout(_) | Self::BodyTimeout(_) | Self::BodyTooSlow(_) => 408,
             Self::BadRequest(error) => error.status(),
             Self::BadRequestBody(_) => 400,

@@ -23,7 +23,7 @@ mod upgrade;
 mod visit;
 
 pub(crate) use buffer::Buffer;
-pub(crate) use client::{Stage, words};
+pub(crate) use client::{Stage, linger, words};
 pub use connection::serve_http1;
 pub use failure::Failure;
 pub(crate) use journal::Served;

@@ -49,6 +49,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Shared<S> {
         Ok(())
     }
 
+    /// For whoever reads and writes by itself.
+    pub(crate) fn with<T>(&self, work: impl FnOnce(Pin<&mut S>) -> T) -> T {
+        work(Pin::new(&mut *self.0.borrow_mut()))
+    }
+
     /// Ends our direction.
     pub(crate) async fn shutdown(&self) -> io::Result<()> {
         poll_fn(|cx| Pin::new(&mut *self.0.borrow_mut()).poll_shutdown(cx)).await

@@ -4,15 +4,17 @@
 //! connection task: h2's protocol, frames in and out ──▶ a task for each stream: Request ─▶ Service::serve ─▶ Response
 //! ```
 //! What a client may make us hold is bounded: streams at a time, bytes in flight of each (a stream's window is opened as
-//! far as the origin has taken what came), heads, and streams that are begun only to be taken back. `h2` itself answers
-//! floods of resets, of CONTINUATION and of empty or tiny DATA with GOAWAY(ENHANCE_YOUR_CALM), and reads no further frame
-//! while its answer to the last PING or SETTINGS can't leave. Neither pushes nor RFC 8441's CONNECT are offered.
+//! far as the origin has taken what came), heads, streams that are begun only to be taken back, and frames that ask for
+//! nothing (`watch`). `h2` itself answers floods of CONTINUATION and of empty or tiny DATA with
+//! GOAWAY(ENHANCE_YOUR_CALM), and reads no further frame while its answer to the last PING or SETTINGS can't leave.
+//! Neither pushes nor RFC 8441's CONNECT are offered.
 
 mod request;
 mod response;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future as _, poll_fn};
@@ -25,7 +27,8 @@ use bytes::Bytes;
 use h2::server::{Builder, Connection};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::exchange::{Service, Visit};
+use self::watch::Watched;
+use crate::exchange::{Buffer, Failure, Patience, Service, Visit, linger};
 use crate::origin::{Access, Dial};
 use crate::reactor::Timer;
 
@@ -99,26 +102,62 @@ where
         .max_local_error_reset_streams(Some(MOST_ERRORS))
         .max_concurrent_reset_streams(PASSED_OVER)
         .reset_stream_duration(PASSED_OVER_FOR);
-    let preface = service.reactor.timeout(service.settings.timeouts.head, builder.handshake(stream));
-    if let Ok(Ok(connection)) = preface.await {
-        let access = Rc::new(service.access(&visit));
-        run(connection, &Rc::new(visit), &service, &access).await;
+    let visit = Rc::new(visit);
+    let watched = Watched::new(stream, &service.reactor);
+    let preface = service.reactor.timeout(service.settings.timeouts.head, builder.handshake(watched.clone()));
+    let ended = match preface.await {
+        Ok(Ok(connection)) => {
+            let access = Rc::new(service.access(&visit));
+            run(connection, &watched, &visit, &service, &access).await
+        }
+        Ok(Err(error)) => of_h2(&error),
+        Err(_) => return,
+    };
+    if let End::Refused(failure) = &ended {
+        service.journal.on_failure(&visit, failure, service.reactor.now());
+    }
+    if !matches!(ended, End::Theirs) {
+        // What the client still sends would make the kernel reset the connection, and the GOAWAY with it.
+        let patience = Patience::new(&service.reactor);
+        linger(watched.stream(), &mut Buffer::default(), &service.settings, &patience).await;
+    }
+}
+
+/// How a connection has ended.
+enum End {
+    /// The client has ended it, or is gone.
+    Theirs,
+    /// We have, in order.
+    Ours,
+    /// We have, for what the client does.
+    Refused(Failure),
+}
+
+fn of_h2(error: &h2::Error) -> End {
+    match error.reason() {
+        Some(reason) if error.is_go_away() && error.is_library() => End::Refused(match reason {
+            h2::Reason::ENHANCE_YOUR_CALM => Failure::Http2Excess,
+            reason => Failure::Http2(reason),
+        }),
+        _ => End::Theirs,
     }
 }
 
 async fn run<C, O>(
-    mut connection: Connection<C, Bytes>,
+    mut connection: Connection<Watched<C>, Bytes>,
+    watched: &Watched<C>,
     visit: &Rc<Visit>,
     service: &Rc<Service<O>>,
     access: &Rc<Access<O::Stream>>,
-) where
+) -> End
+where
     C: AsyncRead + AsyncWrite + Unpin,
     O: Dial,
 {
     let tally = Rc::new(Tally::new());
     let mut rest = Rest::new(service);
     let mut drained = pin!(service.reactor.drained());
-    loop {
+    let ended = loop {
         let accepted = poll_fn(|cx| {
             if !rest.is_last && drained.as_mut().poll(cx).is_ready() {
                 rest.is_last = true;
@@ -126,14 +165,20 @@ async fn run<C, O>(
                 connection.graceful_shutdown();
             }
             match connection.poll_accept(cx) {
+                Poll::Pending if watched.is_exhausted() => Poll::Ready(None),
                 Poll::Pending if rest.poll_end(cx, &tally).is_ready() => Poll::Ready(None),
                 accepted => accepted,
             }
         });
-        let Some(Ok((request, mut respond))) = accepted.await else { break };
+        let (request, mut respond) = match accepted.await {
+            Some(Ok(accepted)) => accepted,
+            Some(Err(error)) => break of_h2(&error),
+            None if watched.is_exhausted() => break End::Refused(Failure::Http2Excess),
+            None if rest.is_last || rest.has_ended => break End::Ours,
+            None => break End::Theirs,
+        };
         if tally.is_abusive() {
-            connection.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
-            continue;
+            break End::Refused(Failure::Http2TakenBack);
         }
         // Each stream may need a connection to the origin; the client's own permit pays for one.
         let permit = if tally.open.get() > 0 { service.sessions.take(1) } else { None };
@@ -151,13 +196,18 @@ async fn run<C, O>(
             open.was_reset = stream::serve(&service, &visit, &access, request, respond).await;
             drop(permit);
         });
-    }
-    if rest.has_ended {
-        connection.abrupt_shutdown(h2::Reason::NO_ERROR);
+    };
+    match &ended {
+        End::Refused(Failure::Http2Excess | Failure::Http2TakenBack) => {
+            connection.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
+        }
+        End::Ours if rest.has_ended => connection.abrupt_shutdown(h2::Reason::NO_ERROR),
+        _ => {}
     }
     // What is left of frames (a GOAWAY above all) is sent, if the client takes it.
     let closed = poll_fn(|cx| connection.poll_closed(cx));
     let _ = service.reactor.timeout(service.settings.timeouts.linger, closed).await;
+    ended
 }
 
 /// A stream that has not ended; it ends with this, even by a panic.

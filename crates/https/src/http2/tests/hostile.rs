@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt as _, DuplexStream, split};
+use tokio::io::{AsyncRead, AsyncReadExt as _, DuplexStream, split};
 
 use super::frames::*;
 use super::*;
@@ -112,6 +112,12 @@ async fn flood(
     let is_over = Rc::new(Cell::new(false));
     let seen = Rc::clone(&is_over);
     reactor.spawn(async move { while !seen.get() && to.write_all(&bytes()).await.is_ok() {} });
+    let goaway = goaway(&mut from).await;
+    is_over.set(true);
+    goaway
+}
+
+async fn goaway(from: &mut (impl AsyncRead + Unpin)) -> Frame {
     let mut kept = Vec::new();
     loop {
         let mut piece = [0; 4096];
@@ -121,7 +127,6 @@ async fn flood(
         while let Some((frame, len)) = parse(&kept) {
             kept.drain(..len);
             if frame.kind == GOAWAY {
-                is_over.set(true);
                 return frame;
             }
         }
@@ -177,16 +182,80 @@ fn data_without_data_is_ended() {
     assert_eq!(goaway.error(), ENHANCE_YOUR_CALM);
 }
 
+/// While a request is under way, which would keep the connection.
+#[test]
+fn what_asks_for_nothing_is_ended() {
+    let single_byte = 1_u32.to_be_bytes();
+    let floods = [
+        frame(PING, 0, 0, &[7; 8]),
+        frame(PING, 1, 0, &[7; 8]),
+        frame(SETTINGS, 0, 0, &[]),
+        frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0xff, 0xff]),
+        frame(WINDOW_UPDATE, 0, 0, &single_byte),
+        frame(WINDOW_UPDATE, 0, 1, &single_byte),
+        frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 16]),
+        frame(PRIORITY, 0, 77, &[0, 0, 0, 0, 16]),
+        frame(0xee, 0, 1, b"of a type that nobody knows"),
+    ];
+    for bytes in floods {
+        let bed = bed(Settings::default());
+        let (mut stream, mut origin, reactor) =
+            (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
+        let kind = bytes[3];
+        let goaway = bed.run(async move {
+            let asked = [preface(), frame(HEADERS, END_HEADERS | END_STREAM, 1, &with(&[]))].concat();
+            assert!(send(&mut stream, &asked).await);
+            until(&mut origin, "\r\n\r\n").await;
+            let goaway = flood(&reactor, stream, move || bytes.clone()).await;
+            // The request goes with it.
+            assert_eq!(rest(&mut origin).await, "");
+            goaway
+        });
+        assert_eq!(goaway.error(), ENHANCE_YOUR_CALM, "frames of type {kind}");
+    }
+}
+
+/// Two windows are opened for each piece of a response, as some clients do, and each piece is small.
+#[test]
+fn who_takes_what_it_asked_for_may_say_so_each_time() {
+    const PIECES: usize = 3000;
+    let bed = bed(Settings::default());
+    let (mut stream, mut origin) = (connect(&bed), bed.origin.next_connection());
+    bed.run(async move {
+        let asked = [preface(), frame(HEADERS, END_HEADERS | END_STREAM, 1, &with(&[]))].concat();
+        assert!(send(&mut stream, &asked).await);
+        until(&mut origin, "\r\n\r\n").await;
+        say(&mut origin, &format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", PIECES * 40)).await;
+        for _ in 0..PIECES {
+            say(&mut origin, &"x".repeat(40)).await;
+            let piece = next_of(&mut stream, &[DATA, GOAWAY]).await.unwrap();
+            assert_eq!(piece.kind, DATA);
+            let more = u32::try_from(piece.payload.len()).unwrap().to_be_bytes();
+            assert!(send(&mut stream, &frame(WINDOW_UPDATE, 0, 0, &more)).await);
+            assert!(send(&mut stream, &frame(WINDOW_UPDATE, 0, 1, &more)).await);
+        }
+    });
+}
+
 /// Pings are answered, but don't keep a connection that asks for nothing.
 #[test]
 fn what_is_no_request_keeps_nothing_alive() {
     let timeouts = Timeouts { keep_alive: Duration::from_millis(200), ..Timeouts::default() };
     let bed = bed(Settings { timeouts, ..Settings::default() });
     let (stream, reactor) = (connect(&bed), bed.reactor.clone());
-    let mut first = preface();
     let goaway = bed.run(async move {
-        flood(&reactor, stream, move || [std::mem::take(&mut first), frame(PING, 0, 0, &[7; 8])].concat())
-            .await
+        let (mut from, mut to) = split(stream);
+        let is_over = Rc::new(Cell::new(false));
+        let (seen, pinging) = (Rc::clone(&is_over), reactor.clone());
+        reactor.spawn(async move {
+            let _ = to.write_all(&preface()).await;
+            while !seen.get() && to.write_all(&frame(PING, 0, 0, &[7; 8])).await.is_ok() {
+                pinging.sleep(Duration::from_millis(15)).await;
+            }
+        });
+        let goaway = goaway(&mut from).await;
+        is_over.set(true);
+        goaway
     });
     assert_eq!(goaway.error(), 0);
 }

@@ -1,0 +1,311 @@
+//! What a client's frames are for: those that ask for nothing are counted, and who sends too many of them is sent away.
+//!
+//! `h2` bounds what a flood makes it hold, and itself ends floods of resets, of CONTINUATION and of DATA without data. PING,
+//! SETTINGS, PRIORITY and WINDOW_UPDATE it handles for as long as they come (CVE-2019-9511 to 9517), and a request that is
+//! under way keeps such a connection for ever. It shows its user none of these frames, so they are counted on their way to it.
+
+use std::cell::{Cell, RefCell};
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::exchange::Shared;
+use crate::reactor::Reactor;
+
+/// Frames that ask for nothing, and that a client may send in a row.
+const MOST_AT_ONCE: u32 = 1000;
+/// So many of them are forgiven each second: pings that look whether we are still there.
+const EACH_SECOND: u32 = 100;
+/// For each request: its priority, its window, its end.
+const EACH_REQUEST: u32 = 8;
+/// Bytes of a response for which a client may send one: there are clients that open two windows for each frame of DATA, and
+/// origins that send a few words at a time. Who opens a window by single bytes earns none.
+const BYTES_EACH: usize = 16;
+
+/// Types of frames (RFC 9113 section 6).
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+/// Of DATA.
+const END_STREAM: u8 = 1;
+/// What a client begins with (RFC 9113 section 3.4) is no frame.
+const PREFACE_BYTES: usize = 24;
+
+/// The start of a frame (RFC 9113 section 4.1), as far as it matters here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Head {
+    kind: u8,
+    flags: u8,
+    payload_bytes: usize,
+}
+
+/// Finds the frames in a stream that comes in pieces.
+#[derive(Debug)]
+struct Frames {
+    head: [u8; 9],
+    known: usize,
+    /// Bytes to pass over: of a payload, or of the preface.
+    rest: usize,
+}
+
+impl Frames {
+    fn after(preface: usize) -> Self {
+        Self { head: [0; 9], known: 0, rest: preface }
+    }
+
+    fn pass(&mut self, mut bytes: &[u8], mut on_frame: impl FnMut(Head)) {
+        loop {
+            let passed = self.rest.min(bytes.len());
+            self.rest -= passed;
+            bytes = &bytes[passed..];
+            let taken = (self.head.len() - self.known).min(bytes.len());
+            if taken == 0 {
+                return;
+            }
+            self.head[self.known..self.known + taken].copy_from_slice(&bytes[..taken]);
+            bytes = &bytes[taken..];
+            self.known += taken;
+            if self.known == self.head.len() {
+                let [high, middle, low, kind, flags, ..] = self.head;
+                self.rest = u32::from_be_bytes([0, high, middle, low]) as usize;
+                self.known = 0;
+                on_frame(Head { kind, flags, payload_bytes: self.rest });
+            }
+        }
+    }
+}
+
+/// How many frames that ask for nothing a client may still send.
+#[derive(Debug)]
+struct Allowance {
+    left: u32,
+    /// When time was last counted.
+    since: Instant,
+}
+
+impl Allowance {
+    fn new(now: Instant) -> Self {
+        Self { left: MOST_AT_ONCE, since: now }
+    }
+
+    /// A frame has come; whether it may.
+    fn on_received(&mut self, head: Head, now: Instant) -> bool {
+        match head {
+            Head { kind: HEADERS, .. } => self.earn(EACH_REQUEST),
+            // Empty pieces are h2's to count, but for the last one, which every stream may have.
+            Head { kind: DATA, flags, payload_bytes } if payload_bytes > 0 || flags & END_STREAM != 0 => {}
+            _ => return self.spend(now),
+        }
+        true
+    }
+
+    fn on_sent(&mut self, head: Head) {
+        if head.kind == DATA {
+            self.earn(u32::try_from(head.payload_bytes / BYTES_EACH).unwrap_or(u32::MAX));
+        }
+    }
+
+    fn earn(&mut self, more: u32) {
+        self.left = self.left.saturating_add(more).min(MOST_AT_ONCE);
+    }
+
+    fn spend(&mut self, now: Instant) -> bool {
+        if self.left == 0 {
+            let passed = now.saturating_duration_since(self.since).min(Duration::from_secs(60));
+            self.since = now;
+            self.earn(
+                u32::try_from(passed.as_millis()).unwrap_or(u32::MAX).saturating_mul(EACH_SECOND) / 1000,
+            );
+        }
+        let spent = self.left.checked_sub(1);
+        self.left = spent.unwrap_or_default();
+        spent.is_some()
+    }
+}
+
+/// A connection whose frames are counted. Clones are one connection, of which `h2` has one.
+#[derive(Debug)]
+pub(super) struct Watched<S>(Rc<Watch<S>>);
+
+#[derive(Debug)]
+struct Watch<S> {
+    stream: Shared<S>,
+    reactor: Reactor,
+    received: RefCell<Frames>,
+    sent: RefCell<Frames>,
+    allowance: RefCell<Allowance>,
+    is_exhausted: Cell<bool>,
+}
+
+impl<S> Clone for Watched<S> {
+    fn clone(&self) -> Self {
+        Self(Rc::clone(&self.0))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
+    pub(super) fn new(stream: S, reactor: &Reactor) -> Self {
+        Self(Rc::new(Watch {
+            stream: Shared::new(stream),
+            reactor: reactor.clone(),
+            received: RefCell::new(Frames::after(PREFACE_BYTES)),
+            sent: RefCell::new(Frames::after(0)),
+            allowance: RefCell::new(Allowance::new(reactor.now())),
+            is_exhausted: Cell::new(false),
+        }))
+    }
+
+    /// Whether the client has sent more than it may. From then on nothing more is read through this; what `h2` still has
+    /// to say is written.
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.0.is_exhausted.get()
+    }
+
+    /// The connection itself.
+    pub(super) fn stream(&self) -> &Shared<S> {
+        &self.0.stream
+    }
+
+    fn note_received(&self, bytes: &[u8]) {
+        let (mut allowance, now) = (self.0.allowance.borrow_mut(), self.0.reactor.now());
+        self.0.received.borrow_mut().pass(bytes, |head| {
+            if !allowance.on_received(head, now) {
+                self.0.is_exhausted.set(true);
+            }
+        });
+    }
+
+    fn note_sent<'a>(&self, slices: impl Iterator<Item = &'a [u8]>, mut length: usize) {
+        let (mut allowance, mut sent) = (self.0.allowance.borrow_mut(), self.0.sent.borrow_mut());
+        for slice in slices {
+            let taken = length.min(slice.len());
+            sent.pass(&slice[..taken], |head| allowance.on_sent(head));
+            length -= taken;
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.is_exhausted() {
+            // Nobody waits for more: the connection's task looks whether it is so after each poll.
+            return Poll::Pending;
+        }
+        let before = buffer.filled().len();
+        ready!(self.0.stream.with(|stream| stream.poll_read(cx, buffer)))?;
+        self.note_received(&buffer.filled()[before..]);
+        if self.is_exhausted() {
+            buffer.set_filled(before);
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let length = ready!(self.0.stream.with(|stream| stream.poll_write(cx, bytes)))?;
+        self.note_sent(std::iter::once(bytes), length);
+        Poll::Ready(Ok(length))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let length = ready!(self.0.stream.with(|stream| stream.poll_write_vectored(cx, slices)))?;
+        self.note_sent(slices.iter().map(|slice| &**slice), length);
+        Poll::Ready(Ok(length))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.stream.with(|stream| stream.is_write_vectored())
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.stream.with(|stream| stream.poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.stream.with(|stream| stream.poll_shutdown(cx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PING: Head = Head { kind: 6, flags: 0, payload_bytes: 8 };
+    const GET: Head = Head { kind: HEADERS, flags: 5, payload_bytes: 40 };
+
+    /// Frames that may come in a row until one may not.
+    fn run(allowance: &mut Allowance, head: Head, now: Instant) -> u32 {
+        (0..).find(|_| !allowance.on_received(head, now)).unwrap()
+    }
+
+    #[test]
+    fn frames_are_found_however_they_are_cut() {
+        let bytes = [
+            &[7; PREFACE_BYTES][..],
+            &[0, 0, 8, 6, 0, 0, 0, 0, 0][..],
+            &[1; 8],
+            &[0, 1, 2, 0, 1, 0, 0, 0, 3],
+            &[2; 258],
+            &[0, 0, 0, 4, 1, 0, 0, 0, 0],
+        ]
+        .concat();
+        for size in [1, 2, 5, 9, 24, 33, bytes.len()] {
+            let (mut frames, mut found) = (Frames::after(PREFACE_BYTES), Vec::new());
+            bytes.chunks(size).for_each(|piece| frames.pass(piece, |head| found.push(head)));
+            let expected = [
+                PING,
+                Head { kind: DATA, flags: END_STREAM, payload_bytes: 258 },
+                Head { kind: 4, flags: 1, payload_bytes: 0 },
+            ];
+            assert_eq!(found, expected, "in pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn what_asks_for_nothing_is_allowed_so_often_and_again_as_time_passes() {
+        let now = Instant::now();
+        let mut allowance = Allowance::new(now);
+        assert_eq!(run(&mut allowance, PING, now), MOST_AT_ONCE);
+        assert_eq!(run(&mut allowance, PING, now + Duration::from_secs(2)), 2 * EACH_SECOND);
+        // However long it was silent, no more than at the start.
+        assert_eq!(run(&mut allowance, PING, now + Duration::from_secs(1 << 30)), MOST_AT_ONCE);
+    }
+
+    #[test]
+    fn requests_and_responses_earn_and_single_bytes_do_not() {
+        let now = Instant::now();
+        let mut allowance = Allowance::new(now);
+        run(&mut allowance, PING, now);
+        assert!(allowance.on_received(GET, now));
+        assert_eq!(run(&mut allowance, PING, now), EACH_REQUEST);
+        allowance.on_sent(Head { kind: DATA, flags: 0, payload_bytes: 50 });
+        assert_eq!(run(&mut allowance, PING, now), 3);
+        allowance.on_sent(Head { kind: DATA, flags: 0, payload_bytes: 1 });
+        allowance.on_sent(PING);
+        assert_eq!(run(&mut allowance, PING, now), 0);
+    }
+
+    #[test]
+    fn bodies_cost_nothing_but_where_they_are_empty() {
+        let now = Instant::now();
+        let mut allowance = Allowance::new(now);
+        let data = |flags, payload_bytes| Head { kind: DATA, flags, payload_bytes };
+        for head in [data(0, 1), data(END_STREAM, 0), GET] {
+            assert!((0..10 * MOST_AT_ONCE).all(|_| allowance.on_received(head, now)), "{head:?}");
+        }
+        assert_eq!(run(&mut allowance, data(0, 0), now), MOST_AT_ONCE);
+    }
+}
