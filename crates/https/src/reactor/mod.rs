@@ -248,18 +248,18 @@ impl Reactor {
         let mut keys = core.keys.take();
         wake::take_ready(&mut keys);
         core.turn.begin(keys.len());
-        self.poll_all(&keys);
+        self.poll_all(&keys, Tasks::poll);
         core.turn.settle(&mut keys);
-        self.poll_all(&keys);
+        self.poll_all(&keys, Tasks::poll_again);
         core.keys.replace(keys);
         Ok(())
     }
 
-    fn poll_all(&self, keys: &[Key]) {
+    fn poll_all(&self, keys: &[Key], poll: impl Fn(&Tasks, Key)) {
         for &key in keys {
             self.0.allowance.set(ALLOWANCE);
             self.0.turn.at(key);
-            self.0.tasks.poll(key);
+            poll(&self.0.tasks, key);
         }
     }
 

@@ -63,9 +63,19 @@ impl Tasks {
         }
     }
 
-    /// Polls a task, if it has not ended.
+    /// Polls a task that was queued, if it has not ended.
     pub(super) fn poll(&self, key: Key) {
-        let Some((mut work, waker)) = self.take(key) else { return };
+        self.poll_as(key, TaskWaker::on_poll);
+    }
+
+    /// Polls a task once more in the same turn. It stays queued if it has been woken meanwhile: were it taken for unqueued,
+    /// it could be queued a second time, and polled so often in the next turn, and once more in each that follows.
+    pub(super) fn poll_again(&self, key: Key) {
+        self.poll_as(key, |_| {});
+    }
+
+    fn poll_as(&self, key: Key, note: impl FnOnce(&TaskWaker)) {
+        let Some((mut work, waker)) = self.take(key, note) else { return };
         let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(&mut Context::from_waker(&waker))));
         match polled {
             Ok(poll) if poll.is_pending() => self.put_back(key, work),
@@ -79,10 +89,10 @@ impl Tasks {
         }
     }
 
-    fn take(&self, key: Key) -> Option<(Work, Waker)> {
+    fn take(&self, key: Key, note: impl FnOnce(&TaskWaker)) -> Option<(Work, Waker)> {
         let mut table = self.table.borrow_mut();
         let task = table.get_mut(key)?.as_mut()?;
-        task.alarm.on_poll();
+        note(&task.alarm);
         Some((task.work.take()?, task.waker.clone()))
     }
 

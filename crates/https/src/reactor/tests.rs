@@ -73,6 +73,32 @@ fn all_work_before_any_of_them_sends() {
     assert_eq!(seen.unwrap(), ["works", "works", "works", "sends", "sends", "sends"]);
 }
 
+/// It has always something to send and always more to do, so that it is woken before it is polled again.
+#[test]
+fn a_task_that_sends_and_works_on_is_polled_twice_a_turn_and_no_more() {
+    const TURNS: usize = 50;
+    let reactor = Reactor::new().unwrap();
+    let polls = Rc::new(Cell::new(0));
+    let (count, busy) = (Rc::clone(&polls), reactor.clone());
+    reactor.spawn(std::future::poll_fn(move |cx| {
+        count.set(count.get() + 1);
+        let _ = busy.poll_settling();
+        cx.waker().wake_by_ref();
+        Poll::<()>::Pending
+    }));
+    let (other, seen) = (reactor.clone(), Rc::clone(&polls));
+    let most = reactor.block_on(async move {
+        let (mut before, mut most) = (seen.get(), 0);
+        for _ in 0..TURNS {
+            other.yield_now().await;
+            most = most.max(seen.get() - before);
+            before = seen.get();
+        }
+        most
+    });
+    assert_eq!(most.unwrap(), 2);
+}
+
 #[test]
 fn a_wake_from_another_thread_arrives() {
     let reactor = Reactor::new().unwrap();
