@@ -131,6 +131,12 @@ impl TcpStream {
         self.source.readable.get()
     }
 
+    /// Whether the kernel may take something at once: a write that has to wait all the same waits for the turn only.
+    #[must_use]
+    pub fn may_be_writable(&self) -> bool {
+        self.source.writable.get()
+    }
+
     /// Makes the next read ask the kernel, even if no event has told of bytes or an end.
     pub fn look_again(&self) {
         self.source.readable.set(true);

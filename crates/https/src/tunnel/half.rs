@@ -112,7 +112,8 @@ impl Half {
         while self.from < self.to {
             let rest = &self.buffer[self.from..self.to];
             let Poll::Ready(sent) = Pin::new(&mut *sink).poll_write(cx, rest) else {
-                self.note_slow(backlog);
+                self.note_slow(sink, backlog);
+                self.shrink();
                 return Poll::Pending;
             };
             let sent = sent.map_err(Fault::Sink)?;
@@ -126,8 +127,24 @@ impl Half {
         Poll::Ready(Ok(()))
     }
 
-    fn note_slow(&mut self, backlog: &Budget) {
-        self.slow.get_or_insert_with(|| backlog.take_anyway(SLOW_BYTES));
+    /// A sink has taken nothing. It is slow only if its kernel's buffer is full: most of them merely wait for the end of
+    /// the turn.
+    fn note_slow(&mut self, sink: &Stream, backlog: &Budget) {
+        if !sink.tcp().may_be_writable() {
+            self.slow.get_or_insert_with(|| backlog.take_anyway(SLOW_BYTES));
+        }
+    }
+
+    /// A small rest that may wait for long needs no whole buffer.
+    fn shrink(&mut self) {
+        if self.slow.is_some()
+            && self.to - self.from <= SMALL_PIECE_BYTES
+            && self.buffer.len() == BUFFER_BYTES
+        {
+            let rest = self.buffer[self.from..self.to].to_vec();
+            (self.from, self.to) = (0, rest.len());
+            buffers::give_back(std::mem::replace(&mut self.buffer, rest));
+        }
     }
 
     /// Sees that what TLS has encrypted leaves.
@@ -137,13 +154,13 @@ impl Half {
         sink: &mut Stream,
         backlog: &Budget,
     ) -> Poll<Result<(), Fault>> {
-        match Pin::new(sink).poll_flush(cx) {
+        match Pin::new(&mut *sink).poll_flush(cx) {
             Poll::Ready(flushed) => {
                 self.slow = None;
                 Poll::Ready(flushed.map_err(Fault::Sink))
             }
             Poll::Pending => {
-                self.note_slow(backlog);
+                self.note_slow(sink, backlog);
                 Poll::Pending
             }
         }
@@ -193,5 +210,125 @@ impl Half {
 impl Drop for Half {
     fn drop(&mut self) {
         buffers::give_back(std::mem::take(&mut self.buffer));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::io::Write as _;
+    use std::net::TcpStream;
+    use std::os::fd::AsFd as _;
+    use std::time::Duration;
+
+    use socket2::{Domain, SockRef, Socket, Type};
+
+    use super::*;
+    use crate::reactor::{ListenOptions, Listener, Reactor, listen};
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Connections of the loop's own, each with its other end.
+    struct Door(Listener);
+
+    impl Door {
+        /// Whose kernel takes little at a time.
+        fn new(reactor: &Reactor) -> Self {
+            let socket = listen("127.0.0.1:0".parse().unwrap(), ListenOptions::default()).unwrap();
+            SockRef::from(&socket.as_fd()).set_send_buffer_size(4096).unwrap();
+            Self(Listener::new(reactor, socket).unwrap())
+        }
+
+        async fn pair(&self) -> (Stream, TcpStream) {
+            let far = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            far.set_recv_buffer_size(4096).unwrap();
+            far.connect(&self.0.local_address().unwrap().into()).unwrap();
+            let (near, _) = self.0.accept().await.unwrap();
+            (Stream::Plain(near), far.into())
+        }
+    }
+
+    fn run<T: 'static>(reactor: &Reactor, test: impl Future<Output = T> + 'static) -> T {
+        let limited = reactor.clone();
+        reactor.block_on(async move { limited.timeout(LONG, test).await }).unwrap().expect("the test hangs")
+    }
+
+    #[test]
+    fn a_sink_is_slow_when_its_kernel_is_full_and_not_when_the_turn_has_not_ended() {
+        let reactor = Reactor::new().unwrap();
+        let (door, other, busy) = (Door::new(&reactor), reactor.clone(), reactor.clone());
+        run(&reactor, async move {
+            let ((mut source, _from), (mut sink, _to)) = (door.pair().await, door.pair().await);
+            let backlog = Budget::new(1 << 20);
+            // Somebody else has something to do in each turn, after us.
+            let mut others = Some(async move {
+                loop {
+                    busy.yield_now().await;
+                }
+            });
+            poll_fn(|cx| match others.take() {
+                Some(others) => {
+                    cx.waker().wake_by_ref();
+                    other.spawn(others);
+                    Poll::Pending
+                }
+                None => Poll::Ready(()),
+            })
+            .await;
+            let mut half = Half::beginning_with(vec![7; 1 << 20]);
+            let mut has_waited_for_the_turn = false;
+            poll_fn(|cx| {
+                let is_done = half.poll(cx, &mut source, &mut sink, &backlog).is_ready();
+                assert!(!is_done);
+                if sink.tcp().may_be_writable() {
+                    has_waited_for_the_turn |= half.bytes() == 0;
+                    assert_eq!(backlog.used(), 0);
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                assert_eq!(backlog.used(), SLOW_BYTES);
+                Poll::Ready(())
+            })
+            .await;
+            assert!(has_waited_for_the_turn, "the test shows nothing");
+            drop(half);
+            assert_eq!(backlog.used(), 0);
+        });
+    }
+
+    /// Everybody sends as much as is taken, and nobody takes anything.
+    #[test]
+    fn slow_sinks_together_hold_what_is_allowed_and_a_little_each() {
+        const SESSIONS: usize = 40;
+        const FULL: usize = 4;
+        let reactor = Reactor::new().unwrap();
+        let (door, other) = (Door::new(&reactor), reactor.clone());
+        run(&reactor, async move {
+            let backlog = Budget::new(FULL * SLOW_BYTES);
+            let (mut sessions, mut senders) = (Vec::new(), Vec::new());
+            for _ in 0..SESSIONS {
+                let ((source, mut from), (sink, to)) = (door.pair().await, door.pair().await);
+                // Ends by the connection's end alone.
+                senders.push(std::thread::spawn(move || while from.write_all(&[7; 1 << 16]).is_ok() {}));
+                sessions.push((Half::beginning_with(Vec::new()), source, sink, to));
+            }
+            poll_fn(|cx| {
+                let mut all_are_stuck = true;
+                for (half, source, sink, _) in &mut sessions {
+                    assert!(half.poll(cx, source, sink, &backlog).is_pending());
+                    all_are_stuck &= half.slow.is_some() && half.to > half.from;
+                }
+                if all_are_stuck { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+            let held: usize = sessions.iter().map(|(half, ..)| half.buffer.capacity()).sum();
+            assert!(held <= FULL * BUFFER_BYTES + SESSIONS * SMALL_PIECE_BYTES, "{held} bytes");
+            other.yield_now().await;
+            drop(sessions);
+            assert_eq!(backlog.used(), 0);
+            for sender in senders {
+                sender.join().unwrap();
+            }
+        });
     }
 }
