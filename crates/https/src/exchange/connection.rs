@@ -1,7 +1,6 @@
 //! One client's connection of HTTP/1: request after request, until one of the two ends it.
 
-use std::future::{Future as _, poll_fn};
-use std::pin::pin;
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
@@ -121,10 +120,23 @@ impl<C: ClientConnection, O: Dial> Connection<'_, C, O> {
         let reactor = &self.service.reactor;
         let limit = self.service.settings.timeouts.keep_alive;
         let (stream, buffer) = (self.stream, &mut self.buffer);
-        let mut drained = pin!(reactor.drained());
-        let bytes = poll_fn(|cx| match stream.poll_fill(cx, buffer) {
-            Poll::Ready(filled) => Poll::Ready(filled.is_ok_and(|len| len > 0)),
-            Poll::Pending => drained.as_mut().poll(cx).map(|()| false),
+        let mut has_looked = false;
+        let bytes = poll_fn(|cx| {
+            loop {
+                if let Poll::Ready(filled) = stream.poll_fill(cx, buffer) {
+                    return Poll::Ready(filled.is_ok_and(|len| len > 0));
+                }
+                // The end wakes all tasks.
+                if !reactor.is_draining() {
+                    return Poll::Pending;
+                }
+                if has_looked {
+                    // It may only have been enough for this turn: a request that has come is still answered.
+                    return if stream.is_read_out() { Poll::Ready(false) } else { Poll::Pending };
+                }
+                has_looked = true;
+                stream.look_again();
+            }
         });
         let came = self.patience.0.limit(limit, bytes).await;
         self.patience.0.rest();
