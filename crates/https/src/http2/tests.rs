@@ -268,3 +268,38 @@ fn a_slow_client_makes_nobody_hold_much() {
         assert_eq!(got, WHOLE);
     });
 }
+
+/// By a window that opens a little at a time, or not at all.
+#[test]
+fn a_client_that_is_too_slow_with_its_answer_is_not_waited_for() {
+    for (pause, most_rounds) in [(Duration::from_millis(5), usize::MAX), (Duration::ZERO, 1)] {
+        let timeouts = Timeouts { send: Duration::from_millis(300), ..Timeouts::default() };
+        let bed = bed(Settings { timeouts, min_rate: u64::MAX, ..Settings::default() });
+        let (stream, mut origin, reactor) =
+            (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
+        bed.run(async move {
+            let (mut client, _) = speak(&reactor, stream).await;
+            let (answer, _) = ask(&mut client, request(Method::GET));
+            until(&mut origin, "\r\n\r\n").await;
+            say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n").await;
+            reactor.spawn(async move { while origin.write_all(&[b'x'; 4096]).await.is_ok() {} });
+            let mut body = answer.await.unwrap().into_body();
+            let mut rounds = 0;
+            let error = loop {
+                match body.data().await {
+                    Some(Ok(data)) if rounds < most_rounds => {
+                        body.flow_control().release_capacity(data.len()).unwrap();
+                        rounds += 1;
+                        reactor.sleep(pause).await;
+                    }
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => break error,
+                    None => panic!("ended as if it were whole"),
+                }
+            };
+            // Nobody takes it for the whole, and the connection goes on.
+            assert_eq!(error.reason(), Some(Reason::INTERNAL_ERROR));
+            assert!(client.ready().await.is_ok());
+        });
+    }
+}

@@ -31,6 +31,10 @@ How the origin learns the client (--client-address):
 Clients that leave: a request whose client resets its connection or stream is given up, and the origin's connection closed. A
 client of HTTP/1.1 that only closes its own direction (close_notify) gets its answer if that begins within 5 s.
 
+SIGHUP reads again: certificates, keys and authorities (--cert, --key, --client-ca, --origin-ca, --origin-cert, --origin-key).
+New handshakes use them, and resume no session from before; connections that are open stay. What can't be read stays as it
+was, and an error says so. Options and other files (--allow FILE, --deny-clients) are read at the start only.
+
 Examples:
   A site whose application listens on port 8080:
     truepeer https -l :443 --cert site.pem --key site.key --origin http://127.0.0.1:8080
@@ -164,13 +168,20 @@ pub(super) struct HttpsArgs {
     /// How long a client may be silent within a request's body (408) [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = values::positive_duration, help_heading = REQUESTS)]
     body_timeout: Option<Duration>,
+    /// How long a client may take nothing of a response, and the origin nothing of a request (504) [default: 60s]
+    #[arg(long, value_name = "TIME", value_parser = values::positive_duration, help_heading = REQUESTS)]
+    send_timeout: Option<Duration>,
     /// Bytes a second that a client has to manage on average, sending a body (408) or taking one, once it has been waited for
-    /// longer than --body-timeout (sending) or 60s (taking) in all; 0: any number [default: 500]
+    /// longer than --body-timeout (sending) or --send-timeout (taking) in all; 0: any number [default: 500]
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = REQUESTS)]
     min_rate: Option<u64>,
     /// How long a connection may wait for its next request [default: 60s]
     #[arg(long, value_name = "TIME", value_parser = values::positive_duration, help_heading = REQUESTS)]
     keepalive_timeout: Option<Duration>,
+    /// How long a connection after 101 (a WebSocket) may be silent both ways; once one side has ended, a minute at most
+    /// [default: 1h]
+    #[arg(long, value_name = "TIME", value_parser = values::positive_duration, help_heading = REQUESTS)]
+    tunnel_timeout: Option<Duration>,
 
     /// Rules and routes for the origin's replies (--client-address transparent): auto (set, and remove at the end) or manual
     /// [default: auto if permitted]
@@ -393,8 +404,10 @@ impl HttpsArgs {
             origin_patience: self.origin_patience.unwrap_or(usual.origin_patience),
             head_timeout: self.head_timeout.unwrap_or(usual.head_timeout),
             body_timeout: self.body_timeout.unwrap_or(usual.body_timeout),
+            send_timeout: self.send_timeout.unwrap_or(usual.send_timeout),
             keepalive_timeout: self.keepalive_timeout.unwrap_or(usual.keepalive_timeout),
             response_timeout: self.response_timeout.unwrap_or(usual.response_timeout),
+            tunnel_timeout: self.tunnel_timeout.unwrap_or(usual.tunnel_timeout),
         }
     }
 }

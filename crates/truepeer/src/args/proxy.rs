@@ -40,6 +40,9 @@ Examples:
   DNS behind dnsdist (useProxyProtocol=true):
     truepeer proxy -p udp -l :5300 -4 127.0.0.1:53 -6 [::1]:53 --allow 10.0.0.7
 
+SIGHUP, where TLS is spoken, reads certificates, keys and authorities again: new handshakes use them, connections that are open
+stay, and what can't be read stays as it was. Options and other files are read at the start only. Without TLS it ends truepeer.
+
 Single-dash long options (-allowed-subnets FILE, -listeners=4) are understood, too.";
 
 /// Take connections that begin with a PROXY header, and connect to the backend from the client's own address.

@@ -39,9 +39,14 @@ pub(crate) struct HttpConfig {
     #[serde(with = "text::duration")]
     pub(crate) body_timeout: Duration,
     #[serde(with = "text::duration")]
+    pub(crate) send_timeout: Duration,
+    #[serde(with = "text::duration")]
     pub(crate) keepalive_timeout: Duration,
     #[serde(with = "text::duration")]
     pub(crate) response_timeout: Duration,
+    /// After 101.
+    #[serde(with = "text::duration")]
+    pub(crate) tunnel_timeout: Duration,
 }
 
 /// How the origin learns the client.
@@ -70,8 +75,10 @@ impl Default for HttpConfig {
             origin_patience: Duration::from_secs(1),
             head_timeout: timeouts.head,
             body_timeout: timeouts.body,
+            send_timeout: timeouts.send,
             keepalive_timeout: timeouts.keep_alive,
             response_timeout: timeouts.response,
+            tunnel_timeout: timeouts.tunnel,
         }
     }
 }
@@ -84,12 +91,16 @@ impl HttpConfig {
             target_bytes: Limits::default().target_bytes.min(self.max_head),
             ..Limits::default()
         };
+        let usual = Timeouts::default();
         let timeouts = Timeouts {
             head: self.head_timeout,
             body: self.body_timeout,
+            send: self.send_timeout,
             keep_alive: self.keepalive_timeout,
             response: self.response_timeout,
-            ..Timeouts::default()
+            tunnel: self.tunnel_timeout,
+            half_tunnel: usual.half_tunnel.min(self.tunnel_timeout),
+            ..usual
         };
         HttpOptions {
             settings: Settings {
