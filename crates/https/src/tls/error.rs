@@ -136,6 +136,9 @@ fn explain(error: &Error, first: &[u8]) -> String {
             AlertDescription::HandshakeFailure => {
                 "nothing in common: versions, cipher suites or kinds of keys (alert handshake_failure)".to_owned()
             }
+            AlertDescription::NoApplicationProtocol => {
+                "the other end speaks none of the protocols that were offered (--origin-alpn)".to_owned()
+            }
             AlertDescription::CertificateRequired => "the other end requires a client certificate".to_owned(),
             alert => format!("the other end refuses (alert {alert:?})"),
         },

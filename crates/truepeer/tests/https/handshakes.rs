@@ -3,10 +3,11 @@
 use std::io::Write as _;
 
 use anyhow::ensure;
+use rustix::process::Signal;
 use truepeer_testbed::servers::{Haproxy, Nginx};
 use truepeer_testbed::{Bed, Program, Running, Test, client, ip_here, tests};
 
-use crate::authority::Authority;
+use crate::authority::{Authority, Validity};
 use crate::kit::start_site;
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -21,6 +22,8 @@ pub(crate) fn tests() -> Vec<Test> {
         a_subject_can_not_write_fields,
         a_client_without_a_certificate_is_refused_where_one_is_required,
         a_header_before_the_handshake_names_the_client,
+        another_authority_for_clients_is_taken_over,
+        an_authority_is_trusted_for_as_long_as_it_is_named,
     ];
     let mut all: Vec<Test> = python.into_iter().map(|test| test.needs_program("python3")).collect();
     all.push(
@@ -301,6 +304,75 @@ print(ask(open(showing(*sys.argv[2:4]))))"
     let said = stand.python(bed, &script, &[&alice.cert, &alice.key])?;
     lines(&["True", "<SUCCESS> <CN=alice,O=Testbed>"], &said, &stand.truepeer)?;
     stand.truepeer.wait_for_log("a client certificate is required, and none was sent")
+}
+
+/// Clients of the old one are refused, also those that could resume a session; connections that are open stay.
+fn another_authority_for_clients_is_taken_over(bed: &Bed) -> anyhow::Result<()> {
+    let stand = asking_for_certificates(bed, &[])?;
+    let alice = stand.authority.certify(bed, "alice", &["a.test"])?;
+    let other = Authority::new(bed, "other")?;
+    let bob = other.certify(bed, "bob", &["b.test"])?;
+    let script = format!(
+        r"{WITH_CERTIFICATE}
+import os, time
+# Clients trust the site whatever becomes of the file: it is the authority for clients that changes.
+known = trusting()
+def showing(cert, key):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=KNOWN)
+    context.load_cert_chain(cert, key)
+    return context
+KNOWN = open_file(sys.argv[1])
+def kept(tls):
+    tls.sendall(b'GET / HTTP/1.1\r\nHost: site.test\r\n\r\n')
+    answer = b''
+    while not answer.endswith(b'>\n'): answer += tls.recv(65536)
+    return answer.startswith(b'HTTP/1.1 200 ')
+def reloaded(name):
+    print('next', flush=True)
+    while not os.path.exists(name): time.sleep(.01)
+alice, bob = showing(*sys.argv[2:4]), showing(*sys.argv[4:6])
+staying = open(alice)
+print(kept(staying), refused(bob))
+reloaded('changed')
+print(refused(alice), refused(alice, session=staying.session), ask(open(bob)), kept(staying))
+reloaded('broken')
+print(refused(alice), ask(open(bob)), kept(staying))"
+    )
+    .replace("open_file(sys.argv[1])", "__import__('pathlib').Path(sys.argv[1]).read_text()");
+    let client = Program::new("python3")
+        .args(["-c", &format!("{PRELUDE}\n{script}"), &stand.authority.ca])
+        .args([alice.cert, alice.key, bob.cert, bob.key])
+        .start(bed)?;
+    let truepeer = &stand.truepeer;
+    client.wait_state("the first round", || client.stdout().matches("next").count() == 1)?;
+    std::fs::copy(&other.ca, &stand.authority.ca)?;
+    truepeer.signal(Signal::HUP)?;
+    truepeer.wait_for_log("certificates and keys were read again")?;
+    bed.write("changed", "")?;
+    client.wait_state("the second round", || client.stdout().matches("next").count() == 2)?;
+    std::fs::write(&stand.authority.ca, "no authority")?;
+    truepeer.signal(Signal::HUP)?;
+    truepeer.wait_for_log("stay as they were: the authority for clients ")?;
+    bed.write("broken", "")?;
+    ensure!(client.wait_end()?.success(), "{}; {}", client.log(), truepeer.log());
+    let said: Vec<_> = client.stdout().lines().filter(|line| *line != "next").map(str::to_owned).collect();
+    let bobs = "<SUCCESS> <CN=bob,O=Testbed>";
+    lines(&["True True", &format!("True True {bobs} True"), &format!("True {bobs} True")], &said, truepeer)
+}
+
+/// Whoever names it vouches for it: its own dates don't count (RFC 5280, 6.1.1 d), those of the clients' certificates do.
+fn an_authority_is_trusted_for_as_long_as_it_is_named(bed: &Bed) -> anyhow::Result<()> {
+    let old = Authority::of(bed, "old", Validity::Over)?;
+    let stand = Stand::with(bed, TOLD, |_| Ok(["--client-ca", &old.ca].map(str::to_owned).to_vec()))?;
+    let alice = old.certify(bed, "alice", &["a.test"])?;
+    let late = old.certify_for(bed, "late", &["a.test"], Validity::Over)?;
+    let script = format!(
+        "{WITH_CERTIFICATE}\nprint(ask(open(showing(*sys.argv[2:4]))), refused(showing(*sys.argv[4:6])))"
+    );
+    let args = [alice.cert, alice.key, late.cert, late.key];
+    let said = stand.python(bed, &script, &args.each_ref().map(String::as_str))?;
+    lines(&["<SUCCESS> <CN=alice,O=Testbed> True"], &said, &stand.truepeer)
 }
 
 fn a_header_before_the_handshake_names_the_client(bed: &Bed) -> anyhow::Result<()> {

@@ -1,11 +1,13 @@
 //! `truepeer https` between real clients and real origins.
 //! `cargo test -p truepeer --test https -- WORD` runs those whose name has the word in it.
 
+mod alerts;
 #[path = "../tls/authority.rs"]
 mod authority;
 mod clients;
 mod endings;
 mod ends;
+mod floods;
 mod handshakes;
 mod hostile;
 mod http2;
@@ -13,8 +15,11 @@ mod kit;
 mod learns;
 mod origins;
 mod restarts;
+mod scarcity;
+mod slow;
 mod smuggling;
 mod traffic;
+mod upgrades;
 mod volume;
 
 use std::process::ExitCode;
@@ -27,11 +32,16 @@ fn main() -> ExitCode {
         clients::tests(),
         traffic::tests(),
         http2::tests(),
+        floods::tests(),
         volume::tests(),
         hostile::tests(),
         smuggling::tests(),
         ends::tests(),
         restarts::tests(),
+        scarcity::tests(),
+        slow::tests(),
+        upgrades::tests(),
+        alerts::tests(),
         endings::tests(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())

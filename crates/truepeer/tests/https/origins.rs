@@ -4,12 +4,14 @@ use anyhow::ensure;
 use truepeer_testbed::servers::{Haproxy, Nginx};
 use truepeer_testbed::{Bed, Running, Test, tests};
 
-use crate::authority::{Authority, Identity};
+use crate::authority::{Authority, Identity, Validity};
 use crate::kit::{curl, https};
 
 pub(crate) fn tests() -> Vec<Test> {
     tests![
         an_origin_with_another_certificate_is_refused_with_the_reason,
+        an_origin_whose_certificate_is_of_another_time_is_refused_with_the_reason,
+        an_origin_is_offered_the_http_that_is_spoken,
         an_origin_that_speaks_no_tls_is_refused_with_the_reason,
         any_origin_is_taken_where_that_is_said,
         an_origin_is_known_by_the_name_that_is_given,
@@ -58,6 +60,42 @@ fn an_origin_with_another_certificate_is_refused_with_the_reason(bed: &Bed) -> a
             truepeer.wait_for_log(said)?;
             truepeer.wait_for_log("origin_tls")?;
         }
+    }
+    Ok(())
+}
+
+fn an_origin_whose_certificate_is_of_another_time_is_refused_with_the_reason(
+    bed: &Bed,
+) -> anyhow::Result<()> {
+    let authority = Authority::new(bed, "authority")?;
+    for (validity, said) in
+        [(Validity::Over, "certificate expired"), (Validity::ToCome, "certificate not valid yet")]
+    {
+        let identity = authority.certify_for(bed, "origin", &["127.0.0.1"], validity)?;
+        for start in STARTS {
+            let _origin = start(bed, &identity)?;
+            let truepeer =
+                https(bed, HERE, URL)?.args(&["--origin-ca", &authority.ca, "--access-log"]).start(bed)?;
+            let status = status(bed)?;
+            ensure!(status == "502", "{status}; {}", truepeer.log());
+            truepeer.wait_for_log("can't connect to the origin: TLS")?;
+            truepeer.wait_for_log(said)?;
+            truepeer.wait_for_log("origin_tls")?;
+        }
+    }
+    Ok(())
+}
+
+fn an_origin_is_offered_the_http_that_is_spoken(bed: &Bed) -> anyhow::Result<()> {
+    let Identity { cert, key } = Authority::new(bed, "authority")?.certify(bed, "origin", &["127.0.0.1"])?;
+    let answer = format!(
+        "ssl_certificate {cert}; ssl_certificate_key {key}; location / {{ return 200 \"$ssl_alpn_protocol $server_protocol\"; }}"
+    );
+    let _origin = Nginx::default().server(ORIGIN, "ssl http2", &answer).start(bed)?;
+    let _truepeer = https(bed, HERE, URL)?.args(&["--origin-insecure"]).start(bed)?;
+    for version in ["--http1.1", "--http2"] {
+        let said = curl(&[version, "https://127.0.0.1/"]).run(bed)?;
+        ensure!(said == "http/1.1 HTTP/1.1", "{said}");
     }
     Ok(())
 }

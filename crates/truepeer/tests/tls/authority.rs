@@ -12,7 +12,13 @@ pub(crate) struct Authority {
 
 impl Authority {
     pub(crate) fn new(bed: &Bed, name: &str) -> anyhow::Result<Authority> {
+        Authority::of(bed, name, Validity::Now)
+    }
+
+    /// As [`Authority::new`], for another time than now.
+    pub(crate) fn of(bed: &Bed, name: &str, validity: Validity) -> anyhow::Result<Authority> {
         let mut params = rcgen::CertificateParams::new(Vec::new())?;
+        validity.write_to(&mut params);
         params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         params.distinguished_name.push(rcgen::DnType::CommonName, name);
         let key = rcgen::KeyPair::generate()?;
@@ -22,8 +28,20 @@ impl Authority {
 
     /// A certificate and its key for these names, the file's name being the subject's.
     pub(crate) fn certify(&self, bed: &Bed, file: &str, names: &[&str]) -> anyhow::Result<Identity> {
+        self.certify_for(bed, file, names, Validity::Now)
+    }
+
+    /// As [`Authority::certify`], for another time than now.
+    pub(crate) fn certify_for(
+        &self,
+        bed: &Bed,
+        file: &str,
+        names: &[&str],
+        validity: Validity,
+    ) -> anyhow::Result<Identity> {
         let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
         let mut params = rcgen::CertificateParams::new(names)?;
+        validity.write_to(&mut params);
         params.distinguished_name = rcgen::DistinguishedName::new();
         params.distinguished_name.push(rcgen::DnType::OrganizationName, "Testbed");
         params.distinguished_name.push(rcgen::DnType::CommonName, file);
@@ -33,6 +51,27 @@ impl Authority {
             cert: text(bed.write(&format!("{file}.pem"), cert)?),
             key: text(bed.write(&format!("{file}.key"), key.serialize_pem())?),
         })
+    }
+}
+
+/// When a certificate is valid.
+#[derive(Clone, Copy)]
+pub(crate) enum Validity {
+    Now,
+    /// It was, once.
+    Over,
+    /// It will be.
+    ToCome,
+}
+
+impl Validity {
+    fn write_to(self, params: &mut rcgen::CertificateParams) {
+        let year = |year| rcgen::date_time_ymd(year, 1, 1);
+        (params.not_before, params.not_after) = match self {
+            Self::Now => (year(1975), year(4096)),
+            Self::Over => (year(1975), year(2020)),
+            Self::ToCome => (year(4000), year(4096)),
+        };
     }
 }
 

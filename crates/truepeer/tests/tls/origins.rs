@@ -1,9 +1,10 @@
 //! TLS towards backends of others: OpenSSL's server, verified or not.
 
 use anyhow::ensure;
+use truepeer_testbed::servers::Nginx;
 use truepeer_testbed::{Bed, Program, Running, Test, client, tests};
 
-use crate::authority::{Authority, Identity};
+use crate::authority::{Authority, Identity, Validity};
 use crate::stand::bare_proxy;
 
 const NEAR: &str = "127.0.0.1:9443";
@@ -13,10 +14,15 @@ pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
         a_backend_is_verified,
         a_backend_of_another_name_or_authority_is_refused,
+        a_backend_whose_certificate_is_of_another_time_is_refused,
         any_backend_is_taken_where_that_is_said,
         a_backend_that_asks_is_shown_our_certificate,
     ];
-    all.into_iter().map(|test| test.needs_program("openssl")).collect()
+    let mut all: Vec<_> = all.into_iter().map(|test| test.needs_program("openssl")).collect();
+    let offered = Test::new("backends_are_offered_what_is_said", backends_are_offered_what_is_said);
+    all.push(offered.needs_program("python3"));
+    all.push(Test::new("a_backend_that_speaks_nothing_of_it_says_so", a_backend_that_speaks_nothing_of_it));
+    all
 }
 
 /// Sends lines back in reverse.
@@ -76,6 +82,67 @@ fn a_backend_of_another_name_or_authority_is_refused(bed: &Bed) -> anyhow::Resul
         near.wait_for_log(said)?;
     }
     Ok(())
+}
+
+fn a_backend_whose_certificate_is_of_another_time_is_refused(bed: &Bed) -> anyhow::Result<()> {
+    let authority = Authority::new(bed, "authority")?;
+    for (validity, said) in
+        [(Validity::Over, "certificate expired"), (Validity::ToCome, "certificate not valid yet")]
+    {
+        let _origin = openssl(bed, &authority.certify_for(bed, "site", &["site.test"], validity)?)?;
+        let near = near(bed, &["--origin-ca", &authority.ca, "--origin-name", "site.test"])?;
+        let mut stream = client::connect(NEAR)?;
+        ensure!(client::read_end(&mut stream)? == client::End::Reset, "{}", near.log());
+        near.wait_for_log("TLS with the backend 127.0.0.1:9000 for 127.0.0.1:")?;
+        near.wait_for_log(said)?;
+    }
+    Ok(())
+}
+
+/// Says what each client has offered that it speaks, too: the best of it, by its own choice.
+const CHOOSING: &str = r"
+import socket, ssl, sys
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(*sys.argv[1:3])
+if sys.argv[3:]: context.set_alpn_protocols(sys.argv[3:])
+door = socket.create_server(('127.0.0.1', 9000))
+while True:
+    stream = context.wrap_socket(door.accept()[0], server_side=True)
+    stream.sendall(('chosen %s\n' % stream.selected_alpn_protocol()).encode())
+    stream.unwrap().close()
+";
+
+fn backends_are_offered_what_is_said(bed: &Bed) -> anyhow::Result<()> {
+    let Identity { cert, key } = Authority::new(bed, "authority")?.certify(bed, "site", &["site.test"])?;
+    for (offered, spoken, chosen) in [
+        (&[][..], &["h2", "http/1.1"][..], "None"),
+        (&["http/1.1"], &["h2", "http/1.1"], "http/1.1"),
+        (&["spdy/3", "h2"], &["http/1.1", "h2"], "h2"),
+        (&["h2", "http/1.1"], &["http/1.1", "h2"], "http/1.1"),
+        // One that does not know ALPN says nothing, which is no refusal.
+        (&["h2"], &[], "None"),
+    ] {
+        let origin = Program::new("python3").args(["-c", CHOOSING, &cert, &key]).args(spoken).start(bed)?;
+        origin.wait_listening(ORIGIN)?;
+        let mut options = vec!["--origin-insecure"];
+        offered.iter().for_each(|name| options.extend(["--origin-alpn", name]));
+        let near = near(bed, &options)?;
+        let answer = reversed("")?;
+        ensure!(answer == format!("chosen {chosen}"), "{offered:?}, {spoken:?}: {answer}; {}", near.log());
+    }
+    Ok(())
+}
+
+/// NGINX speaks HTTP, and refuses who offers something else alone.
+fn a_backend_that_speaks_nothing_of_it(bed: &Bed) -> anyhow::Result<()> {
+    let Identity { cert, key } = Authority::new(bed, "authority")?.certify(bed, "site", &["site.test"])?;
+    let certificate = format!("ssl_certificate {cert}; ssl_certificate_key {key}; return 200 fine;");
+    let _origin = Nginx::default().server(ORIGIN, "ssl", &certificate).start(bed)?;
+    let near = near(bed, &["--origin-insecure", "--origin-alpn", "imap"])?;
+    let mut stream = client::connect(NEAR)?;
+    ensure!(client::read_end(&mut stream)? == client::End::Reset, "{}", near.log());
+    near.wait_for_log("the other end speaks none of the protocols that were offered (--origin-alpn)")?;
+    near.wait_for_log("origin_tls")
 }
 
 fn any_backend_is_taken_where_that_is_said(bed: &Bed) -> anyhow::Result<()> {

@@ -1,0 +1,64 @@
+//! Clients of HTTP/2 that want to cost us much, by the frames that they send: they are sent away, and nobody else notices.
+
+use anyhow::ensure;
+use rustix::process::Signal;
+use truepeer_testbed::{Bed, Program, Running, Test, tests};
+
+use crate::kit::{curl, https, origin};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let all = tests![floods_of_frames_are_ended_and_counted, a_flood_that_reads_nothing_is_ended_too];
+    all.into_iter().map(|test| test.needs_program("python3")).collect()
+}
+
+const HERE: &str = "127.0.0.1:443";
+const ORIGIN: &str = "http://127.0.0.1:8080";
+
+fn flood(name: &str) -> Program {
+    Program::new("python3").args(["-c", include_str!("programs/flood.py"), name])
+}
+
+/// Waits until so many have been refused for what they did.
+fn counted(truepeer: &Running, expected: usize) -> anyhow::Result<()> {
+    let said = |log: &str, reason: &str| {
+        let counts =
+            log.split([' ', '"']).filter_map(|word| word.strip_prefix(reason)?.parse::<usize>().ok());
+        counts.max().unwrap_or_default()
+    };
+    // Streams that are taken back before anybody has looked at them are h2's to count.
+    truepeer.wait_state(&format!("{expected} refusals"), || {
+        let (is_asked, log) = (truepeer.signal(Signal::USR1).is_ok(), truepeer.log());
+        is_asked && said(&log, "http2_excess=") + said(&log, "http2_rapid_reset=") == expected
+    })
+}
+
+/// Each has a request under way, which keeps its connection.
+fn floods_of_frames_are_ended_and_counted(bed: &Bed) -> anyhow::Result<()> {
+    let _origin = origin(bed, 8080)?;
+    let truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
+    for name in ["rapid-reset", "continuation", "ping", "settings", "empty-data", "window-update", "priority"]
+    {
+        let flooding = flood(name).start(bed)?;
+        while flooding.is_alive() {
+            ensure!(curl(&["--http2", "https://127.0.0.1/3"]).run(bed)? == "xxx");
+        }
+        let status = flooding.wait_end()?;
+        ensure!(status.success(), "{name}: {}; {}", flooding.log(), truepeer.log());
+        // ENHANCE_YOUR_CALM (RFC 9113 section 7).
+        ensure!(flooding.stdout().trim() == format!("{name} goaway 11"), "{}", flooding.log());
+    }
+    counted(&truepeer, 7)?;
+    truepeer.wait_for_log("the client sends too many frames that ask for nothing (HTTP/2)")
+}
+
+/// Its pings can't be answered, and it is not waited for any longer than others.
+fn a_flood_that_reads_nothing_is_ended_too(bed: &Bed) -> anyhow::Result<()> {
+    let _origin = origin(bed, 8080)?;
+    let truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
+    let deaf = include_str!("programs/flood.py").replace("    read()\n    if not", "    if not");
+    let flooding = Program::new("python3").args(["-c", &deaf, "settings"]).start(bed)?;
+    ensure!(!flooding.wait_end()?.success(), "{}", flooding.log());
+    counted(&truepeer, 1)?;
+    ensure!(curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx");
+    Ok(())
+}

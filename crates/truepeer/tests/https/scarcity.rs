@@ -1,0 +1,142 @@
+//! When the system lets us down: no more descriptors, or a worker whose loop fails.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
+use truepeer_testbed::{Bed, Program, Running, Test, skip, tests};
+
+use crate::kit::{curl, https, origin};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let all = tests![
+        accepting_pauses_while_there_are_no_descriptors,
+        a_worker_that_fails_ends_the_program_with_the_reason,
+    ];
+    all.into_iter().map(|test| test.needs_program("python3")).collect()
+}
+
+const HERE: &str = "127.0.0.1:443";
+const ORIGIN: &str = "http://127.0.0.1:8080";
+const WORKERS: u32 = 2;
+/// Between two attempts to accept.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Asks on one connection until the file `enough` is there.
+const REGULAR: &str = r"
+import http.client, os, ssl, time
+client = http.client.HTTPSConnection('127.0.0.1', 443, timeout=60, context=ssl._create_unverified_context())
+count = 0
+while not os.path.exists('enough'):
+    client.request('GET', '/3')
+    assert client.getresponse().read() == b'xxx'
+    count += 1
+    if count % 20 == 0: print('served', count, flush=True)
+    time.sleep(.01)
+";
+
+/// Connections that say nothing, until the file `leave` is there.
+const CROWD: &str = r"
+import os, socket, time
+crowd = [socket.create_connection(('127.0.0.1', 443), 60) for _ in range(64)]
+print('here', flush=True)
+while not os.path.exists('leave'): time.sleep(.01)
+";
+
+fn python(bed: &Bed, script: &str) -> anyhow::Result<Running> {
+    Program::new("python3").args(["-c", script]).start(bed)
+}
+
+/// Lets it open so many more descriptors than it has.
+fn allow_descriptors(truepeer: &Running, more: u64) -> anyhow::Result<()> {
+    let limit = Some(truepeer.descriptors()? as u64 + more);
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    prlimit(Pid::from_raw(truepeer.pid()), Resource::Nofile, Rlimit { current: limit, maximum })?;
+    Ok(())
+}
+
+/// How often accepting has paused.
+fn pauses(truepeer: &Running) -> anyhow::Result<u32> {
+    let reports = truepeer.log().matches("counters: ").count();
+    truepeer.signal(Signal::USR1)?;
+    truepeer.wait_state("a report", || truepeer.log().matches("counters: ").count() > reports)?;
+    let log = truepeer.log();
+    let mut words = log.split([' ', '"', ',']).filter_map(|word| word.strip_prefix("accept_pauses="));
+    Ok(words.next_back().context("no accept_pauses in the report")?.parse()?)
+}
+
+/// What it has used of the processor, in the kernel's ticks of 10 ms.
+fn ticks(truepeer: &Running) -> anyhow::Result<u64> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", truepeer.pid()))?;
+    let fields = stat.rsplit_once(')').context("stat without a name")?.1;
+    // proc_pid_stat(5): utime and stime are the 14th and 15th, the name is the second.
+    fields.split_whitespace().skip(11).take(2).map(|field| Ok(field.parse::<u64>()?)).sum()
+}
+
+fn accepting_pauses_while_there_are_no_descriptors(bed: &Bed) -> anyhow::Result<()> {
+    let _origin = origin(bed, 8080)?;
+    let truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
+    let regular = python(bed, REGULAR)?;
+    regular.wait_for_log("served")?;
+
+    let began = Instant::now();
+    allow_descriptors(&truepeer, 8)?;
+    let crowd = python(bed, CROWD)?;
+    crowd.wait_for_log("here")?;
+    truepeer.wait_for_log("accepting pauses for a moment: ")?;
+    truepeer.wait_for_log("Too many open files")?;
+    let late = curl(&["https://127.0.0.1/3"]).start(bed)?;
+    // Who is connected already is served on.
+    let served = |log: &str| log.matches("served").count();
+    let before = served(&regular.stdout());
+    regular.wait_state("more answers", || served(&regular.stdout()) > before + 3)?;
+    bed.write("enough", "")?;
+    ensure!(regular.wait_end()?.success(), "{}; {}", regular.log(), truepeer.log());
+
+    // Nobody asks for anything now: whatever it does, it does for the pauses. A loop that spins would use all of a core,
+    // or a good part of one on a busy machine.
+    let (since, used) = (pauses(&truepeer)?, ticks(&truepeer)?);
+    truepeer.wait_state("more pauses", || pauses(&truepeer).is_ok_and(|now| now > since + 40))?;
+    let used = ticks(&truepeer)? - used;
+    ensure!(used <= 15, "{used} ticks of the processor for 40 pauses");
+    let most = WORKERS * u32::try_from(began.elapsed().as_millis() / PAUSE.as_millis() + 1)?;
+    let seen = pauses(&truepeer)?;
+    let most = most + WORKERS * 2;
+    ensure!(seen <= most, "{seen} pauses in {:?}", began.elapsed());
+    let lines = u128::try_from(truepeer.log().matches("accepting pauses").count())?;
+    ensure!(lines <= 1 + began.elapsed().as_secs() as u128 / 60, "{}", truepeer.log());
+
+    bed.write("leave", "")?;
+    ensure!(late.wait_end()?.success() && late.stdout() == "xxx", "{}; {}", late.log(), truepeer.log());
+    ensure!(curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx");
+    let settled = pauses(&truepeer)?;
+    ensure!(curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx");
+    ensure!(pauses(&truepeer)? == settled, "it still pauses");
+    Ok(())
+}
+
+/// The kernel refuses to tell one of them what is ready, by the hand of a debugger.
+fn a_worker_that_fails_ends_the_program_with_the_reason(bed: &Bed) -> anyhow::Result<()> {
+    let _origin = origin(bed, 8080)?;
+    let truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
+    ensure!(curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx");
+    let failing = Program::new("python3")
+        .args(["-c", include_str!("programs/fail_epoll.py")])
+        .args([&truepeer.pid().to_string(), "tls-1"])
+        .start(bed)?;
+    let status = failing.wait_end()?;
+    if status.code() == Some(77) {
+        return skip("no process may trace another here (ptrace)");
+    }
+    ensure!(status.success(), "{}", failing.log());
+    let status = truepeer.wait_end()?;
+    ensure!(status.code() == Some(1), "{status}: {}", truepeer.log());
+    for line in [
+        "a worker has ended, since the system does not tell it what is ready: Bad file descriptor",
+        "a worker has ended by itself",
+    ] {
+        ensure!(truepeer.log().contains(line), "{}", truepeer.log());
+    }
+    Ok(())
+}

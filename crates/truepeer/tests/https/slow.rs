@@ -1,0 +1,99 @@
+//! Clients that take their answers slowly, or not at all.
+
+use anyhow::ensure;
+use rustix::process::Signal;
+use truepeer_testbed::{Bed, Program, Running, Test, tests};
+
+use crate::kit::{CONNECT, curl, https, origin};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let all = tests![
+        who_reads_too_slowly_is_ended_and_counted,
+        who_reads_nothing_is_ended_and_counted,
+        a_slow_reader_is_not_ended_where_any_rate_will_do,
+    ];
+    all.into_iter().map(|test| test.needs_program("python3")).collect()
+}
+
+const HERE: &str = "127.0.0.1:443";
+const ORIGIN: &str = "http://127.0.0.1:8080";
+/// Far more than both kernels hold for a connection.
+const BYTES: usize = 40_000_000;
+
+/// Asks for much, and reads a little at a time as the pause says, by HTTP/1.1 and with a small window.
+fn reader(bed: &Bed, pause: &str) -> anyhow::Result<Running> {
+    let script = format!(
+        r"{CONNECT}
+import time
+plain = socket.socket()
+plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+plain.settimeout(60)
+plain.connect(('127.0.0.1', 443))
+stream = context.wrap_socket(plain, server_hostname='site', suppress_ragged_eofs=False)
+stream.sendall(b'GET /{BYTES} HTTP/1.1\r\nHost: site\r\n\r\n')
+print('asked', flush=True)
+got, how = 0, 'in order'
+try:
+    while got < {BYTES}:
+        {pause}
+        data = stream.recv(16384)
+        if not data: break
+        got += len(data)
+except (ConnectionResetError, ssl.SSLEOFError): how = 'reset'
+print('ended', how, 'whole' if got >= {BYTES} else 'not whole', flush=True)
+"
+    );
+    Program::new("python3").args(["-c", &script]).start(bed)
+}
+
+/// Waits until the reason is counted; meanwhile everybody else is served.
+fn ended(bed: &Bed, truepeer: &Running, reason: &str) -> anyhow::Result<()> {
+    truepeer.wait_state(reason, || {
+        let is_served = curl(&["https://127.0.0.1/3"]).run(bed).is_ok_and(|answer| answer == "xxx");
+        assert!(is_served, "somebody else was not served");
+        truepeer.signal(Signal::USR1).is_ok() && truepeer.log().split([' ', '"']).any(|word| word == reason)
+    })
+}
+
+/// A little at a time, so that it never takes nothing.
+fn who_reads_too_slowly_is_ended_and_counted(bed: &Bed) -> anyhow::Result<()> {
+    let _origin = origin(bed, 8080)?;
+    let options = ["--send-timeout", "3s", "--min-rate", "1GiB", "--access-log"];
+    let truepeer = https(bed, HERE, ORIGIN)?.args(&options).start(bed)?;
+    let slow = reader(bed, "time.sleep(.02)")?;
+    ended(bed, &truepeer, "client_too_slow=1")?;
+    ensure!(slow.wait_end()?.success(), "{}", slow.log());
+    ensure!(slow.stdout().contains("ended reset not whole"), "{}", slow.log());
+    truepeer.wait_for_log("client_too_slow")
+}
+
+fn who_reads_nothing_is_ended_and_counted(bed: &Bed) -> anyhow::Result<()> {
+    let _origin = origin(bed, 8080)?;
+    let truepeer = https(bed, HERE, ORIGIN)?.args(&["--send-timeout", "1s"]).start(bed)?;
+    let wait = "while not __import__('os').path.exists('go'): time.sleep(.02)";
+    let slow = reader(bed, wait)?;
+    slow.wait_for_log("asked")?;
+    ended(bed, &truepeer, "client_stalled=1")?;
+    bed.write("go", "")?;
+    ensure!(slow.wait_end()?.success(), "{}", slow.log());
+    ensure!(slow.stdout().contains("ended reset not whole"), "{}", slow.log());
+    Ok(())
+}
+
+fn a_slow_reader_is_not_ended_where_any_rate_will_do(bed: &Bed) -> anyhow::Result<()> {
+    let _origin = origin(bed, 8080)?;
+    let truepeer =
+        https(bed, HERE, ORIGIN)?.args(&["--send-timeout", "20s", "--min-rate", "0"]).start(bed)?;
+    // Stops in the middle, and goes on when it is told to.
+    let wait = "
+        if got > 1000000:
+            print('stopped', flush=True)
+            while not __import__('os').path.exists('go'): time.sleep(.02)";
+    let slow = reader(bed, wait)?;
+    slow.wait_for_log("stopped")?;
+    ensure!(curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx");
+    bed.write("go", "")?;
+    ensure!(slow.wait_end()?.success(), "{}; {}", slow.log(), truepeer.log());
+    ensure!(slow.stdout().contains("ended in order whole"), "{}", slow.log());
+    Ok(())
+}
