@@ -8,13 +8,14 @@ use super::Failure;
 use super::buffer::Buffer;
 use super::pace::Pace;
 use super::parties::{Departure, Incoming, Outgoing};
-use super::patience::Patience;
+use super::patience::{Patience, Untaken};
 use super::run::frame;
 use super::settings::Settings;
 use super::shared::Shared;
 use crate::fields::FieldList;
 use crate::http1::write::{self, Answer};
 use crate::http1::{Decoder, Length, Piece, RequestHead, ResponseHead, Version};
+use crate::stream::Connection;
 
 /// So much of a response is gathered before it is sent: what fits into one record of TLS.
 const WORTH_SENDING: usize = 16 << 10;
@@ -138,7 +139,7 @@ pub(crate) struct Reply<'a, S> {
     pub(crate) sent: u64,
 }
 
-impl<'a, S: AsyncRead + AsyncWrite + Unpin> Reply<'a, S> {
+impl<'a, S: Connection> Reply<'a, S> {
     pub(crate) fn new(
         stream: &'a Shared<S>,
         settings: &'a Settings,
@@ -192,7 +193,8 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Reply<'a, S> {
         let (began, len) = (self.patience.now(), self.out.len());
         // This future may be dropped half-way.
         self.is_torn = true;
-        match self.patience.limit(limit, self.stream.send(self.out)).await {
+        let sending = self.stream.send(self.out);
+        match self.patience.while_taken(limit, min_rate, self.stream, sending).await {
             Ok(Ok(())) => {
                 self.is_torn = false;
                 self.pace.note(self.patience.now() - began, len);
@@ -200,12 +202,13 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Reply<'a, S> {
                 if is_too_slow { Err(Failure::ClientTooSlow(min_rate)) } else { Ok(()) }
             }
             Ok(Err(_)) => Err(Failure::ClientGone),
-            Err(_) => Err(Failure::ClientStalled(limit)),
+            Err(Untaken::All) => Err(Failure::ClientStalled(limit)),
+            Err(Untaken::Most) => Err(Failure::ClientTooSlow(min_rate)),
         }
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Outgoing for Reply<'_, S> {
+impl<S: Connection> Outgoing for Reply<'_, S> {
     async fn interim(&mut self, head: &ResponseHead) -> Result<(), Failure> {
         // RFC 9110 15.2: a server "MUST NOT send a 1xx response to an HTTP/1.0 client".
         if self.version == Version::Http10 {

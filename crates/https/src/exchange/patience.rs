@@ -6,7 +6,21 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use super::shared::Shared;
 use crate::reactor::{Elapsed, Reactor, Timer};
+use crate::stream::Connection;
+
+/// How often it is looked how much has been taken, within the time in which nothing may be.
+const LOOKS: u32 = 4;
+
+/// Why what is sent is not waited for any longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Untaken {
+    /// None of it was taken.
+    All,
+    /// Some was, too slowly.
+    Most,
+}
 
 /// One timer for all that a future waits for in turn: putting a timer off is cheaper than making one.
 #[derive(Debug)]
@@ -41,6 +55,33 @@ impl Patience {
         .await
     }
 
+    /// What `sending` gives, as long as `stream`'s other end takes at least `rate` bytes a second, and a byte at all, in
+    /// `limit`. A kernel with a large buffer takes nothing more of ours for long, from a slow receiver that takes some all
+    /// the time: it tells of room only when a third of the buffer is free.
+    pub(crate) async fn while_taken<S: Connection, T>(
+        &self,
+        limit: Duration,
+        rate: u64,
+        stream: &Shared<S>,
+        sending: impl Future<Output = T>,
+    ) -> Result<T, Untaken> {
+        let mut sending = pin!(sending);
+        let (mut before, mut taken, mut looks) = (None, 0, 0);
+        loop {
+            if let Ok(output) = self.limit(limit / LOOKS, sending.as_mut()).await {
+                return Ok(output);
+            }
+            let now = stream.unacknowledged();
+            let more = before.replace(now).map_or(0, |before: usize| before.saturating_sub(now)) as u64;
+            let enough = u128::from(rate) * (limit / LOOKS).as_millis() / 1000;
+            (taken, looks) =
+                if u128::from(more) >= enough.max(1) { (0, 0) } else { (taken + more, looks + 1) };
+            if looks == LOOKS {
+                return Err(if taken == 0 { Untaken::All } else { Untaken::Most });
+            }
+        }
+    }
+
     /// As [`Reactor::now`].
     pub(crate) fn now(&self) -> Instant {
         self.reactor.now()
@@ -55,6 +96,79 @@ impl Patience {
     pub(crate) fn rest(&self) {
         if let Some(timer) = self.timer.get() {
             timer.disarm();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::future::pending;
+    use std::io;
+    use std::pin::Pin;
+    use std::task::Context;
+
+    use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+    use super::*;
+
+    /// What each look finds unacknowledged; the last for ever.
+    struct Looks(Cell<&'static [usize]>, Cell<usize>);
+
+    impl Connection for Looks {
+        fn unacknowledged(&self) -> usize {
+            self.1.set(self.1.get() + 1);
+            match self.0.get() {
+                [last] => *last,
+                [first, rest @ ..] => {
+                    self.0.set(rest);
+                    *first
+                }
+                [] => 0,
+            }
+        }
+    }
+
+    impl AsyncRead for Looks {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    impl AsyncWrite for Looks {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Pending
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    #[test]
+    fn who_takes_some_of_it_is_waited_for() {
+        // 1000 bytes a second are ten in each part of the time.
+        const LIMIT: Duration = Duration::from_millis(40);
+        for (found, rate, looked, untaken) in [
+            (&[0][..], 0, 4, Untaken::All),
+            (&[500], 0, 4, Untaken::All),
+            (&[500, 499, 498, 498], 0, 7, Untaken::All),
+            (&[500, 500, 500, 499, 499], 0, 8, Untaken::All),
+            (&[500, 490, 480, 470, 460, 460], 1000, 9, Untaken::All),
+            (&[500, 491, 482, 473, 464, 455], 1000, 4, Untaken::Most),
+        ] {
+            let reactor = Reactor::new().unwrap();
+            let stream = Shared::new(Looks(Cell::new(found), Cell::new(0)));
+            let patience = Patience::new(&reactor);
+            let outcome = reactor.block_on(async move {
+                let outcome = patience.while_taken(LIMIT, rate, &stream, pending::<()>()).await;
+                (outcome, stream.with(|looks| looks.1.get()))
+            });
+            assert_eq!(outcome.unwrap(), (Err(untaken), looked), "{found:?}");
         }
     }
 }

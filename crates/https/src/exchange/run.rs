@@ -23,6 +23,7 @@ use super::settings::Settings;
 use super::shared::Shared;
 use crate::fields::FieldList;
 use crate::http1::{Decoder, Expectation, HeadEnd, Length, Piece, RequestHead, ResponseHead, write};
+use crate::stream::Connection;
 
 /// So much of a body is gathered before it is sent: what fits into one record of TLS.
 const WORTH_SENDING: usize = 16 << 10;
@@ -71,7 +72,7 @@ pub(crate) async fn run<S, I, O>(
     outgoing: &mut O,
 ) -> Result<Answered, Failure>
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: Connection,
     I: Incoming,
     O: Outgoing,
 {
@@ -116,7 +117,7 @@ struct Up<'a, S> {
     state: &'a State,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Up<'_, S> {
+impl<S: Connection> Up<'_, S> {
     /// Ends only by a failure of the client's. If the origin takes no more, what it says instead is `down`'s to find.
     async fn run(self, length: Length, out: &mut Vec<u8>, incoming: &mut impl Incoming) -> Failure {
         match self.send_all(length, out, incoming).await {
@@ -166,7 +167,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Up<'_, S> {
 
     async fn send(&self, out: &mut Vec<u8>) -> Result<bool, Failure> {
         let limit = self.settings.timeouts.send;
-        match self.patience.limit(limit, self.stream.send(out)).await {
+        match self.patience.while_taken(limit, 0, self.stream, self.stream.send(out)).await {
             Ok(sent) => Ok(sent.is_ok()),
             Err(_) => Err(Failure::OriginStalled(limit)),
         }

@@ -15,7 +15,7 @@ pub struct Timeouts {
     pub keep_alive: Duration,
     /// Without a byte of a request's body.
     pub body: Duration,
-    /// Without taking a byte of what was sent: client or origin.
+    /// Without taking a byte of what was sent (a client: as many as its rate wants): client or origin.
     pub send: Duration,
     /// Without a byte of the response, its head above all.
     pub response: Duration,
