@@ -1,6 +1,7 @@
 //! TLS with the origin: whom truepeer takes for it, and what clients and the log hear if it is somebody else.
 
 use anyhow::ensure;
+use rustix::process::Signal;
 use truepeer_testbed::servers::{Haproxy, Nginx};
 use truepeer_testbed::{Bed, Running, Test, tests};
 
@@ -11,6 +12,7 @@ pub(crate) fn tests() -> Vec<Test> {
     tests![
         an_origin_with_another_certificate_is_refused_with_the_reason,
         an_origin_whose_certificate_is_of_another_time_is_refused_with_the_reason,
+        another_authority_for_the_origin_is_taken_over,
         an_origin_is_offered_the_http_that_is_spoken,
         an_origin_that_speaks_no_tls_is_refused_with_the_reason,
         any_origin_is_taken_where_that_is_said,
@@ -84,6 +86,34 @@ fn an_origin_whose_certificate_is_of_another_time_is_refused_with_the_reason(
         }
     }
     Ok(())
+}
+
+/// Connections that are kept would go on: here none are.
+fn another_authority_for_the_origin_is_taken_over(bed: &Bed) -> anyhow::Result<()> {
+    let (first, second) = (Authority::new(bed, "first")?, Authority::new(bed, "second")?);
+    let trusted = bed.write("trusted.pem", std::fs::read(&first.ca)?)?;
+    let truepeer = https(bed, HERE, URL)?
+        .option("--origin-ca", trusted.display())
+        .option("--origin-keepalive", 0)
+        .start(bed)?;
+    let with = |authority: &Authority, expected: &str| -> anyhow::Result<()> {
+        let _origin = nginx(bed, &authority.certify(bed, "origin", &["127.0.0.1"])?)?;
+        let status = status(bed)?;
+        ensure!(status == expected, "{status} instead of {expected}; {}", truepeer.log());
+        Ok(())
+    };
+    with(&first, "200")?;
+    with(&second, "502")?;
+    std::fs::copy(&second.ca, &trusted)?;
+    truepeer.signal(Signal::HUP)?;
+    truepeer.wait_for_log("certificates and keys were read again")?;
+    with(&first, "502")?;
+    with(&second, "200")?;
+    std::fs::write(&trusted, "no authority")?;
+    truepeer.signal(Signal::HUP)?;
+    truepeer.wait_for_log("stay as they were: --origin-ca ")?;
+    with(&first, "502")?;
+    with(&second, "200")
 }
 
 fn an_origin_is_offered_the_http_that_is_spoken(bed: &Bed) -> anyhow::Result<()> {

@@ -1,5 +1,6 @@
 //! When the system lets us down: no more descriptors, or a worker whose loop fails.
 
+use std::collections::HashSet;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use crate::kit::{curl, https, origin};
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
         accepting_pauses_while_there_are_no_descriptors,
+        a_request_without_a_descriptor_for_the_origin_is_told_so,
         a_worker_that_fails_ends_the_program_with_the_reason,
     ];
     all.into_iter().map(|test| test.needs_program("python3")).collect()
@@ -48,11 +50,13 @@ fn python(bed: &Bed, script: &str) -> anyhow::Result<Running> {
     Program::new("python3").args(["-c", script]).start(bed)
 }
 
-/// Lets it open so many more descriptors than it has.
-fn allow_descriptors(truepeer: &Running, more: u64) -> anyhow::Result<()> {
-    let limit = Some(truepeer.descriptors()? as u64 + more);
-    let maximum = getrlimit(Resource::Nofile).maximum;
-    prlimit(Pid::from_raw(truepeer.pid()), Resource::Nofile, Rlimit { current: limit, maximum })?;
+/// Lets it open so many more descriptors than it has: each new one gets the lowest number that is free.
+fn allow_descriptors(truepeer: &Running, more: usize) -> anyhow::Result<()> {
+    let names = fs::read_dir(format!("/proc/{}/fd", truepeer.pid()))?.flatten();
+    let used: HashSet<u64> = names.filter_map(|name| name.file_name().to_str()?.parse().ok()).collect();
+    let last = (0..).filter(|number| !used.contains(number)).take(more).last();
+    let limit = Rlimit { current: last.map(|last| last + 1), ..getrlimit(Resource::Nofile) };
+    prlimit(Pid::from_raw(truepeer.pid()), Resource::Nofile, limit)?;
     Ok(())
 }
 
@@ -113,6 +117,25 @@ fn accepting_pauses_while_there_are_no_descriptors(bed: &Bed) -> anyhow::Result<
     let settled = pauses(&truepeer)?;
     ensure!(curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx");
     ensure!(pauses(&truepeer)? == settled, "it still pauses");
+    Ok(())
+}
+
+/// One descriptor is left, which the client's own connection takes.
+fn a_request_without_a_descriptor_for_the_origin_is_told_so(bed: &Bed) -> anyhow::Result<()> {
+    let origin = origin(bed, 8080)?;
+    let truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
+    let status =
+        || curl(&["--output", "/dev/null", "--write-out", "%{http_code}", "https://127.0.0.1/3"]).run(bed);
+    // The other worker may still be opening its own.
+    truepeer.wait_for_log("listening on")?;
+    allow_descriptors(&truepeer, 1)?;
+    let said = status()?;
+    ensure!(said == "503", "{said}; {}", truepeer.log());
+    truepeer.wait_for_log("origin_no_resources")?;
+    ensure!(!origin.stdout().contains("request"), "{}", origin.log());
+    allow_descriptors(&truepeer, 100)?;
+    let said = status()?;
+    ensure!(said == "200", "{said}; {}", truepeer.log());
     Ok(())
 }
 
