@@ -14,6 +14,7 @@ mod output;
 mod routes;
 mod run;
 mod serve;
+mod signals;
 mod vpp;
 
 use std::process::ExitCode;

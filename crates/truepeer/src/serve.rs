@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::iterator::{Handle, Signals};
+use signal_hook::iterator::Handle;
 use tracing::{error, info, warn};
 use truepeer_https::downstream;
 use truepeer_https::tunnel::{Tunnel, TunnelListener};
@@ -22,6 +22,7 @@ use truepeer_sys::{inherit, limits, socket};
 
 use crate::config::{Config, HttpConfig, ListenerConfig, Protocol};
 use crate::routes::{self, guard::RoutesGuard};
+use crate::signals::Signals;
 
 /// Serves until SIGTERM or SIGINT, after which sessions with TLS may go on for a while; a second one ends them at once.
 /// SIGUSR1 logs the counters, SIGHUP reads certificates and keys again.
@@ -34,7 +35,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<()> {
     let inherited = inherit::take_listening_sockets();
     check_privilege(config)?;
     // Before the threads: a signal that comes while they start must not be lost.
-    let mut signals = Signals::new(signals_of(config)).context("can't wait for signals")?;
+    let signals = Signals::hear(&signals_of(config)).context("can't wait for signals")?;
     let routes = RoutesGuard::establish(config.routes.mode, &routes::options::of_config(config)?.setup()?)?;
     let waiting = signals.handle();
     let mut serving = start(config, inherited, routes.upstream_mark(), &waiting)?;
@@ -43,7 +44,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<()> {
     }
     let mut is_draining = false;
     // Ends also when nobody waits for signals any more: the last worker has ended, or one before its time.
-    for signal in signals.forever() {
+    for signal in signals {
         match signal {
             SIGUSR1 => serving.report(),
             SIGHUP => serving.reload(),

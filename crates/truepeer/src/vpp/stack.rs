@@ -1,7 +1,7 @@
 //! truepeer itself on VPP's stack: it starts itself again under VPP's library, and ends when VPP does.
 //!
 //! ```text
-//! --stack vpp ─▶ enter: no sign ─▶ VPP there? library loadable? ─▶ exec, with a sign (TRUEPEER_VPP)
+//! --stack vpp ─▶ enter: no sign ─▶ VPP there? library loadable? ─▶ exec, with a sign (TRUEPEER_ON_VPP)
 //!                 └──── sign ─▶ library loaded? ─▶ watch ─▶ the rest of the program
 //! ```
 
@@ -29,7 +29,7 @@ use crate::args::{Stack, StackArgs, VppPlaceArgs};
 use crate::run::Program;
 
 /// Says to the second start that it is one, and where VPP is asked.
-const SIGN: &str = "TRUEPEER_VPP";
+const SIGN: &str = "TRUEPEER_ON_VPP";
 
 /// What is to be done at this start.
 #[derive(Debug, PartialEq, Eq)]
