@@ -10,7 +10,7 @@ use clap::Parser;
 use truepeer_testbed::Bed;
 
 use crate::backend::{self, OriginKind};
-use crate::contestant::{self, Command, Contestant, NO_PROXY};
+use crate::contestant::{self, Command, Contestant};
 use crate::credentials::{Credentials, KeyKind};
 use crate::load::{Load, Scale, Selection, Suite};
 use crate::pin::Pin;
@@ -36,12 +36,12 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(crate) smoke: bool,
     /// Only these loads: proxy (streaming, ping-pong, connections, bulk-up, bulk-down, udp-64, udp-1400, idle), https
-    /// (https-10, https-64, https-rate, handshakes, https-idle)
+    /// (https-10, https-64, https-rate, handshakes, https-idle), stacks (https-stacks: on the kernel's TCP and on VPP's)
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
     only: Vec<Selection>,
     /// Only these contestants (no-proxy always takes part): go-mmproxy, go-mmproxy-1 (GOMAXPROCS=1), haproxy, nginx,
     /// truepeer, truepeer-attach, truepeer-run, truepeer-notify; nginx-https, haproxy-https, hitch-haproxy, hitch-nginx,
-    /// truepeer-https; and those of --peer
+    /// truepeer-https; no-proxy-vpp, nginx-kernel, nginx-vpp, truepeer-kernel, truepeer-vpp; and those of --peer
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     contestants: Vec<String>,
     /// Another contestant by its command line; {listen}, {backend}, {port} and {protocol} are filled in, for HTTPS also {cert},
@@ -140,7 +140,7 @@ impl Args {
         };
         let (contestants, mut absent) = self.contestants(bed, &loads)?;
         if let Some(reason) = backend::missing_origin() {
-            let without = |load: &Load| load.suite() == Suite::Https;
+            let without = |load: &Load| load.suite() != Suite::Proxy;
             absent.extend(
                 loads.iter().filter(|load| without(load)).map(|load| format!("{}: {reason}", load.name())),
             );
@@ -199,7 +199,7 @@ impl Args {
         all.retain(|one| {
             let wanted = loads.iter().any(|load| one.carries(*load))
                 && (self.contestants.is_empty()
-                    || one.name == NO_PROXY
+                    || contestant::is_baseline(&one.name)
                     || self.contestants.contains(&one.name));
             if !wanted {
                 return false;

@@ -6,7 +6,8 @@
 //!   load (threads here) ──header──▶ contestant ──▶ backend (this program again, a process of its own)
 //!          └───────────── "no proxy": no header ──────────▲
 //! ```
-//! The HTTPS loads send no header, and their backend is NGINX.
+//! The HTTPS loads send no header, and their backend is NGINX. Where two network stacks are compared ([`stacks`]), all parties
+//! are programs of their own, in three namespaces of either stack.
 //!
 //! Two programs: `bench`, which is the above, and `demo-https`, which shows one such proxy at work ([`demo_https`]).
 //!
@@ -32,6 +33,7 @@ mod place;
 mod progress;
 mod report;
 mod rounds;
+mod stacks;
 mod tls;
 
 use std::process::ExitCode;
@@ -47,7 +49,7 @@ const OPEN_FILES: u64 = 100_000;
 /// The program `bench`.
 #[must_use]
 pub fn main() -> ExitCode {
-    if let Some(code) = backend::run_if_asked() {
+    if let Some(code) = backend::run_if_asked().or_else(demo_https::run_if_asked) {
         return code;
     }
     // Before the private ground is entered: a question about options is no reason to make namespaces.

@@ -3,6 +3,7 @@
 //! be idle).
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
 
 use truepeer_testbed::{Bed, Program};
@@ -46,6 +47,33 @@ http {{
     let file = dir.join("nginx.conf");
     fs::write(&file, config)?;
     Ok(Program::new("nginx").args(["-e", "stderr", "-p"]).arg(&dir).arg("-c").arg(&file))
+}
+
+/// The guide's proxy, which listens as the lines `listen` say.
+pub(crate) fn proxy(bed: &Bed, listen: &str, origin: SocketAddr) -> anyhow::Result<Program> {
+    let blocks = format!(
+        "  upstream ssl_file_server_com {{
+    server {origin};
+    keepalive 1024;
+  }}
+  server {{
+{listen}    server_name $hostname;
+    location / {{
+      limit_except GET {{ deny all; }}
+      proxy_pass https://ssl_file_server_com;
+      proxy_http_version 1.1;
+      proxy_set_header Connection \"\";
+      proxy_ssl_protocols TLSv1.3;
+    }}
+  }}
+"
+    );
+    program(bed, "nginx", &blocks, |_| Ok(()))
+}
+
+/// Listening with TLS as the guide does.
+pub(crate) fn listen_tls(address: SocketAddr, credential: &Credential) -> String {
+    format!("    listen {address} ssl;\n{}", tls(credential))
 }
 
 /// Terminating TLS as the guide does.

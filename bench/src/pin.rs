@@ -36,6 +36,12 @@ impl Pin {
         self.0.as_ref().map(|cores| cores.others_count)
     }
 
+    /// The contestant's core, if they are pinned.
+    pub(crate) fn contestants_core(&self) -> Option<usize> {
+        let cores = self.0.as_ref()?;
+        (0..CpuSet::MAX_CPU).find(|core| cores.contestant.is_set(*core))
+    }
+
     /// What the calling thread starts from now on is the contestant.
     pub(crate) fn for_contestant(&self) -> anyhow::Result<()> {
         self.0.as_ref().map_or(Ok(()), |cores| set(&cores.contestant))

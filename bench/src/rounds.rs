@@ -4,7 +4,7 @@
 use truepeer_testbed::Bed;
 
 use crate::args::Plan;
-use crate::contestant::{self, Contestant, NO_PROXY, REFERENCE};
+use crate::contestant::{self, Contestant, REFERENCE, baseline_of};
 use crate::load::{Load, Scale};
 use crate::metric::{Metric, Sample};
 use crate::place::Place;
@@ -85,6 +85,9 @@ fn try_to_measure(
 }
 
 fn measure(bed: &Bed, plan: &Plan, scale: &Scale, load: Load, who: &Contestant) -> anyhow::Result<Sample> {
+    if let Some(case) = who.on_a_stack() {
+        return case.measure(bed, plan, scale);
+    }
     Place::make(plan.congestion.as_deref())?.run(|| {
         plan.pin.for_others()?;
         let stand = who.stand_up(bed, plan, load)?;
@@ -154,7 +157,8 @@ impl Results {
 
     /// One contestant's headline by that of "no proxy".
     pub(crate) fn ratio_to_no_proxy(&self, plan: &Plan, load: Load, contestant: usize) -> Option<Spread> {
-        self.ratio(plan, load, contestant, plan.contestants.iter().position(|who| who.name == NO_PROXY)?)
+        let baseline = baseline_of(load.suite());
+        self.ratio(plan, load, contestant, plan.contestants.iter().position(|who| who.name == baseline)?)
     }
 
     /// What was wrong with a contestant under a load, each complaint once, with the number of rounds that had it if

@@ -28,6 +28,7 @@ impl Command {
         match transport {
             Transport::Https => https,
             Transport::Tcp => !https,
+            Transport::Stacked => false,
             Transport::Udp => !https && self.text.contains("{protocol}"),
         }
     }

@@ -27,6 +27,7 @@ use crate::credentials::Credentials;
 use crate::load::{Load, Suite, Transport};
 use crate::measure::cpu;
 use crate::place::{BACKEND, ENTRANCE};
+use crate::stacks::{Case, Proxy, Stack};
 use crate::tls;
 
 /// How a contestant comes between load and backend.
@@ -43,6 +44,8 @@ enum Way {
     /// With this value of GOMAXPROCS, if any.
     GoMmproxy(Option<&'static str>),
     Https(Https),
+    /// All parties on a network stack.
+    Stacked(Case),
     /// Any other, by its command line.
     Command(Command),
 }
@@ -64,13 +67,29 @@ pub(crate) const TRUEPEER: &str = "truepeer";
 /// By which the constant rate of the HTTPS loads is set.
 pub(crate) const REFERENCE: &str = "nginx-https";
 const TRUEPEER_HTTPS: &str = "truepeer-https";
+const NO_PROXY_OF_STACKS: &str = "no-proxy-kernel";
+const TRUEPEER_ON_VPP: &str = "truepeer-vpp";
 
 /// The contestant that a suite's summary holds against the best of the others.
 pub(crate) const fn own_of(suite: Suite) -> &'static str {
     match suite {
         Suite::Proxy => TRUEPEER,
         Suite::Https => TRUEPEER_HTTPS,
+        Suite::Stacks => TRUEPEER_ON_VPP,
     }
+}
+
+/// What a suite's contestants are compared with.
+pub(crate) const fn baseline_of(suite: Suite) -> &'static str {
+    match suite {
+        Suite::Proxy | Suite::Https => NO_PROXY,
+        Suite::Stacks => NO_PROXY_OF_STACKS,
+    }
+}
+
+/// Whether it is what others are compared with.
+pub(crate) fn is_baseline(name: &str) -> bool {
+    Suite::ALL.into_iter().any(|suite| baseline_of(suite) == name)
 }
 
 /// What is brought up for one cell.
@@ -128,6 +147,9 @@ fn reason_in(log: &str) -> &str {
 pub(crate) fn standard(truepeer: PathBuf) -> Vec<Contestant> {
     let contestant =
         |name: &str, label: &str, way| Contestant { name: name.to_owned(), label: label.to_owned(), way };
+    let stacked = |name: &str, label: &str, stack, proxy| {
+        contestant(name, label, Way::Stacked(Case { stack, proxy, truepeer: truepeer.clone() }))
+    };
     vec![
         contestant(NO_PROXY, "no proxy", Way::Direct),
         contestant("go-mmproxy", "go-mmproxy", Way::GoMmproxy(None)),
@@ -146,7 +168,13 @@ pub(crate) fn standard(truepeer: PathBuf) -> Vec<Contestant> {
         contestant("haproxy-https", "HAProxy https", Way::Https(Https::Haproxy)),
         contestant("hitch-haproxy", "hitch + HAProxy", Way::Https(Https::HitchBefore(Behind::Haproxy))),
         contestant("hitch-nginx", "hitch + NGINX", Way::Https(Https::HitchBefore(Behind::Nginx))),
-        contestant(TRUEPEER_HTTPS, "truepeer https", Way::Https(Https::Truepeer(truepeer))),
+        contestant(TRUEPEER_HTTPS, "truepeer https", Way::Https(Https::Truepeer(truepeer.clone()))),
+        stacked(NO_PROXY_OF_STACKS, "no proxy, kernel", Stack::Kernel, Proxy::None),
+        stacked("nginx-kernel", "NGINX, kernel", Stack::Kernel, Proxy::Nginx),
+        stacked("truepeer-kernel", "truepeer https, kernel", Stack::Kernel, Proxy::Truepeer),
+        stacked("no-proxy-vpp", "no proxy, VPP", Stack::Vpp, Proxy::None),
+        stacked("nginx-vpp", "NGINX, VPP", Stack::Vpp, Proxy::Nginx),
+        stacked(TRUEPEER_ON_VPP, "truepeer https, VPP", Stack::Vpp, Proxy::Truepeer),
     ]
 }
 
@@ -164,6 +192,8 @@ impl Contestant {
     /// Whether it takes part in a load: not all carry datagrams with headers in them.
     pub(crate) fn carries(&self, load: Load) -> bool {
         match (&self.way, load.transport()) {
+            (Way::Stacked(_), transport) => transport == Transport::Stacked,
+            (_, Transport::Stacked) => false,
             (Way::Direct, _) => true,
             (Way::Https(_), transport) => transport == Transport::Https,
             (Way::Command(command), transport) => command.carries(transport),
@@ -181,8 +211,14 @@ impl Contestant {
         match &self.way {
             Way::Direct | Way::TruepeerAttach(_) | Way::TruepeerRun(..) => false,
             Way::TruepeerProxy(_) | Way::Haproxy | Way::Nginx | Way::GoMmproxy(_) | Way::Https(_) => true,
+            Way::Stacked(case) => case.proxy != Proxy::None,
             Way::Command(command) => !command.starts_the_backend(),
         }
+    }
+
+    /// The parties that it puts onto a network stack of theirs, if that is what it does.
+    pub(crate) fn on_a_stack(&self) -> Option<&Case> {
+        if let Way::Stacked(case) = &self.way { Some(case) } else { None }
     }
 
     /// What it lacks on this machine, if anything.
@@ -201,6 +237,7 @@ impl Contestant {
             Way::Nginx => program("nginx").or_else(nginx::missing_module),
             Way::GoMmproxy(_) => program("go-mmproxy"),
             Way::Https(https) => https.missing(),
+            Way::Stacked(case) => case.missing(),
         }
     }
 
@@ -215,6 +252,7 @@ impl Contestant {
             Way::Nginx => Some(nginx::version(bed)),
             Way::GoMmproxy(_) => Some(go_mmproxy::version()),
             Way::Https(https) => Some(https.version(bed)),
+            Way::Stacked(case) => case.version(bed),
             Way::Command(command) => Some(format!("`{}`", command.text)),
         }
     }
@@ -273,7 +311,9 @@ impl Contestant {
         credentials: Option<&Credentials>,
     ) -> anyhow::Result<Vec<(Program, SocketAddr)>> {
         let program = match &self.way {
-            Way::Direct | Way::TruepeerAttach(_) | Way::TruepeerRun(..) => return Ok(Vec::new()),
+            Way::Direct | Way::TruepeerAttach(_) | Way::TruepeerRun(..) | Way::Stacked(_) => {
+                return Ok(Vec::new());
+            }
             Way::Command(command) if command.starts_the_backend() => return Ok(Vec::new()),
             Way::Https(https) => return https.programs(bed, credentials.context("certificates")?),
             Way::TruepeerProxy(path) => truepeer::proxy(path, transport),
@@ -289,7 +329,7 @@ impl Contestant {
 fn start(program: &Program, address: SocketAddr, bed: &Bed, transport: Transport) -> anyhow::Result<Running> {
     let running = program.start(bed)?;
     match transport {
-        Transport::Tcp | Transport::Https => running.wait_listening(address)?,
+        Transport::Tcp | Transport::Https | Transport::Stacked => running.wait_listening(address)?,
         Transport::Udp => running.wait_bound_udp(address)?,
     }
     Ok(running)

@@ -36,7 +36,7 @@ pub(super) struct Args {
 
 /// What is asked of the proxy, with wrk2's letters.
 #[derive(Debug, Clone, clap::Args)]
-pub(super) struct LoadArgs {
+pub(crate) struct LoadArgs {
     /// Threads of the load
     #[arg(short, long, value_name = "N", default_value = "1")]
     pub(super) threads: NonZeroUsize,
@@ -50,29 +50,46 @@ pub(super) struct LoadArgs {
     /// connection asks as soon as it has its answer]
     #[arg(short = 'R', long, value_name = "N")]
     pub(super) rate: Option<NonZeroUsize>,
+    /// What goes before it and is not counted
+    #[arg(long, value_name = "TIME", default_value = "0ms", value_parser = time)]
+    pub(super) warm_up: Duration,
+    /// Also the figures for a program that reads them
+    #[arg(long, hide = true)]
+    pub(super) figures: bool,
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
+    let duration = time(text)?;
+    if duration.is_zero() { Err("expected more than no time".to_owned()) } else { Ok(duration) }
+}
+
+fn time(text: &str) -> Result<Duration, String> {
     let wrong = || "expected a time such as 10s, 500ms or 1m".to_owned();
     let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
     let number: u64 = text[..text.len() - unit.len()].parse().map_err(|_| wrong())?;
-    let duration = match unit {
-        "ms" => Duration::from_millis(number),
-        "" | "s" => Duration::from_secs(number),
-        "m" => Duration::from_secs(number.saturating_mul(60)),
-        _ => return Err(wrong()),
-    };
-    if duration.is_zero() { Err(wrong()) } else { Ok(duration) }
+    match unit {
+        "ms" => Ok(Duration::from_millis(number)),
+        "" | "s" => Ok(Duration::from_secs(number)),
+        "m" => Ok(Duration::from_secs(number.saturating_mul(60))),
+        _ => Err(wrong()),
+    }
 }
 
 impl LoadArgs {
+    /// One thread in a closed loop, whose figures a program reads.
+    pub(crate) fn closed_loop(connections: NonZeroUsize, warm_up: Duration, duration: Duration) -> Self {
+        Self { threads: NonZeroUsize::MIN, connections, duration, rate: None, warm_up, figures: true }
+    }
+
     /// The words that say the same once more.
     pub(super) fn words(&self) -> Vec<String> {
         let mut words = vec![
             format!("--threads={}", self.threads),
             format!("--connections={}", self.connections),
             format!("--duration={}ms", self.duration.as_millis()),
+            format!("--warm-up={}ms", self.warm_up.as_millis()),
         ];
+        words.extend(self.figures.then(|| "--figures".to_owned()));
         words.extend(self.rate.map(|rate| format!("--rate={rate}")));
         words
     }

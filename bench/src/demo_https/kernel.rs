@@ -1,28 +1,24 @@
 //! On the kernel's stack: three network namespaces in a line.
 
-use truepeer_testbed::{Program, Topology};
-
-use super::parties::{Addresses, Parties, announce, end};
+use super::ground::{Ground, Role};
+use super::parties::{Parties, announce, end};
 use super::stop::Stop;
 
 pub(super) fn show(parties: &Parties<'_>, stop: &Stop) -> anyhow::Result<()> {
-    let line = Topology::line(&["client", "proxy", "server"])?;
-    let (client, proxy, server) = (line.host("client"), line.host("proxy"), line.host("server"));
-    let at = Addresses { server: server.v4, proxy: proxy.v4 };
+    let ground = Ground::kernel()?;
+    let at = ground.addresses();
     println!("On the kernel's stack: three network namespaces, joined by veth pairs");
-    println!("  client {} ── proxy {} ── server {}", client.v4, proxy.v4, server.v4);
+    println!("  client ── proxy {} ── server {}", at.proxy, at.server);
 
     announce(["nginx", "-c", "nginx.conf", "# in the namespace server"]);
-    let origin = parties.origin(&at)?.in_netns(&server.netns).start(parties.bed)?;
-    origin.wait_listening(at.origin())?;
+    let origin = ground.put(Role::Server, parties.origin(&at)?);
+    let origin = ground.start(parties.bed, &origin, at.origin(), stop)?;
 
-    let words = parties.proxy_words(&at);
-    announce(["truepeer".to_owned()].iter().chain(&words));
-    let truepeer = Program::new(&parties.truepeer).args(&words).in_netns(&proxy.netns).start(parties.bed)?;
-    truepeer.wait_listening(at.entrance())?;
-    stop.heed()?;
+    announce(["truepeer".to_owned()].iter().chain(&parties.proxy_words(&at)));
+    let truepeer = ground.put_truepeer(parties.proxy(&at));
+    let truepeer = ground.start(parties.bed, &truepeer, at.entrance(), stop)?;
 
-    let measured = parties.measure(&parties.load(&at)?.in_netns(&client.netns), stop);
+    let measured = parties.measure(&ground.put(Role::Client, parties.load(&at)?), stop);
     end("truepeer", truepeer);
     end("nginx", origin);
     measured

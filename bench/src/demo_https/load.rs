@@ -45,7 +45,7 @@ struct Args {
 }
 
 /// Is this process to be the load? Then it is, to its end.
-pub(super) fn run_if_asked() -> Option<ExitCode> {
+pub(crate) fn run_if_asked() -> Option<ExitCode> {
     let mut words = std::env::args_os();
     let program = words.next();
     if words.next().is_none_or(|word| word != AS_LOAD) {
@@ -66,6 +66,7 @@ pub(super) fn run_if_asked() -> Option<ExitCode> {
 struct Plan {
     to: SocketAddr,
     tls: ClientTls,
+    warm_up: Duration,
     duration: Duration,
     /// From one request of a connection to its next; `None`: as soon as it is answered.
     interval: Option<Duration>,
@@ -83,8 +84,13 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     };
     let (threads, connections) = (args.load.threads.get(), args.load.connections.get());
     let interval = args.load.rate.map(|rate| Duration::from_secs_f64(connections as f64 / rate.get() as f64));
-    let plan =
-        Arc::new(Plan { to: args.to, tls: ClientTls::new(options)?, duration: args.load.duration, interval });
+    let plan = Arc::new(Plan {
+        to: args.to,
+        tls: ClientTls::new(options)?,
+        warm_up: args.load.warm_up,
+        duration: args.load.duration,
+        interval,
+    });
     let begin = Instant::now();
     let url = format!("https://{}{PAGE}", args.to);
     let workers = (0..threads).map(|number| {
@@ -101,6 +107,9 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     let tallies = workers.into_iter().map(|worker| worker.join().map_err(|_| anyhow::anyhow!("a panic"))?);
     let report = Report::of(tallies.collect::<anyhow::Result<Vec<_>>>()?)?;
     print!("{report}");
+    if args.load.figures {
+        println!("{}", report.figures());
+    }
     Ok(report.is_clean())
 }
 
@@ -168,6 +177,13 @@ async fn measure(reactor: &Reactor, plan: Arc<Plan>, connections: usize) -> anyh
             .clone()
             .spawn(async move { ask_on(&reactor, &plan, connection, first, &tally, &is_over).await });
     }
+    if !plan.warm_up.is_zero() {
+        reactor.sleep(plan.warm_up).await;
+        let warm = tally.replace(Tally::new()?);
+        let mut tally = tally.borrow_mut();
+        (tally.seen, tally.cut, tally.first_cut) = (warm.seen, warm.cut, warm.first_cut);
+    }
+    let start = Instant::now();
     let (mut last, mut before) = (start, 0);
     while start.elapsed() < plan.duration {
         reactor.sleep(TICK.min(plan.duration.saturating_sub(start.elapsed()))).await;

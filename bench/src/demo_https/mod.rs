@@ -9,6 +9,7 @@
 //! at the end.
 
 mod args;
+mod ground;
 mod kernel;
 mod load;
 mod parties;
@@ -21,13 +22,20 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use truepeer_testbed::{Bed, run_privately};
 
+pub(crate) use self::args::LoadArgs;
 use self::args::{Args, Stack};
-use self::stop::Stop;
+pub(crate) use self::ground::{Ground, Role};
+pub(crate) use self::load::run_if_asked;
+pub(crate) use self::parties::Parties;
+pub(crate) use self::report::Figures;
+pub(crate) use self::stop::Stop;
+pub(crate) use self::vpp::{ABSENT, Vpp, installation};
+use crate::credentials::KeyKind;
 
 /// The program `demo-https`.
 #[must_use]
 pub fn main() -> ExitCode {
-    if let Some(code) = load::run_if_asked() {
+    if let Some(code) = run_if_asked() {
         return code;
     }
     // Before the private ground is entered: a question about options is no reason to make namespaces.
@@ -40,15 +48,15 @@ pub fn main() -> ExitCode {
 }
 
 fn show(bed: &Bed, args: &Args, stop: &Stop) -> anyhow::Result<ExitCode> {
-    let parties = parties::Parties::new(bed, args)?;
+    let parties = Parties::new(bed, &args.truepeer, args.load.clone(), KeyKind::Rsa2048)?;
     if args.stack != Stack::Vpp {
         kernel::show(&parties, stop)?;
     }
-    match vpp::installation(args) {
+    match installation(args.vpp.as_deref()) {
         _ if args.stack == Stack::Kernel => {}
         Some(vpp) => vpp::show(&parties, &vpp, stop)?,
-        None if args.stack == Stack::Vpp => anyhow::bail!(vpp::ABSENT),
-        None => println!("\nOn VPP's stack: not shown. {}", vpp::ABSENT),
+        None if args.stack == Stack::Vpp => anyhow::bail!(ABSENT),
+        None => println!("\nOn VPP's stack: not shown. {}", ABSENT),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use truepeer_testbed::{Bed, Program, Running};
 
-use super::args::{Args, LoadArgs};
+use super::args::LoadArgs;
 use super::load::AS_LOAD;
 use super::stop::Stop;
-use crate::credentials::{Credentials, HOST, KeyKind};
+use crate::credentials::{Credential, Credentials, HOST, KeyKind};
 use crate::load::page;
 use crate::nginx;
 
@@ -21,7 +21,7 @@ const PROXY_PORT: u16 = 8089;
 pub(super) const PAGE: &str = "/1kb";
 
 /// What all of them need.
-pub(super) struct Parties<'a> {
+pub(crate) struct Parties<'a> {
     pub(super) bed: &'a Bed,
     pub(super) truepeer: PathBuf,
     load: LoadArgs,
@@ -30,32 +30,32 @@ pub(super) struct Parties<'a> {
 
 /// Where they are.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Addresses {
+pub(crate) struct Addresses {
     pub(super) server: Ipv4Addr,
     pub(super) proxy: Ipv4Addr,
 }
 
 impl Addresses {
-    pub(super) fn origin(&self) -> SocketAddr {
+    pub(crate) fn origin(&self) -> SocketAddr {
         SocketAddrV4::new(self.server, ORIGIN_PORT).into()
     }
 
-    pub(super) fn entrance(&self) -> SocketAddr {
+    pub(crate) fn entrance(&self) -> SocketAddr {
         SocketAddrV4::new(self.proxy, PROXY_PORT).into()
     }
 }
 
 impl<'a> Parties<'a> {
     /// Makes the certificates: no question is asked.
-    pub(super) fn new(bed: &'a Bed, args: &Args) -> anyhow::Result<Self> {
-        let truepeer = fs::canonicalize(&args.truepeer)
-            .with_context(|| format!("{}: expected the program truepeer", args.truepeer.display()))?;
-        let credentials = Credentials::make(bed.dir(), KeyKind::Rsa2048)?;
-        Ok(Self { bed, truepeer, load: args.load.clone(), credentials })
+    pub(crate) fn new(bed: &'a Bed, truepeer: &Path, load: LoadArgs, keys: KeyKind) -> anyhow::Result<Self> {
+        let truepeer = fs::canonicalize(truepeer)
+            .with_context(|| format!("{}: expected the program truepeer", truepeer.display()))?;
+        let credentials = Credentials::make(bed.dir(), keys)?;
+        Ok(Self { bed, truepeer, load, credentials })
     }
 
     /// NGINX with the guide's configuration, and a page that says whom it sees.
-    pub(super) fn origin(&self, at: &Addresses) -> anyhow::Result<Program> {
+    pub(crate) fn origin(&self, at: &Addresses) -> anyhow::Result<Program> {
         let blocks = format!(
             "  server {{
     listen {address} ssl;
@@ -99,12 +99,31 @@ impl<'a> Parties<'a> {
         ]
     }
 
-    /// The load: this program once more.
-    pub(super) fn load(&self, at: &Addresses) -> anyhow::Result<Program> {
+    /// truepeer with these words.
+    pub(crate) fn proxy(&self, at: &Addresses) -> Program {
+        Program::new(&self.truepeer).args(self.proxy_words(at))
+    }
+
+    /// NGINX as the proxy, with the guide's configuration.
+    pub(crate) fn nginx_proxy(&self, at: &Addresses) -> anyhow::Result<Program> {
+        nginx::proxy(self.bed, &nginx::listen_tls(at.entrance(), &self.credentials.entrance), at.origin())
+    }
+
+    /// The load, on the proxy: this program once more.
+    pub(crate) fn load(&self, at: &Addresses) -> anyhow::Result<Program> {
+        self.load_on(at.entrance(), &self.credentials.entrance)
+    }
+
+    /// The load on the origin itself.
+    pub(crate) fn load_without_proxy(&self, at: &Addresses) -> anyhow::Result<Program> {
+        self.load_on(at.origin(), &self.credentials.origin)
+    }
+
+    fn load_on(&self, to: SocketAddr, credential: &Credential) -> anyhow::Result<Program> {
         let exe = std::env::current_exe().context("/proc/self/exe")?;
         Ok(Program::new(exe)
-            .args([AS_LOAD, &at.entrance().to_string()])
-            .arg(&self.credentials.entrance.certificate)
+            .args([AS_LOAD, &to.to_string()])
+            .arg(&credential.certificate)
             .args(self.load.words()))
     }
 

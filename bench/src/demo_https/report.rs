@@ -63,6 +63,17 @@ impl Report {
         Ok(report)
     }
 
+    /// What `bench` puts into its tables.
+    pub(super) fn figures(&self) -> Figures {
+        let micros = |quantile| self.latencies.value_at_quantile(quantile) as f64 / 1e3;
+        Figures {
+            requests_per_second: self.requests as f64 / self.elapsed.as_secs_f64().max(f64::MIN_POSITIVE),
+            p50_micros: micros(0.5),
+            p99_micros: micros(0.99),
+            p999_micros: micros(0.999),
+        }
+    }
+
     /// Whether something was answered, and nothing went wrong.
     pub(super) fn is_clean(&self) -> bool {
         self.requests > 0 && self.refused == 0 && self.cut == 0
@@ -77,6 +88,34 @@ impl Report {
             .filter(|value| (value.value_iterated_to() as f64 - mean).abs() <= deviation);
         let near: u64 = near.map(|value| value.count_at_value()).sum();
         near as f64 / self.latencies.len().max(1) as f64
+    }
+}
+
+/// A measurement in numbers, on a line of its own.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Figures {
+    pub(crate) requests_per_second: f64,
+    pub(crate) p50_micros: f64,
+    pub(crate) p99_micros: f64,
+    pub(crate) p999_micros: f64,
+}
+
+const FIGURES: &str = "figures:";
+
+impl Figures {
+    /// Finds them in what a load has printed.
+    pub(crate) fn find(text: &str) -> Option<Self> {
+        let line = text.lines().find_map(|line| line.strip_prefix(FIGURES))?;
+        let numbers: Vec<f64> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
+        let [requests_per_second, p50_micros, p99_micros, p999_micros] = numbers[..] else { return None };
+        Some(Self { requests_per_second, p50_micros, p99_micros, p999_micros })
+    }
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { requests_per_second, p50_micros, p99_micros, p999_micros } = self;
+        write!(f, "{FIGURES} {requests_per_second} {p50_micros} {p99_micros} {p999_micros}")
     }
 }
 
@@ -186,6 +225,14 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} in {text}");
         }
+    }
+
+    #[test]
+    fn figures_are_found_again() {
+        let figures =
+            Figures { requests_per_second: 17_000.5, p50_micros: 12.0, p99_micros: 13.5, p999_micros: 1e6 };
+        assert_eq!(Figures::find(&format!("Requests/sec: 1\n{figures}\n(x)\n")), Some(figures));
+        assert_eq!(Figures::find("figures: 1 2"), None);
     }
 
     #[test]

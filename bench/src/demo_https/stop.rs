@@ -11,13 +11,18 @@ const INTERRUPTED: i32 = 130;
 
 /// Whether a signal has asked for the end.
 #[derive(Debug, Clone)]
-pub(super) struct Stop(Arc<AtomicBool>);
+pub(crate) struct Stop(Arc<AtomicBool>);
 
 impl Stop {
     /// From now on such signals are heard instead of ending the process: what it has started is to be stopped first. To
     /// be called on the private ground, whose making gives signals their usual meaning.
     pub(super) fn on_signals() -> anyhow::Result<Self> {
         Self::on(&[SIGINT, SIGTERM, SIGHUP])
+    }
+
+    /// Nobody asks: signals end the process as usual.
+    pub(crate) fn never() -> Self {
+        Self(Arc::default())
     }
 
     /// To be called before the private ground is made. Ctrl-C goes to the process outside as well, which has to wait for

@@ -77,6 +77,8 @@ pub(crate) enum Load {
     Handshakes,
     /// HTTPS connections that do nothing.
     HttpsIdle,
+    /// A page of 1 KiB by HTTPS, again and again, on the kernel's stack and on VPP's.
+    HttpsStacks,
 }
 
 /// What a load is carried by.
@@ -86,11 +88,13 @@ pub(crate) enum Transport {
     Udp,
     /// TCP with TLS and HTTP/1.1 in it, on both sides of a contestant, and no PROXY header.
     Https,
+    /// The same, on a network stack that is the contestant's.
+    Stacked,
 }
 
 impl Load {
     /// All of them, in the order of the tables.
-    pub(crate) const ALL: [Load; 13] = [
+    pub(crate) const ALL: [Load; 14] = [
         Load::Streaming,
         Load::PingPong,
         Load::Connections,
@@ -104,6 +108,7 @@ impl Load {
         Load::HttpsRate,
         Load::Handshakes,
         Load::HttpsIdle,
+        Load::HttpsStacks,
     ];
 
     /// The load by whose throughput of NGINX the constant rate is set.
@@ -125,6 +130,7 @@ impl Load {
             Self::HttpsRate => "https-rate",
             Self::Handshakes => "handshakes",
             Self::HttpsIdle => "https-idle",
+            Self::HttpsStacks => "https-stacks",
         }
     }
 
@@ -163,6 +169,10 @@ impl Load {
             Self::HttpsIdle => {
                 format!("{} connections that have had one page each and then do nothing", scale.idle)
             }
+            Self::HttpsStacks => format!(
+                "{} connections kept alive, `GET /1kb` again and again on each; certificates verified at each hop",
+                crate::stacks::CONNECTIONS
+            ),
         }
     }
 
@@ -177,6 +187,7 @@ impl Load {
             Self::Https10 | Self::Https64 | Self::HttpsRate | Self::Handshakes | Self::HttpsIdle => {
                 Transport::Https
             }
+            Self::HttpsStacks => Transport::Stacked,
             _ => Transport::Tcp,
         }
     }
@@ -185,6 +196,7 @@ impl Load {
         match self.transport() {
             Transport::Tcp | Transport::Udp => Suite::Proxy,
             Transport::Https => Suite::Https,
+            Transport::Stacked => Suite::Stacks,
         }
     }
 
@@ -196,9 +208,12 @@ impl Load {
             Self::BulkUp => Kind::Sink,
             Self::BulkDown => Kind::Source,
             Self::Udp64 | Self::Udp1400 => Kind::Datagrams,
-            Self::Https10 | Self::Https64 | Self::HttpsRate | Self::Handshakes | Self::HttpsIdle => {
-                Kind::Origin(origin)
-            }
+            Self::Https10
+            | Self::Https64
+            | Self::HttpsRate
+            | Self::Handshakes
+            | Self::HttpsIdle
+            | Self::HttpsStacks => Kind::Origin(origin),
         }
     }
 
@@ -211,7 +226,7 @@ impl Load {
             Self::Connections => Metric::Connections,
             Self::Udp64 | Self::Udp1400 => Metric::Echoed,
             Self::Idle | Self::HttpsIdle => Metric::Resident,
-            Self::Https10 | Self::Https64 => Metric::Requests,
+            Self::Https10 | Self::Https64 | Self::HttpsStacks => Metric::Requests,
             Self::HttpsRate => Metric::P99,
             Self::Handshakes => Metric::Handshakes,
         }
@@ -242,6 +257,7 @@ impl Load {
                 &[M::Requests, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne]
             }
             Self::HttpsRate => &[M::Asked, M::Requests, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne],
+            Self::HttpsStacks => &[M::Requests, M::P50, M::P99, M::P999],
             Self::Handshakes => &[M::Handshakes, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne],
         }
     }
@@ -268,6 +284,7 @@ impl Load {
             Self::HttpsRate => https::constant_rate(stand, scale, MANY),
             Self::Handshakes => https::handshakes(stand, scale, scale.connections),
             Self::HttpsIdle => https::idle(stand, scale),
+            Self::HttpsStacks => anyhow::bail!("its parties stand on stacks of their own"),
         }?;
         if stand.header {
             let strangers = Totals::ask()?.strangers;
@@ -287,6 +304,6 @@ impl FromStr for Load {
         Load::ALL
             .into_iter()
             .find(|load| load.name() == name)
-            .ok_or_else(|| format!("expected proxy, https, or one of {}", names()))
+            .ok_or_else(|| format!("expected proxy, https, stacks, or one of {}", names()))
     }
 }

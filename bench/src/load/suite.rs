@@ -10,16 +10,19 @@ pub(crate) enum Suite {
     Proxy,
     /// HTTPS in, HTTPS out.
     Https,
+    /// The same, on the kernel's network stack and on VPP's.
+    Stacks,
 }
 
 impl Suite {
-    pub(crate) const ALL: [Suite; 2] = [Suite::Proxy, Suite::Https];
+    pub(crate) const ALL: [Suite; 3] = [Suite::Proxy, Suite::Https, Suite::Stacks];
 
     /// Its name on the command line.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Proxy => "proxy",
             Self::Https => "https",
+            Self::Stacks => "stacks",
         }
     }
 

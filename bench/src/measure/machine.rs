@@ -30,6 +30,8 @@ impl Machine {
         ];
         if suite == Suite::Https {
             facts.push(("origin", plan.origin.describe(bed)));
+        }
+        if suite != Suite::Proxy {
             facts.push(("tls", tls(plan)));
         }
         facts.push(("versions", versions(bed, plan, suite)));
@@ -52,6 +54,13 @@ fn network_settings(suite: Suite) -> String {
     let addresses = match suite {
         Suite::Proxy => "claimed clients and senders' addresses",
         Suite::Https => "the load's addresses",
+        Suite::Stacks => {
+            return format!(
+                "kernel: three private network namespaces in a line of veth pairs, congestion control {}; VPP: `truepeer vpp up \
+                 --loopback`, three namespaces of VPP's, congestion control cubic; both made anew for each measurement",
+                place::read("tcp_congestion_control")
+            );
+        }
     };
     format!(
         "loopback of a private network namespace, made anew for each measurement; congestion control {}; \
@@ -67,6 +76,15 @@ fn measured(plan: &Plan, suite: Suite) -> String {
     let threads =
         if scale.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", scale.threads) };
     let (longer, who) = match suite {
+        Suite::Stacks => {
+            return format!(
+                "{} rounds of {:.1} s after {:.1} s of warm-up; load, origin and proxies with one worker each; kernel: the proxy on one \
+                 core, origin and load on another; VPP: VPP, which polls, on one core, all programs on the other",
+                plan.rounds,
+                scale.window.as_secs_f64(),
+                scale.warm_up.as_secs_f64(),
+            );
+        }
         Suite::Proxy => (" (streaming: four times that)", format!("load and backend with {threads} each")),
         Suite::Https => ("", format!("load with {threads}, origin and contestants with one worker each")),
     };

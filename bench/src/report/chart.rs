@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::page::heading;
 use crate::args::Plan;
-use crate::contestant::{NO_PROXY, TRUEPEER};
+use crate::contestant::{TRUEPEER, is_baseline};
 use crate::load::Load;
 use crate::metric::Metric;
 use crate::rounds::{Results, Spread};
@@ -45,17 +45,17 @@ fn title(load: Load, metric: Metric) -> String {
 
 fn bar<'a>(plan: &'a Plan, results: &Results, load: Load, metric: Metric, who: usize) -> Option<Bar<'a>> {
     let contestant = &plan.contestants[who];
-    if metric.is_contestants_own() && contestant.name == NO_PROXY {
+    if metric.is_contestants_own() && is_baseline(&contestant.name) {
         return None;
     }
     let spread = results.spread(load, who, metric)?;
     let ratio = results
         .ratio_to_no_proxy(plan, load, who)
-        .filter(|_| contestant.name != NO_PROXY && !metric.is_contestants_own());
+        .filter(|_| !is_baseline(&contestant.name) && !metric.is_contestants_own());
     let ratio = ratio.map_or(String::new(), |ratio| format!(" · {:.2}", ratio.median));
     let mark = if results.complaints(plan, load, who).is_empty() { "" } else { " ✗" };
     let class = match contestant.name.as_str() {
-        NO_PROXY => "none",
+        name if is_baseline(name) => "none",
         name if name.starts_with(TRUEPEER) => "ours",
         _ => "other",
     };

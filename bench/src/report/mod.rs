@@ -44,7 +44,7 @@ pub(crate) fn write(
         let file = dir.join(page::file_name(*suite));
         let old = fs::read_to_string(&file).ok();
         let measured = page::measured(machine, *suite, plan, results, &charts);
-        let text = page::renew(old.as_deref(), page::introduction(*suite), &measured);
+        let text = page::renew(*suite, old.as_deref(), &measured);
         fs::write(&file, text).with_context(|| file.display().to_string())?;
         println!("wrote {}", file.display());
     }

@@ -9,14 +9,21 @@ use crate::load::{Load, Suite};
 use crate::measure::machine::Machine;
 use crate::rounds::Results;
 
-const BEGIN: &str = "<!-- measured: written by make bench -->";
-const END: &str = "<!-- measured: end -->";
+/// Between which marks a suite's measured part stands: a page may have several.
+const fn marks(suite: Suite) -> (&'static str, &'static str) {
+    match suite {
+        Suite::Proxy | Suite::Https => ("<!-- measured: written by make bench -->", "<!-- measured: end -->"),
+        Suite::Stacks => {
+            ("<!-- measured on two stacks: written by make bench -->", "<!-- measured on two stacks: end -->")
+        }
+    }
+}
 
 /// The file that a suite's page lies in.
 pub(super) const fn file_name(suite: Suite) -> &'static str {
     match suite {
         Suite::Proxy => "benchmarks.md",
-        Suite::Https => "benchmarks-https.md",
+        Suite::Https | Suite::Stacks => "benchmarks-https.md",
     }
 }
 
@@ -25,22 +32,24 @@ pub(super) const fn introduction(suite: Suite) -> &'static str {
     match suite {
         Suite::Proxy => introduction::PROXY,
         Suite::Https => introduction::HTTPS,
+        Suite::Stacks => introduction::STACKS,
     }
 }
 
 /// Puts the measured part into the page.
-pub(super) fn renew(old: Option<&str>, introduction: &str, measured: &str) -> String {
-    let part = format!("{BEGIN}\n{measured}{END}\n");
+pub(super) fn renew(suite: Suite, old: Option<&str>, measured: &str) -> String {
+    let (begin, end) = marks(suite);
+    let part = format!("{begin}\n{measured}{end}\n");
     let parts = old.and_then(|old| {
-        let (before, rest) = old.split_once(BEGIN)?;
-        let (_, after) = rest.split_once(END)?;
+        let (before, rest) = old.split_once(begin)?;
+        let (_, after) = rest.split_once(end)?;
         Some((before, after.trim_start_matches('\n')))
     });
     match (parts, old) {
         (Some((before, "")), _) => format!("{before}{part}"),
         (Some((before, after)), _) => format!("{before}{part}\n{after}"),
-        (None, Some(old)) => format!("{old}\n{part}"),
-        (None, None) => format!("{introduction}{part}"),
+        (None, Some(old)) => format!("{old}\n{}{part}", introduction(suite)),
+        (None, None) => format!("{}{part}", introduction(suite)),
     }
 }
 
@@ -59,13 +68,14 @@ pub(super) fn measured(
     if let Some(summary) = text::summary(plan, results, suite) {
         let _ = write!(
             page,
-            "\n## {}\n\n{}; ✗: see the notes below the load's table.\n\n{summary}",
+            "\n{} {}\n\n{}; ✗: see the notes below the load's table.\n\n{summary}",
+            depth(suite),
             text::SUMMARY,
             text::SUMMARY_EXPLAINED
         );
     }
     for load in plan.loads_of(suite) {
-        let _ = write!(page, "\n## {}\n\n{}.\n\n", heading(load), load.describe(&plan.scale));
+        let _ = write!(page, "\n{} {}\n\n{}.\n\n", depth(suite), heading(load), load.describe(&plan.scale));
         if let Some((_, chart)) = charts.iter().find(|(own, _)| *own == load) {
             let _ = write!(page, "![{}, by contestant]({chart})\n\n", heading(load));
         }
@@ -79,6 +89,14 @@ pub(super) fn measured(
         }
     }
     page
+}
+
+/// How deep a suite's headings lie: the two stacks' part has one above it.
+const fn depth(suite: Suite) -> &'static str {
+    match suite {
+        Suite::Proxy | Suite::Https => "##",
+        Suite::Stacks => "###",
+    }
 }
 
 /// What a load is called above its table.
@@ -97,6 +115,7 @@ pub(super) fn heading(load: Load) -> &'static str {
         Load::HttpsRate => "HTTPS at a constant rate",
         Load::Handshakes => "Handshakes per second",
         Load::HttpsIdle => "Idle HTTPS connections",
+        Load::HttpsStacks => "HTTPS on two stacks, 12 connections",
     }
 }
 
@@ -106,12 +125,25 @@ mod tests {
 
     #[test]
     fn what_people_wrote_stays() {
-        let first = renew(None, introduction(Suite::Proxy), "one\n");
+        let first = renew(Suite::Proxy, None, "one\n");
         assert!(first.starts_with("# Benchmarks") && first.contains("one\n"));
         let noted = first.clone() + "\n## What did not help\n";
-        let second = renew(Some(&noted), "", "two\n");
+        let second = renew(Suite::Proxy, Some(&noted), "two\n");
         assert!(second.contains("two\n") && !second.contains("one\n"));
         assert!(second.ends_with("\n\n## What did not help\n"));
-        assert_eq!(renew(Some(&second), "", "two\n"), second);
+        assert_eq!(renew(Suite::Proxy, Some(&second), "two\n"), second);
+    }
+
+    #[test]
+    fn a_page_may_have_several_measured_parts() {
+        let https = renew(Suite::Https, None, "one\n");
+        let both = renew(Suite::Stacks, Some(&https), "two\n");
+        assert!(
+            both.contains("one\n")
+                && both.contains("VPP")
+                && both.ends_with("two\n<!-- measured on two stacks: end -->\n")
+        );
+        assert_eq!(renew(Suite::Https, Some(&both), "one\n"), both);
+        assert_eq!(renew(Suite::Stacks, Some(&both), "two\n"), both);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::table::Table;
 use crate::args::Plan;
-use crate::contestant::{NO_PROXY, own_of};
+use crate::contestant::{baseline_of, is_baseline, own_of};
 use crate::load::{Load, Suite};
 use crate::measure::machine::Machine;
 use crate::metric::Metric;
@@ -51,7 +51,7 @@ pub(crate) fn tables(plan: &Plan, results: &Results) -> String {
 /// nothing.
 pub(super) fn summary(plan: &Plan, results: &Results, suite: Suite) -> Option<String> {
     let mut peers = plan.contestants_of(suite);
-    peers.retain(|&who| plan.contestants[who].name != NO_PROXY);
+    peers.retain(|&who| plan.contestants[who].name != baseline_of(suite));
     let own = plan.contestants.iter().position(|who| who.name == own_of(suite));
     let headings = peers.iter().map(|&who| plan.contestants[who].label.clone());
     let against = own
@@ -142,7 +142,7 @@ pub(super) fn of_load(plan: &Plan, results: &Results, load: Load) -> String {
         if has_ratio {
             row.push(standing(plan, results, load, number));
         }
-        let is_proxy = who.name != NO_PROXY;
+        let is_proxy = !is_baseline(&who.name);
         row.extend(load.metrics().iter().map(|&metric| value(results, load, number, metric, is_proxy)));
         table.push(row);
     }

@@ -239,7 +239,7 @@ impl Reactor {
             _ => {}
         }
         core.now.set(Instant::now());
-        core.sources.note(events);
+        core.sources.note(events, core.poll.borrow().registry());
         core.mailbox.collect();
         if core.mailbox.has_news() {
             core.tasks.wake_all();

@@ -4,21 +4,33 @@
 //! ready stays so until a call has said otherwise.
 
 use std::cell::{Cell, RefCell};
+use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::task::{Context, Waker};
 
 use mio::event::Event;
+use mio::unix::SourceFd;
+use mio::{Interest, Registry};
 use truepeer_relay::table::{Key, Table};
 
 use super::wake::BELL;
 
+/// What is to be known about a connection. Urgent bytes stay in the stream (SO_OOBINLINE), but stop reads in front of
+/// them: that, too.
+pub(super) const OF_A_CONNECTION: Interest =
+    Interest::READABLE.add(Interest::WRITABLE).add(Interest::PRIORITY);
+
 /// One descriptor's.
 #[derive(Debug, Default)]
 pub(super) struct Source {
+    /// The descriptor, for as long as this is among the [`Sources`].
+    pub(super) descriptor: Cell<RawFd>,
     pub(super) readable: Cell<bool>,
     pub(super) writable: Cell<bool>,
     /// The other end has finished, or the connection is broken: no further edge will tell of what is left to read.
     ending: Cell<bool>,
+    /// Nothing can be sent any more.
+    broken: Cell<bool>,
     /// A byte of the stream was marked urgent (tcp(7)): reads stop in front of it.
     urgent: Cell<bool>,
     reader: RefCell<Option<Waker>>,
@@ -36,6 +48,11 @@ impl Source {
         self.readable.set(self.ending.get() || self.urgent.get());
     }
 
+    /// Whether the connection has come to nothing, or to its end in both directions.
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.get()
+    }
+
     pub(super) fn await_readable(&self, cx: &Context<'_>) {
         wait(&self.reader, cx);
     }
@@ -45,7 +62,10 @@ impl Source {
     }
 
     fn note(&self, event: &Event) {
-        if event.is_read_closed() || event.is_write_closed() || event.is_error() {
+        if event.is_write_closed() {
+            self.broken.set(true);
+        }
+        if is_end_alone(event) || event.is_read_closed() || event.is_write_closed() || event.is_error() {
             self.ending.set(true);
         }
         if event.is_priority() {
@@ -60,6 +80,18 @@ impl Source {
             wake(&self.writer);
         }
     }
+}
+
+/// EPOLLRDHUP, and nothing else, which mio has no word for. The kernel sets EPOLLIN beside it; VPP does not, and takes
+/// the event for the last one.
+fn is_end_alone(event: &Event) -> bool {
+    let has_a_word = event.is_readable()
+        || event.is_writable()
+        || event.is_priority()
+        || event.is_error()
+        || event.is_read_closed()
+        || event.is_write_closed();
+    !has_a_word
 }
 
 fn wait(slot: &RefCell<Option<Waker>>, cx: &Context<'_>) {
@@ -95,7 +127,7 @@ impl Sources {
     }
 
     /// Notes what events say, and wakes who waits for it.
-    pub(super) fn note(&self, events: &mio::Events) {
+    pub(super) fn note(&self, events: &mio::Events, registry: &Registry) {
         let mut sources = self.0.borrow_mut();
         for event in events {
             let mio::Token(bits) = event.token();
@@ -104,6 +136,11 @@ impl Sources {
                 if event.token() == BELL { None } else { sources.get_mut(Key::from_bits(bits as u64)) };
             if let Some(source) = source {
                 source.note(event);
+                if is_end_alone(event) {
+                    // What is still to be sent needs events. Should it fail, a time-out ends what waits.
+                    let descriptor = source.descriptor.get();
+                    let _ = registry.reregister(&mut SourceFd(&descriptor), event.token(), OF_A_CONNECTION);
+                }
             }
         }
     }

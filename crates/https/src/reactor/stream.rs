@@ -3,18 +3,18 @@
 use std::fmt;
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr};
+use std::os::fd::AsRawFd as _;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use mio::Interest;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use truepeer_relay::table::Key;
 
 use super::Reactor;
-use super::sources::{Source, token};
+use super::sources::{OF_A_CONNECTION, Source, token};
 
 /// A connection. Dropping it closes it: in order, or by a reset after [`TcpStream::reset_when_closed`].
 pub struct TcpStream {
@@ -38,9 +38,8 @@ impl TcpStream {
     fn register(reactor: &Reactor, mut io: mio::net::TcpStream, source: Rc<Source>) -> io::Result<Self> {
         let core = reactor.core();
         let key = core.sources.add(&source);
-        // Urgent bytes stay in the stream (SO_OOBINLINE), but stop reads in front of them: that must be known.
-        let interest = Interest::READABLE | Interest::WRITABLE | Interest::PRIORITY;
-        let registered = core.poll.borrow().registry().register(&mut io, token(key), interest);
+        source.descriptor.set(io.as_raw_fd());
+        let registered = core.poll.borrow().registry().register(&mut io, token(key), OF_A_CONNECTION);
         if let Err(error) = registered {
             core.sources.remove(key);
             return Err(error);
@@ -58,7 +57,12 @@ impl TcpStream {
             Poll::Pending
         })
         .await;
-        self.io.take_error()?.map_or(Ok(()), Err)
+        match self.io.take_error()? {
+            Some(error) => Err(error),
+            // VPP says by an event that there is no connection, and never why.
+            None if self.source.is_broken() => Err(io::Error::from_raw_os_error(libc::ECONNREFUSED)),
+            None => Ok(()),
+        }
     }
 
     /// Reads into `buffer`, which must not be empty; 0 is the end of the stream.

@@ -255,16 +255,12 @@ impl HttpsArgs {
             .iter()
             .map(|addr| Ok(ListenerConfig { bind: addr.resolve()?, ..template.clone() }))
             .collect();
-        let usual = RoutesConfig::default();
         Ok(Config {
             listeners: listeners?,
             workers: self.workers(),
             max_flows: None,
             drain: self.drain_timeout.unwrap_or(crate::config::DRAIN),
-            routes: RoutesConfig {
-                mode: self.routes.unwrap_or(usual.mode),
-                table: self.table.unwrap_or(usual.table),
-            },
+            routes: self.routes()?,
             log: LogConfig {
                 verbosity: if self.quiet { Verbosity::Quiet } else { self.v.unwrap_or_default() },
                 format: self.log_format,
@@ -277,6 +273,23 @@ impl HttpsArgs {
         match self.stack.stack {
             Stack::Kernel => self.workers,
             Stack::Vpp => self.workers.or(Some(NonZeroUsize::MIN)),
+        }
+    }
+
+    /// The kernel's rules do nothing for VPP, which has routes of its own.
+    fn routes(&self) -> Result<RoutesConfig, UsageError> {
+        let usual = RoutesConfig::default();
+        let table = self.table.unwrap_or(usual.table);
+        match (self.stack.stack, self.routes) {
+            (Stack::Kernel, mode) => Ok(RoutesConfig { mode: mode.unwrap_or(usual.mode), table }),
+            (Stack::Vpp, None | Some(RoutesMode::Manual)) => {
+                Ok(RoutesConfig { mode: RoutesMode::Manual, table })
+            }
+            (Stack::Vpp, Some(_)) => Err(UsageError::Options(
+                "--routes auto: with --stack vpp the origin's replies are VPP's to route: `ip route add CLIENTS-PREFIX via \
+                 local` in vppctl"
+                    .to_owned(),
+            )),
         }
     }
 

@@ -277,6 +277,16 @@ fn https_may_stand_on_another_stack() {
     assert_eq!(workers(""), None);
     assert_eq!(workers("--stack vpp"), Some(1));
     assert_eq!(workers("--stack vpp --workers 2"), Some(2));
+    let routes = |options: &str| match invoke(&format!(
+        "truepeer https --cert c.pem --origin http://a:1 --client-address transparent {options}"
+    )) {
+        Ok(Invocation::Https(config, _)) => Ok(config.routes.mode),
+        Err(error) => Err(error.to_string()),
+        other => panic!("{options}: {other:?}"),
+    };
+    assert_eq!(routes(""), Ok(RoutesMode::AutoIfAllowed));
+    assert_eq!(routes("--stack vpp"), Ok(RoutesMode::Manual));
+    assert!(routes("--stack vpp --routes auto").unwrap_err().contains("via local"));
     let vpp = stack("--stack vpp --vpp-namespace client");
     assert_eq!((vpp.stack, vpp.vpp_namespace.as_deref()), (Stack::Vpp, Some("client")));
 }

@@ -16,8 +16,8 @@ use crate::args::VppRunArgs;
 use crate::run::{Kind, Program};
 
 /// Descriptors from 2¹² on are VPP's. By default it would be from 2³² on, which no descriptor is: programs would take
-/// VPP's for the kernel's.
-const SID_BIT: &str = "12";
+/// VPP's for the kernel's. Who has set it already has a reason: wrk keeps few descriptors, and wants 5.
+const SID_BIT: (&str, &str) = ("LDP_SID_BIT", "12");
 
 /// Becomes a program on VPP's stack.
 pub(super) fn run(args: &VppRunArgs) -> Result<ExitCode> {
@@ -61,7 +61,9 @@ pub(super) fn variables(
         preload.push(OsStr::new(":"));
         preload.push(others);
     }
-    [("LD_PRELOAD", preload), ("VCL_CONFIG", vcl.into()), ("LDP_SID_BIT", SID_BIT.into())]
+    let (name, usual) = SID_BIT;
+    let sid_bit = env::var_os(name).unwrap_or_else(|| usual.into());
+    [("LD_PRELOAD", preload), ("VCL_CONFIG", vcl.into()), (name, sid_bit)]
 }
 
 /// A program that doesn't load the library would be on the kernel's stack, and nothing would say so.

@@ -25,8 +25,8 @@ pub(super) struct Lock {
     _file: File,
 }
 
-/// What a path of a socket may have (sun_path, unix(7)), less its end.
-const MOST_SOCKET_BYTES: usize = 107;
+/// What a path of a socket may have (sun_path, unix(7)), less its end, and less another one, which VPP counts in.
+const MOST_SOCKET_BYTES: usize = 106;
 
 impl Place {
     /// The one that is named, or the user's own.

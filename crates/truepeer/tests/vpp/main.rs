@@ -1,5 +1,9 @@
 //! `truepeer vpp`: with a stand-in for what must hold whatever VPP does, and with a real one where there is one.
 
+#[allow(dead_code, reason = "other tests use all of it")]
+#[path = "../tls/authority.rs"]
+mod authority;
+mod https;
 mod kit;
 mod real;
 mod stand_in;
@@ -33,5 +37,6 @@ fn main() -> ExitCode {
         .into_iter()
         .map(truepeer_testbed::Test::alone),
     );
+    all.extend(https::tests());
     truepeer_testbed::main(all)
 }

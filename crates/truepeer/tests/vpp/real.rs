@@ -11,7 +11,7 @@ use truepeer_testbed::{Bed, Program, Running, find_program, ip_here, skip};
 use crate::kit::{ensure_nothing_left, outcome, run, vpp};
 
 /// VPP takes its time on a busy machine, and more if it was built for debugging.
-fn up(bed: &Bed, words: &str) -> Result<Program> {
+pub(crate) fn up(bed: &Bed, words: &str) -> Result<Program> {
     let named = env::var_os("TRUEPEER_VPP").map(PathBuf::from);
     let Some(vpp_of_machine) = named.or_else(|| find_program("vpp")) else {
         return skip("VPP is not installed, and TRUEPEER_VPP names none");

@@ -1,0 +1,126 @@
+//! The guide's case on two network stacks: origin, proxy and load in three namespaces of the kernel's, joined by veth pairs,
+//! and in three of VPP's. Each of them is a program of its own, the load too, so that VPP's library can be put under it.
+//!
+//! Two cores: on the kernel's stack the proxy has one, origin and load the other; VPP, which polls, has one of its own, and
+//! all programs share the other.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::thread;
+
+use anyhow::Context;
+use truepeer_testbed::{Bed, Program};
+
+use crate::args::Plan;
+use crate::demo_https::{ABSENT, Figures, Ground, LoadArgs, Parties, Role, Stop, Vpp, installation};
+use crate::load::Scale;
+use crate::metric::{Metric, Sample};
+use crate::pin::Pin;
+
+/// wrk2 needs as many on VPP, where the guide has 10.
+pub(crate) const CONNECTIONS: NonZeroUsize = NonZeroUsize::new(12).expect("twelve");
+
+/// Whose TCP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stack {
+    Kernel,
+    Vpp,
+}
+
+/// Who stands before the origin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Proxy {
+    None,
+    Nginx,
+    Truepeer,
+}
+
+/// A proxy on a stack.
+#[derive(Debug, Clone)]
+pub(crate) struct Case {
+    pub(crate) stack: Stack,
+    pub(crate) proxy: Proxy,
+    /// truepeer, which also brings VPP up.
+    pub(crate) truepeer: PathBuf,
+}
+
+impl Case {
+    /// What it lacks on this machine, if anything.
+    pub(crate) fn missing(&self) -> Option<String> {
+        (self.stack == Stack::Vpp && installation(None).is_none()).then(|| format!("skipped: {ABSENT}"))
+    }
+
+    /// Which VPP it is, in its own words.
+    pub(crate) fn version(&self, bed: &Bed) -> Option<String> {
+        if self.stack == Stack::Kernel || self.proxy != Proxy::None {
+            return None;
+        }
+        let vpp = installation(None)?;
+        let program = if vpp.is_dir() { vpp.join("bin/vpp") } else { vpp };
+        let said = Program::new(program).arg("--version").start(bed).ok()?;
+        said.wait_end().ok()?;
+        Some(said.log().lines().next()?.trim().to_owned())
+    }
+
+    /// Brings all of it up, asks for a while, and ends all of it.
+    pub(crate) fn measure(&self, bed: &Bed, plan: &Plan, scale: &Scale) -> anyhow::Result<Sample> {
+        let load = LoadArgs::closed_loop(CONNECTIONS, scale.warm_up, scale.window);
+        let parties = Parties::new(bed, &self.truepeer, load, plan.keys)?;
+        // On a thread of its own: where it may run is inherited by all that it starts, and nobody else's.
+        let figures = thread::scope(|scope| {
+            let measuring = scope.spawn(|| self.figures(bed, &parties));
+            measuring.join().unwrap_or_else(|_| anyhow::bail!("a panic"))
+        })?;
+        let mut sample = Sample::default();
+        sample.put(Metric::Requests, figures.requests_per_second);
+        sample.put(Metric::P50, figures.p50_micros);
+        sample.put(Metric::P99, figures.p99_micros);
+        sample.put(Metric::P999, figures.p999_micros);
+        Ok(sample)
+    }
+
+    fn figures(&self, bed: &Bed, parties: &Parties<'_>) -> anyhow::Result<Figures> {
+        let pin = Pin::make().unwrap_or_default();
+        let ground = self.ground(bed, &pin)?;
+        pin.for_others()?;
+        self.measure_on(&ground, bed, &pin, parties)
+    }
+
+    fn ground<'a>(&self, bed: &'a Bed, pin: &Pin) -> anyhow::Result<Ground<'a>> {
+        match self.stack {
+            Stack::Kernel => Ground::kernel(),
+            Stack::Vpp => {
+                let vpp = installation(None).context(ABSENT)?;
+                let core = pin.contestants_core().map(|core| format!("--core={core}"));
+                Ok(Ground::Vpp(Vpp::up(bed, &self.truepeer, &vpp, core.as_slice())?))
+            }
+        }
+    }
+
+    fn measure_on(
+        &self,
+        ground: &Ground<'_>,
+        bed: &Bed,
+        pin: &Pin,
+        parties: &Parties<'_>,
+    ) -> anyhow::Result<Figures> {
+        let (at, stop) = (ground.addresses(), Stop::never());
+        let start = |program: &Program, at| ground.start(bed, program, at, &stop);
+        let _origin = start(&ground.put(Role::Server, parties.origin(&at)?), at.origin())?;
+        if self.stack == Stack::Kernel {
+            pin.for_contestant()?;
+        }
+        let _proxy = match self.proxy {
+            Proxy::None => None,
+            Proxy::Nginx => Some(start(&ground.put(Role::Proxy, parties.nginx_proxy(&at)?), at.entrance())?),
+            Proxy::Truepeer => Some(start(&ground.put_truepeer(parties.proxy(&at)), at.entrance())?),
+        };
+        pin.for_others()?;
+        let load = match self.proxy {
+            Proxy::None => parties.load_without_proxy(&at)?,
+            Proxy::Nginx | Proxy::Truepeer => parties.load(&at)?,
+        };
+        let said = ground.put(Role::Client, load).run(bed)?;
+        Figures::find(&said).with_context(|| format!("no figures in {said}"))
+    }
+}

@@ -1,0 +1,223 @@
+//! What comes and goes under load: origins, certificates, truepeer itself, VPP; and several workers.
+
+use std::cell::Cell;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use truepeer_testbed::servers::Nginx;
+use truepeer_testbed::{Bed, Running, Test, tests};
+
+use super::stand::{DOOR, ORIGIN, OnVpp, client, curl, origin, run_client, succeed};
+
+pub(super) fn tests() -> Vec<Test> {
+    tests![
+        connections_are_kept_and_their_ends_are_noticed,
+        an_origin_is_restarted_and_nobody_notices,
+        an_origin_that_is_not_there_is_said_to_be,
+        certificates_change_under_load,
+        requests_under_way_are_answered_before_the_end,
+        several_workers_share_the_clients,
+        vpps_end_ends_truepeer_with_a_reason,
+    ]
+}
+
+/// Eight clients that ask all the time, each on a connection of its own, or on one for each request.
+struct Load<'a> {
+    bed: &'a Bed,
+    clients: Running,
+    seen: Cell<usize>,
+}
+
+impl<'a> Load<'a> {
+    fn start(bed: &'a Bed, keep: bool) -> Result<Self> {
+        let again = if keep { "" } else { "; connection.close()" };
+        let script = format!(
+            r"
+def ask(number):
+    connection, served = client(), 0
+    while not os.path.exists('enough'):
+        connection.request('GET', '/echo/fine')
+        response = connection.getresponse()
+        assert (response.status, response.read()) == (200, b'fine'), response.status
+        served += 1
+        if served % 10 == 0: sys.stdout.write('ten\n'); sys.stdout.flush(){again}
+on_threads(8, ask)
+print('over')
+"
+        );
+        Ok(Self { bed, clients: client(bed, DOOR, &script)?, seen: Cell::new(0) })
+    }
+
+    /// Waits until some more have been answered.
+    fn goes_on(&self) -> Result<()> {
+        let enough = self.seen.get() + 20;
+        let tens = || self.clients.stdout().matches("ten").count();
+        self.clients.wait_state("some more answers", || tens() >= enough)?;
+        self.seen.set(tens());
+        Ok(())
+    }
+
+    /// Ends it; nobody may have seen anything else than an answer.
+    fn end(self) -> Result<()> {
+        self.bed.write("enough", "")?;
+        ensure!(succeed(&self.clients)?.contains("over"), "{}", self.clients.log());
+        Ok(())
+    }
+}
+
+/// One worker, one client: all its requests go over one connection to the origin. Once either side closes its own, VPP
+/// has none of it any more.
+fn connections_are_kept_and_their_ends_are_noticed(bed: &Bed) -> Result<()> {
+    let on_vpp = OnVpp::ethernet(bed)?;
+    let server = "keepalive_timeout 2s; location / { return 200 \"$connection $connection_requests\\n\"; }";
+    let _origin = Nginx::default().server(format!("{ORIGIN}:8080"), "", server).start(bed)?;
+    let truepeer = on_vpp.https(DOOR, "http://172.16.1.1:8080", &["--keepalive-timeout", "1h"])?;
+    let url = "https://172.16.2.1/";
+    let said = curl(&[url, url, url]).run(bed)?;
+    let lines: Vec<_> = said.lines().filter_map(|line| line.split_once(' ')).collect();
+    ensure!(lines.len() == 3 && lines.iter().all(|(connection, _)| *connection == lines[0].0), "{said}");
+    ensure!(lines[2].1 == "3", "{said}; {}", truepeer.log());
+    bed.wait_for("the end of both", || {
+        let sessions = on_vpp.tell("show session verbose").unwrap_or_default();
+        sessions.contains("LISTEN") && !sessions.contains("ESTABLISHED") && !sessions.contains("_WAIT ")
+    })
+}
+
+/// It is stopped in the middle, and for a moment nobody listens.
+fn an_origin_is_restarted_and_nobody_notices(bed: &Bed) -> Result<()> {
+    let on_vpp = OnVpp::ethernet(bed)?;
+    let nginx = Nginx::default().server(format!("{ORIGIN}:8080"), "", "location / { return 200 fine; }");
+    let mut origin = Some(nginx.start(bed)?);
+    let truepeer = on_vpp.https(DOOR, "http://172.16.1.1:8080", &["--origin-patience", "50s"])?;
+    let load = Load::start(bed, true)?;
+    for _ in 0..3 {
+        load.goes_on()?;
+        drop(origin.take());
+        origin = Some(nginx.start(bed)?);
+    }
+    load.goes_on()?;
+    load.end().with_context(|| truepeer.log())
+}
+
+/// VPP tells of a refused connection only by an event, and not why.
+fn an_origin_that_is_not_there_is_said_to_be(bed: &Bed) -> Result<()> {
+    let on_vpp = OnVpp::ethernet(bed)?;
+    let truepeer =
+        on_vpp.https(DOOR, "http://172.16.1.1:8080", &["--origin-patience", "0", "--access-log"])?;
+    let status = curl(&["--output", "/dev/null", "--write-out", "%{http_code}", "https://172.16.2.1/"]);
+    let status = status.run(bed)?;
+    ensure!(status == "502", "{status}");
+    truepeer.wait_for_log("can't connect to the origin")?;
+    truepeer.wait_for_log("origin_unreachable")
+}
+
+fn certificates_change_under_load(bed: &Bed) -> Result<()> {
+    let on_vpp = OnVpp::ethernet(bed)?;
+    let _origin = origin(bed, 8080)?;
+    let truepeer = on_vpp.https(DOOR, "http://172.16.1.1:8080", &[])?;
+    let load = Load::start(bed, false)?;
+    for round in 1..=3 {
+        load.goes_on()?;
+        let name = format!("site-{round}.test");
+        on_vpp.certify(&[&name])?;
+        truepeer.signal(Signal::HUP)?;
+        truepeer
+            .wait_state("the certificates", || truepeer.log().matches("were read again").count() == round)?;
+        let verified = curl(&["--cacert"])
+            .arg(bed.dir().join("authority.pem"))
+            .args(["--no-insecure", "--resolve", &format!("{name}:443:172.16.2.1")])
+            .arg(format!("https://{name}/echo/{round}"))
+            .run(bed)?;
+        ensure!(verified == round.to_string(), "{verified}; {}", truepeer.log());
+    }
+    load.goes_on()?;
+    load.end().with_context(|| truepeer.log())
+}
+
+/// An idle connection is ended, a request that has begun is answered, and then truepeer ends well.
+fn requests_under_way_are_answered_before_the_end(bed: &Bed) -> Result<()> {
+    let on_vpp = OnVpp::ethernet(bed)?;
+    let origin = origin(bed, 8080)?;
+    let truepeer = on_vpp.https(DOOR, "http://172.16.1.1:8080", &[])?;
+    let busy = client(
+        bed,
+        DOOR,
+        r"
+idle, busy = connect(), connect()
+for stream in idle, busy:
+    stream.sendall(b'GET /echo/x HTTP/1.1\r\nHost: site.test\r\n\r\n')
+    head_of(stream)
+    assert stream.recv(1) == b'x'
+busy.sendall(b'POST /digest HTTP/1.1\r\nHost: site.test\r\nContent-Length: 2\r\n\r\na')
+print('ready', flush=True)
+assert idle.recv(1) == b''
+print('idle ended', flush=True)
+while not os.path.exists('go'): time.sleep(.02)
+busy.sendall(b'b')
+answer = b''
+while piece := busy.recv(4096): answer += piece
+print(answer.decode(), flush=True)
+",
+    )?;
+    busy.wait_for_log("ready")?;
+    origin.wait_for_log("request /digest")?;
+    truepeer.signal(Signal::TERM)?;
+    truepeer.wait_for_log("no more connections are taken")?;
+    busy.wait_for_log("idle ended")?;
+    bed.write("go", "")?;
+    let answer = succeed(&busy)?.to_lowercase();
+    // SHA-256 of "ab".
+    let digest = "fb8e20fc2e4c3f248c60c39bd652f3c1347298bb977b8b4d5903b85055620603";
+    for part in ["http/1.1 200 ok", "connection: close", digest] {
+        ensure!(answer.contains(part), "no {part:?} in {answer}");
+    }
+    let status = truepeer.wait_end()?;
+    ensure!(status.code() == Some(0), "{status}: {}", truepeer.log());
+    Ok(())
+}
+
+/// Each opens a listener of its own, and VPP deals connections out to them. Kept connections to the origin are a worker's
+/// own: NGINX counts as many as there are workers, at most.
+fn several_workers_share_the_clients(bed: &Bed) -> Result<()> {
+    let on_vpp = OnVpp::ethernet(bed)?;
+    let server = "location / { return 200 \"$connection\\n\"; }";
+    let _origin = Nginx::default().server(format!("{ORIGIN}:8080"), "", server).start(bed)?;
+    let truepeer = on_vpp.https(DOOR, "http://172.16.1.1:8080", &["--workers", "2"])?;
+    let said = run_client(
+        bed,
+        DOOR,
+        r"
+seen = set()
+for _ in range(24):
+    connection = client()
+    for _ in range(3):
+        connection.request('GET', '/')
+        seen.add(connection.getresponse().read())
+    connection.close()
+print(len(seen))
+",
+    )?;
+    ensure!(said.trim() == "2", "{said} connections; {}", truepeer.log());
+    truepeer.signal(Signal::TERM)?;
+    let status = truepeer.wait_end()?;
+    ensure!(status.code() == Some(0), "{status}: {}", truepeer.log());
+    Ok(())
+}
+
+/// When VPP is killed its descriptors say nothing any more.
+fn vpps_end_ends_truepeer_with_a_reason(bed: &Bed) -> Result<()> {
+    for workers in ["1", "2"] {
+        let on_vpp = OnVpp::ethernet(bed)?;
+        let _origin = origin(bed, 8080)?;
+        let truepeer = on_vpp.https(DOOR, "http://172.16.1.1:8080", &["--workers", workers])?;
+        let load = Load::start(bed, true)?;
+        load.goes_on()?;
+        kill_process(Pid::from_raw(on_vpp.process()?).context("a number")?, Signal::KILL)?;
+        let status = truepeer.wait_end()?;
+        ensure!(status.code() == Some(1), "{status}: {}", truepeer.log());
+        truepeer.wait_for_log("VPP is gone")?;
+        drop(on_vpp);
+        truepeer_testbed::ip_here(&["link del va", "link del vb"])?;
+    }
+    Ok(())
+}
