@@ -117,10 +117,11 @@ impl Case {
         };
         pin.for_others()?;
         let load = match self.proxy {
-            Proxy::None => parties.load_without_proxy(&at)?,
-            Proxy::Nginx | Proxy::Truepeer => parties.load(&at)?,
+            // In the proxy's place, past which VPP's layout has no way.
+            Proxy::None => ground.put(Role::Proxy, parties.load_without_proxy(&at)?),
+            Proxy::Nginx | Proxy::Truepeer => ground.put(Role::Client, parties.load(&at)?),
         };
-        let said = ground.put(Role::Client, load).run(bed)?;
+        let said = load.run(bed)?;
         Figures::find(&said).with_context(|| format!("no figures in {said}"))
     }
 }

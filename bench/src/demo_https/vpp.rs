@@ -46,7 +46,7 @@ impl<'a> Vpp<'a> {
     ) -> anyhow::Result<Self> {
         let mut vpp =
             Self { bed, truepeer: truepeer.to_owned(), dir: bed.dir().join("v"), said: String::new() };
-        let up = vpp.command(&["up", "--loopback", "--vpp"]).arg(installation).args(options);
+        let up = vpp.command(&["up", "--loopback"]).arg("--vpp").arg(installation).args(options);
         vpp.said = up.run(bed)?;
         Ok(vpp)
     }

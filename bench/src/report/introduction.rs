@@ -64,6 +64,6 @@ The guide's other half: origin, proxy and load on VPP's TCP in user space, in th
 (`truepeer vpp up --loopback`), and the same three on the kernel's, in network namespaces. `make bench BENCH='--only stacks'` measures
 where VPP is installed, or `TRUEPEER_VPP` names one; elsewhere VPP's rows are skipped, and said to be. All parties are programs of their
 own, the load as well (the one of `make demo-https`), since VPP's library is put under each. *no proxy, kernel* is what all are compared
-with. On two cores the comparison is of two whole machines: on VPP's stack its one core does nothing but TCP, and all programs share the other.
+with; without a proxy the load stands in its place, one hop from the origin. On two cores the comparison is of two whole machines: on VPP's stack its one core does nothing but TCP, and all programs share the other.
 
 ";

@@ -46,9 +46,9 @@ impl Startup<'_> {
             section(&mut text, "memory", &["main-heap-page-size 4k".into()]);
             section(&mut text, "buffers", &["page-size 4k".into()]);
         }
-        // Who has closed one direction is still answered: by default VPP forgets such a connection after 2 s. More than 26 s
+        // Who has closed one direction is still answered: by default VPP forgets such a connection after 2 s. More than 104 s
         // its timers can't count.
-        section(&mut text, "tcp", &["cc-algo cubic".into(), "closewait-time 20".into()]);
+        section(&mut text, "tcp", &["cc-algo cubic".into(), "closewait-time 60".into()]);
         // FD.io's packaged startup.conf has no such section: without it there are no sockets for programs.
         section(&mut text, "session", &["enable".into(), "use-app-socket-api".into()]);
         match self.dpdk_devices() {
@@ -123,7 +123,7 @@ buffers {
 }
 tcp {
   cc-algo cubic
-  closewait-time 20
+  closewait-time 60
 }
 session {
   enable
