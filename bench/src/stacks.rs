@@ -59,7 +59,9 @@ impl Case {
         let program = if vpp.is_dir() { vpp.join("bin/vpp") } else { vpp };
         let said = Program::new(program).arg("--version").start(bed).ok()?;
         said.wait_end().ok()?;
-        Some(said.log().lines().next()?.trim().to_owned())
+        let log = said.log();
+        let (version, _) = log.lines().next()?.split_once(" built ")?;
+        Some(version.to_owned())
     }
 
     /// Brings all of it up, asks for a while, and ends all of it.

@@ -158,8 +158,7 @@ async fn measure(reactor: &Reactor, plan: Arc<Plan>, connections: usize) -> anyh
     let mut open = Vec::new();
     let mut tally = Tally::new()?;
     for _ in 0..connections {
-        let connecting = reactor.timeout(PATIENCE, Connection::open(reactor, &plan));
-        open.push(connecting.await.map_err(|_| anyhow::anyhow!("no connection within {PATIENCE:?}"))??);
+        open.push(Connection::open_patiently(reactor, &plan).await?);
     }
     if let Some(first) = open.first_mut() {
         let asked = reactor.timeout(PATIENCE, first.exchange(WHO));
@@ -256,6 +255,18 @@ struct Answer {
 }
 
 impl Connection {
+    /// Tries again for a while: NGINX on VPP listens some time before its worker serves, and who comes between is sent away.
+    async fn open_patiently(reactor: &Reactor, plan: &Plan) -> anyhow::Result<Self> {
+        let begin = Instant::now();
+        loop {
+            let opening = reactor.timeout(PATIENCE, Self::open(reactor, plan)).await;
+            match opening.map_err(|_| anyhow::anyhow!("no connection within {PATIENCE:?}"))? {
+                Err(_) if begin.elapsed() < PATIENCE => reactor.sleep(TICK).await,
+                opened => return opened,
+            }
+        }
+    }
+
     async fn open(reactor: &Reactor, plan: &Plan) -> anyhow::Result<Self> {
         let tcp = connect(reactor, &Upstream { source: None, backend: plan.to, mark: 0 }).await?;
         let stream = TlsStream::connect(tcp, plan.tls.current(), plan.tls.name()).await?;
