@@ -15,6 +15,8 @@ use tokio::io::{
 };
 use truepeer_policy::{BackendAddr, ClientAddr, OnConflict, Origin, Route, SenderAddr};
 use truepeer_relay::budget::Budget;
+use truepeer_relay::io::ConnectError;
+use truepeer_sys::Named as _;
 
 use super::*;
 use crate::origin::{Dial, DialError, Pool};
@@ -32,6 +34,8 @@ pub(crate) struct Scripts {
     writes: Rc<Cell<usize>>,
     /// It does not even say no.
     is_silent: Rc<Cell<bool>>,
+    /// For so many connections there is no descriptor.
+    lacking: Rc<Cell<usize>>,
 }
 
 /// A connection to an origin, whose writes are counted.
@@ -76,6 +80,11 @@ impl Dial for Scripts {
         if self.is_silent.get() {
             std::future::pending::<()>().await;
         }
+        if let Some(left) = self.lacking.get().checked_sub(1) {
+            self.lacking.set(left);
+            let none: io::Result<DuplexStream> = Err(io::Error::from_raw_os_error(libc::EMFILE));
+            none.named("socket").map_err(|error| DialError::Connect(ConnectError::Call(error)))?;
+        }
         let stream =
             self.waiting.borrow_mut().pop_front().ok_or(DialError::Timeout(Duration::from_secs(5)))?;
         Ok(Counted { stream, writes: Rc::clone(&self.writes) })
@@ -113,6 +122,10 @@ pub(crate) fn visit() -> Visit {
 }
 
 pub(crate) fn bed(settings: Settings) -> Bed {
+    patient_bed(settings, Duration::ZERO)
+}
+
+fn patient_bed(settings: Settings, patience: Duration) -> Bed {
     let reactor = Reactor::new().unwrap();
     let (origin, sessions) = (Scripts::default(), Budget::new(1000));
     let service = Rc::new(Service {
@@ -122,7 +135,7 @@ pub(crate) fn bed(settings: Settings) -> Bed {
         pool: Rc::new(Pool::new(8, Duration::from_secs(60), sessions.clone())),
         sessions,
         sharing: Sharing::All,
-        patience: Duration::ZERO,
+        patience,
         journal: Journal::new(Arc::default(), Arc::default(), false),
     });
     Bed { reactor, origin, service }
@@ -654,4 +667,24 @@ fn a_connection_without_a_request_is_closed_at_the_end() {
         reactor.spawn(serve_http1(ours, visit(), service));
         assert_eq!(rest(&mut client).await, "");
     });
+}
+
+#[test]
+fn a_request_waits_for_a_descriptor_as_long_as_for_an_origin() {
+    for (patience, answer) in
+        [(Duration::from_secs(60), "200 OK"), (Duration::ZERO, "503 Service Unavailable")]
+    {
+        let bed = patient_bed(Settings::default(), patience);
+        bed.origin.lacking.set(3);
+        let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+        bed.run(async move {
+            say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await;
+            if !patience.is_zero() {
+                until(&mut origin, "\r\n\r\n").await;
+                say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+            }
+            let said = rest(&mut client).await;
+            assert!(said.starts_with(&format!("HTTP/1.1 {answer}\r\n")), "{said}");
+        });
+    }
 }
