@@ -46,8 +46,12 @@ pub(super) fn down(args: &VppPlaceArgs, out: &mut dyn Write) -> Result<()> {
 /// Removes what VPP and `up` left behind.
 pub(super) fn clear(place: &Place, prefix: &str) {
     place.clear();
+    clear_shared_memory(prefix);
+}
+
+/// Removes what a VPP that was killed leaves outside of its directory.
+pub(super) fn clear_shared_memory(prefix: &str) {
     for name in ["global_vm", "vpe-api"] {
-        // There only if VPP was killed.
         let _ = fs::remove_file(format!("/dev/shm/{prefix}-{name}"));
     }
 }

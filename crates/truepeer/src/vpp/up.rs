@@ -78,6 +78,7 @@ fn check(layout: &Layout, core: Option<u16>, huge_pages: bool) -> Result<()> {
     Ok(())
 }
 
+/// Another one that runs there is left alone; one that was killed is cleared up after.
 fn refuse_second(place: &Place) -> Result<()> {
     let Some(state) = State::read(&place.state())? else { return Ok(()) };
     if state.process()?.is_some() {
@@ -87,6 +88,7 @@ fn refuse_second(place: &Place) -> Result<()> {
             state.layout
         );
     }
+    down::clear_shared_memory(&state.prefix);
     Ok(())
 }
 

@@ -2,13 +2,14 @@
 //! under). Skipped by name where there is none.
 
 use std::env;
+use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use truepeer_testbed::{Bed, Program, Running, find_program, ip_here, skip};
 
-use crate::kit::{ensure_nothing_left, outcome, run, vpp};
+use crate::kit::{ensure_nothing_left, outcome, place, run, vpp};
 
 /// VPP takes its time on a busy machine, and more if it was built for debugging.
 pub(crate) fn up(bed: &Bed, words: &str) -> Result<Program> {
@@ -83,13 +84,22 @@ pub(crate) fn a_device_that_does_not_exist_leaves_nothing(bed: &Bed) -> Result<(
 
 pub(crate) fn one_that_is_killed_is_cleared_and_replaced(bed: &Bed) -> Result<()> {
     let printed = outcome(bed, &up(bed, "--loopback")?)?.well()?;
+    let state = fs::read_to_string(place(bed).join("state.json"))?;
+    let state: serde_json::Value = serde_json::from_str(&state)?;
+    let prefix = format!("{}-", state["prefix"].as_str().context("no prefix")?);
     let (_, number) = printed.split_once("(process ").context("no number")?;
+    let left = || -> Result<bool> {
+        let ours = fs::read_dir("/dev/shm")?.filter_map(Result::ok).map(|entry| entry.file_name());
+        Ok(ours.into_iter().any(|name| name.to_string_lossy().starts_with(&prefix)))
+    };
+    ensure!(left()?, "VPP's shared memory is not called {prefix}…: the test shows nothing");
     let number: String = number.chars().take_while(char::is_ascii_digit).collect();
     kill_process(Pid::from_raw(number.parse()?).context("a number")?, Signal::KILL)?;
     bed.wait_for("VPP's end", || {
         run(bed, "status").is_ok_and(|outcome| outcome.said.contains("ended by itself"))
     })?;
     outcome(bed, &up(bed, "--loopback")?)?.well()?;
+    ensure!(!left()?, "{prefix}… is still in /dev/shm");
     run(bed, "down")?.well()?;
     ensure_nothing_left(bed)
 }

@@ -27,7 +27,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header('Transfer-Encoding', 'chunked')
             self.send_header('Trailer', 'X-After')
             self.end_headers()
-            for length in [1, 70000, 3]: self.wfile.write(b'%x\r\n%s\r\n' % (length, b'c' * length))
+            for length in [1, 70000, 3]: self.wfile.write(b'%x\r\n%s\r\n' % (length, b'q' * length))
             self.wfile.write(b'0\r\nX-After: it is over\r\n\r\n')
         sys.stdout.write('sent\n')
         sys.stdout.flush()
