@@ -6,7 +6,7 @@
 //!   load (threads here) ──header──▶ contestant ──▶ backend (this program again, a process of its own)
 //!          └───────────── "no proxy": no header ──────────▲
 //! ```
-//! The HTTPS loads send no header, and their backend is NGINX. Where two network stacks are compared ([`stacks`]), all parties
+//! The HTTPS loads send no header, and their backend is NGINX. Where two network stacks are compared (`stacks`), all parties
 //! are programs of their own, in three namespaces of either stack.
 //!
 //! Two programs: `bench`, which is the above, and `demo-https`, which shows one such proxy at work ([`demo_https`]).
