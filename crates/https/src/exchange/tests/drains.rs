@@ -1,0 +1,92 @@
+//! The program's end, announced while a request is on its way.
+
+use super::*;
+
+/// A client's connection on which something has come, whatever the loop has looked at so far: what it has is given out
+/// when it is looked at once more.
+struct Hesitant {
+    stream: DuplexStream,
+    may_read: Cell<bool>,
+    /// How often a read says no, though there is something: the turn's share has been used up.
+    refusals: Cell<usize>,
+}
+
+impl Connection for Hesitant {
+    fn look_again(&self) {
+        self.may_read.set(true);
+    }
+
+    fn is_read_out(&self) -> bool {
+        !self.may_read.get()
+    }
+}
+
+impl AsyncRead for Hesitant {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.may_read.get() {
+            // The event that tells of it comes later; until then the stream's own wakes have to do.
+            return Poll::Pending;
+        }
+        if let Some(left) = self.refusals.get().checked_sub(1) {
+            self.refusals.set(left);
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        self.may_read.set(read.is_ready());
+        read
+    }
+}
+
+impl AsyncWrite for Hesitant {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[test]
+fn a_request_that_has_come_before_the_end_is_answered() {
+    for (may_read, refusals) in [(true, 0), (true, 1), (true, 3), (false, 0), (false, 2)] {
+        let bed = bed(Settings::default());
+        let (mut client, ours) = duplex(1 << 16);
+        let ours = Hesitant { stream: ours, may_read: Cell::new(may_read), refusals: Cell::new(refusals) };
+        let mut origin = bed.origin.next_connection();
+        let (reactor, service) = (bed.reactor.clone(), Rc::clone(&bed.service));
+        bed.run(async move {
+            say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+            reactor.remote().drain();
+            reactor.spawn(serve_http1(ours, visit(), service));
+            until(&mut origin, "\r\n\r\n").await;
+            say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
+            assert_eq!(
+                rest(&mut client).await,
+                "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"
+            );
+        });
+    }
+}
+
+#[test]
+fn a_connection_without_a_request_is_closed_at_the_end() {
+    let bed = bed(Settings::default());
+    let (mut client, ours) = duplex(1 << 16);
+    let ours = Hesitant { stream: ours, may_read: Cell::new(true), refusals: Cell::new(2) };
+    let (reactor, service) = (bed.reactor.clone(), Rc::clone(&bed.service));
+    bed.run(async move {
+        reactor.remote().drain();
+        reactor.spawn(serve_http1(ours, visit(), service));
+        assert_eq!(rest(&mut client).await, "");
+    });
+}
