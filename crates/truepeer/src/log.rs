@@ -18,7 +18,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use truepeer_https::exchange::ACCESS;
 use truepeer_relay::SESSION;
 
-use crate::config::{LogConfig, LogFormat, Verbosity};
+use crate::plan::{LogConfig, LogFormat, Verbosity};
 
 /// Sets up logging for the rest of the program's life; a second call changes nothing.
 pub(crate) fn init(config: LogConfig) {
@@ -69,7 +69,7 @@ mod tests {
         ] {
             let filter = filter(verbosity);
             assert_eq!(filter.would_enable("truepeer_relay", &Level::WARN), warnings, "{verbosity:?}");
-            assert_eq!(filter.would_enable("truepeer::serve", &Level::INFO), start, "{verbosity:?}");
+            assert_eq!(filter.would_enable("truepeer::server", &Level::INFO), start, "{verbosity:?}");
             assert_eq!(filter.would_enable(SESSION, &Level::INFO), sessions, "{verbosity:?}");
             assert_eq!(filter.would_enable("truepeer_relay", &Level::DEBUG), states, "{verbosity:?}");
         }

@@ -1,29 +1,28 @@
 //! truepeer: your backend sees the true peer.
 //!
-//! The command line becomes an [`args::Invocation`]; this file hands it to who carries it out. Ends with status 0 when
+//! The command line becomes an [`cli::Invocation`]; this file hands it to who carries it out. Ends with status 0 when
 //! all went well, 1 when something failed, 2 when the command line or the configuration can't be followed; `run`, `connect`
 //! and `vpp run` with that of the program that they start, or as shells do: 127 if there is none of that name, 126 if it can't be
 //! executed.
 
-mod args;
 mod attach;
-mod config;
+mod cli;
 mod doctor;
 mod log;
 mod output;
+mod plan;
 mod routes;
 mod run;
-mod serve;
-mod signals;
+mod server;
 mod vpp;
 
 use std::process::ExitCode;
 
-use args::{Compat, DoctorArgs, Invocation, RoutesAction, RoutesArgs, UsageError};
-use config::Config;
+use cli::{Compat, DoctorArgs, Invocation, RoutesAction, RoutesArgs, UsageError};
+use plan::Config;
 
 fn main() -> ExitCode {
-    let checked = args::parse(std::env::args_os()).and_then(check);
+    let checked = cli::parse(std::env::args_os()).and_then(check);
     let invocation = match checked {
         Ok(invocation) => invocation,
         Err(error) => return ExitCode::from(error.report()),
@@ -103,5 +102,5 @@ fn proxy(config: &Config, compat: Option<Compat>) -> anyhow::Result<()> {
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }
-    serve::run(config)
+    server::run(config)
 }

@@ -18,7 +18,7 @@ use signal_hook::flag;
 use truepeer_bpf::{Place, Rules, attach, detach_now, drain, left_behind, status, sweep};
 use truepeer_sys::netns::NetNs;
 
-use crate::args::{AttachAction, AttachArgs, PlaceArgs};
+use crate::cli::{AttachAction, AttachArgs, PlaceArgs};
 
 pub(crate) use privileges::missing as missing_capabilities;
 

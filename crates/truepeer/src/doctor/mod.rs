@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::config::RoutesMode;
+use crate::plan::RoutesMode;
 use crate::routes::guard::RoutesGuard;
 use crate::routes::item::Family;
 use crate::routes::options::{SetupOptions, local_addresses};

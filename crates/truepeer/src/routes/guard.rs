@@ -9,7 +9,7 @@ use super::netlink::{Netlink, NetlinkError};
 use super::owners::{self, Lock, Owner};
 use super::plan::{RoutePlan, Setup};
 use super::show::apply_command;
-use crate::config::RoutesMode;
+use crate::plan::RoutesMode;
 
 /// Keeps the routes while it lives. Create and drop it in the network namespace of the upstream sockets.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use super::item::{Switch, Transport};
 use super::netlink::{Netlink, NetlinkError};
 use super::plan::{DEFAULT_TABLE, DEFAULT_TPROXY_MARK, Setup, Tproxy};
 use super::sysctl;
-use crate::config::{Config, ConfigError, Protocol};
+use crate::plan::{Config, ConfigError, Protocol};
 
 /// What `proxy`, `routes` and `doctor` know about routing from their options.
 #[derive(Debug, Clone)]

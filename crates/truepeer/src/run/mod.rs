@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::args::{ConnectArgs, HowArgs, RunArgs};
+use crate::cli::{ConnectArgs, HowArgs, RunArgs};
 use choice::Mechanism;
 pub(crate) use program::{Kind, Program};
 

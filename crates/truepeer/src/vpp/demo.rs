@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::args::VppDemoArgs;
+use crate::cli::VppDemoArgs;
 
 const PROGRAM: &str = "demo-https";
 

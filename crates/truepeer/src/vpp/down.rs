@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use super::place::Place;
 use super::process::State;
-use crate::args::VppPlaceArgs;
+use crate::cli::VppPlaceArgs;
 
 /// How long VPP may take to end by itself.
 const PATIENCE: Duration = Duration::from_secs(15);

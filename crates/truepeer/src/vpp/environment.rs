@@ -12,7 +12,7 @@ use super::find;
 use super::process::State;
 use super::status::running;
 use super::vcl::Workers;
-use crate::args::VppRunArgs;
+use crate::cli::VppRunArgs;
 use crate::run::{Kind, Program};
 
 /// Descriptors from 2¹² on are VPP's. By default it would be from 2³² on, which no descriptor is: programs would take

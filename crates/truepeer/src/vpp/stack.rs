@@ -25,7 +25,7 @@ use super::environment::{namespace, refuse, variables};
 use super::find;
 use super::status::running;
 use super::vcl::{Workers, app_socket};
-use crate::args::{Stack, StackArgs, VppPlaceArgs};
+use crate::cli::{Stack, StackArgs, VppPlaceArgs};
 use crate::run::Program;
 
 /// Says to the second start that it is one, and where VPP is asked.

@@ -49,8 +49,8 @@ use truepeer_sys::seccomp::{Filter, Notifier, Verdict, calls};
 use truepeer_sys::{inherit, limits};
 
 use super::program::{NotStarted, Program};
-use crate::config::{LogConfig, Verbosity};
 use crate::log;
+use crate::plan::{LogConfig, Verbosity};
 use guard::Side;
 use life::Life;
 use supervisor::Supervisor;

@@ -4,8 +4,8 @@ use std::time::Duration;
 use truepeer_policy::{HeaderRule, OnConflict};
 
 use super::*;
-use crate::args::{Invocation, parse};
-use crate::config::{Config, RoutesMode, Verbosity};
+use crate::cli::{Invocation, parse};
+use crate::plan::{Config, RoutesMode, Verbosity};
 
 fn invoke(line: &str) -> Result<(Config, Option<Compat>), UsageError> {
     match parse(line.split_whitespace().map(OsString::from))? {

@@ -3,9 +3,9 @@
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use truepeer_policy::{OnConflict, PrefixSet};
 
-use crate::args::UsageError;
-use crate::args::proxy::{Defaults, ProxyArgs};
-use crate::config::{ListenAddr, RoutesConfig, RoutesMode};
+use crate::cli::UsageError;
+use crate::cli::proxy::{Defaults, ProxyArgs};
+use crate::plan::{ListenAddr, RoutesConfig, RoutesMode};
 
 pub(super) const USAGE: &str = "\
 truepeer in the place of cloudflare/mmproxy. Its options, with its defaults:

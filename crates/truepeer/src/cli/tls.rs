@@ -8,7 +8,7 @@ use truepeer_https::tls::{MinVersion, Suite};
 
 use super::UsageError;
 use super::values;
-use crate::config::{CertConfig, ClientCert, DRAIN, OriginTlsConfig, TlsConfig};
+use crate::plan::{CertConfig, ClientCert, DRAIN, OriginTlsConfig, TlsConfig};
 
 const TLS: &str = "TLS with clients: taken off, backends get plain bytes";
 const ORIGIN: &str = "TLS with backends";
@@ -37,7 +37,7 @@ pub(super) struct TlsArgs {
     #[arg(long, value_name = "TIME", value_parser = values::positive_duration, help_heading = TLS)]
     tls_timeout: Option<Duration>,
     /// How long sessions with TLS may go on after SIGTERM; a second one ends at once. 0: not at all [default: 30s]
-    #[arg(long, value_name = "TIME", value_parser = crate::config::parse_duration, help_heading = TLS)]
+    #[arg(long, value_name = "TIME", value_parser = crate::plan::parse_duration, help_heading = TLS)]
     drain_timeout: Option<Duration>,
     /// Ask clients for certificates, of the authorities in this file (PEM)
     #[arg(long, value_name = "FILE", help_heading = TLS)]

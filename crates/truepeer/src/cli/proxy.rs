@@ -10,7 +10,7 @@ use truepeer_policy::{Destinations, Dialect, HeaderRule, Nat64Prefix, OnConflict
 use super::UsageError;
 use super::tls::TlsArgs;
 use super::values::{self, Allow, Header, MaybeDuration};
-use crate::config::{
+use crate::plan::{
     BackendsConfig, ClaimsConfig, Config, DynamicConfig, HeaderLimits, HostPort, ListenAddr, ListenerConfig,
     LogConfig, LogFormat, Protocol, RoutesConfig, RoutesMode, SendProxy, SenderRule, SendersConfig, Timeouts,
     UdpConfig, Verbosity,

@@ -7,7 +7,7 @@ use truepeer_policy::{Claims, PrefixSet};
 use truepeer_proto::Limits;
 
 use super::values::{self, Allow};
-use crate::config::{ConfigError, read_prefixes};
+use crate::plan::{ConfigError, read_prefixes};
 
 #[derive(Debug, Clone, Args)]
 pub(super) struct SenderArgs {

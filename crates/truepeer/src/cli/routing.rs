@@ -7,7 +7,7 @@ use clap::Args;
 use truepeer_policy::Destinations;
 
 use super::values;
-use crate::config::{BackendsConfig, ConfigError, Family, HostPort, ListenAddr};
+use crate::plan::{BackendsConfig, ConfigError, Family, HostPort, ListenAddr};
 use crate::routes::item::Transport;
 use crate::routes::options::SetupOptions;
 use crate::routes::plan::{DEFAULT_TABLE, DEFAULT_TPROXY_MARK};

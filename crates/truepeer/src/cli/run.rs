@@ -12,7 +12,7 @@ use truepeer_proto::{Limits, Version, Versions};
 
 use super::senders::SenderArgs;
 use super::values::{self, Header};
-use crate::config::{ConfigError, ListenAddr};
+use crate::plan::{ConfigError, ListenAddr};
 
 pub(super) const RUN_HELP: &str = "\
 What comes after -- is started in this process's place: it keeps its process number, its terminal and its signals (by

@@ -11,7 +11,7 @@ use truepeer_policy::HeaderRule;
 
 use super::senders::SenderArgs;
 use super::values;
-use crate::config::ConfigError;
+use crate::plan::ConfigError;
 
 pub(super) const AFTER_HELP: &str = "\
 What is attached goes on when this command ends: attach again to change its rules or to upgrade it (no connection

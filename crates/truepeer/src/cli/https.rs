@@ -13,7 +13,7 @@ use super::UsageError;
 use super::tls::{certificate, certificates};
 use super::values::{self, Allow, Header};
 use super::vpp::{Stack, StackArgs};
-use crate::config::{
+use crate::plan::{
     BackendsConfig, ClaimsConfig, ClientAddressConfig, ClientCert, Config, HeaderLimits, HostPort,
     HttpConfig, ListenAddr, ListenerConfig, LogConfig, LogFormat, OriginTlsConfig, RoutesConfig, RoutesMode,
     SendProxy, SenderRule, SendersConfig, Timeouts, TlsConfig, Verbosity,
@@ -58,7 +58,7 @@ pub(super) struct HttpsArgs {
     workers: Option<NonZeroUsize>,
     /// How long requests and tunnels that are under way may go on after SIGTERM; a second one ends at once. 0: not at all
     /// [default: 30s]
-    #[arg(long, value_name = "TIME", value_parser = crate::config::parse_duration, help_heading = LISTENING)]
+    #[arg(long, value_name = "TIME", value_parser = crate::plan::parse_duration, help_heading = LISTENING)]
     drain_timeout: Option<Duration>,
 
     /// Certificate (PEM, its issuers behind it); repeatable: chosen by the name that the client asks for, the first for all
@@ -118,7 +118,7 @@ pub(super) struct HttpsArgs {
     connect_timeout: Option<Duration>,
     /// How long requests wait for an origin that refuses connections, or closes them at once, as it does while it is restarted
     /// [default: 1s]
-    #[arg(long, value_name = "TIME", value_parser = crate::config::parse_duration, help_heading = ORIGIN)]
+    #[arg(long, value_name = "TIME", value_parser = crate::plan::parse_duration, help_heading = ORIGIN)]
     origin_patience: Option<Duration>,
     /// How long the origin may be silent before and within a response (504) [default: 60s]
     #[arg(long, value_name = "TIME", value_parser = values::positive_duration, help_heading = ORIGIN)]
@@ -259,7 +259,7 @@ impl HttpsArgs {
             listeners: listeners?,
             workers: self.workers(),
             max_flows: None,
-            drain: self.drain_timeout.unwrap_or(crate::config::DRAIN),
+            drain: self.drain_timeout.unwrap_or(crate::plan::DRAIN),
             routes: self.routes()?,
             log: LogConfig {
                 verbosity: if self.quiet { Verbosity::Quiet } else { self.v.unwrap_or_default() },

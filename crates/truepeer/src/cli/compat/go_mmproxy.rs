@@ -2,8 +2,8 @@
 
 use truepeer_policy::{Destinations, PrefixSet};
 
-use crate::args::proxy::Defaults;
-use crate::config::{RoutesConfig, RoutesMode};
+use crate::cli::proxy::Defaults;
+use crate::plan::{RoutesConfig, RoutesMode};
 
 pub(super) const USAGE: &str = "\
 truepeer in the place of go-mmproxy. Its options, with its defaults:

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::routing::RoutingArgs;
-use crate::config::parse_duration;
+use crate::plan::parse_duration;
 
 /// Try what truepeer needs on this machine, and print the one command that mends what fails.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]

@@ -30,7 +30,7 @@ pub(crate) use routes::{RoutesAction, RoutesArgs};
 pub(crate) use run::{ConnectArgs, HowArgs, RunArgs, Via};
 pub(crate) use vpp::{Stack, StackArgs, UpArgs, VppAction, VppArgs, VppDemoArgs, VppPlaceArgs, VppRunArgs};
 
-use crate::config::{Config, ConfigError};
+use crate::plan::{Config, ConfigError};
 use https::HttpsArgs;
 use proxy::{Defaults, ProxyArgs};
 

@@ -1,5 +1,7 @@
 //! Carrying out a configuration: limits, sockets, routes, the relay, and signals until the end.
 
+mod signals;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
@@ -20,9 +22,9 @@ use truepeer_relay::settings::ListenerSettings;
 use truepeer_relay::{Journal, Listening, Relay};
 use truepeer_sys::{inherit, limits, socket};
 
-use crate::config::{Config, HttpConfig, ListenerConfig, Protocol};
+use crate::plan::{Config, HttpConfig, ListenerConfig, Protocol};
 use crate::routes::{self, guard::RoutesGuard};
-use crate::signals::Signals;
+use signals::Signals;
 
 /// Serves until SIGTERM or SIGINT, after which sessions with TLS may go on for a while; a second one ends them at once.
 /// SIGUSR1 logs the counters, SIGHUP reads certificates and keys again.

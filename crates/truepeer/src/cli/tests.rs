@@ -3,7 +3,7 @@ use std::time::Duration;
 use truepeer_policy::{Dialect, HeaderRule};
 
 use super::*;
-use crate::config::{ListenerConfig, LogFormat, Protocol, RoutesMode, SendProxy, Verbosity};
+use crate::plan::{ListenerConfig, LogFormat, Protocol, RoutesMode, SendProxy, Verbosity};
 
 fn invoke(line: &str) -> Result<Invocation, UsageError> {
     parse(line.split_whitespace().map(OsString::from))

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use truepeer_policy::{HeaderRule, PrefixSet};
 
-use crate::config::{RoutesMode, SendProxy, SenderRule, Verbosity, parse_duration};
+use crate::plan::{RoutesMode, SendProxy, SenderRule, Verbosity, parse_duration};
 
 /// `--allow`: who, or the file that says who.
 #[derive(Debug, Clone)]
