@@ -1,6 +1,6 @@
 # On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` show it, `make test` proves it, and `make
 # bench` measures it. All first install or unpack what is missing, and say so.
-.PHONY: demo demo-https test test-all bench old-kernel setup servers frp h2spec fmt lint doc clean
+.PHONY: demo demo-https test test-all bench old-kernel book setup servers frp h2spec fmt lint doc clean
 .DEFAULT_GOAL := demo
 
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
@@ -33,6 +33,10 @@ test-all: setup servers frp h2spec
 bench: setup servers
 	cargo build --release -p truepeer -p truepeer-bench
 	$(released)/bench --write docs $(BENCH)
+
+# The pages of docs/ as a site, under target/book.
+book:
+	@scripts/book.sh
 
 # Packages that building needs, by apt.
 setup:

