@@ -1,13 +1,12 @@
 //! Chunked bodies: no panic, bounded work, the same data however they come; the same as a plain decoder finds.
 #![no_main]
 
-mod http1;
-// Under the names that they have in their crate.
-use http1::{code, decimal, fields, plain};
+#[allow(dead_code, reason = "each target has its own use for it")]
+mod plain;
 
-use code::{BodyError, Decoder, Length, Limits, Piece, write};
-use fields::FieldList;
 use libfuzzer_sys::fuzz_target;
+use truepeer_http1::fields::FieldList;
+use truepeer_http1::{BodyError, Decoder, Length, Limits, Piece, write};
 
 /// How a body came out.
 #[derive(Debug, PartialEq, Eq)]

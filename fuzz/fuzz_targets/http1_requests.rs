@@ -1,13 +1,12 @@
 //! Requests' heads: no panic; what we take a plain parser takes, too, and for the same; what we write says the same again.
 #![no_main]
 
-mod http1;
-// Under the names that they have in their crate.
-use http1::{code, decimal, fields, plain};
+#[allow(dead_code, reason = "each target has its own use for it")]
+mod plain;
 
-use code::{HeadEnd, HeadError, Length, Limits, RequestHead, Version, write};
-use fields::forwarded::Forwarding;
 use libfuzzer_sys::fuzz_target;
+use truepeer_http1::fields::forwarded::Forwarding;
+use truepeer_http1::{HeadEnd, HeadError, Length, Limits, RequestHead, Version, write};
 
 fuzz_target!(|bytes: &[u8]| {
     let limits = Limits::default();

@@ -1,12 +1,11 @@
 //! Responses' heads, as `http1_requests` has requests'. The first byte says whether HEAD is answered.
 #![no_main]
 
-mod http1;
-// Under the names that they have in their crate.
-use http1::{code, decimal, fields, plain};
+#[allow(dead_code, reason = "each target has its own use for it")]
+mod plain;
 
-use code::{HeadEnd, HeadError, Length, Limits, ResponseHead, Version, write};
 use libfuzzer_sys::fuzz_target;
+use truepeer_http1::{HeadEnd, HeadError, Length, Limits, ResponseHead, Version, write};
 
 fuzz_target!(|bytes: &[u8]| {
     let [first, bytes @ ..] = bytes else { return };

@@ -12,13 +12,10 @@
 
 mod buffers;
 pub mod close;
-mod decimal;
 pub mod dial;
 pub mod downstream;
 pub mod exchange;
-pub mod fields;
 pub mod gateway;
-pub mod http1;
 pub mod http2;
 pub mod origin;
 pub mod reactor;

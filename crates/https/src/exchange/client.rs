@@ -3,6 +3,9 @@
 use std::io;
 
 use tokio::io::{AsyncRead, AsyncWrite};
+use truepeer_http1::fields::FieldList;
+use truepeer_http1::write::{self, Answer};
+use truepeer_http1::{Decoder, Length, Piece, RequestHead, ResponseHead, Version};
 
 use super::Failure;
 use super::buffer::Buffer;
@@ -12,9 +15,6 @@ use super::patience::{Patience, Untaken};
 use super::run::frame;
 use super::settings::Settings;
 use super::shared::Shared;
-use crate::fields::FieldList;
-use crate::http1::write::{self, Answer};
-use crate::http1::{Decoder, Length, Piece, RequestHead, ResponseHead, Version};
 use crate::stream::Connection;
 
 /// So much of a response is gathered before it is sent: what fits into one record of TLS.

@@ -4,6 +4,8 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
+use truepeer_http1::{HeadEnd, RequestHead, ResponseHead};
+
 use super::buffer::Buffer;
 use super::client::{Body, Reply, Stage, linger};
 use super::journal::Served;
@@ -12,7 +14,6 @@ use super::serve::{Ended, Guest, Service};
 use super::shared::Shared;
 use super::upgrade::tunnel;
 use super::{Failure, Visit};
-use crate::http1::{HeadEnd, RequestHead, ResponseHead};
 use crate::origin::Dial;
 use crate::stream::Connection as ClientConnection;
 

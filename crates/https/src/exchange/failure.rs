@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::http1::{BodyError, HeadError};
+use truepeer_http1::{BodyError, HeadError};
+
 use crate::origin::DialError;
 
 /// What went wrong, and with whom.

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::{info, warn};
+use truepeer_http1::{RequestHead, Version};
 use truepeer_relay::counters::{Counter, Shard};
 
 use super::{Failure, Visit};
-use crate::http1::{RequestHead, Version};
 
 /// The log target of the line that a request leaves, at level `info`.
 pub const ACCESS: &str = "access";

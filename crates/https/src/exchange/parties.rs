@@ -3,11 +3,12 @@
 use std::cell::Cell;
 use std::future::pending;
 
+use truepeer_http1::ResponseHead;
+use truepeer_http1::fields::FieldList;
+
 use super::Failure;
 use super::patience::Patience;
 use super::settings::Settings;
-use crate::fields::FieldList;
-use crate::http1::ResponseHead;
 
 /// Where a request's body comes from.
 pub(crate) trait Incoming {

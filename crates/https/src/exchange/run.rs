@@ -14,6 +14,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
+use truepeer_http1::fields::FieldList;
+use truepeer_http1::{Decoder, Expectation, HeadEnd, Length, Piece, RequestHead, ResponseHead, write};
 
 use super::Failure;
 use super::buffer::Buffer;
@@ -21,8 +23,6 @@ use super::parties::{Incoming, Outgoing, left};
 use super::patience::Patience;
 use super::settings::Settings;
 use super::shared::Shared;
-use crate::fields::FieldList;
-use crate::http1::{Decoder, Expectation, HeadEnd, Length, Piece, RequestHead, ResponseHead, write};
 use crate::stream::Connection;
 
 /// So much of a body is gathered before it is sent: what fits into one record of TLS.

@@ -7,6 +7,9 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use truepeer_http1::fields::auth::binds_the_connection;
+use truepeer_http1::fields::forwarded::Forwarding;
+use truepeer_http1::{Expectation, Length, RequestHead, ResponseHead, write};
 use truepeer_policy::ClientAddr;
 use truepeer_relay::budget::Budget;
 
@@ -17,9 +20,6 @@ use super::run::{Answered, Link, run};
 use super::settings::Settings;
 use super::shared::Shared;
 use super::{Failure, Visit};
-use crate::fields::auth::binds_the_connection;
-use crate::fields::forwarded::Forwarding;
-use crate::http1::{Expectation, Length, RequestHead, ResponseHead, write};
 use crate::origin::{Access, Dial, KeptBy, OriginConnection, Pool};
 use crate::reactor::Reactor;
 

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use truepeer_http1::Limits;
 use truepeer_policy::PrefixSet;
-
-use crate::http1::Limits;
 
 /// How long each party may take for what.
 #[derive(Debug, Clone, Copy)]

@@ -7,11 +7,11 @@ use bytes::Bytes;
 use h2::RecvStream;
 use http::request::Parts;
 use http::{HeaderMap, Method, header};
+use truepeer_http1::fields::{FieldList, Name};
+use truepeer_http1::{HeadError, RequestHead};
 
 use super::response::Sender;
 use crate::exchange::{Departure, Failure, Incoming, Pace, Patience, Settings};
-use crate::fields::{FieldList, Name};
-use crate::http1::{HeadError, RequestHead};
 
 /// Makes the head of what the stream asks.
 ///

@@ -8,10 +8,10 @@ use bytes::{Bytes, BytesMut};
 use h2::server::SendResponse;
 use h2::{Reason, SendStream};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+use truepeer_http1::fields::{Field, FieldList, hop};
+use truepeer_http1::{Length, ResponseHead};
 
 use crate::exchange::{Failure, Outgoing, Pace, Patience, Settings, Stage, words};
-use crate::fields::{Field, FieldList, hop};
-use crate::http1::{Length, ResponseHead};
 
 /// So much of a response is gathered before it is sent: what fits into one frame as clients take it by default.
 const WORTH_SENDING: usize = 16 << 10;

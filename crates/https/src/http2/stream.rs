@@ -7,11 +7,11 @@ use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http::{Method, Request};
+use truepeer_http1::{RequestHead, ResponseHead};
 
 use super::request::{self, Body};
 use super::response::{Reply, Sender};
 use crate::exchange::{Failure, Guest, Patience, Served, Service, Stage, Visit};
-use crate::http1::{RequestHead, ResponseHead};
 use crate::origin::{Access, Dial};
 
 /// Serves a stream; returns whether its client has taken the request back.

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use truepeer_http1::Limits;
 use truepeer_https::exchange::{Settings, Timeouts};
 use truepeer_https::gateway::{ClientAddress, HttpOptions};
-use truepeer_https::http1::Limits;
 use truepeer_policy::PrefixSet;
 
 use super::text;

@@ -8,11 +8,14 @@
 //! bytes ─▶ HeadEnd (where the head ends) ─▶ RequestHead / ResponseHead ─▶ Length (how the body ends) ─▶ Decoder ─▶ data
 //!                                                                                        write::… ─▶ bytes
 //! ```
+#![forbid(unsafe_code)]
 
 mod authority;
 mod body;
 mod chunked;
+mod decimal;
 mod error;
+pub mod fields;
 mod framing;
 mod limits;
 mod request;

@@ -452,7 +452,7 @@ fn bodies_of_known_length_end_there() {
 
 #[test]
 fn what_is_written_is_what_was_read_with_framing_of_our_own() {
-    let forwarding = crate::fields::forwarded::Forwarding {
+    let forwarding = fields::forwarded::Forwarding {
         client: "192.0.2.1".parse().unwrap(),
         proto: "https",
         host: b"a",
@@ -534,7 +534,7 @@ proptest! {
     #[test]
     fn what_is_written_says_the_same(text in pieces()) {
         let Ok(Some((_, head))) = read(text.as_bytes()) else { return Ok(()) };
-        let forwarding = crate::fields::forwarded::Forwarding {
+        let forwarding = fields::forwarded::Forwarding {
             client: "2001:db8::1".parse().unwrap(), proto: "https", host: head.host(), client_subject: None, is_trusted: true, tells_the_client: true,
         };
         let mut out = Vec::new();
