@@ -9,11 +9,11 @@ use anyhow::Context;
 use clap::Parser;
 use truepeer_testbed::Bed;
 
-use crate::backend::{self, OriginKind};
-use crate::contestant::{self, Command, Contestant};
+use crate::backend;
+use crate::contestant::{self, Command, Common, Contestant};
 use crate::credentials::{Credentials, KeyKind};
-use crate::load::{Load, Scale, Selection, Suite};
 use crate::pin::Pin;
+use crate::suites::{Load, OriginKind, Scale, Selection, Suite};
 
 /// Threads of a load or backend: more don't help fifty connections.
 const THREADS_MAX: usize = 8;
@@ -113,6 +113,16 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// What the cells have in common.
+    pub(crate) fn common(&self) -> Common<'_> {
+        Common {
+            origin: self.origin,
+            threads: self.scale.threads,
+            credentials: self.credentials.as_ref(),
+            pin: &self.pin,
+        }
+    }
+
     /// The loads of a suite that are to be measured.
     pub(crate) fn loads_of(&self, suite: Suite) -> impl Iterator<Item = Load> + Clone + '_ {
         self.loads.iter().copied().filter(move |load| load.suite() == suite)

@@ -27,6 +27,7 @@ mod load;
 mod measure;
 mod metric;
 mod nginx;
+mod page;
 mod pattern;
 mod pin;
 mod place;
@@ -34,7 +35,9 @@ mod progress;
 mod report;
 mod rounds;
 mod stacks;
+mod suites;
 mod tls;
+mod version;
 
 use std::process::ExitCode;
 

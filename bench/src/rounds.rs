@@ -5,10 +5,11 @@ use truepeer_testbed::Bed;
 
 use crate::args::Plan;
 use crate::contestant::{self, Contestant, REFERENCE, baseline_of};
-use crate::load::{Load, Scale};
+use crate::load;
 use crate::metric::{Metric, Sample};
 use crate::place::Place;
 use crate::progress::Progress;
+use crate::suites::{Load, Scale};
 
 /// How much of an error is shown.
 const COMPLAINT_CHARS: usize = 300;
@@ -86,12 +87,12 @@ fn try_to_measure(
 
 fn measure(bed: &Bed, plan: &Plan, scale: &Scale, load: Load, who: &Contestant) -> anyhow::Result<Sample> {
     if let Some(case) = who.on_a_stack() {
-        return case.measure(bed, plan, scale);
+        return case.measure(bed, plan.keys, scale);
     }
     Place::make(plan.congestion.as_deref())?.run(|| {
         plan.pin.for_others()?;
-        let stand = who.stand_up(bed, plan, load)?;
-        let mut outcome = load.run(&stand, scale);
+        let stand = who.stand_up(bed, plan.common(), load)?;
+        let mut outcome = load::run(load, &stand, scale);
         // Whatever else went wrong: that it is dead explains it.
         if let Some(words) = stand.last_words() {
             match &mut outcome {

@@ -4,21 +4,17 @@
 //! Two cores: on the kernel's stack the proxy has one, origin and load the other; VPP, which polls, has one of its own, and
 //! all programs share the other.
 
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::thread;
 
 use anyhow::Context;
 use truepeer_testbed::{Bed, Program};
 
-use crate::args::Plan;
+use crate::credentials::KeyKind;
 use crate::demo_https::{ABSENT, Figures, Ground, LoadArgs, Parties, Role, Stop, Vpp, installation};
-use crate::load::Scale;
 use crate::metric::{Metric, Sample};
 use crate::pin::Pin;
-
-/// wrk2 needs as many on VPP, where the guide has 10.
-pub(crate) const CONNECTIONS: NonZeroUsize = NonZeroUsize::new(12).expect("twelve");
+use crate::suites::{ON_STACKS, Scale};
 
 /// Whose TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,9 +61,9 @@ impl Case {
     }
 
     /// Brings all of it up, asks for a while, and ends all of it.
-    pub(crate) fn measure(&self, bed: &Bed, plan: &Plan, scale: &Scale) -> anyhow::Result<Sample> {
-        let load = LoadArgs::closed_loop(CONNECTIONS, scale.warm_up, scale.window);
-        let parties = Parties::new(bed, &self.truepeer, load, plan.keys)?;
+    pub(crate) fn measure(&self, bed: &Bed, keys: KeyKind, scale: &Scale) -> anyhow::Result<Sample> {
+        let load = LoadArgs::closed_loop(ON_STACKS, scale.warm_up, scale.window);
+        let parties = Parties::new(bed, &self.truepeer, load, keys)?;
         // On a thread of its own: where it may run is inherited by all that it starts, and nobody else's.
         let figures = thread::scope(|scope| {
             let measuring = scope.spawn(|| self.figures(bed, &parties));

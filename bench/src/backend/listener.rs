@@ -13,13 +13,13 @@ use rustix::event::epoll::EventFlags;
 use rustix::event::{EventfdFlags, eventfd};
 use socket2::{Domain, Socket, Type};
 
-use super::Kind;
 use super::stream::{Next, Stream};
 use super::tally::{Tally, Totals};
 use crate::clients::is_claimed;
 use crate::link::{Events, Poll};
 use crate::pattern::{CHUNK, Pattern};
 use crate::place::BACKEND;
+use crate::suites::Kind;
 
 /// Connections that the kernel completes before they are accepted; it caps this at net.core.somaxconn.
 const BACKLOG: i32 = 65_535;

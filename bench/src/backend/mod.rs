@@ -14,7 +14,6 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::ValueEnum;
 use truepeer_testbed::{Bed, Program, Running};
 
 pub(crate) use origin::missing as missing_origin;
@@ -22,67 +21,20 @@ pub(crate) use tally::Totals;
 
 use crate::credentials::Credentials;
 use crate::place::{BACKEND, TALLY};
+use crate::suites::{Kind, OriginKind};
 
 /// The first argument that makes this program a backend.
 const AS_BACKEND: &str = "__bench-backend";
 
-/// What a backend does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Sends back what it reads; connections last, and are dealt out evenly to the threads.
-    Echo,
-    /// Likewise; connections are short and stay with the thread that accepted them.
-    EchoShort,
-    /// Reads [`crate::pattern::Pattern::bulk`] to its end.
-    Sink,
-    /// Writes it until the other side has closed its half.
-    Source,
-    /// Sends each datagram back.
-    Datagrams,
-    /// Serves the page by HTTPS.
-    Origin(OriginKind),
-}
-
-/// Who the origin of the HTTPS loads is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum OriginKind {
-    /// NGINX, as the guide that these loads follow has it.
-    Nginx,
-    /// This program: it leaves more of the cores to the proxies.
-    Lean,
-}
-
-impl OriginKind {
-    /// What it is, in words.
-    pub(crate) fn describe(self, bed: &Bed) -> String {
-        match self {
-            Self::Nginx => {
-                format!("NGINX with the guide's configuration, one worker ({})", origin::version(bed))
-            }
-            Self::Lean => {
-                "our own, leaner than the guide's NGINX: one thread, rustls, the page in memory".to_owned()
-            }
+/// What an origin is, in words.
+pub(crate) fn describe(origin: OriginKind, bed: &Bed) -> String {
+    match origin {
+        OriginKind::Nginx => {
+            format!("NGINX with the guide's configuration, one worker ({})", origin::version(bed))
         }
-    }
-}
-
-impl Kind {
-    /// Those that this program can be.
-    const OWN: [(Kind, &'static str); 6] = [
-        (Kind::Echo, "echo"),
-        (Kind::EchoShort, "echo-short"),
-        (Kind::Sink, "sink"),
-        (Kind::Source, "source"),
-        (Kind::Datagrams, "datagrams"),
-        (Kind::Origin(OriginKind::Lean), "origin"),
-    ];
-
-    fn name(self) -> &'static str {
-        Kind::OWN.iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
-    }
-
-    fn from_name(name: &str) -> Option<Kind> {
-        Kind::OWN.iter().find(|(_, own)| *own == name).map(|(kind, _)| *kind)
+        OriginKind::Lean => {
+            "our own, leaner than the guide's NGINX: one thread, rustls, the page in memory".to_owned()
+        }
     }
 }
 

@@ -5,8 +5,8 @@ use std::fs;
 use truepeer_testbed::{Bed, Program, find_program};
 
 use crate::credentials::Credential;
-use crate::load::page;
 use crate::nginx;
+use crate::page::page;
 use crate::place::BACKEND;
 
 pub(super) fn program(bed: &Bed, credential: &Credential) -> anyhow::Result<Program> {
@@ -36,5 +36,5 @@ pub(crate) fn missing() -> Option<String> {
 
 /// Which version it is, in its own words.
 pub(crate) fn version(bed: &Bed) -> String {
-    crate::contestant::first_line_of(bed, "nginx", &["-v"])
+    crate::version::first_line_of(bed, "nginx", &["-v"])
 }

@@ -18,7 +18,7 @@ use rustls::{ServerConfig, ServerConnection, version::TLS13};
 
 use super::listener::listen;
 use crate::link::{Events, Poll};
-use crate::load::page;
+use crate::page::page;
 
 const LISTENER: usize = usize::MAX;
 const FOREVER: Duration = Duration::from_secs(3600);

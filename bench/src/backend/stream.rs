@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::epoll::EventFlags;
 use rustix::io::{self, Errno};
 
-use super::Kind;
 use super::tally::Totals;
 use crate::pattern::{CHUNK, Pattern};
+use crate::suites::Kind;
 
 /// A connection, and what it still has to write.
 pub(super) struct Stream {

@@ -10,8 +10,8 @@ use std::str::FromStr;
 use truepeer_testbed::Program;
 
 use crate::credentials::{Credential, Credentials};
-use crate::load::Transport;
 use crate::place::{BACKEND, ENTRANCE, route_replies};
+use crate::suites::Transport;
 
 const EXPECTED: &str = "expected NAME=COMMAND with {listen} and {backend}, or {command}, in it";
 

@@ -4,8 +4,8 @@ use std::fs;
 
 use truepeer_testbed::{Program, servers_dir};
 
-use crate::load::Transport;
 use crate::place::{BACKEND, ENTRANCE, route_replies};
+use crate::suites::Transport;
 
 pub(super) fn program(threads: Option<&str>, transport: Transport) -> anyhow::Result<Program> {
     route_replies()?;

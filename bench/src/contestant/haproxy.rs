@@ -24,5 +24,5 @@ listen bench
 }
 
 pub(super) fn version(bed: &Bed) -> String {
-    super::first_line_of(bed, "haproxy", &["-v"])
+    crate::version::first_line_of(bed, "haproxy", &["-v"])
 }

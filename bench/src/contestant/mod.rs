@@ -21,13 +21,13 @@ pub(crate) use command::Command;
 
 use self::https::{Behind, Https};
 use self::truepeer::{Attached, Via};
-use crate::args::Plan;
 use crate::backend;
 use crate::credentials::Credentials;
-use crate::load::{Load, Suite, Transport};
 use crate::measure::cpu;
+use crate::pin::Pin;
 use crate::place::{BACKEND, ENTRANCE};
 use crate::stacks::{Case, Proxy, Stack};
+use crate::suites::{Load, OriginKind, Suite, Transport};
 use crate::tls;
 
 /// How a contestant comes between load and backend.
@@ -90,6 +90,19 @@ pub(crate) const fn baseline_of(suite: Suite) -> &'static str {
 /// Whether it is what others are compared with.
 pub(crate) fn is_baseline(name: &str) -> bool {
     Suite::ALL.into_iter().any(|suite| baseline_of(suite) == name)
+}
+
+/// What all cells of a run have in common.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Common<'a> {
+    /// Who the origin of the HTTPS loads is.
+    pub(crate) origin: OriginKind,
+    /// Threads of the backend.
+    pub(crate) threads: usize,
+    /// For the HTTPS loads, if there are any.
+    pub(crate) credentials: Option<&'a Credentials>,
+    /// Which cores are whose.
+    pub(crate) pin: &'a Pin,
 }
 
 /// What is brought up for one cell.
@@ -258,10 +271,15 @@ impl Contestant {
     }
 
     /// Brings backend and contestant up in the calling thread's network, and waits until they serve.
-    pub(crate) fn stand_up<'a>(&self, bed: &'a Bed, plan: &Plan, load: Load) -> anyhow::Result<Stand<'a>> {
+    pub(crate) fn stand_up<'a>(
+        &self,
+        bed: &'a Bed,
+        common: Common<'_>,
+        load: Load,
+    ) -> anyhow::Result<Stand<'a>> {
         let (kind, transport, credentials) =
-            (load.backend(plan.origin), load.transport(), plan.credentials.as_ref());
-        let backend = backend::program(bed, kind, plan.scale.threads, credentials)?;
+            (load.backend(common.origin), load.transport(), common.credentials);
+        let backend = backend::program(bed, kind, common.threads, credentials)?;
         let backend = self.around(backend, transport).start(bed)?;
         backend::wait_ready(&backend, kind)?;
         let attached = match &self.way {
@@ -270,10 +288,10 @@ impl Contestant {
         };
         let between = self.between(bed, transport, credentials)?;
         let entrance = if between.is_empty() { BACKEND } else { ENTRANCE };
-        plan.pin.for_contestant()?;
+        common.pin.for_contestant()?;
         let programs = between.iter().map(|(program, address)| start(program, *address, bed, transport));
         let programs = programs.collect::<anyhow::Result<Vec<_>>>()?;
-        plan.pin.for_others()?;
+        common.pin.for_others()?;
         Ok(Stand {
             entrance,
             header: !matches!(self.way, Way::Direct) && transport != Transport::Https,
@@ -333,17 +351,6 @@ fn start(program: &Program, address: SocketAddr, bed: &Bed, transport: Transport
         Transport::Udp => running.wait_bound_udp(address)?,
     }
     Ok(running)
-}
-
-/// The first line that a program says about itself.
-pub(crate) fn first_line_of(bed: &Bed, program: &str, args: &[&str]) -> String {
-    let said = Program::new(program).args(args).start(bed).and_then(|running| {
-        running.wait_end()?;
-        Ok(running.log())
-    });
-    said.ok()
-        .and_then(|text| Some(text.lines().next()?.to_owned()))
-        .unwrap_or("of unknown version".to_owned())
 }
 
 #[cfg(test)]

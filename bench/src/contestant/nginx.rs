@@ -40,7 +40,7 @@ stream {{
 }
 
 pub(super) fn version(bed: &Bed) -> String {
-    super::first_line_of(bed, "nginx", &["-v"])
+    crate::version::first_line_of(bed, "nginx", &["-v"])
 }
 
 pub(super) fn missing_module() -> Option<String> {

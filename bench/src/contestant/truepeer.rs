@@ -5,8 +5,8 @@ use std::path::Path;
 use truepeer_testbed::matrix::ByAttach;
 use truepeer_testbed::{Bed, Program};
 
-use crate::load::Transport;
 use crate::place::{BACKEND, ENTRANCE};
+use crate::suites::Transport;
 
 /// `truepeer proxy` as the manual has it; it makes its routes itself.
 pub(super) fn proxy(path: &Path, transport: Transport) -> Program {
@@ -66,5 +66,5 @@ fn port() -> String {
 }
 
 pub(super) fn version(bed: &Bed, path: &Path) -> String {
-    super::first_line_of(bed, &path.to_string_lossy(), &["--version"])
+    crate::version::first_line_of(bed, &path.to_string_lossy(), &["--version"])
 }

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Parser;
-use hdrhistogram::Histogram;
 use httparse::{EMPTY_HEADER, Response, Status};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use truepeer_https::reactor::{Reactor, TcpStream, connect};
@@ -20,13 +19,11 @@ use truepeer_https::tls::{ClientOptions, ClientTls, MinVersion, TlsStream, Trust
 use truepeer_relay::io::Upstream;
 
 use super::args::LoadArgs;
-use super::parties::{PAGE, WHO};
 use super::report::{self, Report};
+use super::tally::Tally;
+use super::words::{AS_LOAD, PAGE, WHO};
 use crate::credentials::HOST;
 use crate::measure::latency;
-
-/// The first argument that makes this program the load.
-pub(super) const AS_LOAD: &str = "__demo-load";
 
 /// How often it is noted how many requests were answered since.
 const TICK: Duration = Duration::from_millis(100);
@@ -111,40 +108,6 @@ fn run(args: &Args) -> anyhow::Result<bool> {
         println!("{}", report.figures());
     }
     Ok(report.is_clean())
-}
-
-/// What a thread has counted.
-#[derive(Debug)]
-pub(super) struct Tally {
-    pub(super) latencies: Histogram<u64>,
-    pub(super) requests: u64,
-    pub(super) bytes: u64,
-    /// Requests a second, in each tenth of one.
-    pub(super) rates: Vec<f64>,
-    pub(super) elapsed: Duration,
-    /// Answers other than 200.
-    pub(super) refused: u64,
-    /// Connections that have ended too early, and why the first of them has.
-    pub(super) cut: u64,
-    pub(super) first_cut: Option<String>,
-    /// What the origin has said about whom it sees.
-    pub(super) seen: String,
-}
-
-impl Tally {
-    fn new() -> anyhow::Result<Self> {
-        Ok(Self {
-            latencies: latency::histogram()?,
-            requests: 0,
-            bytes: 0,
-            rates: Vec::new(),
-            elapsed: Duration::ZERO,
-            refused: 0,
-            cut: 0,
-            first_cut: None,
-            seen: String::new(),
-        })
-    }
 }
 
 /// One thread, from opening its connections until the time is over.

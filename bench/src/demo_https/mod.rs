@@ -10,12 +10,15 @@
 
 mod args;
 mod ground;
-mod kernel;
 mod load;
 mod parties;
 mod report;
+mod show_on_kernel;
+mod show_on_vpp;
 mod stop;
+mod tally;
 mod vpp;
+mod words;
 
 use std::process::ExitCode;
 
@@ -50,11 +53,11 @@ pub fn main() -> ExitCode {
 fn show(bed: &Bed, args: &Args, stop: &Stop) -> anyhow::Result<ExitCode> {
     let parties = Parties::new(bed, &args.truepeer, args.load.clone(), KeyKind::Rsa2048)?;
     if args.stack != Stack::Vpp {
-        kernel::show(&parties, stop)?;
+        show_on_kernel::show(&parties, stop)?;
     }
     match installation(args.vpp.as_deref()) {
         _ if args.stack == Stack::Kernel => {}
-        Some(vpp) => vpp::show(&parties, &vpp, stop)?,
+        Some(vpp) => show_on_vpp::show(&parties, &vpp, stop)?,
         None if args.stack == Stack::Vpp => anyhow::bail!(ABSENT),
         None => println!("\nOn VPP's stack: not shown. {}", ABSENT),
     }

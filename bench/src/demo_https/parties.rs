@@ -8,17 +8,15 @@ use anyhow::Context;
 use truepeer_testbed::{Bed, Program, Running};
 
 use super::args::LoadArgs;
-use super::load::AS_LOAD;
 use super::stop::Stop;
+use super::words::{AS_LOAD, PAGE, WHO};
 use crate::credentials::{Credential, Credentials, HOST, KeyKind};
-use crate::load::page;
 use crate::nginx;
+use crate::page::page;
 
 /// The guide's ports.
 const ORIGIN_PORT: u16 = 8445;
 const PROXY_PORT: u16 = 8089;
-/// The guide's file.
-pub(super) const PAGE: &str = "/1kb";
 
 /// What all of them need.
 pub(crate) struct Parties<'a> {
@@ -148,9 +146,6 @@ impl<'a> Parties<'a> {
         Ok(())
     }
 }
-
-/// What the origin answers with whom it sees.
-pub(super) const WHO: &str = "/who";
 
 /// A command as it could be typed.
 pub(super) fn announce(words: impl IntoIterator<Item = impl AsRef<str>>) {

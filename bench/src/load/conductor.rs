@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::Scale;
 use crate::contestant::Stand;
+use crate::suites::Scale;
 
 /// How long bringing home may take; what has not come then is counted as missing.
 const HOMECOMING: Duration = Duration::from_secs(8);

@@ -9,7 +9,6 @@ use hdrhistogram::Histogram;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
-use super::Scale;
 use super::conductor::{Counters, Cue, GLANCE, Stage, Worker, conduct};
 use crate::clients::{Clients, v1_header};
 use crate::contestant::Stand;
@@ -17,6 +16,7 @@ use crate::link::{Events, Poll, socket_from};
 use crate::measure::latency;
 use crate::metric::{Metric, Sample};
 use crate::place;
+use crate::suites::Scale;
 
 /// The byte that comes back.
 const BYTE: u8 = b'!';

@@ -12,7 +12,6 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use truepeer_sys::udp::{Arrival, Received, Run, grow_buffers, send_runs, udp_socket};
 
-use super::Scale;
 use super::conductor::{Counters, Cue, GLANCE, Stage, Worker, conduct};
 use super::flows::Account;
 use crate::clients::{Clients, v2_header};
@@ -20,6 +19,7 @@ use crate::contestant::Stand;
 use crate::link::{Events, Poll};
 use crate::measure::latency;
 use crate::metric::{Metric, Sample};
+use crate::suites::Scale;
 
 /// Datagrams sent or received at once; also the most that a flow may have under way.
 const BATCH: usize = 32;

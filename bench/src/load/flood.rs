@@ -8,7 +8,6 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
-use super::Scale;
 use super::conductor::{Counters, Cue, GLANCE, Measured, Stage, Worker, conduct};
 use crate::backend::Totals;
 use crate::clients::{Clients, v1_header};
@@ -16,6 +15,7 @@ use crate::contestant::Stand;
 use crate::link::{self, Events, Poll};
 use crate::metric::{Metric, Sample};
 use crate::pattern::{CHUNK, Pattern};
+use crate::suites::Scale;
 
 /// Bytes of one read or write of the echoed stream: what tcpkali uses.
 const STREAMING_CHUNK: usize = 64 * 1024;

@@ -5,12 +5,12 @@ use std::io::{Read, Write};
 use anyhow::Context;
 use socket2::Socket;
 
-use super::Scale;
 use crate::clients::{Clients, v1_header};
 use crate::contestant::Stand;
 use crate::link;
 use crate::measure::memory::{Footprint, kernel_bytes, settle};
 use crate::metric::{Metric, Sample};
+use crate::suites::Scale;
 
 /// Sessions after which the contestant is looked at: one that gives up later on has been measured.
 const STEP: usize = 1000;
@@ -64,7 +64,7 @@ pub(super) fn measure<S>(
 
 impl Look {
     fn now(stand: &Stand, sessions: usize) -> anyhow::Result<Self> {
-        Ok(Self { sessions, footprint: Footprint::of(stand), kernel_bytes: kernel_bytes()? })
+        Ok(Self { sessions, footprint: Footprint::of(stand.groups()), kernel_bytes: kernel_bytes()? })
     }
 
     fn put_since(&self, before: &Self, sample: &mut Sample) {

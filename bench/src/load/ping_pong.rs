@@ -8,13 +8,13 @@ use hdrhistogram::Histogram;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
-use super::Scale;
 use super::conductor::{Counters, Cue, GLANCE, Stage, Worker, conduct};
 use crate::clients::{Clients, v1_header};
 use crate::contestant::Stand;
 use crate::link::{self, Events, Poll};
 use crate::measure::latency;
 use crate::metric::{Metric, Sample};
+use crate::suites::Scale;
 
 /// Bytes of a request, and of its answer.
 const MESSAGE: usize = 64;

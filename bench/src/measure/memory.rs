@@ -7,7 +7,6 @@ use std::time::Duration;
 use anyhow::Context;
 
 use super::cpu::members;
-use crate::contestant::Stand;
 
 /// What a contestant's processes hold.
 #[derive(Debug, Clone, Copy, Default)]
@@ -18,8 +17,9 @@ pub(crate) struct Footprint {
 }
 
 impl Footprint {
-    pub(crate) fn of(stand: &Stand) -> Self {
-        let processes = stand.groups().into_iter().flat_map(members);
+    /// Of the processes of these groups.
+    pub(crate) fn of(groups: Vec<i32>) -> Self {
+        let processes = groups.into_iter().flat_map(members);
         processes.fold(Self::default(), |sum, process| Self {
             resident_bytes: sum.resident_bytes + proportional_bytes(process).unwrap_or(0),
             descriptors: sum.descriptors + descriptors(process),

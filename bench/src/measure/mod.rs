@@ -2,5 +2,4 @@
 
 pub(crate) mod cpu;
 pub(crate) mod latency;
-pub(crate) mod machine;
 pub(crate) mod memory;

@@ -6,9 +6,9 @@ use std::fmt::Write;
 use super::page::heading;
 use crate::args::Plan;
 use crate::contestant::{TRUEPEER, is_baseline};
-use crate::load::Load;
 use crate::metric::Metric;
 use crate::rounds::{Results, Spread};
+use crate::suites::Load;
 
 const WIDTH: f64 = 720.0;
 /// Where bars begin, and how long the longest may be.

@@ -2,6 +2,7 @@
 
 mod chart;
 mod introduction;
+mod machine;
 mod page;
 mod table;
 pub(crate) mod text;
@@ -14,9 +15,10 @@ use anyhow::Context;
 use truepeer_testbed::Bed;
 
 use crate::args::Plan;
-use crate::load::Suite;
-use crate::measure::machine::Machine;
 use crate::rounds::Results;
+use crate::suites::Suite;
+
+use self::machine::Machine;
 
 /// What each suite is measured on. Looks now, before the loads.
 pub(crate) fn examine(bed: &Bed, plan: &Plan) -> anyhow::Result<Vec<(Suite, Machine)>> {

@@ -3,11 +3,11 @@
 
 use std::fmt::Write;
 
+use super::machine::Machine;
 use super::{introduction, text};
 use crate::args::Plan;
-use crate::load::{Load, Suite};
-use crate::measure::machine::Machine;
 use crate::rounds::Results;
+use crate::suites::{Load, Suite};
 
 /// Between which marks a suite's measured part stands: a page may have several.
 const fn marks(suite: Suite) -> (&'static str, &'static str) {

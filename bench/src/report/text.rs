@@ -1,12 +1,12 @@
 //! The tables' contents.
 
+use super::machine::Machine;
 use super::table::Table;
 use crate::args::Plan;
 use crate::contestant::{baseline_of, is_baseline, own_of};
-use crate::load::{Load, Suite};
-use crate::measure::machine::Machine;
 use crate::metric::Metric;
 use crate::rounds::{Results, Spread};
+use crate::suites::{Load, Suite};
 
 /// What is measured on what.
 pub(crate) fn preface(machines: &[(Suite, Machine)], plan: &Plan) -> String {

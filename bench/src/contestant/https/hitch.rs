@@ -30,5 +30,5 @@ quiet = on
 }
 
 pub(super) fn version(bed: &Bed) -> String {
-    crate::contestant::first_line_of(bed, "hitch", &["--version"])
+    crate::version::first_line_of(bed, "hitch", &["--version"])
 }

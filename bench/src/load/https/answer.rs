@@ -1,26 +1,15 @@
 //! An answer to the request, checked as it comes in: status, length, and every byte of the page.
 
-use std::sync::LazyLock;
-
 use httparse::{EMPTY_HEADER, Response, Status};
 
-use crate::pattern::Pattern;
+use crate::page::{PAGE_BYTES, page};
 
 /// The request: what wrk sends.
 pub(super) const REQUEST: &[u8] = b"GET /1kb HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
-/// Bytes of the page.
-const PAGE_BYTES: usize = 1024;
 /// Bytes and fields of a head, at most; one that is longer is wrong.
 const HEAD_BYTES_MAX: usize = 8192;
 const FIELDS_MAX: usize = 32;
-
-static PAGE: LazyLock<Vec<u8>> = LazyLock::new(|| Pattern::bulk().at(0, PAGE_BYTES).to_vec());
-
-/// What the origin serves under `/1kb`.
-pub(crate) fn page() -> &'static [u8] {
-    &PAGE
-}
 
 /// How far an answer has come.
 #[derive(Debug, Default)]

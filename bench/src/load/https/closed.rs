@@ -9,10 +9,10 @@ use super::connection::{Connection, Heard};
 use super::faults::Faults;
 use crate::contestant::Stand;
 use crate::link::{Events, Poll};
-use crate::load::Scale;
 use crate::load::conductor::{Counters, Cue, GLANCE, Stage, Worker, conduct};
 use crate::measure::latency;
 use crate::metric::{Metric, Sample};
+use crate::suites::Scale;
 
 struct ClosedLoop {
     connections: Vec<Connection>,

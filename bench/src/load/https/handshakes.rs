@@ -17,11 +17,11 @@ use super::link::TlsLink;
 use crate::clients::Clients;
 use crate::contestant::Stand;
 use crate::link::{Events, Poll, socket_from};
-use crate::load::Scale;
 use crate::load::conductor::{Counters, Cue, GLANCE, Stage, Worker, conduct};
 use crate::measure::latency;
 use crate::metric::{Metric, Sample};
 use crate::place;
+use crate::suites::Scale;
 
 /// One connection at a time, again and again.
 struct Slot {

@@ -11,17 +11,15 @@ mod rate;
 
 use hdrhistogram::Histogram;
 
-pub(crate) use answer::page;
-
 use self::connection::Connection;
 use self::faults::Faults;
-use super::Scale;
 use super::conductor::Measured;
 use super::idle;
 use crate::clients::Clients;
 use crate::contestant::Stand;
 use crate::measure::latency;
 use crate::metric::Sample;
+use crate::suites::Scale;
 
 pub(super) fn closed_loop(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::Result<Sample> {
     closed::run(stand, scale, connections)

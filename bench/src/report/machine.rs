@@ -7,8 +7,9 @@ use anyhow::Context;
 use truepeer_testbed::Bed;
 
 use crate::args::Plan;
-use crate::load::Suite;
+use crate::backend;
 use crate::place::{self, Place};
+use crate::suites::Suite;
 use crate::tls::SPOKEN;
 
 /// Machine, kernel, settings and versions.
@@ -29,7 +30,7 @@ impl Machine {
             ("measured", measured(plan, suite)),
         ];
         if suite == Suite::Https {
-            facts.push(("origin", plan.origin.describe(bed)));
+            facts.push(("origin", backend::describe(plan.origin, bed)));
         }
         if suite != Suite::Proxy {
             facts.push(("tls", tls(plan)));

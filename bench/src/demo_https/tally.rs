@@ -1,0 +1,41 @@
+//! What one thread of the load counts.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use crate::measure::latency;
+
+/// What a thread has counted.
+#[derive(Debug)]
+pub(super) struct Tally {
+    pub(super) latencies: Histogram<u64>,
+    pub(super) requests: u64,
+    pub(super) bytes: u64,
+    /// Requests a second, in each tenth of one.
+    pub(super) rates: Vec<f64>,
+    pub(super) elapsed: Duration,
+    /// Answers other than 200.
+    pub(super) refused: u64,
+    /// Connections that have ended too early, and why the first of them has.
+    pub(super) cut: u64,
+    pub(super) first_cut: Option<String>,
+    /// What the origin has said about whom it sees.
+    pub(super) seen: String,
+}
+
+impl Tally {
+    pub(super) fn new() -> anyhow::Result<Self> {
+        Ok(Self {
+            latencies: latency::histogram()?,
+            requests: 0,
+            bytes: 0,
+            rates: Vec::new(),
+            elapsed: Duration::ZERO,
+            refused: 0,
+            cut: 0,
+            first_cut: None,
+            seen: String::new(),
+        })
+    }
+}

@@ -1,0 +1,15 @@
+//! The page of the HTTPS loads, which every origin serves and every answer is checked against.
+
+use std::sync::LazyLock;
+
+use crate::pattern::Pattern;
+
+/// Bytes of the page.
+pub(crate) const PAGE_BYTES: usize = 1024;
+
+static PAGE: LazyLock<Vec<u8>> = LazyLock::new(|| Pattern::bulk().at(0, PAGE_BYTES).to_vec());
+
+/// What the origin serves under `/1kb`.
+pub(crate) fn page() -> &'static [u8] {
+    &PAGE
+}

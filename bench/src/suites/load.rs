@@ -1,0 +1,234 @@
+//! The loads: what each does, which backend it needs, and what it measures.
+
+use std::num::NonZeroUsize;
+use std::str::FromStr;
+
+use super::backend::{Kind, OriginKind};
+use super::scale::Scale;
+use super::suite::Suite;
+use super::transport::Transport;
+use crate::metric::Metric;
+
+/// Connections of the constant rate, and of the load that it is a share of.
+pub(crate) const MANY: usize = 64;
+/// Connections of the guide's command line for wrk2.
+pub(crate) const FEW: usize = 10;
+
+/// Connections of the loads on two stacks: wrk2 needs as many on VPP, where the guide has 10.
+pub(crate) const ON_STACKS: NonZeroUsize = NonZeroUsize::new(12).expect("twelve");
+
+/// A load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Load {
+    /// `PING`, CR LF, as fast as the socket takes it, echoed.
+    Streaming,
+    /// 64 bytes there, 64 bytes back.
+    PingPong,
+    /// Connect, header and a byte, the byte back, close.
+    Connections,
+    /// Large writes towards the backend.
+    BulkUp,
+    /// Large writes from the backend.
+    BulkDown,
+    /// Datagrams of 64 bytes, echoed.
+    Udp64,
+    /// Datagrams of 1 400 bytes, echoed.
+    Udp1400,
+    /// Sessions that do nothing.
+    Idle,
+    /// A page of 1 KiB by HTTPS, again and again, on ten connections.
+    Https10,
+    /// Likewise, on 64.
+    Https64,
+    /// Likewise, at a constant rate.
+    HttpsRate,
+    /// Connect, handshake, one page, close.
+    Handshakes,
+    /// HTTPS connections that do nothing.
+    HttpsIdle,
+    /// A page of 1 KiB by HTTPS, again and again, on the kernel's stack and on VPP's.
+    HttpsStacks,
+}
+
+impl Load {
+    /// All of them, in the order of the tables.
+    pub(crate) const ALL: [Load; 14] = [
+        Load::Streaming,
+        Load::PingPong,
+        Load::Connections,
+        Load::BulkUp,
+        Load::BulkDown,
+        Load::Udp64,
+        Load::Udp1400,
+        Load::Idle,
+        Load::Https10,
+        Load::Https64,
+        Load::HttpsRate,
+        Load::Handshakes,
+        Load::HttpsIdle,
+        Load::HttpsStacks,
+    ];
+
+    /// The load by whose throughput of NGINX the constant rate is set.
+    pub(crate) const REFERENCE: Load = Load::Https64;
+
+    /// Its name on the command line and in the tables.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Streaming => "streaming",
+            Self::PingPong => "ping-pong",
+            Self::Connections => "connections",
+            Self::BulkUp => "bulk-up",
+            Self::BulkDown => "bulk-down",
+            Self::Udp64 => "udp-64",
+            Self::Udp1400 => "udp-1400",
+            Self::Idle => "idle",
+            Self::Https10 => "https-10",
+            Self::Https64 => "https-64",
+            Self::HttpsRate => "https-rate",
+            Self::Handshakes => "handshakes",
+            Self::HttpsIdle => "https-idle",
+            Self::HttpsStacks => "https-stacks",
+        }
+    }
+
+    /// What it does, in a few words.
+    pub(crate) fn describe(self, scale: &Scale) -> String {
+        let (connections, bulk) = (scale.connections, scale.bulk_connections);
+        match self {
+            Self::Streaming => format!(
+                "{connections} connections, PROXY v1 header, then `PING\\r\\n` as fast as the socket takes it, echoed"
+            ),
+            Self::PingPong => {
+                format!("{connections} connections, 64 bytes there and 64 back, one at a time on each")
+            }
+            Self::Connections => format!(
+                "connect, header and one byte, the byte echoed, close; {connections} at a time, each from another client"
+            ),
+            Self::BulkUp => format!("{bulk} connections, 128 KiB writes towards the backend"),
+            Self::BulkDown => format!("{bulk} connections, 128 KiB writes from the backend"),
+            Self::Udp64 | Self::Udp1400 => format!(
+                "{connections} flows, {} datagrams of {} bytes in flight on each, PROXY v2 header in each, echoed",
+                scale.in_flight,
+                self.datagram_bytes()
+            ),
+            Self::Idle => format!("{} sessions that have exchanged one byte and then do nothing", scale.idle),
+            Self::Https10 => format!("{FEW} connections kept alive, `GET /1kb` again and again on each"),
+            Self::Https64 => format!("{MANY} connections kept alive, `GET /1kb` again and again on each"),
+            Self::HttpsRate => format!(
+                "{MANY} connections kept alive, together {:.0} % of the requests/s that NGINX reaches on {} in the same round, evenly \
+                 spread; latency from when a request was due, sent or not",
+                scale.rate_share * 100.0,
+                Self::REFERENCE.name()
+            ),
+            Self::Handshakes => format!(
+                "connect, full handshake, `GET /1kb`, close; {connections} at a time, nothing resumed"
+            ),
+            Self::HttpsIdle => {
+                format!("{} connections that have had one page each and then do nothing", scale.idle)
+            }
+            Self::HttpsStacks => format!(
+                "{} connections kept alive, `GET /1kb` again and again on each; certificates verified at each hop",
+                ON_STACKS
+            ),
+        }
+    }
+
+    /// Bytes of a datagram, the header not counted.
+    pub(crate) const fn datagram_bytes(self) -> usize {
+        if matches!(self, Self::Udp64) { 64 } else { 1400 }
+    }
+
+    pub(crate) const fn transport(self) -> Transport {
+        match self {
+            Self::Udp64 | Self::Udp1400 => Transport::Udp,
+            Self::Https10 | Self::Https64 | Self::HttpsRate | Self::Handshakes | Self::HttpsIdle => {
+                Transport::Https
+            }
+            Self::HttpsStacks => Transport::Stacked,
+            _ => Transport::Tcp,
+        }
+    }
+
+    pub(crate) const fn suite(self) -> Suite {
+        match self.transport() {
+            Transport::Tcp | Transport::Udp => Suite::Proxy,
+            Transport::Https => Suite::Https,
+            Transport::Stacked => Suite::Stacks,
+        }
+    }
+
+    /// The backend that it talks to.
+    pub(crate) const fn backend(self, origin: OriginKind) -> Kind {
+        match self {
+            Self::Streaming | Self::PingPong => Kind::Echo,
+            Self::Connections | Self::Idle => Kind::EchoShort,
+            Self::BulkUp => Kind::Sink,
+            Self::BulkDown => Kind::Source,
+            Self::Udp64 | Self::Udp1400 => Kind::Datagrams,
+            Self::Https10
+            | Self::Https64
+            | Self::HttpsRate
+            | Self::Handshakes
+            | Self::HttpsIdle
+            | Self::HttpsStacks => Kind::Origin(origin),
+        }
+    }
+
+    /// What contestants are compared by.
+    pub(crate) const fn headline(self) -> Metric {
+        match self {
+            Self::Streaming | Self::BulkDown => Metric::DownMbps,
+            Self::BulkUp => Metric::UpMbps,
+            Self::PingPong => Metric::Transactions,
+            Self::Connections => Metric::Connections,
+            Self::Udp64 | Self::Udp1400 => Metric::Echoed,
+            Self::Idle | Self::HttpsIdle => Metric::Resident,
+            Self::Https10 | Self::Https64 | Self::HttpsStacks => Metric::Requests,
+            Self::HttpsRate => Metric::P99,
+            Self::Handshakes => Metric::Handshakes,
+        }
+    }
+
+    /// All that it measures, in the order of its table.
+    pub(crate) const fn metrics(self) -> &'static [Metric] {
+        use Metric as M;
+        match self {
+            Self::Streaming => &[
+                M::BothMbps,
+                M::DownMbps,
+                M::UpMbps,
+                M::DownPackets,
+                M::UpPackets,
+                M::CpuSeconds,
+                M::CpuPerGigabyte,
+            ],
+            Self::PingPong => &[M::Transactions, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne],
+            Self::Connections => {
+                &[M::Connections, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne, M::TimeWait]
+            }
+            Self::BulkUp => &[M::UpMbps, M::UpPackets, M::CpuSeconds, M::CpuPerGigabyte],
+            Self::BulkDown => &[M::DownMbps, M::DownPackets, M::CpuSeconds, M::CpuPerGigabyte],
+            Self::Udp64 | Self::Udp1400 => &[M::Echoed, M::Loss, M::CpuSeconds, M::CpuPerOne],
+            Self::Idle | Self::HttpsIdle => &[M::Resident, M::Kernel, M::Descriptors],
+            Self::Https10 | Self::Https64 => {
+                &[M::Requests, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne]
+            }
+            Self::HttpsRate => &[M::Asked, M::Requests, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne],
+            Self::HttpsStacks => &[M::Requests, M::P50, M::P99, M::P999],
+            Self::Handshakes => &[M::Handshakes, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne],
+        }
+    }
+}
+
+impl FromStr for Load {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let names = || Load::ALL.map(Load::name).join(", ");
+        Load::ALL
+            .into_iter()
+            .find(|load| load.name() == name)
+            .ok_or_else(|| format!("expected proxy, https, stacks, or one of {}", names()))
+    }
+}
