@@ -16,7 +16,7 @@ use httparse::{EMPTY_HEADER, Response, Status};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use truepeer_https::reactor::{Reactor, TcpStream, connect};
 use truepeer_https::tls::{ClientOptions, ClientTls, MinVersion, TlsStream, Trust};
-use truepeer_relay::io::Upstream;
+use truepeer_session::connect_as::Upstream;
 
 use super::args::LoadArgs;
 use super::report::{self, Report};

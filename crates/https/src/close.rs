@@ -1,8 +1,8 @@
 //! Why a session ended, where TLS was part of it.
 
 use truepeer_policy::Route;
-use truepeer_relay::Ending;
-use truepeer_relay::counters::Counter;
+use truepeer_session::Ending;
+use truepeer_session::counters::Counter;
 
 use crate::tls::HandshakeError;
 
@@ -11,7 +11,7 @@ use crate::tls::HandshakeError;
 pub enum CloseReason {
     /// As a session without TLS ends.
     #[error(transparent)]
-    Tcp(#[from] truepeer_relay::CloseReason),
+    Tcp(#[from] truepeer_session::CloseReason),
     /// TLS with the sender failed.
     #[error("TLS with the sender failed: {0}")]
     Downstream(HandshakeError),

@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::net::{SocketType, sockopt};
+use rustix::net::SocketType;
+use truepeer_session::listening::{ListenError, ListenOptions, listen, prepare, take_inherited};
+use truepeer_session::settings::ListenerSettings;
 use truepeer_sys::socket::local_address;
 
 use crate::relay::Listening;
-use crate::settings::ListenerSettings;
-use crate::tcp::listener::{self, ListenError};
 use crate::udp::gate::{self, Gate};
 use crate::udp::tuples::Tuples;
 
@@ -55,7 +55,8 @@ pub(crate) fn open(
     let mut entrances: Vec<_> = (0..workers).map(|_| Entrances::default()).collect();
     let tuples = Tuples::default();
     for (number, Listening { settings, .. }) in (0_u16..).zip(listeners) {
-        let ours = take_ours(&mut inherited, settings);
+        let kind = if settings.udp.is_some() { SocketType::DGRAM } else { SocketType::STREAM };
+        let ours = take_inherited(&mut inherited, settings.address, kind);
         match &settings.udp {
             Some(udp) => {
                 let gates = gate::open(number, settings, udp, ours, workers, &tuples)?;
@@ -63,22 +64,22 @@ pub(crate) fn open(
                     entrances[worker].gates.push(gate);
                 }
             }
-            None => share(number, &listener::open(settings, ours)?, &mut entrances),
+            None => share(number, &doors(settings, ours)?, &mut entrances),
         }
     }
     Ok(entrances)
 }
 
-/// The inherited sockets that are bound where this listener shall be.
-fn take_ours(inherited: &mut Vec<OwnedFd>, settings: &ListenerSettings) -> Vec<OwnedFd> {
-    let kind = if settings.udp.is_some() { SocketType::DGRAM } else { SocketType::STREAM };
-    let is_ours = |socket: &OwnedFd| {
-        local_address(socket.as_fd()).is_ok_and(|address| address == settings.address)
-            && sockopt::socket_type(socket).is_ok_and(|actual| actual == kind)
-    };
-    let (ours, others) = std::mem::take(inherited).into_iter().partition(is_ours);
-    *inherited = others;
-    ours
+/// The sockets of one TCP listener: those it inherits, or new ones.
+fn doors(settings: &ListenerSettings, inherited: Vec<OwnedFd>) -> Result<Vec<Arc<OwnedFd>>, ListenError> {
+    let sockets = if inherited.is_empty() { listen_on(settings)? } else { inherited };
+    sockets.iter().for_each(prepare);
+    Ok(sockets.into_iter().map(Arc::new).collect())
+}
+
+fn listen_on(settings: &ListenerSettings) -> Result<Vec<OwnedFd>, ListenError> {
+    let options = ListenOptions { reuse_port: settings.sockets > 1, transparent: settings.transparent };
+    (0..settings.sockets.max(1)).map(|_| listen(settings.address, options)).collect()
 }
 
 /// As many sockets as workers or more: each has one worker. Fewer: each is shared by several workers, of which the

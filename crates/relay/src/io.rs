@@ -5,32 +5,10 @@
 use std::net::SocketAddr;
 
 use rustix::io::Errno;
-use truepeer_sys::CallError;
+use truepeer_session::connect_as::{ConnectError, Upstream};
 
 /// A socket's user data in the readiness events that it asked for.
 pub type Token = u64;
-
-/// How an upstream socket is made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Upstream {
-    /// The address to appear from; `None` leaves both address and port to the kernel (`--send-proxy`).
-    pub source: Option<SocketAddr>,
-    /// The backend.
-    pub backend: SocketAddr,
-    /// Firewall mark for its packets; 0 sets none.
-    pub mark: u32,
-}
-
-/// Why an upstream socket could not be made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum ConnectError {
-    /// The tuple (source address and port, backend address and port) or the source port is in use.
-    #[error("the client's address and port are in use on this machine")]
-    TupleInUse,
-    /// Anything else.
-    #[error(transparent)]
-    Call(#[from] CallError),
-}
 
 /// The operations of a session.
 pub trait Io {

@@ -8,10 +8,11 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
 use rustix::pipe::{self, PipeFlags, SpliceFlags};
-use truepeer_sys::{CallError, Named, socket};
+use truepeer_session::budget::{Budget, Permit};
+use truepeer_session::connect_as::{ConnectError, Upstream, connect_as};
+use truepeer_sys::socket;
 
-use crate::budget::{Budget, Permit};
-use crate::io::{ConnectError, Io, Readiness, Token, Upstream};
+use crate::io::{Io, Readiness, Token};
 
 /// What one pipe may hold. 64 pages of the unprivileged quota of 16 384 (`fs.pipe-user-pages-soft`).
 pub const PIPE_BYTES: usize = 256 << 10;
@@ -147,21 +148,7 @@ impl Io for Kernel {
     }
 
     fn connect(&mut self, upstream: &Upstream) -> Result<OwnedFd, ConnectError> {
-        let socket = socket::tcp_socket(upstream.backend)?;
-        sockopt::set_tcp_nodelay(&socket, true).named("setsockopt(TCP_NODELAY)")?;
-        sockopt::set_socket_oobinline(&socket, true).named("setsockopt(SO_OOBINLINE)")?;
-        if upstream.mark != 0 {
-            socket::set_mark(socket.as_fd(), upstream.mark)?;
-        }
-        if let Some(source) = upstream.source {
-            bind_as(&socket, source)?;
-        }
-        match rustix::net::connect(&socket, &upstream.backend) {
-            Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
-            // connect(2): the tuple exists already, or no port is left that would make a new one.
-            Err(Errno::ADDRNOTAVAIL | Errno::ADDRINUSE) => Err(ConnectError::TupleInUse),
-            Err(errno) => Err(CallError { call: "connect", errno }.into()),
-        }
+        connect_as(upstream)
     }
 
     fn connect_result(&mut self, socket: &OwnedFd) -> Result<(), Errno> {
@@ -174,22 +161,6 @@ impl Io for Kernel {
 
     fn local_address(&mut self, socket: &OwnedFd) -> Option<SocketAddr> {
         socket::local_address(socket.as_fd()).ok()
-    }
-}
-
-fn bind_as(socket: &OwnedFd, source: SocketAddr) -> Result<(), ConnectError> {
-    socket::set_transparent(socket.as_fd(), source)?;
-    if source.port() == 0 {
-        // Linux < 4.2 reserves a port at bind() instead: fewer of them, nothing worse.
-        let _ = socket::set_bind_address_no_port(socket.as_fd());
-    } else {
-        // Several backends may be reached from one client port, and a port in TIME_WAIT may be used again.
-        sockopt::set_socket_reuseaddr(socket, true).named("setsockopt(SO_REUSEADDR)")?;
-    }
-    match rustix::net::bind(socket, &source) {
-        Ok(()) => Ok(()),
-        Err(Errno::ADDRINUSE) => Err(ConnectError::TupleInUse),
-        Err(errno) => Err(CallError { call: "bind", errno }.into()),
     }
 }
 

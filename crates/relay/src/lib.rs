@@ -13,27 +13,14 @@
 //! ```
 #![forbid(unsafe_code)]
 
-/// The log target of the line that a session leaves at its end, at level `info`.
-pub const SESSION: &str = "session";
-
-pub mod budget;
-pub mod complaints;
-pub mod counters;
-mod deadlines;
 mod entrances;
 pub mod io;
 pub mod kernel;
 mod relay;
-pub mod settings;
 #[cfg(test)]
 mod sim;
-pub mod table;
 pub mod tcp;
 pub mod udp;
 mod worker;
 
 pub use relay::{Listening, Relay, StartError};
-pub use tcp::close::CloseReason;
-pub use tcp::listener::ListenError;
-pub use tcp::send_proxy;
-pub use worker::{Ended, Ending, Journal};

@@ -7,19 +7,21 @@ use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
 
 use truepeer_policy::Policy;
+use truepeer_session::Journal;
+use truepeer_session::budget::Budgets;
+use truepeer_session::counters::Counters;
+use truepeer_session::listening::ListenError;
+use truepeer_session::mailbox::{Postbox, mailbox};
+use truepeer_session::settings::ListenerSettings;
 use truepeer_sys::CallError;
 
-use crate::budget::Budgets;
-use crate::counters::Counters;
 use crate::entrances;
-use crate::settings::ListenerSettings;
-use crate::tcp::listener::ListenError;
-use crate::worker::{Journal, Order, Postbox, Team, Worker, mailbox};
+use crate::worker::{Order, Team, Worker};
 
 /// A running relay. Dropping it stops it.
 #[derive(Debug)]
 pub struct Relay {
-    workers: Vec<(Postbox, JoinHandle<()>)>,
+    workers: Vec<(Postbox<Order>, JoinHandle<()>)>,
     journal: Arc<Journal>,
     budgets: Budgets,
     listening: Vec<SocketAddr>,

@@ -8,9 +8,9 @@ use std::time::Duration;
 use rustix::net::{SendFlags, send};
 use truepeer_policy::{BackendAddr, Backends, Policy, PrefixSet};
 use truepeer_proto::Version;
-use truepeer_relay::budget::Budgets;
-use truepeer_relay::settings::ListenerSettings;
 use truepeer_relay::{Listening, Relay};
+use truepeer_session::budget::Budgets;
+use truepeer_session::settings::ListenerSettings;
 
 const HEADER: &[u8] = b"PROXY TCP4 192.0.2.1 198.51.100.1 4000 443\r\n";
 

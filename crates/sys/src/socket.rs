@@ -1,45 +1,14 @@
 //! Socket options and socket making: transparent binding, marks, and what is still unsent.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use socket2::SockRef;
 
 use crate::{CallError, Named};
-
-/// How a listening socket is made.
-#[derive(Debug, Clone, Copy)]
-pub struct ListenOptions {
-    /// SO_REUSEPORT: several sockets on one address, the kernel spreads connections over them (Linux 3.9).
-    pub reuse_port: bool,
-    /// IP_TRANSPARENT: connections that TPROXY redirects here keep their original destination.
-    pub transparent: bool,
-    /// Connections the kernel completes before we accept them; it caps this at net.core.somaxconn.
-    pub backlog: i32,
-}
-
-/// Opens a non-blocking TCP listener on `address`.
-///
-/// # Errors
-/// The call that failed: EADDRINUSE from bind, EPERM from IP_TRANSPARENT without CAP_NET_RAW or CAP_NET_ADMIN.
-pub fn listen_tcp(address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, CallError> {
-    let socket = tcp_socket(address)?;
-    sockopt::set_socket_reuseaddr(&socket, true).named("setsockopt(SO_REUSEADDR)")?;
-    if options.reuse_port {
-        sockopt::set_socket_reuseport(&socket, true).named("setsockopt(SO_REUSEPORT)")?;
-    }
-    if options.transparent {
-        set_transparent(socket.as_fd(), address)?;
-    }
-    // Accepted sockets inherit it: a relay must not wait for more bytes than its sender sent.
-    sockopt::set_tcp_nodelay(&socket, true).named("setsockopt(TCP_NODELAY)")?;
-    rustix::net::bind(&socket, &address).named("bind")?;
-    rustix::net::listen(&socket, options.backlog).named("listen")?;
-    Ok(socket)
-}
 
 /// Opens a non-blocking TCP socket of the address's family.
 ///

@@ -16,7 +16,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 
 use truepeer_https::exchange::ACCESS;
-use truepeer_relay::SESSION;
+use truepeer_session::journal::SESSION;
 
 use crate::plan::{LogConfig, LogFormat, Verbosity};
 
@@ -68,10 +68,10 @@ mod tests {
             (Verbosity::States, true, true, true, true),
         ] {
             let filter = filter(verbosity);
-            assert_eq!(filter.would_enable("truepeer_relay", &Level::WARN), warnings, "{verbosity:?}");
+            assert_eq!(filter.would_enable("truepeer_session", &Level::WARN), warnings, "{verbosity:?}");
             assert_eq!(filter.would_enable("truepeer::server", &Level::INFO), start, "{verbosity:?}");
             assert_eq!(filter.would_enable(SESSION, &Level::INFO), sessions, "{verbosity:?}");
-            assert_eq!(filter.would_enable("truepeer_relay", &Level::DEBUG), states, "{verbosity:?}");
+            assert_eq!(filter.would_enable("truepeer_session", &Level::DEBUG), states, "{verbosity:?}");
         }
     }
 }

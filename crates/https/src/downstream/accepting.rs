@@ -7,8 +7,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use truepeer_policy::SenderAddr;
-use truepeer_relay::budget::Permit;
-use truepeer_relay::counters::Counter;
+use truepeer_session::budget::Permit;
+use truepeer_session::counters::Counter;
 
 use super::{House, Listening};
 use crate::reactor::{Listener, Reactor, TcpStream, concerns_one_connection};
@@ -98,8 +98,9 @@ async fn pause(reactor: &Reactor, listening: &Listening, house: &House, lacking:
 mod tests {
     use std::net::{Ipv4Addr, SocketAddr};
 
+    use truepeer_session::listening::{ListenOptions, listen};
+
     use super::*;
-    use crate::reactor::{ListenOptions, listen};
 
     /// Whom the kernel has taken before the word to drain, though it has not told us yet.
     #[test]

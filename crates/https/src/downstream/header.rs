@@ -4,8 +4,8 @@ use std::task::Poll;
 
 use truepeer_policy::{HeaderRule, Policy, Route, SenderAddr};
 use truepeer_proto::{DecodeErrorKind, Decoded, Header};
-use truepeer_relay::CloseReason;
-use truepeer_relay::budget::Permit;
+use truepeer_session::CloseReason;
+use truepeer_session::budget::Permit;
 
 use super::{House, Listening};
 use crate::buffers;

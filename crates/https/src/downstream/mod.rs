@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use truepeer_policy::{Policy, Route, SenderAddr};
 use truepeer_proto::Tlvs;
-use truepeer_relay::Journal;
-use truepeer_relay::budget::Budgets;
-use truepeer_relay::counters::Shard;
-use truepeer_relay::settings::ListenerSettings;
+use truepeer_session::Journal;
+use truepeer_session::budget::Budgets;
+use truepeer_session::counters::Shard;
+use truepeer_session::settings::ListenerSettings;
 
 pub use self::accepting::accept;
 use crate::close::CloseReason;

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tracing::{info, warn};
 use truepeer_http1::{RequestHead, Version};
-use truepeer_relay::counters::{Counter, Shard};
+use truepeer_session::counters::{Counter, Shard};
 
 use super::{Failure, Visit};
 
@@ -16,7 +16,7 @@ pub const ACCESS: &str = "access";
 
 /// A worker's part of the journal that all workers share.
 pub struct Journal {
-    house: Arc<truepeer_relay::Journal>,
+    house: Arc<truepeer_session::Journal>,
     shard: Arc<Shard>,
     access_log: bool,
 }
@@ -36,7 +36,7 @@ pub(crate) struct Served<'a> {
 impl Journal {
     /// Counts on `shard`; `access_log`: writes a line for each request.
     #[must_use]
-    pub fn new(house: Arc<truepeer_relay::Journal>, shard: Arc<Shard>, access_log: bool) -> Self {
+    pub fn new(house: Arc<truepeer_session::Journal>, shard: Arc<Shard>, access_log: bool) -> Self {
         Self { house, shard, access_log }
     }
 

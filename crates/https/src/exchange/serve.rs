@@ -11,7 +11,7 @@ use truepeer_http1::fields::auth::binds_the_connection;
 use truepeer_http1::fields::forwarded::Forwarding;
 use truepeer_http1::{Expectation, Length, RequestHead, ResponseHead, write};
 use truepeer_policy::ClientAddr;
-use truepeer_relay::budget::Budget;
+use truepeer_session::budget::Budget;
 
 use super::journal::{Journal, Served};
 use super::parties::{Incoming, Outgoing, left};

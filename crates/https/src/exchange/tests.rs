@@ -14,8 +14,8 @@ use tokio::io::{
     AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf, duplex,
 };
 use truepeer_policy::{BackendAddr, ClientAddr, OnConflict, Origin, Route, SenderAddr};
-use truepeer_relay::budget::Budget;
-use truepeer_relay::io::ConnectError;
+use truepeer_session::budget::Budget;
+use truepeer_session::connect_as::ConnectError;
 use truepeer_sys::Named as _;
 
 use super::*;

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use tokio::io::AsyncWriteExt as _;
 use truepeer_proto::Tlvs;
-use truepeer_relay::{CloseReason, send_proxy};
+use truepeer_session::{CloseReason, send_proxy};
 
 use crate::dial::dial;
 use crate::downstream::{House, Listening};

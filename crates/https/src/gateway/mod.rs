@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use truepeer_policy::SenderAddr;
 use truepeer_proto::Version;
-use truepeer_relay::Ended;
-use truepeer_relay::budget::Permit;
+use truepeer_session::Ended;
+use truepeer_session::budget::Permit;
 
 use self::dialler::Dialler;
 use crate::downstream::{Downstream, House, Listening};

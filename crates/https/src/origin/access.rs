@@ -53,7 +53,7 @@ impl<S> Drop for Access<S> {
 #[cfg(test)]
 mod tests {
     use tokio::io::{DuplexStream, duplex};
-    use truepeer_relay::budget::Budget;
+    use truepeer_session::budget::Budget;
 
     use super::*;
     use crate::exchange::{Buffer, Shared};

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use truepeer_relay::io::ConnectError;
+use truepeer_session::connect_as::ConnectError;
 
 use crate::exchange::Visit;
 use crate::stream::Connection;

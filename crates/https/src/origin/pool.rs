@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use truepeer_relay::budget::{Budget, Permit};
+use truepeer_session::budget::{Budget, Permit};
 
 use crate::exchange::{Buffer, Shared};
 use crate::reactor::Reactor;
@@ -252,7 +252,7 @@ mod tests {
     fn what_came_this_very_moment_is_found_too() {
         use std::io::Write as _;
 
-        use truepeer_relay::io::Upstream;
+        use truepeer_session::connect_as::Upstream;
 
         use crate::reactor::connect;
         use crate::stream::Stream;

@@ -3,65 +3,16 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::task::Poll;
-use std::time::Duration;
 
 use mio::Interest;
-use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
-use truepeer_relay::ListenError;
-use truepeer_relay::table::Key;
-use truepeer_sys::{CallError, Named as _, socket};
+use truepeer_session::listening::prepare;
+use truepeer_session::table::Key;
 
 use super::sources::{Source, token};
 use super::{Reactor, TcpStream};
-
-/// Connections the kernel completes before we accept them; net.core.somaxconn caps it.
-const BACKLOG: i32 = 65_535;
-/// A silent sender is asked so often whether it is still there.
-const KEEPALIVE: Duration = Duration::from_secs(60);
-
-/// How a listening socket is made.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ListenOptions {
-    /// SO_REUSEPORT: several sockets on one address, over which the kernel spreads connections.
-    pub reuse_port: bool,
-    /// IP_TRANSPARENT: connections that TPROXY redirects here keep their original destination.
-    pub transparent: bool,
-}
-
-/// Opens a listening socket on `address`; any thread may open it, the loop that uses it takes it by [`Listener::new`].
-///
-/// # Errors
-/// The call that failed: EADDRINUSE from bind above all.
-pub fn listen(address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, ListenError> {
-    open(address, options).map_err(|error| ListenError { address, error })
-}
-
-fn open(address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, CallError> {
-    let listener = Socket::new(Domain::for_address(address), Type::STREAM, None).named("socket")?;
-    listener.set_nonblocking(true).named("fcntl(O_NONBLOCK)")?;
-    listener.set_reuse_address(true).named("setsockopt(SO_REUSEADDR)")?;
-    if options.reuse_port {
-        listener.set_reuse_port(true).named("setsockopt(SO_REUSEPORT)")?;
-    }
-    if options.transparent {
-        socket::set_transparent(listener.as_fd(), address)?;
-    }
-    listener.bind(&address.into()).named("bind")?;
-    listener.listen(BACKLOG).named("listen")?;
-    Ok(listener.into())
-}
-
-/// What accepted connections have from their listener: no waiting for more bytes than were written, urgent bytes that
-/// stay in the stream, and an end for senders that have vanished. A stack that knows none of it serves all the same.
-fn prepare(socket: &OwnedFd) {
-    let socket = SockRef::from(socket);
-    let _ = socket.set_tcp_nodelay(true);
-    let _ = socket.set_out_of_band_inline(true);
-    let _ = socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE));
-}
 
 /// A listening socket in a loop.
 pub struct Listener {
@@ -72,7 +23,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Takes a listening socket, opened by [`listen`] or inherited.
+    /// Takes a listening socket, opened by [`truepeer_session::listening::listen`] or inherited.
     ///
     /// # Errors
     /// It is none, or the system is out of watches.

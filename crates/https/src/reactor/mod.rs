@@ -30,10 +30,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use truepeer_relay::table::Key;
+use truepeer_session::table::Key;
 
 pub use self::connect::connect;
-pub use self::listener::{ListenOptions, Listener, concerns_one_connection, listen};
+pub use self::listener::{Listener, concerns_one_connection};
 pub use self::remote::Remote;
 pub use self::stream::TcpStream;
 pub use self::timers::{Elapsed, Timer};

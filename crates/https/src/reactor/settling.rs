@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::task::Poll;
 
-use truepeer_relay::table::Key;
+use truepeer_session::table::Key;
 
 /// How far a turn has come, and who waits for its end.
 #[derive(Debug, Default)]

@@ -11,7 +11,7 @@ use std::task::{Context, Waker};
 use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Interest, Registry};
-use truepeer_relay::table::{Key, Table};
+use truepeer_session::table::{Key, Table};
 
 use super::wake::BELL;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use truepeer_relay::table::Key;
+use truepeer_session::table::Key;
 
 use super::Reactor;
 use super::sources::{OF_A_CONNECTION, Source, token};

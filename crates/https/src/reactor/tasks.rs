@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use tracing::error;
-use truepeer_relay::table::{Key, Table};
+use truepeer_session::table::{Key, Table};
 
 use super::wake::{Mailbox, TaskWaker};
 

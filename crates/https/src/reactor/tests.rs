@@ -3,7 +3,8 @@ use std::net::SocketAddr;
 use std::thread;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use truepeer_relay::io::{ConnectError, Upstream};
+use truepeer_session::connect_as::{ConnectError, Upstream};
+use truepeer_session::listening::{ListenOptions, listen};
 
 use super::*;
 

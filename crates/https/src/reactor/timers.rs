@@ -9,7 +9,7 @@ use std::fmt;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use truepeer_relay::table::{Key, Table};
+use truepeer_session::table::{Key, Table};
 
 use super::Reactor;
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Wake;
 
-use truepeer_relay::table::Key;
+use truepeer_session::table::Key;
 
 thread_local! {
     /// The loop that works on this thread now; 0: none.

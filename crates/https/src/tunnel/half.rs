@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::AsyncWrite as _;
-use truepeer_relay::budget::{Budget, Permit};
+use truepeer_session::budget::{Budget, Permit};
 
 use crate::buffers::{self, BUFFER_BYTES};
 use crate::stream::Stream;
@@ -38,7 +38,7 @@ enum Stage {
 
 /// Bytes on their way. Nothing is read while any are held, and no buffer is held while there are none.
 ///
-/// All slow sinks together may hold so much ([`truepeer_relay::budget::Budgets::backlog_bytes`]). Beyond that, bytes stay
+/// All slow sinks together may hold so much ([`truepeer_session::budget::Budgets::backlog_bytes`]). Beyond that, bytes stay
 /// with the kernel until the sink has taken everything that came before, and then come in small pieces.
 #[derive(Debug)]
 pub(super) struct Half {
@@ -222,9 +222,10 @@ mod tests {
     use std::time::Duration;
 
     use socket2::{Domain, SockRef, Socket, Type};
+    use truepeer_session::listening::{ListenOptions, listen};
 
     use super::*;
-    use crate::reactor::{ListenOptions, Listener, Reactor, listen};
+    use crate::reactor::{Listener, Reactor};
 
     const LONG: Duration = Duration::from_secs(60);
 

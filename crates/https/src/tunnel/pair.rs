@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::AsyncWrite as _;
-use truepeer_relay::budget::Budget;
+use truepeer_session::budget::Budget;
 
 use super::half::{Fault, Half};
 use crate::close::CloseReason;
@@ -69,10 +69,10 @@ impl Pair {
         })
         .await;
         match broken {
-            None => truepeer_relay::CloseReason::Idle.into(),
+            None => truepeer_session::CloseReason::Idle.into(),
             Some(Ok(())) => {
                 self.finished = true;
-                truepeer_relay::CloseReason::Finished.into()
+                truepeer_session::CloseReason::Finished.into()
             }
             Some(Err((side, error))) => {
                 // What its owner sent before the break is delivered first, as it would have been without us.
@@ -133,8 +133,8 @@ fn reason(side: Side, error: &io::Error) -> CloseReason {
     match (side, error.kind()) {
         (Side::Downstream, io::ErrorKind::UnexpectedEof) => CloseReason::TruncatedByClient,
         (Side::Upstream, io::ErrorKind::UnexpectedEof) => CloseReason::TruncatedByBackend,
-        (Side::Downstream, _) => truepeer_relay::CloseReason::ResetByClient.into(),
-        (Side::Upstream, _) => truepeer_relay::CloseReason::ResetByBackend.into(),
+        (Side::Downstream, _) => truepeer_session::CloseReason::ResetByClient.into(),
+        (Side::Upstream, _) => truepeer_session::CloseReason::ResetByBackend.into(),
     }
 }
 

@@ -8,14 +8,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
+use rustix::net::SocketType;
 use tracing::error;
-use truepeer_relay::budget::Budgets;
-use truepeer_relay::{Journal, ListenError};
+use truepeer_session::Journal;
+use truepeer_session::budget::Budgets;
+use truepeer_session::listening::{ListenError, ListenOptions, listen, take_inherited};
 
 use super::session::{Shared, serve};
 use crate::downstream::{House, Listening, accept};
 use crate::gateway::{Gateway, HttpOptions};
-use crate::reactor::{ListenOptions, Listener, Reactor, Remote, listen};
+use crate::reactor::{Listener, Reactor, Remote};
 use crate::tls::{ClientTls, ConfigError};
 
 /// Backends that are spoken TLS with.
@@ -109,7 +111,7 @@ impl Tunnel {
         let mut addresses: Vec<_> = listeners.iter().map(|one| one.listening.settings.address).collect();
         let inherited: Vec<Vec<OwnedFd>> = addresses
             .iter()
-            .map(|address| inherited.extract_if(.., |socket| bound(socket) == Some(*address)).collect())
+            .map(|address| take_inherited(&mut inherited, *address, SocketType::STREAM))
             .collect();
         let crew = Arc::new(Crew {
             left: AtomicUsize::new(0),
@@ -196,10 +198,6 @@ impl Drop for Tunnel {
             let _ = thread.join();
         }
     }
-}
-
-fn bound(socket: &OwnedFd) -> Option<SocketAddr> {
-    socket2::SockRef::from(socket).local_addr().ok()?.as_socket()
 }
 
 /// A listening socket of one worker's, before it is opened.

@@ -6,9 +6,9 @@ use std::time::Instant;
 use tokio::io::AsyncWriteExt as _;
 use truepeer_policy::{Route, SenderAddr};
 use truepeer_proto::Tlvs;
-use truepeer_relay::budget::Permit;
-use truepeer_relay::counters::Counter;
-use truepeer_relay::{Ended, send_proxy};
+use truepeer_session::budget::Permit;
+use truepeer_session::counters::Counter;
+use truepeer_session::{Ended, send_proxy};
 
 use super::pair::Pair;
 use super::proxy::Origin;
@@ -87,7 +87,7 @@ fn header(downstream: &Downstream) -> Result<Box<[u8]>, CloseReason> {
     let tlvs = tlvs::for_backend(downstream);
     let tlvs = Tlvs::parse(&tlvs).unwrap_or(Tlvs::EMPTY);
     let header = send_proxy::header_and(&downstream.route, || downstream.local_address(), tlvs, &[]);
-    Ok(header.map_err(truepeer_relay::CloseReason::Unencodable)?)
+    Ok(header.map_err(truepeer_session::CloseReason::Unencodable)?)
 }
 
 /// What is known of a session for its log line, which is written however it ends, also when truepeer does.
@@ -128,7 +128,7 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         if !self.ended {
-            self.end(&truepeer_relay::CloseReason::Stopping.into(), Instant::now());
+            self.end(&truepeer_session::CloseReason::Stopping.into(), Instant::now());
         }
     }
 }

@@ -4,6 +4,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use truepeer_policy::{HeaderRule, Policy};
+use truepeer_session::CloseReason;
+use truepeer_session::budget::Budgets;
+use truepeer_session::settings::ListenerSettings;
 
 use super::connection::Rooms;
 use super::driver::{Closed, Driver, budgets, open_policy};
@@ -11,9 +14,6 @@ use super::io::Hardships;
 use super::party::{Ending, Script};
 use super::scenario::{header, judge};
 use super::world::{Backend, Dial, Place};
-use crate::budget::Budgets;
-use crate::settings::ListenerSettings;
-use crate::tcp::close::CloseReason;
 
 pub(super) const ROOMS: Rooms = Rooms { inbound: 100_000, outbound: 100_000, arrived: 100_000 };
 

@@ -8,23 +8,23 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 use truepeer_policy::{BackendAddr, Backends, Policy, PrefixSet, SenderAddr};
+use truepeer_session::CloseReason;
+use truepeer_session::Journal;
+use truepeer_session::budget::{Budget, Budgets};
+use truepeer_session::counters::{Counter, Shard};
+use truepeer_session::deadlines::{Deadlines, QueueId};
+use truepeer_session::settings::ListenerSettings;
+use truepeer_session::table::{Key, Table};
 
 use super::connection::Rooms;
 use super::io::{Hardships, SimIo, SimPipe, SimSocket};
 use super::party::Script;
 use super::world::{Backend, World};
-use crate::budget::{Budget, Budgets};
-use crate::counters::{Counter, Shard};
-use crate::deadlines::{Deadlines, QueueId};
 use crate::io::Token;
 use crate::kernel::readiness;
-use crate::settings::ListenerSettings;
-use crate::table::{Key, Table};
-use crate::tcp::close::CloseReason;
-use crate::tcp::connecting::CONFLICT_RETRY;
 use crate::tcp::relaying::{RESET_CHECK, Side};
 use crate::tcp::session::{Context, Deadline, Session, Tokens, Verdict};
-use crate::worker::Journal;
+use truepeer_session::connect_as::CONFLICT_RETRY;
 
 const SCRATCH_BYTES: usize = 128 << 10;
 /// Rounds after which a simulation is taken for one that never ends.

@@ -6,10 +6,11 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use rustix::io::Errno;
+use truepeer_session::budget::{Budget, Permit};
+use truepeer_session::connect_as::{ConnectError, Upstream};
 
 use super::world::World;
-use crate::budget::{Budget, Permit};
-use crate::io::{ConnectError, Io, Token, Upstream};
+use crate::io::{Io, Token};
 
 /// How hard the kernel makes it, in percent where not said otherwise.
 #[derive(Debug, Clone, Copy)]

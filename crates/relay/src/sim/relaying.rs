@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use truepeer_session::CloseReason;
+
 use super::case::{Case, Played, check_whole, script};
 use super::connection::{End, Rooms};
 use super::driver::budgets;
 use super::party::Ending;
 use super::scenario::header;
-use crate::tcp::close::CloseReason;
 
 #[test]
 fn a_silent_session_is_ended() {

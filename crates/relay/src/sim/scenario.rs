@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
+use truepeer_session::settings::ListenerSettings;
 
 use super::connection::{End, Rooms};
 use super::driver::{Driver, budgets, open_policy};
 use super::io::Hardships;
 use super::party::{Ending, Party, Script};
 use super::world::{Backend, Dial};
-use crate::settings::ListenerSettings;
 
 /// One session: who sends what how, and when the backend answers.
 #[derive(Debug, Clone)]

@@ -5,6 +5,9 @@ use std::time::Duration;
 use rustix::io::Errno;
 use truepeer_policy::{HeaderRule, OnConflict};
 use truepeer_proto::Version;
+use truepeer_session::CloseReason;
+use truepeer_session::connect_as::ConnectError;
+use truepeer_session::counters::Counter;
 
 use super::case::{Case, check_whole, script};
 use super::connection::End;
@@ -13,9 +16,6 @@ use super::io::Hardships;
 use super::party::Ending;
 use super::scenario::header;
 use super::world::Dial;
-use crate::counters::Counter;
-use crate::io::ConnectError;
-use crate::tcp::close::CloseReason;
 
 const FIVE_SECONDS: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_millis(20);

@@ -1,11 +1,11 @@
 //! Properties of whole sessions, for random streams, schedules and hardships.
 
 use proptest::prelude::*;
+use truepeer_session::CloseReason;
 
 use super::connection::End;
 use super::party::Ending;
 use super::scenario::{judge, parties, scenario};
-use crate::tcp::close::CloseReason;
 
 fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, max_shrink_iters: 300, failure_persistence: None, ..ProptestConfig::default() }

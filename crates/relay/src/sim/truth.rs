@@ -11,13 +11,14 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, sockopt};
+use truepeer_session::budget::Budget;
+use truepeer_session::connect_as::Upstream;
 
 use super::case::{ROOMS, script};
 use super::io::{Hardships, SimIo};
 use super::party::Ending;
 use super::world::{Backend, Dial, World};
-use crate::budget::Budget;
-use crate::io::{Io, Upstream};
+use crate::io::Io;
 use crate::kernel::Kernel;
 
 /// One connection, of which we have one end and somebody else the other.

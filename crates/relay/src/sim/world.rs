@@ -4,12 +4,13 @@ use std::collections::{HashMap, VecDeque};
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
+use truepeer_session::connect_as::{ConnectError, Upstream};
 use truepeer_sys::CallError;
 
 use super::connection::{Connection, Rooms};
 use super::dice::Dice;
 use super::party::{Party, Script};
-use crate::io::{ConnectError, Token, Upstream};
+use crate::io::Token;
 
 /// What an attempt to connect to a backend comes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

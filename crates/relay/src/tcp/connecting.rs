@@ -3,19 +3,17 @@
 use std::time::Duration;
 
 use rustix::io::Errno;
-use truepeer_policy::{OnConflict, Origin, Route};
-use truepeer_proto::Header;
+use truepeer_policy::Route;
+use truepeer_proto::{Header, Tlvs};
+use truepeer_session::CloseReason;
+use truepeer_session::connect_as::{AfterConflict, ConnectError, Upstream};
+use truepeer_session::send_proxy::header_and;
 use truepeer_sys::CallError;
 
-use super::close::CloseReason;
 use super::half::{Backlog, End};
 use super::relaying::Relaying;
 use super::session::Context;
-use crate::io::{ConnectError, Io, Readiness, Upstream};
-
-/// Between attempts to get the client's own tuple, which its earlier connection may still be leaving.
-pub(crate) const CONFLICT_RETRY: Duration = Duration::from_millis(20);
-const CONFLICT_RETRIES: u8 = 2;
+use crate::io::{Io, Readiness};
 
 /// A session whose backend has not answered yet.
 #[derive(Debug)]
@@ -56,7 +54,8 @@ impl<S> Connecting<S> {
         let first = match route.send_proxy {
             None => rest.into(),
             Some(_) => {
-                match super::send_proxy::first_bytes(cx.io, &downstream.socket, &route, header, rest) {
+                let tlvs = header.map_or(Tlvs::EMPTY, |header| header.tlvs);
+                match header_and(&route, || cx.io.local_address(&downstream.socket), tlvs, rest) {
                     Ok(first) => first,
                     Err(error) => return Dialling::Failed(downstream, CloseReason::Unencodable(error)),
                 }
@@ -75,34 +74,27 @@ impl<S> Connecting<S> {
     /// Tries (again) to connect from the client's tuple.
     pub(crate) fn attempt<I: Io<Socket = S>>(mut self, cx: &mut Context<'_, I>) -> Dialling<S, I::Pipe> {
         let Attempt::InConflict(failures) = self.attempt else { return Dialling::Waiting(self) };
-        match cx.io.connect(&self.upstream(cx.settings.mark, self.route.source)) {
+        let upstream = Upstream::of(&self.route, cx.settings.mark);
+        match cx.io.connect(&upstream) {
             Ok(socket) => self.on_dialled(cx, socket),
-            Err(ConnectError::TupleInUse) if failures < self.retries() => {
-                self.attempt = Attempt::InConflict(failures + 1);
-                Dialling::InConflict(self)
-            }
-            Err(ConnectError::TupleInUse) if self.route.on_conflict == OnConflict::Ephemeral => {
-                self.attempt_from_any_port(cx)
-            }
+            Err(ConnectError::TupleInUse) => match AfterConflict::of(&self.route, failures) {
+                AfterConflict::Retry => {
+                    self.attempt = Attempt::InConflict(failures + 1);
+                    Dialling::InConflict(self)
+                }
+                AfterConflict::AnyPort => self.attempt_from_any_port(cx, upstream),
+                AfterConflict::GiveUp => self.fail(ConnectError::TupleInUse),
+            },
             Err(error) => self.fail(error),
         }
     }
 
-    /// A sender that speaks for itself from this machine is using its tuple: waiting would not free it.
-    fn retries(&self) -> u8 {
-        if self.route.origin == Origin::Header { CONFLICT_RETRIES } else { 0 }
-    }
-
-    fn upstream(&self, mark: u32, source: Option<std::net::SocketAddr>) -> Upstream {
-        Upstream { source, backend: self.route.backend.get(), mark }
-    }
-
-    fn attempt_from_any_port<I: Io<Socket = S>>(self, cx: &mut Context<'_, I>) -> Dialling<S, I::Pipe> {
-        let any_port = self.route.source.map(|mut source| {
-            source.set_port(0);
-            source
-        });
-        match cx.io.connect(&self.upstream(cx.settings.mark, any_port)) {
+    fn attempt_from_any_port<I: Io<Socket = S>>(
+        self,
+        cx: &mut Context<'_, I>,
+        upstream: Upstream,
+    ) -> Dialling<S, I::Pipe> {
+        match cx.io.connect(&upstream.from_any_port()) {
             Ok(socket) => {
                 cx.journal.on_port_replaced(cx.shard, &self.route, cx.now);
                 self.on_dialled(cx, socket)

@@ -10,8 +10,8 @@
 //! backlog or one pipe each way.
 
 use rustix::io::Errno;
+use truepeer_session::budget::{Budget, Permit};
 
-use crate::budget::{Budget, Permit};
 use crate::io::{Io, Readiness};
 
 /// What is read at once when copying, in bytes; also the most that a backlog holds.

@@ -6,9 +6,9 @@
 use rustix::io::Errno;
 use truepeer_policy::HeaderRule;
 use truepeer_proto::{DecodeError, DecodeErrorKind, Decoded, Header, Limits};
+use truepeer_session::budget::{Budget, Permit};
 
 use super::half::End;
-use crate::budget::{Budget, Permit};
 use crate::io::Io;
 
 /// What is read at once while a header is in pieces, or while all backlogs have reached their bound: what comes behind

@@ -6,7 +6,8 @@
 
 use std::time::Duration;
 
-use super::close::CloseReason;
+use truepeer_session::CloseReason;
+
 use super::half::{Backlog, End, Half, Means, Pumped};
 use crate::io::{Io, Readiness};
 

@@ -11,18 +11,18 @@ use std::time::Instant;
 
 use truepeer_policy::{HeaderRule, Policy, Route, SenderAddr};
 use truepeer_proto::Header;
+use truepeer_session::CloseReason;
+use truepeer_session::budget::{Budgets, Permit};
+use truepeer_session::counters::{Counter, Shard};
+use truepeer_session::deadlines::{Link, Linked};
+use truepeer_session::settings::ListenerSettings;
+use truepeer_session::{Ended, Journal};
 
-use super::close::CloseReason;
 use super::connecting::{Connecting, Dialling};
 use super::half::{End, Means};
 use super::header::{HeaderReader, Opening, Rules};
 use super::relaying::{Progress, Relaying, Side};
-use crate::budget::{Budgets, Permit};
-use crate::counters::{Counter, Shard};
-use crate::deadlines::{Link, Linked};
 use crate::io::{Io, Readiness, Token};
-use crate::settings::ListenerSettings;
-use crate::worker::{Ended, Journal};
 
 /// The user data of a session's two sockets.
 #[derive(Debug, Clone, Copy)]

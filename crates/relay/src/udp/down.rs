@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
+use truepeer_session::counters::Counter;
+use truepeer_session::table::Key;
 use truepeer_sys::udp::{Arrival, Local};
 
 use super::flow::{Back, Sending, open_reply_socket};
 use super::gate::Gate;
 use super::outbox::{Datagram, Sent, Way, send};
 use super::{Context, Flows};
-use crate::counters::Counter;
-use crate::table::Key;
 
 impl Flows {
     /// A flow's backend has answered.

@@ -7,6 +7,10 @@ use std::time::Instant;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use truepeer_policy::{OnConflict, Route, SenderAddr};
+use truepeer_session::budget::Permit;
+use truepeer_session::connect_as::ConnectError;
+use truepeer_session::counters::Counter;
+use truepeer_session::journal::EndedFlow;
 use truepeer_sys::socket::{set_mark, set_transparent};
 use truepeer_sys::udp::{Local, enable_gro, grow_buffers, supports_segmentation, udp_socket};
 use truepeer_sys::{CallError, Named};
@@ -14,10 +18,6 @@ use truepeer_sys::{CallError, Named};
 use super::outbox::Sent;
 use super::table::FlowKey;
 use super::tuples::{Tuple, Tuples};
-use crate::budget::Permit;
-use crate::counters::Counter;
-use crate::io::ConnectError;
-use crate::worker::EndedFlow;
 
 /// Buffers of an upstream socket: a flow's share of a burst.
 const BUFFER_BYTES: usize = 1 << 20;

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, sockopt};
+use truepeer_session::listening::ListenError;
+use truepeer_session::settings::{ListenerSettings, UdpSettings};
 use truepeer_sys::socket::set_transparent;
 use truepeer_sys::udp::{
     Arrival, enable_arrival_reports, enable_gro, grow_buffers, set_steering, supports_segmentation,
@@ -15,8 +17,6 @@ use truepeer_sys::{CallError, Named};
 
 use super::steering;
 use super::tuples::Tuples;
-use crate::settings::{ListenerSettings, UdpSettings};
-use crate::tcp::listener::ListenError;
 
 /// Buffers of a listener: some thousand datagrams while a worker is busy.
 const BUFFER_BYTES: usize = 8 << 20;

@@ -27,6 +27,10 @@ use std::time::Instant;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use truepeer_policy::Dialect;
+use truepeer_session::Journal;
+use truepeer_session::budget::Budgets;
+use truepeer_session::counters::{Counter, Shard};
+use truepeer_session::table::Key;
 use truepeer_sys::udp::Received;
 
 use self::flow::Flow;
@@ -34,11 +38,7 @@ use self::gate::Gate;
 use self::refusal::{Forgotten, Refused};
 use self::retired::Retired;
 use self::table::{FlowTable, Gone};
-use crate::budget::Budgets;
-use crate::counters::{Counter, Shard};
 use crate::relay::Listening;
-use crate::table::Key;
-use crate::worker::Journal;
 
 /// Receives in one batch: half a page of headers, and enough to make runs from.
 const BATCH: usize = 64;

@@ -5,6 +5,10 @@ use std::net::SocketAddr;
 
 use truepeer_policy::{Dialect, Origin, Route, SenderAddr};
 use truepeer_proto::{Addresses, Command, EncodeError, Header, Tlvs, Transport, V2Encoder, spp};
+use truepeer_session::budget::Permit;
+use truepeer_session::counters::Counter;
+use truepeer_session::settings::UdpSettings;
+use truepeer_session::table::Key;
 use truepeer_sys::udp::Arrival;
 
 use super::flow::{Back, Flow, Sending, can_merge, open_upstream};
@@ -13,10 +17,6 @@ use super::outbox::Sent;
 use super::refusal::Cause;
 use super::table::FlowKey;
 use super::{Context, Flows};
-use crate::budget::Permit;
-use crate::counters::Counter;
-use crate::settings::UdpSettings;
-use crate::table::Key;
 
 /// Longest address block of a v2 header that we write, with its fixed part and a checksum (PROXY 2.2).
 const V2_ROOM: usize = 16 + 36 + 7;

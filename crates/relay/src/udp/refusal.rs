@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use truepeer_policy::{Refusal, SenderAddr};
 use truepeer_proto::DecodeError;
+use truepeer_session::connect_as::ConnectError;
 
 use super::table::SenderKey;
-use crate::io::ConnectError;
 
 /// A datagram that goes nowhere.
 #[derive(Debug, thiserror::Error)]

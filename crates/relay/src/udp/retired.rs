@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use crate::budget::Permit;
+use truepeer_session::budget::Permit;
 
 /// Longer than a receiver remembers after we have forgotten: Spectrum's and frp's peers are told 30 s in all, ours 28 s.
 const REST: Duration = Duration::from_secs(30);

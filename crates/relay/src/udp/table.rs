@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use crate::deadlines::{Deadlines, Link, Linked, QueueId};
-use crate::table::{Key, Table};
+use truepeer_session::deadlines::{Deadlines, Link, Linked, QueueId};
+use truepeer_session::table::{Key, Table};
 
 /// What makes two datagrams the same flow: who sent them, to whom, through which listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

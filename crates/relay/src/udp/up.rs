@@ -5,6 +5,9 @@ use std::os::fd::AsFd;
 use rustix::io::Errno;
 use truepeer_policy::{Dialect, HeaderRule, SenderAddr};
 use truepeer_proto::Header;
+use truepeer_session::counters::Counter;
+use truepeer_session::settings::UdpSettings;
+use truepeer_session::table::Key;
 use truepeer_sys::udp::Arrival;
 
 use super::flow::{Flow, Sending};
@@ -15,9 +18,6 @@ use super::outbox::{Datagram, Sent, Way, send};
 use super::refusal::{Cause, Refused};
 use super::table::{FlowKey, SenderKey};
 use super::{BATCHES_PER_TURN, Context, Flows};
-use crate::counters::Counter;
-use crate::settings::UdpSettings;
-use crate::table::Key;
 
 /// A datagram whose flow is known.
 #[derive(Debug, Clone, Copy)]

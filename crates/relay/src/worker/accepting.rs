@@ -1,5 +1,6 @@
 //! Accepting: in batches, evenly among workers, and never ending for want of anything.
 
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
+use rustix::net::{SocketFlags, acceptfrom_with};
+use truepeer_session::counters::Counter;
 use truepeer_sys::{CallError, Named};
 
-use super::{Counter, FIRST_DOOR, Order, Worker};
-use crate::tcp::listener::{Accepted, accept};
+use super::{FIRST_DOOR, Order, Worker};
 
 /// Connections taken before sessions get a turn.
 const BATCH: usize = 256;
@@ -81,5 +83,29 @@ impl Worker {
         let idlest = (0..self.team.loads.len()).min_by_key(load)?;
         let others = load(&idlest);
         (self.sessions.len() > others + others / 8 + UNEVEN).then_some(idlest)
+    }
+}
+
+/// What accepting gave.
+enum Accepted {
+    Connection(OwnedFd, SocketAddr),
+    /// None is waiting.
+    Nobody,
+    /// This one was gone before we came, or is refused by the system; the next one may be well.
+    Lost,
+    /// The system is out of something: trying at once again would spin.
+    OutOf(Errno),
+}
+
+/// Takes one connection.
+fn accept(listener: &OwnedFd) -> Accepted {
+    match acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+        Ok((socket, address)) => match address.map(SocketAddr::try_from) {
+            Some(Ok(address)) => Accepted::Connection(socket, address),
+            _ => Accepted::Lost,
+        },
+        Err(Errno::AGAIN) => Accepted::Nobody,
+        Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => Accepted::OutOf(errno),
+        Err(_) => Accepted::Lost,
     }
 }

@@ -9,8 +9,6 @@
 //! ```
 
 mod accepting;
-mod journal;
-mod mailbox;
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -21,19 +19,19 @@ use std::time::Instant;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use truepeer_policy::SenderAddr;
+use truepeer_session::CloseReason;
+use truepeer_session::Journal;
+use truepeer_session::budget::{Budgets, Permit};
+use truepeer_session::connect_as::CONFLICT_RETRY;
+use truepeer_session::counters::Shard;
+use truepeer_session::deadlines::{Deadlines, QueueId};
+use truepeer_session::mailbox::{Mailbox, Postbox};
+use truepeer_session::table::{Key, Table};
 use truepeer_sys::{CallError, Named};
 
-pub(crate) use self::journal::EndedFlow;
-pub use self::journal::{Ended, Ending, Journal};
-pub(crate) use self::mailbox::{Mailbox, Order, Postbox, mailbox};
-use crate::budget::{Budgets, Permit};
-use crate::counters::{Counter, Shard};
-use crate::deadlines::{Deadlines, QueueId};
 use crate::entrances::{Door, Entrances};
 use crate::kernel::{Kernel, Pipe, readiness};
 use crate::relay::Listening;
-use crate::table::{Key, Table};
-use crate::tcp::close::CloseReason;
 use crate::tcp::relaying::{RESET_CHECK, Side};
 use crate::tcp::session::{Context, Deadline, Session, Tokens, Verdict};
 use crate::udp::{self, Flows};
@@ -49,10 +47,19 @@ const FIRST_GATE: u64 = FIRST_DOOR - (1 << 20);
 /// Set in the user data of a flow's upstream socket; no session lives at so high a place.
 const FLOW: u64 = 1 << 63;
 
+/// What a worker can be told.
+#[derive(Debug)]
+pub(crate) enum Order {
+    /// Serve a connection that a busier worker has accepted.
+    Adopt { listener: u16, socket: OwnedFd, sender: SocketAddr, permit: Permit },
+    /// End.
+    Stop,
+}
+
 /// All workers, as each sees the others.
 #[derive(Debug)]
 pub(crate) struct Team {
-    pub(crate) postboxes: Vec<Postbox>,
+    pub(crate) postboxes: Vec<Postbox<Order>>,
     /// Sessions of each worker.
     pub(crate) loads: Vec<AtomicUsize>,
 }
@@ -73,7 +80,7 @@ pub(crate) struct Worker {
     doors: Vec<Door>,
     /// Set while the doors are closed for want of descriptors or memory.
     paused_until: Option<Instant>,
-    mailbox: Mailbox,
+    mailbox: Mailbox<Order>,
     budgets: Budgets,
     journal: Arc<Journal>,
     shard: Arc<Shard>,
@@ -96,14 +103,14 @@ impl Worker {
         team: Arc<Team>,
         listeners: Arc<Vec<Listening>>,
         entrances: Entrances,
-        mailbox: Mailbox,
+        mailbox: Mailbox<Order>,
         budgets: Budgets,
         journal: Arc<Journal>,
     ) -> Result<Self, CallError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).named("epoll_create1")?;
         epoll::add(&epoll, mailbox.bell(), EventData::new_u64(BELL), EventFlags::IN).named("epoll_ctl")?;
         let mut deadlines = Deadlines::default();
-        let conflict_retry = deadlines.queue(crate::tcp::connecting::CONFLICT_RETRY);
+        let conflict_retry = deadlines.queue(CONFLICT_RETRY);
         let reset_check = deadlines.queue(RESET_CHECK);
         let waits = listeners.iter().map(|listener| waits(&mut deadlines, listener)).collect();
         let flows = Flows::new(&listeners, entrances.gates);

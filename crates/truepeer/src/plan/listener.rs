@@ -13,7 +13,7 @@ use truepeer_policy::{
     PrefixSet, Senders,
 };
 use truepeer_proto::{Transport, Version};
-use truepeer_relay::settings::UdpSettings;
+use truepeer_session::settings::UdpSettings;
 
 use super::http::HttpConfig;
 use super::resolve::{Family, HostPort};

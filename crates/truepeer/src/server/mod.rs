@@ -16,10 +16,11 @@ use tracing::{error, info, warn};
 use truepeer_https::downstream;
 use truepeer_https::tunnel::{Tunnel, TunnelListener};
 use truepeer_proto::{Limits, Versions};
-use truepeer_relay::budget::{Budget, Budgets};
-use truepeer_relay::counters::Counter;
-use truepeer_relay::settings::ListenerSettings;
-use truepeer_relay::{Journal, Listening, Relay};
+use truepeer_relay::{Listening, Relay};
+use truepeer_session::Journal;
+use truepeer_session::budget::{Budget, Budgets};
+use truepeer_session::counters::Counter;
+use truepeer_session::settings::ListenerSettings;
 use truepeer_sys::{inherit, limits, socket};
 
 use crate::plan::{Config, HttpConfig, ListenerConfig, Protocol};

@@ -95,7 +95,7 @@ pub struct Budgets {
     pub sessions: Budget,
     /// UDP flows: one descriptor each.
     pub flows: Budget,
-    /// Pipes that hold spliced bytes: two descriptors and up to [`crate::kernel::PIPE_BYTES`] of kernel memory each.
+    /// Pipes that hold spliced bytes: two descriptors and up to 256 KiB of kernel memory each.
     pub pipes: Budget,
     /// Bytes read from one side that the other did not take yet, held in our memory.
     pub backlog_bytes: Budget,

@@ -5,25 +5,11 @@ use std::net::SocketAddr;
 
 use truepeer_policy::{Origin, Route};
 use truepeer_proto::{
-    Addresses, Command, EncodeError, Header, Tlvs, Transport, V1_MAX_LEN, V2Encoder, Version, encode_v1,
+    Addresses, Command, EncodeError, Tlvs, Transport, V1_MAX_LEN, V2Encoder, Version, encode_v1,
 };
-
-use crate::io::Io;
 
 /// The longest v2 header: its fixed part and what its length field can say (PROXY 2.2).
 const V2_MAX_LEN: usize = 16 + 65_535;
-
-/// The header for `route`, followed by `rest`. The original's TLVs are passed on, its checksum is made anew.
-pub(super) fn first_bytes<I: Io>(
-    io: &mut I,
-    downstream: &I::Socket,
-    route: &Route,
-    header: Option<&Header<'_>>,
-    rest: &[u8],
-) -> Result<Box<[u8]>, EncodeError> {
-    let tlvs = header.map_or(Tlvs::EMPTY, |header| header.tlvs);
-    header_and(route, || io.local_address(downstream), tlvs, rest)
-}
 
 /// The header for `route` with `tlvs`, followed by `rest`; `local` is asked for the address that the sender connected to.
 ///

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use crate::table::{Key, Table};
 
 /// Names a queue of [`Deadlines`].
-pub(crate) type QueueId = u16;
+pub type QueueId = u16;
 
 /// An entry's place in at most one queue.
 #[derive(Debug, Default)]
-pub(crate) struct Link(Option<Queued>);
+pub struct Link(Option<Queued>);
 
 #[derive(Debug, Clone, Copy)]
 struct Queued {
@@ -24,7 +24,8 @@ struct Queued {
 }
 
 /// What has a [`Link`].
-pub(crate) trait Linked {
+pub trait Linked {
+    /// Its link.
     fn link(&mut self) -> &mut Link;
 }
 
@@ -37,17 +38,20 @@ struct Queue {
 
 /// All queues of one worker.
 #[derive(Debug, Default)]
-pub(crate) struct Deadlines(Vec<Queue>);
+pub struct Deadlines(Vec<Queue>);
 
 impl Deadlines {
     /// Adds a queue whose deadlines all lie `wait` after their start.
-    pub(crate) fn queue(&mut self, wait: Duration) -> QueueId {
+    ///
+    /// # Panics
+    /// At 2^16 queues.
+    pub fn queue(&mut self, wait: Duration) -> QueueId {
         self.0.push(Queue { wait, first: None, last: None });
         QueueId::try_from(self.0.len() - 1).expect("a handful of queues per listener")
     }
 
     /// (Re)starts the one deadline of `key` in `queue`.
-    pub(crate) fn start<T: Linked>(&mut self, table: &mut Table<T>, key: Key, queue: QueueId, now: Instant) {
+    pub fn start<T: Linked>(&mut self, table: &mut Table<T>, key: Key, queue: QueueId, now: Instant) {
         self.cancel(table, key);
         let list = &mut self.0[usize::from(queue)];
         let previous = list.last.replace(key.place());
@@ -61,7 +65,7 @@ impl Deadlines {
     }
 
     /// Takes the deadline of `key` back, if it has one. Must precede the entry's removal from the table.
-    pub(crate) fn cancel<T: Linked>(&mut self, table: &mut Table<T>, key: Key) {
+    pub fn cancel<T: Linked>(&mut self, table: &mut Table<T>, key: Key) {
         let Some(queued) = table.get_mut(key).and_then(|entry| entry.link().0.take()) else { return };
         let list = &mut self.0[usize::from(queued.queue)];
         match queued.previous {
@@ -75,7 +79,7 @@ impl Deadlines {
     }
 
     /// Takes one deadline that has passed `now`, and says whose it was and in which queue.
-    pub(crate) fn expire<T: Linked>(&mut self, table: &mut Table<T>, now: Instant) -> Option<(Key, QueueId)> {
+    pub fn expire<T: Linked>(&mut self, table: &mut Table<T>, now: Instant) -> Option<(Key, QueueId)> {
         let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         let queue = (0..self.0.len()).find(|&queue| due(self.first_at(table, queue)))?;
         let key = table.key_at(self.0[queue].first?)?;
@@ -84,7 +88,7 @@ impl Deadlines {
     }
 
     /// The earliest deadline of all.
-    pub(crate) fn next<T: Linked>(&self, table: &mut Table<T>) -> Option<Instant> {
+    pub fn next<T: Linked>(&self, table: &mut Table<T>) -> Option<Instant> {
         (0..self.0.len()).filter_map(|queue| self.first_at(table, queue)).min()
     }
 

@@ -6,9 +6,11 @@ use std::time::Instant;
 use tracing::{debug, error, info, warn};
 use truepeer_policy::{Refusal, Route, SenderAddr, SpecialRange};
 
-use crate::SESSION;
 use crate::complaints::Complaints;
 use crate::counters::{Counter, Counters, Shard};
+
+/// The log target of the line that a session leaves at its end, at level `info`.
+pub const SESSION: &str = "session";
 
 /// Shared by all workers, the relay's and those that speak TLS.
 #[derive(Debug, Default)]
@@ -49,21 +51,30 @@ pub trait Ending: std::fmt::Display {
 
 /// A UDP flow that has ended, as its log line shows it.
 #[derive(Debug)]
-pub(crate) struct EndedFlow<'a> {
-    pub(crate) sender: SenderAddr,
-    pub(crate) route: &'a Route,
-    pub(crate) listener: std::net::SocketAddr,
-    pub(crate) datagrams_up: u64,
-    pub(crate) datagrams_down: u64,
-    pub(crate) bytes_up: u64,
-    pub(crate) bytes_down: u64,
-    pub(crate) began: Instant,
-    pub(crate) close: &'static str,
+pub struct EndedFlow<'a> {
+    /// Who sent its last datagram.
+    pub sender: SenderAddr,
+    /// Where it went and as whom.
+    pub route: &'a Route,
+    /// Where it came in.
+    pub listener: std::net::SocketAddr,
+    /// Datagrams delivered to the backend.
+    pub datagrams_up: u64,
+    /// Datagrams delivered to the sender.
+    pub datagrams_down: u64,
+    /// Bytes delivered to the backend.
+    pub bytes_up: u64,
+    /// Bytes delivered to the sender.
+    pub bytes_down: u64,
+    /// When its first datagram came.
+    pub began: Instant,
+    /// Why it ended.
+    pub close: &'static str,
 }
 
 impl Journal {
     /// A flow has ended.
-    pub(crate) fn on_flow_end(&self, ended: &EndedFlow<'_>, now: Instant) {
+    pub fn on_flow_end(&self, ended: &EndedFlow<'_>, now: Instant) {
         info!(
             target: SESSION,
             client = %ended.route.client,
@@ -81,7 +92,7 @@ impl Journal {
     }
 
     /// A datagram goes nowhere.
-    pub(crate) fn on_refused_datagram(
+    pub fn on_refused_datagram(
         &self,
         shard: &Shard,
         listener: std::net::SocketAddr,

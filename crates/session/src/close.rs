@@ -6,9 +6,9 @@ use rustix::io::Errno;
 use truepeer_policy::{Refusal, Route};
 use truepeer_proto::{DecodeError, DecodeErrorKind, EncodeError};
 
+use crate::connect_as::ConnectError;
 use crate::counters::Counter;
-use crate::io::ConnectError;
-use crate::worker::Ending;
+use crate::journal::Ending;
 
 /// How a session ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

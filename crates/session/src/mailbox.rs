@@ -1,6 +1,5 @@
 //! Orders from other threads: a queue, and an event descriptor that wakes the worker up.
 
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,28 +8,17 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use rustix::event::{EventfdFlags, eventfd};
 use truepeer_sys::{CallError, Named};
 
-use crate::budget::Permit;
-
-/// What a worker can be told.
-#[derive(Debug)]
-pub(crate) enum Order {
-    /// Serve a connection that a busier worker has accepted.
-    Adopt { listener: u16, socket: OwnedFd, sender: SocketAddr, permit: Permit },
-    /// End.
-    Stop,
-}
-
 /// Where orders are put in.
-#[derive(Debug, Clone)]
-pub(crate) struct Postbox {
-    orders: Sender<Order>,
+#[derive(Debug)]
+pub struct Postbox<T> {
+    orders: Sender<T>,
     bell: Arc<Bell>,
 }
 
 /// Where orders are taken out.
 #[derive(Debug)]
-pub(crate) struct Mailbox {
-    orders: Receiver<Order>,
+pub struct Mailbox<T> {
+    orders: Receiver<T>,
     bell: Arc<Bell>,
 }
 
@@ -43,16 +31,28 @@ struct Bell {
 }
 
 /// A pair of them.
-pub(crate) fn mailbox() -> Result<(Postbox, Mailbox), CallError> {
+///
+/// # Errors
+/// The process or the system is out of descriptors.
+pub fn mailbox<T>() -> Result<(Postbox<T>, Mailbox<T>), CallError> {
     let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).named("eventfd")?;
     let bell = Arc::new(Bell { event: bell, rings: AtomicBool::new(false) });
     let (sender, receiver) = channel();
     Ok((Postbox { orders: sender, bell: Arc::clone(&bell) }, Mailbox { orders: receiver, bell }))
 }
 
-impl Postbox {
-    /// Puts an order in; returns it if the worker has ended.
-    pub(crate) fn post(&self, order: Order) -> Result<(), Order> {
+impl<T> Clone for Postbox<T> {
+    fn clone(&self) -> Self {
+        Self { orders: self.orders.clone(), bell: Arc::clone(&self.bell) }
+    }
+}
+
+impl<T> Postbox<T> {
+    /// Puts an order in.
+    ///
+    /// # Errors
+    /// The order, if the worker has ended.
+    pub fn post(&self, order: T) -> Result<(), T> {
         self.orders.send(order).map_err(|refused| refused.0)?;
         if !self.bell.rings.swap(true, Ordering::AcqRel) {
             // Never full: it counts to one.
@@ -62,14 +62,16 @@ impl Postbox {
     }
 }
 
-impl Mailbox {
+impl<T> Mailbox<T> {
     /// The descriptor that becomes readable when there is an order.
-    pub(crate) fn bell(&self) -> &OwnedFd {
+    #[must_use]
+    pub fn bell(&self) -> &OwnedFd {
         &self.bell.event
     }
 
     /// Takes all orders out.
-    pub(crate) fn empty(&self) -> Vec<Order> {
+    #[must_use]
+    pub fn empty(&self) -> Vec<T> {
         // The bell is silenced first: an order put in after this rings it again.
         let _ = rustix::io::read(&self.bell.event, &mut [0_u8; 8]);
         self.bell.rings.store(false, Ordering::Release);

@@ -1,0 +1,129 @@
+//! Connections to backends, from the client's address where one is given.
+//!
+//! Each system call is one of libc's, and what a network stack in user space does not know is left out: such a stack can
+//! take the kernel's place.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use socket2::{Domain, Socket, Type};
+use truepeer_policy::{OnConflict, Origin, Route};
+use truepeer_sys::{CallError, Named as _, socket};
+
+/// Between attempts to get the client's own tuple, which its earlier connection may still be leaving.
+pub const CONFLICT_RETRY: Duration = Duration::from_millis(20);
+const CONFLICT_RETRIES: u8 = 2;
+
+/// How an upstream socket is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Upstream {
+    /// The address to appear from; `None` leaves both address and port to the kernel (`--send-proxy`).
+    pub source: Option<SocketAddr>,
+    /// The backend.
+    pub backend: SocketAddr,
+    /// Firewall mark for its packets; 0 sets none.
+    pub mark: u32,
+}
+
+impl Upstream {
+    /// As `route` says.
+    #[must_use]
+    pub fn of(route: &Route, mark: u32) -> Self {
+        Self { source: route.source, backend: route.backend.get(), mark }
+    }
+
+    /// The same, from any port of the same address.
+    #[must_use]
+    pub fn from_any_port(mut self) -> Self {
+        if let Some(source) = &mut self.source {
+            source.set_port(0);
+        }
+        self
+    }
+}
+
+/// Why an upstream socket could not be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// The tuple (source address and port, backend address and port) or the source port is in use.
+    #[error("the client's address and port are in use on this machine")]
+    TupleInUse,
+    /// Anything else.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+/// What to do about a tuple that is in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AfterConflict {
+    /// Try the same again after [`CONFLICT_RETRY`].
+    Retry,
+    /// Keep the client's address and leave the port to the kernel.
+    AnyPort,
+    /// Refuse the session.
+    GiveUp,
+}
+
+impl AfterConflict {
+    /// `retries` were made already for `route`, all in vain.
+    #[must_use]
+    pub fn of(route: &Route, retries: u8) -> Self {
+        // A sender that speaks for itself from this machine is using its tuple: waiting would not free it.
+        let most = if route.origin == Origin::Header { CONFLICT_RETRIES } else { 0 };
+        if retries < most {
+            return Self::Retry;
+        }
+        match route.on_conflict {
+            OnConflict::Ephemeral => Self::AnyPort,
+            OnConflict::Refuse => Self::GiveUp,
+        }
+    }
+}
+
+/// Makes a non-blocking socket and begins to connect it; a connection in progress is no error.
+///
+/// # Errors
+/// [`ConnectError::TupleInUse`] if the client's tuple is taken; else the call that failed.
+pub fn connect_as(upstream: &Upstream) -> Result<OwnedFd, ConnectError> {
+    let kind = Type::STREAM.nonblocking();
+    let socket = Socket::new(Domain::for_address(upstream.backend), kind, None).named("socket")?;
+    best_effort(socket.set_tcp_nodelay(true).named("setsockopt(TCP_NODELAY)"))?;
+    best_effort(socket.set_out_of_band_inline(true).named("setsockopt(SO_OOBINLINE)"))?;
+    if upstream.mark != 0 {
+        best_effort(socket::set_mark(socket.as_fd(), upstream.mark))?;
+    }
+    if let Some(source) = upstream.source {
+        bind_as(&socket, source)?;
+    }
+    match socket.connect(&upstream.backend.into()).named("connect") {
+        Ok(()) | Err(CallError { errno: Errno::INPROGRESS, .. }) => Ok(socket.into()),
+        // connect(2): the tuple exists already, or no port is left that would make a new one.
+        Err(CallError { errno: Errno::ADDRNOTAVAIL | Errno::ADDRINUSE, .. }) => Err(ConnectError::TupleInUse),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn bind_as(socket: &Socket, source: SocketAddr) -> Result<(), ConnectError> {
+    best_effort(socket::set_transparent(socket.as_fd(), source))?;
+    if source.port() == 0 {
+        // Linux < 4.2 reserves a port at bind() instead: fewer of them, nothing worse.
+        let _ = socket::set_bind_address_no_port(socket.as_fd());
+    } else {
+        // Several backends may be reached from one client port, and a port in TIME_WAIT may be used again.
+        best_effort(socket.set_reuse_address(true).named("setsockopt(SO_REUSEADDR)"))?;
+    }
+    match socket.bind(&source.into()).named("bind") {
+        Err(CallError { errno: Errno::ADDRINUSE, .. }) => Err(ConnectError::TupleInUse),
+        bound => Ok(bound?),
+    }
+}
+
+/// A network stack in user space may not know an option: then it does without. The kernel's "no" (EPERM) stands.
+fn best_effort(set: Result<(), CallError>) -> Result<(), CallError> {
+    match set {
+        Err(CallError { errno: Errno::OPNOTSUPP | Errno::NOPROTOOPT | Errno::NOSYS, .. }) => Ok(()),
+        set => set,
+    }
+}

@@ -1,0 +1,92 @@
+//! Listening sockets: opened or inherited, and what accepted connections have from them.
+//!
+//! Each system call is one of libc's, so that a network stack in user space can answer it.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{SocketType, sockopt};
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
+use truepeer_sys::{CallError, Named as _, socket};
+
+/// A sender that has answered nothing for so long is asked; after nine questions (net.ipv4.tcp_keepalive_probes) without
+/// an answer its session ends.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+/// Connections the kernel completes before we accept them; net.core.somaxconn caps it.
+const BACKLOG: i32 = 65_535;
+
+/// A socket that can't be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("can't listen on {address}: {error}{}", advice(.error))]
+pub struct ListenError {
+    /// Where.
+    pub address: SocketAddr,
+    /// What failed.
+    pub error: CallError,
+}
+
+fn advice(error: &CallError) -> &'static str {
+    match (error.call, error.errno) {
+        ("bind", Errno::ADDRINUSE) => "; another program has this port (ss -ltnp shows which)",
+        ("bind", Errno::ADDRNOTAVAIL) => "; no interface of this machine has this address",
+        ("bind", Errno::ACCESS) => "; ports below 1024 need CAP_NET_BIND_SERVICE or root",
+        (call, Errno::PERM) if call.contains("TRANSPARENT") => {
+            "; --listen-transparent needs CAP_NET_RAW or CAP_NET_ADMIN"
+        }
+        ("socket", Errno::AFNOSUPPORT) => "; this machine has no IPv6",
+        _ => "",
+    }
+}
+
+/// How a listening socket is made.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ListenOptions {
+    /// SO_REUSEPORT: several sockets on one address, over which the kernel spreads connections (Linux 3.9).
+    pub reuse_port: bool,
+    /// IP_TRANSPARENT: connections that TPROXY redirects here keep their original destination.
+    pub transparent: bool,
+}
+
+/// Opens a non-blocking listening TCP socket on `address`.
+///
+/// # Errors
+/// The call that failed: EADDRINUSE from bind above all, EPERM from IP_TRANSPARENT without CAP_NET_RAW or CAP_NET_ADMIN.
+pub fn listen(address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, ListenError> {
+    open(address, options).map_err(|error| ListenError { address, error })
+}
+
+fn open(address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, CallError> {
+    let kind = Type::STREAM.nonblocking();
+    let listener = Socket::new(Domain::for_address(address), kind, None).named("socket")?;
+    listener.set_reuse_address(true).named("setsockopt(SO_REUSEADDR)")?;
+    if options.reuse_port {
+        listener.set_reuse_port(true).named("setsockopt(SO_REUSEPORT)")?;
+    }
+    if options.transparent {
+        socket::set_transparent(listener.as_fd(), address)?;
+    }
+    listener.bind(&address.into()).named("bind")?;
+    listener.listen(BACKLOG).named("listen")?;
+    Ok(listener.into())
+}
+
+/// What accepted connections have from their listener: no waiting for more bytes than the sender sent, urgent bytes that
+/// stay in the stream, where they would be lost otherwise (tcp(7)), and an end for senders that have vanished. A stack
+/// that knows none of it serves all the same.
+pub fn prepare(socket: &OwnedFd) {
+    let socket = SockRef::from(socket);
+    let _ = socket.set_tcp_nodelay(true);
+    let _ = socket.set_out_of_band_inline(true);
+    let _ = socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE));
+}
+
+/// Takes those of `inherited` that are bound to `address` and of `kind`.
+pub fn take_inherited(inherited: &mut Vec<OwnedFd>, address: SocketAddr, kind: SocketType) -> Vec<OwnedFd> {
+    let is_meant = |socket: &mut OwnedFd| {
+        socket::local_address(socket.as_fd()).is_ok_and(|bound| bound == address)
+            && sockopt::socket_type(&*socket).is_ok_and(|actual| actual == kind)
+    };
+    inherited.extract_if(.., is_meant).collect()
+}
