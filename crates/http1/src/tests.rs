@@ -179,6 +179,8 @@ fn first_lines_that_could_be_read_in_two_ways_are_refused() {
         ("G(T / HTTP/1.1", HeadError::FirstLine),
         ("GET /\u{e4} HTTP/1.1", HeadError::Target),
         ("GET /# HTTP/1.1", HeadError::Target),
+        ("GET http://a/x#y HTTP/1.1", HeadError::Target),
+        ("GET http://a#y HTTP/1.1", HeadError::Target),
         ("GET a HTTP/1.1", HeadError::Target),
         ("GET * HTTP/1.1", HeadError::Target),
         ("CONNECT a:443 HTTP/1.1", HeadError::Target),

@@ -31,7 +31,7 @@ impl Forwarding<'_> {
         match field.name {
             Name::ClientCert => false,
             Name::Forwarded | Name::XForwardedFor => self.is_trusted && !self.tells_the_client,
-            Name::XForwardedProto | Name::XForwardedHost | Name::ClientHint => self.is_trusted,
+            Name::XForwardedProto | Name::XForwardedHost | Name::ClientHint | Name::User => self.is_trusted,
             _ => true,
         }
     }
@@ -148,6 +148,42 @@ mod tests {
                 "X-Forwarded-Proto: https",
             ]
         );
+    }
+
+    /// As origins read them behind a proxy that authenticates users: each would be taken for one who has.
+    #[test]
+    fn strangers_cannot_say_who_has_authenticated_them() {
+        let names = "Remote-User Remote-Groups Remote-Email Remote-Name X-Remote-User X-Remote-Group X-Remote-Extra-Scopes \
+                     X-Forwarded-User X-Forwarded-Preferred-Username X-Forwarded-Email X-Forwarded-Groups \
+                     X-Forwarded-Access-Token X-Auth-Request-User X-Auth-Request-Email X-Auth-Request-Preferred-Username \
+                     X-Authenticated-User X-Authenticated-Userid X-WebAuth-User X-WEBAUTH-EMAIL X-authentik-username \
+                     X-Vouch-User X-Pomerium-Jwt-Assertion X-Pomerium-Claim-Email X-Goog-IAP-JWT-Assertion \
+                     X-Goog-Authenticated-User-Email Cf-Access-Jwt-Assertion Cf-Access-Authenticated-User-Email \
+                     X-Amzn-Oidc-Data X-Amzn-Oidc-Identity X-MS-Client-Principal X-MS-Client-Principal-Name \
+                     Tailscale-User-Login X-Consumer-Username X-Consumer-Custom-ID X-Credential-Identifier \
+                     X-Webobjects-Remote-User OAM-Remote-User OIDC-Claim-Email Auth-User SM-User SM-Universalid iv-user \
+                     iv-groups X-SSL-Client-S-DN X-SSL-Client-CN SSL-Client-Cert X-SSL-Cert X-Client-DN X-Client-Cert \
+                     X-Amzn-Mtls-Clientcert X-Forwarded-Client-Cert X-Forwarded-Tls-Client-Cert X-Tls-Client-Subject";
+        let ours =
+            ["Forwarded: for=192.0.2.1;host=\"a.example:8443\";proto=https", "X-Forwarded-For: 192.0.2.1"];
+        for name in names.split_whitespace() {
+            assert_eq!(told(forwarding("192.0.2.1", false), &list(&[(name, "admin")]))[..2], ours, "{name}");
+            let variable = name.replace('-', "_");
+            assert_eq!(Name::of(variable.as_bytes()), Name::LookAlike, "{variable}");
+        }
+        for (name, value) in
+            [("Remote-User", "ann"), ("X-Auth-Request-User", "ann"), ("X-Consumer-Username", "ann")]
+        {
+            let told = told(forwarding("192.0.2.1", true), &list(&[(name, value)]));
+            assert_eq!(told[0], format!("{name}: {value}"), "a trusted sender's");
+        }
+        // What changes a request's meaning but names nobody is the origin's to judge.
+        for name in
+            ["X-Original-URL", "X-Rewrite-URL", "X-HTTP-Method-Override", "X-Auth-Token", "User-Agent"]
+        {
+            let told = told(forwarding("192.0.2.1", false), &list(&[(name, "x")]));
+            assert_eq!(told[0], format!("{name}: x"));
+        }
     }
 
     #[test]

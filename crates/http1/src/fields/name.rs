@@ -34,8 +34,11 @@ pub enum Name {
     /// What else says who the client is and how it came, as load balancers, clouds and frameworks write it: whatever has
     /// `forwarded` in its name, `…-Client-IP`, `…-Connecting-IP`, `X-Real-IP` and others.
     ClientHint,
+    /// Who the user is, as proxies that authenticate users tell origins: `Remote-User`, `X-Auth-Request-…`, `X-WebAuth-…`
+    /// and others. An origin that reads one believes it.
+    User,
     /// What only we may say of the client's certificate: `Client-Cert`, `Client-Cert-Chain`, `X-SSL-Client-…`,
-    /// `SSL-Client-…`, `X-Client-Cert…`, `X-Client-Verify`, `X-ARR-ClientCert`.
+    /// `SSL-Client-…`, `X-Client-Cert…`, `X-Client-Verify`, `X-ARR-ClientCert` and others.
     ClientCert,
     /// Not one of the above, but an origin that makes variables of names (CGI, WSGI, PHP) may take it for one, since
     /// `-` and `_` (and `.` and others) become the same letter there: `X_Forwarded_For`, `Content_Length`.
@@ -63,6 +66,7 @@ impl Name {
                 | Self::XForwardedProto
                 | Self::XForwardedHost
                 | Self::ClientHint
+                | Self::User
                 | Self::ClientCert
         )
     }
@@ -103,14 +107,58 @@ fn known(name: &[u8]) -> Name {
         19 if is("proxy-authorization") => Name::OneHop,
         _ if is_client_cert(name) => Name::ClientCert,
         _ if is_client_hint(name) => Name::ClientHint,
+        _ if is_user(name) => Name::User,
         _ => Name::Other,
     }
 }
 
 fn is_client_cert(name: &[u8]) -> bool {
-    const BEGINNINGS: [&str; 3] = ["x-ssl-client-", "ssl-client-", "x-client-cert"];
-    BEGINNINGS.iter().any(|start| begins(name, start))
-        || [&b"x-client-verify"[..], b"x-arr-clientcert"].iter().any(|other| name.eq_ignore_ascii_case(other))
+    const BEGINNINGS: [&str; 5] =
+        ["x-ssl-client-", "ssl-client-", "x-client-cert", "x-tls-client-", "x-amzn-mtls-"];
+    const NAMES: [&str; 4] = ["x-client-verify", "x-arr-clientcert", "x-ssl-cert", "x-client-dn"];
+    is_one_of(name, &NAMES, &BEGINNINGS)
+}
+
+/// Fields by which origins take a request for an authenticated user's: by custom (`Remote-User`, which WSGI, Django and
+/// Grafana are told to read), and by proxies, clouds and gateways: oauth2-proxy, Authelia, authentik, Vouch, Pomerium,
+/// Google's IAP, Cloudflare Access, AWS' load balancers, Azure's App Service, Tailscale, Kong, Kubernetes' API, OpenID
+/// Connect in Apache, WebSEAL, SiteMinder. (`X-Forwarded-User` and its like are [`Name::ClientHint`] by their name.)
+fn is_user(name: &[u8]) -> bool {
+    // Most names are told by their first letter.
+    let (names, beginnings): (&[&str], &[&str]) = match name.first().map(u8::to_ascii_lowercase) {
+        Some(b'x') => (&["x-credential-identifier", "x-remote-group", "x-remote-groups"], &X_BEGINNINGS),
+        Some(b'r') => (&["remote-user", "remote-group", "remote-groups", "remote-email", "remote-name"], &[]),
+        Some(b'a') => (&["auth-user"], &[]),
+        Some(b'c') => (&[], &["cf-access-"]),
+        Some(b'i') => (&["iv-user", "iv-groups", "iv-creds"], &[]),
+        Some(b'o') => (&["oam-remote-user"], &["oidc-"]),
+        Some(b's') => (&["sm-user", "sm-userdn", "sm-universalid"], &[]),
+        Some(b't') => (&[], &["tailscale-user-"]),
+        _ => (&[], &[]),
+    };
+    is_one_of(name, names, beginnings)
+}
+
+const X_BEGINNINGS: [&str; 14] = [
+    "x-remote-user",
+    "x-remote-extra-",
+    "x-webobjects-remote-user",
+    "x-auth-request-",
+    "x-authenticated-",
+    "x-webauth-",
+    "x-authentik-",
+    "x-vouch-",
+    "x-pomerium-",
+    "x-goog-iap-",
+    "x-goog-authenticated-",
+    "x-amzn-oidc-",
+    "x-ms-client-principal",
+    "x-consumer-",
+];
+
+fn is_one_of(name: &[u8], names: &[&str], beginnings: &[&str]) -> bool {
+    beginnings.iter().any(|start| begins(name, start))
+        || names.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes()))
 }
 
 fn is_client_hint(name: &[u8]) -> bool {
