@@ -3,16 +3,16 @@
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use rustls::client::WebPkiServerVerifier;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls::client::danger::ServerCertVerifier;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
 
 use super::error::ConfigError;
 use super::identity::{IdentityFiles, certificates, explain, key};
 use super::server::roots;
 use super::suites::{MinVersion, Suite, provider};
+use super::verify::{Credulous, Verifying};
 
 /// Whose word we take for a backend's certificate.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -89,9 +89,12 @@ impl ClientTls {
 fn build(options: &ClientOptions) -> Result<Arc<ClientConfig>, ConfigError> {
     let provider = provider(&options.suites);
     let verifier: Arc<dyn ServerCertVerifier> = match &options.trust {
-        Trust::Anybody => Arc::new(Credulous(Arc::clone(&provider))),
-        Trust::File(path) => verifier("--origin-ca", roots("--origin-ca", path)?, &provider)?,
-        Trust::System => verifier("--origin-tls", system_roots()?, &provider)?,
+        Trust::Anybody => Arc::new(Credulous::new(&provider)),
+        Trust::File(path) => {
+            let named = certificates("--origin-ca", path)?;
+            verifier("--origin-ca", roots("--origin-ca", path)?, named, &provider)?
+        }
+        Trust::System => verifier("--origin-tls", system_roots()?, Vec::new(), &provider)?,
     };
     let builder = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(options.min_version.versions())
@@ -116,10 +119,11 @@ fn build(options: &ClientOptions) -> Result<Arc<ClientConfig>, ConfigError> {
 fn verifier(
     option: &'static str,
     roots: RootCertStore,
+    named: Vec<CertificateDer<'static>>,
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ServerCertVerifier>, ConfigError> {
-    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider)).build();
-    Ok(verifier.map_err(|error| ConfigError::Trust { option, problem: error.to_string() })?)
+    let verifier = Verifying::new(roots, named, provider);
+    Ok(Arc::new(verifier.map_err(|error| ConfigError::Trust { option, problem: error.to_string() })?))
 }
 
 fn system_roots() -> Result<RootCertStore, ConfigError> {
@@ -137,43 +141,4 @@ fn system_roots() -> Result<RootCertStore, ConfigError> {
         });
     }
     Ok(roots)
-}
-
-/// Takes any certificate whose key the backend has.
-#[derive(Debug)]
-struct Credulous(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Credulous {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, cert, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, cert, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }

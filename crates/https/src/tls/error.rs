@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, PeerIncompatible};
 
+use super::verify::is_authority;
+use super::words;
+
 /// A configuration that can't be carried out. The text begins with what is at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -114,6 +117,9 @@ fn explain(error: &Error, first: &[u8]) -> String {
         Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
             "the certificate is of an authority that is not trusted (--client-ca, --origin-ca)".to_owned()
         }
+        Error::InvalidCertificate(_) if is_authority(error) => {
+            "the certificate that is shown is of an authority (CA:TRUE) and not the one that --origin-ca names".to_owned()
+        }
         Error::NoCertificatesPresented => "a client certificate is required, and none was sent".to_owned(),
         Error::PeerIncompatible(PeerIncompatible::NoCipherSuitesInCommon) => {
             "no cipher suite in common (--tls-suite)".to_owned()
@@ -140,8 +146,8 @@ fn explain(error: &Error, first: &[u8]) -> String {
                 "the other end speaks none of the protocols that were offered (--origin-alpn)".to_owned()
             }
             AlertDescription::CertificateRequired => "the other end requires a client certificate".to_owned(),
-            alert => format!("the other end refuses (alert {alert:?})"),
+            alert => format!("the other end refuses (alert {})", words::alert(*alert)),
         },
-        other => other.to_string(),
+        other => words::error(other),
     }
 }

@@ -11,6 +11,7 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
 use super::error::ConfigError;
+use super::words;
 
 /// Where a certificate and its key lie.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,7 +109,7 @@ fn load(
 pub(super) fn explain(error: &rustls::Error) -> String {
     match error {
         rustls::Error::InconsistentKeys(_) => "the key is not the certificate's".to_owned(),
-        other => other.to_string(),
+        other => words::error(other),
     }
 }
 

@@ -14,6 +14,8 @@ mod identity;
 mod server;
 mod stream;
 mod suites;
+mod verify;
+mod words;
 
 pub use self::client::{ClientOptions, ClientTls, Trust};
 pub use self::error::{ConfigError, HandshakeError};

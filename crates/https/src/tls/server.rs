@@ -10,6 +10,7 @@ use rustls::{RootCertStore, ServerConfig};
 use super::error::ConfigError;
 use super::identity::{Identities, IdentityFiles, certificates};
 use super::suites::{MinVersion, Suite, provider};
+use super::words;
 
 /// Sessions remembered for clients of TLS 1.2 that know no tickets; each takes about a kilobyte.
 const REMEMBERED_SESSIONS: usize = 4096;
@@ -86,7 +87,7 @@ pub(super) fn roots(option: &'static str, path: &Path) -> Result<RootCertStore, 
     for certificate in certificates(option, path)? {
         roots.add(certificate).map_err(|error| ConfigError::Trust {
             option,
-            problem: format!("{}: {error}", path.display()),
+            problem: format!("{}: {}", path.display(), words::error(&error)),
         })?;
     }
     Ok(roots)

@@ -15,6 +15,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_backend_is_verified,
         a_backend_of_another_name_or_authority_is_refused,
         a_backend_whose_certificate_is_of_another_time_is_refused,
+        a_backend_whose_certificate_is_its_own_authority_is_taken_if_it_is_named,
         any_backend_is_taken_where_that_is_said,
         a_backend_that_asks_is_shown_our_certificate,
     ];
@@ -143,6 +144,38 @@ fn a_backend_that_speaks_nothing_of_it(bed: &Bed) -> anyhow::Result<()> {
     ensure!(client::read_end(&mut stream)? == client::End::Reset, "{}", near.log());
     near.wait_for_log("the other end speaks none of the protocols that were offered (--origin-alpn)")?;
     near.wait_for_log("origin_tls")
+}
+
+/// The guide's own line makes such a certificate.
+fn a_backend_whose_certificate_is_its_own_authority_is_taken_if_it_is_named(bed: &Bed) -> anyhow::Result<()> {
+    let make = |file: &str| -> anyhow::Result<Identity> {
+        let [cert, key] =
+            ["pem", "key"].map(|kind| bed.dir().join(format!("{file}.{kind}")).display().to_string());
+        let guide = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -subj /CN=site.test \
+                     -addext subjectAltName=DNS:site.test";
+        Program::new("openssl")
+            .args(guide.split_whitespace())
+            .args(["-keyout", &key, "-out", &cert])
+            .run(bed)?;
+        Ok(Identity { cert, key })
+    };
+    let (site, other) = (make("site")?, make("other")?);
+    let _origin = openssl(bed, &site)?;
+    {
+        let near = near(bed, &["--origin-ca", &site.cert, "--origin-name", "site.test"])?;
+        let answer = reversed("abc")?;
+        ensure!(answer == "cba", "{answer:?}; {}", near.log());
+    }
+    for (ca, name, said) in [
+        (&site.cert, "other.test", "not valid for name"),
+        (&other.cert, "site.test", "is of an authority (CA:TRUE) and not the one that --origin-ca names"),
+    ] {
+        let near = near(bed, &["--origin-ca", ca, "--origin-name", name])?;
+        let mut stream = client::connect(NEAR)?;
+        ensure!(client::read_end(&mut stream)? == client::End::Reset, "{}", near.log());
+        near.wait_for_log(said)?;
+    }
+    Ok(())
 }
 
 fn any_backend_is_taken_where_that_is_said(bed: &Bed) -> anyhow::Result<()> {

@@ -323,6 +323,79 @@ fn an_unknown_authority_is_refused_unless_anybody_is_trusted() {
     });
 }
 
+/// As `openssl req -x509` makes them: an authority that shows its own certificate.
+fn self_signed(dir: &std::path::Path, key: &rcgen::KeyPair, serial: u64, year: i32) -> IdentityFiles {
+    let mut params = rcgen::CertificateParams::new(vec!["site.test".to_owned()]).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    params.serial_number = Some(serial.into());
+    params.not_after = rcgen::date_time_ymd(year, 1, 1);
+    let (cert, key_file) = (dir.join(format!("self-{serial}.pem")), dir.join("self.key"));
+    std::fs::write(&cert, params.self_signed(key).unwrap().pem()).unwrap();
+    std::fs::write(&key_file, key.serialize_pem()).unwrap();
+    IdentityFiles { cert, key: key_file }
+}
+
+#[test]
+fn a_certificate_that_vouches_for_itself_is_taken_if_it_is_the_one_that_is_trusted() {
+    let authority = Authority::new("self");
+    let key = rcgen::KeyPair::generate().unwrap();
+    let [trusted, other, expired] = [(1, 4096), (2, 4096), (3, 2020)]
+        .map(|(serial, year)| self_signed(&authority.dir, &key, serial, year));
+    run(async move {
+        for (shown, trusts, name, outcome) in [
+            (&trusted, &trusted, "site.test", None),
+            (&trusted, &trusted, "other.test", Some("not valid for name \"other.test\"")),
+            (&expired, &expired, "site.test", Some("certificate expired")),
+            // Of the same name and key, but not the one in the file.
+            (
+                &other,
+                &trusted,
+                "site.test",
+                Some("is of an authority (CA:TRUE) and not the one that --origin-ca names"),
+            ),
+        ] {
+            let identities = vec![shown.clone()];
+            let server = authority.server(ServerOptions { identities, ..ServerOptions::default() });
+            for min_version in [MinVersion::Tls12, MinVersion::Tls13] {
+                let trust = Trust::File(trusts.cert.clone());
+                let options = ClientOptions { trust, min_version, ..authority.client_options(name) };
+                let (connected, _) =
+                    shake(1 << 16, Arc::clone(&server), &ClientTls::new(options).unwrap()).await;
+                match (connected.map(|_| ()), outcome) {
+                    (Ok(()), None) => {}
+                    (Err(error), Some(said)) => {
+                        let text = error.to_string();
+                        assert!(text.contains(said) && !text.contains("Other("), "{text}");
+                    }
+                    (connected, _) => panic!("{connected:?}, expected {outcome:?}"),
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn no_message_shows_how_a_library_spells_its_reasons() {
+    use rustls::{AlertDescription, CertificateError, InvalidMessage, OtherError, PeerMisbehaved};
+    let odd = OtherError(Arc::new(webpki::Error::PathLenConstraintViolated));
+    for (error, said) in [
+        (rustls::Error::InvalidCertificate(CertificateError::Other(odd)), "path len constraint violated"),
+        (rustls::Error::InvalidCertificate(CertificateError::BadSignature), "bad signature"),
+        (rustls::Error::AlertReceived(AlertDescription::BadCertificate), "(alert bad_certificate)"),
+        (rustls::Error::AlertReceived(AlertDescription::Unknown(200)), "(alert 200)"),
+        (
+            rustls::Error::PeerMisbehaved(PeerMisbehaved::IllegalMiddleboxChangeCipherSpec),
+            "illegal middlebox",
+        ),
+        (rustls::Error::InvalidMessage(InvalidMessage::MissingData("ClientHello")), "missing data"),
+    ] {
+        let text = HandshakeError::Tls { error, first: Vec::new() }.to_string();
+        assert!(text.contains(said), "{text}");
+        let is_camel = |two: &[u8]| two[0].is_ascii_lowercase() && two[1].is_ascii_uppercase();
+        assert!(!text.as_bytes().windows(2).any(is_camel), "{text}");
+    }
+}
+
 #[test]
 fn what_is_not_tls_is_named() {
     let authority = Authority::new("plain");

@@ -1,0 +1,89 @@
+//! rustls' reasons in words. Many of them have a name in CamelCase and no text.
+
+use std::fmt::Debug;
+
+use rustls::{AlertDescription, CertificateError, Error, OtherError};
+
+/// What is wrong, in general.
+pub(super) fn error(error: &Error) -> String {
+    match error {
+        Error::InvalidCertificate(refused) => certificate(refused),
+        Error::InvalidMessage(why) => format!("a message can't be read: {}", of(why)),
+        Error::PeerIncompatible(why) => format!("the two can't agree: {}", of(why)),
+        Error::PeerMisbehaved(why) => format!("the other end breaks the rules of TLS: {}", of(why)),
+        Error::InappropriateMessage { .. } | Error::InappropriateHandshakeMessage { .. } => {
+            "the other end sent a message of TLS that does not belong there".to_owned()
+        }
+        Error::InvalidCertRevocationList(why) => format!("the revocation list is invalid: {}", of(why)),
+        Error::InconsistentKeys(why) => format!("the key may not be the certificate's: {}", of(why)),
+        other => other.to_string(),
+    }
+}
+
+/// The name of a variant, as words: `BadSignature` is "bad signature". What the variant holds is left out.
+fn of(reason: &impl Debug) -> String {
+    separated(reason, ' ')
+}
+
+/// The name that the specification has for an alert (RFC 8446 section 6), or its number.
+pub(super) fn alert(alert: AlertDescription) -> String {
+    match alert {
+        AlertDescription::Unknown(number) => number.to_string(),
+        known => separated(&known, '_'),
+    }
+}
+
+/// Why a certificate is refused.
+fn certificate(refused: &CertificateError) -> String {
+    match refused {
+        CertificateError::NotValidForNameContext { expected, presented } => {
+            let names: Vec<_> = presented.iter().map(|presented| name_in(presented)).collect();
+            let names = if names.is_empty() { "no name at all".to_owned() } else { names.join(", ") };
+            format!("the certificate is not valid for name {:?}: it is for {names}", expected.to_str())
+        }
+        CertificateError::ExpiredContext { .. }
+        | CertificateError::NotValidYetContext { .. }
+        | CertificateError::ExpiredRevocationListContext { .. } => refused.to_string(),
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            "the certificate is for another purpose (extended key usage)".to_owned()
+        }
+        CertificateError::Other(OtherError(cause)) => match cause.downcast_ref::<webpki::Error>() {
+            Some(error) => format!("the certificate is invalid: {}", of(error)),
+            None => format!("the certificate is invalid: {cause}"),
+        },
+        other => format!("the certificate is invalid: {}", of(other)),
+    }
+}
+
+/// webpki presents names as `DnsName("a.example")`.
+fn name_in(presented: &str) -> &str {
+    let inside = presented.split_once('(').map_or(presented, |(_, inside)| inside);
+    inside.trim_end_matches(')').trim_matches('"')
+}
+
+fn separated(reason: &impl Debug, separator: char) -> String {
+    let text = format!("{reason:?}");
+    let mut words = String::new();
+    let mut was_lower = false;
+    for letter in text.chars().take_while(char::is_ascii_alphanumeric) {
+        if letter.is_ascii_uppercase() && was_lower {
+            words.push(separator);
+        }
+        was_lower = !letter.is_ascii_uppercase();
+        words.push(letter.to_ascii_lowercase());
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_words() {
+        assert_eq!(of(&CertificateError::BadSignature), "bad signature");
+        assert_eq!(alert(AlertDescription::DecodeError), "decode_error");
+        assert_eq!(name_in("DnsName(\"a.example\")"), "a.example");
+        assert_eq!(name_in("IpAddress(192.0.2.1)"), "192.0.2.1");
+    }
+}
