@@ -36,6 +36,11 @@ pub enum Failure {
     /// It begins streams of HTTP/2, most of them only to take them back.
     #[error("the client takes most of its requests back (HTTP/2)")]
     Http2TakenBack,
+    /// A pseudo-field of a request is not as HTTP/2 demands (RFC 9113 section 8.3).
+    #[error(
+        "a request of HTTP/2 is malformed: a fragment in :path, a :scheme other than http and https, or a pseudo-field among the trailers"
+    )]
+    Http2Malformed,
     /// The request is not HTTP, or could be understood in two ways.
     #[error("the request is refused: {0}")]
     BadRequest(HeadError),
@@ -69,6 +74,9 @@ pub enum Failure {
     /// Its body likewise.
     #[error("the body of the origin's response is refused: {0}")]
     BadResponseBody(BodyError),
+    /// The origin sends 1xx responses and never comes to its answer.
+    #[error("the origin sent more than {0} interim responses (1xx), and no answer")]
+    TooManyInterim(usize),
     /// The origin closed its connection in the middle of a response.
     #[error("the origin closed the connection in the middle of its response")]
     OriginTruncated,
@@ -91,6 +99,7 @@ impl Failure {
             Self::Http2(_) => "http2_error",
             Self::Http2Excess => "http2_excess",
             Self::Http2TakenBack => "http2_rapid_reset",
+            Self::Http2Malformed => "http2_malformed",
             Self::BadRequest(error) => error.reason(),
             Self::BadRequestBody(error) => error.reason(),
             Self::BodyTooLarge => "body_too_large",
@@ -102,6 +111,7 @@ impl Failure {
             Self::OriginClosed => "origin_closed",
             Self::BadResponse(_) => "origin_bad_response",
             Self::BadResponseBody(_) => "origin_bad_body",
+            Self::TooManyInterim(_) => "origin_too_many_interim",
             Self::OriginTruncated => "origin_truncated",
             Self::UnaskedSwitch => "origin_unasked_switch",
         }
@@ -114,6 +124,8 @@ impl Failure {
             Self::ClientGone | Self::ClientStalled(_) | Self::ClientTooSlow(_) => return None,
             // The connection ends with a GOAWAY.
             Self::Http2(_) | Self::Http2Excess | Self::Http2TakenBack => return None,
+            // Its stream, with a reset.
+            Self::Http2Malformed => return None,
             Self::HeadTimeout(_) | Self::BodyTimeout(_) | Self::BodyTooSlow(_) => 408,
             Self::BadRequest(error) => error.status(),
             Self::BadRequestBody(_) => 400,
@@ -125,6 +137,7 @@ impl Failure {
             Self::OriginClosed
             | Self::BadResponse(_)
             | Self::BadResponseBody(_)
+            | Self::TooManyInterim(_)
             | Self::OriginTruncated
             | Self::UnaskedSwitch => 502,
         })

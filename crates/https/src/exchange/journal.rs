@@ -87,6 +87,11 @@ impl Journal {
         });
     }
 
+    #[cfg(test)]
+    pub(crate) fn refusals(&self) -> std::collections::BTreeMap<&'static str, u64> {
+        self.house.counters.refusals()
+    }
+
     /// A request was sent once more, on another connection.
     pub(crate) fn on_retry(&self) {
         self.shard.count(Counter::Retried);

@@ -199,7 +199,7 @@ struct Down<'a, S> {
     state: &'a State,
 }
 
-/// 1xx responses to one request: an origin that sends nothing else must not keep us for ever.
+/// 1xx responses to one request. An origin that sends nothing else, each in time, must not keep a request for ever.
 const MOST_INTERIM: usize = 64;
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Down<'_, S> {
@@ -209,17 +209,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Down<'_, S> {
         response: &mut ResponseHead,
         outgoing: &mut impl Outgoing,
     ) -> Result<Answered, Failure> {
-        for _ in 0..MOST_INTERIM {
+        let mut interim = 0;
+        loop {
             self.head(request, response, outgoing).await?;
+            interim += 1;
             match response.status {
                 101 if request.wants_upgrade => return Ok(Answered::Switched),
                 101 => return Err(Failure::UnaskedSwitch),
+                100..200 if interim > MOST_INTERIM => return Err(Failure::TooManyInterim(MOST_INTERIM)),
                 100 if self.state.may_send_body.replace(true) => {} // nobody waits for it
                 100..200 => outgoing.interim(response).await?,
                 _ => return self.body(response, outgoing).await,
             }
         }
-        Err(Failure::OriginTimeout(self.settings.timeouts.response))
     }
 
     /// Reads a head.

@@ -415,6 +415,25 @@ fn a_body_is_held_back_until_the_origin_wants_it() {
     assert_eq!(bed.service.pool.len(), 1);
 }
 
+/// It never comes to its answer, and each 1xx comes in time.
+#[test]
+fn an_origin_that_sends_interim_responses_without_end_is_told_from_a_slow_one() {
+    let bed = bed(Settings::default());
+    let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+    let (service, counters) = (Rc::clone(&bed.service), Rc::clone(&bed.service));
+    bed.run(async move {
+        say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        until(&mut origin, "\r\n\r\n").await;
+        say(&mut origin, &"HTTP/1.1 102 Processing\r\n\r\n".repeat(1000)).await;
+        let got = rest(&mut client).await;
+        assert_eq!(got.matches("HTTP/1.1 102 ").count(), 64, "{got}");
+        assert!(got.contains("HTTP/1.1 502 Bad Gateway\r\n"), "{got}");
+        drop(service);
+    });
+    let refusals = counters.journal.refusals();
+    assert_eq!(refusals.get("origin_too_many_interim"), Some(&1), "{refusals:?}");
+}
+
 #[test]
 fn an_origin_that_does_not_know_expect_gets_the_body_all_the_same() {
     let timeouts = Timeouts { proceed: Duration::from_millis(10), ..Timeouts::default() };

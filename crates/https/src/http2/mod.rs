@@ -9,6 +9,9 @@
 //! GOAWAY(ENHANCE_YOUR_CALM), and reads no further frame while its answer to the last PING or SETTINGS can't leave.
 //! Neither pushes nor RFC 8441's CONNECT are offered.
 
+mod hpack;
+mod huffman;
+mod malformed;
 mod request;
 mod response;
 mod stream;
@@ -180,6 +183,14 @@ where
         if tally.is_abusive() {
             break End::Refused(Failure::Http2TakenBack);
         }
+        if watched.malformed().take(respond.stream_id().as_u32()) {
+            // RFC 9113 8.1.1. It counts as one that was taken back: a flood of them ends as such a one does.
+            respond.send_reset(h2::Reason::PROTOCOL_ERROR);
+            service.journal.on_failure(visit, &Failure::Http2Malformed, service.reactor.now());
+            tally.on_begin();
+            tally.on_end(true);
+            continue;
+        }
         // Each stream may need a connection to the origin; the client's own permit pays for one.
         let permit = if tally.open.get() > 0 { service.sessions.take(1) } else { None };
         if permit.is_none() && tally.open.get() > 0 {
@@ -189,11 +200,11 @@ where
         }
         tally.on_begin();
         let (tally, visit, service) = (Rc::clone(&tally), Rc::clone(visit), Rc::clone(service));
-        let access = Rc::clone(access);
+        let (access, malformed) = (Rc::clone(access), Rc::clone(watched.malformed()));
         let reactor = service.reactor.clone();
         reactor.spawn(async move {
             let mut open = Open { tally, was_reset: false };
-            open.was_reset = stream::serve(&service, &visit, &access, request, respond).await;
+            open.was_reset = stream::serve(&service, &visit, &access, &malformed, request, respond).await;
             drop(permit);
         });
     };

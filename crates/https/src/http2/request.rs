@@ -10,6 +10,7 @@ use http::{HeaderMap, Method, header};
 use truepeer_http1::fields::{FieldList, Name};
 use truepeer_http1::{HeadError, RequestHead};
 
+use super::malformed::Malformed;
 use super::response::Sender;
 use crate::exchange::{Departure, Failure, Incoming, Pace, Patience, Settings};
 
@@ -65,6 +66,7 @@ pub(super) struct Body<'a> {
     sender: &'a RefCell<Sender>,
     settings: &'a Settings,
     patience: &'a Patience,
+    malformed: &'a Malformed,
     piece: Bytes,
     trailers: FieldList,
     pace: Pace,
@@ -77,10 +79,11 @@ impl<'a> Body<'a> {
         sender: &'a RefCell<Sender>,
         settings: &'a Settings,
         patience: &'a Patience,
+        malformed: &'a Malformed,
     ) -> Self {
         let (piece, trailers) = (Bytes::new(), FieldList::default());
         let pace = Pace::default();
-        Self { stream, sender, settings, patience, piece, trailers, pace, received: 0 }
+        Self { stream, sender, settings, patience, malformed, piece, trailers, pace, received: 0 }
     }
 
     /// The next frame that brings something: those that don't are no progress.
@@ -110,6 +113,9 @@ impl<'a> Body<'a> {
     async fn read_trailers(&mut self) -> Result<(), Failure> {
         let limit = self.settings.timeouts.body;
         match self.patience.limit(limit, poll_fn(|cx| self.stream.poll_trailers(cx))).await {
+            Ok(Ok(_)) if self.malformed.take(self.stream.stream_id().as_u32()) => {
+                Err(Failure::Http2Malformed)
+            }
             Ok(Ok(trailers)) => {
                 keep(&mut self.trailers, &trailers.unwrap_or_default());
                 Ok(())

@@ -91,7 +91,11 @@ impl<'a> Reply<'a> {
                     let _ = self.send(Bytes::from(text), true).await;
                 }
             }
-            _ if self.stage != Stage::Ended => self.sender.borrow_mut().reset(Reason::INTERNAL_ERROR),
+            _ if self.stage != Stage::Ended => {
+                let is_malformed = *failure == Failure::Http2Malformed;
+                let reason = if is_malformed { Reason::PROTOCOL_ERROR } else { Reason::INTERNAL_ERROR };
+                self.sender.borrow_mut().reset(reason);
+            }
             _ => {}
         }
     }

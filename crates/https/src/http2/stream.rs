@@ -9,6 +9,7 @@ use h2::server::SendResponse;
 use http::{Method, Request};
 use truepeer_http1::{RequestHead, ResponseHead};
 
+use super::malformed::Malformed;
 use super::request::{self, Body};
 use super::response::{Reply, Sender};
 use crate::exchange::{Failure, Guest, Patience, Served, Service, Stage, Visit};
@@ -19,6 +20,7 @@ pub(super) async fn serve<O: Dial>(
     service: &Service<O>,
     visit: &Visit,
     access: &Access<O::Stream>,
+    malformed: &Malformed,
     request: Request<RecvStream>,
     respond: SendResponse<Bytes>,
 ) -> bool {
@@ -28,7 +30,7 @@ pub(super) async fn serve<O: Dial>(
     let sender = RefCell::new(Sender::Head(respond));
     let (parts, body) = request.into_parts();
     let head = request::head(&parts, !body.is_end_stream(), settings);
-    let mut body = Body::new(body, &sender, settings, &patience.0);
+    let mut body = Body::new(body, &sender, settings, &patience.0, malformed);
     let mut reply = Reply::new(&sender, settings, &patience.1, parts.method == Method::HEAD);
     let (head, outcome) = match head {
         Ok(head) => {

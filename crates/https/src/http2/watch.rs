@@ -1,4 +1,5 @@
-//! What a client's frames are for: those that ask for nothing are counted, and who sends too many of them is sent away.
+//! A client's frames, on their way to `h2`. Those that ask for nothing are counted, and a client that sends too many of them
+//! is sent away; header blocks are looked at for what `h2` does not show of them ([`super::malformed`]).
 //!
 //! `h2` bounds what a flood makes it hold, and itself ends floods of resets, of CONTINUATION and of DATA without data. PING,
 //! SETTINGS, PRIORITY and WINDOW_UPDATE it handles for as long as they come (CVE-2019-9511 to 9517), and a request that is
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::malformed::{Blocks, Malformed};
 use crate::exchange::Shared;
 use crate::reactor::Reactor;
 
@@ -28,7 +30,8 @@ const BYTES_EACH: usize = 16;
 
 /// Types of frames (RFC 9113 section 6).
 const DATA: u8 = 0;
-const HEADERS: u8 = 1;
+pub(super) const HEADERS: u8 = 1;
+pub(super) const CONTINUATION: u8 = 9;
 /// Of DATA.
 const END_STREAM: u8 = 1;
 /// What a client begins with (RFC 9113 section 3.4) is no frame.
@@ -36,10 +39,19 @@ const PREFACE_BYTES: usize = 24;
 
 /// The start of a frame (RFC 9113 section 4.1), as far as it matters here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Head {
-    kind: u8,
-    flags: u8,
-    payload_bytes: usize,
+pub(super) struct Head {
+    pub(super) kind: u8,
+    pub(super) flags: u8,
+    pub(super) payload_bytes: usize,
+    pub(super) stream: u32,
+}
+
+/// What passes.
+enum Passed<'a> {
+    /// The start of a frame.
+    Frame(Head),
+    /// Some of the payload of the last one.
+    Payload(&'a [u8]),
 }
 
 /// Finds the frames in a stream that comes in pieces.
@@ -49,18 +61,23 @@ struct Frames {
     known: usize,
     /// Bytes to pass over: of a payload, or of the preface.
     rest: usize,
+    is_preface: bool,
 }
 
 impl Frames {
     fn after(preface: usize) -> Self {
-        Self { head: [0; 9], known: 0, rest: preface }
+        Self { head: [0; 9], known: 0, rest: preface, is_preface: preface > 0 }
     }
 
-    fn pass(&mut self, mut bytes: &[u8], mut on_frame: impl FnMut(Head)) {
+    fn pass(&mut self, mut bytes: &[u8], mut on_passed: impl FnMut(Passed<'_>)) {
         loop {
-            let passed = self.rest.min(bytes.len());
-            self.rest -= passed;
-            bytes = &bytes[passed..];
+            let (passed, after) = bytes.split_at(self.rest.min(bytes.len()));
+            self.rest -= passed.len();
+            if !passed.is_empty() && !self.is_preface {
+                on_passed(Passed::Payload(passed));
+            }
+            self.is_preface &= self.rest > 0;
+            bytes = after;
             let taken = (self.head.len() - self.known).min(bytes.len());
             if taken == 0 {
                 return;
@@ -69,10 +86,12 @@ impl Frames {
             bytes = &bytes[taken..];
             self.known += taken;
             if self.known == self.head.len() {
-                let [high, middle, low, kind, flags, ..] = self.head;
+                let [high, middle, low, kind, flags, stream @ ..] = self.head;
                 self.rest = u32::from_be_bytes([0, high, middle, low]) as usize;
                 self.known = 0;
-                on_frame(Head { kind, flags, payload_bytes: self.rest });
+                // RFC 9113 4.1: the highest bit is reserved.
+                let stream = u32::from_be_bytes(stream) & (u32::MAX >> 1);
+                on_passed(Passed::Frame(Head { kind, flags, payload_bytes: self.rest, stream }));
             }
         }
     }
@@ -96,7 +115,8 @@ impl Allowance {
         match head {
             Head { kind: HEADERS, .. } => self.earn(EACH_REQUEST),
             // Empty pieces are h2's to count, but for the last one, which every stream may have.
-            Head { kind: DATA, flags, payload_bytes } if payload_bytes > 0 || flags & END_STREAM != 0 => {}
+            Head { kind: DATA, flags, payload_bytes, .. } if payload_bytes > 0 || flags & END_STREAM != 0 => {
+            }
             _ => return self.spend(now),
         }
         true
@@ -137,6 +157,8 @@ struct Watch<S> {
     received: RefCell<Frames>,
     sent: RefCell<Frames>,
     allowance: RefCell<Allowance>,
+    blocks: RefCell<Blocks>,
+    malformed: Rc<Malformed>,
     is_exhausted: Cell<bool>,
 }
 
@@ -154,6 +176,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
             received: RefCell::new(Frames::after(PREFACE_BYTES)),
             sent: RefCell::new(Frames::after(0)),
             allowance: RefCell::new(Allowance::new(reactor.now())),
+            blocks: RefCell::new(Blocks::new()),
+            malformed: Rc::default(),
             is_exhausted: Cell::new(false),
         }))
     }
@@ -164,6 +188,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
         self.0.is_exhausted.get()
     }
 
+    /// The streams whose requests are not as HTTP/2 demands.
+    pub(super) fn malformed(&self) -> &Rc<Malformed> {
+        &self.0.malformed
+    }
+
     /// The connection itself.
     pub(super) fn stream(&self) -> &Shared<S> {
         &self.0.stream
@@ -171,10 +200,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
 
     fn note_received(&self, bytes: &[u8]) {
         let (mut allowance, now) = (self.0.allowance.borrow_mut(), self.0.reactor.now());
-        self.0.received.borrow_mut().pass(bytes, |head| {
-            if !allowance.on_received(head, now) {
-                self.0.is_exhausted.set(true);
+        let (mut blocks, malformed) = (self.0.blocks.borrow_mut(), &*self.0.malformed);
+        self.0.received.borrow_mut().pass(bytes, |passed| match passed {
+            Passed::Frame(head) => {
+                blocks.on_frame(head, malformed);
+                if !allowance.on_received(head, now) || malformed.are_too_many() {
+                    self.0.is_exhausted.set(true);
+                }
             }
+            Passed::Payload(bytes) => blocks.on_payload(bytes, malformed),
         });
     }
 
@@ -182,7 +216,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
         let (mut allowance, mut sent) = (self.0.allowance.borrow_mut(), self.0.sent.borrow_mut());
         for slice in slices {
             let taken = length.min(slice.len());
-            sent.pass(&slice[..taken], |head| allowance.on_sent(head));
+            sent.pass(&slice[..taken], |passed| {
+                if let Passed::Frame(head) = passed {
+                    allowance.on_sent(head);
+                }
+            });
             length -= taken;
         }
     }
@@ -243,8 +281,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<S> {
 mod tests {
     use super::*;
 
-    const PING: Head = Head { kind: 6, flags: 0, payload_bytes: 8 };
-    const GET: Head = Head { kind: HEADERS, flags: 5, payload_bytes: 40 };
+    const PING: Head = Head { kind: 6, flags: 0, payload_bytes: 8, stream: 0 };
+    const GET: Head = Head { kind: HEADERS, flags: 5, payload_bytes: 40, stream: 1 };
 
     /// Frames that may come in a row until one may not.
     fn run(allowance: &mut Allowance, head: Head, now: Instant) -> u32 {
@@ -264,13 +302,20 @@ mod tests {
         .concat();
         for size in [1, 2, 5, 9, 24, 33, bytes.len()] {
             let (mut frames, mut found) = (Frames::after(PREFACE_BYTES), Vec::new());
-            bytes.chunks(size).for_each(|piece| frames.pass(piece, |head| found.push(head)));
+            let mut payload = Vec::new();
+            bytes.chunks(size).for_each(|piece| {
+                frames.pass(piece, |passed| match passed {
+                    Passed::Frame(head) => found.push(head),
+                    Passed::Payload(bytes) => payload.extend_from_slice(bytes),
+                });
+            });
             let expected = [
                 PING,
-                Head { kind: DATA, flags: END_STREAM, payload_bytes: 258 },
-                Head { kind: 4, flags: 1, payload_bytes: 0 },
+                Head { kind: DATA, flags: END_STREAM, payload_bytes: 258, stream: 3 },
+                Head { kind: 4, flags: 1, payload_bytes: 0, stream: 0 },
             ];
             assert_eq!(found, expected, "in pieces of {size}");
+            assert_eq!(payload, [&[1; 8][..], &[2; 258]].concat(), "in pieces of {size}");
         }
     }
 
@@ -291,9 +336,9 @@ mod tests {
         run(&mut allowance, PING, now);
         assert!(allowance.on_received(GET, now));
         assert_eq!(run(&mut allowance, PING, now), EACH_REQUEST);
-        allowance.on_sent(Head { kind: DATA, flags: 0, payload_bytes: 50 });
+        allowance.on_sent(Head { kind: DATA, flags: 0, payload_bytes: 50, stream: 1 });
         assert_eq!(run(&mut allowance, PING, now), 3);
-        allowance.on_sent(Head { kind: DATA, flags: 0, payload_bytes: 1 });
+        allowance.on_sent(Head { kind: DATA, flags: 0, payload_bytes: 1, stream: 1 });
         allowance.on_sent(PING);
         assert_eq!(run(&mut allowance, PING, now), 0);
     }
@@ -302,7 +347,7 @@ mod tests {
     fn bodies_cost_nothing_but_where_they_are_empty() {
         let now = Instant::now();
         let mut allowance = Allowance::new(now);
-        let data = |flags, payload_bytes| Head { kind: DATA, flags, payload_bytes };
+        let data = |flags, payload_bytes| Head { kind: DATA, flags, payload_bytes, stream: 1 };
         for head in [data(0, 1), data(END_STREAM, 0), GET] {
             assert!((0..10 * MOST_AT_ONCE).all(|_| allowance.on_received(head, now)), "{head:?}");
         }

@@ -19,6 +19,7 @@ pub(super) const END_HEADERS: u8 = 4;
 pub(super) const STATUS_400: u8 = 0x80 | 12;
 /// RFC 9113 section 7.
 pub(super) const ENHANCE_YOUR_CALM: u32 = 0xb;
+pub(super) const PROTOCOL_ERROR: u32 = 1;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Frame {
@@ -33,6 +34,13 @@ impl Frame {
     pub(super) fn error(&self) -> u32 {
         let at = if self.kind == GOAWAY { 4 } else { 0 };
         u32::from_be_bytes(self.payload[at..at + 4].try_into().unwrap())
+    }
+}
+
+impl Frame {
+    /// As [`Frame::error`]; 0 of a frame that has none.
+    pub(super) fn error_or_0(&self) -> u32 {
+        if matches!(self.kind, RST_STREAM | GOAWAY) { self.error() } else { 0 }
     }
 }
 

@@ -82,6 +82,113 @@ fn what_could_be_read_in_two_ways_reaches_no_origin() {
     }
 }
 
+/// RFC 9113 8.1.1: a malformed request is a stream error, and the connection goes on.
+#[test]
+fn pseudo_fields_that_are_not_as_they_must_be_end_their_stream() {
+    let indexed = |more: &[(&str, &str)]| {
+        // Through the dynamic table: a literal with indexing, and in the next request its index.
+        let mut bytes = block(&GET[..3]);
+        for (name, value) in more {
+            bytes.push(0x40);
+            for text in [name, value] {
+                bytes.push(u8::try_from(text.len()).unwrap());
+                bytes.extend(text.as_bytes());
+            }
+        }
+        bytes
+    };
+    let huffman = |text: &[u8]| {
+        // RFC 7541 section 6.2.2 with index 4, `:path`; the codes of `/`, `x` and `#` are 011000, 1111001, 111111111010.
+        assert_eq!(text, b"/x#");
+        [&block(&GET[..3])[..], &[0x04, 0x80 | 4, 0b0110_0011, 0b1100_1111, 0b1111_1101, 0b0111_1111]]
+            .concat()
+    };
+    let no_authority = [(":method", "GET"), (":scheme", "ftp"), (":path", "/x"), ("host", "a")];
+    let heads = [
+        with(&[(":path", "/x#y")]),
+        with(&[(":path", "/x?y#z")]),
+        with(&[(":path", "#y")]),
+        with(&[(":path", "/#")]),
+        with(&[(":scheme", "ftp")]),
+        with(&[(":scheme", "")]),
+        with(&[(":scheme", "ws")]),
+        block(&no_authority),
+        block(&no_authority.map(|(name, value)| (name, if value == "ftp" { "" } else { value }))),
+        indexed(&[(":path", "/x#y")]),
+        huffman(b"/x#"),
+    ];
+    for head in heads {
+        let bed = bed(Settings::default());
+        let (mut stream, mut origin) = (connect(&bed), bed.origin.next_connection());
+        let said = String::from_utf8_lossy(&head).into_owned();
+        bed.run(async move {
+            let asked = [preface(), frame(HEADERS, END_HEADERS | END_STREAM, 1, &head)].concat();
+            assert!(send(&mut stream, &asked).await);
+            let ended = next_of(&mut stream, &[HEADERS, RST_STREAM, GOAWAY]).await.unwrap();
+            assert_eq!(
+                (ended.kind, ended.stream, ended.error_or_0()),
+                (RST_STREAM, 1, PROTOCOL_ERROR),
+                "{said:?}"
+            );
+            // The connection and its compression go on.
+            let asked = frame(HEADERS, END_HEADERS | END_STREAM, 3, &with(&[(":scheme", "HTTPS")]));
+            assert!(send(&mut stream, &asked).await);
+            assert!(until(&mut origin, "\r\n\r\n").await.starts_with("GET /x HTTP/1.1\r\nHost: a\r\n"));
+            say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+            let answer = next_of(&mut stream, &[HEADERS, RST_STREAM, GOAWAY]).await.unwrap();
+            assert_eq!((answer.kind, answer.stream), (HEADERS, 3), "{said:?}");
+        });
+        assert_eq!(bed.origin.dialled.get(), 1);
+    }
+}
+
+/// What the dynamic table has is remembered: an index alone brings the fragment back.
+#[test]
+fn a_fragment_out_of_the_dynamic_table_is_seen() {
+    let bed = bed(Settings::default());
+    let mut stream = connect(&bed);
+    bed.run(async move {
+        let mut first = block(&GET[..3]);
+        first.extend([0x44, 4]); // a literal with indexing whose name is static entry 4, `:path`
+        first.extend(b"/x#y");
+        let mut again = block(&GET[..3]);
+        again.push(0x80 | 62); // the newest entry of the dynamic table
+        let frames = [frame(HEADERS, END_HEADERS | END_STREAM, 1, &first), {
+            // In pieces, padded and with a priority.
+            let (start, rest) = again.split_at(5);
+            let padded = [&[3][..], &[0, 0, 0, 0, 7], start, &[0; 3]].concat();
+            [frame(HEADERS, END_STREAM | 0x28, 3, &padded), frame(CONTINUATION, END_HEADERS, 3, rest)]
+                .concat()
+        }];
+        assert!(send(&mut stream, &[preface(), frames.concat()].concat()).await);
+        for number in [1, 3] {
+            let ended = next_of(&mut stream, &[HEADERS, RST_STREAM, GOAWAY]).await.unwrap();
+            assert_eq!((ended.kind, ended.stream, ended.error_or_0()), (RST_STREAM, number, PROTOCOL_ERROR));
+        }
+    });
+    assert_eq!(bed.origin.dialled.get(), 0);
+}
+
+#[test]
+fn pseudo_fields_in_trailers_end_their_stream_and_the_request_is_never_whole() {
+    for trailer in [(":path", "/y"), (":status", "200"), (":authority", "b")] {
+        let bed = bed(Settings::default());
+        let (mut stream, mut origin) = (connect(&bed), bed.origin.next_connection());
+        bed.run(async move {
+            let head = with(&[(":method", "POST"), ("te", "trailers")]);
+            let trailers = block(&[trailer, ("x-sum", "1")]);
+            let asked = [preface(), frame(HEADERS, END_HEADERS, 1, &head), frame(DATA, 0, 1, b"four")];
+            assert!(send(&mut stream, &asked.concat()).await);
+            until(&mut origin, "four\r\n").await;
+            assert!(send(&mut stream, &frame(HEADERS, END_HEADERS | END_STREAM, 1, &trailers)).await);
+            let ended = next_of(&mut stream, &[HEADERS, RST_STREAM, GOAWAY]).await.unwrap();
+            assert_eq!((ended.kind, ended.error_or_0()), (RST_STREAM, PROTOCOL_ERROR), "{trailer:?}");
+            let got = rest(&mut origin).await;
+            assert_eq!(got, "", "the body has no end");
+        });
+    }
+}
+
 #[test]
 fn a_body_that_is_not_as_long_as_it_says_is_never_whole() {
     for data in [&b"four"[..], b"sixsix"] {

@@ -1,0 +1,210 @@
+//! Requests that are malformed (RFC 9113 sections 8.1.1 and 8.3) in ways that `h2` does not show.
+//!
+//! It cuts a fragment off `:path`, forgets `:scheme` where there is no `:authority`, and drops pseudo-fields from trailers.
+//! The origin would get another request than the client has sent. So header blocks are read on their way to `h2`, and the
+//! streams of malformed ones are noted here until the connection's tasks meet them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::hpack::Decoder;
+use super::watch::{CONTINUATION, HEADERS, Head};
+
+/// Streams that are noted. A client that has more of them at a time is sent away.
+const MOST_NOTED: usize = 512;
+/// A header block as it was sent, in all its frames. `h2` ends a connection with a longer one before this bound is met.
+const MOST_BLOCK_BYTES: usize = 4 << 20;
+
+/// Flags of HEADERS and CONTINUATION (RFC 9113 section 6.2).
+const END_HEADERS: u8 = 0x4;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+const PRIORITY_BYTES: usize = 5;
+
+/// The malformed streams of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Malformed {
+    streams: RefCell<VecDeque<u32>>,
+    /// A block could not be read. `h2` ends the connection for it; until then every stream counts as malformed.
+    is_lost: Cell<bool>,
+}
+
+impl Malformed {
+    /// Whether `stream` has been found malformed. It is forgotten with that.
+    pub(super) fn take(&self, stream: u32) -> bool {
+        let mut streams = self.streams.borrow_mut();
+        let at = streams.iter().position(|&noted| noted == stream);
+        at.is_some_and(|at| streams.remove(at).is_some()) || self.is_lost.get()
+    }
+
+    /// Whether the client has sent more of them than have been met.
+    pub(super) fn are_too_many(&self) -> bool {
+        self.streams.borrow().len() > MOST_NOTED
+    }
+
+    fn note(&self, stream: u32) {
+        if !self.are_too_many() {
+            self.streams.borrow_mut().push_back(stream);
+        }
+    }
+}
+
+/// The header blocks that a connection receives.
+#[derive(Debug)]
+pub(super) struct Blocks {
+    decoder: Decoder,
+    /// The frame that is coming, if it is part of a block, and how much of it is still to come.
+    frame: Option<(Head, usize)>,
+    /// What has come of a block, up to `whole` without padding and priorities.
+    block: Vec<u8>,
+    whole: usize,
+    /// The highest stream that has begun. A block of that one or of an older one has trailers.
+    newest: u32,
+}
+
+impl Blocks {
+    pub(super) fn new() -> Self {
+        Self { decoder: Decoder::new(), frame: None, block: Vec::new(), whole: 0, newest: 0 }
+    }
+
+    pub(super) fn on_frame(&mut self, head: Head, malformed: &Malformed) {
+        self.frame = matches!(head.kind, HEADERS | CONTINUATION).then_some((head, head.payload_bytes));
+        if head.kind == HEADERS {
+            self.block.clear();
+        }
+        self.whole = self.block.len();
+        if head.payload_bytes == 0 {
+            self.on_payload(&[], malformed);
+        }
+    }
+
+    pub(super) fn on_payload(&mut self, bytes: &[u8], malformed: &Malformed) {
+        let Some((head, left)) = &mut self.frame else { return };
+        let head = *head;
+        *left = left.saturating_sub(bytes.len());
+        let is_end = *left == 0;
+        if malformed.is_lost.get() {
+            return;
+        }
+        // Most blocks are one frame that comes in one piece: it is not copied.
+        if is_end
+            && bytes.len() == head.payload_bytes
+            && self.block.is_empty()
+            && head.flags & END_HEADERS != 0
+        {
+            return self.on_block(fragment(bytes, head).map(|range| &bytes[range]), head.stream, malformed);
+        }
+        if self.block.len() + bytes.len() > MOST_BLOCK_BYTES {
+            self.block = Vec::new();
+            return malformed.is_lost.set(true);
+        }
+        self.block.extend_from_slice(bytes);
+        if is_end {
+            self.on_frame_end(head, malformed);
+        }
+    }
+
+    fn on_frame_end(&mut self, head: Head, malformed: &Malformed) {
+        let Some(range) = fragment(&self.block[self.whole..], head) else {
+            return malformed.is_lost.set(true);
+        };
+        self.block.truncate(self.whole + range.end);
+        self.block.drain(self.whole..self.whole + range.start);
+        if head.flags & END_HEADERS != 0 {
+            // Given back: a connection may wait for long.
+            let block = std::mem::take(&mut self.block);
+            self.on_block(Some(&block), head.stream, malformed);
+        }
+    }
+
+    fn on_block(&mut self, block: Option<&[u8]>, stream: u32, malformed: &Malformed) {
+        let Some(found) = block.and_then(|block| self.decoder.read(block)) else {
+            return malformed.is_lost.set(true);
+        };
+        let is_trailers = stream <= self.newest;
+        self.newest = self.newest.max(stream);
+        if found.is_invalid || (is_trailers && found.has_pseudo) {
+            malformed.note(stream);
+        }
+    }
+}
+
+/// Where in a frame's payload its part of the block is (RFC 9113 section 6.2); `None`: it is all padding, and too much.
+fn fragment(payload: &[u8], head: Head) -> Option<Range<usize>> {
+    if head.kind != HEADERS {
+        return Some(0..payload.len());
+    }
+    let (mut start, mut padding) = (0, 0);
+    if head.flags & PADDED != 0 {
+        padding = usize::from(*payload.first()?);
+        start = 1;
+    }
+    if head.flags & PRIORITY != 0 {
+        start += PRIORITY_BYTES;
+    }
+    let end = payload.len().checked_sub(padding)?;
+    (start <= end).then_some(start..end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GET: [u8; 3] = [0x82, 0x87, 0x84];
+
+    /// One HEADERS frame with this payload, in pieces of `size`.
+    fn come(payload: &[u8], flags: u8, size: usize) -> (Blocks, Malformed) {
+        let (mut blocks, malformed) = (Blocks::new(), Malformed::default());
+        let head = Head { kind: HEADERS, flags, payload_bytes: payload.len(), stream: 1 };
+        blocks.on_frame(head, &malformed);
+        payload.chunks(size).for_each(|piece| blocks.on_payload(piece, &malformed));
+        (blocks, malformed)
+    }
+
+    #[test]
+    fn blocks_are_found_in_pieces_behind_priorities_and_in_padding() {
+        let bad = [&GET[..2], b"\x04\x03/#x"].concat();
+        for (flags, payload) in [
+            (END_HEADERS, bad.clone()),
+            (END_HEADERS | PADDED, [&[2][..], &bad, &[0; 2]].concat()),
+            (END_HEADERS | PRIORITY, [&[0; 5][..], &bad].concat()),
+            (END_HEADERS | PRIORITY | PADDED, [&[1][..], &[0; 5], &bad, &[0]].concat()),
+        ] {
+            for size in [1, 2, 3, payload.len()] {
+                let (blocks, malformed) = come(&payload, flags, size);
+                assert!(
+                    malformed.take(1) && !malformed.take(1) && !malformed.is_lost.get(),
+                    "{flags} {size}"
+                );
+                assert_eq!(blocks.block.capacity(), 0, "an idle connection holds no block");
+            }
+        }
+        assert!(!come(&GET, END_HEADERS, 9).1.take(1));
+    }
+
+    #[test]
+    fn what_cannot_be_read_leaves_nothing_to_believe() {
+        for (flags, payload) in [
+            (END_HEADERS | PADDED, &[3, 0x82][..]),
+            (END_HEADERS | PRIORITY, &[0; 4][..]),
+            (END_HEADERS, &[0x80]),
+        ] {
+            for size in [1, 9] {
+                assert!(come(payload, flags, size).1.take(7), "{payload:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn those_that_nobody_meets_are_not_noted_for_ever() {
+        let (mut blocks, malformed) = (Blocks::new(), Malformed::default());
+        for stream in 1..10_000 {
+            let head = Head { kind: HEADERS, flags: END_HEADERS, payload_bytes: 5, stream };
+            blocks.on_frame(head, &malformed);
+            blocks.on_payload(b"\x06\x03ftp", &malformed);
+        }
+        assert!(malformed.are_too_many());
+        assert_eq!(malformed.streams.borrow().len(), MOST_NOTED + 1);
+    }
+}
