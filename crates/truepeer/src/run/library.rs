@@ -3,16 +3,20 @@
 //! A memfd would leave nothing behind, but programs that the program starts load the library, too, under other users and
 //! with other descriptors: it has to have a path that all of them can read. So it is kept in a directory of our own, under a
 //! name that tells its contents, and found there by the next `truepeer run`, which removes those of older versions (`old`).
+//!
+//! In a directory that all users share, such as /tmp, another user may have taken the name of ours. Then it gets a random name
+//! beside it (mkdtemp(3)), which the next start finds by its owner.
 
 mod old;
+mod place;
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process;
 use std::time::SystemTime;
-use std::{env, process};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{StatVfsMountFlags, statvfs};
@@ -30,13 +34,16 @@ pub(super) fn unpacked() -> Result<PathBuf> {
     bytes.hash(&mut hasher);
     let name = format!("libtruepeer-{}-{:016x}.so", env!("CARGO_PKG_VERSION"), hasher.finish());
     let mut tried = Vec::new();
-    for dir in places() {
+    for dir in place::all() {
         match put(&dir, &name, bytes) {
             Ok(file) => return Ok(file),
             Err(error) => tried.push(format!("{}: {error}", dir.display())),
         }
     }
-    bail!("no directory to put the library in: {}", tried.join("; "))
+    bail!(
+        "no directory to put the library in: {}; set XDG_RUNTIME_DIR to a directory of your own",
+        tried.join("; ")
+    )
 }
 
 /// Writes the library to a file, in place of what was there.
@@ -51,22 +58,8 @@ fn contents() -> Result<&'static [u8]> {
     Ok(LIBRARY)
 }
 
-/// The most lasting and most private place first. The dynamic linker takes a path without spaces and colons only.
-fn places() -> Vec<PathBuf> {
-    let user = geteuid();
-    let mut places = Vec::new();
-    if user.is_root() {
-        places.push(PathBuf::from("/run/truepeer"));
-    }
-    let own = format!("truepeer-{}", user.as_raw());
-    places.extend(env::var_os("XDG_RUNTIME_DIR").map(|dir| PathBuf::from(dir).join("truepeer")));
-    places.extend(["/dev/shm", "/tmp", "/var/tmp"].map(|dir| Path::new(dir).join(&own)));
-    places.retain(|dir| dir.is_absolute() && !dir.to_string_lossy().contains([' ', ':', '\t']));
-    places
-}
-
 fn put(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
-    make_own(dir)?;
+    let dir = &place::make_own(dir)?;
     if statvfs(dir)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
         return Err(io::Error::other("nothing may be executed there (noexec)"));
     }
@@ -78,18 +71,6 @@ fn put(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
     }
     old::remove(dir, &file);
     Ok(file)
-}
-
-/// Others may read what is in it; nobody else may have made it, or could put another library there.
-fn make_own(dir: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(0o755).create(dir) {
-        Ok(()) => fs::set_permissions(dir, Permissions::from_mode(0o755))?, // whatever the umask is
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(error),
-    }
-    let meta = fs::symlink_metadata(dir)?;
-    let is_own = meta.is_dir() && meta.uid() == geteuid().as_raw() && meta.mode() & 0o022 == 0;
-    if is_own { Ok(()) } else { Err(io::Error::other("it is somebody else's")) }
 }
 
 /// Its name tells its contents, and only we can have written it: its length shows that it is whole.

@@ -1,7 +1,7 @@
 //! What is the library's own: where it is put, and how it behaves in a program that doesn't know of it.
 
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use anyhow::{Context, ensure};
 use truepeer_testbed::client::{self, End};
@@ -9,8 +9,8 @@ use truepeer_testbed::{Bed, Program, Running, Test, User, tests};
 
 use crate::{PYTHON, python, truepeer};
 
-const LISTENER: &str = "127.0.0.1:8080";
-const CLIENT: &str = "203.0.113.7:5000";
+pub(crate) const LISTENER: &str = "127.0.0.1:8080";
+pub(crate) const CLIENT: &str = "203.0.113.7:5000";
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all: Vec<Test> = tests![
@@ -34,10 +34,14 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("a_library_of_somebody_elses_is_not_taken", a_library_of_somebody_elses_is_not_taken)
             .needs_several_users(),
     );
+    all.push(
+        Test::new("names_that_others_have_taken_stop_nobody", names_that_others_have_taken_stop_nobody)
+            .needs_several_users(),
+    );
     all
 }
 
-fn header() -> anyhow::Result<Vec<u8>> {
+pub(crate) fn header() -> anyhow::Result<Vec<u8>> {
     client::v2(CLIENT, "192.0.2.1:443")
 }
 
@@ -55,7 +59,7 @@ fn is_served() -> anyhow::Result<()> {
 }
 
 /// Asks in two parts, so that the waiter, the queue and the wake-up are needed.
-fn ask_late() -> anyhow::Result<String> {
+pub(crate) fn ask_late() -> anyhow::Result<String> {
     let header = header()?;
     let mut stream = client::connect(LISTENER)?;
     stream.write_all(&header[..20])?;
@@ -247,11 +251,51 @@ fn a_library_of_somebody_elses_is_not_taken(bed: &Bed) -> anyhow::Result<()> {
     let launch = ["run", "--via", "preload", "--"];
     let said =
         maps.env("XDG_RUNTIME_DIR", &dir).launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch).run(bed)?;
-    let file =
-        said.lines().find_map(|line| line.split_whitespace().find(|word| word.contains("libtruepeer")));
-    let file = file.context("the library in memory")?;
+    let file = library_in(&said)?;
     ensure!(!file.starts_with(&trap.display().to_string()), "{file}");
     Ok(())
+}
+
+/// Another user has made all the directories that truepeer would make for us, where there is no XDG_RUNTIME_DIR.
+fn names_that_others_have_taken_stop_nobody(bed: &Bed) -> anyhow::Result<()> {
+    const SHARED: [&str; 3] = ["/dev/shm", "/tmp", "/var/tmp"];
+    let name = format!("truepeer-{}", User::TESTER.uid);
+    for shared in SHARED {
+        Program::new("mount").args(["-t", "tmpfs", "-o", "mode=1777", "none", shared]).run(bed)?;
+        let squatter = User::named("nobody")?;
+        // A directory of theirs that we could write to, and a likely name for the next attempt.
+        for squatted in [name.clone(), format!("{name}-000000")] {
+            let squatted = format!("{shared}/{squatted}");
+            Program::new("mkdir").args(["-m", "777", &squatted]).as_user(squatter).run(bed)?;
+        }
+    }
+    let launch = ["run", "--via", "preload", "--"];
+    let start = || {
+        let maps =
+            Program::new("cat").arg("/proc/self/maps").as_user(User::TESTER).env("XDG_RUNTIME_DIR", "");
+        maps.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch).run(bed)
+    };
+    let (first, second) = (library_in(&start()?)?, library_in(&start()?)?);
+    ensure!(first == second, "{first} and {second}: each start would leave a directory");
+    let dir = std::path::Path::new(&first).parent().context("a directory")?;
+    let meta = std::fs::symlink_metadata(dir)?;
+    ensure!(meta.is_dir() && meta.uid() == User::TESTER.uid && meta.mode() & 0o777 == 0o755, "{meta:?}");
+    ensure!(!SHARED.iter().any(|shared| dir == std::path::Path::new(shared).join(&name)), "{first}");
+    // Where other users may replace what is ours, nothing is put.
+    for shared in SHARED {
+        std::fs::remove_dir_all(dir).or_else(|error| if dir.exists() { Err(error) } else { Ok(()) })?;
+        std::fs::set_permissions(shared, std::fs::Permissions::from_mode(0o777))?;
+    }
+    let refused = start().expect_err("a library in a directory that everybody may change").to_string();
+    ensure!(refused.contains("XDG_RUNTIME_DIR") && refused.contains("sticky"), "{refused}");
+    Ok(())
+}
+
+/// The library's path, as `/proc/PID/maps` has it.
+fn library_in(maps: &str) -> anyhow::Result<String> {
+    let file =
+        maps.lines().find_map(|line| line.split_whitespace().find(|word| word.contains("libtruepeer")));
+    file.map(str::to_owned).context("the library in memory")
 }
 
 /// As sshd does before the user's shell: another user, everything closed, a clean environment.
@@ -363,7 +407,7 @@ time.sleep(1000)
     let launch = ["run", "--via", "preload", "--"];
     let program = Program::new("true").as_user(User::TESTER).env("XDG_RUNTIME_DIR", &runtime);
     let program = program.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch);
-    if std::os::unix::fs::MetadataExt::ino(&std::fs::metadata("/proc/self/ns/pid")?) != 0xEFFF_FFFC {
+    if std::fs::metadata("/proc/self/ns/pid")?.ino() != 0xEFFF_FFFC {
         // In a container that can't see who else has them, nothing is removed.
         program.run(bed)?;
         ensure!(free.exists());

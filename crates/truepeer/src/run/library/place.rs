@@ -1,0 +1,82 @@
+//! The directory that the library is kept in: the user's own, whoever else was there first.
+
+use std::env;
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::process::geteuid;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+/// The most lasting and most private place first. The dynamic linker takes a path without spaces and colons only.
+pub(super) fn all() -> Vec<PathBuf> {
+    let user = geteuid();
+    let mut places = Vec::new();
+    if user.is_root() {
+        places.push(PathBuf::from("/run/truepeer"));
+    }
+    let own = format!("truepeer-{}", user.as_raw());
+    places.extend(env::var_os("XDG_RUNTIME_DIR").map(|dir| PathBuf::from(dir).join("truepeer")));
+    places.extend(["/dev/shm", "/tmp", "/var/tmp"].map(|dir| Path::new(dir).join(&own)));
+    places.retain(|dir| dir.is_absolute() && !dir.to_string_lossy().contains([' ', ':', '\t']));
+    places
+}
+
+/// Makes this directory, or one beside it where another user has taken its name; gives the one that is ours. Others may read what
+/// is in it; nobody else can have made it, or could put another library there.
+///
+/// # Errors
+/// What mkdir(2) and stat(2) say; another user may replace what is in the directory above.
+pub(super) fn make_own(dir: &Path) -> io::Result<PathBuf> {
+    let above = dir.parent().unwrap_or(Path::new("/"));
+    check_above(above)?;
+    match make(dir) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => return made.map(|()| dir.to_owned()),
+    }
+    if is_own(dir) {
+        return Ok(dir.to_owned());
+    }
+    let beside = format!("{}-", dir.file_name().unwrap_or_default().to_string_lossy());
+    match find_own(above, &beside) {
+        Some(found) => Ok(found),
+        None => make_random(above, &beside),
+    }
+}
+
+/// Where others may write, only the sticky bit keeps them from renaming what is ours (chmod(1)).
+fn check_above(above: &Path) -> io::Result<()> {
+    const STICKY: u32 = 0o1000;
+    const WRITTEN_BY_OTHERS: u32 = 0o022;
+    let mode = fs::metadata(above)?.mode();
+    let is_safe = mode & WRITTEN_BY_OTHERS == 0 || mode & STICKY != 0;
+    let why = "other users may replace what is there: the directory above is not sticky";
+    if is_safe { Ok(()) } else { Err(io::Error::other(why)) }
+}
+
+fn make(dir: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o755).create(dir)?;
+    fs::set_permissions(dir, Permissions::from_mode(0o755)) // whatever the umask is
+}
+
+fn is_own(dir: &Path) -> bool {
+    fs::symlink_metadata(dir)
+        .is_ok_and(|meta| meta.is_dir() && meta.uid() == geteuid().as_raw() && meta.mode() & 0o022 == 0)
+}
+
+/// The one that an earlier start has made; others' directories of such names are passed over.
+fn find_own(above: &Path, beginning: &str) -> Option<PathBuf> {
+    let entries = fs::read_dir(above).ok()?.filter_map(Result::ok);
+    let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(beginning));
+    named.map(|entry| entry.path()).find(|dir| is_own(dir))
+}
+
+/// Nobody can take all names of 64 random bits beforehand.
+fn make_random(above: &Path, beginning: &str) -> io::Result<PathBuf> {
+    let mut random = [0; 8];
+    getrandom(&mut random, GetRandomFlags::empty())?;
+    let dir = above.join(format!("{beginning}{:016x}", u64::from_ne_bytes(random)));
+    make(&dir)?;
+    Ok(dir)
+}
