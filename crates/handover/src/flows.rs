@@ -33,7 +33,7 @@ pub(crate) struct Flows {
 
 // SAFETY: the mapping holds atomic integers only, which any thread may use; `start` never changes.
 unsafe impl Send for Flows {}
-// SAFETY: as above.
+// SAFETY: the mapping holds atomic integers only, which several threads may use at once; `start` never changes.
 unsafe impl Sync for Flows {}
 
 /// A flow, as the receiver knows it.

@@ -2,14 +2,19 @@
 //!
 //! One thread owns this. It never looks at a connection twice for the same bytes: events are edge-triggered, and what has
 //! been looked at stays in the kernel's queue.
+//!
+//! By preload this lies in a process that is not ours. Numbers of descriptors that the program wants are given up in order
+//! ([`Late::relocate`]). What it has closed behind our back is recognised by the connection's cookie, and left alone: the number
+//! may be another connection's by now.
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_cookie;
 use truepeer_policy::SenderAddr;
 
 use crate::look::give_up;
@@ -31,6 +36,8 @@ pub struct Late<L> {
 #[derive(Debug)]
 struct Waiting<L> {
     socket: OwnedFd,
+    /// The kernel's number of the connection.
+    cookie: u64,
     sender: SenderAddr,
     listener: L,
     deadline: Instant,
@@ -63,7 +70,7 @@ impl<L> Late<L> {
     /// # Errors
     /// What epoll_ctl(2) says.
     pub fn on(epoll: OwnedFd, inbox: BorrowedFd<'_>) -> Result<Self, Errno> {
-        epoll::add(&epoll, inbox, epoll::EventData::new_u64(INBOX), epoll::EventFlags::IN)?;
+        watch_inbox(&epoll, inbox)?;
         Ok(Self { epoll, waiting: BTreeMap::new(), deadlines: BTreeSet::new(), next: 0 })
     }
 
@@ -90,12 +97,12 @@ impl<L> Late<L> {
         now: Instant,
     ) -> Result<(), Errno> {
         let number = self.next;
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-        epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(number), flags)?;
+        let cookie = socket_cookie(&socket)?;
+        watch(&self.epoll, &socket, number)?;
         let deadline = now + rules.patience(sender);
         self.next += 1;
         self.deadlines.insert((deadline, number));
-        self.waiting.insert(number, Waiting { socket, sender, listener, deadline });
+        self.waiting.insert(number, Waiting { socket, cookie, sender, listener, deadline });
         Ok(())
     }
 
@@ -136,8 +143,93 @@ impl<L> Late<L> {
         Ok(decided)
     }
 
+    /// Whether the epoll and the inbox are there, and the one watches the other.
+    pub fn is_whole(&self, inbox: BorrowedFd<'_>) -> bool {
+        let again = epoll::EventData::new_u64(INBOX);
+        epoll::modify(&self.epoll, inbox, again, epoll::EventFlags::IN).is_ok()
+    }
+
+    /// Goes on with another epoll, in the place of one that is lost. What else is lost is forgotten; nothing is closed.
+    ///
+    /// # Errors
+    /// What epoll_ctl(2) says.
+    pub fn rebuild(&mut self, epoll: OwnedFd, inbox: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+        if let Some(inbox) = inbox {
+            watch_inbox(&epoll, inbox)?;
+        }
+        let _ = core::mem::replace(&mut self.epoll, epoll).into_raw_fd();
+        let all: Vec<u64> = self.waiting.keys().copied().collect();
+        for number in all {
+            let watched = |waiting: &Waiting<L>| {
+                waiting.is_whole() && watch(&self.epoll, &waiting.socket, number).is_ok()
+            };
+            if !self.waiting.get(&number).is_some_and(watched) {
+                self.forget(number);
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing comes from the inbox any more: its other end is closed.
+    ///
+    /// # Errors
+    /// What epoll_ctl(2) says.
+    pub fn without_inbox(&mut self, inbox: BorrowedFd<'_>) -> Result<(), Errno> {
+        epoll::delete(&self.epoll, inbox)
+    }
+
+    /// Ends a [`Self::turn`] when this becomes readable.
+    ///
+    /// # Errors
+    /// What epoll_ctl(2) says.
+    pub fn with_inbox(&mut self, inbox: BorrowedFd<'_>) -> Result<(), Errno> {
+        watch_inbox(&self.epoll, inbox)
+    }
+
+    /// Nobody waits any more.
+    pub fn into_epoll(self) -> OwnedFd {
+        self.epoll
+    }
+
+    /// Uses the descriptor that `another` gives in the place of the one with the number `taken`, if there is one here. The old one
+    /// stays open, for the caller to replace.
+    ///
+    /// # Errors
+    /// What `another` and epoll_ctl(2) say.
+    pub fn relocate(
+        &mut self,
+        taken: RawFd,
+        another: impl FnOnce() -> Result<OwnedFd, Errno>,
+    ) -> Result<bool, Errno> {
+        if self.epoll.as_raw_fd() == taken {
+            let _ = core::mem::replace(&mut self.epoll, another()?).into_raw_fd();
+            return Ok(true);
+        }
+        let found = self.waiting.iter_mut().find(|(_, waiting)| waiting.socket.as_raw_fd() == taken);
+        let Some((number, waiting)) = found else { return Ok(false) };
+        let socket = another()?;
+        // The kernel watches a connection under a number. What came in between is seen at once.
+        watch(&self.epoll, &socket, *number)?;
+        let old = core::mem::replace(&mut waiting.socket, socket);
+        epoll::delete(&self.epoll, &old)?;
+        let _ = old.into_raw_fd();
+        Ok(true)
+    }
+
+    /// Without closing its descriptor, which is another's.
+    fn forget(&mut self, number: u64) {
+        if let Some(Waiting { socket, deadline, .. }) = self.waiting.remove(&number) {
+            self.deadlines.remove(&(deadline, number));
+            let _ = socket.into_raw_fd();
+        }
+    }
+
     fn on_event(&mut self, number: u64, gone: bool, rules: &Rules, wake: &WakeUp) -> Option<Decided<L>> {
         let waiting = self.waiting.get(&number)?;
+        if !waiting.is_whole() {
+            self.forget(number);
+            return None;
+        }
         match look(waiting.socket.as_fd(), waiting.sender, rules, wake) {
             Look::NeedMore if gone => self.give_up(number, rules, wake, true),
             Look::NeedMore => None,
@@ -157,17 +249,37 @@ impl<L> Late<L> {
 
     fn give_up(&mut self, number: u64, rules: &Rules, wake: &WakeUp, left: bool) -> Option<Decided<L>> {
         let waiting = self.waiting.get(&number)?;
+        if !waiting.is_whole() {
+            self.forget(number);
+            return None;
+        }
         let look = give_up(waiting.socket.as_fd(), waiting.sender, rules, wake, left);
         self.decide(number, look)
     }
 
     fn decide(&mut self, number: u64, look: Look) -> Option<Decided<L>> {
-        let Waiting { socket, sender, listener, deadline } = self.waiting.remove(&number)?;
+        let Waiting { socket, sender, listener, deadline, .. } = self.waiting.remove(&number)?;
         self.deadlines.remove(&(deadline, number));
         // The watch would outlive our descriptor in the application's copy of it.
         let _ = epoll::delete(&self.epoll, &socket);
         Some(Decided { socket, sender, listener, look })
     }
+}
+
+impl<L> Waiting<L> {
+    /// Whether its descriptor still is what it was.
+    fn is_whole(&self) -> bool {
+        socket_cookie(&self.socket) == Ok(self.cookie)
+    }
+}
+
+fn watch(epoll: &OwnedFd, socket: &OwnedFd, number: u64) -> Result<(), Errno> {
+    let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+    epoll::add(epoll, socket, epoll::EventData::new_u64(number), flags)
+}
+
+fn watch_inbox(epoll: &OwnedFd, inbox: BorrowedFd<'_>) -> Result<(), Errno> {
+    epoll::add(epoll, inbox, epoll::EventData::new_u64(INBOX), epoll::EventFlags::IN)
 }
 
 fn timespec(duration: Duration) -> Timespec {

@@ -156,6 +156,20 @@ impl Names {
         WakeUp::with_word(self.memory.word())
     }
 
+    /// The inodes of the sockets that those who share this table hand late connections over by; 0: there are none.
+    pub fn queue(&self) -> [u64; 2] {
+        self.memory.queue().each_ref().map(|inode| inode.load(Ordering::Acquire))
+    }
+
+    /// Says which these are.
+    pub fn set_queue(&self, inodes: [u64; 2]) {
+        self.memory
+            .queue()
+            .iter()
+            .zip(inodes)
+            .for_each(|(queue, inode)| queue.store(inode, Ordering::Release));
+    }
+
     /// Gives a connection its client's name, before anybody else has its descriptor.
     ///
     /// # Errors

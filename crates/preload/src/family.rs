@@ -1,17 +1,19 @@
 //! What the processes of one program share: the table of names, and the queue of connections whose header came late.
 //!
 //! The first process makes both and says so in its environment; forked children have them anyway, executed programs find
-//! them by that word, or the names through the first process's `/proc` directory, or their parent's. What a program closes
-//! before it executes another is not inherited: it may be another user's, whom the kernel keeps out of `/proc`, too.
+//! them by that word; by what `/proc` says of their own descriptors, if those have moved; or the names through the first
+//! process's `/proc` directory, or their parent's. What a program closes before it executes another is not inherited: it may be
+//! another user's, whom the kernel keeps out of `/proc`, too.
 
-use std::env;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::{env, fs};
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{getpid, getppid};
 use truepeer_handover::{NO_CENSUS, Names, SocketDiag, WakeUp};
 
+use crate::movable::Movable;
 use crate::ready::Ready;
 use crate::{ours, say};
 
@@ -22,6 +24,8 @@ const VARIABLE: &str = "TRUEPEER_FAMILY";
 #[derive(Debug)]
 pub(crate) struct Family {
     pub(crate) names: Names,
+    /// For the programs that this one executes.
+    names_fd: Movable,
     pub(crate) ready: Ready,
     pub(crate) wake: WakeUp,
 }
@@ -42,33 +46,74 @@ impl Family {
         }
         let fd = ours::keep(fd, true)?;
         let ready = Ready::create()?;
-        let [into, out] = ready.raw();
+        let [(into, into_inode), (out, out_inode)] = ready.ends();
+        names.set_queue([into_inode, out_inode]);
         let text = format!("{} {} {into} {out}", getpid().as_raw_nonzero(), fd.as_raw_fd());
         // SAFETY: called once, while the library is loaded: before the program has begun, with one thread.
         unsafe { env::set_var(VARIABLE, text) };
-        // For the programs that this one executes.
-        std::mem::forget(fd);
-        Ok(Self { wake: names.wake_up(), names, ready })
+        Ok(Self::of(names, Some(fd), ready))
+    }
+
+    fn of(names: Names, fd: Option<OwnedFd>, ready: Ready) -> Self {
+        let names_fd = fd.map_or_else(Movable::nobody, Movable::holding);
+        Self { wake: names.wake_up(), names, names_fd, ready }
     }
 
     fn find(text: &str) -> Option<Self> {
         let numbers: Vec<RawFd> = text.split(' ').map_while(|word| word.parse().ok()).collect();
         let &[pid, names_fd, into, out] = numbers.as_slice() else { return None };
-        let names = inspect(names_fd, |fd| Names::open(fd).ok());
-        if let Some(names) = names {
-            let ready = Ready::inherited(into, out)?;
-            ours::OURS.insert(names_fd);
-            return Some(Self { wake: names.wake_up(), names, ready });
+        if let Some((names, fd)) = own_names(names_fd) {
+            let [into_inode, out_inode] = names.queue();
+            let ready = Ready::inherited((into, into_inode), (out, out_inode)).or_else(|| {
+                let moved = |inode| Some((number_of(&format!("socket:[{inode}]"))?, inode));
+                Ready::inherited(moved(into_inode)?, moved(out_inode)?)
+            });
+            return Some(Self::of(names, Some(adopt(fd)), ready.or_else(|| Ready::create().ok())?));
         }
         // The descriptors were closed on the way here. The names are enough for who doesn't accept connections.
         let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
-        let names = [pid, parent].into_iter().find_map(|pid| {
-            let path = format!("/proc/{pid}/fd/{names_fd}");
-            let fd = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
-            Names::open(fd.as_fd()).ok()
-        })?;
-        Some(Self { wake: names.wake_up(), names, ready: Ready::create().ok()? })
+        let names = [pid, parent].into_iter().find_map(|pid| names_of(pid, names_fd))?;
+        Some(Self::of(names, None, Ready::create().ok()?))
     }
+
+    /// If one of the family's descriptors has this number: continues under another one.
+    ///
+    /// # Errors
+    /// As [`Movable::move_from`].
+    pub(crate) fn move_from(&self, taken: RawFd) -> Result<bool, Errno> {
+        Ok(self.ready.move_from(taken)? || self.names_fd.move_from(taken)?)
+    }
+}
+
+/// The table that this process has inherited, and its number here.
+fn own_names(told: RawFd) -> Option<(Names, RawFd)> {
+    let open = |fd| Some((inspect(fd, |fd| Names::open(fd).ok())?, fd));
+    open(told).or_else(|| open(number_of(NAMES_LINK)?))
+}
+
+/// That of another process, which we may look into.
+fn names_of(pid: i32, told: RawFd) -> Option<Names> {
+    let table = |number: &str| {
+        let fd =
+            open(format!("/proc/{pid}/fd/{number}"), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        Names::open(fd.as_fd()).ok()
+    };
+    table(&told.to_string()).or_else(|| table(&number_in(&format!("/proc/{pid}/fd"), NAMES_LINK)?))
+}
+
+/// What `/proc` says of the table's descriptor.
+const NAMES_LINK: &str = "/memfd:truepeer-names (deleted)";
+
+fn number_of(link: &str) -> Option<RawFd> {
+    number_in("/proc/self/fd", link)?.parse().ok()
+}
+
+/// The number of the descriptor that leads there.
+fn number_in(dir: &str, link: &str) -> Option<String> {
+    fs::read_dir(dir).ok()?.filter_map(Result::ok).find_map(|entry| {
+        let leads_there = fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == link);
+        leads_there.then(|| entry.file_name().to_string_lossy().into_owned())
+    })
 }
 
 /// Looks at a descriptor of the number that we were told, which may be anything by now, or nothing.

@@ -4,7 +4,7 @@
 //! then made as if the library weren't there. `errno` is set by a failure and kept by a success, as POSIX permits and
 //! programs expect.
 
-use core::ffi::{CStr, c_int, c_long, c_uint, c_void};
+use core::ffi::{CStr, c_int, c_long, c_void};
 use core::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,8 +17,8 @@ use rustix::net::{SocketAddrAny, SocketFlags};
 use crate::accepting::Peer;
 use crate::role::{Accepting, role};
 use crate::{
-    accepting, connecting, listeners, ours, peer, receiving_hooks, role as roles, sending_hooks, waiter,
-    waiting_hooks,
+    accepting, connecting, listeners, moving, ours, peer, receiving_hooks, role as roles, sending_hooks,
+    waiter, waiting_hooks,
 };
 
 /// Run by the dynamic linker when the library is loaded, before the program's own constructors.
@@ -28,6 +28,7 @@ static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
     let done = catch_unwind(|| {
+        moving::begin();
         let file = own_file();
         roles::assume(file);
         sending_hooks::find_all();
@@ -51,7 +52,13 @@ unsafe extern "C" fn in_parent() {
 
 unsafe extern "C" fn in_child() {
     ours::after_fork();
-    let _ = catch_unwind(waiter::on_fork);
+    let _ = catch_unwind(|| {
+        moving::begin();
+        if let Some(role) = accepting_role() {
+            role.family.ready.on_fork();
+        }
+        waiter::on_fork();
+    });
 }
 
 /// The path that this library was loaded from.
@@ -75,16 +82,16 @@ pub(crate) fn answer<T: From<i8>>(
 ) -> T {
     // SAFETY: errno's place is that of the calling thread, valid as long as it lives.
     let errno = unsafe { libc::__errno_location() };
-    // SAFETY: as above.
+    // SAFETY: errno's place is valid as long as the calling thread lives, and only this thread uses it.
     let before = unsafe { *errno };
     let worked = catch_unwind(AssertUnwindSafe(work)).ok().flatten();
-    // SAFETY: as above.
+    // SAFETY: errno's place is valid as long as the calling thread lives, and only this thread uses it.
     unsafe { *errno = before };
     match worked {
         None => otherwise(),
         Some(Ok(value)) => value,
         Some(Err(error)) => {
-            // SAFETY: as above.
+            // SAFETY: errno's place is valid as long as the calling thread lives, and only this thread uses it.
             unsafe { *errno = error.raw_os_error() };
             T::from(-1)
         }
@@ -92,7 +99,7 @@ pub(crate) fn answer<T: From<i8>>(
 }
 
 /// The kernel's own answer.
-fn plainly(number: c_long, args: [usize; 4]) -> c_int {
+pub(crate) fn plainly(number: c_long, args: [usize; 4]) -> c_int {
     let [a, b, c, d] = args;
     // All of these calls answer with a descriptor or a status.
     c_int::try_from(by_kernel(number, [a, b, c, d, 0, 0])).unwrap_or(-1)
@@ -301,47 +308,4 @@ pub(crate) unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Opti
             Some(core::net::SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id).into())
         }
     }
-}
-
-/// # Safety
-/// As close(2): the descriptor is the caller's.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if ours::OURS.has(fd) {
-        if let Some(fd) = borrow(fd) {
-            ours::close_on_exec(fd);
-        }
-        return 0;
-    }
-    listeners::forget(fd);
-    plainly(libc::SYS_close, [word(fd), 0, 0, 0])
-}
-
-/// # Safety
-/// As close_range(2): the descriptors are the caller's.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    let mut first = first;
-    for ours in ours::OURS.within(first, last) {
-        if let Some(fd) = c_int::try_from(ours).ok().and_then(borrow) {
-            ours::close_on_exec(fd);
-        }
-        if ours > first && plain_close_range(first, ours - 1, flags) != 0 {
-            return -1;
-        }
-        first = ours + 1;
-    }
-    if first > last { 0 } else { plain_close_range(first, last, flags) }
-}
-
-fn plain_close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    plainly(libc::SYS_close_range, [first as usize, last as usize, word(flags), 0])
-}
-
-/// # Safety
-/// As closefrom(3): the descriptors are the caller's.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn closefrom(first: c_int) {
-    // SAFETY: the same promise.
-    unsafe { close_range(first.max(0).cast_unsigned(), c_uint::MAX, 0) };
 }

@@ -13,6 +13,7 @@
 //! - The way of a connection whose header is there takes no lock and no memory; so it may be interrupted, by a signal or a
 //!   fork, anywhere. A late header starts the waiter, a thread, which `accept()` in a signal handler must not do: POSIX permits
 //!   such a program, none is known.
+//! - A number that the program wants for one of its own descriptors (dup2) is left to it: `moving`.
 //! - A forked child has no waiter, closes its copies of waiting connections, and starts its own when it needs one.
 #![cfg_attr(
     test,
@@ -20,6 +21,8 @@
 )]
 
 mod accepting;
+#[cfg(not(test))]
+mod closing_hooks;
 mod connecting;
 mod datagrams;
 mod family;
@@ -27,6 +30,8 @@ mod hold;
 #[cfg(not(test))]
 mod hooks;
 mod listeners;
+mod movable;
+mod moving;
 mod next;
 mod ours;
 mod parts;

@@ -4,8 +4,8 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
-use rustix::process::{Resource, getrlimit};
+use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Descriptors up to 65535 are kept track of; beyond, a program that closes everything closes ours, too.
 const WORDS: usize = 1024;
@@ -95,6 +95,37 @@ pub(crate) fn keep_waiting(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     WAITING.insert(kept.as_raw_fd());
     OURS.insert(kept.as_raw_fd());
     Ok(kept)
+}
+
+/// One of ours under another number as well: the program wants `taken` for itself, and replaces what is there.
+///
+/// # Errors
+/// EMFILE if the program has used up all its numbers, and may have no more.
+pub(crate) fn another_number(taken: RawFd) -> Result<OwnedFd, Errno> {
+    // SAFETY: not -1: it is in `OURS`, and open until the caller gives the number to the program.
+    let fd = unsafe { BorrowedFd::borrow_raw(taken) };
+    let kept = fcntl_dupfd_cloexec(fd, taken.saturating_add(1))
+        .or_else(|_| beyond_the_limit(fd))
+        .or_else(|_| fcntl_dupfd_cloexec(fd, 3))?;
+    // As it was: inherited by what the program executes, or not any more (`close_on_exec`).
+    fcntl_setfd(&kept, fcntl_getfd(fd)?)?;
+    if WAITING.has(taken) {
+        WAITING.insert(kept.as_raw_fd());
+    }
+    OURS.insert(kept.as_raw_fd());
+    Ok(kept)
+}
+
+/// Where the program's own limit ends, and it can't put anything: descriptors stay open when the limit is lowered again.
+fn beyond_the_limit(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let before = getrlimit(Resource::Nofile);
+    let soft = before.current.filter(|soft| before.maximum.is_none_or(|hard| *soft < hard));
+    let lowest = soft.and_then(|soft| RawFd::try_from(soft).ok()).ok_or(Errno::MFILE)?;
+    let room = before.maximum.unwrap_or(u64::MAX).min(u64::from(lowest.unsigned_abs()) + ROOM);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(room), ..before })?;
+    let kept = fcntl_dupfd_cloexec(fd, lowest);
+    setrlimit(Resource::Nofile, before)?;
+    kept
 }
 
 /// A program that closes whatever may be open, before it executes another perhaps, as another user: ours stays open here, but

@@ -6,16 +6,16 @@
 use core::mem::MaybeUninit;
 use core::net::SocketAddr;
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
-use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 
-use crate::{family, ours};
+use crate::movable::{Movable, is_inode};
+use crate::{family, moving, ours};
 
 /// Text: two socket addresses, the longest of which has 58 characters.
 const MESSAGE_BYTES: usize = 128;
@@ -23,8 +23,8 @@ const MESSAGE_BYTES: usize = 128;
 /// Both ends; whoever puts in may also take out.
 #[derive(Debug)]
 pub(crate) struct Ready {
-    into: OwnedFd,
-    out: OwnedFd,
+    into: Movable,
+    out: Movable,
 }
 
 /// A connection to be handed over.
@@ -39,28 +39,40 @@ pub(crate) struct Entry {
 
 impl Ready {
     pub(crate) fn create() -> Result<Self, Errno> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (into, out) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        Ok(Self { into: ours::keep(into, true)?, out: ours::keep(out, true)? })
+        let [into, out] = pair()?;
+        Ok(Self { into: Movable::holding(into), out: Movable::holding(out) })
     }
 
-    /// The family's, if these descriptors still are what they were.
-    pub(crate) fn inherited(into: RawFd, out: RawFd) -> Option<Self> {
-        let is_seqpacket = |fd: BorrowedFd<'_>| {
-            let kind = rustix::net::sockopt::socket_type(fd).ok()?;
-            let domain = rustix::net::sockopt::socket_domain(fd).ok()?;
-            (kind == SocketType::SEQPACKET && domain == AddressFamily::UNIX).then(|| fstat(fd).ok()).flatten()
-        };
-        family::inspect(into, is_seqpacket)?;
-        family::inspect(out, is_seqpacket)?;
-        Some(Self { into: family::adopt(into), out: family::adopt(out) })
+    /// The family's, if these descriptors still are what they were: sockets of these inodes.
+    pub(crate) fn inherited(into: (RawFd, u64), out: (RawFd, u64)) -> Option<Self> {
+        let is_still = |(fd, inode)| family::inspect(fd, |fd| is_inode(fd, inode).then_some(()));
+        is_still(into)?;
+        is_still(out)?;
+        let adopt = |(fd, _)| Movable::holding(family::adopt(fd));
+        Some(Self { into: adopt(into), out: adopt(out) })
     }
 
-    pub(crate) fn raw(&self) -> [RawFd; 2] {
-        [self.into.as_raw_fd(), self.out.as_raw_fd()]
+    /// The descriptors, each with its inode.
+    pub(crate) fn ends(&self) -> [(RawFd, u64); 2] {
+        [&self.into, &self.out].map(|end| (end.number(), end.inode()))
     }
 
-    /// Puts a connection in; the caller's descriptor of it stays open.
+    /// If one of its ends has this number: continues under another one.
+    ///
+    /// # Errors
+    /// As [`Movable::move_from`].
+    pub(crate) fn move_from(&self, taken: RawFd) -> Result<bool, Errno> {
+        Ok(self.into.move_from(taken)? || self.out.move_from(taken)?)
+    }
+
+    /// In a forked child.
+    pub(crate) fn on_fork(&self) {
+        self.into.on_fork();
+        self.out.on_fork();
+    }
+
+    /// Puts a connection in; the caller's descriptor of it stays open. A queue that the program has closed, past this library,
+    /// is made anew: for this process alone.
     ///
     /// # Errors
     /// `EAGAIN` if the queue is full.
@@ -70,6 +82,24 @@ impl Ready {
         listener: SocketAddr,
         peer: SocketAddr,
     ) -> Result<(), Errno> {
+        match self.try_put(socket, listener, peer) {
+            Err(error) if is_lost(error) => moving::alone(|| {
+                // Another thread may have made it anew.
+                match self.try_put(socket, listener, peer) {
+                    Err(error) if is_lost(error) => {
+                        let [into, out] = pair()?;
+                        self.out.hold(out);
+                        self.into.hold(into);
+                        self.try_put(socket, listener, peer)
+                    }
+                    done => done,
+                }
+            }),
+            done => done,
+        }
+    }
+
+    fn try_put(&self, socket: BorrowedFd<'_>, listener: SocketAddr, peer: SocketAddr) -> Result<(), Errno> {
         let message = format!("{listener} {peer}");
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -78,12 +108,13 @@ impl Ready {
             return Err(Errno::NOBUFS);
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        sendmsg(&self.into, &[IoSlice::new(message.as_bytes())], &mut control, flags).map(drop)
+        let bytes = [IoSlice::new(message.as_bytes())];
+        self.into.with(|into| sendmsg(into, &bytes, &mut control, flags).map(drop))
     }
 
     /// Whether nothing waits to be taken out.
     pub(crate) fn is_empty(&self) -> bool {
-        rustix::io::ioctl_fionread(&self.out).is_ok_and(|bytes| bytes == 0)
+        !self.out.with(|out| rustix::io::ioctl_fionread(out)).is_ok_and(|bytes| bytes > 0)
     }
 
     /// Takes a connection out, if there is one.
@@ -92,7 +123,8 @@ impl Ready {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let received = recvmsg(&self.out, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags).ok()?;
+        let mut room = [IoSliceMut::new(&mut bytes)];
+        let received = self.out.with(|out| recvmsg(out, &mut room, &mut control, flags)).ok()?;
         let socket = control.drain().find_map(|message| match message {
             RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
             _ => None,
@@ -101,6 +133,17 @@ impl Ready {
         let (listener, peer) = text.split_once(' ')?;
         Some(Entry { socket, listener: listener.parse().ok()?, peer: peer.parse().ok()? })
     }
+}
+
+/// One of the ends is closed.
+fn is_lost(error: Errno) -> bool {
+    matches!(error, Errno::BADF | Errno::PIPE | Errno::CONNRESET | Errno::CONNREFUSED | Errno::NOTCONN)
+}
+
+fn pair() -> Result<[OwnedFd; 2], Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (into, out) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    Ok([ours::keep(into, true)?, ours::keep(out, true)?])
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Connections come to it through a pipe and leave it through the family's queue: it shares nothing else with the program's
 //! threads.
 
+use core::fmt;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicI32, Ordering};
 use core::time::Duration;
@@ -10,7 +11,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawF
 use std::thread;
 use std::time::Instant;
 
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Resource, getrlimit};
@@ -18,6 +20,7 @@ use truepeer_handover::{Decided, Late, Look};
 use truepeer_policy::SenderAddr;
 
 use crate::accepting::settle;
+use crate::movable::{Movable, NOBODY, STARTING, is_inode};
 use crate::role::{Accepting, role};
 use crate::{listeners, ours, say};
 
@@ -31,10 +34,15 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// A program that is busy is not woken more often than it can bear.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(2);
 
-const NOBODY: RawFd = -1;
-const STARTING: RawFd = -2;
 /// The writing end of the pipe.
-static INBOX: AtomicI32 = AtomicI32::new(NOBODY);
+static INBOX: Movable = Movable::nobody();
+/// The number that the waiter is asked to leave to the program, and its answer.
+static WANTED: AtomicI32 = AtomicI32::new(NOBODY);
+const DONE: i32 = -1;
+const UNKNOWN: i32 = -2;
+/// How often, and how long each time, its answer is waited for.
+const GLANCES: u32 = 1000;
+const GLANCE: Duration = Duration::from_millis(1);
 
 /// Lets a connection wait for its header.
 pub(crate) fn wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr) {
@@ -49,21 +57,12 @@ pub(crate) fn wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr
 
 fn try_wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr) -> Result<(), Errno> {
     let Some(listener) = listeners::local(listener) else { return Err(Errno::INVAL) };
-    let inbox = inbox()?;
     // The low numbers are the program's, which may put something else there (dup2). Before it can be decided: the waiter
     // releases it.
     let socket = ours::keep_waiting(socket)?;
     let fd = socket.as_raw_fd();
-    let line = format!("{fd} {listener} {sender}");
-    let mut message = [b' '; MESSAGE_BYTES];
-    // Two addresses and a number always have room.
-    if let Some(start) = message.get_mut(..line.len()) {
-        start.copy_from_slice(line.as_bytes());
-    }
-    // SAFETY: the writing end is never closed while it is in `INBOX`; a forked child replaces it before it gets here.
-    let inbox = unsafe { BorrowedFd::borrow_raw(inbox) };
-    match rustix::io::write(inbox, &message) {
-        Ok(_) => {
+    match tell(format_args!("{fd} {listener} {sender}")) {
+        Ok(()) => {
             // The waiter's from now on.
             let _ = socket.into_raw_fd();
             Ok(())
@@ -75,12 +74,45 @@ fn try_wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr) -> Re
     }
 }
 
+/// Sends the waiter a message. If the program has closed the way to it, past this library, there is another one from now on.
+fn tell(line: fmt::Arguments<'_>) -> Result<(), Errno> {
+    let line = line.to_string();
+    let mut message = [b' '; MESSAGE_BYTES];
+    // Two addresses and a number always have room.
+    if let Some(start) = message.get_mut(..line.len()) {
+        start.copy_from_slice(line.as_bytes());
+    }
+    for _ in 0..2 {
+        let inbox = inbox()?;
+        match INBOX
+            .with(|inbox| if is_read(inbox)? { rustix::io::write(inbox, &message) } else { Err(Errno::PIPE) })
+        {
+            Ok(_) => return Ok(()),
+            Err(Errno::BADF | Errno::PIPE) => {
+                // Whoever is faster starts it.
+                let _ = INBOX.change(inbox, NOBODY);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Errno::PIPE)
+}
+
+/// To write where nobody reads would be answered by SIGPIPE.
+fn is_read(inbox: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let mut asked = [PollFd::from_borrowed_fd(inbox, PollFlags::OUT)];
+    poll(&mut asked, Some(&Timespec::default()))?;
+    Ok(!asked[0].revents().intersects(PollFlags::ERR | PollFlags::NVAL))
+}
+
 fn inbox() -> Result<RawFd, Errno> {
     loop {
-        match INBOX.compare_exchange(NOBODY, STARTING, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => {
+        match INBOX.change(NOBODY, STARTING) {
+            Ok(()) => {
                 let started = start();
-                INBOX.store(*started.as_ref().unwrap_or(&NOBODY), Ordering::Release);
+                if started.is_err() {
+                    let _ = INBOX.change(STARTING, NOBODY);
+                }
                 return started;
             }
             // Another thread is just starting it.
@@ -88,6 +120,29 @@ fn inbox() -> Result<RawFd, Errno> {
             Err(inbox) => return Ok(inbox),
         }
     }
+}
+
+/// If the waiter, or the way to it, uses the number `taken`: it continues under another one.
+///
+/// # Errors
+/// EMFILE if there is none; ETIMEDOUT if the waiter doesn't answer.
+pub(crate) fn move_from(taken: RawFd) -> Result<bool, Errno> {
+    if INBOX.move_from(taken)? {
+        return Ok(true);
+    }
+    if INBOX.number() < 0 {
+        return Ok(false);
+    }
+    WANTED.store(taken, Ordering::SeqCst);
+    tell(format_args!("move {taken}"))?;
+    for _ in 0..GLANCES {
+        match WANTED.load(Ordering::SeqCst) {
+            DONE => return Ok(true),
+            UNKNOWN => return Ok(false),
+            _ => thread::sleep(GLANCE),
+        }
+    }
+    Err(Errno::TIMEDOUT)
 }
 
 fn start() -> Result<RawFd, Errno> {
@@ -99,12 +154,17 @@ fn start() -> Result<RawFd, Errno> {
     let late = Late::on(epoll, reader.as_fd())?;
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
     let most = usize::try_from(limit).unwrap_or(usize::MAX).max(16);
-    let waiter = Waiter { late, reader, most, again: Vec::new(), announced: Vec::new() };
+    let inode = fstat(&reader)?.st_ino;
+    let waiter = Waiter { late, reader: Some(reader), inode, most, again: Vec::new(), announced: Vec::new() };
     let spawned = without_signals(|| {
         thread::Builder::new().name("truepeer".to_owned()).stack_size(STACK_BYTES).spawn(|| waiter.run())
     });
     match spawned {
-        Ok(_) => Ok(writer.into_raw_fd()),
+        Ok(_) => {
+            let number = writer.as_raw_fd();
+            INBOX.hold(writer);
+            Ok(number)
+        }
         Err(error) => {
             ours::release(writer.as_raw_fd());
             Err(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))
@@ -128,8 +188,9 @@ fn without_signals<T>(work: impl FnOnce() -> T) -> T {
 
 /// In a forked child: the waiter, and what it waits for, stayed with the parent.
 pub(crate) fn on_fork() {
-    let inbox = INBOX.swap(NOBODY, Ordering::AcqRel);
-    if inbox >= 0 {
+    INBOX.on_fork();
+    let inbox = INBOX.number();
+    if INBOX.change(inbox, NOBODY).is_ok() && inbox >= 0 {
         ours::release(inbox);
         // SAFETY: it is the writing end that `start` left there, and the child's one thread is here.
         drop(unsafe { OwnedFd::from_raw_fd(inbox) });
@@ -146,14 +207,24 @@ struct Listener {
 
 struct Waiter {
     late: Late<Listener>,
-    reader: OwnedFd,
+    /// The reading end of the pipe; `None` when nothing comes from there any more.
+    reader: Option<OwnedFd>,
+    /// The pipe's.
+    inode: u64,
     /// So many may wait: half of the program's descriptors.
     most: usize,
     /// For the family's queue, which was full: connection, listener, whom the program is to see.
     again: Vec<(OwnedFd, SocketAddr, SocketAddr)>,
-    /// Listeners that were announced something, to be announced again should nobody come for it: their own queue may have been
-    /// full, or a stranger's listener on the same address (SO_REUSEPORT) may have had the wake-up.
+    /// Late connections that the program has not taken yet: announced again, less and less often.
     announced: Vec<Announced>,
+}
+
+/// What comes through the pipe.
+enum Message {
+    /// A connection, where its listener listens, and who has opened it.
+    Wait(OwnedFd, SocketAddr, SocketAddr),
+    /// The program wants this number.
+    Move(RawFd),
 }
 
 struct Announced {
@@ -165,31 +236,102 @@ struct Announced {
 impl Waiter {
     fn run(mut self) {
         let Some(role) = role().and_then(|role| role.accepting.as_ref()) else { return };
-        loop {
-            let limit = self.next_attempt();
-            match self.late.turn(&role.rules, &role.family.wake, limit) {
-                Ok(decided) => decided.into_iter().for_each(|decided| self.hand_over(decided, role)),
-                Err(error) => say::complaint("waiter", None, format_args!("waiting for headers: {error}")),
+        let mut pause = AGAIN;
+        while self.reader.is_some() || !self.has_nothing_to_do() {
+            match self.turn(role) {
+                Ok(()) => pause = AGAIN,
+                Err(error) => {
+                    let text = format_args!(
+                        "the program has closed descriptors of truepeer's: {error}; they are opened anew"
+                    );
+                    say::complaint("waiter", None, text);
+                    if self.rebuild().is_err() {
+                        thread::sleep(pause);
+                        pause = (pause * 2).min(LONGEST_INTERVAL);
+                    }
+                }
             }
-            while let Some((socket, listener, sender)) = self.receive() {
-                self.add(socket, listener, sender, role);
-            }
-            for (socket, listener, peer) in core::mem::take(&mut self.again) {
-                self.put(socket, listener, peer, role);
-            }
-            self.announce_again(role);
         }
+        ours::release(self.late.into_epoll().as_raw_fd());
     }
 
-    fn receive(&self) -> Option<(OwnedFd, SocketAddr, SocketAddr)> {
+    fn has_nothing_to_do(&self) -> bool {
+        self.late.is_empty() && self.again.is_empty() && self.announced.is_empty()
+    }
+
+    fn turn(&mut self, role: &Accepting) -> Result<(), Errno> {
+        if let Some(reader) = &self.reader
+            && !(is_inode(reader.as_fd(), self.inode) && self.late.is_whole(reader.as_fd()))
+        {
+            return Err(Errno::BADF);
+        }
+        let limit = self.next_attempt();
+        let decided = self.late.turn(&role.rules, &role.family.wake, limit)?;
+        decided.into_iter().for_each(|decided| self.hand_over(decided, role));
+        while let Some(message) = self.receive() {
+            match message {
+                Message::Wait(socket, listener, sender) => self.add(socket, listener, sender, role),
+                Message::Move(taken) => {
+                    let moved = self.relocate(taken).unwrap_or(false);
+                    WANTED.store(if moved { DONE } else { UNKNOWN }, Ordering::SeqCst);
+                }
+            }
+        }
+        for (socket, listener, peer) in core::mem::take(&mut self.again) {
+            self.put(socket, listener, peer, role);
+        }
+        self.announce_again(role);
+        Ok(())
+    }
+
+    /// The program has closed the epoll, the pipe or both, past this library. A pipe is made anew by the next late connection.
+    fn rebuild(&mut self) -> Result<(), Errno> {
+        if let Some(reader) = self.reader.take_if(|reader| !is_inode(reader.as_fd(), self.inode)) {
+            // The number is the program's.
+            ours::release(reader.into_raw_fd());
+        }
+        let epoll = ours::keep(epoll::create(epoll::CreateFlags::CLOEXEC)?, false)?;
+        self.late.rebuild(epoll, self.reader.as_ref().map(AsFd::as_fd))
+    }
+
+    fn receive(&mut self) -> Option<Message> {
         let mut message = [0; MESSAGE_BYTES];
-        let count = rustix::io::read(&self.reader, &mut message).ok()?;
+        let count = rustix::io::read(self.reader.as_ref()?, &mut message).ok()?;
+        if count == 0 {
+            // The writing end is closed: the end would be readable for ever.
+            let reader = self.reader.take()?;
+            let _ = self.late.without_inbox(reader.as_fd());
+            ours::release(reader.as_raw_fd());
+            return None;
+        }
         let text = core::str::from_utf8(message.get(..count)?).ok()?;
         let mut words = text.split(' ');
-        let fd: RawFd = words.next()?.parse().ok()?;
+        let first = words.next()?;
+        if first == "move" {
+            return Some(Message::Move(words.next()?.parse().ok()?));
+        }
+        let fd: RawFd = first.parse().ok()?;
         // SAFETY: `try_wait` gave up this descriptor when it wrote the message, and it is protected from the program.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        Some((socket, words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+        Some(Message::Wait(socket, words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+    }
+
+    /// Continues under another number, if it has this one.
+    fn relocate(&mut self, taken: RawFd) -> Result<bool, Errno> {
+        let another = || ours::another_number(taken);
+        let is_taken = |fd: &OwnedFd| fd.as_raw_fd() == taken;
+        if let Some(reader) = self.reader.as_mut().filter(|reader| is_taken(reader)) {
+            let moved = another()?;
+            self.late.without_inbox(reader.as_fd())?;
+            self.late.with_inbox(moved.as_fd())?;
+            let _ = core::mem::replace(reader, moved).into_raw_fd();
+        } else if let Some((waiting, ..)) = self.again.iter_mut().find(|(socket, ..)| is_taken(socket)) {
+            let _ = core::mem::replace(waiting, another()?).into_raw_fd();
+        } else if !self.late.relocate(taken, another)? {
+            return Ok(false);
+        }
+        ours::release(taken);
+        Ok(true)
     }
 
     fn add(&mut self, socket: OwnedFd, listener: SocketAddr, sender: SocketAddr, role: &Accepting) {

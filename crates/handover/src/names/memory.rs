@@ -11,7 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use super::slot::{self, Slot};
 
 /// Changes with the layout, so that two versions of truepeer don't share a table.
-const MAGIC: u64 = 0x7470_6e61_6d65_0004;
+const MAGIC: u64 = 0x7470_6e61_6d65_0005;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 #[derive(Debug)]
@@ -21,8 +21,10 @@ struct Head {
     word: [AtomicU64; 2],
     /// How many slots are in use.
     size: AtomicU64,
+    /// The inodes of the sockets that the family hands late connections over by; 0 before they are known.
+    queue: [AtomicU64; 2],
     /// So that slots do not share the head's cache line.
-    _reserved: [AtomicU64; 4],
+    _reserved: [AtomicU64; 2],
 }
 
 /// Owns the mapping: `slots` behind a [`Head`], `bytes` long, until dropped.
@@ -35,7 +37,7 @@ pub(super) struct Memory {
 
 // SAFETY: the mapping holds atomic integers only, which any thread may use; `start` never changes.
 unsafe impl Send for Memory {}
-// SAFETY: as above.
+// SAFETY: the mapping holds atomic integers only, which several threads may use at once; `start` never changes.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -77,6 +79,10 @@ impl Memory {
 
     pub(super) fn word(&self) -> [u8; 16] {
         slot::load(&self.head().word)
+    }
+
+    pub(super) fn queue(&self) -> &[AtomicU64; 2] {
+        &self.head().queue
     }
 
     pub(super) fn size(&self) -> &AtomicU64 {

@@ -12,6 +12,7 @@ mod connect;
 mod connects;
 #[path = "../run_notify/crowds.rs"]
 mod crowds;
+mod descriptors;
 mod dropin;
 #[path = "../run_notify/edges.rs"]
 mod edges;
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
     let is_ours = |test: &Test| !NOTIFYS.iter().any(|name| test.name().contains(name));
     let mut all: Vec<Test> = shared.into_iter().flatten().filter(is_ours).collect();
     all.extend(connect::tests());
+    all.extend(descriptors::tests());
     all.extend(dropin::tests());
     all.extend(holds::tests());
     all.extend(install::tests());

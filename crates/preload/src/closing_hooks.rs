@@ -1,0 +1,98 @@
+//! The functions of the C library that close descriptors or put something else under their numbers: the part of the border to C
+//! (see `hooks`) that keeps the library's own descriptors open.
+
+use core::ffi::{c_int, c_uint};
+
+use rustix::io::{Errno, FdFlags, fcntl_getfd};
+
+use crate::hooks::{answer, borrow, by_kernel, plainly, word};
+use crate::sending_hooks::last_errno;
+use crate::{listeners, moving, ours};
+
+/// # Safety
+/// As close(2): the descriptor is the caller's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if ours::OURS.has(fd) {
+        if let Some(fd) = borrow(fd) {
+            ours::close_on_exec(fd);
+        }
+        return 0;
+    }
+    listeners::forget(fd);
+    plainly(libc::SYS_close, [word(fd), 0, 0, 0])
+}
+
+/// # Safety
+/// As close_range(2): the descriptors are the caller's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    let mut first = first;
+    for ours in ours::OURS.within(first, last) {
+        if let Some(fd) = c_int::try_from(ours).ok().and_then(borrow) {
+            ours::close_on_exec(fd);
+        }
+        if ours > first && plain_close_range(first, ours - 1, flags) != 0 {
+            return -1;
+        }
+        first = ours + 1;
+    }
+    if first > last { 0 } else { plain_close_range(first, last, flags) }
+}
+
+fn plain_close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    plainly(libc::SYS_close_range, [first as usize, last as usize, word(flags), 0])
+}
+
+/// # Safety
+/// As closefrom(3): the descriptors are the caller's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn closefrom(first: c_int) {
+    // SAFETY: the caller owns all descriptors from `first` on, as it promises.
+    unsafe { close_range(first.max(0).cast_unsigned(), c_uint::MAX, 0) };
+}
+
+/// # Safety
+/// As dup2(2): what is under the number `new` is the caller's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+    if old == new {
+        // Nothing is replaced: it is an error if there is no such descriptor (dup2(2)).
+        return if is_open(old) { new } else { plainly(libc::SYS_dup, [word(old), 0, 0, 0]) };
+    }
+    // SAFETY: the caller's promise about `new` is that of dup3, which is dup2 where the numbers differ.
+    unsafe { dup3(old, new, 0) }
+}
+
+/// # Safety
+/// As dup3(2): what is under the number `new` is the caller's.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    let replace = || by_kernel(libc::SYS_dup3, [word(old), word(new), word(flags), 0, 0, 0]);
+    let work = || {
+        if !ours::OURS.has(new) || old == new || !is_open(old) || flags & !libc::O_CLOEXEC != 0 {
+            return None;
+        }
+        // As the kernel says of a number that is just being taken by another thread.
+        if moving::make_room(new).is_err() {
+            return Some(Err(Errno::BUSY));
+        }
+        let replaced = replace();
+        if replaced < 0 {
+            let errno = last_errno();
+            // What was ours has another number, and nothing has taken its place.
+            by_kernel(libc::SYS_close, [word(new), 0, 0, 0, 0, 0]);
+            return Some(Err(errno));
+        }
+        Some(Ok(new))
+    };
+    let replaced = answer(work, || c_int::try_from(replace()).unwrap_or(-1));
+    if replaced >= 0 {
+        listeners::forget(new);
+    }
+    replaced
+}
+
+fn is_open(fd: c_int) -> bool {
+    borrow(fd).is_some_and(|fd| fcntl_getfd(fd).is_ok_and(|flags| flags.bits() <= FdFlags::CLOEXEC.bits()))
+}

@@ -1,0 +1,177 @@
+//! A descriptor that the program's threads use by its number, and whose number may change: the program may want it for itself
+//! (dup2(2)), or may have closed it by a system call that this library doesn't see.
+
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::time::Duration;
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::thread;
+
+use rustix::fs::fstat;
+use rustix::io::Errno;
+
+use crate::ours;
+
+/// There is none.
+pub(crate) const NOBODY: RawFd = -1;
+/// A thread is opening it.
+pub(crate) const STARTING: RawFd = -2;
+
+/// How often, and how long each time, threads are waited for that use the old number. None of their calls blocks.
+const GLANCES: u32 = 100;
+const GLANCE: Duration = Duration::from_millis(1);
+
+/// A pipe's end or a socket: only those have an inode of their own, by which they are known again.
+#[derive(Debug)]
+pub(crate) struct Movable {
+    number: AtomicI32,
+    inode: AtomicU64,
+    /// Threads that have read the number and have not finished their call.
+    users: AtomicU32,
+}
+
+impl Movable {
+    pub(crate) const fn nobody() -> Self {
+        Self { number: AtomicI32::new(NOBODY), inode: AtomicU64::new(0), users: AtomicU32::new(0) }
+    }
+
+    pub(crate) fn holding(fd: OwnedFd) -> Self {
+        let movable = Self::nobody();
+        movable.hold(fd);
+        movable
+    }
+
+    /// Takes a descriptor in the place of the one before, which is not closed: it is lost.
+    pub(crate) fn hold(&self, fd: OwnedFd) {
+        self.inode.store(fstat(&fd).map_or(0, |stat| stat.st_ino), Ordering::SeqCst);
+        self.number.store(fd.into_raw_fd(), Ordering::SeqCst);
+    }
+
+    pub(crate) fn number(&self) -> RawFd {
+        self.number.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn inode(&self) -> u64 {
+        self.inode.load(Ordering::SeqCst)
+    }
+
+    /// Changes the number from one of the values above to another of them; gives the number where it is another.
+    pub(crate) fn change(&self, from: RawFd, to: RawFd) -> Result<(), RawFd> {
+        self.number.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).map(drop)
+    }
+
+    /// Makes a call that doesn't block.
+    ///
+    /// # Errors
+    /// The call's; EBADF where the descriptor is lost.
+    pub(crate) fn with<T>(&self, call: impl FnOnce(BorrowedFd<'_>) -> Result<T, Errno>) -> Result<T, Errno> {
+        self.users.fetch_add(1, Ordering::SeqCst);
+        let number = self.number();
+        // SAFETY: not -1. While `users` counts this thread, `move_from` doesn't give the number to the program. If the program
+        // has taken it all the same (by the kernel's own calls), `is_inode` finds something else there, and nothing is done
+        // with it.
+        let borrowed = (number >= 0).then(|| unsafe { BorrowedFd::borrow_raw(number) });
+        let done = match borrowed {
+            Some(fd) if is_inode(fd, self.inode()) => call(fd),
+            _ => Err(Errno::BADF),
+        };
+        self.users.fetch_sub(1, Ordering::SeqCst);
+        done
+    }
+
+    /// If its number is `taken`: continues under another number, and leaves this one to the caller, open.
+    ///
+    /// # Errors
+    /// As [`ours::another_number`].
+    pub(crate) fn move_from(&self, taken: RawFd) -> Result<bool, Errno> {
+        if self.number() != taken {
+            return Ok(false);
+        }
+        let kept = ours::another_number(taken)?;
+        self.number.store(kept.into_raw_fd(), Ordering::SeqCst);
+        // A thread that this one has interrupted, to run a signal handler, can't be waited for: hence a bound.
+        for _ in 0..GLANCES {
+            if self.users.load(Ordering::SeqCst) == 0 {
+                break;
+            }
+            thread::sleep(GLANCE);
+        }
+        ours::release(taken);
+        Ok(true)
+    }
+
+    /// In a forked child, which has one thread.
+    pub(crate) fn on_fork(&self) {
+        self.users.store(0, Ordering::SeqCst);
+    }
+}
+
+/// Whether a descriptor is the pipe's end or socket that it was.
+pub(crate) fn is_inode(fd: BorrowedFd<'_>, inode: u64) -> bool {
+    fstat(fd).is_ok_and(|stat| stat.st_ino == inode)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, AsRawFd, FromRawFd};
+    use std::sync::atomic::AtomicBool;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    fn socket() -> OwnedFd {
+        let (socket, _) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        socket
+    }
+
+    #[test]
+    fn a_moved_descriptor_is_what_it_was_and_leaves_its_number_open() {
+        let socket = ours::keep(socket(), false).unwrap();
+        let (number, inode) = (socket.as_raw_fd(), fstat(&socket).unwrap().st_ino);
+        let movable = Movable::holding(socket);
+        assert_eq!(movable.move_from(number + 1), Ok(false));
+        assert_eq!(movable.move_from(number), Ok(true));
+        assert_ne!(movable.number(), number);
+        assert!(ours::OURS.has(movable.number()) && !ours::OURS.has(number));
+        assert!(movable.with(|fd| Ok(is_inode(fd.as_fd(), inode))).unwrap());
+        // SAFETY: the number was left open for the caller, which is this test.
+        drop(unsafe { OwnedFd::from_raw_fd(number) });
+    }
+
+    #[test]
+    fn a_lost_descriptor_is_not_used() {
+        let movable = Movable::holding(socket());
+        let mut other = movable.with(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 3)).unwrap();
+        // SAFETY: the test takes the number, as a program would by the kernel's own call.
+        let mut number = unsafe { OwnedFd::from_raw_fd(movable.number()) };
+        rustix::io::dup2(socket(), &mut number).unwrap();
+        assert_eq!(movable.with(|_| Ok(())), Err(Errno::BADF));
+        rustix::io::dup2(&other, &mut number).unwrap();
+        assert_eq!(movable.with(|_| Ok(())), Ok(()), "the same one again");
+        rustix::io::dup2(&number, &mut other).unwrap();
+    }
+
+    /// Calls go on while it moves; each finds the socket.
+    #[test]
+    fn a_descriptor_moves_under_its_users() {
+        let movable = Movable::holding(socket());
+        let end = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !end.load(Ordering::Relaxed) {
+                        assert_eq!(movable.with(|_| Ok(())), Ok(()));
+                    }
+                });
+            }
+            for _ in 0..200 {
+                let number = movable.number();
+                assert_eq!(movable.move_from(number), Ok(true));
+                // SAFETY: the number was left open for the caller, which is this test.
+                drop(unsafe { OwnedFd::from_raw_fd(number) });
+            }
+            end.store(true, Ordering::Relaxed);
+        });
+    }
+}

@@ -1,0 +1,184 @@
+//! A program that puts something else under all numbers, or closes them by the kernel's own calls: the library's descriptors are
+//! among them.
+
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::ensure;
+use truepeer_testbed::client;
+use truepeer_testbed::{Bed, Running, Test, tests};
+
+use crate::library::{CLIENT, LISTENER, ask_late, header};
+use crate::{PYTHON, python};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let all = tests![
+        a_program_that_replaces_every_descriptor_is_served_on,
+        a_full_table_of_descriptors_is_the_programs,
+        a_waiting_connection_moves_out_of_the_programs_way,
+        an_executed_program_finds_what_has_moved,
+        a_program_that_closes_past_the_library_is_served_on_and_not_slowed,
+    ];
+    all.into_iter().map(|test| test.needs_program(PYTHON).needs_several_users()).collect()
+}
+
+/// What the scripts begin with: everything but the listener becomes a file of the program's own.
+const COVER: &str = "\
+import ctypes, os, resource, socket
+libc = ctypes.CDLL(None, use_errno=True)
+listener = socket.create_server(('127.0.0.1', 8080))
+mine = os.memfd_create('mine')
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+others = [number for number in range(3, limit) if number not in (listener.fileno(), mine)]
+def link(number):
+    return os.readlink('/proc/self/fd/%d' % number)
+def answer(connection, peer):
+    while connection.recv(4096):
+        pass
+    connection.sendall(b'%s %d' % (peer[0].encode(), peer[1]))
+    connection.close()
+";
+
+fn start(bed: &Bed, script: &str, limits: &str) -> anyhow::Result<Running> {
+    let launch = ["run", "--via", "preload", "--header-timeout", "60s", "--"];
+    let program = python(bed, &format!("{COVER}{script}"))?.limit(limits);
+    let running = program.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch).start(bed)?;
+    running.wait_listening(LISTENER)?;
+    Ok(running)
+}
+
+fn is_served_late(running: &Running) -> anyhow::Result<()> {
+    let said = ask_late()?;
+    ensure!(said == "203.0.113.7 5000", "{said:?}; {}", running.log());
+    Ok(())
+}
+
+/// As daemons do, before each connection, by both calls there are.
+fn a_program_that_replaces_every_descriptor_is_served_on(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+def replace_all(replace):
+    for number in others:
+        assert replace(mine, number) == number, os.strerror(ctypes.get_errno())
+        assert link(number) == '/memfd:mine (deleted)', link(number)
+        os.close(number)
+while True:
+    replace_all(libc.dup2)
+    replace_all(lambda old, new: libc.dup3(old, new, os.O_CLOEXEC))
+    answer(*listener.accept())
+";
+    for limits in ["nofile=256:256", "nofile=256:4096", "nofile=2048:2048"] {
+        let running = start(bed, script, limits)?;
+        (0..5).try_for_each(|_| is_served_late(&running))?;
+    }
+    Ok(())
+}
+
+/// All numbers at once, as far as the program's limit permits; then it needs a few for connections.
+fn a_full_table_of_descriptors_is_the_programs(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+while True:
+    for number in others:
+        assert libc.dup2(mine, number) == number, os.strerror(ctypes.get_errno())
+    assert {link(number) for number in others} == {'/memfd:mine (deleted)'}
+    for number in others[:20]:
+        os.close(number)
+    answer(*listener.accept())
+";
+    let running = start(bed, script, "nofile=256:4096")?;
+    (0..3).try_for_each(|_| is_served_late(&running))
+}
+
+fn a_waiting_connection_moves_out_of_the_programs_way(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+listener.setblocking(False)
+while True:
+    try:
+        connection, peer = listener.accept()
+    except BlockingIOError:
+        sockets = [number for number in others if os.path.exists('/proc/self/fd/%d' % number) and 'socket:' in link(number)]
+        if len(sockets) > 2:
+            for number in others:
+                assert libc.dup2(mine, number) == number, os.strerror(ctypes.get_errno())
+                os.close(number)
+            print('replaced', flush=True)
+            listener.setblocking(True)
+        continue
+    answer(connection, peer)
+";
+    let running = start(bed, script, "nofile=512:512")?;
+    let header = header()?;
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        let mut stream = client::connect(LISTENER)?;
+        stream.write_all(&header[..20])?;
+        waiting.push(stream);
+    }
+    running.wait_for_log("replaced")?;
+    for mut stream in waiting {
+        stream.write_all(&header[20..])?;
+        let said = client::ask(&mut stream, b"x")?;
+        ensure!(said == "203.0.113.7 5000", "{said:?}; {}", running.log());
+    }
+    Ok(())
+}
+
+/// The names, and the queue of late connections, under other numbers than the environment says.
+fn an_executed_program_finds_what_has_moved(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import sys
+for number in others:
+    libc.dup2(mine, number)
+    os.close(number)
+connection, peer = listener.accept()
+os.set_inheritable(connection.fileno(), True)
+os.set_inheritable(listener.fileno(), True)
+program = '''
+import socket, sys
+first = socket.socket(fileno=int(sys.argv[1]))
+listener = socket.socket(fileno=int(sys.argv[2]))
+while True:
+    while first.recv(4096):
+        pass
+    first.sendall(b'%s %d' % (first.getpeername()[0].encode(), first.getpeername()[1]))
+    first.close()
+    first, peer = listener.accept()
+'''
+os.execv(sys.executable, [sys.executable, '-c', program, str(connection.fileno()), str(listener.fileno())])
+";
+    let running = start(bed, script, "nofile=512:512")?;
+    (0..3).try_for_each(|_| is_served_late(&running))?;
+    ensure!(running.stderr().is_empty(), "{}", running.stderr());
+    let saw = client::ask(&mut client::connect(LISTENER)?, &header()?)?;
+    ensure!(saw.trim() == CLIENT.replace(':', " "), "{saw:?}");
+    Ok(())
+}
+
+/// By system calls that the library doesn't see. What it had is gone: it makes it anew, and says so.
+fn a_program_that_closes_past_the_library_is_served_on_and_not_slowed(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import time
+SYS_close_range = 436
+while True:
+    assert libc.syscall(SYS_close_range, mine + 1, 0xFFFFFFFF, 0) == 0
+    before = time.process_time()
+    time.sleep(.5)
+    used = time.process_time() - before
+    assert used < .2, used
+    print('closed', flush=True)
+    answer(*listener.accept())
+";
+    let running = start(bed, script, "nofile=512:512")?;
+    for round in 1..4 {
+        running
+            .wait_state("everything to be closed", || running.stdout().matches("closed").count() >= round)?;
+        // In two parts, of which the first is looked at before the second comes.
+        let mut stream = client::connect(LISTENER)?;
+        let header = header()?;
+        stream.write_all(&header[..20])?;
+        std::thread::sleep(Duration::from_millis(100));
+        stream.write_all(&header[20..])?;
+        let said = client::ask(&mut stream, b"x")?;
+        ensure!(said == "203.0.113.7 5000", "{said:?}; {}", running.log());
+    }
+    Ok(())
+}
