@@ -7,6 +7,7 @@ mod error;
 pub mod inherit;
 pub mod limits;
 pub mod netns;
+pub mod packet;
 pub mod process;
 pub mod seccomp;
 pub mod socket;

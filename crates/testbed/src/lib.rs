@@ -49,6 +49,7 @@ mod enter;
 mod expose;
 mod harness;
 pub mod matrix;
+pub mod packets;
 mod passwd;
 pub mod pattern;
 mod program;

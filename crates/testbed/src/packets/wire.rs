@@ -1,0 +1,162 @@
+//! A cable whose near end is the test.
+
+use std::collections::VecDeque;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use truepeer_sys::netns::NetNs;
+use truepeer_sys::packet::PacketSocket;
+
+use super::{Packet, Segment};
+use crate::topology::{Host, ip_here};
+
+const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const HOSTS: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const IPV4: [u8; 2] = [0x08, 0x00];
+const IPV6: [u8; 2] = [0x86, 0xdd];
+/// How long an answer may take on a busy machine.
+const STALL: Duration = Duration::from_secs(10);
+/// More than any frame that a device without offloads gives.
+const LONGEST: usize = 70_000;
+/// Answers to a sweep over all ports wait to be read.
+const RECV_BUFFER: usize = 64 << 20;
+
+/// A VLAN tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tag {
+    /// 0x8100 (802.1Q) or 0x88a8 (802.1ad).
+    pub ethertype: u16,
+    /// 0 says a priority only.
+    pub id: u16,
+}
+
+/// A veth pair between the test and a host. All that the host sends to anybody comes here.
+pub struct Wire {
+    /// Its device here is called `wire`.
+    pub host: Host,
+    near: NetNs,
+    socket: PacketSocket,
+    /// What was heard while something else was waited for.
+    inbox: Mutex<VecDeque<Segment>>,
+}
+
+impl Wire {
+    /// Makes the host, at 10.77.0.2 and fd77::2.
+    pub fn make() -> Result<Wire> {
+        let near = NetNs::create()?;
+        let host = Host {
+            name: "host".into(),
+            netns: NetNs::create()?,
+            v4: Ipv4Addr::new(10, 77, 0, 2),
+            v6: Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 2),
+        };
+        host.run(|| ip_here(&["link set lo up"]))??;
+        near.run(|| {
+            // Nothing of this end's own on the wire.
+            std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").context("disable_ipv6")
+        })??;
+        join(&near, &host, "wire", [OURS, HOSTS])?;
+        host.ip(&[
+            "addr add 10.77.0.2/32 dev wire",
+            "addr add fd77::2/128 dev wire nodad",
+            "route add default via 10.77.0.1 dev wire onlink",
+            "route add default via fd77::1 dev wire onlink",
+            "neigh add 10.77.0.1 lladdr 02:00:00:00:00:01 dev wire",
+            "neigh add fd77::1 lladdr 02:00:00:00:00:01 dev wire",
+        ])?;
+        let socket = near.run(|| PacketSocket::open("host"))??;
+        socket.set_recv_buffer(RECV_BUFFER)?;
+        Ok(Wire { host, near, socket, inbox: Mutex::default() })
+    }
+
+    /// Another device of the same host, without an address, and a socket at its near end.
+    pub fn another_device(&self, name: &str) -> Result<PacketSocket> {
+        join(&self.near, &self.host, name, [[2, 0, 0, 0, 1, 1], [2, 0, 0, 0, 1, 2]])?;
+        Ok(self.near.run(|| PacketSocket::open(&format!("{name}-near")))??)
+    }
+
+    /// The frame in which a packet goes to the host, behind these tags, the outer one first.
+    pub fn frame(packet: &Packet, tags: &[Tag]) -> Vec<u8> {
+        Wire::frame_to(HOSTS, packet, tags)
+    }
+
+    /// Likewise to another link address.
+    pub fn frame_to(to: [u8; 6], packet: &Packet, tags: &[Tag]) -> Vec<u8> {
+        let mut frame = [to, OURS].concat();
+        for tag in tags {
+            frame.extend(tag.ethertype.to_be_bytes());
+            frame.extend(tag.id.to_be_bytes());
+        }
+        frame.extend(if packet.is_ipv6() { IPV6 } else { IPV4 });
+        frame.extend(packet.bytes());
+        frame
+    }
+
+    /// Sends a packet to the host.
+    pub fn send(&self, packet: &Packet) -> Result<()> {
+        self.send_frame(&Wire::frame(packet, &[]))
+    }
+
+    /// Sends any bytes to the host.
+    pub fn send_frame(&self, frame: &[u8]) -> Result<()> {
+        Ok(self.socket.send(frame)?)
+    }
+
+    /// Waits for the first segment of which this is true; the others are kept for whoever asks for them.
+    pub fn hear(&self, what: &str, wanted: impl Fn(&Segment) -> bool) -> Result<Segment> {
+        self.hear_within(STALL, wanted)?.with_context(|| format!("{what} was not heard"))
+    }
+
+    /// Likewise; `None` if it has not come in time.
+    pub fn hear_within(&self, time: Duration, wanted: impl Fn(&Segment) -> bool) -> Result<Option<Segment>> {
+        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = inbox.iter().position(&wanted) {
+            return Ok(inbox.remove(place));
+        }
+        let deadline = Instant::now() + time;
+        let mut buffer = vec![0; LONGEST];
+        loop {
+            while let Some(len) = self.socket.try_recv(&mut buffer)? {
+                // Behind the link header. Whatever is no TCP is not kept.
+                let Some(segment) = buffer.get(14..len).and_then(Segment::parse) else { continue };
+                if wanted(&segment) {
+                    return Ok(Some(segment));
+                }
+                inbox.push_back(segment);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let timeout = Timespec::try_from(left).context("a time")?;
+            poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout)).context("poll")?;
+        }
+    }
+
+    /// Forgets what has been heard.
+    pub fn forget(&self) -> Result<()> {
+        self.hear_within(Duration::ZERO, |_| false)?;
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        Ok(())
+    }
+}
+
+/// Joins the two by a veth pair. The near end, called like the host (`wire`) or `NAME-near`, has no address.
+fn join(near: &NetNs, host: &Host, name: &str, link: [[u8; 6]; 2]) -> Result<()> {
+    use std::os::fd::{AsFd, AsRawFd};
+    let own = if name == "wire" { host.name.clone() } else { format!("{name}-near") };
+    let text = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+    let other = format!("/proc/{}/fd/{}", std::process::id(), host.netns.as_fd().as_raw_fd());
+    near.run(|| {
+        ip_here(&[&format!(
+            "link add {own} address {} type veth peer name {name} address {} netns {other}",
+            text(link[0]),
+            text(link[1])
+        )])
+    })??;
+    near.run(|| ip_here(&[&format!("link set {own} up")]))??;
+    host.ip(&[&format!("link set {name} up")])
+}
