@@ -266,7 +266,11 @@ fn restore(netlink: &mut Netlink, memo: Memo) -> Result<(), NetlinkError> {
     // whoever turned it off meanwhile meant it
     if sysctl::read(memo.switch) == Some(1) {
         let written = sysctl::write(memo.switch, memo.before);
-        written.map_err(|source| NetlinkError { request: "restoring a sysctl", source })?;
+        written.map_err(|source| NetlinkError {
+            request: "restoring a sysctl",
+            reason: None,
+            source,
+        })?;
     }
     forgive_absence(netlink.delete_rule(message::memo_rule(memo)))
 }

@@ -10,6 +10,7 @@
 //!                    └──apply──▶ kernel, tagged as ours ──▶ removed by the last owner
 //! ```
 
+pub(crate) mod answer;
 pub(crate) mod apply;
 pub(crate) mod guard;
 pub(crate) mod item;

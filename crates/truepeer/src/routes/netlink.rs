@@ -3,8 +3,8 @@
 use std::io;
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkBuffer,
-    NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader,
+    NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_route::RouteNetlinkMessage as Message;
 use netlink_packet_route::address::AddressMessage;
@@ -12,20 +12,31 @@ use netlink_packet_route::link::LinkMessage;
 use netlink_packet_route::route::RouteMessage;
 use netlink_packet_route::rule::RuleMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use rustix::io::Errno;
 use thiserror::Error;
 
+use super::answer::{Answer, Verdict};
 use super::item::Family;
 use super::message;
 
 /// What the kernel refused.
 #[derive(Debug, Error)]
-#[error("netlink: {request} failed")]
+#[error("netlink: {request} failed{}", in_its_words(reason.as_deref()))]
 pub(crate) struct NetlinkError {
     /// The request, in words.
     pub(crate) request: &'static str,
-    /// The kernel's answer.
+    /// The kernel's own words, where it gives any.
+    pub(crate) reason: Option<String>,
+    /// The kernel's error number.
     pub(crate) source: io::Error,
 }
+
+fn in_its_words(reason: Option<&str>) -> String {
+    reason.map_or_else(String::new, |reason| format!(" (the kernel says {reason:?})"))
+}
+
+/// How often a list is read that changes meanwhile.
+const ATTEMPTS: u32 = 10;
 
 /// A connection to rtnetlink in the network namespace of the thread that opened it.
 #[derive(Debug)]
@@ -43,9 +54,12 @@ impl Netlink {
             // Linux 4.20: dumps are filtered by the kernel, which matters where a router holds the
             // Internet's table; an older kernel sends all of it, and we filter
             let _ = socket.set_netlink_get_strict_chk(true);
+            // Linux 4.12: the kernel says in words what it refuses.
+            let _ = socket.set_ext_ack(true);
             Ok(socket)
         };
-        let socket = open().map_err(|source| NetlinkError { request: "opening a socket", source })?;
+        let socket =
+            open().map_err(|source| NetlinkError { request: "opening a socket", reason: None, source })?;
         Ok(Self { socket, sequence: 0 })
     }
 
@@ -53,7 +67,11 @@ impl Netlink {
     pub(crate) fn rules(&mut self, family: Family) -> Result<Vec<RuleMessage>, NetlinkError> {
         let mut query = RuleMessage::default();
         query.header.family = message::address_family(family);
-        let found = self.dump("listing rules", Message::GetRule(query))?;
+        let found = match self.dump("listing rules", Message::GetRule(query)) {
+            // A kernel without IPv6 (ipv6.disable=1) has no rules for it.
+            Err(e) if e.source.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => Vec::new(),
+            found => found?,
+        };
         Ok(found
             .into_iter()
             .filter_map(|m| if let Message::NewRule(m) = m { Some(m) } else { None })
@@ -81,14 +99,17 @@ impl Netlink {
     }
 
     fn routes(&mut self, query: RouteMessage) -> Result<Vec<RouteMessage>, NetlinkError> {
+        let family = query.header.address_family;
         let found = match self.dump("listing routes", Message::GetRoute(query)) {
             // a table that does not exist holds no routes
             Err(e) if e.source.kind() == io::ErrorKind::NotFound => Vec::new(),
             found => found?,
         };
+        // A kernel without IPv6 answers with the routes of all families that it has.
         Ok(found
             .into_iter()
             .filter_map(|m| if let Message::NewRoute(m) = m { Some(m) } else { None })
+            .filter(|route| route.header.address_family == family)
             .collect())
     }
 
@@ -149,6 +170,7 @@ impl Netlink {
         self.exchange(request, message, NLM_F_REQUEST | NLM_F_DUMP, true)
     }
 
+    /// Asks until an answer is whole: a list that changes while the kernel writes it may lack an entry.
     fn exchange(
         &mut self,
         request: &'static str,
@@ -156,8 +178,18 @@ impl Netlink {
         flags: u16,
         ends_with_verdict: bool,
     ) -> Result<Vec<Message>, NetlinkError> {
-        let sent = self.send(message, flags);
-        sent.and_then(|()| self.receive(ends_with_verdict)).map_err(|source| NetlinkError { request, source })
+        for _ in 0..ATTEMPTS {
+            let sent = self.send(message.clone(), flags);
+            let verdict = sent.and_then(|()| self.receive(ends_with_verdict));
+            match verdict.map_err(|source| NetlinkError { request, reason: None, source })? {
+                Verdict::Whole(found) => return Ok(found),
+                Verdict::Interrupted => {}
+                Verdict::Refused { source, reason } => return Err(NetlinkError { request, reason, source }),
+            }
+        }
+        let source =
+            io::Error::other(format!("the list changed during each of {ATTEMPTS} attempts to read it"));
+        Err(NetlinkError { request, reason: None, source })
     }
 
     fn send(&mut self, message: Message, flags: u16) -> io::Result<()> {
@@ -172,44 +204,13 @@ impl Netlink {
         self.socket.send(&bytes, 0).map(drop)
     }
 
-    /// Reads answers until the verdict (an acknowledgement, an error or the end of a dump), or, where the
-    /// kernel sends exactly one answer, until that.
-    fn receive(&self, ends_with_verdict: bool) -> io::Result<Vec<Message>> {
-        let mut found = Vec::new();
+    fn receive(&self, ends_with_verdict: bool) -> io::Result<Verdict> {
+        let mut answer = Answer::to(self.sequence, ends_with_verdict);
         loop {
             let (datagram, _) = self.socket.recv_from_full()?;
-            for bytes in Parts(&datagram) {
-                // what this library can't read is somebody else's unusual rule, not ours
-                let Ok(part) = NetlinkMessage::<Message>::deserialize(bytes) else { continue };
-                if part.header.sequence_number != self.sequence {
-                    continue;
-                }
-                match part.payload {
-                    NetlinkPayload::InnerMessage(inner) => found.push(inner),
-                    NetlinkPayload::Done(_) => return Ok(found),
-                    NetlinkPayload::Error(e) if e.code.is_some() => return Err(e.to_io()),
-                    NetlinkPayload::Error(_) => return Ok(found),
-                    _ => {}
-                }
-            }
-            if !ends_with_verdict && !found.is_empty() {
-                return Ok(found);
+            if let Some(verdict) = answer.on_datagram(&datagram) {
+                return Ok(verdict);
             }
         }
-    }
-}
-
-/// The messages of one datagram.
-struct Parts<'a>(&'a [u8]);
-
-impl<'a> Iterator for Parts<'a> {
-    type Item = &'a [u8];
-
-    fn next(&mut self) -> Option<&'a [u8]> {
-        let length = usize::try_from(NetlinkBuffer::new_checked(self.0).ok()?.length()).ok()?;
-        let (part, rest) = self.0.split_at_checked(length)?;
-        let padding = length.next_multiple_of(4) - length;
-        self.0 = rest.get(padding..).unwrap_or_default();
-        (!part.is_empty()).then_some(part)
     }
 }

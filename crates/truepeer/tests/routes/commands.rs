@@ -11,6 +11,7 @@ pub(crate) fn tests() -> Vec<Test> {
         the_printed_removal_does_what_remove_does,
         show_names_what_is_missing_and_what_is_there,
         a_table_of_anothers_without_the_needed_source_is_named,
+        the_kernel_says_in_words_what_it_refuses,
     ]
 }
 
@@ -83,6 +84,16 @@ fn show_names_what_is_missing_and_what_is_there(bed: &Bed) -> Result<()> {
     let shown = show()?;
     ensure!(shown.wait_end()?.success(), "{}", shown.log());
     ensure!(shown.stdout().contains("until removed"), "{}", shown.stdout());
+    Ok(())
+}
+
+fn the_kernel_says_in_words_what_it_refuses(bed: &Bed) -> Result<()> {
+    ip_here(&["link set lo down"])?;
+    let refused = Program::new(TRUEPEER).args(["routes", "apply", "-6", "[::1]:80"]).start(bed)?;
+    ensure!(!refused.wait_end()?.success(), "it was to fail");
+    let said = refused.stderr();
+    ensure!(said.contains("the kernel says \"") && said.contains("is not up"), "{said}");
+    ensure!(said.contains("ip link set lo up"), "{said}");
     Ok(())
 }
 
