@@ -131,6 +131,7 @@ fn attach_here(pins: PathBuf) -> Result<()> {
         senders: "any".parse::<PrefixSet>()?,
         header: HeaderRule::Require,
         claims: Claims::default(),
+        own_addresses: BTreeSet::new(),
         header_timeout: Duration::from_secs(5),
         header_max: 16 << 10,
         udp_silence: Duration::from_secs(60),

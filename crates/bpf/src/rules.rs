@@ -1,6 +1,7 @@
 //! What the programs are told: the policy, as far as they carry it out.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -50,6 +51,9 @@ pub struct Rules {
     pub header: HeaderRule,
     /// Who may be claimed, and who is refused.
     pub claims: Claims,
+    /// This host's addresses, which must not be claimed either unless `claims` allows them. As they are when it is
+    /// attached: nothing of truepeer runs afterwards.
+    pub own_addresses: BTreeSet<IpAddr>,
     /// How long a sender may take for its header. Looked at when the kernel sends its SYN-ACK again: after 1, 3, 7, 15 s.
     pub header_timeout: Duration,
     /// The longest header, in bytes.

@@ -102,7 +102,7 @@ impl Tables {
             ..before
         };
         self.settings.set(0, settings, 0).map_err(AttachError::map("writing", "tp_settings"))?;
-        replace(&mut self.claims, "tp_claims", &trie::claims(&rules.claims))?;
+        replace(&mut self.claims, "tp_claims", &trie::claims(&rules.claims, &rules.own_addresses))?;
         replace(&mut self.denied, "tp_denied", &trie::denied(&rules.claims))?;
         replace(&mut self.senders, "tp_senders", &trie::senders(&rules.senders, rules.header))?;
         settings.edition = before.edition.checked_add(1).unwrap_or(1);

@@ -1,9 +1,10 @@
 //! Prefix sets as entries of the programs' longest-prefix tables, which know IPv6 only: IPv4 is `::ffff:0:0/96`.
 
-use core::net::Ipv6Addr;
+use core::net::{IpAddr, Ipv6Addr};
+use std::collections::BTreeSet;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use truepeer_policy::{Claims, HeaderRule, PrefixSet};
+use truepeer_policy::{Claims, HeaderRule, PrefixSet, SpecialRange};
 
 /// Found, and meaning the same as nothing.
 pub(crate) const NOTHING: u32 = 0;
@@ -79,8 +80,9 @@ pub(crate) fn senders(senders: &PrefixSet, header: HeaderRule) -> Vec<Entry> {
 }
 
 /// Who may not be claimed. Prefixes nest or are apart: a special range inside an allowed one is left out, an allowed
-/// one inside a special one stands beside it, and the longest decides.
-pub(crate) fn claims(claims: &Claims) -> Vec<Entry> {
+/// one inside a special one stands beside it, and the longest decides. This host's addresses stand each alone, the IPv4
+/// ones also under the well-known NAT64 prefix.
+pub(crate) fn claims(claims: &Claims, own: &BTreeSet<IpAddr>) -> Vec<Entry> {
     let special = SPECIAL.iter().filter_map(|text| text.parse::<IpNet>().ok());
     let is_allowed = |range: &IpNet| claims.allow.iter().any(|allowed| allowed.contains(range));
     let mut entries: Vec<Entry> =
@@ -88,7 +90,18 @@ pub(crate) fn claims(claims: &Claims) -> Vec<Entry> {
     let refused: Vec<Ipv6Net> = entries.iter().map(|(net, _)| *net).collect();
     let inside = |net: &Ipv6Net| refused.iter().any(|range| range.contains(net));
     entries.extend(of_set(&claims.allow, ALLOWED).into_iter().filter(|(net, _)| inside(net)));
+    let own = own.iter().flat_map(|ip| [Some(*ip), under_nat64(*ip)]).flatten();
+    let is_plain = |ip: &IpAddr| SpecialRange::of(*ip).is_none();
+    entries.extend(
+        own.filter(is_plain).filter(|ip| !claims.allow.contains(*ip)).map(|ip| (to_ipv6(ip.into()), REFUSED)),
+    );
     entries
+}
+
+/// How a backend that knows IPv6 only may see an IPv4 address (RFC 6052 2.1).
+fn under_nat64(ip: IpAddr) -> Option<IpAddr> {
+    let IpAddr::V4(ip) = ip else { return None };
+    Some(Ipv6Addr::from_bits((0x0064_ff9b << 96) | u128::from(ip.to_bits())).into())
 }
 
 /// Clients that are refused.
@@ -98,10 +111,7 @@ pub(crate) fn denied(claims: &Claims) -> Vec<Entry> {
 
 #[cfg(test)]
 mod tests {
-    use core::net::IpAddr;
-
     use proptest::prelude::*;
-    use truepeer_policy::SpecialRange;
 
     use super::*;
 
@@ -161,12 +171,16 @@ mod tests {
         #[test]
         fn claims_are_judged_as_by_the_policy(
             prefixes in prop::collection::vec(prefix(), 0..6),
+            own in prop::collection::vec(address(), 0..4),
             ips in prop::collection::vec(address(), 32),
         ) {
-            let rules = Claims { allow: set(&prefixes), deny: PrefixSet::new() };
-            let entries = claims(&rules);
-            for ip in ips.into_iter().chain(prefixes.iter().map(|prefix| prefix.addr())) {
-                let refused = SpecialRange::of(ip).is_some() && !rules.allow.contains(ip);
+            let rules = Claims { allow: set(&prefixes), ..Claims::default() };
+            let own = own.into_iter().map(|ip| ip.to_canonical()).collect();
+            let entries = claims(&rules, &own);
+            let prefixes = prefixes.iter().map(|prefix| prefix.addr());
+            for ip in ips.into_iter().chain(prefixes).chain(own.iter().copied()) {
+                let is_special = SpecialRange::of(ip).is_some() || own.contains(&ip.to_canonical());
+                let refused = is_special && !rules.allow.contains(ip);
                 prop_assert_eq!(look_up(&entries, ip) == REFUSED, refused, "{}", ip);
             }
         }

@@ -3,7 +3,7 @@
 use core::net::{Ipv4Addr, SocketAddr};
 use core::time::Duration;
 
-use truepeer_policy::{BackendAddr, Backends, HeaderRule, Policy, SenderAddr, Senders};
+use truepeer_policy::{BackendAddr, Backends, HeaderRule, HostAddresses, Policy, SenderAddr};
 use truepeer_proto::Limits;
 
 use crate::{Destination, Listeners, Settings};
@@ -27,15 +27,13 @@ pub struct Rules {
 impl Rules {
     /// Carries the settings out.
     pub fn new(settings: Settings) -> Self {
-        let mut senders = Senders::new(settings.allow, settings.header);
-        for (prefixes, rule) in &settings.exceptions {
-            senders.set_rule(prefixes, *rule);
-        }
+        let senders = settings.senders();
         // Where sessions go is not asked: the application has the connection already.
         let nowhere = BackendAddr::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
         let mut policy = Policy::to(Backends { ipv4: nowhere, ipv6: nowhere });
         policy.senders = senders;
         policy.claims = settings.claims;
+        policy.claims.host = HostAddresses::new(truepeer_sys::host::is_own_address_once);
         Self {
             policy,
             limits: settings.limits,

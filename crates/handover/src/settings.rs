@@ -7,7 +7,7 @@ use core::net::{IpAddr, SocketAddr};
 use core::str::FromStr;
 use core::time::Duration;
 
-use truepeer_policy::{Claims, HeaderRule, PrefixSet};
+use truepeer_policy::{Claims, HeaderRule, PrefixSet, Senders};
 use truepeer_proto::{Limits, Versions};
 
 /// The rules of a program that is run.
@@ -55,6 +55,17 @@ impl Settings {
     pub fn takes_no_header(&self) -> bool {
         let mut rules = self.exceptions.iter().map(|(_, rule)| *rule).chain([self.header]);
         rules.all(|rule| rule == HeaderRule::Forbid)
+    }
+}
+
+impl Settings {
+    /// The allow-list and the header rules.
+    pub fn senders(&self) -> Senders {
+        let mut senders = Senders::new(self.allow.clone(), self.header);
+        for (prefixes, rule) in &self.exceptions {
+            senders.set_rule(prefixes, *rule);
+        }
+        senders
     }
 }
 

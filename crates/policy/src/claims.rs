@@ -1,11 +1,11 @@
-//! Who may be claimed in a header: nobody becomes localhost, and nobody becomes who can't exist.
+//! Which clients a header may claim: neither this host nor an address that no host has.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::{ClientAddr, PrefixSet};
+use crate::{ClientAddr, PrefixSet, SenderAddr};
 
-/// Ranges that no host on a network has, so that a claim of one is a mistake or an attack.
+/// Addresses that no client on the network has, so a claim of one is a mistake or an attack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SpecialRange {
     /// `127.0.0.0/8`, `::1`: backends trust it.
@@ -20,6 +20,9 @@ pub enum SpecialRange {
     ClassE,
     /// `::/96` (IPv4-compatible, deprecated by RFC 4291 2.5.5.1): it would smuggle an IPv4 address past the rules.
     Ipv4Compatible,
+    /// An address of this host, whatever its number is: backends trust it as they trust loopback (PostgreSQL's
+    /// `samehost`, Postfix's `mynetworks_style = host`).
+    Host,
 }
 
 impl SpecialRange {
@@ -48,13 +51,26 @@ impl SpecialRange {
             [0, 0, 0, 0, 0, 0, 0, 0] => Some(Self::Unspecified),
             [0, 0, 0, 0, 0, 0, 0, 1] => Some(Self::Loopback),
             [0, 0, 0, 0, 0, 0, _, _] => Some(Self::Ipv4Compatible),
-            [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {
-                Self::of_ipv4(Ipv4Addr::from_bits((u32::from(high) << 16) | u32::from(low)))
-            }
             [first, ..] if first >= 0xff00 => Some(Self::Multicast),
+            [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Self::of_ipv4(low_32_bits(high, low)),
             // Only where it was not canonicalised; a mapped address is its IPv4 address.
             _ => ip.to_ipv4_mapped().and_then(Self::of_ipv4),
         }
+    }
+}
+
+fn low_32_bits(high: u16, low: u16) -> Ipv4Addr {
+    Ipv4Addr::from_bits((u32::from(high) << 16) | u32::from(low))
+}
+
+/// The IPv4 address under the well-known NAT64 prefix, and any other address itself.
+fn without_nat64(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V6(v6) => match v6.segments() {
+            [0x64, 0xff9b, 0, 0, 0, 0, high, low] => low_32_bits(high, low).into(),
+            _ => ip,
+        },
+        IpAddr::V4(_) => ip,
     }
 }
 
@@ -67,23 +83,76 @@ impl fmt::Display for SpecialRange {
             Self::Broadcast => "the broadcast address",
             Self::ClassE => "a class E address",
             Self::Ipv4Compatible => "an IPv4-compatible IPv6 address",
+            Self::Host => "an address of this host",
         })
+    }
+}
+
+/// Tells this host's own addresses. It is asked for each claim, because a host's addresses change while truepeer runs.
+#[derive(Clone, Copy)]
+pub struct HostAddresses(fn(IpAddr) -> bool);
+
+impl HostAddresses {
+    /// Asks `is_own`, with an address in canonical form.
+    pub fn new(is_own: fn(IpAddr) -> bool) -> Self {
+        Self(is_own)
+    }
+
+    fn contains(self, ip: IpAddr) -> bool {
+        (self.0)(ip)
+    }
+}
+
+/// No address is known to be this host's: every one may be claimed, as the programs behind the drop-in names allow it.
+impl Default for HostAddresses {
+    fn default() -> Self {
+        Self(|_| false)
+    }
+}
+
+impl fmt::Debug for HostAddresses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HostAddresses")
     }
 }
 
 /// What a header may claim.
 #[derive(Debug, Clone, Default)]
 pub struct Claims {
-    /// Special ranges that may be claimed all the same (`--allow-claims`).
+    /// Special addresses that may be claimed all the same (`--allow-claims`).
     pub allow: PrefixSet,
     /// Clients that are refused, claimed or not (`--deny-clients`).
     pub deny: PrefixSet,
+    /// This host's addresses, which are special too.
+    pub host: HostAddresses,
 }
 
 impl Claims {
-    /// The special range of a claim: `Err` where it is refused, `Ok(Some)` where it is allowed and worth a warning.
+    /// The special range of a claim: `Err` if it is refused, `Ok(Some)` if `--allow-claims` lets it pass with a warning.
     pub(crate) fn judge(&self, claim: ClientAddr) -> Result<Option<SpecialRange>, SpecialRange> {
-        match SpecialRange::of(claim.ip()) {
+        self.judge_range(claim, SpecialRange::of(claim.ip()))
+    }
+
+    /// The same for this host's addresses.
+    ///
+    /// A claim of one is refused even where it might be true (a client on this host that connects through the load
+    /// balancer): a forged header looks the same. Only a sender may claim its own address, because it could say LOCAL as
+    /// well, and the kernel vouches for it.
+    pub(crate) fn judge_host(
+        &self,
+        sender: SenderAddr,
+        claim: ClientAddr,
+    ) -> Result<Option<SpecialRange>, SpecialRange> {
+        let is_claimed = claim.ip() != sender.ip() && self.host.contains(without_nat64(claim.ip()));
+        self.judge_range(claim, is_claimed.then_some(SpecialRange::Host))
+    }
+
+    fn judge_range(
+        &self,
+        claim: ClientAddr,
+        range: Option<SpecialRange>,
+    ) -> Result<Option<SpecialRange>, SpecialRange> {
+        match range {
             Some(range) if !self.allow.contains(claim.ip()) => Err(range),
             range => Ok(range),
         }

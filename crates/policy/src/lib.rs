@@ -1,6 +1,6 @@
 //! Who may send a header, who may be claimed in it, and where a session goes: pure decisions.
 //!
-//! No I/O, no clock, no allocation once built. It is the one truth for every way of delivery: the relay asks
+//! No I/O of its own (the caller says how this host's addresses are told), no clock, no allocation once built. It is the one truth for every way of delivery: the relay asks
 //! [`Policy::admit`] at accept and [`Policy::route`] once the header is complete; a way of delivery without an
 //! upstream socket of its own (preload, kernel) asks [`Policy::admit`] and [`Policy::client`].
 //!
@@ -23,7 +23,7 @@ mod route;
 mod senders;
 
 pub use addr::{BackendAddr, ClientAddr, SenderAddr};
-pub use claims::{Claims, SpecialRange};
+pub use claims::{Claims, HostAddresses, SpecialRange};
 pub use destination::{Destinations, DestinationsError, Dynamic};
 pub use dialect::{Dialect, ParseDialectError};
 pub use family::{Nat64Prefix, Nat64PrefixError, pseudo_ipv4};
@@ -31,4 +31,4 @@ pub use policy::Policy;
 pub use prefixes::{PrefixError, PrefixFileError, PrefixSet};
 pub use refusal::{Refusal, UnusableDestination};
 pub use route::{Backends, Client, Delivery, OnConflict, Origin, ParseOnConflictError, Route};
-pub use senders::{HeaderRule, ParseHeaderRuleError, Senders};
+pub use senders::{HeaderRule, OptionalForMost, ParseHeaderRuleError, Senders};

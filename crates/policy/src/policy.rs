@@ -4,6 +4,7 @@ use truepeer_proto::{Addresses, Command, Header, Transport};
 
 use crate::{
     Backends, Claims, Client, ClientAddr, Delivery, HeaderRule, Origin, Refusal, Route, SenderAddr, Senders,
+    SpecialRange,
 };
 
 /// The rules of one listener. Built once, shared in an `Arc`, and replaced as a whole on reload.
@@ -46,6 +47,17 @@ impl Policy {
 
     /// Who the client of a session is: the half of [`Self::route`] that needs no backend.
     pub fn client(&self, sender: SenderAddr, header: Option<&Header<'_>>) -> Result<Client, Refusal> {
+        let mut client = self.name(sender, header)?;
+        if client.origin == Origin::Header && client.special.is_none() {
+            let range = self.claims.judge_host(sender, client.addr);
+            client.special = refused_claim(range, sender, client.addr)?;
+        }
+        Ok(client)
+    }
+
+    /// The same without asking whether the address is this host's: for the next datagrams of a flow, whose client was
+    /// judged when it began.
+    pub fn name(&self, sender: SenderAddr, header: Option<&Header<'_>>) -> Result<Client, Refusal> {
         match (self.admit(sender)?, header) {
             (HeaderRule::Require, None) => return Err(Refusal::HeaderMissing { sender }),
             (HeaderRule::Forbid, Some(_)) => return Err(Refusal::HeaderForbidden { sender }),
@@ -69,9 +81,7 @@ impl Policy {
                 if transport == self.transport =>
             {
                 let addr = ClientAddr::new(source);
-                let special = self.claims.judge(addr);
-                let special =
-                    special.map_err(|range| Refusal::ClaimRefused { sender, client: addr, range })?;
+                let special = refused_claim(self.claims.judge(addr), sender, addr)?;
                 Ok(Client { addr, origin: Origin::Header, destination: Some(destination), special })
             }
             // PROXY 2.2 leaves UNSPEC to the receiver: the real endpoints, or a rejection. A valid combination that is
@@ -79,6 +89,14 @@ impl Policy {
             (Command::Proxy, _) => Ok(itself(sender, Origin::Unknown)),
         }
     }
+}
+
+fn refused_claim(
+    judged: Result<Option<SpecialRange>, SpecialRange>,
+    sender: SenderAddr,
+    client: ClientAddr,
+) -> Result<Option<SpecialRange>, Refusal> {
+    judged.map_err(|range| Refusal::ClaimRefused { sender, client, range })
 }
 
 /// The sender is the client. Never special: the kernel says where it is.

@@ -52,6 +52,16 @@ pub enum Refusal {
         /// Who is denied.
         client: ClientAddr,
     },
+    /// The client has the backend's own address and port.
+    #[error(
+        "the client {client} has the address and port of the backend {backend}: connecting from there to there would reach no backend, and what the client sends would come back to it"
+    )]
+    ClientIsBackend {
+        /// The client.
+        client: ClientAddr,
+        /// Where it would go.
+        backend: BackendAddr,
+    },
     /// The client's address has a meaning on one interface only.
     #[error(
         "the client {client} has a link-local address, which can't be used towards a backend: let the sender connect from a global address, or use --send-proxy"
@@ -143,6 +153,7 @@ impl Refusal {
             Self::HeaderForbidden { .. } => "header_forbidden",
             Self::ClaimRefused { .. } => "claim_refused",
             Self::ClientDenied { .. } => "client_denied",
+            Self::ClientIsBackend { .. } => "client_is_backend",
             Self::ClientLinkLocal { .. } => "client_link_local",
             Self::BackendIsIpv6 { .. } => "backend_is_ipv6",
             Self::BackendIsIpv4 { .. } => "backend_is_ipv4",
@@ -153,12 +164,13 @@ impl Refusal {
     }
 
     /// Every label there is, so that counters exist before the first refusal.
-    pub const REASONS: [&'static str; 11] = [
+    pub const REASONS: [&'static str; 12] = [
         "sender_not_allowed",
         "header_missing",
         "header_forbidden",
         "claim_refused",
         "client_denied",
+        "client_is_backend",
         "client_link_local",
         "backend_is_ipv6",
         "backend_is_ipv4",

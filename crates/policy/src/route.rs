@@ -1,7 +1,7 @@
 //! Where a session goes and as whom.
 
 use core::fmt;
-use core::net::{IpAddr, SocketAddr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::str::FromStr;
 
 use truepeer_proto::Version;
@@ -135,6 +135,9 @@ impl Delivery {
     pub(crate) fn route(&self, client: Client) -> Result<Route, Refusal> {
         let backend = self.backend(client)?;
         let source = if self.send_proxy.is_some() { None } else { self.source(client, backend)? };
+        if source == Some(reached_at(backend)) {
+            return Err(Refusal::ClientIsBackend { client: client.addr, backend });
+        }
         Ok(Route {
             client: client.addr,
             origin: client.origin,
@@ -183,4 +186,14 @@ impl Delivery {
         };
         Ok(Some(SocketAddr::new(ip, addr.get().port())))
     }
+}
+
+/// Where a connection to the backend really goes: Linux takes a connect to the unspecified address for loopback.
+fn reached_at(backend: BackendAddr) -> SocketAddr {
+    let loopback = match backend.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::from(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::from(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    SocketAddr::new(loopback, backend.get().port())
 }

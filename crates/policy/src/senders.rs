@@ -2,6 +2,7 @@
 //! sender's address before its first byte is read.
 
 use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 
 use ipnet::IpNet;
@@ -55,6 +56,13 @@ impl fmt::Display for HeaderRule {
     }
 }
 
+/// An allow-list so wide, and a header so optional, that anybody could forge one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a header is optional for more than half of all {family} addresses: any host there could forge one")]
+pub struct OptionalForMost {
+    family: &'static str,
+}
+
 /// The allow-list and the header rules of one listener.
 #[derive(Clone)]
 pub struct Senders {
@@ -81,7 +89,66 @@ impl Senders {
 
     /// The rule of a sender, admitted or not.
     pub fn rule(&self, sender: SenderAddr) -> HeaderRule {
-        self.exceptions.get_lpm(&host(sender.ip())).map_or(self.header, |(_, rule)| *rule)
+        self.rule_of(sender.ip())
+    }
+
+    fn rule_of(&self, ip: IpAddr) -> HeaderRule {
+        self.exceptions.get_lpm(&host(ip)).map_or(self.header, |(_, rule)| *rule)
+    }
+
+    /// Whether the senders for whom a header is optional can be a list of load balancers at all, however they are
+    /// written: as a default, by exceptions, in halves.
+    ///
+    /// # Errors
+    /// They are more than half of all IPv4 or of all IPv6 addresses.
+    pub fn check(&self) -> Result<(), OptionalForMost> {
+        for (family, first) in
+            [("IPv4", IpAddr::from(Ipv4Addr::UNSPECIFIED)), ("IPv6", Ipv6Addr::UNSPECIFIED.into())]
+        {
+            let half = if first.is_ipv4() { u128::from(u32::MAX) / 2 } else { u128::MAX / 2 };
+            if self.count_optional(first) > half {
+                return Err(OptionalForMost { family });
+            }
+        }
+        Ok(())
+    }
+
+    /// How many addresses of the family of `first`, its lowest one, may send without a header: between two borders of
+    /// prefixes all addresses are treated alike. Counts one too few for each border, as 2^128 would not fit.
+    fn count_optional(&self, first: IpAddr) -> u128 {
+        let allowed = self.allow.iter();
+        let prefixes = allowed.chain(self.exceptions.iter().map(|(prefix, _)| prefix));
+        let mut borders: Vec<u128> = prefixes
+            .filter(|prefix| prefix.addr().is_ipv4() == first.is_ipv4())
+            .flat_map(|prefix| [Some(bits(prefix.network())), bits(prefix.broadcast()).checked_add(1)])
+            .flatten()
+            .collect();
+        let last = if first.is_ipv4() { u128::from(u32::MAX) } else { u128::MAX };
+        borders.extend([0, last]);
+        borders.sort_unstable();
+        borders.dedup();
+        let is_optional = |number: u128| {
+            let ip = address(number, first.is_ipv4());
+            self.allow.contains(ip) && self.rule_of(ip) == HeaderRule::Optional
+        };
+        let lengths =
+            borders.windows(2).filter(|pair| is_optional(pair[0])).map(|pair| pair[1] - pair[0] - 1);
+        lengths.fold(0, u128::saturating_add)
+    }
+}
+
+fn bits(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(ip) => ip.to_bits().into(),
+        IpAddr::V6(ip) => ip.to_bits(),
+    }
+}
+
+fn address(bits: u128, is_ipv4: bool) -> IpAddr {
+    if is_ipv4 {
+        Ipv4Addr::from_bits(u32::try_from(bits).unwrap_or(u32::MAX)).into()
+    } else {
+        Ipv6Addr::from_bits(bits).into()
     }
 }
 

@@ -2,8 +2,12 @@
 
 mod common;
 
+use std::net::IpAddr;
+
 use common::{BACKEND_4, BACKEND_6, addr, claim, claim_to, header, inet, policy, route, sender, to};
-use truepeer_policy::{Dynamic, HeaderRule, OnConflict, Origin, PrefixSet, Refusal, Senders, SpecialRange};
+use truepeer_policy::{
+    Dynamic, HeaderRule, HostAddresses, OnConflict, Origin, PrefixSet, Refusal, Senders, SpecialRange,
+};
 use truepeer_proto::{Addresses, Command, Transport, Version};
 
 fn set(text: &str) -> PrefixSet {
@@ -194,6 +198,121 @@ fn allowed_claims_pass_with_a_warning() {
     let mut policy = policy();
     policy.claims.allow = set("loopback");
     assert_eq!(reason(route(&policy, &claim("0.0.0.0:1"))), "claim_refused");
+}
+
+/// This host as the tests have it: 10.0.0.9 and 2001:db8::9.
+fn host(ip: IpAddr) -> bool {
+    ip == IpAddr::from([10, 0, 0, 9]) || ip == IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 9])
+}
+
+const OWN: [&str; 4] = ["10.0.0.9:1", "[2001:db8::9]:1", "[::ffff:10.0.0.9]:1", "[64:ff9b::10.0.0.9]:1"];
+
+#[test]
+fn nobody_becomes_this_host() {
+    let mut policy = policy();
+    policy.senders.allow = PrefixSet::any();
+    policy.claims.host = HostAddresses::new(host);
+    for source in OWN {
+        for from in ["127.0.0.1:1", "10.0.0.8:1", "192.0.2.1:1"] {
+            let refusal = policy.route(sender(from), Some(&claim(source))).expect_err(source);
+            assert!(
+                matches!(refusal, Refusal::ClaimRefused { range: SpecialRange::Host, .. }),
+                "{source} by {from}: {refusal:?}"
+            );
+            let (_, flag) = refusal
+                .to_string()
+                .rsplit_once("add --allow-claims ")
+                .map(|(a, b)| (a.to_owned(), b.to_owned()))
+                .expect("names the flag");
+            let mut open = policy.clone();
+            open.claims.allow = set(&flag);
+            let route = open.route(sender(from), Some(&claim(source))).expect("routed");
+            assert_eq!(route.special, Some(SpecialRange::Host), "{flag}");
+        }
+    }
+    assert_eq!(route(&policy, &claim("10.0.0.8:1")).expect("routed").special, None);
+}
+
+#[test]
+fn a_sender_on_this_host_may_stand_for_itself() {
+    let mut policy = policy();
+    policy.senders.allow = PrefixSet::any();
+    policy.claims.host = HostAddresses::new(host);
+    let local = header(Command::Local, Addresses::Unspecified);
+    for header in [local, claim("10.0.0.9:2")] {
+        assert_eq!(policy.route(sender("10.0.0.9:1"), Some(&header)).expect("routed").special, None);
+    }
+    assert_eq!(reason(policy.route(sender("127.0.0.1:1"), Some(&claim("127.0.0.1:2")))), "claim_refused");
+}
+
+#[test]
+fn where_the_host_is_not_told_its_addresses_are_like_others() {
+    assert_eq!(route(&policy(), &claim("10.0.0.9:1")).expect("routed").special, None);
+}
+
+/// Bound there and connected there, a socket is connected with itself.
+#[test]
+fn a_client_at_the_backends_own_address_and_port_is_refused() {
+    for (backends, client) in [
+        ((BACKEND_4, BACKEND_6), BACKEND_4),
+        ((BACKEND_4, BACKEND_6), BACKEND_6),
+        (("0.0.0.0:443", "[::]:443"), BACKEND_4),
+        (("0.0.0.0:443", "[::]:443"), BACKEND_6),
+        (("10.0.0.9:443", BACKEND_6), "10.0.0.9:443"),
+        (("10.0.0.9:443", BACKEND_6), "[::ffff:10.0.0.9]:443"),
+    ] {
+        let mut policy = to(backends.0, backends.1);
+        policy.claims.allow = PrefixSet::any();
+        assert_eq!(reason(route(&policy, &claim(client))), "client_is_backend", "{backends:?} {client}");
+        let mut beside = addr(client);
+        beside.set_port(444);
+        assert!(route(&policy, &claim(&beside.to_string())).is_ok(), "{beside}");
+        // With a header of our own, the upstream socket is not bound to the client's address.
+        policy.delivery.send_proxy = Some(Version::V2);
+        assert!(route(&policy, &claim(client)).is_ok(), "{client}");
+    }
+}
+
+#[test]
+fn a_header_that_is_optional_for_everybody_is_caught_however_it_is_written() {
+    let senders = |allow: &str, header, exceptions: &str| {
+        let mut all = PrefixSet::new();
+        allow.split_whitespace().for_each(|prefix| all.extend(&set(prefix)));
+        let mut senders = Senders::new(all, header);
+        for exception in exceptions.split_whitespace() {
+            let (prefix, rule) = exception.split_once('=').expect("PREFIX=RULE");
+            senders.set_rule(&set(prefix), rule.parse().expect(rule));
+        }
+        senders.check()
+    };
+    use HeaderRule::{Forbid, Optional, Require};
+    for (allow, header, exceptions) in [
+        ("any", Optional, ""),
+        ("any", Require, "0.0.0.0/0=optional"),
+        ("any", Require, "::/0=optional"),
+        ("0.0.0.0/0", Optional, ""),
+        ("::/0", Optional, ""),
+        ("any", Forbid, "any=optional"),
+        ("0.0.0.0/1 128.0.0.0/1", Optional, ""),
+        ("::/1 8000::/1", Optional, ""),
+        ("any", Require, "0.0.0.0/1=optional 128.0.0.0/1=optional"),
+        ("any", Optional, "10.0.0.0/8=require ::/0=require"),
+        ("any", Require, "::ffff:0.0.0.0/96=optional"),
+        ("any", Require, "0.0.0.0/2=optional 64.0.0.0/2=optional 128.0.0.0/2=optional"),
+    ] {
+        assert!(senders(allow, header, exceptions).is_err(), "{allow} {header} {exceptions}");
+    }
+    for (allow, header, exceptions) in [
+        ("any", Require, ""),
+        ("any", Forbid, ""),
+        ("private loopback", Optional, ""),
+        ("any", Require, "10.0.0.0/8=optional"),
+        ("10.0.0.0/8", Require, "0.0.0.0/0=optional"),
+        ("any", Optional, "0.0.0.0/0=require ::/0=forbid"),
+        ("any", Require, "0.0.0.0/0=optional 0.0.0.0/1=require 128.0.0.0/1=require"),
+    ] {
+        assert_eq!(senders(allow, header, exceptions), Ok(()), "{allow} {header} {exceptions}");
+    }
 }
 
 #[test]
@@ -415,6 +534,7 @@ fn every_reason_is_listed_once() {
         Refusal::HeaderForbidden { sender: from },
         Refusal::ClaimRefused { sender: from, client, range: SpecialRange::Loopback },
         Refusal::ClientDenied { sender: from, client },
+        Refusal::ClientIsBackend { client, backend },
         Refusal::ClientLinkLocal { client },
         Refusal::BackendIsIpv6 { client, backend },
         Refusal::BackendIsIpv4 { client, backend },

@@ -4,6 +4,7 @@
 
 pub mod datagram;
 mod error;
+pub mod host;
 pub mod inherit;
 pub mod limits;
 pub mod netns;

@@ -212,7 +212,7 @@ impl At<'_> {
 
     fn flow_key(&self, cx: &Context<'_>, header: Option<&Header<'_>>) -> Result<FlowKey, Cause> {
         let policy = &cx.listeners[usize::from(self.gate.listener)].policy;
-        let client = policy.client(self.sender, header)?;
+        let client = policy.name(self.sender, header)?;
         Ok(FlowKey {
             listener: self.gate.listener,
             client: client.addr.get(),

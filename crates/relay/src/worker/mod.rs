@@ -142,6 +142,7 @@ impl Worker {
 
     /// Works until it is told to stop.
     pub(crate) fn run(mut self) {
+        truepeer_sys::host::prepare();
         let mut events = Vec::with_capacity(EVENTS);
         while !self.stopping {
             let timeout = self.timeout(Instant::now());

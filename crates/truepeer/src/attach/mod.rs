@@ -19,6 +19,8 @@ use truepeer_bpf::{Place, Rules, attach, detach_now, drain, left_behind, status,
 use truepeer_sys::netns::NetNs;
 
 use crate::cli::{AttachAction, AttachArgs, PlaceArgs};
+use crate::routes::netlink::Netlink;
+use crate::routes::options::local_addresses;
 
 pub(crate) use privileges::missing as missing_capabilities;
 
@@ -92,7 +94,8 @@ fn tidy_up(place: &Place, out: &mut (dyn Write + Send)) -> Result<()> {
 }
 
 fn put_in_place(args: &AttachArgs, place: &Place, out: &mut (dyn Write + Send)) -> Result<()> {
-    let rules = args.rules()?;
+    let mut rules = args.rules()?;
+    rules.own_addresses = local_addresses(&mut Netlink::open()?)?.into_iter().collect();
     let devices = devices::find(&args.dev)?;
     let cgroup = cgroup::find(args.cgroup.as_deref(), args.unit.as_deref())?;
     let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();

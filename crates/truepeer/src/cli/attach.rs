@@ -1,5 +1,6 @@
 //! The options of `truepeer attach`.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,7 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use truepeer_bpf::{Gate, Rules, UdpDialect};
-use truepeer_policy::HeaderRule;
+use truepeer_policy::{HeaderRule, Senders};
 
 use super::senders::SenderArgs;
 use super::values;
@@ -113,9 +114,7 @@ impl AttachArgs {
     /// The rules, with files read.
     pub(crate) fn rules(&self) -> Result<Rules, ConfigError> {
         let senders = self.senders.senders()?;
-        if self.header == HeaderRule::Optional && senders.has_everybody() {
-            return Err(ConfigError::OptionalForEverybody);
-        }
+        Senders::new(senders.clone(), self.header).check()?;
         let dialect = self.udp_dialect.unwrap_or(UdpDialect::Every);
         Ok(Rules {
             tcp_ports: self.port.iter().filter_map(|port| port.tcp()).collect(),
@@ -123,6 +122,7 @@ impl AttachArgs {
             senders,
             header: self.header,
             claims: self.senders.claims()?,
+            own_addresses: BTreeSet::new(),
             header_timeout: self.header_timeout.unwrap_or(HEADER_TIMEOUT),
             header_max: self.senders.header_max(),
             udp_silence: self.close_after.unwrap_or(CLOSE_AFTER),

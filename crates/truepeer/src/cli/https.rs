@@ -145,8 +145,8 @@ pub(super) struct HttpsArgs {
     /// How long a sender may take for its PROXY header [default: 5s]
     #[arg(long, value_name = "TIME", value_parser = values::positive_duration, help_heading = CLIENTS)]
     header_timeout: Option<Duration>,
-    /// Loopback, unspecified, multicast, broadcast and reserved addresses that a PROXY header may claim all the same;
-    /// repeatable [default: none]
+    /// This host's own, loopback, unspecified, multicast, broadcast and reserved addresses that a PROXY header may claim all
+    /// the same; repeatable [default: none]
     #[arg(long, value_name = "PREFIX", help_heading = CLIENTS)]
     allow_claims: Vec<PrefixSet>,
     /// File of clients to refuse, a prefix a line, # for comments; repeatable

@@ -98,8 +98,8 @@ pub(super) struct ProxyArgs {
     #[arg(long, value_name = "SIZE", value_parser = values::header_max, help_heading = SENDERS)]
     header_max: Option<usize>,
 
-    /// Loopback, unspecified, multicast, broadcast and reserved addresses that a header may claim all the same; repeatable
-    /// [default: none]
+    /// This host's own, loopback, unspecified, multicast, broadcast and reserved addresses that a header may claim all the
+    /// same; repeatable [default: none]
     #[arg(long, value_name = "PREFIX", help_heading = CLIENTS)]
     allow_claims: Vec<PrefixSet>,
     /// File of clients to refuse, a prefix a line, # for comments; repeatable
@@ -180,6 +180,8 @@ pub(super) struct Defaults {
     pub(super) backends: BackendsConfig,
     pub(super) allow: PrefixSet,
     pub(super) claims: PrefixSet,
+    /// Whether a header may claim this host's own addresses.
+    pub(super) claims_host: bool,
     /// What `--dynamic-destination` allows without `--dynamic-allow`; `None`: it must be said.
     pub(super) dynamic_allow: Option<Destinations>,
     pub(super) mark: u32,
@@ -194,6 +196,7 @@ impl Default for Defaults {
             backends: BackendsConfig::default(),
             allow: PrefixSet::loopback(),
             claims: PrefixSet::new(),
+            claims_host: false,
             dynamic_allow: None,
             mark: 0,
             routes: RoutesConfig::default(),
@@ -334,7 +337,8 @@ impl ProxyArgs {
     fn claims(&self, defaults: &Defaults) -> ClaimsConfig {
         let mut allow = defaults.claims.clone();
         self.allow_claims.iter().for_each(|prefixes| allow.extend(prefixes));
-        ClaimsConfig { allow, deny_files: self.deny_clients.clone() }
+        let allow_host = defaults.claims_host;
+        ClaimsConfig { allow, allow_host, deny_files: self.deny_clients.clone() }
     }
 
     fn log(&self) -> Result<LogConfig, UsageError> {

@@ -138,9 +138,7 @@ impl RunArgs {
                 Header::Some(some) => settings.exceptions.push((some.senders.clone(), some.rule)),
             }
         }
-        if settings.header == truepeer_policy::HeaderRule::Optional && settings.allow.has_everybody() {
-            return Err(ConfigError::OptionalForEverybody);
-        }
+        settings.senders().check()?;
         Ok(settings)
     }
 

@@ -17,7 +17,8 @@ pub(super) struct SenderArgs {
     /// The longest header taken [default: 16KiB]
     #[arg(long, value_name = "SIZE", value_parser = values::header_max)]
     header_max: Option<usize>,
-    /// Loopback, unspecified, multicast, broadcast and reserved addresses that a header may claim all the same; repeatable
+    /// This host's own, loopback, unspecified, multicast, broadcast and reserved addresses that a header may claim all the
+    /// same; repeatable
     #[arg(long, value_name = "PREFIX")]
     allow_claims: Vec<PrefixSet>,
     /// File of clients to refuse, a prefix a line, # for comments; read once, at the start; repeatable

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use truepeer_policy::{
-    Backends, Claims, Delivery, Destinations, Dialect, Dynamic, HeaderRule, Nat64Prefix, OnConflict, Policy,
-    PrefixSet, Senders,
+    Backends, Claims, Delivery, Destinations, Dialect, Dynamic, HeaderRule, HostAddresses, Nat64Prefix,
+    OnConflict, Policy, PrefixSet, Senders,
 };
 use truepeer_proto::{Transport, Version};
 use truepeer_session::settings::UdpSettings;
@@ -140,6 +140,8 @@ pub(crate) struct HeaderLimits {
 pub(crate) struct ClaimsConfig {
     #[serde(with = "text::prefixes")]
     pub(crate) allow: PrefixSet,
+    /// Whether this host's own addresses may be claimed, as the programs behind the drop-in names allow it.
+    pub(crate) allow_host: bool,
     /// Clients to refuse, one prefix a line; read again on reload.
     pub(crate) deny_files: Vec<PathBuf>,
 }
@@ -257,8 +259,9 @@ impl ListenerConfig {
             );
         }
         if !self.claims.allow.is_empty() {
+            let host = if self.claims.allow_host { ", or has an address of this host" } else { "" };
             warnings.push(format!(
-                "a header may claim that the client is in {}: a backend that trusts such addresses trusts every sender",
+                "a header may claim that the client is in {}{host}: a backend that trusts such addresses trusts every sender",
                 self.claims.allow
             ));
         }
@@ -301,13 +304,11 @@ impl SendersConfig {
         for path in &self.allow_files {
             allow.extend(&read_prefixes("--allowed-subnets", path)?);
         }
-        if self.header == HeaderRule::Optional && allow.has_everybody() {
-            return Err(ConfigError::OptionalForEverybody);
-        }
         let mut senders = Senders::new(allow, self.header);
         for exception in &self.rules {
             senders.set_rule(&exception.senders, exception.rule);
         }
+        senders.check()?;
         Ok(senders)
     }
 }
@@ -318,7 +319,12 @@ impl ClaimsConfig {
         for path in &self.deny_files {
             deny.extend(&read_prefixes("--deny-clients", path)?);
         }
-        Ok(Claims { allow: self.allow.clone(), deny })
+        let host = if self.allow_host {
+            HostAddresses::default()
+        } else {
+            HostAddresses::new(truepeer_sys::host::is_own_address)
+        };
+        Ok(Claims { allow: self.allow.clone(), deny, host })
     }
 }
 

@@ -145,9 +145,9 @@ pub(crate) enum ConfigError {
     #[error("--send-proxy spp: Simple Proxy Protocol is for UDP only; expected v1 or v2 with --protocol tcp")]
     SppOverTcp,
     #[error(
-        "--header optional: with --allow any, every host could forge a header; list the senders with --allow PREFIX, or name those that may leave the header out with --header PREFIX=optional"
+        "--header optional: {0}; list the senders with --allow PREFIX, or name those that may leave the header out with --header PREFIX=optional"
     )]
-    OptionalForEverybody,
+    OptionalForMost(#[from] truepeer_policy::OptionalForMost),
     #[error("--tls-cert, --origin-tls: TLS is for TCP only; expected --protocol tcp")]
     TlsOverUdp,
     #[error(transparent)]

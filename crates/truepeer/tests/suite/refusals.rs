@@ -1,13 +1,15 @@
 //! Who may send, who may be claimed: refusals name the flag that would let the connection pass.
 
+use std::io::{Read, Write};
 use std::net::SocketAddr;
+use std::os::unix::fs::symlink;
 
 use anyhow::ensure;
-use truepeer_testbed::{Bed, Behaviour, Test, client, tests};
+use truepeer_testbed::{Bed, Behaviour, Program, Test, client, ip_here, tests};
 
 use crate::stand::{
-    BACKEND_V4, BACKEND_V6, CLIENT_V4, CLIENT_V6, DOOR_V4, DOOR_V6, SITE_V4, SITE_V6, Stand, ask, bare_proxy,
-    header_of, knock, proxy, refused, refused_from,
+    BACKEND_V4, BACKEND_V6, CLIENT_V4, CLIENT_V6, DOOR_V4, DOOR_V6, SITE_V4, SITE_V6, Stand, TRUEPEER, ask,
+    bare_proxy, classic_rules, header_of, knock, proxy, refused, refused_from,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -17,6 +19,10 @@ pub(crate) fn tests() -> Vec<Test> {
         a_broken_line_of_an_allow_list_is_named,
         claims_of_loopback_are_allowed_by_a_flag,
         a_refused_claim_is_told_the_flag,
+        nobody_becomes_this_host_whatever_its_addresses_are_now,
+        claims_of_this_host_are_allowed_by_a_flag,
+        under_the_drop_in_name_this_host_may_be_claimed,
+        a_client_at_the_backends_address_is_refused_whether_it_is_up_or_down,
         denied_clients_are_refused_whoever_sends,
         a_missing_header_is_explained,
         a_forbidden_header_is_refused,
@@ -77,6 +83,84 @@ fn a_refused_claim_is_told_the_flag(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::with_options(bed, Behaviour::Who, &[])?;
     refused(&client::v2("127.0.0.1:65432", SITE_V4)?)?;
     stand.truepeer.wait_for_log("add --allow-claims 127.0.0.1")
+}
+
+const OWN_V4: &str = "10.9.0.1:65432";
+const OWN_V6: &str = "[fd00:9::1]:65432";
+
+fn own_addresses(change: &str) -> anyhow::Result<()> {
+    let v6 = if change == "add" { "fd00:9::1/128 dev lo nodad" } else { "fd00:9::1/128 dev lo" };
+    ip_here(&[&format!("addr {change} 10.9.0.1/32 dev lo"), &format!("addr {change} {v6}")])
+}
+
+fn nobody_becomes_this_host_whatever_its_addresses_are_now(bed: &Bed) -> anyhow::Result<()> {
+    let stand = Stand::with_options(bed, Behaviour::Who, &[])?;
+    let served = || {
+        for (claim, site) in [(OWN_V4, SITE_V4), (OWN_V6, SITE_V6)] {
+            let seen = ask(&client::v2(claim, site)?)?;
+            ensure!(seen == claim, "{claim} was seen as {seen}");
+        }
+        Ok(())
+    };
+    served()?;
+    own_addresses("add")?;
+    // With these set, bind() takes every address, and proves nothing.
+    for nonlocal in ["0", "1"] {
+        for family in ["ipv4", "ipv6"] {
+            std::fs::write(format!("/proc/sys/net/{family}/ip_nonlocal_bind"), nonlocal)?;
+        }
+        refused(&client::v2(OWN_V4, SITE_V4)?)?;
+        refused(&client::v2(OWN_V6, SITE_V6)?)?;
+        refused(&client::v2("10.9.0.1:1", SITE_V4)?)?;
+        ensure!(ask(&header_of(CLIENT_V4.parse()?)?)? == CLIENT_V4);
+        ensure!(ask(&header_of(CLIENT_V6.parse()?)?)? == CLIENT_V6);
+    }
+    stand.truepeer.wait_for_log("10.9.0.1:65432, an address of this host")?;
+    stand.truepeer.wait_for_log("add --allow-claims 10.9.0.1")?;
+    own_addresses("del")?;
+    served()
+}
+
+fn claims_of_this_host_are_allowed_by_a_flag(bed: &Bed) -> anyhow::Result<()> {
+    own_addresses("add")?;
+    let stand = Stand::with_options(bed, Behaviour::Who, &["--allow-claims", "10.9.0.0/16"])?;
+    ensure!(ask(&client::v2(OWN_V4, SITE_V4)?)? == OWN_V4);
+    stand.truepeer.wait_for_log("an address of this host, which --allow-claims lets pass")?;
+    refused(&client::v2(OWN_V6, SITE_V6)?).map(drop)
+}
+
+fn under_the_drop_in_name_this_host_may_be_claimed(bed: &Bed) -> anyhow::Result<()> {
+    own_addresses("add")?;
+    let _backend = Behaviour::Who.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    classic_rules(bed)?;
+    let name = bed.dir().join("go-mmproxy");
+    symlink(TRUEPEER, &name)?;
+    let go_mmproxy = Program::new(name).args(["-l", DOOR_V4, "-4", BACKEND_V4, "-6", BACKEND_V6]);
+    let go_mmproxy = go_mmproxy.start(bed)?;
+    bed.wait_for("the listener", || client::connect(DOOR_V4).is_ok())?;
+    ensure!(ask(&client::v2(OWN_V4, SITE_V4)?)? == OWN_V4, "{}", go_mmproxy.log());
+    ensure!(ask(&client::v2(OWN_V6, SITE_V6)?)? == OWN_V6, "{}", go_mmproxy.log());
+    Ok(())
+}
+
+fn a_client_at_the_backends_address_is_refused_whether_it_is_up_or_down(bed: &Bed) -> anyhow::Result<()> {
+    let stand = Stand::with_options(bed, Behaviour::Who, &["--allow-claims", "loopback"])?;
+    let from_there = || {
+        for (claim, site) in [(BACKEND_V4, SITE_V4), (BACKEND_V6, SITE_V6)] {
+            let mut header = client::v2(claim, site)?;
+            header.extend_from_slice(b"echo");
+            let mut stream = client::connect(DOOR_V4)?;
+            stream.write_all(&header)?;
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer);
+            ensure!(answer.is_empty(), "{claim}: {:?}", String::from_utf8_lossy(&answer));
+        }
+        Ok(())
+    };
+    from_there()?;
+    stand.backend.stop()?;
+    from_there()?;
+    stand.truepeer.wait_for_log("reason=\"client_is_backend\"")
 }
 
 fn denied_clients_are_refused_whoever_sends(bed: &Bed) -> anyhow::Result<()> {

@@ -61,6 +61,7 @@ pub(super) fn defaults() -> Defaults {
         listen: ListenAddr::new("::", 8080),
         allow: PrefixSet::new(),
         claims: PrefixSet::loopback(),
+        claims_host: true,
         mark: 123,
         routes: RoutesConfig { mode: RoutesMode::Manual, table: 100 },
         ..Defaults::default()

@@ -18,6 +18,7 @@ pub(super) fn defaults() -> Defaults {
     Defaults {
         allow: PrefixSet::any(),
         claims: PrefixSet::loopback(),
+        claims_host: true,
         dynamic_allow: Some(Destinations::any()),
         routes: RoutesConfig { mode: RoutesMode::Manual, ..RoutesConfig::default() },
         ..Defaults::default()
