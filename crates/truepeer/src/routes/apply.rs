@@ -201,64 +201,63 @@ fn retag_memo(netlink: &mut Netlink, memo: Memo, tag: Tag) -> Result<(), Netlink
     netlink.delete_rule(message::memo_rule(memo))
 }
 
-/// Gives what is pinned to the living owners: the last of them removes it.
-pub(crate) fn unpin(netlink: &mut Netlink, table: Option<u32>) -> Result<(), NetlinkError> {
+/// Gives to the living what is pinned and `is_needed`: the last of them removes it.
+pub(crate) fn unpin(
+    netlink: &mut Netlink,
+    table: Option<u32>,
+    is_needed: impl Fn(&Need) -> bool,
+) -> Result<(), NetlinkError> {
     let kernel = Kernel::read(netlink, table.unwrap_or_default())?;
     let chosen = |of: u32| table.is_none_or(|table| table == of);
     for found in kernel.rules.iter().filter(|f| f.tag == Tag::Pinned && chosen(f.rule.table)) {
-        retag_rule(netlink, found, Tag::Owned)?;
+        if is_needed(&Need::Rule(found.rule.clone())) {
+            retag_rule(netlink, found, Tag::Owned)?;
+        }
     }
     for found in kernel.routes.iter().filter(|f| f.tag == Tag::Pinned && chosen(f.route.table)) {
-        netlink.replace_route(message::route(&found.route, Tag::Owned, found.metric))?;
+        if is_needed(&Need::LocalRoute(found.route.clone())) {
+            netlink.replace_route(message::route(&found.route, Tag::Owned, found.metric))?;
+        }
     }
     for memo in kernel.memos.iter().filter(|m| m.tag == Tag::Pinned) {
-        retag_memo(netlink, *memo, Tag::Owned)?;
+        if is_needed(&Need::Switch(memo.switch)) {
+            retag_memo(netlink, *memo, Tag::Owned)?;
+        }
     }
     Ok(())
 }
 
-/// How much was taken out.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Removal {
-    /// Rules.
-    pub(crate) rules: usize,
-    /// Routes.
-    pub(crate) routes: usize,
-    /// Switches that are as they were before.
-    pub(crate) switches: usize,
-}
-
-/// Takes out what carries one of these tags and fits `keep` not.
+/// Takes out what carries one of these tags, unless `keep` says otherwise. Returns what was taken out.
 pub(crate) fn sweep(
     netlink: &mut Netlink,
     tags: &[Tag],
     keep: impl Fn(&Need) -> bool,
-) -> Result<Removal, NetlinkError> {
+) -> Result<Vec<Need>, NetlinkError> {
     let kernel = Kernel::read(netlink, 0)?;
-    let mut removal = Removal::default();
+    let mut removed = Vec::new();
     for found in kernel.rules.iter().filter(|f| tags.contains(&f.tag)) {
-        if !keep(&Need::Rule(found.rule.clone())) {
-            forgive_absence(netlink.delete_rule(message::rule(
-                &found.rule,
-                found.tag,
-                Some(found.priority),
-            )))?;
-            removal.rules += 1;
+        let need = Need::Rule(found.rule.clone());
+        if !keep(&need) {
+            let rule = message::rule(&found.rule, found.tag, Some(found.priority));
+            forgive_absence(netlink.delete_rule(rule))?;
+            removed.push(need);
         }
     }
     for found in kernel.routes.iter().filter(|f| tags.contains(&f.tag)) {
-        if !keep(&Need::LocalRoute(found.route.clone())) {
+        let need = Need::LocalRoute(found.route.clone());
+        if !keep(&need) {
             forgive_absence(netlink.delete_route(message::route(&found.route, found.tag, found.metric)))?;
-            removal.routes += 1;
+            removed.push(need);
         }
     }
     for memo in kernel.memos.iter().filter(|m| tags.contains(&m.tag)) {
-        if !keep(&Need::Switch(memo.switch)) {
+        let need = Need::Switch(memo.switch);
+        if !keep(&need) {
             restore(netlink, *memo)?;
-            removal.switches += 1;
+            removed.push(need);
         }
     }
-    Ok(removal)
+    Ok(removed)
 }
 
 /// The switch first, then its memo: a SIGKILL between the two is made good by the next sweep.
@@ -266,11 +265,7 @@ fn restore(netlink: &mut Netlink, memo: Memo) -> Result<(), NetlinkError> {
     // whoever turned it off meanwhile meant it
     if sysctl::read(memo.switch) == Some(1) {
         let written = sysctl::write(memo.switch, memo.before);
-        written.map_err(|source| NetlinkError {
-            request: "restoring a sysctl",
-            reason: None,
-            source,
-        })?;
+        written.map_err(|source| NetlinkError { request: "restoring a sysctl", reason: None, source })?;
     }
     forgive_absence(netlink.delete_rule(message::memo_rule(memo)))
 }

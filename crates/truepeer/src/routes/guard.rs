@@ -1,12 +1,12 @@
-//! The life of the routes: made at a start, removed by their last owner.
+//! The life of the routes: made at a start, each removed with the last process that needs it.
 
 use std::error::Error;
 
-use super::apply::{self, Outcome, Removal, RoutesError};
+use super::apply::{self, Outcome, RoutesError};
 use super::item::{Item, Need};
-use super::kernel::{Kernel, Tag};
+use super::kernel::Tag;
 use super::netlink::{Netlink, NetlinkError};
-use super::owners::{self, Lock, Owner};
+use super::owners::{Living, Lock, Owner};
 use super::plan::{RoutePlan, Setup};
 use super::show::apply_command;
 use crate::plan::RoutesMode;
@@ -55,8 +55,7 @@ impl Drop for RoutesGuard {
     fn drop(&mut self) {
         let Some(owner) = self.owner.take() else { return };
         match release(owner) {
-            Ok(Some(removal)) => tracing::debug!(?removal, "routes: removed"),
-            Ok(None) => tracing::debug!("routes: left to the other owners"),
+            Ok(removed) => tracing::debug!(removed = removed.len(), "routes: removed"),
             Err(error) => tracing::warn!(
                 error = chain(&error),
                 "routes: left in place; `truepeer routes remove` takes them out (ExecStopPost= of a unit)"
@@ -66,38 +65,55 @@ impl Drop for RoutesGuard {
 }
 
 /// Becomes an owner and applies the plan, in one go as others see it.
+///
+/// Counted first, and only then looked at what is there: who ends meanwhile without the lock looks the other way
+/// round, see [`release`].
 fn bring_about(plan: &RoutePlan) -> (Option<Owner>, Result<Outcome, NetlinkError>) {
     let _lock = Lock::acquire();
-    let is_alone = owners::living().is_ok_and(|owners| owners.is_empty());
-    let owner = Owner::register().inspect_err(|error| tracing::warn!(%error, "routes: not counted")).ok();
+    let owner = Owner::of(plan.items.iter().map(|item| &item.need));
+    let owner = owner
+        .inspect_err(|error| {
+            tracing::warn!(%error, "routes: not counted as a user of the rules: another truepeer that ends may remove them");
+        })
+        .ok();
     let outcome = Netlink::open().and_then(|mut netlink| {
-        if is_alone {
-            sweep_stale(&mut netlink, plan);
-        }
+        sweep_stale(&mut netlink, plan);
         apply::apply(&mut netlink, plan, Tag::Owned)
     });
     (owner, outcome)
 }
 
-/// Takes out what the dead left and this plan does not need.
+/// Takes out what nobody needs any longer: killed processes have left it.
 fn sweep_stale(netlink: &mut Netlink, plan: &RoutePlan) {
-    let kept = |need: &Need| plan.items.iter().any(|item| means_the_same(&item.need, need));
-    if let Err(error) = apply::sweep(netlink, &[Tag::Owned], kept) {
+    let Ok(living) = Living::read() else { return };
+    let is_ours = |need: &Need| plan.items.iter().any(|item| means_the_same(&item.need, need));
+    let swept = apply::sweep(netlink, &[Tag::Owned], |need| is_ours(need) || living.need(need));
+    if let Err(error) = swept {
         tracing::debug!(error = chain(&error), "routes: stale ones are left");
     }
 }
 
-fn release(owner: Owner) -> Result<Option<Removal>, NetlinkError> {
+/// Ends the uses of this process, and takes out what nobody else needs.
+fn release(owner: Owner) -> Result<Vec<Need>, NetlinkError> {
     let _lock = Lock::acquire();
     drop(owner);
-    if !owners::living().is_ok_and(|owners| owners.is_empty()) {
-        return Ok(None);
-    }
+    let Ok(living) = Living::read() else { return Ok(Vec::new()) };
     let mut netlink = Netlink::open()?;
-    if !Kernel::read(&mut netlink, 0)?.has(Tag::Owned) {
-        return Ok(None);
+    let removed = apply::sweep(&mut netlink, &[Tag::Owned], |need| living.need(need))?;
+    give_back(&mut netlink, &removed)?;
+    Ok(removed)
+}
+
+/// Makes again what somebody has come to need since it was found unused. That happens only without the lock (another
+/// user may hold it): the newcomer was counted before it looked, so either it is seen here, or it sees what is missing.
+fn give_back(netlink: &mut Netlink, removed: &[Need]) -> Result<(), NetlinkError> {
+    let Ok(living) = Living::read() else { return Ok(()) };
+    let again = removed.iter().filter(|need| living.need(need)).cloned();
+    let items: Vec<Item> = again.map(|need| Item { need, why: "another truepeer needs it" }).collect();
+    if !items.is_empty() {
+        apply::apply(netlink, &RoutePlan { items, upstream_mark: None }, Tag::Owned)?;
     }
-    apply::sweep(&mut netlink, &[Tag::Owned], |_| false).map(Some)
+    Ok(())
 }
 
 /// A rule is the same if it selects the same; a route also serves when its source differs.

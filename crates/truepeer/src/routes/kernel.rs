@@ -167,13 +167,6 @@ impl Kernel {
                 && !suffices(&f.route, route)
         })
     }
-
-    /// Whether anything carries this tag.
-    pub(crate) fn has(&self, tag: Tag) -> bool {
-        self.rules.iter().any(|f| f.tag == tag)
-            || self.routes.iter().any(|f| f.tag == tag)
-            || self.memos.iter().any(|m| m.tag == tag)
-    }
 }
 
 /// A route with a source serves those who need none, not the other way round.

@@ -1,44 +1,220 @@
-//! Who uses the rules: counted per network namespace, without a file and without cleaning up after the dead.
+//! Counts who uses which rule: per network namespace, without files, and without cleaning up after killed processes.
 //!
-//! An abstract unix socket is visible in one network namespace only and vanishes with its process, SIGKILL
-//! included. Every owner binds one named `truepeer/routes/owner/PID/N`; whoever changes rules holds
-//! `truepeer/routes/lock` meanwhile. Any local user can bind such names, so a squatter can make us wait
-//! [`LOCK_PATIENCE`] at a start, and can make the last owner leave the rules behind; nothing worse.
+//! A truepeer opens one raw IP socket (a *token*) for each rule, route and sysctl that it needs. `/proc/net/raw` shows the
+//! tokens of all processes in the network namespace, whatever container they are in:
+//!
+//! ```text
+//!  239.155.18.7:00FD      127.0.18.103:0007
+//!   │   the need, hashed      │ the process id
+//!   bound: receives nothing   connected
+//! ```
+//!
+//! The kernel closes a token with its process, SIGKILL included. Only a process with CAP_NET_RAW in the namespace can
+//! open one, so nobody can hold rules who could not use clients' addresses anyway. A truepeer that has CAP_NET_ADMIN
+//! alone opens UDP sockets instead. Any user could open these, so they count for other processes of the same user only,
+//! and everywhere if root has opened them.
 
-use std::fs;
-use std::io;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::num::NonZeroU32;
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, bind, connect, socket_with};
+
+use super::item::{Family, Need, Rule, Transport};
+
 /// How long a start waits for another's change to end; a change takes milliseconds.
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 const LOCK: &str = "truepeer/routes/lock";
-const OWNER: &str = "truepeer/routes/owner/";
+/// The protocol of raw tokens: for experiments, never on a wire (RFC 3692, RFC 4727).
+const PROTOCOL: u8 = 253;
+/// Where UDP tokens are connected to. Nothing is ever sent.
+const DISCARD: u16 = 9;
 
-/// One living use of the rules.
+/// The uses of this process. They end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Owner {
-    _name: UnixDatagram,
+    _tokens: Vec<OwnedFd>,
 }
 
 impl Owner {
-    /// Becomes an owner until dropped.
-    pub(crate) fn register() -> io::Result<Self> {
-        // containers that share a network namespace may all be process 1: then the next N is tried
-        const TRIES: u32 = 256;
-        let free = |n| match bind(&format!("{OWNER}{}/{n}", std::process::id())) {
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse => None,
-            result => Some(result),
-        };
-        let name = (0..TRIES).find_map(free).unwrap_or(Err(io::ErrorKind::AddrInUse.into()))?;
-        Ok(Self { _name: name })
+    /// Counts this process as a user of `needs`.
+    ///
+    /// # Errors
+    /// The kernel's; nothing is counted then.
+    pub(crate) fn of<'a>(needs: impl IntoIterator<Item = &'a Need>) -> io::Result<Self> {
+        let keys: BTreeSet<Key> = needs.into_iter().map(Key::of).collect();
+        let tokens: Result<Vec<OwnedFd>, Errno> = keys.into_iter().map(open_token).collect();
+        Ok(Self { _tokens: tokens? })
     }
 }
 
+fn open_token(key: Key) -> Result<OwnedFd, Errno> {
+    let raw = NonZeroU32::new(PROTOCOL.into()).map(Protocol::from_raw);
+    match socket_with(AddressFamily::INET, SocketType::RAW, SocketFlags::CLOEXEC, raw) {
+        Ok(token) => {
+            bind(&token, &SocketAddrV4::new(key.address(), 0))?;
+            // For `routes show` only. It fails where the loopback interface is down.
+            let _ = connect(&token, &SocketAddrV4::new(this_process(), 0));
+            Ok(token)
+        }
+        Err(Errno::PERM | Errno::ACCESS) => {
+            let token = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+            bind(&token, &SocketAddrV4::new(key.address(), 0))?;
+            connect(&token, &SocketAddrV4::new(this_process(), DISCARD))?;
+            Ok(token)
+        }
+        Err(errno) => Err(errno),
+    }
+}
+
+/// The process id as an address of 127.0.0.0/8: Linux's ids have at most 22 bits.
+fn this_process() -> Ipv4Addr {
+    Ipv4Addr::from_bits(127 << 24 | (std::process::id() & 0x00ff_ffff))
+}
+
+/// What stands for a need: 24 bits of a hash. Where two needs collide, one of them stays until both are unused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Key(u32);
+
+impl Key {
+    /// Must give the same for the same need in every version: the old and the new one count each other in an upgrade.
+    fn of(need: &Need) -> Self {
+        // FNV-1a, 32 bits, folded to 24
+        let hash = spelled(need)
+            .bytes()
+            .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+        Self((hash >> 24) ^ (hash & 0x00ff_ffff))
+    }
+
+    /// A multicast address that nobody joins: any process may bind it, even without a device.
+    fn address(self) -> Ipv4Addr {
+        Ipv4Addr::from_bits(239 << 24 | self.0)
+    }
+
+    fn in_address(address: Ipv4Addr) -> Option<Self> {
+        (address.octets()[0] == 239).then_some(Self(address.to_bits() & 0x00ff_ffff))
+    }
+}
+
+/// What a need selects. The source address of a local route is left out: with or without, it is the same route.
+fn spelled(need: &Need) -> String {
+    match need {
+        Need::Rule(rule) => {
+            let Rule { family, from, sent_here, mark, transport, source_ports, table } = rule;
+            let family = number(*family);
+            let from = or_dash(from.map(|net| net.trunc().to_string()));
+            let mark = or_dash(mark.map(|mark| mark.to_string()));
+            let transport = transport.map_or("-", |transport| match transport {
+                Transport::Tcp => "tcp",
+                Transport::Udp => "udp",
+            });
+            let ports =
+                or_dash(source_ports.as_ref().map(|ports| format!("{}-{}", ports.start(), ports.end())));
+            format!("rule {family} {from} {sent_here} {mark} {transport} {ports} {table}")
+        }
+        Need::LocalRoute(route) => format!("route {} {}", number(route.family), route.table),
+        Need::Switch(switch) => format!("switch {}", switch.name()),
+    }
+}
+
+fn or_dash(word: Option<String>) -> String {
+    word.unwrap_or_else(|| "-".to_owned())
+}
+
+fn number(family: Family) -> u8 {
+    match family {
+        Family::V4 => 4,
+        Family::V6 => 6,
+    }
+}
+
+/// Everybody who uses rules at a moment, this process included.
+#[derive(Debug, Default)]
+pub(crate) struct Living(BTreeSet<(Key, u32)>);
+
+impl Living {
+    /// Reads the tokens of this thread's network namespace.
+    ///
+    /// # Errors
+    /// Where `/proc` is missing or hidden: the caller must then take it that everything is in use.
+    pub(crate) fn read() -> io::Result<Self> {
+        let mut living = Self::default();
+        // not /proc/self: that is the main thread's namespace
+        living.add(BufReader::new(File::open("/proc/thread-self/net/raw")?), |found| {
+            found.local_port == u16::from(PROTOCOL)
+        })?;
+        let own = rustix::process::geteuid().as_raw();
+        living.add(BufReader::new(File::open("/proc/thread-self/net/udp")?), |found| {
+            found.remote_port == DISCARD && (found.user == 0 || found.user == own)
+        })?;
+        Ok(living)
+    }
+
+    fn add(&mut self, list: impl BufRead, is_believed: impl Fn(&Listed) -> bool) -> io::Result<()> {
+        for line in list.lines() {
+            let Some(found) = Listed::read(&line?).filter(&is_believed) else { continue };
+            if let Some(key) = Key::in_address(found.local) {
+                self.0.insert((key, found.remote.to_bits() & 0x00ff_ffff));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether anybody uses this.
+    pub(crate) fn need(&self, need: &Need) -> bool {
+        let key = Key::of(need);
+        self.0.iter().any(|(found, _)| *found == key)
+    }
+
+    /// The processes, as they call themselves (a container's own numbers in a container).
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        let all: BTreeSet<u32> = self.0.iter().map(|(_, process)| *process).collect();
+        all.into_iter().collect()
+    }
+}
+
+/// One line of `/proc/net/raw` or `/proc/net/udp`.
+#[derive(Debug, PartialEq, Eq)]
+struct Listed {
+    local: Ipv4Addr,
+    local_port: u16,
+    remote: Ipv4Addr,
+    remote_port: u16,
+    user: u32,
+}
+
+impl Listed {
+    /// `None` for the head line.
+    fn read(line: &str) -> Option<Self> {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        let (local, local_port) = address(words.next()?)?;
+        let (remote, remote_port) = address(words.next()?)?;
+        // state, queues, timer, retransmissions
+        let user = words.nth(4)?.parse().ok()?;
+        Some(Self { local, local_port, remote, remote_port, user })
+    }
+}
+
+/// `0100007F:0035`: the four bytes of the address as one number of this machine, and the port.
+fn address(word: &str) -> Option<(Ipv4Addr, u16)> {
+    let (ip, port) = word.split_once(':')?;
+    let ip = u32::from_str_radix(ip, 16).ok()?.to_ne_bytes();
+    Some((ip.into(), u16::from_str_radix(port, 16).ok()?))
+}
+
 /// The right to change rules.
+///
+/// Any local user can hold it (it is an abstract unix socket): that delays a change by [`LOCK_PATIENCE`], and nothing
+/// else depends on it, see `guard::release`.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _name: Option<UnixDatagram>,
@@ -50,7 +226,7 @@ impl Lock {
     pub(crate) fn acquire() -> Self {
         let deadline = Instant::now() + LOCK_PATIENCE;
         loop {
-            match bind(LOCK) {
+            match lock() {
                 Ok(name) => return Self { _name: Some(name) },
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
                     thread::sleep(Duration::from_millis(20));
@@ -68,47 +244,65 @@ impl Lock {
     }
 }
 
-fn bind(name: &str) -> io::Result<UnixDatagram> {
-    UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name)?)
-}
-
-/// The process ids of the living owners, ourselves included, as they call themselves (a container's own
-/// numbers in a container).
-///
-/// # Errors
-/// Where `/proc` is missing or hidden: the caller must then take it that there are others.
-pub(crate) fn living() -> io::Result<Vec<u32>> {
-    // not /proc/self: that is the main thread's namespace
-    Ok(owners_in(&fs::read_to_string("/proc/thread-self/net/unix")?))
-}
-
-fn owners_in(proc_net_unix: &str) -> Vec<u32> {
-    let name = |line: &str| line.split_once(&format!(" @{OWNER}"))?.1.split_once('/')?.0.parse().ok();
-    proc_net_unix.lines().filter_map(name).collect()
+fn lock() -> io::Result<UnixDatagram> {
+    UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(LOCK)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::routes::item::{LocalRoute, Switch};
 
-    #[test]
-    fn owners_are_read_from_the_list_of_unix_sockets() {
-        let list = "Num       RefCount Protocol Flags    Type St Inode Path\n\
-            000000006d5e1e2c: 00000002 00000000 00000000 0002 01 24680 @truepeer/routes/owner/4711/0\n\
-            00000000e1f0a1b2: 00000002 00000000 00000000 0002 01 24681 @truepeer/routes/lock\n\
-            00000000e1f0a1b3: 00000002 00000000 00000000 0002 01 24682 @truepeer/routes/owner/12/1\n\
-            00000000e1f0a1b4: 00000002 00000000 00000000 0002 01 24683 @truepeer/routes/owner/nonsense\n\
-            00000000e1f0a1b5: 00000002 00000000 00010000 0001 01 24684 /run/truepeer/routes/owner/9/1\n";
-        assert_eq!(owners_in(list), [4711, 12]);
+    fn rule(from: &str) -> Need {
+        Need::Rule(Rule { from: Some(from.parse().unwrap()), ..Rule::to_table(Family::V4, 123) })
     }
 
     #[test]
-    fn an_owner_is_counted_while_it_lives() {
-        let mine = || living().unwrap().iter().filter(|pid| **pid == std::process::id()).count();
-        let before = mine();
-        let owner = Owner::register().unwrap();
-        assert_eq!(mine(), before + 1);
+    fn a_need_keeps_its_key_in_every_version() {
+        let route = |source: Option<&str>| {
+            let source = source.map(|ip| ip.parse().unwrap());
+            Need::LocalRoute(LocalRoute { family: Family::V4, table: 123, source })
+        };
+        assert_eq!(Key::of(&rule("127.0.0.1/8")), Key::of(&rule("127.0.0.0/8")));
+        assert_eq!(Key::of(&route(None)), Key::of(&route(Some("127.0.0.1"))));
+        let narrow = Need::Rule(Rule {
+            from: Some("127.0.0.1/32".parse().unwrap()),
+            sent_here: true,
+            mark: Some(5),
+            transport: Some(Transport::Udp),
+            source_ports: Some(53..=54),
+            ..Rule::to_table(Family::V4, 123)
+        });
+        let known = [rule("127.0.0.1/8"), narrow, route(None), Need::Switch(Switch::TcpFwmarkAccept)];
+        assert_eq!(
+            known.each_ref().map(|need| Key::of(need).address().to_string()),
+            ["239.214.140.191", "239.72.144.191", "239.121.245.136", "239.28.68.36"]
+        );
+    }
+
+    #[test]
+    fn tokens_are_read_from_the_lists_of_sockets() {
+        // on a little-endian machine
+        let list = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmnt   uid  timeout inode ref pointer drops\n\
+            253: 0712 not a socket\n\
+            253: 07129BEF:00FD 6712007F:00FD 01 00000000:00000000 00:00000000 00000000  1000        0 24680 2 00000000d5e1e2c0 0\n\
+            254: 08129BEF:00FE 6712007F:00FE 01 00000000:00000000 00:00000000 00000000  1000        0 24681 2 00000000d5e1e2c0 0\n\
+              1: 0100007F:00FD 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 24682 2 00000000d5e1e2c0 0\n";
+        let mut living = Living::default();
+        living.add(list.as_bytes(), |found| found.local_port == 253).unwrap();
+        if cfg!(target_endian = "little") {
+            assert_eq!(living.0.into_iter().collect::<Vec<_>>(), [(Key(0x009b_1207), 0x1267)]);
+        }
+    }
+
+    #[test]
+    fn a_need_is_counted_while_its_owner_lives() {
+        let (mine, other) = (rule("127.1.0.0/16"), rule("127.2.0.0/16"));
+        let Ok(owner) = Owner::of([&mine]) else { return };
+        let living = Living::read().unwrap();
+        assert!(living.need(&mine) && !living.need(&other));
+        assert!(living.processes().contains(&std::process::id()));
         drop(owner);
-        assert_eq!(mine(), before);
+        assert!(!Living::read().unwrap().need(&mine));
     }
 }

@@ -10,7 +10,7 @@ use super::item::{Need, Transport};
 use super::kernel::{Kernel, Tag};
 use super::netlink::Netlink;
 use super::options::SetupOptions;
-use super::owners::{self, Lock};
+use super::owners::{Living, Lock};
 use super::place::Place;
 use super::plan::{DEFAULT_TABLE, RoutePlan, Setup};
 use super::print::{command, script};
@@ -44,7 +44,7 @@ pub(crate) fn show(options: &SetupOptions, out: &mut dyn Write) -> Result<bool> 
 }
 
 fn write_owners(out: &mut dyn Write) -> io::Result<()> {
-    match owners::living() {
+    match Living::read().map(|living| living.processes()) {
         Ok(owners) if owners.is_empty() => writeln!(out, "owners: none"),
         Ok(owners) => writeln!(out, "owners: {} (process {owners:?})", owners.len()),
         Err(error) => writeln!(out, "owners: unknown ({error})"),
@@ -131,30 +131,41 @@ pub(crate) struct RemoveOptions {
     pub(crate) print: bool,
 }
 
-/// Takes out what truepeer made; while a running truepeer uses it, it is left to the last one's end.
+/// Takes out what truepeer made. What a running truepeer needs is left to the end of the last that does.
 pub(crate) fn remove(options: &RemoveOptions, out: &mut dyn Write) -> Result<()> {
     let mut netlink = Netlink::open()?;
     if options.print {
         return print_removal(&mut netlink, options.table, out);
     }
     let _lock = Lock::acquire();
-    let owners = owners::living().context("reading /proc/thread-self/net/unix")?;
-    if !owners.is_empty() && !options.force {
-        apply::unpin(&mut netlink, options.table)?;
-        writeln!(out, "left in place: used by process {owners:?}; the last of them removes it (or --force)")?;
-        return Ok(());
-    }
+    let living = if options.force {
+        Living::default()
+    } else {
+        Living::read().context("reading the sockets in /proc/thread-self/net")?
+    };
+    apply::unpin(&mut netlink, options.table, |need| living.need(need))?;
     let others_table = |of: u32| options.table.is_some_and(|table| table != of);
-    let removal = apply::sweep(&mut netlink, &Tag::OURS, |need| match need {
+    let is_others = |need: &Need| match need {
         Need::Rule(rule) => others_table(rule.table),
         Need::LocalRoute(route) => others_table(route.table),
         Need::Switch(_) => false,
-    })?;
+    };
+    let removed = apply::sweep(&mut netlink, &Tag::OURS, |need| is_others(need) || living.need(need))?;
+    let count = |is_kind: fn(&Need) -> bool| removed.iter().filter(|need| is_kind(need)).count();
     writeln!(
         out,
         "removed {} rules, {} routes; {} sysctls are as before",
-        removal.rules, removal.routes, removal.switches
+        count(|need| matches!(need, Need::Rule(_))),
+        count(|need| matches!(need, Need::LocalRoute(_))),
+        count(|need| matches!(need, Need::Switch(_)))
     )?;
+    let owners = living.processes();
+    if !owners.is_empty() {
+        writeln!(
+            out,
+            "left in place: what process {owners:?} needs; the last of them removes it (or --force)"
+        )?;
+    }
     Ok(())
 }
 

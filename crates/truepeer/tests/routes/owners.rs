@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use rustix::process::Signal;
 use truepeer_testbed::{Bed, Behaviour, Program, Test, Truepeer, User, ip_here, tests};
 
-use crate::support::{TRUEPEER, delivers_both, proxy, routes, state, switch_value};
+use crate::support::{CLIENT_6, TRUEPEER, delivers, delivers_both, proxy, routes, state, switch_value};
 
 const BACKENDS: &str = "-4 127.0.0.1:80 -6 [::1]:80";
 
@@ -17,6 +17,8 @@ pub(crate) fn tests() -> Vec<Test> {
         a_second_instance_is_not_cut_off_by_the_end_of_the_first,
         a_killed_instances_routes_are_adopted_or_swept_at_the_next_start,
         a_killed_owner_is_not_counted,
+        a_rule_goes_with_its_last_user_whatever_else_runs,
+        each_instance_keeps_what_it_needs_and_nothing_more,
         a_changed_switch_is_restored_even_after_a_kill,
         a_switch_that_was_on_stays_on,
         what_others_made_is_neither_doubled_nor_removed,
@@ -33,6 +35,15 @@ pub(crate) fn tests() -> Vec<Test> {
     );
     all.push(
         Test::new("a_confined_instance_uses_what_apply_made", a_confined_instance).needs_several_users(),
+    );
+    all.push(
+        Test::new("other_users_can_hold_nothing", other_users_can_hold_nothing)
+            .needs_several_users()
+            .needs_program("/usr/bin/python3"),
+    );
+    all.push(
+        Test::new("instances_of_one_user_count_each_other_without_raw_sockets", without_raw_sockets)
+            .needs_several_users(),
     );
     all
 }
@@ -77,6 +88,86 @@ fn a_killed_owner_is_not_counted(bed: &Bed) -> Result<()> {
     let other = proxy(bed, 8444, BACKENDS)?;
     kill(&killed)?;
     other.stop()?;
+    ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+    Ok(())
+}
+
+/// A truepeer that needs no rules has nothing to do with those of others.
+fn a_rule_goes_with_its_last_user_whatever_else_runs(bed: &Bed) -> Result<()> {
+    let before = state(bed)?;
+    let other = proxy(bed, 8444, &format!("{BACKENDS} --send-proxy v2"))?;
+    let truepeer = proxy(bed, 8443, BACKENDS)?;
+    truepeer.stop()?;
+    ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+    other.stop().map(drop)
+}
+
+fn each_instance_keeps_what_it_needs_and_nothing_more(bed: &Bed) -> Result<()> {
+    let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
+    let before = state(bed)?;
+    let near = proxy(bed, 8443, BACKENDS)?;
+    let far = proxy(bed, 8444, "-4 10.5.5.2:80 -6 [::1]:80")?;
+    far.stop()?;
+    ensure!(!state(bed)?.contains("10.5.5.2"), "nobody needs it:\n{}", state(bed)?);
+    delivers_both("127.0.0.1:8443")?;
+    let far = proxy(bed, 8444, "-4 10.5.5.2:80 -6 [::1]:80")?;
+    near.stop()?;
+    let left = state(bed)?;
+    ensure!(!left.contains("from 127.0.0.0/8"), "nobody needs it:\n{left}");
+    ensure!(left.contains("10.5.5.2"), "it was cut off:\n{left}");
+    delivers("127.0.0.1:8444", CLIENT_6, "[2001:db8:1::1]:80")?;
+    far.stop()?;
+    ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+    Ok(())
+}
+
+/// Binds every name that could be an owner's, as any user can.
+const SQUATTER: &str = r#"
+import socket, time
+held = []
+for n in range(4):
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    s.bind("\0truepeer/routes/owner/%d/0" % n)
+    held.append(s)
+for line in open("/proc/net/raw").read().splitlines()[1:]:
+    ip = socket.inet_ntoa(bytes.fromhex(line.split()[1].split(":")[0])[::-1])
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.bind((ip, 0))
+    s.connect(("127.0.0.7", 9))
+    held.append(s)
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_RAW, 253)
+    except PermissionError:
+        print("held", flush=True)
+time.sleep(600)
+"#;
+
+fn other_users_can_hold_nothing(bed: &Bed) -> Result<()> {
+    let before = state(bed)?;
+    let truepeer = proxy(bed, 8443, BACKENDS)?;
+    let squatter =
+        Program::new("/usr/bin/python3").args(["-c", SQUATTER]).as_user(User::TESTER).start(bed)?;
+    bed.wait_for("the squatter", || squatter.stdout().matches("held").count() >= 4)?;
+    truepeer.stop()?;
+    ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+    Ok(())
+}
+
+fn without_raw_sockets(bed: &Bed) -> Result<()> {
+    let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
+    let before = state(bed)?;
+    let start = |port: u16| {
+        let options: Vec<&str> = BACKENDS.split_whitespace().collect();
+        Truepeer::proxy(TRUEPEER)
+            .listen(format!("127.0.0.1:{port}"))
+            .args(&options)
+            .with(|program: Program| program.as_user(User::TESTER).with_capabilities(&["net_admin"]))
+            .start(bed)
+    };
+    let (first, second) = (start(8443)?, start(8444)?);
+    first.stop()?;
+    delivers_both("127.0.0.1:8444")?;
+    second.stop()?;
     ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
     Ok(())
 }
