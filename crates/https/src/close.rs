@@ -1,5 +1,7 @@
 //! Why a session ended, where TLS was part of it.
 
+use std::net::IpAddr;
+
 use truepeer_policy::Route;
 use truepeer_session::Ending;
 use truepeer_session::counters::Counter;
@@ -12,6 +14,14 @@ pub enum CloseReason {
     /// As a session without TLS ends.
     #[error(transparent)]
     Tcp(#[from] truepeer_session::CloseReason),
+    /// The client has as many connections as it may have.
+    #[error("{client} has {most} connections open, as many as one client may have (--max-per-client)")]
+    TooManyOfClient {
+        /// Whose.
+        client: IpAddr,
+        /// How many one may have.
+        most: usize,
+    },
     /// TLS with the sender failed.
     #[error("TLS with the sender failed: {0}")]
     Downstream(HandshakeError),
@@ -37,7 +47,7 @@ impl CloseReason {
     pub fn resets_downstream(&self) -> bool {
         match self {
             Self::Tcp(reason) => reason.resets_downstream(),
-            Self::Downstream(_) => false,
+            Self::TooManyOfClient { .. } | Self::Downstream(_) => false,
             Self::Upstream { .. } | Self::TruncatedByClient | Self::TruncatedByBackend => true,
         }
     }
@@ -47,7 +57,7 @@ impl Ending for CloseReason {
     fn counter(&self) -> Counter {
         match self {
             Self::Tcp(reason) => reason.counter(),
-            Self::Downstream(_) => Counter::Refused,
+            Self::TooManyOfClient { .. } | Self::Downstream(_) => Counter::Refused,
             Self::Upstream { .. } => Counter::ConnectFailed,
             Self::TruncatedByClient | Self::TruncatedByBackend => Counter::Reset,
         }
@@ -56,6 +66,7 @@ impl Ending for CloseReason {
     fn complaint(&self) -> Option<&'static str> {
         match self {
             Self::Tcp(reason) => reason.complaint(),
+            Self::TooManyOfClient { .. } => Some("too_many_of_client"),
             Self::Downstream(error) => Some(error.reason()),
             Self::Upstream { .. } => Some("origin_tls"),
             Self::TruncatedByClient | Self::TruncatedByBackend => None,
@@ -65,6 +76,7 @@ impl Ending for CloseReason {
     fn name(&self) -> &'static str {
         match self {
             Self::Tcp(reason) => reason.name(),
+            Self::TooManyOfClient { .. } => "too_many_of_client",
             Self::Downstream(error) => error.reason(),
             Self::Upstream { .. } => "origin_tls",
             Self::TruncatedByClient => "truncated_by_client",

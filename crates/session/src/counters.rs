@@ -77,6 +77,8 @@ counters! {
     RequestsFailed = "requests_failed",
     /// HTTP requests that were sent to the origin once more, on another connection.
     Retried = "requests_retried",
+    /// Idle connections that were closed for new ones, because sessions or descriptors had run short.
+    Reclaimed = "idle_connections_reclaimed",
     /// Times that accepting paused because descriptors, memory or sessions had run out.
     AcceptPaused = "accept_pauses",
 }

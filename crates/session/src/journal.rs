@@ -187,6 +187,18 @@ impl Journal {
         });
     }
 
+    /// Sessions or descriptors have run short: the connection that was idle longest was closed. `waited`: for how long.
+    pub fn on_reclaimed(&self, shard: &Shard, about: IpAddr, waited: std::time::Duration, now: Instant) {
+        shard.count(Counter::Reclaimed);
+        self.complain("idle_connections_reclaimed", about, now, |held_back| {
+            warn!(
+                held_back,
+                "sessions or descriptors run short: the connection that was idle longest, for {} s, was closed; raise the limit of open files (LimitNOFILE=, ulimit -n)",
+                waited.as_secs()
+            );
+        });
+    }
+
     /// Says it, unless it was said about the same address less than a minute ago.
     pub fn complain(&self, label: &'static str, about: IpAddr, now: Instant, say: impl FnOnce(u64)) {
         if let Some(held_back) = self.complaints.may_log(label, about, now) {

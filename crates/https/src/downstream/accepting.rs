@@ -15,6 +15,10 @@ use crate::reactor::{Listener, Reactor, TcpStream, concerns_one_connection};
 
 /// How long connections stay in the kernel's queue when the system is out of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How long a connection that was told to end is given for it.
+const RECLAIMING: Duration = Duration::from_millis(2);
+/// Descriptors that are asked for at once when the system has none.
+const RECLAIMED_AT_ONCE: usize = 8;
 /// Connections that are still taken once the loop drains: the kernel has completed them, and would reset them with the
 /// listener.
 const LAST_CONNECTIONS: usize = 4096;
@@ -38,12 +42,20 @@ pub async fn accept<Serve, Served>(
                 None => return,
             }
         }
-        if !house.budgets.sessions.has(1) {
-            if reactor.is_draining() {
-                return;
+        let about = listening.settings.address.ip();
+        if !house.budgets.sessions.has(spare(&house)) {
+            let is_reclaimed = house.reclaim(about, reactor.now());
+            if !house.budgets.sessions.has(1) {
+                if reactor.is_draining() {
+                    return;
+                }
+                if is_reclaimed {
+                    reactor.sleep(RECLAIMING).await;
+                } else {
+                    pause(&reactor, &listening, &house, None).await;
+                }
+                continue;
             }
-            pause(&reactor, &listening, &house, None).await;
-            continue;
         }
         let Some(accepted) = next(&reactor, &listener).await else { return };
         match accepted {
@@ -60,9 +72,21 @@ pub async fn accept<Serve, Served>(
             // This one was gone before we came; the next one may be well.
             Err(error) if concerns_one_connection(&error) => {}
             Err(_) if reactor.is_draining() => return,
-            Err(error) => pause(&reactor, &listening, &house, Some(&error)).await,
+            Err(error) => {
+                let reclaimed = (0..RECLAIMED_AT_ONCE).take_while(|_| house.reclaim(about, reactor.now()));
+                if reclaimed.count() > 0 {
+                    reactor.sleep(RECLAIMING).await;
+                } else {
+                    pause(&reactor, &listening, &house, Some(&error)).await;
+                }
+            }
         }
     }
+}
+
+/// When fewer sessions than this are left, each new one ends an idle one. So new connections rarely have to wait.
+fn spare(house: &House) -> usize {
+    house.budgets.sessions.limit() / 32 + 1
 }
 
 /// The next connection; `None`: there shall be none any more, and none is waiting.

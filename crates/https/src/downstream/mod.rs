@@ -7,13 +7,15 @@
 //! before all of this has succeeded.
 
 mod accepting;
+mod clients;
 mod header;
+mod idle;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use truepeer_policy::{Policy, Route, SenderAddr};
+use truepeer_policy::{HeaderRule, Origin, Policy, PrefixSet, Route, SenderAddr};
 use truepeer_proto::Tlvs;
 use truepeer_session::Journal;
 use truepeer_session::budget::Budgets;
@@ -21,6 +23,8 @@ use truepeer_session::counters::Shard;
 use truepeer_session::settings::ListenerSettings;
 
 pub use self::accepting::accept;
+pub use self::clients::{ClientConnections, Counted};
+pub use self::idle::{Idle, IdleConnections, IdleList};
 use crate::close::CloseReason;
 use crate::reactor::TcpStream;
 use crate::stream::Stream;
@@ -35,6 +39,28 @@ pub struct House {
     pub shard: Arc<Shard>,
     /// What all workers' connections together may hold.
     pub budgets: Budgets,
+    /// Each client's connections, of all workers.
+    pub clients: Arc<ClientConnections>,
+    /// Connections that wait for their next request, and may end for new ones.
+    pub idle: IdleList,
+}
+
+impl House {
+    /// How many connections one client may have where nothing else is said: an eighth of all, so that a few clients can't
+    /// use all of them up; at least as many as a few browsers behind one address open.
+    #[must_use]
+    pub fn usual_most_per_client(&self) -> usize {
+        (self.budgets.sessions.limit() / 8).clamp(64, 4096)
+    }
+
+    /// Ends the connection that has been idle longest, since something has run short; whether there was one.
+    pub(crate) fn reclaim(&self, about: IpAddr, now: Instant) -> bool {
+        let waited = self.idle.end_longest(now);
+        if let Some(waited) = waited {
+            self.journal.on_reclaimed(&self.shard, about, waited, now);
+        }
+        waited.is_some()
+    }
 }
 
 /// A listener: what it follows, and who may do what on it.
@@ -48,6 +74,33 @@ pub struct Listening {
     pub tls: Option<Arc<ServerTls>>,
     /// How long a TLS handshake may take, with clients and with backends.
     pub handshake_timeout: Duration,
+    /// How many connections one client may have.
+    pub per_client: PerClient,
+}
+
+/// How many connections one client may have.
+#[derive(Debug, Clone, Default)]
+pub struct PerClient {
+    /// `None`: [`House::usual_most_per_client`]; 0: any number.
+    pub most: Option<usize>,
+    /// Addresses that many clients share, such as a proxy's: they are not counted.
+    pub shared: PrefixSet,
+}
+
+impl PerClient {
+    /// Whether the client of `route` is one that can be told from others.
+    ///
+    /// A sender that may name clients and has named none (LOCAL, UNKNOWN, an optional header) stands for many or for its own
+    /// checks. So does a program on this machine, such as another proxy or an ssh tunnel.
+    fn counts(&self, route: &Route, rule: HeaderRule) -> bool {
+        let client = route.client.ip();
+        let is_one = match route.origin {
+            Origin::Header => true,
+            Origin::NoHeader => rule == HeaderRule::Forbid && !client.is_loopback(),
+            Origin::Local | Origin::Unknown => false,
+        };
+        is_one && !self.shared.contains(client)
+    }
 }
 
 /// A connection whose client is known.
@@ -65,6 +118,8 @@ pub struct Downstream {
     pub stream: Stream,
     /// What was read of the stream already; where TLS is spoken: nothing.
     pub first: Vec<u8>,
+    /// The connection counts for its client as long as this is kept.
+    pub counted: Option<Counted>,
 }
 
 impl Downstream {
@@ -84,6 +139,7 @@ impl Downstream {
         if let Some(range) = route.special {
             house.journal.on_special_claim(&route, sender, range, reactor.now());
         }
+        let counted = count(listening, house, &route, sender)?;
         let mut downstream = Self {
             sender,
             route,
@@ -91,6 +147,7 @@ impl Downstream {
             tls: None,
             stream: Stream::Plain(tcp),
             first: opening.rest,
+            counted,
         };
         if let Some(tls) = &listening.tls {
             downstream = downstream.encrypt(tls, listening.handshake_timeout).await?;
@@ -129,5 +186,67 @@ impl Downstream {
     #[must_use]
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.stream.tcp().local_address().ok()
+    }
+}
+
+/// Counts the connection for its client, before it costs a handshake.
+fn count(
+    listening: &Listening,
+    house: &House,
+    route: &Route,
+    sender: SenderAddr,
+) -> Result<Option<Counted>, CloseReason> {
+    let most = listening.per_client.most.unwrap_or_else(|| house.usual_most_per_client());
+    let rule = listening.policy.senders.rule(sender);
+    if most == 0 || !listening.per_client.counts(route, rule) {
+        return Ok(None);
+    }
+    let client = route.client.ip();
+    let counted = house.clients.count(client, most);
+    counted.map(Some).ok_or(CloseReason::TooManyOfClient { client, most })
+}
+
+#[cfg(test)]
+mod tests {
+    use truepeer_policy::{BackendAddr, ClientAddr, OnConflict};
+
+    use super::*;
+
+    fn route(client: &str, origin: Origin) -> Route {
+        Route {
+            client: ClientAddr::new(SocketAddr::new(client.parse().unwrap(), 5000)),
+            origin,
+            backend: BackendAddr::new("192.0.2.1:80".parse().unwrap()),
+            source: None,
+            on_conflict: OnConflict::Ephemeral,
+            send_proxy: None,
+            destination: None,
+            special: None,
+        }
+    }
+
+    #[test]
+    fn clients_are_counted_where_they_can_be_told_apart() {
+        let per_client = PerClient { most: None, shared: "10.0.0.0/8".parse().unwrap() };
+        for (client, origin, rule, counts) in [
+            ("203.0.113.7", Origin::NoHeader, HeaderRule::Forbid, true),
+            ("203.0.113.7", Origin::Header, HeaderRule::Require, true),
+            ("127.0.0.2", Origin::Header, HeaderRule::Require, true),
+            // A sender that may name clients, and has named none.
+            ("203.0.113.7", Origin::NoHeader, HeaderRule::Optional, false),
+            ("203.0.113.7", Origin::Local, HeaderRule::Require, false),
+            ("203.0.113.7", Origin::Unknown, HeaderRule::Require, false),
+            // Another proxy: on this machine, or one that is trusted to name its clients in each request.
+            ("127.0.0.1", Origin::NoHeader, HeaderRule::Forbid, false),
+            ("::1", Origin::NoHeader, HeaderRule::Forbid, false),
+            ("10.1.2.3", Origin::NoHeader, HeaderRule::Forbid, false),
+            ("10.1.2.3", Origin::Header, HeaderRule::Require, false),
+        ] {
+            assert_eq!(
+                per_client.counts(&route(client, origin), rule),
+                counts,
+                "{client} {origin:?} {rule:?}"
+            );
+        }
     }
 }

@@ -121,15 +121,16 @@ impl<C: ClientConnection, O: Dial> Connection<'_, C, O> {
         let reactor = &self.service.reactor;
         let limit = self.service.settings.timeouts.keep_alive;
         let (stream, buffer) = (self.stream, &mut self.buffer);
-        let mut has_looked = false;
+        let (mut has_looked, mut idle) = (false, None);
         let bytes = poll_fn(|cx| {
             loop {
                 if let Poll::Ready(filled) = stream.poll_fill(cx, buffer) {
                     return Poll::Ready(filled.is_ok_and(|len| len > 0));
                 }
+                let idle = idle.get_or_insert_with(|| self.service.idle.enter(reactor.now(), cx.waker()));
                 // The end wakes all tasks.
                 if !reactor.is_draining() {
-                    return Poll::Pending;
+                    return if idle.shall_end() { Poll::Ready(false) } else { Poll::Pending };
                 }
                 if has_looked {
                     // It may only have been enough for this turn: a request that has come is still answered.

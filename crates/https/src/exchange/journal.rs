@@ -92,6 +92,11 @@ impl Journal {
         self.house.counters.refusals()
     }
 
+    /// An idle connection was closed, because something that `about` needs had run short.
+    pub(crate) fn on_reclaimed(&self, about: IpAddr, waited: std::time::Duration, now: Instant) {
+        self.house.on_reclaimed(&self.shard, about, waited, now);
+    }
+
     /// A request was sent once more, on another connection.
     pub(crate) fn on_retry(&self) {
         self.shard.count(Counter::Retried);

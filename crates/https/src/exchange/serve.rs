@@ -20,6 +20,7 @@ use super::run::{Answered, Link, run};
 use super::settings::Settings;
 use super::shared::Shared;
 use super::{Failure, Visit};
+use crate::downstream::IdleList;
 use crate::origin::{Access, Dial, KeptBy, OriginConnection, Pool};
 use crate::reactor::Reactor;
 
@@ -53,6 +54,8 @@ pub struct Service<O: Dial> {
     pub sharing: Sharing,
     /// How long a request waits for an origin that refuses connections, as it does while it is restarted, or for a descriptor.
     pub patience: Duration,
+    /// Clients' connections that wait for their next request.
+    pub idle: IdleList,
     /// Says and counts what happens.
     pub journal: Journal,
 }
@@ -211,10 +214,23 @@ impl<O: Dial> Service<O> {
                         is_private: false,
                     });
                 }
-                Err(error) if error.may_pass() && self.may_wait(began) => self.reactor.sleep(pause).await,
+                Err(error) if error.may_pass() && self.may_wait(began) => {
+                    if error.is_ours() {
+                        self.reclaim(visit);
+                    }
+                    self.reactor.sleep(pause).await;
+                }
                 Err(error) => return Err(error.into()),
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Ends the client's connection that has been idle longest, since a request needs its descriptor.
+    fn reclaim(&self, visit: &Visit) {
+        let now = self.reactor.now();
+        if let Some(waited) = self.idle.end_longest(now) {
+            self.journal.on_reclaimed(visit.route.backend.ip(), waited, now);
         }
     }
 

@@ -137,6 +137,7 @@ fn patient_bed(settings: Settings, patience: Duration) -> Bed {
         sessions,
         sharing: Sharing::All,
         patience,
+        idle: crate::downstream::IdleConnections::new(1).of(0),
         journal: Journal::new(Arc::default(), Arc::default(), false),
     });
     Bed { reactor, origin, service }

@@ -88,6 +88,7 @@ impl Gateway {
                 ClientAddress::Proxy => Sharing::ByConnection,
             },
             patience: options.origin_patience,
+            idle: house.idle.clone(),
             journal: Journal::new(house.journal.clone(), house.shard.clone(), access_log),
         };
         Rc::new(Self {
@@ -109,6 +110,7 @@ impl Gateway {
                 let speaks_http2 = speaks_http2(&mut downstream);
                 let visit = self.visit(&downstream);
                 let service = Rc::clone(&self.service);
+                let _counted = downstream.counted.take();
                 let stream = downstream.into_stream();
                 if speaks_http2 {
                     // Three times as large as HTTP/1's, which would have to hold as much.

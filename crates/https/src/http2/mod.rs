@@ -24,13 +24,14 @@ use std::future::{Future as _, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use h2::server::{Builder, Connection};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::watch::Watched;
+use crate::downstream::{Idle, IdleList};
 use crate::exchange::{Buffer, Failure, Patience, Service, Visit, linger};
 use crate::origin::{Access, Dial};
 use crate::reactor::Timer;
@@ -169,7 +170,9 @@ where
             }
             match connection.poll_accept(cx) {
                 Poll::Pending if watched.is_exhausted() => Poll::Ready(None),
-                Poll::Pending if rest.poll_end(cx, &tally).is_ready() => Poll::Ready(None),
+                Poll::Pending if rest.poll_end(cx, &tally, service.reactor.now()).is_ready() => {
+                    Poll::Ready(None)
+                }
                 accepted => accepted,
             }
         });
@@ -234,8 +237,10 @@ impl Drop for Open {
 }
 
 /// The time in which a connection has no request. Frames keep it alive only if they belong to one.
-struct Rest {
+struct Rest<'a> {
     timer: Timer,
+    list: &'a IdleList,
+    idle: Option<Idle<'a>>,
     /// How long it may last: between requests, and before the connection's end.
     usual: Duration,
     last: Duration,
@@ -246,11 +251,13 @@ struct Rest {
     has_ended: bool,
 }
 
-impl Rest {
-    fn new<O: Dial>(service: &Service<O>) -> Self {
+impl<'a> Rest<'a> {
+    fn new<O: Dial>(service: &'a Service<O>) -> Self {
         let timeouts = &service.settings.timeouts;
         Self {
             timer: service.reactor.timer(),
+            list: &service.idle,
+            idle: None,
             usual: timeouts.keep_alive,
             last: timeouts.linger,
             is_last: false,
@@ -259,18 +266,20 @@ impl Rest {
         }
     }
 
-    /// Ready when it has lasted too long.
-    fn poll_end(&mut self, cx: &mut Context<'_>, tally: &Tally) -> Poll<()> {
+    /// Ready when it has lasted too long, or what the connection holds is needed elsewhere.
+    fn poll_end(&mut self, cx: &mut Context<'_>, tally: &Tally, now: Instant) -> Poll<()> {
         if tally.open.get() > 0 {
             self.is_over = true;
+            self.idle = None;
             tally.connection.replace(cx.waker().clone());
             return Poll::Pending;
         }
         if std::mem::take(&mut self.is_over) {
             self.timer.arm(if self.is_last { self.last } else { self.usual });
+            self.idle = Some(self.list.enter(now, cx.waker()));
         }
-        let expired = self.timer.poll_expired(cx);
-        self.has_ended = expired.is_ready();
-        expired
+        let is_wanted = self.idle.as_ref().is_some_and(Idle::shall_end);
+        self.has_ended = is_wanted || self.timer.poll_expired(cx).is_ready();
+        if self.has_ended { Poll::Ready(()) } else { Poll::Pending }
     }
 }

@@ -303,3 +303,21 @@ fn a_client_that_is_too_slow_with_its_answer_is_not_waited_for() {
         });
     }
 }
+
+/// As when sessions run short.
+#[test]
+fn a_connection_without_streams_ends_in_order_when_its_place_is_needed() {
+    let bed = bed(Settings::default());
+    let (mut stream, service) = (connect(&bed), Rc::clone(&bed.service));
+    bed.run(async move {
+        stream.write_all(&frames::preface()).await.unwrap();
+        // The server's own settings, after which it waits.
+        frames::next_of(&mut stream, &[frames::SETTINGS]).await.unwrap();
+        let later = service.reactor.now() + Duration::from_secs(5);
+        while service.idle.end_longest(later).is_none() {
+            service.reactor.yield_now().await;
+        }
+        let goaway = frames::next_of(&mut stream, &[frames::GOAWAY]).await.unwrap();
+        assert_eq!(goaway.error(), 0);
+    });
+}

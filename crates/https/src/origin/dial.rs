@@ -57,6 +57,12 @@ impl DialError {
         }
     }
 
+    /// Whether descriptors, memory or ports have run short here.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        matches!(self, Self::Connect(error) if is_ours(error))
+    }
+
     /// Whether it may be otherwise in a moment: nothing listens at the origin, as while it is restarted, or we lack what
     /// others are about to give back.
     #[must_use]

@@ -15,7 +15,7 @@ use truepeer_session::budget::Budgets;
 use truepeer_session::listening::{ListenError, ListenOptions, listen, take_inherited};
 
 use super::session::{Shared, serve};
-use crate::downstream::{House, Listening, accept};
+use crate::downstream::{ClientConnections, House, IdleConnections, Listening, accept};
 use crate::gateway::{Gateway, HttpOptions};
 use crate::reactor::{Listener, Reactor, Remote};
 use crate::tls::{ClientTls, ConfigError};
@@ -121,12 +121,15 @@ impl Tunnel {
         let mut tunnel = Self { workers: Vec::new(), listeners, listening: Vec::new(), crew };
         // Declared after the tunnel, so that a failure ends the waiting workers before they are waited for.
         let mut gates = Vec::new();
+        let (clients, idle) = (Arc::new(ClientConnections::default()), IdleConnections::new(workers));
         for number in 0..workers {
             let doors = doors(&tunnel.listeners, &addresses, &inherited, number, workers)?;
             let house = House {
                 journal: Arc::clone(journal),
                 shard: journal.counters.shard(),
                 budgets: budgets.clone(),
+                clients: Arc::clone(&clients),
+                idle: idle.of(number),
             };
             let member = tunnel.crew.join();
             let (gate, opens) = channel();

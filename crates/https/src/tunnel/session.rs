@@ -46,7 +46,8 @@ async fn session(
 ) -> Result<CloseReason, CloseReason> {
     let reactor = tcp.reactor().clone();
     // Handshakes need room that the rest of the session shall not hold: boxes of their own.
-    let downstream = Box::pin(Downstream::open(&shared.listening, &shared.house, tcp, sender)).await?;
+    let mut downstream = Box::pin(Downstream::open(&shared.listening, &shared.house, tcp, sender)).await?;
+    let _counted = downstream.counted.take();
     record.route = Some(downstream.route);
     record.tls = downstream.tls.as_ref().map(ToString::to_string);
     let upstream = match Box::pin(reach(shared, &downstream)).await {

@@ -142,6 +142,10 @@ pub(super) struct HttpsArgs {
     /// [default: forbid]
     #[arg(long, value_name = "[PREFIX=]RULE", help_heading = CLIENTS)]
     header: Vec<Header>,
+    /// Connections that one client may have, by its address, IPv6 by /64; 0: any number. Not counted are those of --trusted
+    /// senders and from this machine, unless a PROXY header names the client [default: an eighth of all, 64 to 4096]
+    #[arg(long, value_name = "N", help_heading = CLIENTS)]
+    max_per_client: Option<usize>,
     /// How long a sender may take for its PROXY header [default: 5s]
     #[arg(long, value_name = "TIME", value_parser = values::positive_duration, help_heading = CLIENTS)]
     header_timeout: Option<Duration>,
@@ -313,6 +317,7 @@ impl HttpsArgs {
                 connect: self.connect_timeout.unwrap_or(common.timeouts.connect),
                 ..common.timeouts
             },
+            max_per_client: self.max_per_client,
             tls: Some(self.tls()?),
             origin_tls: self.origin_tls()?,
             http: Some(self.http(client_address)),

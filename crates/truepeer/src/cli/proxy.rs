@@ -257,6 +257,7 @@ impl ProxyArgs {
                 connect: self.connect_timeout.unwrap_or(common.timeouts.connect),
             },
             udp: UdpConfig { dialect: self.udp_dialect.unwrap_or_default(), close_after: self.close_after },
+            max_per_client: self.tls.max_per_client,
             tls: self.tls.server()?,
             origin_tls: self.tls.origin(&self.named_hosts(defaults))?,
             http: None,

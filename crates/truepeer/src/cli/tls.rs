@@ -36,6 +36,10 @@ pub(super) struct TlsArgs {
     /// How long a TLS handshake may take [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = values::positive_duration, help_heading = TLS)]
     tls_timeout: Option<Duration>,
+    /// Connections that one client may have, by its address, IPv6 by /64; 0: any number. Not counted are those from this
+    /// machine, unless a PROXY header names the client [default: an eighth of all, 64 to 4096]
+    #[arg(long, value_name = "N", help_heading = TLS)]
+    pub(super) max_per_client: Option<usize>,
     /// How long sessions with TLS may go on after SIGTERM; a second one ends at once. 0: not at all [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = crate::plan::parse_duration, help_heading = TLS)]
     drain_timeout: Option<Duration>,
@@ -79,6 +83,7 @@ impl TlsArgs {
                 (!self.tls_suite.is_empty(), "--tls-suite"),
                 (!self.tls_alpn.is_empty(), "--tls-alpn"),
                 (self.client_ca.is_some(), "--client-ca"),
+                (self.max_per_client.is_some(), "--max-per-client"),
             ];
             return match needy.iter().find(|(given, _)| *given) {
                 Some((_, option)) => {

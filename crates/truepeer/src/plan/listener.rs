@@ -54,6 +54,8 @@ pub(crate) struct ListenerConfig {
     pub(crate) pseudo_ipv4: bool,
     pub(crate) send_proxy: Option<SendProxy>,
     pub(crate) timeouts: Timeouts,
+    /// Connections of one client, where TLS is spoken; 0: any number, `None`: a part of all that there may be.
+    pub(crate) max_per_client: Option<usize>,
     pub(crate) udp: UdpConfig,
     /// Set: clients speak TLS.
     pub(crate) tls: Option<TlsConfig>,
@@ -175,6 +177,7 @@ impl Default for ListenerConfig {
             pseudo_ipv4: false,
             send_proxy: None,
             timeouts: Timeouts::default(),
+            max_per_client: None,
             udp: UdpConfig::default(),
             tls: None,
             origin_tls: None,

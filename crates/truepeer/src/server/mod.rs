@@ -197,7 +197,12 @@ fn is_bound_as(socket: &OwnedFd, listeners: &[&ListenerConfig]) -> bool {
 fn tunnel(config: &Config, listener: &ListenerConfig, mark: Option<u32>) -> anyhow::Result<TunnelListener> {
     let Listening { settings, policy } = listening(config, listener, mark)?;
     let (tls, handshake_timeout) = (listener.server_tls()?, listener.handshake_timeout());
-    let listening = downstream::Listening { settings, policy, tls, handshake_timeout };
+    let per_client = downstream::PerClient {
+        // Where TLS is only put on, clients are programs of ours, which may have as many as they like.
+        most: listener.max_per_client.or(listener.tls.is_none().then_some(0)),
+        shared: listener.http.as_ref().map(|http| http.trusted.clone()).unwrap_or_default(),
+    };
+    let listening = downstream::Listening { settings, policy, tls, handshake_timeout, per_client };
     let http = listener.http.as_ref().map(HttpConfig::options);
     Ok(TunnelListener { listening, origin: listener.origin()?, http })
 }

@@ -29,8 +29,23 @@ pub(crate) fn https(bed: &Bed, listen: &str, origin: &str) -> anyhow::Result<Tru
 
 /// As [`https`], with as many workers as a test then says.
 pub(crate) fn https_by(bed: &Bed, listen: &str, origin: &str) -> anyhow::Result<Truepeer> {
+    https_of(bed, Program::new(env!("CARGO_BIN_EXE_truepeer")).arg("https"), listen, origin)
+}
+
+/// As [`https`], with a limit of open files.
+pub(crate) fn https_with_files(
+    bed: &Bed,
+    files: usize,
+    listen: &str,
+    origin: &str,
+) -> anyhow::Result<Truepeer> {
+    let limit = format!("--nofile={files}:{files}");
+    let program = Program::new("prlimit").args([&limit, env!("CARGO_BIN_EXE_truepeer"), "https"]);
+    Ok(https_of(bed, program, listen, origin)?.option("--workers", 2))
+}
+
+fn https_of(bed: &Bed, program: Program, listen: &str, origin: &str) -> anyhow::Result<Truepeer> {
     let Certificate { cert, key } = Certificate::make(bed)?;
-    let program = Program::new(env!("CARGO_BIN_EXE_truepeer")).arg("https");
     Ok(Truepeer::of(program)
         .listen(listen)
         .option("--cert", cert.display())

@@ -5,16 +5,18 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use truepeer_testbed::{Bed, Program, Running, Test, skip, tests};
 
-use crate::kit::{curl, https, origin};
+use crate::kit::{curl, https, https_with_files, origin};
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
         accepting_pauses_while_there_are_no_descriptors,
         a_request_without_a_descriptor_for_the_origin_is_told_so,
         a_worker_that_fails_ends_the_program_with_the_reason,
+        a_crowd_of_idle_connections_keeps_nobody_out,
+        a_client_has_as_many_connections_as_it_may,
     ];
     all.into_iter().map(|test| test.needs_program("python3")).collect()
 }
@@ -55,19 +57,32 @@ fn allow_descriptors(truepeer: &Running, more: usize) -> anyhow::Result<()> {
     let names = fs::read_dir(format!("/proc/{}/fd", truepeer.pid()))?.flatten();
     let used: HashSet<u64> = names.filter_map(|name| name.file_name().to_str()?.parse().ok()).collect();
     let last = (0..).filter(|number| !used.contains(number)).take(more).last();
-    let limit = Rlimit { current: last.map(|last| last + 1), ..getrlimit(Resource::Nofile) };
+    let limits = fs::read_to_string(format!("/proc/{}/limits", truepeer.pid()))?;
+    let hard = limits.lines().find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().nth(1));
+    let limit =
+        Rlimit { current: last.map(|last| last + 1), maximum: hard.and_then(|hard| hard.parse().ok()) };
     prlimit(Pid::from_raw(truepeer.pid()), Resource::Nofile, limit)?;
     Ok(())
 }
 
-/// How often accepting has paused.
-fn pauses(truepeer: &Running) -> anyhow::Result<u32> {
+/// Has it say what it has counted.
+fn report(truepeer: &Running) -> anyhow::Result<()> {
     let reports = truepeer.log().matches("counters: ").count();
     truepeer.signal(Signal::USR1)?;
-    truepeer.wait_state("a report", || truepeer.log().matches("counters: ").count() > reports)?;
+    truepeer.wait_state("a report", || truepeer.log().matches("counters: ").count() > reports)
+}
+
+fn count(truepeer: &Running, counter: &str) -> anyhow::Result<u32> {
+    report(truepeer)?;
     let log = truepeer.log();
-    let mut words = log.split([' ', '"', ',']).filter_map(|word| word.strip_prefix("accept_pauses="));
-    Ok(words.next_back().context("no accept_pauses in the report")?.parse()?)
+    let mut words =
+        log.split([' ', '"', ',']).filter_map(|word| word.strip_prefix(counter)?.strip_prefix('='));
+    Ok(words.next_back().with_context(|| format!("no {counter} in the report"))?.parse()?)
+}
+
+/// How often accepting has paused.
+fn pauses(truepeer: &Running) -> anyhow::Result<u32> {
+    count(truepeer, "accept_pauses")
 }
 
 /// What it has used of the processor, in the kernel's ticks of 10 ms.
@@ -137,6 +152,89 @@ fn a_request_without_a_descriptor_for_the_origin_is_told_so(bed: &Bed) -> anyhow
     let said = status()?;
     ensure!(said == "200", "{said}; {}", truepeer.log());
     Ok(())
+}
+
+/// As many as are wanted, each after its TLS handshake and without a request, until the file `leave` is there.
+const IDLE_CROWD: &str = r"
+import os, socket, ssl, sys, time
+context = ssl._create_unverified_context()
+crowd = []
+for _ in range(int(sys.argv[1])):
+    crowd.append(context.wrap_socket(socket.create_connection(('127.0.0.1', 443), 60), server_hostname='site'))
+print('here', flush=True)
+while not os.path.exists('leave'): time.sleep(.01)
+";
+
+/// More than there are sessions, and then as many as there are descriptors.
+fn a_crowd_of_idle_connections_keeps_nobody_out(bed: &Bed) -> anyhow::Result<()> {
+    const OPEN_FILES: usize = 160;
+    let _origin = origin(bed, 8080)?;
+    let truepeer =
+        https_with_files(bed, OPEN_FILES, HERE, ORIGIN)?.option("--origin-keepalive", 0).start(bed)?;
+    let crowd = Program::new("python3").args(["-c", IDLE_CROWD, "100"]).start(bed)?;
+    crowd.wait_for_log("here")?;
+    for _ in 0..3 {
+        ensure!(curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx", "{}", truepeer.log());
+    }
+    let closed = count(&truepeer, "idle_connections_reclaimed")?;
+    ensure!(closed >= 30, "{closed} were closed");
+    ensure!(count(&truepeer, "accept_pauses")? <= 60, "{}", truepeer.log());
+    truepeer.wait_for_log("sessions or descriptors run short: the connection that was idle longest, for ")?;
+    let lines = truepeer.log().matches("run short").count();
+    ensure!(lines <= 2, "{}", truepeer.log());
+    allow_descriptors(&truepeer, 1)?;
+    // The client's own connection needs one, and the origin's another.
+    ensure!(curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx", "{}", truepeer.log());
+    bed.write("leave", "")?;
+    Ok(())
+}
+
+/// Opens TLS behind PROXY headers of the clients given, and says of which it is answered.
+const NAMED: &str = r"
+import socket, ssl, sys
+context = ssl._create_unverified_context()
+kept = []
+for client in sys.argv[1:]:
+    plain = socket.create_connection(('127.0.0.1', 443), 60)
+    family, here = ('TCP6', '::1') if ':' in client else ('TCP4', '127.0.0.1')
+    plain.sendall(f'PROXY {family} {client} {here} 5000 443\r\n'.encode() if client != '-' else b'PROXY UNKNOWN\r\n')
+    try:
+        stream = context.wrap_socket(plain, server_hostname='site')
+        stream.sendall(b'GET /3 HTTP/1.1\r\nHost: site\r\n\r\n')
+        answer = b''
+        while not answer.endswith(b'xxx'):
+            piece = stream.recv(4096)
+            if not piece: raise EOFError
+            answer += piece
+        kept.append(stream)
+        print('taken', end=' ')
+    except (OSError, EOFError): print('refused', end=' ')
+";
+
+fn a_client_has_as_many_connections_as_it_may(bed: &Bed) -> anyhow::Result<()> {
+    let _origin = origin(bed, 8080)?;
+    let truepeer =
+        https(bed, HERE, ORIGIN)?.args(&["--header", "require"]).option("--max-per-client", 2).start(bed)?;
+    for (clients, outcome) in [
+        // Another client is served all the same, and the load balancer's own address is nobody's.
+        (
+            "203.0.113.7 203.0.113.7 203.0.113.7 203.0.113.8 - - -",
+            "taken taken refused taken taken taken taken",
+        ),
+        // IPv6 by network.
+        ("2001:db8::1 2001:db8::2 2001:db8::3 2001:db8:0:1::1", "taken taken refused taken"),
+        // What has ended does not count.
+        ("203.0.113.7 203.0.113.7 203.0.113.7", "taken taken refused"),
+    ] {
+        let said = Program::new("python3").args(["-c", NAMED]).args(clients.split(' ')).run(bed)?;
+        ensure!(said.trim() == outcome, "{clients}: {said}; {}", truepeer.log());
+    }
+    truepeer.wait_for_log(
+        "203.0.113.7 has 2 connections open, as many as one client may have (--max-per-client)",
+    )?;
+    ensure!(truepeer.log().matches("--max-per-client").count() == 1, "said too often: {}", truepeer.log());
+    report(&truepeer)?;
+    truepeer.wait_for_log("too_many_of_client=3")
 }
 
 /// The kernel refuses to tell one of them what is ready, by the hand of a debugger.

@@ -117,3 +117,27 @@ fn a_byte_now_and_then_is_no_body() {
         assert_eq!(&said, b"HTTP/1.1 408 ");
     });
 }
+
+/// As when sessions run short.
+#[test]
+fn a_connection_between_requests_ends_when_its_place_is_needed_and_one_with_a_request_does_not() {
+    let bed = bed(Settings::default());
+    let (mut idle, mut busy) = (bed.client(), bed.client());
+    let (mut origin, service) = (bed.origin.next_connection(), Rc::clone(&bed.service));
+    bed.run(async move {
+        for client in [&mut idle, &mut busy] {
+            say(client, "GET /1 HTTP/1.1\r\nHost: a\r\n\r\n").await;
+            until(&mut origin, "\r\n\r\n").await;
+            say(&mut origin, "HTTP/1.1 204 No Content\r\n\r\n").await;
+            until(client, "\r\n\r\n").await;
+        }
+        say(&mut busy, "GET /2 HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        until(&mut origin, "\r\n\r\n").await;
+        let later = service.reactor.now() + Duration::from_secs(5);
+        assert!(service.idle.end_longest(later).is_some());
+        assert_eq!(rest(&mut idle).await, "");
+        assert_eq!(service.idle.end_longest(later), None, "nobody else is idle");
+        say(&mut origin, "HTTP/1.1 204 No Content\r\n\r\n").await;
+        assert!(until(&mut busy, "\r\n\r\n").await.starts_with("HTTP/1.1 204 "));
+    });
+}

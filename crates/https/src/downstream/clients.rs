@@ -1,0 +1,110 @@
+//! How many connections each client has, and how many it may have.
+//!
+//! One address must not be able to use up what everybody needs. A client with IPv6 usually has a whole /64 network, and can
+//! take any address in it: the network counts as one client.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Locks, so that workers rarely wait for each other.
+const SHARDS: usize = 16;
+
+/// Open connections by client, in all workers together.
+#[derive(Debug, Default)]
+pub struct ClientConnections([Mutex<HashMap<IpAddr, usize>>; SHARDS]);
+
+/// A connection that counts for its client until this is dropped.
+#[derive(Debug)]
+pub struct Counted {
+    all: Arc<ClientConnections>,
+    client: IpAddr,
+}
+
+impl ClientConnections {
+    /// Counts one more connection of `client`'s; `None`: it has `most` already.
+    #[must_use]
+    pub fn count(self: &Arc<Self>, client: IpAddr, most: usize) -> Option<Counted> {
+        let client = as_one(client);
+        match self.shard(client).entry(client) {
+            Entry::Occupied(open) if *open.get() >= most => return None,
+            Entry::Occupied(open) => *open.into_mut() += 1,
+            Entry::Vacant(_) if most == 0 => return None,
+            Entry::Vacant(none) => _ = none.insert(1),
+        }
+        Some(Counted { all: Arc::clone(self), client })
+    }
+
+    fn shard(&self, client: IpAddr) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
+        let last = match client {
+            IpAddr::V4(ip) => ip.octets()[3],
+            IpAddr::V6(ip) => ip.octets()[7],
+        };
+        self.0[usize::from(last) % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut shard = self.all.shard(self.client);
+        if let Entry::Occupied(mut open) = shard.entry(self.client) {
+            *open.get_mut() -= 1;
+            if *open.get() == 0 {
+                open.remove();
+            }
+        }
+        // A crowd that has left leaves no memory behind.
+        if shard.is_empty() {
+            *shard = HashMap::new();
+        }
+    }
+}
+
+/// The address that stands for `client`: an IPv6 address without its interface part.
+fn as_one(client: IpAddr) -> IpAddr {
+    match client {
+        IpAddr::V4(_) => client,
+        IpAddr::V6(ip) => {
+            let [a, b, c, d, ..] = ip.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(all: &Arc<ClientConnections>, client: &str) -> Option<Counted> {
+        all.count(client.parse().unwrap(), 2)
+    }
+
+    #[test]
+    fn each_client_may_have_so_many_and_again_when_one_ends() {
+        let all = Arc::new(ClientConnections::default());
+        let (first, _second) = (open(&all, "192.0.2.1").unwrap(), open(&all, "192.0.2.1").unwrap());
+        assert!(open(&all, "192.0.2.1").is_none());
+        let _other = open(&all, "192.0.2.17").expect("another client of the same shard");
+        drop(first);
+        let _third = open(&all, "192.0.2.1").expect("one has ended");
+        assert!(open(&all, "192.0.2.1").is_none());
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_client() {
+        let all = Arc::new(ClientConnections::default());
+        let _open = [open(&all, "2001:db8:0:1::1").unwrap(), open(&all, "2001:db8:0:1:ffff::2").unwrap()];
+        assert!(open(&all, "2001:db8:0:1:a::").is_none());
+        assert!(open(&all, "2001:db8:0:2::1").is_some());
+    }
+
+    #[test]
+    fn nothing_is_remembered_of_those_that_have_left() {
+        let all = Arc::new(ClientConnections::default());
+        let crowd: Vec<_> =
+            (0..10_000_u32).map(|client| all.count(IpAddr::V4(client.into()), 1).unwrap()).collect();
+        drop(crowd);
+        assert!(all.0.iter().all(|shard| shard.lock().unwrap().capacity() == 0));
+    }
+}
