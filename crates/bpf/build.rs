@@ -40,7 +40,8 @@ fn compile(program: &str) -> Result<(), String> {
     let source = Path::new("c").join(program).with_extension("bpf.c");
     let object = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join(program).with_extension("o");
     let output = Command::new("clang")
-        .args(["-target", "bpf", "-g", "-O2", "-Wall", "-Wextra", "-Werror", "-idirafter"])
+        // v3 has compare-and-exchange; Linux 5.12.
+        .args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-Wall", "-Wextra", "-Werror", "-idirafter"])
         .arg(include_dir())
         .arg("-c")
         .arg(&source)

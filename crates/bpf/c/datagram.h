@@ -12,6 +12,7 @@ struct datagram {
 	struct ip ip; /* whose payload is the UDP header */
 	__be16 source_port, destination_port;
 	__u32 payload_at, payload_len;
+	__u32 has_no_len; /* IPv6: the kernel takes a length of 0 for "all there is" (RFC 2675, 4) */
 };
 
 /* Nonzero: not UDP, or not whole. Of a fragment, which is never whole, the header is there. */
@@ -29,6 +30,9 @@ static __always_inline int read_datagram(struct __sk_buff *skb, struct datagram 
 	if (datagram->payload_at > datagram->ip.end)
 		return -1;
 	datagram->payload_len = datagram->ip.end - datagram->payload_at;
+	datagram->has_no_len = datagram->ip.version == 6 && udp.len == 0;
+	if (datagram->has_no_len)
+		return 0;
 	if (datagram->ip.is_fragment || skb->gso_size)
 		return 0;
 	/* IP's payload may be longer than UDP's, not shorter (RFC 768). */

@@ -73,7 +73,7 @@ GLOBAL enum finding find_hidden(struct __sk_buff *skb, __u32 protocol, struct hi
 {
 	__be16 ports[2];
 
-	if (!hidden || skb->vlan_present)
+	if (!hidden || is_of_vlan(skb))
 		return NOTHING_HIDDEN;
 	struct ip *ip = &hidden->ip;
 	ip->at = link_header_len;

@@ -34,6 +34,8 @@ static __always_inline int read_ipv4(struct __sk_buff *skb, __u8 protocol, struc
 	struct iphdr ip;
 	if (bpf_skb_load_bytes(skb, out->at, &ip, sizeof(ip)))
 		return -1;
+	if (ip.version != 4 || ip.ihl < 5)
+		return -1; /* the kernel drops it */
 	if (ip.protocol != protocol || ip.frag_off & bpf_htons(0x1fff))
 		return -1;
 	out->is_fragment = !!(ip.frag_off & bpf_htons(0x2000));
@@ -58,6 +60,8 @@ static __always_inline int read_ipv6(struct __sk_buff *skb, __u8 protocol, struc
 	struct ipv6hdr ip;
 	if (bpf_skb_load_bytes(skb, out->at, &ip, sizeof(ip)))
 		return -1;
+	if (ip.version != 6)
+		return -1; /* the kernel drops it */
 	out->version = 6;
 	out->payload_at = out->at + sizeof(ip);
 	out->len = bpf_ntohs(ip.payload_len);
@@ -76,13 +80,20 @@ static __always_inline int read_ipv6(struct __sk_buff *skb, __u8 protocol, struc
 	return 0;
 }
 
-/* Nonzero: not of this protocol, or without its header. */
+/* Tagged for a VLAN, whose own interface will have it. VLAN 0 is none: such a tag says a priority only, and the kernel takes the packet for
+ * one of this very interface. */
+static __always_inline int is_of_vlan(struct __sk_buff *skb)
+{
+	return skb->vlan_present && skb->vlan_tci & 0x0fff;
+}
+
+/* Nonzero: not of this protocol, without its header, or cut short: then the kernel drops it. */
 static __always_inline int read_ip(struct __sk_buff *skb, __u8 protocol, struct ip *ip)
 {
 	ip->at = link_header_len;
 	ip->is_fragment = 0;
-	if (skb->vlan_present)
-		return -1; /* the VLAN's own interface will have it */
+	if (is_of_vlan(skb))
+		return -1;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		if (read_ipv4(skb, protocol, ip))
 			return -1;
@@ -93,7 +104,7 @@ static __always_inline int read_ip(struct __sk_buff *skb, __u8 protocol, struct 
 		return -1;
 	}
 	/* Ethernet pads short frames: then the IP header knows the end. Of aggregated ones (GRO) only the buffer does. */
-	if (skb->gso_segs > 1 || ip->end > skb->len)
+	if (skb->gso_size || skb->gso_segs > 1)
 		ip->end = skb->len;
-	return 0;
+	return ip->end > skb->len ? -1 : 0;
 }

@@ -40,6 +40,15 @@ struct port {
 
 enum dialect { DIALECT_EVERY = 1, DIALECT_SPP = 2 };
 
+enum backend_kind { PLAIN_ANSWERS = 1, SEATED_ANSWERS = 2 /* some, by struct udp_seat */ };
+
+/* What a UDP backend is bound to. */
+struct backend {
+	__u16 slot; /* of the counters of a port that leads to it */
+	__u8 kind;  /* enum backend_kind */
+	__u8 unused;
+};
+
 /* An attached UDP port. */
 struct gate {
 	struct port port;
@@ -53,6 +62,8 @@ struct settings {
 	__u64 header_max; /* bytes */
 	__u32 edition;    /* of the rules: another one whenever they are written, after that; never 0 */
 	__u32 udp_silence_s; /* how long a client is answered through its sender after its last datagram from there; 0: for ever */
+	__u32 judged;     /* random: udp_ingress writes it into skb->priority of each datagram that it has judged; never 0 */
+	__u32 unused;
 };
 
 /* A connection as packets name it. */
@@ -72,10 +83,11 @@ struct flow {
 	__u8 unused;
 };
 
-/* A UDP flow as the backend names it. */
+/* A UDP flow as the backend names it. A client's newest flow stands under local address 0; another one of the same client, to another
+ * address of this host, stands under that address. */
 struct udp_key {
 	struct address client;
-	struct address local; /* where its datagrams go to; 0: the newest of that client, wherever */
+	struct address local; /* where its datagrams go to */
 	__be16 client_port;
 	__be16 backend_port;
 };
@@ -83,8 +95,11 @@ struct udp_key {
 /* Where its answers go to, and what they look like. */
 struct udp_flow {
 	__u64 seen_ns;           /* its newest datagram, to a second */
+	__u64 ticket;            /* the seat of its last answer: udp_seats.h; 0: none yet. Written by udp_send */
+	__u64 version;           /* another one whenever the entry is written as a whole: udp_maps.h, copy_udp_flow */
+	/* From here on a flow is compared with the newest datagram. */
 	struct address sender;
-	struct address local;    /* as in the key, but never 0 */
+	struct address local;    /* where its datagrams go to; never 0 */
 	struct address proxy;    /* SPP: what the header says of the sender's side */
 	__u32 device;            /* where its datagrams come in */
 	__be16 sender_port;
@@ -93,21 +108,30 @@ struct udp_flow {
 	__be16 said_client_port; /* SPP: as the header says it */
 	__u16 slot;              /* of its port's counters */
 	__u8 is_spp;
-	__u8 unused;
-	/* Up to here a flow is compared with the newest datagram. */
-	__be16 tag;              /* struct udp_tag; 0: udp_egress needn't see its answers */
-	__u8 is_newest;          /* of its client: what stands under address 0 is this one */
-	__u8 unused_too;
+	__u8 needs_seat;         /* udp_egress must change its answers */
+	/* Up to here. */
 	__u32 edition;           /* of the rules by which its client was found good to be claimed; 0: it was not claimed */
+	__u32 unused;
 };
 
-#define UDP_FLOW_COMPARED offsetof(struct udp_flow, tag)
+#define UDP_FLOW_COMPARED_FROM offsetof(struct udp_flow, sender)
+#define UDP_FLOW_COMPARED_TO offsetof(struct udp_flow, edition)
 
-/* An answer on its way to udp_egress: to its sender's address, but to a port that stands for its flow. */
-struct udp_tag {
-	struct address sender;
-	__be16 tag;
-	__be16 backend_port;
+/* An answer on its way from udp_send to udp_egress: all that udp_egress needs to know of it. udp_seats.h says who may write what when. */
+struct udp_seat {
+	__u64 state;
+	__u64 version;         /* of the flow that it belongs to; 0: none */
+	struct address sender; /* where the answer goes to */
+	struct address client; /* SPP, as the next */
+	struct address proxy;
+	__be16 backend_port;   /* where the answer comes from */
+	__be16 sender_port;
+	__be16 port;           /* what the sender sends to */
+	__be16 said_client_port;
+	__be16 proxy_port;
+	__u16 slot;
+	__u8 is_spp;
+	__u8 unused[3];
 };
 
 /* The longest v1 header, and more than the addresses of a v2 one need (PROXY 2.1, 2.2). */
@@ -139,9 +163,11 @@ enum claim { CLAIM_REFUSED = 1, CLAIM_ALLOWED = 2 };
 _Static_assert(sizeof(struct prefix) == 20, "src/layout.rs");
 _Static_assert(sizeof(struct port) == 4, "src/layout.rs");
 _Static_assert(sizeof(struct gate) == 8, "src/layout.rs");
-_Static_assert(sizeof(struct settings) == 24, "src/layout.rs");
+_Static_assert(sizeof(struct backend) == 4, "src/layout.rs");
+_Static_assert(sizeof(struct settings) == 32, "src/layout.rs");
 _Static_assert(sizeof(struct udp_key) == 36, "src/layout.rs");
-_Static_assert(sizeof(struct udp_flow) == 80, "src/layout.rs");
+_Static_assert(sizeof(struct udp_flow) == 96, "src/layout.rs");
+_Static_assert(sizeof(struct udp_seat) == 80, "src/layout.rs");
 _Static_assert(sizeof(struct flow_key) == 36, "src/layout.rs");
 _Static_assert(sizeof(struct flow) == 24, "src/layout.rs");
 _Static_assert(sizeof(struct embryo) == 136, "src/layout.rs");

@@ -2,14 +2,25 @@
 /* Answers on their way out, where udp_send could not do all: ports to map back, SPP headers to put back, and the answers of
  * connected sockets, which the kernel sends without asking udp_send. */
 #include "header.h"
-#include "udp_maps.h"
+#include "udp_seats.h"
 #include "datagram.h"
 #include "parcel.h"
 
-/* What is too large for the stack. An answer that is taken apart is done with it when its parts come. */
+/* Who has sent it. */
+enum origin {
+	BY_SENDMSG,    /* a socket that names whom it sends to each time: udp_send was asked */
+	BY_CONNECTION, /* a socket that is connected to whom it sends to: udp_send was not asked, so it goes to the client still */
+	BY_KERNEL,     /* one of the kernel's own sockets (WireGuard's): udp_send was not asked. Its packets name no socket, or another one */
+};
+
+/* What is too large for the stack. An answer that is taken apart is done with it when its parts come; but for the last two. */
 struct desk {
 	struct datagram datagram;
 	struct datagram to;
+	struct udp_flow flow;
+	struct udp_seat seat;
+	enum origin origin;
+	__u32 is_apart; /* what comes now are parts of one packet: copies, which name no socket. It keeps its seat until all of them have gone */
 };
 
 struct {
@@ -21,20 +32,19 @@ struct {
 
 /* Makes room behind the UDP header, and puts the header there that the flow's datagrams come with. `change` becomes the
  * difference that makes to the payload's sum. Nonzero: there is no room. */
-GLOBAL int put_spp_back(struct __sk_buff *skb, const struct datagram *datagram, const struct udp_key *key,
-			const struct udp_flow *flow, __u32 *change)
+GLOBAL int put_spp_back(struct __sk_buff *skb, const struct datagram *datagram, const struct udp_seat *seat, __u32 *change)
 {
-	if (!datagram || !key || !flow || !change)
+	if (!datagram || !seat || !change)
 		return -1;
 	struct {
 		struct spp spp;
 		__u8 pad[2];
 	} header = { .spp.magic = { 0x56, 0xec } };
 
-	__builtin_memcpy(header.spp.client, &key->client, sizeof(header.spp.client));
-	__builtin_memcpy(header.spp.proxy, &flow->proxy, sizeof(header.spp.proxy));
-	__builtin_memcpy(header.spp.client_port, &flow->said_client_port, sizeof(header.spp.client_port));
-	__builtin_memcpy(header.spp.proxy_port, &flow->proxy_port, sizeof(header.spp.proxy_port));
+	__builtin_memcpy(header.spp.client, &seat->client, sizeof(header.spp.client));
+	__builtin_memcpy(header.spp.proxy, &seat->proxy, sizeof(header.spp.proxy));
+	__builtin_memcpy(header.spp.client_port, &seat->said_client_port, sizeof(header.spp.client_port));
+	__builtin_memcpy(header.spp.proxy_port, &seat->proxy_port, sizeof(header.spp.proxy_port));
 	__u32 mtu = 0; /* of the device */
 	if (bpf_check_mtu(skb, 0, &mtu, SPP_LEN, 0))
 		return -1;
@@ -46,24 +56,23 @@ GLOBAL int put_spp_back(struct __sk_buff *skb, const struct datagram *datagram, 
 	return bpf_skb_store_bytes(skb, datagram->payload_at, &header.spp, SPP_LEN, BPF_F_RECOMPUTE_CSUM);
 }
 
-/* Nonzero: drop it. */
-static __always_inline int translate(struct __sk_buff *skb, const struct datagram *datagram, const struct udp_key *key,
-				     const struct udp_flow *flow, struct datagram *to)
+/* Gives the answer the ports, and the header, that its sender knows. Nonzero: drop it. */
+static __noinline int translate(struct __sk_buff *skb, const struct datagram *datagram, const struct udp_seat *seat, struct datagram *to)
 {
 	__u32 change = 0;
 
-	to->source_port = flow->port;
-	to->destination_port = flow->sender_port;
-	if (flow->is_spp) {
-		if (datagram->ip.is_fragment || put_spp_back(skb, datagram, key, flow, &change)) {
-			count_at(flow->slot, ANSWER_TOO_LONG);
+	to->source_port = seat->port;
+	to->destination_port = seat->sender_port;
+	if (seat->is_spp) {
+		if (datagram->ip.is_fragment || put_spp_back(skb, datagram, seat, &change)) {
+			count_at(seat->slot, ANSWER_TOO_LONG);
 			return -1;
 		}
 		to->payload_len += SPP_LEN;
 		to->ip.len += SPP_LEN;
 	}
 	if (write_datagram(skb, datagram, to, change)) {
-		count_at(flow->slot, FAILED);
+		count_at(seat->slot, FAILED);
 		return -1;
 	}
 	return 0;
@@ -84,23 +93,23 @@ static __always_inline int is_connected_to(const struct bpf_sock *sk, const stru
 	return is_same_address(&peer, &datagram->ip.destination);
 }
 
-/* Whether udp_send was not asked, so that it goes to the client still. It is not where the socket is connected to whom the datagram
- * goes to; nor of the kernel's own sockets (WireGuard's), whose datagrams name no socket, or another one. */
-static __always_inline int goes_to_client(struct __sk_buff *skb, const struct datagram *datagram)
+static __always_inline enum origin origin_of(struct __sk_buff *skb, const struct datagram *datagram)
 {
 	struct bpf_sock *sk = skb->sk;
 
 	if (sk)
 		sk = bpf_sk_fullsock(sk);
-	if (sk && sk->protocol == IPPROTO_UDP && sk->src_port == bpf_ntohs(datagram->source_port))
-		return is_connected_to(sk, datagram);
-	return !sender_rule(&datagram->ip.destination);
+	if (!sk || sk->protocol != IPPROTO_UDP || sk->src_port != bpf_ntohs(datagram->source_port))
+		return BY_KERNEL;
+	return is_connected_to(sk, datagram) ? BY_CONNECTION : BY_SENDMSG;
 }
 
 /* Answers sent in one call (UDP_SEGMENT): each part needs its SPP header, and comes here once more to get it. */
-static __always_inline int on_aggregate(struct __sk_buff *skb, const struct datagram *all, __u16 slot)
+static __always_inline int on_aggregate(struct __sk_buff *skb, struct desk *desk, __u16 slot)
 {
-	count_at(slot, take_apart(skb, all, 0) ? ANSWER_AGGREGATED : SPLIT_UP);
+	desk->is_apart = 1;
+	count_at(slot, take_apart(skb, &desk->datagram, 0) ? ANSWER_AGGREGATED : SPLIT_UP);
+	desk->is_apart = 0;
 	return DROP; /* its parts go instead */
 }
 
@@ -121,29 +130,29 @@ static __always_inline int hand_over_here(struct __sk_buff *skb)
 static __always_inline int on_answer_to_client(struct __sk_buff *skb, struct desk *desk)
 {
 	const struct datagram *datagram = &desk->datagram;
+	struct udp_flow *flow = &desk->flow;
 	struct datagram *to = &desk->to;
 	struct udp_key key = {
 		.client = datagram->ip.destination,
-		.local = datagram->ip.source,
 		.client_port = datagram->destination_port,
 		.backend_port = datagram->source_port,
 	};
-	struct udp_flow *flow = find_udp_flow(&key);
-	if (!flow)
+	if (!copy_udp_flow(&key, &datagram->ip.source, flow))
 		return PASS;
+	describe(&desk->seat, &key, flow);
+	if (flow->is_spp && skb->gso_size)
+		return on_aggregate(skb, desk, flow->slot);
 	*to = *datagram;
 	to->ip.source = flow->local;
 	to->ip.destination = flow->sender;
-	__u32 device = flow->device;
-	if (flow->is_spp && skb->gso_size)
-		return on_aggregate(skb, datagram, flow->slot);
 	count_at(flow->slot, ANSWER);
 	if (datagram->ip.is_fragment) {
 		count_at(flow->slot, ANSWER_TOO_LONG); /* the others have no ports, and would go to the client */
 		return DROP;
 	}
-	if (translate(skb, datagram, &key, flow, to))
+	if (translate(skb, datagram, &desk->seat, to))
 		return DROP;
+	__u32 device = flow->device;
 	if (link_header_len == 0)
 		return device == skb->ifindex ? PASS : bpf_redirect(device, 0);
 	if (device == LOOPBACK)
@@ -151,18 +160,21 @@ static __always_inline int on_answer_to_client(struct __sk_buff *skb, struct des
 	return bpf_redirect_neigh(device, 0, 0, 0);
 }
 
-/* An answer that udp_send has given a tag. */
-static __always_inline int on_tagged(struct __sk_buff *skb, struct desk *desk, const struct udp_key *key, __be16 tag)
+/* An answer that udp_send has given a seat. */
+static __always_inline int on_seated(struct __sk_buff *skb, struct desk *desk, struct udp_seat *seat)
 {
-	const struct datagram *datagram = &desk->datagram;
-	struct udp_flow *flow = bpf_map_lookup_elem(&tp_udp_flows, key);
+	int verdict;
 
-	if (!flow || flow->tag != tag)
-		return DROP; /* nobody would know that port */
-	if (flow->is_spp && skb->gso_size)
-		return on_aggregate(skb, datagram, flow->slot);
-	desk->to = *datagram;
-	return translate(skb, datagram, key, flow, &desk->to) ? DROP : PASS;
+	if (seat->is_spp && skb->gso_size) {
+		verdict = on_aggregate(skb, desk, seat->slot);
+	} else {
+		desk->seat = *seat;
+		desk->to = desk->datagram;
+		verdict = translate(skb, &desk->datagram, &desk->seat, &desk->to) ? DROP : PASS;
+	}
+	if (!desk->is_apart)
+		leave_seat(seat);
+	return verdict;
 }
 
 SEC("classifier")
@@ -173,20 +185,23 @@ int udp_egress(struct __sk_buff *skb)
 	if (!desk || read_datagram(skb, &desk->datagram))
 		return PASS;
 	const struct datagram *datagram = &desk->datagram;
-	__u32 *kind = bpf_map_lookup_elem(&tp_backends, &datagram->source_port);
-	if (!kind)
+	struct backend *backend = bpf_map_lookup_elem(&tp_backends, &datagram->source_port);
+	if (!backend)
 		return PASS;
-	if (*kind == TAGGED_ANSWERS) {
-		struct udp_tag tag = {
-			.sender = datagram->ip.destination,
-			.tag = datagram->destination_port,
-			.backend_port = datagram->source_port,
-		};
-		struct udp_key *key = bpf_map_lookup_elem(&tp_udp_tags, &tag);
-		if (key)
-			return on_tagged(skb, desk, key, tag.tag);
+	if (!desk->is_apart)
+		desk->origin = origin_of(skb, datagram);
+	switch (desk->origin) {
+	case BY_CONNECTION:
+		return on_answer_to_client(skb, desk);
+	case BY_KERNEL:
+		return sender_rule(&datagram->ip.destination) ? PASS : on_answer_to_client(skb, desk);
+	case BY_SENDMSG:
+		break;
 	}
-	return goes_to_client(skb, datagram) ? on_answer_to_client(skb, desk) : PASS;
+	if (backend->kind != SEATED_ANSWERS)
+		return PASS;
+	struct udp_seat *seat = find_seat(&datagram->ip.destination, datagram->destination_port, datagram->source_port);
+	return seat ? on_seated(skb, desk, seat) : PASS;
 }
 
 char _license[] SEC("license") = "Dual MIT/GPL";

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* The state of UDP in one network namespace. LRU throughout: a forgotten flow is made again by its next datagram.
+/* The tables of UDP in one network namespace.
  *
  *   tp_gates     what senders send to
  *   tp_backends  what backends are bound to: answers come from there
  *   tp_udp_flows client, as the backend names it -> sender
- *   tp_udp_tags  an answer on its way to udp_egress -> the flow
- */
+ *   tp_udp_seats an answer on its way from udp_send to udp_egress
+ *
+ * Each has a fixed size, so no flood makes them grow. docs/internals/attach-udp.md says what they take. */
 #pragma once
 #include "maps.h"
 
@@ -17,16 +18,15 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_gates SEC(".maps");
 
-enum backend_kind { PLAIN_ANSWERS = 1, TAGGED_ANSWERS = 2 /* some, by struct udp_tag */ };
-
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_PORTS);
 	__type(key, __be16);
-	__type(value, __u32);
+	__type(value, struct backend);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_backends SEC(".maps");
 
+/* LRU: a forgotten flow is made again by its next datagram. max_entries is --max-udp-flows. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 131072);
@@ -35,20 +35,14 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_udp_flows SEC(".maps");
 
-/* One address of a sender carries many clients: its address and port would not say whose answer it is. So where udp_egress
- * has something to do with an answer (an SPP header to put back, a port to map back), udp_send writes the flow's tag in
- * the place of the sender's port. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 131072);
-	__type(key, struct udp_tag);
-	__type(value, struct udp_key);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_udp_tags SEC(".maps");
-
 static __always_inline int is_same_address(const struct address *a, const struct address *b)
 {
 	return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] && a->word[3] == b->word[3];
+}
+
+static __always_inline int is_no_address(const struct address *address)
+{
+	return !(address->word[0] | address->word[1] | address->word[2] | address->word[3]);
 }
 
 /* 127.0.0.0/8 or ::1. */
@@ -63,8 +57,8 @@ static __always_inline int is_loopback(const struct address *address)
 
 #define SECOND_NS 1000000000ULL
 
-/* Its client has not been heard of by way of its sender for so long that it may have come by itself by now. A flow's newest datagram
- * is noted to a second. */
+/* The sender has sent nothing of this client for so long that the client may come by itself now. A flow's newest datagram is noted to a
+ * second. */
 static __always_inline int is_silent(const struct udp_flow *flow)
 {
 	__u32 only = 0;
@@ -76,14 +70,38 @@ static __always_inline int is_silent(const struct udp_flow *flow)
 	return silence_ns > (__s64)((settings->udp_silence_s + 1ULL) * SECOND_NS);
 }
 
-/* The flow that an answer from `key->local` belongs to; that may be 0, and on the loopback it isn't where the client's
- * datagrams went to. */
-static __always_inline struct udp_flow *find_udp_flow(struct udp_key *key)
+/* The flow that an answer from the address `from` belongs to; `key->local` becomes what it stands under. A socket on every address answers
+ * from none (0), and a socket on the loopback from an address that the client's datagrams did not go to: both answer the client's newest
+ * flow. */
+static __always_inline struct udp_flow *find_udp_flow(struct udp_key *key, const struct address *from)
 {
-	struct udp_flow *flow = bpf_map_lookup_elem(&tp_udp_flows, key);
-	if (flow && !is_silent(flow))
-		return flow;
 	key->local = (struct address){};
+	struct udp_flow *newest = bpf_map_lookup_elem(&tp_udp_flows, key);
+
+	if (!is_no_address(from) && !(newest && is_same_address(&newest->local, from))) {
+		key->local = *from;
+		struct udp_flow *other = bpf_map_lookup_elem(&tp_udp_flows, key);
+		if (other && !is_silent(other))
+			return other;
+		key->local = (struct address){};
+	}
+	return newest && !is_silent(newest) ? newest : 0;
+}
+
+/* Copies the flow of an answer. 0: there is none.
+ *
+ * An entry of an LRU table is used again, for another client, as soon as it is forgotten, also while it is read here. Each writing has its
+ * own version, and an entry is written before it stands under its key. So what still stands under the key, in the same version, after it
+ * was copied was not written meanwhile. The result is that entry. */
+static __always_inline struct udp_flow *copy_udp_flow(struct udp_key *key, const struct address *from, struct udp_flow *copy)
+{
+	struct udp_flow *flow = find_udp_flow(key, from);
+	if (!flow)
+		return 0;
+	__u64 version = *(volatile __u64 *)&flow->version;
+	asm volatile("" : : : "memory");
+	*copy = *flow;
+	asm volatile("" : : : "memory");
 	flow = bpf_map_lookup_elem(&tp_udp_flows, key);
-	return flow && !is_silent(flow) ? flow : 0;
+	return flow && flow->version == version ? flow : 0;
 }

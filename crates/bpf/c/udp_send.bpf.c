@@ -1,87 +1,141 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Before an answer is routed: the backend has sent it to the client, it goes to the sender, from the address that the
- * client's datagrams went to. So this host needs no route to the client. */
-#include "udp_maps.h"
+/* Before an answer is routed: the backend sends it to the client, and it goes to the sender, from the address that the client's datagrams
+ * went to. So this host needs no route to the client. */
+#include "udp_seating.h"
 
 /* Other namespaces may use the same addresses; set when it is loaded. */
 const volatile __u64 netns_cookie = 0;
 
-/* Nonzero: not from a backend of ours. */
-static __always_inline int begin_key(struct bpf_sock_addr *ctx, struct udp_key *key)
+#define SEND 1
+#define REFUSE 0 /* sendmsg() fails with EPERM */
+
+/* An answer: what the backend says, and then what becomes of it. */
+struct answer {
+	struct udp_key key;
+	struct address from; /* 0: the kernel chooses */
+	struct address to;
+	__be16 to_port;
+};
+
+/* The backend that sends it; NULL: none of ours. */
+static __always_inline struct backend *backend_of(struct bpf_sock_addr *ctx, struct answer *answer)
 {
 	struct bpf_sock *sk = ctx->sk;
 
 	if (!sk)
-		return -1;
-	key->backend_port = bpf_htons(sk->src_port);
-	if (!bpf_map_lookup_elem(&tp_backends, &key->backend_port) || bpf_get_netns_cookie(ctx) != netns_cookie)
-		return -1;
-	key->client_port = ctx->user_port;
-	return 0;
+		return 0;
+	answer->key.backend_port = bpf_htons(sk->src_port);
+	struct backend *backend = bpf_map_lookup_elem(&tp_backends, &answer->key.backend_port);
+	if (!backend || bpf_get_netns_cookie(ctx) != netns_cookie)
+		return 0;
+	answer->key.client_port = ctx->user_port;
+	return backend;
 }
 
-static __always_inline __be16 port_towards(const struct udp_flow *flow)
+/* What the backend sends to a sender by itself keeps its addresses. It needs a seat all the same: its port might be the number of one. */
+static __always_inline int send_by_itself(const struct backend *backend, struct answer *answer)
 {
-	return flow->tag ? flow->tag : flow->sender_port;
+	if (backend->kind != SEATED_ANSWERS || !sender_rule(&answer->key.client))
+		return SEND;
+	struct udp_seat seat = {
+		.sender = answer->key.client,
+		.backend_port = answer->key.backend_port,
+		.sender_port = answer->key.client_port,
+		.port = answer->key.backend_port,
+		.slot = backend->slot,
+	};
+	__be16 number = take_seat(&seat, 0, 0);
+	if (!number) {
+		count_at(backend->slot, ANSWER_REFUSED);
+		return REFUSE;
+	}
+	answer->to_port = number;
+	return SEND;
+}
+
+static __always_inline int is_chosen(const struct address *from)
+{
+	return !is_no_address(from) && !(from->word[2] == MAPPED && !from->word[3]) && !is_loopback(from);
+}
+
+/* Turns the answer to its sender. */
+static __noinline int turn(const struct backend *backend, struct answer *answer)
+{
+	struct udp_flow flow = {};
+	struct udp_flow *entry = copy_udp_flow(&answer->key, &answer->from, &flow);
+
+	answer->to = answer->key.client;
+	answer->to_port = answer->key.client_port;
+	if (!entry)
+		return send_by_itself(backend, answer);
+	__be16 port = flow.sender_port;
+	if (flow.needs_seat) {
+		struct udp_seat seat;
+		describe(&seat, &answer->key, &flow);
+		port = take_seat(&seat, flow.ticket, entry);
+		if (!port) {
+			count_at(flow.slot, ANSWER_REFUSED);
+			return REFUSE;
+		}
+	}
+	if (!is_chosen(&answer->from))
+		answer->from = flow.local;
+	answer->to = flow.sender;
+	answer->to_port = port;
+	count_at(flow.slot, ANSWER);
+	return SEND;
 }
 
 SEC("cgroup/sendmsg4")
 int udp_send4(struct bpf_sock_addr *ctx)
 {
-	struct udp_key key = {};
+	struct answer answer = {};
+	struct backend *backend = backend_of(ctx, &answer);
 	__be32 from = ctx->msg_src_ip4;
 
-	if (begin_key(ctx, &key))
-		return 1;
-	key.client.word[2] = MAPPED;
-	key.client.word[3] = ctx->user_ip4;
+	if (!backend)
+		return SEND;
+	answer.key.client.word[2] = MAPPED;
+	answer.key.client.word[3] = ctx->user_ip4;
 	if (from) {
-		key.local.word[2] = MAPPED;
-		key.local.word[3] = from;
+		answer.from.word[2] = MAPPED;
+		answer.from.word[3] = from;
 	}
-	struct udp_flow *flow = find_udp_flow(&key);
-	if (!flow)
-		return 1;
-	if (!from || (bpf_ntohl(from) >> 24) == 127)
-		ctx->msg_src_ip4 = flow->local.word[3];
-	ctx->user_ip4 = flow->sender.word[3];
-	ctx->user_port = port_towards(flow);
-	count_at(flow->slot, ANSWER);
-	return 1;
+	int verdict = turn(backend, &answer);
+	if (answer.from.word[3])
+		ctx->msg_src_ip4 = answer.from.word[3];
+	ctx->user_ip4 = answer.to.word[3];
+	ctx->user_port = answer.to_port;
+	return verdict;
 }
 
 SEC("cgroup/sendmsg6")
 int udp_send6(struct bpf_sock_addr *ctx)
 {
-	struct udp_key key = {};
+	struct answer answer = {};
+	struct backend *backend = backend_of(ctx, &answer);
 
-	if (begin_key(ctx, &key))
-		return 1;
-	key.client.word[0] = ctx->user_ip6[0];
-	key.client.word[1] = ctx->user_ip6[1];
-	key.client.word[2] = ctx->user_ip6[2];
-	key.client.word[3] = ctx->user_ip6[3];
-	key.local.word[0] = ctx->msg_src_ip6[0];
-	key.local.word[1] = ctx->msg_src_ip6[1];
-	key.local.word[2] = ctx->msg_src_ip6[2];
-	key.local.word[3] = ctx->msg_src_ip6[3];
-	int is_chosen = (key.local.word[0] | key.local.word[1] | key.local.word[2] | key.local.word[3]) && !is_loopback(&key.local);
-	struct udp_flow *flow = find_udp_flow(&key);
-	if (!flow)
-		return 1;
-	if (!is_chosen) {
-		ctx->msg_src_ip6[0] = flow->local.word[0];
-		ctx->msg_src_ip6[1] = flow->local.word[1];
-		ctx->msg_src_ip6[2] = flow->local.word[2];
-		ctx->msg_src_ip6[3] = flow->local.word[3];
-	}
-	ctx->user_ip6[0] = flow->sender.word[0];
-	ctx->user_ip6[1] = flow->sender.word[1];
-	ctx->user_ip6[2] = flow->sender.word[2];
-	ctx->user_ip6[3] = flow->sender.word[3];
-	ctx->user_port = port_towards(flow);
-	count_at(flow->slot, ANSWER);
-	return 1;
+	if (!backend)
+		return SEND;
+	answer.key.client.word[0] = ctx->user_ip6[0];
+	answer.key.client.word[1] = ctx->user_ip6[1];
+	answer.key.client.word[2] = ctx->user_ip6[2];
+	answer.key.client.word[3] = ctx->user_ip6[3];
+	answer.from.word[0] = ctx->msg_src_ip6[0];
+	answer.from.word[1] = ctx->msg_src_ip6[1];
+	answer.from.word[2] = ctx->msg_src_ip6[2];
+	answer.from.word[3] = ctx->msg_src_ip6[3];
+	int verdict = turn(backend, &answer);
+	ctx->msg_src_ip6[0] = answer.from.word[0];
+	ctx->msg_src_ip6[1] = answer.from.word[1];
+	ctx->msg_src_ip6[2] = answer.from.word[2];
+	ctx->msg_src_ip6[3] = answer.from.word[3];
+	ctx->user_ip6[0] = answer.to.word[0];
+	ctx->user_ip6[1] = answer.to.word[1];
+	ctx->user_ip6[2] = answer.to.word[2];
+	ctx->user_ip6[3] = answer.to.word[3];
+	ctx->user_port = answer.to_port;
+	return verdict;
 }
 
 char _license[] SEC("license") = "Dual MIT/GPL";

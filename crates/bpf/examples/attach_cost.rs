@@ -136,6 +136,7 @@ fn attach_here(pins: PathBuf) -> Result<()> {
         header_max: 16 << 10,
         udp_silence: Duration::from_secs(60),
         max_flows: truepeer_bpf::MAX_FLOWS,
+        max_udp_flows: truepeer_bpf::MAX_UDP_FLOWS,
     };
     let device = Device { name: "lb".to_owned(), has_ethernet: true };
     attach(&Place::here(&pins)?, &rules, &[device], &cgroup_root()?)?;

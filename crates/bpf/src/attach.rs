@@ -61,7 +61,8 @@ fn attach_all(
     cgroup: &Path,
 ) -> Result<Attached, AttachError> {
     // This makes the tables, of TCP and UDP.
-    let mut sends = load_first(UDP_SEND, place, Some(netns_cookie(place)), rules.max_flows)?;
+    let sizes = [("tp_flows", rules.max_flows), ("tp_udp_flows", rules.max_udp_flows)];
+    let mut sends = load_first(UDP_SEND, place, Some(netns_cookie(place)), &sizes)?;
     let mut tables = Tables::open(place)?;
     let has_tcp = !rules.tcp_ports.is_empty() || !tables.ports()?.is_empty();
     let stages = stages_for(rules, has_tcp);

@@ -3,7 +3,7 @@
 use aya::Pod;
 
 /// Raised whenever a struct or a map of the programs changes its shape: pinned maps of another layout are left alone.
-pub(crate) const LAYOUT: u32 = 5;
+pub(crate) const LAYOUT: u32 = 6;
 
 /// Ports that can be attached at a time in one network namespace.
 pub(crate) const MAX_PORTS: u16 = 64;
@@ -35,6 +35,15 @@ pub(crate) struct Gate {
     pub(crate) unused: u8,
 }
 
+/// `struct backend`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Backend {
+    pub(crate) slot: u16,
+    pub(crate) kind: u8,
+    pub(crate) unused: u8,
+}
+
 /// `struct udp_key`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C, align(4))]
@@ -50,6 +59,8 @@ pub(crate) struct UdpKey {
 #[repr(C)]
 pub(crate) struct UdpFlow {
     pub(crate) seen_ns: u64,
+    pub(crate) ticket: u64,
+    pub(crate) version: u64,
     pub(crate) sender: Address,
     pub(crate) local: Address,
     pub(crate) proxy: Address,
@@ -60,11 +71,9 @@ pub(crate) struct UdpFlow {
     pub(crate) said_client_port: [u8; 2],
     pub(crate) slot: u16,
     pub(crate) is_spp: u8,
-    pub(crate) unused: u8,
-    pub(crate) tag: [u8; 2],
-    pub(crate) is_newest: u8,
-    pub(crate) unused_too: u8,
+    pub(crate) needs_seat: u8,
     pub(crate) edition: u32,
+    pub(crate) unused: u32,
 }
 
 /// `struct settings`.
@@ -75,6 +84,8 @@ pub(crate) struct Settings {
     pub(crate) header_max: u64,
     pub(crate) edition: u32,
     pub(crate) udp_silence_s: u32,
+    pub(crate) judged: u32,
+    pub(crate) unused: u32,
 }
 
 /// `struct flow_key`. Ports in network byte order; words, for an alignment of 4.
@@ -114,9 +125,10 @@ pub(crate) struct Embryo {
 const _: () = assert!(size_of::<Address>() == 16);
 const _: () = assert!(size_of::<Port>() == 4);
 const _: () = assert!(size_of::<Gate>() == 8);
+const _: () = assert!(size_of::<Backend>() == 4);
 const _: () = assert!(size_of::<UdpKey>() == 36);
-const _: () = assert!(size_of::<UdpFlow>() == 80);
-const _: () = assert!(size_of::<Settings>() == 24);
+const _: () = assert!(size_of::<UdpFlow>() == 96);
+const _: () = assert!(size_of::<Settings>() == 32);
 const _: () = assert!(size_of::<FlowKey>() == 36);
 const _: () = assert!(size_of::<Flow>() == 24);
 const _: () = assert!(size_of::<Embryo>() == 136);
@@ -128,6 +140,8 @@ unsafe impl Pod for Address {}
 unsafe impl Pod for Port {}
 // SAFETY: as above.
 unsafe impl Pod for Gate {}
+// SAFETY: as above.
+unsafe impl Pod for Backend {}
 // SAFETY: as above.
 unsafe impl Pod for UdpKey {}
 // SAFETY: as above.

@@ -40,5 +40,5 @@ pub use error::AttachError;
 pub use leftovers::{left_behind, sweep};
 pub use place::{DEFAULT_PINS, Place, cgroup_root};
 pub use programs::are_built_in;
-pub use rules::{Gate, MAX_FLOWS, Rules, UdpDialect};
+pub use rules::{Gate, MAX_FLOWS, MAX_UDP_FLOWS, Rules, UdpDialect};
 pub use status::{FlowCount, PortStatus, Status, Traffic, status};

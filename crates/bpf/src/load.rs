@@ -27,32 +27,35 @@ pub(crate) fn load<T: aya::Pod>(
     place: &Place,
     global: Option<Global<T>>,
 ) -> Result<Loaded, AttachError> {
-    load_with(object, place, global, None)
+    load_with(object, place, global, &[])
 }
 
-/// Likewise the first object, which makes the tables: so many TCP connections may be open at a time.
+/// How many entries a table has, by its name.
+pub(crate) type Sizes<'a> = [(&'a str, NonZeroU32)];
+
+/// Likewise the first object, which makes the tables, of these sizes.
 pub(crate) fn load_first<T: aya::Pod>(
     object: Object,
     place: &Place,
     global: Option<Global<T>>,
-    max_flows: NonZeroU32,
+    sizes: &Sizes<'_>,
 ) -> Result<Loaded, AttachError> {
-    load_with(object, place, global, Some(max_flows))
+    load_with(object, place, global, sizes)
 }
 
 fn load_with<T: aya::Pod>(
     object: Object,
     place: &Place,
     global: Option<Global<T>>,
-    max_flows: Option<NonZeroU32>,
+    sizes: &Sizes<'_>,
 ) -> Result<Loaded, AttachError> {
     let mut loader = EbpfLoader::new();
     loader.default_map_pin_directory(place.maps());
     if let Some(global) = &global {
         loader.override_global(global.name, &global.value, true);
     }
-    if let Some(max_flows) = max_flows {
-        loader.map_max_entries("tp_flows", max_flows.get());
+    for (table, size) in sizes {
+        loader.map_max_entries(table, size.get());
     }
     if object.has_parcels() {
         let cpus = nr_cpus().map_err(|(_, error)| AttachError::file("reading", "the processors")(error))?;

@@ -38,6 +38,9 @@ impl UdpDialect {
 /// [`Rules::max_flows`], unless said otherwise.
 pub const MAX_FLOWS: NonZeroU32 = NonZeroU32::MIN.saturating_add((1 << 20) - 1);
 
+/// [`Rules::max_udp_flows`], unless said otherwise.
+pub const MAX_UDP_FLOWS: NonZeroU32 = NonZeroU32::MIN.saturating_add((1 << 17) - 1);
+
 /// The rules of one network namespace.
 #[derive(Debug, Clone)]
 pub struct Rules {
@@ -63,4 +66,7 @@ pub struct Rules {
     pub udp_silence: Duration,
     /// How many TCP connections may be open at a time; more are refused. Holds from the first attachment until everything is removed.
     pub max_flows: NonZeroU32,
+    /// How many UDP flows are remembered; beyond that the one that was silent longest is forgotten, until its client's next datagram. Memory
+    /// for all of them is taken at once. Holds likewise.
+    pub max_udp_flows: NonZeroU32,
 }

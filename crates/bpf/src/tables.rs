@@ -1,6 +1,7 @@
 //! The pinned tables, by what stands in them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use aya::maps::lpm_trie::{Key, LpmTrie};
@@ -8,7 +9,9 @@ use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValue
 use aya::util::nr_cpus;
 
 use crate::counters::COUNTERS;
-use crate::layout::{Address, Embryo, Flow, FlowKey, Gate, MAX_PORTS, Port, Settings, UdpFlow, UdpKey};
+use crate::layout::{
+    Address, Backend, Embryo, Flow, FlowKey, Gate, MAX_PORTS, Port, Settings, UdpFlow, UdpKey,
+};
 use crate::trie::{self, Entry};
 use crate::{AttachError, Place, Rules, UdpDialect, rules};
 
@@ -24,15 +27,15 @@ pub(crate) const DIALECT_EVERY: u8 = 1;
 pub(crate) const DIALECT_SPP: u8 = 2;
 
 /// `enum backend_kind`.
-const PLAIN_ANSWERS: u32 = 1;
+const PLAIN_ANSWERS: u8 = 1;
 /// `enum backend_kind`.
-const TAGGED_ANSWERS: u32 = 2;
+const SEATED_ANSWERS: u8 = 2;
 
 /// The tables of one network namespace.
 pub(crate) struct Tables {
     ports: HashMap<MapData, [u8; 2], Port>,
     gates: HashMap<MapData, [u8; 2], Gate>,
-    backends: HashMap<MapData, [u8; 2], u32>,
+    backends: HashMap<MapData, [u8; 2], Backend>,
     settings: Array<MapData, Settings>,
     senders: LpmTrie<MapData, Address, u32>,
     claims: LpmTrie<MapData, Address, u32>,
@@ -99,6 +102,7 @@ impl Tables {
             header_timeout_ns: u64::try_from(rules.header_timeout.as_nanos()).unwrap_or(u64::MAX),
             header_max: rules.header_max as u64,
             udp_silence_s: u32::try_from(rules.udp_silence.as_secs().max(1)).unwrap_or(u32::MAX),
+            judged: if before.judged == 0 { random_mark() } else { before.judged },
             ..before
         };
         self.settings.set(0, settings, 0).map_err(AttachError::map("writing", "tp_settings"))?;
@@ -132,25 +136,20 @@ impl Tables {
                 .remove(&number.to_be_bytes())
                 .map_err(AttachError::map("removing from", "tp_gates"))?;
         }
-        let mut backends: BTreeMap<u16, u32> = BTreeMap::new();
-        for (number, gate) in wanted {
-            let is_tagged = gate.dialect == UdpDialect::Spp || gate.backend_port != *number;
-            let kind = backends.entry(gate.backend_port).or_insert(PLAIN_ANSWERS);
-            *kind = (*kind).max(if is_tagged { TAGGED_ANSWERS } else { PLAIN_ANSWERS });
-        }
+        let backends = kinds_of_backends(wanted);
         let old: Vec<[u8; 2]> = self.backends.keys().flatten().collect();
         for number in old.iter().filter(|number| !backends.contains_key(&u16::from_be_bytes(**number))) {
             self.backends.remove(number).map_err(AttachError::map("removing from", "tp_backends"))?;
-        }
-        for (number, kind) in &backends {
-            let write = self.backends.insert(number.to_be_bytes(), kind, 0);
-            write.map_err(AttachError::map("writing", "tp_backends"))?;
         }
         for (number, gate) in wanted {
             let slot = match known.get(number) {
                 Some(old) => old.port.slot,
                 None => self.free_slot()?,
             };
+            self.set_backend(
+                gate.backend_port,
+                Backend { slot, kind: backends[&gate.backend_port], unused: 0 },
+            )?;
             let gate = Gate {
                 port: Port { slot, draining: 0, unused: 0 },
                 backend_port: gate.backend_port.to_be_bytes(),
@@ -164,6 +163,12 @@ impl Tables {
             write.map_err(AttachError::map("writing", "tp_gates"))?;
         }
         Ok(())
+    }
+
+    fn set_backend(&mut self, number: u16, backend: Backend) -> Result<(), AttachError> {
+        self.backends
+            .insert(number.to_be_bytes(), backend, 0)
+            .map_err(AttachError::map("writing", "tp_backends"))
     }
 
     /// Counters that no port has. Those of a UDP port that is gone are set back by whoever gets them next.
@@ -250,6 +255,24 @@ impl Tables {
         let values = self.counters.get(&index, 0).map_err(AttachError::map("reading", "tp_counters"))?;
         Ok(values.iter().sum())
     }
+}
+
+/// What the programs have to do with each backend's answers: `enum backend_kind`.
+fn kinds_of_backends(wanted: &BTreeMap<u16, rules::Gate>) -> BTreeMap<u16, u8> {
+    let mut backends = BTreeMap::new();
+    for (number, gate) in wanted {
+        let is_seated = gate.dialect == UdpDialect::Spp || gate.backend_port != *number;
+        let kind = backends.entry(gate.backend_port).or_insert(PLAIN_ANSWERS);
+        *kind = (*kind).max(if is_seated { SEATED_ANSWERS } else { PLAIN_ANSWERS });
+    }
+    backends
+}
+
+/// A number for `skb->priority` that nobody can guess (`c/udp_backstop.h`). Its low half byte is 0, as of packets without a priority: queues
+/// look at that. Never 0.
+fn random_mark() -> u32 {
+    let random = RandomState::new().hash_one(std::process::id());
+    u32::try_from(random >> 36).unwrap_or_default().max(1) << 4
 }
 
 /// Adds before it removes, so that whoever stays is never missing.

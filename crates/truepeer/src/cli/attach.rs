@@ -62,6 +62,9 @@ pub(crate) struct AttachArgs {
     /// TCP: how many connections may be open at a time, more are refused; holds until everything is detached
     #[arg(long, value_name = "COUNT", default_value_t = truepeer_bpf::MAX_FLOWS)]
     max_flows: NonZeroU32,
+    /// UDP: how many flows are remembered, 192 bytes each; holds until everything is detached
+    #[arg(long, value_name = "COUNT", default_value_t = truepeer_bpf::MAX_UDP_FLOWS)]
+    max_udp_flows: NonZeroU32,
     /// Network device to attach to, or all: those that have an address; repeatable
     #[arg(long, value_name = "DEV|all", default_value = "all")]
     pub(crate) dev: Vec<String>,
@@ -127,6 +130,7 @@ impl AttachArgs {
             header_max: self.senders.header_max(),
             udp_silence: self.close_after.unwrap_or(CLOSE_AFTER),
             max_flows: self.max_flows,
+            max_udp_flows: self.max_udp_flows,
         })
     }
 

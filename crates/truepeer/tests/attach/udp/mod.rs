@@ -1,5 +1,6 @@
 //! Datagrams.
 
+mod crowds;
 mod delivery;
 mod dns;
 mod refusals;
@@ -18,7 +19,7 @@ const CLIENTS: [&str; 2] = ["203.0.113.7:5000", "[2001:db8::7]:5000"];
 const DESTINATIONS: [&str; 2] = ["192.0.2.1:53", "[2001:db8::1]:53"];
 
 pub(crate) fn tests() -> Vec<Test> {
-    let all = [delivery::tests(), shapes::tests(), refusals::tests(), dns::tests()];
+    let all = [delivery::tests(), shapes::tests(), refusals::tests(), dns::tests(), crowds::tests()];
     all.into_iter().flatten().map(|test| test.of_group("udp")).collect()
 }
 

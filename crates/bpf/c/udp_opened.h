@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* What a datagram's header says, and whether its client may be shown. */
+#pragma once
+#include "datagram.h"
+#include "header.h"
+#include "udp_maps.h"
+
+/* As the backend shall see it, and what is kept of its header. */
+struct opened {
+	struct address client;
+	struct address proxy;    /* SPP */
+	__be16 proxy_port;
+	__be16 said_client_port;
+	__be16 client_port;
+	__u16 unused;
+	__u32 header_len;        /* 0: it had none */
+	__u32 is_named;          /* the client is another than the sender */
+	__u32 is_spp;
+};
+
+static __always_inline enum dialect dialect_of(const struct gate *gate)
+{
+	return gate->dialect == DIALECT_SPP ? DIALECT_SPP : DIALECT_EVERY;
+}
+
+/* Loads what a header may need of the payload. */
+static __always_inline int load_start(struct __sk_buff *skb, struct workbench *bench, const struct datagram *datagram)
+{
+	__u32 have = datagram->payload_len < HEADER_START ? datagram->payload_len : HEADER_START;
+	if (have == 0)
+		return 0;
+	__u32 last = have - 1;
+	asm volatile("%0 &= 127" : "+r"(last));
+	if (bpf_skb_load_bytes(skb, datagram->payload_at, bench->fresh, last + 1))
+		return -1;
+	__builtin_memcpy(bench->start, bench->fresh, HEADER_START);
+	return 0;
+}
+
+/* Too short to be told from a header, or no header: where it is optional, the sender's own words. */
+static __always_inline int is_bare(enum verdict verdict, const struct datagram *datagram, enum dialect dialect)
+{
+	__u32 signature = dialect == DIALECT_SPP ? 2 : 12;
+	return verdict == NOT_PROXY || (verdict == NEED_MORE && datagram->payload_len < signature);
+}
+
+/* The reason to refuse it, or 0. */
+GLOBAL int open_datagram(struct __sk_buff *skb, const struct datagram *datagram, const struct gate *gate, __u32 rule,
+			 struct opened *opened)
+{
+	if (!datagram || !gate || !opened)
+		return FAILED;
+	__u32 only = 0;
+	struct workbench *bench = workbench();
+	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
+	enum dialect dialect = dialect_of(gate);
+
+	if (!bench || !settings || load_start(skb, bench, datagram))
+		return FAILED;
+	enum verdict verdict = read_datagram_header(bench, datagram->payload_len, dialect);
+	const struct header *header = &bench->header;
+	__builtin_memset(opened, 0, sizeof(*opened));
+	opened->client = datagram->ip.source;
+	opened->client_port = datagram->source_port;
+	if (is_bare(verdict, datagram, dialect))
+		return rule == RULE_OPTIONAL ? 0 : REFUSED_NO_HEADER;
+	if (verdict == NEED_MORE || verdict == MALFORMED || header->len > datagram->payload_len)
+		return REFUSED_MALFORMED;
+	if (header->len > settings->header_max)
+		return REFUSED_TOO_LONG;
+	opened->header_len = header->len;
+	if (verdict != ADDRESSES)
+		return 0;
+	opened->client = header->client;
+	/* Nobody can be answered on port 0. */
+	if (header->client_port)
+		opened->client_port = header->client_port;
+	opened->is_named = 1;
+	if (dialect == DIALECT_SPP) {
+		const struct spp *spp = (const struct spp *)bench->start;
+		opened->is_spp = 1;
+		opened->said_client_port = header->client_port;
+		__builtin_memcpy(&opened->proxy, spp->proxy, sizeof(opened->proxy));
+		__builtin_memcpy(&opened->proxy_port, spp->proxy_port, sizeof(opened->proxy_port));
+	}
+	return 0;
+}
+
+static __always_inline int is_ipv4(const struct address *address)
+{
+	return address->word[0] == 0 && address->word[1] == 0 && address->word[2] == MAPPED;
+}
+
+/* Whether the client may be shown, and can be; the reason to refuse it, or 0. */
+static __always_inline int judge_client(const struct datagram *datagram, const struct gate *gate, struct opened *opened)
+{
+	enum counter refusal = judge(&opened->client, opened->is_named);
+
+	if (refusal)
+		return refusal;
+	if (!opened->is_named) {
+		count(&gate->port, opened->header_len ? NAMED_ITSELF : HEADER_ABSENT);
+		return 0;
+	}
+	if (is_ipv4(&opened->client) == (datagram->ip.version == 4))
+		return 0;
+	/* A datagram has one family; its answers must have their header back, which says whose they are. */
+	if (opened->is_spp)
+		return REFUSED_FAMILY;
+	count(&gate->port, CLIENT_NOT_SHOWABLE);
+	opened->client = datagram->ip.source;
+	opened->client_port = datagram->source_port;
+	opened->is_named = 0;
+	return 0;
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* Seats: how an answer tells udp_egress whose it is.
+ *
+ * One address of a sender carries many clients, so an answer that udp_egress must change (a port to map back, an SPP header to put back)
+ * needs more than its addresses to say whose it is. udp_send writes the number of a seat in the place of the sender's port; the seat says
+ * the rest. A seat is taken for the way from udp_send to udp_egress only, microseconds usually, and is free again then. So 65,535 seats
+ * bound the answers that are on their way at one moment, not the clients.
+ *
+ * A seat's state is one word, changed by compare-and-exchange only:
+ *
+ *   generation (32 bits) | second of the last answer (16) | answers on their way (16)
+ *
+ * - A flow keeps a ticket: generation and number of the seat that it took last. While the generation is the same nobody else has taken the
+ *   seat, and the flow's next answer takes it again. The seat names the version of the flow that it belongs to: a flow that has changed
+ *   takes another one, and so does one that finds a ticket that was meant for the entry's last user.
+ * - Otherwise the flow takes over a seat without answers on their way, and raises its generation. Seats are tried in a ring, so the one
+ *   that was taken over longest ago comes first.
+ * - udp_egress counts an answer off when it has seen it. An answer that is dropped before (by a firewall, for want of a neighbour) is never
+ *   counted off. Its seat stays the flow's own, and is taken over by others after LOST_S seconds only.
+ *
+ * The count, not time, keeps a seat from being taken over while an answer waits (for its neighbour to be resolved, in a corked socket). */
+#pragma once
+#include "udp_maps.h"
+
+/* Number 0 is left empty: no port. */
+#define SEATS 65536
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SEATS);
+	__type(key, __u32);
+	__type(value, struct udp_seat);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tp_udp_seats SEC(".maps");
+
+enum count { TAKEN_OVER /* seats: where the ring is */, VERSIONS /* of flows */, UDP_COUNTS };
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, UDP_COUNTS);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tp_udp_counts SEC(".maps");
+
+/* A count that has reached this stays there: it has lost too many to be right. */
+#define MANY 0xffffULL
+/* How often a change is tried where others change the same seat. */
+#define ATTEMPTS 8
+
+static __always_inline __u32 generation_of(__u64 state)
+{
+	return state >> 32;
+}
+
+static __always_inline __u16 second_of(__u64 state)
+{
+	return state >> 16;
+}
+
+static __always_inline __u64 count_of(__u64 state)
+{
+	return state & MANY;
+}
+
+/* Nonzero: it was done. */
+static __always_inline int exchange(__u64 *state, __u64 old, __u64 new)
+{
+	return __sync_val_compare_and_swap(state, old, new) == old;
+}
+
+/* What a seat says of a flow's answers. */
+static __always_inline void describe(struct udp_seat *seat, const struct udp_key *key, const struct udp_flow *flow)
+{
+	seat->state = 0;
+	seat->version = flow->version;
+	seat->sender = flow->sender;
+	seat->client = key->client;
+	seat->proxy = flow->proxy;
+	seat->backend_port = key->backend_port;
+	seat->sender_port = flow->sender_port;
+	seat->port = flow->port;
+	seat->said_client_port = flow->said_client_port;
+	seat->proxy_port = flow->proxy_port;
+	seat->slot = flow->slot;
+	seat->is_spp = flow->is_spp;
+	seat->unused[0] = seat->unused[1] = seat->unused[2] = 0;
+}
+
+/* The seat of an answer that is on its way, if that is what it is. */
+static __always_inline struct udp_seat *find_seat(const struct address *sender, __be16 number, __be16 backend_port)
+{
+	__u32 at = bpf_ntohs(number);
+	struct udp_seat *seat = bpf_map_lookup_elem(&tp_udp_seats, &at);
+
+	if (!seat || !count_of(seat->state) || seat->backend_port != backend_port || !is_same_address(&seat->sender, sender))
+		return 0;
+	return seat;
+}
+
+/* The answer is no longer on its way. */
+static __always_inline void leave_seat(struct udp_seat *seat)
+{
+	for (int i = 0; i < ATTEMPTS; i++) {
+		__u64 state = *(volatile __u64 *)&seat->state;
+		if (count_of(state) == 0 || count_of(state) == MANY)
+			return;
+		if (exchange(&seat->state, state, state - 1))
+			return;
+	}
+}
