@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use truepeer_policy::SenderAddr;
 
-use crate::look::give_up;
+use crate::look::{on_end, on_timeout};
 use crate::{Look, Rules, WakeUp, look};
 
 /// The number of the one descriptor that is not a connection.
@@ -40,6 +40,7 @@ struct Waiting<L> {
     cookie: u64,
     sender: SenderAddr,
     listener: L,
+    began: Instant,
     deadline: Instant,
 }
 
@@ -99,17 +100,17 @@ impl<L> Late<L> {
         let number = self.next;
         let cookie = socket_cookie(&socket)?;
         watch(&self.epoll, &socket, number)?;
-        let deadline = now + rules.patience(sender);
+        let deadline = now + rules.deadline(sender, 0);
         self.next += 1;
         self.deadlines.insert((deadline, number));
-        self.waiting.insert(number, Waiting { socket, cookie, sender, listener, deadline });
+        self.waiting.insert(number, Waiting { socket, cookie, sender, listener, began: now, deadline });
         Ok(())
     }
 
     /// Gives up the one that has waited longest, for want of descriptors.
     pub fn evict(&mut self, rules: &Rules, wake: &WakeUp) -> Option<Decided<L>> {
         let &(_, number) = self.deadlines.first()?;
-        self.give_up(number, rules, wake, false)
+        self.on_timeout(number, rules, wake, Duration::MAX)
     }
 
     /// Waits until something has been decided, the inbox is readable, or `limit` is over, and gives what was decided.
@@ -231,7 +232,10 @@ impl<L> Late<L> {
             return None;
         }
         match look(waiting.socket.as_fd(), waiting.sender, rules, wake) {
-            Look::NeedMore if gone => self.give_up(number, rules, wake, true),
+            Look::NeedMore if gone => {
+                let look = on_end(waiting.socket.as_fd(), waiting.sender, rules, wake);
+                self.decide(number, look)
+            }
             Look::NeedMore => None,
             look => self.decide(number, look),
         }
@@ -242,18 +246,32 @@ impl<L> Late<L> {
         while let Some(&(deadline, number)) = self.deadlines.first()
             && deadline <= now
         {
-            decided.extend(self.give_up(number, rules, wake, false));
+            let waited = self.waiting.get(&number).map_or(Duration::MAX, |waiting| now - waiting.began);
+            decided.extend(self.on_timeout(number, rules, wake, waited));
         }
         decided
     }
 
-    fn give_up(&mut self, number: u64, rules: &Rules, wake: &WakeUp, left: bool) -> Option<Decided<L>> {
-        let waiting = self.waiting.get(&number)?;
+    fn on_timeout(
+        &mut self,
+        number: u64,
+        rules: &Rules,
+        wake: &WakeUp,
+        waited: Duration,
+    ) -> Option<Decided<L>> {
+        let waiting = self.waiting.get_mut(&number)?;
         if !waiting.is_whole() {
             self.forget(number);
             return None;
         }
-        let look = give_up(waiting.socket.as_fd(), waiting.sender, rules, wake, left);
+        let (look, until) = on_timeout(waiting.socket.as_fd(), waiting.sender, rules, wake, waited);
+        if look == Look::NeedMore && waited < until {
+            // It has begun with a header since, and has as long as any other.
+            self.deadlines.remove(&(waiting.deadline, number));
+            waiting.deadline = waiting.began + until;
+            self.deadlines.insert((waiting.deadline, number));
+            return None;
+        }
         self.decide(number, look)
     }
 

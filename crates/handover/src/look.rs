@@ -6,8 +6,10 @@ use std::os::fd::BorrowedFd;
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, getsockname, recv};
-use truepeer_policy::{ClientAddr, HeaderRule, Origin, Refusal, SenderAddr};
-use truepeer_proto::{DecodeError, DecodeErrorKind, Decoded, decode, sniff};
+use truepeer_policy::{
+    ClientAddr, HeaderError, HeaderReader, HeaderRule, Opening, Origin, Refusal, SenderAddr,
+};
+use truepeer_proto::Header;
 
 use crate::{Rules, WakeUp};
 
@@ -46,28 +48,18 @@ pub enum Refused {
     #[error(transparent)]
     Policy(#[from] Refusal),
     /// No header, or a wrong one.
-    #[error("no valid PROXY header from {sender}: {error}{}", seems(*.looks_like))]
+    #[error("{}{sender}: {error}", introduces(.error))]
     Header {
-        /// Who sent it.
+        /// Who should have sent it.
         sender: SenderAddr,
-        /// What is wrong with it.
-        error: DecodeError,
-        /// The protocol that the first bytes belong to.
-        looks_like: Option<&'static str>,
+        /// What is wrong.
+        error: HeaderError,
     },
-    /// It ended, or was reset, before its header was complete.
-    #[error("{sender} left before its PROXY header was complete")]
+    /// It was reset while it was handed over.
+    #[error("{sender} left before it could be handed over")]
     Left {
         /// Who left.
         sender: SenderAddr,
-    },
-    /// Its header has not come in time.
-    #[error("no complete PROXY header from {sender} within {} s: is send-proxy on?", .waited.as_secs_f32())]
-    Late {
-        /// Who is late.
-        sender: SenderAddr,
-        /// How long it had.
-        waited: Duration,
     },
     /// There is no room for its client's name ([`crate::NamesFull`]).
     #[error("the connection from {sender} can't be given its client's name: too many are open")]
@@ -77,9 +69,8 @@ pub enum Refused {
     },
 }
 
-fn seems(looks_like: Option<&str>) -> String {
-    looks_like
-        .map_or_else(String::new, |name| format!("; the first bytes look like: {name}; is send-proxy on?"))
+fn introduces(error: &HeaderError) -> &'static str {
+    if matches!(error, HeaderError::Invalid { .. }) { "no valid PROXY header from " } else { "" }
 }
 
 impl Refused {
@@ -87,9 +78,8 @@ impl Refused {
     pub fn complaint(&self) -> Option<&'static str> {
         match self {
             Self::Policy(refusal) => Some(refusal.reason()),
-            Self::Header { error, .. } => Some(error.kind.as_str()),
+            Self::Header { error, .. } => error.complaint(),
             Self::Left { .. } => None,
-            Self::Late { .. } => Some("header_timeout"),
             Self::NoRoom { .. } => Some("names_full"),
         }
     }
@@ -99,7 +89,6 @@ impl Refused {
         match *self {
             Self::Header { sender, .. }
             | Self::Left { sender }
-            | Self::Late { sender, .. }
             | Self::NoRoom { sender }
             | Self::Policy(
                 Refusal::SenderNotAllowed { sender }
@@ -126,6 +115,7 @@ pub fn look(socket: BorrowedFd<'_>, sender: SenderAddr, rules: &Rules, wake: &Wa
         },
         Peeked::Nothing => judge.judge(&[]),
         Peeked::End => judge.judge_ended(&[]),
+        Peeked::Reset => judge.left(),
     }
 }
 
@@ -133,6 +123,7 @@ enum Peeked {
     Bytes(usize),
     Nothing,
     End,
+    Reset,
 }
 
 fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Peeked {
@@ -140,7 +131,7 @@ fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Peeked {
         Ok((0, _)) => Peeked::End,
         Ok((count, _)) => Peeked::Bytes(count),
         Err(Errno::AGAIN) => Peeked::Nothing,
-        Err(_) => Peeked::End,
+        Err(_) => Peeked::Reset,
     }
 }
 
@@ -153,38 +144,41 @@ struct Judge<'a> {
 
 impl Judge<'_> {
     fn judge(&self, bytes: &[u8]) -> Look {
+        self.ask(bytes, |reader| reader.on_bytes(bytes))
+    }
+
+    /// What [`HeaderReader`] says, as far as it is asked: a wake-up isn't the sender's, and one whose bytes are still to come may
+    /// look like a silent sender.
+    fn ask<'b>(&self, bytes: &'b [u8], ask: impl FnOnce(HeaderReader) -> Opening<'b>) -> Look {
         if self.wake.is_ours(bytes) {
             return Look::WakeUp;
         }
-        let rule = match self.rules.policy.admit(self.sender) {
-            Ok(rule) => rule,
-            Err(_) if bytes.is_empty() && self.is_from_here() => return Look::NeedMore,
+        let may_be_ours = || bytes.is_empty() && self.is_from_here();
+        let reader = match self.rules.reader(self.sender) {
+            Ok(reader) => reader,
+            Err(_) if may_be_ours() => return Look::NeedMore,
             Err(refusal) => return Look::Refused(refusal.into()),
         };
-        if rule == HeaderRule::Forbid {
-            return if bytes.is_empty() && self.is_from_here() {
-                Look::NeedMore
-            } else {
-                Look::Plain { consumed: 0 }
-            };
+        if reader.rule == HeaderRule::Forbid && may_be_ours() {
+            return Look::NeedMore;
         }
-        match decode(bytes, self.rules.limits) {
-            Ok(Decoded::NeedMore { .. }) => Look::NeedMore,
-            Ok(Decoded::Done { header, consumed }) => {
-                match self.rules.policy.client(self.sender, Some(&header)) {
-                    Err(refusal) => Look::Refused(refusal.into()),
-                    Ok(client) => match (client.origin, client.destination) {
-                        (Origin::Header, Some(destination)) => {
-                            Look::Named { client: client.addr, destination, consumed }
-                        }
-                        _ => Look::Plain { consumed },
-                    },
+        match ask(reader) {
+            Opening::NeedMore => Look::NeedMore,
+            Opening::Header { header, consumed } => self.with_header(&header, consumed),
+            Opening::NoHeader => self.without_header(),
+            Opening::Refused(error) => Look::Refused(Refused::Header { sender: self.sender, error }),
+        }
+    }
+
+    fn with_header(&self, header: &Header<'_>, consumed: usize) -> Look {
+        match self.rules.policy.client(self.sender, Some(header)) {
+            Err(refusal) => Look::Refused(refusal.into()),
+            Ok(client) => match (client.origin, client.destination) {
+                (Origin::Header, Some(destination)) => {
+                    Look::Named { client: client.addr, destination, consumed }
                 }
-            }
-            Err(error) if rule == HeaderRule::Optional && is_no_header(error) => self.without_header(),
-            Err(error) => {
-                Look::Refused(Refused::Header { sender: self.sender, error, looks_like: sniff(bytes) })
-            }
+                _ => Look::Plain { consumed },
+            },
         }
     }
 
@@ -193,19 +187,26 @@ impl Judge<'_> {
         let mut buffer = vec![0; self.rules.limits.max_len.max(FIRST_LOOK_BYTES)];
         match peek(self.socket, &mut buffer) {
             Peeked::Bytes(count) => self.judge(&buffer[..count]),
-            Peeked::Nothing | Peeked::End => Look::NeedMore,
+            Peeked::Nothing | Peeked::End | Peeked::Reset => Look::NeedMore,
         }
     }
 
     /// No more bytes than these will come.
     fn judge_ended(&self, bytes: &[u8]) -> Look {
-        match self.judge(bytes) {
-            Look::NeedMore => match self.rules.policy.admit(self.sender) {
-                Ok(HeaderRule::Optional | HeaderRule::Forbid) => self.without_header(),
-                _ => Look::Refused(Refused::Left { sender: self.sender }),
-            },
-            decided => decided,
+        self.decide(self.ask(bytes, |reader| reader.on_end(bytes)))
+    }
+
+    /// Nor anything else, of a wake-up neither.
+    fn decide(&self, look: Look) -> Look {
+        match (look, self.rules.policy.admit(self.sender)) {
+            (Look::NeedMore, Ok(HeaderRule::Forbid)) => self.without_header(),
+            (Look::NeedMore, Err(_)) => self.left(),
+            (look, _) => look,
         }
+    }
+
+    fn left(&self) -> Look {
+        Look::Refused(Refused::Header { sender: self.sender, error: HeaderError::Absent })
     }
 
     fn without_header(&self) -> Look {
@@ -226,29 +227,37 @@ impl Judge<'_> {
     }
 }
 
-fn is_no_header(error: DecodeError) -> bool {
-    matches!(error.kind, DecodeErrorKind::NotProxy | DecodeErrorKind::VersionNotAccepted)
+/// What becomes of a connection that [`look`] could not decide on, and of which no more will come.
+pub(crate) fn on_end(socket: BorrowedFd<'_>, sender: SenderAddr, rules: &Rules, wake: &WakeUp) -> Look {
+    let judge = Judge { socket, sender, rules, wake };
+    with_all(&judge, |bytes| judge.judge_ended(bytes))
 }
 
-/// What becomes of a connection that [`look`] could not decide on in time, or whose other end has gone (`left`).
-pub(crate) fn give_up(
+/// What becomes of a connection that [`look`] could not decide on, so long after it was accepted: [`Look::NeedMore`] if it may
+/// take longer, until the deadline that is given along.
+pub(crate) fn on_timeout(
     socket: BorrowedFd<'_>,
     sender: SenderAddr,
     rules: &Rules,
     wake: &WakeUp,
-    left: bool,
-) -> Look {
+    waited: Duration,
+) -> (Look, Duration) {
     let judge = Judge { socket, sender, rules, wake };
-    let mut buffer = vec![0; rules.limits.max_len.max(FIRST_LOOK_BYTES)];
-    let count = match peek(socket, &mut buffer) {
-        Peeked::Bytes(count) => count,
-        Peeked::Nothing | Peeked::End => 0,
-    };
-    match judge.judge_ended(&buffer[..count]) {
-        Look::Refused(Refused::Left { sender }) if !left => {
-            Look::Refused(Refused::Late { sender, waited: rules.patience(sender) })
-        }
-        decided => decided,
+    let mut deadline = Duration::ZERO;
+    let look = with_all(&judge, |bytes| {
+        deadline = rules.deadline(sender, bytes.len());
+        let look = judge.ask(bytes, |reader| reader.on_timeout(bytes, waited));
+        if waited < deadline { look } else { judge.decide(look) }
+    });
+    (look, deadline)
+}
+
+fn with_all(judge: &Judge<'_>, decide: impl FnOnce(&[u8]) -> Look) -> Look {
+    let mut buffer = vec![0; judge.rules.limits.max_len.max(FIRST_LOOK_BYTES)];
+    match peek(judge.socket, &mut buffer) {
+        Peeked::Bytes(count) => decide(&buffer[..count]),
+        Peeked::Nothing | Peeked::End => decide(&[]),
+        Peeked::Reset => judge.left(),
     }
 }
 

@@ -3,21 +3,19 @@
 use core::net::{Ipv4Addr, SocketAddr};
 use core::time::Duration;
 
-use truepeer_policy::{BackendAddr, Backends, HeaderRule, HostAddresses, Policy, SenderAddr};
+use truepeer_policy::{
+    BackendAddr, Backends, HeaderReader, HeaderRule, HeaderTimes, HostAddresses, Policy, Refusal, SenderAddr,
+};
 use truepeer_proto::Limits;
 
 use crate::{Destination, Listeners, Settings};
-
-/// How long a connection that need not have a header is held back for one: its client may be waiting for the
-/// application to speak first.
-const OPTIONAL_WAIT: Duration = Duration::from_secs(1);
 
 /// The rules of a program that is run; shared by all its threads, never changed.
 #[derive(Debug, Clone)]
 pub struct Rules {
     pub(crate) policy: Policy,
     pub(crate) limits: Limits,
-    header_timeout: Duration,
+    times: HeaderTimes,
     /// Which of the program's listeners are meant.
     pub listeners: Listeners,
     /// What `getsockname` answers.
@@ -37,17 +35,27 @@ impl Rules {
         Self {
             policy,
             limits: settings.limits,
-            header_timeout: settings.header_timeout,
+            times: settings.header_times,
             listeners: settings.listeners,
             destination: settings.destination,
         }
     }
 
-    /// How long a sender may take for its header.
-    pub fn patience(&self, sender: SenderAddr) -> Duration {
-        match self.policy.admit(sender) {
-            Ok(HeaderRule::Optional) => self.header_timeout.min(OPTIONAL_WAIT),
-            _ => self.header_timeout,
+    /// How this sender's first bytes are read.
+    ///
+    /// # Errors
+    /// The sender may not connect.
+    pub(crate) fn reader(&self, sender: SenderAddr) -> Result<HeaderReader, Refusal> {
+        let rule = self.policy.admit(sender)?;
+        Ok(HeaderReader { rule, limits: self.limits, times: self.times })
+    }
+
+    /// When a connection of which so many bytes have come is decided on: so long after it was accepted. One that needs no
+    /// header may be a wake-up, whose word is about to come.
+    pub(crate) fn deadline(&self, sender: SenderAddr, received: usize) -> Duration {
+        match self.reader(sender) {
+            Ok(reader) if reader.rule != HeaderRule::Forbid => reader.deadline(received),
+            _ => self.times.wait.min(self.times.timeout),
         }
     }
 }

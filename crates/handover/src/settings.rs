@@ -7,7 +7,7 @@ use core::net::{IpAddr, SocketAddr};
 use core::str::FromStr;
 use core::time::Duration;
 
-use truepeer_policy::{Claims, HeaderRule, PrefixSet, Senders};
+use truepeer_policy::{Claims, HeaderRule, HeaderTimes, PrefixSet, Senders};
 use truepeer_proto::{Limits, Versions};
 
 /// The rules of a program that is run.
@@ -24,7 +24,7 @@ pub struct Settings {
     /// Which headers are taken, and how long they may be.
     pub limits: Limits,
     /// How long a sender may take for its header.
-    pub header_timeout: Duration,
+    pub header_times: HeaderTimes,
     /// Which of the program's listeners are meant.
     pub listeners: Listeners,
     /// What `getsockname` answers on a connection whose header names its destination.
@@ -42,7 +42,7 @@ impl Default for Settings {
             exceptions: Vec::new(),
             claims: Claims::default(),
             limits: Limits::default(),
-            header_timeout: Duration::from_secs(5),
+            header_times: HeaderTimes::default(),
             listeners: Listeners::default(),
             destination: Destination::default(),
             verbose: false,
@@ -142,7 +142,8 @@ impl Settings {
                 Some((senders, rule)) => self.exceptions.push((prefixes(senders)?, rule.parse().ok()?)),
             },
             "header-max" => self.limits.max_len = value.parse().ok()?,
-            "header-timeout-ms" => self.header_timeout = Duration::from_millis(value.parse().ok()?),
+            "header-timeout-ms" => self.header_times.timeout = Duration::from_millis(value.parse().ok()?),
+            "header-wait-ms" => self.header_times.wait = Duration::from_millis(value.parse().ok()?),
             "versions" => self.limits.versions = versions(value)?,
             "allow-claims" => self.claims.allow.extend(&prefixes(value)?),
             "deny-clients" => self.claims.deny.extend(&prefixes(value)?),
@@ -190,7 +191,8 @@ impl fmt::Display for Settings {
             writeln!(f, "header {senders}={rule}")?;
         }
         writeln!(f, "header-max {}", self.limits.max_len)?;
-        writeln!(f, "header-timeout-ms {}", self.header_timeout.as_millis())?;
+        writeln!(f, "header-timeout-ms {}", self.header_times.timeout.as_millis())?;
+        writeln!(f, "header-wait-ms {}", self.header_times.wait.as_millis())?;
         let versions = match self.limits.versions {
             versions if versions == Versions::V1 => "1",
             versions if versions == Versions::V2 => "2",
@@ -230,7 +232,10 @@ mod tests {
             header: HeaderRule::Forbid,
             exceptions: vec![(PrefixSet::loopback(), HeaderRule::Optional)],
             limits: Limits { max_len: 107, versions: Versions::V1 },
-            header_timeout: Duration::from_millis(1500),
+            header_times: HeaderTimes {
+                timeout: Duration::from_millis(1500),
+                wait: Duration::from_millis(20),
+            },
             destination: Destination::Header,
             verbose: true,
             ..Settings::default()
@@ -242,6 +247,7 @@ mod tests {
         let read = round(&settings);
         assert_eq!(read.to_string(), settings.to_string());
         assert_eq!(read.exceptions, settings.exceptions);
+        assert_eq!(read.header_times, settings.header_times);
         assert_eq!(read.claims.deny, settings.claims.deny);
         assert_eq!(read.listeners, settings.listeners);
         assert_eq!(round(&Settings::default()).to_string(), Settings::default().to_string());

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
-use truepeer_policy::{HeaderRule, PrefixSet, SenderAddr};
+use truepeer_policy::{HeaderError, HeaderRule, PrefixSet, SenderAddr};
 
 use crate::*;
 
@@ -102,7 +102,7 @@ fn first_bytes_are_judged_by_the_senders_rule() {
 
 #[test]
 fn the_end_decides_what_had_not_begun() {
-    for (rule, expected) in [(HeaderRule::Optional, "Plain"), (HeaderRule::Require, "Left")] {
+    for (rule, expected) in [(HeaderRule::Optional, "Plain"), (HeaderRule::Require, "Absent")] {
         let pair = pair();
         pair.client.shutdown(Shutdown::Write).unwrap();
         pair.accepted.peek(&mut [0]).unwrap();
@@ -142,7 +142,7 @@ fn decided(late: &mut Late<SocketAddr>, rules: &Rules) -> Decided<SocketAddr> {
 #[test]
 fn a_late_header_is_noticed_however_it_is_cut() {
     let mut pair = pair();
-    let rules = rules(|settings| settings.header_timeout = Duration::from_secs(60));
+    let rules = rules(|settings| settings.header_times.timeout = Duration::from_secs(60));
     let mut late = late(&pair, &rules);
     for byte in &LINE[..LINE.len() - 1] {
         pair.client.write_all(&[*byte]).unwrap();
@@ -161,7 +161,7 @@ fn who_never_sends_a_header_is_given_up_or_let_through() {
         let pair = pair();
         let rules = rules(|settings| {
             settings.header = rule;
-            settings.header_timeout = Duration::from_millis(20);
+            settings.header_times.timeout = Duration::from_millis(20);
         });
         let decided = decided(&mut late(&pair, &rules), &rules);
         assert!(format!("{:?}", decided.look).contains(expected), "{:?}", decided.look);
@@ -169,11 +169,38 @@ fn who_never_sends_a_header_is_given_up_or_let_through() {
 }
 
 #[test]
-fn who_leaves_before_the_end_of_its_header_has_left() {
+fn a_header_that_is_not_completed_is_refused_even_if_none_was_needed() {
+    for rule in [HeaderRule::Require, HeaderRule::Optional] {
+        let mut pair = pair();
+        let rules = rules(|settings| {
+            settings.header = rule;
+            settings.header_times.timeout = Duration::from_secs(60);
+        });
+        let mut late = late(&pair, &rules);
+        pair.client.write_all(b"PROXY").unwrap();
+        drop(pair.client);
+        let error = HeaderError::CutShort { received: 5 };
+        assert_eq!(
+            decided(&mut late, &rules).look,
+            Look::Refused(Refused::Header { sender: pair.sender, error })
+        );
+    }
+}
+
+/// A second of silence is enough where none is needed; a header that has begun by then has its time.
+#[test]
+fn a_header_that_has_begun_is_waited_for_as_one_that_is_needed() {
     let mut pair = pair();
-    let rules = rules(|settings| settings.header_timeout = Duration::from_secs(60));
+    let rules = rules(|settings| {
+        settings.header = HeaderRule::Optional;
+        settings.header_times.wait = Duration::from_millis(20);
+        settings.header_times.timeout = Duration::from_millis(200);
+    });
+    let began = Instant::now();
     let mut late = late(&pair, &rules);
     pair.client.write_all(b"PROXY").unwrap();
-    drop(pair.client);
-    assert!(matches!(decided(&mut late, &rules).look, Look::Refused(Refused::Left { .. })));
+    let look = decided(&mut late, &rules).look;
+    let error = HeaderError::Late { waited: Duration::from_millis(200), received: 5 };
+    assert_eq!(look, Look::Refused(Refused::Header { sender: pair.sender, error }));
+    assert!(began.elapsed() >= Duration::from_millis(200), "{:?}", began.elapsed());
 }

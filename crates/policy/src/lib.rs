@@ -5,7 +5,7 @@
 //! upstream socket of its own (preload, kernel) asks [`Policy::admit`] and [`Policy::client`].
 //!
 //! ```text
-//! SenderAddr ──admit──▶ HeaderRule ──(read the header)──▶ client ──route──▶ Route { client, source, backend }
+//! SenderAddr ──admit──▶ HeaderRule ───(HeaderReader)────▶ client ──route──▶ Route { client, source, backend }
 //!                │                                          │        │
 //!                └──────────────── Refusal ◀────────────────┴────────┘
 //! ```
@@ -16,6 +16,7 @@ mod claims;
 mod destination;
 mod dialect;
 mod family;
+mod opening;
 mod policy;
 mod prefixes;
 mod refusal;
@@ -27,6 +28,7 @@ pub use claims::{Claims, HostAddresses, SpecialRange};
 pub use destination::{Destinations, DestinationsError, Dynamic};
 pub use dialect::{Dialect, ParseDialectError};
 pub use family::{Nat64Prefix, Nat64PrefixError, pseudo_ipv4};
+pub use opening::{HeaderError, HeaderReader, HeaderTimes, Opening};
 pub use policy::Policy;
 pub use prefixes::{PrefixError, PrefixFileError, PrefixSet};
 pub use refusal::{Refusal, UnusableDestination};

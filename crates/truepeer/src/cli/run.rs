@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use truepeer_handover::{Destination, Listeners, Sending, Settings};
-use truepeer_policy::{Destinations, Dialect};
+use truepeer_policy::{Destinations, Dialect, HeaderTimes};
 use truepeer_proto::{Limits, Version, Versions};
 
 use super::senders::SenderArgs;
@@ -54,6 +54,9 @@ pub(crate) struct RunArgs {
     /// How long a sender may take for its header [default: 5s]
     #[arg(long, value_name = "TIME", value_parser = values::positive_duration)]
     header_timeout: Option<Duration>,
+    /// How long a sender with --header optional may be silent before it is served as itself [default: 1s]
+    #[arg(long, value_name = "TIME", value_parser = values::positive_duration)]
+    header_wait: Option<Duration>,
     /// Only listeners on this port; repeatable [default: all listeners]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Vec<u16>,
@@ -126,7 +129,10 @@ impl RunArgs {
                 max_len: self.senders.header_max(),
                 versions: self.versions.unwrap_or(default.limits.versions),
             },
-            header_timeout: self.header_timeout.unwrap_or(default.header_timeout),
+            header_times: HeaderTimes {
+                timeout: self.header_timeout.unwrap_or(default.header_times.timeout),
+                wait: self.header_wait.unwrap_or(default.header_times.wait),
+            },
             listeners: self.listeners()?,
             destination: self.destination,
             verbose: self.how.verbose,
@@ -148,6 +154,7 @@ impl RunArgs {
         let of_headers = [
             ("--versions", self.versions.is_some()),
             ("--header-timeout", self.header_timeout.is_some()),
+            ("--header-wait", self.header_wait.is_some()),
             ("--destination header", self.destination == Destination::Header),
         ];
         let said = of_headers.into_iter().filter(|(_, is_said)| *is_said).map(|(option, _)| option);

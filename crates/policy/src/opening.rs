@@ -1,0 +1,263 @@
+//! What a connection begins with: the one reading of `--header`, for every way of delivery.
+//!
+//! Nothing here reads, waits or keeps bytes. The caller shows all bytes so far, says when no more will come, and how long it
+//! has waited. The relay, TLS and `run` are driven by it; the kernel programs of `attach` are held against the same table
+//! (docs/header-rules.md) by the matrix of behaviours.
+//!
+//! ```text
+//!             on_bytes ──▶ Header, NoHeader, Refused
+//! NeedMore ─┤ on_end   ──▶ NoHeader, Refused
+//!             on_timeout ▶ NoHeader, Refused, or NeedMore: there is time left
+//! ```
+
+use core::time::Duration;
+
+use truepeer_proto::{DecodeError, DecodeErrorKind, Decoded, Header, Limits, decode, sniff};
+
+use crate::HeaderRule;
+
+/// How long a header is waited for, counted from `accept()`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeaderTimes {
+    /// Until a header is whole (`--header-timeout`).
+    pub timeout: Duration,
+    /// Until the first byte, where a header is optional (`--header-wait`): the client may be waiting for the backend to speak.
+    pub wait: Duration,
+}
+
+impl Default for HeaderTimes {
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(5), wait: Duration::from_secs(1) }
+    }
+}
+
+/// How the first bytes of one connection are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeaderReader {
+    /// The sender's ([`crate::Policy::admit`]).
+    pub rule: HeaderRule,
+    /// Which headers are taken, and how long they may be.
+    pub limits: Limits,
+    /// How long one is waited for.
+    pub times: HeaderTimes,
+}
+
+/// What the bytes so far amount to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Opening<'a> {
+    /// More has to come.
+    NeedMore,
+    /// A header.
+    Header {
+        /// The header.
+        header: Header<'a>,
+        /// Its length in bytes; data comes behind it.
+        consumed: usize,
+    },
+    /// No header, and none is needed: all bytes are data.
+    NoHeader,
+    /// The connection is refused.
+    Refused(HeaderError),
+}
+
+/// Why a connection has no header, though it needs one or began with one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum HeaderError {
+    /// Something else than a header, or a wrong one.
+    #[error("{error}{}{}", raises(.error), seems(.looks_like))]
+    Invalid {
+        /// What is wrong with it.
+        error: DecodeError,
+        /// The protocol that the first bytes belong to.
+        looks_like: Option<&'static str>,
+    },
+    /// The sender closed the connection before the first byte.
+    #[error("closed before a header came")]
+    Absent,
+    /// The sender closed the connection within a header.
+    #[error("closed after {received} bytes of a PROXY header")]
+    CutShort {
+        /// How much came.
+        received: usize,
+    },
+    /// No whole header came in time.
+    #[error("no whole PROXY header within {} s: {received} bytes came; is the PROXY protocol on at the sender?", waited.as_secs_f32())]
+    Late {
+        /// How long a sender may take.
+        waited: Duration,
+        /// How much came.
+        received: usize,
+    },
+}
+
+fn raises(error: &DecodeError) -> &'static str {
+    if error.kind == DecodeErrorKind::V2TooLong { "; --header-max raises it" } else { "" }
+}
+
+fn seems(looks_like: &Option<&str>) -> String {
+    looks_like
+        .map_or_else(String::new, |name| format!("; the first bytes look like: {name}; is send-proxy on?"))
+}
+
+impl HeaderError {
+    /// A label to group complaints by. `None`: no reason to complain, as of a port scan or a health check that only connects.
+    pub fn complaint(&self) -> Option<&'static str> {
+        match self {
+            Self::Invalid { error, .. } => Some(error.kind.as_str()),
+            Self::Absent => None,
+            Self::CutShort { .. } => Some("header_cut_short"),
+            Self::Late { .. } => Some("header_timeout"),
+        }
+    }
+}
+
+impl HeaderReader {
+    /// All bytes that have come so far, from the connection's first one on. More may come.
+    pub fn on_bytes<'a>(&self, bytes: &'a [u8]) -> Opening<'a> {
+        if self.rule == HeaderRule::Forbid {
+            return Opening::NoHeader;
+        }
+        match decode(bytes, self.limits) {
+            Ok(Decoded::NeedMore { .. }) => Opening::NeedMore,
+            Ok(Decoded::Done { header, consumed }) => Opening::Header { header, consumed },
+            Err(error) if self.rule == HeaderRule::Optional && is_no_header(error) => Opening::NoHeader,
+            Err(error) => Opening::Refused(HeaderError::Invalid { error, looks_like: sniff(bytes) }),
+        }
+    }
+
+    /// The sender has closed its direction: no more bytes than these will come.
+    pub fn on_end<'a>(&self, bytes: &'a [u8]) -> Opening<'a> {
+        match self.on_bytes(bytes) {
+            Opening::NeedMore => match bytes.len() {
+                0 if self.rule == HeaderRule::Optional => Opening::NoHeader,
+                0 => Opening::Refused(HeaderError::Absent),
+                received => Opening::Refused(HeaderError::CutShort { received }),
+            },
+            decided => decided,
+        }
+    }
+
+    /// The connection was reset: nobody is there to be served.
+    pub fn on_reset(&self) -> HeaderError {
+        HeaderError::Absent
+    }
+
+    /// So long after `accept()`, these bytes have come, of which [`Self::on_bytes`] could not decide.
+    pub fn on_timeout<'a>(&self, bytes: &'a [u8], waited: Duration) -> Opening<'a> {
+        let received = bytes.len();
+        if waited < self.deadline(received) {
+            return Opening::NeedMore;
+        }
+        if received == 0 && self.rule == HeaderRule::Optional {
+            return Opening::NoHeader;
+        }
+        Opening::Refused(HeaderError::Late { waited: self.times.timeout, received })
+    }
+
+    /// When [`Self::on_timeout`] decides, as long as no more than these bytes have come: so long after `accept()`.
+    pub fn deadline(&self, received: usize) -> Duration {
+        match self.rule {
+            HeaderRule::Optional if received == 0 => self.times.wait.min(self.times.timeout),
+            _ => self.times.timeout,
+        }
+    }
+}
+
+/// A header of a version that is not taken is none: libproxyproto's variable says so, too.
+fn is_no_header(error: DecodeError) -> bool {
+    matches!(error.kind, DecodeErrorKind::NotProxy | DecodeErrorKind::VersionNotAccepted)
+}
+
+#[cfg(test)]
+mod tests {
+    use HeaderRule::{Forbid, Optional, Require};
+    use truepeer_proto::Versions;
+
+    use super::*;
+
+    const V1: &[u8] = b"PROXY TCP4 192.0.2.1 198.51.100.1 1000 443\r\n";
+    const V2: &[u8] = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xc0\0\x02\x01\xc6\x33\x64\x01\x03\xe8\x01\xbb";
+
+    fn reader(rule: HeaderRule) -> HeaderReader {
+        HeaderReader { rule, limits: Limits::default(), times: HeaderTimes::default() }
+    }
+
+    fn consumed(opening: &Opening<'_>) -> Option<usize> {
+        if let Opening::Header { consumed, .. } = opening { Some(*consumed) } else { None }
+    }
+
+    #[test]
+    fn a_header_is_read_however_it_is_cut() {
+        for header in [V1, V2] {
+            for rule in [Require, Optional] {
+                for cut in 0..header.len() {
+                    assert_eq!(reader(rule).on_bytes(&header[..cut]), Opening::NeedMore, "{cut}");
+                }
+                let with_data = [header, b"data"].concat();
+                assert_eq!(consumed(&reader(rule).on_bytes(&with_data)), Some(header.len()));
+                assert_eq!(consumed(&reader(rule).on_end(header)), Some(header.len()));
+            }
+            assert_eq!(reader(Forbid).on_bytes(header), Opening::NoHeader);
+        }
+    }
+
+    /// docs/header-rules.md, row by row.
+    #[test]
+    fn what_can_not_be_a_header_any_more_is_data_at_once() {
+        for data in [&b"GET / HTTP/1.1\r\n"[..], b"x", b"PROXIMITY", b"\r\n\r\n\0\r\nQUIX", b"\r\n\r\nx"] {
+            assert_eq!(reader(Optional).on_bytes(data), Opening::NoHeader, "{}", data.escape_ascii());
+            assert_eq!(reader(Optional).on_end(data), Opening::NoHeader, "{}", data.escape_ascii());
+            let Opening::Refused(HeaderError::Invalid { error, .. }) = reader(Require).on_bytes(data) else {
+                panic!("{}", data.escape_ascii())
+            };
+            assert_eq!(error.kind, DecodeErrorKind::NotProxy);
+        }
+    }
+
+    #[test]
+    fn a_client_that_says_nothing_is_served_as_itself_where_it_may_be() {
+        let second = Duration::from_secs(1);
+        let (optional, require) = (reader(Optional), reader(Require));
+        assert_eq!(optional.on_end(b""), Opening::NoHeader);
+        assert_eq!(require.on_end(b""), Opening::Refused(HeaderError::Absent));
+        assert_eq!(optional.on_timeout(b"", second / 2), Opening::NeedMore);
+        assert_eq!(optional.on_timeout(b"", second), Opening::NoHeader);
+        assert_eq!(require.on_timeout(b"", second), Opening::NeedMore);
+        let late = Opening::Refused(HeaderError::Late { waited: 5 * second, received: 0 });
+        assert_eq!(require.on_timeout(b"", 5 * second), late);
+        let hasty = HeaderTimes { timeout: second / 2, wait: second };
+        assert_eq!(HeaderReader { times: hasty, ..optional }.on_timeout(b"", second / 2), Opening::NoHeader);
+    }
+
+    #[test]
+    fn what_began_as_a_header_and_was_not_completed_is_refused() {
+        let second = Duration::from_secs(1);
+        for rule in [Require, Optional] {
+            let reader = reader(rule);
+            for header in [V1, V2] {
+                for received in 1..header.len() {
+                    let part = &header[..received];
+                    assert_eq!(reader.on_end(part), Opening::Refused(HeaderError::CutShort { received }));
+                    assert_eq!(reader.on_timeout(part, 4 * second), Opening::NeedMore);
+                    let late = HeaderError::Late { waited: 5 * second, received };
+                    assert_eq!(reader.on_timeout(part, 5 * second), Opening::Refused(late));
+                    assert_eq!(reader.deadline(received), 5 * second);
+                }
+            }
+        }
+        assert_eq!(reader(Optional).deadline(0), second);
+    }
+
+    #[test]
+    fn a_malformed_header_is_refused_and_one_of_another_version_is_none() {
+        for rule in [Require, Optional] {
+            let opening = reader(rule).on_bytes(b"PROXY TCP5 192.0.2.1 198.51.100.1 1000 443\r\n");
+            assert!(matches!(opening, Opening::Refused(HeaderError::Invalid { .. })), "{opening:?}");
+        }
+        let limits = Limits { versions: Versions::V2, ..Limits::default() };
+        let only_v2 = HeaderReader { limits, ..reader(Optional) };
+        assert_eq!(only_v2.on_bytes(V1), Opening::NoHeader);
+        let only_v2 = HeaderReader { limits, ..reader(Require) };
+        assert!(matches!(only_v2.on_bytes(V1), Opening::Refused(HeaderError::Invalid { .. })));
+    }
+}
