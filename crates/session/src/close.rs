@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use rustix::io::Errno;
-use truepeer_policy::{Refusal, Route};
-use truepeer_proto::{DecodeError, DecodeErrorKind, EncodeError};
+use truepeer_policy::{HeaderError, Refusal, Route};
+use truepeer_proto::EncodeError;
 
 use crate::connect_as::ConnectError;
 use crate::counters::Counter;
@@ -25,25 +25,9 @@ pub enum CloseReason {
     /// Nothing moved for too long.
     #[error("idle for too long")]
     Idle,
-    /// The sender left before a whole header came.
-    #[error("closed before a whole header came")]
-    ClosedBeforeHeader,
-    /// No whole header came in time.
-    #[error("no whole PROXY header within {} s: {received} bytes came; is the PROXY protocol on at the sender?", waited.as_secs_f32())]
-    HeaderTimeout {
-        /// How long we waited.
-        waited: Duration,
-        /// How much came.
-        received: usize,
-    },
-    /// What came is not a valid header.
-    #[error("{error}{}{}", raises(.error), looks_like(.hint))]
-    InvalidHeader {
-        /// What is wrong with it.
-        error: DecodeError,
-        /// What the first bytes look like instead.
-        hint: Option<&'static str>,
-    },
+    /// No header came, or a wrong one, or a part of one.
+    #[error(transparent)]
+    Header(#[from] HeaderError),
     /// The policy says no.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -80,14 +64,6 @@ pub enum CloseReason {
     Unencodable(EncodeError),
 }
 
-fn raises(error: &DecodeError) -> &'static str {
-    if error.kind == DecodeErrorKind::V2TooLong { "; --header-max raises it" } else { "" }
-}
-
-fn looks_like(hint: &Option<&'static str>) -> String {
-    hint.map_or_else(String::new, |hint| format!("; the first bytes look like: {hint}; is send-proxy on?"))
-}
-
 fn advice(error: &ConnectError) -> &'static str {
     let ConnectError::Call(call) = error else {
         return "; is it connected through this machine twice? (--on-conflict)";
@@ -119,11 +95,8 @@ impl Ending for CloseReason {
             Self::ResetByClient | Self::ResetByBackend => Counter::Reset,
             Self::Idle => Counter::IdleTimeout,
             Self::Stopping => Counter::Stopped,
-            Self::ClosedBeforeHeader => Counter::ClosedBeforeHeader,
-            Self::HeaderTimeout { .. }
-            | Self::InvalidHeader { .. }
-            | Self::Refused(_)
-            | Self::OverHeaderBudget => Counter::Refused,
+            Self::Header(HeaderError::Absent) => Counter::ClosedBeforeHeader,
+            Self::Header(_) | Self::Refused(_) | Self::OverHeaderBudget => Counter::Refused,
             Self::ConnectFailed { .. } | Self::ConnectTimeout { .. } => Counter::ConnectFailed,
             Self::Unwatchable(_) | Self::Unencodable(_) => Counter::Refused,
         }
@@ -131,20 +104,16 @@ impl Ending for CloseReason {
 
     fn complaint(&self) -> Option<&'static str> {
         Some(match self {
-            Self::HeaderTimeout { .. } => "header_timeout",
-            Self::InvalidHeader { error, .. } => error.kind.as_str(),
+            Self::Header(error) => return error.complaint(),
             Self::Refused(refusal) => refusal.reason(),
             Self::ConnectFailed { .. } => "connect_failed",
             Self::ConnectTimeout { .. } => "connect_timeout",
             Self::OverHeaderBudget => "header_budget",
             Self::Unwatchable(_) => "unwatchable",
             Self::Unencodable(_) => "unencodable",
-            Self::Finished
-            | Self::ResetByClient
-            | Self::ResetByBackend
-            | Self::Idle
-            | Self::ClosedBeforeHeader
-            | Self::Stopping => return None,
+            Self::Finished | Self::ResetByClient | Self::ResetByBackend | Self::Idle | Self::Stopping => {
+                return None;
+            }
         })
     }
 
@@ -153,7 +122,7 @@ impl Ending for CloseReason {
             Self::ResetByClient => "reset_by_client",
             Self::ResetByBackend => "reset_by_backend",
             Self::Idle => "idle",
-            Self::ClosedBeforeHeader => "closed_before_header",
+            Self::Header(_) => "closed_before_header",
             Self::Stopping => "stopping",
             _ => "finished",
         })

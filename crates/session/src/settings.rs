@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use truepeer_policy::Dialect;
+use truepeer_policy::{Dialect, HeaderReader, HeaderRule, HeaderTimes};
 use truepeer_proto::Limits;
 
 /// One TCP listener.
@@ -17,8 +17,8 @@ pub struct ListenerSettings {
     pub transparent: bool,
     /// Firewall mark of upstream connections; 0 is none.
     pub mark: u32,
-    /// How long a header may take to arrive whole.
-    pub header_timeout: Duration,
+    /// How long a header is waited for.
+    pub header_times: HeaderTimes,
     /// What a header may look like and how long it may be.
     pub header_limits: Limits,
     /// How long the backend may take to accept a connection.
@@ -41,6 +41,12 @@ pub struct UdpSettings {
 }
 
 impl ListenerSettings {
+    /// How the first bytes of a sender with this rule are read.
+    #[must_use]
+    pub fn header_reader(&self, rule: HeaderRule) -> HeaderReader {
+        HeaderReader { rule, limits: self.header_limits, times: self.header_times }
+    }
+
     /// A listener on `address` with every default of the command line.
     #[must_use]
     pub fn on(address: SocketAddr) -> Self {
@@ -49,7 +55,7 @@ impl ListenerSettings {
             sockets: 1,
             transparent: false,
             mark: 0,
-            header_timeout: Duration::from_secs(5),
+            header_times: HeaderTimes::default(),
             header_limits: Limits::default(),
             connect_timeout: Duration::from_secs(5),
             idle_timeout: None,

@@ -1,11 +1,12 @@
 //! Reading the sender's header, in however many segments it comes.
 
+use std::io;
 use std::task::Poll;
 
-use truepeer_policy::{HeaderRule, Policy, Route, SenderAddr};
-use truepeer_proto::{DecodeErrorKind, Decoded, Header};
+use truepeer_policy::{HeaderRule, Opening, Policy, Route, SenderAddr};
+use truepeer_proto::Header;
 use truepeer_session::CloseReason;
-use truepeer_session::budget::Permit;
+use truepeer_session::budget::{Budget, Permit};
 
 use super::{House, Listening};
 use crate::buffers;
@@ -15,14 +16,14 @@ use crate::reactor::TcpStream;
 const PIECE_BYTES: usize = 4 << 10;
 
 /// What a connection's first bytes amount to.
-pub(super) struct Opening {
+pub(super) struct First {
     pub(super) route: Route,
     pub(super) tlvs: Box<[u8]>,
     /// What came behind the header.
     pub(super) rest: Vec<u8>,
 }
 
-impl Opening {
+impl First {
     fn new(
         policy: &Policy,
         sender: SenderAddr,
@@ -41,69 +42,58 @@ pub(super) async fn read(
     house: &House,
     tcp: &TcpStream,
     sender: SenderAddr,
-) -> Result<Opening, CloseReason> {
-    let policy = &*listening.policy;
-    let rule = policy.admit(sender)?;
+) -> Result<First, CloseReason> {
+    let rule = listening.policy.admit(sender)?;
     if rule == HeaderRule::Forbid {
-        return Opening::new(policy, sender, None, &[]);
+        return First::new(&listening.policy, sender, None, &[]);
     }
-    let mut seen = Vec::new();
-    let limit = listening.settings.header_timeout;
-    let collected =
-        tcp.reactor().timeout(limit, collect(listening, house, tcp, sender, rule, &mut seen)).await;
-    match collected {
-        Ok(opening) => opening,
-        // A sender that may, but need not send a header, and has sent nothing: its client waits for the backend.
-        Err(_) if seen.is_empty() && rule == HeaderRule::Optional => Opening::new(policy, sender, None, &[]),
-        Err(_) => Err(CloseReason::HeaderTimeout { waited: limit, received: seen.len() }),
-    }
-}
-
-async fn collect(
-    listening: &Listening,
-    house: &House,
-    tcp: &TcpStream,
-    sender: SenderAddr,
-    rule: HeaderRule,
-    seen: &mut Vec<u8>,
-) -> Result<Opening, CloseReason> {
-    let mut permit: Option<Permit> = None;
+    let reader = listening.settings.header_reader(rule);
+    let began = tcp.reactor().now();
+    let (mut seen, mut permit) = (Vec::new(), None);
     loop {
-        // No buffer is held while nothing comes: silent connections may be many.
-        let received = std::future::poll_fn(|cx| {
-            let mut piece = buffers::take();
-            let received = tcp.poll_read_into(cx, &mut piece[..PIECE_BYTES]);
-            if let Poll::Ready(Ok(length)) = received {
-                seen.extend_from_slice(&piece[..length]);
-            }
-            buffers::give_back(piece);
-            received
-        });
-        let length = match received.await {
-            Ok(0) | Err(_) => return Err(CloseReason::ClosedBeforeHeader),
-            Ok(length) => length,
+        let had = seen.len();
+        let waited = tcp.reactor().now() - began;
+        let limit = reader.deadline(seen.len()).saturating_sub(waited);
+        let received = tcp.reactor().timeout(limit, receive(tcp, &mut seen)).await;
+        let opening = match received {
+            Ok(Ok(0)) => reader.on_end(&seen),
+            Ok(Ok(_)) => reader.on_bytes(&seen),
+            Ok(Err(_)) => Opening::Refused(reader.on_reset()),
+            Err(_) => reader.on_timeout(&seen, tcp.reactor().now() - began),
         };
-        match truepeer_proto::decode(seen, listening.settings.header_limits) {
-            Ok(Decoded::Done { header, consumed }) => {
-                return Opening::new(&listening.policy, sender, Some(&header), &seen[consumed..]);
+        match opening {
+            Opening::NeedMore => {}
+            Opening::Header { header, consumed } => {
+                return First::new(&listening.policy, sender, Some(&header), &seen[consumed..]);
             }
-            Ok(Decoded::NeedMore { .. }) => {}
-            Err(error) if rule == HeaderRule::Optional && error.kind == DecodeErrorKind::NotProxy => {
-                return Opening::new(&listening.policy, sender, None, seen);
-            }
-            Err(error) => {
-                return Err(CloseReason::InvalidHeader { error, hint: truepeer_proto::sniff(seen) });
-            }
+            Opening::NoHeader => return First::new(&listening.policy, sender, None, &seen),
+            Opening::Refused(error) => return Err(error.into()),
         }
-        let grown = match &mut permit {
-            Some(permit) => permit.grow(length),
-            None => {
-                permit = house.budgets.header_bytes.take(seen.len());
-                permit.is_some()
-            }
-        };
-        if !grown {
+        if !has_room_for(seen.len() - had, &mut permit, &house.budgets.header_bytes) {
             return Err(CloseReason::OverHeaderBudget);
         }
     }
+}
+
+/// Reads once. No buffer is held while nothing comes: silent connections may be many.
+async fn receive(tcp: &TcpStream, seen: &mut Vec<u8>) -> io::Result<usize> {
+    std::future::poll_fn(|cx| {
+        let mut piece = buffers::take();
+        let received = tcp.poll_read_into(cx, &mut piece[..PIECE_BYTES]);
+        if let Poll::Ready(Ok(length)) = received {
+            seen.extend_from_slice(&piece[..length]);
+        }
+        buffers::give_back(piece);
+        received
+    })
+    .await
+}
+
+/// Whether all headers in pieces together are within their bound with `more` bytes of this one.
+fn has_room_for(more: usize, permit: &mut Option<Permit>, budget: &Budget) -> bool {
+    if let Some(permit) = permit {
+        return permit.grow(more);
+    }
+    *permit = budget.take(more);
+    permit.is_some()
 }

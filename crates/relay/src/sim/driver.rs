@@ -93,7 +93,12 @@ impl Driver {
         let mut queues = vec![
             (Deadline::ConflictRetry, deadlines.queue(CONFLICT_RETRY)),
             (Deadline::ResetCheck, deadlines.queue(RESET_CHECK)),
-            (Deadline::Header, deadlines.queue(settings.header_timeout)),
+            (Deadline::Header, deadlines.queue(settings.header_times.timeout)),
+            (Deadline::HeaderWait, deadlines.queue(settings.header_times.wait)),
+            (
+                Deadline::HeaderRest,
+                deadlines.queue(settings.header_times.timeout - settings.header_times.wait),
+            ),
             (Deadline::Connect, deadlines.queue(settings.connect_timeout)),
         ];
         queues.extend(settings.idle_timeout.map(|idle| (Deadline::Idle, deadlines.queue(idle))));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rustix::io::Errno;
-use truepeer_policy::{HeaderRule, OnConflict};
+use truepeer_policy::{HeaderError, HeaderRule, OnConflict};
 use truepeer_proto::Version;
 use truepeer_session::CloseReason;
 use truepeer_session::connect_as::ConnectError;
@@ -17,6 +17,7 @@ use super::party::Ending;
 use super::scenario::header;
 use super::world::Dial;
 
+const SECOND: Duration = Duration::from_secs(1);
 const FIVE_SECONDS: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -42,7 +43,7 @@ fn nothing_is_dialled_before_the_whole_header_and_nobody_is_waited_for_forever()
         let played = case.play();
         assert_eq!(played.attempts(), 0);
         let (waited, received) = (FIVE_SECONDS, cut);
-        assert_eq!(played.closed().reason, CloseReason::HeaderTimeout { waited, received });
+        assert_eq!(played.closed().reason, CloseReason::Header(HeaderError::Late { waited, received }));
         assert_eq!(played.after(), FIVE_SECONDS);
         played.0.check_that_nothing_is_left();
     }
@@ -55,7 +56,9 @@ fn a_sender_that_leaves_within_its_header_is_no_session() {
         case.client = script(header(1)[..20].to_vec(), 0, ending);
         case.play_often(|played| {
             assert_eq!(played.attempts(), 0);
-            assert_eq!(played.closed().reason, CloseReason::ClosedBeforeHeader);
+            let was_reset = matches!(ending, Ending::Reset { .. });
+            let error = if was_reset { HeaderError::Absent } else { HeaderError::CutShort { received: 20 } };
+            assert_eq!(played.closed().reason, CloseReason::Header(error));
             assert_eq!(played.after(), Duration::ZERO);
         });
     }
@@ -65,7 +68,7 @@ fn a_sender_that_leaves_within_its_header_is_no_session() {
 fn what_is_no_header_is_refused() {
     Case::with_rule(HeaderRule::Require, b"GET / HTTP/1.1\r\n").play_often(|played| {
         assert_eq!(played.attempts(), 0);
-        assert!(matches!(played.closed().reason, CloseReason::InvalidHeader { .. }));
+        assert!(matches!(played.closed().reason, CloseReason::Header(HeaderError::Invalid { .. })));
     });
 }
 
@@ -81,6 +84,36 @@ fn where_headers_are_optional_their_absence_loses_nothing() {
 }
 
 #[test]
+fn where_headers_are_optional_one_that_has_begun_is_completed_or_refused() {
+    for cut in 1..header(1).len() {
+        let part = &header(1)[..cut];
+        let mut silent = Case::with_rule(HeaderRule::Optional, b"");
+        silent.client = script(part.to_vec(), 0, Ending::Never);
+        let played = silent.play();
+        assert_eq!(played.attempts(), 0);
+        let error = HeaderError::Late { waited: FIVE_SECONDS, received: cut };
+        assert_eq!(played.closed().reason, CloseReason::Header(error));
+        assert_eq!(played.after(), FIVE_SECONDS);
+        let mut ended = Case::with_rule(HeaderRule::Optional, b"");
+        ended.client = script(part.to_vec(), 0, Ending::Fin);
+        let played = ended.play();
+        assert_eq!(played.attempts(), 0);
+        assert_eq!(played.closed().reason, CloseReason::Header(HeaderError::CutShort { received: cut }));
+    }
+}
+
+#[test]
+fn where_headers_are_optional_a_client_that_ends_before_its_first_byte_is_served() {
+    let mut case = Case::with_rule(HeaderRule::Optional, b"");
+    case.client = script(Vec::new(), 0, Ending::Fin);
+    case.play_often(|played| {
+        check_whole(played);
+        assert_eq!(played.attempts(), 1);
+        assert_eq!(played.after(), Duration::ZERO);
+    });
+}
+
+#[test]
 fn where_headers_are_forbidden_they_are_data() {
     let mut case = Case::with_rule(HeaderRule::Forbid, &header(1));
     case.expected_opening = header(1);
@@ -89,7 +122,7 @@ fn where_headers_are_forbidden_they_are_data() {
 
 #[test]
 fn a_client_that_waits_for_the_backend_to_speak_gets_it_where_headers_are_optional_or_forbidden() {
-    for (rule, after) in [(HeaderRule::Optional, FIVE_SECONDS), (HeaderRule::Forbid, Duration::ZERO)] {
+    for (rule, after) in [(HeaderRule::Optional, SECOND), (HeaderRule::Forbid, Duration::ZERO)] {
         let mut case = Case::with_rule(rule, b"");
         case.client = script(Vec::new(), 0, Ending::FinAfterTheirs);
         case.backend.ending = Ending::Fin;

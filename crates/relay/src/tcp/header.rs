@@ -1,11 +1,10 @@
-//! Reading the header, in however many segments it comes.
+//! Reading the first bytes, in however many segments they come; what they are is said by [`HeaderReader`].
 //!
 //! Almost every header arrives whole, in the first segment: then it is decoded where it was read, in the worker's
 //! buffer, and nothing is allocated. Only a header in pieces gets memory of its own, within a global budget.
 
 use rustix::io::Errno;
-use truepeer_policy::HeaderRule;
-use truepeer_proto::{DecodeError, DecodeErrorKind, Decoded, Header, Limits};
+use truepeer_policy::{HeaderReader, Opening};
 use truepeer_session::budget::{Budget, Permit};
 
 use super::half::End;
@@ -16,24 +15,16 @@ use crate::io::Io;
 const PIECE_BYTES: usize = 4 << 10;
 
 /// What a sender's first bytes turned out to be. Borrows from where they were read to.
-pub(crate) enum Opening<'a> {
-    /// Not enough of them yet.
-    Incomplete,
-    /// A header, and what came behind it.
-    Header { header: Header<'a>, rest: &'a [u8] },
-    /// No header, and none is needed: all of it is for the backend.
-    Plain(&'a [u8]),
-    /// The sender left before a whole header came.
-    Closed,
-    /// Something else than a header, or a wrong one; with what was seen of it.
-    Invalid { error: DecodeError, seen: &'a [u8] },
+pub(crate) enum Read<'a> {
+    /// What all bytes so far amount to, and they themselves.
+    Opening(Opening<'a>, &'a [u8]),
     /// All sessions' headers in pieces together have reached their bound.
     OverBudget,
 }
 
-/// Collects one header.
+/// The first bytes of a connection.
 #[derive(Debug, Default)]
-pub(crate) struct HeaderReader {
+pub(crate) struct FirstBytes {
     pending: Option<Box<Pending>>,
 }
 
@@ -43,18 +34,13 @@ struct Pending {
     permit: Permit,
 }
 
-impl HeaderReader {
-    /// Whether the sender has sent nothing at all.
-    pub(crate) fn is_silent(&self) -> bool {
-        self.pending.is_none()
-    }
-
+impl FirstBytes {
     /// The bytes seen so far.
     pub(crate) fn seen(&self) -> &[u8] {
         self.pending.as_ref().map_or(&[], |pending| &pending.bytes)
     }
 
-    /// Reads once and says what all bytes so far amount to. After [`Opening::Incomplete`] call again while
+    /// Reads once and says what all bytes so far amount to. After [`Opening::NeedMore`] call again while
     /// `downstream` is readable.
     pub(crate) fn read<'a, I: Io>(
         &'a mut self,
@@ -62,23 +48,24 @@ impl HeaderReader {
         downstream: &mut End<I::Socket>,
         scratch: &'a mut [u8],
         rules: Rules<'_>,
-    ) -> Opening<'a> {
-        let bold = self.is_silent() && rules.backlog_bytes.has(scratch.len());
+    ) -> Read<'a> {
+        let bold = self.pending.is_none() && rules.backlog_bytes.has(scratch.len());
         let most = if bold { scratch.len() } else { PIECE_BYTES };
         let length = match receive(io, downstream, &mut scratch[..most]) {
             Received::Bytes(length) => length,
-            Received::NothingYet => return Opening::Incomplete,
-            Received::End => return Opening::Closed,
+            Received::NothingYet => return Read::Opening(Opening::NeedMore, &[]),
+            Received::End => return Read::Opening(rules.reader.on_end(self.seen()), self.seen()),
+            Received::Reset => return Read::Opening(Opening::Refused(rules.reader.on_reset()), &[]),
         };
         let piece: &'a [u8] = &scratch[..length];
         if self.pending.is_some() {
             return self.append(piece, rules);
         }
-        let opening = rules.judge(piece);
-        if matches!(opening, Opening::Incomplete) && !self.keep(piece, rules.header_bytes) {
-            return Opening::OverBudget;
+        let opening = rules.reader.on_bytes(piece);
+        if opening == Opening::NeedMore && !self.keep(piece, rules.header_bytes) {
+            return Read::OverBudget;
         }
-        opening
+        Read::Opening(opening, piece)
     }
 
     /// Gives the first piece memory of its own, if the budget has some.
@@ -88,13 +75,13 @@ impl HeaderReader {
         self.pending.is_some()
     }
 
-    fn append(&mut self, piece: &[u8], rules: Rules<'_>) -> Opening<'_> {
-        let Some(pending) = &mut self.pending else { return Opening::Incomplete };
+    fn append(&mut self, piece: &[u8], rules: Rules<'_>) -> Read<'_> {
+        let Some(pending) = &mut self.pending else { return Read::OverBudget };
         if !pending.permit.grow(piece.len()) {
-            return Opening::OverBudget;
+            return Read::OverBudget;
         }
         pending.bytes.extend_from_slice(piece);
-        rules.judge(&pending.bytes)
+        Read::Opening(rules.reader.on_bytes(&pending.bytes), &pending.bytes)
     }
 }
 
@@ -102,6 +89,7 @@ enum Received {
     Bytes(usize),
     NothingYet,
     End,
+    Reset,
 }
 
 fn receive<I: Io>(io: &mut I, downstream: &mut End<I::Socket>, buffer: &mut [u8]) -> Received {
@@ -118,28 +106,14 @@ fn receive<I: Io>(io: &mut I, downstream: &mut End<I::Socket>, buffer: &mut [u8]
             Received::NothingYet
         }
         Err(Errno::INTR) => Received::NothingYet,
-        Err(_) => Received::End,
+        Err(_) => Received::Reset,
     }
 }
 
-/// How first bytes are judged.
+/// How first bytes are judged, and what memory there is for them.
 #[derive(Clone, Copy)]
 pub(crate) struct Rules<'a> {
-    pub(crate) header: HeaderRule,
-    pub(crate) limits: Limits,
+    pub(crate) reader: HeaderReader,
     pub(crate) header_bytes: &'a Budget,
     pub(crate) backlog_bytes: &'a Budget,
-}
-
-impl Rules<'_> {
-    fn judge<'a>(&self, bytes: &'a [u8]) -> Opening<'a> {
-        match truepeer_proto::decode(bytes, self.limits) {
-            Ok(Decoded::Done { header, consumed }) => Opening::Header { header, rest: &bytes[consumed..] },
-            Ok(Decoded::NeedMore { .. }) => Opening::Incomplete,
-            Err(error) if self.header == HeaderRule::Optional && error.kind == DecodeErrorKind::NotProxy => {
-                Opening::Plain(bytes)
-            }
-            Err(error) => Opening::Invalid { error, seen: bytes },
-        }
-    }
 }

@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use truepeer_policy::{HeaderRule, Policy, Route, SenderAddr};
+use truepeer_policy::{HeaderRule, Opening, Policy, Route, SenderAddr};
 use truepeer_proto::Header;
 use truepeer_session::CloseReason;
 use truepeer_session::budget::{Budgets, Permit};
@@ -20,7 +20,7 @@ use truepeer_session::{Ended, Journal};
 
 use super::connecting::{Connecting, Dialling};
 use super::half::{End, Means};
-use super::header::{HeaderReader, Opening, Rules};
+use super::header::{FirstBytes, Read, Rules};
 use super::relaying::{Progress, Relaying, Side};
 use crate::io::{Io, Readiness, Token};
 
@@ -59,7 +59,12 @@ pub(crate) enum Verdict {
 pub(crate) enum Deadline {
     /// The one that runs already.
     Unchanged,
+    /// A whole header.
     Header,
+    /// A first byte, where a header is optional.
+    HeaderWait,
+    /// The rest of a header that has begun by then.
+    HeaderRest,
     Connect,
     ConflictRetry,
     ResetCheck,
@@ -84,7 +89,7 @@ pub(crate) struct Session<S, P> {
 
 #[derive(Debug)]
 enum Stage<S, P> {
-    AwaitHeader { downstream: End<S>, reader: HeaderReader },
+    AwaitHeader { downstream: End<S>, first: FirstBytes },
     Connecting(Connecting<S>),
     Relaying(Relaying<S, P>),
     Over,
@@ -101,7 +106,7 @@ impl<S, P> Session<S, P> {
     pub(crate) fn new(socket: S, sender: SenderAddr, listener: u16, now: Instant, permit: Permit) -> Self {
         let downstream = End { socket, ready: Readiness::FRESH };
         Self {
-            stage: Stage::AwaitHeader { downstream, reader: HeaderReader::default() },
+            stage: Stage::AwaitHeader { downstream, first: FirstBytes::default() },
             sender,
             route: None,
             began: now,
@@ -136,9 +141,16 @@ impl<S, P> Session<S, P> {
             return Verdict::Close(CloseReason::Unwatchable(errno));
         }
         match self.work(cx, scratch) {
-            Verdict::Wait(Deadline::Unchanged) => Verdict::Wait(Deadline::Header),
+            Verdict::Wait(Deadline::Unchanged) => Verdict::Wait(self.header_deadline(cx)),
             verdict => verdict,
         }
+    }
+
+    /// The first of those that a header has: silence, or the header's own.
+    fn header_deadline<I>(&self, cx: &Context<'_, I>) -> Deadline {
+        let times = cx.settings.header_times;
+        let may_be_silent = cx.policy.admit(self.sender) == Ok(HeaderRule::Optional);
+        if may_be_silent && times.wait < times.timeout { Deadline::HeaderWait } else { Deadline::Header }
     }
 
     /// A turn after an event of one of the two sockets.
@@ -208,9 +220,10 @@ impl<S, P> Session<S, P> {
             return Verdict::Wait(deadline);
         }
         match (std::mem::replace(&mut self.stage, Stage::Over), deadline) {
-            (Stage::AwaitHeader { downstream, reader }, Deadline::Header) => {
-                self.on_header_timeout(cx, downstream, &reader)
-            }
+            (
+                Stage::AwaitHeader { downstream, first },
+                Deadline::Header | Deadline::HeaderWait | Deadline::HeaderRest,
+            ) => self.on_header_timeout(cx, downstream, first),
             (Stage::Connecting(connecting), Deadline::ConflictRetry) => {
                 let dialling = connecting.attempt(cx);
                 self.adopt(cx, dialling)
@@ -236,59 +249,61 @@ impl<S, P> Session<S, P> {
         }
     }
 
-    /// A sender that may, but need not send a header, and has sent nothing: its client waits for the backend to speak.
     fn on_header_timeout<I>(
         &mut self,
         cx: &mut Context<'_, I>,
         downstream: End<S>,
-        reader: &HeaderReader,
+        first: FirstBytes,
     ) -> Verdict
     where
         I: Io<Socket = S, Pipe = P>,
     {
-        if reader.is_silent() && cx.policy.admit(self.sender) == Ok(HeaderRule::Optional) {
-            return self.open(cx, downstream, None, &[]);
+        let reader = match cx.policy.admit(self.sender) {
+            Ok(rule) => cx.settings.header_reader(rule),
+            Err(refusal) => return Verdict::Close(refusal.into()),
+        };
+        match reader.on_timeout(first.seen(), cx.now.saturating_duration_since(self.began)) {
+            Opening::NoHeader => self.open(cx, downstream, None, &[]),
+            Opening::Refused(error) => Verdict::Close(error.into()),
+            // It has begun within the time that it may be silent for, and has the rest for the whole.
+            Opening::NeedMore | Opening::Header { .. } => {
+                self.stage = Stage::AwaitHeader { downstream, first };
+                Verdict::Wait(Deadline::HeaderRest)
+            }
         }
-        let waited = cx.settings.header_timeout;
-        Verdict::Close(CloseReason::HeaderTimeout { waited, received: reader.seen().len() })
     }
 
     fn read_header<I>(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict
     where
         I: Io<Socket = S, Pipe = P>,
     {
-        let Stage::AwaitHeader { mut downstream, mut reader } =
+        let Stage::AwaitHeader { mut downstream, mut first } =
             std::mem::replace(&mut self.stage, Stage::Over)
         else {
             return Verdict::Wait(Deadline::Unchanged);
         };
-        let header = match cx.policy.admit(self.sender) {
+        let rule = match cx.policy.admit(self.sender) {
             Ok(HeaderRule::Forbid) => return self.open(cx, downstream, None, &[]),
             Ok(rule) => rule,
             Err(refusal) => return Verdict::Close(refusal.into()),
         };
         let rules = Rules {
-            header,
-            limits: cx.settings.header_limits,
+            reader: cx.settings.header_reader(rule),
             header_bytes: &cx.budgets.header_bytes,
             backlog_bytes: &cx.budgets.backlog_bytes,
         };
         while downstream.ready.readable {
-            match reader.read(cx.io, &mut downstream, scratch, rules) {
-                Opening::Incomplete => {}
-                Opening::Header { header, rest } => return self.open(cx, downstream, Some(&header), rest),
-                Opening::Plain(bytes) => return self.open(cx, downstream, None, bytes),
-                Opening::Closed => return Verdict::Close(CloseReason::ClosedBeforeHeader),
-                Opening::OverBudget => return Verdict::Close(CloseReason::OverHeaderBudget),
-                Opening::Invalid { error, seen } => {
-                    return Verdict::Close(CloseReason::InvalidHeader {
-                        error,
-                        hint: truepeer_proto::sniff(seen),
-                    });
+            match first.read(cx.io, &mut downstream, scratch, rules) {
+                Read::Opening(Opening::NeedMore, _) => {}
+                Read::Opening(Opening::Header { header, consumed }, bytes) => {
+                    return self.open(cx, downstream, Some(&header), &bytes[consumed..]);
                 }
+                Read::Opening(Opening::NoHeader, bytes) => return self.open(cx, downstream, None, bytes),
+                Read::Opening(Opening::Refused(error), _) => return Verdict::Close(error.into()),
+                Read::OverBudget => return Verdict::Close(CloseReason::OverHeaderBudget),
             }
         }
-        self.stage = Stage::AwaitHeader { downstream, reader };
+        self.stage = Stage::AwaitHeader { downstream, first };
         Verdict::Wait(Deadline::Unchanged)
     }
 

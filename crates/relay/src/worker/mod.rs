@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use truepeer_policy::SenderAddr;
+use truepeer_policy::{HeaderTimes, SenderAddr};
 use truepeer_session::CloseReason;
 use truepeer_session::Journal;
 use truepeer_session::budget::{Budgets, Permit};
@@ -68,6 +68,8 @@ pub(crate) struct Team {
 #[derive(Debug)]
 struct Waits {
     header: QueueId,
+    header_wait: QueueId,
+    header_rest: QueueId,
     connect: QueueId,
     idle: Option<QueueId>,
 }
@@ -277,6 +279,8 @@ impl Worker {
         let queue = match deadline {
             Deadline::Unchanged => return,
             Deadline::Header => Some(waits.header),
+            Deadline::HeaderWait => Some(waits.header_wait),
+            Deadline::HeaderRest => Some(waits.header_rest),
             Deadline::Connect => Some(waits.connect),
             Deadline::ConflictRetry => Some(self.conflict_retry),
             Deadline::ResetCheck => Some(self.reset_check),
@@ -318,6 +322,8 @@ impl Worker {
         let is = |of: fn(&Waits) -> Option<QueueId>| self.waits.iter().any(|waits| of(waits) == Some(queue));
         match () {
             () if is(|waits| Some(waits.header)) => Deadline::Header,
+            () if is(|waits| Some(waits.header_wait)) => Deadline::HeaderWait,
+            () if is(|waits| Some(waits.header_rest)) => Deadline::HeaderRest,
             () if is(|waits| Some(waits.connect)) => Deadline::Connect,
             () => Deadline::Idle,
         }
@@ -326,8 +332,11 @@ impl Worker {
 
 fn waits(deadlines: &mut Deadlines, listener: &Listening) -> Waits {
     let settings = &listener.settings;
+    let HeaderTimes { timeout, wait } = settings.header_times;
     Waits {
-        header: deadlines.queue(settings.header_timeout),
+        header: deadlines.queue(timeout),
+        header_wait: deadlines.queue(wait),
+        header_rest: deadlines.queue(timeout.saturating_sub(wait)),
         connect: deadlines.queue(settings.connect_timeout),
         idle: settings.idle_timeout.map(|idle| deadlines.queue(idle)),
     }

@@ -149,6 +149,9 @@ pub(super) struct HttpsArgs {
     /// How long a sender may take for its PROXY header [default: 5s]
     #[arg(long, value_name = "TIME", value_parser = values::positive_duration, help_heading = CLIENTS)]
     header_timeout: Option<Duration>,
+    /// How long a sender with --header optional may be silent before it is served as itself [default: 1s]
+    #[arg(long, value_name = "TIME", value_parser = values::positive_duration, help_heading = CLIENTS)]
+    header_wait: Option<Duration>,
     /// This host's own, loopback, unspecified, multicast, broadcast and reserved addresses that a PROXY header may claim all
     /// the same; repeatable [default: none]
     #[arg(long, value_name = "PREFIX", help_heading = CLIENTS)]
@@ -308,6 +311,7 @@ impl HttpsArgs {
             senders: self.senders()?,
             header: HeaderLimits {
                 timeout: self.header_timeout.unwrap_or(common.header.timeout),
+                wait: self.header_wait.unwrap_or(common.header.wait),
                 ..common.header
             },
             claims,

@@ -94,6 +94,9 @@ pub(super) struct ProxyArgs {
     /// How long a sender may take for its header [default: 5s]
     #[arg(long, value_name = "TIME", value_parser = values::positive_duration, help_heading = SENDERS)]
     header_timeout: Option<Duration>,
+    /// How long a sender with --header optional may be silent before it is served as itself [default: 1s]
+    #[arg(long, value_name = "TIME", value_parser = values::positive_duration, help_heading = SENDERS)]
+    header_wait: Option<Duration>,
     /// The longest header taken [default: 16KiB]
     #[arg(long, value_name = "SIZE", value_parser = values::header_max, help_heading = SENDERS)]
     header_max: Option<usize>,
@@ -245,6 +248,7 @@ impl ProxyArgs {
             senders: self.senders(defaults)?,
             header: HeaderLimits {
                 timeout: self.header_timeout.unwrap_or(common.header.timeout),
+                wait: self.header_wait.unwrap_or(common.header.wait),
                 max_bytes: self.header_max.unwrap_or(common.header.max_bytes),
             },
             claims: self.claims(defaults),

@@ -332,7 +332,8 @@ fn run_has_the_rules_of_proxy() {
     let listener = ListenerConfig::default();
     assert_eq!(settings.allow, listener.senders.allow);
     assert_eq!(settings.header, listener.senders.header);
-    assert_eq!(settings.header_timeout, listener.header.timeout);
+    assert_eq!(settings.header_times.timeout, listener.header.timeout);
+    assert_eq!(settings.header_times.wait, listener.header.wait);
     let settings = run("truepeer run --header forbid --header 10.0.0.0/8=optional --versions 2 --listen [::1]:80 --destination header -- x").settings().unwrap();
     let read: truepeer_handover::Settings = settings.to_string().parse().unwrap();
     assert_eq!(read.to_string(), settings.to_string());

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use truepeer_policy::{
-    Backends, Claims, Delivery, Destinations, Dialect, Dynamic, HeaderRule, HostAddresses, Nat64Prefix,
-    OnConflict, Policy, PrefixSet, Senders,
+    Backends, Claims, Delivery, Destinations, Dialect, Dynamic, HeaderRule, HeaderTimes, HostAddresses,
+    Nat64Prefix, OnConflict, Policy, PrefixSet, Senders,
 };
 use truepeer_proto::{Transport, Version};
 use truepeer_session::settings::UdpSettings;
@@ -133,6 +133,9 @@ pub(crate) struct SenderRule {
 pub(crate) struct HeaderLimits {
     #[serde(with = "text::duration")]
     pub(crate) timeout: Duration,
+    /// How long a sender that need not send one may be silent.
+    #[serde(with = "text::duration")]
+    pub(crate) wait: Duration,
     pub(crate) max_bytes: usize,
 }
 
@@ -205,7 +208,8 @@ impl Default for SendersConfig {
 
 impl Default for HeaderLimits {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(5), max_bytes: 16 * 1024 }
+        let HeaderTimes { timeout, wait } = HeaderTimes::default();
+        Self { timeout, wait, max_bytes: 16 * 1024 }
     }
 }
 

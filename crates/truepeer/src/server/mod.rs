@@ -15,6 +15,7 @@ use signal_hook::iterator::Handle;
 use tracing::{error, info, warn};
 use truepeer_https::downstream;
 use truepeer_https::tunnel::{Tunnel, TunnelListener};
+use truepeer_policy::HeaderTimes;
 use truepeer_proto::{Limits, Versions};
 use truepeer_relay::{Listening, Relay};
 use truepeer_session::Journal;
@@ -234,7 +235,7 @@ fn listening(config: &Config, listener: &ListenerConfig, mark: Option<u32>) -> a
         sockets: usize::from(listener.sockets.get()),
         transparent: listener.transparent,
         mark: if listener.mark == 0 { mark.unwrap_or_default() } else { listener.mark },
-        header_timeout: listener.header.timeout,
+        header_times: HeaderTimes { timeout: listener.header.timeout, wait: listener.header.wait },
         header_limits: Limits { max_len: listener.header.max_bytes, versions: Versions::BOTH },
         connect_timeout: listener.timeouts.connect,
         idle_timeout: listener.timeouts.idle,
