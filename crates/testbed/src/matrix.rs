@@ -15,6 +15,7 @@ mod headers;
 mod hostile;
 mod identity;
 mod mixture;
+mod optional;
 mod proxy;
 mod run;
 
@@ -150,6 +151,7 @@ pub fn tests(deliver: impl Deliver + 'static) -> Vec<Test> {
     let cases = [
         identity::CASES,
         headers::CASES,
+        optional::CASES,
         endings::CASES,
         bulk::CASES,
         crowds::CASES,

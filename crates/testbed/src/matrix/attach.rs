@@ -55,6 +55,10 @@ impl Deliver for ByAttach {
             "bytes_that_are_no_header_end_their_connection_only" => Some(
                 "attach has no process that would log them; it counts them, which attach's own tests look at",
             ),
+            "where_headers_are_optional_what_turns_out_to_be_none_is_data" => Some(
+                "the kernel has acknowledged the first bytes as a header's and can't give them to the backend: attach \
+                 resets the connection",
+            ),
             _ => None,
         }
     }

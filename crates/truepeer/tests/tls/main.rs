@@ -5,12 +5,13 @@ mod authority;
 mod chain;
 mod clients;
 mod handshakes;
+mod optional;
 mod origins;
 mod stand;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let all = [clients::tests(), handshakes::tests(), chain::tests(), origins::tests()];
+    let all = [clients::tests(), handshakes::tests(), chain::tests(), optional::tests(), origins::tests()];
     truepeer_testbed::main(all.into_iter().flatten().collect())
 }

@@ -1,0 +1,164 @@
+//! `--header optional`, row by row as in docs/header-rules.md. What a header is worth where it is required is in `headers`.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+
+use super::{CLIENT4, CLIENT6, Case, DESTINATION4, DESTINATION6, Deliver, Delivered, cases};
+use crate::client::{self, End};
+use crate::sockets::wait_until_read;
+use crate::{Bed, Behaviour};
+
+pub(super) const CASES: &[Case] = cases![
+    an_optional_header_names_the_client,
+    where_headers_are_optional_what_is_none_is_data_at_once,
+    where_headers_are_optional_what_turns_out_to_be_none_is_data,
+    where_headers_are_optional_a_silent_client_is_served_after_a_second,
+    where_headers_are_optional_an_end_before_the_first_byte_reaches_the_backend,
+    where_headers_are_optional_one_that_ends_too_early_is_refused,
+    where_headers_are_optional_one_that_is_never_completed_is_refused,
+    where_headers_are_optional_a_malformed_one_is_refused,
+];
+
+const OPTIONAL: [&str; 2] = ["--header", "optional"];
+
+fn an_optional_header_names_the_client(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
+    let who = by.put_behind(bed, Behaviour::Who, &OPTIONAL)?;
+    for (client, header) in
+        [(CLIENT4, client::v1(CLIENT4, DESTINATION4)?), (CLIENT6, client::v2(CLIENT6, DESTINATION6)?)]
+    {
+        for cut in [0, 1, header.len() / 2, header.len() - 1] {
+            let mut stream = who.knock()?;
+            if cut > 0 {
+                stream.write_all(&header[..cut])?;
+                wait_until_read(&stream)?;
+            }
+            let saw = client::ask(&mut stream, &[&header[cut..], b"data"].concat())?;
+            ensure!(saw.trim() == client, "{client} was seen as {saw:?}, cut at {cut}");
+        }
+    }
+    Ok(())
+}
+
+fn where_headers_are_optional_what_is_none_is_data_at_once(
+    bed: &Bed,
+    by: &dyn Deliver,
+) -> anyhow::Result<()> {
+    let echo = by.put_behind(bed, Behaviour::Echo, &OPTIONAL)?;
+    for data in NO_HEADERS {
+        comes_back_at_once(&echo, data, data.len())?;
+    }
+    Ok(())
+}
+
+/// The first bytes may be a header's; those behind them show that they are none.
+fn where_headers_are_optional_what_turns_out_to_be_none_is_data(
+    bed: &Bed,
+    by: &dyn Deliver,
+) -> anyhow::Result<()> {
+    let echo = by.put_behind(bed, Behaviour::Echo, &OPTIONAL)?;
+    NO_HEADERS.into_iter().try_for_each(|data| comes_back_at_once(&echo, data, 1))
+}
+
+const NO_HEADERS: [&str; 5] = ["GET / HTTP/1.1\r\n\r\n", "X", "PROXIMITY", "\r\nX", "\r\n\r\n\0\r\nQUIX"];
+
+fn comes_back_at_once(echo: &Delivered, data: &str, piece: usize) -> anyhow::Result<()> {
+    let mut stream = echo.knock()?;
+    let began = Instant::now();
+    for (n, piece) in data.as_bytes().chunks(piece).enumerate() {
+        if n > 0 {
+            wait_until_read(&stream)?;
+        }
+        stream.write_all(piece)?;
+    }
+    let answer = client::ask(&mut stream, b"")?;
+    ensure!(answer == data, "{data:?}: {answer:?}");
+    let took = began.elapsed();
+    ensure!(took < Duration::from_millis(900), "{data:?} came back after {took:?}");
+    Ok(())
+}
+
+/// The backend speaks first. By preload the kernel holds a silent connection back for a second more.
+fn where_headers_are_optional_a_silent_client_is_served_after_a_second(
+    bed: &Bed,
+    by: &dyn Deliver,
+) -> anyhow::Result<()> {
+    let banner = by.put_behind(bed, Behaviour::Banner, &OPTIONAL)?;
+    let stream = banner.knock()?;
+    let began = Instant::now();
+    let mut line = String::new();
+    BufReader::new(&stream).read_line(&mut line).context("a banner")?;
+    let took = began.elapsed();
+    ensure!(is_itself(line.trim().trim_start_matches("SSH-2.0-testbed "), &stream)?, "{line:?}");
+    ensure!(took > Duration::from_millis(900) && took < Duration::from_secs(4), "after {took:?}");
+    Ok(())
+}
+
+fn where_headers_are_optional_an_end_before_the_first_byte_reaches_the_backend(
+    bed: &Bed,
+    by: &dyn Deliver,
+) -> anyhow::Result<()> {
+    let who = by.put_behind(bed, Behaviour::Who, &OPTIONAL)?;
+    let mut stream = who.knock()?;
+    let saw = client::ask(&mut stream, b"")?;
+    ensure!(is_itself(saw.trim(), &stream)?, "{saw:?}");
+    Ok(())
+}
+
+/// By its address: where sender and backend are on one machine, `proxy` needs another port.
+fn is_itself(saw: &str, stream: &TcpStream) -> anyhow::Result<bool> {
+    Ok(saw.parse::<SocketAddr>()?.ip() == stream.local_addr()?.ip())
+}
+
+fn where_headers_are_optional_one_that_ends_too_early_is_refused(
+    bed: &Bed,
+    by: &dyn Deliver,
+) -> anyhow::Result<()> {
+    let echo = by.put_behind(bed, Behaviour::Echo, &OPTIONAL)?;
+    for header in [client::v1(CLIENT4, DESTINATION4)?, client::v2(CLIENT4, DESTINATION4)?] {
+        for cut in [1, header.len() / 2, header.len() - 1] {
+            let mut stream = echo.knock()?;
+            stream.write_all(&header[..cut])?;
+            stream.shutdown(Shutdown::Write)?;
+            is_refused(&mut stream, &echo)?;
+        }
+    }
+    Ok(())
+}
+
+fn where_headers_are_optional_one_that_is_never_completed_is_refused(
+    bed: &Bed,
+    by: &dyn Deliver,
+) -> anyhow::Result<()> {
+    let options = [&OPTIONAL[..], &["--header-timeout", "2s"]].concat();
+    let echo = by.put_behind(bed, Behaviour::Echo, &options)?;
+    let mut stream = echo.knock()?;
+    let began = Instant::now();
+    stream.write_all(b"PROXY TCP4 ")?;
+    is_refused(&mut stream, &echo)?;
+    let took = began.elapsed();
+    ensure!(took > Duration::from_millis(1900) && took < Duration::from_secs(10), "after {took:?}");
+    Ok(())
+}
+
+fn where_headers_are_optional_a_malformed_one_is_refused(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
+    let echo = by.put_behind(bed, Behaviour::Echo, &OPTIONAL)?;
+    let wrong_command = client::v2_raw(0x2F, 0x11, &[0; 12])?;
+    for header in
+        [&b"PROXY TCP5 192.0.2.1 192.0.2.2 1 2\r\n"[..], b"PROXY TCP4 1.2.3.4 x\r\n", &wrong_command]
+    {
+        let mut stream = echo.knock()?;
+        stream.write_all(header)?;
+        is_refused(&mut stream, &echo)?;
+    }
+    Ok(())
+}
+
+fn is_refused(stream: &mut TcpStream, delivered: &Delivered) -> anyhow::Result<()> {
+    ensure!(matches!(client::read_end(stream)?, End::Eof | End::Reset));
+    let log = delivered.backend.log();
+    ensure!(!log.contains("accepted"), "the backend was reached:\n{log}");
+    Ok(())
+}
