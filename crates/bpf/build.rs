@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-const PROGRAMS: [&str; 9] = [
+const PROGRAMS: [&str; 10] = [
     "tcp_ingress",
     "tcp_egress",
     "peer_name",
@@ -13,6 +13,7 @@ const PROGRAMS: [&str; 9] = [
     "udp_ingress",
     "udp_egress",
     "udp_send",
+    "backstop",
     "witness",
     "header_check",
 ];

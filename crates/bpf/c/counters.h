@@ -40,9 +40,11 @@ enum counter {
 	REFUSED_FRAGMENT,     /* only the first fragment has a header; likewise what is behind IPv6 extension headers */
 	REFUSED_AGGREGATED,   /* more than can be split up again */
 	REFUSED_FAMILY,       /* SPP: the client is of another family than the datagram */
-	REFUSED_UNJUDGED,     /* reached the backend's socket by a way past udp_ingress */
-	REFUSED_DAMAGED,      /* wrong sum or length: the kernel would drop it, so nothing is learnt from it */
+	REFUSED_UNJUDGED,     /* it reached the socket by a way that is not judged: another device, DNAT onto the port, a tunnel */
+	REFUSED_DAMAGED,      /* a wrong sum or length: the kernel would drop it, so nothing is learnt from it */
 	ANSWER_REFUSED,       /* too many answers are on their way for more to be told apart */
+	NOT_TAKEN,            /* a segment of a handshake that the kernel would refuse: dropped, nothing learnt */
+	REFUSED_DETACHING,    /* detach --refuse-new waits */
 	COUNTERS,
 };
 

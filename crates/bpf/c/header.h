@@ -43,6 +43,7 @@ struct workbench {
 	struct v1 v1;
 	__u8 start[HEADER_START];
 	__u8 fresh[128];
+	struct embryo embryo;
 };
 
 struct {

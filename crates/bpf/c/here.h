@@ -20,7 +20,8 @@ GLOBAL int is_for_this_host(struct __sk_buff *skb, const struct ip *ip, __u32 pr
 		__builtin_memcpy(route.ipv6_dst, &ip->destination, sizeof(route.ipv6_dst));
 	}
 	long fate = bpf_fib_lookup(skb, &route, sizeof(route), 0);
-	return fate == BPF_FIB_LKUP_RET_NOT_FWDED || fate == BPF_FIB_LKUP_RET_FWD_DISABLED;
+	/* An error (below 0) says nothing of the route: then the listener decides. */
+	return fate < 0 || fate == BPF_FIB_LKUP_RET_NOT_FWDED || fate == BPF_FIB_LKUP_RET_FWD_DISABLED;
 }
 
 static __always_inline __u32 tuple_of(const struct ip *ip, __be16 source_port, __be16 destination_port,

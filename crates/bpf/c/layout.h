@@ -31,10 +31,17 @@ struct prefix {
 	struct address address;
 };
 
+/* What becomes of new connections to a port. */
+enum state {
+	ATTACHED,  /* judged */
+	DRAINING,  /* detached while old connections go on: new ones pass unjudged, with their header */
+	REFUSING,  /* likewise, but new ones are refused if their sender must send a header */
+};
+
 /* An attached port. */
 struct port {
-	__u16 slot;    /* its place in the counters */
-	__u8 draining; /* detached: no new connections, those that are open go on */
+	__u16 slot; /* its place in the counters */
+	__u8 state; /* enum state */
 	__u8 unused;
 };
 
@@ -62,7 +69,7 @@ struct settings {
 	__u64 header_max; /* bytes */
 	__u32 edition;    /* of the rules: another one whenever they are written, after that; never 0 */
 	__u32 udp_silence_s; /* how long a client is answered through its sender after its last datagram from there; 0: for ever */
-	__u32 judged;     /* random: udp_ingress writes it into skb->priority of each datagram that it has judged; never 0 */
+	__u32 judged;     /* random: what the programs of devices have judged carries it in skb->priority to the backstop; never 0 */
 	__u32 unused;
 };
 
@@ -143,18 +150,28 @@ enum stage {
 	HOMELESS, /* it has a socket, but tp_flows has no room */
 };
 
-/* A connection that has no socket yet. */
+/* A connection that has no socket yet. It counts for nothing before our SYN-ACK is out: a SYN that the kernel does not take changes
+ * nothing. */
 struct embryo {
 	__u64 born_ns;
-	__u32 isn;         /* the sender's initial sequence number */
-	__u32 guess;       /* the header length that its SYN was shifted by */
-	__u32 have;        /* bytes of header that we have seen and the kernel has acknowledged; admitted: all of it */
-	__be32 tsval;      /* of our SYN-ACK; 0: none */
+	__u32 isn;          /* the sender's initial sequence number */
+	__u32 guess;        /* the header length that its SYN was shifted by */
+	__u32 have;         /* bytes of header that we have seen and the kernel has acknowledged; admitted: all of it */
+	__u32 our_isn;      /* the SYN-ACK's sequence number */
+	__u32 ts_recent;    /* the sender's newest timestamp, as in RFC 7323 */
+	__u32 tsval_first;  /* the timestamp of our first SYN-ACK */
+	__u32 tsval_synack; /* of our newest SYN-ACK */
+	__u32 tsval_newest; /* of the newest packet to the sender */
+	__u32 device;       /* where its SYN came in */
+	__u8 stage;         /* enum stage */
+	__u8 is_answered;   /* our SYN-ACK is out: what it says is noted here */
+	__u8 is_by_cookie;  /* answered with a SYN cookie: the kernel keeps no request socket */
+	__u8 has_timestamps; /* both sides send them */
 	union {
 		__u8 start[HEADER_START]; /* awaited */
 		struct flow flow;         /* admitted: what it will be */
 	};
-	__u32 stage;       /* enum stage */
+	__u32 unused;
 };
 
 enum rule { RULE_REQUIRE = 1, RULE_OPTIONAL = 2 };
@@ -170,4 +187,4 @@ _Static_assert(sizeof(struct udp_flow) == 96, "src/layout.rs");
 _Static_assert(sizeof(struct udp_seat) == 80, "src/layout.rs");
 _Static_assert(sizeof(struct flow_key) == 36, "src/layout.rs");
 _Static_assert(sizeof(struct flow) == 24, "src/layout.rs");
-_Static_assert(sizeof(struct embryo) == 136, "src/layout.rs");
+_Static_assert(sizeof(struct embryo) == 160, "src/layout.rs");

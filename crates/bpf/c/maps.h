@@ -49,8 +49,8 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_denied SEC(".maps");
 
-/* Not LRU: a forgotten flow with a delta would be a broken connection. tcp_end.bpf.c writes them when a socket is made, and removes
- * them when it ends: a flow without a socket would never be removed. */
+/* Not LRU: forgetting a flow with a delta would break its connection. tcp_end.bpf.c writes a flow when the socket is made and removes
+ * it when the socket ends, so there is never a flow without a socket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1048576);
@@ -60,11 +60,12 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_flows SEC(".maps");
 
-/* Nobody tells of the end of what has no socket. LRU: a flood of SYNs forgets embryos only, and those are then refused, never let
- * through. */
+/* Nobody tells of the end of a connection without a socket, so the oldest make room (LRU). A flood of SYNs can thus forget handshakes;
+ * their later segments are refused, never let through. There is room for a sweep over all ports of one address beside as many real
+ * handshakes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);
+	__uint(max_entries, 131072);
 	__type(key, struct flow_key);
 	__type(value, struct embryo);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);

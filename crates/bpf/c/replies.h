@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Segments of our own making, each out of one at hand: the bare ACK that ends a handshake, the RST that refuses. */
+/* Segments of our own making, each made of the one at hand: the bare ACK that ends a handshake, the RST that refuses. */
 #pragma once
-#include "segment.h"
+#include "options.h"
 
 static __always_inline __be16 fold(__u64 sum)
 {
@@ -44,9 +44,8 @@ static __always_inline int cut_to(struct __sk_buff *skb, const struct segment *s
 	return bpf_skb_store_bytes(skb, segment->ip.at + offsetof(struct iphdr, tot_len), &len, sizeof(len), 0);
 }
 
-/* Makes of the segment with the header's end the ACK that the kernel still waits for: from `seq`, without data. The
- * kernel wants its SYN-ACK's own timestamp echoed (net/ipv4/tcp_minisocks.c, TSEcrRejected); a sender whose header came
- * in parts has seen later ones. */
+/* Makes of the segment with the header's end the ACK that the kernel still waits for: from `seq`, without data, echoing `tsval` (0: as it
+ * is). Its checksum is a new one, so the segment must have been found intact (intact.h): damage would go unnoticed. */
 GLOBAL int become_bare_ack(struct __sk_buff *skb, const struct segment *segment, __u32 seq, __be32 tsval)
 {
 	if (!segment)
@@ -90,7 +89,7 @@ static __always_inline void swap_link_addresses(struct __sk_buff *skb)
 	bpf_skb_store_bytes(skb, 0, &link, sizeof(link), 0);
 }
 
-/* The IP header's own sum doesn't change: source and destination only change places, or don't. */
+/* The IP header's sum stays right: source and destination at most change places. */
 static __always_inline int write_addresses(struct __sk_buff *skb, const struct segment *segment,
 					   const struct address *source, const struct address *destination)
 {
@@ -115,17 +114,17 @@ static __always_inline int write_rst(struct __sk_buff *skb, const struct segment
 	return bpf_skb_store_bytes(skb, segment->ip.payload_at, tcp, sizeof(*tcp), BPF_F_INVALIDATE_HASH);
 }
 
-/* Answers the sender with a RST, and resets the kernel's half-open connection, which expects `kernel_seq`, in its name:
- * the sender may come again from the same port at once. */
+/* Answers an intact segment with a RST, and makes of it the RST that ends the kernel's request socket, which expects `kernel_seq`: the
+ * sender may come again from the same port at once. */
 GLOBAL int refuse(struct __sk_buff *skb, const struct segment *segment, __u32 kernel_seq)
 {
 	if (!segment)
 		return DROP;
-	__u32 end = segment->seq + segment->payload_len + !!(segment->flags & FIN);
+	__u32 end = segment->seq + segment->payload_len + !!(segment->flags & FIN) + !!(segment->flags & SYN);
 	struct tcphdr answer = {
 		.source = segment->destination_port,
 		.dest = segment->source_port,
-		.seq = bpf_htonl(segment->ack),
+		.seq = segment->flags & ACK ? bpf_htonl(segment->ack) : 0,
 		.ack_seq = bpf_htonl(end),
 		.ack = 1,
 	};

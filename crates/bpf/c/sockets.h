@@ -35,7 +35,8 @@ static __always_inline int answers_cookie(struct bpf_sock *sk, const struct segm
 	return bpf_tcp_check_syncookie(sk, &ip, sizeof(ip), &tcp, sizeof(tcp)) == 0;
 }
 
-/* Asked seldom: at the SYN, at the header, and of strangers. `shifted_seq` is where the header starts for the kernel. */
+/* A lookup costs, so it is made only at the SYN, at the header, and for unknown connections. `shifted_seq` is where the header starts for
+ * the kernel. */
 GLOBAL enum socket_state find_socket(struct __sk_buff *skb, const struct segment *segment, __u32 shifted_seq, __u32 *family)
 {
 	if (!segment || !family)

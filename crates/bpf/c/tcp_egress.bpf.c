@@ -1,20 +1,11 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* TCP on its way out: from a backend on this host to a sender. What the kernel acknowledges is said in the sender's
- * numbers. */
+/* TCP on its way out: from a backend on this host to a sender. Acknowledgements are put into the sender's numbers. */
 #include "maps.h"
 #include "names.h"
-#include "segment.h"
+#include "options.h"
 
-static __always_inline __be32 word_at(struct options *options, __u32 at)
-{
-	__be32 word;
-	for (__u32 i = 0; i < sizeof(word); i++)
-		((__u8 *)&word)[i] = *option_byte(options, at + i);
-	return word;
-}
-
-/* The kernel sends its SYN-ACK again as long as it waits for the ACK, which is held back until the header is here:
- * the first one after the time-out becomes the RST that ends the wait. */
+/* The ACK is held back until the header is here, and meanwhile the kernel sends its SYN-ACK again: the first one after the time-out becomes
+ * the RST that ends the wait. */
 static __always_inline int give_up(struct __sk_buff *skb, const struct segment *segment)
 {
 	__u32 at = offsetof(struct tcphdr, ack_seq) + 4; /* data offset, flags, window */
@@ -28,25 +19,43 @@ static __always_inline int give_up(struct __sk_buff *skb, const struct segment *
 	return PASS;
 }
 
+/* Notes what the sender will have to acknowledge and echo. From here on the embryo counts. */
+static __always_inline void note_answer(struct __sk_buff *skb, const struct segment *segment, struct embryo *embryo)
+{
+	struct timestamps timestamps;
+
+	embryo->our_isn = segment->seq;
+	embryo->is_by_cookie = !skb->sk; /* tcp_make_synack: only without a cookie a socket owns the packet */
+	if (!read_timestamps(read_options(skb, segment), &timestamps)) {
+		if (!embryo->is_answered || embryo->is_by_cookie)
+			embryo->tsval_first = timestamps.value;
+		embryo->tsval_synack = timestamps.value;
+		embryo->tsval_newest = timestamps.value;
+		embryo->has_timestamps = 1;
+	}
+	embryo->is_answered = 1;
+}
+
 static __always_inline int on_syn_ack(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				      const struct flow_key *key, struct embryo *embryo)
 {
 	__u32 only = 0;
 	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
 
+	/* The answer to a SYN that was not shifted by us; a cookie may answer any SYN. */
+	if (segment->ack != embryo->isn + 1 + embryo->guess && skb->sk)
+		return PASS;
 	shift_ack(skb, segment, embryo->guess);
 	if (settings && bpf_ktime_get_ns() - embryo->born_ns >= settings->header_timeout_ns) {
 		count(port, REFUSED_TIMEOUT);
 		bpf_map_delete_elem(&tp_embryos, key);
 		return give_up(skb, segment);
 	}
-	struct options *options = read_options(skb, segment);
-	if (options && options->timestamps)
-		embryo->tsval = word_at(options, options->timestamps + 2);
+	note_answer(skb, segment, embryo);
 	return PASS;
 }
 
-/* What nearly all segments carry, as the kernel writes it (two NOPs for the alignment): no room for anything else. */
+/* Nearly all segments carry timestamps and nothing else, as the kernel writes them (two NOPs for the alignment). */
 static __always_inline int has_timestamps_only(struct __sk_buff *skb, const struct segment *segment)
 {
 	__be32 first;
@@ -71,7 +80,7 @@ static __always_inline int shift_sack(struct __sk_buff *skb, const struct segmen
 		__u32 at = options->sack + 2 + edge * 4;
 		if (2 + (edge + 1) * 4 > len || at > OPTIONS_END - 4)
 			break;
-		__u32 old = bpf_ntohl(word_at(options, at));
+		__u32 old = option_word(options, at);
 		set_word(skb, segment, sizeof(struct tcphdr) - OPTIONS_AT + at, old, old - delta);
 	}
 	return 0;
@@ -83,8 +92,18 @@ static __noinline int shift_all(struct __sk_buff *skb, const struct segment *seg
 	return shift_sack(skb, segment, delta);
 }
 
-/* Most packets are told by the socket that sends them: it knows its flow's delta, and the others' port is not ours. Not so what no
- * socket of its own sends: SYN-ACKs, what is left of a connection in TIME_WAIT, forwarded packets. */
+/* The acknowledgement of a header's part; the sender will echo its timestamp. */
+static __always_inline int on_handshake_ack(struct __sk_buff *skb, const struct segment *segment, struct embryo *embryo)
+{
+	struct timestamps timestamps;
+
+	if (!read_timestamps(read_options(skb, segment), &timestamps))
+		embryo->tsval_newest = timestamps.value;
+	return shift_all(skb, segment, embryo->guess - embryo->have);
+}
+
+/* The socket that sends a packet knows its flow's delta, or has a port that is not attached: then the packet need not be read. SYN-ACKs,
+ * the answers of a TIME_WAIT and forwarded packets have no such socket. */
 enum said { NOTHING, NOT_OURS, OURS };
 
 static __always_inline enum said ask_socket(struct __sk_buff *skb, __s32 *delta)
@@ -135,13 +154,13 @@ int tcp_egress(struct __sk_buff *skb)
 		return PASS;
 	}
 	struct embryo *embryo = bpf_map_lookup_elem(&tp_embryos, &key);
-	if (embryo) {
-		if (segment.flags & SYN && embryo->stage == AWAITED)
-			return on_syn_ack(skb, &segment, port, &key, embryo);
-		shift_all(skb, &segment, embryo->guess - embryo->have);
+	if (embryo && segment.flags & SYN && embryo->stage == AWAITED)
+		return on_syn_ack(skb, &segment, port, &key, embryo);
+	if (embryo && embryo->is_answered) {
+		on_handshake_ack(skb, &segment, embryo);
 		return PASS;
 	}
-	/* It may have become one since we looked; after that it ended. */
+	/* The embryo may have become a flow since we looked, and the flow may have ended. */
 	flow = bpf_map_lookup_elem(&tp_flows, &key);
 	if (!flow)
 		flow = bpf_map_lookup_elem(&tp_ended, &key);

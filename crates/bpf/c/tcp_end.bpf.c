@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* A flow's socket: when it is there, the flow begins, and the socket is told its client's name; when it closes, whatever made it
- * close, the flow ends. So there is no flow without a socket. */
+/* The kernel tells of a connection's socket: when it is made, the flow begins and the socket is given its client's name; when it closes,
+ * for whatever reason, the flow ends. So there is no flow without a socket. */
 #include "maps.h"
 #include "names.h"
 
@@ -70,7 +70,17 @@ static __always_inline void give_name(struct bpf_sock_ops *ctx, const struct flo
 		count(port, FAILED);
 }
 
-/* Nonzero: it was no embryo whose header is off. */
+/* How long the sender's next header will be. Taught only here: the kernel has taken the segment that the length comes from. */
+static __always_inline void teach_guess(const struct flow_key *key, const struct embryo *embryo)
+{
+	__u32 len = embryo->have;
+	__u32 *last = bpf_map_lookup_elem(&tp_guesses, &key->sender);
+
+	if (!last || *last != len)
+		bpf_map_update_elem(&tp_guesses, &key->sender, &len, BPF_ANY);
+}
+
+/* Nonzero: there is no embryo whose header is off. */
 static __always_inline int begin_flow(const struct flow_key *key, struct flow *flow)
 {
 	struct embryo *embryo = bpf_map_lookup_elem(&tp_embryos, key);
@@ -78,7 +88,8 @@ static __always_inline int begin_flow(const struct flow_key *key, struct flow *f
 	if (!embryo || embryo->stage != ADMITTED)
 		return -1;
 	*flow = embryo->flow;
-	/* The flow comes before the embryo goes: whoever looks for them in the other order finds one. */
+	teach_guess(key, embryo);
+	/* The flow is there before the embryo goes: the other programs look for the flow last. */
 	if (bpf_map_update_elem(&tp_flows, key, flow, BPF_ANY)) {
 		embryo->stage = HOMELESS; /* its next packet is refused */
 		return 0;

@@ -1,156 +1,21 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* TCP on its way in: from a sender to a backend on this host. Nothing is cut out of packets; sequence numbers are
- * shifted, so that the kernel takes the header for data that it already has. ARCHITECTURE.md draws it.
+/* TCP on its way in: from a sender to a backend on this host. Nothing is cut out of packets; sequence numbers are shifted, so that the
+ * kernel takes the header for data that it already has. docs/internals/attach.md draws it.
  *
  *   SYN      shifted by K, the length that this sender's header is guessed to have
  *   bare ACK held back: accept() must not return before the client is known
  *   header   in part: delivered as old data, which the kernel acknowledges and drops
  *            whole (N bytes): becomes the bare ACK; once more, shifted like all that follow it
- *            (of the bare ACK the kernel makes a socket, and tcp_end of the embryo a flow)
+ *            (of the bare ACK the kernel makes a socket, and tcp_end makes the embryo a flow)
  *   rest     shifted by delta = K - N: not at all, if the guess was right
  */
-#include "header.h"
 #include "hidden.h"
-#include "maps.h"
-#include "replies.h"
-#include "segment.h"
-#include "sockets.h"
+#include "syn.h"
 
-/* A backend that speaks first shall not wait longer for a header that is optional. */
+/* With an optional header, a silent sender is taken at its word after this: a backend that speaks first must not wait longer. */
 #define OPTIONAL_WAIT_NS 1000000000ULL
 
-static __always_inline int refuse_for(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-				      const struct flow_key *key, const struct embryo *embryo, enum counter reason)
-{
-	__u32 kernel_seq = embryo->isn + 1 + embryo->guess;
-
-	count(port, reason);
-	bpf_map_delete_elem(&tp_embryos, key);
-	return refuse(skb, segment, kernel_seq);
-}
-
-/* Overwrites an option, as if this host did not know it. */
-GLOBAL int decline(struct __sk_buff *skb, const struct segment *segment, struct options *options, __u32 at)
-{
-	if (!segment || !options)
-		return -1;
-	__u32 len = option_len(options, at);
-	__s64 sum = bpf_csum_diff((__be32 *)options->bytes, sizeof(options->bytes), 0, 0, 0);
-
-	for (__u32 i = 0; i < OPTIONS_END - OPTIONS_AT; i++) {
-		if (i >= len || at + i >= OPTIONS_END)
-			break;
-		*option_byte(options, at + i) = OPTION_NOP;
-	}
-	sum = bpf_csum_diff(0, 0, (__be32 *)options->bytes, sizeof(options->bytes), sum);
-	bpf_l4_csum_replace(skb, segment->ip.payload_at + offsetof(struct tcphdr, check), 0, sum, 0);
-	return write_options(skb, segment, options);
-}
-
-/* What a SYN may not carry: signatures over numbers that we would change (refused); what would bring data or a second
- * numbering before the header is off (declined). Nonzero: drop it. */
-static __always_inline int inspect_options(struct __sk_buff *skb, const struct segment *segment, const struct port *port)
-{
-	struct options *options = read_options(skb, segment);
-
-	if (!options)
-		return 0;
-	if (options->signature) {
-		count(port, REFUSED_SIGNED);
-		return -1;
-	}
-	if (options->mptcp) {
-		count(port, MPTCP_DECLINED);
-		decline(skb, segment, options, options->mptcp);
-	}
-	if (options->fastopen) {
-		count(port, FASTOPEN_DECLINED);
-		decline(skb, segment, options, options->fastopen);
-	}
-	return 0;
-}
-
-/* How long the header will be: as this sender's last one. Of its first ones we know nothing yet, and they may be many at once: most
- * senders write v2, with addresses of the family by which they come, and no TLVs. */
-static __always_inline __u32 guess_of(const struct flow_key *key, __u8 version, __u32 rule)
-{
-	__u32 *last = bpf_map_lookup_elem(&tp_guesses, &key->sender);
-	if (last)
-		return *last;
-	if (rule == RULE_OPTIONAL)
-		return 0;
-	return V2_FIXED + (version == 4 ? V2_INET : V2_INET6);
-}
-
-static __always_inline int has_socket(struct __sk_buff *skb, const struct segment *segment)
-{
-	__u32 family = 0;
-	enum socket_state state = find_socket(skb, segment, 0, &family);
-
-	return state != NO_SOCKET && state != LISTENS;
-}
-
-/* What begins here is nothing of ours, so what has ended under its name must not translate it. */
-static __always_inline int pass_by(const struct flow_key *key)
-{
-	/* Deleting takes a lock, even of nothing. */
-	if (bpf_map_lookup_elem(&tp_ended, key))
-		bpf_map_delete_elem(&tp_ended, key);
-	return PASS;
-}
-
-static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-				  const struct flow_key *key)
-{
-	__u32 family = 0;
-	struct embryo *again = bpf_map_lookup_elem(&tp_embryos, key);
-
-	if (again && (again->isn != segment->seq || (again->stage != AWAITED && !has_socket(skb, segment)))) {
-		/* Another connection, which must not be taken for that one. */
-		bpf_map_delete_elem(&tp_embryos, key);
-		again = 0;
-	}
-	if (port->draining && !again)
-		return pass_by(key);
-	__u32 rule = sender_rule(&key->sender);
-	if (!rule && !again) {
-		count(port, PASSED_NOT_A_SENDER);
-		return pass_by(key);
-	}
-	if (!again && (!is_for_this_host(skb, &segment->ip, IPPROTO_TCP) || !find_socket(skb, segment, 0, &family))) {
-		count(port, PASSED_NO_LISTENER);
-		return pass_by(key);
-	}
-	if (segment->payload_len) {
-		/* The sender asks again without data: that is how fast open falls back. */
-		count(port, FASTOPEN_DECLINED);
-		return DROP;
-	}
-	if (inspect_options(skb, segment, port))
-		return DROP;
-
-	if (again) {
-		/* The first one was too much for the kernel. */
-		if (!has_socket(skb, segment))
-			again->born_ns = bpf_ktime_get_ns();
-		shift_seq(skb, segment, again->guess);
-		return PASS;
-	}
-	struct embryo embryo = {
-		.born_ns = bpf_ktime_get_ns(),
-		.isn = segment->seq,
-		.guess = guess_of(key, segment->ip.version, rule),
-	};
-	if (bpf_map_update_elem(&tp_embryos, key, &embryo, BPF_ANY)) {
-		count(port, FAILED);
-		return DROP;
-	}
-	count(port, SYN_TRACKED);
-	shift_seq(skb, segment, embryo.guess);
-	return PASS;
-}
-
-/* From here on its header is off. It becomes a flow when the kernel makes a socket of it, which it need not do at once, or ever. */
+/* The header is off. The embryo becomes a flow when the kernel makes its socket, which it need not do at once, or ever. */
 static __always_inline void admit(const struct port *port, struct embryo *embryo, __u32 header_len, const struct flow *flow)
 {
 	embryo->have = header_len;
@@ -165,15 +30,13 @@ static __always_inline int go_on_without(struct __sk_buff *skb, const struct seg
 {
 	struct flow flow = { .delta = embryo->guess };
 	struct prefix sender = host(&key->sender);
-	__u32 none = 0;
 
 	if (is_denied(&sender))
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_DENIED);
 	admit(port, embryo, 0, &flow);
 	count(port, HEADER_ABSENT);
-	bpf_map_update_elem(&tp_guesses, &key->sender, &none, BPF_ANY);
 	shift_seq(skb, segment, flow.delta);
-	return PASS;
+	return go_on(skb);
 }
 
 static __always_inline int may_be_absent(const struct flow_key *key, const struct embryo *embryo)
@@ -181,17 +44,18 @@ static __always_inline int may_be_absent(const struct flow_key *key, const struc
 	return embryo->have == 0 && sender_rule(&key->sender) == RULE_OPTIONAL;
 }
 
-/* An ACK without data, or the end. */
-static __always_inline int on_bare(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-				   const struct flow_key *key, struct embryo *embryo)
+/* An ACK without data. One that stands behind bytes which have not come tells that the sender has written: a header may be lost. */
+static __always_inline int on_bare_ack(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				       const struct flow_key *key, struct embryo *embryo, __u32 tsval)
 {
-	int is_end = segment->flags & FIN;
-	if (may_be_absent(key, embryo) && (is_end || bpf_ktime_get_ns() - embryo->born_ns >= OPTIONAL_WAIT_NS))
+	int is_silent = offset_of(segment, embryo) == 0 && bpf_ktime_get_ns() - embryo->born_ns >= OPTIONAL_WAIT_NS;
+
+	if (is_silent && may_be_absent(key, embryo) && is_intact(skb, segment) &&
+	    (!embryo->is_by_cookie || proves_cookie(skb, segment, embryo)))
 		return go_on_without(skb, segment, port, key, embryo);
-	if (is_end)
-		return refuse_for(skb, segment, port, key, embryo, REFUSED_NO_HEADER);
-	count(port, HELD_ACK);
-	return DROP;
+	if (tsval && tsval != embryo->ts_recent)
+		may_teach(skb, segment, embryo, tsval);
+	return drop(port, HELD_ACK);
 }
 
 /* Puts the `fresh` bytes at `from` behind what there is of the header's start. */
@@ -231,83 +95,115 @@ static __always_inline int on_part(struct __sk_buff *skb, const struct segment *
 	count(port, HEADER_SPLIT);
 	embryo->have = have;
 	shift_seq(skb, segment, embryo->guess - have);
-	return PASS;
+	return go_on(skb);
 }
 
-/* The segment itself is lost by this; it comes again, as a copy or from the sender. */
-static __always_inline int end_handshake(struct __sk_buff *skb, const struct segment *segment, const struct port *port, __u32 seq,
-					 __be32 tsval)
+/* The kernel must see our SYN-ACK's own timestamp echoed (TSEcrRejected); a sender whose header came in parts has seen later ones. After a
+ * cookie the sender's echo stays: it says which options were agreed on. */
+static __always_inline int end_handshake(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+					 const struct embryo *embryo)
 {
-	if (!become_bare_ack(skb, segment, seq, tsval))
-		return PASS;
-	count(port, FAILED);
-	return DROP;
+	__u32 tsval = embryo->has_timestamps && !embryo->is_by_cookie ? embryo->tsval_synack : 0;
+
+	if (!become_bare_ack(skb, segment, embryo->isn + 1 + embryo->guess, bpf_htonl(tsval)))
+		return go_on(skb);
+	return drop(port, FAILED);
+}
+
+static __always_inline int is_same_flow(const struct flow *one, const struct flow *other)
+{
+	return one->client.word[0] == other->client.word[0] && one->client.word[1] == other->client.word[1] &&
+	       one->client.word[2] == other->client.word[2] && one->client.word[3] == other->client.word[3] &&
+	       one->client_port == other->client_port && one->client_version == other->client_version &&
+	       one->delta == other->delta;
+}
+
+/* The client that a whole header names, as its flow will show it; the reason where it may not be shown. */
+static __always_inline enum counter name_client(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key,
+						const struct embryo *embryo, const struct header *header,
+						enum verdict verdict, struct flow *flow)
+{
+	__u32 family = 0;
+
+	flow->delta = embryo->guess - header->len;
+	if (verdict == ADDRESSES) {
+		flow->client = header->client;
+		flow->client_port = header->client_port;
+		flow->client_version = header->client_version;
+		/* ::ffff:a.b.c.d is a.b.c.d, whichever way it was written. */
+		if (flow->client.word[0] == 0 && flow->client.word[1] == 0 && flow->client.word[2] == MAPPED)
+			flow->client_version = 4;
+	}
+	enum counter refusal = judge(flow->client_version ? &flow->client : &key->sender, flow->client_version);
+	if (refusal)
+		return refusal;
+	enum socket_state state = find_socket(skb, segment, embryo->isn + 1 + embryo->guess, &family);
+	if (state != HALF_OPEN && state != ANSWERS_COOKIE)
+		return REFUSED_REDIRECTED;
+	/* Programs break on an answer of another family than their socket's. */
+	if (flow->client_version == 6 && family == AF_INET)
+		flow->client_version = 0;
+	return 0;
+}
+
+static __always_inline void count_header(const struct port *port, const struct header *header, enum verdict verdict,
+					 const struct flow *flow)
+{
+	if (verdict == ADDRESSES && !flow->client_version)
+		count(port, CLIENT_NOT_SHOWABLE);
+	else if (verdict != ADDRESSES)
+		count(port, NAMED_ITSELF);
+	count(port, header->is_v1 ? HEADER_V1 : HEADER_V2);
 }
 
 static __always_inline int on_whole(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				    const struct flow_key *key, struct embryo *embryo, const struct header *header,
 				    enum verdict verdict)
 {
-	__u32 start = embryo->isn + 1 + embryo->guess;
-	__be32 tsval = embryo->tsval;
-	__u32 len = header->len;
-	struct flow flow = { .delta = embryo->guess - len };
-	enum counter refusal;
-	__u32 family = 0;
+	struct flow flow = {};
 
-	if (verdict == ADDRESSES) {
-		flow.client = header->client;
-		flow.client_port = header->client_port;
-		flow.client_version = header->client_version;
-		/* ::ffff:a.b.c.d is a.b.c.d, whichever way it was written. */
-		if (flow.client.word[0] == 0 && flow.client.word[1] == 0 && flow.client.word[2] == MAPPED)
-			flow.client_version = 4;
-	}
-	refusal = judge(flow.client_version ? &flow.client : &key->sender, flow.client_version);
+	enum counter refusal = name_client(skb, segment, key, embryo, header, verdict, &flow);
 	if (refusal)
 		return refuse_for(skb, segment, port, key, embryo, refusal);
-	enum socket_state state = find_socket(skb, segment, start, &family);
-	if (state != HALF_OPEN && state != ANSWERS_COOKIE)
-		return refuse_for(skb, segment, port, key, embryo, REFUSED_REDIRECTED);
-	if (flow.client_version == 6 && family == AF_INET) {
-		/* Programs break on an answer of another family than their socket's. */
-		count(port, CLIENT_NOT_SHOWABLE);
-		flow.client_version = 0;
-	} else if (!flow.client_version) {
-		count(port, NAMED_ITSELF);
-	}
-
-	count(port, header->is_v1 ? HEADER_V1 : HEADER_V2);
-	admit(port, embryo, len, &flow);
-	bpf_map_update_elem(&tp_guesses, &key->sender, &len, BPF_ANY);
+	count_header(port, header, verdict, &flow);
+	admit(port, embryo, header->len, &flow);
 	/* The copy comes in once more, behind this packet, and then belongs to a flow. Without it, the sender sends all of it again. */
 	if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
 		count(port, FAILED);
-	return end_handshake(skb, segment, port, start, tsval);
+	return end_handshake(skb, segment, port, embryo);
 }
 
-static __always_inline int on_data(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-				   const struct flow_key *key, struct embryo *embryo)
+/* Old for the kernel, too: it acknowledges it again. */
+static __always_inline int on_old_data(struct __sk_buff *skb, const struct segment *segment, const struct embryo *embryo)
 {
-	__u32 offset = segment->seq - (embryo->isn + 1);
-	if (offset > embryo->have) {
-		count(port, EARLY_SEGMENT);
-		return DROP;
-	}
-	__u32 known = embryo->have - offset;
-	if (known >= segment->payload_len) {
-		/* Sent again: acknowledged again. */
-		shift_seq(skb, segment, embryo->guess - embryo->have);
-		return PASS;
-	}
+	shift_seq(skb, segment, embryo->guess - embryo->have);
+	return go_on(skb);
+}
+
+/* Data, or the end. */
+static __always_inline int on_data(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				   const struct flow_key *key, struct embryo *embryo, __u32 tsval)
+{
+	__u32 known = embryo->have - offset_of(segment, embryo);
+	int is_end = segment->flags & FIN;
+	if ((__s32)known < 0)
+		return drop(port, EARLY_SEGMENT);
+	if (known > segment->payload_len || (known == segment->payload_len && !is_end))
+		return on_old_data(skb, segment, embryo);
+	if (embryo->is_by_cookie && !proves_cookie(skb, segment, embryo))
+		return drop(port, NOT_TAKEN);
+	if (!may_teach(skb, segment, embryo, tsval))
+		return drop(port, REFUSED_DAMAGED);
+	__u32 fresh = segment->payload_len - known;
+	if (fresh == 0 && may_be_absent(key, embryo))
+		return go_on_without(skb, segment, port, key, embryo);
+	if (fresh == 0)
+		return refuse_for(skb, segment, port, key, embryo, REFUSED_NO_HEADER);
 	struct workbench *bench = workbench();
 	__u32 only = 0;
 	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
-	__u32 fresh = segment->payload_len - known;
-	if (!bench || !settings || gather(skb, bench, embryo, segment->payload_at + known, fresh)) {
-		count(port, FAILED);
-		return DROP;
-	}
+	if (!bench || !settings || gather(skb, bench, embryo, segment->payload_at + known, fresh))
+		return drop(port, FAILED);
 
 	__u32 have = embryo->have + fresh;
 	enum verdict verdict = read_header(bench, have < HEADER_START ? have : HEADER_START, STREAM);
@@ -324,66 +220,130 @@ static __always_inline int on_data(struct __sk_buff *skb, const struct segment *
 	return on_whole(skb, segment, port, key, embryo, &bench->header, verdict);
 }
 
-/* Its header is off, but its socket isn't there (or was not, when we looked): the accept queue was full. Then the kernel has dropped
- * the bare ACK, and takes any segment for one as soon as there is room; a cookie, only that which comes right after the SYN. */
-static __always_inline int on_admitted(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-				       const struct embryo *embryo)
+/* The header came again, perhaps because the kernel never got the segment that was judged (a firewall may drop it): what this one says
+ * counts. The entry is replaced as a whole, since tcp_end may be reading it. */
+static __noinline int judge_again(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key,
+				  struct embryo *embryo)
 {
-	__u32 start = embryo->isn + 1 + embryo->guess;
-	__u32 family = 0;
+	struct workbench *bench = workbench();
+	__u32 len = segment->payload_len < HEADER_START ? segment->payload_len : HEADER_START;
+	__u32 last = len - 1;
+	struct flow flow = {};
 
-	if (find_socket(skb, segment, start, &family) == ANSWERS_COOKIE)
-		return end_handshake(skb, segment, port, start, embryo->tsval);
-	shift_seq(skb, segment, embryo->flow.delta);
-	return PASS;
+	asm volatile("%0 &= 127" : "+r"(last));
+	if (!bench || last >= HEADER_START || !is_intact(skb, segment))
+		return -1;
+	if (bpf_skb_load_bytes(skb, segment->payload_at, bench->start, last + 1))
+		return -1;
+	enum verdict verdict = read_header(bench, len, STREAM);
+	if ((verdict != ADDRESSES && verdict != ITSELF) || bench->header.len > segment->payload_len)
+		return -1;
+	if (name_client(skb, segment, key, embryo, &bench->header, verdict, &flow))
+		return -1;
+	if (is_same_flow(&flow, &embryo->flow))
+		return 0;
+	bench->embryo = *embryo;
+	bench->embryo.flow = flow;
+	bench->embryo.have = bench->header.len;
+	return bpf_map_update_elem(&tp_embryos, key, &bench->embryo, BPF_EXIST);
 }
 
-/* The kernel believes a RST that lies in its window, which has no scale yet (RFC 9293, 3.10.7.4), and forgets the connection. */
-static __always_inline int is_in_window(const struct segment *segment, const struct embryo *embryo)
+/* The header is off, but the socket was not there when we looked: the accept queue was full. The kernel has then dropped the bare ACK,
+ * and takes any later segment in its place as soon as there is room. After a cookie it takes only a segment that comes right after the
+ * SYN. */
+static __always_inline int on_admitted(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				       const struct flow_key *key, struct embryo *embryo)
 {
-	return segment->seq - (embryo->isn + 1 + embryo->have) <= 0xffff;
+	__u32 family = 0;
+
+	if (embryo->is_by_cookie &&
+	    find_socket(skb, segment, embryo->isn + 1 + embryo->guess, &family) == ANSWERS_COOKIE) {
+		if (!is_intact(skb, segment))
+			return drop(port, REFUSED_DAMAGED);
+		return end_handshake(skb, segment, port, embryo);
+	}
+	if (segment->payload_len > 0 && offset_of(segment, embryo) == 0 && embryo->have > 0) {
+		judge_again(skb, segment, key, embryo);
+		embryo = bpf_map_lookup_elem(&tp_embryos, key);
+		if (!embryo || embryo->stage != ADMITTED)
+			return DROP; /* its socket has just been made; the sender sends this again */
+	}
+	shift_seq(skb, segment, embryo->flow.delta);
+	return go_on(skb);
+}
+
+/* A request socket believes any RST in its window, 65,536 numbers. An open socket believes only the number that it expects (RFC 5961), and
+ * a plain port would have one by now. So a RST counts here if it has one of the two numbers that the sender has been told. */
+static __always_inline int on_rst(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				  const struct flow_key *key, const struct embryo *embryo)
+{
+	__u32 offset = offset_of(segment, embryo);
+
+	if (offset != 0 && offset != embryo->have)
+		return drop(port, NOT_TAKEN);
+	if (segment->flags & SYN || (segment->flags & ACK && !is_our_number(segment, embryo)))
+		return drop(port, NOT_TAKEN);
+	if (!is_intact(skb, segment))
+		return drop(port, REFUSED_DAMAGED);
+	shift_seq(skb, segment, embryo->guess - offset);
+	bpf_map_delete_elem(&tp_embryos, key);
+	return go_on(skb);
 }
 
 static __always_inline int on_embryo(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				     const struct flow_key *key, struct embryo *embryo)
 {
-	if (segment->flags & (RST | SYN)) {
-		shift_seq(skb, segment, embryo->guess - embryo->have);
-		if (segment->flags & RST && is_in_window(segment, embryo))
-			bpf_map_delete_elem(&tp_embryos, key);
-		return PASS;
-	}
+	__u32 tsval = 0;
+
+	if (is_spoofed(skb, segment, embryo))
+		return drop(port, NOT_TAKEN);
+	if (segment->flags & RST)
+		return on_rst(skb, segment, port, key, embryo);
+	/* SYN|ACK: with a byte of data the kernel would make a socket of it, which accept() returns. No sender has reason to send it. */
+	if (segment->flags & SYN)
+		return drop(port, NOT_TAKEN);
 	if (embryo->stage == HOMELESS)
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_FULL);
+	if (!is_acceptable(skb, segment, embryo, &tsval))
+		return drop(port, NOT_TAKEN);
 	if (embryo->stage == ADMITTED)
-		return on_admitted(skb, segment, port, embryo);
-	if (segment->payload_len == 0)
-		return on_bare(skb, segment, port, key, embryo);
-	return on_data(skb, segment, port, key, embryo);
+		return on_admitted(skb, segment, port, key, embryo);
+	if (segment->payload_len == 0 && !(segment->flags & FIN))
+		return on_bare_ack(skb, segment, port, key, embryo, tsval);
+	return on_data(skb, segment, port, key, embryo, tsval);
 }
 
-/* We know nothing of it. What was open before us goes on; what isn't open must not become so without us. */
+/* Nothing is known of this connection. What was open before us goes on; what is half-open must not become open without us. */
 static __always_inline int on_stranger(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				       const struct flow_key *key)
 {
 	__u32 family = 0;
 
-	if (segment->flags & RST || port->draining || !sender_rule(&key->sender))
+	if (segment->flags & RST || port->state == DRAINING || sender_rule(&key->sender) == 0)
 		return PASS;
 	switch (find_socket(skb, segment, segment->seq, &family)) {
 	case HALF_OPEN:
 	case ANSWERS_COOKIE:
+		if (!(segment->flags & ACK))
+			return drop(port, NOT_TAKEN);
+		if (!is_intact(skb, segment))
+			return drop(port, REFUSED_DAMAGED);
 		count(port, REFUSED_STRAY);
 		return refuse(skb, segment, segment->seq);
+	case OPEN:
+		return PASS;
 	default:
-		return PASS; /* open before us, or the kernel's to answer */
+		return go_on(skb); /* the kernel answers it with a RST */
 	}
 }
 
-/* A flow whose socket is gone, and we were not told: what begins here is another connection, with a header of its own. */
+/* A flow whose socket has ended unnoticed: this SYN begins another connection, with a header of its own. */
 static __always_inline int is_left_behind(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key)
 {
-	if (has_socket(skb, segment))
+	__u32 family = 0;
+	enum socket_state state = find_socket(skb, segment, 0, &family);
+
+	if (state != NO_SOCKET && state != LISTENS)
 		return 0;
 	bpf_map_delete_elem(&tp_flows, key);
 	return 1;
@@ -421,7 +381,7 @@ SEC("classifier")
 int tcp_ingress(struct __sk_buff *skb)
 {
 	struct segment segment = {};
-	if (skb->pkt_type == 3 /* PACKET_OTHERHOST: a neighbour's or a macvlan's */)
+	if (skb->pkt_type != 0 /* PACKET_HOST: TCP takes nothing else (tcp_v4_rcv) */)
 		return PASS;
 	if (read_segment(skb, &segment))
 		return on_unreadable(skb);
@@ -443,9 +403,9 @@ int tcp_ingress(struct __sk_buff *skb)
 	if (is_syn)
 		return on_syn(skb, &segment, port, &key);
 	struct embryo *embryo = bpf_map_lookup_elem(&tp_embryos, &key);
-	if (embryo)
+	if (embryo && embryo->is_answered)
 		return on_embryo(skb, &segment, port, &key, embryo);
-	/* It may have become one since we looked; after that it ended. */
+	/* The embryo may have become a flow since we looked, and the flow may have ended. */
 	flow = bpf_map_lookup_elem(&tp_flows, &key);
 	if (!flow)
 		flow = bpf_map_lookup_elem(&tp_ended, &key);

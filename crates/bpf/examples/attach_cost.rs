@@ -138,7 +138,7 @@ fn attach_here(pins: PathBuf) -> Result<()> {
         max_flows: truepeer_bpf::MAX_FLOWS,
         max_udp_flows: truepeer_bpf::MAX_UDP_FLOWS,
     };
-    let device = Device { name: "lb".to_owned(), has_ethernet: true };
+    let device = Device { name: "lb".to_owned(), has_ethernet: true, has_strict_rp_filter: false };
     attach(&Place::here(&pins)?, &rules, &[device], &cgroup_root()?)?;
     Ok(())
 }

@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use aya::programs::{CgroupSockAddr, Program, ProgramError, SchedClassifier, SockOps};
+use aya::programs::{CgroupSkb, CgroupSockAddr, Program, ProgramError, SchedClassifier, SkLookup, SockOps};
 
 use crate::links::{self, Stage};
 use crate::load::{Global, Loaded, load, load_first};
 use crate::programs::{
-    Object, PEER_NAME, TCP_EGRESS, TCP_END, TCP_INGRESS, UDP_EGRESS, UDP_INGRESS, UDP_SEND,
+    BACKSTOP, Object, PEER_NAME, TCP_EGRESS, TCP_END, TCP_INGRESS, UDP_EGRESS, UDP_INGRESS, UDP_SEND,
 };
 use crate::tables::Tables;
-use crate::{AttachError, Device, Place, Rules, cut, detach, witness};
+use crate::{AttachError, Device, NewConnections, Place, Rules, cut, detach, witness};
 
 /// What is attached where now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub fn attach(
         // What went wrong first is what is to be said. It may have been after the ports were written: no connection that is
         // translated already may lose us without notice.
         let cut = Tables::open(place).and_then(|mut tables| {
-            tables.drain()?;
+            tables.drain(NewConnections::Pass)?;
             cut::cut_off(&tables)
         });
         if cut.is_ok() || !Tables::are_all_there(place) {
@@ -62,7 +62,7 @@ fn attach_all(
 ) -> Result<Attached, AttachError> {
     // This makes the tables, of TCP and UDP.
     let sizes = [("tp_flows", rules.max_flows), ("tp_udp_flows", rules.max_udp_flows)];
-    let mut sends = load_first(UDP_SEND, place, Some(netns_cookie(place)), &sizes)?;
+    let mut sends = load_first(UDP_SEND, place, &[netns_cookie(place)], &sizes)?;
     let mut tables = Tables::open(place)?;
     let has_tcp = !rules.tcp_ports.is_empty() || !tables.ports()?.is_empty();
     let stages = stages_for(rules, has_tcp);
@@ -76,6 +76,7 @@ fn attach_all(
     if has_tcp {
         attach_hooks(place, cgroup)?;
     }
+    attach_backstop(place)?;
     if !rules.udp_ports.is_empty() {
         attach_send_hooks(place, &mut sends)?;
     }
@@ -113,21 +114,28 @@ fn has(stages: &[Stage], stage: &Stage) -> bool {
     stages.iter().any(|wanted| wanted.name == stage.name)
 }
 
-/// A program for devices whose packets begin with this many bytes before the IP header.
+/// What differs between devices: bytes in front of the IP header, and whether rp_filter is strict.
+type DeviceKind = (u32, bool);
+
+fn kind_of(device: &Device) -> DeviceKind {
+    (device.link_header_len(), device.has_strict_rp_filter)
+}
+
+/// A program for devices of one kind.
 struct ForKind {
-    link_header_len: u32,
+    kind: DeviceKind,
     loaded: Loaded,
 }
 
 fn load_by_kind(object: Object, place: &Place, devices: &[Device]) -> Result<Vec<ForKind>, AttachError> {
-    let kinds: BTreeSet<u32> = devices.iter().map(Device::link_header_len).collect();
-    let load = |link_header_len| -> Result<ForKind, AttachError> {
-        let mut loaded =
-            load(object, place, Some(Global { name: "link_header_len", value: link_header_len }))?;
+    let kinds: BTreeSet<DeviceKind> = devices.iter().map(kind_of).collect();
+    let load = |kind: DeviceKind| -> Result<ForKind, AttachError> {
+        let globals = [Global::LinkHeaderLen(kind.0), Global::HasStrictRpFilter(u32::from(kind.1))];
+        let mut loaded = load(object, place, &globals)?;
         classifier(&mut loaded, object.name)
             .and_then(SchedClassifier::load)
             .map_err(AttachError::attach(object.name, "the kernel"))?;
-        Ok(ForKind { link_header_len, loaded })
+        Ok(ForKind { kind, loaded })
     };
     kinds.into_iter().map(load).collect()
 }
@@ -148,15 +156,15 @@ fn attach_stage(
     for mut kind in kinds {
         let program = classifier(&mut kind.loaded, stage.name)
             .map_err(AttachError::attach(stage.name, "the kernel"))?;
-        for device in devices.iter().filter(|device| device.link_header_len() == kind.link_header_len) {
+        for device in devices.iter().filter(|device| kind_of(device) == kind.kind) {
             links::attach_to_device(place, program, stage, device)?;
         }
     }
     Ok(())
 }
 
-fn netns_cookie(place: &Place) -> Global<u64> {
-    Global { name: "netns_cookie", value: place.netns_cookie() }
+fn netns_cookie(place: &Place) -> Global {
+    Global::NetnsCookie(place.netns_cookie())
 }
 
 const SEND_HOOKS: [&str; 2] = ["udp_send4", "udp_send6"];
@@ -174,15 +182,27 @@ fn attach_send_hooks(place: &Place, sends: &mut Loaded) -> Result<(), AttachErro
 
 /// The hooks that name the client, and the one that sees sockets end.
 fn attach_hooks(place: &Place, cgroup: &Path) -> Result<(), AttachError> {
-    let mut names = load(PEER_NAME, place, None::<Global<u64>>)?;
+    let mut names = load(PEER_NAME, place, &[])?;
     for name in ["peer_name4", "peer_name6"] {
         let program = ready(names.program(name), name, |program: &mut CgroupSockAddr| program.load())?;
         links::attach_hook(place, program, name, cgroup)?;
     }
-    let mut ends = load(TCP_END, place, Some(netns_cookie(place)))?;
+    let mut ends = load(TCP_END, place, &[netns_cookie(place)])?;
     let program = ready(ends.program("tcp_end"), "tcp_end", |program: &mut SockOps| program.load())?;
     // All sockets, whichever are named: a flow that isn't seen to end would stay.
     links::attach_hook(place, program, "tcp_end", &crate::cgroup_root()?)
+}
+
+/// What reaches a socket without having been judged stops there: all sockets of the network namespace, which `whereabouts` tells.
+fn attach_backstop(place: &Place) -> Result<(), AttachError> {
+    // The kernel gives these programs packets from the IP header on.
+    let mut loaded = load(BACKSTOP, place, &[Global::LinkHeaderLen(0)])?;
+    let name = "whereabouts";
+    let program = ready(loaded.program(name), name, |program: &mut SkLookup| program.load())?;
+    links::attach_hook(place, program, name, Path::new("/proc/thread-self/ns/net"))?;
+    let name = "backstop";
+    let program = ready(loaded.program(name), name, |program: &mut CgroupSkb| program.load())?;
+    links::attach_hook(place, program, name, &crate::cgroup_root()?)
 }
 
 fn ready<'a, P>(

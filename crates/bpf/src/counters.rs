@@ -43,7 +43,7 @@ const fn counter(of: Of, kind: Kind, name: &'static str, meaning: &'static str) 
 
 /// All counters, in the programs' order.
 #[rustfmt::skip]
-pub const COUNTERS: [Counter; 39] = [
+pub const COUNTERS: [Counter; 41] = [
     counter(Of::Tcp, Kind::Course, "connections", "connections from allowed senders"),
     counter(Of::Tcp, Kind::Course, "header_v1", "with a v1 header"),
     counter(Of::Both, Kind::Course, "header_v2", "with a v2 header"),
@@ -80,7 +80,9 @@ pub const COUNTERS: [Counter; 39] = [
     counter(Of::Both, Kind::Refusal, "refused_fragment", "fragments, and what stands behind IPv6 extension headers"),
     counter(Of::Udp, Kind::Refusal, "refused_aggregated", "aggregated datagrams (GRO, UDP_SEGMENT) that can't be taken apart: ethtool -K DEV gro off"),
     counter(Of::Udp, Kind::Refusal, "refused_family", "SPP: a client of another family than its datagram"),
-    counter(Of::Udp, Kind::Refusal, "refused_unjudged", "reached the backend's socket by a way past truepeer (DNAT, another device): dropped"),
-    counter(Of::Udp, Kind::Refusal, "refused_damaged", "wrong checksum or length"),
+    counter(Of::Both, Kind::Refusal, "refused_unjudged", "came by a way that is not judged: a device that is not attached, DNAT onto the port, a tunnel"),
+    counter(Of::Both, Kind::Refusal, "refused_damaged", "wrong checksum or length"),
     counter(Of::Udp, Kind::Refusal, "answers_refused", "answers, while 65,535 others were on their way"),
+    counter(Of::Tcp, Kind::Packets, "not_taken", "segments of a handshake that the kernel would refuse: wrong numbers or flags, old timestamps"),
+    counter(Of::Tcp, Kind::Refusal, "refused_detaching", "new connections while detach --refuse-new waits"),
 ];

@@ -7,6 +7,8 @@ pub struct Device {
     pub name: String,
     /// Whether its packets have an Ethernet header (loopback's have, tunnels' have not).
     pub has_ethernet: bool,
+    /// Whether the kernel drops what comes in here from senders that it does not reach through here: rp_filter is 1. Read when it is attached.
+    pub has_strict_rp_filter: bool,
 }
 
 impl Device {

@@ -21,7 +21,7 @@ pub(crate) struct Address(pub(crate) [u8; 16]);
 #[repr(C)]
 pub(crate) struct Port {
     pub(crate) slot: u16,
-    pub(crate) draining: u8,
+    pub(crate) state: u8,
     pub(crate) unused: u8,
 }
 
@@ -117,9 +117,18 @@ pub(crate) struct Embryo {
     pub(crate) isn: u32,
     pub(crate) guess: u32,
     pub(crate) have: u32,
-    pub(crate) tsval: u32,
+    pub(crate) our_isn: u32,
+    pub(crate) ts_recent: u32,
+    pub(crate) tsval_first: u32,
+    pub(crate) tsval_synack: u32,
+    pub(crate) tsval_newest: u32,
+    pub(crate) device: u32,
+    pub(crate) stage: u8,
+    pub(crate) is_answered: u8,
+    pub(crate) is_by_cookie: u8,
+    pub(crate) has_timestamps: u8,
     pub(crate) start: [u8; 108],
-    pub(crate) stage: u32,
+    pub(crate) unused: u32,
 }
 
 const _: () = assert!(size_of::<Address>() == 16);
@@ -131,7 +140,7 @@ const _: () = assert!(size_of::<UdpFlow>() == 96);
 const _: () = assert!(size_of::<Settings>() == 32);
 const _: () = assert!(size_of::<FlowKey>() == 36);
 const _: () = assert!(size_of::<Flow>() == 24);
-const _: () = assert!(size_of::<Embryo>() == 136);
+const _: () = assert!(size_of::<Embryo>() == 160);
 
 // SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding. Each is `repr(C)`, of integers and byte
 // arrays only, and its size (asserted above) is the sum of its fields'.

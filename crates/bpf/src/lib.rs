@@ -34,7 +34,7 @@ mod witness;
 
 pub use attach::{Attached, attach};
 pub use counters::{COUNTERS, Counter, Kind, Of};
-pub use detach::{detach_now, drain};
+pub use detach::{NewConnections, detach_now, drain};
 pub use device::Device;
 pub use error::AttachError;
 pub use leftovers::{left_behind, sweep};

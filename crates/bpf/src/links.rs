@@ -11,7 +11,10 @@ use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::tc::{
     NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle, qdisc_add_clsact, qdisc_detach_program,
 };
-use aya::programs::{CgroupAttachMode, CgroupSockAddr, LinkOrder, SchedClassifier, SockOps, TcAttachType};
+use aya::programs::{
+    CgroupAttachMode, CgroupSkb, CgroupSkbAttachType, CgroupSockAddr, LinkOrder, SchedClassifier, SkLookup,
+    SockOps, TcAttachType,
+};
 use aya::util::KernelVersion;
 
 use crate::error::Cause;
@@ -133,10 +136,24 @@ pub(crate) fn leave_hook(place: &Place, name: &'static str) -> Result<(), Attach
     unlink([place.hook(name)])
 }
 
-/// A program that is attached to a cgroup.
+/// A program that is attached to a cgroup, or to a network namespace.
 pub(crate) trait Hook {
     /// Attaches it. Links always stand beside others ("single" is for attachments without link).
-    fn link(&mut self, cgroup: &File) -> Result<FdLink, Cause>;
+    fn link(&mut self, to: &File) -> Result<FdLink, Cause>;
+}
+
+impl Hook for CgroupSkb {
+    fn link(&mut self, cgroup: &File) -> Result<FdLink, Cause> {
+        let link = self.attach(cgroup, CgroupSkbAttachType::Ingress, CgroupAttachMode::Single)?;
+        Ok(self.take_link(link)?.try_into()?)
+    }
+}
+
+impl Hook for SkLookup {
+    fn link(&mut self, netns: &File) -> Result<FdLink, Cause> {
+        let link = self.attach(netns)?;
+        Ok(self.take_link(link)?.into())
+    }
 }
 
 impl Hook for CgroupSockAddr {
@@ -153,16 +170,16 @@ impl Hook for SockOps {
     }
 }
 
-/// Attaches a hook to a cgroup. For a moment the old one and the new one both run, which is the same twice.
+/// Attaches a hook to a cgroup, or to a network namespace. For a moment the old one and the new one both run, which is the same twice.
 pub(crate) fn attach_hook(
     place: &Place,
     program: &mut impl Hook,
     name: &'static str,
-    cgroup: &Path,
+    to: &Path,
 ) -> Result<(), AttachError> {
-    let file = File::open(cgroup).map_err(AttachError::file("open", cgroup))?;
+    let file = File::open(to).map_err(AttachError::file("open", to))?;
     let outcome = program.link(&file).and_then(|link| replace_pin(link, &place.hook(name)));
-    outcome.map_err(AttachError::hook(name, cgroup.display()))
+    outcome.map_err(AttachError::hook(name, to.display()))
 }
 
 /// The old link goes when nothing names it any more: after the new one is there.

@@ -15,45 +15,45 @@ pub(crate) struct Loaded {
     programs: Ebpf,
 }
 
-/// A variable of a program, set before it is loaded.
-pub(crate) struct Global<T> {
-    pub(crate) name: &'static str,
-    pub(crate) value: T,
+/// A variable of a program, set before it is loaded. Programs that have no such variable go without.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Global {
+    /// Bytes in front of the IP header.
+    LinkHeaderLen(u32),
+    /// Whether rp_filter is strict on the device.
+    HasStrictRpFilter(u32),
+    /// Of the network namespace.
+    NetnsCookie(u64),
+}
+
+impl Global {
+    fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
+        match self {
+            Self::LinkHeaderLen(len) => loader.override_global("link_header_len", len, false),
+            Self::HasStrictRpFilter(is) => loader.override_global("has_strict_rp_filter", is, false),
+            Self::NetnsCookie(cookie) => loader.override_global("netns_cookie", cookie, false),
+        };
+    }
 }
 
 /// Loads an object with its tables at `place`.
-pub(crate) fn load<T: aya::Pod>(
-    object: Object,
-    place: &Place,
-    global: Option<Global<T>>,
-) -> Result<Loaded, AttachError> {
-    load_with(object, place, global, &[])
+pub(crate) fn load(object: Object, place: &Place, globals: &[Global]) -> Result<Loaded, AttachError> {
+    load_first(object, place, globals, &[])
 }
 
 /// How many entries a table has, by its name.
 pub(crate) type Sizes<'a> = [(&'a str, NonZeroU32)];
 
 /// Likewise the first object, which makes the tables, of these sizes.
-pub(crate) fn load_first<T: aya::Pod>(
+pub(crate) fn load_first(
     object: Object,
     place: &Place,
-    global: Option<Global<T>>,
-    sizes: &Sizes<'_>,
-) -> Result<Loaded, AttachError> {
-    load_with(object, place, global, sizes)
-}
-
-fn load_with<T: aya::Pod>(
-    object: Object,
-    place: &Place,
-    global: Option<Global<T>>,
+    globals: &[Global],
     sizes: &Sizes<'_>,
 ) -> Result<Loaded, AttachError> {
     let mut loader = EbpfLoader::new();
     loader.default_map_pin_directory(place.maps());
-    if let Some(global) = &global {
-        loader.override_global(global.name, &global.value, true);
-    }
+    globals.iter().for_each(|global| global.set(&mut loader));
     for (table, size) in sizes {
         loader.map_max_entries(table, size.get());
     }

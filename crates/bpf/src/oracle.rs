@@ -10,7 +10,7 @@ use aya::{Ebpf, Pod};
 
 use crate::layout::Address;
 use crate::links::Hook;
-use crate::load::{Global, load};
+use crate::load::load;
 use crate::programs::{HEADER_CHECK, PEER_NAME};
 use crate::tables::{DIALECT_EVERY, DIALECT_SPP};
 use crate::{AttachError, Place, UdpDialect};
@@ -132,7 +132,7 @@ pub fn crowd_cgroup(
 ) -> Result<Vec<impl Sized + use<>>, AttachError> {
     const NAME: &str = "peer_name4";
     place.make()?;
-    let mut names = load(PEER_NAME, place, None::<Global<u64>>)?;
+    let mut names = load(PEER_NAME, place, &[])?;
     let refused = |error: ProgramError| AttachError::attach(NAME, "the kernel")(error);
     let program: &mut CgroupSockAddr = names.program(NAME).try_into().map_err(refused)?;
     program.load().map_err(refused)?;

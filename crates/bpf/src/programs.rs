@@ -46,5 +46,6 @@ object!(TCP_END, "tcp_end");
 object!(UDP_INGRESS, "udp_ingress");
 object!(UDP_EGRESS, "udp_egress");
 object!(UDP_SEND, "udp_send");
+object!(BACKSTOP, "backstop");
 object!(WITNESS, "witness");
 object!(HEADER_CHECK, "header_check");

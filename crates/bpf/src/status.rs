@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::layout::{Embryo, Flow, FlowKey, SLOT_OF_NO_PORT, UdpFlow, UdpKey};
-use crate::tables::{DIALECT_SPP, Tables};
+use crate::tables::{DIALECT_SPP, REFUSING, Tables};
 use crate::{AttachError, COUNTERS, Counter, Gate, Of, Place, UdpDialect};
 
 /// How long a half-open connection can live: the kernel's five SYN-ACKs take 63 s (tcp_synack_retries).
@@ -26,8 +26,10 @@ pub struct Status {
 pub struct PortStatus {
     /// Its number.
     pub port: u16,
-    /// Detached: no new connections.
+    /// Detached, and waiting for open connections; new ones are not judged.
     pub draining: bool,
+    /// New connections are refused meanwhile; otherwise they pass with their header.
+    pub refusing: bool,
     /// What it carries.
     pub traffic: Traffic,
     /// Each counter with its value since the port was first attached.
@@ -71,7 +73,8 @@ pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
     let ports = tables.ports()?.into_iter().map(|(number, port)| {
         Ok(PortStatus {
             port: number,
-            draining: port.draining != 0,
+            draining: port.state != 0,
+            refusing: port.state == REFUSING,
             traffic: Traffic::Tcp(count(number, &flows, &embryos)),
             counters: counters_of(Of::Tcp, tables.counters(port.slot)?),
         })
@@ -84,6 +87,7 @@ pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
         ports.push(PortStatus {
             port: number,
             draining: false,
+            refusing: false,
             traffic: Traffic::Udp(rule, count_udp(number, &udp_flows, silence)),
             counters: counters_of(Of::Udp, tables.counters(gate.port.slot)?),
         });

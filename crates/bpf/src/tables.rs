@@ -13,7 +13,7 @@ use crate::layout::{
     Address, Backend, Embryo, Flow, FlowKey, Gate, MAX_PORTS, Port, Settings, UdpFlow, UdpKey,
 };
 use crate::trie::{self, Entry};
-use crate::{AttachError, Place, Rules, UdpDialect, rules};
+use crate::{AttachError, NewConnections, Place, Rules, UdpDialect, rules};
 
 /// Counters of each port.
 const COUNTERS_LEN: u32 = {
@@ -30,6 +30,13 @@ pub(crate) const DIALECT_SPP: u8 = 2;
 const PLAIN_ANSWERS: u8 = 1;
 /// `enum backend_kind`.
 const SEATED_ANSWERS: u8 = 2;
+
+/// `enum state`.
+const ATTACHED: u8 = 0;
+/// `enum state`.
+const DRAINING: u8 = 1;
+/// `enum state`.
+pub(crate) const REFUSING: u8 = 2;
 
 /// The tables of one network namespace.
 pub(crate) struct Tables {
@@ -119,11 +126,12 @@ impl Tables {
     fn apply_ports(&mut self, wanted: &BTreeSet<u16>) -> Result<(), AttachError> {
         let known = self.ports()?;
         for (number, port) in &known {
-            self.set_port(*number, Port { draining: u8::from(!wanted.contains(number)), ..*port })?;
+            let state = if wanted.contains(number) { ATTACHED } else { DRAINING };
+            self.set_port(*number, Port { state, ..*port })?;
         }
         for number in wanted.iter().filter(|number| !known.contains_key(number)) {
             let slot = self.free_slot()?;
-            self.set_port(*number, Port { slot, draining: 0, unused: 0 })?;
+            self.set_port(*number, Port { slot, state: ATTACHED, unused: 0 })?;
         }
         Ok(())
     }
@@ -151,7 +159,7 @@ impl Tables {
                 Backend { slot, kind: backends[&gate.backend_port], unused: 0 },
             )?;
             let gate = Gate {
-                port: Port { slot, draining: 0, unused: 0 },
+                port: Port { slot, state: ATTACHED, unused: 0 },
                 backend_port: gate.backend_port.to_be_bytes(),
                 dialect: match gate.dialect {
                     UdpDialect::Every => DIALECT_EVERY,
@@ -194,9 +202,15 @@ impl Tables {
         Ok(())
     }
 
-    /// No new connections from now on.
-    pub(crate) fn drain(&mut self) -> Result<(), AttachError> {
-        self.apply_ports(&BTreeSet::new())?;
+    /// Tracks no new connections from now on: they pass unjudged, or are refused.
+    pub(crate) fn drain(&mut self, new: NewConnections) -> Result<(), AttachError> {
+        let state = match new {
+            NewConnections::Pass => DRAINING,
+            NewConnections::Refuse => REFUSING,
+        };
+        for (number, port) in self.ports()? {
+            self.set_port(number, Port { state, ..port })?;
+        }
         self.apply_gates(&BTreeMap::new())
     }
 

@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 
 use crate::error::Cause;
 use crate::links::{device_of_pin, has_tcx};
-use crate::load::{Global, Loaded, load};
+use crate::load::{Loaded, load};
 use crate::pinned_link::{Holds, holds};
 use crate::place::{entries, unlink};
 use crate::programs::WITNESS;
@@ -35,7 +35,7 @@ pub(crate) fn stand(place: &Place, devices: &[Device]) -> Result<(), AttachError
         return Ok(());
     }
     unlink([pin.clone()])?;
-    let mut loaded = load(WITNESS, place, None::<Global<u64>>)?;
+    let mut loaded = load(WITNESS, place, &[])?;
     let link = if has_tcx() { on_loopback(&mut loaded) } else { on_namespace(&mut loaded) };
     let pinned = link.and_then(|link| Ok(link.pin(&pin).map(drop)?));
     pinned.map_err(AttachError::attach(WITNESS.name, "the network namespace"))

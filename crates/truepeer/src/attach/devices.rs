@@ -39,5 +39,16 @@ fn name_of(link: &LinkMessage) -> Option<&String> {
 
 fn device(link: &LinkMessage) -> Option<Device> {
     let has_ethernet = matches!(link.header.link_layer_type, LinkLayerType::Ether | LinkLayerType::Loopback);
-    Some(Device { name: name_of(link)?.clone(), has_ethernet })
+    let name = name_of(link)?.clone();
+    let has_strict_rp_filter = rp_filter("all").max(rp_filter(&name)) == STRICT;
+    Some(Device { name, has_ethernet, has_strict_rp_filter })
+}
+
+/// "The max value from conf/{all,interface}/rp_filter is used" (ip-sysctl).
+const STRICT: u8 = 1;
+
+/// 0 where it can't be read: then nothing is dropped for it.
+fn rp_filter(device: &str) -> u8 {
+    let text = std::fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{device}/rp_filter"));
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
-use truepeer_bpf::{Place, Rules, attach, detach_now, drain, left_behind, status, sweep};
+use truepeer_bpf::{NewConnections, Place, Rules, attach, detach_now, drain, left_behind, status, sweep};
 use truepeer_sys::netns::NetNs;
 
 use crate::cli::{AttachAction, AttachArgs, PlaceArgs};
@@ -64,11 +64,12 @@ fn act(args: &AttachArgs, place: &PlaceArgs, out: &mut (dyn Write + Send)) -> Re
                 report::write(status.as_ref(), left_behind, out)
             }
         }
-        Some(AttachAction::Detach { now, .. }) => {
+        Some(AttachAction::Detach { now, refuse_new, .. }) => {
+            let new = if refuse_new { NewConnections::Refuse } else { NewConnections::Pass };
             if now {
-                detach_now(&place)?
+                detach_now(&place, new)?
             } else {
-                drain_and_detach(&place, out)?
+                drain_and_detach(&place, new, out)?
             }
             tidy_up(&place, out)
         }
@@ -143,6 +144,7 @@ fn dry_run(
         }
     }
     let root = truepeer_bpf::cgroup_root()?;
+    writeln!(out, "cgroup {}: cgroup_skb ingress", root.display())?;
     if !rules.tcp_ports.is_empty() {
         writeln!(out, "cgroup {}: getpeername4, getpeername6", cgroup.display())?;
         writeln!(out, "cgroup {}: sock_ops", root.display())?;
@@ -157,28 +159,41 @@ fn dry_run(
     Ok(())
 }
 
-fn drain_and_detach(place: &Place, out: &mut (dyn Write + Send)) -> Result<()> {
+fn drain_and_detach(place: &Place, new: NewConnections, out: &mut (dyn Write + Send)) -> Result<()> {
     let is_interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         flag::register(signal, Arc::clone(&is_interrupted)).context("can't wait for signals")?;
     }
     let mut told = 0;
     loop {
-        let open = drain(place)?.total();
+        let open = drain(place, new)?.total();
         if open == 0 {
-            return Ok(detach_now(place)?);
+            return Ok(detach_now(place, new)?);
         }
         if is_interrupted.load(Ordering::Relaxed) {
             bail!(
-                "interrupted: {open} open connections are served on, new ones are not; detach again to go on waiting and \
-                 then remove everything, detach --now to cut them off, attach to take new ones again"
+                "interrupted: {open} open connections are served on; new ones {}; detach again to go on waiting and then \
+                 remove everything, detach --now to cut them off, attach to judge new ones again",
+                fate_of(new)
             );
         }
         if open != told {
-            writeln!(out, "no new connections; waiting for {open} open ones (to cut them off: --now)")?;
+            writeln!(
+                out,
+                "waiting for {open} open connections (to cut them off: --now); new ones {}",
+                fate_of(new)
+            )?;
             out.flush()?;
             told = open;
         }
         thread::sleep(DRAIN_INTERVAL);
+    }
+}
+
+/// What becomes of new connections while a detachment waits.
+fn fate_of(new: NewConnections) -> &'static str {
+    match new {
+        NewConnections::Pass => "pass unjudged, with their header (fail-open; to refuse them: --refuse-new)",
+        NewConnections::Refuse => "are refused if their sender must send a header",
     }
 }

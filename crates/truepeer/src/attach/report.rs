@@ -47,6 +47,11 @@ fn write_port(port: &PortStatus, out: &mut dyn Write) -> Result<()> {
             gate.backend_port
         )?,
     }
+    match (port.draining, port.refusing) {
+        (true, false) => writeln!(out, "  new connections pass unjudged (fail-open)")?,
+        (true, true) => writeln!(out, "  new connections are refused if their sender must send a header")?,
+        (false, _) => {}
+    }
     for (counter, value) in port.counters.iter().filter(|(_, value)| *value > 0) {
         writeln!(out, "  {value:>10}  {} ({})", counter.meaning, counter.name)?;
     }
@@ -66,6 +71,7 @@ struct JsonPort {
     port: u16,
     protocol: &'static str,
     draining: bool,
+    refusing: bool,
     #[serde(flatten)]
     traffic: JsonTraffic,
     counters: BTreeMap<&'static str, u64>,
@@ -106,6 +112,7 @@ fn json_port(port: &PortStatus) -> JsonPort {
         port: port.port,
         protocol,
         draining: port.draining,
+        refusing: port.refusing,
         traffic,
         counters: port.counters.iter().map(|(counter, value)| (counter.name, *value)).collect(),
     }

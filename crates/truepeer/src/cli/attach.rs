@@ -103,11 +103,14 @@ pub(crate) enum AttachAction {
         #[command(flatten)]
         place: PlaceArgs,
     },
-    /// Take no new connections; when the last one has ended, remove everything
+    /// Judge no new connections (they pass with their header: it fails open); when the last old one has ended, remove everything
     Detach {
         /// Remove it at once: connections whose numbers are translated are reset, the others lose their client's name
         #[arg(long)]
         now: bool,
+        /// While it waits, refuse new TCP connections from senders that must send a header
+        #[arg(long, conflicts_with = "now")]
+        refuse_new: bool,
         #[command(flatten)]
         place: PlaceArgs,
     },

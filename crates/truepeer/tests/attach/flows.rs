@@ -174,7 +174,8 @@ fn what_has_ended_translates_nothing_that_passes_by(bed: &Bed) -> Result<()> {
 
 /// From more addresses and ports than there is room for.
 fn a_flood_of_syns_forgets_no_flow(bed: &Bed) -> Result<()> {
-    const SYNS: u64 = 80_000;
+    // More than there is room for handshakes.
+    const SYNS: u64 = 160_000;
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
     let _echo = backend_on(bed, host, Behaviour::Echo, &["0.0.0.0:80"])?;
@@ -194,9 +195,14 @@ fn a_flood_of_syns_forgets_no_flow(bed: &Bed) -> Result<()> {
 import socket, struct
 raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
 to = socket.inet_aton('{}')
+def segment(n, check):
+    return struct.pack('!HHIIBBHHH', 1024 + n % 50, 80, n, 0, 0x50, 2, 65535, check, 0)
 for n in range({SYNS}):
-    ip = struct.pack('!BBHHHBBH', 0x45, 0, 40, 0, 0, 64, 6, 0) + struct.pack('!I', 0xc6120000 + n // 50) + to
-    raw.sendto(ip + struct.pack('!HHIIBBHHH', 1024 + n % 50, 80, n, 0, 0x50, 2, 65535, 0, 0), ('{}', 0))
+    source = struct.pack('!I', 0xc6120000 + n // 50)
+    total = sum(struct.unpack('!16H', source + to + struct.pack('!HH', 6, 20) + segment(n, 0)))
+    total = (total & 0xffff) + (total >> 16)
+    ip = struct.pack('!BBHHHBBH', 0x45, 0, 40, 0, 0, 64, 6, 0) + source + to
+    raw.sendto(ip + segment(n, ~((total & 0xffff) + (total >> 16)) & 0xffff), ('{}', 0))
 ",
         host.v4, host.v4
     );

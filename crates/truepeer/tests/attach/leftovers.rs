@@ -81,7 +81,7 @@ impl Container {
         let pinned = programs_pinned(bed, &links.context("the links of a new namespace")?)?;
         let attached = programs_of_cgroup(bed)?;
         let hooks: Vec<u64> = pinned.into_iter().filter(|number| attached.contains(number)).collect();
-        ensure!(hooks.len() == 3, "peer_name4, peer_name6 and tcp_end, but {hooks:?}");
+        ensure!(hooks.len() == 4, "peer_name4, peer_name6, tcp_end and backstop, but {hooks:?}");
         Ok(Container { line, _backend: backend, hooks })
     }
 

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* The last door: what reaches a socket of an attached port must have been judged by a device's program. Packets may come by ways that those
+ * do not see: a device that is not attached, DNAT onto the port, a tunnel, a second VLAN tag. The kernel runs this program with the listener for
+ * a SYN and for the ACK that ends a handshake (tcp_filter() in tcp_v4_rcv), after routing, reverse path filter and netfilter. */
+#include "here.h"
+#include "maps.h"
+#include "netns.h"
+#include "segment.h"
+#include "udp_backstop.h"
+
+#define TAKE 1
+#define LEAVE 0
+
+/* go_on() of tcp_ingress has marked it. */
+static __always_inline int is_judged(struct __sk_buff *skb)
+{
+	__u32 only = 0;
+	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
+
+	return settings && skb->priority == settings->judged;
+}
+
+/* Whether a request socket waits for its sender's ACK. */
+static __always_inline int is_half_open(struct __sk_buff *skb, const struct segment *segment)
+{
+	struct bpf_sock_tuple tuple = {};
+	__u32 len = tuple_of(&segment->ip, segment->source_port, segment->destination_port, &tuple);
+	struct bpf_sock *sk = len == sizeof(tuple.ipv4)
+		? bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0)
+		: bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return 0;
+	int is = sk->state == BPF_TCP_NEW_SYN_RECV || sk->state == BPF_TCP_SYN_RECV;
+	bpf_sk_release(sk);
+	return is;
+}
+
+/* Whether the kernel may make a connection of it. RSTs and the rest of what is open or unknown are its own to answer. */
+static __always_inline int may_connect(struct __sk_buff *skb)
+{
+	struct segment segment = {};
+
+	/* Behind extension headers. */
+	if (read_segment(skb, &segment))
+		return 1;
+	if (segment.flags & RST)
+		return 0;
+	if (segment.flags & SYN)
+		return 1;
+	struct flow_key key = {
+		.sender = segment.ip.source,
+		.local = segment.ip.destination,
+		.sender_port = segment.source_port,
+		.local_port = segment.destination_port,
+	};
+	/* The socket was made while this packet was on its way to the listener. */
+	if (bpf_map_lookup_elem(&tp_flows, &key))
+		return 0;
+	return bpf_map_lookup_elem(&tp_embryos, &key) || is_half_open(skb, &segment);
+}
+
+static __always_inline int on_listener(struct __sk_buff *skb, struct bpf_sock *sk)
+{
+	__be16 number = bpf_htons(sk->src_port);
+	struct port *port = bpf_map_lookup_elem(&tp_ports, &number);
+	struct address source;
+
+	if (!port || port->state == DRAINING || is_judged(skb))
+		return TAKE;
+	if (load_source(skb, &source) || sender_rule(&source) != RULE_REQUIRE)
+		return TAKE;
+	if (!is_of_our_netns(skb, sk) || !may_connect(skb))
+		return TAKE;
+	count(port, REFUSED_UNJUDGED);
+	return LEAVE;
+}
+
+SEC("cgroup_skb/ingress")
+int backstop(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	/* All packets of all sockets come by here: nearly all belong to an open TCP connection, or to a port that is not attached. */
+	if (!sk)
+		return TAKE;
+	if (sk->state == BPF_TCP_LISTEN)
+		return on_listener(skb, sk);
+	sk = bpf_sk_fullsock(sk);
+	if (sk && sk->protocol == IPPROTO_UDP)
+		return udp_backstop(skb, sk);
+	return TAKE;
+}
+
+char _license[] SEC("license") = "Dual MIT/GPL";

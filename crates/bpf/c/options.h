@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* The options of a TCP header. */
+#pragma once
+#include "segment.h"
+
+/* Their numbers (IANA, TCP Option Kind Numbers). */
+#define OPTION_END 0
+#define OPTION_NOP 1
+#define OPTION_SACK 5
+#define OPTION_TIMESTAMPS 8
+#define OPTION_MD5 19
+#define OPTION_AO 29
+#define OPTION_MPTCP 30
+#define OPTION_FASTOPEN 34
+#define OPTION_EXPERIMENT 254
+
+#define OPTIONS_AT 4 /* in `bytes`, so that 0 is no option's place */
+#define OPTIONS_END (OPTIONS_AT + 40)
+
+/* The options of a TCP header: a copy, padded with zeros, and the places of those that matter (0: not there). It lies in a map, because
+ * of map values the verifier follows only the bounds. The copy is a power of two long: masked places stay inside. */
+struct options {
+	__u8 bytes[64];
+	__u32 len;
+	volatile __u32 at; /* for find_options() */
+	__u32 sack, timestamps, mptcp, fastopen, signature;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct options);
+} options_bench SEC(".maps");
+
+static __always_inline __u8 *option_byte(struct options *options, __u32 at)
+{
+	asm volatile("%0 &= 63" : "+r"(at)); /* in C the compiler would drop the mask, which the verifier needs */
+	return &options->bytes[at];
+}
+
+static __always_inline __u32 option_len(struct options *options, __u32 at)
+{
+	return *option_byte(options, at + 1);
+}
+
+static __always_inline void note_option(struct options *options, __u8 kind, __u32 at)
+{
+	switch (kind) {
+	case OPTION_SACK:
+		options->sack = at;
+		break;
+	case OPTION_TIMESTAMPS:
+		options->timestamps = at;
+		break;
+	case OPTION_MPTCP:
+		options->mptcp = at;
+		break;
+	case OPTION_FASTOPEN:
+	case OPTION_EXPERIMENT:
+		options->fastopen = at;
+		break;
+	case OPTION_MD5:
+	case OPTION_AO:
+		options->signature = at;
+		break;
+	}
+}
+
+/* The place is kept in memory: the verifier forgets values there, and need not follow each way through the options. */
+GLOBAL int find_options(struct options *options)
+{
+	if (!options)
+		return 0;
+	options->at = OPTIONS_AT;
+	for (__u32 i = OPTIONS_AT; i < OPTIONS_END; i++) {
+		__u32 at = options->at;
+		if (at >= OPTIONS_AT + options->len)
+			break;
+		__u8 kind = *option_byte(options, at);
+		if (kind == OPTION_END)
+			break;
+		if (kind == OPTION_NOP) {
+			options->at = at + 1;
+			continue;
+		}
+		/* As tcp_parse_options(): what an option in part says does not count. */
+		__u32 len = option_len(options, at);
+		if (len < 2 || at + len > OPTIONS_AT + options->len)
+			break;
+		note_option(options, kind, at);
+		options->at = at + len;
+	}
+	return 0;
+}
+
+/* NULL: there are none. Each call overwrites what the last one returned. */
+static __noinline struct options *read_options(struct __sk_buff *skb, const struct segment *segment)
+{
+	__u32 only = 0;
+	__u32 len = segment->tcp_header_len - sizeof(struct tcphdr);
+	struct options *options = bpf_map_lookup_elem(&options_bench, &only);
+
+	if (!options || len == 0 || len > OPTIONS_END - OPTIONS_AT)
+		return 0;
+	__builtin_memset(options, 0, sizeof(*options));
+	options->len = len;
+	/* Word by word (len counts words), so that the verifier knows all bounds. */
+	for (__u32 at = 0; at < OPTIONS_END - OPTIONS_AT; at += 4) {
+		if (at >= len)
+			break;
+		if (bpf_skb_load_bytes(skb, segment->ip.payload_at + sizeof(struct tcphdr) + at, options->bytes + OPTIONS_AT + at, 4))
+			return 0;
+	}
+	find_options(options);
+	return options;
+}
+
+/* Leaves the checksum to the caller. */
+static __always_inline int write_options(struct __sk_buff *skb, const struct segment *segment, const struct options *options)
+{
+	for (__u32 at = 0; at < OPTIONS_END - OPTIONS_AT; at += 4) {
+		if (at >= options->len)
+			break;
+		if (bpf_skb_store_bytes(skb, segment->ip.payload_at + sizeof(struct tcphdr) + at, options->bytes + OPTIONS_AT + at, 4, 0))
+			return -1;
+	}
+	return 0;
+}
+
+static __always_inline __u32 option_word(struct options *options, __u32 at)
+{
+	__be32 word;
+
+	for (__u32 i = 0; i < sizeof(word); i++)
+		((__u8 *)&word)[i] = *option_byte(options, at + i);
+	return bpf_ntohl(word);
+}
+
+struct timestamps {
+	__u32 value, echo; /* TSval and TSecr of RFC 7323 */
+};
+
+#define OPTION_TIMESTAMPS_LEN 10
+
+/* Nonzero: the segment has none. */
+static __always_inline int read_timestamps(struct options *options, struct timestamps *out)
+{
+	if (!options || !options->timestamps || option_len(options, options->timestamps) != OPTION_TIMESTAMPS_LEN)
+		return -1;
+	out->value = option_word(options, options->timestamps + 2);
+	out->echo = option_word(options, options->timestamps + 6);
+	return 0;
+}
