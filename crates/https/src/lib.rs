@@ -14,6 +14,7 @@ mod buffers;
 pub mod close;
 pub mod dial;
 pub mod downstream;
+mod engine;
 pub mod exchange;
 pub mod gateway;
 pub mod http2;
@@ -22,3 +23,5 @@ pub mod reactor;
 pub mod stream;
 pub mod tls;
 pub mod tunnel;
+
+pub use engine::{Https, Rules};

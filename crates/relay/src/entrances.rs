@@ -5,32 +5,24 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::net::SocketType;
+use truepeer_session::ListenerId;
 use truepeer_session::listening::{ListenError, ListenOptions, listen, prepare, take_inherited};
 use truepeer_session::settings::ListenerSettings;
 use truepeer_sys::socket::local_address;
 
-use crate::relay::Listening;
 use crate::udp::gate::{self, Gate};
 use crate::udp::tuples::Tuples;
-
-/// A listening socket that a worker accepts from.
-#[derive(Debug)]
-pub(crate) struct Door {
-    pub(crate) listener: u16,
-    pub(crate) socket: Arc<OwnedFd>,
-}
 
 /// Where one worker's work comes in.
 #[derive(Debug, Default)]
 pub(crate) struct Entrances {
-    pub(crate) doors: Vec<Door>,
+    pub(crate) doors: Vec<Arc<OwnedFd>>,
     pub(crate) gates: Vec<Gate>,
 }
 
 impl Entrances {
     fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        let doors = self.doors.iter().map(|door| &door.socket);
-        let sockets = doors.chain(self.gates.iter().map(|gate| &gate.socket));
+        let sockets = self.doors.iter().chain(self.gates.iter().map(|gate| &gate.socket));
         sockets.filter_map(|socket| local_address(socket.as_fd()).ok())
     }
 }
@@ -43,29 +35,28 @@ pub(crate) fn addresses(entrances: &[Entrances]) -> Vec<SocketAddr> {
     addresses
 }
 
-/// Opens every listener, or takes it from `inherited`; one entry for each of `workers`.
+/// Opens a listener, or takes it from `inherited`; one entry for each of `workers`.
 ///
 /// # Errors
 /// The first socket that can't be opened.
 pub(crate) fn open(
-    listeners: &[Listening],
+    id: ListenerId,
+    settings: &ListenerSettings,
     workers: usize,
-    mut inherited: Vec<OwnedFd>,
+    inherited: &mut Vec<OwnedFd>,
+    tuples: &Tuples,
 ) -> Result<Vec<Entrances>, ListenError> {
     let mut entrances: Vec<_> = (0..workers).map(|_| Entrances::default()).collect();
-    let tuples = Tuples::default();
-    for (number, Listening { settings, .. }) in (0_u16..).zip(listeners) {
-        let kind = if settings.udp.is_some() { SocketType::DGRAM } else { SocketType::STREAM };
-        let ours = take_inherited(&mut inherited, settings.address, kind);
-        match &settings.udp {
-            Some(udp) => {
-                let gates = gate::open(number, settings, udp, ours, workers, &tuples)?;
-                for (gate, worker) in gates.into_iter().zip((0..workers).cycle()) {
-                    entrances[worker].gates.push(gate);
-                }
+    let kind = if settings.udp.is_some() { SocketType::DGRAM } else { SocketType::STREAM };
+    let ours = take_inherited(inherited, settings.address, kind);
+    match &settings.udp {
+        Some(udp) => {
+            let gates = gate::open(id, settings, udp, ours, workers, tuples)?;
+            for (gate, worker) in gates.into_iter().zip((0..workers).cycle()) {
+                entrances[worker].gates.push(gate);
             }
-            None => share(number, &doors(settings, ours)?, &mut entrances),
         }
+        None => share(&doors(settings, ours)?, &mut entrances),
     }
     Ok(entrances)
 }
@@ -84,10 +75,10 @@ fn listen_on(settings: &ListenerSettings) -> Result<Vec<OwnedFd>, ListenError> {
 
 /// As many sockets as workers or more: each has one worker. Fewer: each is shared by several workers, of which the
 /// kernel wakes one per connection.
-fn share(listener: u16, sockets: &[Arc<OwnedFd>], entrances: &mut [Entrances]) {
+fn share(sockets: &[Arc<OwnedFd>], entrances: &mut [Entrances]) {
     let workers = entrances.len();
     let pairs = (0..sockets.len().max(workers)).map(|turn| (turn % sockets.len(), turn % workers));
     for (socket, worker) in pairs {
-        entrances[worker].doors.push(Door { listener, socket: Arc::clone(&sockets[socket]) });
+        entrances[worker].doors.push(Arc::clone(&sockets[socket]));
     }
 }

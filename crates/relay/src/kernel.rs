@@ -1,7 +1,7 @@
 //! [`Io`] on real sockets.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -31,6 +31,30 @@ pub struct Kernel {
     pool: Vec<Pipe>,
     /// Requests to answer with no pipe, since the last one was refused.
     without_pipe: u32,
+}
+
+/// A session's socket. Dropped by a panic, it is reset: an orderly end would say that all has been sent.
+#[derive(Debug)]
+pub struct Socket(OwnedFd);
+
+impl From<OwnedFd> for Socket {
+    fn from(socket: OwnedFd) -> Self {
+        Self(socket)
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            reset_when_closed(&self.0);
+        }
+    }
 }
 
 /// A kernel pipe, within the budget.
@@ -76,18 +100,21 @@ pub fn readiness(flags: EventFlags) -> Readiness {
 }
 
 impl Io for Kernel {
-    type Socket = OwnedFd;
+    type Socket = Socket;
     type Pipe = Pipe;
 
-    fn recv(&mut self, socket: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
-        rustix::net::recv(socket, buffer, RecvFlags::empty()).map(|(length, _)| length)
+    fn recv(&mut self, socket: &Socket, buffer: &mut [u8]) -> Result<usize, Errno> {
+        let length = rustix::net::recv(socket, &mut *buffer, RecvFlags::empty()).map(|(length, _)| length)?;
+        #[cfg(test)]
+        crate::trap::spring(&buffer[..length]);
+        Ok(length)
     }
 
-    fn peek(&mut self, socket: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+    fn peek(&mut self, socket: &Socket, buffer: &mut [u8]) -> Result<usize, Errno> {
         rustix::net::recv(socket, buffer, RecvFlags::PEEK).map(|(length, _)| length)
     }
 
-    fn discard(&mut self, socket: &OwnedFd, mut length: usize) -> Result<(), Errno> {
+    fn discard(&mut self, socket: &Socket, mut length: usize) -> Result<(), Errno> {
         let mut waste = [0_u8; 4096];
         while length > 0 {
             let most = length.min(waste.len());
@@ -101,20 +128,19 @@ impl Io for Kernel {
         Ok(())
     }
 
-    fn send(&mut self, socket: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
+    fn send(&mut self, socket: &Socket, bytes: &[u8]) -> Result<usize, Errno> {
         rustix::net::send(socket, bytes, SendFlags::NOSIGNAL)
     }
 
-    fn shutdown_write(&mut self, socket: &OwnedFd) -> Result<(), Errno> {
+    fn shutdown_write(&mut self, socket: &Socket) -> Result<(), Errno> {
         rustix::net::shutdown(socket, Shutdown::Write)
     }
 
-    fn reset_when_closed(&mut self, socket: &OwnedFd) {
-        // A linger of no time at all makes close() send a reset (tcp(7)); failing would only make it a FIN.
-        let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+    fn reset_when_closed(&mut self, socket: &Socket) {
+        reset_when_closed(&socket.0);
     }
 
-    fn unacknowledged(&mut self, socket: &OwnedFd) -> usize {
+    fn unacknowledged(&mut self, socket: &Socket) -> usize {
         socket::unacknowledged_bytes(socket.as_fd()).unwrap_or(0)
     }
 
@@ -139,29 +165,34 @@ impl Io for Kernel {
         }
     }
 
-    fn splice_in(&mut self, socket: &OwnedFd, pipe: &Pipe) -> Result<usize, Errno> {
+    fn splice_in(&mut self, socket: &Socket, pipe: &Pipe) -> Result<usize, Errno> {
         move_bytes(socket, &pipe.write, PIPE_BYTES)
     }
 
-    fn splice_out(&mut self, pipe: &Pipe, socket: &OwnedFd, length: usize) -> Result<usize, Errno> {
+    fn splice_out(&mut self, pipe: &Pipe, socket: &Socket, length: usize) -> Result<usize, Errno> {
         move_bytes(&pipe.read, socket, length)
     }
 
-    fn connect(&mut self, upstream: &Upstream) -> Result<OwnedFd, ConnectError> {
-        connect_as(upstream)
+    fn connect(&mut self, upstream: &Upstream) -> Result<Socket, ConnectError> {
+        connect_as(upstream).map(Socket)
     }
 
-    fn connect_result(&mut self, socket: &OwnedFd) -> Result<(), Errno> {
+    fn connect_result(&mut self, socket: &Socket) -> Result<(), Errno> {
         sockopt::socket_error(socket)?
     }
 
-    fn watch(&mut self, socket: &OwnedFd, token: Token) -> Result<(), Errno> {
+    fn watch(&mut self, socket: &Socket, token: Token) -> Result<(), Errno> {
         epoll::add(&self.epoll, socket, EventData::new_u64(token), EDGES)
     }
 
-    fn local_address(&mut self, socket: &OwnedFd) -> Option<SocketAddr> {
+    fn local_address(&mut self, socket: &Socket) -> Option<SocketAddr> {
         socket::local_address(socket.as_fd()).ok()
     }
+}
+
+fn reset_when_closed(socket: &OwnedFd) {
+    // A linger of no time at all makes close() send a reset (tcp(7)); failing would only make it a FIN.
+    let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
 
 fn open_pipe(budget: &Budget) -> Option<Pipe> {
@@ -173,6 +204,6 @@ fn open_pipe(budget: &Budget) -> Option<Pipe> {
     (bytes >= SMALLEST_USEFUL_PIPE).then_some(Pipe { read, write, _permit: permit })
 }
 
-fn move_bytes(from: &OwnedFd, to: &OwnedFd, length: usize) -> Result<usize, Errno> {
+fn move_bytes(from: impl AsFd, to: impl AsFd, length: usize) -> Result<usize, Errno> {
     pipe::splice(from, None, to, None, length, SpliceFlags::MOVE | SpliceFlags::NONBLOCK)
 }

@@ -16,6 +16,7 @@
 mod entrances;
 pub mod io;
 pub mod kernel;
+mod listener;
 mod relay;
 #[cfg(test)]
 mod sim;
@@ -23,4 +24,20 @@ pub mod tcp;
 pub mod udp;
 mod worker;
 
-pub use relay::{Listening, Relay, StartError};
+pub use relay::Relay;
+
+/// Panics on purpose, so that tests see what a defect would lead to.
+#[cfg(test)]
+mod trap {
+    /// Bytes from the network on which a session panics.
+    pub(crate) const TRAP: &[u8] = b"\0a trap\0";
+
+    /// Panics if `bytes` hold a trap.
+    pub(crate) fn spring(bytes: &[u8]) {
+        let is_trap = bytes.windows(TRAP.len()).any(|window| window == TRAP);
+        assert!(!is_trap, "on purpose");
+    }
+}
+
+#[cfg(test)]
+mod tests;

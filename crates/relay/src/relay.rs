@@ -1,125 +1,179 @@
-//! The relay as its owner sees it: started with listeners, asked for counters, stopped.
+//! The relay as its owner sees it: an [`Engine`] for TCP sessions and UDP flows.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use truepeer_policy::Policy;
-use truepeer_session::Journal;
+use tracing::error;
 use truepeer_session::budget::Budgets;
-use truepeer_session::counters::Counters;
-use truepeer_session::listening::ListenError;
 use truepeer_session::mailbox::{Postbox, mailbox};
 use truepeer_session::settings::ListenerSettings;
+use truepeer_session::{
+    Engine, EngineError, Health, Journal, ListenerId, ListenerRules, ListenerSnapshot, Snapshot, Supervision,
+};
 use truepeer_sys::CallError;
 
 use crate::entrances;
-use crate::worker::{Order, Team, Worker};
+use crate::udp::tuples::Tuples;
+use crate::worker::{Order, Seat, Team, Worker};
 
 /// A running relay. Dropping it stops it.
 #[derive(Debug)]
 pub struct Relay {
     workers: Vec<(Postbox<Order>, JoinHandle<()>)>,
+    supervision: Arc<Supervision>,
     journal: Arc<Journal>,
-    budgets: Budgets,
-    listening: Vec<SocketAddr>,
+    listeners: BTreeMap<ListenerId, OpenListener>,
+    /// Shared by all flows.
+    tuples: Tuples,
 }
 
-/// A listener: what it follows, and who may do what on it.
-#[derive(Debug, Clone)]
-pub struct Listening {
-    /// How sessions are handled.
-    pub settings: ListenerSettings,
-    /// Whose sessions they are and where they go.
-    pub policy: Arc<Policy>,
-}
-
-/// The relay can't start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// A listening socket can't be opened.
-    #[error(transparent)]
-    Listen(#[from] ListenError),
-    /// A worker can't get what every worker needs.
-    #[error("can't start a worker: {0}")]
-    Worker(#[from] CallError),
-    /// The system refuses one more thread.
-    #[error("can't start a worker thread")]
-    Thread(#[source] std::io::Error),
+#[derive(Debug)]
+struct OpenListener {
+    settings: ListenerSettings,
+    addresses: Vec<SocketAddr>,
 }
 
 impl Relay {
-    /// Opens every listener, or takes it from `inherited`, then starts `workers` threads, which write to `journal`.
+    /// Starts `workers` threads, which write to `journal`; they serve what is [opened](Engine::open) later. `on_end` is
+    /// called from a worker's thread: when a worker has ended by itself, or the last one after a drain.
     ///
     /// # Errors
-    /// Nothing listens if one of them can't: see [`StartError`].
+    /// [`EngineError::Worker`] or [`EngineError::Thread`].
     pub fn start(
-        listeners: Vec<Listening>,
         workers: usize,
-        inherited: Vec<OwnedFd>,
-        budgets: Budgets,
-        journal: Arc<Journal>,
-    ) -> Result<Self, StartError> {
-        let workers = workers.max(1);
-        let entrances = entrances::open(&listeners, workers, inherited)?;
-        let listening = entrances::addresses(&entrances);
-        let boxes = (0..workers).map(|_| mailbox()).collect::<Result<Vec<_>, _>>()?;
-        let team = Team {
-            postboxes: boxes.iter().map(|(postbox, _)| postbox.clone()).collect(),
-            loads: boxes.iter().map(|_| AtomicUsize::new(0)).collect(),
+        budgets: &Budgets,
+        journal: &Arc<Journal>,
+        on_end: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Self, EngineError> {
+        let boxes = (0..workers.max(1)).map(|_| mailbox()).collect::<Result<Vec<_>, _>>()?;
+        let team = Arc::new(Team::new(boxes.iter().map(|(postbox, _)| postbox.clone()).collect()));
+        let mut relay = Self {
+            workers: Vec::new(),
+            supervision: Supervision::new(on_end),
+            journal: Arc::clone(journal),
+            listeners: BTreeMap::new(),
+            tuples: Tuples::default(),
         };
-        let (team, listeners) = (Arc::new(team), Arc::new(listeners));
-        let mut relay = Self { workers: Vec::new(), journal, budgets, listening };
-        for (number, ((postbox, mailbox), entrances)) in boxes.into_iter().zip(entrances).enumerate() {
-            let worker = Worker::new(
-                number,
-                Arc::clone(&team),
-                Arc::clone(&listeners),
-                entrances,
-                mailbox,
-                relay.budgets.clone(),
-                Arc::clone(&relay.journal),
-            )?;
-            let thread = std::thread::Builder::new()
-                .name(format!("worker-{number}"))
-                .spawn(move || worker.run())
-                .map_err(StartError::Thread)?;
+        for (number, (postbox, mailbox)) in boxes.into_iter().enumerate() {
+            let seat = Seat::new(number, Arc::clone(&team), mailbox, budgets.clone(), Arc::clone(journal))?;
+            let watched = relay.supervision.watch();
+            let name = format!("worker-{number}");
+            let work = move || {
+                let result = Worker::new(seat).run();
+                if let Err(error) = &result {
+                    error!("a worker has ended, since the system does not tell it what is ready: {error}");
+                }
+                watched.end(result.map_err(|error| error.to_string()));
+            };
+            let thread = std::thread::Builder::new().name(name).spawn(work).map_err(EngineError::Thread)?;
             relay.workers.push((postbox, thread));
         }
         Ok(relay)
     }
 
-    /// Where connections are accepted, with the ports that the kernel chose for port 0.
-    #[must_use]
-    pub fn listening(&self) -> &[SocketAddr] {
-        &self.listening
+    /// Gives each worker an order, and waits until all have carried it out.
+    fn order<T>(&self, order: impl Fn(Sender<T>) -> Order) -> Result<Vec<T>, EngineError> {
+        let (done, answers) = channel();
+        for (postbox, _) in &self.workers {
+            postbox.post(order(done.clone())).map_err(|_| EngineError::WorkerGone)?;
+        }
+        drop(done);
+        self.answers(&answers)
     }
 
-    /// What was counted since the start.
-    #[must_use]
-    pub fn counters(&self) -> &Counters {
-        &self.journal.counters
+    /// Takes epoll away from all workers.
+    #[cfg(test)]
+    pub(crate) fn break_all(&self) {
+        for (postbox, _) in &self.workers {
+            postbox.post(Order::Break).expect("it works still");
+        }
     }
 
-    /// Sessions now.
-    #[must_use]
-    pub fn sessions(&self) -> usize {
-        self.budgets.sessions.used()
+    fn answers<T>(&self, answers: &Receiver<T>) -> Result<Vec<T>, EngineError> {
+        let answers: Vec<_> = answers.iter().collect();
+        if answers.len() < self.workers.len() { Err(EngineError::WorkerGone) } else { Ok(answers) }
+    }
+}
+
+impl Engine for Relay {
+    type Rules = ListenerRules;
+
+    fn open(
+        &mut self,
+        id: ListenerId,
+        rules: ListenerRules,
+        inherited: &mut Vec<OwnedFd>,
+    ) -> Result<Vec<SocketAddr>, EngineError> {
+        if self.listeners.contains_key(&id) {
+            return Err(EngineError::IsOpen(id));
+        }
+        let entrances = entrances::open(id, &rules.settings, self.workers.len(), inherited, &self.tuples)?;
+        let addresses = entrances::addresses(&entrances);
+        let listener = OpenListener { settings: rules.settings.clone(), addresses: addresses.clone() };
+        self.listeners.insert(id, listener);
+        let (rules, (done, answers)) = (Arc::new(rules), channel());
+        let posted = self.workers.iter().zip(entrances).try_for_each(|((postbox, _), entrances)| {
+            let order = Order::Open { id, rules: Arc::clone(&rules), entrances, done: done.clone() };
+            postbox.post(order).map_err(|_| EngineError::WorkerGone)
+        });
+        drop(done);
+        let opened: Result<Vec<()>, EngineError> = posted.and_then(|()| {
+            let answers: Vec<Result<(), CallError>> = self.answers(&answers)?;
+            Ok(answers.into_iter().collect::<Result<_, _>>()?)
+        });
+        if let Err(error) = opened {
+            // The first error is the one to report.
+            let _ = self.close(id);
+            return Err(error);
+        }
+        Ok(addresses)
     }
 
-    /// Sessions at most.
-    #[must_use]
-    pub fn most_sessions(&self) -> usize {
-        self.budgets.sessions.limit()
+    fn close(&mut self, id: ListenerId) -> Result<(), EngineError> {
+        self.listeners.remove(&id).ok_or(EngineError::NotOpen(id))?;
+        self.order(|done| Order::Close { id, done }).map(|_| ())
+    }
+
+    fn set_rules(&mut self, id: ListenerId, rules: ListenerRules) -> Result<(), EngineError> {
+        let listener = self.listeners.get_mut(&id).ok_or(EngineError::NotOpen(id))?;
+        if let Some(what) = rules.settings.needs_other_sockets(&listener.settings) {
+            return Err(EngineError::OtherSockets { id, what });
+        }
+        listener.settings = rules.settings.clone();
+        let rules = Arc::new(rules);
+        self.order(|done| Order::SetRules { id, rules: Arc::clone(&rules), done }).map(|_| ())
+    }
+
+    fn drain(&mut self) {
+        for (postbox, _) in &self.workers {
+            // A worker that has ended needs no order.
+            let _ = postbox.post(Order::Drain);
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let listeners = self.listeners.iter().map(|(&id, listener)| ListenerSnapshot {
+            id,
+            addresses: listener.addresses.clone(),
+            open: self.journal.counters.open(id),
+        });
+        Snapshot { listeners: listeners.collect() }
+    }
+
+    fn health(&self) -> Health {
+        self.supervision.health()
     }
 }
 
 impl Drop for Relay {
     fn drop(&mut self) {
+        self.supervision.stop();
         for (postbox, _) in &self.workers {
-            // A worker that has ended already needs no order.
+            // A worker that has ended needs no order.
             let _ = postbox.post(Order::Stop);
         }
         for (_, thread) in self.workers.drain(..) {

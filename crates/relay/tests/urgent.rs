@@ -8,29 +8,32 @@ use std::time::Duration;
 use rustix::net::{SendFlags, send};
 use truepeer_policy::{BackendAddr, Backends, Policy, PrefixSet};
 use truepeer_proto::Version;
-use truepeer_relay::{Listening, Relay};
+use truepeer_relay::Relay;
 use truepeer_session::budget::Budgets;
 use truepeer_session::settings::ListenerSettings;
+use truepeer_session::{Engine, ListenerId, ListenerRules};
 
 const HEADER: &[u8] = b"PROXY TCP4 192.0.2.1 198.51.100.1 4000 443\r\n";
 
 /// A relay that needs no privileges, since its backend learns the client from a header.
-fn relay_to(backend: SocketAddr) -> Relay {
+fn relay_to(backend: SocketAddr) -> (Relay, SocketAddr) {
     let backend = BackendAddr::new(backend);
     let mut policy = Policy::to(Backends { ipv4: backend, ipv6: backend });
     policy.senders.allow = PrefixSet::loopback();
     policy.delivery.send_proxy = Some(Version::V1);
     let settings = ListenerSettings::on(SocketAddr::from(([127, 0, 0, 1], 0)));
-    let listening = Listening { settings, policy: Arc::new(policy) };
-    Relay::start(vec![listening], 1, Vec::new(), Budgets::for_open_files(256, true, false), Arc::default())
-        .expect("a relay")
+    let budgets = Budgets::for_open_files(256, true, false);
+    let mut relay = Relay::start(1, &budgets, &Arc::default(), || {}).expect("a relay");
+    let rules = ListenerRules { settings, policy: Arc::new(policy) };
+    let listening = relay.open(ListenerId::new(0), rules, &mut Vec::new()).expect("a listener");
+    (relay, listening[0])
 }
 
 /// A connection through a relay: the sender's end, and the backend's.
 fn session() -> (Relay, TcpStream, TcpStream) {
     let backend = TcpListener::bind(("127.0.0.1", 0)).expect("a backend");
-    let relay = relay_to(backend.local_addr().expect("its address"));
-    let mut sender = connect(relay.listening()[0]);
+    let (relay, listening) = relay_to(backend.local_addr().expect("its address"));
+    let mut sender = connect(listening);
     sender.write_all(HEADER).expect("room for a header");
     let (mut received, _) = backend.accept().expect("a session");
     received.set_read_timeout(Some(Duration::from_secs(5))).expect("a time-out");

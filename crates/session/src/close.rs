@@ -59,6 +59,11 @@ pub enum CloseReason {
     /// truepeer ends, and with it what was open; both connections are reset.
     #[error("truepeer is stopping")]
     Stopping,
+    /// A defect of truepeer; both connections are reset. The panic's own message says what it was.
+    #[error(
+        "a defect of truepeer has ended this session: please report the panic that was logged before this line"
+    )]
+    Panicked,
     /// No header can say what `--send-proxy` would have to.
     #[error("no header for the backend can be made: {0}")]
     Unencodable(EncodeError),
@@ -95,6 +100,7 @@ impl Ending for CloseReason {
             Self::ResetByClient | Self::ResetByBackend => Counter::Reset,
             Self::Idle => Counter::IdleTimeout,
             Self::Stopping => Counter::Stopped,
+            Self::Panicked => Counter::Panicked,
             Self::Header(HeaderError::Absent) => Counter::ClosedBeforeHeader,
             Self::Header(_) | Self::Refused(_) | Self::OverHeaderBudget => Counter::Refused,
             Self::ConnectFailed { .. } | Self::ConnectTimeout { .. } => Counter::ConnectFailed,
@@ -111,6 +117,7 @@ impl Ending for CloseReason {
             Self::OverHeaderBudget => "header_budget",
             Self::Unwatchable(_) => "unwatchable",
             Self::Unencodable(_) => "unencodable",
+            Self::Panicked => "panicked",
             Self::Finished | Self::ResetByClient | Self::ResetByBackend | Self::Idle | Self::Stopping => {
                 return None;
             }

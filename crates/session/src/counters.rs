@@ -1,11 +1,14 @@
 //! The counter registry: what happened, how often, since the start.
 //!
-//! Each worker counts on its own [`Shard`], so that counting costs no shared cache line; a reader adds the shards up.
+//! Each worker counts on a [`Shard`] of its own for each listener, so that counting costs no shared cache line; a reader adds
+//! the shards up.
 //! Reasons for refusals are labels, counted in one map: they are rare, or else somebody attacks.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::settings::ListenerId;
 
 macro_rules! counters {
     ($($(#[doc = $help:literal])+ $variant:ident = $name:literal,)+) => {
@@ -51,6 +54,8 @@ counters! {
     Reset = "sessions_reset",
     /// Sessions ended after too long a silence.
     IdleTimeout = "sessions_idle_timeout",
+    /// Sessions that ended by a defect of truepeer; both connections were reset.
+    Panicked = "sessions_panicked",
     /// Sessions that were open when truepeer ended; both connections were reset.
     Stopped = "sessions_stopped",
     /// Bytes from senders to backends, without headers.
@@ -61,6 +66,8 @@ counters! {
     FlowsOpened = "flows_opened",
     /// UDP flows forgotten after their silence.
     FlowsExpired = "flows_expired",
+    /// UDP flows that ended because their listener was closed.
+    FlowsClosed = "flows_closed",
     /// UDP flows forgotten early, because there were too many.
     FlowsEvicted = "flows_evicted",
     /// Datagrams delivered to backends.
@@ -83,9 +90,12 @@ counters! {
     AcceptPaused = "accept_pauses",
 }
 
-/// The counters of one worker.
+/// The counters of one listener in one worker.
 #[derive(Debug, Default)]
-pub struct Shard([AtomicU64; Counter::ALL.len()]);
+pub struct Shard {
+    counts: [AtomicU64; Counter::ALL.len()],
+    open: AtomicUsize,
+}
 
 impl Shard {
     /// Counts one `counter`.
@@ -95,23 +105,33 @@ impl Shard {
 
     /// Counts `amount` of `counter`.
     pub fn add(&self, counter: Counter, amount: u64) {
-        self.0[counter as usize].fetch_add(amount, Ordering::Relaxed);
+        self.counts[counter as usize].fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// A connection or flow is open until [`Self::on_end`].
+    pub fn on_open(&self) {
+        self.open.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It has ended.
+    pub fn on_end(&self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// All workers' counters, and the refusals by reason.
 #[derive(Debug, Default)]
 pub struct Counters {
-    shards: Mutex<Vec<Arc<Shard>>>,
+    shards: Mutex<Vec<(ListenerId, Arc<Shard>)>>,
     refusals: Mutex<BTreeMap<&'static str, u64>>,
 }
 
 impl Counters {
-    /// A shard for one more worker.
+    /// A shard for `listener` in one more worker.
     #[must_use]
-    pub fn shard(&self) -> Arc<Shard> {
+    pub fn shard(&self, listener: ListenerId) -> Arc<Shard> {
         let shard = Arc::new(Shard::default());
-        self.shards.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&shard));
+        self.shards.lock().unwrap_or_else(PoisonError::into_inner).push((listener, Arc::clone(&shard)));
         shard
     }
 
@@ -120,11 +140,27 @@ impl Counters {
         *self.refusals.lock().unwrap_or_else(PoisonError::into_inner).entry(reason).or_default() += 1;
     }
 
-    /// How often `counter` was counted by all workers together.
+    /// How often `counter` was counted by all workers and for all listeners together.
     #[must_use]
     pub fn total(&self, counter: Counter) -> u64 {
+        self.sum(|_| true, |shard| shard.counts[counter as usize].load(Ordering::Relaxed))
+    }
+
+    /// How often `counter` was counted for `listener`.
+    #[must_use]
+    pub fn of(&self, listener: ListenerId, counter: Counter) -> u64 {
+        self.sum(|of| of == listener, |shard| shard.counts[counter as usize].load(Ordering::Relaxed))
+    }
+
+    /// Connections and flows of `listener` that are open now.
+    #[must_use]
+    pub fn open(&self, listener: ListenerId) -> usize {
+        self.sum(|of| of == listener, |shard| shard.open.load(Ordering::Relaxed))
+    }
+
+    fn sum<T: std::iter::Sum>(&self, which: impl Fn(ListenerId) -> bool, of: impl Fn(&Shard) -> T) -> T {
         let shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
-        shards.iter().map(|shard| shard.0[counter as usize].load(Ordering::Relaxed)).sum()
+        shards.iter().filter(|(listener, _)| which(*listener)).map(|(_, shard)| of(shard)).sum()
     }
 
     /// How often each reason was counted.
@@ -139,13 +175,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_total_adds_all_workers_up() {
+    fn counts_add_up_by_listener_and_in_all() {
         let counters = Counters::default();
-        let (one, two) = (counters.shard(), counters.shard());
+        let [first, second] = [0, 1].map(ListenerId::new);
+        let (one, two) = (counters.shard(first), counters.shard(first));
+        let of_second = counters.shard(second);
         one.count(Counter::Accepted);
         two.add(Counter::Accepted, 4);
-        assert_eq!(counters.total(Counter::Accepted), 5);
+        of_second.count(Counter::Accepted);
+        of_second.on_open();
+        assert_eq!(counters.total(Counter::Accepted), 6);
+        assert_eq!(counters.of(first, Counter::Accepted), 5);
+        assert_eq!(counters.of(second, Counter::Accepted), 1);
         assert_eq!(counters.total(Counter::Refused), 0);
+        assert_eq!((counters.open(first), counters.open(second)), (0, 1));
+        of_second.on_end();
+        assert_eq!(counters.open(second), 0);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Deadlines of sessions, without a heap and without stale entries.
 //!
-//! Every wait of a given kind lasts equally long (a listener's header time-out, say), so a queue per kind is sorted by
+//! There is a queue for each purpose and duration (for a header, 5 s). All its waits are equally long, so it is sorted by
 //! itself: new deadlines go to the back. The queues are doubly linked lists through the entries of the [`Table`];
 //! starting, moving and cancelling a deadline is O(1) and allocates nothing.
 
@@ -30,24 +30,35 @@ pub trait Linked {
 }
 
 #[derive(Debug)]
-struct Queue {
+struct Queue<P> {
+    purpose: P,
     wait: Duration,
     first: Option<u32>,
     last: Option<u32>,
 }
 
-/// All queues of one worker.
-#[derive(Debug, Default)]
-pub struct Deadlines(Vec<Queue>);
+/// All queues of one worker; `P` is what a deadline can be for.
+#[derive(Debug)]
+pub struct Deadlines<P>(Vec<Queue<P>>);
 
-impl Deadlines {
-    /// Adds a queue whose deadlines all lie `wait` after their start.
+impl<P> Default for Deadlines<P> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<P: Copy + PartialEq> Deadlines<P> {
+    /// The queue whose deadlines are for `purpose` and all lie `wait` after their start; made if there is none.
     ///
     /// # Panics
-    /// At 2^16 queues.
-    pub fn queue(&mut self, wait: Duration) -> QueueId {
-        self.0.push(Queue { wait, first: None, last: None });
-        QueueId::try_from(self.0.len() - 1).expect("a handful of queues per listener")
+    /// At 2^16 different durations.
+    pub fn queue(&mut self, purpose: P, wait: Duration) -> QueueId {
+        let known = self.0.iter().position(|queue| (queue.purpose, queue.wait) == (purpose, wait));
+        let place = known.unwrap_or_else(|| {
+            self.0.push(Queue { purpose, wait, first: None, last: None });
+            self.0.len() - 1
+        });
+        QueueId::try_from(place).expect("few durations for few purposes")
     }
 
     /// (Re)starts the one deadline of `key` in `queue`.
@@ -78,13 +89,13 @@ impl Deadlines {
         }
     }
 
-    /// Takes one deadline that has passed `now`, and says whose it was and in which queue.
-    pub fn expire<T: Linked>(&mut self, table: &mut Table<T>, now: Instant) -> Option<(Key, QueueId)> {
+    /// Takes one deadline that has passed `now`, and says whose it was and what for.
+    pub fn expire<T: Linked>(&mut self, table: &mut Table<T>, now: Instant) -> Option<(Key, P)> {
         let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         let queue = (0..self.0.len()).find(|&queue| due(self.first_at(table, queue)))?;
         let key = table.key_at(self.0[queue].first?)?;
         self.cancel(table, key);
-        Some((key, QueueId::try_from(queue).ok()?))
+        Some((key, self.0[queue].purpose))
     }
 
     /// The earliest deadline of all.
@@ -119,12 +130,19 @@ mod tests {
         }
     }
 
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Purpose {
+        Short,
+        Long,
+    }
+
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
     fn deadlines_expire_in_order_and_only_once() {
         let (mut table, mut deadlines, start) = (Table::new(), Deadlines::default(), Instant::now());
-        let (short, long) = (deadlines.queue(SECOND), deadlines.queue(3 * SECOND));
+        let (short, long) =
+            (deadlines.queue(Purpose::Short, SECOND), deadlines.queue(Purpose::Long, 3 * SECOND));
         let keys: Vec<_> = (0..4).map(|_| table.insert(Entry::default())).collect();
         deadlines.start(&mut table, keys[0], long, start);
         for &key in &keys[1..] {
@@ -133,18 +151,27 @@ mod tests {
         deadlines.cancel(&mut table, keys[2]);
         assert_eq!(deadlines.next(&mut table), Some(start + SECOND));
         assert_eq!(deadlines.expire(&mut table, start), None);
-        assert_eq!(deadlines.expire(&mut table, start + SECOND), Some((keys[1], short)));
-        assert_eq!(deadlines.expire(&mut table, start + SECOND), Some((keys[3], short)));
+        assert_eq!(deadlines.expire(&mut table, start + SECOND), Some((keys[1], Purpose::Short)));
+        assert_eq!(deadlines.expire(&mut table, start + SECOND), Some((keys[3], Purpose::Short)));
         assert_eq!(deadlines.expire(&mut table, start + SECOND), None);
         assert_eq!(deadlines.next(&mut table), Some(start + 3 * SECOND));
-        assert_eq!(deadlines.expire(&mut table, start + 9 * SECOND), Some((keys[0], long)));
+        assert_eq!(deadlines.expire(&mut table, start + 9 * SECOND), Some((keys[0], Purpose::Long)));
         assert_eq!(deadlines.next(&mut table), None);
+    }
+
+    #[test]
+    fn a_queue_is_of_a_purpose_and_a_duration() {
+        let mut deadlines = Deadlines::default();
+        let short = deadlines.queue(Purpose::Short, SECOND);
+        assert_eq!(deadlines.queue(Purpose::Short, SECOND), short);
+        assert_ne!(deadlines.queue(Purpose::Long, SECOND), short);
+        assert_ne!(deadlines.queue(Purpose::Short, 2 * SECOND), short);
     }
 
     #[test]
     fn restarting_moves_to_the_back() {
         let (mut table, mut deadlines, start) = (Table::new(), Deadlines::default(), Instant::now());
-        let queue = deadlines.queue(SECOND);
+        let queue = deadlines.queue(Purpose::Short, SECOND);
         let keys: Vec<_> = (0..3).map(|_| table.insert(Entry::default())).collect();
         for &key in &keys {
             deadlines.start(&mut table, key, queue, start);
@@ -198,8 +225,11 @@ mod tests {
         #[test]
         fn they_do_what_plain_lists_would(acts in prop::collection::vec(act(), 0..200)) {
             let waits = [20, 0, 50].map(Duration::from_millis);
-            let (mut table, mut deadlines, mut plain) = (Table::new(), Deadlines::default(), Plain::default());
-            let queues = waits.map(|wait| deadlines.queue(wait));
+            let (mut table, mut deadlines, mut plain) = (Table::new(), Deadlines::<QueueId>::default(), Plain::default());
+            // One for each of three purposes, however often it is asked for.
+            let queues: Vec<QueueId> = (0..).zip(waits).map(|(purpose, wait)| deadlines.queue(purpose, wait)).collect();
+            let again: Vec<QueueId> = (0..).zip(waits).map(|(purpose, wait)| deadlines.queue(purpose, wait)).collect();
+            prop_assert_eq!(&queues, &again);
             let (mut keys, mut now) = (Vec::new(), Instant::now());
             for act in acts {
                 let key = |entry: usize| (!keys.is_empty()).then(|| entry % keys.len());

@@ -90,3 +90,42 @@ pub fn take_inherited(inherited: &mut Vec<OwnedFd>, address: SocketAddr, kind: S
     };
     inherited.extract_if(.., is_meant).collect()
 }
+
+/// Whether accepting has failed for one connection only, so that the next one may be well. Everything else (no descriptors,
+/// no memory, a socket that is none any more) lasts: to try again at once would spin.
+#[must_use]
+pub fn concerns_one_connection(errno: Errno) -> bool {
+    // accept(2): errors that are pending on the new connection; EPERM is a firewall's, EPROTO another stack's ECONNABORTED.
+    matches!(
+        errno,
+        Errno::CONNABORTED
+            | Errno::CONNRESET
+            | Errno::INTR
+            | Errno::PERM
+            | Errno::PROTO
+            | Errno::NOPROTOOPT
+            | Errno::NETDOWN
+            | Errno::NETUNREACH
+            | Errno::NONET
+            | Errno::HOSTDOWN
+            | Errno::HOSTUNREACH
+            | Errno::OPNOTSUPP
+            | Errno::TIMEDOUT
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lasts_is_no_matter_of_one_connection() {
+        let concerns_one = |errno| concerns_one_connection(Errno::from_raw_os_error(errno));
+        for errno in [libc::ECONNABORTED, libc::EPERM, libc::EHOSTUNREACH] {
+            assert!(concerns_one(errno), "{errno}");
+        }
+        for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EBADF, libc::EINVAL, libc::EIO] {
+            assert!(!concerns_one(errno), "{errno}");
+        }
+    }
+}

@@ -1,12 +1,41 @@
-//! What a listener's sessions follow, besides the policy.
+//! What a listener's sessions follow.
 
+use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use truepeer_policy::{Dialect, HeaderReader, HeaderRule, HeaderTimes};
+use truepeer_policy::{Dialect, HeaderReader, HeaderRule, HeaderTimes, Policy};
 use truepeer_proto::Limits;
 
-/// One TCP listener.
+/// A listener's name, which its owner gives it: stable for as long as the program runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ListenerId(u16);
+
+impl ListenerId {
+    /// The listener that its owner numbers so.
+    #[must_use]
+    pub const fn new(number: u16) -> Self {
+        Self(number)
+    }
+}
+
+impl fmt::Display for ListenerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// All that a listener's sessions follow. Swapped as a whole: a session keeps the rules that it began with.
+#[derive(Debug, Clone)]
+pub struct ListenerRules {
+    /// How sessions are handled.
+    pub settings: ListenerSettings,
+    /// Whose sessions they are and where they go.
+    pub policy: Arc<Policy>,
+}
+
+/// How one listener's sessions are handled.
 #[derive(Debug, Clone)]
 pub struct ListenerSettings {
     /// Where senders connect to.
@@ -45,6 +74,21 @@ impl ListenerSettings {
     #[must_use]
     pub fn header_reader(&self, rule: HeaderRule) -> HeaderReader {
         HeaderReader { rule, limits: self.header_limits, times: self.header_times }
+    }
+
+    /// What of these settings the sockets of a listener that is open with `others` can't follow.
+    #[must_use]
+    pub fn needs_other_sockets(&self, others: &Self) -> Option<&'static str> {
+        let dialect = |settings: &Self| settings.udp.as_ref().map(|udp| udp.dialect);
+        // The dialect decides how the kernel spreads datagrams over the workers.
+        [
+            ("address", self.address != others.address),
+            ("number of sockets", self.sockets != others.sockets),
+            ("transparency", self.transparent != others.transparent),
+            ("protocol or UDP dialect", dialect(self) != dialect(others)),
+        ]
+        .into_iter()
+        .find_map(|(what, differs)| differs.then_some(what))
     }
 
     /// A listener on `address` with every default of the command line.

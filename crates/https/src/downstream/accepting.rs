@@ -1,17 +1,19 @@
 //! Accepting, which never ends for want of anything.
 
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
-use std::task::Poll;
+use std::sync::mpsc::Sender;
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use truepeer_policy::SenderAddr;
-use truepeer_session::budget::Permit;
-use truepeer_session::counters::Counter;
+use rustix::io::Errno;
+use truepeer_session::listening::concerns_one_connection;
 
-use super::{House, Listening};
-use crate::reactor::{Listener, Reactor, TcpStream, concerns_one_connection};
+use super::House;
+use crate::reactor::{Listener, Reactor, TcpStream};
 
 /// How long connections stay in the kernel's queue when the system is out of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -23,61 +25,79 @@ const RECLAIMED_AT_ONCE: usize = 8;
 /// listener.
 const LAST_CONNECTIONS: usize = 4096;
 
-/// Accepts connections until the loop is drained; `serve` makes a task of each that the policy admits.
-pub async fn accept<Serve, Served>(
+/// Whether a listener is to close while the loop goes on.
+#[derive(Debug, Default)]
+pub struct Closing {
+    is_closing: Cell<bool>,
+    acceptor: RefCell<Option<Waker>>,
+    /// Dropped when the listener's socket has been closed.
+    waiting: RefCell<Vec<Sender<()>>>,
+}
+
+impl Closing {
+    /// Takes no more connections than those that wait; `done` is dropped when the socket has been closed.
+    pub fn close(&self, done: Sender<()>) {
+        self.is_closing.set(true);
+        self.waiting.borrow_mut().push(done);
+        if let Some(acceptor) = self.acceptor.borrow().as_ref() {
+            acceptor.wake_by_ref();
+        }
+    }
+
+    /// The socket has been closed.
+    pub fn on_closed(&self) {
+        self.waiting.borrow_mut().clear();
+    }
+
+    fn is_over(&self, reactor: &Reactor) -> bool {
+        self.is_closing.get() || reactor.is_draining()
+    }
+}
+
+/// Accepts connections until the loop is drained, or the listener closes; each `begin`s. The socket is closed then.
+pub async fn accept(
     reactor: Reactor,
     listener: Listener,
-    listening: Rc<Listening>,
+    address: IpAddr,
     house: Rc<House>,
-    serve: Serve,
-) where
-    Serve: Fn(TcpStream, SenderAddr, Permit) -> Served,
-    Served: Future<Output = ()> + 'static,
-{
+    closing: &Closing,
+    begin: impl Fn(TcpStream, SocketAddr),
+) {
     let mut last = LAST_CONNECTIONS;
     loop {
-        if reactor.is_draining() {
+        let is_over = closing.is_over(&reactor);
+        if is_over {
             match last.checked_sub(1) {
                 Some(left) => last = left,
                 None => return,
             }
         }
-        let about = listening.settings.address.ip();
         if !house.budgets.sessions.has(spare(&house)) {
-            let is_reclaimed = house.reclaim(about, reactor.now());
+            let is_reclaimed = house.reclaim(address, reactor.now());
             if !house.budgets.sessions.has(1) {
-                if reactor.is_draining() {
+                if is_over {
                     return;
                 }
                 if is_reclaimed {
                     reactor.sleep(RECLAIMING).await;
                 } else {
-                    pause(&reactor, &listening, &house, None).await;
+                    pause(&reactor, address, &house, None).await;
                 }
                 continue;
             }
         }
-        let Some(accepted) = next(&reactor, &listener).await else { return };
+        let Some(accepted) = next(&reactor, &listener, closing).await else { return };
         match accepted {
-            Ok((stream, sender)) => {
-                house.shard.count(Counter::Accepted);
-                let sender = SenderAddr::new(sender);
-                match listening.policy.admit(sender) {
-                    Ok(_) => reactor.spawn(serve(stream, sender, house.budgets.sessions.take_anyway(1))),
-                    Err(refusal) => {
-                        house.journal.on_refused_sender(&house.shard, sender, &refusal, reactor.now());
-                    }
-                }
-            }
+            Ok((stream, sender)) => begin(stream, sender),
             // This one was gone before we came; the next one may be well.
-            Err(error) if concerns_one_connection(&error) => {}
-            Err(_) if reactor.is_draining() => return,
+            Err(error) if is_of_one_connection(&error) => {}
+            Err(_) if is_over => return,
             Err(error) => {
-                let reclaimed = (0..RECLAIMED_AT_ONCE).take_while(|_| house.reclaim(about, reactor.now()));
+                let reclaimed = (0..RECLAIMED_AT_ONCE).take_while(|_| house.reclaim(address, reactor.now()));
                 if reclaimed.count() > 0 {
                     reactor.sleep(RECLAIMING).await;
                 } else {
-                    pause(&reactor, &listening, &house, Some(&error)).await;
+                    pause(&reactor, address, &house, Some(&error)).await;
                 }
             }
         }
@@ -89,38 +109,46 @@ fn spare(house: &House) -> usize {
     house.budgets.sessions.limit() / 32 + 1
 }
 
+fn is_of_one_connection(error: &io::Error) -> bool {
+    Errno::from_io_error(error).is_some_and(concerns_one_connection)
+}
+
 /// The next connection; `None`: there shall be none any more, and none is waiting.
 async fn next(
     reactor: &Reactor,
     listener: &Listener,
-) -> Option<io::Result<(TcpStream, std::net::SocketAddr)>> {
+    closing: &Closing,
+) -> Option<io::Result<(TcpStream, SocketAddr)>> {
     let mut accepting = std::pin::pin!(listener.accept());
-    let mut drained = std::pin::pin!(reactor.drained());
     std::future::poll_fn(|cx| {
-        // The word to drain may come before the kernel's that connections wait: the queue itself is asked.
-        if reactor.is_draining() {
+        // The word to end may come before the kernel's that connections wait: the queue itself is asked.
+        if closing.is_over(reactor) {
             listener.assume_readable();
         }
         match accepting.as_mut().poll(cx) {
             Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
             // It was only this turn's share that has been used up.
             Poll::Pending if listener.may_be_readable() => Poll::Pending,
-            Poll::Pending => drained.as_mut().poll(cx).map(|()| None),
+            Poll::Pending if closing.is_over(reactor) => Poll::Ready(None),
+            // A drain wakes all tasks.
+            Poll::Pending => {
+                closing.acceptor.replace(Some(cx.waker().clone()));
+                Poll::Pending
+            }
         }
     })
     .await
 }
 
-async fn pause(reactor: &Reactor, listening: &Listening, house: &House, lacking: Option<&io::Error>) {
-    let listener = listening.settings.address.ip();
+async fn pause(reactor: &Reactor, address: IpAddr, house: &House, lacking: Option<&io::Error>) {
     let lacking = lacking.map(|error| error as &dyn std::fmt::Display);
-    house.journal.on_accept_pause(&house.shard, listener, lacking, reactor.now());
+    house.journal.on_accept_pause(&house.shard, address, lacking, reactor.now());
     reactor.sleep(PAUSE).await;
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, SocketAddr};
+    use std::net::Ipv4Addr;
 
     use truepeer_session::listening::{ListenOptions, listen};
 
@@ -140,7 +168,7 @@ mod tests {
                 [(); 2].map(|()| std::net::TcpStream::connect_timeout(&address, Duration::from_secs(60)));
             other.remote().drain();
             let mut taken = 0;
-            while let Some(accepted) = next(&other, &listener).await {
+            while let Some(accepted) = next(&other, &listener, &Closing::default()).await {
                 accepted.unwrap();
                 taken += 1;
             }

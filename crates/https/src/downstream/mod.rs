@@ -22,7 +22,7 @@ use truepeer_session::budget::Budgets;
 use truepeer_session::counters::Shard;
 use truepeer_session::settings::ListenerSettings;
 
-pub use self::accepting::accept;
+pub use self::accepting::{Closing, accept};
 pub use self::clients::{ClientConnections, Counted};
 pub use self::idle::{Idle, IdleConnections, IdleList};
 use crate::close::CloseReason;
@@ -30,12 +30,12 @@ use crate::reactor::TcpStream;
 use crate::stream::Stream;
 use crate::tls::{Facts, HandshakeError, ServerTls, TlsStream};
 
-/// What the connections of one worker share.
+/// What the connections of one listener share, in one worker.
 #[derive(Debug, Clone)]
 pub struct House {
     /// Where is written what happened.
     pub journal: Arc<Journal>,
-    /// The worker's counters.
+    /// Their counters.
     pub shard: Arc<Shard>,
     /// What all workers' connections together may hold.
     pub budgets: Budgets,

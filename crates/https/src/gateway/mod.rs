@@ -71,8 +71,7 @@ impl Gateway {
             options.origin_idle,
             sessions.clone(),
         ));
-        let (kept, keeper) = (Rc::clone(&pool), reactor.clone());
-        reactor.spawn(async move { kept.keep(&keeper).await });
+        reactor.spawn(Pool::keep(Rc::downgrade(&pool), reactor.clone()));
         let access_log = options.settings.access_log;
         let mut settings = options.settings;
         settings.tells_the_client = options.client_address == ClientAddress::Forwarded;
@@ -98,6 +97,11 @@ impl Gateway {
             client_address: options.client_address,
             service: Rc::new(service),
         })
+    }
+
+    /// What its connections follow.
+    pub(crate) fn listening(&self) -> &Listening {
+        &self.listening
     }
 
     /// Serves one connection.

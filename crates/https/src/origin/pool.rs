@@ -10,6 +10,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::net::IpAddr;
+use std::rc::Weak;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -130,26 +131,27 @@ impl<S: Connection> Pool<S> {
     }
 
     /// Closes connections that their origins have closed, and those that are too old; ends when the reactor drains, with
-    /// all of them.
-    pub async fn keep(&self, reactor: &Reactor) {
+    /// all of them, or when nobody has the pool any more.
+    pub async fn keep(pool: Weak<Self>, reactor: Reactor) {
         const LOOK_AGAIN: Duration = Duration::from_secs(1);
         let timer = reactor.timer();
         timer.arm(LOOK_AGAIN);
-        let mut drained = std::pin::pin!(reactor.drained());
         poll_fn(|cx| {
-            if !self.keeper.borrow().will_wake(cx.waker()) {
-                self.keeper.replace(cx.waker().clone());
+            let Some(pool) = pool.upgrade() else { return Poll::Ready(()) };
+            if !pool.keeper.borrow().will_wake(cx.waker()) {
+                pool.keeper.replace(cx.waker().clone());
             }
-            if drained.as_mut().poll(cx).is_ready() {
-                self.is_kept.set(false);
-                self.close_unless(|_| false);
+            // A drain wakes all tasks.
+            if reactor.is_draining() {
+                pool.is_kept.set(false);
+                pool.close_unless(|_| false);
                 return Poll::Ready(());
             }
             while timer.poll_expired(cx).is_ready() {
                 timer.arm(LOOK_AGAIN);
             }
-            let (now, is_short) = (reactor.now(), self.is_short());
-            self.close_unless(|idle| !is_short && idle.until > now && is_alive(&mut idle.connection, cx));
+            let (now, is_short) = (reactor.now(), pool.is_short());
+            pool.close_unless(|idle| !is_short && idle.until > now && is_alive(&mut idle.connection, cx));
             Poll::Pending
         })
         .await;
@@ -296,8 +298,8 @@ mod tests {
         assert_eq!((pool.len(), sessions.used()), (1, 7));
         let reactor = Reactor::new().unwrap();
         let pool = std::rc::Rc::new(pool);
-        let (keeper, sleeper) = ((std::rc::Rc::clone(&pool), reactor.clone()), reactor.clone());
-        reactor.spawn(async move { keeper.0.keep(&keeper.1).await });
+        let sleeper = reactor.clone();
+        reactor.spawn(Pool::keep(std::rc::Rc::downgrade(&pool), reactor.clone()));
         reactor
             .block_on(async move {
                 while !pool.is_empty() {
@@ -315,8 +317,7 @@ mod tests {
         let pool = std::rc::Rc::new(Pool::new(8, Duration::from_millis(1), Budget::new(100)));
         let (old, _old_origin) = connection();
         pool.put(old, KeptBy::Everybody, None, Instant::now());
-        let keeper = (std::rc::Rc::clone(&pool), reactor.clone());
-        reactor.spawn(async move { keeper.0.keep(&keeper.1).await });
+        reactor.spawn(Pool::keep(std::rc::Rc::downgrade(&pool), reactor.clone()));
         let (waiting, sleeper) = (std::rc::Rc::clone(&pool), reactor.clone());
         reactor
             .block_on(async move {

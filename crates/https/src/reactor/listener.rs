@@ -45,7 +45,7 @@ impl Listener {
     /// Waits for a connection.
     ///
     /// # Errors
-    /// This connection was lost before it was taken, or something lasts: see [`concerns_one_connection`].
+    /// This connection was lost before it was taken, or something lasts: see [`truepeer_session::listening::concerns_one_connection`].
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let (io, sender) = std::future::poll_fn(|cx| {
             if !self.source.readable.get() {
@@ -84,31 +84,6 @@ impl Listener {
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.io.local_addr()
     }
-}
-
-/// Whether accepting has failed for one connection only, so that the next one may be well. Everything else (no descriptors,
-/// no memory, a socket that is none any more) lasts: to try again at once would spin.
-#[must_use]
-pub fn concerns_one_connection(error: &io::Error) -> bool {
-    // accept(2): errors that are pending on the new connection; EPERM is a firewall's, EPROTO another stack's ECONNABORTED.
-    matches!(
-        error.raw_os_error(),
-        Some(
-            libc::ECONNABORTED
-                | libc::ECONNRESET
-                | libc::EINTR
-                | libc::EPERM
-                | libc::EPROTO
-                | libc::ENOPROTOOPT
-                | libc::ENETDOWN
-                | libc::ENETUNREACH
-                | libc::ENONET
-                | libc::EHOSTDOWN
-                | libc::EHOSTUNREACH
-                | libc::EOPNOTSUPP
-                | libc::ETIMEDOUT
-        )
-    )
 }
 
 impl Drop for Listener {

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use truepeer_session::table::Key;
 
 pub use self::connect::connect;
-pub use self::listener::{Listener, concerns_one_connection};
+pub use self::listener::Listener;
 pub use self::remote::Remote;
 pub use self::stream::TcpStream;
 pub use self::timers::{Elapsed, Timer};

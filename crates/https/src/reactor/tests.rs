@@ -224,17 +224,6 @@ fn a_refused_connection_says_so() {
 }
 
 #[test]
-fn what_lasts_is_no_matter_of_one_connection() {
-    let concerns_one = |errno| concerns_one_connection(&io::Error::from_raw_os_error(errno));
-    for errno in [libc::ECONNABORTED, libc::EPERM, libc::EHOSTUNREACH] {
-        assert!(concerns_one(errno), "{errno}");
-    }
-    for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EBADF, libc::EINVAL, libc::EIO] {
-        assert!(!concerns_one(errno), "{errno}");
-    }
-}
-
-#[test]
 fn a_drained_loop_ends_with_its_last_task() {
     let reactor = Reactor::new().unwrap();
     let (listener, address) = listening(&reactor);

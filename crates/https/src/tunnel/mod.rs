@@ -9,8 +9,8 @@
 
 mod half;
 mod pair;
-mod proxy;
 mod session;
 pub(crate) mod tlvs;
 
-pub use self::proxy::{Origin, StartError, Tunnel, TunnelListener};
+pub use self::session::Origin;
+pub(crate) use self::session::{Shared, serve};

@@ -1,6 +1,7 @@
 //! One session, from the accepted connection to its log line.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::io::AsyncWriteExt as _;
@@ -11,25 +12,31 @@ use truepeer_session::counters::Counter;
 use truepeer_session::{Ended, send_proxy};
 
 use super::pair::Pair;
-use super::proxy::Origin;
 use super::tlvs;
 use crate::close::CloseReason;
 use crate::dial::dial;
 use crate::downstream::{Downstream, House, Listening};
 use crate::reactor::TcpStream;
 use crate::stream::Stream;
-use crate::tls::{HandshakeError, TlsStream};
+use crate::tls::{ClientTls, HandshakeError, TlsStream};
+
+/// Backends that are spoken TLS with.
+#[derive(Debug, Clone)]
+pub struct Origin {
+    /// How.
+    pub tls: Arc<ClientTls>,
+}
 
 /// What a listener's sessions share.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) listening: Rc<Listening>,
-    pub(super) origin: Option<Origin>,
-    pub(super) house: Rc<House>,
+pub(crate) struct Shared {
+    pub(crate) listening: Rc<Listening>,
+    pub(crate) origin: Option<Origin>,
+    pub(crate) house: Rc<House>,
 }
 
 /// Serves one connection.
-pub(super) async fn serve(shared: Rc<Shared>, tcp: TcpStream, sender: SenderAddr, _permit: Permit) {
+pub(crate) async fn serve(shared: Rc<Shared>, tcp: TcpStream, sender: SenderAddr, _permit: Permit) {
     let reactor = tcp.reactor().clone();
     let mut record = Record::new(Rc::clone(&shared), sender, reactor.now());
     let reason = match session(&shared, &mut record, tcp, sender).await {

@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
 use truepeer_policy::{BackendAddr, Backends, Policy, PrefixSet, SenderAddr};
-use truepeer_session::CloseReason;
-use truepeer_session::Journal;
 use truepeer_session::budget::{Budget, Budgets};
 use truepeer_session::counters::{Counter, Shard};
 use truepeer_session::deadlines::{Deadlines, QueueId};
 use truepeer_session::settings::ListenerSettings;
 use truepeer_session::table::{Key, Table};
+use truepeer_session::{CloseReason, Journal, ListenerId};
 
 use super::connection::Rooms;
 use super::io::{Hardships, SimIo, SimPipe, SimSocket};
@@ -52,7 +51,7 @@ pub(super) struct Driver {
     pub(super) most_backlog: usize,
     sessions: Table<Session<SimSocket, SimPipe>>,
     clients: Vec<(Key, usize)>,
-    deadlines: Deadlines,
+    deadlines: Deadlines<Deadline>,
     queues: Vec<(Deadline, QueueId)>,
     again: Vec<Key>,
     start: Instant,
@@ -91,24 +90,27 @@ impl Driver {
         let world = Rc::new(RefCell::new(World::new(seed)));
         let mut deadlines = Deadlines::default();
         let mut queues = vec![
-            (Deadline::ConflictRetry, deadlines.queue(CONFLICT_RETRY)),
-            (Deadline::ResetCheck, deadlines.queue(RESET_CHECK)),
-            (Deadline::Header, deadlines.queue(settings.header_times.timeout)),
-            (Deadline::HeaderWait, deadlines.queue(settings.header_times.wait)),
+            (Deadline::ConflictRetry, deadlines.queue(Deadline::ConflictRetry, CONFLICT_RETRY)),
+            (Deadline::ResetCheck, deadlines.queue(Deadline::ResetCheck, RESET_CHECK)),
+            (Deadline::Header, deadlines.queue(Deadline::Header, settings.header_times.timeout)),
+            (Deadline::HeaderWait, deadlines.queue(Deadline::HeaderWait, settings.header_times.wait)),
             (
                 Deadline::HeaderRest,
-                deadlines.queue(settings.header_times.timeout - settings.header_times.wait),
+                deadlines
+                    .queue(Deadline::HeaderRest, settings.header_times.timeout - settings.header_times.wait),
             ),
-            (Deadline::Connect, deadlines.queue(settings.connect_timeout)),
+            (Deadline::Connect, deadlines.queue(Deadline::Connect, settings.connect_timeout)),
         ];
-        queues.extend(settings.idle_timeout.map(|idle| (Deadline::Idle, deadlines.queue(idle))));
+        queues.extend(
+            settings.idle_timeout.map(|idle| (Deadline::Idle, deadlines.queue(Deadline::Idle, idle))),
+        );
         let (now, journal) = (Instant::now(), Journal::default());
         Self {
             io: SimIo::new(world, hardships, budgets.pipes.clone()),
             settings,
             policy,
             budgets,
-            shard: journal.counters.shard(),
+            shard: journal.counters.shard(ListenerId::new(0)),
             journal,
             closed: Vec::new(),
             most_backlog: 0,
@@ -128,7 +130,7 @@ impl Driver {
         let id = self.io.world().accept(number, client, rooms, backend);
         let sender = SenderAddr::new(SocketAddr::from(([127, 0, 0, number], 40_000)));
         let permit = self.budgets.sessions.take(1).expect("room for a session");
-        let session = Session::new(self.io.socket(id), sender, 0, self.now, permit);
+        let session = Session::new(self.io.socket(id), sender, self.now, permit);
         let key = self.sessions.insert(session);
         self.clients.push((key, id));
         self.give_turn(key, |session, cx, scratch| session.begin(cx, scratch));
@@ -220,9 +222,7 @@ impl Driver {
 
     fn expire(&mut self, now: Instant) {
         self.now = now;
-        while let Some((key, queue)) = self.deadlines.expire(&mut self.sessions, now) {
-            let (deadline, _) =
-                *self.queues.iter().find(|(_, known)| *known == queue).expect("a known queue");
+        while let Some((key, deadline)) = self.deadlines.expire(&mut self.sessions, now) {
             self.give_turn(key, |session, cx, scratch| session.on_deadline(cx, scratch, deadline));
         }
     }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use super::io::{Hardships, SimIo};
 use super::party::Ending;
 use super::world::{Backend, Dial, World};
 use crate::io::Io;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Socket};
 
 /// One connection, of which we have one end and somebody else the other.
 trait Lab {
@@ -57,7 +57,7 @@ impl RealLab {
         Self { kernel: Kernel::new(epoll, Budget::new(1)), them: None }
     }
 
-    fn dial(&mut self, backend: SocketAddr) -> OwnedFd {
+    fn dial(&mut self, backend: SocketAddr) -> Socket {
         self.kernel.connect(&Upstream { source: None, backend, mark: 0 }).expect("an attempt")
     }
 
@@ -73,7 +73,7 @@ impl Lab for RealLab {
         &mut self.kernel
     }
 
-    fn connect(&mut self) -> OwnedFd {
+    fn connect(&mut self) -> Socket {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a listener");
         let socket = self.dial(listener.local_addr().expect("its address"));
         self.them = Some(listener.accept().expect("a connection").0);
@@ -81,7 +81,7 @@ impl Lab for RealLab {
         socket
     }
 
-    fn connect_to_nobody(&mut self) -> OwnedFd {
+    fn connect_to_nobody(&mut self) -> Socket {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a listener");
         let address = listener.local_addr().expect("its address");
         drop(listener);

@@ -177,6 +177,14 @@ impl<S> Connecting<S> {
         Dialling::Failed(self.downstream, CloseReason::ConnectFailed { route: self.route, error })
     }
 
+    /// Makes the end of both connections a reset.
+    pub(crate) fn reset<I: Io<Socket = S>>(&self, io: &mut I) {
+        io.reset_when_closed(&self.downstream.socket);
+        if let Attempt::Dialled(upstream) = &self.attempt {
+            io.reset_when_closed(&upstream.socket);
+        }
+    }
+
     /// The backend did not answer in time.
     pub(crate) fn time_out<P>(self, waited: Duration) -> Dialling<S, P> {
         Dialling::Failed(self.downstream, CloseReason::ConnectTimeout { route: self.route, waited })

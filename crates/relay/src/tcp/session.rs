@@ -79,7 +79,6 @@ pub(crate) struct Session<S, P> {
     /// Boxed: it is looked at twice in a session's life.
     route: Option<Box<Route>>,
     began: Instant,
-    listener: u16,
     link: Link,
     /// Another turn was asked for and not given yet. Until then events are only noted: a session has one turn per
     /// round, however many events its sockets have.
@@ -103,23 +102,17 @@ impl<S, P> Linked for Session<S, P> {
 
 impl<S, P> Session<S, P> {
     /// A session that begins with an accepted connection.
-    pub(crate) fn new(socket: S, sender: SenderAddr, listener: u16, now: Instant, permit: Permit) -> Self {
+    pub(crate) fn new(socket: S, sender: SenderAddr, now: Instant, permit: Permit) -> Self {
         let downstream = End { socket, ready: Readiness::FRESH };
         Self {
             stage: Stage::AwaitHeader { downstream, first: FirstBytes::default() },
             sender,
             route: None,
             began: now,
-            listener,
             link: Link::default(),
             turn_due: false,
             _permit: permit,
         }
-    }
-
-    /// Whose listener's rules apply.
-    pub(crate) fn listener(&self) -> u16 {
-        self.listener
     }
 
     fn route(&self) -> Option<&Route> {
@@ -392,6 +385,15 @@ impl<S, P> Session<S, P> {
         }
     }
 
+    /// Makes the end of what is connected before relaying a reset.
+    fn reset_early<I: Io<Socket = S>>(&self, io: &mut I) {
+        match &self.stage {
+            Stage::AwaitHeader { downstream, .. } => io.reset_when_closed(&downstream.socket),
+            Stage::Connecting(connecting) => connecting.reset(io),
+            Stage::Relaying(_) | Stage::Over => {}
+        }
+    }
+
     /// The last turn: tells whoever must know. The sockets close when the session is dropped.
     pub(crate) fn close<I: Io<Socket = S>>(&self, cx: &mut Context<'_, I>, reason: &CloseReason) {
         let (mut bytes_up, mut bytes_down) = (0, 0);
@@ -399,11 +401,16 @@ impl<S, P> Session<S, P> {
             (bytes_up, bytes_down) = relaying.delivered_bytes();
             match reason {
                 // The end of a stream that truepeer ends must not look like the sender's own.
-                CloseReason::ResetByClient | CloseReason::ResetByBackend | CloseReason::Stopping => {
+                CloseReason::ResetByClient
+                | CloseReason::ResetByBackend
+                | CloseReason::Stopping
+                | CloseReason::Panicked => {
                     relaying.reset(cx.io);
                 }
                 _ => relaying.cut(cx.io),
             }
+        } else if *reason == CloseReason::Panicked {
+            self.reset_early(cx.io);
         }
         cx.shard.add(Counter::BytesUp, bytes_up);
         cx.shard.add(Counter::BytesDown, bytes_down);

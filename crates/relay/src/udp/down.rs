@@ -10,32 +10,34 @@ use truepeer_sys::udp::{Arrival, Local};
 use super::flow::{Back, Sending, open_reply_socket};
 use super::gate::Gate;
 use super::outbox::{Datagram, Sent, Way, send};
-use super::{Context, Flows};
+use super::{Context, Entrance, Flows, room};
 
 impl Flows {
     /// A flow's backend has answered.
     pub(crate) fn on_reply(&mut self, cx: &Context<'_>, key: Key) {
         let Some(flow) = self.table.get_mut(key) else { return };
-        match self.received.receive(flow.upstream.as_fd()) {
+        let received = self.received.get_or_insert_with(room);
+        match received.receive(flow.upstream.as_fd()) {
             Ok(_) => {}
             // ECONNREFUSED above all: the backend is restarting. The flow outlives that; the error was taken off the
             // socket, and what waits behind it will be announced again.
             Err(_) => return,
         }
-        let gate = &self.gates[flow.back.gate];
+        let Some(Some(Entrance { gate, .. })) = self.gates.get(flow.back.gate) else { return };
         let mut datagrams = Vec::new();
-        for arrival in self.received.arrivals() {
+        for arrival in received.arrivals() {
             let payloads = arrival.datagrams().map(|reply| flow.sending.take_header_off(reply));
             datagrams.extend(payloads.map(|payload| Datagram { prefix: &flow.reply_header, payload }));
         }
         let sent = flow.back.send(gate, &datagrams, &mut flow.merge_down);
         flow.down.add(sent);
-        cx.shard.add(Counter::DatagramsDown, sent.datagrams);
-        cx.shard.add(Counter::BytesDown, sent.bytes);
+        let shard = &flow.listener.shard;
+        shard.add(Counter::DatagramsDown, sent.datagrams);
+        shard.add(Counter::BytesDown, sent.bytes);
         if sent.dropped > 0 {
-            cx.shard.add(Counter::DatagramsDropped, sent.dropped);
+            shard.add(Counter::DatagramsDropped, sent.dropped);
         }
-        let udp = cx.listeners[usize::from(gate.listener)].settings.udp.as_ref();
+        let udp = flow.listener.rules.settings.udp.as_ref();
         // Where datagrams are bare, only the sender's own tell that it still knows the flow.
         if udp.is_some_and(|udp| !udp.sending.unwrap_or(udp.dialect).has_bare_datagrams()) {
             self.table.touch(key, cx.now);

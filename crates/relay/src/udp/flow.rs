@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -18,6 +19,7 @@ use truepeer_sys::{CallError, Named};
 use super::outbox::Sent;
 use super::table::FlowKey;
 use super::tuples::{Tuple, Tuples};
+use crate::listener::Listener;
 
 /// Buffers of an upstream socket: a flow's share of a burst.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -25,6 +27,8 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// One flow.
 #[derive(Debug)]
 pub(crate) struct Flow {
+    /// With the rules that the flow began with.
+    pub(crate) listener: Rc<Listener>,
     pub(crate) upstream: OwnedFd,
     pub(crate) route: Box<Route>,
     /// Where replies go: the sender's newest address.
@@ -66,17 +70,21 @@ pub(crate) enum Sending {
 
 impl Flow {
     /// What its log line says.
-    pub(crate) fn ended(&self, listener: SocketAddr, why: Counter) -> EndedFlow<'_> {
+    pub(crate) fn ended(&self, why: Counter) -> EndedFlow<'_> {
         EndedFlow {
             sender: SenderAddr::new(self.back.sender),
             route: &self.route,
-            listener,
+            listener: self.listener.rules.settings.address,
             datagrams_up: self.up.datagrams,
             datagrams_down: self.down.datagrams,
             bytes_up: self.up.bytes,
             bytes_down: self.down.bytes,
             began: self.began,
-            close: if why == Counter::FlowsEvicted { "evicted" } else { "silent" },
+            close: match why {
+                Counter::FlowsEvicted => "evicted",
+                Counter::FlowsClosed => "listener_closed",
+                _ => "silent",
+            },
         }
     }
 }

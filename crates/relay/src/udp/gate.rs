@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, sockopt};
+use truepeer_session::ListenerId;
 use truepeer_session::listening::ListenError;
 use truepeer_session::settings::{ListenerSettings, UdpSettings};
 use truepeer_sys::socket::set_transparent;
@@ -22,9 +23,9 @@ use super::tuples::Tuples;
 const BUFFER_BYTES: usize = 8 << 20;
 
 /// One worker's socket of a UDP listener.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Gate {
-    pub(crate) listener: u16,
+    pub(crate) listener: ListenerId,
     pub(crate) socket: Arc<OwnedFd>,
     /// Replies leave from here unless TPROXY brought the datagram from another port.
     pub(crate) port: u16,
@@ -44,7 +45,7 @@ impl Gate {
 
 /// Opens a socket for each worker; an inherited one serves the first worker alone.
 pub(crate) fn open(
-    listener: u16,
+    listener: ListenerId,
     settings: &ListenerSettings,
     udp: &UdpSettings,
     inherited: Vec<OwnedFd>,
@@ -102,7 +103,7 @@ fn bind(settings: &ListenerSettings, address: SocketAddr, is_further: bool) -> R
 }
 
 fn adopt(
-    listener: u16,
+    listener: ListenerId,
     settings: &ListenerSettings,
     socket: OwnedFd,
     may_merge: bool,

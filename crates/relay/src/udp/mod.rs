@@ -22,23 +22,24 @@ pub(crate) mod tuples;
 mod up;
 
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::time::Instant;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::io::Errno;
 use truepeer_policy::Dialect;
-use truepeer_session::Journal;
 use truepeer_session::budget::Budgets;
-use truepeer_session::counters::{Counter, Shard};
+use truepeer_session::counters::Counter;
 use truepeer_session::table::Key;
+use truepeer_session::{Journal, ListenerId};
 use truepeer_sys::udp::Received;
+use truepeer_sys::{CallError, Named};
 
 use self::flow::Flow;
 use self::gate::Gate;
 use self::refusal::{Forgotten, Refused};
 use self::retired::Retired;
 use self::table::{FlowTable, Gone};
-use crate::relay::Listening;
+use crate::listener::Listener;
 
 /// Receives in one batch: half a page of headers, and enough to make runs from.
 const BATCH: usize = 64;
@@ -48,47 +49,87 @@ const BATCHES_PER_TURN: usize = 4;
 /// Everything around flows while they work.
 pub(crate) struct Context<'a> {
     pub(crate) epoll: &'a OwnedFd,
-    pub(crate) listeners: &'a [Listening],
     pub(crate) budgets: &'a Budgets,
     pub(crate) journal: &'a Journal,
-    pub(crate) shard: &'a Shard,
     pub(crate) now: Instant,
+    /// The user data of a gate.
+    pub(crate) gate_token: fn(usize) -> u64,
     /// The user data of a flow's upstream socket.
-    pub(crate) token: fn(Key) -> u64,
+    pub(crate) flow_token: fn(Key) -> u64,
+}
+
+/// A gate, and the listener that new flows from it belong to.
+#[derive(Debug, Clone)]
+struct Entrance {
+    gate: Rc<Gate>,
+    listener: Rc<Listener>,
 }
 
 /// One worker's gates and flows.
+#[derive(Default)]
 pub(crate) struct Flows {
-    gates: Vec<Gate>,
+    /// Each at a place of its own.
+    gates: Vec<Option<Entrance>>,
     table: FlowTable<Flow>,
     forgotten: Forgotten,
     retired: Retired,
-    received: Received,
+    /// Only a worker with gates has room for datagrams.
+    received: Option<Received>,
+    is_draining: bool,
+}
+
+/// Room for what is received in one batch.
+fn room() -> Received {
+    Received::with_room_for(BATCH)
 }
 
 impl Flows {
-    /// No flows yet; `listeners` are all of the relay's, `gates` those of this worker.
-    pub(crate) fn new(listeners: &[Listening], gates: Vec<Gate>) -> Self {
-        let silence = |listener: &Listening| {
-            listener.settings.udp.as_ref().map_or(std::time::Duration::MAX / 2, |udp| udp.silence)
-        };
-        // Only a worker with gates needs room for datagrams.
-        let room = if gates.is_empty() { 0 } else { BATCH };
-        Self {
-            gates,
-            table: FlowTable::new(listeners.iter().map(silence)),
-            forgotten: Forgotten::default(),
-            retired: Retired::default(),
-            received: Received::with_room_for(room),
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// One more gate.
+    pub(crate) fn open_gate(
+        &mut self,
+        cx: &Context<'_>,
+        gate: Gate,
+        listener: &Rc<Listener>,
+    ) -> Result<(), CallError> {
+        let vacant = self.gates.iter().position(Option::is_none);
+        let place = vacant.unwrap_or_else(|| {
+            self.gates.push(None);
+            self.gates.len() - 1
+        });
+        let token = EventData::new_u64((cx.gate_token)(place));
+        epoll::add(cx.epoll, &*gate.socket, token, EventFlags::IN).named("epoll_ctl")?;
+        self.gates[place] = Some(Entrance { gate: Rc::new(gate), listener: Rc::clone(listener) });
+        Ok(())
+    }
+
+    /// Closes the gates of a listener. Its flows end: replies would have to leave from those sockets.
+    pub(crate) fn close_gates(&mut self, cx: &Context<'_>, id: ListenerId) {
+        for place in &mut self.gates {
+            if let Some(entrance) = place.take_if(|entrance| entrance.listener.id == id) {
+                // Another worker's handle would keep a closed socket among our events.
+                let _ = epoll::delete(cx.epoll, &*entrance.gate.socket);
+            }
+        }
+        while let Some(gone) = self.table.take_of(id) {
+            self.forget(cx, gone, Counter::FlowsClosed);
         }
     }
 
-    /// Watches the gates; `token` gives the user data of each.
-    pub(crate) fn watch_gates(&self, epoll: &OwnedFd, token: impl Fn(usize) -> u64) -> Result<(), Errno> {
-        for (number, gate) in self.gates.iter().enumerate() {
-            epoll::add(epoll, &*gate.socket, EventData::new_u64(token(number)), EventFlags::IN)?;
+    /// New flows from the listener's gates follow its new rules.
+    pub(crate) fn set_listener(&mut self, listener: &Rc<Listener>) {
+        for entrance in self.gates.iter_mut().flatten().filter(|one| one.listener.id == listener.id) {
+            entrance.listener = Rc::clone(listener);
         }
-        Ok(())
+    }
+
+    /// Opens no more flows.
+    pub(crate) fn drain(&mut self) {
+        self.is_draining = true;
     }
 
     /// When the next flow is to be forgotten, or a port given back.
@@ -105,16 +146,17 @@ impl Flows {
     }
 
     fn forget(&mut self, cx: &Context<'_>, gone: Gone<Flow>, why: Counter) {
-        cx.shard.count(why);
-        let evicted = why == Counter::FlowsEvicted;
+        let listener = Rc::clone(&gone.flow.listener);
+        listener.shard.count(why);
+        listener.shard.on_end();
+        let is_expired = why == Counter::FlowsExpired;
         if let Some(sender) = gone.sender {
-            self.forgotten.add(sender, evicted, cx.now);
+            self.forgotten.add(sender, !is_expired, cx.now);
         }
-        let settings = &cx.listeners[usize::from(gone.key.listener)].settings;
-        cx.journal.on_flow_end(&gone.flow.ended(settings.address, why), cx.now);
-        let sending = settings.udp.as_ref().and_then(|udp| udp.sending);
+        cx.journal.on_flow_end(&gone.flow.ended(why), cx.now);
+        let sending = listener.rules.settings.udp.as_ref().and_then(|udp| udp.sending);
         // An evicted flow has to make room: it can't keep its descriptor.
-        if !evicted && sending.is_some_and(Dialect::has_bare_datagrams) {
+        if is_expired && sending.is_some_and(Dialect::has_bare_datagrams) {
             self.retire(cx, gone.flow);
         }
     }
@@ -127,8 +169,8 @@ impl Flows {
     }
 
     /// A refused datagram is dropped; the reason is counted, and said once a minute.
-    fn refuse(&self, cx: &Context<'_>, listener: u16, refused: &Refused) {
-        let listener = cx.listeners[usize::from(listener)].settings.address;
-        cx.journal.on_refused_datagram(cx.shard, listener, refused.sender, refused.reason(), refused, cx.now);
+    fn refuse(&self, cx: &Context<'_>, listener: &Listener, refused: &Refused) {
+        let (shard, address) = (&listener.shard, listener.rules.settings.address);
+        cx.journal.on_refused_datagram(shard, address, refused.sender, refused.reason(), refused, cx.now);
     }
 }

@@ -2,6 +2,9 @@
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
 
 use truepeer_policy::{Dialect, Origin, Route, SenderAddr};
 use truepeer_proto::{Addresses, Command, EncodeError, Header, Tlvs, Transport, V2Encoder, spp};
@@ -17,6 +20,7 @@ use super::outbox::Sent;
 use super::refusal::Cause;
 use super::table::FlowKey;
 use super::{Context, Flows};
+use crate::listener::Listener;
 
 /// Longest address block of a v2 header that we write, with its fixed part and a checksum (PROXY 2.2).
 const V2_ROOM: usize = 16 + 36 + 7;
@@ -29,6 +33,7 @@ pub(super) struct Opening<'a> {
     pub(super) raw: &'a [u8],
     pub(super) number: usize,
     pub(super) gate: &'a Gate,
+    pub(super) listener: &'a Rc<Listener>,
     pub(super) arrival: &'a Arrival<'a>,
     pub(super) udp: &'a UdpSettings,
 }
@@ -36,21 +41,25 @@ pub(super) struct Opening<'a> {
 impl Flows {
     /// Opens a flow where the policy says; if there are too many, the longest silent one makes room.
     pub(super) fn open(&mut self, cx: &Context<'_>, opening: Opening<'_>) -> Result<Key, Cause> {
-        let listening = &cx.listeners[usize::from(opening.gate.listener)];
+        if self.is_draining {
+            return Err(Cause::Draining);
+        }
+        let rules = &opening.listener.rules;
         let sender = SenderAddr::new(opening.arrival.from);
-        let route = listening.policy.route(sender, opening.header)?;
+        let route = rules.policy.route(sender, opening.header)?;
         if let Some(range) = route.special {
             cx.journal.on_special_claim(&route, sender, range, cx.now);
         }
         let sending = sending(&opening, &route)?;
-        let upstream = open_upstream(&opening.key, &route, listening.settings.mark, &opening.gate.tuples)?;
+        let upstream = open_upstream(&opening.key, &route, rules.settings.mark, &opening.gate.tuples)?;
         // Last: nothing makes room for a flow that then can't be opened.
         let permit = self.permit(cx);
         if upstream.port_replaced {
-            cx.journal.on_port_replaced(cx.shard, &route, cx.now);
+            cx.journal.on_port_replaced(&opening.listener.shard, &route, cx.now);
         }
         let reply_header = if opening.udp.dialect == Dialect::Spp { opening.raw } else { &[] };
         let flow = Flow {
+            listener: Rc::clone(opening.listener),
             merge_up: can_merge(&upstream.socket),
             upstream: upstream.socket,
             route: Box::new(route),
@@ -64,7 +73,7 @@ impl Flows {
             permit,
             _tuple: upstream.tuple,
         };
-        self.adopt(cx, opening.key, flow)
+        self.adopt(cx, opening.key, flow, opening.udp.silence)
     }
 
     fn permit(&mut self, cx: &Context<'_>) -> Permit {
@@ -81,16 +90,18 @@ impl Flows {
         cx.budgets.flows.take_anyway(1)
     }
 
-    fn adopt(&mut self, cx: &Context<'_>, key: FlowKey, flow: Flow) -> Result<Key, Cause> {
-        let place = self.table.insert(key, flow, cx.now);
+    fn adopt(&mut self, cx: &Context<'_>, key: FlowKey, flow: Flow, silence: Duration) -> Result<Key, Cause> {
+        let shard = Arc::clone(&flow.listener.shard);
+        let place = self.table.insert(key, flow, silence, cx.now);
         if let Some(flow) = self.table.get_mut(place) {
-            let token = EventData::new_u64((cx.token)(place));
+            let token = EventData::new_u64((cx.flow_token)(place));
             if let Err(errno) = epoll::add(cx.epoll, &flow.upstream, token, EventFlags::IN) {
                 self.table.remove(place);
                 return Err(Cause::Unwatchable(errno));
             }
         }
-        cx.shard.count(Counter::FlowsOpened);
+        shard.count(Counter::FlowsOpened);
+        shard.on_open();
         Ok(place)
     }
 }

@@ -41,6 +41,8 @@ pub(crate) enum Cause {
     Upstream(#[from] ConnectError),
     #[error("no header for the backend can be made: {0}")]
     Unencodable(#[from] truepeer_proto::EncodeError),
+    #[error("truepeer is stopping, and takes no new flows")]
+    Draining,
     #[error("the upstream socket can't be watched: {0}")]
     Unwatchable(rustix::io::Errno),
 }
@@ -55,6 +57,7 @@ impl Refused {
             Cause::Policy(refusal) => refusal.reason(),
             Cause::Upstream(_) => "connect_failed",
             Cause::Unencodable(_) => "unencodable",
+            Cause::Draining => "draining",
             Cause::Unwatchable(_) => "unwatchable",
         }
     }
@@ -109,7 +112,7 @@ mod tests {
 
     fn sender(n: u32) -> SenderKey {
         let sender = std::net::SocketAddr::from((std::net::Ipv4Addr::from(n), 1));
-        SenderKey { listener: 0, sender, local: None }
+        SenderKey { listener: truepeer_session::ListenerId::new(0), sender, local: None }
     }
 
     #[test]

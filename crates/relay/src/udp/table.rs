@@ -7,13 +7,14 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use truepeer_session::ListenerId;
 use truepeer_session::deadlines::{Deadlines, Link, Linked, QueueId};
 use truepeer_session::table::{Key, Table};
 
 /// What makes two datagrams the same flow: who sent them, to whom, through which listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FlowKey {
-    pub(crate) listener: u16,
+    pub(crate) listener: ListenerId,
     pub(crate) client: SocketAddr,
     /// The header's; where it names none, what the datagram was sent to.
     pub(crate) destination: Option<SocketAddr>,
@@ -22,7 +23,7 @@ pub(crate) struct FlowKey {
 /// How a sender's bare datagrams are recognised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SenderKey {
-    pub(crate) listener: u16,
+    pub(crate) listener: ListenerId,
     pub(crate) sender: SocketAddr,
     /// Our end of it: TPROXY brings datagrams for many.
     pub(crate) local: Option<SocketAddr>,
@@ -33,6 +34,7 @@ struct Entry<F> {
     flow: F,
     key: FlowKey,
     sender: Option<SenderKey>,
+    silence: QueueId,
     link: Link,
 }
 
@@ -48,23 +50,24 @@ pub(crate) struct FlowTable<F> {
     flows: Table<Entry<F>>,
     by_client: HashMap<FlowKey, Key>,
     by_sender: HashMap<SenderKey, Key>,
-    deadlines: Deadlines,
-    /// By listener.
-    silences: Vec<QueueId>,
+    deadlines: Deadlines<()>,
 }
 
-impl<F> FlowTable<F> {
-    /// An empty table; `silences`: how long the flows of each listener may be silent.
-    pub(crate) fn new(silences: impl IntoIterator<Item = Duration>) -> Self {
-        let mut deadlines = Deadlines::default();
-        let silences = silences.into_iter().map(|silence| deadlines.queue(silence)).collect();
+impl<F> Default for FlowTable<F> {
+    fn default() -> Self {
         Self {
             flows: Table::new(),
             by_client: HashMap::new(),
             by_sender: HashMap::new(),
-            deadlines,
-            silences,
+            deadlines: Deadlines::default(),
         }
+    }
+}
+
+impl<F> FlowTable<F> {
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.flows.is_empty()
     }
 
     /// The flow of a client.
@@ -81,9 +84,10 @@ impl<F> FlowTable<F> {
         self.flows.get_mut(key).map(|entry| &mut entry.flow)
     }
 
-    /// Adds a flow, whose silence begins `now`.
-    pub(crate) fn insert(&mut self, key: FlowKey, flow: F, now: Instant) -> Key {
-        let place = self.flows.insert(Entry { flow, key, sender: None, link: Link::default() });
+    /// Adds a flow, which is forgotten after `silence`. That begins `now`.
+    pub(crate) fn insert(&mut self, key: FlowKey, flow: F, silence: Duration, now: Instant) -> Key {
+        let silence = self.deadlines.queue((), silence);
+        let place = self.flows.insert(Entry { flow, key, sender: None, silence, link: Link::default() });
         self.by_client.insert(key, place);
         self.touch(place, now);
         place
@@ -112,7 +116,7 @@ impl<F> FlowTable<F> {
     /// The flow is not silent.
     pub(crate) fn touch(&mut self, key: Key, now: Instant) {
         let Some(entry) = self.flows.get_mut(key) else { return };
-        let queue = self.silences[usize::from(entry.key.listener)];
+        let queue = entry.silence;
         self.deadlines.start(&mut self.flows, key, queue, now);
     }
 
@@ -128,6 +132,12 @@ impl<F> FlowTable<F> {
         self.expire(first)
     }
 
+    /// Takes one flow of a listener out.
+    pub(crate) fn take_of(&mut self, listener: ListenerId) -> Option<Gone<F>> {
+        let key = self.by_client.iter().find(|(key, _)| key.listener == listener).map(|(_, &key)| key)?;
+        self.remove(key)
+    }
+
     /// When the next flow will have been silent for too long.
     pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
         self.deadlines.next(&mut self.flows)
@@ -141,7 +151,7 @@ impl<F> FlowTable<F> {
         if let Some(sender) = &entry.sender {
             self.unname(sender, key);
         }
-        Some(Gone { flow: entry.flow, key: entry.key, sender: entry.sender })
+        Some(Gone { flow: entry.flow, sender: entry.sender })
     }
 }
 
@@ -149,7 +159,6 @@ impl<F> FlowTable<F> {
 #[derive(Debug)]
 pub(crate) struct Gone<F> {
     pub(crate) flow: F,
-    pub(crate) key: FlowKey,
     pub(crate) sender: Option<SenderKey>,
 }
 
@@ -160,38 +169,46 @@ mod tests {
     const SILENCE: Duration = Duration::from_secs(60);
 
     fn client(port: u16) -> FlowKey {
-        FlowKey { listener: 0, client: SocketAddr::from(([192, 0, 2, 1], port)), destination: None }
+        FlowKey {
+            listener: ListenerId::new(0),
+            client: SocketAddr::from(([192, 0, 2, 1], port)),
+            destination: None,
+        }
     }
 
     fn sender(port: u16) -> SenderKey {
-        SenderKey { listener: 0, sender: SocketAddr::from(([10, 0, 0, 1], port)), local: None }
+        SenderKey {
+            listener: ListenerId::new(0),
+            sender: SocketAddr::from(([10, 0, 0, 1], port)),
+            local: None,
+        }
     }
 
     #[test]
     fn a_silent_flow_is_forgotten_under_all_its_names() {
-        let (mut table, start) = (FlowTable::new([SILENCE]), Instant::now());
-        let one = table.insert(client(1), "one", start);
+        let (mut table, start) = (FlowTable::default(), Instant::now());
+        let one = table.insert(client(1), "one", SILENCE, start);
         table.name_sender(one, sender(7));
-        let two = table.insert(client(2), "two", start);
+        let two = table.insert(client(2), "two", SILENCE, start);
         table.touch(one, start + SILENCE / 2);
         assert_eq!(table.expire(start + SILENCE).map(|gone| gone.flow), Some("two"));
         assert_eq!(table.of_client(&client(2)), None);
         assert_eq!(table.get_mut(two), None);
         assert!(table.expire(start + SILENCE).is_none());
         let gone = table.expire(start + 2 * SILENCE).expect("the other");
-        assert_eq!((gone.flow, gone.key, gone.sender), ("one", client(1), Some(sender(7))));
+        assert_eq!((gone.flow, gone.sender), ("one", Some(sender(7))));
         assert_eq!(table.of_sender(&sender(7)), None);
         assert_eq!(table.of_client(&client(1)), None);
     }
 
     #[test]
     fn a_sender_port_used_again_belongs_to_its_newest_flow() {
-        let (mut table, start) = (FlowTable::new([SILENCE]), Instant::now());
-        let one = table.insert(client(1), "one", start);
+        let (mut table, start) = (FlowTable::default(), Instant::now());
+        let one = table.insert(client(1), "one", SILENCE, start);
         table.name_sender(one, sender(7));
         table.name_sender(one, sender(8));
         assert_eq!(table.of_sender(&sender(7)), None);
-        let two = table.insert(client(2), "two", start);
+        let two = table.insert(client(2), "two", SILENCE, start);
         table.name_sender(two, sender(8));
         assert_eq!(table.of_sender(&sender(8)), Some(two));
         table.name_sender(one, sender(9));
@@ -200,9 +217,9 @@ mod tests {
 
     #[test]
     fn the_longest_silent_flow_is_evicted() {
-        let (mut table, start) = (FlowTable::new([SILENCE]), Instant::now());
+        let (mut table, start) = (FlowTable::default(), Instant::now());
         for port in 1..=3 {
-            table.insert(client(port), port, start);
+            table.insert(client(port), port, SILENCE, start);
         }
         let one = table.of_client(&client(1)).expect("still there");
         table.touch(one, start + Duration::from_secs(1));

@@ -72,7 +72,11 @@ mod tests {
     fn a_tuple_has_one_owner_until_it_is_given_back() {
         let tuples = Tuples::default();
         let [client, other, backend] = [1, 2, 3].map(|port| SocketAddr::from(([192, 0, 2, 1], port)));
-        let flow = |destination| FlowKey { listener: 0, client, destination: Some(destination) };
+        let flow = |destination| FlowKey {
+            listener: truepeer_session::ListenerId::new(0),
+            client,
+            destination: Some(destination),
+        };
         let first = tuples.take(&flow(backend), client, backend).expect("it is free");
         assert!(tuples.take(&flow(other), client, backend).is_none());
         assert!(tuples.take(&flow(other), client, other).is_some());

@@ -1,6 +1,7 @@
 //! Datagrams from senders to backends.
 
 use std::os::fd::AsFd;
+use std::rc::Rc;
 
 use rustix::io::Errno;
 use truepeer_policy::{Dialect, HeaderRule, SenderAddr};
@@ -17,7 +18,8 @@ use super::open::Opening;
 use super::outbox::{Datagram, Sent, Way, send};
 use super::refusal::{Cause, Refused};
 use super::table::{FlowKey, SenderKey};
-use super::{BATCHES_PER_TURN, Context, Flows};
+use super::{BATCHES_PER_TURN, Context, Entrance, Flows, room};
+use crate::listener::Listener;
 
 /// A datagram whose flow is known.
 #[derive(Debug, Clone, Copy)]
@@ -36,35 +38,35 @@ struct Last<'a> {
 impl Flows {
     /// A gate has datagrams.
     pub(crate) fn on_gate(&mut self, cx: &Context<'_>, number: usize) {
-        let Some(gate) = self.gates.get(number).cloned() else { return };
-        let mut received =
-            std::mem::replace(&mut self.received, truepeer_sys::udp::Received::with_room_for(0));
+        let Some(Some(entrance)) = self.gates.get(number).cloned() else { return };
+        // Out while datagrams borrow from it.
+        let mut received = self.received.take().unwrap_or_else(room);
         for _ in 0..BATCHES_PER_TURN {
-            match received.receive(gate.socket.as_fd()) {
-                Ok(_) => self.deliver(cx, number, &gate, &received),
+            match received.receive(entrance.gate.socket.as_fd()) {
+                Ok(_) => self.deliver(cx, number, &entrance, &received),
                 Err(Errno::AGAIN) => break,
                 // The answer to a reply that we sent before; it is not about what waits here.
                 Err(_) => {}
             }
         }
-        self.received = received;
+        self.received = Some(received);
     }
 
     fn deliver(
         &mut self,
         cx: &Context<'_>,
         number: usize,
-        gate: &Gate,
+        entrance: &Entrance,
         received: &truepeer_sys::udp::Received,
     ) {
         let mut placed = Vec::new();
         for arrival in received.arrivals() {
-            self.place(cx, number, gate, &arrival, &mut placed);
+            self.place(cx, number, entrance, &arrival, &mut placed);
         }
         // Stable: the datagrams of a flow stay in order.
         placed.sort_by_key(|placed| placed.flow.to_bits());
         for of_flow in placed.chunk_by(|one, other| one.flow == other.flow) {
-            self.send_up(cx, of_flow);
+            self.send_up(&entrance.listener, of_flow);
         }
     }
 
@@ -73,25 +75,25 @@ impl Flows {
         &mut self,
         cx: &Context<'_>,
         number: usize,
-        gate: &Gate,
+        entrance: &Entrance,
         arrival: &Arrival<'a>,
         placed: &mut Vec<Placed<'a>>,
     ) {
         let sender = SenderAddr::new(arrival.from);
-        let listening = &cx.listeners[usize::from(gate.listener)];
-        let Some(udp) = &listening.settings.udp else { return };
-        let rule = match listening.policy.admit(sender) {
+        let Entrance { gate, listener } = entrance;
+        let Some(udp) = &listener.rules.settings.udp else { return };
+        let rule = match listener.rules.policy.admit(sender) {
             Ok(rule) => rule,
             Err(refusal) => {
-                return self.refuse(cx, gate.listener, &Refused { sender, cause: refusal.into() });
+                return self.refuse(cx, listener, &Refused { sender, cause: refusal.into() });
             }
         };
-        let at = At { number, gate, arrival, sender, rule, udp };
+        let at = At { number, gate, listener, arrival, sender, rule, udp };
         let mut last = None;
         for datagram in arrival.datagrams() {
             match self.place_one(cx, &at, datagram, &mut last) {
                 Ok(one) => placed.extend(one),
-                Err(cause) => self.refuse(cx, gate.listener, &Refused { sender, cause }),
+                Err(cause) => self.refuse(cx, listener, &Refused { sender, cause }),
             }
         }
     }
@@ -111,7 +113,7 @@ impl Flows {
             return Ok(Some(Placed { flow: last.flow, payload: &datagram[last.raw.len()..] }));
         }
         let named = self.table.of_sender(&at.sender_key()).filter(|_| at.rule != HeaderRule::Forbid);
-        let limits = cx.listeners[usize::from(at.gate.listener)].settings.header_limits;
+        let limits = at.listener.rules.settings.header_limits;
         match open(at.udp.dialect, datagram, at.rule, limits, named.is_some()) {
             Ok(Opened::Headed { raw, header, payload }) => {
                 let flow = self.flow_of(cx, at, Some(&header), raw)?;
@@ -143,13 +145,22 @@ impl Flows {
         header: Option<&Header<'_>>,
         raw: &[u8],
     ) -> Result<Key, Cause> {
-        let key = at.flow_key(cx, header)?;
+        let key = at.flow_key(header)?;
         if let Some(flow) = self.table.of_client(&key) {
             return Ok(self.revisit(cx, at, flow, Some(raw)));
         }
         let flow = self.open(
             cx,
-            Opening { key, header, raw, number: at.number, gate: at.gate, arrival: at.arrival, udp: at.udp },
+            Opening {
+                key,
+                header,
+                raw,
+                number: at.number,
+                gate: at.gate,
+                listener: at.listener,
+                arrival: at.arrival,
+                udp: at.udp,
+            },
         )?;
         self.name_sender(at, flow);
         Ok(flow)
@@ -177,16 +188,17 @@ impl Flows {
         }
     }
 
-    fn send_up(&mut self, cx: &Context<'_>, placed: &[Placed<'_>]) {
+    fn send_up(&mut self, listener: &Listener, placed: &[Placed<'_>]) {
         let sent = match placed.first().and_then(|first| self.table.get_mut(first.flow)) {
             Some(flow) => flow.send_up(placed),
             // It has made room for another of the same batch.
             None => Sent { dropped: placed.len() as u64, ..Sent::default() },
         };
-        cx.shard.add(Counter::DatagramsUp, sent.datagrams);
-        cx.shard.add(Counter::BytesUp, sent.bytes);
+        let shard = &listener.shard;
+        shard.add(Counter::DatagramsUp, sent.datagrams);
+        shard.add(Counter::BytesUp, sent.bytes);
         if sent.dropped > 0 {
-            cx.shard.add(Counter::DatagramsDropped, sent.dropped);
+            shard.add(Counter::DatagramsDropped, sent.dropped);
         }
     }
 }
@@ -195,6 +207,7 @@ impl Flows {
 struct At<'a> {
     number: usize,
     gate: &'a Gate,
+    listener: &'a Rc<Listener>,
     arrival: &'a Arrival<'a>,
     sender: SenderAddr,
     rule: HeaderRule,
@@ -210,9 +223,8 @@ impl At<'_> {
         }
     }
 
-    fn flow_key(&self, cx: &Context<'_>, header: Option<&Header<'_>>) -> Result<FlowKey, Cause> {
-        let policy = &cx.listeners[usize::from(self.gate.listener)].policy;
-        let client = policy.name(self.sender, header)?;
+    fn flow_key(&self, header: Option<&Header<'_>>) -> Result<FlowKey, Cause> {
+        let client = self.listener.rules.policy.name(self.sender, header)?;
         Ok(FlowKey {
             listener: self.gate.listener,
             client: client.addr.get(),

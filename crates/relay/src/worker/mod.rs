@@ -3,35 +3,44 @@
 //! ```text
 //! epoll ─┬─ a door (listening socket) ─▶ accept, perhaps hand over to a worker with less to do
 //!        ├─ a gate (UDP socket) ───────▶ Flows::on_gate; a flow's upstream socket ─▶ Flows::on_reply
-//!        ├─ the mailbox ───────────────▶ adopt a connection, stop
+//!        ├─ the mailbox ───────────────▶ orders: open, close, set rules, adopt a connection, drain, stop
 //!        └─ a session's socket ────────▶ Session::on_event ─▶ Verdict ─▶ wait, another turn, or close
 //! then: further turns, then deadlines that have passed
 //! ```
+//! A panic within a session's turn ends that session alone, by a reset.
 
-mod accepting;
+mod doors;
+mod event;
+mod order;
+mod team;
 
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use tracing::error;
 use truepeer_policy::{HeaderTimes, SenderAddr};
-use truepeer_session::CloseReason;
-use truepeer_session::Journal;
-use truepeer_session::budget::{Budgets, Permit};
+use truepeer_session::budget::Budgets;
 use truepeer_session::connect_as::CONFLICT_RETRY;
-use truepeer_session::counters::Shard;
-use truepeer_session::deadlines::{Deadlines, QueueId};
-use truepeer_session::mailbox::{Mailbox, Postbox};
+use truepeer_session::counters::{Counter, Shard};
+use truepeer_session::deadlines::{Deadlines, Link, Linked, QueueId};
+use truepeer_session::mailbox::Mailbox;
 use truepeer_session::table::{Key, Table};
+use truepeer_session::{CloseReason, Journal, ListenerId, ListenerRules};
 use truepeer_sys::{CallError, Named};
 
-use crate::entrances::{Door, Entrances};
-use crate::kernel::{Kernel, Pipe, readiness};
-use crate::relay::Listening;
+use self::doors::{Accepted, Door, Doors, accept};
+use self::event::Event;
+pub(crate) use self::order::{Connection, Order};
+pub(crate) use self::team::Team;
+use crate::entrances::Entrances;
+use crate::kernel::{Kernel, Pipe, Socket, readiness};
+use crate::listener::{Listener, Waits};
 use crate::tcp::relaying::{RESET_CHECK, Side};
 use crate::tcp::session::{Context, Deadline, Session, Tokens, Verdict};
 use crate::udp::{self, Flows};
@@ -40,113 +49,108 @@ use crate::udp::{self, Flows};
 const SCRATCH_BYTES: usize = 128 << 10;
 /// Events taken from the kernel at once.
 const EVENTS: usize = 256;
-/// User data of events that are not a session's: no key has such a place.
-const BELL: u64 = u64::MAX;
-const FIRST_DOOR: u64 = u64::MAX - (1 << 20);
-const FIRST_GATE: u64 = FIRST_DOOR - (1 << 20);
-/// Set in the user data of a flow's upstream socket; no session lives at so high a place.
-const FLOW: u64 = 1 << 63;
+/// Connections taken before sessions get a turn.
+const BATCH: usize = 256;
+/// Connections that are still taken from a door that closes: the kernel has completed them, and would reset them.
+const LAST_CONNECTIONS: usize = 4096;
 
-/// What a worker can be told.
-#[derive(Debug)]
-pub(crate) enum Order {
-    /// Serve a connection that a busier worker has accepted.
-    Adopt { listener: u16, socket: OwnedFd, sender: SocketAddr, permit: Permit },
-    /// End.
-    Stop,
+/// What a worker is made of; its thread makes the worker.
+pub(crate) struct Seat {
+    pub(crate) number: usize,
+    pub(crate) team: Arc<Team>,
+    pub(crate) mailbox: Mailbox<Order>,
+    pub(crate) budgets: Budgets,
+    pub(crate) journal: Arc<Journal>,
+    epoll: OwnedFd,
 }
 
-/// All workers, as each sees the others.
-#[derive(Debug)]
-pub(crate) struct Team {
-    pub(crate) postboxes: Vec<Postbox<Order>>,
-    /// Sessions of each worker.
-    pub(crate) loads: Vec<AtomicUsize>,
+impl Seat {
+    /// Everything that a worker needs from the system.
+    pub(crate) fn new(
+        number: usize,
+        team: Arc<Team>,
+        mailbox: Mailbox<Order>,
+        budgets: Budgets,
+        journal: Arc<Journal>,
+    ) -> Result<Self, CallError> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).named("epoll_create1")?;
+        let bell = EventData::new_u64(Event::Bell.to_bits());
+        epoll::add(&epoll, mailbox.bell(), bell, EventFlags::IN).named("epoll_ctl")?;
+        Ok(Self { number, team, mailbox, budgets, journal, epoll })
+    }
 }
 
-/// The queues for one listener's deadlines.
+/// A session, and the listener whose rules it began with.
 #[derive(Debug)]
-struct Waits {
-    header: QueueId,
-    header_wait: QueueId,
-    header_rest: QueueId,
-    connect: QueueId,
-    idle: Option<QueueId>,
+struct Entry {
+    session: Session<Socket, Pipe>,
+    listener: Rc<Listener>,
+}
+
+impl Linked for Entry {
+    fn link(&mut self) -> &mut Link {
+        self.session.link()
+    }
 }
 
 /// One thread's part of the relay.
 pub(crate) struct Worker {
     number: usize,
     team: Arc<Team>,
-    listeners: Arc<Vec<Listening>>,
-    doors: Vec<Door>,
-    /// Set while the doors are closed for want of descriptors or memory.
-    paused_until: Option<Instant>,
     mailbox: Mailbox<Order>,
     budgets: Budgets,
     journal: Arc<Journal>,
-    shard: Arc<Shard>,
     kernel: Kernel,
-    sessions: Table<Session<OwnedFd, Pipe>>,
+    /// Those that are open, with the rules for new sessions.
+    listeners: Vec<Rc<Listener>>,
+    doors: Doors,
+    sessions: Table<Entry>,
     flows: Flows,
-    deadlines: Deadlines,
-    waits: Vec<Waits>,
+    deadlines: Deadlines<Deadline>,
     conflict_retry: QueueId,
     reset_check: QueueId,
     /// Sessions that want another turn.
     again: Vec<Key>,
     scratch: Box<[u8]>,
-    stopping: bool,
+    is_draining: bool,
+    is_stopping: bool,
 }
 
 impl Worker {
-    pub(crate) fn new(
-        number: usize,
-        team: Arc<Team>,
-        listeners: Arc<Vec<Listening>>,
-        entrances: Entrances,
-        mailbox: Mailbox<Order>,
-        budgets: Budgets,
-        journal: Arc<Journal>,
-    ) -> Result<Self, CallError> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).named("epoll_create1")?;
-        epoll::add(&epoll, mailbox.bell(), EventData::new_u64(BELL), EventFlags::IN).named("epoll_ctl")?;
+    pub(crate) fn new(seat: Seat) -> Self {
+        let Seat { number, team, mailbox, budgets, journal, epoll } = seat;
         let mut deadlines = Deadlines::default();
-        let conflict_retry = deadlines.queue(CONFLICT_RETRY);
-        let reset_check = deadlines.queue(RESET_CHECK);
-        let waits = listeners.iter().map(|listener| waits(&mut deadlines, listener)).collect();
-        let flows = Flows::new(&listeners, entrances.gates);
-        flows.watch_gates(&epoll, |number| FIRST_GATE + number as u64).named("epoll_ctl")?;
-        let mut worker = Self {
+        let conflict_retry = deadlines.queue(Deadline::ConflictRetry, CONFLICT_RETRY);
+        let reset_check = deadlines.queue(Deadline::ResetCheck, RESET_CHECK);
+        Self {
             number,
             team,
-            listeners,
-            doors: entrances.doors,
-            paused_until: None,
             mailbox,
-            shard: journal.counters.shard(),
             journal,
             kernel: Kernel::new(epoll, budgets.pipes.clone()),
             budgets,
+            listeners: Vec::new(),
+            doors: Doors::default(),
             sessions: Table::new(),
-            flows,
+            flows: Flows::default(),
             deadlines,
-            waits,
             conflict_retry,
             reset_check,
             again: Vec::new(),
             scratch: vec![0; SCRATCH_BYTES].into(),
-            stopping: false,
-        };
-        worker.open_doors()?;
-        Ok(worker)
+            is_draining: false,
+            is_stopping: false,
+        }
     }
 
-    /// Works until it is told to stop.
-    pub(crate) fn run(mut self) {
+    /// Works until it is told to stop, or until its last session and flow have ended after it was told to drain.
+    ///
+    /// # Errors
+    /// The system does not tell any more what is ready.
+    pub(crate) fn run(mut self) -> Result<(), CallError> {
         truepeer_sys::host::prepare();
         let mut events = Vec::with_capacity(EVENTS);
-        while !self.stopping {
+        while !self.is_stopping && !self.is_drained() {
             let timeout = self.timeout(Instant::now());
             let waited = epoll::wait(
                 self.kernel.epoll(),
@@ -154,15 +158,34 @@ impl Worker {
                 timeout.as_ref(),
             );
             let now = Instant::now();
-            if waited.is_ok() {
-                for event in events.drain(..) {
-                    self.dispatch(event, now);
+            match waited {
+                Ok(_) => {
+                    for event in events.drain(..) {
+                        self.dispatch(event, now);
+                    }
+                }
+                Err(Errno::INTR) => {}
+                // It will not pass: to go on would spin.
+                Err(errno) => {
+                    self.close_all();
+                    return Err(CallError { call: "epoll_wait", errno });
                 }
             }
             self.give_further_turns(now);
             self.expire(now);
         }
         self.close_all();
+        Ok(())
+    }
+
+    /// Whether nothing is left to be done after [`Order::Drain`].
+    fn is_drained(&mut self) -> bool {
+        if !self.is_draining || !self.sessions.is_empty() || !self.flows.is_empty() {
+            return false;
+        }
+        // A connection may have been handed over before the others saw that this worker takes none.
+        self.read_mail(Instant::now());
+        self.sessions.is_empty()
     }
 
     fn close_all(&mut self) {
@@ -177,30 +200,24 @@ impl Worker {
             return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
         }
         let of_sessions = self.deadlines.next(&mut self.sessions);
-        let next =
-            [of_sessions, self.flows.next_deadline(), self.paused_until].into_iter().flatten().min()?;
+        let next = [of_sessions, self.flows.next_deadline(), self.doors.paused_until()]
+            .into_iter()
+            .flatten()
+            .min()?;
         let left = next.saturating_duration_since(now);
         // Rounded up: waking just before a deadline would only mean to wait again.
         Timespec::try_from(left + std::time::Duration::from_micros(500)).ok()
     }
 
     fn dispatch(&mut self, event: epoll::Event, now: Instant) {
-        match event.data.u64() {
-            BELL => self.read_mail(now),
-            door if door >= FIRST_DOOR => self.accept_at(door - FIRST_DOOR, now),
-            gate if gate >= FIRST_GATE => {
-                let number = usize::try_from(gate - FIRST_GATE).unwrap_or(usize::MAX);
-                self.with_flows(now, |flows, cx| flows.on_gate(cx, number));
-            }
-            flow if flow & FLOW != 0 => {
-                self.with_flows(now, |flows, cx| flows.on_reply(cx, Key::from_bits(flow & !FLOW)));
-            }
-            token => {
-                let side = if token & 1 == 0 { Side::Downstream } else { Side::Upstream };
+        match Event::from_bits(event.data.u64()) {
+            Event::Bell => self.read_mail(now),
+            Event::Door(place) => self.accept_at(place, now),
+            Event::Gate(place) => self.with_flows(now, |flows, cx| flows.on_gate(cx, place)),
+            Event::Flow(key) => self.with_flows(now, |flows, cx| flows.on_reply(cx, key)),
+            Event::Session(key, side) => {
                 let ready = readiness(event.flags);
-                self.give_turn(Key::from_bits(token >> 1), now, |session, cx, scratch| {
-                    session.on_event(cx, scratch, side, ready)
-                });
+                self.give_turn(key, now, |session, cx, scratch| session.on_event(cx, scratch, side, ready));
             }
         }
     }
@@ -208,87 +225,240 @@ impl Worker {
     fn with_flows(&mut self, now: Instant, work: impl FnOnce(&mut Flows, &udp::Context<'_>)) {
         let cx = udp::Context {
             epoll: self.kernel.epoll(),
-            listeners: &self.listeners,
             budgets: &self.budgets,
             journal: &self.journal,
-            shard: &self.shard,
             now,
-            token: |key| FLOW | key.to_bits(),
+            gate_token: |place| Event::Gate(place).to_bits(),
+            flow_token: |key| Event::Flow(key).to_bits(),
         };
-        work(&mut self.flows, &cx);
+        let flows = &mut self.flows;
+        // AssertUnwindSafe: flows keep what they need for the next turn in their table, which no call leaves half changed.
+        if catch_unwind(AssertUnwindSafe(|| work(flows, &cx))).is_err() {
+            error!("a defect of truepeer has lost datagrams: please report the panic above");
+        }
     }
 
     fn read_mail(&mut self, now: Instant) {
         for order in self.mailbox.empty() {
             match order {
-                Order::Adopt { listener, socket, sender, permit } => {
-                    self.begin(listener, socket, sender, permit, now);
+                Order::Open { id, rules, entrances, done } => {
+                    let opened = self.open(id, rules, entrances, now);
+                    if opened.is_err() {
+                        self.close(id, now);
+                    }
+                    let _ = done.send(opened); // who has asked may have given up
                 }
-                Order::Stop => self.stopping = true,
+                Order::Close { id, done } => {
+                    self.close(id, now);
+                    let _ = done.send(());
+                }
+                Order::SetRules { id, rules, done } => {
+                    self.set_rules(id, rules);
+                    let _ = done.send(());
+                }
+                Order::Adopt { id, rules, connection } => {
+                    let listener = self.known(id).unwrap_or_else(|| self.listener(id, rules));
+                    self.begin(&listener, connection, now);
+                }
+                Order::Drain => self.drain(now),
+                Order::Stop => self.is_stopping = true,
+                #[cfg(test)]
+                Order::Break => {
+                    let no_epoll = std::fs::File::open("/dev/null").expect("it is there").into();
+                    self.kernel = Kernel::new(no_epoll, self.budgets.pipes.clone());
+                }
             }
         }
     }
 
-    /// A session begins here.
-    fn begin(&mut self, listener: u16, socket: OwnedFd, sender: SocketAddr, permit: Permit, now: Instant) {
-        let sender = SenderAddr::new(sender);
-        if let Err(refusal) = self.listeners[usize::from(listener)].policy.admit(sender) {
-            return self.journal.on_refused_sender(&self.shard, sender, &refusal, now);
+    fn open(
+        &mut self,
+        id: ListenerId,
+        rules: Arc<ListenerRules>,
+        entrances: Entrances,
+        now: Instant,
+    ) -> Result<(), CallError> {
+        let listener = self.listener(id, rules);
+        self.listeners.push(Rc::clone(&listener));
+        for socket in entrances.doors {
+            self.doors.open(self.kernel.epoll(), Door { socket, listener: Rc::clone(&listener) })?;
         }
-        let key = self.sessions.insert(Session::new(socket, sender, listener, now, permit));
-        self.publish_load();
-        self.give_turn(key, now, |session, cx, scratch| session.begin(cx, scratch));
+        let mut opened = Ok(());
+        self.with_flows(now, |flows, cx| {
+            opened = entrances.gates.into_iter().try_for_each(|gate| flows.open_gate(cx, gate, &listener));
+        });
+        opened
     }
 
-    fn publish_load(&self) {
-        self.team.loads[self.number].store(self.sessions.len(), Ordering::Relaxed);
+    /// Takes what the kernel has accepted already, and lets go of the listener's sockets.
+    fn close(&mut self, id: ListenerId, now: Instant) {
+        for door in self.doors.close(self.kernel.epoll(), id) {
+            self.accept_rest(&door, now);
+        }
+        self.with_flows(now, |flows, cx| flows.close_gates(cx, id));
+        self.listeners.retain(|listener| listener.id != id);
+    }
+
+    fn set_rules(&mut self, id: ListenerId, rules: Arc<ListenerRules>) {
+        let listener = self.listener(id, rules);
+        self.doors.set_listener(&listener);
+        self.flows.set_listener(&listener);
+        if let Some(known) = self.listeners.iter_mut().find(|known| known.id == id) {
+            *known = listener;
+        }
+    }
+
+    fn drain(&mut self, now: Instant) {
+        self.is_draining = true;
+        self.team.leave(self.number);
+        self.flows.drain();
+        let ids: Vec<_> = self.listeners.iter().map(|listener| listener.id).collect();
+        for id in ids {
+            for door in self.doors.close(self.kernel.epoll(), id) {
+                self.accept_rest(&door, now);
+            }
+        }
+    }
+
+    /// The listener as it is for new sessions, if it is open.
+    fn known(&self, id: ListenerId) -> Option<Rc<Listener>> {
+        self.listeners.iter().find(|listener| listener.id == id).map(Rc::clone)
+    }
+
+    /// A listener with `rules`; its sessions are counted with those that it has already.
+    fn listener(&mut self, id: ListenerId, rules: Arc<ListenerRules>) -> Rc<Listener> {
+        let shard = self
+            .known(id)
+            .map_or_else(|| self.journal.counters.shard(id), |listener| Arc::clone(&listener.shard));
+        let settings = &rules.settings;
+        let HeaderTimes { timeout, wait } = settings.header_times;
+        let waits = Waits {
+            header: self.deadlines.queue(Deadline::Header, timeout),
+            header_wait: self.deadlines.queue(Deadline::HeaderWait, wait),
+            header_rest: self.deadlines.queue(Deadline::HeaderRest, timeout.saturating_sub(wait)),
+            connect: self.deadlines.queue(Deadline::Connect, settings.connect_timeout),
+            idle: settings.idle_timeout.map(|idle| self.deadlines.queue(Deadline::Idle, idle)),
+        };
+        Rc::new(Listener { id, rules, shard, waits })
+    }
+
+    /// A door has connections waiting.
+    fn accept_at(&mut self, place: usize, now: Instant) {
+        let Some(door) = self.doors.at(place) else { return };
+        for _ in 0..BATCH {
+            let Some(permit) = self.budgets.sessions.take(1) else { return self.pause(None, now) };
+            match accept(&door.socket) {
+                Accepted::Connection(socket, sender) => {
+                    door.listener.shard.count(Counter::Accepted);
+                    self.place(&door.listener, Connection { socket, sender, permit }, now);
+                }
+                Accepted::Lost => {}
+                Accepted::Nobody => return,
+                Accepted::OutOf(errno) => return self.pause(Some(errno), now),
+            }
+        }
+    }
+
+    fn pause(&mut self, lacking: Option<Errno>, now: Instant) {
+        self.doors.pause(self.kernel.epoll(), &self.journal, lacking, now);
+    }
+
+    /// What has come before a door closes.
+    fn accept_rest(&mut self, door: &Door, now: Instant) {
+        for _ in 0..LAST_CONNECTIONS {
+            let Some(permit) = self.budgets.sessions.take(1) else { return };
+            match accept(&door.socket) {
+                Accepted::Connection(socket, sender) => {
+                    door.listener.shard.count(Counter::Accepted);
+                    self.place(&door.listener, Connection { socket, sender, permit }, now);
+                }
+                Accepted::Lost => {}
+                Accepted::Nobody | Accepted::OutOf(_) => return,
+            }
+        }
+    }
+
+    /// Begins a session here, or with the worker that has least to do.
+    fn place(&mut self, listener: &Rc<Listener>, connection: Connection, now: Instant) {
+        let chosen = self.team.place(self.number);
+        if chosen == self.number {
+            return self.begin(listener, connection, now);
+        }
+        let (id, rules) = (listener.id, Arc::clone(&listener.rules));
+        if let Err(Order::Adopt { connection, .. }) =
+            self.team.postboxes[chosen].post(Order::Adopt { id, rules, connection })
+        {
+            self.team.move_back(chosen, self.number);
+            self.begin(listener, connection, now);
+        }
+    }
+
+    /// A session begins here, where it has been counted already.
+    fn begin(&mut self, listener: &Rc<Listener>, connection: Connection, now: Instant) {
+        let Connection { socket, sender, permit } = connection;
+        let sender = SenderAddr::new(sender);
+        if let Err(refusal) = listener.rules.policy.admit(sender) {
+            self.team.on_end(self.number);
+            return self.journal.on_refused_sender(&listener.shard, sender, &refusal, now);
+        }
+        listener.shard.on_open();
+        let session = Session::new(Socket::from(socket), sender, now, permit);
+        let key = self.sessions.insert(Entry { session, listener: Rc::clone(listener) });
+        self.give_turn(key, now, |session, cx, scratch| session.begin(cx, scratch));
     }
 
     /// Lets the session of `key` work, if it still lives, and does what it wants then.
     fn give_turn<F>(&mut self, key: Key, now: Instant, turn: F)
     where
-        F: FnOnce(&mut Session<OwnedFd, Pipe>, &mut Context<'_, Kernel>, &mut [u8]) -> Verdict,
+        F: FnOnce(&mut Session<Socket, Pipe>, &mut Context<'_, Kernel>, &mut [u8]) -> Verdict,
     {
-        let Some(session) = self.sessions.get_mut(key) else { return };
-        let listener = usize::from(session.listener());
-        let Listening { settings, policy } = &self.listeners[listener];
+        let Some(Entry { session, listener }) = self.sessions.get_mut(key) else { return };
         let mut cx = Context {
             io: &mut self.kernel,
-            tokens: Tokens { downstream: key.to_bits() << 1, upstream: key.to_bits() << 1 | 1 },
-            settings,
-            policy,
+            tokens: Tokens {
+                downstream: Event::Session(key, Side::Downstream).to_bits(),
+                upstream: Event::Session(key, Side::Upstream).to_bits(),
+            },
+            settings: &listener.rules.settings,
+            policy: &listener.rules.policy,
             budgets: &self.budgets,
             journal: &self.journal,
-            shard: &self.shard,
+            shard: &listener.shard,
             now,
         };
-        match turn(session, &mut cx, &mut self.scratch) {
-            Verdict::Wait(deadline) => self.set_deadline(key, listener, deadline, now),
+        let scratch = &mut *self.scratch;
+        // AssertUnwindSafe: what a panic leaves half done is the session's own, and is dropped with it. Sockets that are
+        // dropped by the panic itself are reset (`Socket`).
+        let verdict = catch_unwind(AssertUnwindSafe(|| turn(session, &mut cx, scratch)))
+            .unwrap_or(Verdict::Close(CloseReason::Panicked));
+        match verdict {
+            Verdict::Wait(deadline) => {
+                let waits = &listener.waits;
+                let queue = match deadline {
+                    Deadline::Unchanged => return,
+                    Deadline::Header => Some(waits.header),
+                    Deadline::HeaderWait => Some(waits.header_wait),
+                    Deadline::HeaderRest => Some(waits.header_rest),
+                    Deadline::Connect => Some(waits.connect),
+                    Deadline::ConflictRetry => Some(self.conflict_retry),
+                    Deadline::ResetCheck => Some(self.reset_check),
+                    Deadline::Idle => waits.idle,
+                };
+                match queue {
+                    Some(queue) => self.deadlines.start(&mut self.sessions, key, queue, now),
+                    None => self.deadlines.cancel(&mut self.sessions, key),
+                }
+            }
             Verdict::Again => self.again.push(key),
             Verdict::Close(reason) => {
-                session.close(&mut cx, &reason);
+                // AssertUnwindSafe: as above.
+                let _ = catch_unwind(AssertUnwindSafe(|| session.close(&mut cx, &reason)));
+                let shard: &Shard = &listener.shard;
+                shard.on_end();
+                self.team.on_end(self.number);
                 self.deadlines.cancel(&mut self.sessions, key);
                 self.sessions.remove(key);
-                self.publish_load();
             }
-        }
-    }
-
-    fn set_deadline(&mut self, key: Key, listener: usize, deadline: Deadline, now: Instant) {
-        let waits = &self.waits[listener];
-        let queue = match deadline {
-            Deadline::Unchanged => return,
-            Deadline::Header => Some(waits.header),
-            Deadline::HeaderWait => Some(waits.header_wait),
-            Deadline::HeaderRest => Some(waits.header_rest),
-            Deadline::Connect => Some(waits.connect),
-            Deadline::ConflictRetry => Some(self.conflict_retry),
-            Deadline::ResetCheck => Some(self.reset_check),
-            Deadline::Idle => waits.idle,
-        };
-        match queue {
-            Some(queue) => self.deadlines.start(&mut self.sessions, key, queue, now),
-            None => self.deadlines.cancel(&mut self.sessions, key),
         }
     }
 
@@ -299,45 +469,10 @@ impl Worker {
     }
 
     fn expire(&mut self, now: Instant) {
-        while let Some((key, queue)) = self.deadlines.expire(&mut self.sessions, now) {
-            let deadline = self.purpose(queue);
+        while let Some((key, deadline)) = self.deadlines.expire(&mut self.sessions, now) {
             self.give_turn(key, now, |session, cx, scratch| session.on_deadline(cx, scratch, deadline));
         }
         self.with_flows(now, Flows::expire);
-        if self.paused_until.is_some_and(|until| until <= now) {
-            self.paused_until = None;
-            if self.open_doors().is_err() {
-                self.pause(None, now);
-            }
-        }
-    }
-
-    fn purpose(&self, queue: QueueId) -> Deadline {
-        if queue == self.conflict_retry {
-            return Deadline::ConflictRetry;
-        }
-        if queue == self.reset_check {
-            return Deadline::ResetCheck;
-        }
-        let is = |of: fn(&Waits) -> Option<QueueId>| self.waits.iter().any(|waits| of(waits) == Some(queue));
-        match () {
-            () if is(|waits| Some(waits.header)) => Deadline::Header,
-            () if is(|waits| Some(waits.header_wait)) => Deadline::HeaderWait,
-            () if is(|waits| Some(waits.header_rest)) => Deadline::HeaderRest,
-            () if is(|waits| Some(waits.connect)) => Deadline::Connect,
-            () => Deadline::Idle,
-        }
-    }
-}
-
-fn waits(deadlines: &mut Deadlines, listener: &Listening) -> Waits {
-    let settings = &listener.settings;
-    let HeaderTimes { timeout, wait } = settings.header_times;
-    Waits {
-        header: deadlines.queue(timeout),
-        header_wait: deadlines.queue(wait),
-        header_rest: deadlines.queue(timeout.saturating_sub(wait)),
-        connect: deadlines.queue(settings.connect_timeout),
-        idle: settings.idle_timeout.map(|idle| deadlines.queue(idle)),
+        self.doors.resume(self.kernel.epoll(), &self.journal, now);
     }
 }

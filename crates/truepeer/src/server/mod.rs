@@ -14,14 +14,14 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Handle;
 use tracing::{error, info, warn};
 use truepeer_https::downstream;
-use truepeer_https::tunnel::{Tunnel, TunnelListener};
+use truepeer_https::{Https, Rules};
 use truepeer_policy::HeaderTimes;
 use truepeer_proto::{Limits, Versions};
-use truepeer_relay::{Listening, Relay};
-use truepeer_session::Journal;
+use truepeer_relay::Relay;
 use truepeer_session::budget::{Budget, Budgets};
 use truepeer_session::counters::Counter;
 use truepeer_session::settings::ListenerSettings;
+use truepeer_session::{Engine as _, Health, Journal, ListenerId, ListenerRules};
 use truepeer_sys::{inherit, limits, socket};
 
 use crate::plan::{Config, HttpConfig, ListenerConfig, Protocol};
@@ -43,7 +43,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<()> {
     let routes = RoutesGuard::establish(config.routes.mode, &routes::options::of_config(config)?.setup()?)?;
     let waiting = signals.handle();
     let mut serving = start(config, inherited, routes.upstream_mark(), &waiting)?;
-    for address in serving.listening() {
+    for address in &serving.listening {
         info!("listening on {address}");
     }
     let mut is_draining = false;
@@ -68,26 +68,22 @@ fn signals_of(config: &Config) -> Vec<i32> {
     signals
 }
 
-/// What runs: the relay for listeners without TLS, tunnels for those with it.
+/// What runs: the relay for listeners without TLS, https for those with it.
 struct Serving {
     relay: Option<Relay>,
-    tunnel: Option<Tunnel>,
+    https: Option<Https>,
+    listening: Vec<SocketAddr>,
     journal: Arc<Journal>,
     budgets: Budgets,
 }
 
 impl Serving {
-    fn listening(&self) -> impl Iterator<Item = &SocketAddr> {
-        let relay = self.relay.iter().flat_map(Relay::listening);
-        relay.chain(self.tunnel.iter().flat_map(Tunnel::listening))
-    }
-
     /// Begins to end, if there is something that may take its time; sessions without TLS end at once. After `limit` nobody
     /// waits for `signals` any more.
     fn drain(&mut self, limit: Duration, signals: &Handle) -> bool {
-        let Some(tunnel) = self.tunnel.as_ref().filter(|_| !limit.is_zero()) else { return false };
+        let Some(https) = self.https.as_mut().filter(|_| !limit.is_zero()) else { return false };
         self.relay = None;
-        tunnel.drain();
+        https.drain();
         info!(
             "stopping: no more connections are taken, {} sessions have {} s to end",
             self.budgets.sessions.used(),
@@ -104,16 +100,20 @@ impl Serving {
 
     /// Ends what is left.
     fn end(self) -> anyhow::Result<()> {
-        anyhow::ensure!(
-            !self.tunnel.as_ref().is_some_and(Tunnel::is_broken),
-            "a worker has ended by itself (the reason is above): the others would serve a part of the connections only"
-        );
+        let health = [self.relay.as_ref().map(Relay::health), self.https.as_ref().map(Https::health)];
+        for health in health.into_iter().flatten() {
+            if let Health::Broken(reason) = health {
+                anyhow::bail!(
+                    "a worker has ended by itself ({reason}): the others would serve a part of the connections only"
+                );
+            }
+        }
         info!("stopping with {} sessions open", self.budgets.sessions.used());
         Ok(())
     }
 
     fn reload(&self) {
-        match self.tunnel.as_ref().map(Tunnel::reload) {
+        match self.https.as_ref().map(Https::reload) {
             Some(Ok(())) => info!("certificates and keys were read again"),
             Some(Err(error)) => {
                 error!("not all certificates can be read again, and stay as they were: {error}")
@@ -151,10 +151,10 @@ fn check_privilege(config: &Config) -> anyhow::Result<()> {
     }
 }
 
-/// Nobody waits for `signals` any more once the tunnels' workers have ended, however that came.
+/// Nobody waits for `signals` any more once an engine's workers have ended by themselves or after a drain.
 fn start(
     config: &Config,
-    inherited: Vec<OwnedFd>,
+    mut inherited: Vec<OwnedFd>,
     mark: Option<u32>,
     signals: &Handle,
 ) -> anyhow::Result<Serving> {
@@ -164,39 +164,37 @@ fn start(
     });
     let (encrypted, plain): (Vec<_>, Vec<_>) =
         config.listeners.iter().partition(|listener| listener.speaks_tls());
-    let relayed =
-        plain.iter().map(|listener| listening(config, listener, mark)).collect::<anyhow::Result<Vec<_>>>()?;
-    let tunnelled = encrypted
-        .iter()
-        .map(|listener| tunnel(config, listener, mark))
-        .collect::<anyhow::Result<Vec<_>>>()?;
     let workers = config.workers.map_or_else(cores, std::num::NonZeroUsize::get);
     let budgets = budgets(config, usize::try_from(open_files).unwrap_or(usize::MAX));
     let journal = Arc::<Journal>::default();
-    let (for_tunnels, for_relay) = inherited.into_iter().partition(|socket| is_bound_as(socket, &encrypted));
-    Ok(Serving {
-        relay: (!relayed.is_empty())
-            .then(|| Relay::start(relayed, workers, for_relay, budgets.clone(), Arc::clone(&journal)))
-            .transpose()?,
-        tunnel: (!tunnelled.is_empty())
-            .then(|| {
-                let signals = signals.clone();
-                Tunnel::start(tunnelled, workers, for_tunnels, &budgets, &journal, move || signals.close())
-            })
-            .transpose()?,
-        journal,
-        budgets,
-    })
-}
-
-fn is_bound_as(socket: &OwnedFd, listeners: &[&ListenerConfig]) -> bool {
-    let bound = socket::local_address(socket.as_fd());
-    bound.is_ok_and(|bound| listeners.iter().any(|listener| listener.bind == bound))
+    let mut listening = Vec::new();
+    let mut ids = (0..).map(ListenerId::new);
+    let on_end = || {
+        let signals = signals.clone();
+        move || signals.close()
+    };
+    let mut relay = None;
+    if !plain.is_empty() {
+        let mut engine = Relay::start(workers, &budgets, &journal, on_end())?;
+        for (listener, id) in plain.into_iter().zip(&mut ids) {
+            listening.extend(engine.open(id, rules(config, listener, mark)?, &mut inherited)?);
+        }
+        relay = Some(engine);
+    }
+    let mut https = None;
+    if !encrypted.is_empty() {
+        let mut engine = Https::start(workers, &budgets, &journal, on_end())?;
+        for (listener, id) in encrypted.into_iter().zip(&mut ids) {
+            listening.extend(engine.open(id, https_rules(config, listener, mark)?, &mut inherited)?);
+        }
+        https = Some(engine);
+    }
+    Ok(Serving { relay, https, listening, journal, budgets })
 }
 
 /// A listener that speaks TLS with clients, backends or both.
-fn tunnel(config: &Config, listener: &ListenerConfig, mark: Option<u32>) -> anyhow::Result<TunnelListener> {
-    let Listening { settings, policy } = listening(config, listener, mark)?;
+fn https_rules(config: &Config, listener: &ListenerConfig, mark: Option<u32>) -> anyhow::Result<Rules> {
+    let ListenerRules { settings, policy } = rules(config, listener, mark)?;
     let (tls, handshake_timeout) = (listener.server_tls()?, listener.handshake_timeout());
     let per_client = downstream::PerClient {
         // Where TLS is only put on, clients are programs of ours, which may have as many as they like.
@@ -205,7 +203,7 @@ fn tunnel(config: &Config, listener: &ListenerConfig, mark: Option<u32>) -> anyh
     };
     let listening = downstream::Listening { settings, policy, tls, handshake_timeout, per_client };
     let http = listener.http.as_ref().map(HttpConfig::options);
-    Ok(TunnelListener { listening, origin: listener.origin()?, http })
+    Ok(Rules { listening, origin: listener.origin()?, http })
 }
 
 fn budgets(config: &Config, open_files: usize) -> Budgets {
@@ -229,7 +227,7 @@ fn cores() -> usize {
 }
 
 /// `mark` is what the routes look for; a listener's own comes first.
-fn listening(config: &Config, listener: &ListenerConfig, mark: Option<u32>) -> anyhow::Result<Listening> {
+fn rules(config: &Config, listener: &ListenerConfig, mark: Option<u32>) -> anyhow::Result<ListenerRules> {
     let settings = ListenerSettings {
         address: listener.bind,
         sockets: usize::from(listener.sockets.get()),
@@ -241,5 +239,5 @@ fn listening(config: &Config, listener: &ListenerConfig, mark: Option<u32>) -> a
         idle_timeout: listener.timeouts.idle,
         udp: (listener.protocol == Protocol::Udp).then(|| listener.udp.settings(listener.send_proxy)),
     };
-    Ok(Listening { settings, policy: Arc::new(listener.policy(&config.binds())?) })
+    Ok(ListenerRules { settings, policy: Arc::new(listener.policy(&config.binds())?) })
 }

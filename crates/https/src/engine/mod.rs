@@ -1,0 +1,205 @@
+//! TLS and HTTP as their owner sees them: an [`Engine`] whose sessions are tunnels and exchanges.
+
+mod listener;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+
+use rustix::net::SocketType;
+use truepeer_session::budget::Budgets;
+use truepeer_session::listening::{ListenOptions, take_inherited};
+use truepeer_session::{
+    Engine, EngineError, Health, Journal, ListenerId, ListenerSnapshot, Snapshot, Supervision,
+};
+use truepeer_sys::Named as _;
+
+pub use self::listener::Rules;
+use self::worker::{Common, Door, Order, Postbox, start_worker};
+use crate::downstream::{ClientConnections, IdleConnections};
+use crate::tls::ConfigError;
+
+/// Running tunnels and exchanges. Dropping it stops them: connections that are open are reset.
+#[derive(Debug)]
+pub struct Https {
+    workers: Vec<(Postbox, JoinHandle<()>)>,
+    supervision: Arc<Supervision>,
+    journal: Arc<Journal>,
+    listeners: BTreeMap<ListenerId, OpenListener>,
+}
+
+#[derive(Debug)]
+struct OpenListener {
+    rules: Rules,
+    addresses: Vec<SocketAddr>,
+}
+
+impl Https {
+    /// Starts `workers` threads, which write to `journal`; they serve what is [opened](Engine::open) later. `on_end` is
+    /// called from a worker's thread: when a worker has ended by itself, or the last one after a drain.
+    ///
+    /// # Errors
+    /// [`EngineError::Worker`] or [`EngineError::Thread`].
+    pub fn start(
+        workers: usize,
+        budgets: &Budgets,
+        journal: &Arc<Journal>,
+        on_end: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Self, EngineError> {
+        let mut https = Self {
+            workers: Vec::new(),
+            supervision: Supervision::new(on_end),
+            journal: Arc::clone(journal),
+            listeners: BTreeMap::new(),
+        };
+        let workers = workers.max(1);
+        let (clients, idle) = (Arc::new(ClientConnections::default()), IdleConnections::new(workers));
+        for number in 0..workers {
+            let common = Common {
+                journal: Arc::clone(journal),
+                budgets: budgets.clone(),
+                clients: Arc::clone(&clients),
+                idle: idle.of(number),
+            };
+            let watched = https.supervision.watch();
+            https.workers.push(start_worker(number, watched, common)?);
+        }
+        Ok(https)
+    }
+
+    /// Reads certificates, keys and authorities again. New handshakes use them; connections that are open stay.
+    ///
+    /// # Errors
+    /// What is wrong with the first that can't be read: it stays as it was, and the others are read all the same.
+    pub fn reload(&self) -> Result<(), ConfigError> {
+        let rules = || self.listeners.values().map(|listener| &listener.rules);
+        let servers = rules().filter_map(|rules| rules.listening.tls.as_ref());
+        let clients = rules().filter_map(|rules| rules.origin.as_ref());
+        let mut result = Ok(());
+        for outcome in servers.map(|tls| tls.reload()).chain(clients.map(|origin| origin.tls.reload())) {
+            result = result.and(outcome);
+        }
+        result
+    }
+
+    /// Opens the listener in each worker, one after the other: where the port is the kernel's choice, all have the first
+    /// one's. A worker opens its socket itself, because a network stack in user space gives a socket to the thread that
+    /// opens it.
+    fn open_in_all(
+        &self,
+        id: ListenerId,
+        rules: &Rules,
+        inherited: &[OwnedFd],
+    ) -> Result<SocketAddr, EngineError> {
+        let settings = &rules.listening.settings;
+        let mut address = settings.address;
+        let options = ListenOptions { reuse_port: self.workers.len() > 1, transparent: settings.transparent };
+        for (number, (postbox, _)) in self.workers.iter().enumerate() {
+            let door = match inherited.get(number % inherited.len().max(1)) {
+                Some(shared) => Door::Inherited(shared.try_clone().named("fcntl(F_DUPFD_CLOEXEC)")?),
+                None => Door::New(address, options),
+            };
+            let (done, answer) = channel();
+            postbox.post(Order::Open { id, rules: rules.clone(), door, done })?;
+            address = answer.recv().map_err(|_| EngineError::WorkerGone)??;
+        }
+        Ok(address)
+    }
+
+    fn close_in_all(&self, id: ListenerId) -> Result<(), EngineError> {
+        let (done, answers) = channel();
+        for (postbox, _) in &self.workers {
+            postbox.post(Order::Close { id, done: done.clone() })?;
+        }
+        drop(done);
+        // Nothing is sent: the other end is dropped when the listener's socket is closed.
+        let _ = answers.recv();
+        Ok(())
+    }
+}
+
+impl Engine for Https {
+    type Rules = Rules;
+
+    fn open(
+        &mut self,
+        id: ListenerId,
+        rules: Rules,
+        inherited: &mut Vec<OwnedFd>,
+    ) -> Result<Vec<SocketAddr>, EngineError> {
+        if self.listeners.contains_key(&id) {
+            return Err(EngineError::IsOpen(id));
+        }
+        let ours = take_inherited(inherited, rules.listening.settings.address, SocketType::STREAM);
+        match self.open_in_all(id, &rules, &ours) {
+            Ok(address) => {
+                let addresses = vec![address];
+                self.listeners.insert(id, OpenListener { rules, addresses: addresses.clone() });
+                Ok(addresses)
+            }
+            Err(error) => {
+                // The first error is the one to report.
+                let _ = self.close_in_all(id);
+                Err(error)
+            }
+        }
+    }
+
+    fn close(&mut self, id: ListenerId) -> Result<(), EngineError> {
+        self.listeners.remove(&id).ok_or(EngineError::NotOpen(id))?;
+        self.close_in_all(id)
+    }
+
+    fn set_rules(&mut self, id: ListenerId, rules: Rules) -> Result<(), EngineError> {
+        let listener = self.listeners.get_mut(&id).ok_or(EngineError::NotOpen(id))?;
+        let (new, open) = (&rules.listening.settings, &listener.rules.listening.settings);
+        if let Some(what) = new.needs_other_sockets(open) {
+            return Err(EngineError::OtherSockets { id, what });
+        }
+        listener.rules = rules.clone();
+        let (done, answers) = channel();
+        for (postbox, _) in &self.workers {
+            postbox.post(Order::SetRules { id, rules: rules.clone(), done: done.clone() })?;
+        }
+        drop(done);
+        // Nothing is sent: the other end is dropped when all workers have the rules.
+        let _ = answers.recv();
+        Ok(())
+    }
+
+    fn drain(&mut self) {
+        for (postbox, _) in &self.workers {
+            postbox.remote.drain();
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let listeners = self.listeners.iter().map(|(&id, listener)| ListenerSnapshot {
+            id,
+            addresses: listener.addresses.clone(),
+            open: self.journal.counters.open(id),
+        });
+        Snapshot { listeners: listeners.collect() }
+    }
+
+    fn health(&self) -> Health {
+        self.supervision.health()
+    }
+}
+
+impl Drop for Https {
+    fn drop(&mut self) {
+        self.supervision.stop();
+        for (postbox, _) in &self.workers {
+            postbox.remote.stop();
+        }
+        for (_, thread) in self.workers.drain(..) {
+            // A panic of a worker was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! A worker: a thread with an event loop, and a task that carries out its owner's orders.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
+use std::thread::JoinHandle;
+
+use tracing::error;
+use truepeer_session::budget::Budgets;
+use truepeer_session::listening::{ListenOptions, listen};
+use truepeer_session::{EngineError, Journal, ListenerId, Watched};
+use truepeer_sys::Named as _;
+
+use super::listener::{Listener, Rules};
+use crate::downstream::{ClientConnections, Closing, House, IdleList, accept};
+use crate::reactor::{self, Reactor, Remote};
+
+/// What a worker can be told. It answers on `done`, or drops it, when that has been carried out.
+pub(super) enum Order {
+    /// Take connections for one more listener.
+    Open { id: ListenerId, rules: Rules, door: Door, done: Sender<Result<SocketAddr, EngineError>> },
+    /// Take no more for this listener, and close its socket.
+    Close { id: ListenerId, done: Sender<()> },
+    /// New connections of the listener follow these rules.
+    SetRules { id: ListenerId, rules: Rules, done: Sender<()> },
+}
+
+/// A worker's listening socket, before the worker has it.
+pub(super) enum Door {
+    Inherited(OwnedFd),
+    New(SocketAddr, ListenOptions),
+}
+
+impl Door {
+    /// For the worker itself: a network stack in user space gives a socket to the thread that opens it.
+    fn open(self) -> Result<OwnedFd, EngineError> {
+        match self {
+            Self::Inherited(socket) => Ok(socket),
+            Self::New(address, options) => Ok(listen(address, options)?),
+        }
+    }
+}
+
+/// Where a worker's orders are put in.
+#[derive(Debug)]
+pub(super) struct Postbox {
+    orders: Sender<Order>,
+    /// Wakes the task that carries them out.
+    bell: Bell,
+    pub(super) remote: Remote,
+}
+
+type Bell = Arc<Mutex<Waker>>;
+
+impl Postbox {
+    pub(super) fn post(&self, order: Order) -> Result<(), EngineError> {
+        self.orders.send(order).map_err(|_| EngineError::WorkerGone)?;
+        self.bell.lock().unwrap_or_else(PoisonError::into_inner).wake_by_ref();
+        Ok(())
+    }
+}
+
+/// Starts a thread with a loop of its own.
+pub(super) fn start_worker(
+    number: usize,
+    watched: Watched,
+    common: Common,
+) -> Result<(Postbox, JoinHandle<()>), EngineError> {
+    let ((orders, inbox), bell) = (channel(), Bell::new(Mutex::new(Waker::noop().clone())));
+    let (report, started) = channel();
+    let rung = Arc::clone(&bell);
+    let work = move || {
+        let reactor = match Reactor::new().named("epoll_create1") {
+            Ok(reactor) => reactor,
+            Err(error) => {
+                let _ = report.send(Err(error)); // our starter waits for it
+                return watched.end(Ok(()));
+            }
+        };
+        let _ = report.send(Ok(reactor.remote()));
+        let worker = Worker { reactor: reactor.clone(), common, listeners: RefCell::default() };
+        reactor.spawn(worker.obey(inbox, rung));
+        let result = reactor.run();
+        if let Err(failure) = &result {
+            error!(
+                "worker tls-{number} has ended, since the system does not tell it what is ready: {failure}"
+            );
+        }
+        watched.end(result.map_err(|failure| format!("epoll_wait: {failure}")));
+    };
+    let thread =
+        std::thread::Builder::new().name(format!("tls-{number}")).spawn(work).map_err(EngineError::Thread)?;
+    let remote = started.recv().map_err(|_| EngineError::WorkerGone)??;
+    Ok((Postbox { orders, bell, remote }, thread))
+}
+
+/// What all listeners of a worker share.
+pub(super) struct Common {
+    pub(super) journal: Arc<Journal>,
+    pub(super) budgets: Budgets,
+    /// Of all workers.
+    pub(super) clients: Arc<ClientConnections>,
+    pub(super) idle: IdleList,
+}
+
+struct Worker {
+    reactor: Reactor,
+    common: Common,
+    listeners: RefCell<Vec<(Rc<Listener>, Rc<Closing>)>>,
+}
+
+impl Worker {
+    /// Carries out orders until the loop drains.
+    async fn obey(self, inbox: Receiver<Order>, bell: Bell) {
+        std::future::poll_fn(|cx| {
+            bell.lock().unwrap_or_else(PoisonError::into_inner).clone_from(cx.waker());
+            loop {
+                match inbox.try_recv() {
+                    Ok(order) => self.carry_out(order),
+                    Err(TryRecvError::Empty) if self.reactor.is_draining() => return Poll::Ready(()),
+                    Err(TryRecvError::Empty) => return Poll::Pending,
+                    Err(TryRecvError::Disconnected) => return Poll::Ready(()),
+                }
+            }
+        })
+        .await;
+    }
+
+    fn carry_out(&self, order: Order) {
+        match order {
+            Order::Open { id, rules, door, done } => {
+                let _ = done.send(self.open(id, rules, door)); // who has asked may have given up
+            }
+            Order::Close { id, done } => {
+                for (_, closing) in self.listeners.borrow_mut().extract_if(.., |(known, _)| known.id == id) {
+                    closing.close(done.clone());
+                }
+            }
+            Order::SetRules { id, rules, done } => {
+                for (listener, _) in self.listeners.borrow().iter().filter(|(known, _)| known.id == id) {
+                    listener.set_rules(rules.clone());
+                }
+                drop(done);
+            }
+        }
+    }
+
+    /// Opens the listener, and makes a task of it.
+    fn open(&self, id: ListenerId, rules: Rules, door: Door) -> Result<SocketAddr, EngineError> {
+        let wanted = rules.listening.settings.address;
+        let socket = reactor::Listener::new(&self.reactor, door.open()?).named("epoll_ctl")?;
+        let address = socket.local_address().unwrap_or(wanted);
+        let common = &self.common;
+        let house = House {
+            journal: Arc::clone(&common.journal),
+            shard: common.journal.counters.shard(id),
+            budgets: common.budgets.clone(),
+            clients: Arc::clone(&common.clients),
+            idle: common.idle.clone(),
+        };
+        let listener = Listener::new(&self.reactor, id, rules, house);
+        let closing = Rc::<Closing>::default();
+        self.listeners.borrow_mut().push((Rc::clone(&listener), Rc::clone(&closing)));
+        let (reactor, house) = (self.reactor.clone(), Rc::clone(&listener.house));
+        let begin = move |stream, sender| listener.begin(stream, sender);
+        self.reactor.spawn(async move {
+            accept(reactor, socket, wanted.ip(), house, &closing, begin).await;
+            closing.on_closed();
+        });
+        Ok(address)
+    }
+}

@@ -1,0 +1,122 @@
+//! What becomes of a relay when something in it is wrong, on real sockets.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use truepeer_policy::{BackendAddr, Backends, Policy, PrefixSet};
+use truepeer_proto::Version;
+use truepeer_session::budget::Budgets;
+use truepeer_session::counters::Counter;
+use truepeer_session::settings::ListenerSettings;
+use truepeer_session::{Engine, Health, Journal, ListenerId, ListenerRules};
+
+use crate::relay::Relay;
+use crate::trap::TRAP;
+
+const HEADER: &[u8] = b"PROXY TCP4 192.0.2.1 198.51.100.1 4000 443\r\n";
+const LONG: Duration = Duration::from_secs(20);
+const ID: ListenerId = ListenerId::new(7);
+
+struct Case {
+    relay: Relay,
+    journal: Arc<Journal>,
+    address: SocketAddr,
+    backend: TcpListener,
+    ends: Receiver<()>,
+}
+
+impl Case {
+    /// A relay that needs no privileges, since its backend learns the client from a header.
+    fn new() -> Self {
+        let backend = TcpListener::bind(("127.0.0.1", 0)).expect("a backend");
+        let to = BackendAddr::new(backend.local_addr().expect("its address"));
+        let mut policy = Policy::to(Backends { ipv4: to, ipv6: to });
+        policy.senders.allow = PrefixSet::loopback();
+        policy.delivery.send_proxy = Some(Version::V1);
+        let settings = ListenerSettings::on(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let (journal, (ended, ends)) = (Arc::<Journal>::default(), channel());
+        let budgets = Budgets::for_open_files(256, true, false);
+        let on_end = move || {
+            let _ = ended.send(());
+        };
+        let mut relay = Relay::start(2, &budgets, &journal, on_end).expect("a relay");
+        let rules = ListenerRules { settings, policy: Arc::new(policy) };
+        let address = relay.open(ID, rules, &mut Vec::<OwnedFd>::new()).expect("a listener")[0];
+        Self { relay, journal, address, backend, ends }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let sender =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+        sender.connect(&self.address.into()).expect("a connection");
+        let sender = TcpStream::from(sender);
+        sender.set_read_timeout(Some(LONG)).expect("a time-out");
+        sender
+    }
+
+    /// A session that relays: the sender's end, and the backend's.
+    fn session(&self) -> (TcpStream, TcpStream) {
+        let mut sender = self.connect();
+        sender.write_all(HEADER).expect("room for a header");
+        let (mut received, _) = self.backend.accept().expect("a session");
+        received.set_read_timeout(Some(LONG)).expect("a time-out");
+        received.read_exact(&mut vec![0; HEADER.len()]).expect("a header");
+        (sender, received)
+    }
+}
+
+fn check_that_it_works((sender, received): &mut (TcpStream, TcpStream)) {
+    let mut bytes = [0; 4];
+    sender.write_all(b"ping").expect("room");
+    received.read_exact(&mut bytes).expect("it goes up");
+    received.write_all(b"pong").expect("room");
+    sender.read_exact(&mut bytes).expect("it comes down");
+}
+
+fn check_that_it_is_reset(stream: &mut TcpStream) {
+    let error = stream.read(&mut [0; 100]).expect_err("an orderly end, or bytes");
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_session_that_panics_while_it_relays_ends_alone_and_by_a_reset() {
+    let case = Case::new();
+    let mut others = [case.session(), case.session(), case.session()];
+    let (mut sender, mut received) = case.session();
+    received.write_all(TRAP).expect("room");
+    check_that_it_is_reset(&mut sender);
+    check_that_it_is_reset(&mut received);
+    others.iter_mut().for_each(check_that_it_works);
+    check_that_it_works(&mut case.session());
+    assert_eq!(case.journal.counters.of(ID, Counter::Panicked), 1);
+    assert_eq!(case.relay.health(), Health::Serving);
+}
+
+#[test]
+fn a_session_that_panics_over_its_header_ends_alone_and_by_a_reset() {
+    let case = Case::new();
+    let mut other = case.session();
+    let mut sender = case.connect();
+    sender.write_all(TRAP).expect("room");
+    check_that_it_is_reset(&mut sender);
+    check_that_it_works(&mut other);
+    assert_eq!(case.journal.counters.of(ID, Counter::Panicked), 1);
+    assert_eq!(case.relay.health(), Health::Serving);
+}
+
+/// An error of epoll that lasts ends the worker: it neither spins nor stays unnoticed.
+#[test]
+fn a_worker_that_ends_by_itself_is_told_of_with_its_reason() {
+    let case = Case::new();
+    let (mut sender, mut received) = case.session();
+    case.relay.break_all();
+    case.ends.recv_timeout(LONG).expect("the owner is told");
+    let Health::Broken(reason) = case.relay.health() else { panic!("{:?}", case.relay.health()) };
+    assert!(reason.contains("epoll_wait"), "{reason}");
+    check_that_it_is_reset(&mut sender);
+    check_that_it_is_reset(&mut received);
+}

@@ -1,0 +1,136 @@
+//! Doors: the listening sockets that a worker accepts from, and when it leaves connections in their queues.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, acceptfrom_with};
+use truepeer_session::listening::concerns_one_connection;
+use truepeer_session::{Journal, ListenerId};
+use truepeer_sys::{CallError, Named};
+
+use super::event::Event;
+use crate::listener::Listener;
+
+/// How long the doors stay closed when the system is out of descriptors or memory.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A listening socket, and the listener that new sessions from it belong to.
+#[derive(Debug, Clone)]
+pub(super) struct Door {
+    /// Shared with other workers: the last one to let go closes it.
+    pub(super) socket: Arc<OwnedFd>,
+    pub(super) listener: Rc<Listener>,
+}
+
+/// A worker's doors, each at a place of its own.
+#[derive(Debug, Default)]
+pub(super) struct Doors {
+    places: Vec<Option<Door>>,
+    /// Set while no door is watched, for want of descriptors or memory.
+    paused_until: Option<Instant>,
+}
+
+impl Doors {
+    /// One more. Of the workers that share a socket, the kernel wakes one per connection.
+    pub(super) fn open(&mut self, epoll: &OwnedFd, door: Door) -> Result<(), CallError> {
+        let vacant = self.places.iter().position(Option::is_none);
+        let place = vacant.unwrap_or_else(|| {
+            self.places.push(None);
+            self.places.len() - 1
+        });
+        if self.paused_until.is_none() {
+            watch(epoll, place, &door)?;
+        }
+        self.places[place] = Some(door);
+        Ok(())
+    }
+
+    /// Takes the doors of `id` out; nobody watches them any more.
+    pub(super) fn close(&mut self, epoll: &OwnedFd, id: ListenerId) -> Vec<Door> {
+        let gone = self.places.iter_mut().filter_map(|place| place.take_if(|door| door.listener.id == id));
+        let gone: Vec<_> = gone.collect();
+        for door in &gone {
+            // Not watched during a pause: then nothing is to be done.
+            let _ = epoll::delete(epoll, &*door.socket);
+        }
+        gone
+    }
+
+    /// New sessions from the listener's doors follow its new rules.
+    pub(super) fn set_listener(&mut self, listener: &Rc<Listener>) {
+        for door in self.places.iter_mut().flatten().filter(|door| door.listener.id == listener.id) {
+            door.listener = Rc::clone(listener);
+        }
+    }
+
+    /// The door at a place; none if it has been closed since the event.
+    pub(super) fn at(&self, place: usize) -> Option<Door> {
+        self.places.get(place)?.clone()
+    }
+
+    /// Leaves new connections in the kernel's queues for a moment.
+    pub(super) fn pause(&mut self, epoll: &OwnedFd, journal: &Journal, lacking: Option<Errno>, now: Instant) {
+        for door in self.places.iter().flatten() {
+            // Not watched (a pause within a pause): then nothing is to be done.
+            let _ = epoll::delete(epoll, &*door.socket);
+        }
+        self.paused_until = Some(now + PAUSE);
+        if let Some(door) = self.places.iter().flatten().next() {
+            let address = door.listener.rules.settings.address.ip();
+            let lacking = lacking.as_ref().map(|errno| errno as &dyn std::fmt::Display);
+            journal.on_accept_pause(&door.listener.shard, address, lacking, now);
+        }
+    }
+
+    /// When the doors are to be opened again.
+    pub(super) fn paused_until(&self) -> Option<Instant> {
+        self.paused_until
+    }
+
+    /// Opens the doors again if the pause is over.
+    pub(super) fn resume(&mut self, epoll: &OwnedFd, journal: &Journal, now: Instant) {
+        if self.paused_until.is_none_or(|until| until > now) {
+            return;
+        }
+        self.paused_until = None;
+        let doors = self.places.iter().enumerate().filter_map(|(place, door)| Some((place, door.as_ref()?)));
+        let mut doors = doors;
+        if doors.any(|(place, door)| watch(epoll, place, door).is_err()) {
+            self.pause(epoll, journal, None, now);
+        }
+    }
+}
+
+fn watch(epoll: &OwnedFd, place: usize, door: &Door) -> Result<(), CallError> {
+    let token = EventData::new_u64(Event::Door(place).to_bits());
+    epoll::add(epoll, door.socket.as_fd(), token, EventFlags::IN | EventFlags::EXCLUSIVE).named("epoll_ctl")
+}
+
+/// What accepting gave.
+pub(super) enum Accepted {
+    Connection(OwnedFd, SocketAddr),
+    /// None is waiting.
+    Nobody,
+    /// This one was gone before we came, or is refused by the system; the next one may be well.
+    Lost,
+    /// The system is out of something: trying at once again would spin.
+    OutOf(Errno),
+}
+
+/// Takes one connection.
+pub(super) fn accept(listener: &OwnedFd) -> Accepted {
+    match acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+        Ok((socket, address)) => match address.map(SocketAddr::try_from) {
+            Some(Ok(address)) => Accepted::Connection(socket, address),
+            _ => Accepted::Lost,
+        },
+        Err(Errno::AGAIN) => Accepted::Nobody,
+        Err(errno) if concerns_one_connection(errno) => Accepted::Lost,
+        Err(errno) => Accepted::OutOf(errno),
+    }
+}

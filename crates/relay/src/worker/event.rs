@@ -1,0 +1,77 @@
+//! What an event is about, as its user data says.
+
+use truepeer_session::table::Key;
+
+use crate::tcp::relaying::Side;
+
+/// Places of doors and gates: far more than there are.
+const PLACES: u64 = 1 << 20;
+/// No session's key has so high a place.
+const BELL: u64 = u64::MAX;
+const FIRST_DOOR: u64 = u64::MAX - PLACES;
+const FIRST_GATE: u64 = FIRST_DOOR - PLACES;
+/// Set for a flow's upstream socket; no session's key has this bit.
+const FLOW: u64 = 1 << 63;
+
+/// What is ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Event {
+    /// The mailbox.
+    Bell,
+    /// A listening socket, by its place.
+    Door(usize),
+    /// A UDP socket that senders send to, by its place.
+    Gate(usize),
+    /// A flow's upstream socket.
+    Flow(Key),
+    /// One of a session's sockets.
+    Session(Key, Side),
+}
+
+impl Event {
+    /// As user data.
+    pub(super) fn to_bits(self) -> u64 {
+        match self {
+            Self::Bell => BELL,
+            Self::Door(place) => FIRST_DOOR + place as u64,
+            Self::Gate(place) => FIRST_GATE + place as u64,
+            Self::Flow(key) => FLOW | key.to_bits(),
+            Self::Session(key, side) => key.to_bits() << 1 | u64::from(side == Side::Upstream),
+        }
+    }
+
+    /// The reverse of [`Event::to_bits`].
+    pub(super) fn from_bits(bits: u64) -> Self {
+        let place = |first: u64| usize::try_from(bits - first).unwrap_or(usize::MAX);
+        match bits {
+            BELL => Self::Bell,
+            FIRST_DOOR.. => Self::Door(place(FIRST_DOOR)),
+            FIRST_GATE.. => Self::Gate(place(FIRST_GATE)),
+            _ if bits & FLOW != 0 => Self::Flow(Key::from_bits(bits & !FLOW)),
+            _ if bits & 1 == 0 => Self::Session(Key::from_bits(bits >> 1), Side::Downstream),
+            _ => Self::Session(Key::from_bits(bits >> 1), Side::Upstream),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn user_data_says_again_what_it_was_made_from() {
+        let mut events = vec![Event::Bell];
+        events.extend([0, 1, 1000].map(Event::Door));
+        events.extend([0, 1, 1000].map(Event::Gate));
+        // The highest that a key's bits can be.
+        for bits in [0, 1, 1 << 32, (1 << 62) - 1] {
+            let key = Key::from_bits(bits);
+            events.extend([Event::Session(key, Side::Downstream), Event::Session(key, Side::Upstream)]);
+        }
+        // The place of a flow stays below the gates' numbers.
+        events.extend([0, 1, 1 << 32, (1 << 50) + 7].map(|bits| Event::Flow(Key::from_bits(bits))));
+        for event in events {
+            assert_eq!(Event::from_bits(event.to_bits()), event);
+        }
+    }
+}
