@@ -19,6 +19,7 @@ pub mod exchange;
 pub mod gateway;
 pub mod http2;
 pub mod origin;
+mod pump;
 pub mod reactor;
 pub mod stream;
 pub mod tls;

@@ -63,6 +63,12 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin {
         true
     }
 
+    /// Whether the kernel takes more bytes, as far as is known: `false` only if it has refused some and not said since that
+    /// there is room.
+    fn may_be_writable(&self) -> bool {
+        true
+    }
+
     /// Bytes sent that the other end's kernel has not acknowledged; 0 where that can't be told.
     fn unacknowledged(&self) -> usize {
         0
@@ -80,6 +86,10 @@ impl Connection for Stream {
 
     fn is_read_out(&self) -> bool {
         !self.tcp().may_be_readable()
+    }
+
+    fn may_be_writable(&self) -> bool {
+        self.tcp().may_be_writable()
     }
 
     fn unacknowledged(&self) -> usize {

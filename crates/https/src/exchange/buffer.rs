@@ -62,6 +62,14 @@ impl Buffer {
         }
     }
 
+    /// Takes out all that was not used.
+    pub(crate) fn take(&mut self) -> Vec<u8> {
+        let data = self.data().to_vec();
+        self.consume(data.len());
+        self.rest();
+        data
+    }
+
     /// Gives the memory back, if nothing is in it.
     pub(crate) fn rest(&mut self) {
         if self.is_empty() && !self.bytes.is_empty() {

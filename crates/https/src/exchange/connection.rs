@@ -12,9 +12,9 @@ use super::journal::Served;
 use super::patience::Patience;
 use super::serve::{Ended, Guest, Service};
 use super::shared::Shared;
-use super::upgrade::tunnel;
 use super::{Failure, Visit};
 use crate::origin::Dial;
+use crate::pump::{End, IdleTimeouts, Pump};
 use crate::stream::Connection as ClientConnection;
 
 /// Serves a client until its connection ends.
@@ -170,11 +170,15 @@ impl<C: ClientConnection, O: Dial> Connection<'_, C, O> {
         let mut is_in_order = true;
         let failure = match served {
             Ok(Ended::Switched(mut origin)) => {
-                let client = (self.stream, &mut self.buffer);
-                let origin = (&origin.stream, &mut origin.buffer);
-                let tunnelled = tunnel(&service.reactor, &settings.timeouts, client, origin).await;
-                (bytes_up, bytes_down) = (tunnelled.bytes_up, tunnelled.bytes_down);
-                is_in_order = tunnelled.is_in_order;
+                let timeouts = IdleTimeouts {
+                    both: Some(settings.timeouts.tunnel),
+                    half: Some(settings.timeouts.half_tunnel),
+                };
+                let (up, down) = (self.buffer.take(), origin.buffer.take());
+                let mut pump = Pump::new(up, down, service.backlog.clone());
+                let end = pump.run(&service.reactor, timeouts, self.stream, &origin.stream).await;
+                (bytes_up, bytes_down) = pump.delivered();
+                is_in_order = matches!(end, End::Finished);
                 None
             }
             Ok(Ended::Answered) => None,

@@ -19,7 +19,6 @@ mod settings;
 mod shared;
 #[cfg(test)]
 pub(crate) mod tests;
-mod upgrade;
 mod visit;
 
 pub(crate) use buffer::Buffer;

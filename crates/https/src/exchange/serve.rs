@@ -50,6 +50,8 @@ pub struct Service<O: Dial> {
     pub pool: Rc<Pool<O::Stream>>,
     /// What all connections of the process together may be.
     pub sessions: Budget,
+    /// Bytes that slow ends may make all connections together hold after 101.
+    pub backlog: Budget,
     /// Whose connections may be used by whom.
     pub sharing: Sharing,
     /// How long a request waits for an origin that refuses connections, as it does while it is restarted, or for a descriptor.

@@ -135,6 +135,7 @@ fn patient_bed(settings: Settings, patience: Duration) -> Bed {
         dialler: origin.clone(),
         pool: Rc::new(Pool::new(8, Duration::from_secs(60), sessions.clone())),
         sessions,
+        backlog: Budget::new(1 << 20),
         sharing: Sharing::All,
         patience,
         idle: crate::downstream::IdleConnections::new(1).of(0),

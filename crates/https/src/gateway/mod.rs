@@ -81,6 +81,7 @@ impl Gateway {
             dialler,
             pool,
             sessions,
+            backlog: house.budgets.backlog_bytes.clone(),
             sharing: match options.client_address {
                 ClientAddress::Forwarded => Sharing::All,
                 ClientAddress::Transparent => Sharing::ByClient,

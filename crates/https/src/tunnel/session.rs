@@ -1,5 +1,6 @@
 //! One session, from the accepted connection to its log line.
 
+use std::io::ErrorKind;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,11 +12,12 @@ use truepeer_session::budget::Permit;
 use truepeer_session::counters::Counter;
 use truepeer_session::{Ended, send_proxy};
 
-use super::pair::Pair;
 use super::tlvs;
 use crate::close::CloseReason;
 use crate::dial::dial;
 use crate::downstream::{Downstream, House, Listening};
+use crate::exchange::Shared as SharedStream;
+use crate::pump::{End, IdleTimeouts, Pump, Side};
 use crate::reactor::TcpStream;
 use crate::stream::Stream;
 use crate::tls::{ClientTls, HandshakeError, TlsStream};
@@ -68,8 +70,25 @@ async fn session(
     };
     shared.house.shard.count(Counter::Relayed);
     let backlog = shared.house.budgets.backlog_bytes.clone();
-    let pair = record.pair.insert(Pair::new(downstream.stream, upstream, downstream.first, backlog));
-    Ok(pair.relay(&reactor, shared.listening.settings.idle_timeout).await)
+    let pump = record.pump.insert(Pump::new(downstream.first, Vec::new(), backlog));
+    let idle = shared.listening.settings.idle_timeout;
+    let timeouts = IdleTimeouts { both: idle, half: idle };
+    let (downstream, upstream) = (SharedStream::new(downstream.stream), SharedStream::new(upstream));
+    Ok(reason(&pump.run(&reactor, timeouts, &downstream, &upstream).await))
+}
+
+fn reason(end: &End) -> CloseReason {
+    let tcp = match end {
+        End::Finished => truepeer_session::CloseReason::Finished,
+        End::Idle => truepeer_session::CloseReason::Idle,
+        End::Broken(side, error) => match (side, error.kind()) {
+            (Side::Downstream, ErrorKind::UnexpectedEof) => return CloseReason::TruncatedByClient,
+            (Side::Upstream, ErrorKind::UnexpectedEof) => return CloseReason::TruncatedByBackend,
+            (Side::Downstream, _) => truepeer_session::CloseReason::ResetByClient,
+            (Side::Upstream, _) => truepeer_session::CloseReason::ResetByBackend,
+        },
+    };
+    tcp.into()
 }
 
 /// Connects to the backend, and says and agrees with it what comes before the stream.
@@ -105,19 +124,19 @@ struct Record {
     route: Option<Route>,
     tls: Option<String>,
     began: Instant,
-    pair: Option<Pair>,
+    pump: Option<Pump>,
     ended: bool,
 }
 
 impl Record {
     fn new(shared: Rc<Shared>, sender: SenderAddr, began: Instant) -> Self {
-        Self { shared, sender, route: None, tls: None, began, pair: None, ended: false }
+        Self { shared, sender, route: None, tls: None, began, pump: None, ended: false }
     }
 
     fn end(&mut self, reason: &CloseReason, now: Instant) {
         self.ended = true;
         let house = &*self.shared.house;
-        let (bytes_up, bytes_down) = self.pair.as_ref().map_or((0, 0), Pair::delivered);
+        let (bytes_up, bytes_down) = self.pump.as_ref().map_or((0, 0), Pump::delivered);
         house.shard.add(Counter::BytesUp, bytes_up);
         house.shard.add(Counter::BytesDown, bytes_down);
         let ended = Ended {

@@ -141,3 +141,47 @@ fn a_connection_between_requests_ends_when_its_place_is_needed_and_one_with_a_re
         assert!(until(&mut busy, "\r\n\r\n").await.starts_with("HTTP/1.1 204 "));
     });
 }
+
+/// What a slow end of a WebSocket makes us hold counts as a tunnel's does.
+#[test]
+fn what_waits_after_an_upgrade_counts_in_the_backlog() {
+    let bed = bed(Settings::default());
+    let (mut origin, service) = (bed.origin.next_connection(), Rc::clone(&bed.service));
+    let (reactor, other) = (bed.reactor.clone(), bed.reactor.clone());
+    bed.run(async move {
+        let (ours, mut client) = small_connection(&reactor).await;
+        reactor.spawn(serve_http1(ours, visit(), Rc::clone(&service)));
+        let request = "GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
+        std::io::Write::write_all(&mut client, request.as_bytes()).unwrap();
+        until(&mut origin, "\r\n\r\n").await;
+        let switching =
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
+        say(&mut origin, switching).await;
+        // The client takes nothing.
+        other.spawn(async move { while origin.write_all(&[7; 1 << 14]).await.is_ok() {} });
+        while service.backlog.used() == 0 {
+            reactor.sleep(Duration::from_millis(5)).await;
+        }
+        drop(client);
+        while service.backlog.used() > 0 {
+            reactor.sleep(Duration::from_millis(5)).await;
+        }
+    });
+}
+
+/// A connection whose kernels hold little: our end, and the other.
+async fn small_connection(reactor: &Reactor) -> (crate::stream::Stream, std::net::TcpStream) {
+    use std::os::fd::AsFd as _;
+
+    use socket2::{Domain, SockRef, Socket, Type};
+    use truepeer_session::listening::{ListenOptions, listen};
+
+    let socket = listen("127.0.0.1:0".parse().unwrap(), ListenOptions::default()).unwrap();
+    SockRef::from(&socket.as_fd()).set_send_buffer_size(4096).unwrap();
+    let listener = crate::reactor::Listener::new(reactor, socket).unwrap();
+    let far = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    far.set_recv_buffer_size(4096).unwrap();
+    far.connect(&listener.local_address().unwrap().into()).unwrap();
+    let (near, _) = listener.accept().await.unwrap();
+    (crate::stream::Stream::Plain(near), far.into())
+}

@@ -1,14 +1,14 @@
-//! One direction of a session.
+//! One direction of a tunnelled connection.
 
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use tokio::io::AsyncWrite as _;
+use tokio::io::ReadBuf;
 use truepeer_session::budget::{Budget, Permit};
 
 use crate::buffers::{self, BUFFER_BYTES};
-use crate::stream::Stream;
+use crate::stream::Connection;
 use crate::tls::OUTGOING_BYTES;
 
 /// What a sink that takes nothing makes us hold at most: what was read for it, and what was encrypted for it before.
@@ -75,11 +75,11 @@ impl Half {
     }
 
     /// Moves what can be moved; ready when the end has been handed on, or a broken source gives no more.
-    pub(super) fn poll(
+    pub(super) fn poll<A: Connection, B: Connection>(
         &mut self,
         cx: &mut Context<'_>,
-        source: &mut Stream,
-        sink: &mut Stream,
+        source: &mut A,
+        sink: &mut B,
         backlog: &Budget,
     ) -> Poll<Result<(), Fault>> {
         loop {
@@ -103,10 +103,10 @@ impl Half {
     }
 
     /// Hands on what is held.
-    fn poll_write(
+    fn poll_write<B: Connection>(
         &mut self,
         cx: &mut Context<'_>,
-        sink: &mut Stream,
+        sink: &mut B,
         backlog: &Budget,
     ) -> Poll<Result<(), Fault>> {
         while self.from < self.to {
@@ -129,8 +129,8 @@ impl Half {
 
     /// A sink has taken nothing. It is slow only if its kernel's buffer is full: most of them merely wait for the end of
     /// the turn.
-    fn note_slow(&mut self, sink: &Stream, backlog: &Budget) {
-        if !sink.tcp().may_be_writable() {
+    fn note_slow(&mut self, sink: &impl Connection, backlog: &Budget) {
+        if !sink.may_be_writable() {
             self.slow.get_or_insert_with(|| backlog.take_anyway(SLOW_BYTES));
         }
     }
@@ -148,10 +148,10 @@ impl Half {
     }
 
     /// Sees that what TLS has encrypted leaves.
-    fn poll_flush(
+    fn poll_flush<B: Connection>(
         &mut self,
         cx: &mut Context<'_>,
-        sink: &mut Stream,
+        sink: &mut B,
         backlog: &Budget,
     ) -> Poll<Result<(), Fault>> {
         match Pin::new(&mut *sink).poll_flush(cx) {
@@ -166,11 +166,11 @@ impl Half {
         }
     }
 
-    fn poll_read(
+    fn poll_read<A: Connection, B: Connection>(
         &mut self,
         cx: &mut Context<'_>,
-        source: &mut Stream,
-        sink: &mut Stream,
+        source: &mut A,
+        sink: &mut B,
         backlog: &Budget,
     ) -> Poll<Result<(), Fault>> {
         let is_pressed = !backlog.has(SLOW_BYTES);
@@ -179,7 +179,9 @@ impl Half {
         }
         let mut buffer = buffers::take();
         let most = if is_pressed { SMALL_PIECE_BYTES } else { buffer.len() };
-        let read = source.poll_read_into(cx, &mut buffer[..most]);
+        let mut space = ReadBuf::new(&mut buffer[..most]);
+        let read = Pin::new(&mut *source).poll_read(cx, &mut space);
+        let read = read.map_ok(|()| space.filled().len());
         match read {
             Poll::Ready(Ok(length)) if length > 0 => {
                 (self.buffer, self.from, self.to) = (buffer, 0, length);
@@ -226,6 +228,7 @@ mod tests {
 
     use super::*;
     use crate::reactor::{Listener, Reactor};
+    use crate::stream::Stream;
 
     const LONG: Duration = Duration::from_secs(60);
 
