@@ -32,5 +32,5 @@ pub use opening::{HeaderError, HeaderReader, HeaderTimes, Opening};
 pub use policy::Policy;
 pub use prefixes::{PrefixError, PrefixFileError, PrefixSet};
 pub use refusal::{Refusal, UnusableDestination};
-pub use route::{Backends, Client, Delivery, OnConflict, Origin, ParseOnConflictError, Route};
+pub use route::{Backends, Client, Delivery, OnConflict, Origin, ParseOnConflictError, Route, Source};
 pub use senders::{HeaderRule, OptionalForMost, ParseHeaderRuleError, Senders};

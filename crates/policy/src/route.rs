@@ -44,6 +44,16 @@ pub enum OnConflict {
     Refuse,
 }
 
+/// Whose address the upstream socket has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Source {
+    /// The client's, or what stands for it in the backend's family.
+    #[default]
+    Client,
+    /// This machine's own; the kernel chooses. Any client can reach any backend, and no privilege is needed.
+    Any,
+}
+
 /// Text that is not a conflict rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a conflict rule: expected ephemeral or refuse")]
@@ -109,7 +119,9 @@ pub struct Delivery {
     pub backends: Backends,
     /// Whether a header's destination is the backend, and which ones may be.
     pub dynamic: Option<Dynamic>,
-    /// Write this header to the backend instead of using the client's address.
+    /// Whose address the upstream sockets have.
+    pub source: Source,
+    /// Write this header in front of the stream to the backend.
     pub send_proxy: Option<Version>,
     /// IPv4 clients appear to an IPv6 backend under this prefix; refused without it.
     pub nat64_prefix: Option<Nat64Prefix>,
@@ -125,6 +137,7 @@ impl Delivery {
         Self {
             backends,
             dynamic: None,
+            source: Source::Client,
             send_proxy: None,
             nat64_prefix: None,
             pseudo_ipv4: false,
@@ -134,7 +147,10 @@ impl Delivery {
 
     pub(crate) fn route(&self, client: Client) -> Result<Route, Refusal> {
         let backend = self.backend(client)?;
-        let source = if self.send_proxy.is_some() { None } else { self.source(client, backend)? };
+        let source = match self.source {
+            Source::Any => None,
+            Source::Client => self.bound(client, backend)?,
+        };
         if source == Some(reached_at(backend)) {
             return Err(Refusal::ClientIsBackend { client: client.addr, backend });
         }
@@ -163,7 +179,7 @@ impl Delivery {
         }
     }
 
-    fn source(&self, client: Client, backend: BackendAddr) -> Result<Option<SocketAddr>, Refusal> {
+    fn bound(&self, client: Client, backend: BackendAddr) -> Result<Option<SocketAddr>, Refusal> {
         // A sender on loopback is this machine. A backend elsewhere can't answer 127.0.0.1, and sees this machine's
         // address if the kernel chooses.
         if client.origin != Origin::Header && client.addr.ip().is_loopback() && !backend.ip().is_loopback() {

@@ -9,7 +9,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proptest::prelude::*;
 use truepeer_policy::{
     ClientAddr, Destinations, Dynamic, HeaderRule, Nat64Prefix, Origin, Policy, PrefixSet, SenderAddr,
-    Senders, SpecialRange, pseudo_ipv4,
+    Senders, Source, SpecialRange, pseudo_ipv4,
 };
 use truepeer_proto::{Addresses, Command, Header, Transport, Version};
 
@@ -78,6 +78,7 @@ fn any_policy() -> impl Strategy<Value = Policy> {
             policy.delivery.nat64_prefix = nat64.then(|| "64:ff9b::/96".parse().expect("valid"));
             policy.delivery.pseudo_ipv4 = pseudo;
             policy.delivery.send_proxy = send.then_some(Version::V2);
+            policy.delivery.source = if send { Source::Any } else { Source::Client };
             let own_listeners = vec!["0.0.0.0:8443".parse().expect("valid")];
             policy.delivery.dynamic = dynamic.then(|| Dynamic { allow: Destinations::any(), own_listeners });
             policy
@@ -129,7 +130,7 @@ proptest! {
             prop_assert_eq!(source.is_ipv4(), route.backend.get().is_ipv4());
             prop_assert_eq!(source.port(), route.client.get().port());
             prop_assert!(source.is_ipv4() != route.client.get().is_ipv4() || source == route.client.get());
-            prop_assert!(policy.delivery.send_proxy.is_none());
+            prop_assert_eq!(policy.delivery.source, Source::Client);
         }
         prop_assert!(route.backend.get().is_ipv6() || route.backend.get().port() != 8443);
         prop_assert!(route.backend.get().port() != 0);

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use common::{BACKEND_4, BACKEND_6, addr, claim, claim_to, header, inet, policy, route, sender, to};
 use truepeer_policy::{
-    Dynamic, HeaderRule, HostAddresses, OnConflict, Origin, PrefixSet, Refusal, Senders, SpecialRange,
+    Dynamic, HeaderRule, HostAddresses, OnConflict, Origin, PrefixSet, Refusal, Senders, Source, SpecialRange,
 };
 use truepeer_proto::{Addresses, Command, Transport, Version};
 
@@ -267,8 +267,8 @@ fn a_client_at_the_backends_own_address_and_port_is_refused() {
         let mut beside = addr(client);
         beside.set_port(444);
         assert!(route(&policy, &claim(&beside.to_string())).is_ok(), "{beside}");
-        // With a header of our own, the upstream socket is not bound to the client's address.
-        policy.delivery.send_proxy = Some(Version::V2);
+        // Where the kernel chooses the source, the upstream socket is not bound to the client's address.
+        policy.delivery.source = Source::Any;
         assert!(route(&policy, &claim(client)).is_ok(), "{client}");
     }
 }
@@ -371,15 +371,15 @@ fn an_ipv6_client_reaches_an_ipv4_backend_as_a_class_e_address_only() {
 fn a_link_local_client_is_refused_unless_a_header_carries_it() {
     let mut policy = policy();
     assert_eq!(reason(route(&policy, &claim("[fe80::1]:9"))), "client_link_local");
-    policy.delivery.send_proxy = Some(Version::V2);
+    policy.delivery.source = Source::Any;
     assert!(route(&policy, &claim("[fe80::1]:9")).is_ok());
     assert!(route(&self::policy(), &claim("169.254.0.1:9")).is_ok());
 }
 
 #[test]
-fn with_a_header_to_the_backend_nothing_is_bound_and_any_family_goes() {
+fn where_any_source_will_do_nothing_is_bound_and_any_family_goes() {
     let mut policy = to("[2001:db8::80]:80", "192.0.2.80:80");
-    policy.delivery.send_proxy = Some(Version::V1);
+    (policy.delivery.source, policy.delivery.send_proxy) = (Source::Any, Some(Version::V1));
     for source in ["192.0.2.9:9", "[2001:db8::9]:9"] {
         let route = route(&policy, &claim(source)).expect("routed");
         assert_eq!((route.source, route.send_proxy), (None, Some(Version::V1)));

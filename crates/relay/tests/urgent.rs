@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::{SendFlags, send};
-use truepeer_policy::{BackendAddr, Backends, Policy, PrefixSet};
+use truepeer_policy::{BackendAddr, Backends, Policy, PrefixSet, Source};
 use truepeer_proto::Version;
 use truepeer_relay::Relay;
 use truepeer_session::budget::Budgets;
@@ -20,7 +20,7 @@ fn relay_to(backend: SocketAddr) -> (Relay, SocketAddr) {
     let backend = BackendAddr::new(backend);
     let mut policy = Policy::to(Backends { ipv4: backend, ipv6: backend });
     policy.senders.allow = PrefixSet::loopback();
-    policy.delivery.send_proxy = Some(Version::V1);
+    (policy.delivery.source, policy.delivery.send_proxy) = (Source::Any, Some(Version::V1));
     let settings = ListenerSettings::on(SocketAddr::from(([127, 0, 0, 1], 0)));
     let budgets = Budgets::for_open_files(256, true, false);
     let mut relay = Relay::start(1, &budgets, &Arc::default(), || {}).expect("a relay");

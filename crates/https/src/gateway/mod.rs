@@ -6,7 +6,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use truepeer_policy::SenderAddr;
-use truepeer_proto::Version;
 use truepeer_session::Ended;
 use truepeer_session::budget::Permit;
 
@@ -142,15 +141,9 @@ impl Gateway {
 
     fn visit(&self, downstream: &Downstream) -> Visit {
         let mut route = downstream.route;
-        match self.client_address {
-            ClientAddress::Forwarded => (route.source, route.send_proxy) = (None, None),
-            // A client's requests share connections, whatever port each came from.
-            ClientAddress::Transparent => {
-                if let Some(source) = &mut route.source {
-                    source.set_port(0);
-                }
-            }
-            ClientAddress::Proxy => (route.source, route.send_proxy) = (None, Some(Version::V2)),
+        // A client's requests share connections, whatever port each came from.
+        if let Some(source) = &mut route.source {
+            source.set_port(0);
         }
         let tls = downstream.tls.as_ref();
         Visit {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rustix::io::Errno;
-use truepeer_policy::{HeaderError, HeaderRule, OnConflict};
+use truepeer_policy::{HeaderError, HeaderRule, OnConflict, Source};
 use truepeer_proto::Version;
 use truepeer_session::CloseReason;
 use truepeer_session::connect_as::ConnectError;
@@ -245,7 +245,7 @@ fn headers_in_pieces_keep_to_their_budget() {
 #[test]
 fn the_sending_side_writes_a_header_of_its_own() {
     let mut case = Case::new();
-    case.policy.delivery.send_proxy = Some(Version::V1);
+    (case.policy.delivery.source, case.policy.delivery.send_proxy) = (Source::Any, Some(Version::V1));
     case.expected_opening = header(1);
     case.client.chunk = 30;
     case.play_often(check_whole);

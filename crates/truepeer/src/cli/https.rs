@@ -315,8 +315,7 @@ impl HttpsArgs {
                 ..common.header
             },
             claims,
-            // Nobody's address is used, and none has to fit the origin's family.
-            send_proxy: (client_address != ClientAddressConfig::Transparent).then_some(SendProxy::V2),
+            send_proxy: (client_address == ClientAddressConfig::Proxy).then_some(SendProxy::V2),
             timeouts: Timeouts {
                 connect: self.connect_timeout.unwrap_or(common.timeouts.connect),
                 ..common.timeouts

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use truepeer_policy::{Dialect, HeaderRule};
+use truepeer_policy::{Dialect, HeaderRule, Source};
 
 use super::*;
 use crate::plan::{ListenerConfig, LogFormat, Protocol, RoutesMode, SendProxy, Verbosity};
@@ -252,11 +252,16 @@ fn https_is_a_listener_that_takes_tls_off_and_knows_one_origin() {
     let plain = config("--origin http://127.0.0.1:8080");
     assert_eq!(plain.backends.ipv6.to_string(), "127.0.0.1:8080");
     assert!(plain.senders.allow.has_everybody() && plain.senders.header == HeaderRule::Forbid);
-    assert!(plain.send_proxy.is_some() && plain.origin_tls.is_none() && plain.tls.is_some());
+    assert!(
+        plain.source() == Source::Any
+            && plain.send_proxy.is_none()
+            && plain.origin_tls.is_none()
+            && plain.tls.is_some()
+    );
     let all = config(
         "--origin https://app.internal --methods GET,PUT --client-address transparent --header require",
     );
-    assert!(all.send_proxy.is_none() && !all.senders.allow.has_everybody());
+    assert!(all.source() == Source::Client && all.send_proxy.is_none() && !all.senders.allow.has_everybody());
     assert_eq!(all.origin_tls.map(|tls| tls.name).as_deref(), Some("app.internal"));
     assert_eq!(all.http.map(|http| http.methods), Some(vec!["GET".to_owned(), "PUT".to_owned()]));
 }

@@ -10,12 +10,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use truepeer_policy::{
     Backends, Claims, Delivery, Destinations, Dialect, Dynamic, HeaderRule, HeaderTimes, HostAddresses,
-    Nat64Prefix, OnConflict, Policy, PrefixSet, Senders,
+    Nat64Prefix, OnConflict, Policy, PrefixSet, Senders, Source,
 };
 use truepeer_proto::{Transport, Version};
 use truepeer_session::settings::UdpSettings;
 
-use super::http::HttpConfig;
+use super::http::{ClientAddressConfig, HttpConfig};
 use super::resolve::{Family, HostPort};
 use super::tls::{OriginTlsConfig, TlsConfig};
 use super::{ConfigError, text};
@@ -83,7 +83,7 @@ pub(crate) struct DynamicConfig {
     pub(crate) allow: Destinations,
 }
 
-/// The header that is written in front of what goes to the backend, instead of using the client's address.
+/// The header that is written in front of what goes to the backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum SendProxy {
@@ -234,6 +234,15 @@ impl ListenerConfig {
         })
     }
 
+    /// Whose address backends see.
+    pub(crate) fn source(&self) -> Source {
+        let is_client = match &self.http {
+            Some(http) => http.client_address == ClientAddressConfig::Transparent,
+            None => self.send_proxy.is_none(),
+        };
+        if is_client { Source::Client } else { Source::Any }
+    }
+
     fn delivery(&self, own_listeners: &[SocketAddr]) -> Result<Delivery, ConfigError> {
         Ok(Delivery {
             backends: self.backends.resolve()?,
@@ -241,6 +250,7 @@ impl ListenerConfig {
                 allow: dynamic.allow.clone(),
                 own_listeners: own_listeners.to_vec(),
             }),
+            source: self.source(),
             send_proxy: self.send_proxy.map(SendProxy::version),
             nat64_prefix: self.nat64_prefix,
             pseudo_ipv4: self.pseudo_ipv4,
@@ -277,7 +287,7 @@ impl ListenerConfig {
 }
 
 impl SendProxy {
-    /// What stands for it in the policy, which asks only whether the upstream socket has the client's address.
+    /// What a stream's header is; datagrams' is the dialect's.
     fn version(self) -> Version {
         if self == Self::V1 { Version::V1 } else { Version::V2 }
     }

@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use truepeer_policy::Source;
 
 use super::item::{Switch, Transport};
 use super::netlink::{Netlink, NetlinkError};
@@ -78,8 +79,8 @@ pub(crate) fn of_config(config: &Config) -> Result<SetupOptions, ConfigError> {
         };
         options.listen_transparent.extend(listener.transparent.then_some(listener.bind));
         let delivery = listener.policy(&config.binds())?.delivery;
-        if delivery.send_proxy.is_some() {
-            // the header names the client: upstream sockets have our own address, replies come back by themselves
+        if delivery.source == Source::Any {
+            // upstream sockets have our own address: replies come back by themselves
             continue;
         }
         let backends = [delivery.backends.ipv4, delivery.backends.ipv6];

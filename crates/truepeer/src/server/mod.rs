@@ -15,7 +15,7 @@ use signal_hook::iterator::Handle;
 use tracing::{error, info, warn};
 use truepeer_https::downstream;
 use truepeer_https::{Https, Rules};
-use truepeer_policy::HeaderTimes;
+use truepeer_policy::{HeaderTimes, Source};
 use truepeer_proto::{Limits, Versions};
 use truepeer_relay::Relay;
 use truepeer_session::budget::{Budget, Budgets};
@@ -137,8 +137,8 @@ impl Serving {
 
 /// Every session would fail without it, and only when it comes.
 fn check_privilege(config: &Config) -> anyhow::Result<()> {
-    if config.listeners.iter().all(|listener| listener.send_proxy.is_some()) {
-        return Ok(()); // nobody's address is used
+    if config.listeners.iter().all(|listener| listener.source() == Source::Any) {
+        return Ok(()); // no client's address is used
     }
     let probe = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let answer = socket::tcp_socket(probe).and_then(|socket| socket::set_transparent(socket.as_fd(), probe));

@@ -152,7 +152,7 @@ fn what_waits_after_an_upgrade_counts_in_the_backlog() {
         let (ours, mut client) = small_connection(&reactor).await;
         reactor.spawn(serve_http1(ours, visit(), Rc::clone(&service)));
         let request = "GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
-        std::io::Write::write_all(&mut client, request.as_bytes()).unwrap();
+        io::Write::write_all(&mut client, request.as_bytes()).unwrap();
         until(&mut origin, "\r\n\r\n").await;
         let switching =
             "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
