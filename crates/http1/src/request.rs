@@ -107,7 +107,7 @@ impl RequestHead {
         self.version = Version::Http2;
     }
 
-    /// Judges what was begun for HTTP/2; `has_body`: the stream did not end with the head.
+    /// Checks what was begun for HTTP/2; `has_body`: the stream did not end with the head.
     ///
     /// # Errors
     /// Contradictory fields.
@@ -148,11 +148,11 @@ impl RequestHead {
             self.fields.mark(part(head, field.name.as_bytes()), part(head, field.value));
         }
         self.version = if minor == 0 { Version::Http10 } else { Version::Http11 };
-        self.judge()
+        self.interpret()
     }
 
     /// What the fields mean, once they are there.
-    fn judge(&mut self) -> Result<(), HeadError> {
+    fn interpret(&mut self) -> Result<(), HeadError> {
         self.check_host()?;
         self.check_target()?;
         let is_http_10 = self.version == Version::Http10;

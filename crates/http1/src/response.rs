@@ -79,11 +79,11 @@ impl ResponseHead {
         for field in parsed.headers.iter() {
             self.fields.mark(part(head, field.name.as_bytes()), part(head, field.value));
         }
-        self.judge(minor == 0, is_head)
+        self.interpret(minor == 0, is_head)
     }
 
     /// RFC 9112 6.3, in its order.
-    fn judge(&mut self, is_http_10: bool, is_head: bool) -> Result<(), HeadError> {
+    fn interpret(&mut self, is_http_10: bool, is_head: bool) -> Result<(), HeadError> {
         let said = framing::said(&self.fields, is_http_10)?;
         let has_no_body = is_head || self.is_interim() || matches!(self.status, 204 | 304);
         self.announced = match said {

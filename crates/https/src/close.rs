@@ -10,7 +10,7 @@ use crate::tls::HandshakeError;
 
 /// How a session ended.
 #[derive(Debug, thiserror::Error)]
-pub enum CloseReason {
+pub enum TlsCloseReason {
     /// As a session without TLS ends.
     #[error(transparent)]
     Tcp(#[from] truepeer_session::CloseReason),
@@ -41,7 +41,7 @@ pub enum CloseReason {
     TruncatedByBackend,
 }
 
-impl CloseReason {
+impl TlsCloseReason {
     /// A connection that could not be delivered ends as it would have ended without us: reset.
     #[must_use]
     pub fn resets_downstream(&self) -> bool {
@@ -53,7 +53,7 @@ impl CloseReason {
     }
 }
 
-impl Ending for CloseReason {
+impl Ending for TlsCloseReason {
     fn counter(&self) -> Counter {
         match self {
             Self::Tcp(reason) => reason.counter(),

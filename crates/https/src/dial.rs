@@ -1,4 +1,4 @@
-//! The connection to a backend, as the client: with the patience that a tuple in use deserves.
+//! The connection to a backend, as the client: with the time_limit that a tuple in use deserves.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use truepeer_policy::Route;
 use truepeer_session::CloseReason;
 use truepeer_session::connect_as::{AfterConflict, CONFLICT_RETRY, ConnectError, Upstream};
 
-use crate::downstream::House;
+use crate::downstream::WorkerState;
 use crate::reactor::{Reactor, TcpStream, connect};
 
 /// Connects to the backend of `route` within `limit`. A tuple that stays in use is given up for another port, or for
@@ -16,12 +16,12 @@ use crate::reactor::{Reactor, TcpStream, connect};
 /// ConnectFailed or ConnectTimeout.
 pub async fn dial(
     reactor: &Reactor,
-    house: &House,
+    worker: &WorkerState,
     route: &Route,
     mark: u32,
     limit: Duration,
 ) -> Result<TcpStream, CloseReason> {
-    match reactor.timeout(limit, attempts(reactor, house, route, mark)).await {
+    match reactor.timeout(limit, attempts(reactor, worker, route, mark)).await {
         Ok(Ok(stream)) => Ok(stream),
         Ok(Err(error)) => Err(CloseReason::ConnectFailed { route: Box::new(*route), error }),
         Err(_) => Err(CloseReason::ConnectTimeout { route: Box::new(*route), waited: limit }),
@@ -30,7 +30,7 @@ pub async fn dial(
 
 async fn attempts(
     reactor: &Reactor,
-    house: &House,
+    worker: &WorkerState,
     route: &Route,
     mark: u32,
 ) -> Result<TcpStream, ConnectError> {
@@ -46,6 +46,6 @@ async fn attempts(
         }
     }
     let stream = connect(reactor, &own.from_any_port()).await?;
-    house.journal.on_port_replaced(&house.shard, route, reactor.now());
+    worker.journal.on_port_replaced(&worker.shard, route, reactor.now());
     Ok(stream)
 }

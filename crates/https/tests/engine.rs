@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use truepeer_https::downstream::{Listening, PerClient};
-use truepeer_https::exchange::Settings;
+use truepeer_https::downstream::{PerClient, TlsListener};
+use truepeer_https::exchange::HttpSettings;
 use truepeer_https::gateway::{ClientAddress, HttpOptions};
 use truepeer_https::{Https, Rules};
 use truepeer_policy::{BackendAddr, Backends, HeaderRule, Policy, PrefixSet};
@@ -52,7 +52,7 @@ fn tunnels(address: SocketAddr, backend: SocketAddr) -> Rules {
     policy.senders.header = HeaderRule::Forbid;
     policy.delivery.send_proxy = Some(Version::V1);
     let settings = ListenerSettings::on(address);
-    let listening = Listening {
+    let listening = TlsListener {
         settings,
         policy: Arc::new(policy),
         tls: None,
@@ -64,11 +64,11 @@ fn tunnels(address: SocketAddr, backend: SocketAddr) -> Rules {
 
 fn exchanges(address: SocketAddr, origin: SocketAddr) -> Rules {
     let options = HttpOptions {
-        settings: Settings::default(),
+        settings: HttpSettings::default(),
         client_address: ClientAddress::Forwarded,
         origin_keepalive: 4,
         origin_idle: LONG,
-        origin_patience: Duration::ZERO,
+        origin_retry_timeout: Duration::ZERO,
     };
     Rules { http: Some(options), ..tunnels(address, origin) }
 }

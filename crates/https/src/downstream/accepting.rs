@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use truepeer_session::listening::concerns_one_connection;
 
-use super::House;
+use super::WorkerState;
 use crate::reactor::{Listener, Reactor, TcpStream};
 
 /// How long connections stay in the kernel's queue when the system is out of descriptors or memory.
@@ -59,7 +59,7 @@ pub async fn accept(
     reactor: Reactor,
     listener: Listener,
     address: IpAddr,
-    house: Rc<House>,
+    worker: Rc<WorkerState>,
     closing: &Closing,
     begin: impl Fn(TcpStream, SocketAddr),
 ) {
@@ -72,16 +72,16 @@ pub async fn accept(
                 None => return,
             }
         }
-        if !house.budgets.sessions.has(spare(&house)) {
-            let is_reclaimed = house.reclaim(address, reactor.now());
-            if !house.budgets.sessions.has(1) {
+        if !worker.budgets.sessions.has(spare(&worker)) {
+            let is_reclaimed = worker.reclaim(address, reactor.now());
+            if !worker.budgets.sessions.has(1) {
                 if is_over {
                     return;
                 }
                 if is_reclaimed {
                     reactor.sleep(RECLAIMING).await;
                 } else {
-                    pause(&reactor, address, &house, None).await;
+                    pause(&reactor, address, &worker, None).await;
                 }
                 continue;
             }
@@ -93,11 +93,11 @@ pub async fn accept(
             Err(error) if is_of_one_connection(&error) => {}
             Err(_) if is_over => return,
             Err(error) => {
-                let reclaimed = (0..RECLAIMED_AT_ONCE).take_while(|_| house.reclaim(address, reactor.now()));
+                let reclaimed = (0..RECLAIMED_AT_ONCE).take_while(|_| worker.reclaim(address, reactor.now()));
                 if reclaimed.count() > 0 {
                     reactor.sleep(RECLAIMING).await;
                 } else {
-                    pause(&reactor, address, &house, Some(&error)).await;
+                    pause(&reactor, address, &worker, Some(&error)).await;
                 }
             }
         }
@@ -105,8 +105,8 @@ pub async fn accept(
 }
 
 /// When fewer sessions than this are left, each new one ends an idle one. So new connections rarely have to wait.
-fn spare(house: &House) -> usize {
-    house.budgets.sessions.limit() / 32 + 1
+fn spare(worker: &WorkerState) -> usize {
+    worker.budgets.sessions.limit() / 32 + 1
 }
 
 fn is_of_one_connection(error: &io::Error) -> bool {
@@ -140,9 +140,9 @@ async fn next(
     .await
 }
 
-async fn pause(reactor: &Reactor, address: IpAddr, house: &House, lacking: Option<&io::Error>) {
+async fn pause(reactor: &Reactor, address: IpAddr, worker: &WorkerState, lacking: Option<&io::Error>) {
     let lacking = lacking.map(|error| error as &dyn std::fmt::Display);
-    house.journal.on_accept_pause(&house.shard, address, lacking, reactor.now());
+    worker.journal.on_accept_pause(&worker.shard, address, lacking, reactor.now());
     reactor.sleep(PAUSE).await;
 }
 

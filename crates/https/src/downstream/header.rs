@@ -8,7 +8,7 @@ use truepeer_proto::Header;
 use truepeer_session::CloseReason;
 use truepeer_session::budget::{Budget, Permit};
 
-use super::{House, Listening};
+use super::{TlsListener, WorkerState};
 use crate::buffers;
 use crate::reactor::TcpStream;
 
@@ -38,8 +38,8 @@ impl First {
 
 /// Reads the header, if the sender's rule has one, and asks the policy whose connection it is.
 pub(super) async fn read(
-    listening: &Listening,
-    house: &House,
+    listening: &TlsListener,
+    worker: &WorkerState,
     tcp: &TcpStream,
     sender: SenderAddr,
 ) -> Result<First, CloseReason> {
@@ -69,7 +69,7 @@ pub(super) async fn read(
             Opening::NoHeader => return First::new(&listening.policy, sender, None, &seen),
             Opening::Refused(error) => return Err(error.into()),
         }
-        if !has_room_for(seen.len() - had, &mut permit, &house.budgets.header_bytes) {
+        if !has_room_for(seen.len() - had, &mut permit, &worker.budgets.header_bytes) {
             return Err(CloseReason::OverHeaderBudget);
         }
     }

@@ -15,10 +15,10 @@ type Waiting = BTreeMap<u64, (Instant, Waker)>;
 
 /// The idle connections of all workers.
 #[derive(Debug)]
-pub struct IdleConnections(Box<[Mutex<Worker>]>);
+pub struct IdleConnections(Box<[Mutex<WorkerList>]>);
 
 #[derive(Debug, Default)]
-struct Worker {
+struct WorkerList {
     /// By a number that grows: the first has waited longest.
     waiting: Waiting,
     next: u64,
@@ -44,7 +44,7 @@ impl IdleConnections {
         IdleList { all: Arc::clone(self), worker: worker % self.0.len() }
     }
 
-    fn lock(&self, worker: usize) -> MutexGuard<'_, Worker> {
+    fn lock(&self, worker: usize) -> MutexGuard<'_, WorkerList> {
         self.0[worker].lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -25,14 +25,14 @@ use truepeer_session::settings::ListenerSettings;
 pub use self::accepting::{Closing, accept};
 pub use self::clients::{ClientConnections, Counted};
 pub use self::idle::{Idle, IdleConnections, IdleList};
-use crate::close::CloseReason;
+use crate::close::TlsCloseReason;
 use crate::reactor::TcpStream;
 use crate::stream::Stream;
 use crate::tls::{Facts, HandshakeError, ServerTls, TlsStream};
 
 /// What the connections of one listener share, in one worker.
 #[derive(Debug, Clone)]
-pub struct House {
+pub struct WorkerState {
     /// Where is written what happened.
     pub journal: Arc<Journal>,
     /// Their counters.
@@ -45,7 +45,7 @@ pub struct House {
     pub idle: IdleList,
 }
 
-impl House {
+impl WorkerState {
     /// How many connections one client may have where nothing else is said: an eighth of all, so that a few clients can't
     /// use all of them up; at least as many as a few browsers behind one address open.
     #[must_use]
@@ -65,7 +65,7 @@ impl House {
 
 /// A listener: what it follows, and who may do what on it.
 #[derive(Debug, Clone)]
-pub struct Listening {
+pub struct TlsListener {
     /// How connections are handled.
     pub settings: ListenerSettings,
     /// Whose they are and where they go.
@@ -81,7 +81,7 @@ pub struct Listening {
 /// How many connections one client may have.
 #[derive(Debug, Clone, Default)]
 pub struct PerClient {
-    /// `None`: [`House::usual_most_per_client`]; 0: any number.
+    /// `None`: [`WorkerState::usual_most_per_client`]; 0: any number.
     pub most: Option<usize>,
     /// Addresses that many clients share, such as a proxy's: they are not counted.
     pub shared: PrefixSet,
@@ -128,18 +128,18 @@ impl Downstream {
     /// # Errors
     /// Why it is of none. The connection is closed.
     pub async fn open(
-        listening: &Listening,
-        house: &House,
+        listening: &TlsListener,
+        worker: &WorkerState,
         tcp: TcpStream,
         sender: SenderAddr,
-    ) -> Result<Self, CloseReason> {
+    ) -> Result<Self, TlsCloseReason> {
         let reactor = tcp.reactor().clone();
-        let opening = header::read(listening, house, &tcp, sender).await?;
+        let opening = header::read(listening, worker, &tcp, sender).await?;
         let route = opening.route;
         if let Some(range) = route.special {
-            house.journal.on_special_claim(&route, sender, range, reactor.now());
+            worker.journal.on_special_claim(&route, sender, range, reactor.now());
         }
-        let counted = count(listening, house, &route, sender)?;
+        let counted = count(listening, worker, &route, sender)?;
         let mut downstream = Self {
             sender,
             route,
@@ -155,14 +155,14 @@ impl Downstream {
         Ok(downstream)
     }
 
-    async fn encrypt(self, tls: &ServerTls, limit: Duration) -> Result<Self, CloseReason> {
+    async fn encrypt(self, tls: &ServerTls, limit: Duration) -> Result<Self, TlsCloseReason> {
         let Stream::Plain(tcp) = self.stream else { return Ok(self) };
         let reactor = tcp.reactor().clone();
         let handshake = TlsStream::accept(tcp, tls.current(), &self.first);
         let stream = match reactor.timeout(limit, handshake).await {
-            Ok(shaken) => shaken.map_err(CloseReason::Downstream)?,
+            Ok(shaken) => shaken.map_err(TlsCloseReason::Downstream)?,
             Err(_) => {
-                return Err(CloseReason::Downstream(HandshakeError::TimedOut { waited: limit }));
+                return Err(TlsCloseReason::Downstream(HandshakeError::TimedOut { waited: limit }));
             }
         };
         let facts = Some(stream.facts());
@@ -191,19 +191,19 @@ impl Downstream {
 
 /// Counts the connection for its client, before it costs a handshake.
 fn count(
-    listening: &Listening,
-    house: &House,
+    listening: &TlsListener,
+    worker: &WorkerState,
     route: &Route,
     sender: SenderAddr,
-) -> Result<Option<Counted>, CloseReason> {
-    let most = listening.per_client.most.unwrap_or_else(|| house.usual_most_per_client());
+) -> Result<Option<Counted>, TlsCloseReason> {
+    let most = listening.per_client.most.unwrap_or_else(|| worker.usual_most_per_client());
     let rule = listening.policy.senders.rule(sender);
     if most == 0 || !listening.per_client.counts(route, rule) {
         return Ok(None);
     }
     let client = route.client.ip();
-    let counted = house.clients.count(client, most);
-    counted.map(Some).ok_or(CloseReason::TooManyOfClient { client, most })
+    let counted = worker.clients.count(client, most);
+    counted.map(Some).ok_or(TlsCloseReason::TooManyOfClient { client, most })
 }
 
 #[cfg(test)]

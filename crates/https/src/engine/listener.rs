@@ -9,18 +9,18 @@ use truepeer_policy::SenderAddr;
 use truepeer_session::ListenerId;
 use truepeer_session::counters::{Counter, Shard};
 
-use crate::downstream::{House, Listening};
+use crate::downstream::{TlsListener, WorkerState};
 use crate::gateway::{Gateway, HttpOptions};
 use crate::reactor::{Reactor, TcpStream};
-use crate::tunnel::{self, Origin};
+use crate::tunnel::{self, OriginTls};
 
 /// What a listener's sessions follow, and how its backends are spoken with.
 #[derive(Debug, Clone)]
 pub struct Rules {
     /// The downstream side.
-    pub listening: Listening,
+    pub listening: TlsListener,
     /// Set: TLS towards the backends.
-    pub origin: Option<Origin>,
+    pub origin: Option<OriginTls>,
     /// Set: clients speak HTTP, and their requests are passed on one by one.
     pub http: Option<HttpOptions>,
 }
@@ -28,7 +28,7 @@ pub struct Rules {
 /// A listener, with the rules that hold for its next connection.
 pub(super) struct Listener {
     pub(super) id: ListenerId,
-    pub(super) house: Rc<House>,
+    pub(super) worker: Rc<WorkerState>,
     reactor: Reactor,
     sessions: RefCell<Sessions>,
 }
@@ -36,21 +36,25 @@ pub(super) struct Listener {
 /// What becomes of connections. A connection keeps the one that it began with.
 #[derive(Clone)]
 enum Sessions {
-    Tunnels(Rc<tunnel::Shared>),
+    Tunnels(Rc<tunnel::SessionContext>),
     Exchanges(Rc<Gateway>),
 }
 
 impl Sessions {
-    fn new(reactor: &Reactor, rules: Rules, house: &Rc<House>) -> Self {
+    fn new(reactor: &Reactor, rules: Rules, worker: &Rc<WorkerState>) -> Self {
         let Rules { listening, origin, http } = rules;
         let listening = Rc::new(listening);
         match http {
-            Some(options) => Self::Exchanges(Gateway::new(reactor, options, origin, &listening, house)),
-            None => Self::Tunnels(Rc::new(tunnel::Shared { listening, origin, house: Rc::clone(house) })),
+            Some(options) => Self::Exchanges(Gateway::new(reactor, options, origin, &listening, worker)),
+            None => Self::Tunnels(Rc::new(tunnel::SessionContext {
+                listening,
+                origin,
+                worker: Rc::clone(worker),
+            })),
         }
     }
 
-    fn listening(&self) -> &Listening {
+    fn listening(&self) -> &TlsListener {
         match self {
             Self::Tunnels(shared) => &shared.listening,
             Self::Exchanges(gateway) => gateway.listening(),
@@ -59,27 +63,27 @@ impl Sessions {
 }
 
 impl Listener {
-    pub(super) fn new(reactor: &Reactor, id: ListenerId, rules: Rules, house: House) -> Rc<Self> {
-        let house = Rc::new(house);
-        let sessions = RefCell::new(Sessions::new(reactor, rules, &house));
-        Rc::new(Self { id, house, reactor: reactor.clone(), sessions })
+    pub(super) fn new(reactor: &Reactor, id: ListenerId, rules: Rules, worker: WorkerState) -> Rc<Self> {
+        let worker = Rc::new(worker);
+        let sessions = RefCell::new(Sessions::new(reactor, rules, &worker));
+        Rc::new(Self { id, worker, reactor: reactor.clone(), sessions })
     }
 
     /// Connections follow these from now on.
     pub(super) fn set_rules(&self, rules: Rules) {
-        self.sessions.replace(Sessions::new(&self.reactor, rules, &self.house));
+        self.sessions.replace(Sessions::new(&self.reactor, rules, &self.worker));
     }
 
     /// Makes a task of an accepted connection, if the policy admits its sender.
     pub(super) fn begin(&self, stream: TcpStream, sender: SocketAddr) {
-        let (house, sessions) = (&self.house, self.sessions.borrow().clone());
-        house.shard.count(Counter::Accepted);
+        let (worker, sessions) = (&self.worker, self.sessions.borrow().clone());
+        worker.shard.count(Counter::Accepted);
         let sender = SenderAddr::new(sender);
         if let Err(refusal) = sessions.listening().policy.admit(sender) {
-            return house.journal.on_refused_sender(&house.shard, sender, &refusal, self.reactor.now());
+            return worker.journal.on_refused_sender(&worker.shard, sender, &refusal, self.reactor.now());
         }
-        let permit = house.budgets.sessions.take_anyway(1);
-        let open = Open::new(&house.shard);
+        let permit = worker.budgets.sessions.take_anyway(1);
+        let open = Open::new(&worker.shard);
         match sessions {
             Sessions::Tunnels(shared) => self.reactor.spawn(async move {
                 let _open = open;

@@ -19,7 +19,7 @@ use truepeer_session::{
 use truepeer_sys::Named as _;
 
 pub use self::listener::Rules;
-use self::worker::{Common, Door, Order, Postbox, start_worker};
+use self::worker::{Common, ListenerSource, Order, Postbox, start_worker};
 use crate::downstream::{ClientConnections, IdleConnections};
 use crate::tls::ConfigError;
 
@@ -99,12 +99,14 @@ impl Https {
         let mut address = settings.address;
         let options = ListenOptions { reuse_port: self.workers.len() > 1, transparent: settings.transparent };
         for (number, (postbox, _)) in self.workers.iter().enumerate() {
-            let door = match inherited.get(number % inherited.len().max(1)) {
-                Some(shared) => Door::Inherited(shared.try_clone().named("fcntl(F_DUPFD_CLOEXEC)")?),
-                None => Door::New(address, options),
+            let source = match inherited.get(number % inherited.len().max(1)) {
+                Some(shared) => {
+                    ListenerSource::Inherited(shared.try_clone().named("fcntl(F_DUPFD_CLOEXEC)")?)
+                }
+                None => ListenerSource::New(address, options),
             };
             let (done, answer) = channel();
-            postbox.post(Order::Open { id, rules: rules.clone(), door, done })?;
+            postbox.post(Order::Open { id, rules: rules.clone(), source, done })?;
             address = answer.recv().map_err(|_| EngineError::WorkerGone)??;
         }
         Ok(address)

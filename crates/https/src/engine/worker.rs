@@ -16,13 +16,18 @@ use truepeer_session::{EngineError, Journal, ListenerId, Watched};
 use truepeer_sys::Named as _;
 
 use super::listener::{Listener, Rules};
-use crate::downstream::{ClientConnections, Closing, House, IdleList, accept};
+use crate::downstream::{ClientConnections, Closing, IdleList, WorkerState, accept};
 use crate::reactor::{self, Reactor, Remote};
 
 /// What a worker can be told. It answers on `done`, or drops it, when that has been carried out.
 pub(super) enum Order {
     /// Take connections for one more listener.
-    Open { id: ListenerId, rules: Rules, door: Door, done: Sender<Result<SocketAddr, EngineError>> },
+    Open {
+        id: ListenerId,
+        rules: Rules,
+        source: ListenerSource,
+        done: Sender<Result<SocketAddr, EngineError>>,
+    },
     /// Take no more for this listener, and close its socket.
     Close { id: ListenerId, done: Sender<()> },
     /// New connections of the listener follow these rules.
@@ -30,12 +35,12 @@ pub(super) enum Order {
 }
 
 /// A worker's listening socket, before the worker has it.
-pub(super) enum Door {
+pub(super) enum ListenerSource {
     Inherited(OwnedFd),
     New(SocketAddr, ListenOptions),
 }
 
-impl Door {
+impl ListenerSource {
     /// For the worker itself: a network stack in user space gives a socket to the thread that opens it.
     fn open(self) -> Result<OwnedFd, EngineError> {
         match self {
@@ -132,8 +137,8 @@ impl Worker {
 
     fn carry_out(&self, order: Order) {
         match order {
-            Order::Open { id, rules, door, done } => {
-                let _ = done.send(self.open(id, rules, door)); // who has asked may have given up
+            Order::Open { id, rules, source, done } => {
+                let _ = done.send(self.open(id, rules, source)); // who has asked may have given up
             }
             Order::Close { id, done } => {
                 for (_, closing) in self.listeners.borrow_mut().extract_if(.., |(known, _)| known.id == id) {
@@ -150,25 +155,25 @@ impl Worker {
     }
 
     /// Opens the listener, and makes a task of it.
-    fn open(&self, id: ListenerId, rules: Rules, door: Door) -> Result<SocketAddr, EngineError> {
+    fn open(&self, id: ListenerId, rules: Rules, source: ListenerSource) -> Result<SocketAddr, EngineError> {
         let wanted = rules.listening.settings.address;
-        let socket = reactor::Listener::new(&self.reactor, door.open()?).named("epoll_ctl")?;
+        let socket = reactor::Listener::new(&self.reactor, source.open()?).named("epoll_ctl")?;
         let address = socket.local_address().unwrap_or(wanted);
         let common = &self.common;
-        let house = House {
+        let worker = WorkerState {
             journal: Arc::clone(&common.journal),
             shard: common.journal.counters.shard(id),
             budgets: common.budgets.clone(),
             clients: Arc::clone(&common.clients),
             idle: common.idle.clone(),
         };
-        let listener = Listener::new(&self.reactor, id, rules, house);
+        let listener = Listener::new(&self.reactor, id, rules, worker);
         let closing = Rc::<Closing>::default();
         self.listeners.borrow_mut().push((Rc::clone(&listener), Rc::clone(&closing)));
-        let (reactor, house) = (self.reactor.clone(), Rc::clone(&listener.house));
+        let (reactor, worker) = (self.reactor.clone(), Rc::clone(&listener.worker));
         let begin = move |stream, sender| listener.begin(stream, sender);
         self.reactor.spawn(async move {
-            accept(reactor, socket, wanted.ip(), house, &closing, begin).await;
+            accept(reactor, socket, wanted.ip(), worker, &closing, begin).await;
             closing.on_closed();
         });
         Ok(address)

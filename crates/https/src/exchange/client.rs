@@ -11,21 +11,21 @@ use super::Failure;
 use super::buffer::Buffer;
 use super::pace::Pace;
 use super::parties::{Departure, Incoming, Outgoing};
-use super::patience::{Patience, Untaken};
 use super::run::frame;
-use super::settings::Settings;
-use super::shared::Shared;
+use super::settings::HttpSettings;
+use super::shared::SharedStream;
+use super::time_limit::{TimeLimit, Untaken};
 use crate::stream::Connection;
 
 /// So much of a response is gathered before it is sent: what fits into one record of TLS.
 const WORTH_SENDING: usize = 16 << 10;
 
 /// A request's body, from the connection.
-pub(crate) struct Body<'a, S> {
-    stream: &'a Shared<S>,
+pub(crate) struct Http1Body<'a, S> {
+    stream: &'a SharedStream<S>,
     buffer: &'a mut Buffer,
-    settings: &'a Settings,
-    patience: &'a Patience,
+    settings: &'a HttpSettings,
+    time_limit: &'a TimeLimit,
     decoder: Decoder,
     /// Of the piece that was given out last.
     used: usize,
@@ -33,17 +33,17 @@ pub(crate) struct Body<'a, S> {
     pace: Pace,
 }
 
-impl<'a, S: AsyncRead + AsyncWrite + Unpin> Body<'a, S> {
+impl<'a, S: AsyncRead + AsyncWrite + Unpin> Http1Body<'a, S> {
     pub(crate) fn new(
-        stream: &'a Shared<S>,
+        stream: &'a SharedStream<S>,
         buffer: &'a mut Buffer,
-        settings: &'a Settings,
-        patience: &'a Patience,
+        settings: &'a HttpSettings,
+        time_limit: &'a TimeLimit,
         length: Length,
     ) -> Self {
         let decoder = Decoder::new(length);
         let pace = Pace::default();
-        Self { stream, buffer, settings, patience, decoder, used: 0, received: 0, pace }
+        Self { stream, buffer, settings, time_limit, decoder, used: 0, received: 0, pace }
     }
 
     async fn fill(&mut self) -> Result<(), Failure> {
@@ -51,10 +51,10 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Body<'a, S> {
         if self.buffer.is_full() {
             self.buffer.grow(); // a trailer section of unusual length
         }
-        let (began, min_rate) = (self.patience.now(), self.settings.min_rate);
-        match self.patience.limit(limit, self.stream.fill(self.buffer)).await {
+        let (began, min_rate) = (self.time_limit.now(), self.settings.min_rate);
+        match self.time_limit.limit(limit, self.stream.fill(self.buffer)).await {
             Ok(Ok(len @ 1..)) => {
-                self.pace.note(self.patience.now() - began, len);
+                self.pace.note(self.time_limit.now() - began, len);
                 let is_too_slow = self.pace.is_too_slow(limit, min_rate);
                 if is_too_slow { Err(Failure::BodyTooSlow(min_rate)) } else { Ok(()) }
             }
@@ -64,7 +64,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Body<'a, S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Incoming for Body<'_, S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> Incoming for Http1Body<'_, S> {
     async fn next(&mut self) -> Result<Option<&[u8]>, Failure> {
         self.buffer.consume(std::mem::take(&mut self.used));
         loop {
@@ -120,10 +120,10 @@ pub(crate) enum Stage {
 }
 
 /// A response, to the connection.
-pub(crate) struct Reply<'a, S> {
-    stream: &'a Shared<S>,
-    settings: &'a Settings,
-    patience: &'a Patience,
+pub(crate) struct Http1Reply<'a, S> {
+    stream: &'a SharedStream<S>,
+    settings: &'a HttpSettings,
+    time_limit: &'a TimeLimit,
     out: &'a mut Vec<u8>,
     version: Version,
     /// The request was HEAD: its answer has no body, whoever writes it.
@@ -139,11 +139,11 @@ pub(crate) struct Reply<'a, S> {
     pub(crate) sent: u64,
 }
 
-impl<'a, S: Connection> Reply<'a, S> {
+impl<'a, S: Connection> Http1Reply<'a, S> {
     pub(crate) fn new(
-        stream: &'a Shared<S>,
-        settings: &'a Settings,
-        patience: &'a Patience,
+        stream: &'a SharedStream<S>,
+        settings: &'a HttpSettings,
+        time_limit: &'a TimeLimit,
         out: &'a mut Vec<u8>,
         request: &RequestHead,
         keep_alive: bool,
@@ -151,7 +151,7 @@ impl<'a, S: Connection> Reply<'a, S> {
         Self {
             stream,
             settings,
-            patience,
+            time_limit,
             out,
             version: request.version,
             is_head: request.method() == b"HEAD",
@@ -190,14 +190,14 @@ impl<'a, S: Connection> Reply<'a, S> {
 
     async fn send(&mut self) -> Result<(), Failure> {
         let (limit, min_rate) = (self.settings.timeouts.send, self.settings.min_rate);
-        let (began, len) = (self.patience.now(), self.out.len());
+        let (began, len) = (self.time_limit.now(), self.out.len());
         // This future may be dropped half-way.
         self.is_torn = true;
         let sending = self.stream.send(self.out);
-        match self.patience.while_taken(limit, min_rate, self.stream, sending).await {
+        match self.time_limit.while_taken(limit, min_rate, self.stream, sending).await {
             Ok(Ok(())) => {
                 self.is_torn = false;
-                self.pace.note(self.patience.now() - began, len);
+                self.pace.note(self.time_limit.now() - began, len);
                 let is_too_slow = self.pace.is_too_slow(limit, min_rate);
                 if is_too_slow { Err(Failure::ClientTooSlow(min_rate)) } else { Ok(()) }
             }
@@ -208,7 +208,7 @@ impl<'a, S: Connection> Reply<'a, S> {
     }
 }
 
-impl<S: Connection> Outgoing for Reply<'_, S> {
+impl<S: Connection> Outgoing for Http1Reply<'_, S> {
     async fn interim(&mut self, head: &ResponseHead) -> Result<(), Failure> {
         // RFC 9110 15.2: a server "MUST NOT send a 1xx response to an HTTP/1.0 client".
         if self.version == Version::Http10 {
@@ -232,7 +232,7 @@ impl<S: Connection> Outgoing for Reply<'_, S> {
         // What is still coming of the request would be taken for the next one.
         self.keep_alive &= request_is_whole && self.length != Length::UntilClose;
         // The program's end may have been announced since the request came.
-        self.keep_alive &= !self.patience.is_draining();
+        self.keep_alive &= !self.time_limit.is_draining();
         let answer = Answer { length: self.length, version: self.version, keep_alive: self.keep_alive };
         write::response(self.out, head, answer);
         (self.stage, self.status) = (Stage::Begun, head.status);
@@ -298,13 +298,13 @@ pub(crate) fn words(status: u16) -> &'static str {
 /// Ends a connection so that the client reads its answer: whatever it still sends is read for a moment, since what is
 /// left unread when a connection is closed makes the kernel reset it, and the answer with it.
 pub(crate) async fn linger<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: &Shared<S>,
+    stream: &SharedStream<S>,
     buffer: &mut Buffer,
-    settings: &Settings,
-    patience: &Patience,
+    settings: &HttpSettings,
+    time_limit: &TimeLimit,
 ) {
     const MOST_BYTES: usize = 1 << 20;
-    let _ = patience
+    let _ = time_limit
         .limit(settings.timeouts.linger, async {
             stream.shutdown().await?;
             let mut left = MOST_BYTES;

@@ -7,40 +7,40 @@ use std::task::Poll;
 use truepeer_http1::{HeadEnd, RequestHead, ResponseHead};
 
 use super::buffer::Buffer;
-use super::client::{Body, Reply, Stage, linger};
+use super::client::{Http1Body, Http1Reply, Stage, linger};
 use super::journal::Served;
-use super::patience::Patience;
-use super::serve::{Ended, Guest, Service};
-use super::shared::Shared;
-use super::{Failure, Visit};
+use super::serve::{Requester, ServeEnd, Service};
+use super::shared::SharedStream;
+use super::time_limit::TimeLimit;
+use super::{ClientInfo, Failure};
 use crate::origin::Dial;
-use crate::pump::{End, IdleTimeouts, Pump};
-use crate::stream::Connection as ClientConnection;
+use crate::pump::{IdleTimeouts, Pump, PumpEnd};
+use crate::stream::Connection;
 
 /// Serves a client until its connection ends.
-pub async fn serve_http1<C, O>(stream: C, visit: Visit, service: Rc<Service<O>>)
+pub async fn serve_http1<C, O>(stream: C, client_info: ClientInfo, service: Rc<Service<O>>)
 where
-    C: ClientConnection,
+    C: Connection,
     O: Dial,
 {
-    let access = service.access(&visit);
-    let stream = Shared::new(stream);
-    let mut connection = Connection {
+    let access = service.access(&client_info);
+    let stream = SharedStream::new(stream);
+    let mut connection = Http1Connection {
         stream: &stream,
         service: &service,
-        guest: Guest { visit: &visit, access: &access },
-        patience: (Patience::new(&service.reactor), Patience::new(&service.reactor)),
+        requester: Requester { client_info: &client_info, access: &access },
+        time_limit: (TimeLimit::new(&service.reactor), TimeLimit::new(&service.reactor)),
         buffer: Buffer::default(),
         requests: 0,
     };
     connection.run().await;
 }
 
-struct Connection<'a, C, O: Dial> {
-    stream: &'a Shared<C>,
+struct Http1Connection<'a, C, O: Dial> {
+    stream: &'a SharedStream<C>,
     service: &'a Service<O>,
-    guest: Guest<'a, O::Stream>,
-    patience: (Patience, Patience),
+    requester: Requester<'a, O::Stream>,
+    time_limit: (TimeLimit, TimeLimit),
     buffer: Buffer,
     requests: u64,
 }
@@ -57,7 +57,7 @@ enum Next {
     Abort,
 }
 
-impl<C: ClientConnection, O: Dial> Connection<'_, C, O> {
+impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
     async fn run(&mut self) {
         let (mut request, mut response) = (RequestHead::default(), ResponseHead::default());
         loop {
@@ -74,11 +74,11 @@ impl<C: ClientConnection, O: Dial> Connection<'_, C, O> {
                 Next::Request => {}
                 Next::Linger => {
                     let settings = &self.service.settings;
-                    return linger(self.stream, &mut self.buffer, settings, &self.patience.0).await;
+                    return linger(self.stream, &mut self.buffer, settings, &self.time_limit.0).await;
                 }
                 Next::Close => {
                     let limit = self.service.settings.timeouts.linger;
-                    let _ = self.patience.0.limit(limit, self.stream.shutdown()).await;
+                    let _ = self.time_limit.0.limit(limit, self.stream.shutdown()).await;
                     return;
                 }
                 Next::Abort => return self.stream.reset_when_closed(),
@@ -94,7 +94,7 @@ impl<C: ClientConnection, O: Dial> Connection<'_, C, O> {
         let limit = self.service.settings.timeouts.head;
         let limits = &self.service.settings.limits;
         let (stream, buffer, mut end) = (self.stream, &mut self.buffer, HeadEnd::default());
-        let whole = self.patience.0.limit(limit, async {
+        let whole = self.time_limit.0.limit(limit, async {
             loop {
                 let read = request.read(buffer.data(), &mut end, limits).map_err(Failure::BadRequest)?;
                 if let Some(len) = read {
@@ -112,7 +112,7 @@ impl<C: ClientConnection, O: Dial> Connection<'_, C, O> {
             }
         });
         let whole = whole.await.unwrap_or(Err(Failure::HeadTimeout(limit)));
-        self.patience.0.rest();
+        self.time_limit.0.rest();
         whole
     }
 
@@ -140,8 +140,8 @@ impl<C: ClientConnection, O: Dial> Connection<'_, C, O> {
                 stream.look_again();
             }
         });
-        let came = self.patience.0.limit(limit, bytes).await;
-        self.patience.0.rest();
+        let came = self.time_limit.0.limit(limit, bytes).await;
+        self.time_limit.0.rest();
         came.unwrap_or(false)
     }
 
@@ -152,14 +152,16 @@ impl<C: ClientConnection, O: Dial> Connection<'_, C, O> {
         let keep_alive = request.keep_alive
             && !service.reactor.is_draining()
             && settings.max_requests.is_none_or(|most| self.requests < most);
-        let mut body = Body::new(self.stream, &mut self.buffer, settings, &self.patience.0, request.length);
+        let mut body =
+            Http1Body::new(self.stream, &mut self.buffer, settings, &self.time_limit.0, request.length);
         let mut out = Vec::with_capacity(1024);
-        let mut reply = Reply::new(self.stream, settings, &self.patience.1, &mut out, request, keep_alive);
+        let mut reply =
+            Http1Reply::new(self.stream, settings, &self.time_limit.1, &mut out, request, keep_alive);
         let mut served =
-            service.serve(&self.guest, request, response, &self.patience, &mut body, &mut reply).await;
+            service.serve(&self.requester, request, response, &self.time_limit, &mut body, &mut reply).await;
         if let Err(failure) = &served {
             reply.refuse(failure).await;
-        } else if let Ok(Ended::Switched(_)) = &served
+        } else if let Ok(ServeEnd::Switched(_)) = &served
             && let Err(failure) = reply.switch(response).await
         {
             served = Err(failure);
@@ -169,7 +171,7 @@ impl<C: ClientConnection, O: Dial> Connection<'_, C, O> {
         drop(body);
         let mut is_in_order = true;
         let failure = match served {
-            Ok(Ended::Switched(mut origin)) => {
+            Ok(ServeEnd::Switched(mut origin)) => {
                 let timeouts = IdleTimeouts {
                     both: Some(settings.timeouts.tunnel),
                     half: Some(settings.timeouts.half_tunnel),
@@ -178,15 +180,15 @@ impl<C: ClientConnection, O: Dial> Connection<'_, C, O> {
                 let mut pump = Pump::new(up, down, service.backlog.clone());
                 let end = pump.run(&service.reactor, timeouts, self.stream, &origin.stream).await;
                 (bytes_up, bytes_down) = pump.delivered();
-                is_in_order = matches!(end, End::Finished);
+                is_in_order = matches!(end, PumpEnd::Finished);
                 None
             }
-            Ok(Ended::Answered) => None,
+            Ok(ServeEnd::Answered) => None,
             Err(failure) => Some(failure),
         };
-        let visit = self.guest.visit;
+        let client_info = self.requester.client_info;
         let failure = failure.as_ref();
-        service.note(&Served { visit, request, status, bytes_up, bytes_down, began, failure });
+        service.note(&Served { client_info, request, status, bytes_up, bytes_down, began, failure });
         match (stage, keep_alive) {
             (Stage::Ended, true) => Next::Request,
             (Stage::Ended, false) if !is_in_order => Next::Abort,
@@ -198,12 +200,12 @@ impl<C: ClientConnection, O: Dial> Connection<'_, C, O> {
 
     /// Answers what is no request.
     async fn refuse(&mut self, failure: &Failure) -> Next {
-        let (service, visit) = (self.service, self.guest.visit);
-        service.journal.on_failure(visit, failure, service.reactor.now());
+        let (service, client_info) = (self.service, self.requester.client_info);
+        service.journal.on_failure(client_info, failure, service.reactor.now());
         let mut out = Vec::new();
         let request = RequestHead::default();
         let mut reply =
-            Reply::new(self.stream, &service.settings, &self.patience.1, &mut out, &request, false);
+            Http1Reply::new(self.stream, &service.settings, &self.time_limit.1, &mut out, &request, false);
         // No head was understood, but the client reads the answer as one to what it has sent.
         reply.is_head = self.buffer.data().trim_ascii_start().starts_with(b"HEAD ");
         reply.refuse(failure).await;

@@ -9,21 +9,21 @@ use tracing::{info, warn};
 use truepeer_http1::{RequestHead, Version};
 use truepeer_session::counters::{Counter, Shard};
 
-use super::{Failure, Visit};
+use super::{ClientInfo, Failure};
 
 /// The log target of the line that a request leaves, at level `info`.
 pub const ACCESS: &str = "access";
 
 /// A worker's part of the journal that all workers share.
-pub struct Journal {
-    house: Arc<truepeer_session::Journal>,
+pub struct RequestJournal {
+    shared: Arc<truepeer_session::Journal>,
     shard: Arc<Shard>,
     access_log: bool,
 }
 
 /// A request that has been answered, or has failed.
 pub(crate) struct Served<'a> {
-    pub(crate) visit: &'a Visit,
+    pub(crate) client_info: &'a ClientInfo,
     pub(crate) request: &'a RequestHead,
     /// 0: there was no answer.
     pub(crate) status: u16,
@@ -33,11 +33,11 @@ pub(crate) struct Served<'a> {
     pub(crate) failure: Option<&'a Failure>,
 }
 
-impl Journal {
+impl RequestJournal {
     /// Counts on `shard`; `access_log`: writes a line for each request.
     #[must_use]
-    pub fn new(house: Arc<truepeer_session::Journal>, shard: Arc<Shard>, access_log: bool) -> Self {
-        Self { house, shard, access_log }
+    pub fn new(shared: Arc<truepeer_session::Journal>, shard: Arc<Shard>, access_log: bool) -> Self {
+        Self { shared, shard, access_log }
     }
 
     /// A request is over.
@@ -47,7 +47,7 @@ impl Journal {
         self.shard.add(Counter::BytesDown, served.bytes_down);
         if let Some(failure) = served.failure {
             self.shard.count(Counter::RequestsFailed);
-            self.on_failure(served.visit, failure, now);
+            self.on_failure(served.client_info, failure, now);
         }
         if !self.access_log {
             return;
@@ -55,8 +55,8 @@ impl Journal {
         let milliseconds = now.saturating_duration_since(served.began).as_secs_f64() * 1000.0;
         info!(
             target: ACCESS,
-            client = %served.visit.route.client,
-            sender = %served.visit.sender,
+            client = %served.client_info.route.client,
+            sender = %served.client_info.sender,
             method = %Text(served.request.method()),
             host = %Text(served.request.host()),
             path = %Text(served.request.target()),
@@ -71,17 +71,17 @@ impl Journal {
     }
 
     /// A connection ends without a request that could be named.
-    pub(crate) fn on_failure(&self, visit: &Visit, failure: &Failure, now: Instant) {
-        self.house.counters.refuse(failure.reason());
+    pub(crate) fn on_failure(&self, client_info: &ClientInfo, failure: &Failure, now: Instant) {
+        self.shared.counters.refuse(failure.reason());
         // Clients come and go; what they ask wrongly is for their own log, and for the access log.
         let about: IpAddr = match failure {
             Failure::ClientGone | Failure::ClientStalled(_) | Failure::ClientTooSlow(_) => return,
-            _ if failure.is_the_origins() => visit.route.backend.ip(),
-            _ => visit.sender.ip(),
+            _ if failure.is_the_origins() => client_info.route.backend.ip(),
+            _ => client_info.sender.ip(),
         };
-        self.house.complain(failure.reason(), about, now, |held_back| {
+        self.shared.complain(failure.reason(), about, now, |held_back| {
             warn!(
-                client = %visit.route.client, origin = %visit.route.backend, reason = failure.reason(),
+                client = %client_info.route.client, origin = %client_info.route.backend, reason = failure.reason(),
                 status = failure.status(), held_back, "{failure}"
             );
         });
@@ -89,12 +89,12 @@ impl Journal {
 
     #[cfg(test)]
     pub(crate) fn refusals(&self) -> std::collections::BTreeMap<&'static str, u64> {
-        self.house.counters.refusals()
+        self.shared.counters.refusals()
     }
 
     /// An idle connection was closed, because something that `about` needs had run short.
     pub(crate) fn on_reclaimed(&self, about: IpAddr, waited: std::time::Duration, now: Instant) {
-        self.house.on_reclaimed(&self.shard, about, waited, now);
+        self.shared.on_reclaimed(&self.shard, about, waited, now);
     }
 
     /// A request was sent once more, on another connection.
@@ -103,9 +103,9 @@ impl Journal {
     }
 }
 
-impl fmt::Debug for Journal {
+impl fmt::Debug for RequestJournal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Journal").field("access_log", &self.access_log).finish_non_exhaustive()
+        f.debug_struct("RequestJournal").field("access_log", &self.access_log).finish_non_exhaustive()
     }
 }
 

@@ -7,8 +7,8 @@ use truepeer_http1::ResponseHead;
 use truepeer_http1::fields::FieldList;
 
 use super::Failure;
-use super::patience::Patience;
-use super::settings::Settings;
+use super::settings::HttpSettings;
+use super::time_limit::TimeLimit;
 
 /// Where a request's body comes from.
 pub(crate) trait Incoming {
@@ -40,12 +40,12 @@ pub(crate) enum Departure {
 /// that, sending it tells whether anybody is there.
 pub(crate) async fn left(
     incoming: &mut impl Incoming,
-    patience: &Patience,
-    settings: &Settings,
+    time_limit: &TimeLimit,
+    settings: &HttpSettings,
     has_begun: &Cell<bool>,
 ) -> Failure {
     if incoming.departure().await == Departure::HalfClosed {
-        let _ = patience.limit(settings.timeouts.half_closed, pending::<()>()).await;
+        let _ = time_limit.limit(settings.timeouts.half_closed, pending::<()>()).await;
         if has_begun.get() {
             pending::<()>().await;
         }

@@ -20,9 +20,9 @@ use truepeer_http1::{Decoder, Expectation, HeadEnd, Length, Piece, RequestHead, 
 use super::Failure;
 use super::buffer::Buffer;
 use super::parties::{Incoming, Outgoing, left};
-use super::patience::Patience;
-use super::settings::Settings;
-use super::shared::Shared;
+use super::settings::HttpSettings;
+use super::shared::SharedStream;
+use super::time_limit::TimeLimit;
 use crate::stream::Connection;
 
 /// So much of a body is gathered before it is sent: what fits into one record of TLS.
@@ -51,11 +51,11 @@ struct State {
 
 /// The parts of a connection to the origin, and what is needed to use it.
 pub(crate) struct Link<'a, S> {
-    pub(crate) stream: &'a Shared<S>,
+    pub(crate) stream: &'a SharedStream<S>,
     pub(crate) buffer: &'a mut Buffer,
-    pub(crate) settings: &'a Settings,
+    pub(crate) settings: &'a HttpSettings,
     /// For each direction one.
-    pub(crate) patience: &'a (Patience, Patience),
+    pub(crate) time_limit: &'a (TimeLimit, TimeLimit),
 }
 
 /// Sends the request whose head has been written to `out`, and passes the response on. `response` is where its head is
@@ -83,9 +83,9 @@ where
         has_begun: Cell::new(false),
         is_sending: Cell::new(true),
     };
-    let Link { stream, buffer, settings, patience } = link;
-    let up = Up { stream, settings, patience: &patience.0, state: &state };
-    let down = Down { stream, buffer, settings, patience: &patience.1, state: &state };
+    let Link { stream, buffer, settings, time_limit } = link;
+    let up = Up { stream, settings, time_limit: &time_limit.0, state: &state };
+    let down = Down { stream, buffer, settings, time_limit: &time_limit.1, state: &state };
     let answered = {
         let mut up = pin!(up.run(request.length, out, incoming));
         let mut down = pin!(down.run(request, response, outgoing));
@@ -105,15 +105,15 @@ where
         })
         .await
     };
-    patience.0.rest();
-    patience.1.rest();
+    time_limit.0.rest();
+    time_limit.1.rest();
     answered
 }
 
 struct Up<'a, S> {
-    stream: &'a Shared<S>,
-    settings: &'a Settings,
-    patience: &'a Patience,
+    stream: &'a SharedStream<S>,
+    settings: &'a HttpSettings,
+    time_limit: &'a TimeLimit,
     state: &'a State,
 }
 
@@ -124,7 +124,7 @@ impl<S: Connection> Up<'_, S> {
             Ok(is_sent) => {
                 self.state.is_sent.set(is_sent);
                 self.state.is_sending.set(false);
-                left(incoming, self.patience, self.settings, &self.state.has_begun).await
+                left(incoming, self.time_limit, self.settings, &self.state.has_begun).await
             }
             Err(failure) => failure,
         }
@@ -167,7 +167,7 @@ impl<S: Connection> Up<'_, S> {
 
     async fn send(&self, out: &mut Vec<u8>) -> Result<bool, Failure> {
         let limit = self.settings.timeouts.send;
-        match self.patience.while_taken(limit, 0, self.stream, self.stream.send(out)).await {
+        match self.time_limit.while_taken(limit, 0, self.stream, self.stream.send(out)).await {
             Ok(sent) => Ok(sent.is_ok()),
             Err(_) => Err(Failure::OriginStalled(limit)),
         }
@@ -192,10 +192,10 @@ pub(crate) fn frame(out: &mut Vec<u8>, piece: &[u8], is_chunked: bool) {
 }
 
 struct Down<'a, S> {
-    stream: &'a Shared<S>,
+    stream: &'a SharedStream<S>,
     buffer: &'a mut Buffer,
-    settings: &'a Settings,
-    patience: &'a Patience,
+    settings: &'a HttpSettings,
+    time_limit: &'a TimeLimit,
     state: &'a State,
 }
 
@@ -254,7 +254,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Down<'_, S> {
     async fn fill_or_proceed(&mut self, outgoing: &mut impl Outgoing) -> Result<io::Result<usize>, Failure> {
         if !self.state.may_send_body.get() {
             let proceed = self.settings.timeouts.proceed;
-            if let Ok(filled) = self.patience.limit(proceed, self.stream.fill(self.buffer)).await {
+            if let Ok(filled) = self.time_limit.limit(proceed, self.stream.fill(self.buffer)).await {
                 return Ok(filled);
             }
             outgoing.proceed().await?;
@@ -271,7 +271,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Down<'_, S> {
     }
 
     async fn fill(&mut self, limit: Duration) -> Result<io::Result<usize>, Failure> {
-        let filled = self.patience.limit(limit, self.stream.fill(self.buffer)).await;
+        let filled = self.time_limit.limit(limit, self.stream.fill(self.buffer)).await;
         filled.map_err(|_| Failure::OriginTimeout(limit))
     }
 

@@ -13,13 +13,13 @@ use truepeer_http1::{Expectation, Length, RequestHead, ResponseHead, write};
 use truepeer_policy::ClientAddr;
 use truepeer_session::budget::Budget;
 
-use super::journal::{Journal, Served};
+use super::journal::{RequestJournal, Served};
 use super::parties::{Incoming, Outgoing, left};
-use super::patience::Patience;
 use super::run::{Answered, Link, run};
-use super::settings::Settings;
-use super::shared::Shared;
-use super::{Failure, Visit};
+use super::settings::HttpSettings;
+use super::shared::SharedStream;
+use super::time_limit::TimeLimit;
+use super::{ClientInfo, Failure};
 use crate::downstream::IdleList;
 use crate::origin::{Access, Dial, KeptBy, OriginConnection, Pool};
 use crate::reactor::Reactor;
@@ -43,7 +43,7 @@ pub struct Service<O: Dial> {
     /// The loop in which it happens.
     pub reactor: Reactor,
     /// What is allowed, and for how long.
-    pub settings: Settings,
+    pub settings: HttpSettings,
     /// Makes connections to the origin.
     pub dialler: O,
     /// Keeps those that nobody uses.
@@ -55,11 +55,11 @@ pub struct Service<O: Dial> {
     /// Whose connections may be used by whom.
     pub sharing: Sharing,
     /// How long a request waits for an origin that refuses connections, as it does while it is restarted, or for a descriptor.
-    pub patience: Duration,
+    pub retry_timeout: Duration,
     /// Clients' connections that wait for their next request.
     pub idle: IdleList,
     /// Says and counts what happens.
-    pub journal: Journal,
+    pub journal: RequestJournal,
 }
 
 /// Who may use a connection to the origin.
@@ -85,13 +85,13 @@ impl Sharing {
 }
 
 /// Who asks, and by which connections to the origin.
-pub(crate) struct Guest<'a, S> {
-    pub(crate) visit: &'a Visit,
+pub(crate) struct Requester<'a, S> {
+    pub(crate) client_info: &'a ClientInfo,
     pub(crate) access: &'a Access<S>,
 }
 
 /// How a request ended, as far as its connections are concerned.
-pub(crate) enum Ended<S> {
+pub(crate) enum ServeEnd<S> {
     /// With a response.
     Answered,
     /// With a change to another protocol: 101 is in `response`, and not passed on yet.
@@ -100,13 +100,13 @@ pub(crate) enum Ended<S> {
 
 impl<O: Dial> Service<O> {
     /// For a client's new connection: the connections to the origin that it may use.
-    pub(crate) fn access(&self, visit: &Visit) -> Access<O::Stream> {
+    pub(crate) fn access(&self, client_info: &ClientInfo) -> Access<O::Stream> {
         let number = next_number();
-        Access::new(&self.pool, self.sharing.kept_by(visit.route.client, number), number)
+        Access::new(&self.pool, self.sharing.kept_by(client_info.route.client, number), number)
     }
 
     /// What can be said about a request without asking the origin.
-    pub(crate) fn judge(&self, request: &RequestHead) -> Result<(), Failure> {
+    pub(crate) fn check(&self, request: &RequestHead) -> Result<(), Failure> {
         if !self.settings.allows(request.method()) {
             return Err(Failure::MethodNotAllowed);
         }
@@ -123,35 +123,40 @@ impl<O: Dial> Service<O> {
     /// out to be dead.
     pub(crate) async fn serve<I: Incoming, P: Outgoing>(
         &self,
-        guest: &Guest<'_, O::Stream>,
+        requester: &Requester<'_, O::Stream>,
         request: &RequestHead,
         response: &mut ResponseHead,
-        patience: &(Patience, Patience),
+        time_limit: &(TimeLimit, TimeLimit),
         incoming: &mut I,
         outgoing: &mut P,
-    ) -> Result<Ended<O::Stream>, Failure> {
-        self.judge(request)?;
+    ) -> Result<ServeEnd<O::Stream>, Failure> {
+        self.check(request)?;
         let mut out = Vec::with_capacity(1024);
         let (began, mut pause) = (self.reactor.now(), FIRST_PAUSE);
         loop {
-            let mut origin = match guest.access.take() {
+            let mut origin = match requester.access.take() {
                 Some(origin) => origin,
-                None => self.dial_for(guest.visit, &patience.0, incoming).await?,
+                None => self.dial_for(requester.client_info, &time_limit.0, incoming).await?,
             };
             let is_fresh = !origin.is_used;
             out.clear();
-            write::request(&mut out, request, &self.forwarding(guest.visit, request), request.length);
+            write::request(
+                &mut out,
+                request,
+                &self.forwarding(requester.client_info, request),
+                request.length,
+            );
             let asked =
-                self.ask(&mut origin, request, &mut out, response, patience, incoming, outgoing).await;
+                self.ask(&mut origin, request, &mut out, response, time_limit, incoming, outgoing).await;
             match asked {
-                Ok(Answered::Switched) => return Ok(Ended::Switched(origin)),
+                Ok(Answered::Switched) => return Ok(ServeEnd::Switched(origin)),
                 Ok(Answered::Whole { reusable }) => {
                     if reusable {
                         origin.is_private |=
                             binds_the_connection(&request.fields) || binds_the_connection(&response.fields);
-                        guest.access.put(origin, keep_alive_hint(response), self.reactor.now());
+                        requester.access.put(origin, keep_alive_hint(response), self.reactor.now());
                     }
-                    return Ok(Ended::Answered);
+                    return Ok(ServeEnd::Answered);
                 }
                 // RFC 9110 9.2.2: "A proxy MUST NOT automatically retry non-idempotent requests."
                 Err(Failure::OriginClosed)
@@ -176,25 +181,25 @@ impl<O: Dial> Service<O> {
         request: &RequestHead,
         out: &mut Vec<u8>,
         response: &mut ResponseHead,
-        patience: &(Patience, Patience),
+        time_limit: &(TimeLimit, TimeLimit),
         incoming: &mut I,
         outgoing: &mut P,
     ) -> Result<Answered, Failure> {
         let link =
-            Link { stream: &origin.stream, buffer: &mut origin.buffer, settings: &self.settings, patience };
+            Link { stream: &origin.stream, buffer: &mut origin.buffer, settings: &self.settings, time_limit };
         run(link, request, out, response, incoming, outgoing).await
     }
 
     /// Connects, as long as the client is there.
     async fn dial_for<I: Incoming>(
         &self,
-        visit: &Visit,
-        patience: &Patience,
+        client_info: &ClientInfo,
+        time_limit: &TimeLimit,
         incoming: &mut I,
     ) -> Result<OriginConnection<O::Stream>, Failure> {
         let has_begun = Cell::new(false);
-        let mut dialled = pin!(self.dial(visit));
-        let mut left = pin!(left(incoming, patience, &self.settings, &has_begun));
+        let mut dialled = pin!(self.dial(client_info));
+        let mut left = pin!(left(incoming, time_limit, &self.settings, &has_begun));
         poll_fn(|cx| match dialled.as_mut().poll(cx) {
             Poll::Pending => left.as_mut().poll(cx).map(Err),
             dialled => dialled,
@@ -203,14 +208,14 @@ impl<O: Dial> Service<O> {
     }
 
     /// Connects; an origin that is being restarted is given some time, and so are we.
-    async fn dial(&self, visit: &Visit) -> Result<OriginConnection<O::Stream>, Failure> {
+    async fn dial(&self, client_info: &ClientInfo) -> Result<OriginConnection<O::Stream>, Failure> {
         let (began, mut pause) = (self.reactor.now(), FIRST_PAUSE);
         loop {
             // A connection attempt is large and rare: it is no part of every exchange's memory.
-            match Box::pin(self.dialler.dial(visit)).await {
+            match Box::pin(self.dialler.dial(client_info)).await {
                 Ok(stream) => {
                     return Ok(OriginConnection {
-                        stream: Shared::new(stream),
+                        stream: SharedStream::new(stream),
                         buffer: super::Buffer::default(),
                         is_used: false,
                         is_private: false,
@@ -218,7 +223,7 @@ impl<O: Dial> Service<O> {
                 }
                 Err(error) if error.may_pass() && self.may_wait(began) => {
                     if error.is_ours() {
-                        self.reclaim(visit);
+                        self.reclaim(client_info);
                     }
                     self.reactor.sleep(pause).await;
                 }
@@ -229,24 +234,24 @@ impl<O: Dial> Service<O> {
     }
 
     /// Ends the client's connection that has been idle longest, since a request needs its descriptor.
-    fn reclaim(&self, visit: &Visit) {
+    fn reclaim(&self, client_info: &ClientInfo) {
         let now = self.reactor.now();
         if let Some(waited) = self.idle.end_longest(now) {
-            self.journal.on_reclaimed(visit.route.backend.ip(), waited, now);
+            self.journal.on_reclaimed(client_info.route.backend.ip(), waited, now);
         }
     }
 
     fn may_wait(&self, began: Instant) -> bool {
-        self.reactor.now().saturating_duration_since(began) < self.patience
+        self.reactor.now().saturating_duration_since(began) < self.retry_timeout
     }
 
-    fn forwarding<'a>(&self, visit: &'a Visit, request: &'a RequestHead) -> Forwarding<'a> {
+    fn forwarding<'a>(&self, client_info: &'a ClientInfo, request: &'a RequestHead) -> Forwarding<'a> {
         Forwarding {
-            client: visit.route.client.ip(),
-            proto: visit.scheme,
+            client: client_info.route.client.ip(),
+            proto: client_info.scheme,
             host: request.host(),
-            client_subject: visit.client_subject.as_deref(),
-            is_trusted: self.settings.trusted.contains(visit.sender.ip()),
+            client_subject: client_info.client_subject.as_deref(),
+            is_trusted: self.settings.trusted.contains(client_info.sender.ip()),
             tells_the_client: self.settings.tells_the_client,
         }
     }

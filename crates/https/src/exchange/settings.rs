@@ -7,7 +7,7 @@ use truepeer_policy::PrefixSet;
 
 /// How long each party may take for what.
 #[derive(Debug, Clone, Copy)]
-pub struct Timeouts {
+pub struct HttpTimeouts {
     /// For a request's head, from its first byte (or the connection's first request) to its last.
     pub head: Duration,
     /// Between two requests of a connection.
@@ -31,7 +31,7 @@ pub struct Timeouts {
     pub half_tunnel: Duration,
 }
 
-impl Default for Timeouts {
+impl Default for HttpTimeouts {
     fn default() -> Self {
         Self {
             head: Duration::from_secs(10),
@@ -50,17 +50,17 @@ impl Default for Timeouts {
 
 /// How requests are handled.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct HttpSettings {
     /// Bounds of heads, and of what surrounds bodies.
     pub limits: Limits,
     /// How long everybody may take.
-    pub timeouts: Timeouts,
+    pub timeouts: HttpTimeouts,
     /// Methods that may be used; empty: all.
     pub methods: Vec<String>,
     /// The longest request body, in bytes; `None`: any.
     pub max_body: Option<u64>,
     /// Bytes a second that a client has to manage, on average, while it sends a body or takes one, as soon as it has been
-    /// waited for longer than [`Timeouts::body`] or [`Timeouts::send`] in all; 0: any number.
+    /// waited for longer than [`HttpTimeouts::body`] or [`HttpTimeouts::send`] in all; 0: any number.
     pub min_rate: u64,
     /// Requests that a connection may carry; `None`: any number.
     pub max_requests: Option<u64>,
@@ -72,11 +72,11 @@ pub struct Settings {
     pub access_log: bool,
 }
 
-impl Default for Settings {
+impl Default for HttpSettings {
     fn default() -> Self {
         Self {
             limits: Limits::default(),
-            timeouts: Timeouts::default(),
+            timeouts: HttpTimeouts::default(),
             methods: Vec::new(),
             max_body: None,
             min_rate: 500,
@@ -88,7 +88,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl HttpSettings {
     /// Whether requests may have this method. GET brings HEAD along, as it does in NGINX's `limit_except`. CONNECT, which
     /// asks for a tunnel, never gets this far.
     #[must_use]

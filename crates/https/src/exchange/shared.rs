@@ -14,9 +14,9 @@ use crate::stream::Connection;
 /// A stream that is borrowed for the time of a poll only. Both futures belong to one task, so that whatever wakes it wakes
 /// both: a stream remembers one waker for each direction.
 #[derive(Debug)]
-pub(crate) struct Shared<S>(RefCell<S>);
+pub(crate) struct SharedStream<S>(RefCell<S>);
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Shared<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> SharedStream<S> {
     pub(crate) fn new(stream: S) -> Self {
         Self(RefCell::new(stream))
     }
@@ -60,7 +60,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Shared<S> {
     }
 }
 
-impl<S: Connection> Shared<S> {
+impl<S: Connection> SharedStream<S> {
     /// As [`Connection::reset_when_closed`].
     pub(crate) fn reset_when_closed(&self) {
         self.0.borrow().reset_when_closed();

@@ -76,7 +76,7 @@ impl AsyncWrite for Counted {
 impl Dial for Scripts {
     type Stream = Counted;
 
-    async fn dial(&self, _: &Visit) -> Result<Counted, DialError> {
+    async fn dial(&self, _: &ClientInfo) -> Result<Counted, DialError> {
         self.dialled.set(self.dialled.get() + 1);
         if self.is_silent.get() {
             std::future::pending::<()>().await;
@@ -107,7 +107,7 @@ pub(crate) struct Bed {
     pub(crate) service: Rc<Service<Scripts>>,
 }
 
-pub(crate) fn visit() -> Visit {
+pub(crate) fn client_info() -> ClientInfo {
     let client: SocketAddr = "203.0.113.7:5000".parse().unwrap();
     let route = Route {
         client: ClientAddr::new(client),
@@ -119,14 +119,14 @@ pub(crate) fn visit() -> Visit {
         destination: None,
         special: None,
     };
-    Visit::new(SenderAddr::new(client), route)
+    ClientInfo::new(SenderAddr::new(client), route)
 }
 
-pub(crate) fn bed(settings: Settings) -> Bed {
-    patient_bed(settings, Duration::ZERO)
+pub(crate) fn bed(settings: HttpSettings) -> Bed {
+    retrying_bed(settings, Duration::ZERO)
 }
 
-fn patient_bed(settings: Settings, patience: Duration) -> Bed {
+fn retrying_bed(settings: HttpSettings, retry_timeout: Duration) -> Bed {
     let reactor = Reactor::new().unwrap();
     let (origin, sessions) = (Scripts::default(), Budget::new(1000));
     let service = Rc::new(Service {
@@ -137,9 +137,9 @@ fn patient_bed(settings: Settings, patience: Duration) -> Bed {
         sessions,
         backlog: Budget::new(1 << 20),
         sharing: Sharing::All,
-        patience,
+        retry_timeout,
         idle: crate::downstream::IdleConnections::new(1).of(0),
-        journal: Journal::new(Arc::default(), Arc::default(), false),
+        journal: RequestJournal::new(Arc::default(), Arc::default(), false),
     });
     Bed { reactor, origin, service }
 }
@@ -148,7 +148,7 @@ impl Bed {
     /// A client's end of a new connection.
     fn client(&self) -> DuplexStream {
         let (client, ours) = duplex(1 << 16);
-        self.reactor.spawn(serve_http1(ours, visit(), Rc::clone(&self.service)));
+        self.reactor.spawn(serve_http1(ours, client_info(), Rc::clone(&self.service)));
         client
     }
 
@@ -185,7 +185,7 @@ pub(crate) async fn say(stream: &mut DuplexStream, text: &str) {
 
 #[test]
 fn requests_of_one_connection_are_answered_in_order_over_one_connection() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     bed.run(async move {
         say(
@@ -210,7 +210,7 @@ fn requests_of_one_connection_are_answered_in_order_over_one_connection() {
 
 #[test]
 fn bodies_and_trailers_pass_with_framing_of_our_own() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     bed.run(async move {
         say(
@@ -239,7 +239,7 @@ fn bodies_and_trailers_pass_with_framing_of_our_own() {
 
 #[test]
 fn a_body_without_length_becomes_chunks_or_the_connections_end() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     for (version, body) in [("1.1", "3\r\nabc\r\n0\r\n\r\n"), ("1.0", "abc")] {
         let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
         bed.run(async move {
@@ -254,7 +254,7 @@ fn a_body_without_length_becomes_chunks_or_the_connections_end() {
 
 #[test]
 fn head_has_the_length_but_no_body() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     bed.run(async move {
         say(&mut client, "HEAD / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await;
@@ -269,7 +269,7 @@ fn head_has_the_length_but_no_body() {
 
 #[test]
 fn an_idempotent_request_is_sent_again_when_its_connection_has_died() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut client, mut first) = (bed.client(), bed.origin.next_connection());
     let mut second = bed.origin.next_connection();
     bed.run(async move {
@@ -292,7 +292,7 @@ fn other_requests_are_not_sent_again() {
     for request in
         ["POST / HTTP/1.1\r\nHost: a\r\n\r\n", "PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx"]
     {
-        let bed = bed(Settings::default());
+        let bed = bed(HttpSettings::default());
         let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
         let _other = bed.origin.next_connection();
         bed.run(async move {
@@ -307,7 +307,8 @@ fn other_requests_are_not_sent_again() {
 
 #[test]
 fn what_is_refused_is_said_and_ends_the_connection() {
-    let settings = Settings { methods: vec!["GET".to_owned()], max_body: Some(4), ..Settings::default() };
+    let settings =
+        HttpSettings { methods: vec!["GET".to_owned()], max_body: Some(4), ..HttpSettings::default() };
     for (request, status) in [
         ("GET / HTTP/1.1\r\n\r\n", 400),
         ("GET / HTTP/1.1\nHost: a\n\n", 400),
@@ -335,7 +336,7 @@ fn heads_that_are_too_long_have_their_own_statuses() {
     for (request, status) in
         [(format!("GET /{long}"), 414), (format!("GET / HTTP/1.1\r\nHost: a\r\nX: {long}"), 431)]
     {
-        let bed = bed(Settings::default());
+        let bed = bed(HttpSettings::default());
         let mut client = bed.client();
         bed.run(async move {
             say(&mut client, &request).await;
@@ -353,7 +354,7 @@ fn origins_that_speak_no_http_are_not_passed_on() {
         "HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n",
         "HTTP/1.1 200 OK\r\nContent-",
     ] {
-        let bed = bed(Settings::default());
+        let bed = bed(HttpSettings::default());
         let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
         bed.run(async move {
             say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
@@ -368,7 +369,7 @@ fn origins_that_speak_no_http_are_not_passed_on() {
 
 #[test]
 fn a_response_that_is_cut_off_is_not_taken_for_the_whole() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     bed.run(async move {
         say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
@@ -382,7 +383,7 @@ fn a_response_that_is_cut_off_is_not_taken_for_the_whole() {
 
 #[test]
 fn bytes_that_nobody_asked_for_are_nobodys_response() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     let pool = Rc::clone(&bed.service.pool);
     bed.run(async move {
@@ -396,7 +397,7 @@ fn bytes_that_nobody_asked_for_are_nobodys_response() {
 
 #[test]
 fn a_body_is_held_back_until_the_origin_wants_it() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     bed.run(async move {
         say(&mut client, "PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
@@ -420,7 +421,7 @@ fn a_body_is_held_back_until_the_origin_wants_it() {
 /// It never comes to its answer, and each 1xx comes in time.
 #[test]
 fn an_origin_that_sends_interim_responses_without_end_is_told_from_a_slow_one() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     let (service, counters) = (Rc::clone(&bed.service), Rc::clone(&bed.service));
     bed.run(async move {
@@ -438,8 +439,8 @@ fn an_origin_that_sends_interim_responses_without_end_is_told_from_a_slow_one() 
 
 #[test]
 fn an_origin_that_does_not_know_expect_gets_the_body_all_the_same() {
-    let timeouts = Timeouts { proceed: Duration::from_millis(10), ..Timeouts::default() };
-    let bed = bed(Settings { timeouts, ..Settings::default() });
+    let timeouts = HttpTimeouts { proceed: Duration::from_millis(10), ..HttpTimeouts::default() };
+    let bed = bed(HttpSettings { timeouts, ..HttpSettings::default() });
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     bed.run(async move {
         say(&mut client, "PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
@@ -454,7 +455,7 @@ fn an_origin_that_does_not_know_expect_gets_the_body_all_the_same() {
 
 #[test]
 fn an_origin_may_answer_before_the_body_and_without_it() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     bed.run(async move {
         say(&mut client, "PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n")
@@ -471,7 +472,7 @@ fn an_origin_may_answer_before_the_body_and_without_it() {
 
 #[test]
 fn an_upgrade_becomes_a_tunnel_with_ends_of_its_own() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     bed.run(async move {
         say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
@@ -498,13 +499,13 @@ fn an_upgrade_becomes_a_tunnel_with_ends_of_its_own() {
 #[test]
 fn whoever_waits_too_long_is_told_so() {
     let short = Duration::from_millis(20);
-    let timeouts = Timeouts { head: short, body: short, response: short, ..Timeouts::default() };
+    let timeouts = HttpTimeouts { head: short, body: short, response: short, ..HttpTimeouts::default() };
     for (request, status) in [
         ("GET / HTTP/1.1\r\nHost", 408),
         ("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nx", 408),
         ("GET / HTTP/1.1\r\nHost: a\r\n\r\n", 504),
     ] {
-        let bed = bed(Settings { timeouts, ..Settings::default() });
+        let bed = bed(HttpSettings { timeouts, ..HttpSettings::default() });
         let (mut client, _origin) = (bed.client(), bed.origin.next_connection());
         bed.run(async move {
             say(&mut client, request).await;
@@ -516,15 +517,15 @@ fn whoever_waits_too_long_is_told_so() {
 
 #[test]
 fn a_silent_connection_is_closed_without_a_word() {
-    let timeouts = Timeouts { keep_alive: Duration::from_millis(20), ..Timeouts::default() };
-    let bed = bed(Settings { timeouts, ..Settings::default() });
+    let timeouts = HttpTimeouts { keep_alive: Duration::from_millis(20), ..HttpTimeouts::default() };
+    let bed = bed(HttpSettings { timeouts, ..HttpSettings::default() });
     let mut client = bed.client();
     bed.run(async move { assert_eq!(rest(&mut client).await, "") });
 }
 
 #[test]
 fn nobody_holds_more_than_some_buffers_for_a_slow_reader() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     let sent = Rc::new(Cell::new(0_usize));
     let (count, reactor) = (Rc::clone(&sent), bed.reactor.clone());
@@ -552,7 +553,7 @@ fn nobody_holds_more_than_some_buffers_for_a_slow_reader() {
 
 #[test]
 fn a_connection_that_the_origin_has_authenticated_is_one_clients_only() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut alice, mut mallory) = (bed.client(), bed.client());
     let (mut hers, mut others) = (bed.origin.next_connection(), bed.origin.next_connection());
     let (pool, reactor) = (Rc::clone(&bed.service.pool), bed.reactor.clone());
@@ -591,7 +592,7 @@ fn our_own_answers_to_head_have_no_body() {
         "HEAD / HTTP/1.1\r\n\r\n",
         "HEAD / HTTP/1.1\nHost: a\n\n",
     ] {
-        let bed = bed(Settings::default());
+        let bed = bed(HttpSettings::default());
         let mut client = bed.client();
         bed.run(async move {
             say(&mut client, request).await;
@@ -604,15 +605,15 @@ fn our_own_answers_to_head_have_no_body() {
 
 #[test]
 fn a_request_waits_for_a_descriptor_as_long_as_for_an_origin() {
-    for (patience, answer) in
+    for (time_limit, answer) in
         [(Duration::from_secs(60), "200 OK"), (Duration::ZERO, "503 Service Unavailable")]
     {
-        let bed = patient_bed(Settings::default(), patience);
+        let bed = retrying_bed(HttpSettings::default(), time_limit);
         bed.origin.lacking.set(3);
         let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
         bed.run(async move {
             say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await;
-            if !patience.is_zero() {
+            if !time_limit.is_zero() {
                 until(&mut origin, "\r\n\r\n").await;
                 say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
             }

@@ -7,47 +7,47 @@ use truepeer_proto::Tlvs;
 use truepeer_session::{CloseReason, send_proxy};
 
 use crate::dial::dial;
-use crate::downstream::{House, Listening};
-use crate::exchange::Visit;
+use crate::downstream::{TlsListener, WorkerState};
+use crate::exchange::ClientInfo;
 use crate::origin::{Dial, DialError};
 use crate::reactor::Reactor;
 use crate::stream::Stream;
 use crate::tls::TlsStream;
-use crate::tunnel::Origin;
+use crate::tunnel::OriginTls;
 
 /// Dials the origin of a listener.
 #[derive(Debug)]
 pub(crate) struct Dialler {
     reactor: Reactor,
-    house: Rc<House>,
-    listening: Rc<Listening>,
-    origin: Option<Origin>,
+    worker: Rc<WorkerState>,
+    listening: Rc<TlsListener>,
+    origin: Option<OriginTls>,
 }
 
 impl Dialler {
     pub(super) fn new(
         reactor: Reactor,
-        house: Rc<House>,
-        listening: Rc<Listening>,
-        origin: Option<Origin>,
+        worker: Rc<WorkerState>,
+        listening: Rc<TlsListener>,
+        origin: Option<OriginTls>,
     ) -> Self {
-        Self { reactor, house, listening, origin }
+        Self { reactor, worker, listening, origin }
     }
 }
 
 impl Dial for Dialler {
     type Stream = Stream;
 
-    async fn dial(&self, visit: &Visit) -> Result<Stream, DialError> {
+    async fn dial(&self, client_info: &ClientInfo) -> Result<Stream, DialError> {
         let settings = &self.listening.settings;
         let limit = settings.connect_timeout;
-        let dialled = dial(&self.reactor, &self.house, &visit.route, settings.mark, limit).await;
+        let dialled = dial(&self.reactor, &self.worker, &client_info.route, settings.mark, limit).await;
         let mut tcp = dialled.map_err(of_close)?;
-        if visit.route.send_proxy.is_some() {
-            let header = header(visit)?;
+        if client_info.route.send_proxy.is_some() {
+            let header = header(client_info)?;
             tcp.write_all(&header).await.map_err(|error| DialError::Header(error.to_string()))?;
         }
-        let Some(Origin { tls }) = &self.origin else { return Ok(Stream::Plain(tcp)) };
+        let Some(OriginTls { tls }) = &self.origin else { return Ok(Stream::Plain(tcp)) };
         let handshake = TlsStream::connect(tcp, tls.current(), tls.name());
         match self.reactor.timeout(self.listening.handshake_timeout, handshake).await {
             Ok(Ok(stream)) => Ok(Stream::Tls(Box::new(stream))),
@@ -65,8 +65,8 @@ fn of_close(reason: CloseReason) -> DialError {
     }
 }
 
-fn header(visit: &Visit) -> Result<Box<[u8]>, DialError> {
-    let tlvs = Tlvs::parse(&visit.tlvs).unwrap_or(Tlvs::EMPTY);
-    let header = send_proxy::header_and(&visit.route, || visit.local, tlvs, &[]);
+fn header(client_info: &ClientInfo) -> Result<Box<[u8]>, DialError> {
+    let tlvs = Tlvs::parse(&client_info.tlvs).unwrap_or(Tlvs::EMPTY);
+    let header = send_proxy::header_and(&client_info.route, || client_info.local, tlvs, &[]);
     header.map_err(|error| DialError::Header(error.to_string()))
 }

@@ -10,12 +10,12 @@ use truepeer_session::Ended;
 use truepeer_session::budget::Permit;
 
 use self::dialler::Dialler;
-use crate::downstream::{Downstream, House, Listening};
-use crate::exchange::{Journal, Service, Settings, Sharing, Visit, serve_http1};
+use crate::downstream::{Downstream, TlsListener, WorkerState};
+use crate::exchange::{ClientInfo, HttpSettings, RequestJournal, Service, Sharing, serve_http1};
 use crate::http2::serve_http2;
 use crate::origin::{Dial, Pool};
 use crate::reactor::{Reactor, TcpStream};
-use crate::tunnel::{Origin, tlvs};
+use crate::tunnel::{OriginTls, tlvs};
 
 /// How the origin learns who the client is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -33,7 +33,7 @@ pub enum ClientAddress {
 #[derive(Debug, Clone)]
 pub struct HttpOptions {
     /// What is allowed, and for how long.
-    pub settings: Settings,
+    pub settings: HttpSettings,
     /// How the origin learns the client.
     pub client_address: ClientAddress,
     /// Idle connections to the origin that each worker keeps.
@@ -41,15 +41,15 @@ pub struct HttpOptions {
     /// For how long.
     pub origin_idle: Duration,
     /// How long a request waits for an origin that refuses connections.
-    pub origin_patience: Duration,
+    pub origin_retry_timeout: Duration,
 }
 
 /// A listener's exchanges, in one worker.
 #[derive(Debug)]
 pub(crate) struct Gateway {
     reactor: Reactor,
-    listening: Rc<Listening>,
-    house: Rc<House>,
+    listening: Rc<TlsListener>,
+    worker: Rc<WorkerState>,
     client_address: ClientAddress,
     service: Rc<Service<Dialler>>,
 }
@@ -59,12 +59,12 @@ impl Gateway {
     pub(crate) fn new(
         reactor: &Reactor,
         options: HttpOptions,
-        origin: Option<Origin>,
-        listening: &Rc<Listening>,
-        house: &Rc<House>,
+        origin: Option<OriginTls>,
+        listening: &Rc<TlsListener>,
+        worker: &Rc<WorkerState>,
     ) -> Rc<Self> {
-        let dialler = Dialler::new(reactor.clone(), Rc::clone(house), Rc::clone(listening), origin);
-        let sessions = house.budgets.sessions.clone();
+        let dialler = Dialler::new(reactor.clone(), Rc::clone(worker), Rc::clone(listening), origin);
+        let sessions = worker.budgets.sessions.clone();
         let pool = Rc::new(Pool::<<Dialler as Dial>::Stream>::new(
             options.origin_keepalive,
             options.origin_idle,
@@ -80,27 +80,27 @@ impl Gateway {
             dialler,
             pool,
             sessions,
-            backlog: house.budgets.backlog_bytes.clone(),
+            backlog: worker.budgets.backlog_bytes.clone(),
             sharing: match options.client_address {
                 ClientAddress::Forwarded => Sharing::All,
                 ClientAddress::Transparent => Sharing::ByClient,
                 ClientAddress::Proxy => Sharing::ByConnection,
             },
-            patience: options.origin_patience,
-            idle: house.idle.clone(),
-            journal: Journal::new(house.journal.clone(), house.shard.clone(), access_log),
+            retry_timeout: options.origin_retry_timeout,
+            idle: worker.idle.clone(),
+            journal: RequestJournal::new(worker.journal.clone(), worker.shard.clone(), access_log),
         };
         Rc::new(Self {
             reactor: reactor.clone(),
             listening: Rc::clone(listening),
-            house: Rc::clone(house),
+            worker: Rc::clone(worker),
             client_address: options.client_address,
             service: Rc::new(service),
         })
     }
 
     /// What its connections follow.
-    pub(crate) fn listening(&self) -> &Listening {
+    pub(crate) fn listening(&self) -> &TlsListener {
         &self.listening
     }
 
@@ -108,19 +108,19 @@ impl Gateway {
     pub(crate) async fn serve(self: Rc<Self>, tcp: TcpStream, sender: SenderAddr, _permit: Permit) {
         let began = self.reactor.now();
         // Opening needs much memory for a moment: a handshake's.
-        let opened = Box::pin(Downstream::open(&self.listening, &self.house, tcp, sender)).await;
+        let opened = Box::pin(Downstream::open(&self.listening, &self.worker, tcp, sender)).await;
         match opened {
             Ok(mut downstream) => {
                 let speaks_http2 = speaks_http2(&mut downstream);
-                let visit = self.visit(&downstream);
+                let client_info = self.client_info(&downstream);
                 let service = Rc::clone(&self.service);
                 let _counted = downstream.counted.take();
                 let stream = downstream.into_stream();
                 if speaks_http2 {
                     // Three times as large as HTTP/1's, which would have to hold as much.
-                    Box::pin(serve_http2(stream, visit, service)).await;
+                    Box::pin(serve_http2(stream, client_info, service)).await;
                 } else {
-                    serve_http1(stream, visit, service).await;
+                    serve_http1(stream, client_info, service).await;
                 }
             }
             Err(reason) => {
@@ -134,19 +134,19 @@ impl Gateway {
                     tls: None,
                 };
                 let now = self.reactor.now();
-                self.house.journal.on_close(&self.house.shard, &ended, &reason, now);
+                self.worker.journal.on_close(&self.worker.shard, &ended, &reason, now);
             }
         }
     }
 
-    fn visit(&self, downstream: &Downstream) -> Visit {
+    fn client_info(&self, downstream: &Downstream) -> ClientInfo {
         let mut route = downstream.route;
         // A client's requests share connections, whatever port each came from.
         if let Some(source) = &mut route.source {
             source.set_port(0);
         }
         let tls = downstream.tls.as_ref();
-        Visit {
+        ClientInfo {
             sender: downstream.sender,
             route,
             local: downstream.local_address(),

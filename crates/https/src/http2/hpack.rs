@@ -14,14 +14,14 @@ const ENTRY_BYTES: usize = 32;
 
 /// A field name, as far as it matters here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Name {
+enum PseudoName {
     Path,
     Scheme,
     OtherPseudo,
     Regular,
 }
 
-impl Name {
+impl PseudoName {
     fn of(text: &[u8]) -> Self {
         match text {
             b":path" => Self::Path,
@@ -44,11 +44,11 @@ impl Name {
 }
 
 /// A name and its length.
-type SizedName = (Name, usize);
+type SizedName = (PseudoName, usize);
 
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    name: Name,
+    name: PseudoName,
     is_valid: bool,
     name_bytes: u16,
     bytes: u16,
@@ -64,8 +64,8 @@ pub(super) struct Found {
 }
 
 impl Found {
-    fn note(&mut self, name: Name, is_valid: bool) {
-        self.has_pseudo |= name != Name::Regular;
+    fn note(&mut self, name: PseudoName, is_valid: bool) {
+        self.has_pseudo |= name != PseudoName::Regular;
         self.is_invalid |= !is_valid;
     }
 }
@@ -111,7 +111,7 @@ impl Decoder {
                     let (name, _) = self.name(&mut input, 4)?;
                     found.note(
                         name,
-                        name == Name::Regular && input.skip_text()?
+                        name == PseudoName::Regular && input.skip_text()?
                             || input.text(|value| name.takes(value))?,
                     );
                 }
@@ -120,7 +120,7 @@ impl Decoder {
         Some(found)
     }
 
-    fn indexed(&self, index: usize) -> Option<(Name, bool)> {
+    fn indexed(&self, index: usize) -> Option<(PseudoName, bool)> {
         match index.checked_sub(STATIC.len() + 1) {
             // Static values are valid: `/`, `/index.html`, `http`, `https`.
             None => static_name(index).map(|(name, _)| (name, true)),
@@ -132,13 +132,13 @@ impl Decoder {
     fn name(&self, input: &mut Input<'_>, prefix: u32) -> Option<SizedName> {
         let index = input.integer(prefix)?;
         match index.checked_sub(STATIC.len() + 1) {
-            None if index == 0 => input.text(|text| (Name::of(text), text.len())),
+            None if index == 0 => input.text(|text| (PseudoName::of(text), text.len())),
             None => static_name(index),
             Some(at) => self.table.get(at).map(|entry| (entry.name, entry.name_bytes.into())),
         }
     }
 
-    fn add(&mut self, name: Name, is_valid: bool, name_bytes: usize, value_bytes: usize) {
+    fn add(&mut self, name: PseudoName, is_valid: bool, name_bytes: usize, value_bytes: usize) {
         let bytes = name_bytes + value_bytes + ENTRY_BYTES;
         // RFC 7541 4.4: one that is larger than the table empties it.
         self.shrink(self.limit.saturating_sub(bytes));
@@ -212,10 +212,10 @@ impl Input<'_> {
 
 fn static_name(index: usize) -> Option<SizedName> {
     let name = match index {
-        4 | 5 => Name::Path,
-        6 | 7 => Name::Scheme,
-        1..=14 => Name::OtherPseudo,
-        _ => Name::Regular,
+        4 | 5 => PseudoName::Path,
+        6 | 7 => PseudoName::Scheme,
+        1..=14 => PseudoName::OtherPseudo,
+        _ => PseudoName::Regular,
     };
     STATIC.get(index.checked_sub(1)?).map(|&bytes| (name, bytes.into()))
 }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::hpack::Decoder;
-use super::watch::{CONTINUATION, HEADERS, Head};
+use super::watch::{CONTINUATION, FrameHead, HEADERS};
 
 /// Streams that are noted. A client that has more of them at a time is sent away.
 const MOST_NOTED: usize = 512;
@@ -55,7 +55,7 @@ impl Malformed {
 pub(super) struct Blocks {
     decoder: Decoder,
     /// The frame that is coming, if it is part of a block, and how much of it is still to come.
-    frame: Option<(Head, usize)>,
+    frame: Option<(FrameHead, usize)>,
     /// What has come of a block, up to `whole` without padding and priorities.
     block: Vec<u8>,
     whole: usize,
@@ -68,7 +68,7 @@ impl Blocks {
         Self { decoder: Decoder::new(), frame: None, block: Vec::new(), whole: 0, newest: 0 }
     }
 
-    pub(super) fn on_frame(&mut self, head: Head, malformed: &Malformed) {
+    pub(super) fn on_frame(&mut self, head: FrameHead, malformed: &Malformed) {
         self.frame = matches!(head.kind, HEADERS | CONTINUATION).then_some((head, head.payload_bytes));
         if head.kind == HEADERS {
             self.block.clear();
@@ -105,7 +105,7 @@ impl Blocks {
         }
     }
 
-    fn on_frame_end(&mut self, head: Head, malformed: &Malformed) {
+    fn on_frame_end(&mut self, head: FrameHead, malformed: &Malformed) {
         let Some(range) = fragment(&self.block[self.whole..], head) else {
             return malformed.is_lost.set(true);
         };
@@ -131,7 +131,7 @@ impl Blocks {
 }
 
 /// Where in a frame's payload its part of the block is (RFC 9113 section 6.2); `None`: it is all padding, and too much.
-fn fragment(payload: &[u8], head: Head) -> Option<Range<usize>> {
+fn fragment(payload: &[u8], head: FrameHead) -> Option<Range<usize>> {
     if head.kind != HEADERS {
         return Some(0..payload.len());
     }
@@ -156,7 +156,7 @@ mod tests {
     /// One HEADERS frame with this payload, in pieces of `size`.
     fn come(payload: &[u8], flags: u8, size: usize) -> (Blocks, Malformed) {
         let (mut blocks, malformed) = (Blocks::new(), Malformed::default());
-        let head = Head { kind: HEADERS, flags, payload_bytes: payload.len(), stream: 1 };
+        let head = FrameHead { kind: HEADERS, flags, payload_bytes: payload.len(), stream: 1 };
         blocks.on_frame(head, &malformed);
         payload.chunks(size).for_each(|piece| blocks.on_payload(piece, &malformed));
         (blocks, malformed)
@@ -200,7 +200,7 @@ mod tests {
     fn those_that_nobody_meets_are_not_noted_for_ever() {
         let (mut blocks, malformed) = (Blocks::new(), Malformed::default());
         for stream in 1..10_000 {
-            let head = Head { kind: HEADERS, flags: END_HEADERS, payload_bytes: 5, stream };
+            let head = FrameHead { kind: HEADERS, flags: END_HEADERS, payload_bytes: 5, stream };
             blocks.on_frame(head, &malformed);
             blocks.on_payload(b"\x06\x03ftp", &malformed);
         }

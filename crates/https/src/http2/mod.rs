@@ -32,7 +32,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::watch::Watched;
 use crate::downstream::{Idle, IdleList};
-use crate::exchange::{Buffer, Failure, Patience, Service, Visit, linger};
+use crate::exchange::{Buffer, ClientInfo, Failure, Service, TimeLimit, linger};
 use crate::origin::{Access, Dial};
 use crate::reactor::Timer;
 
@@ -90,7 +90,7 @@ impl Tally {
 }
 
 /// Serves a client until its connection ends.
-pub async fn serve_http2<C, O>(stream: C, visit: Visit, service: Rc<Service<O>>)
+pub async fn serve_http2<C, O>(stream: C, client_info: ClientInfo, service: Rc<Service<O>>)
 where
     C: AsyncRead + AsyncWrite + Unpin,
     O: Dial,
@@ -106,29 +106,29 @@ where
         .max_local_error_reset_streams(Some(MOST_ERRORS))
         .max_concurrent_reset_streams(PASSED_OVER)
         .reset_stream_duration(PASSED_OVER_FOR);
-    let visit = Rc::new(visit);
+    let client_info = Rc::new(client_info);
     let watched = Watched::new(stream, &service.reactor);
     let preface = service.reactor.timeout(service.settings.timeouts.head, builder.handshake(watched.clone()));
     let ended = match preface.await {
         Ok(Ok(connection)) => {
-            let access = Rc::new(service.access(&visit));
-            run(connection, &watched, &visit, &service, &access).await
+            let access = Rc::new(service.access(&client_info));
+            run(connection, &watched, &client_info, &service, &access).await
         }
         Ok(Err(error)) => of_h2(&error),
         Err(_) => return,
     };
-    if let End::Refused(failure) = &ended {
-        service.journal.on_failure(&visit, failure, service.reactor.now());
+    if let ConnectionEnd::Refused(failure) = &ended {
+        service.journal.on_failure(&client_info, failure, service.reactor.now());
     }
-    if !matches!(ended, End::Theirs) {
+    if !matches!(ended, ConnectionEnd::Theirs) {
         // What the client still sends would make the kernel reset the connection, and the GOAWAY with it.
-        let patience = Patience::new(&service.reactor);
-        linger(watched.stream(), &mut Buffer::default(), &service.settings, &patience).await;
+        let time_limit = TimeLimit::new(&service.reactor);
+        linger(watched.stream(), &mut Buffer::default(), &service.settings, &time_limit).await;
     }
 }
 
 /// How a connection has ended.
-enum End {
+enum ConnectionEnd {
     /// The client has ended it, or is gone.
     Theirs,
     /// We have, in order.
@@ -137,23 +137,23 @@ enum End {
     Refused(Failure),
 }
 
-fn of_h2(error: &h2::Error) -> End {
+fn of_h2(error: &h2::Error) -> ConnectionEnd {
     match error.reason() {
-        Some(reason) if error.is_go_away() && error.is_library() => End::Refused(match reason {
+        Some(reason) if error.is_go_away() && error.is_library() => ConnectionEnd::Refused(match reason {
             h2::Reason::ENHANCE_YOUR_CALM => Failure::Http2Excess,
             reason => Failure::Http2(reason),
         }),
-        _ => End::Theirs,
+        _ => ConnectionEnd::Theirs,
     }
 }
 
 async fn run<C, O>(
     mut connection: Connection<Watched<C>, Bytes>,
     watched: &Watched<C>,
-    visit: &Rc<Visit>,
+    client_info: &Rc<ClientInfo>,
     service: &Rc<Service<O>>,
     access: &Rc<Access<O::Stream>>,
-) -> End
+) -> ConnectionEnd
 where
     C: AsyncRead + AsyncWrite + Unpin,
     O: Dial,
@@ -179,17 +179,17 @@ where
         let (request, mut respond) = match accepted.await {
             Some(Ok(accepted)) => accepted,
             Some(Err(error)) => break of_h2(&error),
-            None if watched.is_exhausted() => break End::Refused(Failure::Http2Excess),
-            None if rest.is_last || rest.has_ended => break End::Ours,
-            None => break End::Theirs,
+            None if watched.is_exhausted() => break ConnectionEnd::Refused(Failure::Http2Excess),
+            None if rest.is_last || rest.has_ended => break ConnectionEnd::Ours,
+            None => break ConnectionEnd::Theirs,
         };
         if tally.is_abusive() {
-            break End::Refused(Failure::Http2TakenBack);
+            break ConnectionEnd::Refused(Failure::Http2TakenBack);
         }
         if watched.malformed().take(respond.stream_id().as_u32()) {
             // RFC 9113 8.1.1. It counts as one that was taken back: a flood of them ends as such a one does.
             respond.send_reset(h2::Reason::PROTOCOL_ERROR);
-            service.journal.on_failure(visit, &Failure::Http2Malformed, service.reactor.now());
+            service.journal.on_failure(client_info, &Failure::Http2Malformed, service.reactor.now());
             tally.on_begin();
             tally.on_end(true);
             continue;
@@ -202,20 +202,21 @@ where
             continue;
         }
         tally.on_begin();
-        let (tally, visit, service) = (Rc::clone(&tally), Rc::clone(visit), Rc::clone(service));
+        let (tally, client_info, service) = (Rc::clone(&tally), Rc::clone(client_info), Rc::clone(service));
         let (access, malformed) = (Rc::clone(access), Rc::clone(watched.malformed()));
         let reactor = service.reactor.clone();
         reactor.spawn(async move {
             let mut open = Open { tally, was_reset: false };
-            open.was_reset = stream::serve(&service, &visit, &access, &malformed, request, respond).await;
+            open.was_reset =
+                stream::serve(&service, &client_info, &access, &malformed, request, respond).await;
             drop(permit);
         });
     };
     match &ended {
-        End::Refused(Failure::Http2Excess | Failure::Http2TakenBack) => {
+        ConnectionEnd::Refused(Failure::Http2Excess | Failure::Http2TakenBack) => {
             connection.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
         }
-        End::Ours if rest.has_ended => connection.abrupt_shutdown(h2::Reason::NO_ERROR),
+        ConnectionEnd::Ours if rest.has_ended => connection.abrupt_shutdown(h2::Reason::NO_ERROR),
         _ => {}
     }
     // What is left of frames (a GOAWAY above all) is sent, if the client takes it.

@@ -12,13 +12,13 @@ use truepeer_http1::{HeadError, RequestHead};
 
 use super::malformed::Malformed;
 use super::response::Sender;
-use crate::exchange::{Departure, Failure, Incoming, Pace, Patience, Settings};
+use crate::exchange::{Departure, Failure, HttpSettings, Incoming, Pace, TimeLimit};
 
 /// Makes the head of what the stream asks.
 ///
 /// # Errors
 /// What is wrong with it.
-pub(super) fn head(parts: &Parts, has_body: bool, settings: &Settings) -> Result<RequestHead, HeadError> {
+pub(super) fn head(parts: &Parts, has_body: bool, settings: &HttpSettings) -> Result<RequestHead, HeadError> {
     if parts.method == Method::CONNECT {
         return Err(HeadError::Target);
     }
@@ -61,11 +61,11 @@ pub(super) fn head(parts: &Parts, has_body: bool, settings: &Settings) -> Result
 }
 
 /// A request's body, from its stream.
-pub(super) struct Body<'a> {
+pub(super) struct Http2Body<'a> {
     stream: RecvStream,
     sender: &'a RefCell<Sender>,
-    settings: &'a Settings,
-    patience: &'a Patience,
+    settings: &'a HttpSettings,
+    time_limit: &'a TimeLimit,
     malformed: &'a Malformed,
     piece: Bytes,
     trailers: FieldList,
@@ -73,17 +73,17 @@ pub(super) struct Body<'a> {
     pub(super) received: u64,
 }
 
-impl<'a> Body<'a> {
+impl<'a> Http2Body<'a> {
     pub(super) fn new(
         stream: RecvStream,
         sender: &'a RefCell<Sender>,
-        settings: &'a Settings,
-        patience: &'a Patience,
+        settings: &'a HttpSettings,
+        time_limit: &'a TimeLimit,
         malformed: &'a Malformed,
     ) -> Self {
         let (piece, trailers) = (Bytes::new(), FieldList::default());
         let pace = Pace::default();
-        Self { stream, sender, settings, patience, malformed, piece, trailers, pace, received: 0 }
+        Self { stream, sender, settings, time_limit, malformed, piece, trailers, pace, received: 0 }
     }
 
     /// The next frame that brings something: those that don't are no progress.
@@ -97,10 +97,10 @@ impl<'a> Body<'a> {
                 }
             }
         };
-        let (began, min_rate) = (self.patience.now(), self.settings.min_rate);
-        match self.patience.limit(limit, frame).await {
+        let (began, min_rate) = (self.time_limit.now(), self.settings.min_rate);
+        match self.time_limit.limit(limit, frame).await {
             Ok(Some(Ok(data))) => {
-                self.pace.note(self.patience.now() - began, data.len());
+                self.pace.note(self.time_limit.now() - began, data.len());
                 let is_too_slow = self.pace.is_too_slow(limit, min_rate);
                 if is_too_slow { Err(Failure::BodyTooSlow(min_rate)) } else { Ok(Some(data)) }
             }
@@ -112,7 +112,7 @@ impl<'a> Body<'a> {
 
     async fn read_trailers(&mut self) -> Result<(), Failure> {
         let limit = self.settings.timeouts.body;
-        match self.patience.limit(limit, poll_fn(|cx| self.stream.poll_trailers(cx))).await {
+        match self.time_limit.limit(limit, poll_fn(|cx| self.stream.poll_trailers(cx))).await {
             Ok(Ok(_)) if self.malformed.take(self.stream.stream_id().as_u32()) => {
                 Err(Failure::Http2Malformed)
             }
@@ -126,7 +126,7 @@ impl<'a> Body<'a> {
     }
 }
 
-impl Body<'_> {
+impl Http2Body<'_> {
     /// Passes over what is still coming of a request that has its answer: many clients look at no answer before they have
     /// sent everything, and take a stream that ends under their hands for broken. Who goes on for too long is told to stop,
     /// by RST_STREAM(NO_ERROR) (RFC 9113 section 8.1), which `h2` sends when the stream is dropped.
@@ -143,7 +143,7 @@ impl Body<'_> {
                 left = left.saturating_sub(data.len());
             }
         };
-        let _ = self.patience.limit(self.settings.timeouts.linger, rest).await;
+        let _ = self.time_limit.limit(self.settings.timeouts.linger, rest).await;
     }
 }
 
@@ -156,7 +156,7 @@ fn keep(list: &mut FieldList, trailers: &HeaderMap) {
     }
 }
 
-impl Incoming for Body<'_> {
+impl Incoming for Http2Body<'_> {
     async fn next(&mut self) -> Result<Option<&[u8]>, Failure> {
         // Only now has the origin taken the last piece: the client may send as much again.
         let used = std::mem::take(&mut self.piece).len();

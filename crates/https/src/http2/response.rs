@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use truepeer_http1::fields::{Field, FieldList, hop};
 use truepeer_http1::{Length, ResponseHead};
 
-use crate::exchange::{Failure, Outgoing, Pace, Patience, Settings, Stage, words};
+use crate::exchange::{Failure, HttpSettings, Outgoing, Pace, Stage, TimeLimit, words};
 
 /// So much of a response is gathered before it is sent: what fits into one frame as clients take it by default.
 const WORTH_SENDING: usize = 16 << 10;
@@ -41,10 +41,10 @@ impl Sender {
 }
 
 /// A response, to its stream.
-pub(super) struct Reply<'a> {
+pub(super) struct Http2Reply<'a> {
     sender: &'a RefCell<Sender>,
-    settings: &'a Settings,
-    patience: &'a Patience,
+    settings: &'a HttpSettings,
+    time_limit: &'a TimeLimit,
     /// What was not worth a frame of its own yet.
     gathered: BytesMut,
     pace: Pace,
@@ -55,18 +55,18 @@ pub(super) struct Reply<'a> {
     pub(super) sent: u64,
 }
 
-impl<'a> Reply<'a> {
+impl<'a> Http2Reply<'a> {
     pub(super) fn new(
         sender: &'a RefCell<Sender>,
-        settings: &'a Settings,
-        patience: &'a Patience,
+        settings: &'a HttpSettings,
+        time_limit: &'a TimeLimit,
         is_head: bool,
     ) -> Self {
         let (gathered, pace) = (BytesMut::new(), Pace::default());
         Self {
             sender,
             settings,
-            patience,
+            time_limit,
             gathered,
             pace,
             is_head,
@@ -113,11 +113,11 @@ impl<'a> Reply<'a> {
     async fn send(&mut self, mut data: Bytes, is_end: bool) -> Result<(), Failure> {
         let (limit, min_rate) = (self.settings.timeouts.send, self.settings.min_rate);
         while !data.is_empty() {
-            let began = self.patience.now();
+            let began = self.time_limit.now();
             let room = poll_fn(|cx| self.poll_room(cx, data.len()));
             let room =
-                self.patience.limit(limit, room).await.map_err(|_| Failure::ClientStalled(limit))??;
-            self.pace.note(self.patience.now() - began, room.min(data.len()));
+                self.time_limit.limit(limit, room).await.map_err(|_| Failure::ClientStalled(limit))??;
+            self.pace.note(self.time_limit.now() - began, room.min(data.len()));
             if self.pace.is_too_slow(limit, min_rate) {
                 return Err(Failure::ClientTooSlow(min_rate));
             }
@@ -161,7 +161,7 @@ impl<'a> Reply<'a> {
     }
 }
 
-impl Outgoing for Reply<'_> {
+impl Outgoing for Http2Reply<'_> {
     async fn interim(&mut self, head: &ResponseHead) -> Result<(), Failure> {
         self.inform(head.status, fields(hop::onward(&head.fields)))
     }
@@ -201,7 +201,7 @@ impl Outgoing for Reply<'_> {
     }
 }
 
-impl Reply<'_> {
+impl Http2Reply<'_> {
     fn inform(&mut self, status: u16, headers: HeaderMap) -> Result<(), Failure> {
         let mut response = Response::new(());
         *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::CONTINUE);

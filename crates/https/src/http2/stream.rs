@@ -10,15 +10,15 @@ use http::{Method, Request};
 use truepeer_http1::{RequestHead, ResponseHead};
 
 use super::malformed::Malformed;
-use super::request::{self, Body};
-use super::response::{Reply, Sender};
-use crate::exchange::{Failure, Guest, Patience, Served, Service, Stage, Visit};
+use super::request::{self, Http2Body};
+use super::response::{Http2Reply, Sender};
+use crate::exchange::{ClientInfo, Failure, Requester, Served, Service, Stage, TimeLimit};
 use crate::origin::{Access, Dial};
 
 /// Serves a stream; returns whether its client has taken the request back.
 pub(super) async fn serve<O: Dial>(
     service: &Service<O>,
-    visit: &Visit,
+    client_info: &ClientInfo,
     access: &Access<O::Stream>,
     malformed: &Malformed,
     request: Request<RecvStream>,
@@ -26,17 +26,18 @@ pub(super) async fn serve<O: Dial>(
 ) -> bool {
     let began = Instant::now();
     let (settings, reactor) = (&service.settings, &service.reactor);
-    let patience = (Patience::new(reactor), Patience::new(reactor));
+    let time_limit = (TimeLimit::new(reactor), TimeLimit::new(reactor));
     let sender = RefCell::new(Sender::Head(respond));
     let (parts, body) = request.into_parts();
     let head = request::head(&parts, !body.is_end_stream(), settings);
-    let mut body = Body::new(body, &sender, settings, &patience.0, malformed);
-    let mut reply = Reply::new(&sender, settings, &patience.1, parts.method == Method::HEAD);
+    let mut body = Http2Body::new(body, &sender, settings, &time_limit.0, malformed);
+    let mut reply = Http2Reply::new(&sender, settings, &time_limit.1, parts.method == Method::HEAD);
     let (head, outcome) = match head {
         Ok(head) => {
-            let guest = Guest { visit, access };
+            let requester = Requester { client_info, access };
             let mut response = ResponseHead::default();
-            let served = service.serve(&guest, &head, &mut response, &patience, &mut body, &mut reply).await;
+            let served =
+                service.serve(&requester, &head, &mut response, &time_limit, &mut body, &mut reply).await;
             (head, served.map(|_| ()))
         }
         Err(error) => (RequestHead::default(), Err(Failure::BadRequest(error))),
@@ -46,7 +47,7 @@ pub(super) async fn serve<O: Dial>(
         reply.refuse(failure).await;
     }
     let served = Served {
-        visit,
+        client_info,
         request: &head,
         status: reply.status,
         bytes_up: body.received,

@@ -15,14 +15,14 @@ use http::{HeaderMap, Method, Request, Response};
 use tokio::io::{AsyncWriteExt as _, DuplexStream, duplex};
 
 use super::serve_http2;
-use crate::exchange::tests::{Bed, bed, rest, say, until, visit};
-use crate::exchange::{Settings, Timeouts};
+use crate::exchange::tests::{Bed, bed, client_info, rest, say, until};
+use crate::exchange::{HttpSettings, HttpTimeouts};
 use crate::reactor::Reactor;
 
 /// A client's end of a new connection.
 fn connect(bed: &Bed) -> DuplexStream {
     let (client, ours) = duplex(1 << 16);
-    bed.reactor.spawn(serve_http2(ours, visit(), Rc::clone(&bed.service)));
+    bed.reactor.spawn(serve_http2(ours, client_info(), Rc::clone(&bed.service)));
     client
 }
 
@@ -71,14 +71,14 @@ async fn upload(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Result<(), h
     Ok(())
 }
 
-fn quick(linger: u64) -> Settings {
-    let timeouts = Timeouts { linger: Duration::from_millis(linger), ..Timeouts::default() };
-    Settings { timeouts, ..Settings::default() }
+fn quick(linger: u64) -> HttpSettings {
+    let timeouts = HttpTimeouts { linger: Duration::from_millis(linger), ..HttpTimeouts::default() };
+    HttpSettings { timeouts, ..HttpSettings::default() }
 }
 
 #[test]
 fn an_early_answer_comes_whole_and_the_rest_of_the_request_is_waited_for() {
-    let bed = bed(Settings { methods: vec!["GET".to_owned()], ..quick(60_000) });
+    let bed = bed(HttpSettings { methods: vec!["GET".to_owned()], ..quick(60_000) });
     let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
     bed.run(async move {
         let (mut client, _) = speak(&reactor, stream).await;
@@ -98,7 +98,7 @@ fn an_early_answer_comes_whole_and_the_rest_of_the_request_is_waited_for() {
 
 #[test]
 fn who_goes_on_sending_after_the_answer_is_told_to_stop_and_no_more() {
-    let bed = bed(Settings { methods: vec!["GET".to_owned()], ..quick(1) });
+    let bed = bed(HttpSettings { methods: vec!["GET".to_owned()], ..quick(1) });
     let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
     bed.run(async move {
         let (mut client, _) = speak(&reactor, stream).await;
@@ -114,7 +114,7 @@ fn who_goes_on_sending_after_the_answer_is_told_to_stop_and_no_more() {
 
 #[test]
 fn trailers_pass_both_ways() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
     bed.run(async move {
         let (mut client, _) = speak(&reactor, stream).await;
@@ -144,7 +144,7 @@ fn trailers_pass_both_ways() {
 
 #[test]
 fn a_body_waits_for_the_origins_word() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
     bed.run(async move {
         let (mut client, _) = speak(&reactor, stream).await;
@@ -164,7 +164,7 @@ fn a_body_waits_for_the_origins_word() {
 #[test]
 fn an_answer_that_breaks_off_is_not_taken_for_whole() {
     for head in ["Content-Length: 10", "Transfer-Encoding: chunked"] {
-        let bed = bed(Settings::default());
+        let bed = bed(HttpSettings::default());
         let (stream, mut origin, reactor) =
             (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
         bed.run(async move {
@@ -181,7 +181,7 @@ fn an_answer_that_breaks_off_is_not_taken_for_whole() {
 
 #[test]
 fn a_request_that_is_taken_back_leaves_the_origin() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
     bed.run(async move {
         let (mut client, _) = speak(&reactor, stream).await;
@@ -194,7 +194,7 @@ fn a_request_that_is_taken_back_leaves_the_origin() {
 
 #[test]
 fn what_is_under_way_is_finished_before_the_end() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
     bed.run(async move {
         let (mut client, ended) = speak(&reactor, stream).await;
@@ -218,7 +218,7 @@ fn what_is_under_way_is_finished_before_the_end() {
 
 #[test]
 fn a_stream_more_than_there_are_sessions_is_put_off() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
     let sessions = bed.service.sessions.clone();
     bed.run(async move {
@@ -239,7 +239,7 @@ fn a_stream_more_than_there_are_sessions_is_put_off() {
 fn a_slow_client_makes_nobody_hold_much() {
     const WHOLE: usize = 4 << 20;
     const HELD: usize = 1 << 20;
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
     let written = Rc::new(Cell::new(0));
     let count = Rc::clone(&written);
@@ -273,8 +273,8 @@ fn a_slow_client_makes_nobody_hold_much() {
 #[test]
 fn a_client_that_is_too_slow_with_its_answer_is_not_waited_for() {
     for (pause, most_rounds) in [(Duration::from_millis(5), usize::MAX), (Duration::ZERO, 1)] {
-        let timeouts = Timeouts { send: Duration::from_millis(300), ..Timeouts::default() };
-        let bed = bed(Settings { timeouts, min_rate: u64::MAX, ..Settings::default() });
+        let timeouts = HttpTimeouts { send: Duration::from_millis(300), ..HttpTimeouts::default() };
+        let bed = bed(HttpSettings { timeouts, min_rate: u64::MAX, ..HttpSettings::default() });
         let (stream, mut origin, reactor) =
             (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
         bed.run(async move {
@@ -307,7 +307,7 @@ fn a_client_that_is_too_slow_with_its_answer_is_not_waited_for() {
 /// As when sessions run short.
 #[test]
 fn a_connection_without_streams_ends_in_order_when_its_place_is_needed() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut stream, service) = (connect(&bed), Rc::clone(&bed.service));
     bed.run(async move {
         stream.write_all(&frames::preface()).await.unwrap();

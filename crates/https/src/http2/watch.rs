@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::malformed::{Blocks, Malformed};
-use crate::exchange::Shared;
+use crate::exchange::SharedStream;
 use crate::reactor::Reactor;
 
 /// Frames that ask for nothing, and that a client may send in a row.
@@ -39,7 +39,7 @@ const PREFACE_BYTES: usize = 24;
 
 /// The start of a frame (RFC 9113 section 4.1), as far as it matters here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct FrameHead {
     pub(super) kind: u8,
     pub(super) flags: u8,
     pub(super) payload_bytes: usize,
@@ -49,7 +49,7 @@ pub(super) struct Head {
 /// What passes.
 enum Passed<'a> {
     /// The start of a frame.
-    Frame(Head),
+    Frame(FrameHead),
     /// Some of the payload of the last one.
     Payload(&'a [u8]),
 }
@@ -91,7 +91,7 @@ impl Frames {
                 self.known = 0;
                 // RFC 9113 4.1: the highest bit is reserved.
                 let stream = u32::from_be_bytes(stream) & (u32::MAX >> 1);
-                on_passed(Passed::Frame(Head { kind, flags, payload_bytes: self.rest, stream }));
+                on_passed(Passed::Frame(FrameHead { kind, flags, payload_bytes: self.rest, stream }));
             }
         }
     }
@@ -111,18 +111,18 @@ impl Allowance {
     }
 
     /// A frame has come; whether it may.
-    fn on_received(&mut self, head: Head, now: Instant) -> bool {
+    fn on_received(&mut self, head: FrameHead, now: Instant) -> bool {
         match head {
-            Head { kind: HEADERS, .. } => self.earn(EACH_REQUEST),
+            FrameHead { kind: HEADERS, .. } => self.earn(EACH_REQUEST),
             // Empty pieces are h2's to count, but for the last one, which every stream may have.
-            Head { kind: DATA, flags, payload_bytes, .. } if payload_bytes > 0 || flags & END_STREAM != 0 => {
-            }
+            FrameHead { kind: DATA, flags, payload_bytes, .. }
+                if payload_bytes > 0 || flags & END_STREAM != 0 => {}
             _ => return self.spend(now),
         }
         true
     }
 
-    fn on_sent(&mut self, head: Head) {
+    fn on_sent(&mut self, head: FrameHead) {
         if head.kind == DATA {
             self.earn(u32::try_from(head.payload_bytes / BYTES_EACH).unwrap_or(u32::MAX));
         }
@@ -152,7 +152,7 @@ pub(super) struct Watched<S>(Rc<Watch<S>>);
 
 #[derive(Debug)]
 struct Watch<S> {
-    stream: Shared<S>,
+    stream: SharedStream<S>,
     reactor: Reactor,
     received: RefCell<Frames>,
     sent: RefCell<Frames>,
@@ -171,7 +171,7 @@ impl<S> Clone for Watched<S> {
 impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
     pub(super) fn new(stream: S, reactor: &Reactor) -> Self {
         Self(Rc::new(Watch {
-            stream: Shared::new(stream),
+            stream: SharedStream::new(stream),
             reactor: reactor.clone(),
             received: RefCell::new(Frames::after(PREFACE_BYTES)),
             sent: RefCell::new(Frames::after(0)),
@@ -194,7 +194,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
     }
 
     /// The connection itself.
-    pub(super) fn stream(&self) -> &Shared<S> {
+    pub(super) fn stream(&self) -> &SharedStream<S> {
         &self.0.stream
     }
 
@@ -281,11 +281,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<S> {
 mod tests {
     use super::*;
 
-    const PING: Head = Head { kind: 6, flags: 0, payload_bytes: 8, stream: 0 };
-    const GET: Head = Head { kind: HEADERS, flags: 5, payload_bytes: 40, stream: 1 };
+    const PING: FrameHead = FrameHead { kind: 6, flags: 0, payload_bytes: 8, stream: 0 };
+    const GET: FrameHead = FrameHead { kind: HEADERS, flags: 5, payload_bytes: 40, stream: 1 };
 
     /// Frames that may come in a row until one may not.
-    fn run(allowance: &mut Allowance, head: Head, now: Instant) -> u32 {
+    fn run(allowance: &mut Allowance, head: FrameHead, now: Instant) -> u32 {
         (0..).find(|_| !allowance.on_received(head, now)).unwrap()
     }
 
@@ -311,8 +311,8 @@ mod tests {
             });
             let expected = [
                 PING,
-                Head { kind: DATA, flags: END_STREAM, payload_bytes: 258, stream: 3 },
-                Head { kind: 4, flags: 1, payload_bytes: 0, stream: 0 },
+                FrameHead { kind: DATA, flags: END_STREAM, payload_bytes: 258, stream: 3 },
+                FrameHead { kind: 4, flags: 1, payload_bytes: 0, stream: 0 },
             ];
             assert_eq!(found, expected, "in pieces of {size}");
             assert_eq!(payload, [&[1; 8][..], &[2; 258]].concat(), "in pieces of {size}");
@@ -336,9 +336,9 @@ mod tests {
         run(&mut allowance, PING, now);
         assert!(allowance.on_received(GET, now));
         assert_eq!(run(&mut allowance, PING, now), EACH_REQUEST);
-        allowance.on_sent(Head { kind: DATA, flags: 0, payload_bytes: 50, stream: 1 });
+        allowance.on_sent(FrameHead { kind: DATA, flags: 0, payload_bytes: 50, stream: 1 });
         assert_eq!(run(&mut allowance, PING, now), 3);
-        allowance.on_sent(Head { kind: DATA, flags: 0, payload_bytes: 1, stream: 1 });
+        allowance.on_sent(FrameHead { kind: DATA, flags: 0, payload_bytes: 1, stream: 1 });
         allowance.on_sent(PING);
         assert_eq!(run(&mut allowance, PING, now), 0);
     }
@@ -347,7 +347,7 @@ mod tests {
     fn bodies_cost_nothing_but_where_they_are_empty() {
         let now = Instant::now();
         let mut allowance = Allowance::new(now);
-        let data = |flags, payload_bytes| Head { kind: DATA, flags, payload_bytes, stream: 1 };
+        let data = |flags, payload_bytes| FrameHead { kind: DATA, flags, payload_bytes, stream: 1 };
         for head in [data(0, 1), data(END_STREAM, 0), GET] {
             assert!((0..10 * MOST_AT_ONCE).all(|_| allowance.on_received(head, now)), "{head:?}");
         }

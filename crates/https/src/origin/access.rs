@@ -56,11 +56,11 @@ mod tests {
     use truepeer_session::budget::Budget;
 
     use super::*;
-    use crate::exchange::{Buffer, Shared};
+    use crate::exchange::{Buffer, SharedStream};
 
     fn connection(is_private: bool) -> (OriginConnection<DuplexStream>, DuplexStream) {
         let (stream, origin) = duplex(64);
-        let stream = Shared::new(stream);
+        let stream = SharedStream::new(stream);
         (OriginConnection { stream, buffer: Buffer::default(), is_used: false, is_private }, origin)
     }
 

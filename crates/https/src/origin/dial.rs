@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use truepeer_session::connect_as::ConnectError;
 
-use crate::exchange::Visit;
+use crate::exchange::ClientInfo;
 use crate::stream::Connection;
 
 /// Makes connections to the origin.
@@ -13,8 +13,8 @@ pub trait Dial: 'static {
     /// A connection: of TCP, or of TLS on top of it.
     type Stream: Connection + 'static;
 
-    /// Connects to where `visit` leads, as its client if that is how it is delivered.
-    fn dial(&self, visit: &Visit) -> impl Future<Output = Result<Self::Stream, DialError>>;
+    /// Connects to where `client_info` leads, as its client if that is how it is delivered.
+    fn dial(&self, client_info: &ClientInfo) -> impl Future<Output = Result<Self::Stream, DialError>>;
 }
 
 /// No connection to the origin could be made.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use truepeer_session::budget::{Budget, Permit};
 
-use crate::exchange::{Buffer, Shared};
+use crate::exchange::{Buffer, SharedStream};
 use crate::reactor::Reactor;
 use crate::stream::Connection;
 
@@ -34,7 +34,7 @@ pub enum KeptBy {
 /// A connection to the origin, and what was read from it.
 #[derive(Debug)]
 pub(crate) struct OriginConnection<S> {
-    pub(crate) stream: Shared<S>,
+    pub(crate) stream: SharedStream<S>,
     pub(crate) buffer: Buffer,
     /// Whether it has carried a request before.
     pub(crate) is_used: bool,
@@ -199,7 +199,7 @@ mod tests {
 
     fn connection() -> (OriginConnection<DuplexStream>, DuplexStream) {
         let (stream, origin) = duplex(64);
-        let stream = Shared::new(stream);
+        let stream = SharedStream::new(stream);
         (OriginConnection { stream, buffer: Buffer::default(), is_used: false, is_private: false }, origin)
     }
 
@@ -267,7 +267,8 @@ mod tests {
             .block_on(async move {
                 let pool = Pool::new(8, Duration::from_secs(60), Budget::new(100));
                 for ends in [false, true] {
-                    let stream = Shared::new(Stream::Plain(connect(&dialler, &upstream).await.unwrap()));
+                    let stream =
+                        SharedStream::new(Stream::Plain(connect(&dialler, &upstream).await.unwrap()));
                     let buffer = Buffer::default();
                     let ours = OriginConnection { stream, buffer, is_used: false, is_private: false };
                     let (mut origin, _) = door.accept().unwrap();

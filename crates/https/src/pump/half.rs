@@ -26,7 +26,7 @@ pub(super) enum Fault {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum HalfStage {
     Flowing,
     /// The source is broken: what it still gives is handed on, its end is not. The kernel reports a reset once, and an
     /// orderly end from then on.
@@ -41,21 +41,21 @@ enum Stage {
 /// All slow sinks together may hold so much ([`truepeer_session::budget::Budgets::backlog_bytes`]). Beyond that, bytes stay
 /// with the kernel until the sink has taken everything that came before, and then come in small pieces.
 #[derive(Debug)]
-pub(super) struct Half {
+pub(super) struct PumpHalf {
     buffer: Vec<u8>,
     from: usize,
     to: usize,
-    stage: Stage,
+    stage: HalfStage,
     bytes: u64,
     /// For as long as the sink has not taken everything.
     slow: Option<Permit>,
 }
 
-impl Half {
+impl PumpHalf {
     /// A half that begins with bytes that were read already.
     pub(super) fn beginning_with(first: Vec<u8>) -> Self {
         let to = first.len();
-        Self { buffer: first, from: 0, to, stage: Stage::Flowing, bytes: 0, slow: None }
+        Self { buffer: first, from: 0, to, stage: HalfStage::Flowing, bytes: 0, slow: None }
     }
 
     /// Bytes taken by the sink.
@@ -63,15 +63,15 @@ impl Half {
         self.bytes
     }
 
-    /// The source has been found broken, in this direction or in the other: see [`Half::poll`].
+    /// The source has been found broken, in this direction or in the other: see [`PumpHalf::poll`].
     pub(super) fn on_broken_source(&mut self) {
-        if self.stage == Stage::Flowing {
-            self.stage = Stage::Broken;
+        if self.stage == HalfStage::Flowing {
+            self.stage = HalfStage::Broken;
         }
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.stage == Stage::Ended
+        self.stage == HalfStage::Ended
     }
 
     /// Moves what can be moved; ready when the end has been handed on, or a broken source gives no more.
@@ -85,14 +85,14 @@ impl Half {
         loop {
             ready!(self.poll_write(cx, sink, backlog))?;
             match self.stage {
-                Stage::Ended => return Poll::Ready(Ok(())),
-                Stage::Ending => {
+                HalfStage::Ended => return Poll::Ready(Ok(())),
+                HalfStage::Ending => {
                     ready!(Pin::new(&mut *sink).poll_shutdown(cx)).map_err(Fault::Sink)?;
-                    self.stage = Stage::Ended;
+                    self.stage = HalfStage::Ended;
                     self.slow = None;
                 }
-                Stage::Flowing => ready!(self.poll_read(cx, source, sink, backlog))?,
-                Stage::Broken => {
+                HalfStage::Flowing => ready!(self.poll_read(cx, source, sink, backlog))?,
+                HalfStage::Broken => {
                     ready!(self.poll_read(cx, source, sink, backlog))?;
                     if self.from == self.to {
                         return Poll::Ready(Ok(()));
@@ -191,8 +191,8 @@ impl Half {
         }
         match read {
             Poll::Ready(Ok(_)) => {
-                if self.stage == Stage::Flowing {
-                    self.stage = Stage::Ending;
+                if self.stage == HalfStage::Flowing {
+                    self.stage = HalfStage::Ending;
                 }
                 Poll::Ready(Ok(()))
             }
@@ -209,7 +209,7 @@ impl Half {
     }
 }
 
-impl Drop for Half {
+impl Drop for PumpHalf {
     fn drop(&mut self) {
         buffers::give_back(std::mem::take(&mut self.buffer));
     }
@@ -279,7 +279,7 @@ mod tests {
                 None => Poll::Ready(()),
             })
             .await;
-            let mut half = Half::beginning_with(vec![7; 1 << 20]);
+            let mut half = PumpHalf::beginning_with(vec![7; 1 << 20]);
             let mut has_waited_for_the_turn = false;
             poll_fn(|cx| {
                 let is_done = half.poll(cx, &mut source, &mut sink, &backlog).is_ready();
@@ -314,7 +314,7 @@ mod tests {
                 let ((source, mut from), (sink, to)) = (door.pair().await, door.pair().await);
                 // Ends by the connection's end alone.
                 senders.push(std::thread::spawn(move || while from.write_all(&[7; 1 << 16]).is_ok() {}));
-                sessions.push((Half::beginning_with(Vec::new()), source, sink, to));
+                sessions.push((PumpHalf::beginning_with(Vec::new()), source, sink, to));
             }
             poll_fn(|cx| {
                 let mut all_are_stuck = true;

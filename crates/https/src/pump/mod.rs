@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use truepeer_session::budget::Budget;
 
-use self::half::{Fault, Half};
-use crate::exchange::Shared;
+use self::half::{Fault, PumpHalf};
+use crate::exchange::SharedStream;
 use crate::reactor::Reactor;
 use crate::stream::Connection;
 
@@ -34,7 +34,7 @@ pub(crate) enum Side {
 
 /// How it ended.
 #[derive(Debug)]
-pub(crate) enum End {
+pub(crate) enum PumpEnd {
     /// Both directions ended in order.
     Finished,
     /// Nothing came for too long.
@@ -55,8 +55,8 @@ pub(crate) struct IdleTimeouts {
 /// The bytes on their way in both directions.
 #[derive(Debug)]
 pub(crate) struct Pump {
-    up: Half,
-    down: Half,
+    up: PumpHalf,
+    down: PumpHalf,
     /// What slow ends of all connections together may make us hold.
     backlog: Budget,
 }
@@ -64,7 +64,7 @@ pub(crate) struct Pump {
 impl Pump {
     /// `up` and `down` were read already: they go first.
     pub(crate) fn new(up: Vec<u8>, down: Vec<u8>, backlog: Budget) -> Self {
-        Self { up: Half::beginning_with(up), down: Half::beginning_with(down), backlog }
+        Self { up: PumpHalf::beginning_with(up), down: PumpHalf::beginning_with(down), backlog }
     }
 
     /// Bytes delivered: up, down.
@@ -78,16 +78,16 @@ impl Pump {
         &mut self,
         reactor: &Reactor,
         timeouts: IdleTimeouts,
-        downstream: &Shared<A>,
-        upstream: &Shared<B>,
-    ) -> End {
+        downstream: &SharedStream<A>,
+        upstream: &SharedStream<B>,
+    ) -> PumpEnd {
         let mut reset = ResetUnlessFinished { downstream, upstream, has_finished: false };
         let timer = reactor.timer();
         let mut before = None;
         let end = poll_fn(|cx| {
             match self.poll_halves(cx, downstream, upstream) {
-                Poll::Ready(Ok(())) => return Poll::Ready(End::Finished),
-                Poll::Ready(Err((side, error))) => return Poll::Ready(End::Broken(side, error)),
+                Poll::Ready(Ok(())) => return Poll::Ready(PumpEnd::Finished),
+                Poll::Ready(Err((side, error))) => return Poll::Ready(PumpEnd::Broken(side, error)),
                 Poll::Pending => {}
             }
             let is_half = self.up.has_ended() || self.down.has_ended();
@@ -98,18 +98,18 @@ impl Pump {
             if std::mem::replace(&mut before, now) != now {
                 timer.arm(limit);
             }
-            timer.poll_expired(cx).map(|()| End::Idle)
+            timer.poll_expired(cx).map(|()| PumpEnd::Idle)
         })
         .await;
         match &end {
-            End::Finished => reset.has_finished = true,
-            End::Idle => {}
+            PumpEnd::Finished => reset.has_finished = true,
+            PumpEnd::Idle => {}
             // What was sent before the break is delivered first, as it would have been without us.
-            End::Broken(Side::Downstream, _) => {
+            PumpEnd::Broken(Side::Downstream, _) => {
                 let rest = deliver(reactor, &mut self.up, downstream, upstream, &self.backlog);
                 let _ = reactor.timeout(RESET_GRACE, rest).await;
             }
-            End::Broken(Side::Upstream, _) => {
+            PumpEnd::Broken(Side::Upstream, _) => {
                 let rest = deliver(reactor, &mut self.down, upstream, downstream, &self.backlog);
                 let _ = reactor.timeout(RESET_GRACE, rest).await;
             }
@@ -120,8 +120,8 @@ impl Pump {
     fn poll_halves<A: Connection, B: Connection>(
         &mut self,
         cx: &mut Context<'_>,
-        downstream: &Shared<A>,
-        upstream: &Shared<B>,
+        downstream: &SharedStream<A>,
+        upstream: &SharedStream<B>,
     ) -> Poll<Result<(), (Side, io::Error)>> {
         let Self { up, down, backlog } = self;
         downstream.with(|downstream| {
@@ -148,9 +148,9 @@ impl Pump {
 /// Hands on what the broken `source` still gives, and waits until `sink`'s other end has it.
 async fn deliver<A: Connection, B: Connection>(
     reactor: &Reactor,
-    half: &mut Half,
-    source: &Shared<A>,
-    sink: &Shared<B>,
+    half: &mut PumpHalf,
+    source: &SharedStream<A>,
+    sink: &SharedStream<B>,
     backlog: &Budget,
 ) {
     half.on_broken_source();
@@ -166,8 +166,8 @@ async fn deliver<A: Connection, B: Connection>(
 
 /// An orderly end would say that what came is all.
 struct ResetUnlessFinished<'a, A: Connection, B: Connection> {
-    downstream: &'a Shared<A>,
-    upstream: &'a Shared<B>,
+    downstream: &'a SharedStream<A>,
+    upstream: &'a SharedStream<B>,
     has_finished: bool,
 }
 

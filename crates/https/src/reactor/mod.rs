@@ -234,7 +234,7 @@ impl Reactor {
 
     fn turn(&self, events: &mut mio::Events) -> io::Result<()> {
         let core = &*self.0;
-        match core.poll.borrow_mut().poll(events, self.patience()) {
+        match core.poll.borrow_mut().poll(events, self.poll_timeout()) {
             Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
             _ => {}
         }
@@ -270,7 +270,7 @@ impl Reactor {
     }
 
     /// How long to wait for events at most.
-    fn patience(&self) -> Option<Duration> {
+    fn poll_timeout(&self) -> Option<Duration> {
         if wake::has_ready() {
             return Some(Duration::ZERO);
         }

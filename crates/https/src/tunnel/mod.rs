@@ -10,5 +10,5 @@
 mod session;
 pub(crate) mod tlvs;
 
-pub use self::session::Origin;
-pub(crate) use self::session::{Shared, serve};
+pub use self::session::OriginTls;
+pub(crate) use self::session::{SessionContext, serve};

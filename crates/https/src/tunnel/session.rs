@@ -13,32 +13,32 @@ use truepeer_session::counters::Counter;
 use truepeer_session::{Ended, send_proxy};
 
 use super::tlvs;
-use crate::close::CloseReason;
+use crate::close::TlsCloseReason;
 use crate::dial::dial;
-use crate::downstream::{Downstream, House, Listening};
-use crate::exchange::Shared as SharedStream;
-use crate::pump::{End, IdleTimeouts, Pump, Side};
+use crate::downstream::{Downstream, TlsListener, WorkerState};
+use crate::exchange::SharedStream;
+use crate::pump::{IdleTimeouts, Pump, PumpEnd, Side};
 use crate::reactor::TcpStream;
 use crate::stream::Stream;
 use crate::tls::{ClientTls, HandshakeError, TlsStream};
 
 /// Backends that are spoken TLS with.
 #[derive(Debug, Clone)]
-pub struct Origin {
+pub struct OriginTls {
     /// How.
     pub tls: Arc<ClientTls>,
 }
 
 /// What a listener's sessions share.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) listening: Rc<Listening>,
-    pub(crate) origin: Option<Origin>,
-    pub(crate) house: Rc<House>,
+pub(crate) struct SessionContext {
+    pub(crate) listening: Rc<TlsListener>,
+    pub(crate) origin: Option<OriginTls>,
+    pub(crate) worker: Rc<WorkerState>,
 }
 
 /// Serves one connection.
-pub(crate) async fn serve(shared: Rc<Shared>, tcp: TcpStream, sender: SenderAddr, _permit: Permit) {
+pub(crate) async fn serve(shared: Rc<SessionContext>, tcp: TcpStream, sender: SenderAddr, _permit: Permit) {
     let reactor = tcp.reactor().clone();
     let mut record = Record::new(Rc::clone(&shared), sender, reactor.now());
     let reason = match session(&shared, &mut record, tcp, sender).await {
@@ -48,14 +48,14 @@ pub(crate) async fn serve(shared: Rc<Shared>, tcp: TcpStream, sender: SenderAddr
 }
 
 async fn session(
-    shared: &Shared,
+    shared: &SessionContext,
     record: &mut Record,
     tcp: TcpStream,
     sender: SenderAddr,
-) -> Result<CloseReason, CloseReason> {
+) -> Result<TlsCloseReason, TlsCloseReason> {
     let reactor = tcp.reactor().clone();
     // Handshakes need room that the rest of the session shall not hold: boxes of their own.
-    let mut downstream = Box::pin(Downstream::open(&shared.listening, &shared.house, tcp, sender)).await?;
+    let mut downstream = Box::pin(Downstream::open(&shared.listening, &shared.worker, tcp, sender)).await?;
     let _counted = downstream.counted.take();
     record.route = Some(downstream.route);
     record.tls = downstream.tls.as_ref().map(ToString::to_string);
@@ -68,8 +68,8 @@ async fn session(
             return Err(reason);
         }
     };
-    shared.house.shard.count(Counter::Relayed);
-    let backlog = shared.house.budgets.backlog_bytes.clone();
+    shared.worker.shard.count(Counter::Relayed);
+    let backlog = shared.worker.budgets.backlog_bytes.clone();
     let pump = record.pump.insert(Pump::new(downstream.first, Vec::new(), backlog));
     let idle = shared.listening.settings.idle_timeout;
     let timeouts = IdleTimeouts { both: idle, half: idle };
@@ -77,13 +77,13 @@ async fn session(
     Ok(reason(&pump.run(&reactor, timeouts, &downstream, &upstream).await))
 }
 
-fn reason(end: &End) -> CloseReason {
+fn reason(end: &PumpEnd) -> TlsCloseReason {
     let tcp = match end {
-        End::Finished => truepeer_session::CloseReason::Finished,
-        End::Idle => truepeer_session::CloseReason::Idle,
-        End::Broken(side, error) => match (side, error.kind()) {
-            (Side::Downstream, ErrorKind::UnexpectedEof) => return CloseReason::TruncatedByClient,
-            (Side::Upstream, ErrorKind::UnexpectedEof) => return CloseReason::TruncatedByBackend,
+        PumpEnd::Finished => truepeer_session::CloseReason::Finished,
+        PumpEnd::Idle => truepeer_session::CloseReason::Idle,
+        PumpEnd::Broken(side, error) => match (side, error.kind()) {
+            (Side::Downstream, ErrorKind::UnexpectedEof) => return TlsCloseReason::TruncatedByClient,
+            (Side::Upstream, ErrorKind::UnexpectedEof) => return TlsCloseReason::TruncatedByBackend,
             (Side::Downstream, _) => truepeer_session::CloseReason::ResetByClient,
             (Side::Upstream, _) => truepeer_session::CloseReason::ResetByBackend,
         },
@@ -92,17 +92,17 @@ fn reason(end: &End) -> CloseReason {
 }
 
 /// Connects to the backend, and says and agrees with it what comes before the stream.
-async fn reach(shared: &Shared, downstream: &Downstream) -> Result<Stream, CloseReason> {
+async fn reach(shared: &SessionContext, downstream: &Downstream) -> Result<Stream, TlsCloseReason> {
     let (route, listening) = (&downstream.route, &*shared.listening);
     let settings = &listening.settings;
     let reactor = downstream.stream.tcp().reactor();
-    let mut tcp = dial(reactor, &shared.house, route, settings.mark, settings.connect_timeout).await?;
-    let failed = |error| CloseReason::Upstream { route: Box::new(*route), error };
+    let mut tcp = dial(reactor, &shared.worker, route, settings.mark, settings.connect_timeout).await?;
+    let failed = |error| TlsCloseReason::Upstream { route: Box::new(*route), error };
     if route.send_proxy.is_some() {
         let header = header(downstream)?;
         tcp.write_all(&header).await.map_err(|error| failed(error.into()))?;
     }
-    let Some(Origin { tls }) = &shared.origin else { return Ok(Stream::Plain(tcp)) };
+    let Some(OriginTls { tls }) = &shared.origin else { return Ok(Stream::Plain(tcp)) };
     let handshake = TlsStream::connect(tcp, tls.current(), tls.name());
     match reactor.timeout(listening.handshake_timeout, handshake).await {
         Ok(shaken) => Ok(Stream::Tls(Box::new(shaken.map_err(failed)?))),
@@ -110,7 +110,7 @@ async fn reach(shared: &Shared, downstream: &Downstream) -> Result<Stream, Close
     }
 }
 
-fn header(downstream: &Downstream) -> Result<Box<[u8]>, CloseReason> {
+fn header(downstream: &Downstream) -> Result<Box<[u8]>, TlsCloseReason> {
     let tlvs = tlvs::for_backend(downstream);
     let tlvs = Tlvs::parse(&tlvs).unwrap_or(Tlvs::EMPTY);
     let header = send_proxy::header_and(&downstream.route, || downstream.local_address(), tlvs, &[]);
@@ -119,7 +119,7 @@ fn header(downstream: &Downstream) -> Result<Box<[u8]>, CloseReason> {
 
 /// What is known of a session for its log line, which is written however it ends, also when truepeer does.
 struct Record {
-    shared: Rc<Shared>,
+    shared: Rc<SessionContext>,
     sender: SenderAddr,
     route: Option<Route>,
     tls: Option<String>,
@@ -129,16 +129,16 @@ struct Record {
 }
 
 impl Record {
-    fn new(shared: Rc<Shared>, sender: SenderAddr, began: Instant) -> Self {
+    fn new(shared: Rc<SessionContext>, sender: SenderAddr, began: Instant) -> Self {
         Self { shared, sender, route: None, tls: None, began, pump: None, ended: false }
     }
 
-    fn end(&mut self, reason: &CloseReason, now: Instant) {
+    fn end(&mut self, reason: &TlsCloseReason, now: Instant) {
         self.ended = true;
-        let house = &*self.shared.house;
+        let worker = &*self.shared.worker;
         let (bytes_up, bytes_down) = self.pump.as_ref().map_or((0, 0), Pump::delivered);
-        house.shard.add(Counter::BytesUp, bytes_up);
-        house.shard.add(Counter::BytesDown, bytes_down);
+        worker.shard.add(Counter::BytesUp, bytes_up);
+        worker.shard.add(Counter::BytesDown, bytes_down);
         let ended = Ended {
             sender: self.sender,
             route: self.route.as_ref(),
@@ -148,7 +148,7 @@ impl Record {
             began: self.began,
             tls: self.tls.as_deref(),
         };
-        house.journal.on_close(&house.shard, &ended, reason, now);
+        worker.journal.on_close(&worker.shard, &ended, reason, now);
     }
 }
 

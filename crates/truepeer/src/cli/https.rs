@@ -118,8 +118,8 @@ pub(super) struct HttpsArgs {
     connect_timeout: Option<Duration>,
     /// How long requests wait for an origin that refuses connections, or closes them at once, as it does while it is restarted
     /// [default: 1s]
-    #[arg(long, value_name = "TIME", value_parser = crate::plan::parse_duration, help_heading = ORIGIN)]
-    origin_patience: Option<Duration>,
+    #[arg(long, alias = "origin-patience", value_name = "TIME", value_parser = crate::plan::parse_duration, help_heading = ORIGIN)]
+    origin_retry_timeout: Option<Duration>,
     /// How long the origin may be silent before and within a response (504) [default: 60s]
     #[arg(long, value_name = "TIME", value_parser = values::positive_duration, help_heading = ORIGIN)]
     response_timeout: Option<Duration>,
@@ -422,7 +422,7 @@ impl HttpsArgs {
             access_log: self.access_log,
             origin_keepalive: self.origin_keepalive.unwrap_or(usual.origin_keepalive),
             origin_idle: self.origin_idle.unwrap_or(usual.origin_idle),
-            origin_patience: self.origin_patience.unwrap_or(usual.origin_patience),
+            origin_retry_timeout: self.origin_retry_timeout.unwrap_or(usual.origin_retry_timeout),
             head_timeout: self.head_timeout.unwrap_or(usual.head_timeout),
             body_timeout: self.body_timeout.unwrap_or(usual.body_timeout),
             send_timeout: self.send_timeout.unwrap_or(usual.send_timeout),

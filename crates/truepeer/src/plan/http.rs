@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use truepeer_http1::Limits;
-use truepeer_https::exchange::{Settings, Timeouts};
+use truepeer_https::exchange::{HttpSettings, HttpTimeouts};
 use truepeer_https::gateway::{ClientAddress, HttpOptions};
 use truepeer_policy::PrefixSet;
 
@@ -33,7 +33,7 @@ pub(crate) struct HttpConfig {
     pub(crate) origin_idle: Duration,
     /// How long a request waits for an origin that refuses connections.
     #[serde(with = "text::duration")]
-    pub(crate) origin_patience: Duration,
+    pub(crate) origin_retry_timeout: Duration,
     #[serde(with = "text::duration")]
     pub(crate) head_timeout: Duration,
     #[serde(with = "text::duration")]
@@ -61,18 +61,18 @@ pub(crate) enum ClientAddressConfig {
 
 impl Default for HttpConfig {
     fn default() -> Self {
-        let timeouts = Timeouts::default();
+        let timeouts = HttpTimeouts::default();
         Self {
             client_address: ClientAddressConfig::default(),
             trusted: PrefixSet::new(),
             methods: Vec::new(),
             max_body: None,
             max_head: Limits::default().head_bytes,
-            min_rate: Settings::default().min_rate,
+            min_rate: HttpSettings::default().min_rate,
             access_log: false,
             origin_keepalive: 1024,
             origin_idle: Duration::from_secs(60),
-            origin_patience: Duration::from_secs(1),
+            origin_retry_timeout: Duration::from_secs(1),
             head_timeout: timeouts.head,
             body_timeout: timeouts.body,
             send_timeout: timeouts.send,
@@ -91,8 +91,8 @@ impl HttpConfig {
             target_bytes: Limits::default().target_bytes.min(self.max_head),
             ..Limits::default()
         };
-        let usual = Timeouts::default();
-        let timeouts = Timeouts {
+        let usual = HttpTimeouts::default();
+        let timeouts = HttpTimeouts {
             head: self.head_timeout,
             body: self.body_timeout,
             send: self.send_timeout,
@@ -103,7 +103,7 @@ impl HttpConfig {
             ..usual
         };
         HttpOptions {
-            settings: Settings {
+            settings: HttpSettings {
                 limits,
                 timeouts,
                 methods: self.methods.clone(),
@@ -111,7 +111,7 @@ impl HttpConfig {
                 min_rate: self.min_rate,
                 trusted: self.trusted.clone(),
                 access_log: self.access_log,
-                ..Settings::default()
+                ..HttpSettings::default()
             },
             client_address: match self.client_address {
                 ClientAddressConfig::Forwarded => ClientAddress::Forwarded,
@@ -120,7 +120,7 @@ impl HttpConfig {
             },
             origin_keepalive: self.origin_keepalive,
             origin_idle: self.origin_idle,
-            origin_patience: self.origin_patience,
+            origin_retry_timeout: self.origin_retry_timeout,
         }
     }
 }

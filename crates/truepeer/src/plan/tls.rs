@@ -9,7 +9,7 @@ use truepeer_https::tls::{
     ClientCertificates, ClientOptions, ClientTls, IdentityFiles, MinVersion, ServerOptions, ServerTls, Suite,
     Trust,
 };
-use truepeer_https::tunnel::Origin;
+use truepeer_https::tunnel::OriginTls;
 
 use super::listener::ListenerConfig;
 use super::{ConfigError, text};
@@ -138,9 +138,9 @@ impl ListenerConfig {
     }
 
     /// TLS with backends; reads the files as they are now.
-    pub(crate) fn origin(&self) -> Result<Option<Origin>, ConfigError> {
+    pub(crate) fn origin(&self) -> Result<Option<OriginTls>, ConfigError> {
         let tls = self.origin_tls.as_ref().map(|tls| ClientTls::new(tls.options())).transpose()?;
-        Ok(tls.map(|tls| Origin { tls: Arc::new(tls) }))
+        Ok(tls.map(|tls| OriginTls { tls: Arc::new(tls) }))
     }
 
     /// How long a TLS handshake may take.

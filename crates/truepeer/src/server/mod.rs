@@ -201,7 +201,7 @@ fn https_rules(config: &Config, listener: &ListenerConfig, mark: Option<u32>) ->
         most: listener.max_per_client.or(listener.tls.is_none().then_some(0)),
         shared: listener.http.as_ref().map(|http| http.trusted.clone()).unwrap_or_default(),
     };
-    let listening = downstream::Listening { settings, policy, tls, handshake_timeout, per_client };
+    let listening = downstream::TlsListener { settings, policy, tls, handshake_timeout, per_client };
     let http = listener.http.as_ref().map(HttpConfig::options);
     Ok(Rules { listening, origin: listener.origin()?, http })
 }

@@ -59,7 +59,7 @@ impl AsyncWrite for Hesitant {
 #[test]
 fn a_request_that_has_come_before_the_end_is_answered() {
     for (may_read, refusals) in [(true, 0), (true, 1), (true, 3), (false, 0), (false, 2)] {
-        let bed = bed(Settings::default());
+        let bed = bed(HttpSettings::default());
         let (mut client, ours) = duplex(1 << 16);
         let ours = Hesitant { stream: ours, may_read: Cell::new(may_read), refusals: Cell::new(refusals) };
         let mut origin = bed.origin.next_connection();
@@ -67,7 +67,7 @@ fn a_request_that_has_come_before_the_end_is_answered() {
         bed.run(async move {
             say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
             reactor.remote().drain();
-            reactor.spawn(serve_http1(ours, visit(), service));
+            reactor.spawn(serve_http1(ours, client_info(), service));
             until(&mut origin, "\r\n\r\n").await;
             say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
             assert_eq!(
@@ -80,13 +80,13 @@ fn a_request_that_has_come_before_the_end_is_answered() {
 
 #[test]
 fn a_connection_without_a_request_is_closed_at_the_end() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut client, ours) = duplex(1 << 16);
     let ours = Hesitant { stream: ours, may_read: Cell::new(true), refusals: Cell::new(2) };
     let (reactor, service) = (bed.reactor.clone(), Rc::clone(&bed.service));
     bed.run(async move {
         reactor.remote().drain();
-        reactor.spawn(serve_http1(ours, visit(), service));
+        reactor.spawn(serve_http1(ours, client_info(), service));
         assert_eq!(rest(&mut client).await, "");
     });
 }

@@ -4,9 +4,10 @@ use super::*;
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 
-fn half_closed_for(milliseconds: u64) -> Settings {
-    let timeouts = Timeouts { half_closed: Duration::from_millis(milliseconds), ..Timeouts::default() };
-    Settings { timeouts, ..Settings::default() }
+fn half_closed_for(milliseconds: u64) -> HttpSettings {
+    let timeouts =
+        HttpTimeouts { half_closed: Duration::from_millis(milliseconds), ..HttpTimeouts::default() };
+    HttpSettings { timeouts, ..HttpSettings::default() }
 }
 
 #[test]
@@ -58,7 +59,7 @@ fn a_client_that_only_closes_its_direction_gets_its_answer() {
 
 #[test]
 fn tiny_pieces_go_out_together() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     let writes = Rc::clone(&bed.origin.writes);
     bed.run(async move {
@@ -80,10 +81,10 @@ fn tiny_pieces_go_out_together() {
 #[test]
 fn nothing_is_written_into_a_half_of_an_interim_response() {
     let short = Duration::from_millis(50);
-    let timeouts = Timeouts { body: short, ..Timeouts::default() };
-    let bed = bed(Settings { timeouts, ..Settings::default() });
+    let timeouts = HttpTimeouts { body: short, ..HttpTimeouts::default() };
+    let bed = bed(HttpSettings { timeouts, ..HttpSettings::default() });
     let (mut client, ours) = duplex(100);
-    bed.reactor.spawn(serve_http1(ours, visit(), Rc::clone(&bed.service)));
+    bed.reactor.spawn(serve_http1(ours, client_info(), Rc::clone(&bed.service)));
     let mut origin = bed.origin.next_connection();
     let hint = format!("HTTP/1.1 103 Early Hints\r\nLink: {}\r\n\r\n", "x".repeat(1000));
     bed.run(async move {
@@ -99,8 +100,8 @@ fn nothing_is_written_into_a_half_of_an_interim_response() {
 
 #[test]
 fn a_byte_now_and_then_is_no_body() {
-    let timeouts = Timeouts { body: Duration::from_millis(300), ..Timeouts::default() };
-    let bed = bed(Settings { timeouts, min_rate: 1_000_000, ..Settings::default() });
+    let timeouts = HttpTimeouts { body: Duration::from_millis(300), ..HttpTimeouts::default() };
+    let bed = bed(HttpSettings { timeouts, min_rate: 1_000_000, ..HttpSettings::default() });
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     let reactor = bed.reactor.clone();
     bed.run(async move {
@@ -121,7 +122,7 @@ fn a_byte_now_and_then_is_no_body() {
 /// As when sessions run short.
 #[test]
 fn a_connection_between_requests_ends_when_its_place_is_needed_and_one_with_a_request_does_not() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut idle, mut busy) = (bed.client(), bed.client());
     let (mut origin, service) = (bed.origin.next_connection(), Rc::clone(&bed.service));
     bed.run(async move {
@@ -145,12 +146,12 @@ fn a_connection_between_requests_ends_when_its_place_is_needed_and_one_with_a_re
 /// What a slow end of a WebSocket makes us hold counts as a tunnel's does.
 #[test]
 fn what_waits_after_an_upgrade_counts_in_the_backlog() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut origin, service) = (bed.origin.next_connection(), Rc::clone(&bed.service));
     let (reactor, other) = (bed.reactor.clone(), bed.reactor.clone());
     bed.run(async move {
         let (ours, mut client) = small_connection(&reactor).await;
-        reactor.spawn(serve_http1(ours, visit(), Rc::clone(&service)));
+        reactor.spawn(serve_http1(ours, client_info(), Rc::clone(&service)));
         let request = "GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
         io::Write::write_all(&mut client, request.as_bytes()).unwrap();
         until(&mut origin, "\r\n\r\n").await;

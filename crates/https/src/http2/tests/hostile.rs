@@ -70,7 +70,7 @@ fn what_could_be_read_in_two_ways_reaches_no_origin() {
         block(&[GET[0], GET[1], GET[3]]),
     ];
     for head in heads {
-        let bed = bed(Settings::default());
+        let bed = bed(HttpSettings::default());
         let mut stream = connect(&bed);
         let said = String::from_utf8_lossy(&head).into_owned();
         bed.run(async move {
@@ -118,7 +118,7 @@ fn pseudo_fields_that_are_not_as_they_must_be_end_their_stream() {
         huffman(b"/x#"),
     ];
     for head in heads {
-        let bed = bed(Settings::default());
+        let bed = bed(HttpSettings::default());
         let (mut stream, mut origin) = (connect(&bed), bed.origin.next_connection());
         let said = String::from_utf8_lossy(&head).into_owned();
         bed.run(async move {
@@ -145,7 +145,7 @@ fn pseudo_fields_that_are_not_as_they_must_be_end_their_stream() {
 /// What the dynamic table has is remembered: an index alone brings the fragment back.
 #[test]
 fn a_fragment_out_of_the_dynamic_table_is_seen() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let mut stream = connect(&bed);
     bed.run(async move {
         let mut first = block(&GET[..3]);
@@ -172,7 +172,7 @@ fn a_fragment_out_of_the_dynamic_table_is_seen() {
 #[test]
 fn pseudo_fields_in_trailers_end_their_stream_and_the_request_is_never_whole() {
     for trailer in [(":path", "/y"), (":status", "200"), (":authority", "b")] {
-        let bed = bed(Settings::default());
+        let bed = bed(HttpSettings::default());
         let (mut stream, mut origin) = (connect(&bed), bed.origin.next_connection());
         bed.run(async move {
             let head = with(&[(":method", "POST"), ("te", "trailers")]);
@@ -192,7 +192,7 @@ fn pseudo_fields_in_trailers_end_their_stream_and_the_request_is_never_whole() {
 #[test]
 fn a_body_that_is_not_as_long_as_it_says_is_never_whole() {
     for data in [&b"four"[..], b"sixsix"] {
-        let bed = bed(Settings::default());
+        let bed = bed(HttpSettings::default());
         let (mut stream, mut origin) = (connect(&bed), bed.origin.next_connection());
         bed.run(async move {
             let head = with(&[(":method", "POST"), ("content-length", "5")]);
@@ -247,7 +247,7 @@ fn numbered(next: &mut u32) -> u32 {
 
 #[test]
 fn who_asks_only_to_take_it_back_is_sent_away() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (stream, reactor) = (connect(&bed), bed.reactor.clone());
     let (mut first, mut id) = (preface(), 1);
     let goaway = bed.run(async move {
@@ -264,7 +264,7 @@ fn who_asks_only_to_take_it_back_is_sent_away() {
 
 #[test]
 fn a_head_without_an_end_is_ended() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (stream, reactor) = (connect(&bed), bed.reactor.clone());
     let mut first = [preface(), frame(HEADERS, 0, 1, &with(&[]))].concat();
     let goaway = bed.run(async move {
@@ -279,7 +279,7 @@ fn a_head_without_an_end_is_ended() {
 
 #[test]
 fn data_without_data_is_ended() {
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (stream, reactor) = (connect(&bed), bed.reactor.clone());
     let _origin = bed.origin.next_connection();
     let mut first = [preface(), frame(HEADERS, END_HEADERS, 1, &with(&[(":method", "POST")]))].concat();
@@ -305,7 +305,7 @@ fn what_asks_for_nothing_is_ended() {
         frame(0xee, 0, 1, b"of a type that nobody knows"),
     ];
     for bytes in floods {
-        let bed = bed(Settings::default());
+        let bed = bed(HttpSettings::default());
         let (mut stream, mut origin, reactor) =
             (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
         let kind = bytes[3];
@@ -326,7 +326,7 @@ fn what_asks_for_nothing_is_ended() {
 #[test]
 fn who_takes_what_it_asked_for_may_say_so_each_time() {
     const PIECES: usize = 3000;
-    let bed = bed(Settings::default());
+    let bed = bed(HttpSettings::default());
     let (mut stream, mut origin) = (connect(&bed), bed.origin.next_connection());
     bed.run(async move {
         let asked = [preface(), frame(HEADERS, END_HEADERS | END_STREAM, 1, &with(&[]))].concat();
@@ -347,8 +347,8 @@ fn who_takes_what_it_asked_for_may_say_so_each_time() {
 /// Pings are answered, but don't keep a connection that asks for nothing.
 #[test]
 fn what_is_no_request_keeps_nothing_alive() {
-    let timeouts = Timeouts { keep_alive: Duration::from_millis(200), ..Timeouts::default() };
-    let bed = bed(Settings { timeouts, ..Settings::default() });
+    let timeouts = HttpTimeouts { keep_alive: Duration::from_millis(200), ..HttpTimeouts::default() };
+    let bed = bed(HttpSettings { timeouts, ..HttpSettings::default() });
     let (stream, reactor) = (connect(&bed), bed.reactor.clone());
     let goaway = bed.run(async move {
         let (mut from, mut to) = split(stream);

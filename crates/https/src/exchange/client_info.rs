@@ -6,7 +6,7 @@ use truepeer_policy::{Route, SenderAddr};
 
 /// What is known of a connection before its first request.
 #[derive(Debug, Clone)]
-pub struct Visit {
+pub struct ClientInfo {
     /// Who opened the connection.
     pub sender: SenderAddr,
     /// Who the client is, and where its requests go.
@@ -21,8 +21,8 @@ pub struct Visit {
     pub client_subject: Option<String>,
 }
 
-impl Visit {
-    /// A visit without TLS.
+impl ClientInfo {
+    /// A client_info without TLS.
     #[must_use]
     pub fn new(sender: SenderAddr, route: Route) -> Self {
         Self { sender, route, local: None, scheme: "http", tlvs: Vec::new(), client_subject: None }

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use super::shared::Shared;
+use super::shared::SharedStream;
 use crate::reactor::{Elapsed, Reactor, Timer};
 use crate::stream::Connection;
 
@@ -24,12 +24,12 @@ pub(crate) enum Untaken {
 
 /// One timer for all that a future waits for in turn: putting a timer off is cheaper than making one.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct TimeLimit {
     reactor: Reactor,
     timer: OnceCell<Timer>,
 }
 
-impl Patience {
+impl TimeLimit {
     pub(crate) fn new(reactor: &Reactor) -> Self {
         Self { reactor: reactor.clone(), timer: OnceCell::new() }
     }
@@ -62,7 +62,7 @@ impl Patience {
         &self,
         limit: Duration,
         rate: u64,
-        stream: &Shared<S>,
+        stream: &SharedStream<S>,
         sending: impl Future<Output = T>,
     ) -> Result<T, Untaken> {
         let mut sending = pin!(sending);
@@ -162,10 +162,10 @@ mod tests {
             (&[500, 491, 482, 473, 464, 455], 1000, 4, Untaken::Most),
         ] {
             let reactor = Reactor::new().unwrap();
-            let stream = Shared::new(Looks(Cell::new(found), Cell::new(0)));
-            let patience = Patience::new(&reactor);
+            let stream = SharedStream::new(Looks(Cell::new(found), Cell::new(0)));
+            let time_limit = TimeLimit::new(&reactor);
             let outcome = reactor.block_on(async move {
-                let outcome = patience.while_taken(LIMIT, rate, &stream, pending::<()>()).await;
+                let outcome = time_limit.while_taken(LIMIT, rate, &stream, pending::<()>()).await;
                 (outcome, stream.with(|looks| looks.1.get()))
             });
             assert_eq!(outcome.unwrap(), (Err(untaken), looked), "{found:?}");
