@@ -11,15 +11,15 @@ use crate::tls::HandshakeError;
 /// How a session ended.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsCloseReason {
-    /// As a session without TLS ends.
+    /// The session ended as one without TLS does.
     #[error(transparent)]
     Tcp(#[from] truepeer_session::CloseReason),
     /// The client has as many connections as it may have.
     #[error("{client} has {most} connections open, as many as one client may have (--max-per-client)")]
     TooManyOfClient {
-        /// Whose.
+        /// The client.
         client: IpAddr,
-        /// How many one may have.
+        /// The limit.
         most: usize,
     },
     /// TLS with the sender failed.
@@ -28,21 +28,21 @@ pub enum TlsCloseReason {
     /// TLS with the backend failed.
     #[error("TLS with the backend {} for {} failed: {error}", .route.backend, .route.client)]
     Upstream {
-        /// Whose connection.
+        /// Where the session was going, and as whom.
         route: Box<Route>,
         /// What failed.
         error: HandshakeError,
     },
-    /// The client's connection ended without TLS's own end: what came may not be all, and nobody may take it for that.
+    /// The client's connection ended without close_notify. Bytes may be missing, so the backend gets a reset.
     #[error("the client's connection ended without a close_notify: it was passed on as a reset")]
     TruncatedByClient,
-    /// The backend's did.
+    /// The backend's connection ended without close_notify. The client gets a reset.
     #[error("the backend's connection ended without a close_notify: it was passed on as a reset")]
     TruncatedByBackend,
 }
 
 impl TlsCloseReason {
-    /// A connection that could not be delivered ends as it would have ended without us: reset.
+    /// Whether the client's connection is reset, as it would be if the backend itself had refused it.
     #[must_use]
     pub fn resets_downstream(&self) -> bool {
         match self {

@@ -1,4 +1,4 @@
-//! The connection to a backend, as the client: with the time_limit that a tuple in use deserves.
+//! Connecting to a backend from the client's address. A tuple that is in use is tried again.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use truepeer_session::connect_as::{AfterConflict, CONFLICT_RETRY, ConnectError, 
 use crate::downstream::WorkerState;
 use crate::reactor::{Reactor, TcpStream, connect};
 
-/// Connects to the backend of `route` within `limit`. A tuple that stays in use is given up for another port, or for
-/// good, as the route says.
+/// Connects to the backend of `route` within `limit`. If the client's tuple stays in use, the route's conflict rule decides:
+/// another port, or an error.
 ///
 /// # Errors
 /// ConnectFailed or ConnectTimeout.

@@ -12,9 +12,9 @@ use crate::tls::{Facts, TlsStream};
 /// Either of the two.
 #[derive(Debug)]
 pub enum Stream {
-    /// As it is.
+    /// Without TLS.
     Plain(TcpStream),
-    /// Encrypted.
+    /// With TLS.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
@@ -28,7 +28,7 @@ impl Stream {
         }
     }
 
-    /// What TLS has agreed on.
+    /// The result of the TLS handshake.
     #[must_use]
     pub fn facts(&self) -> Option<Facts> {
         match self {
@@ -49,16 +49,15 @@ impl Stream {
     }
 }
 
-/// What exchanges ask of a connection beside its bytes. One that is in memory has nothing to do for it.
+/// What exchanges need of a connection besides its bytes. The defaults suit connections in memory (tests).
 pub trait Connection: AsyncRead + AsyncWrite + Unpin {
-    /// Makes closing it a reset: nobody can take what came for the whole.
+    /// Makes closing it send a reset, so that the other end knows that bytes may be missing.
     fn reset_when_closed(&self) {}
 
-    /// Makes the next read ask the kernel, whatever events have said so far: what has come since the loop last looked is
-    /// not missed.
+    /// Makes the next read ask the kernel even without an event. It then finds bytes that arrived since the last epoll_wait.
     fn look_again(&self) {}
 
-    /// Whether the last read has found that there is nothing more, and not only that it was enough for this turn.
+    /// Whether the last read emptied the socket. `false`: it may have stopped only because this turn's allowance was used up.
     fn is_read_out(&self) -> bool {
         true
     }

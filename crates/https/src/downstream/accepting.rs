@@ -1,4 +1,4 @@
-//! Accepting, which never ends for want of anything.
+//! Accepting connections. A lack of descriptors, memory or sessions pauses it and never ends it.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -17,9 +17,9 @@ use crate::reactor::{Listener, Reactor, TcpStream};
 
 /// How long connections stay in the kernel's queue when the system is out of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How long a connection that was told to end is given for it.
+/// The pause after telling idle connections to end, so that they can close.
 const RECLAIMING: Duration = Duration::from_millis(2);
-/// Descriptors that are asked for at once when the system has none.
+/// Idle connections that are ended at once when the system has no descriptor left.
 const RECLAIMED_AT_ONCE: usize = 8;
 /// Connections that are still taken once the loop drains: the kernel has completed them, and would reset them with the
 /// listener.
@@ -89,7 +89,7 @@ pub async fn accept(
         let Some(accepted) = next(&reactor, &listener, closing).await else { return };
         match accepted {
             Ok((stream, sender)) => begin(stream, sender),
-            // This one was gone before we came; the next one may be well.
+            // The client reset this connection before accept(). The next one may be fine.
             Err(error) if is_of_one_connection(&error) => {}
             Err(_) if is_over => return,
             Err(error) => {
@@ -104,7 +104,8 @@ pub async fn accept(
     }
 }
 
-/// When fewer sessions than this are left, each new one ends an idle one. So new connections rarely have to wait.
+/// When fewer sessions than this are left, each new connection ends an idle one. The reserve lets new connections in without
+/// a pause.
 fn spare(worker: &WorkerState) -> usize {
     worker.budgets.sessions.limit() / 32 + 1
 }
@@ -113,7 +114,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     Errno::from_io_error(error).is_some_and(concerns_one_connection)
 }
 
-/// The next connection; `None`: there shall be none any more, and none is waiting.
+/// The next connection. `None`: the loop drains, and the kernel's queue is empty.
 async fn next(
     reactor: &Reactor,
     listener: &Listener,
@@ -127,7 +128,7 @@ async fn next(
         }
         match accepting.as_mut().poll(cx) {
             Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
-            // It was only this turn's share that has been used up.
+            // Only this turn's allowance is used up.
             Poll::Pending if listener.may_be_readable() => Poll::Pending,
             Poll::Pending if closing.is_over(reactor) => Poll::Ready(None),
             // A drain wakes all tasks.
@@ -154,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    /// Whom the kernel has taken before the word to drain, though it has not told us yet.
+    /// The kernel completes the connections before the order to drain, and reports them after it.
     #[test]
     fn who_came_just_before_the_end_is_taken() {
         let reactor = Reactor::new().unwrap();

@@ -12,14 +12,14 @@ use super::{TlsListener, WorkerState};
 use crate::buffers;
 use crate::reactor::TcpStream;
 
-/// What is read at once: more than almost every header, and most of a ClientHello behind it.
+/// The size of one read: larger than almost every header, with room for most of a ClientHello behind it.
 const PIECE_BYTES: usize = 4 << 10;
 
-/// What a connection's first bytes amount to.
+/// What a connection begins with.
 pub(super) struct First {
     pub(super) route: Route,
     pub(super) tlvs: Box<[u8]>,
-    /// What came behind the header.
+    /// Bytes that came behind the header.
     pub(super) rest: Vec<u8>,
 }
 
@@ -36,7 +36,7 @@ impl First {
     }
 }
 
-/// Reads the header, if the sender's rule has one, and asks the policy whose connection it is.
+/// Reads the header if the sender's rule asks for one. The policy then decides who the client is and where the session goes.
 pub(super) async fn read(
     listening: &TlsListener,
     worker: &WorkerState,

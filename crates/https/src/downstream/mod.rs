@@ -3,8 +3,8 @@
 //! ```text
 //! accept ──▶ Policy::admit ──▶ PROXY header, if the sender's rule has one ──▶ Policy::route ──▶ TLS ──▶ Downstream
 //! ```
-//! Whether a header comes is never guessed: the policy's rule for the sender says so, TLS or not. Nothing is dialled
-//! before all of this has succeeded.
+//! The policy's rule for the sender says whether a header comes; it is never guessed. The backend is dialled only after all
+//! of this has succeeded.
 
 mod accepting;
 mod clients;
@@ -33,11 +33,11 @@ use crate::tls::{Facts, HandshakeError, ServerTls, TlsStream};
 /// What the connections of one listener share, in one worker.
 #[derive(Debug, Clone)]
 pub struct WorkerState {
-    /// Where is written what happened.
+    /// Log and counters of all workers.
     pub journal: Arc<Journal>,
     /// Their counters.
     pub shard: Arc<Shard>,
-    /// What all workers' connections together may hold.
+    /// The limits that all workers share.
     pub budgets: Budgets,
     /// Each client's connections, of all workers.
     pub clients: Arc<ClientConnections>,
@@ -46,8 +46,8 @@ pub struct WorkerState {
 }
 
 impl WorkerState {
-    /// How many connections one client may have where nothing else is said: an eighth of all, so that a few clients can't
-    /// use all of them up; at least as many as a few browsers behind one address open.
+    /// The default of --max-per-client: an eighth of all sessions, so that no few clients can use them up, and at least as many
+    /// as some browsers behind one address open.
     #[must_use]
     pub fn usual_most_per_client(&self) -> usize {
         (self.budgets.sessions.limit() / 8).clamp(64, 4096)
@@ -63,12 +63,12 @@ impl WorkerState {
     }
 }
 
-/// A listener: what it follows, and who may do what on it.
+/// The rules of one listener.
 #[derive(Debug, Clone)]
 pub struct TlsListener {
-    /// How connections are handled.
+    /// Timeouts and limits.
     pub settings: ListenerSettings,
-    /// Whose they are and where they go.
+    /// Who may connect, who the client is, and where sessions go.
     pub policy: Arc<Policy>,
     /// Set: clients speak TLS.
     pub tls: Option<Arc<ServerTls>>,
@@ -112,21 +112,21 @@ pub struct Downstream {
     pub route: Route,
     /// The extensions (TLVs) of the sender's header, as they came.
     pub tlvs: Box<[u8]>,
-    /// What TLS has agreed on.
+    /// The result of the TLS handshake.
     pub tls: Option<Facts>,
     /// The connection itself.
     pub stream: Stream,
-    /// What was read of the stream already; where TLS is spoken: nothing.
+    /// Bytes of the stream that were read with the header. Always empty with TLS.
     pub first: Vec<u8>,
     /// The connection counts for its client as long as this is kept.
     pub counted: Option<Counted>,
 }
 
 impl Downstream {
-    /// What is still to be done with an accepted connection, before it is of use.
+    /// Reads the header, finds the client, counts the connection for it, and completes the TLS handshake.
     ///
     /// # Errors
-    /// Why it is of none. The connection is closed.
+    /// Any of these failed. The connection is closed.
     pub async fn open(
         listening: &TlsListener,
         worker: &WorkerState,
@@ -169,8 +169,7 @@ impl Downstream {
         Ok(Self { tls: facts, stream: Stream::Tls(Box::new(stream)), first: Vec::new(), ..self })
     }
 
-    /// The connection alone. What is known of it, the sender's extensions and certificate among it, is forgotten: a
-    /// connection may last for long.
+    /// Keeps the connection and frees the rest (TLVs, certificate): a connection may be open for long.
     #[must_use]
     pub fn into_stream(self) -> Stream {
         self.stream

@@ -1,4 +1,4 @@
-//! A listener in one worker: what is done with each connection, and how it closes.
+//! A listener in one worker: its connections and how it closes.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use crate::gateway::{Gateway, HttpOptions};
 use crate::reactor::{Reactor, TcpStream};
 use crate::tunnel::{self, OriginTls};
 
-/// What a listener's sessions follow, and how its backends are spoken with.
+/// The rules of a listener's sessions, and TLS and HTTP towards its backends.
 #[derive(Debug, Clone)]
 pub struct Rules {
     /// The downstream side.
@@ -33,7 +33,7 @@ pub(super) struct Listener {
     sessions: RefCell<Sessions>,
 }
 
-/// What becomes of connections. A connection keeps the one that it began with.
+/// How connections are served. A connection keeps the one that it began with.
 #[derive(Clone)]
 enum Sessions {
     Tunnels(Rc<tunnel::SessionContext>),
@@ -69,7 +69,7 @@ impl Listener {
         Rc::new(Self { id, worker, reactor: reactor.clone(), sessions })
     }
 
-    /// Connections follow these from now on.
+    /// New connections follow these rules.
     pub(super) fn set_rules(&self, rules: Rules) {
         self.sessions.replace(Sessions::new(&self.reactor, rules, &self.worker));
     }

@@ -1,4 +1,4 @@
-//! TLS and HTTP as their owner sees them: an [`Engine`] whose sessions are tunnels and exchanges.
+//! The [`Engine`] of TLS and HTTP. Its sessions are tunnels and exchanges.
 
 mod listener;
 mod worker;
@@ -74,7 +74,7 @@ impl Https {
     /// Reads certificates, keys and authorities again. New handshakes use them; connections that are open stay.
     ///
     /// # Errors
-    /// What is wrong with the first that can't be read: it stays as it was, and the others are read all the same.
+    /// The first one that can't be read. It stays as it was; the others are read all the same.
     pub fn reload(&self) -> Result<(), ConfigError> {
         let rules = || self.listeners.values().map(|listener| &listener.rules);
         let servers = rules().filter_map(|rules| rules.listening.tls.as_ref());
@@ -86,9 +86,8 @@ impl Https {
         result
     }
 
-    /// Opens the listener in each worker, one after the other: where the port is the kernel's choice, all have the first
-    /// one's. A worker opens its socket itself, because a network stack in user space gives a socket to the thread that
-    /// opens it.
+    /// Opens the listener in each worker, one after the other. For port 0, all use the port that the first one got. Each worker opens
+    /// its socket itself: a network stack in user space ties a socket to the thread that opens it.
     fn open_in_all(
         &self,
         id: ListenerId,

@@ -19,7 +19,7 @@ use super::listener::{Listener, Rules};
 use crate::downstream::{ClientConnections, Closing, IdleList, WorkerState, accept};
 use crate::reactor::{self, Reactor, Remote};
 
-/// What a worker can be told. It answers on `done`, or drops it, when that has been carried out.
+/// An order to a worker. When it is carried out, the worker answers on `done` or drops it.
 pub(super) enum Order {
     /// Take connections for one more listener.
     Open {
@@ -34,14 +34,14 @@ pub(super) enum Order {
     SetRules { id: ListenerId, rules: Rules, done: Sender<()> },
 }
 
-/// A worker's listening socket, before the worker has it.
+/// Where a worker's listening socket comes from.
 pub(super) enum ListenerSource {
     Inherited(OwnedFd),
     New(SocketAddr, ListenOptions),
 }
 
 impl ListenerSource {
-    /// For the worker itself: a network stack in user space gives a socket to the thread that opens it.
+    /// Call this in the worker's thread: a network stack in user space ties a socket to the thread that opens it.
     fn open(self) -> Result<OwnedFd, EngineError> {
         match self {
             Self::Inherited(socket) => Ok(socket),
@@ -50,7 +50,7 @@ impl ListenerSource {
     }
 }
 
-/// Where a worker's orders are put in.
+/// A queue of orders for a worker.
 #[derive(Debug)]
 pub(super) struct Postbox {
     orders: Sender<Order>,
@@ -69,7 +69,7 @@ impl Postbox {
     }
 }
 
-/// Starts a thread with a loop of its own.
+/// Starts a thread with its own loop.
 pub(super) fn start_worker(
     number: usize,
     watched: Watched,

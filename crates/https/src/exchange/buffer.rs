@@ -1,4 +1,4 @@
-//! The bytes that were read and not used yet. Connections that wait for their next message hold none of this memory.
+//! Bytes that were read and not used yet. A connection that waits for its next message holds no memory for them.
 
 use std::cell::RefCell;
 use std::io;
@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// Two records of TLS: one is read while the other is looked at.
+/// Two TLS records: one is parsed while the next is read.
 pub(crate) const USUAL_BYTES: usize = 32 << 10;
 /// Unused memory that a worker keeps.
 const MOST_SPARE: usize = 64;
@@ -31,7 +31,7 @@ fn give_back(bytes: Vec<u8>) {
     }
 }
 
-/// A buffer that has memory only while it has bytes, or waits for more of what it has.
+/// A buffer that holds memory only while bytes are in it.
 #[derive(Debug, Default)]
 pub(crate) struct Buffer {
     bytes: Vec<u8>,
@@ -40,7 +40,7 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// What was read and not used.
+    /// The bytes that were read and not used.
     pub(crate) fn data(&self) -> &[u8] {
         self.bytes.get(self.start..self.end).unwrap_or_default()
     }
@@ -62,7 +62,7 @@ impl Buffer {
         }
     }
 
-    /// Takes out all that was not used.
+    /// Takes the bytes that were not used.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         let data = self.data().to_vec();
         self.consume(data.len());
@@ -70,14 +70,14 @@ impl Buffer {
         data
     }
 
-    /// Gives the memory back, if nothing is in it.
+    /// Gives the memory back if the buffer is empty.
     pub(crate) fn rest(&mut self) {
         if self.is_empty() && !self.bytes.is_empty() {
             give_back(std::mem::take(&mut self.bytes));
         }
     }
 
-    /// Makes room for more than usual: for heads that are longer.
+    /// Doubles the memory, for heads that are longer than usual.
     pub(crate) fn grow(&mut self) {
         self.bytes.resize((self.bytes.len() * 2).max(USUAL_BYTES), 0);
     }

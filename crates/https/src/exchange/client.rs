@@ -17,7 +17,7 @@ use super::shared::SharedStream;
 use super::time_limit::{TimeLimit, Untaken};
 use crate::stream::Connection;
 
-/// So much of a response is gathered before it is sent: what fits into one record of TLS.
+/// Bytes of a response that are gathered before they are sent: one TLS record.
 const WORTH_SENDING: usize = 16 << 10;
 
 /// A request's body, from the connection.
@@ -27,7 +27,7 @@ pub(crate) struct Http1Body<'a, S> {
     settings: &'a HttpSettings,
     time_limit: &'a TimeLimit,
     decoder: Decoder,
-    /// Of the piece that was given out last.
+    /// Length of the piece that was given out last.
     used: usize,
     pub(crate) received: u64,
     pace: Pace,
@@ -95,7 +95,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Incoming for Http1Body<'_, S> {
         &self.decoder.trailers
     }
 
-    /// A request that follows is no reason to leave; it waits.
+    /// A next request (pipelining) does not count as leaving; it waits in the buffer.
     async fn departure(&mut self) -> Departure {
         while !self.buffer.is_full() {
             match self.stream.fill(self.buffer).await {
@@ -111,7 +111,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Incoming for Http1Body<'_, S> {
 /// How far the response to a request has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Nothing of it was written: it can still become another one.
+    /// Nothing was written: another response can still be sent.
     Waiting,
     /// Its head was written.
     Begun,
@@ -126,11 +126,11 @@ pub(crate) struct Http1Reply<'a, S> {
     time_limit: &'a TimeLimit,
     out: &'a mut Vec<u8>,
     version: Version,
-    /// The request was HEAD: its answer has no body, whoever writes it.
+    /// The request was HEAD: its response has no body.
     pub(crate) is_head: bool,
     length: Length,
     pub(crate) stage: Stage,
-    /// Something was sent, but perhaps not all of it.
+    /// A send was interrupted: part of it may be on the way.
     is_torn: bool,
     pace: Pace,
     /// Whether the connection can carry another request after this.
@@ -175,7 +175,7 @@ impl<'a, S: Connection> Http1Reply<'a, S> {
         self.status = status;
         self.out.clear();
         refusal(self.out, status, self.is_head);
-        // Whoever is gone can't be told.
+        // If the client is gone, the error does not matter.
         let _ = self.send().await;
     }
 
@@ -229,9 +229,9 @@ impl<S: Connection> Outgoing for Http1Reply<'_, S> {
             Length::UntilClose => Length::Chunked,
             length => length,
         };
-        // What is still coming of the request would be taken for the next one.
+        // Otherwise the rest of this request would be read as the next one.
         self.keep_alive &= request_is_whole && self.length != Length::UntilClose;
-        // The program's end may have been announced since the request came.
+        // Draining may have begun since the request came.
         self.keep_alive &= !self.time_limit.is_draining();
         let answer = Answer { length: self.length, version: self.version, keep_alive: self.keep_alive };
         write::response(self.out, head, answer);
@@ -262,8 +262,8 @@ impl<S: Connection> Outgoing for Http1Reply<'_, S> {
     }
 }
 
-/// Writes an answer of our own. It says no more than its status: the log has the reason. RFC 9110 section 9.3.2: to HEAD
-/// it has no body, but says how long that would be.
+/// Writes truepeer's own error response. Its text is the status alone; the reason is in the log. RFC 9110 section 9.3.2: a
+/// response to HEAD has no body, but may carry its length.
 fn refusal(out: &mut Vec<u8>, status: u16, is_head: bool) {
     let text = format!("{status} {}\n", words(status));
     let head = format!(
@@ -295,8 +295,8 @@ pub(crate) fn words(status: u16) -> &'static str {
     }
 }
 
-/// Ends a connection so that the client reads its answer: whatever it still sends is read for a moment, since what is
-/// left unread when a connection is closed makes the kernel reset it, and the answer with it.
+/// Closes a connection such that the client can read the response: reads and discards what the client still sends, for a
+/// moment. The kernel resets a connection that is closed with unread bytes, and the client would lose the response.
 pub(crate) async fn linger<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &SharedStream<S>,
     buffer: &mut Buffer,

@@ -1,10 +1,10 @@
-//! Who is served: a client, on one connection.
+//! A client's connection, as its requests see it.
 
 use std::net::SocketAddr;
 
 use truepeer_policy::{Route, SenderAddr};
 
-/// What is known of a connection before its first request.
+/// What is known about a connection before its first request.
 #[derive(Debug, Clone)]
 pub struct ClientInfo {
     /// Who opened the connection.
@@ -15,14 +15,14 @@ pub struct ClientInfo {
     pub local: Option<SocketAddr>,
     /// `https`, or `http` without TLS.
     pub scheme: &'static str,
-    /// Extensions of the PROXY header that tells the origin of this connection, where it is told so.
+    /// TLVs for the PROXY header to the origin; empty unless one is sent.
     pub tlvs: Vec<u8>,
-    /// The subject of the certificate that the client showed, and that was verified.
+    /// The subject of the client's verified certificate.
     pub client_subject: Option<String>,
 }
 
 impl ClientInfo {
-    /// A client_info without TLS.
+    /// A client without TLS.
     #[must_use]
     pub fn new(sender: SenderAddr, route: Route) -> Self {
         Self { sender, route, local: None, scheme: "http", tlvs: Vec::new(), client_subject: None }

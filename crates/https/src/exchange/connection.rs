@@ -1,4 +1,4 @@
-//! One client's connection of HTTP/1: request after request, until one of the two ends it.
+//! One HTTP/1 connection of a client: request after request, until either side ends it.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -49,11 +49,11 @@ struct Http1Connection<'a, C, O: Dial> {
 enum Next {
     /// Another request.
     Request,
-    /// Close it, and take care that the client gets what was sent.
+    /// Close it such that the client can still read the response (see [`linger`]).
     Linger,
-    /// Close it at once, in order.
+    /// Close it in order, at once.
     Close,
-    /// Close it in such a way that nobody takes what was sent for the whole.
+    /// Reset it, so that the client knows that the response is incomplete.
     Abort,
 }
 
@@ -86,7 +86,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         }
     }
 
-    /// Waits for a request's head; `false`: there will be none.
+    /// Reads a request's head. `false`: the connection has no further request.
     async fn await_request(&mut self, request: &mut RequestHead) -> Result<bool, Failure> {
         if self.buffer.is_empty() && !self.await_bytes().await {
             return Ok(false);
@@ -116,7 +116,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         whole
     }
 
-    /// Waits for the first bytes of a request, in no memory; `false`: they won't come, or are not wanted any more.
+    /// Waits for the first bytes of a request and holds no buffer meanwhile. `false`: the connection shall end.
     async fn await_bytes(&mut self) -> bool {
         let reactor = &self.service.reactor;
         let limit = self.service.settings.timeouts.keep_alive;
@@ -128,12 +128,12 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
                     return Poll::Ready(filled.is_ok_and(|len| len > 0));
                 }
                 let idle = idle.get_or_insert_with(|| self.service.idle.enter(reactor.now(), cx.waker()));
-                // The end wakes all tasks.
+                // Draining wakes all tasks.
                 if !reactor.is_draining() {
                     return if idle.shall_end() { Poll::Ready(false) } else { Poll::Pending };
                 }
                 if has_looked {
-                    // It may only have been enough for this turn: a request that has come is still answered.
+                    // The read may have stopped at this turn's allowance: a request that has already come is still answered.
                     return if stream.is_read_out() { Poll::Ready(false) } else { Poll::Pending };
                 }
                 has_looked = true;
@@ -198,7 +198,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         }
     }
 
-    /// Answers what is no request.
+    /// Answers something that is not a valid request.
     async fn refuse(&mut self, failure: &Failure) -> Next {
         let (service, client_info) = (self.service, self.requester.client_info);
         service.journal.on_failure(client_info, failure, service.reactor.now());
@@ -206,7 +206,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         let request = RequestHead::default();
         let mut reply =
             Http1Reply::new(self.stream, &service.settings, &self.time_limit.1, &mut out, &request, false);
-        // No head was understood, but the client reads the answer as one to what it has sent.
+        // The head was not understood, but a client that sent HEAD expects no body.
         reply.is_head = self.buffer.data().trim_ascii_start().starts_with(b"HEAD ");
         reply.refuse(failure).await;
         if reply.stage == Stage::Ended { Next::Linger } else { Next::Abort }

@@ -1,4 +1,4 @@
-//! What the outside learns about requests: a line for each on demand, complaints, counts.
+//! The access log, warnings and counters of requests.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -70,10 +70,10 @@ impl RequestJournal {
         );
     }
 
-    /// A connection ends without a request that could be named.
+    /// Counts a failure and warns about it, at most once a minute for each reason and address.
     pub(crate) fn on_failure(&self, client_info: &ClientInfo, failure: &Failure, now: Instant) {
         self.shared.counters.refuse(failure.reason());
-        // Clients come and go; what they ask wrongly is for their own log, and for the access log.
+        // Clients that leave or are slow are normal: counted, and not worth a warning.
         let about: IpAddr = match failure {
             Failure::ClientGone | Failure::ClientStalled(_) | Failure::ClientTooSlow(_) => return,
             _ if failure.is_the_origins() => client_info.route.backend.ip(),
@@ -97,7 +97,7 @@ impl RequestJournal {
         self.shared.on_reclaimed(&self.shard, about, waited, now);
     }
 
-    /// A request was sent once more, on another connection.
+    /// A request was repeated on another connection.
     pub(crate) fn on_retry(&self) {
         self.shard.count(Counter::Retried);
     }
@@ -117,7 +117,7 @@ fn protocol(version: Version) -> &'static str {
     }
 }
 
-/// Checked bytes of a head: ASCII.
+/// Bytes of a head; they were checked to be ASCII.
 struct Text<'a>(&'a [u8]);
 
 impl fmt::Display for Text<'_> {

@@ -1,8 +1,8 @@
-//! A client's requests, answered with what the origin says: streamed both ways, each part with a time-out, never a hang.
+//! Passing a client's requests to the origin and the responses back. Bodies are streamed, and every wait has a timeout.
 //!
 //! ```text
 //! connection: request after request ──▶ serve: checks, retry ──▶ run: one request over one origin's connection
-//!      │ Body, Http1Reply (HTTP/1)              │ Pool, Dial                 │ up and down at once
+//!      │ Http1Body, Http1Reply             │ Pool, Dial                 │ up and down at once
 //! ```
 
 mod buffer;

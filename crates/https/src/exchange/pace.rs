@@ -1,8 +1,9 @@
-//! How fast a client is with a body, on average: a time-out for each wait alone lets one byte in each keep everything for ever.
+//! A client's average rate. A timeout for each wait alone is not enough: one byte before each timeout would keep a request open
+//! for ever.
 
 use std::time::Duration;
 
-/// What has been waited for, and what came of it. Time in which nobody waits for the client does not count.
+/// Time spent waiting for the client, and bytes moved. Time spent waiting for the origin does not count.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Pace {
     waited: Duration,
@@ -10,13 +11,13 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// So many bytes came, or were taken, after such a wait.
+    /// Adds one wait and the bytes that came, or were taken, after it.
     pub(crate) fn note(&mut self, waited: Duration, bytes: usize) {
         self.waited += waited;
         self.bytes += bytes as u64;
     }
 
-    /// Whether it is below `rate` bytes a second, once it has been waited for longer than `grace` in all.
+    /// Whether the rate is below `rate` bytes a second. Always `false` for the first `grace` of waiting.
     pub(crate) fn is_too_slow(&self, grace: Duration, rate: u64) -> bool {
         self.waited > grace && u128::from(self.bytes) * 1000 < u128::from(rate) * self.waited.as_millis()
     }

@@ -1,4 +1,4 @@
-//! What an exchange needs of its client, whichever version of HTTP that speaks.
+//! What an exchange needs from its client, independent of the HTTP version.
 
 use std::cell::Cell;
 use std::future::pending;
@@ -20,24 +20,24 @@ pub(crate) trait Incoming {
     /// Dropping the future before it is ready loses nothing.
     async fn next(&mut self) -> Result<Option<&[u8]>, Failure>;
 
-    /// What came after the body; nothing before its end.
+    /// The trailers. Empty until the body has ended.
     fn trailers(&self) -> &FieldList;
 
-    /// Waits until the client leaves. What it sends meanwhile waits, too.
+    /// Waits until the client leaves. Bytes that it sends meanwhile are kept.
     async fn departure(&mut self) -> Departure;
 }
 
 /// How a client leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Departure {
-    /// Its connection is broken, or it has taken its request back.
+    /// The connection broke, or the client cancelled the request.
     Gone,
-    /// It has closed its direction, in order, and may still listen.
+    /// It closed its direction in order, and may still read the response.
     HalfClosed,
 }
 
-/// Waits until the client has left. To one that has closed its direction the answer has to begin soon (`has_begun`): after
-/// that, sending it tells whether anybody is there.
+/// Waits until the client has left. If it has only closed its direction, the response must begin soon (`has_begun`); from then
+/// on, sending tells whether the client is still there.
 pub(crate) async fn left(
     incoming: &mut impl Incoming,
     time_limit: &TimeLimit,
@@ -55,7 +55,7 @@ pub(crate) async fn left(
 
 /// Where a response goes.
 pub(crate) trait Outgoing {
-    /// Passes a 1xx response on, at once; those that the client does not understand are left out.
+    /// Sends a 1xx response at once, unless the client's version has none.
     ///
     /// # Errors
     /// The client left or takes nothing.
@@ -67,7 +67,7 @@ pub(crate) trait Outgoing {
     /// As above.
     async fn proceed(&mut self) -> Result<(), Failure>;
 
-    /// Begins the response; `request_is_whole`: nothing of the request is still to come.
+    /// Begins the response. `request_is_whole`: the whole request has been received.
     ///
     /// # Errors
     /// As above.
@@ -79,7 +79,7 @@ pub(crate) trait Outgoing {
     /// As above.
     async fn data(&mut self, data: &[u8]) -> Result<(), Failure>;
 
-    /// Sees that everything leaves, before something is waited for.
+    /// Sends what was gathered. To be called before waiting for the origin.
     ///
     /// # Errors
     /// As above.

@@ -4,7 +4,7 @@
 //! client ── Incoming ──▶ up ───▶ origin          up: the head is sent; then the body, once it may (Expect)
 //! client ◀─ Outgoing ─── down ◀─ origin          down: 1xx … the head, the body, trailers
 //! ```
-//! `down` decides when it is over: an origin may answer before it has the whole request, or without wanting the rest.
+//! `down` decides when the exchange is over: an origin may respond before it has the whole request.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -25,19 +25,19 @@ use super::shared::SharedStream;
 use super::time_limit::TimeLimit;
 use crate::stream::Connection;
 
-/// So much of a body is gathered before it is sent: what fits into one record of TLS.
+/// Bytes of a body that are gathered before they are sent: one TLS record.
 const WORTH_SENDING: usize = 16 << 10;
 
-/// An exchange that was answered.
+/// How an exchange succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answered {
-    /// The response has been passed on; whether the origin's connection can carry another request.
+    /// The response was passed on. `reusable`: the connection to the origin can carry another request.
     Whole { reusable: bool },
     /// The origin has switched to the protocol that the client asked for.
     Switched,
 }
 
-/// What both directions know.
+/// State that both directions share.
 struct State {
     /// The body may be sent.
     may_send_body: Cell<bool>,
@@ -45,24 +45,23 @@ struct State {
     is_sent: Cell<bool>,
     /// The response has begun.
     has_begun: Cell<bool>,
-    /// The origin is not to be asked for an answer yet: the request is still on its way.
+    /// The request is still being sent, so the response timeout does not run yet.
     is_sending: Cell<bool>,
 }
 
-/// The parts of a connection to the origin, and what is needed to use it.
+/// A connection to the origin, with its settings and timers.
 pub(crate) struct Link<'a, S> {
     pub(crate) stream: &'a SharedStream<S>,
     pub(crate) buffer: &'a mut Buffer,
     pub(crate) settings: &'a HttpSettings,
-    /// For each direction one.
+    /// One for each direction.
     pub(crate) time_limit: &'a (TimeLimit, TimeLimit),
 }
 
-/// Sends the request whose head has been written to `out`, and passes the response on. `response` is where its head is
-/// left for whoever wants to know.
+/// Sends the request, whose head is in `out`, and passes the response on. Its head is left in `response`.
 ///
 /// # Errors
-/// What went wrong. Whether anything has been passed on is known to `outgoing`.
+/// What went wrong. `outgoing` knows whether a part of the response has been sent.
 pub(crate) async fn run<S, I, O>(
     link: Link<'_, S>,
     request: &RequestHead,
@@ -118,7 +117,7 @@ struct Up<'a, S> {
 }
 
 impl<S: Connection> Up<'_, S> {
-    /// Ends only by a failure of the client's. If the origin takes no more, what it says instead is `down`'s to find.
+    /// Returns only if the client fails. If the origin stops reading, `down` reads its response or its end.
     async fn run(self, length: Length, out: &mut Vec<u8>, incoming: &mut impl Incoming) -> Failure {
         match self.send_all(length, out, incoming).await {
             Ok(is_sent) => {
@@ -146,7 +145,7 @@ impl<S: Connection> Up<'_, S> {
         poll_fn(|_| if self.state.may_send_body.get() { Poll::Ready(()) } else { Poll::Pending }).await;
         let is_chunked = length == Length::Chunked;
         loop {
-            // What is at hand goes out together: tiny pieces would cost a write and a record of TLS each.
+            // Send the pieces at hand together: each send costs a write and a TLS record.
             let at_hand = poll_once(incoming.next()).await;
             let piece = match at_hand {
                 Poll::Ready(piece) => piece?,
@@ -174,7 +173,7 @@ impl<S: Connection> Up<'_, S> {
     }
 }
 
-/// What `future` gives at once.
+/// Polls `future` once.
 async fn poll_once<T>(future: impl Future<Output = T>) -> Poll<T> {
     let mut future = pin!(future);
     poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await
@@ -217,7 +216,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Down<'_, S> {
                 101 if request.wants_upgrade => return Ok(Answered::Switched),
                 101 => return Err(Failure::UnaskedSwitch),
                 100..200 if interim > MOST_INTERIM => return Err(Failure::TooManyInterim(MOST_INTERIM)),
-                100 if self.state.may_send_body.replace(true) => {} // nobody waits for it
+                100 if self.state.may_send_body.replace(true) => {} // the client did not ask for it
                 100..200 => outgoing.interim(response).await?,
                 _ => return self.body(response, outgoing).await,
             }
@@ -249,8 +248,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Down<'_, S> {
         }
     }
 
-    /// Waits for the origin. One that does not say whether it wants the body is given it after a while: not every one
-    /// knows `Expect` (RFC 9110 section 10.1.1).
+    /// Waits for the origin. If it does not answer `Expect` in time, the body is sent anyway: not every origin knows `Expect`
+    /// (RFC 9110 section 10.1.1).
     async fn fill_or_proceed(&mut self, outgoing: &mut impl Outgoing) -> Result<io::Result<usize>, Failure> {
         if !self.state.may_send_body.get() {
             let proceed = self.settings.timeouts.proceed;
@@ -263,7 +262,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Down<'_, S> {
         loop {
             let was_sending = self.state.is_sending.get();
             match self.fill(self.settings.timeouts.response).await {
-                // The time for an answer begins when the question is asked.
+                // The response timeout begins when the request has been sent.
                 Err(Failure::OriginTimeout(_)) if was_sending => {}
                 filled => return filled,
             }
@@ -327,7 +326,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Down<'_, S> {
         outgoing: &mut impl Outgoing,
     ) -> Result<Answered, Failure> {
         outgoing.end(trailers).await?;
-        // Bytes that nobody has asked for would be the answer to somebody else's request.
+        // Bytes behind the response would be taken for the response to the next request.
         let reusable = response.keep_alive && self.state.is_sent.get() && self.buffer.is_empty();
         Ok(Answered::Whole { reusable })
     }

@@ -1,4 +1,4 @@
-//! What all requests of a worker have in common, and how one of them is served, whichever version of HTTP it came by.
+//! Serving one request, independent of the client's HTTP version, and what all requests of a listener share.
 
 use std::cell::Cell;
 use std::future::{Future as _, poll_fn};
@@ -24,7 +24,7 @@ use crate::downstream::IdleList;
 use crate::origin::{Access, Dial, KeptBy, OriginConnection, Pool};
 use crate::reactor::Reactor;
 
-/// Between attempts to reach an origin that goes down or comes up: the first pause, which then doubles, and the longest.
+/// The first pause between attempts to reach an origin that restarts. It doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
@@ -42,23 +42,23 @@ fn next_number() -> u64 {
 pub struct Service<O: Dial> {
     /// The loop in which it happens.
     pub reactor: Reactor,
-    /// What is allowed, and for how long.
+    /// Limits and timeouts.
     pub settings: HttpSettings,
     /// Makes connections to the origin.
     pub dialler: O,
-    /// Keeps those that nobody uses.
+    /// Keeps idle ones.
     pub pool: Rc<Pool<O::Stream>>,
-    /// What all connections of the process together may be.
+    /// The session limit of the whole process.
     pub sessions: Budget,
-    /// Bytes that slow ends may make all connections together hold after 101.
+    /// The backlog limit of the whole process, for connections after 101.
     pub backlog: Budget,
-    /// Whose connections may be used by whom.
+    /// Who may reuse a connection to the origin.
     pub sharing: Sharing,
     /// How long a request waits for an origin that refuses connections, as it does while it is restarted, or for a descriptor.
     pub retry_timeout: Duration,
-    /// Clients' connections that wait for their next request.
+    /// Client connections that wait for their next request.
     pub idle: IdleList,
-    /// Says and counts what happens.
+    /// Log and counters.
     pub journal: RequestJournal,
 }
 
@@ -84,7 +84,7 @@ impl Sharing {
     }
 }
 
-/// Who asks, and by which connections to the origin.
+/// The client of a request, and the connections to the origin that it may use.
 pub(crate) struct Requester<'a, S> {
     pub(crate) client_info: &'a ClientInfo,
     pub(crate) access: &'a Access<S>,
@@ -105,7 +105,7 @@ impl<O: Dial> Service<O> {
         Access::new(&self.pool, self.sharing.kept_by(client_info.route.client, number), number)
     }
 
-    /// What can be said about a request without asking the origin.
+    /// Refuses a request that the settings don't allow.
     pub(crate) fn check(&self, request: &RequestHead) -> Result<(), Failure> {
         if !self.settings.allows(request.method()) {
             return Err(Failure::MethodNotAllowed);
@@ -119,8 +119,8 @@ impl<O: Dial> Service<O> {
         }
     }
 
-    /// Asks the origin, and passes its response on. Asks again, if that is the same to everybody, when a connection turns
-    /// out to be dead.
+    /// Sends the request to the origin and passes the response on. If the connection turns out to be dead, an idempotent request is
+    /// repeated on another one.
     pub(crate) async fn serve<I: Incoming, P: Outgoing>(
         &self,
         requester: &Requester<'_, O::Stream>,
@@ -164,7 +164,7 @@ impl<O: Dial> Service<O> {
                 {
                     self.journal.on_retry();
                     if is_fresh {
-                        // It accepts connections only to close them: it is on its way down.
+                        // The origin accepts connections and closes them at once: it is shutting down.
                         self.reactor.sleep(pause).await;
                         pause = (pause * 2).min(LONGEST_PAUSE);
                     }
@@ -190,7 +190,7 @@ impl<O: Dial> Service<O> {
         run(link, request, out, response, incoming, outgoing).await
     }
 
-    /// Connects, as long as the client is there.
+    /// Connects; gives up if the client leaves.
     async fn dial_for<I: Incoming>(
         &self,
         client_info: &ClientInfo,
@@ -207,11 +207,11 @@ impl<O: Dial> Service<O> {
         .await
     }
 
-    /// Connects; an origin that is being restarted is given some time, and so are we.
+    /// Connects. Tries again for `retry_timeout` while the origin refuses connections or descriptors have run out.
     async fn dial(&self, client_info: &ClientInfo) -> Result<OriginConnection<O::Stream>, Failure> {
         let (began, mut pause) = (self.reactor.now(), FIRST_PAUSE);
         loop {
-            // A connection attempt is large and rare: it is no part of every exchange's memory.
+            // Boxed: connecting is rare, and its large future must not be part of every exchange.
             match Box::pin(self.dialler.dial(client_info)).await {
                 Ok(stream) => {
                     return Ok(OriginConnection {
@@ -256,18 +256,18 @@ impl<O: Dial> Service<O> {
         }
     }
 
-    /// Counts the request, and says what there is to say.
+    /// Counts the request and writes its log lines.
     pub(crate) fn note(&self, served: &Served<'_>) {
         self.journal.on_request(served, Instant::now());
     }
 }
 
-/// Whether a request can be sent a second time: it has no body that has been used up, and means the same twice.
+/// Whether a request can be sent a second time: it is idempotent, and has no body that was already consumed.
 fn is_repeatable(request: &RequestHead) -> bool {
     request.is_idempotent() && matches!(request.length, Length::None | Length::Known(0))
 }
 
-/// `Keep-Alive: timeout=5`: the origin closes idle connections after so long; a second less for the way.
+/// `Keep-Alive: timeout=5`: the origin closes idle connections after 5 s. One second less, for the time on the way.
 fn keep_alive_hint(response: &ResponseHead) -> Option<Duration> {
     let field = response.fields.iter().find(|field| field.spelt.eq_ignore_ascii_case(b"keep-alive"))?;
     let seconds = field.value.split(|&byte| byte == b',').find_map(|parameter| {

@@ -1,31 +1,31 @@
-//! What a listener's exchanges follow.
+//! The settings of a listener's exchanges.
 
 use std::time::Duration;
 
 use truepeer_http1::Limits;
 use truepeer_policy::PrefixSet;
 
-/// How long each party may take for what.
+/// Timeouts.
 #[derive(Debug, Clone, Copy)]
 pub struct HttpTimeouts {
     /// For a request's head, from its first byte (or the connection's first request) to its last.
     pub head: Duration,
     /// Between two requests of a connection.
     pub keep_alive: Duration,
-    /// Without a byte of a request's body.
+    /// Silence within a request's body.
     pub body: Duration,
-    /// Without taking a byte of what was sent (a client: as many as its rate wants): client or origin.
+    /// While the client (at its minimal rate) or the origin takes nothing of what was sent.
     pub send: Duration,
-    /// Without a byte of the response, its head above all.
+    /// Silence of the origin before and within a response.
     pub response: Duration,
-    /// Before a body is sent to an origin that has not said whether it wants it.
+    /// The wait for `100 Continue` from the origin. After it, the body is sent anyway.
     pub proceed: Duration,
-    /// For whatever is still coming from a client that has its answer already.
+    /// How long a client that has its response may go on sending.
     pub linger: Duration,
-    /// For the answer to begin, to a client that has closed its direction after its request. Such a one may still listen
-    /// (`nc` does), or may have left: nothing tells until something is sent.
+    /// For the response to begin, after the client has closed its direction. It may still read (`nc` does) or may have left: only
+    /// sending tells.
     pub half_closed: Duration,
-    /// After 101, without a byte in either direction.
+    /// Silence in both directions after 101.
     pub tunnel: Duration,
     /// Likewise, once one direction has ended.
     pub half_tunnel: Duration,
@@ -51,22 +51,22 @@ impl Default for HttpTimeouts {
 /// How requests are handled.
 #[derive(Debug, Clone)]
 pub struct HttpSettings {
-    /// Bounds of heads, and of what surrounds bodies.
+    /// Limits of heads, trailers and chunk extensions.
     pub limits: Limits,
-    /// How long everybody may take.
+    /// Timeouts.
     pub timeouts: HttpTimeouts,
     /// Methods that may be used; empty: all.
     pub methods: Vec<String>,
     /// The longest request body, in bytes; `None`: any.
     pub max_body: Option<u64>,
-    /// Bytes a second that a client has to manage, on average, while it sends a body or takes one, as soon as it has been
-    /// waited for longer than [`HttpTimeouts::body`] or [`HttpTimeouts::send`] in all; 0: any number.
+    /// The average rate, in bytes a second, that a client must reach while it sends a body or takes a response. Checked once truepeer
+    /// has waited for it longer than [`HttpTimeouts::body`] or [`HttpTimeouts::send`] in all. 0: no limit.
     pub min_rate: u64,
     /// Requests that a connection may carry; `None`: any number.
     pub max_requests: Option<u64>,
     /// Whether `Forwarded` and `X-Forwarded-For` tell the client; if not, the connection to the origin does.
     pub tells_the_client: bool,
-    /// Senders whose own word on whom they stand for is passed on.
+    /// Senders whose `Forwarded` and similar fields are passed on.
     pub trusted: PrefixSet,
     /// Whether each request leaves a line in the log.
     pub access_log: bool,

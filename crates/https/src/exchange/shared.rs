@@ -11,8 +11,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::buffer::Buffer;
 use crate::stream::Connection;
 
-/// A stream that is borrowed for the time of a poll only. Both futures belong to one task, so that whatever wakes it wakes
-/// both: a stream remembers one waker for each direction.
+/// A stream that is borrowed only during a poll. Both futures must belong to one task: a stream keeps one waker for each
+/// direction, and a wake polls both futures.
 #[derive(Debug)]
 pub(crate) struct SharedStream<S>(RefCell<S>);
 
@@ -30,7 +30,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> SharedStream<S> {
         buffer.poll_fill(cx, &mut *self.0.borrow_mut())
     }
 
-    /// Writes everything that is in `bytes`, which is empty afterwards, and sees that it leaves.
+    /// Writes and flushes all of `bytes`, and clears it.
     pub(crate) async fn send(&self, bytes: &mut Vec<u8>) -> io::Result<()> {
         let mut sent = 0;
         poll_fn(|cx| {
@@ -49,7 +49,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> SharedStream<S> {
         Ok(())
     }
 
-    /// For whoever reads and writes by itself.
+    /// Gives direct access to the stream.
     pub(crate) fn with<T>(&self, work: impl FnOnce(Pin<&mut S>) -> T) -> T {
         work(Pin::new(&mut *self.0.borrow_mut()))
     }

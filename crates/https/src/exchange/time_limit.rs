@@ -1,4 +1,4 @@
-//! How long something may take.
+//! Timeouts of an exchange, on one timer.
 
 use std::cell::OnceCell;
 use std::future::{Future, poll_fn};
@@ -10,19 +10,19 @@ use super::shared::SharedStream;
 use crate::reactor::{Elapsed, Reactor, Timer};
 use crate::stream::Connection;
 
-/// How often it is looked how much has been taken, within the time in which nothing may be.
+/// How often within the timeout the unacknowledged bytes are looked at.
 const LOOKS: u32 = 4;
 
-/// Why what is sent is not waited for any longer.
+/// Why sending timed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Untaken {
-    /// None of it was taken.
+    /// The other end took nothing.
     All,
-    /// Some was, too slowly.
+    /// It took some, too slowly.
     Most,
 }
 
-/// One timer for all that a future waits for in turn: putting a timer off is cheaper than making one.
+/// One timer for successive waits: re-arming a timer is cheaper than making one.
 #[derive(Debug)]
 pub(crate) struct TimeLimit {
     reactor: Reactor,
@@ -34,7 +34,7 @@ impl TimeLimit {
         Self { reactor: reactor.clone(), timer: OnceCell::new() }
     }
 
-    /// What `future` gives, if it does within `limit`.
+    /// Awaits `future` for at most `limit`.
     pub(crate) async fn limit<T>(
         &self,
         limit: Duration,
@@ -55,9 +55,9 @@ impl TimeLimit {
         .await
     }
 
-    /// What `sending` gives, as long as `stream`'s other end takes at least `rate` bytes a second, and a byte at all, in
-    /// `limit`. A kernel with a large buffer takes nothing more of ours for long, from a slow receiver that takes some all
-    /// the time: it tells of room only when a third of the buffer is free.
+    /// Awaits `sending` as long as the other end acknowledges at least one byte and `rate` bytes a second within `limit`. A blocked
+    /// write alone proves nothing: the kernel reports room only when a third of its buffer is free, which takes a slow receiver
+    /// long.
     pub(crate) async fn while_taken<S: Connection, T>(
         &self,
         limit: Duration,
@@ -87,12 +87,12 @@ impl TimeLimit {
         self.reactor.now()
     }
 
-    /// Whether no more requests are wanted.
+    /// Whether the loop is draining.
     pub(crate) fn is_draining(&self) -> bool {
         self.reactor.is_draining()
     }
 
-    /// Nothing is waited for.
+    /// Disarms the timer.
     pub(crate) fn rest(&self) {
         if let Some(timer) = self.timer.get() {
             timer.disarm();

@@ -1,4 +1,4 @@
-//! Connections to the origin: TCP as the client or as ourselves, a PROXY header if it is to be told so, TLS if it speaks it.
+//! Connecting to the origin: TCP from the client's address or our own, then an optional PROXY header, then optional TLS.
 
 use std::rc::Rc;
 

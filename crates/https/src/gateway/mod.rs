@@ -1,4 +1,4 @@
-//! The HTTPS reverse proxy of one worker: connections that are open become exchanges, and the origin learns the client.
+//! The HTTPS reverse proxy of one worker. Open connections become exchanges, and the origin learns who the client is.
 
 mod dialler;
 
@@ -55,7 +55,7 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// Begins to keep connections to the origin.
+    /// Also starts the task that closes idle connections to the origin.
     pub(crate) fn new(
         reactor: &Reactor,
         options: HttpOptions,
@@ -107,7 +107,7 @@ impl Gateway {
     /// Serves one connection.
     pub(crate) async fn serve(self: Rc<Self>, tcp: TcpStream, sender: SenderAddr, _permit: Permit) {
         let began = self.reactor.now();
-        // Opening needs much memory for a moment: a handshake's.
+        // Boxed: a handshake needs memory that the connection must not keep.
         let opened = Box::pin(Downstream::open(&self.listening, &self.worker, tcp, sender)).await;
         match opened {
             Ok(mut downstream) => {
@@ -117,7 +117,7 @@ impl Gateway {
                 let _counted = downstream.counted.take();
                 let stream = downstream.into_stream();
                 if speaks_http2 {
-                    // Three times as large as HTTP/1's, which would have to hold as much.
+                    // Boxed: the future is three times as large as HTTP/1's, and would make every connection as large.
                     Box::pin(serve_http2(stream, client_info, service)).await;
                 } else {
                     serve_http1(stream, client_info, service).await;
@@ -141,7 +141,7 @@ impl Gateway {
 
     fn client_info(&self, downstream: &Downstream) -> ClientInfo {
         let mut route = downstream.route;
-        // A client's requests share connections, whatever port each came from.
+        // The client's address without its port: requests of one client share connections to the origin.
         if let Some(source) = &mut route.source {
             source.set_port(0);
         }
@@ -161,8 +161,8 @@ impl Gateway {
     }
 }
 
-/// Whether the client has chosen HTTP/2. The origin is spoken to in HTTP/1.1 all the same, and a PROXY header in front of
-/// that must not say otherwise.
+/// Whether the client has chosen HTTP/2. If so, the ALPN becomes http/1.1: that is what the origin is spoken to by, and a PROXY
+/// header must not claim otherwise.
 fn speaks_http2(downstream: &mut Downstream) -> bool {
     let alpn = downstream.tls.as_mut().and_then(|facts| facts.alpn.as_mut());
     match alpn {

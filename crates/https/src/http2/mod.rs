@@ -43,25 +43,25 @@ const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 /// Bytes of a response that wait for the client.
 const SEND_BYTES: usize = 64 << 10;
-/// Streams that a client has taken back, before it is looked at how many it has not.
+/// Cancelled streams that are always allowed. Beyond that, they must be fewer than half of all.
 const RESETS_FOR_NOTHING: u64 = 100;
-/// Exchanges that have not ended yet, those among them that their client has taken back.
+/// Exchanges that have not ended, cancelled ones included.
 const MOST_EXCHANGES: u64 = 2 * MOST_STREAMS as u64;
-/// What still comes of a stream that we have ended is passed over for so long, for so many streams at a time (RFC 9113
-/// section 5.4.2): the client may have sent it before it knew.
+/// Frames for a stream that truepeer has reset are ignored for this long, for this many streams (RFC 9113 section 5.4.2): the client
+/// may have sent them before it saw the reset.
 const PASSED_OVER_FOR: Duration = Duration::from_secs(30);
 const PASSED_OVER: usize = 256;
-/// Streams that we had to end for what came on them.
+/// Streams that `h2` resets for errors before it ends the connection.
 const MOST_ERRORS: usize = 256;
 
-/// What the streams of a connection share.
+/// Counts of a connection's streams.
 #[derive(Debug)]
 struct Tally {
     open: Cell<u64>,
     begun: Cell<u64>,
-    /// Taken back by the client before they were answered.
+    /// Cancelled by the client before the response.
     reset: Cell<u64>,
-    /// The connection's task, which is told when a stream ends.
+    /// Wakes the connection's task when a stream ends.
     connection: RefCell<Waker>,
 }
 
@@ -82,7 +82,7 @@ impl Tally {
         self.connection.borrow().wake_by_ref();
     }
 
-    /// Whether the client asks mostly to take it back ("rapid reset", CVE-2023-44487).
+    /// Whether the client cancels most of its requests ("rapid reset", CVE-2023-44487).
     fn is_abusive(&self) -> bool {
         let takes_back = self.reset.get() > RESETS_FOR_NOTHING && self.reset.get() * 2 > self.begun.get();
         takes_back || self.open.get() >= MOST_EXCHANGES
@@ -121,7 +121,7 @@ where
         service.journal.on_failure(&client_info, failure, service.reactor.now());
     }
     if !matches!(ended, ConnectionEnd::Theirs) {
-        // What the client still sends would make the kernel reset the connection, and the GOAWAY with it.
+        // Closing with unread bytes would reset the connection, and the client would lose the GOAWAY.
         let time_limit = TimeLimit::new(&service.reactor);
         linger(watched.stream(), &mut Buffer::default(), &service.settings, &time_limit).await;
     }
@@ -129,11 +129,11 @@ where
 
 /// How a connection has ended.
 enum ConnectionEnd {
-    /// The client has ended it, or is gone.
+    /// The client ended it, or is gone.
     Theirs,
-    /// We have, in order.
+    /// truepeer ended it, in order.
     Ours,
-    /// We have, for what the client does.
+    /// truepeer ended it because of what the client did.
     Refused(Failure),
 }
 
@@ -187,17 +187,17 @@ where
             break ConnectionEnd::Refused(Failure::Http2TakenBack);
         }
         if watched.malformed().take(respond.stream_id().as_u32()) {
-            // RFC 9113 8.1.1. It counts as one that was taken back: a flood of them ends as such a one does.
+            // RFC 9113 8.1.1. Count it as cancelled, so that a flood of malformed requests ends the connection.
             respond.send_reset(h2::Reason::PROTOCOL_ERROR);
             service.journal.on_failure(client_info, &Failure::Http2Malformed, service.reactor.now());
             tally.on_begin();
             tally.on_end(true);
             continue;
         }
-        // Each stream may need a connection to the origin; the client's own permit pays for one.
+        // Each stream may need a connection to the origin. The client connection's own permit covers one.
         let permit = if tally.open.get() > 0 { service.sessions.take(1) } else { None };
         if permit.is_none() && tally.open.get() > 0 {
-            // RFC 9113 8.7: the client may ask again.
+            // RFC 9113 8.7: the client may repeat the request.
             respond.send_reset(h2::Reason::REFUSED_STREAM);
             continue;
         }
@@ -219,13 +219,13 @@ where
         ConnectionEnd::Ours if rest.has_ended => connection.abrupt_shutdown(h2::Reason::NO_ERROR),
         _ => {}
     }
-    // What is left of frames (a GOAWAY above all) is sent, if the client takes it.
+    // Send the remaining frames, GOAWAY among them, if the client takes them in time.
     let closed = poll_fn(|cx| connection.poll_closed(cx));
     let _ = service.reactor.timeout(service.settings.timeouts.linger, closed).await;
     ended
 }
 
-/// A stream that has not ended; it ends with this, even by a panic.
+/// An open stream. Dropping this, even by a panic, counts its end.
 struct Open {
     tally: Rc<Tally>,
     was_reset: bool,
@@ -237,17 +237,17 @@ impl Drop for Open {
     }
 }
 
-/// The time in which a connection has no request. Frames keep it alive only if they belong to one.
+/// The keep-alive timeout. Only requests extend it, other frames don't.
 struct Rest<'a> {
     timer: Timer,
     list: &'a IdleList,
     idle: Option<Idle<'a>>,
-    /// How long it may last: between requests, and before the connection's end.
+    /// The timeout between requests, and the one while draining.
     usual: Duration,
     last: Duration,
-    /// The connection shall take no more requests.
+    /// The connection takes no more requests.
     is_last: bool,
-    /// There was a request, so that the time begins anew.
+    /// There was a request, so the timer has to be armed again.
     is_over: bool,
     has_ended: bool,
 }
@@ -267,7 +267,7 @@ impl<'a> Rest<'a> {
         }
     }
 
-    /// Ready when it has lasted too long, or what the connection holds is needed elsewhere.
+    /// Ready when the timeout has passed, or the connection's session is needed for a new one.
     fn poll_end(&mut self, cx: &mut Context<'_>, tally: &Tally, now: Instant) -> Poll<()> {
         if tally.open.get() > 0 {
             self.is_over = true;

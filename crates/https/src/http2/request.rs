@@ -1,4 +1,4 @@
-//! A request's head and body, as HTTP/2 brings them.
+//! A request's head and body from HTTP/2.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -14,7 +14,7 @@ use super::malformed::Malformed;
 use super::response::Sender;
 use crate::exchange::{Departure, Failure, HttpSettings, Incoming, Pace, TimeLimit};
 
-/// Makes the head of what the stream asks.
+/// Builds the request's head.
 ///
 /// # Errors
 /// What is wrong with it.
@@ -50,7 +50,7 @@ pub(super) fn head(parts: &Parts, has_body: bool, settings: &HttpSettings) -> Re
             head.fields.push(name.as_str().as_bytes(), value.as_bytes());
         }
     }
-    // RFC 9113 8.2.3: a cookie may come in pieces, which HTTP/1.1 knows as one field.
+    // RFC 9113 8.2.3: cookies may come as several fields. HTTP/1.1 has one.
     let crumbs: Vec<_> =
         parts.headers.get_all(header::COOKIE).iter().map(http::HeaderValue::as_bytes).collect();
     if !crumbs.is_empty() {
@@ -86,7 +86,7 @@ impl<'a> Http2Body<'a> {
         Self { stream, sender, settings, time_limit, malformed, piece, trailers, pace, received: 0 }
     }
 
-    /// The next frame that brings something: those that don't are no progress.
+    /// The next DATA frame that is not empty. Empty ones don't extend the timeout.
     async fn frame(&mut self) -> Result<Option<Bytes>, Failure> {
         let (limit, stream) = (self.settings.timeouts.body, &mut self.stream);
         let frame = async {
@@ -127,9 +127,9 @@ impl<'a> Http2Body<'a> {
 }
 
 impl Http2Body<'_> {
-    /// Passes over what is still coming of a request that has its answer: many clients look at no answer before they have
-    /// sent everything, and take a stream that ends under their hands for broken. Who goes on for too long is told to stop,
-    /// by RST_STREAM(NO_ERROR) (RFC 9113 section 8.1), which `h2` sends when the stream is dropped.
+    /// Discards the rest of a request that already has its response. Many clients read no response before they have sent everything,
+    /// and treat an early reset as an error. If the client goes on for too long, dropping the stream makes `h2` send
+    /// RST_STREAM(NO_ERROR) (RFC 9113 section 8.1).
     pub(super) async fn discard(mut self) {
         const MOST_BYTES: usize = 1 << 20;
         let stream = &mut self.stream;
@@ -147,7 +147,7 @@ impl Http2Body<'_> {
     }
 }
 
-/// RFC 9110 6.5.1: nothing that decides on framing, routing, or who the client is.
+/// RFC 9110 6.5.1: a trailer must not decide on framing, routing, or who the client is.
 fn keep(list: &mut FieldList, trailers: &HeaderMap) {
     for (name, value) in trailers {
         if Name::of(name.as_str().as_bytes()) == Name::Other {
@@ -158,7 +158,7 @@ fn keep(list: &mut FieldList, trailers: &HeaderMap) {
 
 impl Incoming for Http2Body<'_> {
     async fn next(&mut self) -> Result<Option<&[u8]>, Failure> {
-        // Only now has the origin taken the last piece: the client may send as much again.
+        // The origin has taken the last piece: open the window by as much.
         let used = std::mem::take(&mut self.piece).len();
         if used > 0 {
             self.stream.flow_control().release_capacity(used).map_err(|_| Failure::ClientGone)?;
@@ -180,7 +180,7 @@ impl Incoming for Http2Body<'_> {
     }
 
     async fn departure(&mut self) -> Departure {
-        // Any end of the stream that is not ours: a reset, or the connection's end.
+        // Ready when the client resets the stream, or the connection ends.
         let _ = poll_fn(|cx| self.sender.borrow_mut().poll_reset(cx)).await;
         Departure::Gone
     }

@@ -1,4 +1,4 @@
-//! A response, as HTTP/2 sends it.
+//! A response over HTTP/2.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -13,7 +13,7 @@ use truepeer_http1::{Length, ResponseHead};
 
 use crate::exchange::{Failure, HttpSettings, Outgoing, Pace, Stage, TimeLimit, words};
 
-/// So much of a response is gathered before it is sent: what fits into one frame as clients take it by default.
+/// Bytes of a response that are gathered before they are sent: one frame of the default maximal size.
 const WORTH_SENDING: usize = 16 << 10;
 
 /// Our direction of a stream.
@@ -45,7 +45,7 @@ pub(super) struct Http2Reply<'a> {
     sender: &'a RefCell<Sender>,
     settings: &'a HttpSettings,
     time_limit: &'a TimeLimit,
-    /// What was not worth a frame of its own yet.
+    /// Bytes that are too few for a frame.
     gathered: BytesMut,
     pace: Pace,
     /// The request was HEAD: its answer has no body.
@@ -76,7 +76,7 @@ impl<'a> Http2Reply<'a> {
         }
     }
 
-    /// Answers with `failure`; what has been begun is taken back, so that nobody takes it for the whole.
+    /// Sends an error response. If the response has already begun, resets the stream, so that the client knows it is incomplete.
     pub(super) async fn refuse(&mut self, failure: &Failure) {
         match failure.status() {
             Some(status) if self.stage == Stage::Waiting => {
@@ -86,7 +86,7 @@ impl<'a> Http2Reply<'a> {
                 response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
                 response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(text.len()));
                 self.status = status;
-                // Whoever is gone can't be told.
+                // If the client is gone, the error does not matter.
                 if self.begin(response, self.is_head).is_ok() && !self.is_head {
                     let _ = self.send(Bytes::from(text), true).await;
                 }
@@ -196,7 +196,7 @@ impl Outgoing for Http2Reply<'_> {
     async fn end(&mut self, trailers: &FieldList) -> Result<(), Failure> {
         let data = self.gathered.split().freeze();
         self.send(data, trailers.is_empty()).await?;
-        // Unless that was the last piece, or the head was all.
+        // The last piece, or a head without a body, has ended the stream already.
         if self.stage == Stage::Ended { Ok(()) } else { self.finish(fields(trailers.iter())) }
     }
 }
@@ -213,7 +213,7 @@ impl Http2Reply<'_> {
     }
 }
 
-/// What HTTP/2 can't carry is left out.
+/// Fields that HTTP/2 can't carry are left out.
 fn fields<'a>(fields: impl Iterator<Item = Field<'a>>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for field in fields {

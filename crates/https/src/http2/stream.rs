@@ -15,7 +15,7 @@ use super::response::{Http2Reply, Sender};
 use crate::exchange::{ClientInfo, Failure, Requester, Served, Service, Stage, TimeLimit};
 use crate::origin::{Access, Dial};
 
-/// Serves a stream; returns whether its client has taken the request back.
+/// Serves a stream. Returns whether the client has cancelled the request.
 pub(super) async fn serve<O: Dial>(
     service: &Service<O>,
     client_info: &ClientInfo,

@@ -1,9 +1,8 @@
-//! A client's frames, on their way to `h2`. Those that ask for nothing are counted, and a client that sends too many of them
-//! is sent away; header blocks are looked at for what `h2` does not show of them ([`super::malformed`]).
+//! Looks at a client's frames on their way to `h2`: counts control frames, and hands header blocks to [`super::malformed`].
 //!
-//! `h2` bounds what a flood makes it hold, and itself ends floods of resets, of CONTINUATION and of DATA without data. PING,
-//! SETTINGS, PRIORITY and WINDOW_UPDATE it handles for as long as they come (CVE-2019-9511 to 9517), and a request that is
-//! under way keeps such a connection for ever. It shows its user none of these frames, so they are counted on their way to it.
+//! `h2` bounds its memory, and ends floods of resets, CONTINUATION and empty DATA. It answers PING, SETTINGS, PRIORITY and
+//! WINDOW_UPDATE without limit (CVE-2019-9511 to 9517), and one open request keeps such a connection alive for ever. `h2` shows none
+//! of these frames to its user, so they are counted here.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
@@ -18,14 +17,14 @@ use super::malformed::{Blocks, Malformed};
 use crate::exchange::SharedStream;
 use crate::reactor::Reactor;
 
-/// Frames that ask for nothing, and that a client may send in a row.
+/// Control frames that a client may send in a row.
 const MOST_AT_ONCE: u32 = 1000;
-/// So many of them are forgiven each second: pings that look whether we are still there.
+/// Control frames allowed each second, such as keep-alive pings.
 const EACH_SECOND: u32 = 100;
-/// For each request: its priority, its window, its end.
+/// Control frames allowed for each request: priority, window, end.
 const EACH_REQUEST: u32 = 8;
-/// Bytes of a response for which a client may send one: there are clients that open two windows for each frame of DATA, and
-/// origins that send a few words at a time. Who opens a window by single bytes earns none.
+/// One control frame is allowed for this many bytes of a response. Some clients send two WINDOW_UPDATEs for each DATA frame, and some
+/// origins send a few words at a time. A client that opens its window by single bytes earns nothing.
 const BYTES_EACH: usize = 16;
 
 /// Types of frames (RFC 9113 section 6).
@@ -34,7 +33,7 @@ pub(super) const HEADERS: u8 = 1;
 pub(super) const CONTINUATION: u8 = 9;
 /// Of DATA.
 const END_STREAM: u8 = 1;
-/// What a client begins with (RFC 9113 section 3.4) is no frame.
+/// The connection preface (RFC 9113 section 3.4) is not a frame.
 const PREFACE_BYTES: usize = 24;
 
 /// The start of a frame (RFC 9113 section 4.1), as far as it matters here.
@@ -97,7 +96,7 @@ impl Frames {
     }
 }
 
-/// How many frames that ask for nothing a client may still send.
+/// How many control frames a client may still send.
 #[derive(Debug)]
 struct Allowance {
     left: u32,
@@ -110,11 +109,11 @@ impl Allowance {
         Self { left: MOST_AT_ONCE, since: now }
     }
 
-    /// A frame has come; whether it may.
+    /// Counts a frame that has come. `false`: the client has sent too many.
     fn on_received(&mut self, head: FrameHead, now: Instant) -> bool {
         match head {
             FrameHead { kind: HEADERS, .. } => self.earn(EACH_REQUEST),
-            // Empty pieces are h2's to count, but for the last one, which every stream may have.
+            // Every stream may end with one empty DATA frame; other empty ones count.
             FrameHead { kind: DATA, flags, payload_bytes, .. }
                 if payload_bytes > 0 || flags & END_STREAM != 0 => {}
             _ => return self.spend(now),
@@ -182,8 +181,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
         }))
     }
 
-    /// Whether the client has sent more than it may. From then on nothing more is read through this; what `h2` still has
-    /// to say is written.
+    /// Whether the client has sent too many frames. From then on nothing is read; `h2` can still write its last frames.
     pub(super) fn is_exhausted(&self) -> bool {
         self.0.is_exhausted.get()
     }
@@ -233,7 +231,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Watched<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.is_exhausted() {
-            // Nobody waits for more: the connection's task looks whether it is so after each poll.
+            // No waker is needed: the connection's task checks `is_exhausted` after each poll.
             return Poll::Pending;
         }
         let before = buffer.filled().len();

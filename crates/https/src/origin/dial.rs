@@ -13,20 +13,20 @@ pub trait Dial: 'static {
     /// A connection: of TCP, or of TLS on top of it.
     type Stream: Connection + 'static;
 
-    /// Connects to where `client_info` leads, as its client if that is how it is delivered.
+    /// Connects to the client's origin, from the client's address if its route says so.
     fn dial(&self, client_info: &ClientInfo) -> impl Future<Output = Result<Self::Stream, DialError>>;
 }
 
 /// No connection to the origin could be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DialError {
-    /// TCP says no.
+    /// TCP failed.
     #[error("{0}")]
     Connect(ConnectError),
     /// It did not answer in time.
     #[error("it did not answer within {} s", .0.as_secs_f32())]
     Timeout(Duration),
-    /// TLS can't be agreed on: an unknown certificate above all.
+    /// The TLS handshake failed, most often because of the certificate.
     #[error("TLS: {0}")]
     Tls(String),
     /// No PROXY header can say who the client is.

@@ -1,10 +1,10 @@
-//! Connections that wait for their next request.
+//! Idle connections to the origin.
 //!
-//! The one used last is used first: those that are too many grow old and go. A connection that its origin closes is found by
-//! the keeper, a task that is woken by whatever comes on an idle connection, since nothing should; one that dies in the very
-//! moment it is taken is found by the exchange, which then asks again on another if that does no harm.
+//! LIFO: surplus connections stay unused until they time out. Nothing should come on an idle connection, so any event on one wakes
+//! the keeper task, which closes it. If a connection dies at the moment of its reuse, the exchange sees that and repeats the
+//! request on another one if that is safe.
 //!
-//! What is kept counts among the sessions of the whole process, and is the first to go when they run short.
+//! Idle connections count as sessions, and are closed first when sessions run short.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -23,15 +23,15 @@ use crate::stream::Connection;
 /// Who may use a connection again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KeptBy {
-    /// Everybody: the client is told in each request.
+    /// All clients: each request names its client.
     Everybody,
-    /// One client's requests: the connection comes from its address.
+    /// One client: the connection has its address.
     Client(IpAddr),
-    /// One connection's requests: it begins with a header that says whose it is, or the origin has authenticated it.
+    /// One client connection: the PROXY header names it, or the origin has authenticated the connection.
     Connection(u64),
 }
 
-/// A connection to the origin, and what was read from it.
+/// A connection to the origin, with bytes that were read and not used.
 #[derive(Debug)]
 pub(crate) struct OriginConnection<S> {
     pub(crate) stream: SharedStream<S>,
@@ -62,7 +62,7 @@ pub struct Pool<S> {
 }
 
 impl<S: Connection> Pool<S> {
-    /// Keeps at most so many, each for so long, and as one of so many sessions.
+    /// Keeps at most `most` connections, each for at most `keep`, if `sessions` has room for it.
     #[must_use]
     pub fn new(most: usize, keep: Duration, sessions: Budget) -> Self {
         Self {
@@ -75,16 +75,16 @@ impl<S: Connection> Pool<S> {
         }
     }
 
-    /// A connection that lives, as far as can be known.
+    /// Takes a connection that is alive as far as the kernel knows.
     pub(crate) fn take(&self, kept_by: KeptBy) -> Option<OriginConnection<S>> {
         loop {
             let mut idle = self.idle.borrow_mut();
             let at = idle.iter().rposition(|idle| idle.kept_by == kept_by)?;
             let mut found = idle.remove(at)?;
             drop(idle);
-            // It may have died since the loop last looked.
+            // It may have died since the last epoll_wait.
             found.connection.stream.look_again();
-            // Whoever takes it waits for it with a waker of its own, from its first read on.
+            // The exchange registers its own waker with its first read.
             if is_alive(&mut found.connection, &mut Context::from_waker(Waker::noop()))
                 && found.connection.stream.is_read_out()
             {
@@ -164,13 +164,13 @@ impl<S> Pool<S> {
         !self.sessions.has(self.sessions.limit() / 8 + 1)
     }
 
-    /// Closes what one connection of a client has kept.
+    /// Closes the connections that only `kept_by` may use.
     pub(crate) fn forget(&self, kept_by: KeptBy) {
         self.close_unless(|idle| idle.kept_by != kept_by);
     }
 
     fn close_unless(&self, mut stays: impl FnMut(&mut Idle<S>) -> bool) {
-        // They are closed when the list is not borrowed: closing may do more than it seems to.
+        // Drop them after the borrow ends: dropping a connection may call back into the pool.
         let mut gone = Vec::new();
         let mut idle = self.idle.borrow_mut();
         let mut at = 0;
@@ -186,7 +186,7 @@ impl<S> Pool<S> {
     }
 }
 
-/// Nothing may come on an idle connection: neither an end nor bytes, which would be the answer to nobody's request.
+/// Nothing may come on an idle connection. Bytes there would be taken for the response to the next request.
 fn is_alive<S: Connection>(connection: &mut OriginConnection<S>, cx: &mut Context<'_>) -> bool {
     connection.buffer.is_empty() && connection.stream.poll_fill(cx, &mut connection.buffer).is_pending()
 }

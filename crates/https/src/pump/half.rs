@@ -19,24 +19,24 @@ const SMALL_PIECE_BYTES: usize = 2 << 10;
 /// Where a half's stream broke.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// Where it is read from; everything that came before has been handed on.
+    /// The source. Everything that came before has been passed on.
     Source(io::Error),
-    /// Where it is written to.
+    /// The sink.
     Sink(io::Error),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HalfStage {
     Flowing,
-    /// The source is broken: what it still gives is handed on, its end is not. The kernel reports a reset once, and an
-    /// orderly end from then on.
+    /// The source is broken. Bytes that it still gives are passed on; its end is not, because the kernel reports a reset only once
+    /// and then an orderly end.
     Broken,
     /// The source has ended; the sink is to be told.
     Ending,
     Ended,
 }
 
-/// Bytes on their way. Nothing is read while any are held, and no buffer is held while there are none.
+/// The bytes of one direction. It reads only when it holds none, and holds a buffer only while it holds bytes.
 ///
 /// All slow sinks together may hold so much ([`truepeer_session::budget::Budgets::backlog_bytes`]). Beyond that, bytes stay
 /// with the kernel until the sink has taken everything that came before, and then come in small pieces.
@@ -47,7 +47,7 @@ pub(super) struct PumpHalf {
     to: usize,
     stage: HalfStage,
     bytes: u64,
-    /// For as long as the sink has not taken everything.
+    /// Set while the sink has not taken everything.
     slow: Option<Permit>,
 }
 
@@ -74,7 +74,7 @@ impl PumpHalf {
         self.stage == HalfStage::Ended
     }
 
-    /// Moves what can be moved; ready when the end has been handed on, or a broken source gives no more.
+    /// Moves bytes. Ready when the end has been passed on, or a broken source has no more bytes.
     pub(super) fn poll<A: Connection, B: Connection>(
         &mut self,
         cx: &mut Context<'_>,
@@ -102,7 +102,7 @@ impl PumpHalf {
         }
     }
 
-    /// Hands on what is held.
+    /// Writes the bytes that are held.
     fn poll_write<B: Connection>(
         &mut self,
         cx: &mut Context<'_>,
@@ -127,15 +127,14 @@ impl PumpHalf {
         Poll::Ready(Ok(()))
     }
 
-    /// A sink has taken nothing. It is slow only if its kernel's buffer is full: most of them merely wait for the end of
-    /// the turn.
+    /// The sink took nothing. It counts as slow only if its kernel buffer is full: most sinks merely wait for the end of the turn.
     fn note_slow(&mut self, sink: &impl Connection, backlog: &Budget) {
         if !sink.may_be_writable() {
             self.slow.get_or_insert_with(|| backlog.take_anyway(SLOW_BYTES));
         }
     }
 
-    /// A small rest that may wait for long needs no whole buffer.
+    /// Moves a small rest into a small buffer, because it may wait for long.
     fn shrink(&mut self) {
         if self.slow.is_some()
             && self.to - self.from <= SMALL_PIECE_BYTES
@@ -147,7 +146,7 @@ impl PumpHalf {
         }
     }
 
-    /// Sees that what TLS has encrypted leaves.
+    /// Flushes what TLS has encrypted.
     fn poll_flush<B: Connection>(
         &mut self,
         cx: &mut Context<'_>,
@@ -200,7 +199,7 @@ impl PumpHalf {
                 self.on_broken_source();
                 Poll::Ready(Err(Fault::Source(error)))
             }
-            // What TLS has encrypted must not wait for more to come.
+            // Flush now: encrypted bytes must not wait for the next read.
             Poll::Pending => match self.poll_flush(cx, sink, backlog) {
                 Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
                 _ => Poll::Pending,

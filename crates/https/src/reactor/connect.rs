@@ -1,4 +1,4 @@
-//! Connections to backends, as tasks make them.
+//! Connecting to backends.
 
 use truepeer_session::connect_as::{ConnectError, Upstream, connect_as};
 use truepeer_sys::Named as _;

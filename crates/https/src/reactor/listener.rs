@@ -26,7 +26,7 @@ impl Listener {
     /// Takes a listening socket, opened by [`truepeer_session::listening::listen`] or inherited.
     ///
     /// # Errors
-    /// It is none, or the system is out of watches.
+    /// The descriptor is no socket, or the system is out of epoll watches.
     pub fn new(reactor: &Reactor, socket: OwnedFd) -> io::Result<Self> {
         prepare(&socket);
         let io = std::net::TcpListener::from(socket);
@@ -72,7 +72,7 @@ impl Listener {
         self.source.readable.get()
     }
 
-    /// Has the next [`Self::accept`] ask the kernel, whether or not it has said that a connection waits.
+    /// Makes the next [`Self::accept`] ask the kernel even without an event.
     pub fn assume_readable(&self) {
         self.source.readable.set(true);
     }

@@ -7,9 +7,8 @@
 //! clock ────▶│ timers that have passed                                   │    and once more to send ([`settling`])
 //!            └───────────────────────────────────────────────────────────┘
 //! ```
-//! A task is polled at most twice a turn, and within a poll its streams give it so many reads and writes and no more
-//! ([`Reactor::poll_allowance`]): one busy connection can't starve the others. A task that panics is dropped, with what
-//! it owns; the others never learn of it. Nothing here is `Send` but [`Remote`] and wakers.
+//! A task is polled at most twice a turn, and one poll does at most 64 reads and writes ([`Reactor::poll_allowance`]), so that one
+//! busy connection can't starve the others. A task that panics is dropped alone, with what it owns. Nothing here is `Send` but [`Remote`] and wakers.
 
 mod connect;
 mod listener;
@@ -49,7 +48,7 @@ const EVENTS: usize = 256;
 /// Reads and writes that a task may do in one poll, all its streams together.
 const ALLOWANCE: u32 = 64;
 
-/// A thread's event loop; cloning it gives one more handle to the same.
+/// A handle to a thread's event loop. Clones refer to the same loop.
 #[derive(Clone)]
 pub struct Reactor(Rc<Core>);
 
@@ -67,7 +66,7 @@ struct Core {
 }
 
 impl Reactor {
-    /// A loop for the thread that calls.
+    /// A loop for the calling thread.
     ///
     /// # Errors
     /// The process or the system is out of descriptors.
@@ -104,7 +103,7 @@ impl Reactor {
         self.0.tasks.panics()
     }
 
-    /// The time, as it was when this turn began: enough for deadlines, and costs no call.
+    /// The time at which this turn began. Precise enough for deadlines, and costs no system call.
     #[must_use]
     pub fn now(&self) -> Instant {
         self.0.now.get()
@@ -118,7 +117,7 @@ impl Reactor {
 
     /// Ready as soon as [`Remote::drain`] or [`Remote::stop`] was called.
     pub async fn drained(&self) {
-        // Nothing is remembered about who waits: all tasks are woken then.
+        // No waker is stored: a drain wakes all tasks.
         std::future::poll_fn(|_| if self.is_draining() { Poll::Ready(()) } else { Poll::Pending }).await;
     }
 
@@ -134,20 +133,20 @@ impl Reactor {
         Timer::new(self.clone())
     }
 
-    /// Waits so long.
+    /// Sleeps.
     pub async fn sleep(&self, wait: Duration) {
         let timer = self.timer();
         timer.arm(wait);
         timer.expired().await;
     }
 
-    /// What `future` gives, if it does within `limit`.
+    /// Awaits `future` for at most `limit`.
     ///
     /// # Errors
-    /// [`Elapsed`]: it did not, and was dropped.
+    /// [`Elapsed`]: it took longer, and was dropped.
     pub async fn timeout<T>(&self, limit: Duration, future: impl Future<Output = T>) -> Result<T, Elapsed> {
         let mut future = pin!(future);
-        // Most of what may take long does not: the timer costs nothing until there is a wait.
+        // Most futures are ready at once: make the timer only when one has to wait.
         let mut timer: Option<Timer> = None;
         std::future::poll_fn(|cx| {
             if let Poll::Ready(output) = future.as_mut().poll(cx) {
@@ -176,8 +175,8 @@ impl Reactor {
         .await;
     }
 
-    /// Takes one of the reads or writes that the task may do in this turn; where none is left the task is woken for the
-    /// next turn. For whoever works long on what is there already; streams do it by themselves.
+    /// Takes one of the reads or writes that the task may do in this poll. If none is left, the task is woken for the next turn.
+    /// Streams call this themselves; code that works long on bytes in memory should, too.
     pub fn poll_allowance(&self, cx: &mut Context<'_>) -> Poll<()> {
         match self.0.allowance.get().checked_sub(1) {
             Some(left) => {
@@ -263,13 +262,13 @@ impl Reactor {
         }
     }
 
-    /// Pending until every task that was ready in this turn has been polled; who waited is then polled once more. Streams
-    /// wait so with what they send.
+    /// Pending until every task of this turn has been polled; tasks that wait for this are then polled once more. Streams wait for it
+    /// before they send.
     fn poll_settling(&self) -> Poll<()> {
         self.0.turn.poll()
     }
 
-    /// How long to wait for events at most.
+    /// How long epoll_wait may block.
     fn poll_timeout(&self) -> Option<Duration> {
         if wake::has_ready() {
             return Some(Duration::ZERO);

@@ -1,4 +1,4 @@
-//! What other threads may ask of a loop.
+//! Ordering a loop from other threads.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ impl Remote {
         Self(mailbox)
     }
 
-    /// Nothing new is to be begun; the loop ends with its last task.
+    /// Orders the loop to begin nothing new. It ends with its last task.
     pub fn drain(&self) {
         self.0.drain();
     }
 
-    /// The loop ends, its tasks are dropped.
+    /// Orders the loop to end and to drop its tasks.
     pub fn stop(&self) {
         self.0.stop();
     }

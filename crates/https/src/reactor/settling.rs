@@ -1,18 +1,18 @@
-//! The end of a turn, when what it brought about is sent.
+//! The end of a turn, when tasks send.
 //!
-//! A byte sent over loopback, or to a machine whose interrupts come here, wakes its receiver at once. If each task sent as soon
-//! as it could, the receiver would find one message, fall asleep over it, and be woken again by the next, which costs the
-//! sender more than the sending. So all tasks first read and work, and then all send.
+//! Sending over loopback wakes the receiver at once. If each task sent as soon as it could, the receiver would wake for one message,
+//! sleep, and be woken again by the next, and each wake costs the sender more than the send. So all tasks first read and work,
+//! and then all send.
 
 use std::cell::{Cell, RefCell};
 use std::task::Poll;
 
 use truepeer_session::table::Key;
 
-/// How far a turn has come, and who waits for its end.
+/// The progress of a turn, and the tasks that wait for its end.
 #[derive(Debug, Default)]
 pub(super) struct Settling {
-    /// Tasks that are still to be polled, apart from those that wait.
+    /// Tasks of this turn that have not been polled.
     ahead: Cell<usize>,
     current: Cell<Option<Key>>,
     waiting: RefCell<Vec<Key>>,
@@ -30,14 +30,14 @@ impl Settling {
         self.current.set(Some(key));
     }
 
-    /// Every task has been polled: `keys` becomes those that waited for it.
+    /// Every task has been polled: replaces `keys` with the tasks that waited for that.
     pub(super) fn settle(&self, keys: &mut Vec<Key>) {
         self.ahead.set(0);
         keys.clear();
         std::mem::swap(keys, &mut self.waiting.borrow_mut());
     }
 
-    /// Whether the task that is polled now may send; if not, it will be polled again.
+    /// Ready if the current task may send. Otherwise it will be polled again at the end of the turn.
     pub(super) fn poll(&self) -> Poll<()> {
         let Some(key) = self.current.get().filter(|_| self.ahead.get() > 0) else { return Poll::Ready(()) };
         let mut waiting = self.waiting.borrow_mut();

@@ -1,7 +1,6 @@
-//! What is known about each descriptor, and who waits for it.
+//! The readiness of each descriptor, and the tasks that wait for it.
 //!
-//! Events are edge-triggered: what is not known to be ready stays so until the next edge, and what is known to be
-//! ready stays so until a call has said otherwise.
+//! Events are edge-triggered: a descriptor counts as ready from an event until a call returns EAGAIN.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::RawFd;
@@ -27,7 +26,7 @@ pub(super) struct Source {
     pub(super) descriptor: Cell<RawFd>,
     pub(super) readable: Cell<bool>,
     pub(super) writable: Cell<bool>,
-    /// The other end has finished, or the connection is broken: no further edge will tell of what is left to read.
+    /// The other end has finished, or the connection broke. No further event comes, so reads must go on until EAGAIN or the end.
     ending: Cell<bool>,
     /// Nothing can be sent any more.
     broken: Cell<bool>,
@@ -43,7 +42,7 @@ impl Source {
         Rc::new(Self { readable: Cell::new(true), writable: Cell::new(true), ..Self::default() })
     }
 
-    /// A read gave less than was asked for: it has emptied the descriptor, unless it stopped for another reason.
+    /// A read returned fewer bytes than asked for. It has emptied the socket, unless it stopped at an end or an urgent byte.
     pub(super) fn on_short_read(&self) {
         self.readable.set(self.ending.get() || self.urgent.get());
     }
@@ -101,7 +100,7 @@ fn wait(slot: &RefCell<Option<Waker>>, cx: &Context<'_>) {
     }
 }
 
-/// The waker stays: most wait again at once, and need not be remembered anew.
+/// The waker is kept: most tasks wait again at once.
 fn wake(slot: &RefCell<Option<Waker>>) {
     if let Some(waker) = slot.borrow().as_ref() {
         waker.wake_by_ref();
@@ -126,12 +125,12 @@ impl Sources {
         self.0.borrow_mut().remove(key);
     }
 
-    /// Notes what events say, and wakes who waits for it.
+    /// Records the readiness from events, and wakes the tasks that wait for it.
     pub(super) fn note(&self, events: &mio::Events, registry: &Registry) {
         let mut sources = self.0.borrow_mut();
         for event in events {
             let mio::Token(bits) = event.token();
-            // A late event of a descriptor that is closed finds nobody.
+            // A late event of a closed descriptor matches no key.
             let source =
                 if event.token() == BELL { None } else { sources.get_mut(Key::from_bits(bits as u64)) };
             if let Some(source) = source {

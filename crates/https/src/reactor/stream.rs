@@ -1,4 +1,4 @@
-//! A TCP connection, as the tasks of a loop read and write it.
+//! A TCP connection, for the tasks of a loop.
 
 use std::fmt;
 use std::io::{self, IoSlice, Read as _, Write as _};
@@ -129,26 +129,26 @@ impl TcpStream {
         }
     }
 
-    /// Whether a read may give something at once. What is buffered nowhere else need not be asked for otherwise.
+    /// Whether a read may return something at once.
     #[must_use]
     pub fn may_be_readable(&self) -> bool {
         self.source.readable.get()
     }
 
-    /// Whether the kernel may take something at once: a write that has to wait all the same waits for the turn only.
+    /// Whether the kernel may take bytes at once. A write that is pending nevertheless only waits for the end of the turn.
     #[must_use]
     pub fn may_be_writable(&self) -> bool {
         self.source.writable.get()
     }
 
-    /// Makes the next read ask the kernel, even if no event has told of bytes or an end.
+    /// Makes the next read ask the kernel even without an event.
     pub fn look_again(&self) {
         self.source.readable.set(true);
     }
 
     /// Makes closing the connection a reset.
     pub fn reset_when_closed(&self) {
-        // A linger of no time at all makes close() send a reset (tcp(7)); failing would only make it a FIN.
+        // SO_LINGER with 0 s makes close() send a reset (tcp(7)). If setting it fails, close() sends a FIN.
         let _ = SockRef::from(&self.io).set_linger(Some(Duration::ZERO));
     }
 

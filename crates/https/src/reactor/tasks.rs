@@ -15,13 +15,13 @@ use super::wake::{Mailbox, TaskWaker};
 type Work = Pin<Box<dyn Future<Output = ()>>>;
 
 struct Task {
-    /// Out while it is polled, so that it may begin other tasks.
+    /// `None` while it is polled: the task may spawn others, which need the table.
     work: Option<Work>,
     alarm: Arc<TaskWaker>,
     waker: Waker,
 }
 
-/// All of them, by keys that are never valid for a later task.
+/// The tasks, by generational keys: the key of an ended task finds no later one.
 pub(super) struct Tasks {
     table: RefCell<Table<Option<Task>>>,
     panics: Cell<u64>,
@@ -53,7 +53,7 @@ impl Tasks {
         self.panics.get()
     }
 
-    /// All of them are polled in this turn.
+    /// Queues every task.
     pub(super) fn wake_all(&self) {
         let mut table = self.table.borrow_mut();
         for key in table.keys() {
@@ -68,8 +68,8 @@ impl Tasks {
         self.poll_as(key, TaskWaker::on_poll);
     }
 
-    /// Polls a task once more in the same turn. It stays queued if it has been woken meanwhile: were it taken for unqueued,
-    /// it could be queued a second time, and polled so often in the next turn, and once more in each that follows.
+    /// Polls a task once more in the same turn. Don't clear `queued` here: a wake since the first poll has already queued the task,
+    /// and a second entry would poll it twice in every later turn.
     pub(super) fn poll_again(&self, key: Key) {
         self.poll_as(key, |_| {});
     }
@@ -81,7 +81,7 @@ impl Tasks {
             Ok(poll) if poll.is_pending() => self.put_back(key, work),
             Ok(_) => self.end(key, work),
             Err(_) => {
-                // What it was is said by the panic's own message.
+                // The panic hook has printed the message.
                 error!("a connection's task has panicked: the connection is closed, the others go on");
                 self.panics.set(self.panics.get() + 1);
                 self.end(key, work);
@@ -104,13 +104,13 @@ impl Tasks {
 
     fn end(&self, key: Key, work: Work) {
         self.table.borrow_mut().remove(key);
-        // It may begin tasks even now, and panic a second time.
+        // Dropping it may spawn tasks, and may panic again.
         if catch_unwind(AssertUnwindSafe(|| drop(work))).is_err() {
             error!("a connection's task has panicked while it was dropped");
         }
     }
 
-    /// Drops all tasks, and those that they begin while they are dropped.
+    /// Drops all tasks, including those spawned while others are dropped.
     pub(super) fn clear(&self) {
         loop {
             let keys = self.table.borrow().keys();

@@ -1,8 +1,7 @@
 //! Timers that are cheap to put off.
 //!
-//! A connection puts its idle time-out off with every byte, and hardly any of them ever passes. So putting a timer off
-//! only notes the later deadline; when the earlier one comes, the timer is queued again. Only a deadline that comes
-//! forward costs a change of the queue.
+//! A connection re-arms its idle timeout with every byte, and hardly any timeout ever passes. So a later deadline is only noted;
+//! when the earlier one comes, the timer is queued again. Only an earlier deadline changes the queue.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -20,9 +19,9 @@ pub struct Elapsed;
 
 #[derive(Debug, Default)]
 struct Entry {
-    /// What was asked for; `None`: nothing, or it has passed.
+    /// The deadline. `None`: not armed, or it has passed.
     deadline: Option<Instant>,
-    /// Where it stands in the queue: at its deadline or before it.
+    /// The time at which it is queued: the deadline or earlier.
     queued: Option<Instant>,
     passed: bool,
     waker: Option<Waker>,
@@ -41,12 +40,12 @@ impl Default for Timers {
 }
 
 impl Timers {
-    /// When to look again.
+    /// The earliest queued time.
     pub(super) fn next(&self) -> Option<Instant> {
         self.queue.first().map(|(at, _)| *at)
     }
 
-    /// Wakes whoever's deadline has passed.
+    /// Wakes the tasks whose deadline has passed.
     pub(super) fn expire(&mut self, now: Instant) {
         while let Some(&(at, bits)) = self.queue.first().filter(|(at, _)| *at <= now) {
             self.queue.remove(&(at, bits));
@@ -100,7 +99,7 @@ impl Entry {
     }
 }
 
-/// One deadline, which may be put off, brought forward or taken back at any time.
+/// One deadline, which can be moved or cancelled at any time.
 pub struct Timer {
     reactor: Reactor,
     key: Key,
@@ -114,13 +113,13 @@ impl Timer {
 
     /// Sets the deadline, `wait` from now on.
     pub fn arm(&self, wait: Duration) {
-        // As good as never, where the clock ends earlier.
+        // If the sum overflows, wait as good as for ever.
         let now = self.reactor.now();
         let at = now.checked_add(wait).unwrap_or(now + Duration::from_secs(1 << 31));
         self.reactor.core().timers.borrow_mut().arm(self.key, at);
     }
 
-    /// Takes the deadline back.
+    /// Cancels the deadline.
     pub fn disarm(&self) {
         if let Some(entry) = self.reactor.core().timers.borrow_mut().entries.get_mut(self.key) {
             entry.deadline = None;

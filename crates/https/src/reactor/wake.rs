@@ -1,7 +1,7 @@
-//! Who is to be polled next: tasks woken by this thread, and by others.
+//! The tasks to poll next.
 //!
-//! Almost every wake comes from the loop's own thread and costs one exchange of a flag. Others put the task's key into
-//! the mailbox and ring its bell, an event descriptor.
+//! Almost every wake comes from the loop's own thread and costs one atomic swap. Another thread puts the task's key into the mailbox
+//! and writes to its event descriptor.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -12,26 +12,26 @@ use std::task::Wake;
 use truepeer_session::table::Key;
 
 thread_local! {
-    /// The loop that works on this thread now; 0: none.
+    /// The loop that runs on this thread; 0: none.
     static HERE: Cell<u64> = const { Cell::new(0) };
     /// Its tasks that are to be polled.
     static READY: RefCell<Vec<Key>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The event of the bell; no source has it.
+/// The token of the event descriptor; no source uses it.
 pub(super) const BELL: mio::Token = mio::Token(usize::MAX);
 
 const DRAINING: u8 = 1;
 const STOPPING: u8 = 2;
 
-/// What other threads may put before a loop.
+/// Messages from other threads to a loop.
 pub(super) struct Mailbox {
     number: u64,
     bell: mio::Waker,
     rung: AtomicBool,
     woken: Mutex<Vec<Key>>,
     end: AtomicU8,
-    /// The tasks have been woken to hear of the end.
+    /// The `end` that the tasks have been woken for.
     told: AtomicU8,
 }
 
@@ -48,16 +48,16 @@ impl Mailbox {
         })
     }
 
-    /// From now on this thread's wakes are the loop's own, until the result is dropped.
+    /// Until the result is dropped, wakes on this thread go to the loop directly.
     pub(super) fn enter(&self) -> Here {
         let before = HERE.replace(self.number);
-        // What was woken before there was a loop on this thread came by the mailbox.
+        // Tasks that were woken before the loop ran are in the mailbox.
         READY.with_borrow_mut(Vec::clear);
         self.collect();
         Here { before }
     }
 
-    /// Takes over what others have woken.
+    /// Takes the tasks that other threads have woken.
     pub(super) fn collect(&self) {
         if self.rung.swap(false, Ordering::AcqRel) {
             let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,7 +72,7 @@ impl Mailbox {
 
     fn ring(&self) {
         if !self.rung.swap(true, Ordering::AcqRel) {
-            // An event descriptor that counts to one is never full.
+            // The write can't fail: the counter is at most 1.
             let _ = self.bell.wake();
         }
     }
@@ -98,7 +98,7 @@ impl Mailbox {
         self.end.load(Ordering::Acquire) >= STOPPING
     }
 
-    /// Whether an end has been announced that the tasks have not been told of.
+    /// Whether a drain or stop was ordered that the tasks have not been woken for.
     pub(super) fn has_news(&self) -> bool {
         let end = self.end.load(Ordering::Acquire);
         self.told.swap(end, Ordering::AcqRel) < end
@@ -117,7 +117,7 @@ impl Drop for Here {
     }
 }
 
-/// Fills `keys` with those of the tasks that are to be polled now; what was in it goes.
+/// Replaces `keys` with the keys of the tasks to poll now.
 pub(super) fn take_ready(keys: &mut Vec<Key>) {
     keys.clear();
     READY.with_borrow_mut(|ready| std::mem::swap(ready, keys));
@@ -127,10 +127,10 @@ pub(super) fn has_ready() -> bool {
     READY.with_borrow(|ready| !ready.is_empty())
 }
 
-/// What a task's [`Waker`] is made of.
+/// The implementation of a task's [`Waker`].
 pub(super) struct TaskWaker {
     key: Key,
-    /// In a queue already, and not polled yet.
+    /// The task is queued, and has not been polled since.
     queued: AtomicBool,
     mailbox: Arc<Mailbox>,
 }
@@ -140,7 +140,7 @@ impl TaskWaker {
         Arc::new(Self { key, queued: AtomicBool::new(false), mailbox: Arc::clone(mailbox) })
     }
 
-    /// To be called before the task is polled: what happens from then on queues it again.
+    /// Call this before polling the task, so that a wake during the poll queues it again.
     pub(super) fn on_poll(&self) {
         self.queued.store(false, Ordering::Release);
     }
@@ -155,7 +155,7 @@ impl Wake for TaskWaker {
         if self.queued.swap(true, Ordering::AcqRel) {
             return;
         }
-        // Not to be had while the thread ends: then the mailbox will do.
+        // While the thread ends, thread-locals are gone: use the mailbox.
         let here = HERE.try_with(|here| here.get() == self.mailbox.number).unwrap_or(false);
         let taken = here && READY.try_with(|ready| ready.borrow_mut().push(self.key)).is_ok();
         if !taken {

@@ -1,4 +1,4 @@
-//! The sending side's configuration: TLS towards backends, whose certificates are verified unless that is refused.
+//! The TLS configuration towards backends. Certificates are verified unless the options say otherwise.
 
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -14,7 +14,7 @@ use super::server::roots;
 use super::suites::{MinVersion, Suite, provider};
 use super::verify::{Credulous, Verifying};
 
-/// Whose word we take for a backend's certificate.
+/// Who must have signed a backend's certificate.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Trust {
     /// The authorities that this system trusts.
@@ -22,7 +22,7 @@ pub enum Trust {
     System,
     /// Those in a file, and no others.
     File(PathBuf),
-    /// Anybody's: the connection is encrypted, and may be with an impostor.
+    /// Nobody: the connection is encrypted, but may be with an impostor.
     Anybody,
 }
 
@@ -39,7 +39,7 @@ pub struct ClientOptions {
     pub suites: Vec<Suite>,
     /// Application protocols (ALPN), best first; none: nothing is offered.
     pub alpn: Vec<Vec<u8>>,
-    /// What we show to a backend that asks who we are.
+    /// The certificate for backends that ask for one.
     pub identity: Option<IdentityFiles>,
 }
 
@@ -129,7 +129,7 @@ fn verifier(
 fn system_roots() -> Result<RootCertStore, ConfigError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
-    // Some systems carry one that can't be parsed: the others serve.
+    // Skip certificates that can't be parsed: some systems carry one.
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
         let cause = found.errors.first().map_or_else(String::new, |error| format!(" ({error})"));

@@ -1,4 +1,4 @@
-//! What can be wrong with TLS: with its configuration, and with a handshake.
+//! Errors of the TLS configuration and of handshakes.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, PeerInco
 use super::verify::is_authority;
 use super::words;
 
-/// A configuration that can't be carried out. The text begins with what is at fault.
+/// A configuration that can't be used. The text begins with the option or file at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A file that can't be read, or has not in it what it should have.
+    /// A file that can't be read, or has no certificate or key in it.
     #[error("{option} {}: {problem}", path.display())]
     File {
         /// What it is.
@@ -54,7 +54,7 @@ pub enum ConfigError {
 /// A handshake that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// What the other end sent is not TLS, or the two can't agree.
+    /// The other end does not speak TLS, or no parameters suit both ends.
     #[error("{}", explain(error, first))]
     Tls {
         /// rustls' word for it.

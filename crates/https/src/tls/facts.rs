@@ -1,4 +1,4 @@
-//! What a handshake has agreed on, kept for headers, logs and backends.
+//! The result of a TLS handshake, kept for headers, logs and backends.
 
 use std::fmt;
 
@@ -191,7 +191,7 @@ fn dotted(oid: &[u8]) -> String {
     let mut numbers = Vec::new();
     let mut number: u128 = 0;
     for byte in oid {
-        // Longer than any that is registered: what is lost are the digits of a number that means nothing.
+        // No registered number is this long, so the lost digits don't matter.
         number = number << 7 | u128::from(byte & 0x7f);
         if byte & 0x80 == 0 {
             numbers.push(std::mem::take(&mut number));

@@ -1,4 +1,4 @@
-//! Who we are: certificates and keys, chosen by the name that the client asks for.
+//! Certificates and keys, chosen by the client's SNI.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -54,9 +54,9 @@ pub(super) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, ConfigError> {
 /// Every certificate of a listener.
 #[derive(Debug)]
 pub(super) struct Identities {
-    /// For who asks for no name, or for one that no certificate has: the first of the command line.
+    /// For clients without SNI, or with a name that no certificate has: the first of the command line.
     default: Arc<CertifiedKey>,
-    /// In lower case; several of one name differ in their keys' kinds.
+    /// Keys are in lower case. Several certificates of one name have different kinds of keys.
     by_name: HashMap<String, Vec<Arc<CertifiedKey>>>,
     /// `*.example.org` as `example.org`.
     by_parent: HashMap<String, Vec<Arc<CertifiedKey>>>,

@@ -1,4 +1,4 @@
-//! The receiving side's configuration, and its replacement under a running program.
+//! The TLS configuration towards clients, and its reload.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -21,9 +21,9 @@ pub enum ClientCertificates {
     /// They are not asked for.
     #[default]
     None,
-    /// They are asked for; who sends none is served, too.
+    /// They are asked for. A client that sends none is served, too.
     Optional(PathBuf),
-    /// Who sends none is refused.
+    /// A client that sends none is refused.
     Required(PathBuf),
 }
 

@@ -1,8 +1,7 @@
 //! A connection that speaks TLS: encrypted bytes on one side, plain ones on the other.
 //!
-//! Memory is bounded whoever is slow: nothing is read while plain bytes wait to be taken, and nothing is encrypted while
-//! encrypted bytes wait to be sent. What a read brought stays in a buffer of the thread's, which is given back as soon as
-//! it is used up: an idle connection has none.
+//! Memory is bounded: nothing is read while plain bytes wait to be taken, and nothing is encrypted while encrypted bytes wait to be
+//! sent. A read uses a buffer of the thread, which is given back once it is empty. An idle connection holds none.
 
 use std::fmt;
 use std::io::{self, IoSlice, Read, Write};
@@ -20,13 +19,13 @@ use crate::buffers;
 
 /// Plain bytes encrypted before they are sent: two records.
 const WRITE_BYTES: usize = 32 << 10;
-/// What they are encrypted: each record's head and tag, and some for tickets and alerts. Nothing is encrypted while any of
-/// it waits, so a connection holds no more.
+/// Their size when encrypted: each record's header and tag, and room for tickets and alerts. Nothing is encrypted while any of it
+/// waits, so a connection holds no more than this.
 pub(crate) const OUTGOING_BYTES: usize = WRITE_BYTES + 1024;
-/// What is kept of the first bytes, to say what they are if they are not TLS.
+/// How many of the first bytes are kept, to name the protocol if it is not TLS.
 const FIRST_BYTES: usize = 16;
 
-/// Encrypted bytes that were read and not looked at yet.
+/// Encrypted bytes that were read and not yet decrypted.
 #[derive(Default)]
 struct Incoming {
     buffer: Vec<u8>,
@@ -68,7 +67,7 @@ pub struct TlsStream<S> {
     /// `S` has ended.
     ended: bool,
     closing: bool,
-    /// Why nothing more is taken from the other end, which is told before anybody here is.
+    /// Why nothing more is received. The alert is sent before the error is returned.
     broken: Option<rustls::Error>,
 }
 
@@ -76,7 +75,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
     /// Takes a connection from a client. `first` is what was read of it already.
     ///
     /// # Errors
-    /// What the other end did, or what the two could not agree on; it has been told.
+    /// The handshake failed. The other end has been sent an alert.
     pub async fn accept(io: S, config: Arc<ServerConfig>, first: &[u8]) -> Result<Self, HandshakeError> {
         let session = rustls::ServerConnection::new(config)
             .map_err(|error| HandshakeError::Tls { error, first: Vec::new() })?;
@@ -119,7 +118,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
 
     fn poll_handshake(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), HandshakeError>> {
         loop {
-            // TLS 1.3's tickets may wait; what the other end waits for is asked for by is_handshaking.
+            // TLS 1.3 tickets may wait; is_handshaking covers what the other end needs.
             let sent = self.poll_send(cx);
             if let Poll::Ready(Err(error)) = sent {
                 return Poll::Ready(Err(error.into()));
@@ -138,7 +137,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
         }
     }
 
-    /// Reads encrypted bytes and looks at them; `false`: there are no more.
+    /// Reads and decrypts bytes. `false`: the stream has ended.
     fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<bool, Broken>> {
         if self.incoming.is_empty() && !self.ended {
             ready!(self.poll_fill(cx))?;
@@ -192,7 +191,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 read => return Poll::Ready(read),
             }
-            // Answers to the other end's change of keys, tickets: nobody else may be about to send them.
+            // Send responses to key updates now: the application may have nothing to write.
             let sent = self.poll_send(cx);
             if let Some(error) = &self.broken {
                 let _ = ready!(sent);

@@ -29,7 +29,7 @@ pub struct OriginTls {
     pub tls: Arc<ClientTls>,
 }
 
-/// What a listener's sessions share.
+/// What the sessions of a listener share.
 #[derive(Debug)]
 pub(crate) struct SessionContext {
     pub(crate) listening: Rc<TlsListener>,
@@ -54,7 +54,7 @@ async fn session(
     sender: SenderAddr,
 ) -> Result<TlsCloseReason, TlsCloseReason> {
     let reactor = tcp.reactor().clone();
-    // Handshakes need room that the rest of the session shall not hold: boxes of their own.
+    // Boxed: handshakes need memory that the session must not keep.
     let mut downstream = Box::pin(Downstream::open(&shared.listening, &shared.worker, tcp, sender)).await?;
     let _counted = downstream.counted.take();
     record.route = Some(downstream.route);
@@ -91,7 +91,7 @@ fn reason(end: &PumpEnd) -> TlsCloseReason {
     tcp.into()
 }
 
-/// Connects to the backend, and says and agrees with it what comes before the stream.
+/// Connects to the backend, sends the PROXY header and completes the TLS handshake, where either is asked for.
 async fn reach(shared: &SessionContext, downstream: &Downstream) -> Result<Stream, TlsCloseReason> {
     let (route, listening) = (&downstream.route, &*shared.listening);
     let settings = &listening.settings;
@@ -117,7 +117,7 @@ fn header(downstream: &Downstream) -> Result<Box<[u8]>, TlsCloseReason> {
     Ok(header.map_err(truepeer_session::CloseReason::Unencodable)?)
 }
 
-/// What is known of a session for its log line, which is written however it ends, also when truepeer does.
+/// Data for a session's log line. It is written when this is dropped at the latest, so also when truepeer stops.
 struct Record {
     shared: Rc<SessionContext>,
     sender: SenderAddr,

@@ -1,4 +1,4 @@
-//! The extensions (TLVs) of the header that a backend gets: the sender's own, and what our TLS knows.
+//! The TLVs of the header to a backend: the sender's own, and the result of our TLS handshake.
 
 use truepeer_proto::tlv as types;
 
@@ -13,8 +13,7 @@ const CERT_SESS: u8 = 0x04;
 const VERIFIED: u32 = 0;
 const NOT_VERIFIED: u32 = 1;
 
-/// The extensions for the backend of `downstream`. Where TLS ends here, what the sender said of it gives way: this
-/// connection's is what the backend asks about.
+/// The TLVs for the backend of `downstream`. If TLS ends here, our values replace what the sender said about TLS.
 pub(crate) fn for_backend(downstream: &Downstream) -> Vec<u8> {
     let Some(facts) = &downstream.tls else { return downstream.tlvs.to_vec() };
     let ours = |kind: u8| matches!(kind, types::SSL | types::ALPN | types::AUTHORITY);
@@ -47,7 +46,7 @@ fn ssl(facts: &Facts) -> Vec<u8> {
 }
 
 fn put(bytes: &mut Vec<u8>, kind: u8, value: &[u8]) {
-    // Longer than a length can say: nobody's name or protocol is.
+    // No name or protocol is longer than 64 KiB.
     let Ok(length) = u16::try_from(value.len()) else { return };
     bytes.push(kind);
     bytes.extend_from_slice(&length.to_be_bytes());
