@@ -395,7 +395,9 @@ print(refused())";
 }
 
 fn haproxy_passes_tls_on_behind_its_header(bed: &Bed) -> anyhow::Result<()> {
-    let stand = Stand::new(bed, "$http_x_forwarded_for", &["--header", "require"])?;
+    // The client stands on this host, whose addresses nobody may claim otherwise.
+    let options = ["--header", "require", "--allow-claims", "192.0.2.9"];
+    let stand = Stand::new(bed, "$http_x_forwarded_for", &options)?;
     let _haproxy = Haproxy::default().relay("127.0.0.1:7000", HERE, "send-proxy-v2").start(bed)?;
     ip_here(&["address add 192.0.2.9/32 dev lo"])?;
     let script = "print(ask(open(to=('127.0.0.1', 7000), source=('192.0.2.9', 0))))";

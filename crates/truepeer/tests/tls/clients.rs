@@ -89,9 +89,10 @@ fn a_header_that_nobody_expects_is_no_tls(bed: &Bed) -> anyhow::Result<()> {
 }
 
 fn haproxy_sends_the_header_before_the_clients_tls(bed: &Bed) -> anyhow::Result<()> {
-    let stand = Stand::new(bed, Behaviour::Banner, &["--header", "require"])?;
+    // The client stands on this host, whose addresses nobody may claim otherwise.
+    let options = ["--header", "require", "--allow-claims", "192.0.2.9"];
+    let stand = Stand::new(bed, Behaviour::Banner, &options)?;
     let _haproxy = Haproxy::default().relay("127.0.0.1:7000", DOOR_V4, "send-proxy-v2").start(bed)?;
-    // A client on loopback may not be claimed; one of this host's other addresses may.
     truepeer_testbed::ip_here(&["address add 192.0.2.9/32 dev lo"])?;
     let script = format!("{BANNER}\nprint(banner(open(('127.0.0.1', 7000), source=('192.0.2.9', 0))))");
     let seen = python(&stand.authority, &script).run(bed)?;
