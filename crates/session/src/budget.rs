@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// An allowance of so many units, shared by all workers.
 #[derive(Debug, Clone)]
-pub struct Budget(Arc<Shared>);
+pub struct Budget(Arc<Allowance>);
 
 #[derive(Debug)]
-struct Shared {
+struct Allowance {
     limit: usize,
     used: AtomicUsize,
 }
@@ -20,13 +20,13 @@ impl Budget {
     /// An allowance of `limit` units (sessions, pipes or bytes, as its owner says).
     #[must_use]
     pub fn new(limit: usize) -> Self {
-        Self(Arc::new(Shared { limit, used: AtomicUsize::new(0) }))
+        Self(Arc::new(Allowance { limit, used: AtomicUsize::new(0) }))
     }
 
     /// Takes `amount` units, or nothing if fewer are left.
     #[must_use]
     pub fn take(&self, amount: usize) -> Option<Permit> {
-        self.0.reserve(amount).then(|| Permit { shared: Arc::clone(&self.0), amount })
+        self.0.reserve(amount).then(|| Permit { allowance: Arc::clone(&self.0), amount })
     }
 
     /// Whether `amount` units are left. Only a look: it costs no write to memory that workers share.
@@ -40,7 +40,7 @@ impl Budget {
     #[must_use]
     pub fn take_anyway(&self, amount: usize) -> Permit {
         self.0.used.fetch_add(amount, Ordering::Relaxed);
-        Permit { shared: Arc::clone(&self.0), amount }
+        Permit { allowance: Arc::clone(&self.0), amount }
     }
 
     /// Units handed out now.
@@ -56,7 +56,7 @@ impl Budget {
     }
 }
 
-impl Shared {
+impl Allowance {
     fn reserve(&self, amount: usize) -> bool {
         let grown = |used: usize| used.checked_add(amount).filter(|&sum| sum <= self.limit);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).is_ok()
@@ -66,7 +66,7 @@ impl Shared {
 /// A part of a [`Budget`]; dropping it gives it back.
 #[derive(Debug)]
 pub struct Permit {
-    shared: Arc<Shared>,
+    allowance: Arc<Allowance>,
     amount: usize,
 }
 
@@ -74,7 +74,7 @@ impl Permit {
     /// Takes `more` units of the same budget; `false` and unchanged if fewer are left.
     #[must_use]
     pub fn grow(&mut self, more: usize) -> bool {
-        let grown = self.shared.reserve(more);
+        let grown = self.allowance.reserve(more);
         if grown {
             self.amount += more;
         }
@@ -84,7 +84,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.shared.used.fetch_sub(self.amount, Ordering::Relaxed);
+        self.allowance.used.fetch_sub(self.amount, Ordering::Relaxed);
     }
 }
 

@@ -10,9 +10,9 @@ use truepeer_session::connect_as::{AfterConflict, ConnectError, Upstream};
 use truepeer_session::send_proxy::header_and;
 use truepeer_sys::CallError;
 
+use super::context::Context;
 use super::half::{Backlog, End};
 use super::relaying::Relaying;
-use super::session::Context;
 use crate::io::{Io, Readiness};
 
 /// A session whose backend has not answered yet.

@@ -9,39 +9,19 @@
 
 use std::time::Instant;
 
-use truepeer_policy::{HeaderRule, Opening, Policy, Route, SenderAddr};
+use truepeer_policy::{HeaderRule, Opening, Route, SenderAddr};
 use truepeer_proto::Header;
-use truepeer_session::CloseReason;
-use truepeer_session::budget::{Budgets, Permit};
-use truepeer_session::counters::{Counter, Shard};
+use truepeer_session::budget::Permit;
+use truepeer_session::counters::Counter;
 use truepeer_session::deadlines::{Link, Linked};
-use truepeer_session::settings::ListenerSettings;
-use truepeer_session::{Ended, Journal};
+use truepeer_session::{CloseReason, Ended};
 
 use super::connecting::{Connecting, Dialling};
+use super::context::Context;
 use super::half::{End, Means};
 use super::header::{FirstBytes, Read, Rules};
 use super::relaying::{Progress, Relaying, Side};
-use crate::io::{Io, Readiness, Token};
-
-/// The user data of a session's two sockets.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Tokens {
-    pub(crate) downstream: Token,
-    pub(crate) upstream: Token,
-}
-
-/// Everything around a session while it works.
-pub(crate) struct Context<'a, I> {
-    pub(crate) io: &'a mut I,
-    pub(crate) tokens: Tokens,
-    pub(crate) settings: &'a ListenerSettings,
-    pub(crate) policy: &'a Policy,
-    pub(crate) budgets: &'a Budgets,
-    pub(crate) journal: &'a Journal,
-    pub(crate) shard: &'a Shard,
-    pub(crate) now: Instant,
-}
+use crate::io::{Io, Readiness};
 
 /// What a session wants after it was given its turn.
 #[derive(Debug, PartialEq, Eq)]

@@ -41,8 +41,9 @@ pub(crate) use self::team::Team;
 use crate::entrances::Entrances;
 use crate::kernel::{Kernel, Pipe, Socket, readiness};
 use crate::listener::{Listener, Waits};
+use crate::tcp::context::{Context, Tokens};
 use crate::tcp::relaying::{RESET_CHECK, Side};
-use crate::tcp::session::{Context, Deadline, Session, Tokens, Verdict};
+use crate::tcp::session::{Deadline, Session, Verdict};
 use crate::udp::{self, Flows};
 
 /// The buffer for reading, per worker: room for the longest header, and for what is copied at once.
