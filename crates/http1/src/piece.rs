@@ -1,4 +1,4 @@
-//! What a step of reading a body gives.
+//! One step of reading a body.
 
 /// What is next in the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,13 +10,12 @@ pub enum Piece {
         /// Bytes of data.
         len: usize,
     },
-    /// No data, once `skip` bytes have been passed over: the input is used up, or what is left of it has to stay there
-    /// until more has come.
+    /// Skip `skip` bytes, then read more: the rest of the input, if any, is incomplete and must stay in the buffer.
     More {
         /// Bytes to pass over.
         skip: usize,
     },
-    /// The body ends after `skip` bytes; what follows them is not its own.
+    /// The body ends after `skip` bytes. The bytes behind them belong to the next message.
     End {
         /// Bytes to pass over.
         skip: usize,

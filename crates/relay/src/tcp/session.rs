@@ -1,11 +1,11 @@
-//! One session: its stages, and who is told what when it ends.
+//! One session: its stages, and its end.
 //!
 //! ```text
 //! AwaitHeader ──▶ Connecting ──▶ Relaying ──▶ closed
 //!      └──────────────┴──────────────┴──────────▲
 //! ```
-//! Stages are consumed and replaced, except `Relaying`, which is where time is spent and works in place. A session
-//! never sees a clock or an event loop: both come in as parameters, what it waits for goes out as a [`Verdict`].
+//! Stages are consumed and replaced, except `Relaying`, which takes most of the time and works in place. A session never
+//! sees a clock or an event loop: events and `now` come in as parameters, and a [`Verdict`] says what it waits for.
 
 use std::time::Instant;
 
@@ -56,12 +56,12 @@ pub(crate) enum Deadline {
 pub(crate) struct Session<S, P> {
     stage: Stage<S, P>,
     sender: SenderAddr,
-    /// Boxed: it is looked at twice in a session's life.
+    /// Boxed, because it is read only twice in a session's life.
     route: Option<Box<Route>>,
     began: Instant,
     link: Link,
-    /// Another turn was asked for and not given yet. Until then events are only noted: a session has one turn per
-    /// round, however many events its sockets have.
+    /// The session has asked for another turn. Until it gets it, events are only noted: a session has one turn per round,
+    /// however many events its sockets have.
     turn_due: bool,
     _permit: Permit,
 }
@@ -189,7 +189,7 @@ impl<S, P> Session<S, P> {
         I: Io<Socket = S, Pipe = P>,
     {
         if self.turn_due {
-            // It works: it only shares the worker with many.
+            // Not silent: its turn is due, and the worker is busy with others.
             return Verdict::Wait(deadline);
         }
         match (std::mem::replace(&mut self.stage, Stage::Over), deadline) {
@@ -374,7 +374,7 @@ impl<S, P> Session<S, P> {
         }
     }
 
-    /// The last turn: tells whoever must know. The sockets close when the session is dropped.
+    /// The last turn: resets or cuts the connections, counts and logs. The sockets close when the session is dropped.
     pub(crate) fn close<I: Io<Socket = S>>(&self, cx: &mut Context<'_, I>, reason: &CloseReason) {
         let (mut bytes_up, mut bytes_down) = (0, 0);
         if let Stage::Relaying(relaying) = &self.stage {
