@@ -28,7 +28,7 @@ impl Rules {
         let senders = settings.senders();
         // Where sessions go is not asked: the application has the connection already.
         let nowhere = BackendAddr::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
-        let mut policy = Policy::to(Backends { ipv4: nowhere, ipv6: nowhere });
+        let mut policy = Policy::to(Backends::both(nowhere, nowhere));
         policy.senders = senders;
         policy.claims = settings.claims;
         policy.claims.host = HostAddresses::new(truepeer_sys::host::is_own_address_once);

@@ -47,7 +47,7 @@ impl Case {
 /// Without TLS on either side. The backend is told the client, so that no privileges are needed.
 fn tunnels(address: SocketAddr, backend: SocketAddr) -> Rules {
     let backend = BackendAddr::new(backend);
-    let mut policy = Policy::to(Backends { ipv4: backend, ipv6: backend });
+    let mut policy = Policy::to(Backends::both(backend, backend));
     policy.senders.allow = PrefixSet::loopback();
     policy.senders.header = HeaderRule::Forbid;
     policy.delivery.send_proxy = Some(Version::V1);

@@ -70,6 +70,15 @@ pub enum Refusal {
         /// The client.
         client: ClientAddr,
     },
+    /// The listener has no backend for clients of this family.
+    #[error(
+        "there is no backend for clients such as {client}; if they should be served, add {} HOST:PORT",
+        if client.ip().is_ipv4() { "-4" } else { "-6" }
+    )]
+    NoBackend {
+        /// The client.
+        client: ClientAddr,
+    },
     /// An IPv4 client, an IPv6 backend, and no prefix to map it.
     #[error(
         "the client {client} has an IPv4 address and the backend {backend} an IPv6 one: give IPv4 clients an IPv4 backend with -4, or map them with --nat64-prefix 64:ff9b::/96"
@@ -155,6 +164,7 @@ impl Refusal {
             Self::ClientDenied { .. } => "client_denied",
             Self::ClientIsBackend { .. } => "client_is_backend",
             Self::ClientLinkLocal { .. } => "client_link_local",
+            Self::NoBackend { .. } => "no_backend",
             Self::BackendIsIpv6 { .. } => "backend_is_ipv6",
             Self::BackendIsIpv4 { .. } => "backend_is_ipv4",
             Self::DestinationNotAllowed { .. } => "destination_not_allowed",
@@ -164,7 +174,7 @@ impl Refusal {
     }
 
     /// Every label there is, so that counters exist before the first refusal.
-    pub const REASONS: [&'static str; 12] = [
+    pub const REASONS: [&'static str; 13] = [
         "sender_not_allowed",
         "header_missing",
         "header_forbidden",
@@ -172,6 +182,7 @@ impl Refusal {
         "client_denied",
         "client_is_backend",
         "client_link_local",
+        "no_backend",
         "backend_is_ipv6",
         "backend_is_ipv4",
         "destination_not_allowed",

@@ -106,10 +106,17 @@ pub struct Route {
 /// The backends of one listener, by the client's family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backends {
-    /// For IPv4 clients (`-4`); may itself be IPv6, see [`Delivery::nat64_prefix`].
-    pub ipv4: BackendAddr,
-    /// For IPv6 clients (`-6`); may itself be IPv4, see [`Delivery::pseudo_ipv4`].
-    pub ipv6: BackendAddr,
+    /// For IPv4 clients; may itself be IPv6, see [`Delivery::nat64_prefix`]. `None`: they are refused.
+    pub ipv4: Option<BackendAddr>,
+    /// For IPv6 clients; may itself be IPv4, see [`Delivery::pseudo_ipv4`]. `None`: they are refused.
+    pub ipv6: Option<BackendAddr>,
+}
+
+impl Backends {
+    /// One backend for the clients of each family.
+    pub fn both(ipv4: BackendAddr, ipv6: BackendAddr) -> Self {
+        Self { ipv4: Some(ipv4), ipv6: Some(ipv6) }
+    }
 }
 
 /// How sessions are delivered.
@@ -174,8 +181,11 @@ impl Delivery {
     fn backend(&self, client: Client) -> Result<BackendAddr, Refusal> {
         match (&self.dynamic, client.destination) {
             (Some(dynamic), Some(destination)) => dynamic.judge(client.addr, BackendAddr::new(destination)),
-            _ if client.addr.get().is_ipv4() => Ok(self.backends.ipv4),
-            _ => Ok(self.backends.ipv6),
+            _ => {
+                let Backends { ipv4, ipv6 } = self.backends;
+                let backend = if client.addr.get().is_ipv4() { ipv4 } else { ipv6 };
+                backend.ok_or(Refusal::NoBackend { client: client.addr })
+            }
         }
     }
 

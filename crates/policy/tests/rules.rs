@@ -523,6 +523,17 @@ fn refusals_name_the_flag_that_mends_them() {
 }
 
 #[test]
+fn a_client_of_a_family_without_a_backend_is_refused() {
+    let mut policy = policy();
+    policy.delivery.backends.ipv6 = None;
+    let from_ipv6 = policy.route(sender("[::1]:1"), Some(&header(Command::Local, Addresses::Unspecified)));
+    assert!(matches!(from_ipv6, Err(Refusal::NoBackend { .. })), "{from_ipv6:?}");
+    assert!(
+        policy.route(sender("127.0.0.1:1"), Some(&header(Command::Local, Addresses::Unspecified))).is_ok()
+    );
+}
+
+#[test]
 fn every_reason_is_listed_once() {
     let from = sender("127.0.0.1:1");
     let client = truepeer_policy::ClientAddr::new(addr("192.0.2.1:1"));
@@ -536,6 +547,7 @@ fn every_reason_is_listed_once() {
         Refusal::ClientDenied { sender: from, client },
         Refusal::ClientIsBackend { client, backend },
         Refusal::ClientLinkLocal { client },
+        Refusal::NoBackend { client },
         Refusal::BackendIsIpv6 { client, backend },
         Refusal::BackendIsIpv4 { client, backend },
         Refusal::DestinationNotAllowed { client, destination: backend },

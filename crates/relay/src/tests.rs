@@ -34,7 +34,7 @@ impl Case {
     fn new() -> Self {
         let backend = TcpListener::bind(("127.0.0.1", 0)).expect("a backend");
         let to = BackendAddr::new(backend.local_addr().expect("its address"));
-        let mut policy = Policy::to(Backends { ipv4: to, ipv6: to });
+        let mut policy = Policy::to(Backends::both(to, to));
         policy.senders.allow = PrefixSet::loopback();
         policy.delivery.send_proxy = Some(Version::V1);
         let settings = ListenerSettings::on(SocketAddr::from(([127, 0, 0, 1], 0)));

@@ -43,7 +43,7 @@ impl Case {
 /// Everybody's sessions go to `backend`, which is told the client, so that no privileges are needed.
 fn rules(address: SocketAddr, backend: SocketAddr) -> ListenerRules {
     let backend = BackendAddr::new(backend);
-    let mut policy = Policy::to(Backends { ipv4: backend, ipv6: backend });
+    let mut policy = Policy::to(Backends::both(backend, backend));
     policy.senders.allow = PrefixSet::loopback();
     policy.senders.header = HeaderRule::Forbid;
     policy.delivery.send_proxy = Some(Version::V1);

@@ -18,7 +18,7 @@ const HEADER: &[u8] = b"PROXY TCP4 192.0.2.1 198.51.100.1 4000 443\r\n";
 /// A relay that needs no privileges, since its backend learns the client from a header.
 fn relay_to(backend: SocketAddr) -> (Relay, SocketAddr) {
     let backend = BackendAddr::new(backend);
-    let mut policy = Policy::to(Backends { ipv4: backend, ipv6: backend });
+    let mut policy = Policy::to(Backends::both(backend, backend));
     policy.senders.allow = PrefixSet::loopback();
     (policy.delivery.source, policy.delivery.send_proxy) = (Source::Any, Some(Version::V1));
     let settings = ListenerSettings::on(SocketAddr::from(([127, 0, 0, 1], 0)));

@@ -23,7 +23,7 @@ pub(crate) fn policy() -> Policy {
 }
 
 pub(crate) fn to(ipv4: &str, ipv6: &str) -> Policy {
-    Policy::to(Backends { ipv4: BackendAddr::new(addr(ipv4)), ipv6: BackendAddr::new(addr(ipv6)) })
+    Policy::to(Backends::both(BackendAddr::new(addr(ipv4)), BackendAddr::new(addr(ipv6))))
 }
 
 pub(crate) fn header(command: Command, addresses: Addresses<'_>) -> Header<'_> {

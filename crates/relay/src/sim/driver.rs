@@ -21,9 +21,8 @@ use super::party::Script;
 use super::world::{Backend, World};
 use crate::io::Token;
 use crate::kernel::readiness;
-use crate::tcp::context::{Context, Tokens};
 use crate::tcp::relaying::{RESET_CHECK, Side};
-use crate::tcp::session::{Deadline, Session, Verdict};
+use crate::tcp::session::{Context, Deadline, Session, Tokens, Verdict};
 use truepeer_session::connect_as::CONFLICT_RETRY;
 
 const SCRATCH_BYTES: usize = 128 << 10;
@@ -62,10 +61,10 @@ pub(super) struct Driver {
 
 /// What lets everybody in, and goes to a backend on this machine.
 pub(super) fn open_policy() -> Policy {
-    let mut policy = Policy::to(Backends {
-        ipv4: BackendAddr::new(SocketAddr::from(([127, 0, 0, 1], 80))),
-        ipv6: BackendAddr::new("[::1]:80".parse().expect("an address")),
-    });
+    let mut policy = Policy::to(Backends::both(
+        BackendAddr::new(SocketAddr::from(([127, 0, 0, 1], 80))),
+        BackendAddr::new("[::1]:80".parse().expect("an address")),
+    ));
     policy.senders.allow = PrefixSet::any();
     policy
 }
