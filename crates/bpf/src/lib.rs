@@ -15,8 +15,6 @@ mod counters;
 mod cut;
 mod detach;
 mod device;
-#[doc(hidden)]
-pub mod door;
 mod error;
 mod layout;
 mod leftovers;

@@ -1,7 +1,7 @@
 //! Connections to backends, from the client's address where one is given.
 //!
-//! All system calls go through libc, and options that a network stack in user space doesn't know are skipped. So such a
-//! stack can take the kernel's place.
+//! Each system call is one of libc's, and what a network stack in user space does not know is left out: such a stack can
+//! take the kernel's place.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -12,7 +12,7 @@ use socket2::{Domain, Socket, Type};
 use truepeer_policy::{OnConflict, Origin, Route};
 use truepeer_sys::{CallError, Named as _, socket};
 
-/// Delay between attempts to bind the client's own tuple. Its earlier connection may just be closing.
+/// Between attempts to get the client's own tuple, which its earlier connection may still be leaving.
 pub const CONFLICT_RETRY: Duration = Duration::from_millis(20);
 const CONFLICT_RETRIES: u8 = 2;
 
@@ -70,7 +70,7 @@ impl AfterConflict {
     /// `retries` were made already for `route`, all in vain.
     #[must_use]
     pub fn of(route: &Route, retries: u8) -> Self {
-        // A local sender that is its own client is using this tuple now: waiting would not free it.
+        // A sender that speaks for itself from this machine is using its tuple: waiting would not free it.
         let most = if route.origin == Origin::Header { CONFLICT_RETRIES } else { 0 };
         if retries < most {
             return Self::Retry;
@@ -108,7 +108,7 @@ pub fn connect_as(upstream: &Upstream) -> Result<OwnedFd, ConnectError> {
 fn bind_as(socket: &Socket, source: SocketAddr) -> Result<(), ConnectError> {
     best_effort(socket::set_transparent(socket.as_fd(), source))?;
     if source.port() == 0 {
-        // Linux before 4.2 reserves a port at bind(): there are fewer ports, but it works.
+        // Linux < 4.2 reserves a port at bind() instead: fewer of them, nothing worse.
         let _ = socket::set_bind_address_no_port(socket.as_fd());
     } else {
         // Several backends may be reached from one client port, and a port in TIME_WAIT may be used again.
@@ -120,7 +120,7 @@ fn bind_as(socket: &Socket, source: SocketAddr) -> Result<(), ConnectError> {
     }
 }
 
-/// Ignores that a network stack in user space doesn't know an option. Other errors (EPERM from the kernel) are returned.
+/// A network stack in user space may not know an option: then it does without. The kernel's "no" (EPERM) stands.
 fn best_effort(set: Result<(), CallError>) -> Result<(), CallError> {
     match set {
         Err(CallError { errno: Errno::OPNOTSUPP | Errno::NOPROTOOPT | Errno::NOSYS, .. }) => Ok(()),

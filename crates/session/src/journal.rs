@@ -1,4 +1,4 @@
-//! Reports about sessions: one log line at the end of each, complaints, counts.
+//! What the outside learns about sessions: one log line at the end of each, complaints, counts.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::counters::{Counter, Counters, Shard};
 /// The log target of the line that a session leaves at its end, at level `info`.
 pub const SESSION: &str = "session";
 
-/// Shared by all workers of all engines.
+/// Shared by all workers, the relay's and those that speak TLS.
 #[derive(Debug, Default)]
 pub struct Journal {
     /// What is counted.
@@ -25,7 +25,7 @@ pub struct Journal {
 pub struct Ended<'a> {
     /// Who opened the downstream connection.
     pub sender: SenderAddr,
-    /// The backend and the client; `None`: the connection ended before they were known.
+    /// Where it went and as whom; `None`: it never became a session.
     pub route: Option<&'a Route>,
     /// Where it came in.
     pub listener: std::net::SocketAddr,
@@ -39,11 +39,11 @@ pub struct Ended<'a> {
     pub tls: Option<&'a str>,
 }
 
-/// Why a session ended, as it is counted and logged.
+/// Why a session ended, as it is counted and said.
 pub trait Ending: std::fmt::Display {
     /// What is counted for it.
     fn counter(&self) -> Counter;
-    /// The label of a complaint; `None`: a normal end, without a warning.
+    /// The label of a complaint; `None` where the end is a normal one, worth no warning.
     fn complaint(&self) -> Option<&'static str>;
     /// A short name for the session's log line.
     fn name(&self) -> &'static str;
@@ -91,7 +91,7 @@ impl Journal {
         );
     }
 
-    /// A datagram was refused.
+    /// A datagram goes nowhere.
     pub fn on_refused_datagram(
         &self,
         shard: &Shard,
@@ -136,7 +136,7 @@ impl Journal {
         );
     }
 
-    /// A connection was refused because of its sender.
+    /// A sender that may not connect.
     pub fn on_refused_sender(&self, shard: &Shard, sender: SenderAddr, refusal: &Refusal, now: Instant) {
         shard.count(Counter::Refused);
         self.counters.refuse(refusal.reason());
@@ -159,7 +159,7 @@ impl Journal {
         });
     }
 
-    /// A claim was accepted only because of `--allow-claims`.
+    /// A claim that only `--allow-claims` lets pass.
     pub fn on_special_claim(&self, route: &Route, sender: SenderAddr, range: SpecialRange, now: Instant) {
         self.complain("special_claim", sender.ip(), now, |held_back| {
             warn!(
@@ -169,7 +169,7 @@ impl Journal {
         });
     }
 
-    /// Accepting pauses because the system is out of a resource.
+    /// Accepting pauses, since the system is out of something.
     pub fn on_accept_pause(
         &self,
         shard: &Shard,
@@ -199,7 +199,7 @@ impl Journal {
         });
     }
 
-    /// Calls `say`, unless the same complaint about the same address was logged less than a minute ago.
+    /// Says it, unless it was said about the same address less than a minute ago.
     pub fn complain(&self, label: &'static str, about: IpAddr, now: Instant, say: impl FnOnce(u64)) {
         if let Some(held_back) = self.complaints.may_log(label, about, now) {
             say(held_back);

@@ -1,4 +1,4 @@
-//! Orders from other threads: a queue, and an event descriptor that wakes the worker.
+//! Orders from other threads: a queue, and an event descriptor that wakes the worker up.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use rustix::event::{EventfdFlags, eventfd};
 use truepeer_sys::{CallError, Named};
 
-/// The sending end.
+/// Where orders are put in.
 #[derive(Debug)]
 pub struct Postbox<T> {
     orders: Sender<T>,
     bell: Arc<Bell>,
 }
 
-/// The worker's end.
+/// Where orders are taken out.
 #[derive(Debug)]
 pub struct Mailbox<T> {
     orders: Receiver<T>,
@@ -26,7 +26,7 @@ pub struct Mailbox<T> {
 #[derive(Debug)]
 struct Bell {
     event: OwnedFd,
-    /// Set while the event is pending: a second write would be a wasted system call.
+    /// Rung and not answered yet: ringing again would be a system call for nothing.
     rings: AtomicBool,
 }
 
@@ -55,7 +55,7 @@ impl<T> Postbox<T> {
     pub fn post(&self, order: T) -> Result<(), T> {
         self.orders.send(order).map_err(|refused| refused.0)?;
         if !self.bell.rings.swap(true, Ordering::AcqRel) {
-            // This can't block: the counter is 0 or 1.
+            // Never full: it counts to one.
             let _ = rustix::io::write(&self.bell.event, &1_u64.to_ne_bytes());
         }
         Ok(())
@@ -72,7 +72,7 @@ impl<T> Mailbox<T> {
     /// Takes all orders out.
     #[must_use]
     pub fn empty(&self) -> Vec<T> {
-        // Clear the event before taking the orders. The other way round, an order posted in between would stay unseen.
+        // The bell is silenced first: an order put in after this rings it again.
         let _ = rustix::io::read(&self.bell.event, &mut [0_u8; 8]);
         self.bell.rings.store(false, Ordering::Release);
         self.orders.try_iter().collect()

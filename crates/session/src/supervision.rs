@@ -1,4 +1,4 @@
-//! Watches the workers of an engine.
+//! What becomes of an engine's workers.
 //!
 //! A worker that ends by itself takes its sessions along, and new connections would wait in its listeners for ever: the
 //! program must end, with the reason.
@@ -54,7 +54,7 @@ impl Supervision {
         Watched { supervision: Arc::clone(self), result: Err("it has panicked".to_owned()) }
     }
 
-    /// The owner stops the workers: `on_end` is not called any more.
+    /// From now on workers end because their owner stops them: nobody is told.
     pub fn stop(&self) {
         self.is_stopping.store(true, Ordering::Release);
     }

@@ -40,8 +40,6 @@ pub enum Behaviour {
     Banner,
     /// Reads to the end, answers with the address and port that `getpeername` says, ends.
     Who,
-    /// Reads to the end, answers with both: `ADDRESS:PORT COUNT DIGEST`, ends.
-    Account,
     /// Reads something, then resets the connection.
     Reset,
     /// Accepts, and neither reads nor writes.
@@ -49,7 +47,7 @@ pub enum Behaviour {
 }
 
 impl Behaviour {
-    const ALL: [(Behaviour, &'static str); 10] = [
+    const ALL: [(Behaviour, &'static str); 9] = [
         (Behaviour::Echo, "echo"),
         (Behaviour::Digest, "digest"),
         (Behaviour::SlowDigest, "slow-digest"),
@@ -57,7 +55,6 @@ impl Behaviour {
         (Behaviour::SlowSource, "slow-source"),
         (Behaviour::Banner, "banner"),
         (Behaviour::Who, "who"),
-        (Behaviour::Account, "account"),
         (Behaviour::Reset, "reset"),
         (Behaviour::Hold, "hold"),
     ];

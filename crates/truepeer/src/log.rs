@@ -18,7 +18,8 @@ use tracing_subscriber::layer::SubscriberExt;
 use truepeer_https::exchange::ACCESS;
 use truepeer_session::journal::SESSION;
 
-use crate::plan::{LogConfig, LogFormat, Verbosity};
+use crate::plan::LogConfig;
+use crate::spec::{LogFormat, Verbosity};
 
 /// Sets up logging for the rest of the program's life; a second call changes nothing.
 pub(crate) fn init(config: LogConfig) {

@@ -14,20 +14,23 @@ mod plan;
 mod routes;
 mod run;
 mod server;
+mod spec;
 mod vpp;
 
 use std::process::ExitCode;
 
-use cli::{Compat, DoctorArgs, Invocation, RoutesAction, RoutesArgs, UsageError};
-use plan::Config;
+use cli::{Compat, Invocation, UsageError};
+use plan::{Checked, Config};
+use routes::show::RemoveOptions;
+use spec::{DoctorArgs, RoutesAction, RoutesArgs, StackArgs};
 
 fn main() -> ExitCode {
     let checked = cli::parse(std::env::args_os()).and_then(check);
-    let invocation = match checked {
-        Ok(invocation) => invocation,
+    let task = match checked {
+        Ok(task) => task,
         Err(error) => return ExitCode::from(error.report()),
     };
-    match carry_out(invocation) {
+    match carry_out(task) {
         Ok(status) => status,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -36,28 +39,38 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is wrong with a configuration is the user's to mend, and said before anything is set up.
-fn check(invocation: Invocation) -> Result<Invocation, UsageError> {
-    if let Invocation::Proxy(config, _) | Invocation::Https(config, _) = &invocation {
-        config.check()?;
-    }
-    Ok(invocation)
+/// What is to be carried out. A plan has everything read that it names: what is wrong with it is the user's to mend, and said
+/// before anything is set up.
+enum Task {
+    Serve { config: Box<Config>, checked: Checked, compat: Option<Compat>, stack: Option<StackArgs> },
+    Other(Invocation),
 }
 
-fn carry_out(invocation: Invocation) -> anyhow::Result<ExitCode> {
-    let done = match invocation {
-        Invocation::Run(args) => return run::run(&args),
-        Invocation::Connect(args) => return run::connect(&args),
-        Invocation::Vpp(args) => return vpp::carry_out(&args.action, &mut output::stdout()),
-        Invocation::Proxy(config, compat) => proxy(&config, compat),
-        // Before anything else: on VPP's stack the process begins once more.
-        Invocation::Https(config, stack) => {
+fn check(invocation: Invocation) -> Result<Task, UsageError> {
+    let (config, compat, stack) = match invocation {
+        Invocation::Proxy(config, compat) => (config, compat, None),
+        Invocation::Https(config, stack) => (config, None, Some(stack)),
+        other => return Ok(Task::Other(other)),
+    };
+    let checked = config.check()?;
+    Ok(Task::Serve { config, checked, compat, stack })
+}
+
+fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
+    let done = match task {
+        Task::Serve { config, checked, compat, stack } => {
+            // Before anything else: on VPP's stack the process begins once more.
             let workers = config.workers.map_or(1, std::num::NonZeroUsize::get);
-            vpp::stack::enter(&stack, workers).and_then(|()| proxy(&config, None))
+            let entered = stack.map_or(Ok(()), |stack| vpp::stack::enter(&stack, workers));
+            entered.and_then(|()| serve(&config, checked, compat))
         }
-        Invocation::Attach(args) => attach::run(&args, &mut output::stdout()),
-        Invocation::Routes(args) => routes(&args),
-        Invocation::Doctor(args) => doctor(&args),
+        Task::Other(Invocation::Run(args)) => return run::run(&args),
+        Task::Other(Invocation::Connect(args)) => return run::connect(&args),
+        Task::Other(Invocation::Vpp(args)) => return vpp::carry_out(&args.action, &mut output::stdout()),
+        Task::Other(Invocation::Attach(args)) => attach::run(&args, &mut output::stdout()),
+        Task::Other(Invocation::Routes(args)) => routes(&args),
+        Task::Other(Invocation::Doctor(args)) => doctor(&args),
+        Task::Other(Invocation::Proxy(..) | Invocation::Https(..)) => Ok(()), // became Task::Serve
     };
     done.map(|()| ExitCode::SUCCESS)
 }
@@ -66,7 +79,7 @@ fn routes(args: &RoutesArgs) -> anyhow::Result<()> {
     let out = &mut output::stdout();
     match args.action {
         RoutesAction::Show if !args.print => {
-            let options = args.routing.options()?;
+            let options = plan::setup_options(&args.routing)?;
             let complete = routes::show::show(&options, out)?;
             anyhow::ensure!(
                 complete,
@@ -75,18 +88,22 @@ fn routes(args: &RoutesArgs) -> anyhow::Result<()> {
             );
             Ok(())
         }
-        RoutesAction::Show => routes::show::apply(&args.routing.options()?, true, out),
-        RoutesAction::Apply => routes::show::apply(&args.routing.options()?, args.print, out),
-        RoutesAction::Remove => routes::show::remove(&args.removal(), out),
+        RoutesAction::Show => routes::show::apply(&plan::setup_options(&args.routing)?, true, out),
+        RoutesAction::Apply => routes::show::apply(&plan::setup_options(&args.routing)?, args.print, out),
+        RoutesAction::Remove => {
+            // Without --table, every table is meant.
+            let options = RemoveOptions { table: args.routing.table, force: args.force, print: args.print };
+            routes::show::remove(&options, out)
+        }
     }
 }
 
 fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
     let options = doctor::DoctorOptions {
-        routing: args.routing.options()?,
-        named: args.routing.names_backends(),
+        routing: plan::setup_options(&args.routing)?,
+        named: plan::names_backends(&args.routing),
         with_routes: args.with_routes,
-        timeout: args.timeout,
+        timeout: args.timeout.unwrap_or(spec::defaults::PROBE_TIMEOUT),
         json: args.json,
     };
     let holds = doctor::examine(&options, &mut output::stdout())?;
@@ -94,13 +111,13 @@ fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn proxy(config: &Config, compat: Option<Compat>) -> anyhow::Result<()> {
+fn serve(config: &Config, checked: Checked, compat: Option<Compat>) -> anyhow::Result<()> {
     log::init(config.log);
     if let Some(compat) = compat {
         tracing::info!("taking the place of {compat}: its options and defaults hold");
     }
-    for warning in config.warnings() {
+    for warning in checked.warnings() {
         tracing::warn!("{warning}");
     }
-    server::run(config)
+    server::run(config, checked)
 }

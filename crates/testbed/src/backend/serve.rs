@@ -96,9 +96,8 @@ impl Connection {
     fn serve(&mut self, behaviour: Behaviour) -> io::Result<()> {
         match behaviour {
             Behaviour::Echo => self.echo(),
-            Behaviour::Digest => self.digest(Duration::ZERO, ""),
-            Behaviour::SlowDigest => self.digest(PAUSE, ""),
-            Behaviour::Account => self.digest(Duration::ZERO, &format!("{} ", self.peer)),
+            Behaviour::Digest => self.digest(Duration::ZERO),
+            Behaviour::SlowDigest => self.digest(PAUSE),
             Behaviour::Source => self.source(Duration::ZERO),
             Behaviour::SlowSource => self.source(PAUSE),
             Behaviour::Banner => self.banner(),
@@ -124,7 +123,7 @@ impl Connection {
         }
     }
 
-    fn digest(&mut self, pause: Duration, title: &str) -> io::Result<()> {
+    fn digest(&mut self, pause: Duration) -> io::Result<()> {
         let mut digest = Digest::default();
         let mut buffer = vec![0; BUFFER];
         loop {
@@ -134,7 +133,7 @@ impl Connection {
             }
             rest(pause);
         }
-        self.answer(&format!("{title}{}", digest.report()))
+        self.answer(&digest.report())
     }
 
     fn source(&mut self, pause: Duration) -> io::Result<()> {

@@ -18,9 +18,10 @@ use signal_hook::flag;
 use truepeer_bpf::{NewConnections, Place, Rules, attach, detach_now, drain, left_behind, status, sweep};
 use truepeer_sys::netns::NetNs;
 
-use crate::cli::{AttachAction, AttachArgs, PlaceArgs};
+use crate::plan::attach_rules;
 use crate::routes::netlink::Netlink;
 use crate::routes::options::local_addresses;
+use crate::spec::{AttachAction, AttachArgs, PlaceArgs, defaults};
 
 pub(crate) use privileges::missing as missing_capabilities;
 
@@ -53,7 +54,7 @@ fn netns_path(name: &Path) -> PathBuf {
 }
 
 fn act(args: &AttachArgs, place: &PlaceArgs, out: &mut (dyn Write + Send)) -> Result<()> {
-    let place = Place::here(&place.pins)?;
+    let place = Place::here(place.pins.as_deref().unwrap_or(defaults::pins()))?;
     match args.action {
         None => put_in_place(args, &place, out),
         Some(AttachAction::Status { json, .. }) => {
@@ -94,13 +95,17 @@ fn tidy_up(place: &Place, out: &mut (dyn Write + Send)) -> Result<()> {
     Ok(())
 }
 
+fn names_of_devices(args: &AttachArgs) -> Vec<String> {
+    if args.dev.is_empty() { vec!["all".to_owned()] } else { args.dev.clone() }
+}
+
 fn put_in_place(args: &AttachArgs, place: &Place, out: &mut (dyn Write + Send)) -> Result<()> {
-    let mut rules = args.rules()?;
+    let (mut rules, warnings) = attach_rules(args)?;
     rules.own_addresses = local_addresses(&mut Netlink::open()?)?.into_iter().collect();
-    let devices = devices::find(&args.dev)?;
+    let devices = devices::find(&names_of_devices(args))?;
     let cgroup = cgroup::find(args.cgroup.as_deref(), args.unit.as_deref())?;
     let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
-    for warning in cgroup.warning.iter().chain(&args.warnings(&rules)) {
+    for warning in cgroup.warning.iter().chain(&warnings) {
         eprintln!("warning: {warning}");
     }
     if args.dry_run {

@@ -1,24 +1,25 @@
-//! The options of `truepeer doctor`.
+//! `truepeer doctor`.
 
-use std::time::Duration;
+use clap::{Args as _, Command};
 
-use clap::Args;
+use super::dress::{Page, dress, example};
+use crate::spec::{DoctorArgs, table};
 
-use super::routing::RoutingArgs;
-use crate::plan::parse_duration;
+const PAGE: Page = Page {
+    which: table::DOCTOR,
+    examples: &[
+        example(
+            "Whether a web server on this machine can be shown its clients",
+            "truepeer doctor -4 127.0.0.1:80 -6 [::1]:80",
+        ),
+        example(
+            "The same, with the missing routes made for the time of the test",
+            "truepeer doctor -4 127.0.0.1:80 --try",
+        ),
+    ],
+    notes: "Nothing is changed without --try. Ends with status 0 if everything that is needed holds, else with 1.",
+};
 
-/// Try what truepeer needs on this machine, and print the one command that mends what fails.
-#[derive(Debug, Clone, PartialEq, Eq, Args)]
-pub(crate) struct DoctorArgs {
-    #[command(flatten)]
-    pub(crate) routing: RoutingArgs,
-    /// Make the missing routes for the time of the test, as `truepeer proxy` would
-    #[arg(long = "try")]
-    pub(crate) with_routes: bool,
-    /// How long to wait for a backend
-    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
-    pub(crate) timeout: Duration,
-    /// Print for machines
-    #[arg(long)]
-    pub(crate) json: bool,
+pub(super) fn command() -> Command {
+    dress(DoctorArgs::augment_args(Command::new("doctor")), &PAGE)
 }

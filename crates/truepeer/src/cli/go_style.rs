@@ -81,7 +81,7 @@ mod tests {
 
     fn rewritten(line: &str) -> String {
         let argv = line.split(' ').map(OsString::from).collect();
-        let words = rewrite(argv, &crate::cli::proxy_command("proxy"));
+        let words = rewrite(argv, &crate::cli::proxy::command("proxy"));
         words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
     }
 

@@ -1,38 +1,31 @@
 //! The command line: from words to an [`Invocation`], with an error that names the option or a text to print.
 //!
 //! ```text
-//! argv ─▶ compat::Role (name called by, --compat) ─▶ go_style (‑long ⇒ ‑‑long) ─▶ clap ─▶ Config
+//! argv ─▶ compat::Role (name called by, --compat) ─▶ go_style (‑long ⇒ ‑‑long) ─▶ clap ─▶ spec ─▶ plan
 //! ```
-#![allow(rustdoc::broken_intra_doc_links, reason = "help is printed as it stands: [::1] is an address")]
 
 mod attach;
 mod compat;
+mod connect;
 mod doctor;
+mod dress;
 mod go_style;
 mod https;
 mod proxy;
 mod routes;
-mod routing;
 mod run;
-mod senders;
-mod tls;
-mod values;
 mod vpp;
 
 use std::ffi::OsString;
 
-use clap::{Args as _, Command, FromArgMatches as _};
+use clap::{Command, FromArgMatches as _};
 
-pub(crate) use attach::{AttachAction, AttachArgs, PlaceArgs};
 pub(crate) use compat::Compat;
-pub(crate) use doctor::DoctorArgs;
-pub(crate) use routes::{RoutesAction, RoutesArgs};
-pub(crate) use run::{ConnectArgs, HowArgs, RunArgs, Via};
-pub(crate) use vpp::{Stack, StackArgs, UpArgs, VppAction, VppArgs, VppDemoArgs, VppPlaceArgs, VppRunArgs};
 
-use crate::plan::{Config, ConfigError};
-use https::HttpsArgs;
-use proxy::{Defaults, ProxyArgs};
+use crate::plan::{Config, Defaults, Problem};
+use crate::spec::{
+    AttachArgs, ConnectArgs, DoctorArgs, HttpsSpec, ProxySpec, RoutesArgs, RunArgs, StackArgs, VppArgs,
+};
 
 /// What the command line asks for.
 #[derive(Debug)]
@@ -63,7 +56,7 @@ pub(crate) enum UsageError {
     Clap(#[from] clap::Error),
     /// Options that contradict each other, or a value that the machine refutes.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Problem(#[from] Problem),
     /// As above, found here. Begins with the option.
     #[error("{0}")]
     Options(String),
@@ -78,7 +71,7 @@ impl UsageError {
                 let _ = error.print();
                 u8::from(error.use_stderr()) * 2
             }
-            Self::Config(_) | Self::Options(_) => {
+            Self::Problem(_) | Self::Options(_) => {
                 eprintln!("error: {:#}", anyhow::Error::new(self));
                 2
             }
@@ -91,7 +84,7 @@ const ABOUT: &str = "Your backend sees the true peer: PROXY protocol in, the cli
 const AFTER_HELP: &str = "\
 Examples:
   truepeer proxy -l :8443 -4 127.0.0.1:443 -6 [::1]:443 --allow 10.0.0.0/8
-  truepeer https -l :443 --cert site.pem --key site.key --origin http://127.0.0.1:8080
+  truepeer https -l :443 --tls-cert site.pem --tls-key site.key --origin http://127.0.0.1:8080
   truepeer attach --port 443 --allow 10.0.0.0/8
   truepeer run --allow 10.0.0.0/8 -- nginx -g 'daemon off;'
   truepeer doctor -4 127.0.0.1:443
@@ -106,13 +99,18 @@ pub(crate) fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Invocati
     match compat::detect(argv)? {
         compat::Role::Truepeer(argv) => parse_as_truepeer(argv),
         compat::Role::Other(compat, argv) => {
-            let args = compat.parse(argv)?;
-            Ok(Invocation::Proxy(Box::new(args.into_config(&compat.defaults())?), Some(compat)))
+            let spec = compat.parse(argv)?;
+            Ok(Invocation::Proxy(Box::new(Config::of_proxy(&spec, &compat.defaults())?), Some(compat)))
         }
     }
 }
 
 fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
+    if let Some(port) = bare_port(&argv) {
+        return Err(UsageError::Options(format!(
+            "attach {port}: expected an option; type: truepeer attach --port {port} --allow PREFIX"
+        )));
+    }
     let command = command();
     let argv = match argv.get(1).and_then(|word| command.find_subcommand(word)) {
         Some(subcommand) => go_style::rewrite(argv, subcommand),
@@ -121,14 +119,13 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
     let matches = command.try_get_matches_from(argv)?;
     match matches.subcommand() {
         Some(("proxy", matches)) => {
-            let config = ProxyArgs::from_arg_matches(matches)?.into_config(&Defaults::default())?;
-            Ok(Invocation::Proxy(Box::new(config), None))
+            let spec = ProxySpec::from_arg_matches(matches)?;
+            Ok(Invocation::Proxy(Box::new(Config::of_proxy(&spec, &Defaults::default())?), None))
         }
         Some(("https", matches)) => {
-            let args = HttpsArgs::from_arg_matches(matches)?;
-            let stack = args.stack.clone();
-            let config = args.into_config()?;
-            Ok(Invocation::Https(Box::new(config), stack))
+            let spec = HttpsSpec::from_arg_matches(matches)?;
+            let config = Config::of_https(&spec)?;
+            Ok(Invocation::Https(Box::new(config), spec.stack))
         }
         Some(("attach", matches)) => Ok(Invocation::Attach(Box::new(AttachArgs::from_arg_matches(matches)?))),
         Some(("run", matches)) => Ok(Invocation::Run(Box::new(RunArgs::from_arg_matches(matches)?))),
@@ -145,6 +142,13 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
     }
 }
 
+/// `attach 8080`.
+fn bare_port(argv: &[OsString]) -> Option<&str> {
+    let [_, command, word, ..] = argv else { return None };
+    let word = word.to_str()?;
+    (command == "attach" && word.starts_with(|c: char| c.is_ascii_digit())).then_some(word)
+}
+
 fn command() -> Command {
     Command::new("truepeer")
         .about(ABOUT)
@@ -152,20 +156,19 @@ fn command() -> Command {
         .after_help(AFTER_HELP)
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .disable_help_subcommand(true)
-        .subcommand(proxy_command("proxy"))
-        .subcommand(HttpsArgs::augment_args(Command::new("https")).after_help(https::AFTER_HELP))
-        .subcommand(AttachArgs::augment_args(Command::new("attach")).after_help(attach::AFTER_HELP))
-        .subcommand(RunArgs::augment_args(Command::new("run")).after_help(run::RUN_HELP))
-        .subcommand(ConnectArgs::augment_args(Command::new("connect")).after_help(run::CONNECT_HELP))
-        .subcommand(RoutesArgs::augment_args(Command::new("routes")).after_help(routes::AFTER_HELP))
-        .subcommand(DoctorArgs::augment_args(Command::new("doctor")))
-        .subcommand(VppArgs::augment_args(Command::new("vpp")).after_help(vpp::AFTER_HELP))
+        .subcommand(proxy::command("proxy"))
+        .subcommand(https::command())
+        .subcommand(attach::command())
+        .subcommand(run::command())
+        .subcommand(connect::command())
+        .subcommand(routes::command())
+        .subcommand(doctor::command())
+        .subcommand(vpp::command())
 }
 
-fn proxy_command(name: &'static str) -> Command {
-    ProxyArgs::augment_args(Command::new(name)).after_help(proxy::AFTER_HELP)
-}
-
+#[cfg(test)]
+mod messages;
+#[cfg(test)]
+mod reference;
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,8 @@ use std::time::Duration;
 use truepeer_policy::{Dialect, HeaderRule, Source};
 
 use super::*;
-use crate::plan::{ListenerConfig, LogFormat, Protocol, RoutesMode, SendProxy, Verbosity};
+use crate::plan::{ListenerConfig, run_settings};
+use crate::spec::{LogFormat, Protocol, RoutesMode, SendProxy, Stack, Verbosity};
 
 fn invoke(line: &str) -> Result<Invocation, UsageError> {
     parse(line.split_whitespace().map(OsString::from))
@@ -33,8 +34,8 @@ fn without_options_the_defaults_hold() {
     assert_eq!(config("truepeer proxy"), Config::default());
     let listener = listener("truepeer proxy");
     assert_eq!(listener.bind.to_string(), "0.0.0.0:8443");
-    assert_eq!(listener.backends.ipv4.to_string(), "127.0.0.1:443");
-    assert_eq!(listener.backends.ipv6.to_string(), "[::1]:443");
+    assert_eq!(listener.backends.ipv4.as_ref().unwrap().to_string(), "127.0.0.1:443");
+    assert_eq!(listener.backends.ipv6.as_ref().unwrap().to_string(), "[::1]:443");
     assert_eq!(listener.senders.allow.to_string(), "127.0.0.0/8 ::1/128");
 }
 
@@ -66,17 +67,16 @@ fn the_help_tells_the_defaults() {
 
 #[test]
 fn the_examples_of_the_help_hold() {
-    let examples = proxy::AFTER_HELP.replace("\\\n", " ");
     let examples: Vec<_> =
-        examples.lines().map(str::trim).filter(|line| line.starts_with("truepeer proxy")).collect();
+        proxy::PAGE.examples.iter().map(|example| example.lines.replace("\\\n", " ")).collect();
     assert_eq!(examples.len(), 7);
-    for example in examples {
+    for example in &examples {
         match config(example).check() {
             // The reader's own.
             Err(error) if example.contains("--tls-cert site.pem") => {
                 assert!(error.to_string().contains("the certificate site.pem: "), "{error}");
             }
-            checked => checked.expect(example),
+            checked => drop(checked.expect(example)),
         }
     }
 }
@@ -86,12 +86,15 @@ fn every_option_reaches_the_configuration() {
     let one = |options: &str| listener(&format!("truepeer proxy {options}"));
     assert_eq!(one("-l [::1]:1").bind.to_string(), "[::1]:1");
     assert_eq!(one("--listen-addr 127.0.0.1:1").bind, one("--listen 127.0.0.1:1").bind);
-    assert_eq!(one("-4 192.0.2.1:1").backends.ipv4.to_string(), "192.0.2.1:1");
-    assert_eq!(one("--ipv6 [2001:db8::1]:1").backends.ipv6.to_string(), "[2001:db8::1]:1");
-    let alone = one("-l :443 -4 198.51.100.9:8443").backends;
-    assert_eq!(alone.ipv6, alone.ipv4, "the usual -6 would be the listener itself");
-    assert_eq!(one("-l :443 -6 [2001:db8::1]:1").backends.ipv4.to_string(), "[2001:db8::1]:1");
-    assert_eq!(one("-l :444 -4 198.51.100.9:8443").backends.ipv6.to_string(), "[::1]:443");
+    assert_eq!(one("-4 192.0.2.1:1").backends.ipv4.as_ref().unwrap().to_string(), "192.0.2.1:1");
+    assert_eq!(one("--ipv6 [2001:db8::1]:1").backends.ipv6.as_ref().unwrap().to_string(), "[2001:db8::1]:1");
+    let alone = |options: &str| {
+        let backends = one(options).backends;
+        let text = |backend: Option<crate::spec::HostPort>| backend.map(|backend| backend.to_string());
+        (text(backends.ipv4), text(backends.ipv6))
+    };
+    assert_eq!(alone("-l :443 -4 198.51.100.9:8443"), (Some("198.51.100.9:8443".to_owned()), None));
+    assert_eq!(alone("-6 [2001:db8::1]:1"), (None, Some("[2001:db8::1]:1".to_owned())));
     assert_eq!(one("-p TCP").protocol, one("--protocol tcp").protocol);
     assert_eq!(one("--listeners 4").sockets.get(), 4);
     assert!(one("--listen-transparent").transparent);
@@ -133,7 +136,8 @@ fn a_list_of_senders_takes_the_place_of_the_default() {
     assert_eq!(senders("--allow 10.0.0.0/8 --allow ::1").allow.to_string(), "10.0.0.0/8 ::1/128");
     let file = senders("-a /etc/a --allow ./b");
     assert!(file.allow.is_empty());
-    assert_eq!(file.allow_files, ["/etc/a", "./b"].map(std::path::PathBuf::from));
+    let files = file.allow_files.iter().map(|file| format!("{} {}", file.place, file.path.display()));
+    assert_eq!(files.collect::<Vec<_>>(), ["--allow ./b", "--allowed-subnets /etc/a"]);
     let rules = senders("--header 10.0.0.0/8=optional --header forbid --header private=require");
     assert_eq!((rules.header.to_string(), rules.rules.len()), ("forbid".to_owned(), 2));
 }
@@ -229,6 +233,7 @@ fn errors_name_the_option_and_what_was_expected() {
         ("--quiet --verbose", "--quiet", "expected no -v"),
         ("--log-format xml", "--log-format", "expected text or json"),
         ("--deny-clients", "--deny-clients", "a value is required"),
+        ("--deny-clients 192.0.2.300", "--deny-clients", "expected loopback, private, any"),
         ("-m 1 -m 2", "--mark", "cannot be used multiple times"),
         ("--no-such-option", "--no-such-option", "unexpected argument"),
         ("backend:80", "backend:80", "unexpected argument"),
@@ -245,12 +250,12 @@ fn errors_name_the_option_and_what_was_expected() {
 
 #[test]
 fn https_is_a_listener_that_takes_tls_off_and_knows_one_origin() {
-    let config = |options: &str| match invoke(&format!("truepeer https --cert c.pem {options}")) {
+    let config = |options: &str| match invoke(&format!("truepeer https --tls-cert c.pem {options}")) {
         Ok(Invocation::Https(config, _)) => config.listeners[0].clone(),
         other => panic!("{options}: {other:?}"),
     };
     let plain = config("--origin http://127.0.0.1:8080");
-    assert_eq!(plain.backends.ipv6.to_string(), "127.0.0.1:8080");
+    assert_eq!(plain.backends.ipv6.as_ref().unwrap().to_string(), "127.0.0.1:8080");
     assert!(plain.senders.allow.has_everybody() && plain.senders.header == HeaderRule::Forbid);
     assert!(
         plain.source() == Source::Any
@@ -268,22 +273,24 @@ fn https_is_a_listener_that_takes_tls_off_and_knows_one_origin() {
 
 #[test]
 fn https_may_stand_on_another_stack() {
-    let stack =
-        |options: &str| match invoke(&format!("truepeer https --cert c.pem --origin http://a:1 {options}")) {
-            Ok(Invocation::Https(_, stack)) => stack,
-            other => panic!("{options}: {other:?}"),
-        };
-    assert_eq!(stack("").stack, Stack::Kernel);
-    let workers =
-        |options: &str| match invoke(&format!("truepeer https --cert c.pem --origin http://a:1 {options}")) {
-            Ok(Invocation::Https(config, _)) => config.workers.map(std::num::NonZeroUsize::get),
-            other => panic!("{options}: {other:?}"),
-        };
+    let stack = |options: &str| match invoke(&format!(
+        "truepeer https --tls-cert c.pem --origin http://a:1 {options}"
+    )) {
+        Ok(Invocation::Https(_, stack)) => stack,
+        other => panic!("{options}: {other:?}"),
+    };
+    assert_eq!(stack("").stack, None);
+    let workers = |options: &str| match invoke(&format!(
+        "truepeer https --tls-cert c.pem --origin http://a:1 {options}"
+    )) {
+        Ok(Invocation::Https(config, _)) => config.workers.map(std::num::NonZeroUsize::get),
+        other => panic!("{options}: {other:?}"),
+    };
     assert_eq!(workers(""), None);
     assert_eq!(workers("--stack vpp"), Some(1));
     assert_eq!(workers("--stack vpp --workers 2"), Some(2));
     let routes = |options: &str| match invoke(&format!(
-        "truepeer https --cert c.pem --origin http://a:1 --client-address transparent {options}"
+        "truepeer https --tls-cert c.pem --origin http://a:1 --client-address transparent {options}"
     )) {
         Ok(Invocation::Https(config, _)) => Ok(config.routes.mode),
         Err(error) => Err(error.to_string()),
@@ -293,19 +300,22 @@ fn https_may_stand_on_another_stack() {
     assert_eq!(routes("--stack vpp"), Ok(RoutesMode::Manual));
     assert!(routes("--stack vpp --routes auto").unwrap_err().contains("via local"));
     let vpp = stack("--stack vpp --vpp-namespace client");
-    assert_eq!((vpp.stack, vpp.vpp_namespace.as_deref()), (Stack::Vpp, Some("client")));
+    assert_eq!((vpp.stack, vpp.vpp_namespace.as_deref()), (Some(Stack::Vpp), Some("client")));
 }
 
 #[test]
 fn https_says_what_it_lacks() {
     for (options, expected) in [
-        ("--origin http://a", "--cert"),
-        ("--cert c.pem", "--origin"),
-        ("--cert c.pem --origin a:80", "https://HOST"),
-        ("--cert c.pem --key a --key b --origin http://a", "--key: expected one for each"),
-        ("--cert c.pem --origin http://a --origin-insecure", "--origin-insecure: expected --origin https://"),
-        ("--cert c.pem --origin http://a --methods get", "upper case"),
-        ("--cert c.pem --origin http://a --client-address no", "forwarded, transparent or proxy"),
+        ("--origin http://a", "--tls-cert FILE: expected"),
+        ("--tls-cert c.pem", "--origin"),
+        ("--tls-cert c.pem --origin a:80", "https://HOST"),
+        ("--tls-cert c.pem --tls-key a --tls-key b --origin http://a", "--tls-key: expected one for each"),
+        (
+            "--tls-cert c.pem --origin http://a --origin-insecure",
+            "--origin-insecure: expected --origin https://",
+        ),
+        ("--tls-cert c.pem --origin http://a --methods get", "upper case"),
+        ("--tls-cert c.pem --origin http://a --client-address no", "forwarded, transparent or proxy"),
     ] {
         let said = error(&format!("truepeer https {options}"));
         assert!(said.contains(expected), "{options}: {said}");
@@ -323,7 +333,7 @@ fn run(line: &str) -> RunArgs {
 fn what_comes_after_the_dashes_is_the_command_as_it_stands() {
     let args = run("truepeer run -port 80 --allow 10.0.0.0/8 -v -- nginx -port --allow -g x");
     assert_eq!(args.how.command, ["nginx", "-port", "--allow", "-g", "x"]);
-    let settings = args.settings().unwrap();
+    let (settings, _) = run_settings(&args).unwrap();
     assert_eq!(settings.listeners.ports, [80]);
     assert_eq!(settings.allow.to_string(), "10.0.0.0/8");
     assert!(settings.verbose);
@@ -333,28 +343,25 @@ fn what_comes_after_the_dashes_is_the_command_as_it_stands() {
 
 #[test]
 fn run_has_the_rules_of_proxy() {
-    let settings = run("truepeer run -- x").settings().unwrap();
+    let (settings, _) = run_settings(&run("truepeer run -- x")).unwrap();
     let listener = ListenerConfig::default();
     assert_eq!(settings.allow, listener.senders.allow);
     assert_eq!(settings.header, listener.senders.header);
     assert_eq!(settings.header_times.timeout, listener.header.timeout);
     assert_eq!(settings.header_times.wait, listener.header.wait);
-    let settings = run("truepeer run --header forbid --header 10.0.0.0/8=optional --versions 2 --listen [::1]:80 --destination header -- x").settings().unwrap();
+    let line = "truepeer run --header forbid --header 10.0.0.0/8=optional --versions 2 --listen [::1]:80 --destination header -- x";
+    let (settings, _) = run_settings(&run(line)).unwrap();
     let read: truepeer_handover::Settings = settings.to_string().parse().unwrap();
     assert_eq!(read.to_string(), settings.to_string());
     assert_eq!(read.exceptions.len(), 1);
     assert_eq!(read.listeners.addresses.len(), 1);
-    let refused = run("truepeer run --header optional --allow any -- x").settings().unwrap_err();
+    let refused = run_settings(&run("truepeer run --header optional --allow any -- x")).unwrap_err();
     assert!(refused.to_string().starts_with("--header optional"));
 }
 
 #[test]
 fn run_says_what_has_no_effect() {
-    let warnings = |options: &str| {
-        let args = run(&format!("truepeer run {options} -- x"));
-        let settings = args.settings().unwrap();
-        args.warnings(&settings)
-    };
+    let warnings = |options: &str| run_settings(&run(&format!("truepeer run {options} -- x"))).unwrap().1;
     let of_headers =
         "--versions 1 --header-timeout 5s --header-max 16KiB --destination header --allow-claims loopback";
     let said = warnings(&format!("--header forbid {of_headers}"));

@@ -18,16 +18,8 @@ pub(super) enum Bound {
 
 /// Looks for whoever would get what is sent to `address`.
 pub(super) fn bound(address: SocketAddr, transport: Transport) -> Bound {
-    let (tables, state) = match transport {
-        Transport::Tcp => (["tcp", "tcp6"], "0A"),
-        Transport::Udp => (["udp", "udp6"], "07"),
-    };
-    let sockets: Vec<SocketAddr> = tables
-        .iter()
-        .filter_map(|table| fs::read_to_string(format!("/proc/thread-self/net/{table}")).ok())
-        .flat_map(|table| sockets(&table, state))
-        .filter(|socket| socket.port() == address.port())
-        .collect();
+    let sockets = sockets_of(transport).into_iter().map(|socket| socket.address);
+    let sockets: Vec<SocketAddr> = sockets.filter(|socket| socket.port() == address.port()).collect();
     if sockets.iter().any(|socket| socket.ip().to_canonical() == address.ip().to_canonical()) {
         Bound::Exactly
     } else if sockets.iter().any(|socket| serves_all(socket.ip(), address.ip())) {
@@ -42,11 +34,30 @@ fn serves_all(socket: IpAddr, address: IpAddr) -> bool {
     socket.is_unspecified() && (socket.is_ipv6() || address.is_ipv4())
 }
 
-fn sockets(table: &str, state: &str) -> Vec<SocketAddr> {
+/// A socket that takes what comes to its address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Socket {
+    pub(crate) address: SocketAddr,
+    pub(crate) inode: u64,
+}
+
+/// Listening TCP sockets, or UDP sockets that are not connected.
+pub(crate) fn sockets_of(transport: Transport) -> Vec<Socket> {
+    let (tables, state) = match transport {
+        Transport::Tcp => (["tcp", "tcp6"], "0A"),
+        Transport::Udp => (["udp", "udp6"], "07"),
+    };
+    let read = |table| fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap_or_default();
+    tables.into_iter().map(read).flat_map(|table| sockets(&table, state)).collect()
+}
+
+/// proc_net_tcp: number, local address, remote address, state, five more, inode.
+fn sockets(table: &str, state: &str) -> Vec<Socket> {
     let of_line = |line: &str| {
-        let mut fields = line.split_ascii_whitespace();
-        let local = fields.nth(1)?;
-        (fields.nth(1)? == state).then(|| address(local)).flatten()
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let is_meant = *fields.get(3)? == state;
+        let inode = fields.get(9)?.parse().ok()?;
+        is_meant.then(|| address(fields.get(1)?)).flatten().map(|address| Socket { address, inode })
     };
     table.lines().skip(1).filter_map(of_line).collect()
 }

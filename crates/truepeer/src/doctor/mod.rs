@@ -10,7 +10,7 @@
 mod attach;
 mod backend;
 mod firewall;
-mod listening;
+pub(crate) mod listening;
 mod machine;
 mod privileges;
 mod probe;
@@ -22,12 +22,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::plan::RoutesMode;
 use crate::routes::guard::RoutesGuard;
 use crate::routes::item::Family;
 use crate::routes::options::{SetupOptions, local_addresses};
 use crate::routes::plan::{RoutePlan, Setup};
 use crate::routes::{netlink::Netlink, place::Place};
+use crate::spec::RoutesMode;
 
 pub(crate) use report::Report;
 

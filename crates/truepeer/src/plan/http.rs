@@ -8,7 +8,7 @@ use truepeer_https::exchange::{HttpSettings, HttpTimeouts};
 use truepeer_https::gateway::{ClientAddress, HttpOptions};
 use truepeer_policy::PrefixSet;
 
-use super::text;
+use crate::spec::{ClientAddressConfig, HttpsSpec, defaults, text};
 
 /// How requests are passed on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,16 +49,6 @@ pub(crate) struct HttpConfig {
     pub(crate) tunnel_timeout: Duration,
 }
 
-/// How the origin learns the client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum ClientAddressConfig {
-    #[default]
-    Forwarded,
-    Transparent,
-    Proxy,
-}
-
 impl Default for HttpConfig {
     fn default() -> Self {
         let timeouts = HttpTimeouts::default();
@@ -70,9 +60,9 @@ impl Default for HttpConfig {
             max_head: Limits::default().head_bytes,
             min_rate: HttpSettings::default().min_rate,
             access_log: false,
-            origin_keepalive: 1024,
-            origin_idle: Duration::from_secs(60),
-            origin_retry_timeout: Duration::from_secs(1),
+            origin_keepalive: defaults::ORIGIN_KEEPALIVE,
+            origin_idle: defaults::ORIGIN_IDLE,
+            origin_retry_timeout: defaults::ORIGIN_RETRY_TIMEOUT,
             head_timeout: timeouts.head,
             body_timeout: timeouts.body,
             send_timeout: timeouts.send,
@@ -84,6 +74,30 @@ impl Default for HttpConfig {
 }
 
 impl HttpConfig {
+    pub(super) fn of(spec: &HttpsSpec, client_address: ClientAddressConfig) -> Self {
+        let usual = Self::default();
+        let mut trusted = PrefixSet::new();
+        spec.trusted.iter().for_each(|prefixes| trusted.extend(prefixes));
+        Self {
+            client_address,
+            trusted,
+            methods: spec.methods.clone(),
+            max_body: spec.max_body,
+            max_head: spec.max_head.unwrap_or(usual.max_head),
+            min_rate: spec.min_rate.unwrap_or(usual.min_rate),
+            access_log: spec.access_log,
+            origin_keepalive: spec.origin_keepalive.unwrap_or(usual.origin_keepalive),
+            origin_idle: spec.origin_idle.unwrap_or(usual.origin_idle),
+            origin_retry_timeout: spec.origin_retry_timeout.unwrap_or(usual.origin_retry_timeout),
+            head_timeout: spec.head_timeout.unwrap_or(usual.head_timeout),
+            body_timeout: spec.body_timeout.unwrap_or(usual.body_timeout),
+            send_timeout: spec.send_timeout.unwrap_or(usual.send_timeout),
+            keepalive_timeout: spec.keepalive_timeout.unwrap_or(usual.keepalive_timeout),
+            response_timeout: spec.response_timeout.unwrap_or(usual.response_timeout),
+            tunnel_timeout: spec.tunnel_timeout.unwrap_or(usual.tunnel_timeout),
+        }
+    }
+
     /// As the workers take it.
     pub(crate) fn options(&self) -> HttpOptions {
         let limits = Limits {

@@ -1,33 +1,26 @@
 //! One listener: where it listens, whom it admits, where their sessions go.
 
-use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU16;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use truepeer_policy::{
-    Backends, Claims, Delivery, Destinations, Dialect, Dynamic, HeaderRule, HeaderTimes, HostAddresses,
-    Nat64Prefix, OnConflict, Policy, PrefixSet, Senders, Source,
+    Backends, Delivery, Destinations, Dialect, Dynamic, HeaderRule, HeaderTimes, Nat64Prefix, OnConflict,
+    Policy, PrefixSet, Source,
 };
 use truepeer_proto::{Transport, Version};
 use truepeer_session::settings::UdpSettings;
 
-use super::http::{ClientAddressConfig, HttpConfig};
-use super::resolve::{Family, HostPort};
+use super::http::HttpConfig;
+use super::read::Read;
+use super::senders::ListFile;
 use super::tls::{OriginTlsConfig, TlsConfig};
-use super::{ConfigError, text};
-
-/// What travels through a listener.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Protocol {
-    #[default]
-    Tcp,
-    Udp,
-}
+use super::{Place, Problem, resolve, senders};
+use crate::spec::{
+    ClientAddressConfig, Family, HostPort, Protocol, SendProxy, SenderRule, SendersSpec, defaults, text,
+};
 
 /// One listener. A session's rules are in [`ListenerConfig::policy`]; the rest is for whoever opens the sockets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,10 +62,12 @@ pub(crate) struct ListenerConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct BackendsConfig {
-    #[serde(with = "text::one")]
-    pub(crate) ipv4: HostPort,
-    #[serde(with = "text::one")]
-    pub(crate) ipv6: HostPort,
+    /// `None`: IPv4 clients are refused.
+    #[serde(with = "text::maybe")]
+    pub(crate) ipv4: Option<HostPort>,
+    /// `None`: IPv6 clients are refused.
+    #[serde(with = "text::maybe")]
+    pub(crate) ipv6: Option<HostPort>,
 }
 
 /// Where a header may lead.
@@ -81,16 +76,6 @@ pub(crate) struct BackendsConfig {
 pub(crate) struct DynamicConfig {
     #[serde(with = "text::destinations")]
     pub(crate) allow: Destinations,
-}
-
-/// The header that is written in front of what goes to the backend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum SendProxy {
-    V1,
-    V2,
-    /// Simple Proxy Protocol, in front of datagrams.
-    Spp,
 }
 
 /// What only a UDP listener needs.
@@ -112,19 +97,12 @@ pub(crate) struct SendersConfig {
     #[serde(with = "text::prefixes")]
     pub(crate) allow: PrefixSet,
     /// Further senders, one prefix a line; read again on reload.
-    pub(crate) allow_files: Vec<PathBuf>,
+    pub(crate) allow_files: Vec<ListFile>,
     #[serde(with = "text::one")]
     pub(crate) header: HeaderRule,
     /// Rules of their own for some senders.
     #[serde(with = "text::list")]
     pub(crate) rules: Vec<SenderRule>,
-}
-
-/// `PREFIX=RULE`: whether these senders' connections begin with a header.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SenderRule {
-    pub(crate) senders: PrefixSet,
-    pub(crate) rule: HeaderRule,
 }
 
 /// How long to wait for a header, and for how much of one.
@@ -147,7 +125,10 @@ pub(crate) struct ClaimsConfig {
     pub(crate) allow: PrefixSet,
     /// Whether this host's own addresses may be claimed, as the programs behind the drop-in names allow it.
     pub(crate) allow_host: bool,
-    /// Clients to refuse, one prefix a line; read again on reload.
+    /// Clients to refuse.
+    #[serde(with = "text::prefixes")]
+    pub(crate) deny: PrefixSet,
+    /// Further ones, one prefix a line; read again on reload.
     pub(crate) deny_files: Vec<PathBuf>,
 }
 
@@ -165,7 +146,7 @@ pub(crate) struct Timeouts {
 impl Default for ListenerConfig {
     fn default() -> Self {
         Self {
-            bind: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 8443)),
+            bind: SocketAddr::from((Ipv4Addr::UNSPECIFIED, defaults::LISTEN.1)),
             protocol: Protocol::Tcp,
             transparent: false,
             sockets: NonZeroU16::MIN,
@@ -191,7 +172,8 @@ impl Default for ListenerConfig {
 
 impl Default for BackendsConfig {
     fn default() -> Self {
-        Self { ipv4: HostPort::new("127.0.0.1", 443), ipv6: HostPort::new("::1", 443) }
+        let usual = |(host, port)| Some(HostPort::new(host, port));
+        Self { ipv4: usual(defaults::IPV4), ipv6: usual(defaults::IPV6) }
     }
 }
 
@@ -209,28 +191,43 @@ impl Default for SendersConfig {
 impl Default for HeaderLimits {
     fn default() -> Self {
         let HeaderTimes { timeout, wait } = HeaderTimes::default();
-        Self { timeout, wait, max_bytes: 16 * 1024 }
+        Self { timeout, wait, max_bytes: defaults::HEADER_MAX }
     }
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { idle: None, connect: Duration::from_secs(5) }
+        Self { idle: None, connect: defaults::CONNECT_TIMEOUT }
     }
 }
 
 impl ListenerConfig {
-    /// The rules of this listener's sessions. Reads the files and resolves the names as they are now, so a reload
-    /// calls it again. `own_listeners`: what this program has bound, all listeners together.
-    pub(crate) fn policy(&self, own_listeners: &[SocketAddr]) -> Result<Policy, ConfigError> {
+    /// The rules of this listener's sessions, with what has been read for it. `own_listeners`: what this program has bound, all
+    /// listeners together.
+    pub(crate) fn policy(&self, read: &Read, own_listeners: &[SocketAddr]) -> Result<Policy, Problem> {
         Ok(Policy {
             transport: match self.protocol {
                 Protocol::Tcp => Transport::Stream,
                 Protocol::Udp => Transport::Dgram,
             },
-            senders: self.senders.load()?,
-            claims: self.claims.load()?,
-            delivery: self.delivery(own_listeners)?,
+            senders: self.senders.policy(&read.allow)?,
+            claims: self.claims.policy(&read.deny),
+            delivery: Delivery {
+                backends: read.backends,
+                dynamic: self.dynamic.as_ref().map(|dynamic| Dynamic {
+                    allow: dynamic.allow.clone(),
+                    own_listeners: own_listeners.to_vec(),
+                }),
+                source: self.source(),
+                send_proxy: self.send_proxy.map(|version| match version {
+                    SendProxy::V1 => Version::V1,
+                    // What a stream's header is; datagrams' is the dialect's.
+                    SendProxy::V2 | SendProxy::Spp => Version::V2,
+                }),
+                nat64_prefix: self.nat64_prefix,
+                pseudo_ipv4: self.pseudo_ipv4,
+                on_conflict: self.on_conflict,
+            },
         })
     }
 
@@ -243,31 +240,45 @@ impl ListenerConfig {
         if is_client { Source::Client } else { Source::Any }
     }
 
-    fn delivery(&self, own_listeners: &[SocketAddr]) -> Result<Delivery, ConfigError> {
-        Ok(Delivery {
-            backends: self.backends.resolve()?,
-            dynamic: self.dynamic.as_ref().map(|dynamic| Dynamic {
-                allow: dynamic.allow.clone(),
-                own_listeners: own_listeners.to_vec(),
-            }),
-            source: self.source(),
-            send_proxy: self.send_proxy.map(SendProxy::version),
-            nat64_prefix: self.nat64_prefix,
-            pseudo_ipv4: self.pseudo_ipv4,
-            on_conflict: self.on_conflict,
+    /// The option that names the backend.
+    pub(super) fn backend_place(&self, family: Family) -> Place {
+        Place::Option(match (&self.http, family) {
+            (Some(_), _) => "origin",
+            (None, Family::Ipv4) => "ipv4",
+            (None, Family::Ipv6) => "ipv6",
         })
     }
 
-    pub(super) fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
-        if self.senders.allow.has_everybody() && self.senders.header != HeaderRule::Forbid {
-            warnings.push(
-                "every host may connect and claim to be any client; list your load balancers with --allow PREFIX or --allowed-subnets FILE"
-                    .to_owned(),
-            );
+    /// Resolves the names.
+    pub(super) fn resolve_backends(&self) -> Result<Backends, Problem> {
+        let resolve = |backend: &Option<HostPort>, family| {
+            let resolve = |backend| resolve::backend(backend, self.backend_place(family), family);
+            backend.as_ref().map(resolve).transpose()
+        };
+        Ok(Backends {
+            ipv4: resolve(&self.backends.ipv4, Family::Ipv4)?,
+            ipv6: resolve(&self.backends.ipv6, Family::Ipv6)?,
+        })
+    }
+
+    pub(super) fn warnings(&self, read: &Read) -> Vec<String> {
+        let mut warnings = senders::warnings(&read.allow, &self.senders, &self.claims);
+        for (backend, family, option) in [
+            (&self.backends.ipv4, "IPv4", Place::Option("ipv4")),
+            (&self.backends.ipv6, "IPv6", Place::Option("ipv6")),
+        ] {
+            if backend.is_none() {
+                warnings.push(format!(
+                    "{family} clients are refused: no backend for them; add {option} HOST:PORT"
+                ));
+            }
         }
-        if self.senders.allow.is_empty() && self.senders.allow_files.is_empty() {
-            warnings.push("nobody may connect: the allow-list is empty; add --allow PREFIX".to_owned());
+        let is_ipv4 = |backend: &HostPort| resolve::address(backend).is_some_and(|ip| ip.is_ipv4());
+        let may_map = self.pseudo_ipv4 || self.source() == Source::Any;
+        if let Some(backend) = self.backends.ipv6.as_ref().filter(|backend| is_ipv4(backend) && !may_map) {
+            warnings.push(format!(
+                "IPv6 clients are refused: -6 {backend} is an IPv4 address; give them an IPv6 backend, or add --pseudo-ipv4"
+            ));
         }
         if self.origin_tls.as_ref().is_some_and(|origin| origin.insecure) {
             warnings.push(
@@ -275,21 +286,18 @@ impl ListenerConfig {
                     .to_owned(),
             );
         }
-        if !self.claims.allow.is_empty() {
-            let host = if self.claims.allow_host { ", or has an address of this host" } else { "" };
-            warnings.push(format!(
-                "a header may claim that the client is in {}{host}: a backend that trusts such addresses trusts every sender",
-                self.claims.allow
-            ));
-        }
         warnings
     }
 }
 
-impl SendProxy {
-    /// What a stream's header is; datagrams' is the dialect's.
-    fn version(self) -> Version {
-        if self == Self::V1 { Version::V1 } else { Version::V2 }
+impl HeaderLimits {
+    pub(super) fn of(spec: &SendersSpec, wait: Option<Duration>) -> Self {
+        let usual = Self::default();
+        Self {
+            timeout: spec.header_timeout.unwrap_or(usual.timeout),
+            wait: wait.unwrap_or(usual.wait),
+            max_bytes: spec.header_max.unwrap_or(usual.max_bytes),
+        }
     }
 }
 
@@ -303,75 +311,5 @@ impl UdpConfig {
             None => self.dialect.default_silence(),
         };
         UdpSettings { dialect: self.dialect, silence: self.close_after.unwrap_or(usual), sending }
-    }
-}
-
-impl BackendsConfig {
-    fn resolve(&self) -> Result<Backends, ConfigError> {
-        Ok(Backends {
-            ipv4: self.ipv4.backend("-4", Family::Ipv4)?,
-            ipv6: self.ipv6.backend("-6", Family::Ipv6)?,
-        })
-    }
-}
-
-impl SendersConfig {
-    fn load(&self) -> Result<Senders, ConfigError> {
-        let mut allow = self.allow.clone();
-        for path in &self.allow_files {
-            allow.extend(&read_prefixes("--allowed-subnets", path)?);
-        }
-        let mut senders = Senders::new(allow, self.header);
-        for exception in &self.rules {
-            senders.set_rule(&exception.senders, exception.rule);
-        }
-        senders.check()?;
-        Ok(senders)
-    }
-}
-
-impl ClaimsConfig {
-    fn load(&self) -> Result<Claims, ConfigError> {
-        let mut deny = PrefixSet::new();
-        for path in &self.deny_files {
-            deny.extend(&read_prefixes("--deny-clients", path)?);
-        }
-        let host = if self.allow_host {
-            HostAddresses::default()
-        } else {
-            HostAddresses::new(truepeer_sys::host::is_own_address)
-        };
-        Ok(Claims { allow: self.allow.clone(), deny, host })
-    }
-}
-
-pub(crate) fn read_prefixes(option: &'static str, path: &Path) -> Result<PrefixSet, ConfigError> {
-    let content = std::fs::read_to_string(path);
-    let content = content.map_err(|source| ConfigError::File { option, path: path.to_owned(), source })?;
-    PrefixSet::parse_file(&content).map_err(|source| ConfigError::PrefixFile {
-        option,
-        path: path.to_owned(),
-        source,
-    })
-}
-
-impl FromStr for SenderRule {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (senders, rule) = text.split_once('=').ok_or_else(|| format!("{text:?} is not PREFIX=RULE"))?;
-        Ok(Self {
-            senders: senders.parse().map_err(|error| format!("{error}"))?,
-            rule: rule.parse().map_err(|error| format!("{error}"))?,
-        })
-    }
-}
-
-impl fmt::Display for SenderRule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, prefix) in self.senders.iter().enumerate() {
-            write!(f, "{}{prefix}={}", if index > 0 { " " } else { "" }, self.rule)?;
-        }
-        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! TLS with clients and with backends.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use truepeer_https::tls::{
 use truepeer_https::tunnel::OriginTls;
 
 use super::listener::ListenerConfig;
-use super::{ConfigError, text};
+use super::{Place, Problem};
+use crate::spec::{ClientCert, OriginSpec, TlsSpec, defaults, text};
 
 /// TLS with clients.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,15 +45,6 @@ pub(crate) struct CertConfig {
     pub(crate) key: Option<PathBuf>,
 }
 
-/// Whether a client must show a certificate, where it is asked for one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum ClientCert {
-    #[default]
-    Required,
-    Optional,
-}
-
 /// TLS with backends.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -69,9 +61,6 @@ pub(crate) struct OriginTlsConfig {
     pub(crate) cert: Option<CertConfig>,
 }
 
-/// How long a handshake may take.
-pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-
 impl Default for TlsConfig {
     fn default() -> Self {
         Self {
@@ -81,18 +70,99 @@ impl Default for TlsConfig {
             alpn: Vec::new(),
             client_ca: None,
             client_cert: ClientCert::default(),
-            timeout: HANDSHAKE_TIMEOUT,
+            timeout: defaults::TLS_TIMEOUT,
         }
     }
 }
 
 impl CertConfig {
+    fn paths(&self) -> impl Iterator<Item = &Path> {
+        [Some(self.cert.as_path()), self.key.as_deref()].into_iter().flatten()
+    }
+
     fn files(&self) -> IdentityFiles {
         IdentityFiles { cert: self.cert.clone(), key: self.key.clone().unwrap_or_else(|| self.cert.clone()) }
     }
 }
 
+/// A certificate with its key, which may be in its own file.
+pub(super) fn certificate(cert: Option<&PathBuf>, key: Option<&PathBuf>) -> Option<CertConfig> {
+    cert.map(|cert| CertConfig { cert: cert.clone(), key: key.cloned() })
+}
+
+/// Each certificate with its key; one without a key has it in its own file.
+fn certificates(certs: &[PathBuf], keys: &[PathBuf]) -> Vec<CertConfig> {
+    let keys = keys.iter().map(Some).chain(std::iter::repeat(None));
+    certs.iter().zip(keys).filter_map(|(cert, key)| certificate(Some(cert), key)).collect()
+}
+
+impl OriginSpec {
+    /// One of these options that was given.
+    pub(super) fn first_given(&self) -> Option<&'static str> {
+        let options = [
+            (self.origin_ca.is_some(), "origin-ca"),
+            (self.origin_insecure, "origin-insecure"),
+            (self.origin_name.is_some(), "origin-name"),
+            (self.origin_cert.is_some(), "origin-cert"),
+            (self.origin_key.is_some(), "origin-key"),
+        ];
+        options.into_iter().find(|(is_given, _)| *is_given).map(|(_, option)| option)
+    }
+
+    pub(super) fn refuse_contradictions(&self) -> Result<(), Problem> {
+        if self.origin_insecure && self.origin_ca.is_some() {
+            let (place, other) = (Place::Option("origin-insecure"), Place::Option("origin-ca"));
+            return Err(Problem::Excludes { place, other });
+        }
+        if self.origin_key.is_some() && self.origin_cert.is_none() {
+            return Err(Problem::needs("origin-key", "origin-cert", "FILE"));
+        }
+        Ok(())
+    }
+}
+
 impl TlsConfig {
+    /// `None` without a certificate: clients speak no TLS then.
+    pub(super) fn of(spec: &TlsSpec, alpn: &[String]) -> Result<Option<Self>, Problem> {
+        if spec.tls_cert.is_empty() {
+            let needy = [
+                (!spec.tls_key.is_empty(), "tls-key"),
+                (spec.tls_min.is_some(), "tls-min"),
+                (!spec.tls_suite.is_empty(), "tls-suite"),
+                (spec.client_ca.is_some(), "client-ca"),
+                (spec.client_cert.is_some(), "client-cert"),
+                (spec.max_per_client.is_some(), "max-per-client"),
+            ];
+            let given = needy.into_iter().find(|(is_given, _)| *is_given);
+            return given.map_or(Ok(None), |(_, option)| Err(Problem::needs(option, "tls-cert", "FILE")));
+        }
+        if !spec.tls_key.is_empty() && spec.tls_key.len() != spec.tls_cert.len() {
+            return Err(Problem::Keys {
+                place: Place::Option("tls-key"),
+                other: Place::Option("tls-cert"),
+                certificates: spec.tls_cert.len(),
+                keys: spec.tls_key.len(),
+            });
+        }
+        if spec.client_cert.is_some() && spec.client_ca.is_none() {
+            return Err(Problem::needs("client-cert", "client-ca", "FILE"));
+        }
+        Ok(Some(Self {
+            certs: certificates(&spec.tls_cert, &spec.tls_key),
+            min_version: spec.tls_min.unwrap_or_default(),
+            suites: spec.tls_suite.clone(),
+            alpn: alpn.to_vec(),
+            client_ca: spec.client_ca.clone(),
+            client_cert: spec.client_cert.unwrap_or_default(),
+            timeout: spec.tls_timeout.unwrap_or(defaults::TLS_TIMEOUT),
+        }))
+    }
+
+    /// Everything that is read for it.
+    pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
+        self.certs.iter().flat_map(CertConfig::paths).chain(self.client_ca.as_deref())
+    }
+
     fn options(&self) -> ServerOptions {
         ServerOptions {
             identities: self.certs.iter().map(CertConfig::files).collect(),
@@ -109,6 +179,11 @@ impl TlsConfig {
 }
 
 impl OriginTlsConfig {
+    /// Everything that is read for it.
+    pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
+        self.cert.iter().flat_map(CertConfig::paths).chain(self.ca.as_deref())
+    }
+
     fn options(&self) -> ClientOptions {
         ClientOptions {
             trust: match (&self.ca, self.insecure) {
@@ -132,19 +207,19 @@ impl ListenerConfig {
     }
 
     /// TLS with clients; reads the files as they are now.
-    pub(crate) fn server_tls(&self) -> Result<Option<Arc<ServerTls>>, ConfigError> {
+    pub(crate) fn server_tls(&self) -> Result<Option<Arc<ServerTls>>, Problem> {
         let tls = self.tls.as_ref().map(|tls| ServerTls::new(tls.options())).transpose()?;
         Ok(tls.map(Arc::new))
     }
 
     /// TLS with backends; reads the files as they are now.
-    pub(crate) fn origin(&self) -> Result<Option<OriginTls>, ConfigError> {
+    pub(crate) fn origin(&self) -> Result<Option<OriginTls>, Problem> {
         let tls = self.origin_tls.as_ref().map(|tls| ClientTls::new(tls.options())).transpose()?;
         Ok(tls.map(|tls| OriginTls { tls: Arc::new(tls) }))
     }
 
     /// How long a TLS handshake may take.
     pub(crate) fn handshake_timeout(&self) -> Duration {
-        self.tls.as_ref().map_or(HANDSHAKE_TIMEOUT, |tls| tls.timeout)
+        self.tls.as_ref().map_or(defaults::TLS_TIMEOUT, |tls| tls.timeout)
     }
 }

@@ -9,7 +9,7 @@ use super::netlink::{Netlink, NetlinkError};
 use super::owners::{Living, Lock, Owner};
 use super::plan::{RoutePlan, Setup};
 use super::show::apply_command;
-use crate::plan::RoutesMode;
+use crate::spec::RoutesMode;
 
 /// Keeps the routes while it lives. Create and drop it in the network namespace of the upstream sockets.
 #[derive(Debug)]

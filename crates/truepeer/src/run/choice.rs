@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::{Result, bail};
 
 use super::program::{Kind, Program};
-use crate::cli::Via;
+use crate::spec::Via;
 
 /// What stands between the program and the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

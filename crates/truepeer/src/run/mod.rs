@@ -15,7 +15,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::cli::{ConnectArgs, HowArgs, RunArgs};
+use crate::plan::run_settings;
+use crate::spec::{ConnectArgs, HowArgs, RunArgs};
 use choice::Mechanism;
 pub(crate) use program::{Kind, Program};
 
@@ -26,8 +27,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     if let Some(dir) = &args.how.unpack {
         return preload::install(dir).map(|()| ExitCode::SUCCESS);
     }
-    let settings = args.settings()?;
-    for warning in args.warnings(&settings) {
+    let (settings, warnings) = run_settings(args)?;
+    for warning in warnings {
         eprintln!("warning: {warning}");
     }
     match prepare(&args.how)? {
@@ -50,7 +51,7 @@ pub(crate) fn connect(args: &ConnectArgs) -> Result<ExitCode> {
 
 fn prepare(how: &HowArgs) -> Result<(Mechanism, Program)> {
     let program = Program::find(&how.command)?;
-    let mechanism = choice::choose(how.via, &program)?;
+    let mechanism = choice::choose(how.via.unwrap_or_default(), &program)?;
     if how.verbose {
         eprintln!("truepeer: {} by {}: {}", program.file.display(), mechanism, program.kind);
     }

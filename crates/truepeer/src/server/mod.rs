@@ -1,5 +1,6 @@
 //! Carrying out a configuration: limits, sockets, routes, the relay, and signals until the end.
 
+mod holder;
 mod signals;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -21,11 +22,13 @@ use truepeer_relay::Relay;
 use truepeer_session::budget::{Budget, Budgets};
 use truepeer_session::counters::Counter;
 use truepeer_session::settings::ListenerSettings;
-use truepeer_session::{Engine as _, Health, Journal, ListenerId, ListenerRules};
+use truepeer_session::{Engine as _, EngineError, Health, Journal, ListenerId, ListenerRules};
 use truepeer_sys::{inherit, limits, socket};
 
-use crate::plan::{Config, HttpConfig, ListenerConfig, Protocol};
+use crate::plan::{Checked, CheckedListener, Config, HttpConfig};
+use crate::routes::item::Transport;
 use crate::routes::{self, guard::RoutesGuard};
+use crate::spec::Protocol;
 use signals::Signals;
 
 /// Serves until SIGTERM or SIGINT, after which sessions with TLS may go on for a while; a second one ends them at once.
@@ -34,15 +37,16 @@ use signals::Signals;
 /// # Errors
 /// Whatever keeps it from serving at all; once it serves, nothing that a sender, client or backend does ends it. A worker
 /// that has ended by itself does: what is left would serve a part of the connections only.
-pub(crate) fn run(config: &Config) -> anyhow::Result<()> {
+pub(crate) fn run(config: &Config, checked: Checked) -> anyhow::Result<()> {
     // First of all: inherited descriptors have fixed numbers, and nothing else may have taken them.
     let inherited = inherit::take_listening_sockets();
     check_privilege(config)?;
     // Before the threads: a signal that comes while they start must not be lost.
     let signals = Signals::hear(&signals_of(config)).context("can't wait for signals")?;
-    let routes = RoutesGuard::establish(config.routes.mode, &routes::options::of_config(config)?.setup()?)?;
+    let routes =
+        RoutesGuard::establish(config.routes.mode, &routes::options::of_plan(config, &checked).setup()?)?;
     let waiting = signals.handle();
-    let mut serving = start(config, inherited, routes.upstream_mark(), &waiting)?;
+    let mut serving = start(config, &checked, inherited, routes.upstream_mark(), &waiting)?;
     for address in &serving.listening {
         info!("listening on {address}");
     }
@@ -59,10 +63,10 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<()> {
     serving.end()
 }
 
-/// Who has nothing to read again ends by SIGHUP, as programs do.
+/// Without TLS there is nothing to reload, so SIGHUP keeps its default action and kills the process.
 fn signals_of(config: &Config) -> Vec<i32> {
     let mut signals = vec![SIGTERM, SIGINT, SIGUSR1];
-    if config.listeners.iter().any(ListenerConfig::speaks_tls) {
+    if config.listeners.iter().any(|listener| listener.speaks_tls()) {
         signals.push(SIGHUP);
     }
     signals
@@ -154,6 +158,7 @@ fn check_privilege(config: &Config) -> anyhow::Result<()> {
 /// Nobody waits for `signals` any more once an engine's workers have ended by themselves or after a drain.
 fn start(
     config: &Config,
+    checked: &Checked,
     mut inherited: Vec<OwnedFd>,
     mark: Option<u32>,
     signals: &Handle,
@@ -163,7 +168,7 @@ fn start(
         limits::open_files()
     });
     let (encrypted, plain): (Vec<_>, Vec<_>) =
-        config.listeners.iter().partition(|listener| listener.speaks_tls());
+        checked.listeners.iter().partition(|listener| listener.config.speaks_tls());
     let workers = config.workers.map_or_else(cores, std::num::NonZeroUsize::get);
     let budgets = budgets(config, usize::try_from(open_files).unwrap_or(usize::MAX));
     let journal = Arc::<Journal>::default();
@@ -177,7 +182,8 @@ fn start(
     if !plain.is_empty() {
         let mut engine = Relay::start(workers, &budgets, &journal, on_end())?;
         for (listener, id) in plain.into_iter().zip(&mut ids) {
-            listening.extend(engine.open(id, rules(config, listener, mark)?, &mut inherited)?);
+            let opened = engine.open(id, rules(listener, mark), &mut inherited);
+            listening.extend(opened.map_err(|error| explain(error, listener))?);
         }
         relay = Some(engine);
     }
@@ -185,25 +191,44 @@ fn start(
     if !encrypted.is_empty() {
         let mut engine = Https::start(workers, &budgets, &journal, on_end())?;
         for (listener, id) in encrypted.into_iter().zip(&mut ids) {
-            listening.extend(engine.open(id, https_rules(config, listener, mark)?, &mut inherited)?);
+            let opened = engine.open(id, https_rules(listener, mark), &mut inherited);
+            listening.extend(opened.map_err(|error| explain(error, listener))?);
         }
         https = Some(engine);
     }
     Ok(Serving { relay, https, listening, journal, budgets })
 }
 
+/// A port in use is reported with the program that has it, where this user may see that.
+fn explain(error: EngineError, listener: &CheckedListener) -> anyhow::Error {
+    let EngineError::Listen(failed) = &error else { return error.into() };
+    let transport = match listener.config.protocol {
+        Protocol::Tcp => Transport::Tcp,
+        Protocol::Udp => Transport::Udp,
+    };
+    let is_in_use = failed.error.errno == Errno::ADDRINUSE;
+    match is_in_use.then(|| holder::of(failed.address, transport)).flatten() {
+        Some(holder) => anyhow::anyhow!(
+            "can't listen on {}: {holder} listens there; stop it, or choose another address with --listen",
+            failed.address
+        ),
+        None => error.into(),
+    }
+}
+
 /// A listener that speaks TLS with clients, backends or both.
-fn https_rules(config: &Config, listener: &ListenerConfig, mark: Option<u32>) -> anyhow::Result<Rules> {
-    let ListenerRules { settings, policy } = rules(config, listener, mark)?;
-    let (tls, handshake_timeout) = (listener.server_tls()?, listener.handshake_timeout());
+fn https_rules(listener: &CheckedListener, mark: Option<u32>) -> Rules {
+    let ListenerRules { settings, policy } = rules(listener, mark);
+    let (tls, handshake_timeout) = (listener.tls.clone(), listener.config.handshake_timeout());
+    let config = &listener.config;
     let per_client = downstream::PerClient {
-        // Where TLS is only put on, clients are programs of ours, which may have as many as they like.
-        most: listener.max_per_client.or(listener.tls.is_none().then_some(0)),
-        shared: listener.http.as_ref().map(|http| http.trusted.clone()).unwrap_or_default(),
+        // Where TLS is only put on, clients are programs of the operator's own, which may have as many as they like.
+        most: config.max_per_client.or(config.tls.is_none().then_some(0)),
+        shared: config.http.as_ref().map(|http| http.trusted.clone()).unwrap_or_default(),
     };
     let listening = downstream::TlsListener { settings, policy, tls, handshake_timeout, per_client };
-    let http = listener.http.as_ref().map(HttpConfig::options);
-    Ok(Rules { listening, origin: listener.origin()?, http })
+    let http = config.http.as_ref().map(HttpConfig::options);
+    Rules { listening, origin: listener.origin.clone(), http }
 }
 
 fn budgets(config: &Config, open_files: usize) -> Budgets {
@@ -227,17 +252,18 @@ fn cores() -> usize {
 }
 
 /// `mark` is what the routes look for; a listener's own comes first.
-fn rules(config: &Config, listener: &ListenerConfig, mark: Option<u32>) -> anyhow::Result<ListenerRules> {
+fn rules(listener: &CheckedListener, mark: Option<u32>) -> ListenerRules {
+    let config = &listener.config;
     let settings = ListenerSettings {
-        address: listener.bind,
-        sockets: usize::from(listener.sockets.get()),
-        transparent: listener.transparent,
-        mark: if listener.mark == 0 { mark.unwrap_or_default() } else { listener.mark },
-        header_times: HeaderTimes { timeout: listener.header.timeout, wait: listener.header.wait },
-        header_limits: Limits { max_len: listener.header.max_bytes, versions: Versions::BOTH },
-        connect_timeout: listener.timeouts.connect,
-        idle_timeout: listener.timeouts.idle,
-        udp: (listener.protocol == Protocol::Udp).then(|| listener.udp.settings(listener.send_proxy)),
+        address: config.bind,
+        sockets: usize::from(config.sockets.get()),
+        transparent: config.transparent,
+        mark: if config.mark == 0 { mark.unwrap_or_default() } else { config.mark },
+        header_times: HeaderTimes { timeout: config.header.timeout, wait: config.header.wait },
+        header_limits: Limits { max_len: config.header.max_bytes, versions: Versions::BOTH },
+        connect_timeout: config.timeouts.connect,
+        idle_timeout: config.timeouts.idle,
+        udp: (config.protocol == Protocol::Udp).then(|| config.udp.settings(config.send_proxy)),
     };
-    Ok(ListenerRules { settings, policy: Arc::new(listener.policy(&config.binds())?) })
+    ListenerRules { settings, policy: Arc::clone(&listener.policy) }
 }

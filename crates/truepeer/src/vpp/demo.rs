@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::cli::VppDemoArgs;
+use crate::spec::VppDemoArgs;
 
 const PROGRAM: &str = "demo-https";
 

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use super::place::Place;
 use super::process::State;
-use crate::cli::VppPlaceArgs;
+use crate::spec::VppPlaceArgs;
 
 /// How long VPP may take to end by itself.
 const PATIENCE: Duration = Duration::from_secs(15);

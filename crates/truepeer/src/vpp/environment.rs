@@ -12,8 +12,8 @@ use super::find;
 use super::process::State;
 use super::status::running;
 use super::vcl::Workers;
-use crate::cli::VppRunArgs;
 use crate::run::{Kind, Program};
+use crate::spec::VppRunArgs;
 
 /// Descriptors from 2¹² on are VPP's. By default it would be from 2³² on, which no descriptor is: programs would take
 /// VPP's for the kernel's. Who has set it already has a reason: wrk keeps few descriptors, and wants 5.

@@ -27,7 +27,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::cli::VppAction;
+use crate::spec::VppAction;
 pub(crate) use layout::{Device, ETHERNET_ADDRESSES, Layout, Port};
 
 /// Does what `truepeer vpp` was asked to.

@@ -25,8 +25,8 @@ use super::environment::{namespace, refuse, variables};
 use super::find;
 use super::status::running;
 use super::vcl::{Workers, app_socket};
-use crate::cli::{Stack, StackArgs, VppPlaceArgs};
 use crate::run::Program;
+use crate::spec::{Stack, StackArgs, VppPlaceArgs};
 
 /// Says to the second start that it is one, and where VPP is asked.
 const SIGN: &str = "TRUEPEER_ON_VPP";
@@ -45,7 +45,7 @@ enum Step {
 /// # Errors
 /// What keeps this binary off VPP's stack: no VPP, no library, file capabilities.
 pub(crate) fn enter(args: &StackArgs, workers: usize) -> Result<()> {
-    if args.stack == Stack::Kernel {
+    if args.stack.unwrap_or_default() == Stack::Kernel {
         return Ok(());
     }
     match next_step(env::var_os(SIGN), is_loaded()?)? {
@@ -163,7 +163,8 @@ mod tests {
 
     #[test]
     fn on_the_kernels_stack_nothing_is_done() {
-        let args = StackArgs { stack: Stack::Kernel, vpp_namespace: None, vpp_dir: None, vpp_library: None };
+        let args =
+            StackArgs { stack: Some(Stack::Kernel), vpp_namespace: None, vpp_dir: None, vpp_library: None };
         enter(&args, 2).unwrap();
     }
 }

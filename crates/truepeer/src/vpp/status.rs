@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use super::control::Control;
 use super::place::Place;
 use super::process::State;
-use crate::cli::VppPlaceArgs;
+use crate::spec::VppPlaceArgs;
 
 /// What is asked, in VPP's words.
 const QUESTIONS: [&str; 3] = ["show interface address", "show app ns", "show session verbose"];

@@ -24,7 +24,7 @@ use super::place::Place;
 use super::process::{State, boot, started};
 use super::startup::{Startup, has_huge_pages};
 use super::vcl::{VclConfig, Workers};
-use crate::cli::UpArgs;
+use crate::spec::UpArgs;
 
 /// How long VPP may take until it answers; it takes a second, unless the machine is busy.
 const PATIENCE: Duration = Duration::from_secs(90);

@@ -4,8 +4,8 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use truepeer_policy::{OnConflict, PrefixSet};
 
 use crate::cli::UsageError;
-use crate::cli::proxy::{Defaults, ProxyArgs};
-use crate::plan::{ListenAddr, RoutesConfig, RoutesMode};
+use crate::plan::{Defaults, RoutesConfig, UsualBackends};
+use crate::spec::{ListenAddr, ProxySpec, RoutesMode};
 
 pub(super) const USAGE: &str = "\
 truepeer in the place of cloudflare/mmproxy. Its options, with its defaults:
@@ -47,12 +47,12 @@ pub(super) fn require(matches: &ArgMatches) -> Result<(), UsageError> {
 }
 
 /// Applies what only it has.
-pub(super) fn adapt(args: &mut ProxyArgs, matches: &ArgMatches) {
+pub(super) fn adapt(args: &mut ProxySpec, matches: &ArgMatches) {
     if matches.get_flag(REAL_PORT) {
-        args.on_conflict.get_or_insert(OnConflict::Refuse);
+        args.upstream.on_conflict.get_or_insert(OnConflict::Refuse);
     }
     // There, --quiet is about the advice printed at the start, --verbose about connections.
-    args.quiet &= !args.verbose && args.v.is_none();
+    args.log.quiet &= !args.log.verbose && args.log.v.is_none();
 }
 
 /// Nobody may send but by the list; the mark and table of its documentation, which says [::]:8080, too.
@@ -60,6 +60,7 @@ pub(super) fn defaults() -> Defaults {
     Defaults {
         listen: ListenAddr::new("::", 8080),
         allow: PrefixSet::new(),
+        backends: UsualBackends::EachAlone,
         claims: PrefixSet::loopback(),
         claims_host: true,
         mark: 123,

@@ -2,8 +2,8 @@
 
 use truepeer_policy::{Destinations, PrefixSet};
 
-use crate::cli::proxy::Defaults;
-use crate::plan::{RoutesConfig, RoutesMode};
+use crate::plan::{Defaults, RoutesConfig, UsualBackends};
+use crate::spec::RoutesMode;
 
 pub(super) const USAGE: &str = "\
 truepeer in the place of go-mmproxy. Its options, with its defaults:
@@ -17,6 +17,7 @@ to you, as there.";
 pub(super) fn defaults() -> Defaults {
     Defaults {
         allow: PrefixSet::any(),
+        backends: UsualBackends::EachAlone,
         claims: PrefixSet::loopback(),
         claims_host: true,
         dynamic_allow: Some(Destinations::any()),

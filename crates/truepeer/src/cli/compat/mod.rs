@@ -11,8 +11,9 @@ use std::path::Path;
 
 use clap::{Command, FromArgMatches as _};
 
-use super::proxy::{Defaults, ProxyArgs};
-use super::{UsageError, go_style, proxy_command};
+use super::{UsageError, go_style};
+use crate::plan::Defaults;
+use crate::spec::ProxySpec;
 
 /// A program whose place truepeer takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,14 +79,14 @@ fn take_option(argv: &mut Vec<OsString>) -> Result<Option<Compat>, UsageError> {
 
 impl Compat {
     /// Reads the words as that program does.
-    pub(super) fn parse(self, argv: Vec<OsString>) -> Result<ProxyArgs, UsageError> {
+    pub(super) fn parse(self, argv: Vec<OsString>) -> Result<ProxySpec, UsageError> {
         let command = self.command();
         let argv = if self == Self::Cloudflare { argv } else { go_style::rewrite(argv, &command) };
         let matches = command.try_get_matches_from(argv)?;
         if self == Self::Cloudflare {
             cloudflare::require(&matches)?;
         }
-        let mut args = ProxyArgs::from_arg_matches(&matches)?;
+        let mut args = ProxySpec::from_arg_matches(&matches)?;
         if self == Self::Cloudflare {
             cloudflare::adapt(&mut args, &matches);
         }
@@ -104,9 +105,11 @@ impl Compat {
     /// A repeated option replaces the one before, as these programs have it.
     fn command(self) -> Command {
         let command = match self {
-            Self::GoMmproxy => proxy_command("go-mmproxy").before_help(go_mmproxy::USAGE),
-            Self::MmproxyRs => proxy_command("mmproxy").before_help(mmproxy_rs::USAGE),
-            Self::Cloudflare => cloudflare::command(proxy_command("mmproxy")).before_help(cloudflare::USAGE),
+            Self::GoMmproxy => super::proxy::command("go-mmproxy").before_help(go_mmproxy::USAGE),
+            Self::MmproxyRs => super::proxy::command("mmproxy").before_help(mmproxy_rs::USAGE),
+            Self::Cloudflare => {
+                cloudflare::command(super::proxy::command("mmproxy")).before_help(cloudflare::USAGE)
+            }
         };
         command.args_override_self(true).version(env!("CARGO_PKG_VERSION"))
     }

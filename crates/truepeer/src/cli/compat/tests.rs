@@ -5,7 +5,8 @@ use truepeer_policy::{HeaderRule, OnConflict};
 
 use super::*;
 use crate::cli::{Invocation, parse};
-use crate::plan::{Config, RoutesMode, Verbosity};
+use crate::plan::Config;
+use crate::spec::{RoutesMode, Verbosity};
 
 fn invoke(line: &str) -> Result<(Config, Option<Compat>), UsageError> {
     match parse(line.split_whitespace().map(OsString::from))? {
@@ -45,8 +46,8 @@ fn go_mmproxy_is_understood_as_it_documents_itself() {
     let config = config(line);
     let listener = &config.listeners[0];
     assert_eq!((config.listeners.len(), listener.bind.to_string()), (1, "0.0.0.0:25577".to_owned()));
-    assert_eq!(listener.backends.ipv4.to_string(), "127.0.0.1:25578");
-    assert_eq!(listener.backends.ipv6.to_string(), "[::1]:25578");
+    assert_eq!(listener.backends.ipv4.as_ref().unwrap().to_string(), "127.0.0.1:25578");
+    assert_eq!(listener.backends.ipv6.as_ref().unwrap().to_string(), "[::1]:25578");
     assert_eq!((listener.sockets.get(), listener.mark, listener.transparent), (4, 5, true));
     assert!(listener.senders.allow.is_empty() && listener.senders.allow_files.len() == 1);
     assert!(listener.dynamic.as_ref().unwrap().allow.contains("203.0.113.1:65535".parse().unwrap()));
@@ -65,8 +66,7 @@ fn go_mmproxy_and_mmproxy_rs_let_everybody_send_and_say_so() {
         assert!(listener.claims.allow.contains("127.0.0.1".parse().unwrap()));
         assert!(!listener.claims.allow.contains("224.0.0.1".parse().unwrap()));
         assert_eq!((config.routes.mode, config.routes.table), (RoutesMode::Manual, 123));
-        assert_eq!(config.warnings().len(), 2);
-        config.check().unwrap();
+        assert_eq!(config.check().unwrap().warnings().len(), 2);
     }
 }
 

@@ -50,7 +50,8 @@ use truepeer_sys::{inherit, limits};
 
 use super::program::{NotStarted, Program};
 use crate::log;
-use crate::plan::{LogConfig, Verbosity};
+use crate::plan::LogConfig;
+use crate::spec::Verbosity;
 use guard::Side;
 use life::Life;
 use supervisor::Supervisor;

@@ -46,7 +46,7 @@ pub(crate) fn format_duration(duration: &Duration) -> String {
 }
 
 /// A value that has a text form.
-pub(super) mod one {
+pub(crate) mod one {
     use std::fmt::Display;
     use std::str::FromStr;
 
@@ -66,7 +66,7 @@ pub(super) mod one {
 }
 
 /// Such a value, or none.
-pub(super) mod maybe {
+pub(crate) mod maybe {
     use std::fmt::Display;
     use std::str::FromStr;
 
@@ -87,7 +87,7 @@ pub(super) mod maybe {
 }
 
 /// Several such values; each may print as several words.
-pub(super) mod list {
+pub(crate) mod list {
     use std::fmt::Display;
     use std::str::FromStr;
 
@@ -109,7 +109,7 @@ pub(super) mod list {
 }
 
 /// A set of prefixes as a list of words.
-pub(super) mod prefixes {
+pub(crate) mod prefixes {
     use serde::{Deserializer, Serializer};
     use truepeer_policy::PrefixSet;
 
@@ -127,7 +127,7 @@ pub(super) mod prefixes {
 }
 
 /// A set of destinations as a list of words.
-pub(super) mod destinations {
+pub(crate) mod destinations {
     use serde::{Deserializer, Serializer};
     use truepeer_policy::Destinations;
 
@@ -145,7 +145,7 @@ pub(super) mod destinations {
 }
 
 /// A duration with its unit.
-pub(super) mod duration {
+pub(crate) mod duration {
     use std::time::Duration;
 
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
@@ -160,7 +160,7 @@ pub(super) mod duration {
 }
 
 /// A duration with its unit, or none.
-pub(super) mod maybe_duration {
+pub(crate) mod maybe_duration {
     use std::time::Duration;
 
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};

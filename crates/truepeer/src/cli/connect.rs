@@ -1,0 +1,29 @@
+//! `truepeer connect`.
+
+use clap::{Args as _, Command};
+
+use super::dress::{Page, dress, example};
+use crate::spec::{ConnectArgs, table};
+
+const PAGE: Page = Page {
+    which: table::CONNECT,
+    examples: &[
+        example(
+            "See what a server makes of a client",
+            "truepeer connect --from 203.0.113.7:5000 -- nc 127.0.0.1 9090",
+        ),
+        example(
+            "Only connections to one network and port",
+            "truepeer connect --send-proxy v1 --to 10.0.0.0/8:443 -- curl https://10.0.0.1/",
+        ),
+        example(
+            "A query to a DNS server that accepts headers from here",
+            "truepeer connect --from 203.0.113.7:5000 --udp-dialect every \\\n  --to 127.0.0.1/32:53 -- dig @127.0.0.1 example.org",
+        ),
+    ],
+    notes: "",
+};
+
+pub(super) fn command() -> Command {
+    dress(ConnectArgs::augment_args(Command::new("connect")), &PAGE)
+}

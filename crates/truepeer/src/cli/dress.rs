@@ -1,0 +1,132 @@
+//! Words for commands: clap knows the options by their types, the table of [`crate::spec::table`] has their help.
+
+use std::io::IsTerminal as _;
+
+use clap::Command;
+
+use crate::spec::table::{self, Commands};
+
+/// What a command's help has besides its options.
+pub(super) struct Page {
+    pub(super) which: Commands,
+    /// The first one is shown by `-h`, too.
+    pub(super) examples: &'static [Example],
+    /// What is to be known besides, in paragraphs.
+    pub(super) notes: &'static str,
+}
+
+/// What somebody wants, and what to type.
+pub(super) struct Example {
+    pub(super) want: &'static str,
+    pub(super) lines: &'static str,
+}
+
+pub(super) const fn example(want: &'static str, lines: &'static str) -> Example {
+    Example { want, lines }
+}
+
+/// Usage and examples come before the options.
+const TEMPLATE: &str = "\
+{about-with-newline}
+{usage-heading} {usage}
+
+{before-help}{all-args}{after-help}";
+
+/// Gives a command its words: `-h` shows the first example and the common options, `--help` everything.
+pub(super) fn dress(command: Command, page: &Page) -> Command {
+    let name = command.get_name().to_owned();
+    let few = examples(page.examples.get(..1).unwrap_or_default());
+    let all = examples(page.examples);
+    let more = format!("These are the usual options. All of them, and more examples: truepeer {name} --help");
+    words(command, page.which)
+        .help_template(TEMPLATE)
+        .before_help(few)
+        .before_long_help(all)
+        .after_help(more)
+        .after_long_help(wrapped(page.notes, width()))
+}
+
+/// The table's words, for a command and what is below it.
+fn words(command: Command, which: Commands) -> Command {
+    let below: Vec<String> = command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
+    let command = command.mut_args(|arg| {
+        let name = arg.get_long().map_or_else(|| arg.get_id().to_string(), str::to_owned);
+        let Some((place, row)) = table::find(which, &name) else { return arg };
+        let is_switch = !arg.get_action().takes_values();
+        let arg = arg
+            .help(row.text())
+            .help_heading(row.heading)
+            .display_order(place)
+            .hide_short_help(!row.is_common);
+        if is_switch { arg } else { arg.value_name(row.value).hide_possible_values(true) }
+    });
+    below.iter().fold(command, |command, name| command.mut_subcommand(name, |below| words(below, which)))
+}
+
+fn examples(examples: &[Example]) -> String {
+    let mut text = String::from(if examples.len() == 1 { "Example:\n" } else { "Examples:\n" });
+    for Example { want, lines } in examples {
+        text.push_str(&format!("  {want}:\n"));
+        lines.lines().for_each(|line| text.push_str(&format!("    {line}\n")));
+    }
+    text
+}
+
+/// clap wraps the options at the terminal's width, or at 100 columns; so do we.
+fn width() -> usize {
+    let columns = std::io::stdout()
+        .is_terminal()
+        .then(|| rustix::termios::tcgetwinsize(std::io::stdout()).ok())
+        .flatten()
+        .map_or(100, |size| usize::from(size.ws_col));
+    columns.clamp(40, 100)
+}
+
+/// Breaks lines at blanks. A line that is indented by two goes on indented like its second column.
+fn wrapped(text: &str, width: usize) -> String {
+    let mut out = String::new();
+    for line in text.lines() {
+        let indent = line.len() - line.trim_start().len();
+        // In `  name   text` the text's column.
+        let hanging = if indent == 0 {
+            0
+        } else {
+            line.trim_start().find("   ").map_or(indent, |at| {
+                let rest = &line[indent + at..];
+                indent + at + rest.len() - rest.trim_start().len()
+            })
+        };
+        let mut rest = line;
+        let mut prefix = String::new();
+        loop {
+            let room = width.saturating_sub(prefix.len()).max(20);
+            if rest.chars().count() <= room {
+                out.push_str(&prefix);
+                out.push_str(rest);
+                break;
+            }
+            let limit = rest.char_indices().nth(room).map_or(rest.len(), |(at, _)| at);
+            let at = rest[..limit].rfind(' ').filter(|at| !rest[..*at].trim().is_empty()).unwrap_or(limit);
+            out.push_str(&prefix);
+            out.push_str(rest[..at].trim_end());
+            out.push('\n');
+            rest = rest[at..].trim_start();
+            prefix = " ".repeat(hanging);
+        }
+        out.push('\n');
+    }
+    out.trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_follow_the_width_and_keep_their_columns() {
+        let text = "  name   some words that are too long for a line\nshort";
+        assert_eq!(wrapped(text, 30), "  name   some words that are\n         too long for a line\nshort");
+        assert_eq!(wrapped("a b", 80), "a b");
+        assert_eq!(wrapped("", 80), "");
+    }
+}

@@ -1,0 +1,141 @@
+//! What is said about wrong command lines, word for word: `messages.txt`. To be read as a user reads it.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use super::{Invocation, UsageError, command, parse};
+use crate::plan::{Problem, attach_rules, run_settings, setup_options};
+
+/// Each line gets a message, or warnings.
+const LINES: &[&str] = &[
+    "truepeer proxy --allow Cargo.toml",
+    "truepeer proxy --allow nobody",
+    "truepeer proxy --allow ./no-such-list",
+    "truepeer proxy --allowed-subnets no-such-list",
+    "truepeer proxy --allow /dev/null",
+    "truepeer proxy --deny-clients /dev/null",
+    "truepeer proxy --deny-clients 192.0.2.300",
+    "truepeer proxy --deny-clients no-such-list",
+    "truepeer proxy -4 [::1]:80",
+    "truepeer proxy -6 127.0.0.1:80",
+    "truepeer proxy -4 127.0.0.1:80",
+    "truepeer proxy -4 localhost",
+    "truepeer proxy -l 8443",
+    "truepeer proxy -l 127.0.0.1:443 -4 127.0.0.1:443",
+    "truepeer proxy -l 127.0.0.1:1 -l 127.0.0.1:1",
+    "truepeer proxy --udp-dialect first",
+    "truepeer proxy -p udp --tls-cert c.pem",
+    "truepeer proxy -p udp --send-proxy v1",
+    "truepeer proxy --send-proxy spp",
+    "truepeer proxy --tls-cert Cargo.toml",
+    "truepeer proxy --tls-cert no-such-file.pem",
+    "truepeer proxy --tls-key k.pem",
+    "truepeer proxy --tls-alpn h2",
+    "truepeer proxy --client-cert optional",
+    "truepeer proxy --origin-key k.pem --origin-tls",
+    "truepeer proxy --origin-ca ca.pem",
+    "truepeer proxy --drain-timeout 5s",
+    "truepeer proxy --header optional --allow any",
+    "truepeer proxy --header 0.0.0.0/0=optional --allow any",
+    "truepeer proxy --header forbid --header require",
+    "truepeer proxy --header maybe",
+    "truepeer proxy --header-timeout 5d",
+    "truepeer proxy --dynamic-destination",
+    "truepeer proxy --quiet --verbose",
+    "truepeer proxy --alow any",
+    "truepeer proxy --allow any",
+    "truepeer https --origin http://127.0.0.1:1",
+    "truepeer https --tls-cert c.pem",
+    "truepeer https --tls-cert Cargo.toml --origin app:80",
+    "truepeer https --tls-cert c.pem --origin http://127.0.0.1:1 --origin-insecure",
+    "truepeer https --tls-cert c.pem --origin http://127.0.0.1:1 --stack vpp --routes auto",
+    "truepeer attach 8080",
+    "truepeer attach --port nosuch",
+    "truepeer attach --port 90-80",
+    "truepeer attach --port 80:8080",
+    "truepeer attach --port 443 --header forbid",
+    "truepeer attach --port 443 --header 10.0.0.0/8=optional",
+    "truepeer attach --port 443 --udp-dialect every",
+    "truepeer attach --port 53/udp --udp-dialect first",
+    "truepeer attach",
+    "truepeer run --port 0 -- true",
+    "truepeer run --header optional --header require -- true",
+    "truepeer run --header optional --allow any -- true",
+    "truepeer run --allow /dev/null -- true",
+    "truepeer connect --from nowhere -- true",
+    "truepeer connect --send-proxy v3 -- true",
+    "truepeer doctor -4 [::1]:80",
+    "truepeer routes show -4 localhost",
+    "truepeer serve",
+    "truepeer --compat nginx proxy",
+];
+
+fn said(line: &str) -> String {
+    let invocation = match parse(line.split_whitespace().map(OsString::from)) {
+        Ok(invocation) => invocation,
+        Err(UsageError::Clap(error)) => return error.to_string().trim().to_owned(),
+        Err(error) => return format!("error: {:#}", anyhow::Error::new(error)),
+    };
+    match warnings(invocation) {
+        Ok(warnings) if warnings.is_empty() => "fine".to_owned(),
+        Ok(warnings) => {
+            warnings.iter().map(|warning| format!("warning: {warning}")).collect::<Vec<_>>().join("\n")
+        }
+        Err(problem) => format!("error: {:#}", anyhow::Error::new(problem)),
+    }
+}
+
+fn warnings(invocation: Invocation) -> Result<Vec<String>, Problem> {
+    match invocation {
+        Invocation::Proxy(config, _) | Invocation::Https(config, _) => Ok(config.check()?.warnings()),
+        Invocation::Attach(args) => Ok(attach_rules(&args)?.1),
+        Invocation::Run(args) => Ok(run_settings(&args)?.1),
+        Invocation::Routes(args) => setup_options(&args.routing).map(|_| Vec::new()),
+        Invocation::Doctor(args) => setup_options(&args.routing).map(|_| Vec::new()),
+        Invocation::Connect(_) | Invocation::Vpp(_) => Ok(Vec::new()),
+    }
+}
+
+#[test]
+fn messages_are_as_they_were_read_last() {
+    let text: String = LINES.iter().map(|line| format!("$ {line}\n{}\n\n", said(line))).collect();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cli/messages.txt");
+    if std::env::var_os("TRUEPEER_WRITE").is_some() {
+        std::fs::write(&file, &text).unwrap();
+    }
+    let written = std::fs::read_to_string(&file).unwrap();
+    for (said, written) in text.split("\n\n").zip(written.split("\n\n")) {
+        assert_eq!(said, written);
+    }
+    assert_eq!(text.len(), written.len(), "TRUEPEER_WRITE=1 writes the file anew; read it");
+}
+
+#[test]
+fn messages_name_only_options_that_the_command_has() {
+    let mut all = command();
+    all.build();
+    for line in LINES.iter().filter(|line| !line.contains("--compat") && !line.contains("--alow")) {
+        let name = line.split(' ').nth(1).unwrap();
+        let Some(command) = all.find_subcommand(name) else { continue };
+        let message = said(line);
+        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-';
+        let words = message
+            .split(|c: char| !is_part(c))
+            .filter(|word| word.starts_with("--") && word[2..].starts_with(|c: char| c.is_ascii_lowercase()));
+        for word in words {
+            let has = command.get_arguments().any(|arg| arg.get_long() == word.strip_prefix("--"));
+            assert!(has, "{line}: there is no {word}: {message}");
+        }
+    }
+}
+
+#[test]
+fn messages_have_no_debug_form_and_quote_what_was_typed() {
+    for line in LINES {
+        let message = said(line);
+        for form in ["Some(", "Err(", "Os {", "kind:", "Error(", "Other("] {
+            assert!(!message.contains(form), "{line}: {message}");
+        }
+        assert_ne!(message, "fine", "{line}");
+    }
+}

@@ -1,0 +1,217 @@
+//! docs/options.md, made of the commands as `--help` shows them, and what holds both to the table.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use clap::{Arg, Command};
+
+use super::{Invocation, command, parse};
+use crate::plan::{Config, attach_rules, run_settings};
+use crate::spec::table::{self, Commands, Default, OPTIONS};
+
+const COMMANDS: [(&str, Commands); 7] = [
+    ("proxy", table::PROXY),
+    ("https", table::HTTPS),
+    ("attach", table::ATTACH),
+    ("run", table::RUN),
+    ("connect", table::CONNECT),
+    ("routes", table::ROUTES),
+    ("doctor", table::DOCTOR),
+];
+
+const HEAD: &str = "\
+# Options
+
+This page is generated from the table that `--help` is made of (`TRUEPEER_WRITE=1 cargo test -p truepeer --bin truepeer cli`).
+
+TIME is seconds (`5`), or has a unit (`500ms`, `5s`, `2m`, `1h`). SIZE is bytes (`4096`), or has a unit (`16KiB`, `100MiB`).
+PREFIX is an address, a prefix (`10.0.0.0/8`, `2001:db8::/32`), or the word `loopback`, `private` or `any`.
+`--compat PROGRAM` and the names of other programs: [drop-in](drop-in.md).
+";
+
+fn page() -> String {
+    let mut page = HEAD.to_owned();
+    let mut all = command();
+    all.build();
+    for (name, _) in COMMANDS {
+        let command = all.find_subcommand(name).expect(name);
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        let _ = write!(page, "\n## truepeer {name}\n\n{about}.\n");
+        let mut args: Vec<&Arg> = options(command);
+        args.sort_by_key(|arg| table::find(which(name), &key(arg)).map(|(place, _)| place));
+        let mut heading = "";
+        for arg in args {
+            let (_, row) =
+                table::find(which(name), &key(arg)).unwrap_or_else(|| panic!("{name} {arg}: no row"));
+            if row.heading != heading {
+                heading = row.heading;
+                let _ = write!(page, "\n### {heading}\n\n| option | default | meaning |\n|---|---|---|\n");
+            }
+            let default = row.default_text().map_or_else(String::new, |default| match row.default {
+                Default::Value(_) => format!("`{default}`"),
+                _ => default,
+            });
+            let cells = [spelling(arg, row.value), default, row.help.to_owned()];
+            let cells = cells.map(|cell| cell.replace('|', "\\|"));
+            let _ = writeln!(page, "| {} | {} | {} |", cells[0], cells[1], cells[2]);
+        }
+    }
+    page
+}
+
+fn which(name: &str) -> Commands {
+    COMMANDS.iter().find(|(command, _)| *command == name).expect(name).1
+}
+
+/// A command's own options and those of what is below it, once each.
+fn options(command: &Command) -> Vec<&Arg> {
+    let mut args: Vec<&Arg> = command.get_arguments().collect();
+    for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+        args.extend(below.get_arguments());
+    }
+    args.retain(|arg| !matches!(arg.get_id().as_str(), "help" | "version"));
+    args.sort_by_key(|arg| key(arg));
+    args.dedup_by_key(|arg| key(arg));
+    args
+}
+
+fn key(arg: &Arg) -> String {
+    arg.get_long().map_or_else(|| arg.get_id().to_string(), str::to_owned)
+}
+
+fn spelling(arg: &Arg, value: &str) -> String {
+    let dashes =
+        [arg.get_short().map(|short| format!("-{short}")), arg.get_long().map(|long| format!("--{long}"))];
+    let names: Vec<String> = dashes.into_iter().flatten().collect();
+    match (names.is_empty(), value.is_empty() || !arg.get_action().takes_values()) {
+        (true, _) => format!("`{value}`"),
+        (false, true) => format!("`{}`", names.join("`, `")),
+        (false, false) => format!("`{} {value}`", names.join("`, `")),
+    }
+}
+
+#[test]
+fn the_reference_is_what_help_says() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/options.md");
+    let page = page();
+    if std::env::var_os("TRUEPEER_WRITE").is_some() {
+        std::fs::write(&file, &page).unwrap();
+    }
+    let written = std::fs::read_to_string(&file).unwrap();
+    assert!(
+        written == page,
+        "docs/options.md is old: TRUEPEER_WRITE=1 cargo test -p truepeer --bin truepeer cli"
+    );
+}
+
+#[test]
+fn each_option_has_its_row_and_each_row_its_option() {
+    let mut all = command();
+    all.build();
+    for (name, which) in COMMANDS {
+        let options: Vec<String> =
+            options(all.find_subcommand(name).expect(name)).iter().map(|arg| key(arg)).collect();
+        for option in &options {
+            assert!(table::find(which, option).is_some(), "{name} --{option} has no row");
+            let rows = OPTIONS.iter().filter(|row| row.name == option && row.commands.include(which));
+            assert_eq!(rows.count(), 1, "{name} --{option}");
+        }
+        for row in OPTIONS.iter().filter(|row| row.commands.include(which)) {
+            assert!(options.iter().any(|option| option == row.name), "{name} has no --{}", row.name);
+        }
+    }
+}
+
+#[test]
+fn help_shows_each_rows_words() {
+    let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for (name, which) in COMMANDS {
+        let help = squeeze(&error(&format!("truepeer {name} --help")));
+        let below = squeeze(&error("truepeer attach detach --help"))
+            + &squeeze(&error("truepeer attach status --help"));
+        for row in OPTIONS.iter().filter(|row| row.commands.include(which)) {
+            let text = squeeze(&row.text());
+            assert!(help.contains(&text) || below.contains(&text), "{name} --{}: {text}\n{help}", row.name);
+        }
+    }
+}
+
+#[test]
+fn short_help_is_a_screenful() {
+    for (name, _) in COMMANDS {
+        let help = error(&format!("truepeer {name} -h"));
+        assert!(
+            help.lines().count() <= 45 && help.contains("--help"),
+            "{name}: {} lines",
+            help.lines().count()
+        );
+        let long = error(&format!("truepeer {name} --help"));
+        let (examples, options) = (long.find("Example").unwrap(), long.find("\n      --").unwrap());
+        assert!(examples < options, "{name}: examples come first");
+    }
+}
+
+/// What a row says holds without the option is what writing it means.
+#[test]
+fn writing_a_default_changes_nothing() {
+    for (name, which, usual) in [
+        ("proxy", table::PROXY, ""),
+        ("https", table::HTTPS, "--tls-cert c.pem --client-ca a.pem --origin http://127.0.0.1:1"),
+        ("attach", table::ATTACH, "--port 1 --port 2/udp"),
+        ("run", table::RUN, ""),
+    ] {
+        for row in OPTIONS.iter().filter(|row| row.commands.include(which)) {
+            let Default::Value(default) = row.default else { continue };
+            let needs = match row.name {
+                "udp-dialect" if name == "proxy" => "-p udp",
+                "tls-min" | "tls-timeout" | "drain-timeout" if name == "proxy" => "--tls-cert c.pem",
+                "client-cert" if name == "proxy" => "--tls-cert c.pem --client-ca a.pem",
+                _ => "",
+            };
+            let dashes = if row.name.len() == 1 { "-" } else { "--" };
+            let end = if name == "run" { "-- true" } else { "" };
+            let without = format!("truepeer {name} {usual} {needs} {end}");
+            let with = format!("truepeer {name} {usual} {needs} {dashes}{} {} {end}", row.name, default());
+            assert_eq!(meaning(&with), meaning(&without), "{with}");
+        }
+    }
+}
+
+fn meaning(line: &str) -> String {
+    match invoke(line).unwrap_or_else(|error| panic!("{line}: {error}")) {
+        Invocation::Proxy(config, _) => debug(&config),
+        Invocation::Https(config, stack) => {
+            debug(&config) + &format!("{:?}", stack.stack.unwrap_or_default())
+        }
+        Invocation::Attach(args) => {
+            let place =
+                (args.place.pins.unwrap_or_else(|| crate::spec::defaults::pins().to_owned()), args.dev);
+            let dev = if place.1.is_empty() { vec!["all".to_owned()] } else { place.1.clone() };
+            format!("{:?}{:?}{dev:?}", attach_rules(&attach(line)).unwrap(), place.0)
+        }
+        Invocation::Run(args) => {
+            format!("{:?}{:?}", run_settings(&args).unwrap(), args.how.via.unwrap_or_default())
+        }
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+fn debug(config: &Config) -> String {
+    format!("{config:?}")
+}
+
+fn attach(line: &str) -> crate::spec::AttachArgs {
+    match invoke(line) {
+        Ok(Invocation::Attach(args)) => *args,
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+fn invoke(line: &str) -> Result<Invocation, super::UsageError> {
+    parse(line.split_whitespace().map(OsString::from))
+}
+
+fn error(line: &str) -> String {
+    invoke(line).expect_err(line).to_string()
+}

@@ -1,0 +1,94 @@
+//! `truepeer attach`: the rules of the kernel programs.
+
+use std::collections::BTreeSet;
+
+use truepeer_bpf::{Gate, Rules, UdpDialect};
+use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet};
+
+use super::{ClaimsConfig, HeaderLimits, Problem, SendersConfig, senders};
+use crate::spec::{AttachArgs, Port, defaults};
+
+/// The rules, with files read; and what is allowed and perhaps not meant, or was written in vain.
+pub(crate) fn attach_rules(spec: &AttachArgs) -> Result<(Rules, Vec<String>), Problem> {
+    let usual = (&PrefixSet::loopback(), HeaderRule::Require);
+    let senders = SendersConfig::of(&spec.senders, &[], usual)?;
+    refuse_what_the_kernel_lacks(&senders)?;
+    let claims = ClaimsConfig::of(&spec.senders, &PrefixSet::new(), false);
+    let header = HeaderLimits::of(&spec.senders, None);
+    let allow = senders.allowed()?;
+    senders.policy(&allow)?;
+    let mut warnings = senders::warnings(&allow, &senders, &claims);
+    let dialect = spec.udp_dialect.unwrap_or(UdpDialect::Every);
+    let ports = || spec.port.iter().flat_map(|ports| &ports.0);
+    let rules = Rules {
+        tcp_ports: ports().filter_map(|port| tcp(*port)).collect(),
+        udp_ports: ports().filter_map(|port| udp(*port, dialect)).collect(),
+        senders: allow,
+        header: senders.header,
+        // The kernel programs are told this host's addresses when they are attached.
+        claims: Claims { host: HostAddresses::default(), ..claims.policy(&claims.denied()?) },
+        own_addresses: BTreeSet::new(),
+        header_timeout: header.timeout,
+        header_max: header.max_bytes,
+        udp_silence: spec.close_after.unwrap_or(defaults::ATTACH_CLOSE_AFTER),
+        max_flows: spec.max_flows.unwrap_or(defaults::ATTACH_MAX_FLOWS),
+        max_udp_flows: spec.max_udp_flows.unwrap_or(defaults::ATTACH_MAX_UDP_FLOWS),
+    };
+    warnings.extend(in_vain(spec, &rules));
+    Ok((rules, warnings))
+}
+
+fn tcp(port: Port) -> Option<u16> {
+    match port {
+        Port::Tcp(port) => Some(port),
+        Port::Udp { .. } => None,
+    }
+}
+
+fn udp(port: Port, dialect: UdpDialect) -> Option<(u16, Gate)> {
+    match port {
+        Port::Tcp(_) => None,
+        Port::Udp { from, backend } => Some((from, Gate { backend_port: backend, dialect })),
+    }
+}
+
+/// The kernel programs have one rule for all senders, and nothing to do for those that send no header.
+fn refuse_what_the_kernel_lacks(senders: &SendersConfig) -> Result<(), Problem> {
+    const EXPECTED: &str = "expected require or optional";
+    match (senders.header, senders.rules.first()) {
+        (HeaderRule::Forbid, _) => Err(Problem::at(
+            "header forbid",
+            format!("{EXPECTED}; senders without a header are those that --allow does not list"),
+        )),
+        (_, Some(rule)) => Err(Problem::at(
+            "header",
+            format!("{rule}: {EXPECTED}, the same for all senders that --allow lists"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// What has no effect, or more than was perhaps meant.
+fn in_vain(spec: &AttachArgs, rules: &Rules) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if rules.header == HeaderRule::Optional && !rules.udp_ports.is_empty() {
+        warnings.push(
+            "--header optional: a datagram without a header is taken for its sender's own; through a sender that passes \
+             datagrams on as they are, everybody may claim to be anybody"
+                .to_owned(),
+        );
+    }
+    let options = [
+        ("--header-timeout", spec.senders.header_timeout.is_some(), "TCP", rules.tcp_ports.is_empty()),
+        ("--cgroup", spec.cgroup.is_some(), "TCP", rules.tcp_ports.is_empty()),
+        ("--unit", spec.unit.is_some(), "TCP", rules.tcp_ports.is_empty()),
+        ("--udp-dialect", spec.udp_dialect.is_some(), "UDP", rules.udp_ports.is_empty()),
+        ("--close-after", spec.close_after.is_some(), "UDP", rules.udp_ports.is_empty()),
+    ];
+    for (option, is_given, protocol, is_absent) in options {
+        if is_given && is_absent {
+            warnings.push(format!("{option} has no effect: no {protocol} port is named"));
+        }
+    }
+    warnings
+}

@@ -1,0 +1,110 @@
+//! A plan with everything read that it names: what can be carried out.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+
+use truepeer_https::tls::ServerTls;
+use truepeer_https::tunnel::OriginTls;
+use truepeer_policy::{BackendAddr, Policy};
+
+use super::read::Read;
+use super::{Config, ListenerConfig, Place, Problem};
+use crate::spec::{Family, Protocol, SendProxy};
+
+/// What [`Config::check`] has found.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    pub(crate) listeners: Vec<CheckedListener>,
+}
+
+/// A listener, its rules and its certificates.
+#[derive(Debug)]
+pub(crate) struct CheckedListener {
+    pub(crate) config: ListenerConfig,
+    pub(crate) read: Read,
+    pub(crate) policy: Arc<Policy>,
+    pub(crate) tls: Option<Arc<ServerTls>>,
+    pub(crate) origin: Option<OriginTls>,
+}
+
+impl Config {
+    /// Reads every file and resolves every name, once, so that what is wrong is said before anything is bound.
+    pub(crate) fn check(&self) -> Result<Checked, Problem> {
+        if self.listeners.is_empty() {
+            return Err(Problem::NoListener);
+        }
+        let binds = self.binds();
+        let mut listeners = Vec::with_capacity(self.listeners.len());
+        for (index, listener) in self.listeners.iter().enumerate() {
+            listener.refuse_contradictions()?;
+            if binds[..index].iter().any(|other| *other == listener.bind && other.port() != 0) {
+                return Err(Problem::ListenTwice(listener.bind));
+            }
+            let (tls, origin) = (listener.server_tls()?, listener.origin()?);
+            let read = Read::of(listener)?;
+            let policy = Arc::new(listener.policy(&read, &binds)?);
+            for (backend, family) in [(read.backends.ipv4, Family::Ipv4), (read.backends.ipv6, Family::Ipv6)]
+            {
+                if let Some(backend) = backend {
+                    refuse_loop(listener.backend_place(family), backend, listener.bind)?;
+                }
+            }
+            listeners.push(CheckedListener { config: listener.clone(), read, policy, tls, origin });
+        }
+        Ok(Checked { listeners })
+    }
+}
+
+impl ListenerConfig {
+    fn refuse_contradictions(&self) -> Result<(), Problem> {
+        match (self.protocol, self.send_proxy) {
+            (Protocol::Udp, Some(SendProxy::V1)) => Err(Problem::Version1OverUdp),
+            (Protocol::Tcp, Some(SendProxy::Spp)) => Err(Problem::SppOverTcp),
+            (Protocol::Udp, _) if self.tls.is_some() => {
+                Err(Problem::TlsOverUdp { place: Place::Option("tls-cert") })
+            }
+            (Protocol::Udp, _) if self.origin_tls.is_some() => {
+                Err(Problem::TlsOverUdp { place: Place::Option("origin-tls") })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Checked {
+    /// What an operator should know about it, a sentence each.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let mut warnings: Vec<_> =
+            self.listeners.iter().flat_map(|listener| listener.config.warnings(&listener.read)).collect();
+        warnings.sort();
+        warnings.dedup();
+        warnings
+    }
+}
+
+/// A wildcard listener is hit on each of this machine's own addresses; elsewhere another host may have the port.
+fn refuse_loop(place: Place, backend: BackendAddr, listener: SocketAddr) -> Result<(), Problem> {
+    let bound = BackendAddr::new(listener);
+    let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified() || is_own(ip);
+    let takes_family = bound.ip().is_ipv6() || backend.ip().is_ipv4();
+    let by_wildcard = bound.ip().is_unspecified() && takes_family && is_here(backend.ip());
+    if bound.get().port() != 0
+        && bound.get().port() == backend.get().port()
+        && (bound == backend || by_wildcard)
+    {
+        return Err(Problem::Loop { place, backend, listener });
+    }
+    Ok(())
+}
+
+/// Whether an interface of this machine has `ip`: only then would a packet to it come from it. Nothing is sent.
+fn is_own(ip: IpAddr) -> bool {
+    let unspecified =
+        if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+    let source_towards = |port| {
+        let socket = UdpSocket::bind((unspecified, 0))?;
+        socket.connect((ip, port))?;
+        socket.local_addr()
+    };
+    source_towards(9).is_ok_and(|source| source.ip() == ip)
+}

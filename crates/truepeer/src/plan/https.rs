@@ -1,0 +1,119 @@
+//! `truepeer https`: from what was written to a plan.
+
+use std::num::NonZeroUsize;
+
+use truepeer_policy::{HeaderRule, PrefixSet};
+
+use super::tls::certificate;
+use super::{
+    BackendsConfig, ClaimsConfig, Config, HeaderLimits, HttpConfig, ListenerConfig, LogConfig,
+    OriginTlsConfig, Problem, RoutesConfig, SendersConfig, Timeouts, TlsConfig, resolve,
+};
+use crate::spec::{
+    ClientAddressConfig, Header, HttpsSpec, ListenAddr, RoutesMode, SendProxy, Stack, defaults,
+};
+
+impl Config {
+    /// Contradictions and addresses that can't be resolved are problems; files are not read yet.
+    pub(crate) fn of_https(spec: &HttpsSpec) -> Result<Self, Problem> {
+        let template = listener(spec)?;
+        let (host, port) = defaults::LISTEN_HTTPS;
+        let usual = [ListenAddr::new(host, port)];
+        let listen = if spec.listen.is_empty() { &usual[..] } else { &spec.listen[..] };
+        let listeners: Result<_, Problem> = listen
+            .iter()
+            .map(|addr| Ok(ListenerConfig { bind: resolve::listen(addr)?, ..template.clone() }))
+            .collect();
+        Ok(Self {
+            listeners: listeners?,
+            workers: workers(spec),
+            max_flows: None,
+            drain: spec.process.drain_timeout.unwrap_or(defaults::DRAIN_TIMEOUT),
+            routes: routes(spec)?,
+            log: LogConfig::of(&spec.log)?,
+        })
+    }
+}
+
+/// On VPP's stack one, unless more are asked for: what several threads gain there has not been measured.
+fn workers(spec: &HttpsSpec) -> Option<NonZeroUsize> {
+    let workers = spec.process.workers;
+    match spec.stack.stack.unwrap_or_default() {
+        Stack::Kernel => workers,
+        Stack::Vpp => workers.or(Some(NonZeroUsize::MIN)),
+    }
+}
+
+/// The kernel's rules do nothing for VPP, which has routes of its own.
+fn routes(spec: &HttpsSpec) -> Result<RoutesConfig, Problem> {
+    let routes = RoutesConfig::of(&spec.routes, &RoutesConfig::default());
+    match (spec.stack.stack.unwrap_or_default(), spec.routes.routes) {
+        (Stack::Kernel, _) => Ok(routes),
+        (Stack::Vpp, None | Some(RoutesMode::Manual)) => {
+            Ok(RoutesConfig { mode: RoutesMode::Manual, ..routes })
+        }
+        (Stack::Vpp, Some(_)) => Err(Problem::at(
+            "routes auto",
+            "with --stack vpp the origin's replies are VPP's to route: `ip route add CLIENTS-PREFIX via local` in vppctl",
+        )),
+    }
+}
+
+fn listener(spec: &HttpsSpec) -> Result<ListenerConfig, Problem> {
+    let common = ListenerConfig::default();
+    let client_address = spec.client_address.unwrap_or_default();
+    let origin = Some(spec.origin.host.clone());
+    Ok(ListenerConfig {
+        mark: spec.upstream.mark.unwrap_or_default(),
+        backends: BackendsConfig { ipv4: origin.clone(), ipv6: origin },
+        senders: senders(spec)?,
+        header: HeaderLimits::of(&spec.senders, spec.wait.header_wait),
+        claims: ClaimsConfig::of(&spec.senders, &PrefixSet::new(), false),
+        on_conflict: spec.upstream.on_conflict.unwrap_or_default(),
+        send_proxy: (client_address == ClientAddressConfig::Proxy).then_some(SendProxy::V2),
+        timeouts: Timeouts {
+            connect: spec.upstream.connect_timeout.unwrap_or(common.timeouts.connect),
+            ..common.timeouts
+        },
+        max_per_client: spec.tls.max_per_client,
+        tls: Some(tls(spec)?),
+        origin_tls: origin_tls(spec)?,
+        http: Some(HttpConfig::of(spec, client_address)),
+        ..common
+    })
+}
+
+/// Clients come by themselves, whoever they are; only where headers are read is it to be said who sends them.
+fn senders(spec: &HttpsSpec) -> Result<SendersConfig, Problem> {
+    let reads_headers = spec
+        .senders
+        .header
+        .iter()
+        .any(|header| matches!(header, Header::All(rule) if *rule != HeaderRule::Forbid));
+    let usual = if reads_headers { PrefixSet::loopback() } else { PrefixSet::any() };
+    SendersConfig::of(&spec.senders, &[], (&usual, HeaderRule::Forbid))
+}
+
+fn tls(spec: &HttpsSpec) -> Result<TlsConfig, Problem> {
+    let offered: &[&str] = if spec.no_http2 { &["http/1.1"] } else { &["h2", "http/1.1"] };
+    let alpn: Vec<_> = offered.iter().map(|&protocol| protocol.to_owned()).collect();
+    TlsConfig::of(&spec.tls, &alpn)?
+        .ok_or_else(|| Problem::at("tls-cert FILE", "expected: clients of truepeer https speak TLS"))
+}
+
+fn origin_tls(spec: &HttpsSpec) -> Result<Option<OriginTlsConfig>, Problem> {
+    let origin = &spec.origin_tls;
+    if !spec.origin.is_https {
+        let given = origin.first_given();
+        return given
+            .map_or(Ok(None), |option| Err(Problem::at(option, "expected --origin https://… with it")));
+    }
+    origin.refuse_contradictions()?;
+    Ok(Some(OriginTlsConfig {
+        name: origin.origin_name.clone().unwrap_or_else(|| spec.origin.host.host().to_owned()),
+        ca: origin.origin_ca.clone(),
+        insecure: origin.origin_insecure,
+        alpn: vec!["http/1.1".to_owned()],
+        cert: certificate(origin.origin_cert.as_ref(), origin.origin_key.as_ref()),
+    }))
+}

@@ -1,0 +1,20 @@
+//! Where something was written.
+
+use std::fmt;
+
+/// The place of a problem: the option that was typed. (A file's key, with its line, will be another variant.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A long option, without its dashes.
+    Option(&'static str),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Option("ipv4") => f.write_str("-4"),
+            Self::Option("ipv6") => f.write_str("-6"),
+            Self::Option(name) => write!(f, "--{name}"),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What can be wrong with what was written. Each text begins with its place; causes are in the chain.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use truepeer_policy::{BackendAddr, PrefixFileError};
+
+use super::Place;
+
+/// A plan that can't be carried out.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Problem {
+    #[error("{place} {}: can't read the file", path.display())]
+    File { place: Place, path: PathBuf, source: io::Error },
+    #[error("{place} {}", path.display())]
+    PrefixFile { place: Place, path: PathBuf, source: PrefixFileError },
+    #[error("{place} {name}: can't resolve the host name")]
+    Resolve { place: Place, name: String, source: io::Error },
+    #[error("{place} {name}: the host name has no address")]
+    NoAddress { place: Place, name: String },
+    #[error(
+        "{place} {backend} is where this program itself listens ({}): every session would loop; give the backend's address",
+        Place::Option("listen").to_string() + " " + &listener.to_string()
+    )]
+    Loop { place: Place, backend: BackendAddr, listener: SocketAddr },
+    #[error("--listen {0} is given twice; for several sockets on one address use --listeners")]
+    ListenTwice(SocketAddr),
+    #[error("no listener: expected at least one --listen ADDR")]
+    NoListener,
+    #[error(
+        "--send-proxy v1: version 1 of the PROXY protocol can't say that a client came by UDP; expected v2 or spp"
+    )]
+    Version1OverUdp,
+    #[error("--send-proxy spp: Simple Proxy Protocol is for UDP only; expected v1 or v2 with --protocol tcp")]
+    SppOverTcp,
+    #[error(
+        "--header optional: {0}; list the senders with --allow PREFIX, or name those that may leave the header out with --header PREFIX=optional"
+    )]
+    OptionalForMost(truepeer_policy::OptionalForMost),
+    #[error("{place}: TLS is for TCP only; expected --protocol tcp")]
+    TlsOverUdp { place: Place },
+    /// Another option is missing.
+    #[error("{place}: expected {other} {value} with it")]
+    Needs { place: Place, other: Place, value: &'static str },
+    /// Another option is there.
+    #[error("{place}: expected no {other} with it")]
+    Excludes { place: Place, other: Place },
+    /// Certificates and keys don't pair up.
+    #[error("{place}: expected one for each {other} ({certificates}), got {keys}")]
+    Keys { place: Place, other: Place, certificates: usize, keys: usize },
+    /// Two rules for all.
+    #[error(
+        "--header: given twice with different rules; expected one rule for all senders, and PREFIX=RULE for others"
+    )]
+    TwoRules,
+    /// The backend can't be reached by these clients.
+    #[error("{place} {backend}: {is}; expected {expected}")]
+    Family { place: Place, backend: String, is: &'static str, expected: String },
+    /// Anything else that a value alone does not show.
+    #[error("{place}{value}: {expected}")]
+    Value { place: Place, value: String, expected: String },
+    #[error(transparent)]
+    Tls(#[from] truepeer_https::tls::ConfigError),
+}
+
+impl Problem {
+    /// `place`: `expected`.
+    pub(super) fn at(option: &'static str, expected: impl Into<String>) -> Self {
+        Self::Value { place: Place::Option(option), value: String::new(), expected: expected.into() }
+    }
+
+    /// One option, of those that were given, that needs another.
+    pub(super) fn needs(option: &'static str, other: &'static str, value: &'static str) -> Self {
+        Self::Needs { place: Place::Option(option), other: Place::Option(other), value }
+    }
+}

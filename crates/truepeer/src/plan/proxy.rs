@@ -1,0 +1,199 @@
+//! `truepeer proxy`: from what was written to a plan.
+
+use truepeer_policy::{Destinations, HeaderRule, OnConflict, PrefixSet};
+
+use super::tls::certificate;
+use super::{
+    BackendsConfig, ClaimsConfig, Config, DynamicConfig, HeaderLimits, ListenerConfig, LogConfig,
+    OriginTlsConfig, Problem, RoutesConfig, SendersConfig, Timeouts, TlsConfig, UdpConfig, resolve,
+};
+use crate::spec::{HostPort, ListenAddr, Protocol, ProxySpec, defaults};
+
+/// What an option that is not given means; other programs, whose place truepeer takes, differ.
+pub(crate) struct Defaults {
+    pub(crate) listen: ListenAddr,
+    pub(crate) backends: UsualBackends,
+    pub(crate) allow: PrefixSet,
+    pub(crate) claims: PrefixSet,
+    /// Whether a header may claim this host's own addresses.
+    pub(crate) claims_host: bool,
+    /// What `--dynamic-destination` allows without `--dynamic-allow`; `None`: it must be said.
+    pub(crate) dynamic_allow: Option<Destinations>,
+    pub(crate) mark: u32,
+    pub(crate) routes: RoutesConfig,
+    pub(crate) on_conflict: OnConflict,
+}
+
+/// When the usual backends hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UsualBackends {
+    /// If neither -4 nor -6 is given: a service on this machine that nobody named gets no clients.
+    Together,
+    /// Each for itself, as in the programs whose place truepeer takes. One that would be our own listener gives way to the other.
+    EachAlone,
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        let (host, port) = defaults::LISTEN;
+        Self {
+            listen: ListenAddr::new(host, port),
+            backends: UsualBackends::Together,
+            allow: PrefixSet::loopback(),
+            claims: PrefixSet::new(),
+            claims_host: false,
+            dynamic_allow: None,
+            mark: 0,
+            routes: RoutesConfig::default(),
+            on_conflict: OnConflict::default(),
+        }
+    }
+}
+
+impl Config {
+    /// Contradictions and addresses that can't be resolved are problems; files are not read yet.
+    pub(crate) fn of_proxy(spec: &ProxySpec, defaults: &Defaults) -> Result<Self, Problem> {
+        let template = listener(spec, defaults)?;
+        let listen =
+            if spec.listen.is_empty() { std::slice::from_ref(&defaults.listen) } else { &spec.listen[..] };
+        let listeners: Result<_, Problem> = listen
+            .iter()
+            .map(|addr| {
+                let bind = resolve::listen(addr)?;
+                let backends = backends(spec, defaults, bind.port());
+                Ok(ListenerConfig { bind, backends, ..template.clone() })
+            })
+            .collect();
+        let drain = spec.process.drain_timeout;
+        if drain.is_some() && spec.tls.tls_cert.is_empty() && !spec.origin_tls {
+            return Err(Problem::at("drain-timeout", "expected --tls-cert FILE or --origin-tls with it"));
+        }
+        Ok(Self {
+            listeners: listeners?,
+            workers: spec.process.workers,
+            max_flows: spec.max_flows,
+            drain: drain.unwrap_or(defaults::DRAIN_TIMEOUT),
+            routes: RoutesConfig::of(&spec.routes, &defaults.routes),
+            log: LogConfig::of(&spec.log)?,
+        })
+    }
+}
+
+fn listener(spec: &ProxySpec, defaults: &Defaults) -> Result<ListenerConfig, Problem> {
+    let common = ListenerConfig::default();
+    refuse_idle_options(spec, defaults)?;
+    let tls = TlsConfig::of(&spec.tls, &spec.tls_alpn)?;
+    // Clients speak TLS, and come by themselves: a header that any of them could write is not looked for.
+    let rule = if tls.is_some() { HeaderRule::Forbid } else { HeaderRule::Require };
+    let senders = &spec.senders;
+    Ok(ListenerConfig {
+        bind: common.bind,
+        protocol: spec.protocol.unwrap_or(common.protocol),
+        transparent: spec.listen_transparent,
+        sockets: spec.listeners.unwrap_or(common.sockets),
+        mark: spec.upstream.mark.unwrap_or(defaults.mark),
+        backends: common.backends,
+        dynamic: dynamic(spec, defaults)?,
+        senders: SendersConfig::of(senders, &spec.allowed_subnets, (&defaults.allow, rule))?,
+        header: HeaderLimits::of(senders, spec.wait.header_wait),
+        claims: ClaimsConfig::of(senders, &defaults.claims, defaults.claims_host),
+        on_conflict: spec.upstream.on_conflict.unwrap_or(defaults.on_conflict),
+        nat64_prefix: spec.nat64_prefix,
+        pseudo_ipv4: spec.pseudo_ipv4,
+        send_proxy: spec.send_proxy,
+        timeouts: Timeouts {
+            idle: spec.idle_timeout.map_or(common.timeouts.idle, |timeout| timeout.0),
+            connect: spec.upstream.connect_timeout.unwrap_or(common.timeouts.connect),
+        },
+        udp: UdpConfig { dialect: spec.udp_dialect.unwrap_or_default(), close_after: spec.close_after },
+        max_per_client: spec.tls.max_per_client,
+        tls,
+        origin_tls: origin_tls(spec)?,
+        http: None,
+    })
+}
+
+/// Options that can't have the effect that they were written for. The programs whose place truepeer takes ignore theirs.
+fn refuse_idle_options(spec: &ProxySpec, defaults: &Defaults) -> Result<(), Problem> {
+    if spec.udp_dialect.is_some() && spec.protocol != Some(Protocol::Udp) {
+        return Err(Problem::needs("udp-dialect", "protocol", "udp"));
+    }
+    if !spec.tls_alpn.is_empty() && spec.tls.tls_cert.is_empty() {
+        return Err(Problem::needs("tls-alpn", "tls-cert", "FILE"));
+    }
+    if defaults.backends == UsualBackends::EachAlone {
+        return Ok(());
+    }
+    let may_map = spec.nat64_prefix.is_some() || spec.send_proxy.is_some();
+    match &spec.ipv4 {
+        Some(backend) if !may_map => resolve::refuse_ipv6(
+            backend,
+            ", or a way to show these clients there: --nat64-prefix 64:ff9b::/96 or --send-proxy v2",
+        ),
+        _ => Ok(()),
+    }
+}
+
+fn backends(spec: &ProxySpec, defaults: &Defaults, own_port: u16) -> BackendsConfig {
+    let usual = BackendsConfig::default();
+    let choose =
+        |named: &Option<HostPort>, usual: Option<HostPort>, other: &Option<HostPort>| match (named, other) {
+            (Some(named), _) => Some(named.clone()),
+            (None, None) => usual,
+            (None, Some(_)) if defaults.backends == UsualBackends::Together => None,
+            (None, Some(other)) if usual.as_ref().is_some_and(|usual| usual.port() == own_port) => {
+                Some(other.clone())
+            }
+            (None, Some(_)) => usual,
+        };
+    BackendsConfig {
+        ipv4: choose(&spec.ipv4, usual.ipv4, &spec.ipv6),
+        ipv6: choose(&spec.ipv6, usual.ipv6, &spec.ipv4),
+    }
+}
+
+fn dynamic(spec: &ProxySpec, defaults: &Defaults) -> Result<Option<DynamicConfig>, Problem> {
+    let mut allow = Destinations::default();
+    spec.dynamic_allow.iter().for_each(|entry| allow.extend(entry));
+    match (spec.dynamic_destination, allow.is_empty(), &defaults.dynamic_allow) {
+        (false, true, _) => Ok(None),
+        (false, false, _) => Err(Problem::at("dynamic-allow", "expected --dynamic-destination with it")),
+        (true, false, _) => Ok(Some(DynamicConfig { allow })),
+        (true, true, Some(allow)) => Ok(Some(DynamicConfig { allow: allow.clone() })),
+        (true, true, None) => Err(Problem::at(
+            "dynamic-destination",
+            "expected --dynamic-allow PREFIX[:PORTS] with it: a header could lead anywhere, such as to services that only this machine may reach",
+        )),
+    }
+}
+
+/// TLS with backends. Their certificates must have the name that the command line gives them.
+fn origin_tls(spec: &ProxySpec) -> Result<Option<OriginTlsConfig>, Problem> {
+    let origin = &spec.origin;
+    if !spec.origin_tls {
+        let given = origin.first_given().or((!spec.origin_alpn.is_empty()).then_some("origin-alpn"));
+        return given.map_or(Ok(None), |option| Err(Problem::at(option, "expected --origin-tls with it")));
+    }
+    origin.refuse_contradictions()?;
+    let usual = HostPort::new(defaults::IPV4.0, defaults::IPV4.1);
+    let named: Vec<_> = [&spec.ipv4, &spec.ipv6].into_iter().flatten().collect();
+    let hosts = if named.is_empty() { vec![&usual] } else { named };
+    let name = match (&origin.origin_name, &hosts[..]) {
+        (Some(name), _) => name.clone(),
+        (None, [one]) => one.host().to_owned(),
+        (None, [one, other]) if one.host() == other.host() => one.host().to_owned(),
+        (None, _) => {
+            return Err(Problem::at(
+                "origin-tls",
+                "-4 and -6 name different hosts; expected --origin-name NAME, which both certificates have",
+            ));
+        }
+    };
+    Ok(Some(OriginTlsConfig {
+        name,
+        ca: origin.origin_ca.clone(),
+        insecure: origin.origin_insecure,
+        alpn: spec.origin_alpn.clone(),
+        cert: certificate(origin.origin_cert.as_ref(), origin.origin_key.as_ref()),
+    }))
+}

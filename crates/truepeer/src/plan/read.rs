@@ -1,0 +1,43 @@
+//! What a listener's plan needs from outside: lists in files, names, certificates. Read once, and compared on reload.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use truepeer_policy::{Backends, PrefixSet};
+
+use super::{ListenerConfig, Problem};
+
+/// As it was when it was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Read {
+    /// Who may send, files included.
+    pub(crate) allow: PrefixSet,
+    /// Whom nobody may name, files included.
+    pub(crate) deny: PrefixSet,
+    /// Where host names lead.
+    pub(crate) backends: Backends,
+    /// The contents of certificates, keys and authorities; only compared.
+    certificates: u64,
+}
+
+impl Read {
+    /// Reads files and resolves names as they are now.
+    pub(super) fn of(listener: &ListenerConfig) -> Result<Self, Problem> {
+        Ok(Self {
+            allow: listener.senders.allowed()?,
+            deny: listener.claims.denied()?,
+            backends: listener.resolve_backends()?,
+            certificates: certificates(listener),
+        })
+    }
+}
+
+/// A file that can't be read counts as empty here: building the TLS configuration reports it.
+fn certificates(listener: &ListenerConfig) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let tls = listener.tls.iter().flat_map(|tls| tls.files());
+    let origin = listener.origin_tls.iter().flat_map(|tls| tls.files());
+    for path in tls.chain(origin) {
+        std::fs::read(path).unwrap_or_default().hash(&mut hasher);
+    }
+    hasher.finish()
+}

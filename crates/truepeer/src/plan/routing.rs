@@ -1,0 +1,55 @@
+//! `routes` and `doctor`: what truepeer will be asked to do, as far as routing goes.
+
+use std::net::SocketAddr;
+
+use truepeer_policy::Destinations;
+
+use super::{BackendsConfig, Place, Problem, resolve};
+use crate::routes::item::Transport;
+use crate::routes::options::SetupOptions;
+use crate::spec::{Family, HostPort, Protocol, RoutingArgs, defaults};
+
+/// Resolves names.
+pub(crate) fn setup_options(spec: &RoutingArgs) -> Result<SetupOptions, Problem> {
+    let transport = match spec.protocol.unwrap_or_default() {
+        Protocol::Tcp => Transport::Tcp,
+        Protocol::Udp => Transport::Udp,
+    };
+    let listen_transparent = spec.listen_transparent.iter().map(resolve::listen);
+    let dynamic = spec.dynamic_allow.iter().flat_map(Destinations::iter);
+    Ok(SetupOptions {
+        backends: backends(spec)?.into_iter().map(|backend| (backend, transport)).collect(),
+        dynamic: dynamic.map(|(prefix, ports)| (prefix, ports, transport)).collect(),
+        mark: spec.mark.unwrap_or_default(),
+        table: spec.table.unwrap_or(defaults::TABLE),
+        listen_transparent: listen_transparent.collect::<Result<_, _>>()?,
+        tproxy_ports: spec.tproxy_ports.clone(),
+        tproxy_mark: spec.tproxy_mark.unwrap_or(defaults::TPROXY_MARK),
+    })
+}
+
+/// Whether a backend was named, or the default is meant.
+pub(crate) fn names_backends(spec: &RoutingArgs) -> bool {
+    !(spec.ipv4.is_empty() && spec.ipv6.is_empty())
+}
+
+fn backends(spec: &RoutingArgs) -> Result<Vec<SocketAddr>, Problem> {
+    let usual = BackendsConfig::default();
+    let of = |family, written: &[HostPort], usual: Option<HostPort>| -> Result<Vec<_>, Problem> {
+        let place = Place::Option(if family == Family::Ipv4 { "ipv4" } else { "ipv6" });
+        let usual = usual.filter(|_| !names_backends(spec));
+        written
+            .iter()
+            .chain(&usual)
+            .map(|backend| {
+                if family == Family::Ipv4 {
+                    resolve::refuse_ipv6(backend, "")?;
+                }
+                Ok(resolve::backend(backend, place, family)?.get())
+            })
+            .collect()
+    };
+    let mut all = of(Family::Ipv4, &spec.ipv4, usual.ipv4)?;
+    all.extend(of(Family::Ipv6, &spec.ipv6, usual.ipv6)?);
+    Ok(all)
+}

@@ -1,0 +1,53 @@
+//! `truepeer run`: what is done with a program's connections.
+
+use truepeer_handover::{Destination, Listeners, Settings};
+use truepeer_policy::{Claims, HeaderRule, HeaderTimes, HostAddresses, PrefixSet};
+use truepeer_proto::Limits;
+
+use super::{ClaimsConfig, HeaderLimits, Problem, SendersConfig, resolve, senders};
+use crate::spec::RunArgs;
+
+/// The rules, with files read; and what is allowed and perhaps not meant, or was written in vain.
+pub(crate) fn run_settings(spec: &RunArgs) -> Result<(Settings, Vec<String>), Problem> {
+    let default = Settings::default();
+    let senders = SendersConfig::of(&spec.senders, &[], (&PrefixSet::loopback(), HeaderRule::Require))?;
+    let claims = ClaimsConfig::of(&spec.senders, &PrefixSet::new(), false);
+    let header = HeaderLimits::of(&spec.senders, spec.wait.header_wait);
+    let allow = senders.allowed()?;
+    senders.policy(&allow)?;
+    let mut warnings = senders::warnings(&allow, &senders, &claims);
+    let addresses = spec.listen.iter().map(resolve::listen).collect::<Result<_, _>>()?;
+    let ports = spec.port.iter().flat_map(|ports| ports.0.iter().copied()).collect();
+    let settings = Settings {
+        allow,
+        header: senders.header,
+        exceptions: senders.rules.iter().map(|rule| (rule.senders.clone(), rule.rule)).collect(),
+        claims: Claims { host: HostAddresses::default(), ..claims.policy(&claims.denied()?) },
+        limits: Limits {
+            max_len: header.max_bytes,
+            versions: spec.versions.unwrap_or(default.limits.versions),
+        },
+        header_times: HeaderTimes { timeout: header.timeout, wait: header.wait },
+        listeners: Listeners { ports, addresses },
+        destination: spec.destination.unwrap_or_default(),
+        verbose: spec.how.verbose,
+    };
+    warnings.extend(in_vain(spec, &settings));
+    Ok((settings, warnings))
+}
+
+fn in_vain(spec: &RunArgs, settings: &Settings) -> Vec<String> {
+    let of_headers = [
+        ("--versions", spec.versions.is_some()),
+        ("--header-wait", spec.wait.header_wait.is_some()),
+        ("--header-timeout", spec.senders.header_timeout.is_some()),
+        ("--destination header", spec.destination == Some(Destination::Header)),
+        ("--header-max", spec.senders.header_max.is_some()),
+        ("--allow-claims", !spec.senders.allow_claims.is_empty()),
+        ("--deny-clients", !spec.senders.deny_clients.is_empty()),
+    ];
+    let given = of_headers.iter().filter(|(_, is_given)| *is_given && settings.takes_no_header());
+    given
+        .map(|(option, _)| format!("{option} has no effect: no sender's header is taken (--header forbid)"))
+        .collect()
+}

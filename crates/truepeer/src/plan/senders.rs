@@ -1,0 +1,170 @@
+//! Who sends headers and whom they may name: what every command that receives headers has in common.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet, Senders};
+
+use super::{ClaimsConfig, Place, Problem, SendersConfig};
+use crate::spec::{Header, PrefixesOrFile, SenderRule, SendersSpec};
+
+/// A list in a file, and the option that named it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "PathBuf", into = "PathBuf")]
+pub(crate) struct ListFile {
+    pub(crate) place: Place,
+    pub(crate) path: PathBuf,
+}
+
+impl SendersConfig {
+    /// `usual`: who may send, and with which rule, if nothing is written. Any list takes the place of the usual one.
+    pub(super) fn of(
+        spec: &SendersSpec,
+        subnets: &[PathBuf],
+        usual: (&PrefixSet, HeaderRule),
+    ) -> Result<Self, Problem> {
+        let (mut allow, files) = split(&spec.allow);
+        let placed = |option| move |path: PathBuf| ListFile { place: Place::Option(option), path };
+        let subnets = subnets.iter().cloned().map(placed("allowed-subnets"));
+        let allow_files: Vec<_> = files.into_iter().map(placed("allow")).chain(subnets).collect();
+        if allow.is_empty() && allow_files.is_empty() {
+            allow.extend(usual.0);
+        }
+        let (rule, rules) = header_rules(&spec.header)?;
+        Ok(Self { allow, allow_files, header: rule.unwrap_or(usual.1), rules })
+    }
+
+    fn files(&self) -> impl Iterator<Item = (Place, &Path)> {
+        self.allow_files.iter().map(|file| (file.place, file.path.as_path()))
+    }
+
+    /// Reads the files.
+    pub(super) fn allowed(&self) -> Result<PrefixSet, Problem> {
+        with_files(&self.allow, self.files())
+    }
+
+    /// `allow`: as [`Self::allowed`] has read it.
+    pub(super) fn policy(&self, allow: &PrefixSet) -> Result<Senders, Problem> {
+        let mut senders = Senders::new(allow.clone(), self.header);
+        self.rules.iter().for_each(|exception| senders.set_rule(&exception.senders, exception.rule));
+        senders.check().map_err(Problem::OptionalForMost)?;
+        Ok(senders)
+    }
+}
+
+impl ClaimsConfig {
+    /// `usual`: what may be claimed even if nothing is written.
+    pub(super) fn of(spec: &SendersSpec, usual: &PrefixSet, allow_host: bool) -> Self {
+        let mut allow = usual.clone();
+        spec.allow_claims.iter().for_each(|prefixes| allow.extend(prefixes));
+        let (deny, deny_files) = split(spec.deny_clients.iter().map(|deny| &deny.0));
+        Self { allow, allow_host, deny, deny_files }
+    }
+
+    fn files(&self) -> impl Iterator<Item = (Place, &Path)> {
+        self.deny_files.iter().map(|path| (Place::Option("deny-clients"), path.as_path()))
+    }
+
+    /// Reads the files.
+    pub(super) fn denied(&self) -> Result<PrefixSet, Problem> {
+        with_files(&self.deny, self.files())
+    }
+
+    /// `deny`: as [`Self::denied`] has read it.
+    pub(super) fn policy(&self, deny: &PrefixSet) -> Claims {
+        let host = if self.allow_host {
+            HostAddresses::default()
+        } else {
+            HostAddresses::new(truepeer_sys::host::is_own_address)
+        };
+        Claims { allow: self.allow.clone(), deny: deny.clone(), host }
+    }
+}
+
+/// One rule for all, and those of some.
+fn header_rules(written: &[Header]) -> Result<(Option<HeaderRule>, Vec<SenderRule>), Problem> {
+    let (mut rule, mut rules) = (None, Vec::new());
+    for entry in written {
+        match entry {
+            Header::Some(exception) => rules.push(SenderRule::clone(exception)),
+            Header::All(all) if rule.is_none_or(|before| before == *all) => rule = Some(*all),
+            Header::All(_) => return Err(Problem::TwoRules),
+        }
+    }
+    Ok((rule, rules))
+}
+
+fn split<'a>(written: impl IntoIterator<Item = &'a PrefixesOrFile>) -> (PrefixSet, Vec<PathBuf>) {
+    let (mut prefixes, mut files) = (PrefixSet::new(), Vec::new());
+    for entry in written {
+        match entry {
+            PrefixesOrFile::Prefixes(some) => prefixes.extend(some),
+            PrefixesOrFile::File(path) => files.push(path.clone()),
+        }
+    }
+    (prefixes, files)
+}
+
+fn with_files<'a>(
+    prefixes: &PrefixSet,
+    files: impl Iterator<Item = (Place, &'a Path)>,
+) -> Result<PrefixSet, Problem> {
+    let mut all = prefixes.clone();
+    for (place, path) in files {
+        all.extend(&read(place, path)?);
+    }
+    Ok(all)
+}
+
+fn read(place: Place, path: &Path) -> Result<PrefixSet, Problem> {
+    let content = std::fs::read_to_string(path).map_err(|source| Problem::File {
+        place,
+        path: path.to_owned(),
+        source,
+    })?;
+    PrefixSet::parse_file(&content).map_err(|source| Problem::PrefixFile {
+        place,
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// What is allowed, and perhaps not meant, by any command that receives headers.
+pub(super) fn warnings(allow: &PrefixSet, senders: &SendersConfig, claims: &ClaimsConfig) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if allow.has_everybody() && senders.header != HeaderRule::Forbid {
+        warnings.push(
+            "every host may connect and claim to be any client; list your load balancers with --allow PREFIX"
+                .to_owned(),
+        );
+    }
+    if allow.is_empty() {
+        warnings.push("nobody may connect: the allow-list is empty; add --allow PREFIX".to_owned());
+    }
+    for (place, path) in senders.files().chain(claims.files()) {
+        if read(place, path).is_ok_and(|prefixes| prefixes.is_empty()) {
+            warnings.push(format!("{place} {}: the file lists no prefix", path.display()));
+        }
+    }
+    if !claims.allow.is_empty() {
+        let host = if claims.allow_host { ", or has an address of this host" } else { "" };
+        warnings.push(format!(
+            "a header may claim that the client is in {}{host}: a backend that trusts such addresses trusts every sender",
+            claims.allow
+        ));
+    }
+    warnings
+}
+
+// A plan is written and read with the path alone.
+impl From<PathBuf> for ListFile {
+    fn from(path: PathBuf) -> Self {
+        Self { place: Place::Option("allow"), path }
+    }
+}
+
+impl From<ListFile> for PathBuf {
+    fn from(file: ListFile) -> Self {
+        file.path
+    }
+}

@@ -1,0 +1,83 @@
+//! `truepeer attach` as it is written.
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use truepeer_bpf::UdpDialect;
+
+use super::groups::SendersSpec;
+use super::port::AttachPorts;
+use super::values;
+
+/// Take PROXY headers off connections to a running server, in the kernel: no proxy, no restart, nothing per byte
+#[derive(Debug, Clone, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct AttachArgs {
+    #[command(subcommand)]
+    pub(crate) action: Option<AttachAction>,
+    #[arg(long, required = true)]
+    pub(crate) port: Vec<AttachPorts>,
+    #[arg(long, value_parser = udp_dialect)]
+    pub(crate) udp_dialect: Option<UdpDialect>,
+    #[command(flatten)]
+    pub(crate) senders: SendersSpec,
+    #[arg(long, value_parser = values::positive_duration)]
+    pub(crate) close_after: Option<Duration>,
+    #[arg(long)]
+    pub(crate) max_flows: Option<NonZeroU32>,
+    #[arg(long)]
+    pub(crate) max_udp_flows: Option<NonZeroU32>,
+    #[arg(long)]
+    pub(crate) dev: Vec<String>,
+    #[arg(long, conflicts_with = "unit")]
+    pub(crate) cgroup: Option<PathBuf>,
+    #[arg(long)]
+    pub(crate) unit: Option<String>,
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+}
+
+/// Which attachment is meant.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PlaceArgs {
+    #[arg(long)]
+    pub(crate) netns: Option<PathBuf>,
+    #[arg(long)]
+    pub(crate) pins: Option<PathBuf>,
+}
+
+/// What to do instead of attaching.
+#[derive(Debug, Clone, Subcommand)]
+pub(crate) enum AttachAction {
+    /// Show connections, and refusals by reason, for each port
+    Status {
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        place: PlaceArgs,
+    },
+    /// Judge no new connections (they pass with their header: it fails open); when the last old one has ended, remove everything
+    Detach {
+        #[arg(long)]
+        now: bool,
+        #[arg(long, conflicts_with = "now")]
+        refuse_new: bool,
+        #[command(flatten)]
+        place: PlaceArgs,
+    },
+}
+
+fn udp_dialect(text: &str) -> Result<UdpDialect, &'static str> {
+    match text {
+        "every" => Ok(UdpDialect::Every),
+        "spp" => Ok(UdpDialect::Spp),
+        "first" | "standalone" => {
+            Err("expected every or spp; first and standalone are carried by truepeer proxy -p udp")
+        }
+        _ => Err("expected every or spp"),
+    }
+}

@@ -1,0 +1,40 @@
+//! What an option that is not written means.
+//!
+//! A default is a constant here (or in the engine that lives by it), and [`OPTIONS`](super::table::OPTIONS) prints it: help can't differ.
+
+use std::num::NonZeroU32;
+use std::path::Path;
+use std::time::Duration;
+
+use truepeer_proto::Version;
+
+/// `proxy --listen`.
+pub(crate) const LISTEN: (&str, u16) = ("0.0.0.0", 8443);
+/// `https --listen`: every address.
+pub(crate) const LISTEN_HTTPS: (&str, u16) = ("", 443);
+/// `-4` and `-6`, if neither is written.
+pub(crate) const IPV4: (&str, u16) = ("127.0.0.1", 443);
+pub(crate) const IPV6: (&str, u16) = ("::1", 443);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const HEADER_MAX: usize = 16 * 1024;
+/// Less than systemd waits before it kills (90 s), and longer than almost every request takes.
+pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const TLS_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const TABLE: u32 = crate::routes::plan::DEFAULT_TABLE;
+pub(crate) const TPROXY_MARK: u32 = crate::routes::plan::DEFAULT_TPROXY_MARK;
+pub(crate) const ORIGIN_KEEPALIVE: usize = 1024;
+pub(crate) const ORIGIN_IDLE: Duration = Duration::from_secs(60);
+pub(crate) const ORIGIN_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
+/// `attach --close-after`.
+pub(crate) const ATTACH_CLOSE_AFTER: Duration = Duration::from_secs(60);
+pub(crate) const ATTACH_MAX_FLOWS: NonZeroU32 = truepeer_bpf::MAX_FLOWS;
+pub(crate) const ATTACH_MAX_UDP_FLOWS: NonZeroU32 = truepeer_bpf::MAX_UDP_FLOWS;
+pub(crate) const PINS: &str = truepeer_bpf::DEFAULT_PINS;
+/// `connect --send-proxy`.
+pub(crate) const SEND_PROXY: Version = Version::V2;
+/// `doctor --timeout`.
+pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+
+pub(crate) fn pins() -> &'static Path {
+    Path::new(PINS)
+}

@@ -1,0 +1,21 @@
+//! `truepeer doctor` as it is written.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use super::routing::RoutingArgs;
+use super::text::parse_duration;
+
+/// Try what truepeer needs on this machine, and print the one command that mends what fails
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub(crate) routing: RoutingArgs,
+    #[arg(long = "try")]
+    pub(crate) with_routes: bool,
+    #[arg(long, value_parser = parse_duration)]
+    pub(crate) timeout: Option<Duration>,
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,113 @@
+//! Options that several commands have.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use truepeer_https::tls::{MinVersion, Suite};
+use truepeer_policy::{OnConflict, PrefixSet};
+
+use super::values::{self, ClientCert, Deny, Header, LogFormat, PrefixesOrFile, RoutesMode, Verbosity};
+
+/// Who sends headers, and whom they may name.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct SendersSpec {
+    #[arg(long)]
+    pub(crate) allow: Vec<PrefixesOrFile>,
+    #[arg(long)]
+    pub(crate) header: Vec<Header>,
+    #[arg(long, value_parser = values::positive_duration)]
+    pub(crate) header_timeout: Option<Duration>,
+    #[arg(long, value_parser = values::header_max)]
+    pub(crate) header_max: Option<usize>,
+    #[arg(long)]
+    pub(crate) allow_claims: Vec<PrefixSet>,
+    #[arg(long)]
+    pub(crate) deny_clients: Vec<Deny>,
+}
+
+/// For engines that wait for a header that need not come.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct WaitSpec {
+    #[arg(long, value_parser = values::positive_duration)]
+    pub(crate) header_wait: Option<Duration>,
+}
+
+/// How backends are connected to.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct UpstreamSpec {
+    #[arg(long, value_parser = values::positive_duration)]
+    pub(crate) connect_timeout: Option<Duration>,
+    #[arg(short, long, value_parser = values::mark)]
+    pub(crate) mark: Option<u32>,
+    #[arg(long)]
+    pub(crate) on_conflict: Option<OnConflict>,
+}
+
+/// TLS with clients.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct TlsSpec {
+    #[arg(long, alias = "cert")]
+    pub(crate) tls_cert: Vec<PathBuf>,
+    #[arg(long, alias = "key")]
+    pub(crate) tls_key: Vec<PathBuf>,
+    #[arg(long)]
+    pub(crate) tls_min: Option<MinVersion>,
+    #[arg(long)]
+    pub(crate) tls_suite: Vec<Suite>,
+    #[arg(long, value_parser = values::positive_duration)]
+    pub(crate) tls_timeout: Option<Duration>,
+    #[arg(long)]
+    pub(crate) client_ca: Option<PathBuf>,
+    #[arg(long, value_parser = values::client_cert)]
+    pub(crate) client_cert: Option<ClientCert>,
+    #[arg(long)]
+    pub(crate) max_per_client: Option<usize>,
+}
+
+/// TLS with backends.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct OriginSpec {
+    #[arg(long)]
+    pub(crate) origin_ca: Option<PathBuf>,
+    #[arg(long)]
+    pub(crate) origin_insecure: bool,
+    #[arg(long)]
+    pub(crate) origin_name: Option<String>,
+    #[arg(long)]
+    pub(crate) origin_cert: Option<PathBuf>,
+    #[arg(long)]
+    pub(crate) origin_key: Option<PathBuf>,
+}
+
+/// The process as a whole.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct ProcessSpec {
+    #[arg(long, value_parser = values::count::<NonZeroUsize>)]
+    pub(crate) workers: Option<NonZeroUsize>,
+    #[arg(long, value_parser = super::text::parse_duration)]
+    pub(crate) drain_timeout: Option<Duration>,
+}
+
+/// How backends' replies find their way back.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct RoutesSpec {
+    #[arg(long, value_parser = values::routes_mode)]
+    pub(crate) routes: Option<RoutesMode>,
+    #[arg(long, value_parser = values::table)]
+    pub(crate) table: Option<u32>,
+}
+
+/// What is logged, and how.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct LogSpec {
+    #[arg(short, num_args = 0..=1, default_missing_value = "1", value_parser = values::verbosity)]
+    pub(crate) v: Option<Verbosity>,
+    #[arg(long)]
+    pub(crate) verbose: bool,
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    #[arg(long, value_parser = values::log_format)]
+    pub(crate) log_format: Option<LogFormat>,
+}

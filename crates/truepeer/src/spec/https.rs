@@ -1,0 +1,79 @@
+//! `truepeer https` as it is written.
+
+use std::time::Duration;
+
+use clap::Args;
+use truepeer_policy::PrefixSet;
+
+use super::groups::{
+    LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec, UpstreamSpec, WaitSpec,
+};
+use super::values::{self, ClientAddressConfig};
+use super::vpp::StackArgs;
+use super::{ListenAddr, OriginUrl};
+
+/// Take HTTPS off (HTTP/2 and HTTP/1.1), and pass each request on (by HTTP/1.1) to an origin that learns who the client is
+#[derive(Debug, Clone, Args)]
+pub(crate) struct HttpsSpec {
+    #[arg(short, long)]
+    pub(crate) listen: Vec<ListenAddr>,
+    #[command(flatten)]
+    pub(crate) process: ProcessSpec,
+
+    #[command(flatten)]
+    pub(crate) tls: TlsSpec,
+    #[arg(long)]
+    pub(crate) no_http2: bool,
+
+    #[arg(long)]
+    pub(crate) origin: OriginUrl,
+    #[command(flatten)]
+    pub(crate) origin_tls: OriginSpec,
+    #[command(flatten)]
+    pub(crate) upstream: UpstreamSpec,
+    #[arg(long)]
+    pub(crate) origin_keepalive: Option<usize>,
+    #[arg(long, value_parser = values::positive_duration)]
+    pub(crate) origin_idle: Option<Duration>,
+    #[arg(long, alias = "origin-patience", value_parser = super::text::parse_duration)]
+    pub(crate) origin_retry_timeout: Option<Duration>,
+    #[arg(long, value_parser = values::positive_duration)]
+    pub(crate) response_timeout: Option<Duration>,
+
+    #[arg(long, value_parser = values::client_address)]
+    pub(crate) client_address: Option<ClientAddressConfig>,
+    #[arg(long)]
+    pub(crate) trusted: Vec<PrefixSet>,
+    #[command(flatten)]
+    pub(crate) senders: SendersSpec,
+    #[command(flatten)]
+    pub(crate) wait: WaitSpec,
+
+    #[arg(long, value_delimiter = ',', value_parser = values::method)]
+    pub(crate) methods: Vec<String>,
+    #[arg(long, value_parser = values::size)]
+    pub(crate) max_body: Option<u64>,
+    #[arg(long, value_parser = values::head_size)]
+    pub(crate) max_head: Option<usize>,
+    #[arg(long, value_parser = values::positive_duration)]
+    pub(crate) head_timeout: Option<Duration>,
+    #[arg(long, value_parser = values::positive_duration)]
+    pub(crate) body_timeout: Option<Duration>,
+    #[arg(long, value_parser = values::positive_duration)]
+    pub(crate) send_timeout: Option<Duration>,
+    #[arg(long, value_parser = values::size)]
+    pub(crate) min_rate: Option<u64>,
+    #[arg(long, value_parser = values::positive_duration)]
+    pub(crate) keepalive_timeout: Option<Duration>,
+    #[arg(long, value_parser = values::positive_duration)]
+    pub(crate) tunnel_timeout: Option<Duration>,
+
+    #[command(flatten)]
+    pub(crate) routes: RoutesSpec,
+    #[command(flatten)]
+    pub(crate) stack: StackArgs,
+    #[arg(long)]
+    pub(crate) access_log: bool,
+    #[command(flatten)]
+    pub(crate) log: LogSpec,
+}

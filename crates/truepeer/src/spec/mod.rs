@@ -1,0 +1,39 @@
+//! What was written: every option as a field, with nothing filled in. Flags fill these structs now, a file's keys will.
+//!
+//! An option has one declaration: its field gives its type, [`defaults::OPTIONS`] its default and its words. Options that several commands
+//! share are in `groups`, flattened into each.
+#![allow(rustdoc::broken_intra_doc_links, reason = "[::1] is an address")]
+
+mod address;
+mod attach;
+mod connect;
+pub(crate) mod defaults;
+mod doctor;
+mod groups;
+mod https;
+mod port;
+mod proxy;
+mod routes;
+mod routing;
+mod run;
+pub(crate) mod table;
+pub(crate) mod text;
+mod values;
+mod vpp;
+
+pub(crate) use address::{Family, HostPort, ListenAddr, OriginUrl};
+pub(crate) use attach::{AttachAction, AttachArgs, PlaceArgs};
+pub(crate) use connect::ConnectArgs;
+pub(crate) use doctor::DoctorArgs;
+pub(crate) use groups::{LogSpec, OriginSpec, RoutesSpec, SendersSpec, TlsSpec};
+pub(crate) use https::HttpsSpec;
+pub(crate) use port::Port;
+pub(crate) use proxy::ProxySpec;
+pub(crate) use routes::{RoutesAction, RoutesArgs};
+pub(crate) use routing::RoutingArgs;
+pub(crate) use run::{HowArgs, RunArgs, Via};
+pub(crate) use values::{
+    ClientAddressConfig, ClientCert, Header, LogFormat, PrefixesOrFile, Protocol, RoutesMode, SendProxy,
+    SenderRule, Verbosity,
+};
+pub(crate) use vpp::{Stack, StackArgs, UpArgs, VppAction, VppArgs, VppDemoArgs, VppPlaceArgs, VppRunArgs};

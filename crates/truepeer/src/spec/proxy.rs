@@ -1,0 +1,79 @@
+//! `truepeer proxy` as it is written.
+
+use std::num::{NonZeroU16, NonZeroUsize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use truepeer_policy::{Destinations, Dialect, Nat64Prefix};
+
+use super::groups::{
+    LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec, UpstreamSpec, WaitSpec,
+};
+use super::values::{self, MaybeDuration, Protocol, SendProxy};
+use super::{HostPort, ListenAddr};
+
+/// Take connections that begin with a PROXY header, and connect to the backend from the client's own address
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct ProxySpec {
+    #[arg(short, long, alias = "listen-addr")]
+    pub(crate) listen: Vec<ListenAddr>,
+    #[arg(short, long, value_parser = values::protocol)]
+    pub(crate) protocol: Option<Protocol>,
+    #[arg(long, value_parser = values::count::<NonZeroU16>)]
+    pub(crate) listeners: Option<NonZeroU16>,
+    #[arg(long)]
+    pub(crate) listen_transparent: bool,
+    #[command(flatten)]
+    pub(crate) process: ProcessSpec,
+
+    #[arg(short = '4', long)]
+    pub(crate) ipv4: Option<HostPort>,
+    #[arg(short = '6', long)]
+    pub(crate) ipv6: Option<HostPort>,
+    #[arg(long)]
+    pub(crate) dynamic_destination: bool,
+    #[arg(long)]
+    pub(crate) dynamic_allow: Vec<Destinations>,
+    #[command(flatten)]
+    pub(crate) upstream: UpstreamSpec,
+
+    #[command(flatten)]
+    pub(crate) senders: SendersSpec,
+    #[command(flatten)]
+    pub(crate) wait: WaitSpec,
+    #[arg(short = 'a', long)]
+    pub(crate) allowed_subnets: Vec<PathBuf>,
+
+    #[arg(long)]
+    pub(crate) nat64_prefix: Option<Nat64Prefix>,
+    #[arg(long)]
+    pub(crate) pseudo_ipv4: bool,
+    #[arg(long, value_parser = values::send_proxy)]
+    pub(crate) send_proxy: Option<SendProxy>,
+    #[arg(long)]
+    pub(crate) idle_timeout: Option<MaybeDuration>,
+
+    #[command(flatten)]
+    pub(crate) tls: TlsSpec,
+    #[arg(long)]
+    pub(crate) tls_alpn: Vec<String>,
+    #[arg(long)]
+    pub(crate) origin_tls: bool,
+    #[command(flatten)]
+    pub(crate) origin: OriginSpec,
+    #[arg(long)]
+    pub(crate) origin_alpn: Vec<String>,
+
+    #[arg(long)]
+    pub(crate) udp_dialect: Option<Dialect>,
+    #[arg(short = 'c', long, value_parser = values::positive_duration)]
+    pub(crate) close_after: Option<Duration>,
+    #[arg(long, value_parser = values::count::<NonZeroUsize>)]
+    pub(crate) max_flows: Option<NonZeroUsize>,
+
+    #[command(flatten)]
+    pub(crate) routes: RoutesSpec,
+    #[command(flatten)]
+    pub(crate) log: LogSpec,
+}

@@ -1,0 +1,300 @@
+//! The table of options: name, value, default and help of each. `--help` and docs/options.md are made of it.
+//!
+//! Order here is order in `--help`.
+
+use truepeer_http1::Limits;
+use truepeer_https::exchange::{HttpSettings, HttpTimeouts};
+use truepeer_policy::HeaderTimes;
+
+use super::defaults as d;
+use super::text::format_duration;
+
+/// A command, or several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Commands(u16);
+
+pub(crate) const PROXY: Commands = Commands(1);
+pub(crate) const HTTPS: Commands = Commands(1 << 1);
+pub(crate) const ATTACH: Commands = Commands(1 << 2);
+pub(crate) const RUN: Commands = Commands(1 << 3);
+pub(crate) const CONNECT: Commands = Commands(1 << 4);
+pub(crate) const ROUTES: Commands = Commands(1 << 5);
+pub(crate) const DOCTOR: Commands = Commands(1 << 6);
+
+impl Commands {
+    const fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    pub(crate) fn include(self, one: Self) -> bool {
+        self.0 & one.0 != 0
+    }
+}
+
+const SERVERS: Commands = PROXY.or(HTTPS);
+const RECEIVERS: Commands = SERVERS.or(ATTACH).or(RUN);
+const STARTERS: Commands = RUN.or(CONNECT);
+const ROUTERS: Commands = ROUTES.or(DOCTOR);
+
+/// What holds where the option is not given.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Default {
+    /// Nothing: the option is off, the list empty.
+    Nothing,
+    /// This value; writing it changes nothing.
+    Value(fn() -> String),
+    /// What no single value says.
+    Words(&'static str),
+}
+
+/// One row.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Row {
+    /// The long option and the key.
+    pub(crate) name: &'static str,
+    /// What stands for its value in the help; empty for a switch.
+    pub(crate) value: &'static str,
+    pub(crate) help: &'static str,
+    pub(crate) default: Default,
+    pub(crate) commands: Commands,
+    /// Shown by `-h`, too.
+    pub(crate) is_common: bool,
+    pub(crate) heading: &'static str,
+}
+
+const fn row(
+    commands: Commands,
+    heading: &'static str,
+    name: &'static str,
+    value: &'static str,
+    help: &'static str,
+) -> Row {
+    Row { name, value, help, default: Default::Nothing, commands, is_common: false, heading }
+}
+
+impl Row {
+    const fn is(self, default: fn() -> String) -> Self {
+        Self { default: Default::Value(default), ..self }
+    }
+
+    const fn means(self, words: &'static str) -> Self {
+        Self { default: Default::Words(words), ..self }
+    }
+
+    const fn common(self) -> Self {
+        Self { is_common: true, ..self }
+    }
+
+    /// The help with its default.
+    pub(crate) fn text(&self) -> String {
+        match self.default_text() {
+            Some(default) => format!("{} [default: {default}]", self.help),
+            None => self.help.to_owned(),
+        }
+    }
+
+    /// The default as it is printed.
+    pub(crate) fn default_text(&self) -> Option<String> {
+        match self.default {
+            Default::Nothing => None,
+            Default::Value(value) => Some(value()),
+            Default::Words(words) => Some(words.to_owned()),
+        }
+    }
+}
+
+/// The row of an option of a command.
+pub(crate) fn find(command: Commands, name: &str) -> Option<(usize, &'static Row)> {
+    OPTIONS.iter().enumerate().find(|(_, row)| row.name == name && row.commands.include(command))
+}
+
+const LISTENING: &str = "Listening";
+const BACKENDS: &str = "Backends";
+const ORIGIN: &str = "The origin";
+const SENDERS: &str = "Senders: who may connect, with a header or without";
+const CLIENTS: &str = "Clients: whom a header may name";
+const DELIVERY: &str = "Delivery";
+const TLS: &str = "TLS with clients";
+const ORIGIN_TLS: &str = "TLS with backends";
+const REQUESTS: &str = "Requests";
+const UDP: &str = "UDP";
+const ROUTING: &str = "Routes for the backends' replies";
+const STACK: &str = "Network stack";
+const LOG: &str = "Log";
+const PROGRAM: &str = "The program";
+const PLACE: &str = "Place";
+const ACTION: &str = "Action";
+
+fn address((host, port): (&str, u16)) -> String {
+    super::HostPort::new(host, port).to_string()
+}
+
+fn http() -> HttpTimeouts {
+    HttpTimeouts::default()
+}
+
+fn time(duration: std::time::Duration) -> String {
+    format_duration(&duration)
+}
+
+fn kib(bytes: usize) -> String {
+    format!("{}KiB", bytes / 1024)
+}
+
+/// Every option of every command but `vpp`, which keeps its own.
+pub(crate) const OPTIONS: &[Row] = &[
+    row(PROXY, LISTENING, "listen", "[ADDR]:PORT", "Address to listen on; repeatable. :PORT is every address of this machine")
+        .is(|| address(d::LISTEN)).common(),
+    row(HTTPS, LISTENING, "listen", "[ADDR]:PORT", "Address to listen on; repeatable. :PORT is every address of this machine")
+        .is(|| address(d::LISTEN_HTTPS)).common(),
+    row(PROXY, LISTENING, "protocol", "tcp|udp", "What is carried").is(|| "tcp".to_owned()),
+    row(PROXY, LISTENING, "listeners", "N", "Sockets on each address; the kernel spreads connections over them (SO_REUSEPORT)").is(|| "1".to_owned()),
+    row(PROXY, LISTENING, "workers", "N", "Threads").means("one for each core"),
+    row(HTTPS, LISTENING, "workers", "N", "Threads").means("one for each core; with --stack vpp: 1"),
+    row(PROXY, LISTENING, "listen-transparent", "", "Accept connections to any address, as TPROXY redirects them (IP_TRANSPARENT on the listening sockets)"),
+
+    row(PROXY, BACKENDS, "ipv4", "HOST:PORT", "Backend for IPv4 clients; a host name is resolved. Without it, and with -6, IPv4 clients are refused")
+        .means("127.0.0.1:443 if -6 is not given either").common(),
+    row(PROXY, BACKENDS, "ipv6", "HOST:PORT", "Backend for IPv6 clients; a host name is resolved. Without it, and with -4, IPv6 clients are refused")
+        .means("[::1]:443 if -4 is not given either").common(),
+    row(ROUTERS, BACKENDS, "ipv4", "HOST:PORT", "Backend for IPv4 clients; repeatable").means("127.0.0.1:443 if -6 is not given either").common(),
+    row(ROUTERS, BACKENDS, "ipv6", "HOST:PORT", "Backend for IPv6 clients; repeatable").means("[::1]:443 if -4 is not given either").common(),
+    row(ROUTERS, BACKENDS, "protocol", "tcp|udp", "What is carried to the backends").is(|| "tcp".to_owned()).common(),
+    row(PROXY, BACKENDS, "dynamic-destination", "", "Connect to the destination that the header names. -4 and -6 serve headers that name none (LOCAL, UNKNOWN)"),
+    row(PROXY, BACKENDS, "dynamic-allow", "PREFIX[:PORTS]", "Where --dynamic-destination may lead, such as 10.0.0.0/8:80,8000-8100 or [2001:db8::/32]:443; repeatable; without ports: all. Own listeners are never a destination"),
+    row(ROUTERS, BACKENDS, "dynamic-allow", "PREFIX[:PORTS]", "Where --dynamic-destination may lead; repeatable"),
+
+    row(HTTPS, ORIGIN, "origin", "URL", "Where requests go: http://HOST[:PORT], or https://HOST[:PORT], whose certificate is verified").common(),
+    row(PROXY, BACKENDS, "connect-timeout", "TIME", "How long a backend may take to accept a connection").is(|| time(d::CONNECT_TIMEOUT)),
+    row(HTTPS, ORIGIN, "connect-timeout", "TIME", "How long the origin may take to accept a connection").is(|| time(d::CONNECT_TIMEOUT)),
+    row(HTTPS, ORIGIN, "origin-keepalive", "N", "Idle connections to the origin that each worker keeps; 0: none").is(|| d::ORIGIN_KEEPALIVE.to_string()),
+    row(HTTPS, ORIGIN, "origin-idle", "TIME", "How long an idle connection to the origin is kept; less if the origin says so").is(|| time(d::ORIGIN_IDLE)),
+    row(HTTPS, ORIGIN, "origin-retry-timeout", "TIME", "How long a request waits for an origin that refuses connections or closes them at once, as during a restart").is(|| time(d::ORIGIN_RETRY_TIMEOUT)),
+    row(HTTPS, ORIGIN, "response-timeout", "TIME", "How long the origin may be silent before and within a response (504)").is(|| time(http().response)),
+
+    row(RUN, PROGRAM, "port", "PORT[,PORT|-PORT]", "Only listeners on these ports: 443, 80,443, 8000-8010 or https; repeatable").means("all listeners").common(),
+    row(RUN, PROGRAM, "listen", "ADDR:PORT", "Only listeners on this address and port; repeatable").means("all listeners"),
+    row(ATTACH, PROGRAM, "port", "[FROM:]PORT[/udp]", "Port that the server listens on: 443, 80,443, 8000-8010, https or 53/udp; FROM:PORT/udp if datagrams are sent to another port; repeatable").common(),
+
+    row(PROXY.or(ATTACH).or(RUN), SENDERS, "allow", "PREFIX|FILE", "Who may send headers: loopback, private, any, a prefix, or a file of prefixes (beginning with / or .); repeatable")
+        .is(|| "loopback".to_owned()).common(),
+    row(HTTPS, SENDERS, "allow", "PREFIX|FILE", "Who may connect: loopback, private, any, a prefix, or a file of prefixes (beginning with / or .); repeatable")
+        .means("any; where PROXY headers are read: loopback").common(),
+    row(PROXY, SENDERS, "allowed-subnets", "FILE", "The same as --allow FILE, as go-mmproxy calls it; repeatable"),
+    row(PROXY, SENDERS, "header", "[PREFIX=]RULE", "Whether connections begin with a PROXY header: require, forbid, or optional (every sender may then claim to be anybody); PREFIX=RULE for some senders; repeatable")
+        .means("require; with --tls-cert: forbid").common(),
+    row(HTTPS, SENDERS, "header", "[PREFIX=]RULE", "Whether connections begin with a PROXY header: require, forbid, or optional; PREFIX=RULE for some senders; repeatable")
+        .is(|| "forbid".to_owned()).common(),
+    row(RUN, SENDERS, "header", "[PREFIX=]RULE", "Whether connections begin with a PROXY header: require, forbid, or optional (every sender may then claim to be anybody); PREFIX=RULE for some senders; repeatable")
+        .is(|| "require".to_owned()).common(),
+    row(ATTACH, SENDERS, "header", "RULE", "Whether connections and datagrams begin with a header: require, or optional (every sender may then claim to be anybody; a server that speaks first is held back for a second)")
+        .is(|| "require".to_owned()).common(),
+    row(SERVERS.or(RUN), SENDERS, "header-timeout", "TIME", "How long a sender may take for its header").is(|| time(HeaderTimes::default().timeout)),
+    row(ATTACH, SENDERS, "header-timeout", "TIME", "TCP: how long a sender may take for its header; looked at after 1, 3, 7, 15, 31 and 63 seconds").is(|| time(HeaderTimes::default().timeout)),
+    row(SERVERS.or(RUN), SENDERS, "header-wait", "TIME", "How long a sender with --header optional may be silent before it is served as itself").is(|| time(HeaderTimes::default().wait)),
+    row(RECEIVERS, SENDERS, "header-max", "SIZE", "The longest header accepted").is(|| kib(d::HEADER_MAX)),
+    row(RUN, SENDERS, "versions", "LIST", "Versions of the PROXY protocol accepted: 1, 2 or 1,2").is(|| "1,2".to_owned()),
+    row(RECEIVERS, CLIENTS, "allow-claims", "PREFIX", "This host's own, loopback, unspecified, multicast, broadcast and reserved addresses that a header may name all the same; repeatable").means("none"),
+    row(RECEIVERS, CLIENTS, "deny-clients", "PREFIX|FILE", "Clients to refuse: a prefix, or a file with one prefix a line and # for comments; repeatable").means("none"),
+    row(HTTPS, CLIENTS, "client-address", "MODE", "How the origin learns the client: forwarded, transparent or proxy").is(|| "forwarded".to_owned()).common(),
+    row(HTTPS, CLIENTS, "trusted", "PREFIX", "Senders, such as another proxy of yours, whose own Forwarded and X-Forwarded-… are kept and added to; repeatable").means("none"),
+
+    row(CONNECT, SENDERS, "from", "ADDR:PORT", "The client to name").means("the connection's own address").common(),
+    row(CONNECT, SENDERS, "send-proxy", "v1|v2", "Version of the PROXY header that TCP connections begin with").is(|| "v2".to_owned()).common(),
+    row(CONNECT, SENDERS, "to", "PREFIX[:PORTS]", "Only connections there; repeatable").means("all TCP connections").common(),
+    row(CONNECT, SENDERS, "udp-dialect", "DIALECT", "Datagrams, too, with a header where the receiver expects it: every, first, standalone or spp (which is also taken off the answers). DNS servers that the program asks get headers, too: use --to")
+        .means("UDP is left alone"),
+    row(RUN, PROGRAM, "destination", "socket|header", "What getsockname() answers: the socket's own address, or the destination that the header names").is(|| "socket".to_owned()),
+    row(STARTERS, PROGRAM, "via", "HOW", "How to stand between the program and the kernel").is(|| "auto".to_owned()),
+    row(STARTERS, PROGRAM, "verbose", "", "Say on standard error what is done with each connection"),
+    row(STARTERS, PROGRAM, "unpack", "DIR", "Only write the library to this directory, as libtruepeer.so and under the names of libproxyproto, for LD_PRELOAD by hand"),
+    row(STARTERS, PROGRAM, "command", "COMMAND", "The program and its arguments, behind --").common(),
+
+    row(SERVERS, DELIVERY, "mark", "N", "Firewall mark of connections to backends; 0: none").is(|| "0".to_owned()),
+    row(ROUTERS, BACKENDS, "mark", "N", "Firewall mark of connections to backends; 0: none").is(|| "0".to_owned()),
+    row(SERVERS, DELIVERY, "on-conflict", "ephemeral|refuse", "When the client's address and port are in use: ephemeral keeps the address and takes another port, refuse ends the session")
+        .is(|| "ephemeral".to_owned()),
+    row(PROXY, DELIVERY, "nat64-prefix", "PREFIX", "Show IPv4 clients to an IPv6 backend under this prefix, such as 64:ff9b::/96").means("refuse them"),
+    row(PROXY, DELIVERY, "pseudo-ipv4", "", "Show IPv6 clients to an IPv4 backend as 240.0.0.0/4 addresses, one for each /64 network").means("refuse them"),
+    row(PROXY, DELIVERY, "send-proxy", "v1|v2|spp", "Write a PROXY header to the backend instead of using the client's address (needs no privilege). spp, Simple Proxy Protocol, is for UDP").common(),
+    row(PROXY, DELIVERY, "idle-timeout", "TIME|none", "End sessions that are silent in both directions for so long").is(|| "none".to_owned()),
+
+    row(PROXY, TLS, "tls-cert", "FILE", "Certificate (PEM, its issuers behind it); clients then speak TLS. Repeatable: chosen by the name that the client asks for, the first for all others. Read again on SIGHUP").common(),
+    row(HTTPS, TLS, "tls-cert", "FILE", "Certificate (PEM, its issuers behind it). Repeatable: chosen by the name that the client asks for, the first for all others. Read again on SIGHUP").common(),
+    row(SERVERS, TLS, "tls-key", "FILE", "The certificate's key (PEM); one for each --tls-cert, in the same order").means("in the certificate's file"),
+    row(SERVERS, TLS, "tls-min", "1.2|1.3", "The oldest version of TLS accepted").is(|| "1.2".to_owned()),
+    row(SERVERS, TLS, "tls-suite", "NAME", "Cipher suite, such as TLS_AES_128_GCM_SHA256; repeatable, best first: truepeer's order decides").means("all that are safe, in the client's order"),
+    row(PROXY, TLS, "tls-alpn", "NAME", "Application protocol that is offered (ALPN), such as h2; repeatable, best first").means("none"),
+    row(HTTPS, TLS, "no-http2", "", "Offer HTTP/1.1 alone (by ALPN), not HTTP/2"),
+    row(SERVERS, TLS, "tls-timeout", "TIME", "How long a TLS handshake may take").is(|| time(d::TLS_TIMEOUT)),
+    row(PROXY, TLS, "drain-timeout", "TIME", "How long sessions with TLS may go on after SIGTERM; a second SIGTERM ends them at once. 0: not at all").is(|| time(d::DRAIN_TIMEOUT)),
+    row(HTTPS, LISTENING, "drain-timeout", "TIME", "How long requests and tunnels may go on after SIGTERM; a second SIGTERM ends them at once. 0: not at all").is(|| time(d::DRAIN_TIMEOUT)),
+    row(PROXY, TLS, "client-ca", "FILE", "Ask clients for certificates, issued by the authorities in this file (PEM)"),
+    row(HTTPS, TLS, "client-ca", "FILE", "Ask clients for certificates, issued by the authorities in this file (PEM); the origin is told the subject in X-SSL-Client-S-DN"),
+    row(SERVERS, TLS, "client-cert", "required|optional", "Whether a client must show a certificate").is(|| "required".to_owned()),
+
+    row(PROXY, TLS, "max-per-client", "N", "Connections that one client may have, by its address, IPv6 by /64; 0: any number. Connections from this machine are not counted, unless a PROXY header names the client").means("an eighth of all, 64 to 4096"),
+    row(HTTPS, TLS, "max-per-client", "N", "Connections that one client may have, by its address, IPv6 by /64; 0: any number. Connections of --trusted senders and from this machine are not counted, unless a PROXY header names the client").means("an eighth of all, 64 to 4096"),
+    row(PROXY, ORIGIN_TLS, "origin-tls", "", "Speak TLS with backends; their certificates are verified"),
+    row(SERVERS, ORIGIN_TLS, "origin-ca", "FILE", "Authorities that vouch for backends (PEM)").means("those that this system trusts"),
+    row(SERVERS, ORIGIN_TLS, "origin-insecure", "", "Accept whatever certificate a backend shows"),
+    row(PROXY, ORIGIN_TLS, "origin-name", "NAME", "The name that a backend's certificate must have, and that is asked for").means("the host of -4 or -6"),
+    row(HTTPS, ORIGIN_TLS, "origin-name", "NAME", "The name that the origin's certificate must have, and that is asked for").means("the host of --origin"),
+    row(SERVERS, ORIGIN_TLS, "origin-cert", "FILE", "Certificate that is shown to backends that ask for one (PEM, its issuers behind it)"),
+    row(SERVERS, ORIGIN_TLS, "origin-key", "FILE", "The key of --origin-cert (PEM)").means("in the certificate's file"),
+    row(PROXY, ORIGIN_TLS, "origin-alpn", "NAME", "Application protocol that is offered to backends (ALPN), such as http/1.1; repeatable, best first").means("none"),
+
+    row(HTTPS, REQUESTS, "methods", "METHODS", "Methods that may be used, separated by commas; others are answered with 403. GET allows HEAD, too").means("all"),
+    row(HTTPS, REQUESTS, "max-body", "SIZE", "The longest request body (413)").means("any"),
+    row(HTTPS, REQUESTS, "max-head", "SIZE", "The longest head of a request or response (431, 502)").is(|| kib(Limits::default().head_bytes)),
+    row(HTTPS, REQUESTS, "head-timeout", "TIME", "How long a request's head may take (408)").is(|| time(http().head)),
+    row(HTTPS, REQUESTS, "body-timeout", "TIME", "How long a client may be silent within a request's body (408)").is(|| time(http().body)),
+    row(HTTPS, REQUESTS, "send-timeout", "TIME", "How long a client may take nothing of a response, and the origin nothing of a request (504)").is(|| time(http().send)),
+    row(HTTPS, REQUESTS, "min-rate", "SIZE", "Bytes a second that a client must manage on average, sending a body (408) or taking one, once it has been waited for longer than --body-timeout (sending) or --send-timeout (taking) in all; 0: any number")
+        .is(|| HttpSettings::default().min_rate.to_string()),
+    row(HTTPS, REQUESTS, "keepalive-timeout", "TIME", "How long a connection may wait for its next request").is(|| time(http().keep_alive)),
+    row(HTTPS, REQUESTS, "tunnel-timeout", "TIME", "How long a connection after 101 (a WebSocket) may be silent both ways; once one side has ended, a minute at most").is(|| time(http().tunnel)),
+
+    row(PROXY, UDP, "udp-dialect", "DIALECT", "Where the header is: every (v2 in each datagram: dnsdist, udppp), first (v2 in a flow's first: frp, NGINX), standalone (v2 before bare datagrams: Cloudflare Spectrum) or spp (38 bytes in each, and in the replies: Spectrum Simple, EdgeOne)")
+        .is(|| "every".to_owned()),
+    row(ATTACH, UDP, "udp-dialect", "DIALECT", "Where the header is: every (v2 in each datagram) or spp (Simple Proxy Protocol, in answers, too)").is(|| "every".to_owned()),
+    row(PROXY, UDP, "close-after", "TIME", "Forget flows that are silent for so long: with every and spp in both directions, else towards the backend; then it must be less than the sender's own time-out")
+        .means("60s with every and spp, 28s with first and standalone"),
+    row(ATTACH, UDP, "close-after", "TIME", "How long a client is answered through its sender after its last datagram from there; to a second").is(|| time(d::ATTACH_CLOSE_AFTER)),
+    row(PROXY, UDP, "max-flows", "N", "The most flows at a time; beyond it the longest silent one is forgotten").means("from the limit of open files"),
+    row(ATTACH, PLACE, "max-flows", "COUNT", "TCP: how many connections may be open at a time, more are refused; fixed until everything is detached").is(|| d::ATTACH_MAX_FLOWS.to_string()),
+    row(ATTACH, PLACE, "max-udp-flows", "COUNT", "UDP: how many flows are remembered, 192 bytes each; fixed until everything is detached").is(|| d::ATTACH_MAX_UDP_FLOWS.to_string()),
+    row(ATTACH, PLACE, "dev", "DEV|all", "Network device to attach to, or all: those that have an address; repeatable").is(|| "all".to_owned()),
+    row(ATTACH, PLACE, "cgroup", "PATH", "TCP: show the client only to processes of this cgroup").means("all processes"),
+    row(ATTACH, PLACE, "unit", "NAME", "TCP: show the client only to processes of this systemd unit").means("all processes"),
+    row(ATTACH, PLACE, "netns", "NAME|PATH", "Network namespace, by its name or path").means("this one"),
+    row(ATTACH, PLACE, "pins", "DIR", "Where on the BPF file system it is kept").is(|| d::PINS.to_owned()),
+    row(ATTACH, ACTION, "dry-run", "", "Say what would be attached where, and don't"),
+    row(ATTACH.or(DOCTOR), ACTION, "json", "", "Print for machines"),
+    row(ATTACH, ACTION, "refuse-new", "", "While it waits, refuse new TCP connections from senders that must send a header"),
+    row(ATTACH, ACTION, "now", "", "Remove it at once: connections whose numbers are translated are reset, the others lose their client's name"),
+
+    row(PROXY, ROUTING, "routes", "auto|manual", "Rules and routes for the backends' replies: auto (set, and remove at the end) or manual").means("auto if permitted"),
+    row(HTTPS, ROUTING, "routes", "auto|manual", "Rules and routes for the origin's replies (--client-address transparent): auto (set, and remove at the end) or manual").means("auto if permitted"),
+    row(SERVERS.or(ROUTERS), ROUTING, "table", "N", "Number of the routing table").is(|| d::TABLE.to_string()),
+    row(ROUTERS, ROUTING, "listen-transparent", "[ADDR]:PORT", "TPROXY redirects connections to this listening address; repeatable"),
+    row(ROUTERS, ROUTING, "tproxy-ports", "FIRST-LAST", "The ports that TPROXY redirects, for --print"),
+    row(ROUTERS, ROUTING, "tproxy-mark", "N", "The mark that the firewall sets on what it redirects").is(|| d::TPROXY_MARK.to_string()),
+    row(ROUTES, ACTION, "action", "ACTION", "What to do").common(),
+    row(ROUTES, ACTION, "print", "", "Print the equivalent ip commands instead of doing it").common(),
+    row(ROUTES, ACTION, "force", "", "remove: even while a running truepeer uses them"),
+    row(DOCTOR, ACTION, "try", "", "Make the missing routes for the time of the test, as truepeer proxy would").common(),
+    row(DOCTOR, ACTION, "timeout", "TIME", "How long to wait for a backend").is(|| time(d::PROBE_TIMEOUT)),
+
+    row(HTTPS, STACK, "stack", "kernel|vpp", "Whose TCP: the kernel's, or that of the VPP which truepeer vpp up has started").is(|| "kernel".to_owned()),
+    row(HTTPS, STACK, "vpp-namespace", "ID", "--stack vpp: the namespace").means("the proxy's"),
+    row(HTTPS, STACK, "vpp-dir", "DIR", "--stack vpp: the directory that truepeer vpp up was given").means("its default"),
+    row(HTTPS, STACK, "vpp-library", "FILE", "--stack vpp: VPP's libvcl_ldpreload.so, or its directory").means("the running VPP's"),
+
+    row(HTTPS, LOG, "access-log", "", "A line for each request"),
+    row(PROXY, LOG, "v", "0|1|2", "0: start, stop and warnings; 1: also a line for each session; 2: also changes of state. -v alone: 1").is(|| "0".to_owned()),
+    row(HTTPS, LOG, "v", "0|1|2", "0 and 1: start, stop and warnings; 2: also changes of state").is(|| "0".to_owned()),
+    row(SERVERS, LOG, "verbose", "", "The same as -v 1"),
+    row(SERVERS, LOG, "quiet", "", "Warnings and errors only"),
+    row(SERVERS, LOG, "log-format", "text|json", "Lines for people or for machines").means("text on a terminal, json otherwise"),
+];

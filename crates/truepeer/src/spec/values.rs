@@ -1,0 +1,343 @@
+//! Values as they are written: each parser says what was expected.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use truepeer_policy::{HeaderRule, PrefixSet};
+
+use super::text::parse_duration;
+
+/// What travels through a listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Protocol {
+    #[default]
+    Tcp,
+    Udp,
+}
+
+/// The header that is written in front of what goes to the backend, instead of using the client's address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum SendProxy {
+    V1,
+    V2,
+    /// Simple Proxy Protocol, in front of datagrams.
+    Spp,
+}
+
+/// Whether rules and routes are ours to set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum RoutesMode {
+    /// Set them; where that is not permitted, say so and go on.
+    #[default]
+    AutoIfAllowed,
+    /// Set them; end if that fails.
+    Auto,
+    /// Somebody else has set them.
+    Manual,
+}
+
+/// How much is logged; each level contains the ones before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Verbosity {
+    /// Warnings and errors: among them refusals, at most once a minute for each reason and sender.
+    Quiet,
+    /// Start and stop (`-v 0`).
+    #[default]
+    Lifecycle,
+    /// One line for each session, at its end (`-v 1`).
+    Sessions,
+    /// Every change of a session's state (`-v 2`).
+    States,
+}
+
+/// The shape of a log line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
+}
+
+/// Whether a client must show a certificate, where it is asked for one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ClientCert {
+    #[default]
+    Required,
+    Optional,
+}
+
+/// How an origin learns the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ClientAddressConfig {
+    #[default]
+    Forwarded,
+    Transparent,
+    Proxy,
+}
+
+/// Prefixes, or the file that lists them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum PrefixesOrFile {
+    Prefixes(Box<PrefixSet>),
+    File(PathBuf),
+}
+
+impl FromStr for PrefixesOrFile {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.starts_with(['/', '.']) {
+            return Ok(Self::File(text.into()));
+        }
+        text.parse().map(|prefixes| Self::Prefixes(Box::new(prefixes))).map_err(|_| {
+            let expected = "expected loopback, private, any, an address, a prefix such as 10.0.0.0/8, or the path of a file (beginning with / or .)";
+            if Path::new(text).is_file() { format!("{expected}; did you mean ./{text}?") } else { expected.to_owned() }
+        })
+    }
+}
+
+/// `--deny-clients`: as above, but any other word is a file's name, too: once it took nothing else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Deny(pub(crate) PrefixesOrFile);
+
+impl FromStr for Deny {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_no_name =
+            text.starts_with(|c: char| c.is_ascii_digit() || c == ':') && !Path::new(text).exists();
+        match text.parse() {
+            Err(_) if !text.is_empty() && !is_no_name => Ok(Self(PrefixesOrFile::File(text.into()))),
+            parsed => parsed.map(Self),
+        }
+    }
+}
+
+/// `--header`: a rule for all senders, or for some.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Header {
+    All(HeaderRule),
+    Some(Box<SenderRule>),
+}
+
+impl FromStr for Header {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = match text.contains('=') {
+            true => text.parse().ok().map(|rule| Self::Some(Box::new(rule))),
+            false => text.parse().ok().map(Self::All),
+        };
+        parsed.ok_or_else(|| {
+            "expected require, optional or forbid, or PREFIX=RULE for some senders, such as 10.0.0.0/8=optional".to_owned()
+        })
+    }
+}
+
+/// `PREFIX=RULE`: whether these senders' connections begin with a header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SenderRule {
+    pub(crate) senders: PrefixSet,
+    pub(crate) rule: HeaderRule,
+}
+
+impl FromStr for SenderRule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (senders, rule) = text.split_once('=').ok_or_else(|| format!("{text:?} is not PREFIX=RULE"))?;
+        Ok(Self {
+            senders: senders.parse().map_err(|error| format!("{error}"))?,
+            rule: rule.parse().map_err(|error| format!("{error}"))?,
+        })
+    }
+}
+
+impl fmt::Display for SenderRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, prefix) in self.senders.iter().enumerate() {
+            write!(f, "{}{prefix}={}", if index > 0 { " " } else { "" }, self.rule)?;
+        }
+        Ok(())
+    }
+}
+
+/// A duration that may be switched off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MaybeDuration(pub(crate) Option<Duration>);
+
+impl FromStr for MaybeDuration {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self(None));
+        }
+        let duration = parse_duration(text).map_err(|error| format!("{error}, or none"))?;
+        Ok(Self(Some(duration).filter(|duration| !duration.is_zero())))
+    }
+}
+
+/// A duration longer than 0.
+pub(super) fn positive_duration(text: &str) -> Result<Duration, String> {
+    match parse_duration(text)? {
+        Duration::ZERO => Err("expected more than 0".to_owned()),
+        duration => Ok(duration),
+    }
+}
+
+/// The smallest header that every version fits in (PROXY 2.1), and the longest v2 one (PROXY 2.2).
+const HEADER_MAX: std::ops::RangeInclusive<usize> = 107..=16 + 65535;
+
+/// `--header-max`, in bytes.
+pub(super) fn header_max(text: &str) -> Result<usize, String> {
+    let bytes = size(text).ok().and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.filter(|bytes| HEADER_MAX.contains(bytes)).ok_or_else(|| {
+        format!("expected {} to {} bytes, such as 4096 or 16KiB", HEADER_MAX.start(), HEADER_MAX.end())
+    })
+}
+
+/// Bytes, with a unit or without.
+pub(super) fn size(text: &str) -> Result<u64, String> {
+    const UNITS: [(&str, u64); 5] =
+        [("KiB", 1 << 10), ("k", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("B", 1)];
+    let unit = UNITS.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, *bytes)));
+    let (digits, unit) = unit.unwrap_or((text, 1));
+    let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    bytes.ok_or_else(|| "expected bytes, or a number with KiB, MiB or GiB, such as 100MiB".to_owned())
+}
+
+/// `--max-head`, in bytes.
+pub(super) fn head_size(text: &str) -> Result<usize, String> {
+    let bytes = usize::try_from(size(text)?).ok().filter(|bytes| (1024..=1 << 20).contains(bytes));
+    bytes.ok_or_else(|| "expected 1KiB to 1MiB".to_owned())
+}
+
+/// `--mark`: as `ip rule` takes it, decimal or hexadecimal.
+pub(super) fn mark(text: &str) -> Result<u32, String> {
+    number(text).ok_or_else(|| "expected a number from 0 to 4294967295, decimal or 0x…".to_owned())
+}
+
+/// `--table`. The kernel's own tables are refused: a table that leads everything to this machine cuts it off there.
+pub(super) fn table(text: &str) -> Result<u32, String> {
+    number(text).filter(|table| !matches!(table, 0 | 253..=255)).ok_or_else(|| {
+        "expected the number of a routing table of its own, from 1, not 253 to 255 (default, main, local)"
+            .to_owned()
+    })
+}
+
+fn number(text: &str) -> Option<u32> {
+    match text.strip_prefix("0x") {
+        Some(hex) if !hex.starts_with('+') => u32::from_str_radix(hex, 16).ok(),
+        Some(_) => None,
+        None if text.starts_with('+') => None,
+        None => text.parse().ok(),
+    }
+}
+
+/// `--listeners`, `--workers`.
+pub(super) fn count<T: FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| "expected a number from 1".to_owned())
+}
+
+/// `--protocol`.
+pub(super) fn protocol(text: &str) -> Result<Protocol, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "tcp" => Ok(Protocol::Tcp),
+        "udp" => Ok(Protocol::Udp),
+        _ => Err("expected tcp or udp".to_owned()),
+    }
+}
+
+/// `-v`.
+pub(super) fn verbosity(text: &str) -> Result<Verbosity, String> {
+    match text {
+        "0" => Ok(Verbosity::Lifecycle),
+        "1" => Ok(Verbosity::Sessions),
+        "2" | "v" => Ok(Verbosity::States),
+        _ => Err(
+            "expected 0 (start, stop, warnings), 1 (and a line for each session) or 2 (and changes of state)"
+                .to_owned(),
+        ),
+    }
+}
+
+/// `--log-format`.
+pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
+    match text {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        _ => Err("expected text or json".to_owned()),
+    }
+}
+
+/// `--routes`.
+pub(super) fn routes_mode(text: &str) -> Result<RoutesMode, String> {
+    match text {
+        "auto" => Ok(RoutesMode::Auto),
+        "manual" => Ok(RoutesMode::Manual),
+        _ => Err("expected auto (set them, remove them at the end) or manual (somebody else has set them)"
+            .to_owned()),
+    }
+}
+
+/// `--send-proxy`.
+pub(super) fn send_proxy(text: &str) -> Result<SendProxy, String> {
+    match text {
+        "v1" | "1" => Ok(SendProxy::V1),
+        "v2" | "2" => Ok(SendProxy::V2),
+        "spp" => Ok(SendProxy::Spp),
+        _ => Err("expected v1, v2 or spp".to_owned()),
+    }
+}
+
+/// `--client-cert`.
+pub(super) fn client_cert(text: &str) -> Result<ClientCert, String> {
+    match text {
+        "required" => Ok(ClientCert::Required),
+        "optional" => Ok(ClientCert::Optional),
+        _ => Err("expected required or optional".to_owned()),
+    }
+}
+
+/// `--client-address`.
+pub(super) fn client_address(text: &str) -> Result<ClientAddressConfig, String> {
+    match text {
+        "forwarded" => Ok(ClientAddressConfig::Forwarded),
+        "transparent" => Ok(ClientAddressConfig::Transparent),
+        "proxy" => Ok(ClientAddressConfig::Proxy),
+        _ => Err("expected forwarded, transparent or proxy".to_owned()),
+    }
+}
+
+/// A method is a token (RFC 9110 section 9.1), and usual ones are upper case: `get` would allow nobody's request.
+pub(super) fn method(text: &str) -> Result<String, String> {
+    let is_method = |text: &str| text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-');
+    if !text.is_empty() && is_method(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("expected methods in upper case, separated by commas, such as GET,POST".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units_and_methods_are_upper_case() {
+        assert_eq!(size("100MiB"), Ok(100 << 20));
+        assert_eq!(size("5"), Ok(5));
+        assert!(size("x").is_err() && size("99999999999GiB").is_err() && head_size("1").is_err());
+        assert!(method("GET").is_ok() && method("get").is_err() && method("").is_err());
+    }
+}

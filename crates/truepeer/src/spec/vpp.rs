@@ -1,0 +1,171 @@
+//! `truepeer vpp` as it is written.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
+use ipnet::Ipv4Net;
+
+use crate::vpp::{Device, ETHERNET_ADDRESSES, Layout, Port};
+
+/// Start and lay out VPP's stack, and put programs onto it.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct VppArgs {
+    #[command(subcommand)]
+    pub(crate) action: VppAction,
+}
+
+/// What to do.
+#[derive(Debug, Clone, Subcommand)]
+pub(crate) enum VppAction {
+    /// Start VPP and give it a layout; every line that it is given is printed
+    Up(UpArgs),
+    /// End what up started
+    Down(VppPlaceArgs),
+    /// Show version, layout, interfaces, namespaces and sessions
+    Status(VppPlaceArgs),
+    /// Start a program on VPP's stack
+    Run(VppRunArgs),
+    /// Show truepeer https between a client and NGINX, measured, on the kernel's stack and on VPP's if it is there
+    Demo(VppDemoArgs),
+}
+
+/// What is to be shown.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct VppDemoArgs {
+    /// Options of the demonstration: --stack kernel|vpp|both, --vpp PATH, and wrk2's: -t THREADS, -c CONNECTIONS,
+    /// -d TIME, -R RATE
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
+    pub(crate) options: Vec<OsString>,
+}
+
+/// Which VPP is meant.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct VppPlaceArgs {
+    /// Private directory of this VPP: its configuration, sockets and log [default: /run/truepeer/vpp, or in
+    /// $XDG_RUNTIME_DIR]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+}
+
+/// How it is to come up.
+#[derive(Debug, Clone, Args)]
+#[command(group = ArgGroup::new("layout").required(true))]
+pub(crate) struct UpArgs {
+    /// Three loop interfaces with a table and a namespace each: server 172.16.1.1, proxy 172.16.2.1, client 172.16.3.1
+    #[arg(long, group = "layout")]
+    loopback: bool,
+    /// The device towards the clients and the one towards the origin: PCI addresses (dpdk), or names of devices that stay
+    /// with the kernel (veth)
+    #[arg(long, value_name = "DEV,DEV", group = "layout", value_parser = two::<Device>)]
+    ethernet: Option<[Device; 2]>,
+    /// Their addresses in VPP [default: 172.16.2.1/24,172.16.1.2/24]
+    #[arg(long, value_name = "ADDR,ADDR", conflicts_with = "loopback", value_parser = addresses)]
+    address: Option<[Ipv4Net; 2]>,
+    /// The core of VPP's main thread [default: the one that it starts on]
+    #[arg(long, value_name = "N")]
+    pub(crate) core: Option<u16>,
+    /// VPP's program, or the prefix that it is installed under [default: in PATH or the usual places]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) vpp: Option<PathBuf>,
+    /// Only print startup.conf and the lines
+    #[arg(long)]
+    pub(crate) print: bool,
+    #[command(flatten)]
+    pub(crate) place: VppPlaceArgs,
+}
+
+/// A program to be put onto VPP.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct VppRunArgs {
+    /// Namespace that it belongs to: server, proxy or client [default: the proxy's]
+    #[arg(long, value_name = "ID")]
+    pub(crate) namespace: Option<String>,
+    /// The core that it stays on
+    #[arg(long, value_name = "N")]
+    pub(crate) core: Option<u16>,
+    /// VPP's libvcl_ldpreload.so, or its directory [default: the running VPP's]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) library: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) place: VppPlaceArgs,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// Whose TCP a command uses.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub(crate) struct StackArgs {
+    #[arg(long)]
+    pub(crate) stack: Option<Stack>,
+    #[arg(long)]
+    pub(crate) vpp_namespace: Option<String>,
+    #[arg(long)]
+    pub(crate) vpp_dir: Option<PathBuf>,
+    #[arg(long)]
+    pub(crate) vpp_library: Option<PathBuf>,
+}
+
+/// A network stack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum Stack {
+    /// The kernel's.
+    #[default]
+    Kernel,
+    /// VPP's, by a preloaded library.
+    Vpp,
+}
+
+impl UpArgs {
+    /// What VPP is to look like.
+    pub(crate) fn layout(&self) -> Layout {
+        let Some([first, second]) = self.ethernet.clone() else { return Layout::Loopback };
+        let [towards_clients, towards_origin] = self.address.unwrap_or_else(default_addresses);
+        Layout::Ethernet([
+            Port { device: first, address: towards_clients },
+            Port { device: second, address: towards_origin },
+        ])
+    }
+}
+
+fn default_addresses() -> [Ipv4Net; 2] {
+    // Written in the program, and tried by a test.
+    ETHERNET_ADDRESSES.map(|text| text.parse().unwrap_or_default())
+}
+
+fn addresses(text: &str) -> Result<[Ipv4Net; 2], String> {
+    two(text).map_err(|_| "expected two addresses, such as 172.16.2.1/24,172.16.1.2/24".to_owned())
+}
+
+fn two<T>(text: &str) -> Result<[T; 2], String>
+where
+    T: std::str::FromStr + PartialEq,
+    T::Err: std::fmt::Display,
+{
+    let (first, second) = text.split_once(',').ok_or("expected two, with a comma between them")?;
+    let parse = |part: &str| part.parse::<T>().map_err(|error| error.to_string());
+    let (first, second) = (parse(first)?, parse(second)?);
+    if first == second { Err("the same twice".to_owned()) } else { Ok([first, second]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_addresses_are_the_guides() {
+        assert_eq!(default_addresses().map(|net| net.to_string()), ETHERNET_ADDRESSES);
+    }
+
+    #[test]
+    fn devices_come_in_pairs() {
+        assert!(two::<Device>("veth0,veth1").is_ok());
+        assert!(two::<Device>("0000:01:00.0,veth1").is_ok());
+        for text in ["veth0", "veth0,", "veth0,veth0", "a,b,c"] {
+            assert!(two::<Device>(text).is_err(), "{text}");
+        }
+        assert!(addresses("10.0.0.1/24,10.0.1.1/24").is_ok());
+        assert!(addresses("10.0.0.1/24").unwrap_err().contains("172.16"));
+    }
+}
