@@ -91,9 +91,7 @@ pub(super) fn start_worker(
         reactor.spawn(worker.obey(inbox, rung));
         let result = reactor.run();
         if let Err(failure) = &result {
-            error!(
-                "worker tls-{number} has ended, since the system does not tell it what is ready: {failure}"
-            );
+            error!("a worker has ended, since the system does not tell it what is ready: {failure}");
         }
         watched.end(result.map_err(|failure| format!("epoll_wait: {failure}")));
     };
