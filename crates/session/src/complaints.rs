@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const SILENCE: Duration = Duration::from_secs(60);
@@ -37,13 +37,39 @@ impl Complaints {
     /// Whether a complaint about `about` for `reason` may be logged `now`; if so, how many like it were held back.
     #[must_use]
     pub fn may_log(&self, reason: &'static str, about: IpAddr, now: Instant) -> Option<u64> {
-        let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (reason, Some(about));
-        if memory.said.contains_key(&key) || memory.has_room(now) {
-            memory.say(key, now)
-        } else {
-            memory.say((reason, None), now)
-        }
+        self.ask(reason, Some(about), 0, now)
+    }
+
+    /// The same, where `held_back` like it were held back elsewhere; `about` `None`: whoever else.
+    pub(crate) fn ask(
+        &self,
+        reason: &'static str,
+        about: Option<IpAddr>,
+        held_back: u64,
+        now: Instant,
+    ) -> Option<u64> {
+        let mut memory = self.memory();
+        let is_kept = about.is_none() || memory.said.contains_key(&(reason, about)) || memory.has_room(now);
+        let key = if is_kept { (reason, about) } else { (reason, None) };
+        memory.say(key, now).map(|before| before + held_back).or_else(|| {
+            memory.hold_back(key, held_back);
+            None
+        })
+    }
+
+    /// Counts what was held back elsewhere.
+    pub(crate) fn hold_back(&self, reason: &'static str, about: Option<IpAddr>, held_back: u64) {
+        self.memory().hold_back((reason, about), held_back);
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes everybody wait who would ask, until the answer is dropped.
+    #[cfg(test)]
+    pub(crate) fn hold_lock(&self) -> impl Sized + '_ {
+        self.memory()
     }
 }
 
@@ -55,6 +81,12 @@ impl Memory {
             self.said.retain(|_, said| now.saturating_duration_since(said.at) < SILENCE);
         }
         self.said.len() < MOST_REMEMBERED
+    }
+
+    fn hold_back(&mut self, key: (&'static str, Option<IpAddr>), held_back: u64) {
+        if let Some(said) = self.said.get_mut(&key) {
+            said.held_back += held_back;
+        }
     }
 
     fn say(&mut self, key: (&'static str, Option<IpAddr>), now: Instant) -> Option<u64> {

@@ -140,6 +140,23 @@ impl Counters {
         *self.refusals.lock().unwrap_or_else(PoisonError::into_inner).entry(reason).or_default() += 1;
     }
 
+    /// Counts all of `counts`, as [`Self::refuse`] does, and empties them.
+    pub fn refuse_all(&self, counts: &mut Vec<(&'static str, u64)>) {
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        for (reason, count) in counts.drain(..) {
+            *refusals.entry(reason).or_default() += count;
+        }
+    }
+
+    /// Makes everybody wait who needs a lock, until the answer is dropped.
+    #[cfg(test)]
+    pub(crate) fn hold_locks(&self) -> impl Sized + '_ {
+        (
+            self.shards.lock().unwrap_or_else(PoisonError::into_inner),
+            self.refusals.lock().unwrap_or_else(PoisonError::into_inner),
+        )
+    }
+
     /// How often `counter` was counted by all workers and for all listeners together.
     #[must_use]
     pub fn total(&self, counter: Counter) -> u64 {

@@ -8,6 +8,7 @@ use truepeer_policy::{Refusal, Route, SenderAddr, SpecialRange};
 
 use crate::complaints::Complaints;
 use crate::counters::{Counter, Counters, Shard};
+use crate::refusals::Refusals;
 
 /// The log target of the line that a session leaves at its end, at level `info`.
 pub const SESSION: &str = "session";
@@ -72,6 +73,19 @@ pub struct EndedFlow<'a> {
     pub close: &'static str,
 }
 
+/// A datagram that was refused.
+#[derive(Clone, Copy)]
+pub struct RefusedDatagram<'a> {
+    /// Who sent it.
+    pub sender: SenderAddr,
+    /// Where it came in.
+    pub listener: std::net::SocketAddr,
+    /// The reason, as a stable label.
+    pub label: &'static str,
+    /// The reason in words.
+    pub why: &'a dyn std::fmt::Display,
+}
+
 impl Journal {
     /// A flow has ended.
     pub fn on_flow_end(&self, ended: &EndedFlow<'_>, now: Instant) {
@@ -91,21 +105,19 @@ impl Journal {
         );
     }
 
-    /// A datagram goes nowhere.
+    /// A datagram was refused. `refusals` are the worker's own.
     pub fn on_refused_datagram(
         &self,
+        refusals: &mut Refusals,
         shard: &Shard,
-        listener: std::net::SocketAddr,
-        sender: SenderAddr,
-        label: &'static str,
-        refused: &dyn std::fmt::Display,
+        datagram: &RefusedDatagram<'_>,
         now: Instant,
     ) {
         shard.count(Counter::DatagramsRefused);
-        self.counters.refuse(label);
-        self.complain(label, sender.ip(), now, |held_back| {
-            warn!(%sender, %listener, reason = label, held_back, "{refused}");
-        });
+        let RefusedDatagram { sender, listener, label, why } = datagram;
+        if let Some(held_back) = refusals.note(&self.complaints, label, sender.ip(), now) {
+            warn!(%sender, %listener, reason = label, held_back, "{why}");
+        }
     }
 
     /// A session has ended.

@@ -18,6 +18,7 @@ pub mod engine;
 pub mod journal;
 pub mod listening;
 pub mod mailbox;
+pub mod refusals;
 pub mod send_proxy;
 pub mod settings;
 pub mod supervision;

@@ -29,6 +29,8 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use truepeer_policy::Dialect;
 use truepeer_session::budget::Budgets;
 use truepeer_session::counters::Counter;
+use truepeer_session::journal::RefusedDatagram;
+use truepeer_session::refusals::Refusals;
 use truepeer_session::table::Key;
 use truepeer_session::{Journal, ListenerId};
 use truepeer_sys::udp::Received;
@@ -76,6 +78,7 @@ pub(crate) struct Flows {
     /// Only a worker with gates has room for datagrams.
     received: Option<Received>,
     is_draining: bool,
+    refusals: Refusals,
 }
 
 /// Room for what is received in one batch.
@@ -169,8 +172,13 @@ impl Flows {
     }
 
     /// A refused datagram is dropped; the reason is counted, and said once a minute.
-    fn refuse(&self, cx: &Context<'_>, listener: &Listener, refused: &Refused) {
-        let (shard, address) = (&listener.shard, listener.rules.settings.address);
-        cx.journal.on_refused_datagram(shard, address, refused.sender, refused.reason(), refused, cx.now);
+    fn refuse(&mut self, cx: &Context<'_>, listener: &Listener, refused: &Refused) {
+        let datagram = RefusedDatagram {
+            sender: refused.sender,
+            listener: listener.rules.settings.address,
+            label: refused.reason(),
+            why: refused,
+        };
+        cx.journal.on_refused_datagram(&mut self.refusals, &listener.shard, &datagram, cx.now);
     }
 }

@@ -50,6 +50,7 @@ impl Flows {
             }
         }
         self.received = Some(received);
+        self.refusals.flush(&cx.journal.counters);
     }
 
     fn deliver(

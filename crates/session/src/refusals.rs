@@ -1,0 +1,151 @@
+//! One worker's refused datagrams: counted, and complained about, without a lock for each.
+//!
+//! Whoever floods a listener with datagrams that are refused must not make all workers wait for each other. What was
+//! asked of [`Complaints`] a moment ago is not asked again, and counts are added up once a turn.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use crate::complaints::Complaints;
+use crate::counters::Counters;
+
+/// For how long an answer of [`Complaints`] holds.
+const HOLDS: Duration = Duration::from_secs(1);
+/// Remembered answers. Beyond, newcomers are one: "whoever else".
+const MOST_REMEMBERED: usize = 256;
+
+type Key = (&'static str, Option<IpAddr>);
+
+/// What one worker has refused since it last told the others.
+#[derive(Debug, Default)]
+pub struct Refusals {
+    counts: Vec<(&'static str, u64)>,
+    recent: HashMap<Key, Recent>,
+    swept: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Recent {
+    asked: Instant,
+    held_back: u64,
+}
+
+impl Refusals {
+    /// Counts one refusal of `about` for `reason`. Returns whether it may be logged `now`; if so, how many like it were
+    /// held back.
+    #[must_use]
+    pub fn note(
+        &mut self,
+        complaints: &Complaints,
+        reason: &'static str,
+        about: IpAddr,
+        now: Instant,
+    ) -> Option<u64> {
+        match self.counts.iter_mut().find(|(counted, _)| *counted == reason) {
+            Some((_, count)) => *count += 1,
+            None => self.counts.push((reason, 1)),
+        }
+        let key = self.key(complaints, (reason, Some(about)), now);
+        match self.recent.entry(key) {
+            Entry::Occupied(recent) if now.saturating_duration_since(recent.get().asked) < HOLDS => {
+                recent.into_mut().held_back += 1;
+                None
+            }
+            Entry::Occupied(recent) => {
+                let recent = recent.into_mut();
+                recent.asked = now;
+                complaints.ask(key.0, key.1, std::mem::take(&mut recent.held_back), now)
+            }
+            Entry::Vacant(vacant) => {
+                vacant.insert(Recent { asked: now, held_back: 0 });
+                complaints.ask(key.0, key.1, 0, now)
+            }
+        }
+    }
+
+    /// The key itself while there is room for it, else "whoever else".
+    fn key(&mut self, complaints: &Complaints, key: Key, now: Instant) -> Key {
+        if self.recent.len() < MOST_REMEMBERED || self.recent.contains_key(&key) {
+            return key;
+        }
+        // At most once a second: each look goes through all of them.
+        if self.swept.is_none_or(|swept| now.saturating_duration_since(swept) >= HOLDS) {
+            self.swept = Some(now);
+            self.recent.retain(|(reason, about), recent| {
+                let holds = now.saturating_duration_since(recent.asked) < HOLDS;
+                if !holds && recent.held_back > 0 {
+                    complaints.hold_back(reason, *about, recent.held_back);
+                }
+                holds
+            });
+        }
+        if self.recent.len() < MOST_REMEMBERED { key } else { (key.0, None) }
+    }
+
+    /// Adds the counts to everybody's. To be called at the end of each turn.
+    pub fn flush(&mut self, counters: &Counters) {
+        if !self.counts.is_empty() {
+            counters.refuse_all(&mut self.counts);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn ip(n: u32) -> IpAddr {
+        Ipv4Addr::from_bits(n).into()
+    }
+
+    #[test]
+    fn a_flood_takes_no_lock_but_for_its_first_datagram() {
+        let (complaints, counters) = (Complaints::default(), Counters::default());
+        let (mut refusals, now) = (Refusals::default(), Instant::now());
+        assert_eq!(refusals.note(&complaints, "bad", ip(1), now), Some(0));
+        // Whoever took one of these locks now would wait for ever.
+        let held = (complaints.hold_lock(), counters.hold_locks());
+        for _ in 0..100_000 {
+            assert_eq!(refusals.note(&complaints, "bad", ip(1), now + HOLDS / 2), None);
+        }
+        drop(held);
+        assert_eq!(counters.refusals().get("bad"), None);
+        refusals.flush(&counters);
+        refusals.flush(&counters);
+        assert_eq!(counters.refusals().get("bad"), Some(&100_001));
+    }
+
+    #[test]
+    fn what_workers_hold_back_is_said_once_a_minute_with_the_whole_count() {
+        let (complaints, start) = (Complaints::default(), Instant::now());
+        let mut workers = [Refusals::default(), Refusals::default()];
+        let mut said = Vec::new();
+        for second in 0..=60 {
+            for worker in &mut workers {
+                for _ in 0..10 {
+                    said.extend(worker.note(&complaints, "bad", ip(1), start + HOLDS * second));
+                }
+            }
+        }
+        // The first of the last second says all that were held back before it, but for what the other worker still holds.
+        assert_eq!(said.len(), 2);
+        assert!(said[0] == 0 && (1190..=1199).contains(&said[1]), "{said:?}");
+    }
+
+    #[test]
+    fn any_number_of_senders_is_remembered_in_a_bound() {
+        let (complaints, start) = (Complaints::default(), Instant::now());
+        let mut refusals = Refusals::default();
+        for n in 0..100_000 {
+            let _ = refusals.note(&complaints, "bad", ip(n), start);
+        }
+        assert!(refusals.recent.len() <= MOST_REMEMBERED + 1);
+        // Later there is room again.
+        assert_eq!(refusals.note(&complaints, "bad", ip(200_000), start + HOLDS * 2), Some(0));
+        assert!(refusals.recent.len() <= 2);
+    }
+}
