@@ -35,17 +35,20 @@ async fn attempts(
     mark: u32,
 ) -> Result<TcpStream, ConnectError> {
     let own = Upstream::of(route, mark);
-    for retries in 0.. {
-        match connect(reactor, &own).await {
-            Err(ConnectError::TupleInUse) => match AfterConflict::of(route, retries) {
-                AfterConflict::Retry => reactor.sleep(CONFLICT_RETRY).await,
-                AfterConflict::AnyPort => break,
-                AfterConflict::GiveUp => return Err(ConnectError::TupleInUse),
-            },
-            done => return done,
+    let mut retries = 0;
+    let conflict = loop {
+        let error = match connect(reactor, &own).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => error,
+        };
+        match AfterConflict::of(&error, route, retries) {
+            Some(AfterConflict::Retry) => reactor.sleep(CONFLICT_RETRY).await,
+            Some(AfterConflict::AnyPort) => break error,
+            Some(AfterConflict::GiveUp) | None => return Err(error),
         }
-    }
+        retries += 1;
+    };
     let stream = connect(reactor, &own.from_any_port()).await?;
-    worker.journal.on_port_replaced(&worker.shard, route, reactor.now());
+    worker.journal.on_port_replaced(&worker.shard, route, &conflict, reactor.now());
     Ok(stream)
 }

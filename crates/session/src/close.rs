@@ -70,8 +70,13 @@ pub enum CloseReason {
 }
 
 fn advice(error: &ConnectError) -> &'static str {
-    let ConnectError::Call(call) = error else {
-        return "; is it connected through this machine twice? (--on-conflict)";
+    let call = match error {
+        ConnectError::Call(call) => call,
+        ConnectError::TupleInUse => return "; is it connected through this machine twice? (--on-conflict)",
+        ConnectError::PortHeld => {
+            return "; with CAP_NET_ADMIN truepeer could share the port, and with --on-conflict ephemeral take another one";
+        }
+        ConnectError::WithItself => return "; is the backend running?",
     };
     match (call.call, call.errno) {
         (name, Errno::PERM) if name.contains("TRANSPARENT") || name.contains("MARK") => {
@@ -112,7 +117,7 @@ impl Ending for CloseReason {
         Some(match self {
             Self::Header(error) => return error.complaint(),
             Self::Refused(refusal) => refusal.reason(),
-            Self::ConnectFailed { .. } => "connect_failed",
+            Self::ConnectFailed { error, .. } => error.label(),
             Self::ConnectTimeout { .. } => "connect_timeout",
             Self::OverHeaderBudget => "header_budget",
             Self::Unwatchable(_) => "unwatchable",

@@ -4,7 +4,7 @@
 //! take the kernel's place.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -47,15 +47,33 @@ impl Upstream {
 /// Why an upstream socket could not be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// The tuple (source address and port, backend address and port) or the source port is in use.
+    /// The tuple (source address and port, backend address and port) is in use.
     #[error("the client's address and port are in use on this machine")]
     TupleInUse,
+    /// Another program's socket on this host has the source port, on the client's address or on every one.
+    #[error("a program on this host holds the client's port (it listens there on every address)")]
+    PortHeld,
+    /// The kernel chose the backend's own address and port, which only happens where nothing listens.
+    #[error("nothing listens at the backend's port, and the kernel connected the socket with itself")]
+    WithItself,
     /// Anything else.
     #[error(transparent)]
     Call(#[from] CallError),
 }
 
-/// What to do about a tuple that is in use.
+impl ConnectError {
+    /// A stable label.
+    #[must_use]
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::TupleInUse | Self::Call(_) => "connect_failed",
+            Self::PortHeld => "client_port_held",
+            Self::WithItself => "connected_with_itself",
+        }
+    }
+}
+
+/// What to do about a tuple or a port that is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterConflict {
     /// Try the same again after [`CONFLICT_RETRY`].
@@ -67,25 +85,29 @@ pub enum AfterConflict {
 }
 
 impl AfterConflict {
-    /// `retries` were made already for `route`, all in vain.
+    /// After `error`, and after `retries` for `route`, all in vain. `None`: it is not about a port.
     #[must_use]
-    pub fn of(route: &Route, retries: u8) -> Self {
-        // A sender that speaks for itself from this machine is using its tuple: waiting would not free it.
-        let most = if route.origin == Origin::Header { CONFLICT_RETRIES } else { 0 };
+    pub fn of(error: &ConnectError, route: &Route, retries: u8) -> Option<Self> {
+        let most = match error {
+            // A local sender that is its own client is using this tuple now: waiting would not free it.
+            ConnectError::TupleInUse if route.origin == Origin::Header => CONFLICT_RETRIES,
+            ConnectError::TupleInUse | ConnectError::PortHeld => 0,
+            ConnectError::WithItself | ConnectError::Call(_) => return None,
+        };
         if retries < most {
-            return Self::Retry;
+            return Some(Self::Retry);
         }
-        match route.on_conflict {
+        Some(match route.on_conflict {
             OnConflict::Ephemeral => Self::AnyPort,
             OnConflict::Refuse => Self::GiveUp,
-        }
+        })
     }
 }
 
 /// Makes a non-blocking socket and begins to connect it; a connection in progress is no error.
 ///
 /// # Errors
-/// [`ConnectError::TupleInUse`] if the client's tuple is taken; else the call that failed.
+/// [`ConnectError::TupleInUse`] or [`ConnectError::PortHeld`] if the client's tuple or port is taken; else what failed.
 pub fn connect_as(upstream: &Upstream) -> Result<OwnedFd, ConnectError> {
     let kind = Type::STREAM.nonblocking();
     let socket = Socket::new(Domain::for_address(upstream.backend), kind, None).named("socket")?;
@@ -98,7 +120,10 @@ pub fn connect_as(upstream: &Upstream) -> Result<OwnedFd, ConnectError> {
         bind_as(&socket, source)?;
     }
     match socket.connect(&upstream.backend.into()).named("connect") {
-        Ok(()) | Err(CallError { errno: Errno::INPROGRESS, .. }) => Ok(socket.into()),
+        Ok(()) | Err(CallError { errno: Errno::INPROGRESS, .. }) => {
+            refuse_itself(socket.as_fd(), upstream)?;
+            Ok(socket.into())
+        }
         // connect(2): the tuple exists already, or no port is left that would make a new one.
         Err(CallError { errno: Errno::ADDRNOTAVAIL | Errno::ADDRINUSE, .. }) => Err(ConnectError::TupleInUse),
         Err(error) => Err(error.into()),
@@ -115,12 +140,37 @@ fn bind_as(socket: &Socket, source: SocketAddr) -> Result<(), ConnectError> {
         best_effort(socket.set_reuse_address(true).named("setsockopt(SO_REUSEADDR)"))?;
     }
     match socket.bind(&source.into()).named("bind") {
-        Err(CallError { errno: Errno::ADDRINUSE, .. }) => Err(ConnectError::TupleInUse),
+        Err(CallError { errno: Errno::ADDRINUSE, .. }) if source.port() == 0 => Err(ConnectError::TupleInUse),
+        // Linux's inet_bind_conflict(): a socket in LISTEN without an address conflicts with every one.
+        Err(CallError { errno: Errno::ADDRINUSE, .. }) => {
+            socket::bind_beside_listeners(socket.as_fd(), source).map_err(|_| ConnectError::PortHeld)
+        }
         bound => Ok(bound?),
     }
 }
 
-/// A network stack in user space may not know an option: then it does without. The kernel's "no" (EPERM) stands.
+/// Where the kernel chose the port, it may have chosen the backend's own, if nothing listens there: such a TCP socket is
+/// connected with itself (a simultaneous open), a UDP socket hears itself, and the client hears its own echo.
+///
+/// # Errors
+/// [`ConnectError::WithItself`]; the socket must be dropped.
+pub fn refuse_itself(socket: BorrowedFd<'_>, upstream: &Upstream) -> Result<(), ConnectError> {
+    // Of a source that is given whole, the policy says the same beforehand.
+    if upstream.source.is_some_and(|source| source.port() != 0) {
+        return Ok(());
+    }
+    let backend = upstream.backend;
+    let is_there = |local: SocketAddr| {
+        local.port() == backend.port()
+            && (local.ip() == backend.ip() || (backend.ip().is_unspecified() && local.ip().is_loopback()))
+    };
+    match socket::local_address(socket) {
+        Ok(local) if is_there(local) => Err(ConnectError::WithItself),
+        _ => Ok(()),
+    }
+}
+
+/// Ignores that a network stack in user space doesn't know an option. Other errors (EPERM from the kernel) are returned.
 fn best_effort(set: Result<(), CallError>) -> Result<(), CallError> {
     match set {
         Err(CallError { errno: Errno::OPNOTSUPP | Errno::NOPROTOOPT | Errno::NOSYS, .. }) => Ok(()),

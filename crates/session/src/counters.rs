@@ -48,6 +48,8 @@ counters! {
     ConnectFailed = "connects_failed",
     /// Upstream connections that kept the client's address but not its port, because the tuple was in use.
     PortReplaced = "client_ports_replaced",
+    /// Of these, those whose port a program on this host holds (it listens there on every address).
+    PortHeld = "client_ports_held",
     /// Sessions that ended with both directions closed in order.
     Finished = "sessions_finished",
     /// Sessions that ended by a reset, passed on as one.

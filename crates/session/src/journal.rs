@@ -7,6 +7,7 @@ use tracing::{debug, error, info, warn};
 use truepeer_policy::{Refusal, Route, SenderAddr, SpecialRange};
 
 use crate::complaints::Complaints;
+use crate::connect_as::ConnectError;
 use crate::counters::{Counter, Counters, Shard};
 use crate::refusals::Refusals;
 
@@ -157,9 +158,19 @@ impl Journal {
         });
     }
 
-    /// The client's port was in use: the backend sees its address with another port.
-    pub fn on_port_replaced(&self, shard: &Shard, route: &Route, now: Instant) {
+    /// The backend sees the client's address with another port, because of `error`.
+    pub fn on_port_replaced(&self, shard: &Shard, route: &Route, error: &ConnectError, now: Instant) {
         shard.count(Counter::PortReplaced);
+        if *error == ConnectError::PortHeld {
+            shard.count(Counter::PortHeld);
+            self.complain(error.label(), route.client.ip(), now, |held_back| {
+                warn!(
+                    client = %route.client, backend = %route.backend, reason = error.label(), held_back,
+                    "{error}: the backend sees the client with another port; CAP_NET_ADMIN would let truepeer share a TCP port, or let that program listen on one address"
+                );
+            });
+            return;
+        }
         if route.origin != truepeer_policy::Origin::Header {
             return;
         }

@@ -81,6 +81,38 @@ pub fn set_defer_accept(listener: BorrowedFd<'_>, wait: Duration) -> Result<(), 
     last_result(answer).named("setsockopt(TCP_DEFER_ACCEPT)")
 }
 
+/// Binds an unconnected TCP socket to `address` even if another socket listens on its port, on this address or on every
+/// one: for a socket that will be connected, and so is told apart by both its ends. Its SO_REUSEADDR is set afterwards.
+///
+/// Linux's inet_csk_get_port() makes no exception for that by SO_REUSEADDR, but one for sockets under repair
+/// (SK_FORCE_REUSE); what a socket must not share, its tuple, connect() judges.
+///
+/// # Errors
+/// EPERM without CAP_NET_ADMIN in the network namespace's user namespace; what bind(2) says.
+pub fn bind_beside_listeners(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<(), CallError> {
+    set_repair(socket, true)?;
+    let bound = rustix::net::bind(socket, &address).named("bind");
+    // Nothing was sent or received: leaving repair does nothing else than to clear SO_REUSEADDR.
+    set_repair(socket, false)?;
+    rustix::net::sockopt::set_socket_reuseaddr(socket, true).named("setsockopt(SO_REUSEADDR)")?;
+    bound
+}
+
+fn set_repair(socket: BorrowedFd<'_>, is_on: bool) -> Result<(), CallError> {
+    let value = libc::c_int::from(is_on);
+    // SAFETY: the option takes one c_int; the pointer and the length name exactly that local, which outlives the call.
+    let answer = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_REPAIR,
+            (&raw const value).cast(),
+            INT_LEN,
+        )
+    };
+    last_result(answer).named("setsockopt(TCP_REPAIR)")
+}
+
 /// Whether the TCP socket is neither connected, nor about to be, nor listening.
 #[must_use]
 pub fn is_unconnected(socket: BorrowedFd<'_>) -> bool {

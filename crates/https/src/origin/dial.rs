@@ -80,7 +80,9 @@ impl DialError {
 /// Out of descriptors, memory or ports: no fault of the origin's.
 fn is_ours(error: &ConnectError) -> bool {
     match error {
-        ConnectError::TupleInUse => true,
+        ConnectError::TupleInUse | ConnectError::PortHeld => true,
+        // Nothing listens there.
+        ConnectError::WithItself => true,
         ConnectError::Call(call) => {
             matches!(call.errno.raw_os_error(), libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
         }

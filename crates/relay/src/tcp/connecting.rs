@@ -77,15 +77,14 @@ impl<S> Connecting<S> {
         let upstream = Upstream::of(&self.route, cx.settings.mark);
         match cx.io.connect(&upstream) {
             Ok(socket) => self.on_dialled(cx, socket),
-            Err(ConnectError::TupleInUse) => match AfterConflict::of(&self.route, failures) {
-                AfterConflict::Retry => {
+            Err(error) => match AfterConflict::of(&error, &self.route, failures) {
+                Some(AfterConflict::Retry) => {
                     self.attempt = Attempt::InConflict(failures + 1);
                     Dialling::InConflict(self)
                 }
-                AfterConflict::AnyPort => self.attempt_from_any_port(cx, upstream),
-                AfterConflict::GiveUp => self.fail(ConnectError::TupleInUse),
+                Some(AfterConflict::AnyPort) => self.attempt_from_any_port(cx, upstream, error),
+                Some(AfterConflict::GiveUp) | None => self.fail(error),
             },
-            Err(error) => self.fail(error),
         }
     }
 
@@ -93,10 +92,11 @@ impl<S> Connecting<S> {
         self,
         cx: &mut Context<'_, I>,
         upstream: Upstream,
+        conflict: ConnectError,
     ) -> Dialling<S, I::Pipe> {
         match cx.io.connect(&upstream.from_any_port()) {
             Ok(socket) => {
-                cx.journal.on_port_replaced(cx.shard, &self.route, cx.now);
+                cx.journal.on_port_replaced(cx.shard, &self.route, &conflict, cx.now);
                 self.on_dialled(cx, socket)
             }
             Err(error) => self.fail(error),

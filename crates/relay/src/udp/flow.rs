@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use truepeer_policy::{OnConflict, Route, SenderAddr};
 use truepeer_session::budget::Permit;
-use truepeer_session::connect_as::ConnectError;
+use truepeer_session::connect_as::{self as dial, ConnectError, refuse_itself};
 use truepeer_session::counters::Counter;
 use truepeer_session::journal::EndedFlow;
 use truepeer_sys::socket::{set_mark, set_transparent};
@@ -93,8 +93,8 @@ impl Flow {
 pub(super) struct Upstream {
     pub(super) socket: OwnedFd,
     pub(super) tuple: Option<Tuple>,
-    /// The client's port was in use.
-    pub(super) port_replaced: bool,
+    /// Why it has not the client's port.
+    pub(super) port_replaced: Option<ConnectError>,
 }
 
 pub(super) fn open_upstream(
@@ -104,10 +104,12 @@ pub(super) fn open_upstream(
     tuples: &Tuples,
 ) -> Result<Upstream, ConnectError> {
     match connect_as_client(flow, route, mark, tuples) {
-        Err(ConnectError::TupleInUse) if route.on_conflict == OnConflict::Ephemeral => {
+        Err(error @ (ConnectError::TupleInUse | ConnectError::PortHeld))
+            if route.on_conflict == OnConflict::Ephemeral =>
+        {
             let any_port = route.source.map(|source| SocketAddr::new(source.ip(), 0));
             let socket = connect(route, any_port, mark)?;
-            Ok(Upstream { socket, tuple: None, port_replaced: true })
+            Ok(Upstream { socket, tuple: None, port_replaced: Some(error) })
         }
         result => result,
     }
@@ -122,7 +124,7 @@ fn connect_as_client(
     let take = |source| tuples.take(flow, source, route.backend.get()).ok_or(ConnectError::TupleInUse);
     let tuple = route.source.filter(|source| source.port() != 0).map(take).transpose()?;
     let socket = connect(route, route.source, mark)?;
-    Ok(Upstream { socket, tuple, port_replaced: false })
+    Ok(Upstream { socket, tuple, port_replaced: None })
 }
 
 fn connect(route: &Route, source: Option<SocketAddr>, mark: u32) -> Result<OwnedFd, ConnectError> {
@@ -135,17 +137,31 @@ fn connect(route: &Route, source: Option<SocketAddr>, mark: u32) -> Result<Owned
         set_transparent(socket.as_fd(), source)?;
         // One client may have flows to several backends, each connected to its own.
         sockopt::set_socket_reuseaddr(&socket, true).named("setsockopt(SO_REUSEADDR)")?;
-        match rustix::net::bind(&socket, &source) {
-            Ok(()) => {}
-            Err(Errno::ADDRINUSE) => return Err(ConnectError::TupleInUse),
-            Err(errno) => return Err(CallError { call: "bind", errno }.into()),
-        }
+        bind_as(&socket, source)?;
     }
     rustix::net::connect(&socket, &backend).named("connect")?;
+    refuse_itself(socket.as_fd(), &dial::Upstream { source, backend, mark })?;
     grow_buffers(socket.as_fd(), BUFFER_BYTES);
     // An older kernel hands datagrams over one by one.
     let _ = enable_gro(socket.as_fd());
     Ok(socket)
+}
+
+/// A socket that has the port on every address holds it (udp_lib_lport_inuse), except for those that share it by
+/// SO_REUSEPORT, of the same user: our own gates do.
+fn bind_as(socket: &OwnedFd, source: SocketAddr) -> Result<(), ConnectError> {
+    let again = match rustix::net::bind(socket, &source) {
+        Err(Errno::ADDRINUSE) if source.port() == 0 => return Err(ConnectError::TupleInUse),
+        Err(Errno::ADDRINUSE) => {
+            sockopt::set_socket_reuseport(socket, true).named("setsockopt(SO_REUSEPORT)")?;
+            rustix::net::bind(socket, &source)
+        }
+        bound => bound,
+    };
+    match again {
+        Err(Errno::ADDRINUSE) => Err(ConnectError::PortHeld),
+        bound => Ok(bound.named("bind")?),
+    }
 }
 
 /// Whether datagrams of `socket` may be merged at all.

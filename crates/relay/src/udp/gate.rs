@@ -68,9 +68,9 @@ pub(crate) fn open(
         let port = gates.first().map_or(settings.address.port(), |first| first.port);
         let address = SocketAddr::new(settings.address.ip(), port);
         let socket = bind(settings, address, !gates.is_empty()).map_err(fail)?;
-        if workers > 1 {
-            sockopt::set_socket_reuseport(&socket, true).named("setsockopt(SO_REUSEPORT)").map_err(fail)?;
-        }
+        // For the other workers' gates, and for the upstream sockets of clients that have the same port (NTP's clients
+        // send from 123): other users' sockets can't share it.
+        sockopt::set_socket_reuseport(&socket, true).named("setsockopt(SO_REUSEPORT)").map_err(fail)?;
         gates.push(adopt(listener, settings, socket, may_merge, tuples).map_err(fail)?);
     }
     if let (Some(program), Some(first)) = (steering::program(udp.dialect, workers), gates.first()) {

@@ -54,8 +54,8 @@ impl Flows {
         let upstream = open_upstream(&opening.key, &route, rules.settings.mark, &opening.gate.tuples)?;
         // Last: nothing makes room for a flow that then can't be opened.
         let permit = self.permit(cx);
-        if upstream.port_replaced {
-            cx.journal.on_port_replaced(&opening.listener.shard, &route, cx.now);
+        if let Some(error) = &upstream.port_replaced {
+            cx.journal.on_port_replaced(&opening.listener.shard, &route, error, cx.now);
         }
         let reply_header = if opening.udp.dialect == Dialect::Spp { opening.raw } else { &[] };
         let flow = Flow {

@@ -55,7 +55,7 @@ impl Refused {
             Cause::NoHeaderBefore => "flow_without_header",
             Cause::FlowForgotten { .. } | Cause::FlowEvicted { .. } => "flow_forgotten",
             Cause::Policy(refusal) => refusal.reason(),
-            Cause::Upstream(_) => "connect_failed",
+            Cause::Upstream(error) => error.label(),
             Cause::Unencodable(_) => "unencodable",
             Cause::Draining => "draining",
             Cause::Unwatchable(_) => "unwatchable",

@@ -15,6 +15,7 @@ pub(super) const CASES: &[Case] = cases![
     an_ipv4_client_in_ipv6_notation_is_an_ipv4_client,
     a_client_with_port_0_is_taken,
     a_claim_of_loopback_is_refused,
+    a_claim_of_this_host_is_refused,
     the_same_client_can_come_again_at_once,
 ];
 
@@ -89,9 +90,25 @@ fn a_client_with_port_0_is_taken(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<
 }
 
 fn a_claim_of_loopback_is_refused(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
-    let who = by.put_behind(bed, Behaviour::Who, &[])?;
     let claims =
         [("127.0.0.1:5000", DESTINATION4), ("[::1]:5000", DESTINATION6), ("0.0.0.0:1", DESTINATION4)];
+    refuses_claims(bed, by, &claims)
+}
+
+/// Backends trust their own host's addresses as they trust loopback.
+fn a_claim_of_this_host_is_refused(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
+    crate::ip_here(&["addr add 10.9.0.1/32 dev lo", "addr add fd00:9::1/128 dev lo nodad"])?;
+    let claims = [
+        ("10.9.0.1:5000", DESTINATION4),
+        ("[fd00:9::1]:5000", DESTINATION6),
+        ("[::ffff:10.9.0.1]:5000", DESTINATION6),
+        ("[64:ff9b::10.9.0.1]:5000", DESTINATION6),
+    ];
+    refuses_claims(bed, by, &claims)
+}
+
+fn refuses_claims(bed: &Bed, by: &dyn Deliver, claims: &[(&str, &str)]) -> anyhow::Result<()> {
+    let who = by.put_behind(bed, Behaviour::Who, &[])?;
     for (claim, destination) in claims {
         let mut stream = client::connect(who.v4)?;
         std::io::Write::write_all(&mut stream, &client::v2(claim, destination)?)?;

@@ -1,7 +1,7 @@
 //! Where a session goes and as whom, when that is not straightforward: conflicts, families, marks, backends that fail.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr};
+use std::net::{Shutdown, SocketAddr, TcpListener};
 
 use anyhow::ensure;
 use truepeer_testbed::client::{self, End};
@@ -9,8 +9,8 @@ use truepeer_testbed::pattern::{Digest, Pattern};
 use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Topology, User, sockets, tests};
 
 use crate::stand::{
-    BACKEND_V4, BACKEND_V6, CLIENT_V4, CLIENT_V6, DOOR_V4, Stand, ask, bare_proxy, header_of, open_as,
-    proxy_without_routes, refused,
+    BACKEND_V4, BACKEND_V6, CLIENT_V4, CLIENT_V6, DOOR_V4, Stand, ask, bare_proxy, classic_rules, header_of,
+    open_as, proxy_without_routes, refused,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -26,12 +26,21 @@ pub(crate) fn tests() -> Vec<Test> {
         a_backend_that_does_not_answer_times_out,
         a_backend_on_another_host_sees_the_client,
         a_client_on_this_host_keeps_its_address,
+        a_client_keeps_a_port_that_a_program_here_listens_on,
+        nobody_is_connected_with_itself,
         an_ipv6_client_on_a_host_without_ipv6_is_explained,
         an_idle_session_ends_in_time,
     ];
     all.push(
         Test::new("a_missing_capability_is_explained", a_missing_capability_is_explained)
             .needs_several_users(),
+    );
+    all.push(
+        Test::new(
+            "without_the_privilege_a_held_port_is_named_and_counted",
+            without_the_privilege_a_held_port_is_named_and_counted,
+        )
+        .needs_several_users(),
     );
     let with_nft = tests![the_mark_is_on_upstream_packets, what_is_sent_while_the_backend_is_dialled_arrives];
     all.extend(with_nft.into_iter().map(|test| test.needs_program("nft")));
@@ -234,6 +243,52 @@ fn what_is_sent_while_the_backend_is_dialled_arrives(bed: &Bed) -> anyhow::Resul
 }
 
 /// The client's own socket has its port: the backend sees the address, with another port.
+/// A listener on every address has its port on the client's, too, as far as bind() is concerned.
+fn a_client_keeps_a_port_that_a_program_here_listens_on(bed: &Bed) -> anyhow::Result<()> {
+    let stand = Stand::with_options(bed, Behaviour::Hold, &["--on-conflict", "refuse"])?;
+    let listener = TcpListener::bind("[::]:5000")?;
+    let sessions = [open_as(CLIENT_V4.parse()?)?, open_as(CLIENT_V6.parse()?)?];
+    for client in [CLIENT_V4, CLIENT_V6] {
+        bed.wait_for(client, || stand.backend.stdout().contains(&format!("{client} accepted")))?;
+    }
+    // Its program may be restarted meanwhile, and serves its own clients.
+    drop(listener);
+    let listener = TcpListener::bind("[::]:5000")?;
+    let _own = client::connect("127.0.0.1:5000")?;
+    ensure!(listener.accept()?.1.ip().to_canonical().is_loopback());
+    drop(sessions);
+    Ok(())
+}
+
+fn without_the_privilege_a_held_port_is_named_and_counted(bed: &Bed) -> anyhow::Result<()> {
+    classic_rules(bed)?;
+    let confined = proxy_without_routes().listen(DOOR_V4).ipv4(BACKEND_V4).ipv6(BACKEND_V6);
+    let confined = confined.with(|program| program.as_user(User::TESTER).with_capabilities(&["net_raw"]));
+    let stand = Stand::behind(bed, Behaviour::Who, &confined)?;
+    let _listener = TcpListener::bind("[::]:5000")?;
+    let seen: SocketAddr = ask(&header_of(CLIENT_V4.parse()?)?)?.parse()?;
+    ensure!(seen.ip().to_string() == "203.0.113.7" && seen.port() != 5000, "{seen}");
+    stand.truepeer.wait_for_log("client_port_held")?;
+    stand.truepeer.wait_for_log("a program on this host holds the client's port")?;
+    stand.truepeer.signal(rustix::process::Signal::USR1)?;
+    stand.truepeer.wait_for_log("client_ports_held=1")
+}
+
+/// With nobody at the backend's port, the kernel may choose just that one for us.
+fn nobody_is_connected_with_itself(bed: &Bed) -> anyhow::Result<()> {
+    std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40001")?;
+    let truepeer = bare_proxy().listen(DOOR_V4).ipv4("127.0.0.1:40000").ipv6("[::1]:40000");
+    let truepeer = truepeer.args(&["--send-proxy", "v1"]).start(bed)?;
+    for port in 31_000..31_020 {
+        let mut stream = client::connect_from(format!("127.0.0.1:{port}"), DOOR_V4)?;
+        let _ = stream.write_all(&header_of(CLIENT_V4.parse()?)?);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        ensure!(answer.is_empty(), "{:?}", String::from_utf8_lossy(&answer));
+    }
+    truepeer.wait_for_log("connected_with_itself")
+}
+
 fn a_client_on_this_host_keeps_its_address(bed: &Bed) -> anyhow::Result<()> {
     Program::new("ip").args(["addr", "add", "198.51.100.1/32", "dev", "lo"]).run(bed)?;
     let stand = Stand::with_options(bed, Behaviour::Who, &["--allow", "198.51.100.1"])?;

@@ -114,7 +114,7 @@ fn a_client_whose_tuple_is_in_use_keeps_its_address(bed: &Bed) -> Result<()> {
     ip_here(&["addr add 192.0.2.7/32 dev lo"])?;
     let _backend = Backend::who(&BACKENDS)?;
     let _other_program = UdpSocket::bind(CLIENTS[0])?;
-    let truepeer = start_proxy(bed, "")?;
+    let truepeer = start_proxy(bed, "--allow-claims 192.0.2.7")?;
     let sender = sender_towards(LISTENERS[0])?;
     for _ in 0..3 {
         let answer = String::from_utf8(ask(&sender, &[&v2(CLIENTS[0], DESTINATIONS[0])?, b"?"])?)?;
@@ -122,9 +122,9 @@ fn a_client_whose_tuple_is_in_use_keeps_its_address(bed: &Bed) -> Result<()> {
     }
     ensure!(counted(&truepeer, "client_ports_replaced")? == 1);
     truepeer.stop()?;
-    let truepeer = start_proxy(bed, "--on-conflict refuse")?;
+    let truepeer = start_proxy(bed, "--on-conflict refuse --allow-claims 192.0.2.7")?;
     send(&sender, &[&v2(CLIENTS[0], DESTINATIONS[0])?, b"?"])?;
-    wait_counted(&truepeer, "connect_failed", 1)
+    wait_counted(&truepeer, "client_port_held", 1)
 }
 
 /// Such a backend replies before it has chosen a source address, which the classic rules ask for.

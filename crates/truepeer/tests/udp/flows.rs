@@ -9,7 +9,7 @@ use truepeer_testbed::{Bed, Test};
 
 use crate::kit::{
     BACKENDS, Backend, CLIENTS, DESTINATIONS, LISTENERS, ask, counted, hears_nothing, proxy, receive, send,
-    sender_towards, start, start_proxy, v2, wait_counted,
+    sender_towards, socket, start, start_proxy, v2, wait_counted,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -26,11 +26,63 @@ pub(crate) fn tests() -> Vec<Test> {
         only_the_senders_datagrams_keep_a_flow_alive_where_they_are_bare,
         a_flow_that_was_forgotten_is_named_as_the_reason,
         order_is_kept_within_a_flow,
+        a_client_keeps_a_port_that_truepeer_listens_on,
+        a_port_that_another_program_holds_is_named_and_counted,
+        a_client_at_the_backends_address_is_refused,
+        no_flow_is_connected_with_itself,
     ]
 }
 
 fn nth_client(n: usize) -> String {
     format!("198.18.{}.{}:{}", n / 250, n % 250 + 1, 1024 + n)
+}
+
+/// NTP's clients and some resolvers send from the port that they send to.
+fn a_client_keeps_a_port_that_truepeer_listens_on(bed: &Bed) -> Result<()> {
+    let _backend = Backend::who(&BACKENDS)?;
+    let truepeer = proxy("--on-conflict refuse").ipv4(BACKENDS[0]).ipv6(BACKENDS[1]);
+    let _truepeer = start(bed, truepeer, &["[::]:5300"])?;
+    for (n, client) in ["192.0.2.7:5300", "[2001:db8::7]:5300"].into_iter().enumerate() {
+        let sender = sender_towards(LISTENERS[n])?;
+        let answer = String::from_utf8(ask(&sender, &[&v2(client, DESTINATIONS[n])?, b"here"])?)?;
+        ensure!(answer == format!("{client} here"), "{answer}");
+    }
+    Ok(())
+}
+
+fn a_port_that_another_program_holds_is_named_and_counted(bed: &Bed) -> Result<()> {
+    let _backend = Backend::who(&BACKENDS)?;
+    let _holder = socket("[::]:5000")?;
+    let truepeer = start_proxy(bed, "")?;
+    let answer = ask(&sender_towards(LISTENERS[0])?, &[&v2(CLIENTS[0], DESTINATIONS[0])?, b"here"])?;
+    let answer = String::from_utf8(answer)?;
+    ensure!(answer.starts_with("192.0.2.7:") && !answer.starts_with(CLIENTS[0]), "{answer}");
+    truepeer.wait_for_log("a program on this host holds the client's port")?;
+    wait_counted(&truepeer, "client_ports_held", 1)
+}
+
+fn a_client_at_the_backends_address_is_refused(bed: &Bed) -> Result<()> {
+    let truepeer = start_proxy(bed, "--allow-claims loopback")?;
+    for n in 0..2 {
+        let sender = sender_towards(LISTENERS[n])?;
+        send(&sender, &[&v2(BACKENDS[n], DESTINATIONS[n])?, b"echo"])?;
+        hears_nothing(&sender)?;
+    }
+    wait_counted(&truepeer, "client_is_backend", 2)
+}
+
+/// With nobody at the backend's port, the kernel may choose just that one.
+fn no_flow_is_connected_with_itself(bed: &Bed) -> Result<()> {
+    std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40001")?;
+    let truepeer = proxy("--send-proxy v2").ipv4("127.0.0.1:40000").ipv6("[::1]:40000");
+    let truepeer = start(bed, truepeer, &LISTENERS)?;
+    let sender = socket("127.0.0.1:31000")?;
+    sender.connect(LISTENERS[0])?;
+    for n in 0..20 {
+        send(&sender, &[&v2(nth_client(n), DESTINATIONS[0])?, b"echo"])?;
+    }
+    hears_nothing(&sender)?;
+    truepeer.wait_for_log("connected_with_itself")
 }
 
 fn a_thousand_clients_behind_one_sender_port(bed: &Bed) -> Result<()> {
