@@ -1,13 +1,12 @@
-//! Addresses by role, so that a sender is never taken for a client nor either for a backend.
+//! Addresses by role: the compiler rejects a sender's address where a client's or a backend's is expected.
 //!
-//! There is no conversion between the roles: who turns one into another writes `ClientAddr::new(sender.get())`
-//! and means it.
+//! The roles don't convert into each other. Code that needs it writes `ClientAddr::new(sender.get())`.
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr, SocketAddrV6};
 
-/// An address in the one form that rules compare: IPv4-mapped IPv6 becomes IPv4, flow labels go, and a scope
-/// stays only where it says something, on link-local addresses.
+/// The canonical form of an address, which rules compare: IPv4-mapped IPv6 becomes IPv4, the flow label is removed, and
+/// only link-local addresses keep their scope.
 pub(crate) fn canonical(addr: SocketAddr) -> SocketAddr {
     let SocketAddr::V6(v6) = addr else { return addr };
     match v6.ip().to_canonical() {
@@ -57,11 +56,11 @@ macro_rules! role {
 }
 
 role! {
-    /// Who opened the connection to us and wrote the header: what the kernel says of the downstream socket.
+    /// The host that opened the downstream connection and wrote the header, as the kernel reports it.
     SenderAddr
 }
 role! {
-    /// Who the true host behind the session is, after the rules: never built from a header without them.
+    /// The true host behind the session. Only the policy makes one from a header.
     ClientAddr
 }
 role! {

@@ -174,8 +174,8 @@ impl Eq for Destinations {}
 pub struct Dynamic {
     /// Where a header may lead.
     pub allow: Destinations,
-    /// What we listen on, as bound: never a destination, a session would loop. A wildcard address stands for
-    /// every address of this machine; which those are is not known here, so its port is refused on any address.
+    /// The addresses that truepeer listens on. They are never a destination: the session would loop. A wildcard address
+    /// stands for every address of this host; the policy does not know these, so it refuses the port on any address.
     pub own_listeners: Vec<SocketAddr>,
 }
 
@@ -186,7 +186,7 @@ impl Dynamic {
             return Err(unusable(UnusableDestination::PortZero));
         }
         match SpecialRange::of(destination.ip()) {
-            // Linux takes a connect to 0.0.0.0 or :: for this machine: it must not pass as a foreign address.
+            // Linux connects to this host for 0.0.0.0 and ::, so they must not pass as foreign addresses.
             None | Some(SpecialRange::Loopback | SpecialRange::ClassE) => {}
             Some(range) => return Err(unusable(UnusableDestination::Special(range))),
         }

@@ -1,7 +1,7 @@
-//! Where in a stream of datagrams the header is: four ways in use, told apart by configuration, never by looking.
+//! Where in a stream of datagrams the header is. Four dialects are in use; the configuration says which.
 //!
-//! A receiver that guessed would let any client forge a header: in `first` and `standalone` a client's own datagram
-//! may well begin like one.
+//! A receiver must not guess: in `first` and `standalone` a client's own datagram may begin like a header, so any client
+//! could forge one.
 //!
 //! | dialect | header | who sends so |
 //! |---|---|---|

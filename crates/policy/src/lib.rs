@@ -1,6 +1,7 @@
 //! Who may send a header, who may be claimed in it, and where a session goes: pure decisions.
 //!
-//! No I/O of its own (the caller says how this host's addresses are told), no clock, no allocation once built. It is the one truth for every way of delivery: the relay asks
+//! No I/O, no clock, no allocation once built. Only for this host's addresses it calls a function that the caller gives
+//! ([`HostAddresses`]). Every way of delivery uses it: the relay asks
 //! [`Policy::admit`] at accept and [`Policy::route`] once the header is complete; a way of delivery without an
 //! upstream socket of its own (preload, kernel) asks [`Policy::admit`] and [`Policy::client`].
 //!

@@ -84,8 +84,8 @@ impl Policy {
                 let special = refused_claim(self.claims.judge(addr), sender, addr)?;
                 Ok(Client { addr, origin: Origin::Header, destination: Some(destination), special })
             }
-            // PROXY 2.2 leaves UNSPEC to the receiver: the real endpoints, or a rejection. A valid combination that is
-            // not ours (UNIX, the other transport) says as little.
+            // PROXY 2.2 leaves UNSPEC to the receiver: the real endpoints, or a rejection. UNIX and the other transport are
+            // treated alike.
             (Command::Proxy, _) => Ok(itself(sender, Origin::Unknown)),
         }
     }
@@ -99,7 +99,7 @@ fn refused_claim(
     judged.map_err(|range| Refusal::ClaimRefused { sender, client, range })
 }
 
-/// The sender is the client. Never special: the kernel says where it is.
+/// The sender is the client. Never special: the kernel reports its address.
 fn itself(sender: SenderAddr, origin: Origin) -> Client {
     Client { addr: ClientAddr::new(sender.get()), origin, destination: None, special: None }
 }

@@ -1,5 +1,5 @@
-//! Who may open a session, and whether a header is expected of them. Never guessed: the rule is known from the
-//! sender's address before its first byte is read.
+//! Who may open a session, and whether its connections begin with a header. The sender's address decides both before
+//! its first byte is read.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -56,7 +56,7 @@ impl fmt::Display for HeaderRule {
     }
 }
 
-/// An allow-list so wide, and a header so optional, that anybody could forge one.
+/// A header is optional for so many senders that they can't be a list of load balancers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a header is optional for more than half of all {family} addresses: any host there could forge one")]
 pub struct OptionalForMost {
@@ -96,8 +96,8 @@ impl Senders {
         self.exceptions.get_lpm(&host(ip)).map_or(self.header, |(_, rule)| *rule)
     }
 
-    /// Whether the senders for whom a header is optional can be a list of load balancers at all, however they are
-    /// written: as a default, by exceptions, in halves.
+    /// Checks that the senders for whom a header is optional can be a list of load balancers, whether they come from the
+    /// default rule or from exceptions, as one prefix or as several.
     ///
     /// # Errors
     /// They are more than half of all IPv4 or of all IPv6 addresses.
@@ -113,8 +113,8 @@ impl Senders {
         Ok(())
     }
 
-    /// How many addresses of the family of `first`, its lowest one, may send without a header: between two borders of
-    /// prefixes all addresses are treated alike. Counts one too few for each border, as 2^128 would not fit.
+    /// How many addresses may send without a header, in the family whose lowest address is `first`. All addresses between
+    /// two borders of prefixes have the same rule. Counts one too few for each border: 2^128 does not fit in a u128.
     fn count_optional(&self, first: IpAddr) -> u128 {
         let allowed = self.allow.iter();
         let prefixes = allowed.chain(self.exceptions.iter().map(|(prefix, _)| prefix));

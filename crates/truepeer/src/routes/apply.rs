@@ -1,6 +1,6 @@
-//! Brings a plan into the kernel, and takes out what is ours.
+//! Adds what a plan needs to the kernel, and removes what truepeer added.
 //!
-//! What is there already, whoever made it, is not made again; what others made is never removed.
+//! What exists already is not added again, whoever added it. What other programs added is never removed.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use super::netlink::{Netlink, NetlinkError};
 use super::plan::RoutePlan;
 use super::sysctl;
 
-/// Why an item could not be brought about.
+/// Why an item could not be added.
 #[derive(Debug, Error)]
 pub(crate) enum RoutesError {
     /// The kernel refused.
@@ -27,7 +27,7 @@ pub(crate) enum RoutesError {
         /// Its answer.
         source: io::Error,
     },
-    /// Another program's route has our place.
+    /// Another program's route stands where truepeer's has to be.
     #[error(
         "table {table} holds a default route that is not truepeer's and lacks `src {wanted}`: choose another --table"
     )]
@@ -40,7 +40,7 @@ pub(crate) enum RoutesError {
 }
 
 impl RoutesError {
-    /// Whether a capability is missing rather than something else wrong.
+    /// Whether the cause is a missing capability.
     pub(crate) fn is_missing_privilege(&self) -> bool {
         let source = match self {
             Self::Netlink(NetlinkError { source, .. }) | Self::Sysctl { source, .. } => source,
@@ -49,7 +49,7 @@ impl RoutesError {
         source.kind() == io::ErrorKind::PermissionDenied
     }
 
-    /// What an operator may not know about the kernel's answer.
+    /// A hint for error numbers that do not show their cause.
     pub(crate) fn hint(&self) -> Option<&'static str> {
         let (Self::Netlink(NetlinkError { source, .. }) | Self::Sysctl { source, .. }) = self else {
             return None;
@@ -64,21 +64,21 @@ impl RoutesError {
     }
 }
 
-/// What became of a plan.
+/// What happened to each item of a plan.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// Made now.
+    /// Added now.
     pub(crate) added: Vec<Item>,
-    /// There already, and whose it is.
+    /// Found there, and who added it.
     pub(crate) present: Vec<(Item, Tag)>,
-    /// Void, and why.
+    /// Not needed here, and why.
     pub(crate) skipped: Vec<(Item, &'static str)>,
-    /// Needed and not there.
+    /// Needed, but could not be added.
     pub(crate) failed: Vec<(Item, RoutesError)>,
 }
 
-/// Makes everything in the plan that is not there, tagged as `tag`; what is there as [`Tag::Owned`] becomes
-/// pinned when that is asked for.
+/// Adds each item that does not exist yet, tagged as `tag`. With [`Tag::Pinned`] it also retags what it finds as
+/// [`Tag::Owned`].
 pub(crate) fn apply(netlink: &mut Netlink, plan: &RoutePlan, tag: Tag) -> Result<Outcome, NetlinkError> {
     let mut outcome = Outcome::default();
     let kernel = Kernel::read(netlink, table_of(plan))?;
@@ -105,14 +105,14 @@ pub(crate) fn table_of(plan: &RoutePlan) -> u32 {
     plan.items.iter().find_map(table).unwrap_or_default()
 }
 
-/// Why an item has no meaning here: a machine without IPv6 needs no IPv6 routes.
+/// Why an item does not apply here: a host without IPv6 needs no IPv6 routes.
 pub(crate) fn void(need: &Need) -> Option<&'static str> {
     let is_off = need.family() == super::item::Family::V6
         && sysctl::read_named("net.ipv6.conf.lo.disable_ipv6") != Some(0);
     is_off.then_some("IPv6 is off here")
 }
 
-/// `None`: made now; `Some`: was there already.
+/// `None`: added now. `Some`: it existed already.
 fn bring(
     netlink: &mut Netlink,
     kernel: &Kernel,
@@ -121,7 +121,7 @@ fn bring(
     something_was_added: bool,
 ) -> Result<Option<Tag>, RoutesError> {
     match kernel.satisfied_by(need) {
-        // an exception must stand before the rule that it is an exception from, which may be new
+        // An exception needs a smaller priority than its rule. The rule may be new, so add the exception again.
         Some(whose) if something_was_added && whose != Tag::Foreign && is_exception(need) => {}
         Some(Tag::Owned) if tag == Tag::Pinned => return retag(netlink, kernel, need, tag).map(|()| None),
         Some(whose) => return Ok(Some(whose)),
@@ -150,14 +150,14 @@ fn make_route(
     }
     let at = |f: &&FoundRoute| f.route.family == route.family && f.route.table == route.table;
     match kernel.routes.iter().find(at) {
-        // ours, but without the source that is needed now
+        // Truepeer's own, but without the source address that is needed now.
         Some(found) => netlink.replace_route(message::route(route, found.tag.max(tag), found.metric))?,
         None => netlink.add_route(message::route(route, tag, None))?,
     }
     Ok(())
 }
 
-/// The memo is written first: a SIGKILL between the two must not make us forget.
+/// Writes the memo first: after a SIGKILL between the two, the old value is still known.
 fn turn_on(netlink: &mut Netlink, kernel: &Kernel, switch: Switch, tag: Tag) -> Result<(), RoutesError> {
     let before = sysctl::read(switch).and_then(|value| u16::try_from(value).ok()).unwrap_or_default();
     if !kernel.memos.iter().any(|m| m.switch == switch) {
@@ -166,7 +166,7 @@ fn turn_on(netlink: &mut Netlink, kernel: &Kernel, switch: Switch, tag: Tag) -> 
     sysctl::write(switch, 1).map_err(|source| RoutesError::Sysctl { name: switch.name(), source })
 }
 
-/// Changes the tag of what satisfies a need; the new stands before the old goes, so no reply is lost.
+/// Changes the tag of what satisfies a need. Adds the new entry before it deletes the old one: no reply is lost.
 fn retag(netlink: &mut Netlink, kernel: &Kernel, need: &Need, tag: Tag) -> Result<(), RoutesError> {
     match need {
         Need::Rule(rule) => {
@@ -201,7 +201,7 @@ fn retag_memo(netlink: &mut Netlink, memo: Memo, tag: Tag) -> Result<(), Netlink
     netlink.delete_rule(message::memo_rule(memo))
 }
 
-/// Gives to the living what is pinned and `is_needed`: the last of them removes it.
+/// Retags what is pinned and `is_needed` as [`Tag::Owned`], so that the last process that needs it removes it.
 pub(crate) fn unpin(
     netlink: &mut Netlink,
     table: Option<u32>,
@@ -227,7 +227,7 @@ pub(crate) fn unpin(
     Ok(())
 }
 
-/// Takes out what carries one of these tags, unless `keep` says otherwise. Returns what was taken out.
+/// Removes everything with one of these tags, except what `keep` returns true for. Returns what was removed.
 pub(crate) fn sweep(
     netlink: &mut Netlink,
     tags: &[Tag],
@@ -260,9 +260,9 @@ pub(crate) fn sweep(
     Ok(removed)
 }
 
-/// The switch first, then its memo: a SIGKILL between the two is made good by the next sweep.
+/// Restores the switch before it deletes the memo: after a SIGKILL between the two, the next sweep does it again.
 fn restore(netlink: &mut Netlink, memo: Memo) -> Result<(), NetlinkError> {
-    // whoever turned it off meanwhile meant it
+    // Don't overwrite a value that somebody has set since.
     if sysctl::read(memo.switch) == Some(1) {
         let written = sysctl::write(memo.switch, memo.before);
         written.map_err(|source| NetlinkError { request: "restoring a sysctl", reason: None, source })?;
@@ -270,9 +270,9 @@ fn restore(netlink: &mut Netlink, memo: Memo) -> Result<(), NetlinkError> {
     forgive_absence(netlink.delete_rule(message::memo_rule(memo)))
 }
 
-/// Somebody else may have been faster; then there is nothing left to do.
+/// Another process may have deleted it already: that is no error.
 fn forgive_absence(result: Result<(), NetlinkError>) -> Result<(), NetlinkError> {
-    // rules: ENOENT, routes: ESRCH
+    // The kernel answers ENOENT for rules, ESRCH for routes.
     const GONE: [i32; 2] = [rustix::io::Errno::NOENT.raw_os_error(), rustix::io::Errno::SRCH.raw_os_error()];
     match result {
         Err(e) if e.source.raw_os_error().is_some_and(|code| GONE.contains(&code)) => Ok(()),

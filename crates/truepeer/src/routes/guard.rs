@@ -1,4 +1,4 @@
-//! The life of the routes: made at a start, each removed with the last process that needs it.
+//! Adds the rules that a process needs when it starts. The last process that needs a rule removes it.
 
 use std::error::Error;
 
@@ -20,11 +20,11 @@ pub(crate) struct RoutesGuard {
 }
 
 impl RoutesGuard {
-    /// Sees to it that replies come back, as far as the mode and our privileges allow. What fails is logged
-    /// with the command that mends it.
+    /// Adds the rules that replies need, as far as the mode and the privileges allow. Logs each failure with the
+    /// command that fixes it.
     ///
     /// # Errors
-    /// Only with [`RoutesMode::Auto`]: something that is needed could not be made.
+    /// Only with [`RoutesMode::Auto`]: something that is needed could not be added.
     pub(crate) fn establish(mode: RoutesMode, setup: &Setup) -> anyhow::Result<Self> {
         if mode == RoutesMode::Manual {
             return Ok(Self { owner: None, upstream_mark: setup.mark });
@@ -38,14 +38,14 @@ impl RoutesGuard {
                 false
             }
         };
-        // a mark that no rule looks at could only do harm
+        // Without its rule the mark is useless, and another program's rule may match it.
         let upstream_mark = setup.mark.or(plan.upstream_mark.filter(|_| holds));
         let guard = Self { owner, upstream_mark };
         anyhow::ensure!(holds || mode != RoutesMode::Auto, "--routes auto: not all routes could be made");
         Ok(guard)
     }
 
-    /// The mark for upstream sockets: `--mark`, or the one that the rules just made look for.
+    /// The mark for upstream sockets: `--mark`, or the one that the added rules match.
     pub(crate) fn upstream_mark(&self) -> Option<u32> {
         self.upstream_mark
     }
@@ -64,10 +64,10 @@ impl Drop for RoutesGuard {
     }
 }
 
-/// Becomes an owner and applies the plan, in one go as others see it.
+/// Counts this process as a user of the plan's items, then adds what is missing.
 ///
-/// Counted first, and only then looked at what is there: who ends meanwhile without the lock looks the other way
-/// round, see [`release`].
+/// The order matters if the lock can't be taken: [`release`] removes first and counts again afterwards, so one of two
+/// processes always sees the other.
 fn bring_about(plan: &RoutePlan) -> (Option<Owner>, Result<Outcome, NetlinkError>) {
     let _lock = Lock::acquire();
     let owner = Owner::of(plan.items.iter().map(|item| &item.need));
@@ -83,7 +83,7 @@ fn bring_about(plan: &RoutePlan) -> (Option<Owner>, Result<Outcome, NetlinkError
     (owner, outcome)
 }
 
-/// Takes out what nobody needs any longer: killed processes have left it.
+/// Removes what killed processes have left and nobody needs.
 fn sweep_stale(netlink: &mut Netlink, plan: &RoutePlan) {
     let Ok(living) = Living::read() else { return };
     let is_ours = |need: &Need| plan.items.iter().any(|item| means_the_same(&item.need, need));
@@ -93,7 +93,7 @@ fn sweep_stale(netlink: &mut Netlink, plan: &RoutePlan) {
     }
 }
 
-/// Ends the uses of this process, and takes out what nobody else needs.
+/// Stops counting this process, then removes what nobody else needs.
 fn release(owner: Owner) -> Result<Vec<Need>, NetlinkError> {
     let _lock = Lock::acquire();
     drop(owner);
@@ -104,8 +104,9 @@ fn release(owner: Owner) -> Result<Vec<Need>, NetlinkError> {
     Ok(removed)
 }
 
-/// Makes again what somebody has come to need since it was found unused. That happens only without the lock (another
-/// user may hold it): the newcomer was counted before it looked, so either it is seen here, or it sees what is missing.
+/// Adds again what another process has begun to need since it was found unused. This happens only without the lock,
+/// which another user may hold. The other process is counted before it looks for what is missing: either it is seen
+/// here, or it finds the item removed and adds it itself.
 fn give_back(netlink: &mut Netlink, removed: &[Need]) -> Result<(), NetlinkError> {
     let Ok(living) = Living::read() else { return Ok(()) };
     let again = removed.iter().filter(|need| living.need(need)).cloned();
@@ -116,7 +117,7 @@ fn give_back(netlink: &mut Netlink, removed: &[Need]) -> Result<(), NetlinkError
     Ok(())
 }
 
-/// A rule is the same if it selects the same; a route also serves when its source differs.
+/// Two rules are the same if they select the same packets. A route serves even if its source address differs.
 fn means_the_same(wanted: &Need, found: &Need) -> bool {
     match (wanted, found) {
         (Need::Rule(a), Need::Rule(b)) => a.is_same_as(b),
@@ -125,7 +126,7 @@ fn means_the_same(wanted: &Need, found: &Need) -> bool {
     }
 }
 
-/// Logs what came of it: one line for success, one for lacking privileges, one per other failure.
+/// Logs the outcome: one line for success, one for missing privileges, one for each other failure.
 fn report(outcome: &Outcome, setup: &Setup) -> bool {
     if !outcome.added.is_empty() {
         tracing::info!(

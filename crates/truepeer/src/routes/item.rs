@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 
-/// Which of the two IP worlds an item belongs to.
+/// The IP family of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Family {
     /// IPv4.
@@ -31,7 +31,7 @@ impl Family {
         }
     }
 
-    /// The documentation address that plays the client in the doctor's probes (RFC 5737, RFC 3849).
+    /// The address that stands for a client in the doctor's probes (documentation: RFC 5737, RFC 3849).
     pub(crate) fn example_client(self) -> IpAddr {
         match self {
             Self::V4 => Ipv4Addr::new(192, 0, 2, 1).into(),
@@ -49,13 +49,13 @@ pub(crate) enum Transport {
     Udp,
 }
 
-/// The table that a rule leads to when it is not one of ours: the machine's ordinary routes.
+/// The table of this host's ordinary routes.
 pub(crate) const TABLE_MAIN: u32 = 254;
 
-/// A policy routing rule; what is `None` or `false` is not looked at by the kernel.
+/// A policy routing rule. The kernel ignores selectors that are `None` or `false`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rule {
-    /// Whose rule list it stands in.
+    /// The family whose rule list holds it.
     pub(crate) family: Family,
     /// The packet's source.
     pub(crate) from: Option<IpNet>,
@@ -84,7 +84,7 @@ impl Rule {
     }
 }
 
-/// `local default dev lo table T`: every address that is looked up in this table is here.
+/// `local default dev lo table T`: the kernel takes every address looked up in this table for its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LocalRoute {
     /// Which default.
@@ -120,7 +120,7 @@ impl Switch {
     }
 }
 
-/// One thing that must be so in the kernel.
+/// One setting that the kernel must have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Need {
     /// A rule of this meaning, at whatever priority.
@@ -132,7 +132,7 @@ pub(crate) enum Need {
 }
 
 impl Need {
-    /// The IP family without which the need is void; `TcpFwmarkAccept` is there with IPv4 alone.
+    /// The need does not apply without this IP family. `TcpFwmarkAccept` exists with IPv4 alone.
     pub(crate) fn family(&self) -> Family {
         match self {
             Self::Rule(rule) => rule.family,
@@ -148,6 +148,6 @@ impl Need {
 pub(crate) struct Item {
     /// What must be so.
     pub(crate) need: Need,
-    /// Why, in words for the operator.
+    /// The reason, as the operator reads it.
     pub(crate) why: &'static str,
 }

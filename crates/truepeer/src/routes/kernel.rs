@@ -1,4 +1,4 @@
-//! What stands in the kernel already, and whose it is.
+//! Reads which rules, routes and sysctls the kernel has, and who added them.
 
 use ipnet::IpNet;
 
@@ -7,14 +7,14 @@ use super::message;
 use super::netlink::{Netlink, NetlinkError};
 use super::sysctl;
 
-/// Whose a rule or a route is, by its protocol number (`proto` in `ip rule`, see rt_protos(5)).
+/// Who added a rule or a route, by its protocol number (`proto` in `ip rule`, see rt_protos(5)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Tag {
-    /// Made by a running truepeer; removed when the last one ends.
+    /// Added by a running truepeer. The last one that needs it removes it.
     Owned,
-    /// Made by `truepeer routes apply`; stays until `truepeer routes remove`.
+    /// Added by `truepeer routes apply`. Stays until `truepeer routes remove`.
     Pinned,
-    /// The operator's or another program's: respected, never removed.
+    /// Added by the operator or another program. Used if it fits, never removed.
     Foreign,
 }
 
@@ -24,7 +24,7 @@ impl Tag {
     /// Protocol 124.
     const PINNED: u8 = 124;
 
-    /// The tags that are ours.
+    /// The tags of what truepeer adds.
     pub(crate) const OURS: [Self; 2] = [Self::Owned, Self::Pinned];
 
     /// Reads a protocol number.
@@ -68,17 +68,17 @@ pub(crate) struct FoundRoute {
     pub(crate) tag: Tag,
 }
 
-/// The note that we changed a switch, and what it was before.
+/// A note that truepeer changed a switch, with the old value.
 ///
-/// It is kept where it outlives us and goes with the network namespace: as a rule that does nothing
-/// (`nop`), behind all others, whose priority spells `0x7b`, the switch, and the former value.
+/// It is a rule that does nothing (`nop`), behind all others: it survives the process, and goes with the network
+/// namespace. Its priority spells `0x7b`, the switch and the old value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Memo {
     /// What was changed.
     pub(crate) switch: Switch,
     /// What it was.
     pub(crate) before: u16,
-    /// On whose behalf.
+    /// Who changed it.
     pub(crate) tag: Tag,
 }
 
@@ -143,7 +143,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Who satisfies a need already: the strongest claim first (foreign, pinned, owned).
+    /// Who has satisfied a need already. If several have: foreign before pinned before owned.
     pub(crate) fn satisfied_by(&self, need: &Need) -> Option<Tag> {
         match need {
             Need::Rule(rule) => self.rules.iter().filter(|f| f.rule.is_same_as(rule)).map(|f| f.tag).max(),
@@ -158,7 +158,7 @@ impl Kernel {
         self.memos.iter().find(|m| m.switch == switch).map_or(Tag::Foreign, |m| m.tag)
     }
 
-    /// A route of somebody else's that stands where ours should and lacks the source that ours needs.
+    /// A foreign route in the place of truepeer's that lacks the source address which truepeer's needs.
     pub(crate) fn in_the_way(&self, route: &LocalRoute) -> Option<&FoundRoute> {
         self.routes.iter().find(|f| {
             f.tag == Tag::Foreign
@@ -169,14 +169,14 @@ impl Kernel {
     }
 }
 
-/// A route with a source serves those who need none, not the other way round.
+/// A route with a source address also serves a need without one. The reverse does not hold.
 pub(crate) fn suffices(found: &LocalRoute, wanted: &LocalRoute) -> bool {
     found.family == wanted.family
         && found.table == wanted.table
         && (wanted.source.is_none() || wanted.source == found.source)
 }
 
-/// The prefix that selects everything, as some programs spell the absence of a selector.
+/// A prefix that selects everything: some programs write it instead of no selector.
 pub(crate) fn is_everything(net: &IpNet) -> bool {
     net.prefix_len() == 0
 }

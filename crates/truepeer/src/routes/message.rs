@@ -1,4 +1,4 @@
-//! Between our items and the kernel's messages.
+//! Converts items into netlink messages and back.
 
 use std::net::IpAddr;
 
@@ -54,7 +54,7 @@ pub(crate) fn rule(rule: &Rule, tag: Tag, priority: Option<u32>) -> RuleMessage 
     message
 }
 
-/// The do-nothing rule that carries a memo; always IPv4, where there is one in every namespace.
+/// The `nop` rule that carries a memo. Always IPv4, which every network namespace has.
 pub(crate) fn memo_rule(memo: Memo) -> RuleMessage {
     let mut message = RuleMessage::default();
     message.header.family = AddressFamily::Inet;
@@ -84,7 +84,7 @@ fn rule_tag(message: &RuleMessage) -> Tag {
     Tag::of(protocol.unwrap_or_default())
 }
 
-/// Reads a rule; `None` if it selects on something that no rule of ours does, or does not lead to a table.
+/// Reads a rule. `None` if it has a selector that truepeer's rules never have, or leads to no table.
 pub(crate) fn found_rule(family: Family, message: &RuleMessage) -> Option<FoundRule> {
     let plain = message.header.action == RuleAction::ToTable
         && message.header.tos == 0
@@ -114,7 +114,7 @@ fn read_rule_attribute(found: &mut FoundRule, attribute: &RuleAttribute, src_len
         RuleAttribute::IpProtocol(IpProtocol::Tcp) => rule.transport = Some(Transport::Tcp),
         RuleAttribute::IpProtocol(IpProtocol::Udp) => rule.transport = Some(Transport::Udp),
         RuleAttribute::SourcePortRange(range) => rule.source_ports = Some(range.start..=range.end),
-        // no suppression, all bits of the mark, and who made it: nothing that selects
+        // These select nothing: no suppression, all bits of the mark, and the protocol.
         RuleAttribute::SuppressPrefixLen(u32::MAX)
         | RuleAttribute::SuppressIfGroup(u32::MAX)
         | RuleAttribute::FwMask(u32::MAX)
@@ -125,7 +125,7 @@ fn read_rule_attribute(found: &mut FoundRule, attribute: &RuleAttribute, src_len
     Some(())
 }
 
-/// Linux 6.15 adds a mask to a rule on a port; all ones say nothing new.
+/// Linux 6.15 adds a mask to a rule on a port. All ones mean the whole port, as before.
 fn is_whole_port_mask(nla: &DefaultNla) -> bool {
     const FRA_SPORT_MASK: u16 = 28;
     let mut value = vec![0; nla.value_len()];

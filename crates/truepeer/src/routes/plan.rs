@@ -1,4 +1,4 @@
-//! From what truepeer is asked to do to the rules, routes and sysctls that it needs: pure.
+//! Computes which rules, routes and sysctls a setup needs. Pure.
 //!
 //! | backend | TCP | UDP |
 //! |---|---|---|
@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use super::item::{Family, Item, LocalRoute, Need, Rule, Switch, TABLE_MAIN, Transport};
 use super::place::Place;
 
-/// The table of every go-mmproxy document, hence ours.
+/// The table that go-mmproxy's documents use.
 pub(crate) const DEFAULT_TABLE: u32 = 123;
 
 /// The mark that go-mmproxy's TPROXY example puts on redirected packets.
@@ -46,7 +46,7 @@ pub(crate) struct Tproxy {
     pub(crate) listen: SocketAddr,
 }
 
-/// What truepeer is asked to do, as far as routing is concerned.
+/// What truepeer is asked to do, as far as routing is affected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Setup {
     /// Every backend of every listener.
@@ -112,10 +112,10 @@ impl Setup {
     }
 }
 
-/// What must be so in the kernel for a [`Setup`] to work.
+/// What the kernel must have for a [`Setup`] to work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RoutePlan {
-    /// In the order in which they must be made.
+    /// In the order in which they must be added.
     pub(crate) items: Vec<Item>,
     /// The mark that truepeer must put on its upstream sockets; `None`: the plan needs none.
     pub(crate) upstream_mark: Option<u32>,
@@ -137,7 +137,7 @@ const REDIRECTED: &str = "packets that TPROXY has marked are delivered here, wha
 const SENDER_REPLIES: &str = "what truepeer answers on a redirected connection leaves by the ordinary routes, though tcp_fwmark_accept has marked it";
 
 impl RoutePlan {
-    /// Decides. The same setup always gives the same plan.
+    /// The same setup always gives the same plan.
     pub(crate) fn for_setup(setup: &Setup) -> Self {
         let mut plan = Self { items: Vec::new(), upstream_mark: setup.needed_mark() };
         for family in Family::ALL {

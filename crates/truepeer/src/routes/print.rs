@@ -8,7 +8,7 @@ use super::item::{Family, LocalRoute, Need, Rule, TABLE_MAIN, Transport};
 use super::place::Place;
 use super::plan::{RoutePlan, Setup, Tproxy};
 
-/// The command that brings a need about.
+/// The command that sets what is needed.
 pub(crate) fn command(need: &Need) -> String {
     match need {
         Need::Rule(rule) => format!("{} rule add {}", ip(rule.family), Selector(rule)),
@@ -17,7 +17,7 @@ pub(crate) fn command(need: &Need) -> String {
     }
 }
 
-/// The whole plan as a shell script; `setup` is the one that the plan was made for.
+/// The whole plan as a shell script. `setup` must be the one that the plan was made for.
 pub(crate) fn script(plan: &RoutePlan, setup: &Setup) -> String {
     let mut lines = Vec::new();
     for item in &plan.items {
@@ -150,7 +150,7 @@ fn tproxy_target(listen: SocketAddr, family: Family) -> Option<(&'static str, So
     Some((word, SocketAddr::new(address, listen.port())))
 }
 
-/// What catches only the replies to truepeer's own sockets, for those who must not use the rule on the port.
+/// Rules that match only the replies to truepeer's own sockets, where a rule on the port would match too much.
 fn precise_alternative(setup: &Setup) -> Vec<String> {
     let (mark, table) = (setup.mark.unwrap_or(setup.table), setup.table);
     let mut lines = vec![

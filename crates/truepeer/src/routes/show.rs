@@ -15,7 +15,7 @@ use super::place::Place;
 use super::plan::{DEFAULT_TABLE, RoutePlan, Setup};
 use super::print::{command, script};
 
-/// Writes what is ours, who uses it, and whether what the setup needs is there.
+/// Writes what truepeer has added, which processes use it, and whether everything that the setup needs exists.
 ///
 /// Returns whether nothing is missing.
 pub(crate) fn show(options: &SetupOptions, out: &mut dyn Write) -> Result<bool> {
@@ -76,10 +76,10 @@ fn whose(tag: Tag) -> &'static str {
     }
 }
 
-/// Makes what is missing, to stay until [`remove`]; with `print` only writes the commands.
+/// Adds what is missing, until [`remove`]. With `print` it only writes the commands.
 ///
 /// # Errors
-/// Whatever could not be made, after everything was tried.
+/// The first item that could not be added, after all were tried.
 pub(crate) fn apply(options: &SetupOptions, print: bool, out: &mut dyn Write) -> Result<()> {
     let setup = options.setup()?;
     let plan = RoutePlan::for_setup(&setup);
@@ -120,10 +120,10 @@ fn write_outcome(outcome: &Outcome, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// How `truepeer routes remove` was asked to.
+/// The options of `truepeer routes remove`.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RemoveOptions {
-    /// Only what leads to or stands in this table.
+    /// Only rules that lead to this table, and routes in it.
     pub(crate) table: Option<u32>,
     /// Even while a running truepeer uses it.
     pub(crate) force: bool,
@@ -131,7 +131,7 @@ pub(crate) struct RemoveOptions {
     pub(crate) print: bool,
 }
 
-/// Takes out what truepeer made. What a running truepeer needs is left to the end of the last that does.
+/// Removes what truepeer has added. What a running truepeer needs stays until the last such process ends.
 pub(crate) fn remove(options: &RemoveOptions, out: &mut dyn Write) -> Result<()> {
     let mut netlink = Netlink::open()?;
     if options.print {
@@ -188,7 +188,7 @@ fn print_removal(netlink: &mut Netlink, table: Option<u32>, out: &mut dyn Write)
     Ok(())
 }
 
-/// The command that makes the routes of a setup, to be typed by an operator.
+/// The command that an operator types to add the routes of a setup.
 pub(crate) fn apply_command(setup: &Setup) -> String {
     let mut command = "truepeer routes apply".to_owned();
     for backend in &setup.backends {
