@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-const PROGRAMS: [&str; 10] = [
+const PROGRAMS: [&str; 13] = [
     "tcp_ingress",
     "tcp_egress",
     "peer_name",
@@ -16,6 +16,9 @@ const PROGRAMS: [&str; 10] = [
     "backstop",
     "witness",
     "header_check",
+    "tcp_ingress_door",
+    "tcp_egress_door",
+    "tcp_end_door",
 ];
 
 fn main() -> ExitCode {

@@ -308,6 +308,9 @@ static __always_inline int on_embryo(struct __sk_buff *skb, const struct segment
 		return drop(port, NOT_TAKEN);
 	if (embryo->stage == ADMITTED)
 		return on_admitted(skb, segment, port, key, embryo);
+	/* Somebody else's SYN may have come first: this one's place is known by the cookie that it answers. */
+	if (embryo->is_by_cookie && offset_of(segment, embryo) != 0)
+		proves_cookie(skb, segment, embryo);
 	if (segment->payload_len == 0 && !(segment->flags & FIN))
 		return on_bare_ack(skb, segment, port, key, embryo, tsval);
 	return on_data(skb, segment, port, key, embryo, tsval);

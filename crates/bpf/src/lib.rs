@@ -15,6 +15,8 @@ mod counters;
 mod cut;
 mod detach;
 mod device;
+#[doc(hidden)]
+pub mod door;
 mod error;
 mod layout;
 mod leftovers;

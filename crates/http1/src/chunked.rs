@@ -1,6 +1,6 @@
 //! Chunks: RFC 9112 section 7.1, to the letter.
 
-use super::body::Piece;
+use super::piece::Piece;
 use super::{BodyError, HeadEnd, HeadError, Limits};
 use crate::fields::{FieldList, Name};
 

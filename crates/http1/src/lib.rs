@@ -1,8 +1,8 @@
 //! HTTP/1.1 as bytes: heads, bodies, and how we write them. Pure: no I/O, no clock.
 //!
-//! Strict, because whatever two programs in a row read differently can be used to smuggle a request past the first one:
-//! what RFC 9112 lets a recipient repair is refused here, from clients (400) as from origins (502). What goes on is never
-//! the framing that came, but one of our own.
+//! Strict: if two programs in a row read a message differently, a client can smuggle a request past the first one. So
+//! what RFC 9112 lets a recipient repair is refused, from clients (400) and from origins (502). The framing of a message is
+//! never passed on; it is written anew.
 //!
 //! ```text
 //! bytes ─▶ HeadEnd (where the head ends) ─▶ RequestHead / ResponseHead ─▶ Length (how the body ends) ─▶ Decoder ─▶ data
@@ -18,6 +18,7 @@ mod error;
 pub mod fields;
 mod framing;
 mod limits;
+mod piece;
 mod request;
 mod response;
 mod scan;
@@ -26,10 +27,11 @@ mod tests;
 pub mod write;
 
 pub use authority::is_valid_host;
-pub use body::{Decoder, Piece};
+pub use body::Decoder;
 pub use error::{BodyError, HeadError};
 pub use framing::Length;
 pub use limits::Limits;
+pub use piece::Piece;
 pub use request::{Expectation, RequestHead, Version};
 pub use response::ResponseHead;
 pub use scan::HeadEnd;

@@ -1,4 +1,4 @@
-//! Where senders come in: the listening sockets, opened or inherited, and divided among the workers.
+//! The listening sockets: opened or inherited, and divided among the workers.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +13,7 @@ use truepeer_sys::socket::local_address;
 use crate::udp::gate::{self, Gate};
 use crate::udp::tuples::Tuples;
 
-/// Where one worker's work comes in.
+/// One worker's listening sockets.
 #[derive(Debug, Default)]
 pub(crate) struct Entrances {
     pub(crate) doors: Vec<Arc<OwnedFd>>,
@@ -73,8 +73,8 @@ fn listen_on(settings: &ListenerSettings) -> Result<Vec<OwnedFd>, ListenError> {
     (0..settings.sockets.max(1)).map(|_| listen(settings.address, options)).collect()
 }
 
-/// As many sockets as workers or more: each has one worker. Fewer: each is shared by several workers, of which the
-/// kernel wakes one per connection.
+/// With at least as many sockets as workers, each socket has one worker. With fewer, several workers share a socket, and the
+/// kernel wakes one of them per connection.
 fn share(sockets: &[Arc<OwnedFd>], entrances: &mut [Entrances]) {
     let workers = entrances.len();
     let pairs = (0..sockets.len().max(workers)).map(|turn| (turn % sockets.len(), turn % workers));

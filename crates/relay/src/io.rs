@@ -1,6 +1,6 @@
-//! What a session does to the world, as a trait: sockets now, a simulator too.
+//! The system calls of a session as a trait, implemented on sockets and in a simulator.
 //!
-//! No method blocks; [`Errno::AGAIN`] means "when an event says so". Dropping a socket closes it.
+//! No method blocks; after [`Errno::AGAIN`] wait for an event. Dropping a socket closes it.
 
 use std::net::SocketAddr;
 
@@ -29,8 +29,8 @@ pub trait Io {
     /// As [`Io::recv`].
     fn peek(&mut self, socket: &Self::Socket, buffer: &mut [u8]) -> Result<usize, Errno>;
 
-    /// Drops `length` bytes that were [peeked](Io::peek) at, all of them: whoever gave up in between would read, and
-    /// deliver, the rest again.
+    /// Drops `length` bytes that were [peeked](Io::peek) at. It must drop all of them: the rest would be read and delivered a
+    /// second time.
     ///
     /// # Errors
     /// What ended the connection.
@@ -57,7 +57,7 @@ pub trait Io {
     /// An empty pipe, unless the budget or the system has none.
     fn pipe(&mut self) -> Option<Self::Pipe>;
 
-    /// Takes an empty pipe back, for the next one who asks.
+    /// Takes an empty pipe back for reuse.
     fn recycle(&mut self, pipe: Self::Pipe);
 
     /// Moves bytes from `socket` into an empty `pipe`; 0 is the end of the stream.
@@ -95,7 +95,7 @@ pub trait Io {
     fn local_address(&mut self, socket: &Self::Socket) -> Option<SocketAddr>;
 }
 
-/// What is known about a socket between events (edge-triggered: what is not known stays so until the next edge).
+/// What is known about a socket between events. Events are edge-triggered: only the next edge sets a flag again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Readiness {
     /// Reading may give something.
@@ -114,7 +114,7 @@ impl Readiness {
     /// Both directions may work.
     pub const FRESH: Self =
         Self { readable: true, writable: true, ending: false, error: false, urgent: false };
-    /// A broken connection gives what it had received, then its error, and never blocks.
+    /// A broken connection: reads return what was received, then the error, and never block.
     pub const BROKEN: Self =
         Self { readable: true, writable: true, ending: true, error: true, urgent: false };
 
@@ -127,8 +127,8 @@ impl Readiness {
         self.urgent |= event.urgent;
     }
 
-    /// Notes that a read gave less than was asked for. It has emptied the socket, and the next edge will say when there
-    /// is more; but an end that was announced already makes no edge of its own, and an urgent byte makes reads short.
+    /// A read returned less than asked for: the socket is empty, and the next edge announces more. Two exceptions stay
+    /// readable: an end that was announced already makes no further edge, and an urgent byte makes reads short.
     pub(crate) fn on_short_read(&mut self) {
         self.readable = self.ending || self.urgent;
     }

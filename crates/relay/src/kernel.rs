@@ -16,11 +16,11 @@ use crate::io::{Io, Readiness, Token};
 
 /// What one pipe may hold. 64 pages of the unprivileged quota of 16 384 (`fs.pipe-user-pages-soft`).
 pub const PIPE_BYTES: usize = 256 << 10;
-/// Beyond the quota the kernel makes pipes of two pages: not worth a system call each.
+/// Beyond the quota the kernel makes pipes of two pages: too small to be worth their system calls.
 const SMALLEST_USEFUL_PIPE: usize = 64 << 10;
 /// Empty pipes kept for the next bulk transfer, per worker.
 const POOLED_PIPES: usize = 16;
-/// A refused pipe has cost four system calls: so many requests later it is tried again.
+/// A refused pipe costs four system calls, so try again only after this many requests.
 const REFUSED_FOR: u32 = 256;
 
 /// The kernel, as one worker uses it.
@@ -33,7 +33,7 @@ pub struct Kernel {
     without_pipe: u32,
 }
 
-/// A session's socket. Dropped by a panic, it is reset: an orderly end would say that all has been sent.
+/// A session's socket. A panic that drops it resets the connection: an orderly end would mean that everything was sent.
 #[derive(Debug)]
 pub struct Socket(OwnedFd);
 
@@ -65,7 +65,7 @@ pub struct Pipe {
     _permit: Permit,
 }
 
-/// The interest of every session socket: registered once, never changed.
+/// The events of every session socket: registered once, never changed.
 const EDGES: EventFlags = EventFlags::IN
     .union(EventFlags::PRI)
     .union(EventFlags::OUT)

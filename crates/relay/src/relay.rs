@@ -1,4 +1,4 @@
-//! The relay as its owner sees it: an [`Engine`] for TCP sessions and UDP flows.
+//! The relay's face: an [`Engine`] for TCP sessions and UDP flows.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -1,49 +1,49 @@
 //! Bounds on what all sessions together may hold.
 //!
 //! A [`Budget`] is a counted allowance shared by all workers; a [`Permit`] is a part of it, given back when dropped.
-//! What to do without a permit is the asker's business: copy instead of splice, stop accepting, refuse a header.
+//! The caller decides what to do without a permit: copy instead of splice, stop accepting, refuse a header.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// An allowance of so many units, shared by all workers.
+/// A number of units that all workers share.
 #[derive(Debug, Clone)]
-pub struct Budget(Arc<Shared>);
+pub struct Budget(Arc<Allowance>);
 
 #[derive(Debug)]
-struct Shared {
+struct Allowance {
     limit: usize,
     used: AtomicUsize,
 }
 
 impl Budget {
-    /// An allowance of `limit` units (sessions, pipes or bytes, as its owner says).
+    /// `limit` units: sessions, pipes or bytes, as the owner counts.
     #[must_use]
     pub fn new(limit: usize) -> Self {
-        Self(Arc::new(Shared { limit, used: AtomicUsize::new(0) }))
+        Self(Arc::new(Allowance { limit, used: AtomicUsize::new(0) }))
     }
 
     /// Takes `amount` units, or nothing if fewer are left.
     #[must_use]
     pub fn take(&self, amount: usize) -> Option<Permit> {
-        self.0.reserve(amount).then(|| Permit { shared: Arc::clone(&self.0), amount })
+        self.0.reserve(amount).then(|| Permit { allowance: Arc::clone(&self.0), amount })
     }
 
-    /// Whether `amount` units are left. Only a look: it costs no write to memory that workers share.
+    /// Whether `amount` units are left. This only reads, so it doesn't take a cache line from other workers.
     #[must_use]
     pub fn has(&self, amount: usize) -> bool {
         self.used() + amount <= self.limit()
     }
 
-    /// Takes `amount` units after [`Budget::has`] said that they are there; workers that looked at the same moment
-    /// may exceed the limit by one such amount each.
+    /// Takes `amount` units without a check; call it after [`Budget::has`]. Workers that check at the same moment may
+    /// exceed the limit by one such amount each.
     #[must_use]
     pub fn take_anyway(&self, amount: usize) -> Permit {
         self.0.used.fetch_add(amount, Ordering::Relaxed);
-        Permit { shared: Arc::clone(&self.0), amount }
+        Permit { allowance: Arc::clone(&self.0), amount }
     }
 
-    /// Units handed out now.
+    /// Units in use.
     #[must_use]
     pub fn used(&self) -> usize {
         self.0.used.load(Ordering::Relaxed)
@@ -56,7 +56,7 @@ impl Budget {
     }
 }
 
-impl Shared {
+impl Allowance {
     fn reserve(&self, amount: usize) -> bool {
         let grown = |used: usize| used.checked_add(amount).filter(|&sum| sum <= self.limit);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).is_ok()
@@ -66,7 +66,7 @@ impl Shared {
 /// A part of a [`Budget`]; dropping it gives it back.
 #[derive(Debug)]
 pub struct Permit {
-    shared: Arc<Shared>,
+    allowance: Arc<Allowance>,
     amount: usize,
 }
 
@@ -74,7 +74,7 @@ impl Permit {
     /// Takes `more` units of the same budget; `false` and unchanged if fewer are left.
     #[must_use]
     pub fn grow(&mut self, more: usize) -> bool {
-        let grown = self.shared.reserve(more);
+        let grown = self.allowance.reserve(more);
         if grown {
             self.amount += more;
         }
@@ -84,7 +84,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.shared.used.fetch_sub(self.amount, Ordering::Relaxed);
+        self.allowance.used.fetch_sub(self.amount, Ordering::Relaxed);
     }
 }
 
@@ -97,13 +97,13 @@ pub struct Budgets {
     pub flows: Budget,
     /// Pipes that hold spliced bytes: two descriptors and up to 256 KiB of kernel memory each.
     pub pipes: Budget,
-    /// Bytes read from one side that the other did not take yet, held in our memory.
+    /// Bytes in our memory that were read from one side and not yet taken by the other.
     pub backlog_bytes: Budget,
-    /// Bytes of headers that have not arrived whole.
+    /// Bytes of incomplete headers.
     pub header_bytes: Budget,
 }
 
-/// Descriptors that are not sessions': standard streams, epoll and event descriptors, listeners, netlink, logs.
+/// Descriptors reserved for everything else: standard streams, epoll and event descriptors, listeners, netlink, logs.
 const RESERVED_FILES: usize = 64;
 /// Pipes that the unprivileged quota of 64 MiB allows at 256 KiB each, less a margin (`fs.pipe-user-pages-soft`).
 const MOST_PIPES: usize = 240;

@@ -1,4 +1,4 @@
-//! Why a session ended, and what its end looks like to the sender and in the log.
+//! Why a session ended: the text, the counter, and whether the sender sees a reset.
 
 use std::time::Duration;
 
@@ -91,7 +91,7 @@ fn advice(error: &ConnectError) -> &'static str {
 }
 
 impl CloseReason {
-    /// A connection that could not be delivered ends as it would have ended without us: reset.
+    /// Whether the sender's connection is reset. It would be without truepeer, too, if the backend can't be reached.
     #[must_use]
     pub fn resets_downstream(&self) -> bool {
         matches!(self, Self::ConnectFailed { .. } | Self::ConnectTimeout { .. } | Self::Unencodable(_))

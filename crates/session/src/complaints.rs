@@ -1,8 +1,8 @@
 //! The same complaint at most once a minute.
 //!
-//! Whoever can open connections can make us complain: the log must not grow at their pace, nor the memory of what
-//! was logged. A complaint is its reason and the address it is about; what is held back is counted and said with the
-//! next one.
+//! Anyone who can open connections can cause complaints, so neither the log nor this memory may grow at their pace. A
+//! complaint is identified by its reason and address. Complaints that were held back are counted, and the next one reports
+//! the count.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,9 +11,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const SILENCE: Duration = Duration::from_secs(60);
-/// Remembered complaints. When they are this many, newcomers are one: "whoever else".
+/// Most complaints remembered. Beyond that, all other addresses share one entry for each reason.
 const MOST_REMEMBERED: usize = 4096;
-/// Between looks for those that need not be remembered any longer.
+/// Interval between sweeps of expired entries.
 const SWEEP: Duration = Duration::from_secs(1);
 
 /// Remembers what was complained about.
@@ -22,7 +22,7 @@ pub struct Complaints(Mutex<Memory>);
 
 #[derive(Debug, Default)]
 struct Memory {
-    /// `None`: whoever else.
+    /// `None`: all other addresses.
     said: HashMap<(&'static str, Option<IpAddr>), Remembered>,
     swept: Option<Instant>,
 }

@@ -1,7 +1,7 @@
 //! Connections to backends, from the client's address where one is given.
 //!
-//! Each system call is one of libc's, and what a network stack in user space does not know is left out: such a stack can
-//! take the kernel's place.
+//! All system calls go through libc, and options that a network stack in user space doesn't know are skipped. So such a
+//! stack can take the kernel's place.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -12,7 +12,7 @@ use socket2::{Domain, Socket, Type};
 use truepeer_policy::{OnConflict, Origin, Route};
 use truepeer_sys::{CallError, Named as _, socket};
 
-/// Between attempts to get the client's own tuple, which its earlier connection may still be leaving.
+/// Delay between attempts to bind the client's own tuple. Its earlier connection may just be closing.
 pub const CONFLICT_RETRY: Duration = Duration::from_millis(20);
 const CONFLICT_RETRIES: u8 = 2;
 
@@ -133,7 +133,7 @@ pub fn connect_as(upstream: &Upstream) -> Result<OwnedFd, ConnectError> {
 fn bind_as(socket: &Socket, source: SocketAddr) -> Result<(), ConnectError> {
     best_effort(socket::set_transparent(socket.as_fd(), source))?;
     if source.port() == 0 {
-        // Linux < 4.2 reserves a port at bind() instead: fewer of them, nothing worse.
+        // Linux before 4.2 reserves a port at bind(): there are fewer ports, but it works.
         let _ = socket::set_bind_address_no_port(socket.as_fd());
     } else {
         // Several backends may be reached from one client port, and a port in TIME_WAIT may be used again.

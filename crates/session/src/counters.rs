@@ -2,7 +2,7 @@
 //!
 //! Each worker counts on a [`Shard`] of its own for each listener, so that counting costs no shared cache line; a reader adds
 //! the shards up.
-//! Reasons for refusals are labels, counted in one map: they are rare, or else somebody attacks.
+//! Refusals are counted by reason in one map with a lock: they are rare, except under an attack.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

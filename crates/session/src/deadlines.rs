@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::table::{Key, Table};
 
-/// Names a queue of [`Deadlines`].
+/// A queue of [`Deadlines`].
 pub type QueueId = u16;
 
 /// An entry's place in at most one queue.
@@ -23,7 +23,7 @@ struct Queued {
     next: Option<u32>,
 }
 
-/// What has a [`Link`].
+/// An entry with a [`Link`].
 pub trait Linked {
     /// Its link.
     fn link(&mut self) -> &mut Link;
@@ -75,7 +75,8 @@ impl<P: Copy + PartialEq> Deadlines<P> {
         }
     }
 
-    /// Takes the deadline of `key` back, if it has one. Must precede the entry's removal from the table.
+    /// Cancels the deadline of `key`, if it has one. Call this before the entry is removed from the table; otherwise its
+    /// neighbours keep links to it.
     pub fn cancel<T: Linked>(&mut self, table: &mut Table<T>, key: Key) {
         let Some(queued) = table.get_mut(key).and_then(|entry| entry.link().0.take()) else { return };
         let list = &mut self.0[usize::from(queued.queue)];
@@ -89,7 +90,7 @@ impl<P: Copy + PartialEq> Deadlines<P> {
         }
     }
 
-    /// Takes one deadline that has passed `now`, and says whose it was and what for.
+    /// Removes one deadline that has passed, and returns its entry's key and its purpose.
     pub fn expire<T: Linked>(&mut self, table: &mut Table<T>, now: Instant) -> Option<(Key, P)> {
         let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         let queue = (0..self.0.len()).find(|&queue| due(self.first_at(table, queue)))?;

@@ -1,4 +1,4 @@
-//! What the outside learns about sessions: one log line at the end of each, complaints, counts.
+//! Reports about sessions: one log line at the end of each, complaints, counts.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::refusals::Refusals;
 /// The log target of the line that a session leaves at its end, at level `info`.
 pub const SESSION: &str = "session";
 
-/// Shared by all workers, the relay's and those that speak TLS.
+/// Shared by all workers of all engines.
 #[derive(Debug, Default)]
 pub struct Journal {
     /// What is counted.
@@ -27,7 +27,7 @@ pub struct Journal {
 pub struct Ended<'a> {
     /// Who opened the downstream connection.
     pub sender: SenderAddr,
-    /// Where it went and as whom; `None`: it never became a session.
+    /// The backend and the client; `None`: the connection ended before they were known.
     pub route: Option<&'a Route>,
     /// Where it came in.
     pub listener: std::net::SocketAddr,
@@ -41,11 +41,11 @@ pub struct Ended<'a> {
     pub tls: Option<&'a str>,
 }
 
-/// Why a session ended, as it is counted and said.
+/// Why a session ended, as it is counted and logged.
 pub trait Ending: std::fmt::Display {
     /// What is counted for it.
     fn counter(&self) -> Counter;
-    /// The label of a complaint; `None` where the end is a normal one, worth no warning.
+    /// The label of a complaint; `None`: a normal end, without a warning.
     fn complaint(&self) -> Option<&'static str>;
     /// A short name for the session's log line.
     fn name(&self) -> &'static str;
@@ -149,7 +149,7 @@ impl Journal {
         );
     }
 
-    /// A sender that may not connect.
+    /// A connection was refused because of its sender.
     pub fn on_refused_sender(&self, shard: &Shard, sender: SenderAddr, refusal: &Refusal, now: Instant) {
         shard.count(Counter::Refused);
         self.counters.refuse(refusal.reason());
@@ -182,7 +182,7 @@ impl Journal {
         });
     }
 
-    /// A claim that only `--allow-claims` lets pass.
+    /// A claim was accepted only because of `--allow-claims`.
     pub fn on_special_claim(&self, route: &Route, sender: SenderAddr, range: SpecialRange, now: Instant) {
         self.complain("special_claim", sender.ip(), now, |held_back| {
             warn!(
@@ -192,7 +192,7 @@ impl Journal {
         });
     }
 
-    /// Accepting pauses, since the system is out of something.
+    /// Accepting pauses because the system is out of a resource.
     pub fn on_accept_pause(
         &self,
         shard: &Shard,
@@ -222,7 +222,7 @@ impl Journal {
         });
     }
 
-    /// Says it, unless it was said about the same address less than a minute ago.
+    /// Calls `say`, unless the same complaint about the same address was logged less than a minute ago.
     pub fn complain(&self, label: &'static str, about: IpAddr, now: Instant, say: impl FnOnce(u64)) {
         if let Some(held_back) = self.complaints.may_log(label, about, now) {
             say(held_back);

@@ -1,6 +1,6 @@
-//! Listening sockets: opened or inherited, and what accepted connections have from them.
+//! Listening sockets: open them, prepare them, take inherited ones.
 //!
-//! Each system call is one of libc's, so that a network stack in user space can answer it.
+//! All system calls go through libc, so a preloaded network stack in user space can take them.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -11,8 +11,8 @@ use rustix::net::{SocketType, sockopt};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use truepeer_sys::{CallError, Named as _, socket};
 
-/// A sender that has answered nothing for so long is asked; after nine questions (net.ipv4.tcp_keepalive_probes) without
-/// an answer its session ends.
+/// TCP keepalive: idle time before the first probe, and between probes. After nine unanswered probes
+/// (net.ipv4.tcp_keepalive_probes) the kernel ends the connection.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 /// Connections the kernel completes before we accept them; net.core.somaxconn caps it.
 const BACKLOG: i32 = 65_535;
@@ -72,9 +72,9 @@ fn open(address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, CallErro
     Ok(listener.into())
 }
 
-/// What accepted connections have from their listener: no waiting for more bytes than the sender sent, urgent bytes that
-/// stay in the stream, where they would be lost otherwise (tcp(7)), and an end for senders that have vanished. A stack
-/// that knows none of it serves all the same.
+/// Sets the options that accepted connections inherit: no Nagle delay, urgent bytes kept in the stream (they would be lost
+/// otherwise, tcp(7)), and keepalive, which ends connections of vanished senders. Errors are ignored: another network stack
+/// may lack these options.
 pub fn prepare(socket: &OwnedFd) {
     let socket = SockRef::from(socket);
     let _ = socket.set_tcp_nodelay(true);
@@ -91,8 +91,8 @@ pub fn take_inherited(inherited: &mut Vec<OwnedFd>, address: SocketAddr, kind: S
     inherited.extract_if(.., is_meant).collect()
 }
 
-/// Whether accepting has failed for one connection only, so that the next one may be well. Everything else (no descriptors,
-/// no memory, a socket that is none any more) lasts: to try again at once would spin.
+/// Whether an error of accept() concerns one connection only. All other errors (no descriptors, no memory, a bad socket)
+/// persist, and an immediate retry would spin.
 #[must_use]
 pub fn concerns_one_connection(errno: Errno) -> bool {
     // accept(2): errors that are pending on the new connection; EPERM is a firewall's, EPROTO another stack's ECONNABORTED.

@@ -1,4 +1,4 @@
-//! Orders from other threads: a queue, and an event descriptor that wakes the worker up.
+//! Orders from other threads: a queue, and an event descriptor that wakes the worker.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use rustix::event::{EventfdFlags, eventfd};
 use truepeer_sys::{CallError, Named};
 
-/// Where orders are put in.
+/// The sending end.
 #[derive(Debug)]
 pub struct Postbox<T> {
     orders: Sender<T>,
     bell: Arc<Bell>,
 }
 
-/// Where orders are taken out.
+/// The worker's end.
 #[derive(Debug)]
 pub struct Mailbox<T> {
     orders: Receiver<T>,
@@ -26,7 +26,7 @@ pub struct Mailbox<T> {
 #[derive(Debug)]
 struct Bell {
     event: OwnedFd,
-    /// Rung and not answered yet: ringing again would be a system call for nothing.
+    /// Set while the event is pending: a second write would be a wasted system call.
     rings: AtomicBool,
 }
 
@@ -55,7 +55,7 @@ impl<T> Postbox<T> {
     pub fn post(&self, order: T) -> Result<(), T> {
         self.orders.send(order).map_err(|refused| refused.0)?;
         if !self.bell.rings.swap(true, Ordering::AcqRel) {
-            // Never full: it counts to one.
+            // This can't block: the counter is 0 or 1.
             let _ = rustix::io::write(&self.bell.event, &1_u64.to_ne_bytes());
         }
         Ok(())
@@ -72,7 +72,7 @@ impl<T> Mailbox<T> {
     /// Takes all orders out.
     #[must_use]
     pub fn empty(&self) -> Vec<T> {
-        // The bell is silenced first: an order put in after this rings it again.
+        // Clear the event before taking the orders. The other way round, an order posted in between would stay unseen.
         let _ = rustix::io::read(&self.bell.event, &mut [0_u8; 8]);
         self.bell.rings.store(false, Ordering::Release);
         self.orders.try_iter().collect()

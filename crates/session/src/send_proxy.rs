@@ -1,5 +1,5 @@
-//! The sending side (`--send-proxy`): a fresh header in front of the upstream stream, so that the next receiver in a
-//! chain, or at the far end of a tunnel, learns the client.
+//! The sending side (`--send-proxy`): a new header in front of the upstream stream. It tells the client to the next receiver
+//! in a chain, or at the far end of a tunnel.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,4 @@
-//! What becomes of an engine's workers.
+//! Watches the workers of an engine.
 //!
 //! A worker that ends by itself takes its sessions along, and new connections would wait in its listeners for ever: the
 //! program must end, with the reason.
@@ -54,7 +54,7 @@ impl Supervision {
         Watched { supervision: Arc::clone(self), result: Err("it has panicked".to_owned()) }
     }
 
-    /// From now on workers end because their owner stops them: nobody is told.
+    /// The owner stops the workers: `on_end` is not called any more.
     pub fn stop(&self) {
         self.is_stopping.store(true, Ordering::Release);
     }

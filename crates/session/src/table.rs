@@ -1,4 +1,4 @@
-//! Sessions by key: a slab whose keys are never valid for a later tenant of the same place.
+//! Sessions by key: a slab whose keys become invalid when the entry is removed, even if its place is used again.
 //!
 //! epoll reports events for descriptors that an earlier event of the same batch has closed; the generation in the
 //! key tells them apart from those of the session that took the place.

@@ -40,6 +40,8 @@ pub enum Behaviour {
     Banner,
     /// Reads to the end, answers with the address and port that `getpeername` says, ends.
     Who,
+    /// Reads to the end, answers with both: `ADDRESS:PORT COUNT DIGEST`, ends.
+    Account,
     /// Reads something, then resets the connection.
     Reset,
     /// Accepts, and neither reads nor writes.
@@ -47,7 +49,7 @@ pub enum Behaviour {
 }
 
 impl Behaviour {
-    const ALL: [(Behaviour, &'static str); 9] = [
+    const ALL: [(Behaviour, &'static str); 10] = [
         (Behaviour::Echo, "echo"),
         (Behaviour::Digest, "digest"),
         (Behaviour::SlowDigest, "slow-digest"),
@@ -55,6 +57,7 @@ impl Behaviour {
         (Behaviour::SlowSource, "slow-source"),
         (Behaviour::Banner, "banner"),
         (Behaviour::Who, "who"),
+        (Behaviour::Account, "account"),
         (Behaviour::Reset, "reset"),
         (Behaviour::Hold, "hold"),
     ];

@@ -21,8 +21,9 @@ use super::party::Script;
 use super::world::{Backend, World};
 use crate::io::Token;
 use crate::kernel::readiness;
+use crate::tcp::context::{Context, Tokens};
 use crate::tcp::relaying::{RESET_CHECK, Side};
-use crate::tcp::session::{Context, Deadline, Session, Tokens, Verdict};
+use crate::tcp::session::{Deadline, Session, Verdict};
 use truepeer_session::connect_as::CONFLICT_RETRY;
 
 const SCRATCH_BYTES: usize = 128 << 10;

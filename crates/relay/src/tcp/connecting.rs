@@ -10,9 +10,9 @@ use truepeer_session::connect_as::{AfterConflict, ConnectError, Upstream};
 use truepeer_session::send_proxy::header_and;
 use truepeer_sys::CallError;
 
+use super::context::Context;
 use super::half::{Backlog, End};
 use super::relaying::Relaying;
-use super::session::Context;
 use crate::io::{Io, Readiness};
 
 /// A session whose backend has not answered yet.
@@ -112,7 +112,7 @@ impl<S> Connecting<S> {
             self.attempt = Attempt::Dialled(upstream);
             return Dialling::Waiting(self);
         }
-        // Over loopback the handshake is over when connect() returns: the first bytes need not wait for an event.
+        // Over loopback the handshake has finished when connect() returns, so send the first bytes without waiting for an event.
         match cx.io.send(&upstream.socket, self.first.unsent()) {
             Ok(sent) => {
                 self.first.count_sent(sent);
@@ -123,12 +123,12 @@ impl<S> Connecting<S> {
                 self.attempt = Attempt::Dialled(upstream);
                 Dialling::Waiting(self)
             }
-            // Said only once: whoever asks the socket later is told that all is well.
+            // The kernel reports this error only once: SO_ERROR would say 0 later.
             Err(errno) => self.on_error(upstream, errno),
         }
     }
 
-    /// An event of the sender's connection: it will be looked at when there is somebody to relay to.
+    /// Notes an event of the sender's connection. Relaying will act on it.
     pub(crate) fn note_downstream(&mut self, event: Readiness) {
         self.downstream.ready.merge(event);
     }

@@ -22,7 +22,7 @@ const PEEK_BYTES: usize = 16 << 10;
 const SMALL_BYTES: usize = 4 << 10;
 /// Small moves after which splicing no longer pays.
 const BULK_PATIENCE: u8 = 8;
-/// Moves per call, so that one session never starves the others.
+/// Moves per call. The limit keeps one session from starving the others.
 const MOVES_PER_TURN: usize = 16;
 
 /// One end of a session.

@@ -1,6 +1,7 @@
 //! TCP sessions, from the accepted connection to its last byte.
 
 pub(crate) mod connecting;
+pub(crate) mod context;
 mod half;
 mod header;
 pub(crate) mod relaying;

@@ -1,8 +1,7 @@
 //! The stage in which bytes move: two halves, and how each of their ends ends the session.
 //!
-//! An orderly end (FIN) of one half leaves the other one working. A reset is passed on as a reset: what its sender
-//! sent before is delivered first, as it would have been without us, but never waited for longer than
-//! [`RESET_GRACE`].
+//! An orderly end (FIN) of one half leaves the other one working. A reset is passed on as a reset. Bytes sent before the
+//! reset are delivered first, as they would be without truepeer, but for at most [`RESET_GRACE`].
 
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use crate::io::{Io, Readiness};
 
 /// How long a reset waits for the bytes before it to be taken by the other end.
 const RESET_GRACE: Duration = Duration::from_secs(1);
-/// How often it is looked whether they were: no event tells.
+/// How often to check whether they were taken: there is no event for it.
 pub(crate) const RESET_CHECK: Duration = Duration::from_millis(20);
 
 /// The two ends of a session.
@@ -112,7 +111,7 @@ impl<S, P> Relaying<S, P> {
         self.broken
     }
 
-    /// One end is gone. What it sent before still counts; what was meant for it does not.
+    /// One end is gone. Deliver what it sent before; discard what was meant for it.
     fn pass_the_reset_on<I: Io<Socket = S, Pipe = P>>(
         &mut self,
         means: &mut Means<'_, I>,

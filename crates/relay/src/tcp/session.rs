@@ -1,47 +1,27 @@
-//! One session: its stages, and who is told what when it ends.
+//! One session: its stages, and its end.
 //!
 //! ```text
 //! AwaitHeader ──▶ Connecting ──▶ Relaying ──▶ closed
 //!      └──────────────┴──────────────┴──────────▲
 //! ```
-//! Stages are consumed and replaced, except `Relaying`, which is where time is spent and works in place. A session
-//! never sees a clock or an event loop: both come in as parameters, what it waits for goes out as a [`Verdict`].
+//! Stages are consumed and replaced, except `Relaying`, which takes most of the time and works in place. A session never
+//! sees a clock or an event loop: events and `now` come in as parameters, and a [`Verdict`] says what it waits for.
 
 use std::time::Instant;
 
-use truepeer_policy::{HeaderRule, Opening, Policy, Route, SenderAddr};
+use truepeer_policy::{HeaderRule, Opening, Route, SenderAddr};
 use truepeer_proto::Header;
-use truepeer_session::CloseReason;
-use truepeer_session::budget::{Budgets, Permit};
-use truepeer_session::counters::{Counter, Shard};
+use truepeer_session::budget::Permit;
+use truepeer_session::counters::Counter;
 use truepeer_session::deadlines::{Link, Linked};
-use truepeer_session::settings::ListenerSettings;
-use truepeer_session::{Ended, Journal};
+use truepeer_session::{CloseReason, Ended};
 
 use super::connecting::{Connecting, Dialling};
+use super::context::Context;
 use super::half::{End, Means};
 use super::header::{FirstBytes, Read, Rules};
 use super::relaying::{Progress, Relaying, Side};
-use crate::io::{Io, Readiness, Token};
-
-/// The user data of a session's two sockets.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Tokens {
-    pub(crate) downstream: Token,
-    pub(crate) upstream: Token,
-}
-
-/// Everything around a session while it works.
-pub(crate) struct Context<'a, I> {
-    pub(crate) io: &'a mut I,
-    pub(crate) tokens: Tokens,
-    pub(crate) settings: &'a ListenerSettings,
-    pub(crate) policy: &'a Policy,
-    pub(crate) budgets: &'a Budgets,
-    pub(crate) journal: &'a Journal,
-    pub(crate) shard: &'a Shard,
-    pub(crate) now: Instant,
-}
+use crate::io::{Io, Readiness};
 
 /// What a session wants after it was given its turn.
 #[derive(Debug, PartialEq, Eq)]
@@ -76,12 +56,12 @@ pub(crate) enum Deadline {
 pub(crate) struct Session<S, P> {
     stage: Stage<S, P>,
     sender: SenderAddr,
-    /// Boxed: it is looked at twice in a session's life.
+    /// Boxed, because it is read only twice in a session's life.
     route: Option<Box<Route>>,
     began: Instant,
     link: Link,
-    /// Another turn was asked for and not given yet. Until then events are only noted: a session has one turn per
-    /// round, however many events its sockets have.
+    /// The session has asked for another turn. Until it gets it, events are only noted: a session has one turn per round,
+    /// however many events its sockets have.
     turn_due: bool,
     _permit: Permit,
 }
@@ -209,7 +189,7 @@ impl<S, P> Session<S, P> {
         I: Io<Socket = S, Pipe = P>,
     {
         if self.turn_due {
-            // It works: it only shares the worker with many.
+            // Not silent: its turn is due, and the worker is busy with others.
             return Verdict::Wait(deadline);
         }
         match (std::mem::replace(&mut self.stage, Stage::Over), deadline) {
@@ -394,7 +374,7 @@ impl<S, P> Session<S, P> {
         }
     }
 
-    /// The last turn: tells whoever must know. The sockets close when the session is dropped.
+    /// The last turn: resets or cuts the connections, counts and logs. The sockets close when the session is dropped.
     pub(crate) fn close<I: Io<Socket = S>>(&self, cx: &mut Context<'_, I>, reason: &CloseReason) {
         let (mut bytes_up, mut bytes_down) = (0, 0);
         if let Stage::Relaying(relaying) = &self.stage {

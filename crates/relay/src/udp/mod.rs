@@ -6,7 +6,7 @@
 //!                          └ refused: counted, complained about once a minute
 //! sender ◀── sendmmsg, merged ── [header] ◀── recvmmsg ◀── the flow's upstream socket
 //! ```
-//! Nothing that a datagram holds can end a flow but its own silence, nor the process at all.
+//! No datagram can end a flow or the process: a flow ends by silence, by eviction, or with its listener.
 
 mod down;
 mod flow;

@@ -1,4 +1,4 @@
-//! Source ports of forgotten flows, kept from being used again for a while.
+//! Keeps the source ports of forgotten flows from being reused for a while.
 //!
 //! Where we are the sender and only a flow's first datagram has a header, the receiver knows the rest by our port. It
 //! forgets later than we do; a port that the kernel gave to another client's flow before that would still stand for the

@@ -55,7 +55,7 @@ impl Doors {
         let gone = self.places.iter_mut().filter_map(|place| place.take_if(|door| door.listener.id == id));
         let gone: Vec<_> = gone.collect();
         for door in &gone {
-            // Not watched during a pause: then nothing is to be done.
+            // Fails during a pause, when no door is watched.
             let _ = epoll::delete(epoll, &*door.socket);
         }
         gone
@@ -76,7 +76,7 @@ impl Doors {
     /// Leaves new connections in the kernel's queues for a moment.
     pub(super) fn pause(&mut self, epoll: &OwnedFd, journal: &Journal, lacking: Option<Errno>, now: Instant) {
         for door in self.places.iter().flatten() {
-            // Not watched (a pause within a pause): then nothing is to be done.
+            // Fails if the door isn't watched (a pause within a pause).
             let _ = epoll::delete(epoll, &*door.socket);
         }
         self.paused_until = Some(now + PAUSE);
@@ -116,9 +116,9 @@ pub(super) enum Accepted {
     Connection(OwnedFd, SocketAddr),
     /// None is waiting.
     Nobody,
-    /// This one was gone before we came, or is refused by the system; the next one may be well.
+    /// This connection was lost or refused by the system; the next one may work.
     Lost,
-    /// The system is out of something: trying at once again would spin.
+    /// The system is out of a resource: an immediate retry would spin.
     OutOf(Errno),
 }
 

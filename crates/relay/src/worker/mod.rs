@@ -41,8 +41,9 @@ pub(crate) use self::team::Team;
 use crate::entrances::Entrances;
 use crate::kernel::{Kernel, Pipe, Socket, readiness};
 use crate::listener::{Listener, Waits};
+use crate::tcp::context::{Context, Tokens};
 use crate::tcp::relaying::{RESET_CHECK, Side};
-use crate::tcp::session::{Context, Deadline, Session, Tokens, Verdict};
+use crate::tcp::session::{Deadline, Session, Verdict};
 use crate::udp::{self, Flows};
 
 /// The buffer for reading, per worker: room for the longest header, and for what is copied at once.
@@ -101,7 +102,7 @@ pub(crate) struct Worker {
     budgets: Budgets,
     journal: Arc<Journal>,
     kernel: Kernel,
-    /// Those that are open, with the rules for new sessions.
+    /// The open listeners, with the rules for new sessions.
     listeners: Vec<Rc<Listener>>,
     doors: Doors,
     sessions: Table<Entry>,
@@ -109,7 +110,7 @@ pub(crate) struct Worker {
     deadlines: Deadlines<Deadline>,
     conflict_retry: QueueId,
     reset_check: QueueId,
-    /// Sessions that want another turn.
+    /// Sessions that have asked for another turn.
     again: Vec<Key>,
     scratch: Box<[u8]>,
     is_draining: bool,
@@ -205,7 +206,7 @@ impl Worker {
             .flatten()
             .min()?;
         let left = next.saturating_duration_since(now);
-        // Rounded up: waking just before a deadline would only mean to wait again.
+        // Round up: a wake just before the deadline would only wait again.
         Timespec::try_from(left + std::time::Duration::from_micros(500)).ok()
     }
 
@@ -246,7 +247,7 @@ impl Worker {
                     if opened.is_err() {
                         self.close(id, now);
                     }
-                    let _ = done.send(opened); // who has asked may have given up
+                    let _ = done.send(opened); // the owner may have given up
                 }
                 Order::Close { id, done } => {
                     self.close(id, now);
@@ -290,7 +291,7 @@ impl Worker {
         opened
     }
 
-    /// Takes what the kernel has accepted already, and lets go of the listener's sockets.
+    /// Accepts the connections that the kernel has completed already, then closes the listener's sockets.
     fn close(&mut self, id: ListenerId, now: Instant) {
         for door in self.doors.close(self.kernel.epoll(), id) {
             self.accept_rest(&door, now);
@@ -363,7 +364,7 @@ impl Worker {
         self.doors.pause(self.kernel.epoll(), &self.journal, lacking, now);
     }
 
-    /// What has come before a door closes.
+    /// Accepts what waits at a door that closes.
     fn accept_rest(&mut self, door: &Door, now: Instant) {
         for _ in 0..LAST_CONNECTIONS {
             let Some(permit) = self.budgets.sessions.take(1) else { return };
@@ -407,7 +408,7 @@ impl Worker {
         self.give_turn(key, now, |session, cx, scratch| session.begin(cx, scratch));
     }
 
-    /// Lets the session of `key` work, if it still lives, and does what it wants then.
+    /// Gives the session of `key` a turn, if it still lives, and carries out its verdict.
     fn give_turn<F>(&mut self, key: Key, now: Instant, turn: F)
     where
         F: FnOnce(&mut Session<Socket, Pipe>, &mut Context<'_, Kernel>, &mut [u8]) -> Verdict,

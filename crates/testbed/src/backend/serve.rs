@@ -96,8 +96,9 @@ impl Connection {
     fn serve(&mut self, behaviour: Behaviour) -> io::Result<()> {
         match behaviour {
             Behaviour::Echo => self.echo(),
-            Behaviour::Digest => self.digest(Duration::ZERO),
-            Behaviour::SlowDigest => self.digest(PAUSE),
+            Behaviour::Digest => self.digest(Duration::ZERO, ""),
+            Behaviour::SlowDigest => self.digest(PAUSE, ""),
+            Behaviour::Account => self.digest(Duration::ZERO, &format!("{} ", self.peer)),
             Behaviour::Source => self.source(Duration::ZERO),
             Behaviour::SlowSource => self.source(PAUSE),
             Behaviour::Banner => self.banner(),
@@ -123,7 +124,7 @@ impl Connection {
         }
     }
 
-    fn digest(&mut self, pause: Duration) -> io::Result<()> {
+    fn digest(&mut self, pause: Duration, title: &str) -> io::Result<()> {
         let mut digest = Digest::default();
         let mut buffer = vec![0; BUFFER];
         loop {
@@ -133,7 +134,7 @@ impl Connection {
             }
             rest(pause);
         }
-        self.answer(&digest.report())
+        self.answer(&format!("{title}{}", digest.report()))
     }
 
     fn source(&mut self, pause: Duration) -> io::Result<()> {

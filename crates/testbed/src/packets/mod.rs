@@ -6,14 +6,16 @@
 //!                         fragments, extension headers
 //! ```
 //! The near end of a [`Wire`] has no address and no kernel that would answer: whatever the host says is heard by the test alone.
-//! A [`Talker`] is a TCP sender on such a wire.
+//! A [`Talker`] is a TCP sender on such a wire. A [`BadLink`] joins two hosts and spoils what it carries.
 
+mod bad_link;
 mod packet;
 mod segment;
 mod sum;
 mod talker;
 mod wire;
 
+pub use bad_link::{BadLink, Deeds, Mischief};
 pub use packet::{Datagram, Packet};
 pub use segment::{ACK, FIN, PSH, RST, SYN, Segment, URG, timestamps};
 pub use talker::Talker;

@@ -47,6 +47,11 @@ impl Packet {
         Packet { bytes }.with_right_ip_sum()
     }
 
+    /// One that was made elsewhere.
+    pub fn of(bytes: &[u8]) -> Packet {
+        Packet { bytes: bytes.to_vec() }
+    }
+
     /// From the IP header on.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes

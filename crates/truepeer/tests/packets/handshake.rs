@@ -16,6 +16,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_blind_segment_from_another_device_ends_no_handshake,
         a_blind_segment_ends_no_handshake_whose_header_has_come_in_part,
         a_blind_syn_ends_no_handshake_after_a_cookie,
+        a_blind_syn_before_the_senders_own_takes_nothing_after_a_cookie,
         a_sender_that_starts_again_is_served,
         a_sender_that_resets_is_forgotten,
         a_syn_ack_with_data_is_not_accepted,
@@ -135,6 +136,19 @@ fn a_blind_syn_ends_no_handshake_after_a_cookie(bed: &Bed) -> Result<()> {
         for offset in BLIND {
             talker.send(&Segment { seq: talker.isn.wrapping_add(offset), ..talker.syn() })?;
         }
+        is_served(&stage, &mut talker)
+    })
+}
+
+/// Which SYN the sender's was, the cookie tells that it answers.
+fn a_blind_syn_before_the_senders_own_takes_nothing_after_a_cookie(bed: &Bed) -> Result<()> {
+    let stage = Stage::make(bed, &[])?;
+    set(&stage, "ipv4/tcp_syncookies", "2")?;
+    for_both_families(&stage, 4000, |mut talker| {
+        let isn = talker.isn.wrapping_add(77_777);
+        talker.send(&Segment { seq: isn, ..talker.syn() })?;
+        talker.hear("an answer to it", |segment| segment.ack == isn.wrapping_add(1))?;
+        talker.open()?;
         is_served(&stage, &mut talker)
     })
 }

@@ -1,15 +1,26 @@
 //! `truepeer attach` attacked with packets made by hand: what a kernel's own socket would not believe, attach does not believe either.
 
+mod bad_link;
+mod beside_plain;
 mod damage;
 mod handshake;
 mod holds;
 mod kit;
 mod paths;
 mod stage;
+mod sweeps;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let all = [damage::tests(), handshake::tests(), paths::tests(), holds::tests()];
+    let all = [
+        damage::tests(),
+        handshake::tests(),
+        paths::tests(),
+        holds::tests(),
+        beside_plain::tests(),
+        sweeps::tests(),
+        bad_link::tests(),
+    ];
     truepeer_testbed::main(all.into_iter().flatten().collect())
 }

@@ -72,9 +72,13 @@ impl<'b> Stage<'b> {
     }
 
     pub(crate) fn accept_within(&self, time: Duration) -> Result<Option<Accepted>> {
+        self.accept_from(&self.listener, time)
+    }
+
+    pub(crate) fn accept_from(&self, listener: &TcpListener, time: Duration) -> Result<Option<Accepted>> {
         let timeout = Timespec::try_from(time)?;
-        poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&timeout)).context("poll")?;
-        match self.listener.accept() {
+        poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&timeout)).context("poll")?;
+        match listener.accept() {
             Ok((stream, seen)) => {
                 stream.set_nonblocking(false)?;
                 stream.set_read_timeout(Some(STALL))?;

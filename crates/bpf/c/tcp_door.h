@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* For tests only: stands in front of a program's own source, unchanged, and answers where that asks the kernel: the time, the route, the
+ * socket, the cookie. So the programs run by BPF_PROG_TEST_RUN over any history that a test makes up. With real sockets each step would
+ * need segments through a device, hundreds of times slower, and no test could say when a socket comes or goes. src/door.rs is the
+ * other side. */
+#pragma once
+#include "layout.h"
+
+struct cookie {
+	__u32 seq, ack; /* of the segment that answers it, as the kernel sees it; ack 0: none */
+};
+
+struct door {
+	__u64 now_ns;
+	__u32 has_socket;
+	__u32 is_here; /* the route says: for this host */
+	struct cookie cookies[2];
+	__u32 clones, clone_flags, clone_len; /* the last packet that was sent on its way as a copy */
+	__u32 unused;
+	__u8 clone[128];
+	struct flow_key key; /* whose socket is made, or has ended */
+	struct bpf_sock sk;
+	__u32 unused_too;
+};
+
+_Static_assert(sizeof(struct bpf_sock) == 80, "src/door.rs");
+_Static_assert(sizeof(struct door) == 296, "src/door.rs");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct door);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tp_door SEC(".maps");
+
+static __always_inline struct door *door(void)
+{
+	__u32 only = 0;
+	return bpf_map_lookup_elem(&tp_door, &only);
+}
+
+static __always_inline __u64 door_time(void)
+{
+	struct door *at = door();
+	return at ? at->now_ns : 0;
+}
+
+static __always_inline struct bpf_sock *door_socket(void)
+{
+	struct door *at = door();
+	return at && at->has_socket ? &at->sk : 0;
+}
+
+/* 0: it answers a cookie. */
+static __always_inline long door_cookie(__u32 seq, __u32 ack)
+{
+	struct door *at = door();
+
+	if (!at)
+		return -1;
+	for (__u32 i = 0; i < 2; i++)
+		if (at->cookies[i].ack && at->cookies[i].seq == seq && at->cookies[i].ack == ack)
+			return 0;
+	return -1;
+}
+
+/* BPF_FIB_LKUP_RET_NOT_FWDED, or BPF_FIB_LKUP_RET_SUCCESS: it goes on to another host. */
+static __always_inline long door_route(void)
+{
+	struct door *at = door();
+	return at && at->is_here ? 4 : 0;
+}
+
+static __always_inline long door_clone(struct __sk_buff *skb, __u32 flags)
+{
+	struct door *at = door();
+	__u32 len = skb->len;
+
+	if (!at)
+		return -1;
+	at->clones++;
+	at->clone_flags = flags;
+	at->clone_len = len;
+	if (len == 0)
+		return 0;
+	__u32 last = (len < sizeof(at->clone) ? len : (__u32)sizeof(at->clone)) - 1;
+	asm volatile("%0 &= 127" : "+r"(last));
+	bpf_skb_load_bytes(skb, 0, at->clone, last + 1);
+	return 0;
+}
+
+/* What the kernel would be shown is made all the same: the verifier wants the arguments of the functions around it. */
+#define SHOW(a, b) asm volatile("" : : "r"(a), "r"(b) : "memory")
+
+#define bpf_ktime_get_ns() door_time()
+#define bpf_fib_lookup(skb, route, len, flags) ({ SHOW(skb, route); door_route(); })
+#define bpf_skc_lookup_tcp(skb, tuple, len, netns, flags) ({ SHOW(skb, tuple); door_socket(); })
+#define bpf_sk_release(sk) ((void)(sk))
+#define bpf_tcp_check_syncookie(sk, ip, ip_len, tcp, tcp_len) \
+	({ SHOW(sk, ip); door_cookie(bpf_ntohl((tcp)->seq), bpf_ntohl((tcp)->ack_seq)); })
+#define bpf_clone_redirect(skb, device, flags) door_clone(skb, flags)

@@ -1,0 +1,400 @@
+//! For tests: the programs of TCP run by BPF_PROG_TEST_RUN, with the test's answers in the kernel's place (`c/tcp_door.h`).
+
+use aya::Pod;
+use aya::maps::{Array, HashMap, Map, MapData, MapError};
+use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
+
+use crate::layout::{self, Address};
+use crate::load::{Loaded, load, load_first};
+use crate::programs::{TCP_EGRESS_DOOR, TCP_END_DOOR, TCP_INGRESS_DOOR, UDP_SEND};
+use crate::tables::Tables;
+use crate::{AttachError, COUNTERS, Place, Rules};
+
+/// More than any packet of a test.
+const LONGEST: usize = 4096;
+
+/// How far the kernel is with a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Socket {
+    /// Nobody listens.
+    None,
+    /// A listener only.
+    Listens,
+    /// A request socket.
+    HalfOpen,
+    /// A socket that accept() may return.
+    Open,
+}
+
+/// What the kernel would answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answers {
+    /// The time, in nanoseconds since the boot.
+    pub now_ns: u64,
+    /// What a lookup finds.
+    pub socket: Socket,
+    /// AF_INET or AF_INET6.
+    pub family: u32,
+    /// Whether the route leads to this host.
+    pub is_here: bool,
+    /// SYN cookies that are out: sequence and acknowledgement numbers of the segments that answer them.
+    pub cookies: [(u32, u32); 2],
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Door {
+    now_ns: u64,
+    has_socket: u32,
+    is_here: u32,
+    cookies: [[u32; 2]; 2],
+    clones: u32,
+    clone_flags: u32,
+    clone_len: u32,
+    unused: u32,
+    clone: [u8; 128],
+    key: layout::FlowKey,
+    /// `struct bpf_sock`: the family is its second word, the state its last but one.
+    sk: [u32; 20],
+    unused_too: u32,
+}
+
+const _: () = assert!(size_of::<Door>() == 296);
+
+// SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding. It is `repr(C)`, of integers and byte arrays only, and its
+// size (asserted above) is the sum of its fields'.
+unsafe impl Pod for Door {}
+
+/// A connection as the tables name it; IPv4 as `::ffff:a.b.c.d`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tuple {
+    /// The sender's address.
+    pub sender: [u8; 16],
+    /// This host's.
+    pub local: [u8; 16],
+    /// The sender's port.
+    pub sender_port: u16,
+    /// This host's.
+    pub local_port: u16,
+}
+
+/// A flow, as its table says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Flow {
+    /// The client's address.
+    pub client: [u8; 16],
+    /// Its port.
+    pub client_port: u16,
+    /// 4 or 6; 0: the sender stands for itself.
+    pub client_version: u8,
+    /// How far numbers are shifted.
+    pub delta: i32,
+}
+
+/// An embryo, as its table says it, as far as it says anything.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Embryo {
+    /// When it was made.
+    pub born_ns: u64,
+    /// The sender's initial number.
+    pub isn: u32,
+    /// The length that was guessed.
+    pub guess: u32,
+    /// Bytes of header that have been taken.
+    pub have: u32,
+    /// The sender's newest timestamp.
+    pub ts_recent: u32,
+    /// Our SYN-ACK is out.
+    pub answer: Option<Answer>,
+    /// Its header is off: what it will be.
+    pub flow: Option<Flow>,
+}
+
+/// What our SYN-ACK said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answer {
+    /// Our initial number.
+    pub isn: u32,
+    /// It was a cookie.
+    pub is_cookie: bool,
+    /// Timestamps: of the first SYN-ACK, of the newest, of the newest packet of all.
+    pub tsvals: Option<[u32; 3]>,
+}
+
+/// What a program made of a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Made {
+    /// It goes on to the kernel.
+    pub passes: bool,
+    /// As it goes on.
+    pub packet: Vec<u8>,
+    /// Another packet that was sent: into this host again (true), or out. At most its first 128 bytes.
+    pub sent: Option<(bool, Vec<u8>)>,
+}
+
+/// The programs and their tables.
+pub struct Programs {
+    ingress: Loaded,
+    egress: Loaded,
+    end: Loaded,
+    tables: Tables,
+    door: Array<MapData, Door>,
+    embryos: HashMap<MapData, layout::FlowKey, layout::Embryo>,
+    flows: HashMap<MapData, layout::FlowKey, layout::Flow>,
+    ended: HashMap<MapData, layout::FlowKey, layout::Flow>,
+    guesses: HashMap<MapData, Address, u32>,
+    state: Door,
+}
+
+macro_rules! open {
+    ($place:expr, $kind:ident, $name:literal) => {{
+        let pinned =
+            MapData::from_pin($place.maps().join($name)).map_err(AttachError::map("opening", $name))?;
+        Map::$kind(pinned).try_into().map_err(AttachError::map("opening", $name))?
+    }};
+}
+
+impl Programs {
+    /// Loads them with tables of their own at `place`; needs CAP_BPF and CAP_NET_ADMIN.
+    pub fn load(place: &Place, rules: &Rules) -> Result<Self, AttachError> {
+        place.make()?;
+        // This makes the tables.
+        let sizes = [("tp_flows", rules.max_flows), ("tp_udp_flows", rules.max_udp_flows)];
+        drop(load_first(UDP_SEND, place, &[], &sizes)?);
+        let mut programs = Self {
+            ingress: load(TCP_INGRESS_DOOR, place, &[])?,
+            egress: load(TCP_EGRESS_DOOR, place, &[])?,
+            end: load(TCP_END_DOOR, place, &[])?,
+            tables: Tables::open(place)?,
+            door: open!(place, Array, "tp_door"),
+            embryos: open!(place, LruHashMap, "tp_embryos"),
+            flows: open!(place, HashMap, "tp_flows"),
+            ended: open!(place, LruHashMap, "tp_ended"),
+            guesses: open!(place, LruHashMap, "tp_guesses"),
+            state: Door {
+                now_ns: 0,
+                has_socket: 0,
+                is_here: 0,
+                cookies: [[0; 2]; 2],
+                clones: 0,
+                clone_flags: 0,
+                clone_len: 0,
+                unused: 0,
+                clone: [0; 128],
+                key: layout::FlowKey {
+                    sender: Address([0; 16]),
+                    local: Address([0; 16]),
+                    sender_port: [0; 2],
+                    local_port: [0; 2],
+                },
+                sk: [0; 20],
+                unused_too: 0,
+            },
+        };
+        ready(&mut programs.ingress, INGRESS)?;
+        ready(&mut programs.egress, EGRESS)?;
+        ready(&mut programs.end, MADE)?;
+        ready(&mut programs.end, ENDED)?;
+        programs.tables.apply(rules)?;
+        Ok(programs)
+    }
+
+    /// What the kernel answers from now on.
+    pub fn answer(&mut self, answers: Answers) -> Result<(), AttachError> {
+        let state = &mut self.state;
+        state.now_ns = answers.now_ns;
+        state.is_here = answers.is_here.into();
+        state.cookies = answers.cookies.map(|(seq, ack)| [seq, ack]);
+        state.has_socket = u32::from(answers.socket != Socket::None);
+        state.sk[1] = answers.family;
+        // include/net/tcp_states.h
+        state.sk[18] = match answers.socket {
+            Socket::None => 0,
+            Socket::Listens => 10,
+            Socket::HalfOpen => 12,
+            Socket::Open => 1,
+        };
+        self.write_door()
+    }
+
+    fn write_door(&mut self) -> Result<(), AttachError> {
+        self.door.set(0, self.state, 0).map_err(AttachError::map("writing", "tp_door"))
+    }
+
+    /// Shows a frame to tcp_ingress.
+    pub fn comes_in(&mut self, frame: &[u8]) -> Result<Made, AttachError> {
+        let made = run(&mut self.ingress, INGRESS, frame)?;
+        self.with_clone(made)
+    }
+
+    /// Shows a frame to tcp_egress.
+    pub fn goes_out(&mut self, frame: &[u8]) -> Result<Made, AttachError> {
+        let made = run(&mut self.egress, EGRESS, frame)?;
+        self.with_clone(made)
+    }
+
+    fn with_clone(&mut self, made: Made) -> Result<Made, AttachError> {
+        let found = self.door.get(&0, 0).map_err(AttachError::map("reading", "tp_door"))?;
+        if found.clones == 0 {
+            return Ok(made);
+        }
+        self.write_door()?; // with no copies
+        let len = (found.clone_len as usize).min(found.clone.len());
+        Ok(Made { sent: Some((found.clone_flags == 1, found.clone[..len].to_vec())), ..made })
+    }
+
+    /// The kernel has made the socket. Whether a flow began.
+    pub fn socket_made(&mut self, tuple: &Tuple) -> Result<bool, AttachError> {
+        self.tell(MADE, tuple).map(|answer| answer == 0)
+    }
+
+    /// The kernel's socket has ended.
+    pub fn socket_ended(&mut self, tuple: &Tuple) -> Result<(), AttachError> {
+        self.tell(ENDED, tuple).map(drop)
+    }
+
+    fn tell(&mut self, name: &'static str, tuple: &Tuple) -> Result<u32, AttachError> {
+        self.state.key = key(tuple);
+        self.write_door()?;
+        let options = TestRunOptions { data_in: Some(&[0; 64]), ..TestRunOptions::default() };
+        let result = classifier(&mut self.end, name).and_then(|program| program.test_run(options));
+        Ok(result.map_err(AttachError::attach(name, "BPF_PROG_TEST_RUN"))?.return_value)
+    }
+
+    /// The embryo of a connection.
+    pub fn embryo(&self, tuple: &Tuple) -> Result<Option<Embryo>, AttachError> {
+        let found = optional(self.embryos.get(&key(tuple), 0), "tp_embryos")?;
+        Ok(found.map(|embryo| {
+            let mut flow = [0; 24];
+            flow.copy_from_slice(&embryo.start[..24]);
+            Embryo {
+                born_ns: embryo.born_ns,
+                isn: embryo.isn,
+                guess: embryo.guess,
+                have: embryo.have,
+                ts_recent: embryo.ts_recent,
+                answer: (embryo.is_answered != 0).then(|| Answer {
+                    isn: embryo.our_isn,
+                    is_cookie: embryo.is_by_cookie != 0,
+                    tsvals: (embryo.has_timestamps != 0).then_some([
+                        embryo.tsval_first,
+                        embryo.tsval_synack,
+                        embryo.tsval_newest,
+                    ]),
+                }),
+                flow: (embryo.stage != 0).then(|| flow_in(&flow)),
+            }
+        }))
+    }
+
+    /// Makes an embryo's SYN-ACK a cookie: test runs give each packet a socket, by which tcp_egress tells that it is none.
+    pub fn answer_was_a_cookie(&mut self, tuple: &Tuple) -> Result<(), AttachError> {
+        let Some(mut embryo) = optional(self.embryos.get(&key(tuple), 0), "tp_embryos")? else {
+            return Ok(());
+        };
+        embryo.is_by_cookie = 1;
+        embryo.tsval_first = embryo.tsval_synack;
+        self.embryos.insert(key(tuple), embryo, 0).map_err(AttachError::map("writing", "tp_embryos"))
+    }
+
+    /// The flow of a connection.
+    pub fn flow(&self, tuple: &Tuple) -> Result<Option<Flow>, AttachError> {
+        Ok(optional(self.flows.get(&key(tuple), 0), "tp_flows")?.map(|flow| flow_of(&flow)))
+    }
+
+    /// What is left of a flow that has ended.
+    pub fn ended(&self, tuple: &Tuple) -> Result<Option<Flow>, AttachError> {
+        Ok(optional(self.ended.get(&key(tuple), 0), "tp_ended")?.map(|flow| flow_of(&flow)))
+    }
+
+    /// How long a sender's next header is guessed to be.
+    pub fn guess(&self, sender: [u8; 16]) -> Result<Option<u32>, AttachError> {
+        optional(self.guesses.get(&Address(sender), 0), "tp_guesses")
+    }
+
+    /// Forgets a connection and its sender.
+    pub fn forget(&mut self, tuple: &Tuple) -> Result<(), AttachError> {
+        let key = key(tuple);
+        removed(self.embryos.remove(&key), "tp_embryos")?;
+        removed(self.flows.remove(&key), "tp_flows")?;
+        removed(self.ended.remove(&key), "tp_ended")?;
+        removed(self.guesses.remove(&Address(tuple.sender)), "tp_guesses")
+    }
+
+    /// A counter of the first port, by its name.
+    pub fn counters(&self) -> Result<Vec<(&'static str, u64)>, AttachError> {
+        let values = self.tables.counters(0)?;
+        Ok(COUNTERS.iter().map(|counter| counter.name).zip(values).collect())
+    }
+}
+
+const INGRESS: &str = "tcp_ingress";
+const EGRESS: &str = "tcp_egress";
+const MADE: &str = "socket_made";
+const ENDED: &str = "socket_ended";
+
+fn classifier<'a>(
+    loaded: &'a mut Loaded,
+    name: &'static str,
+) -> Result<&'a mut SchedClassifier, ProgramError> {
+    loaded.program(name).try_into()
+}
+
+fn ready(loaded: &mut Loaded, name: &'static str) -> Result<(), AttachError> {
+    classifier(loaded, name).and_then(SchedClassifier::load).map_err(AttachError::attach(name, "the kernel"))
+}
+
+fn run(loaded: &mut Loaded, name: &'static str, frame: &[u8]) -> Result<Made, AttachError> {
+    let mut packet = vec![0; LONGEST];
+    let options =
+        TestRunOptions { data_in: Some(frame), data_out: Some(&mut packet), ..TestRunOptions::default() };
+    let result = classifier(loaded, name).and_then(|program| program.test_run(options));
+    let result = result.map_err(AttachError::attach(name, "BPF_PROG_TEST_RUN"))?;
+    packet.truncate(result.data_size_out as usize);
+    // PASS is TC_ACT_UNSPEC, -1; DROP is TC_ACT_SHOT, 2.
+    Ok(Made { passes: result.return_value == u32::MAX, packet, sent: None })
+}
+
+fn key(tuple: &Tuple) -> layout::FlowKey {
+    layout::FlowKey {
+        sender: Address(tuple.sender),
+        local: Address(tuple.local),
+        sender_port: tuple.sender_port.to_be_bytes(),
+        local_port: tuple.local_port.to_be_bytes(),
+    }
+}
+
+fn flow_of(flow: &layout::Flow) -> Flow {
+    Flow {
+        client: flow.client.0,
+        client_port: u16::from_be_bytes(flow.client_port),
+        client_version: flow.client_version,
+        delta: flow.delta,
+    }
+}
+
+/// `struct flow`, in an embryo.
+fn flow_in(bytes: &[u8; 24]) -> Flow {
+    let mut flow = Flow::default();
+    flow.client.copy_from_slice(&bytes[..16]);
+    flow.delta = i32::from_ne_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]);
+    flow.client_port = u16::from_be_bytes([bytes[20], bytes[21]]);
+    flow.client_version = bytes[22];
+    flow
+}
+
+fn optional<T>(found: Result<T, MapError>, name: &'static str) -> Result<Option<T>, AttachError> {
+    match found {
+        Ok(value) => Ok(Some(value)),
+        Err(MapError::KeyNotFound) => Ok(None),
+        Err(error) => Err(AttachError::map("reading", name)(error)),
+    }
+}
+
+fn removed(outcome: Result<(), MapError>, name: &'static str) -> Result<(), AttachError> {
+    match outcome {
+        Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        Err(error) => Err(AttachError::map("removing from", name)(error)),
+    }
+}

@@ -1,0 +1,151 @@
+//! The packet that a program has made, held against what the model says of it.
+
+use anyhow::{Context, Result, ensure};
+use truepeer_bpf::door::Made;
+use truepeer_testbed::packets::{Packet, Segment as Whole};
+
+use crate::segment::{ACK, FIN, RST, SYN};
+use crate::tcp::Fate;
+
+const LINK_HEADER: usize = 14;
+const SUM: usize = 16;
+
+pub(crate) fn comes_in(frame: &[u8], made: &Made, fate: Fate) -> Result<()> {
+    ensure!(made.passes == (fate != Fate::Drop), "passes: {}", made.passes);
+    let is_copied = matches!(fate, Fate::BareAck { is_copied: true, .. } | Fate::Refuse { .. });
+    ensure!(made.sent.is_some() == is_copied, "sent: {:?}", made.sent);
+    match fate {
+        Fate::Drop => Ok(()),
+        Fate::Pass { by } => is_shifted(frame, &made.packet, 4, by),
+        Fate::BareAck { seq, echo, .. } => {
+            if let Some((is_in, copy)) = &made.sent {
+                ensure!(*is_in && frame.starts_with(copy), "the copy is {copy:02x?}");
+            }
+            is_bare_ack(frame, &made.packet, seq, echo)
+        }
+        Fate::Refuse { kernel_seq } => is_refused(frame, made, kernel_seq),
+        Fate::GiveUp { .. } => anyhow::bail!("only what goes out gives up"),
+    }
+}
+
+pub(crate) fn goes_out(frame: &[u8], made: &Made, fate: Fate) -> Result<()> {
+    ensure!(made.passes && made.sent.is_none(), "{made:02x?}");
+    match fate {
+        Fate::Pass { by } => is_shifted_back(frame, &made.packet, by),
+        Fate::GiveUp { by } => {
+            let (before, after) = (read(frame)?, read(&made.packet)?);
+            let expected = Whole {
+                seq: before.seq.wrapping_add(1),
+                ack: before.ack.wrapping_sub(by),
+                flags: RST | ACK,
+                ..before
+            };
+            ensure!(after == expected, "{after:?}, not {expected:?}");
+            ensure!(ip(&made.packet).has_right_sums(), "its sum is wrong");
+            Ok(())
+        }
+        _ => anyhow::bail!("only what comes in"),
+    }
+}
+
+/// A number of the TCP header is another by so much, and its sum follows: what was damaged is as damaged as before.
+fn is_shifted(frame: &[u8], packet: &[u8], at: usize, by: u32) -> Result<()> {
+    if by == 0 {
+        ensure!(frame == packet, "it was changed");
+        return Ok(());
+    }
+    let tcp = LINK_HEADER + ip(frame).payload_at();
+    let number = |bytes: &[u8]| bytes.get(tcp + at..tcp + at + 4)?.try_into().ok().map(u32::from_be_bytes);
+    let (before, after) = (number(frame).context("a number")?, number(packet).context("a number")?);
+    ensure!(
+        after == before.wrapping_add(by),
+        "{after} is {} more than {before}, not {by}",
+        after.wrapping_sub(before)
+    );
+    let mut expected = frame.to_vec();
+    expected[tcp + at..tcp + at + 4].copy_from_slice(&after.to_be_bytes());
+    expected[tcp + SUM..tcp + SUM + 2].copy_from_slice(&packet[tcp + SUM..tcp + SUM + 2]);
+    ensure!(expected == packet, "more was changed: {packet:02x?}, not {expected:02x?}");
+    is_as_damaged(frame, packet)
+}
+
+/// What is out by how much before is so afterwards.
+fn is_as_damaged(frame: &[u8], packet: &[u8]) -> Result<()> {
+    let (before, after) = (residue(frame), residue(packet));
+    ensure!(before == after, "its sum was out by {before:#06x}, now by {after:#06x}");
+    Ok(())
+}
+
+/// The transport's words added up, with its sum: ones' complement, so that there are two zeros.
+fn residue(frame: &[u8]) -> u32 {
+    let at = LINK_HEADER + ip(frame).payload_at();
+    let sum = frame[at..]
+        .chunks(2)
+        .fold(0u32, |sum, pair| sum + (u32::from(pair[0]) << 8 | pair.get(1).copied().map_or(0, u32::from)));
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let folded = (folded & 0xffff) + (folded >> 16);
+    if folded == 0xffff { 0 } else { folded }
+}
+
+/// Acknowledgements go back, and so do the edges of SACK's blocks.
+fn is_shifted_back(frame: &[u8], packet: &[u8], by: u32) -> Result<()> {
+    if by == 0 {
+        ensure!(frame == packet, "it was changed");
+        return Ok(());
+    }
+    let (before, after) = (read(frame)?, read(packet)?);
+    let mut expected = Whole { ack: before.ack.wrapping_sub(by), ..before.clone() };
+    if before.option(5).is_some() {
+        let place = before.options.windows(3).position(|three| three[..2] == [1, 5] && three[2] >= 10);
+        let place = place.context("the blocks")? + 1;
+        let end = place + usize::from(before.options[place + 1]);
+        for edge in expected.options[place + 2..end].chunks_exact_mut(4) {
+            let number = u32::from_be_bytes([edge[0], edge[1], edge[2], edge[3]]);
+            edge.copy_from_slice(&number.wrapping_sub(by).to_be_bytes());
+        }
+    }
+    // A SYN-ACK's own numbers and its blocks aside, nothing is another.
+    ensure!(after == expected, "{after:?}, not {expected:?}");
+    is_as_damaged(frame, packet)
+}
+
+fn is_bare_ack(frame: &[u8], packet: &[u8], seq: u32, echo: Option<u32>) -> Result<()> {
+    let (before, after) = (read(frame)?, read(packet)?);
+    let mut options = before.options.clone();
+    if let Some(echo) = echo {
+        let place = options.windows(2).position(|two| two == [8, 10]).context("timestamps")?;
+        options[place + 6..place + 10].copy_from_slice(&echo.to_be_bytes());
+    }
+    let flags = before.flags & !(FIN | 0x08 | 0x20);
+    let expected = Whole { seq, flags, urgent: 0, options, payload: Vec::new(), ..before };
+    ensure!(after == expected, "{after:?}, not {expected:?}");
+    ensure!(after.flags & SYN == 0, "it begins a connection");
+    ensure!(ip(packet).has_right_sums(), "its sums are wrong");
+    Ok(())
+}
+
+fn is_refused(frame: &[u8], made: &Made, kernel_seq: u32) -> Result<()> {
+    let before = read(frame)?;
+    let reset = read(&made.packet)?;
+    let expected = Whole { seq: kernel_seq, flags: RST, window: 0, ..Whole::new(before.from, before.to) };
+    ensure!(reset == expected, "{reset:?}, not {expected:?}");
+    ensure!(ip(&made.packet).has_right_sums(), "the sums for the kernel are wrong");
+    let (is_in, answer) = made.sent.as_ref().context("an answer")?;
+    let told = read(answer)?;
+    let ends = u32::from(before.flags & FIN != 0) + u32::from(before.flags & SYN != 0);
+    let end = before.seq.wrapping_add(u32::try_from(before.payload.len())?).wrapping_add(ends);
+    let seq = if before.flags & ACK != 0 { before.ack } else { 0 };
+    let expected = Whole { seq, ack: end, flags: RST | ACK, window: 0, ..Whole::new(before.to, before.from) };
+    ensure!(!is_in && told == expected, "{told:?}, not {expected:?}");
+    ensure!(ip(answer).has_right_sums(), "the sums for the sender are wrong");
+    Ok(())
+}
+
+fn ip(frame: &[u8]) -> Packet {
+    Packet::of(frame.get(LINK_HEADER..).unwrap_or_default())
+}
+
+fn read(frame: &[u8]) -> Result<Whole> {
+    Whole::parse(frame.get(LINK_HEADER..).unwrap_or_default())
+        .with_context(|| format!("no segment: {frame:02x?}"))
+}

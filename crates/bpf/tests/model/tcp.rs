@@ -1,0 +1,542 @@
+//! The TCP side of attach as a state machine: segments and the kernel's answers go in, what becomes of them comes out. No packets, no
+//! clock, no kernel. The rules are those of docs/internals/attach.md: a segment teaches only what the kernel's socket would believe.
+//!
+//! ```text
+//!          SYN                 SYN-ACK                 header whole            socket made
+//!  nothing ───▶ Embryo, alone ───────▶ Embryo, answered ──────────▶ with a flow ─────────▶ Flow ───▶ Ended (delta only)
+//!                 │ counts for nothing    │ parts: `have` grows       │ judged again                socket ended
+//! ```
+
+use std::collections::BTreeMap;
+
+use truepeer_bpf::door::{Answer, Answers, Embryo, Flow, Socket};
+
+use crate::header::{self, Start};
+use crate::segment::{ACK, FIN, RST, SYN, Segment};
+
+/// How long a silent sender is waited for where a header is optional (`OPTIONAL_WAIT_NS`).
+const OPTIONAL_WAIT_NS: u64 = 1_000_000_000;
+const AF_INET: u32 = 2;
+
+/// What is attached.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules {
+    pub(crate) is_optional: bool,
+    pub(crate) header_max: usize,
+    pub(crate) header_timeout_ns: u64,
+}
+
+/// What becomes of a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Drop,
+    /// It goes on, its sequence number (in) or acknowledgements (out) changed by so much.
+    Pass {
+        by: u32,
+    },
+    /// It becomes the ACK that ends the handshake, and perhaps a copy of it comes in again.
+    BareAck {
+        seq: u32,
+        echo: Option<u32>,
+        is_copied: bool,
+    },
+    /// It becomes a RST for the kernel, and another is sent to the sender.
+    Refuse {
+        kernel_seq: u32,
+    },
+    /// Out: the SYN-ACK becomes a RST.
+    GiveUp {
+        by: u32,
+    },
+}
+
+/// One connection, and what is remembered of its sender.
+#[derive(Debug, Clone)]
+pub(crate) struct Model {
+    rules: Rules,
+    pub(crate) embryo: Option<Embryo>,
+    /// The header's bytes that an embryo has taken.
+    start: Vec<u8>,
+    pub(crate) flow: Option<Flow>,
+    pub(crate) ended: Option<Flow>,
+    pub(crate) guess: Option<u32>,
+    pub(crate) counters: BTreeMap<&'static str, u64>,
+}
+
+const UNTOUCHED: Fate = Fate::Pass { by: 0 };
+
+impl Model {
+    pub(crate) fn new(rules: Rules) -> Model {
+        Model {
+            rules,
+            embryo: None,
+            start: Vec::new(),
+            flow: None,
+            ended: None,
+            guess: None,
+            counters: BTreeMap::new(),
+        }
+    }
+
+    fn count(&mut self, name: &'static str) {
+        *self.counters.entry(name).or_default() += 1;
+    }
+
+    fn drop(&mut self, reason: &'static str) -> Fate {
+        self.count(reason);
+        Fate::Drop
+    }
+
+    pub(crate) fn comes_in(&mut self, segment: &Segment, kernel: &Answers) -> Fate {
+        let is_syn = segment.flags & (SYN | ACK) == SYN;
+        if let Some(flow) = self.flow {
+            let is_left_behind = is_syn && matches!(kernel.socket, Socket::None | Socket::Listens);
+            if !is_left_behind {
+                return Fate::Pass { by: flow.delta.cast_unsigned() };
+            }
+            self.flow = None;
+        }
+        if is_syn {
+            return self.on_syn(segment, kernel);
+        }
+        if let Some(embryo) = self.embryo.clone()
+            && let Some(answer) = embryo.answer
+        {
+            return self.on_embryo(segment, kernel, embryo, answer);
+        }
+        match self.ended {
+            Some(flow) => Fate::Pass { by: flow.delta.cast_unsigned() },
+            None => self.on_stranger(segment, kernel),
+        }
+    }
+
+    fn on_syn(&mut self, segment: &Segment, kernel: &Answers) -> Fate {
+        let Some(embryo) = self.embryo.clone() else { return self.on_new_syn(segment, kernel) };
+        if kernel.socket == Socket::Open && embryo.flow.is_some() {
+            return self.drop("not_taken");
+        }
+        let is_cookie = embryo.answer.is_some_and(|answer| answer.is_cookie);
+        let is_young = kernel.now_ns - embryo.born_ns < self.rules.header_timeout_ns;
+        let is_pending = match kernel.socket {
+            Socket::HalfOpen => true,
+            Socket::Listens => is_cookie && is_young,
+            _ => false,
+        };
+        if is_pending {
+            return self.on_pending_syn(segment, &embryo, is_cookie);
+        }
+        self.embryo = None;
+        self.on_new_syn(segment, kernel)
+    }
+
+    /// It changes nothing: anybody could send it.
+    fn on_pending_syn(&mut self, segment: &Segment, embryo: &Embryo, is_cookie: bool) -> Fate {
+        if segment.flags & (FIN | RST) != 0 {
+            return self.drop("not_taken");
+        }
+        if segment.seq != embryo.isn && !is_cookie {
+            self.count("not_taken");
+            if !segment.payload.is_empty() {
+                return Fate::Drop;
+            }
+            let before_its_window = embryo.isn.wrapping_add(embryo.guess).wrapping_sub(1);
+            return Fate::Pass { by: before_its_window.wrapping_sub(segment.seq) };
+        }
+        if !segment.payload.is_empty() {
+            return self.drop("fastopen_declined");
+        }
+        if segment.is_signed {
+            return self.drop("refused_signed");
+        }
+        Fate::Pass { by: embryo.guess }
+    }
+
+    fn on_new_syn(&mut self, segment: &Segment, kernel: &Answers) -> Fate {
+        if !kernel.is_here || kernel.socket == Socket::None {
+            self.count("no_listener");
+            self.ended = None;
+            return UNTOUCHED;
+        }
+        if segment.flags & (FIN | RST) != 0 {
+            return self.drop("not_taken");
+        }
+        if !segment.is_intact {
+            return self.drop("refused_damaged");
+        }
+        if !segment.payload.is_empty() {
+            return self.drop("fastopen_declined");
+        }
+        if segment.is_signed {
+            return self.drop("refused_signed");
+        }
+        let plain = if self.rules.is_optional { 0 } else { 16 + if segment.is_ipv6 { 36 } else { 12 } };
+        let guess = self.guess.unwrap_or(plain);
+        self.start.clear();
+        self.embryo = Some(Embryo {
+            born_ns: kernel.now_ns,
+            isn: segment.seq,
+            guess,
+            have: 0,
+            ts_recent: segment.timestamps.map_or(0, |(value, _)| value),
+            answer: None,
+            flow: None,
+        });
+        self.count("connections");
+        Fate::Pass { by: guess }
+    }
+
+    fn on_embryo(&mut self, segment: &Segment, kernel: &Answers, mut embryo: Embryo, answer: Answer) -> Fate {
+        if segment.flags & RST != 0 {
+            return self.on_rst(segment, &embryo, answer);
+        }
+        if segment.flags & SYN != 0 || !is_acceptable(segment, &embryo, answer) {
+            return self.drop("not_taken");
+        }
+        if let Some(flow) = embryo.flow {
+            return self.on_admitted(segment, kernel, embryo, answer, flow);
+        }
+        // A cookie proves which SYN it answers: perhaps another than the first.
+        if answer.is_cookie && answers_cookie(segment, &embryo, kernel) {
+            embryo.isn = segment.seq.wrapping_sub(1);
+            self.embryo = Some(embryo.clone());
+        }
+        if segment.payload.is_empty() && segment.flags & FIN == 0 {
+            return self.on_bare_ack(segment, kernel, &embryo, answer);
+        }
+        self.on_data(segment, kernel, embryo, answer)
+    }
+
+    /// RFC 5961: only a number that the sender has been told ends anything.
+    fn on_rst(&mut self, segment: &Segment, embryo: &Embryo, answer: Answer) -> Fate {
+        let offset = offset(segment, embryo);
+        let is_told = offset == 0 || offset == embryo.have;
+        let is_ack_wrong = segment.flags & ACK != 0 && segment.ack != answer.isn.wrapping_add(1);
+        if !is_told || segment.flags & SYN != 0 || is_ack_wrong {
+            return self.drop("not_taken");
+        }
+        if !segment.is_intact {
+            return self.drop("refused_damaged");
+        }
+        self.embryo = None;
+        Fate::Pass { by: embryo.guess.wrapping_sub(offset) }
+    }
+
+    fn on_bare_ack(&mut self, segment: &Segment, kernel: &Answers, embryo: &Embryo, answer: Answer) -> Fate {
+        let is_silent = offset(segment, embryo) == 0 && kernel.now_ns - embryo.born_ns >= OPTIONAL_WAIT_NS;
+        if is_silent
+            && self.may_be_absent(embryo)
+            && segment.is_intact
+            && (!answer.is_cookie || answers_cookie(segment, embryo, kernel))
+        {
+            return self.go_on_without(embryo);
+        }
+        if segment.is_intact {
+            self.note_clock(segment, embryo.have, answer);
+        }
+        self.drop("acks_held")
+    }
+
+    fn on_data(&mut self, segment: &Segment, kernel: &Answers, embryo: Embryo, answer: Answer) -> Fate {
+        let is_end = segment.flags & FIN != 0;
+        let known = embryo.have.wrapping_sub(offset(segment, &embryo));
+        if known.cast_signed() < 0 {
+            return self.drop("early_segments");
+        }
+        let known = known as usize;
+        if known > segment.payload.len() || (known == segment.payload.len() && !is_end) {
+            return Fate::Pass { by: embryo.guess.wrapping_sub(embryo.have) };
+        }
+        if answer.is_cookie && !answers_cookie(segment, &embryo, kernel) {
+            return self.drop("not_taken");
+        }
+        if !segment.is_intact {
+            return self.drop("refused_damaged");
+        }
+        self.note_clock(segment, embryo.have, answer);
+        if known == segment.payload.len() {
+            return if self.may_be_absent(&embryo) {
+                self.go_on_without(&embryo)
+            } else {
+                self.refuse(&embryo, "refused_no_header")
+            };
+        }
+        let all = [self.start.as_slice(), &segment.payload[known..]].concat();
+        match header::read(&all) {
+            Start::NotProxy if self.may_be_absent(&embryo) => self.go_on_without(&embryo),
+            Start::NotProxy => self.refuse(&embryo, "refused_no_header"),
+            Start::Malformed => self.refuse(&embryo, "refused_malformed"),
+            Start::Needs(len) | Start::Whole { len, .. } if len > self.rules.header_max => {
+                self.refuse(&embryo, "refused_too_long")
+            }
+            Start::Needs(_) => self.on_part(kernel, &embryo, all, is_end),
+            Start::Whole { len, .. } if len > all.len() => self.on_part(kernel, &embryo, all, is_end),
+            Start::Whole { len, client, is_v1 } => {
+                let Ok(flow) = name(client, len, segment, &embryo, kernel) else {
+                    let reason = name(client, len, segment, &embryo, kernel).expect_err("as just now");
+                    return self.refuse(&embryo, reason);
+                };
+                self.count(match client {
+                    None => "named_itself",
+                    Some(_) if flow.client_version == 0 => "client_not_showable",
+                    Some(_) => {
+                        if is_v1 {
+                            "header_v1"
+                        } else {
+                            "header_v2"
+                        }
+                    }
+                });
+                if client.is_none() || flow.client_version == 0 {
+                    self.count(if is_v1 { "header_v1" } else { "header_v2" });
+                }
+                self.admit(&flow, len);
+                bare_ack(segment, &embryo, answer, true)
+            }
+        }
+    }
+
+    fn on_part(&mut self, kernel: &Answers, embryo: &Embryo, all: Vec<u8>, is_end: bool) -> Fate {
+        if is_end {
+            return self.refuse(embryo, "refused_no_header");
+        }
+        if kernel.socket != Socket::HalfOpen {
+            return self.refuse(embryo, "refused_split_under_syn_cookies");
+        }
+        self.count("header_split");
+        let have = u32::try_from(all.len()).expect("less than the longest header");
+        self.start = all;
+        if let Some(embryo) = &mut self.embryo {
+            embryo.have = have;
+        }
+        Fate::Pass { by: embryo.guess.wrapping_sub(have) }
+    }
+
+    fn on_admitted(
+        &mut self,
+        segment: &Segment,
+        kernel: &Answers,
+        embryo: Embryo,
+        answer: Answer,
+        flow: Flow,
+    ) -> Fate {
+        if answer.is_cookie && is_start_of_cookie(segment, &embryo, kernel) {
+            if !segment.is_intact {
+                return self.drop("refused_damaged");
+            }
+            return bare_ack(segment, &embryo, answer, false);
+        }
+        let begins = !segment.payload.is_empty() && offset(segment, &embryo) == 0 && embryo.have > 0;
+        let mut delta = flow.delta;
+        if begins
+            && segment.is_intact
+            && let Start::Whole { len, client, .. } = header::read(&segment.payload)
+            && len <= segment.payload.len()
+            && let Ok(again) = name(client, len, segment, &embryo, kernel)
+        {
+            delta = again.delta;
+            self.embryo =
+                Some(Embryo { have: u32::try_from(len).expect("short"), flow: Some(again), ..embryo });
+        }
+        Fate::Pass { by: delta.cast_unsigned() }
+    }
+
+    fn on_stranger(&mut self, segment: &Segment, kernel: &Answers) -> Fate {
+        if segment.flags & RST != 0 {
+            return UNTOUCHED;
+        }
+        let is_half = match kernel.socket {
+            Socket::HalfOpen => true,
+            Socket::Listens => kernel.cookies.contains(&(segment.seq, segment.ack)) && segment.ack != 0,
+            _ => false,
+        };
+        if !is_half {
+            return UNTOUCHED;
+        }
+        if segment.flags & ACK == 0 {
+            return self.drop("not_taken");
+        }
+        if !segment.is_intact {
+            return self.drop("refused_damaged");
+        }
+        self.count("refused_stray");
+        Fate::Refuse { kernel_seq: segment.seq }
+    }
+
+    fn may_be_absent(&self, embryo: &Embryo) -> bool {
+        embryo.have == 0 && self.rules.is_optional
+    }
+
+    fn go_on_without(&mut self, embryo: &Embryo) -> Fate {
+        let flow = Flow { delta: embryo.guess.cast_signed(), ..Flow::default() };
+        self.admit(&flow, 0);
+        self.count("header_absent");
+        Fate::Pass { by: embryo.guess }
+    }
+
+    fn admit(&mut self, flow: &Flow, len: usize) {
+        self.count(if flow.delta == 0 { "guessed_right" } else { "translated" });
+        if let Some(embryo) = &mut self.embryo {
+            embryo.have = u32::try_from(len).expect("less than the longest header");
+            embryo.flow = Some(*flow);
+        }
+    }
+
+    fn refuse(&mut self, embryo: &Embryo, reason: &'static str) -> Fate {
+        self.count(reason);
+        self.embryo = None;
+        Fate::Refuse { kernel_seq: embryo.isn.wrapping_add(1).wrapping_add(embryo.guess) }
+    }
+
+    /// RFC 7323: the newest timestamp of what comes in order.
+    fn note_clock(&mut self, segment: &Segment, have: u32, answer: Answer) {
+        let Some(embryo) = &mut self.embryo else { return };
+        let is_in_order = offset(segment, embryo).wrapping_sub(have).cast_signed() <= 0;
+        if let (Some((value, _)), Some(_)) = (segment.timestamps, answer.tsvals)
+            && value != 0
+            && is_in_order
+        {
+            embryo.ts_recent = value;
+        }
+    }
+
+    /// What this host sends to the sender. `by` is taken off acknowledgements.
+    pub(crate) fn goes_out(&mut self, segment: &Segment, kernel: &Answers) -> Fate {
+        if segment.flags & ACK == 0 {
+            return UNTOUCHED;
+        }
+        if let Some(flow) = self.flow {
+            return Fate::Pass { by: flow.delta.cast_unsigned() };
+        }
+        if let Some(embryo) = &mut self.embryo {
+            if segment.flags & SYN != 0 && embryo.flow.is_none() {
+                return self.on_syn_ack(segment, kernel);
+            }
+            if let Some(answer) = &mut embryo.answer {
+                if let (Some((value, _)), Some(tsvals)) = (segment.timestamps, &mut answer.tsvals) {
+                    tsvals[2] = value;
+                }
+                return Fate::Pass { by: embryo.guess.wrapping_sub(embryo.have) };
+            }
+        }
+        Fate::Pass { by: self.ended.map_or(0, |flow| flow.delta.cast_unsigned()) }
+    }
+
+    fn on_syn_ack(&mut self, segment: &Segment, kernel: &Answers) -> Fate {
+        let Some(embryo) = &mut self.embryo else { return UNTOUCHED };
+        let guess = embryo.guess;
+        if segment.ack != embryo.isn.wrapping_add(1).wrapping_add(guess) {
+            return UNTOUCHED;
+        }
+        if kernel.now_ns - embryo.born_ns >= self.rules.header_timeout_ns {
+            self.embryo = None;
+            self.count("refused_timeout");
+            return Fate::GiveUp { by: guess };
+        }
+        let before = embryo.answer.and_then(|answer| answer.tsvals);
+        let tsvals = match segment.timestamps {
+            Some((value, _)) => Some([
+                if embryo.answer.is_some() { before.map_or(0, |tsvals| tsvals[0]) } else { value },
+                value,
+                value,
+            ]),
+            None => before,
+        };
+        embryo.answer = Some(Answer { isn: segment.seq, is_cookie: false, tsvals });
+        Fate::Pass { by: guess }
+    }
+
+    /// The test makes the SYN-ACK a cookie.
+    pub(crate) fn answer_was_a_cookie(&mut self) {
+        if let Some(Embryo { answer: Some(answer), .. }) = &mut self.embryo {
+            answer.is_cookie = true;
+            if let Some(tsvals) = &mut answer.tsvals {
+                tsvals[0] = tsvals[1];
+            }
+        }
+    }
+
+    pub(crate) fn socket_made(&mut self) {
+        let Some(Embryo { flow: Some(flow), have, .. }) = self.embryo else { return };
+        self.flow = Some(flow);
+        self.guess = Some(have);
+        self.ended = None;
+        self.embryo = None;
+    }
+
+    pub(crate) fn socket_ended(&mut self) {
+        if let Some(flow) = self.flow.take()
+            && flow.delta != 0
+        {
+            self.ended = Some(flow);
+        }
+    }
+}
+
+fn offset(segment: &Segment, embryo: &Embryo) -> u32 {
+    segment.seq.wrapping_sub(embryo.isn.wrapping_add(1))
+}
+
+/// `tcp_check_req`: the acknowledgement, PAWS, the echo.
+fn is_acceptable(segment: &Segment, embryo: &Embryo, answer: Answer) -> bool {
+    if segment.flags & ACK == 0 || segment.is_signed {
+        return false;
+    }
+    if segment.ack != answer.isn.wrapping_add(1) && !answer.is_cookie {
+        return false;
+    }
+    let (Some((value, echo)), Some([first, _, newest])) = (segment.timestamps, answer.tsvals) else {
+        return true;
+    };
+    if embryo.ts_recent != 0 && embryo.ts_recent.wrapping_sub(value).cast_signed() > 0 {
+        return false;
+    }
+    answer.is_cookie || echo == 0 || echo.wrapping_sub(first) <= newest.wrapping_sub(first)
+}
+
+/// As the kernel sees it: its number shifted as the SYN's was.
+fn answers_cookie(segment: &Segment, embryo: &Embryo, kernel: &Answers) -> bool {
+    let seen = (segment.seq.wrapping_add(embryo.guess), segment.ack);
+    kernel.socket == Socket::Listens && segment.ack != 0 && kernel.cookies.contains(&seen)
+}
+
+/// The place where the header began has the cookie, whatever this segment's own place is.
+fn is_start_of_cookie(segment: &Segment, embryo: &Embryo, kernel: &Answers) -> bool {
+    let seen = (embryo.isn.wrapping_add(1).wrapping_add(embryo.guess), segment.ack);
+    kernel.socket == Socket::Listens && segment.ack != 0 && kernel.cookies.contains(&seen)
+}
+
+fn bare_ack(segment: &Segment, embryo: &Embryo, answer: Answer, is_copied: bool) -> Fate {
+    let echo = answer.tsvals.map(|tsvals| tsvals[1]).filter(|echo| *echo != 0 && !answer.is_cookie);
+    Fate::BareAck {
+        seq: embryo.isn.wrapping_add(1).wrapping_add(embryo.guess),
+        echo: segment.timestamps.and(echo),
+        is_copied,
+    }
+}
+
+/// The flow of a whole header's client, or why there is none.
+fn name(
+    client: Option<header::Client>,
+    len: usize,
+    segment: &Segment,
+    embryo: &Embryo,
+    kernel: &Answers,
+) -> Result<Flow, &'static str> {
+    let len = u32::try_from(len).expect("less than the longest header");
+    let mut flow = Flow { delta: embryo.guess.wrapping_sub(len).cast_signed(), ..Flow::default() };
+    if let Some(client) = client {
+        flow.client = client.address;
+        flow.client_port = client.port;
+        flow.client_version = client.version;
+        if client.is_special {
+            return Err("refused_claim");
+        }
+    }
+    if kernel.socket != Socket::HalfOpen && !is_start_of_cookie(segment, embryo, kernel) {
+        return Err("refused_redirected");
+    }
+    if flow.client_version == 6 && kernel.family == AF_INET {
+        flow.client_version = 0;
+    }
+    Ok(flow)
+}

@@ -1,0 +1,155 @@
+//! A link that damages, reorders, duplicates and loses: every connection is its client's, and brings exactly its bytes.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use socket2::{Domain, SockAddr, Socket, Type};
+use truepeer_testbed::chance::Chance;
+use truepeer_testbed::crowd::{in_parallel, nth_client};
+use truepeer_testbed::matrix::ByAttach;
+use truepeer_testbed::packets::{BadLink, Mischief};
+use truepeer_testbed::pattern::{Digest, Pattern};
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, client};
+
+/// Of 1000 segments, so many are damaged; as many come late, as many twice, and as many not at all.
+const SHARE: usize = 50;
+/// What is lost several times is sent again after seconds.
+const STALL: Duration = Duration::from_secs(90);
+/// Nobody refuses who only has bad luck.
+const HEADER_TIMEOUT: &str = "80s";
+const SOURCES: u8 = 16;
+
+pub(crate) fn tests() -> Vec<Test> {
+    let few = 1000;
+    let many = 100_000;
+    let limit = |count: usize| Duration::from_secs(110 + count as u64 / 40);
+    let test = |name: &str, count: usize, way: fn(&Bed, usize) -> Result<()>| {
+        Test::new(name, move |bed| way(bed, count))
+            .of_group("bad_link")
+            .time_limit(limit(count))
+            .needs_program("ethtool")
+    };
+    vec![
+        test("attach_names_every_client", few, by_attach),
+        test("proxy_names_every_client", few, by_proxy),
+        test("attach_names_every_client_of_100_000", many, by_attach).long().alone(),
+        test("proxy_names_every_client_of_100_000", many, by_proxy).long().alone(),
+    ]
+}
+
+fn by_attach(bed: &Bed, count: usize) -> Result<()> {
+    let link = BadLink::make(bed, Mischief::of_each(SHARE), 1)?;
+    let host = &link.right;
+    let _backend = Behaviour::Account
+        .start_program(bed, &["[::ffff:0.0.0.0]:80", "[::]:80"], |program| program.in_netns(&host.netns))?;
+    let args = ["--port", "80", "--allow", "any", "--header-timeout", HEADER_TIMEOUT];
+    ByAttach::new(env!("CARGO_BIN_EXE_truepeer")).command(bed, &args)?.in_netns(&host.netns).run(bed)?;
+    all_are_right(&link, [host.at(false, 80), host.at(true, 80)], count)
+}
+
+fn by_proxy(bed: &Bed, count: usize) -> Result<()> {
+    let link = BadLink::make(bed, Mischief::of_each(SHARE), 2)?;
+    let host = &link.right;
+    let _backend = Behaviour::Account
+        .start_program(bed, &["127.0.0.1:80", "[::1]:80"], |program| program.in_netns(&host.netns))?;
+    let _proxy = start_proxy(bed, &link)?;
+    all_are_right(&link, [host.at(false, 8443), host.at(true, 8443)], count)
+}
+
+fn start_proxy(bed: &Bed, link: &BadLink) -> Result<Running> {
+    Truepeer::of(Program::new(env!("CARGO_BIN_EXE_truepeer")).arg("proxy"))
+        .ipv4("127.0.0.1:80")
+        .ipv6("[::1]:80")
+        .allow("any")
+        .option("--header-timeout", HEADER_TIMEOUT)
+        .listen(link.right.at(false, 8443))
+        .listen(link.right.at(true, 8443))
+        .with(|program| program.in_netns(&link.right.netns))
+        .start(bed)
+}
+
+/// Connections of both families, from several addresses, with headers of all kinds in parts of all sizes.
+fn all_are_right(link: &BadLink, to: [SocketAddr; 2], count: usize) -> Result<()> {
+    let sources: Vec<String> =
+        (0..SOURCES).flat_map(|n| [source(false, n), source(true, n)]).map(add_address).collect();
+    link.left.ip(&sources.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let deeds = &link.deeds;
+    link.left.run(|| {
+        std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "10000 65000")?;
+        in_parallel(250.min(count), count, |n| is_right(n, to))
+    })??;
+    let hit =
+        [&deeds.damaged, &deeds.late, &deeds.doubled, &deeds.lost].map(|deed| deed.load(Ordering::Relaxed));
+    let carried = deeds.carried.load(Ordering::Relaxed);
+    println!("{count} connections, {carried} segments; damaged, late, doubled, lost: {hit:?}");
+    ensure!(hit.iter().all(|deed| *deed > carried / 40), "the link was too good: {hit:?} of {carried}");
+    Ok(())
+}
+
+fn source(v6: bool, n: u8) -> IpAddr {
+    if v6 {
+        Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 1, n.into()).into()
+    } else {
+        Ipv4Addr::new(10, 77, 0, 100 + n).into()
+    }
+}
+
+fn add_address(ip: IpAddr) -> String {
+    if ip.is_ipv6() {
+        format!("addr add {ip}/64 dev wire nodad")
+    } else {
+        format!("addr add {ip}/24 dev wire")
+    }
+}
+
+fn is_right(n: usize, to: [SocketAddr; 2]) -> Result<()> {
+    let mut chance = Chance::new(n as u64);
+    let v6 = chance.below(2) == 1;
+    let client = nth_client(n);
+    let len = chance.below(if n.is_multiple_of(50) { 100_000 } else { 4000 });
+    let header = header(&client, &mut chance)?;
+    let from = source(v6, u8::try_from(chance.below(SOURCES.into()))?);
+    let mut stream = connect(from, to[usize::from(v6)])?;
+    // The header whole, alone, or in parts; then the data.
+    let bytes = [header.as_slice(), &Pattern::bytes(len)].concat();
+    let mut at = 0;
+    for cut in [chance.below(header.len() + 1), header.len(), header.len() + chance.below(len + 1)] {
+        if chance.below(3) == 0 {
+            stream.write_all(&bytes[at..cut.max(at)]).context("write")?;
+            at = cut.max(at);
+        }
+    }
+    stream.write_all(&bytes[at..]).context("write")?;
+    stream.shutdown(Shutdown::Write).context("shutdown")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).with_context(|| format!("after {answer:?}"))?;
+    let expected = format!("{client} {}", Digest::of_pattern(len as u64));
+    ensure!(answer.trim() == expected, "{answer:?}, not {expected:?}");
+    Ok(())
+}
+
+/// Of several lengths, so that guesses are wrong often.
+fn header(client: &SocketAddr, chance: &mut Chance) -> Result<Vec<u8>> {
+    let destination = "192.0.2.1:443";
+    match chance.below(4) {
+        0 => client::v1(client, destination),
+        1 => {
+            let len = chance.below(300);
+            let tlv = chance.bytes(len);
+            client::v2_with_tlvs(client, destination, &[(0xE0, &tlv)])
+        }
+        _ => client::v2(client, destination),
+    }
+}
+
+fn connect(from: IpAddr, to: SocketAddr) -> Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+    socket.bind(&SockAddr::from(SocketAddr::new(from, 0))).with_context(|| format!("bind {from}"))?;
+    socket.set_tcp_nodelay(true)?;
+    socket.connect_timeout(&SockAddr::from(to), STALL).with_context(|| format!("connect from {from}"))?;
+    socket.set_read_timeout(Some(STALL))?;
+    Ok(socket.into())
+}
