@@ -364,7 +364,8 @@ static __always_inline int has_listener(struct __sk_buff *skb, const struct hidd
 	return find_socket(skb, &segment, 0, &family) != NO_SOCKET;
 }
 
-static __always_inline int on_unreadable(struct __sk_buff *skb)
+/* Not inlined: what it keeps on the stack would add to that of all other ways (512 bytes along the deepest one). */
+static __noinline int on_unreadable(struct __sk_buff *skb)
 {
 	struct hidden hidden = {};
 

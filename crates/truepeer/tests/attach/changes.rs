@@ -10,8 +10,8 @@ use truepeer_testbed::pattern::{Digest, Pattern};
 use truepeer_testbed::{Bed, Behaviour, Test, Topology, client, tests};
 
 use crate::kit::{
-    BACKEND, DESTINATION, attach, attach_on, attachments, backend_on, command, counter_on, echo, header,
-    is_answered, list, longer_header, session, start, who,
+    BACKEND, DESTINATION, LISTENER, attach, attach_on, attachments, backend_on, command, counter, counter_on,
+    echo, header, is_answered, list, longer_header, session, start, who,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -20,6 +20,7 @@ pub(crate) fn tests() -> Vec<Test> {
         detach_under_load_cuts_nobody_off,
         detach_now_leaves_what_needs_no_translation,
         an_interrupted_detach_is_gone_on_with,
+        detach_refuses_new_connections_if_it_is_told_to,
         a_removal_that_was_cut_short_is_gone_on_with,
         an_upgrade_under_load_loses_nothing,
         an_attachment_killed_half_way_loses_nothing,
@@ -103,7 +104,9 @@ fn an_interrupted_detach_is_gone_on_with(bed: &Bed) -> Result<()> {
     is_answered(&mut open)?;
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
         let detach = command(bed, &["detach"])?.start(bed)?;
-        detach.wait_for_log("waiting for 1 open")?;
+        detach.wait_for_log(
+            "waiting for 1 open connections (to cut them off: --now); new ones pass unjudged",
+        )?;
         detach.signal(signal)?;
         ensure!(!detach.wait_end()?.success());
         let said = detach.stderr();
@@ -124,6 +127,24 @@ fn an_interrupted_detach_is_gone_on_with(bed: &Bed) -> Result<()> {
     nothing_is_left(bed)?;
     ensure!(echo.log().contains("203.0.113.3:1003") && !echo.log().contains("203.0.113.2"));
     Ok(())
+}
+
+/// Otherwise it says that they pass unjudged (see above).
+fn detach_refuses_new_connections_if_it_is_told_to(bed: &Bed) -> Result<()> {
+    let _echo = echo(bed)?;
+    start(bed, &[])?;
+    let mut open = session(&longer_header("203.0.113.1:1001")?)?;
+    is_answered(&mut open)?;
+    let detach = command(bed, &["detach", "--refuse-new"])?.start(bed)?;
+    detach.wait_for_log("waiting for 1 open connections")?;
+    ensure!(detach.log().contains("new ones are refused"), "{}", detach.log());
+    let refused = format!("{:#}", client::connect(LISTENER).err().context("a new connection")?);
+    ensure!(refused.contains("refused"), "{refused}");
+    ensure!(counter(bed, "refused_detaching")? == 1);
+    ensure!(attach(bed, &["status"])?.contains("new connections are refused"));
+    ensure!(client::ask(&mut open, b"end")? == "end");
+    ensure!(detach.wait_end()?.success(), "{}", detach.log());
+    nothing_is_left(bed)
 }
 
 fn nothing_is_left(bed: &Bed) -> Result<()> {

@@ -9,6 +9,7 @@ mod kit;
 mod paths;
 mod stage;
 mod sweeps;
+mod unjudged;
 
 use std::process::ExitCode;
 
@@ -17,6 +18,7 @@ fn main() -> ExitCode {
         damage::tests(),
         handshake::tests(),
         paths::tests(),
+        unjudged::tests(),
         holds::tests(),
         beside_plain::tests(),
         sweeps::tests(),
