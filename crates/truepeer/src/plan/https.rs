@@ -94,8 +94,11 @@ fn senders(spec: &HttpsSpec) -> Result<SendersConfig, Problem> {
     SendersConfig::of(&spec.senders, &[], (&usual, HeaderRule::Forbid))
 }
 
+/// Clients choose among the versions of HTTP, best first. A client that offers HTTP/1.0 alone (`curl --http1.0`) would be turned
+/// away if it were not among them.
 fn tls(spec: &HttpsSpec) -> Result<TlsConfig, Problem> {
-    let offered: &[&str] = if spec.no_http2 { &["http/1.1"] } else { &["h2", "http/1.1"] };
+    let offered: &[&str] =
+        if spec.no_http2 { &["http/1.1", "http/1.0"] } else { &["h2", "http/1.1", "http/1.0"] };
     let alpn: Vec<_> = offered.iter().map(|&protocol| protocol.to_owned()).collect();
     TlsConfig::of(&spec.tls, &alpn)?
         .ok_or_else(|| Problem::at("tls-cert FILE", "expected: clients of truepeer https speak TLS"))
