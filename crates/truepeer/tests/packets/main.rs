@@ -3,6 +3,7 @@
 mod bad_link;
 mod beside_plain;
 mod damage;
+mod datagrams;
 mod handshake;
 mod holds;
 mod kit;
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
         paths::tests(),
         unjudged::tests(),
         holds::tests(),
+        datagrams::tests(),
         beside_plain::tests(),
         sweeps::tests(),
         bad_link::tests(),
