@@ -32,6 +32,8 @@ mod sock_diag;
 mod status;
 mod tables;
 mod trie;
+#[doc(hidden)]
+pub mod udp_door;
 mod witness;
 
 pub use attach::{Attached, attach};

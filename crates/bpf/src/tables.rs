@@ -249,6 +249,14 @@ impl Tables {
         self.udp_flows.iter().flatten().collect()
     }
 
+    /// Forgets them.
+    pub(crate) fn forget_udp_flows(&mut self) -> Result<(), AttachError> {
+        let keys: Vec<UdpKey> = self.udp_flows.keys().flatten().collect();
+        keys.iter()
+            .try_for_each(|key| self.udp_flows.remove(key))
+            .map_err(AttachError::map("removing from", "tp_udp_flows"))
+    }
+
     /// The flows as they are now. One that ends meanwhile may be missing, or seen twice.
     pub(crate) fn flows(&self) -> Vec<(FlowKey, Flow)> {
         self.flows.iter().flatten().collect()

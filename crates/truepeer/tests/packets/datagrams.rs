@@ -1,11 +1,12 @@
 //! Datagrams made by hand. A plain port of the same host says what a kernel takes: the same datagram, its header cut out.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use truepeer_testbed::datagrams::{socket, v2};
 use truepeer_testbed::packets::{Datagram, Packet, Tag, Wire};
-use truepeer_testbed::{Bed, Test, tests};
+use truepeer_testbed::{Bed, Test, client as headers, tests};
 
 use crate::stage::Stage;
 
@@ -15,8 +16,12 @@ pub(crate) fn tests() -> Vec<Test> {
         each_bit_of_the_headers_may_be_damaged,
         a_datagram_with_a_priority_tag_is_judged_as_any_other,
         a_length_of_zero_is_no_way_past,
+        the_backends_own_port_is_no_way_past_a_mapped_one,
     ];
-    all.into_iter().map(|test| test.of_group("datagrams")).collect()
+    let redirected =
+        Test::new("no_way_leads_past_the_judgement", no_way_leads_past_the_judgement).needs_program("nft");
+    let all = all.into_iter().chain([redirected]);
+    all.map(|test| test.of_group("datagrams")).collect()
 }
 
 /// The attached port, and a plain one.
@@ -245,4 +250,64 @@ fn a_length_of_zero_is_no_way_past(bed: &Bed) -> Result<()> {
     let (attached, _) = ports.both(true, 1, b"some bytes", &|packet| udp_field(packet, 4, |_| 0))?;
     ensure!(attached.is_empty(), "{attached:?}");
     ports.stage.counts("refused_damaged", 1)
+}
+
+/// How a datagram is brought to the host.
+type Sending<'a> = &'a dyn Fn(&Datagram) -> Result<()>;
+
+/// By a device that came after `attach`, behind two priority tags, or to a port that the host's firewall redirects. What was judged of the same
+/// address and port before makes no difference.
+fn no_way_leads_past_the_judgement(bed: &Bed) -> Result<()> {
+    let ports = Ports::make(bed, "on")?;
+    let wire = &ports.stage.wire;
+    let other = wire.another_device("other")?;
+    let rules = "table inet t { chain c { type nat hook prerouting priority dstnat; udp dport 8053 redirect to :53; }; }";
+    ports.stage.run("nft", &[rules])?;
+    let tags = [Tag { ethertype: QUEUE, id: 0 }; 2];
+    let by_other =
+        |datagram: &Datagram| Ok(other.send(&Wire::frame_to([2, 0, 0, 0, 1, 2], &datagram.packet(), &[]))?);
+    let by_tags = |datagram: &Datagram| wire.send_frame(&Wire::frame(&datagram.packet(), &tags));
+    let by_redirect = |datagram: &Datagram| {
+        let to = SocketAddr::new(datagram.to.ip(), 8053);
+        wire.send(&Datagram { to, ..datagram.clone() }.packet())
+    };
+    let ways: [(&str, Sending<'_>); 3] =
+        [("another device", &by_other), ("two tags", &by_tags), ("redirected", &by_redirect)];
+    for v6 in [false, true] {
+        let itself = Datagram {
+            payload: [headers::v2_local(), b"LOCAL".to_vec()].concat(),
+            ..ports.with_header(v6, 1, b"")?
+        };
+        let bare = Datagram { payload: b"no header".to_vec(), ..itself.clone() };
+        for (name, send) in ways {
+            wire.send(&itself.packet())?;
+            let read = ports.read_attached(v6)?;
+            ensure!(read == [(itself.from, b"LOCAL".to_vec())], "{read:?}");
+            for datagram in [&bare, &ports.with_header(v6, 1, b"named")?, &itself] {
+                send(datagram)?;
+                std::thread::sleep(Duration::from_millis(20)); // another device's queue
+                let read = ports.read_attached(v6)?;
+                ensure!(read.is_empty(), "{name}, IPv6: {v6}: {read:?}");
+            }
+        }
+    }
+    ports.stage.counts("refused_unjudged", 18)
+}
+
+/// The server of a mapped port is bound to another one, to which a sender could send as well.
+fn the_backends_own_port_is_no_way_past_a_mapped_one(bed: &Bed) -> Result<()> {
+    let stage = Stage::without_attach(bed)?;
+    let server = stage.wire.host.run(|| socket("[::]:5353"))??;
+    stage.attach(&["--port", "53:5353/udp", "--allow", "any"])?;
+    for v6 in [false, true] {
+        let from = SocketAddr::new(if v6 { "fd77::1".parse()? } else { "10.77.0.1".parse()? }, 4000);
+        let destination = if v6 { "[2001:db8::1]:53" } else { "192.0.2.1:53" };
+        let bare = Datagram { from, to: stage.wire.host.at(v6, 5353), payload: b"no header".to_vec() };
+        stage.wire.send(&bare.packet())?;
+        let payload = [v2(client(v6, 1), destination)?, b"marker".to_vec()].concat();
+        stage.wire.send(&Datagram { from, to: stage.wire.host.at(v6, 53), payload }.packet())?;
+        let read = read_to_marker(&server)?;
+        ensure!(read.is_empty(), "{read:?}");
+    }
+    stage.counts("refused_unjudged", 2)
 }

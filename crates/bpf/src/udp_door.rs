@@ -1,0 +1,125 @@
+//! For tests: `udp_ingress` by BPF_PROG_TEST_RUN, with the tables and sockets of this network namespace.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
+
+use crate::layout::Address;
+use crate::load::{Global, Loaded, load, load_first};
+use crate::programs::{UDP_INGRESS, UDP_SEND};
+use crate::tables::Tables;
+use crate::{AttachError, COUNTERS, Place, Rules};
+
+/// What becomes of a frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It goes on; whether it is marked as judged.
+    Passed { frame: Vec<u8>, is_judged: bool },
+    /// It doesn't.
+    Dropped,
+}
+
+/// What is learnt of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Learnt {
+    /// As the backend names it.
+    pub client: SocketAddr,
+    /// Where its datagrams go to.
+    pub local: IpAddr,
+    /// Where they come from.
+    pub sender: SocketAddr,
+    /// The sender's destination port, and the backend's.
+    pub port: u16,
+    /// The backend's.
+    pub backend_port: u16,
+    /// Whether it is the client's newest flow, which stands under no address.
+    pub is_newest: bool,
+}
+
+/// The loaded program with its tables.
+pub struct UdpDoor {
+    ingress: Loaded,
+    tables: Tables,
+}
+
+const ETHERNET: u32 = 14;
+/// `struct __sk_buff`, and two of its fields.
+const CONTEXT: usize = 192;
+const PRIORITY: usize = 32;
+const INGRESS_IFINDEX: usize = 36;
+const LOOPBACK: u32 = 1;
+const LONGEST: usize = 4096;
+/// TC_ACT_SHOT.
+const DROPPED: u32 = 2;
+
+impl UdpDoor {
+    /// Loads it; needs CAP_BPF and CAP_NET_ADMIN.
+    pub fn open(place: &Place, rules: &Rules) -> Result<Self, AttachError> {
+        place.make()?;
+        load_first(UDP_SEND, place, &[], &[("tp_udp_flows", rules.max_udp_flows)])?;
+        let mut tables = Tables::open(place)?;
+        tables.apply(rules)?;
+        let mut ingress = load(UDP_INGRESS, place, &[Global::LinkHeaderLen(ETHERNET)])?;
+        classifier(&mut ingress)
+            .and_then(SchedClassifier::load)
+            .map_err(AttachError::attach(UDP_INGRESS.name, "the kernel"))?;
+        Ok(Self { ingress, tables })
+    }
+
+    /// A frame that comes in by the loopback device.
+    pub fn ingress(&mut self, frame: &[u8]) -> Result<Outcome, AttachError> {
+        let mut context = [0; CONTEXT];
+        context[INGRESS_IFINDEX..][..4].copy_from_slice(&LOOPBACK.to_ne_bytes());
+        let (mut after, mut out) = ([0; CONTEXT], vec![0; LONGEST]);
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            data_out: Some(&mut out),
+            ctx_in: Some(&context),
+            ctx_out: Some(&mut after),
+            ..TestRunOptions::default()
+        };
+        let result = classifier(&mut self.ingress).and_then(|program| program.test_run(options));
+        let result = result.map_err(AttachError::attach(UDP_INGRESS.name, "BPF_PROG_TEST_RUN"))?;
+        if result.return_value == DROPPED {
+            return Ok(Outcome::Dropped);
+        }
+        out.truncate(result.data_size_out as usize);
+        Ok(Outcome::Passed { frame: out, is_judged: after[PRIORITY..][..4] != [0; 4] })
+    }
+
+    /// Everything that is learnt, in order.
+    pub fn learnt(&self) -> Vec<Learnt> {
+        let flows = self.tables.udp_flows().into_iter();
+        let learnt = flows.map(|(key, flow)| Learnt {
+            client: SocketAddr::new(ip(key.client), u16::from_be_bytes(key.client_port)),
+            local: ip(flow.local),
+            sender: SocketAddr::new(ip(flow.sender), u16::from_be_bytes(flow.sender_port)),
+            port: u16::from_be_bytes(flow.port),
+            backend_port: u16::from_be_bytes(key.backend_port),
+            is_newest: key.local.0 == [0; 16],
+        });
+        let mut learnt: Vec<Learnt> = learnt.collect();
+        learnt.sort_unstable();
+        learnt
+    }
+
+    /// Forgets it.
+    pub fn forget(&mut self) -> Result<(), AttachError> {
+        self.tables.forget_udp_flows()
+    }
+
+    /// Each counter of a port with its name.
+    pub fn counters(&self, port: u16) -> Result<Vec<(&'static str, u64)>, AttachError> {
+        let slot = self.tables.gates()?.get(&port).map_or(0, |gate| gate.port.slot);
+        let values = self.tables.counters(slot)?;
+        Ok(COUNTERS.iter().map(|counter| counter.name).zip(values).collect())
+    }
+}
+
+fn ip(address: Address) -> IpAddr {
+    Ipv6Addr::from(address.0).to_canonical()
+}
+
+fn classifier(loaded: &mut Loaded) -> Result<&mut SchedClassifier, ProgramError> {
+    loaded.program(UDP_INGRESS.name).try_into()
+}

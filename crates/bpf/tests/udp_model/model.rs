@@ -1,0 +1,343 @@
+//! What `udp_ingress` must do, written without looking at how it does it: bytes in, a decision and a table out.
+//!
+//! Sums are computed anew, never by differences; headers are read by `truepeer-proto`.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use truepeer_bpf::udp_door::Learnt;
+use truepeer_policy::SpecialRange;
+use truepeer_proto::{Addresses, Command, Limits, Transport, Versions, decode_datagram, spp};
+
+/// An attached port.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Gate {
+    pub(crate) backend_port: u16,
+    pub(crate) is_spp: bool,
+    pub(crate) is_bound: bool,
+}
+
+/// What must become of a frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Expected {
+    /// It goes on as it is.
+    Untouched,
+    Dropped,
+    /// To the backend, as this client's; whether the sums are right.
+    Delivered {
+        from: SocketAddr,
+        to: SocketAddr,
+        payload: Vec<u8>,
+        is_sound: bool,
+    },
+}
+
+pub(crate) struct Model {
+    pub(crate) gates: BTreeMap<u16, Gate>,
+    pub(crate) senders: fn(IpAddr) -> bool,
+    pub(crate) is_here: fn(IpAddr) -> bool,
+    flows: BTreeMap<(SocketAddr, u16), Flows>,
+}
+
+/// Of one client: its newest flow, and those to other addresses of this host.
+#[derive(Debug, Default)]
+struct Flows {
+    newest: Option<Flow>,
+    others: BTreeMap<IpAddr, Flow>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Flow {
+    sender: SocketAddr,
+    local: IpAddr,
+    port: u16,
+    spp: Option<spp::Spp>,
+    /// By a header; a sender may always stand for itself.
+    is_named: bool,
+}
+
+/// A datagram as it stands in a packet that a kernel would read.
+struct Datagram<'a> {
+    from: SocketAddr,
+    to: SocketAddr,
+    payload: &'a [u8],
+    is_sound: bool,
+}
+
+enum Reading<'a> {
+    /// None, or a kernel drops it for its lengths.
+    Nothing,
+    /// Its ports only.
+    Refused {
+        from: IpAddr,
+        to: SocketAddr,
+    },
+    Whole(Datagram<'a>),
+}
+
+impl Model {
+    pub(crate) fn new(
+        gates: BTreeMap<u16, Gate>,
+        senders: fn(IpAddr) -> bool,
+        is_here: fn(IpAddr) -> bool,
+    ) -> Model {
+        Model { gates, senders, is_here, flows: BTreeMap::new() }
+    }
+
+    pub(crate) fn forget(&mut self) {
+        self.flows.clear();
+    }
+
+    pub(crate) fn learnt(&self) -> Vec<Learnt> {
+        let mut all = Vec::new();
+        for ((client, backend_port), flows) in &self.flows {
+            let learnt = |flow: &Flow, is_newest| Learnt {
+                client: *client,
+                local: flow.local,
+                sender: flow.sender,
+                port: flow.port,
+                backend_port: *backend_port,
+                is_newest,
+            };
+            all.extend(flows.newest.iter().map(|flow| learnt(flow, true)));
+            all.extend(flows.others.values().map(|flow| learnt(flow, false)));
+        }
+        all.sort_unstable();
+        all
+    }
+
+    pub(crate) fn ingress(&mut self, frame: &[u8]) -> Expected {
+        match read(frame) {
+            Reading::Nothing => Expected::Untouched,
+            Reading::Refused { from, to } => match self.gates.get(&to.port()) {
+                Some(_) if (self.senders)(from) => self.refuse(to.ip()),
+                _ => Expected::Untouched,
+            },
+            Reading::Whole(datagram) => match self.gates.get(&datagram.to.port()).copied() {
+                Some(gate) if (self.senders)(datagram.from.ip()) => self.judge(&datagram, gate),
+                _ => Expected::Untouched,
+            },
+        }
+    }
+
+    fn refuse(&self, to: IpAddr) -> Expected {
+        if to.is_multicast() || (self.is_here)(to) { Expected::Dropped } else { Expected::Untouched }
+    }
+
+    fn judge(&mut self, datagram: &Datagram<'_>, gate: Gate) -> Expected {
+        let Some((header_len, named, spp)) = open(datagram.payload, gate.is_spp) else {
+            return self.refuse(datagram.to.ip());
+        };
+        let mut client = datagram.from;
+        let mut is_named = false;
+        if let Some(name) = named {
+            if SpecialRange::of(name.ip()).is_some() {
+                return self.refuse(datagram.to.ip());
+            }
+            if name.is_ipv4() == datagram.from.is_ipv4() {
+                (client, is_named) = (name, true);
+            } else if gate.is_spp {
+                return self.refuse(datagram.to.ip());
+            }
+        }
+        if client.port() == 0 {
+            client.set_port(datagram.from.port());
+        }
+        if !gate.is_bound || !(self.is_here)(datagram.to.ip()) {
+            return Expected::Untouched;
+        }
+        let needs_flow = is_named || gate.is_spp || datagram.to.port() != gate.backend_port;
+        let flow = needs_flow.then(|| Flow {
+            sender: datagram.from,
+            local: datagram.to.ip(),
+            port: datagram.to.port(),
+            spp,
+            is_named,
+        });
+        if !self.learn((client, gate.backend_port), datagram, flow) {
+            return Expected::Dropped;
+        }
+        Expected::Delivered {
+            from: client,
+            to: SocketAddr::new(datagram.to.ip(), gate.backend_port),
+            payload: datagram.payload[header_len..].to_vec(),
+            is_sound: datagram.is_sound,
+        }
+    }
+
+    /// Whether it may be learnt, or needn't be.
+    fn learn(&mut self, key: (SocketAddr, u16), datagram: &Datagram<'_>, flow: Option<Flow>) -> bool {
+        let local = datagram.to.ip();
+        let flows = self.flows.entry(key).or_default();
+        let Some(flow) = flow else {
+            let is_known =
+                flows.newest.is_some_and(|newest| newest.local == local || flows.others.contains_key(&local));
+            if is_known && datagram.is_sound {
+                flows.others.remove(&local);
+                flows.newest = None;
+            }
+            return !is_known || datagram.is_sound;
+        };
+        if flows.newest == Some(flow) {
+            return true;
+        }
+        if datagram.is_sound {
+            let last = flows.newest.replace(flow);
+            if let Some(last) = last.filter(|last| last.local != local) {
+                flows.others.insert(last.local, last);
+                flows.others.remove(&local);
+            }
+        }
+        datagram.is_sound
+    }
+}
+
+/// The header's length, and whom it names. `None`: refused.
+fn open(payload: &[u8], is_spp: bool) -> Option<(usize, Option<SocketAddr>, Option<spp::Spp>)> {
+    let canonical = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
+    if is_spp {
+        let header = spp::decode(payload).ok()?;
+        return Some((spp::LEN, Some(canonical(header.client)), Some(header)));
+    }
+    let (trimmed, len) = without_tlvs(payload)?;
+    let limits = Limits { versions: Versions::V2, ..Limits::default() };
+    let (header, _) = decode_datagram(&trimmed, limits).ok()?;
+    let named = match (header.command, header.addresses) {
+        (Command::Proxy, Addresses::Inet { transport: Transport::Dgram, source, .. }) => {
+            Some(canonical(source))
+        }
+        _ => None,
+    };
+    Some((len, named, None))
+}
+
+/// The header without its TLVs, which the program leaves unread, and its length with them.
+fn without_tlvs(payload: &[u8]) -> Option<(Vec<u8>, usize)> {
+    let declared = short(payload, 14)?;
+    let block = match (payload[12] & 0x0f, payload[13] >> 4, payload[13] & 0x0f) {
+        (0, ..) | (_, _, 0) => 0,
+        (_, 1, _) => 12,
+        (_, 2, _) => 36,
+        (_, 3, _) => 216,
+        _ => 0,
+    };
+    let mut header = payload.get(..16 + declared)?.to_vec();
+    if declared >= block {
+        header.truncate(16 + block);
+        header[14..16].copy_from_slice(&u16::try_from(block).unwrap_or_default().to_be_bytes());
+    }
+    Some((header, 16 + declared))
+}
+
+const UDP: u8 = 17;
+const FRAGMENT: u8 = 44;
+
+fn read(frame: &[u8]) -> Reading<'_> {
+    let packet = frame.get(14..).unwrap_or_default();
+    match frame.get(12..14) {
+        Some([0x08, 0x00]) => read_ipv4(packet).unwrap_or(Reading::Nothing),
+        Some([0x86, 0xdd]) => read_ipv6(packet).unwrap_or(Reading::Nothing),
+        _ => Reading::Nothing,
+    }
+}
+
+fn short(bytes: &[u8], at: usize) -> Option<usize> {
+    Some(usize::from(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?)))
+}
+
+fn read_ipv4(packet: &[u8]) -> Option<Reading<'_>> {
+    let (header_len, len) = (usize::from(packet.first()? & 0x0f) * 4, short(packet, 2)?);
+    let (fragment, protocol) = (short(packet, 6)?, *packet.get(9)?);
+    let address =
+        |at: usize| Some(IpAddr::from(Ipv4Addr::from(<[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?)));
+    let (from, to) = (address(12)?, address(16)?);
+    if packet[0] >> 4 != 4
+        || header_len < 20
+        || protocol != UDP
+        || fragment & 0x1fff != 0
+        || len > packet.len()
+    {
+        return None;
+    }
+    let udp = packet.get(header_len..len)?;
+    let is_sound = sum(&packet[..header_len]) == 0xffff;
+    read_udp(from, to, udp, is_sound, fragment & 0x2000 != 0)
+}
+
+fn read_ipv6(packet: &[u8]) -> Option<Reading<'_>> {
+    let end = 40 + short(packet, 4)?;
+    let address =
+        |at: usize| Some(IpAddr::from(Ipv6Addr::from(<[u8; 16]>::try_from(packet.get(at..at + 16)?).ok()?)));
+    let (from, to) = (address(8)?, address(24)?);
+    let next = *packet.get(6)?;
+    if packet[0] >> 4 == 6 && next == UDP && end <= packet.len() {
+        return read_udp(from, to, packet.get(40..end)?, true, false);
+    }
+    read_behind(packet, next, from, to)
+}
+
+/// What stands behind extension headers is refused, whatever it is.
+fn read_behind(packet: &[u8], mut next: u8, from: IpAddr, to: IpAddr) -> Option<Reading<'_>> {
+    let (mut at, mut is_behind) = (40, false);
+    while next != UDP {
+        let (following, units) = (*packet.get(at)?, usize::from(*packet.get(at + 1)?));
+        packet.get(at..at + 8)?;
+        match next {
+            FRAGMENT if short(packet, at + 2)? & 0xfff8 != 0 => return None,
+            FRAGMENT => at += 8,
+            0 | 43 | 60 => at += 8 * (units + 1),
+            _ => return None,
+        }
+        (next, is_behind) = (following, true);
+    }
+    let port = u16::try_from(short(packet, at + 2)?).ok()?;
+    is_behind.then_some(Reading::Refused { from, to: SocketAddr::new(to, port) })
+}
+
+fn read_udp(from: IpAddr, to: IpAddr, udp: &[u8], is_sound: bool, is_fragment: bool) -> Option<Reading<'_>> {
+    let (source, destination) = (u16::try_from(short(udp, 0)?).ok()?, u16::try_from(short(udp, 2)?).ok()?);
+    let (len, check) = (short(udp, 4)?, short(udp, 6)?);
+    let to = SocketAddr::new(to, destination);
+    if is_fragment || (len == 0 && from.is_ipv6()) {
+        return Some(Reading::Refused { from, to });
+    }
+    let udp = udp.get(..len)?;
+    let payload = udp.get(8..)?;
+    let is_right = match check {
+        0 => from.is_ipv4(),
+        _ => sum_of_udp(from, to.ip(), udp) == 0xffff,
+    };
+    Some(Reading::Whole(Datagram {
+        from: SocketAddr::new(from, source),
+        to,
+        payload,
+        is_sound: is_sound && is_right,
+    }))
+}
+
+/// Of 16-bit words, with the carries added.
+pub(crate) fn sum(bytes: &[u8]) -> u32 {
+    let words =
+        bytes.chunks(2).map(|word| u32::from(word[0]) << 8 | word.get(1).map_or(0, |low| u32::from(*low)));
+    let mut sum: u32 = words.sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum
+}
+
+pub(crate) fn sum_of_udp(from: IpAddr, to: IpAddr, udp: &[u8]) -> u32 {
+    let octets = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    let len = u16::try_from(udp.len()).unwrap_or(u16::MAX).to_be_bytes();
+    sum(&[octets(from), octets(to), vec![0, UDP], len.to_vec(), udp.to_vec()].concat())
+}
+
+/// What a frame that was let in says, and whether its sums are right.
+pub(crate) fn delivered(frame: &[u8]) -> Option<Expected> {
+    let Reading::Whole(datagram) = read(frame) else { return None };
+    let Datagram { from, to, payload, is_sound } = datagram;
+    Some(Expected::Delivered { from, to, payload: payload.to_vec(), is_sound })
+}
