@@ -1,36 +1,63 @@
 //! Listening sockets handed to us by a service manager (`LISTEN_FDS`, see sd_listen_fds(3)).
 
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 
 /// The first inherited descriptor: 0, 1 and 2 are the standard streams.
 const FIRST: RawFd = 3;
 
-/// Takes the descriptors that the service manager passed to this process: none unless `LISTEN_PID` is ours.
-///
-/// Call it once, early, before anything else opens files.
-#[must_use]
-pub fn take_listening_sockets() -> Vec<OwnedFd> {
-    (FIRST..).take(listening_sockets_for_us() as usize).map(adopt).collect()
+/// The sockets that the service manager passed to this process, unchanged; closed when dropped.
+#[derive(Debug, Default)]
+pub struct PassedSockets(Vec<OwnedFd>);
+
+/// The service manager said more than it did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("LISTEN_FDS={count}, but descriptor {number} is not open: expected sockets at 3 to {}", u64::from(*.count) + 2)]
+pub struct NotPassed {
+    count: u32,
+    number: RawFd,
 }
 
-/// How many descriptors the service manager passed to this process: none unless `LISTEN_PID` is ours.
-#[must_use]
-pub fn listening_sockets_for_us() -> u32 {
-    let for_us = number("LISTEN_PID") == Some(std::process::id());
-    if for_us { number("LISTEN_FDS").unwrap_or(0) } else { 0 }
-}
+impl PassedSockets {
+    /// Takes them: none unless `LISTEN_PID` is this process. Only the first call in a process finds any.
+    ///
+    /// # Errors
+    /// A number that should be a socket is not open, or was opened by this process.
+    pub fn take() -> Result<Self, NotPassed> {
+        static TAKEN: AtomicBool = AtomicBool::new(false);
+        let is_for_us = number("LISTEN_PID") == Some(std::process::id());
+        let count = number("LISTEN_FDS").filter(|_| is_for_us).unwrap_or(0);
+        if count == 0 || TAKEN.swap(true, Ordering::Relaxed) {
+            return Ok(Self::default());
+        }
+        let numbers = (FIRST..).take(count as usize);
+        if let Some(number) = numbers.clone().find(|number| !is_inherited(*number)) {
+            return Err(NotPassed { count, number });
+        }
+        // SAFETY: each number is open, and nobody in this process owns it: it lacks FD_CLOEXEC, without which nothing here is
+        // opened, so it came with exec; and `TAKEN` lets nobody take it twice.
+        Ok(Self(numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number) }).collect()))
+    }
 
-/// Closes so many descriptors that the service manager passed ([`listening_sockets_for_us`]), after a program that was
-/// started has them. What they lead to is left as it is.
-///
-/// Call it once in a process, and never together with [`take_listening_sockets`].
-pub fn close_listening_sockets(count: u32) {
-    for raw in (FIRST..).take(count as usize) {
-        // SAFETY: as in `adopt`; these numbers were taken when this process began, and nobody has closed them since.
-        drop(unsafe { OwnedFd::from_raw_fd(raw) });
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        u32::try_from(self.0.len()).unwrap_or(u32::MAX)
+    }
+
+    /// For an event loop of this process's own: not inherited by others, and never waited for.
+    #[must_use]
+    pub fn into_listening(self) -> Vec<OwnedFd> {
+        for fd in &self.0 {
+            // A failure leaves the descriptor inheritable, which is harmless: we start no programs.
+            let _ = fcntl_setfd(fd, FdFlags::CLOEXEC);
+            // Service managers pass blocking sockets, at which an accept() that comes too late would wait.
+            let _ = fcntl_getfl(fd).and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK));
+        }
+        self.0
     }
 }
 
@@ -38,13 +65,9 @@ fn number(variable: &str) -> Option<u32> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-fn adopt(raw: RawFd) -> OwnedFd {
-    // SAFETY: the service manager opened descriptors 3 .. 3+LISTEN_FDS for this very process (LISTEN_PID was checked)
-    // and gave them up; the caller calls once and before opening files, so nobody else owns them.
-    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-    // A failure leaves the descriptor inheritable, which is harmless: we start no programs.
-    let _ = fcntl_setfd(&fd, FdFlags::CLOEXEC);
-    // Service managers pass blocking sockets, at which an accept() that comes too late would wait.
-    let _ = fcntl_getfl(&fd).and_then(|flags| fcntl_setfl(&fd, flags | OFlags::NONBLOCK));
-    fd
+/// Whether a descriptor came with exec.
+fn is_inherited(number: RawFd) -> bool {
+    // SAFETY: not -1; the borrow ends with the one call, which fails with EBADF if nothing is open there.
+    let fd = unsafe { BorrowedFd::borrow_raw(number) };
+    fcntl_getfd(fd).is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
 }

@@ -23,7 +23,8 @@ use truepeer_session::budget::{Budget, Budgets};
 use truepeer_session::counters::Counter;
 use truepeer_session::settings::ListenerSettings;
 use truepeer_session::{Engine as _, EngineError, Health, Journal, ListenerId, ListenerRules};
-use truepeer_sys::{inherit, limits, socket};
+use truepeer_sys::inherit::PassedSockets;
+use truepeer_sys::{limits, socket};
 
 use crate::plan::{Checked, CheckedListener, Config, HttpConfig};
 use crate::routes::item::Transport;
@@ -39,7 +40,7 @@ use signals::Signals;
 /// that has ended by itself does: what is left would serve a part of the connections only.
 pub(crate) fn run(config: &Config, checked: Checked) -> anyhow::Result<()> {
     // First of all: inherited descriptors have fixed numbers, and nothing else may have taken them.
-    let inherited = inherit::take_listening_sockets();
+    let inherited = PassedSockets::take()?.into_listening();
     check_privilege(config)?;
     // Before the threads: a signal that comes while they start must not be lost.
     let signals = Signals::hear(&signals_of(config)).context("can't wait for signals")?;
@@ -196,6 +197,7 @@ fn start(
         }
         https = Some(engine);
     }
+    warn_of_unasked(&inherited);
     Ok(Serving { relay, https, listening, journal, budgets })
 }
 
@@ -213,6 +215,20 @@ fn explain(error: EngineError, listener: &CheckedListener) -> anyhow::Error {
             failed.address
         ),
         None => error.into(),
+    }
+}
+
+/// What no listener has taken: clients of a socket that the service manager holds open would wait for ever.
+fn warn_of_unasked(left: &[OwnedFd]) {
+    for socket in left {
+        match socket::local_address(socket.as_fd()) {
+            Ok(address) => warn!(
+                "the service manager passed a socket on {address}, for which there is no listener here: it is closed; is --listen {address} missing?"
+            ),
+            Err(error) => warn!(
+                "the service manager passed a descriptor that is no internet socket, which is closed: {error}"
+            ),
+        }
     }
 }
 

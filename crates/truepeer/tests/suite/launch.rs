@@ -24,6 +24,7 @@ pub(crate) fn tests() -> Vec<Test> {
         the_limit_of_open_files_is_raised,
         several_sockets_on_one_address_serve,
         a_socket_that_was_handed_over_serves_and_survives_us,
+        what_a_service_manager_passes_is_looked_at,
         go_mmproxys_example_works_by_a_link,
         mmproxys_options_work_by_a_link,
         cloudflares_options_work_by_name,
@@ -122,6 +123,29 @@ fn start_by_socket(bed: &Bed, listener: &TcpListener) -> anyhow::Result<Running>
     let truepeer = truepeer.stdin(listener.try_clone()?).start(bed)?;
     truepeer.wait_for_log("listening on 127.0.0.1:8443")?;
     Ok(truepeer)
+}
+
+/// With a socket of another address, and with fewer sockets than were announced.
+fn what_a_service_manager_passes_is_looked_at(bed: &Bed) -> anyhow::Result<()> {
+    let other = TcpListener::bind("127.0.0.1:8444")?;
+    let start = |count: u32| {
+        let script = format!("exec 3<&0 0</dev/null 9<&-; LISTEN_PID=$$ LISTEN_FDS={count} exec \"$@\"");
+        let options = ["proxy", "--routes", "auto", "-l", DOOR_V4, "-4", BACKEND_V4, "-6", BACKEND_V6];
+        let truepeer = Program::new("sh").args(["-c", &script, "sh", TRUEPEER]).args(options);
+        truepeer.stdin(other.try_clone()?).start(bed)
+    };
+    let truepeer = start(1)?;
+    truepeer.wait_for_log("listening on 127.0.0.1:8443")?;
+    truepeer.wait_for_log("passed a socket on 127.0.0.1:8444, for which there is no listener here")?;
+    truepeer.stop()?;
+    let truepeer = start(7)?;
+    let status = truepeer.wait_end()?;
+    let log = truepeer.log();
+    ensure!(
+        !status.success() && log.contains("LISTEN_FDS=7, but descriptor 4 is not open"),
+        "{status}: {log}"
+    );
+    Ok(())
 }
 
 /// Between two truepeers nobody accepts, and nobody is refused.

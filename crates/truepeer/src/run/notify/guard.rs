@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
-use truepeer_sys::inherit;
+use truepeer_sys::inherit::PassedSockets;
 use truepeer_sys::process::{Forked, SignalDoor, fork};
 
 use super::life::{Ending, SIGCHLD};
@@ -55,7 +55,7 @@ pub(super) enum Side {
 
 /// Splits in two. To be called before this process has a second thread. The supervisor keeps the sockets that were `passed`
 /// by a service manager.
-pub(super) fn stand(signals: &SignalDoor, passed: u32) -> Result<Side> {
+pub(super) fn stand(signals: &SignalDoor, passed: &mut PassedSockets) -> Result<Side> {
     set_child_subreaper(Some(getpid())).context("can't adopt what the program leaves behind")?;
     let guard = getpid();
     let (supervisors, guards) = pipe_with(PipeFlags::CLOEXEC).context("pipe")?;
@@ -67,7 +67,7 @@ pub(super) fn stand(signals: &SignalDoor, passed: u32) -> Result<Side> {
         }
         Forked::Parent(supervisor) => {
             drop(supervisors);
-            inherit::close_listening_sockets(passed);
+            drop(core::mem::take(passed));
             let ending = watch(supervisor, signals);
             end_family();
             drop(guards);

@@ -44,9 +44,10 @@ use anyhow::{Context as _, Result};
 use rustix::io::Errno;
 use truepeer_handover::{Destination, Sending, Settings};
 use truepeer_policy::Dialect;
+use truepeer_sys::inherit::PassedSockets;
+use truepeer_sys::limits;
 use truepeer_sys::process::{Command, SignalDoor};
 use truepeer_sys::seccomp::{Filter, Notifier, Verdict, calls};
-use truepeer_sys::{inherit, limits};
 
 use super::program::{NotStarted, Program};
 use crate::log;
@@ -96,17 +97,17 @@ fn start(program: &Program, verbose: bool, filter: Filter) -> Result<Started> {
     log::init(log_config(verbose));
     // Before the program: signals that come meanwhile are for it.
     let signals = SignalDoor::open(&life::SIGNALS)?;
-    let passed = inherit::listening_sockets_for_us();
-    let guard = match guard::stand(&signals, passed)? {
+    let mut passed = PassedSockets::take()?;
+    let guard = match guard::stand(&signals, &mut passed)? {
         Side::Supervisor(guard) => guard,
         Side::Guard(status) => return Ok(Started::Ended(status)),
     };
     let command = Command::new(&program.file, program.words.clone())?.with_signals_of(&signals);
-    let started = command.with_passed_sockets(passed).start(filter);
+    let started = command.with_passed_sockets(passed.count()).start(filter);
     let supervised =
         started.with_context(|| NotStarted::NotExecutable(program.file.display().to_string()))?;
     // They are the program's now; while we had them, too, it could not close them.
-    inherit::close_listening_sockets(passed);
+    drop(passed);
     let life = Life::of(&supervised.child, signals, guard);
     feasible::check_reach(life.pid()).inspect_err(|_| life.kill())?;
     Ok(Started::Supervised(supervised.notifier, life))
