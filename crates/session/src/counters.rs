@@ -76,6 +76,8 @@ counters! {
     DatagramsUp = "datagrams_up",
     /// Datagrams delivered to senders.
     DatagramsDown = "datagrams_down",
+    /// Receives of datagrams that the kernel cut off, because what it said of them had no room; not delivered.
+    DatagramsCutOff = "datagrams_cut_off",
     /// Datagrams from senders that were refused (by reason: refusals).
     DatagramsRefused = "datagrams_refused",
     /// Datagrams lost because a socket's buffer was full, or the path too narrow.

@@ -60,6 +60,10 @@ impl Flows {
         entrance: &Entrance,
         received: &truepeer_sys::udp::Received,
     ) {
+        let cut_off = received.cut_off();
+        if cut_off > 0 {
+            entrance.listener.shard.add(Counter::DatagramsCutOff, cut_off as u64);
+        }
         let mut placed = Vec::new();
         for arrival in received.arrivals() {
             self.place(cx, number, entrance, &arrival, &mut placed);
