@@ -1,6 +1,7 @@
 //! Go's habit of one dash before long options: `-allowed-subnets x`, `-listeners=4`, `--l :8443`, `-flag=false`.
 //!
-//! A word is rewritten only if, without its dash, it is exactly a long option; `-l0.0.0.0:8443` stays what it is.
+//! A word is rewritten only if, without its dash, it is exactly a long option; `-l0.0.0.0:8443` stays what it is. So does all of
+//! another program's command line, behind `--` or from its name on.
 
 use std::ffi::OsString;
 
@@ -11,12 +12,17 @@ pub(super) fn rewrite(argv: Vec<OsString>, command: &Command) -> Vec<OsString> {
     let mut words = argv.into_iter();
     let mut rewritten = Vec::with_capacity(words.len());
     rewritten.extend(words.next());
+    let starts_programs = command.get_positionals().any(Arg::is_trailing_var_arg_set);
+    // The command's own name comes first.
+    let mut is_value = true;
     while let Some(word) = words.next() {
-        if word == "--" {
+        let begins_command = starts_programs && !is_value && !word.as_encoded_bytes().starts_with(b"-");
+        if word == "--" || begins_command {
             rewritten.push(word);
             rewritten.extend(words);
             break;
         }
+        is_value = !is_value && word.to_str().is_some_and(|text| wants_value(text, command));
         match word.to_str().map(|text| Word::of(text, command)) {
             Some(Word::Rewritten(text)) => rewritten.push(text.into()),
             Some(Word::Dropped) => {}
@@ -24,6 +30,12 @@ pub(super) fn rewrite(argv: Vec<OsString>, command: &Command) -> Vec<OsString> {
         }
     }
     rewritten
+}
+
+/// An option whose value is the next word.
+fn wants_value(text: &str, command: &Command) -> bool {
+    let name = text.strip_prefix("--").or_else(|| text.strip_prefix('-'));
+    name.and_then(|name| find(name, command)).is_some_and(|(_, arg)| arg.get_action().takes_values())
 }
 
 enum Word {

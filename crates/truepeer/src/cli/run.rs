@@ -13,7 +13,7 @@ const PAGE: Page = Page {
         example("HAProxy with send-proxy-v2 on this machine", "truepeer run -- redis-server --port 6379"),
     ],
     notes: "\
-What comes after -- is started in this process's place: it keeps its process number, its terminal and its signals (by notify it is a child: signals are passed on, its exit status is truepeer's). Neither root nor a capability is needed.
+The command is started in this process's place: it keeps its process number, its terminal and its signals (by notify it is a child: signals are passed on, its exit status is truepeer's). Neither root nor a capability is needed.
 
 How (--via): preload (a library between the program and libc's accept()), or notify (a supervisor that the kernel asks, for static programs such as Go's, and musl's). auto chooses preload wherever the program would load it.",
 };

@@ -338,7 +338,28 @@ fn what_comes_after_the_dashes_is_the_command_as_it_stands() {
     assert_eq!(settings.allow.to_string(), "10.0.0.0/8");
     assert!(settings.verbose);
     assert!(error("truepeer run").contains("COMMAND"));
-    assert!(error("truepeer run nginx").contains("unexpected argument"));
+}
+
+/// As env and nice do: the first word that is no option, nor an option's value, begins the command.
+#[test]
+fn a_command_needs_no_dashes_before_it() {
+    for (line, command) in [
+        ("run nginx", &["nginx"][..]),
+        ("run --allow 10.0.0.0/8 -v nginx -port --allow -g x", &["nginx", "-port", "--allow", "-g", "x"]),
+        (
+            "run -allow=10.0.0.0/8 -v python3 -m http.server --help",
+            &["python3", "-m", "http.server", "--help"],
+        ),
+        ("run --port 80 nginx -- -v", &["nginx", "--", "-v"]),
+        ("run --port 80 -- -v", &["-v"]),
+    ] {
+        let args = run(&format!("truepeer {line}"));
+        assert_eq!(args.how.command, command, "{line}");
+    }
+    assert!(error("truepeer run --alow 10.0.0.0/8 nginx").contains("unexpected argument '--alow'"));
+    let connect = invoke("truepeer connect --from 203.0.113.7:5000 curl -v http://a").unwrap();
+    let Invocation::Connect(args) = connect else { panic!("{connect:?}") };
+    assert_eq!(args.how.command, ["curl", "-v", "http://a"]);
 }
 
 #[test]

@@ -39,7 +39,7 @@ pub(crate) struct HowArgs {
     pub(crate) verbose: bool,
     #[arg(long, exclusive = true)]
     pub(crate) unpack: Option<PathBuf>,
-    #[arg(last = true, required_unless_present = "unpack")]
+    #[arg(trailing_var_arg = true, required_unless_present = "unpack")]
     pub(crate) command: Vec<OsString>,
 }
 

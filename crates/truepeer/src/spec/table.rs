@@ -208,7 +208,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(STARTERS, PROGRAM, "via", "HOW", "How to stand between the program and the kernel").is(|| "auto".to_owned()),
     row(STARTERS, PROGRAM, "verbose", "", "Say on standard error what is done with each connection"),
     row(STARTERS, PROGRAM, "unpack", "DIR", "Only write the library to this directory, as libtruepeer.so and under the names of libproxyproto, for LD_PRELOAD by hand"),
-    row(STARTERS, PROGRAM, "command", "COMMAND", "The program and its arguments, behind --").common(),
+    row(STARTERS, PROGRAM, "command", "COMMAND", "The program and its arguments: from the first word on that is no option, or behind --").common(),
 
     row(SERVERS, DELIVERY, "mark", "N", "Firewall mark of connections to backends; 0: none").is(|| "0".to_owned()),
     row(ROUTERS, BACKENDS, "mark", "N", "Firewall mark of connections to backends; 0: none").is(|| "0".to_owned()),
