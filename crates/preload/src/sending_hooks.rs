@@ -216,9 +216,9 @@ pub(crate) unsafe extern "C" fn sendmmsg(
         for number in 0..count.min(1024) as usize {
             // SAFETY: the caller's promise: so many messages lie there.
             let message = unsafe { messages.add(number) };
-            // SAFETY: as above.
+            // SAFETY: the caller's promise: this message is one of the array's, and nobody else uses it during the call.
             match unsafe { send_message(fd, &raw const (*message).msg_hdr, flags) } {
-                // SAFETY: as above; its length is for the caller to read.
+                // SAFETY: the same message; its length is a field that the kernel would write, for the caller to read.
                 Some(Ok(sent)) => unsafe { (*message).msg_len = c_uint::try_from(sent).unwrap_or(0) },
                 Some(Err(errno)) if done == 0 => return Some(Err(errno)),
                 Some(Err(_)) => break,

@@ -50,7 +50,7 @@ impl SignalDoor {
         }
         // SAFETY: the call above succeeded, and so has written it.
         let before = unsafe { before.assume_init() };
-        // SAFETY: as above; -1 asks for a new descriptor.
+        // SAFETY: `set` is initialised, and only read; -1 asks for a new descriptor.
         let raw = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC) };
         if raw < 0 {
             return Err(io::Error::last_os_error()).named("signalfd");
@@ -91,7 +91,7 @@ fn set_of(signals: &[i32]) -> io::Result<libc::sigset_t> {
             return Err(io::Error::last_os_error());
         }
     }
-    // SAFETY: as above.
+    // SAFETY: sigemptyset has initialised it, and sigaddset only adds to it.
     Ok(unsafe { set.assume_init() })
 }
 

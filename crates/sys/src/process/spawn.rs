@@ -160,7 +160,7 @@ struct Pointers(Vec<*const libc::c_char>);
 
 // SAFETY: nobody writes through them, and what they lead to goes where they go: into the closure that owns the strings.
 unsafe impl Send for Pointers {}
-// SAFETY: as above.
+// SAFETY: the pointers are only read, and nobody writes to the strings that they lead to.
 unsafe impl Sync for Pointers {}
 
 impl Pointers {
