@@ -11,7 +11,7 @@ use truepeer_https::downstream::{PerClient, TlsListener};
 use truepeer_https::exchange::HttpSettings;
 use truepeer_https::gateway::{ClientAddress, HttpOptions};
 use truepeer_https::{Https, Rules};
-use truepeer_policy::{BackendAddr, Backends, HeaderRule, Policy, PrefixSet};
+use truepeer_policy::{BackendAddr, Backends, HeaderRule, Policy, PrefixSet, Source};
 use truepeer_proto::Version;
 use truepeer_session::budget::Budgets;
 use truepeer_session::counters::Counter;
@@ -50,7 +50,7 @@ fn tunnels(address: SocketAddr, backend: SocketAddr) -> Rules {
     let mut policy = Policy::to(Backends::both(backend, backend));
     policy.senders.allow = PrefixSet::loopback();
     policy.senders.header = HeaderRule::Forbid;
-    policy.delivery.send_proxy = Some(Version::V1);
+    (policy.delivery.source, policy.delivery.send_proxy) = (Source::Any, Some(Version::V1));
     let settings = ListenerSettings::on(address);
     let listening = TlsListener {
         settings,
@@ -75,6 +75,8 @@ fn exchanges(address: SocketAddr, origin: SocketAddr) -> Rules {
 
 fn backend() -> (TcpListener, SocketAddr) {
     let backend = TcpListener::bind(ANY_PORT).expect("a backend");
+    // accept(), too, fails after this.
+    socket2::SockRef::from(&backend).set_read_timeout(Some(LONG)).expect("a time-out");
     let address = backend.local_addr().expect("its address");
     (backend, address)
 }

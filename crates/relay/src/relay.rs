@@ -85,6 +85,17 @@ impl Relay {
         self.answers(&answers)
     }
 
+    /// Keeps all workers busy until the result is dropped.
+    #[cfg(test)]
+    pub(crate) fn hold_all(&self) -> Vec<Sender<()>> {
+        let hold = |(postbox, _): &(Postbox<Order>, _)| {
+            let (held, until) = channel();
+            postbox.post(Order::Hold(until)).expect("it works still");
+            held
+        };
+        self.workers.iter().map(hold).collect()
+    }
+
     /// Takes epoll away from all workers.
     #[cfg(test)]
     pub(crate) fn break_all(&self) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use truepeer_policy::{BackendAddr, Backends, Policy, PrefixSet};
+use truepeer_policy::{BackendAddr, Backends, Policy, PrefixSet, Source};
 use truepeer_proto::Version;
 use truepeer_session::budget::Budgets;
 use truepeer_session::counters::Counter;
@@ -33,10 +33,12 @@ impl Case {
     /// A relay that needs no privileges, since its backend learns the client from a header.
     fn new() -> Self {
         let backend = TcpListener::bind(("127.0.0.1", 0)).expect("a backend");
+        // accept(), too, fails after this.
+        socket2::SockRef::from(&backend).set_read_timeout(Some(LONG)).expect("a time-out");
         let to = BackendAddr::new(backend.local_addr().expect("its address"));
         let mut policy = Policy::to(Backends::both(to, to));
         policy.senders.allow = PrefixSet::loopback();
-        policy.delivery.send_proxy = Some(Version::V1);
+        (policy.delivery.source, policy.delivery.send_proxy) = (Source::Any, Some(Version::V1));
         let settings = ListenerSettings::on(SocketAddr::from(([127, 0, 0, 1], 0)));
         let (journal, (ended, ends)) = (Arc::<Journal>::default(), channel());
         let budgets = Budgets::for_open_files(256, true, false);
@@ -119,4 +121,26 @@ fn a_worker_that_ends_by_itself_is_told_of_with_its_reason() {
     assert!(reason.contains("epoll_wait"), "{reason}");
     check_that_it_is_reset(&mut sender);
     check_that_it_is_reset(&mut received);
+}
+
+/// The kernel has completed their connections, and would reset them with the listening socket.
+#[test]
+fn whom_the_kernel_has_accepted_is_served_though_the_listener_closes() {
+    let mut case = Case::new();
+    let held = case.relay.hold_all();
+    let senders: Vec<_> = (0..20).map(|_| case.connect()).collect();
+    let release = std::thread::spawn(move || {
+        // Time for the order to close to be posted: whichever comes first, nobody may be lost.
+        std::thread::sleep(Duration::from_millis(50));
+        drop(held);
+    });
+    case.relay.close(ID).expect("it is open");
+    for mut sender in &senders {
+        sender.write_all(HEADER).expect("a session");
+    }
+    for _ in &senders {
+        let (mut received, _) = case.backend.accept().expect("a session");
+        received.read_exact(&mut vec![0; HEADER.len()]).expect("a header");
+    }
+    release.join().expect("it has released them");
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use truepeer_policy::{BackendAddr, Backends, Dialect, HeaderRule, Policy, PrefixSet};
+use truepeer_policy::{BackendAddr, Backends, Dialect, HeaderRule, Policy, PrefixSet, Source};
 use truepeer_proto::Version;
 use truepeer_relay::Relay;
 use truepeer_session::budget::Budgets;
@@ -46,12 +46,14 @@ fn rules(address: SocketAddr, backend: SocketAddr) -> ListenerRules {
     let mut policy = Policy::to(Backends::both(backend, backend));
     policy.senders.allow = PrefixSet::loopback();
     policy.senders.header = HeaderRule::Forbid;
-    policy.delivery.send_proxy = Some(Version::V1);
+    (policy.delivery.source, policy.delivery.send_proxy) = (Source::Any, Some(Version::V1));
     ListenerRules { settings: ListenerSettings::on(address), policy: Arc::new(policy) }
 }
 
 fn backend() -> (TcpListener, SocketAddr) {
     let backend = TcpListener::bind(ANY_PORT).expect("a backend");
+    // accept(), too, fails after this.
+    socket2::SockRef::from(&backend).set_read_timeout(Some(LONG)).expect("a time-out");
     let address = backend.local_addr().expect("its address");
     (backend, address)
 }

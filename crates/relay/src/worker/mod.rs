@@ -264,6 +264,8 @@ impl Worker {
                 Order::Drain => self.drain(now),
                 Order::Stop => self.is_stopping = true,
                 #[cfg(test)]
+                Order::Hold(until) => _ = until.recv(),
+                #[cfg(test)]
                 Order::Break => {
                     let no_epoll = std::fs::File::open("/dev/null").expect("it is there").into();
                     self.kernel = Kernel::new(no_epoll, self.budgets.pipes.clone());

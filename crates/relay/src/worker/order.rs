@@ -31,6 +31,9 @@ pub(crate) enum Order {
     Drain,
     /// End.
     Stop,
+    /// Do nothing until the other end is dropped.
+    #[cfg(test)]
+    Hold(std::sync::mpsc::Receiver<()>),
     /// Lose epoll, as no worker should.
     #[cfg(test)]
     Break,
