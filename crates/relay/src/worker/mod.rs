@@ -479,3 +479,16 @@ impl Worker {
         self.doors.resume(self.kernel.epoll(), &self.journal, now);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An idle session holds its entry and the box of its route, and no buffer.
+    #[test]
+    fn an_idle_session_takes_half_a_kibibyte_at_most() {
+        let bytes = size_of::<Option<Entry>>() + size_of::<truepeer_policy::Route>();
+        println!("{bytes} bytes for an idle session");
+        assert!(bytes <= 512, "{bytes}");
+    }
+}
