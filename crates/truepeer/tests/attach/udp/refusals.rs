@@ -183,7 +183,10 @@ fn a_client_that_comes_by_itself_is_answered_itself_in_the_end(bed: &Bed) -> Res
     for address in ["10.9.9.8/32", "10.9.9.9/32"] {
         Program::new("ip").args(["addr", "add", address, "dev", "lo"]).run(bed)?;
     }
-    command(bed, &["--port", "53/udp", "--allow", "127.0.0.9", "--close-after", "1s"])?.run(bed)?;
+    // The client is on this very host, whose addresses nobody may claim by default.
+    let claims = ["--allow-claims", "10.9.9.9"];
+    let args = ["--port", "53/udp", "--allow", "127.0.0.9", "--close-after", "1s"];
+    command(bed, &[args.as_slice(), &claims].concat())?.run(bed)?;
     let _backend = Backend::who(&["0.0.0.0:53"])?;
     let me = "10.9.9.9:5000";
     let sender = socket("127.0.0.9:0")?;
