@@ -61,7 +61,7 @@ fn from_outside() -> Entry {
     }
     let as_root = if geteuid().is_root() { usable_namespaces() } else { Err(anyhow::anyhow!("not root")) };
     let refusal = match as_root {
-        Ok(namespaces) => return run_inside(namespaces, Users::All),
+        Ok(namespaces) => return run_inside(namespaces, Users::of_this_namespace()),
         Err(error) => error,
     };
     match userns::become_root().and_then(|users| Ok((usable_namespaces()?, users))) {

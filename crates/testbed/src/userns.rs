@@ -21,6 +21,13 @@ pub(crate) enum Users {
 }
 
 impl Users {
+    /// Those that root may become here. Root of a user namespace that a plain user made has no others.
+    pub(crate) fn of_this_namespace() -> Self {
+        let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        let counts = map.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
+        if counts.sum::<u64>() > 1 { Self::All } else { Self::RootOnly }
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Users::All => "all",
