@@ -60,7 +60,8 @@ fn a_port_in_use_ends_it_with_one_clear_line(bed: &Bed) -> anyhow::Result<()> {
         let status = second.wait_end()?;
         let log = second.log();
         ensure!(status.code() == Some(1), "{status}: {log}");
-        ensure!(log.lines().count() == 1 && log.contains(DOOR_V4) && log.contains("in use"), "{log}");
+        ensure!(log.lines().count() == 1 && log.contains(DOOR_V4), "{log}");
+        ensure!(log.contains("truepeer (process ") && log.contains("listens there"), "{log}");
     }
     Ok(())
 }
