@@ -100,7 +100,17 @@ check deny scripts/cargo-deny.sh --log-level error check --hide-inclusion-graph 
 note_skip "deny advisories: their database is not at hand without the network"
 
 echo
-if [ ${#skips[@]} -gt 0 ]; then printf 'skipped %s\n' "${skips[@]}"; fi
+# "check: name: reason", hundreds of them with a few reasons: one line a reason, with the first names.
+if [ ${#skips[@]} -gt 0 ]; then
+  printf '%s\n' "${skips[@]}" | awk '{
+      at = match($0, /: [^:]*: /) ? RSTART + RLENGTH : index($0, ": ") + 2
+      reason = substr($0, at); name = substr($0, 1, at - 3)
+      if (!(reason in count)) order[++reasons] = reason
+      if (++count[reason] <= 3) names[reason] = names[reason] (count[reason] > 1 ? ", " : "") name
+    } END { for (i = 1; i <= reasons; i++) { reason = order[i]; more = count[reason] - 3
+      others = (more > 0) ? " and " more " more" : ""
+      printf "skipped %d: %s (%s%s)\n", count[reason], reason, names[reason], others } }'
+fi
 if [ ${#failures[@]} -gt 0 ]; then printf 'FAILED %s\n' "${failures[@]}"; fi
 echo "all checks took $((SECONDS - begin)) s"
 echo "$passed passed, $failed failed, $skipped skipped"
