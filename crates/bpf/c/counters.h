@@ -27,7 +27,7 @@ enum counter {
 	REFUSED_DENIED,
 	REFUSED_SIGNED,       /* TCP-MD5, TCP-AO: sequence numbers are signed */
 	REFUSED_SPLIT_COOKIE, /* a split header can't be acknowledged while SYN cookies are in use */
-	REFUSED_REDIRECTED,   /* the port is translated (DNAT) after us */
+	REFUSED_REDIRECTED,   /* no request socket: the port is translated (DNAT) after us, or the kernel gave it up */
 	REFUSED_STRAY,        /* its SYN came before attach, or was forgotten */
 	REFUSED_FULL,
 	FAILED,               /* a helper of the kernel failed; the sender sends again */

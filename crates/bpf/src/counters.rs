@@ -67,7 +67,7 @@ pub const COUNTERS: [Counter; 41] = [
     counter(Of::Both, Kind::Refusal, "refused_denied", "client on the deny-list"),
     counter(Of::Tcp, Kind::Refusal, "refused_signed", "TCP-MD5 or TCP-AO signs what would be translated"),
     counter(Of::Tcp, Kind::Refusal, "refused_split_under_syn_cookies", "split header while SYN cookies are in use"),
-    counter(Of::Tcp, Kind::Refusal, "refused_redirected", "the port is redirected (DNAT) behind us"),
+    counter(Of::Tcp, Kind::Refusal, "refused_redirected", "no half-open connection waits for the header: the port is redirected (DNAT), or the kernel gave it up"),
     counter(Of::Tcp, Kind::Refusal, "refused_stray", "half-open when we were attached, or forgotten in a flood"),
     counter(Of::Both, Kind::Refusal, "refused_full", "too many flows"),
     counter(Of::Both, Kind::Failure, "failed", "the kernel failed to do something: dropped"),
