@@ -1,6 +1,6 @@
 //! The settings, ready to be asked.
 
-use core::net::{Ipv4Addr, SocketAddr};
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::time::Duration;
 
 use truepeer_policy::{
@@ -39,6 +39,13 @@ impl Rules {
             listeners: settings.listeners,
             destination: settings.destination,
         }
+    }
+
+    /// Asks this way whether an address is one of this host's.
+    #[must_use]
+    pub fn asking(mut self, is_own_address: fn(IpAddr) -> bool) -> Self {
+        self.policy.claims.host = HostAddresses::new(is_own_address);
+        self
     }
 
     /// How this sender's first bytes are read.

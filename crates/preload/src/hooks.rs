@@ -17,8 +17,8 @@ use rustix::net::{SocketAddrAny, SocketFlags};
 use crate::accepting::Peer;
 use crate::role::{Accepting, role};
 use crate::{
-    accepting, connecting, listeners, moving, ours, peer, receiving_hooks, role as roles, sending_hooks,
-    waiter, waiting_hooks,
+    accepting, connecting, listeners, moving, ours, peer, probe, receiving_hooks, role as roles,
+    sending_hooks, waiter, waiting_hooks,
 };
 
 /// Run by the dynamic linker when the library is loaded, before the program's own constructors.
@@ -56,6 +56,7 @@ unsafe extern "C" fn in_child() {
         moving::begin();
         if let Some(role) = accepting_role() {
             role.family.ready.on_fork();
+            probe::on_fork();
         }
         waiter::on_fork();
     });

@@ -36,6 +36,7 @@ mod next;
 mod ours;
 mod parts;
 mod peer;
+mod probe;
 mod ready;
 #[cfg(not(test))]
 mod receiving_hooks;

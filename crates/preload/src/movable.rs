@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
-use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::thread;
 
 use rustix::fs::fstat;
@@ -88,15 +88,39 @@ impl Movable {
         }
         let kept = ours::another_number(taken)?;
         self.number.store(kept.into_raw_fd(), Ordering::SeqCst);
-        // A thread that this one has interrupted, to run a signal handler, can't be waited for: hence a bound.
-        for _ in 0..GLANCES {
-            if self.users.load(Ordering::SeqCst) == 0 {
-                break;
-            }
-            thread::sleep(GLANCE);
-        }
+        self.settle();
         ours::release(taken);
         Ok(true)
+    }
+
+    /// Takes a descriptor in the place of the one before, which is closed. To be called by one thread at a time
+    /// (`moving::alone`).
+    pub(crate) fn replace(&self, fd: OwnedFd) {
+        let (spent, inode) = (self.number(), self.inode());
+        self.hold(fd);
+        if spent < 0 || !self.settle() {
+            return;
+        }
+        // SAFETY: not -1. `OURS` kept the program from closing it; had it done so past this library, `is_inode` would find
+        // something else there. No thread uses the number any more, and this is the only place that closes it.
+        let spent = unsafe { OwnedFd::from_raw_fd(spent) };
+        if is_inode(spent.as_fd(), inode) {
+            ours::release(spent.as_raw_fd());
+        } else {
+            let _ = spent.into_raw_fd();
+        }
+    }
+
+    /// Waits until no thread uses the number before. One that this thread has interrupted, to run a signal handler, can't be
+    /// waited for: hence a bound.
+    fn settle(&self) -> bool {
+        (0..GLANCES).any(|_| {
+            let is_unused = self.users.load(Ordering::SeqCst) == 0;
+            if !is_unused {
+                thread::sleep(GLANCE);
+            }
+            is_unused
+        })
     }
 
     /// In a forked child, which has one thread.
@@ -112,7 +136,6 @@ pub(crate) fn is_inode(fd: BorrowedFd<'_>, inode: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{AsFd, AsRawFd, FromRawFd};
     use std::sync::atomic::AtomicBool;
 
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::process::getpid;
 
 use crate::role::role;
-use crate::waiter;
+use crate::{probe, waiter};
 
 /// One thread at a time. A signal handler that has interrupted it can't wait for it: hence a bound.
 static MOVING: AtomicBool = AtomicBool::new(false);
@@ -43,7 +43,11 @@ pub(crate) fn make_room(taken: RawFd) -> Result<(), Errno> {
     alone(|| {
         let family = role().and_then(|role| role.accepting.as_ref()).map(|role| &role.family);
         let is_familys = family.map_or(Ok(false), |family| family.move_from(taken))?;
-        if is_familys || waiter::move_from(taken)? { Ok(()) } else { Err(Errno::BUSY) }
+        if is_familys || probe::move_from(taken)? || waiter::move_from(taken)? {
+            Ok(())
+        } else {
+            Err(Errno::BUSY)
+        }
     })
 }
 

@@ -12,7 +12,7 @@ use truepeer_policy::{HeaderRule, PrefixSet};
 use truepeer_proto::{Version, Versions};
 
 use crate::family::Family;
-use crate::say;
+use crate::{probe, say};
 
 /// Set by `truepeer run`, to its settings.
 const RUN: &str = "TRUEPEER_RUN";
@@ -91,7 +91,8 @@ fn own() -> Result<Role, String> {
 
 fn accepting(settings: Settings, names_later: bool) -> Result<Accepting, String> {
     let family = Family::join().map_err(|error| format!("no memory for the names of clients: {error}"))?;
-    Ok(Accepting { rules: Rules::new(settings), family, names_later })
+    probe::open();
+    Ok(Accepting { rules: Rules::new(settings).asking(probe::is_own_address), family, names_later })
 }
 
 fn text_of(name: &str) -> Result<Option<String>, String> {

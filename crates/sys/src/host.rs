@@ -61,6 +61,25 @@ pub fn is_own_address_once(ip: IpAddr) -> bool {
     }
 }
 
+/// A socket to ask by, for a caller that keeps it: of IPv4 or IPv6, and not bound.
+///
+/// # Errors
+/// What socket(2) says.
+pub fn open_probe(is_ipv6: bool) -> Result<OwnedFd, Errno> {
+    open(if is_ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() })
+}
+
+/// The same by a socket of [`open_probe`] of the address's family, where no descriptor may be left for another; `None`: it can't
+/// tell. After a yes it is bound: it still says no, and can't tell of an own address.
+#[must_use]
+pub fn is_own_address_by(probe: BorrowedFd<'_>, ip: IpAddr) -> Option<bool> {
+    match ask(probe, ip.to_canonical()) {
+        Answer::Yes => Some(true),
+        Answer::No => Some(false),
+        Answer::Unsaid => None,
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Yes,
@@ -168,6 +187,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_kept_probe_says_yes_once() {
+        let probe = open_probe(false).unwrap();
+        for _ in 0..2 {
+            assert_eq!(is_own_address_by(probe.as_fd(), "192.0.2.1".parse().unwrap()), Some(false));
+        }
+        assert_eq!(is_own_address_by(probe.as_fd(), "127.0.0.1".parse().unwrap()), Some(true));
+        assert_eq!(is_own_address_by(probe.as_fd(), "127.0.0.1".parse().unwrap()), None);
+        assert_eq!(is_own_address_by(probe.as_fd(), "192.0.2.1".parse().unwrap()), Some(false));
     }
 
     #[test]
