@@ -136,10 +136,17 @@ fn end(bed: &Bed, middle: &NetNs, name: &str, place: u8) -> Result<Host> {
             &format!("link set {name} up"),
         ])
     })??;
+    // The other end is known: it is the transport that is tried, and no neighbour is looked for.
+    let other = 3 - place;
     host.ip(&[
-        &format!("addr add {}/24 dev wire", host.v4),
-        &format!("addr add {}/64 dev wire nodad", host.v6),
+        &format!("link set wire address 02:00:00:00:00:0{place}"),
         "link set wire up",
+        &format!("addr add {}/32 dev wire", host.v4),
+        &format!("addr add {}/128 dev wire nodad", host.v6),
+        &format!("route add default via 10.77.0.{other} dev wire onlink"),
+        &format!("route add default via fd77::{other} dev wire onlink"),
+        &format!("neigh add 10.77.0.{other} lladdr 02:00:00:00:00:0{other} dev wire"),
+        &format!("neigh add fd77::{other} lladdr 02:00:00:00:00:0{other} dev wire"),
     ])?;
     let off = ["-K", "wire", "tx", "off", "tso", "off", "gso", "off", "gro", "off"];
     Program::new("ethtool").args(off).in_netns(&host.netns).run(bed)?;

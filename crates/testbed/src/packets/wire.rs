@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use truepeer_sys::netns::NetNs;
 use truepeer_sys::packet::PacketSocket;
 
 use super::{Packet, Segment};
 use crate::topology::{Host, ip_here};
+use crate::{Bed, Program};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const HOSTS: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -72,10 +74,20 @@ impl Wire {
         Ok(Wire { host, near, socket, inbox: Mutex::default() })
     }
 
+    /// Another socket at the near end, for a second thread.
+    pub fn another_socket(&self) -> Result<PacketSocket> {
+        Ok(self.near.run(|| PacketSocket::open("host"))??)
+    }
+
     /// Another device of the same host, without an address, and a socket at its near end.
     pub fn another_device(&self, name: &str) -> Result<PacketSocket> {
         join(&self.near, &self.host, name, [[2, 0, 0, 0, 1, 1], [2, 0, 0, 0, 1, 2]])?;
         Ok(self.near.run(|| PacketSocket::open(&format!("{name}-near")))??)
+    }
+
+    /// Runs a program at the near end, where the device is called `host`.
+    pub fn run_near(&self, bed: &Bed, name: &str, args: &[&str]) -> Result<String> {
+        Program::new(name).args(args).in_netns(&self.near).run(bed)
     }
 
     /// The frame in which a packet goes to the host, behind these tags, the outer one first.
@@ -100,9 +112,17 @@ impl Wire {
         self.send_frame(&Wire::frame(packet, &[]))
     }
 
-    /// Sends any bytes to the host.
+    /// Sends any bytes to the host. A busy host's queue may be full (net.core.netdev_max_backlog): then once there is room.
     pub fn send_frame(&self, frame: &[u8]) -> Result<()> {
-        Ok(self.socket.send(frame)?)
+        let deadline = Instant::now() + STALL;
+        loop {
+            match self.socket.send(frame) {
+                Err(error) if error.errno == Errno::NOBUFS && Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                outcome => return Ok(outcome?),
+            }
+        }
     }
 
     /// Waits for the first segment of which this is true; the others are kept for whoever asks for them.
