@@ -171,7 +171,7 @@ struct embryo {
 		__u8 start[HEADER_START]; /* awaited */
 		struct flow flow;         /* admitted: what it will be */
 	};
-	__u32 unused;
+	__u32 is_busy;      /* a processor is judging one of its segments */
 };
 
 enum rule { RULE_REQUIRE = 1, RULE_OPTIONAL = 2 };

@@ -245,6 +245,7 @@ static __noinline int judge_again(struct __sk_buff *skb, const struct segment *s
 	bench->embryo = *embryo;
 	bench->embryo.flow = flow;
 	bench->embryo.have = bench->header.len;
+	bench->embryo.is_busy = 0;
 	return bpf_map_update_elem(&tp_embryos, key, &bench->embryo, BPF_EXIST);
 }
 
@@ -314,6 +315,19 @@ static __always_inline int on_embryo(struct __sk_buff *skb, const struct segment
 	if (segment->payload_len == 0 && !(segment->flags & FIN))
 		return on_bare_ack(skb, segment, port, key, embryo, tsval);
 	return on_data(skb, segment, port, key, embryo, tsval);
+}
+
+/* Two copies of a segment can be at work on two processors. Judged at once, both would take the header, the second one after the socket was
+ * made, and refuse the connection; or one would write bytes of the header over the flow that the other has just noted. So the second is
+ * dropped; the sender repeats it if it is needed. */
+static __always_inline int on_embryo_alone(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+					   const struct flow_key *key, struct embryo *embryo)
+{
+	if (__sync_lock_test_and_set(&embryo->is_busy, 1))
+		return drop(port, NOT_TAKEN);
+	int fate = on_embryo(skb, segment, port, key, embryo);
+	embryo->is_busy = 0;
+	return fate;
 }
 
 /* Nothing is known of this connection. What was open before us goes on; what is half-open must not become open without us. */
@@ -408,7 +422,7 @@ int tcp_ingress(struct __sk_buff *skb)
 		return on_syn(skb, &segment, port, &key);
 	struct embryo *embryo = bpf_map_lookup_elem(&tp_embryos, &key);
 	if (embryo && embryo->is_answered)
-		return on_embryo(skb, &segment, port, &key, embryo);
+		return on_embryo_alone(skb, &segment, port, &key, embryo);
 	/* The embryo may have become a flow since we looked, and the flow may have ended. */
 	flow = bpf_map_lookup_elem(&tp_flows, &key);
 	if (!flow)

@@ -128,7 +128,7 @@ pub(crate) struct Embryo {
     pub(crate) is_by_cookie: u8,
     pub(crate) has_timestamps: u8,
     pub(crate) start: [u8; 108],
-    pub(crate) unused: u32,
+    pub(crate) is_busy: u32,
 }
 
 const _: () = assert!(size_of::<Address>() == 16);

@@ -16,6 +16,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_damaged_syn_is_not_believed,
         a_header_to_everybody_on_the_link_is_not_believed,
         damage_stays_damage_in_a_flow,
+        copies_of_a_header_on_two_processors_are_one,
     ];
     all.into_iter().map(|test| test.of_group("damage")).collect()
 }
@@ -197,6 +198,33 @@ fn damage_stays_damage_in_a_flow(bed: &Bed) -> Result<()> {
             accepted.brings(b"RIGHT")?;
             is_closed(&mut talker, accepted.stream)
         })?;
+    }
+    Ok(())
+}
+
+/// Both copies are judged at once: the second finds the connection open already, and must neither refuse nor forge it.
+fn copies_of_a_header_on_two_processors_are_one(bed: &Bed) -> Result<()> {
+    let stage = Stage::make(bed, &[])?;
+    let again = stage.wire.another_socket()?;
+    for n in 0..1500 {
+        let mut talker = stage.talker(n % 2 == 1, 4000 + n);
+        talker.open()?;
+        let bytes = [header(CLIENT), b"DATA1".to_vec()].concat();
+        let packet = talker.data(&bytes).packet();
+        let frame = Wire::frame(&packet, &[]);
+        let barrier = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| -> Result<()> {
+            let other = scope.spawn(|| {
+                barrier.wait();
+                again.send(&frame)
+            });
+            barrier.wait();
+            stage.wire.send(&packet)?;
+            Ok(other.join().map_err(|_| anyhow::anyhow!("the other sender panicked"))??)
+        })?;
+        talker.seq = talker.seq.wrapping_add(u32::try_from(bytes.len())?);
+        let stream = stage.accepts(CLIENT, b"DATA1").with_context(|| format!("connection {n}"))?;
+        is_closed(&mut talker, stream).with_context(|| format!("the end of connection {n}"))?;
     }
     Ok(())
 }
