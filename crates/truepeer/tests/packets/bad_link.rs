@@ -47,7 +47,27 @@ fn by_attach(bed: &Bed, count: usize) -> Result<()> {
         .start_program(bed, &["[::ffff:0.0.0.0]:80", "[::]:80"], |program| program.in_netns(&host.netns))?;
     let args = ["--port", "80", "--allow", "any", "--header-timeout", HEADER_TIMEOUT];
     ByAttach::new(env!("CARGO_BIN_EXE_truepeer")).command(bed, &args)?.in_netns(&host.netns).run(bed)?;
-    all_are_right(&link, [host.at(false, 80), host.at(true, 80)], count)
+    all_are_right(&link, [host.at(false, 80), host.at(true, 80)], count).with_context(|| counted(bed, &link))
+}
+
+/// What may tell why a connection failed: truepeer's counters and the kernel's.
+fn counted(bed: &Bed, link: &BadLink) -> String {
+    let status = ByAttach::new(env!("CARGO_BIN_EXE_truepeer"))
+        .command(bed, &["status"])
+        .and_then(|command| command.in_netns(&link.right.netns).run(bed));
+    let sockets: Vec<String> = [&link.left, &link.right]
+        .map(|host| Program::new("ss").args(["-tanoi"]).in_netns(&host.netns).run(bed).unwrap_or_default())
+        .map(|all| {
+            all.lines().filter(|line| !line.starts_with("TIME-WAIT")).take(40).collect::<Vec<_>>().join("\n")
+        })
+        .into();
+    let kernel = link.right.run(|| std::fs::read_to_string("/proc/thread-self/net/netstat"));
+    format!(
+        "{}\n{}\n{}",
+        status.unwrap_or_default(),
+        sockets.join("\n"),
+        kernel.ok().and_then(Result::ok).unwrap_or_default()
+    )
 }
 
 fn by_proxy(bed: &Bed, count: usize) -> Result<()> {
@@ -79,7 +99,7 @@ fn all_are_right(link: &BadLink, to: [SocketAddr; 2], count: usize) -> Result<()
     let deeds = &link.deeds;
     link.left.run(|| {
         std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "10000 65000")?;
-        in_parallel(250.min(count), count, |n| is_right(n, to))
+        in_parallel(150.min(count), count, |n| is_right(n, to))
     })??;
     let hit =
         [&deeds.damaged, &deeds.late, &deeds.doubled, &deeds.lost].map(|deed| deed.load(Ordering::Relaxed));
@@ -99,9 +119,9 @@ fn source(v6: bool, n: u8) -> IpAddr {
 
 fn add_address(ip: IpAddr) -> String {
     if ip.is_ipv6() {
-        format!("addr add {ip}/64 dev wire nodad")
+        format!("addr add {ip}/128 dev wire nodad")
     } else {
-        format!("addr add {ip}/24 dev wire")
+        format!("addr add {ip}/32 dev wire")
     }
 }
 
@@ -125,7 +145,12 @@ fn is_right(n: usize, to: [SocketAddr; 2]) -> Result<()> {
     stream.write_all(&bytes[at..]).context("write")?;
     stream.shutdown(Shutdown::Write).context("shutdown")?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).with_context(|| format!("after {answer:?}"))?;
+    stream.read_to_string(&mut answer).with_context(|| {
+        format!(
+            "after {answer:?}, {} of {client}",
+            stream.local_addr().map(|own| own.to_string()).unwrap_or_default()
+        )
+    })?;
     let expected = format!("{client} {}", Digest::of_pattern(len as u64));
     ensure!(answer.trim() == expected, "{answer:?}, not {expected:?}");
     Ok(())
