@@ -73,9 +73,9 @@ pub(crate) unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_
         if !ours::OURS.has(new) || old == new || !is_open(old) || flags & !libc::O_CLOEXEC != 0 {
             return None;
         }
-        // As the kernel says of a number that is just being taken by another thread.
         if moving::make_room(new).is_err() {
-            return Some(Err(Errno::BUSY));
+            // It may have been closed meanwhile. If not: EBUSY is what the kernel says of a number that another thread is taking.
+            return ours::OURS.has(new).then_some(Err(Errno::BUSY));
         }
         let replaced = replace();
         if replaced < 0 {
@@ -86,7 +86,11 @@ pub(crate) unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_
         }
         Some(Ok(new))
     };
-    let replaced = answer(work, || c_int::try_from(replace()).unwrap_or(-1));
+    let plainly_replaced = || {
+        ours::wait_until_closed();
+        c_int::try_from(replace()).unwrap_or(-1)
+    };
+    let replaced = answer(work, plainly_replaced);
     if replaced >= 0 {
         listeners::forget(new);
     }

@@ -2,10 +2,15 @@
 //! given their numbers while we believe them to be ours.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::time::Duration;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// How often, and how long each time, a closing thread is waited for.
+const GLANCES: u32 = 100;
+const GLANCE: Duration = Duration::from_millis(1);
 
 /// Descriptors up to 65535 are kept track of; beyond, a program that closes everything closes ours, too.
 const WORDS: usize = 1024;
@@ -145,12 +150,23 @@ fn hold() {
     }
 }
 
-/// Closes a connection that waits.
-pub(crate) fn close(socket: OwnedFd) {
+/// Closes a descriptor of ours; for the waiter alone, which no signal interrupts.
+pub(crate) fn close(fd: OwnedFd) {
     hold();
-    release(socket.as_raw_fd());
-    drop(socket);
+    release(fd.as_raw_fd());
+    drop(fd);
     CLOSING.store(false, Ordering::Release);
+}
+
+/// Waits until a descriptor that is no longer ours is closed, too: what the program puts under its number before that, [`close`] would
+/// close. A signal handler may have interrupted a thread that forks, and can't wait for it: hence a bound.
+pub(crate) fn wait_until_closed() {
+    for _ in 0..GLANCES {
+        if !CLOSING.load(Ordering::Acquire) {
+            return;
+        }
+        std::thread::sleep(GLANCE);
+    }
 }
 
 /// Before the program forks.

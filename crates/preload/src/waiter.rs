@@ -252,7 +252,7 @@ impl Waiter {
                 }
             }
         }
-        ours::release(self.late.into_epoll().as_raw_fd());
+        ours::close(self.late.into_epoll());
     }
 
     fn has_nothing_to_do(&self) -> bool {
@@ -301,7 +301,7 @@ impl Waiter {
             // The writing end is closed: the end would be readable for ever.
             let reader = self.reader.take()?;
             let _ = self.late.without_inbox(reader.as_fd());
-            ours::release(reader.as_raw_fd());
+            ours::close(reader);
             return None;
         }
         let text = core::str::from_utf8(message.get(..count)?).ok()?;
