@@ -15,7 +15,8 @@ failures=() skips=()
 begin=$SECONDS
 
 note_failure() { failures+=("$1"); failed=$((failed + 1)); }
-note_skip() { skips+=("$1"); skipped=$((skipped + 1)); }
+# "reason TAB name", as they are printed: grouped by reason.
+note_skip() { skips+=("${1#*: }"$'\t'"${1%%: *}"); skipped=$((skipped + 1)); } # "name: reason"
 
 # A check that holds or doesn't: name, command. One that prints "SKIP ...: reason" can't tell here; its status is
 # then 0 or 77.
@@ -44,7 +45,8 @@ check_tests() {
   read -r p f s <<<"$ours"
   passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
   while read -r line; do failures+=("$name: $line"); done < <(sed -n 's/^test \(.*[^ ]\) *\.\.\. FAILED.*/\1/p' "$log")
-  while read -r line; do skips+=("$name: $line"); done < <(sed -n 's/^test \(.*[^ ]\) *\.\.\. ignored,* *(*\(.*[^)]\))*$/\1: \2/p' "$log")
+  while IFS=$'\t' read -r reason test; do skips+=("$reason"$'\t'"$name: $test"); done < <(
+    sed -n -e 's/^test \(.*[^ ]\) *\.\.\. ignored *(\(.*\))$/\2\t\1/p' -e 's/^test \(.*[^ ]\) *\.\.\. ignored, *\(.*\)$/\2\t\1/p' "$log")
   if [ $ok = 0 ] && [ "$failed" = "$before" ]; then note_failure "$name (did not build, or was cut short)"; fi
   if [ $((p + f + s)) = 0 ] && [ $ok = 1 ]; then note_failure "$name (no test ran)"; fi
   echo "    $name took $((SECONDS - start)) s"
@@ -100,11 +102,10 @@ check deny scripts/cargo-deny.sh --log-level error check --hide-inclusion-graph 
 note_skip "deny advisories: their database is not at hand without the network"
 
 echo
-# "check: name: reason", hundreds of them with a few reasons: one line a reason, with the first names.
+# Hundreds of them with a few reasons: one line a reason, with the first names.
 if [ ${#skips[@]} -gt 0 ]; then
-  printf '%s\n' "${skips[@]}" | awk '{
-      at = match($0, /: [^:]*: /) ? RSTART + RLENGTH : index($0, ": ") + 2
-      reason = substr($0, at); name = substr($0, 1, at - 3)
+  printf '%s\n' "${skips[@]}" | awk -F '\t' '{
+      reason = $1; name = $2
       if (!(reason in count)) order[++reasons] = reason
       if (++count[reason] <= 3) names[reason] = names[reason] (count[reason] > 1 ? ", " : "") name
     } END { for (i = 1; i <= reasons; i++) { reason = order[i]; more = count[reason] - 3

@@ -55,7 +55,7 @@ pub(super) fn adapt(args: &mut ProxySpec, matches: &ArgMatches) {
     args.log.quiet &= !args.log.verbose && args.log.v.is_none();
 }
 
-/// Nobody may send but by the list; the mark and table of its documentation, which says [::]:8080, too.
+/// Nobody may send but by the list; the mark and table of its documentation, which says `[::]:8080`, too.
 pub(super) fn defaults() -> Defaults {
     Defaults {
         listen: ListenAddr::new("::", 8080),
