@@ -158,6 +158,15 @@ pub(crate) fn close(fd: OwnedFd) {
     CLOSING.store(false, Ordering::Release);
 }
 
+/// Does something that opens a descriptor under any free number and closes it again; for the waiter alone, which no signal interrupts. What the
+/// program puts under that number meanwhile would be closed, so [`wait_until_closed`] waits for its end.
+pub(crate) fn with_a_passing_descriptor<T>(work: impl FnOnce() -> T) -> T {
+    hold();
+    let done = work();
+    CLOSING.store(false, Ordering::Release);
+    done
+}
+
 /// Waits until a descriptor that is no longer ours is closed, too: what the program puts under its number before that, [`close`] would
 /// close. A signal handler may have interrupted a thread that forks, and can't wait for it: hence a bound.
 pub(crate) fn wait_until_closed() {

@@ -389,7 +389,7 @@ impl Waiter {
     }
 
     fn announce(&mut self, listener: SocketAddr, interval: Duration, role: &Accepting) {
-        match role.family.wake.ring(listener) {
+        match ours::with_a_passing_descriptor(|| role.family.wake.ring(listener)) {
             Err(Errno::CONNREFUSED) => forget_listener(listener, role),
             _ => self.announced.push(Announced { listener, again_at: Instant::now() + interval, interval }),
         }
@@ -421,6 +421,6 @@ fn forget_listener(listener: SocketAddr, role: &Accepting) {
     let entries: Vec<_> = core::iter::from_fn(|| role.family.ready.take()).collect();
     for entry in entries.into_iter().filter(|entry| entry.listener != listener) {
         let _ = role.family.ready.put(entry.socket.as_fd(), entry.listener, entry.peer);
-        let _ = role.family.wake.ring(entry.listener);
+        let _ = ours::with_a_passing_descriptor(|| role.family.wake.ring(entry.listener));
     }
 }
