@@ -1,4 +1,4 @@
-//! What one thread of the load counts.
+//! The counts of one thread of the load.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 
 use crate::measure::latency;
 
-/// What a thread has counted.
+/// The counts of one thread.
 #[derive(Debug)]
 pub(super) struct Tally {
     pub(super) latencies: Histogram<u64>,

@@ -145,21 +145,21 @@ const _: () = assert!(size_of::<Embryo>() == 160);
 // SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding. Each is `repr(C)`, of integers and byte
 // arrays only, and its size (asserted above) is the sum of its fields'.
 unsafe impl Pod for Address {}
-// SAFETY: as above.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
 unsafe impl Pod for Port {}
-// SAFETY: as above.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
 unsafe impl Pod for Gate {}
-// SAFETY: as above.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
 unsafe impl Pod for Backend {}
-// SAFETY: as above.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
 unsafe impl Pod for UdpKey {}
-// SAFETY: as above.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
 unsafe impl Pod for UdpFlow {}
-// SAFETY: as above.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
 unsafe impl Pod for Settings {}
-// SAFETY: as above.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
 unsafe impl Pod for FlowKey {}
-// SAFETY: as above.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
 unsafe impl Pod for Flow {}
-// SAFETY: as above.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
 unsafe impl Pod for Embryo {}
