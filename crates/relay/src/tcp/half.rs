@@ -33,7 +33,7 @@ pub(crate) struct End<S> {
 }
 
 /// What a half may use while it pumps.
-pub(crate) struct Means<'a, I> {
+pub(crate) struct PumpContext<'a, I> {
     pub(crate) io: &'a mut I,
     /// At least [`COPY_BYTES`] long; its contents mean nothing between calls.
     pub(crate) scratch: &'a mut [u8],
@@ -152,21 +152,21 @@ impl<P> Half<P> {
     /// finished, so that the sockets are closed as soon as this one has, too.
     pub(crate) fn pump<I: Io<Pipe = P>>(
         &mut self,
-        means: &mut Means<'_, I>,
+        cx: &mut PumpContext<'_, I>,
         from: &mut End<I::Socket>,
         to: &mut End<I::Socket>,
         is_last: bool,
     ) -> Pumped {
         for _ in 0..MOVES_PER_TURN {
             let step = match (&self.held, self.input) {
-                (Held::Backlog(_), _) => self.send_backlog(means, to),
-                (Held::Piped { .. }, _) => self.drain_pipe(means, to),
+                (Held::Backlog(_), _) => self.send_backlog(cx, to),
+                (Held::Piped { .. }, _) => self.drain_pipe(cx, to),
                 (Held::Nothing, Input::Open) if from.ready.readable && to.ready.writable => {
-                    self.read(means, from, to)
+                    self.read(cx, from, to)
                 }
                 (Held::Nothing, Input::Open) => Step::Wait,
                 (Held::Nothing, Input::Ended) if is_last => self.leave_the_end_to_close(),
-                (Held::Nothing, Input::Ended) => self.pass_the_end_on(means.io, to),
+                (Held::Nothing, Input::Ended) => self.pass_the_end_on(cx.io, to),
                 (Held::Nothing, Input::Reset) => return Pumped::SourceReset,
                 (Held::Nothing, Input::Closed) => return Pumped::Finished,
             };
@@ -202,20 +202,20 @@ impl<P> Half<P> {
 
     fn read<I: Io<Pipe = P>>(
         &mut self,
-        means: &mut Means<'_, I>,
+        cx: &mut PumpContext<'_, I>,
         from: &mut End<I::Socket>,
         to: &mut End<I::Socket>,
     ) -> Step {
         if self.bulk > 0 && !from.ready.urgent {
-            match means.io.pipe() {
-                Some(pipe) => return self.fill_pipe(means, from, pipe),
+            match cx.io.pipe() {
+                Some(pipe) => return self.fill_pipe(cx, from, pipe),
                 None => self.bulk = 0,
             }
         }
-        if means.backlog_bytes.has(COPY_BYTES) {
-            self.copy(means, from, to)
+        if cx.backlog_bytes.has(COPY_BYTES) {
+            self.copy(cx, from, to)
         } else {
-            self.copy_holding_nothing(means, from, to)
+            self.copy_holding_nothing(cx, from, to)
         }
     }
 
@@ -242,26 +242,26 @@ impl<P> Half<P> {
 impl<P> Half<P> {
     fn copy<I: Io<Pipe = P>>(
         &mut self,
-        means: &mut Means<'_, I>,
+        cx: &mut PumpContext<'_, I>,
         from: &mut End<I::Socket>,
         to: &mut End<I::Socket>,
     ) -> Step {
-        let length = match means.io.recv(&from.socket, &mut means.scratch[..COPY_BYTES]) {
+        let length = match cx.io.recv(&from.socket, &mut cx.scratch[..COPY_BYTES]) {
             Ok(0) => return self.on_input_end(from.ready.error),
             Ok(length) => length,
             Err(errno) => return self.on_read_error(from, errno),
         };
         self.note_read(from, length, COPY_BYTES);
-        let rest = match means.io.send(&to.socket, &means.scratch[..length]) {
+        let rest = match cx.io.send(&to.socket, &cx.scratch[..length]) {
             Ok(sent) => {
                 self.delivered_bytes += sent as u64;
-                &means.scratch[sent..length]
+                &cx.scratch[sent..length]
             }
-            Err(Errno::AGAIN | Errno::INTR) => &means.scratch[..length],
+            Err(Errno::AGAIN | Errno::INTR) => &cx.scratch[..length],
             Err(_) => return Step::SinkBroken,
         };
         if !rest.is_empty() {
-            self.held = Held::Backlog(Backlog::of(rest.into(), means.backlog_bytes));
+            self.held = Held::Backlog(Backlog::of(rest.into(), cx.backlog_bytes));
         }
         Step::Moved
     }
@@ -270,11 +270,11 @@ impl<P> Half<P> {
     /// has taken them. One call more per move, and nothing to hold.
     fn copy_holding_nothing<I: Io<Pipe = P>>(
         &mut self,
-        means: &mut Means<'_, I>,
+        cx: &mut PumpContext<'_, I>,
         from: &mut End<I::Socket>,
         to: &mut End<I::Socket>,
     ) -> Step {
-        let length = match means.io.peek(&from.socket, &mut means.scratch[..PEEK_BYTES]) {
+        let length = match cx.io.peek(&from.socket, &mut cx.scratch[..PEEK_BYTES]) {
             Ok(0) => return self.on_input_end(from.ready.error),
             Ok(length) => length,
             Err(errno) => return self.on_read_error(from, errno),
@@ -282,10 +282,10 @@ impl<P> Half<P> {
         if length == PEEK_BYTES {
             self.bulk = BULK_PATIENCE;
         }
-        match means.io.send(&to.socket, &means.scratch[..length]) {
+        match cx.io.send(&to.socket, &cx.scratch[..length]) {
             Ok(sent) => {
                 self.delivered_bytes += sent as u64;
-                match means.io.discard(&from.socket, sent) {
+                match cx.io.discard(&from.socket, sent) {
                     Ok(()) => Step::Moved,
                     Err(errno) => self.on_read_error(from, errno),
                 }
@@ -307,12 +307,12 @@ impl<P> Half<P> {
         }
     }
 
-    fn send_backlog<I: Io>(&mut self, means: &mut Means<'_, I>, to: &mut End<I::Socket>) -> Step {
+    fn send_backlog<I: Io>(&mut self, cx: &mut PumpContext<'_, I>, to: &mut End<I::Socket>) -> Step {
         let Held::Backlog(backlog) = &mut self.held else { return Step::Moved };
         if !to.ready.writable {
             return Step::Wait;
         }
-        match means.io.send(&to.socket, backlog.unsent()) {
+        match cx.io.send(&to.socket, backlog.unsent()) {
             Ok(sent) => {
                 backlog.count_sent(sent);
                 self.delivered_bytes += sent as u64;
@@ -330,13 +330,13 @@ impl<P> Half<P> {
 impl<P> Half<P> {
     fn fill_pipe<I: Io<Pipe = P>>(
         &mut self,
-        means: &mut Means<'_, I>,
+        cx: &mut PumpContext<'_, I>,
         from: &mut End<I::Socket>,
         pipe: P,
     ) -> Step {
-        match means.io.splice_in(&from.socket, &pipe) {
+        match cx.io.splice_in(&from.socket, &pipe) {
             Ok(0) => {
-                means.io.recycle(pipe);
+                cx.io.recycle(pipe);
                 self.on_input_end(from.ready.error)
             }
             Ok(bytes) => {
@@ -345,22 +345,22 @@ impl<P> Half<P> {
                 Step::Moved
             }
             Err(errno) => {
-                means.io.recycle(pipe);
+                cx.io.recycle(pipe);
                 self.on_read_error(from, errno)
             }
         }
     }
 
-    fn drain_pipe<I: Io<Pipe = P>>(&mut self, means: &mut Means<'_, I>, to: &mut End<I::Socket>) -> Step {
+    fn drain_pipe<I: Io<Pipe = P>>(&mut self, cx: &mut PumpContext<'_, I>, to: &mut End<I::Socket>) -> Step {
         let Held::Piped { pipe, bytes } = &mut self.held else { return Step::Moved };
         if !to.ready.writable {
             return Step::Wait;
         }
-        match means.io.splice_out(pipe, &to.socket, *bytes) {
+        match cx.io.splice_out(pipe, &to.socket, *bytes) {
             Ok(moved) => {
                 *bytes -= moved;
                 self.delivered_bytes += moved as u64;
-                self.recycle_when_empty(means.io);
+                self.recycle_when_empty(cx.io);
                 Step::Moved
             }
             Err(errno) => on_write_error(to, errno),

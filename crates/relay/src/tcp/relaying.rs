@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use truepeer_session::CloseReason;
 
-use super::half::{Backlog, End, Half, Means, Pumped};
+use super::half::{Backlog, End, Half, PumpContext, Pumped};
 use crate::io::{Io, Readiness};
 
 /// How long a reset waits for the bytes before it to be taken by the other end.
@@ -87,12 +87,12 @@ impl<S, P> Relaying<S, P> {
     /// Moves what can be moved.
     pub(crate) fn run<I: Io<Socket = S, Pipe = P>>(
         &mut self,
-        means: &mut Means<'_, I>,
+        cx: &mut PumpContext<'_, I>,
     ) -> Result<Progress, CloseReason> {
-        let up = self.up.pump(means, &mut self.downstream, &mut self.upstream, self.down.is_finished());
-        let down = self.down.pump(means, &mut self.upstream, &mut self.downstream, self.up.is_finished());
+        let up = self.up.pump(cx, &mut self.downstream, &mut self.upstream, self.down.is_finished());
+        let down = self.down.pump(cx, &mut self.upstream, &mut self.downstream, self.up.is_finished());
         if let Some(side) = self.broken_by(up, down) {
-            return self.pass_the_reset_on(means, side);
+            return self.pass_the_reset_on(cx, side);
         }
         match (up, down) {
             (Pumped::Finished, Pumped::Finished) => Err(CloseReason::Finished),
@@ -114,7 +114,7 @@ impl<S, P> Relaying<S, P> {
     /// One end is gone. Deliver what it sent before; discard what was meant for it.
     fn pass_the_reset_on<I: Io<Socket = S, Pipe = P>>(
         &mut self,
-        means: &mut Means<'_, I>,
+        cx: &mut PumpContext<'_, I>,
         broken: Side,
     ) -> Result<Progress, CloseReason> {
         let (from_broken, to_broken, source, sink, reason) = match broken {
@@ -129,10 +129,10 @@ impl<S, P> Relaying<S, P> {
         };
         to_broken.abandon();
         source.ready.merge(Readiness { writable: false, ..Readiness::BROKEN });
-        let undelivered = match from_broken.pump(means, source, sink, false) {
+        let undelivered = match from_broken.pump(cx, source, sink, false) {
             Pumped::TurnOver => return Ok(Progress::TurnOver),
             Pumped::Blocked => true,
-            Pumped::SourceReset | Pumped::Finished => means.io.unacknowledged(&sink.socket) > 0,
+            Pumped::SourceReset | Pumped::Finished => cx.io.unacknowledged(&sink.socket) > 0,
             Pumped::SinkBroken => false,
         };
         if !undelivered {
@@ -145,12 +145,12 @@ impl<S, P> Relaying<S, P> {
     /// [`RESET_CHECK`] has passed: looks again, unless the grace is over.
     pub(crate) fn check_reset<I: Io<Socket = S, Pipe = P>>(
         &mut self,
-        means: &mut Means<'_, I>,
+        cx: &mut PumpContext<'_, I>,
     ) -> Result<Progress, CloseReason> {
         self.reset_checks += 1;
         self.reset_check_due = false;
         if RESET_CHECK * self.reset_checks < RESET_GRACE {
-            return self.run(means);
+            return self.run(cx);
         }
         Err(match self.broken {
             Some(Side::Upstream) => CloseReason::ResetByBackend,

@@ -18,7 +18,7 @@ use truepeer_session::{CloseReason, Ended};
 
 use super::connecting::{Connecting, Dialling};
 use super::context::Context;
-use super::half::{End, Means};
+use super::half::{End, PumpContext};
 use super::header::{FirstBytes, Read, Rules};
 use super::relaying::{Progress, Relaying, Side};
 use crate::io::{Io, Readiness};
@@ -169,8 +169,8 @@ impl<S, P> Session<S, P> {
     {
         match &mut self.stage {
             Stage::Relaying(relaying) => {
-                let mut means = Means { io: cx.io, scratch, backlog_bytes: &cx.budgets.backlog_bytes };
-                let progress = relaying.run(&mut means);
+                let mut pump = PumpContext { io: cx.io, scratch, backlog_bytes: &cx.budgets.backlog_bytes };
+                let progress = relaying.run(&mut pump);
                 self.judge(progress)
             }
             Stage::AwaitHeader { .. } => self.read_header(cx, scratch),
@@ -206,8 +206,8 @@ impl<S, P> Session<S, P> {
                 self.adopt(cx, dialling)
             }
             (Stage::Relaying(mut relaying), Deadline::ResetCheck) => {
-                let mut means = Means { io: cx.io, scratch, backlog_bytes: &cx.budgets.backlog_bytes };
-                let progress = relaying.check_reset(&mut means);
+                let mut pump = PumpContext { io: cx.io, scratch, backlog_bytes: &cx.budgets.backlog_bytes };
+                let progress = relaying.check_reset(&mut pump);
                 self.stage = Stage::Relaying(relaying);
                 self.judge(progress)
             }
