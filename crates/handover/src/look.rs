@@ -105,17 +105,17 @@ impl Refused {
 /// Looks at what has arrived on an accepted connection; never waits, takes nothing. `sender` is what `accept` returned:
 /// asked for later, the kernel has forgotten the sender of a connection that was reset.
 pub fn look(socket: BorrowedFd<'_>, sender: SenderAddr, rules: &Rules, wake: &WakeUp) -> Look {
-    let judge = Judge { socket, sender, rules, wake };
+    let checker = Checker { socket, sender, rules, wake };
     let mut buffer = [0; FIRST_LOOK_BYTES];
     match peek(socket, &mut buffer) {
-        Peeked::Bytes(count) if count < FIRST_LOOK_BYTES => judge.judge(&buffer[..count]),
-        Peeked::Bytes(_) => match judge.judge(&buffer) {
-            Look::NeedMore => judge.judge_long(),
+        Peeked::Bytes(count) if count < FIRST_LOOK_BYTES => checker.check(&buffer[..count]),
+        Peeked::Bytes(_) => match checker.check(&buffer) {
+            Look::NeedMore => checker.check_long(),
             decided => decided,
         },
-        Peeked::Nothing => judge.judge(&[]),
-        Peeked::End => judge.judge_ended(&[]),
-        Peeked::Reset => judge.left(),
+        Peeked::Nothing => checker.check(&[]),
+        Peeked::End => checker.check_ended(&[]),
+        Peeked::Reset => checker.left(),
     }
 }
 
@@ -135,15 +135,15 @@ fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Peeked {
     }
 }
 
-struct Judge<'a> {
+struct Checker<'a> {
     socket: BorrowedFd<'a>,
     sender: SenderAddr,
     rules: &'a Rules,
     wake: &'a WakeUp,
 }
 
-impl Judge<'_> {
-    fn judge(&self, bytes: &[u8]) -> Look {
+impl Checker<'_> {
+    fn check(&self, bytes: &[u8]) -> Look {
         self.ask(bytes, |reader| reader.on_bytes(bytes))
     }
 
@@ -183,16 +183,16 @@ impl Judge<'_> {
     }
 
     /// As much of a long header as there may be.
-    fn judge_long(&self) -> Look {
+    fn check_long(&self) -> Look {
         let mut buffer = vec![0; self.rules.limits.max_len.max(FIRST_LOOK_BYTES)];
         match peek(self.socket, &mut buffer) {
-            Peeked::Bytes(count) => self.judge(&buffer[..count]),
+            Peeked::Bytes(count) => self.check(&buffer[..count]),
             Peeked::Nothing | Peeked::End | Peeked::Reset => Look::NeedMore,
         }
     }
 
     /// No more bytes than these will come.
-    fn judge_ended(&self, bytes: &[u8]) -> Look {
+    fn check_ended(&self, bytes: &[u8]) -> Look {
         self.decide(self.ask(bytes, |reader| reader.on_end(bytes)))
     }
 
@@ -229,8 +229,8 @@ impl Judge<'_> {
 
 /// What becomes of a connection that [`look`] could not decide on, and of which no more will come.
 pub(crate) fn on_end(socket: BorrowedFd<'_>, sender: SenderAddr, rules: &Rules, wake: &WakeUp) -> Look {
-    let judge = Judge { socket, sender, rules, wake };
-    with_all(&judge, |bytes| judge.judge_ended(bytes))
+    let checker = Checker { socket, sender, rules, wake };
+    with_all(&checker, |bytes| checker.check_ended(bytes))
 }
 
 /// What becomes of a connection that [`look`] could not decide on, so long after it was accepted: [`Look::NeedMore`] if it may
@@ -242,22 +242,22 @@ pub(crate) fn on_timeout(
     wake: &WakeUp,
     waited: Duration,
 ) -> (Look, Duration) {
-    let judge = Judge { socket, sender, rules, wake };
+    let checker = Checker { socket, sender, rules, wake };
     let mut deadline = Duration::ZERO;
-    let look = with_all(&judge, |bytes| {
+    let look = with_all(&checker, |bytes| {
         deadline = rules.deadline(sender, bytes.len());
-        let look = judge.ask(bytes, |reader| reader.on_timeout(bytes, waited));
-        if waited < deadline { look } else { judge.decide(look) }
+        let look = checker.ask(bytes, |reader| reader.on_timeout(bytes, waited));
+        if waited < deadline { look } else { checker.decide(look) }
     });
     (look, deadline)
 }
 
-fn with_all(judge: &Judge<'_>, decide: impl FnOnce(&[u8]) -> Look) -> Look {
-    let mut buffer = vec![0; judge.rules.limits.max_len.max(FIRST_LOOK_BYTES)];
-    match peek(judge.socket, &mut buffer) {
+fn with_all(checker: &Checker<'_>, decide: impl FnOnce(&[u8]) -> Look) -> Look {
+    let mut buffer = vec![0; checker.rules.limits.max_len.max(FIRST_LOOK_BYTES)];
+    match peek(checker.socket, &mut buffer) {
         Peeked::Bytes(count) => decide(&buffer[..count]),
         Peeked::Nothing | Peeked::End => decide(&[]),
-        Peeked::Reset => judge.left(),
+        Peeked::Reset => checker.left(),
     }
 }
 
