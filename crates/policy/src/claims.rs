@@ -129,8 +129,8 @@ pub struct Claims {
 
 impl Claims {
     /// The special range of a claim: `Err` if it is refused, `Ok(Some)` if `--allow-claims` lets it pass with a warning.
-    pub(crate) fn judge(&self, claim: ClientAddr) -> Result<Option<SpecialRange>, SpecialRange> {
-        self.judge_range(claim, SpecialRange::of(claim.ip()))
+    pub(crate) fn check(&self, claim: ClientAddr) -> Result<Option<SpecialRange>, SpecialRange> {
+        self.check_range(claim, SpecialRange::of(claim.ip()))
     }
 
     /// The same for this host's addresses.
@@ -138,16 +138,16 @@ impl Claims {
     /// A claim of one is refused even where it might be true (a client on this host that connects through the load
     /// balancer): a forged header looks the same. Only a sender may claim its own address, because it could say LOCAL as
     /// well, and the kernel vouches for it.
-    pub(crate) fn judge_host(
+    pub(crate) fn check_host(
         &self,
         sender: SenderAddr,
         claim: ClientAddr,
     ) -> Result<Option<SpecialRange>, SpecialRange> {
         let is_claimed = claim.ip() != sender.ip() && self.host.contains(without_nat64(claim.ip()));
-        self.judge_range(claim, is_claimed.then_some(SpecialRange::Host))
+        self.check_range(claim, is_claimed.then_some(SpecialRange::Host))
     }
 
-    fn judge_range(
+    fn check_range(
         &self,
         claim: ClientAddr,
         range: Option<SpecialRange>,

@@ -180,7 +180,7 @@ pub struct Dynamic {
 }
 
 impl Dynamic {
-    pub(crate) fn judge(&self, client: ClientAddr, destination: BackendAddr) -> Result<BackendAddr, Refusal> {
+    pub(crate) fn check(&self, client: ClientAddr, destination: BackendAddr) -> Result<BackendAddr, Refusal> {
         let unusable = |why| Refusal::DestinationUnusable { client, destination, why };
         if destination.get().port() == 0 {
             return Err(unusable(UnusableDestination::PortZero));

@@ -49,7 +49,7 @@ impl Policy {
     pub fn client(&self, sender: SenderAddr, header: Option<&Header<'_>>) -> Result<Client, Refusal> {
         let mut client = self.name(sender, header)?;
         if client.origin == Origin::Header && client.special.is_none() {
-            let range = self.claims.judge_host(sender, client.addr);
+            let range = self.claims.check_host(sender, client.addr);
             client.special = refused_claim(range, sender, client.addr)?;
         }
         Ok(client)
@@ -81,7 +81,7 @@ impl Policy {
                 if transport == self.transport =>
             {
                 let addr = ClientAddr::new(source);
-                let special = refused_claim(self.claims.judge(addr), sender, addr)?;
+                let special = refused_claim(self.claims.check(addr), sender, addr)?;
                 Ok(Client { addr, origin: Origin::Header, destination: Some(destination), special })
             }
             // PROXY 2.2 leaves UNSPEC to the receiver: the real endpoints, or a rejection. UNIX and the other transport are
@@ -92,11 +92,11 @@ impl Policy {
 }
 
 fn refused_claim(
-    judged: Result<Option<SpecialRange>, SpecialRange>,
+    checked: Result<Option<SpecialRange>, SpecialRange>,
     sender: SenderAddr,
     client: ClientAddr,
 ) -> Result<Option<SpecialRange>, Refusal> {
-    judged.map_err(|range| Refusal::ClaimRefused { sender, client, range })
+    checked.map_err(|range| Refusal::ClaimRefused { sender, client, range })
 }
 
 /// The sender is the client. Never special: the kernel reports its address.

@@ -180,7 +180,7 @@ impl Delivery {
     /// The client's family chooses, whatever the sender's is.
     fn backend(&self, client: Client) -> Result<BackendAddr, Refusal> {
         match (&self.dynamic, client.destination) {
-            (Some(dynamic), Some(destination)) => dynamic.judge(client.addr, BackendAddr::new(destination)),
+            (Some(dynamic), Some(destination)) => dynamic.check(client.addr, BackendAddr::new(destination)),
             _ => {
                 let Backends { ipv4, ipv6 } = self.backends;
                 let backend = if client.addr.get().is_ipv4() { ipv4 } else { ipv6 };

@@ -12,7 +12,7 @@ use super::connection::Rooms;
 use super::driver::{Closed, Driver, budgets, open_policy};
 use super::io::Hardships;
 use super::party::{Ending, Script};
-use super::scenario::{header, judge};
+use super::scenario::{check_delivery, header};
 use super::world::{Backend, Dial, Place};
 
 pub(super) const ROOMS: Rooms = Rooms { inbound: 100_000, outbound: 100_000, arrived: 100_000 };
@@ -102,8 +102,8 @@ pub(super) fn check_whole(played: &Played) {
     assert_eq!(played.closed().reason, CloseReason::Finished);
     played.at_client(|client| {
         played.at_backend(|backend| {
-            judge(&client.party, &backend.party);
-            judge(&backend.party, &client.party);
+            check_delivery(&client.party, &backend.party);
+            check_delivery(&backend.party, &client.party);
         });
     });
 }

@@ -178,7 +178,7 @@ pub(super) fn parties(driver: &Driver, client: usize, check: impl FnOnce(&Party,
 }
 
 /// What must be true of what `source` sent and `sink` read.
-pub(super) fn judge(source: &Party, sink: &Party) {
+pub(super) fn check_delivery(source: &Party, sink: &Party) {
     let (sent, received) = (source.sent_of_stream(), sink.received_of_stream());
     let resets = |party: &Party| matches!(party.script().ending, Ending::Reset { .. });
     let sink_left = resets(sink) || sink.script().ending == Ending::Close;

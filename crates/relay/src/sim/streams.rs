@@ -5,7 +5,7 @@ use truepeer_session::CloseReason;
 
 use super::connection::End;
 use super::party::Ending;
-use super::scenario::{judge, parties, scenario};
+use super::scenario::{check_delivery, parties, scenario};
 
 fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, max_shrink_iters: 300, failure_persistence: None, ..ProptestConfig::default() }
@@ -20,8 +20,8 @@ proptest! {
         for client in clients {
             assert_eq!(driver.reason(client), Some(&CloseReason::Finished));
             parties(&driver, client, |client, backend| {
-                judge(client, backend);
-                judge(backend, client);
+                check_delivery(client, backend);
+                check_delivery(backend, client);
                 assert_eq!((client.saw, backend.saw), (Some(End::Fin), Some(End::Fin)));
             });
         }
@@ -34,8 +34,8 @@ proptest! {
         for client in clients {
             assert!(driver.reason(client).is_some(), "the session lives on");
             parties(&driver, client, |client, backend| {
-                judge(client, backend);
-                judge(backend, client);
+                check_delivery(client, backend);
+                check_delivery(backend, client);
             });
         }
         driver.check_that_nothing_is_left();
@@ -60,7 +60,7 @@ proptest! {
             parties(&driver, client, |client, backend| {
                 assert_eq!(backend.received_of_stream(), appetite);
                 assert_eq!(backend.saw, None);
-                judge(backend, client);
+                check_delivery(backend, client);
             });
         }
     }

@@ -171,7 +171,7 @@ impl<S, P> Session<S, P> {
             Stage::Relaying(relaying) => {
                 let mut pump = PumpContext { io: cx.io, scratch, backlog_bytes: &cx.budgets.backlog_bytes };
                 let progress = relaying.run(&mut pump);
-                self.judge(progress)
+                self.verdict(progress)
             }
             Stage::AwaitHeader { .. } => self.read_header(cx, scratch),
             Stage::Connecting(_) | Stage::Over => Verdict::Wait(Deadline::Unchanged),
@@ -209,7 +209,7 @@ impl<S, P> Session<S, P> {
                 let mut pump = PumpContext { io: cx.io, scratch, backlog_bytes: &cx.budgets.backlog_bytes };
                 let progress = relaying.check_reset(&mut pump);
                 self.stage = Stage::Relaying(relaying);
-                self.judge(progress)
+                self.verdict(progress)
             }
             (stage @ Stage::Relaying(_), Deadline::Idle) => {
                 self.stage = stage;
@@ -352,7 +352,7 @@ impl<S, P> Session<S, P> {
     }
 
     /// What relaying says, as the session's verdict. Progress of any kind starts the idle time-out anew.
-    fn judge(&mut self, progress: Result<Progress, CloseReason>) -> Verdict {
+    fn verdict(&mut self, progress: Result<Progress, CloseReason>) -> Verdict {
         match progress {
             Ok(Progress::Waiting) => Verdict::Wait(Deadline::Idle),
             Ok(Progress::TurnOver) => {

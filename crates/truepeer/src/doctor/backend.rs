@@ -6,12 +6,12 @@ use std::net::SocketAddr;
 use super::listening::{self, Bound};
 use super::probe;
 use super::report::{Check, Report};
-use super::{Family, Patient, Place};
+use super::{Family, Subject, Place};
 use crate::routes::item::Transport;
 use crate::routes::plan::Backend;
 
-pub(super) fn examine(patient: &Patient<'_>, report: &mut Report) {
-    for backend in &patient.setup.backends {
+pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) {
+    for backend in &subject.setup.backends {
         let Some(address) = address_of(backend) else { continue };
         if address.is_ipv6() && !super::machine::has_ipv6() {
             report.add(Check::skip("backend", format!("backend {address}"), "IPv6 is off"));
@@ -19,7 +19,7 @@ pub(super) fn examine(patient: &Patient<'_>, report: &mut Report) {
         }
         binding(backend, address).into_iter().for_each(|check| report.add(check));
         if backend.transport == Transport::Tcp {
-            round_trips(patient, backend.place, address, report);
+            round_trips(subject, backend.place, address, report);
         }
     }
 }
@@ -31,8 +31,8 @@ fn address_of(backend: &Backend) -> Option<SocketAddr> {
     is_one.then(|| SocketAddr::new(backend.net.addr(), *backend.ports.start()))
 }
 
-fn round_trips(patient: &Patient<'_>, place: Place, backend: SocketAddr, report: &mut Report) {
-    let timeout = patient.options.timeout;
+fn round_trips(subject: &Subject<'_>, place: Place, backend: SocketAddr, report: &mut Report) {
+    let timeout = subject.options.timeout;
     let plain = format!("connection to {backend}");
     let client = Family::of(backend.ip()).example_client();
     let tried = format!("connection to {backend} as {client}");
@@ -42,7 +42,7 @@ fn round_trips(patient: &Patient<'_>, place: Place, backend: SocketAddr, report:
         return;
     }
     report.add(Check::ok("backend", plain));
-    match probe::connect_spoofed(backend, patient.mark, timeout) {
+    match probe::connect_spoofed(backend, subject.mark, timeout) {
         Ok(()) => report.add(Check::ok("backend_spoofed", tried).found("the answer came back")),
         Err(error) => lost(place, tried, &error, report),
     }

@@ -6,7 +6,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::report::{Check, Report, Verdict};
-use super::{Family, Patient, Place};
+use super::{Family, Subject, Place};
 use crate::routes::item::{Need, Switch};
 use crate::routes::netlink::Netlink;
 use crate::routes::sysctl;
@@ -23,27 +23,27 @@ pub(super) fn has_ipv6() -> bool {
     sysctl::read_named("net.ipv6.conf.lo.disable_ipv6") == Some(0)
 }
 
-pub(super) fn examine(patient: &Patient<'_>, report: &mut Report) {
-    report.add(policy_routing(patient));
-    if let Some(check) = port_rules(patient) {
+pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) {
+    report.add(policy_routing(subject));
+    if let Some(check) = port_rules(subject) {
         report.add(check);
     }
-    if let Some(check) = mark_accept(patient) {
+    if let Some(check) = mark_accept(subject) {
         report.add(check);
     }
-    report.add(loopback(patient, Family::V4));
-    if patient.has_family(Family::V6) {
-        report.add(ipv6(patient));
+    report.add(loopback(subject, Family::V4));
+    if subject.has_family(Family::V6) {
+        report.add(ipv6(subject));
     }
     report.add(open_files());
     report.add(pipes());
 }
 
-fn policy_routing(patient: &Patient<'_>) -> Check {
+fn policy_routing(subject: &Subject<'_>) -> Check {
     let name = "policy_routing";
     let tried = "policy routing in the kernel";
     let families =
-        Family::ALL.into_iter().filter(|f| patient.has_family(*f) && (*f == Family::V4 || has_ipv6()));
+        Family::ALL.into_iter().filter(|f| subject.has_family(*f) && (*f == Family::V4 || has_ipv6()));
     for family in families {
         if let Err(error) = Netlink::open().and_then(|mut netlink| netlink.rules(family)) {
             let why =
@@ -54,9 +54,9 @@ fn policy_routing(patient: &Patient<'_>) -> Check {
     Check::ok(name, tried)
 }
 
-fn port_rules(patient: &Patient<'_>) -> Option<Check> {
+fn port_rules(subject: &Subject<'_>) -> Option<Check> {
     let needs = |need: &Need| matches!(need, Need::Rule(rule) if rule.source_ports.is_some());
-    patient.plan.items.iter().any(|item| needs(&item.need)).then(|| {
+    subject.plan.items.iter().any(|item| needs(&item.need)).then(|| {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let release = release.trim();
         let tried = format!("rules on a port (Linux {}.{})", PORT_RULES_SINCE.0, PORT_RULES_SINCE.1);
@@ -73,36 +73,36 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-fn mark_accept(patient: &Patient<'_>) -> Option<Check> {
+fn mark_accept(subject: &Subject<'_>) -> Option<Check> {
     let name = Switch::TcpFwmarkAccept.name();
-    let needed = patient.plan.items.iter().any(|item| item.need == Need::Switch(Switch::TcpFwmarkAccept));
+    let needed = subject.plan.items.iter().any(|item| item.need == Need::Switch(Switch::TcpFwmarkAccept));
     needed.then(|| match sysctl::read(Switch::TcpFwmarkAccept) {
         Some(_) => Check::ok("fwmark_accept", format!("{name} is known to the kernel")),
         None => Check::fail("fwmark_accept", format!("{name} is known to the kernel"), "it is not"),
     })
 }
 
-fn loopback(patient: &Patient<'_>, family: Family) -> Check {
+fn loopback(subject: &Subject<'_>, family: Family) -> Check {
     let address = family.loopback();
     let tried = format!("{address} is on the loopback interface");
-    if patient.local.contains(&address) {
+    if subject.local.contains(&address) {
         Check::ok("loopback", tried)
     } else {
         Check::fail("loopback", tried, "it is not").mend("ip link set lo up")
     }
 }
 
-fn ipv6(patient: &Patient<'_>) -> Check {
+fn ipv6(subject: &Subject<'_>) -> Check {
     let tried = "IPv6 is on";
     if has_ipv6() {
-        if patient.has_backend(Family::V6, Place::Loopback) {
-            return loopback(patient, Family::V6);
+        if subject.has_backend(Family::V6, Place::Loopback) {
+            return loopback(subject, Family::V6);
         }
         return Check::ok("ipv6", tried);
     }
     let found = "it is off here: IPv6 clients can't be shown to a backend";
     let mend = "sysctl -w net.ipv6.conf.all.disable_ipv6=0 net.ipv6.conf.lo.disable_ipv6=0";
-    let verdict = if patient.options.named { Verdict::Fail } else { Verdict::Note };
+    let verdict = if subject.options.named { Verdict::Fail } else { Verdict::Note };
     Check { verdict, ..Check::note("ipv6", tried, found).mend(mend) }
 }
 

@@ -47,7 +47,7 @@ pub(crate) struct DoctorOptions {
 }
 
 /// What all examinations look at.
-struct Patient<'a> {
+struct Subject<'a> {
     options: &'a DoctorOptions,
     setup: Setup,
     plan: RoutePlan,
@@ -56,7 +56,7 @@ struct Patient<'a> {
     local: Vec<std::net::IpAddr>,
 }
 
-impl Patient<'_> {
+impl Subject<'_> {
     fn has_backend(&self, family: Family, place: Place) -> bool {
         self.setup.backends.iter().any(|b| Family::of(b.net.addr()) == family && b.place == place)
     }
@@ -74,13 +74,13 @@ pub(crate) fn examine(options: &DoctorOptions, out: &mut dyn Write) -> Result<bo
     let plan = RoutePlan::for_setup(&setup);
     let mark = setup.mark.or(plan.upstream_mark);
     let local = local_addresses(&mut Netlink::open()?)?;
-    let patient = Patient { options, setup, plan, mark, local };
+    let subject = Subject { options, setup, plan, mark, local };
 
     let mut report = Report::default();
-    privileges::examine(&patient, &mut report);
-    machine::examine(&patient, &mut report);
-    routing::examine(&patient, &mut report)?;
-    backend::examine(&patient, &mut report);
+    privileges::examine(&subject, &mut report);
+    machine::examine(&subject, &mut report);
+    routing::examine(&subject, &mut report)?;
+    backend::examine(&subject, &mut report);
     attach::examine(&mut report);
     report.write(options.json, out)?;
     Ok(report.holds())

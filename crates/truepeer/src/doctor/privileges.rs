@@ -7,7 +7,7 @@ use rustix::thread::CapabilitySet;
 
 use super::probe;
 use super::report::{Check, Report};
-use super::{Family, Patient};
+use super::{Family, Subject};
 
 /// What a way of delivering needs from the kernel.
 pub(crate) struct Privilege {
@@ -98,17 +98,17 @@ fn confinement() -> Option<String> {
     (!profile.is_empty() && profile != "unconfined" && profile != "kernel").then_some(profile)
 }
 
-pub(super) fn examine(patient: &Patient<'_>, report: &mut Report) {
-    for family in Family::ALL.into_iter().filter(|family| patient.has_family(*family)) {
+pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) {
+    for family in Family::ALL.into_iter().filter(|family| subject.has_family(*family)) {
         if family == Family::V6 && !super::machine::has_ipv6() {
             continue;
         }
         let version = if family == Family::V4 { "IPv4" } else { "IPv6" };
         let tried = format!("{} on an {version} socket", SPOOF.what);
-        report.add(judge("transparent", tried, &SPOOF, probe::try_transparent(family)));
+        report.add(privilege_check("transparent", tried, &SPOOF, probe::try_transparent(family)));
     }
-    if let Some(mark) = patient.mark {
-        report.add(judge("mark", format!("{} {mark}", MARK.what), &MARK, probe::try_mark(mark)));
+    if let Some(mark) = subject.mark {
+        report.add(privilege_check("mark", format!("{} {mark}", MARK.what), &MARK, probe::try_mark(mark)));
     }
     if !ROUTES.is_held() {
         let found = "CAP_NET_ADMIN is missing: they must be made by somebody else before truepeer starts";
@@ -116,7 +116,7 @@ pub(super) fn examine(patient: &Patient<'_>, report: &mut Report) {
     }
 }
 
-fn judge(name: &'static str, tried: String, privilege: &Privilege, outcome: io::Result<()>) -> Check {
+fn privilege_check(name: &'static str, tried: String, privilege: &Privilege, outcome: io::Result<()>) -> Check {
     match outcome {
         Ok(()) => Check::ok(name, tried),
         Err(error) => Check::fail(name, tried, privilege.refusal(&error)).mend(privilege.grant()),

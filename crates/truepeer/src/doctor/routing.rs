@@ -7,7 +7,7 @@ use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteMessage, Rout
 
 use super::probe;
 use super::report::{Check, Report, Verdict};
-use super::{Family, Patient, Place};
+use super::{Family, Subject, Place};
 use crate::routes::apply;
 use crate::routes::item::{Need, Rule, TABLE_MAIN, Transport};
 use crate::routes::kernel::{Kernel, Tag};
@@ -17,49 +17,49 @@ use crate::routes::print::command;
 use crate::routes::show::apply_command;
 use crate::routes::sysctl;
 
-pub(super) fn examine(patient: &Patient<'_>, report: &mut Report) -> Result<()> {
+pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) -> Result<()> {
     let mut netlink = Netlink::open()?;
-    let kernel = Kernel::read(&mut netlink, apply::table_of(&patient.plan))?;
+    let kernel = Kernel::read(&mut netlink, apply::table_of(&subject.plan))?;
     let mut complete = true;
-    for item in patient.plan.items.iter().filter(|item| apply::void(&item.need).is_none()) {
-        let check = present(patient, &kernel, &item.need);
+    for item in subject.plan.items.iter().filter(|item| apply::void(&item.need).is_none()) {
+        let check = present(subject, &kernel, &item.need);
         complete &= check.verdict == Verdict::Ok;
         report.add(check);
     }
     if complete {
-        for item in &patient.plan.items {
+        for item in &subject.plan.items {
             if let Need::Rule(rule) = &item.need
                 && apply::void(&item.need).is_none()
-                && let Some(check) = taken(patient, &mut netlink, rule)
+                && let Some(check) = taken(subject, &mut netlink, rule)
             {
                 report.add(check);
             }
         }
     }
-    for check in [source_validation(patient), reverse_path(patient, &mut netlink), localnet(patient)] {
+    for check in [source_validation(subject), reverse_path(subject, &mut netlink), localnet(subject)] {
         check.into_iter().for_each(|check| report.add(check));
     }
     Ok(())
 }
 
-fn present(patient: &Patient<'_>, kernel: &Kernel, need: &Need) -> Check {
+fn present(subject: &Subject<'_>, kernel: &Kernel, need: &Need) -> Check {
     let tried = command(need);
     match kernel.satisfied_by(need) {
         Some(Tag::Foreign) => Check::ok("routes", tried).found("there, not made by truepeer"),
         Some(_) => Check::ok("routes", tried).found("there"),
         None => {
-            let found = if patient.options.with_routes {
+            let found = if subject.options.with_routes {
                 "missing, and it could not be made"
             } else {
                 "missing (truepeer proxy makes it where it may: try truepeer doctor --try)"
             };
-            Check::fail("routes", tried, found).mend(apply_command(&patient.setup))
+            Check::fail("routes", tried, found).mend(apply_command(&subject.setup))
         }
     }
 }
 
 /// Asks for the route of a packet that the rule is meant for; another rule may stand before it.
-fn taken(patient: &Patient<'_>, netlink: &mut Netlink, rule: &Rule) -> Option<Check> {
+fn taken(subject: &Subject<'_>, netlink: &mut Netlink, rule: &Rule) -> Option<Check> {
     let from = rule.from.map(|net| net.addr()).filter(|ip| !ip.is_unspecified());
     let input = match (rule.table, rule.sent_here, from) {
         (TABLE_MAIN, _, _) | (_, false, None) => return None,
@@ -74,16 +74,16 @@ fn taken(patient: &Patient<'_>, netlink: &mut Netlink, rule: &Rule) -> Option<Ch
         Ok(Some(route)) if leads_here(&route, rule.table) => {
             Check::ok("route_taken", tried).found(format!("local, by table {}", rule.table))
         }
-        Ok(Some(route)) => shadowed(patient, tried, format!("it goes by table {}", table_of(&route))),
-        Ok(None) => shadowed(patient, tried, "there is none".to_owned()),
-        Err(error) => shadowed(patient, tried, format!("there is none ({})", error.source)),
+        Ok(Some(route)) => shadowed(subject, tried, format!("it goes by table {}", table_of(&route))),
+        Ok(None) => shadowed(subject, tried, "there is none".to_owned()),
+        Err(error) => shadowed(subject, tried, format!("there is none ({})", error.source)),
     })
 }
 
 /// New rules go before all others, so making them anew mends it.
-fn shadowed(patient: &Patient<'_>, tried: String, found: String) -> Check {
+fn shadowed(subject: &Subject<'_>, tried: String, found: String) -> Check {
     let found = format!("{found}: another rule stands before truepeer's (ip rule)");
-    let mend = format!("truepeer routes remove --force && {}", apply_command(&patient.setup));
+    let mend = format!("truepeer routes remove --force && {}", apply_command(&subject.setup));
     Check::fail("route_taken", tried, found).mend(mend)
 }
 
@@ -136,8 +136,8 @@ fn interface_to(netlink: &mut Netlink, address: IpAddr) -> Option<u32> {
 
 /// With `src_valid_mark`, IPv4 checks a packet's source by the rules for its mark: TPROXY's mark leads all
 /// sources to this machine, so all are martians, even with rp_filter off (`__fib_validate_source`).
-fn source_validation(patient: &Patient<'_>) -> Option<Check> {
-    if patient.setup.tproxy.is_empty() {
+fn source_validation(subject: &Subject<'_>) -> Option<Check> {
+    if subject.setup.tproxy.is_empty() {
         return None;
     }
     let tried = "packets that TPROXY marks pass the source check (src_valid_mark)";
@@ -150,9 +150,9 @@ fn source_validation(patient: &Patient<'_>) -> Option<Check> {
 }
 
 /// Strict filtering wants replies on the interface by which the backend is reached; on loopback it never matters.
-fn reverse_path(patient: &Patient<'_>, netlink: &mut Netlink) -> Option<Check> {
+fn reverse_path(subject: &Subject<'_>, netlink: &mut Netlink) -> Option<Check> {
     let backend =
-        patient.setup.backends.iter().find(|b| b.place == Place::Elsewhere && b.net.addr().is_ipv4())?;
+        subject.setup.backends.iter().find(|b| b.place == Place::Elsewhere && b.net.addr().is_ipv4())?;
     let interface = probe::interface_name(interface_to(netlink, backend.net.addr())?)?;
     let tried = format!("rp_filter on {interface}, where replies of {} arrive", backend.net.addr());
     let of = |name: &str| {
@@ -170,10 +170,10 @@ fn reverse_path(patient: &Patient<'_>, netlink: &mut Netlink) -> Option<Check> {
 }
 
 /// With `route_localnet`, hosts on that link reach backends on 127.0.0.0/8 directly.
-fn localnet(patient: &Patient<'_>) -> Option<Check> {
+fn localnet(subject: &Subject<'_>) -> Option<Check> {
     let open: Vec<String> = interfaces_with("route_localnet", 1);
     let first = open.iter().find(|name| *name != "lo")?;
-    patient.has_backend(Family::V4, Place::Loopback).then(|| {
+    subject.has_backend(Family::V4, Place::Loopback).then(|| {
         let found =
             format!("route_localnet=1 on {}: hosts there may reach it without truepeer", open.join(", "));
         Check::note("route_localnet", "the backend on loopback is out of others' reach", found)
