@@ -13,7 +13,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use truepeer_sys::socket::set_bind_address_no_port;
 
 /// How long a connection, or its first answer, may take. Longer than a lost SYN takes to be sent again (1 s, then 3 s).
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Events taken at once.
 const BATCH: usize = 128;
@@ -27,11 +27,11 @@ pub(crate) fn socket_from(sender: Ipv4Addr) -> anyhow::Result<Socket> {
     Ok(socket)
 }
 
-/// A connection that has begun with `header` (or with nothing); it blocks, for at most [`PATIENCE`].
+/// A connection that has begun with `header` (or with nothing); it blocks, for at most [`TIMEOUT`].
 pub(crate) fn connect(sender: Ipv4Addr, to: SocketAddr, header: &[u8]) -> anyhow::Result<Socket> {
     let socket = socket_from(sender)?;
-    socket.connect_timeout(&SockAddr::from(to), PATIENCE).with_context(|| format!("connect to {to}"))?;
-    socket.set_read_timeout(Some(PATIENCE)).context("SO_RCVTIMEO")?;
+    socket.connect_timeout(&SockAddr::from(to), TIMEOUT).with_context(|| format!("connect to {to}"))?;
+    socket.set_read_timeout(Some(TIMEOUT)).context("SO_RCVTIMEO")?;
     let sent = socket.send(header).context("the header")?;
     anyhow::ensure!(sent == header.len(), "the header did not fit into an empty socket");
     Ok(socket)
@@ -65,12 +65,12 @@ impl Poll {
         epoll::delete(&self.epoll, source).context("epoll_ctl(DEL)")
     }
 
-    /// Waits, for at most `patience`, for anything to happen.
-    pub(crate) fn wait(&self, events: &mut Events, patience: Duration) -> anyhow::Result<()> {
-        let patience = Timespec::try_from(patience).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 0 });
+    /// Waits, for at most `timeout`, for anything to happen.
+    pub(crate) fn wait(&self, events: &mut Events, timeout: Duration) -> anyhow::Result<()> {
+        let timeout = Timespec::try_from(timeout).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 0 });
         events.0.clear();
         events.0.reserve(BATCH);
-        match epoll::wait(&self.epoll, spare_capacity(&mut events.0), Some(&patience)) {
+        match epoll::wait(&self.epoll, spare_capacity(&mut events.0), Some(&timeout)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error).context("epoll_wait"),
         }

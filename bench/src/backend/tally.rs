@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-use crate::link::PATIENCE;
+use crate::link::TIMEOUT;
 use crate::place::TALLY;
 
 /// How long an answer may take before it is asked for again.
@@ -84,7 +84,7 @@ impl Totals {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).context("bind")?;
         socket.connect(TALLY).context("connect to the tally")?;
         socket.set_read_timeout(Some(ASK_AGAIN))?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut bytes = [0; 40];
         loop {
             let answer = socket.send(&[0]).and_then(|_| socket.recv(&mut bytes));

@@ -28,7 +28,7 @@ use crate::measure::latency;
 /// How often it is noted how many requests were answered since.
 const TICK: Duration = Duration::from_millis(100);
 /// How long a connection may take, and what is asked before the measurement.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// What is read at once.
 const PIECE_BYTES: usize = 16 << 10;
 const FIELDS_MAX: usize = 64;
@@ -121,11 +121,11 @@ async fn measure(reactor: &Reactor, plan: Arc<Plan>, connections: usize) -> anyh
     let mut open = Vec::new();
     let mut tally = Tally::new()?;
     for _ in 0..connections {
-        open.push(Connection::open_patiently(reactor, &plan).await?);
+        open.push(Connection::open_with_retries(reactor, &plan).await?);
     }
     if let Some(first) = open.first_mut() {
-        let asked = reactor.timeout(PATIENCE, first.exchange(WHO));
-        asked.await.map_err(|_| anyhow::anyhow!("no answer within {PATIENCE:?}"))??;
+        let asked = reactor.timeout(TIMEOUT, first.exchange(WHO));
+        asked.await.map_err(|_| anyhow::anyhow!("no answer within {TIMEOUT:?}"))??;
         tally.seen = String::from_utf8_lossy(&first.page).into_owned();
     }
     let (tally, is_over) = (Rc::new(RefCell::new(tally)), Rc::new(Cell::new(false)));
@@ -219,12 +219,12 @@ struct Answer {
 
 impl Connection {
     /// Tries again for a while: NGINX on VPP listens some time before its worker serves, and who comes between is sent away.
-    async fn open_patiently(reactor: &Reactor, plan: &Plan) -> anyhow::Result<Self> {
+    async fn open_with_retries(reactor: &Reactor, plan: &Plan) -> anyhow::Result<Self> {
         let begin = Instant::now();
         loop {
-            let opening = reactor.timeout(PATIENCE, Self::open(reactor, plan)).await;
-            match opening.map_err(|_| anyhow::anyhow!("no connection within {PATIENCE:?}"))? {
-                Err(_) if begin.elapsed() < PATIENCE => reactor.sleep(TICK).await,
+            let opening = reactor.timeout(TIMEOUT, Self::open(reactor, plan)).await;
+            match opening.map_err(|_| anyhow::anyhow!("no connection within {TIMEOUT:?}"))? {
+                Err(_) if begin.elapsed() < TIMEOUT => reactor.sleep(TICK).await,
                 opened => return opened,
             }
         }

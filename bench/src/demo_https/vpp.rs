@@ -17,7 +17,7 @@ pub(crate) const ABSENT: &str = "VPP is not installed: no vpp in PATH, and neith
 pub(super) const AT: Addresses =
     Addresses { server: Ipv4Addr::new(172, 16, 1, 1), proxy: Ipv4Addr::new(172, 16, 2, 1) };
 /// VPP takes its time on a busy machine, and more if it was built for debugging.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// The VPP of this machine's, or the one that is named.
@@ -73,7 +73,7 @@ impl<'a> Vpp<'a> {
         at: SocketAddr,
         stop: &Stop,
     ) -> anyhow::Result<()> {
-        let (deadline, session) = (Instant::now() + PATIENCE, format!("{at}->"));
+        let (deadline, session) = (Instant::now() + TIMEOUT, format!("{at}->"));
         loop {
             stop.heed()?;
             let status = self.command(&["status"]).start(self.bed)?;

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::Bed;
 use crate::sockets;
-use crate::wait::{PATIENCE, wait_until};
+use crate::wait::{WAIT_LIMIT, wait_until};
 
 /// How long a program may take to end tidily before it is killed.
 const GRACE: Duration = Duration::from_secs(2);
@@ -114,7 +114,7 @@ impl Running {
 
     /// Waits for a state that this program brings about; fails at once, with its output, if it ends.
     pub fn wait_state(&self, what: &str, mut holds: impl FnMut() -> bool) -> anyhow::Result<()> {
-        let outcome = wait_until(PATIENCE, || {
+        let outcome = wait_until(WAIT_LIMIT, || {
             let alive = self.is_alive(); // asked first: its last words count
             if holds() {
                 return Ok(true);
@@ -134,7 +134,7 @@ impl Running {
     /// Waits for its end.
     pub fn wait_end(&self) -> anyhow::Result<ExitStatus> {
         let mut status = None;
-        wait_until(PATIENCE * 2, || {
+        wait_until(WAIT_LIMIT * 2, || {
             status = self.lock().try_wait()?;
             Ok(status.is_some())
         })

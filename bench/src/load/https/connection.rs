@@ -100,7 +100,7 @@ impl Connection {
     }
 
     fn read_patiently(&mut self) -> anyhow::Result<()> {
-        anyhow::ensure!(self.link.read(&mut self.answer)?, "nothing came for {:?}", link::PATIENCE);
+        anyhow::ensure!(self.link.read(&mut self.answer)?, "nothing came for {:?}", link::TIMEOUT);
         Ok(())
     }
 }

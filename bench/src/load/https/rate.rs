@@ -171,8 +171,8 @@ impl Worker for Timetable {
         }
         while self.is_busy() && cue.stage() != Stage::Over {
             self.note(cue.stage());
-            let patience = self.send_due(&poll)?;
-            poll.wait(&mut events, patience)?;
+            let timeout = self.send_due(&poll)?;
+            poll.wait(&mut events, timeout)?;
             for (number, _) in events.iter() {
                 self.advance(number, counters, &poll)?;
             }

@@ -21,7 +21,7 @@ const PEEK_BYTES: usize = 16 << 10;
 /// Moves below this size are not bulk.
 const SMALL_BYTES: usize = 4 << 10;
 /// Small moves after which splicing no longer pays.
-const BULK_PATIENCE: u8 = 8;
+const BULK_READS: u8 = 8;
 /// Moves per call. The limit keeps one session from starving the others.
 const MOVES_PER_TURN: usize = 16;
 
@@ -280,7 +280,7 @@ impl<P> Half<P> {
             Err(errno) => return self.on_read_error(from, errno),
         };
         if length == PEEK_BYTES {
-            self.bulk = BULK_PATIENCE;
+            self.bulk = BULK_READS;
         }
         match cx.io.send(&to.socket, &cx.scratch[..length]) {
             Ok(sent) => {
@@ -301,7 +301,7 @@ impl<P> Half<P> {
 
     fn note_read<S>(&mut self, from: &mut End<S>, length: usize, most: usize) {
         if length == most {
-            self.bulk = BULK_PATIENCE;
+            self.bulk = BULK_READS;
         } else {
             from.ready.on_short_read();
         }
@@ -340,7 +340,7 @@ impl<P> Half<P> {
                 self.on_input_end(from.ready.error)
             }
             Ok(bytes) => {
-                self.bulk = if bytes < SMALL_BYTES { self.bulk - 1 } else { BULK_PATIENCE };
+                self.bulk = if bytes < SMALL_BYTES { self.bulk - 1 } else { BULK_READS };
                 self.held = Held::Piped { pipe, bytes };
                 Step::Moved
             }

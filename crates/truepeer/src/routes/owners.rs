@@ -31,7 +31,7 @@ use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, bind, connec
 use super::item::{Family, Need, Rule, Transport};
 
 /// How long a start waits for another's change to end; a change takes milliseconds.
-pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 const LOCK: &str = "truepeer/routes/lock";
 /// The protocol of raw tokens: for experiments, never on a wire (RFC 3692, RFC 4727).
@@ -213,7 +213,7 @@ fn address(word: &str) -> Option<(Ipv4Addr, u16)> {
 
 /// The right to change rules.
 ///
-/// Any local user can hold it (it is an abstract unix socket): that delays a change by [`LOCK_PATIENCE`], and nothing
+/// Any local user can hold it (it is an abstract unix socket): that delays a change by [`LOCK_TIMEOUT`], and nothing
 /// else depends on it, see `guard::release`.
 #[derive(Debug)]
 pub(crate) struct Lock {
@@ -221,10 +221,10 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
-    /// Waits for it at most [`LOCK_PATIENCE`], then goes on without: every change is idempotent, and an
+    /// Waits for it at most [`LOCK_TIMEOUT`], then goes on without: every change is idempotent, and an
     /// outage would be worse than two instances that race.
     pub(crate) fn acquire() -> Self {
-        let deadline = Instant::now() + LOCK_PATIENCE;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
             match lock() {
                 Ok(name) => return Self { _name: Some(name) },

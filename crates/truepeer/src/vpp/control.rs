@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use super::layout::Line;
 
 /// How long VPP may take for an answer; it takes milliseconds, unless somebody else has its core.
-const PATIENCE: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A way to say something to a VPP.
 #[derive(Debug, Clone)]
@@ -29,10 +29,10 @@ impl Control {
 
     /// What VPP answers. That vppctl ended well says only that VPP was there.
     pub(super) fn ask(&self, words: &str) -> Result<String> {
-        self.ask_within(words, PATIENCE)
+        self.ask_within(words, ANSWER_TIMEOUT)
     }
 
-    fn ask_within(&self, words: &str, patience: Duration) -> Result<String> {
+    fn ask_within(&self, words: &str, timeout: Duration) -> Result<String> {
         let mut command = Command::new(&self.vppctl);
         command.arg("-s").arg(&self.socket).args(words.split(' '));
         // Not what the caller runs under: vppctl speaks to VPP by the kernel.
@@ -47,11 +47,11 @@ impl Control {
             let _ = err.as_mut().map(|err| err.read_to_end(&mut said));
             let _ = tell.send(said);
         });
-        let Ok(said) = told.recv_timeout(patience) else {
+        let Ok(said) = told.recv_timeout(timeout) else {
             // Both, or it stays as a zombie; it may have ended just now.
             let _ = child.kill();
             let _ = child.wait();
-            bail!("VPP does not answer (waited {} s)", patience.as_secs());
+            bail!("VPP does not answer (waited {} s)", timeout.as_secs());
         };
         let status = child.wait().context("vppctl")?;
         let said = plain(&String::from_utf8_lossy(&said));

@@ -12,7 +12,7 @@ use super::process::State;
 use crate::spec::VppPlaceArgs;
 
 /// How long VPP may take to end by itself.
-const PATIENCE: Duration = Duration::from_secs(15);
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Ends VPP. That nothing runs is no failure: the end is the same.
 pub(super) fn down(args: &VppPlaceArgs, out: &mut dyn Write) -> Result<()> {
@@ -30,10 +30,10 @@ pub(super) fn down(args: &VppPlaceArgs, out: &mut dyn Write) -> Result<()> {
         None => writeln!(out, "VPP (process {}) had ended already", state.pid)?,
         Some(process) => {
             process.signal(Signal::TERM)?;
-            if !process.ends_within(PATIENCE)? {
+            if !process.ends_within(STOP_TIMEOUT)? {
                 writeln!(out, "VPP does not end by itself: killed")?;
                 process.signal(Signal::KILL)?;
-                ensure!(process.ends_within(PATIENCE)?, "VPP (process {}) can't be ended", state.pid);
+                ensure!(process.ends_within(STOP_TIMEOUT)?, "VPP (process {}) can't be ended", state.pid);
             }
             writeln!(out, "ended VPP (process {})", state.pid)?;
         }

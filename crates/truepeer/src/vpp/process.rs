@@ -86,13 +86,13 @@ impl Process {
     }
 
     /// Whether it ended within that time.
-    pub(super) fn ends_within(&self, patience: Duration) -> Result<bool> {
-        let patience = Timespec {
-            tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: patience.subsec_nanos().into(),
+    pub(super) fn ends_within(&self, timeout: Duration) -> Result<bool> {
+        let timeout = Timespec {
+            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
         };
         loop {
-            match poll(&mut [PollFd::new(&self.handle, PollFlags::IN)], Some(&patience)) {
+            match poll(&mut [PollFd::new(&self.handle, PollFlags::IN)], Some(&timeout)) {
                 Err(Errno::INTR) => {}
                 ended => return Ok(ended.context("poll")? > 0),
             }

@@ -27,7 +27,7 @@ use super::vcl::{VclConfig, Workers};
 use crate::spec::UpArgs;
 
 /// How long VPP may take until it answers; it takes a second, unless the machine is busy.
-const PATIENCE: Duration = Duration::from_secs(90);
+const START_TIMEOUT: Duration = Duration::from_secs(90);
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// Starts VPP; every line that it is given is written to `out`.
@@ -199,7 +199,7 @@ impl Attempt<'_> {
 
     /// Its version, as soon as it says it.
     fn wait_for_answer(&self, vpp: &mut Child, control: &Control) -> Result<String> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + START_TIMEOUT;
         loop {
             self.heed_signals()?;
             if let Some(status) = vpp.try_wait().context("waitpid")? {
@@ -211,7 +211,7 @@ impl Attempt<'_> {
             {
                 return Ok(version.trim().to_owned());
             }
-            ensure!(Instant::now() < deadline, "VPP did not answer within {} s", PATIENCE.as_secs());
+            ensure!(Instant::now() < deadline, "VPP did not answer within {} s", START_TIMEOUT.as_secs());
             thread::sleep(PERIOD);
         }
     }

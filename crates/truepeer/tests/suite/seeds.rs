@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 
 use anyhow::ensure;
-use truepeer_testbed::{Bed, PATIENCE, Program, Test, client, tests};
+use truepeer_testbed::{Bed, Program, Test, WAIT_LIMIT, client, tests};
 
 use crate::stand::{TRUEPEER, classic_rules};
 
@@ -52,7 +52,7 @@ fn mmproxys_example_for_udp_shows_the_client(bed: &Bed) -> anyhow::Result<()> {
     let header = client::v2_raw(0x21, 0x12, &addresses)?; // PROXY, UDP over IPv4
     sender.send_to(&[header.as_slice(), b"PING"].concat(), "127.0.0.1:8080")?;
     for socket in [&backend, &sender] {
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(WAIT_LIMIT))?;
     }
     let mut buffer = [0; 100];
     let (length, from) = backend.recv_from(&mut buffer)?;
