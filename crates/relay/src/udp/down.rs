@@ -7,7 +7,7 @@ use truepeer_session::counters::Counter;
 use truepeer_session::table::Key;
 use truepeer_sys::udp::{Arrival, Local};
 
-use super::flow::{Back, Sending, open_reply_socket};
+use super::flow::{Back, SentHeader, open_reply_socket};
 use super::gate::Gate;
 use super::outbox::{Datagram, Sent, Way, send};
 use super::{Context, Entrance, Flows, room};
@@ -45,7 +45,7 @@ impl Flows {
     }
 }
 
-impl Sending {
+impl SentHeader {
     /// What a reply holds for the client. In `spp` it carries our header back; one without it is not for us to judge.
     fn take_header_off<'a>(&self, reply: &'a [u8]) -> &'a [u8] {
         match self {

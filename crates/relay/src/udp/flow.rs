@@ -35,7 +35,7 @@ pub(crate) struct Flow {
     pub(crate) back: Back,
     /// In `spp`: the header that replies carry back.
     pub(crate) reply_header: Box<[u8]>,
-    pub(crate) sending: Sending,
+    pub(crate) sending: SentHeader,
     pub(crate) merge_up: bool,
     pub(crate) merge_down: bool,
     pub(crate) up: Sent,
@@ -59,7 +59,7 @@ pub(crate) struct Back {
 
 /// What is put in front of what goes to the backend (`--send-proxy`).
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Sending {
+pub(crate) enum SentHeader {
     /// Nothing: the upstream socket has the client's address.
     Nothing,
     /// This, on each datagram; replies may carry as much in front of them, to be taken off (`spp`).

@@ -14,7 +14,7 @@ use truepeer_session::settings::UdpSettings;
 use truepeer_session::table::Key;
 use truepeer_sys::udp::Arrival;
 
-use super::flow::{Back, Flow, Sending, can_merge, open_upstream};
+use super::flow::{Back, Flow, SentHeader, can_merge, open_upstream};
 use super::gate::Gate;
 use super::outbox::Sent;
 use super::refusal::Cause;
@@ -107,15 +107,15 @@ impl Flows {
 }
 
 /// What `--send-proxy` puts in front of what goes to the backend.
-fn sending(opening: &Opening<'_>, route: &Route) -> Result<Sending, EncodeError> {
-    let Some(dialect) = opening.udp.sending else { return Ok(Sending::Nothing) };
+fn sending(opening: &Opening<'_>, route: &Route) -> Result<SentHeader, EncodeError> {
+    let Some(dialect) = opening.udp.sending else { return Ok(SentHeader::Nothing) };
     let destination = route.destination.or(opening.key.destination);
     Ok(match dialect {
-        Dialect::Spp => Sending::Each { header: spp_header(route, destination)?, replies_carry_it: true },
+        Dialect::Spp => SentHeader::Each { header: spp_header(route, destination)?, replies_carry_it: true },
         Dialect::Every => {
-            Sending::Each { header: v2_header(opening.header, route, destination)?, replies_carry_it: false }
+            SentHeader::Each { header: v2_header(opening.header, route, destination)?, replies_carry_it: false }
         }
-        Dialect::First | Dialect::Standalone => Sending::Once {
+        Dialect::First | Dialect::Standalone => SentHeader::Once {
             header: v2_header(opening.header, route, destination)?,
             alone: dialect == Dialect::Standalone,
         },

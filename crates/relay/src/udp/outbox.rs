@@ -79,7 +79,7 @@ pub(super) fn send(way: Way<'_>, datagrams: &[Datagram<'_>], may_merge: &mut boo
         let both = datagrams.iter().flat_map(|datagram| [datagram.prefix, datagram.payload]);
         both.map(IoSlice::new).collect()
     };
-    let mut sending = Sending { way, datagrams, slices: &slices, sent: Sent::default() };
+    let mut sending = RunSender { way, datagrams, slices: &slices, sent: Sent::default() };
     if *may_merge {
         let runs = merge(datagrams);
         *may_merge = sending.all(&runs);
@@ -118,7 +118,7 @@ fn plain(first: usize, end: usize) -> Vec<Bounds> {
     (first..end).map(|first| Bounds { first, end: first + 1, segment_bytes: None }).collect()
 }
 
-struct Sending<'a> {
+struct RunSender<'a> {
     way: Way<'a>,
     datagrams: &'a [Datagram<'a>],
     /// One for each datagram, or two.
@@ -126,7 +126,7 @@ struct Sending<'a> {
     sent: Sent,
 }
 
-impl<'a> Sending<'a> {
+impl<'a> RunSender<'a> {
     /// Sends all runs; `false` if merged ones were refused and went plainly.
     fn all(&mut self, bounds: &[Bounds]) -> bool {
         let slices: &'a [IoSlice<'a>] = self.slices;

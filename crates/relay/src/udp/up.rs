@@ -11,7 +11,7 @@ use truepeer_session::settings::UdpSettings;
 use truepeer_session::table::Key;
 use truepeer_sys::udp::Arrival;
 
-use super::flow::{Flow, Sending};
+use super::flow::{Flow, SentHeader};
 use super::gate::Gate;
 use super::header::{Opened, Unopened, open};
 use super::open::Opening;
@@ -243,7 +243,7 @@ impl Flow {
     fn send_up(&mut self, placed: &[Placed<'_>]) -> Sent {
         let way = Way { socket: self.upstream.as_fd(), to: None, from: None };
         let (mut sent, mut rest) = (Sent::default(), placed);
-        while let (Sending::Once { header, alone }, Some((first, others))) =
+        while let (SentHeader::Once { header, alone }, Some((first, others))) =
             (&self.sending, rest.split_first())
         {
             let (bare, payload): (&[u8], _) = (&[], first.payload);
@@ -257,10 +257,10 @@ impl Flow {
             rest = others;
             // A header that did not get out (too long together with the payload, say) goes with the next one.
             if begun.datagrams > 0 {
-                self.sending = Sending::Nothing;
+                self.sending = SentHeader::Nothing;
             }
         }
-        let prefix: &[u8] = if let Sending::Each { header, .. } = &self.sending { header } else { &[] };
+        let prefix: &[u8] = if let SentHeader::Each { header, .. } = &self.sending { header } else { &[] };
         let datagrams: Vec<_> =
             rest.iter().map(|placed| Datagram { prefix, payload: placed.payload }).collect();
         sent.add(send(way, &datagrams, &mut self.merge_up));
