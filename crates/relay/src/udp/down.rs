@@ -10,11 +10,11 @@ use truepeer_sys::udp::{Arrival, Local};
 use super::flow::{Back, SentHeader, open_reply_socket};
 use super::gate::Gate;
 use super::outbox::{Datagram, Sent, Way, send};
-use super::{Context, Entrance, Flows, room};
+use super::{FlowContext, Entrance, Flows, room};
 
 impl Flows {
     /// A flow's backend has answered.
-    pub(crate) fn on_reply(&mut self, cx: &Context<'_>, key: Key) {
+    pub(crate) fn on_reply(&mut self, cx: &FlowContext<'_>, key: Key) {
         let Some(flow) = self.table.get_mut(key) else { return };
         let received = self.received.get_or_insert_with(room);
         match received.receive(flow.upstream.as_fd()) {

@@ -49,7 +49,7 @@ const BATCH: usize = 64;
 const BATCHES_PER_TURN: usize = 4;
 
 /// Everything around flows while they work.
-pub(crate) struct Context<'a> {
+pub(crate) struct FlowContext<'a> {
     pub(crate) epoll: &'a OwnedFd,
     pub(crate) budgets: &'a Budgets,
     pub(crate) journal: &'a Journal,
@@ -95,7 +95,7 @@ impl Flows {
     /// One more gate.
     pub(crate) fn open_gate(
         &mut self,
-        cx: &Context<'_>,
+        cx: &FlowContext<'_>,
         gate: Gate,
         listener: &Rc<Listener>,
     ) -> Result<(), CallError> {
@@ -111,7 +111,7 @@ impl Flows {
     }
 
     /// Closes the gates of a listener. Its flows end: replies would have to leave from those sockets.
-    pub(crate) fn close_gates(&mut self, cx: &Context<'_>, id: ListenerId) {
+    pub(crate) fn close_gates(&mut self, cx: &FlowContext<'_>, id: ListenerId) {
         for place in &mut self.gates {
             if let Some(entrance) = place.take_if(|entrance| entrance.listener.id == id) {
                 // Another worker's handle would keep a closed socket among our events.
@@ -141,14 +141,14 @@ impl Flows {
     }
 
     /// Forgets the flows that have been silent for too long.
-    pub(crate) fn expire(&mut self, cx: &Context<'_>) {
+    pub(crate) fn expire(&mut self, cx: &FlowContext<'_>) {
         while let Some(gone) = self.table.expire(cx.now) {
             self.forget(cx, gone, Counter::FlowsExpired);
         }
         self.retired.expire(cx.now);
     }
 
-    fn forget(&mut self, cx: &Context<'_>, gone: Gone<Flow>, why: Counter) {
+    fn forget(&mut self, cx: &FlowContext<'_>, gone: Gone<Flow>, why: Counter) {
         let listener = Rc::clone(&gone.flow.listener);
         listener.shard.count(why);
         listener.shard.on_end();
@@ -164,7 +164,7 @@ impl Flows {
         }
     }
 
-    fn retire(&mut self, cx: &Context<'_>, flow: Flow) {
+    fn retire(&mut self, cx: &FlowContext<'_>, flow: Flow) {
         // Watched, a late reply that nobody reads would wake us for ever.
         if epoll::delete(cx.epoll, &flow.upstream).is_ok() {
             self.retired.add(flow.upstream, flow.permit, cx.now);
@@ -172,7 +172,7 @@ impl Flows {
     }
 
     /// A refused datagram is dropped; the reason is counted, and said once a minute.
-    fn refuse(&mut self, cx: &Context<'_>, listener: &Listener, refused: &Refused) {
+    fn refuse(&mut self, cx: &FlowContext<'_>, listener: &Listener, refused: &Refused) {
         let datagram = RefusedDatagram {
             sender: refused.sender,
             listener: listener.rules.settings.address,

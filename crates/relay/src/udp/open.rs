@@ -19,7 +19,7 @@ use super::gate::Gate;
 use super::outbox::Sent;
 use super::refusal::Cause;
 use super::table::FlowKey;
-use super::{Context, Flows};
+use super::{FlowContext, Flows};
 use crate::listener::Listener;
 
 /// Longest address block of a v2 header that we write, with its fixed part and a checksum (PROXY 2.2).
@@ -40,7 +40,7 @@ pub(super) struct Opening<'a> {
 
 impl Flows {
     /// Opens a flow where the policy says; if there are too many, the longest silent one makes room.
-    pub(super) fn open(&mut self, cx: &Context<'_>, opening: Opening<'_>) -> Result<Key, Cause> {
+    pub(super) fn open(&mut self, cx: &FlowContext<'_>, opening: Opening<'_>) -> Result<Key, Cause> {
         if self.is_draining {
             return Err(Cause::Draining);
         }
@@ -76,7 +76,7 @@ impl Flows {
         self.adopt(cx, opening.key, flow, opening.udp.silence)
     }
 
-    fn permit(&mut self, cx: &Context<'_>) -> Permit {
+    fn permit(&mut self, cx: &FlowContext<'_>) -> Permit {
         if let Some(permit) = cx.budgets.flows.take(1) {
             return permit;
         }
@@ -90,7 +90,7 @@ impl Flows {
         cx.budgets.flows.take_anyway(1)
     }
 
-    fn adopt(&mut self, cx: &Context<'_>, key: FlowKey, flow: Flow, silence: Duration) -> Result<Key, Cause> {
+    fn adopt(&mut self, cx: &FlowContext<'_>, key: FlowKey, flow: Flow, silence: Duration) -> Result<Key, Cause> {
         let shard = Arc::clone(&flow.listener.shard);
         let place = self.table.insert(key, flow, silence, cx.now);
         if let Some(flow) = self.table.get_mut(place) {

@@ -18,7 +18,7 @@ use super::open::Opening;
 use super::outbox::{Datagram, Sent, Way, send};
 use super::refusal::{Cause, Refused};
 use super::table::{FlowKey, SenderKey};
-use super::{BATCHES_PER_TURN, Context, Entrance, Flows, room};
+use super::{BATCHES_PER_TURN, FlowContext, Entrance, Flows, room};
 use crate::listener::Listener;
 
 /// A datagram whose flow is known.
@@ -37,7 +37,7 @@ struct Last<'a> {
 
 impl Flows {
     /// A gate has datagrams.
-    pub(crate) fn on_gate(&mut self, cx: &Context<'_>, number: usize) {
+    pub(crate) fn on_gate(&mut self, cx: &FlowContext<'_>, number: usize) {
         let Some(Some(entrance)) = self.gates.get(number).cloned() else { return };
         // Out while datagrams borrow from it.
         let mut received = self.received.take().unwrap_or_else(room);
@@ -55,7 +55,7 @@ impl Flows {
 
     fn deliver(
         &mut self,
-        cx: &Context<'_>,
+        cx: &FlowContext<'_>,
         number: usize,
         entrance: &Entrance,
         received: &truepeer_sys::udp::Received,
@@ -78,7 +78,7 @@ impl Flows {
     /// Finds or opens the flow of each datagram of one receive.
     fn place<'a>(
         &mut self,
-        cx: &Context<'_>,
+        cx: &FlowContext<'_>,
         number: usize,
         entrance: &Entrance,
         arrival: &Arrival<'a>,
@@ -105,7 +105,7 @@ impl Flows {
 
     fn place_one<'a>(
         &mut self,
-        cx: &Context<'_>,
+        cx: &FlowContext<'_>,
         at: &At<'_>,
         datagram: &'a [u8],
         last: &mut Option<Last<'a>>,
@@ -145,7 +145,7 @@ impl Flows {
     /// The flow that a header names (or its sender, without one), opened if there is none yet.
     fn flow_of(
         &mut self,
-        cx: &Context<'_>,
+        cx: &FlowContext<'_>,
         at: &At<'_>,
         header: Option<&Header<'_>>,
         raw: &[u8],
@@ -172,7 +172,7 @@ impl Flows {
     }
 
     /// A flow goes on: replies follow its sender's newest address.
-    fn revisit(&mut self, cx: &Context<'_>, at: &At<'_>, key: Key, raw: Option<&[u8]>) -> Key {
+    fn revisit(&mut self, cx: &FlowContext<'_>, at: &At<'_>, key: Key, raw: Option<&[u8]>) -> Key {
         if let Some(flow) = self.table.get_mut(key) {
             flow.back.follow(at.number, at.gate, at.arrival);
             if let Some(raw) = raw

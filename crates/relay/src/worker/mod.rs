@@ -41,7 +41,7 @@ pub(crate) use self::team::Team;
 use crate::entrances::Entrances;
 use crate::kernel::{Kernel, Pipe, Socket, readiness};
 use crate::listener::{Listener, Waits};
-use crate::tcp::context::{Context, Tokens};
+use crate::tcp::context::{FlowContext, Tokens};
 use crate::tcp::relaying::{RESET_CHECK, Side};
 use crate::tcp::session::{Deadline, Session, Verdict};
 use crate::udp::{self, Flows};
@@ -223,8 +223,8 @@ impl Worker {
         }
     }
 
-    fn with_flows(&mut self, now: Instant, work: impl FnOnce(&mut Flows, &udp::Context<'_>)) {
-        let cx = udp::Context {
+    fn with_flows(&mut self, now: Instant, work: impl FnOnce(&mut Flows, &udp::FlowContext<'_>)) {
+        let cx = udp::FlowContext {
             epoll: self.kernel.epoll(),
             budgets: &self.budgets,
             journal: &self.journal,
@@ -413,10 +413,10 @@ impl Worker {
     /// Gives the session of `key` a turn, if it still lives, and carries out its verdict.
     fn give_turn<F>(&mut self, key: Key, now: Instant, turn: F)
     where
-        F: FnOnce(&mut Session<Socket, Pipe>, &mut Context<'_, Kernel>, &mut [u8]) -> Verdict,
+        F: FnOnce(&mut Session<Socket, Pipe>, &mut FlowContext<'_, Kernel>, &mut [u8]) -> Verdict,
     {
         let Some(Entry { session, listener }) = self.sessions.get_mut(key) else { return };
-        let mut cx = Context {
+        let mut cx = FlowContext {
             io: &mut self.kernel,
             tokens: Tokens {
                 downstream: Event::Session(key, Side::Downstream).to_bits(),
