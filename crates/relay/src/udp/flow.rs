@@ -18,7 +18,7 @@ use truepeer_sys::{CallError, Named};
 
 use super::outbox::Sent;
 use super::table::FlowKey;
-use super::tuples::{Tuple, Tuples};
+use super::tuples::{Tuples, UpstreamTuple};
 use crate::listener::Listener;
 
 /// Buffers of an upstream socket: a flow's share of a burst.
@@ -43,7 +43,7 @@ pub(crate) struct Flow {
     pub(crate) began: Instant,
     pub(crate) permit: Permit,
     /// None where the upstream socket does not have the client's address and port.
-    pub(crate) _tuple: Option<Tuple>,
+    pub(crate) _tuple: Option<UpstreamTuple>,
 }
 
 /// The way back to the sender.
@@ -90,9 +90,9 @@ impl Flow {
 }
 
 /// An upstream socket, connected to the route's backend.
-pub(super) struct Upstream {
+pub(super) struct FlowUpstream {
     pub(super) socket: OwnedFd,
-    pub(super) tuple: Option<Tuple>,
+    pub(super) tuple: Option<UpstreamTuple>,
     /// Why it has not the client's port.
     pub(super) port_replaced: Option<ConnectError>,
 }
@@ -102,14 +102,14 @@ pub(super) fn open_upstream(
     route: &Route,
     mark: u32,
     tuples: &Tuples,
-) -> Result<Upstream, ConnectError> {
+) -> Result<FlowUpstream, ConnectError> {
     match connect_as_client(flow, route, mark, tuples) {
         Err(error @ (ConnectError::TupleInUse | ConnectError::PortHeld))
             if route.on_conflict == OnConflict::Ephemeral =>
         {
             let any_port = route.source.map(|source| SocketAddr::new(source.ip(), 0));
             let socket = connect(route, any_port, mark)?;
-            Ok(Upstream { socket, tuple: None, port_replaced: Some(error) })
+            Ok(FlowUpstream { socket, tuple: None, port_replaced: Some(error) })
         }
         result => result,
     }
@@ -120,11 +120,11 @@ fn connect_as_client(
     route: &Route,
     mark: u32,
     tuples: &Tuples,
-) -> Result<Upstream, ConnectError> {
+) -> Result<FlowUpstream, ConnectError> {
     let take = |source| tuples.take(flow, source, route.backend.get()).ok_or(ConnectError::TupleInUse);
     let tuple = route.source.filter(|source| source.port() != 0).map(take).transpose()?;
     let socket = connect(route, route.source, mark)?;
-    Ok(Upstream { socket, tuple, port_replaced: None })
+    Ok(FlowUpstream { socket, tuple, port_replaced: None })
 }
 
 fn connect(route: &Route, source: Option<SocketAddr>, mark: u32) -> Result<OwnedFd, ConnectError> {

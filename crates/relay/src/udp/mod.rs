@@ -38,7 +38,7 @@ use truepeer_sys::{CallError, Named};
 
 use self::flow::Flow;
 use self::gate::Gate;
-use self::refusal::{Forgotten, Refused};
+use self::refusal::{Forgotten, DroppedDatagram};
 use self::retired::Retired;
 use self::table::{FlowTable, Gone};
 use crate::listener::Listener;
@@ -172,7 +172,7 @@ impl Flows {
     }
 
     /// A refused datagram is dropped; the reason is counted, and said once a minute.
-    fn refuse(&mut self, cx: &FlowContext<'_>, listener: &Listener, refused: &Refused) {
+    fn refuse(&mut self, cx: &FlowContext<'_>, listener: &Listener, refused: &DroppedDatagram) {
         let datagram = RefusedDatagram {
             sender: refused.sender,
             listener: listener.rules.settings.address,

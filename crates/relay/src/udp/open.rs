@@ -17,7 +17,7 @@ use truepeer_sys::udp::Arrival;
 use super::flow::{Back, Flow, SentHeader, can_merge, open_upstream};
 use super::gate::Gate;
 use super::outbox::Sent;
-use super::refusal::Cause;
+use super::refusal::DropCause;
 use super::table::FlowKey;
 use super::{FlowContext, Flows};
 use crate::listener::Listener;
@@ -40,9 +40,9 @@ pub(super) struct Opening<'a> {
 
 impl Flows {
     /// Opens a flow where the policy says; if there are too many, the longest silent one makes room.
-    pub(super) fn open(&mut self, cx: &FlowContext<'_>, opening: Opening<'_>) -> Result<Key, Cause> {
+    pub(super) fn open(&mut self, cx: &FlowContext<'_>, opening: Opening<'_>) -> Result<Key, DropCause> {
         if self.is_draining {
-            return Err(Cause::Draining);
+            return Err(DropCause::Draining);
         }
         let rules = &opening.listener.rules;
         let sender = SenderAddr::new(opening.arrival.from);
@@ -90,14 +90,14 @@ impl Flows {
         cx.budgets.flows.take_anyway(1)
     }
 
-    fn adopt(&mut self, cx: &FlowContext<'_>, key: FlowKey, flow: Flow, silence: Duration) -> Result<Key, Cause> {
+    fn adopt(&mut self, cx: &FlowContext<'_>, key: FlowKey, flow: Flow, silence: Duration) -> Result<Key, DropCause> {
         let shard = Arc::clone(&flow.listener.shard);
         let place = self.table.insert(key, flow, silence, cx.now);
         if let Some(flow) = self.table.get_mut(place) {
             let token = EventData::new_u64((cx.flow_token)(place));
             if let Err(errno) = epoll::add(cx.epoll, &flow.upstream, token, EventFlags::IN) {
                 self.table.remove(place);
-                return Err(Cause::Unwatchable(errno));
+                return Err(DropCause::Unwatchable(errno));
             }
         }
         shard.count(Counter::FlowsOpened);

@@ -12,13 +12,13 @@ use super::table::SenderKey;
 /// A datagram that goes nowhere.
 #[derive(Debug, thiserror::Error)]
 #[error("datagram dropped: {cause}")]
-pub(crate) struct Refused {
+pub(crate) struct DroppedDatagram {
     pub(crate) sender: SenderAddr,
-    pub(crate) cause: Cause,
+    pub(crate) cause: DropCause,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Cause {
+pub(crate) enum DropCause {
     #[error("{error}{}; does --udp-dialect match the sender?", hint.map_or_else(String::new, |hint| format!("; it looks like: {hint}")))]
     Invalid { error: DecodeError, hint: Option<&'static str> },
     #[error(
@@ -47,18 +47,18 @@ pub(crate) enum Cause {
     Unwatchable(rustix::io::Errno),
 }
 
-impl Refused {
+impl DroppedDatagram {
     /// A stable label.
     pub(crate) fn reason(&self) -> &'static str {
         match &self.cause {
-            Cause::Invalid { error, .. } => error.kind.as_str(),
-            Cause::NoHeaderBefore => "flow_without_header",
-            Cause::FlowForgotten { .. } | Cause::FlowEvicted { .. } => "flow_forgotten",
-            Cause::Policy(refusal) => refusal.reason(),
-            Cause::Upstream(error) => error.label(),
-            Cause::Unencodable(_) => "unencodable",
-            Cause::Draining => "draining",
-            Cause::Unwatchable(_) => "unwatchable",
+            DropCause::Invalid { error, .. } => error.kind.as_str(),
+            DropCause::NoHeaderBefore => "flow_without_header",
+            DropCause::FlowForgotten { .. } | DropCause::FlowEvicted { .. } => "flow_forgotten",
+            DropCause::Policy(refusal) => refusal.reason(),
+            DropCause::Upstream(error) => error.label(),
+            DropCause::Unencodable(_) => "unencodable",
+            DropCause::Draining => "draining",
+            DropCause::Unwatchable(_) => "unwatchable",
         }
     }
 }
@@ -95,13 +95,13 @@ impl Forgotten {
     }
 
     /// Why a datagram without header of `sender` belongs to no flow; `silence` is what its listener allows.
-    pub(crate) fn why(&self, sender: &SenderKey, silence: Duration, now: Instant) -> Cause {
-        let Some(farewell) = self.flows.get(sender) else { return Cause::NoHeaderBefore };
+    pub(crate) fn why(&self, sender: &SenderKey, silence: Duration, now: Instant) -> DropCause {
+        let Some(farewell) = self.flows.get(sender) else { return DropCause::NoHeaderBefore };
         let ago = now.saturating_duration_since(farewell.at);
         match farewell.evicted {
-            _ if ago > MEMORY => Cause::NoHeaderBefore,
-            true => Cause::FlowEvicted { ago },
-            false => Cause::FlowForgotten { ago, silence },
+            _ if ago > MEMORY => DropCause::NoHeaderBefore,
+            true => DropCause::FlowEvicted { ago },
+            false => DropCause::FlowForgotten { ago, silence },
         }
     }
 }
@@ -121,13 +121,13 @@ mod tests {
         let why = |forgotten: &Forgotten, n, after| forgotten.why(&sender(n), MEMORY, start + after);
         forgotten.add(sender(1), false, start);
         forgotten.add(sender(2), true, start);
-        assert!(matches!(why(&forgotten, 1, MEMORY), Cause::FlowForgotten { .. }));
-        assert!(matches!(why(&forgotten, 2, MEMORY), Cause::FlowEvicted { .. }));
-        assert!(matches!(why(&forgotten, 1, MEMORY * 2), Cause::NoHeaderBefore));
+        assert!(matches!(why(&forgotten, 1, MEMORY), DropCause::FlowForgotten { .. }));
+        assert!(matches!(why(&forgotten, 2, MEMORY), DropCause::FlowEvicted { .. }));
+        assert!(matches!(why(&forgotten, 1, MEMORY * 2), DropCause::NoHeaderBefore));
         for n in 0..100_000 {
             forgotten.add(sender(n), false, start);
         }
         assert!(forgotten.flows.len() <= MOST && forgotten.order.len() <= MOST);
-        assert!(matches!(why(&forgotten, 99_999, MEMORY), Cause::FlowForgotten { .. }));
+        assert!(matches!(why(&forgotten, 99_999, MEMORY), DropCause::FlowForgotten { .. }));
     }
 }

@@ -26,14 +26,19 @@ struct Owner {
 
 /// One of them; dropping it gives it back.
 #[derive(Debug)]
-pub(crate) struct Tuple {
+pub(crate) struct UpstreamTuple {
     tuples: Tuples,
     tuple: (SocketAddr, SocketAddr),
 }
 
 impl Tuples {
     /// Takes the tuple of a flow's source address and its backend's for `flow`, unless another flow has it.
-    pub(crate) fn take(&self, flow: &FlowKey, source: SocketAddr, backend: SocketAddr) -> Option<Tuple> {
+    pub(crate) fn take(
+        &self,
+        flow: &FlowKey,
+        source: SocketAddr,
+        backend: SocketAddr,
+    ) -> Option<UpstreamTuple> {
         let tuple = (source, backend);
         match self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(tuple) {
             Entry::Vacant(vacant) => {
@@ -42,7 +47,7 @@ impl Tuples {
             Entry::Occupied(owner) if owner.get().is_of(flow) => owner.into_mut().sockets += 1,
             Entry::Occupied(_) => return None,
         }
-        Some(Tuple { tuples: self.clone(), tuple })
+        Some(UpstreamTuple { tuples: self.clone(), tuple })
     }
 }
 
@@ -52,7 +57,7 @@ impl Owner {
     }
 }
 
-impl Drop for Tuple {
+impl Drop for UpstreamTuple {
     fn drop(&mut self) {
         let mut tuples = self.tuples.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Entry::Occupied(mut owner) = tuples.entry(self.tuple) {

@@ -16,7 +16,7 @@ use super::gate::Gate;
 use super::header::{Opened, Unopened, open};
 use super::open::Opening;
 use super::outbox::{Datagram, Sent, Way, send};
-use super::refusal::{Cause, Refused};
+use super::refusal::{DropCause, DroppedDatagram};
 use super::table::{FlowKey, SenderKey};
 use super::{BATCHES_PER_TURN, FlowContext, Entrance, Flows, room};
 use crate::listener::Listener;
@@ -90,7 +90,7 @@ impl Flows {
         let rule = match listener.rules.policy.admit(sender) {
             Ok(rule) => rule,
             Err(refusal) => {
-                return self.refuse(cx, listener, &Refused { sender, cause: refusal.into() });
+                return self.refuse(cx, listener, &DroppedDatagram { sender, cause: refusal.into() });
             }
         };
         let at = At { number, gate, listener, arrival, sender, rule, udp };
@@ -98,7 +98,7 @@ impl Flows {
         for datagram in arrival.datagrams() {
             match self.place_one(cx, &at, datagram, &mut last) {
                 Ok(one) => placed.extend(one),
-                Err(cause) => self.refuse(cx, listener, &Refused { sender, cause }),
+                Err(cause) => self.refuse(cx, listener, &DroppedDatagram { sender, cause }),
             }
         }
     }
@@ -109,7 +109,7 @@ impl Flows {
         at: &At<'_>,
         datagram: &'a [u8],
         last: &mut Option<Last<'a>>,
-    ) -> Result<Option<Placed<'a>>, Cause> {
+    ) -> Result<Option<Placed<'a>>, DropCause> {
         if let Some(last) = *last
             && !last.raw.is_empty()
             && datagram.starts_with(last.raw)
@@ -137,7 +137,7 @@ impl Flows {
                 Err(self.forgotten.why(&at.sender_key(), at.udp.silence, cx.now))
             }
             Err(Unopened::Invalid(error)) => {
-                Err(Cause::Invalid { error, hint: truepeer_proto::sniff(datagram) })
+                Err(DropCause::Invalid { error, hint: truepeer_proto::sniff(datagram) })
             }
         }
     }
@@ -149,7 +149,7 @@ impl Flows {
         at: &At<'_>,
         header: Option<&Header<'_>>,
         raw: &[u8],
-    ) -> Result<Key, Cause> {
+    ) -> Result<Key, DropCause> {
         let key = at.flow_key(header)?;
         if let Some(flow) = self.table.of_client(&key) {
             return Ok(self.revisit(cx, at, flow, Some(raw)));
@@ -228,7 +228,7 @@ impl At<'_> {
         }
     }
 
-    fn flow_key(&self, header: Option<&Header<'_>>) -> Result<FlowKey, Cause> {
+    fn flow_key(&self, header: Option<&Header<'_>>) -> Result<FlowKey, DropCause> {
         let client = self.listener.rules.policy.name(self.sender, header)?;
         Ok(FlowKey {
             listener: self.gate.listener,
