@@ -47,15 +47,15 @@ impl FirstBytes {
         io: &mut I,
         downstream: &mut End<I::Socket>,
         scratch: &'a mut [u8],
-        rules: Rules<'_>,
+        rules: HeaderRules<'_>,
     ) -> Read<'a> {
         let bold = self.pending.is_none() && rules.backlog_bytes.has(scratch.len());
         let most = if bold { scratch.len() } else { PIECE_BYTES };
         let length = match receive(io, downstream, &mut scratch[..most]) {
-            Received::Bytes(length) => length,
-            Received::NothingYet => return Read::Opening(Opening::NeedMore, &[]),
-            Received::End => return Read::Opening(rules.reader.on_end(self.seen()), self.seen()),
-            Received::Reset => return Read::Opening(Opening::Refused(rules.reader.on_reset()), &[]),
+            FirstRead::Bytes(length) => length,
+            FirstRead::NothingYet => return Read::Opening(Opening::NeedMore, &[]),
+            FirstRead::End => return Read::Opening(rules.reader.on_end(self.seen()), self.seen()),
+            FirstRead::Reset => return Read::Opening(Opening::Refused(rules.reader.on_reset()), &[]),
         };
         let piece: &'a [u8] = &scratch[..length];
         if self.pending.is_some() {
@@ -75,7 +75,7 @@ impl FirstBytes {
         self.pending.is_some()
     }
 
-    fn append(&mut self, piece: &[u8], rules: Rules<'_>) -> Read<'_> {
+    fn append(&mut self, piece: &[u8], rules: HeaderRules<'_>) -> Read<'_> {
         let Some(pending) = &mut self.pending else { return Read::OverBudget };
         if !pending.permit.grow(piece.len()) {
             return Read::OverBudget;
@@ -85,34 +85,34 @@ impl FirstBytes {
     }
 }
 
-enum Received {
+enum FirstRead {
     Bytes(usize),
     NothingYet,
     End,
     Reset,
 }
 
-fn receive<I: Io>(io: &mut I, downstream: &mut End<I::Socket>, buffer: &mut [u8]) -> Received {
+fn receive<I: Io>(io: &mut I, downstream: &mut End<I::Socket>, buffer: &mut [u8]) -> FirstRead {
     match io.recv(&downstream.socket, buffer) {
-        Ok(0) => Received::End,
+        Ok(0) => FirstRead::End,
         Ok(length) => {
             if length < buffer.len() {
                 downstream.ready.on_short_read();
             }
-            Received::Bytes(length)
+            FirstRead::Bytes(length)
         }
         Err(Errno::AGAIN) => {
             downstream.ready.readable = false;
-            Received::NothingYet
+            FirstRead::NothingYet
         }
-        Err(Errno::INTR) => Received::NothingYet,
-        Err(_) => Received::Reset,
+        Err(Errno::INTR) => FirstRead::NothingYet,
+        Err(_) => FirstRead::Reset,
     }
 }
 
 /// How first bytes are judged, and what memory there is for them.
 #[derive(Clone, Copy)]
-pub(crate) struct Rules<'a> {
+pub(crate) struct HeaderRules<'a> {
     pub(crate) reader: HeaderReader,
     pub(crate) header_bytes: &'a Budget,
     pub(crate) backlog_bytes: &'a Budget,

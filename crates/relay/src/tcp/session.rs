@@ -19,7 +19,7 @@ use truepeer_session::{CloseReason, Ended};
 use super::connecting::{Connecting, Dialling};
 use super::context::Context;
 use super::half::{End, PumpContext};
-use super::header::{FirstBytes, Read, Rules};
+use super::header::{FirstBytes, HeaderRules, Read};
 use super::relaying::{Progress, Relaying, Side};
 use crate::io::{Io, Readiness};
 
@@ -260,7 +260,7 @@ impl<S, P> Session<S, P> {
             Ok(rule) => rule,
             Err(refusal) => return Verdict::Close(refusal.into()),
         };
-        let rules = Rules {
+        let rules = HeaderRules {
             reader: cx.settings.header_reader(rule),
             header_bytes: &cx.budgets.header_bytes,
             backlog_bytes: &cx.budgets.backlog_bytes,

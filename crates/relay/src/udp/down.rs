@@ -10,9 +10,9 @@ use truepeer_sys::udp::{Arrival, Local};
 use super::flow::{Back, SentHeader, open_reply_socket};
 use super::gate::Gate;
 use super::outbox::{Datagram, Sent, Way, send};
-use super::{FlowContext, Entrance, Flows, room};
+use super::{Entrance, FlowContext, UdpFlows, room};
 
-impl Flows {
+impl UdpFlows {
     /// A flow's backend has answered.
     pub(crate) fn on_reply(&mut self, cx: &FlowContext<'_>, key: Key) {
         let Some(flow) = self.table.get_mut(key) else { return };

@@ -33,12 +33,12 @@ use truepeer_session::journal::RefusedDatagram;
 use truepeer_session::refusals::Refusals;
 use truepeer_session::table::Key;
 use truepeer_session::{Journal, ListenerId};
-use truepeer_sys::udp::Received;
+use truepeer_sys::udp::ReceiveBatch;
 use truepeer_sys::{CallError, Named};
 
 use self::flow::Flow;
 use self::gate::Gate;
-use self::refusal::{Forgotten, DroppedDatagram};
+use self::refusal::{DroppedDatagram, Forgotten};
 use self::retired::Retired;
 use self::table::{FlowTable, Gone};
 use crate::listener::Listener;
@@ -69,24 +69,24 @@ struct Entrance {
 
 /// One worker's gates and flows.
 #[derive(Default)]
-pub(crate) struct Flows {
+pub(crate) struct UdpFlows {
     /// Each at a place of its own.
     gates: Vec<Option<Entrance>>,
     table: FlowTable<Flow>,
     forgotten: Forgotten,
     retired: Retired,
     /// Only a worker with gates has room for datagrams.
-    received: Option<Received>,
+    received: Option<ReceiveBatch>,
     is_draining: bool,
     refusals: Refusals,
 }
 
 /// Room for what is received in one batch.
-fn room() -> Received {
-    Received::with_room_for(BATCH)
+fn room() -> ReceiveBatch {
+    ReceiveBatch::with_room_for(BATCH)
 }
 
-impl Flows {
+impl UdpFlows {
     /// Whether there are none.
     pub(crate) fn is_empty(&self) -> bool {
         self.table.is_empty()

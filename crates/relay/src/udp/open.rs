@@ -19,14 +19,14 @@ use super::gate::Gate;
 use super::outbox::Sent;
 use super::refusal::DropCause;
 use super::table::FlowKey;
-use super::{FlowContext, Flows};
+use super::{FlowContext, UdpFlows};
 use crate::listener::Listener;
 
 /// Longest address block of a v2 header that we write, with its fixed part and a checksum (PROXY 2.2).
 const V2_ROOM: usize = 16 + 36 + 7;
 
 /// What a new flow is made from.
-pub(super) struct Opening<'a> {
+pub(super) struct NewFlow<'a> {
     pub(super) key: FlowKey,
     pub(super) header: Option<&'a Header<'a>>,
     /// The header as it came.
@@ -38,9 +38,9 @@ pub(super) struct Opening<'a> {
     pub(super) udp: &'a UdpSettings,
 }
 
-impl Flows {
+impl UdpFlows {
     /// Opens a flow where the policy says; if there are too many, the longest silent one makes room.
-    pub(super) fn open(&mut self, cx: &FlowContext<'_>, opening: Opening<'_>) -> Result<Key, DropCause> {
+    pub(super) fn open(&mut self, cx: &FlowContext<'_>, opening: NewFlow<'_>) -> Result<Key, DropCause> {
         if self.is_draining {
             return Err(DropCause::Draining);
         }
@@ -90,7 +90,13 @@ impl Flows {
         cx.budgets.flows.take_anyway(1)
     }
 
-    fn adopt(&mut self, cx: &FlowContext<'_>, key: FlowKey, flow: Flow, silence: Duration) -> Result<Key, DropCause> {
+    fn adopt(
+        &mut self,
+        cx: &FlowContext<'_>,
+        key: FlowKey,
+        flow: Flow,
+        silence: Duration,
+    ) -> Result<Key, DropCause> {
         let shard = Arc::clone(&flow.listener.shard);
         let place = self.table.insert(key, flow, silence, cx.now);
         if let Some(flow) = self.table.get_mut(place) {
@@ -107,14 +113,15 @@ impl Flows {
 }
 
 /// What `--send-proxy` puts in front of what goes to the backend.
-fn sending(opening: &Opening<'_>, route: &Route) -> Result<SentHeader, EncodeError> {
+fn sending(opening: &NewFlow<'_>, route: &Route) -> Result<SentHeader, EncodeError> {
     let Some(dialect) = opening.udp.sending else { return Ok(SentHeader::Nothing) };
     let destination = route.destination.or(opening.key.destination);
     Ok(match dialect {
         Dialect::Spp => SentHeader::Each { header: spp_header(route, destination)?, replies_carry_it: true },
-        Dialect::Every => {
-            SentHeader::Each { header: v2_header(opening.header, route, destination)?, replies_carry_it: false }
-        }
+        Dialect::Every => SentHeader::Each {
+            header: v2_header(opening.header, route, destination)?,
+            replies_carry_it: false,
+        },
         Dialect::First | Dialect::Standalone => SentHeader::Once {
             header: v2_header(opening.header, route, destination)?,
             alone: dialect == Dialect::Standalone,

@@ -14,11 +14,11 @@ use truepeer_sys::udp::Arrival;
 use super::flow::{Flow, SentHeader};
 use super::gate::Gate;
 use super::header::{Opened, Unopened, open};
-use super::open::Opening;
+use super::open::NewFlow;
 use super::outbox::{Datagram, Sent, Way, send};
 use super::refusal::{DropCause, DroppedDatagram};
 use super::table::{FlowKey, SenderKey};
-use super::{BATCHES_PER_TURN, FlowContext, Entrance, Flows, room};
+use super::{BATCHES_PER_TURN, Entrance, FlowContext, UdpFlows, room};
 use crate::listener::Listener;
 
 /// A datagram whose flow is known.
@@ -35,7 +35,7 @@ struct Last<'a> {
     flow: Key,
 }
 
-impl Flows {
+impl UdpFlows {
     /// A gate has datagrams.
     pub(crate) fn on_gate(&mut self, cx: &FlowContext<'_>, number: usize) {
         let Some(Some(entrance)) = self.gates.get(number).cloned() else { return };
@@ -58,7 +58,7 @@ impl Flows {
         cx: &FlowContext<'_>,
         number: usize,
         entrance: &Entrance,
-        received: &truepeer_sys::udp::Received,
+        received: &truepeer_sys::udp::ReceiveBatch,
     ) {
         let cut_off = received.cut_off();
         if cut_off > 0 {
@@ -156,7 +156,7 @@ impl Flows {
         }
         let flow = self.open(
             cx,
-            Opening {
+            NewFlow {
                 key,
                 header,
                 raw,

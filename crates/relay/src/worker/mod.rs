@@ -36,15 +36,15 @@ use truepeer_sys::{CallError, Named};
 
 use self::doors::{Accepted, Door, Doors, accept};
 use self::event::Event;
-pub(crate) use self::order::{Connection, Order};
+pub(crate) use self::order::{AcceptedConnection, Order};
 pub(crate) use self::team::Team;
 use crate::entrances::Entrances;
 use crate::kernel::{Kernel, Pipe, Socket, readiness};
 use crate::listener::{Listener, Waits};
-use crate::tcp::context::{FlowContext, Tokens};
+use crate::tcp::context::{Context, Tokens};
 use crate::tcp::relaying::{RESET_CHECK, Side};
 use crate::tcp::session::{Deadline, Session, Verdict};
-use crate::udp::{self, Flows};
+use crate::udp::{self, UdpFlows};
 
 /// The buffer for reading, per worker: room for the longest header, and for what is copied at once.
 const SCRATCH_BYTES: usize = 128 << 10;
@@ -106,7 +106,7 @@ pub(crate) struct Worker {
     listeners: Vec<Rc<Listener>>,
     doors: Doors,
     sessions: Table<Entry>,
-    flows: Flows,
+    flows: UdpFlows,
     deadlines: Deadlines<Deadline>,
     conflict_retry: QueueId,
     reset_check: QueueId,
@@ -133,7 +133,7 @@ impl Worker {
             listeners: Vec::new(),
             doors: Doors::default(),
             sessions: Table::new(),
-            flows: Flows::default(),
+            flows: UdpFlows::default(),
             deadlines,
             conflict_retry,
             reset_check,
@@ -223,7 +223,7 @@ impl Worker {
         }
     }
 
-    fn with_flows(&mut self, now: Instant, work: impl FnOnce(&mut Flows, &udp::FlowContext<'_>)) {
+    fn with_flows(&mut self, now: Instant, work: impl FnOnce(&mut UdpFlows, &udp::FlowContext<'_>)) {
         let cx = udp::FlowContext {
             epoll: self.kernel.epoll(),
             budgets: &self.budgets,
@@ -353,7 +353,7 @@ impl Worker {
             match accept(&door.socket) {
                 Accepted::Connection(socket, sender) => {
                     door.listener.shard.count(Counter::Accepted);
-                    self.place(&door.listener, Connection { socket, sender, permit }, now);
+                    self.place(&door.listener, AcceptedConnection { socket, sender, permit }, now);
                 }
                 Accepted::Lost => {}
                 Accepted::Nobody => return,
@@ -373,7 +373,7 @@ impl Worker {
             match accept(&door.socket) {
                 Accepted::Connection(socket, sender) => {
                     door.listener.shard.count(Counter::Accepted);
-                    self.place(&door.listener, Connection { socket, sender, permit }, now);
+                    self.place(&door.listener, AcceptedConnection { socket, sender, permit }, now);
                 }
                 Accepted::Lost => {}
                 Accepted::Nobody | Accepted::OutOf(_) => return,
@@ -382,7 +382,7 @@ impl Worker {
     }
 
     /// Begins a session here, or with the worker that has least to do.
-    fn place(&mut self, listener: &Rc<Listener>, connection: Connection, now: Instant) {
+    fn place(&mut self, listener: &Rc<Listener>, connection: AcceptedConnection, now: Instant) {
         let chosen = self.team.place(self.number);
         if chosen == self.number {
             return self.begin(listener, connection, now);
@@ -397,8 +397,8 @@ impl Worker {
     }
 
     /// A session begins here, where it has been counted already.
-    fn begin(&mut self, listener: &Rc<Listener>, connection: Connection, now: Instant) {
-        let Connection { socket, sender, permit } = connection;
+    fn begin(&mut self, listener: &Rc<Listener>, connection: AcceptedConnection, now: Instant) {
+        let AcceptedConnection { socket, sender, permit } = connection;
         let sender = SenderAddr::new(sender);
         if let Err(refusal) = listener.rules.policy.admit(sender) {
             self.team.on_end(self.number);
@@ -413,10 +413,10 @@ impl Worker {
     /// Gives the session of `key` a turn, if it still lives, and carries out its verdict.
     fn give_turn<F>(&mut self, key: Key, now: Instant, turn: F)
     where
-        F: FnOnce(&mut Session<Socket, Pipe>, &mut FlowContext<'_, Kernel>, &mut [u8]) -> Verdict,
+        F: FnOnce(&mut Session<Socket, Pipe>, &mut Context<'_, Kernel>, &mut [u8]) -> Verdict,
     {
         let Some(Entry { session, listener }) = self.sessions.get_mut(key) else { return };
-        let mut cx = FlowContext {
+        let mut cx = Context {
             io: &mut self.kernel,
             tokens: Tokens {
                 downstream: Event::Session(key, Side::Downstream).to_bits(),
@@ -475,7 +475,7 @@ impl Worker {
         while let Some((key, deadline)) = self.deadlines.expire(&mut self.sessions, now) {
             self.give_turn(key, now, |session, cx, scratch| session.on_deadline(cx, scratch, deadline));
         }
-        self.with_flows(now, Flows::expire);
+        self.with_flows(now, UdpFlows::expire);
         self.doors.resume(self.kernel.epoll(), &self.journal, now);
     }
 }

@@ -26,7 +26,7 @@ pub(crate) enum Order {
     /// New sessions of the listener follow these rules.
     SetRules { id: ListenerId, rules: Arc<ListenerRules>, done: Sender<()> },
     /// Serve a connection that a busier worker has accepted.
-    Adopt { id: ListenerId, rules: Arc<ListenerRules>, connection: Connection },
+    Adopt { id: ListenerId, rules: Arc<ListenerRules>, connection: AcceptedConnection },
     /// Take nothing more, and end with the last session.
     Drain,
     /// End.
@@ -41,7 +41,7 @@ pub(crate) enum Order {
 
 /// An accepted connection.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct AcceptedConnection {
     pub(crate) socket: OwnedFd,
     pub(crate) sender: SocketAddr,
     pub(crate) permit: Permit,
