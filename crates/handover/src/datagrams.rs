@@ -18,7 +18,7 @@ use truepeer_policy::Dialect;
 use truepeer_proto::{Transport, spp};
 
 use crate::flows::{Flow, Flows, Known};
-use crate::{Opening, Sending};
+use crate::{Opening, ConnectSettings};
 
 /// Whether it is a UDP socket; there are others that send datagrams (ping).
 pub fn sends_datagrams(socket: BorrowedFd<'_>) -> bool {
@@ -77,7 +77,7 @@ impl Datagrams {
         &self,
         socket: BorrowedFd<'_>,
         message: &Message<'_>,
-        sending: &Sending,
+        sending: &ConnectSettings,
         now: Duration,
         send: Send<'_>,
     ) -> Result<Option<usize>, Errno> {
@@ -136,7 +136,7 @@ impl Datagrams {
         socket: BorrowedFd<'_>,
         from: Option<SocketAddr>,
         start: &[u8],
-        sending: &Sending,
+        sending: &ConnectSettings,
     ) -> bool {
         let is_told = from.is_none_or(|from| sending.is_told(from));
         spp::decode(start).is_ok_and(|header| {
@@ -186,7 +186,7 @@ fn send_behind(header: &Opening, send: Send<'_>) -> Result<usize, Errno> {
 fn header(
     socket: BorrowedFd<'_>,
     to: SocketAddr,
-    sending: &Sending,
+    sending: &ConnectSettings,
     dialect: Dialect,
 ) -> Result<Opening, Errno> {
     let own = match sending.from {

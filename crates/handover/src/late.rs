@@ -18,7 +18,7 @@ use rustix::net::sockopt::socket_cookie;
 use truepeer_policy::SenderAddr;
 
 use crate::look::{on_end, on_timeout};
-use crate::{Look, Rules, WakeUp, look};
+use crate::{Look, RunRules, WakeUp, look};
 
 /// The number of the one descriptor that is not a connection.
 const INBOX: u64 = u64::MAX;
@@ -94,7 +94,7 @@ impl<L> Late<L> {
         socket: OwnedFd,
         sender: SenderAddr,
         listener: L,
-        rules: &Rules,
+        rules: &RunRules,
         now: Instant,
     ) -> Result<(), Errno> {
         let number = self.next;
@@ -108,7 +108,7 @@ impl<L> Late<L> {
     }
 
     /// Gives up the one that has waited longest, for want of descriptors.
-    pub fn evict(&mut self, rules: &Rules, wake: &WakeUp) -> Option<Decided<L>> {
+    pub fn evict(&mut self, rules: &RunRules, wake: &WakeUp) -> Option<Decided<L>> {
         let &(_, number) = self.deadlines.first()?;
         self.on_timeout(number, rules, wake, Duration::MAX)
     }
@@ -119,7 +119,7 @@ impl<L> Late<L> {
     /// What epoll_wait(2) says.
     pub fn turn(
         &mut self,
-        rules: &Rules,
+        rules: &RunRules,
         wake: &WakeUp,
         limit: Option<Duration>,
     ) -> Result<Vec<Decided<L>>, Errno> {
@@ -225,7 +225,7 @@ impl<L> Late<L> {
         }
     }
 
-    fn on_event(&mut self, number: u64, gone: bool, rules: &Rules, wake: &WakeUp) -> Option<Decided<L>> {
+    fn on_event(&mut self, number: u64, gone: bool, rules: &RunRules, wake: &WakeUp) -> Option<Decided<L>> {
         let waiting = self.waiting.get(&number)?;
         if !waiting.is_whole() {
             self.forget(number);
@@ -241,7 +241,7 @@ impl<L> Late<L> {
         }
     }
 
-    fn expire(&mut self, now: Instant, rules: &Rules, wake: &WakeUp) -> Vec<Decided<L>> {
+    fn expire(&mut self, now: Instant, rules: &RunRules, wake: &WakeUp) -> Vec<Decided<L>> {
         let mut decided = Vec::new();
         while let Some(&(deadline, number)) = self.deadlines.first()
             && deadline <= now
@@ -255,7 +255,7 @@ impl<L> Late<L> {
     fn on_timeout(
         &mut self,
         number: u64,
-        rules: &Rules,
+        rules: &RunRules,
         wake: &WakeUp,
         waited: Duration,
     ) -> Option<Decided<L>> {

@@ -31,9 +31,9 @@ pub use look::{Look, Refused, look, take};
 pub use names::{
     Census, NO_CENSUS, Name, Names, NamesFull, OLDEST_FORGOTTEN, Remembered, SocketDiag, Standing, Tuple,
 };
-pub use rules::Rules;
-pub use sending::{Opening, Sending};
-pub use settings::{Destination, Listeners, Settings, SettingsError};
+pub use rules::RunRules;
+pub use sending::{Opening, ConnectSettings};
+pub use settings::{Destination, Listeners, RunSettings, SettingsError};
 pub use show::{Shown, as_seen_by};
 pub use wake::{ELSEWHERE, WakeUp, is_elsewhere};
 

@@ -11,7 +11,7 @@ use truepeer_policy::{
 };
 use truepeer_proto::Header;
 
-use crate::{Rules, WakeUp};
+use crate::{RunRules, WakeUp};
 
 /// Longer than almost every header; what is longer is looked at once more.
 const FIRST_LOOK_BYTES: usize = 1024;
@@ -104,7 +104,7 @@ impl Refused {
 
 /// Looks at what has arrived on an accepted connection; never waits, takes nothing. `sender` is what `accept` returned:
 /// asked for later, the kernel has forgotten the sender of a connection that was reset.
-pub fn look(socket: BorrowedFd<'_>, sender: SenderAddr, rules: &Rules, wake: &WakeUp) -> Look {
+pub fn look(socket: BorrowedFd<'_>, sender: SenderAddr, rules: &RunRules, wake: &WakeUp) -> Look {
     let checker = Checker { socket, sender, rules, wake };
     let mut buffer = [0; FIRST_LOOK_BYTES];
     match peek(socket, &mut buffer) {
@@ -138,7 +138,7 @@ fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Peeked {
 struct Checker<'a> {
     socket: BorrowedFd<'a>,
     sender: SenderAddr,
-    rules: &'a Rules,
+    rules: &'a RunRules,
     wake: &'a WakeUp,
 }
 
@@ -228,7 +228,7 @@ impl Checker<'_> {
 }
 
 /// What becomes of a connection that [`look`] could not decide on, and of which no more will come.
-pub(crate) fn on_end(socket: BorrowedFd<'_>, sender: SenderAddr, rules: &Rules, wake: &WakeUp) -> Look {
+pub(crate) fn on_end(socket: BorrowedFd<'_>, sender: SenderAddr, rules: &RunRules, wake: &WakeUp) -> Look {
     let checker = Checker { socket, sender, rules, wake };
     with_all(&checker, |bytes| checker.check_ended(bytes))
 }
@@ -238,7 +238,7 @@ pub(crate) fn on_end(socket: BorrowedFd<'_>, sender: SenderAddr, rules: &Rules, 
 pub(crate) fn on_timeout(
     socket: BorrowedFd<'_>,
     sender: SenderAddr,
-    rules: &Rules,
+    rules: &RunRules,
     wake: &WakeUp,
     waited: Duration,
 ) -> (Look, Duration) {

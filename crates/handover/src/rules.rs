@@ -8,11 +8,11 @@ use truepeer_policy::{
 };
 use truepeer_proto::Limits;
 
-use crate::{Destination, Listeners, Settings};
+use crate::{Destination, Listeners, RunSettings};
 
 /// The rules of a program that is run; shared by all its threads, never changed.
 #[derive(Debug, Clone)]
-pub struct Rules {
+pub struct RunRules {
     pub(crate) policy: Policy,
     pub(crate) limits: Limits,
     times: HeaderTimes,
@@ -22,9 +22,9 @@ pub struct Rules {
     pub destination: Destination,
 }
 
-impl Rules {
+impl RunRules {
     /// Carries the settings out.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: RunSettings) -> Self {
         let senders = settings.senders();
         // Where sessions go is not asked: the application has the connection already.
         let nowhere = BackendAddr::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));

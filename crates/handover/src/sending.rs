@@ -13,7 +13,7 @@ use crate::SettingsError;
 
 /// What a program that connects is made to say.
 #[derive(Debug, Clone)]
-pub struct Sending {
+pub struct ConnectSettings {
     /// The client that is claimed; `None`: the connection's own address.
     pub from: Option<SocketAddr>,
     /// In which version.
@@ -26,7 +26,7 @@ pub struct Sending {
     pub verbose: bool,
 }
 
-impl Default for Sending {
+impl Default for ConnectSettings {
     fn default() -> Self {
         Self {
             from: None,
@@ -52,7 +52,7 @@ impl Opening {
     }
 }
 
-impl Sending {
+impl ConnectSettings {
     /// Whether a connection to `destination` begins with a header.
     pub fn is_told(&self, destination: SocketAddr) -> bool {
         let canonical = SocketAddr::new(destination.ip().to_canonical(), destination.port());
@@ -109,7 +109,7 @@ fn as_ipv6(addr: SocketAddr) -> SocketAddr {
     }
 }
 
-impl fmt::Display for Sending {
+impl fmt::Display for ConnectSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(from) = self.from {
             writeln!(f, "from {from}")?;
@@ -126,7 +126,7 @@ impl fmt::Display for Sending {
     }
 }
 
-impl FromStr for Sending {
+impl FromStr for ConnectSettings {
     type Err = SettingsError;
 
     fn from_str(text: &str) -> Result<Self, SettingsError> {
@@ -139,7 +139,7 @@ impl FromStr for Sending {
     }
 }
 
-impl Sending {
+impl ConnectSettings {
     fn set(&mut self, word: &str, value: &str) -> Option<()> {
         match word {
             "from" => self.from = Some(value.parse().ok()?),
@@ -179,7 +179,7 @@ mod tests {
             (Some("[2001:db8::1]:1"), "127.0.0.1:9", "[2001:db8::1]:1", "[::ffff:127.0.0.1]:9"),
         ] {
             for version in [Version::V1, Version::V2] {
-                let sending = Sending { from: from.map(address), version, ..Sending::default() };
+                let sending = ConnectSettings { from: from.map(address), version, ..ConnectSettings::default() };
                 let opening = sending.opening(address("10.0.0.1:5"), address(to), Transport::Stream).unwrap();
                 let Ok(Decoded::Done { header, consumed }) = decode(opening.bytes(), Limits::default())
                 else {
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn a_datagrams_header_says_that_it_is_one() {
         for version in [Version::V1, Version::V2] {
-            let sending = Sending { from: Some(address("8.8.8.8:4321")), version, ..Sending::default() };
+            let sending = ConnectSettings { from: Some(address("8.8.8.8:4321")), version, ..ConnectSettings::default() };
             let opening = sending.opening(address("10.0.0.1:5"), address("127.0.0.1:53"), Transport::Dgram);
             let datagram = [opening.unwrap().bytes(), b"query"].concat();
             let (header, consumed) = truepeer_proto::decode_datagram(&datagram, Limits::default()).unwrap();
@@ -209,13 +209,13 @@ mod tests {
     #[test]
     fn every_setting_survives_its_text() {
         let mut sending =
-            Sending { from: Some(address("8.8.8.8:1")), version: Version::V1, ..Sending::default() };
+            ConnectSettings { from: Some(address("8.8.8.8:1")), version: Version::V1, ..ConnectSettings::default() };
         sending.datagrams = Some(Dialect::Standalone);
         sending.to.extend(&"10.0.0.0/8:80".parse().unwrap());
         sending.to.extend(&"[::1]:443".parse().unwrap());
-        let read: Sending = sending.to_string().parse().unwrap();
+        let read: ConnectSettings = sending.to_string().parse().unwrap();
         assert_eq!(read.to_string(), sending.to_string());
         assert!(read.is_told(address("[::ffff:10.1.1.1]:80")) && !read.is_told(address("10.1.1.1:81")));
-        assert!("from nowhere".parse::<Sending>().is_err());
+        assert!("from nowhere".parse::<ConnectSettings>().is_err());
     }
 }

@@ -12,7 +12,7 @@ use truepeer_proto::{Limits, Versions};
 
 /// The rules of a program that is run.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct RunSettings {
     /// Who may send.
     pub allow: PrefixSet,
     /// Whether their connections begin with a header.
@@ -34,7 +34,7 @@ pub struct Settings {
 }
 
 /// The same defaults as `truepeer proxy`: loopback senders only, a header required within five seconds.
-impl Default for Settings {
+impl Default for RunSettings {
     fn default() -> Self {
         Self {
             allow: PrefixSet::loopback(),
@@ -50,7 +50,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl RunSettings {
     /// Whether no sender's header is taken.
     pub fn takes_no_header(&self) -> bool {
         let mut rules = self.exceptions.iter().map(|(_, rule)| *rule).chain([self.header]);
@@ -58,7 +58,7 @@ impl Settings {
     }
 }
 
-impl Settings {
+impl RunSettings {
     /// The allow-list and the header rules.
     pub fn senders(&self) -> Senders {
         let mut senders = Senders::new(self.allow.clone(), self.header);
@@ -109,7 +109,7 @@ fn same(listed: SocketAddr, local: SocketAddr) -> bool {
     listed.port() == local.port() && (ip.is_unspecified() || ip == local.ip().to_canonical())
 }
 
-/// A text that [`Settings`] can't be read from: nothing of it is used.
+/// A text that [`RunSettings`] can't be read from: nothing of it is used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not a setting of truepeer run: {0:?}")]
 pub struct SettingsError(String);
@@ -120,7 +120,7 @@ impl SettingsError {
     }
 }
 
-impl FromStr for Settings {
+impl FromStr for RunSettings {
     type Err = SettingsError;
 
     fn from_str(text: &str) -> Result<Self, SettingsError> {
@@ -133,7 +133,7 @@ impl FromStr for Settings {
     }
 }
 
-impl Settings {
+impl RunSettings {
     fn set(&mut self, word: &str, value: &str) -> Option<()> {
         match word {
             "allow" => self.allow.extend(&prefixes(value)?),
@@ -183,7 +183,7 @@ fn destination(text: &str) -> Option<Destination> {
     }
 }
 
-impl fmt::Display for Settings {
+impl fmt::Display for RunSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "allow {}", self.allow)?;
         writeln!(f, "header {}", self.header)?;
@@ -221,13 +221,13 @@ impl fmt::Display for Settings {
 mod tests {
     use super::*;
 
-    fn round(settings: &Settings) -> Settings {
+    fn round(settings: &RunSettings) -> RunSettings {
         settings.to_string().parse().unwrap()
     }
 
     #[test]
     fn every_setting_survives_its_text() {
-        let mut settings = Settings {
+        let mut settings = RunSettings {
             allow: "10.0.0.0/8".parse().unwrap(),
             header: HeaderRule::Forbid,
             exceptions: vec![(PrefixSet::loopback(), HeaderRule::Optional)],
@@ -238,7 +238,7 @@ mod tests {
             },
             destination: Destination::Header,
             verbose: true,
-            ..Settings::default()
+            ..RunSettings::default()
         };
         settings.claims.allow = "::1".parse().unwrap();
         settings.claims.deny = "192.0.2.0/24".parse().unwrap();
@@ -250,15 +250,15 @@ mod tests {
         assert_eq!(read.header_times, settings.header_times);
         assert_eq!(read.claims.deny, settings.claims.deny);
         assert_eq!(read.listeners, settings.listeners);
-        assert_eq!(round(&Settings::default()).to_string(), Settings::default().to_string());
+        assert_eq!(round(&RunSettings::default()).to_string(), RunSettings::default().to_string());
     }
 
     /// An empty environment variable, or half of one, must not open the door.
     #[test]
     fn a_text_fails_closed() {
-        assert!("".parse::<Settings>().unwrap().allow.is_empty());
+        assert!("".parse::<RunSettings>().unwrap().allow.is_empty());
         for wrong in ["allow 10.0.0.0/33", "header maybe", "versions 3", "gate open", "port 70000"] {
-            assert_eq!(wrong.parse::<Settings>().unwrap_err(), SettingsError(wrong.to_owned()));
+            assert_eq!(wrong.parse::<RunSettings>().unwrap_err(), SettingsError(wrong.to_owned()));
         }
     }
 

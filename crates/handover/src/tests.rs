@@ -27,10 +27,10 @@ fn pair() -> Pair {
     Pair { listener, client, accepted, sender: SenderAddr::new(sender) }
 }
 
-fn rules(adjust: impl FnOnce(&mut Settings)) -> Rules {
-    let mut settings = Settings::default();
+fn rules(adjust: impl FnOnce(&mut RunSettings)) -> RunRules {
+    let mut settings = RunSettings::default();
     adjust(&mut settings);
-    Rules::new(settings)
+    RunRules::new(settings)
 }
 
 fn wake() -> WakeUp {
@@ -38,7 +38,7 @@ fn wake() -> WakeUp {
 }
 
 /// What is seen once something has arrived.
-fn seen(pair: &Pair, rules: &Rules) -> Look {
+fn seen(pair: &Pair, rules: &RunRules) -> Look {
     pair.accepted.peek(&mut [0]).unwrap();
     look(pair.accepted.as_fd(), pair.sender, rules, &wake())
 }
@@ -74,7 +74,7 @@ fn a_header_and_its_data_outlive_a_reset() {
 
 #[test]
 fn first_bytes_are_judged_by_the_senders_rule() {
-    type Adjust = fn(&mut Settings);
+    type Adjust = fn(&mut RunSettings);
     let optional: Adjust = |settings| settings.header = HeaderRule::Optional;
     let forbid: Adjust = |settings| settings.header = HeaderRule::Forbid;
     let stranger: Adjust = |settings| settings.allow = PrefixSet::new();
@@ -122,7 +122,7 @@ fn a_listener_is_rung_and_the_word_recognised() {
     assert!(matches!(look(&WakeUp::with_word([8; 16])), Look::Refused(_)));
 }
 
-fn late(pair: &Pair, rules: &Rules) -> Late<SocketAddr> {
+fn late(pair: &Pair, rules: &RunRules) -> Late<SocketAddr> {
     let inbox = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let mut late = Late::new(inbox.as_fd()).unwrap();
     let socket: OwnedFd = pair.accepted.try_clone().unwrap().into();
@@ -131,7 +131,7 @@ fn late(pair: &Pair, rules: &Rules) -> Late<SocketAddr> {
     late
 }
 
-fn decided(late: &mut Late<SocketAddr>, rules: &Rules) -> Decided<SocketAddr> {
+fn decided(late: &mut Late<SocketAddr>, rules: &RunRules) -> Decided<SocketAddr> {
     loop {
         if let Some(decided) = late.turn(rules, &wake(), None).unwrap().pop() {
             return decided;

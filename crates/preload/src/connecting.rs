@@ -15,7 +15,7 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, SendFlags, SocketType, bind, connect, connect_unspec, getsockname, send, sockopt,
 };
-use truepeer_handover::{Opening, Sending};
+use truepeer_handover::{Opening, ConnectSettings};
 use truepeer_proto::Transport;
 
 use crate::say;
@@ -24,7 +24,7 @@ use crate::say;
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Whether this connection is to begin with a header.
-pub(crate) fn is_meant(socket: BorrowedFd<'_>, to: SocketAddr, sending: &Sending) -> bool {
+pub(crate) fn is_meant(socket: BorrowedFd<'_>, to: SocketAddr, sending: &ConnectSettings) -> bool {
     let is_tcp = matches!(sockopt::socket_domain(socket), Ok(AddressFamily::INET | AddressFamily::INET6))
         && sockopt::socket_type(socket) == Ok(SocketType::STREAM);
     is_tcp && sending.is_told(to) && !is_under_way(socket)
@@ -58,7 +58,7 @@ const TCP_CLOSE: u8 = 7;
 pub(crate) fn connect_telling(
     socket: BorrowedFd<'_>,
     to: SocketAddr,
-    sending: &Sending,
+    sending: &ConnectSettings,
 ) -> Result<(), Errno> {
     if sending.from.is_none() {
         take_an_address(socket, to)?;
@@ -82,7 +82,7 @@ fn wait(socket: BorrowedFd<'_>, to: SocketAddr) -> Result<(), Errno> {
     }
 }
 
-fn opening(socket: BorrowedFd<'_>, to: SocketAddr, sending: &Sending) -> Result<Opening, Errno> {
+fn opening(socket: BorrowedFd<'_>, to: SocketAddr, sending: &ConnectSettings) -> Result<Opening, Errno> {
     let own = SocketAddr::try_from(getsockname(socket)?).map_err(|_| Errno::AFNOSUPPORT)?;
     let opening = sending.opening(own, to, Transport::Stream).map_err(|_| Errno::INVAL)?;
     say::in_detail(format_args!("{to}: told of {}", sending.from.unwrap_or(own)));

@@ -5,11 +5,11 @@ use core::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use truepeer_handover::{Datagrams, Message, Send, Sending, now, sends_datagrams};
+use truepeer_handover::{Datagrams, Message, Send, ConnectSettings, now, sends_datagrams};
 
 use crate::role::role;
 
-fn telling() -> Option<(&'static Sending, &'static Datagrams)> {
+fn telling() -> Option<(&'static ConnectSettings, &'static Datagrams)> {
     let role = role()?;
     Some((role.sending.as_ref()?, role.datagrams.as_ref()?))
 }

@@ -4,7 +4,7 @@ use core::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::net::{AddressFamily, SocketType, getsockname, sockopt};
-use truepeer_handover::{ELSEWHERE, Rules, is_elsewhere};
+use truepeer_handover::{ELSEWHERE, RunRules, is_elsewhere};
 
 use crate::ours::FdSet;
 use crate::say;
@@ -19,7 +19,7 @@ pub(crate) const BACKLOG: i32 = 65_535;
 const DEFER_SECONDS: libc::c_int = 1;
 
 /// Whether a socket is, or will be, one of the listeners that are meant.
-pub(crate) fn is_meant(socket: BorrowedFd<'_>, rules: &Rules) -> bool {
+pub(crate) fn is_meant(socket: BorrowedFd<'_>, rules: &RunRules) -> bool {
     let is_tcp = matches!(sockopt::socket_domain(socket), Ok(AddressFamily::INET | AddressFamily::INET6))
         && sockopt::socket_type(socket) == Ok(SocketType::STREAM);
     // A listener on all addresses may have connections that are meant by their own.
@@ -45,7 +45,7 @@ pub(crate) fn make_ready(socket: BorrowedFd<'_>) {
 }
 
 /// A listener that was not seen before: inherited, or passed on by the service manager.
-pub(crate) fn on_first_accept(socket: BorrowedFd<'_>, rules: &Rules) {
+pub(crate) fn on_first_accept(socket: BorrowedFd<'_>, rules: &RunRules) {
     let listens = || sockopt::socket_acceptconn(socket) == Ok(true);
     if SEEN.insert(socket.as_raw_fd()) && listens() && is_meant(socket, rules) {
         make_ready(socket);

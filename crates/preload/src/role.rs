@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use truepeer_handover::{Datagrams, Rules, Sending, Settings};
+use truepeer_handover::{Datagrams, RunRules, ConnectSettings, RunSettings};
 use truepeer_policy::{HeaderRule, PrefixSet};
 use truepeer_proto::{Version, Versions};
 
@@ -23,7 +23,7 @@ const CONNECT: &str = "TRUEPEER_CONNECT";
 #[derive(Debug, Default)]
 pub(crate) struct Role {
     pub(crate) accepting: Option<Accepting>,
-    pub(crate) sending: Option<Sending>,
+    pub(crate) sending: Option<ConnectSettings>,
     pub(crate) datagrams: Option<Datagrams>,
     pub(crate) verbose: bool,
 }
@@ -31,7 +31,7 @@ pub(crate) struct Role {
 /// What a program that accepts connections needs.
 #[derive(Debug)]
 pub(crate) struct Accepting {
-    pub(crate) rules: Rules,
+    pub(crate) rules: RunRules,
     pub(crate) family: Family,
     /// libproxyproto's switch: without names, `getpeername` answers as the kernel does.
     pub(crate) names_later: bool,
@@ -68,7 +68,7 @@ pub(crate) fn assume(file: Option<&CStr>) {
 fn own() -> Result<Role, String> {
     let mut role = Role::default();
     if let Some(text) = text_of(CONNECT)? {
-        let sending: Sending = text.parse().map_err(|error| format!("{CONNECT}: {error}"))?;
+        let sending: ConnectSettings = text.parse().map_err(|error| format!("{CONNECT}: {error}"))?;
         role.verbose |= sending.verbose;
         role.datagrams = sending
             .datagrams
@@ -82,17 +82,17 @@ fn own() -> Result<Role, String> {
         Some(text) => text.parse().map_err(|error| format!("{RUN}: {error}"))?,
         None if role.sending.is_some() => return Ok(role),
         // Loaded by hand, without a word: as truepeer run without options.
-        None => Settings::default(),
+        None => RunSettings::default(),
     };
     role.verbose |= settings.verbose;
     role.accepting = Some(accepting(settings, true)?);
     Ok(role)
 }
 
-fn accepting(settings: Settings, names_later: bool) -> Result<Accepting, String> {
+fn accepting(settings: RunSettings, names_later: bool) -> Result<Accepting, String> {
     let family = Family::join().map_err(|error| format!("no memory for the names of clients: {error}"))?;
     probe::open();
-    Ok(Accepting { rules: Rules::new(settings).asking(probe::is_own_address), family, names_later })
+    Ok(Accepting { rules: RunRules::new(settings).asking(probe::is_own_address), family, names_later })
 }
 
 fn text_of(name: &str) -> Result<Option<String>, String> {
@@ -117,7 +117,7 @@ fn dropin_accepting() -> Result<Role, String> {
         Some(_) => HeaderRule::Require,
         None => HeaderRule::Optional,
     };
-    let mut settings = Settings { allow: PrefixSet::any(), header, verbose, ..Settings::default() };
+    let mut settings = RunSettings { allow: PrefixSet::any(), header, verbose, ..RunSettings::default() };
     settings.limits.versions = versions;
     settings.claims.allow = PrefixSet::any();
     let names_later = env::var_os("LIBPROXYPROTO_GETPEERNAME_CACHE").is_none();
@@ -144,7 +144,7 @@ fn dropin_sending() -> Result<Role, String> {
     let port = env::var("LIBPROXYPROTO_PORT").unwrap_or_else(|_| "8080".to_owned());
     let ip = ip.parse().map_err(|_| format!("LIBPROXYPROTO_ADDR={ip}: expected an address"))?;
     let port = port.parse().map_err(|_| format!("LIBPROXYPROTO_PORT={port}: expected a port"))?;
-    let sending = Sending { from: Some(SocketAddr::new(ip, port)), version, verbose, ..Sending::default() };
+    let sending = ConnectSettings { from: Some(SocketAddr::new(ip, port)), version, verbose, ..ConnectSettings::default() };
     Ok(Role { sending: Some(sending), verbose, ..Role::default() })
 }
 

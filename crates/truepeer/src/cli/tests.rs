@@ -372,7 +372,7 @@ fn run_has_the_rules_of_proxy() {
     assert_eq!(settings.header_times.wait, listener.header.wait);
     let line = "truepeer run --header forbid --header 10.0.0.0/8=optional --versions 2 --listen [::1]:80 --destination header -- x";
     let (settings, _) = run_settings(&run(line)).unwrap();
-    let read: truepeer_handover::Settings = settings.to_string().parse().unwrap();
+    let read: truepeer_handover::RunSettings = settings.to_string().parse().unwrap();
     assert_eq!(read.to_string(), settings.to_string());
     assert_eq!(read.exceptions.len(), 1);
     assert_eq!(read.listeners.addresses.len(), 1);

@@ -1,6 +1,6 @@
 //! `truepeer run`: what is done with a program's connections.
 
-use truepeer_handover::{Destination, Listeners, Settings};
+use truepeer_handover::{Destination, Listeners, RunSettings};
 use truepeer_policy::{Claims, HeaderRule, HeaderTimes, HostAddresses, PrefixSet};
 use truepeer_proto::Limits;
 
@@ -8,8 +8,8 @@ use super::{ClaimsConfig, HeaderLimits, Problem, SendersConfig, resolve, senders
 use crate::spec::RunArgs;
 
 /// The rules, with files read; and what is allowed and perhaps not meant, or was written in vain.
-pub(crate) fn run_settings(spec: &RunArgs) -> Result<(Settings, Vec<String>), Problem> {
-    let default = Settings::default();
+pub(crate) fn run_settings(spec: &RunArgs) -> Result<(RunSettings, Vec<String>), Problem> {
+    let default = RunSettings::default();
     let senders = SendersConfig::of(&spec.senders, &[], (&PrefixSet::loopback(), HeaderRule::Require))?;
     let claims = ClaimsConfig::of(&spec.senders, &PrefixSet::new(), false);
     let header = HeaderLimits::of(&spec.senders, spec.wait.header_wait);
@@ -18,7 +18,7 @@ pub(crate) fn run_settings(spec: &RunArgs) -> Result<(Settings, Vec<String>), Pr
     let mut warnings = senders::warnings(&allow, &senders, &claims);
     let addresses = spec.listen.iter().map(resolve::listen).collect::<Result<_, _>>()?;
     let ports = spec.port.iter().flat_map(|ports| ports.0.iter().copied()).collect();
-    let settings = Settings {
+    let settings = RunSettings {
         allow,
         header: senders.header,
         exceptions: senders.rules.iter().map(|rule| (rule.senders.clone(), rule.rule)).collect(),
@@ -36,7 +36,7 @@ pub(crate) fn run_settings(spec: &RunArgs) -> Result<(Settings, Vec<String>), Pr
     Ok((settings, warnings))
 }
 
-fn in_vain(spec: &RunArgs, settings: &Settings) -> Vec<String> {
+fn in_vain(spec: &RunArgs, settings: &RunSettings) -> Vec<String> {
     let of_headers = [
         ("--versions", spec.versions.is_some()),
         ("--header-wait", spec.wait.header_wait.is_some()),

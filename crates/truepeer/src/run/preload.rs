@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
-use truepeer_handover::{Sending, Settings};
+use truepeer_handover::{ConnectSettings, RunSettings};
 
 use super::library;
 use super::program::{NotStarted, Program};
@@ -16,12 +16,12 @@ use super::program::{NotStarted, Program};
 const MOST_BYTES: usize = 128 * 1024 - 64;
 
 /// Becomes a program that accepts connections.
-pub(super) fn run(settings: &Settings, program: &Program) -> Result<ExitCode> {
+pub(super) fn run(settings: &RunSettings, program: &Program) -> Result<ExitCode> {
     become_program(program, "TRUEPEER_RUN", settings.to_string())
 }
 
 /// Becomes a program that makes connections.
-pub(super) fn connect(sending: &Sending, program: &Program) -> Result<ExitCode> {
+pub(super) fn connect(sending: &ConnectSettings, program: &Program) -> Result<ExitCode> {
     become_program(program, "TRUEPEER_CONNECT", sending.to_string())
 }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use clap::Args;
-use truepeer_handover::Sending;
+use truepeer_handover::ConnectSettings;
 use truepeer_policy::{Destinations, Dialect};
 use truepeer_proto::Version;
 
@@ -27,10 +27,10 @@ pub(crate) struct ConnectArgs {
 
 impl ConnectArgs {
     /// What is to be said to whom.
-    pub(crate) fn sending(&self) -> Sending {
+    pub(crate) fn sending(&self) -> ConnectSettings {
         let mut to = Destinations::default();
         self.to.iter().for_each(|entry| to.extend(entry));
-        Sending {
+        ConnectSettings {
             from: self.from,
             version: self.send_proxy.unwrap_or(super::defaults::SEND_PROXY),
             to,

@@ -42,7 +42,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use rustix::io::Errno;
-use truepeer_handover::{Destination, Sending, Settings};
+use truepeer_handover::{Destination, ConnectSettings, RunSettings};
 use truepeer_policy::Dialect;
 use truepeer_sys::inherit::PassedSockets;
 use truepeer_sys::limits;
@@ -62,7 +62,7 @@ use telling::Telling;
 ///
 /// # Errors
 /// Whatever keeps it from being started or supervised, with what to use instead.
-pub(super) fn run(settings: &Settings, program: &Program) -> Result<ExitCode> {
+pub(super) fn run(settings: &RunSettings, program: &Program) -> Result<ExitCode> {
     let started = start(program, settings.verbose, accepting_calls(settings.destination))?;
     let (notifier, life) = match started {
         Started::Supervised(notifier, life) => (notifier, life),
@@ -77,7 +77,7 @@ pub(super) fn run(settings: &Settings, program: &Program) -> Result<ExitCode> {
 ///
 /// # Errors
 /// As [`run`].
-pub(super) fn connect(sending: &Sending, program: &Program) -> Result<ExitCode> {
+pub(super) fn connect(sending: &ConnectSettings, program: &Program) -> Result<ExitCode> {
     let (notifier, life) = match start(program, sending.verbose, connecting_calls(sending))? {
         Started::Supervised(notifier, life) => (notifier, life),
         Started::Ended(status) => return Ok(status),
@@ -145,7 +145,7 @@ fn with_receiving_calls(filter: Filter) -> Filter {
 }
 
 /// A program that connects by sending (MSG_FASTOPEN) is told that this is not to be had, and connects first.
-fn connecting_calls(sending: &Sending) -> Filter {
+fn connecting_calls(sending: &ConnectSettings) -> Filter {
     const MSG_FASTOPEN: u32 = 0x2000_0000;
     const LONGEST_DATAGRAM: u32 = 65_535;
     const SOL_UDP: u32 = 17;

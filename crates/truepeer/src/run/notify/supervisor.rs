@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::getpeername;
 use rustix::net::sockopt::socket_cookie;
-use truepeer_handover::{Late, NO_CENSUS, Name, Names, Rules, Settings, SocketDiag, WakeUp};
+use truepeer_handover::{Late, NO_CENSUS, Name, Names, RunRules, RunSettings, SocketDiag, WakeUp};
 use truepeer_policy::HeaderRule;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 
@@ -31,7 +31,7 @@ const READY_PERIOD: Duration = Duration::from_secs(1);
 pub(super) struct Supervisor {
     pub(super) notifier: Notifier,
     pub(super) watch: Watch,
-    pub(super) rules: Rules,
+    pub(super) rules: RunRules,
     pub(super) wake: WakeUp,
     pub(super) listeners: Listeners,
     pub(super) late: Late<Arc<Listener>>,
@@ -51,7 +51,7 @@ pub(super) struct Supervisor {
 
 impl Supervisor {
     pub(super) fn new(
-        settings: &Settings,
+        settings: &RunSettings,
         notifier: Notifier,
         life: Life,
         open_files: u64,
@@ -68,7 +68,7 @@ impl Supervisor {
         }
         Ok(Self {
             late: Late::new(watch.as_fd())?,
-            rules: Rules::new(settings.clone()),
+            rules: RunRules::new(settings.clone()),
             ringer: Ringer::start(wake.clone())?,
             wake,
             listeners,

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_cookie, socket_domain, socket_timeout, socket_type};
 use rustix::net::{AddressFamily, SendFlags, SocketType, bind, connect, getsockname, send};
 use tracing::debug;
-use truepeer_handover::{Datagrams, Sending};
+use truepeer_handover::{Datagrams, ConnectSettings};
 use truepeer_proto::Transport;
 use truepeer_sys::process::read_memory;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
@@ -53,7 +53,7 @@ struct Connecting {
 /// Answers a program's connect().
 #[derive(Debug)]
 pub(super) struct Telling {
-    pub(super) sending: Sending,
+    pub(super) sending: ConnectSettings,
     pub(super) notifier: Notifier,
     pub(super) watch: Watch,
     connecting: HashMap<u64, Connecting>,
@@ -64,7 +64,7 @@ pub(super) struct Telling {
 }
 
 impl Telling {
-    pub(super) fn new(sending: &Sending, notifier: Notifier, life: Life) -> anyhow::Result<Self> {
+    pub(super) fn new(sending: &ConnectSettings, notifier: Notifier, life: Life) -> anyhow::Result<Self> {
         let watch = Watch::new(&notifier, &life)?;
         Ok(Self {
             sending: sending.clone(),
