@@ -14,7 +14,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 
 /// Remembers what was complained about, and when. Two complaints that share a slot are held back for each other.
 #[derive(Debug)]
-pub struct Complaints {
+pub struct LockFreeComplaints {
     slots: [Slot; SLOTS],
 }
 
@@ -33,13 +33,13 @@ impl Slot {
     }
 }
 
-impl Default for Complaints {
+impl Default for LockFreeComplaints {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Complaints {
+impl LockFreeComplaints {
     /// Nothing was said.
     pub const fn new() -> Self {
         Self { slots: [const { Slot::empty() }; SLOTS] }
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_complaint_is_repeated_after_a_minute_with_what_was_held_back() {
-        let complaints = Complaints::new();
+        let complaints = LockFreeComplaints::new();
         let at = |seconds| Duration::from_secs(seconds);
         let one: Option<IpAddr> = "192.0.2.1".parse().ok();
         let other: Option<IpAddr> = "192.0.2.2".parse().ok();
@@ -103,7 +103,7 @@ mod tests {
     /// However many complain, the number of lines in a minute is bounded.
     #[test]
     fn a_crowd_is_heard_in_part() {
-        let complaints = Complaints::new();
+        let complaints = LockFreeComplaints::new();
         let said = (0..100_000_u32)
             .filter(|n| {
                 complaints.may_say("a", Some(IpAddr::from(n.to_be_bytes())), Duration::ZERO).is_some()

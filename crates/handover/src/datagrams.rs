@@ -18,7 +18,7 @@ use truepeer_policy::Dialect;
 use truepeer_proto::{Transport, spp};
 
 use crate::flows::{Flow, Flows, Known};
-use crate::{Opening, ConnectSettings};
+use crate::{ConnectSettings, OutgoingHeader};
 
 /// Whether it is a UDP socket; there are others that send datagrams (ping).
 pub fn sends_datagrams(socket: BorrowedFd<'_>) -> bool {
@@ -76,7 +76,7 @@ impl Datagrams {
     pub fn send(
         &self,
         socket: BorrowedFd<'_>,
-        message: &Message<'_>,
+        message: &SendRequest<'_>,
         sending: &ConnectSettings,
         now: Duration,
         send: Send<'_>,
@@ -98,7 +98,7 @@ impl Datagrams {
         &self,
         flow: Flow,
         now: Duration,
-        header: impl FnOnce() -> Result<Opening, Errno>,
+        header: impl FnOnce() -> Result<OutgoingHeader, Errno>,
         send: Send<'_>,
     ) -> Result<usize, Errno> {
         if let Known::Since(before) = self.flows.knows(flow, now) {
@@ -159,7 +159,7 @@ pub const CARRIED_BYTES: usize = spp::LEN;
 
 /// What a program wants to send, but for its bytes.
 #[derive(Debug, Clone, Copy)]
-pub struct Message<'a> {
+pub struct SendRequest<'a> {
     /// Where to; `None`: where the socket is connected.
     pub to: Option<SocketAddr>,
     /// Its control data (cmsg(3)).
@@ -168,7 +168,7 @@ pub struct Message<'a> {
     pub flags: i32,
 }
 
-impl Message<'_> {
+impl SendRequest<'_> {
     fn check(&self) -> Result<(), Errno> {
         const MSG_MORE: i32 = 0x8000;
         if asks_for_segments(self.control) {
@@ -179,7 +179,7 @@ impl Message<'_> {
 }
 
 /// How many of the program's own bytes went.
-fn send_behind(header: &Opening, send: Send<'_>) -> Result<usize, Errno> {
+fn send_behind(header: &OutgoingHeader, send: Send<'_>) -> Result<usize, Errno> {
     send(header.bytes(), Own::Behind).map(|sent| sent.saturating_sub(header.bytes().len()))
 }
 
@@ -188,7 +188,7 @@ fn header(
     to: SocketAddr,
     sending: &ConnectSettings,
     dialect: Dialect,
-) -> Result<Opening, Errno> {
+) -> Result<OutgoingHeader, Errno> {
     let own = match sending.from {
         Some(from) => from,
         None => own_address(socket, to)?,

@@ -24,15 +24,15 @@ mod settings;
 mod show;
 mod wake;
 
-pub use complaints::Complaints;
-pub use datagrams::{CARRIED_BYTES, Datagrams, Message, Own, Send, now, sends_datagrams};
+pub use complaints::LockFreeComplaints;
+pub use datagrams::{CARRIED_BYTES, Datagrams, Own, Send, SendRequest, now, sends_datagrams};
 pub use late::{Decided, Late};
 pub use look::{Look, Refused, look, take};
 pub use names::{
     Census, NO_CENSUS, Name, Names, NamesFull, OLDEST_FORGOTTEN, Remembered, SocketDiag, Standing, Tuple,
 };
 pub use rules::RunRules;
-pub use sending::{Opening, ConnectSettings};
+pub use sending::{ConnectSettings, OutgoingHeader};
 pub use settings::{Destination, Listeners, RunSettings, SettingsError};
 pub use show::{Shown, as_seen_by};
 pub use wake::{ELSEWHERE, WakeUp, is_elsewhere};

@@ -40,12 +40,12 @@ impl Default for ConnectSettings {
 
 /// One header to be sent; 107 bytes is the most that a v1 line has, and more than a v2 header without TLVs.
 #[derive(Debug, Clone, Copy)]
-pub struct Opening {
+pub struct OutgoingHeader {
     bytes: [u8; V1_MAX_LEN],
     len: usize,
 }
 
-impl Opening {
+impl OutgoingHeader {
     /// What is to be sent first.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
@@ -68,7 +68,7 @@ impl ConnectSettings {
         own: SocketAddr,
         destination: SocketAddr,
         transport: Transport,
-    ) -> Result<Opening, EncodeError> {
+    ) -> Result<OutgoingHeader, EncodeError> {
         let (source, destination) = in_one_family(self.from.unwrap_or(own), destination);
         let addresses = Addresses::Inet { transport, source, destination };
         let mut bytes = [0; V1_MAX_LEN];
@@ -77,18 +77,22 @@ impl ConnectSettings {
             // PROXY 2.1: version 1 knows TCP only.
             _ => V2Encoder::new(&mut bytes, Command::Proxy, &addresses)?.copy_tlvs(Tlvs::EMPTY)?.finish()?,
         };
-        Ok(Opening { bytes, len })
+        Ok(OutgoingHeader { bytes, len })
     }
 
     /// The header of Simple Proxy Protocol.
     ///
     /// # Errors
     /// None that can happen: there is room.
-    pub fn simple_opening(&self, own: SocketAddr, destination: SocketAddr) -> Result<Opening, EncodeError> {
+    pub fn simple_opening(
+        &self,
+        own: SocketAddr,
+        destination: SocketAddr,
+    ) -> Result<OutgoingHeader, EncodeError> {
         let header = spp::Spp { client: self.from.unwrap_or(own), proxy: destination };
         let mut bytes = [0; V1_MAX_LEN];
         let len = spp::encode(&header, &mut bytes)?;
-        Ok(Opening { bytes, len })
+        Ok(OutgoingHeader { bytes, len })
     }
 }
 
@@ -179,7 +183,8 @@ mod tests {
             (Some("[2001:db8::1]:1"), "127.0.0.1:9", "[2001:db8::1]:1", "[::ffff:127.0.0.1]:9"),
         ] {
             for version in [Version::V1, Version::V2] {
-                let sending = ConnectSettings { from: from.map(address), version, ..ConnectSettings::default() };
+                let sending =
+                    ConnectSettings { from: from.map(address), version, ..ConnectSettings::default() };
                 let opening = sending.opening(address("10.0.0.1:5"), address(to), Transport::Stream).unwrap();
                 let Ok(Decoded::Done { header, consumed }) = decode(opening.bytes(), Limits::default())
                 else {
@@ -195,7 +200,11 @@ mod tests {
     #[test]
     fn a_datagrams_header_says_that_it_is_one() {
         for version in [Version::V1, Version::V2] {
-            let sending = ConnectSettings { from: Some(address("8.8.8.8:4321")), version, ..ConnectSettings::default() };
+            let sending = ConnectSettings {
+                from: Some(address("8.8.8.8:4321")),
+                version,
+                ..ConnectSettings::default()
+            };
             let opening = sending.opening(address("10.0.0.1:5"), address("127.0.0.1:53"), Transport::Dgram);
             let datagram = [opening.unwrap().bytes(), b"query"].concat();
             let (header, consumed) = truepeer_proto::decode_datagram(&datagram, Limits::default()).unwrap();
@@ -208,8 +217,11 @@ mod tests {
 
     #[test]
     fn every_setting_survives_its_text() {
-        let mut sending =
-            ConnectSettings { from: Some(address("8.8.8.8:1")), version: Version::V1, ..ConnectSettings::default() };
+        let mut sending = ConnectSettings {
+            from: Some(address("8.8.8.8:1")),
+            version: Version::V1,
+            ..ConnectSettings::default()
+        };
         sending.datagrams = Some(Dialect::Standalone);
         sending.to.extend(&"10.0.0.0/8:80".parse().unwrap());
         sending.to.extend(&"[::1]:443".parse().unwrap());

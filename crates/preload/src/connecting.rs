@@ -15,7 +15,7 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, SendFlags, SocketType, bind, connect, connect_unspec, getsockname, send, sockopt,
 };
-use truepeer_handover::{Opening, ConnectSettings};
+use truepeer_handover::{ConnectSettings, OutgoingHeader};
 use truepeer_proto::Transport;
 
 use crate::say;
@@ -82,7 +82,11 @@ fn wait(socket: BorrowedFd<'_>, to: SocketAddr) -> Result<(), Errno> {
     }
 }
 
-fn opening(socket: BorrowedFd<'_>, to: SocketAddr, sending: &ConnectSettings) -> Result<Opening, Errno> {
+fn opening(
+    socket: BorrowedFd<'_>,
+    to: SocketAddr,
+    sending: &ConnectSettings,
+) -> Result<OutgoingHeader, Errno> {
     let own = SocketAddr::try_from(getsockname(socket)?).map_err(|_| Errno::AFNOSUPPORT)?;
     let opening = sending.opening(own, to, Transport::Stream).map_err(|_| Errno::INVAL)?;
     say::in_detail(format_args!("{to}: told of {}", sending.from.unwrap_or(own)));
@@ -129,7 +133,7 @@ fn send_with_syn(socket: BorrowedFd<'_>, to: SocketAddr, bytes: &[u8]) -> Result
 /// linux/tcp.h, since Linux 4.15.
 const TCP_FASTOPEN_NO_COOKIE: libc::c_int = 34;
 
-fn connect_and_wait(socket: BorrowedFd<'_>, to: SocketAddr, opening: &Opening) -> Result<(), Errno> {
+fn connect_and_wait(socket: BorrowedFd<'_>, to: SocketAddr, opening: &OutgoingHeader) -> Result<(), Errno> {
     match retry_on_intr(|| connect(socket, &to)) {
         Ok(()) => {}
         Err(Errno::INPROGRESS | Errno::ALREADY | Errno::ISCONN) => {
@@ -147,7 +151,7 @@ fn connect_and_wait(socket: BorrowedFd<'_>, to: SocketAddr, opening: &Opening) -
     send_all(socket, opening)
 }
 
-fn send_all(socket: BorrowedFd<'_>, opening: &Opening) -> Result<(), Errno> {
+fn send_all(socket: BorrowedFd<'_>, opening: &OutgoingHeader) -> Result<(), Errno> {
     let mut left = opening.bytes();
     while !left.is_empty() {
         let sent = retry_on_intr(|| send(socket, left, SendFlags::NOSIGNAL))?;

@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use truepeer_handover::{Datagrams, Message, Send, ConnectSettings, now, sends_datagrams};
+use truepeer_handover::{ConnectSettings, Datagrams, Send, SendRequest, now, sends_datagrams};
 
 use crate::role::role;
 
@@ -36,7 +36,7 @@ pub(crate) fn on_refused(socket: BorrowedFd<'_>) {
 /// Sends a message with its header; `None` if it has none: nothing was sent then. How many of the program's own bytes went.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
-    message: &Message<'_>,
+    message: &SendRequest<'_>,
     send: Send<'_>,
 ) -> Option<Result<usize, Errno>> {
     let (sending, datagrams) = telling()?;

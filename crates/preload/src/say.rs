@@ -8,10 +8,10 @@ use std::env;
 
 use rustix::fs::{FileType, fstat};
 use rustix::time::{ClockId, clock_gettime};
-use truepeer_handover::{Complaints, Refused};
+use truepeer_handover::{LockFreeComplaints, Refused};
 
 static VERBOSE: AtomicBool = AtomicBool::new(false);
-static COMPLAINTS: Complaints = Complaints::new();
+static COMPLAINTS: LockFreeComplaints = LockFreeComplaints::new();
 
 pub(crate) fn set_verbose(on: bool) {
     VERBOSE.store(on, Ordering::Relaxed);

@@ -7,7 +7,7 @@ use core::slice;
 
 use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t};
 use rustix::io::Errno;
-use truepeer_handover::{Message, Own};
+use truepeer_handover::{Own, SendRequest};
 
 use crate::datagrams;
 use crate::hooks::{LOWEST, answer, borrow, by_kernel, read_address, word};
@@ -90,7 +90,7 @@ unsafe fn send_told(
         let parts = if own == Own::Behind { parts } else { &[] };
         send_behind(fd, header, message, parts, flags)
     };
-    let sent = datagrams::send(socket, &Message { to, control, flags }, &mut send)?;
+    let sent = datagrams::send(socket, &SendRequest { to, control, flags }, &mut send)?;
     Some(sent.map(|sent| isize::try_from(sent).unwrap_or(isize::MAX)))
 }
 

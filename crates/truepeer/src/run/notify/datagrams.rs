@@ -98,7 +98,7 @@ impl Telling {
             let own = if with == Own::Behind { own.as_slice() } else { &[] };
             send_datagram(socket, to, &[header, own].concat(), &control, flags)
         };
-        let told = truepeer_handover::Message { to, control: &control, flags };
+        let told = truepeer_handover::SendRequest { to, control: &control, flags };
         let sent = datagrams.send(socket, &told, &self.sending, now(), &mut send);
         match sent.and_then(|sent| sent.map_or_else(|| send(&[], Own::Behind), Ok)) {
             // A program that would have waited for room is told, as of a full queue of the network device.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use tracing::{debug, error, info, warn};
-use truepeer_handover::{Complaints, Refused};
+use truepeer_handover::{LockFreeComplaints, Refused};
 use truepeer_policy::{ClientAddr, SenderAddr};
 
 use super::ready::Connection;
@@ -13,7 +13,7 @@ use super::ready::Connection;
 #[derive(Debug)]
 pub(super) struct Journal {
     began: Instant,
-    complaints: Complaints,
+    complaints: LockFreeComplaints,
     named: u64,
     plain: u64,
     refused: u64,
@@ -25,7 +25,7 @@ impl Journal {
     pub(super) fn new() -> Self {
         Self {
             began: Instant::now(),
-            complaints: Complaints::new(),
+            complaints: LockFreeComplaints::new(),
             named: 0,
             plain: 0,
             refused: 0,
