@@ -6,7 +6,7 @@ mod plain;
 
 use libfuzzer_sys::fuzz_target;
 use truepeer_http1::fields::FieldList;
-use truepeer_http1::{BodyError, Decoder, Length, Limits, Piece, write};
+use truepeer_http1::{BodyError, BodyDecoder, BodyLength, HttpLimits, Piece, write};
 
 /// How a body came out.
 #[derive(Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ fuzz_target!(|bytes: &[u8]| {
     let [step, bytes @ ..] = bytes else { return };
     let whole = decode(bytes, bytes.len().max(1));
     assert_eq!(decode(bytes, 1 + usize::from(*step % 16)), whole);
-    let limits = Limits::default();
+    let limits = HttpLimits::default();
     match (whole, plain::chunked(bytes)) {
         (Outcome::Whole(data, len), plainly) => {
             assert_eq!(plainly, Some((data.clone(), len)));
@@ -37,7 +37,7 @@ fuzz_target!(|bytes: &[u8]| {
 
 /// As exchanges read: pieces arrive, what was used goes.
 fn decode(bytes: &[u8], step: usize) -> Outcome {
-    let (limits, mut decoder) = (Limits::default(), Decoder::new(Length::Chunked));
+    let (limits, mut decoder) = (HttpLimits::default(), BodyDecoder::new(BodyLength::Chunked));
     let (mut data, mut used, mut come) = (Vec::new(), 0, 0);
     let mut work = 2 * bytes.len() + 2;
     loop {

@@ -6,10 +6,10 @@ mod plain;
 
 use libfuzzer_sys::fuzz_target;
 use truepeer_http1::fields::forwarded::Forwarding;
-use truepeer_http1::{HeadEnd, HeadError, Length, Limits, RequestHead, Version, write};
+use truepeer_http1::{HeadEnd, HeadError, BodyLength, HttpLimits, RequestHead, HttpVersion, write};
 
 fuzz_target!(|bytes: &[u8]| {
-    let limits = Limits::default();
+    let limits = HttpLimits::default();
     let mut head = RequestHead::default();
     let whole = head.read(bytes, &mut HeadEnd::default(), &limits);
     piecewise(bytes, whole);
@@ -20,22 +20,22 @@ fuzz_target!(|bytes: &[u8]| {
     let [method, target, version] = words[..] else { panic!("{words:?}") };
     assert_eq!(head.method(), method);
     assert!(target.ends_with(head.target()) || target.starts_with(b"http") || !target.starts_with(b"/"));
-    assert_eq!(version, if head.version == Version::Http10 { b"HTTP/1.0" } else { b"HTTP/1.1" });
+    assert_eq!(version, if head.version == HttpVersion::Http10 { b"HTTP/1.0" } else { b"HTTP/1.1" });
     let ours: Vec<_> = head.fields.iter().map(|field| (field.spelt, field.value)).collect();
     assert_eq!(ours, plainly.fields);
     assert!(plainly.values("host").len() <= 1);
     assert_eq!(plainly.framing(), Some(framing(head.length)));
-    assert!(head.length != Length::Chunked || head.version == Version::Http11);
+    assert!(head.length != BodyLength::Chunked || head.version == HttpVersion::Http11);
     if !head.host().is_empty() {
         written_again(&head, &limits);
     }
 });
 
-fn framing(length: Length) -> plain::Framing {
+fn framing(length: BodyLength) -> plain::Framing {
     match length {
-        Length::None | Length::UntilClose => plain::Framing::Nothing,
-        Length::Known(length) => plain::Framing::Length(length),
-        Length::Chunked => plain::Framing::Chunked,
+        BodyLength::None | BodyLength::UntilClose => plain::Framing::Nothing,
+        BodyLength::Known(length) => plain::Framing::Length(length),
+        BodyLength::Chunked => plain::Framing::Chunked,
     }
 }
 
@@ -45,7 +45,7 @@ fn piecewise(bytes: &[u8], whole: Result<Option<usize>, HeadError>) {
     let step = 1 + bytes.len() / 64;
     let cuts = (0..bytes.len()).step_by(step).chain([bytes.len()]);
     for cut in cuts {
-        match head.read(&bytes[..cut], &mut end, &Limits::default()) {
+        match head.read(&bytes[..cut], &mut end, &HttpLimits::default()) {
             Ok(None) => {}
             Ok(Some(len)) => return assert_eq!(whole, Ok(Some(len))),
             // One fault of several may be found first.
@@ -56,7 +56,7 @@ fn piecewise(bytes: &[u8], whole: Result<Option<usize>, HeadError>) {
 }
 
 /// What goes to the origin is one head with the same meaning, whatever came.
-fn written_again(head: &RequestHead, limits: &Limits) {
+fn written_again(head: &RequestHead, limits: &HttpLimits) {
     let forwarding = Forwarding {
         client: std::net::Ipv6Addr::LOCALHOST.into(),
         proto: "https",

@@ -5,11 +5,11 @@
 mod plain;
 
 use libfuzzer_sys::fuzz_target;
-use truepeer_http1::{HeadEnd, HeadError, Length, Limits, ResponseHead, Version, write};
+use truepeer_http1::{HeadEnd, HeadError, BodyLength, HttpLimits, ResponseHead, HttpVersion, write};
 
 fuzz_target!(|bytes: &[u8]| {
     let [first, bytes @ ..] = bytes else { return };
-    let (is_head, limits) = (first % 2 == 1, Limits::default());
+    let (is_head, limits) = (first % 2 == 1, HttpLimits::default());
     let mut head = ResponseHead::default();
     let whole = head.read(bytes, &mut HeadEnd::default(), is_head, &limits);
     piecewise(bytes, is_head, whole);
@@ -22,10 +22,10 @@ fuzz_target!(|bytes: &[u8]| {
     assert_eq!(plainly.first_line[9..12], *head.status.to_string().as_bytes());
     let has_no_body = is_head || head.status < 200 || head.status == 204 || head.status == 304;
     let expected = match plainly.framing().expect("one length at most") {
-        _ if has_no_body => Length::None,
-        plain::Framing::Nothing => Length::UntilClose,
-        plain::Framing::Length(length) => Length::Known(length),
-        plain::Framing::Chunked => Length::Chunked,
+        _ if has_no_body => BodyLength::None,
+        plain::Framing::Nothing => BodyLength::UntilClose,
+        plain::Framing::Length(length) => BodyLength::Known(length),
+        plain::Framing::Chunked => BodyLength::Chunked,
     };
     assert_eq!(head.length, expected);
     written_again(&head, is_head, &limits);
@@ -36,7 +36,7 @@ fn piecewise(bytes: &[u8], is_head: bool, whole: Result<Option<usize>, HeadError
     let step = 1 + bytes.len() / 64;
     let cuts = (0..bytes.len()).step_by(step).chain([bytes.len()]);
     for cut in cuts {
-        match head.read(&bytes[..cut], &mut end, is_head, &Limits::default()) {
+        match head.read(&bytes[..cut], &mut end, is_head, &HttpLimits::default()) {
             Ok(None) => {}
             Ok(Some(len)) => return assert_eq!(whole, Ok(Some(len))),
             // One fault of several may be found first.
@@ -46,15 +46,15 @@ fn piecewise(bytes: &[u8], is_head: bool, whole: Result<Option<usize>, HeadError
     assert_eq!(whole, Ok(None));
 }
 
-fn written_again(head: &ResponseHead, is_head: bool, limits: &Limits) {
+fn written_again(head: &ResponseHead, is_head: bool, limits: &HttpLimits) {
     let mut out = Vec::new();
     // As exchanges do: what ended with the origin's connection goes on in chunks.
-    let length = if head.length == Length::UntilClose { Length::Chunked } else { head.length };
+    let length = if head.length == BodyLength::UntilClose { BodyLength::Chunked } else { head.length };
     match head.status {
         101 => write::switching(&mut out, head),
         100..200 => write::interim(&mut out, head),
         _ => {
-            let answer = write::Answer { length, version: Version::Http11, keep_alive: head.keep_alive };
+            let answer = write::Answer { length, version: HttpVersion::Http11, keep_alive: head.keep_alive };
             write::response(&mut out, head, answer);
         }
     }

@@ -2,12 +2,12 @@
 
 use super::chunked::Chunked;
 use super::piece::Piece;
-use super::{BodyError, Length, Limits};
+use super::{BodyError, BodyLength, HttpLimits};
 use crate::fields::FieldList;
 
 /// Takes a body out of a stream of bytes.
 #[derive(Debug, Clone)]
-pub struct Decoder {
+pub struct BodyDecoder {
     kind: Kind,
     /// Of a chunked body; empty before its end.
     pub trailers: FieldList,
@@ -20,15 +20,15 @@ enum Kind {
     UntilClose,
 }
 
-impl Decoder {
+impl BodyDecoder {
     /// For a body of that length.
     #[must_use]
-    pub fn new(length: Length) -> Self {
+    pub fn new(length: BodyLength) -> Self {
         let kind = match length {
-            Length::None => Kind::Known { left: 0 },
-            Length::Known(left) => Kind::Known { left },
-            Length::Chunked => Kind::Chunked(Chunked::new()),
-            Length::UntilClose => Kind::UntilClose,
+            BodyLength::None => Kind::Known { left: 0 },
+            BodyLength::Known(left) => Kind::Known { left },
+            BodyLength::Chunked => Kind::Chunked(Chunked::new()),
+            BodyLength::UntilClose => Kind::UntilClose,
         };
         Self { kind, trailers: FieldList::default() }
     }
@@ -37,7 +37,7 @@ impl Decoder {
     ///
     /// # Errors
     /// What is wrong with the body. Nothing that follows can be trusted then.
-    pub fn next(&mut self, input: &[u8], limits: &Limits) -> Result<Piece, BodyError> {
+    pub fn next(&mut self, input: &[u8], limits: &HttpLimits) -> Result<Piece, BodyError> {
         match &mut self.kind {
             Kind::Known { left: 0 } => Ok(Piece::End { skip: 0 }),
             _ if input.is_empty() => Ok(Piece::More { skip: 0 }),

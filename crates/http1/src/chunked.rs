@@ -1,8 +1,8 @@
 //! Chunks: RFC 9112 section 7.1, to the letter.
 
 use super::piece::Piece;
-use super::{BodyError, HeadEnd, HeadError, Limits};
-use crate::fields::{FieldList, Name};
+use super::{BodyError, HeadEnd, HeadError, HttpLimits};
+use crate::fields::{FieldList, FieldName};
 
 /// Where in a chunked body we are.
 #[derive(Debug, Clone)]
@@ -53,7 +53,7 @@ impl Chunked {
         &mut self,
         input: &[u8],
         trailers: &mut FieldList,
-        limits: &Limits,
+        limits: &HttpLimits,
     ) -> Result<Piece, BodyError> {
         let mut at = 0;
         loop {
@@ -82,7 +82,7 @@ impl Chunked {
     }
 
     /// One byte of what stands between the data.
-    fn on_byte(&mut self, byte: u8, limits: &Limits) -> Result<State, BodyError> {
+    fn on_byte(&mut self, byte: u8, limits: &HttpLimits) -> Result<State, BodyError> {
         Ok(match (self.state, byte) {
             (State::Size { size, digits }, _) if byte.is_ascii_hexdigit() && digits < MOST_DIGITS => {
                 let digit = (byte as char).to_digit(16).unwrap_or_default();
@@ -118,7 +118,7 @@ fn read_trailers(
     input: &[u8],
     end: &mut HeadEnd,
     trailers: &mut FieldList,
-    limits: &Limits,
+    limits: &HttpLimits,
 ) -> Result<Option<usize>, BodyError> {
     // Mostly there are none; HeadEnd takes an empty line at the start for one before a head.
     match input {
@@ -126,7 +126,7 @@ fn read_trailers(
         [b'\r', b'\n', ..] => return Ok(Some(2)),
         _ => {}
     }
-    let limits_of_head = Limits { head_bytes: limits.trailer_bytes, ..*limits };
+    let limits_of_head = HttpLimits { head_bytes: limits.trailer_bytes, ..*limits };
     let found = end.find(input, &limits_of_head).map_err(|error| match error {
         HeadError::TooLong => BodyError::TrailersTooLong,
         _ => BodyError::Trailers,
@@ -136,13 +136,13 @@ fn read_trailers(
     Ok(Some(section.end))
 }
 
-fn parse_trailers(section: &[u8], trailers: &mut FieldList, limits: &Limits) -> Result<(), BodyError> {
-    let mut space = vec![httparse::EMPTY_HEADER; limits.fields.min(Limits::MOST_FIELDS)];
+fn parse_trailers(section: &[u8], trailers: &mut FieldList, limits: &HttpLimits) -> Result<(), BodyError> {
+    let mut space = vec![httparse::EMPTY_HEADER; limits.fields.min(HttpLimits::MOST_FIELDS)];
     match httparse::parse_headers(section, &mut space) {
         Ok(httparse::Status::Complete((_, fields))) => {
             for field in fields {
                 // RFC 9110 6.5.1: nothing that decides on framing, routing, or who the client is.
-                if Name::of(field.name.as_bytes()) == Name::Other {
+                if FieldName::of(field.name.as_bytes()) == FieldName::Other {
                     trailers.push(field.name.as_bytes(), field.value);
                 }
             }

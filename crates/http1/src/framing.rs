@@ -1,11 +1,11 @@
 //! How a message's body ends: RFC 9112 section 6.3, without its leniencies.
 
 use super::HeadError;
-use crate::fields::{FieldList, Name};
+use crate::fields::{FieldList, FieldName};
 
 /// How long a body is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Length {
+pub enum BodyLength {
     /// There is none, whatever the fields say.
     #[default]
     None,
@@ -27,8 +27,8 @@ pub(super) enum Said {
 
 /// Reads `Content-Length` and `Transfer-Encoding`; each at most once, never both.
 pub(super) fn said(fields: &FieldList, is_http_10: bool) -> Result<Said, HeadError> {
-    let mut lengths = fields.values(Name::ContentLength);
-    let mut codings = fields.values(Name::TransferEncoding);
+    let mut lengths = fields.values(FieldName::ContentLength);
+    let mut codings = fields.values(FieldName::TransferEncoding);
     match (lengths.next(), codings.next()) {
         (None, None) => Ok(Said::Nothing),
         // RFC 9112 6.3: such a message "ought to be handled as an error".

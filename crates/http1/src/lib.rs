@@ -27,11 +27,11 @@ mod tests;
 pub mod write;
 
 pub use authority::is_valid_host;
-pub use body::Decoder;
+pub use body::BodyDecoder;
 pub use error::{BodyError, HeadError};
-pub use framing::Length;
-pub use limits::Limits;
+pub use framing::BodyLength;
+pub use limits::HttpLimits;
 pub use piece::Piece;
-pub use request::{Expectation, RequestHead, Version};
+pub use request::{Expectation, HttpVersion, RequestHead};
 pub use response::ResponseHead;
 pub use scan::HeadEnd;

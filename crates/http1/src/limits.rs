@@ -2,12 +2,12 @@
 
 /// Bounds on heads and on what surrounds a chunked body; bodies themselves are streamed and bounded elsewhere.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct HttpLimits {
     /// Bytes of a head, from its first line to the empty one. At most 2^31.
     pub head_bytes: usize,
     /// Bytes of a request's target.
     pub target_bytes: usize,
-    /// Fields of a head, and of a trailer section. At most [`Limits::MOST_FIELDS`].
+    /// Fields of a head, and of a trailer section. At most [`HttpLimits::MOST_FIELDS`].
     pub fields: usize,
     /// Bytes of all chunk extensions of one body.
     pub chunk_extension_bytes: usize,
@@ -15,13 +15,13 @@ pub struct Limits {
     pub trailer_bytes: usize,
 }
 
-impl Limits {
+impl HttpLimits {
     /// More fields than this are never taken.
     pub const MOST_FIELDS: usize = 256;
 }
 
 /// A head of 32 KiB, a target of 16 KiB, 100 fields; 4 KiB of extensions, 8 KiB of trailers.
-impl Default for Limits {
+impl Default for HttpLimits {
     fn default() -> Self {
         Self {
             head_bytes: 32 << 10,

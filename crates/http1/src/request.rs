@@ -4,12 +4,12 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::framing::{self, Said};
-use super::{HeadEnd, HeadError, Length, Limits, is_valid_host};
-use crate::fields::{FieldList, Name, Span, span};
+use super::{BodyLength, HeadEnd, HeadError, HttpLimits, is_valid_host};
+use crate::fields::{FieldList, FieldName, Span, span};
 
 /// The versions of HTTP that a request may have come by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Version {
+pub enum HttpVersion {
     /// HTTP/1.0: no chunks, no 1xx, one request by default.
     Http10,
     /// HTTP/1.1.
@@ -37,9 +37,9 @@ pub struct RequestHead {
     /// Its fields, as they came.
     pub fields: FieldList,
     /// Its version.
-    pub version: Version,
+    pub version: HttpVersion,
     /// How its body ends.
-    pub length: Length,
+    pub length: BodyLength,
     /// What the client waits for.
     pub expectation: Expectation,
     /// Whether another request may follow on the connection.
@@ -63,7 +63,7 @@ impl RequestHead {
         &mut self,
         input: &[u8],
         end: &mut HeadEnd,
-        limits: &Limits,
+        limits: &HttpLimits,
     ) -> Result<Option<usize>, HeadError> {
         let found = end.find(input, limits).map_err(|error| match error {
             HeadError::TooLong if !end.has_first_line() => HeadError::TargetTooLong,
@@ -104,7 +104,7 @@ impl RequestHead {
         self.method = self.fields.keep(method);
         self.target = self.fields.keep(target);
         self.host = self.fields.keep(host);
-        self.version = Version::Http2;
+        self.version = HttpVersion::Http2;
     }
 
     /// Checks what was begun for HTTP/2; `has_body`: the stream did not end with the head.
@@ -117,11 +117,11 @@ impl RequestHead {
             return Err(HeadError::HostInvalid);
         }
         self.length = match framing::said(&self.fields, false)? {
-            Said::Length(length) => Length::Known(length),
+            Said::Length(length) => BodyLength::Known(length),
             // RFC 9113 8.2.2: no connection-specific fields.
             Said::Chunked => return Err(HeadError::TransferEncoding),
-            Said::Nothing if has_body => Length::Chunked,
-            Said::Nothing => Length::None,
+            Said::Nothing if has_body => BodyLength::Chunked,
+            Said::Nothing => BodyLength::None,
         };
         self.expectation = self.expected();
         self.keep_alive = true;
@@ -129,11 +129,11 @@ impl RequestHead {
         Ok(())
     }
 
-    fn parse(&mut self, head: &[u8], limits: &Limits) -> Result<(), HeadError> {
+    fn parse(&mut self, head: &[u8], limits: &HttpLimits) -> Result<(), HeadError> {
         self.fields.clear();
-        let mut space = [const { MaybeUninit::uninit() }; Limits::MOST_FIELDS];
+        let mut space = [const { MaybeUninit::uninit() }; HttpLimits::MOST_FIELDS];
         let mut parsed = httparse::Request::new(&mut []);
-        let most = limits.fields.min(Limits::MOST_FIELDS);
+        let most = limits.fields.min(HttpLimits::MOST_FIELDS);
         parsed.parse_with_uninit_headers(head, &mut space[..most]).map_err(of_httparse)?;
         let (Some(method), Some(target), Some(minor)) = (parsed.method, parsed.path, parsed.version) else {
             return Err(HeadError::FirstLine);
@@ -147,7 +147,7 @@ impl RequestHead {
         for field in parsed.headers.iter() {
             self.fields.mark(part(head, field.name.as_bytes()), part(head, field.value));
         }
-        self.version = if minor == 0 { Version::Http10 } else { Version::Http11 };
+        self.version = if minor == 0 { HttpVersion::Http10 } else { HttpVersion::Http11 };
         self.interpret()
     }
 
@@ -155,14 +155,14 @@ impl RequestHead {
     fn interpret(&mut self) -> Result<(), HeadError> {
         self.check_host()?;
         self.check_target()?;
-        let is_http_10 = self.version == Version::Http10;
+        let is_http_10 = self.version == HttpVersion::Http10;
         self.length = match framing::said(&self.fields, is_http_10)? {
-            Said::Nothing => Length::None,
-            Said::Length(length) => Length::Known(length),
-            Said::Chunked => Length::Chunked,
+            Said::Nothing => BodyLength::None,
+            Said::Length(length) => BodyLength::Known(length),
+            Said::Chunked => BodyLength::Chunked,
         };
         let says = |option: &[u8]| {
-            self.fields.elements(Name::Connection).any(|element| element.eq_ignore_ascii_case(option))
+            self.fields.elements(FieldName::Connection).any(|element| element.eq_ignore_ascii_case(option))
         };
         self.keep_alive = !says(b"close") && (!is_http_10 || says(b"keep-alive"));
         self.wants_upgrade = says(b"upgrade") && self.may_upgrade();
@@ -174,15 +174,15 @@ impl RequestHead {
     /// An upgrade of a request with a body would leave open which protocol the body belongs to; h2c would let requests
     /// past us unseen.
     fn may_upgrade(&self) -> bool {
-        let mut protocols = self.fields.elements(Name::Upgrade).peekable();
-        self.version == Version::Http11
-            && self.length == Length::None
+        let mut protocols = self.fields.elements(FieldName::Upgrade).peekable();
+        self.version == HttpVersion::Http11
+            && self.length == BodyLength::None
             && protocols.peek().is_some()
             && protocols.all(|protocol| !protocol.get(..2).is_some_and(|two| two.eq_ignore_ascii_case(b"h2")))
     }
 
     fn expected(&self) -> Expectation {
-        let mut values = self.fields.values(Name::Expect);
+        let mut values = self.fields.values(FieldName::Expect);
         match (values.next(), values.next()) {
             (None, _) => Expectation::None,
             (Some(value), None) if value.eq_ignore_ascii_case(b"100-continue") => Expectation::Continue,
@@ -191,11 +191,11 @@ impl RequestHead {
     }
 
     fn check_host(&mut self) -> Result<(), HeadError> {
-        let mut hosts = self.fields.spans(Name::Host);
+        let mut hosts = self.fields.spans(FieldName::Host);
         let (first, second) = (hosts.next(), hosts.next());
         self.host = match (first, second) {
             (_, Some(_)) => return Err(HeadError::HostRepeated),
-            (None, None) if self.version == Version::Http11 => return Err(HeadError::HostMissing),
+            (None, None) if self.version == HttpVersion::Http11 => return Err(HeadError::HostMissing),
             (None, None) => Span::default(),
             (Some(host), None) => host,
         };
@@ -222,7 +222,7 @@ impl RequestHead {
             [b'/', ..] => Ok(()),
             b"*" if self.method() == b"OPTIONS" => Ok(()),
             // RFC 9113 8.3.1: ":path" has no scheme and no host, which have fields of their own.
-            _ if self.version == Version::Http2 => Err(HeadError::Target),
+            _ if self.version == HttpVersion::Http2 => Err(HeadError::Target),
             _ => self.take_absolute(),
         }
     }
@@ -239,7 +239,7 @@ impl RequestHead {
         if !is_valid_host(&rest[..host_end]) {
             return Err(HeadError::HostInvalid);
         }
-        if !rest[..host_end].eq_ignore_ascii_case(self.host()) && self.version != Version::Http10 {
+        if !rest[..host_end].eq_ignore_ascii_case(self.host()) && self.version != HttpVersion::Http10 {
             return Err(HeadError::HostDisagrees);
         }
         let path = match &rest[host_end..] {

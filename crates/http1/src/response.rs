@@ -4,8 +4,8 @@ use std::mem::MaybeUninit;
 
 use super::framing::{self, Said};
 use super::request::{of_httparse, part};
-use super::{HeadEnd, HeadError, Length, Limits};
-use crate::fields::{FieldList, Name, Span};
+use super::{BodyLength, HeadEnd, HeadError, HttpLimits};
+use crate::fields::{FieldList, FieldName, Span};
 
 /// A response's head: one buffer, and where in it everything is. Used again for the next response.
 #[derive(Debug, Clone, Default)]
@@ -15,7 +15,7 @@ pub struct ResponseHead {
     /// Its status, 100 to 999.
     pub status: u16,
     /// How its body ends.
-    pub length: Length,
+    pub length: BodyLength,
     /// What `Content-Length` says where there is no body, since it was asked for by HEAD or is not modified.
     pub announced: Option<u64>,
     /// Whether the connection can be used again after the body.
@@ -33,7 +33,7 @@ impl ResponseHead {
         input: &[u8],
         end: &mut HeadEnd,
         is_head: bool,
-        limits: &Limits,
+        limits: &HttpLimits,
     ) -> Result<Option<usize>, HeadError> {
         let Some(head) = end.find(input, limits)? else { return Ok(None) };
         // RFC 9112 2.2 speaks of empty lines before requests only.
@@ -56,11 +56,11 @@ impl ResponseHead {
         self.status < 200
     }
 
-    fn parse(&mut self, head: &[u8], is_head: bool, limits: &Limits) -> Result<(), HeadError> {
+    fn parse(&mut self, head: &[u8], is_head: bool, limits: &HttpLimits) -> Result<(), HeadError> {
         self.fields.clear();
-        let mut space = [const { MaybeUninit::uninit() }; Limits::MOST_FIELDS];
+        let mut space = [const { MaybeUninit::uninit() }; HttpLimits::MOST_FIELDS];
         let mut parsed = httparse::Response::new(&mut []);
-        let most = limits.fields.min(Limits::MOST_FIELDS);
+        let most = limits.fields.min(HttpLimits::MOST_FIELDS);
         httparse::ParserConfig::default()
             .parse_response_with_uninit_headers(&mut parsed, head, &mut space[..most])
             .map_err(of_httparse)?;
@@ -91,16 +91,16 @@ impl ResponseHead {
             _ => None,
         };
         self.length = match said {
-            _ if has_no_body => Length::None,
-            Said::Chunked => Length::Chunked,
-            Said::Length(length) => Length::Known(length),
-            Said::Nothing => Length::UntilClose,
+            _ if has_no_body => BodyLength::None,
+            Said::Chunked => BodyLength::Chunked,
+            Said::Length(length) => BodyLength::Known(length),
+            Said::Nothing => BodyLength::UntilClose,
         };
         let says = |option: &[u8]| {
-            self.fields.elements(Name::Connection).any(|element| element.eq_ignore_ascii_case(option))
+            self.fields.elements(FieldName::Connection).any(|element| element.eq_ignore_ascii_case(option))
         };
         self.keep_alive =
-            self.length != Length::UntilClose && !says(b"close") && (!is_http_10 || says(b"keep-alive"));
+            self.length != BodyLength::UntilClose && !says(b"close") && (!is_http_10 || says(b"keep-alive"));
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Where a head ends.
 
-use super::{HeadError, Limits};
+use super::{HeadError, HttpLimits};
 
 /// Looks for the empty line that ends a head, and never looks at a byte twice, however slowly they come.
 ///
@@ -27,7 +27,7 @@ pub(super) struct Whole {
 
 impl HeadEnd {
     /// Looks on. `input` begins with the same bytes at each call until a head was found; `None`: it has no end yet.
-    pub(super) fn find(&mut self, input: &[u8], limits: &Limits) -> Result<Option<Whole>, HeadError> {
+    pub(super) fn find(&mut self, input: &[u8], limits: &HttpLimits) -> Result<Option<Whole>, HeadError> {
         while let Some(offset) = memchr::memchr(b'\n', input.get(self.seen..).unwrap_or_default()) {
             let at = self.seen + offset;
             self.seen = at + 1;
@@ -59,6 +59,6 @@ impl HeadEnd {
     }
 }
 
-fn within(head: Whole, limits: &Limits) -> Result<Whole, HeadError> {
+fn within(head: Whole, limits: &HttpLimits) -> Result<Whole, HeadError> {
     if head.end - head.start > limits.head_bytes { Err(HeadError::TooLong) } else { Ok(head) }
 }

@@ -3,19 +3,19 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::fields::{FieldList, Name};
+use crate::fields::{FieldList, FieldName};
 
 const NO_BODY: &str = "\r\n";
 
 fn read(input: &[u8]) -> Result<Option<(usize, RequestHead)>, HeadError> {
     let mut head = RequestHead::default();
-    let len = head.read(input, &mut HeadEnd::default(), &Limits::default())?;
+    let len = head.read(input, &mut HeadEnd::default(), &HttpLimits::default())?;
     Ok(len.map(|len| (len, head)))
 }
 
 fn read_response(input: &[u8], is_head: bool) -> Result<Option<(usize, ResponseHead)>, HeadError> {
     let mut head = ResponseHead::default();
-    let len = head.read(input, &mut HeadEnd::default(), is_head, &Limits::default())?;
+    let len = head.read(input, &mut HeadEnd::default(), is_head, &HttpLimits::default())?;
     Ok(len.map(|len| (len, head)))
 }
 
@@ -23,7 +23,7 @@ fn read_response(input: &[u8], is_head: bool) -> Result<Option<(usize, ResponseH
 fn read_slowly(input: &[u8]) -> Result<Option<(usize, RequestHead)>, HeadError> {
     let (mut head, mut end) = (RequestHead::default(), HeadEnd::default());
     for cut in 0..=input.len() {
-        if let Some(len) = head.read(&input[..cut], &mut end, &Limits::default())? {
+        if let Some(len) = head.read(&input[..cut], &mut end, &HttpLimits::default())? {
             return Ok(Some((len, head)));
         }
     }
@@ -58,7 +58,7 @@ fn a_request_is_its_parts() {
         (head.method(), head.target(), head.host()),
         (&b"GET"[..], &b"/a?b=c"[..], &b"a.example:8443"[..])
     );
-    assert_eq!((head.version, head.length, head.keep_alive), (Version::Http11, Length::None, true));
+    assert_eq!((head.version, head.length, head.keep_alive), (HttpVersion::Http11, BodyLength::None, true));
     let values: Vec<_> = head.fields.iter().map(|field| (field.spelt, field.value)).collect();
     assert_eq!(values[1..], [(&b"Accept"[..], &b"*/*"[..]), (b"Empty", b"")]);
 }
@@ -67,7 +67,7 @@ fn a_request_is_its_parts() {
 fn a_head_may_come_in_any_number_of_pieces() {
     let text = "\r\nPOST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc";
     let (len, head) = read_slowly(text.as_bytes()).unwrap().unwrap();
-    assert_eq!((&text[len..], head.length, head.method()), ("abc", Length::Known(3), &b"POST"[..]));
+    assert_eq!((&text[len..], head.length, head.method()), ("abc", BodyLength::Known(3), &b"POST"[..]));
     for cut in 0..len {
         assert!(read(&text.as_bytes()[..cut]).unwrap().is_none(), "{cut}");
     }
@@ -75,7 +75,7 @@ fn a_head_may_come_in_any_number_of_pieces() {
 
 #[test]
 fn memory_is_used_again() {
-    let (mut head, limits) = (RequestHead::default(), Limits::default());
+    let (mut head, limits) = (RequestHead::default(), HttpLimits::default());
     for round in 0..3 {
         let text = format!("GET /{round} HTTP/1.1\r\nHost: a{round}\r\n\r\n");
         head.read(text.as_bytes(), &mut HeadEnd::default(), &limits).unwrap().unwrap();
@@ -87,11 +87,11 @@ fn memory_is_used_again() {
 
 #[test]
 fn lengths_of_requests() {
-    assert_eq!(request("").length, Length::None);
-    assert_eq!(request("Content-Length: 0\r\n").length, Length::Known(0));
-    assert_eq!(request("content-length:18 \r\n").length, Length::Known(18));
-    assert_eq!(request("Content-Length: 9223372036854775807\r\n").length, Length::Known(i64::MAX as u64));
-    assert_eq!(request("Transfer-Encoding: Chunked\r\n").length, Length::Chunked);
+    assert_eq!(request("").length, BodyLength::None);
+    assert_eq!(request("Content-Length: 0\r\n").length, BodyLength::Known(0));
+    assert_eq!(request("content-length:18 \r\n").length, BodyLength::Known(18));
+    assert_eq!(request("Content-Length: 9223372036854775807\r\n").length, BodyLength::Known(i64::MAX as u64));
+    assert_eq!(request("Transfer-Encoding: Chunked\r\n").length, BodyLength::Chunked);
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn one_expectation_is_known() {
 
 #[test]
 fn heads_have_limits() {
-    let limits = Limits { head_bytes: 100, target_bytes: 20, fields: 2, ..Limits::default() };
+    let limits = HttpLimits { head_bytes: 100, target_bytes: 20, fields: 2, ..HttpLimits::default() };
     let read = |text: &str| RequestHead::default().read(text.as_bytes(), &mut HeadEnd::default(), &limits);
     let long = "x".repeat(90);
     assert_eq!(read(&format!("GET /{long}{long}")), Err(HeadError::TargetTooLong));
@@ -282,26 +282,26 @@ fn heads_have_limits() {
 #[test]
 fn lengths_of_responses() {
     for (text, is_head, length, keep_alive) in [
-        ("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n", false, Length::Known(3), true),
-        ("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n", true, Length::None, true),
-        ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", false, Length::Chunked, true),
-        ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", true, Length::None, true),
-        ("HTTP/1.1 200\r\n\r\n", false, Length::UntilClose, false),
-        ("HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\n", false, Length::Known(3), false),
+        ("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n", false, BodyLength::Known(3), true),
+        ("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n", true, BodyLength::None, true),
+        ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", false, BodyLength::Chunked, true),
+        ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", true, BodyLength::None, true),
+        ("HTTP/1.1 200\r\n\r\n", false, BodyLength::UntilClose, false),
+        ("HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\n", false, BodyLength::Known(3), false),
         (
             "HTTP/1.0 200 OK\r\nContent-Length: 3\r\nConnection: keep-alive\r\n\r\n",
             false,
-            Length::Known(3),
+            BodyLength::Known(3),
             true,
         ),
-        ("HTTP/1.1 204 No Content\r\nContent-Length: 3\r\n\r\n", false, Length::None, true),
+        ("HTTP/1.1 204 No Content\r\nContent-Length: 3\r\n\r\n", false, BodyLength::None, true),
         (
             "HTTP/1.1 304 Not Modified\r\nContent-Length: 3\r\nConnection: close\r\n\r\n",
             false,
-            Length::None,
+            BodyLength::None,
             false,
         ),
-        ("HTTP/1.1 100 Continue\r\n\r\n", false, Length::None, true),
+        ("HTTP/1.1 100 Continue\r\n\r\n", false, BodyLength::None, true),
     ] {
         let (_, head) = read_response(text.as_bytes(), is_head).expect(text).expect("whole");
         assert_eq!((head.length, head.keep_alive), (length, keep_alive), "{text}");
@@ -334,11 +334,11 @@ fn responses_are_held_to_the_same() {
 
 /// Takes a body that comes in pieces of `step` bytes: its data, its trailers, and how much of the input was its own.
 fn decode(
-    length: Length,
+    length: BodyLength,
     input: &[u8],
     step: usize,
 ) -> Result<Option<(Vec<u8>, FieldList, usize)>, BodyError> {
-    let (mut decoder, mut data, limits) = (Decoder::new(length), Vec::new(), Limits::default());
+    let (mut decoder, mut data, limits) = (BodyDecoder::new(length), Vec::new(), HttpLimits::default());
     let (mut start, mut end) = (0, 0);
     loop {
         match decoder.next(&input[start..end], &limits)? {
@@ -359,8 +359,8 @@ fn decode(
 }
 
 fn chunked(input: &str) -> Result<Option<(String, usize)>, BodyError> {
-    let whole = decode(Length::Chunked, input.as_bytes(), input.len().max(1));
-    let slow = decode(Length::Chunked, input.as_bytes(), 1);
+    let whole = decode(BodyLength::Chunked, input.as_bytes(), input.len().max(1));
+    let slow = decode(BodyLength::Chunked, input.as_bytes(), 1);
     assert_eq!(whole.as_ref().err(), slow.as_ref().err(), "{input:?}");
     let (whole, slow) = (whole?, slow?);
     let told = |body: Option<(Vec<u8>, FieldList, usize)>| {
@@ -437,19 +437,19 @@ fn what_surrounds_chunks_has_limits() {
 #[test]
 fn trailers_may_not_say_what_heads_say() {
     let input = b"0\r\nX-Sum: 1\r\nContent-Length: 5\r\nHost: b\r\nX-Forwarded-For: 1\r\nCookie: x\r\nDigest: y\r\n\r\n";
-    let (_, trailers, _) = decode(Length::Chunked, input, input.len()).unwrap().unwrap();
+    let (_, trailers, _) = decode(BodyLength::Chunked, input, input.len()).unwrap().unwrap();
     let names: Vec<_> = trailers.iter().map(|field| field.spelt).collect();
     assert_eq!(names, [b"X-Sum".as_slice(), b"Digest"]);
 }
 
 #[test]
 fn bodies_of_known_length_end_there() {
-    assert_eq!(decode(Length::Known(3), b"abcGET", 6).unwrap().unwrap().0, b"abc");
-    assert_eq!(decode(Length::None, b"GET", 3).unwrap().unwrap().2, 0);
-    assert!(decode(Length::Known(4), b"abc", 1).unwrap().is_none());
-    assert!(decode(Length::UntilClose, b"abc", 1).unwrap().is_none());
-    assert!(Decoder::new(Length::UntilClose).ends_with_the_stream());
-    assert!(!Decoder::new(Length::Chunked).ends_with_the_stream());
+    assert_eq!(decode(BodyLength::Known(3), b"abcGET", 6).unwrap().unwrap().0, b"abc");
+    assert_eq!(decode(BodyLength::None, b"GET", 3).unwrap().unwrap().2, 0);
+    assert!(decode(BodyLength::Known(4), b"abc", 1).unwrap().is_none());
+    assert!(decode(BodyLength::UntilClose, b"abc", 1).unwrap().is_none());
+    assert!(BodyDecoder::new(BodyLength::UntilClose).ends_with_the_stream());
+    assert!(!BodyDecoder::new(BodyLength::Chunked).ends_with_the_stream());
 }
 
 #[test]
@@ -474,7 +474,8 @@ fn what_is_written_is_what_was_read_with_framing_of_our_own() {
     );
     let head = response("HTTP/1.0 200 Fine\r\nA: b\r\nConnection: keep-alive\r\ncontent-length: 3\r\n\r\n");
     let mut out = Vec::new();
-    let answer = write::Answer { length: head.length, version: Version::Http11, keep_alive: true };
+    let answer =
+        write::ResponseFraming { length: head.length, version: HttpVersion::Http11, keep_alive: true };
     write::response(&mut out, &head, answer);
     assert_eq!(String::from_utf8(out).unwrap(), "HTTP/1.1 200 Fine\r\nA: b\r\nContent-Length: 3\r\n\r\n");
 }
@@ -541,20 +542,20 @@ proptest! {
         };
         let mut out = Vec::new();
         write::request(&mut out, &head, &forwarding, head.length);
-        if head.version == Version::Http10 && head.host().is_empty() { return Ok(()); }
+        if head.version == HttpVersion::Http10 && head.host().is_empty() { return Ok(()); }
         let (len, again) = read(&out).unwrap().unwrap();
         prop_assert_eq!(len, out.len());
         prop_assert_eq!((again.method(), again.target(), again.host()), (head.method(), head.target(), head.host()));
         prop_assert_eq!(again.length, head.length);
-        prop_assert!(again.fields.values(Name::Forwarded).count() == 1);
+        prop_assert!(again.fields.values(FieldName::Forwarded).count() == 1);
     }
 
     #[test]
     fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = read(&bytes);
         let _ = read_response(&bytes, false);
-        let whole = decode(Length::Chunked, &bytes, bytes.len().max(1)).map(|body| body.map(|(data, _, len)| (data, len)));
-        let slow = decode(Length::Chunked, &bytes, 1).map(|body| body.map(|(data, _, len)| (data, len)));
+        let whole = decode(BodyLength::Chunked, &bytes, bytes.len().max(1)).map(|body| body.map(|(data, _, len)| (data, len)));
+        let slow = decode(BodyLength::Chunked, &bytes, 1).map(|body| body.map(|(data, _, len)| (data, len)));
         prop_assert_eq!(whole, slow);
     }
 
@@ -567,7 +568,7 @@ proptest! {
             input.extend_from_slice(b"\r\n");
         }
         write::chunks_end(&mut input, &FieldList::default());
-        let (data, _, len) = decode(Length::Chunked, &input, step).unwrap().unwrap();
+        let (data, _, len) = decode(BodyLength::Chunked, &input, step).unwrap().unwrap();
         prop_assert_eq!(data, chunks.concat());
         prop_assert_eq!(len, input.len());
     }

@@ -2,23 +2,23 @@
 
 use std::io::Write as _;
 
-use super::{Expectation, Length, RequestHead, ResponseHead, Version};
+use super::{BodyLength, Expectation, HttpVersion, RequestHead, ResponseHead};
 use crate::decimal;
 use crate::fields::forwarded::Forwarding;
-use crate::fields::{FieldList, Name, hop};
+use crate::fields::{FieldList, FieldName, hop};
 
 /// Writes a request for the origin. `length` is that of the body as it will be sent.
-pub fn request(out: &mut Vec<u8>, head: &RequestHead, forwarding: &Forwarding<'_>, length: Length) {
+pub fn request(out: &mut Vec<u8>, head: &RequestHead, forwarding: &Forwarding<'_>, length: BodyLength) {
     line(out, &[head.method(), b" ", head.target(), b" HTTP/1.1"]);
     line(out, &[b"Host: ", head.host()]);
     fields(out, hop::onward(&head.fields).filter(|field| forwarding.keeps(field)));
     forwarding.write(&head.fields, out);
     match length {
-        Length::Known(length) => content_length(out, length),
-        Length::Chunked => out.extend_from_slice(b"Transfer-Encoding: chunked\r\n"),
-        Length::None | Length::UntilClose => {}
+        BodyLength::Known(length) => content_length(out, length),
+        BodyLength::Chunked => out.extend_from_slice(b"Transfer-Encoding: chunked\r\n"),
+        BodyLength::None | BodyLength::UntilClose => {}
     }
-    if head.expectation == Expectation::Continue && length != Length::None {
+    if head.expectation == Expectation::Continue && length != BodyLength::None {
         out.extend_from_slice(b"Expect: 100-continue\r\n");
     }
     if head.wants_upgrade {
@@ -31,27 +31,27 @@ pub fn request(out: &mut Vec<u8>, head: &RequestHead, forwarding: &Forwarding<'_
 
 /// What a response is, as its client gets it.
 #[derive(Debug, Clone, Copy)]
-pub struct Answer {
+pub struct ResponseFraming {
     /// How its body will be sent.
-    pub length: Length,
+    pub length: BodyLength,
     /// The client's version.
-    pub version: Version,
+    pub version: HttpVersion,
     /// Whether the connection will take another request.
     pub keep_alive: bool,
 }
 
 /// Writes a final response's head for a client of HTTP/1.
-pub fn response(out: &mut Vec<u8>, head: &ResponseHead, answer: Answer) {
+pub fn response(out: &mut Vec<u8>, head: &ResponseHead, answer: ResponseFraming) {
     status_line(out, head.status, head.reason());
     fields(out, hop::onward(&head.fields));
     match (answer.length, head.announced) {
-        (Length::Known(length), _) | (Length::None, Some(length)) => content_length(out, length),
-        (Length::Chunked, _) => out.extend_from_slice(b"Transfer-Encoding: chunked\r\n"),
-        (Length::None | Length::UntilClose, _) => {}
+        (BodyLength::Known(length), _) | (BodyLength::None, Some(length)) => content_length(out, length),
+        (BodyLength::Chunked, _) => out.extend_from_slice(b"Transfer-Encoding: chunked\r\n"),
+        (BodyLength::None | BodyLength::UntilClose, _) => {}
     }
     match (answer.keep_alive, answer.version) {
         (false, _) => out.extend_from_slice(b"Connection: close\r\n"),
-        (true, Version::Http10) => out.extend_from_slice(b"Connection: keep-alive\r\n"),
+        (true, HttpVersion::Http10) => out.extend_from_slice(b"Connection: keep-alive\r\n"),
         (true, _) => {}
     }
     out.extend_from_slice(b"\r\n");
@@ -97,7 +97,7 @@ fn fields<'a>(out: &mut Vec<u8>, fields: impl Iterator<Item = crate::fields::Fie
 
 fn upgrade(out: &mut Vec<u8>, fields: &FieldList) {
     out.extend_from_slice(b"Connection: upgrade\r\n");
-    fields.values(Name::Upgrade).for_each(|value| line(out, &[b"Upgrade: ", value]));
+    fields.values(FieldName::Upgrade).for_each(|value| line(out, &[b"Upgrade: ", value]));
 }
 
 fn content_length(out: &mut Vec<u8>, length: u64) {

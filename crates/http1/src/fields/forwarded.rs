@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use super::{Field, FieldList, Name};
+use super::{Field, FieldList, FieldName};
 use crate::decimal;
 
 /// What the origin is to be told.
@@ -29,9 +29,12 @@ impl Forwarding<'_> {
     #[must_use]
     pub fn keeps(&self, field: &Field<'_>) -> bool {
         match field.name {
-            Name::ClientCert => false,
-            Name::Forwarded | Name::XForwardedFor => self.is_trusted && !self.tells_the_client,
-            Name::XForwardedProto | Name::XForwardedHost | Name::ClientHint | Name::User => self.is_trusted,
+            FieldName::ClientCert => false,
+            FieldName::Forwarded | FieldName::XForwardedFor => self.is_trusted && !self.tells_the_client,
+            FieldName::XForwardedProto
+            | FieldName::XForwardedHost
+            | FieldName::ClientHint
+            | FieldName::User => self.is_trusted,
             _ => true,
         }
     }
@@ -39,12 +42,12 @@ impl Forwarding<'_> {
     /// Writes the fields, as lines of HTTP/1.
     pub fn write(&self, fields: &FieldList, out: &mut Vec<u8>) {
         if self.tells_the_client {
-            self.begin(b"Forwarded: ", Name::Forwarded, fields, out);
+            self.begin(b"Forwarded: ", FieldName::Forwarded, fields, out);
             self.write_element(out);
-            self.begin(b"\r\nX-Forwarded-For: ", Name::XForwardedFor, fields, out);
+            self.begin(b"\r\nX-Forwarded-For: ", FieldName::XForwardedFor, fields, out);
             decimal::push_address(out, self.client);
             out.extend_from_slice(b"\r\n");
-            let is_said = self.is_trusted && fields.has(Name::XForwardedHost);
+            let is_said = self.is_trusted && fields.has(FieldName::XForwardedHost);
             if !(self.host.is_empty() || is_said) {
                 append(out, &[b"X-Forwarded-Host: ", self.host, b"\r\n"]);
             }
@@ -55,13 +58,13 @@ impl Forwarding<'_> {
             append(out, &said);
         }
         // Not a list, as the others: whoever talked with the client knows.
-        if !(self.is_trusted && fields.has(Name::XForwardedProto)) {
+        if !(self.is_trusted && fields.has(FieldName::XForwardedProto)) {
             append(out, &[b"X-Forwarded-Proto: ", self.proto.as_bytes(), b"\r\n"]);
         }
     }
 
     /// The field's name, and in one list whatever a trusted sender wrote, in one field or several.
-    fn begin(&self, start: &[u8], name: Name, fields: &FieldList, out: &mut Vec<u8>) {
+    fn begin(&self, start: &[u8], name: FieldName, fields: &FieldList, out: &mut Vec<u8>) {
         out.extend_from_slice(start);
         if self.is_trusted {
             for value in fields.values(name).filter(|value| !value.is_empty()) {
@@ -153,13 +156,13 @@ mod tests {
     /// As origins read them behind a proxy that authenticates users: each would be taken for one who has.
     #[test]
     fn strangers_cannot_say_who_has_authenticated_them() {
-        let names = "Remote-User Remote-Groups Remote-Email Remote-Name X-Remote-User X-Remote-Group X-Remote-Extra-Scopes \
+        let names = "Remote-User Remote-Groups Remote-Email Remote-FieldName X-Remote-User X-Remote-Group X-Remote-Extra-Scopes \
                      X-Forwarded-User X-Forwarded-Preferred-Username X-Forwarded-Email X-Forwarded-Groups \
                      X-Forwarded-Access-Token X-Auth-Request-User X-Auth-Request-Email X-Auth-Request-Preferred-Username \
                      X-Authenticated-User X-Authenticated-Userid X-WebAuth-User X-WEBAUTH-EMAIL X-authentik-username \
                      X-Vouch-User X-Pomerium-Jwt-Assertion X-Pomerium-Claim-Email X-Goog-IAP-JWT-Assertion \
                      X-Goog-Authenticated-User-Email Cf-Access-Jwt-Assertion Cf-Access-Authenticated-User-Email \
-                     X-Amzn-Oidc-Data X-Amzn-Oidc-Identity X-MS-Client-Principal X-MS-Client-Principal-Name \
+                     X-Amzn-Oidc-Data X-Amzn-Oidc-Identity X-MS-Client-Principal X-MS-Client-Principal-FieldName \
                      Tailscale-User-Login X-Consumer-Username X-Consumer-Custom-ID X-Credential-Identifier \
                      X-Webobjects-Remote-User OAM-Remote-User OIDC-Claim-Email Auth-User SM-User SM-Universalid iv-user \
                      iv-groups X-SSL-Client-S-DN X-SSL-Client-CN SSL-Client-Cert X-SSL-Cert X-Client-DN X-Client-Cert \
@@ -169,7 +172,7 @@ mod tests {
         for name in names.split_whitespace() {
             assert_eq!(told(forwarding("192.0.2.1", false), &list(&[(name, "admin")]))[..2], ours, "{name}");
             let variable = name.replace('-', "_");
-            assert_eq!(Name::of(variable.as_bytes()), Name::LookAlike, "{variable}");
+            assert_eq!(FieldName::of(variable.as_bytes()), FieldName::LookAlike, "{variable}");
         }
         for (name, value) in
             [("Remote-User", "ann"), ("X-Auth-Request-User", "ann"), ("X-Consumer-Username", "ann")]

@@ -2,34 +2,36 @@
 //!
 //! `Via` is neither added nor removed: a gateway need not (RFC 9110 section 7.6.3), and origins turn compression off for it.
 
-use super::{Field, FieldList, Name};
+use super::{Field, FieldList, FieldName};
 
 /// The fields that may be passed on, in order. Not among them: what belongs to the connection, what frames the body, `Host`
 /// and `Expect`, all of which the writer writes itself; what `Connection` names; and [look-alikes](Name::LookAlike).
 ///
 /// `Connection` can't name what others decide by: a client that writes `Connection: authorization`, or
-/// `x-forwarded-for`, would make an origin believe something else than it was told (only [`Name::Other`] can be named).
+/// `x-forwarded-for`, would make an origin believe something else than it was told (only [`FieldName::Other`] can be named).
 pub fn onward(fields: &FieldList) -> impl Iterator<Item = Field<'_>> + Clone {
-    let names_some = fields.elements(Name::Connection).any(|option| !is_usual(option));
+    let names_some = fields.elements(FieldName::Connection).any(|option| !is_usual(option));
     fields.iter().filter(move |field| match field.name {
-        Name::Other => {
+        FieldName::Other => {
             !(names_some
-                && fields.elements(Name::Connection).any(|option| option.eq_ignore_ascii_case(field.spelt)))
+                && fields
+                    .elements(FieldName::Connection)
+                    .any(|option| option.eq_ignore_ascii_case(field.spelt)))
         }
-        Name::Host
-        | Name::ContentLength
-        | Name::TransferEncoding
-        | Name::Connection
-        | Name::OneHop
-        | Name::Te
-        | Name::Upgrade
-        | Name::Expect
-        | Name::LookAlike => false,
+        FieldName::Host
+        | FieldName::ContentLength
+        | FieldName::TransferEncoding
+        | FieldName::Connection
+        | FieldName::OneHop
+        | FieldName::Te
+        | FieldName::Upgrade
+        | FieldName::Expect
+        | FieldName::LookAlike => false,
         _ => true,
     })
 }
 
-/// Options that name no field of [`Name::Other`].
+/// Options that name no field of [`FieldName::Other`].
 fn is_usual(option: &[u8]) -> bool {
     [&b"keep-alive"[..], b"close", b"upgrade", b"te"].iter().any(|usual| usual.eq_ignore_ascii_case(option))
 }
@@ -37,7 +39,7 @@ fn is_usual(option: &[u8]) -> bool {
 /// Whether the sender of these fields takes trailers: `TE: trailers`.
 #[must_use]
 pub fn takes_trailers(fields: &FieldList) -> bool {
-    fields.elements(Name::Te).any(|coding| coding.eq_ignore_ascii_case(b"trailers"))
+    fields.elements(FieldName::Te).any(|coding| coding.eq_ignore_ascii_case(b"trailers"))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The fields of one message, all in one buffer that is used again for the next one.
 
-use super::Name;
+use super::FieldName;
 
 /// A part of a list's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -13,7 +13,7 @@ pub struct Span {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Field<'a> {
     /// What it is.
-    pub name: Name,
+    pub name: FieldName,
     /// Its name as it was written.
     pub spelt: &'a [u8],
     /// Its value without surrounding white space.
@@ -22,7 +22,7 @@ pub struct Field<'a> {
 
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    name: Name,
+    name: FieldName,
     spelt: Span,
     value: Span,
 }
@@ -81,23 +81,23 @@ impl FieldList {
     }
 
     /// The values of every field that is `name`.
-    pub fn values(&self, name: Name) -> impl Iterator<Item = &[u8]> + Clone {
+    pub fn values(&self, name: FieldName) -> impl Iterator<Item = &[u8]> + Clone {
         self.entries.iter().filter(move |entry| entry.name == name).map(|entry| self.at(entry.value))
     }
 
     /// Where the values of every field that is `name` stand.
-    pub(crate) fn spans(&self, name: Name) -> impl Iterator<Item = Span> {
+    pub(crate) fn spans(&self, name: FieldName) -> impl Iterator<Item = Span> {
         self.entries.iter().filter(move |entry| entry.name == name).map(|entry| entry.value)
     }
 
     /// Whether there is such a field.
     #[must_use]
-    pub fn has(&self, name: Name) -> bool {
+    pub fn has(&self, name: FieldName) -> bool {
         self.entries.iter().any(|entry| entry.name == name)
     }
 
     /// The elements of the comma-separated lists in all fields that are `name`, empty ones left out.
-    pub fn elements(&self, name: Name) -> impl Iterator<Item = &[u8]> + Clone {
+    pub fn elements(&self, name: FieldName) -> impl Iterator<Item = &[u8]> + Clone {
         self.values(name)
             .flat_map(|value| value.split(|&byte| byte == b','))
             .map(<[u8]>::trim_ascii)
@@ -112,7 +112,7 @@ impl FieldList {
 
     /// Adds a field. The caller has checked that name and value are valid.
     pub fn push(&mut self, spelt: &[u8], value: &[u8]) {
-        let entry = Entry { name: Name::of(spelt), spelt: self.keep(spelt), value: self.keep(value) };
+        let entry = Entry { name: FieldName::of(spelt), spelt: self.keep(spelt), value: self.keep(value) };
         self.entries.push(entry);
     }
 
@@ -125,7 +125,7 @@ impl FieldList {
 
     /// Adds a field whose name and value stand in the text already, so many bytes from its start.
     pub(crate) fn mark(&mut self, spelt: Span, value: Span) {
-        let name = Name::of(self.at(spelt));
+        let name = FieldName::of(self.at(spelt));
         self.entries.push(Entry { name, spelt, value });
     }
 }

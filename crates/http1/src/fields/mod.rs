@@ -12,4 +12,4 @@ mod name;
 
 pub(crate) use list::span;
 pub use list::{Field, FieldList, Span};
-pub use name::Name;
+pub use name::FieldName;

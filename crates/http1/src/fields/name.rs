@@ -2,7 +2,7 @@
 
 /// A field name, as far as we treat it differently from others. Names are compared without regard to case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Name {
+pub enum FieldName {
     /// `Host`.
     Host,
     /// `Content-Length`.
@@ -49,7 +49,7 @@ pub enum Name {
     Other,
 }
 
-impl Name {
+impl FieldName {
     /// What `name` is. It need not be a valid name.
     #[must_use]
     pub fn of(name: &[u8]) -> Self {
@@ -77,38 +77,38 @@ fn is_plain(byte: u8) -> bool {
 }
 
 /// By length first: most names are none of ours, and are told from ours by that.
-fn known(name: &[u8]) -> Name {
+fn known(name: &[u8]) -> FieldName {
     let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
     match name.len() {
-        2 if is("te") => Name::Te,
-        4 if is("host") => Name::Host,
-        5 if is("proxy") => Name::OneHop,
-        6 if is("expect") => Name::Expect,
-        6 if is("cookie") => Name::Guarded,
-        7 if is("trailer") => Name::Trailer,
-        7 if is("upgrade") => Name::Upgrade,
-        9 if is("forwarded") => Name::Forwarded,
-        10 if is("connection") => Name::Connection,
-        10 if is("keep-alive") => Name::OneHop,
-        10 if is("set-cookie") => Name::Guarded,
-        11 if is("client-cert") => Name::ClientCert,
-        12 if is("content-type") => Name::Guarded,
-        13 if is("authorization") || is("content-range") || is("cache-control") => Name::Guarded,
-        14 if is("content-length") => Name::ContentLength,
-        14 if is("http2-settings") => Name::OneHop,
-        15 if is("x-forwarded-for") => Name::XForwardedFor,
-        16 if is("x-forwarded-host") => Name::XForwardedHost,
-        16 if is("proxy-connection") => Name::OneHop,
-        16 if is("content-encoding") => Name::Guarded,
-        17 if is("x-forwarded-proto") => Name::XForwardedProto,
-        17 if is("transfer-encoding") => Name::TransferEncoding,
-        17 if is("client-cert-chain") => Name::ClientCert,
-        18 if is("proxy-authenticate") => Name::OneHop,
-        19 if is("proxy-authorization") => Name::OneHop,
-        _ if is_client_cert(name) => Name::ClientCert,
-        _ if is_client_hint(name) => Name::ClientHint,
-        _ if is_user(name) => Name::User,
-        _ => Name::Other,
+        2 if is("te") => FieldName::Te,
+        4 if is("host") => FieldName::Host,
+        5 if is("proxy") => FieldName::OneHop,
+        6 if is("expect") => FieldName::Expect,
+        6 if is("cookie") => FieldName::Guarded,
+        7 if is("trailer") => FieldName::Trailer,
+        7 if is("upgrade") => FieldName::Upgrade,
+        9 if is("forwarded") => FieldName::Forwarded,
+        10 if is("connection") => FieldName::Connection,
+        10 if is("keep-alive") => FieldName::OneHop,
+        10 if is("set-cookie") => FieldName::Guarded,
+        11 if is("client-cert") => FieldName::ClientCert,
+        12 if is("content-type") => FieldName::Guarded,
+        13 if is("authorization") || is("content-range") || is("cache-control") => FieldName::Guarded,
+        14 if is("content-length") => FieldName::ContentLength,
+        14 if is("http2-settings") => FieldName::OneHop,
+        15 if is("x-forwarded-for") => FieldName::XForwardedFor,
+        16 if is("x-forwarded-host") => FieldName::XForwardedHost,
+        16 if is("proxy-connection") => FieldName::OneHop,
+        16 if is("content-encoding") => FieldName::Guarded,
+        17 if is("x-forwarded-proto") => FieldName::XForwardedProto,
+        17 if is("transfer-encoding") => FieldName::TransferEncoding,
+        17 if is("client-cert-chain") => FieldName::ClientCert,
+        18 if is("proxy-authenticate") => FieldName::OneHop,
+        19 if is("proxy-authorization") => FieldName::OneHop,
+        _ if is_client_cert(name) => FieldName::ClientCert,
+        _ if is_client_hint(name) => FieldName::ClientHint,
+        _ if is_user(name) => FieldName::User,
+        _ => FieldName::Other,
     }
 }
 
@@ -122,7 +122,7 @@ fn is_client_cert(name: &[u8]) -> bool {
 /// Fields by which origins take a request for an authenticated user's: by custom (`Remote-User`, which WSGI, Django and
 /// Grafana are told to read), and by proxies, clouds and gateways: oauth2-proxy, Authelia, authentik, Vouch, Pomerium,
 /// Google's IAP, Cloudflare Access, AWS' load balancers, Azure's App Service, Tailscale, Kong, Kubernetes' API, OpenID
-/// Connect in Apache, WebSEAL, SiteMinder. (`X-Forwarded-User` and its like are [`Name::ClientHint`] by their name.)
+/// Connect in Apache, WebSEAL, SiteMinder. (`X-Forwarded-User` and its like are [`FieldName::ClientHint`] by their name.)
 fn is_user(name: &[u8]) -> bool {
     // Most names are told by their first letter.
     let (names, beginnings): (&[&str], &[&str]) = match name.first().map(u8::to_ascii_lowercase) {
@@ -196,9 +196,9 @@ fn begins(name: &[u8], prefix: &str) -> bool {
 }
 
 #[cold]
-fn look_alike(name: &[u8]) -> Name {
+fn look_alike(name: &[u8]) -> FieldName {
     let spelt: Vec<u8> = name.iter().map(|&byte| if is_plain(byte) { byte } else { b'-' }).collect();
-    if known(&spelt) == Name::Other { Name::Other } else { Name::LookAlike }
+    if known(&spelt) == FieldName::Other { FieldName::Other } else { FieldName::LookAlike }
 }
 
 #[cfg(test)]
@@ -208,22 +208,22 @@ mod tests {
     #[test]
     fn names_are_known_in_any_case() {
         for (name, is) in [
-            ("Host", Name::Host),
-            ("CONTENT-length", Name::ContentLength),
-            ("transfer-encoding", Name::TransferEncoding),
-            ("Keep-Alive", Name::OneHop),
-            ("X-Forwarded-For", Name::XForwardedFor),
-            ("X-Forwarded-Port", Name::ClientHint),
-            ("x-forwarded-", Name::ClientHint),
-            ("X-SSL-Client-Verify", Name::ClientCert),
-            ("Proxy", Name::OneHop),
-            ("Accept", Name::Other),
-            ("X-Client-Data", Name::Other),
-            ("Origin", Name::Other),
-            ("", Name::Other),
-            ("x_custom", Name::Other),
+            ("Host", FieldName::Host),
+            ("CONTENT-length", FieldName::ContentLength),
+            ("transfer-encoding", FieldName::TransferEncoding),
+            ("Keep-Alive", FieldName::OneHop),
+            ("X-Forwarded-For", FieldName::XForwardedFor),
+            ("X-Forwarded-Port", FieldName::ClientHint),
+            ("x-forwarded-", FieldName::ClientHint),
+            ("X-SSL-Client-Verify", FieldName::ClientCert),
+            ("Proxy", FieldName::OneHop),
+            ("Accept", FieldName::Other),
+            ("X-Client-Data", FieldName::Other),
+            ("Origin", FieldName::Other),
+            ("", FieldName::Other),
+            ("x_custom", FieldName::Other),
         ] {
-            assert_eq!(Name::of(name.as_bytes()), is, "{name}");
+            assert_eq!(FieldName::of(name.as_bytes()), is, "{name}");
         }
     }
 
@@ -236,9 +236,9 @@ mod tests {
                      Proxy-Client-IP WL-Proxy-Client-IP X-Host X-Original-Host X-Appengine-User-IP \
                      X-NF-Client-Connection-IP";
         for name in names.split_whitespace() {
-            assert_eq!(Name::of(name.as_bytes()), Name::ClientHint, "{name}");
+            assert_eq!(FieldName::of(name.as_bytes()), FieldName::ClientHint, "{name}");
             let variable = name.replace('-', "_");
-            assert_eq!(Name::of(variable.as_bytes()), Name::LookAlike, "{variable}");
+            assert_eq!(FieldName::of(variable.as_bytes()), FieldName::LookAlike, "{variable}");
         }
     }
 
@@ -247,9 +247,9 @@ mod tests {
         let names = "Client-Cert Client-Cert-Chain X-SSL-Client-S-DN SSL-Client-Verify X-Client-Cert X-Client-Certificate \
                      X-Client-Verify X-ARR-ClientCert";
         for name in names.split_whitespace() {
-            assert_eq!(Name::of(name.as_bytes()), Name::ClientCert, "{name}");
+            assert_eq!(FieldName::of(name.as_bytes()), FieldName::ClientCert, "{name}");
         }
-        assert_eq!(Name::of(b"SSL_CLIENT_VERIFY"), Name::LookAlike);
+        assert_eq!(FieldName::of(b"SSL_CLIENT_VERIFY"), FieldName::LookAlike);
     }
 
     #[test]
@@ -262,7 +262,7 @@ mod tests {
             "X-Real_IP",
             "X_Forwarded_Any",
         ] {
-            assert_eq!(Name::of(name.as_bytes()), Name::LookAlike, "{name}");
+            assert_eq!(FieldName::of(name.as_bytes()), FieldName::LookAlike, "{name}");
         }
     }
 }

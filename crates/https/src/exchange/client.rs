@@ -4,8 +4,8 @@ use std::io;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use truepeer_http1::fields::FieldList;
-use truepeer_http1::write::{self, Answer};
-use truepeer_http1::{Decoder, Length, Piece, RequestHead, ResponseHead, Version};
+use truepeer_http1::write::{self, ResponseFraming};
+use truepeer_http1::{BodyDecoder, BodyLength, Piece, RequestHead, ResponseHead, HttpVersion};
 
 use super::Failure;
 use super::buffer::Buffer;
@@ -26,7 +26,7 @@ pub(crate) struct Http1Body<'a, S> {
     buffer: &'a mut Buffer,
     settings: &'a HttpSettings,
     time_limit: &'a TimeLimit,
-    decoder: Decoder,
+    decoder: BodyDecoder,
     /// Length of the piece that was given out last.
     used: usize,
     pub(crate) received: u64,
@@ -39,9 +39,9 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Http1Body<'a, S> {
         buffer: &'a mut Buffer,
         settings: &'a HttpSettings,
         time_limit: &'a TimeLimit,
-        length: Length,
+        length: BodyLength,
     ) -> Self {
-        let decoder = Decoder::new(length);
+        let decoder = BodyDecoder::new(length);
         let pace = Pace::default();
         Self { stream, buffer, settings, time_limit, decoder, used: 0, received: 0, pace }
     }
@@ -125,10 +125,10 @@ pub(crate) struct Http1Reply<'a, S> {
     settings: &'a HttpSettings,
     time_limit: &'a TimeLimit,
     out: &'a mut Vec<u8>,
-    version: Version,
+    version: HttpVersion,
     /// The request was HEAD: its response has no body.
     pub(crate) is_head: bool,
-    length: Length,
+    length: BodyLength,
     pub(crate) stage: Stage,
     /// A send was interrupted: part of it may be on the way.
     is_torn: bool,
@@ -155,7 +155,7 @@ impl<'a, S: Connection> Http1Reply<'a, S> {
             out,
             version: request.version,
             is_head: request.method() == b"HEAD",
-            length: Length::None,
+            length: BodyLength::None,
             stage: Stage::Waiting,
             is_torn: false,
             pace: Pace::default(),
@@ -211,7 +211,7 @@ impl<'a, S: Connection> Http1Reply<'a, S> {
 impl<S: Connection> Outgoing for Http1Reply<'_, S> {
     async fn interim(&mut self, head: &ResponseHead) -> Result<(), Failure> {
         // RFC 9110 15.2: a server "MUST NOT send a 1xx response to an HTTP/1.0 client".
-        if self.version == Version::Http10 {
+        if self.version == HttpVersion::Http10 {
             return Ok(());
         }
         write::interim(self.out, head);
@@ -225,22 +225,22 @@ impl<S: Connection> Outgoing for Http1Reply<'_, S> {
 
     async fn head(&mut self, head: &ResponseHead, request_is_whole: bool) -> Result<(), Failure> {
         self.length = match head.length {
-            Length::Chunked | Length::UntilClose if self.version == Version::Http10 => Length::UntilClose,
-            Length::UntilClose => Length::Chunked,
+            BodyLength::Chunked | BodyLength::UntilClose if self.version == HttpVersion::Http10 => BodyLength::UntilClose,
+            BodyLength::UntilClose => BodyLength::Chunked,
             length => length,
         };
         // Otherwise the rest of this request would be read as the next one.
-        self.keep_alive &= request_is_whole && self.length != Length::UntilClose;
+        self.keep_alive &= request_is_whole && self.length != BodyLength::UntilClose;
         // Draining may have begun since the request came.
         self.keep_alive &= !self.time_limit.is_draining();
-        let answer = Answer { length: self.length, version: self.version, keep_alive: self.keep_alive };
+        let answer = ResponseFraming { length: self.length, version: self.version, keep_alive: self.keep_alive };
         write::response(self.out, head, answer);
         (self.stage, self.status) = (Stage::Begun, head.status);
         Ok(())
     }
 
     async fn data(&mut self, data: &[u8]) -> Result<(), Failure> {
-        frame(self.out, data, self.length == Length::Chunked);
+        frame(self.out, data, self.length == BodyLength::Chunked);
         self.sent += data.len() as u64;
         if self.out.len() >= WORTH_SENDING {
             return self.send().await;
@@ -253,7 +253,7 @@ impl<S: Connection> Outgoing for Http1Reply<'_, S> {
     }
 
     async fn end(&mut self, trailers: &FieldList) -> Result<(), Failure> {
-        if self.length == Length::Chunked {
+        if self.length == BodyLength::Chunked {
             write::chunks_end(self.out, trailers);
         }
         self.flush().await?;

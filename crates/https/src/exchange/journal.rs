@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::{info, warn};
-use truepeer_http1::{RequestHead, Version};
+use truepeer_http1::{HttpVersion, RequestHead};
 use truepeer_session::counters::{Counter, Shard};
 
 use super::{ClientInfo, Failure};
@@ -109,11 +109,11 @@ impl fmt::Debug for RequestJournal {
     }
 }
 
-fn protocol(version: Version) -> &'static str {
+fn protocol(version: HttpVersion) -> &'static str {
     match version {
-        Version::Http10 => "HTTP/1.0",
-        Version::Http11 => "HTTP/1.1",
-        Version::Http2 => "HTTP/2",
+        HttpVersion::Http10 => "HTTP/1.0",
+        HttpVersion::Http11 => "HTTP/1.1",
+        HttpVersion::Http2 => "HTTP/2",
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use truepeer_http1::fields::FieldList;
-use truepeer_http1::{Decoder, Expectation, HeadEnd, Length, Piece, RequestHead, ResponseHead, write};
+use truepeer_http1::{BodyDecoder, Expectation, HeadEnd, BodyLength, Piece, RequestHead, ResponseHead, write};
 
 use super::Failure;
 use super::buffer::Buffer;
@@ -75,7 +75,7 @@ where
     I: Incoming,
     O: Outgoing,
 {
-    let waits = request.expectation == Expectation::Continue && request.length != Length::None;
+    let waits = request.expectation == Expectation::Continue && request.length != BodyLength::None;
     let state = State {
         may_send_body: Cell::new(!waits),
         is_sent: Cell::new(false),
@@ -118,7 +118,7 @@ struct Up<'a, S> {
 
 impl<S: Connection> Up<'_, S> {
     /// Returns only if the client fails. If the origin stops reading, `down` reads its response or its end.
-    async fn run(self, length: Length, out: &mut Vec<u8>, incoming: &mut impl Incoming) -> Failure {
+    async fn run(self, length: BodyLength, out: &mut Vec<u8>, incoming: &mut impl Incoming) -> Failure {
         match self.send_all(length, out, incoming).await {
             Ok(is_sent) => {
                 self.state.is_sent.set(is_sent);
@@ -132,18 +132,18 @@ impl<S: Connection> Up<'_, S> {
     /// Whether everything was sent; if not, the origin has stopped reading.
     async fn send_all(
         &self,
-        length: Length,
+        length: BodyLength,
         out: &mut Vec<u8>,
         incoming: &mut impl Incoming,
     ) -> Result<bool, Failure> {
         if !self.send(out).await? {
             return Ok(false);
         }
-        if length == Length::None {
+        if length == BodyLength::None {
             return Ok(true);
         }
         poll_fn(|_| if self.state.may_send_body.get() { Poll::Ready(()) } else { Poll::Pending }).await;
-        let is_chunked = length == Length::Chunked;
+        let is_chunked = length == BodyLength::Chunked;
         loop {
             // Send the pieces at hand together: each send costs a write and a TLS record.
             let at_hand = poll_once(incoming.next()).await;
@@ -281,7 +281,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Down<'_, S> {
     ) -> Result<Answered, Failure> {
         outgoing.head(response, self.state.is_sent.get()).await?;
         self.state.has_begun.set(true);
-        let mut decoder = Decoder::new(response.length);
+        let mut decoder = BodyDecoder::new(response.length);
         loop {
             let piece = decoder.next(self.buffer.data(), &self.settings.limits);
             match piece.map_err(Failure::BadResponseBody)? {

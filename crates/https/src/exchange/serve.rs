@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use truepeer_http1::fields::auth::binds_the_connection;
 use truepeer_http1::fields::forwarded::Forwarding;
-use truepeer_http1::{Expectation, Length, RequestHead, ResponseHead, write};
+use truepeer_http1::{Expectation, BodyLength, RequestHead, ResponseHead, write};
 use truepeer_policy::ClientAddr;
 use truepeer_session::budget::Budget;
 
@@ -114,7 +114,7 @@ impl<O: Dial> Service<O> {
             return Err(Failure::Expectation);
         }
         match (request.length, self.settings.max_body) {
-            (Length::Known(length), Some(most)) if length > most => Err(Failure::BodyTooLarge),
+            (BodyLength::Known(length), Some(most)) if length > most => Err(Failure::BodyTooLarge),
             _ => Ok(()),
         }
     }
@@ -264,7 +264,7 @@ impl<O: Dial> Service<O> {
 
 /// Whether a request can be sent a second time: it is idempotent, and has no body that was already consumed.
 fn is_repeatable(request: &RequestHead) -> bool {
-    request.is_idempotent() && matches!(request.length, Length::None | Length::Known(0))
+    request.is_idempotent() && matches!(request.length, BodyLength::None | BodyLength::Known(0))
 }
 
 /// `Keep-Alive: timeout=5`: the origin closes idle connections after 5 s. One second less, for the time on the way.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use truepeer_http1::Limits;
+use truepeer_http1::HttpLimits;
 use truepeer_policy::PrefixSet;
 
 /// Timeouts.
@@ -52,7 +52,7 @@ impl Default for HttpTimeouts {
 #[derive(Debug, Clone)]
 pub struct HttpSettings {
     /// Limits of heads, trailers and chunk extensions.
-    pub limits: Limits,
+    pub limits: HttpLimits,
     /// Timeouts.
     pub timeouts: HttpTimeouts,
     /// Methods that may be used; empty: all.
@@ -75,7 +75,7 @@ pub struct HttpSettings {
 impl Default for HttpSettings {
     fn default() -> Self {
         Self {
-            limits: Limits::default(),
+            limits: HttpLimits::default(),
             timeouts: HttpTimeouts::default(),
             methods: Vec::new(),
             max_body: None,

@@ -72,14 +72,14 @@ impl Found {
 
 /// A connection's decoder. Blocks have to be read in their order.
 #[derive(Debug)]
-pub(super) struct Decoder {
+pub(super) struct HpackDecoder {
     /// The newest first.
     table: VecDeque<Entry>,
     used: usize,
     limit: usize,
 }
 
-impl Decoder {
+impl HpackDecoder {
     pub(super) fn new() -> Self {
         Self { table: VecDeque::new(), used: 0, limit: TABLE_BYTES }
     }
@@ -258,13 +258,13 @@ mod tests {
                 ("8287 85bf 4088 25a8 49e9 5ba9 7d7f 8925 a849 e95b b8e8 b4bf", 164),
             ],
         ] {
-            let mut decoder = Decoder::new();
+            let mut decoder = HpackDecoder::new();
             for (block, used) in blocks {
                 assert_eq!(decoder.read(&bytes(block)), Some(FINE), "{block}");
                 assert_eq!(decoder.used, used, "{block}");
             }
         }
-        let mut decoder = Decoder { limit: 256, ..Decoder::new() };
+        let mut decoder = HpackDecoder { limit: 256, ..HpackDecoder::new() };
         let response = "4803 3330 3258 0770 7269 7661 7465 611d 4d6f 6e2c 2032 3120 4f63 7420 3230 3133 2032 303a 3133 3a32 \
                         3120 474d 546e 1768 7474 7073 3a2f 2f77 7777 2e65 7861 6d70 6c65 2e63 6f6d";
         assert_eq!((decoder.read(&bytes(response)), decoder.used), (Some(FINE), 222));
@@ -283,7 +283,7 @@ mod tests {
             "0481 00",           // Huffman's padding is of ones
             "0484 ffff ffff",    // and never the end's whole code
         ] {
-            assert_eq!(Decoder::new().read(&bytes(block)), None, "{block}");
+            assert_eq!(HpackDecoder::new().read(&bytes(block)), None, "{block}");
         }
     }
 
@@ -291,7 +291,7 @@ mod tests {
         /// Whatever comes: no panic, and a table within its bounds that adds up.
         #[test]
         fn anything_may_come(blocks in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..200), 1..8)) {
-            let mut decoder = Decoder::new();
+            let mut decoder = HpackDecoder::new();
             for block in blocks {
                 let _ = decoder.read(&block);
                 let sum: usize = decoder.table.iter().map(|entry| usize::from(entry.bytes)).sum();

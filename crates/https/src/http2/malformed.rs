@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::hpack::Decoder;
+use super::hpack::HpackDecoder;
 use super::watch::{CONTINUATION, FrameHead, HEADERS};
 
 /// Streams that are noted. A client that has more of them at a time is sent away.
@@ -53,7 +53,7 @@ impl Malformed {
 /// The header blocks that a connection receives.
 #[derive(Debug)]
 pub(super) struct Blocks {
-    decoder: Decoder,
+    decoder: HpackDecoder,
     /// The frame that is coming, if it is part of a block, and how much of it is still to come.
     frame: Option<(FrameHead, usize)>,
     /// What has come of a block, up to `whole` without padding and priorities.
@@ -65,7 +65,7 @@ pub(super) struct Blocks {
 
 impl Blocks {
     pub(super) fn new() -> Self {
-        Self { decoder: Decoder::new(), frame: None, block: Vec::new(), whole: 0, newest: 0 }
+        Self { decoder: HpackDecoder::new(), frame: None, block: Vec::new(), whole: 0, newest: 0 }
     }
 
     pub(super) fn on_frame(&mut self, head: FrameHead, malformed: &Malformed) {

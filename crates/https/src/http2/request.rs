@@ -7,7 +7,7 @@ use bytes::Bytes;
 use h2::RecvStream;
 use http::request::Parts;
 use http::{HeaderMap, Method, header};
-use truepeer_http1::fields::{FieldList, Name};
+use truepeer_http1::fields::{FieldList, FieldName};
 use truepeer_http1::{HeadError, RequestHead};
 
 use super::malformed::Malformed;
@@ -150,7 +150,7 @@ impl Http2Body<'_> {
 /// RFC 9110 6.5.1: a trailer must not decide on framing, routing, or who the client is.
 fn keep(list: &mut FieldList, trailers: &HeaderMap) {
     for (name, value) in trailers {
-        if Name::of(name.as_str().as_bytes()) == Name::Other {
+        if FieldName::of(name.as_str().as_bytes()) == FieldName::Other {
             list.push(name.as_str().as_bytes(), value.as_bytes());
         }
     }

@@ -9,7 +9,7 @@ use h2::server::SendResponse;
 use h2::{Reason, SendStream};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use truepeer_http1::fields::{Field, FieldList, hop};
-use truepeer_http1::{Length, ResponseHead};
+use truepeer_http1::{BodyLength, ResponseHead};
 
 use crate::exchange::{Failure, HttpSettings, Outgoing, Pace, Stage, TimeLimit, words};
 
@@ -174,12 +174,12 @@ impl Outgoing for Http2Reply<'_> {
         let mut response = Response::new(());
         *response.status_mut() = StatusCode::from_u16(head.status).unwrap_or(StatusCode::BAD_GATEWAY);
         let mut headers = fields(hop::onward(&head.fields));
-        if let (Length::Known(length), _) | (Length::None, Some(length)) = (head.length, head.announced) {
+        if let (BodyLength::Known(length), _) | (BodyLength::None, Some(length)) = (head.length, head.announced) {
             headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
         }
         *response.headers_mut() = headers;
         self.status = head.status;
-        self.begin(response, matches!(head.length, Length::None | Length::Known(0)))
+        self.begin(response, matches!(head.length, BodyLength::None | BodyLength::Known(0)))
     }
 
     async fn data(&mut self, data: &[u8]) -> Result<(), Failure> {

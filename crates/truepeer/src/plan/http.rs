@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use truepeer_http1::Limits;
+use truepeer_http1::HttpLimits;
 use truepeer_https::exchange::{HttpSettings, HttpTimeouts};
 use truepeer_https::gateway::{ClientAddress, HttpOptions};
 use truepeer_policy::PrefixSet;
@@ -57,7 +57,7 @@ impl Default for HttpConfig {
             trusted: PrefixSet::new(),
             methods: Vec::new(),
             max_body: None,
-            max_head: Limits::default().head_bytes,
+            max_head: HttpLimits::default().head_bytes,
             min_rate: HttpSettings::default().min_rate,
             access_log: false,
             origin_keepalive: defaults::ORIGIN_KEEPALIVE,
@@ -100,10 +100,10 @@ impl HttpConfig {
 
     /// As the workers take it.
     pub(crate) fn options(&self) -> HttpOptions {
-        let limits = Limits {
+        let limits = HttpLimits {
             head_bytes: self.max_head,
-            target_bytes: Limits::default().target_bytes.min(self.max_head),
-            ..Limits::default()
+            target_bytes: HttpLimits::default().target_bytes.min(self.max_head),
+            ..HttpLimits::default()
         };
         let usual = HttpTimeouts::default();
         let timeouts = HttpTimeouts {

@@ -2,7 +2,7 @@
 //!
 //! Order here is order in `--help`.
 
-use truepeer_http1::Limits;
+use truepeer_http1::HttpLimits;
 use truepeer_https::exchange::{HttpSettings, HttpTimeouts};
 use truepeer_policy::HeaderTimes;
 
@@ -246,7 +246,7 @@ pub(crate) const OPTIONS: &[Row] = &[
 
     row(HTTPS, REQUESTS, "methods", "METHODS", "Methods that may be used, separated by commas; others are answered with 403. GET allows HEAD, too").means("all"),
     row(HTTPS, REQUESTS, "max-body", "SIZE", "The longest request body (413)").means("any"),
-    row(HTTPS, REQUESTS, "max-head", "SIZE", "The longest head of a request or response (431, 502)").is(|| kib(Limits::default().head_bytes)),
+    row(HTTPS, REQUESTS, "max-head", "SIZE", "The longest head of a request or response (431, 502)").is(|| kib(HttpLimits::default().head_bytes)),
     row(HTTPS, REQUESTS, "head-timeout", "TIME", "How long a request's head may take (408)").is(|| time(http().head)),
     row(HTTPS, REQUESTS, "body-timeout", "TIME", "How long a client may be silent within a request's body (408)").is(|| time(http().body)),
     row(HTTPS, REQUESTS, "send-timeout", "TIME", "How long a client may take nothing of a response, and the origin nothing of a request (504)").is(|| time(http().send)),
