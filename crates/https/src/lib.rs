@@ -25,4 +25,4 @@ pub mod stream;
 pub mod tls;
 pub mod tunnel;
 
-pub use engine::{Https, Rules};
+pub use engine::{Https, HttpsRules};

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::reactor::TcpStream;
-use crate::tls::{Facts, TlsStream};
+use crate::tls::{TlsFacts, TlsStream};
 
 /// Either of the two.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl Stream {
 
     /// The result of the TLS handshake.
     #[must_use]
-    pub fn facts(&self) -> Option<Facts> {
+    pub fn facts(&self) -> Option<TlsFacts> {
         match self {
             Self::Plain(_) => None,
             Self::Tls(stream) => Some(stream.facts()),

@@ -28,7 +28,7 @@ pub use self::idle::{Idle, IdleConnections, IdleList};
 use crate::close::TlsCloseReason;
 use crate::reactor::TcpStream;
 use crate::stream::Stream;
-use crate::tls::{Facts, HandshakeError, ServerTls, TlsStream};
+use crate::tls::{HandshakeError, ServerTls, TlsFacts, TlsStream};
 
 /// What the connections of one listener share, in one worker.
 #[derive(Debug, Clone)]
@@ -113,7 +113,7 @@ pub struct Downstream {
     /// The extensions (TLVs) of the sender's header, as they came.
     pub tlvs: Box<[u8]>,
     /// The result of the TLS handshake.
-    pub tls: Option<Facts>,
+    pub tls: Option<TlsFacts>,
     /// The connection itself.
     pub stream: Stream,
     /// Bytes of the stream that were read with the header. Always empty with TLS.

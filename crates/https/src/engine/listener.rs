@@ -16,7 +16,7 @@ use crate::tunnel::{self, OriginTls};
 
 /// The rules of a listener's sessions, and TLS and HTTP towards its backends.
 #[derive(Debug, Clone)]
-pub struct Rules {
+pub struct HttpsRules {
     /// The downstream side.
     pub listening: TlsListener,
     /// Set: TLS towards the backends.
@@ -26,7 +26,7 @@ pub struct Rules {
 }
 
 /// A listener, with the rules that hold for its next connection.
-pub(super) struct Listener {
+pub(super) struct HttpsListener {
     pub(super) id: ListenerId,
     pub(super) worker: Rc<WorkerState>,
     reactor: Reactor,
@@ -41,8 +41,8 @@ enum Sessions {
 }
 
 impl Sessions {
-    fn new(reactor: &Reactor, rules: Rules, worker: &Rc<WorkerState>) -> Self {
-        let Rules { listening, origin, http } = rules;
+    fn new(reactor: &Reactor, rules: HttpsRules, worker: &Rc<WorkerState>) -> Self {
+        let HttpsRules { listening, origin, http } = rules;
         let listening = Rc::new(listening);
         match http {
             Some(options) => Self::Exchanges(Gateway::new(reactor, options, origin, &listening, worker)),
@@ -62,15 +62,15 @@ impl Sessions {
     }
 }
 
-impl Listener {
-    pub(super) fn new(reactor: &Reactor, id: ListenerId, rules: Rules, worker: WorkerState) -> Rc<Self> {
+impl HttpsListener {
+    pub(super) fn new(reactor: &Reactor, id: ListenerId, rules: HttpsRules, worker: WorkerState) -> Rc<Self> {
         let worker = Rc::new(worker);
         let sessions = RefCell::new(Sessions::new(reactor, rules, &worker));
         Rc::new(Self { id, worker, reactor: reactor.clone(), sessions })
     }
 
     /// New connections follow these rules.
-    pub(super) fn set_rules(&self, rules: Rules) {
+    pub(super) fn set_rules(&self, rules: HttpsRules) {
         self.sessions.replace(Sessions::new(&self.reactor, rules, &self.worker));
     }
 

@@ -18,15 +18,15 @@ use truepeer_session::{
 };
 use truepeer_sys::Named as _;
 
-pub use self::listener::Rules;
-use self::worker::{Common, ListenerSource, Order, Postbox, start_worker};
+pub use self::listener::HttpsRules;
+use self::worker::{Common, ListenerSource, Order, OrderSender, start_worker};
 use crate::downstream::{ClientConnections, IdleConnections};
 use crate::tls::ConfigError;
 
 /// Running tunnels and exchanges. Dropping it stops them: connections that are open are reset.
 #[derive(Debug)]
 pub struct Https {
-    workers: Vec<(Postbox, JoinHandle<()>)>,
+    workers: Vec<(OrderSender, JoinHandle<()>)>,
     supervision: Arc<Supervision>,
     journal: Arc<Journal>,
     listeners: BTreeMap<ListenerId, OpenListener>,
@@ -34,7 +34,7 @@ pub struct Https {
 
 #[derive(Debug)]
 struct OpenListener {
-    rules: Rules,
+    rules: HttpsRules,
     addresses: Vec<SocketAddr>,
 }
 
@@ -91,7 +91,7 @@ impl Https {
     fn open_in_all(
         &self,
         id: ListenerId,
-        rules: &Rules,
+        rules: &HttpsRules,
         inherited: &[OwnedFd],
     ) -> Result<SocketAddr, EngineError> {
         let settings = &rules.listening.settings;
@@ -124,12 +124,12 @@ impl Https {
 }
 
 impl Engine for Https {
-    type Rules = Rules;
+    type Rules = HttpsRules;
 
     fn open(
         &mut self,
         id: ListenerId,
-        rules: Rules,
+        rules: HttpsRules,
         inherited: &mut Vec<OwnedFd>,
     ) -> Result<Vec<SocketAddr>, EngineError> {
         if self.listeners.contains_key(&id) {
@@ -155,7 +155,7 @@ impl Engine for Https {
         self.close_in_all(id)
     }
 
-    fn set_rules(&mut self, id: ListenerId, rules: Rules) -> Result<(), EngineError> {
+    fn set_rules(&mut self, id: ListenerId, rules: HttpsRules) -> Result<(), EngineError> {
         let listener = self.listeners.get_mut(&id).ok_or(EngineError::NotOpen(id))?;
         let (new, open) = (&rules.listening.settings, &listener.rules.listening.settings);
         if let Some(what) = new.needs_other_sockets(open) {

@@ -15,7 +15,7 @@ use truepeer_session::listening::{ListenOptions, listen};
 use truepeer_session::{EngineError, Journal, ListenerId, Watched};
 use truepeer_sys::Named as _;
 
-use super::listener::{Listener, Rules};
+use super::listener::{HttpsListener, HttpsRules};
 use crate::downstream::{ClientConnections, Closing, IdleList, WorkerState, accept};
 use crate::reactor::{self, Reactor, Remote};
 
@@ -24,14 +24,14 @@ pub(super) enum Order {
     /// Take connections for one more listener.
     Open {
         id: ListenerId,
-        rules: Rules,
+        rules: HttpsRules,
         source: ListenerSource,
         done: Sender<Result<SocketAddr, EngineError>>,
     },
     /// Take no more for this listener, and close its socket.
     Close { id: ListenerId, done: Sender<()> },
     /// New connections of the listener follow these rules.
-    SetRules { id: ListenerId, rules: Rules, done: Sender<()> },
+    SetRules { id: ListenerId, rules: HttpsRules, done: Sender<()> },
 }
 
 /// Where a worker's listening socket comes from.
@@ -52,16 +52,16 @@ impl ListenerSource {
 
 /// A queue of orders for a worker.
 #[derive(Debug)]
-pub(super) struct Postbox {
+pub(super) struct OrderSender {
     orders: Sender<Order>,
     /// Wakes the task that carries them out.
-    bell: Bell,
+    bell: WakerCell,
     pub(super) remote: Remote,
 }
 
-type Bell = Arc<Mutex<Waker>>;
+type WakerCell = Arc<Mutex<Waker>>;
 
-impl Postbox {
+impl OrderSender {
     pub(super) fn post(&self, order: Order) -> Result<(), EngineError> {
         self.orders.send(order).map_err(|_| EngineError::WorkerGone)?;
         self.bell.lock().unwrap_or_else(PoisonError::into_inner).wake_by_ref();
@@ -74,8 +74,8 @@ pub(super) fn start_worker(
     number: usize,
     watched: Watched,
     common: Common,
-) -> Result<(Postbox, JoinHandle<()>), EngineError> {
-    let ((orders, inbox), bell) = (channel(), Bell::new(Mutex::new(Waker::noop().clone())));
+) -> Result<(OrderSender, JoinHandle<()>), EngineError> {
+    let ((orders, inbox), bell) = (channel(), WakerCell::new(Mutex::new(Waker::noop().clone())));
     let (report, started) = channel();
     let rung = Arc::clone(&bell);
     let work = move || {
@@ -98,7 +98,7 @@ pub(super) fn start_worker(
     let thread =
         std::thread::Builder::new().name(format!("tls-{number}")).spawn(work).map_err(EngineError::Thread)?;
     let remote = started.recv().map_err(|_| EngineError::WorkerGone)??;
-    Ok((Postbox { orders, bell, remote }, thread))
+    Ok((OrderSender { orders, bell, remote }, thread))
 }
 
 /// What all listeners of a worker share.
@@ -113,12 +113,12 @@ pub(super) struct Common {
 struct Worker {
     reactor: Reactor,
     common: Common,
-    listeners: RefCell<Vec<(Rc<Listener>, Rc<Closing>)>>,
+    listeners: RefCell<Vec<(Rc<HttpsListener>, Rc<Closing>)>>,
 }
 
 impl Worker {
     /// Carries out orders until the loop drains.
-    async fn obey(self, inbox: Receiver<Order>, bell: Bell) {
+    async fn obey(self, inbox: Receiver<Order>, bell: WakerCell) {
         std::future::poll_fn(|cx| {
             bell.lock().unwrap_or_else(PoisonError::into_inner).clone_from(cx.waker());
             loop {
@@ -153,9 +153,14 @@ impl Worker {
     }
 
     /// Opens the listener, and makes a task of it.
-    fn open(&self, id: ListenerId, rules: Rules, source: ListenerSource) -> Result<SocketAddr, EngineError> {
+    fn open(
+        &self,
+        id: ListenerId,
+        rules: HttpsRules,
+        source: ListenerSource,
+    ) -> Result<SocketAddr, EngineError> {
         let wanted = rules.listening.settings.address;
-        let socket = reactor::Listener::new(&self.reactor, source.open()?).named("epoll_ctl")?;
+        let socket = reactor::TcpListener::new(&self.reactor, source.open()?).named("epoll_ctl")?;
         let address = socket.local_address().unwrap_or(wanted);
         let common = &self.common;
         let worker = WorkerState {
@@ -165,7 +170,7 @@ impl Worker {
             clients: Arc::clone(&common.clients),
             idle: common.idle.clone(),
         };
-        let listener = Listener::new(&self.reactor, id, rules, worker);
+        let listener = HttpsListener::new(&self.reactor, id, rules, worker);
         let closing = Rc::<Closing>::default();
         self.listeners.borrow_mut().push((Rc::clone(&listener), Rc::clone(&closing)));
         let (reactor, worker) = (self.reactor.clone(), Rc::clone(&listener.worker));

@@ -9,7 +9,7 @@ use super::suites::name_of;
 
 /// Of one connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Facts {
+pub struct TlsFacts {
     /// `TLSv1.3` or `TLSv1.2`, as OpenSSL, and so the PROXY protocol (2.2.6), write it.
     pub version: &'static str,
     /// The cipher suite's registered name.
@@ -63,7 +63,7 @@ impl fmt::Debug for ClientCertificate {
     }
 }
 
-impl Facts {
+impl TlsFacts {
     pub(super) fn of(session: &rustls::Connection, sni: Option<&str>) -> Self {
         Self {
             version: match session.protocol_version() {
@@ -80,7 +80,7 @@ impl Facts {
 }
 
 /// As a log line shows it.
-impl fmt::Display for Facts {
+impl fmt::Display for TlsFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.version, self.suite)?;
         if let Some(sni) = &self.sni {

@@ -19,7 +19,7 @@ mod words;
 
 pub use self::client::{ClientOptions, ClientTls, Trust};
 pub use self::error::{ConfigError, HandshakeError};
-pub use self::facts::{ClientCertificate, Facts};
+pub use self::facts::{ClientCertificate, TlsFacts};
 pub use self::identity::IdentityFiles;
 pub use self::server::{ClientCertificates, ServerOptions, ServerTls};
 pub(crate) use self::stream::OUTGOING_BYTES;

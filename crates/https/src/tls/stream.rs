@@ -14,7 +14,7 @@ use rustls::{ClientConfig, Connection, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::error::HandshakeError;
-use super::facts::Facts;
+use super::facts::TlsFacts;
 use crate::buffers;
 
 /// Plain bytes encrypted before they are sent: two records.
@@ -223,12 +223,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
 
     /// What the handshake has agreed on.
     #[must_use]
-    pub fn facts(&self) -> Facts {
+    pub fn facts(&self) -> TlsFacts {
         let sni = match &self.session {
             Connection::Server(server) => server.server_name(),
             Connection::Client(_) => None,
         };
-        Facts::of(&self.session, sni)
+        TlsFacts::of(&self.session, sni)
     }
 
     /// The application protocol that was agreed on.

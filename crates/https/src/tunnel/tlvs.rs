@@ -3,7 +3,7 @@
 use truepeer_proto::tlv as types;
 
 use crate::downstream::Downstream;
-use crate::tls::Facts;
+use crate::tls::TlsFacts;
 
 /// PROXY 2.2.6's bits: the client spoke TLS; it showed a certificate in this connection, or earlier in this session.
 const SSL: u8 = 0x01;
@@ -31,7 +31,7 @@ pub(crate) fn for_backend(downstream: &Downstream) -> Vec<u8> {
     bytes
 }
 
-fn ssl(facts: &Facts) -> Vec<u8> {
+fn ssl(facts: &TlsFacts) -> Vec<u8> {
     let certificate = if facts.resumed { CERT_SESS } else { CERT_CONN | CERT_SESS };
     let (client, verify) =
         if facts.client.is_some() { (SSL | certificate, VERIFIED) } else { (SSL, NOT_VERIFIED) };
