@@ -83,7 +83,7 @@ impl HttpsListener {
             return worker.journal.on_refused_sender(&worker.shard, sender, &refusal, self.reactor.now());
         }
         let permit = worker.budgets.sessions.take_anyway(1);
-        let open = Open::new(&worker.shard);
+        let open = OpenGuard::new(&worker.shard);
         match sessions {
             Sessions::Tunnels(shared) => self.reactor.spawn(async move {
                 let _open = open;
@@ -98,16 +98,16 @@ impl HttpsListener {
 }
 
 /// Counts a connection as open, until its task has ended or is dropped.
-struct Open(Arc<Shard>);
+struct OpenGuard(Arc<Shard>);
 
-impl Open {
+impl OpenGuard {
     fn new(shard: &Arc<Shard>) -> Self {
         shard.on_open();
         Self(Arc::clone(shard))
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenGuard {
     fn drop(&mut self) {
         self.0.on_end();
     }

@@ -5,7 +5,7 @@ use std::io;
 use tokio::io::{AsyncRead, AsyncWrite};
 use truepeer_http1::fields::FieldList;
 use truepeer_http1::write::{self, ResponseFraming};
-use truepeer_http1::{BodyDecoder, BodyLength, Piece, RequestHead, ResponseHead, HttpVersion};
+use truepeer_http1::{BodyDecoder, BodyLength, HttpVersion, Piece, RequestHead, ResponseHead};
 
 use super::Failure;
 use super::buffer::Buffer;
@@ -110,7 +110,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Incoming for Http1Body<'_, S> {
 
 /// How far the response to a request has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum ReplyStage {
     /// Nothing was written: another response can still be sent.
     Waiting,
     /// Its head was written.
@@ -129,7 +129,7 @@ pub(crate) struct Http1Reply<'a, S> {
     /// The request was HEAD: its response has no body.
     pub(crate) is_head: bool,
     length: BodyLength,
-    pub(crate) stage: Stage,
+    pub(crate) stage: ReplyStage,
     /// A send was interrupted: part of it may be on the way.
     is_torn: bool,
     pace: Pace,
@@ -156,7 +156,7 @@ impl<'a, S: Connection> Http1Reply<'a, S> {
             version: request.version,
             is_head: request.method() == b"HEAD",
             length: BodyLength::None,
-            stage: Stage::Waiting,
+            stage: ReplyStage::Waiting,
             is_torn: false,
             pace: Pace::default(),
             keep_alive,
@@ -168,10 +168,10 @@ impl<'a, S: Connection> Http1Reply<'a, S> {
     /// Answers with `failure`, if the client can still be told: not in the middle of an interim response. The connection is
     /// not used again.
     pub(crate) async fn refuse(&mut self, failure: &Failure) {
-        let can_be_told = self.stage == Stage::Waiting && !self.is_torn;
+        let can_be_told = self.stage == ReplyStage::Waiting && !self.is_torn;
         let Some(status) = failure.status().filter(|_| can_be_told) else { return };
         self.keep_alive = false;
-        self.stage = Stage::Ended;
+        self.stage = ReplyStage::Ended;
         self.status = status;
         self.out.clear();
         refusal(self.out, status, self.is_head);
@@ -182,9 +182,9 @@ impl<'a, S: Connection> Http1Reply<'a, S> {
     /// Tells the client that the connection changes to another protocol.
     pub(crate) async fn switch(&mut self, head: &ResponseHead) -> Result<(), Failure> {
         write::switching(self.out, head);
-        (self.stage, self.keep_alive, self.status) = (Stage::Begun, false, head.status);
+        (self.stage, self.keep_alive, self.status) = (ReplyStage::Begun, false, head.status);
         self.send().await?;
-        self.stage = Stage::Ended;
+        self.stage = ReplyStage::Ended;
         Ok(())
     }
 
@@ -225,7 +225,9 @@ impl<S: Connection> Outgoing for Http1Reply<'_, S> {
 
     async fn head(&mut self, head: &ResponseHead, request_is_whole: bool) -> Result<(), Failure> {
         self.length = match head.length {
-            BodyLength::Chunked | BodyLength::UntilClose if self.version == HttpVersion::Http10 => BodyLength::UntilClose,
+            BodyLength::Chunked | BodyLength::UntilClose if self.version == HttpVersion::Http10 => {
+                BodyLength::UntilClose
+            }
             BodyLength::UntilClose => BodyLength::Chunked,
             length => length,
         };
@@ -233,9 +235,10 @@ impl<S: Connection> Outgoing for Http1Reply<'_, S> {
         self.keep_alive &= request_is_whole && self.length != BodyLength::UntilClose;
         // Draining may have begun since the request came.
         self.keep_alive &= !self.time_limit.is_draining();
-        let answer = ResponseFraming { length: self.length, version: self.version, keep_alive: self.keep_alive };
+        let answer =
+            ResponseFraming { length: self.length, version: self.version, keep_alive: self.keep_alive };
         write::response(self.out, head, answer);
-        (self.stage, self.status) = (Stage::Begun, head.status);
+        (self.stage, self.status) = (ReplyStage::Begun, head.status);
         Ok(())
     }
 
@@ -257,7 +260,7 @@ impl<S: Connection> Outgoing for Http1Reply<'_, S> {
             write::chunks_end(self.out, trailers);
         }
         self.flush().await?;
-        self.stage = Stage::Ended;
+        self.stage = ReplyStage::Ended;
         Ok(())
     }
 }

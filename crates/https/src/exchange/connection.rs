@@ -7,7 +7,7 @@ use std::task::Poll;
 use truepeer_http1::{HeadEnd, RequestHead, ResponseHead};
 
 use super::buffer::Buffer;
-use super::client::{Http1Body, Http1Reply, Stage, linger};
+use super::client::{Http1Body, Http1Reply, ReplyStage, linger};
 use super::journal::Served;
 use super::serve::{Requester, ServeEnd, Service};
 use super::shared::SharedStream;
@@ -190,11 +190,11 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         let failure = failure.as_ref();
         service.note(&Served { client_info, request, status, bytes_up, bytes_down, began, failure });
         match (stage, keep_alive) {
-            (Stage::Ended, true) => Next::Request,
-            (Stage::Ended, false) if !is_in_order => Next::Abort,
-            (Stage::Ended, false) if status == 101 => Next::Close,
-            (Stage::Ended, false) => Next::Linger,
-            (Stage::Waiting | Stage::Begun, _) => Next::Abort,
+            (ReplyStage::Ended, true) => Next::Request,
+            (ReplyStage::Ended, false) if !is_in_order => Next::Abort,
+            (ReplyStage::Ended, false) if status == 101 => Next::Close,
+            (ReplyStage::Ended, false) => Next::Linger,
+            (ReplyStage::Waiting | ReplyStage::Begun, _) => Next::Abort,
         }
     }
 
@@ -209,6 +209,6 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         // The head was not understood, but a client that sent HEAD expects no body.
         reply.is_head = self.buffer.data().trim_ascii_start().starts_with(b"HEAD ");
         reply.refuse(failure).await;
-        if reply.stage == Stage::Ended { Next::Linger } else { Next::Abort }
+        if reply.stage == ReplyStage::Ended { Next::Linger } else { Next::Abort }
     }
 }

@@ -22,7 +22,7 @@ pub(crate) mod tests;
 mod time_limit;
 
 pub(crate) use buffer::Buffer;
-pub(crate) use client::{Stage, linger, words};
+pub(crate) use client::{ReplyStage, linger, words};
 pub use client_info::ClientInfo;
 pub use connection::serve_http1;
 pub use failure::Failure;

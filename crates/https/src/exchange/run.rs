@@ -15,7 +15,9 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use truepeer_http1::fields::FieldList;
-use truepeer_http1::{BodyDecoder, Expectation, HeadEnd, BodyLength, Piece, RequestHead, ResponseHead, write};
+use truepeer_http1::{
+    BodyDecoder, BodyLength, Expectation, HeadEnd, Piece, RequestHead, ResponseHead, write,
+};
 
 use super::Failure;
 use super::buffer::Buffer;
@@ -50,7 +52,7 @@ struct State {
 }
 
 /// A connection to the origin, with its settings and timers.
-pub(crate) struct Link<'a, S> {
+pub(crate) struct OriginLink<'a, S> {
     pub(crate) stream: &'a SharedStream<S>,
     pub(crate) buffer: &'a mut Buffer,
     pub(crate) settings: &'a HttpSettings,
@@ -63,7 +65,7 @@ pub(crate) struct Link<'a, S> {
 /// # Errors
 /// What went wrong. `outgoing` knows whether a part of the response has been sent.
 pub(crate) async fn run<S, I, O>(
-    link: Link<'_, S>,
+    link: OriginLink<'_, S>,
     request: &RequestHead,
     out: &mut Vec<u8>,
     response: &mut ResponseHead,
@@ -82,7 +84,7 @@ where
         has_begun: Cell::new(false),
         is_sending: Cell::new(true),
     };
-    let Link { stream, buffer, settings, time_limit } = link;
+    let OriginLink { stream, buffer, settings, time_limit } = link;
     let up = Up { stream, settings, time_limit: &time_limit.0, state: &state };
     let down = Down { stream, buffer, settings, time_limit: &time_limit.1, state: &state };
     let answered = {

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use truepeer_http1::fields::auth::binds_the_connection;
 use truepeer_http1::fields::forwarded::Forwarding;
-use truepeer_http1::{Expectation, BodyLength, RequestHead, ResponseHead, write};
+use truepeer_http1::{BodyLength, Expectation, RequestHead, ResponseHead, write};
 use truepeer_policy::ClientAddr;
 use truepeer_session::budget::Budget;
 
 use super::journal::{RequestJournal, Served};
 use super::parties::{Incoming, Outgoing, left};
-use super::run::{Answered, Link, run};
+use super::run::{Answered, OriginLink, run};
 use super::settings::HttpSettings;
 use super::shared::SharedStream;
 use super::time_limit::TimeLimit;
@@ -185,8 +185,12 @@ impl<O: Dial> Service<O> {
         incoming: &mut I,
         outgoing: &mut P,
     ) -> Result<Answered, Failure> {
-        let link =
-            Link { stream: &origin.stream, buffer: &mut origin.buffer, settings: &self.settings, time_limit };
+        let link = OriginLink {
+            stream: &origin.stream,
+            buffer: &mut origin.buffer,
+            settings: &self.settings,
+            time_limit,
+        };
         run(link, request, out, response, incoming, outgoing).await
     }
 

@@ -30,7 +30,7 @@ use bytes::Bytes;
 use h2::server::{Builder, Connection};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use self::watch::Watched;
+use self::watch::CountedStream;
 use crate::downstream::{Idle, IdleList};
 use crate::exchange::{Buffer, ClientInfo, Failure, Service, TimeLimit, linger};
 use crate::origin::{Access, Dial};
@@ -107,7 +107,7 @@ where
         .max_concurrent_reset_streams(PASSED_OVER)
         .reset_stream_duration(PASSED_OVER_FOR);
     let client_info = Rc::new(client_info);
-    let watched = Watched::new(stream, &service.reactor);
+    let watched = CountedStream::new(stream, &service.reactor);
     let preface = service.reactor.timeout(service.settings.timeouts.head, builder.handshake(watched.clone()));
     let ended = match preface.await {
         Ok(Ok(connection)) => {
@@ -148,8 +148,8 @@ fn of_h2(error: &h2::Error) -> ConnectionEnd {
 }
 
 async fn run<C, O>(
-    mut connection: Connection<Watched<C>, Bytes>,
-    watched: &Watched<C>,
+    mut connection: Connection<CountedStream<C>, Bytes>,
+    watched: &CountedStream<C>,
     client_info: &Rc<ClientInfo>,
     service: &Rc<Service<O>>,
     access: &Rc<Access<O::Stream>>,

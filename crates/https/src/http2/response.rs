@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use truepeer_http1::fields::{Field, FieldList, hop};
 use truepeer_http1::{BodyLength, ResponseHead};
 
-use crate::exchange::{Failure, HttpSettings, Outgoing, Pace, Stage, TimeLimit, words};
+use crate::exchange::{Failure, HttpSettings, Outgoing, Pace, ReplyStage, TimeLimit, words};
 
 /// Bytes of a response that are gathered before they are sent: one frame of the default maximal size.
 const WORTH_SENDING: usize = 16 << 10;
@@ -50,7 +50,7 @@ pub(super) struct Http2Reply<'a> {
     pace: Pace,
     /// The request was HEAD: its answer has no body.
     is_head: bool,
-    pub(super) stage: Stage,
+    pub(super) stage: ReplyStage,
     pub(super) status: u16,
     pub(super) sent: u64,
 }
@@ -70,7 +70,7 @@ impl<'a> Http2Reply<'a> {
             gathered,
             pace,
             is_head,
-            stage: Stage::Waiting,
+            stage: ReplyStage::Waiting,
             status: 0,
             sent: 0,
         }
@@ -79,7 +79,7 @@ impl<'a> Http2Reply<'a> {
     /// Sends an error response. If the response has already begun, resets the stream, so that the client knows it is incomplete.
     pub(super) async fn refuse(&mut self, failure: &Failure) {
         match failure.status() {
-            Some(status) if self.stage == Stage::Waiting => {
+            Some(status) if self.stage == ReplyStage::Waiting => {
                 let text = format!("{status} {}\n", words(status));
                 let mut response = Response::new(());
                 *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
@@ -91,7 +91,7 @@ impl<'a> Http2Reply<'a> {
                     let _ = self.send(Bytes::from(text), true).await;
                 }
             }
-            _ if self.stage != Stage::Ended => {
+            _ if self.stage != ReplyStage::Ended => {
                 let is_malformed = *failure == Failure::Http2Malformed;
                 let reason = if is_malformed { Reason::PROTOCOL_ERROR } else { Reason::INTERNAL_ERROR };
                 self.sender.borrow_mut().reset(reason);
@@ -105,7 +105,7 @@ impl<'a> Http2Reply<'a> {
         let Sender::Head(respond) = &mut *sender else { return Err(Failure::ClientGone) };
         let stream = respond.send_response(response, is_end).map_err(|_| Failure::ClientGone)?;
         *sender = Sender::Body(stream);
-        self.stage = if is_end { Stage::Ended } else { Stage::Begun };
+        self.stage = if is_end { ReplyStage::Ended } else { ReplyStage::Begun };
         Ok(())
     }
 
@@ -128,7 +128,7 @@ impl<'a> Http2Reply<'a> {
             };
             stream.send_data(now, is_last).map_err(|_| Failure::ClientGone)?;
             if is_last {
-                self.stage = Stage::Ended;
+                self.stage = ReplyStage::Ended;
             }
         }
         Ok(())
@@ -156,7 +156,7 @@ impl<'a> Http2Reply<'a> {
         } else {
             stream.send_trailers(trailers)
         };
-        self.stage = Stage::Ended;
+        self.stage = ReplyStage::Ended;
         sent.map_err(|_| Failure::ClientGone)
     }
 }
@@ -174,7 +174,9 @@ impl Outgoing for Http2Reply<'_> {
         let mut response = Response::new(());
         *response.status_mut() = StatusCode::from_u16(head.status).unwrap_or(StatusCode::BAD_GATEWAY);
         let mut headers = fields(hop::onward(&head.fields));
-        if let (BodyLength::Known(length), _) | (BodyLength::None, Some(length)) = (head.length, head.announced) {
+        if let (BodyLength::Known(length), _) | (BodyLength::None, Some(length)) =
+            (head.length, head.announced)
+        {
             headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
         }
         *response.headers_mut() = headers;
@@ -197,7 +199,7 @@ impl Outgoing for Http2Reply<'_> {
         let data = self.gathered.split().freeze();
         self.send(data, trailers.is_empty()).await?;
         // The last piece, or a head without a body, has ended the stream already.
-        if self.stage == Stage::Ended { Ok(()) } else { self.finish(fields(trailers.iter())) }
+        if self.stage == ReplyStage::Ended { Ok(()) } else { self.finish(fields(trailers.iter())) }
     }
 }
 

@@ -12,7 +12,7 @@ use truepeer_http1::{RequestHead, ResponseHead};
 use super::malformed::Malformed;
 use super::request::{self, Http2Body};
 use super::response::{Http2Reply, Sender};
-use crate::exchange::{ClientInfo, Failure, Requester, Served, Service, Stage, TimeLimit};
+use crate::exchange::{ClientInfo, Failure, ReplyStage, Requester, Served, Service, TimeLimit};
 use crate::origin::{Access, Dial};
 
 /// Serves a stream. Returns whether the client has cancelled the request.
@@ -56,7 +56,7 @@ pub(super) async fn serve<O: Dial>(
         failure: failure.as_ref(),
     };
     service.note(&served);
-    if reply.stage == Stage::Ended {
+    if reply.stage == ReplyStage::Ended {
         body.discard().await;
     }
     failure == Some(Failure::ClientGone)

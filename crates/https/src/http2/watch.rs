@@ -98,13 +98,13 @@ impl Frames {
 
 /// How many control frames a client may still send.
 #[derive(Debug)]
-struct Allowance {
+struct ControlAllowance {
     left: u32,
     /// When time was last counted.
     since: Instant,
 }
 
-impl Allowance {
+impl ControlAllowance {
     fn new(now: Instant) -> Self {
         Self { left: MOST_AT_ONCE, since: now }
     }
@@ -147,34 +147,34 @@ impl Allowance {
 
 /// A connection whose frames are counted. Clones are one connection, of which `h2` has one.
 #[derive(Debug)]
-pub(super) struct Watched<S>(Rc<Watch<S>>);
+pub(super) struct CountedStream<S>(Rc<FrameWatch<S>>);
 
 #[derive(Debug)]
-struct Watch<S> {
+struct FrameWatch<S> {
     stream: SharedStream<S>,
     reactor: Reactor,
     received: RefCell<Frames>,
     sent: RefCell<Frames>,
-    allowance: RefCell<Allowance>,
+    allowance: RefCell<ControlAllowance>,
     blocks: RefCell<Blocks>,
     malformed: Rc<Malformed>,
     is_exhausted: Cell<bool>,
 }
 
-impl<S> Clone for Watched<S> {
+impl<S> Clone for CountedStream<S> {
     fn clone(&self) -> Self {
         Self(Rc::clone(&self.0))
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> CountedStream<S> {
     pub(super) fn new(stream: S, reactor: &Reactor) -> Self {
-        Self(Rc::new(Watch {
+        Self(Rc::new(FrameWatch {
             stream: SharedStream::new(stream),
             reactor: reactor.clone(),
             received: RefCell::new(Frames::after(PREFACE_BYTES)),
             sent: RefCell::new(Frames::after(0)),
-            allowance: RefCell::new(Allowance::new(reactor.now())),
+            allowance: RefCell::new(ControlAllowance::new(reactor.now())),
             blocks: RefCell::new(Blocks::new()),
             malformed: Rc::default(),
             is_exhausted: Cell::new(false),
@@ -224,7 +224,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Watched<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for CountedStream<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -245,7 +245,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Watched<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for CountedStream<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let length = ready!(self.0.stream.with(|stream| stream.poll_write(cx, bytes)))?;
         self.note_sent(std::iter::once(bytes), length);
@@ -283,7 +283,7 @@ mod tests {
     const GET: FrameHead = FrameHead { kind: HEADERS, flags: 5, payload_bytes: 40, stream: 1 };
 
     /// Frames that may come in a row until one may not.
-    fn run(allowance: &mut Allowance, head: FrameHead, now: Instant) -> u32 {
+    fn run(allowance: &mut ControlAllowance, head: FrameHead, now: Instant) -> u32 {
         (0..).find(|_| !allowance.on_received(head, now)).unwrap()
     }
 
@@ -320,7 +320,7 @@ mod tests {
     #[test]
     fn what_asks_for_nothing_is_allowed_so_often_and_again_as_time_passes() {
         let now = Instant::now();
-        let mut allowance = Allowance::new(now);
+        let mut allowance = ControlAllowance::new(now);
         assert_eq!(run(&mut allowance, PING, now), MOST_AT_ONCE);
         assert_eq!(run(&mut allowance, PING, now + Duration::from_secs(2)), 2 * EACH_SECOND);
         // However long it was silent, no more than at the start.
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn requests_and_responses_earn_and_single_bytes_do_not() {
         let now = Instant::now();
-        let mut allowance = Allowance::new(now);
+        let mut allowance = ControlAllowance::new(now);
         run(&mut allowance, PING, now);
         assert!(allowance.on_received(GET, now));
         assert_eq!(run(&mut allowance, PING, now), EACH_REQUEST);
@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn bodies_cost_nothing_but_where_they_are_empty() {
         let now = Instant::now();
-        let mut allowance = Allowance::new(now);
+        let mut allowance = ControlAllowance::new(now);
         let data = |flags, payload_bytes| FrameHead { kind: DATA, flags, payload_bytes, stream: 1 };
         for head in [data(0, 1), data(END_STREAM, 0), GET] {
             assert!((0..10 * MOST_AT_ONCE).all(|_| allowance.on_received(head, now)), "{head:?}");

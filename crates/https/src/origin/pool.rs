@@ -43,7 +43,7 @@ pub(crate) struct OriginConnection<S> {
 }
 
 #[derive(Debug)]
-struct Idle<S> {
+struct IdleOrigin<S> {
     connection: OriginConnection<S>,
     kept_by: KeptBy,
     until: Instant,
@@ -53,7 +53,7 @@ struct Idle<S> {
 /// A worker's idle connections.
 #[derive(Debug)]
 pub struct Pool<S> {
-    idle: RefCell<VecDeque<Idle<S>>>,
+    idle: RefCell<VecDeque<IdleOrigin<S>>>,
     most: usize,
     keep: Duration,
     sessions: Budget,
@@ -114,7 +114,7 @@ impl<S: Connection> Pool<S> {
         }
         let mut idle = self.idle.borrow_mut();
         let oldest = if idle.len() >= self.most { idle.pop_front() } else { None };
-        idle.push_back(Idle { connection, kept_by, until: now + keep, _permit: permit });
+        idle.push_back(IdleOrigin { connection, kept_by, until: now + keep, _permit: permit });
         drop((idle, oldest));
     }
 
@@ -169,7 +169,7 @@ impl<S> Pool<S> {
         self.close_unless(|idle| idle.kept_by != kept_by);
     }
 
-    fn close_unless(&self, mut stays: impl FnMut(&mut Idle<S>) -> bool) {
+    fn close_unless(&self, mut stays: impl FnMut(&mut IdleOrigin<S>) -> bool) {
         // Drop them after the borrow ends: dropping a connection may call back into the pool.
         let mut gone = Vec::new();
         let mut idle = self.idle.borrow_mut();

@@ -15,14 +15,14 @@ use super::sources::{Source, token};
 use super::{Reactor, TcpStream};
 
 /// A listening socket in a loop.
-pub struct Listener {
+pub struct TcpListener {
     io: mio::net::TcpListener,
     source: Rc<Source>,
     key: Key,
     reactor: Reactor,
 }
 
-impl Listener {
+impl TcpListener {
     /// Takes a listening socket, opened by [`truepeer_session::listening::listen`] or inherited.
     ///
     /// # Errors
@@ -86,13 +86,13 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for TcpListener {
     fn drop(&mut self) {
         self.reactor.core().sources.remove(self.key);
     }
 }
 
-impl fmt::Debug for Listener {
+impl fmt::Debug for TcpListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Listener").field(&self.io).finish()
     }

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use truepeer_session::table::Key;
 
 pub use self::connect::connect;
-pub use self::listener::Listener;
+pub use self::listener::TcpListener;
 pub use self::remote::Remote;
 pub use self::stream::TcpStream;
 pub use self::timers::{Elapsed, Timer};
@@ -41,7 +41,7 @@ use self::settling::Settling;
 use self::sources::Sources;
 use self::tasks::Tasks;
 use self::timers::Timers;
-use self::wake::Mailbox;
+use self::wake::WakeQueue;
 
 /// Events taken from the kernel at once.
 const EVENTS: usize = 256;
@@ -54,7 +54,7 @@ pub struct Reactor(Rc<Core>);
 
 struct Core {
     poll: RefCell<mio::Poll>,
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<WakeQueue>,
     sources: Sources,
     tasks: Tasks,
     timers: RefCell<Timers>,
@@ -72,7 +72,7 @@ impl Reactor {
     /// The process or the system is out of descriptors.
     pub fn new() -> io::Result<Self> {
         let poll = mio::Poll::new()?;
-        let mailbox = Arc::new(Mailbox::new(poll.registry())?);
+        let mailbox = Arc::new(WakeQueue::new(poll.registry())?);
         Ok(Self(Rc::new(Core {
             poll: RefCell::new(poll),
             mailbox,

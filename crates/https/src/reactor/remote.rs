@@ -3,14 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::wake::Mailbox;
+use super::wake::WakeQueue;
 
 /// A handle to a loop for other threads.
 #[derive(Clone)]
-pub struct Remote(Arc<Mailbox>);
+pub struct Remote(Arc<WakeQueue>);
 
 impl Remote {
-    pub(super) fn new(mailbox: Arc<Mailbox>) -> Self {
+    pub(super) fn new(mailbox: Arc<WakeQueue>) -> Self {
         Self(mailbox)
     }
 

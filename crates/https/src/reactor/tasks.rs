@@ -10,7 +10,7 @@ use std::task::{Context, Waker};
 use tracing::error;
 use truepeer_session::table::{Key, Table};
 
-use super::wake::{Mailbox, TaskWaker};
+use super::wake::{TaskWaker, WakeQueue};
 
 type Work = Pin<Box<dyn Future<Output = ()>>>;
 
@@ -34,7 +34,7 @@ impl Default for Tasks {
 }
 
 impl Tasks {
-    pub(super) fn add(&self, work: Work, mailbox: &Arc<Mailbox>) {
+    pub(super) fn add(&self, work: Work, mailbox: &Arc<WakeQueue>) {
         let mut table = self.table.borrow_mut();
         let key = table.insert(None);
         let alarm = TaskWaker::new(key, mailbox);

@@ -10,9 +10,9 @@ use super::*;
 
 const LONG: Duration = Duration::from_secs(60);
 
-fn listening(reactor: &Reactor) -> (Listener, SocketAddr) {
+fn listening(reactor: &Reactor) -> (TcpListener, SocketAddr) {
     let socket = listen("127.0.0.1:0".parse().unwrap(), ListenOptions::default()).unwrap();
-    let listener = Listener::new(reactor, socket).unwrap();
+    let listener = TcpListener::new(reactor, socket).unwrap();
     let address = listener.local_address().unwrap();
     (listener, address)
 }

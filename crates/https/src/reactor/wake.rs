@@ -25,7 +25,7 @@ const DRAINING: u8 = 1;
 const STOPPING: u8 = 2;
 
 /// Messages from other threads to a loop.
-pub(super) struct Mailbox {
+pub(super) struct WakeQueue {
     number: u64,
     bell: mio::Waker,
     rung: AtomicBool,
@@ -35,7 +35,7 @@ pub(super) struct Mailbox {
     told: AtomicU8,
 }
 
-impl Mailbox {
+impl WakeQueue {
     pub(super) fn new(registry: &mio::Registry) -> io::Result<Self> {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         Ok(Self {
@@ -105,7 +105,7 @@ impl Mailbox {
     }
 }
 
-/// See [`Mailbox::enter`].
+/// See [`WakeQueue::enter`].
 pub(super) struct Here {
     before: u64,
 }
@@ -132,11 +132,11 @@ pub(super) struct TaskWaker {
     key: Key,
     /// The task is queued, and has not been polled since.
     queued: AtomicBool,
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<WakeQueue>,
 }
 
 impl TaskWaker {
-    pub(super) fn new(key: Key, mailbox: &Arc<Mailbox>) -> Arc<Self> {
+    pub(super) fn new(key: Key, mailbox: &Arc<WakeQueue>) -> Arc<Self> {
         Arc::new(Self { key, queued: AtomicBool::new(false), mailbox: Arc::clone(mailbox) })
     }
 

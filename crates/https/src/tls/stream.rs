@@ -27,13 +27,13 @@ const FIRST_BYTES: usize = 16;
 
 /// Encrypted bytes that were read and not yet decrypted.
 #[derive(Default)]
-struct Incoming {
+struct Ciphertext {
     buffer: Vec<u8>,
     from: usize,
     to: usize,
 }
 
-impl Incoming {
+impl Ciphertext {
     fn holding(bytes: &[u8]) -> Self {
         Self { buffer: bytes.to_vec(), from: 0, to: bytes.len() }
     }
@@ -48,7 +48,7 @@ impl Incoming {
     }
 }
 
-impl Read for Incoming {
+impl Read for Ciphertext {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let length = into.len().min(self.to - self.from);
         into[..length].copy_from_slice(&self.buffer[self.from..self.from + length]);
@@ -62,7 +62,7 @@ impl Read for Incoming {
 pub struct TlsStream<S> {
     io: S,
     session: Connection,
-    incoming: Incoming,
+    incoming: Ciphertext,
     first: Vec<u8>,
     /// `S` has ended.
     ended: bool,
@@ -101,7 +101,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
     }
 
     fn new(io: S, session: Connection, first: &[u8]) -> Self {
-        let incoming = Incoming::holding(first);
+        let incoming = Ciphertext::holding(first);
         let first = first[..first.len().min(FIRST_BYTES)].to_vec();
         Self { io, session, incoming, first, ended: false, closing: false, broken: None }
     }
@@ -164,7 +164,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
             let missing = FIRST_BYTES - self.first.len();
             self.first.extend_from_slice(&buffer[..length.min(missing)]);
         }
-        self.incoming = Incoming { buffer, from: 0, to: length };
+        self.incoming = Ciphertext { buffer, from: 0, to: length };
         Poll::Ready(Ok(()))
     }
 

@@ -179,7 +179,7 @@ async fn small_connection(reactor: &Reactor) -> (crate::stream::Stream, std::net
 
     let socket = listen("127.0.0.1:0".parse().unwrap(), ListenOptions::default()).unwrap();
     SockRef::from(&socket.as_fd()).set_send_buffer_size(4096).unwrap();
-    let listener = crate::reactor::Listener::new(reactor, socket).unwrap();
+    let listener = crate::reactor::TcpListener::new(reactor, socket).unwrap();
     let far = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     far.set_recv_buffer_size(4096).unwrap();
     far.connect(&listener.local_address().unwrap().into()).unwrap();
