@@ -39,7 +39,7 @@ pub fn send_datagram(
 
 /// A datagram that has come.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Received {
+pub struct ReceivedMessage {
     /// As much of it as there was room for.
     pub bytes: Vec<u8>,
     /// What recvmsg(2) gave: its whole length, if MSG_TRUNC was asked for.
@@ -61,7 +61,7 @@ pub fn receive_datagram(
     room: usize,
     control_room: usize,
     flags: libc::c_int,
-) -> Result<Received, Errno> {
+) -> Result<ReceivedMessage, Errno> {
     let (mut bytes, mut control) = (vec![0_u8; room], vec![0_u8; control_room]);
     let mut name = [0_u8; size_of::<libc::sockaddr_storage>()];
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -79,7 +79,7 @@ pub fn receive_datagram(
     bytes.truncate(length);
     control.truncate(message.msg_controllen);
     let named = name.len().min(message.msg_namelen as usize);
-    Ok(Received { bytes, length, name: name[..named].to_vec(), control, flags: message.msg_flags })
+    Ok(ReceivedMessage { bytes, length, name: name[..named].to_vec(), control, flags: message.msg_flags })
 }
 
 fn last_errno() -> Errno {

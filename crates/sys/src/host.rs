@@ -40,8 +40,8 @@ pub fn is_own_address(ip: IpAddr) -> bool {
                 Err(errno) => return is_own_where_no_socket(errno),
             }
         }
-        let answer = probe.as_ref().map_or(Answer::Unsaid, |probe| ask(probe.as_fd(), ip));
-        if answer != Answer::No {
+        let answer = probe.as_ref().map_or(BindAnswer::Unsaid, |probe| ask(probe.as_fd(), ip));
+        if answer != BindAnswer::No {
             // It is bound now, or may be.
             *probe = None;
         }
@@ -74,21 +74,21 @@ pub fn open_probe(is_ipv6: bool) -> Result<OwnedFd, Errno> {
 #[must_use]
 pub fn is_own_address_by(probe: BorrowedFd<'_>, ip: IpAddr) -> Option<bool> {
     match ask(probe, ip.to_canonical()) {
-        Answer::Yes => Some(true),
-        Answer::No => Some(false),
-        Answer::Unsaid => None,
+        BindAnswer::Yes => Some(true),
+        BindAnswer::No => Some(false),
+        BindAnswer::Unsaid => None,
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Answer {
+enum BindAnswer {
     Yes,
     No,
     /// bind() is forbidden here (a control group's SocketBindDeny=), or can't judge this kind of address.
     Unsaid,
 }
 
-impl Answer {
+impl BindAnswer {
     fn is_own(self, ip: IpAddr) -> bool {
         match self {
             Self::Yes => true,
@@ -108,23 +108,24 @@ fn open(ip: IpAddr) -> Result<OwnedFd, Errno> {
     socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
 }
 
-fn ask(probe: BorrowedFd<'_>, ip: IpAddr) -> Answer {
+fn ask(probe: BorrowedFd<'_>, ip: IpAddr) -> BindAnswer {
     if let IpAddr::V6(v6) = ip
         && v6.is_unicast_link_local()
     {
         // bind() wants to know the interface.
-        return listed(v6)
-            .map_or(Answer::Unsaid, |is_listed| if is_listed { Answer::Yes } else { Answer::No });
+        return listed(v6).map_or(BindAnswer::Unsaid, |is_listed| {
+            if is_listed { BindAnswer::Yes } else { BindAnswer::No }
+        });
     }
     match bind(probe, &SocketAddr::new(ip, 0)) {
-        Err(Errno::ADDRNOTAVAIL) => Answer::No,
-        Err(_) => Answer::Unsaid,
+        Err(Errno::ADDRNOTAVAIL) => BindAnswer::No,
+        Err(_) => BindAnswer::Unsaid,
         Ok(()) => confirm(probe, ip),
     }
 }
 
 /// With `ip_nonlocal_bind` set, bind() takes every address.
-fn confirm(probe: BorrowedFd<'_>, ip: IpAddr) -> Answer {
+fn confirm(probe: BorrowedFd<'_>, ip: IpAddr) -> BindAnswer {
     let is_own = match ip {
         // Linux's ip_route_output_key_hash_rcu() has no route from a source that no device has, whatever bind() took.
         IpAddr::V4(_) => {
@@ -133,7 +134,7 @@ fn confirm(probe: BorrowedFd<'_>, ip: IpAddr) -> Answer {
         }
         IpAddr::V6(v6) => listed(v6).unwrap_or(true),
     };
-    if is_own { Answer::Yes } else { Answer::No }
+    if is_own { BindAnswer::Yes } else { BindAnswer::No }
 }
 
 /// Whether the list of this host's IPv6 addresses has it; `None`: no list.

@@ -6,15 +6,15 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use rustix::io::Errno;
-use truepeer_sys::process::{Command, Reach, Supervised, descriptor_of, read_memory, write_memory};
-use truepeer_sys::seccomp::{Answer, Filter, Notification, Verdict, is_supported};
+use truepeer_sys::process::{Reach, SpawnCommand, Supervised, descriptor_of, read_memory, write_memory};
+use truepeer_sys::seccomp::{Answer, Filter, Notification, SeccompAction, is_supported};
 
 /// The length of a field of struct utsname.
 const FIELD: usize = 65;
 
 fn shell(script: &str, filter: Filter) -> Supervised {
     let words = ["sh", "-c", script].map(OsString::from).to_vec();
-    Command::new(Path::new("/bin/sh"), words).unwrap().start(filter).unwrap()
+    SpawnCommand::new(Path::new("/bin/sh"), words).unwrap().start(filter).unwrap()
 }
 
 /// The kernel answers EINVAL before 5.19, and sandboxes may forbid it: nothing can be shown there.
@@ -47,7 +47,7 @@ fn a_call_is_answered_through_the_programs_memory() {
     if !can_supervise() {
         return;
     }
-    let filter = Filter::default().rule(libc::SYS_uname, Verdict::Ask);
+    let filter = Filter::default().rule(libc::SYS_uname, SeccompAction::Ask);
     let supervised = shell("test \"$(uname -s) $(uname -s)\" = 'truepeer truepeer'", filter);
     let mut asked = 0;
     let content = answer_all(supervised, |supervised, call| {
@@ -73,7 +73,7 @@ fn a_call_fails_or_goes_on_as_told() {
     if !can_supervise() {
         return;
     }
-    let filter = Filter::default().rule(libc::SYS_uname, Verdict::Ask);
+    let filter = Filter::default().rule(libc::SYS_uname, SeccompAction::Ask);
     let mut first = true;
     let content =
         answer_all(shell("! uname -s && test \"$(uname -s)\" = Linux", filter), |supervised, call| {
@@ -88,7 +88,7 @@ fn a_rule_alone_makes_a_call_fail() {
     if !can_supervise() {
         return;
     }
-    let filter = Filter::default().rule(libc::SYS_uname, Verdict::Fail(Errno::NOSYS));
+    let filter = Filter::default().rule(libc::SYS_uname, SeccompAction::Fail(Errno::NOSYS));
     assert!(answer_all(shell("! uname -s", filter), |_, call| panic!("{call:?}")));
 }
 
@@ -98,7 +98,7 @@ fn a_rule_may_look_at_a_bit_of_an_argument() {
         return;
     }
     // Of kill: SIGCONT (18) has that bit, signal 0 hasn't.
-    let filter = Filter::default().rule_if_set(libc::SYS_kill, 1, 16, Verdict::Fail(Errno::PERM));
+    let filter = Filter::default().rule_if_set(libc::SYS_kill, 1, 16, SeccompAction::Fail(Errno::PERM));
     let script = "kill -0 $$ && ! kill -CONT $$";
     assert!(answer_all(shell(script, filter), |_, call| panic!("{call:?}")));
 }
@@ -108,7 +108,7 @@ fn descriptors_go_both_ways() {
     if !can_supervise() {
         return;
     }
-    let filter = Filter::default().rule(libc::SYS_uname, Verdict::Ask);
+    let filter = Filter::default().rule(libc::SYS_uname, SeccompAction::Ask);
     // Without a fork, so that the descriptor that uname gets is uname's own.
     let content = answer_all(shell("exec uname -s", filter), |supervised, call| {
         let theirs = descriptor_of(call.thread, 2).unwrap();
@@ -128,7 +128,7 @@ fn a_program_that_cannot_be_started_is_an_error() {
     if !can_supervise() {
         return;
     }
-    let command = Command::new(Path::new("/no/such/program"), vec!["x".into()]).unwrap();
+    let command = SpawnCommand::new(Path::new("/no/such/program"), vec!["x".into()]).unwrap();
     let error = command.start(Filter::default()).unwrap_err();
     assert_eq!(error.errno, Errno::NOENT);
 }

@@ -21,7 +21,7 @@ use crate::{CallError, Named};
 
 /// What is to be run.
 #[derive(Clone)]
-pub struct Command {
+pub struct SpawnCommand {
     file: CString,
     argv: Vec<CString>,
     /// `NAME=value`, zero-terminated.
@@ -47,7 +47,7 @@ const DIGITS: usize = 10;
 /// As shells say it; nobody looks.
 const NOT_EXECUTED: libc::c_int = 127;
 
-impl Command {
+impl SpawnCommand {
     /// `file` is run as it stands, without a look at PATH; `words` are its name and arguments. The environment is this
     /// process's.
     ///

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 /// What becomes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum SeccompAction {
     /// The supervisor answers it.
     Ask,
     /// It fails with this error number.
@@ -50,13 +50,13 @@ impl Default for Filter {
 impl Filter {
     /// Adds a rule for a call, by its number (see [`super::calls`]).
     #[must_use]
-    pub fn rule(self, call: i64, verdict: Verdict) -> Self {
+    pub fn rule(self, call: i64, verdict: SeccompAction) -> Self {
         self.append(&[jump(BPF_JEQ, number(call), 0, 1), give(verdict.code())])
     }
 
     /// Adds a rule for a call whose argument (counted from 0) has any of these bits set.
     #[must_use]
-    pub fn rule_if_set(self, call: i64, index: u32, bits: u32, verdict: Verdict) -> Self {
+    pub fn rule_if_set(self, call: i64, index: u32, bits: u32, verdict: SeccompAction) -> Self {
         self.append(&[
             jump(BPF_JEQ, number(call), 0, 4),
             load(argument(index)),
@@ -69,7 +69,7 @@ impl Filter {
     /// Adds a rule for a call, except where its argument (counted from 0) has our mark in its upper half. Only for arguments
     /// that are an int to the kernel, which looks at the lower half.
     #[must_use]
-    pub fn rule_unless_marked(self, call: i64, index: u32, verdict: Verdict) -> Self {
+    pub fn rule_unless_marked(self, call: i64, index: u32, verdict: SeccompAction) -> Self {
         self.append(&[
             jump(BPF_JEQ, number(call), 0, 4),
             load(argument(index) + 4),
@@ -81,7 +81,7 @@ impl Filter {
 
     /// Adds a rule for a call whose argument (counted from 0) is a number of at most `most`.
     #[must_use]
-    pub fn rule_up_to(self, call: i64, index: u32, most: u32, verdict: Verdict) -> Self {
+    pub fn rule_up_to(self, call: i64, index: u32, most: u32, verdict: SeccompAction) -> Self {
         self.append(&[
             jump(BPF_JEQ, number(call), 0, 6),
             load(argument(index) + 4),
@@ -95,7 +95,7 @@ impl Filter {
 
     /// Adds a rule for setsockopt(2), for these options of a level: fewer than 200.
     #[must_use]
-    pub fn rule_for_options(self, level: u32, names: &[u32], verdict: Verdict) -> Self {
+    pub fn rule_for_options(self, level: u32, names: &[u32], verdict: SeccompAction) -> Self {
         let count = u8::try_from(names.len()).unwrap_or(0);
         let mut instructions = vec![
             jump(BPF_JEQ, number(super::calls::SETSOCKOPT), 0, count + 5),
@@ -169,7 +169,7 @@ fn set_filter(program: *const libc::sock_fprog) -> io::Result<RawFd> {
     RawFd::try_from(answer).map_err(io::Error::other)
 }
 
-impl Verdict {
+impl SeccompAction {
     fn code(self) -> u32 {
         match self {
             Self::Ask => libc::SECCOMP_RET_USER_NOTIF,

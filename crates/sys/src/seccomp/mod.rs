@@ -14,5 +14,5 @@ mod filter;
 mod notifier;
 
 pub(crate) use filter::MARK;
-pub use filter::{Filter, Verdict, is_supported};
+pub use filter::{Filter, SeccompAction, is_supported};
 pub use notifier::{Answer, Notification, Notifier};

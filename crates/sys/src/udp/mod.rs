@@ -6,7 +6,7 @@ mod receive;
 mod send;
 mod socket;
 
-pub use receive::{Arrival, Received};
+pub use receive::{Arrival, ReceiveBatch};
 pub use send::{Run, send_runs};
 pub use socket::{
     enable_arrival_reports, enable_gro, grow_buffers, set_steering, supports_segmentation, udp_socket,

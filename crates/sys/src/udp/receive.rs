@@ -58,9 +58,9 @@ impl<'a> Arrival<'a> {
 struct Control([u8; CONTROL_BYTES]);
 
 /// Buffers for a batch of receives, used again and again.
-pub struct Received {
+pub struct ReceiveBatch {
     /// Pointers in here, and in `parts`, are set by each receive before the kernel follows them, and followed by nobody
-    /// afterwards: `Received` may move in between.
+    /// afterwards: `ReceiveBatch` may move in between.
     headers: Box<[libc::mmsghdr]>,
     parts: Box<[libc::iovec]>,
     names: Box<[RawAddress]>,
@@ -71,9 +71,9 @@ pub struct Received {
 
 // SAFETY: the raw pointers inside `headers` and `parts` are followed only within `receive`, which sets them first, by the thread
 // that calls it; everything else is owned.
-unsafe impl Send for Received {}
+unsafe impl Send for ReceiveBatch {}
 
-impl Received {
+impl ReceiveBatch {
     /// Room for `most` receives at once, 64 KiB each; memory is used only where datagrams have been.
     #[must_use]
     pub fn with_room_for(most: usize) -> Self {
@@ -163,7 +163,7 @@ impl Received {
     }
 }
 
-impl std::fmt::Debug for Received {
+impl std::fmt::Debug for ReceiveBatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Received").field("room", &self.headers.len()).field("count", &self.count).finish()
     }
@@ -326,7 +326,7 @@ mod tests {
                 if option == libc::SO_TIMESTAMPING { 0x18 } else { on },
             );
         }
-        let mut received = Received::with_room_for(4);
+        let mut received = ReceiveBatch::with_room_for(4);
         socket.send_to(b"x", socket.local_addr().unwrap()).unwrap();
         // It may move between receives.
         received = Box::new([received]).into_iter().next().unwrap();

@@ -42,12 +42,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use rustix::io::Errno;
-use truepeer_handover::{Destination, ConnectSettings, RunSettings};
+use truepeer_handover::{ConnectSettings, Destination, RunSettings};
 use truepeer_policy::Dialect;
 use truepeer_sys::inherit::PassedSockets;
 use truepeer_sys::limits;
-use truepeer_sys::process::{Command, SignalDoor};
-use truepeer_sys::seccomp::{Filter, Notifier, Verdict, calls};
+use truepeer_sys::process::{SignalDoor, SpawnCommand};
+use truepeer_sys::seccomp::{Filter, Notifier, SeccompAction, calls};
 
 use super::program::{NotStarted, Program};
 use crate::log;
@@ -102,7 +102,7 @@ fn start(program: &Program, verbose: bool, filter: Filter) -> Result<Started> {
         Side::Supervisor(guard) => guard,
         Side::Guard(status) => return Ok(Started::Ended(status)),
     };
-    let command = Command::new(&program.file, program.words.clone())?.with_signals_of(&signals);
+    let command = SpawnCommand::new(&program.file, program.words.clone())?.with_signals_of(&signals);
     let started = command.with_passed_sockets(passed.count()).start(filter);
     let supervised =
         started.with_context(|| NotStarted::NotExecutable(program.file.display().to_string()))?;
@@ -123,25 +123,25 @@ fn log_config(verbose: bool) -> LogConfig {
 
 /// io_uring would make calls past us: without it, programs use epoll.
 fn without_io_uring() -> Filter {
-    Filter::default().rule(calls::IO_URING_SETUP, Verdict::Fail(Errno::NOSYS))
+    Filter::default().rule(calls::IO_URING_SETUP, SeccompAction::Fail(Errno::NOSYS))
 }
 
 fn accepting_calls(destination: Destination) -> Filter {
     let filter = without_io_uring()
-        .rule(calls::ACCEPT4, Verdict::Ask)
-        .rule(calls::ACCEPT, Verdict::Ask)
-        .rule(calls::GETPEERNAME, Verdict::Ask)
-        .rule(calls::LISTEN, Verdict::Ask);
+        .rule(calls::ACCEPT4, SeccompAction::Ask)
+        .rule(calls::ACCEPT, SeccompAction::Ask)
+        .rule(calls::GETPEERNAME, SeccompAction::Ask)
+        .rule(calls::LISTEN, SeccompAction::Ask);
     match destination {
         Destination::Socket => filter,
-        Destination::Header => filter.rule(calls::GETSOCKNAME, Verdict::Ask),
+        Destination::Header => filter.rule(calls::GETSOCKNAME, SeccompAction::Ask),
     }
 }
 
 /// Answers carry the header back.
 fn with_receiving_calls(filter: Filter) -> Filter {
     let calls = [calls::RECVFROM, calls::RECVMSG, calls::RECVMMSG, calls::READ, calls::READV];
-    calls.into_iter().fold(filter, |filter, call| filter.rule(call, Verdict::Ask))
+    calls.into_iter().fold(filter, |filter, call| filter.rule(call, SeccompAction::Ask))
 }
 
 /// A program that connects by sending (MSG_FASTOPEN) is told that this is not to be had, and connects first.
@@ -151,18 +151,18 @@ fn connecting_calls(sending: &ConnectSettings) -> Filter {
     const SOL_UDP: u32 = 17;
     // What makes one call several datagrams, or several calls one: as kernels that lack it.
     const UDP_CORK_SEGMENT_GRO: [u32; 3] = [1, 103, 104];
-    let not_to_be_had = Verdict::Fail(Errno::OPNOTSUPP);
-    let filter = without_io_uring().rule(calls::CONNECT, Verdict::Ask);
+    let not_to_be_had = SeccompAction::Fail(Errno::OPNOTSUPP);
+    let filter = without_io_uring().rule(calls::CONNECT, SeccompAction::Ask);
     if let Some(dialect) = sending.datagrams {
         let filter = if dialect == Dialect::Spp { with_receiving_calls(filter) } else { filter };
         // By sendmsg() the notifier itself comes to us.
         return filter
-            .rule(calls::SENDTO, Verdict::Ask)
-            .rule(calls::SENDMMSG, Verdict::Ask)
-            .rule(calls::WRITEV, Verdict::Ask)
-            .rule_up_to(calls::WRITE, 2, LONGEST_DATAGRAM, Verdict::Ask)
-            .rule_for_options(SOL_UDP, &UDP_CORK_SEGMENT_GRO, Verdict::Fail(Errno::NOPROTOOPT))
-            .rule_unless_marked(calls::SENDMSG, 2, Verdict::Ask);
+            .rule(calls::SENDTO, SeccompAction::Ask)
+            .rule(calls::SENDMMSG, SeccompAction::Ask)
+            .rule(calls::WRITEV, SeccompAction::Ask)
+            .rule_up_to(calls::WRITE, 2, LONGEST_DATAGRAM, SeccompAction::Ask)
+            .rule_for_options(SOL_UDP, &UDP_CORK_SEGMENT_GRO, SeccompAction::Fail(Errno::NOPROTOOPT))
+            .rule_unless_marked(calls::SENDMSG, 2, SeccompAction::Ask);
     }
     filter.rule_if_set(calls::SENDTO, 3, MSG_FASTOPEN, not_to_be_had).rule_if_set(
         calls::SENDMSG,
