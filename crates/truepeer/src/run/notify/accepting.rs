@@ -13,7 +13,7 @@ use truepeer_handover::{Decided, Look, look, take};
 use truepeer_policy::SenderAddr;
 use truepeer_sys::seccomp::{Answer, Notification, calls};
 
-use super::listener::Listener;
+use super::listener::SupervisedListener;
 use super::parked::Waiting;
 use super::ready::Connection;
 use super::supervisor::Supervisor;
@@ -74,7 +74,13 @@ impl Supervisor {
         self.park(call, socket, listener, served == Served::InVain);
     }
 
-    fn park(&mut self, call: Notification, socket: OwnedFd, listener: Arc<Listener>, came_in_vain: bool) {
+    fn park(
+        &mut self,
+        call: Notification,
+        socket: OwnedFd,
+        listener: Arc<SupervisedListener>,
+        came_in_vain: bool,
+    ) {
         let limit = socket_timeout(&socket, Timeout::Recv).ok().flatten();
         let deadline = limit.map(|limit| Instant::now() + limit);
         let waiting = Waiting { call, deadline, came_in_vain, signal_held_back: false };
@@ -98,7 +104,12 @@ impl Supervisor {
     }
 
     /// Answers the call if there is anything to answer. Never waits.
-    fn serve(&mut self, call: &Notification, socket: BorrowedFd<'_>, listener: &Arc<Listener>) -> Served {
+    fn serve(
+        &mut self,
+        call: &Notification,
+        socket: BorrowedFd<'_>,
+        listener: &Arc<SupervisedListener>,
+    ) -> Served {
         if let Some(connection) = self.ready.take(listener.local) {
             self.hand_over(call, listener, connection);
             self.clear_wake_ups(socket, listener);
@@ -123,7 +134,7 @@ impl Supervisor {
 
     /// A program that polls a blocking listener would call accept() for a wake-up that is still in its queue, and be kept
     /// there although it had something else to do.
-    fn clear_wake_ups(&mut self, socket: BorrowedFd<'_>, listener: &Arc<Listener>) {
+    fn clear_wake_ups(&mut self, socket: BorrowedFd<'_>, listener: &Arc<SupervisedListener>) {
         if is_non_blocking(socket) {
             return;
         }
@@ -136,7 +147,7 @@ impl Supervisor {
         }
     }
 
-    fn next(&mut self, socket: BorrowedFd<'_>, listener: &Arc<Listener>) -> Next {
+    fn next(&mut self, socket: BorrowedFd<'_>, listener: &Arc<SupervisedListener>) -> Next {
         let (connection, sender) = match accept(socket) {
             Ok(accepted) => accepted,
             Err(Errno::AGAIN) => return Next::Nothing,
@@ -158,7 +169,12 @@ impl Supervisor {
         }
     }
 
-    fn wait_for_header(&mut self, connection: OwnedFd, sender: SenderAddr, listener: &Arc<Listener>) {
+    fn wait_for_header(
+        &mut self,
+        connection: OwnedFd,
+        sender: SenderAddr,
+        listener: &Arc<SupervisedListener>,
+    ) {
         self.journal.on_late();
         while self.late.len() + self.ready.len() >= self.most_held && self.evict() {}
         let added = self.late.add(connection, sender, Arc::clone(listener), &self.rules, Instant::now());
@@ -174,7 +190,7 @@ impl Supervisor {
     }
 
     /// A header came late, or too late.
-    pub(super) fn on_decided(&mut self, decided: Decided<Arc<Listener>>) {
+    pub(super) fn on_decided(&mut self, decided: Decided<Arc<SupervisedListener>>) {
         let Decided { socket, sender, listener, look } = decided;
         if let Some(connection) = self.judged(socket, sender, &look) {
             self.offer(&listener, connection);
@@ -197,7 +213,7 @@ impl Supervisor {
     }
 
     /// Gives a connection to a call that waits for one, or wakes the program for it.
-    pub(super) fn offer(&mut self, listener: &Arc<Listener>, connection: Connection) {
+    pub(super) fn offer(&mut self, listener: &Arc<SupervisedListener>, connection: Connection) {
         self.ready.push(listener.local, connection);
         match self.parked.at(listener.local) {
             Some(cookie) => self.serve_parked(cookie),

@@ -13,7 +13,7 @@ use truepeer_sys::seccomp::{Answer, Notification};
 
 use super::accepting::{SOCK_CLOEXEC, SOCK_NONBLOCK, flags_of};
 use super::caller::write_address;
-use super::listener::Listener;
+use super::listener::SupervisedListener;
 use super::ready::Connection;
 use super::supervisor::Supervisor;
 
@@ -22,7 +22,7 @@ impl Supervisor {
     pub(super) fn hand_over(
         &mut self,
         call: &Notification,
-        listener: &Arc<Listener>,
+        listener: &Arc<SupervisedListener>,
         connection: Connection,
     ) {
         let Some(shown) = self.name(listener, &connection) else {
@@ -60,7 +60,7 @@ impl Supervisor {
         }
     }
 
-    fn give_back(&mut self, listener: &Arc<Listener>, connection: Connection) {
+    fn give_back(&mut self, listener: &Arc<SupervisedListener>, connection: Connection) {
         self.ready.put_back(listener.local, connection);
         if self.parked.at(listener.local).is_none() {
             self.ringer.wake(listener.local);
@@ -75,7 +75,7 @@ impl Supervisor {
     }
 
     /// Whom the program is to see, remembered for getpeername(); `None` if that can't be.
-    fn name(&mut self, listener: &Listener, connection: &Connection) -> Option<SocketAddr> {
+    fn name(&mut self, listener: &SupervisedListener, connection: &Connection) -> Option<SocketAddr> {
         let sender = match as_seen_by(ClientAddr::new(connection.sender.get()), listener.is_v6) {
             Shown::As(sender) => sender,
             Shown::NotShowable => connection.sender.get(),

@@ -11,7 +11,7 @@ use truepeer_policy::{ClientAddr, SenderAddr};
 use super::ready::Connection;
 
 #[derive(Debug)]
-pub(super) struct Journal {
+pub(super) struct SupervisorLog {
     began: Instant,
     complaints: LockFreeComplaints,
     named: u64,
@@ -21,7 +21,7 @@ pub(super) struct Journal {
     not_showable: u64,
 }
 
-impl Journal {
+impl SupervisorLog {
     pub(super) fn new() -> Self {
         Self {
             began: Instant::now(),

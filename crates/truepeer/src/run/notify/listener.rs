@@ -24,7 +24,7 @@ const MOST_REMEMBERED: usize = 4096;
 
 /// A listening socket, whichever processes have it under whichever numbers.
 #[derive(Debug)]
-pub(super) struct Listener {
+pub(super) struct SupervisedListener {
     /// By which the kernel tells sockets apart (SO_COOKIE); never given away again.
     pub(super) cookie: u64,
     pub(super) local: SocketAddr,
@@ -33,20 +33,20 @@ pub(super) struct Listener {
 
 /// The program's listeners.
 #[derive(Debug)]
-pub(super) struct Listeners {
+pub(super) struct SupervisedListeners {
     meant: truepeer_handover::Listeners,
     /// How long the kernel may keep a connection for its first data.
     defer: Option<Duration>,
-    known: HashMap<u64, Option<Arc<Listener>>>,
+    known: HashMap<u64, Option<Arc<SupervisedListener>>>,
 }
 
-impl Listeners {
+impl SupervisedListeners {
     pub(super) fn new(meant: truepeer_handover::Listeners, defer: Option<Duration>) -> Self {
         Self { meant, defer, known: HashMap::new() }
     }
 
     /// The listener that this socket is; `None` if its connections are not ours to look at, or if it does not listen.
-    pub(super) fn look(&mut self, socket: BorrowedFd<'_>) -> Option<Arc<Listener>> {
+    pub(super) fn look(&mut self, socket: BorrowedFd<'_>) -> Option<Arc<SupervisedListener>> {
         let cookie = sockopt::socket_cookie(socket).ok()?;
         if let Some(known) = self.known.get(&cookie) {
             return known.clone();
@@ -62,7 +62,7 @@ impl Listeners {
             if is_elsewhere(socket) {
                 warn!(listener = %local, "{ELSEWHERE}");
             }
-            Arc::new(Listener { cookie, local, is_v6: local.is_ipv6() })
+            Arc::new(SupervisedListener { cookie, local, is_v6: local.is_ipv6() })
         });
         if self.known.len() >= MOST_REMEMBERED {
             self.known.clear();

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier};
 
 use super::interrupt::{holds_a_signal_back, still_waits};
-use super::listener::Listener;
+use super::listener::SupervisedListener;
 use super::siblings::Siblings;
 use super::watch::Watch;
 
@@ -43,7 +43,7 @@ impl Waiting {
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) socket: OwnedFd,
-    pub(super) listener: Arc<Listener>,
+    pub(super) listener: Arc<SupervisedListener>,
     pub(super) waiting: VecDeque<Waiting>,
 }
 
@@ -65,7 +65,7 @@ impl Parked {
         &mut self,
         watch: &Watch,
         socket: OwnedFd,
-        listener: Arc<Listener>,
+        listener: Arc<SupervisedListener>,
         waiting: Waiting,
     ) -> Result<(), Errno> {
         if let Some(group) = self.groups.get_mut(&listener.cookie) {

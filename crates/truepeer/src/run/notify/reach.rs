@@ -6,13 +6,13 @@ use rustix::io::Errno;
 use truepeer_sys::process::{Reach, descriptor_of};
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 
-use super::journal::Journal;
+use super::journal::SupervisorLog;
 
 /// A duplicate of the call's first argument; if it can't be had the call has been answered.
 pub(super) fn descriptor_for(
     call: &Notification,
     notifier: &Notifier,
-    journal: &mut Journal,
+    journal: &mut SupervisorLog,
 ) -> Option<OwnedFd> {
     let answer = match descriptor_of(call.thread, call.int(0)) {
         // Whose it is was known by a number, which is the caller's own as long as the caller waits.
@@ -34,7 +34,7 @@ pub(super) fn descriptor_for(
 
 /// Never "go on", but for what goes to or comes from a file or a terminal mostly: the program would take the header for data, and the sender
 /// for the client.
-fn refusal(call: &Notification, errno: Errno, journal: &mut Journal) -> Answer {
+fn refusal(call: &Notification, errno: Errno, journal: &mut SupervisorLog) -> Answer {
     journal.on_unreachable(call.thread, errno);
     if is_of_files(call) {
         return Answer::GoOn;

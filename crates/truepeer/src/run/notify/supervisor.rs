@@ -11,9 +11,9 @@ use truepeer_policy::HeaderRule;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 
 use super::caller::write_address;
-use super::journal::Journal;
+use super::journal::SupervisorLog;
 use super::life::{Ending, Life};
-use super::listener::{Listener, Listeners};
+use super::listener::{SupervisedListener, SupervisedListeners};
 use super::parked::Parked;
 use super::reach::descriptor_for;
 use super::ready::Ready;
@@ -33,15 +33,15 @@ pub(super) struct Supervisor {
     pub(super) watch: Watch,
     pub(super) rules: RunRules,
     pub(super) wake: WakeUp,
-    pub(super) listeners: Listeners,
-    pub(super) late: Late<Arc<Listener>>,
+    pub(super) listeners: SupervisedListeners,
+    pub(super) late: Late<Arc<SupervisedListener>>,
     pub(super) ready: Ready,
     pub(super) parked: Parked,
     pub(super) siblings: Siblings,
     pub(super) names: Names,
     pub(super) census: SocketDiag,
     pub(super) ringer: Ringer,
-    pub(super) journal: Journal,
+    pub(super) journal: SupervisorLog,
     /// How many connections may wait, for a header or for the program.
     pub(super) most_held: usize,
     life: Life,
@@ -59,7 +59,8 @@ impl Supervisor {
         let watch = Watch::new(&notifier, &life)?;
         // A client without a header may be waiting for the program to speak first: it must not be kept.
         let everybody_speaks = settings.header == HeaderRule::Require && settings.exceptions.is_empty();
-        let listeners = Listeners::new(settings.listeners.clone(), everybody_speaks.then_some(DEFER));
+        let listeners =
+            SupervisedListeners::new(settings.listeners.clone(), everybody_speaks.then_some(DEFER));
         let (names, _) = Names::create()?;
         let wake = names.wake_up();
         let mut census = SocketDiag::new();
@@ -77,7 +78,7 @@ impl Supervisor {
             siblings: Siblings::default(),
             names,
             census,
-            journal: Journal::new(),
+            journal: SupervisorLog::new(),
             // The other half is for connections on their way.
             most_held: usize::try_from(open_files / 2).unwrap_or(usize::MAX).clamp(16, 65_536),
             notifier,

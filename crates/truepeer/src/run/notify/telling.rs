@@ -21,14 +21,14 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_cookie, socket_domain, socket_timeout, socket_type};
 use rustix::net::{AddressFamily, SendFlags, SocketType, bind, connect, getsockname, send};
 use tracing::debug;
-use truepeer_handover::{Datagrams, ConnectSettings};
+use truepeer_handover::{ConnectSettings, Datagrams};
 use truepeer_proto::Transport;
 use truepeer_sys::process::read_memory;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 use truepeer_sys::socket::{is_unconnected, send_with_syn};
 
 use super::interrupt::still_waits;
-use super::journal::Journal;
+use super::journal::SupervisorLog;
 use super::life::{Ending, Life};
 use super::reach::descriptor_for;
 use super::receiving::Receiving;
@@ -57,7 +57,7 @@ pub(super) struct Telling {
     pub(super) notifier: Notifier,
     pub(super) watch: Watch,
     connecting: HashMap<u64, Connecting>,
-    pub(super) journal: Journal,
+    pub(super) journal: SupervisorLog,
     pub(super) datagrams: Option<Datagrams>,
     pub(super) receiving: Receiving,
     life: Life,
@@ -71,7 +71,7 @@ impl Telling {
             notifier,
             watch,
             connecting: HashMap::new(),
-            journal: Journal::new(),
+            journal: SupervisorLog::new(),
             datagrams: sending.datagrams.map(Datagrams::new).transpose()?,
             receiving: Receiving::default(),
             life,
