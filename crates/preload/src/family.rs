@@ -22,7 +22,7 @@ const VARIABLE: &str = "TRUEPEER_FAMILY";
 
 /// The family's common goods.
 #[derive(Debug)]
-pub(crate) struct Family {
+pub(crate) struct ProcessFamily {
     pub(crate) names: Names,
     /// For the programs that this one executes.
     names_fd: Movable,
@@ -30,7 +30,7 @@ pub(crate) struct Family {
     pub(crate) wake: WakeUp,
 }
 
-impl Family {
+impl ProcessFamily {
     /// Joins the family that the environment names, or founds one.
     pub(crate) fn join() -> Result<Self, Errno> {
         match env::var(VARIABLE).ok().and_then(|text| Self::find(&text)) {

@@ -7,11 +7,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use truepeer_handover::{Datagrams, RunRules, ConnectSettings, RunSettings};
+use truepeer_handover::{ConnectSettings, Datagrams, RunRules, RunSettings};
 use truepeer_policy::{HeaderRule, PrefixSet};
 use truepeer_proto::{Version, Versions};
 
-use crate::family::Family;
+use crate::family::ProcessFamily;
 use crate::{probe, say};
 
 /// Set by `truepeer run`, to its settings.
@@ -32,7 +32,7 @@ pub(crate) struct Role {
 #[derive(Debug)]
 pub(crate) struct Accepting {
     pub(crate) rules: RunRules,
-    pub(crate) family: Family,
+    pub(crate) family: ProcessFamily,
     /// libproxyproto's switch: without names, `getpeername` answers as the kernel does.
     pub(crate) names_later: bool,
 }
@@ -90,7 +90,8 @@ fn own() -> Result<Role, String> {
 }
 
 fn accepting(settings: RunSettings, names_later: bool) -> Result<Accepting, String> {
-    let family = Family::join().map_err(|error| format!("no memory for the names of clients: {error}"))?;
+    let family =
+        ProcessFamily::join().map_err(|error| format!("no memory for the names of clients: {error}"))?;
     probe::open();
     Ok(Accepting { rules: RunRules::new(settings).asking(probe::is_own_address), family, names_later })
 }
@@ -144,7 +145,12 @@ fn dropin_sending() -> Result<Role, String> {
     let port = env::var("LIBPROXYPROTO_PORT").unwrap_or_else(|_| "8080".to_owned());
     let ip = ip.parse().map_err(|_| format!("LIBPROXYPROTO_ADDR={ip}: expected an address"))?;
     let port = port.parse().map_err(|_| format!("LIBPROXYPROTO_PORT={port}: expected a port"))?;
-    let sending = ConnectSettings { from: Some(SocketAddr::new(ip, port)), version, verbose, ..ConnectSettings::default() };
+    let sending = ConnectSettings {
+        from: Some(SocketAddr::new(ip, port)),
+        version,
+        verbose,
+        ..ConnectSettings::default()
+    };
     Ok(Role { sending: Some(sending), verbose, ..Role::default() })
 }
 

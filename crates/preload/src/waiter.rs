@@ -199,14 +199,14 @@ pub(crate) fn on_fork() {
 }
 
 /// What is known of a waiting connection.
-struct Listener {
+struct WatchedListener {
     local: SocketAddr,
     /// As accept() returned it: its family is the socket's.
     sender: SocketAddr,
 }
 
 struct Waiter {
-    late: Late<Listener>,
+    late: Late<WatchedListener>,
     /// The reading end of the pipe; `None` when nothing comes from there any more.
     reader: Option<OwnedFd>,
     /// The pipe's.
@@ -220,7 +220,7 @@ struct Waiter {
 }
 
 /// What comes through the pipe.
-enum Message {
+enum WaiterMessage {
     /// A connection, where its listener listens, and who has opened it.
     Wait(OwnedFd, SocketAddr, SocketAddr),
     /// The program wants this number.
@@ -270,8 +270,8 @@ impl Waiter {
         decided.into_iter().for_each(|decided| self.hand_over(decided, role));
         while let Some(message) = self.receive() {
             match message {
-                Message::Wait(socket, listener, sender) => self.add(socket, listener, sender, role),
-                Message::Move(taken) => {
+                WaiterMessage::Wait(socket, listener, sender) => self.add(socket, listener, sender, role),
+                WaiterMessage::Move(taken) => {
                     let moved = self.relocate(taken).unwrap_or(false);
                     WANTED.store(if moved { DONE } else { UNKNOWN }, Ordering::SeqCst);
                 }
@@ -294,7 +294,7 @@ impl Waiter {
         self.late.rebuild(epoll, self.reader.as_ref().map(AsFd::as_fd))
     }
 
-    fn receive(&mut self) -> Option<Message> {
+    fn receive(&mut self) -> Option<WaiterMessage> {
         let mut message = [0; MESSAGE_BYTES];
         let count = rustix::io::read(self.reader.as_ref()?, &mut message).ok()?;
         if count == 0 {
@@ -308,12 +308,12 @@ impl Waiter {
         let mut words = text.split(' ');
         let first = words.next()?;
         if first == "move" {
-            return Some(Message::Move(words.next()?.parse().ok()?));
+            return Some(WaiterMessage::Move(words.next()?.parse().ok()?));
         }
         let fd: RawFd = first.parse().ok()?;
         // SAFETY: `try_wait` gave up this descriptor when it wrote the message, and it is protected from the program.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        Some(Message::Wait(socket, words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+        Some(WaiterMessage::Wait(socket, words.next()?.parse().ok()?, words.next()?.parse().ok()?))
     }
 
     /// Continues under another number, if it has this one.
@@ -348,7 +348,7 @@ impl Waiter {
         let fd = socket.as_raw_fd();
         let now = Instant::now();
         // What is shown depends on the family that accept() returned: it travels with the listener.
-        let listener = Listener { local: listener, sender };
+        let listener = WatchedListener { local: listener, sender };
         if self.late.add(socket, SenderAddr::new(sender), listener, &role.rules, now).is_err() {
             ours::release(fd);
         }
@@ -356,7 +356,7 @@ impl Waiter {
 }
 
 impl Waiter {
-    fn hand_over(&mut self, decided: Decided<Listener>, role: &Accepting) {
+    fn hand_over(&mut self, decided: Decided<WatchedListener>, role: &Accepting) {
         let Decided { socket, listener, look, .. } = decided;
         if look == Look::WakeUp {
             ours::close(socket);
