@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use super::listening::{self, Bound};
 use super::probe;
 use super::report::{Check, Report};
-use super::{Family, Subject, Place};
+use super::{BackendPlace, IpFamily, Subject};
 use crate::routes::item::Transport;
 use crate::routes::plan::Backend;
 
@@ -31,10 +31,10 @@ fn address_of(backend: &Backend) -> Option<SocketAddr> {
     is_one.then(|| SocketAddr::new(backend.net.addr(), *backend.ports.start()))
 }
 
-fn round_trips(subject: &Subject<'_>, place: Place, backend: SocketAddr, report: &mut Report) {
+fn round_trips(subject: &Subject<'_>, place: BackendPlace, backend: SocketAddr, report: &mut Report) {
     let timeout = subject.options.timeout;
     let plain = format!("connection to {backend}");
-    let client = Family::of(backend.ip()).example_client();
+    let client = IpFamily::of(backend.ip()).example_client();
     let tried = format!("connection to {backend} as {client}");
     if let Err(error) = probe::connect(backend, timeout) {
         report.add(unreachable(plain, backend, &error));
@@ -67,7 +67,7 @@ fn unreachable(tried: String, backend: SocketAddr, error: &io::Error) -> Check {
 }
 
 /// Why nothing came back: what failed before, or else what a firewall may do, or else the backend's own routes.
-fn lost(place: Place, tried: String, error: &io::Error, report: &mut Report) {
+fn lost(place: BackendPlace, tried: String, error: &io::Error, report: &mut Report) {
     let is_silent = error.kind() == io::ErrorKind::TimedOut;
     let found = if is_silent { "no answer came back in time".to_owned() } else { error.to_string() };
     let check = Check::fail("backend_spoofed", tried, found);
@@ -75,7 +75,7 @@ fn lost(place: Place, tried: String, error: &io::Error, report: &mut Report) {
         let mend = cause.mend.clone();
         return report.add(Check { mend, ..check });
     }
-    if place == Place::Elsewhere {
+    if place == BackendPlace::Elsewhere {
         // how it reaches the client is decided there
         return report.add(check.mend("ip route replace default via THIS-HOST (on the backend's host)"));
     }
@@ -87,8 +87,8 @@ fn lost(place: Place, tried: String, error: &io::Error, report: &mut Report) {
 /// How the backend is bound, where that matters.
 fn binding(backend: &Backend, address: SocketAddr) -> Option<Check> {
     let bound = match backend.place {
-        Place::Elsewhere => return None,
-        Place::Loopback | Place::Local => listening::bound(address, backend.transport),
+        BackendPlace::Elsewhere => return None,
+        BackendPlace::Loopback | BackendPlace::Local => listening::bound(address, backend.transport),
     };
     let tried = format!("a socket bound to {address}");
     match (backend.transport, bound) {
@@ -106,7 +106,7 @@ fn binding(backend: &Backend, address: SocketAddr) -> Option<Check> {
             Check::fail("binding", tried, "there is none")
                 .mend(format!("ss -lunp 'sport = {}' (is it started, and where?)", address.port())),
         ),
-        (Transport::Udp, Bound::Wildcard) if backend.place == Place::Loopback => Some(
+        (Transport::Udp, Bound::Wildcard) if backend.place == BackendPlace::Loopback => Some(
             Check::ok("binding", tried).found("it is bound to every address, which the routes allow for"),
         ),
         (Transport::Udp, Bound::Wildcard) => Some(

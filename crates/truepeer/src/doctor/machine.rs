@@ -6,7 +6,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::report::{Check, Report, Verdict};
-use super::{Family, Subject, Place};
+use super::{BackendPlace, IpFamily, Subject};
 use crate::routes::item::{Need, Switch};
 use crate::routes::netlink::Netlink;
 use crate::routes::sysctl;
@@ -31,8 +31,8 @@ pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) {
     if let Some(check) = mark_accept(subject) {
         report.add(check);
     }
-    report.add(loopback(subject, Family::V4));
-    if subject.has_family(Family::V6) {
+    report.add(loopback(subject, IpFamily::V4));
+    if subject.has_family(IpFamily::V6) {
         report.add(ipv6(subject));
     }
     report.add(open_files());
@@ -43,7 +43,7 @@ fn policy_routing(subject: &Subject<'_>) -> Check {
     let name = "policy_routing";
     let tried = "policy routing in the kernel";
     let families =
-        Family::ALL.into_iter().filter(|f| subject.has_family(*f) && (*f == Family::V4 || has_ipv6()));
+        IpFamily::ALL.into_iter().filter(|f| subject.has_family(*f) && (*f == IpFamily::V4 || has_ipv6()));
     for family in families {
         if let Err(error) = Netlink::open().and_then(|mut netlink| netlink.rules(family)) {
             let why =
@@ -82,7 +82,7 @@ fn mark_accept(subject: &Subject<'_>) -> Option<Check> {
     })
 }
 
-fn loopback(subject: &Subject<'_>, family: Family) -> Check {
+fn loopback(subject: &Subject<'_>, family: IpFamily) -> Check {
     let address = family.loopback();
     let tried = format!("{address} is on the loopback interface");
     if subject.local.contains(&address) {
@@ -95,8 +95,8 @@ fn loopback(subject: &Subject<'_>, family: Family) -> Check {
 fn ipv6(subject: &Subject<'_>) -> Check {
     let tried = "IPv6 is on";
     if has_ipv6() {
-        if subject.has_backend(Family::V6, Place::Loopback) {
-            return loopback(subject, Family::V6);
+        if subject.has_backend(IpFamily::V6, BackendPlace::Loopback) {
+            return loopback(subject, IpFamily::V6);
         }
         return Check::ok("ipv6", tried);
     }

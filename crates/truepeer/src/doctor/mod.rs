@@ -23,10 +23,10 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::routes::guard::RoutesGuard;
-use crate::routes::item::Family;
+use crate::routes::item::IpFamily;
 use crate::routes::options::{SetupOptions, local_addresses};
 use crate::routes::plan::{RoutePlan, Setup};
-use crate::routes::{netlink::Netlink, place::Place};
+use crate::routes::{netlink::Netlink, place::BackendPlace};
 use crate::spec::RoutesMode;
 
 pub(crate) use report::Report;
@@ -57,12 +57,12 @@ struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    fn has_backend(&self, family: Family, place: Place) -> bool {
-        self.setup.backends.iter().any(|b| Family::of(b.net.addr()) == family && b.place == place)
+    fn has_backend(&self, family: IpFamily, place: BackendPlace) -> bool {
+        self.setup.backends.iter().any(|b| IpFamily::of(b.net.addr()) == family && b.place == place)
     }
 
-    fn has_family(&self, family: Family) -> bool {
-        self.setup.backends.iter().any(|b| Family::of(b.net.addr()) == family)
+    fn has_family(&self, family: IpFamily) -> bool {
+        self.setup.backends.iter().any(|b| IpFamily::of(b.net.addr()) == family)
     }
 }
 

@@ -7,7 +7,7 @@ use rustix::thread::CapabilitySet;
 
 use super::probe;
 use super::report::{Check, Report};
-use super::{Family, Subject};
+use super::{IpFamily, Subject};
 
 /// What a way of delivering needs from the kernel.
 pub(crate) struct Privilege {
@@ -99,11 +99,11 @@ fn confinement() -> Option<String> {
 }
 
 pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) {
-    for family in Family::ALL.into_iter().filter(|family| subject.has_family(*family)) {
-        if family == Family::V6 && !super::machine::has_ipv6() {
+    for family in IpFamily::ALL.into_iter().filter(|family| subject.has_family(*family)) {
+        if family == IpFamily::V6 && !super::machine::has_ipv6() {
             continue;
         }
-        let version = if family == Family::V4 { "IPv4" } else { "IPv6" };
+        let version = if family == IpFamily::V4 { "IPv4" } else { "IPv6" };
         let tried = format!("{} on an {version} socket", SPOOF.what);
         report.add(privilege_check("transparent", tried, &SPOOF, probe::try_transparent(family)));
     }
@@ -116,7 +116,12 @@ pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) {
     }
 }
 
-fn privilege_check(name: &'static str, tried: String, privilege: &Privilege, outcome: io::Result<()>) -> Check {
+fn privilege_check(
+    name: &'static str,
+    tried: String,
+    privilege: &Privilege,
+    outcome: io::Result<()>,
+) -> Check {
     match outcome {
         Ok(()) => Check::ok(name, tried),
         Err(error) => Check::fail(name, tried, privilege.refusal(&error)).mend(privilege.grant()),

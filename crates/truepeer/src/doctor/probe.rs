@@ -6,26 +6,26 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::Family;
+use super::IpFamily;
 
 /// Asks for `IP_TRANSPARENT` on a socket that is then closed.
-pub(super) fn try_transparent(family: Family) -> io::Result<()> {
+pub(super) fn try_transparent(family: IpFamily) -> io::Result<()> {
     set_transparent(&tcp(family)?, family)
 }
 
 /// Asks for `SO_MARK` on a socket that is then closed.
 pub(super) fn try_mark(mark: u32) -> io::Result<()> {
-    tcp(Family::V4)?.set_mark(mark)
+    tcp(IpFamily::V4)?.set_mark(mark)
 }
 
 /// A connection to the backend and back, and nothing else.
 pub(super) fn connect(backend: SocketAddr, timeout: Duration) -> io::Result<()> {
-    tcp(Family::of(backend.ip()))?.connect_timeout(&backend.into(), timeout)
+    tcp(IpFamily::of(backend.ip()))?.connect_timeout(&backend.into(), timeout)
 }
 
 /// The same from an address that is not ours: the answer only reaches us if it is routed back.
 pub(super) fn connect_spoofed(backend: SocketAddr, mark: Option<u32>, timeout: Duration) -> io::Result<()> {
-    let family = Family::of(backend.ip());
+    let family = IpFamily::of(backend.ip());
     let socket = tcp(family)?;
     set_transparent(&socket, family)?;
     if let Some(mark) = mark {
@@ -35,22 +35,22 @@ pub(super) fn connect_spoofed(backend: SocketAddr, mark: Option<u32>, timeout: D
     socket.connect_timeout(&backend.into(), timeout)
 }
 
-fn tcp(family: Family) -> io::Result<Socket> {
+fn tcp(family: IpFamily) -> io::Result<Socket> {
     let domain = match family {
-        Family::V4 => Domain::IPV4,
-        Family::V6 => Domain::IPV6,
+        IpFamily::V4 => Domain::IPV4,
+        IpFamily::V6 => Domain::IPV6,
     };
     Socket::new(domain, Type::STREAM, Some(Protocol::TCP))
 }
 
-fn set_transparent(socket: &Socket, family: Family) -> io::Result<()> {
+fn set_transparent(socket: &Socket, family: IpFamily) -> io::Result<()> {
     match family {
-        Family::V4 => socket.set_ip_transparent_v4(true),
-        Family::V6 => socket.set_ip_transparent_v6(true),
+        IpFamily::V4 => socket.set_ip_transparent_v4(true),
+        IpFamily::V6 => socket.set_ip_transparent_v6(true),
     }
 }
 
 /// An interface's name by its number. Asked through a socket: `/sys` may show another network namespace.
 pub(super) fn interface_name(index: u32) -> Option<String> {
-    rustix::net::netdevice::index_to_name(tcp(Family::V4).ok()?, index).ok()
+    rustix::net::netdevice::index_to_name(tcp(IpFamily::V4).ok()?, index).ok()
 }

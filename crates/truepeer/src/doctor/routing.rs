@@ -7,10 +7,10 @@ use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteMessage, Rout
 
 use super::probe;
 use super::report::{Check, Report, Verdict};
-use super::{Family, Subject, Place};
+use super::{BackendPlace, IpFamily, Subject};
 use crate::routes::apply;
 use crate::routes::item::{Need, Rule, TABLE_MAIN, Transport};
-use crate::routes::kernel::{Kernel, Tag};
+use crate::routes::kernel::{KernelRoutes, Tag};
 use crate::routes::message;
 use crate::routes::netlink::Netlink;
 use crate::routes::print::command;
@@ -19,7 +19,7 @@ use crate::routes::sysctl;
 
 pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) -> Result<()> {
     let mut netlink = Netlink::open()?;
-    let kernel = Kernel::read(&mut netlink, apply::table_of(&subject.plan))?;
+    let kernel = KernelRoutes::read(&mut netlink, apply::table_of(&subject.plan))?;
     let mut complete = true;
     for item in subject.plan.items.iter().filter(|item| apply::void(&item.need).is_none()) {
         let check = present(subject, &kernel, &item.need);
@@ -42,7 +42,7 @@ pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) -> Result<()> 
     Ok(())
 }
 
-fn present(subject: &Subject<'_>, kernel: &Kernel, need: &Need) -> Check {
+fn present(subject: &Subject<'_>, kernel: &KernelRoutes, need: &Need) -> Check {
     let tried = command(need);
     match kernel.satisfied_by(need) {
         Some(Tag::Foreign) => Check::ok("routes", tried).found("there, not made by truepeer"),
@@ -95,9 +95,9 @@ fn selectors(rule: &Rule) -> String {
 
 fn question(rule: &Rule, from: Option<IpAddr>, input: Option<u32>) -> RouteMessage {
     let mut query = message::route_query(rule.family);
-    let bits = if rule.family == Family::V4 { 32 } else { 128 };
+    let bits = if rule.family == IpFamily::V4 { 32 } else { 128 };
     query.header.destination_prefix_length = bits;
-    if rule.family == Family::V4 {
+    if rule.family == IpFamily::V4 {
         // else IPv4 answers "main", whichever table it was; IPv6 always tells, and refuses the flag
         query.header.flags = RouteFlags::LookupTable;
     }
@@ -127,7 +127,7 @@ fn table_of(route: &RouteMessage) -> u32 {
 
 /// The interface by which an address is reached, and by which its replies are expected.
 fn interface_to(netlink: &mut Netlink, address: IpAddr) -> Option<u32> {
-    let mut query = message::route_query(Family::of(address));
+    let mut query = message::route_query(IpFamily::of(address));
     query.header.destination_prefix_length = if address.is_ipv4() { 32 } else { 128 };
     query.attributes.push(RouteAttribute::Destination(address.into()));
     let route = netlink.route_for(query).ok()??;
@@ -151,8 +151,11 @@ fn source_validation(subject: &Subject<'_>) -> Option<Check> {
 
 /// Strict filtering wants replies on the interface by which the backend is reached; on loopback it never matters.
 fn reverse_path(subject: &Subject<'_>, netlink: &mut Netlink) -> Option<Check> {
-    let backend =
-        subject.setup.backends.iter().find(|b| b.place == Place::Elsewhere && b.net.addr().is_ipv4())?;
+    let backend = subject
+        .setup
+        .backends
+        .iter()
+        .find(|b| b.place == BackendPlace::Elsewhere && b.net.addr().is_ipv4())?;
     let interface = probe::interface_name(interface_to(netlink, backend.net.addr())?)?;
     let tried = format!("rp_filter on {interface}, where replies of {} arrive", backend.net.addr());
     let of = |name: &str| {
@@ -173,7 +176,7 @@ fn reverse_path(subject: &Subject<'_>, netlink: &mut Netlink) -> Option<Check> {
 fn localnet(subject: &Subject<'_>) -> Option<Check> {
     let open: Vec<String> = interfaces_with("route_localnet", 1);
     let first = open.iter().find(|name| *name != "lo")?;
-    subject.has_backend(Family::V4, Place::Loopback).then(|| {
+    subject.has_backend(IpFamily::V4, BackendPlace::Loopback).then(|| {
         let found =
             format!("route_localnet=1 on {}: hosts there may reach it without truepeer", open.join(", "));
         Check::note("route_localnet", "the backend on loopback is out of others' reach", found)

@@ -7,7 +7,7 @@ use std::io;
 use thiserror::Error;
 
 use super::item::{Item, LocalRoute, Need, Rule, Switch, TABLE_MAIN};
-use super::kernel::{FoundRoute, FoundRule, Kernel, Memo, Tag};
+use super::kernel::{FoundRoute, FoundRule, KernelRoutes, Memo, Tag};
 use super::message;
 use super::netlink::{Netlink, NetlinkError};
 use super::plan::RoutePlan;
@@ -66,7 +66,7 @@ impl RoutesError {
 
 /// What happened to each item of a plan.
 #[derive(Debug, Default)]
-pub(crate) struct Outcome {
+pub(crate) struct ApplyOutcome {
     /// Added now.
     pub(crate) added: Vec<Item>,
     /// Found there, and who added it.
@@ -79,9 +79,9 @@ pub(crate) struct Outcome {
 
 /// Adds each item that does not exist yet, tagged as `tag`. With [`Tag::Pinned`] it also retags what it finds as
 /// [`Tag::Owned`].
-pub(crate) fn apply(netlink: &mut Netlink, plan: &RoutePlan, tag: Tag) -> Result<Outcome, NetlinkError> {
-    let mut outcome = Outcome::default();
-    let kernel = Kernel::read(netlink, table_of(plan))?;
+pub(crate) fn apply(netlink: &mut Netlink, plan: &RoutePlan, tag: Tag) -> Result<ApplyOutcome, NetlinkError> {
+    let mut outcome = ApplyOutcome::default();
+    let kernel = KernelRoutes::read(netlink, table_of(plan))?;
     for item in plan.items.iter().cloned() {
         if let Some(reason) = void(&item.need) {
             outcome.skipped.push((item, reason));
@@ -107,7 +107,7 @@ pub(crate) fn table_of(plan: &RoutePlan) -> u32 {
 
 /// Why an item does not apply here: a host without IPv6 needs no IPv6 routes.
 pub(crate) fn void(need: &Need) -> Option<&'static str> {
-    let is_off = need.family() == super::item::Family::V6
+    let is_off = need.family() == super::item::IpFamily::V6
         && sysctl::read_named("net.ipv6.conf.lo.disable_ipv6") != Some(0);
     is_off.then_some("IPv6 is off here")
 }
@@ -115,7 +115,7 @@ pub(crate) fn void(need: &Need) -> Option<&'static str> {
 /// `None`: added now. `Some`: it existed already.
 fn bring(
     netlink: &mut Netlink,
-    kernel: &Kernel,
+    kernel: &KernelRoutes,
     need: &Need,
     tag: Tag,
     something_was_added: bool,
@@ -141,7 +141,7 @@ fn is_exception(need: &Need) -> bool {
 
 fn make_route(
     netlink: &mut Netlink,
-    kernel: &Kernel,
+    kernel: &KernelRoutes,
     route: &LocalRoute,
     tag: Tag,
 ) -> Result<(), RoutesError> {
@@ -158,7 +158,12 @@ fn make_route(
 }
 
 /// Writes the memo first: after a SIGKILL between the two, the old value is still known.
-fn turn_on(netlink: &mut Netlink, kernel: &Kernel, switch: Switch, tag: Tag) -> Result<(), RoutesError> {
+fn turn_on(
+    netlink: &mut Netlink,
+    kernel: &KernelRoutes,
+    switch: Switch,
+    tag: Tag,
+) -> Result<(), RoutesError> {
     let before = sysctl::read(switch).and_then(|value| u16::try_from(value).ok()).unwrap_or_default();
     if !kernel.memos.iter().any(|m| m.switch == switch) {
         netlink.add_rule(message::memo_rule(Memo { switch, before, tag }))?;
@@ -167,7 +172,7 @@ fn turn_on(netlink: &mut Netlink, kernel: &Kernel, switch: Switch, tag: Tag) -> 
 }
 
 /// Changes the tag of what satisfies a need. Adds the new entry before it deletes the old one: no reply is lost.
-fn retag(netlink: &mut Netlink, kernel: &Kernel, need: &Need, tag: Tag) -> Result<(), RoutesError> {
+fn retag(netlink: &mut Netlink, kernel: &KernelRoutes, need: &Need, tag: Tag) -> Result<(), RoutesError> {
     match need {
         Need::Rule(rule) => {
             let same = |f: &&FoundRule| f.tag != Tag::Foreign && f.tag != tag && f.rule.is_same_as(rule);
@@ -207,7 +212,7 @@ pub(crate) fn unpin(
     table: Option<u32>,
     is_needed: impl Fn(&Need) -> bool,
 ) -> Result<(), NetlinkError> {
-    let kernel = Kernel::read(netlink, table.unwrap_or_default())?;
+    let kernel = KernelRoutes::read(netlink, table.unwrap_or_default())?;
     let chosen = |of: u32| table.is_none_or(|table| table == of);
     for found in kernel.rules.iter().filter(|f| f.tag == Tag::Pinned && chosen(f.rule.table)) {
         if is_needed(&Need::Rule(found.rule.clone())) {
@@ -233,7 +238,7 @@ pub(crate) fn sweep(
     tags: &[Tag],
     keep: impl Fn(&Need) -> bool,
 ) -> Result<Vec<Need>, NetlinkError> {
-    let kernel = Kernel::read(netlink, 0)?;
+    let kernel = KernelRoutes::read(netlink, 0)?;
     let mut removed = Vec::new();
     for found in kernel.rules.iter().filter(|f| tags.contains(&f.tag)) {
         let need = Need::Rule(found.rule.clone());

@@ -2,11 +2,11 @@
 
 use std::error::Error;
 
-use super::apply::{self, Outcome, RoutesError};
+use super::apply::{self, ApplyOutcome, RoutesError};
 use super::item::{Item, Need};
 use super::kernel::Tag;
 use super::netlink::{Netlink, NetlinkError};
-use super::owners::{Living, Lock, Owner};
+use super::owners::{Living, Owner, RulesLock};
 use super::plan::{RoutePlan, Setup};
 use super::show::apply_command;
 use crate::spec::RoutesMode;
@@ -68,8 +68,8 @@ impl Drop for RoutesGuard {
 ///
 /// The order matters if the lock can't be taken: [`release`] removes first and counts again afterwards, so one of two
 /// processes always sees the other.
-fn bring_about(plan: &RoutePlan) -> (Option<Owner>, Result<Outcome, NetlinkError>) {
-    let _lock = Lock::acquire();
+fn bring_about(plan: &RoutePlan) -> (Option<Owner>, Result<ApplyOutcome, NetlinkError>) {
+    let _lock = RulesLock::acquire();
     let owner = Owner::of(plan.items.iter().map(|item| &item.need));
     let owner = owner
         .inspect_err(|error| {
@@ -95,7 +95,7 @@ fn sweep_stale(netlink: &mut Netlink, plan: &RoutePlan) {
 
 /// Stops counting this process, then removes what nobody else needs.
 fn release(owner: Owner) -> Result<Vec<Need>, NetlinkError> {
-    let _lock = Lock::acquire();
+    let _lock = RulesLock::acquire();
     drop(owner);
     let Ok(living) = Living::read() else { return Ok(Vec::new()) };
     let mut netlink = Netlink::open()?;
@@ -127,7 +127,7 @@ fn means_the_same(wanted: &Need, found: &Need) -> bool {
 }
 
 /// Logs the outcome: one line for success, one for missing privileges, one for each other failure.
-fn report(outcome: &Outcome, setup: &Setup) -> bool {
+fn report(outcome: &ApplyOutcome, setup: &Setup) -> bool {
     if !outcome.added.is_empty() {
         tracing::info!(
             added = outcome.added.len(),

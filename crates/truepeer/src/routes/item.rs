@@ -7,14 +7,14 @@ use ipnet::IpNet;
 
 /// The IP family of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Family {
+pub(crate) enum IpFamily {
     /// IPv4.
     V4,
     /// IPv6.
     V6,
 }
 
-impl Family {
+impl IpFamily {
     /// Both, in the order in which they are printed.
     pub(crate) const ALL: [Self; 2] = [Self::V4, Self::V6];
 
@@ -56,7 +56,7 @@ pub(crate) const TABLE_MAIN: u32 = 254;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rule {
     /// The family whose rule list holds it.
-    pub(crate) family: Family,
+    pub(crate) family: IpFamily,
     /// The packet's source.
     pub(crate) from: Option<IpNet>,
     /// Only packets that this machine sends itself (the kernel's meaning of `iif lo` in a rule).
@@ -73,7 +73,7 @@ pub(crate) struct Rule {
 
 impl Rule {
     /// A rule that selects everything, to be narrowed.
-    pub(crate) fn to_table(family: Family, table: u32) -> Self {
+    pub(crate) fn to_table(family: IpFamily, table: u32) -> Self {
         Self { family, from: None, sent_here: false, mark: None, transport: None, source_ports: None, table }
     }
 
@@ -88,7 +88,7 @@ impl Rule {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LocalRoute {
     /// Which default.
-    pub(crate) family: Family,
+    pub(crate) family: IpFamily,
     /// The table that it stands in.
     pub(crate) table: u32,
     /// The source that an unbound UDP socket shall reply from.
@@ -133,12 +133,12 @@ pub(crate) enum Need {
 
 impl Need {
     /// The need does not apply without this IP family. `TcpFwmarkAccept` exists with IPv4 alone.
-    pub(crate) fn family(&self) -> Family {
+    pub(crate) fn family(&self) -> IpFamily {
         match self {
             Self::Rule(rule) => rule.family,
             Self::LocalRoute(route) => route.family,
-            Self::Switch(Switch::FwmarkReflect6) => Family::V6,
-            Self::Switch(_) => Family::V4,
+            Self::Switch(Switch::FwmarkReflect6) => IpFamily::V6,
+            Self::Switch(_) => IpFamily::V4,
         }
     }
 }

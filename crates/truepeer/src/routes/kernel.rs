@@ -2,7 +2,7 @@
 
 use ipnet::IpNet;
 
-use super::item::{Family, LocalRoute, Need, Rule, Switch};
+use super::item::{IpFamily, LocalRoute, Need, Rule, Switch};
 use super::message;
 use super::netlink::{Netlink, NetlinkError};
 use super::sysctl;
@@ -103,7 +103,7 @@ impl Memo {
 
 /// Everything in the kernel that can matter to a plan.
 #[derive(Debug, Default)]
-pub(crate) struct Kernel {
+pub(crate) struct KernelRoutes {
     /// All rules that lead to a table and that truepeer could have written.
     pub(crate) rules: Vec<FoundRule>,
     /// Local defaults: ours in any table, others' in the table asked for.
@@ -112,18 +112,18 @@ pub(crate) struct Kernel {
     pub(crate) memos: Vec<Memo>,
 }
 
-impl Kernel {
+impl KernelRoutes {
     /// Reads this network namespace; `table` is the one whose foreign routes matter.
     pub(crate) fn read(netlink: &mut Netlink, table: u32) -> Result<Self, NetlinkError> {
         let mut kernel = Self::default();
-        for family in Family::ALL {
+        for family in IpFamily::ALL {
             kernel.read_rules(netlink, family)?;
             kernel.read_routes(netlink, family, table)?;
         }
         Ok(kernel)
     }
 
-    fn read_rules(&mut self, netlink: &mut Netlink, family: Family) -> Result<(), NetlinkError> {
+    fn read_rules(&mut self, netlink: &mut Netlink, family: IpFamily) -> Result<(), NetlinkError> {
         for message in netlink.rules(family)? {
             self.memos.extend(message::memo(&message));
             self.rules.extend(message::found_rule(family, &message));
@@ -131,7 +131,12 @@ impl Kernel {
         Ok(())
     }
 
-    fn read_routes(&mut self, netlink: &mut Netlink, family: Family, table: u32) -> Result<(), NetlinkError> {
+    fn read_routes(
+        &mut self,
+        netlink: &mut Netlink,
+        family: IpFamily,
+        table: u32,
+    ) -> Result<(), NetlinkError> {
         for tag in Tag::OURS {
             let found = netlink.routes_by(family, tag.protocol())?;
             let found = found.iter().filter_map(|m| message::found_route(family, m));

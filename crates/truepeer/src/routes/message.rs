@@ -11,17 +11,17 @@ use netlink_packet_route::route::{
 };
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage, RulePortRange};
 
-use super::item::{Family, LocalRoute, Rule, Transport};
+use super::item::{IpFamily, LocalRoute, Rule, Transport};
 use super::kernel::{FoundRoute, FoundRule, Memo, Tag, is_everything};
 
 /// Linux: loopback is the first interface of every network namespace (`LOOPBACK_IFINDEX`).
 pub(crate) const LOOPBACK_INDEX: u32 = 1;
 
 /// The kernel's name of a family.
-pub(crate) fn address_family(family: Family) -> AddressFamily {
+pub(crate) fn address_family(family: IpFamily) -> AddressFamily {
     match family {
-        Family::V4 => AddressFamily::Inet,
-        Family::V6 => AddressFamily::Inet6,
+        IpFamily::V4 => AddressFamily::Inet,
+        IpFamily::V6 => AddressFamily::Inet6,
     }
 }
 
@@ -85,7 +85,7 @@ fn rule_tag(message: &RuleMessage) -> Tag {
 }
 
 /// Reads a rule. `None` if it has a selector that truepeer's rules never have, or leads to no table.
-pub(crate) fn found_rule(family: Family, message: &RuleMessage) -> Option<FoundRule> {
+pub(crate) fn found_rule(family: IpFamily, message: &RuleMessage) -> Option<FoundRule> {
     let plain = message.header.action == RuleAction::ToTable
         && message.header.tos == 0
         && message.header.dst_len == 0
@@ -153,14 +153,14 @@ pub(crate) fn route(route: &LocalRoute, tag: Tag, metric: Option<u32>) -> RouteM
 }
 
 /// An empty message of a family.
-pub(crate) fn route_query(family: Family) -> RouteMessage {
+pub(crate) fn route_query(family: IpFamily) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = address_family(family);
     message
 }
 
 /// The same, narrowed to one table; a number above 255 fits the attribute only.
-pub(crate) fn table_query(family: Family, table: u32) -> RouteMessage {
+pub(crate) fn table_query(family: IpFamily, table: u32) -> RouteMessage {
     let mut message = route_query(family);
     message.header.table = u8::try_from(table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
     message.attributes.push(RouteAttribute::Table(table));
@@ -168,7 +168,7 @@ pub(crate) fn table_query(family: Family, table: u32) -> RouteMessage {
 }
 
 /// Reads a local default route on loopback; `None` for all other routes.
-pub(crate) fn found_route(family: Family, message: &RouteMessage) -> Option<FoundRoute> {
+pub(crate) fn found_route(family: IpFamily, message: &RouteMessage) -> Option<FoundRoute> {
     let header = &message.header;
     let mut table = u32::from(header.table);
     let (mut source, mut metric, mut output) = (None, None, None);

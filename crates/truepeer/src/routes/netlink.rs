@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use super::answer::{Answer, Verdict};
-use super::item::Family;
+use super::item::IpFamily;
 use super::message;
 
 /// What the kernel refused.
@@ -64,7 +64,7 @@ impl Netlink {
     }
 
     /// All rules of a family, in the order in which they are asked.
-    pub(crate) fn rules(&mut self, family: Family) -> Result<Vec<RuleMessage>, NetlinkError> {
+    pub(crate) fn rules(&mut self, family: IpFamily) -> Result<Vec<RuleMessage>, NetlinkError> {
         let mut query = RuleMessage::default();
         query.header.family = message::address_family(family);
         let found = match self.dump("listing rules", Message::GetRule(query)) {
@@ -81,7 +81,7 @@ impl Netlink {
     /// The routes of a family with this protocol number, in any table.
     pub(crate) fn routes_by(
         &mut self,
-        family: Family,
+        family: IpFamily,
         protocol: u8,
     ) -> Result<Vec<RouteMessage>, NetlinkError> {
         let mut query = message::route_query(family);
@@ -92,7 +92,7 @@ impl Netlink {
     /// The routes of a family in one table.
     pub(crate) fn routes_in(
         &mut self,
-        family: Family,
+        family: IpFamily,
         table: u32,
     ) -> Result<Vec<RouteMessage>, NetlinkError> {
         self.routes(message::table_query(family, table))

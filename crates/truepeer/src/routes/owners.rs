@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, bind, connect, socket_with};
 
-use super::item::{Family, Need, Rule, Transport};
+use super::item::{IpFamily, Need, Rule, Transport};
 
 /// How long a start waits for another's change to end; a change takes milliseconds.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -130,10 +130,10 @@ fn or_dash(word: Option<String>) -> String {
     word.unwrap_or_else(|| "-".to_owned())
 }
 
-fn number(family: Family) -> u8 {
+fn number(family: IpFamily) -> u8 {
     match family {
-        Family::V4 => 4,
-        Family::V6 => 6,
+        IpFamily::V4 => 4,
+        IpFamily::V6 => 6,
     }
 }
 
@@ -216,11 +216,11 @@ fn address(word: &str) -> Option<(Ipv4Addr, u16)> {
 /// Any local user can hold it (it is an abstract unix socket): that delays a change by [`LOCK_TIMEOUT`], and nothing
 /// else depends on it, see `guard::release`.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub(crate) struct RulesLock {
     _name: Option<UnixDatagram>,
 }
 
-impl Lock {
+impl RulesLock {
     /// Waits for it at most [`LOCK_TIMEOUT`], then goes on without: every change is idempotent, and an
     /// outage would be worse than two instances that race.
     pub(crate) fn acquire() -> Self {
@@ -254,14 +254,14 @@ mod tests {
     use crate::routes::item::{LocalRoute, Switch};
 
     fn rule(from: &str) -> Need {
-        Need::Rule(Rule { from: Some(from.parse().unwrap()), ..Rule::to_table(Family::V4, 123) })
+        Need::Rule(Rule { from: Some(from.parse().unwrap()), ..Rule::to_table(IpFamily::V4, 123) })
     }
 
     #[test]
     fn a_need_keeps_its_key_in_every_version() {
         let route = |source: Option<&str>| {
             let source = source.map(|ip| ip.parse().unwrap());
-            Need::LocalRoute(LocalRoute { family: Family::V4, table: 123, source })
+            Need::LocalRoute(LocalRoute { family: IpFamily::V4, table: 123, source })
         };
         assert_eq!(Key::of(&rule("127.0.0.1/8")), Key::of(&rule("127.0.0.0/8")));
         assert_eq!(Key::of(&route(None)), Key::of(&route(Some("127.0.0.1"))));
@@ -271,7 +271,7 @@ mod tests {
             mark: Some(5),
             transport: Some(Transport::Udp),
             source_ports: Some(53..=54),
-            ..Rule::to_table(Family::V4, 123)
+            ..Rule::to_table(IpFamily::V4, 123)
         });
         let known = [rule("127.0.0.1/8"), narrow, route(None), Need::Switch(Switch::TcpFwmarkAccept)];
         assert_eq!(

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 /// Where a backend is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Place {
+pub(crate) enum BackendPlace {
     /// On `127.0.0.0/8` or `::1`.
     Loopback,
     /// On another address of this network namespace.
@@ -13,7 +13,7 @@ pub(crate) enum Place {
     Elsewhere,
 }
 
-impl Place {
+impl BackendPlace {
     /// Sorts an address; `local` lists the addresses of this network namespace.
     pub(crate) fn of(address: IpAddr, local: &[IpAddr]) -> Self {
         let address = address.to_canonical();
@@ -36,19 +36,19 @@ mod tests {
     fn an_address_is_on_loopback_here_or_elsewhere() {
         let local = ["10.9.0.1".parse().unwrap(), "fd00:9::1".parse().unwrap()];
         for (address, place) in [
-            ("127.0.0.1", Place::Loopback),
-            ("127.8.8.8", Place::Loopback),
-            ("::1", Place::Loopback),
-            ("::ffff:127.0.0.1", Place::Loopback),
-            ("0.0.0.0", Place::Loopback),
-            ("::", Place::Loopback),
-            ("10.9.0.1", Place::Local),
-            ("::ffff:10.9.0.1", Place::Local),
-            ("fd00:9::1", Place::Local),
-            ("10.9.0.2", Place::Elsewhere),
-            ("fd00:9::2", Place::Elsewhere),
+            ("127.0.0.1", BackendPlace::Loopback),
+            ("127.8.8.8", BackendPlace::Loopback),
+            ("::1", BackendPlace::Loopback),
+            ("::ffff:127.0.0.1", BackendPlace::Loopback),
+            ("0.0.0.0", BackendPlace::Loopback),
+            ("::", BackendPlace::Loopback),
+            ("10.9.0.1", BackendPlace::Local),
+            ("::ffff:10.9.0.1", BackendPlace::Local),
+            ("fd00:9::1", BackendPlace::Local),
+            ("10.9.0.2", BackendPlace::Elsewhere),
+            ("fd00:9::2", BackendPlace::Elsewhere),
         ] {
-            assert_eq!(Place::of(address.parse().unwrap(), &local), place, "{address}");
+            assert_eq!(BackendPlace::of(address.parse().unwrap(), &local), place, "{address}");
         }
     }
 }

@@ -13,8 +13,8 @@ use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 
-use super::item::{Family, Item, LocalRoute, Need, Rule, Switch, TABLE_MAIN, Transport};
-use super::place::Place;
+use super::item::{IpFamily, Item, LocalRoute, Need, Rule, Switch, TABLE_MAIN, Transport};
+use super::place::BackendPlace;
 
 /// The table that go-mmproxy's documents use.
 pub(crate) const DEFAULT_TABLE: u32 = 123;
@@ -32,7 +32,7 @@ pub(crate) struct Backend {
     /// TCP or UDP.
     pub(crate) transport: Transport,
     /// Where it is.
-    pub(crate) place: Place,
+    pub(crate) place: BackendPlace,
 }
 
 /// Listening for what netfilter's TPROXY redirects (`--listen-transparent`).
@@ -71,7 +71,7 @@ impl Setup {
     /// Adds one backend; `local` lists the addresses of this network namespace.
     pub(crate) fn backend(&mut self, address: SocketAddr, transport: Transport, local: &[IpAddr]) {
         let ip = address.ip().to_canonical();
-        let place = Place::of(ip, local);
+        let place = BackendPlace::of(ip, local);
         self.push(Backend { net: ip.into(), ports: address.port()..=address.port(), transport, place });
     }
 
@@ -88,11 +88,15 @@ impl Setup {
     ) {
         let ours: Vec<IpAddr> = local.iter().copied().filter(|ip| prefix.contains(ip)).collect();
         for ip in &ours {
-            let backend =
-                Backend { net: (*ip).into(), ports: ports.clone(), transport, place: Place::of(*ip, local) };
+            let backend = Backend {
+                net: (*ip).into(),
+                ports: ports.clone(),
+                transport,
+                place: BackendPlace::of(*ip, local),
+            };
             self.push(backend);
         }
-        let place = Place::of(prefix.network(), local);
+        let place = BackendPlace::of(prefix.network(), local);
         if ours.is_empty() && prefix.prefix_len() > 0 {
             self.push(Backend { net: prefix.trunc(), ports, transport, place });
         }
@@ -107,7 +111,7 @@ impl Setup {
     /// The mark that truepeer's upstream TCP sockets need where a backend is local but not on loopback:
     /// the operator's, or else the table's number.
     fn needed_mark(&self) -> Option<u32> {
-        let needs = |b: &Backend| b.place == Place::Local && b.transport == Transport::Tcp;
+        let needs = |b: &Backend| b.place == BackendPlace::Local && b.transport == Transport::Tcp;
         self.backends.iter().any(needs).then(|| self.mark.unwrap_or(self.table))
     }
 }
@@ -140,15 +144,15 @@ impl RoutePlan {
     /// The same setup always gives the same plan.
     pub(crate) fn for_setup(setup: &Setup) -> Self {
         let mut plan = Self { items: Vec::new(), upstream_mark: setup.needed_mark() };
-        for family in Family::ALL {
+        for family in IpFamily::ALL {
             plan.add_family(setup, family);
         }
         plan
     }
 
-    fn add_family(&mut self, setup: &Setup, family: Family) {
+    fn add_family(&mut self, setup: &Setup, family: IpFamily) {
         let before = self.items.len();
-        for backend in setup.backends.iter().filter(|b| Family::of(b.net.addr()) == family) {
+        for backend in setup.backends.iter().filter(|b| IpFamily::of(b.net.addr()) == family) {
             self.add_backend(setup, family, backend);
         }
         self.add_redirection(setup, family);
@@ -158,36 +162,36 @@ impl RoutePlan {
         }
     }
 
-    fn add_backend(&mut self, setup: &Setup, family: Family, backend: &Backend) {
+    fn add_backend(&mut self, setup: &Setup, family: IpFamily, backend: &Backend) {
         match (backend.place, backend.transport) {
-            (Place::Loopback, transport) => {
+            (BackendPlace::Loopback, transport) => {
                 self.rule(from_loopback(family, setup.table), FROM_LOOPBACK);
                 if transport == Transport::Udp {
                     self.add_wildcard_udp(family, setup.table, backend);
                 }
             }
-            (Place::Local, Transport::Tcp) => self.add_local_tcp(family, setup, backend),
-            (Place::Local, Transport::Udp) => {
+            (BackendPlace::Local, Transport::Tcp) => self.add_local_tcp(family, setup, backend),
+            (BackendPlace::Local, Transport::Udp) => {
                 self.rule(Rule { sent_here: true, ..by_port(family, setup.table, backend) }, FROM_LOCAL_PORT);
             }
-            (Place::Elsewhere, _) => self.rule(by_port(family, setup.table, backend), FROM_ELSEWHERE),
+            (BackendPlace::Elsewhere, _) => self.rule(by_port(family, setup.table, backend), FROM_ELSEWHERE),
         }
     }
 
     /// An unbound socket has no source yet when the rules are asked: IPv4 matches that as `0.0.0.0/32`,
     /// IPv6 can't match it at all (`fib6_rule_match` skips a rule with a source), hence the broader rule.
-    fn add_wildcard_udp(&mut self, family: Family, table: u32, backend: &Backend) {
+    fn add_wildcard_udp(&mut self, family: IpFamily, table: u32, backend: &Backend) {
         let port = Rule { sent_here: true, ..by_port(family, table, backend) };
         match family {
-            Family::V4 => {
+            IpFamily::V4 => {
                 let nobody = IpNet::from(IpAddr::from([0, 0, 0, 0]));
                 self.rule(Rule { from: Some(nobody), ..port }, FROM_WILDCARD_4);
             }
-            Family::V6 => self.rule(Rule { from: None, ..port }, FROM_WILDCARD_6),
+            IpFamily::V6 => self.rule(Rule { from: None, ..port }, FROM_WILDCARD_6),
         }
     }
 
-    fn add_local_tcp(&mut self, family: Family, setup: &Setup, backend: &Backend) {
+    fn add_local_tcp(&mut self, family: IpFamily, setup: &Setup, backend: &Backend) {
         let rule = Rule {
             from: Some(backend.net),
             sent_here: true,
@@ -197,13 +201,13 @@ impl RoutePlan {
         self.rule(rule, FROM_MARKED);
         self.add(Need::Switch(Switch::TcpFwmarkAccept), ACCEPT_MARK);
         let reflect = match family {
-            Family::V4 => Switch::FwmarkReflect4,
-            Family::V6 => Switch::FwmarkReflect6,
+            IpFamily::V4 => Switch::FwmarkReflect4,
+            IpFamily::V6 => Switch::FwmarkReflect6,
         };
         self.add(Need::Switch(reflect), REFLECT_MARK);
     }
 
-    fn add_redirection(&mut self, setup: &Setup, family: Family) {
+    fn add_redirection(&mut self, setup: &Setup, family: IpFamily) {
         for tproxy in setup.tproxy.iter().filter(|t| serves(t.listen, family)) {
             let marked = Rule { mark: Some(tproxy.mark), ..Rule::to_table(family, setup.table) };
             self.rule(marked.clone(), REDIRECTED);
@@ -225,22 +229,24 @@ impl RoutePlan {
     }
 }
 
-fn local_route(setup: &Setup, family: Family) -> LocalRoute {
+fn local_route(setup: &Setup, family: IpFamily) -> LocalRoute {
     let replies_unbound = |b: &Backend| {
-        b.transport == Transport::Udp && b.place == Place::Loopback && Family::of(b.net.addr()) == family
+        b.transport == Transport::Udp
+            && b.place == BackendPlace::Loopback
+            && IpFamily::of(b.net.addr()) == family
     };
     let source = setup.backends.iter().any(replies_unbound).then(|| family.loopback());
     LocalRoute { family, table: setup.table, source }
 }
 
-fn from_loopback(family: Family, table: u32) -> Rule {
+fn from_loopback(family: IpFamily, table: u32) -> Rule {
     // 127.0.0.1/8, as the documents of go-mmproxy write it; the kernel masks it
-    let prefix_len = if family == Family::V4 { 8 } else { 128 };
+    let prefix_len = if family == IpFamily::V4 { 8 } else { 128 };
     let from = IpNet::new_assert(family.loopback(), prefix_len);
     Rule { from: Some(from), sent_here: true, ..Rule::to_table(family, table) }
 }
 
-fn by_port(family: Family, table: u32, backend: &Backend) -> Rule {
+fn by_port(family: IpFamily, table: u32, backend: &Backend) -> Rule {
     Rule {
         from: Some(backend.net),
         transport: Some(backend.transport),
@@ -256,9 +262,9 @@ fn narrowing(ports: &RangeInclusive<u16>) -> Option<RangeInclusive<u16>> {
 }
 
 /// Whether a listener on `listen` can be given redirected packets of this family: `[::]` serves both.
-fn serves(listen: SocketAddr, family: Family) -> bool {
+fn serves(listen: SocketAddr, family: IpFamily) -> bool {
     let ip = listen.ip();
-    Family::of(ip.to_canonical()) == family || (ip.is_ipv6() && ip.is_unspecified())
+    IpFamily::of(ip.to_canonical()) == family || (ip.is_ipv6() && ip.is_unspecified())
 }
 
 #[cfg(test)]

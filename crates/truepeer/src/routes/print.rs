@@ -4,8 +4,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
-use super::item::{Family, LocalRoute, Need, Rule, TABLE_MAIN, Transport};
-use super::place::Place;
+use super::item::{IpFamily, LocalRoute, Need, Rule, TABLE_MAIN, Transport};
+use super::place::BackendPlace;
 use super::plan::{RoutePlan, Setup, Tproxy};
 
 /// The command that sets what is needed.
@@ -30,17 +30,17 @@ pub(crate) fn script(plan: &RoutePlan, setup: &Setup) -> String {
     for tproxy in &setup.tproxy {
         lines.extend(redirection(tproxy));
     }
-    if setup.backends.iter().any(|b| b.place == Place::Elsewhere) {
+    if setup.backends.iter().any(|b| b.place == BackendPlace::Elsewhere) {
         lines.extend(precise_alternative(setup));
     }
     lines.push(String::new());
     lines.join("\n")
 }
 
-fn ip(family: Family) -> &'static str {
+fn ip(family: IpFamily) -> &'static str {
     match family {
-        Family::V4 => "ip",
-        Family::V6 => "ip -6",
+        IpFamily::V4 => "ip",
+        IpFamily::V6 => "ip -6",
     }
 }
 
@@ -84,8 +84,8 @@ impl fmt::Display for Destination<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let LocalRoute { family, table, source } = self.0;
         let all = match family {
-            Family::V4 => "0.0.0.0/0",
-            Family::V6 => "::/0",
+            IpFamily::V4 => "0.0.0.0/0",
+            IpFamily::V6 => "::/0",
         };
         write!(f, "local {all} dev lo table {table}")?;
         match source {
@@ -126,9 +126,9 @@ fn redirection(tproxy: &Tproxy) -> Vec<String> {
         "  chain to_truepeer {".to_owned(),
         "    type filter hook prerouting priority mangle".to_owned(),
     ];
-    for family in Family::ALL {
+    for family in IpFamily::ALL {
         if let Some((word, to)) = tproxy_target(tproxy.listen, family) {
-            let nf = if family == Family::V4 { "ipv4" } else { "ipv6" };
+            let nf = if family == IpFamily::V4 { "ipv4" } else { "ipv6" };
             lines.push(format!(
                 "    iifname != \"lo\" meta nfproto {nf} tcp dport {ports} tproxy {word} to {to} meta mark set {mark} accept"
             ));
@@ -138,15 +138,15 @@ fn redirection(tproxy: &Tproxy) -> Vec<String> {
     lines
 }
 
-fn tproxy_target(listen: SocketAddr, family: Family) -> Option<(&'static str, SocketAddr)> {
+fn tproxy_target(listen: SocketAddr, family: IpFamily) -> Option<(&'static str, SocketAddr)> {
     let ip = listen.ip().to_canonical();
     let any = listen.ip().is_unspecified();
     let address = match () {
-        () if any && (listen.is_ipv6() || family == Family::V4) => family.loopback(),
-        () if Family::of(ip) == family => ip,
+        () if any && (listen.is_ipv6() || family == IpFamily::V4) => family.loopback(),
+        () if IpFamily::of(ip) == family => ip,
         () => return None,
     };
-    let word = if family == Family::V4 { "ip" } else { "ip6" };
+    let word = if family == IpFamily::V4 { "ip" } else { "ip6" };
     Some((word, SocketAddr::new(address, listen.port())))
 }
 
@@ -164,8 +164,12 @@ fn precise_alternative(setup: &Setup) -> Vec<String> {
         "#   }".to_owned(),
         "#   END".to_owned(),
     ];
-    for family in Family::ALL {
-        if setup.backends.iter().any(|b| b.place == Place::Elsewhere && Family::of(b.net.addr()) == family) {
+    for family in IpFamily::ALL {
+        if setup
+            .backends
+            .iter()
+            .any(|b| b.place == BackendPlace::Elsewhere && IpFamily::of(b.net.addr()) == family)
+        {
             let ip = ip(family);
             lines.push(format!("#   {ip} rule add fwmark {mark} lookup {table}"));
         }

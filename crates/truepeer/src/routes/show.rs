@@ -4,14 +4,14 @@ use std::io::{self, Write};
 
 use anyhow::{Context, Result, bail};
 
-use super::apply::{self, Outcome};
+use super::apply::{self, ApplyOutcome};
 use super::guard::chain;
 use super::item::{Need, Transport};
-use super::kernel::{Kernel, Tag};
+use super::kernel::{KernelRoutes, Tag};
 use super::netlink::Netlink;
 use super::options::SetupOptions;
-use super::owners::{Living, Lock};
-use super::place::Place;
+use super::owners::{Living, RulesLock};
+use super::place::BackendPlace;
 use super::plan::{DEFAULT_TABLE, RoutePlan, Setup};
 use super::print::{command, script};
 
@@ -21,7 +21,7 @@ use super::print::{command, script};
 pub(crate) fn show(options: &SetupOptions, out: &mut dyn Write) -> Result<bool> {
     let setup = options.setup()?;
     let plan = RoutePlan::for_setup(&setup);
-    let kernel = Kernel::read(&mut Netlink::open()?, apply::table_of(&plan))?;
+    let kernel = KernelRoutes::read(&mut Netlink::open()?, apply::table_of(&plan))?;
     write_owners(out)?;
     write_ours(&kernel, out)?;
     writeln!(out, "needed:")?;
@@ -51,7 +51,7 @@ fn write_owners(out: &mut dyn Write) -> io::Result<()> {
     }
 }
 
-fn write_ours(kernel: &Kernel, out: &mut dyn Write) -> io::Result<()> {
+fn write_ours(kernel: &KernelRoutes, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "truepeer's own in the kernel (rules and routes with proto 123 or 124):")?;
     for found in kernel.rules.iter().filter(|f| f.tag != Tag::Foreign) {
         let need = Need::Rule(found.rule.clone());
@@ -86,7 +86,7 @@ pub(crate) fn apply(options: &SetupOptions, print: bool, out: &mut dyn Write) ->
     if print {
         return Ok(out.write_all(script(&plan, &setup).as_bytes())?);
     }
-    let _lock = Lock::acquire();
+    let _lock = RulesLock::acquire();
     let outcome = apply::apply(&mut Netlink::open()?, &plan, Tag::Pinned)?;
     write_outcome(&outcome, out)?;
     if let Some(mark) = plan.upstream_mark {
@@ -104,7 +104,7 @@ pub(crate) fn apply(options: &SetupOptions, print: bool, out: &mut dyn Write) ->
     }
 }
 
-fn write_outcome(outcome: &Outcome, out: &mut dyn Write) -> io::Result<()> {
+fn write_outcome(outcome: &ApplyOutcome, out: &mut dyn Write) -> io::Result<()> {
     for item in &outcome.added {
         writeln!(out, "added    {}", command(&item.need))?;
     }
@@ -137,7 +137,7 @@ pub(crate) fn remove(options: &RemoveOptions, out: &mut dyn Write) -> Result<()>
     if options.print {
         return print_removal(&mut netlink, options.table, out);
     }
-    let _lock = Lock::acquire();
+    let _lock = RulesLock::acquire();
     let living = if options.force {
         Living::default()
     } else {
@@ -170,7 +170,7 @@ pub(crate) fn remove(options: &RemoveOptions, out: &mut dyn Write) -> Result<()>
 }
 
 fn print_removal(netlink: &mut Netlink, table: Option<u32>, out: &mut dyn Write) -> Result<()> {
-    let kernel = Kernel::read(netlink, 0)?;
+    let kernel = KernelRoutes::read(netlink, 0)?;
     let chosen = |of: u32| table.is_none_or(|table| table == of);
     let deletion = |need| command(&need).replacen(" add ", " del ", 1);
     for found in kernel.rules.iter().filter(|f| f.tag != Tag::Foreign && chosen(f.rule.table)) {
@@ -205,7 +205,7 @@ pub(crate) fn apply_command(setup: &Setup) -> String {
     }
     if let Some(mark) = setup.mark {
         command += &format!(" --mark {mark}");
-    } else if setup.backends.iter().any(|b| b.place == Place::Local && b.transport == Transport::Tcp) {
+    } else if setup.backends.iter().any(|b| b.place == BackendPlace::Local && b.transport == Transport::Tcp) {
         command += &format!(" --mark {}", setup.table);
     }
     if setup.table != DEFAULT_TABLE {

@@ -42,7 +42,7 @@ fn two_loopback_backends_share_one_rule_and_one_route() {
 #[test]
 fn a_family_without_a_backend_is_left_alone() {
     let plan = plan(&[("[::1]:80", Transport::Tcp)]);
-    assert!(plan.items.iter().all(|item| item.need.family() == Family::V6));
+    assert!(plan.items.iter().all(|item| item.need.family() == IpFamily::V6));
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn udp_on_loopback_replies_from_loopback_even_from_a_wildcard_socket() {
         .iter()
         .filter_map(|i| if let Need::LocalRoute(route) = &i.need { Some(route.source) } else { None })
         .collect();
-    assert_eq!(sources, [Some(Family::V4.loopback()), Some(Family::V6.loopback())]);
+    assert_eq!(sources, [Some(IpFamily::V4.loopback()), Some(IpFamily::V6.loopback())]);
     let by_port: Vec<_> = rules(&plan).into_iter().filter(|rule| rule.source_ports.is_some()).collect();
     assert_eq!(by_port.len(), 2);
     assert_eq!(by_port[0].from, Some("0.0.0.0/32".parse().unwrap()));
@@ -92,10 +92,10 @@ fn udp_on_loopback_replies_from_loopback_even_from_a_wildcard_socket() {
 #[test]
 fn redirected_packets_are_delivered_in_each_family_that_the_listener_serves() {
     for (listen, families) in [
-        ("0.0.0.0:8443", &[Family::V4][..]),
-        ("[::]:8443", &Family::ALL),
-        ("[fd00::1]:8443", &[Family::V6]),
-        ("[::ffff:10.0.0.1]:8443", &[Family::V4]),
+        ("0.0.0.0:8443", &[IpFamily::V4][..]),
+        ("[::]:8443", &IpFamily::ALL),
+        ("[fd00::1]:8443", &[IpFamily::V6]),
+        ("[::ffff:10.0.0.1]:8443", &[IpFamily::V4]),
     ] {
         let mut setup = setup(&[]);
         let tproxy = Tproxy { mark: 1, ports: None, listen: listen.parse().unwrap() };
@@ -120,7 +120,7 @@ fn a_dynamic_prefix_stands_for_our_addresses_in_it_or_for_the_hosts_behind_it() 
     let mut setup = setup(&[]);
     setup.dynamic("0.0.0.0/0".parse().unwrap(), 1000..=2000, Transport::Tcp, &local());
     let places: Vec<_> = setup.backends.iter().map(|b| b.place).collect();
-    assert_eq!(places, [Place::Loopback, Place::Local]);
+    assert_eq!(places, [BackendPlace::Loopback, BackendPlace::Local]);
 
     let mut setup = Setup::new(DEFAULT_TABLE, 0);
     setup.dynamic("10.5.0.0/16".parse().unwrap(), 0..=65535, Transport::Tcp, &local());
