@@ -12,7 +12,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::addr::SocketAddrArg;
 use rustix::net::{MMsgHdr, SendAncillaryBuffer, SendFlags, SocketAddrAny, bind, sendmmsg, sockopt};
-use truepeer_sys::udp::{Received, grow_buffers, udp_socket};
+use truepeer_sys::udp::{ReceiveBatch, grow_buffers, udp_socket};
 
 use super::tally::{Tally, Totals};
 use crate::clients::is_claimed;
@@ -53,7 +53,7 @@ fn open() -> anyhow::Result<OwnedFd> {
 fn echo(socket: &OwnedFd, tally: &Tally) -> anyhow::Result<()> {
     let (poll, mut events) = (Poll::new()?, Events::default());
     poll.add(socket, 0, EventFlags::IN)?;
-    let mut received = Received::with_room_for(BATCH);
+    let mut received = ReceiveBatch::with_room_for(BATCH);
     loop {
         match received.receive(socket.as_fd()) {
             Ok(_) => echo_batch(socket, &received, tally)?,
@@ -64,7 +64,7 @@ fn echo(socket: &OwnedFd, tally: &Tally) -> anyhow::Result<()> {
     }
 }
 
-fn echo_batch(socket: &OwnedFd, received: &Received, tally: &Tally) -> anyhow::Result<()> {
+fn echo_batch(socket: &OwnedFd, received: &ReceiveBatch, tally: &Tally) -> anyhow::Result<()> {
     let arrivals: Vec<(SocketAddrAny, [IoSlice<'_>; 1])> =
         received.arrivals().map(|arrival| (arrival.from.as_any(), [IoSlice::new(arrival.bytes)])).collect();
     let mut controls: Vec<_> = arrivals.iter().map(|_| SendAncillaryBuffer::default()).collect();

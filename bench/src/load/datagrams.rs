@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use truepeer_sys::udp::{Arrival, Received, Run, grow_buffers, send_runs, udp_socket};
+use truepeer_sys::udp::{Arrival, ReceiveBatch, Run, grow_buffers, send_runs, udp_socket};
 
 use super::conductor::{Counters, Cue, GLANCE, Stage, Worker, conduct};
 use super::flows::Account;
@@ -53,7 +53,7 @@ struct Shooter {
     in_flight: usize,
     /// What is being sent: as many payloads as fit into a batch.
     payloads: Vec<Vec<u8>>,
-    received: Received,
+    received: ReceiveBatch,
     report: Report,
 }
 
@@ -131,7 +131,7 @@ impl Shooter {
             flows: Vec::new(),
             in_flight,
             payloads: vec![payload; BATCH],
-            received: Received::with_room_for(BATCH),
+            received: ReceiveBatch::with_room_for(BATCH),
             report: Report::default(),
         }
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use truepeer_https::downstream::{PerClient, TlsListener};
 use truepeer_https::exchange::HttpSettings;
 use truepeer_https::gateway::{ClientAddress, HttpOptions};
-use truepeer_https::{Https, Rules};
+use truepeer_https::{Https, HttpsRules};
 use truepeer_policy::{BackendAddr, Backends, HeaderRule, Policy, PrefixSet, Source};
 use truepeer_proto::Version;
 use truepeer_session::budget::Budgets;
@@ -39,13 +39,13 @@ impl Case {
         Self { https: Https::start(2, &budgets, &journal, on_end).expect("an engine"), journal, ends }
     }
 
-    fn open(&mut self, id: ListenerId, rules: Rules) -> SocketAddr {
+    fn open(&mut self, id: ListenerId, rules: HttpsRules) -> SocketAddr {
         self.https.open(id, rules, &mut Vec::new()).expect("a listener")[0]
     }
 }
 
 /// Without TLS on either side. The backend is told the client, so that no privileges are needed.
-fn tunnels(address: SocketAddr, backend: SocketAddr) -> Rules {
+fn tunnels(address: SocketAddr, backend: SocketAddr) -> HttpsRules {
     let backend = BackendAddr::new(backend);
     let mut policy = Policy::to(Backends::both(backend, backend));
     policy.senders.allow = PrefixSet::loopback();
@@ -59,10 +59,10 @@ fn tunnels(address: SocketAddr, backend: SocketAddr) -> Rules {
         handshake_timeout: Duration::from_secs(5),
         per_client: PerClient::default(),
     };
-    Rules { listening, origin: None, http: None }
+    HttpsRules { listening, origin: None, http: None }
 }
 
-fn exchanges(address: SocketAddr, origin: SocketAddr) -> Rules {
+fn exchanges(address: SocketAddr, origin: SocketAddr) -> HttpsRules {
     let options = HttpOptions {
         settings: HttpSettings::default(),
         client_address: ClientAddress::Forwarded,
@@ -70,7 +70,7 @@ fn exchanges(address: SocketAddr, origin: SocketAddr) -> Rules {
         origin_idle: LONG,
         origin_retry_timeout: Duration::ZERO,
     };
-    Rules { http: Some(options), ..tunnels(address, origin) }
+    HttpsRules { http: Some(options), ..tunnels(address, origin) }
 }
 
 fn backend() -> (TcpListener, SocketAddr) {

@@ -16,13 +16,13 @@ const HOLDS: Duration = Duration::from_secs(1);
 /// Remembered answers. Beyond, newcomers are one: "whoever else".
 const MOST_REMEMBERED: usize = 256;
 
-type Key = (&'static str, Option<IpAddr>);
+type RefusalKey = (&'static str, Option<IpAddr>);
 
 /// What one worker has refused since it last told the others.
 #[derive(Debug, Default)]
 pub struct Refusals {
     counts: Vec<(&'static str, u64)>,
-    recent: HashMap<Key, Recent>,
+    recent: HashMap<RefusalKey, Recent>,
     swept: Option<Instant>,
 }
 
@@ -66,7 +66,7 @@ impl Refusals {
     }
 
     /// The key itself while there is room for it, else "whoever else".
-    fn key(&mut self, complaints: &Complaints, key: Key, now: Instant) -> Key {
+    fn key(&mut self, complaints: &Complaints, key: RefusalKey, now: Instant) -> RefusalKey {
         if self.recent.len() < MOST_REMEMBERED || self.recent.contains_key(&key) {
             return key;
         }

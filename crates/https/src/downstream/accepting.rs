@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use truepeer_session::listening::concerns_one_connection;
 
 use super::WorkerState;
-use crate::reactor::{Listener, Reactor, TcpStream};
+use crate::reactor::{Reactor, TcpListener, TcpStream};
 
 /// How long connections stay in the kernel's queue when the system is out of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -57,7 +57,7 @@ impl Closing {
 /// Accepts connections until the loop is drained, or the listener closes; each `begin`s. The socket is closed then.
 pub async fn accept(
     reactor: Reactor,
-    listener: Listener,
+    listener: TcpListener,
     address: IpAddr,
     worker: Rc<WorkerState>,
     closing: &Closing,
@@ -117,7 +117,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 /// The next connection. `None`: the loop drains, and the kernel's queue is empty.
 async fn next(
     reactor: &Reactor,
-    listener: &Listener,
+    listener: &TcpListener,
     closing: &Closing,
 ) -> Option<io::Result<(TcpStream, SocketAddr)>> {
     let mut accepting = std::pin::pin!(listener.accept());
@@ -160,7 +160,7 @@ mod tests {
     fn who_came_just_before_the_end_is_taken() {
         let reactor = Reactor::new().unwrap();
         let door = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let listener = Listener::new(&reactor, listen(door, ListenOptions::default()).unwrap()).unwrap();
+        let listener = TcpListener::new(&reactor, listen(door, ListenOptions::default()).unwrap()).unwrap();
         let address = listener.local_address().unwrap();
         let other = reactor.clone();
         let taken = reactor.block_on(async move {

@@ -226,20 +226,20 @@ mod tests {
     use truepeer_session::listening::{ListenOptions, listen};
 
     use super::*;
-    use crate::reactor::{Listener, Reactor};
+    use crate::reactor::{Reactor, TcpListener};
     use crate::stream::Stream;
 
     const LONG: Duration = Duration::from_secs(60);
 
     /// Connections of the loop's own, each with its other end.
-    struct Door(Listener);
+    struct Door(TcpListener);
 
     impl Door {
         /// Whose kernel takes little at a time.
         fn new(reactor: &Reactor) -> Self {
             let socket = listen("127.0.0.1:0".parse().unwrap(), ListenOptions::default()).unwrap();
             SockRef::from(&socket.as_fd()).set_send_buffer_size(4096).unwrap();
-            Self(Listener::new(reactor, socket).unwrap())
+            Self(TcpListener::new(reactor, socket).unwrap())
         }
 
         async fn pair(&self) -> (Stream, TcpStream) {

@@ -15,7 +15,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Handle;
 use tracing::{error, info, warn};
 use truepeer_https::downstream;
-use truepeer_https::{Https, Rules};
+use truepeer_https::{Https, HttpsRules};
 use truepeer_policy::{HeaderTimes, Source};
 use truepeer_proto::{Limits, Versions};
 use truepeer_relay::Relay;
@@ -233,7 +233,7 @@ fn warn_of_unasked(left: &[OwnedFd]) {
 }
 
 /// A listener that speaks TLS with clients, backends or both.
-fn https_rules(listener: &CheckedListener, mark: Option<u32>) -> Rules {
+fn https_rules(listener: &CheckedListener, mark: Option<u32>) -> HttpsRules {
     let ListenerRules { settings, policy } = rules(listener, mark);
     let (tls, handshake_timeout) = (listener.tls.clone(), listener.config.handshake_timeout());
     let config = &listener.config;
@@ -244,7 +244,7 @@ fn https_rules(listener: &CheckedListener, mark: Option<u32>) -> Rules {
     };
     let listening = downstream::TlsListener { settings, policy, tls, handshake_timeout, per_client };
     let http = config.http.as_ref().map(HttpConfig::options);
-    Rules { listening, origin: listener.origin.clone(), http }
+    HttpsRules { listening, origin: listener.origin.clone(), http }
 }
 
 fn budgets(config: &Config, open_files: usize) -> Budgets {

@@ -19,7 +19,7 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_cookie, socket_timeout};
 use truepeer_handover::{CARRIED_BYTES, sends_datagrams};
-use truepeer_sys::datagram::{Received, receive_datagram};
+use truepeer_sys::datagram::{ReceivedMessage, receive_datagram};
 use truepeer_sys::process::{read_memory, write_memory};
 use truepeer_sys::seccomp::{Answer, Notification, calls};
 
@@ -227,7 +227,7 @@ impl Telling {
     fn take_header_off(
         &self,
         socket: BorrowedFd<'_>,
-        received: &mut Received,
+        received: &mut ReceivedMessage,
         room: usize,
         flags: i32,
     ) -> usize {
@@ -289,7 +289,12 @@ fn wanted(call: &Notification) -> Result<Message, Errno> {
 }
 
 /// What recvmsg(2) writes beside the datagram.
-fn write_rest(call: &Notification, at: u64, message: &Message, received: &Received) -> Result<(), Errno> {
+fn write_rest(
+    call: &Notification,
+    at: u64,
+    message: &Message,
+    received: &ReceivedMessage,
+) -> Result<(), Errno> {
     let (name, control) = (message.name, message.control);
     if name.0 != 0 {
         write_bytes(call, &[name], &received.name)?;
