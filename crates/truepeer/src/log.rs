@@ -1,10 +1,11 @@
-//! What is written where: lines on standard error, for people on a terminal and for machines otherwise.
+//! What is logged, and where: lines on standard error, formatted for people on a terminal and for machines
+//! otherwise.
 //!
 //! | verbosity | contains |
 //! |---|---|
 //! | quiet | `warn` and `error`: what an operator should or must act on |
 //! | 0 | `info`: start and stop |
-//! | any | `info` of the target [`ACCESS`], where it is asked for: a line for each request |
+//! | any | `info` of the target [`ACCESS`], if access logging is on: a line for each request |
 //! | 1 | `info` of the target [`SESSION`]: a line for each session, at its end |
 //! | 2 | `debug`: every change of a session's state |
 
@@ -21,14 +22,14 @@ use truepeer_session::journal::SESSION;
 use crate::plan::LogConfig;
 use crate::spec::{LogFormat, Verbosity};
 
-/// Sets up logging for the rest of the program's life; a second call changes nothing.
+/// Sets up logging for the whole process; a second call changes nothing.
 pub(crate) fn init(config: LogConfig) {
     let is_terminal = std::io::stderr().is_terminal();
     let format = config.format.unwrap_or(if is_terminal { LogFormat::Text } else { LogFormat::Json });
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let filter = filter(config.verbosity);
     let subscriber = tracing_subscriber::registry();
-    // The only way to fail is to be the second.
+    // try_init fails only if logging is already set up.
     let _ = match format {
         LogFormat::Text => {
             let lines = lines.with_ansi(is_terminal).with_target(false);
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_level_adds_to_the_one_before() {
+    fn each_level_adds_to_the_level_below() {
         for (verbosity, warnings, start, sessions, states) in [
             (Verbosity::Quiet, true, false, false, false),
             (Verbosity::Lifecycle, true, true, false, false),

@@ -1,9 +1,10 @@
 //! truepeer: your backend sees the true peer.
 //!
-//! The command line becomes an [`cli::Invocation`]; this file hands it to who carries it out. Ends with status 0 when
-//! all went well, 1 when something failed, 2 when the command line or the configuration can't be followed; `run`, `connect`
-//! and `vpp run` with that of the program that they start, or as shells do: 127 if there is none of that name, 126 if it can't be
-//! executed.
+//! The command line becomes an [`cli::Invocation`], and this file calls the module that carries it out.
+//!
+//! Exit status: 0 on success, 1 on failure, 2 if the command line or the configuration is invalid. `run`,
+//! `connect` and `vpp run` return the status of the program that they start: as in a shell, 127 if it is not
+//! found and 126 if it can't be executed.
 
 mod attach;
 mod cli;
@@ -39,8 +40,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is to be carried out. A plan has everything read that it names: what is wrong with it is the user's to mend, and said
-/// before anything is set up.
+/// The work to do. A plan has already read every file it names, so configuration errors are reported before
+/// anything is set up.
 enum Task {
     Serve { config: Box<Config>, checked: Checked, compat: Option<Compat>, stack: Option<StackArgs> },
     Other(Invocation),
@@ -59,7 +60,7 @@ fn check(invocation: Invocation) -> Result<Task, UsageError> {
 fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
     let done = match task {
         Task::Serve { config, checked, compat, stack } => {
-            // Before anything else: on VPP's stack the process begins once more.
+            // This must come first: on VPP's stack the process executes itself again.
             let workers = config.workers.map_or(1, std::num::NonZeroUsize::get);
             let entered = stack.map_or(Ok(()), |stack| vpp::stack::enter(&stack, workers));
             entered.and_then(|()| serve(&config, checked, compat))
@@ -70,7 +71,7 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
         Task::Other(Invocation::Attach(args)) => attach::run(&args, &mut output::stdout()),
         Task::Other(Invocation::Routes(args)) => routes(&args),
         Task::Other(Invocation::Doctor(args)) => doctor(&args),
-        Task::Other(Invocation::Proxy(..) | Invocation::Https(..)) => Ok(()), // became Task::Serve
+        Task::Other(Invocation::Proxy(..) | Invocation::Https(..)) => Ok(()), // became Task::Serve above
     };
     done.map(|()| ExitCode::SUCCESS)
 }
@@ -91,7 +92,7 @@ fn routes(args: &RoutesArgs) -> anyhow::Result<()> {
         RoutesAction::Show => routes::show::apply(&plan::setup_options(&args.routing)?, true, out),
         RoutesAction::Apply => routes::show::apply(&plan::setup_options(&args.routing)?, args.print, out),
         RoutesAction::Remove => {
-            // Without --table, every table is meant.
+            // Without --table, all tables.
             let options = RemoveOptions { table: args.routing.table, force: args.force, print: args.print };
             routes::show::remove(&options, out)
         }
@@ -107,14 +108,14 @@ fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
         json: args.json,
     };
     let holds = doctor::examine(&options, &mut output::stdout())?;
-    anyhow::ensure!(holds, "not everything that is needed holds");
+    anyhow::ensure!(holds, "a required check failed");
     Ok(())
 }
 
 fn serve(config: &Config, checked: Checked, compat: Option<Compat>) -> anyhow::Result<()> {
     log::init(config.log);
     if let Some(compat) = compat {
-        tracing::info!("taking the place of {compat}: its options and defaults hold");
+        tracing::info!("running as {compat}, with its options and defaults");
     }
     for warning in checked.warnings() {
         tracing::warn!("{warning}");

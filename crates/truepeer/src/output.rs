@@ -2,13 +2,13 @@
 
 use std::io::{self, ErrorKind, Write};
 
-/// Standard output, which nobody need read to its end: `truepeer attach status | head` is no failure, and what is being done is done
-/// whether somebody still looks or not.
+/// Standard output whose reader may leave early. `truepeer attach status | head` is not a failure, and a command
+/// finishes its work even if nobody reads its output.
 pub(crate) fn stdout() -> WhileRead<io::Stdout> {
     WhileRead { out: io::stdout() }
 }
 
-/// Takes what nobody reads any more for written.
+/// Reports success for a write that no reader is left to receive (EPIPE).
 pub(crate) struct WhileRead<W> {
     out: W,
 }
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_reader_who_left_is_no_failure() {
+    fn only_a_closed_pipe_is_ignored() {
         let mut hung_up = WhileRead { out: Failing(ErrorKind::BrokenPipe) };
         assert!(writeln!(hung_up, "unread").is_ok() && hung_up.flush().is_ok());
         let mut full = WhileRead { out: Failing(ErrorKind::StorageFull) };

@@ -1,17 +1,17 @@
-//! Whose sockets are shown the client.
+//! The cgroup whose sockets see the client's address.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// A cgroup, and what to know about it.
+/// A cgroup, and a warning about it, if any.
 pub(crate) struct Cgroup {
     pub(crate) path: PathBuf,
     pub(crate) warning: Option<String>,
 }
 
-/// The cgroup that was named, by its path or its unit, or the root: all processes.
+/// Finds the cgroup given by `--cgroup` or `--unit`. Without either it is the root: all processes.
 pub(crate) fn find(path: Option<&Path>, unit: Option<&str>) -> Result<Cgroup> {
     let root = truepeer_bpf::cgroup_root()?;
     match (path, unit) {
@@ -36,11 +36,14 @@ fn of_unit(root: &Path, unit: &str) -> Result<Cgroup> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
     let group = value("ControlGroup").unwrap_or_default().trim_start_matches('/');
-    ensure!(!group.is_empty(), "--unit {unit}: it is not running, so that it has no cgroup");
-    // A socket keeps the cgroup in which it was made: that of systemd itself, if systemd listens for the unit.
+    ensure!(
+        !group.is_empty(),
+        "--unit {unit}: the unit has no cgroup because it is not running; start it first"
+    );
+    // A socket belongs to the cgroup that created it. With socket activation that is systemd's own cgroup.
     let sockets = value("TriggeredBy").unwrap_or_default().split(' ').find(|unit| unit.ends_with(".socket"));
     let warning = sockets.map(|socket| {
-        format!("{socket} listens for {unit}, so that its connections are not of the unit's cgroup and keep the sender's address; leave --unit out")
+        format!("{socket} listens for {unit}: its connections belong to systemd's cgroup and would keep the sender's address; leave --unit out")
     });
     Ok(Cgroup { path: root.join(group), warning })
 }

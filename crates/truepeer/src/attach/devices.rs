@@ -1,4 +1,4 @@
-//! Which devices to attach to.
+//! The network devices to attach to.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +8,9 @@ use truepeer_bpf::Device;
 
 use crate::routes::netlink::Netlink;
 
-/// The devices by these names; `all` is every device that is up and has an address: those are where packets for this
-/// host end. The ports of a bridge or bond have none, and their packets would be met twice.
+/// Returns the devices with these names. `all` selects every device that is up and has an address, because
+/// packets for this host end there. The ports of a bridge or bond have no address; attaching to them would
+/// process their packets twice.
 pub(crate) fn find(names: &[String]) -> Result<Vec<Device>> {
     let mut netlink = Netlink::open()?;
     let with_address: BTreeSet<u32> =
@@ -24,7 +25,10 @@ pub(crate) fn find(names: &[String]) -> Result<Vec<Device>> {
             |link: &&LinkMessage| if name == "all" { is_all(link) } else { name_of(link) == Some(name) };
         let before = devices.len();
         devices.extend(links.iter().filter(is_meant).filter_map(device));
-        ensure!(devices.len() > before || name == "all", "--dev {name}: there is no such device here");
+        ensure!(
+            devices.len() > before || name == "all",
+            "--dev {name}: no such device in this network namespace (ip link lists them)"
+        );
     }
     ensure!(!devices.is_empty(), "no device here has an address; name one with --dev");
     Ok(devices.into_iter().collect())
@@ -47,7 +51,7 @@ fn device(link: &LinkMessage) -> Option<Device> {
 /// "The max value from conf/{all,interface}/rp_filter is used" (ip-sysctl).
 const STRICT: u8 = 1;
 
-/// 0 where it can't be read: then nothing is dropped for it.
+/// An unreadable setting counts as 0: the kernel then drops nothing because of it.
 fn rp_filter(device: &str) -> u8 {
     let text = std::fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{device}/rp_filter"));
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)

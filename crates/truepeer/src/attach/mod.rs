@@ -1,4 +1,4 @@
-//! `truepeer attach`: what the words on the command line mean to the kernel programs of `truepeer-bpf`.
+//! `truepeer attach`: turns the plan into calls of the kernel programs in `truepeer-bpf`.
 
 mod cgroup;
 mod devices;
@@ -25,10 +25,10 @@ use crate::spec::{AttachAction, AttachArgs, PlaceArgs, defaults};
 
 pub(crate) use privileges::missing as missing_capabilities;
 
-/// How often a detachment looks whether the last connection has ended.
+/// How often `detach` checks whether the last connection has ended.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Does what was asked for, in the network namespace that was named.
+/// Runs the action in the network namespace that the command line names.
 pub(crate) fn run(args: &AttachArgs, out: &mut (dyn Write + Send)) -> Result<()> {
     let place = match &args.action {
         None => &args.place,
@@ -48,7 +48,7 @@ fn in_netns(args: &AttachArgs, place: &PlaceArgs, out: &mut (dyn Write + Send)) 
     }
 }
 
-/// A name is one of ip-netns(8).
+/// Network namespaces are named as in ip-netns(8).
 fn netns_path(name: &Path) -> PathBuf {
     if name.components().count() > 1 { name.to_owned() } else { Path::new("/run/netns").join(name) }
 }
@@ -77,17 +77,18 @@ fn act(args: &AttachArgs, place: &PlaceArgs, out: &mut (dyn Write + Send)) -> Re
     }
 }
 
-/// What is left of other network namespaces takes places in the cgroup that this one needs.
+/// Links left by network namespaces that no longer exist take up slots in the cgroup. Attaching needs those
+/// slots.
 fn tidy_up(place: &Place, out: &mut (dyn Write + Send)) -> Result<()> {
     match sweep(place) {
         Ok(0) => {}
         Ok(count) => {
-            writeln!(out, "removed what network namespaces that are gone had left behind: {count}")?;
+            writeln!(out, "removed leftovers of network namespaces that no longer exist: {count}")?;
         }
-        // It is not what was asked for.
+        // A failed cleanup doesn't fail the command: the user asked for something else.
         Err(error) => {
             eprintln!(
-                "warning: what network namespaces that are gone have left behind can't be removed: {:#}",
+                "warning: can't remove leftovers of network namespaces that no longer exist: {:#}",
                 anyhow::Error::new(error)
             );
         }
@@ -117,7 +118,7 @@ fn put_in_place(args: &AttachArgs, place: &Place, out: &mut (dyn Write + Send)) 
     let by = if attached.by_tcx { "tcx" } else { "clsact" };
     writeln!(out, "attached to {} ({by}), port {}", names.join(", "), list(&rules))?;
     if attached.taken_over > 0 {
-        writeln!(out, "{} open connections go on", attached.taken_over)?;
+        writeln!(out, "{} open connections continue", attached.taken_over)?;
     }
     Ok(())
 }
@@ -177,15 +178,15 @@ fn drain_and_detach(place: &Place, new: NewConnections, out: &mut (dyn Write + S
         }
         if is_interrupted.load(Ordering::Relaxed) {
             bail!(
-                "interrupted: {open} open connections are served on; new ones {}; detach again to go on waiting and then \
-                 remove everything, detach --now to cut them off, attach to judge new ones again",
+                "interrupted: {open} open connections are still served; new ones {}; type detach again to resume waiting and \
+                 then remove everything, detach --now to cut them off, attach to check new ones again",
                 fate_of(new)
             );
         }
         if open != told {
             writeln!(
                 out,
-                "waiting for {open} open connections (to cut them off: --now); new ones {}",
+                "waiting for {open} open connections (--now cuts them off); new ones {}",
                 fate_of(new)
             )?;
             out.flush()?;
@@ -195,10 +196,10 @@ fn drain_and_detach(place: &Place, new: NewConnections, out: &mut (dyn Write + S
     }
 }
 
-/// What becomes of new connections while a detachment waits.
+/// Describes how new connections are treated while `detach` waits.
 fn fate_of(new: NewConnections) -> &'static str {
     match new {
-        NewConnections::Pass => "pass unjudged, with their header (fail-open; to refuse them: --refuse-new)",
+        NewConnections::Pass => "pass unchecked, with their header (fail-open; --refuse-new refuses them)",
         NewConnections::Refuse => "are refused if their sender must send a header",
     }
 }

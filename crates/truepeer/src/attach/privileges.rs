@@ -1,4 +1,4 @@
-//! What attaching, looking and detaching need, and what to say where it is missing.
+//! The privileges that `attach` needs, and the message to print when they are missing.
 
 use std::io;
 
@@ -7,9 +7,10 @@ use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
 const NEEDED: &str = "attach needs root, or CAP_BPF and CAP_NET_ADMIN";
-const INSTEAD: &str = "a server that is started by truepeer run needs neither";
+const INSTEAD: &str = "truepeer run needs neither";
 
-/// The capabilities that are missing. CAP_SYS_ADMIN was the one for all of BPF, and still is enough.
+/// Returns the missing capabilities. CAP_SYS_ADMIN is an alternative to CAP_BPF: before Linux 5.8 it covered all
+/// of BPF.
 pub(crate) fn missing() -> Vec<&'static str> {
     let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
     let wanted = [
@@ -19,7 +20,7 @@ pub(crate) fn missing() -> Vec<&'static str> {
     wanted.into_iter().filter(|(_, any)| !held.intersects(*any)).map(|(name, _)| name).collect()
 }
 
-/// Before anything is begun.
+/// Checks the privileges before anything is set up.
 pub(super) fn check() -> Result<()> {
     let missing = missing();
     if !missing.is_empty() {
@@ -28,12 +29,12 @@ pub(super) fn check() -> Result<()> {
     Ok(())
 }
 
-/// The kernel's "not permitted", with what is behind it.
+/// Adds the likely cause to the kernel's "operation not permitted".
 pub(super) fn explain(error: Error) -> Error {
     explain_to(&missing(), error)
 }
 
-/// EACCES with all capabilities is the verifier's, and says something else.
+/// With all capabilities held, EACCES comes from the verifier and needs another explanation.
 fn explain_to(missing: &[&str], error: Error) -> Error {
     let is_refusal = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<io::Error>() {
         Some(error) if missing.is_empty() => error.raw_os_error() == Some(Errno::PERM.raw_os_error()),
@@ -45,8 +46,8 @@ fn explain_to(missing: &[&str], error: Error) -> Error {
 
 fn what_to_do(missing: &[&str]) -> String {
     if missing.is_empty() {
-        // All capabilities of a user namespace are none of the machine's.
-        return format!("{NEEDED}; in a container, those of the machine itself ({INSTEAD})");
+        // Capabilities of a user namespace don't count here: BPF needs those of the initial user namespace.
+        return format!("{NEEDED}; in a container: those of the initial user namespace ({INSTEAD})");
     }
     format!("{NEEDED} (missing: {}): type sudo before it; {INSTEAD}", missing.join(", "))
 }

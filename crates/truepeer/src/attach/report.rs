@@ -1,4 +1,4 @@
-//! What `truepeer attach status` says.
+//! The output of `truepeer attach status`.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde::Serialize;
 use truepeer_bpf::{FlowCount, PortStatus, Status, Traffic};
 
-/// For people: what has happened, not what hasn't.
+/// Text for people: only the counters that are not zero.
 pub(crate) fn write(status: Option<&Status>, left_behind: usize, out: &mut dyn Write) -> Result<()> {
     match status {
         Some(status) => {
@@ -15,7 +15,7 @@ pub(crate) fn write(status: Option<&Status>, left_behind: usize, out: &mut dyn W
             if status.refused_unread > 0 {
                 writeln!(
                     out,
-                    "dropped behind too many IPv6 extension headers to find their port: {} packets (refused_unread)",
+                    "dropped, too many IPv6 extension headers to find the port: {} packets (refused_unread)",
                     status.refused_unread
                 )?;
             }
@@ -25,7 +25,7 @@ pub(crate) fn write(status: Option<&Status>, left_behind: usize, out: &mut dyn W
     if left_behind > 0 {
         writeln!(
             out,
-            "left behind by network namespaces that are gone: {left_behind}; attach and detach remove it"
+            "leftovers of network namespaces that no longer exist: {left_behind}; the next attach or detach removes them"
         )?;
     }
     Ok(())
@@ -48,7 +48,7 @@ fn write_port(port: &PortStatus, out: &mut dyn Write) -> Result<()> {
         )?,
     }
     match (port.draining, port.refusing) {
-        (true, false) => writeln!(out, "  new connections pass unjudged (fail-open)")?,
+        (true, false) => writeln!(out, "  new connections pass unchecked (fail-open)")?,
         (true, true) => writeln!(out, "  new connections are refused if their sender must send a header")?,
         (false, _) => {}
     }
@@ -84,7 +84,7 @@ enum JsonTraffic {
     Udp { backend_port: u16, dialect: &'static str, flows: usize },
 }
 
-/// For machines: everything.
+/// JSON for machines: every counter.
 pub(crate) fn write_json(status: Option<&Status>, left_behind: usize, out: &mut dyn Write) -> Result<()> {
     let ports = status.map(|status| status.ports.as_slice()).unwrap_or_default();
     let json = Json {

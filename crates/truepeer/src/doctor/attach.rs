@@ -1,4 +1,5 @@
-//! Whether `truepeer attach` could do the job here. Never a failure: `truepeer proxy` needs none of it.
+//! Checks whether `truepeer attach` works here. A failure is only a note, because `truepeer proxy` needs none of
+//! it.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +9,7 @@ use rustix::system::uname;
 
 use super::report::{Check, Report};
 
-/// The oldest kernel whose socket hooks can tell network namespaces apart (bpf_get_netns_cookie in sock_ops).
+/// The oldest kernel on which sock_ops programs can distinguish network namespaces (bpf_get_netns_cookie).
 const OLDEST: (u32, u32) = (5, 15);
 const TRIED: &str = "truepeer attach (no proxy)";
 
@@ -28,22 +29,23 @@ pub(super) fn examine(report: &mut Report) {
     let is_interpreted =
         fs::read_to_string("/proc/sys/net/core/bpf_jit_enable").is_ok_and(|value| value.trim() == "0");
     if is_interpreted {
-        let found = "off: kernel programs are interpreted, which is slow";
+        let found = "the BPF JIT is off: the kernel interprets BPF programs, which is slow";
         report.add(
             Check::note("bpf_jit", "the BPF compiler", found).mend("sysctl -w net.core.bpf_jit_enable=1"),
         );
     }
 }
 
-/// The network devices here but for loopback, by name.
+/// The network devices of this namespace, without loopback.
 fn devices() -> Vec<String> {
     let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
     let names = text.lines().skip(2).filter_map(|line| line.split(':').next());
     names.map(|name| name.trim().to_owned()).filter(|name| name != "lo").collect()
 }
 
-/// A datagram has the client's address when the kernel looks where it may come from. The stricter of a device's and everybody's
-/// setting holds (ip-sysctl.rst); 1 wants the way back to lead over the same device.
+/// Checks rp_filter. The kernel applies it to UDP datagrams after `attach` has put in the client's address. The
+/// kernel uses the larger of the device's setting and `all` (ip-sysctl.rst). With 1, the route back to the client
+/// must lead over the same device.
 fn reverse_path() -> Option<Check> {
     let setting = |device: &str| -> u8 {
         let file = format!("/proc/sys/net/ipv4/conf/{device}/rp_filter");
@@ -53,7 +55,7 @@ fn reverse_path() -> Option<Check> {
     let strict: Vec<String> = devices().into_iter().filter(|device| all.max(setting(device)) == 1).collect();
     (!strict.is_empty()).then(|| {
         let found = format!(
-            "rp_filter is 1 on {}: clients to whom no route leads over that device are dropped; 2 takes those to whom any does",
+            "rp_filter is 1 on {}: datagrams of clients whose route leads over another device are dropped; 2 accepts any route",
             strict.join(", ")
         );
         Check::note("attach_rp_filter", "truepeer attach of UDP ports", found)
@@ -61,7 +63,7 @@ fn reverse_path() -> Option<Check> {
     })
 }
 
-/// The offloads that put datagrams together which no socket has asked for; ethtool(8) knows, if it is there.
+/// Offloads that merge datagrams for sockets that did not ask for it. ethtool(8) lists them, if it is installed.
 const AGGREGATING: [&str; 2] = ["rx-udp-gro-forwarding", "rx-gro-list"];
 
 fn aggregation() -> Option<Check> {
@@ -74,12 +76,14 @@ fn aggregation() -> Option<Check> {
     let found: Vec<String> = devices().into_iter().filter(is_on).collect();
     let first = found.first()?;
     let mend = format!("ethtool -K {first} {} off {} off", AGGREGATING[0], AGGREGATING[1]);
-    let said =
-        format!("{} put datagrams together, which are taken apart again: that costs", found.join(", "));
+    let said = format!(
+        "{} merge datagrams, and the kernel must split them again, which costs CPU time",
+        found.join(", ")
+    );
     Some(Check::note("attach_gro", "truepeer attach of UDP ports", said).mend(mend))
 }
 
-/// What is missing, and the command that mends it, if one does.
+/// The first missing requirement, and the command that provides it, if there is one.
 fn obstacle() -> Option<(String, &'static str)> {
     if !truepeer_bpf::are_built_in() {
         return Some((
@@ -92,7 +96,7 @@ fn obstacle() -> Option<(String, &'static str)> {
         return Some((format!("Linux {release} is older than {}.{}", OLDEST.0, OLDEST.1), ""));
     }
     if !crate::attach::missing_capabilities().is_empty() {
-        return Some(("it needs CAP_BPF and CAP_NET_ADMIN".to_owned(), "sudo truepeer doctor"));
+        return Some(("CAP_BPF or CAP_NET_ADMIN is missing".to_owned(), "sudo truepeer doctor"));
     }
     if truepeer_bpf::cgroup_root().is_err() {
         return Some(("no cgroup v2 is mounted".to_owned(), "mount -t cgroup2 none /sys/fs/cgroup"));
@@ -104,7 +108,7 @@ fn obstacle() -> Option<(String, &'static str)> {
     None
 }
 
-/// `6.1.0-18-amd64`: 6 and 1.
+/// Parses a release: `6.1.0-18-amd64` gives 6 and 1.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(['.', '-']).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))

@@ -1,4 +1,4 @@
-//! The backends: is anybody there, and does an answer to a client's address come back to us.
+//! Checks the backends: something listens there, and an answer to a client's address is routed back to truepeer.
 
 use std::io;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) {
     }
 }
 
-/// A prefix (of dynamic destinations) has no address to try.
+/// A prefix (from dynamic destinations) gives no single address to try.
 fn address_of(backend: &Backend) -> Option<SocketAddr> {
     let is_one = backend.net.prefix_len() == backend.net.max_prefix_len()
         && backend.ports.start() == backend.ports.end();
@@ -38,7 +38,7 @@ fn round_trips(subject: &Subject<'_>, place: BackendPlace, backend: SocketAddr, 
     let tried = format!("connection to {backend} as {client}");
     if let Err(error) = probe::connect(backend, timeout) {
         report.add(unreachable(plain, backend, &error));
-        report.add(Check::skip("backend_spoofed", tried, "the backend does not even answer plainly"));
+        report.add(Check::skip("backend_spoofed", tried, "the backend doesn't answer a plain connection"));
         return;
     }
     report.add(Check::ok("backend", plain));
@@ -48,7 +48,7 @@ fn round_trips(subject: &Subject<'_>, place: BackendPlace, backend: SocketAddr, 
     }
 }
 
-/// What failed before and must be mended first.
+/// The earlier failure that must be fixed first.
 fn cause(report: &Report) -> Option<&Check> {
     report.failure(&["transparent", "mark", "loopback", "routes", "route_taken"])
 }
@@ -58,7 +58,7 @@ fn unreachable(tried: String, backend: SocketAddr, error: &io::Error) -> Check {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => check
             .found("refused: nothing listens there")
-            .mend(format!("ss -ltnp 'sport = {}' (is it started, and where?)", backend.port())),
+            .mend(format!("ss -ltnp 'sport = {}' (is it started, and on which address?)", backend.port())),
         io::ErrorKind::TimedOut => {
             check.found("no answer in time").mend(format!("ip route get {}", backend.ip()))
         }
@@ -80,11 +80,11 @@ fn lost(place: BackendPlace, tried: String, error: &io::Error, report: &mut Repo
         return report.add(check.mend("ip route replace default via THIS-HOST (on the backend's host)"));
     }
     let (suspects, mend) = super::firewall::look();
-    report.add(check.mend(mend.unwrap_or_else(|| "tcpdump -ni lo (what becomes of the answer?)".to_owned())));
+    report.add(check.mend(mend.unwrap_or_else(|| "tcpdump -ni lo (shows where the answer goes)".to_owned())));
     suspects.into_iter().for_each(|suspect| report.add(suspect));
 }
 
-/// How the backend is bound, where that matters.
+/// Checks which address the backend is bound to, where that matters.
 fn binding(backend: &Backend, address: SocketAddr) -> Option<Check> {
     let bound = match backend.place {
         BackendPlace::Elsewhere => return None,
@@ -97,7 +97,7 @@ fn binding(backend: &Backend, address: SocketAddr) -> Option<Check> {
             Check::note(
                 "binding",
                 tried,
-                "it is bound to every address: whoever reaches it directly needs no truepeer",
+                "it is bound to every address: clients can bypass truepeer and connect to it directly",
             )
             .mend(format!("bind the backend to {}", address.ip())),
         ),
@@ -113,7 +113,7 @@ fn binding(backend: &Backend, address: SocketAddr) -> Option<Check> {
             Check::fail(
                 "binding",
                 tried,
-                "it is bound to every address: its replies would leave from another one",
+                "it is bound to every address: its replies would leave from another address",
             )
             .mend(format!("bind the backend to {}", address.ip())),
         ),

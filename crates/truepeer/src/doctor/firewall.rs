@@ -1,17 +1,17 @@
-//! Firewall rules known to drop spoofed packets on loopback as martians: Docker's and kube-proxy's guards of
-//! 127.0.0.0/8, and reverse-path checks written as rules. Looked for only when all else holds and yet nothing
-//! comes back; what can't be read is said to be unknown.
+//! Finds firewall rules that are known to drop spoofed packets on loopback as martians: the rules by which Docker
+//! and kube-proxy guard 127.0.0.0/8, and reverse-path checks written as rules. This check runs only if all other
+//! checks pass and still no answer comes back. Rules that can't be read are reported as unknown.
 
 use std::process::Command;
 
 use super::report::Check;
 
-/// What such rules have in them, besides `drop` or `reject`.
+/// A suspect rule contains one of these, besides `drop` or `reject`.
 const SUSPECTS: [&str; 5] = ["127.0.0.0/8", "127.0.0.1", "::1", "fib saddr", "ct state invalid"];
 
-/// The suspects, and the command that takes the first of them out of the way.
+/// Returns the suspects, and the command that exempts loopback from the first of them.
 pub(super) fn look() -> (Vec<Check>, Option<String>) {
-    let tried = "firewall rules that drop foreign addresses on lo";
+    let tried = "firewall rules that drop spoofed addresses on lo";
     let listing = match listing() {
         Ok(listing) => listing,
         Err(why) => return (vec![Check::skip("firewall", tried, why)], None),
@@ -39,15 +39,15 @@ fn listing() -> Result<String, String> {
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Suspect {
-    /// `FAMILY TABLE CHAIN`, as nft's commands want it.
+    /// `FAMILY TABLE CHAIN`, as nft commands take it.
     chain: String,
-    /// Where the kernel calls the chain; empty if another chain jumps to it.
+    /// The hook from which the kernel calls the chain; empty if another chain jumps to it.
     hook: String,
     rule: String,
 }
 
 impl Suspect {
-    /// Lets loopback pass before the rule is asked; the rule goes on guarding the other interfaces.
+    /// Accepts loopback before the rule is evaluated. The rule still guards the other interfaces.
     fn mend(&self) -> String {
         let accept = |word| format!("insert rule {} {word} lo accept", self.chain);
         match self.hook.as_str() {

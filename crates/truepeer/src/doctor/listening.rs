@@ -1,22 +1,22 @@
-//! Who listens in this network namespace: `/proc/net/tcp` and its kin, as proc(5) describes them.
+//! Listening sockets of this network namespace, from `/proc/net/tcp` and its siblings (proc(5)).
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::routes::item::Transport;
 
-/// How a backend of this machine is bound, as far as it can be seen.
+/// How a backend on this machine is bound, as far as it can be seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bound {
     /// To exactly this address.
     Exactly,
     /// To every address.
     Wildcard,
-    /// Nobody is.
+    /// Nothing listens.
     Nobody,
 }
 
-/// Looks for whoever would get what is sent to `address`.
+/// Finds the socket that would receive packets sent to `address`.
 pub(super) fn bound(address: SocketAddr, transport: Transport) -> Bound {
     let sockets = sockets_of(transport).into_iter().map(|socket| socket.address);
     let sockets: Vec<SocketAddr> = sockets.filter(|socket| socket.port() == address.port()).collect();
@@ -29,19 +29,19 @@ pub(super) fn bound(address: SocketAddr, transport: Transport) -> Bound {
     }
 }
 
-/// `[::]` usually takes IPv4, too (unless IPV6_V6ONLY, which can't be seen here).
+/// `[::]` usually accepts IPv4, too. IPV6_V6ONLY prevents that, but can't be seen here.
 fn serves_all(socket: IpAddr, address: IpAddr) -> bool {
     socket.is_unspecified() && (socket.is_ipv6() || address.is_ipv4())
 }
 
-/// A socket that takes what comes to its address.
+/// A socket that receives packets for its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Socket {
     pub(crate) address: SocketAddr,
     pub(crate) inode: u64,
 }
 
-/// Listening TCP sockets, or UDP sockets that are not connected.
+/// Returns listening TCP sockets, or unconnected UDP sockets.
 pub(crate) fn sockets_of(transport: Transport) -> Vec<Socket> {
     let (tables, state) = match transport {
         Transport::Tcp => (["tcp", "tcp6"], "0A"),
@@ -62,7 +62,7 @@ fn sockets(table: &str, state: &str) -> Vec<Socket> {
     table.lines().skip(1).filter_map(of_line).collect()
 }
 
-/// Each 32-bit word is printed as a number of this machine's byte order.
+/// Each 32-bit word is printed as a number in this machine's byte order.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_of_ours_is_found() {
+    fn a_listener_is_found() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         assert_eq!(bound(address, Transport::Tcp), Bound::Exactly);

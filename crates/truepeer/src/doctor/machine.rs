@@ -1,4 +1,4 @@
-//! The kernel, its two IP families, and the limits that a process has.
+//! Checks the kernel, both IP families, and the limits of a process.
 
 use std::fs;
 
@@ -11,11 +11,11 @@ use crate::routes::item::{Need, Switch};
 use crate::routes::netlink::Netlink;
 use crate::routes::sysctl;
 
-/// Rules on a transport and its ports.
+/// The oldest kernel with routing rules that match a protocol and ports.
 const PORT_RULES_SINCE: (u32, u32) = (4, 17);
-/// Below this hard limit a busy proxy is short of descriptors, at two for each session.
+/// A session takes two descriptors. Below this hard limit a busy proxy runs out of them.
 const COMFORTABLE_OPEN_FILES: u64 = 65_536;
-/// What a session that moves bulk keeps in pipes, at most: one for each direction.
+/// The most that a session keeps in pipes while it moves bulk data: one pipe for each direction.
 const BULK_SESSION_BYTES: u64 = 2 * 256 * 1024;
 
 /// Whether this network namespace has IPv6 on its loopback interface.
@@ -78,7 +78,11 @@ fn mark_accept(subject: &Subject<'_>) -> Option<Check> {
     let needed = subject.plan.items.iter().any(|item| item.need == Need::Switch(Switch::TcpFwmarkAccept));
     needed.then(|| match sysctl::read(Switch::TcpFwmarkAccept) {
         Some(_) => Check::ok("fwmark_accept", format!("{name} is known to the kernel")),
-        None => Check::fail("fwmark_accept", format!("{name} is known to the kernel"), "it is not"),
+        None => Check::fail(
+            "fwmark_accept",
+            format!("{name} is known to the kernel"),
+            "this kernel doesn't know it",
+        ),
     })
 }
 
@@ -88,7 +92,7 @@ fn loopback(subject: &Subject<'_>, family: IpFamily) -> Check {
     if subject.local.contains(&address) {
         Check::ok("loopback", tried)
     } else {
-        Check::fail("loopback", tried, "it is not").mend("ip link set lo up")
+        Check::fail("loopback", tried, "it is missing").mend("ip link set lo up")
     }
 }
 
@@ -100,7 +104,7 @@ fn ipv6(subject: &Subject<'_>) -> Check {
         }
         return Check::ok("ipv6", tried);
     }
-    let found = "it is off here: IPv6 clients can't be shown to a backend";
+    let found = "IPv6 is off here: a backend can't see IPv6 clients";
     let mend = "sysctl -w net.ipv6.conf.all.disable_ipv6=0 net.ipv6.conf.lo.disable_ipv6=0";
     let verdict = if subject.options.named { Verdict::Fail } else { Verdict::Note };
     Check { verdict, ..Check::note("ipv6", tried, found).mend(mend) }
@@ -121,8 +125,8 @@ fn open_files() -> Check {
     }
 }
 
-/// pipe(7): beyond `pipe-user-pages-soft`, a user without CAP_SYS_RESOURCE or CAP_SYS_ADMIN gets pipes of one
-/// or two pages; truepeer copies instead.
+/// Above `pipe-user-pages-soft`, a user without CAP_SYS_RESOURCE or CAP_SYS_ADMIN gets pipes of one or two pages
+/// (pipe(7)). truepeer then copies instead of splicing.
 fn pipes() -> Check {
     let tried = "room for pipes (splice)";
     let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
@@ -133,7 +137,7 @@ fn pipes() -> Check {
         {
             let sessions = pages * 4096 / BULK_SESSION_BYTES;
             let found = format!(
-                "this user's quota is enough for {sessions} sessions that move bulk at one time, further ones copy"
+                "this user's quota is enough for {sessions} sessions that move bulk data at the same time; further ones copy"
             );
             Check::note("pipes", tried, found).mend("sysctl -w fs.pipe-user-pages-soft=262144")
         }

@@ -1,7 +1,8 @@
-//! `truepeer doctor`: does it work on this machine now, and if not, what to type.
+//! `truepeer doctor`: checks whether truepeer works on this machine now, and prints the command that fixes what
+//! fails.
 //!
-//! Everything is tried as it is: nothing is changed, unless `--try` asks for the routes to be made for the time
-//! of the test. The proof is a real round trip to the backend from an address that is not ours.
+//! The checks use the machine as it is and change nothing, except that `--try` creates the routes for the
+//! duration of the test. The decisive check is a real round trip to the backend from a foreign address.
 //!
 //! ```text
 //!  privileges ─▶ machine ─▶ routing ─▶ backends (plainly, then as 192.0.2.1 / 2001:db8::1) ─▶ firewall, if that failed
@@ -31,14 +32,14 @@ use crate::spec::RoutesMode;
 
 pub(crate) use report::Report;
 
-/// What to examine, and how.
+/// What to check, and how.
 #[derive(Debug)]
 pub(crate) struct DoctorOptions {
-    /// What truepeer will be asked to do.
+    /// The job that truepeer will do.
     pub(crate) routing: SetupOptions,
-    /// The backends were named, not taken by default: a family that is off is then a failure.
+    /// The backends were named, not taken by default. A family that is off is then a failure.
     pub(crate) named: bool,
-    /// Make the routes for the time of the test.
+    /// Creates the routes for the duration of the test.
     pub(crate) with_routes: bool,
     /// How long to wait for a backend.
     pub(crate) timeout: Duration,
@@ -51,7 +52,7 @@ struct Subject<'a> {
     options: &'a DoctorOptions,
     setup: Setup,
     plan: RoutePlan,
-    /// The mark that upstream sockets will carry.
+    /// The mark of the upstream sockets.
     mark: Option<u32>,
     local: Vec<std::net::IpAddr>,
 }
@@ -66,7 +67,7 @@ impl Subject<'_> {
     }
 }
 
-/// Examines, writes the report, and says whether all that is needed holds.
+/// Runs the checks, writes the report, and returns whether every required check passed.
 pub(crate) fn examine(options: &DoctorOptions, out: &mut dyn Write) -> Result<bool> {
     let setup = options.routing.setup()?;
     let _routes =

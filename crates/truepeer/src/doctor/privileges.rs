@@ -1,4 +1,4 @@
-//! Which capability is needed for what, as data, and whether the kernel agrees.
+//! The capabilities that each operation needs, as data, and checks against the kernel.
 
 use std::fs;
 use std::io;
@@ -9,15 +9,15 @@ use super::probe;
 use super::report::{Check, Report};
 use super::{IpFamily, Subject};
 
-/// What a way of delivering needs from the kernel.
+/// What an operation needs from the kernel.
 pub(crate) struct Privilege {
-    /// What for.
+    /// The operation.
     pub(crate) what: &'static str,
     /// Any one of these is enough.
     pub(crate) any_of: &'static [Capability],
 }
 
-/// A capability by the name that setcap(8) and systemd know.
+/// A capability, by its name in setcap(8) and systemd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Capability {
     /// CAP_NET_RAW.
@@ -42,7 +42,7 @@ impl Capability {
     }
 }
 
-/// Binding to an address that is not ours (`IP_TRANSPARENT`, `IPV6_TRANSPARENT`).
+/// Binding to a foreign address (`IP_TRANSPARENT`, `IPV6_TRANSPARENT`).
 pub(crate) const SPOOF: Privilege =
     Privilege { what: "IP_TRANSPARENT", any_of: &[Capability::NetRaw, Capability::NetAdmin] };
 
@@ -54,13 +54,13 @@ pub(crate) const MARK: Privilege =
 pub(crate) const ROUTES: Privilege = Privilege { what: "rules and routes", any_of: &[Capability::NetAdmin] };
 
 impl Privilege {
-    /// Whether this thread has what is needed, by its own count.
+    /// Whether this thread's effective set has one of the capabilities.
     pub(crate) fn is_held(&self) -> bool {
         let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
         self.any_of.iter().any(|capability| capability.is_in(held))
     }
 
-    /// How to get it, for this program's file.
+    /// The command that grants the capability to this program's file.
     fn grant(&self) -> String {
         let program = std::env::current_exe().unwrap_or_else(|_| "truepeer".into());
         let name = self.any_of.first().map_or("", |capability| capability.name());
@@ -71,7 +71,7 @@ impl Privilege {
         )
     }
 
-    /// What a refusal means, given what we hold.
+    /// Explains a refusal by the capabilities held.
     fn refusal(&self, error: &io::Error) -> String {
         if error.kind() != io::ErrorKind::PermissionDenied {
             return error.to_string();
@@ -91,7 +91,7 @@ impl Privilege {
     }
 }
 
-/// The security module's profile that confines us, if any.
+/// The profile of the security module that confines this process, if any.
 fn confinement() -> Option<String> {
     let profile = fs::read_to_string("/proc/thread-self/attr/current").ok()?;
     let profile = profile.trim_end_matches(['\0', '\n']).to_owned();
@@ -111,7 +111,7 @@ pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) {
         report.add(privilege_check("mark", format!("{} {mark}", MARK.what), &MARK, probe::try_mark(mark)));
     }
     if !ROUTES.is_held() {
-        let found = "CAP_NET_ADMIN is missing: they must be made by somebody else before truepeer starts";
+        let found = "CAP_NET_ADMIN is missing: routes and rules must be created before truepeer starts (truepeer routes apply)";
         report.add(Check::note("net_admin", format!("changing {}", ROUTES.what), found).mend(ROUTES.grant()));
     }
 }

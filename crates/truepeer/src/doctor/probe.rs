@@ -1,4 +1,4 @@
-//! The sockets of the examinations.
+//! The sockets that the checks open.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,17 +13,17 @@ pub(super) fn try_transparent(family: IpFamily) -> io::Result<()> {
     set_transparent(&tcp(family)?, family)
 }
 
-/// Asks for `SO_MARK` on a socket that is then closed.
+/// Sets `SO_MARK` on a socket and closes it.
 pub(super) fn try_mark(mark: u32) -> io::Result<()> {
     tcp(IpFamily::V4)?.set_mark(mark)
 }
 
-/// A connection to the backend and back, and nothing else.
+/// Connects to the backend and closes the connection.
 pub(super) fn connect(backend: SocketAddr, timeout: Duration) -> io::Result<()> {
     tcp(IpFamily::of(backend.ip()))?.connect_timeout(&backend.into(), timeout)
 }
 
-/// The same from an address that is not ours: the answer only reaches us if it is routed back.
+/// Connects from a foreign address. The answer arrives only if it is routed back.
 pub(super) fn connect_spoofed(backend: SocketAddr, mark: Option<u32>, timeout: Duration) -> io::Result<()> {
     let family = IpFamily::of(backend.ip());
     let socket = tcp(family)?;
@@ -50,7 +50,8 @@ fn set_transparent(socket: &Socket, family: IpFamily) -> io::Result<()> {
     }
 }
 
-/// An interface's name by its number. Asked through a socket: `/sys` may show another network namespace.
+/// Returns an interface's name by its index. It asks through a socket because `/sys` may show another network
+/// namespace.
 pub(super) fn interface_name(index: u32) -> Option<String> {
     rustix::net::netdevice::index_to_name(tcp(IpFamily::V4).ok()?, index).ok()
 }

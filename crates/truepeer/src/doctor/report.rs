@@ -1,68 +1,67 @@
-//! What was found: one line each, or JSON.
+//! The report: one line for each check, or JSON.
 
 use std::io::Write;
 
 use anyhow::Result;
 use serde::Serialize;
 
-/// How an examination ended.
+/// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
-    /// It holds.
+    /// The requirement is met.
     Ok,
-    /// It is needed and does not hold.
+    /// The requirement is not met.
     Fail,
-    /// Not needed for the job, but worth knowing.
+    /// Not required for the job, but worth knowing.
     Note,
-    /// It could not be tried.
+    /// The check could not run.
     Skip,
 }
 
-/// One examination.
+/// One check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Check {
-    /// Stable, for machines.
+    /// A stable name, for machines.
     pub(crate) name: &'static str,
     /// What was tried.
     pub(crate) tried: String,
-    /// The outcome.
     pub(crate) verdict: Verdict,
-    /// What was found instead, or what to know.
+    /// What was found instead, or a remark.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) found: Option<String>,
-    /// The one command that mends it.
+    /// The one command that fixes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mend: Option<String>,
 }
 
 impl Check {
-    /// It holds.
+    /// A check that passed.
     pub(crate) fn ok(name: &'static str, tried: impl Into<String>) -> Self {
         Self { name, tried: tried.into(), verdict: Verdict::Ok, found: None, mend: None }
     }
 
-    /// It does not hold.
+    /// A check that failed.
     pub(crate) fn fail(name: &'static str, tried: impl Into<String>, found: impl Into<String>) -> Self {
         Self { found: Some(found.into()), verdict: Verdict::Fail, ..Self::ok(name, tried) }
     }
 
-    /// Worth knowing.
+    /// A check that found something worth knowing.
     pub(crate) fn note(name: &'static str, tried: impl Into<String>, found: impl Into<String>) -> Self {
         Self { found: Some(found.into()), verdict: Verdict::Note, ..Self::ok(name, tried) }
     }
 
-    /// Could not be tried.
+    /// A check that could not run.
     pub(crate) fn skip(name: &'static str, tried: impl Into<String>, reason: impl Into<String>) -> Self {
         Self { found: Some(reason.into()), verdict: Verdict::Skip, ..Self::ok(name, tried) }
     }
 
-    /// Adds what was found though it holds.
+    /// Adds what was found although the check passed.
     pub(crate) fn found(self, found: impl Into<String>) -> Self {
         Self { found: Some(found.into()), ..self }
     }
 
-    /// Adds the command that mends it.
+    /// Adds the command that fixes it.
     pub(crate) fn mend(self, command: impl Into<String>) -> Self {
         Self { mend: Some(command.into()), ..self }
     }
@@ -85,7 +84,7 @@ impl Check {
     }
 }
 
-/// All examinations, in order.
+/// All checks, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     checks: Vec<Check>,
@@ -98,22 +97,22 @@ struct Json<'a> {
 }
 
 impl Report {
-    /// Adds one.
+    /// Adds a check.
     pub(crate) fn add(&mut self, check: Check) {
         self.checks.push(check);
     }
 
-    /// Whether nothing that is needed failed.
+    /// Whether no required check failed.
     pub(crate) fn holds(&self) -> bool {
         self.checks.iter().all(|check| check.verdict != Verdict::Fail)
     }
 
-    /// The first failure under one of these names.
+    /// The first failure with one of these names.
     pub(crate) fn failure(&self, names: &[&str]) -> Option<&Check> {
         self.checks.iter().find(|check| check.verdict == Verdict::Fail && names.contains(&check.name))
     }
 
-    /// Writes it all.
+    /// Writes the report.
     pub(crate) fn write(&self, json: bool, out: &mut dyn Write) -> Result<()> {
         if json {
             serde_json::to_writer_pretty(&mut *out, &Json { ok: self.holds(), checks: &self.checks })?;
@@ -152,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_get_the_same() {
+    fn json_has_the_same_checks() {
         let mut report = Report::default();
         report.add(Check::fail("c", "the tide", "is out").mend("wait"));
         let json: serde_json::Value = serde_json::from_str(&written(&report, true)).unwrap();

@@ -1,4 +1,5 @@
-//! Whether replies are routed back, asked of the kernel itself: it may have the rules and yet take another one.
+//! Checks that replies are routed back. It asks the kernel for the route, because another rule may precede
+//! truepeer's.
 
 use std::net::IpAddr;
 
@@ -51,7 +52,7 @@ fn present(subject: &Subject<'_>, kernel: &KernelRoutes, need: &Need) -> Check {
             let found = if subject.options.with_routes {
                 "missing, and it could not be made"
             } else {
-                "missing (truepeer proxy makes it where it may: try truepeer doctor --try)"
+                "missing (truepeer proxy creates it if permitted; test it with truepeer doctor --try)"
             };
             Check::fail("routes", tried, found).mend(apply_command(&subject.setup))
         }
@@ -125,7 +126,7 @@ fn table_of(route: &RouteMessage) -> u32 {
     route.attributes.iter().find_map(table).unwrap_or_else(|| route.header.table.into())
 }
 
-/// The interface by which an address is reached, and by which its replies are expected.
+/// The interface over which an address is reached, and on which its replies should arrive.
 fn interface_to(netlink: &mut Netlink, address: IpAddr) -> Option<u32> {
     let mut query = message::route_query(IpFamily::of(address));
     query.header.destination_prefix_length = if address.is_ipv4() { 32 } else { 128 };
@@ -140,7 +141,7 @@ fn source_validation(subject: &Subject<'_>) -> Option<Check> {
     if subject.setup.tproxy.is_empty() {
         return None;
     }
-    let tried = "packets that TPROXY marks pass the source check (src_valid_mark)";
+    let tried = "packets marked for TPROXY pass the source check (src_valid_mark)";
     let strict: Vec<String> = interfaces_with("src_valid_mark", 1);
     Some(match strict.first() {
         None => Check::ok("src_valid_mark", tried),
@@ -161,10 +162,10 @@ fn reverse_path(subject: &Subject<'_>, netlink: &mut Netlink) -> Option<Check> {
     let of = |name: &str| {
         sysctl::read_named(&format!("net.ipv4.conf.{}.rp_filter", name.replace('.', "/"))).unwrap_or_default()
     };
-    // ip-sysctl: the larger of the two counts
+    // ip-sysctl: the larger of the two settings applies.
     Some(match of("all").max(of(&interface)) {
         1 => {
-            let found = "strict: replies that come by another interface are dropped";
+            let found = "strict: replies that arrive on another interface are dropped";
             Check::note("rp_filter", tried, found)
                 .mend(format!("sysctl -w net.ipv4.conf.{interface}.rp_filter=2"))
         }
@@ -184,7 +185,7 @@ fn localnet(subject: &Subject<'_>) -> Option<Check> {
     })
 }
 
-/// The interfaces (`all` among them) whose IPv4 setting has this value.
+/// The interfaces (and `all`) whose IPv4 setting has this value.
 fn interfaces_with(setting: &str, value: i64) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir("/proc/sys/net/ipv4/conf") else { return Vec::new() };
     let mut names: Vec<String> = entries

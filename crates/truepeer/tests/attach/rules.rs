@@ -54,7 +54,7 @@ fn rules_are_changed_while_it_runs(bed: &Bed) -> Result<()> {
     is_answered(&mut open)?;
     let deny = bed.write("deny", "203.0.113.0/25\n")?;
     let said = start(bed, &["--deny-clients", &deny.to_string_lossy()])?;
-    ensure!(said.contains("1 open connections go on"), "{said}");
+    ensure!(said.contains("1 open connections continue"), "{said}");
     let mut denied = session(&header("203.0.113.1:1002")?)?;
     ensure!(client::read_end(&mut denied)? == client::End::Reset);
     let mut allowed = session(&header("203.0.113.200:1003")?)?;

@@ -220,7 +220,7 @@ fn a_missing_capability_is_named(bed: &Bed) -> Result<()> {
     ensure!(ill.line("IP_TRANSPARENT on an IPv4")?.contains("CAP_NET_RAW"), "{}", ill.text);
     if truepeer_bpf::are_built_in() {
         let attach = ill.line("truepeer attach")?;
-        ensure!(attach.contains("it needs CAP_BPF and CAP_NET_ADMIN; truepeer proxy can"), "{attach}");
+        ensure!(attach.contains("CAP_BPF or CAP_NET_ADMIN is missing; truepeer proxy can"), "{attach}");
     }
     let well = as_user(&["net_raw"])?;
     ensure!(well.healthy, "with CAP_NET_RAW alone:\n{}", well.text);
