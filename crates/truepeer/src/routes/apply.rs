@@ -27,7 +27,7 @@ pub(crate) enum RoutesError {
         /// Its answer.
         source: io::Error,
     },
-    /// Another program's route stands where truepeer's has to be.
+    /// Another program's route stands where truepeer's must be.
     #[error(
         "table {table} holds a default route that is not truepeer's and lacks `src {wanted}`: choose another --table"
     )]
@@ -267,7 +267,7 @@ pub(crate) fn sweep(
 
 /// Restores the switch before it deletes the memo: after a SIGKILL between the two, the next sweep does it again.
 fn restore(netlink: &mut Netlink, memo: Memo) -> Result<(), NetlinkError> {
-    // Don't overwrite a value that somebody has set since.
+    // Don't overwrite a value that another program has set since.
     if sysctl::read(memo.switch) == Some(1) {
         let written = sysctl::write(memo.switch, memo.before);
         written.map_err(|source| NetlinkError { request: "restoring a sysctl", reason: None, source })?;

@@ -62,7 +62,7 @@ pub(crate) struct FoundRule {
 pub(crate) struct FoundRoute {
     /// Its meaning.
     pub(crate) route: LocalRoute,
-    /// IPv4: 0, IPv6: 1024 unless somebody chose otherwise.
+    /// IPv4: 0, IPv6: 1024 unless the operator chose otherwise.
     pub(crate) metric: Option<u32>,
     /// Whose it is.
     pub(crate) tag: Tag,
@@ -106,9 +106,9 @@ impl Memo {
 pub(crate) struct KernelRoutes {
     /// All rules that lead to a table and that truepeer could have written.
     pub(crate) rules: Vec<FoundRule>,
-    /// Local defaults: ours in any table, others' in the table asked for.
+    /// Local default routes: truepeer's in any table, others' in the requested table.
     pub(crate) routes: Vec<FoundRoute>,
-    /// Switches that we changed.
+    /// Switches that truepeer changed.
     pub(crate) memos: Vec<Memo>,
 }
 

@@ -1,13 +1,13 @@
 //! The rules and routes that bring a backend's replies back to truepeer.
 //!
-//! An upstream socket is bound to the client's address, so the backend replies to an address that is not
-//! ours, and the kernel would send the reply out of the machine. What is needed to keep it here is decided
-//! in [`mod@plan`] (pure), shown as commands by [`mod@print`], and brought into the kernel by [`mod@apply`]:
+//! An upstream socket is bound to the client's address, so the backend replies to a foreign address, and the
+//! kernel would send the reply out of the machine. [`mod@plan`] computes what keeps the reply here (pure),
+//! [`mod@print`] shows it as commands, and [`mod@apply`] brings it into the kernel:
 //!
 //! ```text
 //!  setup ──plan──▶ items ──print──▶ `ip …`, `sysctl …`
 //!                    │
-//!                    └──apply──▶ kernel, tagged as ours ──▶ removed by the last owner
+//!                    └──apply──▶ kernel, tagged as truepeer's ──▶ removed by the last owner
 //! ```
 
 pub(crate) mod answer;

@@ -137,7 +137,7 @@ fn number(family: IpFamily) -> u8 {
     }
 }
 
-/// Everybody who uses rules at a moment, this process included.
+/// All processes that use rules at one moment, this one included.
 #[derive(Debug, Default)]
 pub(crate) struct Living(BTreeSet<(Key, u32)>);
 
@@ -145,7 +145,7 @@ impl Living {
     /// Reads the tokens of this thread's network namespace.
     ///
     /// # Errors
-    /// Where `/proc` is missing or hidden: the caller must then take it that everything is in use.
+    /// Where `/proc` is missing or hidden: the caller must then assume that everything is in use.
     pub(crate) fn read() -> io::Result<Self> {
         let mut living = Self::default();
         // not /proc/self: that is the main thread's namespace
@@ -169,13 +169,13 @@ impl Living {
         Ok(())
     }
 
-    /// Whether anybody uses this.
+    /// Whether any process uses this.
     pub(crate) fn need(&self, need: &Need) -> bool {
         let key = Key::of(need);
         self.0.iter().any(|(found, _)| *found == key)
     }
 
-    /// The processes, as they call themselves (a container's own numbers in a container).
+    /// The process ids, as each process sees its own (in a container: the container's ids).
     pub(crate) fn processes(&self) -> Vec<u32> {
         let all: BTreeSet<u32> = self.0.iter().map(|(_, process)| *process).collect();
         all.into_iter().collect()

@@ -75,10 +75,10 @@ impl Setup {
         self.push(Backend { net: ip.into(), ports: address.port()..=address.port(), transport, place });
     }
 
-    /// Adds what a dynamic destination may be.
+    /// Adds a prefix of dynamic destinations.
     ///
-    /// A prefix with addresses of ours in it stands for those addresses: the others are reached without
-    /// any rule that could cut off somebody else's traffic, so they are left to the operator.
+    /// A prefix that contains local addresses stands for those only. The other addresses need no rules from
+    /// truepeer. Rules for them could cut off other programs' traffic, so they are left to the operator.
     pub(crate) fn dynamic(
         &mut self,
         prefix: IpNet,

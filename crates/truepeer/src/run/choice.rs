@@ -1,4 +1,4 @@
-//! Which mechanism a program needs.
+//! Chooses the mechanism for a program.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use super::program::{Kind, Program};
 use crate::spec::Via;
 
-/// What stands between the program and the kernel.
+/// The mechanism between the program and the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mechanism {
     /// The library.
@@ -25,13 +25,13 @@ impl fmt::Display for Mechanism {
     }
 }
 
-/// Chooses, or refuses what can't work and says what would.
+/// Chooses a mechanism. If none works, the error names the alternatives.
 pub(super) fn choose(via: Via, program: &Program) -> Result<Mechanism> {
     let name = program.file.display();
     match (via, &program.kind) {
         (Via::Auto | Via::Preload, Kind::Dynamic) => Ok(Mechanism::Preload),
         (_, Kind::SetUserId) => bail!(
-            "{name} changes its user when it starts: neither a library nor a supervisor may stand in its way; run it as its owner, or use truepeer attach or truepeer proxy"
+            "{name} changes its user when it starts (set-user-ID or file capabilities), so neither a library nor a supervisor can be used; run it as its owner, or use truepeer attach or truepeer proxy"
         ),
         (Via::Preload, kind) => {
             bail!("--via preload: {name} is {kind}: it loads no library; use --via notify")

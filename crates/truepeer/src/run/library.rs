@@ -1,11 +1,12 @@
-//! The library inside this binary, and the file that it has to be for the dynamic linker.
+//! The preloaded library is embedded in this binary. The dynamic linker needs it as a file.
 //!
-//! A memfd would leave nothing behind, but programs that the program starts load the library, too, under other users and
-//! with other descriptors: it has to have a path that all of them can read. So it is kept in a directory of our own, under a
-//! name that tells its contents, and found there by the next `truepeer run`, which removes those of older versions (`old`).
+//! A memfd would leave nothing behind, but the program's children load the library, too, under other users and
+//! with other descriptors. So the library needs a path that all of them can read. It lies in a directory of the
+//! user's own, under a name derived from its contents. The next `truepeer run` finds it there, and removes those
+//! of older versions (`old`).
 //!
-//! In a directory that all users share, such as /tmp, another user may have taken the name of ours. Then it gets a random name
-//! beside it (mkdtemp(3)), which the next start finds by its owner.
+//! In a directory that all users share, such as /tmp, another user may already have created our directory's name.
+//! Then the directory gets a random name (mkdtemp(3)), and the next start recognises it by its owner.
 
 mod old;
 mod place;
@@ -27,7 +28,7 @@ static LIBRARY: &[u8] = include_bytes!(env!("TRUEPEER_LIBRARY_FILE"));
 #[cfg(no_library)]
 static LIBRARY: &[u8] = &[];
 
-/// The path of the library, which is written if it isn't there yet.
+/// Returns the path of the library, and writes the file if it is missing.
 pub(super) fn unpacked() -> Result<PathBuf> {
     let bytes = contents()?;
     let mut hasher = DefaultHasher::new();
@@ -41,12 +42,12 @@ pub(super) fn unpacked() -> Result<PathBuf> {
         }
     }
     bail!(
-        "no directory to put the library in: {}; set XDG_RUNTIME_DIR to a directory of your own",
+        "no directory to put the library in: {}; set XDG_RUNTIME_DIR to a directory that belongs to you",
         tried.join("; ")
     )
 }
 
-/// Writes the library to a file, in place of what was there.
+/// Writes the library to a file and replaces what was there.
 pub(super) fn write(file: &Path) -> Result<()> {
     write_anew(file, contents()?).with_context(|| file.display().to_string())
 }
@@ -61,10 +62,11 @@ fn contents() -> Result<&'static [u8]> {
 fn put(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
     let dir = &place::make_own(dir)?;
     if statvfs(dir)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
-        return Err(io::Error::other("nothing may be executed there (noexec)"));
+        return Err(io::Error::other("the file system is mounted noexec"));
     }
     let file = dir.join(name);
-    // In use from now on: another version's truepeer leaves it there. What it has just removed is written anew.
+    // Renewing the time marks the file as used, so another version's truepeer keeps it. If it has just been
+    // removed, write it again.
     let mark = || File::open(&file)?.set_modified(SystemTime::now());
     if mark().is_err() || !is_own_file(&file, bytes.len()) {
         write_anew(&file, bytes)?;
@@ -73,14 +75,15 @@ fn put(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
     Ok(file)
 }
 
-/// Its name tells its contents, and only we can have written it: its length shows that it is whole.
+/// Only this user can have written the file. The name proves its contents, and the length proves that it is
+/// complete.
 fn is_own_file(file: &Path, len: usize) -> bool {
     fs::symlink_metadata(file).is_ok_and(|meta| {
         meta.is_file() && meta.uid() == geteuid().as_raw() && usize::try_from(meta.len()) == Ok(len)
     })
 }
 
-/// Under another name first, so that no program loads half of it.
+/// Writes under a temporary name and renames, so that no program loads a partial file.
 fn write_anew(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let unfinished = file.with_extension(format!("{}.new", process::id()));
     let mut out: File =

@@ -1,4 +1,5 @@
-//! `truepeer run` and `truepeer connect`: a program that is started with something of ours between it and the kernel.
+//! `truepeer run` and `truepeer connect`: start a program with a library or a supervisor between it and the
+//! kernel.
 //!
 //! ```text
 //! words ─▶ Program::find (PATH, #!, ELF) ─▶ choose ──┬── preload: the library, told by the environment; exec
@@ -22,7 +23,7 @@ pub(crate) use program::{Kind, Program};
 
 pub(crate) use program::NotStarted;
 
-/// Starts a program that accepts connections; ends with its status.
+/// Starts a program that accepts connections, and returns its status.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     if let Some(dir) = &args.how.unpack {
         return preload::install(dir).map(|()| ExitCode::SUCCESS);
@@ -37,7 +38,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     }
 }
 
-/// Starts a program that makes connections; ends with its status.
+/// Starts a program that makes connections, and returns its status.
 pub(crate) fn connect(args: &ConnectArgs) -> Result<ExitCode> {
     if let Some(dir) = &args.how.unpack {
         return preload::install(dir).map(|()| ExitCode::SUCCESS);

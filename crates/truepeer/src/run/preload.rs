@@ -1,4 +1,5 @@
-//! The library that the program's dynamic linker loads: put where it finds it, told what to do by the environment.
+//! Runs a program with the preloaded library: writes the library to a file and configures it by environment
+//! variables.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -12,7 +13,7 @@ use truepeer_handover::{ConnectSettings, RunSettings};
 use super::library;
 use super::program::{NotStarted, Program};
 
-/// The longest text that an environment variable can have (MAX_ARG_STRLEN, execve(2)), less the name.
+/// The longest value of an environment variable (MAX_ARG_STRLEN, execve(2)), minus the name.
 const MOST_BYTES: usize = 128 * 1024 - 64;
 
 /// Becomes a program that accepts connections.
@@ -43,7 +44,7 @@ fn become_program(program: &Program, variable: &str, text: String) -> Result<Exi
     Err(error).with_context(|| NotStarted::NotExecutable(program.file.display().to_string()))
 }
 
-/// What is preloaded already stays so.
+/// Keeps what LD_PRELOAD already contains.
 fn before_others(library: &Path) -> OsString {
     let mut all = library.as_os_str().to_owned();
     if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
@@ -53,7 +54,7 @@ fn before_others(library: &Path) -> OsString {
     all
 }
 
-/// Writes the library into a directory, under its own name and those of libproxyproto.
+/// Writes the library into a directory, under its own name and under those of libproxyproto.
 pub(super) fn install(dir: &Path) -> Result<()> {
     fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
     let file = dir.join("libtruepeer.so");

@@ -1,4 +1,4 @@
-//! Which file a command is, and whether its dynamic linker would load a library of ours.
+//! Finds a command's file, and whether its dynamic linker would load the library.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -11,34 +11,34 @@ use std::{env, io};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// As many interpreters as the kernel follows (BINPRM_BUF_SIZE and its depth limit, execve(2)).
+/// The number of interpreters that the kernel follows (BINPRM_BUF_SIZE and its depth limit, execve(2)).
 const MOST_SCRIPTS: usize = 5;
 const FIRST_LINE_BYTES: usize = 256;
 
-/// A program to be started.
+/// A program to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Program {
-    /// What is executed.
+    /// The file to execute.
     pub(crate) file: PathBuf,
-    /// Its arguments, beginning with the name that it was called by.
+    /// Its arguments, starting with the name it was called by.
     pub(crate) words: Vec<OsString>,
     pub(crate) kind: Kind,
 }
 
-/// Whether it loads a library.
+/// How a program is linked, and so whether it loads a library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Dynamically linked against this machine's glibc.
     Dynamic,
     /// Statically linked.
     Static,
-    /// Go: however it is linked, it makes its system calls itself.
+    /// Go: whether dynamically linked or not, it makes system calls without libc.
     Go,
     /// Dynamically linked against another C library, musl for example.
     OtherLibc,
-    /// For another kind of processor than the library.
+    /// For another processor architecture than the library's.
     OtherMachine,
-    /// It changes user or gains capabilities when it starts, so that the linker ignores what we ask for.
+    /// It changes user or gains capabilities when it starts, so the linker ignores LD_PRELOAD.
     SetUserId,
 }
 
@@ -56,7 +56,7 @@ impl fmt::Display for Kind {
 }
 
 impl Program {
-    /// Finds a command as the shell does, and follows `#!` to what will really run.
+    /// Finds a command as a shell does, and follows `#!` to the interpreter that will run.
     pub(crate) fn find(words: &[OsString]) -> Result<Self> {
         let name = words.first().context("no command")?;
         let file = in_path(name).ok_or_else(|| NotStarted::NotFound(name.display().to_string()))?;
@@ -67,7 +67,7 @@ impl Program {
     }
 }
 
-/// A command that can't be started; shells have a status of its own for each.
+/// A command that can't be started. Shells have an exit status for each case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotStarted {
     #[error("{0}: no such program")]
@@ -77,7 +77,7 @@ pub(crate) enum NotStarted {
 }
 
 impl NotStarted {
-    /// What truepeer ends with.
+    /// The exit status of truepeer.
     pub(crate) fn status(&self) -> u8 {
         match self {
             Self::NotFound(_) => 127,
@@ -86,7 +86,7 @@ impl NotStarted {
     }
 }
 
-/// What may be executed if there is such a file, else what only has the name.
+/// Prefers an executable file, otherwise returns a file that only has the name.
 fn in_path(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Some(PathBuf::from(name)).filter(|file| file.exists());
@@ -103,7 +103,8 @@ fn is_executable(file: &Path) -> bool {
 fn kind_of(file: &Path, depth: usize) -> Result<Kind> {
     let open = File::open(file);
     let open = match open {
-        // Executable, but not readable for us: nothing is known, and the linker would be as careful as we are.
+        // The file is executable but not readable, so its kind is unknown. The linker treats it with the same
+        // care.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_executable(file) => {
             return Ok(Kind::SetUserId);
         }
@@ -119,7 +120,7 @@ fn kind_of(file: &Path, depth: usize) -> Result<Kind> {
     if gains_privileges(&open)? {
         return Ok(Kind::SetUserId);
     }
-    // A file that is neither is a shell script to shells; the kernel refuses it, and so will exec.
+    // Shells run any other file as a shell script. The kernel refuses it, and so does exec.
     Elf::open(&open).map_or(Ok(Kind::Static), |elf| elf.kind())
 }
 
@@ -144,7 +145,7 @@ fn gains_privileges(file: &File) -> Result<bool> {
     Ok(changes_user || changes_group || (!us.is_root() && has_capabilities()))
 }
 
-/// As much of an ELF file as tells how it is linked (elf(5)); 64-bit, of this machine's byte order.
+/// The start of an ELF file, from which its linkage can be read (elf(5)); 64-bit, in this machine's byte order.
 struct Elf<'f> {
     file: &'f File,
     machine: u16,
@@ -160,7 +161,7 @@ struct Segment {
 
 const PT_INTERP: u32 = 3;
 const PT_NOTE: u32 = 4;
-/// No interpreter has a longer name, and Go's note is among the first bytes.
+/// Interpreter names are shorter than this, and Go's note lies among the first bytes.
 const MOST_SEGMENT_BYTES: u64 = 4096;
 
 impl<'f> Elf<'f> {
@@ -203,7 +204,7 @@ impl<'f> Elf<'f> {
 /// This processor's number (EM_*, elf.h).
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
-/// Go's linker leaves a note of its own: name "Go", the build's identity (cmd/internal/buildid).
+/// Go's linker adds a note: name "Go", contents the build ID (cmd/internal/buildid).
 fn is_go(note: &[u8]) -> bool {
     note.windows(8).any(|window| window == b"\x04\x00\x00\x00Go\x00\x00")
 }

@@ -1,4 +1,4 @@
-//! Who holds an address that can't be bound: the program's name, if this user may see it.
+//! Finds the program that holds an address that can't be bound, if this user may see it.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::doctor::listening::{self, Socket};
 use crate::routes::item::Transport;
 
-/// `haproxy (process 123)`, of the first process found that has a socket on the address.
+/// Returns, for example, `haproxy (process 123)`: the first process found with a socket on the address.
 pub(super) fn of(address: SocketAddr, transport: Transport) -> Option<String> {
     let sockets = listening::sockets_of(transport);
     let holders: Vec<u64> =
@@ -26,7 +26,7 @@ pub(super) fn of(address: SocketAddr, transport: Transport) -> Option<String> {
     })
 }
 
-/// A wildcard conflicts with each address, and each address with a wildcard.
+/// A wildcard address conflicts with every address of its port.
 fn is_in_the_way(socket: &Socket, address: SocketAddr) -> bool {
     let (bound, wanted) = (socket.address.ip().to_canonical(), address.ip().to_canonical());
     socket.address.port() == address.port()

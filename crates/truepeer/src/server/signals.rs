@@ -1,7 +1,8 @@
-//! Signals as a list that goes on until it is closed; on VPP's stack, too.
+//! Signals as a blocking iterator that ends when it is closed. It works on VPP's stack, too.
 //!
-//! signal-hook's own list relies on MSG_DONTWAIT, which VPP's library takes off every `recv()`, the kernel's sockets
-//! included: it would wait inside for ever. So neither end of the pair it wakes us by may block, and waiting is poll's.
+//! signal-hook's own iterator relies on MSG_DONTWAIT. VPP's library removes that flag from every `recv()`, even
+//! on kernel sockets, so the iterator would block forever. So both ends of the wake-up pair are non-blocking, and
+//! poll() does the waiting.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -13,14 +14,14 @@ use signal_hook::iterator::Handle;
 use signal_hook::iterator::backend::{OwningSignalIterator, PollResult, SignalDelivery};
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
-/// The signals of a process that it was told to hear, as they come; ends when its handle is closed.
+/// The signals that this process catches, in order of arrival. Ends when its handle is closed.
 pub(crate) struct Signals {
     iterator: OwningSignalIterator<UnixStream, SignalOnly>,
     handle: Handle,
 }
 
 impl Signals {
-    /// From now on `signals` are heard instead of what they usually do.
+    /// Catches `signals` from now on, instead of their default actions.
     ///
     /// # Errors
     /// The process is out of descriptors, or a signal can't be caught.
@@ -33,7 +34,7 @@ impl Signals {
         Ok(Self { iterator: OwningSignalIterator::new(delivery), handle })
     }
 
-    /// What ends the list, from any thread.
+    /// Closes the iterator, from any thread.
     pub(crate) fn handle(&self) -> Handle {
         self.handle.clone()
     }
@@ -49,7 +50,7 @@ impl Iterator for Signals {
                 PollResult::Pending => {}
                 PollResult::Closed => return None,
                 PollResult::Err(error) => {
-                    tracing::error!("can't wait for signals any more: {error}");
+                    tracing::error!("waiting for signals failed: {error}");
                     return None;
                 }
             }
@@ -57,7 +58,7 @@ impl Iterator for Signals {
     }
 }
 
-/// Until somebody has written; what it was, signal-hook reads.
+/// Waits until a signal handler has written. signal-hook then reads which signal it was.
 fn wait(read: &mut UnixStream) -> io::Result<bool> {
     loop {
         match poll(&mut [PollFd::new(&read.as_fd(), PollFlags::IN)], None) {

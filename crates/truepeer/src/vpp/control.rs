@@ -1,4 +1,4 @@
-//! Speaking to VPP: one line at a time, by its own vppctl.
+//! Sends command lines to VPP through its vppctl.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use super::layout::Line;
 /// How long VPP may take for an answer; it takes milliseconds, unless somebody else has its core.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A way to say something to a VPP.
+/// A connection to one VPP's command line.
 #[derive(Debug, Clone)]
 pub(super) struct Control {
     pub(super) vppctl: PathBuf,
@@ -22,12 +22,12 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// The line as an operator would type it.
+    /// The command as an operator would type it.
     pub(super) fn command(&self, words: &str) -> String {
         format!("vppctl -s {} {words}", self.socket.display())
     }
 
-    /// What VPP answers. That vppctl ended well says only that VPP was there.
+    /// VPP's answer. vppctl's success only means that VPP answered.
     pub(super) fn ask(&self, words: &str) -> Result<String> {
         self.ask_within(words, ANSWER_TIMEOUT)
     }
@@ -35,14 +35,14 @@ impl Control {
     fn ask_within(&self, words: &str, timeout: Duration) -> Result<String> {
         let mut command = Command::new(&self.vppctl);
         command.arg("-s").arg(&self.socket).args(words.split(' '));
-        // Not what the caller runs under: vppctl speaks to VPP by the kernel.
+        // Remove VPP's preloading: vppctl must talk to VPP over the kernel's stack.
         command.env_remove("LD_PRELOAD").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| self.vppctl.display().to_string())?;
         let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
         let (tell, told) = mpsc::channel();
         thread::spawn(move || {
             let mut said = Vec::new();
-            // What was said until then counts; nobody listens any more after the time is up.
+            // What was read until the time-out counts.
             let _ = out.as_mut().map(|out| out.read_to_end(&mut said));
             let _ = err.as_mut().map(|err| err.read_to_end(&mut said));
             let _ = tell.send(said);
@@ -61,7 +61,7 @@ impl Control {
         Ok(said)
     }
 
-    /// Has VPP do what the line says, or says what became of it and what to do.
+    /// Runs the line in VPP. An error says what VPP answered and what to do.
     pub(super) fn carry_out(&self, line: &Line) -> Result<()> {
         let said =
             self.ask(&line.words).with_context(|| format!("`{}` failed", self.command(&line.words)))?;
@@ -69,7 +69,7 @@ impl Control {
             return Ok(());
         }
         let answer = match said.trim() {
-            "" => "nothing, where it should have named what it made".to_owned(),
+            "" => "an empty answer, but expected the name of what it created".to_owned(),
             said => said.lines().map(str::trim).collect::<Vec<_>>().join("; "),
         };
         let hint = hint(&line.words, &answer).map(|hint| format!("\n{hint}")).unwrap_or_default();
@@ -77,7 +77,7 @@ impl Control {
     }
 }
 
-/// Without carriage returns, and without the colours that tables have whatever startup.conf says (`ESC [ … m`).
+/// Removes carriage returns and the colours of tables, which VPP prints whatever startup.conf says (`ESC [ … m`).
 fn plain(text: &str) -> String {
     let mut parts = text.split("\x1b[");
     let mut plain = parts.next().unwrap_or_default().to_owned();
@@ -87,7 +87,7 @@ fn plain(text: &str) -> String {
     plain.replace('\r', "")
 }
 
-/// What to do about a line that failed.
+/// A hint for a failed line.
 fn hint(words: &str, answer: &str) -> Option<&'static str> {
     let is = |part: &str| answer.contains(part);
     if words.starts_with("create host-interface") {
@@ -99,7 +99,7 @@ fn hint(words: &str, answer: &str) -> Option<&'static str> {
                 "VPP may not open packet sockets: CAP_NET_RAW and CAP_NET_ADMIN are needed, run it as root"
             }
             () if is("v2") => {
-                "this VPP is too old for packet rings of version 2: truepeer was tried with 26.10"
+                "this VPP is too old for packet rings of version 2: use 26.10, with which truepeer was tested"
             }
             () if is("unknown") => "its plugin af_packet is missing: install FD.io's package vpp-plugin-core",
             () => return None,
@@ -110,14 +110,14 @@ fn hint(words: &str, answer: &str) -> Option<&'static str> {
     }
     if words.contains(" eth") && is("unknown") {
         return Some(
-            "dpdk did not take the device: it must be down in the kernel and bound to vfio-pci (dpdk-devbind.py --status), \
-             Mellanox's excepted; VPP's log says more",
+            "dpdk refused the device: it must be down in the kernel and bound to vfio-pci (dpdk-devbind.py --status), \
+             except Mellanox devices; see VPP's log",
         );
     }
     None
 }
 
-/// The last lines of what VPP wrote.
+/// The last lines of VPP's output.
 pub(super) fn tail(log: &Path) -> String {
     const LINES: usize = 12;
     let text = std::fs::read(log).unwrap_or_default();
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
     use crate::vpp::layout::Layout;
 
-    /// A program in vppctl's place: it is called with `-s`, the socket and the words.
+    /// A stand-in for vppctl. It is called with `-s`, the socket and the words.
     fn control(program: &str, socket: &str) -> Control {
         Control { vppctl: program.into(), socket: socket.into() }
     }
@@ -155,14 +155,14 @@ mod tests {
     }
 
     #[test]
-    fn colours_are_taken_off() {
+    fn colours_are_removed() {
         assert_eq!(plain("\x1b[33mIndex\x1b[0m 1 \x1b[0m\r\n"), "Index 1 \n");
         assert_eq!(plain("loop0\n"), "loop0\n");
         assert_eq!(plain("\x1b["), "");
     }
 
     #[test]
-    fn what_to_do_is_said_where_it_is_known() {
+    fn known_failures_have_a_hint() {
         let device = "create host-interface v2 name veth0";
         assert!(hint(device, "create host-interface: Invalid interface name").unwrap().contains("ip link"));
         assert!(hint(device, "unknown input `create host-interface'").unwrap().contains("vpp-plugin-core"));

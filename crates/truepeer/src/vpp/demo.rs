@@ -1,5 +1,5 @@
-//! `truepeer vpp demo`: becomes the demonstration, a program of its own that is built and installed beside this one. It
-//! makes certificates, network namespaces and load, none of which truepeer itself has a use for.
+//! `truepeer vpp demo`: executes the demonstration, a separate program that is built and installed beside this
+//! one. It creates certificates, network namespaces and load, which truepeer itself never needs.
 
 use std::env;
 use std::os::unix::process::CommandExt;
@@ -11,13 +11,13 @@ use crate::spec::VppDemoArgs;
 
 const PROGRAM: &str = "demo-https";
 
-/// Returns only if it can't be started.
+/// Returns only if the program can't be started.
 pub(super) fn demo(args: &VppDemoArgs) -> Result<()> {
     let own = env::current_exe().context("/proc/self/exe")?;
     let program = own.with_file_name(PROGRAM);
     ensure!(
         program.is_file(),
-        "{}: no such program; in truepeer's source tree `make demo-https` builds it and shows the same",
+        "{}: no such program; in truepeer's source tree, `make demo-https` builds and runs the demonstration",
         program.display()
     );
     let error = Command::new(&program).arg(&own).args(&args.options).exec();

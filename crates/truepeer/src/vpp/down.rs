@@ -14,7 +14,7 @@ use crate::spec::VppPlaceArgs;
 /// How long VPP may take to end by itself.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Ends VPP. That nothing runs is no failure: the end is the same.
+/// Ends VPP. If none runs, that is a success: the result is the same.
 pub(super) fn down(args: &VppPlaceArgs, out: &mut dyn Write) -> Result<()> {
     let place = Place::of(args.dir.as_deref())?;
     if !place.state().exists() {
@@ -43,13 +43,13 @@ pub(super) fn down(args: &VppPlaceArgs, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// Removes what VPP and `up` left behind.
+/// Removes the files of VPP and of `up`.
 pub(super) fn clear(place: &Place, prefix: &str) {
     place.clear();
     clear_shared_memory(prefix);
 }
 
-/// Removes what a VPP that was killed leaves outside of its directory.
+/// Removes what a killed VPP leaves outside of its directory.
 pub(super) fn clear_shared_memory(prefix: &str) {
     for name in ["global_vm", "vpe-api"] {
         let _ = fs::remove_file(format!("/dev/shm/{prefix}-{name}"));

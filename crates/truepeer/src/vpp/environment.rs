@@ -1,4 +1,4 @@
-//! A program on VPP's stack: by a preloaded library, told by the environment.
+//! Runs a program on VPP's stack: by a preloaded library and its environment variables.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -15,11 +15,12 @@ use super::vcl::Workers;
 use crate::run::{Kind, Program};
 use crate::spec::VppRunArgs;
 
-/// Descriptors from 2¹² on are VPP's. By default it would be from 2³² on, which no descriptor is: programs would take
-/// VPP's for the kernel's. Who has set it already has a reason: wrk keeps few descriptors, and wants 5.
+/// VPP's descriptors start at 2¹². The default, 2³², exceeds every descriptor, so programs would take VPP's
+/// descriptors for the kernel's. A value set by the user is kept: wrk, for example, uses few descriptors and
+/// needs 5.
 const SID_BIT: (&str, &str) = ("LDP_SID_BIT", "12");
 
-/// Becomes a program on VPP's stack.
+/// Becomes a program on VPP's stack (exec).
 pub(super) fn run(args: &VppRunArgs) -> Result<ExitCode> {
     let (place, state) = running(&args.place)?;
     let namespace = namespace("--namespace", args.namespace.as_deref(), &state)?;
@@ -39,7 +40,7 @@ pub(super) fn run(args: &VppRunArgs) -> Result<ExitCode> {
     Err(error).with_context(|| program.file.display().to_string())
 }
 
-/// The namespace that `option` names, or the proxy's.
+/// The namespace given by `option`, or the proxy's.
 pub(super) fn namespace(option: &str, named: Option<&str>, state: &State) -> Result<String> {
     let namespace = named.unwrap_or(&state.proxy);
     ensure!(
@@ -50,7 +51,7 @@ pub(super) fn namespace(option: &str, named: Option<&str>, state: &State) -> Res
     Ok(namespace.to_owned())
 }
 
-/// What puts a program onto VPP. What is preloaded already stays so, behind VPP's library.
+/// The variables that put a program onto VPP. What LD_PRELOAD already contains stays, behind VPP's library.
 pub(super) fn variables(
     library: &Path,
     vcl: &Path,
@@ -66,21 +67,21 @@ pub(super) fn variables(
     [("LD_PRELOAD", preload), ("VCL_CONFIG", vcl.into()), (name, sid_bit)]
 }
 
-/// A program that doesn't load the library would be on the kernel's stack, and nothing would say so.
+/// Refuses a program that doesn't load the library: it would silently use the kernel's stack.
 pub(super) fn refuse(program: &Program) -> Result<()> {
     let name = program.file.display();
     match program.kind {
         Kind::Dynamic => Ok(()),
         Kind::SetUserId => bail!(
-            "{name} changes its user or has file capabilities: the linker ignores LD_PRELOAD then; run it as root, from a copy without them"
+            "{name} changes its user or has file capabilities: the linker then ignores LD_PRELOAD; as root, run a copy without them"
         ),
-        kind => bail!("{name} is {kind}: it loads no library, VPP can't be put under it"),
+        kind => bail!("{name} is {kind}: it loads no library, so it can't use VPP's stack"),
     }
 }
 
 fn stay_on(core: u16) -> Result<()> {
     let mut cores = rustix::thread::CpuSet::new();
-    ensure!(usize::from(core) < rustix::thread::CpuSet::MAX_CPU, "--core {core}: there is no such core");
+    ensure!(usize::from(core) < rustix::thread::CpuSet::MAX_CPU, "--core {core}: no such core");
     cores.set(usize::from(core));
     rustix::thread::sched_setaffinity(None, &cores).with_context(|| format!("--core {core}"))
 }
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_loads_no_library_is_refused() {
+    fn a_program_that_loads_no_library_is_refused() {
         let refused = |kind| refuse(&Program { file: "/bin/x".into(), words: vec!["x".into()], kind });
         assert!(refused(Kind::Dynamic).is_ok());
         assert!(refused(Kind::SetUserId).unwrap_err().to_string().contains("file capabilities"));

@@ -1,4 +1,4 @@
-//! Where VPP is on this machine.
+//! Finds VPP on this machine.
 
 use std::env;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// A VPP and the program that it is spoken to by.
+/// A VPP and its vppctl.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Installation {
     pub(super) vpp: PathBuf,
@@ -15,11 +15,11 @@ pub(super) struct Installation {
 }
 
 const USUAL_DIRS: [&str; 5] = ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/opt/vpp/bin"];
-/// Below a prefix; the first of them is Debian's and has the architecture in front.
+/// Library directories below a prefix. The first is Debian's and contains the architecture.
 const LIBRARY: &str = "libvcl_ldpreload.so";
 
 impl Installation {
-    /// The named one (its program, or the prefix that it is installed under), or what is in PATH or the usual places.
+    /// Finds the named VPP (its program, or its installation prefix), or the one in PATH or the usual places.
     pub(super) fn find(named: Option<&Path>) -> Result<Self> {
         let vpp = match named {
             Some(named) => [named.to_owned(), named.join("bin/vpp"), named.join("vpp")]
@@ -27,8 +27,8 @@ impl Installation {
                 .find(|file| is_executable(file))
                 .with_context(|| format!("--vpp {}: no program vpp there", named.display()))?,
             None => search("vpp").context(
-                "VPP is not installed: no vpp in PATH or the usual places. It comes in FD.io's packages vpp and vpp-plugin-core; \
-                 if it is elsewhere, name it with --vpp PATH",
+                "VPP is not installed: no vpp in PATH or the usual places. Install FD.io's packages vpp and vpp-plugin-core; \
+                 if it is installed elsewhere, type --vpp PATH",
             )?,
         };
         let vpp = fs::canonicalize(&vpp).with_context(|| vpp.display().to_string())?;
@@ -39,7 +39,7 @@ impl Installation {
     }
 }
 
-/// The library that puts a program onto VPP: the one that `option` names, one of the running VPP's own, or the machine's.
+/// Finds VPP's library for programs: the one given by `option`, the running VPP's, or the machine's.
 pub(super) fn library(option: &str, named: Option<&Path>, vpp: &Path) -> Result<PathBuf> {
     if let Some(named) = named {
         let file = if named.is_dir() { named.join(LIBRARY) } else { named.to_owned() };
@@ -48,13 +48,13 @@ pub(super) fn library(option: &str, named: Option<&Path>, vpp: &Path) -> Result<
     let found = library_dirs(vpp).into_iter().find_map(|dir| loadable(&dir.join(LIBRARY)));
     let Some(found) = found else {
         bail!(
-            "{LIBRARY} is missing: it comes with FD.io's package vpp; if it is elsewhere, name it with {option} FILE"
+            "{LIBRARY} is missing: install FD.io's package vpp; if it is installed elsewhere, type {option} FILE"
         )
     };
     Ok(found)
 }
 
-/// The dynamic linker takes a path without spaces and colons only.
+/// The dynamic linker can't load paths with spaces or colons.
 fn loadable(file: &Path) -> Option<PathBuf> {
     let file = fs::canonicalize(file).ok()?;
     (file.is_file() && !file.to_string_lossy().contains([' ', ':', '\t'])).then_some(file)
@@ -81,7 +81,7 @@ fn is_executable(file: &Path) -> bool {
 mod tests {
     use super::*;
 
-    /// A prefix with the files of an installation, which does nothing.
+    /// An empty installation: a prefix with its files.
     fn prefix(name: &str) -> PathBuf {
         let prefix = env::temp_dir().join(format!("truepeer-vpp-{name}-{}", std::process::id()));
         for (file, mode) in [("bin/vpp", 0o755), ("bin/vppctl", 0o755), ("lib/libvcl_ldpreload.so", 0o644)] {

@@ -1,4 +1,4 @@
-//! What VPP is made to look like: the guide's two layouts as lines for vppctl. Pure.
+//! VPP's configuration: the guide's two layouts as lines for vppctl. Pure.
 //!
 //! ```text
 //! loopback   client 172.16.3.1 ── table 3 ─▶ table 2 ── proxy 172.16.2.1 ── table 2 ─▶ table 1 ── server 172.16.1.1
@@ -10,17 +10,17 @@ use std::str::FromStr;
 
 use ipnet::Ipv4Net;
 
-/// What the guide gives every namespace. It keeps programs apart, not attackers out: who may open the sockets in the
-/// private directory is the only one who can use it.
+/// The guide's secret, the same for every namespace. It only prevents mix-ups. Access is controlled by the
+/// private directory: only a user who can open its sockets can use VPP.
 pub(super) const SECRET: u64 = 1234;
 
-/// The guide's addresses of the proxy: towards the clients, and towards the origin.
+/// The guide's addresses of the proxy: on the clients' side, and on the origin's side.
 pub(crate) const ETHERNET_ADDRESSES: [&str; 2] = ["172.16.2.1/24", "172.16.1.2/24"];
 
-/// The application namespace that VPP itself makes.
+/// The application namespace that VPP creates itself.
 pub(super) const DEFAULT_NAMESPACE: &str = "default";
 
-/// A program's place in the loopback layout: its namespace, its interface, its table and its address.
+/// A program's place in the loopback layout: namespace, interface, table and address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Station {
     pub(super) namespace: &'static str,
@@ -29,7 +29,7 @@ pub(super) struct Station {
     pub(super) address: &'static str,
 }
 
-/// In the order in which the guide makes them.
+/// In the order in which the guide creates them.
 pub(super) const STATIONS: [Station; 3] = [
     Station { namespace: "server", interface: "loop0", table: 1, address: "172.16.1.1" },
     Station { namespace: "proxy", interface: "loop1", table: 2, address: "172.16.2.1" },
@@ -39,25 +39,25 @@ pub(super) const STATIONS: [Station; 3] = [
 /// One of the guide's two layouts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// Origin, proxy and client on VPP, each in a namespace of its own.
+    /// Origin, proxy and client on VPP, each in its own namespace.
     Loopback,
-    /// The proxy alone on VPP, between two devices.
+    /// Only the proxy on VPP, between two devices.
     Ethernet([Port; 2]),
 }
 
-/// A device with the address that it gets in VPP.
+/// A device and its address in VPP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Port {
     pub(crate) device: Device,
     pub(crate) address: Ipv4Net,
 }
 
-/// A network device, by who drives it.
+/// A network device, by its driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Device {
-    /// The kernel, which hands its packets to VPP (af_packet): veth and everything that has a name.
+    /// Driven by the kernel, which passes its packets to VPP (af_packet): veth and every device with a name.
     Kernel(String),
-    /// VPP's dpdk plugin, by PCI address.
+    /// Driven by VPP's dpdk plugin, by PCI address.
     Pci(String),
 }
 
@@ -68,7 +68,7 @@ impl FromStr for Device {
         if is_pci_address(text) {
             return Ok(Self::Pci(text.to_ascii_lowercase()));
         }
-        // IFNAMSIZ; what else the kernel refuses, VPP says.
+        // IFNAMSIZ. VPP reports any other name that the kernel refuses.
         let is_name = (1..16).contains(&text.len())
             && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"/:{}#,".contains(&byte));
         match is_name {
@@ -102,7 +102,7 @@ impl fmt::Display for Device {
 }
 
 impl Device {
-    /// Its name in VPP; dpdk's are given in startup.conf, by place.
+    /// Its name in VPP. dpdk devices get theirs in startup.conf, by position.
     pub(super) fn interface(&self, place: usize) -> String {
         match self {
             Self::Kernel(name) => format!("host-{name}"),
@@ -111,18 +111,18 @@ impl Device {
     }
 }
 
-/// A line for vppctl, and what VPP answers if all is well.
+/// A line for vppctl, and VPP's answer on success.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Line {
     pub(super) words: String,
     pub(super) answer: Answer,
 }
 
-/// vppctl's exit status says nothing: a failure is an answer that isn't the expected one.
+/// vppctl's exit status is always success. A failure is an unexpected answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Answer {
     Nothing,
-    /// The name of what was made.
+    /// The line answers with the name of what it created.
     Name(String),
 }
 
@@ -145,7 +145,7 @@ impl Line {
 }
 
 impl Layout {
-    /// What to type, in order.
+    /// The lines in order.
     pub(super) fn lines(&self) -> Vec<Line> {
         match self {
             Self::Loopback => loopback(),
@@ -155,7 +155,7 @@ impl Layout {
         }
     }
 
-    /// The namespaces that programs can be started in.
+    /// The namespaces in which programs can be started.
     pub(super) fn namespaces(&self) -> Vec<&'static str> {
         match self {
             Self::Loopback => STATIONS.iter().map(|station| station.namespace).collect(),
@@ -163,7 +163,7 @@ impl Layout {
         }
     }
 
-    /// Where the proxy itself belongs.
+    /// The namespace of the proxy itself.
     pub(super) fn namespace_of_proxy(&self) -> &'static str {
         match self {
             Self::Loopback => "proxy",
@@ -201,7 +201,7 @@ impl fmt::Display for Layout {
     }
 }
 
-/// Three tables: in one, VPP drops what is sent to an address of its own.
+/// Three tables are needed: within one table VPP drops packets to its own addresses.
 fn loopback() -> Vec<Line> {
     let mut lines = Vec::new();
     for Station { interface, .. } in STATIONS {
@@ -228,7 +228,7 @@ fn loopback() -> Vec<Line> {
     lines
 }
 
-/// Version 2 of the kernel's packet rings: version 3, the default, gathers packets for a while before it hands them over.
+/// Version 2 of the kernel's packet rings. Version 3, the default, delays packets to batch them.
 fn ethernet(place: usize, port: &Port) -> Vec<Line> {
     let name = port.device.interface(place);
     let mut lines = Vec::new();

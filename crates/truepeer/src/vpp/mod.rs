@@ -1,10 +1,10 @@
-//! VPP's stack: started and laid out as the guide does (`vpp up`, `down`, `status`), and programs put onto it (`vpp run`,
-//! `--stack vpp`).
+//! VPP's stack: starts and configures VPP as the guide does (`vpp up`, `down`, `status`), and runs programs on it
+//! (`vpp run`, `--stack vpp`).
 //!
 //! ```text
-//! layout, startup, vcl   pure: what VPP is told, and in which words
-//! find, place, process   what is on this machine, and which of it is ours
-//! control, up, down, …   what is done, each line printed
+//! layout, startup, vcl   pure: VPP's configuration and command lines
+//! find, place, process   VPP on this machine, and the one that truepeer started
+//! control, up, down, …   the actions; each line is printed
 //! environment, stack     a program on VPP's stack; truepeer itself on it
 //! ```
 
@@ -30,7 +30,7 @@ use anyhow::Result;
 use crate::spec::VppAction;
 pub(crate) use layout::{Device, ETHERNET_ADDRESSES, Layout, Port};
 
-/// Does what `truepeer vpp` was asked to.
+/// Runs the action of `truepeer vpp`.
 pub(crate) fn carry_out(action: &VppAction, out: &mut dyn Write) -> Result<ExitCode> {
     match action {
         VppAction::Up(args) => up::up(args, out)?,

@@ -1,4 +1,4 @@
-//! The private directory of a VPP that truepeer started: what is where, and whose it is.
+//! The private directory of a VPP that truepeer started: its paths and its owner.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
@@ -13,37 +13,40 @@ use rustix::process::geteuid;
 use super::layout::Layout;
 use super::vcl::{Workers, app_socket};
 
-/// A directory that only its owner may enter.
+/// A directory that only its owner can enter.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
     dir: PathBuf,
 }
 
-/// The right to start and stop VPP there; given back when dropped.
+/// The right to start and stop VPP in this directory. Dropping it releases the lock.
 #[derive(Debug)]
 pub(super) struct Lock {
     _file: File,
 }
 
-/// What a path of a socket may have (sun_path, unix(7)), less its end, and less another one, which VPP counts in.
+/// The longest path of a socket (sun_path, unix(7)), without its terminator and one more byte that VPP counts.
 const MOST_SOCKET_BYTES: usize = 106;
 
 impl Place {
-    /// The one that is named, or the user's own.
+    /// The named directory, or the user's default.
     pub(super) fn of(named: Option<&Path>) -> Result<Self> {
         let dir = match named {
             Some(dir) => std::path::absolute(dir).with_context(|| dir.display().to_string())?,
             None => default_dir(),
         };
         let shown = dir.display();
-        // The words of VPP's configuration files end there.
+        // VPP's configuration parser splits at these characters.
         let is_word =
             dir.to_str().is_some_and(|text| !text.contains(|c: char| c.is_whitespace() || "{}#".contains(c)));
-        ensure!(is_word, "{shown}: VPP can't read a path with spaces, braces or #; name another with --dir");
+        ensure!(
+            is_word,
+            "{shown}: VPP can't read a path with spaces, braces or #; choose another with --dir"
+        );
         let socket = app_socket(&dir, "default").as_os_str().len();
         ensure!(
             socket <= MOST_SOCKET_BYTES,
-            "{shown}: too long for the sockets in it; name another with --dir"
+            "{shown}: too long for the sockets in it; choose another with --dir"
         );
         Ok(Self { dir })
     }
@@ -60,7 +63,7 @@ impl Place {
         self.dir.join("cli.sock")
     }
 
-    /// What VPP says.
+    /// The file of VPP's output.
     pub(super) fn log(&self) -> PathBuf {
         self.dir.join("vpp.log")
     }
@@ -73,7 +76,7 @@ impl Place {
         self.dir.join(workers.file_name(namespace))
     }
 
-    /// Makes it, or sees that it is private.
+    /// Creates it, or checks that it is private.
     pub(super) fn make(&self) -> Result<()> {
         self.make_own().with_context(|| self.dir.display().to_string())
     }
@@ -83,29 +86,35 @@ impl Place {
             DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
         }
         match DirBuilder::new().mode(0o700).create(&self.dir) {
-            Ok(()) => fs::set_permissions(&self.dir, Permissions::from_mode(0o700))?, // whatever the umask is
+            Ok(()) => fs::set_permissions(&self.dir, Permissions::from_mode(0o700))?, // sets the mode whatever the umask is
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error.into()),
         }
         let meta = fs::symlink_metadata(&self.dir)?;
-        ensure!(meta.is_dir() && meta.uid() == geteuid().as_raw(), "it is somebody else's");
-        ensure!(meta.mode() & 0o077 == 0, "others may enter it: chmod 700 it, or name another with --dir");
+        ensure!(
+            meta.is_dir() && meta.uid() == geteuid().as_raw(),
+            "it belongs to another user; choose another with --dir"
+        );
+        ensure!(
+            meta.mode() & 0o077 == 0,
+            "other users can enter it: chmod 700 it, or choose another with --dir"
+        );
         Ok(())
     }
 
-    /// Keeps another `truepeer vpp up` or `down` away.
+    /// Keeps other `truepeer vpp up` and `down` processes out.
     pub(super) fn lock(&self) -> Result<Lock> {
         let file = File::create(self.dir.join("lock")).with_context(|| self.dir.display().to_string())?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Lock { _file: file }),
             Err(rustix::io::Errno::WOULDBLOCK) => {
-                bail!("another truepeer vpp is at work in {}", self.dir.display())
+                bail!("another truepeer vpp is working in {}; wait until it has ended", self.dir.display())
             }
             Err(error) => Err(error).with_context(|| self.dir.display().to_string()),
         }
     }
 
-    /// Removes sockets of a VPP that ended by itself: an old one would look like an answer.
+    /// Removes the sockets of a VPP that has crashed: their existence would look like readiness.
     pub(super) fn clear_sockets(&self) {
         remove(&self.cli_socket());
         for name in ["stats.sock", "api.sock"] {
@@ -113,7 +122,7 @@ impl Place {
         }
     }
 
-    /// Removes what `up` and VPP put there, and nothing else.
+    /// Removes the files of `up` and VPP, and nothing else.
     pub(super) fn clear(&self) {
         let layouts =
             Layout::Loopback.namespaces().into_iter().chain(iter::once(super::layout::DEFAULT_NAMESPACE));
@@ -129,13 +138,13 @@ impl Place {
         for name in ["stats.sock", "api.sock", "lock"] {
             remove(&self.dir.join(name));
         }
-        // Not empty: something else is in it, and stays.
+        // Not empty: it contains other files, which stay.
         let _ = fs::remove_dir(self.dir.join("app_ns_sockets"));
         let _ = fs::remove_dir(&self.dir);
     }
 }
 
-/// What can't be removed is in nobody's way: `up` writes it anew.
+/// Failures are ignored: `up` rewrites the files.
 fn remove(file: &Path) {
     let _ = fs::remove_file(file);
 }
@@ -157,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_vpp_can_not_read_is_refused() {
+    fn paths_that_vpp_cannot_parse_are_refused() {
         for dir in ["/a b", "/a{b", "/a#b"] {
             let error = Place::of(Some(Path::new(dir))).unwrap_err().to_string();
             assert!(error.contains("--dir"), "{error}");
@@ -168,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_stays() {
+    fn other_files_stay() {
         let dir = env::temp_dir().join(format!("truepeer-vpp-place-{}", std::process::id()));
         let place = Place::of(Some(&dir)).unwrap();
         place.make().unwrap();
@@ -192,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn only_one_may_be_at_work() {
+    fn the_lock_is_exclusive() {
         let dir = env::temp_dir().join(format!("truepeer-vpp-lock-{}", std::process::id()));
         let place = Place::of(Some(&dir)).unwrap();
         place.make().unwrap();

@@ -1,4 +1,5 @@
-//! The VPP that truepeer started: remembered in a file, and found again without ever taking another process for it.
+//! The VPP that truepeer started. A file identifies its process, so that another process is never mistaken for
+//! it.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -11,29 +12,30 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-/// What `down`, `status` and `run` need to know.
+/// The state that `down`, `status` and `run` need.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct State {
     pub(super) pid: i32,
-    /// When it started, as the kernel says it: with the process's number it names one process until the next boot.
+    /// The kernel's start time of the process. Together with the process id it identifies one process until the
+    /// next boot.
     pub(super) started: u64,
-    /// Which boot that was.
+    /// The boot in which it started.
     pub(super) boot: String,
     pub(super) vpp: PathBuf,
     pub(super) vppctl: PathBuf,
-    /// What its shared memory is called.
+    /// The name of its shared memory.
     pub(super) prefix: String,
-    /// For people.
+    /// The version, for people.
     pub(super) layout: String,
     pub(super) namespaces: Vec<String>,
-    /// Where the proxy itself belongs.
+    /// The namespace of the proxy itself.
     pub(super) proxy: String,
-    /// Whether `up` came to its end.
+    /// Whether `up` finished.
     pub(super) complete: bool,
 }
 
 impl State {
-    /// Reads it; nothing if there is none.
+    /// Reads the file; `None` if it doesn't exist.
     pub(super) fn read(file: &Path) -> Result<Option<Self>> {
         let text = match fs::read(file) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -42,7 +44,7 @@ impl State {
         serde_json::from_slice(&text).map(Some).with_context(|| file.display().to_string())
     }
 
-    /// Writes it in one step: whoever reads it sees the old or the new one.
+    /// Replaces the file atomically: a reader sees the old or the new state.
     pub(super) fn write(&self, file: &Path) -> Result<()> {
         let unfinished = file.with_extension("new");
         fs::write(&unfinished, serde_json::to_vec_pretty(self)?)
@@ -50,19 +52,19 @@ impl State {
             .with_context(|| file.display().to_string())
     }
 
-    /// The process, if it is still running.
+    /// Returns the process, if it is still running.
     pub(super) fn process(&self) -> Result<Option<Process>> {
         if self.boot != boot()? {
             return Ok(None);
         }
         let Some(number) = Pid::from_raw(self.pid) else { return Ok(None) };
         let handle = match pidfd_open(number, PidfdFlags::empty()) {
-            // INVAL, NOENT: the number is a thread's by now.
+            // EINVAL, ENOENT: the id now belongs to a thread.
             Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => return Ok(None),
             handle => handle.context("pidfd_open")?,
         };
-        // Looked at after the handle was taken: if it is the one that we started, the handle is its, too, as no other can
-        // have had its number in between.
+        // Check the start time after opening the pidfd. If it matches, the pidfd refers to the same process: the
+        // id can't have been reused in between.
         match started(self.pid) {
             Some((start, alive)) if start == self.started && alive => Ok(Some(Process { handle })),
             _ => Ok(None),
@@ -70,7 +72,7 @@ impl State {
     }
 }
 
-/// A running process, by a handle that is never another's.
+/// A running process, identified by its pidfd.
 #[derive(Debug)]
 pub(super) struct Process {
     handle: OwnedFd,
@@ -79,7 +81,7 @@ pub(super) struct Process {
 impl Process {
     pub(super) fn signal(&self, signal: Signal) -> Result<()> {
         match pidfd_send_signal(&self.handle, signal) {
-            // Gone already, which is what a signal is sent for.
+            // ESRCH: it has already ended, which is the signal's purpose.
             Ok(()) | Err(Errno::SRCH) => Ok(()),
             Err(error) => Err(error).context("pidfd_send_signal"),
         }
@@ -100,18 +102,18 @@ impl Process {
     }
 }
 
-/// Names the boot.
+/// The identifier of the current boot.
 pub(super) fn boot() -> Result<String> {
     let file = "/proc/sys/kernel/random/boot_id";
     Ok(fs::read_to_string(file).context(file)?.trim().to_owned())
 }
 
-/// When a process started, in clock ticks since the boot, and whether it is more than a memory of its parent's (a zombie).
+/// The start time of a process in clock ticks since boot, and whether it is not a zombie.
 pub(super) fn started(pid: i32) -> Option<(u64, bool)> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Field 22 of proc_pid_stat(5), and field 3. The name, field 2, may contain anything, parentheses included.
+/// Fields 22 and 3 of proc_pid_stat(5). Field 2, the name, may contain anything, even parentheses.
 fn parse_stat(stat: &str) -> Option<(u64, bool)> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_ascii_whitespace();
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_started_is_found_and_ended() {
+    fn a_started_process_is_found_and_ended() {
         let mut child = sleeper();
         let (start, alive) = started(number(&child)).unwrap();
         assert!(alive);
@@ -164,7 +166,7 @@ mod tests {
         assert!(!process.ends_within(Duration::ZERO).unwrap());
         process.signal(Signal::TERM).unwrap();
         assert!(process.ends_within(Duration::from_secs(60)).unwrap());
-        // It is a zombie until we look.
+        // It is a zombie until it is waited for.
         assert!(state(number(&child), start).process().unwrap().is_none());
         child.wait().unwrap();
         assert!(state(number(&child), start).process().unwrap().is_none());

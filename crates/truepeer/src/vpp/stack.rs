@@ -1,4 +1,4 @@
-//! truepeer itself on VPP's stack: it starts itself again under VPP's library, and ends when VPP does.
+//! truepeer itself on VPP's stack: it executes itself again under VPP's library, and ends when VPP does.
 //!
 //! ```text
 //! --stack vpp ─▶ enter: no sign ─▶ VPP there? library loadable? ─▶ exec, with a sign (TRUEPEER_ON_VPP)
@@ -28,22 +28,23 @@ use super::vcl::{Workers, app_socket};
 use crate::run::Program;
 use crate::spec::{Stack, StackArgs, VppPlaceArgs};
 
-/// Says to the second start that it is one, and where VPP is asked.
+/// The environment variable that marks the second start. It contains the path of VPP's socket.
 const SIGN: &str = "TRUEPEER_ON_VPP";
 
-/// What is to be done at this start.
+/// The action of this start.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
-    /// Start again, under the library.
+    /// Execute again, with the library.
     Become,
-    /// Go on, for as long as VPP lives.
+    /// Continue, for as long as VPP lives.
     Watch(PathBuf),
 }
 
-/// Goes on on the chosen stack, with so many threads that use sockets. On VPP's the process becomes itself once more: call it first of all, with one thread.
+/// Continues on the chosen stack, with this many threads that use sockets. For VPP's stack it executes the
+/// process again, so call it first, with one thread.
 ///
 /// # Errors
-/// What keeps this binary off VPP's stack: no VPP, no library, file capabilities.
+/// The reason why this binary can't use VPP's stack: no VPP, no library, file capabilities.
 pub(crate) fn enter(args: &StackArgs, workers: usize) -> Result<()> {
     if args.stack.unwrap_or_default() == Stack::Kernel {
         return Ok(());
@@ -78,10 +79,10 @@ fn become_itself(args: &StackArgs, workers: usize) -> Result<()> {
     let mut command = vec![exe.clone().into_os_string()];
     command.extend(words.iter().cloned());
     refuse(&Program::find(&command)?)?;
-    // The library would end the process before main, with less to say.
+    // Check here: without VPP the library would end the process before main, with a worse message.
     let socket = app_socket(place.dir(), &namespace);
     ask(&socket)?;
-    // Each of our workers opens and uses its sockets by itself. One alone needs none of what VPP's library does for several.
+    // Each worker opens and uses its own sockets. A single worker needs no thread support from VPP's library.
     let vcl = place.vcl(&namespace, if workers > 1 { Workers::Threads } else { Workers::Processes });
     let error = Command::new(&exe)
         .args(words)
@@ -91,27 +92,28 @@ fn become_itself(args: &StackArgs, workers: usize) -> Result<()> {
     Err(error).with_context(|| exe.display().to_string())
 }
 
-/// When VPP dies, its descriptors are ready for ever and say nothing: every worker would spin. So the process ends.
+/// When VPP dies, its descriptors stay ready forever and every worker would spin. So the process must end.
 fn watch(socket: &Path) -> Result<()> {
     let vpp = ask(socket)?;
     let wait = move || {
         let why =
             wait_for_end(&vpp).map_or_else(|error| format!("{error:#}"), |()| "it has ended".to_owned());
-        tracing::error!("VPP is gone ({why}), and every connection with it: start it again, then truepeer");
-        // Not by exit(): the library would say good-bye to VPP, and wait for its answer.
+        tracing::error!("VPP has ended ({why}), and all connections with it; start VPP again, then truepeer");
+        // Not exit(): the library's exit handler would send a message to VPP and wait for its answer.
         truepeer_sys::process::end_now(1);
     };
     thread::Builder::new().name("vpp".to_owned()).spawn(wait).context("a thread")?;
     Ok(())
 }
 
-/// A connection to VPP, which lasts as long as VPP: the kernel closes it, whatever VPP dies of. rustix's calls are the
-/// system's own, past the library.
+/// A connection to VPP. The kernel closes it when VPP dies, whatever the cause. rustix makes its system calls
+/// directly, so the library doesn't intercept them.
 fn ask(path: &Path) -> Result<OwnedFd> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
         .context("socket")?;
     let address = SocketAddrUnix::new(path).with_context(|| path.display().to_string())?;
-    connect(&socket, &address).with_context(|| format!("{}: VPP takes no programs there", path.display()))?;
+    connect(&socket, &address)
+        .with_context(|| format!("{}: VPP accepts no programs there", path.display()))?;
     Ok(socket)
 }
 
@@ -147,7 +149,7 @@ mod tests {
     #[test]
     fn vpps_end_is_noticed() {
         let path = env::temp_dir().join(format!("truepeer-vpp-app-{}", std::process::id()));
-        assert!(format!("{:#}", ask(&path).unwrap_err()).contains("takes no programs"));
+        assert!(format!("{:#}", ask(&path).unwrap_err()).contains("accepts no programs"));
         let door =
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         bind(&door, &SocketAddrUnix::new(&path).unwrap()).unwrap();

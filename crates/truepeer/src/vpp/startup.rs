@@ -1,26 +1,26 @@
-//! VPP's startup.conf. Pure: what the machine offers is a parameter.
+//! Generates VPP's startup.conf. Pure: the machine's properties are parameters.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 use super::layout::{Device, Layout};
 
-/// What startup.conf depends on.
+/// The inputs of startup.conf.
 #[derive(Debug)]
 pub(super) struct Startup<'a> {
-    /// The private directory, for sockets and whatever else VPP writes.
+    /// The private directory, for sockets and VPP's other files.
     pub(super) dir: &'a Path,
-    /// Keeps VPP's shared memory apart from another VPP's.
+    /// Separates VPP's shared memory from that of another VPP.
     pub(super) prefix: &'a str,
     pub(super) layout: &'a Layout,
-    /// The core of the main thread; any one if not said.
+    /// The core of the main thread; any core if `None`.
     pub(super) core: Option<u16>,
-    /// Whether the machine has huge pages to give.
+    /// Whether the machine has free huge pages.
     pub(super) huge_pages: bool,
 }
 
 impl Startup<'_> {
-    /// The text of the file.
+    /// Returns the text of the file.
     pub(super) fn text(&self) -> String {
         let dir = self.dir.display();
         let mut text = String::from("# Written by truepeer vpp up.\n");
@@ -42,18 +42,18 @@ impl Startup<'_> {
             section(&mut text, "cpu", &[format!("main-core {core}")]);
         }
         if !self.huge_pages {
-            // Asked for nothing, VPP tries huge pages first, which takes time and fills its log with complaints.
+            // By default VPP tries huge pages first, which takes time and fills its log with errors.
             section(&mut text, "memory", &["main-heap-page-size 4k".into()]);
             section(&mut text, "buffers", &["page-size 4k".into()]);
         }
-        // Who has closed one direction is still answered: by default VPP forgets such a connection after 2 s. More than 104 s
-        // its timers can't count.
+        // By default VPP forgets a half-closed connection after 2 s, so late data of the other direction would be
+        // lost. 104 s is the most that its timers can count.
         section(&mut text, "tcp", &["cc-algo cubic".into(), "closewait-time 60".into()]);
-        // FD.io's packaged startup.conf has no such section: without it there are no sockets for programs.
+        // FD.io's packaged startup.conf lacks this section. Without it there are no sockets for programs.
         section(&mut text, "session", &["enable".into(), "use-app-socket-api".into()]);
         match self.dpdk_devices() {
             devices if devices.is_empty() => {
-                // It would take every device that no other driver has.
+                // It would take every device without a kernel driver.
                 section(&mut text, "plugins", &["plugin dpdk_plugin.so { disable }".into()]);
             }
             devices => section(&mut text, "dpdk", &devices),
@@ -82,7 +82,7 @@ fn section(text: &mut String, name: &str, lines: &[String]) {
     text.push_str("}\n");
 }
 
-/// Whether `/proc/meminfo` counts huge pages that nobody has.
+/// Whether `/proc/meminfo` shows free huge pages.
 pub(super) fn has_huge_pages(meminfo: &str) -> bool {
     let free = meminfo.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
     free.and_then(|number| number.trim().parse::<u64>().ok()).is_some_and(|pages| pages > 0)
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_machine_is_asked_for_small_pages() {
+    fn without_huge_pages_small_pages_are_configured() {
         let expected = "\
 # Written by truepeer vpp up.
 unix {

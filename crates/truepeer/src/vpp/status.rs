@@ -1,4 +1,4 @@
-//! `truepeer vpp status`: what runs, by VPP's own words.
+//! `truepeer vpp status`: shows VPP's state by VPP's own commands.
 
 use std::io::Write;
 
@@ -9,13 +9,13 @@ use super::place::Place;
 use super::process::State;
 use crate::spec::VppPlaceArgs;
 
-/// What is asked, in VPP's words.
+/// The commands.
 const QUESTIONS: [&str; 3] = ["show interface address", "show app ns", "show session verbose"];
 
-/// Writes what runs.
+/// Writes the state.
 ///
 /// # Errors
-/// If nothing does, or not all of it.
+/// VPP is not running, or its layout is incomplete.
 pub(super) fn status(args: &VppPlaceArgs, out: &mut dyn Write) -> Result<()> {
     let (place, state) = running(args)?;
     let control = Control { vppctl: state.vppctl.clone(), socket: place.cli_socket() };
@@ -29,19 +29,21 @@ pub(super) fn status(args: &VppPlaceArgs, out: &mut dyn Write) -> Result<()> {
         }
     }
     if !state.complete {
-        bail!("its layout is not complete: truepeer vpp up was cut short; truepeer vpp down clears it");
+        bail!(
+            "its layout is incomplete because truepeer vpp up was interrupted; type truepeer vpp down, then up again"
+        );
     }
     Ok(())
 }
 
-/// The VPP that runs there.
+/// Finds the VPP that runs there.
 pub(super) fn running(args: &VppPlaceArgs) -> Result<(Place, State)> {
     let place = Place::of(args.dir.as_deref())?;
     let Some(state) = State::read(&place.state())? else {
-        bail!("no VPP of truepeer's runs in {}: truepeer vpp up starts one", place.dir().display());
+        bail!("no VPP started by truepeer runs in {}; truepeer vpp up starts one", place.dir().display());
     };
     if state.process()?.is_none() {
-        bail!("VPP (process {}) has ended by itself; truepeer vpp up starts another one", state.pid);
+        bail!("VPP (process {}) has ended unexpectedly; truepeer vpp up starts another one", state.pid);
     }
     Ok((place, state))
 }

@@ -1,4 +1,4 @@
-//! `truepeer vpp up`: starts VPP and gives it a layout, or leaves everything as it was.
+//! `truepeer vpp up`: starts VPP and configures a layout, or leaves everything as it was.
 //!
 //! ```text
 //! find ─▶ directory, lock ─▶ startup.conf, vcl-*.conf ─▶ start ─▶ state ─▶ wait for an answer ─▶ lines ─▶ complete
@@ -30,7 +30,7 @@ use crate::spec::UpArgs;
 const START_TIMEOUT: Duration = Duration::from_secs(90);
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// Starts VPP; every line that it is given is written to `out`.
+/// Starts VPP. Writes each command line that VPP gets to `out`.
 pub(super) fn up(args: &UpArgs, out: &mut dyn Write) -> Result<()> {
     let layout = args.layout();
     let place = Place::of(args.place.dir.as_deref())?;
@@ -50,7 +50,7 @@ pub(super) fn up(args: &UpArgs, out: &mut dyn Write) -> Result<()> {
 
     let interrupted = interruptible()?;
     if !huge_pages {
-        writeln!(out, "no huge pages: VPP gets small ones, and is somewhat slower (vm.nr_hugepages)")?;
+        writeln!(out, "no huge pages: VPP uses small ones and is somewhat slower (set vm.nr_hugepages)")?;
     }
     let attempt = Attempt {
         place: &place,
@@ -63,27 +63,30 @@ pub(super) fn up(args: &UpArgs, out: &mut dyn Write) -> Result<()> {
     attempt.run(out)
 }
 
-/// What can be told before anything is done.
+/// The checks that need no running VPP.
 fn check(layout: &Layout, core: Option<u16>, huge_pages: bool) -> Result<()> {
     let of_dpdk = layout.pci_addresses();
     ensure!(
         of_dpdk.is_empty() || huge_pages,
-        "--ethernet {}: dpdk needs huge pages, and there are none: sysctl -w vm.nr_hugepages=1024",
+        "--ethernet {}: dpdk needs huge pages, and none are free; type sysctl -w vm.nr_hugepages=1024",
         of_dpdk.join(",")
     );
     if let Some(core) = core {
         let cores = rustix::thread::sched_getaffinity(None).context("sched_getaffinity")?;
-        ensure!(cores.is_set(usize::from(core)), "--core {core}: this process may not run there");
+        ensure!(
+            cores.is_set(usize::from(core)),
+            "--core {core}: this process may not run on it (see taskset -p)"
+        );
     }
     Ok(())
 }
 
-/// Another one that runs there is left alone; one that was killed is cleared up after.
+/// Fails if VPP already runs there. Cleans up after one that was killed.
 fn refuse_second(place: &Place) -> Result<()> {
     let Some(state) = State::read(&place.state())? else { return Ok(()) };
     if state.process()?.is_some() {
         bail!(
-            "VPP is up already (process {}, {}); end it with truepeer vpp down, or name another place with --dir",
+            "VPP is up already (process {}, {}); end it with truepeer vpp down, or choose another directory with --dir",
             state.pid,
             state.layout
         );
@@ -92,7 +95,7 @@ fn refuse_second(place: &Place) -> Result<()> {
     Ok(())
 }
 
-/// Set by what would end us: then VPP is ended, too.
+/// Set by the signals that end this process: then VPP is ended, too.
 fn interruptible() -> Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
@@ -112,7 +115,7 @@ fn print(place: &Place, layout: &Layout, startup: &str, out: &mut dyn Write) -> 
     Ok(())
 }
 
-/// One VPP on its way up.
+/// A VPP that is being started.
 struct Attempt<'a> {
     place: &'a Place,
     layout: &'a Layout,
@@ -141,13 +144,13 @@ impl Attempt<'_> {
         let done = self.set_up(&mut vpp, out);
         if done.is_err() {
             let said = tail(&self.place.log());
-            // Our own child, which nobody else has waited for: its number is still its own.
+            // The child has not been waited for, so its process id has not been reused.
             let _ = vpp.kill();
             let _ = vpp.wait();
             down::clear(self.place, &self.prefix);
             return done.with_context(|| match said.as_str() {
-                "" => "VPP was ended again".to_owned(),
-                said => format!("VPP was ended again; its last words:{said}\nbecause"),
+                "" => "VPP was stopped again".to_owned(),
+                said => format!("VPP was stopped again; the end of its output:{said}\nthe cause"),
             });
         }
         Ok(())
@@ -159,14 +162,14 @@ impl Attempt<'_> {
         let log = File::create(self.place.log()).with_context(|| self.place.log().display().to_string())?;
         let mut command = Command::new(vpp);
         command.arg("-c").arg(&conf).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        // A terminal's Ctrl-C is for us alone: VPP stays when we have ended.
+        // A new process group: Ctrl-C on the terminal must end only truepeer. VPP outlives it.
         command.process_group(0).env_remove("LD_PRELOAD");
         command.spawn().with_context(|| vpp.display().to_string())
     }
 
     fn set_up(&self, vpp: &mut Child, out: &mut dyn Write) -> Result<()> {
         let mut state = self.state(vpp)?;
-        // Before it is complete: should this process be killed, `down` knows what to end.
+        // Write the state before the layout is complete: if this process is killed, `down` knows what to end.
         state.write(&self.place.state())?;
         let control = Control { vppctl: self.installation.vppctl.clone(), socket: self.place.cli_socket() };
         let version = self.wait_for_answer(vpp, &control)?;
@@ -197,7 +200,7 @@ impl Attempt<'_> {
         })
     }
 
-    /// Its version, as soon as it says it.
+    /// Waits until VPP answers with its version.
     fn wait_for_answer(&self, vpp: &mut Child, control: &Control) -> Result<String> {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
@@ -224,7 +227,7 @@ impl Attempt<'_> {
     fn tell(&self, version: &str, vpp: &Child, out: &mut dyn Write) -> Result<()> {
         writeln!(out, "up: {version} (process {}), {}", vpp.id(), self.layout)?;
         for namespace in self.layout.namespaces() {
-            writeln!(out, "a program on it: truepeer vpp run --namespace {namespace} -- COMMAND")?;
+            writeln!(out, "to run a program on it: truepeer vpp run --namespace {namespace} -- COMMAND")?;
         }
         Ok(())
     }

@@ -1,16 +1,17 @@
-//! The configuration of VPP's library for programs (VCL). Pure.
+//! Generates the configuration of VPP's library for programs (VCL). Pure.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::layout::{DEFAULT_NAMESPACE, SECRET};
 
-/// How a program has its workers.
+/// How a program uses VCL workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Workers {
-    /// Each process is one worker, whichever of its threads asks (NGINX; truepeer with one worker).
+    /// The process is one worker, whichever of its threads makes the call (NGINX; truepeer with one worker).
     Processes,
-    /// Each thread is one, and opens by itself what it uses: a listener, an epoll (truepeer with several workers).
+    /// Each thread is a worker and opens the sockets that it uses: listeners, epolls (truepeer with several
+    /// workers).
     Threads,
 }
 
@@ -26,23 +27,23 @@ impl Workers {
     }
 }
 
-/// What a program says to VPP about itself.
+/// A program's settings for VPP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct VclConfig {
     pub(super) heap_mebibytes: u32,
-    /// Shared memory that connections' queues are taken from. It costs what is used of it.
+    /// The shared memory from which connections' queues are taken. Only used memory counts.
     pub(super) segment_bytes: u64,
-    /// The most that a connection's queue may hold, in each direction.
+    /// The capacity of a connection's queue in each direction.
     pub(super) fifo_bytes: u64,
-    /// Its namespace and the word that opens it; VPP's own if not said.
+    /// Its namespace and the namespace's secret; VPP's own namespace if `None`.
     pub(super) namespace: Option<(String, u64)>,
-    /// Where VPP is asked.
+    /// The path of VPP's socket.
     pub(super) app_socket: PathBuf,
     pub(super) workers: Workers,
 }
 
 impl VclConfig {
-    /// The guide's sizes, in one of the namespaces of a VPP that keeps its sockets in `dir`.
+    /// The guide's sizes, for one namespace of the VPP whose sockets are in `dir`.
     pub(super) fn of_guide(dir: &Path, namespace: &str, workers: Workers) -> Self {
         let own = namespace != DEFAULT_NAMESPACE;
         Self {
@@ -56,7 +57,7 @@ impl VclConfig {
     }
 }
 
-/// Where the programs of a namespace ask.
+/// The socket path for the programs of a namespace.
 pub(super) fn app_socket(dir: &Path, namespace: &str) -> PathBuf {
     dir.join("app_ns_sockets").join(namespace)
 }
@@ -64,7 +65,7 @@ pub(super) fn app_socket(dir: &Path, namespace: &str) -> PathBuf {
 impl fmt::Display for VclConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "vcl {{")?;
-        // The one size that is read with a unit only.
+        // Unlike the other sizes, this one needs a unit.
         writeln!(f, "  heapsize {}M", self.heap_mebibytes)?;
         writeln!(f, "  segment-size {}", self.segment_bytes)?;
         writeln!(f, "  add-segment-size {}", self.segment_bytes)?;

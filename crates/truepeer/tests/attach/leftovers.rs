@@ -124,7 +124,7 @@ fn what_a_dead_namespace_leaves_behind_is_swept(bed: &Bed) -> Result<()> {
     drop(third);
     bed.wait_for("the other end", || status_in(bed, &netns).is_ok_and(|status| status["left_behind"] == 1))?;
     let said = command(bed, &["detach", "--now"])?.in_netns(&netns).run(bed)?;
-    ensure!(said.contains("had left behind: 1"), "{said}");
+    ensure!(said.contains("leftovers of network namespaces that no longer exist: 1"), "{said}");
     ensure!(list(&bed.dir().join("bpf/truepeer"))?.is_empty());
     Ok(())
 }
@@ -158,7 +158,7 @@ fn a_namespace_whose_device_is_gone_is_alive(bed: &Bed) -> Result<()> {
         status_in(bed, &other).is_ok_and(|status| status["left_behind"] == 1)
     })?;
     let said = attach_in(bed, &other, &["--dev", "lo"])?;
-    ensure!(said.contains("had left behind: 1"), "{said}");
+    ensure!(said.contains("leftovers of network namespaces that no longer exist: 1"), "{said}");
     Ok(())
 }
 

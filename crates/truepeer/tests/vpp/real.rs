@@ -96,7 +96,7 @@ pub(crate) fn one_that_is_killed_is_cleared_and_replaced(bed: &Bed) -> Result<()
     let number: String = number.chars().take_while(char::is_ascii_digit).collect();
     kill_process(Pid::from_raw(number.parse()?).context("a number")?, Signal::KILL)?;
     bed.wait_for("VPP's end", || {
-        run(bed, "status").is_ok_and(|outcome| outcome.said.contains("ended by itself"))
+        run(bed, "status").is_ok_and(|outcome| outcome.said.contains("ended unexpectedly"))
     })?;
     outcome(bed, &up(bed, "--loopback")?)?.well()?;
     ensure!(!left()?, "{prefix}… is still in /dev/shm");

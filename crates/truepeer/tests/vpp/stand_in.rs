@@ -107,7 +107,7 @@ pub(crate) fn one_that_ended_by_itself_is_cleared_and_replaced(bed: &Bed) -> Res
     kill_process(first, Signal::KILL)?;
     ensure_ended(bed, first)?;
     let said = run(bed, "status")?.failed()?;
-    ensure!(said.contains("has ended by itself"), "{said}");
+    ensure!(said.contains("has ended unexpectedly"), "{said}");
     outcome(bed, &up(bed, "--loopback"))?.well()?;
     ensure!(process(bed)? != first, "another one");
 

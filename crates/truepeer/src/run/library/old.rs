@@ -1,8 +1,9 @@
-//! Libraries that older versions of truepeer have left behind.
+//! Removes the libraries of older truepeer versions.
 //!
-//! One may be removed once no process has it: mapped, or named by the environment that it was started with, since what it
-//! executes next would look for it. Who can't be looked into may have it, and who can't be seen, too: then nothing is removed. What a process has that is about to start is
-//! told by the file's time: it is renewed whenever the library is used.
+//! A library may be removed once no process needs it. A process needs it if it has mapped it, or if its
+//! environment names it: the next program it executes would load it. A process that can't be inspected may need
+//! it, too, and so may one that can't be seen: then nothing is removed. A process that is about to start is
+//! covered by the file's time, which every use renews.
 
 use std::fs;
 use std::io;
@@ -12,20 +13,21 @@ use std::time::{Duration, SystemTime};
 
 use rustix::process::geteuid;
 
-/// Longer than any start takes; a day, so that versions that are used by turns stay.
+/// Longer than any start takes. A day keeps versions that are used in turns.
 const UNUSED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Removes what nobody has any more from `dir`, which is ours, but for `current`. What can't be removed stays.
+/// Removes the libraries in `dir` that no process needs, except `current`. `dir` belongs to this user. Failures
+/// are ignored.
 pub(super) fn remove(dir: &Path, current: &Path) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     let files = entries.filter_map(|entry| Some(entry.ok()?.path()));
     let mut old: Vec<PathBuf> = files.filter(|file| file != current && is_old_library(file)).collect();
-    // The processes are looked through only where there is something to remove.
+    // Walk through the processes only if there is something to remove.
     if old.is_empty() || !sees_all_processes() || !keep_unused(&mut old) {
         return;
     }
     for file in old {
-        // Somebody may have taken it meanwhile.
+        // A process may have started to use it meanwhile.
         if is_old_library(&file) {
             let _ = fs::remove_file(file);
         }
@@ -39,13 +41,13 @@ fn is_old_library(file: &Path) -> bool {
         && fs::symlink_metadata(file).is_ok_and(|meta| meta.is_file() && meta.modified().is_ok_and(is_unused))
 }
 
-/// A container may share the directory with processes that it doesn't see.
+/// A container may share the directory with processes that it can't see.
 fn sees_all_processes() -> bool {
     const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC; // the kernel's PROC_PID_INIT_INO
     fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == FIRST_PID_NAMESPACE)
 }
 
-/// Leaves those that no process has; false if that can't be told.
+/// Removes from `old` each library that a process needs. Returns false if that can't be determined.
 fn keep_unused(libraries: &mut Vec<PathBuf>) -> bool {
     let Ok(processes) = fs::read_dir("/proc") else { return false };
     for process in processes.filter_map(Result::ok) {
@@ -72,7 +74,8 @@ fn keep_unused(libraries: &mut Vec<PathBuf>) -> bool {
 const ENOENT: i32 = 2;
 const ESRCH: i32 = 3;
 
-/// A user's own programs have it, and those of others if root starts them; not who has ended and was not waited for yet.
+/// A library can be in use by the user's own processes and, if root starts programs, by those of others. A zombie
+/// uses nothing.
 fn may_have_ours(process: &Path) -> bool {
     let us = geteuid();
     let status = fs::read_to_string(process.join("status")).unwrap_or_default();
@@ -82,7 +85,7 @@ fn may_have_ours(process: &Path) -> bool {
     !has_ended && (us.is_root() || field("Uid:").split_whitespace().any(is_us))
 }
 
-/// By its name, which tells its contents: its path may be another one where it is mapped (symbolic links, other mounts).
+/// Compares by name, which identifies the contents. The mapped path may differ (symbolic links, other mounts).
 fn mentions(text: &[u8], library: &Path) -> bool {
     let name = library.file_name().unwrap_or_default().as_encoded_bytes();
     text.windows(name.len()).any(|window| window == name)

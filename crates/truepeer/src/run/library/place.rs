@@ -1,4 +1,4 @@
-//! The directory that the library is kept in: the user's own, whoever else was there first.
+//! The directory of the library. It always belongs to this user, even if another user took the name first.
 
 use std::env;
 use std::fs::{self, DirBuilder, Permissions};
@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use rustix::process::geteuid;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// The most lasting and most private place first. The dynamic linker takes a path without spaces and colons only.
+/// The most lasting and most private place comes first. The dynamic linker can't load paths with spaces or
+/// colons.
 pub(super) fn all() -> Vec<PathBuf> {
     let user = geteuid();
     let mut places = Vec::new();
@@ -23,11 +24,12 @@ pub(super) fn all() -> Vec<PathBuf> {
     places
 }
 
-/// Makes this directory, or one beside it where another user has taken its name; gives the one that is ours. Others may read what
-/// is in it; nobody else can have made it, or could put another library there.
+/// Creates this directory, or one with a random name beside it if another user has taken the name. Returns the
+/// one that this user owns. Others may read its files, but only this user can have created it or can put a
+/// library there.
 ///
 /// # Errors
-/// What mkdir(2) and stat(2) say; another user may replace what is in the directory above.
+/// The errors of mkdir(2) and stat(2), and a parent directory in which another user can replace entries.
 pub(super) fn make_own(dir: &Path) -> io::Result<PathBuf> {
     let above = dir.parent().unwrap_or(Path::new("/"));
     check_above(above)?;
@@ -45,19 +47,20 @@ pub(super) fn make_own(dir: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Where others may write, only the sticky bit keeps them from renaming what is ours (chmod(1)).
+/// In a directory that others can write to, only the sticky bit prevents them from renaming our entries
+/// (chmod(1)).
 fn check_above(above: &Path) -> io::Result<()> {
     const STICKY: u32 = 0o1000;
     const WRITTEN_BY_OTHERS: u32 = 0o022;
     let mode = fs::metadata(above)?.mode();
     let is_safe = mode & WRITTEN_BY_OTHERS == 0 || mode & STICKY != 0;
-    let why = "other users may replace what is there: the directory above is not sticky";
+    let why = "other users can replace its entries: the directory is writable by others and not sticky";
     if is_safe { Ok(()) } else { Err(io::Error::other(why)) }
 }
 
 fn make(dir: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o755).create(dir)?;
-    fs::set_permissions(dir, Permissions::from_mode(0o755)) // whatever the umask is
+    fs::set_permissions(dir, Permissions::from_mode(0o755)) // sets the mode whatever the umask is
 }
 
 fn is_own(dir: &Path) -> bool {
@@ -65,14 +68,14 @@ fn is_own(dir: &Path) -> bool {
         .is_ok_and(|meta| meta.is_dir() && meta.uid() == geteuid().as_raw() && meta.mode() & 0o022 == 0)
 }
 
-/// The one that an earlier start has made; others' directories of such names are passed over.
+/// Finds the directory that an earlier start created. Skips those of other users.
 fn find_own(above: &Path, beginning: &str) -> Option<PathBuf> {
     let entries = fs::read_dir(above).ok()?.filter_map(Result::ok);
     let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(beginning));
     named.map(|entry| entry.path()).find(|dir| is_own(dir))
 }
 
-/// Nobody can take all names of 64 random bits beforehand.
+/// No other user can take all names of 64 random bits beforehand.
 fn make_random(above: &Path, beginning: &str) -> io::Result<PathBuf> {
     let mut random = [0; 8];
     getrandom(&mut random, GetRandomFlags::empty())?;

@@ -1,4 +1,4 @@
-//! accept() and accept4(): the next connection whose client is known.
+//! Answers accept() and accept4() with the next connection whose client is known.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -18,32 +18,32 @@ use super::parked::Waiting;
 use super::ready::Connection;
 use super::supervisor::Supervisor;
 
-/// How many connections are looked through for wake-ups that are no longer needed.
+/// At most this many queued connections are searched for wake-ups that are no longer needed.
 const MOST_LOOKED_THROUGH: usize = 64;
 
-/// The flags of accept4(), which are those of open().
+/// The flags of accept4(). They equal those of open().
 pub(super) const SOCK_NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
 pub(super) const SOCK_CLOEXEC: i32 = OFlags::CLOEXEC.bits().cast_signed();
 
-/// What a call asks for the new descriptor.
+/// The flags that a call wants on the new descriptor.
 pub(super) fn flags_of(call: &Notification) -> i32 {
     if call.call == calls::ACCEPT4 { call.int(3) } else { 0 }
 }
 
-/// What became of a call.
+/// The outcome of looking for a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Served {
     Answered,
-    /// Something was there, but nothing for the program.
+    /// A connection was there, but none that the program may have.
     InVain,
-    /// Nothing was there.
+    /// No connection was there.
     NotYet,
 }
 
-/// What the kernel's queue gave.
+/// The next entry of the kernel's queue.
 enum Next {
     Connection(Connection),
-    /// One that is not for the program, or not yet.
+    /// A connection that the program must not have, or not yet.
     Other,
     /// One of ours.
     WakeUp,
@@ -55,7 +55,7 @@ impl Supervisor {
     /// A call of accept() or accept4().
     pub(super) fn on_accept(&mut self, call: Notification) {
         if flags_of(&call) & !(SOCK_NONBLOCK | SOCK_CLOEXEC) != 0 {
-            return self.answer(&call, Answer::GoOn); // the kernel says what is wrong
+            return self.answer(&call, Answer::GoOn); // the kernel reports the error
         }
         let Some(socket) = self.descriptor(&call) else { return };
         let listener = self.listeners.look(socket.as_fd());
@@ -89,7 +89,7 @@ impl Supervisor {
         }
     }
 
-    /// A listener at which calls wait has become readable, or a connection at its address ready.
+    /// A listener with waiting calls has become readable, or a connection to its address has become ready.
     pub(super) fn serve_parked(&mut self, cookie: u64) {
         let Some(mut group) = self.parked.take(cookie) else { return };
         while let Some(waiting) = group.waiting.pop_front() {
@@ -152,7 +152,8 @@ impl Supervisor {
             Ok(accepted) => accepted,
             Err(Errno::AGAIN) => return Next::Nothing,
             Err(Errno::INTR | Errno::CONNABORTED) => return Next::Other,
-            // Our own descriptors: whoever is late has to make room.
+            // Out of descriptors in the supervisor: give up the connection that has waited longest for its
+            // header.
             Err(errno @ (Errno::MFILE | Errno::NFILE)) => {
                 self.journal.on_trouble("out of descriptors", &errno);
                 return if self.evict() { Next::Other } else { Next::Fail(errno) };
@@ -179,11 +180,11 @@ impl Supervisor {
         while self.late.len() + self.ready.len() >= self.most_held && self.evict() {}
         let added = self.late.add(connection, sender, Arc::clone(listener), &self.rules, Instant::now());
         if let Err(errno) = added {
-            self.journal.on_trouble("a connection can't be watched", &errno);
+            self.journal.on_trouble("can't watch a connection", &errno);
         }
     }
 
-    /// Gives up the connection that has waited longest for its header; `false` if none does.
+    /// Gives up the connection that has waited longest for its header. Returns `false` if none waits.
     fn evict(&mut self) -> bool {
         let evicted = self.late.evict(&self.rules, &self.wake);
         evicted.map(|decided| self.on_decided(decided)).is_some()
@@ -197,7 +198,7 @@ impl Supervisor {
         }
     }
 
-    /// The connection without its header, if the program is to have it.
+    /// Returns the connection, with the header removed, if the policy lets the program have it.
     fn judged(&mut self, socket: OwnedFd, sender: SenderAddr, look: &Look) -> Option<Connection> {
         let (client, consumed) = match *look {
             Look::Named { client, destination, consumed } => (Some((client, destination)), consumed),
@@ -222,10 +223,11 @@ impl Supervisor {
     }
 }
 
-/// The next connection of the kernel's queue, if there is one.
+/// Returns the next connection of the kernel's queue, if there is one.
 ///
-/// A blocking listener is asked first: nobody but us takes from its queue, and what is in it stays (unless it is shared with
-/// a program that isn't supervised and accepts at the same time).
+/// For a blocking listener, poll before accepting. Only the supervisor takes from this queue, so what poll()
+/// reports stays there. A program outside the supervision that shares the listener can take it and so make
+/// accept() block.
 fn accept(listener: BorrowedFd<'_>) -> Result<(OwnedFd, SenderAddr), Errno> {
     if !is_non_blocking(listener) && !is_readable(listener) {
         return Err(Errno::AGAIN);

@@ -1,4 +1,4 @@
-//! A caller's memory: where it wants to read an address, and how much of one.
+//! Writes addresses into the memory of a program that waits for its call.
 
 use std::net::SocketAddr;
 
@@ -6,13 +6,13 @@ use rustix::io::Errno;
 use truepeer_sys::process::{read_memory, write_memory};
 use truepeer_sys::seccomp::{Notification, Notifier};
 
-/// struct sockaddr_in6, the longer of the two.
+/// The larger of the two is struct sockaddr_in6.
 const LONGEST: usize = 28;
 
-/// Writes an address where the caller wants it, as [`write_name`] does.
+/// Writes an address to the caller's memory, as [`write_name`] does.
 ///
 /// # Errors
-/// As there.
+/// Those of [`write_name`].
 pub(super) fn write_address(
     notifier: &Notifier,
     call: &Notification,
@@ -23,11 +23,11 @@ pub(super) fn write_address(
     write_name(notifier, call, at, &bytes[..whole])
 }
 
-/// Writes a socket address where the caller wants it, as the kernel does (net/socket.c, move_addr_to_user): cut to the
-/// caller's length, which is then set to the whole address's.
+/// Writes a socket address to the caller's memory as the kernel does (net/socket.c, move_addr_to_user): truncated
+/// to the caller's length, which is then set to the length of the whole address.
 ///
 /// # Errors
-/// What the call must fail with: EFAULT, EINVAL for a negative length; ESRCH if the caller is gone.
+/// The errno of the call: EFAULT, or EINVAL for a negative length. ESRCH if the caller has been killed.
 pub(super) fn write_name(
     notifier: &Notifier,
     call: &Notification,
@@ -38,7 +38,7 @@ pub(super) fn write_name(
     read_memory(call.thread, length, &mut room)?;
     let room = usize::try_from(i32::from_ne_bytes(room)).map_err(|_| Errno::INVAL)?;
     let part = &name[..room.min(name.len())];
-    // The thread's number was its own while the call still waited; see `memory` of truepeer-sys.
+    // A thread id stays valid while its call waits. See `memory` in truepeer-sys.
     if !notifier.is_waiting(call.id) {
         return Err(Errno::SRCH);
     }
@@ -49,7 +49,7 @@ pub(super) fn write_name(
     write_memory(call.thread, length, &whole.to_ne_bytes())
 }
 
-/// struct sockaddr_in or sockaddr_in6, and how long it is.
+/// struct sockaddr_in or sockaddr_in6, and its length.
 fn sockaddr(address: SocketAddr) -> ([u8; LONGEST], usize) {
     const AF_INET: u16 = 2;
     const AF_INET6: u16 = 10;

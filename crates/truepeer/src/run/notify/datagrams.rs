@@ -1,4 +1,5 @@
-//! `truepeer connect --udp-dialect`: each datagram is sent by the supervisor, on the program's own socket, with its header.
+//! `truepeer connect --udp-dialect`: the supervisor sends each datagram with its header, on the program's own
+//! socket.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -18,14 +19,14 @@ const MSG_FASTOPEN: i32 = 0x2000_0000;
 const MSG_DONTWAIT: i32 = 0x40;
 
 impl Telling {
-    /// A call that sends, on whatever descriptor.
+    /// A call that sends, on any descriptor.
     pub(super) fn on_send(&mut self, call: &Notification) {
         let Some(socket) = descriptor_for(call, &self.notifier, &mut self.journal) else { return };
         let answer = match &self.datagrams {
             Some(datagrams) if sends_datagrams(socket.as_fd()) => {
                 self.send_all(call, socket.as_fd(), datagrams)
             }
-            // Programs that connect by sending are told that this is not to be had, and connect first.
+            // Fail MSG_FASTOPEN with EOPNOTSUPP: the program then connects first, and the header goes there.
             _ if flags_of(call) & MSG_FASTOPEN != 0 => Answer::Fail(Errno::OPNOTSUPP),
             _ => Answer::GoOn,
         };
@@ -43,7 +44,7 @@ impl Telling {
             calls::SENDMSG => Message::read(call, call.args[1]).and_then(send),
             calls::SENDMMSG => self.send_several(call, socket, datagrams),
             calls::WRITEV => match read_parts(call, call.args[1], call.args[2]) {
-                // Unlike the other calls, it sends no empty datagram.
+                // Unlike the other calls, write() of nothing sends no empty datagram.
                 Ok(parts) if parts.iter().all(|(_, length)| *length == 0) => Ok(0),
                 Ok(parts) => send(Message { parts, ..Message::default() }),
                 Err(errno) => Err(errno),
@@ -56,7 +57,7 @@ impl Telling {
         }
     }
 
-    /// sendmmsg(): how many were sent; an error only if none was.
+    /// sendmmsg(): returns the number sent. It fails only if none was sent.
     fn send_several(
         &self,
         call: &Notification,
@@ -78,7 +79,7 @@ impl Telling {
         Ok(wanted)
     }
 
-    /// How many of the program's own bytes were sent.
+    /// The number of the program's own bytes that were sent.
     fn send(
         &self,
         call: &Notification,
@@ -89,7 +90,7 @@ impl Telling {
         let to = read_name(call, message.name)?;
         let control = read_bytes(call, &[message.control])?;
         let own = read_bytes(call, &message.parts)?;
-        // What was read was the caller's if it still waits.
+        // The bytes belong to the caller only if its call still waits.
         if !self.notifier.is_waiting(call.id) {
             return Err(Errno::SRCH);
         }
@@ -101,7 +102,8 @@ impl Telling {
         let told = truepeer_handover::SendRequest { to, control: &control, flags };
         let sent = datagrams.send(socket, &told, &self.sending, now(), &mut send);
         match sent.and_then(|sent| sent.map_or_else(|| send(&[], Own::Behind), Ok)) {
-            // A program that would have waited for room is told, as of a full queue of the network device.
+            // A call that would have waited for buffer space gets ENOBUFS, as from a full queue of the network
+            // device.
             Err(Errno::AGAIN) if !may_hear_again(call, socket) => Err(Errno::NOBUFS),
             sent => sent,
         }

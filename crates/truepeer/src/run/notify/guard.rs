@@ -1,13 +1,13 @@
-//! Two processes that watch each other, so that nobody's calls stay unanswered.
+//! Two processes that watch each other, so that no call of the program stays unanswered.
 //!
 //! ```text
-//! guard: what was started; passes signals on, ends as its child ends
+//! guard: the process that was started; passes signals on, ends as its child ends
 //!  └─ supervisor: answers calls
 //!      └─ the program, and whatever it starts
 //! ```
-//! Without a supervisor every accept() would fail with ENOSYS, which servers log as fast as they can. The program itself is
-//! killed by the kernel when its parent ends, what it has started is not. So the one who is left ends the whole family:
-//! all orphans become its children (PR_SET_CHILD_SUBREAPER).
+//! Without a supervisor every accept() fails with ENOSYS, and many servers log that in a tight loop. When its
+//! parent ends, the kernel kills the program itself, but not the program's children. So whichever of the two
+//! survives kills all of them: orphans become its children (PR_SET_CHILD_SUBREAPER).
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -37,32 +37,32 @@ impl Guard {
     }
 }
 
-/// Hung up when the guard has ended.
+/// Hangs up when the guard has ended.
 impl AsFd for Guard {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pipe.as_fd()
     }
 }
 
-/// Who returns from [`stand`].
+/// The process in which [`stand`] returns.
 #[derive(Debug)]
 pub(super) enum Side {
-    /// The supervisor, which goes on.
+    /// The supervisor, which continues.
     Supervisor(Guard),
-    /// The guard, at the end of all.
+    /// The guard, after everything has ended.
     Guard(ExitCode),
 }
 
-/// Splits in two. To be called before this process has a second thread. The supervisor keeps the sockets that were `passed`
-/// by a service manager.
+/// Forks into guard and supervisor. Call it before the process has a second thread. The supervisor keeps the
+/// sockets that a service manager `passed`.
 pub(super) fn stand(signals: &SignalDoor, passed: &mut PassedSockets) -> Result<Side> {
-    set_child_subreaper(Some(getpid())).context("can't adopt what the program leaves behind")?;
+    set_child_subreaper(Some(getpid())).context("can't adopt the program's orphans")?;
     let guard = getpid();
     let (supervisors, guards) = pipe_with(PipeFlags::CLOEXEC).context("pipe")?;
     match fork()? {
         Forked::Child => {
             drop(guards);
-            set_child_subreaper(Some(getpid())).context("can't adopt what the program leaves behind")?;
+            set_child_subreaper(Some(getpid())).context("can't adopt the program's orphans")?;
             Ok(Side::Supervisor(Guard { pid: guard, pipe: supervisors }))
         }
         Forked::Parent(supervisor) => {
@@ -76,10 +76,10 @@ pub(super) fn stand(signals: &SignalDoor, passed: &mut PassedSockets) -> Result<
     }
 }
 
-/// Waits for the supervisor's end, which is the program's.
+/// Waits until the supervisor ends, with the program's ending.
 fn watch(supervisor: Pid, signals: &SignalDoor) -> Ending {
     loop {
-        // Interrupted or not: the door is looked through.
+        // Read the signals whether or not the wait was interrupted.
         let _ = poll(&mut [PollFd::new(signals, PollFlags::IN)], None);
         while let Some(caught) = signals.next() {
             if caught.signal == SIGCHLD {
@@ -105,7 +105,7 @@ fn ending_of(supervisor: Pid) -> Option<Ending> {
     }
 }
 
-/// Kills this process's children, and theirs, which then are its own, until there are none.
+/// Kills this process's children. Their children then become its own. Repeats until none is left.
 pub(super) fn end_family() {
     loop {
         for child in children() {

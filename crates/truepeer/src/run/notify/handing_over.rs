@@ -1,4 +1,5 @@
-//! Handing a connection over: its name, its address, its descriptor, and last the answer.
+//! Hands a connection over: stores its name, writes its address, installs its descriptor, and answers the call
+//! last.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -18,7 +19,8 @@ use super::ready::Connection;
 use super::supervisor::Supervisor;
 
 impl Supervisor {
-    /// Answers accept() with this connection. If the caller has been killed meanwhile it is for somebody else.
+    /// Answers accept() with this connection. If the caller has been killed, the connection stays for another
+    /// caller.
     pub(super) fn hand_over(
         &mut self,
         call: &Notification,
@@ -26,12 +28,12 @@ impl Supervisor {
         connection: Connection,
     ) {
         let Some(shown) = self.name(listener, &connection) else {
-            // Refused for want of room: as if it had not come.
+            // Refused for lack of room: treat it as if it had not come.
             return self.answer(call, Answer::Fail(Errno::CONNABORTED));
         };
         match self.write_shown(call, shown) {
             Ok(()) => {}
-            // As the kernel does: the connection is lost to a caller that gave a wrong address.
+            // As in the kernel, a caller that passes a bad address loses the connection.
             Err(errno @ (Errno::FAULT | Errno::INVAL)) => return self.answer(call, Answer::Fail(errno)),
             Err(_) => return self.give_back(listener, connection),
         }
@@ -47,12 +49,13 @@ impl Supervisor {
         match self.notifier.add_descriptor(call.id, connection.socket.as_fd(), close_on_exec) {
             Ok(number) => {
                 self.journal.on_handed_over(&connection);
-                // Before the answer: a program that closes its descriptor must find the connection closed.
+                // Close ours before the answer: when the program closes its descriptor, the connection must be
+                // closed.
                 drop(connection);
                 self.answer(call, Answer::Value(number.into()));
             }
             Err(errno @ (Errno::MFILE | Errno::NFILE)) => {
-                // As with the kernel's own queue, it stays for when the program has room.
+                // As in the kernel's own queue, the connection stays until the program has a free descriptor.
                 self.ready.put_back(listener.local, connection);
                 self.answer(call, Answer::Fail(errno));
             }
@@ -69,7 +72,7 @@ impl Supervisor {
 
     fn write_shown(&self, call: &Notification, shown: SocketAddr) -> Result<(), Errno> {
         match call.args[1] {
-            0 => Ok(()), // a null pointer: the caller doesn't want to know
+            0 => Ok(()), // a null pointer: the caller doesn't want the address
             address => write_address(&self.notifier, call, [address, call.args[2]], shown),
         }
     }

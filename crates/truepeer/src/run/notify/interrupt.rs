@@ -1,9 +1,9 @@
 //! Signals for a thread whose `accept` is parked.
 //!
-//! While a call is being answered only fatal signals interrupt it (and must: a descriptor handed over to a call that was
-//! interrupted would be lost). A blocking `accept` would so be deaf to Ctrl-C, SIGTERM's handler, SIGSTOP. So we look, now
-//! and then, whether a signal waits for the thread, and if so let it have it.
-
+//! While a call is being answered, only fatal signals interrupt it. It must be so: a descriptor handed to an
+//! interrupted call would be lost. But a blocking `accept` would then ignore Ctrl-C, a SIGTERM handler and
+//! SIGSTOP. So the supervisor checks now and then whether a signal is pending for the thread, and lets the call
+//! return if so.
 use std::fs;
 use std::time::Instant;
 

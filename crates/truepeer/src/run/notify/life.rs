@@ -1,4 +1,4 @@
-//! The program's life: signals to it, its end and what it leaves behind to us.
+//! The program's life: its signals, its end, and its orphans.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::{Child, ExitCode};
@@ -10,7 +10,8 @@ use truepeer_sys::process::{SignalDoor, die_by};
 
 use super::guard::{Guard, children, end_family};
 
-/// Passed on to the program, but for SIGCHLD, which is about it: HUP, INT, QUIT, USR1, USR2, TERM, CHLD, WINCH.
+/// These signals are passed on to the program, except SIGCHLD, which reports its end: HUP, INT, QUIT, USR1, USR2,
+/// TERM, CHLD, WINCH.
 pub(super) const SIGNALS: [i32; 8] = [1, 2, 3, 10, 12, 15, SIGCHLD, 28];
 pub(super) const SIGCHLD: i32 = 17;
 
@@ -24,13 +25,13 @@ pub(crate) enum Ending {
 }
 
 impl Ending {
-    /// By what wait() gave.
+    /// Converts the status of wait().
     pub(super) fn of(status: WaitStatus) -> Self {
         let code = u8::try_from(status.exit_status().unwrap_or_default()).unwrap_or(u8::MAX);
         status.terminating_signal().map_or(Self::Exited(code), Self::Killed)
     }
 
-    /// Lets this process end likewise; returns only where it must end by a status.
+    /// Ends this process in the same way. Returns only if the process must end with a status.
     pub(crate) fn follow(self) -> ExitCode {
         match self {
             Self::Exited(status) => ExitCode::from(status),
@@ -42,8 +43,8 @@ impl Ending {
     }
 }
 
-/// The program, and the processes that it left behind: orphans become our children (PR_SET_CHILD_SUBREAPER), so that they
-/// can still be looked into where only descendants can (Yama), and are waited for.
+/// The program and its orphans. Orphans become this process's children (PR_SET_CHILD_SUBREAPER): it must wait for
+/// them, and where Yama lets a process inspect only its descendants, it still can.
 #[derive(Debug)]
 pub(super) struct Life {
     program: Pid,
@@ -63,12 +64,12 @@ impl Life {
         Self { program: Pid::from_child(child), signals, guard, ending: None }
     }
 
-    /// Hung up when the guard is gone: then it is [`Self::on_guard_gone`].
+    /// Hangs up when the guard has ended: call [`Self::on_guard_gone`].
     pub(super) fn guard(&self) -> BorrowedFd<'_> {
         self.guard.as_fd()
     }
 
-    /// Nobody would notice our own end any more.
+    /// Without a guard, nobody would notice this process's own end.
     pub(super) fn on_guard_gone(&self) -> Ending {
         end_family();
         Ending::Killed(Signal::KILL.as_raw())
@@ -82,14 +83,14 @@ impl Life {
         let _ = kill_process(self.program, Signal::KILL);
     }
 
-    /// Passes signals on and collects who has ended; gives the program's ending once there is nothing left to supervise.
+    /// Passes signals on and reaps children. Returns the program's ending once nothing is left to supervise.
     pub(super) fn turn(&mut self) -> Option<Ending> {
         let mut of_children = false;
         while let Some(caught) = self.signals.next() {
             match caught.signal {
                 SIGCHLD => of_children = true,
-                // The guard passes on what it gets. Whoever else has sent this has sent it to the whole group (a terminal) or the
-                // whole service: to the guard and the program as well.
+                // The guard passes on the signals that it gets. Any other sender addressed the whole process
+                // group (a terminal) or the whole service, so the program has the signal already.
                 signal if self.guard.is(caught.sender) => self.pass_on(signal),
                 _ => {}
             }
@@ -119,20 +120,21 @@ impl Life {
         }
     }
 
-    /// A program that ended well has gone to the background: what it left behind is served on. One that failed is
-    /// reported at once, and its remains are asked to end: nobody will answer them.
+    /// A program that ended with success has gone to the background, so its children are served further. A
+    /// program that failed is reported at once, and its remaining processes get SIGTERM: nobody will answer their
+    /// calls.
     fn on_others_alive(&mut self) -> Option<Ending> {
         match self.ending? {
             Ending::Exited(0) => {
                 info!(
-                    "the program has gone to the background: its {} processes are served on",
+                    "the program has gone to the background; its {} processes are still served",
                     children().len()
                 );
                 None
             }
             ending => {
                 let left = children();
-                warn!("the program failed: the {} processes that it left behind are ended", left.len());
+                warn!("the program failed; terminating the {} processes that it left behind", left.len());
                 signal_all(&left, Signal::TERM);
                 Some(ending)
             }
@@ -140,7 +142,7 @@ impl Life {
     }
 }
 
-/// Who has ended meanwhile needs no signal.
+/// A process that has ended meanwhile needs no signal.
 fn signal_all(processes: &[Pid], signal: Signal) {
     for process in processes {
         let _ = kill_process(*process, signal);

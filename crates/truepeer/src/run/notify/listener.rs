@@ -1,4 +1,4 @@
-//! Which sockets are ours to accept on, and how they are prepared for it.
+//! The listeners that the supervisor accepts on, and their preparation.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -15,14 +15,14 @@ use truepeer_sys::socket::{local_address, set_defer_accept};
 /// The kernel's IPPROTO_TCP and IPPROTO_MPTCP: Go's listeners are MPTCP sockets.
 const PROTOCOLS: [u32; 2] = [6, 262];
 
-/// What a program asks for is for clients that it serves at once; silent ones wait in the same queue meanwhile. The
-/// kernel caps it at net.core.somaxconn.
+/// A program's backlog is meant for clients that it serves at once, but silent connections wait in the same
+/// queue. The kernel caps it at net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 
-/// Beyond so many listeners what is known is forgotten, and found out again.
+/// Above this many listeners the cache is cleared. Each listener is found again when it is used.
 const MOST_REMEMBERED: usize = 4096;
 
-/// A listening socket, whichever processes have it under whichever numbers.
+/// A listening socket. Several processes may hold it under different descriptors.
 #[derive(Debug)]
 pub(super) struct SupervisedListener {
     /// By which the kernel tells sockets apart (SO_COOKIE); never given away again.
@@ -35,7 +35,7 @@ pub(super) struct SupervisedListener {
 #[derive(Debug)]
 pub(super) struct SupervisedListeners {
     meant: truepeer_handover::Listeners,
-    /// How long the kernel may keep a connection for its first data.
+    /// How long the kernel may hold a connection until its first data.
     defer: Option<Duration>,
     known: HashMap<u64, Option<Arc<SupervisedListener>>>,
 }
@@ -52,11 +52,11 @@ impl SupervisedListeners {
             return known.clone();
         }
         if !is_tcp(socket) || sockopt::socket_acceptconn(socket) != Ok(true) {
-            return None; // not remembered: it may listen one day
+            return None; // don't cache it: it may listen later
         }
         let local = local_address(socket).ok()?;
         let listener = self.meant.has(local).then(|| {
-            // Inherited, or passed by a service manager: nobody asked us about its listen().
+            // Inherited, or passed by a service manager: its listen() was never seen.
             self.prepare(socket);
             let _ = rustix::net::listen(socket, BACKLOG);
             if is_elsewhere(socket) {
@@ -71,24 +71,25 @@ impl SupervisedListeners {
         listener
     }
 
-    /// Carries out listen() for the program, with room for those who are silent. `None`: not ours.
+    /// Carries out listen() for the program, with room for silent connections. `None`: not a supervised listener.
     pub(super) fn listen(&mut self, socket: BorrowedFd<'_>, backlog: i32) -> Option<Result<(), Errno>> {
         let local = is_tcp(socket).then(|| local_address(socket).ok())??;
         if !self.meant.has(local) {
             return None;
         }
         self.prepare(socket);
-        // The kernel takes a negative backlog for a very long one.
+        // The kernel takes a negative backlog as a very large one.
         let backlog = if backlog < 0 { backlog } else { backlog.max(BACKLOG) };
         Some(rustix::net::listen(socket, backlog))
     }
 
-    /// A header in the first segment is there when accept() returns, so that almost every connection is looked at once.
+    /// With TCP_DEFER_ACCEPT, a header in the first segment has arrived when accept() returns. Almost every
+    /// connection then needs one look only.
     fn prepare(&self, socket: BorrowedFd<'_>) {
         if let Some(wait) = self.defer
             && let Err(error) = set_defer_accept(socket, wait)
         {
-            debug!("{error}: each connection is waited for by ourselves");
+            debug!("{error}: the supervisor waits for each connection's first data");
         }
     }
 }

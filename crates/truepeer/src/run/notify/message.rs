@@ -1,4 +1,5 @@
-//! What sendmsg(2), recvmsg(2) and their kin point to in a program's memory, as a 64-bit machine lays it out.
+//! The structures of sendmsg(2), recvmsg(2) and their kin in a program's memory, in the layout of a 64-bit
+//! machine.
 
 use std::net::SocketAddr;
 
@@ -8,13 +9,13 @@ use truepeer_sys::seccomp::Notification;
 
 use super::telling::parse_any_address;
 
-/// The kernel's UIO_MAXIOV: parts of a message, and messages of a call.
+/// The kernel's UIO_MAXIOV: the most parts of a message, and the most messages of a call.
 pub(super) const MOST: usize = 1024;
-/// What a datagram can hold, and more.
+/// At least the largest datagram.
 pub(super) const LONGEST: u64 = 65_536;
 const LONGEST_ADDRESS: usize = 28;
 
-/// struct msghdr and struct mmsghdr, and where they have what is written by the kernel.
+/// struct msghdr and struct mmsghdr, and the offsets of the fields that the kernel writes.
 const MSGHDR: usize = 56;
 const NAME_LENGTH: u64 = 8;
 const CONTROL_LENGTH: u64 = 40;
@@ -22,17 +23,17 @@ const FLAGS: u64 = 48;
 const MMSGHDR: u64 = 64;
 const IOVEC: usize = 16;
 
-/// A message; its bytes are in the program's memory still.
+/// A message. Its bytes are still in the program's memory.
 #[derive(Debug, Default)]
 pub(super) struct Message {
-    /// Address and length of a name; none if the address is 0.
+    /// Address and length of the name; no name if the address is 0.
     pub(super) name: (u64, u64),
     pub(super) parts: Vec<(u64, u64)>,
     pub(super) control: (u64, u64),
 }
 
 impl Message {
-    /// One part, and nothing else.
+    /// A message of one part, without a name.
     pub(super) fn of(part: (u64, u64)) -> Self {
         Self { parts: vec![part], ..Self::default() }
     }
@@ -50,17 +51,17 @@ impl Message {
         Ok(Self { name, parts, control: (word(32), word(40)) })
     }
 
-    /// Bytes that its parts have room for, as far as a datagram can need them.
+    /// The room in its parts, capped at the largest datagram.
     pub(super) fn room(&self) -> usize {
         let room = self.parts.iter().fold(0_u64, |room, (_, length)| room.saturating_add(*length));
         usize::try_from(room.min(LONGEST)).unwrap_or_default()
     }
 }
 
-/// What the kernel writes into a struct msghdr once a message has come.
+/// The fields of struct msghdr that the kernel writes after a receive.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Outcome {
-    /// If it was asked for.
+    /// Present if the caller asked for it.
     pub(super) name_length: Option<u32>,
     pub(super) control_length: u64,
     pub(super) flags: i32,
@@ -78,17 +79,17 @@ impl Outcome {
     }
 }
 
-/// Where sendmmsg() and recvmmsg() have their messages: struct mmsghdr, one behind the other.
+/// The addresses of the struct mmsghdr array of sendmmsg() and recvmmsg().
 pub(super) fn nth_message(call: &Notification, number: usize) -> u64 {
     call.args[1].wrapping_add(number as u64 * MMSGHDR)
 }
 
-/// How many messages sendmmsg() and recvmmsg() are about.
+/// The number of messages in a call of sendmmsg() or recvmmsg().
 pub(super) fn count_of_messages(call: &Notification) -> usize {
     usize::try_from(call.int(2).cast_unsigned()).unwrap_or(MOST).min(MOST)
 }
 
-/// The length of a message that was sent or received, behind its header.
+/// The field msg_len of a struct mmsghdr, behind its msghdr.
 ///
 /// # Errors
 /// EFAULT.
@@ -97,7 +98,7 @@ pub(super) fn write_message_length(call: &Notification, at: u64, length: usize) 
     write_memory(call.thread, at.wrapping_add(MSGHDR as u64), &length.to_ne_bytes())
 }
 
-/// struct iovec, so many of them.
+/// Reads `count` structs iovec.
 ///
 /// # Errors
 /// EFAULT, EMSGSIZE for too many.
@@ -111,7 +112,7 @@ pub(super) fn read_parts(call: &Notification, at: u64, count: u64) -> Result<Vec
 }
 
 /// # Errors
-/// EFAULT, EINVAL for what is no address.
+/// EFAULT; EINVAL if it is not an address.
 pub(super) fn read_name(
     call: &Notification,
     (address, length): (u64, u64),
@@ -125,7 +126,7 @@ pub(super) fn read_name(
 }
 
 /// # Errors
-/// EFAULT, EMSGSIZE for more than a datagram holds.
+/// EFAULT; EMSGSIZE for more than a datagram holds.
 pub(super) fn read_bytes(call: &Notification, parts: &[(u64, u64)]) -> Result<Vec<u8>, Errno> {
     let mut bytes = Vec::new();
     for &(address, length) in parts {
@@ -141,7 +142,7 @@ pub(super) fn read_bytes(call: &Notification, parts: &[(u64, u64)]) -> Result<Ve
     Ok(bytes)
 }
 
-/// Into one part after the other; what there is no room for is left.
+/// Fills one part after the other, and drops the rest.
 ///
 /// # Errors
 /// EFAULT.

@@ -1,21 +1,22 @@
-//! `truepeer run` by notification: a supervisor answers the program's `accept`, for programs that no library can be
-//! loaded into (static ones: Go, musl), and for whole families of processes.
+//! `truepeer run` by notification: a supervisor answers the program's `accept`. It serves programs that load no
+//! library (static ones: Go, musl) and whole process trees.
 //!
 //! ```text
 //! truepeer ─▶ feasible::check ─▶ Command::start(filter) ─▶ the program, its threads, its children
 //!    │                                                      │ accept4()
 //!    ▼                                                      ▼ (waits in the kernel)
-//! Supervisor::run, one thread, waits for nobody ◀── notification
+//! Supervisor::run, one thread, never blocks ◀── notification
 //!    ├ calls      which call, on which socket: Listeners, or "go on"
 //!    ├ accepting  the next connection whose client is known ─▶ handing_over: descriptor, address, answer
 //!    ├ Late       connections whose header has not come yet
 //!    ├ Ready      those whose header came late ─▶ Ringer: wakes the program's epoll
-//!    ├ Parked     accept() of blocking listeners, with an eye on signals, and on Siblings: listeners that nobody else serves
+//!    ├ Parked     accept() of blocking listeners, checked for signals, and Siblings: listeners that nobody else serves
 //!    ├ Names      who the client of an open connection is: getpeername()
-//!    └ Life       signals to the program, its end and status to us; guard: neither ends without the other
+//!    └ Life       signals to the program, its end and status; guard: neither ends without the other
 //! ```
-//! What a program does with memory while its call is being answered can only harm itself: descriptors and flags come in
-//! registers; of its memory the supervisor reads a length and writes an address, with the rights of the program's own call.
+//! A program that changes its memory while its call is being answered can only harm itself. Descriptors and flags
+//! come in registers. Of the program's memory the supervisor reads a length and writes an address, both with the
+//! rights of the program's own call.
 
 mod accepting;
 mod caller;
@@ -58,7 +59,7 @@ use life::Life;
 use supervisor::Supervisor;
 use telling::Telling;
 
-/// Starts a program that accepts connections, under a supervisor; ends as it ends.
+/// Starts a program that accepts connections under a supervisor, and ends as the program ends.
 ///
 /// # Errors
 /// Whatever keeps it from being started or supervised, with what to use instead.
@@ -68,12 +69,12 @@ pub(super) fn run(settings: &RunSettings, program: &Program) -> Result<ExitCode>
         Started::Supervised(notifier, life) => (notifier, life),
         Started::Ended(status) => return Ok(status),
     };
-    // After the program, which keeps the limits that we were given.
+    // Raise the limits after the start: the program keeps those that were given.
     let open_files = limits::raise_open_files().unwrap_or_else(|_| limits::open_files());
     Ok(Supervisor::new(settings, notifier, life, open_files)?.run()?.follow())
 }
 
-/// Starts a program that makes connections, under a supervisor; ends as it ends.
+/// Starts a program that makes connections under a supervisor, and ends as the program ends.
 ///
 /// # Errors
 /// As [`run`].
@@ -86,7 +87,7 @@ pub(super) fn connect(sending: &ConnectSettings, program: &Program) -> Result<Ex
     Ok(Telling::new(sending, notifier, life)?.run()?.follow())
 }
 
-/// Where a start has led: to the supervisor, or, in the guard's process, to the end of all.
+/// The result of a start: a supervisor or, in the guard's process, the final status.
 enum Started {
     Supervised(Notifier, Life),
     Ended(ExitCode),
@@ -95,7 +96,7 @@ enum Started {
 fn start(program: &Program, verbose: bool, filter: Filter) -> Result<Started> {
     feasible::check(program)?;
     log::init(log_config(verbose));
-    // Before the program: signals that come meanwhile are for it.
+    // Catch signals before the program starts: those that come meanwhile are meant for it.
     let signals = SignalDoor::open(&life::SIGNALS)?;
     let mut passed = PassedSockets::take()?;
     let guard = match guard::stand(&signals, &mut passed)? {
@@ -106,14 +107,14 @@ fn start(program: &Program, verbose: bool, filter: Filter) -> Result<Started> {
     let started = command.with_passed_sockets(passed.count()).start(filter);
     let supervised =
         started.with_context(|| NotStarted::NotExecutable(program.file.display().to_string()))?;
-    // They are the program's now; while we had them, too, it could not close them.
+    // Close our copies: while the supervisor holds them, too, the program can't close its sockets.
     drop(passed);
     let life = Life::of(&supervised.child, signals, guard);
     feasible::check_reach(life.pid()).inspect_err(|_| life.kill())?;
     Ok(Started::Supervised(supervised.notifier, life))
 }
 
-/// In the program's own standard error: nothing but what an operator should know, unless asked for.
+/// Logs go to the program's standard error, so only warnings and errors are logged by default.
 fn log_config(verbose: bool) -> LogConfig {
     LogConfig {
         verbosity: if verbose { Verbosity::States } else { Verbosity::Quiet },
@@ -121,7 +122,7 @@ fn log_config(verbose: bool) -> LogConfig {
     }
 }
 
-/// io_uring would make calls past us: without it, programs use epoll.
+/// Calls through io_uring bypass the supervisor. Without io_uring, programs use epoll.
 fn without_io_uring() -> Filter {
     Filter::default().rule(calls::IO_URING_SETUP, SeccompAction::Fail(Errno::NOSYS))
 }
@@ -138,7 +139,7 @@ fn accepting_calls(destination: Destination) -> Filter {
     }
 }
 
-/// Answers carry the header back.
+/// The calls that receive, because answers carry the header back.
 fn with_receiving_calls(filter: Filter) -> Filter {
     let calls = [calls::RECVFROM, calls::RECVMSG, calls::RECVMMSG, calls::READ, calls::READV];
     calls.into_iter().fold(filter, |filter, call| filter.rule(call, SeccompAction::Ask))
@@ -149,13 +150,14 @@ fn connecting_calls(sending: &ConnectSettings) -> Filter {
     const MSG_FASTOPEN: u32 = 0x2000_0000;
     const LONGEST_DATAGRAM: u32 = 65_535;
     const SOL_UDP: u32 = 17;
-    // What makes one call several datagrams, or several calls one: as kernels that lack it.
+    // UDP_SEGMENT turns one call into several datagrams, and UDP_CORK several calls into one. Fail them as a
+    // kernel without them does.
     const UDP_CORK_SEGMENT_GRO: [u32; 3] = [1, 103, 104];
     let not_to_be_had = SeccompAction::Fail(Errno::OPNOTSUPP);
     let filter = without_io_uring().rule(calls::CONNECT, SeccompAction::Ask);
     if let Some(dialect) = sending.datagrams {
         let filter = if dialect == Dialect::Spp { with_receiving_calls(filter) } else { filter };
-        // By sendmsg() the notifier itself comes to us.
+        // A sendmsg() of the notifier itself would notify the supervisor.
         return filter
             .rule(calls::SENDTO, SeccompAction::Ask)
             .rule(calls::SENDMMSG, SeccompAction::Ask)

@@ -1,4 +1,4 @@
-//! `accept` on blocking listeners that have nothing to give yet.
+//! `accept` calls on blocking listeners with an empty queue.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,17 +18,18 @@ use super::watch::Watch;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Waiting {
     pub(super) call: Notification,
-    /// When it fails with EAGAIN (SO_RCVTIMEO).
+    /// When the call fails with EAGAIN (SO_RCVTIMEO).
     pub(super) deadline: Option<Instant>,
-    /// Something was there when it came, but nothing for it: perhaps its thread came because select() had said so.
+    /// The queue was not empty when the call came, but held nothing for it. Perhaps select() had reported the
+    /// listener.
     pub(super) came_in_vain: bool,
-    /// At the last look a signal was pending that the thread blocks.
+    /// At the last check, a signal was pending that the thread blocks.
     pub(super) signal_held_back: bool,
 }
 
 impl Waiting {
-    /// Whether its thread, had it not come in vain, would be where it could do something else: for another listener, or for a
-    /// signal that it lets in within select() only. Other threads may take a signal, so it has to be there twice.
+    /// Whether waiting here keeps the thread from other work: another listener, or a signal that it unblocks only
+    /// within select(). Another thread may take the signal, so it must be pending in two checks in a row.
     fn is_kept(&mut self, siblings: &Siblings, own: u64, now: Instant) -> bool {
         if !self.came_in_vain {
             return false;
@@ -38,8 +39,8 @@ impl Waiting {
     }
 }
 
-/// The calls that wait at one listener, longest first. While they do, the supervisor watches it; no longer, or the
-/// program could not close it.
+/// The calls that wait at one listener, longest first. The supervisor watches the listener only while calls wait:
+/// its duplicate keeps the socket open after the program has closed it.
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) socket: OwnedFd,
@@ -57,10 +58,10 @@ impl Parked {
         self.groups.is_empty()
     }
 
-    /// Lets a call wait.
+    /// Parks a call.
     ///
     /// # Errors
-    /// What epoll_ctl(2) says.
+    /// Those of epoll_ctl(2).
     pub(super) fn park(
         &mut self,
         watch: &Watch,
@@ -77,7 +78,7 @@ impl Parked {
         Ok(())
     }
 
-    /// Takes the calls of one listener out, to serve them; [`Self::put_back`] what is left.
+    /// Takes out the calls of one listener to serve them. [`Self::put_back`] returns the rest.
     pub(super) fn take(&mut self, cookie: u64) -> Option<Group> {
         self.groups.remove(&cookie)
     }
@@ -90,13 +91,13 @@ impl Parked {
         }
     }
 
-    /// A listener on this address at which somebody waits.
+    /// Finds a listener on this address with a waiting call.
     pub(super) fn at(&self, address: std::net::SocketAddr) -> Option<u64> {
         self.groups.values().find(|group| group.listener.local == address).map(|group| group.listener.cookie)
     }
 
-    /// Ends the waiting of those who were killed, whose time is up, for whom there is a signal, or who are kept from
-    /// something else.
+    /// Ends the waiting of calls that were killed, timed out, have a signal pending, or keep their thread from
+    /// other work.
     pub(super) fn look_after(
         &mut self,
         watch: &Watch,

@@ -1,4 +1,4 @@
-//! The socket that a call is about.
+//! Duplicates the socket that a call is about.
 
 use std::os::fd::OwnedFd;
 
@@ -8,14 +8,14 @@ use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 
 use super::journal::SupervisorLog;
 
-/// A duplicate of the call's first argument; if it can't be had the call has been answered.
+/// Duplicates the descriptor in the call's first argument. On failure the call has been answered.
 pub(super) fn descriptor_for(
     call: &Notification,
     notifier: &Notifier,
     journal: &mut SupervisorLog,
 ) -> Option<OwnedFd> {
     let answer = match descriptor_of(call.thread, call.int(0)) {
-        // Whose it is was known by a number, which is the caller's own as long as the caller waits.
+        // The descriptor was duplicated by thread id. The id belongs to the caller as long as its call waits.
         Ok(socket) => return notifier.is_waiting(call.id).then_some(socket),
         Err(Reach::NoDescriptor) => Answer::Fail(Errno::BADF),
         Err(Reach::NoThread) if !notifier.is_waiting(call.id) => return None,
@@ -27,7 +27,7 @@ pub(super) fn descriptor_for(
         Err(Reach::Forbidden(errno)) => refusal(call, errno, journal),
     };
     if let Err(error) = notifier.send(call.id, answer) {
-        journal.on_trouble("a call could not be answered", &error);
+        journal.on_trouble("can't answer a call", &error);
     }
     None
 }
@@ -39,7 +39,7 @@ fn refusal(call: &Notification, errno: Errno, journal: &mut SupervisorLog) -> An
     if is_of_files(call) {
         return Answer::GoOn;
     }
-    // Servers pause when they hear this one, and go on accepting as fast as they can when they hear EPERM.
+    // On this error servers pause. On EPERM they would call accept() again in a tight loop.
     let is_accept = matches!(call.call, calls::ACCEPT | calls::ACCEPT4);
     Answer::Fail(if is_accept { Errno::NFILE } else { Errno::PERM })
 }

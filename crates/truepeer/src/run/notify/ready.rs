@@ -1,7 +1,7 @@
-//! Connections whose client is known and that wait for the program's next `accept`.
+//! Connections whose client is known, waiting for the program's next `accept`.
 //!
-//! By the listener's address, not by the listener: in a group of SO_REUSEPORT listeners the kernel wakes whichever it
-//! likes, and the wake-up may come to another worker than the connection did.
+//! They are kept by the listener's address, not by the listener: in a SO_REUSEPORT group the kernel chooses which
+//! listener it wakes, so the wake-up may reach another worker than the connection did.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -9,12 +9,12 @@ use std::os::fd::OwnedFd;
 
 use truepeer_policy::{ClientAddr, SenderAddr};
 
-/// An accepted connection, its header taken off.
+/// An accepted connection, with its header removed.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) socket: OwnedFd,
     pub(super) sender: SenderAddr,
-    /// The client, and what it connected to; `None` if the sender is the client.
+    /// The client and the destination; `None` if the sender is the client.
     pub(super) client: Option<(ClientAddr, SocketAddr)>,
 }
 
@@ -34,7 +34,7 @@ impl Ready {
         self.count += 1;
     }
 
-    /// Puts one back that could not be handed over.
+    /// Puts back a connection that could not be handed over.
     pub(super) fn put_back(&mut self, listener: SocketAddr, connection: Connection) {
         self.by_address.entry(listener).or_default().push_front(connection);
         self.count += 1;
@@ -50,12 +50,12 @@ impl Ready {
         Some(connection)
     }
 
-    /// Where somebody waits.
+    /// The addresses with waiting connections.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
         self.by_address.keys().copied().collect()
     }
 
-    /// Gives up those of a listener that is gone, as the kernel does with its queue; says how many.
+    /// Drops the connections of a listener that was closed, as the kernel drops its queue. Returns how many.
     pub(super) fn abandon(&mut self, listener: SocketAddr) -> usize {
         let abandoned = self.by_address.remove(&listener).map_or(0, |queue| queue.len());
         self.count -= abandoned;

@@ -1,5 +1,5 @@
-//! `truepeer connect --udp-dialect spp`: answers are received by the supervisor, on the program's own socket, and given to the
-//! program without the header that they carry back.
+//! `truepeer connect --udp-dialect spp`: the supervisor receives answers on the program's own socket, removes the
+//! header that they carry back, and gives them to the program.
 //!
 //! ```text
 //! recvfrom() ─▶ of a UDP socket? ──no──▶ the kernel goes on
@@ -7,8 +7,8 @@
 //!                 └── received, without waiting ─┬── a datagram: header off, into the program's memory, answered
 //!                                                └── none: EAGAIN, or the call waits, watched, until there is one
 //! ```
-//! Nothing is thrown away: a datagram without our header is the program's as it is. So what poll() and epoll say of a socket
-//! stays true. A call that waits ends by a signal and by SO_RCVTIMEO as it would in the kernel.
+//! Nothing is dropped: a datagram without the header goes to the program unchanged. So poll() and epoll report
+//! the socket correctly. A waiting call ends by a signal and by SO_RCVTIMEO, as in the kernel.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,7 +36,7 @@ const MSG_DONTWAIT: i32 = 0x40;
 const MSG_ERRQUEUE: i32 = 0x2000;
 const MSG_WAITFORONE: i32 = 0x1_0000;
 
-/// The calls that wait for a datagram, by their socket's cookie; longest first.
+/// The calls that wait for a datagram, by the cookie of their socket, longest first.
 #[derive(Debug, Default)]
 pub(super) struct Receiving(HashMap<u64, VecDeque<Waiting>>);
 
@@ -45,12 +45,12 @@ pub(super) struct Receiving(HashMap<u64, VecDeque<Waiting>>);
 struct Waiting {
     call: Notification,
     socket: OwnedFd,
-    /// How many of recvmmsg()'s messages have come.
+    /// The number of recvmmsg() messages received so far.
     done: usize,
-    /// How long it may wait for each (SO_RCVTIMEO), and until when for the next.
+    /// How long it may wait for each datagram (SO_RCVTIMEO), and the deadline of the next.
     limit: Option<Duration>,
     deadline: Option<Instant>,
-    /// recvmmsg()'s own: after it no more are waited for. Looked at after each datagram only (recvmmsg(2), BUGS).
+    /// recvmmsg()'s own time-out. It is checked only after each datagram (recvmmsg(2), BUGS).
     until: Option<Instant>,
 }
 
@@ -59,7 +59,7 @@ impl Receiving {
         self.0.contains_key(&cookie)
     }
 
-    /// How long until there is something to be looked after.
+    /// The time until the next check.
     pub(super) fn limit(&self, now: Instant) -> Option<Duration> {
         let deadlines = self.0.values().flatten().map(|waiting| waiting.deadline);
         deadlines
@@ -71,7 +71,7 @@ impl Receiving {
 }
 
 impl Telling {
-    /// A call that receives, on whatever descriptor.
+    /// A call that receives, on any descriptor.
     pub(super) fn on_receive(&mut self, call: Notification) {
         let Some(socket) = descriptor_for(&call, &self.notifier, &mut self.journal) else { return };
         if !sends_datagrams(socket.as_fd()) || takes_nothing(&call) {
@@ -88,7 +88,7 @@ impl Telling {
         }
     }
 
-    /// Watched by edges: what stays to be seen on a socket, such as an error queue that is not read, must not keep us busy.
+    /// Edge-triggered: a condition that persists, such as an unread error queue, must not cause a busy loop.
     fn let_wait(&mut self, mut waiting: Waiting) {
         let cookie = socket_cookie(&waiting.socket).unwrap_or_default();
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
@@ -100,12 +100,12 @@ impl Telling {
         self.receiving.0.entry(cookie).or_default().push_back(waiting);
     }
 
-    /// Something has come on a socket at which calls wait.
+    /// A socket with waiting calls has become readable.
     pub(super) fn on_readable(&mut self, cookie: u64) {
         self.go_through(cookie, |this, waiting| this.receive_for(waiting));
     }
 
-    /// Ends the waiting of those who were killed, whose time is up, or for whom there is a signal.
+    /// Ends the waiting of calls that were killed, timed out, or have a signal pending.
     pub(super) fn look_after_receiving(&mut self, now: Instant) {
         let cookies: Vec<u64> = self.receiving.0.keys().copied().collect();
         for cookie in cookies {
@@ -116,7 +116,7 @@ impl Telling {
         }
     }
 
-    /// Answers those for whom there is an answer; who was killed needs none.
+    /// Answers the calls that can be answered. A killed call needs no answer.
     fn go_through(&mut self, cookie: u64, answer: impl Fn(&Self, &mut Waiting) -> Option<Answer>) {
         let Some(all) = self.receiving.0.remove(&cookie) else { return };
         let mut left = VecDeque::with_capacity(all.len());
@@ -139,7 +139,7 @@ impl Telling {
         }
     }
 
-    /// Receives what there is for a call; `None` if it has to wait.
+    /// Receives what a call asks for. `None` if it must wait.
     fn receive_for(&self, waiting: &mut Waiting) -> Option<Answer> {
         if waiting.call.call == calls::RECVMMSG {
             return self.receive_several(waiting);
@@ -156,7 +156,7 @@ impl Telling {
         }
     }
 
-    /// recvmmsg(): how many have come; an error only if none has.
+    /// recvmmsg(): returns the number received. It fails only if none was received.
     fn receive_several(&self, waiting: &mut Waiting) -> Option<Answer> {
         while waiting.done < count_of_messages(&waiting.call) {
             let (call, socket) = (&waiting.call, waiting.socket.as_fd());
@@ -179,7 +179,7 @@ impl Telling {
         Some(self.so_many(waiting))
     }
 
-    /// recvmmsg()'s answer, and what is left of its time.
+    /// Answers recvmmsg() and stores the rest of its time-out.
     fn so_many(&self, waiting: &Waiting) -> Answer {
         let Waiting { call, done, until, .. } = waiting;
         if let Some(until) = until.filter(|_| *done > 0 && self.notifier.is_waiting(call.id)) {
@@ -192,8 +192,8 @@ impl Telling {
         value(*done)
     }
 
-    /// Receives one datagram into the program's memory, and says what recvmsg(2) would without us. `header`: where its struct
-    /// msghdr is, if it has one.
+    /// Receives one datagram into the program's memory and returns the result of recvmsg(2). `header` is the
+    /// address of its struct msghdr, if any.
     fn receive(
         &self,
         call: &Notification,
@@ -208,7 +208,7 @@ impl Telling {
         let flags = flags_of(call) & !MSG_WAITFORONE;
         let mut received = receive_datagram(socket, CARRIED_BYTES + message.room(), control_room, flags)?;
         let length = self.take_header_off(socket, &mut received, message.room(), flags);
-        // What is written to is the caller's if it still waits.
+        // The memory belongs to the caller only if its call still waits.
         if !self.notifier.is_waiting(call.id) {
             return Err(Errno::SRCH);
         }
@@ -223,7 +223,7 @@ impl Telling {
         Ok(length)
     }
 
-    /// What is left is what there is room for. Gives the length that the program is told.
+    /// Removes the header and truncates to the program's buffer. Returns the length to report.
     fn take_header_off(
         &self,
         socket: BorrowedFd<'_>,
@@ -262,7 +262,7 @@ impl Waiting {
     }
 }
 
-/// Reading into nothing takes no datagram, unlike receiving; what is wrong is for the kernel to say.
+/// read() of nothing takes no datagram, unlike recv(). The kernel also reports invalid arguments.
 fn takes_nothing(call: &Notification) -> bool {
     match call.call {
         calls::READ => call.args[2] == 0,
@@ -272,7 +272,7 @@ fn takes_nothing(call: &Notification) -> bool {
     }
 }
 
-/// Where the call wants its datagram.
+/// The buffer of the call.
 fn wanted(call: &Notification) -> Result<Message, Errno> {
     match call.call {
         calls::RECVMSG => Message::read(call, call.args[1]),
@@ -280,7 +280,7 @@ fn wanted(call: &Notification) -> Result<Message, Errno> {
             let parts = read_parts(call, call.args[1], call.args[2])?;
             Ok(Message { parts, ..Message::default() })
         }
-        // The second is where the name's length is.
+        // The second address is that of the name's length.
         calls::RECVFROM => {
             Ok(Message { name: (call.args[4], call.args[5]), ..Message::of((call.args[1], call.args[2])) })
         }
@@ -305,7 +305,7 @@ fn write_rest(
     Outcome { name_length, control_length, flags: received.flags }.write(call, at)
 }
 
-/// recvmmsg()'s own, a struct timespec.
+/// The time-out of recvmmsg(), a struct timespec.
 fn time_limit(call: &Notification) -> Result<Option<Duration>, Errno> {
     if call.call != calls::RECVMMSG || call.args[4] == 0 {
         return Ok(None);
@@ -321,7 +321,7 @@ fn time_limit(call: &Notification) -> Result<Option<Duration>, Errno> {
     Ok(Some(Duration::new(seconds, nanoseconds)))
 }
 
-/// After shutdown(SHUT_RD) a call that would wait gives nothing.
+/// After shutdown(SHUT_RD), a call that would wait returns 0.
 fn is_shut(socket: BorrowedFd<'_>) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut about = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];

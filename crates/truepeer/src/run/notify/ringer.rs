@@ -1,5 +1,5 @@
-//! Wakes programs that wait in epoll, from a thread of its own: a full queue may keep a connection waiting, and the
-//! supervisor waits for nobody.
+//! Wakes programs that wait in epoll. It has a thread of its own because connecting to a full queue blocks, and
+//! the supervisor must not.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -23,24 +23,24 @@ impl Ringer {
         Ok(Self { orders, refused })
     }
 
-    /// Makes the listener on this address readable, soon.
+    /// Makes the listener on this address readable soon.
     pub(super) fn wake(&self, listener: SocketAddr) {
-        // It ends only with us.
+        // The thread ends only with this process.
         let _ = self.orders.send(listener);
     }
 
-    /// Addresses on which nobody listened any more.
+    /// The addresses on which nothing listens any more.
     pub(super) fn gone(&self) -> impl Iterator<Item = SocketAddr> {
         self.refused.try_iter()
     }
 }
 
-/// One connection wakes a program for all that is ready, so orders that came meanwhile are carried out once.
+/// One connection wakes a program for everything that is ready, so duplicate orders are carried out once.
 fn ring(wake: &WakeUp, orders: &Receiver<SocketAddr>, refused: &Sender<SocketAddr>) {
     while let Ok(first) = orders.recv() {
         let listeners: BTreeSet<SocketAddr> = [first].into_iter().chain(orders.try_iter()).collect();
         for listener in listeners {
-            // Other failures: the supervisor orders again, as long as somebody waits.
+            // After other errors the supervisor orders again while connections wait.
             if wake.ring(listener) == Err(Errno::CONNREFUSED) && refused.send(listener).is_err() {
                 return;
             }

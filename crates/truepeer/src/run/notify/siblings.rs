@@ -1,10 +1,11 @@
-//! Listeners beside the one at which a blocking `accept` is parked, and what else its thread may be kept from.
+//! Finds other work that a blocking `accept` keeps its thread from: connections at other listeners.
 //!
-//! A program that waits by select() for several listeners that block calls accept() on the one that was reported. If what was
-//! there is not for it (silent, refused, a wake-up), it would be kept there, and its other listeners not be served. The kernel
-//! doesn't say how a thread came to call accept(), so this is gone by: it found something there at once, another listener of
-//! its process has a connection, and no other thread of the process accepts on that one. Then the call fails with ECONNABORTED:
-//! a connection was there and is gone (accept(2): to be treated "like EAGAIN by retrying"; POSIX has it, too).
+//! A program with several blocking listeners waits in select() and calls accept() on the one reported. If that
+//! connection is not for the program (silent, refused, a wake-up), accept() blocks and the other listeners are
+//! not served. The kernel doesn't tell why a thread called accept(). The supervisor assumes this case if the
+//! queue was not empty when the call came, another listener of the process has a connection, and no other thread
+//! of the process accepts on that one. The call then fails with ECONNABORTED: a connection was there and is gone
+//! (accept(2): to be treated "like EAGAIN by retrying"; POSIX has it, too).
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -16,21 +17,21 @@ use truepeer_sys::process::descriptor_of;
 
 use super::accepting::is_readable;
 
-/// Beyond so many listeners what is known is forgotten; each is known again by its next accept().
+/// Above this many listeners the table is cleared. The next accept() adds each again.
 const MOST: usize = 256;
-/// A thread that has a listener to itself calls accept() so soon after listen().
+/// A thread with its own listener calls accept() this soon after listen().
 const BEGINNING: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 struct Sibling {
-    /// By which the process knows it, and those that it has forked.
+    /// The descriptor's number in the process, and in its children.
     number: i32,
     since: Instant,
-    /// Who called accept() on it last.
+    /// The thread that last called accept() on it.
     thread: Option<i32>,
 }
 
-/// The listeners of the program's family, by SO_COOKIE: those of other protocols, too.
+/// The listeners of the program and its children, by SO_COOKIE, whatever their protocol.
 #[derive(Debug, Default)]
 pub(super) struct Siblings(HashMap<u64, Sibling>);
 
@@ -53,7 +54,7 @@ impl Siblings {
         self.0.insert(cookie, sibling);
     }
 
-    /// Whether a connection waits at another listener, which nobody but this thread comes for.
+    /// Whether a connection waits at another listener that only this thread serves.
     pub(super) fn want(&self, thread: i32, own: u64, now: Instant) -> bool {
         let mut others = self.0.iter().filter(|(cookie, _)| **cookie != own);
         others.any(|(cookie, sibling)| {
@@ -66,13 +67,13 @@ impl Sibling {
     fn is_left_to(&self, thread: i32, now: Instant) -> bool {
         match self.thread {
             None => now.duration_since(self.since) >= BEGINNING,
-            // Of another process perhaps, which may be kept from it likewise.
+            // It may belong to another process, whose thread may be blocked in the same way.
             Some(last) => last == thread || !Path::new(&format!("/proc/{thread}/task/{last}")).exists(),
         }
     }
 
     fn has_a_connection(&self, thread: i32, cookie: u64) -> bool {
-        // Of the process's own descriptors: it may have closed it, and given its number to something else.
+        // Look among the process's own descriptors: it may have closed the listener and reused the number.
         descriptor_of(thread, self.number).is_ok_and(|socket| {
             socket_cookie(&socket) == Ok(cookie)
                 && socket_acceptconn(&socket) == Ok(true)
@@ -109,11 +110,11 @@ mod tests {
             rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None)
                 .expect("a socket");
         rustix::net::connect(&client, &listener.local_addr().expect("an address")).expect("a connection");
-        assert!(siblings.want(me, 1, now), "nobody comes for it");
-        assert!(!siblings.want(me, cookie, now), "it is the one that is waited at");
-        assert!(!siblings.want(me, 1, long_ago), "somebody may be about to come");
+        assert!(siblings.want(me, 1, now), "no other thread serves it");
+        assert!(!siblings.want(me, cookie, now), "it is the listener of the call itself");
+        assert!(!siblings.want(me, 1, long_ago), "its thread may still call accept()");
         siblings.on_accept(cookie, number, me, now);
-        assert!(siblings.want(me, 1, now), "this thread came for the last one");
+        assert!(siblings.want(me, 1, now), "this thread served it last");
         let (ask, asked) = std::sync::mpsc::channel::<()>();
         let (tell, told) = std::sync::mpsc::channel();
         let other = std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! The supervisor: one thread that answers calls and waits for nobody.
+//! The supervisor: one thread that answers calls and never blocks.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -21,11 +21,11 @@ use super::ringer::Ringer;
 use super::siblings::Siblings;
 use super::watch::{Event, Watch};
 
-/// How long the kernel keeps a connection for its first data; if the header comes later, we wait for it.
+/// How long the kernel may hold a connection for its first data. After that the supervisor waits for the header.
 const DEFER: Duration = Duration::from_secs(3);
-/// How often parked calls are looked after: a signal waits at most this long.
+/// How often parked calls are checked. A signal waits at most this long.
 const PARKED_PERIOD: Duration = Duration::from_millis(100);
-/// How often the program is woken for connections that it has not fetched.
+/// How often the program is woken again for connections that it has not accepted.
 const READY_PERIOD: Duration = Duration::from_secs(1);
 
 pub(super) struct Supervisor {
@@ -57,7 +57,7 @@ impl Supervisor {
         open_files: u64,
     ) -> anyhow::Result<Self> {
         let watch = Watch::new(&notifier, &life)?;
-        // A client without a header may be waiting for the program to speak first: it must not be kept.
+        // A client without a header may wait for the program to speak first, so its connection must not be held.
         let everybody_speaks = settings.header == HeaderRule::Require && settings.exceptions.is_empty();
         let listeners =
             SupervisedListeners::new(settings.listeners.clone(), everybody_speaks.then_some(DEFER));
@@ -89,10 +89,10 @@ impl Supervisor {
         })
     }
 
-    /// Answers until the program and all that it started have ended.
+    /// Answers calls until the program and all its children have ended.
     pub(super) fn run(mut self) -> anyhow::Result<Ending> {
         loop {
-            // Late connections have an epoll of their own, in which the watch is the inbox.
+            // Late connections have their own epoll, which is nested in the watch.
             let decided = self.late.turn(&self.rules, &self.wake, self.limit())?;
             decided.into_iter().for_each(|decided| self.on_decided(decided));
             if let Some(ending) = self.turn()? {
@@ -137,7 +137,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// getpeername(), or getsockname(): the kernel answers for connections without a name, and for those that are closed.
+    /// getpeername() or getsockname(): the kernel answers for connections without a stored name, and for closed
+    /// ones.
     fn on_name_asked(
         &mut self,
         call: Notification,
@@ -177,11 +178,11 @@ impl Supervisor {
 
     pub(super) fn answer(&mut self, call: &Notification, answer: Answer) {
         if let Err(error) = self.notifier.send(call.id, answer) {
-            self.journal.on_trouble("a call could not be answered", &error);
+            self.journal.on_trouble("can't answer a call", &error);
         }
     }
 
-    /// What is done by the clock.
+    /// The periodic work.
     fn look_after(&mut self, now: Instant) {
         if now.duration_since(self.looked_after) >= PARKED_PERIOD {
             self.looked_after = now;

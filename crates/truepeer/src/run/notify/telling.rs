@@ -1,14 +1,16 @@
-//! `truepeer connect` by notification: each connect() that is meant sends a header before the program can send anything.
+//! `truepeer connect` by notification: each connect() to a selected destination sends a header before the program
+//! can send data.
 //!
 //! ```text
-//! connect() ─▶ meant? ──no──▶ the kernel goes on
+//! connect() ─▶ selected? ─no─▶ the kernel continues
 //!                │
 //!                └── the header goes with the SYN (MSG_FASTOPEN)
-//!                      ├── taken along: the program waits, or does not (EINPROGRESS), as without us
-//!                      └── not taken along: connected and told here, then answered; the program has to wait, and
-//!                          no signal ends that before the header is sent
+//!                      ├── taken along: the program waits, or gets EINPROGRESS, as without truepeer
+//!                      └── not taken along: the supervisor connects and sends the header, then answers; the
+//!                          program must wait, and no signal interrupts it before the header is sent
 //! ```
-//! A program whose blocking connect() was interrupted has a connection all the same (connect(2)), which begins with the header.
+//! If a signal interrupts a blocking connect(), the program still gets a connection (connect(2)), and it begins
+//! with the header.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -34,19 +36,19 @@ use super::reach::descriptor_for;
 use super::receiving::Receiving;
 use super::watch::{Event, Watch};
 
-/// How often waiting calls are looked after: a signal waits at most this long.
+/// How often waiting calls are checked. A signal waits at most this long.
 pub(super) const PERIOD: Duration = Duration::from_millis(100);
 
-/// A connection that is not there yet.
+/// A connection that is not established yet.
 #[derive(Debug)]
 struct Connecting {
     socket: OwnedFd,
     to: SocketAddr,
-    /// Who waits for it.
+    /// The calls that wait for it.
     call: Notification,
-    /// The header is the kernel's already; else it is sent when there is a connection.
+    /// Whether the kernel has the header already. If not, it is sent once the connection is established.
     is_told: bool,
-    /// When the call has to end (SO_SNDTIMEO).
+    /// The deadline of the call (SO_SNDTIMEO).
     deadline: Option<Instant>,
 }
 
@@ -78,7 +80,7 @@ impl Telling {
         })
     }
 
-    /// Answers until the program and all that it started have ended.
+    /// Answers calls until the program and all its children have ended.
     pub(super) fn run(mut self) -> anyhow::Result<Ending> {
         loop {
             for event in self.watch.wait(&self.notifier, self.limit(Instant::now()))? {
@@ -119,7 +121,7 @@ impl Telling {
         let Some(socket) = descriptor_for(&call, &self.notifier, &mut self.journal) else { return Ok(()) };
         let cookie = socket_cookie(&socket).unwrap_or_default();
         if let Some(connecting) = self.connecting.get_mut(&cookie) {
-            connecting.call = call; // begun again after a signal
+            connecting.call = call; // restarted after a signal
             return Ok(());
         }
         match self.destination(&call, socket.as_fd()) {
@@ -132,12 +134,13 @@ impl Telling {
         Ok(())
     }
 
-    /// Where the call leads, if a header is to be sent there. What the kernel would refuse is left to it.
+    /// The call's destination, if a header must be sent there. A call that the kernel would refuse is left to the
+    /// kernel.
     fn destination(&self, call: &Notification, socket: BorrowedFd<'_>) -> Option<SocketAddr> {
         let family = socket_domain(socket).ok()?;
         let is_tcp = matches!(family, AddressFamily::INET | AddressFamily::INET6)
             && socket_type(socket) == Ok(SocketType::STREAM);
-        // A second connect() only asks how the first one went.
+        // A second connect() asks for the result of the first.
         if !is_tcp || !is_unconnected(socket) {
             return None;
         }
@@ -164,7 +167,8 @@ impl Telling {
         }
     }
 
-    /// A program that does not wait may write as soon as it is connected, so the header has to be in the queue before.
+    /// A non-blocking program may write as soon as the socket is connected, so the header must be in the send
+    /// queue first.
     fn connect_at_once(&self, socket: BorrowedFd<'_>, to: SocketAddr) -> Result<(), Errno> {
         if self.sending.from.is_none() {
             take_an_address(socket, to)?;
@@ -189,7 +193,8 @@ impl Telling {
         self.connecting.insert(cookie, Connecting { socket, to, call, is_told, deadline });
     }
 
-    /// A connection has been made, or refused: asked by connect() itself, after which a refused socket may try again.
+    /// A connection was established or refused. connect() itself returns the result; a refused socket may then
+    /// connect again.
     fn on_decided(&mut self, cookie: u64) {
         let Some(connecting) = self.connecting.remove(&cookie) else { return };
         let flags = fcntl_getfl(&connecting.socket).unwrap_or(OFlags::empty());
@@ -225,7 +230,7 @@ impl Telling {
         self.answer_about(socket, &call, answer);
     }
 
-    /// The program must not find its socket still open after it has closed it.
+    /// Drop the duplicate first: the program's close() must close the socket.
     pub(super) fn answer_about(&mut self, socket: OwnedFd, call: &Notification, answer: Answer) {
         drop(socket);
         self.answer(call, answer);
@@ -233,18 +238,18 @@ impl Telling {
 
     pub(super) fn answer(&mut self, call: &Notification, answer: Answer) {
         if let Err(error) = self.notifier.send(call.id, answer) {
-            self.journal.on_trouble("a call could not be answered", &error);
+            self.journal.on_trouble("can't answer a call", &error);
         }
     }
 
-    /// Signals for those who wait, and the end of their patience (as the kernel says it: EINPROGRESS).
+    /// Lets waiting calls return for signals and time-outs (the kernel returns EINPROGRESS for a time-out).
     fn look_after(&mut self, now: Instant) {
         let Self { connecting, notifier, watch, .. } = self;
         connecting.retain(|_, connecting| {
             let waits = if connecting.is_told {
                 still_waits(notifier, &connecting.call, connecting.deadline, Errno::INPROGRESS, now)
             } else {
-                notifier.is_waiting(connecting.call.id) // or it was killed
+                notifier.is_waiting(connecting.call.id) // otherwise it was killed
             };
             if !waits {
                 watch.remove(connecting.socket.as_fd());
@@ -255,8 +260,8 @@ impl Telling {
     }
 }
 
-/// The socket is the program's own, and so is its mode: it is changed for the length of one call, on a socket that nobody
-/// can use for anything yet.
+/// O_NONBLOCK belongs to the program's socket. It is changed only for this call, while no other call can use the
+/// socket.
 fn connect_without_waiting(socket: BorrowedFd<'_>, flags: OFlags, to: SocketAddr) -> Result<(), Errno> {
     if flags.contains(OFlags::NONBLOCK) {
         return connect(socket, &to);
@@ -267,7 +272,7 @@ fn connect_without_waiting(socket: BorrowedFd<'_>, flags: OFlags, to: SocketAddr
     connected
 }
 
-/// The header names the connection's own address, which it would have only afterwards.
+/// The header contains the local address. Without bind() the socket gets one only when it connects.
 fn take_an_address(socket: BorrowedFd<'_>, to: SocketAddr) -> Result<(), Errno> {
     let bound = SocketAddr::try_from(getsockname(socket)?).map_err(|_| Errno::AFNOSUPPORT)?;
     if bound.port() != 0 && !bound.ip().is_unspecified() {
@@ -292,7 +297,7 @@ fn read_address(call: &Notification, family: AddressFamily) -> Option<SocketAddr
     parse_address(&bytes, family)
 }
 
-/// struct sockaddr_in or sockaddr_in6, whichever it says that it is.
+/// struct sockaddr_in or sockaddr_in6, according to its family.
 pub(super) fn parse_any_address(bytes: &[u8]) -> Option<SocketAddr> {
     let family = AddressFamily::from_raw(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
     let mut whole = [0; 28];

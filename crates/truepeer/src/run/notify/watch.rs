@@ -1,4 +1,4 @@
-//! What a supervisor waits for: calls, the program's life, the guard, and sockets of the program's.
+//! The supervisor's event sources: calls, the program's life, the guard, and the program's sockets.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -9,21 +9,21 @@ use truepeer_sys::seccomp::Notifier;
 
 use super::life::Life;
 
-/// What has happened.
+/// An event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     /// A call waits for its answer.
     Call,
-    /// A signal came, or a child has ended.
+    /// A signal arrived, or a child ended.
     Life,
-    /// The guard is gone.
+    /// The guard has ended.
     Guard,
-    /// On the socket with this cookie.
+    /// An event on the socket with this cookie.
     Socket(u64),
 }
 
-/// Numbers in the epoll. Sockets have their cookies, which count up from the first and down from the last: none comes to the
-/// middle.
+/// Keys in the epoll. Socket cookies count up from the smallest number, or down from the largest, so none reaches
+/// these in the middle.
 const NOTIFIER: u64 = 1 << 63;
 const LIFE: u64 = NOTIFIER + 1;
 const GUARD: u64 = NOTIFIER + 2;
@@ -40,7 +40,7 @@ impl AsFd for Watch {
 
 impl Watch {
     /// # Errors
-    /// What epoll_create1(2) and epoll_ctl(2) say.
+    /// Those of epoll_create1(2) and epoll_ctl(2).
     pub(super) fn new(notifier: &Notifier, life: &Life) -> Result<Self, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (descriptor, number) in
@@ -52,7 +52,7 @@ impl Watch {
     }
 
     /// # Errors
-    /// What epoll_ctl(2) says.
+    /// Those of epoll_ctl(2).
     pub(super) fn add(
         &self,
         socket: BorrowedFd<'_>,
@@ -62,15 +62,15 @@ impl Watch {
         epoll::add(&self.0, socket, epoll::EventData::new_u64(cookie), flags)
     }
 
-    /// Closing our duplicate alone would not end the watch: the program's own keeps the socket open.
+    /// Closing only the duplicate would not end the watch: the program's descriptor keeps the socket open.
     pub(super) fn remove(&self, socket: BorrowedFd<'_>) {
         let _ = epoll::delete(&self.0, socket);
     }
 
-    /// Waits; for ever without a limit.
+    /// Waits for an event; without a limit, forever.
     ///
     /// # Errors
-    /// What epoll_wait(2) and epoll_ctl(2) say.
+    /// Those of epoll_wait(2) and epoll_ctl(2).
     pub(super) fn wait(&self, notifier: &Notifier, limit: Option<Duration>) -> Result<Vec<Event>, Errno> {
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut events = [nothing; EVENTS];
@@ -85,9 +85,9 @@ impl Watch {
             let flags = event.flags;
             match event.data.u64() {
                 NOTIFIER if flags.contains(epoll::EventFlags::IN) => happened.push(Event::Call),
-                // Nobody is left who could call; whoever is left to be waited for tells by SIGCHLD.
+                // No process can make calls any more. Processes still to be waited for report by SIGCHLD.
                 NOTIFIER if flags.contains(epoll::EventFlags::HUP) => epoll::delete(&self.0, notifier)?,
-                // An error means that we were stopped or frozen while the kernel looked: it looks again.
+                // An error means that this process was stopped or frozen during the call. Try again.
                 NOTIFIER => {}
                 LIFE => happened.push(Event::Life),
                 GUARD => happened.push(Event::Guard),

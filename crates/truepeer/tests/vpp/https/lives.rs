@@ -215,7 +215,7 @@ fn vpps_end_ends_truepeer_with_a_reason(bed: &Bed) -> Result<()> {
         kill_process(Pid::from_raw(on_vpp.process()?).context("a number")?, Signal::KILL)?;
         let status = truepeer.wait_end()?;
         ensure!(status.code() == Some(1), "{status}: {}", truepeer.log());
-        truepeer.wait_for_log("VPP is gone")?;
+        truepeer.wait_for_log("VPP has ended")?;
         drop(on_vpp);
         truepeer_testbed::ip_here(&["link del va", "link del vb"])?;
     }
