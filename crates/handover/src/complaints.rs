@@ -1,4 +1,4 @@
-//! The same complaint at most once a minute, without a lock or memory of its own making: it is asked inside `accept()`,
+//! Limits the same complaint to once a minute, without a lock or an allocation: it is called inside `accept()`,
 //! in processes that fork.
 
 use core::hash::{Hash, Hasher};
@@ -8,11 +8,11 @@ use core::time::Duration;
 use std::hash::DefaultHasher;
 
 const SLOTS: usize = 512;
-/// Neighbours that are looked at before the last one is shared with somebody else.
+/// The number of neighbouring slots to search. After that, a complaint shares the last one.
 const PROBES: usize = 8;
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Remembers what was complained about, and when. Two complaints that share a slot are held back for each other.
+/// Remembers each complaint and its time. Two complaints that share a slot suppress each other.
 #[derive(Debug)]
 pub struct LockFreeComplaints {
     slots: [Slot; SLOTS],
@@ -20,9 +20,9 @@ pub struct LockFreeComplaints {
 
 #[derive(Debug)]
 struct Slot {
-    /// Which complaint; 0: none yet.
+    /// The hash of the complaint; 0: unused.
     key: AtomicU64,
-    /// When it was said, in milliseconds from whenever the caller's clock began.
+    /// When it was logged, in milliseconds of the caller's clock.
     said: AtomicU64,
     held_back: AtomicU64,
 }
@@ -45,8 +45,8 @@ impl LockFreeComplaints {
         Self { slots: [const { Slot::empty() }; SLOTS] }
     }
 
-    /// Whether a complaint about `about` for `reason` may be said `now` (since any beginning); if so, how many like it
-    /// were held back.
+    /// Whether a complaint about `about` for `reason` may be logged at `now` (a time since any fixed start). If
+    /// so, returns how many were suppressed before.
     pub fn may_say(&self, reason: &str, about: Option<IpAddr>, now: Duration) -> Option<u64> {
         let mut hasher = DefaultHasher::new();
         (reason, about).hash(&mut hasher);
@@ -64,7 +64,7 @@ impl LockFreeComplaints {
         Some(slot.held_back.swap(0, Ordering::Relaxed))
     }
 
-    /// Its own slot, a free or forgotten one, or the last that was looked at.
+    /// The complaint's own slot, a free or expired one, or the last one searched.
     fn slot(&self, key: u64, now: u64) -> &Slot {
         let start = usize::try_from(key % SLOTS as u64).unwrap_or(0);
         let near = |n: usize| &self.slots[(start + n) % SLOTS];
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(complaints.may_say("a", one, at(61)), Some(2));
     }
 
-    /// However many complain, the number of lines in a minute is bounded.
+    /// The number of lines in a minute is bounded, however many senders cause complaints.
     #[test]
     fn a_crowd_is_heard_in_part() {
         let complaints = LockFreeComplaints::new();

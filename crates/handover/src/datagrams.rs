@@ -1,9 +1,10 @@
-//! The sending side of datagrams: where the header goes, whichever call sends them, and that answers carry it back (`spp`).
+//! The sending side of datagrams: places the header, whichever call sends, and removes it from answers that carry
+//! it back (`spp`).
 //!
 //! | dialect | sent |
 //! |---|---|
 //! | `every`, `spp` | the header, and the datagram behind it |
-//! | `first` | the same for the first datagram of a flow, the others as they are |
+//! | `first` | the same for a flow's first datagram; later ones are unchanged |
 //! | `standalone` | the header alone before the first datagram of a flow |
 
 use core::net::SocketAddr;
@@ -20,34 +21,35 @@ use truepeer_proto::{Transport, spp};
 use crate::flows::{Flow, Flows, Known};
 use crate::{ConnectSettings, OutgoingHeader};
 
-/// Whether it is a UDP socket; there are others that send datagrams (ping).
+/// Whether this is a UDP socket. Other sockets send datagrams, too (ping).
 pub fn sends_datagrams(socket: BorrowedFd<'_>) -> bool {
     socket_type(socket) == Ok(SocketType::DGRAM)
         && matches!(socket_domain(socket), Ok(AddressFamily::INET | AddressFamily::INET6))
         && socket_protocol(socket) == Ok(Some(ipproto::UDP))
 }
 
-/// How a program's datagrams are told of.
+/// Sends a program's datagrams with headers.
 #[derive(Debug)]
 pub struct Datagrams {
     dialect: Dialect,
     flows: Flows,
 }
 
-/// Sends a datagram: these bytes, and behind them the program's own if that is asked for. How many bytes were sent.
+/// Sends a datagram that consists of these bytes and, if requested, the program's own. Returns the number of
+/// bytes sent.
 pub type Send<'a> = &'a mut dyn FnMut(&[u8], Own) -> Result<usize, Errno>;
 
-/// Whether a program's own bytes go with a header.
+/// How a program's own bytes are sent relative to the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Own {
-    /// Behind it.
+    /// In the same datagram, after the header.
     Behind,
-    /// In a datagram of their own.
+    /// In a separate datagram.
     Apart,
 }
 
 impl Datagrams {
-    /// In that dialect; no flow has begun.
+    /// Creates it for a dialect. No flow has started.
     ///
     /// # Errors
     /// ENOMEM.
@@ -55,24 +57,25 @@ impl Datagrams {
         Ok(Self { dialect, flows: Flows::new()? })
     }
 
-    /// Whether flows begin with a header, and go on without.
+    /// Whether only the start of a flow has a header.
     pub fn has_flows(&self) -> bool {
         self.dialect.has_bare_datagrams()
     }
 
-    /// Whether answers carry the header back, so that it has to be taken off.
+    /// Whether answers carry the header back. It must then be removed.
     pub fn is_carried_back(&self) -> bool {
         self.dialect == Dialect::Spp
     }
 
-    /// Sends a program's message from this UDP socket, with its header where the dialect has it. How many of the program's own
-    /// bytes were sent; `None` if it is not to be told of: then nothing was sent.
+    /// Sends a program's message from this UDP socket, with its header where the dialect requires one. Returns
+    /// how many of the program's own bytes were sent, or `None` if the destination gets no headers: then nothing
+    /// was sent.
     ///
-    /// A socket that has no port yet is given one, as the kernel is about to do. `now` is [`now`]'s.
+    /// A socket without a port gets one, as the kernel would do next. `now` is the result of [`now`].
     ///
     /// # Errors
-    /// Those of `send`; what bind(2), connect(2) and getsockname(2) say, where the socket's own address is needed; EIO and
-    /// EOPNOTSUPP for messages that are several datagrams, or part of one.
+    /// Those of `send`; those of bind(2), connect(2) and getsockname(2) where the socket's own address is needed;
+    /// EIO and EOPNOTSUPP for a message that is several datagrams, or a part of one.
     pub fn send(
         &self,
         socket: BorrowedFd<'_>,
@@ -81,7 +84,7 @@ impl Datagrams {
         now: Duration,
         send: Send<'_>,
     ) -> Result<Option<usize>, Errno> {
-        // Sent nowhere, as the kernel will say.
+        // Without a destination; the kernel reports it.
         let Some(to) = message.to.or_else(|| connected(socket)).filter(|to| sending.is_told(*to)) else {
             return Ok(None);
         };
@@ -103,7 +106,7 @@ impl Datagrams {
     ) -> Result<usize, Errno> {
         if let Known::Since(before) = self.flows.knows(flow, now) {
             return send(&[], Own::Behind).inspect_err(|errno| match *errno {
-                // Nobody was there when the last one came: whoever will be there next knows nothing of the flow.
+                // ECONNREFUSED: no receiver had the previous datagram. A new receiver doesn't know the flow.
                 Errno::CONNREFUSED => self.flows.forget(flow),
                 _ => self.flows.take_back(flow, now, before),
             });
@@ -116,21 +119,21 @@ impl Datagrams {
         let told = header().and_then(|header| send(header.bytes(), Own::Apart));
         told.inspect_err(|_| self.flows.forget(flow))?;
         match send(&[], Own::Behind) {
-            // Said of the header. The program hears it of its own datagram, at its next call.
+            // The error belongs to the header. The program gets the error of its own datagram at its next call.
             Err(Errno::CONNREFUSED) => send(&[], Own::Behind),
             sent => sent,
         }
     }
 
-    /// The kernel has said that nobody was there when this connected socket's last datagram came (ECONNREFUSED): whoever
-    /// will be there next knows nothing of the flow.
+    /// The kernel has reported that this connected socket's last datagram found no receiver (ECONNREFUSED). A new
+    /// receiver doesn't know the flow, so the next datagram starts it again.
     pub fn on_refused(&self, socket: BorrowedFd<'_>) {
         if let (Some(to), Ok(own)) = (connected(socket), local(socket)) {
             self.flows.forget(Flow::between(own, to));
         }
     }
 
-    /// Whether an answer from `from` begins with the header that this socket's datagrams have.
+    /// Whether an answer from `from` starts with the header of this socket's datagrams.
     pub fn carries_ours(
         &self,
         socket: BorrowedFd<'_>,
@@ -149,15 +152,15 @@ impl Datagrams {
     }
 }
 
-/// The time by which flows live: that of the machine, which runs on while it sleeps, as the receiver's does.
+/// The clock for the lifetime of flows. It continues while the machine sleeps, as the receiver's does.
 pub fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
 }
 
-/// Bytes of the header that answers carry.
+/// The length of the header that answers carry.
 pub const CARRIED_BYTES: usize = spp::LEN;
 
-/// What a program wants to send, but for its bytes.
+/// A message to send, without its bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct SendRequest<'a> {
     /// Where to; `None`: where the socket is connected.
@@ -214,7 +217,7 @@ fn with_a_port(socket: BorrowedFd<'_>) -> Result<SocketAddr, Errno> {
         return Ok(own);
     }
     match bind(socket, &own) {
-        // Another thread was quicker.
+        // Another thread has bound it first.
         Err(Errno::INVAL) => {
             local(socket).and_then(|own| if own.port() == 0 { Err(Errno::INVAL) } else { Ok(own) })
         }
@@ -222,7 +225,7 @@ fn with_a_port(socket: BorrowedFd<'_>) -> Result<SocketAddr, Errno> {
     }
 }
 
-/// Whether a socket that is bound to `own`, which may be every address, may have sent from `client`.
+/// Whether a socket bound to `own` (perhaps a wildcard) can have sent from `client`.
 fn may_be(own: SocketAddr, client: SocketAddr) -> bool {
     own.port() == client.port() && (own.ip().is_unspecified() || own.ip() == client.ip())
 }
@@ -231,7 +234,7 @@ fn canonical(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }
 
-/// The address that this machine sends from.
+/// The address from which this machine sends to the destination.
 fn towards(to: SocketAddr) -> Result<SocketAddr, Errno> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let probe = socket(family, SocketType::DGRAM, None)?;
@@ -239,7 +242,7 @@ fn towards(to: SocketAddr) -> Result<SocketAddr, Errno> {
     local(std::os::fd::AsFd::as_fd(&probe))
 }
 
-/// Where a socket is connected to, if it is.
+/// The address that a socket is connected to, if it is.
 fn connected(socket: BorrowedFd<'_>) -> Option<SocketAddr> {
     getpeername(socket).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok())
 }
@@ -248,8 +251,8 @@ fn local(socket: BorrowedFd<'_>) -> Result<SocketAddr, Errno> {
     SocketAddr::try_from(getsockname(socket)?).map_err(|_| Errno::AFNOSUPPORT)
 }
 
-/// Whether control data (cmsg(3)) asks the kernel to cut what is sent into several datagrams (UDP_SEGMENT): only the first
-/// would have a header. Programs that hear EIO send them one by one, as on network devices that can't do it.
+/// Whether control data (cmsg(3)) asks the kernel to split the message into several datagrams (UDP_SEGMENT): only
+/// the first would have a header. On EIO programs send the datagrams one by one, as on devices without support.
 fn asks_for_segments(control: &[u8]) -> bool {
     const SOL_UDP: i32 = 17;
     const UDP_SEGMENT: i32 = 103;
@@ -288,7 +291,7 @@ mod tests {
         let (tos, segments) = (control(0, 1, &[0; 4]), control(17, 103, &[0; 2]));
         assert!(!asks_for_segments(&[]) && !asks_for_segments(&tos) && !asks_for_segments(&segments[..15]));
         assert!(asks_for_segments(&segments) && asks_for_segments(&[tos, segments].concat()));
-        // A length of nothing, or of everything, is not followed for ever.
+        // A length of 0, or a huge one, must not cause an endless loop.
         assert!(!asks_for_segments(&[0; 64]) && !asks_for_segments(&[0xFF; 64]));
     }
 }

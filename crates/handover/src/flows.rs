@@ -1,7 +1,8 @@
-//! Which flows of datagrams have begun: the receiver of `first` and `standalone` knows a flow by the sender's address, and
-//! takes a second header for data.
+//! Remembers which datagram flows have started. The receiver of `first` and `standalone` identifies a flow by the
+//! sender's address, and takes a second header for data.
 //!
-//! Kept without a lock, in memory that forked children share: two processes may send from one socket.
+//! The table needs no lock. It is in memory that forked children share, because two processes may send from one
+//! socket.
 
 use core::hash::{Hash, Hasher};
 use core::net::SocketAddr;
@@ -14,18 +15,20 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use truepeer_policy::Dialect;
 
-/// Flows are looked for among so many neighbours, of which the one that has been silent longest makes room.
+/// A flow is searched for in this many neighbouring slots. If all are used, it replaces the one that has been
+/// silent longest.
 const WAYS: usize = 8;
 const SETS: usize = 8192;
-/// As long as receivers remember a flow that sends nothing.
+/// How long receivers remember a silent flow.
 const LIFE: Duration = Dialect::First.default_silence();
 const BYTES: usize = WAYS * SETS * size_of::<Slot>();
 
-/// A flow and when it last sent something: the upper half of its hash, and milliseconds of the caller's clock, which begin
-/// again after 49 days. 0: no flow. One number, so that nobody finds one flow with another's time.
+/// A flow and the time it last sent: the upper half of its hash, and milliseconds of the caller's clock, which
+/// wrap around after 49 days. 0: no flow. Both are in one word, so that a reader never sees one flow with the
+/// time of another.
 type Slot = AtomicU64;
 
-/// The flows of a program and of the children that it forks. Owns its mapping, [`BYTES`] long, until dropped.
+/// The flows of a program and its forked children. Owns its mapping, [`BYTES`] long, until dropped.
 #[derive(Debug)]
 pub(crate) struct Flows {
     start: *const Slot,
@@ -36,7 +39,7 @@ unsafe impl Send for Flows {}
 // SAFETY: the mapping holds atomic integers only, which several threads may use at once; `start` never changes.
 unsafe impl Sync for Flows {}
 
-/// A flow, as the receiver knows it.
+/// A flow as the receiver identifies it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Flow(u64);
 
@@ -45,7 +48,7 @@ impl Flow {
         (self.0 & !u64::from(u32::MAX)) | u64::from(now)
     }
 
-    /// What else a socket address of IPv6 holds (a flow label, a device) is not what receivers tell flows apart by.
+    /// Receivers ignore the flow label and the scope of an IPv6 address.
     pub(crate) fn between(own: SocketAddr, to: SocketAddr) -> Self {
         let mut hasher = DefaultHasher::new();
         (own.ip(), own.port(), to.ip(), to.port()).hash(&mut hasher);
@@ -53,32 +56,33 @@ impl Flow {
     }
 }
 
-/// What a receiver knows of a flow.
+/// Whether the receiver knows a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// Nothing, or nothing any more.
+    /// It doesn't, or no longer does.
     Nothing,
-    /// All; this was noted when it last heard of it, see [`Flows::take_back`].
+    /// It does. The value is the flow's previous time, see [`Flows::take_back`].
     Since(u64),
 }
 
 impl Flows {
-    /// None yet. Pages that are not used are not there.
+    /// Creates an empty table. Unused pages take no memory.
     ///
     /// # Errors
     /// ENOMEM.
     pub(crate) fn new() -> Result<Self, Errno> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
+        // SAFETY: mmap(2) without MAP_FIXED creates a new mapping at a free address, so no existing memory is
+        // affected.
         let start = unsafe { mmap_anonymous(null_mut(), BYTES, protection, MapFlags::SHARED) }?;
         Ok(Self { start: start.cast_const().cast() })
     }
 
-    /// What the receiver knows of this flow; if nothing, it is the caller who has to tell it. To be asked for each datagram:
-    /// a flow's life is counted from its last one.
+    /// Returns whether the receiver knows this flow, and marks it as started. If unknown, the caller must send a
+    /// header. Call it for each datagram: a flow's lifetime counts from its last datagram.
     pub(crate) fn knows(&self, flow: Flow, now: Duration) -> Known {
         let (set, now) = (self.set(flow), milliseconds(now));
-        // As often as others may be quicker, and more.
+        // More attempts than other threads can make fail.
         for _ in 0..4 * WAYS {
             let known = set.iter().find(|slot| is_of(flow, slot.load(Relaxed)));
             let oldest = || set.iter().max_by_key(|slot| silence(slot.load(Relaxed), now));
@@ -92,14 +96,14 @@ impl Flows {
         Known::Nothing
     }
 
-    /// The datagram of `now` was not sent: the receiver has heard nothing since `before`.
+    /// The datagram of `now` was not sent, so the receiver last heard of the flow at `before`.
     pub(crate) fn take_back(&self, flow: Flow, now: Duration, before: u64) {
         for slot in self.set(flow) {
             let _ = slot.compare_exchange(flow.at(milliseconds(now)), before, Relaxed, Relaxed);
         }
     }
 
-    /// The receiver hasn't got the header.
+    /// The header was not sent, so the receiver doesn't know the flow.
     pub(crate) fn forget(&self, flow: Flow) {
         for slot in self.set(flow) {
             let before = slot.load(Relaxed);
@@ -110,7 +114,7 @@ impl Flows {
     }
 
     fn set(&self, flow: Flow) -> &[Slot] {
-        // Less than SETS, which fits.
+        // Less than SETS, so it fits.
         let number = usize::try_from(flow.0 % SETS as u64).unwrap_or_default();
         // SAFETY: SETS times WAYS slots are mapped for the life of `self`, page-aligned; any bit pattern is a valid atomic
         // integer, and all is written through atomics, here as in other processes.
@@ -125,7 +129,7 @@ impl Drop for Flows {
     }
 }
 
-#[allow(clippy::cast_possible_truncation, reason = "it begins again, as said")]
+#[allow(clippy::cast_possible_truncation, reason = "the clock wraps around, as documented")]
 fn milliseconds(now: Duration) -> u32 {
     now.as_millis() as u32
 }
@@ -134,15 +138,15 @@ fn is_of(flow: Flow, slot: u64) -> bool {
     slot != 0 && slot >> 32 == flow.0 >> 32
 }
 
-/// Milliseconds by which a thread may be late with what its clock said.
+/// How many milliseconds a thread's `now` may be behind another's.
 const MOMENTS: u32 = 60_000;
 
-/// For how many milliseconds; a place that is free has been silent for ever.
-#[allow(clippy::cast_possible_truncation, reason = "the lower half is what is meant")]
+/// How many milliseconds a slot has been silent; a free slot counts as silent forever.
+#[allow(clippy::cast_possible_truncation, reason = "only the lower half is wanted")]
 fn silence(slot: u64, now: u32) -> u32 {
     match now.wrapping_sub(slot as u32) {
         _ if slot == 0 => u32::MAX,
-        // Another thread has looked at its clock after us, hardly more than moments.
+        // Another thread has read a slightly later time.
         negative if negative > u32::MAX - MOMENTS => 0,
         silence => silence,
     }
@@ -185,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_sent_keeps_no_flow_alive() {
+    fn unsent_datagrams_keep_no_flow_alive() {
         let flows = Flows::new().unwrap();
         assert!(begins(&flows, flow(1), at(0)));
         let Known::Since(before) = flows.knows(flow(1), at(20)) else { panic!("it lives") };
@@ -209,13 +213,13 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_forgets_who_has_been_silent_longest() {
+    fn a_full_table_forgets_the_flow_that_was_silent_longest() {
         let flows = Flows::new().unwrap();
         let all = 0..=u16::MAX;
         assert!(all.clone().all(|number| begins(&flows, flow(number), at(0))));
         let known = all.filter(|number| !begins(&flows, flow(*number), at(1))).count();
         assert!(known > 40_000, "{known}");
-        // In a set of its own kind of crowd, the newest stays.
+        // The newest flow stays, even in a full set.
         assert!(!begins(&flows, flow(u16::MAX), at(2)));
     }
 

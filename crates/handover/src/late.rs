@@ -1,11 +1,11 @@
-//! Connections whose header has not come yet: watched until it does, or until it is too late.
+//! Connections whose header has not come yet. They are watched until it comes or their time is over.
 //!
-//! One thread owns this. It never looks at a connection twice for the same bytes: events are edge-triggered, and what has
-//! been looked at stays in the kernel's queue.
+//! One thread owns this. It never examines the same bytes twice: events are edge-triggered, and examined bytes
+//! stay in the kernel's queue.
 //!
-//! By preload this lies in a process that is not ours. Numbers of descriptors that the program wants are given up in order
-//! ([`Late::relocate`]). What it has closed behind our back is recognised by the connection's cookie, and left alone: the number
-//! may be another connection's by now.
+//! With preload this runs inside the application. If the application wants a descriptor's number, the descriptor
+//! is moved ([`Late::relocate`]). A descriptor that the application has closed without our notice is recognised
+//! by the connection's cookie and left alone: the number may already belong to another connection.
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,11 +20,11 @@ use truepeer_policy::SenderAddr;
 use crate::look::{on_end, on_timeout};
 use crate::{Look, RunRules, WakeUp, look};
 
-/// The number of the one descriptor that is not a connection.
+/// The key of the inbox, the only descriptor that is not a connection.
 const INBOX: u64 = u64::MAX;
 const EVENTS: usize = 64;
 
-/// Connections that wait, each with what its owner wants to know of its listener.
+/// Waiting connections, each with its owner's data about the listener.
 #[derive(Debug)]
 pub struct Late<L> {
     epoll: OwnedFd,
@@ -36,7 +36,7 @@ pub struct Late<L> {
 #[derive(Debug)]
 struct Waiting<L> {
     socket: OwnedFd,
-    /// The kernel's number of the connection.
+    /// The kernel's identifier of the connection (SO_COOKIE).
     cookie: u64,
     sender: SenderAddr,
     listener: L,
@@ -44,51 +44,51 @@ struct Waiting<L> {
     deadline: Instant,
 }
 
-/// A connection that waits no longer.
+/// A connection that no longer waits.
 #[derive(Debug)]
 pub struct Decided<L> {
     /// The connection.
     pub socket: OwnedFd,
-    /// Who opened it.
+    /// Its sender.
     pub sender: SenderAddr,
-    /// As it was given.
+    /// The owner's data, as passed in.
     pub listener: L,
-    /// What has become of it; never [`Look::NeedMore`].
+    /// The decision; never [`Look::NeedMore`].
     pub look: Look,
 }
 
 impl<L> Late<L> {
-    /// Nobody waits. `inbox` ends a [`Self::turn`] when it becomes readable.
+    /// Creates it empty. A readable `inbox` ends a [`Self::turn`].
     ///
     /// # Errors
-    /// What epoll_create1(2) and epoll_ctl(2) say.
+    /// Those of epoll_create1(2) and epoll_ctl(2).
     pub fn new(inbox: BorrowedFd<'_>) -> Result<Self, Errno> {
         Self::on(epoll::create(epoll::CreateFlags::CLOEXEC)?, inbox)
     }
 
-    /// Likewise, with an epoll of the caller's making.
+    /// The same, with an epoll that the caller created.
     ///
     /// # Errors
-    /// What epoll_ctl(2) says.
+    /// Those of epoll_ctl(2).
     pub fn on(epoll: OwnedFd, inbox: BorrowedFd<'_>) -> Result<Self, Errno> {
         watch_inbox(&epoll, inbox)?;
         Ok(Self { epoll, waiting: BTreeMap::new(), deadlines: BTreeSet::new(), next: 0 })
     }
 
-    /// How many wait.
+    /// The number of waiting connections.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether none waits.
+    /// Whether no connection waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Lets a connection wait that [`look`] could not decide on. What came in between is seen at once.
+    /// Adds a connection on which [`look`] could not decide. Bytes that arrived in between are noticed at once.
     ///
     /// # Errors
-    /// What epoll_ctl(2) says; the connection is closed then.
+    /// Those of epoll_ctl(2); the connection is then closed.
     pub fn add(
         &mut self,
         socket: OwnedFd,
@@ -113,10 +113,11 @@ impl<L> Late<L> {
         self.on_timeout(number, rules, wake, Duration::MAX)
     }
 
-    /// Waits until something has been decided, the inbox is readable, or `limit` is over, and gives what was decided.
+    /// Waits until a connection is decided, the inbox is readable, or `limit` has passed. Returns the decided
+    /// ones.
     ///
     /// # Errors
-    /// What epoll_wait(2) says.
+    /// Those of epoll_wait(2).
     pub fn turn(
         &mut self,
         rules: &RunRules,
@@ -144,16 +145,16 @@ impl<L> Late<L> {
         Ok(decided)
     }
 
-    /// Whether the epoll and the inbox are there, and the one watches the other.
+    /// Whether the epoll and the inbox are open, and the epoll watches the inbox.
     pub fn is_whole(&self, inbox: BorrowedFd<'_>) -> bool {
         let again = epoll::EventData::new_u64(INBOX);
         epoll::modify(&self.epoll, inbox, again, epoll::EventFlags::IN).is_ok()
     }
 
-    /// Goes on with another epoll, in the place of one that is lost. What else is lost is forgotten; nothing is closed.
+    /// Replaces a lost epoll with another. Connections that are lost as well are forgotten; nothing is closed.
     ///
     /// # Errors
-    /// What epoll_ctl(2) says.
+    /// Those of epoll_ctl(2).
     pub fn rebuild(&mut self, epoll: OwnedFd, inbox: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
         if let Some(inbox) = inbox {
             watch_inbox(&epoll, inbox)?;
@@ -171,32 +172,32 @@ impl<L> Late<L> {
         Ok(())
     }
 
-    /// Nothing comes from the inbox any more: its other end is closed.
+    /// The other end of the inbox is closed: nothing will come from it.
     ///
     /// # Errors
-    /// What epoll_ctl(2) says.
+    /// Those of epoll_ctl(2).
     pub fn without_inbox(&mut self, inbox: BorrowedFd<'_>) -> Result<(), Errno> {
         epoll::delete(&self.epoll, inbox)
     }
 
-    /// Ends a [`Self::turn`] when this becomes readable.
+    /// Makes this descriptor the inbox, which ends a [`Self::turn`] when it becomes readable.
     ///
     /// # Errors
-    /// What epoll_ctl(2) says.
+    /// Those of epoll_ctl(2).
     pub fn with_inbox(&mut self, inbox: BorrowedFd<'_>) -> Result<(), Errno> {
         watch_inbox(&self.epoll, inbox)
     }
 
-    /// Nobody waits any more.
+    /// Forgets all waiting connections.
     pub fn into_epoll(self) -> OwnedFd {
         self.epoll
     }
 
-    /// Uses the descriptor that `another` gives in the place of the one with the number `taken`, if there is one here. The old one
+    /// If a descriptor here has the number `taken`, uses the one that `another` returns instead. The old one
     /// stays open, for the caller to replace.
     ///
     /// # Errors
-    /// What `another` and epoll_ctl(2) say.
+    /// Those of `another` and epoll_ctl(2).
     pub fn relocate(
         &mut self,
         taken: RawFd,
@@ -209,7 +210,8 @@ impl<L> Late<L> {
         let found = self.waiting.iter_mut().find(|(_, waiting)| waiting.socket.as_raw_fd() == taken);
         let Some((number, waiting)) = found else { return Ok(false) };
         let socket = another()?;
-        // The kernel watches a connection under a number. What came in between is seen at once.
+        // The kernel watches a connection by descriptor, so it must be added anew. Bytes that arrived in between
+        // are noticed at once.
         watch(&self.epoll, &socket, *number)?;
         let old = core::mem::replace(&mut waiting.socket, socket);
         epoll::delete(&self.epoll, &old)?;
@@ -217,7 +219,7 @@ impl<L> Late<L> {
         Ok(true)
     }
 
-    /// Without closing its descriptor, which is another's.
+    /// Forgets a connection without closing its descriptor, which belongs to another by now.
     fn forget(&mut self, number: u64) {
         if let Some(Waiting { socket, deadline, .. }) = self.waiting.remove(&number) {
             self.deadlines.remove(&(deadline, number));
@@ -266,7 +268,7 @@ impl<L> Late<L> {
         }
         let (look, until) = on_timeout(waiting.socket.as_fd(), waiting.sender, rules, wake, waited);
         if look == Look::NeedMore && waited < until {
-            // It has begun with a header since, and has as long as any other.
+            // A header has started to arrive, so this connection gets the full time for it.
             self.deadlines.remove(&(waiting.deadline, number));
             waiting.deadline = waiting.began + until;
             self.deadlines.insert((waiting.deadline, number));
@@ -278,14 +280,14 @@ impl<L> Late<L> {
     fn decide(&mut self, number: u64, look: Look) -> Option<Decided<L>> {
         let Waiting { socket, sender, listener, deadline, .. } = self.waiting.remove(&number)?;
         self.deadlines.remove(&(deadline, number));
-        // The watch would outlive our descriptor in the application's copy of it.
+        // Remove it explicitly: the application's copy of the descriptor would keep the watch alive.
         let _ = epoll::delete(&self.epoll, &socket);
         Some(Decided { socket, sender, listener, look })
     }
 }
 
 impl<L> Waiting<L> {
-    /// Whether its descriptor still is what it was.
+    /// Whether the descriptor still refers to this connection.
     fn is_whole(&self) -> bool {
         socket_cookie(&self.socket) == Ok(self.cookie)
     }

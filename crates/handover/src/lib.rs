@@ -1,5 +1,5 @@
-//! The hand-over at `accept()`: what `truepeer run` does with a connection that the kernel has just accepted, whichever
-//! mechanism stands between the application and the kernel (the preloaded library, or the supervisor).
+//! Handing over at `accept()`: what `truepeer run` does with a connection that the kernel has just accepted. Both
+//! mechanisms use it: the preloaded library and the supervisor.
 //!
 //! ```text
 //! accept ─▶ look ──┬── Named ──▶ take ─▶ Names::insert ─▶ the application sees the client
@@ -7,10 +7,10 @@
 //!    │             ├── Refused ─▶ closed, Complaints
 //!    │             ├── WakeUp ──▶ closed: a late one is ready
 //!    │             └── NeedMore ▶ Late ─▶ (its header comes, or never) ─▶ ready ─┐
-//!    └────────────────────── WakeUp::ring: a connection from ourselves ◀─────────┘
+//!    └────────────────────── WakeUp::ring: a connection from truepeer itself ◀─────────┘
 //! ```
-//! Nothing here waits for a sender, takes a lock, or calls a function of the C library that the application might have
-//! replaced: rustix speaks to the kernel itself. The only `unsafe` is the mapping of the tables of names and of flows.
+//! Nothing here waits for a sender, takes a lock, or calls a C library function that the application may have
+//! replaced: rustix makes its own system calls. The only `unsafe` code maps the tables of names and flows.
 
 mod complaints;
 mod datagrams;

@@ -1,4 +1,4 @@
-//! Looking at what a connection begins with, without taking it, and taking exactly the header.
+//! Examines the first bytes of a connection without taking them, and takes exactly the header.
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -13,58 +13,58 @@ use truepeer_proto::Header;
 
 use crate::{RunRules, WakeUp};
 
-/// Longer than almost every header; what is longer is looked at once more.
+/// Longer than almost every header. A longer one is examined again with more room.
 const FIRST_LOOK_BYTES: usize = 1024;
 
-/// What a connection begins with.
+/// What a connection starts with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Look {
-    /// Not decided: more has to come ([`crate::Late`]).
+    /// Undecided: more bytes must come ([`crate::Late`]).
     NeedMore,
-    /// A header that names the client. [`take`] it, and give the connection its name.
+    /// A header that names the client. [`take`] it, and store the connection's name.
     Named {
-        /// The true host.
+        /// The client.
         client: ClientAddr,
         /// What the client connected to.
         destination: SocketAddr,
         /// The header's length in bytes.
         consumed: usize,
     },
-    /// The sender is the client: no header and none needed, or one that names nobody (LOCAL, UNKNOWN).
+    /// The sender is the client: no header and none required, or one that names no client (LOCAL, UNKNOWN).
     Plain {
         /// The header's length in bytes; 0 without one.
         consumed: usize,
     },
-    /// Ours, to wake the application: to be closed. A connection whose header came late may be ready.
+    /// A wake-up of truepeer's: close it. A connection whose header came late may be ready.
     WakeUp,
-    /// To be closed; the application never sees it.
+    /// Close it; the application never sees it.
     Refused(Refused),
 }
 
 /// Why the application never sees a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// By the policy.
+    /// The policy refuses it.
     #[error(transparent)]
     Policy(#[from] Refusal),
-    /// No header, or a wrong one.
+    /// The header is missing or invalid.
     #[error("{}{sender}: {error}", introduces(.error))]
     Header {
-        /// Who should have sent it.
+        /// Its sender.
         sender: SenderAddr,
-        /// What is wrong.
+        /// The error.
         error: HeaderError,
     },
-    /// It was reset while it was handed over.
-    #[error("{sender} left before it could be handed over")]
+    /// It was reset during the hand-over.
+    #[error("{sender} closed the connection before it was handed over")]
     Left {
-        /// Who left.
+        /// Its sender.
         sender: SenderAddr,
     },
     /// There is no room for its client's name ([`crate::NamesFull`]).
-    #[error("the connection from {sender} can't be given its client's name: too many are open")]
+    #[error("no room to store the client of the connection from {sender}: too many connections are open")]
     NoRoom {
-        /// Who connected.
+        /// Its sender.
         sender: SenderAddr,
     },
 }
@@ -74,7 +74,8 @@ fn introduces(error: &HeaderError) -> &'static str {
 }
 
 impl Refused {
-    /// A label to group complaints by; `None` if it is no reason to complain: a port scan, a health check by connect.
+    /// A label to group complaints by. `None` for normal events that need no complaint: a port scan, a health
+    /// check by connect.
     pub fn complaint(&self) -> Option<&'static str> {
         match self {
             Self::Policy(refusal) => Some(refusal.reason()),
@@ -84,7 +85,7 @@ impl Refused {
         }
     }
 
-    /// Whose connection it was.
+    /// The sender of the connection.
     pub fn sender(&self) -> Option<SenderAddr> {
         match *self {
             Self::Header { sender, .. }
@@ -147,8 +148,8 @@ impl Checker<'_> {
         self.ask(bytes, |reader| reader.on_bytes(bytes))
     }
 
-    /// What [`HeaderReader`] says, as far as it is asked: a wake-up isn't the sender's, and one whose bytes are still to come may
-    /// look like a silent sender.
+    /// The verdict of [`HeaderReader`], except for wake-ups: they don't come from a sender, and one whose bytes
+    /// have not arrived looks like a silent sender.
     fn ask<'b>(&self, bytes: &'b [u8], ask: impl FnOnce(HeaderReader) -> Opening<'b>) -> Look {
         if self.wake.is_ours(bytes) {
             return Look::WakeUp;
@@ -196,7 +197,7 @@ impl Checker<'_> {
         self.decide(self.ask(bytes, |reader| reader.on_end(bytes)))
     }
 
-    /// Nor anything else, of a wake-up neither.
+    /// So no wake-up will come either.
     fn decide(&self, look: Look) -> Look {
         match (look, self.rules.policy.admit(self.sender)) {
             (Look::NeedMore, Ok(HeaderRule::Forbid)) => self.without_header(),
@@ -216,7 +217,7 @@ impl Checker<'_> {
         }
     }
 
-    /// It may be a wake-up whose bytes are still to come.
+    /// It may be a wake-up whose bytes have not arrived.
     fn is_from_here(&self) -> bool {
         let ip = self.sender.ip();
         ip.is_loopback()
@@ -233,8 +234,8 @@ pub(crate) fn on_end(socket: BorrowedFd<'_>, sender: SenderAddr, rules: &RunRule
     with_all(&checker, |bytes| checker.check_ended(bytes))
 }
 
-/// What becomes of a connection that [`look`] could not decide on, so long after it was accepted: [`Look::NeedMore`] if it may
-/// take longer, until the deadline that is given along.
+/// Decides about a connection on which [`look`] could not decide, this long after it was accepted.
+/// [`Look::NeedMore`] with a deadline if it may take longer.
 pub(crate) fn on_timeout(
     socket: BorrowedFd<'_>,
     sender: SenderAddr,
@@ -261,10 +262,10 @@ fn with_all(checker: &Checker<'_>, decide: impl FnOnce(&[u8]) -> Look) -> Look {
     }
 }
 
-/// Takes the header off the stream: exactly `consumed` bytes that [`look`] has seen.
+/// Removes the header from the stream: exactly the `consumed` bytes that [`look`] has seen.
 ///
 /// # Errors
-/// What `recv` says; `EPROTO` if somebody else has taken bytes meanwhile.
+/// Those of `recv`; `EPROTO` if another reader has taken bytes meanwhile.
 pub fn take(socket: BorrowedFd<'_>, consumed: usize) -> Result<(), Errno> {
     let mut scrap = [0; FIRST_LOOK_BYTES];
     let mut left = consumed;

@@ -1,18 +1,19 @@
-//! Who the clients of open connections are, by the kernel's number of each socket (SO_COOKIE).
+//! The clients of open connections, by the kernel's identifier of each socket (SO_COOKIE).
 //!
-//! A socket has its cookie for life and no two have the same one, whoever holds it and under whatever descriptor: nothing
-//! has to be noticed of dup, fork, SCM_RIGHTS or exec. The table is memory that a family of processes shares.
+//! A socket keeps its cookie, and cookies are unique, whichever process holds the socket under whichever
+//! descriptor. So dup, fork, SCM_RIGHTS and exec need no handling. A program and its children share the table's
+//! memory.
 //!
 //! ```text
 //! head │ slot slot slot …    slot = cookie mod size, or one of WINDOW, spread over the table
 //! ```
-//! Slots are taken by compare-and-swap. There is no lock; a process that is killed within an insertion leaves one slot
-//! unusable, and nobody waits for it. Cookies are counted up, so a slot comes up again a whole table later, when its
-//! connection is most probably closed: the kernel is asked, and only what is closed is forgotten. It is believed that a
-//! connection is closed only if it sees one of the others, or the one that has just been accepted. The table begins small and
-//! doubles where everything is open, so that memory follows open connections, not past ones; names stay where they were
-//! written, and are looked for at each size that the table has had. Where the kernel can't be asked, a full table forgets the
-//! oldest.
+//! Slots are taken by compare-and-swap. There is no lock: a process that is killed during an insertion leaves one
+//! unusable slot, and no other process waits for it. Cookies count up, so a slot is needed again a whole table
+//! later, when its connection is probably closed. The kernel is asked, and only closed connections are forgotten.
+//! Its answer "closed" is trusted only if the same query also finds an open one: another connection, or the one
+//! just accepted. The table starts small and doubles when all its connections are open, so memory follows open
+//! connections, not past ones. Names stay where they were written, and are searched for at each size that the
+//! table has had. If the kernel can't be asked, a full table forgets the oldest connection.
 
 mod diag;
 mod memory;
@@ -32,43 +33,43 @@ use slot::{FREE, NEVER_USED, Slot, TAKEN};
 
 use crate::WakeUp;
 
-/// Open connections that can have a name, more or less; 96 bytes each.
+/// The approximate number of open connections that can have a name; 96 bytes each.
 const SLOTS: usize = 1 << 16;
-/// As many places are used at first.
+/// The number of slots at the start.
 const FIRST_SIZE: usize = 1 << 10;
-/// In how many places a name may be. They are spread: connections that stay open were often opened one after another, and
-/// would fill a window of neighbours for all that come by later.
+/// The number of slots in which a name may be. They are spread: long-lived connections are often opened one after
+/// another, and would fill a window of neighbouring slots for all later ones.
 const WINDOW: usize = 32;
 
-/// What is known of one connection.
+/// What is stored about a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Name {
-    /// As the application is to see it, in the form of its socket's family.
+    /// The client's address in the form that the application sees (the family of its socket).
     pub client: SocketAddr,
-    /// What the client connected to, likewise.
+    /// The address that the client connected to, in the same form.
     pub destination: Option<SocketAddr>,
-    /// How the kernel knows the connection.
+    /// The kernel's identification of the connection.
     pub tuple: Tuple,
 }
 
-/// The two ends of a connection, in canonical form, and where they are.
+/// The two ends of a connection in canonical form, its device, and its network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuple {
     /// The application's end.
     pub local: SocketAddr,
     /// The sender's end.
     pub sender: SocketAddr,
-    /// The device that it is bound to (index); 0 if to none.
+    /// The index of the device that it is bound to; 0: none.
     pub device: u32,
-    /// Of its network namespace's cookie as much as tells it from others; 0 where the kernel gives none (before Linux 5.14).
+    /// A part of its network namespace's cookie, enough to distinguish it; 0 before Linux 5.14, which has none.
     pub namespace: u32,
 }
 
 impl Tuple {
-    /// That of an accepted connection.
+    /// Reads those of an accepted connection.
     ///
     /// # Errors
-    /// What getsockname(2) says.
+    /// Those of getsockname(2).
     pub fn of(socket: BorrowedFd<'_>, sender: SocketAddr) -> Result<Self, Errno> {
         let canonical = |addr: SocketAddr| SocketAddr::new(addr.ip().to_canonical(), addr.port());
         let local = SocketAddr::try_from(getsockname(socket)?).map_err(|_| Errno::AFNOSUPPORT)?;
@@ -85,43 +86,43 @@ fn namespace_of(socket: BorrowedFd<'_>) -> u32 {
     namespace_cookie(socket).map_or(0, |cookie| u32::try_from(cookie & u64::from(u32::MAX)).unwrap_or(0))
 }
 
-/// How a connection is.
+/// The state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// Somebody has it open.
+    /// A process has it open.
     Open,
-    /// There is none, or nobody has it.
+    /// It doesn't exist, or no process has it open.
     Closed,
-    /// It can't be seen from here.
+    /// It can't be determined from here.
     Unknown,
 }
 
-/// Who can say whether a connection is still there.
+/// Answers whether a connection is still open.
 pub trait Census {
-    /// How the socket with this cookie and these ends is.
+    /// The state of the socket with this cookie and these ends.
     fn ask(&mut self, cookie: u64, tuple: &Tuple) -> Standing;
 }
 
-/// What it took to remember a name.
+/// How a name was stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Remembered {
-    /// A free place.
+    /// In a free slot.
     InRoom,
-    /// The place of an older connection, which may be open still: the census could not say.
+    /// In the slot of an older connection. It may still be open: the census could not tell.
     InPlaceOfAnother,
 }
 
-/// What is to be said of [`Remembered::InPlaceOfAnother`].
-pub const OLDEST_FORGOTTEN: &str = "the kernel can't be asked which connections are still open, so the clients of the oldest are forgotten: \
-     getpeername() answers with the sender for them; permit AF_NETLINK (systemd: RestrictAddressFamilies), load tcp_diag, \
+/// The warning for [`Remembered::InPlaceOfAnother`].
+pub const OLDEST_FORGOTTEN: &str = "the kernel can't be asked which connections are still open, so the oldest clients are forgotten: \
+     getpeername() then returns their sender; permit AF_NETLINK (systemd: RestrictAddressFamilies), load tcp_diag, \
      or listen in the network namespace that truepeer is started in";
 
-/// What is to be said at the start if there is no answer ([`SocketDiag::is_answered`]).
+/// The warning at the start if the kernel doesn't answer ([`SocketDiag::is_answered`]).
 pub const NO_CENSUS: &str = "the kernel can't be asked which connections are still open: 65,536 connections later, the clients of the \
      oldest are forgotten; permit AF_NETLINK (systemd: RestrictAddressFamilies)";
 
-/// All places that a name could have are those of open connections.
+/// Every slot that the name could use belongs to an open connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too many connections are open to remember their clients")]
 pub struct NamesFull;
@@ -133,35 +134,35 @@ pub struct Names {
 }
 
 impl Names {
-    /// An empty table, in memory of its own that a descriptor stands for.
+    /// Creates an empty table in its own memory, which a descriptor represents.
     ///
     /// # Errors
-    /// What memfd_create(2), ftruncate(2), mmap(2) and getrandom(2) say.
+    /// Those of memfd_create(2), ftruncate(2), mmap(2) and getrandom(2).
     pub fn create() -> Result<(Self, OwnedFd), Errno> {
         let word = WakeUp::new()?.word();
         let (memory, fd) = Memory::create(SLOTS, FIRST_SIZE, word)?;
         Ok((Self { memory }, fd))
     }
 
-    /// The table that another process has created.
+    /// Opens the table that another process has created.
     ///
     /// # Errors
-    /// What fstat(2) and mmap(2) say; `EINVAL` if the descriptor is something else.
+    /// Those of fstat(2) and mmap(2); `EINVAL` if the descriptor is not a table.
     pub fn open(fd: BorrowedFd<'_>) -> Result<Self, Errno> {
         Ok(Self { memory: Memory::open(fd.as_fd(), SLOTS)? })
     }
 
-    /// The word of those who share this table.
+    /// The wake-up word of the processes that share this table.
     pub fn wake_up(&self) -> WakeUp {
         WakeUp::with_word(self.memory.word())
     }
 
-    /// The inodes of the sockets that those who share this table hand late connections over by; 0: there are none.
+    /// The inodes of the sockets over which these processes pass late connections; 0: none yet.
     pub fn queue(&self) -> [u64; 2] {
         self.memory.queue().each_ref().map(|inode| inode.load(Ordering::Acquire))
     }
 
-    /// Says which these are.
+    /// Stores these inodes.
     pub fn set_queue(&self, inodes: [u64; 2]) {
         self.memory
             .queue()
@@ -170,10 +171,10 @@ impl Names {
             .for_each(|(queue, inode)| queue.store(inode, Ordering::Release));
     }
 
-    /// Gives a connection its client's name, before anybody else has its descriptor.
+    /// Stores the name of a connection. Call it before any other process has its descriptor.
     ///
     /// # Errors
-    /// If all places are taken by open connections.
+    /// All its slots belong to open connections.
     pub fn insert(&self, cookie: u64, name: &Name, census: &mut dyn Census) -> Result<Remembered, NamesFull> {
         loop {
             let size = self.size();
@@ -192,7 +193,7 @@ impl Names {
                 }
                 continue; // another process was faster
             }
-            // Whoever was faster has doubled it, too.
+            // If another process has doubled it first, that suffices.
             let _ = self.memory.size().compare_exchange(
                 size as u64,
                 2 * size as u64,
@@ -202,13 +203,13 @@ impl Names {
         }
     }
 
-    /// How many places are in use.
+    /// The number of slots in use.
     fn size(&self) -> usize {
         let size = usize::try_from(self.memory.size().load(Ordering::Acquire)).unwrap_or(SLOTS);
         size.clamp(FIRST_SIZE, SLOTS)
     }
 
-    /// The name of a connection, if it was given one.
+    /// The name of a connection, if it has one.
     pub fn find(&self, cookie: u64) -> Option<Name> {
         let mut size = self.size();
         while size >= FIRST_SIZE {
@@ -236,10 +237,10 @@ impl Names {
         })
     }
 
-    /// Looks through the whole window, so that the next insertions find room without asking the kernel. Gives the oldest
-    /// connection of which nobody knows whether it is open.
+    /// Searches the whole window, so that the next insertions find free slots without asking the kernel. Returns
+    /// the oldest connection whose state is unknown.
     fn forget_closed(&self, cookie: u64, size: usize, name: &Name, census: &mut dyn Census) -> Option<u64> {
-        // Of a connection that has just been accepted the answer is known, unless it has been reset.
+        // A connection that has just been accepted is known to be open, unless it was reset.
         let mut sees = census.ask(cookie, &name.tuple) == Standing::Open;
         let mut asked = [(0, Standing::Open); WINDOW];
         for (slot, asked) in self.window(cookie, size).zip(&mut asked) {
@@ -263,7 +264,7 @@ impl Names {
 
     fn forget(&self, cookie: u64, size: usize, occupant: u64) {
         for slot in self.window(cookie, size) {
-            // Whoever was faster has freed it, too.
+            // If another process has freed it first, that suffices.
             let _ = slot.cookie.compare_exchange(occupant, FREE, Ordering::AcqRel, Ordering::Relaxed);
         }
     }

@@ -1,4 +1,4 @@
-//! The settings, ready to be asked.
+//! The settings in the form in which they are applied.
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::time::Duration;
@@ -10,15 +10,15 @@ use truepeer_proto::Limits;
 
 use crate::{Destination, Listeners, RunSettings};
 
-/// The rules of a program that is run; shared by all its threads, never changed.
+/// The rules of a supervised program. All its threads share them; they never change.
 #[derive(Debug, Clone)]
 pub struct RunRules {
     pub(crate) policy: Policy,
     pub(crate) limits: Limits,
     times: HeaderTimes,
-    /// Which of the program's listeners are meant.
+    /// The program's listeners to which the rules apply.
     pub listeners: Listeners,
-    /// What `getsockname` answers.
+    /// The answer of `getsockname`.
     pub destination: Destination,
 }
 
@@ -26,7 +26,7 @@ impl RunRules {
     /// Carries the settings out.
     pub fn new(settings: RunSettings) -> Self {
         let senders = settings.senders();
-        // Where sessions go is not asked: the application has the connection already.
+        // Destinations are not checked: the application already has the connection.
         let nowhere = BackendAddr::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
         let mut policy = Policy::to(Backends::both(nowhere, nowhere));
         policy.senders = senders;
@@ -41,7 +41,7 @@ impl RunRules {
         }
     }
 
-    /// Asks this way whether an address is one of this host's.
+    /// Sets the function that checks whether an address belongs to this host.
     #[must_use]
     pub fn asking(mut self, is_own_address: fn(IpAddr) -> bool) -> Self {
         self.policy.claims.host = HostAddresses::new(is_own_address);
@@ -57,8 +57,8 @@ impl RunRules {
         Ok(HeaderReader { rule, limits: self.limits, times: self.times })
     }
 
-    /// When a connection of which so many bytes have come is decided on: so long after it was accepted. One that needs no
-    /// header may be a wake-up, whose word is about to come.
+    /// How long after accept() a connection with this many bytes is decided. A connection that needs no header
+    /// may be a wake-up whose word has not arrived.
     pub(crate) fn deadline(&self, sender: SenderAddr, received: usize) -> Duration {
         match self.reader(sender) {
             Ok(reader) if reader.rule != HeaderRule::Forbid => reader.deadline(received),

@@ -1,4 +1,4 @@
-//! The sending side, `truepeer connect`: which connections begin with a header, and what it says.
+//! The sending side, `truepeer connect`: which connections get a header, and its contents.
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -11,18 +11,18 @@ use truepeer_proto::{
 
 use crate::SettingsError;
 
-/// What a program that connects is made to say.
+/// The settings of a program that connects.
 #[derive(Debug, Clone)]
 pub struct ConnectSettings {
     /// The client that is claimed; `None`: the connection's own address.
     pub from: Option<SocketAddr>,
-    /// In which version.
+    /// The header's version.
     pub version: Version,
-    /// Which destinations are told; all if empty.
+    /// The destinations that get a header; all if empty.
     pub to: Destinations,
-    /// Datagrams, too, in this dialect; the version is the dialect's own.
+    /// The dialect for datagrams, which get a header, too; the dialect determines the version.
     pub datagrams: Option<Dialect>,
-    /// Say on standard error what is done with each connection.
+    /// Whether to log each connection.
     pub verbose: bool,
 }
 
@@ -38,7 +38,7 @@ impl Default for ConnectSettings {
     }
 }
 
-/// One header to be sent; 107 bytes is the most that a v1 line has, and more than a v2 header without TLVs.
+/// A header to send. The longest v1 line has 107 bytes; a v2 header without TLVs is shorter.
 #[derive(Debug, Clone, Copy)]
 pub struct OutgoingHeader {
     bytes: [u8; V1_MAX_LEN],
@@ -62,7 +62,7 @@ impl ConnectSettings {
     /// The header of a connection from `own` to `destination`.
     ///
     /// # Errors
-    /// None that can happen: both addresses are brought into one family.
+    /// None in practice: both addresses are converted to one family.
     pub fn opening(
         &self,
         own: SocketAddr,
@@ -74,7 +74,7 @@ impl ConnectSettings {
         let mut bytes = [0; V1_MAX_LEN];
         let len = match self.version {
             Version::V1 if transport == Transport::Stream => encode_v1(&addresses, &mut bytes)?,
-            // PROXY 2.1: version 1 knows TCP only.
+            // PROXY 2.1: version 1 supports TCP only.
             _ => V2Encoder::new(&mut bytes, Command::Proxy, &addresses)?.copy_tlvs(Tlvs::EMPTY)?.finish()?,
         };
         Ok(OutgoingHeader { bytes, len })
@@ -96,7 +96,7 @@ impl ConnectSettings {
     }
 }
 
-/// IPv4 where both are (an IPv6 socket may connect to `::ffff:`), else IPv6.
+/// IPv4 if both are IPv4 (an IPv6 socket may connect to `::ffff:`), otherwise IPv6.
 fn in_one_family(source: SocketAddr, destination: SocketAddr) -> (SocketAddr, SocketAddr) {
     let canonical = |addr: SocketAddr| SocketAddr::new(addr.ip().to_canonical(), addr.port());
     let (source, destination) = (canonical(source), canonical(destination));

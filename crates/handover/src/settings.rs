@@ -1,6 +1,6 @@
-//! What was asked for on the command line, as a text that survives fork and exec in an environment variable.
+//! The settings of the command line as a text that survives fork and exec in an environment variable.
 //!
-//! One setting a line, a word and its value; what is not said has its default. The same words as the options have.
+//! Each line is a word and its value, named like the options. A missing line means the default.
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
@@ -10,26 +10,26 @@ use core::time::Duration;
 use truepeer_policy::{Claims, HeaderRule, HeaderTimes, PrefixSet, Senders};
 use truepeer_proto::{Limits, Versions};
 
-/// The rules of a program that is run.
+/// The rules of a program under `truepeer run`.
 #[derive(Debug, Clone)]
 pub struct RunSettings {
     /// Who may send.
     pub allow: PrefixSet,
-    /// Whether their connections begin with a header.
+    /// Whether their connections start with a header.
     pub header: HeaderRule,
-    /// The rules of some senders; a longer prefix wins.
+    /// The rules of specific senders; the longest prefix wins.
     pub exceptions: Vec<(PrefixSet, HeaderRule)>,
-    /// Who may be claimed, and who is refused.
+    /// Which clients may be claimed, and which are refused.
     pub claims: Claims,
-    /// Which headers are taken, and how long they may be.
+    /// The accepted header versions, and the maximum length.
     pub limits: Limits,
     /// How long a sender may take for its header.
     pub header_times: HeaderTimes,
-    /// Which of the program's listeners are meant.
+    /// The listeners to which the rules apply.
     pub listeners: Listeners,
-    /// What `getsockname` answers on a connection whose header names its destination.
+    /// The answer of `getsockname` on a connection whose header names the destination.
     pub destination: Destination,
-    /// Say on standard error what is done with each connection.
+    /// Whether to log each connection.
     pub verbose: bool,
 }
 
@@ -69,41 +69,42 @@ impl RunSettings {
     }
 }
 
-/// What `getsockname` answers.
+/// The answer of `getsockname`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Destination {
     /// The socket's own address.
     #[default]
     Socket,
-    /// What the client connected to, as the header says.
+    /// The address that the client connected to, from the header.
     Header,
 }
 
-/// Which listeners are meant: all if nothing is said; others are left alone, an application's admin port for example.
+/// The listeners to which the rules apply: all by default. Others are left alone, an application's admin port for
+/// example.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Listeners {
-    /// By their port, on any address.
+    /// Listeners with this port, on any address.
     pub ports: Vec<u16>,
-    /// By address and port; a wildcard address stands for itself.
+    /// Listeners with this address and port; a wildcard address matches only itself.
     pub addresses: Vec<SocketAddr>,
 }
 
 impl Listeners {
-    /// Whether connections that came to `local` are ours to look at. `local` may be the listener's or the connection's
-    /// own address.
+    /// Whether the rules apply to connections to `local`, which may be the listener's or the connection's own
+    /// address.
     pub fn has(&self, local: SocketAddr) -> bool {
         (self.ports.is_empty() && self.addresses.is_empty())
             || self.ports.contains(&local.port())
             || self.addresses.iter().any(|listed| same(*listed, local))
     }
 
-    /// Whether none is excluded.
+    /// Whether the rules apply to all listeners.
     pub fn all(&self) -> bool {
         self.ports.is_empty() && self.addresses.is_empty()
     }
 }
 
-/// A connection to a wildcard listener has an address of its own.
+/// A connection to a wildcard listener has a specific address.
 fn same(listed: SocketAddr, local: SocketAddr) -> bool {
     let ip: IpAddr = listed.ip().to_canonical();
     listed.port() == local.port() && (ip.is_unspecified() || ip == local.ip().to_canonical())
@@ -253,7 +254,7 @@ mod tests {
         assert_eq!(round(&RunSettings::default()).to_string(), RunSettings::default().to_string());
     }
 
-    /// An empty environment variable, or half of one, must not open the door.
+    /// An empty or truncated environment variable must not allow anything.
     #[test]
     fn a_text_fails_closed() {
         assert!("".parse::<RunSettings>().unwrap().allow.is_empty());

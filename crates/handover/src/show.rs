@@ -1,20 +1,20 @@
-//! How an application can be shown a client: as its socket's family allows.
+//! How an application sees a client, depending on the family of its socket.
 
 use core::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use truepeer_policy::ClientAddr;
 
-/// What an application is shown.
+/// What an application sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shown {
-    /// The client, in the form that its socket's family has.
+    /// The client, in the form of its socket's family.
     As(SocketAddr),
-    /// An IPv6 client on an AF_INET socket: programs pass room for 16 bytes there, or end when they see the other
-    /// family. It is shown the sender.
+    /// An IPv6 client can't be shown on an AF_INET socket: programs pass room for 16 bytes there, or fail on the
+    /// other family. The application sees the sender.
     NotShowable,
 }
 
-/// `family_is_v6`: of the socket (`AF_INET6`), whatever the connection's own addresses are.
+/// `family_is_v6`: the family of the socket (`AF_INET6`), not of the connection's addresses.
 pub fn as_seen_by(client: ClientAddr, family_is_v6: bool) -> Shown {
     match (client.get(), family_is_v6) {
         (SocketAddr::V4(client), true) => Shown::As(mapped(SocketAddr::V4(client))),

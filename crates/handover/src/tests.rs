@@ -1,5 +1,5 @@
-//! Looking, taking, being late and waking, on sockets of the machine's loopback.
-#![expect(clippy::disallowed_methods, reason = "connections of the tests' own")]
+//! Examining, taking, late headers and wake-ups, on loopback sockets.
+#![expect(clippy::disallowed_methods, reason = "the tests make their own connections")]
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -156,7 +156,7 @@ fn a_late_header_is_noticed_however_it_is_cut() {
 }
 
 #[test]
-fn who_never_sends_a_header_is_given_up_or_let_through() {
+fn a_silent_sender_is_given_up_or_passed() {
     for (rule, expected) in [(HeaderRule::Require, "Late"), (HeaderRule::Optional, "Plain")] {
         let pair = pair();
         let rules = rules(|settings| {
@@ -187,9 +187,10 @@ fn a_header_that_is_not_completed_is_refused_even_if_none_was_needed() {
     }
 }
 
-/// A second of silence is enough where none is needed; a header that has begun by then has its time.
+/// If no header is required, one second of silence is enough. A header that has started by then gets its full
+/// time.
 #[test]
-fn a_header_that_has_begun_is_waited_for_as_one_that_is_needed() {
+fn an_optional_header_that_has_begun_gets_the_time_of_a_required_one() {
     let mut pair = pair();
     let rules = rules(|settings| {
         settings.header = HeaderRule::Optional;

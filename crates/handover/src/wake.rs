@@ -1,8 +1,8 @@
-//! Waking an application that waits for its listener to become readable: nothing but a connection does that.
+//! Wakes an application that waits for its listener to become readable. Only a connection does that.
 //!
-//! A connection whose header came late has been accepted long ago, so the application's epoll has nothing to report.
-//! We connect to its listener ourselves, say a secret word, and break the connection off; whoever accepts it recognises
-//! the word, closes it, and finds the late connection instead.
+//! A connection whose header came late was accepted long ago, so the application's epoll has nothing to report.
+//! truepeer connects to the listener itself, sends a secret word and resets the connection. Whoever accepts it
+//! recognises the word, closes it, and finds the late connection instead.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
@@ -17,40 +17,41 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use truepeer_proto::{Addresses, Command, EncodeError, V2Encoder};
 use truepeer_sys::socket::namespace_cookie;
 
-/// A TLV type of the range for experiments (PROXY 2.2.8), so that a stranger who reads it takes it for a health check.
+/// A TLV type for experiments (PROXY 2.2.8). Any other program that reads it takes it for a health check.
 const TLV: u8 = 0xF6;
 /// Signature, TLV header, word.
 const LEN: usize = 16 + 3 + WORD_LEN;
 const WORD_LEN: usize = 16;
-/// How long a full queue may keep us.
+/// How long connecting to a full queue may block.
 const CONNECT_MS: i64 = 200;
 
-/// The word of a family of processes, which nobody else knows.
+/// The secret word of a program and its children.
 #[derive(Debug, Clone)]
 pub struct WakeUp {
     message: [u8; LEN],
 }
 
 impl WakeUp {
-    /// A new word.
+    /// Creates a new word.
     ///
     /// # Errors
-    /// What getrandom(2) says.
+    /// Those of getrandom(2).
     pub fn new() -> Result<Self, Errno> {
         let mut word = [0; WORD_LEN];
         getrandom(&mut word, GetRandomFlags::empty())?;
         Ok(Self::with_word(word))
     }
 
-    /// The word that another process of the family has chosen.
+    /// The word that another of these processes has chosen.
     pub fn with_word(word: [u8; WORD_LEN]) -> Self {
         let mut message = [0; LEN];
-        // It has room by construction; a message that is all zeros would be refused as any other non-header is.
+        // The buffer is large enough by construction. A message of zeros would be refused like any other
+        // non-header.
         let _: Result<usize, EncodeError> = encode(&mut message, &word);
         Self { message }
     }
 
-    /// The word, for other processes of the family.
+    /// The word, for the program's other processes.
     pub fn word(&self) -> [u8; WORD_LEN] {
         let mut word = [0; WORD_LEN];
         word.copy_from_slice(&self.message[LEN - WORD_LEN..]);
@@ -61,16 +62,17 @@ impl WakeUp {
         bytes == self.message
     }
 
-    /// Makes the listener on `local` readable once more. Waits at most a fifth of a second, if its queue is full.
+    /// Makes the listener on `local` readable once more. Blocks for at most a fifth of a second, if the queue is
+    /// full.
     ///
     /// # Errors
-    /// What socket(2) and connect(2) say; `ETIMEDOUT` if the queue stayed full. Then it should be tried again.
+    /// Those of socket(2) and connect(2); `ETIMEDOUT` if the queue stayed full: try again later.
     pub fn ring(&self, local: SocketAddr) -> Result<(), Errno> {
         let to = reachable(local);
         let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-        // Broken off, not ended: no TIME_WAIT stays behind, and what was sent can be read all the same.
+        // Reset instead of close: it leaves no TIME_WAIT, and the bytes sent can still be read.
         set_socket_linger(&socket, Some(Duration::ZERO))?;
         match connect(&socket, &to) {
             Ok(()) => {}
@@ -87,12 +89,12 @@ impl WakeUp {
     }
 }
 
-/// What is to be said of a listener that can't be woken ([`is_elsewhere`]).
+/// The warning for a listener that can't be woken ([`is_elsewhere`]).
 pub const ELSEWHERE: &str = "the program listens in another network namespace, where it can't be woken: a connection whose header \
      comes late or in pieces may be closed; start truepeer in that namespace";
 
-/// Whether a listener is in another network namespace than the caller: [`WakeUp::ring`] doesn't come there. Before Linux 5.14
-/// nobody knows.
+/// Whether a listener is in another network namespace than the caller, which [`WakeUp::ring`] can't reach.
+/// Unknown before Linux 5.14.
 pub fn is_elsewhere(listener: BorrowedFd<'_>) -> bool {
     let Ok(own) = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None) else {
         return false;
@@ -107,7 +109,7 @@ fn encode(message: &mut [u8], word: &[u8]) -> Result<usize, EncodeError> {
     V2Encoder::new(message, Command::Local, &Addresses::Unspecified)?.tlv(TLV, word)?.finish()
 }
 
-/// Where to connect to, to reach a listener bound to `local`.
+/// The address to connect to in order to reach a listener bound to `local`.
 fn reachable(local: SocketAddr) -> SocketAddr {
     let ip = match local.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),

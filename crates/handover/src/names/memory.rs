@@ -10,7 +10,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::slot::{self, Slot};
 
-/// Changes with the layout, so that two versions of truepeer don't share a table.
+/// Changes with the layout, so that different versions of truepeer don't share a table.
 const MAGIC: u64 = 0x7470_6e61_6d65_0005;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
@@ -19,11 +19,11 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 struct Head {
     magic: AtomicU64,
     word: [AtomicU64; 2],
-    /// How many slots are in use.
+    /// The number of slots in use.
     size: AtomicU64,
-    /// The inodes of the sockets that the family hands late connections over by; 0 before they are known.
+    /// The inodes of the sockets over which late connections are passed; 0 until they are known.
     queue: [AtomicU64; 2],
-    /// So that slots do not share the head's cache line.
+    /// Keeps slots off the head's cache line.
     _reserved: [AtomicU64; 2],
 }
 
@@ -54,7 +54,7 @@ impl Memory {
 
     pub(super) fn open(fd: BorrowedFd<'_>, slots: usize) -> Result<Self, Errno> {
         let right_size = u64::try_from(fstat(fd)?.st_size) == Ok(bytes_of(slots) as u64);
-        // Nobody can make it smaller under our hands, which would end us by SIGBUS.
+        // The seals prevent a shrinking file, which would kill this process by SIGBUS.
         if !right_size || !fcntl_get_seals(fd)?.contains(SEALS) {
             return Err(Errno::INVAL);
         }
@@ -65,7 +65,8 @@ impl Memory {
     /// `fd` must have at least `bytes_of(slots)` bytes and be sealed against shrinking.
     fn map(fd: BorrowedFd<'_>, slots: usize) -> Result<Self, Errno> {
         let (bytes, protection) = (bytes_of(slots), ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nobody.
+        // SAFETY: mmap(2) without MAP_FIXED creates a new mapping at a free address, so no existing memory is
+        // affected.
         let start = unsafe { mmap(null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) }?;
         Ok(Self { start: start.cast_const().cast(), bytes, slots })
     }

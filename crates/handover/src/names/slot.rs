@@ -1,38 +1,39 @@
-//! One place in the table: atomic words only, since other processes write here.
+//! A slot of the table: atomic words only, because other processes write to it.
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::{Name, Tuple};
 
-/// No kernel gives these cookies: it counts up from 1, and where it was interrupted while it did, down from the last one
-/// (gen_cookie_next). It would need centuries to come to the middle.
+/// No socket has these cookies. The kernel counts up from 1, and down from the largest in a nested context
+/// (gen_cookie_next). Reaching the middle would take centuries.
 pub(super) const NEVER_USED: u64 = 0;
 pub(super) const FREE: u64 = 1 << 63;
-/// Being written, or left behind by a process that was killed while it wrote.
+/// Being written, or abandoned by a process that was killed while it wrote.
 pub(super) const TAKEN: u64 = FREE + 1;
 
-/// The upper half of the flags is the namespace.
+/// The upper half of the flags holds the namespace.
 const HAS_DESTINATION: u64 = 1;
-/// Which of the four addresses are IPv4: bits 1 to 4, in the order in which they stand.
+/// Which of the four addresses are IPv4: bits 1 to 4, in the order of the addresses.
 const IS_IPV4: u64 = 2;
 
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Slot {
-    /// Whose place it is. Everything else is written before it is set, and counts only while it stays.
+    /// The owner's cookie. Everything else is written before it is set, and is valid only while it stays the
+    /// same.
     pub(super) cookie: AtomicU64,
     flags: AtomicU64,
-    /// Client, destination, local, sender: 16 bits each.
+    /// The ports of client, destination, local and sender: 16 bits each.
     ports: AtomicU64,
-    /// Of a link-local client; in the upper half the device that the connection is bound to.
+    /// The scope of a link-local client; in the upper half the device that the connection is bound to.
     scope: AtomicU64,
-    /// In the same order, IPv4 in IPv6 form.
+    /// The addresses in the same order, IPv4 in mapped form.
     ips: [[AtomicU64; 2]; 4],
 }
 
 impl Slot {
-    /// To be called by who has set the cookie to [`TAKEN`].
+    /// The caller must have set the cookie to [`TAKEN`].
     pub(super) fn write(&self, cookie: u64, name: &Name) {
         let unspecified = SocketAddr::from(([0; 4], 0));
         let addrs =
@@ -52,7 +53,7 @@ impl Slot {
         self.cookie.store(cookie, Ordering::Release);
     }
 
-    /// What is written here, if it belonged to that cookie all the while.
+    /// Reads the contents, if the slot belonged to that cookie during the whole read.
     pub(super) fn read(&self, cookie: u64) -> Option<Name> {
         let flags = self.flags.load(Ordering::Relaxed);
         let ports = self.ports.load(Ordering::Relaxed);
@@ -73,13 +74,13 @@ impl Slot {
                 namespace: upper_half(flags),
             },
         };
-        // Nothing above may be read after the cookie is read again.
+        // The reads above must complete before the cookie is read again.
         fence(Ordering::Acquire);
         (self.cookie.load(Ordering::Relaxed) == cookie).then_some(name)
     }
 }
 
-/// Sixteen bytes, kept in two words.
+/// Sixteen bytes in two words.
 pub(super) fn store(words: &[AtomicU64; 2], bytes: [u8; 16]) {
     let bits = u128::from_ne_bytes(bytes);
     let low = u64::try_from(bits & u128::from(u64::MAX)).unwrap_or(0);

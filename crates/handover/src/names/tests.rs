@@ -11,12 +11,12 @@ impl Census for Open {
     }
 }
 
-/// All but this one are closed.
+/// A census in which all connections but this one are closed.
 fn only(cookie: u64) -> Open {
     Open(BTreeSet::from([cookie]))
 }
 
-/// Nothing can be asked.
+/// A census that can't be asked.
 struct Silent;
 
 impl Census for Silent {
@@ -52,7 +52,7 @@ fn a_name_is_found_by_its_cookie_in_every_process() {
 fn only_closed_connections_are_forgotten() {
     let (names, _fd) = Names::create().unwrap();
     let mut open = only(0);
-    // All of one place, at every size that the table may have.
+    // Cookies that share one slot at every size of the table.
     let mut cookies = (0..).map(|round| 1 + round * SLOTS as u64);
     let mut inserted = Vec::new();
     let refused = loop {
@@ -88,9 +88,9 @@ fn the_table_grows_with_open_connections_only() {
     assert!((100_000..105_000).all(|cookie| names.find(cookie) == Some(name("192.0.2.2:2"))));
 }
 
-/// Long-lived connections that were opened together are in nobody's way when their slots come up again.
+/// Long-lived connections that were opened together don't block the slots of later ones.
 #[test]
-fn a_row_of_open_connections_bars_nobody() {
+fn consecutive_open_connections_block_no_later_one() {
     let (names, _fd) = Names::create().unwrap();
     let mut open = only(0);
     for cookie in 1..1000 {
@@ -104,12 +104,12 @@ fn a_row_of_open_connections_bars_nobody() {
 }
 
 #[test]
-fn a_foreign_descriptor_is_no_table() {
+fn a_foreign_descriptor_is_refused() {
     let file = rustix::fs::memfd_create(c"other", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     assert_eq!(Names::open(file.as_fd()).unwrap_err(), Errno::INVAL);
 }
 
-/// Many threads at once, on places that overlap: each finds what it wrote, nobody anything else.
+/// Many threads write to overlapping slots at once. Each finds what it wrote.
 #[test]
 fn insertions_at_once_do_not_mix() {
     let (names, _fd) = Names::create().unwrap();
@@ -129,7 +129,7 @@ fn insertions_at_once_do_not_mix() {
     });
 }
 
-/// Nothing is taken for closed because a census that sees nothing at all says so.
+/// A census that sees nothing must not make open connections look closed.
 #[test]
 fn a_blind_census_is_not_believed() {
     let (names, _fd) = Names::create().unwrap();
@@ -142,7 +142,7 @@ fn a_blind_census_is_not_believed() {
 }
 
 #[test]
-fn where_nothing_can_be_asked_the_oldest_are_forgotten() {
+fn without_a_census_the_oldest_are_forgotten() {
     let (names, _fd) = Names::create().unwrap();
     let last = 3 * SLOTS as u64;
     let remembered: Vec<_> =
@@ -161,7 +161,7 @@ fn the_kernel_knows_what_is_open() {
     {
         let Ok(listener) = TcpListener::bind(address) else { continue };
         if let Some(device) = device {
-            // Since Linux 5.7 anybody may do so.
+            // Since Linux 5.7 this needs no privilege.
             socket2::SockRef::from(&listener).bind_device(Some(device)).unwrap();
         }
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -174,7 +174,7 @@ fn the_kernel_knows_what_is_open() {
         assert_eq!(diag.ask(cookie + 1, &tuple), Standing::Closed, "another connection with these ends");
         let elsewhere = Tuple { namespace: tuple.namespace.wrapping_add(1), ..tuple };
         assert_eq!(diag.ask(cookie, &elsewhere), Standing::Unknown);
-        // This end closes first: the kernel has its ends for a while still, by its cookie.
+        // This end closes first, so the kernel keeps its ends and its cookie for a while (TIME_WAIT).
         drop(accepted);
         assert_eq!(diag.ask(cookie, &tuple), Standing::Closed);
         drop(stream);
