@@ -1,4 +1,4 @@
-//! `accept()`: until there is a connection whose client is known.
+//! `accept()`: loops until there is a connection whose client is known.
 
 use core::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,15 +15,16 @@ use crate::ready::Entry;
 use crate::role::Accepting;
 use crate::{listeners, say, waiter};
 
-/// Whom the program is told of.
+/// The address to return to the program.
 pub(crate) enum Peer {
-    /// What the kernel said; not an internet address, perhaps.
+    /// The sockaddr from the kernel; it may not be an internet address.
     AsItIs(Option<SocketAddrAny>),
     /// The client, or the sender in its place.
     Known(SocketAddr),
 }
 
-/// Accepts as accept4(2) does, except for connections that the program isn't to see, or not yet. Waits where it would.
+/// Accepts as accept4(2) does, but skips connections that the program must not see, or not yet. Blocks where
+/// accept4(2) would.
 ///
 /// # Errors
 /// Those of accept4(2); ECONNABORTED as in [`Hold`].
@@ -66,7 +67,7 @@ fn is_meant(socket: BorrowedFd<'_>, role: &Accepting) -> bool {
     meant.all() || listeners::local(socket).is_some_and(|local| meant.has(local))
 }
 
-/// Takes the header off, remembers the client, and says whom the program is to see.
+/// Removes the header, stores the client's name, and returns the address for the program.
 pub(crate) fn settle(
     socket: BorrowedFd<'_>,
     sender: SocketAddr,
@@ -100,7 +101,7 @@ fn name(
     let is_v6 = sender.is_ipv6();
     let Shown::As(shown) = as_seen_by(client, is_v6) else {
         let text = format_args!(
-            "the program listens on an IPv4 socket, which can't show an IPv6 client: it sees the sender {sender} in the place of {client}; let it listen on [::]"
+            "the program listens on an IPv4 socket, which can't show an IPv6 client: it sees the sender {sender} instead of {client}; make it listen on [::]"
         );
         say::complaint("client_not_showable", Some(sender.ip()), text);
         return Ok(sender);
@@ -125,8 +126,8 @@ fn name(
     Ok(shown)
 }
 
-/// A late connection of this listener, or of another on its address. Those of other addresses are put back and announced
-/// again: whoever was woken for them may have looked in vain meanwhile.
+/// Takes a late connection of this listener, or of another listener on its address. Those of other addresses are
+/// put back and announced again: a process that was woken for them may have searched in vain meanwhile.
 fn take_late(listener: BorrowedFd<'_>, role: &Accepting) -> Option<Entry> {
     let local = listeners::local(listener)?;
     let mut others = Vec::new();
@@ -139,14 +140,14 @@ fn take_late(listener: BorrowedFd<'_>, role: &Accepting) -> Option<Entry> {
     };
     for other in others {
         if role.family.ready.put(other.socket.as_fd(), other.listener, other.peer).is_ok() {
-            // Should it fail, the next wake-up of anybody's finds it.
+            // If this fails, the next wake-up of any process finds it.
             let _ = role.family.wake.ring(other.listener);
         }
     }
     found
 }
 
-/// As if accept4 had just returned it.
+/// Continues as if accept4 had just returned it.
 fn finish(late: Entry, flags: SocketFlags) -> Result<(OwnedFd, Peer), Errno> {
     let cloexec = flags.contains(SocketFlags::CLOEXEC);
     fcntl_setfd(&late.socket, if cloexec { FdFlags::CLOEXEC } else { FdFlags::empty() })?;

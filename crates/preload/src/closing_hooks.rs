@@ -1,5 +1,5 @@
-//! The functions of the C library that close descriptors or put something else under their numbers: the part of the border to C
-//! (see `hooks`) that keeps the library's own descriptors open.
+//! Hooks for the C library functions that close descriptors or replace what is under their numbers. A part of the
+//! border to C (see `hooks`); it keeps the library's own descriptors open.
 
 use core::ffi::{c_int, c_uint};
 
@@ -10,7 +10,7 @@ use crate::sending_hooks::last_errno;
 use crate::{listeners, moving, ours};
 
 /// # Safety
-/// As close(2): the descriptor is the caller's.
+/// The requirements of close(2): the caller owns the descriptor.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
     if ours::OURS.has(fd) {
@@ -24,7 +24,7 @@ pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
 }
 
 /// # Safety
-/// As close_range(2): the descriptors are the caller's.
+/// The requirements of close_range(2): the caller owns the descriptors.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let mut first = first;
@@ -45,27 +45,28 @@ fn plain_close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
 }
 
 /// # Safety
-/// As closefrom(3): the descriptors are the caller's.
+/// The requirements of closefrom(3): the caller owns the descriptors.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn closefrom(first: c_int) {
-    // SAFETY: the caller owns all descriptors from `first` on, as it promises.
+    // SAFETY: by the contract of closefrom(3) the caller owns all descriptors from `first` on.
     unsafe { close_range(first.max(0).cast_unsigned(), c_uint::MAX, 0) };
 }
 
 /// # Safety
-/// As dup2(2): what is under the number `new` is the caller's.
+/// The requirements of dup2(2): the caller owns the descriptor `new`, which is closed.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
     if old == new {
-        // Nothing is replaced: it is an error if there is no such descriptor (dup2(2)).
+        // dup2(2) with equal numbers replaces nothing. It fails if the descriptor is closed.
         return if is_open(old) { new } else { plainly(libc::SYS_dup, [word(old), 0, 0, 0]) };
     }
-    // SAFETY: the caller's promise about `new` is that of dup3, which is dup2 where the numbers differ.
+    // SAFETY: dup3 requires that the caller owns the descriptor `new`, as dup2 does. The two differ only for
+    // equal numbers, which were handled above.
     unsafe { dup3(old, new, 0) }
 }
 
 /// # Safety
-/// As dup3(2): what is under the number `new` is the caller's.
+/// The requirements of dup3(2): the caller owns the descriptor `new`, which is closed.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     let replace = || by_kernel(libc::SYS_dup3, [word(old), word(new), word(flags), 0, 0, 0]);
@@ -74,13 +75,14 @@ pub(crate) unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_
             return None;
         }
         if moving::make_room(new).is_err() {
-            // It may have been closed meanwhile. If not: EBUSY is what the kernel says of a number that another thread is taking.
+            // It may have been closed meanwhile. If not, fail with EBUSY, as the kernel does for a number that
+            // another thread is taking.
             return ours::OURS.has(new).then_some(Err(Errno::BUSY));
         }
         let replaced = replace();
         if replaced < 0 {
             let errno = last_errno();
-            // What was ours has another number, and nothing has taken its place.
+            // The library's descriptor now has another number, and `new` was not replaced.
             by_kernel(libc::SYS_close, [word(new), 0, 0, 0, 0, 0]);
             return Some(Err(errno));
         }

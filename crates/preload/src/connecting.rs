@@ -1,9 +1,9 @@
-//! `connect()`: the header goes first, whoever writes afterwards.
+//! `connect()`: the header is sent before anything that the program writes.
 //!
-//! It is given to the kernel together with the connection (MSG_FASTOPEN), which sends it with the SYN, or as the first data
-//! once it is connected. So it is in the queue before the program knows of the connection: one that may not wait, or whose
-//! waiting is ended by a signal or by SO_SNDTIMEO. Where the kernel won't take it along, the program has to wait until it is
-//! sent.
+//! The header is passed to the kernel together with the connection (MSG_FASTOPEN). The kernel sends it with the
+//! SYN, or as the first data once connected. So it is in the send queue before the program knows of the
+//! connection, even if connect() doesn't block, or is ended by a signal or by SO_SNDTIMEO. Where the kernel
+//! doesn't support that, the program must block until the header is sent.
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -20,7 +20,8 @@ use truepeer_proto::Transport;
 
 use crate::say;
 
-/// Where the kernel can't take the header along (net.ipv4.tcp_fastopen without 1): how long the program may have to wait.
+/// Without support in the kernel (net.ipv4.tcp_fastopen without 1), the longest time that the program may have to
+/// block.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Whether this connection is to begin with a header.
@@ -30,7 +31,7 @@ pub(crate) fn is_meant(socket: BorrowedFd<'_>, to: SocketAddr, sending: &Connect
     is_tcp && sending.is_told(to) && !is_under_way(socket)
 }
 
-/// A second connect() on the same socket only asks how the first one went.
+/// A second connect() on the same socket only asks for the result of the first.
 fn is_under_way(socket: BorrowedFd<'_>) -> bool {
     // SAFETY: TCP_INFO fills at most as many bytes as the length says, which is that of the local; its first byte is the state.
     let state = unsafe {
@@ -48,13 +49,13 @@ fn is_under_way(socket: BorrowedFd<'_>) -> bool {
     state != TCP_CLOSE
 }
 
-/// `enum tcp_state`: not connected, nor about to be.
+/// `enum tcp_state`: neither connected nor connecting.
 const TCP_CLOSE: u8 = 7;
 
 /// Connects as connect(2) does.
 ///
 /// # Errors
-/// Those of connect(2); where the header can't be sent, what send(2) says.
+/// Those of connect(2); those of send(2) if the header can't be sent.
 pub(crate) fn connect_telling(
     socket: BorrowedFd<'_>,
     to: SocketAddr,
@@ -72,11 +73,11 @@ pub(crate) fn connect_telling(
     }
 }
 
-/// Waits for a connection that has begun, as the kernel does within connect().
+/// Waits for a connection in progress, as the kernel does within connect().
 fn wait(socket: BorrowedFd<'_>, to: SocketAddr) -> Result<(), Errno> {
     match connect(socket, &to) {
         Err(Errno::ISCONN) => Ok(()),
-        // The first call would have said so.
+        // The first call would have reported it.
         Err(Errno::ALREADY) => Err(Errno::INPROGRESS),
         answer => answer,
     }
@@ -93,7 +94,7 @@ fn opening(
     Ok(opening)
 }
 
-/// The header names the connection's own address, which it would have only afterwards.
+/// The header contains the local address. Without bind() the socket gets one only when it connects.
 fn take_an_address(socket: BorrowedFd<'_>, to: SocketAddr) -> Result<(), Errno> {
     let bound = SocketAddr::try_from(getsockname(socket)?).map_err(|_| Errno::AFNOSUPPORT)?;
     if bound.port() != 0 && !bound.ip().is_unspecified() {
@@ -125,12 +126,12 @@ fn send_with_syn(socket: BorrowedFd<'_>, to: SocketAddr, bytes: &[u8]) -> Result
     let flags = fastopen | SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     match rustix::net::sendto(socket, bytes, flags, &to)? {
         sent if sent == bytes.len() => Ok(()),
-        // No segment is shorter than a header.
+        // A segment has always room for a header.
         _ => Err(Errno::MSGSIZE),
     }
 }
 
-/// linux/tcp.h, since Linux 4.15.
+/// TCP_FASTOPEN_CONNECT, linux/tcp.h, since Linux 4.15.
 const TCP_FASTOPEN_NO_COOKIE: libc::c_int = 34;
 
 fn connect_and_wait(socket: BorrowedFd<'_>, to: SocketAddr, opening: &OutgoingHeader) -> Result<(), Errno> {
@@ -140,7 +141,7 @@ fn connect_and_wait(socket: BorrowedFd<'_>, to: SocketAddr, opening: &OutgoingHe
             let limit = Timespec::try_from(CONNECT_LIMIT).map_err(|_| Errno::INVAL)?;
             let mut fds = [PollFd::new(&socket, PollFlags::OUT)];
             if retry_on_intr(|| poll(&mut fds, Some(&limit)))? == 0 {
-                // Broken off: there must be no connection that begins with something else.
+                // Reset it: a connection must not start with anything but the header.
                 connect_unspec(socket)?;
                 return Err(Errno::TIMEDOUT);
             }

@@ -1,5 +1,5 @@
-//! What `truepeer connect --udp-dialect` does with a program's datagrams: a header before those that are meant, and off the
-//! answers that carry it back.
+//! `truepeer connect --udp-dialect`: adds a header to the program's datagrams, and removes it from answers that
+//! carry it back.
 
 use core::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -14,17 +14,17 @@ fn telling() -> Option<(&'static ConnectSettings, &'static Datagrams)> {
     Some((role.sending.as_ref()?, role.datagrams.as_ref()?))
 }
 
-/// Whether anything may have to be put before what this socket sends.
+/// Whether datagrams from this socket may need a header.
 pub(crate) fn is_meant(socket: BorrowedFd<'_>) -> bool {
     telling().is_some() && sends_datagrams(socket)
 }
 
-/// Whether anything may have to be taken off what this socket receives.
+/// Whether datagrams that this socket receives may carry a header.
 pub(crate) fn is_carried_back(socket: BorrowedFd<'_>) -> bool {
     telling().is_some_and(|(_, datagrams)| datagrams.is_carried_back()) && sends_datagrams(socket)
 }
 
-/// What this socket's last datagram came to was nobody, as a receiving call has heard.
+/// A receiving call has reported that this socket's last datagram found no receiver.
 pub(crate) fn on_refused(socket: BorrowedFd<'_>) {
     if let Some((_, datagrams)) = telling().filter(|(_, datagrams)| datagrams.has_flows())
         && sends_datagrams(socket)
@@ -33,7 +33,8 @@ pub(crate) fn on_refused(socket: BorrowedFd<'_>) {
     }
 }
 
-/// Sends a message with its header; `None` if it has none: nothing was sent then. How many of the program's own bytes went.
+/// Sends a message with its header and returns how many of the program's own bytes were sent. `None` if it needs
+/// no header: then nothing was sent.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
     message: &SendRequest<'_>,
@@ -43,7 +44,7 @@ pub(crate) fn send(
     datagrams.send(socket, message, sending, now(), send).transpose()
 }
 
-/// Whether what has come begins with the header that our datagrams have.
+/// Whether the received bytes start with this socket's header.
 pub(crate) fn carries_ours(socket: BorrowedFd<'_>, from: Option<SocketAddr>, start: &[u8]) -> bool {
     telling().is_some_and(|(sending, datagrams)| datagrams.carries_ours(socket, from, start, sending))
 }

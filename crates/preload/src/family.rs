@@ -1,9 +1,11 @@
-//! What the processes of one program share: the table of names, and the queue of connections whose header came late.
+//! The objects that the processes of one program share: the table of names, and the queue of connections whose
+//! header came late.
 //!
-//! The first process makes both and says so in its environment; forked children have them anyway, executed programs find
-//! them by that word; by what `/proc` says of their own descriptors, if those have moved; or the names through the first
-//! process's `/proc` directory, or their parent's. What a program closes before it executes another is not inherited: it may be
-//! another user's, whom the kernel keeps out of `/proc`, too.
+//! The first process creates both and describes them in its environment. Forked children inherit them. An
+//! executed program finds them by the environment; or, if the descriptors have moved, in its own `/proc`
+//! directory; or, for the names, through the `/proc` directory of the first process or of its parent. What a
+//! program closes before it executes another is not inherited: the other program may belong to another user, whom
+//! the kernel also keeps out of `/proc`.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::{env, fs};
@@ -17,14 +19,14 @@ use crate::movable::Movable;
 use crate::ready::Ready;
 use crate::{ours, say};
 
-/// `PID NAMES IN OUT`: who made it, and its descriptors there.
+/// `PID NAMES IN OUT`: the process that created them, and its descriptors.
 const VARIABLE: &str = "TRUEPEER_FAMILY";
 
-/// The family's common goods.
+/// The shared objects.
 #[derive(Debug)]
 pub(crate) struct ProcessFamily {
     pub(crate) names: Names,
-    /// For the programs that this one executes.
+    /// The environment variable for the programs that this one executes.
     names_fd: Movable,
     pub(crate) ready: Ready,
     pub(crate) wake: WakeUp,
@@ -49,7 +51,8 @@ impl ProcessFamily {
         let [(into, into_inode), (out, out_inode)] = ready.ends();
         names.set_queue([into_inode, out_inode]);
         let text = format!("{} {} {into} {out}", getpid().as_raw_nonzero(), fd.as_raw_fd());
-        // SAFETY: called once, while the library is loaded: before the program has begun, with one thread.
+        // SAFETY: setting a variable requires that no other thread reads the environment. This runs once, while
+        // the library is loaded: before main(), with one thread.
         unsafe { env::set_var(VARIABLE, text) };
         Ok(Self::of(names, Some(fd), ready))
     }
@@ -70,28 +73,29 @@ impl ProcessFamily {
             });
             return Some(Self::of(names, Some(adopt(fd)), ready.or_else(|| Ready::create().ok())?));
         }
-        // The descriptors were closed on the way here. The names are enough for who doesn't accept connections.
+        // The descriptors were closed on the way here. A program that doesn't accept connections needs only the
+        // names.
         let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
         let names = [pid, parent].into_iter().find_map(|pid| names_of(pid, names_fd))?;
         Some(Self::of(names, None, Ready::create().ok()?))
     }
 
-    /// If one of the family's descriptors has this number: continues under another one.
+    /// If one of the shared descriptors has this number, moves it to another.
     ///
     /// # Errors
-    /// As [`Movable::move_from`].
+    /// Those of [`Movable::move_from`].
     pub(crate) fn move_from(&self, taken: RawFd) -> Result<bool, Errno> {
         Ok(self.ready.move_from(taken)? || self.names_fd.move_from(taken)?)
     }
 }
 
-/// The table that this process has inherited, and its number here.
+/// The inherited table, and its descriptor.
 fn own_names(told: RawFd) -> Option<(Names, RawFd)> {
     let open = |fd| Some((inspect(fd, |fd| Names::open(fd).ok())?, fd));
     open(told).or_else(|| open(number_of(NAMES_LINK)?))
 }
 
-/// That of another process, which we may look into.
+/// The table of another process that this one may inspect.
 fn names_of(pid: i32, told: RawFd) -> Option<Names> {
     let table = |number: &str| {
         let fd =
@@ -101,14 +105,14 @@ fn names_of(pid: i32, told: RawFd) -> Option<Names> {
     table(&told.to_string()).or_else(|| table(&number_in(&format!("/proc/{pid}/fd"), NAMES_LINK)?))
 }
 
-/// What `/proc` says of the table's descriptor.
+/// The target of a descriptor in `/proc`.
 const NAMES_LINK: &str = "/memfd:truepeer-names (deleted)";
 
 fn number_of(link: &str) -> Option<RawFd> {
     number_in("/proc/self/fd", link)?.parse().ok()
 }
 
-/// The number of the descriptor that leads there.
+/// The number of the descriptor with this target.
 fn number_in(dir: &str, link: &str) -> Option<String> {
     fs::read_dir(dir).ok()?.filter_map(Result::ok).find_map(|entry| {
         let leads_there = fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == link);
@@ -116,12 +120,13 @@ fn number_in(dir: &str, link: &str) -> Option<String> {
     })
 }
 
-/// Looks at a descriptor of the number that we were told, which may be anything by now, or nothing.
+/// Opens what a descriptor number from the environment refers to now: perhaps something else, or nothing.
 pub(crate) fn inspect<T>(fd: RawFd, look: impl FnOnce(BorrowedFd<'_>) -> Option<T>) -> Option<T> {
     if fd < 0 {
         return None;
     }
-    // SAFETY: not -1; if it is closed, fcntl says so, and nothing else is done with this number.
+    // SAFETY: BorrowedFd requires a number other than -1, which was checked. A closed descriptor makes fcntl
+    // fail, and then the number is not used.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let own: OwnedFd = fcntl_dupfd_cloexec(borrowed, 3).ok()?;
     look(own.as_fd())
@@ -130,6 +135,7 @@ pub(crate) fn inspect<T>(fd: RawFd, look: impl FnOnce(BorrowedFd<'_>) -> Option<
 /// Takes over a descriptor that was inherited on purpose.
 pub(crate) fn adopt(fd: RawFd) -> OwnedFd {
     ours::OURS.insert(fd);
-    // SAFETY: the caller has looked at it: it is what the family's founder left open for us, and nobody else knows of it.
+    // SAFETY: the caller has checked that the descriptor is the one that the first process left open for this
+    // library. No other code in this process knows it, so this is the only owner.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }

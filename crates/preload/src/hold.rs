@@ -1,11 +1,11 @@
-//! A blocking `accept()` that has nothing for the program, after select() or poll() said that there was something.
+//! A blocking `accept()` without a connection for the program, although select() or poll() reported the listener.
 //!
-//! The kernel made the listener readable for a connection that isn't for the program: silent, refused, or a wake-up that another
-//! thread has answered. To wait on in `accept()` would keep the thread from whatever else it had asked select() for: another
-//! listener, its open connections, a signal that it lets in there only, the end of its time. So what a thread last asked for is
-//! remembered if a listener of ours was among the answers, and `accept()` waits for all of that. What is not for this
-//! listener ends the call with ECONNABORTED: a connection was there and is gone (accept(2): to be treated "like EAGAIN by
-//! retrying"; POSIX has it, too). A thread that hasn't asked waits in the kernel, as ever.
+//! The kernel made the listener readable for a connection that the program must not see: silent, refused, or a
+//! wake-up that another thread has answered. Blocking in `accept()` would keep the thread from everything else in
+//! its select(): other listeners, open connections, a signal that it unblocks only there, its time-out. So the
+//! thread's last query is remembered if it reported a supervised listener, and `accept()` waits for all of it. An
+//! event elsewhere ends the call with ECONNABORTED: a connection was there and is gone (accept(2): to be treated
+//! "like EAGAIN by retrying"; POSIX has it, too). A thread that has not asked blocks in the kernel as usual.
 
 use core::cell::Cell;
 use core::time::Duration;
@@ -19,31 +19,33 @@ use rustix::net::sockopt::{Timeout, socket_timeout};
 
 use crate::listeners;
 
-/// So many descriptors of one call are remembered: they lie in memory of each thread, which may have little.
+/// At most this many descriptors of a query are remembered, because thread-local memory may be small.
 const MOST: usize = 64;
-/// How often pending signals are looked for; and how long `accept()` waits at most, where more was asked than is remembered.
+/// How often pending signals are checked. Also the longest wait of `accept()` if the query was too large to
+/// remember.
 const GLANCE: Duration = Duration::from_millis(100);
 
-/// What a thread asked for, of one descriptor.
+/// What a thread asked about one descriptor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked {
     pub(crate) fd: RawFd,
-    /// As poll(2) has them.
+    /// The events as in poll(2).
     pub(crate) events: i16,
-    /// The answer was yes, and no accept() has come for it yet.
+    /// The answer was yes, and no accept() has followed.
     pub(crate) answered: bool,
 }
 
 const NOTHING: Asked = Asked { fd: -1, events: 0, answered: false };
 
-/// What a thread last asked for, if a listener of ours was among the answers. A signal handler may interrupt anything here, and
-/// ask itself: what is mixed up then is numbers, each of which is asked about again.
+/// A thread's last query, if a supervised listener was among the answers. A signal handler may interrupt this
+/// code anywhere and make its own query. That can mix up descriptor numbers, each of which is checked again
+/// before use.
 struct Last {
     asked: [Cell<Asked>; MOST],
     count: Cell<usize>,
-    /// How long it would have waited; `None`: for ever.
+    /// The query's time-out; `None`: none.
     limit: Cell<Option<Duration>>,
-    /// The signals that were blocked meanwhile.
+    /// The signals blocked during the query.
     blocked: Cell<u64>,
 }
 
@@ -58,18 +60,18 @@ thread_local! {
     };
 }
 
-/// Whether an answer about this descriptor is to be remembered.
+/// Whether an answer about this descriptor must be remembered.
 pub(crate) fn is_listener(fd: RawFd) -> bool {
     listeners::is_seen(fd)
 }
 
-/// Remembers what this thread has asked for, and what the answer was. `blocked` is a set of signals, signal 1 in the lowest bit.
+/// Remembers a query of this thread and its answer. `blocked` is a set of signals; signal 1 is the lowest bit.
 pub(crate) fn remember(asked: impl Iterator<Item = Asked>, limit: Option<Duration>, blocked: u64) {
-    // A thread that is ending has none any more.
+    // A thread that is ending has no thread-local memory.
     let _ = LAST.try_with(|last| {
         let mut count = 0;
         for one in asked {
-            // What there is no room for is counted.
+            // Descriptors beyond the limit are only counted.
             if let Some(place) = last.asked.get(count) {
                 place.set(one);
             }
@@ -81,7 +83,7 @@ pub(crate) fn remember(asked: impl Iterator<Item = Asked>, limit: Option<Duratio
     });
 }
 
-/// What `accept()` on a listener has to wait for besides a connection.
+/// The other events that `accept()` on a listener must wait for.
 #[derive(Debug)]
 pub(crate) struct Hold {
     others: [Asked; MOST],
@@ -91,8 +93,8 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// If this thread has just been told of this listener by select() or poll(), and the listener blocks: once for each time that
-    /// it was told.
+    /// Returns a value if select() or poll() has just reported this listener to this thread, and the listener
+    /// blocks. Each report counts once.
     pub(crate) fn on(listener: BorrowedFd<'_>) -> Option<Self> {
         let fd = listener.as_raw_fd();
         let hold = LAST.try_with(|last| {
@@ -121,13 +123,14 @@ impl Hold {
     /// Waits until the listener is readable.
     ///
     /// # Errors
-    /// ECONNABORTED as soon as anything else happened that the thread had asked for, or its time is over: what it had for that, or
-    /// the listener's own (SO_RCVTIMEO).
+    /// ECONNABORTED as soon as another event of the query occurs, or the query's time-out or the listener's own
+    /// (SO_RCVTIMEO) is over.
     pub(crate) fn until_readable(&self, listener: BorrowedFd<'_>) -> Result<(), Errno> {
         let mut asked: [PollFd<'_>; MOST + 1] =
             core::array::from_fn(|_| PollFd::from_borrowed_fd(listener, PollFlags::IN));
         for (place, other) in asked[1..].iter_mut().zip(&self.others[..self.count]) {
-            // SAFETY: only descriptors that poll() would take are kept; one that was closed since is answered with POLLNVAL.
+            // SAFETY: poll(2) requires an array of `len` structs, which the slice is. A descriptor that was
+            // closed since yields POLLNVAL.
             let other_fd = unsafe { BorrowedFd::borrow_raw(other.fd) };
             let events = PollFlags::from_bits_truncate(other.events.cast_unsigned());
             *place = PollFd::from_borrowed_fd(other_fd, events);
@@ -136,7 +139,7 @@ impl Hold {
         loop {
             let left = self.until.map_or(GLANCE, |until| until.saturating_duration_since(Instant::now()));
             let glance = Timespec::try_from(left.min(GLANCE)).unwrap_or_default();
-            // A signal that was handled may have set a flag, which the thread looks at beside its select().
+            // A signal handler may have set a flag that the thread checks around its select().
             let happened = poll(asked, Some(&glance)).map_err(|_| Errno::CONNABORTED)?;
             if !asked[0].revents().is_empty() {
                 return Ok(());
@@ -148,9 +151,10 @@ impl Hold {
     }
 }
 
-/// Signals that wait for this thread because it blocks them now.
+/// The signals that are pending for this thread but blocked.
 fn pending() -> u64 {
-    // SAFETY: the set is a local that the call fills; it may be all zeros before.
+    // SAFETY: sigpending writes a sigset_t, and `set` is one; it is a local, and all zeros is a valid value of
+    // it.
     let set = unsafe {
         let mut set: libc::sigset_t = core::mem::zeroed();
         libc::sigpending(&raw mut set);
@@ -159,9 +163,10 @@ fn pending() -> u64 {
     as_bits(&set)
 }
 
-/// The signals that this thread blocks now.
+/// The signals that this thread blocks.
 pub(crate) fn blocked_now() -> u64 {
-    // SAFETY: the set is a local that the call fills; without a new set nothing is changed.
+    // SAFETY: pthread_sigmask writes a sigset_t, and `set` is one; it is a local, and all zeros is a valid value
+    // of it. Without a new set nothing is changed.
     let set = unsafe {
         let mut set: libc::sigset_t = core::mem::zeroed();
         libc::pthread_sigmask(libc::SIG_BLOCK, core::ptr::null(), &raw mut set);
@@ -170,9 +175,10 @@ pub(crate) fn blocked_now() -> u64 {
     as_bits(&set)
 }
 
-/// The kernel's 64 signals of the C library's larger set.
+/// The kernel's 64 signals, as a part of the C library's larger set.
 pub(crate) fn as_bits(set: &libc::sigset_t) -> u64 {
-    // SAFETY: the set consists of integers, of which the first eight bytes are the kernel's set (glibc's __sigset_t).
+    // SAFETY: sigset_t consists of integers and is larger than eight bytes; its first eight bytes are the
+    // kernel's set (glibc's __sigset_t), and every bit pattern is a valid u64.
     unsafe { (&raw const *set).cast::<u64>().read() }
 }
 
@@ -204,21 +210,21 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_was_told_of_a_listener_is_told_of_the_others() {
+    fn accept_ends_when_another_descriptor_of_the_query_is_ready() {
         let (listener, other) = pair();
         assert!(Hold::on(listener.as_fd()).is_none());
         told(&listener, &[other.as_raw_fd()], None);
-        assert!(Hold::on(other.as_fd()).is_none(), "nothing was said about that one");
+        assert!(Hold::on(other.as_fd()).is_none(), "no query reported that listener");
         let hold = Hold::on(listener.as_fd()).unwrap();
         assert!(Hold::on(listener.as_fd()).is_none(), "once");
         let _client = connection_to(&other);
         assert_eq!(hold.until_readable(listener.as_fd()), Err(Errno::CONNABORTED));
         let _client = connection_to(&listener);
-        assert_eq!(hold.until_readable(listener.as_fd()), Ok(()), "its own connections come first");
+        assert_eq!(hold.until_readable(listener.as_fd()), Ok(()), "its own connections take precedence");
     }
 
     #[test]
-    fn its_time_is_over_as_in_its_own_wait() {
+    fn accept_ends_with_the_time_out_of_the_query() {
         let (listener, other) = pair();
         told(&listener, &[other.as_raw_fd()], Some(Duration::from_millis(5)));
         let hold = Hold::on(listener.as_fd()).unwrap();
@@ -226,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_is_remembered_is_asked_for_soon() {
+    fn accept_ends_soon_if_the_query_was_too_large() {
         let (listener, other) = pair();
         told(&listener, &[other.as_raw_fd(); MOST], None);
         let hold = Hold::on(listener.as_fd()).unwrap();

@@ -1,7 +1,8 @@
-//! The functions of the C library that a program calls and finds here: the border between C and the rest, which decides.
+//! Hooks for the C library functions that a program calls: the border between C and the safe modules, which make
+//! the decisions.
 //!
-//! Each takes C's arguments apart, asks a safe function, and puts the answer together again. A panic ends here: the call is
-//! then made as if the library weren't there. `errno` is set by a failure and kept by a success, as POSIX permits and
+//! Each hook converts C's arguments, calls a safe function and converts the result. A panic ends here: the call
+//! is then made as without the library. A failure sets `errno` and a success keeps it, as POSIX permits and
 //! programs expect.
 
 use core::ffi::{CStr, c_int, c_long, c_void};
@@ -21,7 +22,7 @@ use crate::{
     sending_hooks, waiter, waiting_hooks,
 };
 
-/// Run by the dynamic linker when the library is loaded, before the program's own constructors.
+/// The dynamic linker runs this when the library is loaded, before the program's own constructors.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
@@ -34,7 +35,8 @@ extern "C" fn at_load() {
         sending_hooks::find_all();
         receiving_hooks::find_all();
         waiting_hooks::find_all();
-        // SAFETY: the handlers are functions of this library, which is never unloaded.
+        // SAFETY: the handlers must stay callable for the life of the process. They are functions of this
+        // library, which is never unloaded.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     });
     if done.is_err() {
@@ -62,9 +64,10 @@ unsafe extern "C" fn in_child() {
     });
 }
 
-/// The path that this library was loaded from.
+/// The path from which this library was loaded.
 fn own_file() -> Option<&'static CStr> {
-    // SAFETY: dladdr fills the struct, whose fields may be zero; the name that it points to lives as long as the library.
+    // SAFETY: dladdr writes a Dl_info, and `info` is one; its fields are pointers, for which zero is valid. The
+    // name that it returns lives as long as the library, which is never unloaded.
     unsafe {
         let mut info: libc::Dl_info = core::mem::zeroed();
         let found = libc::dladdr(at_load as *const c_void, &raw mut info);
@@ -76,12 +79,13 @@ fn accepting_role() -> Option<&'static Accepting> {
     role()?.accepting.as_ref()
 }
 
-/// Answers as a C function does, and keeps errno over a success.
+/// Returns a result as a C function does. A success leaves errno unchanged.
 pub(crate) fn answer<T: From<i8>>(
     work: impl FnOnce() -> Option<Result<T, Errno>>,
     otherwise: impl FnOnce() -> T,
 ) -> T {
-    // SAFETY: errno's place is that of the calling thread, valid as long as it lives.
+    // SAFETY: __errno_location has no requirements. It returns the calling thread's errno, valid as long as the
+    // thread lives.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: errno's place is valid as long as the calling thread lives, and only this thread uses it.
     let before = unsafe { *errno };
@@ -99,30 +103,32 @@ pub(crate) fn answer<T: From<i8>>(
     }
 }
 
-/// The kernel's own answer.
+/// The result of the kernel's own call.
 pub(crate) fn plainly(number: c_long, args: [usize; 4]) -> c_int {
     let [a, b, c, d] = args;
-    // All of these calls answer with a descriptor or a status.
+    // All of these calls return a descriptor or a status.
     c_int::try_from(by_kernel(number, [a, b, c, d, 0, 0])).unwrap_or(-1)
 }
 
 pub(crate) fn by_kernel(number: c_long, args: [usize; 6]) -> c_long {
-    // SAFETY: the arguments are those that the program gave to the function of that name, as that function would pass them on.
+    // SAFETY: the arguments are those that the program passed to the function of that name, in the form in which
+    // the C library would pass them to the kernel. The program guarantees what that function requires.
     unsafe { libc::syscall(number, args[0], args[1], args[2], args[3], args[4], args[5]) }
 }
 
-/// A C integer as a system call's register has it.
+/// A C integer as a system call's register holds it.
 pub(crate) fn word(value: c_int) -> usize {
     isize::try_from(value).unwrap_or(-1).cast_unsigned()
 }
 
 pub(crate) fn borrow<'a>(fd: c_int) -> Option<BorrowedFd<'a>> {
-    // SAFETY: not -1; that it stays open during the call is the program's part, as it is towards the kernel. One that is
-    // closed is refused by the kernel.
+    // SAFETY: BorrowedFd requires a number other than -1, which was checked. The program must keep its descriptor
+    // open during its call, as it must for the kernel. The kernel refuses a closed one.
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Writes an address where the program wants it, as the kernel does: as much as there is room for, and its whole length.
+/// Writes an address to the program's memory as the kernel does: truncated to the room, with its whole length in
+/// `len`.
 ///
 /// # Safety
 /// `to` is null, or points to `*len` bytes, and `len` to an integer.
@@ -130,7 +136,8 @@ unsafe fn give(addr: &SocketAddrAny, to: *mut sockaddr, len: *mut socklen_t) {
     if to.is_null() || len.is_null() {
         return;
     }
-    // SAFETY: the caller's promise; the source is as long as `addr_len` says, and no room is written beyond `*len`.
+    // SAFETY: the caller guarantees that `to` points to `*len` writable bytes and that `len` is valid. The source
+    // has `addr_len` bytes, and at most `*len` bytes are written.
     unsafe {
         let part = addr.addr_len().min(*len);
         core::ptr::copy_nonoverlapping(addr.as_ptr().cast::<u8>(), to.cast::<u8>(), part as usize);
@@ -138,14 +145,14 @@ unsafe fn give(addr: &SocketAddrAny, to: *mut sockaddr, len: *mut socklen_t) {
     }
 }
 
-/// Below it no program has memory: vm.mmap_min_addr is not less anywhere.
+/// No program has memory below this address: vm.mmap_min_addr is never smaller.
 pub(crate) const LOWEST: usize = 4096;
 
-/// Refuses a room of negative length, and addresses that no program has memory at: as the kernel does, as far as can be
-/// seen without touching them. What lies elsewhere and isn't there ends the program, which POSIX leaves open.
+/// Refuses a negative length and addresses that can't be mapped, as the kernel does. Other bad addresses end the
+/// program by a signal, which POSIX permits.
 ///
 /// # Safety
-/// As [`give`].
+/// The requirements of [`give`].
 unsafe fn check_room(to: *mut sockaddr, len: *mut socklen_t) -> Result<(), Errno> {
     if to.is_null() {
         return Ok(());
@@ -153,7 +160,8 @@ unsafe fn check_room(to: *mut sockaddr, len: *mut socklen_t) -> Result<(), Errno
     if len.addr() < LOWEST {
         return Err(Errno::FAULT);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `len` points to an integer unless it is null; null and unmapped low
+    // addresses were refused above.
     match unsafe { *len } {
         room if room > socklen_t::MAX / 2 => Err(Errno::INVAL),
         room if room > 0 && to.addr() < LOWEST => Err(Errno::FAULT),
@@ -162,15 +170,16 @@ unsafe fn check_room(to: *mut sockaddr, len: *mut socklen_t) -> Result<(), Errno
 }
 
 /// # Safety
-/// As accept4(2).
+/// The requirements of accept4(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    // SAFETY: the same promise.
+    // SAFETY: accept4 requires what accept does: `addr` is null or points to `*len` writable bytes. The caller
+    // guarantees it.
     unsafe { accept4(fd, addr, len, 0) }
 }
 
 /// # Safety
-/// As accept4(2).
+/// The requirements of accept4(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn accept4(
     fd: c_int,
@@ -190,11 +199,13 @@ pub(crate) unsafe extern "C" fn accept4(
                 Peer::AsItIs(addr) => addr,
                 Peer::Known(addr) => Some(addr.as_any()),
             };
-            // The connection is lost then, as it is in the kernel.
-            // SAFETY: the caller's promise.
+            // The connection is then lost, as in the kernel.
+            // SAFETY: the caller guarantees, as accept4(2) requires, that `addr` is null or points to `*len`
+            // writable bytes.
             unsafe { check_room(addr, len) }?;
             if let Some(known) = known {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees, as accept4(2) requires, that `addr` is null or points to `*len`
+                // writable bytes.
                 unsafe { give(&known, addr, len) };
             }
             Ok(socket.into_raw_fd())
@@ -204,7 +215,7 @@ pub(crate) unsafe extern "C" fn accept4(
 }
 
 /// # Safety
-/// As listen(2): none.
+/// None; listen(2) takes no pointers.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     let work = || {
@@ -219,31 +230,31 @@ pub(crate) unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 }
 
 /// # Safety
-/// As getpeername(2).
+/// The requirements of getpeername(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let work = || {
         let (role, socket) = (accepting_role()?, borrow(fd)?);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees, as getpeername(2) requires, that `addr` points to `*len` writable bytes.
         unsafe { tell(peer::client(socket, role), addr, len) }
     };
     answer(work, || plainly(libc::SYS_getpeername, [word(fd), addr as usize, len as usize, 0]))
 }
 
 /// # Safety
-/// As getsockname(2).
+/// The requirements of getsockname(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let work = || {
         let (role, socket) = (accepting_role()?, borrow(fd)?);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees, as getsockname(2) requires, that `addr` points to `*len` writable bytes.
         unsafe { tell(peer::destination(socket, role), addr, len) }
     };
     answer(work, || plainly(libc::SYS_getsockname, [word(fd), addr as usize, len as usize, 0]))
 }
 
 /// # Safety
-/// As [`give`].
+/// The requirements of [`give`].
 unsafe fn tell(
     found: Result<Option<SocketAddr>, Errno>,
     to: *mut sockaddr,
@@ -252,9 +263,9 @@ unsafe fn tell(
     match found {
         Ok(None) => None,
         Err(error) => Some(Err(error)),
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `to` is null or points to `*len` writable bytes.
         Ok(Some(found)) => Some(unsafe { check_room(to, len) }.map(|()| {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that `to` is null or points to `*len` writable bytes.
             unsafe { give(&found.as_any(), to, len) };
             0
         })),
@@ -262,12 +273,12 @@ unsafe fn tell(
 }
 
 /// # Safety
-/// As connect(2).
+/// The requirements of connect(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     let work = || {
         let (sending, socket) = (role()?.sending.as_ref()?, borrow(fd)?);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees, as connect(2) requires, that `addr` points to `len` readable bytes.
         let to = unsafe { read_address(addr, len) }?;
         if !connecting::is_meant(socket.as_fd(), to, sending) {
             return None;
@@ -277,7 +288,7 @@ pub(crate) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
     answer(work, || plainly(libc::SYS_connect, [word(fd), addr as usize, len as usize, 0]))
 }
 
-/// What the kernel would refuse, it is left to refuse.
+/// Reads an internet address. `None` for anything that the kernel would refuse, so that the kernel reports it.
 ///
 /// # Safety
 /// `addr` is null or points to `len` bytes.
@@ -286,7 +297,8 @@ pub(crate) unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Opti
     if addr.addr() < LOWEST || (len as usize) < family_len {
         return None;
     }
-    // SAFETY: there are at least the family's bytes; unaligned, since nobody promises otherwise.
+    // SAFETY: `addr` points to `len` readable bytes, which were checked to hold a family. The read is unaligned
+    // because C does not guarantee the alignment.
     let family = unsafe { addr.cast::<libc::sa_family_t>().read_unaligned() };
     let needed = match c_int::from(family) {
         libc::AF_INET => size_of::<libc::sockaddr_in>(),
@@ -296,7 +308,8 @@ pub(crate) unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Opti
     if (len as usize) < needed {
         return None;
     }
-    // SAFETY: the struct of that family is there as a whole, and both consist of integers only.
+    // SAFETY: `addr` points to `len` readable bytes, and `len` was checked to hold the whole struct of this
+    // family. Both structs consist of integers, for which every bit pattern is valid.
     unsafe {
         if needed == size_of::<libc::sockaddr_in>() {
             let v4 = addr.cast::<libc::sockaddr_in>().read_unaligned();

@@ -1,4 +1,4 @@
-//! `libtruepeer.so`: stands between a program and its C library, so that `accept()` and `getpeername()` name the client.
+//! `libtruepeer.so`: hooks a program's C library calls, so that `accept()` and `getpeername()` return the client.
 //!
 //! ```text
 //! the program                            this library                                    the kernel
@@ -6,18 +6,23 @@
 //!                                 │ look ── Named ─▶ take, Names ─▶ returned
 //!                                 └── NeedMore ─▶ waiter (a thread) ─▶ ready (a unix socket) ─▶ WakeUp::ring ─▶ the listener
 //! getpeername() ─────▶ hooks ─▶ peer: SO_COOKIE, Names
-//! select(), poll() ──▶ hooks ─▶ hold: what the thread waits for besides, should the next accept() have nothing for it
+//! select(), poll() ──▶ hooks ─▶ hold: the thread's other descriptors, in case the next accept() finds nothing
 //! ```
-//! - `hooks` is the border to C: nothing is decided there, no panic passes it. Every other module is safe to call as it is.
-//! - Nothing here calls a function of the C library that is hooked: rustix speaks to the kernel itself.
-//! - The way of a connection whose header is there takes no lock and no memory; so it may be interrupted, by a signal or a
-//!   fork, anywhere. A late header starts the waiter, a thread, which `accept()` in a signal handler must not do: POSIX permits
-//!   such a program, none is known.
-//! - A number that the program wants for one of its own descriptors (dup2) is left to it: `moving`.
-//! - A forked child has no waiter, closes its copies of waiting connections, and starts its own when it needs one.
+//! - `hooks` is the border to C: it makes no decisions, and no panic passes it. All other modules are safe.
+//! - Nothing here calls a hooked function of the C library: rustix makes its own system calls.
+//! - A connection whose header has arrived takes no lock and allocates nothing, so a signal or a fork may
+//!   interrupt it anywhere. A late header starts the waiter, a thread. An `accept()` in a signal handler must not
+//!   do that. POSIX permits such a program, but none is known.
+//! - If the program wants a number that a descriptor of the library has (dup2), the library moves its descriptor:
+//!   `moving`.
+//! - A forked child has no waiter. It closes its copies of waiting connections, and starts its own waiter when it
+//!   needs one.
 #![cfg_attr(
     test,
-    allow(dead_code, reason = "the hooks are not in the tests, whose own sockets they would take")
+    allow(
+        dead_code,
+        reason = "tests are built without the hooks, which would affect the tests' own sockets"
+    )
 )]
 
 mod accepting;

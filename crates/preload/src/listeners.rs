@@ -1,4 +1,5 @@
-//! Listening sockets: made ready for headers when the program listens, or when it first accepts on one that it inherited.
+//! Prepares listening sockets for headers: when the program calls listen(), or when it first accepts on an
+//! inherited one.
 
 use core::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -9,20 +10,22 @@ use truepeer_handover::{ELSEWHERE, RunRules, is_elsewhere};
 use crate::ours::FdSet;
 use crate::say;
 
-/// Those that have been made ready, by descriptor. One that is closed is forgotten; one whose number is given to another
-/// without our notice is not made ready, so that its connections are handed over later, not wrongly.
+/// The prepared listeners, by descriptor. A closed one is forgotten. If a number is reused without our notice,
+/// the new listener is not prepared: its connections are handed over later, but correctly.
 static SEEN: FdSet = FdSet::new();
 
-/// As long a queue as the machine permits (net.core.somaxconn): silent connections wait in it, too.
+/// The largest backlog that the machine permits (net.core.somaxconn), because silent connections wait in the
+/// queue, too.
 pub(crate) const BACKLOG: i32 = 65_535;
-/// The kernel gives a connection to accept() when its first data comes, or after about so many seconds.
+/// With TCP_DEFER_ACCEPT the kernel gives a connection to accept() at its first data, or after about this many
+/// seconds.
 const DEFER_SECONDS: libc::c_int = 1;
 
 /// Whether a socket is, or will be, one of the listeners that are meant.
 pub(crate) fn is_meant(socket: BorrowedFd<'_>, rules: &RunRules) -> bool {
     let is_tcp = matches!(sockopt::socket_domain(socket), Ok(AddressFamily::INET | AddressFamily::INET6))
         && sockopt::socket_type(socket) == Ok(SocketType::STREAM);
-    // A listener on all addresses may have connections that are meant by their own.
+    // Connections of a wildcard listener may match by their own address.
     let may_be = |local: SocketAddr| {
         local.ip().is_unspecified()
             && rules.listeners.addresses.iter().any(|meant| meant.port() == local.port())
@@ -37,10 +40,10 @@ pub(crate) fn local(socket: BorrowedFd<'_>) -> Option<SocketAddr> {
     SocketAddr::try_from(getsockname(socket).ok()?).ok()
 }
 
-/// Lets connections wait in the kernel until their header is there.
+/// Makes the kernel hold connections until their header is there.
 pub(crate) fn make_ready(socket: BorrowedFd<'_>) {
     SEEN.insert(socket.as_raw_fd());
-    // Where it fails (another protocol), connections come without their header and wait here.
+    // If it fails (another protocol), connections arrive without their header and wait in this library.
     set_defer_accept(socket);
 }
 
@@ -56,19 +59,19 @@ pub(crate) fn on_first_accept(socket: BorrowedFd<'_>, rules: &RunRules) {
     }
 }
 
-/// A descriptor was closed: the next one of that number is another.
+/// A descriptor was closed: its number will refer to something else.
 pub(crate) fn forget(fd: i32) {
     SEEN.remove(fd);
 }
 
-/// Whether a descriptor is known as a listener's.
+/// Whether a descriptor is known to be a listener.
 pub(crate) fn is_seen(fd: i32) -> bool {
     SEEN.has(fd)
 }
 
 fn set_defer_accept(socket: BorrowedFd<'_>) {
     let seconds = DEFER_SECONDS;
-    // SAFETY: the option takes one c_int; pointer and length name exactly that local.
+    // SAFETY: the option reads one c_int; pointer and length describe exactly that local.
     let _ = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),

@@ -1,4 +1,4 @@
-//! A descriptor that the program's threads use by its number, and whose number may change: the program may want it for itself
+//! A descriptor that the program's threads use and whose number may change: the program may want the number
 //! (dup2(2)), or may have closed it by a system call that this library doesn't see.
 
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -11,21 +11,21 @@ use rustix::io::Errno;
 
 use crate::ours;
 
-/// There is none.
+/// No descriptor.
 pub(crate) const NOBODY: RawFd = -1;
 /// A thread is opening it.
 pub(crate) const STARTING: RawFd = -2;
 
-/// How often, and how long each time, threads are waited for that use the old number. None of their calls blocks.
+/// How often, and how long each time, to wait for threads that use the old number. None of their calls blocks.
 const GLANCES: u32 = 100;
 const GLANCE: Duration = Duration::from_millis(1);
 
-/// A pipe's end or a socket: only those have an inode of their own, by which they are known again.
+/// The end of a pipe, or a socket: they have an inode of their own, by which they are recognised.
 #[derive(Debug)]
 pub(crate) struct Movable {
     number: AtomicI32,
     inode: AtomicU64,
-    /// Threads that have read the number and have not finished their call.
+    /// The number of threads that have read the number and not finished their call.
     users: AtomicU32,
 }
 
@@ -40,7 +40,7 @@ impl Movable {
         movable
     }
 
-    /// Takes a descriptor in the place of the one before, which is not closed: it is lost.
+    /// Replaces a lost descriptor. The old number is not closed, because it is the program's now.
     pub(crate) fn hold(&self, fd: OwnedFd) {
         self.inode.store(fstat(&fd).map_or(0, |stat| stat.st_ino), Ordering::SeqCst);
         self.number.store(fd.into_raw_fd(), Ordering::SeqCst);
@@ -54,7 +54,8 @@ impl Movable {
         self.inode.load(Ordering::SeqCst)
     }
 
-    /// Changes the number from one of the values above to another of them; gives the number where it is another.
+    /// Changes the number from one of the two special values to the other. If it is a descriptor, returns that
+    /// instead.
     pub(crate) fn change(&self, from: RawFd, to: RawFd) -> Result<(), RawFd> {
         self.number.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).map(drop)
     }
@@ -62,13 +63,13 @@ impl Movable {
     /// Makes a call that doesn't block.
     ///
     /// # Errors
-    /// The call's; EBADF where the descriptor is lost.
+    /// Those of the call; EBADF if the descriptor is lost.
     pub(crate) fn with<T>(&self, call: impl FnOnce(BorrowedFd<'_>) -> Result<T, Errno>) -> Result<T, Errno> {
         self.users.fetch_add(1, Ordering::SeqCst);
         let number = self.number();
-        // SAFETY: not -1. While `users` counts this thread, `move_from` doesn't give the number to the program. If the program
-        // has taken it all the same (by the kernel's own calls), `is_inode` finds something else there, and nothing is done
-        // with it.
+        // SAFETY: BorrowedFd requires a number other than -1, which was checked, and a descriptor that stays
+        // open. While `users` counts this thread, `move_from` doesn't release the number. If the program takes it
+        // with its own system calls, `is_inode` finds something else there, and the descriptor is not used.
         let borrowed = (number >= 0).then(|| unsafe { BorrowedFd::borrow_raw(number) });
         let done = match borrowed {
             Some(fd) if is_inode(fd, self.inode()) => call(fd),
@@ -78,10 +79,10 @@ impl Movable {
         done
     }
 
-    /// If its number is `taken`: continues under another number, and leaves this one to the caller, open.
+    /// If it has the number `taken`, moves it to another number and leaves `taken` open for the caller.
     ///
     /// # Errors
-    /// As [`ours::another_number`].
+    /// Those of [`ours::another_number`].
     pub(crate) fn move_from(&self, taken: RawFd) -> Result<bool, Errno> {
         if self.number() != taken {
             return Ok(false);
@@ -93,16 +94,16 @@ impl Movable {
         Ok(true)
     }
 
-    /// Takes a descriptor in the place of the one before, which is closed. To be called by one thread at a time
-    /// (`moving::alone`).
+    /// Replaces the descriptor and closes the old one. Only one thread at a time may call this (`moving::alone`).
     pub(crate) fn replace(&self, fd: OwnedFd) {
         let (spent, inode) = (self.number(), self.inode());
         self.hold(fd);
         if spent < 0 || !self.settle() {
             return;
         }
-        // SAFETY: not -1. `OURS` kept the program from closing it; had it done so past this library, `is_inode` would find
-        // something else there. No thread uses the number any more, and this is the only place that closes it.
+        // SAFETY: OwnedFd requires an open descriptor without another owner. `OURS` keeps the program from
+        // closing it; if the program did so with its own system calls, `is_inode` finds something else there. No
+        // thread uses the number any more, and no other code closes it.
         let spent = unsafe { OwnedFd::from_raw_fd(spent) };
         if is_inode(spent.as_fd(), inode) {
             ours::release(spent.as_raw_fd());
@@ -111,8 +112,8 @@ impl Movable {
         }
     }
 
-    /// Waits until no thread uses the number before. One that this thread has interrupted, to run a signal handler, can't be
-    /// waited for: hence a bound.
+    /// Waits until no thread uses the old number. A thread that was interrupted by the signal handler that runs
+    /// this can't finish, so the wait is bounded.
     fn settle(&self) -> bool {
         (0..GLANCES).any(|_| {
             let is_unused = self.users.load(Ordering::SeqCst) == 0;
@@ -123,13 +124,13 @@ impl Movable {
         })
     }
 
-    /// In a forked child, which has one thread.
+    /// Call it in a forked child, which has one thread.
     pub(crate) fn on_fork(&self) {
         self.users.store(0, Ordering::SeqCst);
     }
 }
 
-/// Whether a descriptor is the pipe's end or socket that it was.
+/// Whether a descriptor is still the same pipe end or socket.
 pub(crate) fn is_inode(fd: BorrowedFd<'_>, inode: u64) -> bool {
     fstat(fd).is_ok_and(|stat| stat.st_ino == inode)
 }
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moved_descriptor_is_what_it_was_and_leaves_its_number_open() {
+    fn a_moved_descriptor_works_and_its_old_number_stays_open() {
         let socket = ours::keep(socket(), false).unwrap();
         let (number, inode) = (socket.as_raw_fd(), fstat(&socket).unwrap().st_ino);
         let movable = Movable::holding(socket);
@@ -158,7 +159,7 @@ mod tests {
         assert_ne!(movable.number(), number);
         assert!(ours::OURS.has(movable.number()) && !ours::OURS.has(number));
         assert!(movable.with(|fd| Ok(is_inode(fd.as_fd(), inode))).unwrap());
-        // SAFETY: the number was left open for the caller, which is this test.
+        // SAFETY: the number was left open for its caller, this test, which is its only owner.
         drop(unsafe { OwnedFd::from_raw_fd(number) });
     }
 
@@ -166,18 +167,18 @@ mod tests {
     fn a_lost_descriptor_is_not_used() {
         let movable = Movable::holding(socket());
         let mut other = movable.with(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 3)).unwrap();
-        // SAFETY: the test takes the number, as a program would by the kernel's own call.
+        // SAFETY: the test owns the number and closes it as a program's own system call would.
         let mut number = unsafe { OwnedFd::from_raw_fd(movable.number()) };
         rustix::io::dup2(socket(), &mut number).unwrap();
         assert_eq!(movable.with(|_| Ok(())), Err(Errno::BADF));
         rustix::io::dup2(&other, &mut number).unwrap();
-        assert_eq!(movable.with(|_| Ok(())), Ok(()), "the same one again");
+        assert_eq!(movable.with(|_| Ok(())), Ok(()), "the same descriptor again");
         rustix::io::dup2(&number, &mut other).unwrap();
     }
 
-    /// Calls go on while it moves; each finds the socket.
+    /// Calls continue while it moves; each finds the socket.
     #[test]
-    fn a_descriptor_moves_under_its_users() {
+    fn a_descriptor_moves_while_threads_use_it() {
         let movable = Movable::holding(socket());
         let end = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -191,7 +192,7 @@ mod tests {
             for _ in 0..200 {
                 let number = movable.number();
                 assert_eq!(movable.move_from(number), Ok(true));
-                // SAFETY: the number was left open for the caller, which is this test.
+                // SAFETY: the number was left open for its caller, this test, which is its only owner.
                 drop(unsafe { OwnedFd::from_raw_fd(number) });
             }
             end.store(true, Ordering::Relaxed);

@@ -1,7 +1,8 @@
-//! Making room for the program under a number that the library uses: whoever uses it continues under another one.
+//! Releases a number that the library uses to the program, and moves the library's descriptor to another number.
 //!
-//! What the program's threads use too has its number in one place ([`crate::movable::Movable`]), and is moved by the thread
-//! that wants the number. What the waiter alone uses, the waiter moves when it is asked to.
+//! A descriptor that the program's threads use keeps its number in one place ([`crate::movable::Movable`]); the
+//! thread that wants the number moves it. A descriptor that only the waiter uses is moved by the waiter, on
+//! request.
 
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use core::time::Duration;
@@ -14,15 +15,16 @@ use rustix::process::getpid;
 use crate::role::role;
 use crate::{probe, waiter};
 
-/// One thread at a time. A signal handler that has interrupted it can't wait for it: hence a bound.
+/// One thread at a time. A signal handler can't wait for the thread that it has interrupted, so the wait is
+/// bounded.
 static MOVING: AtomicBool = AtomicBool::new(false);
 const GLANCES: u32 = 1000;
 const GLANCE: Duration = Duration::from_millis(1);
 
-/// The process that the descriptors belong to. A child of vfork(2) has this memory and descriptors of its own.
+/// The process that owns the descriptors. A child of vfork(2) shares this memory but has its own descriptors.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
-/// To be called when the library is loaded, and in a forked child.
+/// Call it when the library is loaded, and in a forked child.
 pub(crate) fn begin() {
     PROCESS.store(own_process(), Ordering::Relaxed);
     MOVING.store(false, Ordering::Release);
@@ -32,13 +34,13 @@ fn own_process() -> i32 {
     getpid().as_raw_nonzero().get()
 }
 
-/// Leaves `taken`, which is one of ours, to the program. It stays open until the caller replaces it.
+/// Releases `taken`, a number of the library's, to the program. It stays open until the caller replaces it.
 ///
 /// # Errors
-/// EBUSY where that can't be done now.
+/// EBUSY if that is not possible now.
 pub(crate) fn make_room(taken: RawFd) -> Result<(), Errno> {
     if PROCESS.load(Ordering::Relaxed) != own_process() {
-        return Ok(()); // the parent keeps what it has, under the same number
+        return Ok(()); // the parent keeps its descriptors, under the same numbers
     }
     alone(|| {
         let family = role().and_then(|role| role.accepting.as_ref()).map(|role| &role.family);
@@ -51,10 +53,10 @@ pub(crate) fn make_room(taken: RawFd) -> Result<(), Errno> {
     })
 }
 
-/// While no other thread makes room, or makes something anew.
+/// Runs while no other thread moves or recreates a descriptor.
 ///
 /// # Errors
-/// EBUSY if another one takes too long for it.
+/// EBUSY if another thread takes too long.
 pub(crate) fn alone<T>(work: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     for _ in 0..GLANCES {
         if !MOVING.swap(true, Ordering::Acquire) {

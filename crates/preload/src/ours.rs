@@ -1,5 +1,5 @@
-//! Descriptors of ours in a process that is not: programs that close "all" descriptors must not close these, and must not be
-//! given their numbers while we believe them to be ours.
+//! The library's descriptors in the application's process. A program that closes "all" descriptors must not close
+//! these, and must not be given their numbers while the library still uses them.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
@@ -8,20 +8,20 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// How often, and how long each time, a closing thread is waited for.
+/// How often, and how long each time, to wait for a thread that is closing.
 const GLANCES: u32 = 100;
 const GLANCE: Duration = Duration::from_millis(1);
 
-/// Descriptors up to 65535 are kept track of; beyond, a program that closes everything closes ours, too.
+/// Descriptors up to 65535 are tracked. Higher ones are closed if a program closes everything.
 const WORDS: usize = 1024;
 
-/// A set of small numbers, by a bit for each; no lock.
+/// A lock-free set of small numbers, one bit each.
 #[derive(Debug)]
 pub(crate) struct FdSet([AtomicU64; WORDS]);
 
-/// All descriptors of ours.
+/// All descriptors of the library.
 pub(crate) static OURS: FdSet = FdSet::new();
-/// Of these, the connections that wait for their header: a forked child closes its copies.
+/// Those of connections that wait for their header: a forked child closes its copies.
 pub(crate) static WAITING: FdSet = FdSet::new();
 
 impl FdSet {
@@ -34,7 +34,7 @@ impl FdSet {
         Some((self.0.get(fd / 64)?, 1 << (fd % 64)))
     }
 
-    /// Whether it is news.
+    /// Adds a number. Returns whether it is new.
     pub(crate) fn insert(&self, fd: RawFd) -> bool {
         self.word(fd).is_none_or(|(word, bit)| word.fetch_or(bit, Ordering::AcqRel) & bit == 0)
     }
@@ -49,7 +49,7 @@ impl FdSet {
         self.word(fd).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
     }
 
-    /// Takes all members out, one after the other.
+    /// Removes all members, one after the other.
     pub(crate) fn drain(&self, mut each: impl FnMut(RawFd)) {
         for (index, word) in self.0.iter().enumerate() {
             let mut bits = word.swap(0, Ordering::AcqRel);
@@ -70,7 +70,8 @@ impl FdSet {
     }
 }
 
-/// Higher ones would cost: the kernel's table of descriptors, which every fork copies, reaches to the highest.
+/// Higher numbers cost memory: the kernel's descriptor table, which every fork copies, extends to the highest
+/// one.
 const HIGHEST: u64 = 1024;
 const ROOM: u64 = 64;
 
@@ -83,7 +84,8 @@ fn duplicate(fd: &OwnedFd, lowest: u64) -> Result<OwnedFd, Errno> {
     fcntl_dupfd_cloexec(fd, lowest).or_else(|_| fcntl_dupfd_cloexec(fd, 3))
 }
 
-/// Moves a descriptor to a high number, so that the program finds the low ones as it would without us, and protects it.
+/// Moves a descriptor to a high number, so that the program gets the same low numbers as without the library, and
+/// protects it.
 pub(crate) fn keep(fd: OwnedFd, inherited_by_exec: bool) -> Result<OwnedFd, Errno> {
     let kept = duplicate(&fd, limit().min(HIGHEST).saturating_sub(ROOM))?;
     if inherited_by_exec {
@@ -93,8 +95,8 @@ pub(crate) fn keep(fd: OwnedFd, inherited_by_exec: bool) -> Result<OwnedFd, Errn
     Ok(kept)
 }
 
-/// A connection that waits, moved to a high number: ours until it is handed over. There may be as many as half of the
-/// program's descriptors.
+/// Moves a waiting connection to a high number. The library owns it until it is handed over. Up to half of the
+/// program's descriptors can be waiting connections.
 pub(crate) fn keep_waiting(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     let kept = duplicate(&fd, (limit() / 2).min(HIGHEST - ROOM))?;
     WAITING.insert(kept.as_raw_fd());
@@ -102,17 +104,19 @@ pub(crate) fn keep_waiting(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     Ok(kept)
 }
 
-/// One of ours under another number as well: the program wants `taken` for itself, and replaces what is there.
+/// Duplicates a descriptor of the library to another number: the program wants `taken` for itself and will
+/// replace it.
 ///
 /// # Errors
-/// EMFILE if the program has used up all its numbers, and may have no more.
+/// EMFILE if the program has used all the numbers that its limit allows.
 pub(crate) fn another_number(taken: RawFd) -> Result<OwnedFd, Errno> {
-    // SAFETY: not -1: it is in `OURS`, and open until the caller gives the number to the program.
+    // SAFETY: BorrowedFd requires an open descriptor other than -1. The number is in `OURS`, and it stays open
+    // until the caller releases it to the program.
     let fd = unsafe { BorrowedFd::borrow_raw(taken) };
     let kept = fcntl_dupfd_cloexec(fd, taken.saturating_add(1))
         .or_else(|_| beyond_the_limit(fd))
         .or_else(|_| fcntl_dupfd_cloexec(fd, 3))?;
-    // As it was: inherited by what the program executes, or not any more (`close_on_exec`).
+    // Keeps the flag: inherited by executed programs, or no longer (`close_on_exec`).
     fcntl_setfd(&kept, fcntl_getfd(fd)?)?;
     if WAITING.has(taken) {
         WAITING.insert(kept.as_raw_fd());
@@ -121,7 +125,8 @@ pub(crate) fn another_number(taken: RawFd) -> Result<OwnedFd, Errno> {
     Ok(kept)
 }
 
-/// Where the program's own limit ends, and it can't put anything: descriptors stay open when the limit is lowered again.
+/// Finds a number at the end of the program's own limit, where the program can't use it: descriptors stay open
+/// when the limit is lowered again.
 fn beyond_the_limit(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let before = getrlimit(Resource::Nofile);
     let soft = before.current.filter(|soft| before.maximum.is_none_or(|hard| *soft < hard));
@@ -133,15 +138,15 @@ fn beyond_the_limit(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     kept
 }
 
-/// A program that closes whatever may be open, before it executes another perhaps, as another user: ours stays open here, but
-/// doesn't go there. Who may, finds the family by `/proc`.
+/// The program closes all descriptors, perhaps before it executes another program as another user. The library's
+/// stay open, but are not inherited. A program with the permission finds the shared objects in `/proc`.
 pub(crate) fn close_on_exec(fd: BorrowedFd<'_>) {
-    // Nothing but a wrong number makes it fail.
+    // It fails only for a closed descriptor.
     let _ = fcntl_setfd(fd, FdFlags::CLOEXEC);
 }
 
-/// Held while a connection is no longer ours and not closed yet, and while the program forks: the child would have a copy
-/// that nobody closes. Held for a few instructions, by a thread that nothing can interrupt.
+/// Held between releasing a connection and closing it, and while the program forks: otherwise the child gets a
+/// copy that it never closes. It is held for a few instructions, by a thread that no signal interrupts.
 static CLOSING: AtomicBool = AtomicBool::new(false);
 
 fn hold() {
@@ -150,7 +155,7 @@ fn hold() {
     }
 }
 
-/// Closes a descriptor of ours; for the waiter alone, which no signal interrupts.
+/// Closes a descriptor of the library. Only the waiter may call it, because signals don't interrupt the waiter.
 pub(crate) fn close(fd: OwnedFd) {
     hold();
     release(fd.as_raw_fd());
@@ -158,8 +163,9 @@ pub(crate) fn close(fd: OwnedFd) {
     CLOSING.store(false, Ordering::Release);
 }
 
-/// Does something that opens a descriptor under any free number and closes it again; for the waiter alone, which no signal interrupts. What the
-/// program puts under that number meanwhile would be closed, so [`wait_until_closed`] waits for its end.
+/// Runs code that opens a descriptor at any free number and closes it again. Only the waiter may call it, because
+/// signals don't interrupt the waiter. The program may put a descriptor under the same number meanwhile;
+/// [`wait_until_closed`] keeps it from being closed.
 pub(crate) fn with_a_passing_descriptor<T>(work: impl FnOnce() -> T) -> T {
     hold();
     let done = work();
@@ -167,8 +173,9 @@ pub(crate) fn with_a_passing_descriptor<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Waits until a descriptor that is no longer ours is closed, too: what the program puts under its number before that, [`close`] would
-/// close. A signal handler may have interrupted a thread that forks, and can't wait for it: hence a bound.
+/// Waits until a released descriptor is closed. Otherwise the program could put another descriptor under its
+/// number, and [`close`] would close that. A signal handler can't wait for the forking thread that it has
+/// interrupted, so the wait is bounded.
 pub(crate) fn wait_until_closed() {
     for _ in 0..GLANCES {
         if !CLOSING.load(Ordering::Acquire) {
@@ -178,28 +185,29 @@ pub(crate) fn wait_until_closed() {
     }
 }
 
-/// Before the program forks.
+/// Called before the program forks.
 pub(crate) fn before_fork() {
     hold();
 }
 
-/// After it has forked, in the parent and in the child.
+/// Called after the fork, in parent and child.
 pub(crate) fn after_fork() {
     CLOSING.store(false, Ordering::Release);
 }
 
-/// No longer ours.
+/// The library no longer owns it.
 pub(crate) fn release(fd: RawFd) {
     WAITING.remove(fd);
     OURS.remove(fd);
 }
 
-/// In a forked child: the waiting connections are the parent's.
+/// Called in a forked child: the waiting connections belong to the parent.
 pub(crate) fn close_waiting() {
     WAITING.drain(|fd| {
         OURS.remove(fd);
-        // SAFETY: the set holds descriptors that `keep_waiting` was given and nobody else closes (`close` is hooked); in the
-        // child, which has one thread, nothing else uses them.
+        // SAFETY: OwnedFd requires an open descriptor without another owner. The set contains descriptors that
+        // `keep_waiting` took over and that the program can't close (`close` is hooked). The child has one
+        // thread, so nothing else uses them.
         drop(unsafe { OwnedFd::from_raw_fd(fd) });
     });
 }
@@ -209,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_holds_what_was_put_in() {
+    fn a_set_contains_the_numbers_added() {
         let set = FdSet::new();
         assert!(set.insert(3) && set.insert(64) && !set.insert(3));
         assert!(set.has(3) && !set.has(4) && !set.has(-1) && !set.has(RawFd::MAX));

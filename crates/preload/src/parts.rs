@@ -1,17 +1,17 @@
-//! A message's parts, with one of ours in front.
+//! Prepends a part to a message's parts.
 
 use libc::iovec;
 use rustix::io::Errno;
 
-/// So many parts of a message need no memory.
+/// Up to this many parts need no allocation.
 const FEW: usize = 16;
-/// The kernel's UIO_MAXIOV, less the header's part.
+/// The kernel's UIO_MAXIOV, minus the header's part.
 const MOST: usize = 1023;
 
-/// Puts a part before others.
+/// Prepends a part.
 ///
 /// # Errors
-/// EMSGSIZE for more parts than the kernel takes.
+/// EMSGSIZE for more parts than the kernel accepts.
 pub(crate) fn with_first<T>(
     first: iovec,
     parts: &[iovec],

@@ -1,4 +1,4 @@
-//! `getpeername()` and `getsockname()`: who a connection's client is, and what it connected to.
+//! `getpeername()` and `getsockname()`: a connection's client, and the address that it connected to.
 
 use core::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -9,10 +9,10 @@ use truepeer_handover::{Destination, Name};
 
 use crate::role::Accepting;
 
-/// The client, if the connection has one by name; `None`: the kernel's answer holds.
+/// The client, if the connection has a name; `None`: the kernel's answer is right.
 ///
 /// # Errors
-/// What getpeername(2) says: a connection that was reset has no peer any more.
+/// Those of getpeername(2): a connection that was reset has no peer.
 pub(crate) fn client(socket: BorrowedFd<'_>, role: &Accepting) -> Result<Option<SocketAddr>, Errno> {
     match name(socket, role) {
         Some(name) => getpeername(socket).map(|_| Some(name.client)),
@@ -20,10 +20,10 @@ pub(crate) fn client(socket: BorrowedFd<'_>, role: &Accepting) -> Result<Option<
     }
 }
 
-/// What the client connected to, where that is asked for.
+/// The address that the client connected to, if the settings ask for it.
 ///
 /// # Errors
-/// What getsockname(2) says.
+/// Those of getsockname(2).
 pub(crate) fn destination(socket: BorrowedFd<'_>, role: &Accepting) -> Result<Option<SocketAddr>, Errno> {
     if role.rules.destination == Destination::Socket {
         return Ok(None);

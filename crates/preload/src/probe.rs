@@ -1,5 +1,6 @@
-//! Whether a header claims an address of this host: asked by a socket of each family that is open from the start. The program may have
-//! no descriptor left for another one, and the connection that it has just accepted must not be refused for that.
+//! Checks whether a header claims an address of this host. It uses a socket of each family that is open from the
+//! start: if the program has no free descriptor, the connection that it has just accepted must not be refused for
+//! that.
 
 use core::net::IpAddr;
 use std::os::fd::{OwnedFd, RawFd};
@@ -13,7 +14,7 @@ use crate::{moving, ours};
 /// For IPv4 and IPv6.
 static PROBES: [Movable; 2] = [Movable::nobody(), Movable::nobody()];
 
-/// To be called while the library is loaded.
+/// Call it while the library is loaded.
 pub(crate) fn open() {
     for (probe, is_ipv6) in PROBES.iter().zip([false, true]) {
         if let Ok(opened) = open_one(is_ipv6) {
@@ -26,7 +27,7 @@ fn open_one(is_ipv6: bool) -> Result<OwnedFd, Errno> {
     ours::keep(host::open_probe(is_ipv6)?, false)
 }
 
-/// As [`host::is_own_address_once`].
+/// The check of [`host::is_own_address_once`].
 pub(crate) fn is_own_address(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
     let probe = &PROBES[usize::from(ip.is_ipv6())];
@@ -39,7 +40,8 @@ pub(crate) fn is_own_address(ip: IpAddr) -> bool {
     }
 }
 
-/// After a yes it can't say yes any more. Where no descriptor is left, it is tried again at the next claim.
+/// After a yes the socket is bound and can't be asked again, so it is replaced. If no descriptor is free, the
+/// next claim tries again.
 fn renew(probe: &Movable, is_ipv6: bool) {
     let _ = moving::alone(|| {
         probe.replace(open_one(is_ipv6)?);
@@ -47,15 +49,15 @@ fn renew(probe: &Movable, is_ipv6: bool) {
     });
 }
 
-/// If one of them has this number: continues under another one.
+/// If one of the sockets has this number, moves it to another.
 ///
 /// # Errors
-/// As [`Movable::move_from`].
+/// Those of [`Movable::move_from`].
 pub(crate) fn move_from(taken: RawFd) -> Result<bool, Errno> {
     Ok(PROBES[0].move_from(taken)? || PROBES[1].move_from(taken)?)
 }
 
-/// In a forked child.
+/// Call it in a forked child.
 pub(crate) fn on_fork() {
     PROBES.iter().for_each(Movable::on_fork);
 }

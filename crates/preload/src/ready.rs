@@ -1,7 +1,8 @@
-//! Connections whose header came late and is complete: a queue that every process of the family can put into and take from.
+//! Connections whose header is complete but came late: a queue that all processes of the program can add to and
+//! take from.
 //!
-//! It is a pair of unix sockets. The kernel keeps the connections, whoever dies; there is no lock, and no memory that could
-//! grow without bound. What waits here is announced to the application by [`truepeer_handover::WakeUp::ring`].
+//! It is a pair of unix sockets. The kernel keeps the connections even if a process dies. It needs no lock, and
+//! its memory is bounded. [`truepeer_handover::WakeUp::ring`] announces queued connections to the application.
 
 use core::mem::MaybeUninit;
 use core::net::SocketAddr;
@@ -17,23 +18,23 @@ use rustix::net::{
 use crate::movable::{Movable, is_inode};
 use crate::{family, moving, ours};
 
-/// Text: two socket addresses, the longest of which has 58 characters.
+/// Text: two socket addresses of at most 58 characters.
 const MESSAGE_BYTES: usize = 128;
 
-/// Both ends; whoever puts in may also take out.
+/// Both ends: each process can add and take.
 #[derive(Debug)]
 pub(crate) struct Ready {
     into: Movable,
     out: Movable,
 }
 
-/// A connection to be handed over.
+/// A connection to hand over.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) socket: OwnedFd,
-    /// Where its listener listens.
+    /// The address of its listener.
     pub(crate) listener: SocketAddr,
-    /// Whom the program is to see.
+    /// The address that the program sees.
     pub(crate) peer: SocketAddr,
 }
 
@@ -43,7 +44,7 @@ impl Ready {
         Ok(Self { into: Movable::holding(into), out: Movable::holding(out) })
     }
 
-    /// The family's, if these descriptors still are what they were: sockets of these inodes.
+    /// Returns the shared queue, if these descriptors still are sockets with these inodes.
     pub(crate) fn inherited(into: (RawFd, u64), out: (RawFd, u64)) -> Option<Self> {
         let is_still = |(fd, inode)| family::inspect(fd, |fd| is_inode(fd, inode).then_some(()));
         is_still(into)?;
@@ -52,27 +53,27 @@ impl Ready {
         Some(Self { into: adopt(into), out: adopt(out) })
     }
 
-    /// The descriptors, each with its inode.
+    /// The two descriptors and their inodes.
     pub(crate) fn ends(&self) -> [(RawFd, u64); 2] {
         [&self.into, &self.out].map(|end| (end.number(), end.inode()))
     }
 
-    /// If one of its ends has this number: continues under another one.
+    /// If one of its ends has this number, moves it to another.
     ///
     /// # Errors
-    /// As [`Movable::move_from`].
+    /// Those of [`Movable::move_from`].
     pub(crate) fn move_from(&self, taken: RawFd) -> Result<bool, Errno> {
         Ok(self.into.move_from(taken)? || self.out.move_from(taken)?)
     }
 
-    /// In a forked child.
+    /// Call it in a forked child.
     pub(crate) fn on_fork(&self) {
         self.into.on_fork();
         self.out.on_fork();
     }
 
-    /// Puts a connection in; the caller's descriptor of it stays open. A queue that the program has closed, past this library,
-    /// is made anew: for this process alone.
+    /// Adds a connection; the caller's descriptor stays open. If the program has closed the queue with its own
+    /// system calls, it is created anew, for this process alone.
     ///
     /// # Errors
     /// `EAGAIN` if the queue is full.
@@ -84,7 +85,7 @@ impl Ready {
     ) -> Result<(), Errno> {
         match self.try_put(socket, listener, peer) {
             Err(error) if is_lost(error) => moving::alone(|| {
-                // Another thread may have made it anew.
+                // Another thread may have created it.
                 match self.try_put(socket, listener, peer) {
                     Err(error) if is_lost(error) => {
                         let [into, out] = pair()?;
@@ -112,12 +113,12 @@ impl Ready {
         self.into.with(|into| sendmsg(into, &bytes, &mut control, flags).map(drop))
     }
 
-    /// Whether nothing waits to be taken out.
+    /// Whether the queue is empty.
     pub(crate) fn is_empty(&self) -> bool {
         !self.out.with(|out| rustix::io::ioctl_fionread(out)).is_ok_and(|bytes| bytes > 0)
     }
 
-    /// Takes a connection out, if there is one.
+    /// Takes a connection, if there is one.
     pub(crate) fn take(&self) -> Option<Entry> {
         let mut bytes = [0; MESSAGE_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -135,7 +136,7 @@ impl Ready {
     }
 }
 
-/// One of the ends is closed.
+/// Whether one of the ends is closed.
 fn is_lost(error: Errno) -> bool {
     matches!(error, Errno::BADF | Errno::PIPE | Errno::CONNRESET | Errno::CONNREFUSED | Errno::NOTCONN)
 }
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_says_so() {
+    fn a_full_queue_is_an_error() {
         let ready = Ready::create().unwrap();
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let addr = socket.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! What this library is to do in this process: as the environment and its own file's name say.
+//! What this library does in this process, determined by the environment and the name of its own file.
 
 use std::env;
 use std::ffi::{CStr, OsStr};
@@ -14,12 +14,12 @@ use truepeer_proto::{Version, Versions};
 use crate::family::ProcessFamily;
 use crate::{probe, say};
 
-/// Set by `truepeer run`, to its settings.
+/// `truepeer run` sets it to its settings.
 const RUN: &str = "TRUEPEER_RUN";
-/// Set by `truepeer connect`, to its settings.
+/// `truepeer connect` sets it to its settings.
 const CONNECT: &str = "TRUEPEER_CONNECT";
 
-/// What is done here; either, both or nothing.
+/// The active roles: either, both or none.
 #[derive(Debug, Default)]
 pub(crate) struct Role {
     pub(crate) accepting: Option<Accepting>,
@@ -28,7 +28,7 @@ pub(crate) struct Role {
     pub(crate) verbose: bool,
 }
 
-/// What a program that accepts connections needs.
+/// The state for a program that accepts connections.
 #[derive(Debug)]
 pub(crate) struct Accepting {
     pub(crate) rules: RunRules,
@@ -39,12 +39,12 @@ pub(crate) struct Accepting {
 
 static ROLE: OnceLock<Role> = OnceLock::new();
 
-/// The role; nothing before the library is loaded completely.
+/// The role; none before the library is completely loaded.
 pub(crate) fn role() -> Option<&'static Role> {
     ROLE.get()
 }
 
-/// Reads the environment, once, before the program's own first line.
+/// Reads the environment once, before main().
 pub(crate) fn assume(file: Option<&CStr>) {
     let name = file.and_then(|file| Path::new(OsStr::from_bytes(file.to_bytes())).file_name());
     let role = match name.and_then(OsStr::to_str) {
@@ -57,9 +57,9 @@ pub(crate) fn assume(file: Option<&CStr>) {
             say::set_verbose(role.verbose);
             let _ = ROLE.set(role);
         }
-        // Better no program than one that takes anybody for anybody.
+        // Ending the program is safer than running it with wrong rules.
         Err(why) => {
-            say::always(format_args!("can't do what was asked: {why}"));
+            say::always(format_args!("can't apply the settings: {why}"));
             std::process::abort();
         }
     }
@@ -73,7 +73,8 @@ fn own() -> Result<Role, String> {
         role.datagrams = sending
             .datagrams
             .map(|dialect| {
-                Datagrams::new(dialect).map_err(|error| format!("no memory for flows of datagrams: {error}"))
+                Datagrams::new(dialect)
+                    .map_err(|error| format!("no memory for the table of datagram flows: {error}"))
             })
             .transpose()?;
         role.sending = Some(sending);
@@ -104,7 +105,7 @@ fn text_of(name: &str) -> Result<Option<String>, String> {
     }
 }
 
-/// libproxyproto's own documentation: headers optional, both versions, everybody believed.
+/// libproxyproto's documented behaviour: headers optional, both versions, every client believed.
 fn dropin_accepting() -> Result<Role, String> {
     let verbose = env::var_os("LIBPROXYPROTO_DEBUG").is_some();
     let versions = match dropin_version(3)? {
@@ -123,11 +124,11 @@ fn dropin_accepting() -> Result<Role, String> {
     settings.claims.allow = PrefixSet::any();
     let names_later = env::var_os("LIBPROXYPROTO_GETPEERNAME_CACHE").is_none();
     say::once_in_a_family(format_args!(
-        "taking the place of libproxyproto: every host may connect and claim to be any client"
+        "running as libproxyproto: every host may connect and claim to be any client"
     ));
     if header == HeaderRule::Optional {
         say::once_in_a_family(format_args!(
-            "whether a connection begins with a PROXY header is guessed: a client that connects directly can claim to be anybody; set LIBPROXYPROTO_MUST_USE_PROTOCOL_HEADER, or use truepeer run --allow"
+            "whether a connection begins with a PROXY header is guessed: a client that connects directly can claim any address; set LIBPROXYPROTO_MUST_USE_PROTOCOL_HEADER, or use truepeer run --allow"
         ));
     }
     Ok(Role { accepting: Some(accepting(settings, names_later)?), verbose, ..Role::default() })

@@ -1,4 +1,4 @@
-//! What the library says, on standard error: a line at a time, the same complaint once a minute.
+//! The library's messages on standard error: one line at a time, the same complaint once a minute.
 
 use core::fmt;
 use core::net::IpAddr;
@@ -17,14 +17,14 @@ pub(crate) fn set_verbose(on: bool) {
     VERBOSE.store(on, Ordering::Relaxed);
 }
 
-/// What is said of each connection, if that was asked for.
+/// Logs a connection, if the settings ask for it.
 pub(crate) fn in_detail(text: fmt::Arguments<'_>) {
     if VERBOSE.load(Ordering::Relaxed) {
         always(text);
     }
 }
 
-/// Why a connection was refused; a normal end of one is no news.
+/// Logs why a connection was refused, except for normal endings.
 pub(crate) fn refusal(refused: &Refused) {
     match refused.complaint() {
         Some(reason) => {
@@ -34,7 +34,7 @@ pub(crate) fn refusal(refused: &Refused) {
     }
 }
 
-/// The same about the same host at most once a minute.
+/// Logs the same message about the same host at most once a minute.
 pub(crate) fn complaint(reason: &str, about: Option<IpAddr>, text: fmt::Arguments<'_>) {
     let now = clock_gettime(ClockId::Boottime);
     let now = Duration::try_from(now).unwrap_or_default();
@@ -45,26 +45,27 @@ pub(crate) fn complaint(reason: &str, about: Option<IpAddr>, text: fmt::Argument
     }
 }
 
-/// Not again in the programs that this one executes.
+/// Removes the setting, so that programs executed by this one don't log it again.
 pub(crate) fn once_in_a_family(text: fmt::Arguments<'_>) {
     if env::var_os("TRUEPEER_FAMILY").is_none() {
         always(text);
     }
 }
 
-/// A line, written at once.
+/// Writes a line at once.
 pub(crate) fn always(text: fmt::Arguments<'_>) {
-    // Where a program has closed it, the calls below fail.
+    // If the program has closed standard error, the calls below fail.
     let stderr = rustix::stdio::stderr();
     let is_anothers = |kind: FileType| {
         kind == FileType::Socket
             && rustix::net::getpeername(stderr).is_ok_and(|peer| {
-                // A daemon's standard error may be a unix socket of the journal. A network socket under this number is a client.
+                // A daemon's standard error may be a unix socket of the journal. An internet socket under this
+                // number is a client's connection.
                 peer.is_some_and(|peer| peer.address_family() != rustix::net::AddressFamily::UNIX)
             })
     };
     if fstat(stderr).is_ok_and(|stat| !is_anothers(FileType::from_raw_mode(stat.st_mode))) {
-        // Nobody is left to tell.
+        // No other place to report the failure.
         let _ = rustix::io::write(stderr, format!("truepeer: {text}\n").as_bytes());
     }
 }

@@ -1,6 +1,6 @@
-//! The functions of the C library that send: the part of the border to C (see `hooks`) that `truepeer connect` needs.
+//! Hooks for the C library functions that send. A part of the border to C (see `hooks`), for `truepeer connect`.
 //!
-//! What isn't meant goes to the C library's own function, which stays a place where a thread may be cancelled.
+//! Sends that need no header go to the C library's own function, which remains a cancellation point.
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::slice;
@@ -23,7 +23,7 @@ static WRITE: Next = Next::new(c"write");
 static WRITEV: Next = Next::new(c"writev");
 static SETSOCKOPT: Next = Next::new(c"setsockopt");
 
-/// Looks all of them up. dlsym(3) may take locks, and write() is called in signal handlers and after fork().
+/// Finds all functions early: dlsym(3) may take locks, and write() is called in signal handlers and after fork().
 pub(crate) fn find_all() {
     for next in [&SEND, &SENDTO, &SENDMSG, &SENDMMSG, &WRITE, &WRITEV, &SETSOCKOPT] {
         next.function();
@@ -38,7 +38,8 @@ type Write = unsafe extern "C" fn(c_int, *const c_void, usize) -> isize;
 type Writev = unsafe extern "C" fn(c_int, *const iovec, c_int) -> isize;
 type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int;
 
-/// Connecting by sending (MSG_FASTOPEN) would send the program's data first: it is refused, and programs connect as usual.
+/// MSG_FASTOPEN would send the program's data before the header. It is refused, and programs then connect as
+/// usual.
 fn is_fast_open(flags: c_int) -> bool {
     flags & libc::MSG_FASTOPEN != 0 && role().is_some_and(|role| role.sending.is_some())
 }
@@ -50,18 +51,18 @@ pub(crate) fn message(
     addr: *const sockaddr,
     len: socklen_t,
 ) -> (iovec, msghdr) {
-    // SAFETY: the struct is numbers and pointers, for which zero is a value.
+    // SAFETY: msghdr consists of integers and pointers, for which zero is valid.
     let mut message: msghdr = unsafe { core::mem::zeroed() };
     message.msg_name = addr.cast_mut().cast();
     message.msg_namelen = if addr.is_null() { 0 } else { len };
     (iovec { iov_base: bytes.cast_mut(), iov_len: count }, message)
 }
 
-/// Sends a message with its header in front; `None` if it has none, or if it is for the kernel to refuse. The answer counts
-/// the program's own bytes.
+/// Sends a message with its header before it, and returns how many of the program's own bytes were sent. `None`
+/// if it needs no header, or if the kernel must refuse it.
 ///
 /// # Safety
-/// `message` has what sendmsg(2) says, but for its parts, which are `parts`.
+/// `message` is as sendmsg(2) requires, except that `parts` replaces its own parts.
 unsafe fn send_told(
     fd: c_int,
     message: &msghdr,
@@ -75,13 +76,15 @@ unsafe fn send_told(
     let to = if message.msg_name.is_null() || message.msg_namelen == 0 {
         None
     } else {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees, as sendmsg(2) requires, that `msg_name` is null or points to
+        // `msg_namelen` readable bytes.
         Some(unsafe { read_address(message.msg_name.cast_const().cast(), message.msg_namelen) }?)
     };
     let control = if message.msg_control.addr() < LOWEST {
         &[]
     } else {
-        // SAFETY: the caller's promise: the control data has that length.
+        // SAFETY: the caller guarantees, as sendmsg(2) requires, that `msg_control` points to `msg_controllen`
+        // readable bytes; it is not null here.
         unsafe {
             slice::from_raw_parts(message.msg_control.cast_const().cast::<u8>(), message.msg_controllen)
         }
@@ -109,54 +112,58 @@ fn send_behind(
     usize::try_from(sent).map_err(|_| last_errno())
 }
 
-/// What the kernel's last answer to this thread was.
+/// The error of the C library's last call in this thread.
 pub(crate) fn last_errno() -> Errno {
-    // SAFETY: errno's place is that of the calling thread.
+    // SAFETY: __errno_location has no requirements. It returns the calling thread's errno, valid as long as the
+    // thread lives.
     Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
 }
 
 /// # Safety
-/// As sendmsg(2); parts that are no memory are for the kernel to refuse.
+/// The requirements of sendmsg(2). The kernel refuses parts with bad addresses.
 unsafe fn send_message(fd: c_int, message: *const msghdr, flags: c_int) -> Option<Result<isize, Errno>> {
     if message.addr() < LOWEST {
         return None;
     }
-    // SAFETY: the caller's promise; what it points to lives as long as the call.
+    // SAFETY: the caller guarantees, as sendmsg(2) requires, that `message` points to a msghdr that stays
+    // unchanged during the call.
     let message = unsafe { &*message };
-    // SAFETY: the same promise.
+    // SAFETY: the caller guarantees, as sendmsg(2) requires, that `msg_iov` points to `msg_iovlen` parts.
     unsafe { send_told(fd, message, parts_at(message.msg_iov, message.msg_iovlen)?, flags) }
 }
 
-/// None where no program has memory.
+/// `None` for addresses that can't be mapped.
 ///
 /// # Safety
-/// So many parts lie there.
+/// `parts` is an array of `count` parts.
 pub(crate) unsafe fn parts_at<'a>(parts: *const iovec, count: usize) -> Option<&'a [iovec]> {
     match count {
         0 => Some(&[]),
         _ if parts.addr() < LOWEST => None,
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that `parts` is an array of `count` parts.
         count => Some(unsafe { slice::from_raw_parts(parts, count) }),
     }
 }
 
 /// # Safety
-/// As send(2).
+/// The requirements of send(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn send(fd: c_int, bytes: *const c_void, count: usize, flags: c_int) -> isize {
     let work = || {
         let (part, message) = message(bytes, count, core::ptr::null(), 0);
-        // SAFETY: a message without a name and control data.
+        // SAFETY: the message has no name and no control data, and the caller guarantees, as send(2) requires,
+        // that its part points to `count` readable bytes.
         unsafe { send_told(fd, &message, &[part], flags) }
     };
     answer(work, || {
-        // SAFETY: the function of that name, with the program's own arguments.
+        // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
+        // arguments are the program's own, unchanged.
         unsafe { core::mem::transmute::<*mut c_void, Send>(SEND.function())(fd, bytes, count, flags) }
     })
 }
 
 /// # Safety
-/// As sendto(2).
+/// The requirements of sendto(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn sendto(
     fd: c_int,
@@ -168,12 +175,14 @@ pub(crate) unsafe extern "C" fn sendto(
 ) -> isize {
     let work = || {
         let (part, message) = message(bytes, count, addr, len);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees, as sendto(2) requires, that `bytes` points to `count` readable bytes,
+        // and `addr` is null or points to `len` readable bytes.
         let told = unsafe { send_told(fd, &message, &[part], flags) };
         told.or_else(|| is_fast_open(flags).then_some(Err(Errno::OPNOTSUPP)))
     };
     answer(work, || {
-        // SAFETY: the function of that name, with the program's own arguments.
+        // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
+        // arguments are the program's own, unchanged.
         unsafe {
             core::mem::transmute::<*mut c_void, Sendto>(SENDTO.function())(fd, bytes, count, flags, addr, len)
         }
@@ -181,22 +190,24 @@ pub(crate) unsafe extern "C" fn sendto(
 }
 
 /// # Safety
-/// As sendmsg(2).
+/// The requirements of sendmsg(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
     let work = || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees, as sendmsg(2) requires, that `message` and everything that it points to
+        // is valid.
         let told = unsafe { send_message(fd, message, flags) };
         told.or_else(|| is_fast_open(flags).then_some(Err(Errno::OPNOTSUPP)))
     };
     answer(work, || {
-        // SAFETY: the function of that name, with the program's own arguments.
+        // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
+        // arguments are the program's own, unchanged.
         unsafe { core::mem::transmute::<*mut c_void, Sendmsg>(SENDMSG.function())(fd, message, flags) }
     })
 }
 
 /// # Safety
-/// As sendmmsg(2).
+/// The requirements of sendmmsg(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn sendmmsg(
     fd: c_int,
@@ -204,7 +215,8 @@ pub(crate) unsafe extern "C" fn sendmmsg(
     count: c_uint,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the function of that name; the arguments are the program's own, or one message of its array.
+    // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
+    // arguments are the program's own, or one message of its array.
     let plainly = |messages, count| unsafe {
         core::mem::transmute::<*mut c_void, Sendmmsg>(SENDMMSG.function())(fd, messages, count, flags)
     };
@@ -214,16 +226,18 @@ pub(crate) unsafe extern "C" fn sendmmsg(
         }
         let mut done: c_int = 0;
         for number in 0..count.min(1024) as usize {
-            // SAFETY: the caller's promise: so many messages lie there.
+            // SAFETY: the caller guarantees, as sendmmsg(2) requires, that `messages` is an array of `count`
+            // messages, and `number` is below `count`.
             let message = unsafe { messages.add(number) };
-            // SAFETY: the caller's promise: this message is one of the array's, and nobody else uses it during the call.
+            // SAFETY: this message belongs to the array that the caller guarantees to be valid, and nothing else
+            // uses it during the call.
             match unsafe { send_message(fd, &raw const (*message).msg_hdr, flags) } {
-                // SAFETY: the same message; its length is a field that the kernel would write, for the caller to read.
+                // SAFETY: this message belongs to the array that the caller guarantees to be valid and writable.
                 Some(Ok(sent)) => unsafe { (*message).msg_len = c_uint::try_from(sent).unwrap_or(0) },
                 Some(Err(errno)) if done == 0 => return Some(Err(errno)),
                 Some(Err(_)) => break,
                 None if plainly(message, 1) == 1 => {}
-                // The kernel has just said why.
+                // The kernel has just set errno.
                 None if done == 0 => return None,
                 None => break,
             }
@@ -235,44 +249,48 @@ pub(crate) unsafe extern "C" fn sendmmsg(
 }
 
 /// # Safety
-/// As write(2).
+/// The requirements of write(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, count: usize) -> isize {
     let work = || {
         let (part, message) = message(bytes, count, core::ptr::null(), 0);
-        // SAFETY: a message without a name and control data.
+        // SAFETY: the message has no name and no control data, and the caller guarantees, as write(2) requires,
+        // that its part points to `count` readable bytes.
         unsafe { send_told(fd, &message, &[part], 0) }
     };
     answer(work, || {
-        // SAFETY: the function of that name, with the program's own arguments.
+        // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
+        // arguments are the program's own, unchanged.
         unsafe { core::mem::transmute::<*mut c_void, Write>(WRITE.function())(fd, bytes, count) }
     })
 }
 
 /// # Safety
-/// As writev(2).
+/// The requirements of writev(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> isize {
     let work = || {
         let (_, message) = message(core::ptr::null(), 0, core::ptr::null(), 0);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees, as writev(2) requires, that `parts` is an array of `count` parts.
         let parts = unsafe { parts_at(parts, usize::try_from(count).ok()?)? };
-        // Unlike the other calls, it sends no empty datagram.
+        // Unlike the other calls, writev() of nothing sends no empty datagram.
         let is_empty = parts.iter().all(|part| part.iov_len == 0);
-        // SAFETY: the caller's promise; a message without a name and control data.
+        // SAFETY: the message has no name and no control data, and the caller guarantees, as writev(2) requires,
+        // that each part points to as many readable bytes as its length.
         (!is_empty).then(|| unsafe { send_told(fd, &message, parts, 0) })?
     };
     answer(work, || {
-        // SAFETY: the function of that name, with the program's own arguments.
+        // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
+        // arguments are the program's own, unchanged.
         unsafe { core::mem::transmute::<*mut c_void, Writev>(WRITEV.function())(fd, parts, count) }
     })
 }
 
-/// What makes one call several datagrams, or several calls one, is not to be had, as on kernels that lack it: in each there
-/// would have to be a header.
+/// UDP_SEGMENT turns one call into several datagrams, and UDP_CORK several calls into one. Each datagram would
+/// need a header, so these options fail as on a kernel without them.
 ///
 /// # Safety
-/// As setsockopt(2).
+/// The requirements of setsockopt(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn setsockopt(
     fd: c_int,
@@ -288,7 +306,8 @@ pub(crate) unsafe extern "C" fn setsockopt(
         is_refused.then_some(Err(Errno::NOPROTOOPT))
     };
     answer(work, || {
-        // SAFETY: the function of that name, with the program's own arguments.
+        // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
+        // arguments are the program's own, unchanged.
         unsafe {
             core::mem::transmute::<*mut c_void, Setsockopt>(SETSOCKOPT.function())(
                 fd, level, name, value, len,

@@ -1,7 +1,7 @@
-//! The thread that waits for late headers, so that `accept()` needn't. It is started by the first one.
+//! The thread that waits for late headers, so that `accept()` doesn't have to. The first late header starts it.
 //!
-//! Connections come to it through a pipe and leave it through the family's queue: it shares nothing else with the program's
-//! threads.
+//! It gets connections through a pipe and delivers them through the shared queue. It shares nothing else with the
+//! program's threads.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -24,46 +24,46 @@ use crate::movable::{Movable, NOBODY, STARTING, is_inode};
 use crate::role::{Accepting, role};
 use crate::{listeners, ours, say};
 
-/// A line of text, filled up with spaces: written and read as a whole (PIPE_BUF, pipe(7)).
+/// A line of text, padded with spaces. Pipes read and write it atomically (PIPE_BUF, pipe(7)).
 const MESSAGE_BYTES: usize = 160;
-/// Room for thousands of them, where the quota of pipes permits.
+/// Room for thousands of them, if the quota of pipes permits.
 const PIPE_BYTES: usize = 1 << 20;
 const STACK_BYTES: usize = 256 << 10;
-/// When a queue was full: the next attempt.
+/// How soon to try again when a queue was full.
 const AGAIN: Duration = Duration::from_millis(20);
-/// A program that is busy is not woken more often than it can bear.
+/// How often a busy program is woken at most.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The writing end of the pipe.
 static INBOX: Movable = Movable::nobody();
-/// The number that the waiter is asked to leave to the program, and its answer.
+/// The number that the waiter must release to the program, and its answer.
 static WANTED: AtomicI32 = AtomicI32::new(NOBODY);
 const DONE: i32 = -1;
 const UNKNOWN: i32 = -2;
-/// How often, and how long each time, its answer is waited for.
+/// How often, and how long each time, to wait for the answer.
 const GLANCES: u32 = 1000;
 const GLANCE: Duration = Duration::from_millis(1);
 
-/// Lets a connection wait for its header.
+/// Passes a connection to the waiter until its header comes.
 pub(crate) fn wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr) {
     if let Err(error) = try_wait(socket, listener, sender) {
         say::complaint(
             "waiter",
             None,
-            format_args!("a connection from {sender} whose header is late can't be waited for: {error}"),
+            format_args!("can't wait for the late header of a connection from {sender}: {error}"),
         );
     }
 }
 
 fn try_wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr) -> Result<(), Errno> {
     let Some(listener) = listeners::local(listener) else { return Err(Errno::INVAL) };
-    // The low numbers are the program's, which may put something else there (dup2). Before it can be decided: the waiter
-    // releases it.
+    // Low numbers may be reused by the program (dup2). Move the connection before the waiter can decide on it,
+    // because the waiter releases it.
     let socket = ours::keep_waiting(socket)?;
     let fd = socket.as_raw_fd();
     match tell(format_args!("{fd} {listener} {sender}")) {
         Ok(()) => {
-            // The waiter's from now on.
+            // The waiter owns it from now on.
             let _ = socket.into_raw_fd();
             Ok(())
         }
@@ -74,11 +74,11 @@ fn try_wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr) -> Re
     }
 }
 
-/// Sends the waiter a message. If the program has closed the way to it, past this library, there is another one from now on.
+/// Sends the waiter a message. If the program has closed the pipe with its own system calls, creates a new one.
 fn tell(line: fmt::Arguments<'_>) -> Result<(), Errno> {
     let line = line.to_string();
     let mut message = [b' '; MESSAGE_BYTES];
-    // Two addresses and a number always have room.
+    // Two addresses and a number always fit.
     if let Some(start) = message.get_mut(..line.len()) {
         start.copy_from_slice(line.as_bytes());
     }
@@ -89,7 +89,7 @@ fn tell(line: fmt::Arguments<'_>) -> Result<(), Errno> {
         {
             Ok(_) => return Ok(()),
             Err(Errno::BADF | Errno::PIPE) => {
-                // Whoever is faster starts it.
+                // Whichever thread is faster starts it.
                 let _ = INBOX.change(inbox, NOBODY);
             }
             Err(error) => return Err(error),
@@ -98,7 +98,7 @@ fn tell(line: fmt::Arguments<'_>) -> Result<(), Errno> {
     Err(Errno::PIPE)
 }
 
-/// To write where nobody reads would be answered by SIGPIPE.
+/// A write to a pipe without a reader would raise SIGPIPE.
 fn is_read(inbox: BorrowedFd<'_>) -> Result<bool, Errno> {
     let mut asked = [PollFd::from_borrowed_fd(inbox, PollFlags::OUT)];
     poll(&mut asked, Some(&Timespec::default()))?;
@@ -115,17 +115,17 @@ fn inbox() -> Result<RawFd, Errno> {
                 }
                 return started;
             }
-            // Another thread is just starting it.
+            // Another thread is starting it.
             Err(STARTING) => thread::yield_now(),
             Err(inbox) => return Ok(inbox),
         }
     }
 }
 
-/// If the waiter, or the way to it, uses the number `taken`: it continues under another one.
+/// If the waiter or its pipe uses the number `taken`, moves that descriptor to another number.
 ///
 /// # Errors
-/// EMFILE if there is none; ETIMEDOUT if the waiter doesn't answer.
+/// EMFILE if no number is free; ETIMEDOUT if the waiter doesn't answer.
 pub(crate) fn move_from(taken: RawFd) -> Result<bool, Errno> {
     if INBOX.move_from(taken)? {
         return Ok(true);
@@ -148,7 +148,7 @@ pub(crate) fn move_from(taken: RawFd) -> Result<bool, Errno> {
 fn start() -> Result<RawFd, Errno> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     let (reader, writer) = (ours::keep(reader, false)?, ours::keep(writer, false)?);
-    // The quota may not permit it: then fewer can come at once.
+    // If the quota does not permit it, fewer can arrive at once.
     let _ = fcntl_setpipe_size(&writer, PIPE_BYTES);
     let epoll = ours::keep(epoll::create(epoll::CreateFlags::CLOEXEC)?, false)?;
     let late = Late::on(epoll, reader.as_fd())?;
@@ -172,9 +172,10 @@ fn start() -> Result<RawFd, Errno> {
     }
 }
 
-/// A thread inherits the mask: the program's signals must not come to ours.
+/// A thread inherits the signal mask. Block all: the program's signal handlers must not run in this thread.
 fn without_signals<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: both sets are locals that the calls fill or read; a sigset_t may be all zeros before sigfillset.
+    // SAFETY: sigfillset and pthread_sigmask read or write a sigset_t each; both are locals, and all zeros is a
+    // valid value before sigfillset.
     unsafe {
         let mut all: libc::sigset_t = core::mem::zeroed();
         let mut before: libc::sigset_t = core::mem::zeroed();
@@ -186,13 +187,14 @@ fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// In a forked child: the waiter, and what it waits for, stayed with the parent.
+/// Call it in a forked child: the waiter and its connections stayed with the parent.
 pub(crate) fn on_fork() {
     INBOX.on_fork();
     let inbox = INBOX.number();
     if INBOX.change(inbox, NOBODY).is_ok() && inbox >= 0 {
         ours::release(inbox);
-        // SAFETY: it is the writing end that `start` left there, and the child's one thread is here.
+        // SAFETY: OwnedFd requires an open descriptor without another owner. It is the writing end that `start`
+        // stored there, and the child has one thread.
         drop(unsafe { OwnedFd::from_raw_fd(inbox) });
     }
     ours::close_waiting();
@@ -201,7 +203,7 @@ pub(crate) fn on_fork() {
 /// What is known of a waiting connection.
 struct WatchedListener {
     local: SocketAddr,
-    /// As accept() returned it: its family is the socket's.
+    /// The address as accept() returned it: its family is the socket's.
     sender: SocketAddr,
 }
 
@@ -209,13 +211,13 @@ struct Waiter {
     late: Late<WatchedListener>,
     /// The reading end of the pipe; `None` when nothing comes from there any more.
     reader: Option<OwnedFd>,
-    /// The pipe's.
+    /// The pipe's inode.
     inode: u64,
-    /// So many may wait: half of the program's descriptors.
+    /// At most this many connections may wait: half of the program's descriptors.
     most: usize,
-    /// For the family's queue, which was full: connection, listener, whom the program is to see.
+    /// Entries for the shared queue, which was full: connection, listener, and the address that the program sees.
     again: Vec<(OwnedFd, SocketAddr, SocketAddr)>,
-    /// Late connections that the program has not taken yet: announced again, less and less often.
+    /// Ready connections that the program has not accepted yet. They are announced again, less and less often.
     announced: Vec<Announced>,
 }
 
@@ -242,7 +244,7 @@ impl Waiter {
                 Ok(()) => pause = AGAIN,
                 Err(error) => {
                     let text = format_args!(
-                        "the program has closed descriptors of truepeer's: {error}; they are opened anew"
+                        "the program has closed descriptors of truepeer: {error}; opening them again"
                     );
                     say::complaint("waiter", None, text);
                     if self.rebuild().is_err() {
@@ -284,10 +286,11 @@ impl Waiter {
         Ok(())
     }
 
-    /// The program has closed the epoll, the pipe or both, past this library. A pipe is made anew by the next late connection.
+    /// The program has closed the epoll, the pipe or both with its own system calls. The next late connection
+    /// creates a new pipe.
     fn rebuild(&mut self) -> Result<(), Errno> {
         if let Some(reader) = self.reader.take_if(|reader| !is_inode(reader.as_fd(), self.inode)) {
-            // The number is the program's.
+            // The number belongs to the program now.
             ours::release(reader.into_raw_fd());
         }
         let epoll = ours::keep(epoll::create(epoll::CreateFlags::CLOEXEC)?, false)?;
@@ -298,7 +301,7 @@ impl Waiter {
         let mut message = [0; MESSAGE_BYTES];
         let count = rustix::io::read(self.reader.as_ref()?, &mut message).ok()?;
         if count == 0 {
-            // The writing end is closed: the end would be readable for ever.
+            // The writing end is closed, so the reading end would stay readable forever.
             let reader = self.reader.take()?;
             let _ = self.late.without_inbox(reader.as_fd());
             ours::close(reader);
@@ -311,12 +314,13 @@ impl Waiter {
             return Some(WaiterMessage::Move(words.next()?.parse().ok()?));
         }
         let fd: RawFd = first.parse().ok()?;
-        // SAFETY: `try_wait` gave up this descriptor when it wrote the message, and it is protected from the program.
+        // SAFETY: OwnedFd requires an open descriptor without another owner. `try_wait` gave up this descriptor
+        // when it wrote the message, and the program can't close it.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         Some(WaiterMessage::Wait(socket, words.next()?.parse().ok()?, words.next()?.parse().ok()?))
     }
 
-    /// Continues under another number, if it has this one.
+    /// If it has this number, moves it to another.
     fn relocate(&mut self, taken: RawFd) -> Result<bool, Errno> {
         let another = || ours::another_number(taken);
         let is_taken = |fd: &OwnedFd| fd.as_raw_fd() == taken;
@@ -341,7 +345,7 @@ impl Waiter {
             say::complaint(
                 "too_many_late",
                 None,
-                format_args!("{} connections without a header: the oldest are closed", self.most),
+                format_args!("{} connections are waiting for their header: closing the oldest", self.most),
             );
             self.hand_over(oldest, role);
         }
@@ -360,7 +364,7 @@ impl Waiter {
         let Decided { socket, listener, look, .. } = decided;
         if look == Look::WakeUp {
             ours::close(socket);
-            // It was slow to say its word. What it announced is announced once more.
+            // Its wake-up word was slow, so repeat the announcement.
             return self.ring(listener.local, role);
         }
         match settle(socket.as_fd(), listener.sender, &look, role) {
@@ -375,7 +379,7 @@ impl Waiter {
     fn put(&mut self, socket: OwnedFd, listener: SocketAddr, peer: SocketAddr, role: &Accepting) {
         match role.family.ready.put(socket.as_fd(), listener, peer) {
             Ok(()) => {
-                // Before the program has it, and may fork.
+                // Before the program gets it, and may fork.
                 ours::close(socket);
                 self.ring(listener, role);
             }
@@ -416,7 +420,7 @@ impl Waiter {
     }
 }
 
-/// Nobody listens there any more: its connections end.
+/// Nothing listens on that address any more: its connections are closed.
 fn forget_listener(listener: SocketAddr, role: &Accepting) {
     let entries: Vec<_> = core::iter::from_fn(|| role.family.ready.take()).collect();
     for entry in entries.into_iter().filter(|entry| entry.listener != listener) {

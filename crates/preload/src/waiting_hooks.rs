@@ -1,6 +1,6 @@
-//! The functions of the C library that wait for descriptors: the part of the border to C (see `hooks`) that notes what a
-//! thread waits for (`hold`), if a listener is among it. They are called as ever; descriptors that are no listeners cost a
-//! glance at a bit each.
+//! Hooks for the C library functions that wait for descriptors. A part of the border to C (see `hooks`) that
+//! notes what a thread waits for (`hold`) if a listener is included. The functions work as usual; each descriptor
+//! that is not a listener costs one bit test.
 
 use core::ffi::{c_int, c_long};
 use core::time::Duration;
@@ -19,7 +19,7 @@ static PPOLL_CHK: Next = Next::new(c"__ppoll_chk");
 static SELECT: Next = Next::new(c"select");
 static PSELECT: Next = Next::new(c"pselect");
 
-/// As `sending_hooks` does.
+/// Finds the functions early, for the reasons given at `sending_hooks::find_all`.
 pub(crate) fn find_all() {
     for next in [&POLL, &POLL_CHK, &PPOLL, &PPOLL_CHK, &SELECT, &PSELECT] {
         next.function();
@@ -40,10 +40,10 @@ type Pselect = unsafe extern "C" fn(
     *const sigset_t,
 ) -> c_int;
 
-/// Notes what poll() was asked and has answered.
+/// Notes a query by poll() and its answer.
 ///
 /// # Safety
-/// The call has just succeeded with these arguments; `mask` is null or a set.
+/// poll() has just succeeded with these arguments; `mask` is null or points to a set.
 unsafe fn note_poll(
     answered: c_int,
     fds: *const pollfd,
@@ -56,38 +56,39 @@ unsafe fn note_poll(
     }
     let work = || {
         role()?.accepting.as_ref()?;
-        // SAFETY: the caller's promise: the kernel has just read so many, and written to them.
+        // SAFETY: the caller guarantees that poll() has just succeeded with `fds` and `count`, so `fds` is an
+        // array of `count` structs.
         let fds = unsafe { core::slice::from_raw_parts(fds, usize::try_from(count).ok()?) };
         if fds.iter().any(|one| one.revents != 0 && hold::is_listener(one.fd)) {
             let asked = fds.iter().filter(|one| one.fd >= 0);
             let asked = asked.map(|one| Asked { fd: one.fd, events: one.events, answered: one.revents != 0 });
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that `mask` is null or points to a set.
             hold::remember(asked, limit, unsafe { blocked(mask) });
         }
         None
     };
-    // It leaves errno as it is.
+    // It leaves errno unchanged.
     answer(work, || 0_i32);
 }
 
 /// The signals that are blocked while the call waits.
 ///
 /// # Safety
-/// `mask` is null or a set.
+/// `mask` is null or points to a set.
 unsafe fn blocked(mask: *const sigset_t) -> u64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `mask` is null or points to a set.
     unsafe { mask.as_ref() }.map_or_else(hold::blocked_now, hold::as_bits)
 }
 
-/// `limit` is poll()'s.
+/// `limit` is poll()'s time-out.
 fn milliseconds(limit: c_int) -> Option<Duration> {
     u64::try_from(limit).ok().map(Duration::from_millis)
 }
 
 /// # Safety
-/// `limit` is null or a time.
+/// `limit` is null or points to a time.
 unsafe fn time(limit: *const timespec) -> Option<Duration> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that `limit` is null or points to a time.
     let limit = unsafe { limit.as_ref() }?;
     length(limit.tv_sec, limit.tv_nsec)
 }
@@ -97,10 +98,11 @@ fn length(seconds: c_long, nanoseconds: c_long) -> Option<Duration> {
 }
 
 /// # Safety
-/// As poll(2).
+/// The requirements of poll(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, limit: c_int) -> c_int {
-    // SAFETY: the function of that name, with the program's own arguments.
+    // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
+    // arguments are the program's own, unchanged.
     unsafe {
         let answered =
             core::mem::transmute::<*mut core::ffi::c_void, Poll>(POLL.function())(fds, count, limit);
@@ -110,7 +112,7 @@ pub(crate) unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, limit: c_i
 }
 
 /// # Safety
-/// As poll(2); `room` is the array's length in bytes.
+/// The requirements of poll(2); `room` is the array's length in bytes.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn __poll_chk(
     fds: *mut pollfd,
@@ -118,7 +120,8 @@ pub(crate) unsafe extern "C" fn __poll_chk(
     limit: c_int,
     room: usize,
 ) -> c_int {
-    // SAFETY: the function of that name, with the program's own arguments.
+    // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
+    // arguments are the program's own, unchanged.
     unsafe {
         let next = core::mem::transmute::<*mut core::ffi::c_void, PollChk>(POLL_CHK.function());
         let answered = next(fds, count, limit, room);
@@ -128,7 +131,7 @@ pub(crate) unsafe extern "C" fn __poll_chk(
 }
 
 /// # Safety
-/// As ppoll(2).
+/// The requirements of ppoll(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ppoll(
     fds: *mut pollfd,
@@ -136,7 +139,8 @@ pub(crate) unsafe extern "C" fn ppoll(
     limit: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the function of that name, with the program's own arguments.
+    // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
+    // arguments are the program's own, unchanged.
     unsafe {
         let next = core::mem::transmute::<*mut core::ffi::c_void, Ppoll>(PPOLL.function());
         let answered = next(fds, count, limit, mask);
@@ -148,7 +152,7 @@ pub(crate) unsafe extern "C" fn ppoll(
 }
 
 /// # Safety
-/// As ppoll(2); `room` is the array's length in bytes.
+/// The requirements of ppoll(2); `room` is the array's length in bytes.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn __ppoll_chk(
     fds: *mut pollfd,
@@ -157,7 +161,8 @@ pub(crate) unsafe extern "C" fn __ppoll_chk(
     mask: *const sigset_t,
     room: usize,
 ) -> c_int {
-    // SAFETY: the function of that name, with the program's own arguments.
+    // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
+    // arguments are the program's own, unchanged.
     unsafe {
         let next = core::mem::transmute::<*mut core::ffi::c_void, PpollChk>(PPOLL_CHK.function());
         let answered = next(fds, count, limit, mask, room);
@@ -168,11 +173,11 @@ pub(crate) unsafe extern "C" fn __ppoll_chk(
     }
 }
 
-/// As many descriptors as select() takes, by a bit for each; programs with larger sets of their own are told as ever.
+/// As many descriptors as select() supports, one bit each. Queries of programs with larger sets are not noted.
 const WORDS: usize = 1024 / 64;
 type Bits = [u64; WORDS];
 
-/// What select() is asked, before it answers in the same place.
+/// The query of a select() call. select() overwrites it with the answer.
 struct Question {
     sets: [Bits; 3],
     limit: Option<Duration>,
@@ -187,12 +192,12 @@ unsafe fn question(
 ) -> Option<Question> {
     role()?.accepting.as_ref()?;
     let count = usize::try_from(count).ok()?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that each set is null or has `count` bits.
     let read = unsafe { bits(sets[0], count) }?;
     if !descriptors(&read).any(hold::is_listener) {
         return None;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that each set is null or has `count` bits.
     let sets = unsafe { [read, bits(sets[1], count)?, bits(sets[2], count)?] };
     Some(Question { sets, limit: limit() })
 }
@@ -208,7 +213,8 @@ unsafe fn bits(set: *const fd_set, count: usize) -> Option<Bits> {
         return None;
     }
     for (place, word) in bits.iter_mut().take(count.div_ceil(64)).enumerate() {
-        // SAFETY: the caller's promise; the kernel reads and writes whole words, too.
+        // SAFETY: the caller guarantees that the set has `count` bits, and `place` is below the number of words
+        // that hold them. The kernel, too, reads and writes whole words.
         *word = unsafe { set.cast::<u64>().add(place).read_unaligned() };
     }
     if let Some(last) = bits.get_mut(count / 64) {
@@ -225,10 +231,10 @@ fn descriptors(bits: &Bits) -> impl Iterator<Item = c_int> + '_ {
     })
 }
 
-/// Asks, and notes what was asked and answered.
+/// Makes the call, and notes the query and its answer.
 ///
 /// # Safety
-/// The sets are what select(2) takes; `mask` is null or a set.
+/// The sets are as select(2) requires; `mask` is null or points to a set.
 unsafe fn ask(
     count: c_int,
     sets: [*const fd_set; 3],
@@ -238,7 +244,7 @@ unsafe fn ask(
 ) -> c_int {
     let mut asked = None;
     let before = || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees, as select(2) requires, that each set is null or has `count` bits.
         asked = unsafe { question(count, sets, limit) };
         None
     };
@@ -246,10 +252,11 @@ unsafe fn ask(
     let answered = select();
     let Some(asked) = asked.filter(|_| answered > 0) else { return answered };
     let after = || {
-        // SAFETY: the caller's promise; the kernel has just written to it.
+        // SAFETY: the caller guarantees, as select(2) requires, that each set is null or has `count` bits; the
+        // kernel has just written the answer to them.
         let readable = unsafe { bits(sets[0], usize::try_from(count).ok()?) }?;
         if descriptors(&readable).any(hold::is_listener) {
-            // What select() means by readable, writable and exceptional (fs/select.c).
+            // How select() defines readable, writable and exceptional (fs/select.c).
             const EVENTS: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
             let all = asked.sets.iter().zip(EVENTS).flat_map(|(set, events)| {
                 descriptors(set).map(move |fd| Asked {
@@ -258,7 +265,7 @@ unsafe fn ask(
                     answered: events == libc::POLLIN && descriptors(&readable).any(|told| told == fd),
                 })
             });
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees that `mask` is null or points to a set.
             hold::remember(all, asked.limit, unsafe { blocked(mask) });
         }
         None
@@ -268,7 +275,7 @@ unsafe fn ask(
 }
 
 /// # Safety
-/// As select(2).
+/// The requirements of select(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn select(
     count: c_int,
@@ -277,9 +284,10 @@ pub(crate) unsafe extern "C" fn select(
     except: *mut fd_set,
     limit: *mut timeval,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees, as select(2) requires, that `limit` is null or points to a time.
     let length = || unsafe { limit.as_ref() }.and_then(|limit| length(limit.tv_sec, limit.tv_usec * 1000));
-    // SAFETY: the caller's promise; the function of that name, with the program's own arguments.
+    // SAFETY: the sets are as select(2) requires, which the caller guarantees. The transmuted pointer is the C
+    // library's function of this name, so its type is right.
     unsafe {
         ask(count, [read, write, except], length, core::ptr::null(), || {
             let next = core::mem::transmute::<*mut core::ffi::c_void, Select>(SELECT.function());
@@ -289,7 +297,7 @@ pub(crate) unsafe extern "C" fn select(
 }
 
 /// # Safety
-/// As pselect(2).
+/// The requirements of pselect(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn pselect(
     count: c_int,
@@ -299,9 +307,10 @@ pub(crate) unsafe extern "C" fn pselect(
     limit: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees, as pselect(2) requires, that `limit` is null or points to a time.
     let length = || unsafe { time(limit) };
-    // SAFETY: the caller's promise; the function of that name, with the program's own arguments.
+    // SAFETY: the sets and `mask` are as pselect(2) requires, which the caller guarantees. The transmuted pointer
+    // is the C library's function of this name, so its type is right.
     unsafe {
         ask(count, [read, write, except], length, mask, || {
             let next = core::mem::transmute::<*mut core::ffi::c_void, Pselect>(PSELECT.function());

@@ -56,7 +56,7 @@ fn netcat_sees_the_client(bed: &Bed) -> anyhow::Result<()> {
     preloading(bed, sender, "libproxyproto_connect.so")?.run(bed)?;
     server.wait_for_log("hello")?;
     server.wait_for_log("8.8.8.8 4321")?;
-    server.wait_for_log("taking the place of libproxyproto")?;
+    server.wait_for_log("running as libproxyproto")?;
     server.wait_for_log("guessed")
 }
 
