@@ -1,4 +1,4 @@
-//! Why a session ended, where TLS was part of it.
+//! Why a session with TLS ended.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ pub enum TlsCloseReason {
     /// The session ended as one without TLS does.
     #[error(transparent)]
     Tcp(#[from] truepeer_session::CloseReason),
-    /// The client has as many connections as it may have.
+    /// The client has reached its limit of connections.
     #[error("{client} has {most} connections open, as many as one client may have (--max-per-client)")]
     TooManyOfClient {
         /// The client.
@@ -28,16 +28,16 @@ pub enum TlsCloseReason {
     /// TLS with the backend failed.
     #[error("TLS with the backend {} for {} failed: {error}", .route.backend, .route.client)]
     Upstream {
-        /// Where the session was going, and as whom.
+        /// The destination, and the client's address.
         route: Box<Route>,
         /// What failed.
         error: HandshakeError,
     },
     /// The client's connection ended without close_notify. Bytes may be missing, so the backend gets a reset.
-    #[error("the client's connection ended without a close_notify: it was passed on as a reset")]
+    #[error("the client's connection ended without a close_notify; the backend was sent a reset")]
     TruncatedByClient,
     /// The backend's connection ended without close_notify. The client gets a reset.
-    #[error("the backend's connection ended without a close_notify: it was passed on as a reset")]
+    #[error("the backend's connection ended without a close_notify; the client was sent a reset")]
     TruncatedByBackend,
 }
 

@@ -1,4 +1,4 @@
-//! A connection, with TLS or without.
+//! A connection with or without TLS.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::reactor::TcpStream;
 use crate::tls::{TlsFacts, TlsStream};
 
-/// Either of the two.
+/// A connection of either kind.
 #[derive(Debug)]
 pub enum Stream {
     /// Without TLS.
@@ -19,7 +19,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// The TCP connection beneath.
+    /// The TCP connection beneath it.
     #[must_use]
     pub fn tcp(&self) -> &TcpStream {
         match self {
@@ -37,10 +37,10 @@ impl Stream {
         }
     }
 
-    /// Reads into `buffer`, which must not be empty; 0 is the other end's orderly end.
+    /// Reads into `buffer`, which must not be empty; 0: the other end has ended the stream in order.
     ///
     /// # Errors
-    /// As [`TcpStream::poll_read_into`] and [`TlsStream::poll_read_into`].
+    /// Those of [`TcpStream::poll_read_into`] and [`TlsStream::poll_read_into`].
     pub fn poll_read_into(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
         match self {
             Self::Plain(stream) => stream.poll_read_into(cx, buffer),
@@ -49,26 +49,27 @@ impl Stream {
     }
 }
 
-/// What exchanges need of a connection besides its bytes. The defaults suit connections in memory (tests).
+/// What exchanges need from a connection besides its bytes. The defaults suit in-memory connections (tests).
 pub trait Connection: AsyncRead + AsyncWrite + Unpin {
-    /// Makes closing it send a reset, so that the other end knows that bytes may be missing.
+    /// Makes the close send a reset, so that the other end knows that bytes may be missing.
     fn reset_when_closed(&self) {}
 
     /// Makes the next read ask the kernel even without an event. It then finds bytes that arrived since the last epoll_wait.
     fn look_again(&self) {}
 
-    /// Whether the last read emptied the socket. `false`: it may have stopped only because this turn's allowance was used up.
+    /// Whether the last read emptied the socket. `false`: it may have stopped only at the end of this turn's
+    /// allowance.
     fn is_read_out(&self) -> bool {
         true
     }
 
-    /// Whether the kernel takes more bytes, as far as is known: `false` only if it has refused some and not said since that
-    /// there is room.
+    /// Whether the kernel accepts more bytes, as far as known. `false` only if it has refused some and has not
+    /// reported room since.
     fn may_be_writable(&self) -> bool {
         true
     }
 
-    /// Bytes sent that the other end's kernel has not acknowledged; 0 where that can't be told.
+    /// The number of sent bytes that the other end's kernel has not acknowledged; 0 if unknown.
     fn unacknowledged(&self) -> usize {
         0
     }

@@ -1,4 +1,4 @@
-//! A running engine of tunnels and exchanges is changed: listeners are opened and closed, rules swapped, sessions drained.
+//! Changes a running engine of tunnels and exchanges: opens and closes listeners, swaps rules, drains sessions.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -75,7 +75,7 @@ fn exchanges(address: SocketAddr, origin: SocketAddr) -> HttpsRules {
 
 fn backend() -> (TcpListener, SocketAddr) {
     let backend = TcpListener::bind(ANY_PORT).expect("a backend");
-    // accept(), too, fails after this.
+    // accept() fails after this, too.
     socket2::SockRef::from(&backend).set_read_timeout(Some(LONG)).expect("a time-out");
     let address = backend.local_addr().expect("its address");
     (backend, address)
@@ -115,7 +115,7 @@ fn check_that_it_works((sender, received): &mut (TcpStream, TcpStream)) {
 fn wait_until(is_so: impl Fn() -> bool) {
     let end = Instant::now() + LONG;
     while !is_so() {
-        assert!(Instant::now() < end, "it never becomes so");
+        assert!(Instant::now() < end, "timed out");
         thread::sleep(Duration::from_millis(2));
     }
 }
@@ -141,7 +141,7 @@ fn origin(name: &'static str) -> SocketAddr {
     address
 }
 
-/// Asks once on a connection that stays open.
+/// Makes one request on a connection that stays open.
 fn ask(client: &mut TcpStream) -> String {
     client.write_all(b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n").expect("room");
     let mut answer = Vec::new();
@@ -156,7 +156,7 @@ fn ask(client: &mut TcpStream) -> String {
 }
 
 #[test]
-fn new_rules_are_for_new_tunnels_and_old_ones_go_on() {
+fn new_rules_apply_to_new_tunnels_only() {
     let mut case = Case::new();
     let ((first, to_first), (second, to_second)) = (backend(), backend());
     let address = case.open(ONE, tunnels(ANY_PORT, to_first));
@@ -164,9 +164,9 @@ fn new_rules_are_for_new_tunnels_and_old_ones_go_on() {
     check_that_it_works(&mut old);
     let mut anew = tunnels(ANY_PORT, to_second);
     anew.listening.settings.idle_timeout = Some(Duration::from_millis(100));
-    case.https.set_rules(ONE, anew).expect("the same sockets do");
+    case.https.set_rules(ONE, anew).expect("the sockets stay the same");
     let (mut new, _received) = session(address, &second);
-    // The new rules' idle time-out ends the new session, and does not the old one, whose rules have none.
+    // The new rules have an idle time-out, which ends the new session. The old session's rules have none.
     let error = new.read(&mut [0]).expect_err("an orderly end");
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     check_that_it_works(&mut old);
@@ -174,22 +174,22 @@ fn new_rules_are_for_new_tunnels_and_old_ones_go_on() {
 }
 
 #[test]
-fn new_rules_are_for_new_connections_of_http_and_may_make_tunnels_of_them() {
+fn new_rules_apply_to_new_http_connections_and_may_turn_them_into_tunnels() {
     let mut case = Case::new();
     let address = case.open(ONE, exchanges(ANY_PORT, origin("one")));
     let mut old = dial(address).expect("a connection");
     assert_eq!(ask(&mut old), "one");
-    case.https.set_rules(ONE, exchanges(ANY_PORT, origin("two"))).expect("the same sockets do");
+    case.https.set_rules(ONE, exchanges(ANY_PORT, origin("two"))).expect("the sockets stay the same");
     let mut new = dial(address).expect("a connection");
     assert_eq!((ask(&mut new), ask(&mut old)), ("two".to_owned(), "one".to_owned()));
     let (backend, to_backend) = backend();
-    case.https.set_rules(ONE, tunnels(ANY_PORT, to_backend)).expect("the same sockets do");
+    case.https.set_rules(ONE, tunnels(ANY_PORT, to_backend)).expect("the sockets stay the same");
     check_that_it_works(&mut session(address, &backend));
     assert_eq!((ask(&mut new), ask(&mut old)), ("two".to_owned(), "one".to_owned()));
 }
 
 #[test]
-fn a_closed_listener_serves_whom_it_has_accepted_and_its_address_is_free() {
+fn a_closed_listener_keeps_its_sessions_and_frees_its_address() {
     let mut case = Case::new();
     let (backend, to_backend) = backend();
     let address = case.open(ONE, tunnels(ANY_PORT, to_backend));
@@ -217,7 +217,7 @@ fn a_drained_engine_ends_with_its_last_session() {
     let mut last = session(address, &backend);
     case.https.drain();
     wait_until(|| dial(address).is_err());
-    // With those that were dialled before the listener was closed.
+    // Including those that were dialled before the listener was closed.
     drop(backend);
     check_that_it_works(&mut last);
     assert_eq!(case.https.health(), Health::Serving);
@@ -243,7 +243,7 @@ fn listeners_are_counted_apart() {
 }
 
 #[test]
-fn what_can_not_be_done_is_said() {
+fn impossible_changes_are_refused() {
     let mut case = Case::new();
     let (_backend, to_backend) = backend();
     let here = tunnels(ANY_PORT, to_backend);
@@ -253,9 +253,9 @@ fn what_can_not_be_done_is_said() {
     assert!(matches!(case.https.open(ONE, here.clone(), &mut Vec::new()), Err(EngineError::IsOpen(ONE))));
     let mut elsewhere = here;
     elsewhere.listening.settings.address.set_port(9);
-    let error = case.https.set_rules(ONE, elsewhere).expect_err("it needs other sockets");
+    let error = case.https.set_rules(ONE, elsewhere).expect_err("new sockets would be needed");
     assert!(matches!(error, EngineError::OtherSockets { id: ONE, what: "address" }), "{error}");
-    // The first worker's socket is in nobody's way afterwards.
+    // The first worker's socket no longer blocks the address.
     let _other = TcpListener::bind(SocketAddr::new(address.ip(), 0)).expect("a listener");
     let taken = _other.local_addr().expect("its address");
     let refused = case.https.open(TWO, tunnels(taken, to_backend), &mut Vec::new());

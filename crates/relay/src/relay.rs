@@ -65,7 +65,7 @@ impl Relay {
             let work = move || {
                 let result = Worker::new(seat).run();
                 if let Err(error) = &result {
-                    error!("a worker has ended, since the system does not tell it what is ready: {error}");
+                    error!("a worker has ended because epoll failed: {error}");
                 }
                 watched.end(result.map_err(|error| error.to_string()));
             };

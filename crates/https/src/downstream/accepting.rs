@@ -21,11 +21,11 @@ const PAUSE: Duration = Duration::from_millis(50);
 const RECLAIMING: Duration = Duration::from_millis(2);
 /// Idle connections that are ended at once when the system has no descriptor left.
 const RECLAIMED_AT_ONCE: usize = 8;
-/// Connections that are still taken once the loop drains: the kernel has completed them, and would reset them with the
-/// listener.
+/// How many connections are still accepted once the loop drains. The kernel has completed them and would reset
+/// them when the listener closes.
 const LAST_CONNECTIONS: usize = 4096;
 
-/// Whether a listener is to close while the loop goes on.
+/// Whether a listener must close while the loop continues.
 #[derive(Debug, Default)]
 pub struct Closing {
     is_closing: Cell<bool>,
@@ -35,7 +35,7 @@ pub struct Closing {
 }
 
 impl Closing {
-    /// Takes no more connections than those that wait; `done` is dropped when the socket has been closed.
+    /// Accepts no more connections than those already waiting. `done` is dropped when the socket has been closed.
     pub fn close(&self, done: Sender<()>) {
         self.is_closing.set(true);
         self.waiting.borrow_mut().push(done);
@@ -54,7 +54,8 @@ impl Closing {
     }
 }
 
-/// Accepts connections until the loop is drained, or the listener closes; each `begin`s. The socket is closed then.
+/// Accepts connections and calls `begin` for each, until the loop drains or the listener closes. Then closes the
+/// socket.
 pub async fn accept(
     reactor: Reactor,
     listener: TcpListener,
@@ -122,7 +123,7 @@ async fn next(
 ) -> Option<io::Result<(TcpStream, SocketAddr)>> {
     let mut accepting = std::pin::pin!(listener.accept());
     std::future::poll_fn(|cx| {
-        // The word to end may come before the kernel's that connections wait: the queue itself is asked.
+        // The order to end may come before the kernel's event for waiting connections, so ask the queue itself.
         if closing.is_over(reactor) {
             listener.assume_readable();
         }
@@ -155,16 +156,19 @@ mod tests {
 
     use super::*;
 
-    /// The kernel completes the connections before the order to drain, and reports them after it.
+    /// The kernel completes the connections before the order to drain and reports them after it.
     #[test]
-    fn who_came_just_before_the_end_is_taken() {
+    fn connections_completed_just_before_the_drain_are_accepted() {
         let reactor = Reactor::new().unwrap();
         let door = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let listener = TcpListener::new(&reactor, listen(door, ListenOptions::default()).unwrap()).unwrap();
         let address = listener.local_address().unwrap();
         let other = reactor.clone();
         let taken = reactor.block_on(async move {
-            assert!(other.timeout(Duration::ZERO, listener.accept()).await.is_err(), "nobody has come yet");
+            assert!(
+                other.timeout(Duration::ZERO, listener.accept()).await.is_err(),
+                "no connection is waiting"
+            );
             let clients =
                 [(); 2].map(|()| std::net::TcpStream::connect_timeout(&address, Duration::from_secs(60)));
             other.remote().drain();

@@ -1,21 +1,21 @@
-//! How many connections each client has, and how many it may have.
+//! The number of connections of each client, and its limit.
 //!
-//! One address must not be able to use up what everybody needs. A client with IPv6 usually has a whole /64 network, and can
-//! take any address in it: the network counts as one client.
+//! One address must not be able to use up the resources of all. A client with IPv6 usually has a whole /64
+//! network and can take any address in it, so the network counts as one client.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Locks, so that workers rarely wait for each other.
+/// Several locks, so that workers rarely wait for each other.
 const SHARDS: usize = 16;
 
-/// Open connections by client, in all workers together.
+/// The open connections by client, in all workers together.
 #[derive(Debug, Default)]
 pub struct ClientConnections([Mutex<HashMap<IpAddr, usize>>; SHARDS]);
 
-/// A connection that counts for its client until this is dropped.
+/// Counts as a connection of its client until it is dropped.
 #[derive(Debug)]
 pub struct Counted {
     all: Arc<ClientConnections>,
@@ -23,7 +23,7 @@ pub struct Counted {
 }
 
 impl ClientConnections {
-    /// Counts one more connection of `client`'s; `None`: it has `most` already.
+    /// Counts one more connection of `client`. `None`: it has `most` already.
     #[must_use]
     pub fn count(self: &Arc<Self>, client: IpAddr, most: usize) -> Option<Counted> {
         let client = as_one(client);
@@ -54,7 +54,7 @@ impl Drop for Counted {
                 open.remove();
             }
         }
-        // A crowd that has left leaves no memory behind.
+        // Free the memory when many clients have left.
         if shard.is_empty() {
             *shard = HashMap::new();
         }
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn each_client_may_have_so_many_and_again_when_one_ends() {
+    fn a_client_at_its_limit_may_connect_again_when_a_connection_ends() {
         let all = Arc::new(ClientConnections::default());
         let (first, _second) = (open(&all, "192.0.2.1").unwrap(), open(&all, "192.0.2.1").unwrap());
         assert!(open(&all, "192.0.2.1").is_none());
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_remembered_of_those_that_have_left() {
+    fn clients_without_connections_take_no_memory() {
         let all = Arc::new(ClientConnections::default());
         let crowd: Vec<_> =
             (0..10_000_u32).map(|client| all.count(IpAddr::V4(client.into()), 1).unwrap()).collect();

@@ -1,4 +1,4 @@
-//! Reading the sender's header, in however many segments it comes.
+//! Reads the sender's header, in any number of segments.
 
 use std::io;
 use std::task::Poll;
@@ -15,11 +15,11 @@ use crate::reactor::TcpStream;
 /// The size of one read: larger than almost every header, with room for most of a ClientHello behind it.
 const PIECE_BYTES: usize = 4 << 10;
 
-/// What a connection begins with.
+/// The start of a connection.
 pub(super) struct First {
     pub(super) route: Route,
     pub(super) tlvs: Box<[u8]>,
-    /// Bytes that came behind the header.
+    /// Bytes that came after the header.
     pub(super) rest: Vec<u8>,
 }
 
@@ -75,7 +75,7 @@ pub(super) async fn read(
     }
 }
 
-/// Reads once. No buffer is held while nothing comes: silent connections may be many.
+/// Reads once. It holds no buffer while waiting, because many connections may be silent.
 async fn receive(tcp: &TcpStream, seen: &mut Vec<u8>) -> io::Result<usize> {
     std::future::poll_fn(|cx| {
         let mut piece = buffers::take();
@@ -89,7 +89,8 @@ async fn receive(tcp: &TcpStream, seen: &mut Vec<u8>) -> io::Result<usize> {
     .await
 }
 
-/// Whether all headers in pieces together are within their bound with `more` bytes of this one.
+/// Reserves memory for `more` bytes of a partial header. `false`: all partial headers together have reached their
+/// limit.
 fn has_room_for(more: usize, permit: &mut Option<Permit>, budget: &Budget) -> bool {
     if let Some(permit) = permit {
         return permit.grow(more);

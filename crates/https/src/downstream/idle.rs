@@ -1,14 +1,14 @@
 //! Connections that wait for their next request, the longest idle first.
 //!
-//! When sessions or descriptors run short, the connection that has waited longest ends for a new one. HTTP lets a server
-//! close an idle connection at any time (RFC 9112 section 9.5).
+//! When sessions or descriptors run short, the connection that has been idle longest is closed for a new one.
+//! HTTP lets a server close an idle connection at any time (RFC 9112 section 9.5).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-/// A connection that has just become idle is left alone: its client may be about to send.
+/// A connection idle for less than this is not closed: its client may be about to send.
 const LEAST_IDLE: Duration = Duration::from_secs(1);
 
 type Waiting = BTreeMap<u64, (Instant, Waker)>;
@@ -19,12 +19,12 @@ pub struct IdleConnections(Box<[Mutex<WorkerList>]>);
 
 #[derive(Debug, Default)]
 struct WorkerList {
-    /// By a number that grows: the first has waited longest.
+    /// The key is a growing number: the first entry has been idle longest.
     waiting: Waiting,
     next: u64,
 }
 
-/// One worker's part. It sees the others' as well.
+/// One worker's list. It can reach the lists of the others.
 #[derive(Debug, Clone)]
 pub struct IdleList {
     all: Arc<IdleConnections>,
@@ -32,13 +32,13 @@ pub struct IdleList {
 }
 
 impl IdleConnections {
-    /// Of so many workers.
+    /// Creates the lists of this many workers.
     #[must_use]
     pub fn new(workers: usize) -> Arc<Self> {
         Arc::new(Self((0..workers.max(1)).map(|_| Mutex::default()).collect()))
     }
 
-    /// The part of the worker with this number.
+    /// The list of the worker with this number.
     #[must_use]
     pub fn of(self: &Arc<Self>, worker: usize) -> IdleList {
         IdleList { all: Arc::clone(self), worker: worker % self.0.len() }
@@ -48,14 +48,14 @@ impl IdleConnections {
         self.0[worker].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When the connection that has waited longest in `worker` has become idle.
+    /// When the connection that has been idle longest in `worker` became idle.
     fn longest(&self, worker: usize) -> Option<Instant> {
         self.lock(worker).waiting.first_key_value().map(|(_, (since, _))| *since)
     }
 }
 
 impl IdleList {
-    /// A connection is idle from `now` on, until the result is dropped. `waker` is its task's.
+    /// Marks a connection as idle from `now` until the result is dropped. `waker` wakes its task.
     #[must_use]
     pub fn enter(&self, now: Instant, waker: &Waker) -> Idle<'_> {
         let mut worker = self.all.lock(self.worker);
@@ -65,7 +65,7 @@ impl IdleList {
         Idle { list: self, number }
     }
 
-    /// Ends the connection that has been idle longest, in whichever worker; returns for how long it was.
+    /// Closes the connection that has been idle longest in any worker. Returns how long it was idle.
     #[must_use]
     pub fn end_longest(&self, now: Instant) -> Option<Duration> {
         let all = &self.all;
@@ -91,7 +91,7 @@ pub struct Idle<'a> {
 }
 
 impl Idle<'_> {
-    /// Whether the connection shall end: what it holds is needed elsewhere.
+    /// Whether the connection must end because its resources are needed.
     #[must_use]
     pub fn shall_end(&self) -> bool {
         !self.list.all.lock(self.list.worker).waiting.contains_key(&self.number)
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_idle_of_all_workers_ends_first_and_a_new_one_never() {
+    fn the_longest_idle_of_all_workers_ends_first_and_a_recent_one_never() {
         let all = IdleConnections::new(2);
         let [one, other] = [all.of(0), all.of(1)];
         let (start, second) = (Instant::now(), Duration::from_secs(1));

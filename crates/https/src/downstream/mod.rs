@@ -1,10 +1,10 @@
-//! From an accepted connection to a stream whose client is known.
+//! From an accepted connection to a stream with a known client.
 //!
 //! ```text
 //! accept ──▶ Policy::admit ──▶ PROXY header, if the sender's rule has one ──▶ Policy::route ──▶ TLS ──▶ Downstream
 //! ```
-//! The policy's rule for the sender says whether a header comes; it is never guessed. The backend is dialled only after all
-//! of this has succeeded.
+//! The policy's rule for the sender determines whether a header must come. truepeer connects to the backend only
+//! after all of this has succeeded.
 
 mod accepting;
 mod clients;
@@ -30,7 +30,7 @@ use crate::reactor::TcpStream;
 use crate::stream::Stream;
 use crate::tls::{HandshakeError, ServerTls, TlsFacts, TlsStream};
 
-/// What the connections of one listener share, in one worker.
+/// The state that the connections of one listener share in one worker.
 #[derive(Debug, Clone)]
 pub struct WorkerState {
     /// Log and counters of all workers.
@@ -39,21 +39,22 @@ pub struct WorkerState {
     pub shard: Arc<Shard>,
     /// The limits that all workers share.
     pub budgets: Budgets,
-    /// Each client's connections, of all workers.
+    /// Each client's connections, in all workers.
     pub clients: Arc<ClientConnections>,
-    /// Connections that wait for their next request, and may end for new ones.
+    /// Connections that wait for their next request, and may be closed for new ones.
     pub idle: IdleList,
 }
 
 impl WorkerState {
-    /// The default of --max-per-client: an eighth of all sessions, so that no few clients can use them up, and at least as many
-    /// as some browsers behind one address open.
+    /// The default of --max-per-client: an eighth of all sessions, so that a few clients can't use them up, and
+    /// at least as many as some browsers behind one address open.
     #[must_use]
     pub fn usual_most_per_client(&self) -> usize {
         (self.budgets.sessions.limit() / 8).clamp(64, 4096)
     }
 
-    /// Ends the connection that has been idle longest, since something has run short; whether there was one.
+    /// Closes the connection that has been idle longest because a resource ran short. Returns whether there was
+    /// one.
     pub(crate) fn reclaim(&self, about: IpAddr, now: Instant) -> bool {
         let waited = self.idle.end_longest(now);
         if let Some(waited) = waited {
@@ -68,30 +69,31 @@ impl WorkerState {
 pub struct TlsListener {
     /// Timeouts and limits.
     pub settings: ListenerSettings,
-    /// Who may connect, who the client is, and where sessions go.
+    /// Who may connect, who the client is, and the destination.
     pub policy: Arc<Policy>,
-    /// Set: clients speak TLS.
+    /// The TLS configuration, if clients use TLS.
     pub tls: Option<Arc<ServerTls>>,
     /// How long a TLS handshake may take, with clients and with backends.
     pub handshake_timeout: Duration,
-    /// How many connections one client may have.
+    /// The limit of connections for one client.
     pub per_client: PerClient,
 }
 
-/// How many connections one client may have.
+/// The limit of connections for one client.
 #[derive(Debug, Clone, Default)]
 pub struct PerClient {
     /// `None`: [`WorkerState::usual_most_per_client`]; 0: any number.
     pub most: Option<usize>,
-    /// Addresses that many clients share, such as a proxy's: they are not counted.
+    /// Addresses that many clients share, such as a proxy's. They are not limited.
     pub shared: PrefixSet,
 }
 
 impl PerClient {
-    /// Whether the client of `route` is one that can be told from others.
+    /// Whether the client of `route` is identified individually.
     ///
-    /// A sender that may name clients and has named none (LOCAL, UNKNOWN, an optional header) stands for many or for its own
-    /// checks. So does a program on this machine, such as another proxy or an ssh tunnel.
+    /// A sender that may name clients but has not (LOCAL, UNKNOWN, an optional header) stands for many clients, or
+    /// connects for its own health checks. The same holds for a program on this machine, such as another proxy or
+    /// an ssh tunnel.
     fn counts(&self, route: &Route, rule: HeaderRule) -> bool {
         let client = route.client.ip();
         let is_one = match route.origin {
@@ -106,11 +108,11 @@ impl PerClient {
 /// A connection whose client is known.
 #[derive(Debug)]
 pub struct Downstream {
-    /// Who opened the connection.
+    /// The sender.
     pub sender: SenderAddr,
-    /// Whose it is and where it goes.
+    /// The client, and the destination.
     pub route: Route,
-    /// The extensions (TLVs) of the sender's header, as they came.
+    /// The TLVs of the sender's header, unchanged.
     pub tlvs: Box<[u8]>,
     /// The result of the TLS handshake.
     pub tls: Option<TlsFacts>,
@@ -118,7 +120,7 @@ pub struct Downstream {
     pub stream: Stream,
     /// Bytes of the stream that were read with the header. Always empty with TLS.
     pub first: Vec<u8>,
-    /// The connection counts for its client as long as this is kept.
+    /// Counts the connection for its client while it is held.
     pub counted: Option<Counted>,
 }
 
@@ -126,7 +128,7 @@ impl Downstream {
     /// Reads the header, finds the client, counts the connection for it, and completes the TLS handshake.
     ///
     /// # Errors
-    /// Any of these failed. The connection is closed.
+    /// One of these steps failed. The connection is closed.
     pub async fn open(
         listening: &TlsListener,
         worker: &WorkerState,
@@ -169,13 +171,14 @@ impl Downstream {
         Ok(Self { tls: facts, stream: Stream::Tls(Box::new(stream)), first: Vec::new(), ..self })
     }
 
-    /// Keeps the connection and frees the rest (TLVs, certificate): a connection may be open for long.
+    /// Keeps the connection and frees the rest (TLVs, certificate), because a connection may be open for a long
+    /// time.
     #[must_use]
     pub fn into_stream(self) -> Stream {
         self.stream
     }
 
-    /// The extensions of the sender's header.
+    /// The TLVs of the sender's header.
     #[must_use]
     pub fn tlvs(&self) -> Tlvs<'_> {
         Tlvs::parse(&self.tlvs).unwrap_or(Tlvs::EMPTY)
@@ -188,7 +191,7 @@ impl Downstream {
     }
 }
 
-/// Counts the connection for its client, before it costs a handshake.
+/// Counts the connection for its client before the cost of a handshake.
 fn count(
     listening: &TlsListener,
     worker: &WorkerState,
@@ -225,17 +228,17 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_counted_where_they_can_be_told_apart() {
+    fn clients_are_counted_only_where_they_are_identified() {
         let per_client = PerClient { most: None, shared: "10.0.0.0/8".parse().unwrap() };
         for (client, origin, rule, counts) in [
             ("203.0.113.7", Origin::NoHeader, HeaderRule::Forbid, true),
             ("203.0.113.7", Origin::Header, HeaderRule::Require, true),
             ("127.0.0.2", Origin::Header, HeaderRule::Require, true),
-            // A sender that may name clients, and has named none.
+            // A sender that may name clients but has named none.
             ("203.0.113.7", Origin::NoHeader, HeaderRule::Optional, false),
             ("203.0.113.7", Origin::Local, HeaderRule::Require, false),
             ("203.0.113.7", Origin::Unknown, HeaderRule::Require, false),
-            // Another proxy: on this machine, or one that is trusted to name its clients in each request.
+            // Another proxy: on this machine, or trusted to name its clients in each request.
             ("127.0.0.1", Origin::NoHeader, HeaderRule::Forbid, false),
             ("::1", Origin::NoHeader, HeaderRule::Forbid, false),
             ("10.1.2.3", Origin::NoHeader, HeaderRule::Forbid, false),

@@ -14,14 +14,14 @@ use crate::gateway::{Gateway, HttpOptions};
 use crate::reactor::{Reactor, TcpStream};
 use crate::tunnel::{self, OriginTls};
 
-/// The rules of a listener's sessions, and TLS and HTTP towards its backends.
+/// The rules for a listener's sessions, and for TLS and HTTP towards its backends.
 #[derive(Debug, Clone)]
 pub struct HttpsRules {
     /// The downstream side.
     pub listening: TlsListener,
-    /// Set: TLS towards the backends.
+    /// The TLS configuration towards backends, if any.
     pub origin: Option<OriginTls>,
-    /// Set: clients speak HTTP, and their requests are passed on one by one.
+    /// The HTTP configuration, if requests are passed on one by one.
     pub http: Option<HttpOptions>,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct HttpsListener {
     sessions: RefCell<Sessions>,
 }
 
-/// How connections are served. A connection keeps the one that it began with.
+/// How connections are served. A connection keeps the rules that it started with.
 #[derive(Clone)]
 enum Sessions {
     Tunnels(Rc<tunnel::SessionContext>),
@@ -74,7 +74,7 @@ impl HttpsListener {
         self.sessions.replace(Sessions::new(&self.reactor, rules, &self.worker));
     }
 
-    /// Makes a task of an accepted connection, if the policy admits its sender.
+    /// Starts a task for an accepted connection if the policy admits its sender.
     pub(super) fn begin(&self, stream: TcpStream, sender: SocketAddr) {
         let (worker, sessions) = (&self.worker, self.sessions.borrow().clone());
         worker.shard.count(Counter::Accepted);

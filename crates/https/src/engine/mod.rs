@@ -1,4 +1,4 @@
-//! The [`Engine`] of TLS and HTTP. Its sessions are tunnels and exchanges.
+//! The [`Engine`] for TLS and HTTP. Its sessions are tunnels and exchanges.
 
 mod listener;
 mod worker;
@@ -39,8 +39,8 @@ struct OpenListener {
 }
 
 impl Https {
-    /// Starts `workers` threads, which write to `journal`; they serve what is [opened](Engine::open) later. `on_end` is
-    /// called from a worker's thread: when a worker has ended by itself, or the last one after a drain.
+    /// Starts `workers` threads that write to `journal`. Listeners are [opened](Engine::open) later. A worker's
+    /// thread calls `on_end` when a worker has ended unexpectedly, or as the last one after a drain.
     ///
     /// # Errors
     /// [`EngineError::Worker`] or [`EngineError::Thread`].
@@ -71,10 +71,10 @@ impl Https {
         Ok(https)
     }
 
-    /// Reads certificates, keys and authorities again. New handshakes use them; connections that are open stay.
+    /// Reads certificates, keys and authorities again. New handshakes use them; open connections keep theirs.
     ///
     /// # Errors
-    /// The first one that can't be read. It stays as it was; the others are read all the same.
+    /// The first file that can't be read. Its configuration stays as it was; the others are still reloaded.
     pub fn reload(&self) -> Result<(), ConfigError> {
         let rules = || self.listeners.values().map(|listener| &listener.rules);
         let servers = rules().filter_map(|rules| rules.listening.tls.as_ref());
@@ -86,8 +86,9 @@ impl Https {
         result
     }
 
-    /// Opens the listener in each worker, one after the other. For port 0, all use the port that the first one got. Each worker opens
-    /// its socket itself: a network stack in user space ties a socket to the thread that opens it.
+    /// Opens the listener in each worker in turn. For port 0, all use the port that the first one got. Each
+    /// worker opens its own socket, because a network stack in user space ties a socket to the thread that opens
+    /// it.
     fn open_in_all(
         &self,
         id: ListenerId,
@@ -117,7 +118,7 @@ impl Https {
             postbox.post(Order::Close { id, done: done.clone() })?;
         }
         drop(done);
-        // Nothing is sent: the other end is dropped when the listener's socket is closed.
+        // No value is sent: the other end is dropped when the listener's socket has been closed.
         let _ = answers.recv();
         Ok(())
     }
@@ -143,7 +144,7 @@ impl Engine for Https {
                 Ok(addresses)
             }
             Err(error) => {
-                // The first error is the one to report.
+                // Report the first error.
                 let _ = self.close_in_all(id);
                 Err(error)
             }
@@ -167,7 +168,7 @@ impl Engine for Https {
             postbox.post(Order::SetRules { id, rules: rules.clone(), done: done.clone() })?;
         }
         drop(done);
-        // Nothing is sent: the other end is dropped when all workers have the rules.
+        // No value is sent: the other end is dropped when all workers have the rules.
         let _ = answers.recv();
         Ok(())
     }
@@ -199,7 +200,7 @@ impl Drop for Https {
             postbox.remote.stop();
         }
         for (_, thread) in self.workers.drain(..) {
-            // A panic of a worker was reported when it happened.
+            // A worker's panic has already been reported.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! A worker: a thread with an event loop, and a task that carries out its owner's orders.
+//! A worker: a thread with an event loop, and a task that carries out orders.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -19,22 +19,22 @@ use super::listener::{HttpsListener, HttpsRules};
 use crate::downstream::{ClientConnections, Closing, IdleList, WorkerState, accept};
 use crate::reactor::{self, Reactor, Remote};
 
-/// An order to a worker. When it is carried out, the worker answers on `done` or drops it.
+/// An order to a worker. When it is carried out, the worker answers on `done`, or drops it.
 pub(super) enum Order {
-    /// Take connections for one more listener.
+    /// Open one more listener.
     Open {
         id: ListenerId,
         rules: HttpsRules,
         source: ListenerSource,
         done: Sender<Result<SocketAddr, EngineError>>,
     },
-    /// Take no more for this listener, and close its socket.
+    /// Accept no more connections for this listener, and close its socket.
     Close { id: ListenerId, done: Sender<()> },
     /// New connections of the listener follow these rules.
     SetRules { id: ListenerId, rules: HttpsRules, done: Sender<()> },
 }
 
-/// Where a worker's listening socket comes from.
+/// The origin of a worker's listening socket.
 pub(super) enum ListenerSource {
     Inherited(OwnedFd),
     New(SocketAddr, ListenOptions),
@@ -69,7 +69,7 @@ impl OrderSender {
     }
 }
 
-/// Starts a thread with its own loop.
+/// Starts a thread with its own event loop.
 pub(super) fn start_worker(
     number: usize,
     watched: Watched,
@@ -82,7 +82,7 @@ pub(super) fn start_worker(
         let reactor = match Reactor::new().named("epoll_create1") {
             Ok(reactor) => reactor,
             Err(error) => {
-                let _ = report.send(Err(error)); // our starter waits for it
+                let _ = report.send(Err(error)); // the starting thread waits for it
                 return watched.end(Ok(()));
             }
         };
@@ -91,7 +91,7 @@ pub(super) fn start_worker(
         reactor.spawn(worker.obey(inbox, rung));
         let result = reactor.run();
         if let Err(failure) = &result {
-            error!("a worker has ended, since the system does not tell it what is ready: {failure}");
+            error!("a worker has ended because epoll failed: {failure}");
         }
         watched.end(result.map_err(|failure| format!("epoll_wait: {failure}")));
     };
@@ -101,11 +101,11 @@ pub(super) fn start_worker(
     Ok((OrderSender { orders, bell, remote }, thread))
 }
 
-/// What all listeners of a worker share.
+/// The state that all listeners of a worker share.
 pub(super) struct Common {
     pub(super) journal: Arc<Journal>,
     pub(super) budgets: Budgets,
-    /// Of all workers.
+    /// Shared by all workers.
     pub(super) clients: Arc<ClientConnections>,
     pub(super) idle: IdleList,
 }
@@ -136,7 +136,7 @@ impl Worker {
     fn carry_out(&self, order: Order) {
         match order {
             Order::Open { id, rules, source, done } => {
-                let _ = done.send(self.open(id, rules, source)); // who has asked may have given up
+                let _ = done.send(self.open(id, rules, source)); // the requester may have given up
             }
             Order::Close { id, done } => {
                 for (_, closing) in self.listeners.borrow_mut().extract_if(.., |(known, _)| known.id == id) {

@@ -1,4 +1,4 @@
-//! Bytes that were read and not used yet. A connection that waits for its next message holds no memory for them.
+//! Bytes that were read and not used yet. A connection that waits for its next message holds no buffer.
 
 use std::cell::RefCell;
 use std::io;
@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 /// Two TLS records: one is parsed while the next is read.
 pub(crate) const USUAL_BYTES: usize = 32 << 10;
-/// Unused memory that a worker keeps.
+/// How many unused buffers a worker keeps.
 const MOST_SPARE: usize = 64;
 
 thread_local! {
@@ -40,7 +40,7 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// The bytes that were read and not used.
+    /// The bytes read and not used.
     pub(crate) fn data(&self) -> &[u8] {
         self.bytes.get(self.start..self.end).unwrap_or_default()
     }
@@ -49,7 +49,7 @@ impl Buffer {
         self.start == self.end
     }
 
-    /// Whether nothing more fits without [`Self::grow`].
+    /// Whether it is full until [`Self::grow`].
     pub(crate) fn is_full(&self) -> bool {
         !self.bytes.is_empty() && self.end - self.start == self.bytes.len()
     }
@@ -62,7 +62,7 @@ impl Buffer {
         }
     }
 
-    /// Takes the bytes that were not used.
+    /// Takes the unused bytes.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         let data = self.data().to_vec();
         self.consume(data.len());
@@ -70,19 +70,19 @@ impl Buffer {
         data
     }
 
-    /// Gives the memory back if the buffer is empty.
+    /// Releases the memory if the buffer is empty.
     pub(crate) fn rest(&mut self) {
         if self.is_empty() && !self.bytes.is_empty() {
             give_back(std::mem::take(&mut self.bytes));
         }
     }
 
-    /// Doubles the memory, for heads that are longer than usual.
+    /// Doubles the memory, for long heads.
     pub(crate) fn grow(&mut self) {
         self.bytes.resize((self.bytes.len() * 2).max(USUAL_BYTES), 0);
     }
 
-    /// Reads some bytes after those that are there; 0 is the end of the stream. It must not be full.
+    /// Reads some bytes behind those it holds; 0 is the end of the stream. The buffer must not be full.
     pub(crate) fn poll_fill<S: AsyncRead + Unpin>(
         &mut self,
         cx: &mut Context<'_>,

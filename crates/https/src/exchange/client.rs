@@ -1,4 +1,4 @@
-//! A client that speaks HTTP/1: its bodies in, responses out.
+//! An HTTP/1 client: reads its bodies, writes responses.
 
 use std::io;
 
@@ -17,7 +17,7 @@ use super::shared::SharedStream;
 use super::time_limit::{TimeLimit, Untaken};
 use crate::stream::Connection;
 
-/// Bytes of a response that are gathered before they are sent: one TLS record.
+/// How many bytes of a response are gathered before they are sent: one TLS record.
 const WORTH_SENDING: usize = 16 << 10;
 
 /// A request's body, from the connection.
@@ -49,7 +49,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Http1Body<'a, S> {
     async fn fill(&mut self) -> Result<(), Failure> {
         let limit = self.settings.timeouts.body;
         if self.buffer.is_full() {
-            self.buffer.grow(); // a trailer section of unusual length
+            self.buffer.grow(); // an unusually long trailer section
         }
         let (began, min_rate) = (self.time_limit.now(), self.settings.min_rate);
         match self.time_limit.limit(limit, self.stream.fill(self.buffer)).await {
@@ -95,7 +95,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Incoming for Http1Body<'_, S> {
         &self.decoder.trailers
     }
 
-    /// A next request (pipelining) does not count as leaving; it waits in the buffer.
+    /// A pipelined next request is not a departure; it stays in the buffer.
     async fn departure(&mut self) -> Departure {
         while !self.buffer.is_full() {
             match self.stream.fill(self.buffer).await {
@@ -108,18 +108,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Incoming for Http1Body<'_, S> {
     }
 }
 
-/// How far the response to a request has come.
+/// The progress of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReplyStage {
     /// Nothing was written: another response can still be sent.
     Waiting,
     /// Its head was written.
     Begun,
-    /// All of it.
+    /// The whole response was written.
     Ended,
 }
 
-/// A response, to the connection.
+/// Writes a response to the connection.
 pub(crate) struct Http1Reply<'a, S> {
     stream: &'a SharedStream<S>,
     settings: &'a HttpSettings,
@@ -165,8 +165,8 @@ impl<'a, S: Connection> Http1Reply<'a, S> {
         }
     }
 
-    /// Answers with `failure`, if the client can still be told: not in the middle of an interim response. The connection is
-    /// not used again.
+    /// Answers with `failure` if the client can still be told, that is, not in the middle of an interim response.
+    /// The connection is not used again.
     pub(crate) async fn refuse(&mut self, failure: &Failure) {
         let can_be_told = self.stage == ReplyStage::Waiting && !self.is_torn;
         let Some(status) = failure.status().filter(|_| can_be_told) else { return };
@@ -175,11 +175,11 @@ impl<'a, S: Connection> Http1Reply<'a, S> {
         self.status = status;
         self.out.clear();
         refusal(self.out, status, self.is_head);
-        // If the client is gone, the error does not matter.
+        // The client may be gone; then the error doesn't matter.
         let _ = self.send().await;
     }
 
-    /// Tells the client that the connection changes to another protocol.
+    /// Tells the client that the connection switches to another protocol.
     pub(crate) async fn switch(&mut self, head: &ResponseHead) -> Result<(), Failure> {
         write::switching(self.out, head);
         (self.stage, self.keep_alive, self.status) = (ReplyStage::Begun, false, head.status);
@@ -191,7 +191,7 @@ impl<'a, S: Connection> Http1Reply<'a, S> {
     async fn send(&mut self) -> Result<(), Failure> {
         let (limit, min_rate) = (self.settings.timeouts.send, self.settings.min_rate);
         let (began, len) = (self.time_limit.now(), self.out.len());
-        // This future may be dropped half-way.
+        // This future may be dropped at any await.
         self.is_torn = true;
         let sending = self.stream.send(self.out);
         match self.time_limit.while_taken(limit, min_rate, self.stream, sending).await {
@@ -265,8 +265,8 @@ impl<S: Connection> Outgoing for Http1Reply<'_, S> {
     }
 }
 
-/// Writes truepeer's own error response. Its text is the status alone; the reason is in the log. RFC 9110 section 9.3.2: a
-/// response to HEAD has no body, but may carry its length.
+/// Writes truepeer's own error response. Its body is only the status text; the reason is in the log. A response
+/// to HEAD has no body, but may contain its length (RFC 9110 section 9.3.2).
 fn refusal(out: &mut Vec<u8>, status: u16, is_head: bool) {
     let text = format!("{status} {}\n", words(status));
     let head = format!(
@@ -298,8 +298,9 @@ pub(crate) fn words(status: u16) -> &'static str {
     }
 }
 
-/// Closes a connection such that the client can read the response: reads and discards what the client still sends, for a
-/// moment. The kernel resets a connection that is closed with unread bytes, and the client would lose the response.
+/// Closes a connection so that the client can read the response: for a moment, reads and discards what the client
+/// still sends. The kernel resets a connection that is closed with unread bytes, and the client would lose the
+/// response.
 pub(crate) async fn linger<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &SharedStream<S>,
     buffer: &mut Buffer,

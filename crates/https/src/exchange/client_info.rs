@@ -1,15 +1,15 @@
-//! A client's connection, as its requests see it.
+//! A client's connection as its requests see it.
 
 use std::net::SocketAddr;
 
 use truepeer_policy::{Route, SenderAddr};
 
-/// What is known about a connection before its first request.
+/// The facts about a connection before its first request.
 #[derive(Debug, Clone)]
 pub struct ClientInfo {
-    /// Who opened the connection.
+    /// The sender.
     pub sender: SenderAddr,
-    /// Who the client is, and where its requests go.
+    /// The client, and the destination of its requests.
     pub route: Route,
     /// The address that the sender connected to.
     pub local: Option<SocketAddr>,
@@ -22,7 +22,7 @@ pub struct ClientInfo {
 }
 
 impl ClientInfo {
-    /// A client without TLS.
+    /// The facts about a client without TLS.
     #[must_use]
     pub fn new(sender: SenderAddr, route: Route) -> Self {
         Self { sender, route, local: None, scheme: "http", tlvs: Vec::new(), client_subject: None }

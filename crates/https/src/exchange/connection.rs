@@ -49,9 +49,9 @@ struct Http1Connection<'a, C, O: Dial> {
 enum Next {
     /// Another request.
     Request,
-    /// Close it such that the client can still read the response (see [`linger`]).
+    /// Close it so that the client can still read the response (see [`linger`]).
     Linger,
-    /// Close it in order, at once.
+    /// Close it with FIN, at once.
     Close,
     /// Reset it, so that the client knows that the response is incomplete.
     Abort,
@@ -86,7 +86,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         }
     }
 
-    /// Reads a request's head. `false`: the connection has no further request.
+    /// Reads a request's head. `false`: no further request comes.
     async fn await_request(&mut self, request: &mut RequestHead) -> Result<bool, Failure> {
         if self.buffer.is_empty() && !self.await_bytes().await {
             return Ok(false);
@@ -116,7 +116,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         whole
     }
 
-    /// Waits for the first bytes of a request and holds no buffer meanwhile. `false`: the connection shall end.
+    /// Waits for the first bytes of a request, without a buffer. `false`: the connection must end.
     async fn await_bytes(&mut self) -> bool {
         let reactor = &self.service.reactor;
         let limit = self.service.settings.timeouts.keep_alive;
@@ -133,7 +133,8 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
                     return if idle.shall_end() { Poll::Ready(false) } else { Poll::Pending };
                 }
                 if has_looked {
-                    // The read may have stopped at this turn's allowance: a request that has already come is still answered.
+                    // The read may have stopped at this turn's allowance. A request that has already arrived is
+                    // still answered.
                     return if stream.is_read_out() { Poll::Ready(false) } else { Poll::Pending };
                 }
                 has_looked = true;
@@ -198,7 +199,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         }
     }
 
-    /// Answers something that is not a valid request.
+    /// Answers bytes that are not a valid request.
     async fn refuse(&mut self, failure: &Failure) -> Next {
         let (service, client_info) = (self.service, self.requester.client_info);
         service.journal.on_failure(client_info, failure, service.reactor.now());
@@ -206,7 +207,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         let request = RequestHead::default();
         let mut reply =
             Http1Reply::new(self.stream, &service.settings, &self.time_limit.1, &mut out, &request, false);
-        // The head was not understood, but a client that sent HEAD expects no body.
+        // The head is invalid, but a client that sent HEAD still expects no body.
         reply.is_head = self.buffer.data().trim_ascii_start().starts_with(b"HEAD ");
         reply.refuse(failure).await;
         if reply.stage == ReplyStage::Ended { Next::Linger } else { Next::Abort }

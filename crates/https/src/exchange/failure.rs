@@ -1,4 +1,4 @@
-//! Why a request could not be answered with what the origin says.
+//! Why a request failed.
 
 use std::time::Duration;
 
@@ -6,87 +6,87 @@ use truepeer_http1::{BodyError, HeadError};
 
 use crate::origin::DialError;
 
-/// What went wrong, and with whom.
+/// The failure, and the party at fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// The client has closed or reset its connection.
     #[error("the client left")]
     ClientGone,
-    /// The head of a request did not come whole in time.
-    #[error("the request's head did not come within {} s", .0.as_secs_f32())]
+    /// A request's head was not complete in time.
+    #[error("the request's head was not complete within {} s", .0.as_secs_f32())]
     HeadTimeout(Duration),
     /// The client stopped sending a body.
-    #[error("nothing of the request's body came for {} s", .0.as_secs_f32())]
+    #[error("no bytes of the request's body came for {} s", .0.as_secs_f32())]
     BodyTimeout(Duration),
     /// The client sends a body too slowly, on average.
-    #[error("the request's body comes more slowly than {0} bytes a second (--min-rate)")]
+    #[error("the client sends the request's body at less than {0} bytes a second (--min-rate)")]
     BodyTooSlow(u64),
     /// The client takes the response too slowly, on average.
-    #[error("the client takes the response more slowly than {0} bytes a second (--min-rate)")]
+    #[error("the client takes the response at less than {0} bytes a second (--min-rate)")]
     ClientTooSlow(u64),
-    /// The client takes nothing of the response.
-    #[error("the client took nothing of the response for {} s", .0.as_secs_f32())]
+    /// The client takes no bytes of the response.
+    #[error("the client took no bytes of the response for {} s", .0.as_secs_f32())]
     ClientStalled(Duration),
-    /// The client speaks HTTP/2 wrongly.
-    #[error("what the client says is not HTTP/2: {0}")]
+    /// The client violates HTTP/2.
+    #[error("the client violates HTTP/2: {0}")]
     Http2(h2::Reason),
-    /// It sends frames of HTTP/2 that ask for nothing, and many of them.
-    #[error("the client sends too many frames that ask for nothing (HTTP/2)")]
+    /// It floods the connection with HTTP/2 frames that carry no request.
+    #[error("the client sends too many HTTP/2 frames that carry no request")]
     Http2Excess,
-    /// It begins streams of HTTP/2, most of them only to take them back.
-    #[error("the client takes most of its requests back (HTTP/2)")]
+    /// It starts HTTP/2 streams and cancels most of them.
+    #[error("the client cancels most of its requests (HTTP/2)")]
     Http2TakenBack,
-    /// A pseudo-field of a request is not as HTTP/2 demands (RFC 9113 section 8.3).
+    /// A pseudo-field of a request violates RFC 9113 section 8.3.
     #[error(
         "a request of HTTP/2 is malformed: a fragment in :path, a :scheme other than http and https, or a pseudo-field among the trailers"
     )]
     Http2Malformed,
-    /// The request is not HTTP, or could be understood in two ways.
+    /// The request is not HTTP, or is ambiguous.
     #[error("the request is refused: {0}")]
     BadRequest(HeadError),
-    /// Its body likewise.
+    /// The same for its body.
     #[error("the request's body is refused: {0}")]
     BadRequestBody(BodyError),
-    /// The body is longer than it may be.
-    #[error("the request's body is longer than --max-body allows")]
+    /// The body is longer than the limit.
+    #[error("the request's body is longer than the limit (--max-body)")]
     BodyTooLarge,
-    /// The method is none of those that may be used.
+    /// The method is not allowed.
     #[error("the method is not among --methods")]
     MethodNotAllowed,
-    /// An `Expect` that nobody knows.
-    #[error("the request expects something that nobody knows")]
+    /// An unknown `Expect`.
+    #[error("the request has an unknown Expect field")]
     Expectation,
     /// The origin can't be reached.
     #[error("can't connect to the origin: {0}")]
     Dial(#[from] DialError),
     /// The origin did not take the request in time.
-    #[error("the origin took nothing of the request for {} s", .0.as_secs_f32())]
+    #[error("the origin took no bytes of the request for {} s", .0.as_secs_f32())]
     OriginStalled(Duration),
     /// The origin did not answer in time.
     #[error("the origin did not answer within {} s", .0.as_secs_f32())]
     OriginTimeout(Duration),
     /// The origin closed its connection instead of answering.
-    #[error("the origin closed the connection without an answer")]
+    #[error("the origin closed the connection without a response")]
     OriginClosed,
-    /// The origin's response is not HTTP, or could be understood in two ways.
+    /// The origin's response is not HTTP, or is ambiguous.
     #[error("the origin's response is refused: {0}")]
     BadResponse(HeadError),
-    /// Its body likewise.
+    /// The same for its body.
     #[error("the body of the origin's response is refused: {0}")]
     BadResponseBody(BodyError),
-    /// The origin sends 1xx responses and never comes to its answer.
-    #[error("the origin sent more than {0} interim responses (1xx), and no answer")]
+    /// The origin sends 1xx responses and never a final one.
+    #[error("the origin sent more than {0} interim responses (1xx) and no final one")]
     TooManyInterim(usize),
     /// The origin closed its connection in the middle of a response.
     #[error("the origin closed the connection in the middle of its response")]
     OriginTruncated,
-    /// The origin answers with another protocol, which nobody has asked for.
-    #[error("the origin switched to another protocol unasked")]
+    /// The origin switches to another protocol without a request for it.
+    #[error("the origin switched to another protocol without a request for it")]
     UnaskedSwitch,
 }
 
 impl Failure {
-    /// The label of counters and of the access log.
+    /// The label for counters and the access log.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -117,14 +117,14 @@ impl Failure {
         }
     }
 
-    /// The status that tells the client; `None`: nobody is there to be told.
+    /// The status for the client; `None`: the client can't be told.
     #[must_use]
     pub fn status(&self) -> Option<u16> {
         Some(match self {
             Self::ClientGone | Self::ClientStalled(_) | Self::ClientTooSlow(_) => return None,
             // The connection ends with a GOAWAY.
             Self::Http2(_) | Self::Http2Excess | Self::Http2TakenBack => return None,
-            // Its stream, with a reset.
+            // The stream ends with a reset.
             Self::Http2Malformed => return None,
             Self::HeadTimeout(_) | Self::BodyTimeout(_) | Self::BodyTooSlow(_) => 408,
             Self::BadRequest(error) => error.status(),
@@ -143,7 +143,7 @@ impl Failure {
         })
     }
 
-    /// Whether an operator should hear of it: it is the origin's fault, or ours.
+    /// Whether the operator should be warned: the origin or truepeer is at fault.
     #[must_use]
     pub fn is_the_origins(&self) -> bool {
         self.status().is_some_and(|status| status >= 500)

@@ -11,21 +11,21 @@ use truepeer_session::counters::{Counter, Shard};
 
 use super::{ClientInfo, Failure};
 
-/// The log target of the line that a request leaves, at level `info`.
+/// The log target of the access log's lines, at level `info`.
 pub const ACCESS: &str = "access";
 
-/// A worker's part of the journal that all workers share.
+/// A worker's handle to the journal that all workers share.
 pub struct RequestJournal {
     shared: Arc<truepeer_session::Journal>,
     shard: Arc<Shard>,
     access_log: bool,
 }
 
-/// A request that has been answered, or has failed.
+/// A request that was answered or has failed.
 pub(crate) struct Served<'a> {
     pub(crate) client_info: &'a ClientInfo,
     pub(crate) request: &'a RequestHead,
-    /// 0: there was no answer.
+    /// 0: no response was sent.
     pub(crate) status: u16,
     pub(crate) bytes_up: u64,
     pub(crate) bytes_down: u64,
@@ -34,13 +34,13 @@ pub(crate) struct Served<'a> {
 }
 
 impl RequestJournal {
-    /// Counts on `shard`; `access_log`: writes a line for each request.
+    /// Counts on `shard`. `access_log`: writes a line for each request.
     #[must_use]
     pub fn new(shared: Arc<truepeer_session::Journal>, shard: Arc<Shard>, access_log: bool) -> Self {
         Self { shared, shard, access_log }
     }
 
-    /// A request is over.
+    /// Records the end of a request.
     pub(crate) fn on_request(&self, served: &Served<'_>, now: Instant) {
         self.shard.count(Counter::Requests);
         self.shard.add(Counter::BytesUp, served.bytes_up);
@@ -73,7 +73,7 @@ impl RequestJournal {
     /// Counts a failure and warns about it, at most once a minute for each reason and address.
     pub(crate) fn on_failure(&self, client_info: &ClientInfo, failure: &Failure, now: Instant) {
         self.shared.counters.refuse(failure.reason());
-        // Clients that leave or are slow are normal: counted, and not worth a warning.
+        // Clients often leave or are slow: such failures are counted without a warning.
         let about: IpAddr = match failure {
             Failure::ClientGone | Failure::ClientStalled(_) | Failure::ClientTooSlow(_) => return,
             _ if failure.is_the_origins() => client_info.route.backend.ip(),
@@ -92,12 +92,12 @@ impl RequestJournal {
         self.shared.counters.refusals()
     }
 
-    /// An idle connection was closed, because something that `about` needs had run short.
+    /// Records that an idle connection was closed because a resource that `about` needs ran short.
     pub(crate) fn on_reclaimed(&self, about: IpAddr, waited: std::time::Duration, now: Instant) {
         self.shared.on_reclaimed(&self.shard, about, waited, now);
     }
 
-    /// A request was repeated on another connection.
+    /// Records that a request was repeated on another connection.
     pub(crate) fn on_retry(&self) {
         self.shard.count(Counter::Retried);
     }
@@ -117,7 +117,7 @@ fn protocol(version: HttpVersion) -> &'static str {
     }
 }
 
-/// Bytes of a head; they were checked to be ASCII.
+/// Bytes of a head, already checked to be ASCII.
 struct Text<'a>(&'a [u8]);
 
 impl fmt::Display for Text<'_> {

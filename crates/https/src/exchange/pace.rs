@@ -1,5 +1,5 @@
-//! A client's average rate. A timeout for each wait alone is not enough: one byte before each timeout would keep a request open
-//! for ever.
+//! A client's average rate. Timeouts for each wait are not enough: one byte before each timeout would keep a
+//! request open forever.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Adds one wait and the bytes that came, or were taken, after it.
+    /// Adds one wait, and the bytes that moved after it.
     pub(crate) fn note(&mut self, waited: Duration, bytes: usize) {
         self.waited += waited;
         self.bytes += bytes as u64;

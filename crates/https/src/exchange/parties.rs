@@ -1,4 +1,4 @@
-//! What an exchange needs from its client, independent of the HTTP version.
+//! The client's side of an exchange, independent of the HTTP version.
 
 use std::cell::Cell;
 use std::future::pending;
@@ -10,12 +10,12 @@ use super::Failure;
 use super::settings::HttpSettings;
 use super::time_limit::TimeLimit;
 
-/// Where a request's body comes from.
+/// The source of a request's body.
 pub(crate) trait Incoming {
-    /// The next piece of the body, at least one byte; `None`: it has ended.
+    /// The next piece of the body, at least one byte; `None`: the end.
     ///
     /// # Errors
-    /// The client left or is too slow, or what it sends is refused.
+    /// The client left, is too slow, or sent something invalid.
     ///
     /// Dropping the future before it is ready loses nothing.
     async fn next(&mut self) -> Result<Option<&[u8]>, Failure>;
@@ -32,12 +32,12 @@ pub(crate) trait Incoming {
 pub(crate) enum Departure {
     /// The connection broke, or the client cancelled the request.
     Gone,
-    /// It closed its direction in order, and may still read the response.
+    /// It ended its direction with FIN, and may still read the response.
     HalfClosed,
 }
 
-/// Waits until the client has left. If it has only closed its direction, the response must begin soon (`has_begun`); from then
-/// on, sending tells whether the client is still there.
+/// Waits until the client has left. If it has only ended its direction, the response must start soon
+/// (`has_begun`). After that, only sending shows whether the client is still there.
 pub(crate) async fn left(
     incoming: &mut impl Incoming,
     time_limit: &TimeLimit,
@@ -53,41 +53,41 @@ pub(crate) async fn left(
     Failure::ClientGone
 }
 
-/// Where a response goes.
+/// The sink of a response.
 pub(crate) trait Outgoing {
     /// Sends a 1xx response at once, unless the client's version has none.
     ///
     /// # Errors
-    /// The client left or takes nothing.
+    /// The client left, or takes no bytes.
     async fn interim(&mut self, head: &ResponseHead) -> Result<(), Failure>;
 
-    /// Tells the client to go on with the body that it holds back.
+    /// Tells the client to send the body that it is holding back.
     ///
     /// # Errors
-    /// As above.
+    /// Those of [`Self::interim`].
     async fn proceed(&mut self) -> Result<(), Failure>;
 
-    /// Begins the response. `request_is_whole`: the whole request has been received.
+    /// Starts the response. `request_is_whole`: the whole request has been received.
     ///
     /// # Errors
-    /// As above.
+    /// Those of [`Self::interim`].
     async fn head(&mut self, head: &ResponseHead, request_is_whole: bool) -> Result<(), Failure>;
 
-    /// Goes on with its body. Returns once there is room for more.
+    /// Sends a part of its body. Returns once there is room for more.
     ///
     /// # Errors
-    /// As above.
+    /// Those of [`Self::interim`].
     async fn data(&mut self, data: &[u8]) -> Result<(), Failure>;
 
-    /// Sends what was gathered. To be called before waiting for the origin.
+    /// Sends gathered bytes. Call it before waiting for the origin.
     ///
     /// # Errors
-    /// As above.
+    /// Those of [`Self::interim`].
     async fn flush(&mut self) -> Result<(), Failure>;
 
     /// Ends the response.
     ///
     /// # Errors
-    /// As above.
+    /// Those of [`Self::interim`].
     async fn end(&mut self, trailers: &FieldList) -> Result<(), Failure>;
 }

@@ -1,10 +1,10 @@
-//! One request and its response, over one connection to the origin: both directions at once.
+//! One request and its response over one connection to the origin, both directions at once.
 //!
 //! ```text
-//! client ── Incoming ──▶ up ───▶ origin          up: the head is sent; then the body, once it may (Expect)
+//! client ── Incoming ──▶ up ───▶ origin          up: sends the head; then the body, once it may (Expect)
 //! client ◀─ Outgoing ─── down ◀─ origin          down: 1xx … the head, the body, trailers
 //! ```
-//! `down` decides when the exchange is over: an origin may respond before it has the whole request.
+//! `down` decides when the exchange is over: an origin may respond before it has received the whole request.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -27,7 +27,7 @@ use super::shared::SharedStream;
 use super::time_limit::TimeLimit;
 use crate::stream::Connection;
 
-/// Bytes of a body that are gathered before they are sent: one TLS record.
+/// How many bytes of a body are gathered before they are sent: one TLS record.
 const WORTH_SENDING: usize = 16 << 10;
 
 /// How an exchange succeeded.
@@ -45,7 +45,7 @@ struct State {
     may_send_body: Cell<bool>,
     /// The request has been sent whole.
     is_sent: Cell<bool>,
-    /// The response has begun.
+    /// The response has started.
     has_begun: Cell<bool>,
     /// The request is still being sent, so the response timeout does not run yet.
     is_sending: Cell<bool>,
@@ -56,14 +56,15 @@ pub(crate) struct OriginLink<'a, S> {
     pub(crate) stream: &'a SharedStream<S>,
     pub(crate) buffer: &'a mut Buffer,
     pub(crate) settings: &'a HttpSettings,
-    /// One for each direction.
+    /// One timer for each direction.
     pub(crate) time_limit: &'a (TimeLimit, TimeLimit),
 }
 
-/// Sends the request, whose head is in `out`, and passes the response on. Its head is left in `response`.
+/// Sends the request, whose head is in `out`, and passes the response on. The response's head is left in
+/// `response`.
 ///
 /// # Errors
-/// What went wrong. `outgoing` knows whether a part of the response has been sent.
+/// The failure. `outgoing` knows whether a part of the response has been sent.
 pub(crate) async fn run<S, I, O>(
     link: OriginLink<'_, S>,
     request: &RequestHead,
@@ -131,7 +132,7 @@ impl<S: Connection> Up<'_, S> {
         }
     }
 
-    /// Whether everything was sent; if not, the origin has stopped reading.
+    /// Whether everything was sent. If not, the origin has stopped reading.
     async fn send_all(
         &self,
         length: BodyLength,
@@ -147,7 +148,7 @@ impl<S: Connection> Up<'_, S> {
         poll_fn(|_| if self.state.may_send_body.get() { Poll::Ready(()) } else { Poll::Pending }).await;
         let is_chunked = length == BodyLength::Chunked;
         loop {
-            // Send the pieces at hand together: each send costs a write and a TLS record.
+            // Send the available pieces together: each send costs a system call and a TLS record.
             let at_hand = poll_once(incoming.next()).await;
             let piece = match at_hand {
                 Poll::Ready(piece) => piece?,
@@ -181,7 +182,7 @@ async fn poll_once<T>(future: impl Future<Output = T>) -> Poll<T> {
     poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await
 }
 
-/// Appends a piece of a body as it is sent.
+/// Appends a piece of a body in its framing.
 pub(crate) fn frame(out: &mut Vec<u8>, piece: &[u8], is_chunked: bool) {
     if is_chunked {
         write::chunk_start(out, piece.len());
@@ -200,7 +201,8 @@ struct Down<'a, S> {
     state: &'a State,
 }
 
-/// 1xx responses to one request. An origin that sends nothing else, each in time, must not keep a request for ever.
+/// The limit of 1xx responses to one request. Otherwise an origin that keeps sending them in time could hold a
+/// request forever.
 const MOST_INTERIM: usize = 64;
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Down<'_, S> {
@@ -250,8 +252,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Down<'_, S> {
         }
     }
 
-    /// Waits for the origin. If it does not answer `Expect` in time, the body is sent anyway: not every origin knows `Expect`
-    /// (RFC 9110 section 10.1.1).
+    /// Waits for the origin. If it does not answer `Expect` in time, the body is sent anyway: not every origin
+    /// supports `Expect` (RFC 9110 section 10.1.1).
     async fn fill_or_proceed(&mut self, outgoing: &mut impl Outgoing) -> Result<io::Result<usize>, Failure> {
         if !self.state.may_send_body.get() {
             let proceed = self.settings.timeouts.proceed;
@@ -264,7 +266,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Down<'_, S> {
         loop {
             let was_sending = self.state.is_sending.get();
             match self.fill(self.settings.timeouts.response).await {
-                // The response timeout begins when the request has been sent.
+                // The response timeout starts when the request has been sent.
                 Err(Failure::OriginTimeout(_)) if was_sending => {}
                 filled => return filled,
             }
@@ -309,11 +311,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Down<'_, S> {
         self.end(response, &decoder.trailers, outgoing).await
     }
 
-    /// Reads more of a body; `false`: the stream has ended in order.
+    /// Reads more of a body. `false`: the stream has ended with FIN or close_notify.
     async fn more(&mut self, outgoing: &mut impl Outgoing) -> Result<bool, Failure> {
         outgoing.flush().await?;
         if self.buffer.is_full() {
-            self.buffer.grow(); // a trailer section of unusual length
+            self.buffer.grow(); // an unusually long trailer section
         }
         match self.fill(self.settings.timeouts.response).await? {
             Ok(len) => Ok(len > 0),
@@ -328,7 +330,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Down<'_, S> {
         outgoing: &mut impl Outgoing,
     ) -> Result<Answered, Failure> {
         outgoing.end(trailers).await?;
-        // Bytes behind the response would be taken for the response to the next request.
+        // Bytes after the response would be taken for the response to the next request.
         let reusable = response.keep_alive && self.state.is_sent.get() && self.buffer.is_empty();
         Ok(Answered::Whole { reusable })
     }

@@ -1,4 +1,5 @@
-//! Serving one request, independent of the client's HTTP version, and what all requests of a listener share.
+//! Serves one request, independent of the client's HTTP version, with the state that all requests of a listener
+//! share.
 
 use std::cell::Cell;
 use std::future::{Future as _, poll_fn};
@@ -32,29 +33,30 @@ thread_local! {
     static CONNECTIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A number that no other connection of this worker has.
+/// A number that is unique among the connections of this worker.
 fn next_number() -> u64 {
     CONNECTIONS.replace(CONNECTIONS.get() + 1)
 }
 
-/// How clients are served: one for each listener of a worker.
+/// The state for serving a listener's clients in one worker.
 #[derive(Debug)]
 pub struct Service<O: Dial> {
-    /// The loop in which it happens.
+    /// The event loop.
     pub reactor: Reactor,
     /// Limits and timeouts.
     pub settings: HttpSettings,
     /// Makes connections to the origin.
     pub dialler: O,
-    /// Keeps idle ones.
+    /// Keeps idle connections to the origin.
     pub pool: Rc<Pool<O::Stream>>,
     /// The session limit of the whole process.
     pub sessions: Budget,
-    /// The backlog limit of the whole process, for connections after 101.
+    /// The backlog limit of the whole process, used by connections after 101.
     pub backlog: Budget,
     /// Who may reuse a connection to the origin.
     pub sharing: Sharing,
-    /// How long a request waits for an origin that refuses connections, as it does while it is restarted, or for a descriptor.
+    /// How long a request waits for a descriptor, or for an origin that refuses connections, as it does while it
+    /// restarts.
     pub retry_timeout: Duration,
     /// Client connections that wait for their next request.
     pub idle: IdleList,
@@ -69,12 +71,12 @@ pub enum Sharing {
     All,
     /// One client, on all its connections.
     ByClient,
-    /// One connection of a client's.
+    /// One connection of a client.
     ByConnection,
 }
 
 impl Sharing {
-    /// For a connection with this number, of this client.
+    /// The scope for the connection with this number, of this client.
     fn kept_by(self, client: ClientAddr, number: u64) -> KeptBy {
         match self {
             Self::All => KeptBy::Everybody,
@@ -90,16 +92,16 @@ pub(crate) struct Requester<'a, S> {
     pub(crate) access: &'a Access<S>,
 }
 
-/// How a request ended, as far as its connections are concerned.
+/// How a request ended, from the viewpoint of its connections.
 pub(crate) enum ServeEnd<S> {
-    /// With a response.
+    /// With a response that was passed on.
     Answered,
-    /// With a change to another protocol: 101 is in `response`, and not passed on yet.
+    /// With a change to another protocol: the 101 is in `response` and not passed on yet.
     Switched(OriginConnection<S>),
 }
 
 impl<O: Dial> Service<O> {
-    /// For a client's new connection: the connections to the origin that it may use.
+    /// Creates the scope for a client's new connection.
     pub(crate) fn access(&self, client_info: &ClientInfo) -> Access<O::Stream> {
         let number = next_number();
         Access::new(&self.pool, self.sharing.kept_by(client_info.route.client, number), number)
@@ -174,7 +176,7 @@ impl<O: Dial> Service<O> {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "an exchange has that many parties")]
+    #[expect(clippy::too_many_arguments, reason = "an exchange involves this many parties")]
     async fn ask<I: Incoming, P: Outgoing>(
         &self,
         origin: &mut OriginConnection<O::Stream>,
@@ -211,7 +213,8 @@ impl<O: Dial> Service<O> {
         .await
     }
 
-    /// Connects. Tries again for `retry_timeout` while the origin refuses connections or descriptors have run out.
+    /// Connects. Tries again for up to `retry_timeout` while the origin refuses connections or descriptors have
+    /// run out.
     async fn dial(&self, client_info: &ClientInfo) -> Result<OriginConnection<O::Stream>, Failure> {
         let (began, mut pause) = (self.reactor.now(), FIRST_PAUSE);
         loop {
@@ -237,7 +240,7 @@ impl<O: Dial> Service<O> {
         }
     }
 
-    /// Ends the client's connection that has been idle longest, since a request needs its descriptor.
+    /// Closes the client connection that has been idle longest, because a request needs its descriptor.
     fn reclaim(&self, client_info: &ClientInfo) {
         let now = self.reactor.now();
         if let Some(waited) = self.idle.end_longest(now) {

@@ -8,26 +8,26 @@ use truepeer_policy::PrefixSet;
 /// Timeouts.
 #[derive(Debug, Clone, Copy)]
 pub struct HttpTimeouts {
-    /// For a request's head, from its first byte (or the connection's first request) to its last.
+    /// For a request's head, from its first byte (for a connection's first request, from the start) to its last.
     pub head: Duration,
-    /// Between two requests of a connection.
+    /// Between two requests on a connection.
     pub keep_alive: Duration,
-    /// Silence within a request's body.
+    /// Without bytes of a request's body.
     pub body: Duration,
-    /// While the client (at its minimal rate) or the origin takes nothing of what was sent.
+    /// While the client (at its minimum rate) or the origin takes no bytes.
     pub send: Duration,
-    /// Silence of the origin before and within a response.
+    /// Without bytes from the origin, before and within a response.
     pub response: Duration,
-    /// The wait for `100 Continue` from the origin. After it, the body is sent anyway.
+    /// Waiting for `100 Continue` from the origin. After it, the body is sent anyway.
     pub proceed: Duration,
-    /// How long a client that has its response may go on sending.
+    /// How long a client that has its response may continue to send.
     pub linger: Duration,
-    /// For the response to begin, after the client has closed its direction. It may still read (`nc` does) or may have left: only
-    /// sending tells.
+    /// For the start of the response after the client has ended its direction. It may still read (`nc` does) or
+    /// may have left; only sending shows which.
     pub half_closed: Duration,
-    /// Silence in both directions after 101.
+    /// Without bytes in both directions after 101.
     pub tunnel: Duration,
-    /// Likewise, once one direction has ended.
+    /// The same, once one direction has ended.
     pub half_tunnel: Duration,
 }
 
@@ -55,20 +55,21 @@ pub struct HttpSettings {
     pub limits: HttpLimits,
     /// Timeouts.
     pub timeouts: HttpTimeouts,
-    /// Methods that may be used; empty: all.
+    /// The allowed methods; empty: all.
     pub methods: Vec<String>,
-    /// The longest request body, in bytes; `None`: any.
+    /// The longest request body in bytes; `None`: unlimited.
     pub max_body: Option<u64>,
-    /// The average rate, in bytes a second, that a client must reach while it sends a body or takes a response. Checked once truepeer
-    /// has waited for it longer than [`HttpTimeouts::body`] or [`HttpTimeouts::send`] in all. 0: no limit.
+    /// The average rate, in bytes a second, that a client must reach while it sends a body or takes a response.
+    /// It is checked once truepeer has waited for the client longer than [`HttpTimeouts::body`] or
+    /// [`HttpTimeouts::send`] in total. 0: no limit.
     pub min_rate: u64,
-    /// Requests that a connection may carry; `None`: any number.
+    /// How many requests a connection may carry; `None`: unlimited.
     pub max_requests: Option<u64>,
-    /// Whether `Forwarded` and `X-Forwarded-For` tell the client; if not, the connection to the origin does.
+    /// Whether `Forwarded` and `X-Forwarded-For` name the client. If not, the connection to the origin does.
     pub tells_the_client: bool,
     /// Senders whose `Forwarded` and similar fields are passed on.
     pub trusted: PrefixSet,
-    /// Whether each request leaves a line in the log.
+    /// Whether each request is logged.
     pub access_log: bool,
 }
 
@@ -89,8 +90,8 @@ impl Default for HttpSettings {
 }
 
 impl HttpSettings {
-    /// Whether requests may have this method. GET brings HEAD along, as it does in NGINX's `limit_except`. CONNECT, which
-    /// asks for a tunnel, never gets this far.
+    /// Whether requests may use this method. GET includes HEAD, as in NGINX's `limit_except`. CONNECT, which asks
+    /// for a tunnel, is refused earlier.
     #[must_use]
     pub fn allows(&self, method: &[u8]) -> bool {
         self.methods.is_empty()

@@ -11,8 +11,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::buffer::Buffer;
 use crate::stream::Connection;
 
-/// A stream that is borrowed only during a poll. Both futures must belong to one task: a stream keeps one waker for each
-/// direction, and a wake polls both futures.
+/// A stream that is borrowed only during a poll. Both futures must belong to one task, because a stream stores
+/// one waker for each direction and a wake polls both futures.
 #[derive(Debug)]
 pub(crate) struct SharedStream<S>(RefCell<S>);
 
@@ -54,29 +54,29 @@ impl<S: AsyncRead + AsyncWrite + Unpin> SharedStream<S> {
         work(Pin::new(&mut *self.0.borrow_mut()))
     }
 
-    /// Ends our direction.
+    /// Ends the sending direction.
     pub(crate) async fn shutdown(&self) -> io::Result<()> {
         poll_fn(|cx| Pin::new(&mut *self.0.borrow_mut()).poll_shutdown(cx)).await
     }
 }
 
 impl<S: Connection> SharedStream<S> {
-    /// As [`Connection::reset_when_closed`].
+    /// See [`Connection::reset_when_closed`].
     pub(crate) fn reset_when_closed(&self) {
         self.0.borrow().reset_when_closed();
     }
 
-    /// As [`Connection::unacknowledged`].
+    /// See [`Connection::unacknowledged`].
     pub(crate) fn unacknowledged(&self) -> usize {
         self.0.borrow().unacknowledged()
     }
 
-    /// As [`Connection::look_again`].
+    /// See [`Connection::look_again`].
     pub(crate) fn look_again(&self) {
         self.0.borrow().look_again();
     }
 
-    /// As [`Connection::is_read_out`].
+    /// See [`Connection::is_read_out`].
     pub(crate) fn is_read_out(&self) -> bool {
         self.0.borrow().is_read_out()
     }

@@ -1,4 +1,5 @@
-//! Whole connections in memory: a client's bytes in, an origin that answers as written, and what each of them got.
+//! Whole connections in memory: a client's bytes, an origin that follows a script, and the bytes that each
+//! received.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -31,15 +32,15 @@ mod ends;
 pub(crate) struct Scripts {
     waiting: Rc<RefCell<VecDeque<DuplexStream>>>,
     pub(crate) dialled: Rc<Cell<usize>>,
-    /// Writes to any of them.
+    /// Writes to any of its connections.
     writes: Rc<Cell<usize>>,
-    /// It does not even say no.
+    /// It does not answer a connection attempt at all.
     is_silent: Rc<Cell<bool>>,
-    /// For so many connections there is no descriptor.
+    /// For this many connections there is no descriptor.
     lacking: Rc<Cell<usize>>,
 }
 
-/// A connection to an origin, whose writes are counted.
+/// A connection to an origin. Its writes are counted.
 #[derive(Debug)]
 pub(crate) struct Counted {
     stream: DuplexStream,
@@ -209,7 +210,7 @@ fn requests_of_one_connection_are_answered_in_order_over_one_connection() {
 }
 
 #[test]
-fn bodies_and_trailers_pass_with_framing_of_our_own() {
+fn bodies_and_trailers_pass_with_new_framing() {
     let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     bed.run(async move {
@@ -277,7 +278,7 @@ fn an_idempotent_request_is_sent_again_when_its_connection_has_died() {
         until(&mut first, "\r\n\r\n").await;
         say(&mut first, "HTTP/1.1 204 No Content\r\n\r\n").await;
         until(&mut client, "\r\n\r\n").await;
-        // It takes the second request before it dies: nothing tells us earlier.
+        // It accepts the second request before it dies, so nothing announces its end.
         say(&mut client, "GET /2 HTTP/1.1\r\nHost: a\r\n\r\n").await;
         until(&mut first, "\r\n\r\n").await;
         drop(first);
@@ -306,7 +307,7 @@ fn other_requests_are_not_sent_again() {
 }
 
 #[test]
-fn what_is_refused_is_said_and_ends_the_connection() {
+fn a_refusal_has_a_status_and_ends_the_connection() {
     let settings =
         HttpSettings { methods: vec!["GET".to_owned()], max_body: Some(4), ..HttpSettings::default() };
     for (request, status) in [
@@ -368,7 +369,7 @@ fn origins_that_speak_no_http_are_not_passed_on() {
 }
 
 #[test]
-fn a_response_that_is_cut_off_is_not_taken_for_the_whole() {
+fn a_truncated_response_is_not_passed_on_as_complete() {
     let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     bed.run(async move {
@@ -382,7 +383,7 @@ fn a_response_that_is_cut_off_is_not_taken_for_the_whole() {
 }
 
 #[test]
-fn bytes_that_nobody_asked_for_are_nobodys_response() {
+fn unsolicited_bytes_are_not_taken_for_a_response() {
     let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     let pool = Rc::clone(&bed.service.pool);
@@ -418,9 +419,9 @@ fn a_body_is_held_back_until_the_origin_wants_it() {
     assert_eq!(bed.service.pool.len(), 1);
 }
 
-/// It never comes to its answer, and each 1xx comes in time.
+/// It never sends a final response, and each 1xx comes in time.
 #[test]
-fn an_origin_that_sends_interim_responses_without_end_is_told_from_a_slow_one() {
+fn endless_interim_responses_are_distinguished_from_slowness() {
     let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     let (service, counters) = (Rc::clone(&bed.service), Rc::clone(&bed.service));
@@ -471,7 +472,7 @@ fn an_origin_may_answer_before_the_body_and_without_it() {
 }
 
 #[test]
-fn an_upgrade_becomes_a_tunnel_with_ends_of_its_own() {
+fn an_upgrade_becomes_a_tunnel_with_independent_ends() {
     let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     bed.run(async move {
@@ -497,7 +498,7 @@ fn an_upgrade_becomes_a_tunnel_with_ends_of_its_own() {
 }
 
 #[test]
-fn whoever_waits_too_long_is_told_so() {
+fn timeouts_are_answered_with_their_status() {
     let short = Duration::from_millis(20);
     let timeouts = HttpTimeouts { head: short, body: short, response: short, ..HttpTimeouts::default() };
     for (request, status) in [
@@ -524,7 +525,7 @@ fn a_silent_connection_is_closed_without_a_word() {
 }
 
 #[test]
-fn nobody_holds_more_than_some_buffers_for_a_slow_reader() {
+fn a_slow_reader_costs_a_few_buffers_only() {
     let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     let sent = Rc::new(Cell::new(0_usize));
@@ -552,7 +553,7 @@ fn nobody_holds_more_than_some_buffers_for_a_slow_reader() {
 }
 
 #[test]
-fn a_connection_that_the_origin_has_authenticated_is_one_clients_only() {
+fn an_authenticated_origin_connection_serves_one_client_only() {
     let bed = bed(HttpSettings::default());
     let (mut alice, mut mallory) = (bed.client(), bed.client());
     let (mut hers, mut others) = (bed.origin.next_connection(), bed.origin.next_connection());
@@ -562,7 +563,7 @@ fn a_connection_that_the_origin_has_authenticated_is_one_clients_only() {
         for (fields, answer) in [
             ("", challenge),
             ("Authorization: NTLM TlRMTVNTUAAD\r\n", "HTTP/1.1 204 No Content\r\n\r\n"),
-            // Known by her connection alone from now on.
+            // From now on identified only by the connection.
             ("", "HTTP/1.1 204 No Content\r\n\r\n"),
         ] {
             say(&mut alice, &format!("GET / HTTP/1.1\r\nHost: a\r\n{fields}\r\n")).await;
@@ -585,7 +586,7 @@ fn a_connection_that_the_origin_has_authenticated_is_one_clients_only() {
 }
 
 #[test]
-fn our_own_answers_to_head_have_no_body() {
+fn own_error_responses_to_head_have_no_body() {
     for request in [
         "HEAD / HTTP/1.1\r\nHost: a\r\nExpect: zzz\r\n\r\n",
         "HEAD / HTTP/1.1\r\nHost: a\r\n\r\n", // there is no origin

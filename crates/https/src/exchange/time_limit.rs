@@ -10,13 +10,13 @@ use super::shared::SharedStream;
 use crate::reactor::{Elapsed, Reactor, Timer};
 use crate::stream::Connection;
 
-/// How often within the timeout the unacknowledged bytes are looked at.
+/// How often within the timeout the unacknowledged bytes are checked.
 const LOOKS: u32 = 4;
 
 /// Why sending timed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Untaken {
-    /// The other end took nothing.
+    /// The other end took no bytes.
     All,
     /// It took some, too slowly.
     Most,
@@ -55,9 +55,9 @@ impl TimeLimit {
         .await
     }
 
-    /// Awaits `sending` as long as the other end acknowledges at least one byte and `rate` bytes a second within `limit`. A blocked
-    /// write alone proves nothing: the kernel reports room only when a third of its buffer is free, which takes a slow receiver
-    /// long.
+    /// Awaits `sending` as long as the other end acknowledges at least one byte and `rate` bytes a second within
+    /// `limit`. A blocked write alone proves nothing: the kernel reports room only when a third of its buffer is
+    /// free, and a slow receiver takes long for that.
     pub(crate) async fn while_taken<S: Connection, T>(
         &self,
         limit: Duration,
@@ -82,7 +82,7 @@ impl TimeLimit {
         }
     }
 
-    /// As [`Reactor::now`].
+    /// See [`Reactor::now`].
     pub(crate) fn now(&self) -> Instant {
         self.reactor.now()
     }
@@ -112,7 +112,7 @@ mod tests {
 
     use super::*;
 
-    /// What each look finds unacknowledged; the last for ever.
+    /// The unacknowledged bytes that each check finds; the last value repeats.
     struct Looks(Cell<&'static [usize]>, Cell<usize>);
 
     impl Connection for Looks {
@@ -150,8 +150,8 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_some_of_it_is_waited_for() {
-        // 1000 bytes a second are ten in each part of the time.
+    fn a_receiver_that_makes_progress_is_waited_for() {
+        // 1000 bytes a second are ten bytes between two checks.
         const LIMIT: Duration = Duration::from_millis(40);
         for (found, rate, looked, untaken) in [
             (&[0][..], 0, 4, Untaken::All),

@@ -1,4 +1,5 @@
-//! Connecting to the origin: TCP from the client's address or our own, then an optional PROXY header, then optional TLS.
+//! Connects to the origin: TCP from the client's address or truepeer's own, then an optional PROXY header, then
+//! optional TLS.
 
 use std::rc::Rc;
 
@@ -15,7 +16,7 @@ use crate::stream::Stream;
 use crate::tls::TlsStream;
 use crate::tunnel::OriginTls;
 
-/// Dials the origin of a listener.
+/// Connects to the origin of a listener.
 #[derive(Debug)]
 pub(crate) struct Dialler {
     reactor: Reactor,

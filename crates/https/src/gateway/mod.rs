@@ -1,4 +1,5 @@
-//! The HTTPS reverse proxy of one worker. Open connections become exchanges, and the origin learns who the client is.
+//! The HTTPS reverse proxy of one worker. It serves open connections as exchanges and tells the origin who the
+//! client is.
 
 mod dialler;
 
@@ -17,34 +18,34 @@ use crate::origin::{Dial, Pool};
 use crate::reactor::{Reactor, TcpStream};
 use crate::tunnel::{OriginTls, tlvs};
 
-/// How the origin learns who the client is.
+/// How the origin learns the client's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ClientAddress {
-    /// By `Forwarded` and `X-Forwarded-For` in each request.
+    /// From `Forwarded` and `X-Forwarded-For` in each request.
     #[default]
     Forwarded,
-    /// By the connection's own source address.
+    /// From the connection's source address.
     Transparent,
-    /// By a PROXY v2 header in front of each connection, which then serves one client's connection only.
+    /// From a PROXY v2 header at the start of each connection, which then serves one client connection only.
     Proxy,
 }
 
-/// What HTTP adds to a listener.
+/// The HTTP part of a listener's rules.
 #[derive(Debug, Clone)]
 pub struct HttpOptions {
-    /// What is allowed, and for how long.
+    /// Limits and timeouts.
     pub settings: HttpSettings,
-    /// How the origin learns the client.
+    /// How the origin learns the client's address.
     pub client_address: ClientAddress,
-    /// Idle connections to the origin that each worker keeps.
+    /// How many idle connections to the origin each worker keeps.
     pub origin_keepalive: usize,
-    /// For how long.
+    /// How long they are kept.
     pub origin_idle: Duration,
     /// How long a request waits for an origin that refuses connections.
     pub origin_retry_timeout: Duration,
 }
 
-/// A listener's exchanges, in one worker.
+/// A listener's exchanges in one worker.
 #[derive(Debug)]
 pub(crate) struct Gateway {
     reactor: Reactor,
@@ -55,7 +56,7 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// Also starts the task that closes idle connections to the origin.
+    /// Creates it and starts the task that closes idle connections to the origin.
     pub(crate) fn new(
         reactor: &Reactor,
         options: HttpOptions,
@@ -99,7 +100,7 @@ impl Gateway {
         })
     }
 
-    /// What its connections follow.
+    /// The settings of its connections.
     pub(crate) fn listening(&self) -> &TlsListener {
         &self.listening
     }
@@ -107,7 +108,7 @@ impl Gateway {
     /// Serves one connection.
     pub(crate) async fn serve(self: Rc<Self>, tcp: TcpStream, sender: SenderAddr, _permit: Permit) {
         let began = self.reactor.now();
-        // Boxed: a handshake needs memory that the connection must not keep.
+        // Boxed: the memory of the handshake must not stay with the connection.
         let opened = Box::pin(Downstream::open(&self.listening, &self.worker, tcp, sender)).await;
         match opened {
             Ok(mut downstream) => {
@@ -117,7 +118,8 @@ impl Gateway {
                 let _counted = downstream.counted.take();
                 let stream = downstream.into_stream();
                 if speaks_http2 {
-                    // Boxed: the future is three times as large as HTTP/1's, and would make every connection as large.
+                    // Boxed: this future is three times as large as HTTP/1's and would make every connection as
+                    // large.
                     Box::pin(serve_http2(stream, client_info, service)).await;
                 } else {
                     serve_http1(stream, client_info, service).await;
@@ -161,8 +163,8 @@ impl Gateway {
     }
 }
 
-/// Whether the client has chosen HTTP/2. If so, the ALPN becomes http/1.1: that is what the origin is spoken to by, and a PROXY
-/// header must not claim otherwise.
+/// Whether the client has chosen HTTP/2. If so, sets the ALPN to http/1.1: the origin is spoken to in HTTP/1.1,
+/// and a PROXY header must not claim HTTP/2.
 fn speaks_http2(downstream: &mut Downstream) -> bool {
     let alpn = downstream.tls.as_mut().and_then(|facts| facts.alpn.as_mut());
     match alpn {

@@ -1,7 +1,7 @@
-//! Header blocks (HPACK, RFC 7541), as far as it takes to see their pseudo-fields as they came.
+//! Parses header blocks (HPACK, RFC 7541) far enough to see their pseudo-fields as sent.
 //!
-//! `h2` decodes them for use, and keeps some of it to itself (see [`super::malformed`]). So each block is read here as well.
-//! The dynamic table holds no text: only what an entry is, and its size.
+//! `h2` decodes the blocks but hides some of their contents (see [`super::malformed`]), so each block is parsed
+//! here as well. The dynamic table holds no text, only the kind and size of each entry.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use super::huffman;
 
 /// The table's size that `h2` announces, in bytes (RFC 7541 section 4.2).
 const TABLE_BYTES: usize = 4096;
-/// What an entry counts beside its text (RFC 7541 section 4.1).
+/// The overhead of an entry, besides its text (RFC 7541 section 4.1).
 const ENTRY_BYTES: usize = 32;
 
 /// A field name, as far as it matters here.
@@ -31,12 +31,12 @@ impl PseudoName {
         }
     }
 
-    /// Whether such a field may have this value.
+    /// Whether a field of this name may have this value.
     fn takes(self, value: &[u8]) -> bool {
         match self {
-            // RFC 9113 8.3.1: path and query; a fragment is no part of them.
+            // RFC 9113 8.3.1: path and query. A fragment is not allowed.
             Self::Path => !value.contains(&b'#'),
-            // An origin of HTTP can't serve any other.
+            // An HTTP origin can't serve any other scheme.
             Self::Scheme => value.eq_ignore_ascii_case(b"https") || value.eq_ignore_ascii_case(b"http"),
             Self::OtherPseudo | Self::Regular => true,
         }
@@ -54,7 +54,7 @@ struct Entry {
     bytes: u16,
 }
 
-/// What was found in a block.
+/// What a block contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Found {
     /// A `:path` with a fragment, or a `:scheme` other than `http` and `https`.
@@ -70,7 +70,7 @@ impl Found {
     }
 }
 
-/// A connection's decoder. Blocks have to be read in their order.
+/// A connection's decoder. It must read all blocks in order.
 #[derive(Debug)]
 pub(super) struct HpackDecoder {
     /// The newest first.
@@ -84,7 +84,7 @@ impl HpackDecoder {
         Self { table: VecDeque::new(), used: 0, limit: TABLE_BYTES }
     }
 
-    /// Reads a whole block; `None`: it is invalid, and so is whatever follows on the connection.
+    /// Parses a whole block. `None`: it is invalid, and later blocks of the connection can't be parsed.
     pub(super) fn read(&mut self, block: &[u8]) -> Option<Found> {
         let (mut input, mut found) = (Input(block), Found::default());
         while let Some(&first) = input.0.first() {
@@ -94,7 +94,7 @@ impl HpackDecoder {
                     let (name, is_valid) = self.indexed(input.integer(7)?)?;
                     found.note(name, is_valid);
                 }
-                // 6.2.1: a literal that becomes an entry.
+                // 6.2.1: a literal that is added to the table.
                 0x40.. => {
                     let (name, name_bytes) = self.name(&mut input, 6)?;
                     let (is_valid, value_bytes) = input.text(|value| (name.takes(value), value.len()))?;
@@ -106,7 +106,7 @@ impl HpackDecoder {
                     self.limit = input.integer(5).filter(|&limit| limit <= TABLE_BYTES)?;
                     self.shrink(self.limit);
                 }
-                // 6.2.2 and 6.2.3: a literal that does not.
+                // 6.2.2 and 6.2.3: a literal that is not added.
                 _ => {
                     let (name, _) = self.name(&mut input, 4)?;
                     found.note(
@@ -128,7 +128,7 @@ impl HpackDecoder {
         }
     }
 
-    /// A literal's name: an index, or text behind index 0.
+    /// Parses a literal's name: an index, or text after index 0.
     fn name(&self, input: &mut Input<'_>, prefix: u32) -> Option<SizedName> {
         let index = input.integer(prefix)?;
         match index.checked_sub(STATIC.len() + 1) {
@@ -140,7 +140,7 @@ impl HpackDecoder {
 
     fn add(&mut self, name: PseudoName, is_valid: bool, name_bytes: usize, value_bytes: usize) {
         let bytes = name_bytes + value_bytes + ENTRY_BYTES;
-        // RFC 7541 4.4: one that is larger than the table empties it.
+        // RFC 7541 4.4: an entry larger than the table empties it.
         self.shrink(self.limit.saturating_sub(bytes));
         if let (true, Ok(name_bytes), Ok(bytes)) =
             (bytes <= self.limit, u16::try_from(name_bytes), u16::try_from(bytes))
@@ -159,17 +159,17 @@ impl HpackDecoder {
     }
 }
 
-/// What is still to be read of a block.
+/// The rest of a block.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
-    /// RFC 7541 section 5.1; the number begins in the low `prefix` bits of the first byte.
+    /// RFC 7541 section 5.1: the number starts in the low `prefix` bits of the first byte.
     fn integer(&mut self, prefix: u32) -> Option<usize> {
         let most = (1_usize << prefix) - 1;
         let (&first, mut rest) = self.0.split_first()?;
         let mut number = usize::from(first) & most;
         if number == most {
-            // Four more bytes: as many as `h2` reads.
+            // At most four more bytes, as in `h2`.
             let mut shift = 0;
             loop {
                 let (&byte, after) = rest.split_first()?;
@@ -188,7 +188,7 @@ impl Input<'_> {
         Some(number)
     }
 
-    /// The bytes of a string as they stand, and whether they are Huffman's (RFC 7541 section 5.2).
+    /// A string's bytes, and whether they are Huffman-coded (RFC 7541 section 5.2).
     fn raw_text(&mut self) -> Option<(&[u8], bool)> {
         let is_huffman = self.0.first()? & 0x80 != 0;
         let length = self.integer(7)?;
@@ -204,7 +204,7 @@ impl Input<'_> {
         }
     }
 
-    /// Passes over a string whatever it says; `true`, for use in conditions.
+    /// Skips a string. Returns `true`, for use in conditions.
     fn skip_text(&mut self) -> Option<bool> {
         self.raw_text().map(|_| true)
     }
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_invalid_is_no_block() {
+    fn invalid_blocks_are_refused() {
         for block in [
             "80",                // index 0
             "bf",                // beyond both tables
@@ -288,7 +288,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes: no panic, and a table within its bounds that adds up.
+        /// Any bytes: no panic, and the table stays within its limit and adds up.
         #[test]
         fn anything_may_come(blocks in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..200), 1..8)) {
             let mut decoder = HpackDecoder::new();

@@ -1,6 +1,6 @@
-//! HPACK's Huffman code (RFC 7541, appendix B). It is canonical: the lengths of the codes say which they are.
+//! HPACK's Huffman code (RFC 7541, appendix B). It is canonical: the lengths determine the codes.
 
-/// Bits of the code of each byte; the last is the end's (EOS), which no string may have.
+/// The code length of each byte in bits. The last entry is the end symbol (EOS), which no string may contain.
 #[rustfmt::skip]
 const LENGTHS: [u8; 257] = [
     13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 28,
@@ -13,10 +13,11 @@ const LENGTHS: [u8; 257] = [
     20, 24, 20, 21, 22, 21, 21, 23, 22, 22, 25, 25, 24, 24, 26, 23, 26, 27, 26, 26, 27, 27, 27, 27, 27, 28, 27, 27, 27, 27, 27, 26,
     30,
 ];
-/// The longest code.
+/// The longest code length.
 const LONGEST: usize = 30;
 
-/// Codes of one length are consecutive numbers: the first of them, how many there are, and where their symbols stand.
+/// Codes of one length are consecutive numbers. For each length: the first code, the count, and the position of
+/// the first symbol.
 #[derive(Clone, Copy)]
 struct Length {
     first: u32,
@@ -26,7 +27,7 @@ struct Length {
 
 struct Code {
     lengths: [Length; LONGEST + 1],
-    /// By code: by length first, then by value.
+    /// The symbols, ordered by code length, then by code.
     symbols: [u16; 257],
 }
 
@@ -56,7 +57,7 @@ impl Code {
     }
 }
 
-/// What `text` says; `None`: it is not Huffman's.
+/// Decodes `text`; `None`: invalid.
 pub(super) fn decode(text: &[u8]) -> Option<Vec<u8>> {
     // The shortest code has five bits.
     let mut decoded = Vec::with_capacity(text.len() * 8 / 5);
@@ -67,12 +68,12 @@ pub(super) fn decode(text: &[u8]) -> Option<Vec<u8>> {
         let codes = CODE.lengths.get(length)?;
         let at = code.wrapping_sub(codes.first);
         if at < codes.count {
-            // The end's symbol is no byte.
+            // The end symbol is not a byte.
             decoded.push(u8::try_from(*CODE.symbols.get(codes.symbols + at as usize)?).ok()?);
             (code, length) = (0, 0);
         }
     }
-    // RFC 7541 5.2: what is left is the start of the end's code, and less than a byte.
+    // RFC 7541 5.2: the padding is the start of the end symbol's code, shorter than a byte.
     let is_padding = length < 8 && code + 1 == 1 << length;
     is_padding.then_some(decoded)
 }
@@ -82,12 +83,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_has_a_code_that_is_read() {
+    fn every_byte_can_be_decoded() {
         for (symbol, &length) in LENGTHS.iter().enumerate().take(256) {
             let place = CODE.symbols.iter().position(|&other| usize::from(other) == symbol).unwrap();
             let codes = CODE.lengths[usize::from(length)];
             let code = u64::from(codes.first) + (place - codes.symbols) as u64;
-            // Twice, and filled up with ones.
+            // Twice, padded with ones.
             let bits = 2 * u32::from(length);
             let padding = bits.next_multiple_of(8) - bits;
             let both = ((code << length | code) << padding) | ((1 << padding) - 1);

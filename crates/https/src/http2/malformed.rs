@@ -1,7 +1,8 @@
-//! Requests that are malformed (RFC 9113 sections 8.1.1 and 8.3) in ways that `h2` does not show.
+//! Detects malformed requests (RFC 9113 sections 8.1.1 and 8.3) that `h2` accepts.
 //!
-//! It cuts a fragment off `:path`, forgets `:scheme` where there is no `:authority`, and drops pseudo-fields from trailers.
-//! The origin would get another request than the client has sent. So header blocks are read on their way to `h2`, and the
+//! `h2` removes a fragment from `:path`, ignores `:scheme` without `:authority`, and drops pseudo-fields from
+//! trailers. The origin would get a different request than the client sent. So header blocks are parsed before
+//! they reach `h2`. Streams with malformed ones are stored here until the connection's tasks check them.
 //! streams of malformed ones are noted here until the connection's tasks meet them.
 
 use std::cell::{Cell, RefCell};
@@ -11,9 +12,9 @@ use std::ops::Range;
 use super::hpack::HpackDecoder;
 use super::watch::{CONTINUATION, FrameHead, HEADERS};
 
-/// Streams that are noted. A client that has more of them at a time is sent away.
+/// How many streams are stored. A client with more of them at a time is disconnected.
 const MOST_NOTED: usize = 512;
-/// A header block as it was sent, in all its frames. `h2` ends a connection with a longer one before this bound is met.
+/// The longest header block over all its frames. `h2` ends a connection before a block reaches it.
 const MOST_BLOCK_BYTES: usize = 4 << 20;
 
 /// Flags of HEADERS and CONTINUATION (RFC 9113 section 6.2).
@@ -26,19 +27,20 @@ const PRIORITY_BYTES: usize = 5;
 #[derive(Debug, Default)]
 pub(super) struct Malformed {
     streams: RefCell<VecDeque<u32>>,
-    /// A block could not be read. `h2` ends the connection for it; until then every stream counts as malformed.
+    /// A block could not be parsed. `h2` ends the connection because of it. Until then every stream counts as
+    /// malformed.
     is_lost: Cell<bool>,
 }
 
 impl Malformed {
-    /// Whether `stream` has been found malformed. It is forgotten with that.
+    /// Whether `stream` is malformed. Asking removes the entry.
     pub(super) fn take(&self, stream: u32) -> bool {
         let mut streams = self.streams.borrow_mut();
         let at = streams.iter().position(|&noted| noted == stream);
         at.is_some_and(|at| streams.remove(at).is_some()) || self.is_lost.get()
     }
 
-    /// Whether the client has sent more of them than have been met.
+    /// Whether too many malformed streams have not been checked yet.
     pub(super) fn are_too_many(&self) -> bool {
         self.streams.borrow().len() > MOST_NOTED
     }
@@ -56,10 +58,10 @@ pub(super) struct Blocks {
     decoder: HpackDecoder,
     /// The frame that is coming, if it is part of a block, and how much of it is still to come.
     frame: Option<(FrameHead, usize)>,
-    /// What has come of a block, up to `whole` without padding and priorities.
+    /// The received part of a block; up to `whole` without padding and priorities.
     block: Vec<u8>,
     whole: usize,
-    /// The highest stream that has begun. A block of that one or of an older one has trailers.
+    /// The highest stream that has started. A block of this or an earlier stream contains trailers.
     newest: u32,
 }
 
@@ -87,7 +89,7 @@ impl Blocks {
         if malformed.is_lost.get() {
             return;
         }
-        // Most blocks are one frame that comes in one piece: it is not copied.
+        // Most blocks are one frame that arrives in one piece. They are not copied.
         if is_end
             && bytes.len() == head.payload_bytes
             && self.block.is_empty()
@@ -112,7 +114,7 @@ impl Blocks {
         self.block.truncate(self.whole + range.end);
         self.block.drain(self.whole..self.whole + range.start);
         if head.flags & END_HEADERS != 0 {
-            // Given back: a connection may wait for long.
+            // Free the memory: a connection may be idle for long.
             let block = std::mem::take(&mut self.block);
             self.on_block(Some(&block), head.stream, malformed);
         }
@@ -130,7 +132,8 @@ impl Blocks {
     }
 }
 
-/// Where in a frame's payload its part of the block is (RFC 9113 section 6.2); `None`: it is all padding, and too much.
+/// The part of a frame's payload that belongs to the block (RFC 9113 section 6.2); `None`: the padding is too
+/// long.
 fn fragment(payload: &[u8], head: FrameHead) -> Option<Range<usize>> {
     if head.kind != HEADERS {
         return Some(0..payload.len());
@@ -184,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_leaves_nothing_to_believe() {
+    fn after_an_invalid_block_every_stream_is_malformed() {
         for (flags, payload) in [
             (END_HEADERS | PADDED, &[3, 0x82][..]),
             (END_HEADERS | PRIORITY, &[0; 4][..]),
@@ -197,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_nobody_meets_are_not_noted_for_ever() {
+    fn unchecked_malformed_streams_are_limited() {
         let (mut blocks, malformed) = (Blocks::new(), Malformed::default());
         for stream in 1..10_000 {
             let head = FrameHead { kind: HEADERS, flags: END_HEADERS, payload_bytes: 5, stream };

@@ -1,13 +1,14 @@
-//! HTTP/2 with clients that ask for it (ALPN). Each stream is an exchange, and becomes a request of HTTP/1.1 to the origin.
+//! HTTP/2 with clients that negotiate it (ALPN). Each stream is an exchange and becomes an HTTP/1.1 request to
+//! the origin.
 //!
 //! ```text
 //! connection task: h2's protocol, frames in and out ──▶ a task for each stream: Request ─▶ Service::serve ─▶ Response
 //! ```
-//! What a client may make us hold is bounded: streams at a time, bytes in flight of each (a stream's window is opened as
-//! far as the origin has taken what came), heads, streams that are begun only to be taken back, and frames that ask for
-//! nothing (`watch`). `h2` itself answers floods of CONTINUATION and of empty or tiny DATA with
-//! GOAWAY(ENHANCE_YOUR_CALM), and reads no further frame while its answer to the last PING or SETTINGS can't leave.
-//! Neither pushes nor RFC 8441's CONNECT are offered.
+//! A client's use of memory is bounded: concurrent streams, bytes in flight of each (a stream's window opens only
+//! as the origin takes the bytes), heads, streams that are started only to be cancelled, and control frames
+//! (`watch`). `h2` itself answers floods of CONTINUATION and of empty or tiny DATA with
+//! GOAWAY(ENHANCE_YOUR_CALM), and reads no further frame while its answer to the last PING or SETTINGS can't be
+//! sent. Neither server push nor CONNECT of RFC 8441 is offered.
 
 mod hpack;
 mod huffman;
@@ -36,16 +37,16 @@ use crate::exchange::{Buffer, ClientInfo, Failure, Service, TimeLimit, linger};
 use crate::origin::{Access, Dial};
 use crate::reactor::Timer;
 
-/// Streams at a time.
+/// Concurrent streams.
 const MOST_STREAMS: u32 = 128;
-/// Bytes of a body in flight: of one stream, and of all.
+/// Bytes of a body in flight, for one stream and for all.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 /// Bytes of a response that wait for the client.
 const SEND_BYTES: usize = 64 << 10;
-/// Cancelled streams that are always allowed. Beyond that, they must be fewer than half of all.
+/// This many cancelled streams are always allowed. Above it, they must be fewer than half of all.
 const RESETS_FOR_NOTHING: u64 = 100;
-/// Exchanges that have not ended, cancelled ones included.
+/// Exchanges that have not ended, including cancelled ones.
 const MOST_EXCHANGES: u64 = 2 * MOST_STREAMS as u64;
 /// Frames for a stream that truepeer has reset are ignored for this long, for this many streams (RFC 9113 section 5.4.2): the client
 /// may have sent them before it saw the reset.
@@ -127,13 +128,13 @@ where
     }
 }
 
-/// How a connection has ended.
+/// How a connection ended.
 enum ConnectionEnd {
     /// The client ended it, or is gone.
     Theirs,
-    /// truepeer ended it, in order.
+    /// truepeer ended it normally.
     Ours,
-    /// truepeer ended it because of what the client did.
+    /// truepeer ended it because of the client's behaviour.
     Refused(Failure),
 }
 
@@ -237,7 +238,7 @@ impl Drop for Open {
     }
 }
 
-/// The keep-alive timeout. Only requests extend it, other frames don't.
+/// The keep-alive timeout. Only requests extend it.
 struct Rest<'a> {
     timer: Timer,
     list: &'a IdleList,
@@ -245,9 +246,9 @@ struct Rest<'a> {
     /// The timeout between requests, and the one while draining.
     usual: Duration,
     last: Duration,
-    /// The connection takes no more requests.
+    /// The connection accepts no more requests.
     is_last: bool,
-    /// There was a request, so the timer has to be armed again.
+    /// A request has come, so the timer must be re-armed.
     is_over: bool,
     has_ended: bool,
 }
@@ -267,7 +268,7 @@ impl<'a> Rest<'a> {
         }
     }
 
-    /// Ready when the timeout has passed, or the connection's session is needed for a new one.
+    /// Ready when the timeout has passed, or when the connection must be closed for a new one.
     fn poll_end(&mut self, cx: &mut Context<'_>, tally: &Tally, now: Instant) -> Poll<()> {
         if tally.open.get() > 0 {
             self.is_over = true;

@@ -1,4 +1,4 @@
-//! A request's head and body from HTTP/2.
+//! Reads a request's head and body from HTTP/2.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -17,7 +17,7 @@ use crate::exchange::{Departure, Failure, HttpSettings, Incoming, Pace, TimeLimi
 /// Builds the request's head.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The request's fault.
 pub(super) fn head(parts: &Parts, has_body: bool, settings: &HttpSettings) -> Result<RequestHead, HeadError> {
     if parts.method == Method::CONNECT {
         return Err(HeadError::Target);
@@ -127,9 +127,9 @@ impl<'a> Http2Body<'a> {
 }
 
 impl Http2Body<'_> {
-    /// Discards the rest of a request that already has its response. Many clients read no response before they have sent everything,
-    /// and treat an early reset as an error. If the client goes on for too long, dropping the stream makes `h2` send
-    /// RST_STREAM(NO_ERROR) (RFC 9113 section 8.1).
+    /// Discards the rest of a request that already has its response. Many clients read no response until they
+    /// have sent everything, and treat an early reset as an error. If the client continues for too long, dropping
+    /// the stream makes `h2` send RST_STREAM(NO_ERROR) (RFC 9113 section 8.1).
     pub(super) async fn discard(mut self) {
         const MOST_BYTES: usize = 1 << 20;
         let stream = &mut self.stream;
@@ -147,7 +147,7 @@ impl Http2Body<'_> {
     }
 }
 
-/// RFC 9110 6.5.1: a trailer must not decide on framing, routing, or who the client is.
+/// RFC 9110 6.5.1: a trailer must not change the framing, the routing, or the client's identity.
 fn keep(list: &mut FieldList, trailers: &HeaderMap) {
     for (name, value) in trailers {
         if FieldName::of(name.as_str().as_bytes()) == FieldName::Other {
@@ -158,7 +158,7 @@ fn keep(list: &mut FieldList, trailers: &HeaderMap) {
 
 impl Incoming for Http2Body<'_> {
     async fn next(&mut self) -> Result<Option<&[u8]>, Failure> {
-        // The origin has taken the last piece: open the window by as much.
+        // The origin has taken the last piece: open the window by its size.
         let used = std::mem::take(&mut self.piece).len();
         if used > 0 {
             self.stream.flow_control().release_capacity(used).map_err(|_| Failure::ClientGone)?;

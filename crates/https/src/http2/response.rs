@@ -1,4 +1,4 @@
-//! A response over HTTP/2.
+//! Writes a response to HTTP/2.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -13,14 +13,14 @@ use truepeer_http1::{BodyLength, ResponseHead};
 
 use crate::exchange::{Failure, HttpSettings, Outgoing, Pace, ReplyStage, TimeLimit, words};
 
-/// Bytes of a response that are gathered before they are sent: one frame of the default maximal size.
+/// How many bytes of a response are gathered before they are sent: one frame of the default maximum size.
 const WORTH_SENDING: usize = 16 << 10;
 
-/// Our direction of a stream.
+/// The sending direction of a stream.
 pub(super) enum Sender {
     /// The head has not been sent.
     Head(SendResponse<Bytes>),
-    /// It has.
+    /// The head has been sent.
     Body(SendStream<Bytes>),
 }
 
@@ -40,15 +40,15 @@ impl Sender {
     }
 }
 
-/// A response, to its stream.
+/// Writes a response to its stream.
 pub(super) struct Http2Reply<'a> {
     sender: &'a RefCell<Sender>,
     settings: &'a HttpSettings,
     time_limit: &'a TimeLimit,
-    /// Bytes that are too few for a frame.
+    /// Gathered bytes, fewer than a frame.
     gathered: BytesMut,
     pace: Pace,
-    /// The request was HEAD: its answer has no body.
+    /// The request was HEAD: its response has no body.
     is_head: bool,
     pub(super) stage: ReplyStage,
     pub(super) status: u16,
@@ -76,7 +76,8 @@ impl<'a> Http2Reply<'a> {
         }
     }
 
-    /// Sends an error response. If the response has already begun, resets the stream, so that the client knows it is incomplete.
+    /// Sends an error response. If the response has already started, resets the stream, so that the client knows
+    /// it is incomplete.
     pub(super) async fn refuse(&mut self, failure: &Failure) {
         match failure.status() {
             Some(status) if self.stage == ReplyStage::Waiting => {
@@ -86,7 +87,7 @@ impl<'a> Http2Reply<'a> {
                 response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
                 response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(text.len()));
                 self.status = status;
-                // If the client is gone, the error does not matter.
+                // The client may be gone; then the error doesn't matter.
                 if self.begin(response, self.is_head).is_ok() && !self.is_head {
                     let _ = self.send(Bytes::from(text), true).await;
                 }
@@ -109,7 +110,7 @@ impl<'a> Http2Reply<'a> {
         Ok(())
     }
 
-    /// Sends some data, as fast as the client's window opens; `is_end`: nothing comes after it.
+    /// Sends data as the client's window opens; `is_end`: it is the last.
     async fn send(&mut self, mut data: Bytes, is_end: bool) -> Result<(), Failure> {
         let (limit, min_rate) = (self.settings.timeouts.send, self.settings.min_rate);
         while !data.is_empty() {
@@ -215,7 +216,7 @@ impl Http2Reply<'_> {
     }
 }
 
-/// Fields that HTTP/2 can't carry are left out.
+/// Leaves out fields that HTTP/2 can't carry.
 fn fields<'a>(fields: impl Iterator<Item = Field<'a>>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for field in fields {

@@ -1,4 +1,4 @@
-//! One stream: one request, and its response.
+//! One stream: one request and its response.
 
 use std::cell::RefCell;
 use std::time::Instant;

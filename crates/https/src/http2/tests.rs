@@ -1,4 +1,4 @@
-//! HTTP/2 in memory: h2's own client or frames made by hand, and an origin that answers as written.
+//! HTTP/2 in memory: h2's own client or hand-made frames, and an origin that follows a script.
 
 mod frames;
 mod hostile;
@@ -26,7 +26,7 @@ fn connect(bed: &Bed) -> DuplexStream {
     client
 }
 
-/// A client on `stream`, and what becomes of its connection.
+/// A client on `stream`, and the result of its connection.
 async fn speak(
     reactor: &Reactor,
     stream: DuplexStream,
@@ -77,7 +77,7 @@ fn quick(linger: u64) -> HttpSettings {
 }
 
 #[test]
-fn an_early_answer_comes_whole_and_the_rest_of_the_request_is_waited_for() {
+fn after_an_early_response_the_rest_of_the_request_is_read() {
     let bed = bed(HttpSettings { methods: vec!["GET".to_owned()], ..quick(60_000) });
     let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
     bed.run(async move {
@@ -86,7 +86,7 @@ fn an_early_answer_comes_whole_and_the_rest_of_the_request_is_waited_for() {
         let answer = answer.await.unwrap();
         assert_eq!(answer.status(), 403);
         assert_eq!(whole(answer).await.unwrap().0, "403 Forbidden\n");
-        // More than the stream's window: what is passed over opens it again.
+        // More than the stream's window: discarded bytes open it again.
         upload(&mut body, vec![b'x'; 900_000].into()).await.unwrap();
         body.send_data(Bytes::new(), true).unwrap();
         let (answer, _) = ask(&mut client, request(Method::GET));
@@ -97,7 +97,7 @@ fn an_early_answer_comes_whole_and_the_rest_of_the_request_is_waited_for() {
 }
 
 #[test]
-fn who_goes_on_sending_after_the_answer_is_told_to_stop_and_no_more() {
+fn a_client_that_keeps_sending_after_the_response_is_told_to_stop() {
     let bed = bed(HttpSettings { methods: vec!["GET".to_owned()], ..quick(1) });
     let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
     bed.run(async move {
@@ -143,7 +143,7 @@ fn trailers_pass_both_ways() {
 }
 
 #[test]
-fn a_body_waits_for_the_origins_word() {
+fn a_body_waits_for_100_continue() {
     let bed = bed(HttpSettings::default());
     let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
     bed.run(async move {
@@ -162,7 +162,7 @@ fn a_body_waits_for_the_origins_word() {
 }
 
 #[test]
-fn an_answer_that_breaks_off_is_not_taken_for_whole() {
+fn a_truncated_response_resets_its_stream() {
     for head in ["Content-Length: 10", "Transfer-Encoding: chunked"] {
         let bed = bed(HttpSettings::default());
         let (stream, mut origin, reactor) =
@@ -180,7 +180,7 @@ fn an_answer_that_breaks_off_is_not_taken_for_whole() {
 }
 
 #[test]
-fn a_request_that_is_taken_back_leaves_the_origin() {
+fn a_cancelled_request_is_cancelled_at_the_origin() {
     let bed = bed(HttpSettings::default());
     let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
     bed.run(async move {
@@ -193,7 +193,7 @@ fn a_request_that_is_taken_back_leaves_the_origin() {
 }
 
 #[test]
-fn what_is_under_way_is_finished_before_the_end() {
+fn open_requests_are_finished_before_a_drained_connection_ends() {
     let bed = bed(HttpSettings::default());
     let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
     bed.run(async move {
@@ -201,7 +201,7 @@ fn what_is_under_way_is_finished_before_the_end() {
         let (answer, _) = ask(&mut client, request(Method::GET));
         until(&mut origin, "\r\n\r\n").await;
         reactor.remote().drain();
-        // The GOAWAY has come when no more requests are taken.
+        // The GOAWAY has arrived when the client accepts no more requests.
         while poll_fn(|cx| client.poll_ready(cx)).await.is_ok() {
             reactor.sleep(Duration::from_millis(5)).await;
         }
@@ -217,7 +217,7 @@ fn what_is_under_way_is_finished_before_the_end() {
 }
 
 #[test]
-fn a_stream_more_than_there_are_sessions_is_put_off() {
+fn a_stream_without_a_free_session_is_refused_for_a_retry() {
     let bed = bed(HttpSettings::default());
     let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
     let sessions = bed.service.sessions.clone();
@@ -234,9 +234,9 @@ fn a_stream_more_than_there_are_sessions_is_put_off() {
     });
 }
 
-/// Whatever the client does not take is not taken from the origin either.
+/// Bytes that the client does not take are not read from the origin.
 #[test]
-fn a_slow_client_makes_nobody_hold_much() {
+fn a_slow_client_costs_little_memory() {
     const WHOLE: usize = 4 << 20;
     const HELD: usize = 1 << 20;
     let bed = bed(HttpSettings::default());
@@ -258,7 +258,7 @@ fn a_slow_client_makes_nobody_hold_much() {
         while let Some(data) = body.data().await {
             let data = data.unwrap();
             got += data.len();
-            // Everybody else has many turns meanwhile.
+            // The other tasks get many turns meanwhile.
             for _ in 0..20 {
                 reactor.yield_now().await;
             }
@@ -269,9 +269,9 @@ fn a_slow_client_makes_nobody_hold_much() {
     });
 }
 
-/// By a window that opens a little at a time, or not at all.
+/// The window opens a little at a time, or not at all.
 #[test]
-fn a_client_that_is_too_slow_with_its_answer_is_not_waited_for() {
+fn a_client_that_reads_too_slowly_is_reset() {
     for (pause, most_rounds) in [(Duration::from_millis(5), usize::MAX), (Duration::ZERO, 1)] {
         let timeouts = HttpTimeouts { send: Duration::from_millis(300), ..HttpTimeouts::default() };
         let bed = bed(HttpSettings { timeouts, min_rate: u64::MAX, ..HttpSettings::default() });
@@ -294,24 +294,24 @@ fn a_client_that_is_too_slow_with_its_answer_is_not_waited_for() {
                     }
                     Some(Ok(_)) => {}
                     Some(Err(error)) => break error,
-                    None => panic!("ended as if it were whole"),
+                    None => panic!("ended as if it were complete"),
                 }
             };
-            // Nobody takes it for the whole, and the connection goes on.
+            // The response is not taken as complete, and the connection continues.
             assert_eq!(error.reason(), Some(Reason::INTERNAL_ERROR));
             assert!(client.ready().await.is_ok());
         });
     }
 }
 
-/// As when sessions run short.
+/// The condition when sessions run short.
 #[test]
-fn a_connection_without_streams_ends_in_order_when_its_place_is_needed() {
+fn a_connection_without_streams_is_closed_for_a_new_one() {
     let bed = bed(HttpSettings::default());
     let (mut stream, service) = (connect(&bed), Rc::clone(&bed.service));
     bed.run(async move {
         stream.write_all(&frames::preface()).await.unwrap();
-        // The server's own settings, after which it waits.
+        // The server's own settings; then it waits.
         frames::next_of(&mut stream, &[frames::SETTINGS]).await.unwrap();
         let later = service.reactor.now() + Duration::from_secs(5);
         while service.idle.end_longest(later).is_none() {

@@ -1,8 +1,9 @@
-//! Looks at a client's frames on their way to `h2`: counts control frames, and hands header blocks to [`super::malformed`].
+//! Inspects a client's frames before they reach `h2`: counts control frames, and passes header blocks to
+//! [`super::malformed`].
 //!
-//! `h2` bounds its memory, and ends floods of resets, CONTINUATION and empty DATA. It answers PING, SETTINGS, PRIORITY and
-//! WINDOW_UPDATE without limit (CVE-2019-9511 to 9517), and one open request keeps such a connection alive for ever. `h2` shows none
-//! of these frames to its user, so they are counted here.
+//! `h2` bounds its memory and ends floods of resets, CONTINUATION and empty DATA. But it answers PING, SETTINGS,
+//! PRIORITY and WINDOW_UPDATE without a limit (CVE-2019-9511 to 9517), and one open request keeps such a
+//! connection alive forever. `h2`'s API exposes none of these frames, so they are counted here.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
@@ -17,26 +18,27 @@ use super::malformed::{Blocks, Malformed};
 use crate::exchange::SharedStream;
 use crate::reactor::Reactor;
 
-/// Control frames that a client may send in a row.
+/// How many control frames a client may send in a row.
 const MOST_AT_ONCE: u32 = 1000;
-/// Control frames allowed each second, such as keep-alive pings.
+/// How many control frames are allowed each second, such as keep-alive pings.
 const EACH_SECOND: u32 = 100;
-/// Control frames allowed for each request: priority, window, end.
+/// How many control frames are allowed for each request: priority, window, end.
 const EACH_REQUEST: u32 = 8;
-/// One control frame is allowed for this many bytes of a response. Some clients send two WINDOW_UPDATEs for each DATA frame, and some
-/// origins send a few words at a time. A client that opens its window by single bytes earns nothing.
+/// One control frame is allowed for this many bytes of a response. Some clients send two WINDOW_UPDATEs for each
+/// DATA frame, and some origins send a few words at a time. A client that opens its window by single bytes gains
+/// nothing.
 const BYTES_EACH: usize = 16;
 
 /// Types of frames (RFC 9113 section 6).
 const DATA: u8 = 0;
 pub(super) const HEADERS: u8 = 1;
 pub(super) const CONTINUATION: u8 = 9;
-/// Of DATA.
+/// A flag of DATA.
 const END_STREAM: u8 = 1;
 /// The connection preface (RFC 9113 section 3.4) is not a frame.
 const PREFACE_BYTES: usize = 24;
 
-/// The start of a frame (RFC 9113 section 4.1), as far as it matters here.
+/// The header of a frame (RFC 9113 section 4.1), as far as it matters here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FrameHead {
     pub(super) kind: u8,
@@ -45,11 +47,11 @@ pub(super) struct FrameHead {
     pub(super) stream: u32,
 }
 
-/// What passes.
+/// A part of the stream.
 enum Passed<'a> {
-    /// The start of a frame.
+    /// The header of a frame.
     Frame(FrameHead),
-    /// Some of the payload of the last one.
+    /// A part of the payload of the last frame.
     Payload(&'a [u8]),
 }
 
@@ -58,7 +60,7 @@ enum Passed<'a> {
 struct Frames {
     head: [u8; 9],
     known: usize,
-    /// Bytes to pass over: of a payload, or of the preface.
+    /// Bytes to skip: of a payload, or of the preface.
     rest: usize,
     is_preface: bool,
 }
@@ -109,11 +111,11 @@ impl ControlAllowance {
         Self { left: MOST_AT_ONCE, since: now }
     }
 
-    /// Counts a frame that has come. `false`: the client has sent too many.
+    /// Counts a received frame. `false`: the client has sent too many.
     fn on_received(&mut self, head: FrameHead, now: Instant) -> bool {
         match head {
             FrameHead { kind: HEADERS, .. } => self.earn(EACH_REQUEST),
-            // Every stream may end with one empty DATA frame; other empty ones count.
+            // Each stream may end with one empty DATA frame; other empty ones count.
             FrameHead { kind: DATA, flags, payload_bytes, .. }
                 if payload_bytes > 0 || flags & END_STREAM != 0 => {}
             _ => return self.spend(now),
@@ -145,7 +147,7 @@ impl ControlAllowance {
     }
 }
 
-/// A connection whose frames are counted. Clones are one connection, of which `h2` has one.
+/// A connection whose frames are counted. Clones share it; `h2` has one.
 #[derive(Debug)]
 pub(super) struct CountedStream<S>(Rc<FrameWatch<S>>);
 
@@ -181,17 +183,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CountedStream<S> {
         }))
     }
 
-    /// Whether the client has sent too many frames. From then on nothing is read; `h2` can still write its last frames.
+    /// Whether the client has sent too many frames. From then on nothing is read; `h2` can still write its last
+    /// frames.
     pub(super) fn is_exhausted(&self) -> bool {
         self.0.is_exhausted.get()
     }
 
-    /// The streams whose requests are not as HTTP/2 demands.
+    /// The malformed streams.
     pub(super) fn malformed(&self) -> &Rc<Malformed> {
         &self.0.malformed
     }
 
-    /// The connection itself.
+    /// The connection beneath.
     pub(super) fn stream(&self) -> &SharedStream<S> {
         &self.0.stream
     }
@@ -318,17 +321,17 @@ mod tests {
     }
 
     #[test]
-    fn what_asks_for_nothing_is_allowed_so_often_and_again_as_time_passes() {
+    fn control_frames_are_limited_and_the_allowance_refills() {
         let now = Instant::now();
         let mut allowance = ControlAllowance::new(now);
         assert_eq!(run(&mut allowance, PING, now), MOST_AT_ONCE);
         assert_eq!(run(&mut allowance, PING, now + Duration::from_secs(2)), 2 * EACH_SECOND);
-        // However long it was silent, no more than at the start.
+        // A long silence gives no more than the initial allowance.
         assert_eq!(run(&mut allowance, PING, now + Duration::from_secs(1 << 30)), MOST_AT_ONCE);
     }
 
     #[test]
-    fn requests_and_responses_earn_and_single_bytes_do_not() {
+    fn requests_and_responses_raise_the_allowance_and_single_bytes_do_not() {
         let now = Instant::now();
         let mut allowance = ControlAllowance::new(now);
         run(&mut allowance, PING, now);
@@ -342,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_cost_nothing_but_where_they_are_empty() {
+    fn only_empty_data_frames_count() {
         let now = Instant::now();
         let mut allowance = ControlAllowance::new(now);
         let data = |flags, payload_bytes| FrameHead { kind: DATA, flags, payload_bytes, stream: 1 };

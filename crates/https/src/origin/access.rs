@@ -1,4 +1,4 @@
-//! What one connection of a client's has of the pool.
+//! A client connection's access to the pool.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use super::pool::{KeptBy, OriginConnection, Pool};
 use crate::stream::Connection;
 
-/// A client's connection, as the pool knows it. When it is dropped, however the client's connection has ended, what was
-/// kept for it alone is closed.
+/// A client connection as the pool knows it. Dropping it closes the connections that were kept for it alone.
 #[derive(Debug)]
 pub(crate) struct Access<S> {
     pool: Rc<Pool<S>>,
@@ -18,7 +17,7 @@ pub(crate) struct Access<S> {
 }
 
 impl<S> Access<S> {
-    /// `number` is one that no other connection has; `shared`: whose connections it usually uses.
+    /// `number` is unique among connections; `shared` is the scope that it normally uses.
     pub(crate) fn new(pool: &Rc<Pool<S>>, shared: KeptBy, number: u64) -> Self {
         let own = KeptBy::Connection(number);
         Self { pool: Rc::clone(pool), shared, own, has_own: Cell::new(shared == own) }
@@ -26,13 +25,13 @@ impl<S> Access<S> {
 }
 
 impl<S: Connection> Access<S> {
-    /// A connection that is kept for this one alone, or another that it may use.
+    /// Returns a connection kept for this one alone, or another that it may use.
     pub(crate) fn take(&self) -> Option<OriginConnection<S>> {
         let own = if self.has_own.get() { self.pool.take(self.own) } else { None };
         own.or_else(|| self.pool.take(self.shared))
     }
 
-    /// Keeps a connection, for whoever may use it; `hint` as with [`Pool::put`].
+    /// Keeps a connection for those that may use it; `hint` as in [`Pool::put`].
     pub(crate) fn put(&self, connection: OriginConnection<S>, hint: Option<Duration>, now: Instant) {
         let kept_by = if connection.is_private { self.own } else { self.shared };
         if connection.is_private {
@@ -65,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_private_is_used_by_one_connection_only_and_ends_with_it() {
+    fn a_private_connection_serves_one_client_connection_and_ends_with_it() {
         let (pool, now) = (Rc::new(Pool::new(8, Duration::from_secs(60), Budget::new(100))), Instant::now());
         let (one, other) =
             (Access::new(&pool, KeptBy::Everybody, 1), Access::new(&pool, KeptBy::Everybody, 2));

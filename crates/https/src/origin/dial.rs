@@ -1,4 +1,4 @@
-//! How a connection to the origin is made.
+//! Connecting to the origin, as an interface.
 
 use std::future::Future;
 use std::time::Duration;
@@ -8,34 +8,34 @@ use truepeer_session::connect_as::ConnectError;
 use crate::exchange::ClientInfo;
 use crate::stream::Connection;
 
-/// Makes connections to the origin.
+/// Connects to the origin.
 pub trait Dial: 'static {
-    /// A connection: of TCP, or of TLS on top of it.
+    /// A connection: TCP, or TLS over it.
     type Stream: Connection + 'static;
 
     /// Connects to the client's origin, from the client's address if its route says so.
     fn dial(&self, client_info: &ClientInfo) -> impl Future<Output = Result<Self::Stream, DialError>>;
 }
 
-/// No connection to the origin could be made.
+/// Why no connection to the origin was made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DialError {
     /// TCP failed.
     #[error("{0}")]
     Connect(ConnectError),
-    /// It did not answer in time.
+    /// The origin did not answer in time.
     #[error("it did not answer within {} s", .0.as_secs_f32())]
     Timeout(Duration),
     /// The TLS handshake failed, most often because of the certificate.
     #[error("TLS: {0}")]
     Tls(String),
-    /// No PROXY header can say who the client is.
-    #[error("no PROXY header can be made: {0}")]
+    /// No PROXY header can carry the client's address.
+    #[error("can't create a PROXY header: {0}")]
     Header(String),
 }
 
 impl DialError {
-    /// The label of counters.
+    /// The label for counters.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -47,7 +47,7 @@ impl DialError {
         }
     }
 
-    /// What the client is told.
+    /// The status for the client.
     #[must_use]
     pub fn status(&self) -> u16 {
         match self {
@@ -57,14 +57,14 @@ impl DialError {
         }
     }
 
-    /// Whether descriptors, memory or ports have run short here.
+    /// Whether this machine has run out of descriptors, memory or ports.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         matches!(self, Self::Connect(error) if is_ours(error))
     }
 
-    /// Whether it may be otherwise in a moment: nothing listens at the origin, as while it is restarted, or we lack what
-    /// others are about to give back.
+    /// Whether a retry may succeed soon: nothing listens at the origin, as while it restarts, or truepeer lacks a
+    /// resource that others will release.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
@@ -77,7 +77,7 @@ impl DialError {
     }
 }
 
-/// Out of descriptors, memory or ports: no fault of the origin's.
+/// Out of descriptors, memory or ports: not the origin's fault.
 fn is_ours(error: &ConnectError) -> bool {
     match error {
         ConnectError::TupleInUse | ConnectError::PortHeld => true,

@@ -1,4 +1,4 @@
-//! Connections to the origin: made, kept while nobody uses them, and found dead in time.
+//! Connections to the origin: connecting, keeping idle ones, and noticing dead ones.
 
 mod access;
 mod dial;

@@ -1,8 +1,8 @@
 //! Idle connections to the origin.
 //!
-//! LIFO: surplus connections stay unused until they time out. Nothing should come on an idle connection, so any event on one wakes
-//! the keeper task, which closes it. If a connection dies at the moment of its reuse, the exchange sees that and repeats the
-//! request on another one if that is safe.
+//! LIFO: surplus connections stay unused until they time out. Nothing should arrive on an idle connection, so any
+//! event on one wakes the keeper task, which closes it. If a connection dies at the moment of its reuse, the
+//! exchange repeats the request on another one if that is safe.
 //!
 //! Idle connections count as sessions, and are closed first when sessions run short.
 
@@ -20,7 +20,7 @@ use crate::exchange::{Buffer, SharedStream};
 use crate::reactor::Reactor;
 use crate::stream::Connection;
 
-/// Who may use a connection again.
+/// Who may reuse a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KeptBy {
     /// All clients: each request names its client.
@@ -38,7 +38,7 @@ pub(crate) struct OriginConnection<S> {
     pub(crate) buffer: Buffer,
     /// Whether it has carried a request before.
     pub(crate) is_used: bool,
-    /// Whether it must carry one connection's requests only: the origin may have authenticated it.
+    /// Whether it must carry the requests of one connection only, because the origin may have authenticated it.
     pub(crate) is_private: bool,
 }
 
@@ -62,7 +62,7 @@ pub struct Pool<S> {
 }
 
 impl<S: Connection> Pool<S> {
-    /// Keeps at most `most` connections, each for at most `keep`, if `sessions` has room for it.
+    /// Keeps at most `most` connections, each for at most `keep`, if `sessions` has room.
     #[must_use]
     pub fn new(most: usize, keep: Duration, sessions: Budget) -> Self {
         Self {
@@ -75,7 +75,7 @@ impl<S: Connection> Pool<S> {
         }
     }
 
-    /// Takes a connection that is alive as far as the kernel knows.
+    /// Returns a connection that the kernel reports as alive.
     pub(crate) fn take(&self, kept_by: KeptBy) -> Option<OriginConnection<S>> {
         loop {
             let mut idle = self.idle.borrow_mut();
@@ -93,7 +93,7 @@ impl<S: Connection> Pool<S> {
         }
     }
 
-    /// Keeps a connection for the next request; `hint`: for how long at most, as its origin says.
+    /// Keeps a connection for the next request; `hint`: the longest time, from its origin.
     pub(crate) fn put(
         &self,
         mut connection: OriginConnection<S>,
@@ -118,20 +118,20 @@ impl<S: Connection> Pool<S> {
         drop((idle, oldest));
     }
 
-    /// How many there are.
+    /// The number of idle connections.
     #[must_use]
     pub fn len(&self) -> usize {
         self.idle.borrow().len()
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Closes connections that their origins have closed, and those that are too old; ends when the reactor drains, with
-    /// all of them, or when nobody has the pool any more.
+    /// Closes connections that their origins have closed, and those that are too old. Ends when the reactor
+    /// drains (and closes all of them), or when the pool has no other owner.
     pub async fn keep(pool: Weak<Self>, reactor: Reactor) {
         const LOOK_AGAIN: Duration = Duration::from_secs(1);
         let timer = reactor.timer();
@@ -186,7 +186,7 @@ impl<S> Pool<S> {
     }
 }
 
-/// Nothing may come on an idle connection. Bytes there would be taken for the response to the next request.
+/// Nothing may arrive on an idle connection. Bytes would be taken for the response to the next request.
 fn is_alive<S: Connection>(connection: &mut OriginConnection<S>, cx: &mut Context<'_>) -> bool {
     connection.buffer.is_empty() && connection.stream.poll_fill(cx, &mut connection.buffer).is_pending()
 }
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_used_again_by_whom_it_is_for() {
+    fn a_connection_is_reused_only_within_its_scope() {
         let (pool, now) = (pool(8), Instant::now());
         let client = KeptBy::Client("192.0.2.1".parse().unwrap());
         let (ours, _origin) = connection();
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_died_or_talks_unasked_is_not_used() {
+    fn dead_connections_and_unsolicited_bytes_prevent_reuse() {
         let (pool, now) = (pool(8), Instant::now());
         let (closed, origin) = connection();
         pool.put(closed, KeptBy::Everybody, None, now);
@@ -249,9 +249,9 @@ mod tests {
         assert!(none.is_empty());
     }
 
-    /// No event has told of it: both happen in one turn of the loop.
+    /// No event has reported it: both happen in one turn of the loop.
     #[test]
-    fn what_came_this_very_moment_is_found_too() {
+    fn bytes_that_just_arrived_prevent_reuse() {
         use std::io::Write as _;
 
         use truepeer_session::connect_as::Upstream;
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_counts_as_sessions_and_gives_way_to_them() {
+    fn idle_connections_count_as_sessions_and_yield_to_them() {
         let (sessions, now) = (Budget::new(8), Instant::now());
         let pool = Pool::new(8, Duration::from_secs(60), sessions.clone());
         let (ours, _origin) = connection();

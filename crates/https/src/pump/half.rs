@@ -11,15 +11,15 @@ use crate::buffers::{self, BUFFER_BYTES};
 use crate::stream::Connection;
 use crate::tls::OUTGOING_BYTES;
 
-/// What a sink that takes nothing makes us hold at most: what was read for it, and what was encrypted for it before.
+/// The most that is held for a sink that takes no bytes: what was read for it, plus what was encrypted before.
 const SLOW_BYTES: usize = BUFFER_BYTES + OUTGOING_BYTES;
-/// What is read at once when all slow sinks together have reached their bound.
+/// The size of a read once all slow sinks together have reached their limit.
 const SMALL_PIECE_BYTES: usize = 2 << 10;
 
-/// Where a half's stream broke.
+/// The end at which a half's stream broke.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// The source. Everything that came before has been passed on.
+    /// The source. Everything before has been passed on.
     Source(io::Error),
     /// The sink.
     Sink(io::Error),
@@ -28,18 +28,18 @@ pub(super) enum Fault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HalfStage {
     Flowing,
-    /// The source is broken. Bytes that it still gives are passed on; its end is not, because the kernel reports a reset only once
-    /// and then an orderly end.
+    /// The source is broken. Its remaining bytes are passed on, but not its end, because the kernel reports a
+    /// reset only once and then an orderly end.
     Broken,
-    /// The source has ended; the sink is to be told.
+    /// The source has ended; the sink must be told.
     Ending,
     Ended,
 }
 
-/// The bytes of one direction. It reads only when it holds none, and holds a buffer only while it holds bytes.
+/// The bytes of one direction. It reads only when it holds none, and has a buffer only while it holds bytes.
 ///
-/// All slow sinks together may hold so much ([`truepeer_session::budget::Budgets::backlog_bytes`]). Beyond that, bytes stay
-/// with the kernel until the sink has taken everything that came before, and then come in small pieces.
+/// All slow sinks together are limited ([`truepeer_session::budget::Budgets::backlog_bytes`]). Above the limit,
+/// bytes stay in the kernel until the sink has taken everything before them, and are then read in small pieces.
 #[derive(Debug)]
 pub(super) struct PumpHalf {
     buffer: Vec<u8>,
@@ -52,7 +52,7 @@ pub(super) struct PumpHalf {
 }
 
 impl PumpHalf {
-    /// A half that begins with bytes that were read already.
+    /// Creates a half that starts with bytes already read.
     pub(super) fn beginning_with(first: Vec<u8>) -> Self {
         let to = first.len();
         Self { buffer: first, from: 0, to, stage: HalfStage::Flowing, bytes: 0, slow: None }
@@ -63,7 +63,7 @@ impl PumpHalf {
         self.bytes
     }
 
-    /// The source has been found broken, in this direction or in the other: see [`PumpHalf::poll`].
+    /// The source was found broken, in this direction or the other: see [`PumpHalf::poll`].
     pub(super) fn on_broken_source(&mut self) {
         if self.stage == HalfStage::Flowing {
             self.stage = HalfStage::Broken;
@@ -74,7 +74,7 @@ impl PumpHalf {
         self.stage == HalfStage::Ended
     }
 
-    /// Moves bytes. Ready when the end has been passed on, or a broken source has no more bytes.
+    /// Moves bytes. Ready when the end has been passed on, or when a broken source has no more bytes.
     pub(super) fn poll<A: Connection, B: Connection>(
         &mut self,
         cx: &mut Context<'_>,
@@ -127,14 +127,15 @@ impl PumpHalf {
         Poll::Ready(Ok(()))
     }
 
-    /// The sink took nothing. It counts as slow only if its kernel buffer is full: most sinks merely wait for the end of the turn.
+    /// The sink took no bytes. It counts as slow only if its kernel buffer is full: most sinks merely wait for
+    /// the end of the turn.
     fn note_slow(&mut self, sink: &impl Connection, backlog: &Budget) {
         if !sink.may_be_writable() {
             self.slow.get_or_insert_with(|| backlog.take_anyway(SLOW_BYTES));
         }
     }
 
-    /// Moves a small rest into a small buffer, because it may wait for long.
+    /// Moves a small rest to a small buffer, because it may wait for long.
     fn shrink(&mut self) {
         if self.slow.is_some()
             && self.to - self.from <= SMALL_PIECE_BYTES
@@ -235,7 +236,7 @@ mod tests {
     struct Door(TcpListener);
 
     impl Door {
-        /// Whose kernel takes little at a time.
+        /// With small kernel buffers.
         fn new(reactor: &Reactor) -> Self {
             let socket = listen("127.0.0.1:0".parse().unwrap(), ListenOptions::default()).unwrap();
             SockRef::from(&socket.as_fd()).set_send_buffer_size(4096).unwrap();
@@ -263,7 +264,7 @@ mod tests {
         run(&reactor, async move {
             let ((mut source, _from), (mut sink, _to)) = (door.pair().await, door.pair().await);
             let backlog = Budget::new(1 << 20);
-            // Somebody else has something to do in each turn, after us.
+            // Another task that works in each turn, after this one.
             let mut others = Some(async move {
                 loop {
                     busy.yield_now().await;
@@ -299,9 +300,9 @@ mod tests {
         });
     }
 
-    /// Everybody sends as much as is taken, and nobody takes anything.
+    /// All sources send as much as possible, and no sink takes any bytes.
     #[test]
-    fn slow_sinks_together_hold_what_is_allowed_and_a_little_each() {
+    fn slow_sinks_together_stay_within_the_backlog_limit() {
         const SESSIONS: usize = 40;
         const FULL: usize = 4;
         let reactor = Reactor::new().unwrap();
@@ -311,7 +312,7 @@ mod tests {
             let (mut sessions, mut senders) = (Vec::new(), Vec::new());
             for _ in 0..SESSIONS {
                 let ((source, mut from), (sink, to)) = (door.pair().await, door.pair().await);
-                // Ends by the connection's end alone.
+                // Ends only when the connection does.
                 senders.push(std::thread::spawn(move || while from.write_all(&[7; 1 << 16]).is_ok() {}));
                 sessions.push((PumpHalf::beginning_with(Vec::new()), source, sink, to));
             }

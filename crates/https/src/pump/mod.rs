@@ -1,8 +1,8 @@
-//! Two connections and the bytes between them, whatever the bytes mean: tunnels, and connections after 101 (WebSockets).
+//! Moves bytes between two connections, for tunnels and for connections after 101 (WebSockets).
 //!
 //! ```text
-//! downstream ──▶ Half up ──▶ upstream       each end is passed on as what it was: an orderly end as one, everything else
-//!            ◀── Half down ◀──              (a reset, TLS without close_notify, silence) as a reset of both
+//! downstream ──▶ Half up ──▶ upstream       an orderly end is passed on as one; anything else
+//!            ◀── Half down ◀──              (a reset, TLS without close_notify, silence) resets both
 //! ```
 
 mod half;
@@ -20,9 +20,9 @@ use crate::exchange::SharedStream;
 use crate::reactor::Reactor;
 use crate::stream::Connection;
 
-/// How long a reset waits for the bytes before it to be taken by the other end.
+/// How long a reset waits for the other end to acknowledge the bytes before it.
 const RESET_GRACE: Duration = Duration::from_secs(1);
-/// No event tells when they are, so the kernel is asked this often.
+/// No event reports the acknowledgement, so the kernel is asked this often.
 const RESET_CHECK: Duration = Duration::from_millis(20);
 
 /// One of the two connections.
@@ -37,18 +37,18 @@ pub(crate) enum Side {
 pub(crate) enum PumpEnd {
     /// Both directions ended in order.
     Finished,
-    /// Nothing came for too long.
+    /// No bytes came for too long.
     Idle,
     /// The connection of this side broke.
     Broken(Side, io::Error),
 }
 
-/// How long nothing may come; `None`: for ever.
+/// How long no bytes may come; `None`: unlimited.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IdleTimeouts {
     /// While both directions are open.
     pub(crate) both: Option<Duration>,
-    /// Once one has ended.
+    /// Once one direction has ended.
     pub(crate) half: Option<Duration>,
 }
 
@@ -57,12 +57,12 @@ pub(crate) struct IdleTimeouts {
 pub(crate) struct Pump {
     up: PumpHalf,
     down: PumpHalf,
-    /// What slow ends of all connections together may make us hold.
+    /// The limit of bytes held for the slow ends of all connections together.
     backlog: Budget,
 }
 
 impl Pump {
-    /// `up` and `down` were read already: they go first.
+    /// `up` and `down` were already read and are sent first.
     pub(crate) fn new(up: Vec<u8>, down: Vec<u8>, backlog: Budget) -> Self {
         Self { up: PumpHalf::beginning_with(up), down: PumpHalf::beginning_with(down), backlog }
     }
@@ -72,8 +72,8 @@ impl Pump {
         (self.up.bytes(), self.down.bytes())
     }
 
-    /// Moves bytes until both directions have ended, one connection breaks, or nothing comes for too long. Unless they have
-    /// ended in order, closing the connections resets them, also if this future is dropped.
+    /// Moves bytes until both directions have ended, one connection breaks, or no bytes come for too long. Unless
+    /// both have ended in order, closing the connections resets them; the same holds if this future is dropped.
     pub(crate) async fn run<A: Connection, B: Connection>(
         &mut self,
         reactor: &Reactor,
@@ -104,7 +104,7 @@ impl Pump {
         match &end {
             PumpEnd::Finished => reset.has_finished = true,
             PumpEnd::Idle => {}
-            // What was sent before the break is delivered first, as it would have been without us.
+            // Bytes sent before the break are delivered first, as they would be without truepeer.
             PumpEnd::Broken(Side::Downstream, _) => {
                 let rest = deliver(reactor, &mut self.up, downstream, upstream, &self.backlog);
                 let _ = reactor.timeout(RESET_GRACE, rest).await;
@@ -145,7 +145,8 @@ impl Pump {
     }
 }
 
-/// Hands on what the broken `source` still gives, and waits until `sink`'s other end has it.
+/// Passes on the remaining bytes of the broken `source`, and waits until the other end of `sink` has acknowledged
+/// them.
 async fn deliver<A: Connection, B: Connection>(
     reactor: &Reactor,
     half: &mut PumpHalf,
@@ -164,7 +165,7 @@ async fn deliver<A: Connection, B: Connection>(
     }
 }
 
-/// An orderly end would say that what came is all.
+/// An orderly end would claim that the data is complete.
 struct ResetUnlessFinished<'a, A: Connection, B: Connection> {
     downstream: &'a SharedStream<A>,
     upstream: &'a SharedStream<B>,

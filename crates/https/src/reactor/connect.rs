@@ -5,10 +5,10 @@ use truepeer_sys::Named as _;
 
 use super::{Reactor, TcpStream};
 
-/// Connects as `upstream` says, and waits until the backend has accepted. One attempt; no time-out.
+/// Connects as `upstream` specifies, and waits until the backend has accepted. One attempt, without a time-out.
 ///
 /// # Errors
-/// [`ConnectError::TupleInUse`] if the client's tuple is taken; else the call that failed.
+/// [`ConnectError::TupleInUse`] if the client's tuple is in use, otherwise the system call that failed.
 pub async fn connect(reactor: &Reactor, upstream: &Upstream) -> Result<TcpStream, ConnectError> {
     let socket = std::net::TcpStream::from(connect_as(upstream)?);
     let stream = mio::net::TcpStream::from_std(socket);

@@ -26,7 +26,7 @@ impl TcpListener {
     /// Takes a listening socket, opened by [`truepeer_session::listening::listen`] or inherited.
     ///
     /// # Errors
-    /// The descriptor is no socket, or the system is out of epoll watches.
+    /// The descriptor is not a socket, or the limit of epoll watches is reached.
     pub fn new(reactor: &Reactor, socket: OwnedFd) -> io::Result<Self> {
         prepare(&socket);
         let io = std::net::TcpListener::from(socket);
@@ -45,7 +45,8 @@ impl TcpListener {
     /// Waits for a connection.
     ///
     /// # Errors
-    /// This connection was lost before it was taken, or something lasts: see [`truepeer_session::listening::concerns_one_connection`].
+    /// The connection was lost before accept(), or the error may last: see
+    /// [`truepeer_session::listening::concerns_one_connection`].
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let (io, sender) = std::future::poll_fn(|cx| {
             if !self.source.readable.get() {
@@ -77,10 +78,10 @@ impl TcpListener {
         self.source.readable.set(true);
     }
 
-    /// Where it listens.
+    /// The local address.
     ///
     /// # Errors
-    /// None that a listening socket has.
+    /// None for a listening socket.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.io.local_addr()
     }

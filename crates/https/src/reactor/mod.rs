@@ -2,13 +2,14 @@
 //!
 //! ```text
 //!            ┌──────────────────────── one turn ─────────────────────────┐
-//! epoll ────▶│ events ─▶ sources: what is ready, who waits for it        │
+//! epoll ────▶│ events ─▶ sources: readiness, and the waiting tasks        │
 //! mailbox ──▶│ wakes from other threads                                  │──▶ tasks that are ready, each polled once
 //! clock ────▶│ timers that have passed                                   │    and once more to send ([`settling`])
 //!            └───────────────────────────────────────────────────────────┘
 //! ```
-//! A task is polled at most twice a turn, and one poll does at most 64 reads and writes ([`Reactor::poll_allowance`]), so that one
-//! busy connection can't starve the others. A task that panics is dropped alone, with what it owns. Nothing here is `Send` but [`Remote`] and wakers.
+//! A task is polled at most twice a turn, and one poll does at most 64 reads and writes
+//! ([`Reactor::poll_allowance`]), so that one busy connection can't starve the others. A task that panics is
+//! dropped with everything it owns, and the others continue. Only [`Remote`] and wakers are `Send`.
 
 mod connect;
 mod listener;
@@ -43,9 +44,9 @@ use self::tasks::Tasks;
 use self::timers::Timers;
 use self::wake::WakeQueue;
 
-/// Events taken from the kernel at once.
+/// How many events one epoll_wait takes.
 const EVENTS: usize = 256;
-/// Reads and writes that a task may do in one poll, all its streams together.
+/// How many reads and writes a task may do in one poll, over all its streams.
 const ALLOWANCE: u32 = 64;
 
 /// A handle to a thread's event loop. Clones refer to the same loop.
@@ -61,12 +62,12 @@ struct Core {
     now: Cell<Instant>,
     allowance: Cell<u32>,
     turn: Settling,
-    /// Memory for the tasks of a turn.
+    /// The keys of this turn's tasks; kept for its memory.
     keys: RefCell<Vec<Key>>,
 }
 
 impl Reactor {
-    /// A loop for the calling thread.
+    /// Creates a loop for the calling thread.
     ///
     /// # Errors
     /// The process or the system is out of descriptors.
@@ -86,54 +87,54 @@ impl Reactor {
         })))
     }
 
-    /// Begins a task. It is polled for the first time in the next turn.
+    /// Starts a task. It is polled for the first time in the next turn.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         self.0.tasks.add(Box::pin(task), &self.0.mailbox);
     }
 
-    /// Tasks that have not ended.
+    /// The number of tasks that have not ended.
     #[must_use]
     pub fn tasks(&self) -> usize {
         self.0.tasks.len()
     }
 
-    /// Tasks that have panicked, since the start.
+    /// The number of tasks that have panicked since the start.
     #[must_use]
     pub fn panics(&self) -> u64 {
         self.0.tasks.panics()
     }
 
-    /// The time at which this turn began. Precise enough for deadlines, and costs no system call.
+    /// The time at which this turn started. It is precise enough for deadlines and needs no system call.
     #[must_use]
     pub fn now(&self) -> Instant {
         self.0.now.get()
     }
 
-    /// What other threads may ask of this loop.
+    /// A handle for other threads.
     #[must_use]
     pub fn remote(&self) -> Remote {
         Remote::new(Arc::clone(&self.0.mailbox))
     }
 
-    /// Ready as soon as [`Remote::drain`] or [`Remote::stop`] was called.
+    /// Ready once [`Remote::drain`] or [`Remote::stop`] was called.
     pub async fn drained(&self) {
         // No waker is stored: a drain wakes all tasks.
         std::future::poll_fn(|_| if self.is_draining() { Poll::Ready(()) } else { Poll::Pending }).await;
     }
 
-    /// Whether no new work shall be begun.
+    /// Whether no new work must be started.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.0.mailbox.is_draining()
     }
 
-    /// A timer that is not armed yet.
+    /// Creates a timer, not armed.
     #[must_use]
     pub fn timer(&self) -> Timer {
         Timer::new(self.clone())
     }
 
-    /// Sleeps.
+    /// Waits for this long.
     pub async fn sleep(&self, wait: Duration) {
         let timer = self.timer();
         timer.arm(wait);
@@ -143,7 +144,7 @@ impl Reactor {
     /// Awaits `future` for at most `limit`.
     ///
     /// # Errors
-    /// [`Elapsed`]: it took longer, and was dropped.
+    /// [`Elapsed`]: the time passed first. The future was dropped.
     pub async fn timeout<T>(&self, limit: Duration, future: impl Future<Output = T>) -> Result<T, Elapsed> {
         let mut future = pin!(future);
         // Most futures are ready at once: make the timer only when one has to wait.
@@ -175,8 +176,9 @@ impl Reactor {
         .await;
     }
 
-    /// Takes one of the reads or writes that the task may do in this poll. If none is left, the task is woken for the next turn.
-    /// Streams call this themselves; code that works long on bytes in memory should, too.
+    /// Uses one of the reads or writes that the task may do in this poll. If none is left, the task is woken for
+    /// the next turn. Streams call this themselves. Code that works on bytes in memory for long should call it,
+    /// too.
     pub fn poll_allowance(&self, cx: &mut Context<'_>) -> Poll<()> {
         match self.0.allowance.get().checked_sub(1) {
             Some(left) => {
@@ -190,11 +192,11 @@ impl Reactor {
         }
     }
 
-    /// Works until [`Remote::stop`], or until the last task has ended after [`Remote::drain`]. Tasks that are left are
+    /// Runs until [`Remote::stop`], or until the last task has ended after [`Remote::drain`]. Remaining tasks are
     /// dropped.
     ///
     /// # Errors
-    /// The system refuses to say what is ready.
+    /// epoll_wait(2) failed.
     pub fn run(&self) -> io::Result<()> {
         self.work_while(|| {
             let drained = self.is_draining() && self.tasks() == 0;
@@ -202,10 +204,10 @@ impl Reactor {
         })
     }
 
-    /// Works until `future` has ended, or [`Remote::stop`] was called. Tasks that are left are dropped.
+    /// Runs until `future` has ended, or [`Remote::stop`] was called. Remaining tasks are dropped.
     ///
     /// # Errors
-    /// The system refuses to say what is ready, or the loop was stopped, or `future` has panicked.
+    /// epoll_wait(2) failed, the loop was stopped, or `future` has panicked.
     pub fn block_on<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> io::Result<T> {
         let (output, ended) = (Rc::new(RefCell::new(None)), Rc::new(Cell::new(false)));
         let guard = SetWhenDropped(Rc::clone(&ended));
@@ -216,7 +218,7 @@ impl Reactor {
             *sink.borrow_mut() = Some(output);
         });
         self.work_while(|| !ended.get() && !self.0.mailbox.is_stopping())?;
-        output.take().ok_or_else(|| io::Error::other("the task did not come to its end"))
+        output.take().ok_or_else(|| io::Error::other("the task did not end"))
     }
 
     fn work_while(&self, go_on: impl Fn() -> bool) -> io::Result<()> {
@@ -226,7 +228,7 @@ impl Reactor {
         while done.is_ok() && go_on() {
             done = self.turn(&mut events);
         }
-        // Tasks hold handles to the loop, which holds the tasks.
+        // Break the cycle: tasks hold handles to the loop, which holds the tasks.
         self.0.tasks.clear();
         done
     }
@@ -262,8 +264,8 @@ impl Reactor {
         }
     }
 
-    /// Pending until every task of this turn has been polled; tasks that wait for this are then polled once more. Streams wait for it
-    /// before they send.
+    /// Pending until every task of this turn has been polled. Tasks that wait for this are then polled once more.
+    /// Streams wait for it before they send.
     fn poll_settling(&self) -> Poll<()> {
         self.0.turn.poll()
     }

@@ -1,4 +1,4 @@
-//! Ordering a loop from other threads.
+//! Controls a loop from other threads.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ impl Remote {
         Self(mailbox)
     }
 
-    /// Orders the loop to begin nothing new. It ends with its last task.
+    /// Tells the loop to start nothing new. It ends with its last task.
     pub fn drain(&self) {
         self.0.drain();
     }
 
-    /// Orders the loop to end and to drop its tasks.
+    /// Tells the loop to end and to drop its tasks.
     pub fn stop(&self) {
         self.0.stop();
     }

@@ -19,18 +19,18 @@ pub(super) struct Settling {
 }
 
 impl Settling {
-    /// A turn with so many tasks begins.
+    /// Starts a turn with this many tasks.
     pub(super) fn begin(&self, tasks: usize) {
         self.ahead.set(tasks);
     }
 
-    /// `key` is polled now.
+    /// Notes that `key` is being polled.
     pub(super) fn at(&self, key: Key) {
         self.ahead.set(self.ahead.get().saturating_sub(1));
         self.current.set(Some(key));
     }
 
-    /// Every task has been polled: replaces `keys` with the tasks that waited for that.
+    /// Notes that every task has been polled. Replaces `keys` with the tasks that waited for that.
     pub(super) fn settle(&self, keys: &mut Vec<Key>) {
         self.ahead.set(0);
         keys.clear();

@@ -14,30 +14,31 @@ use truepeer_session::table::{Key, Table};
 
 use super::wake::BELL;
 
-/// What is to be known about a connection. Urgent bytes stay in the stream (SO_OOBINLINE), but stop reads in front of
-/// them: that, too.
+/// The events to ask for. Urgent bytes stay in the stream (SO_OOBINLINE), but reads stop before them, so EPOLLPRI
+/// is needed.
 pub(super) const OF_A_CONNECTION: Interest =
     Interest::READABLE.add(Interest::WRITABLE).add(Interest::PRIORITY);
 
-/// One descriptor's.
+/// The state of one descriptor.
 #[derive(Debug, Default)]
 pub(super) struct Source {
-    /// The descriptor, for as long as this is among the [`Sources`].
+    /// The descriptor, as long as this is one of the [`Sources`].
     pub(super) descriptor: Cell<RawFd>,
     pub(super) readable: Cell<bool>,
     pub(super) writable: Cell<bool>,
-    /// The other end has finished, or the connection broke. No further event comes, so reads must go on until EAGAIN or the end.
+    /// The other end has finished, or the connection broke. No further event comes, so reads must continue until
+    /// EAGAIN or the end.
     ending: Cell<bool>,
     /// Nothing can be sent any more.
     broken: Cell<bool>,
-    /// A byte of the stream was marked urgent (tcp(7)): reads stop in front of it.
+    /// A byte of the stream was marked urgent (tcp(7)): reads stop before it.
     urgent: Cell<bool>,
     reader: RefCell<Option<Waker>>,
     writer: RefCell<Option<Waker>>,
 }
 
 impl Source {
-    /// Both directions may work: ask.
+    /// Both directions may be ready: try.
     pub(super) fn fresh() -> Rc<Self> {
         Rc::new(Self { readable: Cell::new(true), writable: Cell::new(true), ..Self::default() })
     }
@@ -47,7 +48,7 @@ impl Source {
         self.readable.set(self.ending.get() || self.urgent.get());
     }
 
-    /// Whether the connection has come to nothing, or to its end in both directions.
+    /// Whether the connection has failed, or has ended in both directions.
     pub(super) fn is_broken(&self) -> bool {
         self.broken.get()
     }
@@ -81,8 +82,8 @@ impl Source {
     }
 }
 
-/// EPOLLRDHUP, and nothing else, which mio has no word for. The kernel sets EPOLLIN beside it; VPP does not, and takes
-/// the event for the last one.
+/// Whether the event is EPOLLRDHUP alone, which mio can't express. The kernel always sets EPOLLIN with it. VPP
+/// does not, and treats this event as the last one.
 fn is_end_alone(event: &Event) -> bool {
     let has_a_word = event.is_readable()
         || event.is_writable()
@@ -100,14 +101,14 @@ fn wait(slot: &RefCell<Option<Waker>>, cx: &Context<'_>) {
     }
 }
 
-/// The waker is kept: most tasks wait again at once.
+/// The waker is kept: most tasks soon wait again.
 fn wake(slot: &RefCell<Option<Waker>>) {
     if let Some(waker) = slot.borrow().as_ref() {
         waker.wake_by_ref();
     }
 }
 
-/// All of them, by the token of their events.
+/// All descriptors, by the token of their events.
 pub(super) struct Sources(RefCell<Table<Rc<Source>>>);
 
 impl Default for Sources {
@@ -136,7 +137,8 @@ impl Sources {
             if let Some(source) = source {
                 source.note(event);
                 if is_end_alone(event) {
-                    // What is still to be sent needs events. Should it fail, a time-out ends what waits.
+                    // The remaining bytes are sent on further events. If registering fails, a time-out ends the
+                    // waiting task.
                     let descriptor = source.descriptor.get();
                     let _ = registry.reregister(&mut SourceFd(&descriptor), event.token(), OF_A_CONNECTION);
                 }

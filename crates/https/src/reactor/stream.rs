@@ -1,4 +1,4 @@
-//! A TCP connection, for the tasks of a loop.
+//! A TCP connection for the tasks of a loop.
 
 use std::fmt;
 use std::io::{self, IoSlice, Read as _, Write as _};
@@ -16,7 +16,7 @@ use truepeer_session::table::Key;
 use super::Reactor;
 use super::sources::{OF_A_CONNECTION, Source, token};
 
-/// A connection. Dropping it closes it: in order, or by a reset after [`TcpStream::reset_when_closed`].
+/// A connection. Dropping it closes it: with FIN, or with RST after [`TcpStream::reset_when_closed`].
 pub struct TcpStream {
     io: mio::net::TcpStream,
     source: Rc<Source>,
@@ -25,12 +25,12 @@ pub struct TcpStream {
 }
 
 impl TcpStream {
-    /// A connection that is established: reading and writing may work at once.
+    /// Takes an established connection. Reads and writes may succeed at once.
     pub(super) fn established(reactor: &Reactor, io: mio::net::TcpStream) -> io::Result<Self> {
         Self::register(reactor, io, Source::fresh())
     }
 
-    /// A connection that is being made: see [`TcpStream::connected`].
+    /// Takes a connection in progress: see [`TcpStream::connected`].
     pub(super) fn connecting(reactor: &Reactor, io: mio::net::TcpStream) -> io::Result<Self> {
         Self::register(reactor, io, Rc::default())
     }
@@ -47,7 +47,7 @@ impl TcpStream {
         Ok(Self { io, source, key, reactor: reactor.clone() })
     }
 
-    /// Waits until the connection is established. Nothing may be written before: not every network stack takes it.
+    /// Waits until the connection is established. Nothing may be written before: some network stacks refuse it.
     pub(super) async fn connected(&self) -> io::Result<()> {
         std::future::poll_fn(|cx| {
             if self.source.writable.get() {
@@ -59,7 +59,7 @@ impl TcpStream {
         .await;
         match self.io.take_error()? {
             Some(error) => Err(error),
-            // VPP says by an event that there is no connection, and never why.
+            // VPP only reports that the connect failed, not why.
             None if self.source.is_broken() => Err(io::Error::from_raw_os_error(libc::ECONNREFUSED)),
             None => Ok(()),
         }
@@ -68,7 +68,7 @@ impl TcpStream {
     /// Reads into `buffer`, which must not be empty; 0 is the end of the stream.
     ///
     /// # Errors
-    /// What ended the connection; what came before is read first.
+    /// The error that ended the connection. Bytes that arrived before it are returned first.
     pub fn poll_read_into(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
         if !self.source.readable.get() {
             self.source.await_readable(cx);
@@ -94,10 +94,10 @@ impl TcpStream {
         }
     }
 
-    /// Writes a part of `slices`, as much as fits.
+    /// Writes as much of `slices` as there is room for.
     ///
     /// # Errors
-    /// What ended the connection.
+    /// The error that ended the connection.
     pub fn poll_write_slices(&self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         self.poll_write_with(cx, |mut io| match slices {
             [one] => io.write(one),
@@ -129,13 +129,14 @@ impl TcpStream {
         }
     }
 
-    /// Whether a read may return something at once.
+    /// Whether a read may return something now.
     #[must_use]
     pub fn may_be_readable(&self) -> bool {
         self.source.readable.get()
     }
 
-    /// Whether the kernel may take bytes at once. A write that is pending nevertheless only waits for the end of the turn.
+    /// Whether the kernel may accept bytes now. If a write is pending nevertheless, it only waits for the end of
+    /// the turn.
     #[must_use]
     pub fn may_be_writable(&self) -> bool {
         self.source.writable.get()
@@ -146,20 +147,20 @@ impl TcpStream {
         self.source.readable.set(true);
     }
 
-    /// Makes closing the connection a reset.
+    /// Makes the close send a reset.
     pub fn reset_when_closed(&self) {
         // SO_LINGER with 0 s makes close() send a reset (tcp(7)). If setting it fails, close() sends a FIN.
         let _ = SockRef::from(&self.io).set_linger(Some(Duration::ZERO));
     }
 
-    /// Bytes sent that the other end's kernel has not acknowledged; 0 where the stack can't tell.
+    /// The number of sent bytes that the other end's kernel has not acknowledged; 0 if the stack can't tell.
     #[must_use]
     pub fn unacknowledged(&self) -> usize {
         use std::os::fd::AsFd as _;
         truepeer_sys::socket::unacknowledged_bytes(self.io.as_fd()).unwrap_or(0)
     }
 
-    /// The address that the other end connected to, or that we connected from.
+    /// The address that the other end connected to, or that this end connected from.
     ///
     /// # Errors
     /// The connection has ended.
@@ -167,7 +168,7 @@ impl TcpStream {
         self.io.local_addr()
     }
 
-    /// The loop that it belongs to.
+    /// The loop that owns it.
     #[must_use]
     pub fn reactor(&self) -> &Reactor {
         &self.reactor
@@ -210,7 +211,7 @@ impl AsyncWrite for TcpStream {
         Poll::Ready(Ok(()))
     }
 
-    /// Ends our direction; the other end reads an end of the stream after everything that was written.
+    /// Ends the sending direction. The other end reads an end of the stream after everything that was written.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(self.io.shutdown(Shutdown::Write))
     }
@@ -218,7 +219,7 @@ impl AsyncWrite for TcpStream {
 
 impl Drop for TcpStream {
     fn drop(&mut self) {
-        // Closing the descriptor takes it out of epoll.
+        // Closing the descriptor removes it from epoll.
         self.reactor.core().sources.remove(self.key);
     }
 }

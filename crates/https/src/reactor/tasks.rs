@@ -21,7 +21,7 @@ struct Task {
     waker: Waker,
 }
 
-/// The tasks, by generational keys: the key of an ended task finds no later one.
+/// The tasks, by generational keys: the key of an ended task never refers to a later one.
 pub(super) struct Tasks {
     table: RefCell<Table<Option<Task>>>,
     panics: Cell<u64>,
@@ -82,7 +82,7 @@ impl Tasks {
             Ok(_) => self.end(key, work),
             Err(_) => {
                 // The panic hook has printed the message.
-                error!("a connection's task has panicked: the connection is closed, the others go on");
+                error!("a connection's task has panicked; its connection is closed and the others continue");
                 self.panics.set(self.panics.get() + 1);
                 self.end(key, work);
             }
@@ -104,13 +104,13 @@ impl Tasks {
 
     fn end(&self, key: Key, work: Work) {
         self.table.borrow_mut().remove(key);
-        // Dropping it may spawn tasks, and may panic again.
+        // The drop may spawn tasks and may panic again.
         if catch_unwind(AssertUnwindSafe(|| drop(work))).is_err() {
-            error!("a connection's task has panicked while it was dropped");
+            error!("a connection's task has panicked again while being dropped");
         }
     }
 
-    /// Drops all tasks, including those spawned while others are dropped.
+    /// Drops all tasks, including those that are spawned meanwhile.
     pub(super) fn clear(&self) {
         loop {
             let keys = self.table.borrow().keys();

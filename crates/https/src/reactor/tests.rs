@@ -22,7 +22,7 @@ async fn dial(reactor: &Reactor, backend: SocketAddr) -> Result<TcpStream, Conne
 }
 
 #[test]
-fn a_task_that_panics_takes_nobody_along() {
+fn a_task_that_panics_ends_alone() {
     let reactor = Reactor::new().unwrap();
     reactor.spawn(async { panic!("on purpose") });
     let other = reactor.clone();
@@ -74,7 +74,7 @@ fn all_work_before_any_of_them_sends() {
     assert_eq!(seen.unwrap(), ["works", "works", "works", "sends", "sends", "sends"]);
 }
 
-/// It has always something to send and always more to do, so that it is woken before it is polled again.
+/// It always has something to send and always more to do, so it is woken before it is polled again.
 #[test]
 fn a_task_that_sends_and_works_on_is_polled_twice_a_turn_and_no_more() {
     const TURNS: usize = 50;
@@ -150,7 +150,7 @@ fn timers_pass_in_order_put_off_or_brought_forward() {
 }
 
 #[test]
-fn what_takes_too_long_is_given_up() {
+fn a_time_out_drops_its_future() {
     let reactor = Reactor::new().unwrap();
     let other = reactor.clone();
     let (slow, quick) = reactor
@@ -213,7 +213,7 @@ fn a_reset_is_an_error_after_what_came_before() {
 }
 
 #[test]
-fn a_refused_connection_says_so() {
+fn a_refused_connection_is_an_error() {
     let reactor = Reactor::new().unwrap();
     let (listener, address) = listening(&reactor);
     drop(listener);
@@ -247,7 +247,7 @@ fn a_drained_loop_ends_with_its_last_task() {
 }
 
 #[test]
-fn who_has_waited_for_the_end_is_forgotten() {
+fn a_finished_wait_for_the_turn_is_removed() {
     let reactor = Reactor::new().unwrap();
     let before = Arc::strong_count(&reactor.0.mailbox);
     let other = reactor.clone();

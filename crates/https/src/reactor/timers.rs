@@ -1,7 +1,7 @@
-//! Timers that are cheap to put off.
+//! Timers for which postponing is cheap.
 //!
-//! A connection re-arms its idle timeout with every byte, and hardly any timeout ever passes. So a later deadline is only noted;
-//! when the earlier one comes, the timer is queued again. Only an earlier deadline changes the queue.
+//! A connection re-arms its idle timeout with every byte, and few timeouts ever pass. So a later deadline is only
+//! stored. When the earlier one comes, the timer is queued again. Only an earlier deadline changes the queue.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,9 +12,9 @@ use truepeer_session::table::{Key, Table};
 
 use super::Reactor;
 
-/// A time-out has passed.
+/// A deadline has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("it took too long")]
+#[error("timed out")]
 pub struct Elapsed;
 
 #[derive(Debug, Default)]
@@ -113,7 +113,7 @@ impl Timer {
 
     /// Sets the deadline, `wait` from now on.
     pub fn arm(&self, wait: Duration) {
-        // If the sum overflows, wait as good as for ever.
+        // If the sum overflows, use a very distant deadline.
         let now = self.reactor.now();
         let at = now.checked_add(wait).unwrap_or(now + Duration::from_secs(1 << 31));
         self.reactor.core().timers.borrow_mut().arm(self.key, at);
@@ -140,7 +140,7 @@ impl Timer {
         Poll::Pending
     }
 
-    /// Waits for the deadline; for ever if there is none.
+    /// Waits for the deadline; forever if it is not armed.
     pub async fn expired(&self) {
         std::future::poll_fn(|cx| self.poll_expired(cx)).await;
     }

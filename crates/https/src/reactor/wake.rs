@@ -14,11 +14,11 @@ use truepeer_session::table::Key;
 thread_local! {
     /// The loop that runs on this thread; 0: none.
     static HERE: Cell<u64> = const { Cell::new(0) };
-    /// Its tasks that are to be polled.
+    /// Its tasks that must be polled.
     static READY: RefCell<Vec<Key>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The token of the event descriptor; no source uses it.
+/// The token of the eventfd; no source uses it.
 pub(super) const BELL: mio::Token = mio::Token(usize::MAX);
 
 const DRAINING: u8 = 1;
@@ -31,7 +31,7 @@ pub(super) struct WakeQueue {
     rung: AtomicBool,
     woken: Mutex<Vec<Key>>,
     end: AtomicU8,
-    /// The `end` that the tasks have been woken for.
+    /// The value of `end` for which the tasks have been woken.
     told: AtomicU8,
 }
 
@@ -51,7 +51,7 @@ impl WakeQueue {
     /// Until the result is dropped, wakes on this thread go to the loop directly.
     pub(super) fn enter(&self) -> Here {
         let before = HERE.replace(self.number);
-        // Tasks that were woken before the loop ran are in the mailbox.
+        // Tasks that were woken before the loop started are in the mailbox.
         READY.with_borrow_mut(Vec::clear);
         self.collect();
         Here { before }
@@ -98,7 +98,7 @@ impl WakeQueue {
         self.end.load(Ordering::Acquire) >= STOPPING
     }
 
-    /// Whether a drain or stop was ordered that the tasks have not been woken for.
+    /// Whether a drain or stop was ordered for which the tasks have not been woken.
     pub(super) fn has_news(&self) -> bool {
         let end = self.end.load(Ordering::Acquire);
         self.told.swap(end, Ordering::AcqRel) < end
@@ -130,7 +130,7 @@ pub(super) fn has_ready() -> bool {
 /// The implementation of a task's [`Waker`].
 pub(super) struct TaskWaker {
     key: Key,
-    /// The task is queued, and has not been polled since.
+    /// The task is queued and has not been polled since.
     queued: AtomicBool,
     mailbox: Arc<WakeQueue>,
 }
@@ -140,7 +140,7 @@ impl TaskWaker {
         Arc::new(Self { key, queued: AtomicBool::new(false), mailbox: Arc::clone(mailbox) })
     }
 
-    /// Call this before polling the task, so that a wake during the poll queues it again.
+    /// Clear it before polling the task, so that a wake during the poll queues it again.
     pub(super) fn on_poll(&self) {
         self.queued.store(false, Ordering::Release);
     }
@@ -155,7 +155,7 @@ impl Wake for TaskWaker {
         if self.queued.swap(true, Ordering::AcqRel) {
             return;
         }
-        // While the thread ends, thread-locals are gone: use the mailbox.
+        // While the thread ends, its thread-locals are gone: use the mailbox.
         let here = HERE.try_with(|here| here.get() == self.mailbox.number).unwrap_or(false);
         let taken = here && READY.try_with(|ready| ready.borrow_mut().push(self.key)).is_ok();
         if !taken {

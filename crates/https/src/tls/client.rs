@@ -14,36 +14,36 @@ use super::server::roots;
 use super::suites::{MinVersion, Suite, provider};
 use super::verify::{Credulous, Verifying};
 
-/// Who must have signed a backend's certificate.
+/// The authorities that may sign a backend's certificate.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Trust {
     /// The authorities that this system trusts.
     #[default]
     System,
-    /// Those in a file, and no others.
+    /// The authorities in this file only.
     File(PathBuf),
-    /// Nobody: the connection is encrypted, but may be with an impostor.
+    /// No verification: the connection is encrypted, but an impostor could be the other end.
     Anybody,
 }
 
-/// How TLS is spoken with backends.
+/// The TLS options towards backends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientOptions {
-    /// Who vouches for the backend.
+    /// The trusted authorities.
     pub trust: Trust,
-    /// The name that is asked for, and that the certificate must have: a host name or an address.
+    /// The name to request and to find in the certificate: a host name or an address.
     pub name: String,
-    /// The oldest version spoken.
+    /// The oldest version to use.
     pub min_version: MinVersion,
-    /// Cipher suites, best first; none: all.
+    /// Cipher suites in order of preference; none: all.
     pub suites: Vec<Suite>,
-    /// Application protocols (ALPN), best first; none: nothing is offered.
+    /// Application protocols (ALPN) in order of preference; none: ALPN is not offered.
     pub alpn: Vec<Vec<u8>>,
-    /// The certificate for backends that ask for one.
+    /// The certificate for backends that request one.
     pub identity: Option<IdentityFiles>,
 }
 
-/// Connections to one backend. Sessions are resumed.
+/// The configuration for connections to one backend. Sessions are resumed.
 #[derive(Debug)]
 pub struct ClientTls {
     options: ClientOptions,
@@ -55,7 +55,7 @@ impl ClientTls {
     /// Reads the files.
     ///
     /// # Errors
-    /// What is wrong, beginning with the option.
+    /// The reason, starting with the option.
     pub fn new(options: ClientOptions) -> Result<Self, ConfigError> {
         let name = ServerName::try_from(options.name.clone())
             .map_err(|_| ConfigError::Name(options.name.clone()))?;
@@ -63,23 +63,23 @@ impl ClientTls {
         Ok(Self { options, name, current })
     }
 
-    /// Reads the files again. If something is wrong with them, what there was stays.
+    /// Reads the files again. On an error the previous configuration stays.
     ///
     /// # Errors
-    /// As [`ClientTls::new`].
+    /// Those of [`ClientTls::new`].
     pub fn reload(&self) -> Result<(), ConfigError> {
         let fresh = build(&self.options)?;
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = fresh;
         Ok(())
     }
 
-    /// For the next handshake.
+    /// The configuration for the next handshake.
     #[must_use]
     pub fn current(&self) -> Arc<ClientConfig> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The name that the backend's certificate must have.
+    /// The name that the backend's certificate must contain.
     #[must_use]
     pub fn name(&self) -> ServerName<'static> {
         self.name.clone()
@@ -99,7 +99,7 @@ fn build(options: &ClientOptions) -> Result<Arc<ClientConfig>, ConfigError> {
     let builder = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(options.min_version.versions())
         .map_err(ConfigError::Suites)?
-        .dangerous() // rustls' word for every verifier that is handed over, its own one too
+        .dangerous() // rustls uses this name for every custom verifier, even for its own
         .with_custom_certificate_verifier(verifier);
     let mut config = match &options.identity {
         None => builder.with_no_client_auth(),
@@ -129,14 +129,14 @@ fn verifier(
 fn system_roots() -> Result<RootCertStore, ConfigError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
-    // Skip certificates that can't be parsed: some systems carry one.
+    // Skip certificates that can't be parsed: some systems have one.
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
         let cause = found.errors.first().map_or_else(String::new, |error| format!(" ({error})"));
         return Err(ConfigError::Trust {
             option: "--origin-tls",
             problem: format!(
-                "this system trusts no authority{cause}; install ca-certificates, or name one with --origin-ca FILE"
+                "this system trusts no certificate authority{cause}; install ca-certificates, or name one with --origin-ca FILE"
             ),
         });
     }

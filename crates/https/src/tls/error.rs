@@ -9,20 +9,20 @@ use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, PeerInco
 use super::verify::is_authority;
 use super::words;
 
-/// A configuration that can't be used. The text begins with the option or file at fault.
+/// A configuration that can't be used. The text starts with the option or file at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A file that can't be read, or has no certificate or key in it.
+    /// A file that can't be read, or lacks a certificate or key.
     #[error("{option} {}: {problem}", path.display())]
     File {
-        /// What it is.
+        /// The kind of file.
         option: &'static str,
         /// The file.
         path: PathBuf,
         /// What is wrong.
         problem: String,
     },
-    /// A certificate and a key that can't serve.
+    /// A certificate and a key that can't be used together.
     #[error("the certificate {} with the key {}: {problem}", cert.display(), key.display())]
     Identity {
         /// The certificate's file.
@@ -32,21 +32,21 @@ pub enum ConfigError {
         /// What is wrong.
         problem: String,
     },
-    /// Nothing to show.
+    /// No certificate was given.
     #[error("no certificate: expected at least one")]
     NoCertificate,
-    /// The chosen suites leave nothing for a version, or the like.
+    /// The chosen suites support no chosen version, or a similar conflict.
     #[error("--tls-suite: {0}")]
     Suites(Error),
-    /// The certificates of a trusted authority can't be used.
+    /// The certificates of an authority can't be used.
     #[error("{option}: {problem}")]
     Trust {
-        /// Which option named them.
+        /// The option that named them.
         option: &'static str,
         /// What is wrong.
         problem: String,
     },
-    /// The name to check the backend's certificate for.
+    /// The name to find in the backend's certificate is invalid.
     #[error("--origin-name {0:?} is neither a host name nor an address")]
     Name(String),
 }
@@ -54,33 +54,33 @@ pub enum ConfigError {
 /// A handshake that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// The other end does not speak TLS, or no parameters suit both ends.
+    /// The other end doesn't use TLS, or the two ends share no parameters.
     #[error("{}", explain(error, first))]
     Tls {
-        /// rustls' word for it.
+        /// rustls' error.
         error: Error,
-        /// The first bytes that came.
+        /// The first bytes received.
         first: Vec<u8>,
     },
-    /// The other end has left.
-    #[error("the connection ended within the TLS handshake{}", after(first))]
+    /// The other end closed the connection.
+    #[error("the connection ended during the TLS handshake{}", after(first))]
     Closed {
-        /// The first bytes that came.
+        /// The first bytes received.
         first: Vec<u8>,
     },
     /// The connection broke.
-    #[error("the connection broke within the TLS handshake: {0}")]
+    #[error("the connection failed during the TLS handshake: {0}")]
     Io(#[from] io::Error),
-    /// It did not end in time.
+    /// It was not finished in time.
     #[error("no TLS handshake within {} s", waited.as_secs_f32())]
     TimedOut {
-        /// How long we waited.
+        /// The time limit.
         waited: Duration,
     },
 }
 
 impl HandshakeError {
-    /// A stable label of the reason.
+    /// A stable label for the reason.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -107,18 +107,18 @@ fn explain(error: &Error, first: &[u8]) -> String {
     match error {
         Error::InvalidMessage(InvalidMessage::InvalidContentType | InvalidMessage::MessageTooLarge) => {
             match truepeer_proto::sniff(first) {
-                Some(hint) => format!("this is not TLS: the first bytes look like: {hint}"),
+                Some(hint) => format!("not TLS: the first bytes look like {hint}"),
                 None if first.starts_with(b"PROXY ") || first.starts_with(b"\r\n\r\n\0\r\nQUIT\n") => {
-                    "this is not TLS: a PROXY header comes first; is --header require missing?".to_owned()
+                    "not TLS: the connection starts with a PROXY header; is --header require missing?".to_owned()
                 }
-                None => "this is not TLS".to_owned(),
+                None => "not TLS".to_owned(),
             }
         }
         Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
-            "the certificate is of an authority that is not trusted (--client-ca, --origin-ca)".to_owned()
+            "the certificate's authority is not trusted (--client-ca, --origin-ca)".to_owned()
         }
         Error::InvalidCertificate(_) if is_authority(error) => {
-            "the certificate that is shown is of an authority (CA:TRUE) and not the one that --origin-ca names".to_owned()
+            "the origin presents an authority's certificate (CA:TRUE), and it is not the one in --origin-ca".to_owned()
         }
         Error::NoCertificatesPresented => "a client certificate is required, and none was sent".to_owned(),
         Error::PeerIncompatible(PeerIncompatible::NoCipherSuitesInCommon) => {
@@ -130,23 +130,23 @@ fn explain(error: &Error, first: &[u8]) -> String {
             | PeerIncompatible::SupportedVersionsExtensionRequired
             | PeerIncompatible::Tls13RequiredForQuic,
         ) => "no TLS version in common (--tls-min)".to_owned(),
-        // It is asked for before the version is looked at; TLS 1.0 and 1.1 do not have it.
+        // This error is reported before the version is checked. TLS 1.0 and 1.1 lack the extension.
         Error::PeerIncompatible(PeerIncompatible::SignatureAlgorithmsExtensionRequired) => {
-            "no signature algorithms are named, as in TLS 1.1 and older".to_owned()
+            "no signature algorithms offered, as in TLS 1.1 and older".to_owned()
         }
         Error::AlertReceived(alert) => match alert {
             AlertDescription::UnknownCA => {
-                "the other end does not trust our certificate's authority (alert unknown_ca); is the chain in --cert complete?".to_owned()
+                "the other end does not trust the authority of truepeer's certificate (alert unknown_ca); is the chain in --tls-cert complete?".to_owned()
             }
             AlertDescription::ProtocolVersion => "no TLS version in common (alert protocol_version)".to_owned(),
             AlertDescription::HandshakeFailure => {
-                "nothing in common: versions, cipher suites or kinds of keys (alert handshake_failure)".to_owned()
+                "no version, cipher suite or key type in common (alert handshake_failure)".to_owned()
             }
             AlertDescription::NoApplicationProtocol => {
-                "the other end speaks none of the protocols that were offered (--origin-alpn)".to_owned()
+                "the other end supports none of the offered protocols (--origin-alpn)".to_owned()
             }
             AlertDescription::CertificateRequired => "the other end requires a client certificate".to_owned(),
-            alert => format!("the other end refuses (alert {})", words::alert(*alert)),
+            alert => format!("the other end refused the handshake (alert {})", words::alert(*alert)),
         },
         other => words::error(other),
     }

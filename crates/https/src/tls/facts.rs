@@ -7,20 +7,20 @@ use rustls::pki_types::CertificateDer;
 
 use super::suites::name_of;
 
-/// Of one connection.
+/// The results of one handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFacts {
     /// `TLSv1.3` or `TLSv1.2`, as OpenSSL, and so the PROXY protocol (2.2.6), write it.
     pub version: &'static str,
-    /// The cipher suite's registered name.
+    /// The name of the cipher suite in IANA's registry.
     pub suite: String,
-    /// The host name that the client asked for.
+    /// The host name that the client requested (SNI).
     pub sni: Option<String>,
-    /// The application protocol that was agreed on.
+    /// The negotiated application protocol (ALPN).
     pub alpn: Option<Vec<u8>>,
-    /// The client's certificate. There is one only if it was verified.
+    /// The client's certificate, only if it was verified.
     pub client: Option<ClientCertificate>,
-    /// The session was begun by an earlier connection.
+    /// An earlier connection started the session.
     pub resumed: bool,
 }
 
@@ -29,8 +29,8 @@ pub struct TlsFacts {
 pub struct ClientCertificate {
     /// The certificate (X.509, DER).
     pub der: Vec<u8>,
-    /// Its subject, the most specific part first: `CN=Alice,O=Example` (RFC 4514). Only printable ASCII: everything else
-    /// is escaped, as in NGINX's `$ssl_client_s_dn`.
+    /// Its subject, the most specific part first: `CN=Alice,O=Example` (RFC 4514). Printable ASCII only;
+    /// everything else is escaped, as in NGINX's `$ssl_client_s_dn`.
     pub subject: String,
     /// The subject's common name.
     pub common_name: Option<String>,
@@ -49,7 +49,7 @@ impl ClientCertificate {
     }
 }
 
-/// RFC 4514, 2.1: the last of the relative names first, and within one (2.2) its attributes joined by `+`.
+/// RFC 4514, 2.1: the relative names in reverse order; 2.2: the attributes of one are joined by `+`.
 fn subject(names: &[Vec<Attribute>]) -> String {
     let relative = |attributes: &Vec<Attribute>| {
         attributes.iter().map(Attribute::to_string).collect::<Vec<_>>().join("+")
@@ -100,13 +100,13 @@ impl fmt::Display for TlsFacts {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Attribute {
     kind: String,
-    /// Its value, if that is a text of a kind that is known here.
+    /// The value, if it is a text of a known type.
     text: Option<String>,
-    /// The value as it stands in the certificate (DER).
+    /// The value as encoded in the certificate (DER).
     der: Vec<u8>,
 }
 
-/// RFC 4514, 2.3 and 2.4: a value that is no text, or whose kind has no short name, is written in hexadecimal digits.
+/// RFC 4514, 2.3 and 2.4: a value that is not text, or whose type has no short name, is written in hexadecimal.
 impl fmt::Display for Attribute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}=", self.kind)?;
@@ -122,7 +122,8 @@ impl fmt::Display for Attribute {
     }
 }
 
-/// The relative names of a distinguished name (X.501), in the order of the certificate; each has one attribute, or several.
+/// The relative names of a distinguished name (X.501), in the certificate's order. Each has one or more
+/// attributes.
 fn names(mut der: &[u8]) -> Vec<Vec<Attribute>> {
     if let Some((0x30, content, [])) = element(der) {
         der = content;
@@ -150,7 +151,7 @@ fn names(mut der: &[u8]) -> Vec<Vec<Attribute>> {
     names
 }
 
-/// Tag, content and what follows it.
+/// Splits off the tag, the contents and the rest.
 fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&tag, rest) = der.split_first()?;
     let (&first, rest) = rest.split_first()?;
@@ -167,7 +168,7 @@ fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     Some((tag, content, rest))
 }
 
-/// RFC 4514's short names, and those that are common besides.
+/// The short names of RFC 4514, and others in common use.
 fn kind_of(oid: &[u8]) -> String {
     let known = match oid {
         [0x55, 4, 3] => "CN",
@@ -186,7 +187,8 @@ fn kind_of(oid: &[u8]) -> String {
     known.to_owned()
 }
 
-/// An object identifier in numbers (X.690, 8.19): seven bits of a number in each byte, the first two numbers in one.
+/// An object identifier in dotted form (X.690, 8.19): each byte holds seven bits of a number, and the first two
+/// numbers share one.
 fn dotted(oid: &[u8]) -> String {
     let mut numbers = Vec::new();
     let mut number: u128 = 0;
@@ -203,7 +205,7 @@ fn dotted(oid: &[u8]) -> String {
     parts.map(|number| number.to_string()).collect::<Vec<_>>().join(".")
 }
 
-/// A value that is a text; `None`: it is something else.
+/// The value as text; `None`: it is another type.
 fn text(kind: u8, bytes: &[u8]) -> Option<String> {
     Some(match kind {
         // BMPString: UTF-16.
@@ -212,7 +214,7 @@ fn text(kind: u8, bytes: &[u8]) -> Option<String> {
                 bytes.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]])).collect();
             String::from_utf16_lossy(&units)
         }
-        // TeletexString: Latin-1, as everybody reads it.
+        // TeletexString: Latin-1 in practice.
         0x14 => bytes.iter().map(|&byte| char::from(byte)).collect(),
         // UTF8String, NumericString, PrintableString, IA5String, VisibleString.
         0x0c | 0x12 | 0x13 | 0x16 | 0x1a => String::from_utf8_lossy(bytes).into_owned(),
@@ -220,8 +222,8 @@ fn text(kind: u8, bytes: &[u8]) -> Option<String> {
     })
 }
 
-/// RFC 4514, 2.4. What is not printable ASCII is written as the bytes of its UTF-8, so that no log, field or backend meets
-/// anything else.
+/// RFC 4514, 2.4. Characters other than printable ASCII are escaped as their UTF-8 bytes, so that logs, fields
+/// and backends never receive them.
 fn escaped(value: &str) -> String {
     let mut text = String::with_capacity(value.len());
     let last = value.len().saturating_sub(1);
@@ -245,7 +247,7 @@ fn escaped(value: &str) -> String {
 mod tests {
     use super::*;
 
-    /// An attribute of a kind, with a value of another kind.
+    /// An attribute whose value has another type.
     fn attribute(oid: &[u8], kind: u8, value: &[u8]) -> Vec<u8> {
         let of = |tag: u8, content: &[u8]| [&[tag, u8::try_from(content.len()).unwrap()], content].concat();
         of(0x30, &[of(0x06, oid), of(kind, value)].concat())
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_name_or_is_no_text_is_written_in_digits() {
+    fn unknown_types_and_values_are_written_in_hexadecimal() {
         let private = relative(&[attribute(&[0x2b, 0x06, 0x01, 0x04, 0x01, 0x82, 0x37], 0x0c, b"A")]);
         assert_eq!(subject(&names(&private)), "1.3.6.1.4.1.311=#0C0141");
         let bits = relative(&[attribute(&[0x55, 4, 3], 0x03, &[0, 1])]);

@@ -1,4 +1,4 @@
-//! Certificates and keys, chosen by the client's SNI.
+//! Certificates and keys, selected by the client's SNI.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use rustls::sign::CertifiedKey;
 use super::error::ConfigError;
 use super::words;
 
-/// Where a certificate and its key lie.
+/// The files of a certificate and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdentityFiles {
     /// PEM: the certificate first, then its issuers.
@@ -22,7 +22,7 @@ pub struct IdentityFiles {
     pub key: PathBuf,
 }
 
-/// Certificates of a PEM file, at least one.
+/// Reads the certificates of a PEM file; at least one.
 pub(super) fn certificates(
     option: &'static str,
     path: &Path,
@@ -32,7 +32,9 @@ pub(super) fn certificates(
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     let certificates = certificates.map_err(|error| fail(format!("not PEM: {error}")))?;
     if certificates.is_empty() {
-        return Err(fail("no certificate in it (a line -----BEGIN CERTIFICATE----- is expected)".to_owned()));
+        return Err(fail(
+            "it contains no certificate (expected a line -----BEGIN CERTIFICATE-----)".to_owned(),
+        ));
     }
     Ok(certificates)
 }
@@ -43,20 +45,20 @@ pub(super) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, ConfigError> {
     PrivateKeyDer::from_pem_slice(&pem).map_err(|error| {
         let encrypted = pem.windows(9).any(|word| word == b"ENCRYPTED");
         let hint = if encrypted {
-            "; it is encrypted: openssl pkey -in KEY -out PLAIN removes the password"
+            "; the key is encrypted: openssl pkey -in KEY -out PLAIN removes the password"
         } else {
             ""
         };
-        fail(format!("no private key in it: {error}{hint}"))
+        fail(format!("it contains no usable private key: {error}{hint}"))
     })
 }
 
-/// Every certificate of a listener.
+/// All certificates of a listener.
 #[derive(Debug)]
 pub(super) struct Identities {
-    /// For clients without SNI, or with a name that no certificate has: the first of the command line.
+    /// For clients without SNI or with an unknown name: the first on the command line.
     default: Arc<CertifiedKey>,
-    /// Keys are in lower case. Several certificates of one name have different kinds of keys.
+    /// Keys are in lower case. Certificates of the same name have different key types.
     by_name: HashMap<String, Vec<Arc<CertifiedKey>>>,
     /// `*.example.org` as `example.org`.
     by_parent: HashMap<String, Vec<Arc<CertifiedKey>>>,
@@ -82,7 +84,8 @@ impl Identities {
         Ok(identities)
     }
 
-    /// Those for `name`: an exact one first, then a wildcard, which stands for one label (RFC 9525, 6.3).
+    /// The certificates for `name`: an exact match first, then a wildcard, which matches one label (RFC 9525,
+    /// 6.3).
     fn named(&self, name: &str) -> Option<&[Arc<CertifiedKey>]> {
         let name = name.trim_end_matches('.').to_ascii_lowercase();
         let wildcard = || self.by_parent.get(name.split_once('.')?.1);
@@ -90,7 +93,7 @@ impl Identities {
     }
 }
 
-/// A certificate with its key and the host names that it is for.
+/// A certificate with its key and its host names.
 fn load(
     files: &IdentityFiles,
     provider: &CryptoProvider,
@@ -98,7 +101,8 @@ fn load(
     let chain = certificates("the certificate", &files.cert)?;
     let names = webpki::EndEntityCert::try_from(&chain[0])
         .map(|cert| cert.valid_dns_names().map(str::to_ascii_lowercase).collect())
-        // One that webpki can't read (version 1, say) has no name that is asked for; it may still be the default.
+        // A certificate that webpki can't parse (version 1, for example) matches no name; it may still be the
+        // default.
         .unwrap_or_default();
     let identity = CertifiedKey::from_der(chain, key(&files.key)?, provider).map_err(|error| {
         ConfigError::Identity { cert: files.cert.clone(), key: files.key.clone(), problem: explain(&error) }
@@ -108,7 +112,7 @@ fn load(
 
 pub(super) fn explain(error: &rustls::Error) -> String {
     match error {
-        rustls::Error::InconsistentKeys(_) => "the key is not the certificate's".to_owned(),
+        rustls::Error::InconsistentKeys(_) => "the key does not belong to the certificate".to_owned(),
         other => words::error(other),
     }
 }

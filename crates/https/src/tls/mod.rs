@@ -1,8 +1,8 @@
-//! TLS over the reactor's streams: who we are, whom we trust, and the stream itself.
+//! TLS over the reactor's streams: certificates, trust, and the stream itself.
 //!
 //! ```text
-//! files ─▶ Identity (certificate chain, key, its names) ─▶ Identities: chosen by the name that the client asks for
-//!       ─▶ ServerOptions ─▶ ServerTls: the configuration that new handshakes use, replaced as a whole on reload
+//! files ─▶ Identity (certificate chain, key, its names) ─▶ Identities: selected by the client's SNI
+//!       ─▶ ServerOptions ─▶ ServerTls: the configuration for new handshakes, replaced as a whole on reload
 //!       ─▶ ClientOptions ─▶ ClientTls
 //! TcpStream ─▶ TlsStream::accept / connect ─▶ Facts, and plain bytes
 //! ```

@@ -12,42 +12,42 @@ use super::identity::{Identities, IdentityFiles, certificates};
 use super::suites::{MinVersion, Suite, provider};
 use super::words;
 
-/// Sessions remembered for clients of TLS 1.2 that know no tickets; each takes about a kilobyte.
+/// How many sessions are remembered for TLS 1.2 clients without tickets; each takes about a kilobyte.
 const REMEMBERED_SESSIONS: usize = 4096;
 
-/// Whether clients show certificates, and whose are taken.
+/// Whether clients need certificates, and which are accepted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ClientCertificates {
-    /// They are not asked for.
+    /// They are not requested.
     #[default]
     None,
-    /// They are asked for. A client that sends none is served, too.
+    /// They are requested. A client without one is served, too.
     Optional(PathBuf),
-    /// A client that sends none is refused.
+    /// A client without one is refused.
     Required(PathBuf),
 }
 
-/// How TLS is spoken with clients.
+/// The TLS options towards clients.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ServerOptions {
-    /// Certificates; the first is shown to who asks for no name that another has.
+    /// The certificates. The first is the default for unknown names.
     pub identities: Vec<IdentityFiles>,
-    /// The oldest version spoken.
+    /// The oldest version to use.
     pub min_version: MinVersion,
-    /// Cipher suites, best first, whatever the client prefers; none: all, and the client's order decides. It knows what its
-    /// processor does best.
+    /// Cipher suites in order of preference, which overrides the client's; none: all, in the client's order,
+    /// because the client knows which its processor supports best.
     pub suites: Vec<Suite>,
-    /// Application protocols (ALPN), best first; none: whatever the client likes.
+    /// Application protocols (ALPN) in order of preference; none: any.
     pub alpn: Vec<Vec<u8>>,
-    /// Whether clients show certificates.
+    /// Whether clients need certificates.
     pub clients: ClientCertificates,
 }
 
 impl ServerOptions {
-    /// Reads every file, and puts a configuration together.
+    /// Reads every file and builds a configuration.
     ///
     /// # Errors
-    /// What is wrong, beginning with the option.
+    /// The reason, starting with the option.
     pub fn build(&self) -> Result<Arc<ServerConfig>, ConfigError> {
         let provider = provider(&self.suites);
         let identities = Identities::load(&self.identities, &provider)?;
@@ -93,7 +93,7 @@ pub(super) fn roots(option: &'static str, path: &Path) -> Result<RootCertStore, 
     Ok(roots)
 }
 
-/// What new handshakes use. Connections that are open keep what they began with.
+/// The configuration for new handshakes. Open connections keep theirs.
 #[derive(Debug)]
 pub struct ServerTls {
     options: ServerOptions,
@@ -104,24 +104,24 @@ impl ServerTls {
     /// Reads the files.
     ///
     /// # Errors
-    /// As [`ServerOptions::build`].
+    /// Those of [`ServerOptions::build`].
     pub fn new(options: ServerOptions) -> Result<Self, ConfigError> {
         let current = RwLock::new(options.build()?);
         Ok(Self { options, current })
     }
 
-    /// Reads the files again. If something is wrong with them, what there was stays. Sessions from before are not
-    /// resumed: they were begun under other certificates, perhaps with another authority for clients.
+    /// Reads the files again. On an error the previous configuration stays. Sessions from before are not resumed:
+    /// they were started under other certificates, and perhaps with another authority for clients.
     ///
     /// # Errors
-    /// As [`ServerOptions::build`].
+    /// Those of [`ServerOptions::build`].
     pub fn reload(&self) -> Result<(), ConfigError> {
         let fresh = self.options.build()?;
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = fresh;
         Ok(())
     }
 
-    /// For the next handshake.
+    /// The configuration for the next handshake.
     #[must_use]
     pub fn current(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))

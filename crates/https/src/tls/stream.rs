@@ -1,7 +1,8 @@
-//! A connection that speaks TLS: encrypted bytes on one side, plain ones on the other.
+//! A TLS connection: encrypted bytes on one side, plain bytes on the other.
 //!
-//! Memory is bounded: nothing is read while plain bytes wait to be taken, and nothing is encrypted while encrypted bytes wait to be
-//! sent. A read uses a buffer of the thread, which is given back once it is empty. An idle connection holds none.
+//! Memory is bounded: nothing is read while plain bytes wait to be taken, and nothing is encrypted while
+//! encrypted bytes wait to be sent. A read uses a buffer of the thread and returns it once it is empty. An idle
+//! connection holds none.
 
 use std::fmt;
 use std::io::{self, IoSlice, Read, Write};
@@ -17,12 +18,12 @@ use super::error::HandshakeError;
 use super::facts::TlsFacts;
 use crate::buffers;
 
-/// Plain bytes encrypted before they are sent: two records.
+/// How many plain bytes are encrypted before they are sent: two records.
 const WRITE_BYTES: usize = 32 << 10;
-/// Their size when encrypted: each record's header and tag, and room for tickets and alerts. Nothing is encrypted while any of it
-/// waits, so a connection holds no more than this.
+/// Their encrypted size, including each record's header and tag, and room for tickets and alerts. Nothing is
+/// encrypted while any of it waits, so a connection never holds more.
 pub(crate) const OUTGOING_BYTES: usize = WRITE_BYTES + 1024;
-/// How many of the first bytes are kept, to name the protocol if it is not TLS.
+/// How many of the first bytes are kept to identify a protocol other than TLS.
 const FIRST_BYTES: usize = 16;
 
 /// Encrypted bytes that were read and not yet decrypted.
@@ -57,8 +58,8 @@ impl Read for Ciphertext {
     }
 }
 
-/// TLS over `S`. Its ends are those of the plain streams: a read of 0 bytes is the other end's close_notify, an end of
-/// `S` without one is an error of kind [`io::ErrorKind::UnexpectedEof`], since what came may not be all.
+/// TLS over `S`. A read of 0 bytes is the other end's close_notify. An end of `S` without one is an error of kind
+/// [`io::ErrorKind::UnexpectedEof`], because data may be missing.
 pub struct TlsStream<S> {
     io: S,
     session: Connection,
@@ -67,15 +68,15 @@ pub struct TlsStream<S> {
     /// `S` has ended.
     ended: bool,
     closing: bool,
-    /// Why nothing more is received. The alert is sent before the error is returned.
+    /// Why nothing more can be received. The alert is sent before the error is returned.
     broken: Option<rustls::Error>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
-    /// Takes a connection from a client. `first` is what was read of it already.
+    /// Accepts TLS from a client. `first` holds the bytes that were already read.
     ///
     /// # Errors
-    /// The handshake failed. The other end has been sent an alert.
+    /// The handshake failed. An alert has been sent to the other end.
     pub async fn accept(io: S, config: Arc<ServerConfig>, first: &[u8]) -> Result<Self, HandshakeError> {
         let session = rustls::ServerConnection::new(config)
             .map_err(|error| HandshakeError::Tls { error, first: Vec::new() })?;
@@ -84,10 +85,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
         Ok(stream)
     }
 
-    /// Begins TLS with a backend, which must be `name`.
+    /// Starts TLS with a backend, which must prove to be `name`.
     ///
     /// # Errors
-    /// As [`TlsStream::accept`].
+    /// Those of [`TlsStream::accept`].
     pub async fn connect(
         io: S,
         config: Arc<ClientConfig>,
@@ -109,7 +110,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
     async fn handshake(&mut self) -> Result<(), HandshakeError> {
         let shaken = std::future::poll_fn(|cx| self.poll_handshake(cx)).await;
         if shaken.is_err() {
-            // The other end is told why: at the end of the turn, or when it reads, if it does within the time for a handshake.
+            // Tell the other end why: at the end of the turn, or once it reads, if that is within the handshake's
+            // timeout.
             let _ = std::future::poll_fn(|cx| self.poll_send(cx)).await;
         }
         self.first = Vec::new();
@@ -118,7 +120,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
 
     fn poll_handshake(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), HandshakeError>> {
         loop {
-            // TLS 1.3 tickets may wait; is_handshaking covers what the other end needs.
+            // TLS 1.3 tickets may wait; is_handshaking covers the messages that the other end needs.
             let sent = self.poll_send(cx);
             if let Poll::Ready(Err(error)) = sent {
                 return Poll::Ready(Err(error.into()));
@@ -168,7 +170,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends what is encrypted.
+    /// Sends the encrypted bytes.
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.session.wants_write() {
             match self.session.write_tls(&mut Sink { io: &mut self.io, cx }) {
@@ -180,11 +182,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads plain bytes into `buffer`, which must not be empty; 0 is the other end's close_notify.
+    /// Reads plain bytes into `buffer`, which must not be empty; 0: the other end's close_notify.
     ///
     /// # Errors
-    /// The connection broke, or ended without a close_notify ([`io::ErrorKind::UnexpectedEof`]), or what came is not
-    /// what was encrypted.
+    /// The connection failed, ended without a close_notify ([`io::ErrorKind::UnexpectedEof`]), or its bytes fail
+    /// authentication.
     pub fn poll_read_into(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
             match self.session.reader().read(buffer) {
@@ -221,7 +223,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
         Poll::Ready(written)
     }
 
-    /// What the handshake has agreed on.
+    /// The results of the handshake.
     #[must_use]
     pub fn facts(&self) -> TlsFacts {
         let sni = match &self.session {
@@ -231,13 +233,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
         TlsFacts::of(&self.session, sni)
     }
 
-    /// The application protocol that was agreed on.
+    /// The negotiated application protocol (ALPN).
     #[must_use]
     pub fn alpn(&self) -> Option<&[u8]> {
         self.session.alpn_protocol()
     }
 
-    /// What TLS is spoken over.
+    /// The stream beneath TLS.
     #[must_use]
     pub fn get_ref(&self) -> &S {
         &self.io
@@ -310,7 +312,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<S> {
         self.get_mut().poll_write_with(cx, |writer| writer.write(bytes))
     }
 
-    /// Small slices go into one record together.
+    /// Small slices share one record.
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -343,7 +345,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<S> {
         Pin::new(&mut this.io).poll_flush(cx)
     }
 
-    /// Says that nothing more will be sent (close_notify), and ends our direction of `S`. The other one goes on.
+    /// Sends close_notify and ends the sending direction of `S`. The receiving direction stays open.
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if !std::mem::replace(&mut this.closing, true) {

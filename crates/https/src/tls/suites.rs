@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::{SupportedCipherSuite, SupportedProtocolVersion, version};
 
-/// The oldest version that is spoken. There is none below 1.2: they are broken, and rustls has none.
+/// The oldest version to use. Versions below 1.2 are insecure, and rustls has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MinVersion {
     /// TLS 1.2 and 1.3.
@@ -34,7 +34,7 @@ impl FromStr for MinVersion {
         match text {
             "1.2" => Ok(Self::Tls12),
             "1.3" => Ok(Self::Tls13),
-            _ => Err("expected 1.2 or 1.3; older versions of TLS are not spoken".to_owned()),
+            _ => Err("expected 1.2 or 1.3; older versions of TLS are not supported".to_owned()),
         }
     }
 }
@@ -52,11 +52,11 @@ impl fmt::Display for MinVersion {
 #[derive(Clone, Copy, PartialEq)]
 pub struct Suite(SupportedCipherSuite);
 
-// Two suites are one or they are not.
+// Equality, not order: suites have no ranking.
 impl Eq for Suite {}
 
 impl Suite {
-    /// All that there are, in the order in which they are preferred.
+    /// All supported suites, in order of preference.
     pub fn all() -> impl Iterator<Item = Self> {
         aws_lc_rs::ALL_CIPHER_SUITES.iter().copied().map(Self)
     }
@@ -66,7 +66,7 @@ impl Suite {
     }
 }
 
-/// rustls writes `TLS13_` where the registry has `TLS_`.
+/// rustls writes `TLS13_` where IANA's registry has `TLS_`.
 pub(super) fn name_of(suite: rustls::CipherSuite) -> String {
     suite.as_str().map_or_else(|| format!("{suite:?}"), |name| name.replacen("TLS13_", "TLS_", 1))
 }
@@ -77,7 +77,7 @@ impl FromStr for Suite {
     fn from_str(text: &str) -> Result<Self, String> {
         Self::all().find(|suite| suite.name() == text).ok_or_else(|| {
             let known: Vec<_> = Self::all().map(Self::name).collect();
-            format!("{text:?} is not a cipher suite that is known here: expected one of {}", known.join(", "))
+            format!("{text:?} is not a supported cipher suite: expected one of {}", known.join(", "))
         })
     }
 }
@@ -94,7 +94,7 @@ impl fmt::Debug for Suite {
     }
 }
 
-/// The cryptography, with these suites only; none: all.
+/// The crypto provider restricted to these suites; none: all.
 pub(super) fn provider(suites: &[Suite]) -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
     if !suites.is_empty() {

@@ -1,4 +1,4 @@
-//! Whether a backend's certificate is taken.
+//! Decides whether a backend's certificate is accepted.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signat
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, DigitallySignedStruct, Error, OtherError, RootCertStore, SignatureScheme};
 
-/// Takes certificates that a trusted authority has signed, and those that are named themselves.
+/// Accepts certificates signed by a trusted authority, and the certificates in the authorities' file themselves.
 #[derive(Debug)]
 pub(super) struct Verifying {
     webpki: Arc<WebPkiServerVerifier>,
-    /// The certificates of the file that names the authorities.
+    /// The certificates in the authorities' file.
     named: Vec<CertificateDer<'static>>,
 }
 
@@ -37,9 +37,9 @@ impl ServerCertVerifier for Verifying {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         match self.webpki.verify_server_cert(shown, intermediates, name, ocsp, now) {
-            // `openssl req -x509` makes an authority's certificate (CA:TRUE), and many servers show it as their own. webpki
-            // refuses that by rule, after it has looked at the dates. The very certificate that the user has named needs
-            // no signature; its name still has to fit.
+            // `openssl req -x509` creates an authority's certificate (CA:TRUE), and many servers present it as
+            // their own. webpki refuses that after checking the dates. If it is exactly a certificate in the
+            // file, it needs no signature, but its name must match.
             Err(error) if is_authority(&error) && self.named.iter().any(|named| named == shown) => {
                 let certificate = webpki::EndEntityCert::try_from(shown)
                     .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))?;
@@ -84,7 +84,7 @@ pub(super) fn is_authority(error: &Error) -> bool {
     matches!(cause.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
 }
 
-/// Takes any certificate whose key the backend has.
+/// Accepts any certificate whose key the backend has.
 #[derive(Debug)]
 pub(super) struct Credulous(Arc<CryptoProvider>);
 

@@ -1,31 +1,31 @@
-//! rustls' reasons in words. Many of them have a name in CamelCase and no text.
+//! rustls' errors in words. Many of them have a CamelCase name and no text.
 
 use std::fmt::Debug;
 
 use rustls::{AlertDescription, CertificateError, Error, OtherError};
 
-/// What is wrong, in general.
+/// The text of an error.
 pub(super) fn error(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(refused) => certificate(refused),
-        Error::InvalidMessage(why) => format!("a message can't be read: {}", of(why)),
+        Error::InvalidMessage(why) => format!("invalid message: {}", of(why)),
         Error::PeerIncompatible(why) => format!("the two can't agree: {}", of(why)),
-        Error::PeerMisbehaved(why) => format!("the other end breaks the rules of TLS: {}", of(why)),
+        Error::PeerMisbehaved(why) => format!("the other end violates TLS: {}", of(why)),
         Error::InappropriateMessage { .. } | Error::InappropriateHandshakeMessage { .. } => {
-            "the other end sent a message of TLS that does not belong there".to_owned()
+            "the other end sent an unexpected TLS message".to_owned()
         }
         Error::InvalidCertRevocationList(why) => format!("the revocation list is invalid: {}", of(why)),
-        Error::InconsistentKeys(why) => format!("the key may not be the certificate's: {}", of(why)),
+        Error::InconsistentKeys(why) => format!("the key may not belong to the certificate: {}", of(why)),
         other => other.to_string(),
     }
 }
 
-/// The name of a variant, as words: `BadSignature` is "bad signature". What the variant holds is left out.
+/// The name of a variant in words: `BadSignature` becomes "bad signature". Its fields are left out.
 fn of(reason: &impl Debug) -> String {
     separated(reason, ' ')
 }
 
-/// The name that the specification has for an alert (RFC 8446 section 6), or its number.
+/// An alert's name in the specification (RFC 8446 section 6), or its number.
 pub(super) fn alert(alert: AlertDescription) -> String {
     match alert {
         AlertDescription::Unknown(number) => number.to_string(),
@@ -33,7 +33,7 @@ pub(super) fn alert(alert: AlertDescription) -> String {
     }
 }
 
-/// Why a certificate is refused.
+/// Why a certificate was refused.
 fn certificate(refused: &CertificateError) -> String {
     match refused {
         CertificateError::NotValidForNameContext { expected, presented } => {
@@ -45,7 +45,7 @@ fn certificate(refused: &CertificateError) -> String {
         | CertificateError::NotValidYetContext { .. }
         | CertificateError::ExpiredRevocationListContext { .. } => refused.to_string(),
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
-            "the certificate is for another purpose (extended key usage)".to_owned()
+            "the certificate's extended key usage does not allow this use".to_owned()
         }
         CertificateError::Other(OtherError(cause)) => match cause.downcast_ref::<webpki::Error>() {
             Some(error) => format!("the certificate is invalid: {}", of(error)),
@@ -55,7 +55,7 @@ fn certificate(refused: &CertificateError) -> String {
     }
 }
 
-/// webpki presents names as `DnsName("a.example")`.
+/// webpki formats names as `DnsName("a.example")`.
 fn name_in(presented: &str) -> &str {
     let inside = presented.split_once('(').map_or(presented, |(_, inside)| inside);
     inside.trim_end_matches(')').trim_matches('"')

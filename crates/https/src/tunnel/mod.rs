@@ -1,11 +1,11 @@
-//! TLS for any TCP protocol: taken off towards the backend (`--tls-cert`), put on towards it (`--origin-tls`), or both.
-//! The backend sees the client, as it does without TLS.
+//! TLS for any TCP protocol: terminated (`--tls-cert`), originated towards the backend (`--origin-tls`), or both.
+//! The backend sees the client's address, as without TLS.
 //!
 //! ```text
 //! Downstream::open ──▶ dial, as the client ──▶ [PROXY header] ──▶ [TLS] ──▶ Pump: both directions until they have ended
 //! ```
-//! An end is an end on both sides: close_notify and FIN stand for each other. A reset stays a reset, and so does
-//! an end that TLS does not vouch for: it could have been made by anybody on the way.
+//! close_notify on one side becomes FIN on the other, and vice versa. A reset stays a reset. An end without
+//! close_notify becomes a reset, because anyone on the path could have forged it.
 
 mod session;
 pub(crate) mod tlvs;

@@ -22,14 +22,14 @@ use crate::reactor::TcpStream;
 use crate::stream::Stream;
 use crate::tls::{ClientTls, HandshakeError, TlsStream};
 
-/// Backends that are spoken TLS with.
+/// The TLS configuration towards backends.
 #[derive(Debug, Clone)]
 pub struct OriginTls {
     /// How.
     pub tls: Arc<ClientTls>,
 }
 
-/// What the sessions of a listener share.
+/// The state that the sessions of a listener share.
 #[derive(Debug)]
 pub(crate) struct SessionContext {
     pub(crate) listening: Rc<TlsListener>,
@@ -54,7 +54,7 @@ async fn session(
     sender: SenderAddr,
 ) -> Result<TlsCloseReason, TlsCloseReason> {
     let reactor = tcp.reactor().clone();
-    // Boxed: handshakes need memory that the session must not keep.
+    // Boxed: the memory of the handshakes must not stay with the session.
     let mut downstream = Box::pin(Downstream::open(&shared.listening, &shared.worker, tcp, sender)).await?;
     let _counted = downstream.counted.take();
     record.route = Some(downstream.route);
@@ -91,7 +91,7 @@ fn reason(end: &PumpEnd) -> TlsCloseReason {
     tcp.into()
 }
 
-/// Connects to the backend, sends the PROXY header and completes the TLS handshake, where either is asked for.
+/// Connects to the backend, sends the PROXY header and completes the TLS handshake, as far as configured.
 async fn reach(shared: &SessionContext, downstream: &Downstream) -> Result<Stream, TlsCloseReason> {
     let (route, listening) = (&downstream.route, &*shared.listening);
     let settings = &listening.settings;
@@ -117,7 +117,8 @@ fn header(downstream: &Downstream) -> Result<Box<[u8]>, TlsCloseReason> {
     Ok(header.map_err(truepeer_session::CloseReason::Unencodable)?)
 }
 
-/// Data for a session's log line. It is written when this is dropped at the latest, so also when truepeer stops.
+/// Data for a session's log line. The line is written at the latest when this is dropped, so also when truepeer
+/// stops.
 struct Record {
     shared: Rc<SessionContext>,
     sender: SenderAddr,

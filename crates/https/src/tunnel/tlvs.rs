@@ -5,7 +5,8 @@ use truepeer_proto::tlv as types;
 use crate::downstream::Downstream;
 use crate::tls::TlsFacts;
 
-/// PROXY 2.2.6's bits: the client spoke TLS; it showed a certificate in this connection, or earlier in this session.
+/// The bits of PROXY 2.2.6: the client used TLS; it presented a certificate in this connection, or earlier in
+/// this session.
 const SSL: u8 = 0x01;
 const CERT_CONN: u8 = 0x02;
 const CERT_SESS: u8 = 0x04;
@@ -13,7 +14,8 @@ const CERT_SESS: u8 = 0x04;
 const VERIFIED: u32 = 0;
 const NOT_VERIFIED: u32 = 1;
 
-/// The TLVs for the backend of `downstream`. If TLS ends here, our values replace what the sender said about TLS.
+/// The TLVs for the backend of `downstream`. If TLS is terminated here, truepeer's values replace the sender's
+/// TLS values.
 pub(crate) fn for_backend(downstream: &Downstream) -> Vec<u8> {
     let Some(facts) = &downstream.tls else { return downstream.tlvs.to_vec() };
     let ours = |kind: u8| matches!(kind, types::SSL | types::ALPN | types::AUTHORITY);

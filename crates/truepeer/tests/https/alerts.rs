@@ -124,7 +124,7 @@ fn origins_hear_why_theirs_are_refused(bed: &Bed) -> anyhow::Result<()> {
             "SSLV3_ALERT_CERTIFICATE_EXPIRED",
             "certificate not valid yet",
         ),
-        (stranger.certify(bed, "mallory", here)?, "TLSV1_ALERT_UNKNOWN_CA", "that is not trusted"),
+        (stranger.certify(bed, "mallory", here)?, "TLSV1_ALERT_UNKNOWN_CA", "is not trusted"),
         (
             authority.certify(bed, "other", &["other.test"])?,
             "SSLV3_ALERT_BAD_CERTIFICATE",

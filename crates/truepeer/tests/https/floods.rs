@@ -48,7 +48,7 @@ fn floods_of_frames_are_ended_and_counted(bed: &Bed) -> anyhow::Result<()> {
         ensure!(flooding.stdout().trim() == format!("{name} goaway 11"), "{}", flooding.log());
     }
     counted(&truepeer, 7)?;
-    truepeer.wait_for_log("the client sends too many frames that ask for nothing (HTTP/2)")
+    truepeer.wait_for_log("the client sends too many HTTP/2 frames that carry no request")
 }
 
 /// Its pings can't be answered, and it is not waited for any longer than others.

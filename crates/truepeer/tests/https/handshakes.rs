@@ -407,7 +407,7 @@ fn haproxy_passes_tls_on_behind_its_header(bed: &Bed) -> anyhow::Result<()> {
 fn what_is_not_tls_is_not_answered(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::new(bed, "fine", &[])?;
     for (first, reason) in [
-        (&b"GET / HTTP/1.1\r\nHost: site.test\r\n\r\n"[..], "look like: HTTP request"),
+        (&b"GET / HTTP/1.1\r\nHost: site.test\r\n\r\n"[..], "look like HTTP request"),
         // A ClientHello of SSL 2.0, and a record of SSL 3.0 that holds nothing of use.
         (b"\x80\x2e\x01\x00\x02\x00\x15\x00\x00\x00\x10\x01\x00\x80", ""),
         (b"\x16\x03\x00\x00\x05\x01\x00\x00\x01\x03", ""),

@@ -53,7 +53,10 @@ fn an_origin_with_another_certificate_is_refused_with_the_reason(bed: &Bed) -> a
         let _origin = start(bed, &identity)?;
         for (options, said) in [
             (["--origin-ca", &authority.ca, "--origin-name", "other.test"], "not valid for name"),
-            (["--origin-ca", &stranger.ca, "--origin-name", "127.0.0.1"], "authority that is not trusted"),
+            (
+                ["--origin-ca", &stranger.ca, "--origin-name", "127.0.0.1"],
+                "certificate's authority is not trusted",
+            ),
         ] {
             let truepeer = https(bed, HERE, URL)?.args(&options).args(&["--access-log"]).start(bed)?;
             let status = status(bed)?;

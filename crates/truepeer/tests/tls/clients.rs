@@ -83,7 +83,7 @@ fn a_header_that_nobody_expects_is_no_tls(bed: &Bed) -> anyhow::Result<()> {
     let mut stream = client::connect(DOOR_V4)?;
     std::io::Write::write_all(&mut stream, &client::v1("203.0.113.7:5000", "192.0.2.1:443")?)?;
     client::read_end(&mut stream)?;
-    stand.truepeer.wait_for_log("a PROXY header comes first; is --header require missing?")?;
+    stand.truepeer.wait_for_log("the connection starts with a PROXY header; is --header require missing?")?;
     ensure!(!stand.backend.log().contains("accepted"), "{}", stand.backend.log());
     Ok(())
 }

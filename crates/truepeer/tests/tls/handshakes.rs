@@ -137,7 +137,7 @@ close(after)";
         client.wait_for_log("open")?;
         if round == 0 {
             bed.write("site.pem", "not a certificate")?;
-            reload("site.pem: no certificate in it")?;
+            reload("site.pem: it contains no certificate")?;
         } else {
             stand.authority.certify(bed, "site", &["site.test"])?;
             reload("certificates and keys were read again")?;
@@ -154,7 +154,7 @@ fn what_is_not_tls_is_refused_with_what_it_looks_like(bed: &Bed) -> anyhow::Resu
     let mut stream = client::connect(DOOR_V4)?;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: site.test\r\n\r\n")?;
     client::read_end(&mut stream)?;
-    stand.truepeer.wait_for_log("this is not TLS: the first bytes look like: HTTP request")?;
+    stand.truepeer.wait_for_log("not TLS: the first bytes look like HTTP request")?;
     ensure!(!stand.backend.log().contains("accepted"), "{}", stand.backend.log());
     Ok(())
 }
@@ -184,9 +184,9 @@ fn files_that_are_wrong_are_named_before_anything_listens(bed: &Bed) -> anyhow::
     let proxy = || crate::stand::bare_proxy().listen(DOOR_V4).ipv4(BACKEND_V4);
     let site = authority.certify(bed, "site", &["site.test"])?;
     for (options, said) in [
-        (["--tls-cert", &text, "--tls-key", &site.key], "no certificate in it"),
-        (["--tls-cert", &site.cert, "--tls-key", &text], "no private key in it"),
-        (["--tls-cert", &site.cert, "--tls-key", &other.key], "the key is not the certificate's"),
+        (["--tls-cert", &text, "--tls-key", &site.key], "it contains no certificate"),
+        (["--tls-cert", &site.cert, "--tls-key", &text], "it contains no usable private key"),
+        (["--tls-cert", &site.cert, "--tls-key", &other.key], "the key does not belong to the certificate"),
         (
             ["--tls-cert", "/nowhere.pem", "--tls-key", &site.key],
             "the certificate /nowhere.pem: No such file",

@@ -74,7 +74,10 @@ fn a_backend_of_another_name_or_authority_is_refused(bed: &Bed) -> anyhow::Resul
     let _origin = openssl(bed, &authority.certify(bed, "site", &["site.test"])?)?;
     for (options, said) in [
         (["--origin-ca", &authority.ca, "--origin-name", "other.test"], "not valid for name"),
-        (["--origin-ca", &stranger.ca, "--origin-name", "site.test"], "of an authority that is not trusted"),
+        (
+            ["--origin-ca", &stranger.ca, "--origin-name", "site.test"],
+            "certificate's authority is not trusted",
+        ),
     ] {
         let near = near(bed, &options)?;
         let mut stream = client::connect(NEAR)?;
@@ -142,7 +145,7 @@ fn a_backend_that_speaks_nothing_of_it(bed: &Bed) -> anyhow::Result<()> {
     let near = near(bed, &["--origin-insecure", "--origin-alpn", "imap"])?;
     let mut stream = client::connect(NEAR)?;
     ensure!(client::read_end(&mut stream)? == client::End::Reset, "{}", near.log());
-    near.wait_for_log("the other end speaks none of the protocols that were offered (--origin-alpn)")?;
+    near.wait_for_log("the other end supports none of the offered protocols (--origin-alpn)")?;
     near.wait_for_log("origin_tls")
 }
 
@@ -168,7 +171,11 @@ fn a_backend_whose_certificate_is_its_own_authority_is_taken_if_it_is_named(bed:
     }
     for (ca, name, said) in [
         (&site.cert, "other.test", "not valid for name"),
-        (&other.cert, "site.test", "is of an authority (CA:TRUE) and not the one that --origin-ca names"),
+        (
+            &other.cert,
+            "site.test",
+            "an authority's certificate (CA:TRUE), and it is not the one in --origin-ca",
+        ),
     ] {
         let near = near(bed, &["--origin-ca", ca, "--origin-name", name])?;
         let mut stream = client::connect(NEAR)?;

@@ -1,13 +1,12 @@
-//! The program's end, announced while a request is on its way.
+//! A drain that starts while a request is on its way.
 
 use super::*;
 
-/// A client's connection on which something has come, whatever the loop has looked at so far: what it has is given out
-/// when it is looked at once more.
+/// A client's connection with bytes that the loop has not noticed yet: it returns them only after `look_again`.
 struct Hesitant {
     stream: DuplexStream,
     may_read: Cell<bool>,
-    /// How often a read says no, though there is something: the turn's share has been used up.
+    /// How many reads return nothing although there are bytes, because the turn's allowance is used up.
     refusals: Cell<usize>,
 }
 
@@ -28,7 +27,7 @@ impl AsyncRead for Hesitant {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if !self.may_read.get() {
-            // The event that tells of it comes later; until then the stream's own wakes have to do.
+            // The event for these bytes comes later; the stream's own wake replaces it.
             return Poll::Pending;
         }
         if let Some(left) = self.refusals.get().checked_sub(1) {
@@ -57,7 +56,7 @@ impl AsyncWrite for Hesitant {
 }
 
 #[test]
-fn a_request_that_has_come_before_the_end_is_answered() {
+fn a_request_that_arrived_before_the_drain_is_answered() {
     for (may_read, refusals) in [(true, 0), (true, 1), (true, 3), (false, 0), (false, 2)] {
         let bed = bed(HttpSettings::default());
         let (mut client, ours) = duplex(1 << 16);
@@ -79,7 +78,7 @@ fn a_request_that_has_come_before_the_end_is_answered() {
 }
 
 #[test]
-fn a_connection_without_a_request_is_closed_at_the_end() {
+fn a_connection_without_a_request_is_closed_by_the_drain() {
     let bed = bed(HttpSettings::default());
     let (mut client, ours) = duplex(1 << 16);
     let ours = Hesitant { stream: ours, may_read: Cell::new(true), refusals: Cell::new(2) };

@@ -1,4 +1,4 @@
-//! Who leaves in the middle, and who is so slow that nobody can tell.
+//! Parties that leave in the middle, and parties that are very slow.
 
 use super::*;
 
@@ -50,7 +50,7 @@ fn a_client_that_only_closes_its_direction_gets_its_answer() {
         until(&mut origin, "\r\n\r\n").await;
         say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\no").await;
         until(&mut client, "\r\n\r\no").await;
-        // Once it has begun, it may take longer.
+        // Once it has started, it may take longer.
         reactor.sleep(Duration::from_millis(1500)).await;
         say(&mut origin, "k").await;
         assert_eq!(rest(&mut client).await, "k");
@@ -71,15 +71,15 @@ fn tiny_pieces_go_out_together() {
         assert!(writes.get() < 10, "{} writes", writes.get());
         say(&mut origin, "HTTP/1.1 204 No Content\r\n\r\n").await;
         until(&mut client, "\r\n\r\n").await;
-        // What is gathered does not wait for what is still to come.
+        // Gathered bytes don't wait for later ones.
         say(&mut client, &format!("{head}3\r\nabc\r\n5")).await;
         until(&mut origin, "\r\n\r\n3\r\nabc\r\n").await;
     });
 }
 
-/// The client takes nothing while it is told of an early hint; then the time for its own body is over.
+/// The client takes no bytes while it is sent an early hint. Then the timeout of its own body passes.
 #[test]
-fn nothing_is_written_into_a_half_of_an_interim_response() {
+fn nothing_is_written_into_a_partial_interim_response() {
     let short = Duration::from_millis(50);
     let timeouts = HttpTimeouts { body: short, ..HttpTimeouts::default() };
     let bed = bed(HttpSettings { timeouts, ..HttpSettings::default() });
@@ -88,7 +88,7 @@ fn nothing_is_written_into_a_half_of_an_interim_response() {
     let mut origin = bed.origin.next_connection();
     let hint = format!("HTTP/1.1 103 Early Hints\r\nLink: {}\r\n\r\n", "x".repeat(1000));
     bed.run(async move {
-        // The body would be late, but does not begin to be before the hint is on its way.
+        // The body's timeout starts only when the hint has been sent.
         say(&mut origin, &hint).await;
         say(&mut client, "PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nx").await;
         until(&mut origin, "\r\n\r\nx").await;
@@ -99,7 +99,7 @@ fn nothing_is_written_into_a_half_of_an_interim_response() {
 }
 
 #[test]
-fn a_byte_now_and_then_is_no_body() {
+fn a_trickled_body_is_refused() {
     let timeouts = HttpTimeouts { body: Duration::from_millis(300), ..HttpTimeouts::default() };
     let bed = bed(HttpSettings { timeouts, min_rate: 1_000_000, ..HttpSettings::default() });
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
@@ -119,9 +119,9 @@ fn a_byte_now_and_then_is_no_body() {
     });
 }
 
-/// As when sessions run short.
+/// The condition when sessions run short.
 #[test]
-fn a_connection_between_requests_ends_when_its_place_is_needed_and_one_with_a_request_does_not() {
+fn only_a_connection_between_requests_is_closed_for_a_new_one() {
     let bed = bed(HttpSettings::default());
     let (mut idle, mut busy) = (bed.client(), bed.client());
     let (mut origin, service) = (bed.origin.next_connection(), Rc::clone(&bed.service));
@@ -137,15 +137,15 @@ fn a_connection_between_requests_ends_when_its_place_is_needed_and_one_with_a_re
         let later = service.reactor.now() + Duration::from_secs(5);
         assert!(service.idle.end_longest(later).is_some());
         assert_eq!(rest(&mut idle).await, "");
-        assert_eq!(service.idle.end_longest(later), None, "nobody else is idle");
+        assert_eq!(service.idle.end_longest(later), None, "no other connection is idle");
         say(&mut origin, "HTTP/1.1 204 No Content\r\n\r\n").await;
         assert!(until(&mut busy, "\r\n\r\n").await.starts_with("HTTP/1.1 204 "));
     });
 }
 
-/// What a slow end of a WebSocket makes us hold counts as a tunnel's does.
+/// Bytes held for a slow end of a WebSocket count like those of a tunnel.
 #[test]
-fn what_waits_after_an_upgrade_counts_in_the_backlog() {
+fn bytes_held_after_an_upgrade_count_in_the_backlog() {
     let bed = bed(HttpSettings::default());
     let (mut origin, service) = (bed.origin.next_connection(), Rc::clone(&bed.service));
     let (reactor, other) = (bed.reactor.clone(), bed.reactor.clone());
@@ -158,7 +158,7 @@ fn what_waits_after_an_upgrade_counts_in_the_backlog() {
         let switching =
             "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
         say(&mut origin, switching).await;
-        // The client takes nothing.
+        // The client takes no bytes.
         other.spawn(async move { while origin.write_all(&[7; 1 << 14]).await.is_ok() {} });
         while service.backlog.used() == 0 {
             reactor.sleep(Duration::from_millis(5)).await;
@@ -170,7 +170,7 @@ fn what_waits_after_an_upgrade_counts_in_the_backlog() {
     });
 }
 
-/// A connection whose kernels hold little: our end, and the other.
+/// A connection with small kernel buffers: the near end and the far end.
 async fn small_connection(reactor: &Reactor) -> (crate::stream::Stream, std::net::TcpStream) {
     use std::os::fd::AsFd as _;
 

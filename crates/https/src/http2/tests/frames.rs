@@ -1,4 +1,4 @@
-//! Frames made by hand, for what no decent client would send.
+//! Hand-made frames, for behaviour that real clients don't show.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
@@ -30,7 +30,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Of RST_STREAM (where 0) and GOAWAY (where 4).
+    /// The error code of RST_STREAM (at offset 0) or GOAWAY (at offset 4).
     pub(super) fn error(&self) -> u32 {
         let at = if self.kind == GOAWAY { 4 } else { 0 };
         u32::from_be_bytes(self.payload[at..at + 4].try_into().unwrap())
@@ -38,7 +38,7 @@ impl Frame {
 }
 
 impl Frame {
-    /// As [`Frame::error`]; 0 of a frame that has none.
+    /// See [`Frame::error`]; 0 for other frames.
     pub(super) fn error_or_0(&self) -> u32 {
         if matches!(self.kind, RST_STREAM | GOAWAY) { self.error() } else { 0 }
     }
@@ -65,12 +65,12 @@ pub(super) fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     bytes
 }
 
-/// What a client begins with.
+/// The start of a client's connection.
 pub(super) fn preface() -> Vec<u8> {
     [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(SETTINGS, 0, 0, &[])].concat()
 }
 
-/// The frame at the start of `bytes`, and how many of them it is; `None` while it is not whole.
+/// The frame at the start of `bytes` and its length; `None` while it is incomplete.
 pub(super) fn parse(bytes: &[u8]) -> Option<(Frame, usize)> {
     let (head, rest) = bytes.split_first_chunk::<9>()?;
     let len = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
@@ -99,7 +99,7 @@ pub(super) async fn next_of(stream: &mut DuplexStream, kinds: &[u8]) -> Option<F
     }
 }
 
-/// Writes, as far as anybody reads; whether everything was taken.
+/// Writes until the other end stops reading. Returns whether everything was written.
 pub(super) async fn send(stream: &mut DuplexStream, bytes: &[u8]) -> bool {
     stream.write_all(bytes).await.is_ok()
 }

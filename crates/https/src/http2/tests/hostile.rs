@@ -1,4 +1,4 @@
-//! What must not reach an origin, and what must not cost us much.
+//! Requests that must not reach an origin, and floods that must stay cheap.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::*;
 const GET: [(&str, &str); 4] =
     [(":method", "GET"), (":scheme", "https"), (":authority", "a"), (":path", "/x")];
 
-/// `GET`, with one field replaced, or with more of them.
+/// A `GET` with one field replaced, or with additional ones.
 fn with(fields: &[(&'static str, &'static str)]) -> Vec<u8> {
     let mut all: Vec<_> =
         GET.iter().filter(|(name, _)| !fields.iter().any(|(other, _)| other == name)).copied().collect();
@@ -19,7 +19,7 @@ fn with(fields: &[(&'static str, &'static str)]) -> Vec<u8> {
     block(&all)
 }
 
-/// Whether the first answer to a request is a refusal: 400, a reset of the stream, or the connection's end.
+/// Whether the first answer to a request is a refusal: 400, a reset of the stream, or the end of the connection.
 async fn is_refused(stream: &mut DuplexStream) -> bool {
     match next_of(stream, &[HEADERS, RST_STREAM, GOAWAY]).await {
         Some(frame) if frame.kind == HEADERS => frame.payload[0] == STATUS_400,
@@ -28,7 +28,7 @@ async fn is_refused(stream: &mut DuplexStream) -> bool {
 }
 
 #[test]
-fn what_could_be_read_in_two_ways_reaches_no_origin() {
+fn ambiguous_requests_reach_no_origin() {
     let heads = [
         with(&[("transfer-encoding", "chunked")]),
         with(&[("connection", "close")]),
@@ -82,11 +82,11 @@ fn what_could_be_read_in_two_ways_reaches_no_origin() {
     }
 }
 
-/// RFC 9113 8.1.1: a malformed request is a stream error, and the connection goes on.
+/// RFC 9113 8.1.1: a malformed request is a stream error. The connection continues.
 #[test]
-fn pseudo_fields_that_are_not_as_they_must_be_end_their_stream() {
+fn invalid_pseudo_fields_end_their_stream() {
     let indexed = |more: &[(&str, &str)]| {
-        // Through the dynamic table: a literal with indexing, and in the next request its index.
+        // By the dynamic table: a literal with indexing, and its index in the next request.
         let mut bytes = block(&GET[..3]);
         for (name, value) in more {
             bytes.push(0x40);
@@ -130,7 +130,7 @@ fn pseudo_fields_that_are_not_as_they_must_be_end_their_stream() {
                 (RST_STREAM, 1, PROTOCOL_ERROR),
                 "{said:?}"
             );
-            // The connection and its compression go on.
+            // The connection and its compression state still work.
             let asked = frame(HEADERS, END_HEADERS | END_STREAM, 3, &with(&[(":scheme", "HTTPS")]));
             assert!(send(&mut stream, &asked).await);
             assert!(until(&mut origin, "\r\n\r\n").await.starts_with("GET /x HTTP/1.1\r\nHost: a\r\n"));
@@ -142,9 +142,9 @@ fn pseudo_fields_that_are_not_as_they_must_be_end_their_stream() {
     }
 }
 
-/// What the dynamic table has is remembered: an index alone brings the fragment back.
+/// Entries of the dynamic table keep their contents: an index alone repeats the fragment.
 #[test]
-fn a_fragment_out_of_the_dynamic_table_is_seen() {
+fn a_fragment_from_the_dynamic_table_is_detected() {
     let bed = bed(HttpSettings::default());
     let mut stream = connect(&bed);
     bed.run(async move {
@@ -170,7 +170,7 @@ fn a_fragment_out_of_the_dynamic_table_is_seen() {
 }
 
 #[test]
-fn pseudo_fields_in_trailers_end_their_stream_and_the_request_is_never_whole() {
+fn pseudo_fields_in_trailers_end_their_stream_before_the_request_is_complete() {
     for trailer in [(":path", "/y"), (":status", "200"), (":authority", "b")] {
         let bed = bed(HttpSettings::default());
         let (mut stream, mut origin) = (connect(&bed), bed.origin.next_connection());
@@ -190,7 +190,7 @@ fn pseudo_fields_in_trailers_end_their_stream_and_the_request_is_never_whole() {
 }
 
 #[test]
-fn a_body_that_is_not_as_long_as_it_says_is_never_whole() {
+fn a_body_of_the_wrong_length_never_completes_the_request() {
     for data in [&b"four"[..], b"sixsix"] {
         let bed = bed(HttpSettings::default());
         let (mut stream, mut origin) = (connect(&bed), bed.origin.next_connection());
@@ -199,7 +199,7 @@ fn a_body_that_is_not_as_long_as_it_says_is_never_whole() {
             let asked = [preface(), frame(HEADERS, END_HEADERS, 1, &head), frame(DATA, END_STREAM, 1, data)];
             assert!(send(&mut stream, &asked.concat()).await);
             assert!(is_refused(&mut stream).await);
-            // The origin may have got the head, but no five bytes after it.
+            // The origin may have received the head, but no five bytes after it.
             let got = rest(&mut origin).await;
             assert!(
                 got.is_empty() || got.split("\r\n\r\n").nth(1).is_none_or(|body| body.len() < 5),
@@ -209,7 +209,7 @@ fn a_body_that_is_not_as_long_as_it_says_is_never_whole() {
     }
 }
 
-/// Sends `bytes` again and again, and reads meanwhile, until the connection is ended for it.
+/// Sends `bytes` repeatedly, and reads meanwhile, until the connection is ended because of it.
 async fn flood(
     reactor: &Reactor,
     stream: DuplexStream,
@@ -246,7 +246,7 @@ fn numbered(next: &mut u32) -> u32 {
 }
 
 #[test]
-fn who_asks_only_to_take_it_back_is_sent_away() {
+fn rapid_resets_end_the_connection() {
     let bed = bed(HttpSettings::default());
     let (stream, reactor) = (connect(&bed), bed.reactor.clone());
     let (mut first, mut id) = (preface(), 1);
@@ -263,7 +263,7 @@ fn who_asks_only_to_take_it_back_is_sent_away() {
 }
 
 #[test]
-fn a_head_without_an_end_is_ended() {
+fn an_endless_head_ends_the_connection() {
     let bed = bed(HttpSettings::default());
     let (stream, reactor) = (connect(&bed), bed.reactor.clone());
     let mut first = [preface(), frame(HEADERS, 0, 1, &with(&[]))].concat();
@@ -278,7 +278,7 @@ fn a_head_without_an_end_is_ended() {
 }
 
 #[test]
-fn data_without_data_is_ended() {
+fn a_flood_of_empty_data_ends_the_connection() {
     let bed = bed(HttpSettings::default());
     let (stream, reactor) = (connect(&bed), bed.reactor.clone());
     let _origin = bed.origin.next_connection();
@@ -289,9 +289,9 @@ fn data_without_data_is_ended() {
     assert_eq!(goaway.error(), ENHANCE_YOUR_CALM);
 }
 
-/// While a request is under way, which would keep the connection.
+/// During an open request, which would keep the connection alive.
 #[test]
-fn what_asks_for_nothing_is_ended() {
+fn floods_of_control_frames_end_the_connection() {
     let single_byte = 1_u32.to_be_bytes();
     let floods = [
         frame(PING, 0, 0, &[7; 8]),
@@ -302,7 +302,7 @@ fn what_asks_for_nothing_is_ended() {
         frame(WINDOW_UPDATE, 0, 1, &single_byte),
         frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 16]),
         frame(PRIORITY, 0, 77, &[0, 0, 0, 0, 16]),
-        frame(0xee, 0, 1, b"of a type that nobody knows"),
+        frame(0xee, 0, 1, b"of an unknown type"),
     ];
     for bytes in floods {
         let bed = bed(HttpSettings::default());
@@ -314,7 +314,7 @@ fn what_asks_for_nothing_is_ended() {
             assert!(send(&mut stream, &asked).await);
             until(&mut origin, "\r\n\r\n").await;
             let goaway = flood(&reactor, stream, move || bytes.clone()).await;
-            // The request goes with it.
+            // The request ends with the connection.
             assert_eq!(rest(&mut origin).await, "");
             goaway
         });
@@ -322,9 +322,9 @@ fn what_asks_for_nothing_is_ended() {
     }
 }
 
-/// Two windows are opened for each piece of a response, as some clients do, and each piece is small.
+/// Two windows are opened for each small piece of a response, as some clients do.
 #[test]
-fn who_takes_what_it_asked_for_may_say_so_each_time() {
+fn window_updates_for_received_data_are_allowed() {
     const PIECES: usize = 3000;
     let bed = bed(HttpSettings::default());
     let (mut stream, mut origin) = (connect(&bed), bed.origin.next_connection());
@@ -344,9 +344,9 @@ fn who_takes_what_it_asked_for_may_say_so_each_time() {
     });
 }
 
-/// Pings are answered, but don't keep a connection that asks for nothing.
+/// Pings are answered, but don't keep an idle connection alive.
 #[test]
-fn what_is_no_request_keeps_nothing_alive() {
+fn only_requests_extend_the_keep_alive_timeout() {
     let timeouts = HttpTimeouts { keep_alive: Duration::from_millis(200), ..HttpTimeouts::default() };
     let bed = bed(HttpSettings { timeouts, ..HttpSettings::default() });
     let (stream, reactor) = (connect(&bed), bed.reactor.clone());

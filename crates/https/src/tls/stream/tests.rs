@@ -9,7 +9,7 @@ use crate::tls::{
     Trust,
 };
 
-/// An authority and what it has certified, as files in a directory that goes with it.
+/// An authority and its certificates, as files in a directory that is removed when this is dropped.
 struct Authority {
     dir: PathBuf,
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
@@ -79,7 +79,7 @@ impl Drop for Authority {
 type Ends =
     (Result<TlsStream<DuplexStream>, HandshakeError>, Result<TlsStream<DuplexStream>, HandshakeError>);
 
-/// Shakes hands over a pipe that holds `room` bytes: client, server.
+/// Performs a handshake over a pipe that holds `room` bytes. Returns client and server.
 async fn shake(room: usize, server: Arc<ServerConfig>, client: &ClientTls) -> Ends {
     let (near, far) = duplex(room);
     let mut connecting = std::pin::pin!(TlsStream::connect(near, client.current(), client.name()));
@@ -130,7 +130,7 @@ fn bytes_arrive_whole_through_a_narrow_pipe() {
             server.read_to_end(&mut received).await.unwrap();
             server.write_all(&received).await.unwrap();
             server.shutdown().await.unwrap();
-            // The pipe forgets what it holds when its end is dropped.
+            // The pipe loses its contents when its end is dropped.
             let _ = server.read(&mut [0; 1]).await;
         });
         client.write_all(&sent).await.unwrap();
@@ -159,7 +159,7 @@ fn an_end_without_close_notify_is_an_error_after_what_came() {
 }
 
 #[test]
-fn what_was_read_before_belongs_to_the_handshake() {
+fn bytes_read_before_are_part_of_the_handshake() {
     let authority = Authority::new("before");
     run(async move {
         let (near, mut far) = duplex(1 << 16);
@@ -183,7 +183,7 @@ fn what_was_read_before_belongs_to_the_handshake() {
 }
 
 #[test]
-fn the_name_that_is_asked_for_chooses_the_certificate() {
+fn the_clients_sni_selects_the_certificate() {
     let authority = Authority::new("names");
     let options = ServerOptions {
         identities: vec![
@@ -198,7 +198,7 @@ fn the_name_that_is_asked_for_chooses_the_certificate() {
             ("first.test", true),
             ("a.wild.test", true),
             ("WILD.test", true),
-            ("a.b.wild.test", false), // a wildcard is one label
+            ("a.b.wild.test", false), // a wildcard matches one label
             ("unknown.test", false),
         ] {
             let (client, accepted) = shake(1 << 16, Arc::clone(&server), &authority.client(name)).await;
@@ -262,7 +262,7 @@ fn a_session_is_resumed_until_certificates_are_read_again() {
             let (connected, accepted) = shake(1 << 16, tls.current(), &client).await;
             let (mut connected, mut accepted) = (connected.unwrap(), accepted.unwrap());
             resumed.push(accepted.facts().resumed);
-            // Tickets come with what is read.
+            // Tickets arrive with the next read.
             accepted.write_all(b"x").await.unwrap();
             accepted.flush().await.unwrap();
             connected.read_exact(&mut [0; 1]).await.unwrap();
@@ -272,7 +272,7 @@ fn a_session_is_resumed_until_certificates_are_read_again() {
 }
 
 #[test]
-fn a_reload_that_fails_leaves_what_there_was() {
+fn a_failed_reload_keeps_the_old_configuration() {
     let authority = Authority::new("reload");
     let files = authority.certify("site", &["site.test"]);
     let tls = ServerTls::new(ServerOptions { identities: vec![files.clone()], ..ServerOptions::default() })
@@ -280,7 +280,7 @@ fn a_reload_that_fails_leaves_what_there_was() {
     let before = tls.current();
     std::fs::write(&files.cert, "nothing").unwrap();
     let error = tls.reload().unwrap_err().to_string();
-    assert!(error.contains("site.pem: no certificate in it"), "{error}");
+    assert!(error.contains("site.pem: it contains no certificate"), "{error}");
     assert!(Arc::ptr_eq(&before, &tls.current()));
     authority.certify("site", &["site.test"]);
     tls.reload().unwrap();
@@ -294,11 +294,11 @@ fn a_key_of_another_certificate_is_refused() {
     let identities = vec![IdentityFiles { cert: one.cert, key: other.key }];
     let error =
         ServerTls::new(ServerOptions { identities, ..ServerOptions::default() }).unwrap_err().to_string();
-    assert!(error.ends_with("the key is not the certificate's"), "{error}");
+    assert!(error.ends_with("the key does not belong to the certificate"), "{error}");
 }
 
 #[test]
-fn a_client_without_a_certificate_is_told_that_one_is_required() {
+fn a_client_without_a_required_certificate_is_refused_with_a_reason() {
     let authority = Authority::new("required");
     let clients = ClientCertificates::Required(authority.ca());
     let server = authority.server(ServerOptions { clients, ..ServerOptions::default() });
@@ -310,7 +310,7 @@ fn a_client_without_a_certificate_is_told_that_one_is_required() {
 }
 
 #[test]
-fn an_unknown_authority_is_refused_unless_anybody_is_trusted() {
+fn an_unknown_authority_is_refused_unless_verification_is_off() {
     let (authority, stranger) = (Authority::new("known"), Authority::new("stranger"));
     let server = stranger.server(ServerOptions::default());
     run(async move {
@@ -323,7 +323,7 @@ fn an_unknown_authority_is_refused_unless_anybody_is_trusted() {
     });
 }
 
-/// As `openssl req -x509` makes them: an authority that shows its own certificate.
+/// As `openssl req -x509` creates them: the server presents the authority's own certificate.
 fn self_signed(dir: &std::path::Path, key: &rcgen::KeyPair, serial: u64, year: i32) -> IdentityFiles {
     let mut params = rcgen::CertificateParams::new(vec!["site.test".to_owned()]).unwrap();
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -336,7 +336,7 @@ fn self_signed(dir: &std::path::Path, key: &rcgen::KeyPair, serial: u64, year: i
 }
 
 #[test]
-fn a_certificate_that_vouches_for_itself_is_taken_if_it_is_the_one_that_is_trusted() {
+fn a_self_signed_certificate_is_accepted_only_if_it_is_the_trusted_one() {
     let authority = Authority::new("self");
     let key = rcgen::KeyPair::generate().unwrap();
     let [trusted, other, expired] = [(1, 4096), (2, 4096), (3, 2020)]
@@ -346,12 +346,12 @@ fn a_certificate_that_vouches_for_itself_is_taken_if_it_is_the_one_that_is_trust
             (&trusted, &trusted, "site.test", None),
             (&trusted, &trusted, "other.test", Some("not valid for name \"other.test\"")),
             (&expired, &expired, "site.test", Some("certificate expired")),
-            // Of the same name and key, but not the one in the file.
+            // The same name and key as the one in the file, but another certificate.
             (
                 &other,
                 &trusted,
                 "site.test",
-                Some("is of an authority (CA:TRUE) and not the one that --origin-ca names"),
+                Some("an authority's certificate (CA:TRUE), and it is not the one in --origin-ca"),
             ),
         ] {
             let identities = vec![shown.clone()];
@@ -375,7 +375,7 @@ fn a_certificate_that_vouches_for_itself_is_taken_if_it_is_the_one_that_is_trust
 }
 
 #[test]
-fn no_message_shows_how_a_library_spells_its_reasons() {
+fn no_message_contains_a_debug_form() {
     use rustls::{AlertDescription, CertificateError, InvalidMessage, OtherError, PeerMisbehaved};
     let odd = OtherError(Arc::new(webpki::Error::PathLenConstraintViolated));
     for (error, said) in [
@@ -397,14 +397,14 @@ fn no_message_shows_how_a_library_spells_its_reasons() {
 }
 
 #[test]
-fn what_is_not_tls_is_named() {
+fn other_protocols_are_named() {
     let authority = Authority::new("plain");
     let server = authority.server(ServerOptions::default());
     run(async move {
         let header = b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n";
         for (bytes, hint) in [
-            (&b"GET / HTTP/1.1\r\n\r\n"[..], "this is not TLS: the first bytes look like: HTTP request"),
-            (header, "this is not TLS: a PROXY header comes first; is --header require missing?"),
+            (&b"GET / HTTP/1.1\r\n\r\n"[..], "not TLS: the first bytes look like HTTP request"),
+            (header, "not TLS: the connection starts with a PROXY header; is --header require missing?"),
         ] {
             let (mut near, far) = duplex(1 << 16);
             near.write_all(bytes).await.unwrap();
