@@ -27,7 +27,7 @@ impl Entrances {
     }
 }
 
-/// The addresses of all entrances, each once, with the ports that the kernel chose for port 0.
+/// The addresses of all entrances without duplicates. Port 0 is replaced by the port that the kernel chose.
 pub(crate) fn addresses(entrances: &[Entrances]) -> Vec<SocketAddr> {
     let mut addresses: Vec<_> = entrances.iter().flat_map(Entrances::addresses).collect();
     addresses.sort();
@@ -61,7 +61,7 @@ pub(crate) fn open(
     Ok(entrances)
 }
 
-/// The sockets of one TCP listener: those it inherits, or new ones.
+/// The sockets of one TCP listener: inherited or new.
 fn doors(settings: &ListenerSettings, inherited: Vec<OwnedFd>) -> Result<Vec<Arc<OwnedFd>>, ListenError> {
     let sockets = if inherited.is_empty() { listen_on(settings)? } else { inherited };
     sockets.iter().for_each(prepare);
@@ -73,8 +73,8 @@ fn listen_on(settings: &ListenerSettings) -> Result<Vec<OwnedFd>, ListenError> {
     (0..settings.sockets.max(1)).map(|_| listen(settings.address, options)).collect()
 }
 
-/// With at least as many sockets as workers, each socket has one worker. With fewer, several workers share a socket, and the
-/// kernel wakes one of them per connection.
+/// With at least as many sockets as workers, each socket belongs to one worker. With fewer, several workers share
+/// a socket, and the kernel wakes one of them for each connection.
 fn share(sockets: &[Arc<OwnedFd>], entrances: &mut [Entrances]) {
     let workers = entrances.len();
     let pairs = (0..sockets.len().max(workers)).map(|turn| (turn % sockets.len(), turn % workers));

@@ -14,26 +14,26 @@ use truepeer_sys::socket;
 
 use crate::io::{Io, Readiness, Token};
 
-/// What one pipe may hold. 64 pages of the unprivileged quota of 16 384 (`fs.pipe-user-pages-soft`).
+/// The capacity of a pipe: 64 pages of the unprivileged quota of 16 384 (`fs.pipe-user-pages-soft`).
 pub const PIPE_BYTES: usize = 256 << 10;
-/// Beyond the quota the kernel makes pipes of two pages: too small to be worth their system calls.
+/// Above the quota, pipes have two pages: too few to be worth their system calls.
 const SMALLEST_USEFUL_PIPE: usize = 64 << 10;
-/// Empty pipes kept for the next bulk transfer, per worker.
+/// How many empty pipes each worker keeps for the next bulk transfer.
 const POOLED_PIPES: usize = 16;
-/// A refused pipe costs four system calls, so try again only after this many requests.
+/// A refused pipe costs four system calls, so the next attempt is made only after this many requests.
 const REFUSED_FOR: u32 = 256;
 
-/// The kernel, as one worker uses it.
+/// The kernel as used by one worker.
 #[derive(Debug)]
 pub struct Kernel {
     epoll: OwnedFd,
     pipes: Budget,
     pool: Vec<Pipe>,
-    /// Requests to answer with no pipe, since the last one was refused.
+    /// How many requests get no pipe since the last refusal.
     without_pipe: u32,
 }
 
-/// A session's socket. A panic that drops it resets the connection: an orderly end would mean that everything was sent.
+/// A session's socket. A panic that drops it resets the connection: FIN would mean that everything was sent.
 #[derive(Debug)]
 pub struct Socket(OwnedFd);
 
@@ -57,7 +57,7 @@ impl Drop for Socket {
     }
 }
 
-/// A kernel pipe, within the budget.
+/// A kernel pipe that counts in the budget.
 #[derive(Debug)]
 pub struct Pipe {
     read: OwnedFd,
@@ -65,7 +65,7 @@ pub struct Pipe {
     _permit: Permit,
 }
 
-/// The events of every session socket: registered once, never changed.
+/// The events of every session socket, registered once and never changed.
 const EDGES: EventFlags = EventFlags::IN
     .union(EventFlags::PRI)
     .union(EventFlags::OUT)
@@ -73,7 +73,7 @@ const EDGES: EventFlags = EventFlags::IN
     .union(EventFlags::ET);
 
 impl Kernel {
-    /// A worker's kernel: sockets are watched by `epoll`, pipes counted by `pipes`.
+    /// A worker's kernel: `epoll` watches its sockets, `pipes` limits its pipes.
     #[must_use]
     pub fn new(epoll: OwnedFd, pipes: Budget) -> Self {
         Self { epoll, pipes, pool: Vec::new(), without_pipe: 0 }
@@ -86,7 +86,7 @@ impl Kernel {
     }
 }
 
-/// Translates what epoll reports.
+/// Converts an epoll event.
 #[must_use]
 pub fn readiness(flags: EventFlags) -> Readiness {
     let ending = flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
@@ -191,14 +191,14 @@ impl Io for Kernel {
 }
 
 fn reset_when_closed(socket: &OwnedFd) {
-    // A linger of no time at all makes close() send a reset (tcp(7)); failing would only make it a FIN.
+    // With a linger of 0 s, close() sends a reset (tcp(7)). If setting it fails, it sends FIN.
     let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
 
 fn open_pipe(budget: &Budget) -> Option<Pipe> {
     let permit = budget.take(1)?;
     let (read, write) = pipe::pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).ok()?;
-    // Refused (EPERM) above the user's quota: then the pipe keeps the size it has.
+    // Above the user's quota (EPERM) the pipe keeps its size.
     let bytes =
         pipe::fcntl_setpipe_size(&write, PIPE_BYTES).or_else(|_| pipe::fcntl_getpipe_size(&write)).ok()?;
     (bytes >= SMALLEST_USEFUL_PIPE).then_some(Pipe { read, write, _permit: permit })

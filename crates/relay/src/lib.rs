@@ -1,8 +1,8 @@
-//! truepeer's relay: TCP sessions between a sender and a backend that sees the client.
+//! The relay: TCP sessions between a sender and a backend that sees the client's address.
 //!
-//! One thread per core, each with its own edge-triggered epoll; a session is two descriptors and a few hundred
-//! bytes. Sessions are written over the [`io::Io`] trait, so that the same code runs on sockets
-//! ([`kernel::Kernel`]) and in a simulator.
+//! One thread per core, each with its own edge-triggered epoll. A session is two descriptors and a few hundred
+//! bytes. Sessions use the [`io::Io`] trait, so that the same code runs on sockets ([`kernel::Kernel`]) and in a
+//! simulator.
 //!
 //! ```text
 //! Worker ── accept ──▶ AwaitHeader ── header, policy ──▶ Connecting ──▶ Relaying ──▶ closed (CloseReason)
@@ -26,13 +26,13 @@ mod worker;
 
 pub use relay::Relay;
 
-/// Panics on purpose, so that tests see what a defect would lead to.
+/// Panics on purpose, so that tests see the effect of a defect.
 #[cfg(test)]
 mod trap {
     /// Bytes from the network on which a session panics.
     pub(crate) const TRAP: &[u8] = b"\0a trap\0";
 
-    /// Panics if `bytes` hold a trap.
+    /// Panics if `bytes` contain a trap.
     pub(crate) fn spring(bytes: &[u8]) {
         let is_trap = bytes.windows(TRAP.len()).any(|window| window == TRAP);
         assert!(!is_trap, "on purpose");

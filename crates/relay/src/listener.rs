@@ -1,4 +1,4 @@
-//! A listener as one worker has it.
+//! One worker's view of a listener.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use truepeer_session::counters::Shard;
 use truepeer_session::deadlines::QueueId;
 use truepeer_session::{ListenerId, ListenerRules};
 
-/// A listener with the rules that hold for its new sessions. A session keeps the one that it began with, so new rules are
-/// another `Listener`.
+/// A listener with the rules for its new sessions. A session keeps the rules that it started with, so new rules
+/// make another `Listener`.
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub(crate) id: ListenerId,
@@ -16,7 +16,7 @@ pub(crate) struct Listener {
     pub(crate) waits: Waits,
 }
 
-/// The queues of its sessions' deadlines.
+/// The deadline queues of its sessions.
 #[derive(Debug)]
 pub(crate) struct Waits {
     pub(crate) header: QueueId,

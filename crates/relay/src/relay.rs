@@ -1,4 +1,4 @@
-//! The relay's face: an [`Engine`] for TCP sessions and UDP flows.
+//! The relay's public type: an [`Engine`] for TCP sessions and UDP flows.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -38,8 +38,8 @@ struct OpenListener {
 }
 
 impl Relay {
-    /// Starts `workers` threads, which write to `journal`; they serve what is [opened](Engine::open) later. `on_end` is
-    /// called from a worker's thread: when a worker has ended by itself, or the last one after a drain.
+    /// Starts `workers` threads that write to `journal`. Listeners are [opened](Engine::open) later. A worker's
+    /// thread calls `on_end` when a worker has ended unexpectedly, or as the last one after a drain.
     ///
     /// # Errors
     /// [`EngineError::Worker`] or [`EngineError::Thread`].
@@ -75,7 +75,7 @@ impl Relay {
         Ok(relay)
     }
 
-    /// Gives each worker an order, and waits until all have carried it out.
+    /// Sends each worker an order, and waits until all have carried it out.
     fn order<T>(&self, order: impl Fn(Sender<T>) -> Order) -> Result<Vec<T>, EngineError> {
         let (done, answers) = channel();
         for (postbox, _) in &self.workers {
@@ -96,7 +96,7 @@ impl Relay {
         self.workers.iter().map(hold).collect()
     }
 
-    /// Takes epoll away from all workers.
+    /// Breaks the epoll of all workers.
     #[cfg(test)]
     pub(crate) fn break_all(&self) {
         for (postbox, _) in &self.workers {
@@ -137,7 +137,7 @@ impl Engine for Relay {
             Ok(answers.into_iter().collect::<Result<_, _>>()?)
         });
         if let Err(error) = opened {
-            // The first error is the one to report.
+            // Report the first error.
             let _ = self.close(id);
             return Err(error);
         }
@@ -188,7 +188,7 @@ impl Drop for Relay {
             let _ = postbox.post(Order::Stop);
         }
         for (_, thread) in self.workers.drain(..) {
-            // A panic of a worker was reported when it happened.
+            // A worker's panic has already been reported.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! What becomes of a relay when something in it is wrong, on real sockets.
+//! Defects in a relay, on real sockets.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -30,10 +30,10 @@ struct Case {
 }
 
 impl Case {
-    /// A relay that needs no privileges, since its backend learns the client from a header.
+    /// A relay that needs no privileges, because a header names the client to the backend.
     fn new() -> Self {
         let backend = TcpListener::bind(("127.0.0.1", 0)).expect("a backend");
-        // accept(), too, fails after this.
+        // accept() fails after this, too.
         socket2::SockRef::from(&backend).set_read_timeout(Some(LONG)).expect("a time-out");
         let to = BackendAddr::new(backend.local_addr().expect("its address"));
         let mut policy = Policy::to(Backends::both(to, to));
@@ -60,7 +60,7 @@ impl Case {
         sender
     }
 
-    /// A session that relays: the sender's end, and the backend's.
+    /// A relaying session: the sender's end, and the backend's.
     fn session(&self) -> (TcpStream, TcpStream) {
         let mut sender = self.connect();
         sender.write_all(HEADER).expect("room for a header");
@@ -110,9 +110,9 @@ fn a_session_that_panics_over_its_header_ends_alone_and_by_a_reset() {
     assert_eq!(case.relay.health(), Health::Serving);
 }
 
-/// An error of epoll that lasts ends the worker: it neither spins nor stays unnoticed.
+/// A persistent error of epoll ends the worker: it neither spins nor stays unnoticed.
 #[test]
-fn a_worker_that_ends_by_itself_is_told_of_with_its_reason() {
+fn a_worker_that_ends_unexpectedly_is_reported_with_its_reason() {
     let case = Case::new();
     let (mut sender, mut received) = case.session();
     case.relay.break_all();
@@ -123,14 +123,14 @@ fn a_worker_that_ends_by_itself_is_told_of_with_its_reason() {
     check_that_it_is_reset(&mut received);
 }
 
-/// The kernel has completed their connections, and would reset them with the listening socket.
+/// The kernel has completed these connections, and would reset them with the listening socket.
 #[test]
-fn whom_the_kernel_has_accepted_is_served_though_the_listener_closes() {
+fn connections_completed_before_the_listener_closes_are_served() {
     let mut case = Case::new();
     let held = case.relay.hold_all();
     let senders: Vec<_> = (0..20).map(|_| case.connect()).collect();
     let release = std::thread::spawn(move || {
-        // Time for the order to close to be posted: whichever comes first, nobody may be lost.
+        // Time for the order to close to be posted. Whichever comes first, no connection may be lost.
         std::thread::sleep(Duration::from_millis(50));
         drop(held);
     });

@@ -1,4 +1,4 @@
-//! A running relay is changed: listeners are opened and closed, rules swapped, sessions drained.
+//! Changes a running relay: opens and closes listeners, swaps rules, drains sessions.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -40,7 +40,7 @@ impl Case {
     }
 }
 
-/// Everybody's sessions go to `backend`, which is told the client, so that no privileges are needed.
+/// Rules that send all sessions to `backend`. A header names the client, so no privileges are needed.
 fn rules(address: SocketAddr, backend: SocketAddr) -> ListenerRules {
     let backend = BackendAddr::new(backend);
     let mut policy = Policy::to(Backends::both(backend, backend));
@@ -52,7 +52,7 @@ fn rules(address: SocketAddr, backend: SocketAddr) -> ListenerRules {
 
 fn backend() -> (TcpListener, SocketAddr) {
     let backend = TcpListener::bind(ANY_PORT).expect("a backend");
-    // accept(), too, fails after this.
+    // accept() fails after this, too.
     socket2::SockRef::from(&backend).set_read_timeout(Some(LONG)).expect("a time-out");
     let address = backend.local_addr().expect("its address");
     (backend, address)
@@ -93,13 +93,13 @@ fn check_that_it_works((sender, received): &mut (TcpStream, TcpStream)) {
 fn wait_until(is_so: impl Fn() -> bool) {
     let end = Instant::now() + LONG;
     while !is_so() {
-        assert!(Instant::now() < end, "it never becomes so");
+        assert!(Instant::now() < end, "timed out");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
 #[test]
-fn new_rules_are_for_new_sessions_and_old_ones_go_on() {
+fn new_rules_apply_to_new_sessions_only() {
     let mut case = Case::new();
     let ((first, to_first), (second, to_second)) = (backend(), backend());
     let address = case.open(ONE, rules(ANY_PORT, to_first));
@@ -107,16 +107,16 @@ fn new_rules_are_for_new_sessions_and_old_ones_go_on() {
     check_that_it_works(&mut old);
     let mut anew = rules(ANY_PORT, to_second);
     anew.settings.idle_timeout = Some(Duration::from_millis(100));
-    case.relay.set_rules(ONE, anew).expect("the same sockets do");
+    case.relay.set_rules(ONE, anew).expect("the sockets stay the same");
     let (mut new, _received) = session(address, &second);
-    // The new rules' idle time-out ends the new session, and does not the old one, whose rules have none.
+    // The new rules have an idle time-out, which ends the new session. The old session's rules have none.
     assert_eq!(new.read(&mut [0]).expect("an orderly end"), 0);
     check_that_it_works(&mut old);
     assert_eq!(case.journal.counters.of(ONE, Counter::IdleTimeout), 1);
 }
 
 #[test]
-fn a_closed_listener_serves_whom_it_has_accepted_and_its_address_is_free() {
+fn a_closed_listener_keeps_its_sessions_and_frees_its_address() {
     let mut case = Case::new();
     let (backend, to_backend) = backend();
     let address = case.open(ONE, rules(ANY_PORT, to_backend));
@@ -144,7 +144,7 @@ fn a_drained_relay_ends_with_its_last_session() {
     let mut last = session(address, &backend);
     case.relay.drain();
     wait_until(|| dial(address).is_err());
-    // With those that were dialled before the listener was closed.
+    // Including those that were dialled before the listener was closed.
     drop(backend);
     check_that_it_works(&mut last);
     assert_eq!(case.relay.health(), Health::Serving);
@@ -154,7 +154,7 @@ fn a_drained_relay_ends_with_its_last_session() {
 }
 
 #[test]
-fn a_relay_that_its_owner_stops_tells_nobody() {
+fn a_relay_stopped_by_its_owner_reports_no_end() {
     let case = Case::new();
     drop(case.relay);
     assert!(case.ends.recv().is_err());
@@ -178,7 +178,7 @@ fn listeners_are_counted_apart() {
 }
 
 #[test]
-fn what_can_not_be_done_is_said() {
+fn impossible_changes_are_refused() {
     let mut case = Case::new();
     let (_backend, to_backend) = backend();
     let here = rules(ANY_PORT, to_backend);
@@ -188,7 +188,7 @@ fn what_can_not_be_done_is_said() {
     assert!(matches!(case.relay.open(ONE, here.clone(), &mut Vec::new()), Err(EngineError::IsOpen(ONE))));
     let mut transparent = here;
     transparent.settings.transparent = true;
-    let error = case.relay.set_rules(ONE, transparent).expect_err("it needs other sockets");
+    let error = case.relay.set_rules(ONE, transparent).expect_err("new sockets would be needed");
     assert!(matches!(error, EngineError::OtherSockets { id: ONE, what: "transparency" }), "{error}");
     let taken = case.relay.open(TWO, rules(address, to_backend), &mut Vec::new());
     assert!(matches!(taken, Err(EngineError::Listen(_))), "{taken:?}");
@@ -222,13 +222,13 @@ fn check_flow(client: &UdpSocket, listener: SocketAddr, backend: &UdpSocket) -> 
 }
 
 #[test]
-fn new_rules_are_for_new_flows_and_old_ones_go_on_until_their_listener_closes() {
+fn new_rules_apply_to_new_flows_and_old_ones_end_with_their_listener() {
     let mut case = Case::new();
     let ((first, to_first), (second, to_second)) = (udp(), udp());
     let ((old, _), (new, _)) = (udp(), udp());
     let address = case.open(ONE, udp_rules(ANY_PORT, to_first));
     let flow = check_flow(&old, address, &first);
-    case.relay.set_rules(ONE, udp_rules(ANY_PORT, to_second)).expect("the same sockets do");
+    case.relay.set_rules(ONE, udp_rules(ANY_PORT, to_second)).expect("the sockets stay the same");
     check_flow(&new, address, &second);
     assert_eq!(check_flow(&old, address, &first), flow);
     assert_eq!(case.journal.counters.open(ONE), 2);
@@ -246,7 +246,7 @@ fn a_draining_relay_opens_no_flows() {
     let address = case.open(ONE, udp_rules(ANY_PORT, to_backend));
     check_flow(&old, address, &backend);
     case.relay.drain();
-    // Both workers have to hear of it, the new flow's and the old one's.
+    // Both workers must have the order: the new flow's and the old one's.
     wait_until(|| {
         new.send_to(b"ping", address).expect("it is sent");
         case.journal.counters.refusals().contains_key("draining")

@@ -1,4 +1,5 @@
-//! Urgent bytes through a running relay, on real sockets: what the kernel does about them is easily simulated wrong.
+//! Urgent bytes through a running relay on real sockets, because the kernel's behaviour is easy to simulate
+//! wrongly.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,7 +16,7 @@ use truepeer_session::{Engine, ListenerId, ListenerRules};
 
 const HEADER: &[u8] = b"PROXY TCP4 192.0.2.1 198.51.100.1 4000 443\r\n";
 
-/// A relay that needs no privileges, since its backend learns the client from a header.
+/// A relay that needs no privileges, because a header names the client to the backend.
 fn relay_to(backend: SocketAddr) -> (Relay, SocketAddr) {
     let backend = BackendAddr::new(backend);
     let mut policy = Policy::to(Backends::both(backend, backend));
@@ -57,7 +58,7 @@ fn check_delivery(plain: &[u8], urgent: &[u8], rest: &[u8]) {
             sender.write_all(&plain).expect("room");
             assert_eq!(send(&sender, &urgent, SendFlags::OOB), Ok(urgent.len()));
             sender.write_all(&rest).expect("room");
-            // Open until the backend has all: it must not take an end to bring the rest.
+            // Stays open until the backend has everything: the rest must not need an end to arrive.
             sender
         })
     };
@@ -70,7 +71,7 @@ fn check_delivery(plain: &[u8], urgent: &[u8], rest: &[u8]) {
 }
 
 #[test]
-fn an_urgent_byte_and_what_is_behind_it_are_delivered() {
+fn an_urgent_byte_and_the_bytes_after_it_are_delivered() {
     for _ in 0..20 {
         check_delivery(b"hello", b"U", b"world");
     }

@@ -1,4 +1,4 @@
-//! One session with everything as it usually is, for tests that change one thing.
+//! One session with usual parties and settings, for tests that change one thing.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub(super) struct Case {
     pub(super) client_rooms: Rooms,
     pub(super) backend: Script,
     pub(super) backend_rooms: Rooms,
-    /// What the backend must read before the client's stream.
+    /// The bytes that the backend must read before the client's stream.
     pub(super) expected_opening: Vec<u8>,
     pub(super) dials: Vec<Dial>,
     pub(super) settings: ListenerSettings,
@@ -38,7 +38,7 @@ pub(super) fn script(opening: Vec<u8>, length: usize, ending: Ending) -> Script 
 }
 
 impl Case {
-    /// A request, an answer, and both end.
+    /// A request, a response, and both parties end.
     pub(super) fn new() -> Self {
         Self {
             client: script(header(1), 500, Ending::Fin),
@@ -72,7 +72,7 @@ impl Case {
         Played(driver)
     }
 
-    /// The session has begun, nothing has happened yet.
+    /// The session has started; nothing has happened yet.
     pub(super) fn begin(&self) -> Driver {
         let (settings, policy) = (self.settings.clone(), self.policy.clone());
         let mut driver = Driver::new(self.seed, settings, policy, self.budgets.clone(), self.hardships);
@@ -86,7 +86,7 @@ impl Case {
         driver
     }
 
-    /// Plays it with each of many seeds.
+    /// Runs it with each of many seeds.
     pub(super) fn play_often(mut self, mut check: impl FnMut(&Played)) {
         for seed in 0..100 {
             self.seed = seed;
@@ -97,7 +97,7 @@ impl Case {
     }
 }
 
-/// Everything was delivered, both ways.
+/// Everything was delivered in both directions.
 pub(super) fn check_whole(played: &Played) {
     assert_eq!(played.closed().reason, CloseReason::Finished);
     played.at_client(|client| {
@@ -108,7 +108,7 @@ pub(super) fn check_whole(played: &Played) {
     });
 }
 
-/// A session that was played to its end.
+/// A finished session.
 pub(super) struct Played(pub(super) Driver);
 
 impl Played {
@@ -116,7 +116,7 @@ impl Played {
         self.0.closed.first().expect("the session has ended")
     }
 
-    /// When it ended.
+    /// The time at which it ended.
     pub(super) fn after(&self) -> Duration {
         self.closed().after
     }

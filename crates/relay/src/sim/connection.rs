@@ -1,7 +1,8 @@
-//! One simulated TCP connection: our socket with its edges, what is under way, and the other end's kernel.
+//! One simulated TCP connection: the relay's socket with its edges, the bytes in flight, and the other end's
+//! kernel.
 //!
-//! Modelled after Linux (`net/ipv4/tcp.c`, `tcp_input.c`): which edges there are and which are not, and in which
-//! order reads, ends and errors come out.
+//! Modelled on Linux (`net/ipv4/tcp.c`, `tcp_input.c`): which edges occur, and in which order reads, ends and
+//! errors are reported.
 
 use std::collections::VecDeque;
 
@@ -19,21 +20,21 @@ enum State {
     Broken,
 }
 
-/// How the stream towards the other end ended, as its application sees it after the last byte.
+/// How the stream towards the other end ended, as its application sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     Fin,
     Reset,
 }
 
-/// How large the buffers are.
+/// The sizes of the buffers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rooms {
-    /// Of our receive buffer.
+    /// The relay's receive buffer.
     pub(super) inbound: usize,
-    /// Of our send buffer.
+    /// The relay's send buffer.
     pub(super) outbound: usize,
-    /// Of the other end's receive buffer.
+    /// The other end's receive buffer.
     pub(super) arrived: usize,
 }
 
@@ -41,38 +42,38 @@ pub(super) struct Rooms {
 pub(super) struct Connection {
     state: State,
     rooms: Rooms,
-    /// Received by our kernel, not read by us.
+    /// Received by the kernel, not read by the relay.
     inbound: VecDeque<u8>,
     fin_received: bool,
-    /// The place of the urgent byte in all that is received (the socket has SO_OOBINLINE).
+    /// The position of the urgent byte among all received bytes (the socket has SO_OOBINLINE).
     urgent: Option<usize>,
-    /// `sk_err`: reported once, by whatever call comes first.
+    /// `sk_err`: reported once, by the first call that finds it.
     error: Option<Errno>,
-    /// Written by us, not acknowledged.
+    /// Written by the relay, not acknowledged.
     outbound: VecDeque<u8>,
     fin_sent: bool,
-    /// Our descriptor is gone.
+    /// The relay's descriptor is closed.
     closed: bool,
     linger_zero: bool,
-    /// SOCK_NOSPACE: a write did not fit, an edge will tell when there is room.
+    /// SOCK_NOSPACE: a write did not fit, so an edge will announce room.
     no_space: bool,
     watch: Option<Token>,
     /// On epoll's ready list.
     edge: bool,
     arrived: VecDeque<u8>,
     their_end: Option<End>,
-    /// The other end's descriptor is gone: its kernel answers bytes with a reset.
+    /// The other end's descriptor is closed: its kernel answers bytes with a reset.
     their_socket_closed: bool,
-    /// Calls that found nothing to read, or no room, since an event said that there is.
+    /// The number of calls that found nothing to read, or no room, since the last event that reported it.
     reads_in_vain: usize,
     writes_in_vain: usize,
-    /// All bytes that we have read or dropped, and all that we have written.
+    /// The number of all bytes that were read or dropped, and of all that were written.
     pub(super) read_bytes: usize,
     pub(super) written_bytes: usize,
 }
 
 impl Connection {
-    /// A connection that is established, or still dialled.
+    /// A connection that is established or in progress.
     pub(super) fn new(rooms: Rooms, established: bool) -> Self {
         Self {
             state: if established { State::Open } else { State::Dialling },
@@ -102,7 +103,7 @@ impl Connection {
         self.edge |= self.watch.is_some();
     }
 
-    /// The connection breaks under us: tcp_reset(), tcp_done().
+    /// The connection breaks: tcp_reset(), tcp_done().
     fn break_with(&mut self, errno: Errno) {
         if self.state == State::Broken {
             return;
@@ -114,12 +115,12 @@ impl Connection {
     }
 }
 
-/// Our socket.
+/// The relay's socket.
 impl Connection {
-    /// tcp_recvmsg(): bytes first, then the end if one came, then the error, once; then it reads like an end.
+    /// tcp_recvmsg(): first bytes, then an end if one came, then the error once. After that it returns 0.
     pub(super) fn readable_bytes(&mut self) -> Result<usize, Errno> {
         if !self.inbound.is_empty() {
-            // Reads stop in front of an urgent byte, and may begin with it.
+            // Reads stop before an urgent byte, and may start with it.
             let in_front = self.bytes_before_urgent().filter(|&bytes| bytes > 0);
             return Ok(in_front.unwrap_or(self.inbound.len()));
         }
@@ -133,22 +134,23 @@ impl Connection {
             return Ok(0);
         }
         self.reads_in_vain += 1;
-        // Once more than needed, where an event of the same batch has led to reading what this one's event tells.
+        // One more than necessary: another event of the same batch may have led to reading what this event
+        // announces.
         assert!(self.reads_in_vain <= 2, "there was nothing to read, and no event has said otherwise since");
         Err(Errno::AGAIN)
     }
 
-    /// Unread bytes in front of the urgent one, if it has not been read.
+    /// The number of unread bytes before the urgent one, if that has not been read.
     fn bytes_before_urgent(&self) -> Option<usize> {
         self.urgent?.checked_sub(self.read_bytes)
     }
 
-    /// tcp_splice_read(): as reading, but there is no way past an urgent byte.
+    /// tcp_splice_read(): as a read, but it never passes an urgent byte.
     pub(super) fn spliceable_bytes(&mut self) -> Result<usize, Errno> {
         if self.bytes_before_urgent() == Some(0) { Err(Errno::AGAIN) } else { self.readable_bytes() }
     }
 
-    /// The first `length` unread bytes, which are there.
+    /// Takes the first `length` unread bytes, which exist.
     pub(super) fn copy_to(&self, buffer: &mut [u8]) {
         for (byte, unread) in buffer.iter_mut().zip(&self.inbound) {
             *byte = *unread;
@@ -160,7 +162,8 @@ impl Connection {
         self.inbound.drain(..length).collect()
     }
 
-    /// tcp_sendmsg(): how many bytes there is room for. Whoever finds too little is told when there is more.
+    /// tcp_sendmsg(): returns how many bytes fit. A caller that finds too little room gets an edge when there is
+    /// more.
     pub(super) fn writable_bytes(&mut self, wanted: usize) -> Result<usize, Errno> {
         match self.state {
             State::Dialling => {
@@ -175,7 +178,7 @@ impl Connection {
                 if room > 0 {
                     return Ok(room.min(wanted));
                 }
-                // Likewise; and a copy finds out twice: when it has read, and when it holds what it has read.
+                // As for reads. A copy finds out twice: after reading, and when it holds the bytes.
                 self.writes_in_vain += 1;
                 assert!(self.writes_in_vain <= 4, "there was no room, and no event has said otherwise since");
                 Err(Errno::AGAIN)
@@ -188,7 +191,7 @@ impl Connection {
         self.outbound.extend(bytes);
     }
 
-    /// A write that took less than there was room for (memory pressure) arms the edge, too.
+    /// A write that accepts less than there is room for (memory pressure) arms the edge, too.
     pub(super) fn note_partial_write(&mut self) {
         self.no_space = true;
     }
@@ -205,7 +208,7 @@ impl Connection {
         self.linger_zero = true;
     }
 
-    /// SIOCOUTQ: the end of the stream counts as a byte.
+    /// SIOCOUTQ: the end of the stream counts as one byte.
     pub(super) fn unacknowledged(&self) -> usize {
         let fin = self.fin_sent && self.their_end.is_none() && self.state == State::Open;
         self.outbound.len() + usize::from(fin)
@@ -220,7 +223,7 @@ impl Connection {
         self.edge = !self.poll().is_empty();
     }
 
-    /// close(): a reset if asked for, or if bytes were not read; else an end after all that was written.
+    /// close(): sends a reset if requested or if bytes are unread, otherwise FIN after all written bytes.
     pub(super) fn close(&mut self) {
         self.closed = true;
         self.watch = None;
@@ -259,7 +262,7 @@ impl Connection {
         self.outbound.len() * 3 <= self.rooms.outbound * 2
     }
 
-    /// What epoll_wait() reports: an edge, with all that holds by now; nothing if nothing does.
+    /// What epoll_wait() reports: an edge with all current conditions, or nothing if there are none.
     pub(super) fn take_event(&mut self) -> Option<(Token, EventFlags)> {
         if !std::mem::take(&mut self.edge) {
             return None;
@@ -289,7 +292,7 @@ impl Connection {
 
 /// The network, and the other end's socket.
 impl Connection {
-    /// The backend answers, or its kernel refuses.
+    /// The backend accepts, or its kernel refuses.
     pub(super) fn answer(&mut self, result: Result<(), Errno>) {
         match result {
             Ok(()) => {
@@ -304,7 +307,7 @@ impl Connection {
         self.state == State::Dialling
     }
 
-    /// Whether something of ours is under way.
+    /// Whether bytes or an end of the relay's are in flight.
     pub(super) fn can_deliver(&self) -> bool {
         if self.state != State::Open || self.their_end.is_some() {
             return false;
@@ -313,7 +316,7 @@ impl Connection {
         if self.outbound.is_empty() { self.fin_sent } else { room > 0 || self.their_socket_closed }
     }
 
-    /// Brings up to `most` bytes, or the end, to the other end.
+    /// Delivers up to `most` bytes, or the end, to the other end.
     pub(super) fn deliver(&mut self, most: usize) {
         if self.outbound.is_empty() {
             self.their_end = Some(End::Fin);
@@ -331,7 +334,7 @@ impl Connection {
         }
     }
 
-    /// Room for what the other end sends.
+    /// Room for the other end's bytes.
     pub(super) fn room_for_them(&self) -> usize {
         let may =
             self.state == State::Open && !self.their_socket_closed && self.their_end != Some(End::Reset);
@@ -341,7 +344,7 @@ impl Connection {
     /// The other end sends.
     pub(super) fn receive(&mut self, bytes: &[u8]) {
         if self.closed {
-            // Nobody will read it: our kernel answers with a reset.
+            // The relay won't read it: its kernel answers with a reset.
             self.state = State::Broken;
             self.outbound.clear();
             self.their_end = Some(End::Reset);
@@ -351,7 +354,7 @@ impl Connection {
         self.raise_edge();
     }
 
-    /// The other end marks the last byte that it has sent as urgent.
+    /// The other end marks the last byte that it sent as urgent.
     pub(super) fn receive_urgent(&mut self) {
         if self.state == State::Open {
             self.urgent = (self.read_bytes + self.inbound.len()).checked_sub(1);
@@ -359,7 +362,7 @@ impl Connection {
         }
     }
 
-    /// The other end shuts its direction down.
+    /// The other end ends its sending direction.
     pub(super) fn receive_fin(&mut self) {
         if self.state == State::Open && !self.fin_received {
             self.fin_received = true;
@@ -374,7 +377,7 @@ impl Connection {
         self.break_with(errno);
     }
 
-    /// The other end closes its socket: as [`Connection::close`].
+    /// The other end closes its socket, as in [`Connection::close`].
     pub(super) fn close_theirs(&mut self) {
         if self.arrived.is_empty() {
             self.receive_fin();
@@ -392,12 +395,12 @@ impl Connection {
         self.arrived.drain(..length).collect()
     }
 
-    /// How our stream ended, whether or not all of it was taken.
+    /// How the relay's stream ended, whether or not all of it was taken.
     pub(super) fn end_of_stream(&self) -> Option<End> {
         self.their_end
     }
 
-    /// How our stream ended, once all of it was taken.
+    /// How the relay's stream ended, once all of it was taken.
     pub(super) fn their_end(&self) -> Option<End> {
         self.their_end.filter(|_| self.arrived.is_empty())
     }

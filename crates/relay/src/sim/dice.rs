@@ -1,6 +1,6 @@
-//! Chance that can be repeated: SplitMix64.
+//! Repeatable random numbers: SplitMix64.
 
-/// A source of choices.
+/// A random number generator.
 #[derive(Debug, Clone)]
 pub(super) struct Dice(u64);
 
@@ -26,13 +26,13 @@ impl Dice {
         1 + self.below(most)
     }
 
-    /// True `percent` times of a hundred.
+    /// True in `percent` of a hundred cases.
     pub(super) fn percent(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 }
 
-/// Byte `offset` of the stream `stream`: every party sends another stream, and no byte looks like its neighbours.
+/// The byte at `offset` of stream `stream`: each party sends a different stream, and neighbouring bytes differ.
 pub(super) fn stream_byte(stream: u64, offset: usize) -> u8 {
     let mixed = (offset as u64 ^ (stream << 56)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     mixed.to_be_bytes()[1]

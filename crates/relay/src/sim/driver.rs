@@ -1,4 +1,4 @@
-//! The worker's part in a simulation: tokens, verdicts, further turns, deadlines on a clock that jumps.
+//! The worker's part in a simulation: tokens, verdicts, further turns, and deadlines on a clock that jumps.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -27,16 +27,16 @@ use crate::tcp::session::{Deadline, Session, Verdict};
 use truepeer_session::connect_as::CONFLICT_RETRY;
 
 const SCRATCH_BYTES: usize = 128 << 10;
-/// Rounds after which a simulation is taken for one that never ends.
+/// After this many rounds a simulation counts as endless.
 const MOST_ROUNDS: usize = 100_000;
 
 /// A session that has ended.
 #[derive(Debug)]
 pub(super) struct Closed {
-    /// The place of its downstream connection.
+    /// The index of its downstream connection.
     pub(super) client: usize,
     pub(super) reason: CloseReason,
-    /// Since the simulation began.
+    /// The time since the simulation started.
     pub(super) after: Duration,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Driver {
     pub(super) journal: Journal,
     shard: Arc<Shard>,
     pub(super) closed: Vec<Closed>,
-    /// The most that was held after any turn, in bytes.
+    /// The largest number of bytes held after any turn.
     pub(super) most_backlog: usize,
     sessions: Table<Session<SimSocket, SimPipe>>,
     clients: Vec<(Key, usize)>,
@@ -60,7 +60,7 @@ pub(super) struct Driver {
     scratch: Vec<u8>,
 }
 
-/// What lets everybody in, and goes to a backend on this machine.
+/// Rules that admit every sender and use a backend on this machine.
 pub(super) fn open_policy() -> Policy {
     let mut policy = Policy::to(Backends::both(
         BackendAddr::new(SocketAddr::from(([127, 0, 0, 1], 80))),
@@ -126,7 +126,7 @@ impl Driver {
         }
     }
 
-    /// A connection is accepted; the session's number is the last byte of its client's address.
+    /// Accepts a connection. The last byte of its client's address is the session's number.
     pub(super) fn begin(&mut self, number: u8, client: Script, rooms: Rooms, backend: Backend) -> usize {
         let id = self.io.world().accept(number, client, rooms, backend);
         let sender = SenderAddr::new(SocketAddr::from(([127, 0, 0, number], 40_000)));
@@ -138,7 +138,7 @@ impl Driver {
         id
     }
 
-    /// Lets everything happen that can happen; time passes only from deadline to deadline.
+    /// Runs everything that can happen. Time passes only from deadline to deadline.
     pub(super) fn run(&mut self) {
         for _ in 0..MOST_ROUNDS {
             self.settle();
@@ -150,7 +150,7 @@ impl Driver {
         panic!("there is always one more deadline");
     }
 
-    /// The same, with something that happens every `tick`, until the last session has ended.
+    /// The same, with an action every `tick`, until the last session has ended.
     pub(super) fn run_ticking(&mut self, tick: Duration, mut on_tick: impl FnMut(&mut World)) {
         for _ in 0..MOST_ROUNDS {
             self.settle();
@@ -164,7 +164,7 @@ impl Driver {
         panic!("a session never ends");
     }
 
-    /// With a worker that takes so long for each round.
+    /// A worker that takes this long for each round.
     pub(super) fn run_slowly(&mut self, round: Duration) {
         for _ in 0..MOST_ROUNDS {
             if self.len() == 0 {
@@ -178,7 +178,7 @@ impl Driver {
         panic!("a session never ends");
     }
 
-    /// Lets everything happen that needs no time.
+    /// Runs everything that needs no time.
     fn settle(&mut self) {
         for _ in 0..MOST_ROUNDS {
             let moved = self.io.world().step();
@@ -279,7 +279,7 @@ impl Driver {
         self.journal.counters.total(counter)
     }
 
-    /// Sessions that live.
+    /// The number of live sessions.
     pub(super) fn len(&self) -> usize {
         self.sessions.len()
     }
@@ -289,7 +289,7 @@ impl Driver {
         self.closed.iter().find(|closed| closed.client == client).map(|closed| &closed.reason)
     }
 
-    /// Whatever was taken is given back.
+    /// Everything that was taken has been given back.
     pub(super) fn check_that_nothing_is_left(mut self) {
         assert_eq!(self.len(), 0, "sessions live on");
         for place in &self.io.world().places {

@@ -1,4 +1,4 @@
-//! [`Io`] on simulated sockets, with all that a kernel may do to a caller.
+//! [`Io`] on simulated sockets, with everything that a kernel may do to a caller.
 
 use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
@@ -12,20 +12,20 @@ use truepeer_session::connect_as::{ConnectError, Upstream};
 use super::world::World;
 use crate::io::{Io, Token};
 
-/// How hard the kernel makes it, in percent where not said otherwise.
+/// How often the kernel causes difficulties, in percent unless stated otherwise.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Hardships {
-    /// Something happens in the world before or after a call.
+    /// Something happens before or after a call.
     pub(super) meanwhile: usize,
     /// A call is interrupted.
     pub(super) interrupts: usize,
-    /// A write takes less than there is room for, a pipe less than there is to read.
+    /// A write accepts less than there is room for, or a pipe takes less than there is to read.
     pub(super) partial: usize,
-    /// No pipe is given although the budget has one.
+    /// No pipe is available although the budget has one.
     pub(super) no_pipe: usize,
-    /// Bytes that a pipe holds.
+    /// The capacity of a pipe in bytes.
     pub(super) pipe_bytes: usize,
-    /// So many sockets can be watched in all.
+    /// How many sockets can be watched in total.
     pub(super) watches: usize,
 }
 
@@ -40,7 +40,7 @@ impl Hardships {
     };
 }
 
-/// A simulated kernel, as one worker uses it.
+/// A simulated kernel as used by one worker.
 pub(super) struct SimIo {
     pub(super) world: Rc<RefCell<World>>,
     pub(super) hardships: Hardships,
@@ -55,7 +55,7 @@ pub(super) struct SimSocket {
 
 impl Drop for SimSocket {
     fn drop(&mut self) {
-        // While a failed test unwinds the world may be in use.
+        // While a failed test unwinds, the world may be borrowed.
         if let Ok(mut world) = self.world.try_borrow_mut() {
             world.places[self.id].connection.close();
         }
@@ -85,7 +85,7 @@ impl SimIo {
         while world.dice.percent(self.hardships.meanwhile) && world.step() {}
     }
 
-    /// A call, with what happens around it.
+    /// A call, with the events before and after it.
     fn call<T>(&self, call: impl FnOnce(&mut World) -> Result<T, Errno>) -> Result<T, Errno> {
         self.meanwhile();
         let result = {

@@ -1,13 +1,13 @@
-//! Sessions on simulated sockets: what a network can do to them, in any order, repeatable from a seed.
+//! Sessions on simulated sockets: everything that a network can do, in any order, repeatable from a seed.
 //!
 //! ```text
 //! Scenario ─▶ Driver (the worker's part) ─▶ Session ─▶ SimIo ─▶ World ─┬─ Connection: one TCP connection's kernel state
-//!                 ▲                                                    └─ Party: who sits at its other end
+//!                 ▲                                                    └─ Party: the program at its other end
 //!                 └───────────── edges, as epoll gives them ◀──────────┘
 //! ```
-//! The world also moves *during* a session's calls, so that bytes, ends and resets arrive between any two of them.
-//! Time stands still while anything can move; then it jumps to the next deadline. What moves no more although bytes
-//! could is a lost edge.
+//! The world also moves *during* a session's calls, so bytes, ends and resets arrive between any two of them.
+//! Time stands still while anything can move; then it jumps to the next deadline. If nothing moves although bytes
+//! could, an edge was lost.
 
 mod case;
 mod connection;

@@ -1,41 +1,41 @@
-//! Who sits at the other end of a simulated connection: a client (with its sender) or a backend.
+//! The program at the other end of a simulated connection: a client (with its sender) or a backend.
 //!
-//! A party sends an opening (a header, say) and then a stream of its own, reads, and ends in one of several ways. It
-//! checks every byte it reads as it comes.
+//! A party sends an opening (a header, for example) and then its stream, reads, and ends in one of several ways.
+//! It checks every byte that it reads.
 
 use super::connection::{Connection, End};
 use super::dice::{Dice, stream_byte};
 
-/// How a party ends what it sends.
+/// How a party ends its stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// It shuts its direction down after the last byte, and reads on.
+    /// It ends its sending direction after the last byte, and continues to read.
     Fin,
-    /// It waits until the other side has ended, then does so itself.
+    /// It waits until the other side has ended, then does the same.
     FinAfterTheirs,
     /// It closes its socket after the last byte and reads no more.
     Close,
-    /// It resets once it has sent and read so many bytes.
+    /// It resets once it has sent and read this many bytes.
     Reset { sent: usize, received: usize },
     /// It never ends.
     Never,
 }
 
-/// What a party does.
+/// The behaviour of a party.
 #[derive(Debug, Clone)]
 pub(super) struct Script {
     /// Sent before the stream.
     pub(super) opening: Vec<u8>,
-    /// Bytes of the stream.
+    /// The length of the stream.
     pub(super) length: usize,
-    /// The most it sends at once.
+    /// The most it sends in one call.
     pub(super) chunk: usize,
-    /// The most it reads at once.
+    /// The most it reads in one call.
     pub(super) gulp: usize,
-    /// It reads so many bytes, then no more.
+    /// It reads this many bytes and then stops.
     pub(super) appetite: usize,
     pub(super) ending: Ending,
-    /// Each chunk ends with a byte that is marked urgent.
+    /// The last byte of each chunk is marked urgent.
     pub(super) urgent: bool,
 }
 
@@ -44,7 +44,7 @@ impl Script {
         self.opening.len() + self.length
     }
 
-    /// A reset does not wait for more bytes than there will be.
+    /// A reset must not wait for more bytes than there will be.
     pub(super) fn wait_at_most_for(&mut self, bytes: usize) {
         if let Ending::Reset { received, .. } = &mut self.ending {
             *received = bytes.min(*received);
@@ -56,7 +56,7 @@ impl Script {
 pub(super) struct Party {
     script: Script,
     stream: u64,
-    /// What it must read: this, then the stream of the other side.
+    /// What it must read: these bytes, then the stream of the other side.
     expected_opening: Vec<u8>,
     expected_stream: u64,
     sent: usize,
@@ -83,22 +83,22 @@ impl Party {
         &self.script
     }
 
-    /// Whether the other one's stream is what it reads.
+    /// Whether the other one's stream is the one it reads.
     pub(super) fn hears(&self, other: &Self) -> bool {
         self.expected_stream == other.stream
     }
 
-    /// Bytes of its stream that it has sent.
+    /// The number of bytes of its stream that it has sent.
     pub(super) fn sent_of_stream(&self) -> usize {
         self.sent.saturating_sub(self.script.opening.len())
     }
 
-    /// Bytes of the other side's stream that it has read.
+    /// The number of bytes of the other side's stream that it has read.
     pub(super) fn received_of_stream(&self) -> usize {
         self.received.saturating_sub(self.expected_opening.len())
     }
 
-    /// Sends a chunk, if there is one and room for it.
+    /// Sends a chunk, if it has one and there is room.
     pub(super) fn send(&mut self, connection: &mut Connection, dice: &mut Dice) -> bool {
         let left = self.script.total() - self.sent;
         let most = left.min(self.script.chunk).min(connection.room_for_them());
@@ -125,7 +125,7 @@ impl Party {
         }
     }
 
-    /// Reads something, or finds the end.
+    /// Reads bytes, or finds the end.
     pub(super) fn read(&mut self, connection: &mut Connection, dice: &mut Dice) -> bool {
         if self.has_ended && matches!(self.script.ending, Ending::Close | Ending::Reset { .. }) {
             return false;
@@ -153,7 +153,7 @@ impl Party {
         }
     }
 
-    /// Ends, if it is time to.
+    /// Ends when it is time.
     pub(super) fn end(&mut self, connection: &mut Connection) -> bool {
         let all_sent = self.sent == self.script.total();
         let due = match self.script.ending {

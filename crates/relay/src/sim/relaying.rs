@@ -1,4 +1,4 @@
-//! What becomes of a session that relays: its deadlines, its resets, and which way its bytes take.
+//! Sessions that relay: their deadlines, their resets, and copying or splicing.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ fn no_event_makes_a_reset_wait_longer() {
     case.client = script(header(1), 500_000, Ending::Reset { sent: 150_000, received: 0 });
     case.backend.appetite = 1000;
     let mut driver = case.begin();
-    // The backend keeps talking to a client that is gone.
+    // The backend keeps sending to a client that is gone.
     driver.run_ticking(Duration::from_millis(10), |world| world.places[1].connection.receive(b"x"));
     let played = Played(driver);
     assert_eq!(played.closed().reason, CloseReason::ResetByClient);
@@ -67,7 +67,7 @@ fn no_event_makes_a_reset_wait_longer() {
 fn a_session_that_shares_the_worker_with_many_is_not_idle() {
     let mut case = Case::new();
     case.settings.idle_timeout = Some(Duration::from_secs(1));
-    // Always something to read and room to write: turn after turn, and no event between them.
+    // There is always something to read and room to write, turn after turn, without an event in between.
     let rooms = Rooms { inbound: 8 << 20, outbound: 8 << 20, arrived: 8 << 20 };
     (case.client_rooms, case.backend_rooms) = (rooms, rooms);
     case.client = script(header(1), 6 << 20, Ending::Fin);
@@ -80,7 +80,7 @@ fn a_session_that_shares_the_worker_with_many_is_not_idle() {
 }
 
 #[test]
-fn urgent_bytes_are_delivered_and_hold_nothing_up() {
+fn urgent_bytes_are_delivered_and_block_nothing() {
     for (length, chunk) in [(10, 5), (1_000_000, 200_000)] {
         let mut case = Case::new();
         case.client = script(header(1), length, Ending::FinAfterTheirs);
@@ -92,7 +92,7 @@ fn urgent_bytes_are_delivered_and_hold_nothing_up() {
 }
 
 #[test]
-fn bulk_is_spliced_even_where_nothing_more_may_be_held() {
+fn bulk_is_spliced_even_when_the_backlog_budget_is_used_up() {
     for backlog_bytes in [1 << 20, 0] {
         let mut case = Case::new();
         case.budgets = budgets(4, backlog_bytes, 1 << 20);

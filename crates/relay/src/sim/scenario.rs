@@ -1,4 +1,4 @@
-//! Random sessions, and what must be true of each when it is over.
+//! Random sessions, and the properties of each when it has ended.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use super::io::Hardships;
 use super::party::{Ending, Party, Script};
 use super::world::{Backend, Dial};
 
-/// One session: who sends what how, and when the backend answers.
+/// One session: what each party sends and how, and when the backend answers.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     pub(super) client: Script,
@@ -44,7 +44,7 @@ fn rooms() -> impl Strategy<Value = Rooms> {
     (room(), room(), room()).prop_map(|(inbound, outbound, arrived)| Rooms { inbound, outbound, arrived })
 }
 
-/// Lengths in which the edges are: none, less than a read, a read, several of them.
+/// Lengths around the limits: none, less than a read, a read, several reads.
 fn length(most: usize) -> impl Strategy<Value = usize> {
     prop_oneof![Just(0), 1..200_usize, 4000..5000_usize, 65_530..65_540_usize, 0..most.max(1)]
         .prop_map(move |length| length.min(most))
@@ -60,7 +60,7 @@ fn any_ending(opening: usize, length: usize) -> impl Strategy<Value = Ending> {
     prop_oneof![2 => orderly(), 1 => Just(Ending::Close), 3 => reset]
 }
 
-/// What a party sends, how, and how it reads.
+/// What a party sends, how it sends it, and how it reads.
 fn script(opening: Vec<u8>, most: usize, resets: bool) -> impl Strategy<Value = Script> {
     let chunk = prop_oneof![1..8_usize, 100..5000_usize, 60_000..200_000_usize];
     (length(most), chunk.clone(), chunk, prop::bool::weighted(0.2)).prop_flat_map(
@@ -85,7 +85,7 @@ fn plan(number: u8, most: usize, resets: bool) -> impl Strategy<Value = Plan> {
     let parties = (script(header(number), most, resets), script(Vec::new(), most, resets));
     (parties, rooms(), rooms(), dial).prop_map(
         |((mut client, mut backend), client_rooms, backend_rooms, dial)| {
-            // Somebody must begin to end.
+            // One party must be the first to end.
             if client.ending == Ending::FinAfterTheirs && backend.ending == Ending::FinAfterTheirs {
                 backend.ending = Ending::Fin;
             }
@@ -131,7 +131,7 @@ pub(super) fn scenario(most: usize, resets: bool) -> impl Strategy<Value = Scena
 }
 
 impl Scenario {
-    /// Runs it to its end; the places of the clients' connections.
+    /// Runs it to the end. Returns the indices of the clients' connections.
     pub(super) fn play(&self) -> (Driver, Vec<usize>) {
         let settings = ListenerSettings::on(([192, 0, 2, 200], 8443).into());
         let budgets = budgets(self.pipes, self.backlog_bytes, 1 << 20);
@@ -143,7 +143,7 @@ impl Scenario {
 }
 
 impl Plan {
-    /// A byte at a time is for short streams: long ones are to pass in a few hundred steps.
+    /// One byte at a time is only for short streams: long ones should need a few hundred steps.
     pub(super) fn shorten(&mut self) {
         let least = self.client.length.max(self.backend.length) / 100;
         for script in [&mut self.client, &mut self.backend] {
@@ -171,7 +171,7 @@ impl Plan {
 /// The party at the client's end of a session, and the one at the backend's.
 pub(super) fn parties(driver: &Driver, client: usize, check: impl FnOnce(&Party, &Party)) {
     let world = driver.io.world.borrow();
-    // Backends are numbered after their clients' addresses: the place is found by who expects whose stream.
+    // Backends are numbered by their clients' addresses. The index is found by the stream that each expects.
     let here = &world.places[client].party;
     let there = world.places.iter().map(|place| &place.party).find(|party| party.hears(here));
     check(here, there.expect("the backend was dialled"));
@@ -183,7 +183,7 @@ pub(super) fn check_delivery(source: &Party, sink: &Party) {
     let resets = |party: &Party| matches!(party.script().ending, Ending::Reset { .. });
     let sink_left = resets(sink) || sink.script().ending == Ending::Close;
     if sink.saw == Some(End::Fin) {
-        assert!(source.has_ended, "an end is passed on that nobody made");
+        assert!(source.has_ended, "an end is passed on although there was none");
         assert!(!resets(source), "a reset becomes an orderly end");
         assert_eq!(received, source.script().length, "an end is passed on before the last byte");
     }

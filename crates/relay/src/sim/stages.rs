@@ -1,4 +1,4 @@
-//! What becomes of a session before it relays.
+//! Sessions before they relay.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn a_header_may_come_in_any_pieces() {
 }
 
 #[test]
-fn nothing_is_dialled_before_the_whole_header_and_nobody_is_waited_for_forever() {
+fn nothing_is_dialled_before_the_whole_header_and_the_wait_is_limited() {
     for cut in 0..header(1).len() {
         let mut case = Case::new();
         case.client = script(header(1)[..cut].to_vec(), 0, Ending::Never);
@@ -50,7 +50,7 @@ fn nothing_is_dialled_before_the_whole_header_and_nobody_is_waited_for_forever()
 }
 
 #[test]
-fn a_sender_that_leaves_within_its_header_is_no_session() {
+fn a_sender_that_leaves_within_its_header_gets_no_session() {
     for ending in [Ending::Fin, Ending::Close, Ending::Reset { sent: 20, received: 0 }] {
         let mut case = Case::new();
         case.client = script(header(1)[..20].to_vec(), 0, ending);
@@ -65,7 +65,7 @@ fn a_sender_that_leaves_within_its_header_is_no_session() {
 }
 
 #[test]
-fn what_is_no_header_is_refused() {
+fn bytes_that_are_no_header_are_refused() {
     Case::with_rule(HeaderRule::Require, b"GET / HTTP/1.1\r\n").play_often(|played| {
         assert_eq!(played.attempts(), 0);
         assert!(matches!(played.closed().reason, CloseReason::Header(HeaderError::Invalid { .. })));
@@ -121,7 +121,7 @@ fn where_headers_are_forbidden_they_are_data() {
 }
 
 #[test]
-fn a_client_that_waits_for_the_backend_to_speak_gets_it_where_headers_are_optional_or_forbidden() {
+fn a_silent_client_reaches_the_backend_where_headers_are_optional_or_forbidden() {
     for (rule, after) in [(HeaderRule::Optional, SECOND), (HeaderRule::Forbid, Duration::ZERO)] {
         let mut case = Case::with_rule(rule, b"");
         case.client = script(Vec::new(), 0, Ending::FinAfterTheirs);
@@ -134,7 +134,7 @@ fn a_client_that_waits_for_the_backend_to_speak_gets_it_where_headers_are_option
 }
 
 #[test]
-fn a_tuple_in_use_is_tried_again_and_then_given_up_for_another_port() {
+fn a_tuple_in_use_is_tried_again_and_then_replaced_by_another_port() {
     use Dial::{AtOnce, InUse, Later};
     let cases: [(&[Dial], _, _); 4] = [
         (&[InUse, AtOnce], RETRY, 4000),
@@ -172,7 +172,7 @@ fn a_conflict_may_be_refused() {
 }
 
 #[test]
-fn a_backend_that_refuses_is_said_to_and_resets_the_client() {
+fn a_backend_that_refuses_is_reported_and_resets_the_client() {
     let refused = Errno::CONNREFUSED;
     for dial in [Dial::FailsAtOnce(refused), Dial::FailsLater(refused), Dial::Impossible(refused)] {
         for length in [0, 500] {
@@ -193,7 +193,7 @@ fn a_backend_that_refuses_is_said_to_and_resets_the_client() {
 }
 
 #[test]
-fn a_backend_that_does_not_answer_is_waited_for_so_long() {
+fn connecting_to_a_silent_backend_times_out() {
     let case = Case::dialling(&[Dial::Silent]);
     case.play_often(|played| {
         assert!(matches!(played.closed().reason, CloseReason::ConnectTimeout { .. }));
@@ -203,7 +203,7 @@ fn a_backend_that_does_not_answer_is_waited_for_so_long() {
 }
 
 #[test]
-fn what_a_backend_says_before_it_resets_is_delivered_however_early_that_is() {
+fn bytes_before_a_backends_reset_are_delivered_however_early_it_comes() {
     for (dial, length) in [(Dial::AtOnce, 0), (Dial::AtOnce, 500), (Dial::Later, 0), (Dial::Later, 500)] {
         let mut case = Case::dialling(&[dial]);
         case.client = script(header(1), length, Ending::Never);
@@ -243,7 +243,7 @@ fn headers_in_pieces_keep_to_their_budget() {
 }
 
 #[test]
-fn the_sending_side_writes_a_header_of_its_own() {
+fn the_sending_side_writes_a_new_header() {
     let mut case = Case::new();
     (case.policy.delivery.source, case.policy.delivery.send_proxy) = (Source::Any, Some(Version::V1));
     case.expected_opening = header(1);
@@ -252,7 +252,7 @@ fn the_sending_side_writes_a_header_of_its_own() {
 }
 
 #[test]
-fn what_comes_behind_the_header_is_held_within_the_budget() {
+fn bytes_after_the_header_are_held_within_the_budget() {
     let mut case = Case::dialling(&[Dial::Silent]);
     case.client.length = 90_000;
     case.client.chunk = 100_000;

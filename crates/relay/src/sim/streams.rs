@@ -1,4 +1,4 @@
-//! Properties of whole sessions, for random streams, schedules and hardships.
+//! Properties of whole sessions, for random streams, schedules and difficulties.
 
 use proptest::prelude::*;
 use truepeer_session::CloseReason;
@@ -32,7 +32,7 @@ proptest! {
     fn a_reset_is_passed_on_after_what_came_before_it(scenario in scenario(200_000, true)) {
         let (driver, clients) = scenario.play();
         for client in clients {
-            assert!(driver.reason(client).is_some(), "the session lives on");
+            assert!(driver.reason(client).is_some(), "the session has not ended");
             parties(&driver, client, |client, backend| {
                 check_delivery(client, backend);
                 check_delivery(backend, client);
@@ -53,7 +53,7 @@ proptest! {
             plan.client.ending = Ending::Fin;
             plan.shorten();
         }
-        // That nothing more is read while something is held is checked at each read.
+        // Each read checks that no bytes are held.
         let (driver, clients) = scenario.play();
         for client in clients {
             assert_eq!(driver.reason(client), None, "the session can't have ended");

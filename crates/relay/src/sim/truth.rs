@@ -1,4 +1,4 @@
-//! The simulated kernel and the real one, asked the same questions.
+//! Runs the same checks on the simulated kernel and on the real one.
 
 use std::cell::RefCell;
 use std::io::{Read, Write};
@@ -21,21 +21,21 @@ use super::world::{Backend, Dial, World};
 use crate::io::Io;
 use crate::kernel::{Kernel, Socket};
 
-/// One connection, of which we have one end and somebody else the other.
+/// One connection with a near end and a far end.
 trait Lab {
     type Io: Io;
 
     fn io(&mut self) -> &mut Self::Io;
-    /// The end that is ours; watched.
+    /// The near end, which is watched.
     fn connect(&mut self) -> <Self::Io as Io>::Socket;
-    /// A connection attempt that is refused, of which nothing was asked yet.
+    /// A connection attempt that is refused and whose error was not read yet.
     fn connect_to_nobody(&mut self) -> <Self::Io as Io>::Socket;
     fn they_send(&mut self, bytes: &[u8]);
     fn they_send_urgently(&mut self, bytes: &[u8]);
     fn they_read_all(&mut self);
     fn they_finish(&mut self);
     fn they_reset(&mut self);
-    /// The next event of our end.
+    /// The next event of the near end.
     fn event(&mut self) -> Option<EventFlags>;
 
     fn recv(&mut self, socket: &<Self::Io as Io>::Socket) -> Result<Vec<u8>, Errno> {
@@ -62,7 +62,7 @@ impl RealLab {
     }
 
     fn them(&mut self) -> &mut TcpStream {
-        self.them.as_mut().expect("they are there")
+        self.them.as_mut().expect("the far end is open")
     }
 }
 
@@ -98,7 +98,7 @@ impl Lab for RealLab {
 
     fn they_read_all(&mut self) {
         self.them().set_read_timeout(Some(Duration::from_millis(100))).expect("a time-out");
-        // The time-out is how it ends.
+        // Ends by time-out.
         let _ = self.them().read_to_end(&mut Vec::new());
     }
 
@@ -195,7 +195,7 @@ impl Lab for SimLab {
     }
 }
 
-/// Each question is put to both kernels.
+/// Runs each check on both kernels.
 macro_rules! questions {
     ($($name:ident)+) => {
         mod real {
@@ -208,21 +208,21 @@ macro_rules! questions {
 }
 
 questions! {
-    a_reset_leaves_what_came_before_it_and_is_told_once
-    writing_takes_the_error_and_reading_then_looks_orderly
+    a_reset_leaves_earlier_bytes_and_is_reported_once
+    a_write_takes_the_error_and_a_read_then_sees_an_orderly_end
     a_reset_after_an_end_reads_like_the_end
     a_reset_is_an_edge_with_everything_in_it
-    writing_finds_a_refusal_and_nobody_is_told_again
-    an_end_that_was_announced_makes_no_edge_of_its_own
-    room_is_an_edge_only_for_those_who_found_none
-    reads_stop_in_front_of_an_urgent_byte
+    a_write_reports_a_refusal_once
+    an_announced_end_makes_no_further_edge
+    room_makes_an_edge_only_after_a_write_found_none
+    reads_stop_before_an_urgent_byte
 }
 
 const IN_OUT: EventFlags = EventFlags::IN.union(EventFlags::OUT);
 const ENDED: EventFlags = IN_OUT.union(EventFlags::RDHUP);
 const BROKEN: EventFlags = ENDED.union(EventFlags::HUP).union(EventFlags::ERR);
 
-fn a_reset_leaves_what_came_before_it_and_is_told_once(lab: &mut impl Lab) {
+fn a_reset_leaves_earlier_bytes_and_is_reported_once(lab: &mut impl Lab) {
     let socket = lab.connect();
     assert_eq!(lab.recv(&socket), Err(Errno::AGAIN));
     lab.they_send(b"last words");
@@ -235,7 +235,7 @@ fn a_reset_leaves_what_came_before_it_and_is_told_once(lab: &mut impl Lab) {
     assert_eq!(lab.io().unacknowledged(&socket), 0);
 }
 
-fn writing_takes_the_error_and_reading_then_looks_orderly(lab: &mut impl Lab) {
+fn a_write_takes_the_error_and_a_read_then_sees_an_orderly_end(lab: &mut impl Lab) {
     let socket = lab.connect();
     lab.they_send(b"last words");
     lab.they_reset();
@@ -267,13 +267,13 @@ fn a_reset_is_an_edge_with_everything_in_it(lab: &mut impl Lab) {
     assert_eq!(lab.recv(&socket), Ok(Vec::new()));
 }
 
-fn writing_finds_a_refusal_and_nobody_is_told_again(lab: &mut impl Lab) {
+fn a_write_reports_a_refusal_once(lab: &mut impl Lab) {
     let socket = lab.connect_to_nobody();
     assert_eq!(lab.io().send(&socket, b"hello?"), Err(Errno::CONNREFUSED));
     assert_eq!(lab.io().connect_result(&socket), Ok(()));
 }
 
-fn an_end_that_was_announced_makes_no_edge_of_its_own(lab: &mut impl Lab) {
+fn an_announced_end_makes_no_further_edge(lab: &mut impl Lab) {
     let socket = lab.connect();
     assert_eq!(lab.event(), Some(EventFlags::OUT));
     lab.they_send(b"hello");
@@ -289,7 +289,7 @@ fn an_end_that_was_announced_makes_no_edge_of_its_own(lab: &mut impl Lab) {
     assert_eq!(lab.io().shutdown_write(&socket), Ok(()));
 }
 
-fn room_is_an_edge_only_for_those_who_found_none(lab: &mut impl Lab) {
+fn room_makes_an_edge_only_after_a_write_found_none(lab: &mut impl Lab) {
     let socket = lab.connect();
     assert_eq!(lab.event(), Some(EventFlags::OUT));
     assert_eq!(lab.io().send(&socket, b"a little"), Ok(8));
@@ -303,7 +303,7 @@ fn room_is_an_edge_only_for_those_who_found_none(lab: &mut impl Lab) {
     assert_eq!(lab.io().unacknowledged(&socket), 0);
 }
 
-fn reads_stop_in_front_of_an_urgent_byte(lab: &mut impl Lab) {
+fn reads_stop_before_an_urgent_byte(lab: &mut impl Lab) {
     let socket = lab.connect();
     assert_eq!(lab.event(), Some(EventFlags::OUT));
     lab.they_send(b"hello");

@@ -1,4 +1,4 @@
-//! All connections of a simulation with those who sit at their other ends, and what may happen to them next.
+//! All connections of a simulation, the parties at their other ends, and what may happen next.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,13 +12,13 @@ use super::dice::Dice;
 use super::party::{Party, Script};
 use crate::io::Token;
 
-/// What an attempt to connect to a backend comes to.
+/// The outcome of an attempt to connect to a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dial {
-    /// Connected when connect() returns, as over loopback.
+    /// Connected when connect() returns, as on loopback.
     AtOnce,
     Later,
-    /// Refused, unreachable: known when connect() returns, told by the next call.
+    /// Refused or unreachable when connect() returns; the next call reports it.
     FailsAtOnce(Errno),
     FailsLater(Errno),
     /// No answer, ever.
@@ -28,12 +28,12 @@ pub(super) enum Dial {
     Impossible(Errno),
 }
 
-/// A backend that waits to be dialled.
+/// A backend that waits for its session.
 #[derive(Debug, Clone)]
 pub(super) struct Backend {
     pub(super) script: Script,
     pub(super) rooms: Rooms,
-    /// What becomes of each attempt; the last one is repeated.
+    /// The outcome of each attempt; the last one repeats.
     pub(super) dials: VecDeque<Dial>,
     /// What it must read before the client's stream.
     pub(super) expected_opening: Vec<u8>,
@@ -44,7 +44,8 @@ pub(super) struct Place {
     pub(super) connection: Connection,
     pub(super) party: Party,
     answer: Option<Result<(), Errno>>,
-    /// The session's other connection, and by how much more is read here than is written there when nothing is held.
+    /// The session's other connection, and how many more bytes are read here than written there when none are
+    /// held.
     pair: Option<(usize, usize)>,
 }
 
@@ -52,15 +53,16 @@ pub(super) struct Place {
 pub(super) struct World {
     pub(super) dice: Dice,
     pub(super) places: Vec<Place>,
-    /// By the last byte of the address that they are dialled from; without one (`--send-proxy`) it is the first.
+    /// Keyed by the last byte of the client's address. With `--send-proxy` there is none; then the first backend
+    /// is used.
     backends: HashMap<u8, (Backend, usize)>,
     pub(super) attempts: Vec<Upstream>,
-    /// Calls that did something.
+    /// The number of calls that did something.
     pub(super) calls: usize,
     pub(super) spliced_bytes: usize,
 }
 
-/// What a client's session number makes its address end with.
+/// The end of a client's address for a session number.
 pub(super) fn last_byte(address: std::net::IpAddr) -> u8 {
     match address {
         std::net::IpAddr::V4(ip) => ip.octets()[3],
@@ -80,7 +82,8 @@ impl World {
         }
     }
 
-    /// A connection that a sender has opened, for the session with this number; `plain_bytes` of its opening are not
+    /// A connection from a sender, for the session with this number. `plain_bytes` of its opening are not meant
+    /// for the backend.
     /// for the backend.
     pub(super) fn accept(&mut self, number: u8, client: Script, rooms: Rooms, backend: Backend) -> usize {
         let id = self.places.len();
@@ -91,7 +94,7 @@ impl World {
         id
     }
 
-    /// A session dials.
+    /// A session connects to its backend.
     pub(super) fn dial(&mut self, upstream: &Upstream) -> Result<usize, ConnectError> {
         self.attempts.push(*upstream);
         let number = upstream.source.map_or(1, |source| last_byte(source.ip()));
@@ -129,12 +132,12 @@ impl World {
         let opening = backend.expected_opening.len();
         let party = Party::new(backend.script, streams.1, backend.expected_opening, streams.0);
         self.places.push(Place { connection, party, answer, pair: Some((client, 0)) });
-        // With --send-proxy more may be written than was read.
+        // With --send-proxy more bytes may be written than were read.
         self.places[client].pair = (opening == 0).then_some((id, header));
         id
     }
 
-    /// This connection is no part of a session.
+    /// This connection doesn't belong to a session.
     pub(super) fn unpair(&mut self, id: usize) {
         self.places[id].pair = None;
     }
@@ -150,7 +153,7 @@ impl World {
         }
     }
 
-    /// Something happens somewhere, if anything can.
+    /// Makes something happen, if anything can.
     pub(super) fn step(&mut self) -> bool {
         const KINDS: usize = 5;
         let events = self.places.len() * KINDS;
@@ -203,7 +206,7 @@ impl World {
         self.places.iter().any(|place| place.connection.has_edge())
     }
 
-    /// Nothing may be read from a connection while anything that was read from it is held.
+    /// Nothing may be read from a connection while earlier bytes from it are held.
     pub(super) fn check_that_nothing_is_held(&self, id: usize) {
         let here = &self.places[id].connection;
         let Some((pair, surplus)) = self.places[id].pair else { return };

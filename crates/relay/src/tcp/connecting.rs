@@ -1,4 +1,4 @@
-//! The stage in which the backend is dialled, as the client.
+//! The stage in which the session connects to the backend as the client.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use super::half::{Backlog, End};
 use super::relaying::Relaying;
 use crate::io::{Io, Readiness};
 
-/// A session whose backend has not answered yet.
+/// A session that is connecting to its backend.
 #[derive(Debug)]
 pub(crate) struct Connecting<S> {
     downstream: End<S>,
     route: Box<Route>,
-    /// What the backend is to receive first.
+    /// The first bytes for the backend.
     first: Backlog,
     attempt: Attempt<S>,
 }
@@ -28,22 +28,22 @@ pub(crate) struct Connecting<S> {
 #[derive(Debug)]
 enum Attempt<S> {
     Dialled(End<S>),
-    /// The tuple was in use so many times.
+    /// How often the tuple was in use.
     InConflict(u8),
 }
 
-/// What dialling led to.
+/// The result of connecting.
 pub(crate) enum Dialling<S, P> {
     Connected(Relaying<S, P>, Box<Route>),
-    /// Until the backend answers.
+    /// In progress.
     Waiting(Connecting<S>),
-    /// Until the tuple may be free.
+    /// Wait until the tuple may be free.
     InConflict(Connecting<S>),
     Failed(End<S>, CloseReason),
 }
 
 impl<S> Connecting<S> {
-    /// Dials the backend of `route`; `rest` is what came behind the header.
+    /// Connects to the backend of `route`; `rest` holds the bytes after the header.
     pub(crate) fn dial<I: Io<Socket = S>>(
         cx: &mut Context<'_, I>,
         downstream: End<S>,
@@ -66,7 +66,7 @@ impl<S> Connecting<S> {
         session.attempt(cx)
     }
 
-    /// Whose session it is.
+    /// The session's route.
     pub(crate) fn route(&self) -> &Route {
         &self.route
     }
@@ -112,7 +112,8 @@ impl<S> Connecting<S> {
             self.attempt = Attempt::Dialled(upstream);
             return Dialling::Waiting(self);
         }
-        // Over loopback the handshake has finished when connect() returns, so send the first bytes without waiting for an event.
+        // On loopback the handshake has finished when connect() returns, so send the first bytes without waiting
+        // for an event.
         match cx.io.send(&upstream.socket, self.first.unsent()) {
             Ok(sent) => {
                 self.first.count_sent(sent);
@@ -128,7 +129,7 @@ impl<S> Connecting<S> {
         }
     }
 
-    /// Notes an event of the sender's connection. Relaying will act on it.
+    /// Notes an event of the sender's connection, for the stage Relaying.
     pub(crate) fn note_downstream(&mut self, event: Readiness) {
         self.downstream.ready.merge(event);
     }
@@ -157,11 +158,11 @@ impl<S> Connecting<S> {
         self.connected(upstream)
     }
 
-    /// The backend refuses, can't be reached, or has reset.
+    /// The backend refuses, is unreachable, or has reset.
     fn on_error<P>(self, mut upstream: End<S>, errno: Errno) -> Dialling<S, P> {
         if matches!(errno, Errno::CONNRESET | Errno::PIPE) {
-            // Linux's tcp_reset(): this comes of a connection that was established, REFUSED of one that was not. What
-            // the backend has sent before it reset is still to be read.
+            // Linux's tcp_reset(): RESET means that the connection was established, REFUSED that it was not. The
+            // bytes that the backend sent before the reset can still be read.
             upstream.ready = Readiness::BROKEN;
             return self.connected(upstream);
         }
@@ -177,7 +178,7 @@ impl<S> Connecting<S> {
         Dialling::Failed(self.downstream, CloseReason::ConnectFailed { route: self.route, error })
     }
 
-    /// Makes the end of both connections a reset.
+    /// Makes the close of both connections a reset.
     pub(crate) fn reset<I: Io<Socket = S>>(&self, io: &mut I) {
         io.reset_when_closed(&self.downstream.socket);
         if let Attempt::Dialled(upstream) = &self.attempt {

@@ -1,4 +1,4 @@
-//! What a session is given when it has its turn.
+//! The arguments of a session's turn.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ pub(crate) struct Tokens {
     pub(crate) upstream: Token,
 }
 
-/// Everything around a session while it works.
+/// The worker's objects that a session uses during its turn.
 pub(crate) struct Context<'a, I> {
     pub(crate) io: &'a mut I,
     pub(crate) tokens: Tokens,

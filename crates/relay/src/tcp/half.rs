@@ -1,24 +1,24 @@
-//! One direction of a session: bytes from one socket to the other, none lost, none kept longer than needed.
+//! One direction of a session: moves bytes from one socket to the other, and holds as few as possible.
 //!
 //! ```text
-//!            read fills the buffer                 no pipe to be had, or 8 small moves in a row
+//!            read fills the buffer                 no pipe available, or 8 small moves in a row
 //!   copy ─────────────────────────▶ splice     splice ─────────────────────────▶ copy
 //! ```
-//! *Copying* goes through the worker's one buffer; what the receiver does not take at once is kept in a backlog of
-//! exactly that size. *Splicing* moves bulk through a kernel pipe that is held only while it holds bytes. Nothing is
-//! read while anything is held, so a slow receiver slows its sender, and a session's memory is bounded by one
-//! backlog or one pipe each way.
+//! *Copying* uses the worker's one buffer. What the receiver does not take at once is kept in a backlog of
+//! exactly that size. *Splicing* moves bulk data through a kernel pipe, which is held only while it contains
+//! bytes. Nothing is read while bytes are held, so a slow receiver slows its sender, and a session's memory is
+//! bounded by one backlog or one pipe in each direction.
 
 use rustix::io::Errno;
 use truepeer_session::budget::{Budget, Permit};
 
 use crate::io::{Io, Readiness};
 
-/// What is read at once when copying, in bytes; also the most that a backlog holds.
+/// The size of a read when copying, in bytes; also the most that a backlog holds.
 pub(crate) const COPY_BYTES: usize = 64 << 10;
-/// What is peeked at once when the budget for backlogs is used up.
+/// The size of a peek when the budget for backlogs is used up.
 const PEEK_BYTES: usize = 16 << 10;
-/// Moves below this size are not bulk.
+/// Smaller moves are not bulk.
 const SMALL_BYTES: usize = 4 << 10;
 /// Small moves after which splicing no longer pays.
 const BULK_READS: u8 = 8;
@@ -35,27 +35,27 @@ pub(crate) struct End<S> {
 /// What a half may use while it pumps.
 pub(crate) struct PumpContext<'a, I> {
     pub(crate) io: &'a mut I,
-    /// At least [`COPY_BYTES`] long; its contents mean nothing between calls.
+    /// At least [`COPY_BYTES`] long. Contents are unspecified between calls.
     pub(crate) scratch: &'a mut [u8],
     pub(crate) backlog_bytes: &'a Budget,
 }
 
-/// How a turn of pumping ended.
+/// How a turn ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pumped {
-    /// Until an event says otherwise, there is nothing to do.
+    /// Nothing can be done until the next event.
     Blocked,
-    /// The turn was over before the work was.
+    /// The turn ended before the work was done.
     TurnOver,
     /// The stream ended, all of it was delivered, and the end was passed on.
     Finished,
-    /// The reading side was reset; all that came before was delivered.
+    /// The source was reset; everything before was delivered.
     SourceReset,
-    /// The writing side is broken: nothing can be delivered any more.
+    /// The sink is broken: nothing more can be delivered.
     SinkBroken,
 }
 
-/// One direction.
+/// One direction of a session.
 #[derive(Debug)]
 pub(crate) struct Half<P> {
     held: Held<P>,
@@ -69,7 +69,7 @@ enum Input {
     Open,
     Ended,
     Reset,
-    /// The end was passed on, or nobody is left to pass anything to.
+    /// The end was passed on, or the sink is gone.
     Closed,
 }
 
@@ -80,7 +80,7 @@ enum Held<P> {
     Piped { pipe: P, bytes: usize },
 }
 
-/// Bytes that were read and that the other side has not taken.
+/// Bytes that were read and not yet taken by the sink.
 #[derive(Debug)]
 pub(crate) struct Backlog {
     bytes: Box<[u8]>,
@@ -89,7 +89,7 @@ pub(crate) struct Backlog {
 }
 
 impl Backlog {
-    /// Holds `bytes`, within the budget if its owner has [asked it](Budget::has).
+    /// Holds `bytes`. The caller must have [checked](Budget::has) the budget.
     pub(crate) fn of(bytes: Box<[u8]>, budget: &Budget) -> Self {
         let permit = (!bytes.is_empty()).then(|| budget.take_anyway(bytes.len()));
         Self { bytes, sent: 0, _permit: permit }
@@ -111,12 +111,12 @@ enum Step {
 }
 
 impl<P> Half<P> {
-    /// A half that begins with nothing to deliver.
+    /// A half without bytes to deliver first.
     pub(crate) fn new() -> Self {
         Self { held: Held::Nothing, input: Input::Open, bulk: 0, delivered_bytes: 0 }
     }
 
-    /// A half that delivers `first` before anything else: what came behind the header.
+    /// A half that delivers `first` before anything else: the bytes after the header.
     pub(crate) fn starting_with(first: Backlog) -> Self {
         let mut half = Self::new();
         half.delivered_bytes = first.sent as u64;
@@ -126,30 +126,30 @@ impl<P> Half<P> {
         half
     }
 
-    /// Bytes that the receiver's socket has taken.
+    /// How many bytes the sink's socket has taken.
     pub(crate) fn delivered_bytes(&self) -> u64 {
         self.delivered_bytes
     }
 
-    /// Whether bytes that came from `from` have not been delivered.
+    /// Whether bytes from `from` are still to be delivered.
     pub(crate) fn owes<S>(&self, from: &End<S>) -> bool {
         let unread = self.input == Input::Open && from.ready.readable;
         unread || !matches!(self.held, Held::Nothing)
     }
 
-    /// Gives up: what is held can't be delivered to anybody.
+    /// Gives up: the held bytes can't be delivered.
     pub(crate) fn abandon(&mut self) {
         self.held = Held::Nothing;
         self.input = Input::Closed;
     }
 
-    /// Whether its stream ended and the end was passed on.
+    /// Whether the stream has ended and the end was passed on.
     pub(crate) fn is_finished(&self) -> bool {
         matches!(self.held, Held::Nothing) && self.input == Input::Closed
     }
 
-    /// Moves bytes until something blocks, ends or breaks, or the turn is over. `is_last`: the other direction has
-    /// finished, so that the sockets are closed as soon as this one has, too.
+    /// Moves bytes until something blocks, ends or breaks, or the turn is over. `is_last`: the other direction
+    /// has finished, so the sockets will be closed once this one has, too.
     pub(crate) fn pump<I: Io<Pipe = P>>(
         &mut self,
         cx: &mut PumpContext<'_, I>,
@@ -174,7 +174,8 @@ impl<P> Half<P> {
                 Step::Moved => {}
                 Step::Wait => return Pumped::Blocked,
                 Step::SinkBroken => {
-                    // This took the connection's error: the half that reads from it would find an orderly end.
+                    // This call took the connection's error. The half that reads from it would find an orderly
+                    // end.
                     to.ready.error = true;
                     return Pumped::SinkBroken;
                 }
@@ -183,8 +184,8 @@ impl<P> Half<P> {
         Pumped::TurnOver
     }
 
-    /// close(2) sends the FIN, behind whatever is still to be sent. It would be a reset if something were unread on that
-    /// socket; nothing is, for the other half has read it to its end.
+    /// close(2) sends FIN after all bytes that are still to be sent. It would send a reset if the socket had
+    /// unread bytes, but the other half has read it to the end.
     fn leave_the_end_to_close(&mut self) -> Step {
         self.input = Input::Closed;
         Step::Moved
@@ -219,7 +220,7 @@ impl<P> Half<P> {
         }
     }
 
-    /// What a read that gave nothing means.
+    /// The meaning of a read that returned nothing.
     fn on_read_error<S>(&mut self, from: &mut End<S>, errno: Errno) -> Step {
         match errno {
             Errno::AGAIN => {
@@ -231,7 +232,7 @@ impl<P> Half<P> {
         }
     }
 
-    /// A broken connection reports its error once, to whoever asks first; after that it reads like an orderly end.
+    /// A broken connection reports its error once, to the first call. After that, reads return an orderly end.
     fn on_input_end(&mut self, broken: bool) -> Step {
         self.input = if broken { Input::Reset } else { Input::Ended };
         Step::Moved
@@ -266,8 +267,8 @@ impl<P> Half<P> {
         Step::Moved
     }
 
-    /// When all sessions' backlogs together have reached their bound: bytes stay with the kernel until the receiver
-    /// has taken them. One call more per move, and nothing to hold.
+    /// Used when all sessions' backlogs together have reached their limit: bytes stay in the kernel until the
+    /// sink has taken them. It costs one more call for each move, and nothing is held.
     fn copy_holding_nothing<I: Io<Pipe = P>>(
         &mut self,
         cx: &mut PumpContext<'_, I>,

@@ -1,7 +1,7 @@
-//! Reading the first bytes, in however many segments they come; what they are is said by [`HeaderReader`].
+//! Reads the first bytes in any number of segments. [`HeaderReader`] interprets them.
 //!
-//! Almost every header arrives whole, in the first segment: then it is decoded where it was read, in the worker's
-//! buffer, and nothing is allocated. Only a header in pieces gets memory of its own, within a global budget.
+//! Almost every header arrives in one segment. It is then decoded in the worker's buffer, without an allocation.
+//! Only a header in pieces gets memory of its own, within a global budget.
 
 use rustix::io::Errno;
 use truepeer_policy::{HeaderReader, Opening};
@@ -10,15 +10,15 @@ use truepeer_session::budget::{Budget, Permit};
 use super::half::End;
 use crate::io::Io;
 
-/// What is read at once while a header is in pieces, or while all backlogs have reached their bound: what comes behind
-/// the header is held until the backend takes it.
+/// The size of a read while a header is in pieces, or while the backlog budget is used up: bytes after the header
+/// are held until the backend takes them.
 const PIECE_BYTES: usize = 4 << 10;
 
-/// What a sender's first bytes turned out to be. Borrows from where they were read to.
+/// The interpretation of a sender's first bytes. Borrows the buffer into which they were read.
 pub(crate) enum Read<'a> {
-    /// What all bytes so far amount to, and they themselves.
+    /// The result for all bytes so far, and the bytes.
     Opening(Opening<'a>, &'a [u8]),
-    /// All sessions' headers in pieces together have reached their bound.
+    /// The headers in pieces of all sessions have reached their limit.
     OverBudget,
 }
 
@@ -40,7 +40,7 @@ impl FirstBytes {
         self.pending.as_ref().map_or(&[], |pending| &pending.bytes)
     }
 
-    /// Reads once and says what all bytes so far amount to. After [`Opening::NeedMore`] call again while
+    /// Reads once, and returns the result for all bytes so far. After [`Opening::NeedMore`] call it again while
     /// `downstream` is readable.
     pub(crate) fn read<'a, I: Io>(
         &'a mut self,
@@ -68,7 +68,7 @@ impl FirstBytes {
         Read::Opening(opening, piece)
     }
 
-    /// Gives the first piece memory of its own, if the budget has some.
+    /// Copies the first piece into memory of its own, if the budget allows it.
     fn keep(&mut self, piece: &[u8], budget: &Budget) -> bool {
         let permit = budget.take(piece.len());
         self.pending = permit.map(|permit| Box::new(Pending { bytes: piece.to_vec(), permit }));
@@ -110,7 +110,7 @@ fn receive<I: Io>(io: &mut I, downstream: &mut End<I::Socket>, buffer: &mut [u8]
     }
 }
 
-/// How first bytes are judged, and what memory there is for them.
+/// The rules for first bytes, and the budget for their memory.
 #[derive(Clone, Copy)]
 pub(crate) struct HeaderRules<'a> {
     pub(crate) reader: HeaderReader,

@@ -1,7 +1,7 @@
-//! The stage in which bytes move: two halves, and how each of their ends ends the session.
+//! The stage in which bytes move: two halves, and how their ends end the session.
 //!
-//! An orderly end (FIN) of one half leaves the other one working. A reset is passed on as a reset. Bytes sent before the
-//! reset are delivered first, as they would be without truepeer, but for at most [`RESET_GRACE`].
+//! FIN in one half leaves the other one working. A reset is passed on as a reset. Bytes sent before it are
+//! delivered first, as they would be without truepeer, but for at most [`RESET_GRACE`].
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use truepeer_session::CloseReason;
 use super::half::{Backlog, End, Half, PumpContext, Pumped};
 use crate::io::{Io, Readiness};
 
-/// How long a reset waits for the bytes before it to be taken by the other end.
+/// How long a reset waits for the other end to acknowledge the bytes before it.
 const RESET_GRACE: Duration = Duration::from_secs(1);
-/// How often to check whether they were taken: there is no event for it.
+/// How often to check for the acknowledgement: there is no event for it.
 pub(crate) const RESET_CHECK: Duration = Duration::from_millis(20);
 
 /// The two ends of a session.
@@ -29,9 +29,10 @@ pub(crate) enum Progress {
     Waiting,
     /// Another turn.
     TurnOver,
-    /// The bytes before a reset to be taken: look again after [`RESET_CHECK`], and give up after [`RESET_GRACE`].
+    /// For the acknowledgement of the bytes before a reset: check again after [`RESET_CHECK`], and give up after
+    /// [`RESET_GRACE`].
     Resetting,
-    /// The same; the look that is due is on its way, and no event puts it off.
+    /// The same. The next check is already scheduled, and no event postpones it.
     StillResetting,
 }
 
@@ -44,13 +45,13 @@ pub(crate) struct Relaying<S, P> {
     down: Half<P>,
     /// The end whose connection broke first.
     broken: Option<Side>,
-    /// Looks at what is left before the reset, each [`RESET_CHECK`] after the one before.
+    /// Checks for the acknowledgement, each [`RESET_CHECK`] after the one before.
     reset_checks: u32,
     reset_check_due: bool,
 }
 
 impl<S, P> Relaying<S, P> {
-    /// Begins; `first` is what came behind the header.
+    /// Starts; `first` holds the bytes after the header.
     pub(crate) fn new(downstream: End<S>, upstream: End<S>, first: Backlog) -> Self {
         let up = Half::starting_with(first);
         Self {
@@ -64,7 +65,7 @@ impl<S, P> Relaying<S, P> {
         }
     }
 
-    /// Bytes delivered up and down.
+    /// The number of bytes delivered up and down.
     pub(crate) fn delivered_bytes(&self) -> (u64, u64) {
         (self.up.delivered_bytes(), self.down.delivered_bytes())
     }
@@ -84,7 +85,7 @@ impl<S, P> Relaying<S, P> {
         }
     }
 
-    /// Moves what can be moved.
+    /// Moves the bytes that can be moved.
     pub(crate) fn run<I: Io<Socket = S, Pipe = P>>(
         &mut self,
         cx: &mut PumpContext<'_, I>,
@@ -111,7 +112,7 @@ impl<S, P> Relaying<S, P> {
         self.broken
     }
 
-    /// One end is gone. Deliver what it sent before; discard what was meant for it.
+    /// One end is gone. Deliver what it sent before, and discard what was meant for it.
     fn pass_the_reset_on<I: Io<Socket = S, Pipe = P>>(
         &mut self,
         cx: &mut PumpContext<'_, I>,
@@ -142,7 +143,7 @@ impl<S, P> Relaying<S, P> {
         Ok(if due { Progress::StillResetting } else { Progress::Resetting })
     }
 
-    /// [`RESET_CHECK`] has passed: looks again, unless the grace is over.
+    /// [`RESET_CHECK`] has passed: checks again, unless the grace is over.
     pub(crate) fn check_reset<I: Io<Socket = S, Pipe = P>>(
         &mut self,
         cx: &mut PumpContext<'_, I>,
@@ -158,8 +159,8 @@ impl<S, P> Relaying<S, P> {
         })
     }
 
-    /// Makes the end of a connection a reset where bytes for it are left behind: an orderly end would say that what came
-    /// is all.
+    /// Makes the close of a connection a reset if bytes for it are left: FIN would claim that the data is
+    /// complete.
     pub(crate) fn cut<I: Io<Socket = S>>(&self, io: &mut I) {
         if self.up.owes(&self.downstream) {
             io.reset_when_closed(&self.upstream.socket);
@@ -169,7 +170,7 @@ impl<S, P> Relaying<S, P> {
         }
     }
 
-    /// Makes the end of both connections a reset.
+    /// Makes the close of both connections a reset.
     pub(crate) fn reset<I: Io<Socket = S>>(&self, io: &mut I) {
         io.reset_when_closed(&self.downstream.socket);
         io.reset_when_closed(&self.upstream.socket);

@@ -4,8 +4,9 @@
 //! AwaitHeader ──▶ Connecting ──▶ Relaying ──▶ closed
 //!      └──────────────┴──────────────┴──────────▲
 //! ```
-//! Stages are consumed and replaced, except `Relaying`, which takes most of the time and works in place. A session never
-//! sees a clock or an event loop: events and `now` come in as parameters, and a [`Verdict`] says what it waits for.
+//! Stages are consumed and replaced, except `Relaying`, which takes most of the time and works in place. A
+//! session has no access to a clock or an event loop: events and `now` are parameters, and a [`Verdict`] tells
+//! what it waits for.
 
 use std::time::Instant;
 
@@ -23,27 +24,27 @@ use super::header::{FirstBytes, HeaderRules, Read};
 use super::relaying::{Progress, Relaying, Side};
 use crate::io::{Io, Readiness};
 
-/// What a session wants after it was given its turn.
+/// What a session needs after its turn.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// An event, or this deadline, whichever is first.
+    /// An event or this deadline, whichever comes first.
     Wait(Deadline),
-    /// Another turn, after the others had theirs.
+    /// Another turn, after the other sessions.
     Again,
-    /// To end.
+    /// To be closed.
     Close(CloseReason),
 }
 
-/// What a session's one deadline is for.
+/// The purpose of a session's one deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Deadline {
-    /// The one that runs already.
+    /// The deadline that is already running.
     Unchanged,
     /// A whole header.
     Header,
-    /// A first byte, where a header is optional.
+    /// A first byte, if a header is optional.
     HeaderWait,
-    /// The rest of a header that has begun by then.
+    /// The rest of a header that had started by then.
     HeaderRest,
     Connect,
     ConflictRetry,
@@ -56,12 +57,12 @@ pub(crate) enum Deadline {
 pub(crate) struct Session<S, P> {
     stage: Stage<S, P>,
     sender: SenderAddr,
-    /// Boxed, because it is read only twice in a session's life.
+    /// Boxed because it is used only twice in a session's life.
     route: Option<Box<Route>>,
     began: Instant,
     link: Link,
-    /// The session has asked for another turn. Until it gets it, events are only noted: a session has one turn per round,
-    /// however many events its sockets have.
+    /// The session has asked for another turn. Until then events are only noted: a session has one turn per
+    /// round, however many events its sockets have.
     turn_due: bool,
     _permit: Permit,
 }
@@ -81,7 +82,7 @@ impl<S, P> Linked for Session<S, P> {
 }
 
 impl<S, P> Session<S, P> {
-    /// A session that begins with an accepted connection.
+    /// A session that starts with an accepted connection.
     pub(crate) fn new(socket: S, sender: SenderAddr, now: Instant, permit: Permit) -> Self {
         let downstream = End { socket, ready: Readiness::FRESH };
         Self {
@@ -102,7 +103,7 @@ impl<S, P> Session<S, P> {
         }
     }
 
-    /// The first turn: what has come with the connection is read at once.
+    /// The first turn: reads what has arrived with the connection.
     pub(crate) fn begin<I>(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict
     where
         I: Io<Socket = S, Pipe = P>,
@@ -119,7 +120,7 @@ impl<S, P> Session<S, P> {
         }
     }
 
-    /// The first of those that a header has: silence, or the header's own.
+    /// The first deadline: for silence, or for the header.
     fn header_deadline<I>(&self, cx: &Context<'_, I>) -> Deadline {
         let times = cx.settings.header_times;
         let may_be_silent = cx.policy.admit(self.sender) == Ok(HeaderRule::Optional);
@@ -153,7 +154,7 @@ impl<S, P> Session<S, P> {
         self.work(cx, scratch)
     }
 
-    /// The further turn that was asked for with [`Verdict::Again`].
+    /// The further turn that [`Verdict::Again`] asked for.
     pub(crate) fn turn<I>(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict
     where
         I: Io<Socket = S, Pipe = P>,
@@ -162,7 +163,7 @@ impl<S, P> Session<S, P> {
         self.work(cx, scratch)
     }
 
-    /// Works with what is known to be ready.
+    /// Processes what is known to be ready.
     fn work<I>(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict
     where
         I: Io<Socket = S, Pipe = P>,
@@ -178,7 +179,7 @@ impl<S, P> Session<S, P> {
         }
     }
 
-    /// The deadline has passed.
+    /// Handles a deadline that has passed.
     pub(crate) fn on_deadline<I>(
         &mut self,
         cx: &mut Context<'_, I>,
@@ -189,7 +190,7 @@ impl<S, P> Session<S, P> {
         I: Io<Socket = S, Pipe = P>,
     {
         if self.turn_due {
-            // Not silent: its turn is due, and the worker is busy with others.
+            // Not silent: its turn is due, but the worker is busy with other sessions.
             return Verdict::Wait(deadline);
         }
         match (std::mem::replace(&mut self.stage, Stage::Over), deadline) {
@@ -238,7 +239,7 @@ impl<S, P> Session<S, P> {
         match reader.on_timeout(first.seen(), cx.now.saturating_duration_since(self.began)) {
             Opening::NoHeader => self.open(cx, downstream, None, &[]),
             Opening::Refused(error) => Verdict::Close(error.into()),
-            // It has begun within the time that it may be silent for, and has the rest for the whole.
+            // The header started within the time for silence, and gets the rest of the header's time.
             Opening::NeedMore | Opening::Header { .. } => {
                 self.stage = Stage::AwaitHeader { downstream, first };
                 Verdict::Wait(Deadline::HeaderRest)
@@ -280,7 +281,7 @@ impl<S, P> Session<S, P> {
         Verdict::Wait(Deadline::Unchanged)
     }
 
-    /// Asks the policy where the session goes, and dials.
+    /// Asks the policy for the destination, and connects.
     fn open<I>(
         &mut self,
         cx: &mut Context<'_, I>,
@@ -321,7 +322,7 @@ impl<S, P> Session<S, P> {
         }
     }
 
-    /// Enters the stage that dialling led to.
+    /// Enters the stage that connecting led to.
     fn adopt<I: Io<Socket = S, Pipe = P>>(
         &mut self,
         cx: &mut Context<'_, I>,
@@ -365,7 +366,7 @@ impl<S, P> Session<S, P> {
         }
     }
 
-    /// Makes the end of what is connected before relaying a reset.
+    /// Makes the close of all connections before relaying a reset.
     fn reset_early<I: Io<Socket = S>>(&self, io: &mut I) {
         match &self.stage {
             Stage::AwaitHeader { downstream, .. } => io.reset_when_closed(&downstream.socket),
@@ -374,13 +375,14 @@ impl<S, P> Session<S, P> {
         }
     }
 
-    /// The last turn: resets or cuts the connections, counts and logs. The sockets close when the session is dropped.
+    /// The last turn: resets or cuts the connections, counts and logs. The sockets close when the session is
+    /// dropped.
     pub(crate) fn close<I: Io<Socket = S>>(&self, cx: &mut Context<'_, I>, reason: &CloseReason) {
         let (mut bytes_up, mut bytes_down) = (0, 0);
         if let Stage::Relaying(relaying) = &self.stage {
             (bytes_up, bytes_down) = relaying.delivered_bytes();
             match reason {
-                // The end of a stream that truepeer ends must not look like the sender's own.
+                // When truepeer ends a stream, that must not look like the sender's own end.
                 CloseReason::ResetByClient
                 | CloseReason::ResetByBackend
                 | CloseReason::Stopping

@@ -19,8 +19,8 @@ impl UdpFlows {
         let received = self.received.get_or_insert_with(room);
         match received.receive(flow.upstream.as_fd()) {
             Ok(_) => {}
-            // ECONNREFUSED above all: the backend is restarting. The flow outlives that; the error was taken off the
-            // socket, and what waits behind it will be announced again.
+            // Usually ECONNREFUSED: the backend is restarting. The flow survives that. The error was taken off
+            // the socket, and waiting datagrams will be announced again.
             Err(_) => return,
         }
         let Some(Some(Entrance { gate, .. })) = self.gates.get(flow.back.gate) else { return };
@@ -38,7 +38,7 @@ impl UdpFlows {
             shard.add(Counter::DatagramsDropped, sent.dropped);
         }
         let udp = flow.listener.rules.settings.udp.as_ref();
-        // Where datagrams are bare, only the sender's own tell that it still knows the flow.
+        // Where datagrams are bare, only the sender's own datagrams prove that it still knows the flow.
         if udp.is_some_and(|udp| !udp.sending.unwrap_or(udp.dialect).has_bare_datagrams()) {
             self.table.touch(key, cx.now);
         }
@@ -56,7 +56,7 @@ impl SentHeader {
 }
 
 impl Back {
-    /// The way back for what has come in by `arrival`.
+    /// The way back for datagrams that came in by `arrival`.
     pub(super) fn new(number: usize, gate: &Gate, arrival: &Arrival<'_>) -> Self {
         let mut back = Self { gate: number, sender: arrival.from, local: None, own_socket: None };
         back.follow(number, gate, arrival);
@@ -72,7 +72,7 @@ impl Back {
         if other_port == self.own_socket.as_ref().map(|(local, _)| *local) {
             return;
         }
-        // Should it fail, replies leave from the listener's port: better than none.
+        // If it fails, replies leave from the listener's port, which is better than none.
         self.own_socket = other_port.and_then(|local| Some((local, open_reply_socket(local).ok()?)));
     }
 

@@ -1,4 +1,4 @@
-//! One flow: a client's datagrams, an upstream socket that appears as the client, and the way back.
+//! One flow: a client's datagrams, an upstream socket with the client's address, and the way back.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,13 +21,13 @@ use super::table::FlowKey;
 use super::tuples::{Tuples, UpstreamTuple};
 use crate::listener::Listener;
 
-/// Buffers of an upstream socket: a flow's share of a burst.
+/// The buffer size of an upstream socket: a flow's share of a burst.
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// One flow.
 #[derive(Debug)]
 pub(crate) struct Flow {
-    /// With the rules that the flow began with.
+    /// The listener, with the rules that the flow started with.
     pub(crate) listener: Rc<Listener>,
     pub(crate) upstream: OwnedFd,
     pub(crate) route: Box<Route>,
@@ -50,26 +50,26 @@ pub(crate) struct Flow {
 #[derive(Debug)]
 pub(crate) struct Back {
     pub(crate) gate: usize,
-    /// As the kernel gave it: an IPv4 sender of a dual-stack socket is `::ffff:a.b.c.d` here.
+    /// The address as the kernel gave it: an IPv4 sender of a dual-stack socket is `::ffff:a.b.c.d` here.
     pub(crate) sender: SocketAddr,
     pub(crate) local: Option<Local>,
-    /// TPROXY brought the datagram from a port that is not the listener's: replies leave from there.
+    /// TPROXY brought the datagram to a port that is not the listener's: replies leave from that port.
     pub(crate) own_socket: Option<(SocketAddr, OwnedFd)>,
 }
 
-/// What is put in front of what goes to the backend (`--send-proxy`).
+/// The header for the backend (`--send-proxy`).
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SentHeader {
     /// Nothing: the upstream socket has the client's address.
     Nothing,
-    /// This, on each datagram; replies may carry as much in front of them, to be taken off (`spp`).
+    /// This header on each datagram. Replies may start with as many bytes, to be removed (`spp`).
     Each { header: Box<[u8]>, replies_carry_it: bool },
-    /// This, once: on the first datagram, or alone before it.
+    /// This header once: on the first datagram, or alone before it.
     Once { header: Box<[u8]>, alone: bool },
 }
 
 impl Flow {
-    /// What its log line says.
+    /// The values of its log line.
     pub(crate) fn ended(&self, why: Counter) -> EndedFlow<'_> {
         EndedFlow {
             sender: SenderAddr::new(self.back.sender),
@@ -135,20 +135,20 @@ fn connect(route: &Route, source: Option<SocketAddr>, mark: u32) -> Result<Owned
     }
     if let Some(source) = source {
         set_transparent(socket.as_fd(), source)?;
-        // One client may have flows to several backends, each connected to its own.
+        // One client may have flows to several backends; each socket is connected to its own.
         sockopt::set_socket_reuseaddr(&socket, true).named("setsockopt(SO_REUSEADDR)")?;
         bind_as(&socket, source)?;
     }
     rustix::net::connect(&socket, &backend).named("connect")?;
     refuse_itself(socket.as_fd(), &dial::Upstream { source, backend, mark })?;
     grow_buffers(socket.as_fd(), BUFFER_BYTES);
-    // An older kernel hands datagrams over one by one.
+    // An older kernel delivers datagrams one by one.
     let _ = enable_gro(socket.as_fd());
     Ok(socket)
 }
 
-/// A socket that has the port on every address holds it (udp_lib_lport_inuse), except for those that share it by
-/// SO_REUSEPORT, of the same user: our own gates do.
+/// A socket that has the port on every address holds it (udp_lib_lport_inuse), unless it shares the port by
+/// SO_REUSEPORT and belongs to the same user. truepeer's own gates do.
 fn bind_as(socket: &OwnedFd, source: SocketAddr) -> Result<(), ConnectError> {
     let again = match rustix::net::bind(socket, &source) {
         Err(Errno::ADDRINUSE) if source.port() == 0 => return Err(ConnectError::TupleInUse),
@@ -164,7 +164,7 @@ fn bind_as(socket: &OwnedFd, source: SocketAddr) -> Result<(), ConnectError> {
     }
 }
 
-/// Whether datagrams of `socket` may be merged at all.
+/// Whether datagrams of `socket` can be merged.
 pub(super) fn can_merge(socket: &OwnedFd) -> bool {
     supports_segmentation(socket.as_fd())
 }

@@ -1,4 +1,4 @@
-//! The sockets that senders' datagrams come to.
+//! The sockets to which senders send datagrams.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,7 +19,7 @@ use truepeer_sys::{CallError, Named};
 use super::steering;
 use super::tuples::Tuples;
 
-/// Buffers of a listener: some thousand datagrams while a worker is busy.
+/// The buffer size of a listener: some thousand datagrams while a worker is busy.
 const BUFFER_BYTES: usize = 8 << 20;
 
 /// One worker's socket of a UDP listener.
@@ -35,7 +35,7 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// What a datagram was sent to.
+    /// The address to which a datagram was sent.
     pub(super) fn destination_of(&self, arrival: &Arrival<'_>) -> Option<SocketAddr> {
         let canonical = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
         let local = || arrival.local.map(|local| SocketAddr::new(local.ip, self.port));
@@ -60,7 +60,7 @@ pub(crate) fn open(
             .collect::<Result<_, _>>()
             .map_err(fail);
     }
-    // The program looks at the first of merged datagrams only, and the next may be of another client.
+    // The BPF program sees only the first of merged datagrams, and the next may belong to another client.
     let may_merge = workers == 1 || udp.dialect.has_bare_datagrams();
     let mut gates: Vec<Gate> = Vec::with_capacity(workers);
     for _ in 0..workers {
@@ -68,8 +68,8 @@ pub(crate) fn open(
         let port = gates.first().map_or(settings.address.port(), |first| first.port);
         let address = SocketAddr::new(settings.address.ip(), port);
         let socket = bind(settings, address, !gates.is_empty()).map_err(fail)?;
-        // For the other workers' gates, and for the upstream sockets of clients that have the same port (NTP's clients
-        // send from 123): other users' sockets can't share it.
+        // For the gates of the other workers, and for the upstream sockets of clients with the same port (NTP
+        // clients send from 123). Other users' sockets can't share it.
         sockopt::set_socket_reuseport(&socket, true).named("setsockopt(SO_REUSEPORT)").map_err(fail)?;
         gates.push(adopt(listener, settings, socket, may_merge, tuples).map_err(fail)?);
     }
@@ -80,16 +80,17 @@ pub(crate) fn open(
     Ok(gates)
 }
 
-/// What came before the steering program stood has been spread without it: it would open its client's flow with another
-/// worker than what comes next, and two flows can't have one tuple. Bounded, for senders don't wait.
+/// Drops the datagrams that came before the steering program was attached. The kernel spread them without it, so
+/// they would open their client's flow in another worker than later ones, and two flows can't have one tuple.
+/// Bounded, because senders don't wait.
 fn discard_early(socket: &OwnedFd) {
     const MOST: usize = 1 << 16;
     let waiting = || rustix::net::recv(socket, &mut [0_u8; 1], RecvFlags::DONTWAIT);
     (0..MOST).take_while(|_| waiting() != Err(Errno::AGAIN)).for_each(drop);
 }
 
-/// The first socket of a group is bound as if it were alone: else a second instance of this program would silently
-/// share the port with it.
+/// The first socket of a group is bound without SO_REUSEPORT. Otherwise a second instance of this program would
+/// silently share the port.
 fn bind(settings: &ListenerSettings, address: SocketAddr, is_further: bool) -> Result<OwnedFd, CallError> {
     let socket = udp_socket(address)?;
     if is_further {
@@ -112,7 +113,7 @@ fn adopt(
     enable_arrival_reports(socket.as_fd(), settings.address, settings.transparent)?;
     grow_buffers(socket.as_fd(), BUFFER_BYTES);
     if may_merge {
-        // An older kernel hands datagrams over one by one: slower, and nothing else.
+        // An older kernel delivers datagrams one by one, which is only slower.
         let _ = enable_gro(socket.as_fd());
     }
     Ok(Gate {

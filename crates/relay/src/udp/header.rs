@@ -1,4 +1,4 @@
-//! Opening a datagram: its header, where its listener's dialect has one, and its payload.
+//! Opens a datagram: its header, if the listener's dialect has one, and its payload.
 
 use truepeer_policy::{Dialect, HeaderRule};
 use truepeer_proto::{
@@ -6,30 +6,30 @@ use truepeer_proto::{
     Versions, decode_datagram, spp,
 };
 
-/// A datagram, opened.
+/// An opened datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Opened<'a> {
     /// It names its client.
     Headed {
-        /// The header as it came: in `spp`, replies carry it back.
+        /// The header as received: in `spp`, replies carry it back.
         raw: &'a [u8],
         header: Header<'a>,
         payload: &'a [u8],
     },
-    /// It belongs to whom its sender's earlier header named, or needs none.
+    /// It belongs to the client that its sender's earlier header named, or needs no header.
     Bare(&'a [u8]),
 }
 
-/// A datagram that can't be opened.
+/// Why a datagram can't be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unopened {
-    /// Its header is none, or a wrong one.
+    /// Its header is missing or invalid.
     Invalid(DecodeError),
     /// It is bare, and no header came before it.
     NoHeaderBefore,
 }
 
-/// Opens one datagram; `is_known` tells whether its sender has named a client before.
+/// Opens one datagram. `is_known` returns whether its sender has named a client before.
 pub(crate) fn open(
     dialect: Dialect,
     datagram: &[u8],
@@ -62,7 +62,7 @@ fn decode(dialect: Dialect, datagram: &[u8], limits: Limits) -> Result<Opened<'_
     Ok(Opened::Headed { raw, header, payload })
 }
 
-/// Whether the datagram does not even begin as a header of this dialect does.
+/// Whether the datagram doesn't even start like a header of this dialect.
 fn is_no_header(dialect: Dialect, error: &DecodeError, datagram: &[u8]) -> bool {
     let signature_bytes = if dialect == Dialect::Spp { spp::MAGIC.len() } else { V2_SIGNATURE.len() };
     match error.kind {
@@ -72,7 +72,7 @@ fn is_no_header(dialect: Dialect, error: &DecodeError, datagram: &[u8]) -> bool 
     }
 }
 
-/// SPP names client and destination as a v2 header for UDP would.
+/// SPP carries the same addresses as a v2 header for UDP.
 fn header_of(header: &spp::Spp) -> Header<'static> {
     Header {
         version: Version::V2,

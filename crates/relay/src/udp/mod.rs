@@ -1,9 +1,9 @@
-//! UDP flows: datagrams from senders to a backend that sees the client, and its replies back.
+//! UDP flows: datagrams from senders to a backend that sees the client's address, and its replies back.
 //!
 //! ```text
 //! Gate ── recvmmsg ──▶ header::open ──▶ FlowTable ──▶ by flow ── merged, sendmmsg ──▶ backend
 //!                          │ header          └ new: Policy::route, upstream socket bound to the client
-//!                          └ refused: counted, complained about once a minute
+//!                          └ refused: counted, logged once a minute
 //! sender ◀── sendmmsg, merged ── [header] ◀── recvmmsg ◀── the flow's upstream socket
 //! ```
 //! No datagram can end a flow or the process: a flow ends by silence, by eviction, or with its listener.
@@ -43,9 +43,9 @@ use self::retired::Retired;
 use self::table::{FlowTable, Gone};
 use crate::listener::Listener;
 
-/// Receives in one batch: half a page of headers, and enough to make runs from.
+/// How many receives one batch has: half a page of headers, and enough for runs.
 const BATCH: usize = 64;
-/// Batches from one gate before others get a turn.
+/// How many batches one gate gets before the others.
 const BATCHES_PER_TURN: usize = 4;
 
 /// Everything around flows while they work.
@@ -60,7 +60,7 @@ pub(crate) struct FlowContext<'a> {
     pub(crate) flow_token: fn(Key) -> u64,
 }
 
-/// A gate, and the listener that new flows from it belong to.
+/// A gate, and the listener for new flows from it.
 #[derive(Debug, Clone)]
 struct Entrance {
     gate: Rc<Gate>,
@@ -114,7 +114,7 @@ impl UdpFlows {
     pub(crate) fn close_gates(&mut self, cx: &FlowContext<'_>, id: ListenerId) {
         for place in &mut self.gates {
             if let Some(entrance) = place.take_if(|entrance| entrance.listener.id == id) {
-                // Another worker's handle would keep a closed socket among our events.
+                // Remove it explicitly: another worker's handle would keep the closed socket in this epoll.
                 let _ = epoll::delete(cx.epoll, &*entrance.gate.socket);
             }
         }
@@ -123,7 +123,7 @@ impl UdpFlows {
         }
     }
 
-    /// New flows from the listener's gates follow its new rules.
+    /// Applies the listener's new rules to new flows from its gates.
     pub(crate) fn set_listener(&mut self, listener: &Rc<Listener>) {
         for entrance in self.gates.iter_mut().flatten().filter(|one| one.listener.id == listener.id) {
             entrance.listener = Rc::clone(listener);
@@ -135,7 +135,7 @@ impl UdpFlows {
         self.is_draining = true;
     }
 
-    /// When the next flow is to be forgotten, or a port given back.
+    /// The time at which the next flow must be forgotten, or a port released.
     pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
         [self.table.next_deadline(), self.retired.next_deadline()].into_iter().flatten().min()
     }
@@ -158,7 +158,7 @@ impl UdpFlows {
         }
         cx.journal.on_flow_end(&gone.flow.ended(why), cx.now);
         let sending = listener.rules.settings.udp.as_ref().and_then(|udp| udp.sending);
-        // An evicted flow has to make room: it can't keep its descriptor.
+        // An evicted flow must make room, so it can't keep its descriptor.
         if is_expired && sending.is_some_and(Dialect::has_bare_datagrams) {
             self.retire(cx, gone.flow);
         }

@@ -1,4 +1,4 @@
-//! Opening a flow.
+//! Opens flows.
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::net::SocketAddr;
@@ -22,14 +22,14 @@ use super::table::FlowKey;
 use super::{FlowContext, UdpFlows};
 use crate::listener::Listener;
 
-/// Longest address block of a v2 header that we write, with its fixed part and a checksum (PROXY 2.2).
+/// The longest address block of a v2 header that truepeer writes, with the fixed part and a checksum (PROXY 2.2).
 const V2_ROOM: usize = 16 + 36 + 7;
 
 /// What a new flow is made from.
 pub(super) struct NewFlow<'a> {
     pub(super) key: FlowKey,
     pub(super) header: Option<&'a Header<'a>>,
-    /// The header as it came.
+    /// The header as received.
     pub(super) raw: &'a [u8],
     pub(super) number: usize,
     pub(super) gate: &'a Gate,
@@ -52,7 +52,7 @@ impl UdpFlows {
         }
         let sending = sending(&opening, &route)?;
         let upstream = open_upstream(&opening.key, &route, rules.settings.mark, &opening.gate.tuples)?;
-        // Last: nothing makes room for a flow that then can't be opened.
+        // Check it last: no flow must be forgotten for one that then can't be opened.
         let permit = self.permit(cx);
         if let Some(error) = &upstream.port_replaced {
             cx.journal.on_port_replaced(&opening.listener.shard, &route, error, cx.now);
@@ -85,8 +85,8 @@ impl UdpFlows {
         {
             self.forget(cx, oldest, Counter::FlowsEvicted);
         }
-        // Another worker may be quicker to take what was made free, or have all flows: the clients that are steered here
-        // must not pay for that, so each worker may exceed the bound by one.
+        // Another worker may be quicker to take the released place, or may have all flows. The clients that are
+        // steered to this worker must not suffer for that, so each worker may exceed the limit by one.
         cx.budgets.flows.take_anyway(1)
     }
 
@@ -137,7 +137,7 @@ fn spp_header(route: &Route, destination: Option<SocketAddr>) -> Result<Box<[u8]
     Ok(buffer[..length].into())
 }
 
-/// SPP has no way to leave the destination out.
+/// SPP always needs a destination.
 fn unspecified_like(client: SocketAddr) -> SocketAddr {
     if client.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0_u16; 8], 0).into() }
 }

@@ -1,5 +1,5 @@
-//! Datagrams on their way out: gathered, merged into runs of equal size, sent, and sent again plainly where merging
-//! does not work.
+//! Outgoing datagrams: gathered, merged into runs of equal size and sent. Where merging fails, they are sent
+//! again one by one.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -8,12 +8,12 @@ use std::os::fd::BorrowedFd;
 use rustix::io::Errno;
 use truepeer_sys::udp::{Local, Run, send_runs};
 
-/// Datagrams in one run. Kernels since 6.10 take 128, all others 64.
+/// The most datagrams in one run. Kernels since 6.10 accept 128, older ones 64.
 const SEGMENTS: usize = 64;
-/// Bytes in one run: what an IPv4 packet can carry, less its headers.
+/// The most bytes in one run: the payload of the largest IPv4 packet.
 const RUN_BYTES: usize = 65_507;
 
-/// One datagram: what is put in front of its payload, and the payload.
+/// One datagram: the header to add, and the payload.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Datagram<'a> {
     pub(super) prefix: &'a [u8],
@@ -26,28 +26,28 @@ impl Datagram<'_> {
     }
 }
 
-/// Where datagrams go.
+/// The destination of datagrams.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Way<'a> {
     pub(super) socket: BorrowedFd<'a>,
-    /// `None`: where the socket is connected to.
+    /// `None`: the address that the socket is connected to.
     pub(super) to: Option<SocketAddr>,
-    /// `None`: from where the socket is bound.
+    /// `None`: the address that the socket is bound to.
     pub(super) from: Option<Local>,
 }
 
-/// What became of them.
+/// The outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Sent {
     pub(super) datagrams: u64,
-    /// Payload bytes, without what was put in front.
+    /// Payload bytes, without headers.
     pub(super) bytes: u64,
-    /// Lost here: the socket's buffer is full, or the datagram is longer than the path takes.
+    /// Lost here: the socket's buffer is full, or the datagram is longer than the path's MTU.
     pub(super) dropped: u64,
 }
 
 impl Sent {
-    /// Adds what was sent later.
+    /// Adds datagrams that were sent later.
     pub(super) fn add(&mut self, more: Self) {
         self.datagrams += more.datagrams;
         self.bytes += more.bytes;
@@ -72,7 +72,7 @@ impl Bounds {
 
 /// Sends `datagrams` in order. Clears `may_merge` when the path refuses merged ones.
 pub(super) fn send(way: Way<'_>, datagrams: &[Datagram<'_>], may_merge: &mut bool) -> Sent {
-    // Mostly nothing stands in front: half as many slices for the kernel to copy.
+    // Usually no datagram has a header: half as many slices for the kernel to copy.
     let slices: Vec<IoSlice<'_>> = if datagrams.iter().all(|datagram| datagram.prefix.is_empty()) {
         datagrams.iter().map(|datagram| IoSlice::new(datagram.payload)).collect()
     } else {
@@ -89,7 +89,7 @@ pub(super) fn send(way: Way<'_>, datagrams: &[Datagram<'_>], may_merge: &mut boo
     sending.sent
 }
 
-/// Cuts into runs of datagrams of equal length, of which only the last may be shorter.
+/// Splits into runs of datagrams of equal length. Only the last of a run may be shorter.
 fn merge(datagrams: &[Datagram<'_>]) -> Vec<Bounds> {
     let mut runs = Vec::with_capacity(datagrams.len());
     let mut first = 0;
@@ -113,7 +113,7 @@ fn run_length(datagrams: &[Datagram<'_>]) -> usize {
     equal + usize::from(shorter_end)
 }
 
-/// Each datagram for itself.
+/// Each datagram alone.
 fn plain(first: usize, end: usize) -> Vec<Bounds> {
     (first..end).map(|first| Bounds { first, end: first + 1, segment_bytes: None }).collect()
 }
@@ -121,7 +121,7 @@ fn plain(first: usize, end: usize) -> Vec<Bounds> {
 struct RunSender<'a> {
     way: Way<'a>,
     datagrams: &'a [Datagram<'a>],
-    /// One for each datagram, or two.
+    /// One or two slices for each datagram.
     slices: &'a [IoSlice<'a>],
     sent: Sent,
 }
@@ -145,15 +145,15 @@ impl<'a> RunSender<'a> {
                     self.count_dropped(&bounds[next..]);
                     break;
                 }
-                // udp(7): a segment above the path's MTU, or an interface that can't be given the work.
+                // udp(7): a segment above the path's MTU, or a device without support.
                 Err(Errno::MSGSIZE | Errno::INVAL | Errno::IO) if current.segment_bytes.is_some() => {
                     merging_works = false;
                     self.all(&plain(current.first, current.end));
                     next += 1;
                     tried_again = false;
                 }
-                // Perhaps the answer to an earlier datagram (ICMP: refused, unreachable, too big for the path): then it has
-                // now been told, and this one was not sent.
+                // This may be an ICMP error for an earlier datagram (refused, unreachable, too large). It has now
+                // been reported, and this datagram was not sent.
                 Err(_) if !tried_again => tried_again = true,
                 Err(_) => {
                     self.count_dropped(&bounds[next..=next]);

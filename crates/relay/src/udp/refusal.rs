@@ -9,7 +9,7 @@ use truepeer_session::connect_as::ConnectError;
 
 use super::table::SenderKey;
 
-/// A datagram that goes nowhere.
+/// A datagram that is dropped.
 #[derive(Debug, thiserror::Error)]
 #[error("datagram dropped: {cause}")]
 pub(crate) struct DroppedDatagram {
@@ -22,16 +22,16 @@ pub(crate) enum DropCause {
     #[error("{error}{}; does --udp-dialect match the sender?", hint.map_or_else(String::new, |hint| format!("; it looks like: {hint}")))]
     Invalid { error: DecodeError, hint: Option<&'static str> },
     #[error(
-        "a flow must begin with a header (--udp-dialect first or standalone), and this sender has sent none; is the PROXY protocol on at the sender?"
+        "a flow must begin with a header (--udp-dialect first or standalone), and this sender sent none; is the PROXY protocol enabled at the sender?"
     )]
     NoHeaderBefore,
     #[error(
-        "its flow was forgotten {} s ago after a silence of {} s, but the sender goes on without a new header; raise --close-after to just below the sender's own time-out",
+        "its flow was forgotten {} s ago after a silence of {} s, but the sender continues without a new header; raise --close-after to just below the sender's own time-out",
         ago.as_secs(), silence.as_secs()
     )]
     FlowForgotten { ago: Duration, silence: Duration },
     #[error(
-        "its flow was forgotten {} s ago to make room for others, but the sender goes on without a new header; raise --max-flows or the limit of open files (LimitNOFILE=, ulimit -n)",
+        "its flow was forgotten {} s ago to make room for others, but the sender continues without a new header; raise --max-flows or the limit of open files (LimitNOFILE=, ulimit -n)",
         ago.as_secs()
     )]
     FlowEvicted { ago: Duration },
@@ -39,11 +39,11 @@ pub(crate) enum DropCause {
     Policy(#[from] Refusal),
     #[error("can't open the upstream socket: {0}")]
     Upstream(#[from] ConnectError),
-    #[error("no header for the backend can be made: {0}")]
+    #[error("can't create a header for the backend: {0}")]
     Unencodable(#[from] truepeer_proto::EncodeError),
-    #[error("truepeer is stopping, and takes no new flows")]
+    #[error("truepeer is stopping and accepts no new flows")]
     Draining,
-    #[error("the upstream socket can't be watched: {0}")]
+    #[error("can't watch the upstream socket: {0}")]
     Unwatchable(rustix::io::Errno),
 }
 
@@ -63,9 +63,9 @@ impl DroppedDatagram {
     }
 }
 
-/// How many forgotten flows are remembered: only to tell a sender's mistake from ours.
+/// How many forgotten flows are remembered. They only distinguish a sender's mistake from truepeer's.
 const MOST: usize = 4096;
-/// For how long: a sender's port that turns up later is somebody else's.
+/// How long they are remembered. Later the sender's port may belong to another flow.
 const MEMORY: Duration = Duration::from_secs(600);
 
 /// Senders whose flows were forgotten.
@@ -82,7 +82,7 @@ struct Farewell {
 }
 
 impl Forgotten {
-    /// Remembers that the flow of `sender` was forgotten `now`: after its silence, or to make room.
+    /// Remembers that the flow of `sender` was forgotten at `now`, after its silence or to make room.
     pub(crate) fn add(&mut self, sender: SenderKey, evicted: bool, now: Instant) {
         if self.flows.insert(sender, Farewell { at: now, evicted }).is_none() {
             self.order.push_back(sender);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_forgotten_is_remembered_for_a_while_and_in_a_bound() {
+    fn forgotten_flows_are_remembered_for_a_limited_time_and_number() {
         let (mut forgotten, start) = (Forgotten::default(), Instant::now());
         let why = |forgotten: &Forgotten, n, after| forgotten.why(&sender(n), MEMORY, start + after);
         forgotten.add(sender(1), false, start);

@@ -1,16 +1,17 @@
-//! One flow has one worker.
+//! Assigns each flow to one worker.
 //!
-//! Each worker has its own socket of a SO_REUSEPORT group. By itself the kernel chooses by the sender's address and
-//! port, which is right where bare datagrams are known by exactly that. Where each datagram names its client, the
-//! same client may come from several sender ports; two workers would then open two upstream sockets with one tuple,
-//! of which only the newer hears replies. So a classic BPF program chooses by the header's client and destination.
+//! Each worker has its own socket of a SO_REUSEPORT group. By default the kernel chooses by the sender's address
+//! and port. That is right where bare datagrams are identified by exactly those. Where each datagram names its
+//! client, the same client may come from several sender ports. Two workers would then open two upstream sockets
+//! with one tuple, and only the newer one would receive replies. So a classic BPF program chooses by the header's
+//! client and destination.
 //!
-//! Anything that is not such a header is left to the kernel's own choice, by answering with a socket that does not
-//! exist (`reuseport_select_sock`: "no bpf or invalid bpf result: fall back to hash usage").
+//! For anything other than such a header the program returns a socket that does not exist, and the kernel makes
+//! its own choice (`reuseport_select_sock`: "no bpf or invalid bpf result: fall back to hash usage").
 
 use truepeer_policy::Dialect;
 
-/// A program for `workers` sockets, or `None` where the kernel's choice is right.
+/// A program for `workers` sockets, or `None` if the kernel's choice is right.
 pub(super) fn program(dialect: Dialect, workers: usize) -> Option<Vec<libc::sock_filter>> {
     if workers < 2 || dialect.has_bare_datagrams() {
         return None;
@@ -22,14 +23,15 @@ pub(super) fn program(dialect: Dialect, workers: usize) -> Option<Vec<libc::sock
     })
 }
 
-/// Source and destination address, and both ports, of a v2 header for UDP over IPv4 (PROXY 2.2).
+/// The source and destination address and both ports of a v2 header for UDP over IPv4 (PROXY 2.2).
 const V2_IPV4_WORDS: [u32; 3] = [16, 20, 24];
 /// The same over IPv6.
 const V2_IPV6_WORDS: [u32; 9] = [16, 20, 24, 28, 32, 36, 40, 44, 48];
-/// Client and proxy address and both ports, after the magic.
+/// The client and proxy address and both ports, after the magic.
 const SPP_WORDS: [u32; 9] = [2, 6, 10, 14, 18, 22, 26, 30, 34];
 
-/// The v2 signature (PROXY 2.2) by words, and what follows it: version 2, command PROXY, and UDP over IPv4 or IPv6.
+/// The v2 signature (PROXY 2.2) in words, and the bytes after it: version 2, command PROXY, and UDP over IPv4 or
+/// IPv6.
 const SIGNATURE: [u32; 3] = [0x0D0A_0D0A, 0x000D_0A51, 0x5549_540A];
 const PROXY_UDP_IPV4: u32 = 0x2112;
 const PROXY_UDP_IPV6: u32 = 0x2122;
@@ -61,7 +63,8 @@ fn by_spp_header(workers: u32) -> Vec<libc::sock_filter> {
     program
 }
 
-/// Beyond a datagram's end the kernel would end the program with 0: the first worker, whoever else has the flow.
+/// A load beyond the datagram's end makes the kernel return 0: the first worker, whichever has the flow. So check
+/// the length first.
 fn require_length(program: &mut Vec<libc::sock_filter>, bytes: u32) {
     program.push(instruction(LOAD_LENGTH, 0));
     program.push(branch(JUMP_IF_AT_LEAST, bytes, 1, 0));
@@ -73,17 +76,17 @@ fn require_equal(program: &mut Vec<libc::sock_filter>, word: u32) {
     program.push(instruction(RETURN, KERNELS_CHOICE));
 }
 
-/// Mixes the words at these offsets and returns a number below `workers`.
+/// Mixes the words at these offsets into a number below `workers`.
 fn choose_by(offsets: &[u32], workers: u32) -> Vec<libc::sock_filter> {
     let mut program = vec![instruction(LOAD_WORD, offsets[0])];
     for &offset in &offsets[1..] {
-        // A multiplication between any two words: a client's address and port that change together must not cancel out.
+        // Multiply between any two words: changes in a client's address and port must not cancel out.
         program.push(instruction(MULTIPLY, GOLDEN));
         program.push(instruction(TO_X, 0));
         program.push(instruction(LOAD_WORD, offset));
         program.push(instruction(XOR_X, 0));
     }
-    // The upper bits of a product are the well mixed ones.
+    // The upper bits of a product are mixed best.
     program.extend([
         instruction(MULTIPLY, GOLDEN),
         instruction(SHIFT_RIGHT, 16),

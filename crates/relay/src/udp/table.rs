@@ -1,7 +1,7 @@
-//! The flows of one worker: found by client, or by the sender's address where datagrams are bare; bounded; forgotten
-//! after a silence.
+//! The flows of one worker: found by client, or by the sender's address where datagrams are bare. Their number is
+//! limited, and silent ones are forgotten.
 //!
-//! Pure: no sockets, no clock. What a flow consists of is the caller's type.
+//! Pure: no sockets and no clock. The caller defines the contents of a flow.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -11,12 +11,12 @@ use truepeer_session::ListenerId;
 use truepeer_session::deadlines::{Deadlines, Link, Linked, QueueId};
 use truepeer_session::table::{Key, Table};
 
-/// What makes two datagrams the same flow: who sent them, to whom, through which listener.
+/// The identity of a flow: client, destination, and listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FlowKey {
     pub(crate) listener: ListenerId,
     pub(crate) client: SocketAddr,
-    /// The header's; where it names none, what the datagram was sent to.
+    /// The header's destination; without one, the address to which the datagram was sent.
     pub(crate) destination: Option<SocketAddr>,
 }
 
@@ -25,7 +25,7 @@ pub(crate) struct FlowKey {
 pub(crate) struct SenderKey {
     pub(crate) listener: ListenerId,
     pub(crate) sender: SocketAddr,
-    /// Our end of it: TPROXY brings datagrams for many.
+    /// The local address: TPROXY brings datagrams for many.
     pub(crate) local: Option<SocketAddr>,
 }
 
@@ -44,7 +44,7 @@ impl<F> Linked for Entry<F> {
     }
 }
 
-/// The flows.
+/// The flows of one worker.
 #[derive(Debug)]
 pub(crate) struct FlowTable<F> {
     flows: Table<Entry<F>>,
@@ -65,7 +65,7 @@ impl<F> Default for FlowTable<F> {
 }
 
 impl<F> FlowTable<F> {
-    /// Whether there are none.
+    /// Whether there are no flows.
     pub(crate) fn is_empty(&self) -> bool {
         self.flows.is_empty()
     }
@@ -75,7 +75,7 @@ impl<F> FlowTable<F> {
         self.by_client.get(key).copied()
     }
 
-    /// The flow that a sender's bare datagrams belong to.
+    /// The flow of a sender's bare datagrams.
     pub(crate) fn of_sender(&self, key: &SenderKey) -> Option<Key> {
         self.by_sender.get(key).copied()
     }
@@ -84,7 +84,7 @@ impl<F> FlowTable<F> {
         self.flows.get_mut(key).map(|entry| &mut entry.flow)
     }
 
-    /// Adds a flow, which is forgotten after `silence`. That begins `now`.
+    /// Adds a flow at `now`, which is forgotten after `silence`.
     pub(crate) fn insert(&mut self, key: FlowKey, flow: F, silence: Duration, now: Instant) -> Key {
         let silence = self.deadlines.queue((), silence);
         let place = self.flows.insert(Entry { flow, key, sender: None, silence, link: Link::default() });
@@ -93,8 +93,8 @@ impl<F> FlowTable<F> {
         place
     }
 
-    /// From now on bare datagrams of `sender` belong to this flow: not those of its earlier sender, whose port may
-    /// be another client's next.
+    /// Assigns the bare datagrams of `sender` to this flow. Those of its earlier sender no longer belong to it,
+    /// because that port may soon be another client's.
     pub(crate) fn name_sender(&mut self, key: Key, sender: SenderKey) {
         let Some(entry) = self.flows.get_mut(key) else { return };
         if entry.sender == Some(sender) {
@@ -107,32 +107,32 @@ impl<F> FlowTable<F> {
     }
 
     fn unname(&mut self, sender: &SenderKey, key: Key) {
-        // Unless another flow has been named by that sender since.
+        // Unless that sender has named another flow since.
         if self.by_sender.get(sender) == Some(&key) {
             self.by_sender.remove(sender);
         }
     }
 
-    /// The flow is not silent.
+    /// Restarts the flow's silence.
     pub(crate) fn touch(&mut self, key: Key, now: Instant) {
         let Some(entry) = self.flows.get_mut(key) else { return };
         let queue = entry.silence;
         self.deadlines.start(&mut self.flows, key, queue, now);
     }
 
-    /// Takes one flow out that has been silent for too long.
+    /// Removes one flow that has been silent for too long.
     pub(crate) fn expire(&mut self, now: Instant) -> Option<Gone<F>> {
         let (key, _) = self.deadlines.expire(&mut self.flows, now)?;
         self.remove(key)
     }
 
-    /// Takes the flow out whose silence would end first.
+    /// Removes the flow whose silence would end first.
     pub(crate) fn evict(&mut self) -> Option<Gone<F>> {
         let first = self.deadlines.next(&mut self.flows)?;
         self.expire(first)
     }
 
-    /// Takes one flow of a listener out.
+    /// Removes one flow of a listener.
     pub(crate) fn take_of(&mut self, listener: ListenerId) -> Option<Gone<F>> {
         let key = self.by_client.iter().find(|(key, _)| key.listener == listener).map(|(_, &key)| key)?;
         self.remove(key)
@@ -143,7 +143,7 @@ impl<F> FlowTable<F> {
         self.deadlines.next(&mut self.flows)
     }
 
-    /// Takes a flow out.
+    /// Removes a flow.
     pub(crate) fn remove(&mut self, key: Key) -> Option<Gone<F>> {
         self.deadlines.cancel(&mut self.flows, key);
         let entry = self.flows.remove(key)?;
@@ -155,7 +155,7 @@ impl<F> FlowTable<F> {
     }
 }
 
-/// A flow that was taken out.
+/// A flow that was removed.
 #[derive(Debug)]
 pub(crate) struct Gone<F> {
     pub(crate) flow: F,

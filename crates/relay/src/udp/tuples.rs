@@ -1,9 +1,10 @@
-//! Which client addresses are in use towards which backends, by all workers together.
+//! The client addresses in use towards each backend, by all workers together.
 //!
-//! The kernel lets any number of UDP sockets have one tuple, and gives what the backend sends to the newest alone. One
-//! client that sent to two addresses of its load balancer has two flows, but one backend: the second flow must not
-//! take the first one's replies. Only a flow's own successor may: the same client and destination, where the sender goes
-//! on by another listener, or from another port that belongs to another worker (the header in the first datagram only).
+//! The kernel lets any number of UDP sockets have one tuple and delivers the backend's datagrams to the newest
+//! only. A client that sent to two addresses of its load balancer has two flows but one backend: the second flow
+//! must not take the first one's replies. Only a flow's own successor may have its tuple: the same client and
+//! destination, where the sender continues on another listener, or from another port that belongs to another
+//! worker (if only the first datagram has a header).
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -20,11 +21,11 @@ pub(crate) struct Tuples(Arc<Mutex<HashMap<(SocketAddr, SocketAddr), Owner>>>);
 struct Owner {
     client: SocketAddr,
     destination: Option<SocketAddr>,
-    /// The flow itself, and its successors.
+    /// The flow and its successors.
     sockets: usize,
 }
 
-/// One of them; dropping it gives it back.
+/// A tuple in use; dropping it releases it.
 #[derive(Debug)]
 pub(crate) struct UpstreamTuple {
     tuples: Tuples,

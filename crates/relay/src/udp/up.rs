@@ -28,7 +28,7 @@ struct Placed<'a> {
     payload: &'a [u8],
 }
 
-/// The datagram before this one: the next of the same client need not be looked up.
+/// The previous datagram: for the next one of the same client no look-up is needed.
 #[derive(Debug, Clone, Copy)]
 struct Last<'a> {
     raw: &'a [u8],
@@ -39,13 +39,13 @@ impl UdpFlows {
     /// A gate has datagrams.
     pub(crate) fn on_gate(&mut self, cx: &FlowContext<'_>, number: usize) {
         let Some(Some(entrance)) = self.gates.get(number).cloned() else { return };
-        // Out while datagrams borrow from it.
+        // Moved out while datagrams borrow from it.
         let mut received = self.received.take().unwrap_or_else(room);
         for _ in 0..BATCHES_PER_TURN {
             match received.receive(entrance.gate.socket.as_fd()) {
                 Ok(_) => self.deliver(cx, number, &entrance, &received),
                 Err(Errno::AGAIN) => break,
-                // The answer to a reply that we sent before; it is not about what waits here.
+                // The error belongs to a reply that was sent before, not to the waiting datagrams.
                 Err(_) => {}
             }
         }
@@ -75,7 +75,7 @@ impl UdpFlows {
         }
     }
 
-    /// Finds or opens the flow of each datagram of one receive.
+    /// Finds or opens the flow of each datagram of a batch.
     fn place<'a>(
         &mut self,
         cx: &FlowContext<'_>,
@@ -142,7 +142,8 @@ impl UdpFlows {
         }
     }
 
-    /// The flow that a header names (or its sender, without one), opened if there is none yet.
+    /// The flow of the client that a header names (or of its sender, without a header). Opens it if it doesn't
+    /// exist.
     fn flow_of(
         &mut self,
         cx: &FlowContext<'_>,
@@ -208,7 +209,7 @@ impl UdpFlows {
     }
 }
 
-/// Where a datagram came in, and what holds there.
+/// The gate of a datagram, and the rules there.
 struct At<'a> {
     number: usize,
     gate: &'a Gate,
@@ -239,7 +240,7 @@ impl At<'_> {
 }
 
 impl Flow {
-    /// Sends payloads to the backend, with what must stand in front of them.
+    /// Sends payloads to the backend with the headers that they need.
     fn send_up(&mut self, placed: &[Placed<'_>]) -> Sent {
         let way = Way { socket: self.upstream.as_fd(), to: None, from: None };
         let (mut sent, mut rest) = (Sent::default(), placed);
@@ -255,7 +256,8 @@ impl Flow {
             let begun = send(way, &datagrams, &mut self.merge_up);
             sent.add(begun);
             rest = others;
-            // A header that did not get out (too long together with the payload, say) goes with the next one.
+            // A header that was not sent (too long together with the payload, for example) is sent with the next
+            // datagram.
             if begun.datagrams > 0 {
                 self.sending = SentHeader::Nothing;
             }

@@ -1,4 +1,5 @@
-//! Doors: the listening sockets that a worker accepts from, and when it leaves connections in their queues.
+//! Doors: the listening sockets from which a worker accepts, and pauses during which connections stay in their
+//! queues.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,24 +20,24 @@ use crate::listener::Listener;
 /// How long the doors stay closed when the system is out of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A listening socket, and the listener that new sessions from it belong to.
+/// A listening socket, and the listener for new sessions from it.
 #[derive(Debug, Clone)]
 pub(super) struct Door {
-    /// Shared with other workers: the last one to let go closes it.
+    /// Shared with other workers: the last one to drop it closes it.
     pub(super) socket: Arc<OwnedFd>,
     pub(super) listener: Rc<Listener>,
 }
 
-/// A worker's doors, each at a place of its own.
+/// A worker's doors, each at its own index.
 #[derive(Debug, Default)]
 pub(super) struct Doors {
     places: Vec<Option<Door>>,
-    /// Set while no door is watched, for want of descriptors or memory.
+    /// Set while no door is watched because descriptors or memory ran out.
     paused_until: Option<Instant>,
 }
 
 impl Doors {
-    /// One more. Of the workers that share a socket, the kernel wakes one per connection.
+    /// Adds a door. Of the workers that share a socket, the kernel wakes one for each connection.
     pub(super) fn open(&mut self, epoll: &OwnedFd, door: Door) -> Result<(), CallError> {
         let vacant = self.places.iter().position(Option::is_none);
         let place = vacant.unwrap_or_else(|| {
@@ -50,7 +51,7 @@ impl Doors {
         Ok(())
     }
 
-    /// Takes the doors of `id` out; nobody watches them any more.
+    /// Removes the doors of `id` and stops watching them.
     pub(super) fn close(&mut self, epoll: &OwnedFd, id: ListenerId) -> Vec<Door> {
         let gone = self.places.iter_mut().filter_map(|place| place.take_if(|door| door.listener.id == id));
         let gone: Vec<_> = gone.collect();
@@ -61,14 +62,14 @@ impl Doors {
         gone
     }
 
-    /// New sessions from the listener's doors follow its new rules.
+    /// Applies the listener's new rules to new sessions from its doors.
     pub(super) fn set_listener(&mut self, listener: &Rc<Listener>) {
         for door in self.places.iter_mut().flatten().filter(|door| door.listener.id == listener.id) {
             door.listener = Rc::clone(listener);
         }
     }
 
-    /// The door at a place; none if it has been closed since the event.
+    /// The door at an index; `None` if it was closed after the event.
     pub(super) fn at(&self, place: usize) -> Option<Door> {
         self.places.get(place)?.clone()
     }
@@ -87,7 +88,7 @@ impl Doors {
         }
     }
 
-    /// When the doors are to be opened again.
+    /// When the doors will be opened again.
     pub(super) fn paused_until(&self) -> Option<Instant> {
         self.paused_until
     }
@@ -111,18 +112,18 @@ fn watch(epoll: &OwnedFd, place: usize, door: &Door) -> Result<(), CallError> {
     epoll::add(epoll, door.socket.as_fd(), token, EventFlags::IN | EventFlags::EXCLUSIVE).named("epoll_ctl")
 }
 
-/// What accepting gave.
+/// The result of accepting.
 pub(super) enum Accepted {
     Connection(OwnedFd, SocketAddr),
     /// None is waiting.
     Nobody,
-    /// This connection was lost or refused by the system; the next one may work.
+    /// This connection was lost or refused by the system; the next one may succeed.
     Lost,
-    /// The system is out of a resource: an immediate retry would spin.
+    /// The system has run out of a resource: an immediate retry would spin.
     OutOf(Errno),
 }
 
-/// Takes one connection.
+/// Accepts one connection.
 pub(super) fn accept(listener: &OwnedFd) -> Accepted {
     match acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
         Ok((socket, address)) => match address.map(SocketAddr::try_from) {

@@ -1,26 +1,26 @@
-//! What an event is about, as its user data says.
+//! Decodes an event's user data.
 
 use truepeer_session::table::Key;
 
 use crate::tcp::relaying::Side;
 
-/// Places of doors and gates: far more than there are.
+/// The most doors and gates: far more than exist.
 const PLACES: u64 = 1 << 20;
-/// No session's key has so high a place.
+/// No session's key has an index this high.
 const BELL: u64 = u64::MAX;
 const FIRST_DOOR: u64 = u64::MAX - PLACES;
 const FIRST_GATE: u64 = FIRST_DOOR - PLACES;
-/// Set for a flow's upstream socket; no session's key has this bit.
+/// Marks a flow's upstream socket; no session's key has this bit.
 const FLOW: u64 = 1 << 63;
 
-/// What is ready.
+/// The source of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     /// The mailbox.
     Bell,
-    /// A listening socket, by its place.
+    /// A listening socket, by its index.
     Door(usize),
-    /// A UDP socket that senders send to, by its place.
+    /// A UDP socket for senders, by its index.
     Gate(usize),
     /// A flow's upstream socket.
     Flow(Key),
@@ -29,7 +29,7 @@ pub(super) enum Event {
 }
 
 impl Event {
-    /// As user data.
+    /// Encodes it as user data.
     pub(super) fn to_bits(self) -> u64 {
         match self {
             Self::Bell => BELL,
@@ -40,7 +40,7 @@ impl Event {
         }
     }
 
-    /// The reverse of [`Event::to_bits`].
+    /// The inverse of [`Event::to_bits`].
     pub(super) fn from_bits(bits: u64) -> Self {
         let place = |first: u64| usize::try_from(bits - first).unwrap_or(usize::MAX);
         match bits {
@@ -59,16 +59,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn user_data_says_again_what_it_was_made_from() {
+    fn user_data_is_decoded_to_its_source() {
         let mut events = vec![Event::Bell];
         events.extend([0, 1, 1000].map(Event::Door));
         events.extend([0, 1, 1000].map(Event::Gate));
-        // The highest that a key's bits can be.
+        // The highest key.
         for bits in [0, 1, 1 << 32, (1 << 62) - 1] {
             let key = Key::from_bits(bits);
             events.extend([Event::Session(key, Side::Downstream), Event::Session(key, Side::Upstream)]);
         }
-        // The place of a flow stays below the gates' numbers.
+        // The index of a flow stays below the gates' indices.
         events.extend([0, 1, 1 << 32, (1 << 50) + 7].map(|bits| Event::Flow(Key::from_bits(bits))));
         for event in events {
             assert_eq!(Event::from_bits(event.to_bits()), event);

@@ -1,13 +1,13 @@
 //! A worker: one thread, one epoll, its own sessions.
 //!
 //! ```text
-//! epoll ─┬─ a door (listening socket) ─▶ accept, perhaps hand over to a worker with less to do
+//! epoll ─┬─ a door (listening socket) ─▶ accept, perhaps pass to a less busy worker
 //!        ├─ a gate (UDP socket) ───────▶ Flows::on_gate; a flow's upstream socket ─▶ Flows::on_reply
 //!        ├─ the mailbox ───────────────▶ orders: open, close, set rules, adopt a connection, drain, stop
 //!        └─ a session's socket ────────▶ Session::on_event ─▶ Verdict ─▶ wait, another turn, or close
-//! then: further turns, then deadlines that have passed
+//! then: further turns, then passed deadlines
 //! ```
-//! A panic within a session's turn ends that session alone, by a reset.
+//! A panic within a session's turn ends only that session, by a reset.
 
 mod doors;
 mod event;
@@ -46,16 +46,17 @@ use crate::tcp::relaying::{RESET_CHECK, Side};
 use crate::tcp::session::{Deadline, Session, Verdict};
 use crate::udp::{self, UdpFlows};
 
-/// The buffer for reading, per worker: room for the longest header, and for what is copied at once.
+/// The size of the read buffer of a worker: room for the longest header, and for one copy.
 const SCRATCH_BYTES: usize = 128 << 10;
-/// Events taken from the kernel at once.
+/// How many events one epoll_wait takes.
 const EVENTS: usize = 256;
-/// Connections taken before sessions get a turn.
+/// How many connections are accepted before sessions get a turn.
 const BATCH: usize = 256;
-/// Connections that are still taken from a door that closes: the kernel has completed them, and would reset them.
+/// How many connections are still accepted from a door that closes: the kernel has completed them and would reset
+/// them.
 const LAST_CONNECTIONS: usize = 4096;
 
-/// What a worker is made of; its thread makes the worker.
+/// The parts of a worker. Its thread creates the worker from them.
 pub(crate) struct Seat {
     pub(crate) number: usize,
     pub(crate) team: Arc<Team>,
@@ -81,7 +82,7 @@ impl Seat {
     }
 }
 
-/// A session, and the listener whose rules it began with.
+/// A session, and the listener whose rules it started with.
 #[derive(Debug)]
 struct Entry {
     session: Session<Socket, Pipe>,
@@ -94,7 +95,7 @@ impl Linked for Entry {
     }
 }
 
-/// One thread's part of the relay.
+/// One thread of the relay.
 pub(crate) struct Worker {
     number: usize,
     team: Arc<Team>,
@@ -144,10 +145,10 @@ impl Worker {
         }
     }
 
-    /// Works until it is told to stop, or until its last session and flow have ended after it was told to drain.
+    /// Runs until it is told to stop, or until its last session and flow have ended after it was told to drain.
     ///
     /// # Errors
-    /// The system does not tell any more what is ready.
+    /// epoll_wait(2) failed.
     pub(crate) fn run(mut self) -> Result<(), CallError> {
         truepeer_sys::host::prepare();
         let mut events = Vec::with_capacity(EVENTS);
@@ -166,7 +167,7 @@ impl Worker {
                     }
                 }
                 Err(Errno::INTR) => {}
-                // It will not pass: to go on would spin.
+                // The error will persist: continuing would spin.
                 Err(errno) => {
                     self.close_all();
                     return Err(CallError { call: "epoll_wait", errno });
@@ -179,12 +180,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Whether nothing is left to be done after [`Order::Drain`].
+    /// Whether nothing is left to do after [`Order::Drain`].
     fn is_drained(&mut self) -> bool {
         if !self.is_draining || !self.sessions.is_empty() || !self.flows.is_empty() {
             return false;
         }
-        // A connection may have been handed over before the others saw that this worker takes none.
+        // Another worker may have passed a connection before it saw that this one accepts none.
         self.read_mail(Instant::now());
         self.sessions.is_empty()
     }
@@ -206,7 +207,7 @@ impl Worker {
             .flatten()
             .min()?;
         let left = next.saturating_duration_since(now);
-        // Round up: a wake just before the deadline would only wait again.
+        // Round up: waking just before the deadline would only wait again.
         Timespec::try_from(left + std::time::Duration::from_micros(500)).ok()
     }
 
@@ -233,9 +234,10 @@ impl Worker {
             flow_token: |key| Event::Flow(key).to_bits(),
         };
         let flows = &mut self.flows;
-        // AssertUnwindSafe: flows keep what they need for the next turn in their table, which no call leaves half changed.
+        // AssertUnwindSafe: flows keep their state between turns in their table, and no call leaves that
+        // half-changed.
         if catch_unwind(AssertUnwindSafe(|| work(flows, &cx))).is_err() {
-            error!("a defect of truepeer has lost datagrams: please report the panic above");
+            error!("a defect in truepeer has lost datagrams; please report the panic above");
         }
     }
 
@@ -247,7 +249,7 @@ impl Worker {
                     if opened.is_err() {
                         self.close(id, now);
                     }
-                    let _ = done.send(opened); // the owner may have given up
+                    let _ = done.send(opened); // the requester may have given up
                 }
                 Order::Close { id, done } => {
                     self.close(id, now);
@@ -293,7 +295,7 @@ impl Worker {
         opened
     }
 
-    /// Accepts the connections that the kernel has completed already, then closes the listener's sockets.
+    /// Accepts the connections that the kernel has already completed, then closes the listener's sockets.
     fn close(&mut self, id: ListenerId, now: Instant) {
         for door in self.doors.close(self.kernel.epoll(), id) {
             self.accept_rest(&door, now);
@@ -323,12 +325,12 @@ impl Worker {
         }
     }
 
-    /// The listener as it is for new sessions, if it is open.
+    /// The listener with the rules for new sessions, if it is open.
     fn known(&self, id: ListenerId) -> Option<Rc<Listener>> {
         self.listeners.iter().find(|listener| listener.id == id).map(Rc::clone)
     }
 
-    /// A listener with `rules`; its sessions are counted with those that it has already.
+    /// A listener with `rules`. Its sessions are counted with those that it already has.
     fn listener(&mut self, id: ListenerId, rules: Arc<ListenerRules>) -> Rc<Listener> {
         let shard = self
             .known(id)
@@ -366,7 +368,7 @@ impl Worker {
         self.doors.pause(self.kernel.epoll(), &self.journal, lacking, now);
     }
 
-    /// Accepts what waits at a door that closes.
+    /// Accepts the connections that wait at a closing door.
     fn accept_rest(&mut self, door: &Door, now: Instant) {
         for _ in 0..LAST_CONNECTIONS {
             let Some(permit) = self.budgets.sessions.take(1) else { return };
@@ -410,7 +412,7 @@ impl Worker {
         self.give_turn(key, now, |session, cx, scratch| session.begin(cx, scratch));
     }
 
-    /// Gives the session of `key` a turn, if it still lives, and carries out its verdict.
+    /// Gives the session of `key` a turn, if it still exists, and carries out its verdict.
     fn give_turn<F>(&mut self, key: Key, now: Instant, turn: F)
     where
         F: FnOnce(&mut Session<Socket, Pipe>, &mut Context<'_, Kernel>, &mut [u8]) -> Verdict,
@@ -430,8 +432,8 @@ impl Worker {
             now,
         };
         let scratch = &mut *self.scratch;
-        // AssertUnwindSafe: what a panic leaves half done is the session's own, and is dropped with it. Sockets that are
-        // dropped by the panic itself are reset (`Socket`).
+        // AssertUnwindSafe: a panic can leave only the session's own state half-changed, and the session is
+        // dropped. The panic resets the sockets that it drops (`Socket`).
         let verdict = catch_unwind(AssertUnwindSafe(|| turn(session, &mut cx, scratch)))
             .unwrap_or(Verdict::Close(CloseReason::Panicked));
         match verdict {
@@ -454,7 +456,7 @@ impl Worker {
             }
             Verdict::Again => self.again.push(key),
             Verdict::Close(reason) => {
-                // AssertUnwindSafe: as above.
+                // AssertUnwindSafe: the session is dropped after this, whatever state the panic left.
                 let _ = catch_unwind(AssertUnwindSafe(|| session.close(&mut cx, &reason)));
                 let shard: &Shard = &listener.shard;
                 shard.on_end();
@@ -486,7 +488,7 @@ mod tests {
 
     /// An idle session holds its entry and the box of its route, and no buffer.
     #[test]
-    fn an_idle_session_takes_half_a_kibibyte_at_most() {
+    fn an_idle_session_takes_at_most_half_a_kibibyte() {
         let bytes = size_of::<Option<Entry>>() + size_of::<truepeer_policy::Route>();
         println!("{bytes} bytes for an idle session");
         assert!(bytes <= 512, "{bytes}");

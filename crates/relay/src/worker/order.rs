@@ -1,4 +1,4 @@
-//! What a worker can be told by other threads.
+//! The orders that a worker gets from other threads.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -11,19 +11,19 @@ use truepeer_sys::CallError;
 
 use crate::entrances::Entrances;
 
-/// An order. Where one has a `done`, it is answered when it has been carried out.
+/// An order. If it has a `done`, the worker answers on it after carrying it out.
 #[derive(Debug)]
 pub(crate) enum Order {
-    /// Take connections and datagrams for one more listener.
+    /// Open one more listener.
     Open {
         id: ListenerId,
         rules: Arc<ListenerRules>,
         entrances: Entrances,
         done: Sender<Result<(), CallError>>,
     },
-    /// Take no more for this listener, and close its sockets.
+    /// Accept nothing more for this listener, and close its sockets.
     Close { id: ListenerId, done: Sender<()> },
-    /// New sessions of the listener follow these rules.
+    /// New sessions of the listener use these rules.
     SetRules { id: ListenerId, rules: Arc<ListenerRules>, done: Sender<()> },
     /// Serve a connection that a busier worker has accepted.
     Adopt { id: ListenerId, rules: Arc<ListenerRules>, connection: AcceptedConnection },
@@ -31,10 +31,10 @@ pub(crate) enum Order {
     Drain,
     /// End.
     Stop,
-    /// Do nothing until the other end is dropped.
+    /// Block until the other end is dropped.
     #[cfg(test)]
     Hold(std::sync::mpsc::Receiver<()>),
-    /// Lose epoll, as no worker should.
+    /// Break the epoll.
     #[cfg(test)]
     Break,
 }

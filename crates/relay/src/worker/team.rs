@@ -1,4 +1,4 @@
-//! The workers of a relay, as each sees the others.
+//! The workers of a relay, as each worker sees them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -6,9 +6,9 @@ use truepeer_session::mailbox::Postbox;
 
 use super::order::Order;
 
-/// A worker hands connections over when it has this many sessions more than the idlest one, and an eighth more.
+/// A worker passes connections on when it has this many sessions more than the least busy one, plus an eighth.
 const UNEVEN: usize = 4;
-/// The load of a worker that takes no more sessions.
+/// The load of a worker that accepts no more sessions.
 const GONE: usize = usize::MAX / 2;
 
 /// All workers.
@@ -18,7 +18,7 @@ pub(crate) struct Team {
     loads: Loads,
 }
 
-/// Sessions of each worker, those included that were handed to it and that it has not seen yet.
+/// The number of sessions of each worker, including those passed to it that it has not seen yet.
 #[derive(Debug)]
 struct Loads(Vec<AtomicUsize>);
 
@@ -28,23 +28,23 @@ impl Team {
         Self { postboxes, loads: Loads(loads) }
     }
 
-    /// Chooses the worker that is to serve one more session, which `here` has accepted, and counts the session there.
+    /// Chooses the worker for one more session, which `here` has accepted, and counts the session there.
     pub(super) fn place(&self, here: usize) -> usize {
         self.loads.place(here)
     }
 
-    /// The worker serves the session instead, since the one chosen has ended.
+    /// Moves the session to another worker, because the chosen one has ended.
     pub(super) fn move_back(&self, chosen: usize, here: usize) {
         self.loads.0[here].fetch_add(1, Ordering::Relaxed);
         self.leave(chosen);
     }
 
-    /// A session of the worker has ended, or never was one.
+    /// A session of the worker has ended, or was never started.
     pub(super) fn on_end(&self, worker: usize) {
         self.loads.0[worker].fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The worker takes no more sessions.
+    /// The worker accepts no more sessions.
     pub(super) fn leave(&self, worker: usize) {
         self.loads.0[worker].store(GONE, Ordering::Relaxed);
     }
@@ -64,7 +64,7 @@ impl Loads {
 mod tests {
     use super::*;
 
-    /// One worker accepts them all, before any other has read its mail.
+    /// One worker accepts all of them before any other has read its mailbox.
     #[test]
     fn a_burst_is_spread_over_all_workers() {
         let loads = Loads([0; 4].map(AtomicUsize::new).into());
