@@ -30,7 +30,7 @@ pub struct Client {
     pub origin: Origin,
     /// What the client connected to, where the header said so.
     pub destination: Option<SocketAddr>,
-    /// Set if the address is one that only `--allow-claims` lets pass: worth a warning.
+    /// Set if the address is one that only `--allow-claims` permits: worth a warning.
     pub special: Option<SpecialRange>,
 }
 
@@ -99,7 +99,7 @@ pub struct Route {
     pub send_proxy: Option<Version>,
     /// What the client connected to, where the header said so; otherwise the downstream socket's own address is it.
     pub destination: Option<SocketAddr>,
-    /// Set if the client is one that only `--allow-claims` lets pass: worth a warning.
+    /// Set if the client is one that only `--allow-claims` permits: worth a warning.
     pub special: Option<SpecialRange>,
 }
 

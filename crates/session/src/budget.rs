@@ -1,12 +1,13 @@
-//! Bounds on what all sessions together may hold.
+//! Limits on what all sessions together may hold.
 //!
-//! A [`Budget`] is a counted allowance shared by all workers; a [`Permit`] is a part of it, given back when dropped.
-//! The caller decides what to do without a permit: copy instead of splice, stop accepting, refuse a header.
+//! A [`Budget`] is a counted allowance that all workers share. A [`Permit`] is a part of it, released when
+//! dropped. The caller decides what to do without a permit: copy instead of splice, stop accepting, refuse a
+//! header.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A number of units that all workers share.
+/// A number of units shared by all workers.
 #[derive(Debug, Clone)]
 pub struct Budget(Arc<Allowance>);
 
@@ -17,7 +18,7 @@ struct Allowance {
 }
 
 impl Budget {
-    /// `limit` units: sessions, pipes or bytes, as the owner counts.
+    /// Creates a budget of `limit` units: sessions, pipes or bytes, as the owner counts.
     #[must_use]
     pub fn new(limit: usize) -> Self {
         Self(Arc::new(Allowance { limit, used: AtomicUsize::new(0) }))
@@ -43,13 +44,13 @@ impl Budget {
         Permit { allowance: Arc::clone(&self.0), amount }
     }
 
-    /// Units in use.
+    /// The units in use.
     #[must_use]
     pub fn used(&self) -> usize {
         self.0.used.load(Ordering::Relaxed)
     }
 
-    /// Units in all.
+    /// The total number of units.
     #[must_use]
     pub fn limit(&self) -> usize {
         self.0.limit
@@ -63,7 +64,7 @@ impl Allowance {
     }
 }
 
-/// A part of a [`Budget`]; dropping it gives it back.
+/// A part of a [`Budget`]; dropping it releases it.
 #[derive(Debug)]
 pub struct Permit {
     allowance: Arc<Allowance>,
@@ -71,7 +72,7 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// Takes `more` units of the same budget; `false` and unchanged if fewer are left.
+    /// Takes `more` units of the same budget. `false`: fewer are left, and nothing changes.
     #[must_use]
     pub fn grow(&mut self, more: usize) -> bool {
         let grown = self.allowance.reserve(more);
@@ -88,31 +89,32 @@ impl Drop for Permit {
     }
 }
 
-/// Every global bound of a relay.
+/// All global limits.
 #[derive(Debug, Clone)]
 pub struct Budgets {
-    /// Sessions: two descriptors each, but see [`Self::for_http`].
+    /// Sessions: two descriptors each; for HTTP see [`Self::for_http`].
     pub sessions: Budget,
     /// UDP flows: one descriptor each.
     pub flows: Budget,
     /// Pipes that hold spliced bytes: two descriptors and up to 256 KiB of kernel memory each.
     pub pipes: Budget,
-    /// Bytes in our memory that were read from one side and not yet taken by the other.
+    /// Bytes in truepeer's memory that were read from one side and not yet taken by the other.
     pub backlog_bytes: Budget,
     /// Bytes of incomplete headers.
     pub header_bytes: Budget,
 }
 
-/// Descriptors reserved for everything else: standard streams, epoll and event descriptors, listeners, netlink, logs.
+/// Descriptors reserved for other purposes: standard streams, epoll and event descriptors, listeners, netlink,
+/// logs.
 const RESERVED_FILES: usize = 64;
-/// Pipes that the unprivileged quota of 64 MiB allows at 256 KiB each, less a margin (`fs.pipe-user-pages-soft`).
+/// The pipes of 256 KiB that the unprivileged quota of 64 MiB allows, minus a margin (`fs.pipe-user-pages-soft`).
 const MOST_PIPES: usize = 240;
 const BACKLOG_BYTES: usize = 256 << 20;
 const HEADER_BYTES: usize = 64 << 20;
 
 impl Budgets {
-    /// Divides `open_files` descriptors among pipes, TCP sessions and UDP flows, as far as each is wanted; the byte
-    /// budgets are fixed.
+    /// Divides `open_files` descriptors among pipes, TCP sessions and UDP flows, as far as each is needed. The
+    /// byte budgets are fixed.
     #[must_use]
     pub fn for_open_files(open_files: usize, tcp: bool, udp: bool) -> Self {
         let usable = open_files.saturating_sub(RESERVED_FILES).max(4);
@@ -132,9 +134,9 @@ impl Budgets {
         }
     }
 
-    /// Divides `open_files` descriptors where all sessions are of HTTP. Most of them wait for a next request and need one
-    /// descriptor, so two thirds are clients'; the origin's connections share the rest. Requests for which none is left
-    /// wait for one.
+    /// Divides `open_files` descriptors if all sessions are HTTP. Most of them wait for a request and need one
+    /// descriptor, so two thirds are for clients. Connections to the origin share the rest. A request waits if no
+    /// descriptor is left.
     #[must_use]
     pub fn for_http(open_files: usize) -> Self {
         let usable = open_files.saturating_sub(RESERVED_FILES).max(4);

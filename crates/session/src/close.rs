@@ -1,4 +1,4 @@
-//! Why a session ended: the text, the counter, and whether the sender sees a reset.
+//! Why a session ended: its text, its counter, and whether the sender sees a reset.
 
 use std::time::Duration;
 
@@ -13,68 +13,70 @@ use crate::journal::Ending;
 /// How a session ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CloseReason {
-    /// Both directions were closed in order.
+    /// Both directions were closed with FIN.
     #[error("finished")]
     Finished,
-    /// The client (or its sender) reset the connection; the backend's was reset, too.
+    /// The client (or its sender) reset the connection. The backend's was reset, too.
     #[error("reset by the client")]
     ResetByClient,
-    /// The backend reset the connection; the client's was reset, too.
+    /// The backend reset the connection. The client's was reset, too.
     #[error("reset by the backend")]
     ResetByBackend,
-    /// Nothing moved for too long.
-    #[error("idle for too long")]
+    /// No bytes moved for too long.
+    #[error("idle time-out")]
     Idle,
-    /// No header came, or a wrong one, or a part of one.
+    /// The header was missing, invalid or incomplete.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// The policy says no.
+    /// The policy refused it.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// No backend connection could be made.
     #[error("can't connect to the backend {} as {}: {error}{}", .route.backend, .route.client, advice(error))]
     ConnectFailed {
-        /// Whose connection.
+        /// The destination, and the client's address.
         route: Box<Route>,
-        /// What failed.
+        /// The error.
         error: ConnectError,
     },
     /// The backend did not answer in time.
     #[error(
-        "the backend {} did not answer {} within {} s: is it up, and do its replies to that address come back to this host? (truepeer doctor tells)",
+        "the backend {} did not answer {} within {} s: is it up, and do its replies to that address come back to this host? (truepeer doctor checks)",
         .route.backend, .route.client, waited.as_secs_f32()
     )]
     ConnectTimeout {
-        /// Whose connection.
+        /// The destination, and the client's address.
         route: Box<Route>,
-        /// How long we waited.
+        /// The time limit.
         waited: Duration,
     },
-    /// All headers in pieces together take too much memory.
-    #[error("too many headers are arriving in pieces: no memory is left for this one")]
+    /// All headers in pieces together use too much memory.
+    #[error("too many headers are arriving in pieces; their memory budget is used up")]
     OverHeaderBudget,
-    /// The system is out of epoll watches.
-    #[error("the connection can't be watched: {0}; see fs.epoll.max_user_watches")]
+    /// The limit of epoll watches is reached.
+    #[error("can't watch the connection: {0}; see fs.epoll.max_user_watches")]
     Unwatchable(Errno),
-    /// truepeer ends, and with it what was open; both connections are reset.
+    /// truepeer ended; both connections were reset.
     #[error("truepeer is stopping")]
     Stopping,
-    /// A defect of truepeer; both connections are reset. The panic's own message says what it was.
+    /// A defect in truepeer; both connections were reset. The panic's own message has the details.
     #[error(
-        "a defect of truepeer has ended this session: please report the panic that was logged before this line"
+        "a defect in truepeer has ended this session; please report the panic that was logged before this line"
     )]
     Panicked,
-    /// No header can say what `--send-proxy` would have to.
-    #[error("no header for the backend can be made: {0}")]
+    /// No header can carry the client's address for `--send-proxy`.
+    #[error("can't create a header for the backend: {0}")]
     Unencodable(EncodeError),
 }
 
 fn advice(error: &ConnectError) -> &'static str {
     let call = match error {
         ConnectError::Call(call) => call,
-        ConnectError::TupleInUse => return "; is it connected through this machine twice? (--on-conflict)",
+        ConnectError::TupleInUse => {
+            return "; does this client connect through this machine twice? (--on-conflict)";
+        }
         ConnectError::PortHeld => {
-            return "; with CAP_NET_ADMIN truepeer could share the port, and with --on-conflict ephemeral take another one";
+            return "; give truepeer CAP_NET_ADMIN to share the port, or choose --on-conflict ephemeral to use another port";
         }
         ConnectError::WithItself => return "; is the backend running?",
     };
@@ -91,7 +93,8 @@ fn advice(error: &ConnectError) -> &'static str {
 }
 
 impl CloseReason {
-    /// Whether the sender's connection is reset. It would be without truepeer, too, if the backend can't be reached.
+    /// Whether the sender's connection is reset. If the backend can't be reached, it would be reset without
+    /// truepeer, too.
     #[must_use]
     pub fn resets_downstream(&self) -> bool {
         matches!(self, Self::ConnectFailed { .. } | Self::ConnectTimeout { .. } | Self::Unencodable(_))

@@ -1,8 +1,8 @@
-//! The same complaint at most once a minute.
+//! Limits the same complaint to once a minute.
 //!
-//! Anyone who can open connections can cause complaints, so neither the log nor this memory may grow at their pace. A
-//! complaint is identified by its reason and address. Complaints that were held back are counted, and the next one reports
-//! the count.
+//! Anyone who can open connections can cause complaints, so neither the log nor this memory may grow with their
+//! number. A complaint is identified by its reason and address. Suppressed complaints are counted, and the next
+//! one reports the count.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,12 +11,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const SILENCE: Duration = Duration::from_secs(60);
-/// Most complaints remembered. Beyond that, all other addresses share one entry for each reason.
+/// The most complaints remembered. Above that, all other addresses share one entry for each reason.
 const MOST_REMEMBERED: usize = 4096;
-/// Interval between sweeps of expired entries.
+/// The interval between removals of expired entries.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// Remembers what was complained about.
+/// Remembers each complaint and its time.
 #[derive(Debug, Default)]
 pub struct Complaints(Mutex<Memory>);
 
@@ -34,13 +34,14 @@ struct Remembered {
 }
 
 impl Complaints {
-    /// Whether a complaint about `about` for `reason` may be logged `now`; if so, how many like it were held back.
+    /// Whether a complaint about `about` for `reason` may be logged at `now`. If so, returns how many were
+    /// suppressed.
     #[must_use]
     pub fn may_log(&self, reason: &'static str, about: IpAddr, now: Instant) -> Option<u64> {
         self.ask(reason, Some(about), 0, now)
     }
 
-    /// The same, where `held_back` like it were held back elsewhere; `about` `None`: whoever else.
+    /// The same, with `held_back` suppressed elsewhere. `about` `None`: all other addresses.
     pub(crate) fn ask(
         &self,
         reason: &'static str,
@@ -57,7 +58,7 @@ impl Complaints {
         })
     }
 
-    /// Counts what was held back elsewhere.
+    /// Counts complaints suppressed elsewhere.
     pub(crate) fn hold_back(&self, reason: &'static str, about: Option<IpAddr>, held_back: u64) {
         self.memory().hold_back((reason, about), held_back);
     }
@@ -66,7 +67,7 @@ impl Complaints {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes everybody wait who would ask, until the answer is dropped.
+    /// Holds the lock until the result is dropped.
     #[cfg(test)]
     pub(crate) fn hold_lock(&self) -> impl Sized + '_ {
         self.memory()
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_else_is_counted_together() {
+    fn other_addresses_are_counted_together() {
         let complaints = Complaints::default();
         let start = Instant::now();
         for i in 0..u32::try_from(MOST_REMEMBERED).expect("a few") {

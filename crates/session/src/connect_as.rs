@@ -1,7 +1,7 @@
-//! Connections to backends, from the client's address where one is given.
+//! Connects to backends, from the client's address if one is given.
 //!
-//! All system calls go through libc, and options that a network stack in user space doesn't know are skipped. So such a
-//! stack can take the kernel's place.
+//! All system calls go through libc, and options that a network stack in user space doesn't support are skipped.
+//! So such a stack can replace the kernel's.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -12,29 +12,29 @@ use socket2::{Domain, Socket, Type};
 use truepeer_policy::{OnConflict, Origin, Route};
 use truepeer_sys::{CallError, Named as _, socket};
 
-/// Delay between attempts to bind the client's own tuple. Its earlier connection may just be closing.
+/// The delay between attempts to bind the client's own tuple. Its earlier connection may be closing.
 pub const CONFLICT_RETRY: Duration = Duration::from_millis(20);
 const CONFLICT_RETRIES: u8 = 2;
 
-/// How an upstream socket is made.
+/// The parameters of an upstream socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Upstream {
-    /// The address to appear from; `None` leaves both address and port to the kernel (`--send-proxy`).
+    /// The source address; `None` leaves address and port to the kernel (`--send-proxy`).
     pub source: Option<SocketAddr>,
     /// The backend.
     pub backend: SocketAddr,
-    /// Firewall mark for its packets; 0 sets none.
+    /// The firewall mark of its packets; 0: none.
     pub mark: u32,
 }
 
 impl Upstream {
-    /// As `route` says.
+    /// The parameters for `route`.
     #[must_use]
     pub fn of(route: &Route, mark: u32) -> Self {
         Self { source: route.source, backend: route.backend.get(), mark }
     }
 
-    /// The same, from any port of the same address.
+    /// The same, with any port of the same address.
     #[must_use]
     pub fn from_any_port(mut self) -> Self {
         if let Some(source) = &mut self.source {
@@ -44,19 +44,20 @@ impl Upstream {
     }
 }
 
-/// Why an upstream socket could not be made.
+/// Why an upstream socket could not be created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
     /// The tuple (source address and port, backend address and port) is in use.
     #[error("the client's address and port are in use on this machine")]
     TupleInUse,
-    /// Another program's socket on this host has the source port, on the client's address or on every one.
-    #[error("a program on this host holds the client's port (it listens there on every address)")]
+    /// A program on this host has a socket with the client's port, on the client's address or on a wildcard
+    /// address.
+    #[error("a program on this host holds the client's port (it listens on it on every address)")]
     PortHeld,
-    /// The kernel chose the backend's own address and port, which only happens where nothing listens.
-    #[error("nothing listens at the backend's port, and the kernel connected the socket with itself")]
+    /// The kernel chose the backend's own address and port, which only happens if nothing listens there.
+    #[error("nothing listens on the backend's port, and the kernel connected the socket to itself")]
     WithItself,
-    /// Anything else.
+    /// Another system call failed.
     #[error(transparent)]
     Call(#[from] CallError),
 }
@@ -73,23 +74,24 @@ impl ConnectError {
     }
 }
 
-/// What to do about a tuple or a port that is in use.
+/// What to do when a tuple or port is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterConflict {
-    /// Try the same again after [`CONFLICT_RETRY`].
+    /// Try again after [`CONFLICT_RETRY`].
     Retry,
-    /// Keep the client's address and leave the port to the kernel.
+    /// Keep the client's address and let the kernel choose the port.
     AnyPort,
     /// Refuse the session.
     GiveUp,
 }
 
 impl AfterConflict {
-    /// After `error`, and after `retries` for `route`, all in vain. `None`: it is not about a port.
+    /// The next step after `error` and `retries` failed attempts for `route`. `None`: the error is not a
+    /// conflict.
     #[must_use]
     pub fn of(error: &ConnectError, route: &Route, retries: u8) -> Option<Self> {
         let most = match error {
-            // A local sender that is its own client is using this tuple now: waiting would not free it.
+            // A local sender that is its own client is using this tuple now, so waiting doesn't help.
             ConnectError::TupleInUse if route.origin == Origin::Header => CONFLICT_RETRIES,
             ConnectError::TupleInUse | ConnectError::PortHeld => 0,
             ConnectError::WithItself | ConnectError::Call(_) => return None,
@@ -104,10 +106,11 @@ impl AfterConflict {
     }
 }
 
-/// Makes a non-blocking socket and begins to connect it; a connection in progress is no error.
+/// Creates a non-blocking socket and starts to connect it. A connection in progress is not an error.
 ///
 /// # Errors
-/// [`ConnectError::TupleInUse`] or [`ConnectError::PortHeld`] if the client's tuple or port is taken; else what failed.
+/// [`ConnectError::TupleInUse`] or [`ConnectError::PortHeld`] if the client's tuple or port is in use, otherwise
+/// the failed system call.
 pub fn connect_as(upstream: &Upstream) -> Result<OwnedFd, ConnectError> {
     let kind = Type::STREAM.nonblocking();
     let socket = Socket::new(Domain::for_address(upstream.backend), kind, None).named("socket")?;
@@ -124,7 +127,7 @@ pub fn connect_as(upstream: &Upstream) -> Result<OwnedFd, ConnectError> {
             refuse_itself(socket.as_fd(), upstream)?;
             Ok(socket.into())
         }
-        // connect(2): the tuple exists already, or no port is left that would make a new one.
+        // connect(2): the tuple exists already, or no port is left for a new one.
         Err(CallError { errno: Errno::ADDRNOTAVAIL | Errno::ADDRINUSE, .. }) => Err(ConnectError::TupleInUse),
         Err(error) => Err(error.into()),
     }
@@ -133,15 +136,15 @@ pub fn connect_as(upstream: &Upstream) -> Result<OwnedFd, ConnectError> {
 fn bind_as(socket: &Socket, source: SocketAddr) -> Result<(), ConnectError> {
     best_effort(socket::set_transparent(socket.as_fd(), source))?;
     if source.port() == 0 {
-        // Linux before 4.2 reserves a port at bind(): there are fewer ports, but it works.
+        // Linux before 4.2 lacks the option and reserves a port at bind(). Fewer ports are available then.
         let _ = socket::set_bind_address_no_port(socket.as_fd());
     } else {
-        // Several backends may be reached from one client port, and a port in TIME_WAIT may be used again.
+        // Several backends may be reached from one client port, and a port in TIME_WAIT may be reused.
         best_effort(socket.set_reuse_address(true).named("setsockopt(SO_REUSEADDR)"))?;
     }
     match socket.bind(&source.into()).named("bind") {
         Err(CallError { errno: Errno::ADDRINUSE, .. }) if source.port() == 0 => Err(ConnectError::TupleInUse),
-        // Linux's inet_bind_conflict(): a socket in LISTEN without an address conflicts with every one.
+        // Linux's inet_bind_conflict(): a listening socket on a wildcard address conflicts with every address.
         Err(CallError { errno: Errno::ADDRINUSE, .. }) => {
             socket::bind_beside_listeners(socket.as_fd(), source).map_err(|_| ConnectError::PortHeld)
         }
@@ -149,13 +152,14 @@ fn bind_as(socket: &Socket, source: SocketAddr) -> Result<(), ConnectError> {
     }
 }
 
-/// Where the kernel chose the port, it may have chosen the backend's own, if nothing listens there: such a TCP socket is
-/// connected with itself (a simultaneous open), a UDP socket hears itself, and the client hears its own echo.
+/// If the kernel chose the port, it may have chosen the backend's own, if nothing listens there. Such a TCP
+/// socket is connected to itself (a simultaneous open), and a UDP socket receives its own datagrams: the client
+/// would get its own bytes back.
 ///
 /// # Errors
 /// [`ConnectError::WithItself`]; the socket must be dropped.
 pub fn refuse_itself(socket: BorrowedFd<'_>, upstream: &Upstream) -> Result<(), ConnectError> {
-    // Of a source that is given whole, the policy says the same beforehand.
+    // If the source has a port, the policy checks this beforehand.
     if upstream.source.is_some_and(|source| source.port() != 0) {
         return Ok(());
     }
@@ -170,7 +174,8 @@ pub fn refuse_itself(socket: BorrowedFd<'_>, upstream: &Upstream) -> Result<(), 
     }
 }
 
-/// Ignores that a network stack in user space doesn't know an option. Other errors (EPERM from the kernel) are returned.
+/// Ignores the error of a network stack in user space that doesn't support an option. Other errors (EPERM from
+/// the kernel) are returned.
 fn best_effort(set: Result<(), CallError>) -> Result<(), CallError> {
     match set {
         Err(CallError { errno: Errno::OPNOTSUPP | Errno::NOPROTOOPT | Errno::NOSYS, .. }) => Ok(()),

@@ -1,8 +1,8 @@
-//! The counter registry: what happened, how often, since the start.
+//! The registry of counters since the start.
 //!
-//! Each worker counts on a [`Shard`] of its own for each listener, so that counting costs no shared cache line; a reader adds
-//! the shards up.
-//! Refusals are counted by reason in one map with a lock: they are rare, except under an attack.
+//! Each worker counts on its own [`Shard`] for each listener, so that counting touches no shared cache line. A
+//! reader sums the shards. Refusals are counted by reason in a map with a lock, because they are rare except
+//! under an attack.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -12,12 +12,12 @@ use crate::settings::ListenerId;
 
 macro_rules! counters {
     ($($(#[doc = $help:literal])+ $variant:ident = $name:literal,)+) => {
-        /// What is counted.
+        /// A counter.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Counter { $($(#[doc = $help])+ $variant,)+ }
 
         impl Counter {
-            /// All of them, in the order they are shown.
+            /// All counters, in the order in which they are shown.
             pub const ALL: [Counter; [$(Counter::$variant),+].len()] = [$(Counter::$variant),+];
 
             /// The stable name, as metrics show it.
@@ -26,7 +26,7 @@ macro_rules! counters {
                 match self { $(Counter::$variant => $name,)+ }
             }
 
-            /// One line of explanation.
+            /// A one-line description.
             #[must_use]
             pub const fn help(self) -> &'static str {
                 match self { $(Counter::$variant => concat!($($help),+),)+ }
@@ -38,9 +38,9 @@ macro_rules! counters {
 counters! {
     /// Connections accepted from senders.
     Accepted = "connections_accepted",
-    /// Connections whose sender, header or claim was refused (by reason: refusals).
+    /// Connections refused because of their sender, header or claim (by reason: refusals).
     Refused = "connections_refused",
-    /// Connections closed by the sender before a whole header came (port scans, plain health checks).
+    /// Connections closed by the sender before a whole header (port scans, health checks).
     ClosedBeforeHeader = "connections_closed_before_header",
     /// Sessions whose backend was reached.
     Relayed = "sessions_relayed",
@@ -48,15 +48,15 @@ counters! {
     ConnectFailed = "connects_failed",
     /// Upstream connections that kept the client's address but not its port, because the tuple was in use.
     PortReplaced = "client_ports_replaced",
-    /// Of these, those whose port a program on this host holds (it listens there on every address).
+    /// Of these, those whose port a program on this host holds (it listens on it on every address).
     PortHeld = "client_ports_held",
-    /// Sessions that ended with both directions closed in order.
+    /// Sessions that ended with FIN in both directions.
     Finished = "sessions_finished",
-    /// Sessions that ended by a reset, passed on as one.
+    /// Sessions that ended by a reset, which was passed on.
     Reset = "sessions_reset",
-    /// Sessions ended after too long a silence.
+    /// Sessions ended by the idle time-out.
     IdleTimeout = "sessions_idle_timeout",
-    /// Sessions that ended by a defect of truepeer; both connections were reset.
+    /// Sessions ended by a defect in truepeer; both connections were reset.
     Panicked = "sessions_panicked",
     /// Sessions that were open when truepeer ended; both connections were reset.
     Stopped = "sessions_stopped",
@@ -70,27 +70,27 @@ counters! {
     FlowsExpired = "flows_expired",
     /// UDP flows that ended because their listener was closed.
     FlowsClosed = "flows_closed",
-    /// UDP flows forgotten early, because there were too many.
+    /// UDP flows forgotten early, to make room for others.
     FlowsEvicted = "flows_evicted",
     /// Datagrams delivered to backends.
     DatagramsUp = "datagrams_up",
     /// Datagrams delivered to senders.
     DatagramsDown = "datagrams_down",
-    /// Receives of datagrams that the kernel cut off, because what it said of them had no room; not delivered.
+    /// Datagrams that were not delivered because the kernel truncated their control data.
     DatagramsCutOff = "datagrams_cut_off",
     /// Datagrams from senders that were refused (by reason: refusals).
     DatagramsRefused = "datagrams_refused",
-    /// Datagrams lost because a socket's buffer was full, or the path too narrow.
+    /// Datagrams lost because a socket's buffer was full, or because they exceeded the path's MTU.
     DatagramsDropped = "datagrams_dropped",
     /// HTTP requests, answered or not.
     Requests = "requests",
-    /// HTTP requests that were not answered with what the origin says (by reason: refusals).
+    /// HTTP requests that got no response from the origin (by reason: refusals).
     RequestsFailed = "requests_failed",
-    /// HTTP requests that were sent to the origin once more, on another connection.
+    /// HTTP requests repeated on another connection to the origin.
     Retried = "requests_retried",
-    /// Idle connections that were closed for new ones, because sessions or descriptors had run short.
+    /// Idle connections closed for new ones because sessions or descriptors ran short.
     Reclaimed = "idle_connections_reclaimed",
-    /// Times that accepting paused because descriptors, memory or sessions had run out.
+    /// Pauses in accepting because descriptors, memory or sessions ran out.
     AcceptPaused = "accept_pauses",
 }
 
@@ -102,22 +102,22 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Counts one `counter`.
+    /// Increments `counter`.
     pub fn count(&self, counter: Counter) {
         self.add(counter, 1);
     }
 
-    /// Counts `amount` of `counter`.
+    /// Adds `amount` to `counter`.
     pub fn add(&self, counter: Counter, amount: u64) {
         self.counts[counter as usize].fetch_add(amount, Ordering::Relaxed);
     }
 
-    /// A connection or flow is open until [`Self::on_end`].
+    /// Counts a connection or flow as open until [`Self::on_end`].
     pub fn on_open(&self) {
         self.open.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It has ended.
+    /// Counts it as ended.
     pub fn on_end(&self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
@@ -131,7 +131,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// A shard for `listener` in one more worker.
+    /// A shard for `listener` in another worker.
     #[must_use]
     pub fn shard(&self, listener: ListenerId) -> Arc<Shard> {
         let shard = Arc::new(Shard::default());
@@ -139,7 +139,7 @@ impl Counters {
         shard
     }
 
-    /// Counts one refusal; `reason` is a stable snake_case label, from code, never from the network.
+    /// Counts one refusal. `reason` is a constant snake_case label, never text from the network.
     pub fn refuse(&self, reason: &'static str) {
         *self.refusals.lock().unwrap_or_else(PoisonError::into_inner).entry(reason).or_default() += 1;
     }
@@ -152,7 +152,7 @@ impl Counters {
         }
     }
 
-    /// Makes everybody wait who needs a lock, until the answer is dropped.
+    /// Holds all locks until the result is dropped.
     #[cfg(test)]
     pub(crate) fn hold_locks(&self) -> impl Sized + '_ {
         (
@@ -161,19 +161,19 @@ impl Counters {
         )
     }
 
-    /// How often `counter` was counted by all workers and for all listeners together.
+    /// The value of `counter` over all workers and listeners.
     #[must_use]
     pub fn total(&self, counter: Counter) -> u64 {
         self.sum(|_| true, |shard| shard.counts[counter as usize].load(Ordering::Relaxed))
     }
 
-    /// How often `counter` was counted for `listener`.
+    /// The value of `counter` for `listener`.
     #[must_use]
     pub fn of(&self, listener: ListenerId, counter: Counter) -> u64 {
         self.sum(|of| of == listener, |shard| shard.counts[counter as usize].load(Ordering::Relaxed))
     }
 
-    /// Connections and flows of `listener` that are open now.
+    /// The number of open connections and flows of `listener`.
     #[must_use]
     pub fn open(&self, listener: ListenerId) -> usize {
         self.sum(|of| of == listener, |shard| shard.open.load(Ordering::Relaxed))
@@ -184,7 +184,7 @@ impl Counters {
         shards.iter().filter(|(listener, _)| which(*listener)).map(|(_, shard)| of(shard)).sum()
     }
 
-    /// How often each reason was counted.
+    /// The count of each reason.
     #[must_use]
     pub fn refusals(&self) -> BTreeMap<&'static str, u64> {
         self.refusals.lock().unwrap_or_else(PoisonError::into_inner).clone()

@@ -1,8 +1,8 @@
-//! Deadlines of sessions, without a heap and without stale entries.
+//! The deadlines of sessions, without a heap and without stale entries.
 //!
-//! There is a queue for each purpose and duration (for a header, 5 s). All its waits are equally long, so it is sorted by
-//! itself: new deadlines go to the back. The queues are doubly linked lists through the entries of the [`Table`];
-//! starting, moving and cancelling a deadline is O(1) and allocates nothing.
+//! There is a queue for each purpose and duration (for example a header, 5 s). All waits in a queue are equally
+//! long, so it is sorted if new deadlines go to the back. The queues are doubly linked lists through the entries
+//! of the [`Table`]. Starting, moving and cancelling a deadline takes O(1) and allocates nothing.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ struct Queued {
     next: Option<u32>,
 }
 
-/// An entry with a [`Link`].
+/// An entry that has a [`Link`].
 pub trait Linked {
     /// Its link.
     fn link(&mut self) -> &mut Link;
@@ -37,7 +37,7 @@ struct Queue<P> {
     last: Option<u32>,
 }
 
-/// All queues of one worker; `P` is what a deadline can be for.
+/// All queues of one worker; `P` is the type of the purposes.
 #[derive(Debug)]
 pub struct Deadlines<P>(Vec<Queue<P>>);
 
@@ -48,10 +48,10 @@ impl<P> Default for Deadlines<P> {
 }
 
 impl<P: Copy + PartialEq> Deadlines<P> {
-    /// The queue whose deadlines are for `purpose` and all lie `wait` after their start; made if there is none.
+    /// Returns the queue for `purpose` and the duration `wait`. Creates it if it doesn't exist.
     ///
     /// # Panics
-    /// At 2^16 different durations.
+    /// With 2^16 different durations.
     pub fn queue(&mut self, purpose: P, wait: Duration) -> QueueId {
         let known = self.0.iter().position(|queue| (queue.purpose, queue.wait) == (purpose, wait));
         let place = known.unwrap_or_else(|| {
@@ -61,7 +61,7 @@ impl<P: Copy + PartialEq> Deadlines<P> {
         QueueId::try_from(place).expect("few durations for few purposes")
     }
 
-    /// (Re)starts the one deadline of `key` in `queue`.
+    /// (Re)starts the deadline of `key` in `queue`. An entry has at most one.
     pub fn start<T: Linked>(&mut self, table: &mut Table<T>, key: Key, queue: QueueId, now: Instant) {
         self.cancel(table, key);
         let list = &mut self.0[usize::from(queue)];
@@ -75,8 +75,8 @@ impl<P: Copy + PartialEq> Deadlines<P> {
         }
     }
 
-    /// Cancels the deadline of `key`, if it has one. Call this before the entry is removed from the table; otherwise its
-    /// neighbours keep links to it.
+    /// Cancels the deadline of `key`, if it has one. Call it before removing the entry from the table: otherwise
+    /// its neighbours keep links to it.
     pub fn cancel<T: Linked>(&mut self, table: &mut Table<T>, key: Key) {
         let Some(queued) = table.get_mut(key).and_then(|entry| entry.link().0.take()) else { return };
         let list = &mut self.0[usize::from(queued.queue)];
@@ -99,7 +99,7 @@ impl<P: Copy + PartialEq> Deadlines<P> {
         Some((key, self.0[queue].purpose))
     }
 
-    /// The earliest deadline of all.
+    /// The earliest deadline.
     pub fn next<T: Linked>(&self, table: &mut Table<T>) -> Option<Instant> {
         (0..self.0.len()).filter_map(|queue| self.first_at(table, queue)).min()
     }
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(order, [keys[1], keys[2], keys[0]]);
     }
 
-    /// The same as plain lists.
+    /// Checked against plain lists.
     #[derive(Default)]
     struct Plain(Vec<(Key, QueueId, Instant)>);
 
@@ -224,10 +224,10 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn they_do_what_plain_lists_would(acts in prop::collection::vec(act(), 0..200)) {
+        fn they_behave_like_plain_lists(acts in prop::collection::vec(act(), 0..200)) {
             let waits = [20, 0, 50].map(Duration::from_millis);
             let (mut table, mut deadlines, mut plain) = (Table::new(), Deadlines::<QueueId>::default(), Plain::default());
-            // One for each of three purposes, however often it is asked for.
+            // One queue for each of three purposes, however often it is requested.
             let queues: Vec<QueueId> = (0..).zip(waits).map(|(purpose, wait)| deadlines.queue(purpose, wait)).collect();
             let again: Vec<QueueId> = (0..).zip(waits).map(|(purpose, wait)| deadlines.queue(purpose, wait)).collect();
             prop_assert_eq!(&queues, &again);

@@ -1,7 +1,7 @@
-//! What a running program can change about its engines.
+//! The changes that a running program can make to its engines.
 //!
-//! An engine serves the sessions of its listeners. A reload, a drain or an upgrade is a series of these calls, computed
-//! from the difference of two plans; nothing else changes an engine that runs.
+//! An engine serves the sessions of its listeners. A reload, a drain or an upgrade is a series of these calls,
+//! computed from the difference of two plans. Nothing else changes a running engine.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -14,14 +14,14 @@ use crate::supervision::Health;
 
 /// The owner's side of an engine. Dropping an engine stops it: open connections are reset.
 pub trait Engine {
-    /// What the sessions of a listener follow.
+    /// The rules for a listener's sessions.
     type Rules;
 
-    /// Opens a listener, or takes those of its sockets that are in `inherited`. Returns where it listens, with the port that
-    /// the kernel chose for port 0.
+    /// Opens a listener, using its sockets in `inherited` if there are any. Returns its address, with the port
+    /// that the kernel chose for port 0.
     ///
     /// # Errors
-    /// The listener is not open then, in no worker.
+    /// The listener is then open in no worker.
     fn open(
         &mut self,
         id: ListenerId,
@@ -29,75 +29,76 @@ pub trait Engine {
         inherited: &mut Vec<OwnedFd>,
     ) -> Result<Vec<SocketAddr>, EngineError>;
 
-    /// Closes a listener. Connections that the kernel has completed are still served, and so are open sessions, to their
-    /// end; UDP flows end, because replies leave from the listener's own socket. When this returns, the address is free.
+    /// Closes a listener. Connections that the kernel has completed and open sessions are served to their end.
+    /// UDP flows end, because replies leave from the listener's own socket. When this returns, the address is
+    /// free.
     ///
     /// # Errors
-    /// There is no such listener.
+    /// The listener doesn't exist.
     fn close(&mut self, id: ListenerId) -> Result<(), EngineError>;
 
-    /// Replaces a listener's rules as a whole, for new sessions. Sessions and flows that are open keep theirs. The policy
-    /// that holds when a datagram comes decides whether its sender may send it.
+    /// Replaces all rules of a listener for new sessions. Open sessions and flows keep theirs. For datagrams of
+    /// open flows, too, the new policy decides whether the sender is admitted.
     ///
     /// # Errors
-    /// There is no such listener, or the rules need other sockets: close the listener and open it anew.
+    /// The listener doesn't exist, or the rules need other sockets: close the listener and open it again.
     fn set_rules(&mut self, id: ListenerId, rules: Self::Rules) -> Result<(), EngineError>;
 
-    /// Takes no more connections and flows, on any listener. The engine's workers end with their last session.
+    /// Stops accepting connections and opening flows on all listeners. Each worker ends with its last session.
     fn drain(&mut self);
 
-    /// What the engine serves now.
+    /// What the engine serves at this moment.
     fn snapshot(&self) -> Snapshot;
 
     /// Whether it serves, and if not, why.
     fn health(&self) -> Health;
 }
 
-/// What an engine serves at a moment.
+/// What an engine serves at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Its open listeners, by id.
     pub listeners: Vec<ListenerSnapshot>,
 }
 
-/// One listener, at a moment.
+/// One listener at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenerSnapshot {
-    /// Which.
+    /// Its id.
     pub id: ListenerId,
-    /// Where it listens.
+    /// Its address.
     pub addresses: Vec<SocketAddr>,
     /// Its open connections and flows.
     pub open: usize,
 }
 
-/// An engine can't start, or can't do what it was told.
+/// Why an engine can't start, or can't make a change.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A listening socket can't be opened.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// A worker can't get what every worker needs.
+    /// A worker lacks a resource.
     #[error("can't start a worker: {0}")]
     Worker(#[from] CallError),
-    /// The system refuses one more thread.
+    /// The system refuses another thread.
     #[error("can't start a worker thread: {0}")]
     Thread(std::io::Error),
     /// A worker has ended.
     #[error("a worker has ended")]
     WorkerGone,
-    /// The id is another listener's.
+    /// Another listener has this id.
     #[error("listener {0} is open already")]
     IsOpen(ListenerId),
-    /// No listener has the id.
+    /// No listener has this id.
     #[error("listener {0} is not open")]
     NotOpen(ListenerId),
-    /// Rules can't be swapped on the sockets that are open.
-    #[error("listener {id} would need other sockets for another {what}: close it and open it anew")]
+    /// The rules need other sockets.
+    #[error("listener {id} needs other sockets to change its {what}: close it and open it again")]
     OtherSockets {
-        /// Which.
+        /// The listener.
         id: ListenerId,
-        /// What differs.
+        /// The setting that differs.
         what: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! Reports about sessions: one log line at the end of each, complaints, counts.
+//! Reports about sessions: a log line at the end of each, complaints and counts.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -11,25 +11,25 @@ use crate::connect_as::ConnectError;
 use crate::counters::{Counter, Counters, Shard};
 use crate::refusals::Refusals;
 
-/// The log target of the line that a session leaves at its end, at level `info`.
+/// The log target of a session's line, at level `info`.
 pub const SESSION: &str = "session";
 
-/// Shared by all workers of all engines.
+/// The log and counters that all workers of all engines share.
 #[derive(Debug, Default)]
 pub struct Journal {
-    /// What is counted.
+    /// The counters.
     pub counters: Counters,
     complaints: Complaints,
 }
 
-/// A session that has ended, as its log line shows it.
+/// An ended session, as logged.
 #[derive(Debug)]
 pub struct Ended<'a> {
-    /// Who opened the downstream connection.
+    /// The sender.
     pub sender: SenderAddr,
-    /// The backend and the client; `None`: the connection ended before they were known.
+    /// The destination and the client; `None`: the connection ended before they were known.
     pub route: Option<&'a Route>,
-    /// Where it came in.
+    /// The listener's address.
     pub listener: std::net::SocketAddr,
     /// Bytes delivered to the backend.
     pub bytes_up: u64,
@@ -37,28 +37,28 @@ pub struct Ended<'a> {
     pub bytes_down: u64,
     /// When it was accepted.
     pub began: Instant,
-    /// What TLS agreed on downstream, where it was spoken.
+    /// The results of the downstream TLS handshake, if any.
     pub tls: Option<&'a str>,
 }
 
-/// Why a session ended, as it is counted and logged.
+/// Why a session ended, as counted and logged.
 pub trait Ending: std::fmt::Display {
-    /// What is counted for it.
+    /// The counter to increment.
     fn counter(&self) -> Counter;
-    /// The label of a complaint; `None`: a normal end, without a warning.
+    /// The label of a complaint; `None`: a normal end without a warning.
     fn complaint(&self) -> Option<&'static str>;
     /// A short name for the session's log line.
     fn name(&self) -> &'static str;
 }
 
-/// A UDP flow that has ended, as its log line shows it.
+/// An ended UDP flow, as logged.
 #[derive(Debug)]
 pub struct EndedFlow<'a> {
-    /// Who sent its last datagram.
+    /// The sender of its last datagram.
     pub sender: SenderAddr,
-    /// Where it went and as whom.
+    /// The destination and the client.
     pub route: &'a Route,
-    /// Where it came in.
+    /// The listener's address.
     pub listener: std::net::SocketAddr,
     /// Datagrams delivered to the backend.
     pub datagrams_up: u64,
@@ -68,27 +68,27 @@ pub struct EndedFlow<'a> {
     pub bytes_up: u64,
     /// Bytes delivered to the sender.
     pub bytes_down: u64,
-    /// When its first datagram came.
+    /// When its first datagram arrived.
     pub began: Instant,
     /// Why it ended.
     pub close: &'static str,
 }
 
-/// A datagram that was refused.
+/// A refused datagram.
 #[derive(Clone, Copy)]
 pub struct RefusedDatagram<'a> {
-    /// Who sent it.
+    /// Its sender.
     pub sender: SenderAddr,
-    /// Where it came in.
+    /// The listener's address.
     pub listener: std::net::SocketAddr,
-    /// The reason, as a stable label.
+    /// A stable label of the reason.
     pub label: &'static str,
     /// The reason in words.
     pub why: &'a dyn std::fmt::Display,
 }
 
 impl Journal {
-    /// A flow has ended.
+    /// Records the end of a flow.
     pub fn on_flow_end(&self, ended: &EndedFlow<'_>, now: Instant) {
         info!(
             target: SESSION,
@@ -106,7 +106,7 @@ impl Journal {
         );
     }
 
-    /// A datagram was refused. `refusals` are the worker's own.
+    /// Records a refused datagram. `refusals` are the worker's own.
     pub fn on_refused_datagram(
         &self,
         refusals: &mut Refusals,
@@ -121,7 +121,7 @@ impl Journal {
         }
     }
 
-    /// A session has ended.
+    /// Records the end of a session.
     pub fn on_close(&self, shard: &Shard, ended: &Ended<'_>, reason: &dyn Ending, now: Instant) {
         shard.count(reason.counter());
         if let Some(label) = reason.complaint() {
@@ -149,7 +149,7 @@ impl Journal {
         );
     }
 
-    /// A connection was refused because of its sender.
+    /// Records a connection that was refused because of its sender.
     pub fn on_refused_sender(&self, shard: &Shard, sender: SenderAddr, refusal: &Refusal, now: Instant) {
         shard.count(Counter::Refused);
         self.counters.refuse(refusal.reason());
@@ -158,7 +158,7 @@ impl Journal {
         });
     }
 
-    /// The backend sees the client's address with another port, because of `error`.
+    /// Records that the backend sees the client's address with another port, because of `error`.
     pub fn on_port_replaced(&self, shard: &Shard, route: &Route, error: &ConnectError, now: Instant) {
         shard.count(Counter::PortReplaced);
         if *error == ConnectError::PortHeld {
@@ -166,7 +166,7 @@ impl Journal {
             self.complain(error.label(), route.client.ip(), now, |held_back| {
                 warn!(
                     client = %route.client, backend = %route.backend, reason = error.label(), held_back,
-                    "{error}: the backend sees the client with another port; CAP_NET_ADMIN would let truepeer share a TCP port, or let that program listen on one address"
+                    "{error}: the backend sees the client with another port; give truepeer CAP_NET_ADMIN to share a TCP port, or make that program listen on one address only"
                 );
             });
             return;
@@ -182,17 +182,17 @@ impl Journal {
         });
     }
 
-    /// A claim was accepted only because of `--allow-claims`.
+    /// Records a claim that only `--allow-claims` permits.
     pub fn on_special_claim(&self, route: &Route, sender: SenderAddr, range: SpecialRange, now: Instant) {
         self.complain("special_claim", sender.ip(), now, |held_back| {
             warn!(
                 client = %route.client, %sender, held_back,
-                "the sender claims that the client is {range}, which --allow-claims lets pass: the backend will believe it"
+                "the sender claims that the client is {range}, which --allow-claims permits: the backend will believe it"
             );
         });
     }
 
-    /// Accepting pauses because the system is out of a resource.
+    /// Records a pause in accepting because a resource has run out.
     pub fn on_accept_pause(
         &self,
         shard: &Shard,
@@ -202,27 +202,28 @@ impl Journal {
     ) {
         shard.count(Counter::AcceptPaused);
         self.complain("accept_pause", listener, now, |held_back| match lacking {
-            Some(lacking) => error!(held_back, "accepting pauses for a moment: {lacking}"),
+            Some(lacking) => error!(held_back, "accepting paused for a moment: {lacking}"),
             None => error!(
                 held_back,
-                "accepting pauses: every descriptor that sessions may use is in use; raise the limit of open files (LimitNOFILE=, ulimit -n)"
+                "accepting paused: all descriptors for sessions are in use; raise the limit of open files (LimitNOFILE=, ulimit -n)"
             ),
         });
     }
 
-    /// Sessions or descriptors have run short: the connection that was idle longest was closed. `waited`: for how long.
+    /// Records that sessions or descriptors ran short and the connection that was idle longest (`waited`) was
+    /// closed.
     pub fn on_reclaimed(&self, shard: &Shard, about: IpAddr, waited: std::time::Duration, now: Instant) {
         shard.count(Counter::Reclaimed);
         self.complain("idle_connections_reclaimed", about, now, |held_back| {
             warn!(
                 held_back,
-                "sessions or descriptors run short: the connection that was idle longest, for {} s, was closed; raise the limit of open files (LimitNOFILE=, ulimit -n)",
+                "sessions or descriptors ran short: closed the connection that had been idle longest ({} s); raise the limit of open files (LimitNOFILE=, ulimit -n)",
                 waited.as_secs()
             );
         });
     }
 
-    /// Calls `say`, unless the same complaint about the same address was logged less than a minute ago.
+    /// Calls `say` unless the same complaint about the same address was logged less than a minute ago.
     pub fn complain(&self, label: &'static str, about: IpAddr, now: Instant, say: impl FnOnce(u64)) {
         if let Some(held_back) = self.complaints.may_log(label, about, now) {
             say(held_back);

@@ -1,11 +1,11 @@
-//! What any session needs, whoever moves its bytes.
+//! Everything that a session needs except moving its bytes.
 //!
 //! Two engines serve sessions: `relay` (state machines on an edge-triggered epoll) and `https` (a task for each
-//! connection). Everything around a session is here, once: what sessions may hold together ([`budget`]), what is counted
-//! and logged ([`counters`], [`journal`], [`complaints`]), why sessions end ([`close`]), where they are kept ([`table`])
-//! and how long they wait ([`deadlines`]), how listening sockets are opened ([`listening`]) and backends reached
-//! ([`connect_as`]). What the program can change about an engine that runs is [`engine::Engine`]; what happens when a
-//! worker ends by itself is [`supervision`].
+//! connection). This crate has what both share: limits of sessions together ([`budget`]), counters and logs
+//! ([`counters`], [`journal`], [`complaints`]), reasons for endings ([`close`]), the table of sessions
+//! ([`table`]) and their deadlines ([`deadlines`]), listening sockets ([`listening`]) and connections to backends
+//! ([`connect_as`]). [`engine::Engine`] lists the changes to a running engine; [`supervision`] handles workers
+//! that end unexpectedly.
 #![forbid(unsafe_code)]
 
 pub mod budget;

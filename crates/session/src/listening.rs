@@ -1,6 +1,6 @@
-//! Listening sockets: open them, prepare them, take inherited ones.
+//! Listening sockets: opening, preparing and inheriting them.
 //!
-//! All system calls go through libc, so a preloaded network stack in user space can take them.
+//! All system calls go through libc, so that a preloaded network stack in user space can take them over.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -11,25 +11,25 @@ use rustix::net::{SocketType, sockopt};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use truepeer_sys::{CallError, Named as _, socket};
 
-/// TCP keepalive: idle time before the first probe, and between probes. After nine unanswered probes
+/// TCP keepalive: the idle time before the first probe, and between probes. After nine unanswered probes
 /// (net.ipv4.tcp_keepalive_probes) the kernel ends the connection.
 const KEEPALIVE: Duration = Duration::from_secs(60);
-/// Connections the kernel completes before we accept them; net.core.somaxconn caps it.
+/// The backlog: connections that the kernel completes before accept(). net.core.somaxconn caps it.
 const BACKLOG: i32 = 65_535;
 
-/// A socket that can't be opened.
+/// A socket that could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("can't listen on {address}: {error}{}", advice(.error))]
 pub struct ListenError {
-    /// Where.
+    /// Its address.
     pub address: SocketAddr,
-    /// What failed.
+    /// The error.
     pub error: CallError,
 }
 
 fn advice(error: &CallError) -> &'static str {
     match (error.call, error.errno) {
-        ("bind", Errno::ADDRINUSE) => "; another program has this port (ss -ltnp shows which)",
+        ("bind", Errno::ADDRINUSE) => "; another program uses this port (ss -ltnp shows which)",
         ("bind", Errno::ADDRNOTAVAIL) => "; no interface of this machine has this address",
         ("bind", Errno::ACCESS) => "; ports below 1024 need CAP_NET_BIND_SERVICE or root",
         (call, Errno::PERM) if call.contains("TRANSPARENT") => {
@@ -40,7 +40,7 @@ fn advice(error: &CallError) -> &'static str {
     }
 }
 
-/// How a listening socket is made.
+/// The options of a listening socket.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ListenOptions {
     /// SO_REUSEPORT: several sockets on one address, over which the kernel spreads connections (Linux 3.9).
@@ -52,7 +52,8 @@ pub struct ListenOptions {
 /// Opens a non-blocking listening TCP socket on `address`.
 ///
 /// # Errors
-/// The call that failed: EADDRINUSE from bind above all, EPERM from IP_TRANSPARENT without CAP_NET_RAW or CAP_NET_ADMIN.
+/// The system call that failed: usually EADDRINUSE from bind, or EPERM from IP_TRANSPARENT without CAP_NET_RAW or
+/// CAP_NET_ADMIN.
 pub fn listen(address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, ListenError> {
     open(address, options).map_err(|error| ListenError { address, error })
 }
@@ -72,9 +73,9 @@ fn open(address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, CallErro
     Ok(listener.into())
 }
 
-/// Sets the options that accepted connections inherit: no Nagle delay, urgent bytes kept in the stream (they would be lost
-/// otherwise, tcp(7)), and keepalive, which ends connections of vanished senders. Errors are ignored: another network stack
-/// may lack these options.
+/// Sets the options that accepted connections inherit: no Nagle delay, urgent bytes kept in the stream (otherwise
+/// they would be lost, tcp(7)), and keepalive, which ends connections of vanished senders. Errors are ignored
+/// because another network stack may lack these options.
 pub fn prepare(socket: &OwnedFd) {
     let socket = SockRef::from(socket);
     let _ = socket.set_tcp_nodelay(true);
@@ -82,7 +83,7 @@ pub fn prepare(socket: &OwnedFd) {
     let _ = socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE));
 }
 
-/// Takes those of `inherited` that are bound to `address` and of `kind`.
+/// Takes the sockets from `inherited` that are bound to `address` and are of `kind`.
 pub fn take_inherited(inherited: &mut Vec<OwnedFd>, address: SocketAddr, kind: SocketType) -> Vec<OwnedFd> {
     let is_meant = |socket: &mut OwnedFd| {
         socket::local_address(socket.as_fd()).is_ok_and(|bound| bound == address)
@@ -91,11 +92,12 @@ pub fn take_inherited(inherited: &mut Vec<OwnedFd>, address: SocketAddr, kind: S
     inherited.extract_if(.., is_meant).collect()
 }
 
-/// Whether an error of accept() concerns one connection only. All other errors (no descriptors, no memory, a bad socket)
-/// persist, and an immediate retry would spin.
+/// Whether an error of accept() concerns one connection only. All other errors (no descriptors, no memory, a bad
+/// socket) persist, and an immediate retry would spin.
 #[must_use]
 pub fn concerns_one_connection(errno: Errno) -> bool {
-    // accept(2): errors that are pending on the new connection; EPERM is a firewall's, EPROTO another stack's ECONNABORTED.
+    // accept(2): errors pending on the new connection. A firewall causes EPERM, and EPROTO is another stack's
+    // ECONNABORTED.
     matches!(
         errno,
         Errno::CONNABORTED
@@ -119,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lasts_is_no_matter_of_one_connection() {
+    fn persistent_errors_concern_all_connections() {
         let concerns_one = |errno| concerns_one_connection(Errno::from_raw_os_error(errno));
         for errno in [libc::ECONNABORTED, libc::EPERM, libc::EHOSTUNREACH] {
             assert!(concerns_one(errno), "{errno}");

@@ -1,4 +1,4 @@
-//! Orders from other threads: a queue, and an event descriptor that wakes the worker.
+//! Orders from other threads: a queue, and an eventfd that wakes the worker.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub struct Postbox<T> {
     bell: Arc<Bell>,
 }
 
-/// The worker's end.
+/// The receiving end.
 #[derive(Debug)]
 pub struct Mailbox<T> {
     orders: Receiver<T>,
@@ -26,14 +26,14 @@ pub struct Mailbox<T> {
 #[derive(Debug)]
 struct Bell {
     event: OwnedFd,
-    /// Set while the event is pending: a second write would be a wasted system call.
+    /// Set while the event is pending: a second write would waste a system call.
     rings: AtomicBool,
 }
 
-/// A pair of them.
+/// Creates both ends.
 ///
 /// # Errors
-/// The process or the system is out of descriptors.
+/// The process or the system has run out of descriptors.
 pub fn mailbox<T>() -> Result<(Postbox<T>, Mailbox<T>), CallError> {
     let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).named("eventfd")?;
     let bell = Arc::new(Bell { event: bell, rings: AtomicBool::new(false) });
@@ -48,10 +48,10 @@ impl<T> Clone for Postbox<T> {
 }
 
 impl<T> Postbox<T> {
-    /// Puts an order in.
+    /// Adds an order.
     ///
     /// # Errors
-    /// The order, if the worker has ended.
+    /// The order itself, if the worker has ended.
     pub fn post(&self, order: T) -> Result<(), T> {
         self.orders.send(order).map_err(|refused| refused.0)?;
         if !self.bell.rings.swap(true, Ordering::AcqRel) {
@@ -69,10 +69,10 @@ impl<T> Mailbox<T> {
         &self.bell.event
     }
 
-    /// Takes all orders out.
+    /// Takes all orders.
     #[must_use]
     pub fn empty(&self) -> Vec<T> {
-        // Clear the event before taking the orders. The other way round, an order posted in between would stay unseen.
+        // Clear the event before taking the orders. Otherwise an order posted in between would stay unnoticed.
         let _ = rustix::io::read(&self.bell.event, &mut [0_u8; 8]);
         self.bell.rings.store(false, Ordering::Release);
         self.orders.try_iter().collect()

@@ -1,7 +1,7 @@
-//! One worker's refused datagrams: counted, and complained about, without a lock for each.
+//! One worker's refused datagrams, counted and complained about without a lock for each.
 //!
-//! Whoever floods a listener with datagrams that are refused must not make all workers wait for each other. What was
-//! asked of [`Complaints`] a moment ago is not asked again, and counts are added up once a turn.
+//! A flood of refused datagrams must not make all workers wait for each other. So each answer of [`Complaints`]
+//! is reused for a moment, and the counts are added up once a turn.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use crate::complaints::Complaints;
 use crate::counters::Counters;
 
-/// For how long an answer of [`Complaints`] holds.
+/// How long an answer of [`Complaints`] is reused.
 const HOLDS: Duration = Duration::from_secs(1);
-/// Remembered answers. Beyond, newcomers are one: "whoever else".
+/// The most answers remembered. Above that, all other addresses share one.
 const MOST_REMEMBERED: usize = 256;
 
 type RefusalKey = (&'static str, Option<IpAddr>);
 
-/// What one worker has refused since it last told the others.
+/// The worker's refusals since it last added them to the shared counts.
 #[derive(Debug, Default)]
 pub struct Refusals {
     counts: Vec<(&'static str, u64)>,
@@ -33,8 +33,8 @@ struct Recent {
 }
 
 impl Refusals {
-    /// Counts one refusal of `about` for `reason`. Returns whether it may be logged `now`; if so, how many like it were
-    /// held back.
+    /// Counts one refusal of `about` for `reason`. Returns whether it may be logged at `now`, and if so, how many
+    /// were suppressed.
     #[must_use]
     pub fn note(
         &mut self,
@@ -65,12 +65,12 @@ impl Refusals {
         }
     }
 
-    /// The key itself while there is room for it, else "whoever else".
+    /// The key itself while there is room for it, otherwise the shared one.
     fn key(&mut self, complaints: &Complaints, key: RefusalKey, now: Instant) -> RefusalKey {
         if self.recent.len() < MOST_REMEMBERED || self.recent.contains_key(&key) {
             return key;
         }
-        // At most once a second: each look goes through all of them.
+        // At most once a second, because it visits all entries.
         if self.swept.is_none_or(|swept| now.saturating_duration_since(swept) >= HOLDS) {
             self.swept = Some(now);
             self.recent.retain(|(reason, about), recent| {
@@ -84,7 +84,7 @@ impl Refusals {
         if self.recent.len() < MOST_REMEMBERED { key } else { (key.0, None) }
     }
 
-    /// Adds the counts to everybody's. To be called at the end of each turn.
+    /// Adds the counts to the shared ones. Call it at the end of each turn.
     pub fn flush(&mut self, counters: &Counters) {
         if !self.counts.is_empty() {
             counters.refuse_all(&mut self.counts);
@@ -107,7 +107,7 @@ mod tests {
         let (complaints, counters) = (Complaints::default(), Counters::default());
         let (mut refusals, now) = (Refusals::default(), Instant::now());
         assert_eq!(refusals.note(&complaints, "bad", ip(1), now), Some(0));
-        // Whoever took one of these locks now would wait for ever.
+        // A thread that takes one of these locks now would wait forever.
         let held = (complaints.hold_lock(), counters.hold_locks());
         for _ in 0..100_000 {
             assert_eq!(refusals.note(&complaints, "bad", ip(1), now + HOLDS / 2), None);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_workers_hold_back_is_said_once_a_minute_with_the_whole_count() {
+    fn suppressed_refusals_of_all_workers_are_logged_once_a_minute() {
         let (complaints, start) = (Complaints::default(), Instant::now());
         let mut workers = [Refusals::default(), Refusals::default()];
         let mut said = Vec::new();
@@ -131,13 +131,14 @@ mod tests {
                 }
             }
         }
-        // The first of the last second says all that were held back before it, but for what the other worker still holds.
+        // The first one in the last second reports all that were suppressed before, except those that the other
+        // worker still holds.
         assert_eq!(said.len(), 2);
         assert!(said[0] == 0 && (1190..=1199).contains(&said[1]), "{said:?}");
     }
 
     #[test]
-    fn any_number_of_senders_is_remembered_in_a_bound() {
+    fn memory_is_bounded_for_any_number_of_senders() {
         let (complaints, start) = (Complaints::default(), Instant::now());
         let mut refusals = Refusals::default();
         for n in 0..100_000 {

@@ -1,5 +1,5 @@
-//! The sending side (`--send-proxy`): a new header in front of the upstream stream. It tells the client to the next receiver
-//! in a chain, or at the far end of a tunnel.
+//! The sending side (`--send-proxy`): writes a new header before the upstream stream. It names the client to the
+//! next receiver in a chain, or at the other end of a tunnel.
 
 use std::net::SocketAddr;
 
@@ -8,13 +8,14 @@ use truepeer_proto::{
     Addresses, Command, EncodeError, Tlvs, Transport, V1_MAX_LEN, V2Encoder, Version, encode_v1,
 };
 
-/// The longest v2 header: its fixed part and what its length field can say (PROXY 2.2).
+/// The longest v2 header: its fixed part plus the most that its length field can hold (PROXY 2.2).
 const V2_MAX_LEN: usize = 16 + 65_535;
 
-/// The header for `route` with `tlvs`, followed by `rest`; `local` is asked for the address that the sender connected to.
+/// The header for `route` with `tlvs`, followed by `rest`. `local` returns the address that the sender connected
+/// to.
 ///
 /// # Errors
-/// No header can say it: the TLVs are too long.
+/// The TLVs are too long for a header.
 pub fn header_and(
     route: &Route,
     local: impl FnOnce() -> Option<SocketAddr>,

@@ -1,4 +1,4 @@
-//! What a listener's sessions follow.
+//! The rules for a listener's sessions.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -8,12 +8,12 @@ use std::time::Duration;
 use truepeer_policy::{Dialect, HeaderReader, HeaderRule, HeaderTimes, Policy};
 use truepeer_proto::Limits;
 
-/// A listener's name, which its owner gives it: stable for as long as the program runs.
+/// A listener's id. Its owner chooses it; it is stable for the life of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(u16);
 
 impl ListenerId {
-    /// The listener that its owner numbers so.
+    /// The id with this number.
     #[must_use]
     pub const fn new(number: u16) -> Self {
         Self(number)
@@ -26,61 +26,63 @@ impl fmt::Display for ListenerId {
     }
 }
 
-/// All that a listener's sessions follow. Swapped as a whole: a session keeps the rules that it began with.
+/// All rules of a listener's sessions. They are replaced as a whole: a session keeps the rules that it started
+/// with.
 #[derive(Debug, Clone)]
 pub struct ListenerRules {
     /// How sessions are handled.
     pub settings: ListenerSettings,
-    /// Whose sessions they are and where they go.
+    /// Who is admitted, who the client is, and the destination.
     pub policy: Arc<Policy>,
 }
 
 /// How one listener's sessions are handled.
 #[derive(Debug, Clone)]
 pub struct ListenerSettings {
-    /// Where senders connect to.
+    /// The address that senders connect to.
     pub address: SocketAddr,
-    /// SO_REUSEPORT sockets to open, over which the kernel spreads connections; 1 is shared among all workers.
+    /// How many SO_REUSEPORT sockets to open. The kernel spreads connections over them. With 1, all workers share
+    /// the socket.
     pub sockets: usize,
     /// IP_TRANSPARENT on the listener, for TPROXY.
     pub transparent: bool,
-    /// Firewall mark of upstream connections; 0 is none.
+    /// The firewall mark of upstream connections; 0: none.
     pub mark: u32,
-    /// How long a header is waited for.
+    /// How long to wait for a header.
     pub header_times: HeaderTimes,
-    /// What a header may look like and how long it may be.
+    /// The accepted headers and their longest length.
     pub header_limits: Limits,
     /// How long the backend may take to accept a connection.
     pub connect_timeout: Duration,
-    /// Sessions are ended after such a silence in both directions; `None`: never.
+    /// The idle time-out, if neither direction moves bytes; `None`: none.
     pub idle_timeout: Option<Duration>,
-    /// Set: the listener takes datagrams.
+    /// The UDP settings, if the listener takes datagrams.
     pub udp: Option<UdpSettings>,
 }
 
-/// What only a UDP listener needs.
+/// The settings of a UDP listener.
 #[derive(Debug, Clone)]
 pub struct UdpSettings {
-    /// Where the header is.
+    /// The dialect.
     pub dialect: Dialect,
-    /// A flow is forgotten after such a silence: of both ends, or where datagrams are bare of the sender alone.
+    /// A flow is forgotten after this silence: of both ends, or where datagrams are bare, of the sender alone.
     pub silence: Duration,
-    /// The header in front of what goes to the backend, instead of the client's address; `None`: the client's address.
+    /// The header for the backend, instead of the client's address; `None`: the client's address.
     pub sending: Option<Dialect>,
 }
 
 impl ListenerSettings {
-    /// How the first bytes of a sender with this rule are read.
+    /// How the first bytes of a sender with this rule are interpreted.
     #[must_use]
     pub fn header_reader(&self, rule: HeaderRule) -> HeaderReader {
         HeaderReader { rule, limits: self.header_limits, times: self.header_times }
     }
 
-    /// What of these settings the sockets of a listener that is open with `others` can't follow.
+    /// The setting that sockets opened with `others` can't provide, if any.
     #[must_use]
     pub fn needs_other_sockets(&self, others: &Self) -> Option<&'static str> {
         let dialect = |settings: &Self| settings.udp.as_ref().map(|udp| udp.dialect);
-        // The dialect decides how the kernel spreads datagrams over the workers.
+        // The dialect determines how the kernel spreads datagrams over the workers.
         [
             ("address", self.address != others.address),
             ("number of sockets", self.sockets != others.sockets),
@@ -91,7 +93,7 @@ impl ListenerSettings {
         .find_map(|(what, differs)| differs.then_some(what))
     }
 
-    /// A listener on `address` with every default of the command line.
+    /// A listener on `address` with the command line's defaults.
     #[must_use]
     pub fn on(address: SocketAddr) -> Self {
         Self {

@@ -1,7 +1,7 @@
 //! Watches the workers of an engine.
 //!
-//! A worker that ends by itself takes its sessions along, and new connections would wait in its listeners for ever: the
-//! program must end, with the reason.
+//! A worker that ends unexpectedly takes its sessions with it, and new connections would wait in its listeners
+//! forever. So the program must end, with the reason.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,19 +12,19 @@ use std::sync::{Arc, OnceLock};
 pub enum Health {
     /// All workers serve.
     Serving,
-    /// All workers have ended, as they were told to.
+    /// All workers have ended after a drain or stop.
     Ended,
-    /// A worker has ended by itself, for this reason.
+    /// A worker has ended unexpectedly, for this reason.
     Broken(String),
 }
 
 /// The workers of one engine.
 pub struct Supervision {
-    /// Workers that have not ended.
+    /// The workers that have not ended.
     left: AtomicUsize,
     broken: OnceLock<String>,
     is_stopping: AtomicBool,
-    /// Called when a worker has ended by itself, or the last one after a drain.
+    /// Called when a worker has ended unexpectedly, or by the last one after a drain.
     on_end: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -35,8 +35,8 @@ impl fmt::Debug for Supervision {
 }
 
 impl Supervision {
-    /// Nobody to watch yet. `on_end` is called from a worker's thread: when a worker has ended by itself, or the last one
-    /// has after a drain.
+    /// No workers yet. A worker's thread calls `on_end` when it has ended unexpectedly, or as the last one after
+    /// a drain.
     #[must_use]
     pub fn new(on_end: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
@@ -47,14 +47,14 @@ impl Supervision {
         })
     }
 
-    /// One more worker. The guard belongs on its thread.
+    /// Adds a worker. Its thread must hold the guard.
     #[must_use]
     pub fn watch(self: &Arc<Self>) -> Watched {
         self.left.fetch_add(1, Ordering::AcqRel);
         Watched { supervision: Arc::clone(self), result: Err("it has panicked".to_owned()) }
     }
 
-    /// The owner stops the workers: `on_end` is not called any more.
+    /// The owner stops the workers: `on_end` is no longer called.
     pub fn stop(&self) {
         self.is_stopping.store(true, Ordering::Release);
     }
@@ -70,7 +70,7 @@ impl Supervision {
     }
 }
 
-/// One worker, until its thread ends. Dropped by a panic, it says so.
+/// Represents one worker until its thread ends. If a panic drops it, that is reported.
 #[derive(Debug)]
 pub struct Watched {
     supervision: Arc<Supervision>,
@@ -78,7 +78,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// The worker has ended: as it was told to, or for a reason of its own.
+    /// The worker has ended: on order, or for an own reason.
     pub fn end(mut self, result: Result<(), String>) {
         self.result = result;
     }
@@ -90,7 +90,7 @@ impl Drop for Watched {
         let is_broken = match std::mem::replace(&mut self.result, Ok(())) {
             Ok(()) => false,
             Err(reason) => {
-                // The first reason stands.
+                // The first reason counts.
                 let _ = supervision.broken.set(reason);
                 true
             }
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_panics_is_told_of_at_once() {
+    fn a_worker_that_panics_is_reported_at_once() {
         let (supervision, calls) = supervision();
         let [panicking, _other] = [supervision.watch(), supervision.watch()];
         let thread = std::thread::spawn(move || {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_that_were_told_to_end_are_told_of_together() {
+    fn drained_workers_are_reported_together() {
         let (supervision, calls) = supervision();
         let workers = [supervision.watch(), supervision.watch()];
         assert_eq!(supervision.health(), Health::Serving);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_that_their_owner_stops_are_not_told_of() {
+    fn stopped_workers_are_not_reported() {
         let (supervision, calls) = supervision();
         let worker = supervision.watch();
         supervision.stop();

@@ -1,9 +1,9 @@
-//! Sessions by key: a slab whose keys become invalid when the entry is removed, even if its place is used again.
+//! Sessions by key: a slab whose keys become invalid when the entry is removed, even if its index is reused.
 //!
-//! epoll reports events for descriptors that an earlier event of the same batch has closed; the generation in the
-//! key tells them apart from those of the session that took the place.
+//! epoll may report events for descriptors that an earlier event of the same batch has closed. The generation in
+//! the key distinguishes them from those of the session that reuses the index.
 
-/// Names one tenant of a [`Table`]: 30 bits of place, 32 bits of generation.
+/// The key of an entry: 30 bits of index, 32 bits of generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     place: u32,
@@ -11,20 +11,20 @@ pub struct Key {
 }
 
 impl Key {
-    /// As one number below 2^62, for epoll's user data, which needs two bits more to tell what the key is of.
+    /// As a number below 2^62. epoll's user data needs the other two bits for the kind of source.
     #[must_use]
     pub fn to_bits(self) -> u64 {
         u64::from(self.place) << 32 | u64::from(self.generation)
     }
 
-    /// The reverse of [`Key::to_bits`].
-    #[expect(clippy::cast_possible_truncation, reason = "the two halves are taken apart")]
+    /// The inverse of [`Key::to_bits`].
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves are separated")]
     #[must_use]
     pub fn from_bits(bits: u64) -> Self {
         Self { place: (bits >> 32) as u32, generation: bits as u32 }
     }
 
-    /// The place, which a later tenant may have.
+    /// The index, which a later entry may reuse.
     #[must_use]
     pub fn place(self) -> u32 {
         self.place
@@ -53,28 +53,28 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
-    /// An empty one.
+    /// Creates an empty table.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Tenants now.
+    /// The number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.places.len() - self.vacant.len()
     }
 
-    /// Whether there is none.
+    /// Whether the table is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Moves a tenant in.
+    /// Adds an entry.
     ///
     /// # Panics
-    /// At 2^30 tenants, which no limit of descriptors allows.
+    /// With 2^30 entries, which no limit of descriptors allows.
     pub fn insert(&mut self, tenant: T) -> Key {
         let place = self.vacant.pop().unwrap_or_else(|| self.build_place());
         let slot = &mut self.places[place as usize];
@@ -85,28 +85,28 @@ impl<T> Table<T> {
     fn build_place(&mut self) -> u32 {
         let place = u32::try_from(self.places.len()).ok().filter(|&place| place < MOST_PLACES);
         self.places.push(Place { generation: 0, tenant: None });
-        place.expect("descriptors run out long before places")
+        place.expect("descriptors run out long before indices")
     }
 
-    /// The tenant, if it has not left.
+    /// The entry, if it has not been removed.
     pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         let slot = self.places.get_mut(key.place as usize)?;
         if slot.generation == key.generation { slot.tenant.as_mut() } else { None }
     }
 
-    /// The tenant of a place known to be let: neighbours in a queue of deadlines.
+    /// The entry at an index that is known to be used: a neighbour in a queue of deadlines.
     pub fn at_place(&mut self, place: u32) -> Option<&mut T> {
         self.places.get_mut(place as usize)?.tenant.as_mut()
     }
 
-    /// The key of whoever lives at `place` now.
+    /// The key of the entry now at this index.
     #[must_use]
     pub fn key_at(&self, place: u32) -> Option<Key> {
         let slot = self.places.get(place as usize)?;
         slot.tenant.is_some().then_some(Key { place, generation: slot.generation })
     }
 
-    /// The keys of all tenants.
+    /// The keys of all entries.
     #[must_use]
     pub fn keys(&self) -> Vec<Key> {
         (0..)
@@ -115,7 +115,7 @@ impl<T> Table<T> {
             .collect()
     }
 
-    /// Moves the tenant out; its key is void from now on.
+    /// Removes the entry. Its key becomes invalid.
     pub fn remove(&mut self, key: Key) -> Option<T> {
         self.get_mut(key)?;
         let slot = &mut self.places[key.place as usize];
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_void_once_its_tenant_has_left() {
+    fn a_key_is_invalid_once_its_entry_is_removed() {
         let mut table = Table::new();
         let first = table.insert("first");
         assert_eq!(table.remove(first), Some("first"));

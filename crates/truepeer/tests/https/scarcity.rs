@@ -103,7 +103,7 @@ fn accepting_pauses_while_there_are_no_descriptors(bed: &Bed) -> anyhow::Result<
     allow_descriptors(&truepeer, 8)?;
     let crowd = python(bed, CROWD)?;
     crowd.wait_for_log("here")?;
-    truepeer.wait_for_log("accepting pauses for a moment: ")?;
+    truepeer.wait_for_log("accepting paused for a moment: ")?;
     truepeer.wait_for_log("Too many open files")?;
     let late = curl(&["https://127.0.0.1/3"]).start(bed)?;
     // Who is connected already is served on.
@@ -123,7 +123,7 @@ fn accepting_pauses_while_there_are_no_descriptors(bed: &Bed) -> anyhow::Result<
     let seen = pauses(&truepeer)?;
     let most = most + WORKERS * 2;
     ensure!(seen <= most, "{seen} pauses in {:?}", began.elapsed());
-    let lines = u128::try_from(truepeer.log().matches("accepting pauses").count())?;
+    let lines = u128::try_from(truepeer.log().matches("accepting paused").count())?;
     ensure!(lines <= 1 + began.elapsed().as_secs() as u128 / 60, "{}", truepeer.log());
 
     bed.write("leave", "")?;
@@ -179,8 +179,8 @@ fn a_crowd_of_idle_connections_keeps_nobody_out(bed: &Bed) -> anyhow::Result<()>
     let closed = count(&truepeer, "idle_connections_reclaimed")?;
     ensure!(closed >= 30, "{closed} were closed");
     ensure!(count(&truepeer, "accept_pauses")? <= 60, "{}", truepeer.log());
-    truepeer.wait_for_log("sessions or descriptors run short: the connection that was idle longest, for ")?;
-    let lines = truepeer.log().matches("run short").count();
+    truepeer.wait_for_log("sessions or descriptors ran short: closed the connection that had been idle longest (")?;
+    let lines = truepeer.log().matches("ran short").count();
     ensure!(lines <= 2, "{}", truepeer.log());
     allow_descriptors(&truepeer, 1)?;
     // The client's own connection needs one, and the origin's another.

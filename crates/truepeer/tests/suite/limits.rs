@@ -48,7 +48,7 @@ fn twenty_thousand_connections_against_1024_descriptors_are_survived(bed: &Bed) 
     let mut bystander = open_as(nth_client(0))?;
     ping(&mut bystander)?;
     let crowd = gather(bed, 20_000, DOOR_V4)?;
-    stand.truepeer.wait_for_log("accepting pauses")?;
+    stand.truepeer.wait_for_log("accepting paused")?;
     ensure!(stand.truepeer.descriptors()? <= 1024);
     ping(&mut bystander)?;
     drop(crowd);
@@ -58,7 +58,7 @@ fn twenty_thousand_connections_against_1024_descriptors_are_survived(bed: &Bed) 
     ping(&mut bystander)?;
     ensure!(stand.truepeer.is_alive());
     let log = stand.truepeer.log();
-    let pauses = log.lines().filter(|line| line.contains("accepting pauses")).count();
+    let pauses = log.lines().filter(|line| line.contains("accepting paused")).count();
     ensure!(pauses <= 2, "{pauses} lines about it"); // a line for each listener
     Ok(())
 }
@@ -78,7 +78,7 @@ fn sessions_that_work_go_on_when_descriptors_run_out(bed: &Bed) -> anyhow::Resul
     let mut working = open_as(nth_client(0))?;
     ping(&mut working)?;
     let _crowd = gather(bed, 200, DOOR_V4)?;
-    stand.truepeer.wait_for_log("accepting pauses")?;
+    stand.truepeer.wait_for_log("accepting paused")?;
     let bytes = Pattern::bytes(8 << 20);
     let mut writer = working.try_clone()?;
     let echoed = std::thread::scope(|scope| -> anyhow::Result<Vec<u8>> {

@@ -125,7 +125,7 @@ fn claims_of_this_host_are_allowed_by_a_flag(bed: &Bed) -> anyhow::Result<()> {
     own_addresses("add")?;
     let stand = Stand::with_options(bed, Behaviour::Who, &["--allow-claims", "10.9.0.0/16"])?;
     ensure!(ask(&client::v2(OWN_V4, SITE_V4)?)? == OWN_V4);
-    stand.truepeer.wait_for_log("an address of this host, which --allow-claims lets pass")?;
+    stand.truepeer.wait_for_log("an address of this host, which --allow-claims permits")?;
     refused(&client::v2(OWN_V6, SITE_V6)?).map(drop)
 }
 
