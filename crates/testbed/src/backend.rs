@@ -1,14 +1,15 @@
-//! Backends that show one behaviour each. They are unmodified servers in truepeer's sense: they know nothing of
-//! the PROXY protocol, and answer what `getpeername` says.
+//! Backends that show one behaviour each. For truepeer they are unmodified servers: they don't understand the
+//! PROXY protocol, and answer with the result of `getpeername`.
 //!
-//! A backend is a program of its own (the test binary, started with other arguments), so that every way of
-//! delivery can be applied to it, a preloaded library too. On its standard output it writes one line when it
+//! A backend is a separate process (the test binary, started with other arguments), so that every way of delivery
+//! can be applied to it, even a preloaded library. It writes a line to its standard output when it accepts a
+//! connection, and one when the connection has ended:
 //! accepts a connection and one when the connection has ended:
 //! ```text
 //! 203.0.113.7:5000 accepted
 //! 203.0.113.7:5000 eof 1048576
 //! ```
-//! The last word is how many bytes it has read, the middle one `eof`, `reset`, or what else happened.
+//! The last word is the number of bytes that it has read. The middle one is `eof`, `reset`, or another event.
 
 mod serve;
 
@@ -20,31 +21,31 @@ use anyhow::Context;
 
 use crate::{Bed, Program, Running};
 
-/// The first argument that makes a test binary be a backend.
+/// The first argument that turns a test binary into a backend.
 const AS_BACKEND: &str = "__backend";
 
 /// What a backend does with a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Behaviour {
-    /// Sends back what it reads; at the end, ends.
+    /// Sends back what it reads, until the end.
     Echo,
     /// Reads to the end, answers with [`crate::pattern::Digest::report`], ends.
     Digest,
-    /// Like `Digest`, and reads 64 KiB each 5 ms into a small buffer.
+    /// Like `Digest`, but reads 64 KiB every 5 ms into a small buffer.
     SlowDigest,
-    /// Reads a line with a number, sends so many bytes of [`crate::pattern::Pattern`], ends.
+    /// Reads a line with a number, sends that many bytes of [`crate::pattern::Pattern`], ends.
     Source,
-    /// Like `Source`, and sends 64 KiB each 5 ms.
+    /// Like `Source`, but sends 64 KiB every 5 ms.
     SlowSource,
-    /// Speaks first: `SSH-2.0-testbed ADDRESS:PORT`, CR LF; then echoes.
+    /// Sends first: `SSH-2.0-testbed ADDRESS:PORT`, CR LF; then echoes.
     Banner,
-    /// Reads to the end, answers with the address and port that `getpeername` says, ends.
+    /// Reads to the end, answers with the address and port from `getpeername`, ends.
     Who,
     /// Reads to the end, answers with both: `ADDRESS:PORT COUNT DIGEST`, ends.
     Account,
-    /// Reads something, then resets the connection.
+    /// Reads some bytes, then resets the connection.
     Reset,
-    /// Accepts, and neither reads nor writes.
+    /// Accepts the connection, and neither reads nor writes.
     Hold,
 }
 
@@ -67,7 +68,7 @@ impl Behaviour {
         self.start_program(bed, addresses, |program| program)
     }
 
-    /// Likewise, with a say in how the program is run: `|program| program.in_netns(&host.netns)`.
+    /// The same; the caller can change how the program is run: `|program| program.in_netns(&host.netns)`.
     pub fn start_program<A: Display>(
         self,
         bed: &Bed,
@@ -81,7 +82,7 @@ impl Behaviour {
         Ok(backend)
     }
 
-    /// The command line of such a backend, for a way of delivery that starts the backend itself.
+    /// The command line of such a backend, for a way of delivery that starts it.
     pub fn program<A: Display>(self, addresses: &[A]) -> anyhow::Result<Program> {
         let exe = env::current_exe().context("the path of this program")?;
         let addresses = addresses.iter().map(ToString::to_string);
@@ -97,7 +98,7 @@ impl Behaviour {
     }
 }
 
-/// Is this process to be a backend? Then it is one, to its end. To be asked first in each `main`.
+/// If this process was started as a backend, runs it to its end. Call it first in each `main`.
 pub fn run_if_asked() -> Option<ExitCode> {
     let mut args = env::args().skip(1);
     if args.next().as_deref() != Some(AS_BACKEND) {

@@ -1,4 +1,4 @@
-//! What a test holds in its hands: a private directory, and the programs that it started.
+//! A test's private directory, and the programs that it started.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,16 +11,16 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use crate::enter::BEDS;
 use crate::wait::wait_for;
 
-/// How much of each log a failing test shows.
+/// How many lines of each log a failing test shows.
 const TAIL_LINES: usize = 25;
 
-/// One test's private bed. The test's thread is in a network namespace of its own with `lo` up, and has its own
-/// mounts; so are the threads and programs that it starts.
+/// One test's private bed. The test's thread, and all threads and programs that it starts, share a network
+/// namespace with `lo` up and private mounts.
 #[derive(Debug)]
 pub struct Bed {
     dir: PathBuf,
     names: AtomicUsize,
-    /// Process groups to end when the test has run out of time.
+    /// The process groups to kill when the test has run out of time.
     groups: Arc<Mutex<Vec<Pid>>>,
 }
 
@@ -31,12 +31,12 @@ impl Bed {
         Ok(Bed { dir, names: AtomicUsize::new(0), groups: Arc::default() })
     }
 
-    /// A directory of this test's own, in memory, that any user may pass. It goes with the test.
+    /// The test's own directory, in memory. Any user may enter it. It is removed with the test.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Writes a file into [`Bed::dir`], directories included.
+    /// Writes a file in [`Bed::dir`], and creates its directories.
     pub fn write(&self, name: &str, text: impl AsRef<[u8]>) -> anyhow::Result<PathBuf> {
         let file = self.dir.join(name);
         if let Some(parent) = file.parent() {
@@ -46,7 +46,7 @@ impl Bed {
         Ok(file)
     }
 
-    /// Looks until `holds` does; fails after [`crate::PATIENCE`], naming `what` was waited for.
+    /// Waits until `holds` returns true. Fails after [`crate::WAIT_LIMIT`] with `what` in the message.
     pub fn wait_for(&self, what: &str, holds: impl FnMut() -> bool) -> anyhow::Result<()> {
         wait_for(what, holds)
     }
@@ -56,7 +56,7 @@ impl Bed {
         format!("{:02}-{stem}", self.names.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Where a program's output goes, without the suffix.
+    /// The path of a program's output, without the suffix.
     pub(crate) fn log_base(&self, program: &str) -> PathBuf {
         self.dir.join("logs").join(self.fresh_name(program))
     }
@@ -65,15 +65,15 @@ impl Bed {
         self.lock_groups().push(group);
     }
 
-    /// The programs to end, for those that end by themselves to be struck off.
+    /// The programs to kill. A program that ends by itself is removed.
     pub(crate) fn groups(&self) -> Arc<Mutex<Vec<Pid>>> {
         Arc::clone(&self.groups)
     }
 
-    /// Ends all programs of a test that doesn't end by itself.
+    /// Kills all programs of a test that timed out.
     pub(crate) fn kill_programs(&self) {
         for group in self.lock_groups().drain(..) {
-            // One that has just ended by itself is what we want.
+            // A program that has just ended is fine.
             let _ = kill_process_group(group, Signal::KILL);
         }
     }
@@ -88,7 +88,7 @@ impl Bed {
     }
 
     pub(crate) fn remove(&self) {
-        // It is memory of a mount that goes with the process: at worst it goes later.
+        // The mount disappears with the process, so a failure here only delays that.
         let _ = fs::remove_dir_all(&self.dir);
     }
 

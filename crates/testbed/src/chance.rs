@@ -1,13 +1,13 @@
-//! Chance that repeats itself: the same number, the same bytes.
+//! Repeatable random numbers: the same seed gives the same bytes.
 
 use crate::client;
 
-/// SplitMix64 (Steele, Lea, Flood 2014), enough for making things up.
+/// SplitMix64 (Steele, Lea, Flood 2014), good enough for test data.
 #[derive(Debug, Clone)]
 pub struct Chance(u64);
 
 impl Chance {
-    /// The chance of that number.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Chance {
         Chance(seed)
     }
@@ -30,7 +30,7 @@ impl Chance {
         usize::try_from(self.next() % limit as u64).expect("below a usize")
     }
 
-    /// One of these.
+    /// One of these, at random.
     ///
     /// # Panics
     /// If there are none.
@@ -38,15 +38,15 @@ impl Chance {
         things[self.below(things.len())]
     }
 
-    /// Any bytes.
+    /// Random bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         (0..len).map(|_| self.next().to_le_bytes()[0]).collect()
     }
 
-    /// Something that may look like a header from afar, or not at all; made from one of `seeds` or from nothing.
+    /// Bytes that may resemble a header, made from one of `seeds` or at random.
     ///
     /// # Panics
-    /// If there are no seeds, or an empty one.
+    /// If there are no seeds, or one is empty.
     pub fn hostile_bytes(&mut self, seeds: &[Vec<u8>]) -> Vec<u8> {
         let len = self.below(300);
         match self.below(4) {

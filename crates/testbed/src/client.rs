@@ -1,5 +1,5 @@
-//! The client's and the sender's side, by hand: connections, and PROXY headers written without truepeer's own
-//! encoder, so that a mistake there can't hide itself.
+//! The client's and the sender's side: connections, and PROXY headers written without truepeer's own encoder, so
+//! that an error in the encoder can't hide itself.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Read, Write};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use socket2::{Domain, SockAddr, Socket, Type};
 
-/// No read or write of a test waits longer: a hanging relay is a failed test, not a hanging one.
+/// The time-out of every read and write: a hanging relay fails the test instead of hanging it.
 const STALL: Duration = Duration::from_secs(20);
 
 /// The v2 signature (PROXY 2.2).
@@ -36,11 +36,12 @@ fn connect_socket(to: SocketAddr, from: Option<SocketAddr>) -> io::Result<TcpStr
     socket.connect_timeout(&SockAddr::from(to), STALL)?;
     socket.set_read_timeout(Some(STALL))?;
     socket.set_write_timeout(Some(STALL))?;
-    socket.set_tcp_nodelay(true)?; // what a test writes at once is to travel at once
+    socket.set_tcp_nodelay(true)?; // each write must be sent at once
     Ok(socket.into())
 }
 
-/// The address that this host would connect from; nothing is sent (a UDP socket's connect only asks for a route).
+/// The address that this host would connect from. Nothing is sent: connect() of a UDP socket only looks up a
+/// route.
 pub fn source_towards(to: impl Display) -> anyhow::Result<IpAddr> {
     let to = address(&to)?;
     let socket = Socket::new(Domain::for_address(to), Type::DGRAM, None)?;
@@ -48,7 +49,7 @@ pub fn source_towards(to: impl Display) -> anyhow::Result<IpAddr> {
     Ok(socket.local_addr()?.as_socket().context("no address")?.ip())
 }
 
-/// Writes, closes the writing half, and reads to the end.
+/// Writes, ends the sending direction, and reads to the end.
 pub fn ask(stream: &mut TcpStream, bytes: &[u8]) -> anyhow::Result<String> {
     stream.write_all(bytes).context("write")?;
     stream.shutdown(Shutdown::Write).context("half-close")?;
@@ -57,7 +58,7 @@ pub fn ask(stream: &mut TcpStream, bytes: &[u8]) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// Closes with a reset instead of an end.
+/// Closes with a reset instead of FIN.
 pub fn reset(stream: TcpStream) -> io::Result<()> {
     let socket = Socket::from(stream);
     socket.set_linger(Some(Duration::ZERO))
@@ -72,7 +73,7 @@ pub enum End {
     Reset,
 }
 
-/// Reads and forgets until the connection ends, and says how.
+/// Reads and discards until the connection ends. Returns how it ended.
 pub fn read_end(stream: &mut TcpStream) -> io::Result<End> {
     let mut buffer = [0; 16 * 1024];
     loop {
@@ -103,7 +104,7 @@ pub fn v2(client: impl Display, destination: impl Display) -> anyhow::Result<Vec
     v2_with_tlvs(client, destination, &[])
 }
 
-/// Likewise, with extensions by type and value.
+/// The same, with TLVs by type and value.
 pub fn v2_with_tlvs(
     client: impl Display,
     destination: impl Display,
@@ -127,7 +128,7 @@ pub fn v2_with_tlvs(
     v2_raw(0x21, if client.is_ipv4() { 0x11 } else { 0x21 }, &payload)
 }
 
-/// Likewise, with a checksum behind them (PROXY 2.2.3, PP2_TYPE_CRC32C).
+/// The same, with a checksum at the end (PROXY 2.2.3, PP2_TYPE_CRC32C).
 pub fn v2_with_checksum(
     client: impl Display,
     destination: impl Display,
@@ -149,12 +150,12 @@ fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, byte)
 }
 
-/// A sender's own connection: LOCAL, and no addresses.
+/// The header of a sender's own connection: LOCAL, without addresses.
 pub fn v2_local() -> Vec<u8> {
     [SIGNATURE.as_slice(), &[0x20, 0, 0, 0]].concat()
 }
 
-/// A v2 header from its parts, right or wrong: version and command, family and protocol, the rest.
+/// A v2 header from its parts, valid or not: version and command, family and protocol, the rest.
 pub fn v2_raw(command: u8, family: u8, payload: &[u8]) -> anyhow::Result<Vec<u8>> {
     let len = u16::try_from(payload.len()).context("a v2 payload")?.to_be_bytes();
     Ok([SIGNATURE.as_slice(), &[command, family], &len, payload].concat())
@@ -175,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_as_the_specification_writes_them() {
+    fn headers_match_the_specifications_examples() {
         let header = v1("203.0.113.7:5000", "192.0.2.1:443").expect("v1");
         assert_eq!(header, b"PROXY TCP4 203.0.113.7 192.0.2.1 5000 443\r\n");
         let header = v2_with_tlvs("1.2.3.4:258", "5.6.7.8:80", &[(4, b"x")]).expect("v2");

@@ -14,14 +14,14 @@ use socket2::{Domain, Socket, Type};
 
 use crate::{Bed, Program, Running};
 
-/// The first argument that makes a test binary be a crowd.
+/// The first argument that turns a test binary into a part of a crowd.
 const AS_CROWD: &str = "__crowd";
-/// As many connections as one process holds: hard limits of 20 000 descriptors exist.
+/// The most connections of one process: some machines have a hard limit of 20 000 descriptors.
 const MOST_EACH: usize = 5000;
 
-/// Begins `count` connections to an IPv4 address and says nothing on them; they end with the handles. They come from
-/// many addresses of loopback, so that there are ports enough, and from several processes, so that there are
-/// descriptors enough.
+/// Starts `count` connections to an IPv4 address and sends nothing on them. They end when the handles are
+/// dropped. They come from many loopback addresses, to have enough ports, and from several processes, to have
+/// enough descriptors.
 pub fn gather(bed: &Bed, count: usize, to: impl Display) -> anyhow::Result<Vec<Running>> {
     let exe = env::current_exe().context("the path of this program")?;
     let mut crowd = Vec::new();
@@ -34,7 +34,7 @@ pub fn gather(bed: &Bed, count: usize, to: impl Display) -> anyhow::Result<Vec<R
     Ok(crowd)
 }
 
-/// Is this process to be a part of a crowd? Then it is, until it is ended.
+/// If this process was started as a part of a crowd, runs it until it is killed.
 pub(crate) fn run_if_asked() -> Option<ExitCode> {
     let args: Vec<String> = env::args().skip(1).collect();
     let [role, first, end, to] = args.as_slice() else { return None };
@@ -59,7 +59,7 @@ pub(crate) fn run_if_asked() -> Option<ExitCode> {
     }
 }
 
-/// Without waiting for an answer.
+/// Connects without waiting for the result.
 fn begin_to_connect(n: usize, to: SocketAddr) -> io::Result<Socket> {
     const FROM_ONE_ADDRESS: usize = 250;
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
@@ -72,10 +72,10 @@ fn begin_to_connect(n: usize, to: SocketAddr) -> io::Result<Socket> {
     }
 }
 
-/// As many different clients as a test wants: `nth_client(0)`, `nth_client(1)`, … below ten million.
+/// The address of a different client for each number: `nth_client(0)`, `nth_client(1)`, … below ten million.
 ///
 /// # Panics
-/// Above that: a mistake in the test.
+/// Above that, which is a mistake in the test.
 pub fn nth_client(n: usize) -> SocketAddr {
     const PORTS: usize = 50_000;
     let host = u8::try_from(n / PORTS + 1).expect("below ten million clients");
@@ -83,7 +83,7 @@ pub fn nth_client(n: usize) -> SocketAddr {
     SocketAddr::new(Ipv4Addr::new(203, 0, 113, host).into(), port)
 }
 
-/// Does `work(0..count)` on a few threads in the calling thread's network; the first failure ends it all.
+/// Runs `work(0..count)` on a few threads in the calling thread's network namespace. The first failure ends all.
 pub fn in_parallel(
     threads: usize,
     count: usize,
@@ -97,7 +97,7 @@ pub fn in_parallel(
                 return Ok(());
             }
             if let Err(error) = work(n) {
-                next.store(count, Ordering::Relaxed); // the others need not go on
+                next.store(count, Ordering::Relaxed); // the other threads stop, too
                 return Err(error.context(format!("number {n}")));
             }
         }

@@ -1,4 +1,4 @@
-//! Datagrams by hand: senders, backends, and headers written without truepeer's own encoder.
+//! Datagrams: senders, backends, and headers written without truepeer's own encoder.
 
 use std::fmt::Display;
 use std::io::ErrorKind;
@@ -39,8 +39,8 @@ pub fn spp(client: impl Display, proxy: impl Display) -> Result<Vec<u8>> {
     Ok(header)
 }
 
-/// A port that was closed just now may be held for a moment longer: by a program that another test starts, between its fork
-/// and its exec.
+/// Waits until a port that was just closed is free. A program that another test starts may hold it between fork
+/// and exec.
 fn bind_to(address: &impl Display) -> Result<UdpSocket> {
     let mut outcome = UdpSocket::bind(address.to_string());
     let _ = wait_for("the port to be free", || {
@@ -52,7 +52,7 @@ fn bind_to(address: &impl Display) -> Result<UdpSocket> {
     outcome.with_context(|| format!("bind {address}"))
 }
 
-/// A socket whose reads fail instead of hanging.
+/// Makes reads of a socket time out instead of hanging.
 pub fn socket(bind: impl Display) -> Result<UdpSocket> {
     let socket = bind_to(&bind)?;
     socket.set_read_timeout(Some(STALL))?;
@@ -67,7 +67,7 @@ pub fn sender_towards(to: &str) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Sends what `parts` make up together, on a connected socket.
+/// Sends one datagram that consists of `parts`, on a connected socket.
 pub fn send(socket: &UdpSocket, parts: &[&[u8]]) -> Result<()> {
     let datagram = parts.concat();
     let sent = socket.send(&datagram).with_context(|| format!("send {} bytes", datagram.len()))?;
@@ -75,7 +75,7 @@ pub fn send(socket: &UdpSocket, parts: &[&[u8]]) -> Result<()> {
     Ok(())
 }
 
-/// The next datagram.
+/// Receives the next datagram.
 pub fn receive(socket: &UdpSocket) -> Result<Vec<u8>> {
     let mut buffer = vec![0; 65_536];
     let length = socket.recv(&mut buffer).context("no answer")?;
@@ -83,13 +83,13 @@ pub fn receive(socket: &UdpSocket) -> Result<Vec<u8>> {
     Ok(buffer)
 }
 
-/// Sends and receives.
+/// Sends a datagram and receives the answer.
 pub fn ask(socket: &UdpSocket, parts: &[&[u8]]) -> Result<Vec<u8>> {
     send(socket, parts)?;
     receive(socket)
 }
 
-/// Nothing comes for a while: only for what must not come, since it takes that long.
+/// Checks that nothing arrives for a while. It always takes that long, so use it only for what must not arrive.
 pub fn hears_nothing(socket: &UdpSocket) -> Result<()> {
     socket.set_read_timeout(Some(Duration::from_millis(300)))?;
     let heard = socket.recv(&mut [0; 65_536]);
@@ -103,16 +103,16 @@ pub fn hears_nothing(socket: &UdpSocket) -> Result<()> {
 /// A datagram that a backend has received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
-    /// Whom it saw.
+    /// The source address that it saw.
     pub from: SocketAddr,
-    /// What it got.
+    /// The payload.
     pub payload: Vec<u8>,
 }
 
-/// What a backend answers to a datagram.
+/// A backend's answers to a datagram.
 pub type Answer = fn(&Seen) -> Vec<Vec<u8>>;
 
-/// An unmodified server in this process: it notes whom it sees, and answers.
+/// An unmodified server in this process: it records each source address and answers.
 #[derive(Debug)]
 pub struct Backend {
     seen: Arc<Mutex<Vec<Seen>>>,
@@ -121,12 +121,12 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Sends every datagram back, on all `addresses` of the calling thread's network.
+    /// Sends every datagram back, on all `addresses` in the calling thread's network namespace.
     pub fn echo<A: Display>(addresses: &[A]) -> Result<Backend> {
         Backend::start(addresses, |seen| vec![seen.payload.clone()])
     }
 
-    /// Answers with the address and port that it sees, and the payload after a space.
+    /// Answers with the source address and port, and the payload after a space.
     pub fn who<A: Display>(addresses: &[A]) -> Result<Backend> {
         Backend::start(addresses, answer_who)
     }
@@ -136,7 +136,7 @@ impl Backend {
         Backend::start(addresses, |_| Vec::new())
     }
 
-    /// Answers each datagram with these, on all `addresses` of the calling thread's network.
+    /// Answers each datagram with these, on all `addresses` in the calling thread's network namespace.
     pub fn start<A: Display>(addresses: &[A], answer: Answer) -> Result<Backend> {
         let mut backend = Backend { seen: Arc::default(), stop: Arc::default(), threads: Vec::new() };
         for address in addresses {
@@ -146,7 +146,7 @@ impl Backend {
         Ok(backend)
     }
 
-    /// Like [`Backend::who`], on a socket of the test's own making.
+    /// Like [`Backend::who`], on a socket that the test has created.
     pub fn who_with(socket: UdpSocket) -> Result<Backend> {
         let mut backend = Backend::who::<&str>(&[])?;
         backend.serve_on(socket, answer_who)?;
@@ -161,18 +161,18 @@ impl Backend {
         Ok(())
     }
 
-    /// All that it has received.
+    /// Everything that it has received.
     pub fn seen(&self) -> impl Deref<Target = Vec<Seen>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until it has received so many.
+    /// Waits until it has received this many.
     pub fn wait_seen(&self, count: usize) -> Result<()> {
         let outcome = wait_for(&format!("{count} datagrams at the backend"), || self.seen().len() >= count);
         outcome.with_context(|| format!("it has received {}", self.seen().len()))
     }
 
-    /// The last one must have come from `client`, with this payload.
+    /// Checks that the last one came from `client` with this payload.
     pub fn saw_last(&self, client: &str, payload: &[u8]) -> Result<()> {
         let seen = self.seen();
         let last = seen.last().context("the backend has received nothing")?;
@@ -186,7 +186,7 @@ impl Drop for Backend {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // A panic of it has been printed; the test fails by what it did not see.
+            // Its panic has been printed. The test fails by the missing datagrams.
             let _ = thread.join();
         }
     }

@@ -1,11 +1,11 @@
-//! Moving the test process into private namespaces before anything else happens.
+//! Moves the test process into private namespaces before anything else happens.
 //!
 //! ```text
 //! test binary ──(not root: user namespace, maps by newuidmap)──> unshare: network, mounts, processes
-//!      │ waits, hands its status on                                        │ pid 1
+//!      │ waits, returns its status                                          │ pid 1
 //!      └───────────────── dies: all of it is killed ────────────> test binary again, "inside"
 //! ```
-//! The process namespace is what makes cleaning up certain: with its first process everything in it ends.
+//! The process namespace guarantees the cleanup: when its first process ends, everything in it ends.
 
 use std::env;
 use std::fs;
@@ -19,36 +19,37 @@ use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use crate::userns::{self, Users};
 use crate::{expose, passwd, whereabouts};
 
-/// Set for the process inside; its value says how many users exist there.
+/// Set for the process inside. Its value tells which users exist there.
 pub(crate) const INSIDE: &str = "TRUEPEER_TESTBED_INSIDE";
-/// Private to the bed: everything that tests write.
+/// The bed's private directory for everything that tests write.
 pub(crate) const BEDS: &str = "/run/testbed/beds";
 
-/// The namespaces, most private first; the second is for containers that mask parts of `/proc`.
+/// The namespaces, most private first. The second set is for containers that mask parts of `/proc`.
 const NAMESPACES: [&[&str]; 2] = [
     &["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"],
     &["--net", "--mount", "--fork", "--kill-child"],
 ];
 
-/// Where the process finds itself.
+/// The result of entering.
 pub(crate) enum Entry {
-    /// In private namespaces.
+    /// This process is in private namespaces.
     Inside(Users),
-    /// It was outside, and has run itself inside: this is how that ended.
+    /// This process is outside and has run itself inside; this is the status of that run.
     Done(ExitCode),
-    /// No namespaces can be had here, and why.
+    /// No namespaces are available here, for this reason.
     Impossible(String),
 }
 
-/// Must be called before the process has a second thread: a user namespace can't be entered by two.
+/// Call it before the process has a second thread: a process with two threads can't enter a user namespace.
 pub(crate) fn enter() -> Entry {
     match env::var(INSIDE).ok().and_then(|users| Users::from_name(&users)) {
         Some(users) => {
-            // Whoever runs the tests in the background: programs here are sent signals, and hear them.
+            // A shell ignores some signals in programs that it runs in the background. Restore them, because
+            // tests send signals.
             truepeer_sys::process::hear_ignored_signals();
             match furnish(users) {
                 Ok(()) => Entry::Inside(users),
-                Err(error) => Entry::Impossible(format!("the private mounts can't be made: {error:#}")),
+                Err(error) => Entry::Impossible(format!("can't create the private mounts: {error:#}")),
             }
         }
         None => from_outside(),
@@ -70,7 +71,7 @@ fn from_outside() -> Entry {
     }
 }
 
-/// The first set of namespaces that this machine lets us have.
+/// The first set of namespaces that this machine permits.
 fn usable_namespaces() -> anyhow::Result<&'static [&'static str]> {
     let mut refusal = String::new();
     for namespaces in NAMESPACES {
@@ -85,7 +86,7 @@ fn usable_namespaces() -> anyhow::Result<&'static [&'static str]> {
 
 fn run_inside(namespaces: &[&str], users: Users) -> Entry {
     let status = env::current_exe().and_then(|exe| {
-        Command::new("setpriv") // unshare ignores the keyboard's signals: it has to end with us
+        Command::new("setpriv") // unshare ignores the keyboard's signals, but must end with this process
             .args(["--pdeathsig", "KILL", "--", "unshare"])
             .args(namespaces)
             .arg("--")
@@ -102,7 +103,7 @@ fn run_inside(namespaces: &[&str], users: Users) -> Entry {
     }
 }
 
-/// What programs expect of a machine, made private: `/run`, users, and servers that every user can reach.
+/// Makes private what programs expect of a machine: `/run`, users, and servers that every user can reach.
 fn furnish(users: Users) -> anyhow::Result<()> {
     let servers = whereabouts::servers_dir();
     let workspace = whereabouts::workspace_dir();
@@ -123,7 +124,7 @@ fn furnish(users: Users) -> anyhow::Result<()> {
     raise_open_files()
 }
 
-/// Puts an edited copy over a file, in our mounts only.
+/// Mounts an edited copy over a file, in the private mounts only.
 fn replace(file: &str, edit: impl Fn(&str) -> String) -> anyhow::Result<()> {
     let text = fs::read_to_string(file).context(file.to_owned())?;
     let copy = Path::new("/run/testbed").join(file.replace('/', "-"));
@@ -131,7 +132,7 @@ fn replace(file: &str, edit: impl Fn(&str) -> String) -> anyhow::Result<()> {
     rustix::mount::mount_bind(&copy, file).with_context(|| format!("mount --bind over {file}"))
 }
 
-/// Tests hold thousands of sockets.
+/// Tests open thousands of sockets.
 fn raise_open_files() -> anyhow::Result<()> {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).context("setrlimit(NOFILE)")

@@ -1,4 +1,4 @@
-//! The harness: each test in its own namespaces, with a time limit, and with "skipped" as an outcome of its own.
+//! The harness: runs each test in its own namespaces, with a time limit. Tests can be skipped.
 
 use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,18 +17,18 @@ use crate::enter::{Entry, enter};
 use crate::userns::Users;
 use crate::{Bed, Skip, backend, crowd, topology, whereabouts};
 
-/// A test's time, unless it asks for more: enough on a busy machine, and nothing hangs.
+/// The default time limit: enough on a busy machine.
 const TIME_LIMIT: Duration = Duration::from_secs(120);
-/// The status of a program that could not be run here; neither good nor bad (automake's convention).
+/// The exit status of a program that can't run here; neither success nor failure (automake's convention).
 const CANT_TELL: u8 = 77;
-/// Runs the long tests as well.
+/// The environment variable that runs the long tests as well.
 const ALL: &str = "TRUEPEER_TEST_ALL";
 
-/// Held by each running test: shared by most, alone by those that measure or use the whole machine.
+/// Locked by each running test: shared by most, exclusively by those that measure or use the whole machine.
 static MACHINE: RwLock<()> = RwLock::new(());
 type Body = Box<dyn FnOnce(&Bed) -> anyhow::Result<()> + Send>;
 
-/// A named test with what it needs of the machine.
+/// A named test and its requirements on the machine.
 pub struct Test {
     name: String,
     body: Body,
@@ -44,7 +44,7 @@ enum Need {
     OpenFiles(u64),
 }
 
-/// What the bed can offer on this machine.
+/// The capabilities of the bed on this machine.
 #[derive(Clone)]
 enum Ground {
     Namespaces(Users),
@@ -52,7 +52,7 @@ enum Ground {
 }
 
 impl Test {
-    /// A test by the behaviour that it shows.
+    /// A test, named by the behaviour that it shows.
     pub fn new(
         name: impl Into<String>,
         body: impl FnOnce(&Bed) -> anyhow::Result<()> + Send + 'static,
@@ -61,31 +61,31 @@ impl Test {
         Test { name, body: Box::new(body), needs: Vec::new(), limit: TIME_LIMIT, alone: false, long: false }
     }
 
-    /// Skipped where this program is neither unpacked nor installed.
+    /// Skips it if this program is neither unpacked nor installed.
     pub fn needs_program(mut self, name: &str) -> Test {
         self.needs.push(Need::Program(name.to_owned()));
         self
     }
 
-    /// Skipped where only root exists (a plain caller without newuidmap or a line in `/etc/subuid`).
+    /// Skips it if only root exists (a plain caller without newuidmap or a line in `/etc/subuid`).
     pub fn needs_several_users(mut self) -> Test {
         self.needs.push(Need::SeveralUsers);
         self
     }
 
-    /// Skipped where one process may not open so many files (the hard limit).
+    /// Skips it if a process can't open this many files (the hard limit).
     pub fn needs_open_files(mut self, count: u64) -> Test {
         self.needs.push(Need::OpenFiles(count));
         self
     }
 
-    /// Fails after so long, instead of the usual two minutes.
+    /// Fails it after this time, instead of the usual two minutes.
     pub fn time_limit(mut self, limit: Duration) -> Test {
         self.limit = limit;
         self
     }
 
-    /// Runs while no other test of this binary does: it measures, or uses up what others need.
+    /// Runs it while no other test of this binary runs: it measures, or uses up what others need.
     pub fn alone(mut self) -> Test {
         self.alone = true;
         self
@@ -103,7 +103,7 @@ impl Test {
         self
     }
 
-    /// What it is called.
+    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -163,8 +163,8 @@ impl Need {
     }
 }
 
-/// Runs the body on a thread of its own, which has the test's namespaces; a thread that overstays its time is
-/// left behind (it can't be ended), its programs are not.
+/// Runs the body on its own thread in the test's namespaces. A thread that exceeds its time can't be killed and
+/// is abandoned; its programs are killed.
 fn run_within(limit: Duration, name: &str, bed: &Arc<Bed>, body: Body) -> anyhow::Result<()> {
     let (report, outcome) = mpsc::channel();
     let for_thread = Arc::clone(bed);
@@ -173,7 +173,7 @@ fn run_within(limit: Duration, name: &str, bed: &Arc<Bed>, body: Body) -> anyhow
             isolate()?;
             body(&for_thread)
         }));
-        // Nobody listens any more if the time was up.
+        // After the time limit nothing receives.
         let _ = report.send(result);
     };
     thread::Builder::new().name(name.to_owned()).spawn(in_namespaces).context("a thread for the test")?;
@@ -182,7 +182,7 @@ fn run_within(limit: Duration, name: &str, bed: &Arc<Bed>, body: Body) -> anyhow
         Ok(Err(panic)) => Err(anyhow::anyhow!("panicked: {}", panic_text(panic.as_ref()))),
         Err(_) => {
             bed.kill_programs();
-            Err(anyhow::anyhow!("had not ended after {limit:?}"))
+            Err(anyhow::anyhow!("timed out after {limit:?}"))
         }
     }
 }
@@ -192,7 +192,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
 }
 
-/// Moves the calling thread into fresh network and mount namespaces, `lo` up.
+/// Moves the calling thread into new network and mount namespaces, with `lo` up.
 pub(crate) fn isolate() -> anyhow::Result<()> {
     enter_new_mount_namespace()?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
@@ -201,7 +201,7 @@ pub(crate) fn isolate() -> anyhow::Result<()> {
     topology::ip_here(&["link set lo up"])
 }
 
-/// What a test binary's `main` calls; understands libtest's arguments (filters, `--list`, `--test-threads`).
+/// The `main` of a test binary. It accepts libtest's arguments (filters, `--list`, `--test-threads`).
 pub fn main(tests: Vec<Test>) -> ExitCode {
     if let Some(code) = backend::run_if_asked().or_else(crowd::run_if_asked) {
         return code;
@@ -217,8 +217,8 @@ pub fn main(tests: Vec<Test>) -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// For a program that is no test, such as the demo: runs `work` on private ground, and says why where none can
-/// be had. Its error is printed with what the programs said.
+/// For programs that are not tests, such as the demo: runs `work` in private namespaces, or prints why none are
+/// available. On an error, prints it with the programs' output.
 pub fn run_privately(name: &str, work: impl FnOnce(&Bed) -> anyhow::Result<ExitCode>) -> ExitCode {
     if let Some(code) = backend::run_if_asked().or_else(crowd::run_if_asked) {
         return code;
@@ -244,7 +244,7 @@ pub fn run_privately(name: &str, work: impl FnOnce(&Bed) -> anyhow::Result<ExitC
     })
 }
 
-/// `tests![f, module::g]`: a [`Test`] for each function, named like it.
+/// `tests![f, module::g]`: a [`Test`] for each function, with the function's name.
 #[macro_export]
 macro_rules! tests {
     ($($function:path),* $(,)?) => {

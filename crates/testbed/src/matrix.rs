@@ -1,5 +1,5 @@
-//! One matrix: behaviours × ways of delivery. A behaviour is written once, against [`Deliver`]; each way that
-//! truepeer delivers by runs all of them. A test binary asks for a column:
+//! The matrix of behaviours × ways of delivery. A behaviour is written once, against [`Deliver`], and runs for
+//! each of truepeer's ways of delivery. A test binary runs one column:
 //!
 //! ```no_run
 //! # let exe = "target/debug/truepeer";
@@ -29,14 +29,14 @@ pub use run::ByRun;
 
 use crate::{Bed, Behaviour, Running, Test, client, skip};
 
-/// A way of delivery: how the backend comes to see the client.
+/// A way of delivery: how the backend gets to see the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// A relay in between, bound to the client's address.
     Proxy,
     /// Programs in the kernel.
     Attach,
-    /// Something between the program and its `accept`.
+    /// A library or supervisor between the program and its `accept`.
     Run,
 }
 
@@ -50,67 +50,69 @@ impl Way {
     }
 }
 
-/// Puts a backend behind truepeer, in the calling thread's network.
+/// Starts a backend behind truepeer, in the calling thread's network namespace.
 pub trait Deliver: Send + Sync {
-    /// Which way this is.
+    /// The way.
     fn way(&self) -> Way;
 
-    /// The first part of the tests' names: the way, and by whom where that differs.
+    /// The first part of the tests' names: the way, and the user if that varies.
     fn column(&self) -> String {
         self.way().name().to_owned()
     }
 
-    /// What the machine must have for it.
+    /// The requirements on the machine.
     fn needs(&self, test: Test) -> Test {
         test
     }
 
-    /// Why a case says nothing about this way.
+    /// Why a case doesn't apply to this way, if it doesn't.
     fn inapplicable(&self, _case: &str) -> Option<&'static str> {
         None
     }
 
-    /// Starts a backend that reaches IPv4 and IPv6 clients, and truepeer for it, with further options of
-    /// truepeer's (`--header-timeout`, `1s`). Senders on loopback may send; everything is ready on return.
+    /// Starts a backend that serves IPv4 and IPv6 clients, and truepeer for it, with additional truepeer options
+    /// (`--header-timeout`, `1s`). Senders on loopback are admitted. Everything is ready on return.
     fn put_behind(&self, bed: &Bed, behaviour: Behaviour, options: &[&str]) -> anyhow::Result<Delivered>;
 }
 
 /// A backend behind truepeer.
 #[derive(Debug)]
 pub struct Delivered {
-    /// Where senders connect over IPv4.
+    /// The address that senders connect to over IPv4.
     pub v4: SocketAddr,
-    /// Where senders connect over IPv6.
+    /// The address that senders connect to over IPv6.
     pub v6: SocketAddr,
-    /// truepeer, if the way has a process; declared before the backend, so that it ends first and its sessions end in order.
+    /// truepeer, if the way has a process. Declared before the backend so that it ends first, and its sessions
+    /// end in order.
     pub truepeer: Option<Running>,
-    /// The backend, whose log says what it saw; where truepeer has started it, with truepeer in front and in the log.
+    /// The backend. Its log says what it saw. If truepeer started it, this is truepeer's process and the log has
+    /// both outputs.
     pub backend: Running,
 }
 
 impl Delivered {
-    /// A connection on which nothing was sent yet.
+    /// A connection on which nothing has been sent.
     fn knock(&self) -> anyhow::Result<TcpStream> {
         client::connect(self.v4)
     }
 
-    /// A connection whose header, already sent, names this client.
+    /// A connection on which a header that names this client has been sent.
     fn session(&self, client: SocketAddr) -> anyhow::Result<TcpStream> {
         let mut stream = self.knock()?;
         stream.write_all(&header_of(client)?)?;
         Ok(stream)
     }
 
-    /// A header and what comes behind it, written at once and half-closed; gives the answer.
+    /// Writes a header and the data after it at once, ends the sending direction, and returns the answer.
     fn ask(&self, header: &[u8], data: &[u8]) -> anyhow::Result<String> {
         client::ask(&mut self.knock()?, &[header, data].concat())
     }
 }
 
-/// Clients (RFC 5737, RFC 3849: for documentation, so nobody's).
+/// Clients (RFC 5737, RFC 3849: addresses for documentation, so no host has them).
 const CLIENT4: &str = "203.0.113.7:5000";
 const CLIENT6: &str = "[2001:db8::7]:5000";
-/// Where headers say that they wanted to go.
+/// The destinations in the headers.
 const DESTINATION4: &str = "192.0.2.1:443";
 const DESTINATION6: &str = "[2001:db8::1]:443";
 
@@ -137,7 +139,7 @@ impl Case {
     }
 }
 
-/// `cases![f, g]`: a [`Case`] for each function, named like it.
+/// `cases![f, g]`: a [`Case`] for each function, with the function's name.
 macro_rules! cases {
     ($($function:ident),* $(,)?) => {
         &[$(Case::new(stringify!($function), $function)),*]

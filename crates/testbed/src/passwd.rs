@@ -1,11 +1,11 @@
-//! Users that exist inside the bed only, by a private `/etc/passwd` and `/etc/group`.
+//! Users that exist only in the bed, from a private `/etc/passwd` and `/etc/group`.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::Context;
 
-/// Who runs a program.
+/// The user who runs a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct User {
     /// The user's number.
@@ -17,10 +17,10 @@ pub struct User {
 impl User {
     /// The user who runs the bed.
     pub const ROOT: User = User { uid: 0, gid: 0 };
-    /// A user with no privilege and a home directory, to log in as and to run truepeer as.
+    /// A user without privileges and with a home directory, for logging in and for running truepeer.
     pub const TESTER: User = User { uid: 61000, gid: 61000 };
 
-    /// A user by name, as the bed's `/etc/passwd` has it.
+    /// A user of the bed's `/etc/passwd`, by name.
     pub fn named(name: &str) -> anyhow::Result<User> {
         let passwd = fs::read_to_string("/etc/passwd").context("/etc/passwd")?;
         let line = passwd.lines().find(|line| line.split(':').next() == Some(name));
@@ -36,7 +36,7 @@ impl User {
 /// The bed's tester's home.
 pub(crate) const HOME: &str = "/run/testbed/home";
 
-/// Users that the servers' packages would have made when installed.
+/// Users that the servers' packages create when installed.
 const USERS: [(&str, u32); 5] = [
     ("tester", User::TESTER.uid),
     ("sshd", 61001),
@@ -45,12 +45,12 @@ const USERS: [(&str, u32); 5] = [
     ("haproxy", 61004),
 ];
 
-/// `/etc/passwd` with our users added, those that it has already left as they are.
+/// `/etc/passwd` with the bed's users added; existing ones stay unchanged.
 pub(crate) fn passwd_with_ours(passwd: &str) -> String {
     with_missing(passwd, |name, id| format!("{name}:x:{id}:{id}::{HOME}:/bin/sh\n"))
 }
 
-/// `/etc/group`, likewise.
+/// The same for `/etc/group`.
 pub(crate) fn group_with_ours(group: &str) -> String {
     with_missing(group, |name, id| format!("{name}:x:{id}:\n"))
 }
@@ -66,7 +66,7 @@ fn with_missing(file: &str, line: impl Fn(&str, u32) -> String) -> String {
     text
 }
 
-/// Makes the tester's home.
+/// Creates the tester's home directory.
 pub(crate) fn make_home() -> anyhow::Result<()> {
     fs::create_dir_all(HOME).context(HOME)?;
     let User { uid, gid } = User::TESTER;

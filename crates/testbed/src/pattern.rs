@@ -1,5 +1,5 @@
-//! A stream of bytes that any end can make or check without keeping it: position decides each byte, so that a
-//! byte lost, doubled or out of order shows.
+//! A byte stream that each end can generate or check without storing it. Each byte depends on its position, so a
+//! lost, doubled or reordered byte is detected.
 
 /// The byte stream from a position on.
 #[derive(Debug, Clone, Copy, Default)]
@@ -16,7 +16,7 @@ impl Pattern {
         }
     }
 
-    /// The whole stream's first `len` bytes.
+    /// The first `len` bytes of the stream.
     pub fn bytes(len: usize) -> Vec<u8> {
         let mut buffer = vec![0; len];
         Pattern::default().fill(&mut buffer);
@@ -24,13 +24,14 @@ impl Pattern {
     }
 }
 
-/// Eight bytes of a mixed counter at a time: no period that a lost segment could hide behind.
+/// Eight bytes of a mixed counter at a time, so there is no period that could hide a lost segment.
 fn byte_at(position: u64) -> u8 {
     let word = (position / 8).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (word ^ (word >> 29)).to_le_bytes()[usize::from(position.to_le_bytes()[0] & 7)]
 }
 
-/// A digest that depends on each byte and its place (FNV-1a over words, 64 bits): not against forgers, against loss.
+/// A digest that depends on each byte and its position (FNV-1a over words, 64 bits). It detects loss, not
+/// forgery.
 #[derive(Debug, Clone, Copy)]
 pub struct Digest {
     state: u64,
@@ -45,7 +46,7 @@ impl Default for Digest {
 }
 
 impl Digest {
-    /// Takes the next bytes in.
+    /// Adds the next bytes.
     pub fn update(&mut self, mut bytes: &[u8]) {
         while let Some((&byte, rest)) = bytes.split_first() {
             if !self.count.is_multiple_of(8) || bytes.len() < 8 {
@@ -62,12 +63,12 @@ impl Digest {
         }
     }
 
-    /// How many bytes it has taken in.
+    /// How many bytes it has covered.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// `COUNT DIGEST`, as the backends answer it.
+    /// `COUNT DIGEST`, the backends' answer.
     pub fn report(mut self) -> String {
         self.mix(u64::from_le_bytes(self.pending));
         format!("{} {:016x}", self.count, self.state)

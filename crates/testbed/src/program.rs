@@ -1,4 +1,4 @@
-//! Running real programs: where, as whom, with what limits.
+//! Runs real programs in a given place, as a given user, with given limits.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -16,7 +16,7 @@ use truepeer_sys::netns::NetNs;
 use crate::enter::INSIDE;
 use crate::{Bed, Running, User, expose, skip, whereabouts};
 
-/// A program to be started; see [`Program::start`] and [`Program::run`].
+/// A program to start; see [`Program::start`] and [`Program::run`].
 #[derive(Debug, Clone)]
 pub struct Program {
     name: String,
@@ -34,7 +34,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// By the name of an unpacked server or of a command of the machine, or by its path.
+    /// Names it: an unpacked server, a command of the machine, or a path.
     pub fn new(name: impl AsRef<OsStr>) -> Program {
         Program {
             name: name.as_ref().to_string_lossy().into_owned(),
@@ -64,68 +64,68 @@ impl Program {
         self
     }
 
-    /// Lets another program start it: `launcher ARGS… FILE ITS-ARGS…`, with all that is said here of this one.
+    /// Starts it by another program: `launcher ARGS… FILE ITS-ARGS…`. All other settings stay.
     pub fn launched_by(mut self, launcher: impl Into<PathBuf>, args: &[&str]) -> Program {
         self.launcher = Some((launcher.into(), args.iter().map(Into::into).collect()));
         self
     }
 
-    /// Sets a variable of its environment.
+    /// Sets an environment variable.
     pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Program {
         self.env.push((name.to_owned(), value.as_ref().to_owned()));
         self
     }
 
-    /// Where it works; the bed's own directory if not said.
+    /// Sets its working directory. The default is the bed's directory.
     pub fn dir(mut self, dir: impl AsRef<Path>) -> Program {
         self.dir = Some(dir.as_ref().to_owned());
         self
     }
 
-    /// In which network it runs; that of the thread that starts it if not said.
+    /// Sets its network namespace. The default is that of the starting thread.
     pub fn in_netns(mut self, netns: &NetNs) -> Program {
         self.netns = Some(netns.clone());
         self
     }
 
-    /// As another user, without any capability (see [`Program::with_capabilities`]).
+    /// Runs it as another user without capabilities (see [`Program::with_capabilities`]).
     pub fn as_user(mut self, user: User) -> Program {
         self.user = user;
         self
     }
 
-    /// With exactly these capabilities, as setpriv names them (`net_raw`), inherited by what it runs. Root keeps
-    /// no others either; use with [`Program::as_user`] for "a plain user with only CAP_NET_RAW".
+    /// Runs it with exactly these capabilities, as setpriv names them (`net_raw`), inherited by what it executes.
+    /// Root keeps no others either. Together with [`Program::as_user`]: "a plain user with only CAP_NET_RAW".
     pub fn with_capabilities(mut self, capabilities: &[&str]) -> Program {
         self.capabilities = Some(capabilities.iter().map(|name| (*name).to_owned()).collect());
         self
     }
 
-    /// With a resource limit as prlimit writes it: `nofile=1024`, `nofile=1024:4096`.
+    /// Sets a resource limit in prlimit's notation: `nofile=1024`, `nofile=1024:4096`.
     pub fn limit(mut self, limit: &str) -> Program {
         self.limits.push(format!("--{limit}"));
         self
     }
 
-    /// What it reads on its standard input, which then ends. Up to 64 KiB: it is written at the start.
+    /// Sets its standard input, which then ends. At most 64 KiB: it is written at the start.
     pub fn input(mut self, input: impl AsRef<[u8]>) -> Program {
         self.input = input.as_ref().to_vec();
         self
     }
 
-    /// What its standard input is: a socket to inherit, for example. Instead of [`Program::input`].
+    /// Sets the descriptor of its standard input, for example a socket to inherit. Instead of [`Program::input`].
     pub fn stdin(mut self, stdin: impl Into<OwnedFd>) -> Program {
         self.stdin = Some(Arc::new(stdin.into()));
         self
     }
 
-    /// The signal by which it ends tidily; SIGTERM if not said.
+    /// Sets the signal that ends it in an orderly way. The default is SIGTERM.
     pub fn stop_by(mut self, signal: Signal) -> Program {
         self.stop_by = signal;
         self
     }
 
-    /// Starts it; it ends with the handle. Skips the test where the machine lacks the program.
+    /// Starts it. It ends when the handle is dropped. Skips the test if the machine lacks the program.
     pub fn start(&self, bed: &Bed) -> anyhow::Result<Running> {
         let Some(file) = whereabouts::find_program(&self.name) else {
             return skip(format!("{} is neither unpacked (make servers) nor installed", self.name));
@@ -145,14 +145,14 @@ impl Program {
             None => spawn()?,
         };
         if let Some(mut stdin) = child.stdin.take() {
-            // A program that ends without reading is judged by what it says, not by this.
+            // A program may end without reading; its output and status are what counts.
             let _ = stdin.write_all(&self.input);
         }
         Ok(Running::adopt(name, child, self.stop_by, [out, err], bed))
     }
 
-    /// Runs it to its end, within twice [`crate::PATIENCE`], and gives its standard output; a failure is an error with
-    /// what it said.
+    /// Runs it to its end, for at most twice [`crate::WAIT_LIMIT`], and returns its standard output. If it fails,
+    /// the error contains its output.
     pub fn run(&self, bed: &Bed) -> anyhow::Result<String> {
         let running = self.start(bed)?;
         let status = running.wait_end()?;
@@ -176,7 +176,7 @@ impl Program {
         Ok(command)
     }
 
-    /// The file, or another way to it that its user may go.
+    /// The file, by a path that its user can access.
     fn reachable(&self, file: &Path, bed: &Bed) -> anyhow::Result<PathBuf> {
         if self.user == User::ROOT
             || ["/usr", "/bin", "/sbin", "/run"].iter().any(|dir| file.starts_with(dir))

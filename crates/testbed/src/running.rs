@@ -1,4 +1,4 @@
-//! A program that runs: what it says, whether it listens, and its end.
+//! A running program: its output, its listeners, and its end.
 
 use std::fmt::Display;
 use std::fs;
@@ -15,12 +15,12 @@ use crate::Bed;
 use crate::sockets;
 use crate::wait::{WAIT_LIMIT, wait_until};
 
-/// How long a program may take to end tidily before it is killed.
+/// How long a program may take to end in an orderly way before it is killed.
 const GRACE: Duration = Duration::from_secs(2);
 /// The kernel's number of the LISTEN state in /proc/net/tcp.
 const LISTEN: &str = "0A";
 
-/// A started program; dropping it ends it and what it started.
+/// A started program. Dropping it ends it and its children.
 pub struct Running {
     name: String,
     pid: Pid,
@@ -49,12 +49,12 @@ impl Running {
         Running { name, pid, child: Mutex::new(child), stop_by, out, err, forget }
     }
 
-    /// Its process, which is also the number of its process group.
+    /// Its process id, which is also the id of its process group.
     pub fn pid(&self) -> i32 {
         self.pid.as_raw_nonzero().get()
     }
 
-    /// How much of its memory is resident, in bytes.
+    /// The size of its resident memory in bytes.
     pub fn resident_bytes(&self) -> anyhow::Result<usize> {
         let rollup = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid()))?;
         let line = rollup.lines().find(|line| line.starts_with("Rss:")).context("Rss: in smaps_rollup")?;
@@ -62,33 +62,33 @@ impl Running {
         Ok(kilobytes * 1024)
     }
 
-    /// How many descriptors it has open.
+    /// The number of its open descriptors.
     pub fn descriptors(&self) -> anyhow::Result<usize> {
         Ok(fs::read_dir(format!("/proc/{}/fd", self.pid()))?.count())
     }
 
-    /// What it has written to its standard output so far.
+    /// Its standard output so far.
     pub fn stdout(&self) -> String {
         read(&self.out)
     }
 
-    /// What it has written to its standard error so far.
+    /// Its standard error so far.
     pub fn stderr(&self) -> String {
         read(&self.err)
     }
 
-    /// Both of the above, standard output first.
+    /// Both, standard output first.
     pub fn log(&self) -> String {
         self.stdout() + &self.stderr()
     }
 
-    /// Whether it has not ended yet.
+    /// Whether it is still running.
     pub fn is_alive(&self) -> bool {
         matches!(self.lock().try_wait(), Ok(None))
     }
 
-    /// Waits until something in its network namespace listens (TCP) on `address`, or on its port on all
-    /// addresses. It asks the kernel: no connection is made. Fails at once if the program ends.
+    /// Waits until something in its network namespace listens (TCP) on `address`, or on its port on a wildcard
+    /// address. It asks the kernel and makes no connection. Fails at once if the program ends.
     pub fn wait_listening(&self, address: impl Display) -> anyhow::Result<()> {
         let address: SocketAddr = address.to_string().parse().with_context(|| address.to_string())?;
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
@@ -97,8 +97,8 @@ impl Running {
         })
     }
 
-    /// Waits until something in its network namespace has a UDP socket bound to `address`, or to its port on
-    /// all addresses.
+    /// Waits until something in its network namespace has a UDP socket bound to `address`, or to its port on a
+    /// wildcard address.
     pub fn wait_bound_udp(&self, address: impl Display) -> anyhow::Result<()> {
         let address = address.to_string().parse().with_context(|| address.to_string())?;
         // "07" is what the kernel shows for an unconnected UDP socket.
@@ -107,15 +107,15 @@ impl Running {
         })
     }
 
-    /// Waits until its output, of either kind, contains `text`.
+    /// Waits until its output contains `text`.
     pub fn wait_for_log(&self, text: &str) -> anyhow::Result<()> {
         self.wait_state(&format!("{text:?} in its output"), || self.log().contains(text))
     }
 
-    /// Waits for a state that this program brings about; fails at once, with its output, if it ends.
+    /// Waits for a state that this program causes. Fails at once, with its output, if it ends.
     pub fn wait_state(&self, what: &str, mut holds: impl FnMut() -> bool) -> anyhow::Result<()> {
         let outcome = wait_until(WAIT_LIMIT, || {
-            let alive = self.is_alive(); // asked first: its last words count
+            let alive = self.is_alive(); // asked before the state: its last output counts
             if holds() {
                 return Ok(true);
             }
@@ -126,7 +126,7 @@ impl Running {
             .with_context(|| format!("waited for {what} of {}, whose output was:\n{}", self.name, self.log()))
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to it.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         kill_process(self.pid, signal).with_context(|| format!("kill {}", self.name))
     }
@@ -142,7 +142,7 @@ impl Running {
         status.context("ended without a status")
     }
 
-    /// Asks it to end and waits for that.
+    /// Asks it to end, and waits for that.
     pub fn stop(&self) -> anyhow::Result<ExitStatus> {
         self.signal(self.stop_by)?;
         self.wait_end()
@@ -167,10 +167,10 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if self.is_alive() && self.signal(self.stop_by).is_ok() {
-            // Ended in time or not, it is killed below.
+            // It is killed below, whether it has ended or not.
             let _ = wait_until(GRACE, || Ok(!self.is_alive()));
         }
-        // The group outlives its leader as long as a member lives, and its number is not given away.
+        // A process group exists as long as any member does, and its id is not reused before.
         let _ = kill_process_group(self.pid, Signal::KILL);
         let _ = self.lock().wait();
         (self.forget)();
@@ -187,7 +187,7 @@ fn read(file: &PathBuf) -> String {
     fs::read(file).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }
 
-/// Whether a socket bound to `local` gets what is sent to `address`.
+/// Whether a socket bound to `local` receives what is sent to `address`.
 fn serves(local: &SocketAddr, address: &SocketAddr) -> bool {
     let any_family = local.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
     let same_family = local.is_ipv4() == address.is_ipv4();

@@ -1,4 +1,4 @@
-//! Ready-made real servers and senders. Each is skipped by name where the machine lacks it.
+//! Preconfigured real servers and senders. A test is skipped if the machine lacks its server.
 
 pub mod dns;
 mod haproxy;
@@ -15,17 +15,17 @@ pub use sshd::Sshd;
 
 use crate::{Bed, Program, skip, whereabouts};
 
-/// `curl URL`, silent but for errors, at most ten seconds; add what you need and `.run(bed)`.
+/// `curl URL`, quiet except for errors, for at most ten seconds. Add arguments and call `.run(bed)`.
 pub fn curl(url: &str) -> Program {
     Program::new("curl").args(["--silent", "--show-error", "--max-time", "10", url])
 }
 
-/// OpenBSD's netcat; `input` is what it sends, after which it closes its half (`-N`) and reads to the end.
+/// OpenBSD's netcat. It sends `input`, ends its direction (`-N`), and reads to the end.
 pub fn nc(host: &str, port: u16, input: &[u8]) -> Program {
     Program::new("nc").args(["-N", "-w", "10", host, &port.to_string()]).input(input)
 }
 
-/// One of Erlang's programs (`erl`, `erlc`).
+/// A program of Erlang (`erl`, `erlc`).
 pub fn erlang(name: &str) -> Program {
     let program = Program::new(name).env("HOME", "/tmp");
     let unpacked = whereabouts::servers_dir().join("root/usr/lib/erlang");
@@ -35,7 +35,7 @@ pub fn erlang(name: &str) -> Program {
 /// The machine's own Python with the unpacked uvloop.
 ///
 /// # Errors
-/// Skips the test where there is none.
+/// Skips the test if there is none.
 pub fn with_uvloop(python: Program) -> anyhow::Result<Program> {
     let servers = whereabouts::servers_dir();
     let modules = servers.join("root/usr/lib/python3/dist-packages");

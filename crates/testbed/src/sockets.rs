@@ -1,4 +1,4 @@
-//! The kernel's view of the test's sockets.
+//! The kernel's view of a test's sockets.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -12,30 +12,31 @@ use crate::wait_for;
 /// A line of `/proc/net/tcp` or `tcp6`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Socket {
-    /// This end.
+    /// The local end.
     pub local: SocketAddr,
-    /// The other end; unspecified for a listener.
+    /// The remote end; unspecified for a listener.
     pub remote: SocketAddr,
     /// As in the kernel's `enum tcp_state`: 1 established, 6 TIME_WAIT, 10 listening.
     pub state: u8,
-    /// Sent and not acknowledged, or not sent yet, in bytes.
+    /// The number of bytes that were sent and not acknowledged, or not sent yet.
     pub unsent: u64,
-    /// Received and not read, in bytes.
+    /// The number of bytes that were received and not read.
     pub unread: u64,
 }
 
-/// All TCP sockets in the calling thread's network. The kernel walks its whole table for this: some ten milliseconds.
+/// All TCP sockets in the calling thread's network namespace. The kernel scans its whole table, which takes tens
+/// of milliseconds.
 pub fn all() -> Vec<Socket> {
     [of_family(false), of_family(true)].concat()
 }
 
 fn of_family(v6: bool) -> Vec<Socket> {
-    // Not /proc/net: that shows the process's network, not the thread's.
+    // Not /proc/net: it shows the network namespace of the process, not of the thread.
     let table = if v6 { "/proc/thread-self/net/tcp6" } else { "/proc/thread-self/net/tcp" };
     fs::read_to_string(table).unwrap_or_default().lines().filter_map(parse).collect()
 }
 
-/// Waits until all that was written on this connection has been acknowledged by the other side's kernel.
+/// Waits until the other end's kernel has acknowledged everything that was written.
 pub fn wait_until_sent(stream: &TcpStream) -> anyhow::Result<()> {
     let (near, far) = (stream.local_addr()?, stream.peer_addr()?);
     wait_for("the other side's kernel to have what was sent", || {
@@ -44,7 +45,7 @@ pub fn wait_until_sent(stream: &TcpStream) -> anyhow::Result<()> {
     })
 }
 
-/// Waits until all that was written on this connection has reached the other side's program.
+/// Waits until the other end's program has read everything that was written.
 pub fn wait_until_read(stream: &TcpStream) -> anyhow::Result<()> {
     let (near, far) = (stream.local_addr()?, stream.peer_addr()?);
     wait_for("the other side to read what was sent", || {
@@ -55,8 +56,8 @@ pub fn wait_until_read(stream: &TcpStream) -> anyhow::Result<()> {
     })
 }
 
-/// Keeps the kernel from buffering megabytes for each connection made from now on in the calling thread's network:
-/// who stalls is noticed soon.
+/// Limits kernel buffers of new connections in the calling thread's network namespace, so that a stalled end is
+/// noticed soon.
 pub fn keep_buffers_small() -> anyhow::Result<()> {
     for (direction, sizes) in [("rmem", "4096 131072 262144"), ("wmem", "4096 65536 131072")] {
         let file = format!("/proc/sys/net/ipv4/tcp_{direction}");
@@ -65,13 +66,13 @@ pub fn keep_buffers_small() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until no byte moves any more between the sockets of this network.
+/// Waits until no more bytes move between the sockets of this network namespace.
 pub fn wait_until_stuck() -> anyhow::Result<()> {
     let held = || all().iter().map(|socket| socket.unread + socket.unsent).sum::<u64>();
     let mut before = 0;
     let mut quiet_looks = 0;
     wait_for("all sessions to be stuck", || {
-        thread::sleep(Duration::from_millis(20)); // the interval over which nothing has to move
+        thread::sleep(Duration::from_millis(20)); // no byte may move during this interval
         let now = held();
         quiet_looks = if now == before && now > 0 { quiet_looks + 1 } else { 0 };
         before = now;
@@ -89,7 +90,7 @@ fn parse(line: &str) -> Option<Socket> {
     Some(Socket { local, remote, state, unsent: number(unsent)?, unread: number(unread)? })
 }
 
-/// `0100007F:0050`: each 32-bit word of the address as this machine's byte order prints it, the port plainly.
+/// `0100007F:0050`: each 32-bit word of the address in this machine's byte order, then the port.
 pub(crate) fn parse_address(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let mut bytes = Vec::new();

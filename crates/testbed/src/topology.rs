@@ -1,11 +1,11 @@
-//! Hosts in a line, each a network namespace, joined by veth pairs.
+//! Hosts in a line. Each is a network namespace; veth pairs connect them.
 //!
 //! ```text
 //! client ──10.77.0.0/24── lb ──10.77.1.0/24── proxy ──10.77.2.0/24── backend
 //!       .1  fd77:0::/64  .2 .1  fd77:1::/64  .2    .1  fd77:2::/64  .2
 //! ```
-//! Interfaces are named after the host at their other end. Inner hosts forward. What has no better route goes
-//! left, towards the client: so a backend answers any client through the proxy beside it.
+//! Interfaces are named after the host at their other end. Inner hosts forward. The default route leads to the
+//! left, towards the client, so a backend answers any client through the proxy beside it.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -21,28 +21,28 @@ use crate::whereabouts;
 /// One host of a [`Topology`].
 #[derive(Debug, Clone)]
 pub struct Host {
-    /// What it was called, at most 15 bytes.
+    /// Its name, at most 15 bytes.
     pub name: String,
-    /// Its network.
+    /// Its network namespace.
     pub netns: NetNs,
-    /// Its address towards the client (the client's own: towards the others).
+    /// Its IPv4 address towards the client (the client's own: towards the others).
     pub v4: Ipv4Addr,
-    /// Its address towards the client (the client's own: towards the others).
+    /// Its IPv6 address towards the client (the client's own: towards the others).
     pub v6: Ipv6Addr,
 }
 
 impl Host {
-    /// Runs `work` in this host's network, on a thread of its own.
+    /// Runs `work` in this host's network namespace, on a separate thread.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, CallError> {
         self.netns.run(work)
     }
 
-    /// Configures this host: each command is one of `ip`'s (`route add …`, `-6 rule add …`).
+    /// Configures this host by commands of `ip` (`route add …`, `-6 rule add …`).
     pub fn ip(&self, commands: &[&str]) -> anyhow::Result<()> {
         self.netns.run(|| ip_here(commands))?.with_context(|| format!("on {}", self.name))
     }
 
-    /// Its address of the family with a port.
+    /// Its address of this family, with a port.
     pub fn at(&self, v6: bool, port: u16) -> SocketAddr {
         let ip: IpAddr = if v6 { self.v6.into() } else { self.v4.into() };
         SocketAddr::new(ip, port)
@@ -56,7 +56,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Makes the hosts and joins neighbours, for example `["client", "lb", "proxy", "backend"]`.
+    /// Creates the hosts and connects neighbours, for example `["client", "lb", "proxy", "backend"]`.
     pub fn line(names: &[&str]) -> anyhow::Result<Topology> {
         let hosts = names.iter().enumerate().map(|(place, name)| Host::make(name, place));
         let topology = Topology { hosts: hosts.collect::<anyhow::Result<_>>()? };
@@ -70,10 +70,10 @@ impl Topology {
         Ok(topology)
     }
 
-    /// A host by its name.
+    /// The host with this name.
     ///
     /// # Panics
-    /// If there is none: a mistake in the test.
+    /// If there is none, which is a mistake in the test.
     pub fn host(&self, name: &str) -> &Host {
         self.hosts.iter().find(|host| host.name == name).unwrap_or_else(|| panic!("no host {name}"))
     }
@@ -88,7 +88,7 @@ impl Host {
             ip_here(&["link set lo up"])?;
             std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("ip_forward")?;
             std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").context("IPv6 forwarding")?;
-            // Link-local addresses would be looked for as duplicates, too: two seconds without a neighbour.
+            // Without a neighbour, duplicate address detection of link-local addresses would take two seconds.
             std::fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0").context("accept_dad")
         })??;
         Ok(host)
@@ -98,15 +98,15 @@ impl Host {
 fn join(link: usize, left: &Host, right: &Host) -> anyhow::Result<()> {
     let other = format!("/proc/{}/fd/{}", std::process::id(), right.netns.as_fd().as_raw_fd());
     let (to_right, to_left) = (&right.name, &left.name);
-    // Ends with one index in two namespaces look like no pair to the kernel, and then come up a second late
-    // (linkwatch_urgent_event in net/core/link_watch.c).
+    // If both ends have the same index, the kernel doesn't recognise them as a pair and they come up a second
+    // later (linkwatch_urgent_event in net/core/link_watch.c).
     let (index, peer_index) = (100 + 2 * link, 101 + 2 * link);
     let peer = format!("peer name {to_left} index {peer_index} netns {other}");
     left.ip(&[&format!("link add {to_right} index {index} type veth {peer}")])?;
     for (host, interface, end) in [(left, to_right, 1), (right, to_left, 2)] {
         host.ip(&[
             &format!("addr add {}/24 dev {interface}", v4(link, end)),
-            // No duplicate address detection: it would take a second.
+            // Without duplicate address detection, which takes a second.
             &format!("addr add {}/64 dev {interface} nodad", v6(link, end)),
             &format!("link set {interface} up"),
         ])?;
@@ -114,8 +114,8 @@ fn join(link: usize, left: &Host, right: &Host) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The routes of the host at `place`: rightward networks through the right neighbour, all else to the left; the
-/// leftmost has only a right.
+/// The routes of the host at `place`: networks to the right go through the right neighbour, everything else to
+/// the left. The leftmost host has only a right neighbour.
 fn routes(place: usize, hosts: &[Host]) -> Vec<String> {
     let default = |link, end| {
         [
@@ -143,13 +143,13 @@ fn v6(link: usize, end: u8) -> Ipv6Addr {
     Ipv6Addr::new(0xfd77, link, 0, 0, 0, 0, 0, u16::from(end))
 }
 
-/// Configures the calling thread's network: each command is one of `ip`'s (`route add …`, `-6 rule add …`). The first
-/// that fails is the error.
+/// Configures the calling thread's network namespace by commands of `ip` (`route add …`, `-6 rule add …`).
+/// Returns the first error.
 pub fn ip_here(commands: &[&str]) -> anyhow::Result<()> {
     if commands.iter().any(|command| command.starts_with('-')) {
         return commands.iter().try_for_each(|command| ip(command.split_whitespace(), ""));
     }
-    ip(["-batch", "-"].into_iter(), &(commands.join("\n") + "\n")) // one process for all; options can't be in it
+    ip(["-batch", "-"].into_iter(), &(commands.join("\n") + "\n")) // one process for all commands; batch lines can't contain ip's options
 }
 
 fn ip<'a>(args: impl Iterator<Item = &'a str> + Clone, input: &str) -> anyhow::Result<()> {

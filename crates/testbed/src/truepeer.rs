@@ -1,11 +1,11 @@
-//! Launching truepeer itself. The path of its binary comes from the test: `env!("CARGO_BIN_EXE_truepeer")`.
+//! Starts truepeer itself. The test provides the path of the binary: `env!("CARGO_BIN_EXE_truepeer")`.
 
 use std::fmt::Display;
 use std::path::Path;
 
 use crate::{Bed, Program, Running};
 
-/// A command line of truepeer's.
+/// A command line of truepeer.
 #[derive(Debug, Clone)]
 pub struct Truepeer {
     program: Program,
@@ -13,17 +13,17 @@ pub struct Truepeer {
 }
 
 impl Truepeer {
-    /// `truepeer proxy`, nothing said yet.
+    /// `truepeer proxy` without options.
     pub fn proxy(exe: impl AsRef<Path>) -> Truepeer {
         Truepeer { program: Program::new(exe.as_ref()).arg("proxy"), listeners: Vec::new() }
     }
 
-    /// Another command of truepeer's, begun by the test.
+    /// Another command of truepeer.
     pub fn of(program: Program) -> Truepeer {
         Truepeer { program, listeners: Vec::new() }
     }
 
-    /// Where senders connect (`--listen`); repeatable.
+    /// Adds a listening address (`--listen`).
     pub fn listen(mut self, address: impl Display) -> Truepeer {
         self.listeners.push(address.to_string());
         self.option("--listen", address)
@@ -39,28 +39,28 @@ impl Truepeer {
         self.option("--ipv6", address)
     }
 
-    /// Who may send: `any`, `loopback`, `private`, or a prefix; repeatable.
+    /// Adds senders that are admitted: `any`, `loopback`, `private`, or a prefix.
     pub fn allow(self, who: impl Display) -> Truepeer {
         self.option("--allow", who)
     }
 
-    /// An option with its value.
+    /// Adds an option with its value.
     pub fn option(self, name: &str, value: impl Display) -> Truepeer {
         self.args(&[name, &value.to_string()])
     }
 
-    /// Anything else.
+    /// Adds arguments.
     pub fn args(self, args: &[&str]) -> Truepeer {
         self.with(|program| program.args(args))
     }
 
-    /// How the program is run: `|program| program.in_netns(&host.netns)`.
+    /// Changes how the program is run: `|program| program.in_netns(&host.netns)`.
     pub fn with(mut self, adjust: impl FnOnce(Program) -> Program) -> Truepeer {
         self.program = adjust(self.program);
         self
     }
 
-    /// Starts it and waits until it listens everywhere.
+    /// Starts it and waits until all its listeners are open.
     pub fn start(&self, bed: &Bed) -> anyhow::Result<Running> {
         let truepeer = self.program.start(bed)?;
         for address in &self.listeners {
@@ -69,7 +69,7 @@ impl Truepeer {
         Ok(truepeer)
     }
 
-    /// Starts it without waiting: for those that must not come up.
+    /// Starts it without waiting: for tests in which it must fail.
     pub fn start_unready(&self, bed: &Bed) -> anyhow::Result<Running> {
         self.program.start(bed)
     }

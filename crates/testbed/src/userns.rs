@@ -1,4 +1,4 @@
-//! A user namespace for callers who are not root: root inside, nobody special outside.
+//! A user namespace for callers who are not root: root inside, without privileges outside.
 
 use std::fs;
 use std::io::Write;
@@ -11,17 +11,17 @@ use truepeer_sys::netns::enter_new_user_namespace;
 use crate::passwd::User;
 use crate::whereabouts;
 
-/// Which users exist in the bed.
+/// The users that exist in the bed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Users {
-    /// Root, and those that daemons drop to.
+    /// Root, and the users that daemons switch to.
     All,
-    /// Root only: the package uidmap, or the caller's line in `/etc/subuid`, is missing.
+    /// Root only: the package uidmap is missing, or the caller's line in `/etc/subuid`.
     RootOnly,
 }
 
 impl Users {
-    /// Those that root may become here. Root of a user namespace that a plain user made has no others.
+    /// The users that root can become here. In a plain user's user namespace there is only root.
     pub(crate) fn of_this_namespace() -> Self {
         let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
         let counts = map.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
@@ -40,7 +40,7 @@ impl Users {
     }
 }
 
-/// Moves this process, which must have one thread, into a user namespace where it is root.
+/// Moves this process, which must have one thread, into a user namespace in which it is root.
 pub(crate) fn become_root() -> anyhow::Result<Users> {
     let caller = User { uid: geteuid().as_raw(), gid: getegid().as_raw() };
     let mapper = start_mapper(caller);
@@ -54,7 +54,8 @@ pub(crate) fn become_root() -> anyhow::Result<Users> {
     Ok(Users::RootOnly)
 }
 
-/// newuidmap must stand outside of the namespace to write its maps; so it is started before, and told when.
+/// newuidmap must run outside of the namespace to write its maps. So it is started before, and waits for a signal
+/// to proceed.
 fn start_mapper(caller: User) -> Option<Child> {
     let (uids, gids) = (subordinates("/etc/subuid", caller.uid)?, subordinates("/etc/subgid", caller.uid)?);
     let (newuidmap, newgidmap) =
@@ -73,7 +74,7 @@ fn finish_mapping(mut mapper: Child) -> bool {
     mapper.wait().is_ok_and(|status| told && status.success())
 }
 
-/// The range of users lent to the caller; the bed's own reach to 61004, `nobody` is 65534.
+/// The range of user ids assigned to the caller. The bed's own reach to 61004; `nobody` is 65534.
 fn subordinates(file: &str, uid: u32) -> Option<(u32, u32)> {
     let passwd = fs::read_to_string("/etc/passwd").ok()?;
     let owner = passwd.lines().find(|line| line.split(':').nth(2) == Some(&uid.to_string()))?;
@@ -90,14 +91,14 @@ fn range_of(file: &str, name: &str, uid: u32) -> Option<(u32, u32)> {
     })
 }
 
-/// Without help a process may map itself, if it gives up setgroups (user_namespaces(7)).
+/// Without help a process may map only itself, and must give up setgroups (user_namespaces(7)).
 fn map_caller_only(caller: User) -> anyhow::Result<()> {
     fs::write("/proc/self/setgroups", "deny").context("/proc/self/setgroups")?;
     fs::write("/proc/self/uid_map", format!("0 {} 1", caller.uid)).context("/proc/self/uid_map")?;
     fs::write("/proc/self/gid_map", format!("0 {} 1", caller.gid)).context("/proc/self/gid_map")
 }
 
-/// Why no namespaces are to be had, with what would mend it.
+/// Why no namespaces are available, and how to change that.
 pub(crate) fn explain(refusal: &str) -> String {
     let is = |file: &str, value: &str| fs::read_to_string(file).is_ok_and(|text| text.trim() == value);
     let mend = if is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1") {
@@ -111,7 +112,7 @@ pub(crate) fn explain(refusal: &str) -> String {
     } else {
         "run as root, or in a container with CAP_SYS_ADMIN"
     };
-    format!("no private namespaces to be had ({refusal}): {mend}")
+    format!("no private namespaces are available ({refusal}): {mend}")
 }
 
 #[cfg(test)]

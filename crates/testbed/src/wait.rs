@@ -1,21 +1,21 @@
-//! Waiting for a state, never for a time.
+//! Waits for a state, never for a time.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a state may take to come about before the test fails. Long, because it costs nothing when all is
-/// well, and the machine may be busy with other tests.
+/// How long to wait for a state before the test fails. It is long because waiting costs nothing if all is well,
+/// and other tests may keep the machine busy.
 pub const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
-/// How often a state is looked at.
+/// How often a state is checked.
 const PERIOD: Duration = Duration::from_millis(2);
 
-/// Looks until `holds` does, or fails after [`WAIT_LIMIT`] naming what was waited for.
+/// Waits until `holds` returns true. Fails after [`WAIT_LIMIT`] with the state's name in the message.
 pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) -> anyhow::Result<()> {
     wait_until(WAIT_LIMIT, || Ok(holds())).map_err(|error| error.context(format!("waited for {what}")))
 }
 
-/// Like [`wait_for`], with the deadline as a parameter and a look that may itself fail (which ends the wait).
+/// Like [`wait_for`], with the limit as a parameter, and a check that may fail itself (which ends the wait).
 pub(crate) fn wait_until(
     limit: Duration,
     mut holds: impl FnMut() -> anyhow::Result<bool>,
@@ -25,7 +25,7 @@ pub(crate) fn wait_until(
         if holds()? {
             return Ok(());
         }
-        anyhow::ensure!(Instant::now() < deadline, "it had not come about after {limit:?}");
+        anyhow::ensure!(Instant::now() < deadline, "timed out after {limit:?}");
         thread::sleep(PERIOD);
     }
 }

@@ -1,26 +1,27 @@
-//! Where the programs are: unpacked under `target/servers`, or the machine's own.
+//! Finds programs: unpacked under `target/servers`, or the machine's own.
 
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Inside the bed the unpacked servers are mounted here, where every user can reach them.
+/// In the bed the unpacked servers are mounted here, where every user can access them.
 pub(crate) const EXPOSED_SERVERS: &str = "/run/testbed/servers";
 
-/// Directories of the unpacked tree that hold programs; `bin` first, it has the names that installing makes.
+/// The directories of the unpacked tree that contain programs. `bin` comes first, because it has the names of an
+/// installation.
 const PROGRAM_DIRS: [&str; 5] = ["bin", "root/usr/sbin", "root/usr/bin", "root/sbin", "root/bin"];
-/// Directories of the unpacked tree that hold libraries, beside the one of the architecture.
+/// The directories of the unpacked tree that contain libraries, besides the architecture's.
 const LIBRARY_DIRS: [&str; 2] = ["root/usr/lib", "root/lib"];
-/// A plain user's PATH often lacks these.
+/// Directories that a plain user's PATH often lacks.
 const SYSTEM_DIRS: [&str; 6] =
     ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-/// The workspace that this test bed was built from.
+/// The workspace from which this test bed was built.
 pub fn workspace_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).map_or_else(PathBuf::new, Path::to_path_buf)
 }
 
-/// Where `scripts/servers.sh` unpacks; `TRUEPEER_SERVERS` says otherwise for both.
+/// The directory to which `scripts/servers.sh` unpacks; `TRUEPEER_SERVERS` changes it for both.
 pub fn servers_dir() -> PathBuf {
     if Path::new(EXPOSED_SERVERS).exists() {
         return EXPOSED_SERVERS.into();
@@ -28,7 +29,7 @@ pub fn servers_dir() -> PathBuf {
     env::var_os("TRUEPEER_SERVERS").map_or_else(|| workspace_dir().join("target/servers"), PathBuf::from)
 }
 
-/// The file to run for a program's name, or `None` where the machine lacks it; a name with a slash is itself.
+/// The file of a program by name, or `None` if the machine lacks it. A name with a slash is a path.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     if name.contains('/') {
         return Some(name.into()).filter(|path: &PathBuf| path.exists());
@@ -36,7 +37,7 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
     search_path().into_iter().map(|dir| dir.join(name)).find(|file| file.is_file())
 }
 
-/// Where programs are looked for: unpacked ones first.
+/// The directories to search, unpacked ones first.
 fn search_path() -> Vec<PathBuf> {
     let servers = servers_dir();
     let unpacked = PROGRAM_DIRS.iter().map(|dir| servers.join(dir));
@@ -45,19 +46,19 @@ fn search_path() -> Vec<PathBuf> {
     versioned_postgres(&servers).chain(unpacked).chain(own).collect()
 }
 
-/// Debian keeps PostgreSQL's programs apart by version, out of any PATH; what is in the PATH is a script that
-/// works when installed only. So this comes first.
+/// Debian installs PostgreSQL's programs by version, outside of any PATH. The scripts in the PATH work only when
+/// installed, so these directories come first.
 fn versioned_postgres(servers: &Path) -> impl Iterator<Item = PathBuf> {
     let versions = std::fs::read_dir(servers.join("root/usr/lib/postgresql"));
     versions.into_iter().flatten().flatten().map(|version| version.path().join("bin"))
 }
 
-/// The environment with which a program of the bed finds the others, and its own libraries if it is unpacked.
+/// The environment in which a program of the bed finds the others, and its libraries if it is unpacked.
 pub(crate) fn environment(program: &Path) -> Vec<(&'static str, OsString)> {
     let servers = servers_dir();
     let mut environment = Vec::new();
     environment.extend(env::join_paths(search_path()).ok().map(|path| ("PATH", path)));
-    // A shell is the machine's own, what it runs may not be.
+    // A shell is the machine's own, but the programs that it runs may be unpacked.
     let is_shell = program.file_name().is_some_and(|name| name == "sh" || name == "bash");
     if is_shell || program.starts_with(&servers) {
         let libraries = library_dirs(&servers);

@@ -1,4 +1,4 @@
-//! The test bed tested on itself.
+//! Tests of the test bed itself.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -12,13 +12,13 @@ fn a_test_has_a_network_of_its_own(bed: &Bed) -> anyhow::Result<()> {
         let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
         client::connect("[::1]:80")?
     };
-    // The backend has ended with its handle, and its connections with it.
+    // The backend ends with its handle, and so do its connections.
     anyhow::ensure!(client::read_end(&mut stream).is_ok());
     anyhow::ensure!(client::connect("[::1]:80").is_err());
     Ok(())
 }
 
-fn who_answers_getpeername(bed: &Bed) -> anyhow::Result<()> {
+fn who_backends_answer_with_getpeername(bed: &Bed) -> anyhow::Result<()> {
     let backend = Behaviour::Who.start(bed, &["127.0.0.1:80"])?;
     let mut stream = client::connect_from("127.0.0.9:4000", "127.0.0.1:80")?;
     anyhow::ensure!(client::ask(&mut stream, b"?")? == "127.0.0.9:4000\n");
@@ -51,8 +51,11 @@ fn a_plain_user_has_only_the_capability_it_is_given(bed: &Bed) -> anyhow::Result
 }
 
 fn main() -> ExitCode {
-    let mut all =
-        tests![a_test_has_a_network_of_its_own, who_answers_getpeername, hosts_in_a_line_reach_each_other];
+    let mut all = tests![
+        a_test_has_a_network_of_its_own,
+        who_backends_answer_with_getpeername,
+        hosts_in_a_line_reach_each_other
+    ];
     all.push(
         Test::new(
             "a_plain_user_has_only_the_capability_it_is_given",

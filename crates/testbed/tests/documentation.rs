@@ -1,4 +1,5 @@
-//! The pages of the repository: each relative link leads to a file, each fragment to a heading, each page is in the book.
+//! The pages of the repository: each relative link refers to a file, each fragment to a heading, and each page is
+//! in the book.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -38,7 +39,8 @@ fn events(text: &str) -> Parser<'_> {
     Parser::new_ext(text, Options::ENABLE_TABLES | Options::ENABLE_HEADING_ATTRIBUTES)
 }
 
-/// The names of a page's headings as GitHub and mdBook make them: lower case, spaces become hyphens, punctuation goes.
+/// The anchors of a page's headings as GitHub and mdBook generate them: lower case, spaces become hyphens,
+/// punctuation is removed.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut heading: Option<String> = None;
@@ -65,7 +67,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// Links and images that are not addresses of other hosts.
+/// Links and images, without those to other hosts.
 fn relative_links(text: &str) -> Vec<String> {
     events(text)
         .filter_map(|event| match event {
@@ -87,7 +89,7 @@ fn broken(page: &Path, link: &str) -> Option<String> {
         page.parent().expect("a page has a folder").join(file)
     };
     if !target.exists() {
-        return Some(format!("{}: {link}: there is no such file", page.display()));
+        return Some(format!("{}: {link}: no such file", page.display()));
     }
     if !fragment.is_empty() && !anchors(&fs::read_to_string(&target).expect("a page")).contains(fragment) {
         return Some(format!("{}: {link}: the page has no such heading", page.display()));

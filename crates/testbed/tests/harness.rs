@@ -1,4 +1,4 @@
-//! The harness tested from outside: this binary runs itself with a set of tests of which each ends differently.
+//! Tests of the harness from outside: this binary runs itself with a set of tests that all end differently.
 
 use std::env;
 use std::process::{Command, ExitCode};
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use truepeer_testbed::{Bed, Program, Test, skip, tests};
 
-/// Set for the run inside the run.
+/// Set for the inner run.
 const FIXTURES: &str = "TESTBED_FIXTURES";
 
 fn says(bed: &Bed) -> anyhow::Result<()> {
     let program = Program::new("sh").args(["-c", "echo last words; sleep 600"]).start(bed)?;
     program.wait_for_log("last words")?;
-    std::mem::forget(program); // as if the test still held it
+    std::mem::forget(program); // keeps the program running, as if the test still held it
     Ok(())
 }
 
@@ -30,7 +30,7 @@ fn fixtures() -> Vec<Test> {
     ]
 }
 
-/// Runs the fixtures; what they printed, and whether the status was good.
+/// Runs the fixtures. Returns their output and whether the status was 0.
 fn run_fixtures(args: &[&str], all: bool) -> anyhow::Result<(String, bool)> {
     let mut command = Command::new(env::current_exe()?);
     command.args(args).env(FIXTURES, "1").env_remove("TRUEPEER_TESTBED_INSIDE");
@@ -43,7 +43,7 @@ fn run_fixtures(args: &[&str], all: bool) -> anyhow::Result<(String, bool)> {
     Ok((String::from_utf8_lossy(&output.stdout).into_owned(), output.status.success()))
 }
 
-fn each_end_is_counted_as_what_it_is(_: &Bed) -> anyhow::Result<()> {
+fn each_outcome_is_counted_as_its_own_kind(_: &Bed) -> anyhow::Result<()> {
     let start = Instant::now();
     let (output, good) = run_fixtures(&[], false)?;
     ensure!(!good && output.contains(" 1 passed; 3 failed; 3 ignored;"), "{output}");
@@ -57,7 +57,7 @@ fn each_end_is_counted_as_what_it_is(_: &Bed) -> anyhow::Result<()> {
         ensure!(output.contains(part), "{part:?} is not in\n{output}");
     }
     ensure!(output.matches("last words").count() == 2, "the programs' output is missing in\n{output}");
-    ensure!(output.contains("had not ended after 1s"), "{output}");
+    ensure!(output.contains("timed out after 1s"), "{output}");
     ensure!(start.elapsed() < Duration::from_secs(30), "something hung: {:?}", start.elapsed());
     Ok(())
 }
@@ -84,7 +84,7 @@ fn main() -> ExitCode {
         return truepeer_testbed::main(fixtures());
     }
     truepeer_testbed::main(tests![
-        each_end_is_counted_as_what_it_is,
+        each_outcome_is_counted_as_its_own_kind,
         names_choose_among_tests,
         long_tests_run_when_asked_for
     ])

@@ -1,4 +1,4 @@
-//! Each ready-made server starts, answers, and names the client that connected.
+//! Each preconfigured server starts, answers, and names the client that connected.
 
 use std::io::{Read, Write};
 use std::process::ExitCode;

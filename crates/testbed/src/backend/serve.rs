@@ -1,4 +1,4 @@
-//! Inside a backend's process: a thread for each connection.
+//! The code of a backend's process: a thread for each connection.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,12 +12,12 @@ use super::Behaviour;
 use crate::pattern::{Digest, Pattern};
 
 const BUFFER: usize = 64 * 1024;
-/// Connections come by the thousand: small stacks, and a queue that holds them.
+/// Thousands of connections come at once: small stacks, and a large backlog.
 const STACK: usize = 256 * 1024;
 const BACKLOG: i32 = 4096;
-/// The pace of the slow ones: one buffer each time.
+/// The pace of slow backends: one buffer each time.
 const PAUSE: Duration = Duration::from_millis(5);
-/// What the kernel buffers for the slow ones.
+/// The kernel buffer of slow backends.
 const SMALL_BUFFER: usize = 64 * 1024;
 
 pub(super) fn run(behaviour: Behaviour, addresses: Vec<String>) -> anyhow::Result<()> {
@@ -36,7 +36,7 @@ fn listen(address: &str, behaviour: Behaviour) -> anyhow::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
-        // An IPv4 address in IPv6 notation asks for an AF_INET6 socket that IPv4 connections come to.
+        // An IPv4 address in IPv6 notation means an AF_INET6 socket that accepts IPv4 connections.
         socket.set_only_v6(address.ip().to_canonical().is_ipv6())?;
     }
     if behaviour == Behaviour::SlowDigest {
@@ -51,11 +51,11 @@ fn accept_all(behaviour: Behaviour, listener: &TcpListener) {
     let mut held = Vec::new();
     loop {
         let (stream, peer) = match listener.accept() {
-            // As dual-stack servers write it: ::ffff:a.b.c.d is a.b.c.d.
+            // Like dual-stack servers, show ::ffff:a.b.c.d as a.b.c.d.
             Ok((stream, peer)) => (stream, SocketAddr::new(peer.ip().to_canonical(), peer.port())),
             Err(error) => {
                 eprintln!("accept: {error}");
-                thread::sleep(PAUSE); // out of descriptors: others have to close first
+                thread::sleep(PAUSE); // out of descriptors: others must close first
                 continue;
             }
         };
@@ -81,7 +81,7 @@ fn serve_and_report(behaviour: Behaviour, stream: TcpStream, peer: SocketAddr) {
     println!("{peer} {end} {}", connection.read_bytes);
 }
 
-/// A reset shows as any of these, depending on the call that meets it.
+/// A reset appears as any of these, depending on the call.
 fn is_reset(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::NotConnected)
 }
@@ -170,7 +170,7 @@ impl Connection {
 
     fn reset(&mut self) -> io::Result<()> {
         self.read(&mut [0; 1024])?;
-        // A close with linger 0 is a reset (socket(7)); the stream is closed by our caller's end.
+        // A close with linger 0 sends a reset (socket(7)). The caller closes the stream.
         socket2::SockRef::from(&self.stream).set_linger(Some(Duration::ZERO))
     }
 

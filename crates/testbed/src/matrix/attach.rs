@@ -1,4 +1,4 @@
-//! The way `attach`: programs in the kernel, attached after the backend was started.
+//! The way `attach`: programs in the kernel, attached after the backend has been started.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use rustix::mount::{MountFlags, mount};
 use super::{Deliver, Delivered, Way};
 use crate::{Bed, Behaviour, Program, skip};
 
-/// AF_INET6 sockets, so that clients of either family can be shown; for a sender they are 127.0.0.1 and ::1.
+/// AF_INET6 sockets, which can show clients of either family. Senders connect to 127.0.0.1 and ::1.
 const BACKEND: [&str; 2] = ["[::ffff:127.0.0.1]:80", "[::1]:80"];
 const PORT: &str = "80";
 
@@ -19,23 +19,24 @@ pub struct ByAttach {
 }
 
 impl ByAttach {
-    /// By this binary, run by root.
+    /// Uses this binary, run by root.
     pub fn new(exe: impl Into<PathBuf>) -> ByAttach {
         ByAttach { exe: exe.into() }
     }
 
-    /// `truepeer attach` with its pins on a BPF file system of the test's own, in the calling thread's network.
+    /// `truepeer attach` with its pins on a BPF file system of the test, in the calling thread's network
+    /// namespace.
     pub fn command(&self, bed: &Bed, args: &[&str]) -> anyhow::Result<Program> {
         let pins = mount_bpf(bed)?.join("truepeer");
         Ok(Program::new(&self.exe).arg("attach").args(args).arg("--pins").arg(pins))
     }
 }
 
-/// A BPF file system in the test's mounts: it goes with the test, and so do all links pinned there.
+/// A BPF file system in the test's mounts. It disappears with the test, and so do all links pinned there.
 fn mount_bpf(bed: &Bed) -> anyhow::Result<PathBuf> {
     let all_users = fs::read_to_string("/proc/self/uid_map")?.contains("4294967295");
     if !all_users {
-        return skip("attach needs CAP_BPF in the machine's own user namespace: run as root");
+        return skip("attach needs CAP_BPF in the initial user namespace: run as root");
     }
     let dir = bed.dir().join("bpf");
     if !dir.exists() {
@@ -53,10 +54,10 @@ impl Deliver for ByAttach {
     fn inapplicable(&self, case: &str) -> Option<&'static str> {
         match case {
             "bytes_that_are_no_header_end_their_connection_only" => Some(
-                "attach has no process that would log them; it counts them, which attach's own tests look at",
+                "attach has no process that could log them; it counts them, which attach's own tests check",
             ),
-            "where_headers_are_optional_what_turns_out_to_be_none_is_data" => Some(
-                "the kernel has acknowledged the first bytes as a header's and can't give them to the backend: attach \
+            "where_headers_are_optional_bytes_that_turn_out_to_be_none_are_data" => Some(
+                "the kernel has acknowledged the first bytes as a header and can't deliver them to the backend: attach \
                  resets the connection",
             ),
             _ => None,

@@ -1,4 +1,4 @@
-//! Much data, whoever is slow: every byte arrives, once, in order, whatever the sizes in between do.
+//! Bulk data with fast and slow ends: every byte arrives once, in order.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -91,8 +91,8 @@ fn a_slow_backends_bytes_all_arrive(bed: &Bed, by: &dyn Deliver) -> anyhow::Resu
     receive_and_compare(&delivered, 16 * MIB, Duration::ZERO)
 }
 
-/// Nobody reads until every session is stuck with all it can hold: more than the 64 MiB of pipes that a plain user may
-/// have (pipe(7), `pipe-user-pages-soft`), and then each must still be right.
+/// Nobody reads until every session is stuck with all that it can hold: together more than the 64 MiB of pipes
+/// that a plain user may have (pipe(7), `pipe-user-pages-soft`). Then each must still deliver everything.
 fn three_hundred_stalled_bulk_sessions_lose_nothing(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     const SESSIONS: usize = 300;
     const LEN: u64 = 2 * MIB;
@@ -132,7 +132,7 @@ fn receive_and_compare(delivered: &Delivered, len: u64, pause: Duration) -> anyh
     Ok(())
 }
 
-/// Sends the pattern; gives the report of what was sent.
+/// Sends the pattern. Returns the report of the sent bytes.
 fn send_pattern(stream: &mut TcpStream, len: u64) -> anyhow::Result<String> {
     let (mut pattern, mut digest) = (Pattern::default(), Digest::default());
     let mut buffer = vec![0; BUFFER];
@@ -145,7 +145,7 @@ fn send_pattern(stream: &mut TcpStream, len: u64) -> anyhow::Result<String> {
     Ok(digest.report())
 }
 
-/// Reads to the end, pausing after each 64 KiB; gives the report of what came.
+/// Reads to the end, with a pause after each 64 KiB. Returns the report of the received bytes.
 fn receive(mut stream: &TcpStream, pause: Duration) -> anyhow::Result<String> {
     let mut digest = Digest::default();
     let mut buffer = vec![0; BUFFER];

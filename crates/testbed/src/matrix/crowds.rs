@@ -1,4 +1,4 @@
-//! Many connections: none is short, none waits for the silent ones.
+//! Many connections: each is complete, and silent ones delay no other.
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
@@ -14,13 +14,13 @@ use crate::{Bed, Behaviour};
 pub(super) const CASES: &[Case] = &[
     Case::new("ten_thousand_short_connections_are_all_whole", ten_thousand_short_connections_are_all_whole)
         .adjusted(|test| test.time_limit(Duration::from_secs(120))),
-    Case::new("a_thousand_silent_connections_delay_nobody", a_thousand_silent_connections_delay_nobody)
+    Case::new("a_thousand_silent_connections_delay_no_other", a_thousand_silent_connections_delay_no_other)
         .adjusted(|test| test.needs_open_files(4096)),
-    Case::new("a_thousand_half_sent_headers_delay_nobody", a_thousand_half_sent_headers_delay_nobody)
+    Case::new("a_thousand_half_sent_headers_delay_no_other", a_thousand_half_sent_headers_delay_no_other)
         .adjusted(|test| test.needs_open_files(4096)),
 ];
 
-/// Each is written at once and half-closed at once: the end is there before the relay has begun.
+/// Each client writes at once and ends its direction at once: the end is there before the relay starts.
 fn ten_thousand_short_connections_are_all_whole(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     const LENGTHS: [usize; 8] = [0, 1, 5, 100, 1447, 4096, 17_000, 66_000];
     let echo = by.put_behind(bed, Behaviour::Echo, &[])?;
@@ -37,11 +37,11 @@ fn ten_thousand_short_connections_are_all_whole(bed: &Bed, by: &dyn Deliver) -> 
     })
 }
 
-fn a_thousand_silent_connections_delay_nobody(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
+fn a_thousand_silent_connections_delay_no_other(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     delay_nobody(bed, by, b"")
 }
 
-fn a_thousand_half_sent_headers_delay_nobody(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
+fn a_thousand_half_sent_headers_delay_no_other(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     delay_nobody(bed, by, b"PROXY TCP4 203.0.113.7 ")
 }
 
@@ -58,7 +58,7 @@ fn delay_nobody(bed: &Bed, by: &dyn Deliver, said: &[u8]) -> anyhow::Result<()> 
     let client = nth_client(0);
     let seen = client::ask(&mut who.session(client)?, b"")?;
     ensure!(seen.trim() == client.to_string(), "{seen:?}");
-    // Generous: what must not happen is waiting for the others.
+    // A generous limit: waiting for the others would exceed it.
     ensure!(start.elapsed() < TIMEOUT / 10, "the next connection took {:?}", start.elapsed());
     for stream in &silent {
         stream.set_nonblocking(true)?;

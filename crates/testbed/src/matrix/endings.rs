@@ -1,4 +1,4 @@
-//! How a connection ends on one side is how it ends on the other.
+//! A connection ends on one side in the same way as on the other.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -41,7 +41,7 @@ fn a_backend_that_speaks_first_is_heard(bed: &Bed, by: &dyn Deliver) -> anyhow::
 
 fn half_close_reaches_the_backend(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     let digest = by.put_behind(bed, Behaviour::Digest, &[])?;
-    // The answer comes after the end only.
+    // The answer comes only after the end.
     let answer = client::ask(&mut session(&digest)?, &Pattern::bytes(100_000))?;
     ensure!(answer.trim() == Digest::of_pattern(100_000), "{answer}");
     Ok(())
@@ -54,7 +54,7 @@ fn half_close_reaches_the_client(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes)?;
     ensure!(bytes == Pattern::bytes(10), "{bytes:?}");
-    // The other half is still open: what is sent now still arrives.
+    // The other direction is still open: bytes sent now still arrive.
     stream.write_all(b"more")?;
     stream.shutdown(Shutdown::Write)?;
     source.backend.wait_for_log("203.0.113.7:5000 eof 7")
@@ -115,10 +115,10 @@ fn a_reset_by_the_backend_reaches_a_client_that_sends(bed: &Bed, by: &dyn Delive
             return Ok(());
         }
     }
-    anyhow::bail!("a gibibyte was taken by nobody")
+    anyhow::bail!("a gibibyte was sent although nobody read it")
 }
 
-/// What had arrived before a reset can still be read, as without truepeer (tcp(7): the reset ends the queue, it
+/// Bytes that arrived before a reset can still be read, as without truepeer (tcp(7): the reset ends the queue but
 /// doesn't empty it).
 fn bytes_before_a_reset_arrive_first(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     const LEN: usize = 50_000;

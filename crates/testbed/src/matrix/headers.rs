@@ -1,4 +1,4 @@
-//! How headers arrive, and those that never do.
+//! How headers arrive, and headers that never do.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
@@ -34,7 +34,7 @@ fn a_header_may_come_byte_by_byte(bed: &Bed, by: &dyn Deliver) -> anyhow::Result
         let mut stream = who.knock()?;
         for byte in header {
             stream.write_all(&[byte])?;
-            wait_until_read(&stream)?; // so that the reader finds it alone
+            wait_until_read(&stream)?; // wait, so that the reader finds this byte alone
         }
         let saw = client::ask(&mut stream, b"data")?;
         ensure!(saw.trim() == client, "{client} was seen as {saw:?}");
@@ -44,7 +44,7 @@ fn a_header_may_come_byte_by_byte(bed: &Bed, by: &dyn Deliver) -> anyhow::Result
 
 fn data_in_the_headers_segment_arrives(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     let digest = by.put_behind(bed, Behaviour::Digest, &[])?;
-    // A byte; a segment; more than one read takes; more than the kernel buffers.
+    // A byte; a segment; more than one read; more than the kernel buffers.
     for (n, len) in [1, 1000, 70_000, 3 << 20].into_iter().enumerate() {
         let answer = digest.ask(&header_of(nth_client(n))?, &Pattern::bytes(len))?;
         ensure!(answer.trim() == Digest::of_pattern(len as u64), "{len} bytes: {answer:?}");
@@ -52,7 +52,7 @@ fn data_in_the_headers_segment_arrives(bed: &Bed, by: &dyn Deliver) -> anyhow::R
     Ok(())
 }
 
-/// The default cap: room for a client's certificate (PROXY 2.2.6, PP2_SUBTYPE_SSL_CLIENT_CERT).
+/// The default limit: room for a client's certificate (PROXY 2.2.6, PP2_SUBTYPE_SSL_CLIENT_CERT).
 fn a_header_may_have_16_kib_and_no_more(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     const CAP: usize = 16 << 10;
     const OVERHEAD: usize = 16 + 12 + 3; // the fixed part, IPv4 addresses, a NOOP's type and length
@@ -73,7 +73,7 @@ fn nothing_is_dialled_before_the_whole_header(bed: &Bed, by: &dyn Deliver) -> an
     let (most, last) = header.split_at(header.len() - 1);
     let mut stream = echo.knock()?;
     stream.write_all(most)?;
-    // A whole session afterwards: what could have been dialled for the first one has been by then.
+    // After a whole later session, a premature connection for the first one would have been made.
     ensure!(echo.ask(&header_of(nth_client(0))?, b"x")? == "x");
     ensure!(!echo.backend.log().contains(CLIENT4), "dialled early:\n{}", echo.backend.log());
     stream.write_all(last)?;
@@ -86,7 +86,7 @@ fn a_connection_without_header_is_refused(bed: &Bed, by: &dyn Deliver) -> anyhow
     for start in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), b"\x16\x03\x01\x02\0\x01\0\x01", b"SSH-2.0-x\r\n"] {
         let mut stream = echo.knock()?;
         stream.write_all(start)?;
-        client::read_end(&mut stream)?; // by a FIN or, since it left something unread, a RST
+        client::read_end(&mut stream)?; // with FIN or, because unread bytes are left, RST
     }
     let mut gone = echo.knock()?;
     gone.shutdown(Shutdown::Write)?;
@@ -111,7 +111,7 @@ fn a_header_that_never_ends_times_out(bed: &Bed, by: &dyn Deliver) -> anyhow::Re
     Ok(())
 }
 
-/// Each byte is progress, and none of them buys time.
+/// Each byte is progress, but none extends the time.
 fn a_header_that_trickles_times_out(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     let echo = by.put_behind(bed, Behaviour::Echo, &["--header-timeout", "1s"])?;
     let mut stream = echo.knock()?;
@@ -133,7 +133,7 @@ fn a_session_outlives_the_header_timeout(bed: &Bed, by: &dyn Deliver) -> anyhow:
     let echo = by.put_behind(bed, Behaviour::Echo, &["--header-timeout", "500ms"])?;
     let mut session = echo.session(CLIENT4.parse::<SocketAddr>()?)?;
     let mut silent = echo.knock()?;
-    client::read_end(&mut silent)?; // that one's time is up, so the session's would have been
+    client::read_end(&mut silent)?; // its time is up, so the session's would be, too
     ensure!(client::ask(&mut session, b"still here")? == "still here");
     Ok(())
 }

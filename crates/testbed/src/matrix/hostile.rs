@@ -1,4 +1,4 @@
-//! Bytes that are no header, or a wrong one: that connection ends, the log says why, nobody else notices.
+//! Invalid headers, and bytes that are no header: only that connection ends, and the log has the reason.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -18,13 +18,13 @@ pub(super) const CASES: &[Case] = &[
         bytes_that_are_no_header_end_their_connection_only,
     ),
     Case::new(
-        "ten_thousand_connections_of_random_bytes_disturb_nobody",
-        ten_thousand_connections_of_random_bytes_disturb_nobody,
+        "ten_thousand_connections_of_random_bytes_disturb_no_other",
+        ten_thousand_connections_of_random_bytes_disturb_no_other,
     )
     .adjusted(|test| test.time_limit(Duration::from_secs(120))),
 ];
 
-/// What a log line must say for bytes that are easy to recognise.
+/// What the log must contain for recognisable bytes.
 fn recognisable() -> Vec<(&'static str, Vec<u8>)> {
     let client_hello = [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".as_slice(), &[7; 500]].concat();
     vec![
@@ -34,7 +34,7 @@ fn recognisable() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Headers that are wrong in one point each (PROXY 2.1, 2.2).
+/// Headers with one error each (PROXY 2.1, 2.2).
 fn wrong_headers() -> anyhow::Result<Vec<Vec<u8>>> {
     let v1 = [
         "PROXY TCP4 1.2.3.4 5.6.7.8 1 65536\r\n",
@@ -70,7 +70,7 @@ fn wrong_headers() -> anyhow::Result<Vec<Vec<u8>>> {
 fn bytes_that_are_no_header_end_their_connection_only(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     let echo = by.put_behind(bed, Behaviour::Echo, &[])?;
     let mut bystander = echo.session(nth_client(0))?;
-    // From an address each: the log repeats itself at most once a minute for each sender.
+    // Each from another address: the log repeats itself at most once a minute for each sender.
     for ((name, bytes), host) in recognisable().into_iter().zip(10..) {
         refused(&echo, host, &bytes)?;
         process_of(&echo).wait_for_log(name)?;
@@ -83,27 +83,27 @@ fn bytes_that_are_no_header_end_their_connection_only(bed: &Bed, by: &dyn Delive
     works(&echo)
 }
 
-/// The process whose log has truepeer's words: its own, or that of the backend that it has started.
+/// The process whose log contains truepeer's messages: its own, or that of the backend that it has started.
 fn process_of(echo: &Delivered) -> &Running {
     echo.truepeer.as_ref().unwrap_or(&echo.backend)
 }
 
-/// Of truepeer's process, if the way has one.
+/// The resident memory of truepeer's process, if the way has one.
 fn resident_bytes(echo: &Delivered) -> anyhow::Result<usize> {
     echo.truepeer.as_ref().map_or(Ok(0), Running::resident_bytes)
 }
 
-/// No answer, no backend, an end.
+/// Expects no answer, no backend connection, and an end.
 fn refused(echo: &Delivered, host: u8, bytes: &[u8]) -> anyhow::Result<()> {
     let mut stream = client::connect_from(format!("127.0.0.{host}:0"), echo.v4)?;
     stream.write_all(bytes)?;
-    // Without an end of ours: the bytes alone must suffice.
+    // Don't end the sending direction: the bytes alone must suffice.
     let end = client::read_end(&mut stream);
     end.map_err(|error| anyhow::anyhow!("{error}: not refused: {:?}", String::from_utf8_lossy(bytes)))?;
     Ok(())
 }
 
-/// Whatever comes, truepeer lives, keeps no session, and the next client is served.
+/// After any bytes, truepeer runs, holds no session, and serves the next client.
 fn works(echo: &Delivered) -> anyhow::Result<()> {
     ensure!(echo.truepeer.as_ref().is_none_or(Running::is_alive));
     ensure!(client::ask(&mut echo.session(nth_client(1))?, b"still here")? == "still here");
@@ -112,7 +112,7 @@ fn works(echo: &Delivered) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn ten_thousand_connections_of_random_bytes_disturb_nobody(
+fn ten_thousand_connections_of_random_bytes_disturb_no_other(
     bed: &Bed,
     by: &dyn Deliver,
 ) -> anyhow::Result<()> {
@@ -122,12 +122,12 @@ fn ten_thousand_connections_of_random_bytes_disturb_nobody(
     let one = |n: usize| -> anyhow::Result<()> {
         let bytes = Chance::new(n as u64).hostile_bytes(&seeds);
         let mut stream = echo.knock()?;
-        // It may be closed under our hands; what counts comes afterwards.
+        // It may be closed during the write; only the later checks count.
         let _ = stream.write_all(&bytes).and_then(|()| stream.shutdown(Shutdown::Write));
         client::read_end(&mut stream)?;
         Ok(())
     };
-    in_parallel(4, 2000, one)?; // what is kept for the next connections is there after this
+    in_parallel(4, 2000, one)?; // after this, everything kept for the next connections has been allocated
     let before = resident_bytes(&echo)?;
     in_parallel(4, 10_000, |n| one(2000 + n))?;
     let grown = resident_bytes(&echo)?.saturating_sub(before);

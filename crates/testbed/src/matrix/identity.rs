@@ -1,4 +1,4 @@
-//! Whom the backend sees.
+//! The client that the backend sees.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ pub(super) const CASES: &[Case] = cases![
     the_same_client_can_come_again_at_once,
 ];
 
-/// Sends a header to a `Who` and reads whom it saw.
+/// Sends a header to a `Who` backend and returns the client that it saw.
 fn seen(sender_to: SocketAddr, header: &[u8]) -> anyhow::Result<String> {
     Ok(client::ask(&mut client::connect(sender_to)?, header)?.trim().to_owned())
 }
@@ -51,13 +51,13 @@ fn the_clients_family_chooses_the_backend(bed: &Bed, by: &dyn Deliver) -> anyhow
     Ok(())
 }
 
-/// Health checks, and whatever else the sender says of itself (PROXY 2.1, 2.2).
+/// Health checks, and other connections of the sender's own (PROXY 2.1, 2.2).
 fn local_and_unknown_keep_the_sender(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     let who = by.put_behind(bed, Behaviour::Who, &[])?;
     let headers = [
         client::v2_local(),
         client::v2_raw(0x20, 0x11, &[10, 0, 0, 1, 10, 0, 0, 2, 0, 1, 0, 2])?, // LOCAL: addresses are ignored
-        client::v2_raw(0x20, 0x11, &[])?,                                     // likewise, and not even there
+        client::v2_raw(0x20, 0x11, &[])?,                                     // LOCAL without addresses
         client::v1_unknown(),
         b"PROXY UNKNOWN ffff:f...f:ffff 1.2.3.4 7 8\r\n".to_vec(), // what follows UNKNOWN is ignored
         client::v2_raw(0x21, 0x00, &[1, 2, 3])?,                   // UNSPEC
@@ -81,7 +81,7 @@ fn an_ipv4_client_in_ipv6_notation_is_an_ipv4_client(bed: &Bed, by: &dyn Deliver
     Ok(())
 }
 
-/// PROXY 2.1: ports are 0..65535. No connection can have port 0: another may stand in for it.
+/// PROXY 2.1: ports are 0..65535. No connection can have port 0, so another may replace it.
 fn a_client_with_port_0_is_taken(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     let who = by.put_behind(bed, Behaviour::Who, &[])?;
     let saw: SocketAddr = seen(who.v4, &client::v1("203.0.113.7:0", DESTINATION4)?)?.parse()?;
@@ -122,7 +122,7 @@ fn the_same_client_can_come_again_at_once(bed: &Bed, by: &dyn Deliver) -> anyhow
     let who = by.put_behind(bed, Behaviour::Who, &[])?;
     for round in 0..20 {
         let saw: SocketAddr = seen(who.v4, &client::v2(CLIENT4, DESTINATION4)?)?.parse()?;
-        // Its port may be in TIME_WAIT, or the round before may not have ended: then the kernel chooses one.
+        // Its port may be in TIME_WAIT, or the previous round may not have ended: then the kernel chooses one.
         ensure!(saw.ip() == CLIENT4.parse::<SocketAddr>()?.ip(), "round {round}: the backend saw {saw}");
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! Sessions as chance makes them: chunks of any size, readers of any pace, ends at any time. No wake-up may get lost
-//! between copying and splicing, no byte at either's border.
+//! Random sessions: chunks of any size, readers at any pace, ends at any time. No wake-up may get lost between
+//! copying and splicing, and no byte where one changes to the other.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -22,7 +22,7 @@ pub(super) const CASES: &[Case] = &[
         .adjusted(|test| test.time_limit(Duration::from_secs(600)).long()),
 ];
 
-/// Bytes in one write or read: within a segment, below and above the copy buffer, more than a pipe.
+/// Bytes in one write or read: within a segment, smaller and larger than the copy buffer, more than a pipe.
 const SIZES: [usize; 8] = [1, 60, 1500, 4095, 4097, 65_536, 70_000, 400_000];
 
 fn any_mixture_of_sizes_and_paces_arrives_whole(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
@@ -38,7 +38,7 @@ fn mix(bed: &Bed, by: &dyn Deliver, sessions: usize) -> anyhow::Result<()> {
     in_parallel(12, sessions, |n| one_session(&echo, n))
 }
 
-/// Receive buffers below a segment of loopback (64 KiB) would make it crawl, by the persist timer.
+/// Receive buffers smaller than a segment on loopback (64 KiB) would slow it down to the persist timer.
 fn one_session(echo: &Delivered, n: usize) -> anyhow::Result<()> {
     let mut chance = Chance::new(n as u64);
     let mut stream = echo.session(nth_client(n))?;
@@ -57,7 +57,7 @@ fn one_session(echo: &Delivered, n: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Some go away in the middle: nobody else may notice.
+/// Some leave in the middle, which must not affect the others.
 fn break_off(mut stream: TcpStream, chance: &mut Chance) -> anyhow::Result<()> {
     stream.write_all(&Pattern::bytes(chance.one_of(&SIZES)))?;
     if chance.below(2) == 0 {
@@ -82,7 +82,7 @@ fn send(stream: &mut TcpStream, chance: &mut Chance) -> anyhow::Result<String> {
 fn receive(stream: &mut TcpStream, chance: &mut Chance) -> anyhow::Result<String> {
     let mut digest = Digest::default();
     loop {
-        // Single bytes for a while only: half a megabyte of them would take too long.
+        // Single bytes only for a while: half a megabyte of them would take too long.
         let size = if digest.count() < 1000 { chance.one_of(&SIZES) } else { chance.one_of(&SIZES[2..]) };
         let mut buffer = vec![0; size];
         match stream.read(&mut buffer).with_context(|| format!("read, after {} bytes", digest.count()))? {
@@ -93,7 +93,7 @@ fn receive(stream: &mut TcpStream, chance: &mut Chance) -> anyhow::Result<String
     }
 }
 
-/// Being slow is what is tested.
+/// The sleep makes this end slow.
 fn pause(chance: &mut Chance) {
     if chance.below(4) == 0 {
         thread::sleep(Duration::from_micros(chance.next() % 2000));

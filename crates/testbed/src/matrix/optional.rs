@@ -1,4 +1,4 @@
-//! `--header optional`, row by row as in docs/header-rules.md. What a header is worth where it is required is in `headers`.
+//! `--header optional`, row by row as in docs/header-rules.md. `headers` tests required ones.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -13,8 +13,8 @@ use crate::{Bed, Behaviour};
 
 pub(super) const CASES: &[Case] = cases![
     an_optional_header_names_the_client,
-    where_headers_are_optional_what_is_none_is_data_at_once,
-    where_headers_are_optional_what_turns_out_to_be_none_is_data,
+    where_headers_are_optional_other_bytes_are_data_at_once,
+    where_headers_are_optional_bytes_that_turn_out_to_be_none_are_data,
     where_headers_are_optional_a_silent_client_is_served_after_a_second,
     where_headers_are_optional_an_end_before_the_first_byte_reaches_the_backend,
     where_headers_are_optional_one_that_ends_too_early_is_refused,
@@ -42,7 +42,7 @@ fn an_optional_header_names_the_client(bed: &Bed, by: &dyn Deliver) -> anyhow::R
     Ok(())
 }
 
-fn where_headers_are_optional_what_is_none_is_data_at_once(
+fn where_headers_are_optional_other_bytes_are_data_at_once(
     bed: &Bed,
     by: &dyn Deliver,
 ) -> anyhow::Result<()> {
@@ -53,8 +53,8 @@ fn where_headers_are_optional_what_is_none_is_data_at_once(
     Ok(())
 }
 
-/// The first bytes may be a header's; those behind them show that they are none.
-fn where_headers_are_optional_what_turns_out_to_be_none_is_data(
+/// The first bytes may start a header; the bytes after them show that they don't.
+fn where_headers_are_optional_bytes_that_turn_out_to_be_none_are_data(
     bed: &Bed,
     by: &dyn Deliver,
 ) -> anyhow::Result<()> {
@@ -80,7 +80,7 @@ fn comes_back_at_once(echo: &Delivered, data: &str, piece: usize) -> anyhow::Res
     Ok(())
 }
 
-/// The backend speaks first. By preload the kernel holds a silent connection back for a second more.
+/// The backend sends first. With preload the kernel holds a silent connection for a second longer.
 fn where_headers_are_optional_a_silent_client_is_served_after_a_second(
     bed: &Bed,
     by: &dyn Deliver,
@@ -107,7 +107,7 @@ fn where_headers_are_optional_an_end_before_the_first_byte_reaches_the_backend(
     Ok(())
 }
 
-/// By its address: where sender and backend are on one machine, `proxy` needs another port.
+/// Expects the client's address only: if sender and backend are on one machine, `proxy` needs another port.
 fn is_itself(saw: &str, stream: &TcpStream) -> anyhow::Result<bool> {
     Ok(saw.parse::<SocketAddr>()?.ip() == stream.local_addr()?.ip())
 }

@@ -1,4 +1,4 @@
-//! The way `proxy`: backend and relay side by side on loopback.
+//! The way `proxy`: backend and relay on the same loopback.
 
 use std::path::PathBuf;
 
@@ -16,13 +16,13 @@ pub struct ByProxy {
 }
 
 impl ByProxy {
-    /// By this binary, run by root, which makes its routes itself.
+    /// Uses this binary, run by root, which creates its own routes.
     pub fn new(exe: impl Into<PathBuf>) -> ByProxy {
         ByProxy { exe: exe.into(), as_plain_user: false }
     }
 
-    /// Run by a plain user whose only capability is CAP_NET_RAW. That suffices for IP_TRANSPARENT, not for routes,
-    /// which root makes before; and the kernel's quotas for plain users hold (pipes).
+    /// Run by a plain user whose only capability is CAP_NET_RAW. That suffices for IP_TRANSPARENT, but not for
+    /// routes, which root creates before. The kernel's quotas for plain users (pipes) apply.
     pub fn as_plain_user(self) -> ByProxy {
         ByProxy { as_plain_user: true, ..self }
     }

@@ -1,12 +1,12 @@
-//! The way `run`: the backend is started by truepeer, by one of its mechanisms.
+//! The way `run`: truepeer starts the backend with one of its mechanisms.
 
 use std::path::PathBuf;
 
 use super::{Deliver, Delivered, Way};
 use crate::{Bed, Behaviour, Test, User};
 
-/// AF_INET6 sockets, so that clients of either family can be shown; for a sender they are 127.0.0.1 and ::1. A plain user
-/// may listen there.
+/// AF_INET6 sockets, which can show clients of either family. Senders connect to 127.0.0.1 and ::1. A plain user
+/// may listen on these ports.
 const BACKEND: [&str; 2] = ["[::ffff:127.0.0.1]:8080", "[::1]:8080"];
 
 /// Delivers by `truepeer run --via MECHANISM`.
@@ -18,12 +18,12 @@ pub struct ByRun {
 }
 
 impl ByRun {
-    /// By this binary and a mechanism (`notify`), both run by root.
+    /// Uses this binary and a mechanism (`notify`), both run by root.
     pub fn new(exe: impl Into<PathBuf>, mechanism: &'static str) -> ByRun {
         ByRun { exe: exe.into(), mechanism, as_plain_user: false }
     }
 
-    /// Both run by a plain user without any capability.
+    /// Both run by a plain user without capabilities.
     pub fn as_plain_user(self) -> ByRun {
         ByRun { as_plain_user: true, ..self }
     }

@@ -1,5 +1,5 @@
-//! A link between two hosts that damages, reorders, duplicates and loses what it carries. No kernel module: frames pass through this
-//! program.
+//! A link between two hosts that damages, reorders, duplicates and loses packets. It needs no kernel module: the
+//! frames pass through this program.
 //!
 //! ```text
 //!  left ──veth── [ Mischief: a queue for each direction ] ──veth── right
@@ -22,62 +22,62 @@ use crate::chance::Chance;
 use crate::topology::{Host, ip_here};
 use crate::{Bed, Program};
 
-/// Longer than a frame of a device without offloads.
+/// Longer than any frame of a device without offloads.
 const LONGEST: usize = 9000;
 const RECV_BUFFER: usize = 32 << 20;
 const LINK_HEADER: usize = 14;
-/// How long a frame is held back at most, while others overtake it.
+/// The longest time that a frame is held back while others overtake it.
 const LATEST: Duration = Duration::from_millis(5);
 
-/// How many of 1000 TCP and UDP packets suffer what.
+/// How many of 1000 TCP and UDP packets suffer each kind.
 #[derive(Debug, Clone, Copy)]
 pub struct Mischief {
-    /// One byte of it is another, or its end is missing; no sum is mended.
+    /// One byte is changed, or the end is missing. The checksum is not updated.
     pub damaged: usize,
     /// Held back while others overtake it.
     pub late: usize,
-    /// Comes twice.
+    /// Arrives twice.
     pub doubled: usize,
-    /// Does not come.
+    /// Never arrives.
     pub lost: usize,
 }
 
 impl Mischief {
-    /// The same share of each.
+    /// The same rate for each kind.
     pub fn of_each(share: usize) -> Mischief {
         Mischief { damaged: share, late: share, doubled: share, lost: share }
     }
 }
 
-/// What the link has done so far.
+/// The link's counters.
 #[derive(Debug, Default)]
 pub struct Deeds {
-    /// Frames that came in.
+    /// Frames received.
     pub carried: AtomicU64,
-    /// Of those: damaged.
+    /// Of these: damaged.
     pub damaged: AtomicU64,
-    /// Of those: held back.
+    /// Of these: held back.
     pub late: AtomicU64,
-    /// Of those: doubled.
+    /// Of these: duplicated.
     pub doubled: AtomicU64,
-    /// Of those: lost.
+    /// Of these: lost.
     pub lost: AtomicU64,
 }
 
-/// The link; dropping it ends its thread.
+/// The link. Dropping it ends its thread.
 pub struct BadLink {
-    /// At 10.77.0.1 and fd77::1; its device is called `wire`.
+    /// The host at 10.77.0.1 and fd77::1; its device is called `wire`.
     pub left: Host,
-    /// At 10.77.0.2 and fd77::2; its device is called `wire`.
+    /// The host at 10.77.0.2 and fd77::2; its device is called `wire`.
     pub right: Host,
-    /// What it has done.
+    /// The counters.
     pub deeds: Arc<Deeds>,
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<()>>>,
 }
 
 impl BadLink {
-    /// Makes both hosts and joins them. The same seed makes the same chances.
+    /// Creates both hosts and connects them. The same seed makes the same decisions.
     pub fn make(bed: &Bed, mischief: Mischief, seed: u64) -> Result<BadLink> {
         let middle = NetNs::create()?;
         middle.run(|| {
@@ -120,7 +120,8 @@ impl Drop for BadLink {
     }
 }
 
-/// A host with its end of the link, and without offloads: each packet is as it would be on a wire, its sums made.
+/// A host with its end of the link and without offloads: each packet is complete, with its checksums, as on a
+/// wire.
 fn end(bed: &Bed, middle: &NetNs, name: &str, place: u8) -> Result<Host> {
     let host = Host {
         name: name.to_owned(),
@@ -136,7 +137,7 @@ fn end(bed: &Bed, middle: &NetNs, name: &str, place: u8) -> Result<Host> {
             &format!("link set {name} up"),
         ])
     })??;
-    // The other end is known: it is the transport that is tried, and no neighbour is looked for.
+    // Set the neighbour: the test concerns the transport, so no neighbour discovery.
     let other = 3 - place;
     host.ip(&[
         &format!("link set wire address 02:00:00:00:00:0{place}"),
@@ -153,7 +154,7 @@ fn end(bed: &Bed, middle: &NetNs, name: &str, place: u8) -> Result<Host> {
     Ok(host)
 }
 
-/// A frame that others overtake. The heap gives the one that is due first.
+/// A frame that others overtake. The heap returns the one that is due first.
 struct Held {
     due: Instant,
     number: u64,
@@ -191,7 +192,7 @@ struct Carrier {
 }
 
 impl Carrier {
-    /// Waits a little, and carries what there is.
+    /// Waits for a moment, and carries the frames that there are.
     fn turn(&mut self) -> Result<()> {
         let now = Instant::now();
         let due = self.held.peek().map_or(LATEST * 4, |held| held.due.saturating_duration_since(now));
@@ -203,7 +204,7 @@ impl Carrier {
         }
         let mut buffer = [0; LONGEST];
         for from in 0..2 {
-            // Not for ever: the other direction waits.
+            // Limited, because the other direction waits.
             for _ in 0..64 {
                 let Some(len) = self.sockets[from].try_recv(&mut buffer)? else { break };
                 self.carry(&buffer[..len.min(LONGEST)], 1 - from)?;
@@ -251,10 +252,12 @@ impl Carrier {
         self.chance.below(1000) < of_1000
     }
 
-    /// One byte only: two might make up for each other in the sum, and the hosts would be right to believe them.
+    /// One byte only: two changes might cancel out in the checksum, and the hosts would rightly accept the
+    /// packet.
     fn damage(&mut self, frame: &mut Vec<u8>) {
         let place = LINK_HEADER + self.chance.below(frame.len() - LINK_HEADER);
-        // IPv6 has no sum over its own header: what comes with another next header, or hop limit, is not damaged for a host.
+        // IPv6 has no checksum over its own header: a changed next header or hop limit is no damage that a host
+        // could detect.
         if frame[12] == 0x86 && (20..22).contains(&place) {
             return frame.truncate(place);
         }
@@ -272,13 +275,13 @@ impl Carrier {
         self.held.push(Held { due: Instant::now() + wait, number: self.count, to, frame });
     }
 
-    /// A full queue loses frames, as links do.
+    /// A full queue loses frames, as real links do.
     fn send(&self, to: usize, frame: &[u8]) {
         let _ = self.sockets[to].send(frame);
     }
 }
 
-/// Neighbours are looked for undisturbed: it is the transport that is tried.
+/// Neighbour discovery is not disturbed: the test concerns the transport.
 fn is_transport(frame: &[u8]) -> bool {
     let protocol = match frame.get(12..14) {
         Some([0x08, 0x00]) => frame.get(23),

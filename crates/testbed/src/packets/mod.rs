@@ -1,12 +1,13 @@
-//! Packets by hand: each byte of them is the test's, right or wrong.
+//! Hand-made packets: the test determines each byte, valid or not.
 //!
 //! ```text
 //! Segment, Datagram ──▶ Packet (from the IP header on) ──▶ Wire ──veth──▶ a host with its kernel, its backend, and attach
-//!   what it says          how it is carried: sums,             ◀── what the host answers, read back
+//!   contents              transport: checksums,      ◀── the host's answers, read back
 //!                         fragments, extension headers
 //! ```
-//! The near end of a [`Wire`] has no address and no kernel that would answer: whatever the host says is heard by the test alone.
-//! A [`Talker`] is a TCP sender on such a wire. A [`BadLink`] joins two hosts and spoils what it carries.
+//! The near end of a [`Wire`] has no address and no kernel that would answer: only the test receives what the
+//! host sends. A [`Talker`] is a TCP sender on such a wire. A [`BadLink`] connects two hosts and damages their
+//! packets.
 
 mod bad_link;
 mod packet;

@@ -1,4 +1,4 @@
-//! How it is carried: IP headers, sums, fragments, extension headers.
+//! IP packets: headers, checksums, fragments, extension headers.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -18,7 +18,8 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// With a header of its addresses' version, which must be one. IPv4: the header's sum is right.
+    /// Creates a packet with a header of its addresses' version, which must be the same. The IPv4 header checksum
+    /// is valid.
     pub fn new(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8]) -> Packet {
         let mut bytes = Vec::with_capacity(V6_FIXED + payload.len());
         match (from, to) {
@@ -47,56 +48,56 @@ impl Packet {
         Packet { bytes }.with_right_ip_sum()
     }
 
-    /// One that was made elsewhere.
+    /// A packet from these bytes.
     pub fn of(bytes: &[u8]) -> Packet {
         Packet { bytes: bytes.to_vec() }
     }
 
-    /// From the IP header on.
+    /// Its bytes, from the IP header on.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Whether it is one of IPv6.
+    /// Whether it is an IPv6 packet.
     pub fn is_ipv6(&self) -> bool {
         self.bytes.first().is_some_and(|byte| byte >> 4 == 6)
     }
 
-    /// Where the IP header ends; extension headers come after it.
+    /// The offset of the end of the IP header; extension headers come after it.
     pub fn payload_at(&self) -> usize {
         if self.is_ipv6() { V6_FIXED } else { usize::from(self.bytes[0] & 0x0f) * 4 }
     }
 
-    /// Changes some bits of the byte at this place.
+    /// Flips bits of the byte at this offset.
     pub fn flip(mut self, at: usize, bits: u8) -> Packet {
         self.bytes[at] ^= bits;
         self
     }
 
-    /// Overwrites what stands at this place.
+    /// Overwrites the bytes at this offset.
     pub fn write(mut self, at: usize, bytes: &[u8]) -> Packet {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
         self
     }
 
-    /// Without what is behind this place; the IP header says the old length.
+    /// Cuts the packet off at this offset. The IP header keeps the old length.
     pub fn cut(mut self, at: usize) -> Packet {
         self.bytes.truncate(at);
         self
     }
 
-    /// The sum of TCP or UDP is wrong.
+    /// Makes the TCP or UDP checksum wrong.
     pub fn with_wrong_sum(self) -> Packet {
         let at = self.payload_at() + if self.protocol() == UDP { 6 } else { 16 };
         self.flip(at, 0x55)
     }
 
-    /// The sum of the IPv4 header is wrong; IPv6 has none.
+    /// Makes the IPv4 header checksum wrong; IPv6 has none.
     pub fn with_wrong_ip_sum(self) -> Packet {
         if self.is_ipv6() { self } else { self.flip(10, 0x55) }
     }
 
-    /// The sum of the IPv4 header is right, after it was changed.
+    /// Recomputes the IPv4 header checksum after a change.
     pub fn with_right_ip_sum(mut self) -> Packet {
         if !self.is_ipv6() {
             let end = self.payload_at().max(V4_FIXED).min(self.bytes.len());
@@ -107,7 +108,7 @@ impl Packet {
         self
     }
 
-    /// With options in the IPv4 header: whole words.
+    /// Adds options (whole words) to the IPv4 header.
     pub fn with_ip_options(mut self, options: &[u8]) -> Packet {
         assert!(!self.is_ipv6() && options.len().is_multiple_of(4), "options of IPv4, in whole words");
         self.bytes.splice(V4_FIXED..V4_FIXED, options.iter().copied());
@@ -116,7 +117,8 @@ impl Packet {
         self.write(2, &len.to_be_bytes()).with_right_ip_sum()
     }
 
-    /// Behind IPv6 extension headers of these kinds, each of 8 bytes: options of padding, or a routing header that has been followed.
+    /// Adds IPv6 extension headers of these kinds, 8 bytes each: options with padding, or a routing header
+    /// without segments left.
     pub fn behind(mut self, kinds: &[u8]) -> Packet {
         assert!(self.is_ipv6(), "extension headers are IPv6's");
         for kind in kinds.iter().rev() {
@@ -132,7 +134,7 @@ impl Packet {
         self.write(4, &len.to_be_bytes())
     }
 
-    /// In fragments, of which all but the last carry this many bytes (a multiple of 8).
+    /// Splits it into fragments. All but the last carry this many bytes (a multiple of 8).
     pub fn fragments(&self, len: usize, id: u16) -> Vec<Packet> {
         let payload = &self.bytes[self.payload_at()..];
         let count = payload.len().div_ceil(len);
@@ -165,7 +167,7 @@ impl Packet {
             .with_right_ip_sum()
     }
 
-    /// Whether a kernel would find its sums right: the IPv4 header's, and that of TCP or UDP.
+    /// Whether a kernel would accept its checksums: the IPv4 header's, and that of TCP or UDP.
     pub fn has_right_sums(&self) -> bool {
         let header = if self.is_ipv6() { &[] } else { &self.bytes[..self.payload_at()] };
         let Some((from, to, transport)) = read(&self.bytes, self.protocol()) else { return false };
@@ -178,7 +180,7 @@ impl Packet {
     }
 }
 
-/// The addresses of a whole IP packet of this protocol, and what it carries.
+/// The addresses and the payload of an IP packet of this protocol.
 pub(super) fn read(packet: &[u8], protocol: u8) -> Option<(IpAddr, IpAddr, &[u8])> {
     let len = |at: usize| Some(usize::from(u16::from_be_bytes(packet.get(at..at + 2)?.try_into().ok()?)));
     match packet.first()? >> 4 {
@@ -198,27 +200,27 @@ pub(super) fn read(packet: &[u8], protocol: u8) -> Option<(IpAddr, IpAddr, &[u8]
 /// A UDP datagram.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Datagram {
-    /// Who it says that it is from.
+    /// Its source.
     pub from: SocketAddr,
-    /// Whom it is to.
+    /// Its destination.
     pub to: SocketAddr,
-    /// The data.
+    /// Its payload.
     pub payload: Vec<u8>,
 }
 
 impl Datagram {
-    /// In an IP packet, all sums right.
+    /// As an IP packet with valid checksums.
     pub fn packet(&self) -> Packet {
         let len = u16::try_from(8 + self.payload.len()).unwrap_or(u16::MAX);
         let ports = [self.from.port().to_be_bytes(), self.to.port().to_be_bytes()].concat();
         let mut bytes = [&ports, len.to_be_bytes().as_slice(), &[0, 0], &self.payload].concat();
         let sum = sum::of_transport(self.from.ip(), self.to.ip(), UDP, &bytes);
-        // RFC 768: 0 would say that there is none.
+        // RFC 768: 0 would mean that there is no checksum.
         bytes[6..8].copy_from_slice(&if sum == 0 { u16::MAX } else { sum }.to_be_bytes());
         Packet::new(self.from.ip(), self.to.ip(), UDP, &bytes)
     }
 
-    /// Reads one from an IP packet without extension headers, whatever its sums.
+    /// Reads one from an IP packet without extension headers. Checksums are ignored.
     pub fn parse(packet: &[u8]) -> Option<Datagram> {
         let (from, to, udp) = read(packet, UDP)?;
         let short = |at: usize| Some(u16::from_be_bytes(udp.get(at..at + 2)?.try_into().ok()?));

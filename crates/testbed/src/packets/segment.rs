@@ -1,21 +1,21 @@
-//! What a TCP segment says.
+//! TCP segments.
 
 use std::net::SocketAddr;
 
 use super::packet::{Packet, TCP};
 use super::sum;
 
-/// No more data from there.
+/// The flag FIN: no more data from this side.
 pub const FIN: u8 = 0x01;
-/// The first of a connection.
+/// The flag SYN: the first segment of a connection.
 pub const SYN: u8 = 0x02;
-/// The connection is gone.
+/// The flag RST: the connection is aborted.
 pub const RST: u8 = 0x04;
-/// Don't wait for more.
+/// The flag PSH: deliver the data without delay.
 pub const PSH: u8 = 0x08;
-/// The acknowledgement number counts.
+/// The flag ACK: the acknowledgement number is valid.
 pub const ACK: u8 = 0x10;
-/// The urgent pointer counts.
+/// The flag URG: the urgent pointer is valid.
 pub const URG: u8 = 0x20;
 
 const FIXED: usize = 20;
@@ -23,28 +23,28 @@ const FIXED: usize = 20;
 /// A TCP segment (RFC 9293, 3.1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// Who it says that it is from.
+    /// Its source.
     pub from: SocketAddr,
-    /// Whom it is to.
+    /// Its destination.
     pub to: SocketAddr,
-    /// Its first byte's number.
+    /// The sequence number of its first byte.
     pub seq: u32,
-    /// The number expected next.
+    /// The acknowledgement number.
     pub ack: u32,
-    /// [`SYN`] and the like.
+    /// [`SYN`] and the others.
     pub flags: u8,
-    /// Not scaled.
+    /// The window, not scaled.
     pub window: u16,
-    /// Where urgent data ends.
+    /// The urgent pointer.
     pub urgent: u16,
-    /// As they stand in the header; the last word is filled up with zeros.
+    /// The options as in the header; the last word is padded with zeros.
     pub options: Vec<u8>,
-    /// The data.
+    /// The payload.
     pub payload: Vec<u8>,
 }
 
 impl Segment {
-    /// Without data, options or flags.
+    /// Creates a segment without data, options or flags.
     pub fn new(from: SocketAddr, to: SocketAddr) -> Segment {
         Segment {
             from,
@@ -59,12 +59,12 @@ impl Segment {
         }
     }
 
-    /// In an IP packet, all sums right.
+    /// As an IP packet with valid checksums.
     pub fn packet(&self) -> Packet {
         Packet::new(self.from.ip(), self.to.ip(), TCP, &self.bytes())
     }
 
-    /// The TCP header and the data, with the right sum.
+    /// The TCP header and the data, with a valid checksum.
     pub fn bytes(&self) -> Vec<u8> {
         let mut options = self.options.clone();
         options.resize(options.len().next_multiple_of(4), 0);
@@ -85,7 +85,8 @@ impl Segment {
         bytes
     }
 
-    /// Reads one from an IP packet without extension headers; sums are not looked at: those of a device with offloads aren't there yet.
+    /// Reads one from an IP packet without extension headers. Checksums are ignored: a device with offloads has
+    /// not set them yet.
     pub fn parse(packet: &[u8]) -> Option<Segment> {
         let (from, to, tcp) = super::packet::read(packet, TCP)?;
         let number = |at: usize| Some(u32::from_be_bytes(tcp.get(at..at + 4)?.try_into().ok()?));
@@ -111,7 +112,7 @@ impl Segment {
         Some((word(0)?, word(4)?))
     }
 
-    /// What an option of this kind holds, behind its kind and length.
+    /// The contents of the option of this kind, without its kind and length.
     pub fn option(&self, kind: u8) -> Option<&[u8]> {
         let mut rest = self.options.as_slice();
         loop {
@@ -131,7 +132,7 @@ impl Segment {
     }
 }
 
-/// A timestamps option, filled up to whole words.
+/// A timestamps option, padded to whole words.
 pub fn timestamps(value: u32, echo: u32) -> Vec<u8> {
     [[1, 1, 8, 10].as_slice(), &value.to_be_bytes(), &echo.to_be_bytes()].concat()
 }

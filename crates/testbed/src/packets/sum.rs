@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
-/// Of these bytes, which begin at an even place.
+/// The checksum of these bytes, which start at an even offset.
 pub(super) fn of(bytes: &[u8]) -> u16 {
     fold(add(0, bytes))
 }
 
-/// Of a transport's bytes, with the pseudo-header of its IP version.
+/// The checksum of a transport's bytes and the pseudo-header of its IP version.
 pub(super) fn of_transport(from: IpAddr, to: IpAddr, protocol: u8, bytes: &[u8]) -> u16 {
     let mut sum = u32::from(protocol);
     for address in [from, to] {
@@ -37,8 +37,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sum_of_bytes_with_their_sum_is_zero() {
-        // RFC 1071, 3: its example's words.
+    fn the_sum_over_data_and_its_checksum_is_zero() {
+        // The example of RFC 1071, 3.
         let words = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
         assert_eq!(of(&words), !0xddf2);
         assert_eq!(of(&[words.as_slice(), &of(&words).to_be_bytes()].concat()), 0);

@@ -1,4 +1,4 @@
-//! A TCP sender by hand: it knows the numbers, and says what it is told.
+//! A TCP sender whose every segment is determined by the test. It tracks the sequence numbers.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,40 +10,40 @@ use super::{ACK, PSH, SYN, Segment, Wire, timestamps};
 /// One side of a connection over a [`Wire`].
 pub struct Talker<'w> {
     wire: &'w Wire,
-    /// Where it speaks from.
+    /// Its own address.
     pub from: SocketAddr,
-    /// Whom it speaks to.
+    /// The other end's address.
     pub to: SocketAddr,
     /// Its initial sequence number.
     pub isn: u32,
-    /// What it says next.
+    /// Its next sequence number.
     pub seq: u32,
-    /// What it expects next.
+    /// The sequence number that it expects next.
     pub ack: u32,
-    /// The timestamps of its segments: its clock, and what it echoes. `None`: without timestamps.
+    /// The timestamps of its segments: its clock, and the value that it echoes. `None`: no timestamps.
     pub clock: Option<(u32, u32)>,
 }
 
 impl<'w> Talker<'w> {
-    /// One that has said nothing yet.
+    /// Creates one that has sent nothing.
     pub fn new(wire: &'w Wire, from: SocketAddr, to: SocketAddr, isn: u32) -> Talker<'w> {
         Talker { wire, from, to, isn, seq: isn, ack: 0, clock: None }
     }
 
-    /// With timestamps, by a clock that stands at this.
+    /// Uses timestamps, with a clock that stands at this value.
     pub fn with_clock(mut self, now: u32) -> Talker<'w> {
         self.clock = Some((now, 0));
         self
     }
 
-    /// Sends a SYN, hears the SYN-ACK, and acknowledges it.
+    /// Completes a handshake: sends a SYN, receives the SYN-ACK, and acknowledges it.
     pub fn open(&mut self) -> Result<Segment> {
         let answer = self.ask()?;
         self.send(&self.segment(ACK, b""))?;
         Ok(answer)
     }
 
-    /// Sends a SYN and hears the SYN-ACK.
+    /// Sends a SYN and receives the SYN-ACK.
     pub fn ask(&mut self) -> Result<Segment> {
         self.send(&self.syn())?;
         let answer = self.hear("the SYN-ACK", |segment| segment.flags & SYN != 0)?;
@@ -56,7 +56,7 @@ impl<'w> Talker<'w> {
         Ok(answer)
     }
 
-    /// The first segment.
+    /// Its SYN.
     pub fn syn(&self) -> Segment {
         let mss = [2, 4, 0x05, 0xb4];
         let clock = self.clock.map(|(now, _)| timestamps(now, 0)).unwrap_or_default();
@@ -68,7 +68,7 @@ impl<'w> Talker<'w> {
         }
     }
 
-    /// What would be right to say next.
+    /// A valid next segment.
     pub fn segment(&self, flags: u8, payload: &[u8]) -> Segment {
         Segment {
             seq: self.seq,
@@ -80,17 +80,17 @@ impl<'w> Talker<'w> {
         }
     }
 
-    /// Data that would be right to say next.
+    /// A valid next segment with data.
     pub fn data(&self, payload: &[u8]) -> Segment {
         self.segment(ACK | PSH, payload)
     }
 
-    /// Sends a segment, whatever it says.
+    /// Sends a segment, whatever it contains.
     pub fn send(&self, segment: &Segment) -> Result<()> {
         self.wire.send(&segment.packet())
     }
 
-    /// Says this next, and counts it as said.
+    /// Sends data, and advances its sequence number.
     pub fn say(&mut self, payload: &[u8]) -> Result<()> {
         self.send(&self.data(payload))?;
         self.seq = self.seq.wrapping_add(u32::try_from(payload.len())?);
@@ -102,12 +102,12 @@ impl<'w> Talker<'w> {
         self.wire.hear(what, |segment| self.is_mine(segment) && wanted(segment))
     }
 
-    /// Whether one comes in this time.
+    /// Whether a segment of this connection arrives within this time.
     pub fn hears_within(&self, time: Duration, wanted: impl Fn(&Segment) -> bool) -> Result<bool> {
         Ok(self.wire.hear_within(time, |segment| self.is_mine(segment) && wanted(segment))?.is_some())
     }
 
-    /// Waits until all that it has said is acknowledged.
+    /// Waits until everything that it has sent is acknowledged.
     pub fn is_acknowledged(&self) -> Result<()> {
         self.hear("the acknowledgement", |segment| segment.ack == self.seq).map(drop)
     }

@@ -1,4 +1,4 @@
-//! A cable whose near end is the test.
+//! A cable with the test at its near end.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -21,9 +21,9 @@ const IPV4: [u8; 2] = [0x08, 0x00];
 const IPV6: [u8; 2] = [0x86, 0xdd];
 /// How long an answer may take on a busy machine.
 const STALL: Duration = Duration::from_secs(10);
-/// More than any frame that a device without offloads gives.
+/// More than any frame of a device without offloads.
 const LONGEST: usize = 70_000;
-/// Answers to a sweep over all ports wait to be read.
+/// A sweep over all ports leaves many answers to read.
 const RECV_BUFFER: usize = 64 << 20;
 
 /// A VLAN tag.
@@ -31,22 +31,22 @@ const RECV_BUFFER: usize = 64 << 20;
 pub struct Tag {
     /// 0x8100 (802.1Q) or 0x88a8 (802.1ad).
     pub ethertype: u16,
-    /// 0 says a priority only.
+    /// 0: only a priority.
     pub id: u16,
 }
 
-/// A veth pair between the test and a host. All that the host sends to anybody comes here.
+/// A veth pair between the test and a host. Everything that the host sends arrives here.
 pub struct Wire {
-    /// Its device here is called `wire`.
+    /// Its device at this end is called `wire`.
     pub host: Host,
     near: NetNs,
     socket: PacketSocket,
-    /// What was heard while something else was waited for.
+    /// Segments that arrived while waiting for another one.
     inbox: Mutex<VecDeque<Segment>>,
 }
 
 impl Wire {
-    /// Makes the host, at 10.77.0.2 and fd77::2.
+    /// Creates the host, at 10.77.0.2 and fd77::2.
     pub fn make() -> Result<Wire> {
         let near = NetNs::create()?;
         let host = Host {
@@ -57,7 +57,7 @@ impl Wire {
         };
         host.run(|| ip_here(&["link set lo up"]))??;
         near.run(|| {
-            // Nothing of this end's own on the wire.
+            // This end must send nothing by itself.
             std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").context("disable_ipv6")
         })??;
         join(&near, &host, "wire", [OURS, HOSTS])?;
@@ -74,28 +74,28 @@ impl Wire {
         Ok(Wire { host, near, socket, inbox: Mutex::default() })
     }
 
-    /// Another socket at the near end, for a second thread.
+    /// Opens another socket at the near end, for a second thread.
     pub fn another_socket(&self) -> Result<PacketSocket> {
         Ok(self.near.run(|| PacketSocket::open("host"))??)
     }
 
-    /// Another device of the same host, without an address, and a socket at its near end.
+    /// Adds another device to the same host, without an address, and opens a socket at its near end.
     pub fn another_device(&self, name: &str) -> Result<PacketSocket> {
         join(&self.near, &self.host, name, [[2, 0, 0, 0, 1, 1], [2, 0, 0, 0, 1, 2]])?;
         Ok(self.near.run(|| PacketSocket::open(&format!("{name}-near")))??)
     }
 
-    /// Runs a program at the near end, where the device is called `host`.
+    /// Runs a command at the near end, where the device is called `host`.
     pub fn run_near(&self, bed: &Bed, name: &str, args: &[&str]) -> Result<String> {
         Program::new(name).args(args).in_netns(&self.near).run(bed)
     }
 
-    /// The frame in which a packet goes to the host, behind these tags, the outer one first.
+    /// The frame that carries a packet to the host, with these tags, the outer one first.
     pub fn frame(packet: &Packet, tags: &[Tag]) -> Vec<u8> {
         Wire::frame_to(HOSTS, packet, tags)
     }
 
-    /// Likewise to another link address.
+    /// The same, to another link address.
     pub fn frame_to(to: [u8; 6], packet: &Packet, tags: &[Tag]) -> Vec<u8> {
         let mut frame = [to, OURS].concat();
         for tag in tags {
@@ -112,7 +112,7 @@ impl Wire {
         self.send_frame(&Wire::frame(packet, &[]))
     }
 
-    /// Sends any bytes to the host. A busy host's queue may be full (net.core.netdev_max_backlog): then once there is room.
+    /// Sends any bytes to the host. If a busy host's queue is full (net.core.netdev_max_backlog), waits for room.
     pub fn send_frame(&self, frame: &[u8]) -> Result<()> {
         let deadline = Instant::now() + STALL;
         loop {
@@ -125,12 +125,12 @@ impl Wire {
         }
     }
 
-    /// Waits for the first segment of which this is true; the others are kept for whoever asks for them.
+    /// Waits for the first matching segment. The others are kept for later calls.
     pub fn hear(&self, what: &str, wanted: impl Fn(&Segment) -> bool) -> Result<Segment> {
         self.hear_within(STALL, wanted)?.with_context(|| format!("{what} was not heard"))
     }
 
-    /// Likewise; `None` if it has not come in time.
+    /// The same; `None` if it has not arrived in time.
     pub fn hear_within(&self, time: Duration, wanted: impl Fn(&Segment) -> bool) -> Result<Option<Segment>> {
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = inbox.iter().position(&wanted) {
@@ -140,7 +140,7 @@ impl Wire {
         let mut buffer = vec![0; LONGEST];
         loop {
             while let Some(len) = self.socket.try_recv(&mut buffer)? {
-                // Behind the link header. Whatever is no TCP is not kept.
+                // After the link header. Packets other than TCP are dropped.
                 let Some(segment) = buffer.get(14..len).and_then(Segment::parse) else { continue };
                 if wanted(&segment) {
                     return Ok(Some(segment));
@@ -156,7 +156,7 @@ impl Wire {
         }
     }
 
-    /// Forgets what has been heard.
+    /// Discards all segments received so far.
     pub fn forget(&self) -> Result<()> {
         self.hear_within(Duration::ZERO, |_| false)?;
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -164,7 +164,7 @@ impl Wire {
     }
 }
 
-/// Joins the two by a veth pair. The near end, called like the host (`wire`) or `NAME-near`, has no address.
+/// Connects the two by a veth pair. The near end, called like the host (`wire`) or `NAME-near`, has no address.
 fn join(near: &NetNs, host: &Host, name: &str, link: [[u8; 6]; 2]) -> Result<()> {
     use std::os::fd::{AsFd, AsRawFd};
     let own = if name == "wire" { host.name.clone() } else { format!("{name}-near") };

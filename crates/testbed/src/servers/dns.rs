@@ -1,17 +1,18 @@
-//! DNS: dnsdist, which sends PROXY headers in each datagram, Unbound, which knows nothing of them, and a question.
+//! DNS: dnsdist, which adds a PROXY header to each datagram; Unbound, which doesn't understand headers; and a
+//! query.
 
 use std::fmt::Display;
 use std::net::SocketAddr;
 
 use crate::{Bed, Program, Running};
 
-/// Unbound as the one authority for `test`: every name below it is 192.0.2.1. Its output names the client of each
+/// Unbound as the authority for `test`: every name below it is 192.0.2.1. Its output names the client of each
 /// query.
 #[derive(Debug, Clone, Copy)]
 pub struct Unbound;
 
 impl Unbound {
-    /// Starts it on these addresses, and waits until it answers there.
+    /// Starts it on these addresses and waits until it answers.
     pub fn start(
         bed: &Bed,
         addresses: &[SocketAddr],
@@ -33,7 +34,7 @@ impl Unbound {
         Ok(unbound)
     }
 
-    /// Whom it saw ask for `name`, if its output says so.
+    /// The client that asked for `name`, if its output names it.
     pub fn client_of(log: &str, name: &str) -> Option<String> {
         let question = format!(" {name}. ");
         let line = log.lines().find(|line| line.contains("info: ") && line.contains(&question))?;
@@ -41,7 +42,7 @@ impl Unbound {
     }
 }
 
-/// dnsdist's configuration.
+/// The configuration of dnsdist.
 #[derive(Debug, Clone, Default)]
 pub struct Dnsdist {
     config: String,
@@ -49,7 +50,7 @@ pub struct Dnsdist {
 }
 
 impl Dnsdist {
-    /// Passes what comes to `listen` on to `server`, with `useProxyProtocol=true` or without.
+    /// Passes the queries at `listen` to `server`, with or without `useProxyProtocol=true`.
     pub fn relay(mut self, listen: impl Display, server: impl Display, proxy_protocol: bool) -> Dnsdist {
         let number = self.listeners.len();
         let first = if number == 0 { "setLocal" } else { "addLocal" };
@@ -63,7 +64,7 @@ impl Dnsdist {
         self
     }
 
-    /// Starts it and waits until it listens and holds its servers for healthy.
+    /// Starts it and waits until it listens and considers its servers up.
     pub fn start(&self, bed: &Bed, adjust: impl FnOnce(Program) -> Program) -> anyhow::Result<Running> {
         let config =
             format!("setACL({{\"0.0.0.0/0\", \"::/0\"}})\nsetSecurityPollSuffix(\"\")\n{}", self.config);
@@ -92,7 +93,7 @@ pub fn query(id: u16, name: &str) -> Vec<u8> {
     bytes
 }
 
-/// Whether `answer` is the one to the query of that number, without an error and with an address.
+/// Whether `answer` belongs to the query with this id, has no error, and contains an address.
 pub fn is_answer(answer: &[u8], id: u16) -> bool {
     answer.starts_with(&id.to_be_bytes())
         && answer.len() > 12

@@ -12,7 +12,7 @@ defaults
   timeout server 60s
 ";
 
-/// HAProxy's configuration, made of TCP listeners and whatever text a test adds.
+/// HAProxy's configuration: TCP listeners, and text from the test.
 #[derive(Debug, Clone)]
 pub struct Haproxy {
     config: String,
@@ -26,13 +26,13 @@ impl Default for Haproxy {
 }
 
 impl Haproxy {
-    /// A configuration of the test's own after our time-outs, and the addresses to wait for.
+    /// The test's own configuration after the common time-outs, and the addresses to wait for.
     pub fn with_config(config: &str, listeners: &[&str]) -> Haproxy {
         let listeners = listeners.iter().map(|&address| address.to_owned()).collect();
         Haproxy { config: format!("{DEFAULTS}{config}\n"), listeners }
     }
 
-    /// Relays what comes to `bind` to `server`, with the server line's options: `send-proxy-v2`.
+    /// Relays from `bind` to `server`, with options of the server line: `send-proxy-v2`.
     pub fn relay(mut self, bind: impl Display, server: impl Display, options: &str) -> Haproxy {
         let number = self.listeners.len();
         self.config += &format!("listen l{number}\n  bind {bind}\n  server s{number} {server} {options}\n");
@@ -40,12 +40,12 @@ impl Haproxy {
         self
     }
 
-    /// Starts it in the calling thread's network and waits until it listens.
+    /// Starts it in the calling thread's network namespace and waits until it listens.
     pub fn start(&self, bed: &Bed) -> anyhow::Result<Running> {
         self.start_with(bed, |program| program)
     }
 
-    /// Likewise, with a say in how the program is run.
+    /// The same; the caller can change how the program is run.
     pub fn start_with(&self, bed: &Bed, adjust: impl FnOnce(Program) -> Program) -> anyhow::Result<Running> {
         let file = bed.write(&format!("{}.cfg", bed.fresh_name("haproxy")), &self.config)?;
         let haproxy = adjust(Program::new("haproxy").arg("-db").arg("-f").arg(file)).start(bed)?;

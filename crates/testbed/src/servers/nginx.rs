@@ -1,4 +1,4 @@
-//! NGINX: the unmodified backend, and (stream) a sender.
+//! NGINX: the unmodified backend, and a sender (stream).
 
 use std::fmt::{Display, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +14,7 @@ pub struct Nginx {
     http: String,
     stream: String,
     listeners: Vec<String>,
-    /// One if not said.
+    /// The number of workers; the default is one.
     workers: Option<u8>,
 }
 
@@ -30,14 +30,15 @@ impl Nginx {
         self
     }
 
-    /// A `server` block of the test's own, which listens on `address`: ` proxy_protocol` may follow it, as an option.
+    /// The test's own `server` block, which listens on `address`; options such as ` proxy_protocol` may follow
+    /// it.
     pub fn server(mut self, address: impl Display, listen_options: &str, directives: &str) -> Nginx {
         let _ = writeln!(self.http, "  server {{ listen {address} {listen_options}; {directives} }}");
         self.listeners.push(address.to_string());
         self
     }
 
-    /// So many worker processes.
+    /// Sets the number of worker processes.
     pub fn workers(mut self, count: u8) -> Nginx {
         self.workers = Some(count);
         self
@@ -50,12 +51,12 @@ impl Nginx {
         self
     }
 
-    /// Starts it in the calling thread's network and waits until it listens.
+    /// Starts it in the calling thread's network namespace and waits until it listens.
     pub fn start(&self, bed: &Bed) -> anyhow::Result<Running> {
         self.start_with(bed, |program| program)
     }
 
-    /// Likewise, with a say in how the program is run.
+    /// The same; the caller can change how the program is run.
     pub fn start_with(&self, bed: &Bed, adjust: impl FnOnce(Program) -> Program) -> anyhow::Result<Running> {
         let dir = bed.dir().join(bed.fresh_name("nginx"));
         std::fs::create_dir_all(&dir)?;
@@ -69,7 +70,7 @@ impl Nginx {
         Ok(nginx)
     }
 
-    /// The client that an answer of [`Nginx::who`] names (NGINX writes IPv6 without brackets).
+    /// The client in an answer of [`Nginx::who`] (NGINX writes IPv6 without brackets).
     pub fn seen(answer: &str) -> anyhow::Result<SocketAddr> {
         let (ip, port) = answer.trim().rsplit_once(':').with_context(|| format!("no address: {answer:?}"))?;
         let ip: IpAddr = ip.parse().with_context(|| answer.to_owned())?;

@@ -1,21 +1,21 @@
-//! PostgreSQL, which refuses to be run by root: tests need [`crate::Test::needs_several_users`].
+//! PostgreSQL, which refuses to run as root: tests need [`crate::Test::needs_several_users`].
 
 use rustix::process::Signal;
 
 use super::dir_of;
 use crate::{Bed, Program, Running, User};
 
-/// PostgreSQL; ask it `select inet_client_addr(), inet_client_port()` for the client that it sees.
+/// PostgreSQL. `select inet_client_addr(), inet_client_port()` returns the client that it sees.
 #[derive(Debug, Clone, Copy)]
 pub struct Postgres;
 
 impl Postgres {
-    /// Makes a fresh cluster that trusts everybody, and starts it in the calling thread's network.
+    /// Creates a new cluster that trusts every user, and starts it in the calling thread's network namespace.
     pub fn start(bed: &Bed, addresses: &[&str], port: u16) -> anyhow::Result<Running> {
         Postgres::start_with(bed, addresses, port, |program| program)
     }
 
-    /// Likewise, with a say in how the program is run.
+    /// The same; the caller can change how the program is run.
     pub fn start_with(
         bed: &Bed,
         addresses: &[&str],
@@ -36,13 +36,13 @@ impl Postgres {
             .arg(&dir)
             .args(["-h", &addresses.join(","), "-p", &port.to_string(), "-F"])
             .as_user(user)
-            .stop_by(Signal::QUIT); // its children lead process groups of their own: it has to end them
+            .stop_by(Signal::QUIT); // it must end its children, because they lead their own process groups
         let postgres = adjust(program).start(bed)?;
         postgres.wait_for_log("ready to accept connections")?;
         Ok(postgres)
     }
 
-    /// A psql that asks one question as a bare value.
+    /// A psql that runs one query and prints the bare value.
     pub fn psql(host: &str, port: u16, question: &str) -> Program {
         let port = port.to_string();
         Program::new("psql")

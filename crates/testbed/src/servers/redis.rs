@@ -1,18 +1,18 @@
-//! Redis, keeping nothing.
+//! Redis without persistence.
 
 use crate::{Bed, Program, Running};
 
-/// Redis; ask it `CLIENT INFO` for the address that it sees.
+/// Redis. `CLIENT INFO` returns the address that it sees.
 #[derive(Debug, Clone, Copy)]
 pub struct Redis;
 
 impl Redis {
-    /// Starts it on one port of several addresses, in the calling thread's network.
+    /// Starts it on one port of several addresses, in the calling thread's network namespace.
     pub fn start(bed: &Bed, addresses: &[&str], port: u16) -> anyhow::Result<Running> {
         Redis::start_with(bed, addresses, port, |program| program)
     }
 
-    /// Likewise, with a say in how the program is run.
+    /// The same; the caller can change how the program is run.
     pub fn start_with(
         bed: &Bed,
         addresses: &[&str],

@@ -1,25 +1,25 @@
-//! OpenSSH: private host keys, one user who logs in by key. Needs [`crate::Test::needs_several_users`] (sshd
-//! drops to a user of its own).
+//! OpenSSH with private host keys and one user who logs in by key. Needs [`crate::Test::needs_several_users`],
+//! because sshd switches to its own user.
 
 use std::path::{Path, PathBuf};
 
 use crate::{Bed, Program, Running, whereabouts};
 
-/// A running sshd with the key that opens it.
+/// A running sshd, and the key to log in.
 #[derive(Debug)]
 pub struct Sshd {
-    /// The server; its log (level INFO) names who was accepted from where.
+    /// The server. Its log (level INFO) names each accepted client.
     pub running: Running,
     key: PathBuf,
 }
 
 impl Sshd {
-    /// Starts it in the calling thread's network; addresses as sshd writes them, `[::1]:22`.
+    /// Starts it in the calling thread's network namespace. Addresses are in sshd's notation, `[::1]:22`.
     pub fn start(bed: &Bed, addresses: &[&str]) -> anyhow::Result<Sshd> {
         Sshd::start_with(bed, addresses, |program| program)
     }
 
-    /// Likewise, with a say in how the program is run.
+    /// The same; the caller can change how the program is run.
     pub fn start_with(
         bed: &Bed,
         addresses: &[&str],
@@ -40,7 +40,7 @@ impl Sshd {
         Ok(Sshd { running, key })
     }
 
-    /// An ssh that logs in as the bed's user and prints the client that sshd tells its session (`$SSH_CLIENT`:
+    /// An ssh that logs in as the bed's user and prints the client that sshd shows to its session (`$SSH_CLIENT`:
     /// address, port, sshd's port).
     pub fn login(&self, host: &str, port: u16) -> Program {
         self.session(host, port, "echo $SSH_CLIENT")
@@ -69,7 +69,7 @@ fn config_text(dir: &Path, addresses: &[&str]) -> String {
     for address in addresses {
         config += &format!("ListenAddress {address}\n");
     }
-    // Since 9.8 sshd is several programs, which it looks for where they would be installed.
+    // Since 9.8 sshd consists of several programs, which it searches for in their installed location.
     let libexec = whereabouts::servers_dir().join("root/usr/lib/openssh");
     for (option, name) in [("SshdSessionPath", "sshd-session"), ("SshdAuthPath", "sshd-auth")] {
         if libexec.join(name).exists() {

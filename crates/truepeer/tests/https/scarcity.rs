@@ -179,7 +179,9 @@ fn a_crowd_of_idle_connections_keeps_nobody_out(bed: &Bed) -> anyhow::Result<()>
     let closed = count(&truepeer, "idle_connections_reclaimed")?;
     ensure!(closed >= 30, "{closed} were closed");
     ensure!(count(&truepeer, "accept_pauses")? <= 60, "{}", truepeer.log());
-    truepeer.wait_for_log("sessions or descriptors ran short: closed the connection that had been idle longest (")?;
+    truepeer.wait_for_log(
+        "sessions or descriptors ran short: closed the connection that had been idle longest (",
+    )?;
     let lines = truepeer.log().matches("ran short").count();
     ensure!(lines <= 2, "{}", truepeer.log());
     allow_descriptors(&truepeer, 1)?;

@@ -1,4 +1,5 @@
-//! The rows over UDP: dnsdist as the load balancer, and Unbound, whose query log says whom it sees (without the port).
+//! The rows over UDP: dnsdist as the load balancer, and Unbound, whose query log names the client (without its
+//! port).
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -9,16 +10,18 @@ use truepeer_testbed::{Bed, Host, Program, Running};
 
 use crate::Row;
 
-/// Unbound's for those who come without truepeer: the routes for a backend's replies over IPv6 go by its port.
+/// Unbound's port for queries without truepeer. It differs because the rules for a backend's IPv6 replies match
+/// its port.
 const PLAIN_PORT: u16 = 54;
 const TRUEPEER_PORT: u16 = 5300;
-/// dnsdist's ports, a server for each: to Unbound as it is, and to the same through truepeer; IPv6 is the next.
+/// dnsdist's ports, each with its own server: directly to Unbound, and through truepeer. The next port is for
+/// IPv6.
 const PLAIN: u16 = 1053;
 const TRUE: u16 = 2053;
 
-/// What has been started.
+/// The started programs.
 pub(crate) struct Dns {
-    // in the order in which they end
+    // in the order in which they are stopped
     _dnsdist: Running,
     _truepeer: Running,
     unbound: Running,
@@ -40,7 +43,7 @@ impl Dns {
         Ok(Dns { _dnsdist: dnsdist, _truepeer: truepeer, unbound })
     }
 
-    /// One row: twice the same client, address and port.
+    /// One row: two queries with the same client, address and port.
     pub(crate) fn measure(&self, client: &Host, lb: &Host, v6: bool, port: u16) -> Row {
         let from = client.at(v6, port);
         let next = u16::from(v6);

@@ -1,12 +1,12 @@
-//! What `make demo` shows: `demo PATH-OF-TRUEPEER`.
+//! The program of `make demo`: `demo PATH-OF-TRUEPEER`.
 //!
 //! ```text
-//! client ───── lb: HAProxy ───── backend's host: truepeer ── NGINX, and a server that speaks first
+//! client ───── lb: HAProxy ───── backend's host: truepeer ── NGINX, and a server that sends first
 //!              lb: dnsdist ─────                 truepeer ── Unbound
 //! ```
-//! Each line of its table is two connections from one address and port of the client: one that HAProxy passes
-//! to the backend as load balancers do, and one that it passes to truepeer with `send-proxy-v2`. Over UDP they are two
-//! queries, and dnsdist sends the header (`useProxyProtocol=true`).
+//! Each line of its table is two connections from one address and port of the client. HAProxy passes one directly
+//! to the backend, and the other to truepeer with `send-proxy-v2`. Over UDP the rows are two queries, and dnsdist
+//! sends the header (`useProxyProtocol=true`).
 
 mod dns;
 
@@ -20,7 +20,7 @@ use anyhow::Context;
 use truepeer_testbed::servers::{Haproxy, Nginx};
 use truepeer_testbed::{Bed, Behaviour, Host, Running, Topology, Truepeer, client, run_privately};
 
-/// HAProxy's ports: to the backend as it is, and to the same through truepeer.
+/// HAProxy's ports: directly to the backend, and through truepeer.
 const PLAIN: u16 = 1000;
 const TRUE: u16 = 2000;
 
@@ -59,7 +59,7 @@ fn show(bed: &Bed, exe: &str) -> anyhow::Result<ExitCode> {
     let dns = dns::Dns::start(bed, exe, lb, host)?;
     let (v4, v6) = (client.v4, client.v6);
     println!("client {v4} | {v6}  ->  HAProxy or dnsdist  ->  truepeer  ->  unmodified servers");
-    println!("(private network namespaces; nothing of this machine is touched)\n");
+    println!("(private network namespaces; this machine is not changed)\n");
     let mut rows = Vec::new();
     for (number, backend) in (0u16..).zip(&BACKENDS) {
         for v6 in [false, true] {
@@ -93,7 +93,7 @@ fn start_all(bed: &Bed, exe: &str, lb: &Host, host: &Host) -> anyhow::Result<Vec
         }
     }
     running.push(haproxy.start_with(bed, |program| program.in_netns(&lb.netns))?);
-    running.reverse(); // ended from the client's side: nobody is left waiting for an answer
+    running.reverse(); // stopped from the client's side, so that no program waits for an answer
     Ok(running)
 }
 
@@ -114,7 +114,7 @@ fn wildcards(port: u16) -> [String; 2] {
     [format!("0.0.0.0:{port}"), format!("[::]:{port}")]
 }
 
-/// One row: twice the same client, address and port.
+/// One row: two connections with the same client, address and port.
 fn measure(client: &Host, lb: &Host, backend: &Backend, v6: bool, port: u16) -> Row {
     let from = client.at(v6, port);
     let ask = |to: SocketAddr| client.run(|| (backend.ask)(&mut client::connect_from(from, to)?))?;
@@ -133,7 +133,7 @@ fn ask_nginx(stream: &mut TcpStream) -> anyhow::Result<SocketAddr> {
     Nginx::seen(body)
 }
 
-/// Says nothing until it has heard `SSH-2.0-testbed ADDRESS:PORT`.
+/// Sends nothing until it has received `SSH-2.0-testbed ADDRESS:PORT`.
 fn read_banner(stream: &mut TcpStream) -> anyhow::Result<SocketAddr> {
     let mut banner = String::new();
     BufReader::new(&mut *stream).read_line(&mut banner)?;
@@ -142,7 +142,7 @@ fn read_banner(stream: &mut TcpStream) -> anyhow::Result<SocketAddr> {
     seen.parse().with_context(|| banner.clone())
 }
 
-/// The load balancer's addresses as the backend's host sees them: those of the default routes.
+/// The load balancer's addresses as the backend's host sees them: the next hops of the default routes.
 fn addresses_towards(host: &Host, lb: &Host) -> anyhow::Result<Vec<IpAddr>> {
     let probe = |v6: bool| lb.run(|| client::source_towards(host.at(v6, 80)));
     Ok(vec![probe(false)??, probe(true)??])
@@ -171,7 +171,7 @@ fn cell(seen: &anyhow::Result<SocketAddr>) -> String {
     seen.as_ref().map_or_else(|error| format!("{error:#}"), shown)
 }
 
-/// Not every log has the port.
+/// Some logs lack the port.
 fn shown(address: &SocketAddr) -> String {
     if address.port() == 0 { address.ip().to_string() } else { address.to_string() }
 }
