@@ -5,8 +5,9 @@
  *   SYN      shifted by K, the length that this sender's header is guessed to have
  *   bare ACK held back: accept() must not return before the client is known
  *   header   in part: delivered as old data, which the kernel acknowledges and drops
- *            whole (N bytes): becomes the bare ACK; once more, shifted like all that follow it
- *            (of the bare ACK the kernel makes a socket, and tcp_end makes the embryo a flow)
+ *            whole (N bytes) with data behind it: shifted like all that follow it
+ *            whole and alone: becomes the bare ACK; once more, shifted
+ *            (of either the kernel makes a socket, and tcp_end makes the embryo a flow)
  *   rest     shifted by delta = K - N: not at all, if the guess was right
  */
 #include "hidden.h"
@@ -156,9 +157,18 @@ static __always_inline void count_header(const struct port *port, const struct h
 	count(port, header->is_v1 ? HEADER_V1 : HEADER_V2);
 }
 
+/* A segment that brings something behind the header ends the handshake itself, like the first data of a sender whose ACK was lost: the
+ * kernel trims the header off as old data. After a cookie the kernel takes only what comes right behind the SYN; it drops what is all old;
+ * and an echo of a later timestamp than the SYN-ACK's has to be replaced (end_handshake). */
+static __always_inline int may_end_handshake(const struct segment *segment, const struct embryo *embryo, __u32 behind)
+{
+	return embryo->have == 0 && !embryo->is_by_cookie && (behind > 0 || segment->flags & FIN);
+}
+
+/* `behind`: so many bytes stand behind the header. */
 static __always_inline int on_whole(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				    const struct flow_key *key, struct embryo *embryo, const struct header *header,
-				    enum verdict verdict)
+				    enum verdict verdict, __u32 behind)
 {
 	struct flow flow = {};
 
@@ -166,7 +176,12 @@ static __always_inline int on_whole(struct __sk_buff *skb, const struct segment 
 	if (refusal)
 		return refuse_for(skb, segment, port, key, embryo, refusal);
 	count_header(port, header, verdict, &flow);
+	int is_enough = may_end_handshake(segment, embryo, behind);
 	admit(port, embryo, header->len, &flow);
+	if (is_enough) {
+		shift_seq(skb, segment, flow.delta);
+		return go_on(skb);
+	}
 	/* The copy comes in once more, behind this packet, and then belongs to a flow. Without it, the sender sends all of it again. */
 	if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
 		count(port, FAILED);
@@ -217,7 +232,7 @@ static __always_inline int on_data(struct __sk_buff *skb, const struct segment *
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_TOO_LONG);
 	if (verdict == NEED_MORE || have < bench->header.len)
 		return on_part(skb, segment, port, key, embryo, have);
-	return on_whole(skb, segment, port, key, embryo, &bench->header, verdict);
+	return on_whole(skb, segment, port, key, embryo, &bench->header, verdict, have - bench->header.len);
 }
 
 /* The header came again, perhaps because the kernel never got the segment that was judged (a firewall may drop it): what this one says

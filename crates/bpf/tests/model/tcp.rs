@@ -290,6 +290,11 @@ impl Model {
                     self.count(if is_v1 { "header_v1" } else { "header_v2" });
                 }
                 self.admit(&flow, len);
+                // What stands behind the header is new to the kernel, which makes the socket of it.
+                let is_new = all.len() > len || is_end;
+                if embryo.have == 0 && !answer.is_cookie && is_new {
+                    return Fate::Pass { by: flow.delta.cast_unsigned() };
+                }
                 bare_ack(segment, &embryo, answer, true)
             }
         }
