@@ -2,10 +2,9 @@
 /* The last door: what reaches a socket of an attached port must have been judged by a device's program. Packets may come by ways that those
  * do not see: a device that is not attached, DNAT onto the port, a tunnel, a second VLAN tag. The kernel runs this program with the listener for
  * a SYN and for the ACK that ends a handshake (tcp_filter() in tcp_v4_rcv), after routing, reverse path filter and netfilter. */
-#include "here.h"
+#include "lookup.h"
 #include "maps.h"
 #include "netns.h"
-#include "segment.h"
 #include "udp_backstop.h"
 
 #define TAKE 1
@@ -23,14 +22,11 @@ static __always_inline int is_judged(struct __sk_buff *skb)
 /* Whether a request socket waits for its sender's ACK. */
 static __always_inline int is_half_open(struct __sk_buff *skb, const struct segment *segment)
 {
-	struct bpf_sock_tuple tuple = {};
-	__u32 len = tuple_of(&segment->ip, segment->source_port, segment->destination_port, &tuple);
-	struct bpf_sock *sk = len == sizeof(tuple.ipv4)
-		? bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0)
-		: bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+	struct bpf_sock *sk = look_up(skb, segment);
+
 	if (!sk)
 		return 0;
-	int is = sk->state == BPF_TCP_NEW_SYN_RECV || sk->state == BPF_TCP_SYN_RECV;
+	int is = is_request(sk);
 	bpf_sk_release(sk);
 	return is;
 }
@@ -61,11 +57,14 @@ static __always_inline int may_connect(struct __sk_buff *skb)
 
 static __always_inline int on_listener(struct __sk_buff *skb, struct bpf_sock *sk)
 {
-	__be16 number = bpf_htons(sk->src_port);
-	struct port *port = bpf_map_lookup_elem(&tp_ports, &number);
 	struct address source;
 
-	if (!port || port->state == DRAINING || is_judged(skb))
+	/* Nearly all packets for an attached port. */
+	if (is_judged(skb))
+		return TAKE;
+	__be16 number = bpf_htons(sk->src_port);
+	struct port *port = bpf_map_lookup_elem(&tp_ports, &number);
+	if (!port || port->state == DRAINING)
 		return TAKE;
 	if (load_source(skb, &source) || sender_rule(&source) != RULE_REQUIRE)
 		return TAKE;

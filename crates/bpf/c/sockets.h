@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
 /* Asking the kernel what it knows of a connection: how far is it? */
 #pragma once
-#include "here.h"
-#include "segment.h"
+#include "lookup.h"
 
 enum socket_state {
 	NO_SOCKET,
@@ -42,17 +41,13 @@ GLOBAL enum socket_state find_socket(struct __sk_buff *skb, const struct segment
 	if (!segment || !family)
 		return NO_SOCKET;
 	enum socket_state state;
-	struct bpf_sock_tuple tuple = {};
-	__u32 len = tuple_of(&segment->ip, segment->source_port, segment->destination_port, &tuple);
-	struct bpf_sock *sk = len == sizeof(tuple.ipv4)
-		? bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0)
-		: bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+	struct bpf_sock *sk = look_up(skb, segment);
 	if (!sk)
 		return NO_SOCKET;
 	*family = sk->family;
 	if (sk->state == BPF_TCP_LISTEN)
 		state = answers_cookie(sk, segment, shifted_seq) ? ANSWERS_COOKIE : LISTENS;
-	else if (sk->state == BPF_TCP_NEW_SYN_RECV || sk->state == BPF_TCP_SYN_RECV)
+	else if (is_request(sk))
 		state = HALF_OPEN;
 	else
 		state = OPEN;

@@ -95,7 +95,7 @@ static __always_inline long door_clone(struct __sk_buff *skb, __u32 flags)
 
 #define bpf_ktime_get_ns() door_time()
 #define bpf_fib_lookup(skb, route, len, flags) ({ SHOW(skb, route); door_route(); })
-#define bpf_skc_lookup_tcp(skb, tuple, len, netns, flags) ({ SHOW(skb, tuple); door_socket(); })
+#define bpf_skc_lookup_tcp(skb, tuple, len, netns, flags) ({ (void)(len); SHOW(skb, tuple); door_socket(); })
 #define bpf_sk_release(sk) ((void)(sk))
 #define bpf_tcp_check_syncookie(sk, ip, ip_len, tcp, tcp_len) \
 	({ SHOW(sk, ip); door_cookie(bpf_ntohl((tcp)->seq), bpf_ntohl((tcp)->ack_seq)); })

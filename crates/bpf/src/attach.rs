@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use aya::programs::{CgroupSkb, CgroupSockAddr, Program, ProgramError, SchedClassifier, SkLookup, SockOps};
+use aya::programs::{
+    CgroupSkb, CgroupSockAddr, Program, ProgramError, ProgramType, SchedClassifier, SkLookup, SockOps,
+};
+use aya::sys::{BpfHelper, is_helper_supported};
 
 use crate::links::{self, Stage};
 use crate::load::{Global, Loaded, load, load_first};
@@ -193,16 +196,28 @@ fn attach_hooks(place: &Place, cgroup: &Path) -> Result<(), AttachError> {
     links::attach_hook(place, program, "tcp_end", &crate::cgroup_root()?)
 }
 
-/// What reaches a socket without having been judged stops there: all sockets of the network namespace, which `whereabouts` tells.
+/// What reaches a socket without having been judged stops there: all sockets of the network namespace, which its cookie tells, or
+/// `whereabouts`.
 fn attach_backstop(place: &Place) -> Result<(), AttachError> {
     // The kernel gives these programs packets from the IP header on.
-    let mut loaded = load(BACKSTOP, place, &[Global::LinkHeaderLen(0)])?;
+    let mut globals = vec![Global::LinkHeaderLen(0)];
+    // Linux 6.15. Where probing fails, `whereabouts` does as well.
+    let tells_cookie =
+        is_helper_supported(ProgramType::CgroupSkb, BpfHelper::BPF_FUNC_get_netns_cookie).unwrap_or(false);
+    if tells_cookie {
+        globals.push(netns_cookie(place));
+    }
+    let mut loaded = load(BACKSTOP, place, &globals)?;
     let name = "whereabouts";
-    let program = ready(loaded.program(name), name, |program: &mut SkLookup| program.load())?;
-    links::attach_hook(place, program, name, Path::new("/proc/thread-self/ns/net"))?;
-    let name = "backstop";
-    let program = ready(loaded.program(name), name, |program: &mut CgroupSkb| program.load())?;
-    links::attach_hook(place, program, name, &crate::cgroup_root()?)
+    if !tells_cookie {
+        let program = ready(loaded.program(name), name, |program: &mut SkLookup| program.load())?;
+        links::attach_hook(place, program, name, Path::new("/proc/thread-self/ns/net"))?;
+    }
+    let backstop = "backstop";
+    let program = ready(loaded.program(backstop), backstop, |program: &mut CgroupSkb| program.load())?;
+    links::attach_hook(place, program, backstop, &crate::cgroup_root()?)?;
+    // Of an older truepeer, whose backstop asked it.
+    if tells_cookie { links::leave_hook(place, name) } else { Ok(()) }
 }
 
 fn ready<'a, P>(
