@@ -94,7 +94,9 @@ static __always_inline int begin_flow(const struct flow_key *key, struct flow *f
 		embryo->stage = HOMELESS; /* its next packet is refused */
 		return 0;
 	}
-	bpf_map_delete_elem(&tp_ended, key);
+	/* Deleting takes a lock, even of nothing. */
+	if (bpf_map_lookup_elem(&tp_ended, key))
+		bpf_map_delete_elem(&tp_ended, key);
 	bpf_map_delete_elem(&tp_embryos, key);
 	return 0;
 }
