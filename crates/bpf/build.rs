@@ -1,5 +1,5 @@
-//! Compiles `c/*.bpf.c` with clang. Without clang the crate is built all the same, without programs inside
-//! (`truepeer attach` then says so); with `TRUEPEER_REQUIRE_CLANG=1`, as the project's own checks set it, that is an error.
+//! Compiles `c/*.bpf.c` with clang. Without clang the crate is built without kernel programs, and `truepeer
+ * attach` reports that. With `TRUEPEER_REQUIRE_CLANG=1`, which the project's own checks set, it is an error.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -44,7 +44,7 @@ fn compile(program: &str) -> Result<(), String> {
     let source = Path::new("c").join(program).with_extension("bpf.c");
     let object = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join(program).with_extension("o");
     let output = Command::new("clang")
-        // v3 has compare-and-exchange; Linux 5.12.
+        // v3 has compare-and-exchange; it needs Linux 5.12.
         .args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-Wall", "-Wextra", "-Werror", "-idirafter"])
         .arg(include_dir())
         .arg("-c")
@@ -52,7 +52,7 @@ fn compile(program: &str) -> Result<(), String> {
         .arg("-o")
         .arg(&object)
         .output()
-        .map_err(|error| format!("clang can't be run ({error}): apt-get install clang libbpf-dev"))?;
+        .map_err(|error| format!("can't run clang ({error}): apt-get install clang libbpf-dev"))?;
     if output.status.success() {
         strip(&object);
         return Ok(());
@@ -63,7 +63,7 @@ fn compile(program: &str) -> Result<(), String> {
     Err(format!("clang refuses {}{hint} ({first})", source.display()))
 }
 
-/// Where Debian and Ubuntu keep the kernel's headers of this architecture (`asm/types.h`).
+/// The directory of this architecture's kernel headers (`asm/types.h`) on Debian and Ubuntu.
 fn include_dir() -> PathBuf {
     let arch = env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
     let all = Path::new("/usr/include");
@@ -71,7 +71,7 @@ fn include_dir() -> PathBuf {
     if fs::exists(&own).unwrap_or(false) { own } else { all.to_owned() }
 }
 
-/// Debugging information is most of an object; BTF, which the kernel reads, stays. Only smaller with it, not needed.
+/// Removes debugging information, most of an object. BTF, which the kernel reads, stays. This only saves space.
 fn strip(object: &Path) {
     let _ = Command::new("llvm-strip").arg("-g").arg(object).status();
 }

@@ -10,7 +10,7 @@
 #define TAKE 1
 #define LEAVE 0
 
-/* go_on() of tcp_ingress has marked it. */
+/* go_on() in tcp_ingress has marked it. */
 static __always_inline int is_judged(struct __sk_buff *skb)
 {
 	__u32 only = 0;
@@ -31,7 +31,8 @@ static __always_inline int is_half_open(struct __sk_buff *skb, const struct segm
 	return is;
 }
 
-/* Whether the kernel may make a connection of it. RSTs and the rest of what is open or unknown are its own to answer. */
+/* Whether the kernel may create a connection from it. It handles RSTs and segments of open or unknown
+ * connections by itself. */
 static __always_inline int may_connect(struct __sk_buff *skb)
 {
 	struct segment segment = {};
@@ -49,7 +50,7 @@ static __always_inline int may_connect(struct __sk_buff *skb)
 		.sender_port = segment.source_port,
 		.local_port = segment.destination_port,
 	};
-	/* The socket was made while this packet was on its way to the listener. */
+	/* The socket was created while this packet was on its way to the listener. */
 	if (bpf_map_lookup_elem(&tp_flows, &key))
 		return 0;
 	return bpf_map_lookup_elem(&tp_embryos, &key) || is_half_open(skb, &segment);
@@ -79,7 +80,8 @@ int backstop(struct __sk_buff *skb)
 {
 	struct bpf_sock *sk = skb->sk;
 
-	/* All packets of all sockets come by here: nearly all belong to an open TCP connection, or to a port that is not attached. */
+	/* All packets of all sockets pass here. Nearly all belong to an open TCP connection, or to a port that is not
+	 * attached. */
 	if (!sk)
 		return TAKE;
 	if (sk->state == BPF_TCP_LISTEN)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Reading a datagram, and writing it anew: other addresses and ports, a header less or more.
+/* Reads a datagram, and rewrites it: other addresses and ports, a header removed or added.
  *
- * Sums are kept right in all ways in which the kernel keeps them: a whole one (from the network), one that a device has still
- * to finish (from this host; it covers addresses and length only), none, and the device's sum of the whole packet. */
+ * Checksums stay valid in every form that the kernel uses: a complete one (from the network), one that a
+ * device must finish (from this host; it covers addresses and length only), none, and the device's sum of the
+ * whole packet. */
 #pragma once
 #include <linux/udp.h>
 
@@ -15,7 +16,7 @@ struct datagram {
 	__u32 has_no_len; /* IPv6: the kernel takes a length of 0 for "all there is" (RFC 2675, 4) */
 };
 
-/* Nonzero: not UDP, or not whole. Of a fragment, which is never whole, the header is there. */
+/* Nonzero: not UDP, or incomplete. A fragment, which is always incomplete, has its header here. */
 static __always_inline int read_datagram(struct __sk_buff *skb, struct datagram *datagram)
 {
 	struct udphdr udp;
@@ -35,7 +36,7 @@ static __always_inline int read_datagram(struct __sk_buff *skb, struct datagram 
 		return 0;
 	if (datagram->ip.is_fragment || skb->gso_size)
 		return 0;
-	/* IP's payload may be longer than UDP's, not shorter (RFC 768). */
+	/* IP's payload may be longer than UDP's, but not shorter (RFC 768). */
 	__u32 len = bpf_ntohs(udp.len);
 	if (len < sizeof(udp) || len - sizeof(udp) > datagram->payload_len)
 		return -1;
@@ -43,20 +44,22 @@ static __always_inline int read_datagram(struct __sk_buff *skb, struct datagram 
 	return 0;
 }
 
-/* What its IP header has to say. */
+/* The facts of its IP header. */
 static __always_inline __u16 ip_len_of(const struct datagram *datagram)
 {
 	__u32 end = datagram->payload_at + datagram->payload_len;
 	return end - datagram->ip.at - (datagram->ip.version == 6 ? sizeof(struct ipv6hdr) : 0);
 }
 
-/* The longest datagram is moved in 32 parts, and summed up in 128: the kernel adds up no more than 512 bytes at a time. */
+/* The longest datagram is moved in 32 parts and summed in 128, because the kernel's helper sums at most 512
+ * bytes at a time. */
 #define CHUNK 2048
 #define CHUNKS 32
 #define SUMMED 512
 #define SUMMANDS 128
 
-/* Bytes on their way from one place of a packet to another. Room for three zeros behind them: sums take whole words. */
+/* Bytes on their way from one offset of a packet to another, with room for three zeros behind them: sums take
+ * whole words. */
 struct chunk {
 	__u8 bytes[CHUNK + 4];
 };
@@ -93,7 +96,7 @@ static __always_inline __u32 fold_sum(__u32 sum)
 	return (sum & 0xffff) + (sum >> 16);
 }
 
-/* The sum of the same bytes one place on. */
+/* The sum of the same bytes at an offset that is one byte higher. */
 static __always_inline __u32 swap_sum(__u32 sum)
 {
 	sum = fold_sum(sum);
@@ -106,7 +109,7 @@ static __always_inline __u32 subtract_sum(__u32 from, __u32 sum)
 	return (__u32)difference + (__u32)(difference >> 32);
 }
 
-/* Adds up the `len` bytes at `at`. Nonzero: it failed. */
+/* Sums the `len` bytes at `at`. Nonzero: it failed. */
 GLOBAL int sum_bytes(struct __sk_buff *skb, __u32 at, __u32 len, __u32 *sum)
 {
 	__u32 only = 0;
@@ -166,8 +169,8 @@ GLOBAL int move_up(struct __sk_buff *skb, __u32 from, __u32 to, __u32 len)
 	return len ? -1 : 0;
 }
 
-/* Takes `len` bytes out from behind the UDP header; `change` becomes the difference that makes to the payload's sum.
- * Nonzero: it failed, and the packet is spoilt. */
+/* Removes `len` bytes behind the UDP header. `change` becomes the difference in the payload's sum. Nonzero: it
+ * failed, and the packet is corrupt. */
 GLOBAL int take_out(struct __sk_buff *skb, const struct datagram *datagram, __u32 len, __u32 *change)
 {
 	if (!datagram || !change)
@@ -179,17 +182,18 @@ GLOBAL int take_out(struct __sk_buff *skb, const struct datagram *datagram, __u3
 		return -1;
 	*change = subtract_sum(0, out);
 	if (len & 1) {
-		/* What was in odd places comes into even ones. */
+		/* Bytes at odd offsets move to even ones. */
 		if (sum_bytes(skb, rest_at, rest_len, &rest))
 			return -1;
 		*change = subtract_sum(*change, swap_sum(rest));
 		*change = subtract_sum(*change, (__u32)~rest);
 	}
-	/* What is too much now at the packet's end, IP will cut off: its header says how long it is. */
+	/* IP ignores the extra bytes at the packet's end: its header has the length. */
 	return move_down(skb, rest_at, datagram->payload_at, rest_len);
 }
 
-/* What it makes of a sum that a field changes. By hand: the kernel's helper costs more than all the fields there are. */
+/* Updates a sum for a changed field. Written by hand: the kernel's helper takes longer than summing all
+ * fields. */
 static __always_inline __u64 change_sum(__u64 sum, __u32 old, __u32 new)
 {
 	return sum + new + (__u32)~old;
@@ -206,7 +210,7 @@ static __always_inline __be16 udp_len_of(const struct datagram *datagram)
 	return bpf_htons(sizeof(struct udphdr) + datagram->payload_len);
 }
 
-/* IPv4 addresses are mapped ones, what is mapped on both sides makes no difference. */
+/* IPv4 addresses are mapped ones; the mapped prefix cancels out. */
 static __always_inline __u32 pseudo_change(const struct datagram *from, const struct datagram *to)
 {
 	__u64 sum = change_sum(0, udp_len_of(from), udp_len_of(to));
@@ -257,7 +261,8 @@ GLOBAL int write_ipv6(struct __sk_buff *skb, const struct datagram *from, const 
 	return bpf_skb_store_bytes(skb, at + offsetof(struct ipv6hdr, saddr), addresses, sizeof(addresses), 0);
 }
 
-/* Makes of `from` what `to` says, whose payload, already written, differs in its sum by `change`. Nonzero: it failed. */
+/* Rewrites the addresses, ports and length from `from` to `to`. The payload has already been rewritten; its
+ * sum differs by `change`. Nonzero: it failed. */
 GLOBAL int write_datagram(struct __sk_buff *skb, const struct datagram *from, const struct datagram *to, __u32 change)
 {
 	if (!from || !to)
@@ -265,19 +270,20 @@ GLOBAL int write_datagram(struct __sk_buff *skb, const struct datagram *from, co
 	__u32 udp_at = from->ip.payload_at, check_at = udp_at + offsetof(struct udphdr, check);
 	__be16 header[3] = { to->source_port, to->destination_port, udp_len_of(to) };
 	__u32 pseudo = pseudo_change(from, to);
-	/* A sum of zero is none (RFC 768). */
+	/* A sum of zero means none (RFC 768). */
 	__u64 flags = BPF_F_MARK_MANGLED_0;
 
 	if (from->ip.version == 4 ? write_ipv4(skb, from, to) : write_ipv6(skb, from, to))
 		return -1;
 	bpf_l4_csum_replace(skb, check_at, 0, subtract_sum(header_change(from, to), (__u32)~change), flags);
 	bpf_l4_csum_replace(skb, check_at, 0, pseudo, flags | BPF_F_PSEUDO_HDR);
-	/* The device's sum of the whole packet: the kernel takes changed fields for made up by the changed sum. It was told of
-	 * the payload's already, and IPv6 addresses, unlike IPv4's, have no sum of their own to make up for them. */
+	/* The device's sum of the whole packet: the kernel assumes that a changed field is balanced by its changed
+	 * checksum. It already knows of the payload. IPv6 addresses, unlike IPv4 ones, have no header checksum that
+	 * balances them. */
 	bpf_csum_update(skb, (__u32)~change);
 	if (from->ip.version == 6)
 		bpf_csum_update(skb, pseudo);
-	/* Of a fragment, the length is that of the whole. */
+	/* A fragment has the length of the whole datagram. */
 	if (from->payload_len == to->payload_len)
 		return bpf_skb_store_bytes(skb, udp_at, header, 2 * sizeof(__be16), BPF_F_INVALIDATE_HASH);
 	return bpf_skb_store_bytes(skb, udp_at, header, sizeof(header), BPF_F_INVALIDATE_HASH);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* What the start of a connection amounts to. It accepts, waits and refuses exactly as crates/proto does, except
- * that it leaves TLVs and their checksum alone; tests hold it against that crate's table and by fuzzing. */
+/* Parses the start of a connection. It accepts, waits and refuses exactly as crates/proto does, except that it
+ * ignores TLVs and their checksum. Tests compare it with that crate by its table and by fuzzing. */
 #pragma once
 #include "layout.h"
 
@@ -22,8 +22,8 @@ struct header {
 	__u8 is_v1;
 };
 
-/* One walk through a v1 line; see v1.h. In a map because the verifier follows each value it can tell apart:
- * of memory it only knows the bounds. */
+/* The state of parsing a v1 line; see v1.h. It is in a map because the verifier tracks each value that it can
+ * distinguish. Of map memory it knows only the bounds. */
 struct v1 {
 	__u8 address[16];
 	__u32 hex, decimal; /* of the digits since the last : or . */
@@ -37,7 +37,7 @@ struct v1 {
 	__u8 empty;         /* the field, so far */
 };
 
-/* What is too large for the stack. */
+/* Too large for the stack. */
 struct workbench {
 	struct header header;
 	struct v1 v1;
@@ -76,7 +76,7 @@ static __always_inline enum verdict read_header(struct workbench *bench, __u32 h
 	return NOT_PROXY;
 }
 
-/* The same for a datagram, which is whole: a header in part is a wrong one. PROXY 2.1: v1 is for TCP. */
+/* The same for a datagram, which is complete: a partial header is invalid. PROXY 2.1: v1 is for TCP. */
 static __always_inline enum verdict read_datagram_header(struct workbench *bench, __u32 have, enum dialect dialect)
 {
 	if (dialect == DIALECT_SPP)

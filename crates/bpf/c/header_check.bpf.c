@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* For tests only: what tcp_ingress and udp_ingress would make of a packet's bytes behind the Ethernet header. */
+/* For tests only: the decision of tcp_ingress and udp_ingress about a packet's bytes behind the Ethernet
+ * header. */
 #include "header.h"
 
 struct answer {

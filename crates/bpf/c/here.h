@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Whether a packet is for this host at all. */
+/* Whether a packet is addressed to this host. */
 #pragma once
 #include "ip.h"
 
-/* A listener on every address would seem to be meant by what is only forwarded, too: the route decides. */
+/* A listener on a wildcard address would also match packets that are only forwarded, so the route decides. */
 GLOBAL int is_for_this_host(struct __sk_buff *skb, const struct ip *ip, __u32 protocol)
 {
 	if (!ip)
@@ -20,7 +20,7 @@ GLOBAL int is_for_this_host(struct __sk_buff *skb, const struct ip *ip, __u32 pr
 		__builtin_memcpy(route.ipv6_dst, &ip->destination, sizeof(route.ipv6_dst));
 	}
 	long fate = bpf_fib_lookup(skb, &route, sizeof(route), 0);
-	/* An error (below 0) says nothing of the route: then the listener decides. */
+	/* An error (below 0) says nothing about the route: then the listener decides. */
 	return fate < 0 || fate == BPF_FIB_LKUP_RET_NOT_FWDED || fate == BPF_FIB_LKUP_RET_FWD_DISABLED;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* TCP and UDP that read_ip does not take for such: in fragments, or behind IPv6 extension headers. The kernel puts it together behind
- * us, so whoever must send a header may not send it that way. */
+/* TCP and UDP that read_ip doesn't recognise: in fragments, or behind IPv6 extension headers. The kernel
+ * reassembles them after these programs, so a sender that must send a header may not use them. */
 #pragma once
 #include "ip.h"
 #include "maps.h"
@@ -12,7 +12,8 @@
 
 #define EXTENSIONS 16 /* each kind but one comes once (RFC 8200, 4.1) */
 
-/* Only the first fragment is asked for: without it there is no whole. The kernel takes none without ports. */
+/* Checking the first fragment is enough: the datagram is incomplete without it, and the kernel accepts none
+ * without ports. */
 static __always_inline int is_first_fragment_ipv4(struct __sk_buff *skb, __u8 protocol, struct ip *out)
 {
 	struct iphdr ip;
@@ -68,7 +69,7 @@ static __always_inline enum finding find_behind_extensions(struct __sk_buff *skb
 	return TOO_LONG_TO_SAY;
 }
 
-/* Whether something of this protocol is hidden in the packet; its addresses and ports are then in `hidden`. */
+/* Whether the packet hides something of this protocol. Its addresses and ports are then in `hidden`. */
 GLOBAL enum finding find_hidden(struct __sk_buff *skb, __u32 protocol, struct hidden *hidden)
 {
 	__be16 ports[2];
@@ -91,7 +92,7 @@ GLOBAL enum finding find_hidden(struct __sk_buff *skb, __u32 protocol, struct hi
 	return IS_HIDDEN;
 }
 
-/* To whichever port it was. */
+/* For any port. */
 static __always_inline int refuse_too_long(void)
 {
 	count_at(SLOT_OF_NO_PORT, REFUSED_FRAGMENT);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Whether the kernel will find a segment undamaged. tc runs before the kernel verifies any checksum, so a program that learns from a
- * segment has to verify it first: once for each SYN and for each segment with a part of the header. */
+/* Whether the kernel will find a segment undamaged. tc runs before the kernel verifies checksums, so a program
+ * must verify a segment before it learns from it: each SYN, and each segment with a part of the header. */
 #pragma once
 #include "replies.h"
 
-/* One bpf_csum_diff() takes no more (MAX_BPF_STACK). */
+/* The most bytes of one bpf_csum_diff() call (MAX_BPF_STACK). */
 #define PIECE 512
-/* 64 KB: longer ones are aggregated by the kernel (GRO), which leaves them CHECKSUM_PARTIAL. */
+/* 64 KB: longer segments were aggregated by the kernel (GRO), which leaves them CHECKSUM_PARTIAL. */
 #define PIECES 128
 
 struct piece {
@@ -32,8 +32,9 @@ static __always_inline int is_ip_header_intact(struct __sk_buff *skb, const stru
 	return fold(bpf_csum_diff(0, 0, (__be32 *)piece->words, 64, 0)) == 0;
 }
 
-/* CHECKSUM_PARTIAL: the packet comes from this host or through GRO, and the field holds no sum yet. The kernel takes it as it is. No
- * helper tells so directly, but bpf_l4_csum_replace() leaves the field alone only then. */
+/* CHECKSUM_PARTIAL: the packet comes from this host or through GRO, and its field holds no complete sum. The
+ * kernel accepts it. No helper reports this directly, but bpf_l4_csum_replace() leaves the field unchanged
+ * only then. */
 static __always_inline int is_sum_still_to_come(struct __sk_buff *skb, const struct segment *segment)
 {
 	__u32 at = segment->ip.payload_at + offsetof(struct tcphdr, check);
@@ -87,7 +88,7 @@ GLOBAL int is_intact(struct __sk_buff *skb, const struct segment *segment)
 		return 0;
 	if (segment->ip.version == 4 && !is_ip_header_intact(skb, &segment->ip, piece))
 		return 0;
-	/* CHECKSUM_UNNECESSARY: the device has verified it, and the kernel believes that. */
+	/* CHECKSUM_UNNECESSARY: the device has verified it, and the kernel trusts that. */
 	if (bpf_csum_level(skb, BPF_CSUM_LEVEL_QUERY) >= 0 || is_sum_still_to_come(skb, segment))
 		return 1;
 	return is_tcp_sum_right(skb, segment, piece);

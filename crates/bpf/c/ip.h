@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Reading what TCP and UDP stand in. */
+/* Reads the headers in front of TCP and UDP. */
 #pragma once
 #include <linux/if_ether.h>
 #include <linux/ip.h>
@@ -13,7 +13,7 @@
 #define IPPROTO_UDP 17
 #define IPPROTO_FRAGMENT 44
 
-/* Bytes before the IP header: 14 on Ethernet, 0 on tunnels; set when it is loaded. */
+/* The length of the link header: 14 on Ethernet, 0 on tunnels; set when the program is loaded. */
 const volatile __u32 link_header_len = ETH_HLEN;
 
 struct ip {
@@ -68,7 +68,7 @@ static __always_inline int read_ipv6(struct __sk_buff *skb, __u8 protocol, struc
 	out->end = out->payload_at + out->len;
 	__builtin_memcpy(&out->source, &ip.saddr, sizeof(out->source));
 	__builtin_memcpy(&out->destination, &ip.daddr, sizeof(out->destination));
-	/* No other extension headers: nobody puts them before TCP or UDP, and they are refused (hidden.h). */
+	/* No other extension headers: real senders put none before TCP or UDP, and they are refused (hidden.h). */
 	if (ip.nexthdr == protocol)
 		return 0;
 	if (ip.nexthdr != IPPROTO_FRAGMENT || bpf_skb_load_bytes(skb, out->payload_at, &fragment, sizeof(fragment)))
@@ -80,14 +80,14 @@ static __always_inline int read_ipv6(struct __sk_buff *skb, __u8 protocol, struc
 	return 0;
 }
 
-/* Tagged for a VLAN, whose own interface will have it. VLAN 0 is none: such a tag says a priority only, and the kernel takes the packet for
- * one of this very interface. */
+/* Tagged for a VLAN, whose own interface will receive it. VLAN 0 means none: such a tag has only a priority,
+ * and the kernel receives the packet on this interface. */
 static __always_inline int is_of_vlan(struct __sk_buff *skb)
 {
 	return skb->vlan_present && skb->vlan_tci & 0x0fff;
 }
 
-/* Nonzero: not of this protocol, without its header, or cut short: then the kernel drops it. */
+/* Nonzero: not of this protocol, without its header, or truncated. The kernel drops a truncated packet. */
 static __always_inline int read_ip(struct __sk_buff *skb, __u8 protocol, struct ip *ip)
 {
 	ip->at = link_header_len;
@@ -103,7 +103,8 @@ static __always_inline int read_ip(struct __sk_buff *skb, __u8 protocol, struct 
 	} else {
 		return -1;
 	}
-	/* Ethernet pads short frames: then the IP header knows the end. Of aggregated ones (GRO) only the buffer does. */
+	/* Ethernet pads short frames, so the IP header has the length. For aggregated packets (GRO) only the buffer
+	 * has it. */
 	if (skb->gso_size || skb->gso_segs > 1)
 		ip->end = skb->len;
 	return ip->end > skb->len ? -1 : 0;

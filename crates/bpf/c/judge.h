@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Whether the kernel would take a segment of a handshake, asked before anything is learnt from it. The rules are those of
- * tcp_check_req() (net/ipv4/tcp_minisocks.c) for the request socket, said in the sender's numbers. A segment that fails is dropped and
- * changes nothing, so whoever does not know the numbers can neither end nor forge a handshake. */
+/* Whether the kernel would accept a segment of a handshake, checked before anything is learnt from it. The
+ * rules are those of tcp_check_req() (net/ipv4/tcp_minisocks.c) for the request socket, in the sender's
+ * numbers. A segment that fails is dropped and changes nothing, so an attacker who doesn't know the numbers
+ * can neither end nor forge a handshake. */
 #pragma once
 #include "intact.h"
 #include "maps.h"
 #include "sockets.h"
 
-/* rp_filter is 1 on this device: the kernel drops what comes in where its sender is not reached; set when it is loaded. */
+/* rp_filter is 1 on this device: the kernel drops packets whose sender's route leads over another device; set
+ * when the program is loaded. */
 const volatile __u32 has_strict_rp_filter = 0;
 
-/* The kernel has answered the SYN, so it routes the sender over the SYN's device, and strict reverse path filtering drops what comes
- * from that address elsewhere. Without it, routes may be asymmetric. IPv6 has no such filter. */
+/* The kernel has answered the SYN, so its route to the sender leads over the SYN's device, and strict reverse
+ * path filtering drops packets from that address on other devices. Without the filter, routes may be
+ * asymmetric. IPv6 has no such filter. */
 static __always_inline int is_spoofed(struct __sk_buff *skb, const struct segment *segment, const struct embryo *embryo)
 {
 	return has_strict_rp_filter && segment->ip.version == 4 && skb->ingress_ifindex != embryo->device;
@@ -22,13 +25,15 @@ static __always_inline __u32 offset_of(const struct segment *segment, const stru
 	return segment->seq - (embryo->isn + 1);
 }
 
-/* "If the segment carries an unacceptable ACK": it must acknowledge our SYN-ACK, and nothing else has been sent. */
+/* "If the segment carries an unacceptable ACK": it must acknowledge this host's SYN-ACK, because nothing else
+ * has been sent. */
 static __always_inline int is_our_number(const struct segment *segment, const struct embryo *embryo)
 {
 	return segment->ack == embryo->our_isn + 1;
 }
 
-/* A cookie is proved by the kernel; it may be the answer to another SYN of the same sender than the one that was noted first. */
+/* The kernel verifies a cookie. It may answer another SYN of the same sender than the one that was noted
+ * first. */
 static __always_inline int proves_cookie(struct __sk_buff *skb, const struct segment *segment, struct embryo *embryo)
 {
 	__u32 family = 0;
@@ -39,18 +44,18 @@ static __always_inline int proves_cookie(struct __sk_buff *skb, const struct seg
 	return 1;
 }
 
-/* PAWS, and the echo: between our first timestamp and our newest one (TSEcrRejected of Linux 6.15). */
+/* PAWS, and the echo: between this host's first timestamp and its newest (TSEcrRejected of Linux 6.15). */
 static __always_inline int is_timely(const struct embryo *embryo, const struct timestamps *timestamps)
 {
 	if (embryo->ts_recent && (__s32)(embryo->ts_recent - timestamps->value) > 0)
 		return 0;
-	/* The echo of a cookie's timestamp says which options were agreed on, so the kernel itself judges it. */
+	/* The echo of a cookie's timestamp encodes the negotiated options, so the kernel itself checks it. */
 	if (embryo->is_by_cookie || !timestamps->echo)
 		return 1;
 	return timestamps->echo - embryo->tsval_first <= embryo->tsval_newest - embryo->tsval_first;
 }
 
-/* Only what has ACK and none of SYN and RST. `tsval` becomes the segment's timestamp, if there is one. */
+/* Only segments with ACK and without SYN and RST. `tsval` becomes the segment's timestamp, if it has one. */
 GLOBAL int is_acceptable(struct __sk_buff *skb, const struct segment *segment, struct embryo *embryo, __u32 *tsval)
 {
 	struct timestamps timestamps = {};
@@ -64,7 +69,7 @@ GLOBAL int is_acceptable(struct __sk_buff *skb, const struct segment *segment, s
 	struct options *options = read_options(skb, segment);
 	if (!options)
 		return 1;
-	/* The kernel has no key for it, and drops it. */
+	/* The kernel has no key for it and drops it. */
 	if (options->signature)
 		return 0;
 	if (!embryo->has_timestamps || read_timestamps(options, &timestamps))
@@ -73,7 +78,7 @@ GLOBAL int is_acceptable(struct __sk_buff *skb, const struct segment *segment, s
 	return is_timely(embryo, &timestamps);
 }
 
-/* What a segment is that may be learnt from: 0 if it is damaged. */
+/* The kind of a segment that may be learnt from; 0: it is damaged. */
 static __always_inline int may_teach(struct __sk_buff *skb, const struct segment *segment, struct embryo *embryo, __u32 tsval)
 {
 	if (!is_intact(skb, segment))

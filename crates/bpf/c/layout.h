@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* What the programs share with each other and, through pinned maps, with truepeer: src/layout.rs asserts the same
- * sizes. Whoever changes a struct or a map here raises LAYOUT there, so that an upgrade never reads old entries
- * in a new shape. */
+/* The structs that the programs share with each other and, through pinned maps, with truepeer. src/layout.rs
+ * asserts the same sizes. A change of a struct or a map must raise LAYOUT there: otherwise an upgrade reads
+ * old entries in the new shape. */
 #pragma once
 #include <linux/bpf.h>
 #include <linux/stddef.h>
@@ -11,15 +11,15 @@
 #define AF_INET 2
 #define AF_INET6 10
 
-/* Let the programs behind ours decide (TCX_NEXT, TC_ACT_UNSPEC): we never accept a packet on others' behalf. */
+/* Lets the next programs decide (TCX_NEXT, TC_ACT_UNSPEC): truepeer never accepts a packet on their behalf. */
 #define PASS (-1)
 #define DROP 2 /* TC_ACT_SHOT */
 
-/* Global functions (not static): verified once, for all arguments, instead of at each call. Their arguments are taken for
- * pointers that may be NULL. */
+/* Global functions (not static): the verifier checks them once, for all arguments, instead of at each call. It
+ * assumes that their pointer arguments may be NULL. */
 #define GLOBAL __attribute__((noinline))
 
-/* IPv4 is written as ::ffff:a.b.c.d everywhere: one key for both families. */
+/* IPv4 is written as ::ffff:a.b.c.d everywhere, so one key serves both families. */
 struct address {
 	__be32 word[4];
 };
@@ -31,7 +31,7 @@ struct prefix {
 	struct address address;
 };
 
-/* What becomes of new connections to a port. */
+/* The treatment of new connections to a port. */
 enum state {
 	ATTACHED,  /* judged */
 	DRAINING,  /* detached while old connections go on: new ones pass unjudged, with their header */
@@ -49,7 +49,7 @@ enum dialect { DIALECT_EVERY = 1, DIALECT_SPP = 2 };
 
 enum backend_kind { PLAIN_ANSWERS = 1, SEATED_ANSWERS = 2 /* some, by struct udp_seat */ };
 
-/* What a UDP backend is bound to. */
+/* The address that a UDP backend is bound to. */
 struct backend {
 	__u16 slot; /* of the counters of a port that leads to it */
 	__u8 kind;  /* enum backend_kind */
@@ -73,7 +73,7 @@ struct settings {
 	__u32 unused;
 };
 
-/* A connection as packets name it. */
+/* A connection as packets identify it. */
 struct flow_key {
 	struct address sender;
 	struct address local;
@@ -81,7 +81,7 @@ struct flow_key {
 	__be16 local_port;
 };
 
-/* A connection whose header has been taken off, and which has a socket. */
+/* A connection whose header has been removed and which has a socket. */
 struct flow {
 	struct address client;
 	__s32 delta;         /* add to the sender's sequence numbers, subtract from our acknowledgements */
@@ -90,8 +90,8 @@ struct flow {
 	__u8 unused;
 };
 
-/* A UDP flow as the backend names it. A client's newest flow stands under local address 0; another one of the same client, to another
- * address of this host, stands under that address. */
+/* A UDP flow as the backend identifies it. A client's newest flow is stored under local address 0. Another
+ * flow of the same client, to another address of this host, is stored under that address. */
 struct udp_key {
 	struct address client;
 	struct address local; /* where its datagrams go to */
@@ -99,7 +99,7 @@ struct udp_key {
 	__be16 backend_port;
 };
 
-/* Where its answers go to, and what they look like. */
+/* The destination of its answers, and their form. */
 struct udp_flow {
 	__u64 seen_ns;           /* its newest datagram, to a second */
 	__u64 ticket;            /* the seat of its last answer: udp_seats.h; 0: none yet. Written by udp_send */
@@ -124,7 +124,8 @@ struct udp_flow {
 #define UDP_FLOW_COMPARED_FROM offsetof(struct udp_flow, sender)
 #define UDP_FLOW_COMPARED_TO offsetof(struct udp_flow, edition)
 
-/* An answer on its way from udp_send to udp_egress: all that udp_egress needs to know of it. udp_seats.h says who may write what when. */
+/* An answer on its way from udp_send to udp_egress, with everything that udp_egress needs. udp_seats.h lists
+ * who may write it and when. */
 struct udp_seat {
 	__u64 state;
 	__u64 version;         /* of the flow that it belongs to; 0: none */
@@ -141,7 +142,7 @@ struct udp_seat {
 	__u8 unused[3];
 };
 
-/* The longest v1 header, and more than the addresses of a v2 one need (PROXY 2.1, 2.2). */
+/* The longest v1 header, which exceeds the addresses of a v2 header (PROXY 2.1, 2.2). */
 #define HEADER_START 108
 
 enum stage {
@@ -150,8 +151,8 @@ enum stage {
 	HOMELESS, /* it has a socket, but tp_flows has no room */
 };
 
-/* A connection that has no socket yet. It counts for nothing before our SYN-ACK is out: a SYN that the kernel does not take changes
- * nothing. */
+/* A connection without a socket. It has no effect until this host's SYN-ACK is sent: a SYN that the kernel
+ * doesn't accept changes nothing. */
 struct embryo {
 	__u64 born_ns;
 	__u32 isn;          /* the sender's initial sequence number */

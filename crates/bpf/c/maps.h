@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* The state of one network namespace. Pinned: it outlives truepeer, and an upgrade finds it again. */
+/* The state of one network namespace. It is pinned: it outlives the truepeer process, and an upgrade finds it. */
 #pragma once
 #include "counters.h"
 
@@ -19,7 +19,7 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_settings SEC(".maps");
 
-/* Who may send: enum rule. Whoever isn't here passes untouched. */
+/* The senders: enum rule. Packets of all others pass unchanged. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 65536);
@@ -29,7 +29,7 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_senders SEC(".maps");
 
-/* Who may not be claimed, and exceptions from that: enum claim. */
+/* Addresses that must not be claimed, and the exceptions: enum claim. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 65536);
@@ -49,8 +49,8 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_denied SEC(".maps");
 
-/* Not LRU: forgetting a flow with a delta would break its connection. tcp_end.bpf.c writes a flow when the socket is made and removes
- * it when the socket ends, so there is never a flow without a socket. */
+/* Not LRU: forgetting a flow with a delta would break its connection. tcp_end.bpf.c writes a flow when the
+ * socket is created and removes it when the socket ends, so there is never a flow without a socket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1048576);
@@ -60,9 +60,9 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_flows SEC(".maps");
 
-/* Nobody tells of the end of a connection without a socket, so the oldest make room (LRU). A flood of SYNs can thus forget handshakes;
- * their later segments are refused, never let through. There is room for a sweep over all ports of one address beside as many real
- * handshakes. */
+/* No event reports the end of a connection without a socket, so the oldest entries are replaced (LRU). A flood
+ * of SYNs can therefore make a handshake forgotten; its later segments are refused, never passed. There is
+ * room for a sweep over all ports of one address beside as many real handshakes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 131072);
@@ -80,7 +80,7 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_ended SEC(".maps");
 
-/* The length of a sender's last header: what the next one is guessed to be. */
+/* The length of a sender's last header, as the guess for its next one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -94,7 +94,7 @@ static __always_inline struct prefix host(const struct address *address)
 	return (struct prefix){ .bits = 128, .address = *address };
 }
 
-/* The sender's enum rule, or 0: not a sender of ours. */
+/* The sender's enum rule; 0: it is not listed. */
 static __always_inline __u32 sender_rule(const struct address *sender)
 {
 	struct prefix key = host(sender);
@@ -108,7 +108,7 @@ static __always_inline int is_denied(const struct prefix *client)
 	return denied && *denied;
 }
 
-/* Whether a client may be shown that a header names, or that is the sender itself; the reason where not. 0: it may. */
+/* Whether a client that a header names, or the sender itself, may be shown; otherwise the reason. 0: it may. */
 static __always_inline enum counter judge(const struct address *address, int is_claimed)
 {
 	struct prefix client = host(address);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* What a socket knows of its flow: the client's name, and what its packets need. Kept by the socket and not by its addresses: a
- * connection can be reset, and its addresses used again, while it still waits for accept(). */
+/* The data of a socket's flow: the client's name, and what its packets need. It is stored with the socket, not
+ * by addresses: a connection may be reset and its addresses reused while it still waits for accept(). */
 #pragma once
 #include "layout.h"
 
@@ -12,7 +12,7 @@ struct name {
 	__s32 delta;         /* as in struct flow: on its way out a packet needs no look into itself to know it */
 };
 
-/* A socket's entry goes with the socket. */
+/* The entry is removed with the socket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

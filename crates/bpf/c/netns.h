@@ -6,7 +6,7 @@
 #pragma once
 #include "layout.h"
 
-/* Nobody listens here. */
+/* An address on which nothing listens. */
 #define NO_PORT 0
 
 struct {

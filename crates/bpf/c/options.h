@@ -3,7 +3,7 @@
 #pragma once
 #include "segment.h"
 
-/* Their numbers (IANA, TCP Option Kind Numbers). */
+/* Their kinds (IANA, TCP Option Kind Numbers). */
 #define OPTION_END 0
 #define OPTION_NOP 1
 #define OPTION_SACK 5
@@ -17,8 +17,9 @@
 #define OPTIONS_AT 4 /* in `bytes`, so that 0 is no option's place */
 #define OPTIONS_END (OPTIONS_AT + 40)
 
-/* The options of a TCP header: a copy, padded with zeros, and the places of those that matter (0: not there). It lies in a map, because
- * of map values the verifier follows only the bounds. The copy is a power of two long: masked places stay inside. */
+/* The options of a TCP header: a copy, padded with zeros, and the offsets of the relevant ones (0: absent). It
+ * is in a map because the verifier then tracks only the bounds. The length of the copy is a power of two, so
+ * masked offsets stay inside. */
 struct options {
 	__u8 bytes[64];
 	__u32 len;
@@ -35,7 +36,7 @@ struct {
 
 static __always_inline __u8 *option_byte(struct options *options, __u32 at)
 {
-	asm volatile("%0 &= 63" : "+r"(at)); /* in C the compiler would drop the mask, which the verifier needs */
+	asm volatile("%0 &= 63" : "+r"(at)); /* in C the compiler would drop the mask that the verifier needs */
 	return &options->bytes[at];
 }
 
@@ -67,7 +68,8 @@ static __always_inline void note_option(struct options *options, __u8 kind, __u3
 	}
 }
 
-/* The place is kept in memory: the verifier forgets values there, and need not follow each way through the options. */
+/* The offset is kept in memory: the verifier doesn't track values there, so it need not follow each path
+ * through the options. */
 GLOBAL int find_options(struct options *options)
 {
 	if (!options)
@@ -84,7 +86,7 @@ GLOBAL int find_options(struct options *options)
 			options->at = at + 1;
 			continue;
 		}
-		/* As tcp_parse_options(): what an option in part says does not count. */
+		/* As in tcp_parse_options(): a truncated option is ignored. */
 		__u32 len = option_len(options, at);
 		if (len < 2 || at + len > OPTIONS_AT + options->len)
 			break;
@@ -94,7 +96,7 @@ GLOBAL int find_options(struct options *options)
 	return 0;
 }
 
-/* NULL: there are none. Each call overwrites what the last one returned. */
+/* NULL: there are none. Each call overwrites the previous result. */
 static __noinline struct options *read_options(struct __sk_buff *skb, const struct segment *segment)
 {
 	__u32 only = 0;
@@ -116,7 +118,7 @@ static __noinline struct options *read_options(struct __sk_buff *skb, const stru
 	return options;
 }
 
-/* Leaves the checksum to the caller. */
+/* The caller must update the checksum. */
 static __always_inline int write_options(struct __sk_buff *skb, const struct segment *segment, const struct options *options)
 {
 	for (__u32 at = 0; at < OPTIONS_END - OPTIONS_AT; at += 4) {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Datagrams that travel together (GRO, UDP_SEGMENT), taken apart. */
+/* Splits datagrams that travel together (GRO, UDP_SEGMENT). */
 #pragma once
 #include "datagram.h"
 
-/* How many there may be (UDP_MAX_SEGMENTS), and how long each. */
+/* The most datagrams (UDP_MAX_SEGMENTS), and the longest. */
 #define PARTS 128
 #define PART_MAX 16384
 
-/* One for each processor (max_entries is set when it is loaded): too large for a per-CPU map. */
+/* One for each processor (max_entries is set when the program is loaded); too large for a per-CPU map. */
 struct parcel {
 	struct datagram from, to; /* the part before, the part at hand */
 	__u8 bytes[65536 + PART_MAX];
@@ -31,7 +31,7 @@ static __noinline struct parcel *load_parcel(struct __sk_buff *skb, const struct
 	return bpf_skb_load_bytes(skb, all->payload_at, parcel->bytes, last + 1) ? 0 : parcel;
 }
 
-/* Makes the packet the part at `at`, and lets that come once more: in (BPF_F_INGRESS) or out (0). */
+/* Reduces the packet to the part at `at`, and sends that part again: in (BPF_F_INGRESS) or out (0). */
 GLOBAL int send_part(struct __sk_buff *skb, const struct parcel *parcel, __u32 at, __u32 way)
 {
 	if (!parcel)
@@ -49,8 +49,8 @@ GLOBAL int send_part(struct __sk_buff *skb, const struct parcel *parcel, __u32 a
 	return bpf_clone_redirect(skb, skb->ifindex, way);
 }
 
-/* Datagrams of one length that the kernel, or a device, has put together: each has, or needs, a header of its own. Each comes
- * once more, alone; the loop is bounded by what one call may send (UDP_MAX_SEGMENTS). */
+/* Datagrams of one length that the kernel or a device has merged. Each has, or needs, its own header. Each is
+ * sent again, alone. The loop is bounded by the number that one call may send (UDP_MAX_SEGMENTS). */
 GLOBAL int take_apart(struct __sk_buff *skb, const struct datagram *all, __u32 way)
 {
 	if (!all)

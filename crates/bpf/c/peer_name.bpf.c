@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* What accept() and getpeername() answer: the client, where a header named one. */
+/* The answer of accept() and getpeername(): the client, if a header named one. */
 #include "names.h"
 
-/* NULL: none of ours, or the sender stands for itself. */
+/* NULL: not an attached socket, or the sender is the client. */
 static __always_inline struct name *name_of(struct bpf_sock_addr *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;
@@ -17,7 +17,7 @@ SEC("cgroup/getpeername4")
 int peer_name4(struct bpf_sock_addr *ctx)
 {
 	struct name *name = name_of(ctx);
-	/* An IPv6 client can't be shown to an AF_INET socket: the sender's address stays. */
+	/* An IPv6 client can't be shown on an AF_INET socket: the sender's address stays. */
 	if (!name || name->client_version != 4)
 		return 1;
 	ctx->user_ip4 = name->client.word[3];

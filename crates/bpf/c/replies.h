@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Segments of our own making, each made of the one at hand: the bare ACK that ends a handshake, the RST that refuses. */
+/* Segments that the programs generate by rewriting the current one: the bare ACK that ends a handshake, and
+ * the RST that refuses. */
 #pragma once
 #include "options.h"
 
@@ -29,7 +30,7 @@ static __always_inline __u64 pseudo_header(const struct address *source, const s
 	return bpf_csum_diff(0, 0, (__be32 *)&pseudo, sizeof(pseudo), 0);
 }
 
-/* Cuts the packet to an IP header and `tcp_len` bytes. */
+/* Truncates the packet to an IP header and `tcp_len` bytes. */
 static __always_inline int cut_to(struct __sk_buff *skb, const struct segment *segment, __u32 tcp_len)
 {
 	if (bpf_skb_change_tail(skb, segment->ip.payload_at + tcp_len, 0))
@@ -44,8 +45,9 @@ static __always_inline int cut_to(struct __sk_buff *skb, const struct segment *s
 	return bpf_skb_store_bytes(skb, segment->ip.at + offsetof(struct iphdr, tot_len), &len, sizeof(len), 0);
 }
 
-/* Makes of the segment with the header's end the ACK that the kernel still waits for: from `seq`, without data, echoing `tsval` (0: as it
- * is). Its checksum is a new one, so the segment must have been found intact (intact.h): damage would go unnoticed. */
+/* Turns the segment with the header's end into the ACK that the kernel waits for: from `seq`, without data,
+ * echoing `tsval` (0: unchanged). Its checksum is new, so the segment must have been found intact (intact.h):
+ * otherwise damage would go unnoticed. */
 GLOBAL int become_bare_ack(struct __sk_buff *skb, const struct segment *segment, __u32 seq, __be32 tsval)
 {
 	if (!segment)
@@ -89,7 +91,7 @@ static __always_inline void swap_link_addresses(struct __sk_buff *skb)
 	bpf_skb_store_bytes(skb, 0, &link, sizeof(link), 0);
 }
 
-/* The IP header's sum stays right: source and destination at most change places. */
+/* The IP header's checksum stays valid: source and destination are at most swapped. */
 static __always_inline int write_addresses(struct __sk_buff *skb, const struct segment *segment,
 					   const struct address *source, const struct address *destination)
 {
@@ -101,7 +103,7 @@ static __always_inline int write_addresses(struct __sk_buff *skb, const struct s
 	return bpf_skb_store_bytes(skb, segment->ip.at + offsetof(struct iphdr, daddr), &destination->word[3], 4, 0);
 }
 
-/* Turns a packet that was cut to the length of one into a RST. */
+/* Turns a packet that was truncated to a TCP header into a RST. */
 static __always_inline int write_rst(struct __sk_buff *skb, const struct segment *segment, struct tcphdr *tcp,
 				     const struct address *source, const struct address *destination)
 {
@@ -114,8 +116,8 @@ static __always_inline int write_rst(struct __sk_buff *skb, const struct segment
 	return bpf_skb_store_bytes(skb, segment->ip.payload_at, tcp, sizeof(*tcp), BPF_F_INVALIDATE_HASH);
 }
 
-/* Answers an intact segment with a RST, and makes of it the RST that ends the kernel's request socket, which expects `kernel_seq`: the
- * sender may come again from the same port at once. */
+/* Answers an intact segment with a RST, and turns the segment into the RST that ends the kernel's request
+ * socket, which expects `kernel_seq`. So the sender can use the same port again at once. */
 GLOBAL int refuse(struct __sk_buff *skb, const struct segment *segment, __u32 kernel_seq)
 {
 	if (!segment)

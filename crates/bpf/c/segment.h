@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Reading a TCP segment and shifting its numbers. Checksums are updated by the difference: a damaged segment stays damaged. */
+/* Reads a TCP segment and shifts its numbers. Checksums are updated incrementally, so a damaged segment stays
+ * damaged. */
 #pragma once
 #include <linux/tcp.h>
 
@@ -19,12 +20,12 @@ struct segment {
 	__u8 flags;
 };
 
-/* Nonzero: not TCP, or without a whole TCP header. */
+/* Nonzero: not TCP, or without a complete TCP header. */
 static __always_inline int read_segment(struct __sk_buff *skb, struct segment *segment)
 {
 	struct tcphdr tcp;
 
-	/* Only the first fragment has ports, so none can be judged: hidden.h drops them. */
+	/* Only the first fragment has ports, so fragments can't be judged: hidden.h drops them. */
 	if (read_ip(skb, IPPROTO_TCP, &segment->ip) || segment->ip.is_fragment)
 		return -1;
 	if (bpf_skb_load_bytes(skb, segment->ip.payload_at, &tcp, sizeof(tcp)))
@@ -42,7 +43,7 @@ static __always_inline int read_segment(struct __sk_buff *skb, struct segment *s
 	return 0;
 }
 
-/* Overwrites four bytes of the TCP header; the checksum follows. */
+/* Overwrites four bytes of the TCP header and updates the checksum. */
 static __always_inline void set_word(struct __sk_buff *skb, const struct segment *segment, __u32 at, __u32 from, __u32 to)
 {
 	__be32 old = bpf_htonl(from), new = bpf_htonl(to);

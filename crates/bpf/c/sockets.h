@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Asking the kernel what it knows of a connection: how far is it? */
+/* Asks the kernel for the state of a connection. */
 #pragma once
 #include "lookup.h"
 
@@ -11,7 +11,8 @@ enum socket_state {
 	OPEN,            /* or closing */
 };
 
-/* A cookie is our acknowledgement number less one; it was made for the number that the SYN was shifted to. */
+/* A cookie is this host's acknowledgement number minus one. It was made for the number to which the SYN was
+ * shifted. */
 static __always_inline int answers_cookie(struct bpf_sock *sk, const struct segment *segment, __u32 shifted_seq)
 {
 	struct tcphdr tcp = {
@@ -34,8 +35,8 @@ static __always_inline int answers_cookie(struct bpf_sock *sk, const struct segm
 	return bpf_tcp_check_syncookie(sk, &ip, sizeof(ip), &tcp, sizeof(tcp)) == 0;
 }
 
-/* A lookup costs, so it is made only at the SYN, at the header, and for unknown connections. `shifted_seq` is where the header starts for
- * the kernel. */
+/* A lookup is expensive, so it is made only for a SYN, for the header, and for unknown connections.
+ * `shifted_seq` is the header's start in the kernel's numbers. */
 GLOBAL enum socket_state find_socket(struct __sk_buff *skb, const struct segment *segment, __u32 shifted_seq, __u32 *family)
 {
 	if (!segment || !family)

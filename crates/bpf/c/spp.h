@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Simple Proxy Protocol: 38 bytes in front of each datagram, of answers, too ("Simple Proxy Protocol Header", Cloudflare
- * Spectrum's reference). All fields are there always, IPv4 addresses as mapped ones. */
+/* Simple Proxy Protocol: 38 bytes before each datagram, answers included ("Simple Proxy Protocol Header",
+ * Cloudflare Spectrum's reference). All fields are always present; IPv4 addresses are mapped ones. */
 #pragma once
 
 struct spp {

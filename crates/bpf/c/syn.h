@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* SYNs: which begin a connection, and which change nothing because one is pending already. */
+/* SYNs: those that start a connection, and those that change nothing because one is pending. */
 #pragma once
 #include "header.h"
 #include "verdicts.h"
 
-/* Overwrites an option, as if this host did not know it. */
+/* Overwrites an option, so that this host seems not to support it. */
 GLOBAL int decline(struct __sk_buff *skb, const struct segment *segment, struct options *options, __u32 at)
 {
 	if (!segment || !options)
@@ -22,8 +22,8 @@ GLOBAL int decline(struct __sk_buff *skb, const struct segment *segment, struct 
 	return write_options(skb, segment, options);
 }
 
-/* Refuses signatures (they sign the numbers that we shift), and declines what would bring data or a second numbering before the header is
- * off. Nonzero: drop the SYN. */
+/* Refuses signatures (they sign the numbers that are shifted), and removes options that would bring data or a
+ * second numbering before the header is removed. Nonzero: drop the SYN. */
 static __always_inline int inspect_options(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 					   __u32 *tsval)
 {
@@ -49,8 +49,8 @@ static __always_inline int inspect_options(struct __sk_buff *skb, const struct s
 	return 0;
 }
 
-/* How long the header will be: as this sender's last one. The first headers of a sender may be many at once; most senders write v2 with
- * addresses of the family by which they come, and no TLVs. */
+/* Guesses the header's length: that of this sender's last one. A sender's first headers may arrive at the same
+ * time. Most senders write v2 without TLVs, with addresses of the family of their connection. */
 static __always_inline __u32 guess_of(const struct flow_key *key, __u8 version, __u32 rule)
 {
 	__u32 *last = bpf_map_lookup_elem(&tp_guesses, &key->sender);
@@ -61,17 +61,18 @@ static __always_inline __u32 guess_of(const struct flow_key *key, __u8 version, 
 	return V2_FIXED + (version == 4 ? V2_INET : V2_INET6);
 }
 
-/* Leaves a connection alone. A stale TIME_WAIT entry for this tuple must go, or its packets would be translated. */
+/* Leaves a connection alone. Deletes a stale TIME_WAIT entry for this tuple, or its packets would be
+ * translated. */
 static __always_inline int pass_by(const struct flow_key *key)
 {
-	/* Deleting takes a lock, even of nothing. */
+	/* Deleting takes a lock, even if there is no entry. */
 	if (bpf_map_lookup_elem(&tp_ended, key))
 		bpf_map_delete_elem(&tp_ended, key);
 	return PASS;
 }
 
-/* A handshake with these addresses and ports is pending, and the kernel keeps it. After a cookie it keeps nothing: then for as long as the
- * header may take. */
+/* A handshake with these addresses and ports is pending, and the kernel keeps it. After a cookie the kernel
+ * keeps nothing: then it is pending for as long as the header may take. */
 static __always_inline int is_pending(const struct embryo *embryo, enum socket_state state)
 {
 	__u32 only = 0;
@@ -84,8 +85,9 @@ static __always_inline int is_pending(const struct embryo *embryo, enum socket_s
 	return settings && bpf_ktime_get_ns() - embryo->born_ns < settings->header_timeout_ns;
 }
 
-/* Another SYN while one is pending must not replace it: anybody could end handshakes by that. The kernel is shown one that lies just
- * before its window, and answers it with an ACK; a sender that has really begun anew resets the old handshake by that. */
+/* Another SYN must not replace a pending one: otherwise anybody could end handshakes. The kernel gets a SYN
+ * just before its window and answers it with an ACK. A sender that has really started again resets the old
+ * handshake because of that ACK. */
 static __always_inline int on_other_syn(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 					const struct embryo *embryo)
 {
@@ -109,7 +111,7 @@ static __always_inline int on_pending_syn(struct __sk_buff *skb, const struct se
 		return drop(port, FASTOPEN_DECLINED);
 	if (inspect_options(skb, segment, port, &tsval))
 		return DROP;
-	/* Whichever SYN a cookie answers, all are shifted alike: the ACK will show which one it was. */
+	/* Whichever SYN a cookie answers, all are shifted by the same number: the ACK will show which one it was. */
 	shift_seq(skb, segment, embryo->guess);
 	return go_on(skb);
 }
@@ -139,7 +141,7 @@ static __always_inline int on_new_syn(struct __sk_buff *skb, const struct segmen
 		count(port, REFUSED_DETACHING);
 		return refuse(skb, segment, segment->seq);
 	}
-	/* The sender asks again without data: that is how fast open falls back. */
+	/* The sender retries without data: that is the fallback of fast open. */
 	if (segment->payload_len)
 		return drop(port, FASTOPEN_DECLINED);
 	if (inspect_options(skb, segment, port, &tsval))
@@ -170,7 +172,7 @@ static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *s
 	if (!embryo)
 		return on_new_syn(skb, segment, port, key);
 	enum socket_state state = find_socket(skb, segment, 0, &family);
-	/* Its socket is there, and it is about to become a flow, or to be refused for want of room. */
+	/* Its socket exists and is about to become a flow, or to be refused for lack of room. */
 	if (state == OPEN && embryo->stage != AWAITED)
 		return drop(port, NOT_TAKEN);
 	if (is_pending(embryo, state))

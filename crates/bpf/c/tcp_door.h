@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* For tests only: stands in front of a program's own source, unchanged, and answers where that asks the kernel: the time, the route, the
- * socket, the cookie. So the programs run by BPF_PROG_TEST_RUN over any history that a test makes up. With real sockets each step would
- * need segments through a device, hundreds of times slower, and no test could say when a socket comes or goes. src/door.rs is the
- * other side. */
+/* For tests only. It is included before a program's own, unchanged source and provides the kernel's answers:
+ * the time, the route, the socket, the cookie. So BPF_PROG_TEST_RUN can run the programs over any history that
+ * a test generates. With real sockets each step would need segments through a device, hundreds of times
+ * slower, and no test could control when a socket appears or disappears. src/door.rs is the other side. */
 #pragma once
 #include "layout.h"
 
@@ -65,7 +65,7 @@ static __always_inline long door_cookie(__u32 seq, __u32 ack)
 	return -1;
 }
 
-/* BPF_FIB_LKUP_RET_NOT_FWDED, or BPF_FIB_LKUP_RET_SUCCESS: it goes on to another host. */
+/* BPF_FIB_LKUP_RET_NOT_FWDED, or BPF_FIB_LKUP_RET_SUCCESS: it is forwarded to another host. */
 static __always_inline long door_route(void)
 {
 	struct door *at = door();
@@ -90,7 +90,7 @@ static __always_inline long door_clone(struct __sk_buff *skb, __u32 flags)
 	return 0;
 }
 
-/* What the kernel would be shown is made all the same: the verifier wants the arguments of the functions around it. */
+/* The kernel's segment is generated nevertheless: the verifier needs the arguments of the functions around it. */
 #define SHOW(a, b) asm volatile("" : : "r"(a), "r"(b) : "memory")
 
 #define bpf_ktime_get_ns() door_time()

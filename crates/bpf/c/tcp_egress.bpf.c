@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* TCP on its way out: from a backend on this host to a sender. Acknowledgements are put into the sender's numbers. */
+/* Outgoing TCP: from a backend on this host to a sender. Acknowledgements are converted to the sender's
+ * numbers. */
 #include "maps.h"
 #include "names.h"
 #include "options.h"
 
-/* The ACK is held back until the header is here, and meanwhile the kernel sends its SYN-ACK again: the first one after the time-out becomes
- * the RST that ends the wait. */
+/* The ACK is held back until the header has arrived. Meanwhile the kernel repeats its SYN-ACK. The first
+ * repetition after the time-out becomes the RST that ends the wait. */
 static __always_inline int give_up(struct __sk_buff *skb, const struct segment *segment)
 {
 	__u32 at = offsetof(struct tcphdr, ack_seq) + 4; /* data offset, flags, window */
@@ -14,12 +15,12 @@ static __always_inline int give_up(struct __sk_buff *skb, const struct segment *
 		return PASS;
 	__u32 old = bpf_ntohl(word);
 	set_word(skb, segment, at, old, (old & 0xff00ffff) | (RST | ACK) << 16);
-	/* The SYN took one number. */
+	/* The SYN uses one number. */
 	set_word(skb, segment, offsetof(struct tcphdr, seq), segment->seq, segment->seq + 1);
 	return PASS;
 }
 
-/* Notes what the sender will have to acknowledge and echo. From here on the embryo counts. */
+/* Notes what the sender must acknowledge and echo. From here on the embryo has an effect. */
 static __always_inline void note_answer(struct __sk_buff *skb, const struct segment *segment, struct embryo *embryo)
 {
 	struct timestamps timestamps;
@@ -42,7 +43,7 @@ static __always_inline int on_syn_ack(struct __sk_buff *skb, const struct segmen
 	__u32 only = 0;
 	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
 
-	/* The answer to a SYN that was not shifted by us; a cookie may answer any SYN. */
+	/* The answer to a SYN that was not shifted; a cookie may answer any SYN. */
 	if (segment->ack != embryo->isn + 1 + embryo->guess && skb->sk)
 		return PASS;
 	shift_ack(skb, segment, embryo->guess);
@@ -55,7 +56,7 @@ static __always_inline int on_syn_ack(struct __sk_buff *skb, const struct segmen
 	return PASS;
 }
 
-/* Nearly all segments carry timestamps and nothing else, as the kernel writes them (two NOPs for the alignment). */
+/* Nearly all segments carry only timestamps, in the kernel's layout (two NOPs for alignment). */
 static __always_inline int has_timestamps_only(struct __sk_buff *skb, const struct segment *segment)
 {
 	__be32 first;
@@ -92,7 +93,7 @@ static __noinline int shift_all(struct __sk_buff *skb, const struct segment *seg
 	return shift_sack(skb, segment, delta);
 }
 
-/* The acknowledgement of a header's part; the sender will echo its timestamp. */
+/* The acknowledgement of a part of the header; the sender will echo its timestamp. */
 static __always_inline int on_handshake_ack(struct __sk_buff *skb, const struct segment *segment, struct embryo *embryo)
 {
 	struct timestamps timestamps;
@@ -102,8 +103,8 @@ static __always_inline int on_handshake_ack(struct __sk_buff *skb, const struct 
 	return shift_all(skb, segment, embryo->guess - embryo->have);
 }
 
-/* The socket that sends a packet knows its flow's delta, or has a port that is not attached: then the packet need not be read. SYN-ACKs,
- * the answers of a TIME_WAIT and forwarded packets have no such socket. */
+/* The sending socket stores its flow's delta, or has a port that is not attached: then the packet need not be
+ * parsed. SYN-ACKs, answers from TIME_WAIT and forwarded packets have no such socket. */
 enum said { NOTHING, NOT_OURS, OURS };
 
 static __always_inline enum said ask_socket(struct __sk_buff *skb, __s32 *delta)
@@ -160,7 +161,7 @@ int tcp_egress(struct __sk_buff *skb)
 		on_handshake_ack(skb, &segment, embryo);
 		return PASS;
 	}
-	/* The embryo may have become a flow since we looked, and the flow may have ended. */
+	/* The embryo may have become a flow since the lookup, and the flow may have ended. */
 	flow = bpf_map_lookup_elem(&tp_flows, &key);
 	if (!flow)
 		flow = bpf_map_lookup_elem(&tp_ended, &key);

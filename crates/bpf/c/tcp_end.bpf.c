@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* The kernel tells of a connection's socket: when it is made, the flow begins and the socket is given its client's name; when it closes,
- * for whatever reason, the flow ends. So there is no flow without a socket. */
+/* The life of a connection's socket: when it is created, the flow starts and the socket gets its client's
+ * name; when it closes, for any reason, the flow ends. So there is no flow without a socket. */
 #include "maps.h"
 #include "names.h"
 
-/* Other namespaces may use the same addresses; set when it is loaded. */
+/* Other namespaces may use the same addresses; set when the program is loaded. */
 const volatile __u64 netns_cookie = 0;
 
-/* Two functions, not inlined: the compiler must not share code that reads the context at different places. */
+/* Two functions, not inlined: the compiler must not merge code that reads the context at different offsets. */
 static __noinline int fill_ipv4(struct bpf_sock_ops *ctx, struct flow_key *key)
 {
 	key->sender.word[2] = key->local.word[2] = MAPPED;
@@ -29,7 +29,7 @@ static __noinline int fill_ipv6(struct bpf_sock_ops *ctx, struct flow_key *key)
 	return 0;
 }
 
-/* Nonzero: not on a port of ours. */
+/* Nonzero: not on an attached port. */
 static __always_inline int key_of(struct bpf_sock_ops *ctx, struct flow_key *key)
 {
 	key->local_port = bpf_htons(ctx->local_port);
@@ -39,7 +39,7 @@ static __always_inline int key_of(struct bpf_sock_ops *ctx, struct flow_key *key
 	return ctx->family == AF_INET ? fill_ipv4(ctx, key) : fill_ipv6(ctx, key);
 }
 
-/* With a delta, the TIME_WAIT that may be left still speaks and is spoken to in shifted numbers. */
+/* With a delta, a remaining TIME_WAIT still sends and receives shifted numbers. */
 static __always_inline void retire(const struct flow_key *key)
 {
 	struct flow *flow = bpf_map_lookup_elem(&tp_flows, key);
@@ -52,7 +52,7 @@ static __always_inline void retire(const struct flow_key *key)
 	bpf_map_delete_elem(&tp_flows, key);
 }
 
-/* Before accept() can return the socket: it waits for its lock, which is held here. */
+/* Runs before accept() can return the socket: accept() needs its lock, which is held here. */
 static __always_inline void give_name(struct bpf_sock_ops *ctx, const struct flow_key *key, const struct flow *flow)
 {
 	struct bpf_sock *sk = ctx->sk;
@@ -70,7 +70,8 @@ static __always_inline void give_name(struct bpf_sock_ops *ctx, const struct flo
 		count(port, FAILED);
 }
 
-/* How long the sender's next header will be. Taught only here: the kernel has taken the segment that the length comes from. */
+/* Guesses the length of the sender's next header. Learnt only here: the kernel has accepted the segment that
+ * the length comes from. */
 static __always_inline void teach_guess(const struct flow_key *key, const struct embryo *embryo)
 {
 	__u32 len = embryo->have;
@@ -80,7 +81,7 @@ static __always_inline void teach_guess(const struct flow_key *key, const struct
 		bpf_map_update_elem(&tp_guesses, &key->sender, &len, BPF_ANY);
 }
 
-/* Nonzero: there is no embryo whose header is off. */
+/* Nonzero: there is no embryo with a complete header. */
 static __always_inline int begin_flow(const struct flow_key *key, struct flow *flow)
 {
 	struct embryo *embryo = bpf_map_lookup_elem(&tp_embryos, key);
@@ -89,7 +90,7 @@ static __always_inline int begin_flow(const struct flow_key *key, struct flow *f
 		return -1;
 	*flow = embryo->flow;
 	teach_guess(key, embryo);
-	/* The flow is there before the embryo goes: the other programs look for the flow last. */
+	/* Add the flow before removing the embryo: the other programs look for the flow last. */
 	if (bpf_map_update_elem(&tp_flows, key, flow, BPF_ANY)) {
 		embryo->stage = HOMELESS; /* its next packet is refused */
 		return 0;

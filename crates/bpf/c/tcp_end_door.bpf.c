@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* For tests only: what tcp_end does when a socket is made, and when it ends. Its name, which only a real socket can hold, aside. */
+/* For tests only: the actions of tcp_end when a socket is created and when it ends, except storing the name,
+ * which needs a real socket. */
 #include "tcp_door.h"
 #include "tcp_end.bpf.c"
 

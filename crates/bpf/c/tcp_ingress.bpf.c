@@ -13,10 +13,12 @@
 #include "hidden.h"
 #include "syn.h"
 
-/* With an optional header, a silent sender is taken at its word after this: a backend that speaks first must not wait longer. */
+/* With an optional header, a silent sender is served without one after this time: a backend that sends first
+ * must not wait longer. */
 #define OPTIONAL_WAIT_NS 1000000000ULL
 
-/* The header is off. The embryo becomes a flow when the kernel makes its socket, which it need not do at once, or ever. */
+/* The header is complete. The embryo becomes a flow when the kernel creates its socket, which may happen later
+ * or never. */
 static __always_inline void admit(const struct port *port, struct embryo *embryo, __u32 header_len, const struct flow *flow)
 {
 	embryo->have = header_len;
@@ -25,7 +27,7 @@ static __always_inline void admit(const struct port *port, struct embryo *embryo
 	count(port, flow->delta ? DELTA_NONZERO : DELTA_ZERO);
 }
 
-/* No header, and none is needed: the sender is the client. */
+/* No header, and none is required: the sender is the client. */
 static __always_inline int go_on_without(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 					 const struct flow_key *key, struct embryo *embryo)
 {
@@ -45,7 +47,8 @@ static __always_inline int may_be_absent(const struct flow_key *key, const struc
 	return embryo->have == 0 && sender_rule(&key->sender) == RULE_OPTIONAL;
 }
 
-/* An ACK without data. One that stands behind bytes which have not come tells that the sender has written: a header may be lost. */
+/* An ACK without data. If it follows bytes that have not arrived, the sender has written: a header may be
+ * lost. */
 static __always_inline int on_bare_ack(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				       const struct flow_key *key, struct embryo *embryo, __u32 tsval)
 {
@@ -59,7 +62,7 @@ static __always_inline int on_bare_ack(struct __sk_buff *skb, const struct segme
 	return drop(port, HELD_ACK);
 }
 
-/* Puts the `fresh` bytes at `from` behind what there is of the header's start. */
+/* Appends the `fresh` bytes at `from` to the stored start of the header. */
 GLOBAL int gather(struct __sk_buff *skb, struct workbench *bench, struct embryo *embryo, __u32 from, __u32 fresh)
 {
 	if (!bench || !embryo)
@@ -90,7 +93,7 @@ static __always_inline int on_part(struct __sk_buff *skb, const struct segment *
 
 	if (segment->flags & FIN)
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_NO_HEADER);
-	/* Behind a cookie there is nobody to acknowledge it. */
+	/* After a cookie no socket exists that could acknowledge it. */
 	if (find_socket(skb, segment, 0, &family) != HALF_OPEN)
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_SPLIT_COOKIE);
 	count(port, HEADER_SPLIT);
@@ -99,8 +102,8 @@ static __always_inline int on_part(struct __sk_buff *skb, const struct segment *
 	return go_on(skb);
 }
 
-/* The kernel must see our SYN-ACK's own timestamp echoed (TSEcrRejected); a sender whose header came in parts has seen later ones. After a
- * cookie the sender's echo stays: it says which options were agreed on. */
+/* The kernel must see its SYN-ACK's own timestamp echoed (TSEcrRejected). A sender whose header came in parts
+ * has seen later ones. After a cookie the sender's echo stays: it encodes the negotiated options. */
 static __always_inline int end_handshake(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 					 const struct embryo *embryo)
 {
@@ -119,7 +122,7 @@ static __always_inline int is_same_flow(const struct flow *one, const struct flo
 	       one->delta == other->delta;
 }
 
-/* The client that a whole header names, as its flow will show it; the reason where it may not be shown. */
+/* The client that a complete header names, as its flow will show it; or the reason why it may not be shown. */
 static __always_inline enum counter name_client(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key,
 						const struct embryo *embryo, const struct header *header,
 						enum verdict verdict, struct flow *flow)
@@ -131,7 +134,7 @@ static __always_inline enum counter name_client(struct __sk_buff *skb, const str
 		flow->client = header->client;
 		flow->client_port = header->client_port;
 		flow->client_version = header->client_version;
-		/* ::ffff:a.b.c.d is a.b.c.d, whichever way it was written. */
+		/* ::ffff:a.b.c.d means a.b.c.d, however it was written. */
 		if (flow->client.word[0] == 0 && flow->client.word[1] == 0 && flow->client.word[2] == MAPPED)
 			flow->client_version = 4;
 	}
@@ -141,7 +144,7 @@ static __always_inline enum counter name_client(struct __sk_buff *skb, const str
 	enum socket_state state = find_socket(skb, segment, embryo->isn + 1 + embryo->guess, &family);
 	if (state != HALF_OPEN && state != ANSWERS_COOKIE)
 		return REFUSED_REDIRECTED;
-	/* Programs break on an answer of another family than their socket's. */
+	/* Programs fail on an address of another family than their socket's. */
 	if (flow->client_version == 6 && family == AF_INET)
 		flow->client_version = 0;
 	return 0;
@@ -195,7 +198,7 @@ static __always_inline int on_old_data(struct __sk_buff *skb, const struct segme
 	return go_on(skb);
 }
 
-/* Data, or the end. */
+/* Data, or FIN. */
 static __always_inline int on_data(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				   const struct flow_key *key, struct embryo *embryo, __u32 tsval)
 {
@@ -235,8 +238,8 @@ static __always_inline int on_data(struct __sk_buff *skb, const struct segment *
 	return on_whole(skb, segment, port, key, embryo, &bench->header, verdict, have - bench->header.len);
 }
 
-/* The header came again, perhaps because the kernel never got the segment that was judged (a firewall may drop it): what this one says
- * counts. The entry is replaced as a whole, since tcp_end may be reading it. */
+/* The header came again, perhaps because the kernel never got the judged segment (a firewall may drop it): the
+ * new one counts. The entry is replaced as a whole because tcp_end may be reading it. */
 static __noinline int judge_again(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key,
 				  struct embryo *embryo)
 {
@@ -264,9 +267,9 @@ static __noinline int judge_again(struct __sk_buff *skb, const struct segment *s
 	return bpf_map_update_elem(&tp_embryos, key, &bench->embryo, BPF_EXIST);
 }
 
-/* The header is off, but the socket was not there when we looked: the accept queue was full. The kernel has then dropped the bare ACK,
- * and takes any later segment in its place as soon as there is room. After a cookie it takes only a segment that comes right after the
- * SYN. */
+/* The header is complete, but no socket existed at the lookup: the accept queue was full. The kernel has then
+ * dropped the bare ACK, and accepts any later segment in its place once there is room. After a cookie it
+ * accepts only a segment that directly follows the SYN. */
 static __always_inline int on_admitted(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				       const struct flow_key *key, struct embryo *embryo)
 {
@@ -288,8 +291,9 @@ static __always_inline int on_admitted(struct __sk_buff *skb, const struct segme
 	return go_on(skb);
 }
 
-/* A request socket believes any RST in its window, 65,536 numbers. An open socket believes only the number that it expects (RFC 5961), and
- * a plain port would have one by now. So a RST counts here if it has one of the two numbers that the sender has been told. */
+/* A request socket accepts any RST in its window of 65,536 numbers. An open socket accepts only the number
+ * that it expects (RFC 5961), and a plain port would have an open socket by now. So a RST counts here only if
+ * it has one of the two numbers that the sender knows. */
 static __always_inline int on_rst(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				  const struct flow_key *key, const struct embryo *embryo)
 {
@@ -315,7 +319,8 @@ static __always_inline int on_embryo(struct __sk_buff *skb, const struct segment
 		return drop(port, NOT_TAKEN);
 	if (segment->flags & RST)
 		return on_rst(skb, segment, port, key, embryo);
-	/* SYN|ACK: with a byte of data the kernel would make a socket of it, which accept() returns. No sender has reason to send it. */
+	/* SYN|ACK: with a byte of data the kernel would create a socket from it, which accept() returns. No sender
+	 * has a reason to send it. */
 	if (segment->flags & SYN)
 		return drop(port, NOT_TAKEN);
 	if (embryo->stage == HOMELESS)
@@ -324,7 +329,7 @@ static __always_inline int on_embryo(struct __sk_buff *skb, const struct segment
 		return drop(port, NOT_TAKEN);
 	if (embryo->stage == ADMITTED)
 		return on_admitted(skb, segment, port, key, embryo);
-	/* Somebody else's SYN may have come first: this one's place is known by the cookie that it answers. */
+	/* Another SYN may have come first: the cookie that this segment answers determines its position. */
 	if (embryo->is_by_cookie && offset_of(segment, embryo) != 0)
 		proves_cookie(skb, segment, embryo);
 	if (segment->payload_len == 0 && !(segment->flags & FIN))
@@ -332,9 +337,9 @@ static __always_inline int on_embryo(struct __sk_buff *skb, const struct segment
 	return on_data(skb, segment, port, key, embryo, tsval);
 }
 
-/* Two copies of a segment can be at work on two processors. Judged at once, both would take the header, the second one after the socket was
- * made, and refuse the connection; or one would write bytes of the header over the flow that the other has just noted. So the second is
- * dropped; the sender repeats it if it is needed. */
+/* Two processors may handle copies of a segment at the same time. Both would accept the header, the second one
+ * after the socket was created, and refuse the connection; or one would write header bytes over the flow that
+ * the other has just stored. So the second is dropped; the sender repeats it if it is needed. */
 static __always_inline int on_embryo_alone(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 					   const struct flow_key *key, struct embryo *embryo)
 {
@@ -345,7 +350,8 @@ static __always_inline int on_embryo_alone(struct __sk_buff *skb, const struct s
 	return fate;
 }
 
-/* Nothing is known of this connection. What was open before us goes on; what is half-open must not become open without us. */
+/* An unknown connection. Those that were open before the attachment continue. Half-open ones must not become
+ * open. */
 static __always_inline int on_stranger(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				       const struct flow_key *key)
 {
@@ -369,7 +375,7 @@ static __always_inline int on_stranger(struct __sk_buff *skb, const struct segme
 	}
 }
 
-/* A flow whose socket has ended unnoticed: this SYN begins another connection, with a header of its own. */
+/* A flow whose socket's end was missed: this SYN starts another connection, with its own header. */
 static __always_inline int is_left_behind(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key)
 {
 	__u32 family = 0;
@@ -393,7 +399,7 @@ static __always_inline int has_listener(struct __sk_buff *skb, const struct hidd
 	return find_socket(skb, &segment, 0, &family) != NO_SOCKET;
 }
 
-/* Not inlined: what it keeps on the stack would add to that of all other ways (512 bytes along the deepest one). */
+/* Not inlined: its stack would be added to that of all other paths (512 bytes along the deepest one). */
 static __noinline int on_unreadable(struct __sk_buff *skb)
 {
 	struct hidden hidden = {};
@@ -438,7 +444,7 @@ int tcp_ingress(struct __sk_buff *skb)
 	struct embryo *embryo = bpf_map_lookup_elem(&tp_embryos, &key);
 	if (embryo && embryo->is_answered)
 		return on_embryo_alone(skb, &segment, port, &key, embryo);
-	/* The embryo may have become a flow since we looked, and the flow may have ended. */
+	/* The embryo may have become a flow since the lookup, and the flow may have ended. */
 	flow = bpf_map_lookup_elem(&tp_flows, &key);
 	if (!flow)
 		flow = bpf_map_lookup_elem(&tp_ended, &key);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Whether a backend on this host is bound for a datagram. */
+/* Whether a backend on this host receives a datagram. */
 #pragma once
 #include "here.h"
 
-/* Sent to a group: no route says "here" of those that this host has joined. */
+/* Sent to a multicast group: no route marks the groups that this host has joined as local. */
 static __always_inline int is_for_many(const struct ip *ip)
 {
 	if (ip->version == 4)
@@ -11,7 +11,7 @@ static __always_inline int is_for_many(const struct ip *ip)
 	return bpf_ntohl(ip->destination.word[0]) >> 24 == 0xff; /* ff00::/8 */
 }
 
-/* What to do with a backend that was found. */
+/* What to do with the backend that was found. */
 enum giving {
 	ONLY_LOOK,
 	OFFER, /* spare the kernel to look for it once more; of a group of sockets, Linux before 6.6 takes no offer */
@@ -38,14 +38,14 @@ GLOBAL int find_backend(struct __sk_buff *skb, const struct ip *ip, __be16 clien
 
 enum where { NO_BACKEND, IS_BOUND, IS_ON_LOOPBACK };
 
-/* Where the backend of a datagram is, whose source is `client` for it. A backend on the loopback gets what came to another address of this
- * host as it is: the kernel would not route it there. */
+/* Finds the backend of a datagram whose source it sees as `client`. A backend on the loopback gets datagrams
+ * for other addresses of this host unchanged: the kernel would not route them there. */
 static __always_inline enum where find_where(struct __sk_buff *skb, const struct ip *ip, const struct address *client,
 					     __be16 client_port, __be16 backend_port, int is_here, struct ip *on_loopback)
 {
 	*on_loopback = *ip;
 	on_loopback->source = *client;
-	/* What may have to be forwarded must not belong to a socket. */
+	/* A datagram that may have to be forwarded must not be assigned to a socket. */
 	if (find_backend(skb, on_loopback, client_port, backend_port, is_here ? OFFER : ONLY_LOOK))
 		return IS_BOUND;
 	if (ip->version == 4)

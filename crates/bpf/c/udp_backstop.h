@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* The last look, where a datagram has reached the backend's socket: whatever way it came by, one from a sender that must send a header was
- * judged by udp_ingress, or it goes no further. Past udp_ingress lead a port that is redirected (DNAT) to the backend's, a device that came
- * after `truepeer attach`, frames with two priority tags, and others.
+/* The last check, at the backend's socket: a datagram from a sender that must send a header was judged by
+ * udp_ingress, or it is dropped. Paths around udp_ingress are a port that is redirected (DNAT) to the
+ * backend's, a device that appeared after `truepeer attach`, frames with two priority tags, and others.
  *
- * That it was judged is written in skb->priority: a number that nobody else knows, made when the tables are. Nothing reads the priority of
- * a packet on its way in, and no packet can bring one: a device begins with 0, veth sets it back, and a socket may have more than 6 only
- * with CAP_NET_ADMIN.
+ * The mark of a judged datagram is in skb->priority: a secret number, generated with the tables. Nothing reads
+ * the priority of an incoming packet, and no packet can bring one: a device starts with 0, veth resets it, and a
+ * socket needs CAP_NET_ADMIN for more than 6.
  *
- * Whoever includes this defines is_of_our_netns(skb, sk): the hook stands in a cgroup, other network namespaces use the same addresses. */
+ * The includer defines is_of_our_netns(skb, sk): the hook is in a cgroup, and other network namespaces use the
+ * same addresses. */
 #pragma once
 #include "ip.h"
 #include "udp_maps.h"
@@ -25,7 +26,7 @@ static __always_inline int load_source(struct __sk_buff *skb, struct address *so
 	return 0;
 }
 
-/* For a socket of UDP. 1 lets the datagram in, 0 drops it. */
+/* For a UDP socket. 1 accepts the datagram, 0 drops it. */
 static __always_inline int udp_backstop(struct __sk_buff *skb, struct bpf_sock *sk)
 {
 	__be16 port = bpf_htons(sk->src_port);

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Answers on their way out, where udp_send could not do all: ports to map back, SPP headers to put back, and the answers of
- * connected sockets, which the kernel sends without asking udp_send. */
+/* Outgoing answers that udp_send could not finish: ports to map back, SPP headers to put back, and the answers
+ * of connected sockets, which the kernel sends without calling udp_send. */
 #include "header.h"
 #include "udp_seats.h"
 #include "datagram.h"
 #include "parcel.h"
 
-/* Who has sent it. */
+/* Its sender. */
 enum origin {
 	BY_SENDMSG,    /* a socket that names whom it sends to each time: udp_send was asked */
 	BY_CONNECTION, /* a socket that is connected to whom it sends to: udp_send was not asked, so it goes to the client still */
 	BY_KERNEL,     /* one of the kernel's own sockets (WireGuard's): udp_send was not asked. Its packets name no socket, or another one */
 };
 
-/* What is too large for the stack. An answer that is taken apart is done with it when its parts come; but for the last two. */
+/* Too large for the stack. A split answer no longer needs this when its parts arrive, except the last two
+ * fields. */
 struct desk {
 	struct datagram datagram;
 	struct datagram to;
@@ -30,8 +31,8 @@ struct {
 	__type(value, struct desk);
 } desks SEC(".maps");
 
-/* Makes room behind the UDP header, and puts the header there that the flow's datagrams come with. `change` becomes the
- * difference that makes to the payload's sum. Nonzero: there is no room. */
+/* Makes room behind the UDP header and writes the flow's header there. `change` becomes the difference in the
+ * payload's sum. Nonzero: there is no room. */
 GLOBAL int put_spp_back(struct __sk_buff *skb, const struct datagram *datagram, const struct udp_seat *seat, __u32 *change)
 {
 	if (!datagram || !seat || !change)
@@ -56,7 +57,7 @@ GLOBAL int put_spp_back(struct __sk_buff *skb, const struct datagram *datagram, 
 	return bpf_skb_store_bytes(skb, datagram->payload_at, &header.spp, SPP_LEN, BPF_F_RECOMPUTE_CSUM);
 }
 
-/* Gives the answer the ports, and the header, that its sender knows. Nonzero: drop it. */
+/* Rewrites the ports, and adds the header, for the answer's sender. Nonzero: drop it. */
 static __noinline int translate(struct __sk_buff *skb, const struct datagram *datagram, const struct udp_seat *seat, struct datagram *to)
 {
 	__u32 change = 0;
@@ -104,7 +105,7 @@ static __always_inline enum origin origin_of(struct __sk_buff *skb, const struct
 	return is_connected_to(sk, datagram) ? BY_CONNECTION : BY_SENDMSG;
 }
 
-/* Answers sent in one call (UDP_SEGMENT): each part needs its SPP header, and comes here once more to get it. */
+/* Answers sent in one call (UDP_SEGMENT): each part needs its SPP header, and arrives here again to get it. */
 static __always_inline int on_aggregate(struct __sk_buff *skb, struct desk *desk, __u16 slot)
 {
 	desk->is_apart = 1;
@@ -115,8 +116,8 @@ static __always_inline int on_aggregate(struct __sk_buff *skb, struct desk *desk
 
 #define LOOPBACK 1 /* its number in every network namespace (LOOPBACK_IFINDEX) */
 
-/* The sender is on this host. Nothing is sent there, it comes in; as on the loopback, from nobody to nobody, or it would be for
- * another host. */
+/* The sender is on this host. The answer is not sent but received, with zero addresses as on the loopback;
+ * otherwise it would be meant for another host. */
 static __always_inline int hand_over_here(struct __sk_buff *skb)
 {
 	struct ethhdr link = { .h_proto = skb->protocol };
@@ -126,7 +127,7 @@ static __always_inline int hand_over_here(struct __sk_buff *skb)
 	return bpf_redirect(LOOPBACK, BPF_F_INGRESS);
 }
 
-/* To the client itself: by another way than that to the sender, perhaps by another device. */
+/* To the client itself: by another path than to the sender, perhaps over another device. */
 static __always_inline int on_answer_to_client(struct __sk_buff *skb, struct desk *desk)
 {
 	const struct datagram *datagram = &desk->datagram;
@@ -160,7 +161,7 @@ static __always_inline int on_answer_to_client(struct __sk_buff *skb, struct des
 	return bpf_redirect_neigh(device, 0, 0, 0);
 }
 
-/* An answer that udp_send has given a seat. */
+/* An answer to which udp_send has given a seat. */
 static __always_inline int on_seated(struct __sk_buff *skb, struct desk *desk, struct udp_seat *seat)
 {
 	int verdict;

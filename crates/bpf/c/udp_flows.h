@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Keeping flows: what udp_ingress learns of a datagram for its answers. */
+/* Stores flows: what udp_ingress learns from a datagram for its answers. */
 #pragma once
-#include "udp_seats.h" /* versions are counted there */
+#include "udp_seats.h" /* counts the versions */
 
-/* What stands in the table of a client and an address of this host. */
+/* The entry of a client and an address of this host. */
 struct known {
 	struct udp_flow *flow; /* NULL: nothing */
 	int is_newest;         /* of that client, to whatever address */
 };
 
-/* `key->local` is where the datagram goes to, and stays so. */
+/* `key->local` is the datagram's destination, and stays. */
 static __always_inline void find_known(struct udp_key *key, struct known *known)
 {
 	struct address local = key->local;
@@ -30,7 +30,7 @@ static __always_inline int is_same_flow(const struct udp_flow *a, const struct u
 	return a->edition == b->edition;
 }
 
-/* Whether what is known says all that `now` does. Then it is only noted, once a second, that the client was heard of. */
+/* Whether the stored flow equals `now`. Then only the time is updated, once a second. */
 static __always_inline int is_noted(const struct known *known, struct udp_flow *now)
 {
 	struct udp_flow *flow = known->flow;
@@ -50,8 +50,8 @@ static __always_inline __u64 next_version(void)
 	return versions ? __sync_fetch_and_add(versions, 1) + 1 : 0;
 }
 
-/* Writes the flow down as its client's newest. One of the same client to another address of this host, which was the newest so far, goes to
- * that address's own place. Nonzero: it can't be written. */
+/* Stores the flow as its client's newest. A previous newest flow of the same client to another address of this
+ * host moves to that address's own entry. Nonzero: it can't be written. */
 static __noinline int remember(struct udp_key *key, struct udp_flow *now)
 {
 	struct address local = key->local;
@@ -72,7 +72,7 @@ static __noinline int remember(struct udp_key *key, struct udp_flow *now)
 	return failed;
 }
 
-/* What a header once said of a sender's own address and port. */
+/* Removes what a header once named for the sender's own address and port. */
 static __always_inline void forget(struct udp_key *key)
 {
 	bpf_map_delete_elem(&tp_udp_flows, key);

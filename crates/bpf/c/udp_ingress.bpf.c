@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* UDP on its way in: from a sender to a backend on this host. The header is taken out, the client becomes the source, and the flow is
- * remembered for the answers. docs/internals/attach-udp.md draws it. */
+/* Incoming UDP: from a sender to a backend on this host. The header is removed, the client becomes the source,
+ * and the flow is stored for the answers. docs/internals/attach-udp.md has a drawing. */
 #include "udp_opened.h"
 #include "udp_backend.h"
 #include "udp_flows.h"
@@ -8,7 +8,7 @@
 #include "hidden.h"
 #include "parcel.h"
 
-/* What is too large for the stack. */
+/* Too large for the stack. */
 struct desk {
 	struct datagram datagram;
 	struct datagram delivered;
@@ -17,7 +17,7 @@ struct desk {
 	struct udp_key key;
 	struct udp_flow flow;
 	struct hidden hidden;
-	/* What the last one's sender may do: there are few senders. */
+	/* The last sender's rule: there are few senders. */
 	struct address sender;
 	__u32 rule;
 	__u32 edition;
@@ -36,7 +36,7 @@ static __always_inline int refuse(const struct gate *gate, enum counter reason)
 	return DROP;
 }
 
-/* What is only forwarded is nothing of ours to refuse. */
+/* A datagram that is only forwarded must not be refused. */
 static __always_inline int refuse_if_here(struct __sk_buff *skb, const struct ip *ip, const struct gate *gate, enum counter reason)
 {
 	if (is_for_many(ip) || is_for_this_host(skb, ip, IPPROTO_UDP))
@@ -45,13 +45,13 @@ static __always_inline int refuse_if_here(struct __sk_buff *skb, const struct ip
 	return PASS;
 }
 
-/* Answers to it must be changed on their way out. */
+/* Its answers must be changed. */
 static __always_inline int needs_seat(const struct gate *gate, const struct datagram *datagram)
 {
 	return gate->dialect == DIALECT_SPP || datagram->destination_port != gate->backend_port;
 }
 
-/* Writes the flow down for its answers. The reason to refuse the datagram, or 0. */
+/* Stores the flow for its answers. Returns the reason to refuse the datagram, or 0. */
 static __always_inline int note_flow(struct __sk_buff *skb, struct desk *desk, const struct gate *gate, enum where where,
 				     const struct known *known)
 {
@@ -59,7 +59,7 @@ static __always_inline int note_flow(struct __sk_buff *skb, struct desk *desk, c
 	const struct opened *opened = &desk->opened;
 
 	if (!opened->is_named && !needs_seat(gate, datagram) && where == IS_BOUND) {
-		/* Answers go to the sender by themselves. */
+		/* Answers reach the sender without help. */
 		if (!known->flow)
 			return 0;
 		if (!is_sound(skb, datagram))
@@ -80,7 +80,7 @@ static __always_inline int note_flow(struct __sk_buff *skb, struct desk *desk, c
 	flow->slot = gate->port.slot;
 	flow->is_spp = opened->is_spp;
 	flow->needs_seat = needs_seat(gate, datagram);
-	/* Whether it may be claimed is another question than whether it may send. */
+	/* Whether an address may be claimed is independent of whether it may send. */
 	flow->edition = opened->is_named ? desk->edition : 0;
 	if (is_noted(known, flow))
 		return 0;
@@ -109,7 +109,8 @@ static __always_inline int deliver(struct __sk_buff *skb, struct desk *desk, __b
 	return write_datagram(skb, &desk->datagram, to, change);
 }
 
-/* What is known of this client at this address. If anything is, the address is this host's, and no route need be asked. */
+/* The stored flow of this client at this address. If there is one, the address is this host's, and no route
+ * need be looked up. */
 static __always_inline void find_client(struct desk *desk, const struct gate *gate, struct known *known)
 {
 	desk->key.client = desk->opened.client;
@@ -128,7 +129,7 @@ static __always_inline int on_datagram(struct __sk_buff *skb, struct desk *desk,
 	if (refusal)
 		return refuse_if_here(skb, ip, gate, refusal);
 	find_client(desk, gate, &known);
-	/* A claim that was judged by these very rules is judged. */
+	/* A claim that was judged by the same rules need not be judged again. */
 	if (!known.flow || !opened->is_named || known.flow->edition != desk->edition) {
 		refusal = judge_client(&desk->datagram, gate, opened);
 		if (refusal)
@@ -205,7 +206,8 @@ int udp_ingress(struct __sk_buff *skb)
 	if (!gate)
 		return PASS;
 	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
-	/* A bridge's port and the bridge, a bond's and the bond, may both be attached: the second has nothing left to judge. */
+	/* A bridge's port and the bridge, or a bond's port and the bond, may both be attached: the second has nothing
+	 * left to judge. */
 	if (!settings || skb->priority == settings->judged)
 		return PASS;
 	if (!rule_of(desk, settings->edition)) {

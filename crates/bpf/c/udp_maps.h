@@ -26,7 +26,7 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_backends SEC(".maps");
 
-/* LRU: a forgotten flow is made again by its next datagram. max_entries is --max-udp-flows. */
+/* LRU: the next datagram recreates a forgotten flow. max_entries is --max-udp-flows. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 131072);
@@ -57,8 +57,8 @@ static __always_inline int is_loopback(const struct address *address)
 
 #define SECOND_NS 1000000000ULL
 
-/* The sender has sent nothing of this client for so long that the client may come by itself now. A flow's newest datagram is noted to a
- * second. */
+/* The sender has sent nothing for this client for so long that the client may now send by itself. A flow's
+ * last datagram is noted with a resolution of one second. */
 static __always_inline int is_silent(const struct udp_flow *flow)
 {
 	__u32 only = 0;
@@ -70,9 +70,9 @@ static __always_inline int is_silent(const struct udp_flow *flow)
 	return silence_ns > (__s64)((settings->udp_silence_s + 1ULL) * SECOND_NS);
 }
 
-/* The flow that an answer from the address `from` belongs to; `key->local` becomes what it stands under. A socket on every address answers
- * from none (0), and a socket on the loopback from an address that the client's datagrams did not go to: both answer the client's newest
- * flow. */
+/* The flow of an answer from the address `from`; `key->local` becomes its key. A socket on a wildcard address
+ * answers from none (0), and a socket on the loopback from an address that the client's datagrams did not use:
+ * both answer the client's newest flow. */
 static __always_inline struct udp_flow *find_udp_flow(struct udp_key *key, const struct address *from)
 {
 	key->local = (struct address){};
@@ -90,9 +90,10 @@ static __always_inline struct udp_flow *find_udp_flow(struct udp_key *key, const
 
 /* Copies the flow of an answer. 0: there is none.
  *
- * An entry of an LRU table is used again, for another client, as soon as it is forgotten, also while it is read here. Each writing has its
- * own version, and an entry is written before it stands under its key. So what still stands under the key, in the same version, after it
- * was copied was not written meanwhile. The result is that entry. */
+ * An entry of an LRU table may be reused for another client as soon as it is forgotten, even while it is read
+ * here. Each write has its own version, and an entry is written before it is found under its key. So if the
+ * entry under the key has the same version after the copy, it was not written meanwhile, and the copy is
+ * valid. */
 static __always_inline struct udp_flow *copy_udp_flow(struct udp_key *key, const struct address *from, struct udp_flow *copy)
 {
 	struct udp_flow *flow = find_udp_flow(key, from);

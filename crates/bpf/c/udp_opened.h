@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* What a datagram's header says, and whether its client may be shown. */
+/* The contents of a datagram's header, and whether its client may be shown. */
 #pragma once
 #include "datagram.h"
 #include "header.h"
 #include "udp_maps.h"
 
-/* As the backend shall see it, and what is kept of its header. */
+/* The client as the backend sees it, and the stored part of its header. */
 struct opened {
 	struct address client;
 	struct address proxy;    /* SPP */
@@ -23,7 +23,7 @@ static __always_inline enum dialect dialect_of(const struct gate *gate)
 	return gate->dialect == DIALECT_SPP ? DIALECT_SPP : DIALECT_EVERY;
 }
 
-/* Loads what a header may need of the payload. */
+/* Loads the part of the payload that a header may use. */
 static __always_inline int load_start(struct __sk_buff *skb, struct workbench *bench, const struct datagram *datagram)
 {
 	__u32 have = datagram->payload_len < HEADER_START ? datagram->payload_len : HEADER_START;
@@ -37,14 +37,14 @@ static __always_inline int load_start(struct __sk_buff *skb, struct workbench *b
 	return 0;
 }
 
-/* Too short to be told from a header, or no header: where it is optional, the sender's own words. */
+/* Too short for a header, or no header: if it is optional, this is the sender's own data. */
 static __always_inline int is_bare(enum verdict verdict, const struct datagram *datagram, enum dialect dialect)
 {
 	__u32 signature = dialect == DIALECT_SPP ? 2 : 12;
 	return verdict == NOT_PROXY || (verdict == NEED_MORE && datagram->payload_len < signature);
 }
 
-/* The reason to refuse it, or 0. */
+/* Returns the reason to refuse it, or 0. */
 GLOBAL int open_datagram(struct __sk_buff *skb, const struct datagram *datagram, const struct gate *gate, __u32 rule,
 			 struct opened *opened)
 {
@@ -72,7 +72,7 @@ GLOBAL int open_datagram(struct __sk_buff *skb, const struct datagram *datagram,
 	if (verdict != ADDRESSES)
 		return 0;
 	opened->client = header->client;
-	/* Nobody can be answered on port 0. */
+	/* Port 0 can't be answered. */
 	if (header->client_port)
 		opened->client_port = header->client_port;
 	opened->is_named = 1;
@@ -91,7 +91,7 @@ static __always_inline int is_ipv4(const struct address *address)
 	return address->word[0] == 0 && address->word[1] == 0 && address->word[2] == MAPPED;
 }
 
-/* Whether the client may be shown, and can be; the reason to refuse it, or 0. */
+/* Checks whether the client may and can be shown. Returns the reason to refuse it, or 0. */
 static __always_inline int judge_client(const struct datagram *datagram, const struct gate *gate, struct opened *opened)
 {
 	enum counter refusal = judge(&opened->client, opened->is_named);
@@ -104,7 +104,7 @@ static __always_inline int judge_client(const struct datagram *datagram, const s
 	}
 	if (is_ipv4(&opened->client) == (datagram->ip.version == 4))
 		return 0;
-	/* A datagram has one family; its answers must have their header back, which says whose they are. */
+	/* A datagram has one family. Its answers must carry their header back, which names the client. */
 	if (opened->is_spp)
 		return REFUSED_FAMILY;
 	count(&gate->port, CLIENT_NOT_SHOWABLE);

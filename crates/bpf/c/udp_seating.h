@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Taking a seat for an answer: udp_seats.h says what that is. */
+/* Takes a seat for an answer; udp_seats.h explains seats. */
 #pragma once
 #include "udp_seats.h"
 
-/* An answer that udp_egress has not seen for so long is lost: longer than the kernel waits for a neighbour (3 s). One that a program
- * itself holds back for longer (MSG_MORE) may lose its seat, though only where no other is free. */
+/* An answer that udp_egress has not seen for this long is lost: longer than the kernel waits for a neighbour
+ * (3 s). An answer that the program itself holds back for longer (MSG_MORE) may lose its seat, but only if no
+ * other is free. */
 #define LOST_S 20
 /* How many seats are tried for one answer. */
 #define SEATS_TRIED 64
@@ -24,7 +25,7 @@ static __always_inline __u16 this_second(void)
 	return bpf_ktime_get_coarse_ns() / SECOND_NS;
 }
 
-/* The seat of the ticket, if it is still the flow's; 0 if not. */
+/* The ticket's seat, if it still belongs to the flow; otherwise 0. */
 static __always_inline __be16 sit_again(__u64 ticket, __u64 version, __u16 second)
 {
 	__u32 number = ticket & 0xffff;
@@ -48,7 +49,7 @@ static __always_inline int is_lost(__u64 state, __u16 second)
 	return (__u16)(second - second_of(state)) > LOST_S;
 }
 
-/* Makes a seat the caller's, who must write it. Its new generation; 0: it is another's. */
+/* Gives a seat to the caller, who must write it. Returns its new generation; 0: it belongs to another flow. */
 static __always_inline __u32 take_over(struct udp_seat *seat, __u16 second, int may_be_lost)
 {
 	__u64 state = *(volatile __u64 *)&seat->state;
@@ -61,8 +62,8 @@ static __always_inline __u32 take_over(struct udp_seat *seat, __u16 second, int 
 	return exchange(&seat->state, state, state_of(generation, second, 1)) ? generation : 0;
 }
 
-/* Seats an answer that `taken` describes, by the flow's ticket or anew, which gives it another ticket. 0: there is no seat.
- * `flow` is the entry, which may be another client's by now: see `version`. */
+/* Takes a seat for the answer described by `taken`: by the flow's ticket, or a new one with a new ticket. 0:
+ * there is no seat. `flow` is the entry, which may have been reused for another client: see `version`. */
 static __noinline __be16 take_seat(const struct udp_seat *taken, __u64 ticket, struct udp_flow *flow)
 {
 	__u32 which = TAKEN_OVER;
@@ -82,7 +83,7 @@ static __noinline __be16 take_seat(const struct udp_seat *taken, __u64 ticket, s
 			continue;
 		__builtin_memcpy((char *)seat + sizeof(seat->state), (const char *)taken + sizeof(taken->state),
 				 sizeof(*seat) - sizeof(seat->state));
-		/* In one piece, and after the seat is written. */
+		/* Written atomically, after the seat. */
 		if (flow)
 			__sync_lock_test_and_set(&flow->ticket, ticket_for(generation, number));
 		return bpf_htons(number);

@@ -1,28 +1,32 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Seats: how an answer tells udp_egress whose it is.
+/* Seats: how an answer tells udp_egress which flow it belongs to.
  *
- * One address of a sender carries many clients, so an answer that udp_egress must change (a port to map back, an SPP header to put back)
- * needs more than its addresses to say whose it is. udp_send writes the number of a seat in the place of the sender's port; the seat says
- * the rest. A seat is taken for the way from udp_send to udp_egress only, microseconds usually, and is free again then. So 65,535 seats
- * bound the answers that are on their way at one moment, not the clients.
+ * One address of a sender carries many clients. An answer that udp_egress must change (a port to map back, an
+ * SPP header to put back) can't be identified by its addresses alone. So udp_send writes the number of a seat
+ * in place of the sender's port, and the seat holds the rest. A seat is used only on the way from udp_send to
+ * udp_egress, usually microseconds, and is free again afterwards. So 65,535 seats limit the answers on their
+ * way at one moment, not the clients.
  *
- * A seat's state is one word, changed by compare-and-exchange only:
+ * A seat's state is one word, changed only by compare-and-exchange:
  *
  *   generation (32 bits) | second of the last answer (16) | answers on their way (16)
  *
- * - A flow keeps a ticket: generation and number of the seat that it took last. While the generation is the same nobody else has taken the
- *   seat, and the flow's next answer takes it again. The seat names the version of the flow that it belongs to: a flow that has changed
- *   takes another one, and so does one that finds a ticket that was meant for the entry's last user.
- * - Otherwise the flow takes over a seat without answers on their way, and raises its generation. Seats are tried in a ring, so the one
- *   that was taken over longest ago comes first.
- * - udp_egress counts an answer off when it has seen it. An answer that is dropped before (by a firewall, for want of a neighbour) is never
- *   counted off. Its seat stays the flow's own, and is taken over by others after LOST_S seconds only.
+ * - A flow keeps a ticket: generation and number of the seat that it used last. While the generation is
+ * unchanged, no other flow has used the seat, and the flow's next answer uses it again. The seat names the
+ * version of its flow. A flow that has changed uses another seat, and so does one that finds a ticket of the
+ * entry's previous user.
+ * - Otherwise the flow takes over a seat without answers on their way, and increments its generation. Seats
+ * are tried in a ring, so the one that was taken over longest ago comes first.
+ * - udp_egress decrements the count when it sees an answer. An answer that is dropped before (by a firewall,
+ * or without a neighbour) is never decremented. Its seat stays with the flow; other flows take it over only
+ * after LOST_S seconds.
  *
- * The count, not time, keeps a seat from being taken over while an answer waits (for its neighbour to be resolved, in a corked socket). */
+ * The count, not time, prevents a seat from being taken over while an answer waits (for its neighbour to be
+ * resolved, or in a corked socket). */
 #pragma once
 #include "udp_maps.h"
 
-/* Number 0 is left empty: no port. */
+/* Number 0 is unused: it is no valid port. */
 #define SEATS 65536
 
 struct {
@@ -43,9 +47,9 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_udp_counts SEC(".maps");
 
-/* A count that has reached this stays there: it has lost too many to be right. */
+/* A count that has reached this stays: too many answers were lost for it to be right. */
 #define MANY 0xffffULL
-/* How often a change is tried where others change the same seat. */
+/* How often a change is retried while others change the same seat. */
 #define ATTEMPTS 8
 
 static __always_inline __u32 generation_of(__u64 state)
@@ -69,7 +73,7 @@ static __always_inline int exchange(__u64 *state, __u64 old, __u64 new)
 	return __sync_val_compare_and_swap(state, old, new) == old;
 }
 
-/* What a seat says of a flow's answers. */
+/* The contents of a seat. */
 static __always_inline void describe(struct udp_seat *seat, const struct udp_key *key, const struct udp_flow *flow)
 {
 	seat->state = 0;
@@ -87,7 +91,7 @@ static __always_inline void describe(struct udp_seat *seat, const struct udp_key
 	seat->unused[0] = seat->unused[1] = seat->unused[2] = 0;
 }
 
-/* The seat of an answer that is on its way, if that is what it is. */
+/* The seat of a packet, if it is an answer on its way. */
 static __always_inline struct udp_seat *find_seat(const struct address *sender, __be16 number, __be16 backend_port)
 {
 	__u32 at = bpf_ntohs(number);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Before an answer is routed: the backend sends it to the client, and it goes to the sender, from the address that the client's datagrams
- * went to. So this host needs no route to the client. */
+/* Runs before an answer is routed: the backend sends it to the client; this redirects it to the sender, from
+ * the address that the client's datagrams used. So this host needs no route to the client. */
 #include "udp_seating.h"
 
-/* Other namespaces may use the same addresses; set when it is loaded. */
+/* Other namespaces may use the same addresses; set when the program is loaded. */
 const volatile __u64 netns_cookie = 0;
 
 #define SEND 1
 #define REFUSE 0 /* sendmsg() fails with EPERM */
 
-/* An answer: what the backend says, and then what becomes of it. */
+/* An answer: the backend's addresses, and the rewritten ones. */
 struct answer {
 	struct udp_key key;
 	struct address from; /* 0: the kernel chooses */
@@ -17,7 +17,7 @@ struct answer {
 	__be16 to_port;
 };
 
-/* The backend that sends it; NULL: none of ours. */
+/* The backend that sends it; NULL: not attached. */
 static __always_inline struct backend *backend_of(struct bpf_sock_addr *ctx, struct answer *answer)
 {
 	struct bpf_sock *sk = ctx->sk;
@@ -32,7 +32,8 @@ static __always_inline struct backend *backend_of(struct bpf_sock_addr *ctx, str
 	return backend;
 }
 
-/* What the backend sends to a sender by itself keeps its addresses. It needs a seat all the same: its port might be the number of one. */
+/* A datagram that the backend sends to a sender on its own keeps its addresses. It needs a seat nevertheless:
+ * its port might equal a seat's number. */
 static __always_inline int send_by_itself(const struct backend *backend, struct answer *answer)
 {
 	if (backend->kind != SEATED_ANSWERS || !sender_rule(&answer->key.client))
@@ -58,7 +59,7 @@ static __always_inline int is_chosen(const struct address *from)
 	return !is_no_address(from) && !(from->word[2] == MAPPED && !from->word[3]) && !is_loopback(from);
 }
 
-/* Turns the answer to its sender. */
+/* Redirects the answer to its sender. */
 static __noinline int turn(const struct backend *backend, struct answer *answer)
 {
 	struct udp_flow flow = {};

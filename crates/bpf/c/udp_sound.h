@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Whether the kernel would take a datagram. A datagram that it would drop must not teach us anything. What is not asked here (what is
- * known already, and stays) goes on with its damage, for the kernel to find. */
+/* Whether the kernel would accept a datagram. Nothing must be learnt from a datagram that the kernel would
+ * drop. A datagram that teaches nothing new is not checked and keeps its damage, for the kernel to find. */
 #pragma once
 #include "datagram.h"
 
@@ -9,7 +9,7 @@ static __always_inline __u32 sum_of_words(const void *words, __u32 len, __u32 su
 	return bpf_csum_diff(0, 0, (__be32 *)words, len, sum);
 }
 
-/* IPv4's own sum (RFC 791, 3.1). */
+/* The IPv4 header checksum (RFC 791, 3.1). */
 static __always_inline int has_good_ip_header(struct __sk_buff *skb, const struct datagram *datagram)
 {
 	__u32 sum = 0;
@@ -21,7 +21,7 @@ static __always_inline int has_good_ip_header(struct __sk_buff *skb, const struc
 	return fold_sum(sum) == 0xffff;
 }
 
-/* What the addresses, the length and the protocol add to the sum (RFC 768; RFC 8200, 8.1). */
+/* The pseudo-header: addresses, length and protocol (RFC 768; RFC 8200, 8.1). */
 static __always_inline __u32 pseudo_sum(const struct datagram *datagram)
 {
 	struct {
@@ -38,8 +38,8 @@ static __always_inline __u32 pseudo_sum(const struct datagram *datagram)
 	return fold_sum(sum_of_words(&pseudo, sizeof(pseudo), 0));
 }
 
-/* Whether the sum is left to a device to finish (CHECKSUM_PARTIAL): such a datagram comes from this machine. The kernel then changes the
- * field for the addresses only, and leaves it as it is for what else changes. That can be seen. */
+/* Whether a device must finish the checksum (CHECKSUM_PARTIAL): such a datagram comes from this machine. The
+ * kernel's helper then updates the field only for changes of the addresses, and that is visible here. */
 static __always_inline int is_unfinished(struct __sk_buff *skb, __u32 check_at, __u16 check)
 {
 	__u16 changed = 0;
@@ -52,7 +52,7 @@ static __always_inline int is_unfinished(struct __sk_buff *skb, __u32 check_at, 
 	return 0;
 }
 
-/* Asked only of what would change a table. */
+/* Called only for datagrams that would change a table. */
 GLOBAL int is_sound(struct __sk_buff *skb, const struct datagram *datagram)
 {
 	if (!datagram)

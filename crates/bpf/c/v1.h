@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Version 1, one line of text (PROXY 2.1). "The receiver must wait for the CRLF sequence before starting to decode
- * the addresses": first the line end is looked for, then the fields before it are read byte by byte. */
+/* Version 1, one line of text (PROXY 2.1). "The receiver must wait for the CRLF sequence before starting to
+ * decode the addresses": first the end of the line is searched, then the fields before it are parsed byte by
+ * byte. */
 #pragma once
 
 #define V1_LONGEST 107
 #define V1_LONGEST_TCP4 56
 #define NO_GAP 0xff
 
-/* How the line goes on after "PROXY ": its kind, or NEED_MORE, or MALFORMED. */
+/* The rest of the line after "PROXY ": its kind, NEED_MORE, or MALFORMED. */
 enum v1_kind { V1_PARTIAL, V1_TCP4, V1_TCP6, V1_UNKNOWN, V1_WRONG };
 
 static __always_inline int starts_with(const __u8 *start, __u32 have, const char *text, __u32 len)
@@ -29,7 +30,7 @@ static __always_inline enum v1_kind v1_kind(const __u8 *start, __u32 have)
 	return V1_WRONG;
 }
 
-/* Whether a byte can stand between the protocol and the CR. */
+/* Whether a byte may stand between the protocol and the CR. */
 static __always_inline int v1_allows(enum v1_kind kind, __u8 byte)
 {
 	if (kind == V1_UNKNOWN || byte == ' ' || byte == '.' || (byte >= '0' && byte <= '9'))
@@ -38,7 +39,7 @@ static __always_inline int v1_allows(enum v1_kind kind, __u8 byte)
 	return kind == V1_TCP6 && (byte == ':' || (lower >= 'a' && lower <= 'f'));
 }
 
-/* Where the CR of the CRLF stands; 0: not here yet; negative: it can't come any more. */
+/* The offset of the CRLF; 0: not there yet; negative: it can't come any more. */
 GLOBAL int v1_line_end(struct workbench *bench, __u32 have, __u32 kind)
 {
 	if (!bench)
@@ -57,7 +58,7 @@ GLOBAL int v1_line_end(struct workbench *bench, __u32 have, __u32 kind)
 			return -1;
 		if (byte == '\n' && before == '\r')
 			return i - 1;
-		/* A CR alone, where it isn't part of what UNKNOWN lets be anything. */
+		/* A CR alone, outside of the free text of UNKNOWN. */
 		if (before == '\r' && (kind != V1_UNKNOWN || i == body + 1))
 			return -1;
 		if (kind != V1_UNKNOWN && byte != '\r' && !v1_allows(kind, byte))
@@ -65,7 +66,7 @@ GLOBAL int v1_line_end(struct workbench *bench, __u32 have, __u32 kind)
 		before = byte;
 	}
 	/* "If the CRLF sequence is not found in the first 107 characters, the receiver should declare the line
-	 * invalid": known as soon as the last place for the CR has something else. */
+	 * invalid": known as soon as the last possible place of the CR has another byte. */
 	if (have >= longest)
 		return -1;
 	if (have == longest - 1 && before != '\r')
@@ -163,13 +164,13 @@ static __always_inline int v1_address_byte(struct v1 *v1, __u8 byte)
 	return 0;
 }
 
-/* What stands behind the gap moves to the end. */
+/* The groups after the gap move to the end. */
 static __always_inline void v1_widen_gap(const struct v1 *v1, struct address *client)
 {
 	__u8 *to = (__u8 *)client;
 	__u32 behind = v1->bytes - v1->gap;
 
-	/* Unrolled: Linux 6.1 refuses a loop whose body the compiler puts before its head. */
+	/* Unrolled: Linux 6.1 refuses a loop whose body the compiler places before its head. */
 #pragma clang loop unroll(full)
 	for (__u32 i = 0; i < 16; i++) {
 		if (i < v1->gap)
@@ -196,7 +197,7 @@ static __always_inline int v1_end_address(struct v1 *v1, struct header *header)
 	}
 	if (v1->colons == 1)
 		return -1; /* ends with a single colon */
-	/* "::" stands for one group at least; without it all are there. */
+	/* "::" stands for at least one group; without it all groups must be there. */
 	if (v1->gap == NO_GAP ? v1->bytes != 16 : v1->bytes > 14)
 		return -1;
 	if (v1->gap == NO_GAP)
@@ -225,7 +226,7 @@ static __always_inline int v1_end_port(struct v1 *v1, struct header *header)
 	return 0;
 }
 
-/* Takes the next byte of "ADDRESS ADDRESS PORT PORT" and, at its end, a space; nonzero: no such line is valid. */
+/* Parses the next byte of "ADDRESS ADDRESS PORT PORT" and a final space; nonzero: the line is invalid. */
 GLOBAL int v1_byte(struct workbench *bench, __u32 byte)
 {
 	if (!bench)
@@ -276,7 +277,7 @@ GLOBAL enum verdict read_v1(struct workbench *bench, __u32 have, __u32 transport
 		if (v1_byte(bench, bench->start[i]))
 			return MALFORMED;
 	}
-	/* The CR ends the last field, of which there are exactly four. */
+	/* The CR ends the last of exactly four fields. */
 	if (v1_byte(bench, ' ') || bench->v1.field != 4)
 		return MALFORMED;
 	return transport == STREAM ? ADDRESSES : ITSELF;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* How tcp_ingress ends: what it lets go on, drops, and refuses. */
+/* How tcp_ingress ends: passing, dropping, refusing. */
 #pragma once
 #include "judge.h"
 #include "replies.h"
 
-/* Lets a segment that was judged go on to a listener. The mark tells the backstop so: nobody else reads skb->priority on the way in. */
+/* Passes a judged segment on to a listener. The mark tells the backstop: nothing else reads skb->priority of
+ * incoming packets. */
 static __always_inline int go_on(struct __sk_buff *skb)
 {
 	__u32 only = 0;
@@ -21,7 +22,7 @@ static __always_inline int drop(const struct port *port, enum counter reason)
 	return DROP;
 }
 
-/* The sender is sent a RST, and so is the kernel's request socket. */
+/* Sends a RST to the sender and to the kernel's request socket. */
 static __always_inline int refuse_for(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				      const struct flow_key *key, const struct embryo *embryo, enum counter reason)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Programs that do nothing: their link is what counts. The kernel says of it whether its network namespace still exists, and the link
- * keeps no namespace alive. src/witness.rs attaches one of them. */
+/* Programs that do nothing; only their link is used. The kernel reports for it whether its network namespace
+ * still exists, and the link keeps no namespace alive. src/witness.rs attaches one of them. */
 #include "layout.h"
 
-/* To the loopback device, which lives exactly as long as its namespace. */
+/* For the loopback device, which exists exactly as long as its namespace. */
 SEC("classifier")
 int witness_lo(struct __sk_buff *skb)
 {
@@ -11,7 +11,7 @@ int witness_lo(struct __sk_buff *skb)
 	return PASS;
 }
 
-/* To the namespace itself, where devices have no links. */
+/* For the namespace itself, where devices have no links. */
 SEC("sk_lookup")
 int witness_netns(struct bpf_sk_lookup *ctx)
 {

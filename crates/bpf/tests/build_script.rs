@@ -60,7 +60,7 @@ fn without_clang_one_line_says_what_is_missing_and_what_to_do() {
     let warnings = lines(&output, "warning");
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(
-        warnings[0].starts_with("built without `truepeer attach`: clang can't be run ("),
+        warnings[0].starts_with("built without `truepeer attach`: can't run clang ("),
         "{}",
         warnings[0]
     );
@@ -75,7 +75,7 @@ fn where_clang_is_required_its_absence_is_one_error() {
     assert!(!output.status.success() && output.stderr.is_empty(), "{output:?}");
     let errors = lines(&output, "error");
     assert_eq!(errors.len(), 1, "{errors:?}");
-    assert!(errors[0].starts_with("clang can't be run ("), "{}", errors[0]);
+    assert!(errors[0].starts_with("can't run clang ("), "{}", errors[0]);
     assert!(lines(&output, "warning").is_empty() && lines(&output, "rustc-cfg").is_empty());
 }
 
