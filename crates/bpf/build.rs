@@ -1,5 +1,5 @@
-//! Compiles `c/*.bpf.c` with clang. Without clang the crate is built without kernel programs, and `truepeer
- * attach` reports that. With `TRUEPEER_REQUIRE_CLANG=1`, which the project's own checks set, it is an error.
+//! Compiles `c/*.bpf.c` with clang. Without clang the crate is built without kernel programs, and `truepeer attach`
+//! reports that. With `TRUEPEER_REQUIRE_CLANG=1`, which the project's own checks set, it is an error.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};

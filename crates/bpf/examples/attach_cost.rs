@@ -86,7 +86,7 @@ fn write_down(file: &str, tables: &str) -> Result<()> {
     fs::write(file, format!("{tables}{kept}")).with_context(|| file.to_owned())
 }
 
-/// How often a program ran, and how long in all.
+/// How often a program ran, and for how long in total.
 #[derive(Debug, Clone, Copy, Default)]
 struct Runs {
     count: u64,
@@ -196,11 +196,11 @@ fn attach(bed: &Bed, host: &Host, contestant: &ByAttach) -> Result<Vec<ProgramIn
 }
 
 fn programs() -> Result<Vec<ProgramInfo>> {
-    // One that goes away meanwhile is none of ours.
+    // A program that is removed meanwhile is not one of truepeer's.
     Ok(loaded_programs().filter_map(Result::ok).collect())
 }
 
-/// The account of each program, from its descriptor's page in /proc.
+/// The counts of each program, from its descriptor's entry in /proc.
 fn account(ours: &[ProgramInfo]) -> Result<Account> {
     let mut account = Account::new();
     for program in ours {

@@ -1,4 +1,4 @@
-//! Putting it in place, or an upgrade or other rules in the place of what is there.
+//! Attaches the programs, or replaces those of an earlier version or with other rules.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,22 +16,23 @@ use crate::programs::{
 use crate::tables::Tables;
 use crate::{AttachError, Device, NewConnections, Place, Rules, cut, detach, witness};
 
-/// What is attached where now.
+/// What is attached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attached {
-    /// By tcx links; otherwise by filters of the clsact qdisc.
+    /// By tcx links, or otherwise by filters of the clsact qdisc.
     pub by_tcx: bool,
-    /// The flows that were open through an earlier attachment and go on.
+    /// The open flows of an earlier attachment, which continue.
     pub taken_over: usize,
 }
 
-/// Attaches to these devices, and to the processes of a cgroup. What is attached already is replaced without a gap.
+/// Attaches to these devices, and to the processes of a cgroup. Programs that are already attached are replaced
+/// without a gap.
 ///
 /// Ingress comes last: nothing may be shifted on its way in that isn't shifted back on its way out.
 ///
 /// # Errors
-/// If the kernel refuses a step. If nothing was attached before, nothing is then; an earlier attachment goes on with its own rules, some
-/// of its programs perhaps replaced by this one's.
+/// The kernel refused a step. If nothing was attached before, nothing is attached then. An earlier attachment
+/// continues with its own rules; some of its programs may have been replaced.
 pub fn attach(
     place: &Place,
     rules: &Rules,
@@ -44,8 +45,8 @@ pub fn attach(
     let is_first = !place.exists()?;
     let attached = attach_all(place, rules, devices, cgroup);
     if attached.is_err() && is_first {
-        // What went wrong first is what is to be said. It may have been after the ports were written: no connection that is
-        // translated already may lose us without notice.
+        // Report the first error. It may have come after the ports were written; connections that are already
+        // translated must not silently lose the programs.
         let cut = Tables::open(place).and_then(|mut tables| {
             tables.drain(NewConnections::Pass)?;
             cut::cut_off(&tables)
@@ -63,7 +64,7 @@ fn attach_all(
     devices: &[Device],
     cgroup: &Path,
 ) -> Result<Attached, AttachError> {
-    // This makes the tables, of TCP and UDP.
+    // This creates the tables, of TCP and UDP.
     let sizes = [("tp_flows", rules.max_flows), ("tp_udp_flows", rules.max_udp_flows)];
     let mut sends = load_first(UDP_SEND, place, &[netns_cookie(place)], &sizes)?;
     let mut tables = Tables::open(place)?;
@@ -105,8 +106,8 @@ fn all_stages() -> [(Object, Stage); 4] {
     ]
 }
 
-/// A packet passes each program there is, so there is none without need. Those of TCP stay once there was a port, for connections
-/// that are still open; those of UDP go with its last port.
+/// Every program costs time for each packet, so none is attached without need. Those of TCP stay for open
+/// connections once there was a port. Those of UDP are removed with the last port.
 fn stages_for(rules: &Rules, has_tcp: bool) -> Vec<Stage> {
     let tcp = [links::TCP_INGRESS, links::TCP_EGRESS].into_iter().filter(|_| has_tcp);
     let udp = [links::UDP_INGRESS, links::UDP_EGRESS].into_iter().filter(|_| !rules.udp_ports.is_empty());
@@ -117,7 +118,7 @@ fn has(stages: &[Stage], stage: &Stage) -> bool {
     stages.iter().any(|wanted| wanted.name == stage.name)
 }
 
-/// What differs between devices: bytes in front of the IP header, and whether rp_filter is strict.
+/// The differences between devices: the length of the link header, and strict rp_filter.
 type DeviceKind = (u32, bool);
 
 fn kind_of(device: &Device) -> DeviceKind {
@@ -172,9 +173,9 @@ fn netns_cookie(place: &Place) -> Global {
 
 const SEND_HOOKS: [&str; 2] = ["udp_send4", "udp_send6"];
 
-/// The hooks that send answers to the sender.
+/// The hooks that redirect answers to the sender.
 fn attach_send_hooks(place: &Place, sends: &mut Loaded) -> Result<(), AttachError> {
-    // All sockets, whichever are named: of datagrams, everybody sees the client.
+    // For all sockets, whatever `--cgroup` says: the client of a datagram is shown to every socket.
     let cgroup = crate::cgroup_root()?;
     for name in SEND_HOOKS {
         let program = ready(sends.program(name), name, |program: &mut CgroupSockAddr| program.load())?;
@@ -183,7 +184,7 @@ fn attach_send_hooks(place: &Place, sends: &mut Loaded) -> Result<(), AttachErro
     Ok(())
 }
 
-/// The hooks that name the client, and the one that sees sockets end.
+/// The hooks that show the client, and the one that sees sockets end.
 fn attach_hooks(place: &Place, cgroup: &Path) -> Result<(), AttachError> {
     let mut names = load(PEER_NAME, place, &[])?;
     for name in ["peer_name4", "peer_name6"] {
@@ -192,7 +193,7 @@ fn attach_hooks(place: &Place, cgroup: &Path) -> Result<(), AttachError> {
     }
     let mut ends = load(TCP_END, place, &[netns_cookie(place)])?;
     let program = ready(ends.program("tcp_end"), "tcp_end", |program: &mut SockOps| program.load())?;
-    // All sockets, whichever are named: a flow that isn't seen to end would stay.
+    // For all sockets, whatever `--cgroup` says: otherwise flows of others would never be removed.
     links::attach_hook(place, program, "tcp_end", &crate::cgroup_root()?)
 }
 

@@ -1,19 +1,19 @@
 //! The programs' counters by name: the order is that of `c/counters.h`.
 
-/// What a counter tells.
+/// The kind of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// How many connections, or datagrams, took this course.
+    /// The number of connections or datagrams that took this path.
     Course,
-    /// Connections that were ended, or never let in, or datagrams that were dropped, for this reason.
+    /// Connections that were refused or ended, or datagrams that were dropped, for this reason.
     Refusal,
-    /// Packets held back or passed on, as is usual.
+    /// Packets held back or passed on, as usual.
     Packets,
-    /// Something that should not happen.
+    /// Errors that should not happen.
     Failure,
 }
 
-/// Which ports a counter is for.
+/// The ports for which a counter is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Of {
     /// TCP only.
@@ -27,13 +27,13 @@ pub enum Of {
 /// One counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counter {
-    /// Stable, for machines.
+    /// A stable name, for machines.
     pub name: &'static str,
-    /// What it tells.
+    /// Its kind.
     pub kind: Kind,
-    /// For people.
+    /// A description, for people.
     pub meaning: &'static str,
-    /// Which ports it is for.
+    /// The ports for which it is used.
     pub of: Of,
 }
 
@@ -53,12 +53,12 @@ pub const COUNTERS: [Counter; 41] = [
     counter(Of::Tcp, Kind::Packets, "header_split", "parts of headers acknowledged"),
     counter(Of::Both, Kind::Course, "named_itself", "LOCAL or UNKNOWN: the sender is the client"),
     counter(Of::Both, Kind::Course, "client_not_showable", "IPv6 client on an IPv4 socket: the sender's address stays"),
-    counter(Of::Tcp, Kind::Course, "mptcp_declined", "went on as plain TCP"),
+    counter(Of::Tcp, Kind::Course, "mptcp_declined", "continued as plain TCP"),
     counter(Of::Tcp, Kind::Course, "fastopen_declined", "went on without TCP Fast Open"),
     counter(Of::Tcp, Kind::Packets, "acks_held", "ACKs held back until the header was complete"),
     counter(Of::Tcp, Kind::Packets, "early_segments", "segments that overtook the header; the sender sends them again"),
-    counter(Of::Both, Kind::Packets, "no_listener", "to which nobody listens here: left alone"),
-    counter(Of::Both, Kind::Packets, "not_a_sender", "from others than the allowed senders: left alone"),
+    counter(Of::Both, Kind::Packets, "no_listener", "for ports without a listener here: passed unchanged"),
+    counter(Of::Both, Kind::Packets, "not_a_sender", "not from an allowed sender: passed unchanged"),
     counter(Of::Both, Kind::Refusal, "refused_no_header", "no PROXY header"),
     counter(Of::Both, Kind::Refusal, "refused_malformed", "malformed header"),
     counter(Of::Both, Kind::Refusal, "refused_too_long", "header too long"),
@@ -68,21 +68,21 @@ pub const COUNTERS: [Counter; 41] = [
     counter(Of::Tcp, Kind::Refusal, "refused_signed", "TCP-MD5 or TCP-AO signs what would be translated"),
     counter(Of::Tcp, Kind::Refusal, "refused_split_under_syn_cookies", "split header while SYN cookies are in use"),
     counter(Of::Tcp, Kind::Refusal, "refused_redirected", "no half-open connection waits for the header: the port is redirected (DNAT), or the kernel gave it up"),
-    counter(Of::Tcp, Kind::Refusal, "refused_stray", "half-open when we were attached, or forgotten in a flood"),
+    counter(Of::Tcp, Kind::Refusal, "refused_stray", "half-open during the attachment, or forgotten in a flood"),
     counter(Of::Both, Kind::Refusal, "refused_full", "too many flows"),
-    counter(Of::Both, Kind::Failure, "failed", "the kernel failed to do something: dropped"),
+    counter(Of::Both, Kind::Failure, "failed", "a kernel function failed: dropped"),
     counter(Of::Udp, Kind::Course, "datagrams", "datagrams from senders, delivered"),
     counter(Of::Udp, Kind::Course, "header_spp", "with an SPP header"),
     counter(Of::Udp, Kind::Course, "answers", "answers"),
-    counter(Of::Udp, Kind::Refusal, "answers_too_long", "answers with no room for their SPP header"),
+    counter(Of::Udp, Kind::Refusal, "answers_too_long", "answers without room for their SPP header"),
     counter(Of::Udp, Kind::Refusal, "answers_aggregated", "SPP: answers sent in one call for many (UDP_SEGMENT)"),
-    counter(Of::Udp, Kind::Course, "split_up", "aggregated datagrams (GRO, UDP_SEGMENT) taken apart again"),
-    counter(Of::Both, Kind::Refusal, "refused_fragment", "fragments, and what stands behind IPv6 extension headers"),
-    counter(Of::Udp, Kind::Refusal, "refused_aggregated", "aggregated datagrams (GRO, UDP_SEGMENT) that can't be taken apart: ethtool -K DEV gro off"),
-    counter(Of::Udp, Kind::Refusal, "refused_family", "SPP: a client of another family than its datagram"),
-    counter(Of::Both, Kind::Refusal, "refused_unjudged", "came by a way that is not judged: a device that is not attached, DNAT onto the port, a tunnel"),
+    counter(Of::Udp, Kind::Course, "split_up", "aggregated datagrams (GRO, UDP_SEGMENT) split into single ones"),
+    counter(Of::Both, Kind::Refusal, "refused_fragment", "fragments, and packets with IPv6 extension headers"),
+    counter(Of::Udp, Kind::Refusal, "refused_aggregated", "aggregated datagrams (GRO, UDP_SEGMENT) that can't be split: ethtool -K DEV gro off"),
+    counter(Of::Udp, Kind::Refusal, "refused_family", "SPP: the client's address family differs from the datagram's"),
+    counter(Of::Both, Kind::Refusal, "refused_unjudged", "came by a path without checks: a device that is not attached, DNAT onto the port, a tunnel"),
     counter(Of::Both, Kind::Refusal, "refused_damaged", "wrong checksum or length"),
-    counter(Of::Udp, Kind::Refusal, "answers_refused", "answers, while 65,535 others were on their way"),
-    counter(Of::Tcp, Kind::Packets, "not_taken", "segments of a handshake that the kernel would refuse: wrong numbers or flags, old timestamps"),
+    counter(Of::Udp, Kind::Refusal, "answers_refused", "answers while 65,535 others were on their way"),
+    counter(Of::Tcp, Kind::Packets, "not_taken", "handshake segments that the kernel would refuse: wrong numbers or flags, old timestamps"),
     counter(Of::Tcp, Kind::Refusal, "refused_detaching", "new connections while detach --refuse-new waits"),
 ];

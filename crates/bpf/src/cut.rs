@@ -1,9 +1,10 @@
-//! Connections that can't do without us are cut off before the programs go.
+//! Ends the connections that can't continue without the programs, before those are removed.
 //!
-//! To the kernel the bytes of a translated connection have other numbers than to their sender. Untranslated, the sender's next segment would
-//! lie δ bytes too early (the kernel takes its first δ bytes for old ones, and the backend never sees them) or too late (what was
-//! in flight comes twice): wrong bytes, and nobody would notice. Likewise where a header is still awaited. So the kernel is asked to end these
-//! connections while their packets are still translated: the sender is sent a RST, the backend's calls fail with ECONNABORTED.
+//! The kernel and the sender number the bytes of a translated connection differently. Without translation, the
+//! sender's next segment would lie δ bytes too early (the kernel takes its first δ bytes for old ones, and the
+//! backend never gets them) or too late (bytes in flight are delivered twice): silently wrong data. The same
+//! holds while a header is awaited. So the kernel is told to end these connections while their packets are still
+//! translated: the sender gets a RST, and the backend's calls fail with ECONNABORTED.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,12 +15,12 @@ use crate::sock_diag::{Connection, SockDiag};
 use crate::tables::Tables;
 use crate::{AttachError, status};
 
-/// Once is enough but for those whose socket is made while we look.
+/// Several rounds, for connections whose socket is created during a round.
 const ROUNDS: usize = 10;
-/// Between them: what has been ended takes a moment to go.
+/// The pause between rounds: ended connections take a moment to disappear.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Ends them all; there must be no new ones (see [`Tables::drain`]).
+/// Ends all of them. There must be no new ones (see [`Tables::drain`]).
 pub(crate) fn cut_off(tables: &Tables) -> Result<(), AttachError> {
     let mut refused = io::Error::new(io::ErrorKind::TimedOut, "they are still there");
     for round in 0..ROUNDS {
@@ -35,21 +36,22 @@ pub(crate) fn cut_off(tables: &Tables) -> Result<(), AttachError> {
         let connections = kernel.connections().map_err(failed("sock_diag"))?;
         let ours: Vec<Connection> =
             connections.into_iter().filter(|connection| keys.contains(&connection.key())).collect();
-        // What is in our tables without a socket has nobody who could be given wrong bytes.
+        // An entry without a socket has no program that could get wrong bytes.
         if ours.is_empty() {
             return Ok(());
         }
         for connection in &ours {
-            // One that its owner closes just now becomes what older kernels can't end, and no concern of ours.
+            // A connection that its owner is just closing gets into a state that older kernels can't end. It
+            // needs no end.
             refused = kernel.destroy(connection).err().unwrap_or(refused);
         }
     }
     Err(AttachError::Uncut { count: keys_len(tables), what: "SOCK_DESTROY", source: refused })
 }
 
-/// Those with translated numbers, and those whose header is awaited.
+/// Connections with translated numbers, and those whose header is awaited.
 fn dependants(tables: &Tables) -> BTreeSet<FlowKey> {
-    // In this order: a connection becomes a flow before it ceases to be an embryo.
+    // In this order: a connection becomes a flow before its embryo is removed.
     let embryos = status::live(tables.embryos());
     let translated = tables.flows().into_iter().filter(|(_, flow)| flow.delta != 0).map(|(key, _)| key);
     translated.chain(embryos).collect()

@@ -1,24 +1,25 @@
-//! Ending it: first without cutting anybody off, then for good.
+//! Detaches: first without ending open connections, then completely.
 
 use crate::place::LAST_RITES;
 use crate::tables::Tables;
 use crate::{AttachError, FlowCount, Place, Traffic, cut, links, status};
 
-/// What becomes of new connections while a detachment waits for the old ones.
+/// The treatment of new connections while a detachment waits for open ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NewConnections {
-    /// They reach the backend as they are, with their header and unjudged: it fails open.
+    /// They reach the backend unchecked, with their header (fail-open).
     Pass,
-    /// Those of senders that must send a header are refused.
+    /// Those from senders that must send a header are refused.
     Refuse,
 }
 
-/// Judges no new connection any more, and counts those that are still open. While there are any, the programs stay; with none left it is time
-/// for [`detach_now`]. It may be called again after an interruption.
+/// Stops checking new connections, and returns how many are still open. The programs stay while there are any;
+/// then call [`detach_now`]. It may be called again after an interruption.
 ///
-/// Datagrams are no longer judged at once: with them there is nothing to wait for.
+/// Datagrams are no longer checked from now on: for them there is nothing to wait for.
 pub fn drain(place: &Place, new: NewConnections) -> Result<FlowCount, AttachError> {
-    // Without that hook nobody would tell of an end: there is no TCP, or a removal was interrupted.
+    // Without this hook nothing reports the ends of connections: either there is no TCP, or a removal was
+    // interrupted.
     if !place.exists()? || !place.hook(LAST_RITES).exists() {
         return Ok(FlowCount::default());
     }
@@ -35,16 +36,19 @@ pub fn drain(place: &Place, new: NewConnections) -> Result<FlowCount, AttachErro
     }))
 }
 
-/// Removes everything. Connections that can't do without us are cut off (see `cut`); those with a right guess only lose their client's name.
+/// Removes everything. Connections that need the programs are ended (see `cut`). Those with a correct guess only
+/// lose their client's name.
 ///
 /// # Errors
-/// If the kernel refuses a step. [`AttachError::Uncut`]: nothing was removed, but no new connection is judged.
+/// The kernel refused a step. [`AttachError::Uncut`]: nothing was removed, but new connections are no longer
+/// checked.
 pub fn detach_now(place: &Place, new: NewConnections) -> Result<(), AttachError> {
     if !place.exists()? {
         return Ok(());
     }
     let _lock = place.lock()?;
-    // Tables that are not all there have been removed in part, and nothing is translated without them: the rest shall go, too.
+    // If some tables are missing, a removal was interrupted. Nothing is translated without them, so remove the
+    // rest, too.
     if Tables::are_all_there(place) {
         let mut tables = Tables::open(place)?;
         tables.drain(new)?;
@@ -53,7 +57,7 @@ pub fn detach_now(place: &Place, new: NewConnections) -> Result<(), AttachError>
     remove_all(place)
 }
 
-/// The programs and the tables, whoever needs them.
+/// Removes the programs and tables.
 pub(crate) fn remove_all(place: &Place) -> Result<(), AttachError> {
     if !links::has_tcx() {
         links::leave_clsact();

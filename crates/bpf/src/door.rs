@@ -1,4 +1,5 @@
-//! For tests: the programs of TCP run by BPF_PROG_TEST_RUN, with the test's answers in the kernel's place (`c/tcp_door.h`).
+//! For tests: runs the TCP programs by BPF_PROG_TEST_RUN, with the test's answers in place of the kernel's
+//! (`c/tcp_door.h`).
 
 use aya::Pod;
 use aya::maps::{Array, HashMap, Map, MapData, MapError};
@@ -10,34 +11,34 @@ use crate::programs::{TCP_EGRESS_DOOR, TCP_END_DOOR, TCP_INGRESS_DOOR, UDP_SEND}
 use crate::tables::Tables;
 use crate::{AttachError, COUNTERS, Place, Rules};
 
-/// More than any packet of a test.
+/// Larger than any packet of a test.
 const LONGEST: usize = 4096;
 
-/// How far the kernel is with a connection.
+/// The kernel's state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Socket {
-    /// Nobody listens.
+    /// No listener.
     None,
-    /// A listener only.
+    /// Only a listener.
     Listens,
     /// A request socket.
     HalfOpen,
-    /// A socket that accept() may return.
+    /// A socket that accept() can return.
     Open,
 }
 
-/// What the kernel would answer.
+/// The kernel's answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answers {
-    /// The time, in nanoseconds since the boot.
+    /// The time in nanoseconds since boot.
     pub now_ns: u64,
-    /// What a lookup finds.
+    /// The result of a socket lookup.
     pub socket: Socket,
     /// AF_INET or AF_INET6.
     pub family: u32,
     /// Whether the route leads to this host.
     pub is_here: bool,
-    /// SYN cookies that are out: sequence and acknowledgement numbers of the segments that answer them.
+    /// SYN cookies that were sent: the sequence and acknowledgement numbers of the segments that answer them.
     pub cookies: [(u32, u32); 2],
 }
 
@@ -54,7 +55,7 @@ struct Door {
     unused: u32,
     clone: [u8; 128],
     key: layout::FlowKey,
-    /// `struct bpf_sock`: the family is its second word, the state its last but one.
+    /// `struct bpf_sock`: the family is its second word, the state its second to last.
     sk: [u32; 20],
     unused_too: u32,
 }
@@ -65,7 +66,7 @@ const _: () = assert!(size_of::<Door>() == 296);
 // size (asserted above) is the sum of its fields'.
 unsafe impl Pod for Door {}
 
-/// A connection as the tables name it; IPv4 as `::ffff:a.b.c.d`.
+/// A connection as the tables identify it; IPv4 as `::ffff:a.b.c.d`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuple {
     /// The sender's address.
@@ -78,55 +79,55 @@ pub struct Tuple {
     pub local_port: u16,
 }
 
-/// A flow, as its table says it.
+/// A flow, as stored in its table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Flow {
     /// The client's address.
     pub client: [u8; 16],
     /// Its port.
     pub client_port: u16,
-    /// 4 or 6; 0: the sender stands for itself.
+    /// 4 or 6; 0: the sender is the client.
     pub client_version: u8,
-    /// How far numbers are shifted.
+    /// By how much sequence numbers are shifted.
     pub delta: i32,
 }
 
-/// An embryo, as its table says it, as far as it says anything.
+/// An embryo, as far as tests need it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Embryo {
-    /// When it was made.
+    /// When it was created.
     pub born_ns: u64,
-    /// The sender's initial number.
+    /// The sender's initial sequence number.
     pub isn: u32,
-    /// The length that was guessed.
+    /// The guessed length of the header.
     pub guess: u32,
-    /// Bytes of header that have been taken.
+    /// The number of header bytes received.
     pub have: u32,
     /// The sender's newest timestamp.
     pub ts_recent: u32,
-    /// Our SYN-ACK is out.
+    /// Whether this host's SYN-ACK was sent.
     pub answer: Option<Answer>,
-    /// Its header is off: what it will be.
+    /// The future flow, once the header is complete.
     pub flow: Option<Flow>,
 }
 
-/// What our SYN-ACK said.
+/// The contents of this host's SYN-ACK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
-    /// Our initial number.
+    /// Its initial sequence number.
     pub isn: u32,
-    /// It was a cookie.
+    /// Whether it was a cookie.
     pub is_cookie: bool,
-    /// Timestamps: of the first SYN-ACK, of the newest, of the newest packet of all.
+    /// The timestamps of the first SYN-ACK, of the newest one, and of the newest packet.
     pub tsvals: Option<[u32; 3]>,
 }
 
-/// What a program made of a packet.
+/// The result of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Made {
-    /// It goes on to the kernel.
+    /// The packet goes on to the kernel.
     pub passes: bool,
-    /// As it goes on.
+    /// The packet afterwards.
     pub packet: Vec<u8>,
     /// Another packet that was sent: into this host again (true), or out. At most its first 128 bytes.
     pub sent: Option<(bool, Vec<u8>)>,
@@ -155,10 +156,10 @@ macro_rules! open {
 }
 
 impl Programs {
-    /// Loads them with tables of their own at `place`; needs CAP_BPF and CAP_NET_ADMIN.
+    /// Loads them with their own tables at `place`. Needs CAP_BPF and CAP_NET_ADMIN.
     pub fn load(place: &Place, rules: &Rules) -> Result<Self, AttachError> {
         place.make()?;
-        // This makes the tables.
+        // This creates the tables.
         let sizes = [("tp_flows", rules.max_flows), ("tp_udp_flows", rules.max_udp_flows)];
         drop(load_first(UDP_SEND, place, &[], &sizes)?);
         let mut programs = Self {
@@ -199,7 +200,7 @@ impl Programs {
         Ok(programs)
     }
 
-    /// What the kernel answers from now on.
+    /// Sets the kernel's answers from now on.
     pub fn answer(&mut self, answers: Answers) -> Result<(), AttachError> {
         let state = &mut self.state;
         state.now_ns = answers.now_ns;
@@ -221,13 +222,13 @@ impl Programs {
         self.door.set(0, self.state, 0).map_err(AttachError::map("writing", "tp_door"))
     }
 
-    /// Shows a frame to tcp_ingress.
+    /// Passes a frame to tcp_ingress.
     pub fn comes_in(&mut self, frame: &[u8]) -> Result<Made, AttachError> {
         let made = run(&mut self.ingress, INGRESS, frame)?;
         self.with_clone(made)
     }
 
-    /// Shows a frame to tcp_egress.
+    /// Passes a frame to tcp_egress.
     pub fn goes_out(&mut self, frame: &[u8]) -> Result<Made, AttachError> {
         let made = run(&mut self.egress, EGRESS, frame)?;
         self.with_clone(made)
@@ -238,12 +239,12 @@ impl Programs {
         if found.clones == 0 {
             return Ok(made);
         }
-        self.write_door()?; // with no copies
+        self.write_door()?; // without copies
         let len = (found.clone_len as usize).min(found.clone.len());
         Ok(Made { sent: Some((found.clone_flags == 1, found.clone[..len].to_vec())), ..made })
     }
 
-    /// The kernel has made the socket. Whether a flow began.
+    /// The kernel has created the socket. Returns whether a flow started.
     pub fn socket_made(&mut self, tuple: &Tuple) -> Result<bool, AttachError> {
         self.tell(MADE, tuple).map(|answer| answer == 0)
     }
@@ -287,7 +288,8 @@ impl Programs {
         }))
     }
 
-    /// Makes an embryo's SYN-ACK a cookie: test runs give each packet a socket, by which tcp_egress tells that it is none.
+    /// Turns an embryo's SYN-ACK into a cookie. Test runs give each packet a socket, from which tcp_egress
+    /// concludes that it is none.
     pub fn answer_was_a_cookie(&mut self, tuple: &Tuple) -> Result<(), AttachError> {
         let Some(mut embryo) = optional(self.embryos.get(&key(tuple), 0), "tp_embryos")? else {
             return Ok(());
@@ -302,12 +304,12 @@ impl Programs {
         Ok(optional(self.flows.get(&key(tuple), 0), "tp_flows")?.map(|flow| flow_of(&flow)))
     }
 
-    /// What is left of a flow that has ended.
+    /// The remains of an ended flow.
     pub fn ended(&self, tuple: &Tuple) -> Result<Option<Flow>, AttachError> {
         Ok(optional(self.ended.get(&key(tuple), 0), "tp_ended")?.map(|flow| flow_of(&flow)))
     }
 
-    /// How long a sender's next header is guessed to be.
+    /// The guessed length of a sender's next header.
     pub fn guess(&self, sender: [u8; 16]) -> Result<Option<u32>, AttachError> {
         optional(self.guesses.get(&Address(sender), 0), "tp_guesses")
     }
@@ -321,7 +323,7 @@ impl Programs {
         removed(self.guesses.remove(&Address(tuple.sender)), "tp_guesses")
     }
 
-    /// A counter of the first port, by its name.
+    /// A counter of the first port, by name.
     pub fn counters(&self) -> Result<Vec<(&'static str, u64)>, AttachError> {
         let values = self.tables.counters(0)?;
         Ok(COUNTERS.iter().map(|counter| counter.name).zip(values).collect())

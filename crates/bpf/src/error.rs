@@ -1,4 +1,4 @@
-//! What can go wrong, by step.
+//! The errors, by step.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,100 +6,100 @@ use std::path::PathBuf;
 use aya::EbpfError;
 use aya::maps::MapError;
 
-/// One of aya's errors, of which each step has several kinds.
+/// An error of aya, which has several kinds for each step.
 pub(crate) type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why attaching, looking or detaching failed.
+/// Why attaching, reading the status or detaching failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// No programs inside.
+    /// The binary contains no kernel programs.
     #[error(
-        "this truepeer was built without clang, so that it has no kernel programs: install clang and libbpf-dev and build it again, or use truepeer proxy"
+        "this truepeer contains no kernel programs because it was built without clang; install clang and libbpf-dev and build it again, or use truepeer proxy"
     )]
     NotBuilt,
-    /// Nowhere to pin.
+    /// There is no BPF file system for the pins.
     #[error("{} is not on a BPF file system; type: mount -t bpf bpf {}", path.display(), mount.display())]
     NoBpfFilesystem {
-        /// Where pins should go.
+        /// The directory of the pins.
         path: PathBuf,
-        /// Where to mount one.
+        /// The directory to mount one on.
         mount: PathBuf,
     },
-    /// Nowhere to attach hooks.
+    /// There is no cgroup for the hooks.
     #[error("no cgroup v2 file system is mounted; type: mount -t cgroup2 none /sys/fs/cgroup")]
     NoCgroup,
-    /// Something pinned by a truepeer of another version.
+    /// Pins of another version of truepeer.
     #[error(
         "{} was attached by another version of truepeer, whose connections this one can't take over: detach with that one first",
         path.display()
     )]
     OtherLayout {
-        /// Its directory.
+        /// Their directory.
         path: PathBuf,
     },
-    /// More than the tables hold.
-    #[error("{0} ports are too many: at most 64 in a network namespace")]
+    /// More ports than the tables can hold.
+    #[error("{0} ports are too many: a network namespace can have at most 64")]
     TooManyPorts(usize),
-    /// A file or directory.
+    /// A file operation failed.
     #[error("{}: {what} failed", path.display())]
     File {
         /// The call.
         what: &'static str,
-        /// On what.
+        /// The path.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel's verifier or loader.
-    #[error("the kernel does not load {program}")]
+    /// The kernel's verifier or loader refused a program.
+    #[error("the kernel refused to load {program}")]
     Load {
-        /// Which program.
+        /// The program.
         program: &'static str,
-        /// Why; the verifier's words are in it.
+        /// The reason, which contains the verifier's output.
         source: Box<EbpfError>,
     },
-    /// Loading or attaching one program.
+    /// A program could not be loaded or attached.
     #[error("{program} can't be attached to {to}")]
     Attach {
-        /// Which program.
+        /// The program.
         program: &'static str,
-        /// A device or cgroup.
+        /// The device or cgroup.
         to: String,
-        /// Why.
+        /// The reason.
         source: Cause,
     },
-    /// No room in a cgroup.
+    /// The cgroup has no room for another hook.
     #[error(
-        "{program} can't be attached to {to}: 64 programs of its kind are there already, the most that Linux takes; each network namespace in which \
-         something is attached needs one: detach in one of them"
+        "{program} can't be attached to {to}: 64 programs of its kind are already attached there, the most that Linux allows; each network namespace in which \
+         truepeer is attached needs one; detach in one of them"
     )]
     CgroupFull {
-        /// Which program.
+        /// The program.
         program: &'static str,
         /// The cgroup.
         to: String,
     },
-    /// The kernel doesn't end connections for us.
+    /// The kernel can't end connections on request.
     #[error(
-        "{count} open connections can't be cut off ({what}), and without truepeer bytes of theirs would be lost or doubled unnoticed: \
-         leave --now out to wait for their end, or end the server"
+        "{count} open connections can't be cut off ({what}), and without truepeer some of their bytes would silently be lost or doubled: \
+         leave --now out to wait until they end, or stop the server"
     )]
     Uncut {
-        /// How many can't do without us.
+        /// How many connections need the programs.
         count: usize,
-        /// What the kernel was asked for.
+        /// The request to the kernel.
         what: &'static str,
-        /// Its answer; EOPNOTSUPP: it was built without CONFIG_INET_DIAG_DESTROY.
+        /// Its error; EOPNOTSUPP: it was built without CONFIG_INET_DIAG_DESTROY.
         source: io::Error,
     },
-    /// A table.
+    /// A table operation failed.
     #[error("table {map}: {what} failed")]
     Map {
         /// The call.
         what: &'static str,
-        /// Which.
+        /// The table.
         map: &'static str,
-        /// Why.
+        /// The reason.
         source: Box<MapError>,
     },
 }
@@ -123,7 +123,7 @@ impl AttachError {
         move |source| Self::Attach { program, to, source: source.into() }
     }
 
-    /// Likewise a hook to a cgroup.
+    /// The same for attaching a hook to a cgroup.
     pub(crate) fn hook(program: &'static str, to: impl ToString) -> impl FnOnce(Cause) -> Self {
         let to = to.to_string();
         move |source| match is_too_big(source.as_ref()) {
@@ -149,13 +149,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_cgroup_is_said_to_be_full() {
+    fn a_full_cgroup_has_its_own_message() {
         let said = |errno| {
             let io_error = io::Error::from_raw_os_error(errno);
             let cause = ProgramError::SyscallError(SyscallError { call: "bpf_link_create", io_error });
             AttachError::hook("tcp_end", "/sys/fs/cgroup")(cause.into()).to_string()
         };
-        assert!(said(libc::E2BIG).contains("64 programs of its kind are there already"));
+        assert!(said(libc::E2BIG).contains("64 programs of its kind are already attached there"));
         assert_eq!(said(libc::EPERM), "tcp_end can't be attached to /sys/fs/cgroup");
     }
 }

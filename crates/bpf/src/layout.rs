@@ -1,14 +1,14 @@
-//! What the programs and this crate share: `c/layout.h` asserts the same sizes.
+//! The structs shared with the programs: `c/layout.h` asserts the same sizes.
 
 use aya::Pod;
 
-/// Raised whenever a struct or a map of the programs changes its shape: pinned maps of another layout are left alone.
+/// Must be raised when a struct or a map of the programs changes: pinned maps of another layout are not used.
 pub(crate) const LAYOUT: u32 = 6;
 
-/// Ports that can be attached at a time in one network namespace.
+/// How many ports can be attached at a time in one network namespace.
 pub(crate) const MAX_PORTS: u16 = 64;
 
-/// `SLOT_OF_NO_PORT`: the counters of packets whose port can't be told.
+/// `SLOT_OF_NO_PORT`: the counters of packets whose port is unknown.
 pub(crate) const SLOT_OF_NO_PORT: u16 = MAX_PORTS;
 
 /// An address; IPv4 as `::ffff:a.b.c.d`.

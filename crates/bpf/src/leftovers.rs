@@ -1,32 +1,33 @@
-//! What attachments have left behind whose network namespace is gone. Programs on devices ended with those; hooks of the cgroup stay, and a
-//! cgroup takes 64 of a kind.
+//! Removes pins of network namespaces that no longer exist. Programs on devices ended with the namespace. Hooks
+//! of the cgroup stay, and a cgroup can hold 64 of a kind.
 
 use std::path::{Path, PathBuf};
 
 use crate::place::{entries, rmdir, unlink};
 use crate::{AttachError, Place, witness};
 
-/// The directories of network namespaces, beside that of `place`, which are gone: see `witness` for how that is known.
+/// The directories of vanished network namespaces beside that of `place`. `witness` explains how they are
+/// recognised.
 pub fn left_behind(place: &Place) -> Result<Vec<PathBuf>, AttachError> {
     let all = entries(place.pins())?;
     Ok(all.into_iter().filter(|root| root != place.root() && is_gone(root)).collect())
 }
 
-/// Removes them; says how many there were. Several may do it at once.
+/// Removes them and returns how many there were. Several processes may do so at the same time.
 pub fn sweep(place: &Place) -> Result<usize, AttachError> {
     let roots = left_behind(place)?;
     roots.iter().try_for_each(|root| remove(root))?;
     Ok(roots.len())
 }
 
-/// All layouts in it are of one namespace.
+/// All layouts in it belong to one namespace.
 fn is_gone(root: &Path) -> bool {
     let links = |layout: &PathBuf| entries(&layout.join("links"));
     let pins: Result<Vec<_>, _> = entries(root).and_then(|layouts| layouts.iter().map(links).collect());
     pins.is_ok_and(|pins| witness::is_gone(&pins.concat()))
 }
 
-/// Witnesses last: whoever is interrupted leaves what can be swept again.
+/// Witnesses last: after an interruption the rest can still be recognised.
 fn remove(root: &Path) -> Result<(), AttachError> {
     for layout in entries(root)? {
         let (links, maps) = (layout.join("links"), layout.join("maps"));

@@ -1,14 +1,14 @@
-//! The way `attach`: programs in the kernel take the PROXY header off connections to a running, unmodified backend,
-//! and answer its `getpeername` with the client. No process of ours stands in between: what is attached is pinned
-//! and goes on when this program ends.
+//! The way `attach`: programs in the kernel remove the PROXY header from connections to a running, unmodified
+//! backend, and answer its `getpeername` with the client. No truepeer process is involved afterwards: programs
+//! and tables are pinned, and outlive this process.
 //!
 //! ```text
 //!  Rules (from the policy) ──▶ tables ─┐
 //!                                      ├─ pinned in Place: one directory for each network namespace
 //!  programs (c/*.bpf.c) ──▶ links ─────┘
 //! ```
-//! The programs' sources explain the mechanism; [`attach()`] puts them in place, [`status()`] reads them, [`drain`] and
-//! [`detach_now`] end it. What a network namespace leaves behind that ends by itself, [`sweep`] removes.
+//! The sources of the programs explain the mechanism. [`attach()`] installs them, [`status()`] reads their state,
+//! [`drain`] and [`detach_now`] end it. [`sweep`] removes the leftovers of vanished network namespaces.
 
 mod attach;
 mod counters;

@@ -1,7 +1,8 @@
-//! Where programs are attached. A link that is pinned holds its program in place; an upgrade puts another program under
-//! the same link, so that no packet meets none or two.
+//! Attaches programs. A pinned link keeps its program attached. An upgrade replaces the program of the same link,
+//! so that every packet meets exactly one.
 //!
-//! Linux before 6.6 has no links for devices (tcx): there a filter of the clsact qdisc stays by itself.
+//! Before Linux 6.6 devices have no links (tcx). There a filter of the clsact qdisc is used, which stays by
+//! itself.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -28,7 +29,7 @@ const HANDLE: TcHandle = TcHandle::new(0, 1);
 pub(crate) struct Stage {
     pub(crate) name: &'static str,
     pub(crate) direction: TcAttachType,
-    /// Its filter's place among those of the clsact qdisc.
+    /// Its filter's priority among those of the clsact qdisc.
     priority: u16,
 }
 
@@ -42,7 +43,7 @@ pub(crate) const UDP_INGRESS: Stage = stage("udp_ingress", TcAttachType::Ingress
 pub(crate) const UDP_EGRESS: Stage = stage("udp_egress", TcAttachType::Egress, 51);
 pub(crate) const STAGES: [Stage; 4] = [TCP_INGRESS, TCP_EGRESS, UDP_INGRESS, UDP_EGRESS];
 
-/// Whether devices have links here.
+/// Whether devices support links here.
 pub(crate) fn has_tcx() -> bool {
     KernelVersion::current().is_ok_and(|version| version >= KernelVersion::new(6, 6, 0))
 }
@@ -51,13 +52,13 @@ fn pin_of(place: &Place, program: &str, device: u32) -> PathBuf {
     place.links().join(format!("{program}-{device}"))
 }
 
-/// The number of the device that a pinned link is attached to; `None` if it is none of a device's.
+/// The index of the device that a pinned link is attached to; `None` if the link is not on a device.
 pub(crate) fn device_of_pin(pin: &Path) -> Option<u32> {
     let (program, device) = pin.file_name()?.to_str()?.rsplit_once('-')?;
     STAGES.iter().any(|stage| stage.name == program).then(|| device.parse().ok())?
 }
 
-/// Attaches a program to a device, in the place of an older one of ours.
+/// Attaches a program to a device, and replaces an older one of truepeer.
 pub(crate) fn attach_to_device(
     place: &Place,
     program: &mut SchedClassifier,
@@ -84,7 +85,7 @@ fn attach_tcx(
         if program.attach_to_link(old).is_ok() {
             return Ok(());
         }
-        // The link of a device that is gone and whose number another one has now.
+        // The link of a device that is gone; its index belongs to another device now.
         fs::remove_file(pin)?;
     }
     let order = TcAttachOptions::TcxOrder(LinkOrder::default());
@@ -94,7 +95,7 @@ fn attach_tcx(
 
 fn attach_clsact(program: &mut SchedClassifier, stage: Stage, device: &Device) -> Result<(), Cause> {
     let Stage { direction, priority, .. } = stage;
-    // Somebody else's will do as well; if there is none, attaching says so.
+    // Another program's qdisc serves as well. If there is none, attaching reports it.
     let _ = qdisc_add_clsact(&device.name);
     let old = SchedClassifierLink::attached(&device.name, direction, priority, HANDLE, None)?;
     let link = match program.attach_to_link(old) {
@@ -104,12 +105,13 @@ fn attach_clsact(program: &mut SchedClassifier, stage: Stage, device: &Device) -
             program.attach_with_options(&device.name, direction, TcAttachOptions::Netlink(options))?
         }
     };
-    // Dropping it would detach; the kernel keeps the filter without us.
+    // Dropping it would detach it; the kernel keeps the filter without this process.
     std::mem::forget(program.take_link(link)?);
     Ok(())
 }
 
-/// Takes our programs off devices that are no longer wanted, and off all those that have no port any more.
+/// Removes the programs from devices that are no longer selected, and from all devices for protocols that have no
+/// port any more.
 pub(crate) fn leave_others(place: &Place, wanted: &[Device], stages: &[Stage]) -> Result<(), AttachError> {
     let wanted: BTreeSet<PathBuf> = wanted
         .iter()
@@ -120,25 +122,25 @@ pub(crate) fn leave_others(place: &Place, wanted: &[Device], stages: &[Stage]) -
     unlink(pins.into_iter().filter(|pin| device_of_pin(pin).is_some() && !wanted.contains(pin)))
 }
 
-/// Takes our filters off all devices, where those have no links.
+/// Removes the filters from all devices, where devices have no links.
 pub(crate) fn leave_clsact() {
     let devices = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
     for device in devices.lines().skip(2).filter_map(|line| line.split(':').next()) {
         for stage in STAGES {
-            // Most devices never had any.
+            // Most devices never had a filter.
             let _ = qdisc_detach_program(device.trim(), stage.direction, stage.name);
         }
     }
 }
 
-/// Takes a hook off its cgroup, if it was there.
+/// Removes a hook from its cgroup, if there is one.
 pub(crate) fn leave_hook(place: &Place, name: &'static str) -> Result<(), AttachError> {
     unlink([place.hook(name)])
 }
 
-/// A program that is attached to a cgroup, or to a network namespace.
+/// A program for a cgroup or a network namespace.
 pub(crate) trait Hook {
-    /// Attaches it. Links always stand beside others ("single" is for attachments without link).
+    /// Attaches it. A link never replaces other links ("single" concerns attachments without a link).
     fn link(&mut self, to: &File) -> Result<FdLink, Cause>;
 }
 
@@ -170,7 +172,8 @@ impl Hook for SockOps {
     }
 }
 
-/// Attaches a hook to a cgroup, or to a network namespace. For a moment the old one and the new one both run, which is the same twice.
+/// Attaches a hook to a cgroup or a network namespace. For a moment the old and the new one both run, which does
+/// no harm.
 pub(crate) fn attach_hook(
     place: &Place,
     program: &mut impl Hook,
@@ -182,7 +185,7 @@ pub(crate) fn attach_hook(
     outcome.map_err(AttachError::hook(name, to.display()))
 }
 
-/// The old link goes when nothing names it any more: after the new one is there.
+/// The old link is removed when nothing refers to it any more, after the new one exists.
 fn replace_pin(link: FdLink, pin: &Path) -> Result<(), Cause> {
     let new = pin.with_file_name(format!("{}-new", pin.file_name().unwrap_or_default().to_string_lossy()));
     let _ = fs::remove_file(&new);

@@ -1,4 +1,4 @@
-//! Loading programs against the tables that are pinned at a place, or making those.
+//! Loads programs with the tables pinned at a place, or creates those tables.
 
 use std::num::NonZeroU32;
 
@@ -9,20 +9,20 @@ use aya::{Ebpf, EbpfLoader};
 use crate::programs::Object;
 use crate::{AttachError, Place};
 
-/// Programs of one object, ready to be attached; its tables stay pinned when it is dropped.
+/// The programs of one object, ready to be attached. Its tables stay pinned when it is dropped.
 pub(crate) struct Loaded {
     object: Object,
     programs: Ebpf,
 }
 
-/// A variable of a program, set before it is loaded. Programs that have no such variable go without.
+/// A variable of a program, set before loading. Programs without the variable ignore it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Global {
-    /// Bytes in front of the IP header.
+    /// The length of the link header.
     LinkHeaderLen(u32),
     /// Whether rp_filter is strict on the device.
     HasStrictRpFilter(u32),
-    /// Of the network namespace.
+    /// The cookie of the network namespace.
     NetnsCookie(u64),
 }
 
@@ -41,10 +41,10 @@ pub(crate) fn load(object: Object, place: &Place, globals: &[Global]) -> Result<
     load_first(object, place, globals, &[])
 }
 
-/// How many entries a table has, by its name.
+/// The number of entries of a table, by its name.
 pub(crate) type Sizes<'a> = [(&'a str, NonZeroU32)];
 
-/// Likewise the first object, which makes the tables, of these sizes.
+/// The same for the first object, which creates the tables with these sizes.
 pub(crate) fn load_first(
     object: Object,
     place: &Place,

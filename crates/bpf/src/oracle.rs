@@ -1,4 +1,5 @@
-//! For tests: what the programs make of a connection's first bytes, by BPF_PROG_TEST_RUN; and a crowded cgroup.
+//! For tests: the programs' interpretation of a connection's first bytes, by BPF_PROG_TEST_RUN; and a full
+//! cgroup.
 
 use core::net::{Ipv6Addr, SocketAddr};
 use std::fs::File;
@@ -15,16 +16,16 @@ use crate::programs::{HEADER_CHECK, PEER_NAME};
 use crate::tables::{DIALECT_EVERY, DIALECT_SPP};
 use crate::{AttachError, Place, UdpDialect};
 
-/// What a start amounts to; `enum verdict` in `c/header.h`, the length being judged as `tcp_ingress` does.
+/// The result; `enum verdict` in `c/header.h`, with the length checked as in `tcp_ingress`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Valid so far.
     NeedMore,
-    /// A whole header, so many bytes long, that names a client.
+    /// A complete header of this length that names a client.
     Client(SocketAddr, usize),
-    /// A whole header that names nobody.
+    /// A complete header that names no client.
     Itself(usize),
-    /// No header, or a wrong one.
+    /// No header, or an invalid one.
     Refused,
 }
 
@@ -51,7 +52,7 @@ pub struct HeaderCheck {
 }
 
 impl HeaderCheck {
-    /// Loads it; needs CAP_BPF and CAP_NET_ADMIN.
+    /// Loads it. Needs CAP_BPF and CAP_NET_ADMIN.
     pub fn load(header_max: usize) -> Result<Self, AttachError> {
         let mut programs = Ebpf::load(HEADER_CHECK.bytes()?).map_err(AttachError::load(HEADER_CHECK.name))?;
         for name in [HEADER_CHECK.name, DATAGRAM_CHECK] {
@@ -62,13 +63,13 @@ impl HeaderCheck {
         Ok(Self { programs, header_max })
     }
 
-    /// Shows the program these bytes as the first of a connection.
+    /// Passes these bytes as the first of a connection.
     pub fn ask(&mut self, bytes: &[u8]) -> Result<Verdict, AttachError> {
         self.run(HEADER_CHECK.name, 0, bytes)?;
         Ok(self.verdict(self.answer()?, bytes.len()))
     }
 
-    /// Likewise, as a datagram: what more would be needed will not come.
+    /// The same as a datagram: missing bytes will never come.
     pub fn ask_datagram(&mut self, dialect: UdpDialect, bytes: &[u8]) -> Result<Verdict, AttachError> {
         let dialect = match dialect {
             UdpDialect::Every => DIALECT_EVERY,
@@ -117,14 +118,15 @@ impl HeaderCheck {
 const DATAGRAM_CHECK: &str = "datagram_check";
 
 fn program<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier, ProgramError> {
-    // Built with this crate: it is there.
+    // It was built with this crate, so it exists.
     let Some(program) = programs.program_mut(name) else {
         return Err(ProgramError::NotLoaded);
     };
     program.try_into()
 }
 
-/// Attaches so many hooks to a cgroup, of the kind that names clients, with their tables at `place`. They go when what is returned does.
+/// Attaches this many hooks to a cgroup, of the kind that shows clients, with their tables at `place`. They are
+/// removed when the result is dropped.
 pub fn crowd_cgroup(
     place: &Place,
     cgroup: &Path,

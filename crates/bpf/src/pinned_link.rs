@@ -1,4 +1,4 @@
-//! What the kernel says of a pinned link, as far as aya doesn't ask.
+//! Reads from the kernel what aya doesn't provide about a pinned link.
 
 use std::ffi::CString;
 use std::io;
@@ -15,14 +15,14 @@ const TYPE_NETNS: u32 = 5;
 /// `BPF_LINK_TYPE_TCX` (linux/bpf.h).
 const TYPE_TCX: u32 = 11;
 
-/// What a link is attached to.
+/// The object that a link is attached to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Holds {
-    /// A device or a network namespace that is there.
+    /// A device or a network namespace that exists.
     Something,
-    /// Its device or network namespace is gone.
+    /// A device or network namespace that is gone.
     Nothing,
-    /// A cgroup, or what else has no such end.
+    /// A cgroup, or another object whose end is not reported.
     Other,
 }
 
@@ -42,9 +42,9 @@ struct ObjGetInfo {
     info: u64,
 }
 
-/// The beginning of `struct bpf_link_info`. What the link is attached to comes first in both kinds that are asked for: `tcx.ifindex`
-/// and `netns.netns_ino`; 0 where it is gone (tcx_link_fill_info in kernel/bpf/tcx.c, bpf_netns_link_fill_info in
-/// kernel/bpf/net_namespace.c).
+/// The start of `struct bpf_link_info`. In both kinds that are read, the identifier of the object comes first:
+/// `tcx.ifindex` and `netns.netns_ino`; 0 if it is gone (tcx_link_fill_info in kernel/bpf/tcx.c,
+/// bpf_netns_link_fill_info in kernel/bpf/net_namespace.c).
 #[repr(C)]
 #[derive(Default)]
 struct LinkInfo {
@@ -62,7 +62,7 @@ impl LinkInfo {
 
 const _: () = assert!(size_of::<LinkInfo>() == LinkInfo::LEN as usize);
 
-/// What the link that is pinned here is attached to.
+/// The object that the link pinned here is attached to.
 pub(crate) fn holds(pin: &Path) -> io::Result<Holds> {
     let link = open(pin)?;
     let mut info = LinkInfo::default();
@@ -71,8 +71,8 @@ pub(crate) fn holds(pin: &Path) -> io::Result<Holds> {
         info_len: LinkInfo::LEN,
         info: (&raw mut info) as u64,
     };
-    // SAFETY: `info` is ours and outlives the call; the kernel writes no more than `info_len` bytes, which is its size, and any bytes
-    // are a valid `LinkInfo`.
+    // SAFETY: `info` is a local that outlives the call. The kernel writes no more than `info_len` bytes, which is
+    // its size, and any bytes are a valid `LinkInfo`.
     unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut request) }?;
     Ok(match (info.kind, info.attached_to) {
         (TYPE_NETNS | TYPE_TCX, 0) => Holds::Nothing,
@@ -86,15 +86,17 @@ fn open(pin: &Path) -> io::Result<OwnedFd> {
     let mut request = ObjGet { path: path.as_ptr() as u64, fd: 0, flags: 0 };
     // SAFETY: the path ends with a zero byte and outlives the call, which only reads it.
     let fd = unsafe { bpf(OBJ_GET, &mut request) }?;
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    // SAFETY: the kernel has just created this descriptor for this process, and it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// # Safety
-/// `T` must begin as `union bpf_attr` does for this command, and the addresses in it must be good for what the command does with them.
+/// `T` must start as `union bpf_attr` does for this command, and the addresses in it must be valid for what the
+/// command does with them.
 unsafe fn bpf<T>(command: libc::c_int, request: &mut T) -> io::Result<libc::c_int> {
-    // SAFETY: the kernel reads `size_of::<T>()` bytes of `request`, and takes those it has no need of for zeros, which
-    // is what the structures here end with; for the rest see above.
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of `request`, and takes missing fields as zero. The caller
+    // guarantees that `T` starts as `union bpf_attr` does for this command, and that the addresses in it are
+    // valid for it.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *request, size_of::<T>()) };
     match libc::c_int::try_from(result) {
         Ok(result) if result >= 0 => Ok(result),

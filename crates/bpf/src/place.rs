@@ -1,4 +1,4 @@
-//! Where the pins of a network namespace are.
+//! The directory of a network namespace's pins.
 //!
 //! ```text
 //! /sys/fs/bpf/truepeer/<cookie of the network namespace>/<layout>/{maps,links}/
@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, flock, statfs};
 use crate::AttachError;
 use crate::layout::LAYOUT;
 
-/// Where pins are, unless said otherwise.
+/// The default directory of all pins.
 pub const DEFAULT_PINS: &str = "/sys/fs/bpf/truepeer";
 
 /// `BPF_FS_MAGIC` (linux/magic.h).
@@ -31,7 +31,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The place of the network namespace that the calling thread is in.
+    /// The place of the calling thread's network namespace.
     pub fn here(pins: &Path) -> Result<Self, AttachError> {
         let netns_cookie =
             netns_cookie().map_err(AttachError::file("SO_NETNS_COOKIE", "this network namespace"))?;
@@ -39,23 +39,23 @@ impl Place {
         Ok(Self { pins: pins.to_owned(), root, netns_cookie })
     }
 
-    /// Whether this path, or the nearest above it that exists, is on a BPF file system.
+    /// Whether this path, or its nearest existing parent, is on a BPF file system.
     pub fn can_be_at(path: &Path) -> bool {
         let existing = path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
         statfs(existing).is_ok_and(|found| u32::try_from(found.f_type) == Ok(BPF_FS_MAGIC))
     }
 
-    /// What the kernel calls this network namespace.
+    /// The kernel's cookie of this network namespace.
     pub fn netns_cookie(&self) -> u64 {
         self.netns_cookie
     }
 
-    /// Whether anything is attached by this layout.
+    /// Whether anything is attached with this layout.
     pub fn exists(&self) -> Result<bool, AttachError> {
         Ok(!entries(&self.links())?.is_empty() || !entries(&self.maps())?.is_empty())
     }
 
-    /// Where everything is pinned.
+    /// The directory of the pins.
     pub fn path(&self) -> PathBuf {
         self.root.join(LAYOUT.to_string())
     }
@@ -65,7 +65,7 @@ impl Place {
         &self.pins
     }
 
-    /// The directory of this one, for all layouts.
+    /// The directory of this network namespace, for all layouts.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
@@ -78,7 +78,7 @@ impl Place {
         self.path().join("links")
     }
 
-    /// Makes the directories. Fails where they can't be pins, or hold those of another layout.
+    /// Creates the directories. Fails if the file system can't hold pins, or if there are pins of another layout.
     pub(crate) fn make(&self) -> Result<(), AttachError> {
         if !Self::can_be_at(&self.root) {
             let mount = self.root.ancestors().nth(2).unwrap_or(&self.root).to_owned();
@@ -93,7 +93,7 @@ impl Place {
         Ok(())
     }
 
-    /// Keeps other instances away until it is dropped; the directory must exist.
+    /// Keeps other processes out until it is dropped. The directory must exist.
     pub(crate) fn lock(&self) -> Result<impl Sized + use<>, AttachError> {
         let directory = fs::File::open(self.path()).map_err(AttachError::file("open", self.path()))?;
         flock(&directory, FlockOperation::LockExclusive)
@@ -101,8 +101,9 @@ impl Place {
         Ok(directory)
     }
 
-    /// Removes all pins, links first: programs go before what they look into. Among links [`LAST_RITES`] comes first, so that whoever is
-    /// interrupted here leaves nobody to wait for (see [`crate::drain`]), and the next one can go on.
+    /// Removes all pins, links first: programs must end before their tables. Among the links [`LAST_RITES`] comes
+    /// first, so that after an interruption nothing waits for connections' ends (see [`crate::drain`]) and the
+    /// next removal can continue.
     pub(crate) fn remove(&self) -> Result<(), AttachError> {
         let (first, others): (Vec<_>, Vec<_>) =
             entries(&self.links())?.into_iter().partition(|pin| *pin == self.hook(LAST_RITES));
@@ -116,15 +117,15 @@ impl Place {
     }
 }
 
-/// The hook that tells of connections' ends: without it nobody does.
+/// The hook that reports the ends of connections.
 pub(crate) const LAST_RITES: &str = "tcp_end";
 
-/// Removes files in this order. Several may do it at once: what is gone already is as it should be.
+/// Removes files in this order. Several processes may do so at the same time: missing files are fine.
 pub(crate) fn unlink(files: impl IntoIterator<Item = PathBuf>) -> Result<(), AttachError> {
     files.into_iter().try_for_each(|file| unless_gone("unlink", &file, fs::remove_file(&file)))
 }
 
-/// Likewise empty directories.
+/// The same for empty directories.
 pub(crate) fn rmdir(directories: impl IntoIterator<Item = PathBuf>) -> Result<(), AttachError> {
     directories.into_iter().try_for_each(|path| unless_gone("rmdir", &path, fs::remove_dir(&path)))
 }
@@ -136,7 +137,7 @@ fn unless_gone(what: &'static str, path: &Path, result: io::Result<()>) -> Resul
     }
 }
 
-/// The files in a directory; none if it isn't there.
+/// The files in a directory; none if it doesn't exist.
 pub(crate) fn entries(directory: &Path) -> Result<Vec<PathBuf>, AttachError> {
     match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -150,7 +151,7 @@ fn netns_cookie() -> io::Result<u64> {
     let socket = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     let mut cookie = 0_u64;
     let mut len = libc::socklen_t::try_from(size_of_val(&cookie)).unwrap_or_default();
-    // SAFETY: the descriptor is open for the length of the call; `cookie` and `len` are ours, writable, and `len` is the
+    // SAFETY: the descriptor is open during the call. `cookie` and `len` are writable locals, and `len` is the
     // size of `cookie`, beyond which the kernel does not write.
     let result = unsafe {
         libc::getsockopt(
@@ -164,7 +165,7 @@ fn netns_cookie() -> io::Result<u64> {
     if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The root of the cgroup v2 hierarchy: where it is mounted is up to the distribution.
+/// The root of the cgroup v2 hierarchy. Distributions mount it in different places.
 pub fn cgroup_root() -> Result<PathBuf, AttachError> {
     let mounts =
         fs::read_to_string("/proc/self/mounts").map_err(AttachError::file("reading", "/proc/self/mounts"))?;

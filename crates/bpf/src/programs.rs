@@ -2,7 +2,7 @@
 
 use crate::AttachError;
 
-/// An object file with its name.
+/// An object file and its name.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Object {
     pub(crate) name: &'static str,
@@ -22,7 +22,7 @@ impl Object {
     }
 }
 
-/// Whether clang was there when this was built.
+/// Whether clang was available when this was built.
 pub const fn are_built_in() -> bool {
     cfg!(not(no_programs))
 }

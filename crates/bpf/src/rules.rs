@@ -1,4 +1,4 @@
-//! What the programs are told: the policy, as far as they carry it out.
+//! The rules for the programs: the part of the policy that they carry out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,23 +10,23 @@ use truepeer_policy::{Claims, HeaderRule, PrefixSet};
 /// A UDP port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gate {
-    /// Where the backend is bound: the same port, or another.
+    /// The port that the backend is bound to: the same port, or another.
     pub backend_port: u16,
-    /// Where the header is.
+    /// The dialect.
     pub dialect: UdpDialect,
 }
 
-/// The UDP dialects in which each datagram has its header: of the others, a datagram says nothing by itself.
+/// The UDP dialects with a header in each datagram. In the others a datagram alone doesn't name its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UdpDialect {
     /// v2 in each datagram.
     Every,
-    /// Simple Proxy Protocol, in answers too.
+    /// Simple Proxy Protocol; answers have a header, too.
     Spp,
 }
 
 impl UdpDialect {
-    /// As the command line spells it.
+    /// Its name on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Every => "every",
@@ -35,10 +35,10 @@ impl UdpDialect {
     }
 }
 
-/// [`Rules::max_flows`], unless said otherwise.
+/// The default of [`Rules::max_flows`].
 pub const MAX_FLOWS: NonZeroU32 = NonZeroU32::MIN.saturating_add((1 << 20) - 1);
 
-/// [`Rules::max_udp_flows`], unless said otherwise.
+/// The default of [`Rules::max_udp_flows`].
 pub const MAX_UDP_FLOWS: NonZeroU32 = NonZeroU32::MIN.saturating_add((1 << 17) - 1);
 
 /// The rules of one network namespace.
@@ -46,27 +46,30 @@ pub const MAX_UDP_FLOWS: NonZeroU32 = NonZeroU32::MIN.saturating_add((1 << 17) -
 pub struct Rules {
     /// The TCP ports of the backends.
     pub tcp_ports: BTreeSet<u16>,
-    /// What senders send datagrams to.
+    /// The UDP ports to which senders send.
     pub udp_ports: BTreeMap<u16, Gate>,
-    /// Who may send. Others pass untouched, as if truepeer weren't there; but see `udp_silence`.
+    /// The senders. Packets of all others pass unchanged, as without truepeer; for an exception see
+    /// `udp_silence`.
     pub senders: PrefixSet,
-    /// Whether their connections begin with a header. With [`HeaderRule::Forbid`] nothing is touched.
+    /// Whether their connections start with a header. With [`HeaderRule::Forbid`] packets pass unchanged.
     pub header: HeaderRule,
-    /// Who may be claimed, and who is refused.
+    /// Which clients may be claimed, and which are refused.
     pub claims: Claims,
-    /// This host's addresses, which must not be claimed either unless `claims` allows them. As they are when it is
-    /// attached: nothing of truepeer runs afterwards.
+    /// This host's addresses, which must not be claimed either unless `claims` allows them. They are read when
+    /// attaching: afterwards no truepeer process runs.
     pub own_addresses: BTreeSet<IpAddr>,
-    /// How long a sender may take for its header. Looked at when the kernel sends its SYN-ACK again: after 1, 3, 7, 15 s.
+    /// How long a sender may take for its header. Checked when the kernel repeats its SYN-ACK: after 1, 3, 7, 15
+    /// s.
     pub header_timeout: Duration,
     /// The longest header, in bytes.
     pub header_max: usize,
-    /// How long a client's answers go to its sender after its last datagram from there, to a second. Until then, a client that comes
-    /// by itself from the same address and port is answered through the sender, too.
+    /// How long after the sender's last datagram a client's answers go to the sender; one second precise. Until
+    /// then, a client that itself sends from the same address and port is answered through the sender, too.
     pub udp_silence: Duration,
-    /// How many TCP connections may be open at a time; more are refused. Holds from the first attachment until everything is removed.
+    /// How many TCP connections may be open at a time; others are refused. It applies from the first attachment
+    /// until everything is removed.
     pub max_flows: NonZeroU32,
-    /// How many UDP flows are remembered; beyond that the one that was silent longest is forgotten, until its client's next datagram. Memory
-    /// for all of them is taken at once. Holds likewise.
+    /// How many UDP flows are remembered. Above that, the one that was silent longest is forgotten until its
+    /// client's next datagram. The memory for all of them is allocated at once. It applies for the same time.
     pub max_udp_flows: NonZeroU32,
 }

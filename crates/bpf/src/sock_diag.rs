@@ -53,7 +53,7 @@ impl SockDiag {
         Ok(Self(socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?))
     }
 
-    /// All of them, half-open ones included, from which somebody may still read.
+    /// All TCP connections, including half-open ones, from which a program may still read.
     pub(crate) fn connections(&mut self) -> io::Result<Vec<Connection>> {
         let mut found = Vec::new();
         for family in [AddressFamily::INET, AddressFamily::INET6] {
@@ -64,7 +64,7 @@ impl SockDiag {
                     found.extend(Connection::read(body));
                     Ok(false)
                 }
-                // A dump that the kernel can't make ends with a number below zero in it, too.
+                // A dump that fails also ends with a message, which contains a negative number.
                 NLMSG_DONE | NLMSG_ERROR => outcome(body).map(|()| true),
                 _ => Ok(false),
             })? {}
@@ -72,7 +72,8 @@ impl SockDiag {
         Ok(found)
     }
 
-    /// Ends a connection: its peer is sent a RST, its owner's calls fail with ECONNABORTED. One that has ended meanwhile is as it should be.
+    /// Ends a connection: its peer gets a RST, its owner's calls fail with ECONNABORTED. A connection that has
+    /// already ended is fine.
     pub(crate) fn destroy(&mut self, connection: &Connection) -> io::Result<()> {
         send(&self.0, &request(DESTROY, NLM_F_ACK, connection.family, &connection.id), SendFlags::empty())?;
         let mut answer = Ok(());
@@ -88,7 +89,8 @@ impl SockDiag {
         }
     }
 
-    /// Shows each message of one datagram: its kind and what is behind its header. Whether one of them was the last.
+    /// Calls `show` with the type and payload of each message of a datagram. Returns whether one of them was the
+    /// last.
     fn receive(&mut self, mut on_message: impl FnMut(u16, &[u8]) -> io::Result<bool>) -> io::Result<bool> {
         let mut buffer = vec![0; MESSAGE_MAX];
         let (count, _) = recv(&self.0, buffer.as_mut_slice(), RecvFlags::empty())?;
@@ -104,8 +106,8 @@ impl SockDiag {
 }
 
 impl Connection {
-    /// `struct inet_diag_msg`; `None` for what is left of a connection that its owner has closed: the kernel gives its bytes to
-    /// nobody, and older ones (6.1) can't end it.
+    /// Parses `struct inet_diag_msg`. `None` for a connection that its owner has closed: the kernel delivers its
+    /// bytes to nobody, and older kernels (6.1) can't end it.
     fn read(body: &[u8]) -> Option<Self> {
         let (family, state) = (*body.first()?, *body.get(1)?);
         let inode = u32::from_ne_bytes(body.get(INODE_AT..INODE_AT + 4)?.try_into().ok()?);
@@ -115,7 +117,7 @@ impl Connection {
         Some(Self { family, id: body.get(4..4 + ID_LEN)?.try_into().ok()? })
     }
 
-    /// What it is called in our tables.
+    /// Its key in the tables.
     pub(crate) fn key(&self) -> FlowKey {
         let is_ipv4 = u16::from(self.family) == AddressFamily::INET.as_raw();
         let address = |at: usize| {
@@ -137,22 +139,22 @@ impl Connection {
     }
 }
 
-/// The first message: its kind, what is behind its header, and what is behind it.
+/// The first message: its type, its payload, and the bytes after it.
 fn split_message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let len = usize::try_from(u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?)).ok()?;
     let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
     let body = bytes.get(HEADER_LEN..len)?;
-    // The last one need not be padded.
+    // The last one may lack padding.
     Some((kind, body, bytes.get(len.next_multiple_of(4)..).unwrap_or_default()))
 }
 
-/// `nlmsgerr.error`, and what a dump ends with: 0, or an error's number below zero.
+/// `nlmsgerr.error`, or the end of a dump: 0, or a negative error number.
 fn outcome(body: &[u8]) -> io::Result<()> {
     let code = body.get(..4).and_then(|bytes| bytes.try_into().ok()).map_or(0, i32::from_ne_bytes);
     if code < 0 { Err(io::Error::from_raw_os_error(-code)) } else { Ok(()) }
 }
 
-/// In whatever state they are.
+/// In any state.
 fn request(kind: u16, flags: u16, family: u8, id: &[u8; ID_LEN]) -> [u8; REQUEST_LEN] {
     let mut bytes = [0; REQUEST_LEN];
     bytes[0..4].copy_from_slice(&u32::try_from(REQUEST_LEN).unwrap_or_default().to_ne_bytes());

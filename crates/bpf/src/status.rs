@@ -1,4 +1,4 @@
-//! What is attached, and what it does.
+//! What is attached, and its counters.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::layout::{Embryo, Flow, FlowKey, SLOT_OF_NO_PORT, UdpFlow, UdpKey};
 use crate::tables::{DIALECT_SPP, REFUSING, Tables};
 use crate::{AttachError, COUNTERS, Counter, Gate, Of, Place, UdpDialect};
 
-/// How long a half-open connection can live: the kernel's five SYN-ACKs take 63 s (tcp_synack_retries).
+/// The longest life of a half-open connection: the kernel's five SYN-ACKs take 63 s (tcp_synack_retries).
 const EMBRYO_LIFE: Duration = Duration::from_secs(70);
 
 /// The state of one network namespace.
@@ -16,8 +16,8 @@ const EMBRYO_LIFE: Duration = Duration::from_secs(70);
 pub struct Status {
     /// By port.
     pub ports: Vec<PortStatus>,
-    /// Packets from senders that were dropped because it couldn't be told to which port they go: behind more IPv6 extension headers than
-    /// anybody needs.
+    /// Packets from senders that were dropped because their port could not be found: they have more IPv6
+    /// extension headers than any real packet.
     pub refused_unread: u64,
 }
 
@@ -26,44 +26,45 @@ pub struct Status {
 pub struct PortStatus {
     /// Its number.
     pub port: u16,
-    /// Detached, and waiting for open connections; new ones are not judged.
+    /// Detached, and waiting for open connections; new ones are not checked.
     pub draining: bool,
     /// New connections are refused meanwhile; otherwise they pass with their header.
     pub refusing: bool,
-    /// What it carries.
+    /// Its load.
     pub traffic: Traffic,
     /// Each counter with its value since the port was first attached.
     pub counters: Vec<(&'static Counter, u64)>,
 }
 
-/// What a port carries.
+/// The load of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Traffic {
     /// TCP: open connections.
     Tcp(FlowCount),
-    /// UDP: where to, and how many flows whose clients are answered through their senders ([`crate::Rules::udp_silence`]).
+    /// UDP: the backend's port, and the number of flows whose clients are answered through their senders
+    /// ([`crate::Rules::udp_silence`]).
     Udp(Gate, usize),
 }
 
 /// Open connections.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FlowCount {
-    /// Whose packets are not altered.
+    /// Connections whose packets are not altered.
     pub untouched: usize,
-    /// Whose sequence numbers are translated.
+    /// Connections whose sequence numbers are translated.
     pub translated: usize,
-    /// That have no socket yet: their header isn't complete, or the accept queue is full.
+    /// Connections without a socket: their header is incomplete, or the accept queue is full.
     pub awaiting_header: usize,
 }
 
 impl FlowCount {
-    /// Connections that a detachment has to wait for.
+    /// The connections that a detachment waits for.
     pub fn total(self) -> usize {
         self.untouched + self.translated + self.awaiting_header
     }
 }
 
-/// Reads the state of a place; `None` if nothing is attached.
+/// Reads the state of a place. `None` if nothing is attached.
 pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
     if !place.exists()? {
         return Ok(None);
@@ -102,7 +103,7 @@ fn counters_of(of: Of, values: Vec<u64>) -> Vec<(&'static Counter, u64)> {
     COUNTERS.iter().zip(values).filter(|(counter, _)| is_wanted(counter)).collect()
 }
 
-/// Each is noted twice: under the address that it goes to, and as its client's newest, which is what counts.
+/// Each flow is stored twice: under its local address, and as its client's newest. Only the latter counts.
 fn count_udp(port: u16, flows: &[(UdpKey, UdpFlow)], silence: Duration) -> usize {
     let now = now();
     let is_live = |flow: &UdpFlow| now.saturating_sub(Duration::from_nanos(flow.seen_ns)) <= silence;
@@ -130,7 +131,7 @@ pub(crate) fn live(embryos: Vec<(FlowKey, Embryo)>) -> Vec<FlowKey> {
     embryos.into_iter().filter(|(_, embryo)| is_live(embryo)).map(|(key, _)| key).collect()
 }
 
-/// As bpf_ktime_get_ns() counts.
+/// The clock of bpf_ktime_get_ns().
 fn now() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or_default())

@@ -1,4 +1,4 @@
-//! The pinned tables, by what stands in them.
+//! Typed access to the pinned tables.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -63,7 +63,7 @@ macro_rules! open {
     };
 }
 
-/// All of them.
+/// Opens all of them.
 const NAMES: [&str; 11] = [
     "tp_ports",
     "tp_gates",
@@ -79,12 +79,12 @@ const NAMES: [&str; 11] = [
 ];
 
 impl Tables {
-    /// Whether none has been removed. One that can't be looked at counts as there: opening it says what is wrong.
+    /// Whether all tables exist. One that can't be inspected counts as existing: opening it reports the error.
     pub(crate) fn are_all_there(place: &Place) -> bool {
         NAMES.iter().all(|name| place.maps().join(name).try_exists().unwrap_or(true))
     }
 
-    /// Opens what [`crate::attach()`] has pinned.
+    /// Opens the tables that [`crate::attach()`] has pinned.
     pub(crate) fn open(place: &Place) -> Result<Self, AttachError> {
         Ok(Self {
             ports: open!(place, HashMap, "tp_ports"),
@@ -101,8 +101,8 @@ impl Tables {
         })
     }
 
-    /// Writes the rules, those for ports last: without a port nothing else is asked. The edition changes only when the rest has:
-    /// what was judged by an older one is judged anew.
+    /// Writes the rules, those for ports last: without a port the programs do nothing. The edition changes only
+    /// after the rest: claims judged by an older edition are judged again.
     pub(crate) fn apply(&mut self, rules: &Rules) -> Result<(), AttachError> {
         let before = self.settings.get(&0, 0).map_err(AttachError::map("reading", "tp_settings"))?;
         let mut settings = Settings {
@@ -122,7 +122,7 @@ impl Tables {
         self.apply_gates(&rules.udp_ports)
     }
 
-    /// A port that is no longer wanted drains: its flows may still need us.
+    /// A port that is no longer wanted drains: its flows may still need the programs.
     fn apply_ports(&mut self, wanted: &BTreeSet<u16>) -> Result<(), AttachError> {
         let known = self.ports()?;
         for (number, port) in &known {
@@ -136,7 +136,7 @@ impl Tables {
         Ok(())
     }
 
-    /// UDP has nothing to drain: what is no longer wanted passes as it is.
+    /// UDP has nothing to drain: datagrams for a removed port pass unchanged.
     fn apply_gates(&mut self, wanted: &BTreeMap<u16, rules::Gate>) -> Result<(), AttachError> {
         let known = self.gates()?;
         for number in known.keys().filter(|number| !wanted.contains_key(number)) {
@@ -179,7 +179,7 @@ impl Tables {
             .map_err(AttachError::map("writing", "tp_backends"))
     }
 
-    /// Counters that no port has. Those of a UDP port that is gone are set back by whoever gets them next.
+    /// Returns a counter slot that no port uses. The next user of a removed UDP port's slot resets it.
     fn free_slot(&mut self) -> Result<u16, AttachError> {
         let ports = self.ports()?;
         let gates = self.gates()?;
@@ -202,7 +202,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Tracks no new connections from now on: they pass unjudged, or are refused.
+    /// Stops tracking new connections: they pass unchecked, or are refused.
     pub(crate) fn drain(&mut self, new: NewConnections) -> Result<(), AttachError> {
         let state = match new {
             NewConnections::Pass => DRAINING,
@@ -249,7 +249,7 @@ impl Tables {
         self.udp_flows.iter().flatten().collect()
     }
 
-    /// Forgets them.
+    /// Removes all UDP flows.
     pub(crate) fn forget_udp_flows(&mut self) -> Result<(), AttachError> {
         let keys: Vec<UdpKey> = self.udp_flows.keys().flatten().collect();
         keys.iter()
@@ -257,7 +257,7 @@ impl Tables {
             .map_err(AttachError::map("removing from", "tp_udp_flows"))
     }
 
-    /// The flows as they are now. One that ends meanwhile may be missing, or seen twice.
+    /// The current flows. One that ends during the call may be missing, or returned twice.
     pub(crate) fn flows(&self) -> Vec<(FlowKey, Flow)> {
         self.flows.iter().flatten().collect()
     }
@@ -267,7 +267,7 @@ impl Tables {
         self.embryos.iter().flatten().collect()
     }
 
-    /// The counters of a port, or of what has none, in the order of [`COUNTERS`].
+    /// The counters of a port, or of packets without one, in the order of [`COUNTERS`].
     pub(crate) fn counters(&self, slot: u16) -> Result<Vec<u64>, AttachError> {
         let first = u32::from(slot) * COUNTERS_LEN;
         (first..).take(COUNTERS.len()).map(|index| self.counter(index)).collect()
@@ -279,7 +279,7 @@ impl Tables {
     }
 }
 
-/// What the programs have to do with each backend's answers: `enum backend_kind`.
+/// How the programs treat each backend's answers: `enum backend_kind`.
 fn kinds_of_backends(wanted: &BTreeMap<u16, rules::Gate>) -> BTreeMap<u16, u8> {
     let mut backends = BTreeMap::new();
     for (number, gate) in wanted {
@@ -290,14 +290,14 @@ fn kinds_of_backends(wanted: &BTreeMap<u16, rules::Gate>) -> BTreeMap<u16, u8> {
     backends
 }
 
-/// A number for `skb->priority` that nobody can guess (`c/udp_backstop.h`). Its low half byte is 0, as of packets without a priority: queues
-/// look at that. Never 0.
+/// A secret number for `skb->priority` (`c/udp_backstop.h`). Its lowest four bits are 0, as in packets without a
+/// priority, because queueing disciplines use them. Never 0.
 fn random_mark() -> u32 {
     let random = RandomState::new().hash_one(std::process::id());
     u32::try_from(random >> 36).unwrap_or_default().max(1) << 4
 }
 
-/// Adds before it removes, so that whoever stays is never missing.
+/// Adds before it removes, so that entries that stay are never missing.
 fn replace(
     table: &mut LpmTrie<MapData, Address, u32>,
     name: &'static str,

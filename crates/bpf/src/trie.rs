@@ -1,4 +1,5 @@
-//! Prefix sets as entries of the programs' longest-prefix tables, which know IPv6 only: IPv4 is `::ffff:0:0/96`.
+//! Converts prefix sets to entries of the programs' longest-prefix tables. These contain only IPv6: IPv4 is
+//! `::ffff:0:0/96`.
 
 use core::net::{IpAddr, Ipv6Addr};
 use std::collections::BTreeSet;
@@ -6,7 +7,7 @@ use std::collections::BTreeSet;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use truepeer_policy::{Claims, HeaderRule, PrefixSet, SpecialRange};
 
-/// Found, and meaning the same as nothing.
+/// An entry that means the same as no entry.
 pub(crate) const NOTHING: u32 = 0;
 /// `enum rule`.
 const REQUIRE: u32 = 1;
@@ -19,12 +20,12 @@ const ALLOWED: u32 = 2;
 /// In the deny table.
 pub(crate) const DENIED: u32 = 1;
 
-/// A prefix of 128 bits and what stands there.
+/// A prefix of 128 bits and its value.
 pub(crate) type Entry = (Ipv6Net, u32);
 
 const MAPPED: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0), 96);
 
-/// The ranges of [`truepeer_policy::SpecialRange`]; a test holds them against it.
+/// The ranges of [`truepeer_policy::SpecialRange`]. A test compares the two.
 const SPECIAL: [&str; 10] = [
     "0.0.0.0/8",
     "127.0.0.0/8",
@@ -32,7 +33,7 @@ const SPECIAL: [&str; 10] = [
     "240.0.0.0/4",
     "::/96",
     "ff00::/8",
-    // Under the well-known NAT64 prefix, what is special there.
+    // The special IPv4 addresses under the well-known NAT64 prefix.
     "64:ff9b::/104",
     "64:ff9b::7f00:0/104",
     "64:ff9b::e000:0/100",
@@ -51,13 +52,14 @@ fn mapped(net: Ipv4Net) -> Ipv6Net {
     Ipv6Net::new_assert(net.network().to_ipv6_mapped(), 96 + net.prefix_len())
 }
 
-/// Each prefix with one value. A wide IPv6 prefix says nothing of IPv4, though it would hold the mapped addresses.
+/// Each prefix with one value. A wide IPv6 prefix must not apply to IPv4, although it contains the mapped
+/// addresses.
 fn of_set(set: &PrefixSet, value: u32) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut holds_mapped = false;
     for net in set.iter() {
         match net {
-            IpNet::V6(net) if MAPPED.contains(&net) => {} // never asked for: addresses are canonical
+            IpNet::V6(net) if MAPPED.contains(&net) => {} // never looked up: addresses are canonical
             net => {
                 holds_mapped |= net.addr().is_ipv6() && to_ipv6(net).contains(&MAPPED);
                 entries.push((to_ipv6(net), value));
@@ -79,9 +81,9 @@ pub(crate) fn senders(senders: &PrefixSet, header: HeaderRule) -> Vec<Entry> {
     }
 }
 
-/// Who may not be claimed. Prefixes nest or are apart: a special range inside an allowed one is left out, an allowed
-/// one inside a special one stands beside it, and the longest decides. This host's addresses stand each alone, the IPv4
-/// ones also under the well-known NAT64 prefix.
+/// The claims that are refused. Prefixes are nested or disjoint: a special range inside an allowed one is left
+/// out, an allowed one inside a special one is a separate entry, and the longest prefix applies. Each address of
+/// this host is an entry; IPv4 ones also under the well-known NAT64 prefix.
 pub(crate) fn claims(claims: &Claims, own: &BTreeSet<IpAddr>) -> Vec<Entry> {
     let special = SPECIAL.iter().filter_map(|text| text.parse::<IpNet>().ok());
     let is_allowed = |range: &IpNet| claims.allow.iter().any(|allowed| allowed.contains(range));
@@ -98,7 +100,7 @@ pub(crate) fn claims(claims: &Claims, own: &BTreeSet<IpAddr>) -> Vec<Entry> {
     entries
 }
 
-/// How a backend that knows IPv6 only may see an IPv4 address (RFC 6052 2.1).
+/// How an IPv6-only backend may see an IPv4 address (RFC 6052 2.1).
 fn under_nat64(ip: IpAddr) -> Option<IpAddr> {
     let IpAddr::V4(ip) = ip else { return None };
     Some(Ipv6Addr::from_bits((0x0064_ff9b << 96) | u128::from(ip.to_bits())).into())
@@ -115,7 +117,7 @@ mod tests {
 
     use super::*;
 
-    /// What the kernel finds.
+    /// The value that the kernel finds.
     fn look_up(entries: &[Entry], ip: IpAddr) -> u32 {
         let ip = match ip {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),

@@ -1,4 +1,4 @@
-//! For tests: `udp_ingress` by BPF_PROG_TEST_RUN, with the tables and sockets of this network namespace.
+//! For tests: runs `udp_ingress` by BPF_PROG_TEST_RUN, with the tables and sockets of this network namespace.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -10,29 +10,29 @@ use crate::programs::{UDP_INGRESS, UDP_SEND};
 use crate::tables::Tables;
 use crate::{AttachError, COUNTERS, Place, Rules};
 
-/// What becomes of a frame.
+/// The result for a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It goes on; whether it is marked as judged.
+    /// It is passed on; whether it is marked as judged.
     Passed { frame: Vec<u8>, is_judged: bool },
-    /// It doesn't.
+    /// It is dropped.
     Dropped,
 }
 
-/// What is learnt of a client.
+/// A stored flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Learnt {
-    /// As the backend names it.
+    /// The client as the backend identifies it.
     pub client: SocketAddr,
-    /// Where its datagrams go to.
+    /// The destination of its datagrams.
     pub local: IpAddr,
-    /// Where they come from.
+    /// The sender's address.
     pub sender: SocketAddr,
-    /// The sender's destination port, and the backend's.
+    /// The destination port of the sender's datagrams.
     pub port: u16,
-    /// The backend's.
+    /// The backend's port.
     pub backend_port: u16,
-    /// Whether it is the client's newest flow, which stands under no address.
+    /// Whether it is the client's newest flow, which is stored under no address.
     pub is_newest: bool,
 }
 
@@ -53,7 +53,7 @@ const LONGEST: usize = 4096;
 const DROPPED: u32 = 2;
 
 impl UdpDoor {
-    /// Loads it; needs CAP_BPF and CAP_NET_ADMIN.
+    /// Loads it. Needs CAP_BPF and CAP_NET_ADMIN.
     pub fn open(place: &Place, rules: &Rules) -> Result<Self, AttachError> {
         place.make()?;
         load_first(UDP_SEND, place, &[], &[("tp_udp_flows", rules.max_udp_flows)])?;
@@ -66,7 +66,7 @@ impl UdpDoor {
         Ok(Self { ingress, tables })
     }
 
-    /// A frame that comes in by the loopback device.
+    /// Passes a frame as if it arrived on the loopback device.
     pub fn ingress(&mut self, frame: &[u8]) -> Result<Outcome, AttachError> {
         let mut context = [0; CONTEXT];
         context[INGRESS_IFINDEX..][..4].copy_from_slice(&LOOPBACK.to_ne_bytes());
@@ -87,7 +87,7 @@ impl UdpDoor {
         Ok(Outcome::Passed { frame: out, is_judged: after[PRIORITY..][..4] != [0; 4] })
     }
 
-    /// Everything that is learnt, in order.
+    /// All stored flows, in order.
     pub fn learnt(&self) -> Vec<Learnt> {
         let flows = self.tables.udp_flows().into_iter();
         let learnt = flows.map(|(key, flow)| Learnt {
@@ -103,7 +103,7 @@ impl UdpDoor {
         learnt
     }
 
-    /// Forgets it.
+    /// Removes all stored flows.
     pub fn forget(&mut self) -> Result<(), AttachError> {
         self.tables.forget_udp_flows()
     }

@@ -1,10 +1,11 @@
-//! How the kernel is asked whether a network namespace still exists.
+//! How to ask the kernel whether a network namespace still exists.
 //!
-//! Nobody can list all of them: one may be held by a process in another process namespace, by a mount, by a descriptor on its way
-//! through a socket. But a link of ours that is attached in it neither keeps it alive nor outlives its end unnoticed: when the
-//! namespace ends, its devices go, and the links to them stand empty. Other devices come and go; the loopback device can't be
-//! removed or moved, and goes with its namespace only. So its link is the *witness*: any of our programs on it will do; where it has none, a program
-//! that does nothing.
+//! Namespaces can't be listed completely: one may be held by a process in another process namespace, by a mount,
+//! or by a descriptor in transit through a socket. But a link attached in a namespace neither keeps it alive nor
+//! misses its end: the namespace's devices disappear with it, and their links become empty. Other devices come
+//! and go; the loopback device can't be removed or moved and disappears only with its namespace. So a link on it
+//! is the *witness*. Any of truepeer's programs on it serves; if there is none, a program that does nothing is
+//! attached.
 
 use std::path::{Path, PathBuf};
 
@@ -21,13 +22,14 @@ use crate::place::{entries, unlink};
 use crate::programs::WITNESS;
 use crate::{AttachError, Device, Place};
 
-/// The loopback's number in every network namespace (LOOPBACK_IFINDEX).
+/// The loopback's index in every network namespace (LOOPBACK_IFINDEX).
 const LOOPBACK: u32 = 1;
-/// Its pin, among the links.
+/// The name of its pin among the links.
 const PIN: &str = "witness";
 
-/// Sets up a witness, if there is none that will stay. Comes before any other link: what is left half-way can then be swept, too. One that
-/// was detached by force testifies to an end that has not come, and gives way.
+/// Sets up a witness, unless a lasting one exists. Call it before creating any other link: leftovers of an
+/// interrupted attachment can then be recognised, too. A witness that was detached by force looks like an ended
+/// namespace, so it is replaced.
 pub(crate) fn stand(place: &Place, devices: &[Device]) -> Result<(), AttachError> {
     let pin = place.hook(PIN);
     let is_attested = has_link_on_loopback(&place.links())? && is_among(devices);
@@ -41,23 +43,23 @@ pub(crate) fn stand(place: &Place, devices: &[Device]) -> Result<(), AttachError
     pinned.map_err(AttachError::attach(WITNESS.name, "the network namespace"))
 }
 
-/// The witness goes where other links attest the same: a packet passes each program there is.
+/// Remove the witness if other links serve: each program costs time for each packet.
 pub(crate) fn leave_if_attested(place: &Place, devices: &[Device]) -> Result<(), AttachError> {
     let pin = place.hook(PIN);
     let is_attested = is_among(devices) && has_link_on_loopback(&place.links())?;
     if is_attested { unlink([pin]) } else { Ok(()) }
 }
 
-/// Whether the network namespace whose links are pinned here is gone, and for certain: a witness says so, and none of them is attached
-/// to a device. (Links can be detached by force, as `bpftool link detach` does. Before tcx devices have no links, so that whoever does it to the
-/// witness alone is believed until something is attached here again: see `stand`.)
+/// Whether the network namespace of these pins is certainly gone: a witness says so, and no other link is
+/// attached to a device. (Links can be detached by force, as `bpftool link detach` does. Before tcx, devices have
+/// no links, so a witness detached by force is believed until the next attachment here: see `stand`.)
 pub(crate) fn is_gone(pins: &[PathBuf]) -> bool {
     let states = pins.iter().map(|pin| holds(pin).map(|state| (state, is_witness(pin))));
     let Ok(states) = states.collect::<std::io::Result<Vec<_>>>() else { return false };
     states.contains(&(Holds::Nothing, true)) && states.iter().all(|(state, _)| *state != Holds::Something)
 }
 
-/// Whether this pin's link ends with its network namespace, and not before.
+/// Whether this pin's link ends exactly when its network namespace does.
 pub(crate) fn is_witness(pin: &Path) -> bool {
     pin.file_name().is_some_and(|name| name == PIN) || device_of_pin(pin) == Some(LOOPBACK)
 }
@@ -66,7 +68,7 @@ fn has_link_on_loopback(links: &Path) -> Result<bool, AttachError> {
     Ok(entries(links)?.iter().any(|pin: &PathBuf| device_of_pin(pin) == Some(LOOPBACK) && is_live(pin)))
 }
 
-/// Whether there is a link, and it is attached.
+/// Whether there is a link and it is attached.
 fn is_live(pin: &Path) -> bool {
     holds(pin).is_ok_and(|state| state == Holds::Something)
 }

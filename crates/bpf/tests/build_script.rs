@@ -1,10 +1,10 @@
-//! What is said where the kernel programs can't be compiled: by the build script itself, compiled and run alone.
+//! The messages when the kernel programs can't be compiled. The build script is compiled and run alone.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::{env, fs};
 
-/// The build script as a program of its own, in a directory that goes with it.
+/// The build script as a separate program, in a directory that is removed with it.
 struct Script(PathBuf);
 
 impl Script {
@@ -22,7 +22,7 @@ impl Script {
         Script(dir)
     }
 
-    /// As cargo runs it, where programs are found in `path` only.
+    /// Runs it as cargo does, with `path` as the only place for programs.
     fn run(&self, path: &Path, must_have_clang: bool) -> Output {
         let mut command = Command::new(self.0.join("script"));
         command.env_clear().env("PATH", path).env("OUT_DIR", &self.0);
@@ -33,7 +33,7 @@ impl Script {
         command.output().expect("the build script")
     }
 
-    /// Where no program is.
+    /// A path without programs.
     fn nowhere(&self) -> PathBuf {
         self.0.join("bin")
     }
@@ -59,11 +59,7 @@ fn without_clang_one_line_says_what_is_missing_and_what_to_do() {
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     let warnings = lines(&output, "warning");
     assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(
-        warnings[0].starts_with("built without `truepeer attach`: can't run clang ("),
-        "{}",
-        warnings[0]
-    );
+    assert!(warnings[0].starts_with("built without `truepeer attach`: can't run clang ("), "{}", warnings[0]);
     assert!(warnings[0].ends_with("): apt-get install clang libbpf-dev"), "{}", warnings[0]);
     assert_eq!(lines(&output, "rustc-cfg"), ["no_programs"]);
 }
@@ -79,7 +75,7 @@ fn where_clang_is_required_its_absence_is_one_error() {
     assert!(lines(&output, "warning").is_empty() && lines(&output, "rustc-cfg").is_empty());
 }
 
-/// A compiler that lacks a header says so in many lines; one of them is passed on. Such a machine is stood in for by a script.
+/// A compiler without a header prints many lines, of which one is passed on. A script replaces such a compiler.
 #[cfg(unix)]
 #[test]
 fn without_libbpf_its_package_is_named() {

@@ -1,5 +1,5 @@
-//! The kernel's parser says of every start what `truepeer-proto` says: the shared table, whole and cut at every byte,
-//! and what fuzzing makes of it. TLVs and their checksum, which it leaves alone, aside.
+//! The kernel's parser gives the same result as `truepeer-proto` for every start: the shared vectors, whole and
+//! cut at every byte, and fuzzed ones. TLVs and their checksum, which it ignores, are excluded.
 
 use std::cell::RefCell;
 use std::fs;
@@ -19,18 +19,18 @@ use truepeer_testbed::{Bed, skip, tests};
 
 const MAX_LEN: usize = 16 * 1024;
 
-/// Skips where programs can't be loaded.
+/// Skips the test if programs can't be loaded.
 fn kernel() -> anyhow::Result<HeaderCheck> {
     if !truepeer_bpf::are_built_in() {
         return skip("built without clang: apt-get install clang libbpf-dev");
     }
     if !fs::read_to_string("/proc/self/uid_map")?.contains("4294967295") {
-        return skip("needs CAP_BPF in the machine's own user namespace: run as root");
+        return skip("needs CAP_BPF in the initial user namespace: run as root");
     }
     Ok(HeaderCheck::load(MAX_LEN)?)
 }
 
-/// What proto says, in the kernel's words.
+/// The result of proto, as the kernel's verdict.
 fn told(bytes: &[u8]) -> Verdict {
     let limits = Limits { max_len: MAX_LEN, ..Limits::default() };
     match decode(bytes, limits) {
@@ -45,7 +45,7 @@ fn told(bytes: &[u8]) -> Verdict {
     }
 }
 
-/// The same of a datagram.
+/// The same for a datagram.
 fn told_of_datagram(dialect: UdpDialect, bytes: &[u8]) -> Verdict {
     let limits = Limits { max_len: MAX_LEN, versions: Versions::V2 };
     match dialect {
@@ -70,7 +70,7 @@ fn asked_of_datagram(kernel: &mut HeaderCheck, dialect: UdpDialect, bytes: &[u8]
     }
 }
 
-/// The vectors, and their likes for UDP.
+/// The vectors, and similar ones for UDP.
 fn datagrams() -> Vec<Vec<u8>> {
     let all = table().map(|vector| vector.bytes.to_vec());
     let for_udp = table().filter(|vector| vector.bytes.get(13).is_some_and(|byte| byte & 0x0f == 1));
@@ -88,7 +88,7 @@ fn datagrams() -> Vec<Vec<u8>> {
     datagrams
 }
 
-fn every_datagram_is_judged_alike_at_every_cut(_bed: &Bed) -> anyhow::Result<()> {
+fn every_datagram_has_the_same_result_at_every_cut(_bed: &Bed) -> anyhow::Result<()> {
     let mut kernel = kernel()?;
     let mut clients = 0;
     for dialect in [UdpDialect::Every, UdpDialect::Spp] {
@@ -110,7 +110,7 @@ fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// What the kernel says, mapped addresses as IPv4, which is how the programs show them.
+/// The kernel's verdict, with mapped addresses as IPv4, as the programs show them.
 fn asked(kernel: &mut HeaderCheck, bytes: &[u8]) -> Verdict {
     match kernel.ask(bytes).expect("a test run") {
         Verdict::Client(address, len) => Verdict::Client(canonical(address), len),
@@ -118,12 +118,12 @@ fn asked(kernel: &mut HeaderCheck, bytes: &[u8]) -> Verdict {
     }
 }
 
-/// All vectors but those whose point is in their TLVs.
+/// All vectors except those about TLVs.
 fn table() -> impl Iterator<Item = &'static Vector> {
     [vectors::V1, vectors::V2, vectors::PUBLISHED].into_iter().flatten()
 }
 
-fn every_vector_is_judged_alike_at_every_cut(_bed: &Bed) -> anyhow::Result<()> {
+fn every_vector_has_the_same_result_at_every_cut(_bed: &Bed) -> anyhow::Result<()> {
     let mut kernel = kernel()?;
     let mut wrong = Vec::new();
     let mut compared = 0;
@@ -142,7 +142,7 @@ fn every_vector_is_judged_alike_at_every_cut(_bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lines and headers that are nearly right: fields out of a hat, and vectors with a few bytes changed.
+/// Almost valid lines and headers: fields in random combinations, and vectors with a few changed bytes.
 fn nearly_right() -> impl Strategy<Value = Vec<u8>> {
     let address = prop_oneof![
         any::<[u8; 4]>().prop_map(|ip| std::net::Ipv4Addr::from(ip).to_string()),
@@ -181,7 +181,7 @@ fn nearly_right() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// Whether TLVs follow the addresses, about which the two are allowed to differ.
+/// Whether TLVs follow the addresses. The two parsers may differ about them.
 fn has_tlvs(bytes: &[u8]) -> bool {
     let block = match bytes.get(13).map(|byte| (byte >> 4, byte & 0x0f)) {
         Some((1, 1..=2)) => 12,
@@ -193,7 +193,7 @@ fn has_tlvs(bytes: &[u8]) -> bool {
         && bytes.get(15).is_some_and(|len| usize::from(*len) != block || bytes[14] != 0)
 }
 
-fn what_is_nearly_right_is_judged_alike(_bed: &Bed) -> anyhow::Result<()> {
+fn almost_valid_headers_have_the_same_result(_bed: &Bed) -> anyhow::Result<()> {
     let kernel = RefCell::new(kernel()?);
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(20_000);
     let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
@@ -210,8 +210,8 @@ fn what_is_nearly_right_is_judged_alike(_bed: &Bed) -> anyhow::Result<()> {
 
 fn main() -> ExitCode {
     truepeer_testbed::main(tests![
-        every_vector_is_judged_alike_at_every_cut,
-        every_datagram_is_judged_alike_at_every_cut,
-        what_is_nearly_right_is_judged_alike
+        every_vector_has_the_same_result_at_every_cut,
+        every_datagram_has_the_same_result_at_every_cut,
+        almost_valid_headers_have_the_same_result
     ])
 }

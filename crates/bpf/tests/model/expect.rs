@@ -1,4 +1,4 @@
-//! The packet that a program has made, held against what the model says of it.
+//! Compares the packet that a program has produced with the model.
 
 use anyhow::{Context, Result, ensure};
 use truepeer_bpf::door::Made;
@@ -48,7 +48,7 @@ pub(crate) fn goes_out(frame: &[u8], made: &Made, fate: Fate) -> Result<()> {
     }
 }
 
-/// A number of the TCP header is another by so much, and its sum follows: what was damaged is as damaged as before.
+/// A number of the TCP header was shifted by this much and the checksum updated: existing damage stays the same.
 fn is_shifted(frame: &[u8], packet: &[u8], at: usize, by: u32) -> Result<()> {
     if by == 0 {
         ensure!(frame == packet, "it was changed");
@@ -69,14 +69,14 @@ fn is_shifted(frame: &[u8], packet: &[u8], at: usize, by: u32) -> Result<()> {
     is_as_damaged(frame, packet)
 }
 
-/// What is out by how much before is so afterwards.
+/// The error in the checksum is the same before and after.
 fn is_as_damaged(frame: &[u8], packet: &[u8]) -> Result<()> {
     let (before, after) = (residue(frame), residue(packet));
     ensure!(before == after, "its sum was out by {before:#06x}, now by {after:#06x}");
     Ok(())
 }
 
-/// The transport's words added up, with its sum: ones' complement, so that there are two zeros.
+/// The transport's words summed up, including the checksum: in ones' complement there are two zeros.
 fn residue(frame: &[u8]) -> u32 {
     let at = LINK_HEADER + ip(frame).payload_at();
     let sum = frame[at..]
@@ -87,7 +87,7 @@ fn residue(frame: &[u8]) -> u32 {
     if folded == 0xffff { 0 } else { folded }
 }
 
-/// Acknowledgements go back, and so do the edges of SACK's blocks.
+/// Acknowledgements are shifted back, and so are the edges of SACK blocks.
 fn is_shifted_back(frame: &[u8], packet: &[u8], by: u32) -> Result<()> {
     if by == 0 {
         ensure!(frame == packet, "it was changed");
@@ -104,7 +104,7 @@ fn is_shifted_back(frame: &[u8], packet: &[u8], by: u32) -> Result<()> {
             edge.copy_from_slice(&number.wrapping_sub(by).to_be_bytes());
         }
     }
-    // A SYN-ACK's own numbers and its blocks aside, nothing is another.
+    // Nothing changes except a SYN-ACK's own numbers and its blocks.
     ensure!(after == expected, "{after:?}, not {expected:?}");
     is_as_damaged(frame, packet)
 }

@@ -1,4 +1,4 @@
-//! The beginning of a connection, by `truepeer-proto`. TLVs are passed over unread, as the programs do.
+//! The start of a connection, parsed by `truepeer-proto`. TLVs are skipped unread, as in the programs.
 
 use std::net::IpAddr;
 
@@ -8,12 +8,12 @@ use truepeer_proto::{Addresses, Command, Decoded, Limits, Transport, decode};
 const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
 
 pub(crate) enum Start {
-    /// No header begins so.
+    /// Not the start of a header.
     NotProxy,
     Malformed,
-    /// Right so far; its length, if that is known already.
+    /// Valid so far; its length, if already known.
     Needs(usize),
-    /// A whole header, or one of which only TLVs are missing.
+    /// A complete header, or one that lacks only TLVs.
     Whole {
         len: usize,
         client: Option<Client>,
@@ -27,7 +27,7 @@ pub(crate) struct Client {
     pub(crate) port: u16,
     /// 4 or 6.
     pub(crate) version: u8,
-    /// Of a range that nobody may claim.
+    /// In a range that must not be claimed.
     pub(crate) is_special: bool,
 }
 
@@ -49,7 +49,7 @@ fn read_v1(bytes: &[u8]) -> Start {
     }
 }
 
-/// As if it ended behind its addresses.
+/// The header truncated after its addresses.
 fn read_v2(bytes: &[u8]) -> Start {
     let mut start = bytes.to_vec();
     let mut len = 0;

@@ -1,5 +1,5 @@
-//! What happens to one connection, made up: a sender, a link, somebody blind, and a kernel. Steps are made with an eye on the model's
-//! state, so that they come near the borders, and are kept as they are, so that they can be played again.
+//! The generated history of one connection: a sender, a link, a blind attacker, and a kernel. Steps are generated
+//! from the model's state, so that they come near the limits. They are stored unchanged and can be replayed.
 
 use std::net::SocketAddr;
 
@@ -25,7 +25,7 @@ pub(crate) enum Step {
     SocketEnded,
 }
 
-/// What the sender and this host would say next.
+/// The valid next numbers of the sender and of this host.
 pub(crate) struct Maker {
     chance: Chance,
     pub(crate) from: SocketAddr,
@@ -37,7 +37,7 @@ pub(crate) struct Maker {
     our_clock: u32,
     header: Vec<u8>,
     pub(crate) kernel: Answers,
-    /// A frame whose copy is due.
+    /// A frame whose copy is still to come.
     pub(crate) copy: Option<Vec<u8>>,
     is_cookie: bool,
 }
@@ -90,7 +90,7 @@ impl Maker {
         }
     }
 
-    /// The next step, in view of how far the connection is.
+    /// The next step, depending on the state of the connection.
     pub(crate) fn next(&mut self, model: &Model) -> Step {
         if let Some(copy) = self.copy.take()
             && self.chance.below(8) > 0
@@ -144,7 +144,7 @@ impl Maker {
         Step::Kernel(self.kernel)
     }
 
-    /// A cookie is out for the SYN, and sometimes for another one.
+    /// A cookie was sent for the SYN, and sometimes for another one.
     fn cookie(&mut self, model: &Model) -> Step {
         let Some(embryo) = &model.embryo else { return Step::Kernel(self.kernel) };
         if embryo.answer.is_some_and(|answer| !answer.is_cookie) && self.chance.below(2) == 0 {
@@ -152,13 +152,13 @@ impl Maker {
         }
         let start = self.isn.wrapping_add(1).wrapping_add(embryo.guess);
         if start == 0 {
-            // find_socket() is given 0 where no cookie is asked for.
+            // find_socket() gets 0 where no cookie is requested.
             return Step::Kernel(self.kernel);
         }
         self.kernel.socket = Socket::Listens;
         self.kernel.cookies[0] = (start, self.ours.wrapping_add(1));
         if self.chance.below(3) == 0 {
-            // What the sender begins anew with.
+            // The SYN with which the sender starts again.
             self.isn = number(&mut self.chance);
             let start = self.isn.wrapping_add(1).wrapping_add(embryo.guess);
             self.ours = number(&mut self.chance);
@@ -211,7 +211,7 @@ impl Maker {
         frame(&Whole { seq, ack, flags, options, payload, ..Whole::new(self.to, self.from) }.packet())
     }
 
-    /// From the sender, or from somebody who would be it.
+    /// From the sender, or from an attacker that imitates it.
     fn segment(&mut self, model: &Model) -> Vec<u8> {
         let have = model.embryo.as_ref().map_or(0, |embryo| embryo.have) as usize;
         let all = [self.header.as_slice(), b"data behind the header"].concat();
@@ -274,13 +274,13 @@ impl Maker {
         self.spoil(Whole { seq, ack, flags, options, payload, ..self.blank() }, 12)
     }
 
-    /// One of so many is damaged.
+    /// One of this many is damaged.
     fn spoil(&mut self, segment: Whole, one_of: usize) -> Vec<u8> {
         let packet = segment.packet();
         if self.chance.below(one_of) > 0 {
             return frame(&packet);
         }
-        // Not the addresses and ports: it would be another connection's.
+        // Not the addresses and ports: the segment would belong to another connection.
         let at = packet.payload_at();
         let len = packet.bytes().len();
         let place = match self.chance.below(4) {
@@ -296,7 +296,7 @@ fn number(chance: &mut Chance) -> u32 {
     u32::try_from(chance.next() >> 32).unwrap_or_default()
 }
 
-/// A header, or what looks like one from afar.
+/// A header, or something similar.
 fn header(chance: &mut Chance) -> Vec<u8> {
     let (v4, v6) =
         (["203.0.113.1:1001", "127.0.0.1:9", "198.51.100.7:65535"], ["[2001:db8::1]:1", "[::1]:2"]);

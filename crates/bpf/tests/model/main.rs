@@ -1,9 +1,9 @@
-//! The programs of TCP against a model of them, over histories that a number makes up: adversarial segments, damage, loss, and whatever a
-//! kernel may answer meanwhile. After each step both must agree: what becomes of the packet, to the last byte; whether damage is still
-//! damage; what the tables say; what is counted.
+//! The TCP programs against a model of them, over generated histories: adversarial segments, damage, loss, and
+//! any answers of a kernel. After each step both must agree on the packet, to the last byte; on its damage; on
+//! the tables; and on the counters.
 //!
-//! `MODEL_SEGMENTS=N` runs so many segments, `MODEL_SEED=N` one history alone. A history that fails is printed without the steps that it
-//! does not need.
+//! `MODEL_SEGMENTS=N` runs this many segments, `MODEL_SEED=N` only one history. A failing history is printed
+//! without the steps that it doesn't need.
 
 mod expect;
 mod header;
@@ -65,7 +65,7 @@ fn agree(bed: &Bed, is_optional: bool, count: u64) -> Result<()> {
         }
     }
     println!("{segments} segments, {seen:?}");
-    // Whatever can happen has happened, or the histories would prove little.
+    // All paths were taken. Otherwise the histories prove little.
     for name in [
         "connections",
         "header_v1",
@@ -110,7 +110,7 @@ impl Stand {
             return skip("built without clang: apt-get install clang libbpf-dev");
         }
         if !fs::read_to_string("/proc/self/uid_map")?.contains("4294967295") {
-            return skip("needs CAP_BPF in the machine's own user namespace: run as root");
+            return skip("needs CAP_BPF in the initial user namespace: run as root");
         }
         let pins = bed.dir().join("bpf");
         fs::create_dir_all(&pins)?;
@@ -147,7 +147,7 @@ impl Stand {
         Ok(())
     }
 
-    /// Makes up a history and lives it. The outer error is the test's own.
+    /// Generates a history and runs it. The outer error is the test's own.
     fn live(&mut self, seed: u64) -> Result<(Vec<Step>, Result<()>)> {
         let mut maker = Maker::new(seed);
         self.begin(&maker)?;
@@ -163,7 +163,7 @@ impl Stand {
         Ok((steps, outcome))
     }
 
-    /// Plays steps that were made up before.
+    /// Replays generated steps.
     fn play(&mut self, seed: u64, steps: &[Step]) -> Result<Result<()>> {
         let maker = Maker::new(seed);
         self.begin(&maker)?;
@@ -176,7 +176,7 @@ impl Stand {
         Ok(self.counts_agree(&tuple))
     }
 
-    /// Leaves out what the failure does not need.
+    /// Leaves out steps that the failure doesn't need.
     fn shrink(
         &mut self,
         seed: u64,

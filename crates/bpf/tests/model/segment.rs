@@ -1,4 +1,4 @@
-//! What the model knows of a segment, read from a frame without the programs' help.
+//! The model's view of a segment, parsed from a frame without the programs' code.
 
 use truepeer_testbed::packets::{Packet, Segment as Whole};
 
@@ -21,14 +21,14 @@ pub(crate) struct Segment {
     pub(crate) is_ipv6: bool,
 }
 
-/// The frame in which a packet comes in by a test run.
+/// The frame in which a test run passes a packet.
 pub(crate) fn frame(packet: &Packet) -> Vec<u8> {
     let kind: [u8; 2] = if packet.is_ipv6() { [0x86, 0xdd] } else { [0x08, 0x00] };
     [[0; 12].as_slice(), &kind, packet.bytes()].concat()
 }
 
 impl Segment {
-    /// `None`: the kernel would drop it before it looked for a socket, so the programs let it go on.
+    /// `None`: the kernel would drop it before a socket lookup, so the programs pass it on.
     pub(crate) fn read(frame: &[u8]) -> Option<Segment> {
         let ip = frame.get(LINK_HEADER..)?;
         let is_ipv6 = frame[12] == 0x86;

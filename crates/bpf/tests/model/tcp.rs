@@ -1,5 +1,6 @@
-//! The TCP side of attach as a state machine: segments and the kernel's answers go in, what becomes of them comes out. No packets, no
-//! clock, no kernel. The rules are those of docs/internals/attach.md: a segment teaches only what the kernel's socket would believe.
+//! The TCP side of attach as a state machine: its inputs are segments and the kernel's answers, its outputs are
+//! their fates. It has no packets, clock or kernel. The rules are those of docs/internals/attach.md: only a
+//! segment that the kernel's socket would accept may teach anything.
 //!
 //! ```text
 //!          SYN                 SYN-ACK                 header whole            socket made
@@ -14,7 +15,7 @@ use truepeer_bpf::door::{Answer, Answers, Embryo, Flow, Socket};
 use crate::header::{self, Start};
 use crate::segment::{ACK, FIN, RST, SYN, Segment};
 
-/// How long a silent sender is waited for where a header is optional (`OPTIONAL_WAIT_NS`).
+/// How long to wait for a silent sender if a header is optional (`OPTIONAL_WAIT_NS`).
 const OPTIONAL_WAIT_NS: u64 = 1_000_000_000;
 const AF_INET: u32 = 2;
 
@@ -26,25 +27,25 @@ pub(crate) struct Rules {
     pub(crate) header_timeout_ns: u64,
 }
 
-/// What becomes of a segment.
+/// The fate of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Drop,
-    /// It goes on, its sequence number (in) or acknowledgements (out) changed by so much.
+    /// It passes, with its sequence number (in) or acknowledgements (out) shifted by this much.
     Pass {
         by: u32,
     },
-    /// It becomes the ACK that ends the handshake, and perhaps a copy of it comes in again.
+    /// It becomes the ACK that ends the handshake, and perhaps a copy of it arrives again.
     BareAck {
         seq: u32,
         echo: Option<u32>,
         is_copied: bool,
     },
-    /// It becomes a RST for the kernel, and another is sent to the sender.
+    /// It becomes a RST for the kernel, and another RST is sent to the sender.
     Refuse {
         kernel_seq: u32,
     },
-    /// Out: the SYN-ACK becomes a RST.
+    /// Outgoing: the SYN-ACK becomes a RST.
     GiveUp {
         by: u32,
     },
@@ -55,7 +56,7 @@ pub(crate) enum Fate {
 pub(crate) struct Model {
     rules: Rules,
     pub(crate) embryo: Option<Embryo>,
-    /// The header's bytes that an embryo has taken.
+    /// The header bytes that an embryo has received.
     start: Vec<u8>,
     pub(crate) flow: Option<Flow>,
     pub(crate) ended: Option<Flow>,
@@ -195,7 +196,7 @@ impl Model {
         if let Some(flow) = embryo.flow {
             return self.on_admitted(segment, kernel, embryo, answer, flow);
         }
-        // A cookie proves which SYN it answers: perhaps another than the first.
+        // A cookie determines which SYN it answers, perhaps another than the first.
         if answer.is_cookie && answers_cookie(segment, &embryo, kernel) {
             embryo.isn = segment.seq.wrapping_sub(1);
             self.embryo = Some(embryo.clone());
@@ -206,7 +207,7 @@ impl Model {
         self.on_data(segment, kernel, embryo, answer)
     }
 
-    /// RFC 5961: only a number that the sender has been told ends anything.
+    /// RFC 5961: only a number that the sender knows ends anything.
     fn on_rst(&mut self, segment: &Segment, embryo: &Embryo, answer: Answer) -> Fate {
         let offset = offset(segment, embryo);
         let is_told = offset == 0 || offset == embryo.have;
@@ -392,7 +393,7 @@ impl Model {
         Fate::Refuse { kernel_seq: embryo.isn.wrapping_add(1).wrapping_add(embryo.guess) }
     }
 
-    /// RFC 7323: the newest timestamp of what comes in order.
+    /// RFC 7323: the newest timestamp of segments in order.
     fn note_clock(&mut self, segment: &Segment, have: u32, answer: Answer) {
         let Some(embryo) = &mut self.embryo else { return };
         let is_in_order = offset(segment, embryo).wrapping_sub(have).cast_signed() <= 0;
@@ -404,7 +405,7 @@ impl Model {
         }
     }
 
-    /// What this host sends to the sender. `by` is taken off acknowledgements.
+    /// A segment from this host to the sender. `by` is subtracted from acknowledgements.
     pub(crate) fn goes_out(&mut self, segment: &Segment, kernel: &Answers) -> Fate {
         if segment.flags & ACK == 0 {
             return UNTOUCHED;
@@ -450,7 +451,7 @@ impl Model {
         Fate::Pass { by: guess }
     }
 
-    /// The test makes the SYN-ACK a cookie.
+    /// The test turns the SYN-ACK into a cookie.
     pub(crate) fn answer_was_a_cookie(&mut self) {
         if let Some(Embryo { answer: Some(answer), .. }) = &mut self.embryo {
             answer.is_cookie = true;
@@ -481,7 +482,7 @@ fn offset(segment: &Segment, embryo: &Embryo) -> u32 {
     segment.seq.wrapping_sub(embryo.isn.wrapping_add(1))
 }
 
-/// `tcp_check_req`: the acknowledgement, PAWS, the echo.
+/// `tcp_check_req`: the acknowledgement, PAWS, and the echo.
 fn is_acceptable(segment: &Segment, embryo: &Embryo, answer: Answer) -> bool {
     if segment.flags & ACK == 0 || segment.is_signed {
         return false;
@@ -498,13 +499,13 @@ fn is_acceptable(segment: &Segment, embryo: &Embryo, answer: Answer) -> bool {
     answer.is_cookie || echo == 0 || echo.wrapping_sub(first) <= newest.wrapping_sub(first)
 }
 
-/// As the kernel sees it: its number shifted as the SYN's was.
+/// The kernel's view: the number is shifted by the same amount as the SYN's.
 fn answers_cookie(segment: &Segment, embryo: &Embryo, kernel: &Answers) -> bool {
     let seen = (segment.seq.wrapping_add(embryo.guess), segment.ack);
     kernel.socket == Socket::Listens && segment.ack != 0 && kernel.cookies.contains(&seen)
 }
 
-/// The place where the header began has the cookie, whatever this segment's own place is.
+/// The cookie belongs to the start of the header, wherever this segment starts.
 fn is_start_of_cookie(segment: &Segment, embryo: &Embryo, kernel: &Answers) -> bool {
     let seen = (embryo.isn.wrapping_add(1).wrapping_add(embryo.guess), segment.ack);
     kernel.socket == Socket::Listens && segment.ack != 0 && kernel.cookies.contains(&seen)
@@ -519,7 +520,7 @@ fn bare_ack(segment: &Segment, embryo: &Embryo, answer: Answer, is_copied: bool)
     }
 }
 
-/// The flow of a whole header's client, or why there is none.
+/// The flow of a complete header's client, or the reason to refuse it.
 fn name(
     client: Option<header::Client>,
     len: usize,

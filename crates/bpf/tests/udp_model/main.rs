@@ -1,5 +1,5 @@
-//! `udp_ingress` does what its model says: with the same frames, the same decisions, bytes and tables. Sequences of frames are made up,
-//! right ones and hostile ones, and shown to the program by BPF_PROG_TEST_RUN, with real sockets behind it.
+//! `udp_ingress` does what its model does: for the same frames the same decisions, bytes and tables. Generated
+//! sequences of valid and hostile frames are passed to the program by BPF_PROG_TEST_RUN, with real sockets.
 
 mod model;
 
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Frames in a sequence; then all is forgotten.
+/// The number of frames in a sequence; then all flows are removed.
 const FRAMES: usize = 100;
 
 fn gates() -> BTreeMap<u16, Gate> {
@@ -47,7 +47,7 @@ fn is_sender(ip: IpAddr) -> bool {
     [ip == ip_of("10.1.1.1"), ip == ip_of("10.1.1.2"), ip == ip_of("fd77::1")].contains(&true)
 }
 
-/// What is to be forwarded is not for this host; that there is no route at all is for the kernel to say.
+/// Frames to be forwarded are not for this host. If there is no route at all, the kernel decides.
 fn is_here(ip: IpAddr) -> bool {
     !matches!(ip, IpAddr::V4(ip) if ip.octets()[..3] == [192, 0, 2])
 }
@@ -80,7 +80,7 @@ fn compare(bed: &Bed, sequences: u64) -> Result<()> {
         door.forget()?;
         model.forget();
     }
-    // Chance must not have left a course out.
+    // All paths must have been taken.
     ensure!(seen.len() == 4 && seen.values().all(|count| *count > sequences / 4), "{seen:?}");
     Ok(())
 }
@@ -90,7 +90,7 @@ fn door(bed: &Bed) -> Result<UdpDoor> {
         return skip("built without clang: apt-get install clang libbpf-dev");
     }
     if !fs::read_to_string("/proc/self/uid_map")?.contains("4294967295") {
-        return skip("needs CAP_BPF in the machine's own user namespace: run as root");
+        return skip("needs CAP_BPF in the initial user namespace: run as root");
     }
     fs::write("/proc/sys/net/ipv4/conf/lo/forwarding", "1")?;
     Program::new("ip").args(["route", "add", "unreachable", "192.0.2.0/24"]).run(bed)?;
@@ -160,7 +160,7 @@ const CLIENTS: [[&str; 4]; 2] = [
     ["2001:db8::1", "2001:db8::2", "::1", "fd77::1"],
 ];
 
-/// A datagram with a header, mostly, and mostly with something wrong.
+/// A datagram, usually with a header, and usually with an error.
 fn frame(chance: &mut Chance) -> Vec<u8> {
     let v6 = chance.below(2);
     let port = chance.one_of(&[53, 53, 54, 54, 55, 55, 56, 99]);
@@ -179,7 +179,7 @@ fn frame(chance: &mut Chance) -> Vec<u8> {
     let ethertype: [u8; 2] = if v6 == 1 { [0x86, 0xdd] } else { [0x08, 0x00] };
     let padding = vec![0; if chance.below(8) == 0 { chance.below(20) } else { 0 }];
     let mut frame = [[0; 12].as_slice(), &ethertype, packet.bytes(), &padding].concat();
-    // BPF_PROG_TEST_RUN wants a whole IP header.
+    // BPF_PROG_TEST_RUN requires a complete IP header.
     frame.resize(frame.len().max(14 + 40), 0);
     frame
 }
@@ -192,7 +192,8 @@ fn header(chance: &mut Chance, is_spp: bool, named: SocketAddr) -> Vec<u8> {
         _ if is_spp => datagrams::spp(named, other).expect("addresses"),
         _ => datagrams::v2(named, other).expect("addresses of one family"),
     };
-    // Not in the family and the length: what stands behind the addresses then would be TLVs, which the program leaves unread.
+    // Not in the family and the length: the bytes after the addresses would become TLVs, which the program
+    // doesn't read.
     if chance.below(10) == 0 && !header.is_empty() {
         let at = chance.below(header.len().min(12));
         header[at] ^= 1 << chance.below(8);
@@ -206,7 +207,7 @@ fn damaged(chance: &mut Chance, packet: Packet) -> Packet {
         0 => packet.with_wrong_sum(),
         1 => packet.with_wrong_ip_sum(),
         2 => packet.write(udp_at + 6, &[0, 0]),
-        // As if a device had still to finish it.
+        // As if a device still had to finish it.
         3 => {
             let (sum, ip) = (unfinished(&packet), packet);
             ip.write(udp_at + 6, &sum)

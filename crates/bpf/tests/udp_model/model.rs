@@ -1,6 +1,6 @@
-//! What `udp_ingress` must do, written without looking at how it does it: bytes in, a decision and a table out.
+//! A model of `udp_ingress`, written independently of its code: bytes in, a decision and a table out.
 //!
-//! Sums are computed anew, never by differences; headers are read by `truepeer-proto`.
+//! Checksums are computed from scratch, never incrementally. `truepeer-proto` parses the headers.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,13 +17,13 @@ pub(crate) struct Gate {
     pub(crate) is_bound: bool,
 }
 
-/// What must become of a frame.
+/// The required fate of a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Expected {
-    /// It goes on as it is.
+    /// It passes unchanged.
     Untouched,
     Dropped,
-    /// To the backend, as this client's; whether the sums are right.
+    /// To the backend, from this client; whether the checksums are valid.
     Delivered {
         from: SocketAddr,
         to: SocketAddr,
@@ -39,7 +39,7 @@ pub(crate) struct Model {
     flows: BTreeMap<(SocketAddr, u16), Flows>,
 }
 
-/// Of one client: its newest flow, and those to other addresses of this host.
+/// One client's flows: the newest, and those to other addresses of this host.
 #[derive(Debug, Default)]
 struct Flows {
     newest: Option<Flow>,
@@ -52,11 +52,11 @@ struct Flow {
     local: IpAddr,
     port: u16,
     spp: Option<spp::Spp>,
-    /// By a header; a sender may always stand for itself.
+    /// Named by a header; a sender may always be its own client.
     is_named: bool,
 }
 
-/// A datagram as it stands in a packet that a kernel would read.
+/// A datagram in a packet, as a kernel would parse it.
 struct Datagram<'a> {
     from: SocketAddr,
     to: SocketAddr,
@@ -65,9 +65,9 @@ struct Datagram<'a> {
 }
 
 enum Reading<'a> {
-    /// None, or a kernel drops it for its lengths.
+    /// None, or a kernel drops it because of its lengths.
     Nothing,
-    /// Its ports only.
+    /// Only its ports.
     Refused {
         from: IpAddr,
         to: SocketAddr,
@@ -165,7 +165,7 @@ impl Model {
         }
     }
 
-    /// Whether it may be learnt, or needn't be.
+    /// Whether it may be stored, or need not be.
     fn learn(&mut self, key: (SocketAddr, u16), datagram: &Datagram<'_>, flow: Option<Flow>) -> bool {
         let local = datagram.to.ip();
         let flows = self.flows.entry(key).or_default();
@@ -192,7 +192,7 @@ impl Model {
     }
 }
 
-/// The header's length, and whom it names. `None`: refused.
+/// The header's length, and the client that it names. `None`: refused.
 fn open(payload: &[u8], is_spp: bool) -> Option<(usize, Option<SocketAddr>, Option<spp::Spp>)> {
     let canonical = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
     if is_spp {
@@ -211,7 +211,7 @@ fn open(payload: &[u8], is_spp: bool) -> Option<(usize, Option<SocketAddr>, Opti
     Some((len, named, None))
 }
 
-/// The header without its TLVs, which the program leaves unread, and its length with them.
+/// The header without its TLVs, which the program doesn't read, and its length including them.
 fn without_tlvs(payload: &[u8]) -> Option<(Vec<u8>, usize)> {
     let declared = short(payload, 14)?;
     let block = match (payload[12] & 0x0f, payload[13] >> 4, payload[13] & 0x0f) {
@@ -276,7 +276,7 @@ fn read_ipv6(packet: &[u8]) -> Option<Reading<'_>> {
     read_behind(packet, next, from, to)
 }
 
-/// What stands behind extension headers is refused, whatever it is.
+/// A packet with extension headers is refused, whatever it contains.
 fn read_behind(packet: &[u8], mut next: u8, from: IpAddr, to: IpAddr) -> Option<Reading<'_>> {
     let (mut at, mut is_behind) = (40, false);
     while next != UDP {
@@ -315,7 +315,7 @@ fn read_udp(from: IpAddr, to: IpAddr, udp: &[u8], is_sound: bool, is_fragment: b
     }))
 }
 
-/// Of 16-bit words, with the carries added.
+/// The sum of 16-bit words, with the carries added.
 pub(crate) fn sum(bytes: &[u8]) -> u32 {
     let words =
         bytes.chunks(2).map(|word| u32::from(word[0]) << 8 | word.get(1).map_or(0, |low| u32::from(*low)));
@@ -335,7 +335,7 @@ pub(crate) fn sum_of_udp(from: IpAddr, to: IpAddr, udp: &[u8]) -> u32 {
     sum(&[octets(from), octets(to), vec![0, UDP], len.to_vec(), udp.to_vec()].concat())
 }
 
-/// What a frame that was let in says, and whether its sums are right.
+/// The contents of an accepted frame, and whether its checksums are valid.
 pub(crate) fn delivered(frame: &[u8]) -> Option<Expected> {
     let Reading::Whole(datagram) = read(frame) else { return None };
     let Datagram { from, to, payload, is_sound } = datagram;

@@ -87,7 +87,7 @@ fn aggregation() -> Option<Check> {
 fn obstacle() -> Option<(String, &'static str)> {
     if !truepeer_bpf::are_built_in() {
         return Some((
-            "this truepeer was built without clang".to_owned(),
+            "this truepeer was built without clang and has no kernel programs".to_owned(),
             "apt-get install clang libbpf-dev",
         ));
     }

@@ -39,8 +39,9 @@ fn a_full_cgroup_is_said_to_be_full_and_nothing_is_left(bed: &Bed) -> Result<()>
         let attaching = command(bed, &["--port", "80", "--port", "53/udp", "--cgroup", &path])?.start(bed)?;
         ensure!(!attaching.wait_end()?.success());
         let said = attaching.stderr();
-        let expected =
-            format!("peer_name4 can't be attached to {path}: 64 programs of its kind are there already");
+        let expected = format!(
+            "peer_name4 can't be attached to {path}: 64 programs of its kind are already attached there"
+        );
         ensure!(said.contains(&expected) && said.trim().lines().count() == 1, "{said}");
         Ok(())
     };
