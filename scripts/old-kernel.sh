@@ -9,9 +9,9 @@ package=${OLD_KERNEL_PACKAGE:-linux-image-cloud-amd64}
 tests=(a_right_guess_alters_no_packet flows_end_with_their_sockets a_name_belongs_to_its_socket
        detach_waits_for_open_connections udp::a_backend_on_the_senders_host_sees_the_client
        udp::answers_in_spp_carry_the_header_back udp::ports_are_mapped_both_ways udp::a_connected_socket_answers
-       udp::aggregated_datagrams_are_taken_apart a_vlan_is_a_link_like_others
+       udp::aggregated_datagrams_are_split a_vlan_is_a_link_like_others
        leftovers::a_namespace_without_process_is_alive leftovers::a_namespace_whose_device_is_gone_is_alive
-       what_has_ended_translates_nothing_that_passes_by cut::)
+       an_ended_flow_does_not_translate_other_connections cut::)
 [ $# -eq 0 ] || tests=("$@")
 say() { echo "old-kernel: $*"; }
 skip() { echo "SKIP old-kernel: $*"; exit 0; }

@@ -1,4 +1,5 @@
-//! A listener whose accept queue is full: the kernel then makes no socket of a connection whose header is off already.
+//! A listener with a full accept queue: the kernel then creates no socket for a connection whose header is
+//! already complete.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,15 +12,15 @@ use truepeer_testbed::{Bed, Test, client, tests};
 
 use crate::kit::{LISTENER, attach, counter, header, longer_header, open, start, status};
 
-/// As many may be half open; of those accept() has not returned, the kernel lets one more in.
+/// At most this many can be half-open. Of connections not yet accepted, the kernel admits one more.
 const BACKLOG: u16 = 4;
 const ROOM: u16 = BACKLOG + 1;
 const CONNECTIONS: u16 = 2 * BACKLOG;
 
 pub(crate) fn tests() -> Vec<Test> {
     tests![
-        whoever_finds_the_accept_queue_full_is_served_later,
-        whoever_finds_the_accept_queue_full_is_served_later_after_a_cookie,
+        a_connection_that_finds_the_accept_queue_full_is_served_later,
+        a_connection_that_finds_the_accept_queue_full_is_served_later_after_a_cookie,
         a_connection_that_never_had_a_socket_leaves_nothing,
     ]
 }
@@ -29,7 +30,7 @@ fn listen() -> Result<TcpListener> {
     socket.set_reuse_address(true)?;
     socket.bind(&SockAddr::from(LISTENER.parse::<SocketAddr>()?))?;
     socket.listen(BACKLOG.into())?;
-    // accept() waits no longer than this.
+    // The time-out of accept().
     socket.set_read_timeout(Some(Duration::from_secs(20)))?;
     Ok(socket.into())
 }
@@ -46,14 +47,14 @@ fn client_of(n: u16) -> String {
     format!("203.0.113.1:{}", 1000 + n)
 }
 
-/// More connections than there is room for, whose headers are off; some are translated.
+/// More connections with complete headers than there is room for; some are translated.
 fn overflow(bed: &Bed) -> Result<Vec<TcpStream>> {
     let mut streams = batch(bed, 0..BACKLOG)?;
     streams.extend(batch(bed, BACKLOG..CONNECTIONS)?);
     Ok(streams)
 }
 
-/// Connections that are all half open when their headers are sent.
+/// Connections that are all half-open when their headers are sent.
 fn batch(bed: &Bed, numbers: Range<u16>) -> Result<Vec<TcpStream>> {
     let connect = |n| client::connect_from(sender_of(n), LISTENER);
     let mut streams = numbers.clone().map(connect).collect::<Result<Vec<_>>>()?;
@@ -67,7 +68,7 @@ fn batch(bed: &Bed, numbers: Range<u16>) -> Result<Vec<TcpStream>> {
     Ok(streams)
 }
 
-/// Accepts and reads what the client says of itself.
+/// Accepts, and reads the client's own statement of its name.
 fn serve(listener: &TcpListener) -> Result<String> {
     let (mut stream, seen) = listener.accept().context("accept")?;
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;
@@ -88,17 +89,17 @@ fn all_are_served(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn whoever_finds_the_accept_queue_full_is_served_later(bed: &Bed) -> Result<()> {
+fn a_connection_that_finds_the_accept_queue_full_is_served_later(bed: &Bed) -> Result<()> {
     set_cookies("0")?;
     all_are_served(bed)
 }
 
-fn whoever_finds_the_accept_queue_full_is_served_later_after_a_cookie(bed: &Bed) -> Result<()> {
+fn a_connection_that_finds_the_accept_queue_full_is_served_later_after_a_cookie(bed: &Bed) -> Result<()> {
     set_cookies("2")?;
     all_are_served(bed)
 }
 
-/// Its addresses are another connection's some time.
+/// Later its addresses belong to another connection.
 fn a_connection_that_never_had_a_socket_leaves_nothing(bed: &Bed) -> Result<()> {
     set_cookies("0")?;
     let listener = listen()?;

@@ -17,11 +17,11 @@ use crate::kit::{
 pub(crate) fn tests() -> Vec<Test> {
     tests![
         detach_waits_for_open_connections,
-        detach_under_load_cuts_nobody_off,
+        detach_under_load_cuts_no_connection_off,
         detach_now_leaves_what_needs_no_translation,
-        an_interrupted_detach_is_gone_on_with,
-        detach_refuses_new_connections_if_it_is_told_to,
-        a_removal_that_was_cut_short_is_gone_on_with,
+        an_interrupted_detach_can_be_resumed,
+        detach_refuse_new_refuses_new_connections,
+        an_interrupted_removal_can_be_resumed,
         an_upgrade_under_load_loses_nothing,
         an_attachment_killed_half_way_loses_nothing,
     ]
@@ -34,7 +34,7 @@ fn detach_waits_for_open_connections(bed: &Bed) -> Result<()> {
     is_answered(&mut open)?;
     let detach = command(bed, &["detach"])?.start(bed)?;
     detach.wait_for_log("waiting for 1 open")?;
-    // New ones are no longer ours, the old one still is.
+    // New connections are no longer tracked; the old one still is.
     let line = client::v1("203.0.113.2:1002", DESTINATION)?;
     ensure!(client::ask(&mut session(&line)?, b"")?.as_bytes() == line);
     let bytes = Pattern::bytes(1_000_000);
@@ -53,8 +53,8 @@ fn detach_waits_for_open_connections(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// All in the middle of their bytes, translated and not.
-fn detach_under_load_cuts_nobody_off(bed: &Bed) -> Result<()> {
+/// All connections are in the middle of their bytes, translated or not.
+fn detach_under_load_cuts_no_connection_off(bed: &Bed) -> Result<()> {
     const LEN: usize = 4_000_000;
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
@@ -96,8 +96,8 @@ fn detach_now_leaves_what_needs_no_translation(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// By a signal, and by one that leaves no time for last words.
-fn an_interrupted_detach_is_gone_on_with(bed: &Bed) -> Result<()> {
+/// By a signal that can be handled, and by SIGKILL.
+fn an_interrupted_detach_can_be_resumed(bed: &Bed) -> Result<()> {
     let echo = echo(bed)?;
     start(bed, &[])?;
     let mut open = session(&longer_header("203.0.113.1:1001")?)?;
@@ -118,7 +118,7 @@ fn an_interrupted_detach_is_gone_on_with(bed: &Bed) -> Result<()> {
         let line = client::v1("203.0.113.2:1002", DESTINATION)?;
         ensure!(client::ask(&mut session(&line)?, b"")?.as_bytes() == line);
     }
-    // Attached again, new ones are taken again; and then it ends.
+    // After a new attachment, new connections are tracked again. Then the detachment finishes.
     start(bed, &[])?;
     is_answered(&mut session(&header("203.0.113.3:1003")?)?)?;
     ensure!(client::ask(&mut open, b"end")? == "end");
@@ -128,8 +128,8 @@ fn an_interrupted_detach_is_gone_on_with(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Otherwise it says that they pass unjudged (see above).
-fn detach_refuses_new_connections_if_it_is_told_to(bed: &Bed) -> Result<()> {
+/// Without the option, they pass unchecked (see above).
+fn detach_refuse_new_refuses_new_connections(bed: &Bed) -> Result<()> {
     let _echo = echo(bed)?;
     start(bed, &[])?;
     let mut open = session(&longer_header("203.0.113.1:1001")?)?;
@@ -152,8 +152,8 @@ fn nothing_is_left(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// As if it had been killed after this many pins; connections that are open then are nobody's to wait for.
-fn a_removal_that_was_cut_short_is_gone_on_with(bed: &Bed) -> Result<()> {
+/// As if it had been killed after this many pins. Nothing waits for connections that are open then.
+fn an_interrupted_removal_can_be_resumed(bed: &Bed) -> Result<()> {
     let _echo = echo(bed)?;
     for count in [1, 4, 9, 20] {
         start(bed, &["--port", "53/udp"])?;
@@ -200,7 +200,7 @@ fn an_upgrade_under_load_loses_nothing(bed: &Bed) -> Result<()> {
     })
 }
 
-/// kill -9 of truepeer while it replaces itself, at any moment, under load; then it is done once more.
+/// kill -9 of truepeer while it replaces itself, at any moment, under load. Then it runs once more.
 fn an_attachment_killed_half_way_loses_nothing(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
@@ -225,9 +225,9 @@ fn an_attachment_killed_half_way_loses_nothing(bed: &Bed) -> Result<()> {
         let kills = (0..15).try_for_each(|n| -> Result<()> {
             let attaching =
                 command(bed, &["--allow", "any", "--port", "80"])?.in_netns(&host.netns).start(bed)?;
-            // Not to be in step: to be out of it.
+            // A sleep on purpose: the moment of the kill must vary.
             std::thread::sleep(std::time::Duration::from_millis(n * 4));
-            let _ = attaching.signal(Signal::KILL); // it may be done already
+            let _ = attaching.signal(Signal::KILL); // it may have ended already
             Ok(())
         });
         let last = kills.and_then(|()| attach_on(bed, host, &["--port", "80"]));

@@ -1,4 +1,4 @@
-//! What `attach status` counts on the way of a connection, beside whether it was served.
+//! The counters of `attach status` for each stage of a connection.
 
 use std::io::{ErrorKind, Write};
 
@@ -15,8 +15,11 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("a_header_in_parts_is_counted", a_header_in_parts_is_counted),
         Test::new("a_silent_sender_is_counted", a_silent_sender_is_counted),
         Test::new("a_port_without_listener_is_left_alone", a_port_without_listener_is_left_alone),
-        Test::new("what_was_half_open_before_is_refused", what_was_half_open_before_is_refused)
-            .needs_program("nft"),
+        Test::new(
+            "a_connection_half_open_before_the_attachment_is_refused",
+            a_connection_half_open_before_the_attachment_is_refused,
+        )
+        .needs_program("nft"),
         Test::new("a_segment_that_overtakes_the_header_is_sent_again", a_segment_that_overtakes_the_header)
             .needs_program("nft"),
     ]
@@ -32,14 +35,14 @@ fn a_header_in_parts_is_counted(bed: &Bed) -> Result<()> {
     let mut stream = client::connect(LISTENER)?;
     for part in [&line[..3], &line[3..20], &line[20..]] {
         stream.write_all(part)?;
-        sockets::wait_until_sent(&stream)?; // acknowledged: each by itself
+        sockets::wait_until_sent(&stream)?; // acknowledged: so each part arrives alone
     }
     is_answered(&mut stream)?;
     ensure!(echo.log().contains("203.0.113.1:1001 accepted"));
     let counted = status(bed)?["ports"][0]["counters"].clone();
     ensure!(counted["header_v1"] == 1 && counted["header_v2"] == 0, "{counted}");
     ensure!(counted["header_split"] == 2, "{counted}");
-    // The handshake's own.
+    // The handshake's own ACK.
     ensure!(counted["acks_held"].as_u64().is_some_and(|count| count >= 1), "{counted}");
     Ok(())
 }
@@ -63,13 +66,13 @@ fn a_port_without_listener_is_left_alone(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Nobody becomes a session past truepeer: what would be established without a header isn't.
-fn what_was_half_open_before_is_refused(bed: &Bed) -> Result<()> {
+/// No connection bypasses truepeer: one that would be established without a header is refused.
+fn a_connection_half_open_before_the_attachment_is_refused(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
     let echo = backend_on(bed, host, Behaviour::Echo, &["0.0.0.0:80"])?;
     let nft = |script: &str| Program::new("nft").arg(script).in_netns(&host.netns).run(bed);
-    // To the sender the connection is open, the ACK that would say so here is lost.
+    // For the sender the connection is open. Its ACK is lost here.
     nft(
         "table inet lost { chain input { type filter hook input priority 0; tcp dport 80 tcp flags != syn drop; }; }",
     )?;
@@ -88,7 +91,7 @@ fn a_segment_that_overtakes_the_header(bed: &Bed) -> Result<()> {
     let (lb, host) = (line.host("lb"), line.host("host"));
     let echo = backend_on(bed, host, Behaviour::Echo, &["0.0.0.0:80"])?;
     attach_on(bed, host, &["--port", "80"])?;
-    // The first packet with 17 bytes of data, behind 52 of headers (timestamps included), is lost once.
+    // The first packet with 17 bytes of data, after 52 bytes of headers (timestamps included), is lost once.
     let lose = "table inet lost { chain forward { type filter hook forward priority 0; tcp dport 80 meta length 69 limit rate 1/day burst 1 packets counter drop; }; }";
     Program::new("nft").arg(lose).in_netns(&line.host("router").netns).run(bed)?;
     let mut stream = lb.run(|| client::connect(host.at(false, 80)))??;

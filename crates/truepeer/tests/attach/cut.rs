@@ -1,4 +1,5 @@
-//! `detach --now` while connections are open that can't do without truepeer: they are cut off, and no wrong byte reaches the server.
+//! `detach --now` with open connections that need truepeer: they are cut off, and no wrong byte reaches the
+//! server.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,16 +15,20 @@ pub(crate) fn tests() -> Vec<Test> {
         translated_connections_are_cut_off_and_not_corrupted,
         connections_without_their_whole_header_are_cut_off,
         bytes_on_their_way_are_neither_lost_nor_doubled_in_between,
-        connections_that_their_server_has_left_hold_nothing_up,
+        connections_that_their_server_has_closed_delay_nothing,
     ];
     all.push(
-        Test::new("what_can_not_be_cut_off_is_served_on", what_can_not_be_cut_off_is_served_on)
-            .needs_program("python3"),
+        Test::new(
+            "connections_that_can_not_be_cut_off_are_still_served",
+            connections_that_can_not_be_cut_off_are_still_served,
+        )
+        .needs_program("python3"),
     );
     all.into_iter().map(|test| test.of_group("cut")).collect()
 }
 
-/// What a server reads to a connection's end, and whether that was a FIN, which would make it look whole.
+/// The bytes that a server reads until a connection's end, and whether the end was a FIN, which would make them
+/// look complete.
 fn read_all(stream: &mut TcpStream) -> Result<(Vec<u8>, bool)> {
     stream.set_read_timeout(Some(std::time::Duration::from_secs(20)))?;
     let mut bytes = Vec::new();
@@ -42,7 +47,7 @@ fn read_all(stream: &mut TcpStream) -> Result<(Vec<u8>, bool)> {
     }
 }
 
-/// Whether a sender that goes on writing is told. The kernel says so once: to whichever call comes first.
+/// Whether a sender that continues to write gets an error. The kernel reports it once, to the first call.
 fn is_reset(sender: &mut TcpStream, bytes: &[u8]) -> Result<bool> {
     match sender.write_all(bytes) {
         Ok(()) => Ok(client::read_end(sender)? == client::End::Reset),
@@ -50,13 +55,13 @@ fn is_reset(sender: &mut TcpStream, bytes: &[u8]) -> Result<bool> {
     }
 }
 
-/// The header's length was guessed too short, and too long: the numbers are shifted to either side.
+/// The header's length was guessed too short, and too long: the numbers are shifted in either direction.
 fn translated_connections_are_cut_off_and_not_corrupted(bed: &Bed) -> Result<()> {
     let listener = TcpListener::bind(LISTENER)?;
     let sent = Pattern::bytes(3000);
     for headers in [[header, longer_header], [longer_header, header]] {
         start(bed, &[])?;
-        // The sender's last header, by which the next is guessed.
+        // The sender's last header, from which the length of the next is guessed.
         drop(client::ask(&mut answered(&listener, &headers[0]("203.0.113.1:1001")?)?, b"")?);
         let mut sender = session(&headers[1]("203.0.113.1:1002")?)?;
         let (mut server, seen) = listener.accept()?;
@@ -75,14 +80,14 @@ fn translated_connections_are_cut_off_and_not_corrupted(bed: &Bed) -> Result<()>
     Ok(())
 }
 
-/// One whose end is there at once, and who has been answered by it.
+/// A sender whose end arrives at once and has been answered.
 fn answered(listener: &TcpListener, header: &[u8]) -> Result<TcpStream> {
     let sender = session(header)?;
     drop(listener.accept()?);
     Ok(sender)
 }
 
-/// Their SYN was shifted by a guess; nobody is to be asked to read the rest of a header.
+/// Their SYN was shifted by a guess, and nobody will take the rest of the header.
 fn connections_without_their_whole_header_are_cut_off(bed: &Bed) -> Result<()> {
     let listener = TcpListener::bind(LISTENER)?;
     for sent in [0, 20] {
@@ -99,7 +104,7 @@ fn connections_without_their_whole_header_are_cut_off(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Many at once, in the middle of their bytes; those that needed no translation go on to their end.
+/// Many at once, in the middle of their bytes. Those that need no translation continue to their end.
 fn bytes_on_their_way_are_neither_lost_nor_doubled_in_between(bed: &Bed) -> Result<()> {
     const LEN: usize = 8_000_000;
     const COUNT: u16 = 8;
@@ -107,7 +112,7 @@ fn bytes_on_their_way_are_neither_lost_nor_doubled_in_between(bed: &Bed) -> Resu
     let sent = Pattern::bytes(LEN);
     start(bed, &[])?;
     let mut pairs = Vec::new();
-    // By turns as guessed and not: the length changes each other time.
+    // Guessed correctly and incorrectly in turn: the length changes every second time.
     for n in 0..COUNT {
         let kind = if n % 4 < 2 { header } else { longer_header };
         let sender = session(&kind(&format!("203.0.113.1:{}", 1000 + n))?)?;
@@ -120,7 +125,7 @@ fn bytes_on_their_way_are_neither_lost_nor_doubled_in_between(bed: &Bed) -> Resu
         for (mut sender, mut server) in pairs {
             let sent = &sent;
             scope.spawn(move || {
-                let _ = sender.write_all(sent); // the server's end judges
+                let _ = sender.write_all(sent); // the server's end is what counts
                 let _ = sender.shutdown(std::net::Shutdown::Write);
                 let _ = client::read_end(&mut sender);
             });
@@ -128,7 +133,7 @@ fn bytes_on_their_way_are_neither_lost_nor_doubled_in_between(bed: &Bed) -> Resu
             server.read_exact(&mut first)?;
             servers.push((first, server));
         }
-        // Nobody reads now: what there is room for is on its way.
+        // Nobody reads now, so buffers are full of bytes in flight.
         attach(bed, &["detach", "--now"])?;
         let read_rest = |(first, mut server): (Vec<u8>, TcpStream)| -> Result<_> {
             let (rest, is_whole) = read_all(&mut server)?;
@@ -145,8 +150,9 @@ fn bytes_on_their_way_are_neither_lost_nor_doubled_in_between(bed: &Bed) -> Resu
     Ok(())
 }
 
-/// The sender has not closed its direction (FIN_WAIT2), or has (TIME_WAIT): what older kernels can't end.
-fn connections_that_their_server_has_left_hold_nothing_up(bed: &Bed) -> Result<()> {
+/// The sender has not ended its direction (FIN_WAIT2), or has (TIME_WAIT): older kernels can't end such
+/// connections.
+fn connections_that_their_server_has_closed_delay_nothing(bed: &Bed) -> Result<()> {
     let listener = TcpListener::bind(LISTENER)?;
     start(bed, &[])?;
     let mut senders = Vec::new();
@@ -163,8 +169,8 @@ fn connections_that_their_server_has_left_hold_nothing_up(bed: &Bed) -> Result<(
     Ok(())
 }
 
-/// Executes its arguments as on a kernel without `CONFIG_INET_DIAG`: a filter (seccomp(2)) answers socket(AF_NETLINK, …,
-/// NETLINK_SOCK_DIAG) by EPROTONOSUPPORT.
+/// Executes its arguments as on a kernel without `CONFIG_INET_DIAG`: a filter (seccomp(2)) answers
+/// socket(AF_NETLINK, …, NETLINK_SOCK_DIAG) with EPROTONOSUPPORT.
 const WITHOUT_SOCK_DIAG: &str = r"
 import ctypes, os, struct, sys
 LOAD, EQUAL, RETURN, ALLOW, ERRNO = 0x20, 0x15, 0x06, 0x7fff0000, 0x00050000
@@ -180,8 +186,8 @@ for call in (38, 1, 0, 0, 0), (22, 2, program, 0, 0): # PR_SET_NO_NEW_PRIVS, PR_
 os.execv(sys.argv[1], sys.argv[1:])
 ";
 
-/// Nothing is removed from under them, and it is said why; `attach` goes on as before.
-fn what_can_not_be_cut_off_is_served_on(bed: &Bed) -> Result<()> {
+/// Nothing is removed, the reason is reported, and `attach` continues as before.
+fn connections_that_can_not_be_cut_off_are_still_served(bed: &Bed) -> Result<()> {
     let listener = TcpListener::bind(LISTENER)?;
     start(bed, &[])?;
     let mut sender = session(&longer_header("203.0.113.1:1001")?)?;

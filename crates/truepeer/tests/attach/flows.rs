@@ -1,4 +1,4 @@
-//! Flows: when they begin and end, and whose name they carry.
+//! Flows: when they start and end, and which client they name.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -16,9 +16,9 @@ pub(crate) fn tests() -> Vec<Test> {
         a_right_guess_alters_no_packet,
         flows_end_with_their_sockets,
         a_name_belongs_to_its_socket,
-        whoever_finds_no_room_is_refused,
-        a_flow_that_nobody_ended_gives_way,
-        what_has_ended_translates_nothing_that_passes_by,
+        connections_beyond_the_limit_of_flows_are_refused,
+        a_flow_whose_end_was_missed_gives_way,
+        an_ended_flow_does_not_translate_other_connections,
     ];
     all.push(
         Test::new("a_flood_of_syns_forgets_no_flow", a_flood_of_syns_forgets_no_flow)
@@ -27,7 +27,7 @@ pub(crate) fn tests() -> Vec<Test> {
     all
 }
 
-/// A sender's first header is guessed to be a plain v2 one, the next ones as long as the one before.
+/// A sender's first header is guessed to be a plain v2 one, each later one as long as the one before.
 fn a_right_guess_alters_no_packet(bed: &Bed) -> Result<()> {
     let echo = echo(bed)?;
     start(bed, &[])?;
@@ -55,8 +55,8 @@ fn flows_end_with_their_sockets(bed: &Bed) -> Result<()> {
     all_flows_end(bed)
 }
 
-/// A socket keeps its client's name though it is reset before accept(), and though another connection has its
-/// addresses by then.
+/// A socket keeps its client's name even if it is reset before accept() and another connection has its addresses
+/// by then.
 fn a_name_belongs_to_its_socket(bed: &Bed) -> Result<()> {
     let listener = TcpListener::bind(LISTENER)?;
     start(bed, &[])?;
@@ -75,8 +75,8 @@ fn a_name_belongs_to_its_socket(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// In the table of flows: those that are open go on, and one that ends makes room.
-fn whoever_finds_no_room_is_refused(bed: &Bed) -> Result<()> {
+/// The table of flows is full: open ones continue, and one that ends makes room.
+fn connections_beyond_the_limit_of_flows_are_refused(bed: &Bed) -> Result<()> {
     let echo = echo(bed)?;
     start(bed, &["--max-flows", "2"])?;
     let mut first = session(&header("203.0.113.1:1001")?)?;
@@ -92,7 +92,7 @@ fn whoever_finds_no_room_is_refused(bed: &Bed) -> Result<()> {
     }
     ensure!(counter(bed, "refused_full")? == 3, "{}", status(bed)?);
     ensure!(open(bed, "untouched")? == 1 && open(bed, "translated")? == 1, "{}", status(bed)?);
-    // The backend has been told, too.
+    // The backend has seen the end, too.
     bed.wait_for("their sockets' end", || echo.descriptors().is_ok_and(|count| count == descriptors))?;
     ensure!(client::ask(&mut second, b"end")? == "end");
     bed.wait_for("room", || open(bed, "translated").is_ok_and(|count| count == 0))?;
@@ -101,8 +101,8 @@ fn whoever_finds_no_room_is_refused(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Its socket has ended unseen.
-fn a_flow_that_nobody_ended_gives_way(bed: &Bed) -> Result<()> {
+/// Its socket has ended unnoticed.
+fn a_flow_whose_end_was_missed_gives_way(bed: &Bed) -> Result<()> {
     let _who = Behaviour::Who.start(bed, &[BACKEND])?;
     start(bed, &[])?;
     bed.wait_for("a flow without a socket", || leave_a_flow_behind(bed).is_ok_and(|is_left| is_left))?;
@@ -116,7 +116,7 @@ fn a_flow_that_nobody_ended_gives_way(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Takes the hook that tells of ends away, by force, while a connection is open; it goes in its own time.
+/// Detaches, by force, the hook that reports ends while a connection is open. The connection ends later.
 fn leave_a_flow_behind(bed: &Bed) -> Result<bool> {
     let flows = || Ok::<_, anyhow::Error>(open(bed, "translated")? + open(bed, "untouched")?);
     let mut unseen = client::connect_from("127.0.0.9:4000", LISTENER)?;
@@ -128,8 +128,9 @@ fn leave_a_flow_behind(bed: &Bed) -> Result<bool> {
     Ok(flows()? == 1)
 }
 
-/// Its numbers are remembered for what is left of it; a connection of the same addresses that is none of ours is another one.
-fn what_has_ended_translates_nothing_that_passes_by(bed: &Bed) -> Result<()> {
+/// Its translation is kept for the remaining TIME_WAIT. A later untracked connection with the same addresses is
+/// another one.
+fn an_ended_flow_does_not_translate_other_connections(bed: &Bed) -> Result<()> {
     let _echo = echo(bed)?;
     start(bed, &[])?;
     let end_one = || -> Result<()> {
@@ -141,7 +142,7 @@ fn what_has_ended_translates_nothing_that_passes_by(bed: &Bed) -> Result<()> {
         client::reset(stream)?;
         all_flows_end(bed)
     };
-    // The guess is wrong whenever the header before was a shorter one.
+    // The guess is wrong whenever the previous header was shorter.
     let shorten = || -> Result<()> {
         let mut stream = client::connect_from("127.0.0.9:4001", LISTENER)?;
         stream.write_all(&header("203.0.113.1:1002")?)?;
@@ -188,7 +189,7 @@ fn a_flood_of_syns_forgets_no_flow(bed: &Bed) -> Result<()> {
     };
     let mut open = begin(longer_header("203.0.113.1:1001")?)?;
     ensure!(counter_on(bed, host, "translated")? == 1);
-    // Nobody is answered: there is no way back to them.
+    // No SYN is answered: there is no route back.
     host.ip(&["route add blackhole 198.18.0.0/15"])?;
     let flood = format!(
         "\

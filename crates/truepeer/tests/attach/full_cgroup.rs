@@ -1,4 +1,4 @@
-//! A cgroup that takes no more hooks (64 of a kind).
+//! A cgroup that has no room for more hooks (64 of a kind).
 
 use anyhow::{Context, Result, ensure};
 use truepeer_bpf::Place;
@@ -11,7 +11,7 @@ use crate::kit::{BACKEND, DESTINATION, attach, command, header, list, session, s
 const ROOM: usize = 64;
 
 pub(crate) fn tests() -> Vec<Test> {
-    tests![a_full_cgroup_is_said_to_be_full_and_nothing_is_left]
+    tests![a_full_cgroup_is_reported_and_nothing_is_left]
 }
 
 /// A cgroup of the test's own, without processes.
@@ -23,14 +23,14 @@ impl Drop for Cgroup {
     }
 }
 
-fn a_full_cgroup_is_said_to_be_full_and_nothing_is_left(bed: &Bed) -> Result<()> {
+fn a_full_cgroup_is_reported_and_nothing_is_left(bed: &Bed) -> Result<()> {
     let path = truepeer_bpf::cgroup_root()?.join(format!("truepeer-full-{}", std::process::id()));
     if std::fs::create_dir(&path).is_err() {
         return skip("no cgroup can be made here");
     }
     let cgroup = Cgroup(path);
     let echo = truepeer_testbed::Behaviour::Echo.start(bed, &[BACKEND])?;
-    // Mounts the file system for pins.
+    // Mounts the file system for the pins.
     ensure!(attach(bed, &["status"])?.contains("not attached"));
     let elsewhere = Place::here(&bed.dir().join("bpf/others"))?;
     let mut others = crowd_cgroup(&elsewhere, &cgroup.0, ROOM)?;
@@ -52,7 +52,7 @@ fn a_full_cgroup_is_said_to_be_full_and_nothing_is_left(bed: &Bed) -> Result<()>
     let line = client::v1("203.0.113.1:1001", DESTINATION)?;
     ensure!(client::ask(&mut session(&line)?, b"")?.as_bytes() == line, "something has read a header");
 
-    // What is attached already stays as it is.
+    // An existing attachment stays as it is.
     start(bed, &[])?;
     refused()?;
     let seen = |client: &str| -> Result<()> {
@@ -61,10 +61,10 @@ fn a_full_cgroup_is_said_to_be_full_and_nothing_is_left(bed: &Bed) -> Result<()>
     };
     seen("203.0.113.2:1002")?;
 
-    // Two places: for a moment the old and the new one of a kind are both there.
+    // Two free slots: for a moment the old and the new hook both exist.
     drop(others.split_off(ROOM - 2));
     wait_for("room", || attach(bed, &["--port", "80", "--cgroup", &path]).is_ok())?;
-    // The server is none of that cgroup, so that it is shown the sender.
+    // The server is not in that cgroup, so it sees the sender.
     ensure!(client::ask(&mut session(&header("203.0.113.3:1003")?)?, b"data")? == "data");
     attach(bed, &["detach"]).context("detach")?;
     ensure!(list(&bed.dir().join("bpf/truepeer"))?.is_empty(), "pins are left");

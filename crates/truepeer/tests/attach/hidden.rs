@@ -1,4 +1,4 @@
-//! What the kernel would put together behind us: fragments, and what stands behind IPv6 extension headers.
+//! Packets that the kernel reassembles after the programs: fragments, and packets with IPv6 extension headers.
 
 use anyhow::{Result, ensure};
 use truepeer_testbed::datagrams::Backend;
@@ -22,7 +22,7 @@ pub(crate) fn tests() -> Vec<Test> {
     all.into_iter().map(|test| test.needs_program("python3").of_group("hidden")).collect()
 }
 
-/// A SYN in two fragments, and a whole one by hand, which is tracked.
+/// A SYN in two fragments, and a whole hand-made one, which is tracked.
 fn fragments_do_not_get_past(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
@@ -79,7 +79,7 @@ except OSError:
     Ok(())
 }
 
-/// Says `send(extensions, protocol, port)`: one packet of UDP or TCP behind so many headers of destination options.
+/// Runs `send(extensions, protocol, port)`: one UDP or TCP packet with this many headers of destination options.
 fn raw_ipv6(bed: &Bed, from: &Host, to: &Host, calls: &str) -> Result<()> {
     let source = format!(
         "\
@@ -113,7 +113,7 @@ fn datagrams_behind_ipv6_extension_headers_are_refused(bed: &Bed) -> Result<()> 
     let (lb, host) = (line.host("lb"), line.host("host"));
     let backend = host.run(|| Backend::who(&["[::]:53".to_owned()]))??;
     let sender = format!("[{}]:4001", lb.v6);
-    // From others than the senders they pass, as before.
+    // From addresses that are not senders they pass, as before.
     command(bed, &["--port", "53/udp", "--allow", "10.0.0.0/8"])?.in_netns(&host.netns).run(bed)?;
     raw_ipv6(bed, lb, host, "send(1, 17, 53)\nsend(15, 17, 53)")?;
     wait_for("both to arrive", || backend.seen().len() == 2)?;
@@ -128,7 +128,7 @@ fn datagrams_behind_ipv6_extension_headers_are_refused(bed: &Bed) -> Result<()> 
     Ok(())
 }
 
-/// To whichever port they are.
+/// For any port.
 fn more_extension_headers_than_can_be_read_are_counted(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));

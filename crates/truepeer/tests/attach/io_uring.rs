@@ -1,7 +1,8 @@
-//! A running server that accepts, reads and writes by io_uring: no system call of its own that a tracer or a preloaded library
-//! could meet.
+//! A running server that accepts, reads and writes by io_uring. It makes no system calls that a tracer or a
+//! preloaded library could intercept.
 //!
-//! It is this test binary, started with other arguments. The only unsafe code of these tests: io_uring takes pointers.
+//! The server is this test binary, started with other arguments. It has the only unsafe code of these tests,
+//! because io_uring takes pointers.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -19,7 +20,7 @@ use truepeer_testbed::{Bed, Program, Running, client};
 
 use crate::kit::{attach, converse};
 
-/// The first argument that makes this binary be the server.
+/// The first argument that turns this binary into the server.
 const AS_SERVER: &str = "__io_uring";
 const LEN: usize = 300_000;
 
@@ -34,8 +35,8 @@ pub(crate) fn run_if_asked() -> Option<ExitCode> {
     Some(ExitCode::FAILURE)
 }
 
-/// `plain`: each accept() reports the address, as the kernel fills it in. `multishot`: one request for all connections, which
-/// reports none, so that the server asks getpeername().
+/// `plain`: each accept() reports the address, filled in by the kernel. `multishot`: one request for all
+/// connections, which reports no address, so the server calls getpeername().
 pub(crate) fn a_running_io_uring_server_names_the_client(bed: &Bed) -> Result<()> {
     if let Some(reason) = is_missing() {
         return truepeer_testbed::skip(reason);
@@ -52,7 +53,7 @@ pub(crate) fn a_running_io_uring_server_names_the_client(bed: &Bed) -> Result<()
     for ((how, address), server) in listeners.iter().zip(&servers) {
         let ip = if address.starts_with('[') { "[2001:db8::7]" } else { "203.0.113.7" };
         let destination = if address.starts_with('[') { "[2001:db8::1]:443" } else { "192.0.2.1:443" };
-        // As guessed, not as guessed, in parts.
+        // Guessed correctly, guessed incorrectly, in parts.
         for (port, tlv_len, first) in
             [(1001, None, 0), (1002, None, 0), (1003, Some(20), 0), (1004, None, 20)]
         {
@@ -70,7 +71,7 @@ pub(crate) fn a_running_io_uring_server_names_the_client(bed: &Bed) -> Result<()
     Ok(())
 }
 
-/// Why there can be no such server here.
+/// Why such a server can't run here, if it can't.
 pub(crate) fn is_missing() -> Option<String> {
     IoUring::new(2).err().map(|error| format!("no io_uring here: {error}"))
 }
@@ -95,19 +96,19 @@ fn ask_in_parts(to: &str, header: &[u8], first: usize) -> Result<Vec<u8>> {
     converse(stream, &[after, &Pattern::bytes(LEN)].concat())
 }
 
-/// One connection after the other: says whom it sees, then sends back what it reads.
+/// Serves one connection after the other: sends the client that it sees, then echoes.
 struct Server {
     ring: IoUring,
     listener: TcpListener,
     is_multishot: bool,
-    /// The multishot request is in force; what it has brought.
+    /// The multishot request is active; its results.
     is_armed: bool,
     accepted: VecDeque<OwnedFd>,
-    /// The outcome of the other request, of which there is one at a time.
+    /// The result of the other request, of which there is one at a time.
     done: Option<i32>,
 }
 
-/// Which request a completion belongs to.
+/// The request that a completion belongs to.
 const CALL: u64 = 1;
 const ACCEPT: u64 = 2;
 
@@ -136,8 +137,8 @@ impl Server {
 
     fn accept_one(&mut self) -> io::Result<(Socket, SockAddr)> {
         let listener = Fd(self.listener.as_raw_fd());
-        // SAFETY: try_init lends room for an address and its length, which the kernel fills in before `call` returns; the
-        // descriptor is new and nobody else's.
+        // SAFETY: try_init provides memory for an address and its length, which the kernel fills in before `call`
+        // returns. The descriptor is new and has no other owner.
         unsafe {
             SockAddr::try_init(|storage, len| {
                 let accept = opcode::Accept::new(listener, storage.cast(), len).build();
@@ -156,7 +157,7 @@ impl Server {
             if !self.is_armed {
                 let accept =
                     opcode::AcceptMulti::new(Fd(self.listener.as_raw_fd())).build().user_data(ACCEPT);
-                // SAFETY: the request points to nothing; its listener lives as long as the ring.
+                // SAFETY: the request contains no pointers, and its listener lives as long as the ring.
                 unsafe { self.ring.submission().push(&accept) }.map_err(io::Error::other)?;
                 self.is_armed = true;
             }
@@ -170,7 +171,7 @@ impl Server {
         let mut buffer = [0; 64 * 1024];
         loop {
             let receive = opcode::Recv::new(stream, buffer.as_mut_ptr(), 64 * 1024).build();
-            // SAFETY: the buffer is as long as said, and nobody else's until the call returns.
+            // SAFETY: the buffer has the length given, and nothing else uses it until `call` returns.
             match usize::try_from(unsafe { self.call(&receive) }?) {
                 Ok(count) if count > 0 => self.send(stream, &buffer[..count])?,
                 _ => return Ok(()),
@@ -181,21 +182,21 @@ impl Server {
     fn send(&mut self, stream: Fd, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let len = u32::try_from(bytes.len()).map_err(io::Error::other)?;
-            // SAFETY: the bytes live until the call returns.
+            // SAFETY: the bytes live until `call` returns, and the kernel only reads them.
             let sent = unsafe { self.call(&opcode::Send::new(stream, bytes.as_ptr(), len).build()) }?;
             bytes = &bytes[usize::try_from(sent).map_err(io::Error::other)?..];
         }
         Ok(())
     }
 
-    /// Makes a request, and waits until it is done.
+    /// Submits a request and waits until it is done.
     ///
     /// # Safety
-    /// What the request points to must be valid until this returns.
+    /// Everything that the request points to must be valid until this returns.
     unsafe fn call(&mut self, request: &Entry) -> io::Result<RawFd> {
         let request = request.clone().user_data(CALL);
-        // SAFETY: the caller's promise. This returns before the request is done only if the ring itself fails, which ends
-        // the process.
+        // SAFETY: the caller guarantees that everything that the request points to is valid until this returns.
+        // It returns before the request is done only if the ring itself fails, which ends the process.
         unsafe { self.ring.submission().push(&request) }.map_err(io::Error::other)?;
         loop {
             self.turn()?;
@@ -205,7 +206,7 @@ impl Server {
         }
     }
 
-    /// Waits until anything is done.
+    /// Waits until any request is done.
     fn turn(&mut self) -> io::Result<()> {
         self.ring.submit_and_wait(1)?;
         for done in self.ring.completion() {
@@ -214,7 +215,7 @@ impl Server {
                 continue;
             }
             self.is_armed = cqueue::more(done.flags());
-            // SAFETY: a descriptor that the kernel has just made for us.
+            // SAFETY: the kernel has just created this descriptor for this process, and it has no other owner.
             self.accepted.push_back(unsafe { OwnedFd::from_raw_fd(checked(done.result())?) });
         }
         Ok(())

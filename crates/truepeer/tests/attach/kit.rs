@@ -1,4 +1,5 @@
-//! What several of the files here need: attaching, asking and speaking to a backend, in the test's own network and on a host.
+//! Helpers of several files: attaching, and talking to a backend, in the test's own network namespace or on a
+//! host.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -38,7 +39,7 @@ pub(crate) fn header(client: &str) -> Result<Vec<u8>> {
     client::v2(client, DESTINATION)
 }
 
-/// A header of another length than the one before, so that the guess is wrong.
+/// A header of another length than the previous one, so that the guess is wrong.
 pub(crate) fn longer_header(client: &str) -> Result<Vec<u8>> {
     client::v2_with_tlvs(client, DESTINATION, &[(4, b"a few bytes more")])
 }
@@ -49,7 +50,7 @@ pub(crate) fn session(header: &[u8]) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Sends a byte and gets it back: the session is up.
+/// Sends a byte and receives it back: the session works.
 pub(crate) fn is_answered(stream: &mut TcpStream) -> Result<()> {
     let mut byte = [0];
     stream.write_all(b"x")?;
@@ -58,12 +59,12 @@ pub(crate) fn is_answered(stream: &mut TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Writes while it reads, ends what it writes, and gives what came back to the end.
+/// Writes while it reads, ends its direction, and returns everything that it received.
 pub(crate) fn converse(stream: TcpStream, bytes: &[u8]) -> Result<Vec<u8>> {
     converse_until(stream, bytes, |writer| writer.shutdown(Shutdown::Write))
 }
 
-/// Likewise, with another end of what is written.
+/// The same, with another way of ending its direction.
 pub(crate) fn converse_until(
     mut stream: TcpStream,
     bytes: &[u8],
@@ -97,7 +98,7 @@ pub(crate) fn command(bed: &Bed, args: &[&str]) -> Result<Program> {
     ByAttach::new(env!("CARGO_BIN_EXE_truepeer")).command(bed, args)
 }
 
-/// Attaches on a host to what comes from anybody.
+/// Attaches on a host, with all senders admitted.
 pub(crate) fn attach_on(bed: &Bed, host: &Host, args: &[&str]) -> Result<String> {
     command(bed, &[&["--allow", "any"], args].concat())?.in_netns(&host.netns).run(bed)
 }
@@ -106,7 +107,7 @@ pub(crate) fn counter_on(bed: &Bed, host: &Host, name: &str) -> Result<u64> {
     counter_of(bed, host, 0, name)
 }
 
-/// Of the port that is the `index`th in the order of their numbers.
+/// The counter of the `index`th port in numerical order.
 pub(crate) fn counter_of(bed: &Bed, host: &Host, index: usize, name: &str) -> Result<u64> {
     let text = command(bed, &["status", "--json"])?.in_netns(&host.netns).run(bed)?;
     let status: Value = serde_json::from_str(&text)?;
@@ -122,13 +123,13 @@ pub(crate) fn backend_on(
     behaviour.start_program(bed, addresses, |program| program.in_netns(&host.netns))
 }
 
-/// Who the backend says that it saw.
+/// The client that the backend saw.
 pub(crate) fn who(host: &Host, to: SocketAddr, header: &[u8]) -> Result<String> {
     let seen = host.run(|| client::ask(&mut client::connect(to)?, header))??;
     Ok(seen.trim().to_owned())
 }
 
-/// A client in Python, for the options of sockets that Rust's library has not: prepares `s`, sends the header in `h`.
+/// A client in Python, for socket options that Rust's library lacks. It prepares `s` and sends the header in `h`.
 pub(crate) fn python(bed: &Bed, host: &Host, to: SocketAddr, client: &str, script: &str) -> Result<String> {
     let bytes: String = header(client)?.iter().map(|byte| format!("\\x{byte:02x}")).collect();
     let source = format!(
@@ -145,7 +146,7 @@ pub(crate) fn list(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(entries.map(|entry| entry.map(|entry| entry.path())).collect::<std::io::Result<_>>()?)
 }
 
-/// The directories of pins, one for each network namespace (and layout) that something is attached in.
+/// The directories of pins, one for each network namespace (and layout) with an attachment.
 pub(crate) fn attachments(bed: &Bed) -> Result<Vec<PathBuf>> {
     let pins = bed.dir().join("bpf/truepeer");
     Ok(list(&pins)?.iter().map(|netns| list(netns)).collect::<Result<Vec<_>>>()?.concat())

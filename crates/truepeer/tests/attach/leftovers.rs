@@ -1,4 +1,4 @@
-//! Network namespaces that end with something attached in them, and those that only look as if they had ended.
+//! Network namespaces that end with something attached, and those that only seem to have ended.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,15 +11,12 @@ use crate::kit::{attachments, command, header, list};
 
 pub(crate) fn tests() -> Vec<Test> {
     vec![
-        Test::new(
-            "what_a_dead_namespace_leaves_behind_is_swept",
-            what_a_dead_namespace_leaves_behind_is_swept,
-        )
-        .needs_program("bpftool")
-        .time_limit(Duration::from_secs(240)), // many programs, one after the other
+        Test::new("leftovers_of_a_dead_namespace_are_removed", leftovers_of_a_dead_namespace_are_removed)
+            .needs_program("bpftool")
+            .time_limit(Duration::from_secs(240)), // many programs, one after the other
         Test::new("a_namespace_without_process_is_alive", a_namespace_without_process_is_alive),
         Test::new("a_namespace_whose_device_is_gone_is_alive", a_namespace_whose_device_is_gone_is_alive),
-        Test::new("a_witness_that_was_taken_off_is_replaced", a_witness_that_was_taken_off_is_replaced)
+        Test::new("a_witness_that_was_detached_is_replaced", a_witness_that_was_detached_is_replaced)
             .needs_program("bpftool")
             .time_limit(Duration::from_secs(240)),
     ]
@@ -41,12 +38,12 @@ fn ask_bpftool(bed: &Bed, args: &[&str]) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| text)
 }
 
-/// Where each network namespace's links are pinned, as far as there are any.
+/// The directories of the pinned links of each network namespace.
 fn link_directories(bed: &Bed) -> Result<Vec<PathBuf>> {
     Ok(attachments(bed)?.into_iter().map(|pins| pins.join("links")).collect())
 }
 
-/// The programs whose links are pinned here, by the kernel's numbers.
+/// The ids of the programs whose links are pinned here.
 fn programs_pinned(bed: &Bed, links: &Path) -> Result<Vec<u64>> {
     let number = |pin: PathBuf| -> Result<u64> {
         let link = ask_bpftool(bed, &["link", "show", "pinned", &pin.to_string_lossy()])?;
@@ -55,14 +52,14 @@ fn programs_pinned(bed: &Bed, links: &Path) -> Result<Vec<u64>> {
     list(links)?.into_iter().map(number).collect()
 }
 
-/// The programs that are attached to the root of all cgroups.
+/// The programs that are attached to the root cgroup.
 fn programs_of_cgroup(bed: &Bed) -> Result<Vec<u64>> {
     let root = truepeer_bpf::cgroup_root()?;
     let found = ask_bpftool(bed, &["cgroup", "show", &root.to_string_lossy()])?;
     Ok(found.as_array().into_iter().flatten().filter_map(|program| program["id"].as_u64()).collect())
 }
 
-/// A network namespace like a container's, with a backend in it.
+/// A network namespace like a container's, with a backend.
 struct Container {
     line: Topology,
     _backend: Running,
@@ -98,12 +95,12 @@ impl Container {
     }
 }
 
-fn what_a_dead_namespace_leaves_behind_is_swept(bed: &Bed) -> Result<()> {
+fn leftovers_of_a_dead_namespace_are_removed(bed: &Bed) -> Result<()> {
     let (dying, living) = (Container::start(bed)?, Container::start(bed)?);
     dying.names_the_client()?;
     let hooks = dying.hooks.clone();
     drop(dying);
-    // The kernel takes its time, and what has ended still stands there.
+    // The kernel needs a moment to end it, and its pins still exist.
     bed.wait_for("the end to be seen", || {
         status_in(bed, &living.host().netns).is_ok_and(|status| status["left_behind"] == 1)
     })?;
@@ -119,7 +116,7 @@ fn what_a_dead_namespace_leaves_behind_is_swept(bed: &Bed) -> Result<()> {
     living.names_the_client()?;
     third.names_the_client()?;
 
-    // Detaching sweeps as well.
+    // Detaching removes leftovers, too.
     let netns = living.host().netns.clone();
     drop(third);
     bed.wait_for("the other end", || status_in(bed, &netns).is_ok_and(|status| status["left_behind"] == 1))?;
@@ -129,7 +126,7 @@ fn what_a_dead_namespace_leaves_behind_is_swept(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Held by a descriptor here, as it might be by a mount, or by a socket of another process.
+/// Held by a descriptor here. A mount or another process's socket could hold it as well.
 fn a_namespace_without_process_is_alive(bed: &Bed) -> Result<()> {
     let (held, other) = (NetNs::create()?, NetNs::create()?);
     for netns in [&held, &other] {
@@ -142,7 +139,7 @@ fn a_namespace_without_process_is_alive(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Attached to that device only. Its witness is on the loopback.
+/// Attached to that device only. The witness is on the loopback.
 fn a_namespace_whose_device_is_gone_is_alive(bed: &Bed) -> Result<()> {
     let (lives, other) = (Topology::line(&["lb", "host"])?, NetNs::create()?);
     let host = lives.host("host");
@@ -152,7 +149,7 @@ fn a_namespace_whose_device_is_gone_is_alive(bed: &Bed) -> Result<()> {
     let said = attach_in(bed, &other, &["--dev", "lo"])?;
     ensure!(!said.contains("removed"), "{said}");
     ensure!(status_in(bed, &host.netns)?["ports"][0]["port"] == 80);
-    // And in its last hour it is seen all the same.
+    // When it ends, that is recognised nevertheless.
     drop(lives);
     bed.wait_for("the end to be seen", || {
         status_in(bed, &other).is_ok_and(|status| status["left_behind"] == 1)
@@ -162,8 +159,9 @@ fn a_namespace_whose_device_is_gone_is_alive(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// By force, as by bpftool: it then testifies to an end that has not come, and would be believed as soon as no other link contradicts it.
-fn a_witness_that_was_taken_off_is_replaced(bed: &Bed) -> Result<()> {
+/// Detached by force, as with bpftool. It then looks like an ended namespace, and would be believed once no other
+/// link contradicts it.
+fn a_witness_that_was_detached_is_replaced(bed: &Bed) -> Result<()> {
     let (lives, other) = (Topology::line(&["lb", "host"])?, NetNs::create()?);
     let host = lives.host("host");
     attach_in(bed, &host.netns, &["--dev", "lb"])?;

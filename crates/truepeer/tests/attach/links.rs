@@ -1,4 +1,4 @@
-//! Links that aggregate, lose and reorder packets, and much at once.
+//! Links that aggregate, lose and reorder packets, and bulk data.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -18,8 +18,8 @@ pub(crate) fn tests() -> Vec<Test> {
             links_with_and_without_offloads_carry_everything,
         )
         .needs_program("ethtool"),
-        Test::new("what_is_lost_is_sent_again", what_is_lost_is_sent_again).needs_program("nft"),
-        Test::new("what_is_overtaken_is_put_in_order", what_is_overtaken_is_put_in_order)
+        Test::new("lost_packets_are_sent_again", lost_packets_are_sent_again).needs_program("nft"),
+        Test::new("overtaken_packets_are_put_in_order", overtaken_packets_are_put_in_order)
             .needs_program("nft")
             .needs_program("tc")
             .needs_program("ethtool"),
@@ -28,7 +28,7 @@ pub(crate) fn tests() -> Vec<Test> {
     ]
 }
 
-/// Bulk both ways over a link that aggregates (GRO, TSO) and one that doesn't, translated and not.
+/// Bulk data both ways over a link that aggregates (GRO, TSO) and one that doesn't, translated and not.
 fn links_with_and_without_offloads_carry_everything(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "backend"])?;
     let (lb, host) = (line.host("lb"), line.host("backend"));
@@ -52,8 +52,8 @@ fn links_with_and_without_offloads_carry_everything(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// One packet of a hundred is lost in each direction, after the sender and before the programs; translated and not.
-fn what_is_lost_is_sent_again(bed: &Bed) -> Result<()> {
+/// One packet of a hundred is lost in each direction, between the sender and the programs; translated and not.
+fn lost_packets_are_sent_again(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "router", "backend"])?;
     let (lb, router, host) = (line.host("lb"), line.host("router"), line.host("backend"));
     let drop = "table inet loss { chain forward { type filter hook forward priority 0; numgen random mod 100 < 1 drop; }; }";
@@ -70,8 +70,9 @@ fn what_is_lost_is_sent_again(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// One packet of a hundred, in each direction, takes a lane of the link's queue that is slow, and is overtaken; translated and not.
-fn what_is_overtaken_is_put_in_order(bed: &Bed) -> Result<()> {
+/// One packet of a hundred, in each direction, takes a slow band of the link's queue and is overtaken; translated
+/// and not.
+fn overtaken_packets_are_put_in_order(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "router", "backend"])?;
     let (lb, router, host) = (line.host("lb"), line.host("router"), line.host("backend"));
     for device in ["lb", "backend"] {
@@ -86,7 +87,7 @@ fn what_is_overtaken_is_put_in_order(bed: &Bed) -> Result<()> {
     }
     let choose = "table inet lanes { chain forward { type filter hook forward priority 0; numgen random mod 100 < 1 meta priority set 0x10002; }; }";
     Program::new("nft").arg(choose).in_netns(&router.netns).run(bed)?;
-    // Single packets, to be overtaken by many.
+    // Single packets, so that many overtake them.
     for (host, device) in [(lb, "router"), (router, "lb"), (router, "backend"), (host, "router")] {
         Program::new("ethtool")
             .args(["-K", device, "gro", "off", "gso", "off", "tso", "off"])
@@ -97,7 +98,7 @@ fn what_is_overtaken_is_put_in_order(bed: &Bed) -> Result<()> {
         Behaviour::Echo.start_program(bed, &["0.0.0.0:80"], |program| program.in_netns(&host.netns))?;
     attach_on(bed, host, &["--port", "80"])?;
     let mut n = 0_u16;
-    // How many are overtaken is left to chance and the machine's pace.
+    // How many are overtaken depends on chance and the machine's speed.
     while n < 12 || out_of_order(lb)? < 20 || out_of_order(host)? < 20 {
         let client = format!("203.0.113.1:{}", 1000 + n);
         let header = if n.is_multiple_of(3) { longer_header(&client)? } else { header(&client)? };
@@ -123,7 +124,7 @@ fn out_of_order(host: &Host) -> Result<u64> {
     Ok(found.context("TCPOFOQueue")?.1.parse()?)
 }
 
-/// Sends a header, whole or in two segments, and two megabytes; digests the echo.
+/// Sends a header, whole or in two segments, and two megabytes. Returns a digest of the echo.
 fn echo_in_parts(to: SocketAddr, header: &[u8], split: bool) -> Result<String> {
     let mut stream = client::connect(to)?;
     let (first, second) = header.split_at(if split { 20 } else { 0 });
@@ -142,7 +143,7 @@ fn echo_in_parts(to: SocketAddr, header: &[u8], split: bool) -> Result<String> {
     Ok(digest.report())
 }
 
-/// Half of them translated to the end.
+/// Half of them are translated to the end.
 fn fifty_bulk_echoes_arrive_whole(bed: &Bed) -> Result<()> {
     const LEN: usize = 10_000_000;
     let line = Topology::line(&["lb", "host"])?;

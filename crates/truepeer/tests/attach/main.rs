@@ -1,4 +1,4 @@
-//! `truepeer attach`: what is its own and not every way's, see `matrix` for that.
+//! Tests of `truepeer attach` alone. `matrix` has those that every way shares.
 
 mod accept_queue;
 mod changes;

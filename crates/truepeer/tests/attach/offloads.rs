@@ -1,14 +1,14 @@
-//! Devices that aggregate, and the same without it.
+//! Devices with and without aggregation.
 
 use anyhow::Result;
 use truepeer_testbed::{Bed, Host, Program};
 
-/// What a veth pair can do for its ends (ethtool(8), `-K`).
+/// The offloads of a veth pair (ethtool(8), `-K`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Offloads {
-    /// Segments of up to 64 KiB in both directions, sums left to the device.
+    /// Segments of up to 64 KiB in both directions; the device finishes checksums.
     On,
-    /// Each packet as it would be on a wire.
+    /// Each packet as on a wire.
     Off,
 }
 

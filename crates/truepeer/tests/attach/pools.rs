@@ -1,8 +1,8 @@
-//! Load balancers that keep connections to their servers, and send several requests over each.
+//! Load balancers that keep connections to their servers and send several requests over each.
 //!
-//! A header names one client for a whole connection. So HAProxy (since 2.4) counts what it would write into the header among a kept connection's
-//! marks, beside address and SNI: requests of one client's address and port may share it, others' never do. NGINX's stream module opens
-//! one for each client.
+//! A header names one client for a whole connection. So HAProxy (since 2.4) includes the contents of the header
+//! in the identity of a kept connection, besides address and SNI: only requests from one client's address and
+//! port can share it. NGINX's stream module opens one connection for each client.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -37,7 +37,7 @@ struct Stand {
     _running: [truepeer_testbed::Running; 2],
 }
 
-/// Where the server is: HTTP/1.1, and HTTP/2 without TLS.
+/// The server's ports: HTTP/1.1, and HTTP/2 without TLS.
 const PORTS: [u16; 2] = [80, 81];
 
 impl Stand {
@@ -84,26 +84,28 @@ fn pools(lb: &Host, host: &Host) -> String {
             host.at(false, port)
         )
     };
-    // One thread, as each has a pool of its own; pool-low-conn: it keeps more than it has just had use for.
+    // One thread, because each has its own pool. pool-low-conn makes it keep more connections than it just
+    // needed.
     format!("global\n  nbthread 1\n{}{}", pool(PORTS[0], ""), pool(PORTS[1], "proto h2"))
 }
 
-/// A client of HTTP/1.1 that keeps its connection.
+/// An HTTP/1.1 client that keeps its connection.
 struct Client {
     address: SocketAddr,
     stream: BufReader<TcpStream>,
 }
 
 struct Answer {
-    /// Whom the server saw.
+    /// The client that the server saw.
     client: String,
-    /// The server's number of the connection that the request came by.
+    /// The server's number of the connection on which the request arrived.
     connection: String,
     body: Vec<u8>,
 }
 
 impl Client {
-    /// Puts a body there, fetches it again, and is named rightly both times. Says by which connections.
+    /// Puts a body there and fetches it again. The server must name the client correctly both times. Returns the
+    /// connections used.
     fn put_and_get(&mut self, path: &str, body: &[u8]) -> Result<[String; 2]> {
         let put = self.request("PUT", path, body)?;
         let got = self.request("GET", path, b"")?;
@@ -154,7 +156,7 @@ fn kept_connections_carry_several_requests_of_one_client(bed: &Bed) -> Result<()
     carry_requests(bed, PORTS[0])
 }
 
-/// Likewise, translated by the load balancer to another protocol of the server's.
+/// The same, with HTTP/2 between load balancer and server.
 fn kept_connections_of_http2_carry_several_requests_of_one_client(bed: &Bed) -> Result<()> {
     carry_requests(bed, PORTS[1])
 }
@@ -166,7 +168,7 @@ fn carry_requests(bed: &Bed, port: u16) -> Result<()> {
         let mut client = stand.connect(&format!("10.77.0.{}:0", 11 + n % 3), 1000 + port)?;
         let mut own = BTreeSet::new();
         for request in 0..REQUESTS {
-            // From none to what takes many segments.
+            // From empty bodies to those of many segments.
             let body = Pattern::bytes((n * 31 + request) % 7 * 60_007);
             own.extend(client.put_and_get(&format!("/{n}"), &body)?);
         }
@@ -199,12 +201,12 @@ fn a_client_that_comes_back_is_named_by_a_kept_connection(bed: &Bed) -> Result<(
         for from in ["10.77.0.11:5000", "10.77.0.12:5000", "10.77.0.11:5001"] {
             let mut client = stand.connect(from, 1000 + PORTS[0])?;
             connections.extend(client.put_and_get("/body", &body)?);
-            // Leaves no TIME_WAIT that would keep the address.
+            // Leaves no TIME_WAIT, which would block the address.
             client::reset(client.stream.into_inner())?;
         }
     }
     let used = connections.len() as u64;
-    // What became of a connection whose client was gone so soon is HAProxy's own affair; but some must have been kept.
+    // What HAProxy does with a connection whose client left so soon is not checked, but it must have kept some.
     ensure!(used < 9, "nine connections of three clients came by {used} others");
     ensure!(counter_on(bed, stand.line.host("host"), "connections")? >= used);
     Ok(())

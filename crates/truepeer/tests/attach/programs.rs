@@ -1,4 +1,4 @@
-//! Real servers that run before anything is attached, and a real sender.
+//! Real servers that were started before the attachment, and a real sender.
 
 use anyhow::{Result, ensure};
 use truepeer_testbed::servers::{Haproxy, Nginx, Postgres, Redis, curl};
@@ -22,7 +22,7 @@ pub(crate) fn tests() -> Vec<Test> {
     all
 }
 
-/// A sender on a client's behalf: HAProxy's health checks and requests, NGINX as the running server.
+/// HAProxy as the sender, with health checks and requests; NGINX as the running server.
 fn haproxy_and_a_running_nginx(bed: &Bed) -> Result<()> {
     let _nginx = Nginx::default().who(&["0.0.0.0:80", "[::]:80"]).start(bed)?;
     start(bed, &[])?;
@@ -33,7 +33,7 @@ fn haproxy_and_a_running_nginx(bed: &Bed) -> Result<()> {
         .start(bed)?;
     for port in [81, 82, 83] {
         let curl = curl(&format!("http://127.0.0.1:{port}/")).args(["--interface", "127.0.0.7"]);
-        // A client on loopback, who may not be claimed by default.
+        // A client on loopback, which must not be claimed by default.
         ensure!(curl.run(bed).is_err(), "a claim of loopback was let through on {port}");
     }
     start(bed, &["--allow-claims", "loopback"])?;
@@ -54,7 +54,7 @@ fn a_running_redis_names_the_client(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Behind HAProxy on the sender's host, whose client is on that host's loopback.
+/// Behind HAProxy on the sender's host; the client is on that host's loopback.
 fn a_running_postgresql_names_the_client(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));

@@ -1,4 +1,4 @@
-//! Who is served and how, who is refused, and who is left alone.
+//! Who is served and how, who is refused, and who passes unchanged.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -15,14 +15,14 @@ use crate::kit::{
 pub(crate) fn tests() -> Vec<Test> {
     tests![
         a_connection_from_before_is_untouched,
-        others_than_the_senders_pass_untouched,
+        connections_from_others_than_senders_pass_untouched,
         rules_are_changed_while_it_runs,
         refusals_are_counted_by_reason,
         a_server_that_speaks_first_waits_a_second_for_an_optional_header,
         an_ipv6_client_keeps_the_senders_address_on_an_ipv4_socket,
         syn_cookies_take_whole_headers_and_refuse_split_ones,
         a_dry_run_changes_nothing,
-        what_is_forwarded_is_left_alone,
+        forwarded_connections_are_left_alone,
     ]
 }
 
@@ -36,7 +36,7 @@ fn a_connection_from_before_is_untouched(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn others_than_the_senders_pass_untouched(bed: &Bed) -> Result<()> {
+fn connections_from_others_than_senders_pass_untouched(bed: &Bed) -> Result<()> {
     let echo = echo(bed)?;
     start(bed, &["--allow", "10.0.0.0/8"])?;
     let line = client::v1("203.0.113.1:1001", DESTINATION)?;
@@ -78,7 +78,7 @@ fn refusals_are_counted_by_reason(bed: &Bed) -> Result<()> {
     ];
     for (bytes, _) in &refused {
         let mut stream = client::connect(LISTENER)?;
-        let _ = stream.write_all(bytes); // a reset may be faster than the end of a long one
+        let _ = stream.write_all(bytes); // a reset may arrive before the end of a long header was sent
         ensure!(client::read_end(&mut stream)? == client::End::Reset, "{}", bytes.escape_ascii());
     }
     for (_, reason) in &refused {
@@ -139,11 +139,11 @@ fn a_dry_run_changes_nothing(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn what_is_forwarded_is_left_alone(bed: &Bed) -> Result<()> {
+fn forwarded_connections_are_left_alone(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "router", "backend"])?;
     let to: SocketAddr = line.host("backend").at(false, 80);
     let (router, far) = (&line.host("router").netns, &line.host("backend").netns);
-    // A listener on every address of the router would take them, if they were for it.
+    // A wildcard listener of the router would get them if they were addressed to it.
     let _trap = Behaviour::Echo.start_program(bed, &["0.0.0.0:80"], |program| program.in_netns(router))?;
     let _echo = Behaviour::Echo.start_program(bed, &[to], |program| program.in_netns(far))?;
     attach_on(bed, line.host("router"), &["--port", "80"])?;

@@ -1,4 +1,4 @@
-//! Other namespaces, cgroups and options than the usual ones.
+//! Unusual namespaces, cgroups and TCP options.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -13,8 +13,11 @@ use crate::kit::{attach_on, backend_on, command, counter_on, header, python, who
 pub(crate) fn tests() -> Vec<Test> {
     vec![
         Test::new("another_network_namespace_is_named", another_network_namespace_is_named),
-        Test::new("only_the_processes_of_a_cgroup_are_shown_the_client", only_those_of_a_cgroup),
-        Test::new("a_units_cgroup_is_asked_of_systemd", a_units_cgroup_is_asked_of_systemd),
+        Test::new(
+            "only_the_processes_of_a_cgroup_are_shown_the_client",
+            only_sockets_of_a_cgroup_see_the_client,
+        ),
+        Test::new("systemd_is_asked_for_a_units_cgroup", systemd_is_asked_for_a_units_cgroup),
         Test::new("ipv4_options_do_not_hide_the_header", ipv4_options_do_not_hide_the_header)
             .needs_program("python3"),
         Test::new("fast_open_is_declined", fast_open_is_declined).needs_program("python3"),
@@ -37,7 +40,7 @@ fn another_network_namespace_is_named(bed: &Bed) -> Result<()> {
     let _who = backend_on(bed, host, Behaviour::Who, &["0.0.0.0:80"])?;
     let pid = Program::new("sleep").arg("1000").in_netns(&host.netns).start(bed)?;
     let path = format!("/proc/{}/ns/net", pid.pid());
-    // By its path, from here; nothing is attached here.
+    // By its path, from here. Nothing is attached here.
     command(bed, &["--port", "80", "--allow", "any", "--netns", &path])?.run(bed)?;
     ensure!(who(lb, host.at(false, 80), &header("203.0.113.1:1001")?)? == "203.0.113.1:1001");
     ensure!(command(bed, &["status"])?.run(bed)?.contains("not attached"));
@@ -47,8 +50,8 @@ fn another_network_namespace_is_named(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// The header is taken off for all of them; the others are shown the sender.
-fn only_those_of_a_cgroup(bed: &Bed) -> Result<()> {
+/// The header is removed for all; those outside the cgroup see the sender.
+fn only_sockets_of_a_cgroup_see_the_client(bed: &Bed) -> Result<()> {
     let root = truepeer_bpf::cgroup_root()?;
     let cgroup = root.join(format!("truepeer-test-{}", std::process::id()));
     if std::fs::create_dir(&cgroup).is_err() {
@@ -64,7 +67,7 @@ fn only_those_of_a_cgroup(bed: &Bed) -> Result<()> {
 fn in_and_outside(bed: &Bed, cgroup: &std::path::Path) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
-    // A socket keeps the cgroup in which it was made.
+    // A socket belongs to the cgroup that created it.
     let shell = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", cgroup.display());
     let _inside = Behaviour::Who.start_program(bed, &["0.0.0.0:80"], |program| {
         program.launched_by("/bin/sh", &["-c", &shell, "sh"]).in_netns(&host.netns)
@@ -78,8 +81,8 @@ fn in_and_outside(bed: &Bed, cgroup: &std::path::Path) -> Result<()> {
     Ok(())
 }
 
-/// By a stand-in for systemctl, which few machines of tests have.
-fn a_units_cgroup_is_asked_of_systemd(bed: &Bed) -> Result<()> {
+/// With a replacement for systemctl, which few test machines have.
+fn systemd_is_asked_for_a_units_cgroup(bed: &Bed) -> Result<()> {
     let answer =
         "#!/bin/sh\necho ControlGroup=/system.slice/web.service\necho TriggeredBy=web.timer web.socket\n";
     let file = bed.write("bin/systemctl", answer)?;
@@ -92,7 +95,7 @@ fn a_units_cgroup_is_asked_of_systemd(bed: &Bed) -> Result<()> {
     let cgroup = truepeer_bpf::cgroup_root()?.join("system.slice/web.service");
     let expected = format!("cgroup {}: getpeername4", cgroup.display());
     ensure!(attaching.log().contains(&expected), "{}", attaching.log());
-    // Its connections would be of systemd's own cgroup.
+    // Its connections would belong to systemd's own cgroup.
     ensure!(attaching.log().contains("web.socket listens for web.service"), "{}", attaching.log());
     Ok(())
 }
@@ -105,7 +108,7 @@ fn ipv4_options_do_not_hide_the_header(bed: &Bed) -> Result<()> {
     let _who = backend_on(bed, host, Behaviour::Who, &["0.0.0.0:80"])?;
     attach_on(bed, host, &["--port", "80"])?;
     for client in ["203.0.113.1:1001", "203.0.113.1:1002"] {
-        // Router alert: four bytes more of IP header.
+        // Router alert: four more bytes of IP header.
         let script = format!(
             "s.setsockopt(socket.IPPROTO_IP, socket.IP_OPTIONS, bytes([0x94, 4, 0, 0]))\ns.connect(to)\ns.sendall(h)\n{ASK}"
         );
@@ -118,7 +121,7 @@ fn ipv4_options_do_not_hide_the_header(bed: &Bed) -> Result<()> {
 fn fast_open_is_declined(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
-    host.run(|| std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "1027"))??; // every listener, without a cookie
+    host.run(|| std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "1027"))??; // for every listener, without a cookie
     let _who = backend_on(bed, host, Behaviour::Who, &["0.0.0.0:80"])?;
     attach_on(bed, host, &["--port", "80"])?;
     for client in ["203.0.113.1:1001", "203.0.113.1:1002"] {
@@ -130,7 +133,7 @@ fn fast_open_is_declined(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Both ends would have it, as Go's listeners do. It would number the bytes a second time.
+/// Both ends would use it, as Go's listeners do. It would number the bytes a second time.
 fn multipath_tcp_is_declined(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
@@ -139,7 +142,7 @@ fn multipath_tcp_is_declined(bed: &Bed) -> Result<()> {
         let listener = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP))?;
         listener.bind(&to.into())?;
         listener.listen(8)?;
-        listener.set_read_timeout(Some(Duration::from_secs(20)))?; // accept() waits no longer
+        listener.set_read_timeout(Some(Duration::from_secs(20)))?; // the time-out of accept()
         Ok(listener.into())
     })?;
     let Ok(listener) = listener else { return truepeer_testbed::skip("this kernel has no MPTCP") };
@@ -172,7 +175,7 @@ fn signed_connections_are_refused(bed: &Bed) -> Result<()> {
     a_signed_connection_is_refused(bed, "TCP-MD5", 14, key)
 }
 
-/// By two programs, where the kernel has it (CONFIG_TCP_AO, since Linux 6.7).
+/// With two programs, if the kernel supports it (CONFIG_TCP_AO, since Linux 6.7).
 fn connections_signed_by_tcp_ao_are_refused(bed: &Bed) -> Result<()> {
     // struct tcp_ao_add (linux/tcp.h); TCP_AO_ADD_KEY is 38.
     let key = "struct.pack('=HH4s120x', socket.AF_INET, 0, socket.inet_aton(to[0])) + \
@@ -180,7 +183,7 @@ fn connections_signed_by_tcp_ao_are_refused(bed: &Bed) -> Result<()> {
     a_signed_connection_is_refused(bed, "TCP-AO", 38, key)
 }
 
-/// The sender's kernel signs with the key that this option of TCP takes; one without it is a reason to skip.
+/// The sender's kernel signs with the key from this TCP option. Without support the test is skipped.
 fn a_signed_connection_is_refused(bed: &Bed, name: &str, option: i32, key: &str) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
@@ -212,7 +215,8 @@ else:
     Ok(())
 }
 
-/// Whatever the kernels know of it: one SYN by hand, and another one without the option, which is tracked.
+/// Independent of the kernels' support: a hand-made SYN with the option, and another one without it, which is
+/// tracked.
 fn a_syn_with_the_option_of_tcp_ao_is_refused(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));

@@ -1,4 +1,4 @@
-//! What is said to whom.
+//! Messages to users.
 
 use std::io::pipe;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use truepeer_testbed::{Bed, Test, User, tests};
 use crate::kit::{command, start};
 
 pub(crate) fn tests() -> Vec<Test> {
-    let mut all = tests![what_is_allowed_and_perhaps_not_meant_is_said, status_need_not_be_read_to_its_end];
+    let mut all = tests![risky_settings_are_warned_about, status_need_not_be_read_to_its_end];
     all.push(
         Test::new("plain_users_are_told_what_is_missing", plain_users_are_told_what_is_missing)
             .needs_several_users(),
@@ -59,7 +59,7 @@ fn status_need_not_be_read_to_its_end(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn what_is_allowed_and_perhaps_not_meant_is_said(bed: &Bed) -> Result<()> {
+fn risky_settings_are_warned_about(bed: &Bed) -> Result<()> {
     let warnings = |args: &[&str]| -> Result<String> {
         let running = command(bed, &[args, &["--dry-run"]].concat())?.start(bed)?;
         ensure!(running.wait_end()?.success(), "{}", running.log());

@@ -1,4 +1,5 @@
-//! A link that damages, reorders, duplicates and loses: every connection is its client's, and brings exactly its bytes.
+//! A link that damages, reorders, duplicates and loses packets: every connection shows its own client and
+//! delivers exactly its bytes.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream};
@@ -14,11 +15,11 @@ use truepeer_testbed::packets::{BadLink, Mischief};
 use truepeer_testbed::pattern::{Digest, Pattern};
 use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, client};
 
-/// Of 1000 segments, so many are damaged; as many come late, as many twice, and as many not at all.
+/// Of 1000 segments, this many are damaged, as many delayed, as many duplicated, and as many lost.
 const SHARE: usize = 50;
-/// What is lost several times is sent again after seconds.
+/// A segment that is lost several times is repeated after seconds.
 const STALL: Duration = Duration::from_secs(90);
-/// Nobody refuses who only has bad luck.
+/// Bad luck alone must not cause a refusal.
 const HEADER_TIMEOUT: &str = "80s";
 const SOURCES: u8 = 16;
 
@@ -45,15 +46,15 @@ fn by_attach(bed: &Bed, count: usize) -> Result<()> {
     let host = &link.right;
     let _backend = Behaviour::Account
         .start_program(bed, &["[::ffff:0.0.0.0]:80", "[::]:80"], |program| program.in_netns(&host.netns))?;
-    // A handshake that waits for its header lives as long as the kernel repeats its SYN-ACK: 63 s by default, less than this test's
-    // time-out.
+    // A handshake that waits for its header lives as long as the kernel repeats its SYN-ACK: 63 s by default,
+    // less than this test's time-out.
     host.run(|| std::fs::write("/proc/sys/net/ipv4/tcp_synack_retries", "8"))??;
     let args = ["--port", "80", "--allow", "any", "--header-timeout", HEADER_TIMEOUT];
     ByAttach::new(env!("CARGO_BIN_EXE_truepeer")).command(bed, &args)?.in_netns(&host.netns).run(bed)?;
     all_are_right(&link, [host.at(false, 80), host.at(true, 80)], count).with_context(|| counted(bed, &link))
 }
 
-/// What may tell why a connection failed: truepeer's counters and the kernel's.
+/// Counters of truepeer and the kernel that may explain a failure.
 fn counted(bed: &Bed, link: &BadLink) -> String {
     let status = ByAttach::new(env!("CARGO_BIN_EXE_truepeer"))
         .command(bed, &["status"])
@@ -159,7 +160,7 @@ fn is_right(n: usize, to: [SocketAddr; 2]) -> Result<()> {
     Ok(())
 }
 
-/// Of several lengths, so that guesses are wrong often.
+/// Headers of several lengths, so that guesses are often wrong.
 fn header(client: &SocketAddr, chance: &mut Chance) -> Result<Vec<u8>> {
     let destination = "192.0.2.1:443";
     match chance.below(4) {

@@ -1,7 +1,8 @@
-//! The kernel's own socket is the oracle: the same segments, the header cut out of their numbers, go to a plain port and to the attached
-//! one. What the two backends see must be the same: whether accept() returns, which bytes in which order, and how it ends.
+//! The kernel's own socket is the oracle: the same segments, with the header cut out of their numbers, go to a
+//! plain port and to the attached one. Both backends must see the same: whether accept() returns, which bytes in
+//! which order, and how the connection ends.
 //!
-//! Each script comes from a number; a failure says it, and `TRUEPEER_SCRIPT=NUMBER` runs that one alone.
+//! Each script is generated from a number. A failure prints it, and `TRUEPEER_SCRIPT=NUMBER` runs only that one.
 
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener};
@@ -51,7 +52,7 @@ fn agree(bed: &Bed, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// What a sender, the link and somebody blind do, in this order.
+/// What a sender, the link and a blind attacker do, in this order.
 #[derive(Debug)]
 struct Script {
     number: u64,
@@ -70,7 +71,7 @@ enum Step {
     Part { from: usize, to: usize, fate: Fate },
     /// An ACK without data.
     Bare,
-    /// Somebody who knows addresses and ports, but no number that is acknowledged.
+    /// An attacker who knows addresses and ports, but no acknowledged number.
     Blind { flags: u8, away: u32, payload: Vec<u8> },
 }
 
@@ -79,11 +80,11 @@ enum Fate {
     Arrives,
     Doubled,
     Lost,
-    /// A bit at this place of all is another.
+    /// The bit at this position is flipped.
     Damaged(usize),
-    /// Without its last bytes.
+    /// The last bytes are missing.
     Cut(usize),
-    /// With the clock of long ago.
+    /// The timestamp is old.
     Old,
     NoAckFlag,
     WrongAck,
@@ -122,7 +123,7 @@ impl Script {
         };
         let len = chance.below(400);
         let data = chance.bytes(len);
-        // Near the wrap in one of four.
+        // Near the wrap-around in one case of four.
         let isn = match chance.below(4) {
             0 => 0u32.wrapping_sub(u32::try_from(chance.below(300)).unwrap_or(0)),
             _ => u32::try_from(chance.next() >> 32).unwrap_or(0),
@@ -134,7 +135,7 @@ impl Script {
         Script { number, v6, has_clock, isn, header, data, steps, end }
     }
 
-    /// Plays it to one of the ports, and looks at what the backend has got.
+    /// Plays it to one of the ports and records what the backend gets.
     fn play(&self, stage: &Stage<'_>, listener: &TcpListener, with_header: bool) -> Result<Played> {
         let port = 1024 + u16::try_from(self.number % 60_000)?;
         let mut talker = stage.talker(self.v6, port);
@@ -144,7 +145,8 @@ impl Script {
             talker = talker.with_clock(1_000_000);
         }
         stage.wire.forget()?;
-        // With its ACK: until then a request socket dies of any RST or SYN in its window, by which attach is not to be measured.
+        // With its ACK: until then any RST or SYN in its window ends a request socket, which is no standard for
+        // attach.
         talker.open()?;
         let mut player = Player { stage, talker, script: self, with_header };
         self.steps.iter().try_for_each(|step| player.step(step))?;
@@ -190,7 +192,7 @@ impl Step {
             7 => Fate::WrongAck,
             _ => Fate::Arrives,
         };
-        // From the start more often, or little would come together.
+        // From the start more often, otherwise few scripts would deliver much.
         if chance.below(2) == 0 {
             return Step::Part { from: 0, to: to.max(1), fate };
         }
@@ -220,7 +222,7 @@ impl Player<'_, '_> {
         }
     }
 
-    /// These bytes of header and data. To the plain port those of the header don't exist: `None` if nothing is left.
+    /// These bytes of header and data. For the plain port the header doesn't exist: `None` if nothing is left.
     fn segment(&self, from: usize, to: usize, flags: u8) -> Option<Segment> {
         let cut = if self.with_header { 0 } else { self.script.header.len() };
         let (from, to) = (from.max(cut), to.max(cut));
@@ -244,7 +246,7 @@ impl Player<'_, '_> {
             }
             Fate::Damaged(place) => {
                 let packet = segment.packet();
-                // Of IPv6, some bits of the header are in no sum: what comes with them is not damaged.
+                // For IPv6 some bits of the header are in no checksum: changing them is not damage.
                 let at = if packet.is_ipv6() { 40 } else { 0 };
                 let place = at + place % (packet.bytes().len() - at);
                 send(packet.flip(place, 0x10))
@@ -267,13 +269,13 @@ impl Player<'_, '_> {
 
     fn blind(&self, flags: u8, away: u32, payload: &[u8]) -> Result<()> {
         let segment = self.talker.segment(flags, payload);
-        // Whoever is blind does not hit the numbers that end something.
+        // A blind attacker doesn't hit the numbers that end a connection.
         let away = if flags & (RST | SYN) != 0 && away < 1000 { away + 1000 } else { away };
         let seq = segment.seq.wrapping_add(away);
         self.talker.send(&Segment { seq, ack: segment.ack.wrapping_add(12_345), ..segment })
     }
 
-    /// All that is not acknowledged is sent again, as a sender does; then the end.
+    /// Repeats everything that is not acknowledged, as a sender does; then the end.
     fn finish(&mut self) -> Result<()> {
         let all = self.script.header.len() + self.script.data.len();
         if let Some((now, echo)) = self.talker.clock {
@@ -295,7 +297,7 @@ impl Player<'_, '_> {
     }
 }
 
-/// What accept() returns, and what comes from there until nothing more is to come.
+/// The result of accept(), and the received bytes until nothing more can come.
 fn accepted(listener: &TcpListener, expected: usize, end: End) -> Result<Played> {
     let deadline = Instant::now() + STALL;
     let (mut stream, client) = loop {
@@ -315,7 +317,7 @@ fn accepted(listener: &TcpListener, expected: usize, end: End) -> Result<Played>
     let mut bytes = vec![0; expected];
     let got = read_some(&mut stream, &mut bytes)?;
     bytes.truncate(got);
-    // More than was sent, or an end that nobody made, would show at once.
+    // Extra bytes, or a false end, would show at once.
     if matches!(end, End::Open) {
         stream.set_read_timeout(Some(Duration::from_millis(2)))?;
     }

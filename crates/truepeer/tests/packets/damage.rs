@@ -1,4 +1,4 @@
-//! Segments that a kernel's socket would drop. They name another client: whoever believes them shows a wrong one.
+//! Segments that a kernel's socket would drop. They name another client: believing one shows a wrong client.
 
 use anyhow::{Context, Result};
 use truepeer_testbed::packets::{ACK, PSH, Packet, SYN, Segment, Talker, Wire, timestamps};
@@ -21,10 +21,11 @@ pub(crate) fn tests() -> Vec<Test> {
     all.into_iter().map(|test| test.of_group("damage")).collect()
 }
 
-/// What only a segment that the kernel would drop names.
+/// The client that only invalid segments name.
 const LIAR: &str = "203.0.113.66:6666";
 
-/// Another client's header of another length, with data: the connection would be another one's, and lose bytes.
+/// A header of another length for another client, with data: believing it would show the wrong client and lose
+/// bytes.
 pub(crate) fn lie() -> Vec<u8> {
     let tlvs: [(u8, &[u8]); 1] = [(4, b"longer")];
     [
@@ -71,7 +72,7 @@ fn a_header_in_a_damaged_segment_is_not_believed(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Numbers and flags that only somebody who does not see the connection would use, or nobody.
+/// Numbers and flags that only a blind attacker would use, or nobody.
 fn wrong_numbers(talker: &Talker<'_>) -> Vec<(&'static str, Segment)> {
     let right = talker.data(&lie());
     vec![
@@ -103,7 +104,7 @@ fn a_header_in_a_segment_with_wrong_numbers_is_not_believed(bed: &Bed) -> Result
     Ok(())
 }
 
-/// The first part, or the second, comes damaged first: what is right takes its place.
+/// The first or the second part arrives damaged first; the correct one replaces it.
 fn a_damaged_part_of_a_header_is_not_believed(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     let right = [header(CLIENT), b"DATA1".to_vec()].concat();
@@ -132,7 +133,8 @@ fn a_damaged_part_of_a_header_is_not_believed(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// PAWS (RFC 7323): a segment whose clock is behind the SYN's is an old duplicate; one that echoes what was never said is forged.
+/// PAWS (RFC 7323): a segment whose clock is behind the SYN's is an old duplicate. One that echoes a timestamp
+/// that was never sent is forged.
 fn a_header_in_a_segment_of_the_past_is_not_believed(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for_both_families(&stage, 4000, |talker| {
@@ -151,7 +153,7 @@ fn a_header_in_a_segment_of_the_past_is_not_believed(bed: &Bed) -> Result<()> {
     })
 }
 
-/// Its number would be shifted, and the true one be another connection's.
+/// Its number would be shifted, and the correct SYN would seem to belong to another connection.
 fn a_damaged_syn_is_not_believed(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for_both_families(&stage, 4000, |mut talker| {
@@ -165,7 +167,7 @@ fn a_damaged_syn_is_not_believed(bed: &Bed) -> Result<()> {
     })
 }
 
-/// The kernel takes TCP only from frames to itself (tcp_v4_rcv: pkt_type).
+/// The kernel accepts TCP only in frames addressed to itself (tcp_v4_rcv: pkt_type).
 fn a_header_to_everybody_on_the_link_is_not_believed(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for_both_families(&stage, 4000, |mut talker| {
@@ -178,7 +180,7 @@ fn a_header_to_everybody_on_the_link_is_not_believed(bed: &Bed) -> Result<()> {
     })
 }
 
-/// Translated and not, a damaged segment of an open connection is dropped by the kernel, and the right one is taken.
+/// The kernel drops a damaged segment of an open connection and accepts the correct one, translated or not.
 fn damage_stays_damage_in_a_flow(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     let tlvs: [(u8, &[u8]); 1] = [(4, b"another length")];
@@ -202,7 +204,8 @@ fn damage_stays_damage_in_a_flow(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Both copies are judged at once: the second finds the connection open already, and must neither refuse nor forge it.
+/// Both copies are judged at the same time: the second finds the connection open already, and must neither refuse
+/// nor forge it.
 fn copies_of_a_header_on_two_processors_are_one(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     let again = stage.wire.another_socket()?;

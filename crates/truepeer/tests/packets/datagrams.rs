@@ -1,4 +1,5 @@
-//! Datagrams made by hand. A plain port of the same host says what a kernel takes: the same datagram, its header cut out.
+//! Hand-made datagrams. A plain port on the same host shows what a kernel accepts: the same datagram without its
+//! header.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -12,14 +13,14 @@ use crate::stage::Stage;
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
-        what_a_kernel_drops_is_neither_delivered_nor_learnt,
+        datagrams_that_a_kernel_drops_are_neither_delivered_nor_learnt,
         each_bit_of_the_headers_may_be_damaged,
         a_datagram_with_a_priority_tag_is_judged_as_any_other,
-        a_length_of_zero_is_no_way_past,
-        the_backends_own_port_is_no_way_past_a_mapped_one,
+        a_length_of_zero_bypasses_nothing,
+        the_backends_own_port_bypasses_no_mapped_one,
     ];
     let redirected =
-        Test::new("no_way_leads_past_the_judgement", no_way_leads_past_the_judgement).needs_program("nft");
+        Test::new("no_path_bypasses_the_checks", no_path_bypasses_the_checks).needs_program("nft");
     let all = all.into_iter().chain([redirected]);
     all.map(|test| test.of_group("datagrams")).collect()
 }
@@ -35,11 +36,11 @@ struct Ports<'b> {
     plain: UdpSocket,
 }
 
-/// What a server has read.
+/// The datagrams that a server has read.
 type Read = Vec<(SocketAddr, Vec<u8>)>;
 
 impl<'b> Ports<'b> {
-    /// `checks`: whether the host's device has looked at the sums itself, so that the kernel doesn't.
+    /// `checks`: whether the host's device has verified the checksums itself, so that the kernel doesn't.
     fn make(bed: &'b Bed, checks: &str) -> Result<Ports<'b>> {
         let stage = Stage::without_attach(bed)?;
         stage.run("ethtool", &["-K", "wire", "rx", checks])?;
@@ -56,14 +57,14 @@ impl<'b> Ports<'b> {
         SocketAddr::new(ip, port)
     }
 
-    /// A datagram to the attached port with the header of the nth client.
+    /// A datagram to the attached port, with the header of the nth client.
     fn with_header(&self, v6: bool, n: u16, payload: &[u8]) -> Result<Datagram> {
         let destination = if v6 { "[2001:db8::1]:53" } else { "192.0.2.1:53" };
         let payload = [v2(client(v6, n), destination)?, payload.to_vec()].concat();
         Ok(Datagram { from: self.from(v6, 4000), to: self.stage.wire.host.at(v6, PORT), payload })
     }
 
-    /// What the attached port and the plain one make of a datagram after `change` has been at it.
+    /// The results of the attached port and of the plain one for a datagram changed by `change`.
     fn both(
         &self,
         v6: bool,
@@ -79,7 +80,7 @@ impl<'b> Ports<'b> {
         Ok((self.read_attached(v6)?, self.read_plain(v6)?))
     }
 
-    /// All that has come up to now: nothing overtakes the marker behind it.
+    /// Everything that has arrived so far: nothing overtakes the marker.
     fn read_attached(&self, v6: bool) -> Result<Read> {
         self.stage.wire.send(&self.with_header(v6, MARKER, b"marker")?.packet())?;
         read_to_marker(&self.attached)
@@ -93,7 +94,7 @@ impl<'b> Ports<'b> {
         read_to_marker(&self.plain)
     }
 
-    /// How many clients' answers would be sent through the sender; the marker's among them.
+    /// How many clients' answers would be sent through the sender, including the marker's.
     fn flows(&self) -> Result<u64> {
         self.stage.status()?["ports"][0]["flows"].as_u64().context("flows")
     }
@@ -118,7 +119,7 @@ fn read_to_marker(socket: &UdpSocket) -> Result<Read> {
     }
 }
 
-/// A name, and what it does to a packet.
+/// A change of a packet, with its name.
 type Change = (&'static str, fn(Packet) -> Packet);
 
 const CHANGES: [Change; 16] = [
@@ -172,7 +173,7 @@ fn ip_len(packet: Packet, change: impl Fn(u16) -> u16) -> Packet {
     field(packet, at, change).with_right_ip_sum()
 }
 
-/// The attached port has delivered what the plain one has, as the client's.
+/// The attached port has delivered the same bytes as the plain one, from the client.
 fn agree(v6: bool, n: u16, (attached, plain): (Read, Read)) -> Result<bool> {
     let payloads = |read: &Read| read.iter().map(|(_, payload)| payload.clone()).collect::<Vec<_>>();
     ensure!(payloads(&attached) == payloads(&plain), "attached: {attached:?}, plain: {plain:?}");
@@ -180,7 +181,7 @@ fn agree(v6: bool, n: u16, (attached, plain): (Read, Read)) -> Result<bool> {
     Ok(!plain.is_empty())
 }
 
-fn what_a_kernel_drops_is_neither_delivered_nor_learnt(bed: &Bed) -> Result<()> {
+fn datagrams_that_a_kernel_drops_are_neither_delivered_nor_learnt(bed: &Bed) -> Result<()> {
     for checks in ["off", "on"] {
         let ports = Ports::make(bed, checks)?;
         for v6 in [false, true] {
@@ -227,7 +228,7 @@ fn each_bit_of_the_headers_may_be_damaged(bed: &Bed) -> Result<()> {
 
 const QUEUE: u16 = 0x8100;
 
-/// The kernel takes off a tag that only says a priority, and delivers on the same device.
+/// The kernel removes a tag that has only a priority, and delivers on the same device.
 fn a_datagram_with_a_priority_tag_is_judged_as_any_other(bed: &Bed) -> Result<()> {
     let ports = Ports::make(bed, "on")?;
     for v6 in [false, true] {
@@ -244,20 +245,20 @@ fn a_datagram_with_a_priority_tag_is_judged_as_any_other(bed: &Bed) -> Result<()
     ports.stage.counts("refused_no_header", 4)
 }
 
-/// Kernels may take it for "all there is" (jumbograms of IPv6), and would find the header in what they deliver.
-fn a_length_of_zero_is_no_way_past(bed: &Bed) -> Result<()> {
+/// Kernels may interpret it as "everything" (IPv6 jumbograms), and would deliver the header.
+fn a_length_of_zero_bypasses_nothing(bed: &Bed) -> Result<()> {
     let ports = Ports::make(bed, "on")?;
     let (attached, _) = ports.both(true, 1, b"some bytes", &|packet| udp_field(packet, 4, |_| 0))?;
     ensure!(attached.is_empty(), "{attached:?}");
     ports.stage.counts("refused_damaged", 1)
 }
 
-/// How a datagram is brought to the host.
+/// How a datagram reaches the host.
 type Sending<'a> = &'a dyn Fn(&Datagram) -> Result<()>;
 
-/// By a device that came after `attach`, behind two priority tags, or to a port that the host's firewall redirects. What was judged of the same
-/// address and port before makes no difference.
-fn no_way_leads_past_the_judgement(bed: &Bed) -> Result<()> {
+/// By a device that appeared after `attach`, behind two priority tags, or to a port that the host's firewall
+/// redirects. Earlier judged datagrams from the same address and port make no difference.
+fn no_path_bypasses_the_checks(bed: &Bed) -> Result<()> {
     let ports = Ports::make(bed, "on")?;
     let wire = &ports.stage.wire;
     let other = wire.another_device("other")?;
@@ -294,8 +295,8 @@ fn no_way_leads_past_the_judgement(bed: &Bed) -> Result<()> {
     ports.stage.counts("refused_unjudged", 18)
 }
 
-/// The server of a mapped port is bound to another one, to which a sender could send as well.
-fn the_backends_own_port_is_no_way_past_a_mapped_one(bed: &Bed) -> Result<()> {
+/// The server of a mapped port is bound to another port, to which a sender could also send.
+fn the_backends_own_port_bypasses_no_mapped_one(bed: &Bed) -> Result<()> {
     let stage = Stage::without_attach(bed)?;
     let server = stage.wire.host.run(|| socket("[::]:5353"))??;
     stage.attach(&["--port", "53:5353/udp", "--allow", "any"])?;

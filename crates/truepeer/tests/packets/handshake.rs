@@ -1,4 +1,4 @@
-//! A handshake that waits for its header, and somebody who does not see it but knows its addresses and ports.
+//! A handshake that waits for its header, and a blind attacker who knows its addresses and ports.
 
 use std::time::Duration;
 
@@ -20,14 +20,14 @@ pub(crate) fn tests() -> Vec<Test> {
         a_sender_that_starts_again_is_served,
         a_sender_that_resets_is_forgotten,
         a_syn_ack_with_data_is_not_accepted,
-        what_no_kernel_takes_for_a_syn_is_not_tracked,
+        segments_that_no_kernel_takes_for_a_syn_are_not_tracked,
         the_end_without_a_header_is_refused,
     ];
     all.into_iter().map(|test| test.of_group("handshake")).collect()
 }
 
-/// Offsets from the next number that somebody blind may hit; the exact one is one of 2^32. RFC 5961 lets nothing else end a
-/// connection, and a plain port's would be established here.
+/// Offsets from the next number that a blind attacker may hit; the exact number is one of 2^32. RFC 5961 lets no
+/// other number end a connection, and a plain port's would be established here.
 const BLIND: [u32; 12] = [
     1 << 31,
     0u32.wrapping_sub(1_000_000),
@@ -43,7 +43,7 @@ const BLIND: [u32; 12] = [
     1_000_000,
 ];
 
-/// Each flag by which a segment could end something, or begin it anew. The acknowledgement number is not known.
+/// Every flag by which a segment could end a connection or restart it. The acknowledgement number is unknown.
 fn blind(talker: &Talker<'_>) -> Vec<Segment> {
     let kinds: [(u8, &[u8]); 10] = [
         (SYN, b""),
@@ -65,7 +65,7 @@ fn blind(talker: &Talker<'_>) -> Vec<Segment> {
             all.push(Segment { seq, ack: segment.ack.wrapping_add(12345), ..segment });
         }
     }
-    // With the right number, but no acknowledgement or a wrong one.
+    // With the right number, but without an acknowledgement or with a wrong one.
     for (flags, payload) in kinds.into_iter().filter(|(flags, _)| flags & (SYN | RST) == 0) {
         let segment = talker.segment(flags, payload);
         all.push(Segment { ack: segment.ack.wrapping_add(12345), ..segment });
@@ -88,7 +88,7 @@ fn a_blind_segment_ends_no_handshake(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// By a device on which the kernel's strict reverse path filter drops it.
+/// On a device on which the kernel's strict reverse path filter drops it.
 fn a_blind_segment_from_another_device_ends_no_handshake(bed: &Bed) -> Result<()> {
     let stage = Stage::without_attach(bed)?;
     let other = stage.wire.another_device("other")?;
@@ -127,7 +127,7 @@ fn a_blind_segment_ends_no_handshake_whose_header_has_come_in_part(bed: &Bed) ->
     })
 }
 
-/// The kernel remembers nothing then, and so takes the answer to either SYN.
+/// The kernel then remembers nothing, so it accepts the answer to either SYN.
 fn a_blind_syn_ends_no_handshake_after_a_cookie(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     set(&stage, "ipv4/tcp_syncookies", "2")?;
@@ -140,7 +140,7 @@ fn a_blind_syn_ends_no_handshake_after_a_cookie(bed: &Bed) -> Result<()> {
     })
 }
 
-/// Which SYN the sender's was, the cookie tells that it answers.
+/// The cookie that it answers identifies the sender's SYN.
 fn a_blind_syn_before_the_senders_own_takes_nothing_after_a_cookie(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     set(&stage, "ipv4/tcp_syncookies", "2")?;
@@ -153,7 +153,8 @@ fn a_blind_syn_before_the_senders_own_takes_nothing_after_a_cookie(bed: &Bed) ->
     })
 }
 
-/// It has lost its memory, and begins a connection from the same port: it is told of the old one, resets that, and asks again.
+/// It has lost its state and connects from the same port. It gets an ACK for the old connection, resets that, and
+/// tries again.
 fn a_sender_that_starts_again_is_served(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for (n, part) in [b"".as_slice(), &header(CLIENT)[..7]].into_iter().enumerate() {
@@ -178,7 +179,7 @@ fn a_sender_that_starts_again_is_served(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// The kernel's half-open connection is gone: nothing is sent for it any more.
+/// The kernel's half-open connection is gone: nothing more is sent for it.
 fn a_sender_that_resets_is_forgotten(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for (n, part) in [b"".as_slice(), &header(CLIENT)[..7]].into_iter().enumerate() {
@@ -190,7 +191,7 @@ fn a_sender_that_resets_is_forgotten(bed: &Bed) -> Result<()> {
             }
             talker.send(&talker.segment(RST, b""))?;
             stage.wire.forget()?;
-            // The SYN-ACK would come again after a second.
+            // The SYN-ACK would be repeated after a second.
             let again = talker.hears_within(Duration::from_millis(1500), |_| true)?;
             ensure!(!again, "the kernel still waits");
             let mut next = Talker::new(&stage.wire, talker.from, talker.to, talker.isn.wrapping_add(1 << 30));
@@ -201,7 +202,7 @@ fn a_sender_that_resets_is_forgotten(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// The kernel takes a SYN-ACK for the ACK that it waits for, so accept() would return without a client.
+/// The kernel takes a SYN-ACK as the ACK that it waits for, so accept() would return without a client.
 fn a_syn_ack_with_data_is_not_accepted(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for (n, payload) in [b"".as_slice(), b"x", &header(CLIENT)].into_iter().enumerate() {
@@ -217,7 +218,7 @@ fn a_syn_ack_with_data_is_not_accepted(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn what_no_kernel_takes_for_a_syn_is_not_tracked(bed: &Bed) -> Result<()> {
+fn segments_that_no_kernel_takes_for_a_syn_are_not_tracked(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for_both_families(&stage, 4000, |talker| {
         for flags in [SYN | FIN, SYN | RST, SYN | RST | FIN, SYN | FIN | PSH] {
@@ -233,7 +234,8 @@ fn what_no_kernel_takes_for_a_syn_is_not_tracked(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// With all numbers right it is the sender's own: it hears of the refusal, and the kernel forgets the connection.
+/// With all numbers right it is the sender's own segment: the sender learns of the refusal, and the kernel
+/// forgets the connection.
 fn the_end_without_a_header_is_refused(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for_both_families(&stage, 4000, |mut talker| {
@@ -246,14 +248,14 @@ fn the_end_without_a_header_is_refused(bed: &Bed) -> Result<()> {
     stage.counts("refused_no_header", 2)
 }
 
-/// A segment's flags by name, for messages.
+/// The names of a segment's flags, for messages.
 fn flags_of(segment: &Segment) -> String {
     let names = [(SYN, "SYN"), (ACK, "ACK"), (FIN, "FIN"), (RST, "RST"), (PSH, "PSH")];
     let set = names.iter().filter(|(flag, _)| segment.flags & flag != 0).map(|(_, name)| *name);
     set.collect::<Vec<_>>().join("|")
 }
 
-/// Writes a setting of the host's network: `ipv4/tcp_syncookies`.
+/// Writes a network setting of the host: `ipv4/tcp_syncookies`.
 fn set(stage: &Stage<'_>, name: &str, value: &str) -> Result<()> {
     let host = &stage.wire.host;
     host.run(|| std::fs::write(format!("/proc/sys/net/{name}"), value))?.context(name.to_owned())

@@ -1,4 +1,4 @@
-//! What has always held: fragments, extension headers, urgent data, numbers that wrap, overlaps, odd options, floods.
+//! Fragments, extension headers, urgent data, wrapping numbers, overlaps, unusual options, floods.
 
 use std::io::Read;
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn data() -> Vec<u8> {
     [header(CLIENT), b"DATA1".to_vec()].concat()
 }
 
-/// Nothing in fragments begins or continues a connection from a sender.
+/// Fragments from a sender neither start nor continue a connection.
 fn fragments_are_refused(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for_both_families(&stage, 4000, |mut talker| {
@@ -70,7 +70,7 @@ fn extension_headers_are_refused(bed: &Bed) -> Result<()> {
     stage.counts("refused_fragment", 2 * 6)
 }
 
-/// Nobody sends them; the kernel takes them.
+/// Nobody sends them, but the kernel accepts them.
 fn ip_options_are_carried(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for (n, words) in [1, 2, 10].into_iter().enumerate() {
@@ -84,7 +84,7 @@ fn ip_options_are_carried(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// The urgent byte leaves the stream (tcp(7)), in the header's segment and later, translated and not.
+/// The urgent byte is out of band (tcp(7)), in the header's segment and later, translated and not.
 fn urgent_data_is_where_it_was(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     let headers = [header(CLIENT), client::v2_with_tlvs(CLIENT, "192.0.2.1:443", &[(4, b"longer")])?];
@@ -107,7 +107,7 @@ fn urgent_data_is_where_it_was(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// The header, or the guess of its length, lies across the largest number.
+/// The header, or its guessed length, crosses the largest number.
 fn numbers_wrap_at_every_place(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for (n, before) in [0, 1, 2, 10, 27, 28, 29, 30, 40, 60].into_iter().enumerate() {
@@ -148,14 +148,14 @@ fn a_header_comes_byte_by_byte(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// What was acknowledged is not overwritten by a segment that repeats its numbers with other bytes.
+/// A later segment with the same numbers and other bytes does not overwrite acknowledged bytes.
 fn the_first_bytes_that_came_count(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for_both_families(&stage, 4000, |mut talker| {
         talker.open()?;
         let (right, other) = (data(), [header("198.51.100.9:9"), b"OTHER".to_vec()].concat());
         let start = talker.seq;
-        talker.say(&right[..20])?; // the client's address is in it
+        talker.say(&right[..20])?; // it contains the client's address
         talker.is_acknowledged()?;
         let again = Segment { seq: start, ..talker.data(&[&other[..20], &right[20..]].concat()) };
         talker.send(&again)?;
@@ -165,7 +165,7 @@ fn the_first_bytes_that_came_count(bed: &Bed) -> Result<()> {
     })
 }
 
-/// Each segment repeats some of what came before, as a sender does that cuts its data anew.
+/// Each segment repeats some earlier bytes, as a sender does that resegments its data.
 fn segments_that_overlap_are_put_together(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for n in 0..20 {
@@ -192,7 +192,7 @@ fn segments_that_overlap_are_put_together(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// As after a loss: what overtakes the header is not taken, and is sent again.
+/// As after a loss: segments that overtake the header are dropped and sent again.
 fn segments_in_reverse_order_are_put_together(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for_both_families(&stage, 4000, |mut talker| {
@@ -201,7 +201,7 @@ fn segments_in_reverse_order_are_put_together(bed: &Bed) -> Result<()> {
         let start = talker.seq;
         let parts: Vec<_> = bytes.chunks(10).enumerate().collect();
         talker.seq = start.wrapping_add(u32::try_from(bytes.len())?);
-        // Once for each part at most: each round takes one more at least.
+        // At most one round for each part: each round delivers at least one more.
         for _ in 0..parts.len() {
             for (n, part) in parts.iter().rev() {
                 let seq = start.wrapping_add(u32::try_from(n * 10)?);
@@ -215,7 +215,7 @@ fn segments_in_reverse_order_are_put_together(bed: &Bed) -> Result<()> {
     })
 }
 
-/// Kinds that nobody knows, lengths that are wrong, as many as there is room for: the kernel passes them over, and so do we.
+/// Unknown kinds, wrong lengths, as many as fit: the kernel ignores them, and so do the programs.
 fn odd_options_are_carried(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     let odd: [&[u8]; 8] = [
@@ -247,7 +247,7 @@ fn odd_options_are_carried(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// SYNs, data and ends from everywhere, also from the same ports at other addresses: what is open goes on.
+/// SYNs, data and FINs from everywhere, also from the same ports at other addresses: open connections continue.
 fn a_flood_ends_no_flow(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     let mut open = Vec::new();
@@ -282,7 +282,7 @@ fn a_flood_ends_no_flow(bed: &Bed) -> Result<()> {
     })
 }
 
-/// Aggregation and sums that are left to the device, on the host's side.
+/// Aggregation and unfinished checksums on the host's side.
 fn offloads_change_nothing(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for (n, state) in ["on", "off"].into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Headers, and running a case for both families.
+//! Headers, and a runner for both families.
 
 use anyhow::{Context, Result};
 use truepeer_testbed::client;
@@ -6,7 +6,7 @@ use truepeer_testbed::packets::{ACK, FIN, Talker};
 
 use crate::stage::Stage;
 
-/// What headers name.
+/// The client in the headers.
 pub(crate) const CLIENT: &str = "203.0.113.1:1001";
 
 pub(crate) fn header(client: &str) -> Vec<u8> {
@@ -26,7 +26,7 @@ pub(crate) fn for_both_families(
     Ok(())
 }
 
-/// The header and data come as they should: the connection is served as the client's.
+/// A valid header and data arrive: the connection is served with the client's name.
 pub(crate) fn is_served(stage: &Stage<'_>, talker: &mut Talker<'_>) -> Result<()> {
     talker.say(&[header(CLIENT), b"DATA1".to_vec()].concat())?;
     let stream = stage.accepts(CLIENT, b"DATA1")?;
@@ -34,7 +34,7 @@ pub(crate) fn is_served(stage: &Stage<'_>, talker: &mut Talker<'_>) -> Result<()
     is_closed(talker, stream)
 }
 
-/// Both sides end it, so that nothing is left of it.
+/// Both sides end it, so that nothing remains.
 pub(crate) fn is_closed(talker: &mut Talker<'_>, stream: std::net::TcpStream) -> Result<()> {
     drop(stream);
     let end = talker.hear("the end", |segment| segment.flags & FIN != 0)?;

@@ -1,4 +1,5 @@
-//! `truepeer attach` attacked with packets made by hand: what a kernel's own socket would not believe, attach does not believe either.
+//! `truepeer attach` attacked with hand-made packets: it must not believe what a kernel's own socket would not
+//! believe.
 
 mod bad_link;
 mod beside_plain;

@@ -1,4 +1,4 @@
-//! Other ways to the backend than the one that the programs look at first.
+//! Paths to the backend around the programs.
 
 use anyhow::{Context, Result, ensure};
 use truepeer_testbed::packets::{ACK, PSH, SYN, Segment, Tag, Talker, Wire};
@@ -9,14 +9,15 @@ use crate::stage::Stage;
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
-        a_priority_tag_is_no_way_past,
+        a_priority_tag_bypasses_nothing,
         a_priority_tag_changes_nothing,
-        a_device_without_an_address_is_no_way_past,
-        a_frame_of_another_vlan_is_nobodys,
+        a_device_without_an_address_bypasses_nothing,
+        a_frame_of_an_unknown_vlan_teaches_nothing,
     ];
     let mut all: Vec<Test> = all.into_iter().collect();
     all.push(
-        Test::new("a_redirected_port_is_no_way_past", a_redirected_port_is_no_way_past).needs_program("nft"),
+        Test::new("a_redirected_port_bypasses_nothing", a_redirected_port_bypasses_nothing)
+            .needs_program("nft"),
     );
     all.into_iter().map(|test| test.of_group("paths")).collect()
 }
@@ -24,7 +25,7 @@ pub(crate) fn tests() -> Vec<Test> {
 const QUEUE: u16 = 0x8100;
 const SERVICE: u16 = 0x88a8;
 
-/// The kernel takes off tags that only say a priority, and delivers on the same device: one, or two of them.
+/// The kernel removes tags that have only a priority, one or two of them, and delivers on the same device.
 fn priorities() -> Vec<Vec<Tag>> {
     let tag = |ethertype, id| Tag { ethertype, id };
     vec![
@@ -37,7 +38,7 @@ fn priorities() -> Vec<Vec<Tag>> {
     ]
 }
 
-/// Opens a connection by such frames as far as it goes; whether the host took it.
+/// Tries to open a connection with such frames. Returns whether the host accepted it.
 fn opens(stage: &Stage<'_>, talker: &mut Talker<'_>, send: impl Fn(&Segment) -> Result<()>) -> Result<bool> {
     stage.wire.forget()?;
     send(&talker.syn())?;
@@ -51,7 +52,7 @@ fn opens(stage: &Stage<'_>, talker: &mut Talker<'_>, send: impl Fn(&Segment) -> 
     Ok(true)
 }
 
-/// Neither without a header nor with one does accept() return a connection that was not judged.
+/// accept() must return no unjudged connection, with or without a header.
 fn is_no_way_past(
     stage: &Stage<'_>,
     mut talker: Talker<'_>,
@@ -62,7 +63,7 @@ fn is_no_way_past(
     }
     stage.nothing_is_accepted().context("without a header")?;
     send(&talker.data(&[header(CLIENT), b"DATA1".to_vec()].concat()))?;
-    // Judged, or refused. (A connection that was cut may be returned, but brings nothing.)
+    // Judged or refused. (A connection that was cut may be returned, but delivers nothing.)
     match stage.accept_within(std::time::Duration::from_millis(150))? {
         None => Ok(()),
         Some(mut accepted) => {
@@ -72,7 +73,7 @@ fn is_no_way_past(
     }
 }
 
-fn a_priority_tag_is_no_way_past(bed: &Bed) -> Result<()> {
+fn a_priority_tag_bypasses_nothing(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for (n, tags) in priorities().into_iter().enumerate() {
         for v6 in [false, true] {
@@ -86,7 +87,7 @@ fn a_priority_tag_is_no_way_past(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// A switch may put such a tag on some frames only.
+/// A switch may add such a tag to some frames only.
 fn a_priority_tag_changes_nothing(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for v6 in [false, true] {
@@ -102,8 +103,8 @@ fn a_priority_tag_changes_nothing(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// It has an address by its neighbours: the kernel answers for each of its addresses on each device.
-fn a_device_without_an_address_is_no_way_past(bed: &Bed) -> Result<()> {
+/// Its neighbours give it an address: the kernel answers for each of its addresses on each device.
+fn a_device_without_an_address_bypasses_nothing(bed: &Bed) -> Result<()> {
     let stage = Stage::without_attach(bed)?;
     let other = stage.wire.another_device("other")?;
     stage.attach(&["--port", "80", "--allow", "any"])?;
@@ -116,8 +117,8 @@ fn a_device_without_an_address_is_no_way_past(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// There is no device for that VLAN: the kernel drops it, and nothing is learnt from it.
-fn a_frame_of_another_vlan_is_nobodys(bed: &Bed) -> Result<()> {
+/// There is no device for that VLAN: the kernel drops the frame, and nothing is learnt from it.
+fn a_frame_of_an_unknown_vlan_teaches_nothing(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for v6 in [false, true] {
         let mut talker = stage.talker(v6, 4000 + u16::from(v6));
@@ -137,8 +138,8 @@ fn a_frame_of_another_vlan_is_nobodys(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Another port that the host's own firewall turns into the attached one, behind the programs.
-fn a_redirected_port_is_no_way_past(bed: &Bed) -> Result<()> {
+/// Another port that the host's firewall redirects to the attached one, behind the programs.
+fn a_redirected_port_bypasses_nothing(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     let rules = "table inet t { chain c { type nat hook prerouting priority dstnat; tcp dport 8080 redirect to :80; }; }";
     stage.run("nft", &[rules])?;
@@ -155,7 +156,7 @@ fn a_redirected_port_is_no_way_past(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// A server that speaks after it has read something is not reached either.
+/// A server that sends after it has read something is not reached either.
 fn without_a_header(stage: &Stage<'_>, mut talker: Talker<'_>) -> Result<()> {
     if !opens(stage, &mut talker, |segment| stage.wire.send(&segment.packet()))? {
         return Ok(());

@@ -1,4 +1,4 @@
-//! A host with a backend that is attached, and the test at the other end of its wire.
+//! A host with an attached backend, and the test at the other end of its wire.
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -14,7 +14,8 @@ use truepeer_testbed::{Bed, Program, wait_for};
 
 /// How long an accepted connection's bytes may take on a busy machine.
 const STALL: Duration = Duration::from_secs(10);
-/// How long we look whether accept() returns what it must not. It would at once: a segment is handled when it is sent.
+/// How long to watch that accept() doesn't return. It would return at once: a segment is processed when it is
+/// sent.
 const MOMENT: Duration = Duration::from_millis(150);
 /// The attached port.
 pub(crate) const PORT: u16 = 80;
@@ -25,14 +26,14 @@ pub(crate) struct Stage<'b> {
     pub(crate) listener: TcpListener,
 }
 
-/// What accept() has returned.
+/// The result of accept().
 pub(crate) struct Accepted {
     pub(crate) client: SocketAddr,
     pub(crate) stream: TcpStream,
 }
 
 impl<'b> Stage<'b> {
-    /// With a listener for both families on port 80, attached to what comes from anybody.
+    /// With a listener for both families on port 80, attached with all senders admitted.
     pub(crate) fn make(bed: &'b Bed, args: &[&str]) -> Result<Stage<'b>> {
         let stage = Stage::without_attach(bed)?;
         stage.attach(&[&["--port", "80", "--allow", "any"], args].concat())?;
@@ -60,7 +61,7 @@ impl<'b> Stage<'b> {
         self.wire.host.at(v6, PORT)
     }
 
-    /// A sender of that family at this port of its own.
+    /// A sender of that family with its own port.
     pub(crate) fn talker(&self, v6: bool, port: u16) -> Talker<'_> {
         let ip: IpAddr = if v6 { "fd77::1".parse() } else { "10.77.0.1".parse() }.expect("an address");
         let isn = u32::from(port).wrapping_mul(0x9E37_79B9);
@@ -90,7 +91,7 @@ impl<'b> Stage<'b> {
         }
     }
 
-    /// accept() does not return.
+    /// Checks that accept() does not return.
     pub(crate) fn nothing_is_accepted(&self) -> Result<()> {
         match self.accept_within(MOMENT)? {
             None => Ok(()),
@@ -98,7 +99,7 @@ impl<'b> Stage<'b> {
         }
     }
 
-    /// accept() returns this client's connection, which brings these bytes first.
+    /// Checks that accept() returns this client's connection, and that these are its first bytes.
     pub(crate) fn accepts(&self, client: &str, bytes: &[u8]) -> Result<TcpStream> {
         let mut accepted = self.accept()?;
         ensure!(accepted.client.to_string() == client, "{} was accepted, not {client}", accepted.client);
@@ -125,7 +126,7 @@ impl<'b> Stage<'b> {
 }
 
 impl Accepted {
-    /// The next bytes are these.
+    /// Checks the next bytes.
     pub(crate) fn brings(&mut self, bytes: &[u8]) -> Result<()> {
         let mut read = vec![0; bytes.len()];
         self.stream.read_exact(&mut read).context("reading what was sent")?;
@@ -139,7 +140,7 @@ impl Accepted {
     }
 }
 
-/// A non-blocking listener for both families, in the calling thread's network.
+/// A non-blocking listener for both families, in the calling thread's network namespace.
 pub(crate) fn listen(port: u16) -> Result<TcpListener> {
     let socket = Socket::new(Domain::IPV6, Type::STREAM, None)?;
     socket.set_only_v6(false)?;

@@ -1,4 +1,5 @@
-//! Somebody who knows the addresses, but no numbers, sends to every port while thousands of handshakes wait for their header.
+//! An attacker who knows the addresses, but no numbers, sends to every port while thousands of handshakes wait
+//! for their header.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -13,8 +14,9 @@ use truepeer_testbed::{Bed, Test, client};
 use crate::stage::{Stage, listen};
 
 const PLAIN: u16 = 81;
-/// More than twice as many as all ports. Where half of a listener's queue is filled, the kernel gives up requests after 3 s
-/// (reqsk_timer_handler), among them those that wait for a header; at a plain port they would be connections already.
+/// More than twice the number of ports. Once half of a listener's queue is filled, the kernel gives up requests
+/// after 3 s (reqsk_timer_handler), including those that wait for a header. At a plain port they would already be
+/// connections.
 const BACKLOG: i32 = 200_000;
 const FIRST_PORT: u16 = 20_000;
 
@@ -38,18 +40,18 @@ pub(crate) fn tests() -> Vec<Test> {
 #[derive(Debug, Clone, Copy)]
 struct Size {
     handshakes: usize,
-    /// Ports from which each kind of blind segment comes, those of the handshakes among them.
+    /// The ports from which each kind of blind segment comes, including those of the handshakes.
     swept: usize,
 }
 
-/// What is lost at the attached port, less what is lost at a plain one: nothing.
+/// The handshakes lost at the attached port, minus those lost at a plain one: zero.
 fn sweep(bed: &Bed, size: Size) -> Result<()> {
     let stage = Stage::without_attach(bed)?;
     stage.wire.host.run(|| -> std::io::Result<()> {
         std::fs::write("/proc/sys/net/core/somaxconn", BACKLOG.to_string())?;
         std::fs::write("/proc/sys/net/ipv4/tcp_max_syn_backlog", BACKLOG.to_string())
     })??;
-    // The kernel gives up a request whose SYN-ACK, sent again, finds no room in the device's queue.
+    // The kernel gives up a request whose repeated SYN-ACK finds no room in the device's queue.
     stage.run("tc", &["qdisc", "replace", "dev", "wire", "root", "pfifo", "limit", "500000"])?;
     stage.wire.run_near(bed, "ethtool", &["-K", "host", "gro", "on"])?;
     let plain = stage.wire.host.run(|| listen_long(PLAIN))??;
@@ -76,12 +78,12 @@ fn sweep(bed: &Bed, size: Size) -> Result<()> {
 
 fn listen_long(port: u16) -> Result<TcpListener> {
     let listener = listen(port)?;
-    // The queue's length, anew: listen(2) may be called again.
+    // Sets the queue's length: listen(2) may be called again.
     socket2::SockRef::from(&listener).listen(BACKLOG)?;
     Ok(listener)
 }
 
-/// The handshakes that are not served in the end.
+/// The handshakes that were not served in the end.
 fn lost(
     stage: &Stage<'_>,
     listener: &TcpListener,
@@ -100,7 +102,7 @@ fn lost(
     }
     blind(stage, &talkers[0], size)?;
     let mut served = BTreeSet::new();
-    // Once more for whoever is not served: a busy host may lose a segment, and senders repeat theirs.
+    // Repeat for those that were not served: a busy host may lose a segment, and senders repeat theirs.
     for _ in 0..3 {
         for (n, talker) in talkers.iter().enumerate().filter(|(n, _)| !served.contains(n)).collect::<Vec<_>>()
         {
@@ -121,7 +123,7 @@ fn said(n: usize) -> Vec<u8> {
     format!("{n:08}").into_bytes()
 }
 
-/// A SYN, RST, RST with ACK, FIN and data from each port, by numbers out of a hat.
+/// A SYN, RST, RST with ACK, FIN and data from each port, with random numbers.
 fn blind(stage: &Stage<'_>, one: &Talker<'_>, size: Size) -> Result<()> {
     let mut chance = Chance::new(size.swept as u64);
     let mut number = || u32::try_from(chance.next() >> 32).unwrap_or_default();
@@ -149,7 +151,7 @@ fn blind(stage: &Stage<'_>, one: &Talker<'_>, size: Size) -> Result<()> {
     Ok(())
 }
 
-/// By what the connections bring: the name that is shown is checked on the way.
+/// By what the connections deliver; the client's name is checked as well.
 fn serve(
     stage: &Stage<'_>,
     listener: &TcpListener,

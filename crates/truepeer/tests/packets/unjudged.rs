@@ -1,4 +1,4 @@
-//! What reaches the listener without having been judged, and what only looks like it.
+//! Segments that reach the listener unjudged, and some that only seem to.
 
 use anyhow::{Context, Result, ensure};
 use truepeer_testbed::packets::Wire;
@@ -9,7 +9,7 @@ use crate::stage::Stage;
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
-        the_end_of_a_handshake_by_an_unattached_device_is_no_way_past,
+        the_end_of_a_handshake_on_an_unattached_device_bypasses_nothing,
         asymmetric_routes_work_without_rp_filter,
         a_plain_port_of_another_namespace_is_left_alone,
     ];
@@ -22,8 +22,8 @@ fn first_bytes() -> Vec<u8> {
     [header(CLIENT), b"DATA1".to_vec()].concat()
 }
 
-/// The SYN was judged; the kernel would take these bytes behind the header for the first ones, and nobody for their client.
-fn the_end_of_a_handshake_by_an_unattached_device_is_no_way_past(bed: &Bed) -> Result<()> {
+/// The SYN was judged. The kernel would take these bytes as the first ones after the header, without a client.
+fn the_end_of_a_handshake_on_an_unattached_device_bypasses_nothing(bed: &Bed) -> Result<()> {
     let stage = Stage::without_attach(bed)?;
     let other = stage.wire.another_device("other")?;
     stage.attach(&["--port", "80", "--allow", "any"])?;
@@ -64,7 +64,7 @@ fn asymmetric_routes_work_without_rp_filter(bed: &Bed) -> Result<()> {
 /// The same addresses and ports, in the same cgroup.
 fn a_plain_port_of_another_namespace_is_left_alone(bed: &Bed) -> Result<()> {
     let plain = Stage::without_attach(bed)?;
-    let _attached = Stage::make(bed, &[])?; // after it: a new device drops what it is given in its first moment
+    let _attached = Stage::make(bed, &[])?; // start it afterwards: a new device drops its first packets
     for v6 in [false, true] {
         let mut talker = plain.talker(v6, 4000 + u16::from(v6));
         talker.open()?;

@@ -1,4 +1,4 @@
-//! Kinds of headers, and what truepeer takes their length for before they come: that of the sender's header before.
+//! Kinds of headers, and their guessed length: that of the sender's previous header.
 
 use std::net::{SocketAddr, TcpStream};
 
@@ -9,9 +9,9 @@ use truepeer_testbed::client;
 pub(super) enum Kind {
     V1,
     V2,
-    /// Of v2, with extensions of 500 bytes.
+    /// v2, with TLVs of 500 bytes.
     Tlvs,
-    /// Of v2: the sender's own connection.
+    /// v2 LOCAL: the sender's own connection.
     Local,
 }
 
@@ -46,7 +46,7 @@ impl Form {
         header(self.0, is_v6)
     }
 
-    /// Guessed wrong, the header is longer than expected, or shorter.
+    /// With a wrong guess, the header is longer than expected, or shorter.
     pub(super) fn header_before(self, is_v6: bool) -> Result<Vec<u8>> {
         let other = match self.0 {
             Kind::V1 => Kind::Local,
@@ -57,7 +57,7 @@ impl Form {
         header(if self.1 == Guess::Right { self.0 } else { other }, is_v6)
     }
 
-    /// Whom the server is to see.
+    /// The client that the server must see.
     pub(super) fn client(self, is_v6: bool, sender: &TcpStream) -> Result<SocketAddr> {
         match self.0 {
             Kind::Local => Ok(sender.local_addr()?),
@@ -65,7 +65,7 @@ impl Form {
         }
     }
 
-    /// What one such connection adds to the counters: guessed right, translated.
+    /// How much one such connection adds to the counters: guessed right, translated.
     pub(super) fn counted(self) -> (u64, u64) {
         if self.1 == Guess::Right { (1, 0) } else { (0, 1) }
     }

@@ -1,5 +1,6 @@
-//! Real servers, started before anything is attached and never restarted: over a link that aggregates and one that doesn't, with every kind
-//! of header, guessed right and wrong. Each names the client that it sees, and gives back what it was given.
+//! Real servers, started before the attachment and never restarted: over a link with offloads and one without,
+//! with every kind of header, guessed right and wrong. Each returns the client that it sees and the body that it
+//! was sent.
 
 mod forms;
 mod programs;
@@ -18,34 +19,34 @@ use crate::offloads::Offloads;
 
 const LEN: usize = 10_000_000;
 
-/// An unmodified server, and how it is spoken to.
+/// An unmodified server and its protocol.
 struct Server {
     name: &'static str,
-    /// Programs that the machine must have.
+    /// Programs that must be installed.
     needs: &'static [&'static str],
-    /// It refuses to be run by root.
+    /// It refuses to run as root.
     is_nobodys_root: bool,
     port: u16,
-    /// On all addresses of a host.
+    /// Starts it on all addresses of a host.
     start: fn(&Bed, &Host) -> Result<Running>,
-    /// What a client says to be named and to be given this body back.
+    /// The client's request: to be named, and to get this body back.
     ask: fn(&[u8]) -> Vec<u8>,
-    /// How it then ends. To NGINX and Redis a FIN means that nobody reads any more.
+    /// How the client ends. NGINX and Redis take a FIN as the client's departure.
     end: fn(&TcpStream) -> std::io::Result<()>,
     read: fn(&[u8]) -> Result<Answer>,
 }
 
-/// What a server has said.
+/// A server's answer.
 struct Answer {
-    /// Whom it sees.
+    /// The client that it saw.
     client: SocketAddr,
-    /// What it was given.
+    /// The body that it received.
     body: Vec<u8>,
 }
 
 pub(crate) fn tests() -> Vec<Test> {
     let some = SERVERS.iter().enumerate().map(|(n, server)| {
-        // Each form comes once with offloads and once without, by different servers.
+        // Each form is used once with offloads and once without, by different servers.
         let form = |place: usize| FORMS[place % FORMS.len()];
         let (with, without) = (form(n), form(n + 5));
         let is_v6 = n % 2 == 0;
@@ -87,7 +88,7 @@ fn test(
     server.needs.iter().fold(test, |test, program| test.needs_program(program))
 }
 
-/// A server that was running when it was attached to.
+/// A server that was running before the attachment.
 struct Stand<'a> {
     bed: &'a Bed,
     line: &'a Topology,
@@ -107,7 +108,7 @@ impl Stand<'_> {
     fn carries_one(&self, form: Form, is_v6: bool) -> Result<()> {
         let (lb, host) = (self.line.host("lb"), self.line.host("host"));
         let connect = || lb.run(|| client::connect(host.at(is_v6, self.server.port)))?;
-        // What this sender's next header is guessed by. The server is shown an end without a word.
+        // Determines the guess for this sender's next header. The server sees an empty connection.
         let before = form.header_before(is_v6)?;
         drop(client::ask(&mut connect()?, &before).context("the connection before")?);
 
@@ -141,7 +142,7 @@ impl Stand<'_> {
     }
 }
 
-/// An address and a port, however a program writes them: `1.2.3.4 5`, `[::1]:5`, `::1:5`.
+/// An address and a port in any program's notation: `1.2.3.4 5`, `[::1]:5`, `::1:5`.
 fn parse_client(text: &str) -> Result<SocketAddr> {
     let (ip, port) = text.trim().rsplit_once([' ', ':']).with_context(|| format!("no client in {text:?}"))?;
     let ip: IpAddr = ip.trim_matches(['[', ']']).parse().with_context(|| text.to_owned())?;

@@ -1,4 +1,4 @@
-//! The servers: how each is started, asked and understood.
+//! The servers: how each is started and queried, and how its answer is parsed.
 
 use std::fs;
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -10,7 +10,7 @@ use truepeer_testbed::{Bed, Host, Program, Running};
 use super::{Answer, Server, parse_client};
 use crate::io_uring;
 
-/// Of those that are written here: they name the client in a line, then send back what they read.
+/// The servers written here: they send the client in a line, then echo.
 const ECHO: Server = Server {
     name: "",
     needs: &[],
@@ -58,7 +58,7 @@ pub(super) static SERVERS: [Server; 8] = [
     Server { name: "io_uring", start: start_io_uring, ..ECHO },
 ];
 
-/// With the last thing that was asked.
+/// The requests, including the last one.
 fn has_ended(_: &TcpStream) -> std::io::Result<()> {
     Ok(())
 }
@@ -68,7 +68,7 @@ fn read_echo(answer: &[u8]) -> Result<Answer> {
     Ok(Answer { client: parse_client(str::from_utf8(line)?)?, body: body.to_vec() })
 }
 
-/// What is before and behind the first of these bytes.
+/// Splits at the first of these bytes.
 fn split<'a>(bytes: &'a [u8], at: &[u8]) -> Result<(&'a [u8], &'a [u8])> {
     let place = bytes.windows(at.len()).position(|window| window == at);
     let place = place.with_context(|| format!("no {} in it", at.escape_ascii()))?;
@@ -87,7 +87,7 @@ fn listening(server: Running, host: &Host) -> Result<Running> {
     Ok(server)
 }
 
-/// Static (no cgo), and its listeners are MPTCP sockets where the kernel has them.
+/// Static (no cgo). Its listeners are MPTCP sockets where the kernel supports them.
 fn start_go(bed: &Bed, host: &Host) -> Result<Running> {
     const SOURCE: &str = "\
 package main
@@ -191,7 +191,7 @@ fn start_io_uring(bed: &Bed, host: &Host) -> Result<Running> {
     listening(io_uring::program("multishot", "[::]:80")?.in_netns(&host.netns).start(bed)?, host)
 }
 
-/// What is put there can be fetched.
+/// A body that was put there can be fetched.
 fn start_nginx(bed: &Bed, host: &Host) -> Result<Running> {
     let files = bed.dir().join("files");
     fs::create_dir_all(&files)?;
@@ -249,7 +249,8 @@ fn start_postgres(bed: &Bed, host: &Host) -> Result<Running> {
     host.run(|| Postgres::start(bed, &["*"], 5432))?
 }
 
-/// The protocol's version 3.0: a message for the start, a query, the end. What is text for it can't be any bytes, so it is given digits.
+/// The protocol's version 3.0: a startup message, a query, the end. Its text can't contain arbitrary bytes, so
+/// the body is sent as digits.
 fn ask_postgres(body: &[u8]) -> Vec<u8> {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let start = b"\0\x03\0\0user\0postgres\0database\0postgres\0\0";
@@ -261,7 +262,7 @@ fn ask_postgres(body: &[u8]) -> Vec<u8> {
     [message(b"", start), message(b"Q", &query), message(b"X", b"")].concat()
 }
 
-/// Its kind, a length that counts itself, and what it says.
+/// A message: its type, its length including the length field, and its contents.
 fn message(kind: &[u8], content: &[u8]) -> Vec<u8> {
     let len = u32::try_from(content.len() + 4).unwrap_or_default().to_be_bytes();
     [kind, &len, content].concat()

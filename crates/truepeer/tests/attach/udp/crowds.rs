@@ -1,4 +1,4 @@
-//! More clients than anything that tells them apart has numbers or room for.
+//! More clients than ports, seats or table entries.
 
 use std::collections::HashSet;
 use std::io::ErrorKind;
@@ -35,7 +35,7 @@ pub(crate) fn tests() -> Vec<Test> {
     all
 }
 
-/// More than there are ports, and than the default of `--max-udp-flows`.
+/// More than there are ports, and more than the default of `--max-udp-flows`.
 const MANY: u32 = 150_000;
 const MILLION: u32 = 1_000_000;
 
@@ -55,7 +55,7 @@ fn a_million_clients_of_one_sender_are_answered_in_spp(bed: &Bed) -> Result<()> 
     all_are_answered(bed, SPP, MILLION, &["--max-udp-flows", "1100000"])
 }
 
-/// How a sender's datagrams look, and where they go to.
+/// The form and the destination of a sender's datagrams.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     port: &'static str,
@@ -66,7 +66,7 @@ struct Way {
 const MAPPED: Way = Way { port: "53:5353/udp", dialect: "every", bound: 5353 };
 const SPP: Way = Way { port: "53/udp", dialect: "spp", bound: 53 };
 
-/// All clients stand behind one socket of the sender's. Each answer is compared, those to well-known clients again and again.
+/// All clients are behind one socket of the sender. Each answer is compared, those to known clients repeatedly.
 fn all_are_answered(bed: &Bed, way: Way, count: u32, options: &[&str]) -> Result<()> {
     let pair = Pair::new()?;
     pair.attach(bed, &[&["--port", way.port, "--udp-dialect", way.dialect], options].concat())?;
@@ -87,8 +87,8 @@ fn all_are_answered(bed: &Bed, way: Way, count: u32, options: &[&str]) -> Result
     Ok(())
 }
 
-/// There is room for a few flows only, two senders' sockets, and two of the backend's: many answers find their flow forgotten, or being
-/// written anew for another client.
+/// There is room for only a few flows, two sockets of the sender, and two of the backend: many answers find their
+/// flow forgotten, or being rewritten for another client.
 fn no_answer_goes_to_another_client_while_flows_are_forgotten(bed: &Bed) -> Result<()> {
     for way in [MAPPED, SPP] {
         let pair = Pair::new()?;
@@ -112,7 +112,7 @@ fn no_answer_goes_to_another_client_while_flows_are_forgotten(bed: &Bed) -> Resu
     Ok(())
 }
 
-/// A route that leads nowhere for a while: what was on its way then must not be missing for the clients after it.
+/// A route leads nowhere for a while. Answers lost meanwhile must not use up seats.
 fn answers_lost_on_their_way_use_nothing_up(bed: &Bed) -> Result<()> {
     let pair = Pair::new()?;
     pair.attach(bed, &["--port", MAPPED.port])?;
@@ -139,7 +139,7 @@ impl Way {
         if self.dialect == "spp" { spp(name, DESTINATIONS[0]) } else { v2(name, DESTINATIONS[0]) }
     }
 
-    /// What the backend answers to a datagram with no more than `?` in it, as the sender hears it.
+    /// The backend's answer to a datagram of at most `?`, as the sender receives it.
     fn answer(self, client: u32) -> Result<Vec<u8>> {
         let back = if self.dialect == "spp" { self.header(client)? } else { Vec::new() };
         Ok([&back, name(client).as_bytes(), b" ?"].concat())
@@ -150,7 +150,7 @@ fn name(client: u32) -> String {
     format!("{}:{}", Ipv4Addr::from(0x0b00_0000 + client), 1024 + client % 7)
 }
 
-/// As many datagrams as may wait in a socket's queue.
+/// As many datagrams as fit in a socket's queue.
 const BATCH: usize = 64;
 
 fn ask_all(sender: &UdpSocket, way: Way, clients: Range<u32>) -> Result<()> {
@@ -172,7 +172,7 @@ fn ask_all(sender: &UdpSocket, way: Way, clients: Range<u32>) -> Result<()> {
     Ok(())
 }
 
-/// How many clients are answered; an answer that another socket's client should have is an error.
+/// Returns how many clients are answered. An answer for a client of another socket is an error.
 fn ask_whoever_answers(sender: &UdpSocket, way: Way, clients: Range<u32>) -> Result<usize> {
     let clients: Vec<u32> = clients.collect();
     let mut buffer = [0; 200];
@@ -203,7 +203,7 @@ fn ask_whoever_answers(sender: &UdpSocket, way: Way, clients: Range<u32>) -> Res
     Ok(answered)
 }
 
-/// An unmodified server that says whom it sees, one of several on its port. It keeps nothing of what it has seen.
+/// An unmodified server that returns the client that it sees, one of several on its port. It stores nothing.
 struct Server {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -225,7 +225,7 @@ impl Server {
             while !stopped.load(Ordering::Relaxed) {
                 if let Ok((len, from)) = socket.recv_from(&mut buffer) {
                     let answer = [from.to_string().as_bytes(), b" ", &buffer[..len]].concat();
-                    // What becomes of it is seen by whoever waits for it.
+                    // The receiver of the answer checks the result.
                     let _ = socket.send_to(&answer, from);
                 }
             }

@@ -96,7 +96,7 @@ fn answers_follow_the_senders_newest_port(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// All by one socket of the sender's: only what the backend's answer names tells whose it is.
+/// All through one socket of the sender: only the client named in the backend's answer identifies it.
 fn each_of_many_clients_behind_one_sender_is_answered(bed: &Bed) -> Result<()> {
     const CLIENTS: usize = 1000;
     for (dialect, port) in [("every", "53/udp"), ("spp", "53/udp"), ("every", "53:5353/udp")] {
@@ -126,7 +126,7 @@ fn ports_are_mapped_both_ways(bed: &Bed) -> Result<()> {
     for v6 in [false, true] {
         for port in [53, 54] {
             let (client, destination) = (CLIENTS[usize::from(v6)], DESTINATIONS[usize::from(v6)]);
-            // A connected socket hears only what comes from the address and port that it sends to.
+            // A connected socket receives only datagrams from the address and port that it sends to.
             let sender = pair.sender(v6, port)?;
             exchange(&sender, client, &v2(client, destination)?, b"mapped")?;
             // Its own datagrams, too.
@@ -139,7 +139,7 @@ fn ports_are_mapped_both_ways(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Which the kernel doesn't ask the hooks for, and which needs a route to the client, if only a wrong one.
+/// The kernel calls no hook for it, and it needs a route to the client, even a wrong one.
 fn a_connected_socket_answers(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let pair = Pair { line };
@@ -172,8 +172,8 @@ fn a_connected_socket_answers(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Which would leave by another device, towards the client. IPv4 takes such an answer only where an address of this host may
-/// come in from the loopback without having been sent there.
+/// The answer would leave over another device, towards the client. IPv4 accepts such an answer only if this
+/// host's addresses may arrive from the loopback without having been sent there.
 fn a_connected_socket_answers_a_sender_on_its_own_host(bed: &Bed) -> Result<()> {
     let pair = Pair { line: Topology::line(&["lb", "host"])? };
     pair.host().run(|| std::fs::write("/proc/sys/net/ipv4/conf/lo/accept_local", "1"))??;

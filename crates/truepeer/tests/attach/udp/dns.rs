@@ -18,7 +18,7 @@ pub(crate) fn tests() -> Vec<Test> {
 
 const QUERIES: u16 = 500;
 
-/// dnsdist on the sender's host, in each datagram a header; Unbound as it is, on the loopback.
+/// dnsdist on the sender's host adds a header to each datagram. Unbound is unmodified, on the loopback.
 fn unbound_sees_the_clients_of_dnsdist(bed: &Bed) -> Result<()> {
     let hosts = Topology::line(&["client", "lb", "host"])?;
     let (client, lb, host) = (hosts.host("client"), hosts.host("lb"), hosts.host("host"));

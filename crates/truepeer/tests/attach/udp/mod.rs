@@ -76,7 +76,7 @@ fn counter_in(status: &Value, name: &str) -> Result<u64> {
     status["ports"][0]["counters"][name].as_u64().with_context(|| format!("{name} in {status}"))
 }
 
-/// The client's header, some bytes, and what a backend that sees the client answers.
+/// A client's header and payload, and the answer of a backend that sees the client.
 fn exchange(socket: &UdpSocket, client: &str, header: &[u8], payload: &[u8]) -> Result<()> {
     let answer = ask(socket, &[header, payload])?;
     let expected = [client.as_bytes(), b" ", payload].concat();

@@ -1,4 +1,4 @@
-//! Who is refused, who is left alone, and until when.
+//! Which datagrams are refused, which pass unchanged, and for how long.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use super::{CLIENTS, DESTINATIONS, Pair, command, counter_in, exchange};
 pub(crate) fn tests() -> Vec<Test> {
     tests![
         datagrams_are_refused_by_reason,
-        a_sender_that_names_nobody_stands_for_itself,
-        who_stood_for_itself_may_not_be_claimed_for_that,
+        a_sender_that_names_no_client_is_its_own_client,
+        a_senders_own_address_may_not_be_claimed,
         a_client_of_another_family_keeps_the_senders_address,
-        others_than_the_senders_pass,
-        what_is_forwarded_passes,
-        what_is_sent_to_many_is_refused_where_a_route_leads_on,
-        a_client_that_comes_by_itself_is_answered_itself_in_the_end,
+        datagrams_from_others_than_senders_pass,
+        forwarded_datagrams_pass,
+        multicast_is_refused_where_a_route_leads_on,
+        a_client_that_sends_by_itself_is_answered_directly_after_a_silence,
         clients_are_denied_while_it_runs,
         udp_ends_at_once_when_detached,
         a_dry_run_names_the_programs_of_udp,
@@ -64,7 +64,7 @@ fn datagrams_are_refused_by_reason(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn a_sender_that_names_nobody_stands_for_itself(bed: &Bed) -> Result<()> {
+fn a_sender_that_names_no_client_is_its_own_client(bed: &Bed) -> Result<()> {
     let pair = Pair::new()?;
     pair.attach(bed, &["--port", "53/udp", "--header", "optional"])?;
     let _backend = pair.backend(&["0.0.0.0:53".to_owned()])?;
@@ -74,14 +74,14 @@ fn a_sender_that_names_nobody_stands_for_itself(bed: &Bed) -> Result<()> {
     exchange(&sender, &me, &client::v2_raw(0x21, 0, &[])?, b"UNSPEC")?;
     exchange(&sender, &me, &client::v2(CLIENTS[0], DESTINATIONS[0])?, b"a header for TCP")?;
     exchange(&sender, &me, b"", b"no header")?;
-    // What a header says of this very address holds until it speaks for itself.
+    // A header's claim about this address is valid until the address sends for itself.
     exchange(&sender, &me, &v2(&me, DESTINATIONS[0])?, b"named")?;
     exchange(&sender, &me, b"", b"no header")?;
     ensure!(pair.counter(bed, "named_itself")? == 3 && pair.counter(bed, "header_absent")? == 2);
     Ok(())
 }
 
-fn who_stood_for_itself_may_not_be_claimed_for_that(bed: &Bed) -> Result<()> {
+fn a_senders_own_address_may_not_be_claimed(bed: &Bed) -> Result<()> {
     command(bed, &["--port", "5300:53/udp"])?.run(bed)?;
     let backend = Backend::who(&["127.0.0.1:53"])?;
     let connected = |from: &str| -> Result<UdpSocket> {
@@ -113,7 +113,7 @@ fn a_client_of_another_family_keeps_the_senders_address(bed: &Bed) -> Result<()>
         exchange(&sender, &me, &v2(CLIENTS[other], DESTINATIONS[other])?, b"x")?;
     }
     ensure!(pair.counter(bed, "client_not_showable")? == 2, "{}", pair.status(bed)?);
-    // In SPP, the answer could not say whose it is.
+    // In SPP, the answer could not name its client.
     pair.attach(bed, &["--port", "53/udp", "--udp-dialect", "spp"])?;
     send(&pair.sender(false, 53)?, &[&spp(CLIENTS[1], DESTINATIONS[1])?, b"x"])?;
     wait_for("the refusal", || pair.counter(bed, "refused_family").is_ok_and(|count| count == 1))?;
@@ -121,7 +121,7 @@ fn a_client_of_another_family_keeps_the_senders_address(bed: &Bed) -> Result<()>
     Ok(())
 }
 
-fn others_than_the_senders_pass(bed: &Bed) -> Result<()> {
+fn datagrams_from_others_than_senders_pass(bed: &Bed) -> Result<()> {
     let pair = Pair::new()?;
     let here = pair.host().v4.to_string();
     command(bed, &["--port", "53/udp", "--allow", &here])?.in_netns(&pair.host().netns).run(bed)?;
@@ -134,11 +134,11 @@ fn others_than_the_senders_pass(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// With a header or without, whole or in fragments.
-fn what_is_forwarded_passes(bed: &Bed) -> Result<()> {
+/// With or without a header, whole or in fragments.
+fn forwarded_datagrams_pass(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "router", "backend"])?;
     let (lb, router, far) = (line.host("lb"), line.host("router"), line.host("backend"));
-    // A socket on every address of the router would take them, if they were for it.
+    // A wildcard socket of the router would get them if they were addressed to it.
     let trap = router.run(|| Backend::who(&["[::]:53"]))??;
     let backend = far.run(|| Backend::who(&["0.0.0.0:53".to_owned(), far.at(true, 53).to_string()]))??;
     let attaching = command(bed, &["--port", "53/udp", "--allow", "any"])?;
@@ -161,8 +161,8 @@ fn what_is_forwarded_passes(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// A router's route for a group leads on, and its own sockets may have joined it all the same.
-fn what_is_sent_to_many_is_refused_where_a_route_leads_on(bed: &Bed) -> Result<()> {
+/// A router's route for a multicast group leads on, although its own sockets may have joined it.
+fn multicast_is_refused_where_a_route_leads_on(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "router", "backend"])?;
     let (lb, router, far) = (line.host("lb"), line.host("router"), line.host("backend"));
     lb.ip(&[&format!("route add 239.0.0.0/8 via {}", router.v4)])?;
@@ -179,11 +179,11 @@ fn what_is_sent_to_many_is_refused_where_a_route_leads_on(bed: &Bed) -> Result<(
     })
 }
 
-fn a_client_that_comes_by_itself_is_answered_itself_in_the_end(bed: &Bed) -> Result<()> {
+fn a_client_that_sends_by_itself_is_answered_directly_after_a_silence(bed: &Bed) -> Result<()> {
     for address in ["10.9.9.8/32", "10.9.9.9/32"] {
         Program::new("ip").args(["addr", "add", address, "dev", "lo"]).run(bed)?;
     }
-    // The client is on this very host, whose addresses nobody may claim by default.
+    // The client is on this host, whose addresses must not be claimed by default.
     let claims = ["--allow-claims", "10.9.9.9"];
     let args = ["--port", "53/udp", "--allow", "127.0.0.9", "--close-after", "1s"];
     command(bed, &[args.as_slice(), &claims].concat())?.run(bed)?;
@@ -199,7 +199,7 @@ fn a_client_that_comes_by_itself_is_answered_itself_in_the_end(bed: &Bed) -> Res
         itself.send_to(b"directly", "10.9.9.8:53").is_ok() && itself.recv(&mut answer).is_ok()
     })?;
     ensure!(answer.starts_with(b"10.9.9.9:5000 directly"), "{}", answer.escape_ascii());
-    // And through the sender as soon as it comes that way.
+    // And through the sender again once it comes that way.
     let again = socket("127.0.0.9:0")?;
     again.connect("127.0.0.1:53")?;
     exchange(&again, me, &v2(me, DESTINATIONS[0])?, b"by the sender")
@@ -230,7 +230,7 @@ fn udp_ends_at_once_when_detached(bed: &Bed) -> Result<()> {
     exchange(&sender, CLIENTS[0], &header, b"before")?;
     let me = sender.local_addr()?.to_string();
     let all = [&header, b"after".as_slice()].concat();
-    // A port less, and then all of it.
+    // First one port is removed, then all.
     pair.attach(bed, &["--port", "80"])?;
     exchange(&sender, &me, b"", &all)?;
     ensure!(pair.status(bed)?["ports"].as_array().is_some_and(|ports| ports.len() == 1));

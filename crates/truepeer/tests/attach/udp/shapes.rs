@@ -15,7 +15,7 @@ pub(crate) fn tests() -> Vec<Test> {
     tests![
         answers_in_spp_carry_the_header_back,
         every_length_of_header_and_payload_arrives,
-        aggregated_datagrams_are_taken_apart,
+        aggregated_datagrams_are_split,
         aggregated_answers_in_spp_each_carry_the_header_back,
         aggregates_of_parts_that_are_too_long_are_counted,
     ]
@@ -34,7 +34,7 @@ fn answers_in_spp_carry_the_header_back(bed: &Bed) -> Result<()> {
             let expected = [&header, client.as_bytes(), b" ", &payload].concat();
             ensure!(answer == expected, "{client}, {len} bytes came back as {}", answer.len());
         }
-        // There is no room for 38 bytes more than the network carries.
+        // There is no room for the 38 additional bytes.
         let limit = if v6 { 1500 - 48 } else { 1500 - 28 };
         send(&sender, &[&header, &Pattern::bytes(limit - 38)])?;
         hears_nothing(&sender)?;
@@ -44,7 +44,7 @@ fn answers_in_spp_carry_the_header_back(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// With the sums made by the kernel, and by nobody until the last moment; headers of even and odd lengths.
+/// With checksums from the kernel, and with unfinished ones; headers of even and odd lengths.
 fn every_length_of_header_and_payload_arrives(bed: &Bed) -> Result<()> {
     let pair = Pair::new()?;
     pair.attach(bed, &["--port", "53/udp"])?;
@@ -72,8 +72,9 @@ fn every_length_of_header_and_payload_arrives(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Sent in one call (UDP_SEGMENT), they stay together as far as the link can do it, each with its own header.
-fn aggregated_datagrams_are_taken_apart(bed: &Bed) -> Result<()> {
+/// Datagrams sent in one call (UDP_SEGMENT) stay together as far as the link supports it, each with its own
+/// header.
+fn aggregated_datagrams_are_split(bed: &Bed) -> Result<()> {
     const COUNT: usize = 40;
     let pair = Pair::new()?;
     pair.attach(bed, &["--port", "53/udp"])?;
@@ -106,7 +107,7 @@ fn aggregated_datagrams_are_taken_apart(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Sent in one call (UDP_SEGMENT), by a socket that is connected to its client, and by one that isn't.
+/// Answers sent in one call (UDP_SEGMENT), from a socket that is connected to its client and from one that isn't.
 fn aggregated_answers_in_spp_each_carry_the_header_back(bed: &Bed) -> Result<()> {
     const COUNT: usize = 20;
     let pair = Pair { line: Topology::line(&["lb", "host"])? };
@@ -137,7 +138,7 @@ fn aggregated_answers_in_spp_each_carry_the_header_back(bed: &Bed) -> Result<()>
     Ok(())
 }
 
-/// On a link that carries them. What can be taken apart is bounded by the memory that the programs have for a part.
+/// On a link that carries them. The programs can split only parts that fit into their memory.
 fn aggregates_of_parts_that_are_too_long_are_counted(bed: &Bed) -> Result<()> {
     const PART_BYTES: u16 = 17_000;
     let pair = Pair { line: Topology::line(&["lb", "host"])? };
