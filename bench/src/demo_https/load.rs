@@ -83,7 +83,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     let interval = args.load.rate.map(|rate| Duration::from_secs_f64(connections as f64 / rate.get() as f64));
     let plan = Arc::new(Plan {
         to: args.to,
-        tls: ClientTls::new(options)?,
+        tls: ClientTls::new(&options)?,
         warm_up: args.load.warm_up,
         duration: args.load.duration,
         interval,
@@ -232,7 +232,7 @@ impl Connection {
 
     async fn open(reactor: &Reactor, plan: &Plan) -> anyhow::Result<Self> {
         let tcp = connect(reactor, &Upstream { source: None, backend: plan.to, mark: 0 }).await?;
-        let stream = TlsStream::connect(tcp, plan.tls.current(), plan.tls.name()).await?;
+        let stream = TlsStream::connect(tcp, plan.tls.config(), plan.tls.name()).await?;
         Ok(Self { stream, buffer: vec![0; PIECE_BYTES], filled: 0, page: Vec::new() })
     }
 

@@ -83,11 +83,12 @@ pub fn prepare(socket: &OwnedFd) {
     let _ = socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE));
 }
 
-/// Takes the sockets from `inherited` that are bound to `address` and are of `kind`.
+/// Takes the sockets from `inherited` that are bound to `address` and are of `kind`. Stream sockets must listen.
 pub fn take_inherited(inherited: &mut Vec<OwnedFd>, address: SocketAddr, kind: SocketType) -> Vec<OwnedFd> {
     let is_meant = |socket: &mut OwnedFd| {
         socket::local_address(socket.as_fd()).is_ok_and(|bound| bound == address)
             && sockopt::socket_type(&*socket).is_ok_and(|actual| actual == kind)
+            && (kind != SocketType::STREAM || sockopt::socket_acceptconn(&*socket).unwrap_or(false))
     };
     inherited.extract_if(.., is_meant).collect()
 }

@@ -17,6 +17,8 @@ use crate::wait::{WAIT_LIMIT, wait_until};
 
 /// How long a program may take to end in an orderly way before it is killed.
 const GRACE: Duration = Duration::from_secs(2);
+/// How long a program may take to end after one signal, before it gets a second.
+const SOON: Duration = Duration::from_millis(200);
 /// The kernel's number of the LISTEN state in /proc/net/tcp.
 const LISTEN: &str = "0A";
 
@@ -144,8 +146,19 @@ impl Running {
 
     /// Asks it to end, and waits for that.
     pub fn stop(&self) -> anyhow::Result<ExitStatus> {
-        self.signal(self.stop_by)?;
+        self.ask_to_end()?;
         self.wait_end()
+    }
+
+    /// Signals twice what does not end soon: truepeer lets open sessions go on after the first SIGTERM, and ends at once after
+    /// the second.
+    fn ask_to_end(&self) -> anyhow::Result<()> {
+        self.signal(self.stop_by)?;
+        if wait_until(SOON, || Ok(!self.is_alive())).is_err() {
+            // It may have ended just now.
+            let _ = self.signal(self.stop_by);
+        }
+        Ok(())
     }
 
     fn has_socket(&self, address: &SocketAddr, tables: [&str; 2], state: &str) -> bool {
@@ -166,7 +179,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if self.is_alive() && self.signal(self.stop_by).is_ok() {
+        if self.is_alive() && self.ask_to_end().is_ok() {
             // It is killed below, whether it has ended or not.
             let _ = wait_until(GRACE, || Ok(!self.is_alive()));
         }

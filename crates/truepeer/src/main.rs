@@ -63,7 +63,7 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
             // This must come first: on VPP's stack the process executes itself again.
             let workers = config.workers.map_or(1, std::num::NonZeroUsize::get);
             let entered = stack.map_or(Ok(()), |stack| vpp::stack::enter(&stack, workers));
-            entered.and_then(|()| serve(&config, checked, compat))
+            entered.and_then(|()| serve(&config, &checked, compat))
         }
         Task::Other(Invocation::Run(args)) => return run::run(&args),
         Task::Other(Invocation::Connect(args)) => return run::connect(&args),
@@ -112,7 +112,7 @@ fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn serve(config: &Config, checked: Checked, compat: Option<Compat>) -> anyhow::Result<()> {
+fn serve(config: &Config, checked: &Checked, compat: Option<Compat>) -> anyhow::Result<()> {
     log::init(config.log);
     if let Some(compat) = compat {
         tracing::info!("running as {compat}, with its options and defaults");

@@ -160,7 +160,7 @@ impl Downstream {
     async fn encrypt(self, tls: &ServerTls, limit: Duration) -> Result<Self, TlsCloseReason> {
         let Stream::Plain(tcp) = self.stream else { return Ok(self) };
         let reactor = tcp.reactor().clone();
-        let handshake = TlsStream::accept(tcp, tls.current(), &self.first);
+        let handshake = TlsStream::accept(tcp, tls.config(), &self.first);
         let stream = match reactor.timeout(limit, handshake).await {
             Ok(shaken) => shaken.map_err(TlsCloseReason::Downstream)?,
             Err(_) => {

@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use rustix::net::SocketType;
 use truepeer_session::budget::Budgets;
 use truepeer_session::listening::{ListenOptions, take_inherited};
+use truepeer_session::settings::ListenerSettings;
 use truepeer_session::{
     Engine, EngineError, Health, Journal, ListenerId, ListenerSnapshot, Snapshot, Supervision,
 };
@@ -21,7 +22,6 @@ use truepeer_sys::Named as _;
 pub use self::listener::HttpsRules;
 use self::worker::{Common, ListenerSource, Order, OrderSender, start_worker};
 use crate::downstream::{ClientConnections, IdleConnections};
-use crate::tls::ConfigError;
 
 /// Running tunnels and exchanges. Dropping it stops them: connections that are open are reset.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub struct Https {
 
 #[derive(Debug)]
 struct OpenListener {
-    rules: HttpsRules,
+    settings: ListenerSettings,
     addresses: Vec<SocketAddr>,
 }
 
@@ -69,21 +69,6 @@ impl Https {
             https.workers.push(start_worker(number, watched, common)?);
         }
         Ok(https)
-    }
-
-    /// Reads certificates, keys and authorities again. New handshakes use them; open connections keep theirs.
-    ///
-    /// # Errors
-    /// The first file that can't be read. Its configuration stays as it was; the others are still reloaded.
-    pub fn reload(&self) -> Result<(), ConfigError> {
-        let rules = || self.listeners.values().map(|listener| &listener.rules);
-        let servers = rules().filter_map(|rules| rules.listening.tls.as_ref());
-        let clients = rules().filter_map(|rules| rules.origin.as_ref());
-        let mut result = Ok(());
-        for outcome in servers.map(|tls| tls.reload()).chain(clients.map(|origin| origin.tls.reload())) {
-            result = result.and(outcome);
-        }
-        result
     }
 
     /// Opens the listener in each worker in turn. For port 0, all use the port that the first one got. Each
@@ -140,7 +125,8 @@ impl Engine for Https {
         match self.open_in_all(id, &rules, &ours) {
             Ok(address) => {
                 let addresses = vec![address];
-                self.listeners.insert(id, OpenListener { rules, addresses: addresses.clone() });
+                let settings = rules.listening.settings;
+                self.listeners.insert(id, OpenListener { settings, addresses: addresses.clone() });
                 Ok(addresses)
             }
             Err(error) => {
@@ -158,11 +144,11 @@ impl Engine for Https {
 
     fn set_rules(&mut self, id: ListenerId, rules: HttpsRules) -> Result<(), EngineError> {
         let listener = self.listeners.get_mut(&id).ok_or(EngineError::NotOpen(id))?;
-        let (new, open) = (&rules.listening.settings, &listener.rules.listening.settings);
-        if let Some(what) = new.needs_other_sockets(open) {
+        let settings = &rules.listening.settings;
+        if let Some(what) = settings.needs_other_sockets(&listener.settings) {
             return Err(EngineError::OtherSockets { id, what });
         }
-        listener.rules = rules.clone();
+        listener.settings = settings.clone();
         let (done, answers) = channel();
         for (postbox, _) in &self.workers {
             postbox.post(Order::SetRules { id, rules: rules.clone(), done: done.clone() })?;

@@ -49,7 +49,7 @@ impl Dial for Dialler {
             tcp.write_all(&header).await.map_err(|error| DialError::Header(error.to_string()))?;
         }
         let Some(OriginTls { tls }) = &self.origin else { return Ok(Stream::Plain(tcp)) };
-        let handshake = TlsStream::connect(tcp, tls.current(), tls.name());
+        let handshake = TlsStream::connect(tcp, tls.config(), tls.name());
         match self.reactor.timeout(self.listening.handshake_timeout, handshake).await {
             Ok(Ok(stream)) => Ok(Stream::Tls(Box::new(stream))),
             Ok(Err(error)) => Err(DialError::Tls(error.to_string())),

@@ -1,7 +1,7 @@
 //! The TLS configuration towards backends. Certificates are verified unless the options say otherwise.
 
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
@@ -46,9 +46,8 @@ pub struct ClientOptions {
 /// The configuration for connections to one backend. Sessions are resumed.
 #[derive(Debug)]
 pub struct ClientTls {
-    options: ClientOptions,
     name: ServerName<'static>,
-    current: RwLock<Arc<ClientConfig>>,
+    config: Arc<ClientConfig>,
 }
 
 impl ClientTls {
@@ -56,27 +55,16 @@ impl ClientTls {
     ///
     /// # Errors
     /// The reason, starting with the option.
-    pub fn new(options: ClientOptions) -> Result<Self, ConfigError> {
+    pub fn new(options: &ClientOptions) -> Result<Self, ConfigError> {
         let name = ServerName::try_from(options.name.clone())
             .map_err(|_| ConfigError::Name(options.name.clone()))?;
-        let current = RwLock::new(build(&options)?);
-        Ok(Self { options, name, current })
-    }
-
-    /// Reads the files again. On an error the previous configuration stays.
-    ///
-    /// # Errors
-    /// Those of [`ClientTls::new`].
-    pub fn reload(&self) -> Result<(), ConfigError> {
-        let fresh = build(&self.options)?;
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = fresh;
-        Ok(())
+        Ok(Self { name, config: build(options)? })
     }
 
     /// The configuration for the next handshake.
     #[must_use]
-    pub fn current(&self) -> Arc<ClientConfig> {
-        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+    pub fn config(&self) -> Arc<ClientConfig> {
+        Arc::clone(&self.config)
     }
 
     /// The name that the backend's certificate must contain.
@@ -124,6 +112,12 @@ fn verifier(
 ) -> Result<Arc<dyn ServerCertVerifier>, ConfigError> {
     let verifier = Verifying::new(roots, named, provider);
     Ok(Arc::new(verifier.map_err(|error| ConfigError::Trust { option, problem: error.to_string() })?))
+}
+
+/// The authorities that this system trusts now, to be compared: none if they can't be read.
+#[must_use]
+pub fn system_authorities() -> Vec<CertificateDer<'static>> {
+    rustls_native_certs::load_native_certs().certs
 }
 
 fn system_roots() -> Result<RootCertStore, ConfigError> {

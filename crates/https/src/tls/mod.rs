@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! files ─▶ Identity (certificate chain, key, its names) ─▶ Identities: selected by the client's SNI
-//!       ─▶ ServerOptions ─▶ ServerTls: the configuration for new handshakes, replaced as a whole on reload
+//!       ─▶ ServerOptions ─▶ ServerTls: the configuration for new handshakes; a reload makes another one
 //!       ─▶ ClientOptions ─▶ ClientTls
 //! TcpStream ─▶ TlsStream::accept / connect ─▶ Facts, and plain bytes
 //! ```
@@ -17,7 +17,7 @@ mod suites;
 mod verify;
 mod words;
 
-pub use self::client::{ClientOptions, ClientTls, Trust};
+pub use self::client::{ClientOptions, ClientTls, Trust, system_authorities};
 pub use self::error::{ConfigError, HandshakeError};
 pub use self::facts::{ClientCertificate, TlsFacts};
 pub use self::identity::IdentityFiles;

@@ -1,7 +1,7 @@
-//! The TLS configuration towards clients, and its reload.
+//! The TLS configuration towards clients.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use rustls::crypto::aws_lc_rs::Ticketer;
 use rustls::server::{ServerSessionMemoryCache, WebPkiClientVerifier};
@@ -93,37 +93,23 @@ pub(super) fn roots(option: &'static str, path: &Path) -> Result<RootCertStore, 
     Ok(roots)
 }
 
-/// The configuration for new handshakes. Open connections keep theirs.
+/// The configuration for new handshakes. A reload makes another one, so sessions from before are not resumed: they were
+/// started under other certificates, and perhaps with another authority for clients.
 #[derive(Debug)]
-pub struct ServerTls {
-    options: ServerOptions,
-    current: RwLock<Arc<ServerConfig>>,
-}
+pub struct ServerTls(Arc<ServerConfig>);
 
 impl ServerTls {
     /// Reads the files.
     ///
     /// # Errors
     /// Those of [`ServerOptions::build`].
-    pub fn new(options: ServerOptions) -> Result<Self, ConfigError> {
-        let current = RwLock::new(options.build()?);
-        Ok(Self { options, current })
-    }
-
-    /// Reads the files again. On an error the previous configuration stays. Sessions from before are not resumed:
-    /// they were started under other certificates, and perhaps with another authority for clients.
-    ///
-    /// # Errors
-    /// Those of [`ServerOptions::build`].
-    pub fn reload(&self) -> Result<(), ConfigError> {
-        let fresh = self.options.build()?;
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = fresh;
-        Ok(())
+    pub fn new(options: &ServerOptions) -> Result<Self, ConfigError> {
+        options.build().map(Self)
     }
 
     /// The configuration for the next handshake.
     #[must_use]
-    pub fn current(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+    pub fn config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.0)
     }
 }

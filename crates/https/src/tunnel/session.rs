@@ -103,7 +103,7 @@ async fn reach(shared: &SessionContext, downstream: &Downstream) -> Result<Strea
         tcp.write_all(&header).await.map_err(|error| failed(error.into()))?;
     }
     let Some(OriginTls { tls }) = &shared.origin else { return Ok(Stream::Plain(tcp)) };
-    let handshake = TlsStream::connect(tcp, tls.current(), tls.name());
+    let handshake = TlsStream::connect(tcp, tls.config(), tls.name());
     match reactor.timeout(listening.handshake_timeout, handshake).await {
         Ok(shaken) => Ok(Stream::Tls(Box::new(shaken.map_err(failed)?))),
         Err(_) => Err(failed(HandshakeError::TimedOut { waited: listening.handshake_timeout })),

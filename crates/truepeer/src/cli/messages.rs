@@ -34,7 +34,7 @@ const LINES: &[&str] = &[
     "truepeer proxy --client-cert optional",
     "truepeer proxy --origin-key k.pem --origin-tls",
     "truepeer proxy --origin-ca ca.pem",
-    "truepeer proxy --drain-timeout 5s",
+    "truepeer proxy --drain-timeout soon",
     "truepeer proxy --header optional --allow any",
     "truepeer proxy --header 0.0.0.0/0=optional --allow any",
     "truepeer proxy --header forbid --header require",

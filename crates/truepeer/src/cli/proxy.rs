@@ -35,7 +35,9 @@ pub(super) const PAGE: Page = Page {
 Units: TIME is seconds (5), or has a unit (500ms, 5s, 2m, 1h). SIZE is bytes (4096), KiB (16KiB) or MiB.
 PREFIX is an address, a prefix (10.0.0.0/8, 2001:db8::/32), or the word loopback, private or any.
 
-SIGHUP, where TLS is spoken, reads certificates, keys and authorities again. New handshakes use them; open connections are untouched. A file that can't be read leaves everything as it was. Options and other files are read at the start only. Without TLS there is nothing to reload, so SIGHUP keeps its default action and ends truepeer.
+SIGHUP reads all files again (lists, certificates, keys, authorities) and resolves host names again. New sessions follow what changed; open sessions are untouched. If anything is wrong, everything stays as it was, and the log says what. Options are read at the start only.
+
+SIGTERM and SIGINT close the listeners. Open sessions and flows may go on for --drain-timeout; a second signal ends them at once.
 
 Single-dash long options (-allowed-subnets FILE, -listeners=4) are understood, too.",
 };

@@ -7,19 +7,21 @@ use truepeer_https::tls::ServerTls;
 use truepeer_https::tunnel::OriginTls;
 use truepeer_policy::{BackendAddr, Policy};
 
+use super::diff::ListenerKey;
 use super::read::Read;
-use super::{Config, ListenerConfig, Place, Problem};
+use super::{Config, ListenerConfig, OriginTlsConfig, Place, Problem, TlsConfig};
 use crate::spec::{Family, Protocol, SendProxy};
 
 /// What [`Config::check`] has found.
 #[derive(Debug)]
 pub(crate) struct Checked {
-    pub(crate) listeners: Vec<CheckedListener>,
+    pub(crate) listeners: Vec<Arc<CheckedListener>>,
 }
 
 /// A listener, its rules and its certificates.
 #[derive(Debug)]
 pub(crate) struct CheckedListener {
+    pub(crate) key: ListenerKey,
     pub(crate) config: ListenerConfig,
     pub(crate) read: Read,
     pub(crate) policy: Arc<Policy>,
@@ -34,14 +36,21 @@ impl Config {
             return Err(Problem::NoListener);
         }
         let binds = self.binds();
-        let mut listeners = Vec::with_capacity(self.listeners.len());
-        for (index, listener) in self.listeners.iter().enumerate() {
+        let mut listeners = Vec::<Arc<CheckedListener>>::with_capacity(self.listeners.len());
+        for listener in &self.listeners {
             listener.refuse_contradictions()?;
-            if binds[..index].iter().any(|other| *other == listener.bind && other.port() != 0) {
-                return Err(Problem::ListenTwice(listener.bind));
+            let (protocol, address) = (listener.protocol, listener.bind);
+            let is_there = |other: &&Arc<CheckedListener>| {
+                (other.config.protocol, other.config.bind) == (protocol, address)
+            };
+            let copy = listeners.iter().filter(is_there).count();
+            if copy > 0 && address.port() != 0 {
+                return Err(Problem::ListenTwice(address));
             }
-            let (tls, origin) = (listener.server_tls()?, listener.origin()?);
+            // Compared first: what changes while it is read is found changed by the next reload.
             let read = Read::of(listener)?;
+            let tls = listener.tls.as_ref().map(TlsConfig::read).transpose()?;
+            let origin = listener.origin_tls.as_ref().map(OriginTlsConfig::read).transpose()?;
             let policy = Arc::new(listener.policy(&read, &binds)?);
             for (backend, family) in [(read.backends.ipv4, Family::Ipv4), (read.backends.ipv6, Family::Ipv6)]
             {
@@ -49,7 +58,9 @@ impl Config {
                     refuse_loop(listener.backend_place(family), backend, listener.bind)?;
                 }
             }
-            listeners.push(CheckedListener { config: listener.clone(), read, policy, tls, origin });
+            let key = ListenerKey { protocol, address, copy };
+            let config = listener.clone();
+            listeners.push(Arc::new(CheckedListener { key, config, read, policy, tls, origin }));
         }
         Ok(Checked { listeners })
     }

@@ -231,6 +231,16 @@ impl ListenerConfig {
         })
     }
 
+    /// Whether TLS is spoken with anybody.
+    pub(crate) fn speaks_tls(&self) -> bool {
+        self.tls.is_some() || self.origin_tls.is_some()
+    }
+
+    /// How long a TLS handshake may take.
+    pub(crate) fn handshake_timeout(&self) -> Duration {
+        self.tls.as_ref().map_or(defaults::TLS_TIMEOUT, |tls| tls.timeout)
+    }
+
     /// Whose address backends see.
     pub(crate) fn source(&self) -> Source {
         let is_client = match &self.http {

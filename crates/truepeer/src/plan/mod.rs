@@ -6,6 +6,7 @@
 
 mod attach;
 mod checked;
+mod diff;
 mod http;
 mod https;
 mod listener;
@@ -29,6 +30,7 @@ use crate::spec::{LogFormat, LogSpec, RoutesMode, RoutesSpec, Verbosity, default
 
 pub(crate) use attach::attach_rules;
 pub(crate) use checked::{Checked, CheckedListener};
+pub(crate) use diff::{Change, ListenerKey, diff};
 pub(crate) use http::HttpConfig;
 pub(crate) use listener::{
     BackendsConfig, ClaimsConfig, DynamicConfig, HeaderLimits, ListenerConfig, SendersConfig, Timeouts,
@@ -50,7 +52,7 @@ pub(crate) struct Config {
     pub(crate) workers: Option<NonZeroUsize>,
     /// UDP flows, all listeners together; `None`: as many as open files allow.
     pub(crate) max_flows: Option<NonZeroUsize>,
-    /// How long sessions of listeners with TLS may go on after the signal to stop.
+    /// How long sessions and flows may go on after the signal to stop.
     #[serde(with = "text::duration")]
     pub(crate) drain: Duration,
     pub(crate) routes: RoutesConfig,

@@ -1,5 +1,7 @@
 //! `truepeer proxy`: from what was written to a plan.
 
+use std::time::Duration;
+
 use truepeer_policy::{Destinations, HeaderRule, OnConflict, PrefixSet};
 
 use super::tls::certificate;
@@ -22,6 +24,7 @@ pub(crate) struct Defaults {
     pub(crate) mark: u32,
     pub(crate) routes: RoutesConfig,
     pub(crate) on_conflict: OnConflict,
+    pub(crate) drain: Duration,
 }
 
 /// When the usual backends hold.
@@ -46,6 +49,7 @@ impl Default for Defaults {
             mark: 0,
             routes: RoutesConfig::default(),
             on_conflict: OnConflict::default(),
+            drain: defaults::DRAIN_TIMEOUT,
         }
     }
 }
@@ -64,15 +68,11 @@ impl Config {
                 Ok(ListenerConfig { bind, backends, ..template.clone() })
             })
             .collect();
-        let drain = spec.process.drain_timeout;
-        if drain.is_some() && spec.tls.tls_cert.is_empty() && !spec.origin_tls {
-            return Err(Problem::at("drain-timeout", "expected --tls-cert FILE or --origin-tls with it"));
-        }
         Ok(Self {
             listeners: listeners?,
             workers: spec.process.workers,
             max_flows: spec.max_flows,
-            drain: drain.unwrap_or(defaults::DRAIN_TIMEOUT),
+            drain: spec.process.drain_timeout.unwrap_or(defaults.drain),
             routes: RoutesConfig::of(&spec.routes, &defaults.routes),
             log: LogConfig::of(&spec.log)?,
         })

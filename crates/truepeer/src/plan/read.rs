@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use truepeer_policy::{Backends, PrefixSet};
 
-use super::{ListenerConfig, Problem};
+use super::{ListenerConfig, OriginTlsConfig, Problem};
 
 /// As it was when it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub(crate) struct Read {
     /// Where host names lead.
     pub(crate) backends: Backends,
     /// The contents of certificates, keys and authorities; only compared.
-    certificates: u64,
+    pub(super) certificates: u64,
 }
 
 impl Read {
@@ -38,6 +38,9 @@ fn certificates(listener: &ListenerConfig) -> u64 {
     let origin = listener.origin_tls.iter().flat_map(|tls| tls.files());
     for path in tls.chain(origin) {
         std::fs::read(path).unwrap_or_default().hash(&mut hasher);
+    }
+    if listener.origin_tls.as_ref().is_some_and(OriginTlsConfig::trusts_system) {
+        truepeer_https::tls::system_authorities().hash(&mut hasher);
     }
     hasher.finish()
 }

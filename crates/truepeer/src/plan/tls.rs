@@ -11,7 +11,6 @@ use truepeer_https::tls::{
 };
 use truepeer_https::tunnel::OriginTls;
 
-use super::listener::ListenerConfig;
 use super::{Place, Problem};
 use crate::spec::{ClientCert, OriginSpec, TlsSpec, defaults, text};
 
@@ -163,6 +162,11 @@ impl TlsConfig {
         self.certs.iter().flat_map(CertConfig::paths).chain(self.client_ca.as_deref())
     }
 
+    /// Reads the files as they are now.
+    pub(super) fn read(&self) -> Result<Arc<ServerTls>, Problem> {
+        Ok(Arc::new(ServerTls::new(&self.options())?))
+    }
+
     fn options(&self) -> ServerOptions {
         ServerOptions {
             identities: self.certs.iter().map(CertConfig::files).collect(),
@@ -184,6 +188,16 @@ impl OriginTlsConfig {
         self.cert.iter().flat_map(CertConfig::paths).chain(self.ca.as_deref())
     }
 
+    /// Whether backends are judged by the authorities that this system trusts.
+    pub(super) fn trusts_system(&self) -> bool {
+        self.ca.is_none() && !self.insecure
+    }
+
+    /// Reads the files as they are now.
+    pub(super) fn read(&self) -> Result<OriginTls, Problem> {
+        Ok(OriginTls { tls: Arc::new(ClientTls::new(&self.options())?) })
+    }
+
     fn options(&self) -> ClientOptions {
         ClientOptions {
             trust: match (&self.ca, self.insecure) {
@@ -197,29 +211,5 @@ impl OriginTlsConfig {
             alpn: self.alpn.iter().map(|protocol| protocol.clone().into_bytes()).collect(),
             identity: self.cert.as_ref().map(CertConfig::files),
         }
-    }
-}
-
-impl ListenerConfig {
-    /// Whether TLS is spoken with anybody.
-    pub(crate) fn speaks_tls(&self) -> bool {
-        self.tls.is_some() || self.origin_tls.is_some()
-    }
-
-    /// TLS with clients; reads the files as they are now.
-    pub(crate) fn server_tls(&self) -> Result<Option<Arc<ServerTls>>, Problem> {
-        let tls = self.tls.as_ref().map(|tls| ServerTls::new(tls.options())).transpose()?;
-        Ok(tls.map(Arc::new))
-    }
-
-    /// TLS with backends; reads the files as they are now.
-    pub(crate) fn origin(&self) -> Result<Option<OriginTls>, Problem> {
-        let tls = self.origin_tls.as_ref().map(|tls| ClientTls::new(tls.options())).transpose()?;
-        Ok(tls.map(|tls| OriginTls { tls: Arc::new(tls) }))
-    }
-
-    /// How long a TLS handshake may take.
-    pub(crate) fn handshake_timeout(&self) -> Duration {
-        self.tls.as_ref().map_or(defaults::TLS_TIMEOUT, |tls| tls.timeout)
     }
 }

@@ -1,77 +1,126 @@
-//! Signals as a blocking iterator that ends when it is closed. It works on VPP's stack, too.
+//! What the server waits for: signals, the engines' bell, and a deadline.
 //!
 //! signal-hook's own iterator relies on MSG_DONTWAIT. VPP's library removes that flag from every `recv()`, even
-//! on kernel sockets, so the iterator would block forever. So both ends of the wake-up pair are non-blocking, and
+//! on kernel sockets, so the iterator would block forever. So both ends of each wake-up pair are non-blocking, and
 //! poll() does the waiting.
 
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use signal_hook::iterator::Handle;
 use signal_hook::iterator::backend::{OwningSignalIterator, PollResult, SignalDelivery};
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
-/// The signals that this process catches, in order of arrival. Ends when its handle is closed.
-pub(crate) struct Signals {
-    iterator: OwningSignalIterator<UnixStream, SignalOnly>,
-    handle: Handle,
+/// What has happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Event {
+    Signal(i32),
+    /// Somebody has rung the bell, once or several times.
+    Bell,
+    /// The time is over.
+    Timeout,
 }
 
-impl Signals {
+/// What happens to this process, one after the other.
+pub(crate) struct Events {
+    signals: OwningSignalIterator<UnixStream, SignalOnly>,
+    rung: UnixStream,
+    bell: Bell,
+}
+
+/// Wakes the server, from any thread.
+#[derive(Debug, Clone)]
+pub(crate) struct Bell(Arc<UnixStream>);
+
+impl Bell {
+    /// Makes [`Events::next`] return [`Event::Bell`].
+    pub(crate) fn ring(&self) {
+        // A full pipe has rung already.
+        let _ = (&*self.0).write(&[0]);
+    }
+}
+
+impl Events {
     /// Catches `signals` from now on, instead of their default actions.
     ///
     /// # Errors
     /// The process is out of descriptors, or a signal can't be caught.
     pub(crate) fn hear(signals: &[i32]) -> io::Result<Self> {
-        let (read, write) = UnixStream::pair()?;
-        read.set_nonblocking(true)?;
-        write.set_nonblocking(true)?;
+        let ((read, write), (rung, bell)) = (pair()?, pair()?);
         let delivery = SignalDelivery::with_pipe(read, write, SignalOnly, signals)?;
-        let handle = delivery.handle();
-        Ok(Self { iterator: OwningSignalIterator::new(delivery), handle })
+        let signals = OwningSignalIterator::new(delivery);
+        Ok(Self { signals, rung, bell: Bell(Arc::new(bell)) })
     }
 
-    /// Closes the iterator, from any thread.
-    pub(crate) fn handle(&self) -> Handle {
-        self.handle.clone()
+    pub(crate) fn bell(&self) -> Bell {
+        self.bell.clone()
+    }
+
+    /// Waits for the next event, until `deadline` at most.
+    ///
+    /// # Errors
+    /// The system does not tell any more what happens.
+    pub(crate) fn next(&mut self, deadline: Option<Instant>) -> io::Result<Event> {
+        let rung = &mut self.rung;
+        let mut other = Event::Timeout;
+        let mut wait = |signals: &mut UnixStream| {
+            let woken = wait(signals, rung, deadline)?;
+            if woken == Woken::Bell {
+                other = Event::Bell;
+            }
+            Ok(woken == Woken::Signal)
+        };
+        match self.signals.poll_signal(&mut wait) {
+            PollResult::Signal(signal) => Ok(Event::Signal(signal)),
+            PollResult::Pending => Ok(other),
+            PollResult::Closed => Err(io::Error::other("signals are not heard any more")),
+            PollResult::Err(error) => Err(error),
+        }
     }
 }
 
-impl Iterator for Signals {
-    type Item = i32;
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Woken {
+    Signal,
+    Bell,
+    Deadline,
+}
 
-    fn next(&mut self) -> Option<i32> {
-        loop {
-            match self.iterator.poll_signal(&mut wait) {
-                PollResult::Signal(signal) => return Some(signal),
-                PollResult::Pending => {}
-                PollResult::Closed => return None,
-                PollResult::Err(error) => {
-                    tracing::error!("waiting for signals failed: {error}");
-                    return None;
-                }
+/// The bytes of a signal are read by signal-hook, those of the bell here.
+fn wait(signals: &UnixStream, bell: &mut UnixStream, deadline: Option<Instant>) -> io::Result<Woken> {
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut watched =
+            [signals.as_fd(), bell.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        match poll(&mut watched, left.as_ref()) {
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+            Ok(0) => return Ok(Woken::Deadline),
+            Ok(_) if !watched[0].revents().is_empty() => return Ok(Woken::Signal),
+            Ok(_) => {
+                let _ = bell.read(&mut [0; 64]);
+                return Ok(Woken::Bell);
             }
         }
     }
 }
 
-/// Waits until a signal handler has written. signal-hook then reads which signal it was.
-fn wait(read: &mut UnixStream) -> io::Result<bool> {
-    loop {
-        match poll(&mut [PollFd::new(&read.as_fd(), PollFlags::IN)], None) {
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-            Ok(_) => return Ok(true),
-        }
-    }
+fn pair() -> io::Result<(UnixStream, UnixStream)> {
+    let (read, write) = UnixStream::pair()?;
+    read.set_nonblocking(true)?;
+    write.set_nonblocking(true)?;
+    Ok((read, write))
 }
 
 #[cfg(test)]
 mod tests {
     use std::thread;
+    use std::time::Duration;
 
     use signal_hook::consts::SIGWINCH;
     use signal_hook::low_level::raise;
@@ -79,15 +128,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_come_one_after_the_other_until_the_end() {
-        let mut signals = Signals::hear(&[SIGWINCH]).unwrap();
-        let handle = signals.handle();
+    fn signals_and_the_bell_come_one_after_the_other() {
+        let mut events = Events::hear(&[SIGWINCH]).unwrap();
         for _ in 0..3 {
             raise(SIGWINCH).unwrap();
-            assert_eq!(signals.next(), Some(SIGWINCH));
+            assert_eq!(events.next(None).unwrap(), Event::Signal(SIGWINCH));
         }
-        let waiting = thread::spawn(move || signals.next());
-        handle.close();
-        assert_eq!(waiting.join().unwrap(), None);
+        let bell = events.bell();
+        let waiting = thread::spawn(move || (events.next(None), events));
+        bell.ring();
+        let (event, mut events) = waiting.join().unwrap();
+        assert_eq!(event.unwrap(), Event::Bell);
+        bell.ring();
+        raise(SIGWINCH).unwrap();
+        assert_eq!(events.next(None).unwrap(), Event::Signal(SIGWINCH));
+        assert_eq!(events.next(None).unwrap(), Event::Bell);
+    }
+
+    #[test]
+    fn waiting_ends_with_its_time() {
+        let mut events = Events::hear(&[]).unwrap();
+        let deadline = Instant::now() + Duration::from_millis(20);
+        assert_eq!(events.next(Some(deadline)).unwrap(), Event::Timeout);
+        assert!(Instant::now() >= deadline);
+        assert_eq!(events.next(Some(deadline)).unwrap(), Event::Timeout);
     }
 }

@@ -151,6 +151,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(PROXY, LISTENING, "listeners", "N", "Sockets on each address; the kernel spreads connections over them (SO_REUSEPORT)").is(|| "1".to_owned()),
     row(PROXY, LISTENING, "workers", "N", "Threads").means("one for each core"),
     row(HTTPS, LISTENING, "workers", "N", "Threads").means("one for each core; with --stack vpp: 1"),
+    row(SERVERS, LISTENING, "drain-timeout", "TIME", "How long sessions, requests and flows may go on after SIGTERM; a second SIGTERM ends them at once. 0: not at all").is(|| time(d::DRAIN_TIMEOUT)),
     row(PROXY, LISTENING, "listen-transparent", "", "Accept connections to any address, as TPROXY redirects them (IP_TRANSPARENT on the listening sockets)"),
 
     row(PROXY, BACKENDS, "ipv4", "HOST:PORT", "Backend for IPv4 clients; a host name is resolved. Without it, and with -6, IPv4 clients are refused")
@@ -227,8 +228,6 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(PROXY, TLS, "tls-alpn", "NAME", "Application protocol that is offered (ALPN), such as h2; repeatable, best first").means("none"),
     row(HTTPS, TLS, "no-http2", "", "Offer HTTP/1.1 alone (by ALPN), not HTTP/2"),
     row(SERVERS, TLS, "tls-timeout", "TIME", "How long a TLS handshake may take").is(|| time(d::TLS_TIMEOUT)),
-    row(PROXY, TLS, "drain-timeout", "TIME", "How long sessions with TLS may go on after SIGTERM; a second SIGTERM ends them at once. 0: not at all").is(|| time(d::DRAIN_TIMEOUT)),
-    row(HTTPS, LISTENING, "drain-timeout", "TIME", "How long requests and tunnels may go on after SIGTERM; a second SIGTERM ends them at once. 0: not at all").is(|| time(d::DRAIN_TIMEOUT)),
     row(PROXY, TLS, "client-ca", "FILE", "Ask clients for certificates, issued by the authorities in this file (PEM)"),
     row(HTTPS, TLS, "client-ca", "FILE", "Ask clients for certificates, issued by the authorities in this file (PEM); the origin is told the subject in X-SSL-Client-S-DN"),
     row(SERVERS, TLS, "client-cert", "required|optional", "Whether a client must show a certificate").is(|| "required".to_owned()),

@@ -11,7 +11,7 @@ use truepeer_policy::{HeaderRule, PrefixSet};
 use super::text::parse_duration;
 
 /// What travels through a listener.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Protocol {
     #[default]

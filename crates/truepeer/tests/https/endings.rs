@@ -291,13 +291,13 @@ fn certificates_change_under_load(bed: &Bed) -> anyhow::Result<()> {
 
     replace(bed, rcgen::generate_simple_self_signed(["site".to_owned()])?)?;
     truepeer.signal(Signal::HUP)?;
-    truepeer.wait_for_log("certificates and keys were read again")?;
+    truepeer.wait_for_log("have new certificates")?;
     bed.write("changed", "")?;
     load.wait_for_log("with new ones")?;
 
     bed.write("site.pem", "not a certificate")?;
     truepeer.signal(Signal::HUP)?;
-    truepeer.wait_for_log("stay as they were: the certificate ")?;
+    truepeer.wait_for_log("stays as it was: the certificate ")?;
     bed.write("broken", "")?;
     load.wait_for_log("still well")?;
 

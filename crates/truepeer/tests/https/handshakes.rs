@@ -348,12 +348,12 @@ print(refused(alice), ask(open(bob)), kept(staying))"
     client.wait_state("the first round", || client.stdout().matches("next").count() == 1)?;
     std::fs::copy(&other.ca, &stand.authority.ca)?;
     truepeer.signal(Signal::HUP)?;
-    truepeer.wait_for_log("certificates and keys were read again")?;
+    truepeer.wait_for_log("have new certificates")?;
     bed.write("changed", "")?;
     client.wait_state("the second round", || client.stdout().matches("next").count() == 2)?;
     std::fs::write(&stand.authority.ca, "no authority")?;
     truepeer.signal(Signal::HUP)?;
-    truepeer.wait_for_log("stay as they were: the authority for clients ")?;
+    truepeer.wait_for_log("stays as it was: the authority for clients ")?;
     bed.write("broken", "")?;
     ensure!(client.wait_end()?.success(), "{}; {}", client.log(), truepeer.log());
     let said: Vec<_> = client.stdout().lines().filter(|line| *line != "next").map(str::to_owned).collect();

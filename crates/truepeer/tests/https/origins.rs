@@ -109,12 +109,12 @@ fn another_authority_for_the_origin_is_taken_over(bed: &Bed) -> anyhow::Result<(
     with(&second, "502")?;
     std::fs::copy(&second.ca, &trusted)?;
     truepeer.signal(Signal::HUP)?;
-    truepeer.wait_for_log("certificates and keys were read again")?;
+    truepeer.wait_for_log("have new certificates")?;
     with(&first, "502")?;
     with(&second, "200")?;
     std::fs::write(&trusted, "no authority")?;
     truepeer.signal(Signal::HUP)?;
-    truepeer.wait_for_log("stay as they were: --origin-ca ")?;
+    truepeer.wait_for_log("stays as it was: --origin-ca ")?;
     with(&first, "502")?;
     with(&second, "200")
 }

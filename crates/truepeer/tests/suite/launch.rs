@@ -1,11 +1,13 @@
 //! Starting and ending: exit statuses, sockets that are handed over, other programs' names.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 
 use anyhow::ensure;
 use rustix::process::Signal;
+use socket2::{Domain, Socket, Type};
 use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, client, ip_here, tests};
 
 use crate::stand::{
@@ -24,6 +26,7 @@ pub(crate) fn tests() -> Vec<Test> {
         the_limit_of_open_files_is_raised,
         several_sockets_on_one_address_serve,
         a_socket_that_was_handed_over_serves_and_survives_us,
+        a_socket_that_is_no_listener_is_named_and_not_taken,
         what_a_service_manager_passes_is_looked_at,
         go_mmproxys_example_works_by_a_link,
         mmproxys_options_work_by_a_link,
@@ -37,6 +40,7 @@ fn ends_by(bed: &Bed, signal: Signal) -> anyhow::Result<()> {
     let mut session = open_as(CLIENT_V4.parse()?)?;
     session.write_all(b"x")?;
     session.read_exact(&mut [0])?;
+    drop(session);
     stand.truepeer.signal(signal)?;
     let status = stand.truepeer.wait_end()?;
     ensure!(status.code() == Some(0), "{status}: {}", stand.truepeer.log());
@@ -146,6 +150,35 @@ fn what_a_service_manager_passes_is_looked_at(bed: &Bed) -> anyhow::Result<()> {
         !status.success() && log.contains("LISTEN_FDS=7, but descriptor 4 is not open"),
         "{status}: {log}"
     );
+    Ok(())
+}
+
+/// A datagram socket, and a stream socket that does not listen, on the listener's own address. To accept from either would
+/// fail for ever; for truepeer proxy and for truepeer https, whose engines open their own sockets.
+fn a_socket_that_is_no_listener_is_named_and_not_taken(bed: &Bed) -> anyhow::Result<()> {
+    let made = rcgen::generate_simple_self_signed(["site".to_owned()])?;
+    bed.write("site.pem", made.cert.pem() + &made.signing_key.serialize_pem())?;
+    let ways = [
+        format!("proxy --routes manual -l {DOOR_V4} -4 {BACKEND_V4} -6 {BACKEND_V6}"),
+        format!("https -l {DOOR_V4} --tls-cert site.pem --origin http://{BACKEND_V4}"),
+    ];
+    for way in &ways {
+        let udp = OwnedFd::from(UdpSocket::bind(DOOR_V4)?);
+        let deaf = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        deaf.set_reuse_address(true)?;
+        deaf.bind(&DOOR_V4.parse::<SocketAddr>()?.into())?;
+        for socket in [udp, deaf.into()] {
+            let script = format!(
+                "exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec {TRUEPEER} {way} --log-format text"
+            );
+            let truepeer = Program::new("sh").args(["-c", &script]).stdin(socket).start(bed)?;
+            truepeer.wait_for_log(&format!(
+                "passed a socket on {DOOR_V4}, for which there is no listener here"
+            ))?;
+            truepeer.wait_listening(DOOR_V4)?;
+            truepeer.stop()?;
+        }
+    }
     Ok(())
 }
 

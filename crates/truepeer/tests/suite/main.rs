@@ -8,6 +8,7 @@ mod destinations;
 mod launch;
 mod limits;
 mod line;
+mod operation;
 mod refusals;
 mod seeds;
 mod senders;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         destinations::tests(),
         chains::tests(),
         launch::tests(),
+        operation::tests(),
         limits::tests(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())

@@ -15,6 +15,7 @@ pub(crate) fn tests() -> Vec<Test> {
         sessions_are_resumed,
         a_certificate_of_the_client_is_required_where_it_is_said,
         new_certificates_are_used_and_open_connections_stay,
+        lists_are_read_again_where_tls_is_spoken,
         an_end_without_close_notify_reaches_the_backend_as_a_reset,
     ];
     let openssl = tests![old_versions_and_other_suites_are_refused_with_the_reason];
@@ -113,6 +114,28 @@ for identity in (None, sys.argv[2:4], sys.argv[4:6]):
     truepeer.wait_for_log("client=\\\"CN=alice,O=Testbed\\\"")
 }
 
+fn lists_are_read_again_where_tls_is_spoken(bed: &Bed) -> anyhow::Result<()> {
+    bed.write("allow", "127.0.0.0/8\n")?;
+    let stand = Stand::new(bed, Behaviour::Echo, &["--allow", "./allow"])?;
+    let script = "
+before = open()
+print('open', flush=True)
+while not os.path.exists('go'): time.sleep(.02)
+before.sendall(b'still there')
+assert before.recv(100) == b'still there'
+close(before)
+try: print(open())
+except OSError: print('refused', flush=True)";
+    let client = python(&stand.authority, script).start(bed)?;
+    client.wait_for_log("open")?;
+    bed.write("allow", "192.0.2.1\n")?;
+    stand.truepeer.signal(Signal::HUP)?;
+    stand.truepeer.wait_for_log("reloaded: new sessions of listener 127.0.0.1:8443 have new lists")?;
+    bed.write("go", "")?;
+    ensure!(client.wait_end()?.success() && client.log().contains("refused"), "{}", client.log());
+    Ok(())
+}
+
 fn new_certificates_are_used_and_open_connections_stay(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::new(bed, Behaviour::Echo, &[])?;
     // Shows its certificate's number, waits for the file, and shows that of a new connection.
@@ -140,7 +163,7 @@ close(after)";
             reload("site.pem: it contains no certificate")?;
         } else {
             stand.authority.certify(bed, "site", &["site.test"])?;
-            reload("certificates and keys were read again")?;
+            reload("have new certificates")?;
         }
         bed.write(&format!("go-{round}"), "")?;
         client.wait_for_log(expected)?;

@@ -6,6 +6,7 @@ mod dropin;
 mod flows;
 mod hostile;
 mod kit;
+mod operation;
 mod programs;
 mod tunnel;
 
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
         dropin::tests(),
         programs::tests(),
         hostile::tests(),
+        operation::tests(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())
 }

@@ -51,11 +51,11 @@ impl Authority {
         } else {
             options.identities
         };
-        ServerTls::new(ServerOptions { identities, ..options }).unwrap().current()
+        ServerTls::new(&ServerOptions { identities, ..options }).unwrap().config()
     }
 
     fn client(&self, name: &str) -> ClientTls {
-        ClientTls::new(self.client_options(name)).unwrap()
+        ClientTls::new(&self.client_options(name)).unwrap()
     }
 
     fn client_options(&self, name: &str) -> ClientOptions {
@@ -82,7 +82,7 @@ type Ends =
 /// Performs a handshake over a pipe that holds `room` bytes. Returns client and server.
 async fn shake(room: usize, server: Arc<ServerConfig>, client: &ClientTls) -> Ends {
     let (near, far) = duplex(room);
-    let mut connecting = std::pin::pin!(TlsStream::connect(near, client.current(), client.name()));
+    let mut connecting = std::pin::pin!(TlsStream::connect(near, client.config(), client.name()));
     let mut accepting = std::pin::pin!(TlsStream::accept(far, server, &[]));
     let (mut connected, mut accepted) = (None, None);
     std::future::poll_fn(|cx| {
@@ -164,7 +164,7 @@ fn bytes_read_before_are_part_of_the_handshake() {
     run(async move {
         let (near, mut far) = duplex(1 << 16);
         let client = authority.client("site.test");
-        let mut connecting = Box::pin(TlsStream::connect(near, client.current(), client.name()));
+        let mut connecting = Box::pin(TlsStream::connect(near, client.config(), client.name()));
         std::future::poll_fn(|cx| {
             assert!(connecting.as_mut().poll(cx).is_pending());
             Poll::Ready(())
@@ -227,7 +227,7 @@ fn versions_suites_and_protocols_are_as_configured() {
     run(async move {
         let options =
             ClientOptions { alpn: vec![b"http/1.1".to_vec()], ..authority.client_options("site.test") };
-        let client = ClientTls::new(options).unwrap();
+        let client = ClientTls::new(&options).unwrap();
         let (_, accepted) = shake(1 << 16, Arc::clone(&server), &client).await;
         let facts = accepted.unwrap().facts();
         assert_eq!((facts.version, facts.suite.as_str()), ("TLSv1.3", "TLS_AES_128_GCM_SHA256"));
@@ -235,7 +235,7 @@ fn versions_suites_and_protocols_are_as_configured() {
 
         let other: Suite = "TLS_CHACHA20_POLY1305_SHA256".parse().unwrap();
         let options = ClientOptions { suites: vec![other], ..authority.client_options("site.test") };
-        let (_, accepted) = shake(1 << 16, server, &ClientTls::new(options).unwrap()).await;
+        let (_, accepted) = shake(1 << 16, server, &ClientTls::new(&options).unwrap()).await;
         let error = accepted.map(|_| ()).unwrap_err();
         assert_eq!(
             (error.reason(), error.to_string().as_str()),
@@ -251,15 +251,15 @@ fn a_session_is_resumed_until_certificates_are_read_again() {
         identities: vec![authority.certify("site", &["site.test"])],
         ..ServerOptions::default()
     };
-    let tls = ServerTls::new(options).unwrap();
+    let mut tls = ServerTls::new(&options).unwrap();
     run(async move {
         let client = authority.client("site.test");
         let mut resumed = Vec::new();
         for round in 0..3 {
             if round == 2 {
-                tls.reload().unwrap();
+                tls = ServerTls::new(&options).unwrap();
             }
-            let (connected, accepted) = shake(1 << 16, tls.current(), &client).await;
+            let (connected, accepted) = shake(1 << 16, tls.config(), &client).await;
             let (mut connected, mut accepted) = (connected.unwrap(), accepted.unwrap());
             resumed.push(accepted.facts().resumed);
             // Tickets arrive with the next read.
@@ -272,28 +272,12 @@ fn a_session_is_resumed_until_certificates_are_read_again() {
 }
 
 #[test]
-fn a_failed_reload_keeps_the_old_configuration() {
-    let authority = Authority::new("reload");
-    let files = authority.certify("site", &["site.test"]);
-    let tls = ServerTls::new(ServerOptions { identities: vec![files.clone()], ..ServerOptions::default() })
-        .unwrap();
-    let before = tls.current();
-    std::fs::write(&files.cert, "nothing").unwrap();
-    let error = tls.reload().unwrap_err().to_string();
-    assert!(error.contains("site.pem: it contains no certificate"), "{error}");
-    assert!(Arc::ptr_eq(&before, &tls.current()));
-    authority.certify("site", &["site.test"]);
-    tls.reload().unwrap();
-    assert!(!Arc::ptr_eq(&before, &tls.current()));
-}
-
-#[test]
 fn a_key_of_another_certificate_is_refused() {
     let authority = Authority::new("mismatch");
     let (one, other) = (authority.certify("one", &["one.test"]), authority.certify("other", &["other.test"]));
     let identities = vec![IdentityFiles { cert: one.cert, key: other.key }];
     let error =
-        ServerTls::new(ServerOptions { identities, ..ServerOptions::default() }).unwrap_err().to_string();
+        ServerTls::new(&ServerOptions { identities, ..ServerOptions::default() }).unwrap_err().to_string();
     assert!(error.ends_with("the key does not belong to the certificate"), "{error}");
 }
 
@@ -318,7 +302,7 @@ fn an_unknown_authority_is_refused_unless_verification_is_off() {
         let error = connected.map(|_| ()).unwrap_err();
         assert_eq!(error.reason(), "tls_certificate");
         let options = ClientOptions { trust: Trust::Anybody, ..authority.client_options("whoever.test") };
-        let (connected, _) = shake(1 << 16, server, &ClientTls::new(options).unwrap()).await;
+        let (connected, _) = shake(1 << 16, server, &ClientTls::new(&options).unwrap()).await;
         assert!(connected.is_ok());
     });
 }
@@ -360,7 +344,7 @@ fn a_self_signed_certificate_is_accepted_only_if_it_is_the_trusted_one() {
                 let trust = Trust::File(trusts.cert.clone());
                 let options = ClientOptions { trust, min_version, ..authority.client_options(name) };
                 let (connected, _) =
-                    shake(1 << 16, Arc::clone(&server), &ClientTls::new(options).unwrap()).await;
+                    shake(1 << 16, Arc::clone(&server), &ClientTls::new(&options).unwrap()).await;
                 match (connected.map(|_| ()), outcome) {
                     (Ok(()), None) => {}
                     (Err(error), Some(said)) => {

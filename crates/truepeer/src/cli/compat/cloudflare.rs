@@ -1,5 +1,7 @@
 //! cloudflare/mmproxy (2018): getopt_long options, of which four have other names; an allow-list and backends must be given.
 
+use std::time::Duration;
+
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use truepeer_policy::{OnConflict, PrefixSet};
 
@@ -14,7 +16,8 @@ truepeer in the place of cloudflare/mmproxy. Its options, with its defaults:
   -t, --table N (100)   -q, --quiet   -v, --verbose   -P, --force-real-client-port
   -N, --do-not-sandbox (nothing to do)
 Headers may claim loopback addresses, and routing is left to you, as there. The client's port
-is kept if it is free; with -P, a session whose port is in use is refused.";
+is kept if it is free; with -P, a session whose port is in use is refused. SIGTERM ends it at
+once; SIGHUP reads the FILE again.";
 
 /// Its names beside ours. getopt_long takes unambiguous beginnings of long options.
 pub(super) fn command(command: Command) -> Command {
@@ -65,6 +68,7 @@ pub(super) fn defaults() -> Defaults {
         claims_host: true,
         mark: 123,
         routes: RoutesConfig { mode: RoutesMode::Manual, table: 100 },
+        drain: Duration::ZERO,
         ..Defaults::default()
     }
 }

@@ -1,5 +1,7 @@
 //! go-mmproxy 2.3 (kzemek) and 2.1 (path-network): `flag` options, all of which `truepeer proxy` has by the same name.
 
+use std::time::Duration;
+
 use truepeer_policy::{Destinations, PrefixSet};
 
 use crate::plan::{Defaults, RoutesConfig, UsualBackends};
@@ -11,7 +13,7 @@ truepeer in the place of go-mmproxy. Its options, with its defaults:
   -mark N (0)   -v 0|1|2 (0)   -allowed-subnets FILE (everybody)   -listeners N (1)
   -close-after SECONDS (60)   -dynamic-destination   -listen-transparent
 Everybody may send, headers may claim loopback addresses and lead anywhere, and routing is left
-to you, as there.";
+to you, as there. SIGTERM ends it at once; SIGHUP reads the FILE again.";
 
 /// Everybody may send and claim, a header may lead anywhere; routing is the administrator's.
 pub(super) fn defaults() -> Defaults {
@@ -22,6 +24,7 @@ pub(super) fn defaults() -> Defaults {
         claims_host: true,
         dynamic_allow: Some(Destinations::any()),
         routes: RoutesConfig { mode: RoutesMode::Manual, ..RoutesConfig::default() },
+        drain: Duration::ZERO,
         ..Defaults::default()
     }
 }

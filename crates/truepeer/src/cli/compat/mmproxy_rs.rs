@@ -7,7 +7,8 @@ truepeer in the place of mmproxy-rs. Its options, with its defaults:
   -4, --ipv4 ADDR (127.0.0.1:443)   -6, --ipv6 ADDR ([::1]:443)   -p, --protocol tcp
   -a, --allowed-subnets FILE (everybody)   -l, --listen-addr ADDR (0.0.0.0:8443)
   --listeners N (1)   -c, --close-after SECONDS (60)   -m, --mark N (0)
-Everybody may send, headers may claim loopback addresses, and routing is left to you, as there.";
+Everybody may send, headers may claim loopback addresses, and routing is left to you, as there.
+SIGTERM ends it at once; SIGHUP reads the FILE again.";
 
 /// As go-mmproxy, which it was written after.
 pub(super) fn defaults() -> Defaults {

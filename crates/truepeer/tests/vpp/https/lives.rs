@@ -121,8 +121,9 @@ fn certificates_change_under_load(bed: &Bed) -> Result<()> {
         let name = format!("site-{round}.test");
         on_vpp.certify(&[&name])?;
         truepeer.signal(Signal::HUP)?;
-        truepeer
-            .wait_state("the certificates", || truepeer.log().matches("were read again").count() == round)?;
+        truepeer.wait_state("the certificates", || {
+            truepeer.log().matches("have new certificates").count() == round
+        })?;
         let verified = curl(&["--cacert"])
             .arg(bed.dir().join("authority.pem"))
             .args(["--no-insecure", "--resolve", &format!("{name}:443:172.16.2.1")])

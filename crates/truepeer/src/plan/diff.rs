@@ -1,0 +1,142 @@
+//! The difference of two plans, as changes for the engines. Pure: nothing is opened, read or asked here.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::CheckedListener;
+use crate::spec::Protocol;
+
+/// What makes a listener the same one in two plans.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ListenerKey {
+    pub(crate) protocol: Protocol,
+    pub(crate) address: SocketAddr,
+    /// Counts listeners on the same address: only port 0, for which the kernel chooses, may be given twice.
+    pub(crate) copy: usize,
+}
+
+/// One step from the listeners that run to those of a plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Change {
+    Open(Arc<CheckedListener>),
+    /// No new sessions there. Open sessions go on; UDP flows end.
+    Close(Arc<CheckedListener>),
+    /// The sockets stay. New sessions follow other rules, which differ in these parts.
+    SetRules(Arc<CheckedListener>, Vec<Part>),
+}
+
+/// A part of a listener's rules, as an operator knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    Options,
+    Lists,
+    Backends,
+    Certificates,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Options => "options",
+            Self::Lists => "lists",
+            Self::Backends => "backends' addresses",
+            Self::Certificates => "certificates",
+        })
+    }
+}
+
+/// The changes from `old` to `new`, in an order in which each can be carried out: a listener that is in the way of a new one
+/// closes first; the others close last.
+pub(crate) fn diff(old: &[Arc<CheckedListener>], new: &[Arc<CheckedListener>]) -> Vec<Change> {
+    let find = |among: &[Arc<CheckedListener>], one: &CheckedListener| {
+        among.iter().find(|other| other.key == one.key && other.has_same_sockets(one)).map(Arc::clone)
+    };
+    let opened: Vec<_> = new.iter().filter(|one| find(old, one).is_none()).map(Arc::clone).collect();
+    let gone = old.iter().filter(|one| find(new, one).is_none()).map(Arc::clone);
+    let (in_the_way, others): (Vec<_>, Vec<_>) =
+        gone.partition(|one| opened.iter().any(|opened| opened.key.conflicts(&one.key)));
+    let swapped = new.iter().filter_map(|one| {
+        let parts = one.differences(&*find(old, one)?);
+        (!parts.is_empty()).then(|| Change::SetRules(Arc::clone(one), parts))
+    });
+    in_the_way
+        .into_iter()
+        .map(Change::Close)
+        .chain(opened.into_iter().map(Change::Open))
+        .chain(swapped)
+        .chain(others.into_iter().map(Change::Close))
+        .collect()
+}
+
+impl Change {
+    /// `running` as it is when this change has been carried out.
+    pub(crate) fn apply_to(&self, running: &mut Vec<Arc<CheckedListener>>) {
+        match self {
+            Self::Open(one) => running.push(Arc::clone(one)),
+            Self::Close(one) => running.retain(|other| other.key != one.key),
+            Self::SetRules(one, _) => {
+                running
+                    .iter_mut()
+                    .filter(|other| other.key == one.key)
+                    .for_each(|other| *other = Arc::clone(one));
+            }
+        }
+    }
+}
+
+impl ListenerKey {
+    /// Whether one of the two can't be opened while the other is open. A wildcard takes both families.
+    fn conflicts(&self, other: &Self) -> bool {
+        let (ip, other_ip) = (self.address.ip().to_canonical(), other.address.ip().to_canonical());
+        let is_one_port = self.protocol == other.protocol
+            && self.address.port() == other.address.port()
+            && self.address.port() != 0;
+        self == other || is_one_port && (ip == other_ip || ip.is_unspecified() || other_ip.is_unspecified())
+    }
+}
+
+impl CheckedListener {
+    /// Whether the listening sockets of one serve the other, in the same engine.
+    fn has_same_sockets(&self, other: &Self) -> bool {
+        let shape = |listener: &Self| {
+            let config = &listener.config;
+            (config.sockets, config.transparent, config.udp.dialect, config.speaks_tls())
+        };
+        shape(self) == shape(other)
+    }
+
+    fn differences(&self, other: &Self) -> Vec<Part> {
+        let (read, others) = (&self.read, &other.read);
+        [
+            (Part::Options, self.config != other.config),
+            (Part::Lists, (&read.allow, &read.deny) != (&others.allow, &others.deny)),
+            (Part::Backends, read.backends != others.backends),
+            (Part::Certificates, read.certificates != others.certificates),
+        ]
+        .into_iter()
+        .filter_map(|(part, differs)| differs.then_some(part))
+        .collect()
+    }
+}
+
+/// The policy and the TLS configurations follow from what is compared.
+impl PartialEq for CheckedListener {
+    fn eq(&self, other: &Self) -> bool {
+        (self.key, &self.config, &self.read) == (other.key, &other.config, &other.read)
+    }
+}
+
+impl Eq for CheckedListener {}
+
+impl fmt::Display for ListenerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.protocol {
+            Protocol::Tcp => write!(f, "{}", self.address),
+            Protocol::Udp => write!(f, "{} (UDP)", self.address),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

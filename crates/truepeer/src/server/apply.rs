@@ -1,0 +1,168 @@
+//! Brings the engines from the plan that runs to another one: all of it, or nothing.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use tracing::{error, info};
+use truepeer_https::Https;
+use truepeer_relay::Relay;
+use truepeer_session::budget::Budgets;
+use truepeer_session::{Engine, EngineError, Health, Journal, ListenerId};
+
+use super::signals::Bell;
+use super::{rules, sockets};
+use crate::plan::{Change, CheckedListener, ListenerKey, diff};
+
+/// What runs: the relay for listeners without TLS, https for those with it. An engine starts with its first listener.
+pub(super) struct Engines {
+    relay: Option<Relay>,
+    https: Option<Https>,
+    running: Vec<Arc<CheckedListener>>,
+    /// A listener keeps its id, and with it its counters, also when it is closed and opened again.
+    ids: BTreeMap<ListenerKey, ListenerId>,
+    workers: usize,
+    pub(super) budgets: Budgets,
+    pub(super) journal: Arc<Journal>,
+    /// Rung when a worker has ended by itself, and when the last one of an engine has after a drain.
+    bell: Bell,
+}
+
+impl Engines {
+    /// Nothing runs yet.
+    pub(super) fn new(workers: usize, budgets: Budgets, bell: Bell) -> Self {
+        Self {
+            relay: None,
+            https: None,
+            running: Vec::new(),
+            ids: BTreeMap::new(),
+            workers,
+            budgets,
+            journal: Arc::default(),
+            bell,
+        }
+    }
+
+    /// Carries out the difference between what runs and `plan`, and returns it. Sessions that are open keep their rules.
+    ///
+    /// # Errors
+    /// A change that can't be carried out. What was changed before it is taken back.
+    pub(super) fn apply(
+        &mut self,
+        plan: &[Arc<CheckedListener>],
+        mark: Option<u32>,
+        inherited: &mut Vec<OwnedFd>,
+    ) -> anyhow::Result<Vec<Change>> {
+        let (before, changes) = (self.running.clone(), diff(&self.running, plan));
+        let outcome = changes.iter().try_for_each(|change| self.carry_out(change, mark, inherited));
+        if let Err(failure) = outcome {
+            for change in diff(&self.running, &before) {
+                if let Err(failure) = self.carry_out(&change, mark, inherited) {
+                    error!("can't take a change back: {failure:#}");
+                }
+            }
+            return Err(failure);
+        }
+        Ok(changes)
+    }
+
+    fn carry_out(
+        &mut self,
+        change: &Change,
+        mark: Option<u32>,
+        inherited: &mut Vec<OwnedFd>,
+    ) -> anyhow::Result<()> {
+        match change {
+            Change::Open(listener) => {
+                let opened = self.open(listener, mark, inherited);
+                for address in opened.map_err(|error| sockets::explain(error, listener))? {
+                    info!("listening on {address}");
+                }
+            }
+            Change::Close(listener) => self.close(listener)?,
+            Change::SetRules(listener, _) => {
+                self.set_rules(listener, mark).with_context(|| format!("listener {}", listener.key))?;
+            }
+        }
+        change.apply_to(&mut self.running);
+        Ok(())
+    }
+
+    fn open(
+        &mut self,
+        listener: &CheckedListener,
+        mark: Option<u32>,
+        inherited: &mut Vec<OwnedFd>,
+    ) -> Result<Vec<SocketAddr>, EngineError> {
+        let id = self.id(listener.key);
+        if listener.config.speaks_tls() {
+            self.https()?.open(id, rules::https(listener, mark), inherited)
+        } else {
+            self.relay()?.open(id, rules::relay(listener, mark), inherited)
+        }
+    }
+
+    fn close(&mut self, listener: &CheckedListener) -> Result<(), EngineError> {
+        let id = self.id(listener.key);
+        if listener.config.speaks_tls() { self.https()?.close(id) } else { self.relay()?.close(id) }
+    }
+
+    fn set_rules(&mut self, listener: &CheckedListener, mark: Option<u32>) -> Result<(), EngineError> {
+        let id = self.id(listener.key);
+        if listener.config.speaks_tls() {
+            self.https()?.set_rules(id, rules::https(listener, mark))
+        } else {
+            self.relay()?.set_rules(id, rules::relay(listener, mark))
+        }
+    }
+
+    fn id(&mut self, key: ListenerKey) -> ListenerId {
+        let next = u16::try_from(self.ids.len()).unwrap_or(u16::MAX);
+        *self.ids.entry(key).or_insert_with(|| ListenerId::new(next))
+    }
+
+    fn relay(&mut self) -> Result<&mut Relay, EngineError> {
+        if self.relay.is_none() {
+            let bell = self.bell.clone();
+            let on_end = move || bell.ring();
+            self.relay = Some(Relay::start(self.workers, &self.budgets, &self.journal, on_end)?);
+        }
+        self.relay.as_mut().ok_or(EngineError::WorkerGone)
+    }
+
+    fn https(&mut self) -> Result<&mut Https, EngineError> {
+        if self.https.is_none() {
+            let bell = self.bell.clone();
+            let on_end = move || bell.ring();
+            self.https = Some(Https::start(self.workers, &self.budgets, &self.journal, on_end)?);
+        }
+        self.https.as_mut().ok_or(EngineError::WorkerGone)
+    }
+
+    /// Takes no more connections and flows; the bell rings when the last session of an engine has ended.
+    pub(super) fn drain(&mut self) {
+        self.relay.iter_mut().for_each(Engine::drain);
+        self.https.iter_mut().for_each(Engine::drain);
+    }
+
+    /// Whether all engines have ended, as they were told to.
+    ///
+    /// # Errors
+    /// A worker has ended by itself: the others would serve a part of the connections only.
+    pub(super) fn have_ended(&self) -> anyhow::Result<bool> {
+        let health = [self.relay.as_ref().map(Engine::health), self.https.as_ref().map(Engine::health)];
+        let mut have_ended = true;
+        for health in health.into_iter().flatten() {
+            match health {
+                Health::Broken(reason) => anyhow::bail!(
+                    "a worker has ended by itself ({reason}): the others would serve a part of the connections only"
+                ),
+                Health::Serving => have_ended = false,
+                Health::Ended => {}
+            }
+        }
+        Ok(have_ended)
+    }
+}

@@ -1,0 +1,61 @@
+//! What a checked listener means to its engine.
+
+use std::sync::Arc;
+
+use truepeer_https::{HttpsRules, downstream};
+use truepeer_policy::HeaderTimes;
+use truepeer_proto::{Limits, Versions};
+use truepeer_session::ListenerRules;
+use truepeer_session::budget::{Budget, Budgets};
+use truepeer_session::settings::ListenerSettings;
+
+use crate::plan::{CheckedListener, Config, HttpConfig};
+use crate::spec::Protocol;
+
+/// `mark` is what the routes look for; a listener's own comes first.
+pub(super) fn relay(listener: &CheckedListener, mark: Option<u32>) -> ListenerRules {
+    let config = &listener.config;
+    let settings = ListenerSettings {
+        address: config.bind,
+        sockets: usize::from(config.sockets.get()),
+        transparent: config.transparent,
+        mark: if config.mark == 0 { mark.unwrap_or_default() } else { config.mark },
+        header_times: HeaderTimes { timeout: config.header.timeout, wait: config.header.wait },
+        header_limits: Limits { max_len: config.header.max_bytes, versions: Versions::BOTH },
+        connect_timeout: config.timeouts.connect,
+        idle_timeout: config.timeouts.idle,
+        udp: (config.protocol == Protocol::Udp).then(|| config.udp.settings(config.send_proxy)),
+    };
+    ListenerRules { settings, policy: Arc::clone(&listener.policy) }
+}
+
+/// A listener that speaks TLS with clients, backends or both.
+pub(super) fn https(listener: &CheckedListener, mark: Option<u32>) -> HttpsRules {
+    let ListenerRules { settings, policy } = relay(listener, mark);
+    let (tls, handshake_timeout) = (listener.tls.clone(), listener.config.handshake_timeout());
+    let config = &listener.config;
+    let per_client = downstream::PerClient {
+        // Where TLS is only put on, clients are programs of the operator's own, which may have as many as they like.
+        most: config.max_per_client.or(config.tls.is_none().then_some(0)),
+        shared: config.http.as_ref().map(|http| http.trusted.clone()).unwrap_or_default(),
+    };
+    let listening = downstream::TlsListener { settings, policy, tls, handshake_timeout, per_client };
+    let http = config.http.as_ref().map(HttpConfig::options);
+    HttpsRules { listening, origin: listener.origin.clone(), http }
+}
+
+pub(super) fn budgets(config: &Config, open_files: usize) -> Budgets {
+    if config.listeners.iter().all(|listener| listener.http.is_some()) {
+        return Budgets::for_http(open_files);
+    }
+    let carries = |protocol| config.listeners.iter().any(|listener| listener.protocol == protocol);
+    let mut budgets = Budgets::for_open_files(open_files, carries(Protocol::Tcp), carries(Protocol::Udp));
+    if config.listeners.iter().any(|listener| listener.protocol == Protocol::Udp && listener.transparent) {
+        // A flow that came by TPROXY may need a second socket, to answer from the port that was sent to.
+        budgets.flows = Budget::new(budgets.flows.limit() / 2);
+    }
+    if let Some(most) = config.max_flows {
+        budgets.flows = Budget::new(most.get().min(budgets.flows.limit()));
+    }
+    budgets
+}

@@ -1,0 +1,63 @@
+//! What an operator does to a truepeer that carries datagrams: lists read again, and an end in order.
+
+use anyhow::{Result, ensure};
+use rustix::process::Signal;
+use truepeer_testbed::{Bed, Test};
+
+use crate::kit::{
+    BACKENDS, Backend, CLIENTS, DESTINATIONS, LISTENERS, ask, hears_nothing, send, sender_towards,
+    start_proxy, v2,
+};
+
+pub(crate) fn tests() -> Vec<Test> {
+    truepeer_testbed::tests![
+        lists_are_read_again_for_flows_that_are_open_too,
+        flows_go_on_after_sigterm_and_no_new_ones_begin,
+    ]
+}
+
+fn lists_are_read_again_for_flows_that_are_open_too(bed: &Bed) -> Result<()> {
+    let _backend = Backend::who(&BACKENDS)?;
+    bed.write("allow", "127.0.0.0/8\n")?;
+    bed.write("deny", "198.51.100.0/24\n")?;
+    let truepeer = start_proxy(bed, "--allow ./allow --deny-clients ./deny")?;
+    let sender = sender_towards(LISTENERS[0])?;
+    let header = v2(CLIENTS[0], DESTINATIONS[0])?;
+    ask(&sender, &[&header, b"before"])?;
+    bed.write("deny", "10.0.0.0/33\n")?;
+    truepeer.signal(Signal::HUP)?;
+    truepeer.wait_for_log("not reloaded, everything stays as it was: --deny-clients ./deny: line 1: ")?;
+    ask(&sender, &[&header, b"still"])?;
+    bed.write("deny", "")?;
+    bed.write("allow", "192.0.2.1\n")?;
+    truepeer.signal(Signal::HUP)?;
+    truepeer.wait_for_log("reloaded: new sessions of listener 127.0.0.1:5300 (UDP) have new lists")?;
+    send(&sender, &[&header, b"after"])?;
+    hears_nothing(&sender)?;
+    bed.write("allow", "127.0.0.0/8\n")?;
+    truepeer.signal(Signal::HUP)?;
+    truepeer.wait_state("the third reload", || {
+        truepeer.log().matches("127.0.0.1:5300 (UDP) have new lists").count() == 2
+    })?;
+    let seen = ask(&sender, &[&header, b"again"])?;
+    ensure!(seen == format!("{} again", CLIENTS[0]).into_bytes(), "{}", String::from_utf8_lossy(&seen));
+    Ok(())
+}
+
+fn flows_go_on_after_sigterm_and_no_new_ones_begin(bed: &Bed) -> Result<()> {
+    let _backend = Backend::who(&BACKENDS)?;
+    let truepeer = start_proxy(bed, "--close-after 2s")?;
+    let sender = sender_towards(LISTENERS[0])?;
+    let header = v2(CLIENTS[0], DESTINATIONS[0])?;
+    ask(&sender, &[&header, b"before"])?;
+    truepeer.signal(Signal::TERM)?;
+    truepeer
+        .wait_for_log("stopping: nothing new is taken, 0 sessions and 1 flows open may go on for 30 s")?;
+    ask(&sender, &[&header, b"still"])?;
+    send(&sender, &[&v2("192.0.2.8:5000", DESTINATIONS[0])?, b"new"])?;
+    hears_nothing(&sender)?;
+    // The last flow is forgotten after its silence, long before the 30 s are over.
+    ensure!(truepeer.wait_end()?.code() == Some(0), "{}", truepeer.log());
+    ensure!(truepeer.log().contains("stopping with 0 sessions open"), "{}", truepeer.log());
+    Ok(())
+}
