@@ -9,8 +9,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use super::frames::{CONTINUATION, FrameHead, HEADERS};
 use super::hpack::HpackDecoder;
-use super::watch::{CONTINUATION, FrameHead, HEADERS};
 
 /// How many streams are stored. A client with more of them at a time is disconnected.
 const MOST_NOTED: usize = 512;

@@ -10,6 +10,7 @@
 //! GOAWAY(ENHANCE_YOUR_CALM), and reads no further frame while its answer to the last PING or SETTINGS can't be
 //! sent. Neither server push nor CONNECT of RFC 8441 is offered.
 
+mod frames;
 mod hpack;
 mod huffman;
 mod malformed;

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::frames::{DATA, END_STREAM, FrameHead, Frames, HEADERS, PREFACE_BYTES, Passed};
 use super::malformed::{Blocks, Malformed};
 use crate::exchange::SharedStream;
 use crate::reactor::Reactor;
@@ -28,75 +29,6 @@ const EACH_REQUEST: u32 = 8;
 /// DATA frame, and some origins send a few words at a time. A client that opens its window by single bytes gains
 /// nothing.
 const BYTES_EACH: usize = 16;
-
-/// Types of frames (RFC 9113 section 6).
-const DATA: u8 = 0;
-pub(super) const HEADERS: u8 = 1;
-pub(super) const CONTINUATION: u8 = 9;
-/// A flag of DATA.
-const END_STREAM: u8 = 1;
-/// The connection preface (RFC 9113 section 3.4) is not a frame.
-const PREFACE_BYTES: usize = 24;
-
-/// The header of a frame (RFC 9113 section 4.1), as far as it matters here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FrameHead {
-    pub(super) kind: u8,
-    pub(super) flags: u8,
-    pub(super) payload_bytes: usize,
-    pub(super) stream: u32,
-}
-
-/// A part of the stream.
-enum Passed<'a> {
-    /// The header of a frame.
-    Frame(FrameHead),
-    /// A part of the payload of the last frame.
-    Payload(&'a [u8]),
-}
-
-/// Finds the frames in a stream that comes in pieces.
-#[derive(Debug)]
-struct Frames {
-    head: [u8; 9],
-    known: usize,
-    /// Bytes to skip: of a payload, or of the preface.
-    rest: usize,
-    is_preface: bool,
-}
-
-impl Frames {
-    fn after(preface: usize) -> Self {
-        Self { head: [0; 9], known: 0, rest: preface, is_preface: preface > 0 }
-    }
-
-    fn pass(&mut self, mut bytes: &[u8], mut on_passed: impl FnMut(Passed<'_>)) {
-        loop {
-            let (passed, after) = bytes.split_at(self.rest.min(bytes.len()));
-            self.rest -= passed.len();
-            if !passed.is_empty() && !self.is_preface {
-                on_passed(Passed::Payload(passed));
-            }
-            self.is_preface &= self.rest > 0;
-            bytes = after;
-            let taken = (self.head.len() - self.known).min(bytes.len());
-            if taken == 0 {
-                return;
-            }
-            self.head[self.known..self.known + taken].copy_from_slice(&bytes[..taken]);
-            bytes = &bytes[taken..];
-            self.known += taken;
-            if self.known == self.head.len() {
-                let [high, middle, low, kind, flags, stream @ ..] = self.head;
-                self.rest = u32::from_be_bytes([0, high, middle, low]) as usize;
-                self.known = 0;
-                // RFC 9113 4.1: the highest bit is reserved.
-                let stream = u32::from_be_bytes(stream) & (u32::MAX >> 1);
-                on_passed(Passed::Frame(FrameHead { kind, flags, payload_bytes: self.rest, stream }));
-            }
-        }
-    }
-}
 
 /// How many control frames a client may still send.
 #[derive(Debug)]
@@ -288,36 +220,6 @@ mod tests {
     /// Frames that may come in a row until one may not.
     fn run(allowance: &mut ControlAllowance, head: FrameHead, now: Instant) -> u32 {
         (0..).find(|_| !allowance.on_received(head, now)).unwrap()
-    }
-
-    #[test]
-    fn frames_are_found_however_they_are_cut() {
-        let bytes = [
-            &[7; PREFACE_BYTES][..],
-            &[0, 0, 8, 6, 0, 0, 0, 0, 0][..],
-            &[1; 8],
-            &[0, 1, 2, 0, 1, 0, 0, 0, 3],
-            &[2; 258],
-            &[0, 0, 0, 4, 1, 0, 0, 0, 0],
-        ]
-        .concat();
-        for size in [1, 2, 5, 9, 24, 33, bytes.len()] {
-            let (mut frames, mut found) = (Frames::after(PREFACE_BYTES), Vec::new());
-            let mut payload = Vec::new();
-            bytes.chunks(size).for_each(|piece| {
-                frames.pass(piece, |passed| match passed {
-                    Passed::Frame(head) => found.push(head),
-                    Passed::Payload(bytes) => payload.extend_from_slice(bytes),
-                });
-            });
-            let expected = [
-                PING,
-                FrameHead { kind: DATA, flags: END_STREAM, payload_bytes: 258, stream: 3 },
-                FrameHead { kind: 4, flags: 1, payload_bytes: 0, stream: 0 },
-            ];
-            assert_eq!(found, expected, "in pieces of {size}");
-            assert_eq!(payload, [&[1; 8][..], &[2; 258]].concat(), "in pieces of {size}");
-        }
     }
 
     #[test]
