@@ -85,7 +85,7 @@ fn routes(args: &RoutesArgs) -> anyhow::Result<()> {
             anyhow::ensure!(
                 complete,
                 "something is missing: {}",
-                routes::show::apply_command(&options.setup()?)
+                routes::print::apply_command(&options.setup()?)
             );
             Ok(())
         }

@@ -10,12 +10,13 @@ use super::probe;
 use super::report::{Check, Report, Verdict};
 use super::{BackendPlace, IpFamily, Subject};
 use crate::routes::apply;
+use crate::routes::found::Tag;
 use crate::routes::item::{Need, Rule, TABLE_MAIN, Transport};
-use crate::routes::kernel::{KernelRoutes, Tag};
+use crate::routes::kernel::KernelRoutes;
 use crate::routes::message;
 use crate::routes::netlink::Netlink;
+use crate::routes::print::apply_command;
 use crate::routes::print::command;
-use crate::routes::show::apply_command;
 use crate::routes::sysctl;
 
 pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) -> Result<()> {

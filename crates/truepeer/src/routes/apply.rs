@@ -6,8 +6,9 @@ use std::io;
 
 use thiserror::Error;
 
+use super::found::{FoundRoute, FoundRule, Memo, Tag};
 use super::item::{Item, LocalRoute, Need, Rule, Switch, TABLE_MAIN};
-use super::kernel::{FoundRoute, FoundRule, KernelRoutes, Memo, Tag};
+use super::kernel::KernelRoutes;
 use super::message;
 use super::netlink::{Netlink, NetlinkError};
 use super::plan::RoutePlan;

@@ -3,12 +3,12 @@
 use std::error::Error;
 
 use super::apply::{self, ApplyOutcome, RoutesError};
+use super::found::Tag;
 use super::item::{Item, Need};
-use super::kernel::Tag;
 use super::netlink::{Netlink, NetlinkError};
 use super::owners::{Living, Owner, RulesLock};
 use super::plan::{RoutePlan, Setup};
-use super::show::apply_command;
+use super::print::apply_command;
 use crate::spec::RoutesMode;
 
 /// Keeps the routes while it lives. Create and drop it in the network namespace of the upstream sockets.

@@ -11,8 +11,8 @@ use netlink_packet_route::route::{
 };
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage, RulePortRange};
 
+use super::found::{FoundRoute, FoundRule, Memo, Tag, is_everything};
 use super::item::{IpFamily, LocalRoute, Rule, Transport};
-use super::kernel::{FoundRoute, FoundRule, Memo, Tag, is_everything};
 
 /// Linux: loopback is the first interface of every network namespace (`LOOPBACK_IFINDEX`).
 pub(crate) const LOOPBACK_INDEX: u32 = 1;

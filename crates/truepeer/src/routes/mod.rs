@@ -12,6 +12,7 @@
 
 pub(crate) mod answer;
 pub(crate) mod apply;
+pub(crate) mod found;
 pub(crate) mod guard;
 pub(crate) mod item;
 pub(crate) mod kernel;

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use super::item::{IpFamily, LocalRoute, Need, Rule, TABLE_MAIN, Transport};
 use super::place::BackendPlace;
-use super::plan::{RoutePlan, Setup, Tproxy};
+use super::plan::{DEFAULT_TABLE, RoutePlan, Setup, Tproxy};
 
 /// The command that sets what is needed.
 pub(crate) fn command(need: &Need) -> String {
@@ -175,6 +175,35 @@ fn precise_alternative(setup: &Setup) -> Vec<String> {
         }
     }
     lines
+}
+
+/// The command that an operator types to add the routes of a setup.
+pub(crate) fn apply_command(setup: &Setup) -> String {
+    let mut command = "truepeer routes apply".to_owned();
+    for backend in &setup.backends {
+        let (ip, port) = (backend.net.addr(), *backend.ports.start());
+        let option = if ip.is_ipv4() { "-4" } else { "-6" };
+        if backend.net.prefix_len() == backend.net.max_prefix_len() && backend.ports.end() == &port {
+            command += &format!(" {option} {}", SocketAddr::new(ip, port));
+        } else {
+            command += &format!(" --dynamic-allow {}:{port}-{}", backend.net, backend.ports.end());
+        }
+    }
+    if setup.backends.iter().any(|b| b.transport == Transport::Udp) {
+        command += " -p udp";
+    }
+    if let Some(mark) = setup.mark {
+        command += &format!(" --mark {mark}");
+    } else if setup.backends.iter().any(|b| b.place == BackendPlace::Local && b.transport == Transport::Tcp) {
+        command += &format!(" --mark {}", setup.table);
+    }
+    if setup.table != DEFAULT_TABLE {
+        command += &format!(" --table {}", setup.table);
+    }
+    for tproxy in &setup.tproxy {
+        command += &format!(" --listen-transparent {}", tproxy.listen);
+    }
+    command
 }
 
 #[cfg(test)]

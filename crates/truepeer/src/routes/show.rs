@@ -5,14 +5,14 @@ use std::io::{self, Write};
 use anyhow::{Context, Result, bail};
 
 use super::apply::{self, ApplyOutcome};
+use super::found::Tag;
 use super::guard::chain;
-use super::item::{Need, Transport};
-use super::kernel::{KernelRoutes, Tag};
+use super::item::Need;
+use super::kernel::KernelRoutes;
 use super::netlink::Netlink;
 use super::options::SetupOptions;
 use super::owners::{Living, RulesLock};
-use super::place::BackendPlace;
-use super::plan::{DEFAULT_TABLE, RoutePlan, Setup};
+use super::plan::RoutePlan;
 use super::print::{command, script};
 
 /// Writes what truepeer has added, which processes use it, and whether everything that the setup needs exists.
@@ -186,33 +186,4 @@ fn print_removal(netlink: &mut Netlink, table: Option<u32>, out: &mut dyn Write)
         writeln!(out, "ip rule del nop priority {}", memo.priority())?;
     }
     Ok(())
-}
-
-/// The command that an operator types to add the routes of a setup.
-pub(crate) fn apply_command(setup: &Setup) -> String {
-    let mut command = "truepeer routes apply".to_owned();
-    for backend in &setup.backends {
-        let (ip, port) = (backend.net.addr(), *backend.ports.start());
-        let option = if ip.is_ipv4() { "-4" } else { "-6" };
-        if backend.net.prefix_len() == backend.net.max_prefix_len() && backend.ports.end() == &port {
-            command += &format!(" {option} {}", std::net::SocketAddr::new(ip, port));
-        } else {
-            command += &format!(" --dynamic-allow {}:{port}-{}", backend.net, backend.ports.end());
-        }
-    }
-    if setup.backends.iter().any(|b| b.transport == Transport::Udp) {
-        command += " -p udp";
-    }
-    if let Some(mark) = setup.mark {
-        command += &format!(" --mark {mark}");
-    } else if setup.backends.iter().any(|b| b.place == BackendPlace::Local && b.transport == Transport::Tcp) {
-        command += &format!(" --mark {}", setup.table);
-    }
-    if setup.table != DEFAULT_TABLE {
-        command += &format!(" --table {}", setup.table);
-    }
-    for tproxy in &setup.tproxy {
-        command += &format!(" --listen-transparent {}", tproxy.listen);
-    }
-    command
 }
