@@ -4,7 +4,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_cookie, socket_timeout};
@@ -16,6 +15,7 @@ use truepeer_sys::seccomp::{Answer, Notification, calls};
 use super::listener::SupervisedListener;
 use super::parked::Waiting;
 use super::ready::Connection;
+use super::siblings::is_readable;
 use super::supervisor::Supervisor;
 
 /// At most this many queued connections are searched for wake-ups that are no longer needed.
@@ -236,11 +236,6 @@ fn accept(listener: BorrowedFd<'_>) -> Result<(OwnedFd, SenderAddr), Errno> {
     let (socket, sender) = acceptfrom_with(listener, flags)?;
     let sender = sender.ok_or(Errno::CONNABORTED)?.try_into().map_err(|_| Errno::CONNABORTED)?;
     Ok((socket, SenderAddr::new(sender)))
-}
-
-pub(super) fn is_readable(socket: BorrowedFd<'_>) -> bool {
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], Some(&at_once)).is_ok_and(|count| count > 0)
 }
 
 fn is_non_blocking(socket: BorrowedFd<'_>) -> bool {

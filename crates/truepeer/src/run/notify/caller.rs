@@ -1,8 +1,9 @@
 //! Writes addresses into the memory of a program that waits for its call.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use rustix::io::Errno;
+use rustix::net::AddressFamily;
 use truepeer_sys::process::{read_memory, write_memory};
 use truepeer_sys::seccomp::{Notification, Notifier};
 
@@ -71,6 +72,29 @@ fn sockaddr(address: SocketAddr) -> ([u8; LONGEST], usize) {
     }
 }
 
+/// struct sockaddr_in or sockaddr_in6, according to its family.
+pub(super) fn parse_any_address(bytes: &[u8]) -> Option<SocketAddr> {
+    let family = AddressFamily::from_raw(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
+    let mut whole = [0; 28];
+    let length = if family == AddressFamily::INET { 16 } else { 28 };
+    whole[..length].copy_from_slice(bytes.get(..length)?);
+    matches!(family, AddressFamily::INET | AddressFamily::INET6).then(|| parse_address(&whole, family))?
+}
+
+pub(super) fn parse_address(bytes: &[u8; 28], family: AddressFamily) -> Option<SocketAddr> {
+    if u16::from_ne_bytes([bytes[0], bytes[1]]) != family.as_raw() {
+        return None;
+    }
+    let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+    if family == AddressFamily::INET {
+        return Some(SocketAddr::new(Ipv4Addr::from(<[u8; 4]>::try_from(&bytes[4..8]).ok()?).into(), port));
+    }
+    let flow = u32::from_ne_bytes(bytes[4..8].try_into().ok()?);
+    let scope = u32::from_ne_bytes(bytes[24..28].try_into().ok()?);
+    let ip = Ipv6Addr::from(<[u8; 16]>::try_from(&bytes[8..24]).ok()?);
+    Some(SocketAddrV6::new(ip, port, flow, scope).into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,5 +110,20 @@ mod tests {
         assert_eq!(bytes[2..8], [1, 2, 0, 0, 0, 0]);
         assert_eq!(bytes[8..24], [0x20, 1, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
         assert_eq!(bytes[24..], 7_u32.to_ne_bytes());
+    }
+
+    #[test]
+    fn addresses_are_read_as_the_kernel_lays_them_out() {
+        let mut bytes = [0; 28];
+        bytes[..8].copy_from_slice(&[2, 0, 1, 2, 192, 0, 2, 1]);
+        let v4 = parse_address(&bytes, AddressFamily::INET);
+        assert_eq!(v4, Some("192.0.2.1:258".parse().unwrap()));
+        assert_eq!(parse_address(&bytes, AddressFamily::INET6), None);
+        bytes[..2].copy_from_slice(&10_u16.to_ne_bytes());
+        bytes[4..8].fill(0);
+        bytes[8..10].copy_from_slice(&[0xfe, 0x80]);
+        bytes[23] = 1;
+        bytes[24..].copy_from_slice(&7_u32.to_ne_bytes());
+        assert_eq!(parse_address(&bytes, AddressFamily::INET6), Some("[fe80::1%7]:258".parse().unwrap()));
     }
 }

@@ -21,7 +21,7 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_
 use truepeer_sys::inherit::PassedSockets;
 use truepeer_sys::process::{Forked, SignalDoor, fork};
 
-use super::life::{Ending, SIGCHLD};
+use super::ending::{Ending, SIGCHLD};
 
 /// The supervisor's view of its guard.
 #[derive(Debug)]

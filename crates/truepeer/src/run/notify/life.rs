@@ -1,47 +1,19 @@
 //! The program's life: its signals, its end, and its orphans.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::process::{Child, ExitCode};
+use std::process::Child;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 use tracing::{info, warn};
-use truepeer_sys::process::{SignalDoor, die_by};
+use truepeer_sys::process::SignalDoor;
 
+use super::ending::{Ending, SIGCHLD};
 use super::guard::{Guard, children, end_family};
 
 /// These signals are passed on to the program, except SIGCHLD, which reports its end: HUP, INT, QUIT, USR1, USR2,
 /// TERM, CHLD, WINCH.
 pub(super) const SIGNALS: [i32; 8] = [1, 2, 3, 10, 12, 15, SIGCHLD, 28];
-pub(super) const SIGCHLD: i32 = 17;
-
-/// How a program ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// With a status.
-    Exited(u8),
-    /// By a signal.
-    Killed(i32),
-}
-
-impl Ending {
-    /// Converts the status of wait().
-    pub(super) fn of(status: WaitStatus) -> Self {
-        let code = u8::try_from(status.exit_status().unwrap_or_default()).unwrap_or(u8::MAX);
-        status.terminating_signal().map_or(Self::Exited(code), Self::Killed)
-    }
-
-    /// Ends this process in the same way. Returns only if the process must end with a status.
-    pub(crate) fn follow(self) -> ExitCode {
-        match self {
-            Self::Exited(status) => ExitCode::from(status),
-            Self::Killed(signal) => {
-                die_by(signal);
-                ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))
-            }
-        }
-    }
-}
 
 /// The program and its orphans. Orphans become this process's children (PR_SET_CHILD_SUBREAPER): it must wait for
 /// them, and where Yama lets a process inspect only its descendants, it still can.

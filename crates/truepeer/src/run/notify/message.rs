@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use truepeer_sys::process::{read_memory, write_memory};
 use truepeer_sys::seccomp::Notification;
 
-use super::telling::parse_any_address;
+use super::caller::parse_any_address;
 
 /// The kernel's UIO_MAXIOV: the most parts of a message, and the most messages of a call.
 pub(super) const MOST: usize = 1024;

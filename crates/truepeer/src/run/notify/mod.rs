@@ -21,6 +21,7 @@
 mod accepting;
 mod caller;
 mod datagrams;
+mod ending;
 mod feasible;
 mod guard;
 mod handing_over;
@@ -32,6 +33,7 @@ mod message;
 mod parked;
 mod reach;
 mod ready;
+mod receivers;
 mod receiving;
 mod ringer;
 mod siblings;

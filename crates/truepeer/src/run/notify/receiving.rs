@@ -10,8 +10,8 @@
 //! Nothing is dropped: a datagram without the header goes to the program unchanged. So poll() and epoll report
 //! the socket correctly. A waiting call ends by a signal and by SO_RCVTIMEO, as in the kernel.
 
-use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -23,52 +23,19 @@ use truepeer_sys::datagram::{ReceivedMessage, receive_datagram};
 use truepeer_sys::process::{read_memory, write_memory};
 use truepeer_sys::seccomp::{Answer, Notification, calls};
 
-use super::caller::write_name;
+use super::caller::{parse_any_address, write_name};
 use super::interrupt::ended;
 use super::message::{
     LONGEST, Message, Outcome, count_of_messages, nth_message, read_parts, write_bytes, write_message_length,
 };
 use super::reach::descriptor_for;
-use super::telling::{PERIOD, Telling, parse_any_address};
+use super::receivers::WaitingReceive;
+use super::telling::Telling;
 
 const MSG_TRUNC: i32 = 0x20;
 const MSG_DONTWAIT: i32 = 0x40;
 const MSG_ERRQUEUE: i32 = 0x2000;
 const MSG_WAITFORONE: i32 = 0x1_0000;
-
-/// The calls that wait for a datagram, by the cookie of their socket, longest first.
-#[derive(Debug, Default)]
-pub(super) struct Receiving(HashMap<u64, VecDeque<Waiting>>);
-
-/// A call that receives.
-#[derive(Debug)]
-struct Waiting {
-    call: Notification,
-    socket: OwnedFd,
-    /// The number of recvmmsg() messages received so far.
-    done: usize,
-    /// How long it may wait for each datagram (SO_RCVTIMEO), and the deadline of the next.
-    limit: Option<Duration>,
-    deadline: Option<Instant>,
-    /// recvmmsg()'s own time-out. It is checked only after each datagram (recvmmsg(2), BUGS).
-    until: Option<Instant>,
-}
-
-impl Receiving {
-    pub(super) fn has(&self, cookie: u64) -> bool {
-        self.0.contains_key(&cookie)
-    }
-
-    /// The time until the next check.
-    pub(super) fn limit(&self, now: Instant) -> Option<Duration> {
-        let deadlines = self.0.values().flatten().map(|waiting| waiting.deadline);
-        deadlines
-            .map(|deadline| {
-                deadline.map_or(PERIOD, |deadline| deadline.saturating_duration_since(now).min(PERIOD))
-            })
-            .min()
-    }
-}
 
 impl Telling {
     /// A call that receives, on any descriptor.
@@ -81,7 +48,7 @@ impl Telling {
             Ok(limit) => limit.and_then(|limit| Instant::now().checked_add(limit)),
             Err(errno) => return self.answer_about(socket, &call, Answer::Fail(errno)),
         };
-        let mut waiting = Waiting { call, socket, done: 0, limit: None, deadline: None, until };
+        let mut waiting = WaitingReceive { call, socket, done: 0, limit: None, deadline: None, until };
         match self.receive_for(&mut waiting) {
             Some(answer) => self.answer_about(waiting.socket, &call, answer),
             None => self.let_wait(waiting),
@@ -89,7 +56,7 @@ impl Telling {
     }
 
     /// Edge-triggered: a condition that persists, such as an unread error queue, must not cause a busy loop.
-    fn let_wait(&mut self, mut waiting: Waiting) {
+    fn let_wait(&mut self, mut waiting: WaitingReceive) {
         let cookie = socket_cookie(&waiting.socket).unwrap_or_default();
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         if let Err(errno) = self.watch.add(waiting.socket.as_fd(), cookie, flags) {
@@ -117,7 +84,7 @@ impl Telling {
     }
 
     /// Answers the calls that can be answered. A killed call needs no answer.
-    fn go_through(&mut self, cookie: u64, answer: impl Fn(&Self, &mut Waiting) -> Option<Answer>) {
+    fn go_through(&mut self, cookie: u64, answer: impl Fn(&Self, &mut WaitingReceive) -> Option<Answer>) {
         let Some(all) = self.receiving.0.remove(&cookie) else { return };
         let mut left = VecDeque::with_capacity(all.len());
         for mut waiting in all {
@@ -140,7 +107,7 @@ impl Telling {
     }
 
     /// Receives what a call asks for. `None` if it must wait.
-    fn receive_for(&self, waiting: &mut Waiting) -> Option<Answer> {
+    fn receive_for(&self, waiting: &mut WaitingReceive) -> Option<Answer> {
         if waiting.call.call == calls::RECVMMSG {
             return self.receive_several(waiting);
         }
@@ -157,7 +124,7 @@ impl Telling {
     }
 
     /// recvmmsg(): returns the number received. It fails only if none was received.
-    fn receive_several(&self, waiting: &mut Waiting) -> Option<Answer> {
+    fn receive_several(&self, waiting: &mut WaitingReceive) -> Option<Answer> {
         while waiting.done < count_of_messages(&waiting.call) {
             let (call, socket) = (&waiting.call, waiting.socket.as_fd());
             let at = nth_message(call, waiting.done);
@@ -180,8 +147,8 @@ impl Telling {
     }
 
     /// Answers recvmmsg() and stores the rest of its time-out.
-    fn so_many(&self, waiting: &Waiting) -> Answer {
-        let Waiting { call, done, until, .. } = waiting;
+    fn so_many(&self, waiting: &WaitingReceive) -> Answer {
+        let WaitingReceive { call, done, until, .. } = waiting;
         if let Some(until) = until.filter(|_| *done > 0 && self.notifier.is_waiting(call.id)) {
             let left = until.saturating_duration_since(Instant::now());
             let bytes = [left.as_secs().to_ne_bytes(), u64::from(left.subsec_nanos()).to_ne_bytes()].concat();
@@ -248,7 +215,7 @@ impl Telling {
     }
 }
 
-impl Waiting {
+impl WaitingReceive {
     fn begin_to_wait(&mut self, now: Instant) {
         self.deadline = self.limit.and_then(|limit| now.checked_add(limit));
     }

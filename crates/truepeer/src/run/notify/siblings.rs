@@ -8,14 +8,13 @@
 //! (accept(2): to be treated "like EAGAIN by retrying"; POSIX has it, too).
 
 use std::collections::HashMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{socket_acceptconn, socket_cookie};
 use truepeer_sys::process::descriptor_of;
-
-use super::accepting::is_readable;
 
 /// Above this many listeners the table is cleared. The next accept() adds each again.
 const MOST: usize = 256;
@@ -80,6 +79,11 @@ impl Sibling {
                 && is_readable(socket.as_fd())
         })
     }
+}
+
+pub(super) fn is_readable(socket: BorrowedFd<'_>) -> bool {
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], Some(&at_once)).is_ok_and(|count| count > 0)
 }
 
 #[cfg(test)]

@@ -11,8 +11,9 @@ use truepeer_policy::HeaderRule;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 
 use super::caller::write_address;
+use super::ending::Ending;
 use super::journal::SupervisorLog;
-use super::life::{Ending, Life};
+use super::life::Life;
 use super::listener::{SupervisedListener, SupervisedListeners};
 use super::parked::Parked;
 use super::reach::descriptor_for;
