@@ -4,15 +4,14 @@ use core::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
-use rustix::net::{SocketAddrAny, SocketFlags, acceptfrom_with, sockopt};
-use truepeer_handover::{
-    Look, Name, OLDEST_FORGOTTEN, Refused, Remembered, Shown, SocketDiag, Tuple, as_seen_by, look, take,
-};
-use truepeer_policy::{ClientAddr, SenderAddr};
+use rustix::net::{SocketAddrAny, SocketFlags, acceptfrom_with};
+use truepeer_handover::{Look, look};
+use truepeer_policy::SenderAddr;
 
 use crate::hold::Hold;
 use crate::ready::Entry;
 use crate::role::Accepting;
+use crate::settling::settle;
 use crate::{listeners, say, waiter};
 
 /// The address to return to the program.
@@ -65,65 +64,6 @@ pub(crate) fn accept(
 fn is_meant(socket: BorrowedFd<'_>, role: &Accepting) -> bool {
     let meant = &role.rules.listeners;
     meant.all() || listeners::local(socket).is_some_and(|local| meant.has(local))
-}
-
-/// Removes the header, stores the client's name, and returns the address for the program.
-pub(crate) fn settle(
-    socket: BorrowedFd<'_>,
-    sender: SocketAddr,
-    look: &Look,
-    role: &Accepting,
-) -> Result<SocketAddr, Refused> {
-    let left = |_| Refused::Left { sender: SenderAddr::new(sender) };
-    match *look {
-        Look::Named { client, destination, consumed } => {
-            let shown = name(socket, sender, client, destination, role)?;
-            take(socket, consumed).map_err(left)?;
-            Ok(shown)
-        }
-        Look::Plain { consumed } => {
-            take(socket, consumed).map_err(left)?;
-            say::in_detail(format_args!("{sender}: for itself"));
-            Ok(sender)
-        }
-        Look::Refused(refused) => Err(refused),
-        Look::NeedMore | Look::WakeUp => Err(Refused::Left { sender: SenderAddr::new(sender) }),
-    }
-}
-
-fn name(
-    socket: BorrowedFd<'_>,
-    sender: SocketAddr,
-    client: ClientAddr,
-    destination: SocketAddr,
-    role: &Accepting,
-) -> Result<SocketAddr, Refused> {
-    let is_v6 = sender.is_ipv6();
-    let Shown::As(shown) = as_seen_by(client, is_v6) else {
-        let text = format_args!(
-            "the program listens on an IPv4 socket, which can't show an IPv6 client: it sees the sender {sender} instead of {client}; make it listen on [::]"
-        );
-        say::complaint("client_not_showable", Some(sender.ip()), text);
-        return Ok(sender);
-    };
-    say::in_detail(format_args!("{shown} by {sender}"));
-    if !role.names_later {
-        return Ok(shown);
-    }
-    let destination = match as_seen_by(ClientAddr::new(destination), is_v6) {
-        Shown::As(destination) => Some(destination),
-        Shown::NotShowable => None,
-    };
-    let full = |_| Refused::NoRoom { sender: SenderAddr::new(sender) };
-    let left = |_| Refused::Left { sender: SenderAddr::new(sender) };
-    let tuple = Tuple::of(socket, sender).map_err(left)?;
-    let cookie = sockopt::socket_cookie(socket).map_err(left)?;
-    let name = Name { client: shown, destination, tuple };
-    let remembered = role.family.names.insert(cookie, &name, &mut SocketDiag::new()).map_err(full)?;
-    if remembered == Remembered::InPlaceOfAnother {
-        say::complaint("names_forgotten", None, format_args!("{OLDEST_FORGOTTEN}"));
-    }
-    Ok(shown)
 }
 
 /// Takes a late connection of this listener, or of another listener on its address. Those of other addresses are

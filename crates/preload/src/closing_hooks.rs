@@ -5,7 +5,7 @@ use core::ffi::{c_int, c_uint};
 
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
 
-use crate::hooks::{answer, borrow, by_kernel, plainly, word};
+use crate::abi::{answer, borrow, by_kernel, plainly, word};
 use crate::sending_hooks::last_errno;
 use crate::{listeners, moving, ours};
 

@@ -7,15 +7,16 @@
 //! program closes before it executes another is not inherited: the other program may belong to another user, whom
 //! the kernel also keeps out of `/proc`.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::{env, fs};
 
 use rustix::fs::{Mode, OFlags, open};
-use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::io::Errno;
 use rustix::process::{getpid, getppid};
 use truepeer_handover::{NO_CENSUS, Names, SocketDiag, WakeUp};
 
 use crate::movable::Movable;
+use crate::ours::{adopt, inspect};
 use crate::ready::Ready;
 use crate::{ours, say};
 
@@ -118,24 +119,4 @@ fn number_in(dir: &str, link: &str) -> Option<String> {
         let leads_there = fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == link);
         leads_there.then(|| entry.file_name().to_string_lossy().into_owned())
     })
-}
-
-/// Opens what a descriptor number from the environment refers to now: perhaps something else, or nothing.
-pub(crate) fn inspect<T>(fd: RawFd, look: impl FnOnce(BorrowedFd<'_>) -> Option<T>) -> Option<T> {
-    if fd < 0 {
-        return None;
-    }
-    // SAFETY: BorrowedFd requires a number other than -1, which was checked. A closed descriptor makes fcntl
-    // fail, and then the number is not used.
-    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    let own: OwnedFd = fcntl_dupfd_cloexec(borrowed, 3).ok()?;
-    look(own.as_fd())
-}
-
-/// Takes over a descriptor that was inherited on purpose.
-pub(crate) fn adopt(fd: RawFd) -> OwnedFd {
-    ours::OURS.insert(fd);
-    // SAFETY: the caller has checked that the descriptor is the one that the first process left open for this
-    // library. No other code in this process knows it, so this is the only owner.
-    unsafe { OwnedFd::from_raw_fd(fd) }
 }

@@ -25,7 +25,10 @@
     )
 )]
 
+#[cfg(not(test))]
+mod abi;
 mod accepting;
+mod alone;
 #[cfg(not(test))]
 mod closing_hooks;
 mod connecting;
@@ -49,6 +52,7 @@ mod role;
 mod say;
 #[cfg(not(test))]
 mod sending_hooks;
+mod settling;
 mod waiter;
 #[cfg(not(test))]
 mod waiting_hooks;

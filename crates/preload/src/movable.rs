@@ -94,7 +94,7 @@ impl Movable {
         Ok(true)
     }
 
-    /// Replaces the descriptor and closes the old one. Only one thread at a time may call this (`moving::alone`).
+    /// Replaces the descriptor and closes the old one. Only one thread at a time may call this (`alone::alone`).
     pub(crate) fn replace(&self, fd: OwnedFd) {
         let (spent, inode) = (self.number(), self.inode());
         self.hold(fd);

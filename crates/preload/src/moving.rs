@@ -4,22 +4,14 @@
 //! thread that wants the number moves it. A descriptor that only the waiter uses is moved by the waiter, on
 //! request.
 
-use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use core::time::Duration;
+use core::sync::atomic::{AtomicI32, Ordering};
 use std::os::fd::RawFd;
-use std::thread;
 
 use rustix::io::Errno;
 use rustix::process::getpid;
 
 use crate::role::role;
-use crate::{probe, waiter};
-
-/// One thread at a time. A signal handler can't wait for the thread that it has interrupted, so the wait is
-/// bounded.
-static MOVING: AtomicBool = AtomicBool::new(false);
-const GLANCES: u32 = 1000;
-const GLANCE: Duration = Duration::from_millis(1);
+use crate::{alone, probe, waiter};
 
 /// The process that owns the descriptors. A child of vfork(2) shares this memory but has its own descriptors.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
@@ -27,7 +19,7 @@ static PROCESS: AtomicI32 = AtomicI32::new(0);
 /// Call it when the library is loaded, and in a forked child.
 pub(crate) fn begin() {
     PROCESS.store(own_process(), Ordering::Relaxed);
-    MOVING.store(false, Ordering::Release);
+    alone::begin();
 }
 
 fn own_process() -> i32 {
@@ -42,7 +34,7 @@ pub(crate) fn make_room(taken: RawFd) -> Result<(), Errno> {
     if PROCESS.load(Ordering::Relaxed) != own_process() {
         return Ok(()); // the parent keeps its descriptors, under the same numbers
     }
-    alone(|| {
+    alone::alone(|| {
         let family = role().and_then(|role| role.accepting.as_ref()).map(|role| &role.family);
         let is_familys = family.map_or(Ok(false), |family| family.move_from(taken))?;
         if is_familys || probe::move_from(taken)? || waiter::move_from(taken)? {
@@ -51,20 +43,4 @@ pub(crate) fn make_room(taken: RawFd) -> Result<(), Errno> {
             Err(Errno::BUSY)
         }
     })
-}
-
-/// Runs while no other thread moves or recreates a descriptor.
-///
-/// # Errors
-/// EBUSY if another thread takes too long.
-pub(crate) fn alone<T>(work: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-    for _ in 0..GLANCES {
-        if !MOVING.swap(true, Ordering::Acquire) {
-            let done = work();
-            MOVING.store(false, Ordering::Release);
-            return done;
-        }
-        thread::sleep(GLANCE);
-    }
-    Err(Errno::BUSY)
 }

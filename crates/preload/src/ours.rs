@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -210,6 +210,26 @@ pub(crate) fn close_waiting() {
         // thread, so nothing else uses them.
         drop(unsafe { OwnedFd::from_raw_fd(fd) });
     });
+}
+
+/// Opens what a descriptor number from the environment refers to now: perhaps something else, or nothing.
+pub(crate) fn inspect<T>(fd: RawFd, look: impl FnOnce(BorrowedFd<'_>) -> Option<T>) -> Option<T> {
+    if fd < 0 {
+        return None;
+    }
+    // SAFETY: BorrowedFd requires a number other than -1, which was checked. A closed descriptor makes fcntl
+    // fail, and then the number is not used.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    let own: OwnedFd = fcntl_dupfd_cloexec(borrowed, 3).ok()?;
+    look(own.as_fd())
+}
+
+/// Takes over a descriptor that was inherited on purpose.
+pub(crate) fn adopt(fd: RawFd) -> OwnedFd {
+    OURS.insert(fd);
+    // SAFETY: the caller has checked that the descriptor is the one that the first process left open for this
+    // library. No other code in this process knows it, so this is the only owner.
+    unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use rustix::net::{
 };
 
 use crate::movable::{Movable, is_inode};
-use crate::{family, moving, ours};
+use crate::{alone, ours};
 
 /// Text: two socket addresses of at most 58 characters.
 const MESSAGE_BYTES: usize = 128;
@@ -46,10 +46,10 @@ impl Ready {
 
     /// Returns the shared queue, if these descriptors still are sockets with these inodes.
     pub(crate) fn inherited(into: (RawFd, u64), out: (RawFd, u64)) -> Option<Self> {
-        let is_still = |(fd, inode)| family::inspect(fd, |fd| is_inode(fd, inode).then_some(()));
+        let is_still = |(fd, inode)| ours::inspect(fd, |fd| is_inode(fd, inode).then_some(()));
         is_still(into)?;
         is_still(out)?;
-        let adopt = |(fd, _)| Movable::holding(family::adopt(fd));
+        let adopt = |(fd, _)| Movable::holding(ours::adopt(fd));
         Some(Self { into: adopt(into), out: adopt(out) })
     }
 
@@ -84,7 +84,7 @@ impl Ready {
         peer: SocketAddr,
     ) -> Result<(), Errno> {
         match self.try_put(socket, listener, peer) {
-            Err(error) if is_lost(error) => moving::alone(|| {
+            Err(error) if is_lost(error) => alone::alone(|| {
                 // Another thread may have created it.
                 match self.try_put(socket, listener, peer) {
                     Err(error) if is_lost(error) => {

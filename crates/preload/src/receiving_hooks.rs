@@ -11,8 +11,8 @@ use libc::{iovec, mmsghdr, msghdr, sockaddr, sockaddr_storage, socklen_t, timesp
 use rustix::io::Errno;
 use truepeer_handover::CARRIED_BYTES;
 
+use crate::abi::{LOWEST, answer, borrow, by_kernel, read_address, word};
 use crate::datagrams;
-use crate::hooks::{LOWEST, answer, borrow, by_kernel, read_address, word};
 use crate::next::Next;
 use crate::parts::with_first;
 use crate::sending_hooks::{last_errno, message, parts_at};

@@ -9,8 +9,8 @@ use libc::{iovec, mmsghdr, msghdr, sockaddr, socklen_t};
 use rustix::io::Errno;
 use truepeer_handover::{Own, SendRequest};
 
+use crate::abi::{LOWEST, answer, borrow, by_kernel, read_address, word};
 use crate::datagrams;
-use crate::hooks::{LOWEST, answer, borrow, by_kernel, read_address, word};
 use crate::next::Next;
 use crate::parts::with_first;
 use crate::role::role;

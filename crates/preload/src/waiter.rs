@@ -19,9 +19,9 @@ use rustix::process::{Resource, getrlimit};
 use truepeer_handover::{Decided, Late, Look};
 use truepeer_policy::SenderAddr;
 
-use crate::accepting::settle;
 use crate::movable::{Movable, NOBODY, STARTING, is_inode};
 use crate::role::{Accepting, role};
+use crate::settling::settle;
 use crate::{listeners, ours, say};
 
 /// A line of text, padded with spaces. Pipes read and write it atomically (PIPE_BUF, pipe(7)).

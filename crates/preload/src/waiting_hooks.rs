@@ -7,8 +7,8 @@ use core::time::Duration;
 
 use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
+use crate::abi::{LOWEST, answer};
 use crate::hold::{self, Asked};
-use crate::hooks::{LOWEST, answer};
 use crate::next::Next;
 use crate::role::role;
 
