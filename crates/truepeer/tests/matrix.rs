@@ -1,4 +1,4 @@
-//! The matrix of behaviours, a column for each way of delivery and for who runs it.
+//! The matrix of behaviours: a column for each way of delivery and each kind of user.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,8 @@ fn main() -> ExitCode {
     let mut all = matrix::tests(ByProxy::new(exe));
     all.extend(matrix::tests(ByProxy::new(exe).as_plain_user()));
     all.extend(matrix::tests(ByAttach::new(exe)));
-    // What needs no privilege is tested without; with all of them it is no different, and takes as long again.
+    // Cases that need no privilege are tested without. With all privileges nothing differs, and it takes twice as
+    // long.
     for via in ["preload", "notify"] {
         all.extend(without_bulk(matrix::tests(ByRun::new(exe, via).as_plain_user())));
         all.extend(matrix::tests(ByRun::new(exe, via)).into_iter().map(Test::long));
@@ -18,7 +19,7 @@ fn main() -> ExitCode {
     truepeer_testbed::main(all)
 }
 
-/// `run` touches no byte behind the header, so one large body tells what ten would.
+/// `run` touches no byte after the header, so one large body is enough.
 fn without_bulk(mut tests: Vec<Test>) -> Vec<Test> {
     let is_bulk =
         |name: &str| ["each_way", "_down_", "_slow_", "stalled_bulk"].iter().any(|word| name.contains(word));

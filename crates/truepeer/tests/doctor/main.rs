@@ -1,4 +1,4 @@
-//! The doctor finds what is wrong, and what it says to type mends it.
+//! The doctor finds the fault, and the command that it prints fixes it.
 
 use std::process::ExitCode;
 
@@ -11,12 +11,12 @@ const BACKENDS: &str = "-4 127.0.0.1:80 -6 [::1]:80";
 
 fn main() -> ExitCode {
     let mut all = tests![
-        a_missing_route_is_mended_by_what_the_doctor_says,
+        a_missing_route_is_fixed_by_the_doctors_command,
         trying_with_routes_proves_them_and_leaves_nothing,
         an_examination_changes_nothing,
         a_backend_that_is_down_is_told_from_a_lost_reply,
-        another_rule_before_ours_is_mended_by_what_the_doctor_says,
-        machines_get_the_same_verdicts,
+        another_rule_before_truepeers_is_fixed_by_the_doctors_command,
+        json_has_the_same_verdicts,
         a_backend_on_a_local_address_is_tried_with_its_mark,
         a_source_check_that_breaks_tproxy_is_found,
         a_loopback_interface_that_is_down_is_found,
@@ -27,8 +27,8 @@ fn main() -> ExitCode {
     );
     all.push(
         Test::new(
-            "what_slows_or_drops_datagrams_of_attach_is_mended",
-            what_slows_or_drops_datagrams_of_attach_is_mended,
+            "settings_that_slow_or_drop_datagrams_of_attach_are_reported",
+            settings_that_slow_or_drop_datagrams_of_attach_are_reported,
         )
         .needs_program("ethtool"),
     );
@@ -49,7 +49,7 @@ impl Diagnosis {
             .with_context(|| format!("no {with:?} in\n{}", self.text))
     }
 
-    /// The command of the first line that says FAIL.
+    /// The command in the first line with FAIL.
     fn mend(&self) -> Result<&str> {
         let failed = self.text.lines().find(|line| line.starts_with("FAIL")).context("nothing failed")?;
         let (_, command) = failed.split_once("; type: ").with_context(|| format!("no command: {failed}"))?;
@@ -70,14 +70,14 @@ fn examine(bed: &Bed, options: &str) -> Result<Diagnosis> {
     ended(&doctor(options).start(bed)?)
 }
 
-/// Types a command as an operator would, with truepeer on the path.
+/// Runs a command as an operator would, with truepeer in PATH.
 fn type_in(bed: &Bed, command: &str) -> Result<()> {
     let script = command.replace("truepeer ", &format!("{TRUEPEER} "));
     Program::new("sh").args(["-e", "-c", &script]).run(bed).map(drop)
 }
 
 fn backends(bed: &Bed) -> Result<Running> {
-    // a way out, as every real machine has
+    // a default route, as every real machine has
     ip_here(&[
         "link add here type veth peer name there",
         "addr add 10.9.0.1/24 dev here",
@@ -95,7 +95,7 @@ fn rules(bed: &Bed) -> Result<String> {
     Ok(four + &Program::new("ip").args(["-6", "rule"]).run(bed)?)
 }
 
-fn a_missing_route_is_mended_by_what_the_doctor_says(bed: &Bed) -> Result<()> {
+fn a_missing_route_is_fixed_by_the_doctors_command(bed: &Bed) -> Result<()> {
     let _backend = backends(bed)?;
     let ill = examine(bed, BACKENDS)?;
     ensure!(!ill.healthy, "{}", ill.text);
@@ -135,7 +135,7 @@ fn a_backend_that_is_down_is_told_from_a_lost_reply(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn another_rule_before_ours_is_mended_by_what_the_doctor_says(bed: &Bed) -> Result<()> {
+fn another_rule_before_truepeers_is_fixed_by_the_doctors_command(bed: &Bed) -> Result<()> {
     let _backend = backends(bed)?;
     type_in(bed, &format!("truepeer routes apply {BACKENDS}"))?;
     ip_here(&["rule add priority 100 from all lookup main"])?;
@@ -166,7 +166,7 @@ fn guarded_loopback(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn machines_get_the_same_verdicts(bed: &Bed) -> Result<()> {
+fn json_has_the_same_verdicts(bed: &Bed) -> Result<()> {
     let _backend = backends(bed)?;
     let ill = examine(bed, &format!("{BACKENDS} --json"))?;
     let report: Value = serde_json::from_str(&ill.text).with_context(|| ill.text.clone())?;
@@ -231,7 +231,7 @@ fn first_line(error: &anyhow::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-fn what_slows_or_drops_datagrams_of_attach_is_mended(bed: &Bed) -> Result<()> {
+fn settings_that_slow_or_drop_datagrams_of_attach_are_reported(bed: &Bed) -> Result<()> {
     ip_here(&["link add there type veth peer name here", "link set there up", "link set here up"])?;
     let examine = || ended(&doctor(BACKENDS).start(bed)?);
     if let Some((_, mend)) = examine()?.line("truepeer attach")?.split_once("; type: mount ") {

@@ -1,4 +1,4 @@
-//! Handshakes that fail: the other end hears why, also while the only worker has much else to do.
+//! Failed handshakes: the other end gets the reason, even while the only worker is busy.
 
 use anyhow::ensure;
 use truepeer_testbed::{Bed, Program, Running, Test, Truepeer, tests};
@@ -7,12 +7,15 @@ use crate::authority::{Authority, Identity, Validity};
 use crate::kit::{curl, https_by, origin};
 
 pub(crate) fn tests() -> Vec<Test> {
-    let all = tests![clients_hear_why_their_certificates_are_refused, origins_hear_why_theirs_are_refused];
+    let all = tests![
+        clients_get_the_reason_why_their_certificates_are_refused,
+        origins_get_the_reason_why_their_certificates_are_refused
+    ];
     all.into_iter().map(|test| test.needs_program("python3")).collect()
 }
 
 const HERE: &str = "127.0.0.1:443";
-/// Each of them must hear of it.
+/// How many of them must get it.
 const ATTEMPTS: usize = 8;
 
 /// `truepeer https` with one worker.
@@ -20,7 +23,7 @@ fn lonely(bed: &Bed, origin: &str) -> anyhow::Result<Truepeer> {
     Ok(https_by(bed, HERE, origin)?.option("--workers", 1))
 }
 
-/// Downloads without an end by four clients, with the certificate and key that are given, until the file `enough` is there.
+/// Endless downloads by four clients with the given certificate and key, until the file `enough` exists.
 const LOAD: &str = r"
 import http.client, os, ssl, sys, threading
 context = ssl._create_unverified_context()
@@ -48,7 +51,7 @@ fn end(bed: &Bed, load: &Running, truepeer: &Running) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Shows a certificate, asks at once as clients of TLS 1.3 do, and says what it hears.
+/// Presents a certificate, sends a request at once as TLS 1.3 clients do, and prints what it receives.
 const SHOWING: &str = r"
 import socket, ssl, sys
 for version in 'TLSv1_2', 'TLSv1_3':
@@ -66,7 +69,7 @@ for version in 'TLSv1_2', 'TLSv1_3':
         print(version, heard, flush=True)
 ";
 
-fn clients_hear_why_their_certificates_are_refused(bed: &Bed) -> anyhow::Result<()> {
+fn clients_get_the_reason_why_their_certificates_are_refused(bed: &Bed) -> anyhow::Result<()> {
     let _origin = origin(bed, 8080)?;
     let (authority, stranger) = (Authority::new(bed, "authority")?, Authority::new(bed, "stranger")?);
     let alice = authority.certify(bed, "alice", &["a.test"])?;
@@ -91,7 +94,8 @@ fn clients_hear_why_their_certificates_are_refused(bed: &Bed) -> anyhow::Result<
     end(bed, &load, &truepeer)
 }
 
-/// Shakes hands with whoever comes, and says what it hears. Port 8443 has TLS, 8080 does without for the load.
+/// Performs handshakes with every client and prints what it receives. Port 8443 uses TLS; 8080 doesn't, for the
+/// load.
 const ORIGIN: &str = r"
 import socket, ssl, sys
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -109,8 +113,8 @@ while True:
     print('heard', heard, flush=True)
 ";
 
-/// The load goes through a second listener of the same worker's, whose origin speaks no TLS.
-fn origins_hear_why_theirs_are_refused(bed: &Bed) -> anyhow::Result<()> {
+/// The load goes through a second listener of the same worker. Its origin uses no TLS.
+fn origins_get_the_reason_why_their_certificates_are_refused(bed: &Bed) -> anyhow::Result<()> {
     let (authority, stranger) = (Authority::new(bed, "authority")?, Authority::new(bed, "stranger")?);
     let here = &["127.0.0.1"];
     for (identity, alert, said) in [
@@ -136,7 +140,7 @@ fn origins_hear_why_theirs_are_refused(bed: &Bed) -> anyhow::Result<()> {
         origin.wait_for_log("listening")?;
         let options = ["--origin-ca", &authority.ca, "--access-log"];
         let truepeer = lonely(bed, "https://127.0.0.1:8443")?.args(&options).start(bed)?;
-        // Many at once: each is one of the others' load.
+        // Many at once: each is load for the others.
         let ask: Vec<_> = (0..ATTEMPTS)
             .map(|_| {
                 let args = ["--output", "/dev/null", "--write-out", "%{http_code}", "https://127.0.0.1/1"];

@@ -1,13 +1,13 @@
-//! Real clients and real origins: each client asks each origin for the same things, and knows what is to come.
+//! Real clients and real origins: each client sends the same requests to each origin and checks the answers.
 //!
 //! | path | the origin's answer |
 //! |---|---|
 //! | `/N` | N bytes; `/204` and `/304`: that status |
-//! | `/chunked` | "onetwothree" in chunks, with a trailer |
-//! | `/digest` | SHA-256 of the request's body; which trailer came, in a field |
+//! | `/chunked` | `onetwothree` in chunks, with a trailer |
+//! | `/digest` | SHA-256 of the request's body; the received trailer, in a field |
 //! | `/refuse` | 422, before the body |
-//! | `/echo` | 101, and then what is sent |
-//! | others | what was asked, as JSON; and a line on the origin's output |
+//! | `/echo` | 101, then an echo |
+//! | others | the request as JSON; and a line on the origin's output |
 
 use std::time::Duration;
 
@@ -23,14 +23,14 @@ pub(crate) fn tests() -> Vec<Test> {
         curl_asks_in_many_ways,
         curl_uploads_in_chunks,
         an_old_client_gets_no_chunks,
-        requests_in_a_row_are_answered_in_a_row,
+        pipelined_requests_are_answered_in_order,
     ];
     for (client, needs) in [(Client::Go, "go"), (Client::Node, "node")] {
         for (origin, origin_needs) in [(PlainOrigin::Go, "go"), (PlainOrigin::Node, "node")] {
             let name = format!("a_client_of_{needs}_and_an_origin_of_{origin_needs}");
             let test = Test::new(name, move |bed| all_is_well(bed, client, origin));
             let test = test.needs_program(needs).needs_program(origin_needs);
-            // Go compiles its library first.
+            // Go compiles its standard library first.
             all.push(if [needs, origin_needs].contains(&"go") {
                 test.long().time_limit(Duration::from_secs(360))
             } else {
@@ -70,7 +70,7 @@ fn all_is_well(bed: &Bed, client: Client, origin: PlainOrigin) -> anyhow::Result
     Ok(())
 }
 
-/// NGINX with files, and truepeer in front of it.
+/// NGINX with files, and truepeer before it.
 fn files(bed: &Bed, directives: &str) -> anyhow::Result<(Running, Running)> {
     bed.write("www/page", "0123456789".repeat(10_000))?;
     let root = format!("root {}; {directives}", bed.dir().join("www").display());
@@ -86,7 +86,7 @@ fn curl_asks_in_many_ways(bed: &Bed) -> anyhow::Result<()> {
     ensure!(one(&["--range", "10-19", page])? == "0123456789");
     let head = one(&["--head", page])?.to_ascii_lowercase();
     ensure!(head.starts_with("http/1.1 200") && head.contains("content-length: 100000\r"), "{head}");
-    // Not modified, nothing there: no body, and the connection goes on.
+    // Not modified or not found: no body, and the connection stays open.
     let code = ["--write-out", "%{http_code} %{size_download} %{num_connects}\n", "--output", "/dev/null"];
     let several = [
         &code[..],
@@ -111,7 +111,7 @@ fn curl_asks_in_many_ways(bed: &Bed) -> anyhow::Result<()> {
 fn curl_uploads_in_chunks(bed: &Bed) -> anyhow::Result<()> {
     let _origin = origin(bed, 8080)?;
     let _truepeer = https(bed, HERE, &format!("http://{ORIGIN}"))?.start(bed)?;
-    // 1,000,000 bytes of one letter each; their digests are known from sha256sum.
+    // 1,000,000 equal letters each; their digests were computed with sha256sum.
     for (letter, digest) in [
         ("a", "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"),
         ("z", "9b7ae5acf75b8cc3ad48b20a87297aa1a38210489505d87abd1123ef96afee27"),
@@ -139,7 +139,7 @@ fn an_old_client_gets_no_chunks(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn requests_in_a_row_are_answered_in_a_row(bed: &Bed) -> anyhow::Result<()> {
+fn pipelined_requests_are_answered_in_order(bed: &Bed) -> anyhow::Result<()> {
     let _origin = origin(bed, 8080)?;
     let _truepeer = https(bed, HERE, &format!("http://{ORIGIN}"))?.start(bed)?;
     let said = crate::kit::python_client(
@@ -174,11 +174,11 @@ print('in a row')
 
 fn wrk_finds_no_fault(bed: &Bed) -> anyhow::Result<()> {
     let (_origin, truepeer) = files(bed, "keepalive_requests 1000000;")?;
-    // On a busy machine the first seconds may go by with handshakes.
+    // On a busy machine the handshakes may take the first seconds.
     for seconds in ["1s", "5s", "25s"] {
         let load = ["--threads", "2", "--connections", "32", "--duration", seconds, "https://127.0.0.1/page"];
         let said = Program::new("wrk").args(load).run(bed)?;
-        // It speaks of errors and of other statuses only where there were some.
+        // It mentions errors and other statuses only if there were some.
         ensure!(!said.contains("rror") && !said.contains("Non-2xx"), "{said}; {}", truepeer.log());
         let (before, _) = said.split_once(" requests in ").with_context(|| said.clone())?;
         if before.split_whitespace().last() != Some("0") {

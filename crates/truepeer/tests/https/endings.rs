@@ -1,4 +1,5 @@
-//! How things end: the program, after which nobody misses an answer; connections after 101; certificates, under load.
+//! Endings: of the program, without a lost answer; of connections after 101; and certificates replaced under
+//! load.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,10 +15,10 @@ const ORIGIN: &str = "http://127.0.0.1:8000";
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
-        requests_under_way_are_answered_before_the_end,
-        whoever_waits_in_the_queue_is_still_taken,
+        open_requests_are_answered_before_the_end,
+        connections_waiting_in_the_queue_are_still_served,
         a_second_signal_ends_at_once,
-        the_drain_time_ends_what_does_not_end,
+        the_drain_time_ends_endless_sessions,
         a_connection_after_101_ends_as_the_other_one_did,
         connections_after_101_end_with_the_drain_time,
         certificates_change_under_load,
@@ -25,7 +26,7 @@ pub(crate) fn tests() -> Vec<Test> {
     all.into_iter().map(|test| test.needs_program("python3")).collect()
 }
 
-/// `connect()` gives a TLS connection to our door; `wait_for(name)` waits for a file in the bed's directory.
+/// `connect()` opens a TLS connection to truepeer; `wait_for(name)` waits for a file in the bed's directory.
 const PRELUDE: &str = r"
 import os, socket, ssl, struct, sys, threading, time
 context = ssl._create_unverified_context()
@@ -54,7 +55,8 @@ fn python(bed: &Bed, script: &str) -> anyhow::Result<Running> {
     Program::new("python3").args(["-c", &format!("{PRELUDE}{script}")]).arg(bed.dir()).start(bed)
 }
 
-/// A connection that waits for its next request, and one whose request has not come whole: that does with the file `go`.
+/// A connection that waits for its next request, and one with an incomplete request, which it completes when the
+/// file `go` exists.
 const BUSY: &str = r"
 def answered(stream):
     answer = b''
@@ -73,7 +75,7 @@ while piece := busy.recv(4096): answer += piece
 print(answer.decode(), flush=True)
 ";
 
-/// truepeer with an origin, and a client in the middle of something.
+/// truepeer with an origin, and a client in the middle of a request.
 struct Busy {
     truepeer: Running,
     client: Running,
@@ -90,7 +92,7 @@ impl Busy {
         Ok(Self { truepeer, client, _origin: origin })
     }
 
-    /// Asks for the end, which has to be begun.
+    /// Sends SIGTERM and waits until the drain has started.
     fn ask_for_the_end(&self) -> anyhow::Result<()> {
         self.truepeer.signal(Signal::TERM)?;
         self.truepeer.wait_for_log("no more connections are taken")
@@ -103,7 +105,7 @@ impl Busy {
     }
 }
 
-fn requests_under_way_are_answered_before_the_end(bed: &Bed) -> anyhow::Result<()> {
+fn open_requests_are_answered_before_the_end(bed: &Bed) -> anyhow::Result<()> {
     let busy = Busy::start(bed, &[])?;
     busy.ask_for_the_end()?;
     busy.client.wait_for_log("idle ended in order")?;
@@ -120,8 +122,8 @@ fn requests_under_way_are_answered_before_the_end(bed: &Bed) -> anyhow::Result<(
     busy.ensure_well_ended()
 }
 
-/// More than one turn takes, in each worker's queue.
-fn whoever_waits_in_the_queue_is_still_taken(bed: &Bed) -> anyhow::Result<()> {
+/// More connections in each worker's queue than one turn accepts.
+fn connections_waiting_in_the_queue_are_still_served(bed: &Bed) -> anyhow::Result<()> {
     let _origin = origin(bed, 8000)?;
     let truepeer = https(bed, DOOR, ORIGIN)?.start(bed)?;
     truepeer.signal(Signal::STOP)?;
@@ -143,20 +145,20 @@ for stream in waiting: context.wrap_socket(stream, server_hostname='site')
 }
 
 fn a_second_signal_ends_at_once(bed: &Bed) -> anyhow::Result<()> {
-    // Longer than the test may take.
+    // Longer than the test's time limit.
     let busy = Busy::start(bed, &["--drain-timeout", "1h"])?;
     busy.ask_for_the_end()?;
     busy.truepeer.signal(Signal::TERM)?;
     busy.ensure_well_ended()
 }
 
-fn the_drain_time_ends_what_does_not_end(bed: &Bed) -> anyhow::Result<()> {
+fn the_drain_time_ends_endless_sessions(bed: &Bed) -> anyhow::Result<()> {
     let busy = Busy::start(bed, &["--drain-timeout", "500ms"])?;
     busy.ask_for_the_end()?;
     busy.ensure_well_ended()
 }
 
-/// An origin that changes the protocol, says hello, and goes on as the path says.
+/// An origin that changes the protocol, greets, and continues as the path says.
 const SWITCHING: &str = r"
 def serve(stream):
     head = b''
@@ -243,8 +245,9 @@ print('client', end_of(stream), flush=True)"
     client.wait_for_log("client reset\n")
 }
 
-/// Requests on connections that last and on new ones, from four threads, until the file `stop` is there. What goes wrong
-/// is printed; a handshake that begins after the file `changed` has come must show another certificate than the first.
+/// Sends requests on lasting and on new connections, from four threads, until the file `stop` exists. Errors are
+/// printed. A handshake that starts after the file `changed` appeared must present another certificate than the
+/// first.
 const LOAD: &str = r"
 first = connect().getpeercert(binary_form=True)
 counts = {'kept': 0, 'old': 0, 'new': 0}
@@ -307,7 +310,7 @@ fn certificates_change_under_load(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Puts another certificate in the place of the one that truepeer was started with: each file as a whole, as tools do.
+/// Replaces the certificate that truepeer was started with, each file atomically, as tools do.
 fn replace(bed: &Bed, made: rcgen::CertifiedKey<rcgen::KeyPair>) -> anyhow::Result<()> {
     for (name, text) in [("site.pem", made.cert.pem()), ("site.key", made.signing_key.serialize_pem())] {
         let new: PathBuf = bed.write(&format!("{name}.new"), text)?;

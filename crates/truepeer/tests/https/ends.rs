@@ -1,4 +1,4 @@
-//! Ends in the middle: clients that leave, and origins that do.
+//! Ends in the middle: of clients and of origins.
 
 use anyhow::ensure;
 use truepeer_testbed::{Bed, Program, Running, Test, tests};
@@ -7,10 +7,10 @@ use crate::kit::{https, python_client};
 
 pub(crate) fn tests() -> Vec<Test> {
     tests![
-        a_client_that_leaves_takes_its_request_along,
+        a_client_that_leaves_cancels_its_request,
         a_client_that_closes_its_direction_gets_its_answer,
-        an_answer_that_breaks_off_is_no_answer,
-        an_answer_that_nobody_asked_for_reaches_nobody
+        a_truncated_answer_is_reset,
+        an_unsolicited_answer_reaches_no_client
     ]
 }
 
@@ -48,7 +48,7 @@ while True:
 }
 
 /// By RST, by FIN without close_notify, and (after a while) by close_notify.
-fn a_client_that_leaves_takes_its_request_along(bed: &Bed) -> anyhow::Result<()> {
+fn a_client_that_leaves_cancels_its_request(bed: &Bed) -> anyhow::Result<()> {
     let origin = origin(bed, "\ndef answer(stream, path): pass\n")?;
     let truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
     let leaver = |how: &str| {
@@ -64,7 +64,7 @@ while not os.path.exists('asked'): time.sleep(0.02)
     };
     for (count, how) in [
         "stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0)); stream.close()",
-        // The tickets of TLS 1.3 are read first: closed with unread bytes, a socket sends RST instead of FIN.
+        // TLS 1.3 tickets are read first: a socket that is closed with unread bytes sends RST instead of FIN.
         "stream.settimeout(0.3)\ntry: stream.recv(1)\nexcept TimeoutError: pass\nstream.close()",
         "stream.settimeout(0.01)\ntry: stream.unwrap()\nexcept Exception: pass\nstream.close()",
     ]
@@ -94,7 +94,7 @@ def answer(stream, path):
 ";
     let _origin = origin(bed, answer)?;
     let _truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
-    // Python's ssl module can't close one direction alone: TLS by hand, through its memory.
+    // Python's ssl module can't end one direction alone, so TLS runs over its memory buffers.
     let said = python_client(
         bed,
         r"
@@ -124,8 +124,8 @@ print('answered')
     Ok(())
 }
 
-/// By a length, by chunks, and by nothing but the connection's end; with FIN and with RST.
-fn an_answer_that_breaks_off_is_no_answer(bed: &Bed) -> anyhow::Result<()> {
+/// With a length, with chunks, and delimited by the connection's end; with FIN and with RST.
+fn a_truncated_answer_is_reset(bed: &Bed) -> anyhow::Result<()> {
     let answer = r"
 def answer(stream, path):
     length, end = path[1:].split('/')
@@ -164,8 +164,8 @@ print(len(cases))
     Ok(())
 }
 
-/// The origin sends a second answer behind each: the next request must not get it.
-fn an_answer_that_nobody_asked_for_reaches_nobody(bed: &Bed) -> anyhow::Result<()> {
+/// The origin sends a second answer after each: the next request must not get it.
+fn an_unsolicited_answer_reaches_no_client(bed: &Bed) -> anyhow::Result<()> {
     let answer = r"
 def answer(stream, path):
     stream.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ngoodHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil')

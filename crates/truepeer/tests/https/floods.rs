@@ -1,4 +1,4 @@
-//! Clients of HTTP/2 that want to cost us much, by the frames that they send: they are sent away, and nobody else notices.
+//! HTTP/2 clients that send expensive frames: their connections are ended, and other clients are unaffected.
 
 use anyhow::ensure;
 use rustix::process::Signal;
@@ -18,21 +18,21 @@ fn flood(name: &str) -> Program {
     Program::new("python3").args(["-c", include_str!("programs/flood.py"), name])
 }
 
-/// Waits until so many have been refused for what they did.
+/// Waits until this many have been refused for this reason.
 fn counted(truepeer: &Running, expected: usize) -> anyhow::Result<()> {
     let said = |log: &str, reason: &str| {
         let counts =
             log.split([' ', '"']).filter_map(|word| word.strip_prefix(reason)?.parse::<usize>().ok());
         counts.max().unwrap_or_default()
     };
-    // Streams that are taken back before anybody has looked at them are h2's to count.
+    // h2 itself counts streams that are cancelled before they were processed.
     truepeer.wait_state(&format!("{expected} refusals"), || {
         let (is_asked, log) = (truepeer.signal(Signal::USR1).is_ok(), truepeer.log());
         is_asked && said(&log, "http2_excess=") + said(&log, "http2_rapid_reset=") == expected
     })
 }
 
-/// Each has a request under way, which keeps its connection.
+/// Each has an open request, which keeps its connection alive.
 fn floods_of_frames_are_ended_and_counted(bed: &Bed) -> anyhow::Result<()> {
     let _origin = origin(bed, 8080)?;
     let truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
@@ -51,7 +51,7 @@ fn floods_of_frames_are_ended_and_counted(bed: &Bed) -> anyhow::Result<()> {
     truepeer.wait_for_log("the client sends too many HTTP/2 frames that carry no request")
 }
 
-/// Its pings can't be answered, and it is not waited for any longer than others.
+/// Its pings can't be answered, and it gets no more time than others.
 fn a_flood_that_reads_nothing_is_ended_too(bed: &Bed) -> anyhow::Result<()> {
     let _origin = origin(bed, 8080)?;
     let truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;

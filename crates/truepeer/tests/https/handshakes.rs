@@ -1,4 +1,4 @@
-//! What can be agreed on with `truepeer https`, as scanners of TLS look at it, and what the origin learns of it.
+//! What `truepeer https` negotiates, as TLS scanners test it, and what the origin learns of it.
 
 use std::io::Write as _;
 
@@ -14,16 +14,16 @@ pub(crate) fn tests() -> Vec<Test> {
     let python = tests![
         versions_are_1_2_and_1_3,
         suites_are_those_that_are_safe,
-        a_suite_that_is_chosen_is_the_only_one,
+        a_chosen_suite_is_the_only_one_offered,
         sessions_are_resumed_in_both_versions,
-        certificates_are_chosen_by_the_name_asked_for,
-        protocols_that_nobody_speaks_are_refused,
+        certificates_are_chosen_by_the_requested_name,
+        unknown_protocols_are_refused,
         the_origin_learns_whose_certificate_was_verified,
         a_subject_can_not_write_fields,
         a_client_without_a_certificate_is_refused_where_one_is_required,
         a_header_before_the_handshake_names_the_client,
-        another_authority_for_clients_is_taken_over,
-        an_authority_is_trusted_for_as_long_as_it_is_named,
+        a_new_authority_for_clients_is_loaded,
+        an_authority_is_trusted_whatever_its_own_dates,
     ];
     let mut all: Vec<Test> = python.into_iter().map(|test| test.needs_program("python3")).collect();
     all.push(
@@ -35,7 +35,7 @@ pub(crate) fn tests() -> Vec<Test> {
             .needs_program("haproxy")
             .needs_program("python3"),
     );
-    all.push(Test::new("what_is_not_tls_is_not_answered", what_is_not_tls_is_not_answered));
+    all.push(Test::new("other_protocols_are_not_answered", other_protocols_are_not_answered));
     all
 }
 
@@ -55,7 +55,7 @@ impl Stand {
         Stand::with(bed, answer, |_| Ok(options.iter().map(|&option| option.to_owned()).collect()))
     }
 
-    /// Options that need the authority.
+    /// Options that need the authority's files.
     fn with(
         bed: &Bed,
         answer: &str,
@@ -70,7 +70,7 @@ impl Stand {
         Ok(Stand { truepeer, _origin: origin, authority })
     }
 
-    /// Runs a client in Python, and gives its lines.
+    /// Runs a client in Python and returns its lines.
     fn python(&self, bed: &Bed, script: &str, args: &[&str]) -> anyhow::Result<Vec<String>> {
         let script = format!("{PRELUDE}\n{script}");
         let program = Program::new("python3").args(["-c", &script, &self.authority.ca]).args(args);
@@ -79,7 +79,7 @@ impl Stand {
     }
 }
 
-/// `open()` shakes hands with truepeer, `ask()` gives what NGINX answers.
+/// `open()` performs a handshake with truepeer, `ask()` returns NGINX's answer.
 const PRELUDE: &str = r"
 import socket, ssl, sys, warnings
 warnings.simplefilter('ignore') # that a version is old
@@ -132,7 +132,7 @@ for minor in (0, 1, 2):
     stand.truepeer.wait_for_log("tls_incompatible")
 }
 
-/// Every suite that the client's library knows, one by one. The certificate's key is an elliptic curve's.
+/// Every suite that the client's library supports, one by one. The certificate has an elliptic curve key.
 fn suites_are_those_that_are_safe(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::new(bed, "fine", &[])?;
     let script = r"
@@ -158,7 +158,7 @@ print(open().cipher()[0], open().compression())";
     lines(&expected, &said, &stand.truepeer)
 }
 
-fn a_suite_that_is_chosen_is_the_only_one(bed: &Bed) -> anyhow::Result<()> {
+fn a_chosen_suite_is_the_only_one_offered(bed: &Bed) -> anyhow::Result<()> {
     let options = ["--tls-min", "1.3", "--tls-suite", "TLS_AES_128_GCM_SHA256"];
     let stand = Stand::new(bed, "fine", &options)?;
     let script = r"
@@ -199,7 +199,7 @@ fn openssl_resumes_again_and_again(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn certificates_are_chosen_by_the_name_asked_for(bed: &Bed) -> anyhow::Result<()> {
+fn certificates_are_chosen_by_the_requested_name(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::with(bed, "$http_host", |authority| {
         let mut options = Vec::new();
         for (file, names) in [("wild", &["*.wild.test"][..]), ("two", &["one.test", "two.test"])] {
@@ -229,7 +229,7 @@ for name in ('site.test', 'a.wild.test', 'one.test', 'two.test', 'TWO.test', 'a.
     lines(&expected, &said, &stand.truepeer)
 }
 
-fn protocols_that_nobody_speaks_are_refused(bed: &Bed) -> anyhow::Result<()> {
+fn unknown_protocols_are_refused(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::new(bed, "fine", &[])?;
     let script = r"
 for offered in ([], ['http/1.1'], ['spdy/3', 'http/1.1'], ['http/1.0'], ['spdy/3']):
@@ -243,10 +243,10 @@ for offered in ([], ['http/1.1'], ['spdy/3', 'http/1.1'], ['http/1.0'], ['spdy/3
     stand.truepeer.wait_for_log("tls_alpn")
 }
 
-/// What the origin is told of client certificates.
+/// The fields about client certificates that the origin gets.
 const TOLD: &str = "<$http_x_ssl_client_verify> <$http_x_ssl_client_s_dn>";
 
-/// A client with the certificate and key that its arguments name.
+/// A client with the certificate and key from its arguments.
 const WITH_CERTIFICATE: &str = r"
 def showing(cert, key):
     context = trusting()
@@ -306,8 +306,8 @@ print(ask(open(showing(*sys.argv[2:4]))))"
     stand.truepeer.wait_for_log("a client certificate is required, and none was sent")
 }
 
-/// Clients of the old one are refused, also those that could resume a session; connections that are open stay.
-fn another_authority_for_clients_is_taken_over(bed: &Bed) -> anyhow::Result<()> {
+/// Clients of the old authority are refused, even those that could resume a session. Open connections stay.
+fn a_new_authority_for_clients_is_loaded(bed: &Bed) -> anyhow::Result<()> {
     let stand = asking_for_certificates(bed, &[])?;
     let alice = stand.authority.certify(bed, "alice", &["a.test"])?;
     let other = Authority::new(bed, "other")?;
@@ -361,8 +361,9 @@ print(refused(alice), ask(open(bob)), kept(staying))"
     lines(&["True True", &format!("True True {bobs} True"), &format!("True {bobs} True")], &said, truepeer)
 }
 
-/// Whoever names it vouches for it: its own dates don't count (RFC 5280, 6.1.1 d), those of the clients' certificates do.
-fn an_authority_is_trusted_for_as_long_as_it_is_named(bed: &Bed) -> anyhow::Result<()> {
+/// An authority in the file is trusted whatever its own dates (RFC 5280, 6.1.1 d). The dates of the clients'
+/// certificates count.
+fn an_authority_is_trusted_whatever_its_own_dates(bed: &Bed) -> anyhow::Result<()> {
     let old = Authority::of(bed, "old", Validity::Over)?;
     let stand = Stand::with(bed, TOLD, |_| Ok(["--client-ca", &old.ca].map(str::to_owned).to_vec()))?;
     let alice = old.certify(bed, "alice", &["a.test"])?;
@@ -395,7 +396,7 @@ print(refused())";
 }
 
 fn haproxy_passes_tls_on_behind_its_header(bed: &Bed) -> anyhow::Result<()> {
-    // The client stands on this host, whose addresses nobody may claim otherwise.
+    // The client is on this host, whose addresses must not be claimed by default.
     let options = ["--header", "require", "--allow-claims", "192.0.2.9"];
     let stand = Stand::new(bed, "$http_x_forwarded_for", &options)?;
     let _haproxy = Haproxy::default().relay("127.0.0.1:7000", HERE, "send-proxy-v2").start(bed)?;
@@ -404,11 +405,11 @@ fn haproxy_passes_tls_on_behind_its_header(bed: &Bed) -> anyhow::Result<()> {
     lines(&["192.0.2.9"], &stand.python(bed, script, &[])?, &stand.truepeer)
 }
 
-fn what_is_not_tls_is_not_answered(bed: &Bed) -> anyhow::Result<()> {
+fn other_protocols_are_not_answered(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::new(bed, "fine", &[])?;
     for (first, reason) in [
         (&b"GET / HTTP/1.1\r\nHost: site.test\r\n\r\n"[..], "look like HTTP request"),
-        // A ClientHello of SSL 2.0, and a record of SSL 3.0 that holds nothing of use.
+        // A ClientHello of SSL 2.0, and a meaningless record of SSL 3.0.
         (b"\x80\x2e\x01\x00\x02\x00\x15\x00\x00\x00\x10\x01\x00\x80", ""),
         (b"\x16\x03\x00\x00\x05\x01\x00\x00\x01\x03", ""),
         (&[0; 64], ""),
@@ -417,12 +418,12 @@ fn what_is_not_tls_is_not_answered(bed: &Bed) -> anyhow::Result<()> {
         stream.write_all(first)?;
         stream.shutdown(std::net::Shutdown::Write)?;
         let mut answer = Vec::new();
-        // An alert at most, and then the end or a reset.
+        // At most an alert, then the end or a reset.
         let _ = std::io::Read::read_to_end(&mut stream, &mut answer);
         ensure!(!answer.starts_with(b"HTTP") && answer.len() < 100, "{answer:?}");
         stand.truepeer.wait_for_log(reason)?;
     }
-    // It goes on.
+    // It still serves.
     ensure!(stand.truepeer.is_alive());
     let curl = ["https://127.0.0.1/", "--http1.1"];
     ensure!(crate::kit::curl(&curl).run(bed)?.trim() == "fine", "{}", stand.truepeer.log());

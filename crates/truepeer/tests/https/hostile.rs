@@ -1,4 +1,4 @@
-//! Requests that two programs could read in two ways: refused, and the origin never hears of them.
+//! Ambiguous requests: they are refused and never reach the origin.
 
 use anyhow::ensure;
 use truepeer_testbed::{Bed, Test, tests};
@@ -6,10 +6,10 @@ use truepeer_testbed::{Bed, Test, tests};
 use crate::kit::{https, origin, python_client};
 
 pub(crate) fn tests() -> Vec<Test> {
-    tests![smuggling_is_refused, what_follows_a_body_is_the_next_request]
+    tests![smuggling_is_refused, bytes_after_a_body_are_the_next_request]
 }
 
-/// Each asks for /1 in a way that must not pass, or hides a request for /666 behind it.
+/// Each requests /1 in an invalid way, or hides a request for /666 after it.
 const CORPUS: &str = r"
 POST = b'POST /1 HTTP/1.1\r\nHost: site\r\n'
 HIDDEN = b'GET /666 HTTP/1.1\r\nHost: site\r\n\r\n'
@@ -70,7 +70,7 @@ fn smuggling_is_refused(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn what_follows_a_body_is_the_next_request(bed: &Bed) -> anyhow::Result<()> {
+fn bytes_after_a_body_are_the_next_request(bed: &Bed) -> anyhow::Result<()> {
     let _origin = origin(bed, 8080)?;
     let _truepeer = https(bed, "127.0.0.1:443", "http://127.0.0.1:8080")?.start(bed)?;
     let said = python_client(

@@ -1,4 +1,4 @@
-//! HTTP/2 with clients: what they get, what they may not, and what many of them at once do.
+//! HTTP/2 with clients: responses, limits, and many at once.
 
 use anyhow::{Context as _, ensure};
 use truepeer_testbed::servers::Nginx;
@@ -58,7 +58,7 @@ fn bodies_pass_both_ways(bed: &Bed) -> anyhow::Result<()> {
 /// SHA-256 of five million letters z.
 const DIGEST_OF_BODY: &str = "eb3d0a99bd067397945e36e632ea8fdf5dab422face355422b13f6c3b3c2f0d1";
 
-/// Each is answered before its body has come whole; curl must see the answer, and go on with the same connection.
+/// Each is answered before its body is complete. curl must receive the answer and reuse the connection.
 fn an_early_answer_is_not_lost(bed: &Bed) -> anyhow::Result<()> {
     let _origin = origin(bed, 8080)?;
     let file = bed.write("body", "z".repeat(3 << 20))?;
@@ -120,7 +120,7 @@ fn heads_and_bodies_have_limits(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What h2load counts: requests that succeeded, and statuses 2xx.
+/// h2load's counts: successful requests, and 2xx statuses.
 fn succeeded(report: &str) -> anyhow::Result<usize> {
     let line = report.lines().find(|line| line.starts_with("status codes:")).context(report.to_owned())?;
     let count =

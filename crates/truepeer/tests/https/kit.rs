@@ -1,4 +1,4 @@
-//! What these tests share: a certificate, truepeer with it, an origin and clients in Python.
+//! Shared by these tests: a certificate, truepeer with it, an origin and clients in Python.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use truepeer_testbed::{Bed, Program, Running, Truepeer};
 
 use crate::authority::Authority;
 
-/// A certificate for "site", signed by itself, and its key.
+/// A self-signed certificate for "site", and its key.
 pub(crate) struct Certificate {
     pub(crate) cert: PathBuf,
     pub(crate) key: PathBuf,
@@ -22,12 +22,12 @@ impl Certificate {
     }
 }
 
-/// `truepeer https` on `listen`, with a certificate of its own and two workers.
+/// `truepeer https` on `listen`, with its own certificate and two workers.
 pub(crate) fn https(bed: &Bed, listen: &str, origin: &str) -> anyhow::Result<Truepeer> {
     Ok(https_by(bed, listen, origin)?.option("--workers", 2))
 }
 
-/// As [`https`], with as many workers as a test then says.
+/// As [`https`]; the test sets the number of workers.
 pub(crate) fn https_by(bed: &Bed, listen: &str, origin: &str) -> anyhow::Result<Truepeer> {
     https_of(bed, Program::new(env!("CARGO_BIN_EXE_truepeer")).arg("https"), listen, origin)
 }
@@ -53,7 +53,7 @@ fn https_of(bed: &Bed, program: Program, listen: &str, origin: &str) -> anyhow::
         .option("--origin", origin))
 }
 
-/// `truepeer https` on `listen`, with a certificate for it that clients who trust the authority take, and two workers.
+/// `truepeer https` on `listen`, with two workers and a certificate that clients accept who trust the authority.
 pub(crate) fn start_site(
     bed: &Bed,
     authority: &Authority,
@@ -73,7 +73,7 @@ pub(crate) fn start_site(
         .start(bed)
 }
 
-/// Origins that parse HTTP by themselves and say what they have parsed (`programs/origin.*`).
+/// Origins with their own HTTP parsers that print what they parsed (`programs/origin.*`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PlainOrigin {
     Go,
@@ -103,18 +103,19 @@ pub(crate) fn go(bed: &Bed, name: &str, source: &str) -> anyhow::Result<PathBuf>
     let (file, program) = (bed.write(&format!("{name}.go"), source)?, bed.dir().join(name));
     let env = ["CGO_ENABLED=0", "HOME=/tmp", "GOFLAGS=-mod=mod", "go", "build", "-o"];
     let compiler = Program::new("env").args(env).arg(&program).arg(file).start(bed)?;
-    // The first time it compiles its library, too, which takes a busy machine minutes.
+    // The first time, it also compiles the standard library, which takes minutes on a busy machine.
     let status = (0..4).find_map(|_| compiler.wait_end().ok());
     anyhow::ensure!(status.is_some_and(|status| status.success()), "go build: {}", compiler.log());
     Ok(program)
 }
 
-/// curl, which takes our certificate for what it is, and says what it got.
+/// curl, which accepts the test's certificate and prints the response.
 pub(crate) fn curl(args: &[&str]) -> Program {
     Program::new("curl").args(["--silent", "--show-error", "--insecure", "--max-time", "60"]).args(args)
 }
 
-/// An origin in Python: GET /N gives N bytes (HEAD: says so), POST the digest of its body; each request is a line on its output.
+/// An origin in Python: GET /N returns N bytes (HEAD: their length), POST the digest of its body. Each request is
+/// a line on its output.
 const ORIGIN: &str = r#"
 import hashlib, http.server, socketserver, sys
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -159,7 +160,7 @@ pub(crate) fn origin(bed: &Bed, port: u16) -> anyhow::Result<Running> {
     Ok(origin)
 }
 
-/// `connect()` of clients in Python.
+/// `connect()` for clients in Python.
 pub(crate) const CONNECT: &str = r"
 import socket, ssl
 context = ssl._create_unverified_context()
@@ -168,7 +169,7 @@ def connect():
     return context.wrap_socket(plain, server_hostname='site')
 ";
 
-/// Runs a client in Python to its end; `connect()` gives it a TLS connection to port 443 here.
+/// Runs a client in Python to its end. `connect()` opens a TLS connection to port 443 here.
 pub(crate) fn python_client(bed: &Bed, script: &str) -> anyhow::Result<String> {
     Program::new("python3").args(["-c", &format!("{CONNECT}{script}")]).run(bed)
 }

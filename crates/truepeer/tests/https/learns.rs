@@ -1,4 +1,5 @@
-//! The origin learns the client, in each of the three ways, over both families, plainly and by TLS, whoever the origin is.
+//! The origin learns the client in each of the three ways, over both families, with and without TLS, with
+//! different origins.
 
 use std::net::SocketAddr;
 
@@ -11,9 +12,9 @@ use crate::kit::{curl, https, https_by};
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
-        what_clients_say_of_themselves_is_not_believed,
-        connections_are_shared_as_far_as_the_way_allows,
-        a_header_tells_what_tls_knows,
+        clients_own_forwarding_fields_are_not_believed,
+        connections_are_shared_only_within_their_scope,
+        a_header_carries_the_tls_facts,
     ];
     for (way, name) in [
         (&FORWARDED, "fields_tell_the_client"),
@@ -26,7 +27,7 @@ pub(crate) fn tests() -> Vec<Test> {
     all
 }
 
-/// What an origin is asked to answer with, and how it listens.
+/// The origin's configuration: its answer, and how it listens.
 struct Way {
     mode: &'static str,
     nginx: (&'static str, &'static str),
@@ -47,15 +48,15 @@ const PROXY: Way = Way {
     haproxy: ("accept-proxy", "%[src]"),
 };
 
-/// An origin's place in the line of hosts, and its certificate if it speaks TLS.
+/// An origin's place in the line of hosts, and its certificate if it uses TLS.
 struct Site<'a> {
     hosts: &'a Topology,
     at: SocketAddr,
     identity: Option<&'a Identity>,
 }
 
-/// Asks both origins over both families; each has to name the client's address, which NGINX writes without brackets.
-/// By TLS their certificates are verified.
+/// Requests from both origins over both families. Each must name the client's address (NGINX writes it without
+/// brackets). With TLS their certificates are verified.
 fn everybody_learns(bed: &Bed, way: &Way, over_tls: bool) -> anyhow::Result<()> {
     let hosts = Topology::line(&["client", "proxy", "backend"])?;
     let authority = Authority::new(bed, "authority")?;
@@ -121,7 +122,7 @@ fn answering(at: SocketAddr, bind: &str, sample: &str) -> String {
     )
 }
 
-fn a_header_tells_what_tls_knows(bed: &Bed) -> anyhow::Result<()> {
+fn a_header_carries_the_tls_facts(bed: &Bed) -> anyhow::Result<()> {
     let origin = "127.0.0.1:8081";
     let config = answering(origin.parse()?, "accept-proxy", "%[src] %[fc_pp_authority]");
     let _origin = Haproxy::with_config(&config, &[origin]).start(bed)?;
@@ -134,17 +135,17 @@ fn a_header_tells_what_tls_knows(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Two clients, the first of them twice, with two requests each time. NGINX numbers the connections that it has.
-fn connections_are_shared_as_far_as_the_way_allows(bed: &Bed) -> anyhow::Result<()> {
+/// Two clients, the first one twice, with two requests each time. NGINX numbers its connections.
+fn connections_are_shared_only_within_their_scope(bed: &Bed) -> anyhow::Result<()> {
     let seen = "location / { return 200 \"$connection\\n\"; }";
-    // Whether each of the three visits came over the connection of the first.
+    // Whether each of the three visits used the connection of the first.
     for (mode, listen, shared) in [
         ("forwarded", "", [true, true, true]),
         ("transparent", "", [true, false, true]),
         ("proxy", "proxy_protocol", [true, false, false]),
     ] {
         let _origin = Nginx::default().server("127.0.0.1:8080", listen, seen).start(bed)?;
-        // One worker: a pool is a worker's own.
+        // One worker, because each worker has its own pool.
         let truepeer = https_by(bed, "127.0.0.1:443", "http://127.0.0.1:8080")?
             .option("--workers", 1)
             .option("--client-address", mode)
@@ -163,7 +164,7 @@ fn connections_are_shared_as_far_as_the_way_allows(bed: &Bed) -> anyhow::Result<
     Ok(())
 }
 
-fn what_clients_say_of_themselves_is_not_believed(bed: &Bed) -> anyhow::Result<()> {
+fn clients_own_forwarding_fields_are_not_believed(bed: &Bed) -> anyhow::Result<()> {
     let said = "$http_x_forwarded_for $http_x_real_ip $http_forwarded $http_x_forwarded_proto";
     let answer = format!("underscores_in_headers on; location / {{ return 200 \"{said}\\n\"; }}");
     let _origin = Nginx::default().server("127.0.0.1:8080", "", &answer).start(bed)?;

@@ -1,5 +1,5 @@
 //! `truepeer https` between real clients and real origins.
-//! `cargo test -p truepeer --test https -- WORD` runs those whose name has the word in it.
+//! `cargo test -p truepeer --test https -- WORD` runs the tests whose name contains the word.
 
 mod alerts;
 #[path = "../tls/authority.rs"]

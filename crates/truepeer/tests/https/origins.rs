@@ -1,4 +1,4 @@
-//! TLS with the origin: whom truepeer takes for it, and what clients and the log hear if it is somebody else.
+//! TLS with the origin: which origins truepeer accepts, and what clients and the log say about others.
 
 use anyhow::ensure;
 use rustix::process::Signal;
@@ -12,11 +12,11 @@ pub(crate) fn tests() -> Vec<Test> {
     tests![
         an_origin_with_another_certificate_is_refused_with_the_reason,
         an_origin_whose_certificate_is_of_another_time_is_refused_with_the_reason,
-        another_authority_for_the_origin_is_taken_over,
-        an_origin_is_offered_the_http_that_is_spoken,
+        a_new_authority_for_the_origin_is_loaded,
+        an_origin_is_offered_http_1_1,
         an_origin_that_speaks_no_tls_is_refused_with_the_reason,
-        any_origin_is_taken_where_that_is_said,
-        an_origin_is_known_by_the_name_that_is_given,
+        any_origin_is_accepted_without_verification,
+        an_origin_is_verified_by_the_given_name,
     ]
 }
 
@@ -41,7 +41,7 @@ fn haproxy(bed: &Bed, Identity { cert, key }: &Identity) -> anyhow::Result<Runni
 
 const STARTS: [fn(&Bed, &Identity) -> anyhow::Result<Running>; 2] = [nginx, haproxy];
 
-/// The status that a client gets.
+/// The status of a client's request.
 fn status(bed: &Bed) -> anyhow::Result<String> {
     curl(&["--output", "/dev/null", "--write-out", "%{http_code}", "https://127.0.0.1/"]).run(bed)
 }
@@ -91,8 +91,8 @@ fn an_origin_whose_certificate_is_of_another_time_is_refused_with_the_reason(
     Ok(())
 }
 
-/// Connections that are kept would go on: here none are.
-fn another_authority_for_the_origin_is_taken_over(bed: &Bed) -> anyhow::Result<()> {
+/// Kept connections would continue, so none are kept here.
+fn a_new_authority_for_the_origin_is_loaded(bed: &Bed) -> anyhow::Result<()> {
     let (first, second) = (Authority::new(bed, "first")?, Authority::new(bed, "second")?);
     let trusted = bed.write("trusted.pem", std::fs::read(&first.ca)?)?;
     let truepeer = https(bed, HERE, URL)?
@@ -119,7 +119,7 @@ fn another_authority_for_the_origin_is_taken_over(bed: &Bed) -> anyhow::Result<(
     with(&second, "200")
 }
 
-fn an_origin_is_offered_the_http_that_is_spoken(bed: &Bed) -> anyhow::Result<()> {
+fn an_origin_is_offered_http_1_1(bed: &Bed) -> anyhow::Result<()> {
     let Identity { cert, key } = Authority::new(bed, "authority")?.certify(bed, "origin", &["127.0.0.1"])?;
     let answer = format!(
         "ssl_certificate {cert}; ssl_certificate_key {key}; location / {{ return 200 \"$ssl_alpn_protocol $server_protocol\"; }}"
@@ -142,7 +142,7 @@ fn an_origin_that_speaks_no_tls_is_refused_with_the_reason(bed: &Bed) -> anyhow:
     truepeer.wait_for_log("can't connect to the origin: TLS")
 }
 
-fn any_origin_is_taken_where_that_is_said(bed: &Bed) -> anyhow::Result<()> {
+fn any_origin_is_accepted_without_verification(bed: &Bed) -> anyhow::Result<()> {
     let identity = Authority::new(bed, "stranger")?.certify(bed, "origin", &["other.test"])?;
     for start in STARTS {
         let _origin = start(bed, &identity)?;
@@ -154,8 +154,8 @@ fn any_origin_is_taken_where_that_is_said(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The name goes into the handshake, too: the origin may have several certificates.
-fn an_origin_is_known_by_the_name_that_is_given(bed: &Bed) -> anyhow::Result<()> {
+/// The name is also sent in the handshake: the origin may have several certificates.
+fn an_origin_is_verified_by_the_given_name(bed: &Bed) -> anyhow::Result<()> {
     let authority = Authority::new(bed, "authority")?;
     let identity = authority.certify(bed, "origin", &["app.test"])?;
     for start in STARTS {

@@ -1,4 +1,4 @@
-//! Requests while the origin is restarted: those that mean the same twice are answered, all of them.
+//! Requests while the origin restarts: all idempotent ones are answered.
 
 use anyhow::ensure;
 use rustix::process::Signal;
@@ -9,9 +9,9 @@ use crate::kit::https;
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
-        an_origin_is_restarted_and_nobody_notices,
-        an_origin_is_reloaded_and_nobody_notices,
-        an_origin_gives_its_port_to_another_and_nobody_notices
+        a_restart_of_the_origin_loses_no_request,
+        a_reload_of_the_origin_loses_no_request,
+        a_replacement_of_the_origin_loses_no_request
     ];
     let over_http2 = Test::new("nobody_notices_over_http2_either", nobody_notices_over_http2_either);
     all.push(over_http2.needs_program("h2load"));
@@ -26,7 +26,7 @@ fn truepeer(bed: &Bed) -> anyhow::Result<Running> {
     https(bed, HERE, &format!("http://{ORIGIN}"))?.option("--origin-patience", "50s").start(bed)
 }
 
-/// Eight clients that ask all the time, each on a connection of its own.
+/// Eight clients that send requests continuously, each on its own connection.
 struct Load<'a> {
     bed: &'a Bed,
     clients: Running,
@@ -74,7 +74,7 @@ print(len(failures), failures[:3])
         self.bed.wait_for("some more requests", || self.progress() > before + 400)
     }
 
-    /// Ends it; nobody may have seen anything else than an answer.
+    /// Ends it. Every request must have got its answer.
     fn end(self) -> anyhow::Result<()> {
         self.bed.write("enough", "")?;
         ensure!(self.clients.wait_end()?.success(), "{}", self.clients.log());
@@ -83,8 +83,8 @@ print(len(failures), failures[:3])
     }
 }
 
-/// It is stopped in the middle, and for a moment nobody listens.
-fn an_origin_is_restarted_and_nobody_notices(bed: &Bed) -> anyhow::Result<()> {
+/// It is stopped in the middle, and for a moment nothing listens.
+fn a_restart_of_the_origin_loses_no_request(bed: &Bed) -> anyhow::Result<()> {
     let nginx = Nginx::default().server(ORIGIN, "", FINE);
     let mut origin = Some(nginx.start(bed)?);
     let _truepeer = truepeer(bed)?;
@@ -98,8 +98,8 @@ fn an_origin_is_restarted_and_nobody_notices(bed: &Bed) -> anyhow::Result<()> {
     load.end()
 }
 
-/// `nginx -s reload`: new workers take over, and the old ones close the connections that are kept to them.
-fn an_origin_is_reloaded_and_nobody_notices(bed: &Bed) -> anyhow::Result<()> {
+/// `nginx -s reload`: new workers take over, and the old ones close kept connections.
+fn a_reload_of_the_origin_loses_no_request(bed: &Bed) -> anyhow::Result<()> {
     let origin = Nginx::default().server(ORIGIN, "", FINE).workers(2).start(bed)?;
     let _truepeer = truepeer(bed)?;
     let load = Load::start(bed)?;
@@ -112,13 +112,13 @@ fn an_origin_is_reloaded_and_nobody_notices(bed: &Bed) -> anyhow::Result<()> {
     load.end()
 }
 
-/// Waits until it has begun to reload for the so-many-th time; the line about the signal itself ends in ", reconfiguring".
+/// Waits for the start of this many reloads. The line about the signal itself ends in ", reconfiguring".
 fn reloaded(origin: &Running, times: usize) -> anyhow::Result<()> {
     origin.wait_state("a reload", || origin.stderr().matches(": reconfiguring").count() >= times)
 }
 
 /// A second NGINX listens on the same port (SO_REUSEPORT) before the first one leaves.
-fn an_origin_gives_its_port_to_another_and_nobody_notices(bed: &Bed) -> anyhow::Result<()> {
+fn a_replacement_of_the_origin_loses_no_request(bed: &Bed) -> anyhow::Result<()> {
     let nginx = Nginx::default().server(ORIGIN, "reuseport", FINE);
     let mut origin = nginx.start(bed)?;
     let _truepeer = truepeer(bed)?;

@@ -1,4 +1,4 @@
-//! When the system lets us down: no more descriptors, or a worker whose loop fails.
+//! The system fails: no more descriptors, or a worker whose epoll fails.
 
 use std::collections::HashSet;
 use std::fs;
@@ -13,10 +13,10 @@ use crate::kit::{curl, https, https_with_files, origin};
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
         accepting_pauses_while_there_are_no_descriptors,
-        a_request_without_a_descriptor_for_the_origin_is_told_so,
+        a_request_without_a_descriptor_for_the_origin_gets_a_status,
         a_worker_that_fails_ends_the_program_with_the_reason,
-        a_crowd_of_idle_connections_keeps_nobody_out,
-        a_client_has_as_many_connections_as_it_may,
+        idle_connections_give_way_to_new_ones,
+        the_connections_of_one_client_are_limited,
     ];
     all.into_iter().map(|test| test.needs_program("python3")).collect()
 }
@@ -24,10 +24,10 @@ pub(crate) fn tests() -> Vec<Test> {
 const HERE: &str = "127.0.0.1:443";
 const ORIGIN: &str = "http://127.0.0.1:8080";
 const WORKERS: u32 = 2;
-/// Between two attempts to accept.
+/// The pause between two attempts to accept.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Asks on one connection until the file `enough` is there.
+/// Sends requests on one connection until the file `enough` exists.
 const REGULAR: &str = r"
 import http.client, os, ssl, time
 client = http.client.HTTPSConnection('127.0.0.1', 443, timeout=60, context=ssl._create_unverified_context())
@@ -40,7 +40,7 @@ while not os.path.exists('enough'):
     time.sleep(.01)
 ";
 
-/// Connections that say nothing, until the file `leave` is there.
+/// Silent connections, until the file `leave` exists.
 const CROWD: &str = r"
 import os, socket, time
 crowd = [socket.create_connection(('127.0.0.1', 443), 60) for _ in range(64)]
@@ -52,7 +52,7 @@ fn python(bed: &Bed, script: &str) -> anyhow::Result<Running> {
     Program::new("python3").args(["-c", script]).start(bed)
 }
 
-/// Lets it open so many more descriptors than it has: each new one gets the lowest number that is free.
+/// Lets truepeer open this many more descriptors: each new one gets the lowest free number.
 fn allow_descriptors(truepeer: &Running, more: usize) -> anyhow::Result<()> {
     let names = fs::read_dir(format!("/proc/{}/fd", truepeer.pid()))?.flatten();
     let used: HashSet<u64> = names.filter_map(|name| name.file_name().to_str()?.parse().ok()).collect();
@@ -65,7 +65,7 @@ fn allow_descriptors(truepeer: &Running, more: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has it say what it has counted.
+/// Makes it log its counters.
 fn report(truepeer: &Running) -> anyhow::Result<()> {
     let reports = truepeer.log().matches("counters: ").count();
     truepeer.signal(Signal::USR1)?;
@@ -80,16 +80,16 @@ fn count(truepeer: &Running, counter: &str) -> anyhow::Result<u32> {
     Ok(words.next_back().with_context(|| format!("no {counter} in the report"))?.parse()?)
 }
 
-/// How often accepting has paused.
+/// How often accepting was paused.
 fn pauses(truepeer: &Running) -> anyhow::Result<u32> {
     count(truepeer, "accept_pauses")
 }
 
-/// What it has used of the processor, in the kernel's ticks of 10 ms.
+/// Its CPU time, in the kernel's ticks of 10 ms.
 fn ticks(truepeer: &Running) -> anyhow::Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{}/stat", truepeer.pid()))?;
     let fields = stat.rsplit_once(')').context("stat without a name")?.1;
-    // proc_pid_stat(5): utime and stime are the 14th and 15th, the name is the second.
+    // proc_pid_stat(5): utime and stime are fields 14 and 15; the name is field 2.
     fields.split_whitespace().skip(11).take(2).map(|field| Ok(field.parse::<u64>()?)).sum()
 }
 
@@ -106,15 +106,15 @@ fn accepting_pauses_while_there_are_no_descriptors(bed: &Bed) -> anyhow::Result<
     truepeer.wait_for_log("accepting paused for a moment: ")?;
     truepeer.wait_for_log("Too many open files")?;
     let late = curl(&["https://127.0.0.1/3"]).start(bed)?;
-    // Who is connected already is served on.
+    // Existing connections are still served.
     let served = |log: &str| log.matches("served").count();
     let before = served(&regular.stdout());
     regular.wait_state("more answers", || served(&regular.stdout()) > before + 3)?;
     bed.write("enough", "")?;
     ensure!(regular.wait_end()?.success(), "{}; {}", regular.log(), truepeer.log());
 
-    // Nobody asks for anything now: whatever it does, it does for the pauses. A loop that spins would use all of a core,
-    // 200 ticks, or a good part of one on a busy machine.
+    // There are no requests now, so all CPU time is for the pauses. A spinning loop would use a whole core, 200
+    // ticks, or a good part of it on a busy machine.
     let (since, used) = (pauses(&truepeer)?, ticks(&truepeer)?);
     truepeer.wait_state("more pauses", || pauses(&truepeer).is_ok_and(|now| now > since + 40))?;
     let used = ticks(&truepeer)? - used;
@@ -135,8 +135,8 @@ fn accepting_pauses_while_there_are_no_descriptors(bed: &Bed) -> anyhow::Result<
     Ok(())
 }
 
-/// One descriptor is left, which the client's own connection takes.
-fn a_request_without_a_descriptor_for_the_origin_is_told_so(bed: &Bed) -> anyhow::Result<()> {
+/// One descriptor is left, and the client's own connection takes it.
+fn a_request_without_a_descriptor_for_the_origin_gets_a_status(bed: &Bed) -> anyhow::Result<()> {
     let origin = origin(bed, 8080)?;
     let truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
     let status =
@@ -154,7 +154,7 @@ fn a_request_without_a_descriptor_for_the_origin_is_told_so(bed: &Bed) -> anyhow
     Ok(())
 }
 
-/// As many as are wanted, each after its TLS handshake and without a request, until the file `leave` is there.
+/// As many as requested, each after its TLS handshake and without a request, until the file `leave` exists.
 const IDLE_CROWD: &str = r"
 import os, socket, ssl, sys, time
 context = ssl._create_unverified_context()
@@ -166,7 +166,7 @@ while not os.path.exists('leave'): time.sleep(.01)
 ";
 
 /// More than there are sessions, and then as many as there are descriptors.
-fn a_crowd_of_idle_connections_keeps_nobody_out(bed: &Bed) -> anyhow::Result<()> {
+fn idle_connections_give_way_to_new_ones(bed: &Bed) -> anyhow::Result<()> {
     const OPEN_FILES: usize = 160;
     let _origin = origin(bed, 8080)?;
     let truepeer =
@@ -191,7 +191,7 @@ fn a_crowd_of_idle_connections_keeps_nobody_out(bed: &Bed) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Opens TLS behind PROXY headers of the clients given, and says of which it is answered.
+/// Opens TLS connections with PROXY headers for the given clients, and prints which of them are served.
 const NAMED: &str = r"
 import socket, ssl, sys
 context = ssl._create_unverified_context()
@@ -213,19 +213,19 @@ for client in sys.argv[1:]:
     except (OSError, EOFError): print('refused', end=' ')
 ";
 
-fn a_client_has_as_many_connections_as_it_may(bed: &Bed) -> anyhow::Result<()> {
+fn the_connections_of_one_client_are_limited(bed: &Bed) -> anyhow::Result<()> {
     let _origin = origin(bed, 8080)?;
     let truepeer =
         https(bed, HERE, ORIGIN)?.args(&["--header", "require"]).option("--max-per-client", 2).start(bed)?;
     for (clients, outcome) in [
-        // Another client is served all the same, and the load balancer's own address is nobody's.
+        // Another client is served nevertheless, and the load balancer's own address is not limited.
         (
             "203.0.113.7 203.0.113.7 203.0.113.7 203.0.113.8 - - -",
             "taken taken refused taken taken taken taken",
         ),
-        // IPv6 by network.
+        // IPv6 is limited by network.
         ("2001:db8::1 2001:db8::2 2001:db8::3 2001:db8:0:1::1", "taken taken refused taken"),
-        // What has ended does not count.
+        // Ended connections don't count.
         ("203.0.113.7 203.0.113.7 203.0.113.7", "taken taken refused"),
     ] {
         let said = Program::new("python3").args(["-c", NAMED]).args(clients.split(' ')).run(bed)?;
@@ -239,7 +239,7 @@ fn a_client_has_as_many_connections_as_it_may(bed: &Bed) -> anyhow::Result<()> {
     truepeer.wait_for_log("too_many_of_client=3")
 }
 
-/// The kernel refuses to tell one of them what is ready, by the hand of a debugger.
+/// A debugger makes epoll fail in one of them.
 fn a_worker_that_fails_ends_the_program_with_the_reason(bed: &Bed) -> anyhow::Result<()> {
     let _origin = origin(bed, 8080)?;
     let truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;

@@ -1,4 +1,4 @@
-//! Clients that take their answers slowly, or not at all.
+//! Clients that read their responses slowly, or not at all.
 
 use anyhow::ensure;
 use rustix::process::Signal;
@@ -8,19 +8,19 @@ use crate::kit::{CONNECT, curl, https, origin};
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
-        who_reads_too_slowly_is_ended_and_counted,
-        who_reads_nothing_is_ended_and_counted,
-        a_slow_reader_is_not_ended_where_any_rate_will_do,
+        a_client_that_reads_too_slowly_is_ended_and_counted,
+        a_client_that_reads_nothing_is_ended_and_counted,
+        a_slow_reader_is_served_without_a_minimum_rate,
     ];
     all.into_iter().map(|test| test.needs_program("python3")).collect()
 }
 
 const HERE: &str = "127.0.0.1:443";
 const ORIGIN: &str = "http://127.0.0.1:8080";
-/// Far more than both kernels hold for a connection.
+/// Far more than both kernels buffer for a connection.
 const BYTES: usize = 40_000_000;
 
-/// Asks for much, and reads a little at a time as the pause says, by HTTP/1.1 and with a small window.
+/// Requests much, and reads little at a time with pauses, by HTTP/1.1 and with a small window.
 fn reader(bed: &Bed, pause: &str) -> anyhow::Result<Running> {
     let script = format!(
         r"{CONNECT}
@@ -46,7 +46,7 @@ print('ended', how, 'whole' if got >= {BYTES} else 'not whole', flush=True)
     Program::new("python3").args(["-c", &script]).start(bed)
 }
 
-/// Waits until the reason is counted; meanwhile everybody else is served.
+/// Waits until the reason is counted. Meanwhile other clients are served.
 fn ended(bed: &Bed, truepeer: &Running, reason: &str) -> anyhow::Result<()> {
     truepeer.wait_state(reason, || {
         let is_served = curl(&["https://127.0.0.1/3"]).run(bed).is_ok_and(|answer| answer == "xxx");
@@ -55,8 +55,8 @@ fn ended(bed: &Bed, truepeer: &Running, reason: &str) -> anyhow::Result<()> {
     })
 }
 
-/// A little at a time, so that it never takes nothing.
-fn who_reads_too_slowly_is_ended_and_counted(bed: &Bed) -> anyhow::Result<()> {
+/// A little at a time, so that it always makes some progress.
+fn a_client_that_reads_too_slowly_is_ended_and_counted(bed: &Bed) -> anyhow::Result<()> {
     let _origin = origin(bed, 8080)?;
     let options = ["--send-timeout", "3s", "--min-rate", "1GiB", "--access-log"];
     let truepeer = https(bed, HERE, ORIGIN)?.args(&options).start(bed)?;
@@ -67,7 +67,7 @@ fn who_reads_too_slowly_is_ended_and_counted(bed: &Bed) -> anyhow::Result<()> {
     truepeer.wait_for_log("client_too_slow")
 }
 
-fn who_reads_nothing_is_ended_and_counted(bed: &Bed) -> anyhow::Result<()> {
+fn a_client_that_reads_nothing_is_ended_and_counted(bed: &Bed) -> anyhow::Result<()> {
     let _origin = origin(bed, 8080)?;
     let truepeer = https(bed, HERE, ORIGIN)?.args(&["--send-timeout", "1s"]).start(bed)?;
     let wait = "while not __import__('os').path.exists('go'): time.sleep(.02)";
@@ -80,11 +80,11 @@ fn who_reads_nothing_is_ended_and_counted(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn a_slow_reader_is_not_ended_where_any_rate_will_do(bed: &Bed) -> anyhow::Result<()> {
+fn a_slow_reader_is_served_without_a_minimum_rate(bed: &Bed) -> anyhow::Result<()> {
     let _origin = origin(bed, 8080)?;
     let truepeer =
         https(bed, HERE, ORIGIN)?.args(&["--send-timeout", "20s", "--min-rate", "0"]).start(bed)?;
-    // Stops in the middle, and goes on when it is told to.
+    // Stops in the middle, and continues on order.
     let wait = "
         if got > 1000000:
             print('stopped', flush=True)

@@ -1,6 +1,6 @@
-//! Requests that two programs could read in two ways, with a second parser behind truepeer: what reaches the origin is
-//! read there as it was meant, or nothing reaches it. Origins are Go's and Node's, which parse by themselves and say what
-//! they have parsed; no code is shared with truepeer.
+//! Ambiguous requests with a second parser behind truepeer: the origin either parses what was meant, or gets
+//! nothing. The origins are written in Go and Node, with their own parsers, and print what they parsed. They
+//! share no code with truepeer.
 
 use anyhow::{Context as _, ensure};
 use truepeer_testbed::{Bed, Program, Test};
@@ -10,7 +10,7 @@ use crate::kit::{CONNECT, PlainOrigin, https};
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = Vec::new();
     for (origin, needs) in [(PlainOrigin::Node, "node"), (PlainOrigin::Go, "go")] {
-        // Go compiles its library first.
+        // Go compiles its standard library first.
         let adjust = |test: Test| {
             let test = test.needs_program("python3").needs_program(needs);
             if needs == "go" { test.long().time_limit(std::time::Duration::from_secs(600)) } else { test }
@@ -25,7 +25,7 @@ pub(crate) fn tests() -> Vec<Test> {
     all
 }
 
-/// The corpus, the mixtures, and what is done with them.
+/// The corpus, the mixtures, and how they are run.
 const SMUGGLING: &str = include_str!("programs/smuggling.py");
 
 /// `python3 smuggling.py WHAT ORIGINS-OUTPUT`, to its end.
@@ -41,7 +41,7 @@ fn smuggle(bed: &Bed, what: &str, origin: PlainOrigin) -> anyhow::Result<String>
 
 fn corpus_is_read_as_meant(bed: &Bed, origin: PlainOrigin) -> anyhow::Result<()> {
     let said = smuggle(bed, "corpus", origin)?;
-    // So that a corpus of nothing proves nothing.
+    // An empty corpus would prove nothing.
     let counts: Vec<usize> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let [refused, read] = counts[..] else { anyhow::bail!("{said}") };
     ensure!(refused >= 80 && read >= 20, "{refused} refused, {read} read");

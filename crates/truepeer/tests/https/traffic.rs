@@ -1,4 +1,4 @@
-//! What passes: bodies of any size, upgrades, expectations, and requests while the origin is restarted.
+//! Bodies of any size, upgrades, expectations, and requests while the origin restarts.
 
 use anyhow::ensure;
 use truepeer_testbed::servers::Nginx;
@@ -10,10 +10,10 @@ pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
         large_bodies_pass_unharmed,
         a_websocket_passes,
-        a_body_waits_for_the_origins_word,
+        a_body_waits_for_the_origins_100_continue,
         connections_are_kept_on_both_sides,
         methods_that_are_not_named_are_forbidden,
-        an_origin_that_is_not_there_is_said_to_be
+        an_unreachable_origin_has_its_own_status
     ];
     all.push(Test::new("node_is_served", node_is_served).needs_program("node"));
     all
@@ -49,7 +49,7 @@ print('whole')
     Ok(())
 }
 
-/// An origin that speaks just enough of RFC 6455: it sends frames back as they come.
+/// An origin with a minimal RFC 6455: it echoes frames.
 const WEBSOCKET: &str = r"
 import base64, hashlib, socket
 door = socket.create_server(('127.0.0.1', 8080))
@@ -94,7 +94,7 @@ print('echoed')
     Ok(())
 }
 
-fn a_body_waits_for_the_origins_word(bed: &Bed) -> anyhow::Result<()> {
+fn a_body_waits_for_the_origins_100_continue(bed: &Bed) -> anyhow::Result<()> {
     let _origin = origin(bed, 8080)?;
     let _truepeer = https(bed, HERE, "http://127.0.0.1:8080")?.start(bed)?;
     let file = bed.write("body", "z".repeat(100_000))?;
@@ -144,7 +144,7 @@ fn methods_that_are_not_named_are_forbidden(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn an_origin_that_is_not_there_is_said_to_be(bed: &Bed) -> anyhow::Result<()> {
+fn an_unreachable_origin_has_its_own_status(bed: &Bed) -> anyhow::Result<()> {
     let truepeer = https(bed, HERE, "http://127.0.0.1:8080")?
         .option("--origin-patience", "0")
         .args(&["--access-log"])

@@ -6,14 +6,14 @@ use truepeer_testbed::{Bed, Program, Running, Test, tests};
 use crate::kit::{CONNECT, https};
 
 pub(crate) fn tests() -> Vec<Test> {
-    let all = tests![what_comes_with_the_heads_is_not_lost, silence_after_101_ends_both_connections];
+    let all = tests![bytes_that_come_with_the_heads_are_not_lost, silence_after_101_ends_both_connections];
     all.into_iter().map(|test| test.needs_program("python3")).collect()
 }
 
 const HERE: &str = "127.0.0.1:443";
 const ORIGIN: &str = "http://127.0.0.1:8080";
 
-/// Changes the protocol at once, says as many bytes as the path has it with its head, and sends back what it gets.
+/// Changes the protocol at once, sends as many bytes with its head as the path says, and echoes.
 const SWITCHING: &str = r"
 import socket, threading
 def serve(stream):
@@ -70,8 +70,8 @@ fn client(bed: &Bed, script: &str) -> anyhow::Result<Running> {
     Program::new("python3").args(["-c", &format!("{CONNECT}{ASK}{script}")]).start(bed)
 }
 
-/// More than any of our buffers, too.
-fn what_comes_with_the_heads_is_not_lost(bed: &Bed) -> anyhow::Result<()> {
+/// Also more than any of truepeer's buffers.
+fn bytes_that_come_with_the_heads_are_not_lost(bed: &Bed) -> anyhow::Result<()> {
     let _origin = switching(bed)?;
     let truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
     let client = client(
@@ -94,7 +94,7 @@ print('all of it')
     Ok(())
 }
 
-/// One connection is silent, the other never is for long.
+/// One connection is silent; the other never is for long.
 fn silence_after_101_ends_both_connections(bed: &Bed) -> anyhow::Result<()> {
     let origin = switching(bed)?;
     let truepeer = https(bed, HERE, ORIGIN)?.args(&["--tunnel-timeout", "3s"]).start(bed)?;

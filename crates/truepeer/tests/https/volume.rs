@@ -1,4 +1,4 @@
-//! Much: long bodies, parties that take their time, and many connections at once.
+//! Volume: long bodies, slow parties, and many connections at once.
 
 use std::time::Duration;
 
@@ -27,8 +27,8 @@ pub(crate) fn tests() -> Vec<Test> {
     all
 }
 
-/// `GET /N`: N MiB, the same piece again and again, of which `piece()` is one. `POST /`: the digest of the body, which is
-/// read once the file "go" is there.
+/// `GET /N`: N MiB, `piece()` repeated. `POST /`: the digest of the body, which is read once the file "go"
+/// exists.
 const ORIGIN: &str = r"
 import hashlib, http.server, os, socketserver, time
 def piece(): return hashlib.shake_256(b'truepeer').digest(1 << 20)
@@ -61,7 +61,7 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
 Server(('127.0.0.1', 8080), Handler).serve_forever()
 ";
 
-/// What the clients here begin with.
+/// The start of the clients here.
 const CLIENT: &str = r"
 import hashlib, http.client, os, resource, sys, threading, time
 PIECE = hashlib.shake_256(b'truepeer').digest(1 << 20)
@@ -90,12 +90,12 @@ fn start(bed: &Bed) -> anyhow::Result<(Running, Running)> {
     Ok((origin, truepeer))
 }
 
-/// Starts a client that takes longer than [`python_client`] waits, and looks at it until it has ended.
+/// Starts a client that may take longer than [`python_client`] allows, and watches it until it has ended.
 fn client(bed: &Bed, script: &str) -> anyhow::Result<Running> {
     Program::new("python3").args(["-c", &format!("{}{CLIENT}{script}", crate::kit::CONNECT)]).start(bed)
 }
 
-/// Waits as long as the test may take; tests have time limits of their own.
+/// Waits without a limit: tests have their own time limits.
 fn succeed(client: &Running) -> anyhow::Result<String> {
     while client.is_alive() {
         std::thread::sleep(Duration::from_millis(20));
@@ -123,13 +123,13 @@ print('whole')
     Ok(())
 }
 
-/// What all of the slow ones together are sent. A proxy that took it all in would grow by as much.
+/// The bytes sent to all slow ones together. A proxy that buffers everything would grow by as much.
 const CROWD: usize = 16;
 const EACH_MEBIBYTES: usize = 32;
-/// So much it may grow by, far more than it has to, and far less than all.
+/// The growth allowed: far more than necessary, and far less than everything.
 const MOST_GROWTH: usize = 128 << 20;
 
-/// Looks at truepeer's memory until it does not grow any more, which is when everybody waits for somebody.
+/// Watches truepeer's memory until it stops growing: then every party waits for another.
 fn settled_growth(truepeer: &Running, before: usize) -> anyhow::Result<usize> {
     let (mut last, mut same) = (0, 0);
     while same < 10 {
@@ -199,13 +199,13 @@ for thread in threads: thread.join()
     Ok(())
 }
 
-/// Ten thousand, or as many as truepeer has room for where one process may open few files: two thirds of them.
+/// Ten thousand, or two thirds of what truepeer has room for if a process may open few files.
 fn ten_thousand() -> usize {
     let limit = getrlimit(Resource::Nofile).maximum.and_then(|limit| limit.try_into().ok());
     limit.map_or(10_000, |limit: usize| (limit.saturating_sub(1000) * 2 / 3).min(10_000))
 }
 
-/// Each connection asks once, stays, and asks again when all the others are there.
+/// Each connection sends a request, stays, and sends another when all the others are there.
 fn many_are_kept(bed: &Bed, count: usize) -> anyhow::Result<()> {
     let origin = truepeer_testbed::servers::Nginx::default()
         .server("127.0.0.1:8080", "", "keepalive_requests 1000000; location / { return 200 fine; }")

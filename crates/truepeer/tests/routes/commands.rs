@@ -1,4 +1,4 @@
-//! What is printed is what is done.
+//! The printed commands do the same as truepeer itself.
 
 use anyhow::{Result, ensure};
 use truepeer_testbed::{Bed, Program, Test, ip_here, tests};
@@ -9,8 +9,8 @@ pub(crate) fn tests() -> Vec<Test> {
     tests![
         the_printed_commands_do_what_apply_does,
         the_printed_removal_does_what_remove_does,
-        show_names_what_is_missing_and_what_is_there,
-        a_table_of_anothers_without_the_needed_source_is_named,
+        show_names_missing_and_existing_items,
+        a_foreign_table_without_the_needed_source_is_named,
         the_kernel_says_in_words_what_it_refuses,
     ]
 }
@@ -18,7 +18,7 @@ pub(crate) fn tests() -> Vec<Test> {
 const EVERYTHING: &str = "-4 127.0.0.1:80 -6 [::1]:80 -4 10.9.0.1:81 -6 [fd00:9::1]:81 -4 10.5.5.2:82 \
     -6 [fd05::2]:82 --table 1234";
 
-/// The kernel adds an IPv6 address's own routes a moment later: what is compared afterwards must have them.
+/// The kernel adds an IPv6 address's own routes a moment later. Wait for them before comparing.
 fn addresses(bed: &Bed) -> Result<()> {
     ip_here(&["addr add 10.9.0.1/32 dev lo", "addr add fd00:9::1/128 dev lo"])?;
     let is_whole =
@@ -75,7 +75,7 @@ fn the_printed_removal_does_what_remove_does(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn show_names_what_is_missing_and_what_is_there(bed: &Bed) -> Result<()> {
+fn show_names_missing_and_existing_items(bed: &Bed) -> Result<()> {
     let show = || Program::new(TRUEPEER).args(["routes", "show", "-4", "127.0.0.1:80"]).start(bed);
     let shown = show()?;
     ensure!(!shown.wait_end()?.success(), "something is missing, it was to fail");
@@ -97,7 +97,7 @@ fn the_kernel_says_in_words_what_it_refuses(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn a_table_of_anothers_without_the_needed_source_is_named(bed: &Bed) -> Result<()> {
+fn a_foreign_table_without_the_needed_source_is_named(bed: &Bed) -> Result<()> {
     ip_here(&["route add local 0.0.0.0/0 dev lo table 123"])?;
     let before = state(bed)?;
     let refused =

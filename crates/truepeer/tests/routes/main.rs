@@ -1,5 +1,5 @@
-//! The rules and routes that bring replies back: really made, in private network namespaces, and proved by what
-//! a backend sees of a client that is not there.
+//! The rules and routes that bring replies back: created in private network namespaces, and proved by the client
+//! address that a backend sees.
 
 mod commands;
 mod owners;

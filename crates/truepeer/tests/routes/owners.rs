@@ -1,4 +1,4 @@
-//! Who made the routes, who uses them, and when they go.
+//! Who creates the rules, who uses them, and when they are removed.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -17,13 +17,13 @@ pub(crate) fn tests() -> Vec<Test> {
         a_second_instance_is_not_cut_off_by_the_end_of_the_first,
         a_killed_instances_routes_are_adopted_or_swept_at_the_next_start,
         a_killed_owner_is_not_counted,
-        a_rule_goes_with_its_last_user_whatever_else_runs,
+        a_rule_is_removed_with_its_last_user_whatever_else_runs,
         each_instance_keeps_what_it_needs_and_nothing_more,
         a_changed_switch_is_restored_even_after_a_kill,
         a_switch_that_was_on_stays_on,
-        what_others_made_is_neither_doubled_nor_removed,
-        what_apply_made_outlives_every_instance,
-        remove_leaves_what_is_in_use_to_the_last_owner,
+        foreign_rules_are_neither_duplicated_nor_removed,
+        rules_of_apply_outlive_every_instance,
+        remove_leaves_rules_in_use_to_the_last_owner,
         remove_by_force_removes_at_once,
         a_squatter_on_the_lock_delays_a_start_by_seconds_only,
         manual_touches_nothing,
@@ -37,7 +37,7 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("a_confined_instance_uses_what_apply_made", a_confined_instance).needs_several_users(),
     );
     all.push(
-        Test::new("other_users_can_hold_nothing", other_users_can_hold_nothing)
+        Test::new("other_users_can_hold_no_rule", other_users_can_hold_no_rule)
             .needs_several_users()
             .needs_program("/usr/bin/python3"),
     );
@@ -92,8 +92,8 @@ fn a_killed_owner_is_not_counted(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// A truepeer that needs no rules has nothing to do with those of others.
-fn a_rule_goes_with_its_last_user_whatever_else_runs(bed: &Bed) -> Result<()> {
+/// A truepeer that needs no rules doesn't affect those of others.
+fn a_rule_is_removed_with_its_last_user_whatever_else_runs(bed: &Bed) -> Result<()> {
     let before = state(bed)?;
     let other = proxy(bed, 8444, &format!("{BACKENDS} --send-proxy v2"))?;
     let truepeer = proxy(bed, 8443, BACKENDS)?;
@@ -121,7 +121,7 @@ fn each_instance_keeps_what_it_needs_and_nothing_more(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Binds every name that could be an owner's, as any user can.
+/// Binds every name that an owner could use, as any user can.
 const SQUATTER: &str = r#"
 import socket, time
 held = []
@@ -142,7 +142,7 @@ for line in open("/proc/net/raw").read().splitlines()[1:]:
 time.sleep(600)
 "#;
 
-fn other_users_can_hold_nothing(bed: &Bed) -> Result<()> {
+fn other_users_can_hold_no_rule(bed: &Bed) -> Result<()> {
     let before = state(bed)?;
     let truepeer = proxy(bed, 8443, BACKENDS)?;
     let squatter =
@@ -201,8 +201,8 @@ fn a_switch_that_was_on_stays_on(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn what_others_made_is_neither_doubled_nor_removed(bed: &Bed) -> Result<()> {
-    // the README of go-mmproxy, literally
+fn foreign_rules_are_neither_duplicated_nor_removed(bed: &Bed) -> Result<()> {
+    // go-mmproxy's README, literally
     ip_here(&["route add local 0.0.0.0/0 dev lo table 123"])?;
     ip_here(&["-6 route add local ::/0 dev lo table 123"])?;
     ip_here(&["rule add from 127.0.0.1/8 iif lo table 123"])?;
@@ -219,7 +219,7 @@ fn what_others_made_is_neither_doubled_nor_removed(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn what_apply_made_outlives_every_instance(bed: &Bed) -> Result<()> {
+fn rules_of_apply_outlive_every_instance(bed: &Bed) -> Result<()> {
     let before = state(bed)?;
     routes(bed, &format!("apply {BACKENDS}"))?;
     let applied = state(bed)?;
@@ -232,7 +232,7 @@ fn what_apply_made_outlives_every_instance(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn remove_leaves_what_is_in_use_to_the_last_owner(bed: &Bed) -> Result<()> {
+fn remove_leaves_rules_in_use_to_the_last_owner(bed: &Bed) -> Result<()> {
     ip_here(&["addr add 10.9.0.1/32 dev lo"])?;
     let before = state(bed)?;
     let backends = "-4 127.0.0.1:80 -4 10.9.0.1:80 -6 [::1]:80";
@@ -301,7 +301,8 @@ fn without_the_privilege(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// As a unit has it: ExecStartPre makes, the confined process uses, ExecStopPost takes out.
+/// As in a service unit: ExecStartPre creates the rules, the confined process uses them, ExecStopPost removes
+/// them.
 fn a_confined_instance(bed: &Bed) -> Result<()> {
     let before = state(bed)?;
     let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;

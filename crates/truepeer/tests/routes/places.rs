@@ -1,4 +1,4 @@
-//! Each place that a backend may be in.
+//! Every place in which a backend can be.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
         a_backend_on_loopback_sees_the_client,
         a_backend_on_another_local_address_sees_the_client,
-        a_refusal_by_a_local_port_is_heard_at_once,
+        a_refusal_by_a_local_port_arrives_at_once,
         a_backend_on_another_host_sees_the_client,
         a_udp_backend_sees_the_client_and_its_reply_comes_back,
     ];
@@ -51,7 +51,7 @@ fn local_addresses() -> Result<()> {
     ])
 }
 
-/// Nothing but the mark brings these replies back: they come from an address that others reach directly.
+/// Only the mark brings these replies back: they come from an address that others reach directly.
 fn a_backend_on_another_local_address_sees_the_client(bed: &Bed) -> Result<()> {
     local_addresses()?;
     let before = state(bed)?;
@@ -66,21 +66,21 @@ fn a_backend_on_another_local_address_sees_the_client(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Without fwmark_reflect the RST would leave for the client, and truepeer would wait for its time-out.
-fn a_refusal_by_a_local_port_is_heard_at_once(bed: &Bed) -> Result<()> {
+/// Without fwmark_reflect the RST would leave towards the client, and truepeer would wait for its time-out.
+fn a_refusal_by_a_local_port_arrives_at_once(bed: &Bed) -> Result<()> {
     local_addresses()?;
     let options = "-4 10.9.0.1:81 -6 [fd00:9::1]:81 --routes auto --connect-timeout 60s";
     let _truepeer = proxy(bed, 8443, options)?;
     for claimed in [CLIENT_4, CLIENT_6] {
         let asked = Instant::now();
-        // an end or a reset: what matters is when
+        // an end or a reset: only the time matters
         let _ = seen_through("127.0.0.1:8443", claimed, claimed);
         ensure!(asked.elapsed() < Duration::from_secs(10), "{claimed}: {:?}", asked.elapsed());
     }
     Ok(())
 }
 
-/// A backend behind the proxy's host, and truepeer on that.
+/// A backend behind the proxy's host, and truepeer on that host.
 struct Elsewhere {
     hosts: Topology,
     addresses: [SocketAddr; 2],
@@ -118,7 +118,8 @@ impl Elsewhere {
     }
 }
 
-/// The operator's own mark changes nothing: no rule of ours looks for it on what leaves for another host.
+/// The operator's own mark changes nothing: no rule of truepeer matches it on packets that leave for another
+/// host.
 fn a_backend_on_another_host_sees_the_client(bed: &Bed) -> Result<()> {
     let there = Elsewhere::lay(bed)?;
     let proxy = there.hosts.host("proxy");
@@ -144,7 +145,7 @@ fn precise_way(bed: &Bed) -> Result<()> {
     there.delivers_both()
 }
 
-/// examples/docker of go-mmproxy, and the same for IPv6.
+/// go-mmproxy's examples/docker, and the same for IPv6.
 fn docker_example(bed: &Bed) -> Result<()> {
     let there = Elsewhere::lay(bed)?;
     for (iptables, ip) in [("iptables", "ip"), ("ip6tables", "ip -6")] {
@@ -161,9 +162,9 @@ fn docker_example(bed: &Bed) -> Result<()> {
     there.delivers_both()
 }
 
-/// Wildcard sockets are the hard case: they reply before they have a source address.
+/// Wildcard sockets are the difficult case: they reply before they have a source address.
 fn a_udp_backend_sees_the_client_and_its_reply_comes_back(bed: &Bed) -> Result<()> {
-    // a way out, as every real machine has: replies must not take it
+    // a default route, as every real machine has: replies must not use it
     local_addresses()?;
     routes(bed, "apply -p udp -4 127.0.0.1:53 -6 [::1]:53 -4 10.9.0.1:54 -6 [fd00:9::1]:54")?;
     for (bound, asked, client) in [
@@ -182,8 +183,8 @@ fn a_udp_backend_sees_the_client_and_its_reply_comes_back(bed: &Bed) -> Result<(
     routes(bed, "remove").map(drop)
 }
 
-/// A port that was just closed may be held for a moment by a process that another test is starting: between its fork and
-/// its exec it has all descriptors.
+/// Waits until a port that was just closed is free: a process that another test starts has copies of all
+/// descriptors between fork and exec.
 fn bind(address: &str) -> Result<UdpSocket> {
     let mut socket = None;
     wait_for(&format!("{address} to be free"), || {

@@ -1,4 +1,4 @@
-//! What the tests of routes share.
+//! Shared by the tests of routes.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use truepeer_testbed::{Bed, Program, Running, Truepeer, client};
 
 pub(crate) const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
-/// The client in every header: nowhere on this machine.
+/// The client in every header: no address of this machine.
 pub(crate) const CLIENT_4: &str = "192.0.2.7:5000";
 pub(crate) const CLIENT_6: &str = "[2001:db8::7]:5000";
 
@@ -21,7 +21,7 @@ pub(crate) fn proxy(bed: &Bed, port: u16, options: &str) -> Result<Running> {
     Truepeer::proxy(TRUEPEER).listen(format!("127.0.0.1:{port}")).args(&options).start(bed)
 }
 
-/// All that could have changed: rules, routes in all tables, and the switches.
+/// Everything that could have changed: rules, routes in all tables, and the switches.
 pub(crate) fn state(bed: &Bed) -> Result<String> {
     let ip = |words: &str| Program::new("ip").args(words.split_whitespace()).run(bed);
     let mut state = String::new();
@@ -40,14 +40,14 @@ pub(crate) fn switch_value(switch: &str) -> Result<String> {
     fs::read_to_string(&path).context(path)
 }
 
-/// Sends a header for `claimed` and asks the backend whom it sees.
+/// Sends a header for `claimed` and returns the client that the backend saw.
 pub(crate) fn seen_through(listener: &str, claimed: &str, destination: &str) -> Result<String> {
     let mut stream = client::connect(listener)?;
     let header = client::v2(claimed, destination)?;
     client::ask(&mut stream, &header).map(|answer| answer.trim().to_owned())
 }
 
-/// The same, and it must be the client.
+/// The same, and checks that it is the claimed client.
 pub(crate) fn delivers(listener: &str, claimed: &str, destination: &str) -> Result<()> {
     let seen = seen_through(listener, claimed, destination)?;
     ensure!(seen == claimed, "the backend saw {seen:?} instead of {claimed}");

@@ -1,4 +1,4 @@
-//! Port ranges by TPROXY: the README's example by iptables and by nftables, and dynamic destinations.
+//! Port ranges with TPROXY: the README's examples for iptables and nftables, and dynamic destinations.
 
 use anyhow::{Result, ensure};
 use truepeer_testbed::{Bed, Behaviour, Host, Program, Running, Test, Topology, Truepeer, client};
@@ -66,8 +66,8 @@ fn printed_nftables(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// The backends have the same ports as the range, on the address that senders connect to: neither may truepeer's
-/// own connection be redirected, nor a backend's reply be taken for one to a sender.
+/// The backends have the same ports as the range, on the address that senders connect to. truepeer's own
+/// connection must not be redirected, and a backend's reply must not be taken for one to a sender.
 fn dynamic(bed: &Bed) -> Result<()> {
     let hosts = Topology::line(&["lb", "proxy"])?;
     let (lb, proxy) = (hosts.host("lb"), hosts.host("proxy"));
@@ -87,7 +87,7 @@ fn dynamic(bed: &Bed) -> Result<()> {
         lb.run(|| delivers(&to, &claimed, &to))??;
         ensure!(backend.log().contains(&claimed), "{}", backend.log());
     }
-    // and a sender's connection that is not redirected gets its answers, too
+    // a sender's connection that is not redirected gets its answers, too
     let direct = proxy.at(false, 25577).to_string();
     lb.run(|| client::connect(&direct).map(drop))??;
     truepeer.stop()?;

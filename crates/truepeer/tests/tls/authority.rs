@@ -15,7 +15,7 @@ impl Authority {
         Authority::of(bed, name, Validity::Now)
     }
 
-    /// As [`Authority::new`], for another time than now.
+    /// As [`Authority::new`], valid at another time.
     pub(crate) fn of(bed: &Bed, name: &str, validity: Validity) -> anyhow::Result<Authority> {
         let mut params = rcgen::CertificateParams::new(Vec::new())?;
         validity.write_to(&mut params);
@@ -26,12 +26,12 @@ impl Authority {
         Ok(Authority { issuer: rcgen::Issuer::new(params, key), ca })
     }
 
-    /// A certificate and its key for these names, the file's name being the subject's.
+    /// A certificate and its key for these names. The file name is the subject's name.
     pub(crate) fn certify(&self, bed: &Bed, file: &str, names: &[&str]) -> anyhow::Result<Identity> {
         self.certify_for(bed, file, names, Validity::Now)
     }
 
-    /// As [`Authority::certify`], for another time than now.
+    /// As [`Authority::certify`], valid at another time.
     pub(crate) fn certify_for(
         &self,
         bed: &Bed,
@@ -58,9 +58,9 @@ impl Authority {
 #[derive(Clone, Copy)]
 pub(crate) enum Validity {
     Now,
-    /// It was, once.
+    /// It has expired.
     Over,
-    /// It will be.
+    /// It is not valid yet.
     ToCome,
 }
 

@@ -1,5 +1,5 @@
-//! Two truepeers: the near one puts TLS on, the far one takes it off. The test stands at one end and a backend at the
-//! other, so all that a plain session must keep can be held against it.
+//! Two truepeers: the near one originates TLS, the far one terminates it. The test is at one end and a backend at
+//! the other, so everything that holds for a plain session can be checked.
 //!
 //! ```text
 //! test ──header, data──▶ :9443 truepeer --origin-tls ──TLS, as the client──▶ :8443 truepeer --tls-cert ──as the client──▶ :8000
@@ -27,8 +27,8 @@ pub(crate) fn tests() -> Vec<Test> {
         a_slow_source_and_a_slow_reader_lose_nothing,
         a_reset_of_the_backend_reaches_the_client,
         a_reset_of_the_client_reaches_the_backend,
-        the_client_sees_no_end_where_no_backend_is,
-        what_is_open_is_reset_when_truepeer_ends,
+        without_a_backend_the_client_sees_a_reset,
+        open_sessions_are_reset_when_truepeer_ends,
     ]
 }
 
@@ -79,7 +79,7 @@ fn download(stream: &mut TcpStream, length: usize, pause: bool) -> anyhow::Resul
         }
         digest.update(&buffer[..length]);
         if pause {
-            // A reader that is slower than everybody else, not a wait for anything.
+            // This makes the reader slower than the others; it waits for nothing.
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
     }
@@ -128,8 +128,8 @@ fn a_reset_of_the_client_reaches_the_backend(bed: &Bed) -> anyhow::Result<()> {
     chain.far.backend.wait_for_log(" reset 4")
 }
 
-/// The far truepeer finds nobody behind it, and TLS has been spoken by then: a reset says so, not an end.
-fn the_client_sees_no_end_where_no_backend_is(bed: &Bed) -> anyhow::Result<()> {
+/// The far truepeer finds no backend after TLS was established: it must send a reset, not an end.
+fn without_a_backend_the_client_sees_a_reset(bed: &Bed) -> anyhow::Result<()> {
     let chain = chain(bed, Behaviour::Echo)?;
     chain.far.backend.stop()?;
     let mut stream = open()?;
@@ -138,7 +138,7 @@ fn the_client_sees_no_end_where_no_backend_is(bed: &Bed) -> anyhow::Result<()> {
     chain.far.truepeer.wait_for_log("reason=\"connect_failed\"")
 }
 
-fn what_is_open_is_reset_when_truepeer_ends(bed: &Bed) -> anyhow::Result<()> {
+fn open_sessions_are_reset_when_truepeer_ends(bed: &Bed) -> anyhow::Result<()> {
     let chain = chain(bed, Behaviour::Echo)?;
     let mut stream = open()?;
     stream.write_all(b"four")?;

@@ -1,4 +1,4 @@
-//! Who the backend sees: clients that come directly, by a header, by HAProxy.
+//! The client that the backend sees: one that connects directly, one named by a header, one behind HAProxy.
 
 use anyhow::ensure;
 use truepeer_proto::{Decoded, Limits, decode};
@@ -12,8 +12,8 @@ pub(crate) fn tests() -> Vec<Test> {
     let python = tests![
         the_backend_sees_clients_that_come_directly,
         a_header_before_the_handshake_names_the_client,
-        a_header_that_nobody_expects_is_no_tls,
-        the_backend_is_told_what_tls_knows,
+        an_unexpected_header_is_reported_as_not_tls,
+        the_backend_gets_the_tls_facts,
     ];
     let mut all: Vec<Test> = python.into_iter().map(|test| test.needs_program("python3")).collect();
     all.push(
@@ -34,7 +34,7 @@ pub(crate) fn tests() -> Vec<Test> {
     all
 }
 
-/// Reads the line of a backend that says whom it sees, and says it again with what TLS has agreed on.
+/// Reads the line of a backend that names the client, and prints it with the TLS parameters.
 const BANNER: &str = "
 def banner(tls):
     line = b''
@@ -78,7 +78,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn a_header_that_nobody_expects_is_no_tls(bed: &Bed) -> anyhow::Result<()> {
+fn an_unexpected_header_is_reported_as_not_tls(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::new(bed, Behaviour::Banner, &[])?;
     let mut stream = client::connect(DOOR_V4)?;
     std::io::Write::write_all(&mut stream, &client::v1("203.0.113.7:5000", "192.0.2.1:443")?)?;
@@ -89,7 +89,7 @@ fn a_header_that_nobody_expects_is_no_tls(bed: &Bed) -> anyhow::Result<()> {
 }
 
 fn haproxy_sends_the_header_before_the_clients_tls(bed: &Bed) -> anyhow::Result<()> {
-    // The client stands on this host, whose addresses nobody may claim otherwise.
+    // The client is on this host, whose addresses must not be claimed by default.
     let options = ["--header", "require", "--allow-claims", "192.0.2.9"];
     let stand = Stand::new(bed, Behaviour::Banner, &options)?;
     let _haproxy = Haproxy::default().relay("127.0.0.1:7000", DOOR_V4, "send-proxy-v2").start(bed)?;
@@ -100,8 +100,8 @@ fn haproxy_sends_the_header_before_the_clients_tls(bed: &Bed) -> anyhow::Result<
     Ok(())
 }
 
-/// `--send-proxy v2`: version, suite, name and the client's certificate come behind the addresses.
-fn the_backend_is_told_what_tls_knows(bed: &Bed) -> anyhow::Result<()> {
+/// `--send-proxy v2`: version, suite, name and the client's certificate follow the addresses.
+fn the_backend_gets_the_tls_facts(bed: &Bed) -> anyhow::Result<()> {
     let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
     let authority = Authority::new(bed, "authority")?;
     let alice = authority.certify(bed, "alice", &["alice.test"])?;
@@ -179,7 +179,7 @@ fn curl_reads_a_page_through_tls(bed: &Bed) -> anyhow::Result<()> {
     server.wait_for_log("127.0.0.9 - - ")
 }
 
-/// Go's CloseWrite is a close_notify alone: the answer still comes.
+/// Go's CloseWrite sends only a close_notify: the answer still arrives.
 fn a_go_client_closes_each_way_by_itself(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::new(bed, Behaviour::Who, &[])?;
     let source = "package main

@@ -1,4 +1,4 @@
-//! What is agreed on, refused and said.
+//! Handshakes: negotiated parameters, refusals and messages.
 
 use std::io::Write as _;
 
@@ -13,7 +13,7 @@ pub(crate) fn tests() -> Vec<Test> {
     let python = tests![
         certificates_are_chosen_by_name,
         sessions_are_resumed,
-        a_certificate_of_the_client_is_required_where_it_is_said,
+        a_required_client_certificate_is_enforced,
         new_certificates_are_used_and_open_connections_stay,
         lists_are_read_again_where_tls_is_spoken,
         an_end_without_close_notify_reaches_the_backend_as_a_reset,
@@ -22,9 +22,9 @@ pub(crate) fn tests() -> Vec<Test> {
     let mut all: Vec<Test> = python.into_iter().map(|test| test.needs_program("python3")).collect();
     all.extend(openssl.into_iter().map(|test| test.needs_program("openssl")));
     all.extend(tests![
-        what_is_not_tls_is_refused_with_what_it_looks_like,
+        other_protocols_are_refused_by_name,
         a_silent_client_is_not_waited_for,
-        files_that_are_wrong_are_named_before_anything_listens,
+        wrong_files_are_named_before_anything_listens,
     ]);
     all
 }
@@ -44,7 +44,7 @@ fn old_versions_and_other_suites_are_refused_with_the_reason(bed: &Bed) -> anyho
         "ChaCha20 was spoken"
     );
     bed.wait_for("two refusals", || {
-        // The second is not said: it has another reason's label, or the same within a minute.
+        // The second is not logged: it has the same reason within a minute.
         stand.truepeer.signal(Signal::USR1).is_ok() && stand.truepeer.log().contains("tls_incompatible=2")
     })?;
     s_client(&["-ciphersuites", "TLS_AES_128_GCM_SHA256"]).run(bed)?;
@@ -86,13 +86,13 @@ for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
             close(tls)
         print(*reused)";
     let reused = python(&stand.authority, script).run(bed)?;
-    // OpenSSL takes no TLS 1.3 ticket when told to take none.
+    // OpenSSL accepts no TLS 1.3 ticket if configured so.
     let lines: Vec<_> = reused.lines().collect();
     ensure!(lines[..3] == ["False True"; 3], "{reused}");
     stand.truepeer.wait_for_log(" resumed\"")
 }
 
-fn a_certificate_of_the_client_is_required_where_it_is_said(bed: &Bed) -> anyhow::Result<()> {
+fn a_required_client_certificate_is_enforced(bed: &Bed) -> anyhow::Result<()> {
     let _echo = Behaviour::Banner.start(bed, &[BACKEND_V4, BACKEND_V6])?;
     let (authority, stranger) = (Authority::new(bed, "authority")?, Authority::new(bed, "stranger")?);
     let (alice, mallory) =
@@ -138,7 +138,7 @@ except OSError: print('refused', flush=True)";
 
 fn new_certificates_are_used_and_open_connections_stay(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::new(bed, Behaviour::Echo, &[])?;
-    // Shows its certificate's number, waits for the file, and shows that of a new connection.
+    // Prints its certificate's number, waits for the file, and prints that of a new connection.
     let script = "
 before = open()
 number = before.getpeercert()['serialNumber']
@@ -172,7 +172,7 @@ close(after)";
     Ok(())
 }
 
-fn what_is_not_tls_is_refused_with_what_it_looks_like(bed: &Bed) -> anyhow::Result<()> {
+fn other_protocols_are_refused_by_name(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::new(bed, Behaviour::Echo, &[])?;
     let mut stream = client::connect(DOOR_V4)?;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: site.test\r\n\r\n")?;
@@ -200,7 +200,7 @@ os.close(tls.detach())";
     stand.backend.wait_for_log(" reset 4")
 }
 
-fn files_that_are_wrong_are_named_before_anything_listens(bed: &Bed) -> anyhow::Result<()> {
+fn wrong_files_are_named_before_anything_listens(bed: &Bed) -> anyhow::Result<()> {
     let authority = Authority::new(bed, "authority")?;
     let other = authority.certify(bed, "other", &["other.test"])?;
     let text = bed.write("text.pem", "no certificate")?.to_string_lossy().into_owned();

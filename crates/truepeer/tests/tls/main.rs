@@ -1,5 +1,5 @@
 //! `truepeer proxy` with TLS: real clients, senders and backends on both sides of it, in private networks.
-//! `cargo test -p truepeer --test tls -- WORD` runs those whose name has the word in it.
+//! `cargo test -p truepeer --test tls -- WORD` runs the tests whose name contains the word.
 
 mod authority;
 mod chain;

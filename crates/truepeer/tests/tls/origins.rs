@@ -1,4 +1,4 @@
-//! TLS towards backends of others: OpenSSL's server, verified or not.
+//! TLS towards other programs' backends: OpenSSL's server, verified or not.
 
 use anyhow::ensure;
 use truepeer_testbed::servers::Nginx;
@@ -15,14 +15,20 @@ pub(crate) fn tests() -> Vec<Test> {
         a_backend_is_verified,
         a_backend_of_another_name_or_authority_is_refused,
         a_backend_whose_certificate_is_of_another_time_is_refused,
-        a_backend_whose_certificate_is_its_own_authority_is_taken_if_it_is_named,
-        any_backend_is_taken_where_that_is_said,
-        a_backend_that_asks_is_shown_our_certificate,
+        a_self_signed_backend_certificate_is_accepted_if_named,
+        any_backend_is_accepted_without_verification,
+        a_backend_that_requests_a_certificate_gets_one,
     ];
     let mut all: Vec<_> = all.into_iter().map(|test| test.needs_program("openssl")).collect();
-    let offered = Test::new("backends_are_offered_what_is_said", backends_are_offered_what_is_said);
+    let offered = Test::new(
+        "backends_are_offered_the_configured_protocols",
+        backends_are_offered_the_configured_protocols,
+    );
     all.push(offered.needs_program("python3"));
-    all.push(Test::new("a_backend_that_speaks_nothing_of_it_says_so", a_backend_that_speaks_nothing_of_it));
+    all.push(Test::new(
+        "a_backend_that_speaks_nothing_of_it_says_so",
+        a_backend_without_a_common_protocol_is_reported,
+    ));
     all
 }
 
@@ -59,7 +65,7 @@ fn reversed(line: &str) -> anyhow::Result<String> {
 
 fn a_backend_is_verified(bed: &Bed) -> anyhow::Result<()> {
     let authority = Authority::new(bed, "authority")?;
-    // By its address, as -4 has it, and by name.
+    // By its address, as in -4, and by name.
     for (options, name) in [(&[][..], "127.0.0.1"), (&["--origin-name", "site.test"][..], "site.test")] {
         let _origin = openssl(bed, &authority.certify(bed, "site", &[name])?)?;
         let near = near(bed, &[&["--origin-ca", &authority.ca], options].concat())?;
@@ -103,7 +109,7 @@ fn a_backend_whose_certificate_is_of_another_time_is_refused(bed: &Bed) -> anyho
     Ok(())
 }
 
-/// Says what each client has offered that it speaks, too: the best of it, by its own choice.
+/// Also prints the protocols that each client offers, and chooses the best.
 const CHOOSING: &str = r"
 import socket, ssl, sys
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -116,14 +122,14 @@ while True:
     stream.unwrap().close()
 ";
 
-fn backends_are_offered_what_is_said(bed: &Bed) -> anyhow::Result<()> {
+fn backends_are_offered_the_configured_protocols(bed: &Bed) -> anyhow::Result<()> {
     let Identity { cert, key } = Authority::new(bed, "authority")?.certify(bed, "site", &["site.test"])?;
     for (offered, spoken, chosen) in [
         (&[][..], &["h2", "http/1.1"][..], "None"),
         (&["http/1.1"], &["h2", "http/1.1"], "http/1.1"),
         (&["spdy/3", "h2"], &["http/1.1", "h2"], "h2"),
         (&["h2", "http/1.1"], &["http/1.1", "h2"], "http/1.1"),
-        // One that does not know ALPN says nothing, which is no refusal.
+        // A backend without ALPN answers nothing, which is no refusal.
         (&["h2"], &[], "None"),
     ] {
         let origin = Program::new("python3").args(["-c", CHOOSING, &cert, &key]).args(spoken).start(bed)?;
@@ -137,8 +143,8 @@ fn backends_are_offered_what_is_said(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// NGINX speaks HTTP, and refuses who offers something else alone.
-fn a_backend_that_speaks_nothing_of_it(bed: &Bed) -> anyhow::Result<()> {
+/// NGINX supports HTTP, and refuses clients that offer only other protocols.
+fn a_backend_without_a_common_protocol_is_reported(bed: &Bed) -> anyhow::Result<()> {
     let Identity { cert, key } = Authority::new(bed, "authority")?.certify(bed, "site", &["site.test"])?;
     let certificate = format!("ssl_certificate {cert}; ssl_certificate_key {key}; return 200 fine;");
     let _origin = Nginx::default().server(ORIGIN, "ssl", &certificate).start(bed)?;
@@ -149,8 +155,8 @@ fn a_backend_that_speaks_nothing_of_it(bed: &Bed) -> anyhow::Result<()> {
     near.wait_for_log("origin_tls")
 }
 
-/// The guide's own line makes such a certificate.
-fn a_backend_whose_certificate_is_its_own_authority_is_taken_if_it_is_named(bed: &Bed) -> anyhow::Result<()> {
+/// The openssl line of the guide creates such a certificate.
+fn a_self_signed_backend_certificate_is_accepted_if_named(bed: &Bed) -> anyhow::Result<()> {
     let make = |file: &str| -> anyhow::Result<Identity> {
         let [cert, key] =
             ["pem", "key"].map(|kind| bed.dir().join(format!("{file}.{kind}")).display().to_string());
@@ -185,7 +191,7 @@ fn a_backend_whose_certificate_is_its_own_authority_is_taken_if_it_is_named(bed:
     Ok(())
 }
 
-fn any_backend_is_taken_where_that_is_said(bed: &Bed) -> anyhow::Result<()> {
+fn any_backend_is_accepted_without_verification(bed: &Bed) -> anyhow::Result<()> {
     let stranger = Authority::new(bed, "stranger")?;
     let _origin = openssl(bed, &stranger.certify(bed, "site", &["site.test"])?)?;
     let near = near(bed, &["--origin-insecure"])?;
@@ -193,7 +199,7 @@ fn any_backend_is_taken_where_that_is_said(bed: &Bed) -> anyhow::Result<()> {
     near.wait_for_log("--origin-insecure: the backends' certificates are not verified")
 }
 
-fn a_backend_that_asks_is_shown_our_certificate(bed: &Bed) -> anyhow::Result<()> {
+fn a_backend_that_requests_a_certificate_gets_one(bed: &Bed) -> anyhow::Result<()> {
     let authority = Authority::new(bed, "authority")?;
     let us = authority.certify(bed, "us", &["us.test"])?;
     let asks = ["-Verify", "1", "-verify_return_error", "-CAfile", &authority.ca];

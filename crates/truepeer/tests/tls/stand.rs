@@ -1,4 +1,4 @@
-//! What most tests stand on: truepeer that takes TLS off, in front of a backend.
+//! The set-up of most tests: truepeer terminates TLS before a backend.
 //!
 //! ```text
 //! client ──TLS──▶ 127.0.0.1:8443, [::1]:8443 truepeer ──as the client──▶ 127.0.0.1:8000, [::1]:8000
@@ -13,7 +13,7 @@ pub(crate) const DOOR_V6: &str = "[::1]:8443";
 pub(crate) const BACKEND_V4: &str = "127.0.0.1:8000";
 pub(crate) const BACKEND_V6: &str = "[::1]:8000";
 
-/// `truepeer proxy` that makes its routes and says all it has to say.
+/// `truepeer proxy` that creates its routes and logs everything.
 pub(crate) fn bare_proxy() -> Truepeer {
     Truepeer::proxy(env!("CARGO_BIN_EXE_truepeer")).args(&[
         "--log-format",
@@ -41,14 +41,15 @@ impl Stand {
     }
 }
 
-/// truepeer at the doors, with a certificate for site.test and the backends.
+/// truepeer on the listening addresses, with a certificate for site.test, and the backends.
 pub(crate) fn terminating(bed: &Bed, authority: &Authority) -> anyhow::Result<Truepeer> {
     let site = authority.certify(bed, "site", &["site.test"])?;
     let proxy = bare_proxy().listen(DOOR_V4).listen(DOOR_V6).ipv4(BACKEND_V4).ipv6(BACKEND_V6);
     Ok(proxy.option("--tls-cert", site.cert).option("--tls-key", site.key))
 }
 
-/// What Python's clients begin with: `open(to, first=…, source=…, name=…)` shakes hands, behind what comes first.
+/// The start of Python clients: `open(to, first=…, source=…, name=…)` performs a handshake, after sending
+/// `first`.
 const PRELUDE: &str = "
 import hashlib, os, socket, ssl, sys, threading, time
 context = ssl.create_default_context(cafile=sys.argv[1])
@@ -61,7 +62,7 @@ def close(tls):
     except (ssl.SSLError, OSError): pass
 ";
 
-/// A Python client that trusts the authority. It is given further arguments from `sys.argv[2]` on.
+/// A Python client that trusts the authority. Its further arguments start at `sys.argv[2]`.
 pub(crate) fn python(authority: &Authority, script: &str) -> Program {
     Program::new("python3").args(["-c", &format!("{PRELUDE}\n{script}"), &authority.ca])
 }

@@ -1,4 +1,4 @@
-//! `truepeer vpp …` as a test calls it.
+//! Runs `truepeer vpp …` in tests.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use truepeer_testbed::{Bed, Program};
 
 pub(crate) const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
 
-/// What a command did.
+/// The outcome of a command.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) well: bool,
@@ -17,20 +17,20 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// That it went well, and what it printed.
+    /// Expects success, and returns the output.
     pub(crate) fn well(self) -> Result<String> {
         ensure!(self.well, "failed: {}", self.said);
         Ok(self.out)
     }
 
-    /// That it failed, and what was said.
+    /// Expects failure, and returns the output.
     pub(crate) fn failed(self) -> Result<String> {
         ensure!(!self.well, "went well: {}", self.said);
         Ok(self.said)
     }
 }
 
-/// The private directory that the tests of a bed use, short enough for sockets.
+/// The private directory of a bed's tests, short enough for sockets.
 pub(crate) fn place(bed: &Bed) -> PathBuf {
     bed.dir().join("v")
 }
@@ -53,7 +53,7 @@ pub(crate) fn run(bed: &Bed, words: &str) -> Result<Outcome> {
     outcome(bed, &vpp(bed, words))
 }
 
-/// That nothing is left of it.
+/// Checks that nothing of it is left.
 pub(crate) fn ensure_nothing_left(bed: &Bed) -> Result<()> {
     ensure!(!place(bed).exists(), "{} is still there", place(bed).display());
     Ok(())

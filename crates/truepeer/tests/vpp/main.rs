@@ -1,4 +1,4 @@
-//! `truepeer vpp`: with a stand-in for what must hold whatever VPP does, and with a real one where there is one.
+//! `truepeer vpp`: with a stand-in where VPP's behaviour doesn't matter, and with a real VPP if there is one.
 
 #[allow(dead_code, reason = "other tests use all of it")]
 #[path = "../tls/authority.rs"]

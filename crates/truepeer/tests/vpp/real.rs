@@ -1,5 +1,5 @@
-//! With a VPP of this machine's: in PATH, or where `TRUEPEER_VPP` says (its program, or the prefix that it is installed
-//! under). Skipped by name where there is none.
+//! With this machine's VPP: from PATH, or from `TRUEPEER_VPP` (its program, or its installation prefix). Skipped
+//! if there is none.
 
 use std::env;
 use std::fs;
@@ -11,7 +11,7 @@ use truepeer_testbed::{Bed, Program, Running, find_program, ip_here, skip};
 
 use crate::kit::{ensure_nothing_left, outcome, place, run, vpp};
 
-/// VPP takes its time on a busy machine, and more if it was built for debugging.
+/// VPP is slow on a busy machine, and slower if built for debugging.
 pub(crate) fn up(bed: &Bed, words: &str) -> Result<Program> {
     let named = env::var_os("TRUEPEER_VPP").map(PathBuf::from);
     let Some(vpp_of_machine) = named.or_else(|| find_program("vpp")) else {

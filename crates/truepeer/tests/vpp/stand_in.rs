@@ -1,4 +1,4 @@
-//! What holds whatever VPP does: shown with two scripts in its place.
+//! Behaviour that doesn't depend on VPP, with two scripts in its place.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ fn up(bed: &Bed, words: &str) -> Program {
     vpp(bed, &format!("up --vpp {STAND_IN} {words}"))
 }
 
-/// What it was told, in order.
+/// The commands that it got, in order.
 fn told(bed: &Bed) -> Result<Vec<String>> {
     let text = fs::read_to_string(bed.dir().join("told"))?;
     Ok(text.lines().filter(|line| *line != "show version").map(str::to_owned).collect())
@@ -27,7 +27,7 @@ fn process(bed: &Bed) -> Result<Pid> {
 }
 
 fn ensure_ended(bed: &Bed, process: Pid) -> Result<()> {
-    // Its parent has ended: whoever stands in for init waits for it some time.
+    // Its parent has ended; init needs a moment to reap it.
     let is_zombie = || {
         let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap_or_default();
         stat.contains(") Z ")
@@ -148,7 +148,7 @@ pub(crate) fn programs_are_told_where_vpp_is(bed: &Bed) -> Result<()> {
 }
 
 pub(crate) fn programs_that_load_no_library_are_refused(bed: &Bed) -> Result<()> {
-    // To the kernel's eyes no program at all: it isn't linked against anything.
+    // For the kernel it is no program: it isn't linked against anything.
     let program = bed.write("program", "")?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
     outcome(bed, &up(bed, "--loopback"))?.well()?;

@@ -1,4 +1,4 @@
-//! What passes: many requests at once, long bodies, chunks, upgrades, both versions of HTTP; and slow readers.
+//! Many requests at once, long bodies, chunks, upgrades, both versions of HTTP, and slow readers.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ pub(super) fn tests() -> Vec<Test> {
     let mut all = tests![
         many_requests_are_answered_each_with_its_own,
         chunks_and_trailers_pass,
-        a_body_waits_for_the_origins_word,
+        a_body_waits_for_the_origins_100_continue,
         an_upgraded_connection_passes,
-        slow_readers_hold_up_nobody_and_get_all,
+        slow_readers_delay_no_other_and_get_everything,
         a_half_closed_client_gets_all_of_its_answer,
     ];
     all.push(Test::new("bodies_of_64_mib_pass_each_way", |bed| bodies_pass(bed, 64)));
@@ -28,7 +28,7 @@ pub(super) fn tests() -> Vec<Test> {
 
 const ORIGIN: &str = "http://172.16.1.1:8080";
 
-/// New connections and kept ones, all at the same time; each answer is its request's.
+/// New and kept connections at the same time; each answer belongs to its request.
 fn many_requests_are_answered_each_with_its_own(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     let _origin = origin(bed, 8080)?;
@@ -105,7 +105,7 @@ print(stream.recv(1000).decode().lower() == hashlib.sha256(b'z' * 40001).hexdige
     Ok(())
 }
 
-fn a_body_waits_for_the_origins_word(bed: &Bed) -> Result<()> {
+fn a_body_waits_for_the_origins_100_continue(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     let _origin = origin(bed, 8080)?;
     let _truepeer = on_vpp.https(DOOR, ORIGIN, &[])?;
@@ -124,7 +124,7 @@ fn a_body_waits_for_the_origins_word(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// What WebSockets are made of: after 101 both directions pass as they are.
+/// As for WebSockets: after 101 both directions pass unchanged.
 fn an_upgraded_connection_passes(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     let _origin = origin(bed, 8080)?;
@@ -150,8 +150,8 @@ print('echoed')
     Ok(())
 }
 
-/// What they don't take stays with the origin, but for what fits into queues on the way.
-fn slow_readers_hold_up_nobody_and_get_all(bed: &Bed) -> Result<()> {
+/// Bytes that they don't read stay with the origin, except those in queues on the way.
+fn slow_readers_delay_no_other_and_get_everything(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     let origin = origin(bed, 8080)?;
     let truepeer = on_vpp.https(DOOR, ORIGIN, &["--body-timeout", "10m", "--keepalive-timeout", "10m"])?;
@@ -188,8 +188,8 @@ for _ in range(100):
     Ok(())
 }
 
-/// VPP takes the end of one direction for a connection's last event; what is sent the other way still needs some, once
-/// queues on the way are full.
+/// VPP takes the end of one direction as a connection's last event. Sending in the other direction needs further
+/// events once the queues are full.
 fn a_half_closed_client_gets_all_of_its_answer(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     let _origin = origin(bed, 8080)?;

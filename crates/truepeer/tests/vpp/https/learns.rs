@@ -1,4 +1,4 @@
-//! The origin learns the client: in each of the three ways, over both families, by NGINX and by HAProxy.
+//! The origin learns the client: in each of the three ways, over both families, with NGINX and HAProxy.
 
 use anyhow::{Result, ensure};
 use truepeer_testbed::servers::{Haproxy, Nginx};
@@ -15,7 +15,7 @@ pub(super) fn tests() -> Vec<Test> {
     ]
 }
 
-/// What an origin is asked to answer with, and how it listens.
+/// The origin's configuration: its answer, and how it listens.
 struct Way {
     nginx: (&'static str, &'static str),
     haproxy: (&'static str, &'static str),
@@ -44,7 +44,7 @@ fn origins(bed: &Bed, way: &Way) -> Result<[Running; 2]> {
     Ok([nginx.start(bed)?, haproxy.start(bed)?])
 }
 
-/// Where clients of a family come to, who they are there, and where the origin is.
+/// The address that clients of a family connect to, their own address, and the origin's.
 const FAMILIES: [(&str, &str, &str); 2] = [(DOOR, CLIENT, ORIGIN), (DOOR_V6, CLIENT_V6, "[fd00:1::1]")];
 
 fn everybody_learns(bed: &Bed, mode: &str, way: &Way) -> Result<()> {
@@ -94,8 +94,8 @@ fn ask_as(bed: &Bed, door: &str, family: &str, clients: &[&str], own: &str) -> R
     Ok(())
 }
 
-/// By a plain bind: VPP lets a program have any address. The origin's answers find back because VPP takes the clients'
-/// prefix for its own, so the clients can't be reached through the same table: they come by way of a sender.
+/// By a plain bind: VPP lets a program use any address. The origin's answers return because VPP owns the clients'
+/// prefix, so the clients can't be reached through the same table: they connect through a sender.
 fn the_connection_tells_the_client(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     on_vpp.tell("ip route add 203.0.113.0/24 via local")?;
@@ -123,7 +123,7 @@ fn a_header_before_the_clients_hello_is_believed(bed: &Bed) -> Result<()> {
     let trusting = on_vpp.https(DOOR, &origin, &["--header=require", "--allow=172.16.2.2"])?;
     ask_as(bed, DOOR, "TCP4", &["203.0.113.7"], "172.16.2.1")?;
     drop(trusting);
-    // Only from whom it is allowed.
+    // Only from an allowed sender.
     let strict = on_vpp.https(DOOR, &origin, &["--header=require", "--allow=192.0.2.1"])?;
     let refused = curl(&["https://172.16.2.1/"]).start(bed)?;
     ensure!(!refused.wait_end()?.success(), "{}", strict.log());

@@ -1,4 +1,4 @@
-//! What comes and goes under load: origins, certificates, truepeer itself, VPP; and several workers.
+//! Changes under load: origins, certificates, truepeer itself, VPP; and several workers.
 
 use std::cell::Cell;
 
@@ -12,16 +12,16 @@ use super::stand::{DOOR, ORIGIN, OnVpp, client, curl, origin, run_client, succee
 pub(super) fn tests() -> Vec<Test> {
     tests![
         connections_are_kept_and_their_ends_are_noticed,
-        an_origin_is_restarted_and_nobody_notices,
-        an_origin_that_is_not_there_is_said_to_be,
+        a_restart_of_the_origin_loses_no_request,
+        an_unreachable_origin_has_its_own_status,
         certificates_change_under_load,
-        requests_under_way_are_answered_before_the_end,
+        open_requests_are_answered_before_the_end,
         several_workers_share_the_clients,
         vpps_end_ends_truepeer_with_a_reason,
     ]
 }
 
-/// Eight clients that ask all the time, each on a connection of its own, or on one for each request.
+/// Eight clients that send requests continuously, each on its own connection, or on one for each request.
 struct Load<'a> {
     bed: &'a Bed,
     clients: Running,
@@ -57,7 +57,7 @@ print('over')
         Ok(())
     }
 
-    /// Ends it; nobody may have seen anything else than an answer.
+    /// Ends it. Every request must have got its answer.
     fn end(self) -> Result<()> {
         self.bed.write("enough", "")?;
         ensure!(succeed(&self.clients)?.contains("over"), "{}", self.clients.log());
@@ -65,8 +65,8 @@ print('over')
     }
 }
 
-/// One worker, one client: all its requests go over one connection to the origin. Once either side closes its own, VPP
-/// has none of it any more.
+/// One worker and one client: all its requests use one connection to the origin. Once either side closes its end,
+/// VPP has removed it.
 fn connections_are_kept_and_their_ends_are_noticed(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     let server = "keepalive_timeout 2s; location / { return 200 \"$connection $connection_requests\\n\"; }";
@@ -83,8 +83,8 @@ fn connections_are_kept_and_their_ends_are_noticed(bed: &Bed) -> Result<()> {
     })
 }
 
-/// It is stopped in the middle, and for a moment nobody listens.
-fn an_origin_is_restarted_and_nobody_notices(bed: &Bed) -> Result<()> {
+/// It is stopped in the middle, and for a moment nothing listens.
+fn a_restart_of_the_origin_loses_no_request(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     let nginx = Nginx::default().server(format!("{ORIGIN}:8080"), "", "location / { return 200 fine; }");
     let mut origin = Some(nginx.start(bed)?);
@@ -99,8 +99,8 @@ fn an_origin_is_restarted_and_nobody_notices(bed: &Bed) -> Result<()> {
     load.end().with_context(|| truepeer.log())
 }
 
-/// VPP tells of a refused connection only by an event, and not why.
-fn an_origin_that_is_not_there_is_said_to_be(bed: &Bed) -> Result<()> {
+/// VPP reports a refused connection only by an event, without the reason.
+fn an_unreachable_origin_has_its_own_status(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     let truepeer =
         on_vpp.https(DOOR, "http://172.16.1.1:8080", &["--origin-patience", "0", "--access-log"])?;
@@ -135,8 +135,8 @@ fn certificates_change_under_load(bed: &Bed) -> Result<()> {
     load.end().with_context(|| truepeer.log())
 }
 
-/// An idle connection is ended, a request that has begun is answered, and then truepeer ends well.
-fn requests_under_way_are_answered_before_the_end(bed: &Bed) -> Result<()> {
+/// An idle connection is closed, a started request is answered, and then truepeer ends with success.
+fn open_requests_are_answered_before_the_end(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     let origin = origin(bed, 8080)?;
     let truepeer = on_vpp.https(DOOR, "http://172.16.1.1:8080", &[])?;
@@ -177,8 +177,8 @@ print(answer.decode(), flush=True)
     Ok(())
 }
 
-/// Each opens a listener of its own, and VPP deals connections out to them. Kept connections to the origin are a worker's
-/// own: NGINX counts as many as there are workers, at most.
+/// Each worker opens its own listener, and VPP distributes connections. Kept connections to the origin belong to
+/// a worker: NGINX counts at most as many as there are workers.
 fn several_workers_share_the_clients(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     let server = "location / { return 200 \"$connection\\n\"; }";
@@ -205,7 +205,7 @@ print(len(seen))
     Ok(())
 }
 
-/// When VPP is killed its descriptors say nothing any more.
+/// When VPP is killed, its descriptors report nothing any more.
 fn vpps_end_ends_truepeer_with_a_reason(bed: &Bed) -> Result<()> {
     for workers in ["1", "2"] {
         let on_vpp = OnVpp::ethernet(bed)?;

@@ -1,4 +1,4 @@
-//! `truepeer https --stack vpp`, by a VPP of this machine's: what must hold on any network stack.
+//! `truepeer https --stack vpp` on this machine's VPP: behaviour that is the same on every network stack.
 
 mod bodies;
 mod learns;
@@ -10,6 +10,6 @@ use truepeer_testbed::Test;
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = [bodies::tests(), learns::tests(), lives::tests(), neighbours::tests()];
-    // Each has a VPP of its own, which keeps a core busy.
+    // Each has its own VPP, which keeps a core busy.
     all.into_iter().flatten().map(|test| test.of_group("https").alone()).collect()
 }

@@ -1,5 +1,5 @@
-//! truepeer between programs that are on VPP as well, in the loopback layout: NGINX and HAProxy as its origins, curl,
-//! wrk and Python as its clients.
+//! truepeer between programs that also run on VPP, in the loopback layout: NGINX and HAProxy as its origins,
+//! curl, wrk and Python as its clients.
 
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
@@ -16,7 +16,7 @@ pub(super) fn tests() -> Vec<Test> {
 const DOOR: &str = "172.16.2.1:8089";
 const ORIGIN: &str = "172.16.1.1:8445";
 
-/// NGINX with the guide's configuration, but that it says whom it sees.
+/// NGINX with the guide's configuration, plus an answer that names the client.
 fn nginx(on_vpp: &OnVpp<'_>) -> Result<Running> {
     let dir = on_vpp.bed.dir().join("nginx");
     std::fs::create_dir_all(dir.join("html"))?;
@@ -92,7 +92,7 @@ fn wrk_on_vpp_is_served(bed: &Bed) -> Result<()> {
     let _origin = nginx(&on_vpp)?;
     let truepeer = https(&on_vpp, "https://172.16.1.1:8445")?;
     let words = ["-t1", "-c12", "-d2s", "https://172.16.2.1:8089/1kb"];
-    // Its table of descriptors is small: VPP's have to begin at 32.
+    // Its descriptor table is small: VPP's descriptors must start at 32.
     let wrk = on_vpp.put_on("client", Program::new("wrk").args(words)).env("LDP_SID_BIT", "5").start(bed)?;
     let said = succeed(&wrk)?;
     let is_well =

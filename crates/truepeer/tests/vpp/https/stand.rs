@@ -1,4 +1,5 @@
-//! truepeer https on VPP between two veth pairs, whose other ends are the kernel's: there stand its clients and origins.
+//! truepeer https on VPP between two veth pairs. The other ends belong to the kernel: clients and origins run
+//! there.
 //!
 //! ```text
 //! clients 172.16.2.2 ──veth── 172.16.2.1 VPP: truepeer https 172.16.1.2 ──veth── 172.16.1.1 origins
@@ -17,18 +18,18 @@ pub(super) const CLIENT: &str = "172.16.2.2";
 pub(super) const CLIENT_V6: &str = "fd00:2::2";
 pub(super) const DOOR: &str = "172.16.2.1:443";
 pub(super) const DOOR_V6: &str = "[fd00:2::1]:443";
-/// Where origins of the kernel's listen, whatever their port.
+/// The address of origins on the kernel's stack.
 pub(super) const ORIGIN: &str = "172.16.1.1";
 pub(super) const ORIGIN_V6: &str = "fd00:1::1";
 
-/// A VPP that is up; dropped, it is brought down.
+/// A running VPP; dropping it runs `vpp down`.
 pub(super) struct OnVpp<'a> {
     pub(super) bed: &'a Bed,
     authority: Authority,
 }
 
 impl<'a> OnVpp<'a> {
-    /// Brings up the ethernet layout, in both families.
+    /// Starts the ethernet layout, for both families.
     pub(super) fn ethernet(bed: &'a Bed) -> Result<Self> {
         ip_here(&["link add va type veth peer name pa", "link add vb type veth peer name pb"])?;
         ip_here(&["link set va up", "link set pa up", "link set vb up", "link set pb up"])?;
@@ -40,7 +41,7 @@ impl<'a> OnVpp<'a> {
         Ok(on_vpp)
     }
 
-    /// Brings up the loopback layout.
+    /// Starts the loopback layout.
     pub(super) fn loopback(bed: &'a Bed) -> Result<Self> {
         Self::up(bed, "--loopback")
     }
@@ -52,7 +53,7 @@ impl<'a> OnVpp<'a> {
         Ok(on_vpp)
     }
 
-    /// Says a line to VPP, and gives its answer.
+    /// Sends a command line to VPP and returns its answer.
     pub(super) fn tell(&self, line: &str) -> Result<String> {
         let state: serde_json::Value =
             serde_json::from_str(&fs::read_to_string(place(self.bed).join("state.json"))?)?;
@@ -61,14 +62,14 @@ impl<'a> OnVpp<'a> {
         Program::new(vppctl).arg("-s").arg(socket).args(line.split(' ')).run(self.bed)
     }
 
-    /// The process number of VPP.
+    /// The process id of VPP.
     pub(super) fn process(&self) -> Result<i32> {
         let state: serde_json::Value =
             serde_json::from_str(&fs::read_to_string(place(self.bed).join("state.json"))?)?;
         Ok(state["pid"].as_i64().context("no process number")?.try_into()?)
     }
 
-    /// Starts `truepeer https --stack vpp` with more options, and waits until it listens.
+    /// Starts `truepeer https --stack vpp` with additional options, and waits until it listens.
     pub(super) fn https(&self, listen: &str, origin: &str, options: &[&str]) -> Result<Running> {
         let host = listen.rsplit_once(':').map_or(listen, |(host, _)| host).trim_matches(['[', ']']);
         self.certify(&["site.test", host])?;
@@ -98,7 +99,7 @@ impl<'a> OnVpp<'a> {
         program.launched_by(TRUEPEER, &["vpp", "run", "--namespace", namespace, "--dir", &dir, "--"])
     }
 
-    /// Waits until somebody listens there on VPP.
+    /// Waits until a program listens there on VPP.
     pub(super) fn wait_listening(&self, at: &str) -> Result<()> {
         let listens = format!("{at}->");
         self.bed.wait_for(&format!("{at} on VPP"), || {
@@ -117,27 +118,27 @@ impl Drop for OnVpp<'_> {
     }
 }
 
-/// curl, which takes any certificate.
+/// curl, which accepts any certificate.
 pub(super) fn curl(args: &[&str]) -> Program {
     Program::new("curl").args(["--silent", "--show-error", "--insecure", "--max-time", "120"]).args(args)
 }
 
-/// What clients in Python begin with.
+/// The start of clients in Python.
 const PRELUDE: &str = include_str!("../programs/client.py");
 
-/// A client in Python: `connect()` and `client()` of `programs/client.py` lead to `door`.
+/// A client in Python: `connect()` and `client()` of `programs/client.py` use `door`.
 pub(super) fn client(bed: &Bed, door: &str, script: &str) -> Result<Running> {
     let (host, port) = door.rsplit_once(':').context("no port")?;
     let words = [host.trim_matches(['[', ']']), port];
     Program::new("/usr/bin/python3").args(["-c", &format!("{PRELUDE}{script}")]).args(words).start(bed)
 }
 
-/// Runs one to its end, however long it takes: tests have time limits of their own.
+/// Runs one to its end, without a time limit: tests have their own.
 pub(super) fn run_client(bed: &Bed, door: &str, script: &str) -> Result<String> {
     succeed(&client(bed, door, script)?)
 }
 
-/// Waits for its end, which has to be a good one.
+/// Waits until it ends with success.
 pub(super) fn succeed(client: &Running) -> Result<String> {
     while client.is_alive() {
         std::thread::sleep(std::time::Duration::from_millis(20));
