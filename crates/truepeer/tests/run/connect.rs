@@ -1,4 +1,4 @@
-//! The sending side: programs that connect, unchanged, to a listener that reads what comes first.
+//! The sending side: unchanged programs connect to a listener that reads the first bytes.
 
 use std::io::Read;
 use std::thread::{self, JoinHandle};
@@ -18,9 +18,9 @@ pub(crate) fn tests() -> Vec<Test> {
         a_blocking_program_sends_its_header_first,
         a_non_blocking_program_sends_its_header_first,
         a_non_blocking_program_sends_it_without_fast_open_too,
-        only_the_named_destinations_are_told,
+        only_the_named_destinations_get_a_header,
         without_from_the_connections_own_address_is_named,
-        a_refused_connection_is_refused_as_without_us,
+        a_refused_connection_is_refused_as_without_truepeer,
     ]
     .into_iter()
     .map(|test| test.needs_program(PYTHON).needs_several_users())
@@ -30,7 +30,7 @@ pub(crate) fn tests() -> Vec<Test> {
     all
 }
 
-/// Started by `truepeer connect`.
+/// A program started by `truepeer connect`.
 fn telling(program: Program, options: &[&str]) -> Program {
     let launch = [&["connect"], options, &["--"]].concat();
     program.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch)
@@ -82,7 +82,7 @@ fn blocking(host: &str, port: u16) -> String {
     )
 }
 
-/// By an event loop, which connects, waits until the socket is writable, and asks for its error.
+/// An event loop that connects, waits until the socket is writable, and reads its error.
 fn non_blocking(host: &str, port: u16) -> String {
     format!(
         "\
@@ -106,13 +106,13 @@ fn a_non_blocking_program_sends_its_header_first(bed: &Bed) -> anyhow::Result<()
     says_all(bed, &non_blocking)
 }
 
-/// Where the machine's administrator has switched it off.
+/// On a machine whose administrator has disabled fast open.
 fn a_non_blocking_program_sends_it_without_fast_open_too(bed: &Bed) -> anyhow::Result<()> {
     std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "0").context("tcp_fastopen")?;
     says_all(bed, &non_blocking)
 }
 
-fn only_the_named_destinations_are_told(bed: &Bed) -> anyhow::Result<()> {
+fn only_the_named_destinations_get_a_header(bed: &Bed) -> anyhow::Result<()> {
     let told = [client::v2(FROM, TO)?, b"hello".to_vec()].concat();
     for (to, expected) in [
         ("127.0.0.0/8:9090", told.as_slice()),
@@ -142,7 +142,7 @@ fn without_from_the_connections_own_address_is_named(bed: &Bed) -> anyhow::Resul
     Ok(())
 }
 
-fn a_refused_connection_is_refused_as_without_us(bed: &Bed) -> anyhow::Result<()> {
+fn a_refused_connection_is_refused_as_without_truepeer(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import errno, select, socket
 blocking = socket.socket()
@@ -164,7 +164,7 @@ print(udp.connect_ex(('127.0.0.1', 9)) == 0)
     Ok(())
 }
 
-/// To a program under `truepeer run`: both ends are ours.
+/// To a program under `truepeer run`: truepeer is at both ends.
 fn curl_and_node(bed: &Bed) -> anyhow::Result<()> {
     let node = "\
 require('net').createServer({ allowHalfOpen: true }, socket => {

@@ -1,5 +1,5 @@
-//! A program that puts something else under all numbers, or closes them by the kernel's own calls: the library's descriptors are
-//! among them.
+//! A program that replaces all descriptors, or closes them with its own system calls. The library's descriptors
+//! are among them.
 
 use std::io::Write;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use crate::{PYTHON, python};
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
-        a_program_that_replaces_every_descriptor_is_served_on,
-        a_full_table_of_descriptors_is_the_programs,
-        a_waiting_connection_moves_out_of_the_programs_way,
-        an_executed_program_finds_what_has_moved,
-        a_program_that_closes_past_the_library_is_served_on_and_not_slowed,
+        a_program_that_replaces_every_descriptor_is_still_served,
+        the_program_can_use_every_descriptor,
+        a_waiting_connection_yields_its_number_to_the_program,
+        an_executed_program_finds_moved_descriptors,
+        a_program_that_closes_by_system_calls_is_still_served_and_not_slowed,
     ];
     all.into_iter().map(|test| test.needs_program(PYTHON).needs_several_users()).collect()
 }
 
-/// What the scripts begin with: everything but the listener becomes a file of the program's own.
+/// The start of the scripts: replaces everything but the listener with a file of the program.
 const COVER: &str = "\
 import ctypes, os, resource, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -53,8 +53,8 @@ fn is_served_late(running: &Running) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As daemons do, before each connection, by both calls there are.
-fn a_program_that_replaces_every_descriptor_is_served_on(bed: &Bed) -> anyhow::Result<()> {
+/// As daemons do, before each connection, with both calls.
+fn a_program_that_replaces_every_descriptor_is_still_served(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 def replace_all(replace):
     for number in others:
@@ -73,8 +73,8 @@ while True:
     Ok(())
 }
 
-/// All numbers at once, as far as the program's limit permits; then it needs a few for connections.
-fn a_full_table_of_descriptors_is_the_programs(bed: &Bed) -> anyhow::Result<()> {
+/// All numbers at once, up to the program's limit. Then it frees a few for connections.
+fn the_program_can_use_every_descriptor(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 while True:
     for number in others:
@@ -88,7 +88,7 @@ while True:
     (0..3).try_for_each(|_| is_served_late(&running))
 }
 
-fn a_waiting_connection_moves_out_of_the_programs_way(bed: &Bed) -> anyhow::Result<()> {
+fn a_waiting_connection_yields_its_number_to_the_program(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 listener.setblocking(False)
 def sockets():
@@ -124,8 +124,8 @@ while True:
     Ok(())
 }
 
-/// The names, and the queue of late connections, under other numbers than the environment says.
-fn an_executed_program_finds_what_has_moved(bed: &Bed) -> anyhow::Result<()> {
+/// The names and the queue of late connections have other numbers than the environment says.
+fn an_executed_program_finds_moved_descriptors(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import sys
 for number in others:
@@ -155,8 +155,8 @@ os.execv(sys.executable, [sys.executable, '-c', program, str(connection.fileno()
     Ok(())
 }
 
-/// By system calls that the library doesn't see. What it had is gone: it makes it anew, and says so.
-fn a_program_that_closes_past_the_library_is_served_on_and_not_slowed(bed: &Bed) -> anyhow::Result<()> {
+/// With system calls that the library doesn't see. The library recreates its descriptors and logs that.
+fn a_program_that_closes_by_system_calls_is_still_served_and_not_slowed(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import time
 SYS_close_range = 436
@@ -173,7 +173,7 @@ while True:
     for round in 1..4 {
         running
             .wait_state("everything to be closed", || running.stdout().matches("closed").count() >= round)?;
-        // In two parts, of which the first is looked at before the second comes.
+        // In two parts; the first is examined before the second arrives.
         let mut stream = client::connect(LISTENER)?;
         let header = header()?;
         stream.write_all(&header[..20])?;

@@ -1,4 +1,4 @@
-//! The library in the place of libproxyproto's two, as its documentation shows them (seed 003).
+//! The library in place of libproxyproto's two, as its documentation shows (seed 003).
 
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_header_may_be_demanded,
         getpeername_may_be_left_alone,
         the_sender_has_its_documented_defaults,
-        what_is_no_value_ends_the_program,
+        an_invalid_value_ends_the_program,
     ];
     all.extend(python.into_iter().map(|test| test.needs_program(PYTHON).needs_several_users()));
     let erlang = Test::new("fifty_streams_through_erlangs_echo", erlangs_echo);
@@ -82,7 +82,7 @@ fn netcat_sees_haproxys_client(bed: &Bed) -> anyhow::Result<()> {
     server.wait_for_log("127.0.0.9 4000")
 }
 
-/// The benchmark of its documentation, word for word but for tcpkali, whose part is played here.
+/// The benchmark of its documentation, literally, except that the test replaces tcpkali.
 fn erlangs_echo(bed: &Bed) -> anyhow::Result<()> {
     const PINGS: &[u8] = b"PING\r\nPING\r\nPING\r\nPING\r\nPING\r\nPING\r\nPING\r\nPING\r\nPING\r\nPING\r\n";
     let source = "\
@@ -137,7 +137,7 @@ recv(S) ->
     })
 }
 
-/// Answers with accept()'s address, getpeername()'s, and what it read.
+/// Answers with the address from accept(), the one from getpeername(), and the bytes read.
 const SERVER: &str = "\
 import socket
 listener = socket.create_server(('127.0.0.1', 9090))
@@ -162,7 +162,7 @@ fn server(bed: &Bed, variables: &[(&str, &str)]) -> anyhow::Result<Running> {
     Ok(running)
 }
 
-/// Gives what the server said, or nothing if it never saw us.
+/// Returns the server's answer, or an empty one if the server never saw the connection.
 fn ask(bytes: &[u8]) -> String {
     let asked =
         client::connect_from("127.0.0.9:0", LISTENER).and_then(|mut stream| client::ask(&mut stream, bytes));
@@ -183,7 +183,7 @@ fn versions_are_chosen_by_the_variable(bed: &Bed) -> anyhow::Result<()> {
         for (header, taken) in [(&v1, takes_v1), (&v2, takes_v2)] {
             let said = ask(&[header.as_slice(), b"data"].concat());
             let as_client = said == "203.0.113.7 203.0.113.7 data";
-            // What is not taken is data, as it is there: headers are optional.
+            // A header of another version is data, as in libproxyproto: headers are optional.
             let as_sender = said.starts_with("127.0.0.9 127.0.0.9 ") && said.len() > header.len();
             ensure!(if taken { as_client } else { as_sender }, "version {version}: {said:?}");
         }
@@ -236,8 +236,8 @@ connection.shutdown(socket.SHUT_WR)
     Ok(())
 }
 
-/// Rather than believe everybody.
-fn what_is_no_value_ends_the_program(bed: &Bed) -> anyhow::Result<()> {
+/// The alternative would be to trust every sender.
+fn an_invalid_value_ends_the_program(bed: &Bed) -> anyhow::Result<()> {
     for (name, variable, value) in [
         ("libproxyproto.so", "LIBPROXYPROTO_VERSION", "4"),
         ("libproxyproto_connect.so", "LIBPROXYPROTO_ADDR", "nowhere"),

@@ -1,5 +1,5 @@
-//! Programs that wait by select() or poll() for more than a listener, which blocks: what is silent or refused there must not keep
-//! them from the rest.
+//! Programs that wait in select() or poll() for more than a blocking listener: a silent or refused connection
+//! there must not keep them from the rest.
 
 use std::io::{Read, Write};
 
@@ -13,16 +13,16 @@ const LISTENER: &str = "127.0.0.1:8080";
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
-        select_goes_on_with_open_connections,
-        poll_goes_on_with_open_connections,
-        a_wait_that_has_an_end_ends,
-        a_signal_that_is_let_in_by_pselect_is_let_in,
-        who_only_accepts_is_told_of_nothing,
+        select_continues_with_open_connections,
+        poll_continues_with_open_connections,
+        a_wait_with_a_time_out_ends,
+        a_signal_that_pselect_unblocks_is_delivered,
+        a_program_that_only_accepts_gets_no_extra_error,
     ];
     all.into_iter().map(|test| test.needs_program(crate::PYTHON).needs_several_users()).collect()
 }
 
-/// A thread that serves all its connections itself: each says something, and hears its client's name.
+/// One thread serves all its connections: each sends bytes and gets its client's name.
 const BY_SELECT: &str = "\
 import select, socket
 listener = socket.create_server(('127.0.0.1', 8080))
@@ -57,7 +57,7 @@ fn ask(stream: &mut std::net::TcpStream) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Something that its accept() has nothing for, looked at.
+/// Makes a connection that accept() must skip, and waits until it was examined.
 fn refused() -> anyhow::Result<()> {
     let mut refused = client::connect(LISTENER)?;
     refused.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
@@ -85,11 +85,11 @@ fn goes_on_with_open_connections(bed: &Bed, script: &str) -> anyhow::Result<()> 
     Ok(())
 }
 
-fn select_goes_on_with_open_connections(bed: &Bed) -> anyhow::Result<()> {
+fn select_continues_with_open_connections(bed: &Bed) -> anyhow::Result<()> {
     goes_on_with_open_connections(bed, BY_SELECT)
 }
 
-fn poll_goes_on_with_open_connections(bed: &Bed) -> anyhow::Result<()> {
+fn poll_continues_with_open_connections(bed: &Bed) -> anyhow::Result<()> {
     let by_poll = "    poll = select.poll()
     by_number = {one.fileno(): one for one in (listener, *connections)}
     for number in by_number:
@@ -102,8 +102,8 @@ fn poll_goes_on_with_open_connections(bed: &Bed) -> anyhow::Result<()> {
     goes_on_with_open_connections(bed, &script)
 }
 
-/// As http.server does: it looks every now and then whether it is to end.
-fn a_wait_that_has_an_end_ends(bed: &Bed) -> anyhow::Result<()> {
+/// As http.server does: it checks regularly whether it must end.
+fn a_wait_with_a_time_out_ends(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import http.server, os, threading, time
 server = http.server.HTTPServer(('127.0.0.1', 8080), http.server.BaseHTTPRequestHandler)
@@ -122,8 +122,8 @@ print('ended')
     Ok(())
 }
 
-/// What it blocks elsewhere it expects within its wait.
-fn a_signal_that_is_let_in_by_pselect_is_let_in(bed: &Bed) -> anyhow::Result<()> {
+/// The program expects a signal during its wait that it blocks elsewhere.
+fn a_signal_that_pselect_unblocks_is_delivered(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import ctypes, signal, socket, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -150,8 +150,8 @@ while True:
     Ok(())
 }
 
-/// It would end by an error that it doesn't expect. It has used poll() before, for something else.
-fn who_only_accepts_is_told_of_nothing(bed: &Bed) -> anyhow::Result<()> {
+/// An error that it doesn't expect would end it. It has used poll() before, for other descriptors.
+fn a_program_that_only_accepts_gets_no_extra_error(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import select, socket
 listener = socket.create_server(('127.0.0.1', 8080))

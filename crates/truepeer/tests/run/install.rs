@@ -1,4 +1,4 @@
-//! `cargo install`, as README has it: one file, which carries its library.
+//! `cargo install`, as in the README: one file, which contains its library.
 
 use std::path::Path;
 use std::thread;
@@ -13,13 +13,13 @@ use crate::kit::{CLIENT4, Talk, V4, header_of};
 pub(crate) fn tests() -> Vec<Test> {
     let test =
         Test::new("an_installed_truepeer_carries_its_library", an_installed_truepeer_carries_its_library);
-    // It compiles all that truepeer is made of, the first time.
+    // The first time, it compiles all dependencies.
     let test = test.needs_program("cargo").needs_program(PYTHON).needs_several_users();
     vec![test.long().time_limit(Duration::from_secs(3600))]
 }
 
-/// Without a network: what it is made of has been fetched to build this test. Not optimized, which the library is all the same;
-/// in a directory of its own, since the other tests run what lies in the usual one.
+/// Offline: the dependencies were fetched to build this test. Not optimised, except for the library, which always
+/// is. In a separate directory, because the other tests run the program in the usual one.
 fn an_installed_truepeer_carries_its_library(bed: &Bed) -> anyhow::Result<()> {
     let built = Path::new(env!("CARGO_BIN_EXE_truepeer")).ancestors().nth(2).context("a target directory")?;
     let (target, root) = (built.join("installed"), bed.dir().join("root"));
@@ -28,7 +28,7 @@ fn an_installed_truepeer_carries_its_library(bed: &Bed) -> anyhow::Result<()> {
     let install = Program::new("cargo").args(install).arg(&target).arg("--root").arg(&root);
     let install = install.dir(workspace_dir()).start(bed)?;
     to_its_end(&install)?;
-    // What was built is out of reach from here on: the installed file has to do.
+    // The build directory is out of reach from here on: the installed file must suffice.
     Program::new("mount").args(["-t", "tmpfs", "none"]).arg(&target).run(bed)?;
     let script = "\
 import socket
@@ -56,7 +56,7 @@ while True:
     Ok(())
 }
 
-/// However long it takes: the test's own limit ends it.
+/// Without a time limit: the test has its own.
 fn to_its_end(program: &Running) -> anyhow::Result<()> {
     while program.is_alive() {
         thread::sleep(Duration::from_millis(100));

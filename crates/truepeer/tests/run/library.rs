@@ -1,4 +1,4 @@
-//! What is the library's own: where it is put, and how it behaves in a program that doesn't know of it.
+//! The library alone: where it is written, and how it behaves in a program that doesn't know of it.
 
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -14,13 +14,13 @@ pub(crate) const CLIENT: &str = "203.0.113.7:5000";
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all: Vec<Test> = tests![
-        a_program_that_closes_everything_is_served_on,
-        a_forked_child_holds_nobodys_connection_open,
+        a_program_that_closes_everything_is_still_served,
+        a_forked_child_holds_no_connection_open,
         names_survive_the_execution_of_another_program,
         sockets_passed_to_another_process_keep_their_name,
-        a_strangers_listener_on_the_same_address_takes_nothing_away,
+        another_programs_listener_on_the_address_loses_nothing,
         many_start_at_once,
-        another_users_program_gets_nothing_of_ours,
+        another_users_program_inherits_no_descriptor,
         a_waiting_connection_leaves_the_low_numbers_to_the_program,
     ]
     .into_iter()
@@ -28,15 +28,18 @@ pub(crate) fn tests() -> Vec<Test> {
     .collect();
     all.extend(tests![the_library_alone_is_run_without_options]);
     let old = Test::new("old_libraries_that_nobody_has_are_removed", old_libraries_are_removed);
-    // Other tests have programs of the same user that it may not look into.
+    // Other tests have programs of the same user that it can't inspect.
     all.push(old.needs_program(PYTHON).needs_several_users().alone());
     all.push(
-        Test::new("a_library_of_somebody_elses_is_not_taken", a_library_of_somebody_elses_is_not_taken)
+        Test::new("a_library_of_another_user_is_not_used", a_library_of_another_user_is_not_used)
             .needs_several_users(),
     );
     all.push(
-        Test::new("names_that_others_have_taken_stop_nobody", names_that_others_have_taken_stop_nobody)
-            .needs_several_users(),
+        Test::new(
+            "names_taken_by_other_users_do_not_prevent_a_start",
+            names_taken_by_other_users_do_not_prevent_a_start,
+        )
+        .needs_several_users(),
     );
     all
 }
@@ -58,7 +61,7 @@ fn is_served() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Asks in two parts, so that the waiter, the queue and the wake-up are needed.
+/// Sends a request in two parts, so that the waiter, the queue and the wake-up are needed.
 pub(crate) fn ask_late() -> anyhow::Result<String> {
     let header = header()?;
     let mut stream = client::connect(LISTENER)?;
@@ -68,8 +71,8 @@ pub(crate) fn ask_late() -> anyhow::Result<String> {
     client::ask(&mut stream, b"x")
 }
 
-/// As daemons do, before and after they listen, by the three ways there are.
-fn a_program_that_closes_everything_is_served_on(bed: &Bed) -> anyhow::Result<()> {
+/// As daemons do, before and after they listen, in all three ways.
+fn a_program_that_closes_everything_is_still_served(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import ctypes, os, socket
 libc = ctypes.CDLL(None)
@@ -93,8 +96,9 @@ while True:
     (0..5).try_for_each(|_| is_served())
 }
 
-/// A connection that waits for its header when the program forks: the child lives on, the connection must not.
-fn a_forked_child_holds_nobodys_connection_open(bed: &Bed) -> anyhow::Result<()> {
+/// A connection waits for its header when the program forks: the child lives on, but must not keep the connection
+/// open.
+fn a_forked_child_holds_no_connection_open(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import os, socket, time
 listener = socket.create_server(('127.0.0.1', 8080))
@@ -113,7 +117,7 @@ while True:
     let header = header()?;
     let mut waiting = client::connect(LISTENER)?;
     waiting.write_all(&header[..20])?;
-    is_served()?; // the program has forked meanwhile, and the child stays
+    is_served()?; // the program has forked meanwhile, and the child keeps running
     waiting.write_all(&header[20..])?;
     ensure!(client::ask(&mut waiting, b"x")? == "203.0.113.7 5000");
     let mut wrong = client::connect(LISTENER)?;
@@ -168,8 +172,8 @@ while True:
     (0..3).try_for_each(|_| is_served())
 }
 
-/// Another program, without us, shares the port (SO_REUSEPORT): our wake-ups may come to it.
-fn a_strangers_listener_on_the_same_address_takes_nothing_away(bed: &Bed) -> anyhow::Result<()> {
+/// A program without the library shares the port (SO_REUSEPORT): wake-ups may reach it.
+fn another_programs_listener_on_the_address_loses_nothing(bed: &Bed) -> anyhow::Result<()> {
     let script = |answer: &str| {
         format!(
             "\
@@ -201,7 +205,7 @@ while True:
     Ok(())
 }
 
-/// Loaded by hand, without a word.
+/// Preloaded by hand, without settings.
 fn the_library_alone_is_run_without_options(bed: &Bed) -> anyhow::Result<()> {
     let dir = bed.dir().join("lib");
     truepeer(&["run", "--unpack"]).arg(&dir).run(bed)?;
@@ -217,7 +221,7 @@ fn the_library_alone_is_run_without_options(bed: &Bed) -> anyhow::Result<()> {
     who.wait_for_log("HTTP")
 }
 
-/// Whoever is first writes the library, nobody loads half of it.
+/// The first one writes the library, and nobody loads a partial one.
 fn many_start_at_once(bed: &Bed) -> anyhow::Result<()> {
     let dir = bed.dir().join("runtime");
     std::fs::create_dir(&dir)?;
@@ -241,8 +245,8 @@ fn many_start_at_once(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A directory that another user has made ready for us, with something of theirs in it.
-fn a_library_of_somebody_elses_is_not_taken(bed: &Bed) -> anyhow::Result<()> {
+/// Another user has created the directory's name in advance, with a file in it.
+fn a_library_of_another_user_is_not_used(bed: &Bed) -> anyhow::Result<()> {
     let dir = bed.dir().join("runtime");
     let trap = dir.join("truepeer");
     std::fs::create_dir_all(&trap)?;
@@ -256,14 +260,14 @@ fn a_library_of_somebody_elses_is_not_taken(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Another user has made all the directories that truepeer would make for us, where there is no XDG_RUNTIME_DIR.
-fn names_that_others_have_taken_stop_nobody(bed: &Bed) -> anyhow::Result<()> {
+/// Another user has created every directory that truepeer would create, and there is no XDG_RUNTIME_DIR.
+fn names_taken_by_other_users_do_not_prevent_a_start(bed: &Bed) -> anyhow::Result<()> {
     const SHARED: [&str; 3] = ["/dev/shm", "/tmp", "/var/tmp"];
     let name = format!("truepeer-{}", User::TESTER.uid);
     for shared in SHARED {
         Program::new("mount").args(["-t", "tmpfs", "-o", "mode=1777", "none", shared]).run(bed)?;
         let squatter = User::named("nobody")?;
-        // A directory of theirs that we could write to, and a likely name for the next attempt.
+        // A directory of theirs that is writable for all, and a likely name for the next attempt.
         for squatted in [name.clone(), format!("{name}-000000")] {
             let squatted = format!("{shared}/{squatted}");
             Program::new("mkdir").args(["-m", "777", &squatted]).as_user(squatter).run(bed)?;
@@ -281,7 +285,7 @@ fn names_that_others_have_taken_stop_nobody(bed: &Bed) -> anyhow::Result<()> {
     let meta = std::fs::symlink_metadata(dir)?;
     ensure!(meta.is_dir() && meta.uid() == User::TESTER.uid && meta.mode() & 0o777 == 0o755, "{meta:?}");
     ensure!(!SHARED.iter().any(|shared| dir == std::path::Path::new(shared).join(&name)), "{first}");
-    // Where other users may replace what is ours, nothing is put.
+    // If other users can replace its files, a directory is not used.
     for shared in SHARED {
         std::fs::remove_dir_all(dir).or_else(|error| if dir.exists() { Err(error) } else { Ok(()) })?;
         std::fs::set_permissions(shared, std::fs::Permissions::from_mode(0o777))?;
@@ -291,15 +295,15 @@ fn names_that_others_have_taken_stop_nobody(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The library's path, as `/proc/PID/maps` has it.
+/// The library's path, from `/proc/PID/maps`.
 fn library_in(maps: &str) -> anyhow::Result<String> {
     let file =
         maps.lines().find_map(|line| line.split_whitespace().find(|word| word.contains("libtruepeer")));
     file.map(str::to_owned).context("the library in memory")
 }
 
-/// As sshd does before the user's shell: another user, everything closed, a clean environment.
-fn another_users_program_gets_nothing_of_ours(bed: &Bed) -> anyhow::Result<()> {
+/// As sshd does before it starts the user's shell: another user, all descriptors closed, a clean environment.
+fn another_users_program_inherits_no_descriptor(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import ctypes, os, sys
 libc = ctypes.CDLL(None)
@@ -373,7 +377,7 @@ print('accepted', accepted[1], {os.readlink('/proc/self/fd/%d' % n) for n in ran
     Ok(())
 }
 
-/// What is mapped, what a process would look for, what was used today and what isn't ours stays.
+/// Libraries that are mapped, named in an environment, used today, or not truepeer's stay.
 fn old_libraries_are_removed(bed: &Bed) -> anyhow::Result<()> {
     let runtime = bed.dir().join("runtime");
     let dir = runtime.join("truepeer");
@@ -408,7 +412,7 @@ time.sleep(1000)
     let program = Program::new("true").as_user(User::TESTER).env("XDG_RUNTIME_DIR", &runtime);
     let program = program.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch);
     if std::fs::metadata("/proc/self/ns/pid")?.ino() != 0xEFFF_FFFC {
-        // In a container that can't see who else has them, nothing is removed.
+        // In a container that can't see all processes, nothing is removed.
         program.run(bed)?;
         ensure!(free.exists());
         return Ok(());

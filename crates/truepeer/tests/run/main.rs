@@ -1,5 +1,5 @@
-//! `truepeer run` and `connect` by the library: real programs, the names of libproxyproto, and what is the library's own. What
-//! both mechanisms must show is shared with `run_notify`, or is in `matrix`.
+//! `truepeer run` and `connect` with the library: real programs, the names of libproxyproto, and tests of the
+//! library alone. Tests of both mechanisms are shared with `run_notify`, or are in `matrix`.
 
 #[path = "../run_notify/answers.rs"]
 mod answers;
@@ -41,16 +41,16 @@ use truepeer_testbed::{Bed, Program, Test, User};
 /// The machine's own, which every user may run.
 pub(crate) const PYTHON: &str = "/usr/bin/python3";
 
-/// What only a supervisor can do, or must: programs that load no library, and its own life and death.
+/// Programs that only a supervisor can serve because they load no library, and the supervisor's own life.
 const NOTIFYS: [&str; 8] = [
     "a_supervisor_that_is_stopped",
     "is_not_multiplied",
     "a_go_",
-    "io_uring_is_not_to_be_had",
+    "io_uring_is_refused",
     "a_killed_supervisor",
     "may_go_to_the_background",
     "may_be_stopped_and_continued",
-    "what_can_not_be_served_is_said",
+    "unsupported_programs_are_refused_with_a_reason",
 ];
 
 fn main() -> ExitCode {
@@ -78,7 +78,8 @@ fn main() -> ExitCode {
     truepeer_testbed::main(all)
 }
 
-/// A listener of the test's own. Another test may be starting a program, which has a copy of the last one until it executes.
+/// A listener of the test. Another test may be starting a program, which has a copy of the previous listener
+/// until it executes.
 pub(crate) fn listen(bed: &Bed, address: &str) -> anyhow::Result<TcpListener> {
     let mut listener = None;
     bed.wait_for("the address to be free", || {

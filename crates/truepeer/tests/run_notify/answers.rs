@@ -1,4 +1,4 @@
-//! `truepeer connect --udp-dialect spp`: answers carry the header back, and no call gives it to the program.
+//! `truepeer connect --udp-dialect spp`: answers carry the header back, and no call passes it to the program.
 
 use anyhow::ensure;
 use truepeer_testbed::datagrams::{Backend, socket, spp};
@@ -10,14 +10,15 @@ use crate::sends::script;
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
-        answers_are_received_as_without_us,
+        answers_are_received_as_without_truepeer,
         headers_of_others_are_data,
-        a_refusal_that_a_receiving_call_hears_ends_a_flow,
+        a_refusal_reported_by_a_receiving_call_ends_a_flow,
     ];
     all.into_iter().map(|test| test.needs_program(PYTHON).needs_several_users()).collect()
 }
 
-/// Every call that receives, with room for all of a datagram, for less, and for nothing; each question is answered by itself.
+/// Every receiving call, with a buffer for the whole datagram, for a part, and for nothing. Each request is
+/// answered separately.
 const EVERY_CALL: &str = "\
 import ctypes, os, socket, struct
 libc = ctypes.CDLL(None, use_errno=True)
@@ -78,8 +79,8 @@ near, far = os.pipe()
 os.write(far, b'a pipe'); print(os.read(near, 100))
 ";
 
-/// Without us the answers have no header: what is printed must be the same.
-fn answers_are_received_as_without_us(bed: &Bed) -> anyhow::Result<()> {
+/// Without truepeer the answers have no header: the output must be the same.
+fn answers_are_received_as_without_truepeer(bed: &Bed) -> anyhow::Result<()> {
     let backend = Backend::echo(&["127.0.0.1:9053"])?;
     let without = script(bed, EVERY_CALL, None)?.run(bed)?;
     ensure!(without.lines().count() == 22, "{without}");
@@ -123,8 +124,9 @@ for length in (2, 50, 2000):
     Ok(())
 }
 
-/// Whoever asks and waits hears it there: a receiver that starts later knows of no flow.
-fn a_refusal_that_a_receiving_call_hears_ends_a_flow(bed: &Bed) -> anyhow::Result<()> {
+/// A program that sends and waits gets the error in its receiving call: a receiver that starts later doesn't know
+/// the flow.
+fn a_refusal_reported_by_a_receiving_call_ends_a_flow(bed: &Bed) -> anyhow::Result<()> {
     let calls = [
         "s.recv(9)",
         "s.recvfrom(9)",

@@ -1,4 +1,4 @@
-//! Programs that ask by datagrams, as people run them, through both ends: whom they claim to be is who is seen, in each dialect.
+//! Real UDP clients, with truepeer at both ends: the claimed client is the one seen, in each dialect.
 
 use anyhow::ensure;
 use truepeer_testbed::datagrams::Backend;
@@ -51,7 +51,7 @@ fn claiming(program: Program, dialect: &str) -> Program {
     program.as_user(User::TESTER).launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch)
 }
 
-/// It sends what it is told, and prints what it hears: by write() and read(), on a connected socket.
+/// It sends its input and prints what it receives, by write() and read() on a connected socket.
 fn netcat(bed: &Bed, program: &str, dialect: &str) -> anyhow::Result<()> {
     let _backend = Backend::who(&["127.0.0.1:53"])?;
     let _proxy = proxy(bed, dialect)?;
@@ -67,7 +67,7 @@ fn netcat(bed: &Bed, program: &str, dialect: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A static program: it writes to and reads from a connected socket that doesn't block.
+/// A static program: it writes to and reads from a connected non-blocking socket.
 fn go_resolver(bed: &Bed, dialect: &str) -> anyhow::Result<()> {
     let unbound = Unbound::start(bed, &["127.0.0.1:53".parse()?], |program| program)?;
     let _proxy = proxy(bed, dialect)?;

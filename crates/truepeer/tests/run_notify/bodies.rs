@@ -1,5 +1,5 @@
-//! Ten megabytes to each program and back: no byte behind the header is lost, doubled or altered, whether the header comes
-//! with the first of them or late. A digest stands for the bytes.
+//! Ten megabytes to each program and back: no byte after the header is lost, doubled or changed, whether the
+//! header arrives with the first bytes or late. Digests are compared.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -12,10 +12,10 @@ use truepeer_testbed::sockets::wait_until_sent;
 use crate::kit::{CLIENT4, Talk, header_of};
 
 const LENGTH: usize = 10_000_000;
-/// What comes before a body in an answer ends within so much.
+/// Everything before a body in an answer fits in this many bytes.
 const MOST_BEFORE: usize = 8192;
 
-/// By one connection there and back; for programs that answer with what they got, and whom they see.
+/// There and back on one connection, for programs that echo and name the client.
 pub(crate) fn a_body_comes_back(to: &str, talk: Talk) -> anyhow::Result<()> {
     for pieces in 1..=2 {
         let how = || format!("a body behind a header in {pieces} pieces");
@@ -29,7 +29,7 @@ pub(crate) fn a_body_comes_back(to: &str, talk: Talk) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Stored by one connection (PUT), fetched by another (GET), as files are.
+/// Stored on one connection (PUT), fetched on another (GET), as with files.
 pub(crate) fn a_file_comes_back(to: &str) -> anyhow::Result<()> {
     let body = Talk::Http.body();
     for pieces in 1..=2 {
@@ -50,13 +50,13 @@ pub(crate) fn a_file_comes_back(to: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// For what can't carry every byte.
+/// For protocols that can't carry every byte.
 pub(crate) fn as_text() -> Vec<u8> {
     let digit = |half: u8| char::from_digit(half.into(), 16).unwrap_or_default() as u8;
     Pattern::bytes(LENGTH / 2).iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
-/// What is behind the body, which has to be this one.
+/// The bytes after the body, which must be these.
 pub(crate) fn is_whole<'a>(answer: &'a [u8], body: &[u8]) -> anyhow::Result<&'a [u8]> {
     let (found, rest) = answer.split_at(body.len().min(answer.len()));
     if digest(found) != digest(body) || found.len() != body.len() {
@@ -72,7 +72,7 @@ fn digest(bytes: &[u8]) -> String {
     digest.report()
 }
 
-/// Sends this behind a header, which comes with the first of it or late, and gives the whole answer.
+/// Sends these bytes after a header, which arrives with the first ones or late. Returns the whole answer.
 fn told(to: &str, pieces: usize, bytes: &[u8], then_end: bool) -> anyhow::Result<Vec<u8>> {
     let header = header_of(CLIENT4)?;
     let cut = if pieces == 1 { 0 } else { header.len() / 2 };
@@ -99,7 +99,7 @@ impl Talk {
         if self == Talk::Postgres { as_text() } else { Pattern::bytes(LENGTH) }
     }
 
-    /// Sends the body, and asks for it.
+    /// Sends the body and requests it back.
     fn parcel(self) -> Vec<u8> {
         let body = self.body();
         match self {
@@ -113,7 +113,7 @@ impl Talk {
                 [set.as_bytes(), &body, b"\r\nGET body\r\n", self.question()].concat()
             }
             Talk::Postgres => {
-                // What `question` says, with another query: its length counts itself and the zero at its end.
+                // As `question`, with another query: its length includes itself and the zero at its end.
                 let (opening, ending) = (&self.question()[..41], b"\0X\0\0\0\x04");
                 let query: [&[u8]; 3] = [
                     b"select 'addr=' || host(inet_client_addr()) || ':' || inet_client_port() || ' ' || '",
@@ -127,7 +127,7 @@ impl Talk {
         }
     }
 
-    /// Where in an answer the body begins.
+    /// The offset of the body in an answer.
     fn begins_at(self, answer: &[u8]) -> Option<usize> {
         let start = &answer[..answer.len().min(MOST_BEFORE)];
         let behind = |from: usize, mark: &[u8]| {

@@ -1,4 +1,4 @@
-//! `truepeer connect` by notification: what a server gets, and what the program is told.
+//! `truepeer connect` by notification: what a server receives, and the results that the program gets.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -14,14 +14,14 @@ pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
         a_blocking_connect_sends_a_header,
         a_non_blocking_connect_sends_a_header,
-        a_header_is_sent_where_the_kernel_opens_no_faster,
-        programs_that_open_fast_send_a_header,
-        connect_answers_as_it_does_without_us,
-        only_what_is_meant_is_told,
+        a_header_is_sent_without_fast_open,
+        programs_that_use_fast_open_send_a_header,
+        connect_returns_the_same_as_without_truepeer,
+        only_selected_destinations_get_a_header,
         a_blocking_connect_hears_signals,
         a_connect_that_is_interrupted_sends_its_header_first,
         a_connect_that_is_interrupted_sends_it_without_fast_open_too,
-        programs_that_know_nothing_of_it_send_headers,
+        unmodified_programs_send_headers,
     ];
     let mut all: Vec<Test> = all.into_iter().map(|test| test.needs_program(PYTHON)).collect();
     all.push(Test::new("a_go_client_sends_headers", a_go_client_sends_headers).needs_program("go"));
@@ -38,7 +38,7 @@ fn script(bed: &Bed, text: &str, options: &[&str]) -> anyhow::Result<Program> {
     Ok(connecting(Program::new(PYTHON).arg("-u").arg(file).as_user(User::TESTER), options))
 }
 
-/// Sends `hello`, prints its own address, what came back, and that of another process that it starts.
+/// Sends `hello`, prints its own address, the answer, and the address of another process that it starts.
 const BLOCKING: &str = "\
 import os, socket
 def talk():
@@ -69,7 +69,7 @@ async def main():
 asyncio.run(main())
 ";
 
-/// An echo; so that the program prints what it was made to send.
+/// An echo server, so that the program prints what was sent for it.
 fn what_was_sent(bed: &Bed, text: &str, connections: usize) -> anyhow::Result<()> {
     let _echo = Behaviour::Echo.start(bed, &[V4, V6])?;
     let said = script(bed, text, &["--header", "v1"])?.run(bed)?;
@@ -96,13 +96,13 @@ fn a_non_blocking_connect_sends_a_header(bed: &Bed) -> anyhow::Result<()> {
     what_was_sent(bed, NON_BLOCKING, 2)
 }
 
-fn a_header_is_sent_where_the_kernel_opens_no_faster(bed: &Bed) -> anyhow::Result<()> {
+fn a_header_is_sent_without_fast_open(bed: &Bed) -> anyhow::Result<()> {
     std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "0")?;
     what_was_sent(bed, NON_BLOCKING, 2)
 }
 
-/// By TCP_FASTOPEN_CONNECT, and by sending at once (MSG_FASTOPEN), which is refused, so that they connect as usual.
-fn programs_that_open_fast_send_a_header(bed: &Bed) -> anyhow::Result<()> {
+/// With TCP_FASTOPEN_CONNECT, and with MSG_FASTOPEN, which is refused, so that the program connects as usual.
+fn programs_that_use_fast_open_send_a_header(bed: &Bed) -> anyhow::Result<()> {
     let text = "\
 import errno, socket
 TCP_FASTOPEN_CONNECT = 30
@@ -134,7 +134,7 @@ for talk in (lazily, sendto, sendmsg):
     what_was_sent(bed, text, 6)
 }
 
-fn connect_answers_as_it_does_without_us(bed: &Bed) -> anyhow::Result<()> {
+fn connect_returns_the_same_as_without_truepeer(bed: &Bed) -> anyhow::Result<()> {
     let text = "\
 import ctypes, os, select, socket, struct
 libc = ctypes.CDLL(None, use_errno=True)
@@ -188,7 +188,7 @@ except OSError as error:
     Ok(())
 }
 
-fn only_what_is_meant_is_told(bed: &Bed) -> anyhow::Result<()> {
+fn only_selected_destinations_get_a_header(bed: &Bed) -> anyhow::Result<()> {
     let _echo = Behaviour::Echo.start(bed, &[V4, V6])?;
     let said = script(bed, BLOCKING, &["--header", "v1", "--to", "127.0.0.0/8:8080"])?.run(bed)?;
     let lines: Vec<&str> = said.lines().collect();
@@ -198,7 +198,7 @@ fn only_what_is_meant_is_told(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A listener whose queue is full answers nobody.
+/// A listener with a full queue answers no SYN.
 fn a_blocking_connect_hears_signals(bed: &Bed) -> anyhow::Result<()> {
     let text = "\
 import signal, socket
@@ -217,7 +217,7 @@ while True:
     running.wait_for_log("connecting\nconnecting")?;
     running.signal(Signal::USR1)?;
     running.wait_for_log("handled")?;
-    // Python looks for signals and then waits: one that comes in between is seen with the next.
+    // Python checks for signals and then waits: a signal in between is noticed with the next one.
     running.wait_state("its end by SIGINT", || {
         let _ = running.signal(Signal::INT);
         std::thread::sleep(Duration::from_millis(300));
@@ -228,7 +228,7 @@ while True:
     Ok(())
 }
 
-/// Goes on after EINTR, as POSIX has it: the connection is being made all the same.
+/// Continues after EINTR, as POSIX specifies: the connection is still being established.
 const INTERRUPTED: &str = "\
 import signal, socket
 signal.signal(signal.SIGUSR1, lambda *_: print('handled'))
@@ -243,11 +243,11 @@ fn a_connect_that_is_interrupted_sends_its_header_first(bed: &Bed) -> anyhow::Re
 
 fn a_connect_that_is_interrupted_sends_it_without_fast_open_too(bed: &Bed) -> anyhow::Result<()> {
     std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "0")?;
-    // The signal has to wait, or is not told to Python before there is a connection.
+    // The signal must wait, or Python must not get it before there is a connection.
     interrupted(bed, false)
 }
 
-/// A listener whose queue is full until the program has had its signal.
+/// The listener's queue is full until the program has received its signal.
 fn interrupted(bed: &Bed, hears_it_at_once: bool) -> anyhow::Result<()> {
     let listener = TcpListener::bind(V4)?;
     rustix::net::listen(&listener, 0)?;
@@ -261,7 +261,7 @@ fn interrupted(bed: &Bed, hears_it_at_once: bool) -> anyhow::Result<()> {
     if hears_it_at_once {
         running.wait_for_log("handled")?;
     }
-    // What is sent first may not depend on who is faster.
+    // The first bytes must not depend on timing.
     let supervisor = match (hears_it_at_once, via()) {
         (true, "notify") => Some(stop_the_supervisor(bed, &running)?),
         _ => None,
@@ -294,8 +294,8 @@ fn stop_the_supervisor(bed: &Bed, running: &Running) -> anyhow::Result<Pid> {
     Ok(pid)
 }
 
-/// Both ends by notification: who is claimed here is who is seen there.
-fn programs_that_know_nothing_of_it_send_headers(bed: &Bed) -> anyhow::Result<()> {
+/// Both ends by notification: the client claimed here is seen there.
+fn unmodified_programs_send_headers(bed: &Bed) -> anyhow::Result<()> {
     let server = "\
 import http.server
 class Answer(http.server.BaseHTTPRequestHandler):

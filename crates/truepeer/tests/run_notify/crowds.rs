@@ -1,4 +1,4 @@
-//! Many connections: nothing stays behind, nobody waits for the silent ones.
+//! Many connections: nothing is left over, and silent ones delay no other.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -61,7 +61,7 @@ fn silent_connections_do_not_fill_a_short_queue_with_syn_cookies_only(bed: &Bed)
     among_the_silent(bed, 2)
 }
 
-/// A thousand connections that say nothing, to a program that asks for a queue of five.
+/// A thousand silent connections to a program with a backlog of five.
 fn among_the_silent(bed: &Bed, syn_cookies: u8) -> anyhow::Result<()> {
     fs::write("/proc/sys/net/ipv4/tcp_syncookies", syn_cookies.to_string()).context("tcp_syncookies")?;
     let script = "\
@@ -84,7 +84,7 @@ asyncio.run(main())
     Ok(())
 }
 
-/// Two processes, each with a listener and an epoll of its own, on one address: what wakes one doesn't wake the other.
+/// Two processes, each with its own listener and epoll, on one address: a wake-up of one doesn't wake the other.
 fn two_that_listen(bed: &Bed) -> anyhow::Result<Running> {
     let script = "\
 import os, select, socket
@@ -111,12 +111,12 @@ while True:
         connection.close()
 ";
     let running = start(bed, &python(bed, script, &[])?, &[V4])?;
-    // Counted: the two write at once, and their lines may run into one another.
+    // Counted, because the two write at once and their lines may be mixed.
     running.wait_state("two listening processes", || running.stdout().matches("listening").count() == 2)?;
     Ok(running)
 }
 
-/// Fifty at a time, then nobody: a wake-up that was lost would be covered up by the next connection otherwise.
+/// Fifty at a time, then none: otherwise the next connection would hide a lost wake-up.
 fn burst() -> anyhow::Result<()> {
     in_parallel(50, 200, |n| {
         let client = nth_client(n);
@@ -138,7 +138,7 @@ fn many_bursts(bed: &Bed) -> anyhow::Result<()> {
     (0..600).try_for_each(|n| burst().with_context(|| format!("burst {n}")))
 }
 
-/// A stop, as by a debugger or a container that is paused, interrupts whatever the supervisor is waiting for in the kernel.
+/// A stop, as by a debugger or a paused container, interrupts whatever the supervisor waits for in the kernel.
 fn bursts_while_stopped(bed: &Bed) -> anyhow::Result<()> {
     let two = two_that_listen(bed)?;
     let [supervisor, _] = supervisor_and_program(&two);
@@ -149,7 +149,7 @@ fn bursts_while_stopped(bed: &Bed) -> anyhow::Result<()> {
             while !over.load(Relaxed) {
                 kill_process(supervisor, Signal::STOP)?;
                 kill_process(supervisor, Signal::CONT)?;
-                thread::sleep(Duration::from_micros(200)); // it has to get something done in between
+                thread::sleep(Duration::from_micros(200)); // it must get something done in between
             }
             Ok(())
         });
@@ -168,8 +168,8 @@ fn a_hundred_thousand(bed: &Bed) -> anyhow::Result<()> {
     leave_nothing_behind(bed, 100_000)
 }
 
-/// Descriptors, of the program and of the supervisor, and the supervisor's memory: the names of clients have 6 MiB of their
-/// own, whatever comes.
+/// Counts descriptors of the program and of the supervisor, and measures the supervisor's memory. The table of
+/// names always has 6 MiB.
 fn leave_nothing_behind(bed: &Bed, count: usize) -> anyhow::Result<()> {
     const NAMES_BYTES: usize = 7 << 20;
     let program = Behaviour::Who.program(&[V4])?;
@@ -177,13 +177,13 @@ fn leave_nothing_behind(bed: &Bed, count: usize) -> anyhow::Result<()> {
     let one = |n: usize| -> anyhow::Result<()> {
         let client = nth_client(n);
         let header = header_of(&client.to_string())?;
-        // One of ten comes in two parts, and mostly takes the other way.
+        // One of ten arrives in two parts and usually takes the slow path.
         let cut = if n.is_multiple_of(10) { 20 } else { 0 };
         let saw = Talk::Plain.ask_fast(V4, &[&header[..cut], &header[cut..]])?;
         ensure!(saw == client, "{client} was seen as {saw}");
         Ok(())
     };
-    in_parallel(8, 1000, one)?; // what is kept for the next connections is there after this
+    in_parallel(8, 1000, one)?; // after this, everything kept for the next connections has been allocated
     settled(bed, &who)?;
     let [supervisor, _] = supervisor_and_program(&who);
     let before = resident_bytes(supervisor)?;
@@ -194,9 +194,9 @@ fn leave_nothing_behind(bed: &Bed, count: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until neither process has a connection's descriptor any more.
+/// Waits until neither process has a connection's descriptor.
 fn settled(bed: &Bed, who: &Running) -> anyhow::Result<()> {
-    const A_FEW: usize = 16; // standard streams, listeners, epolls, what the supervisor watches
+    const A_FEW: usize = 16; // standard streams, listeners, epolls, the supervisor's own
     let [supervisor, program] = supervisor_and_program(who);
     let open = |pid: i32| fs::read_dir(format!("/proc/{pid}/fd")).map_or(usize::MAX, Iterator::count);
     bed.wait_for("the descriptors of all connections to be closed", || {

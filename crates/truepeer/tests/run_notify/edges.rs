@@ -1,5 +1,5 @@
-//! A program that waits by edges (EPOLLET) and drains to EAGAIN, listener and connections: it hears of nothing twice, so what
-//! it isn't told of it never fetches.
+//! A program with edge-triggered epoll (EPOLLET) that drains listener and connections to EAGAIN. It is told
+//! nothing twice, so it never fetches a connection that was not announced.
 
 use std::io::Write;
 
@@ -23,7 +23,7 @@ pub(crate) fn tests() -> Vec<Test> {
     all.into_iter().map(|test| test.needs_program(PYTHON).needs_several_users()).collect()
 }
 
-/// It registers each descriptor once, and asks for nothing that was not announced.
+/// It registers each descriptor once, and reads only what was announced.
 const SERVER: &str = "\
 import select, socket
 listener = socket.create_server(('::', 8080), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)
@@ -69,14 +69,14 @@ fn server(bed: &Bed) -> anyhow::Result<Running> {
     start(bed, &python(bed, SERVER, &["--header-timeout", "60s"])?, &[V4, V6])
 }
 
-/// Whole, split, and the header alone before the data; and ten megabytes, which are many edges.
+/// Headers whole, split, and alone before the data; and ten megabytes, which are many edges.
 fn every_form_is_served_by_edges(bed: &Bed) -> anyhow::Result<()> {
     let _server = server(bed)?;
     every_form_names_the_client(&[V4, V6], &[CLIENT4, CLIENT6], Talk::Plain)?;
     a_body_comes_back(V4, Talk::Plain)
 }
 
-/// All that they are announced by: nobody else connects.
+/// The only announcements: no other client connects.
 fn late_headers_make_an_edge_of_their_own(bed: &Bed) -> anyhow::Result<()> {
     const COUNT: usize = 30;
     let _server = server(bed)?;
@@ -93,7 +93,7 @@ fn late_headers_make_an_edge_of_their_own(bed: &Bed) -> anyhow::Result<()> {
         for (client, header, stream) in &mut waiting {
             stream.write_all(&header[20..]).with_context(|| client.to_string())?;
         }
-        // The last first: each has to be served without another one coming.
+        // The last one first: each must be served without another connection.
         for (client, _, stream) in waiting.into_iter().rev() {
             let saw = Talk::Plain.say_and_hear(stream).with_context(|| format!("{client}, late"))?;
             ensure!(saw == client, "{client} was seen as {saw}");
@@ -102,7 +102,7 @@ fn late_headers_make_an_edge_of_their_own(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The header alone, then a part after the one before was read: what was taken off with the header was the header only.
+/// The header alone, then each part after the previous one was read: removing the header removes nothing else.
 fn data_that_comes_in_parts_makes_an_edge_for_each(bed: &Bed) -> anyhow::Result<()> {
     let _server = server(bed)?;
     for cut in [0, 20] {
@@ -122,7 +122,7 @@ fn data_that_comes_in_parts_makes_an_edge_for_each(bed: &Bed) -> anyhow::Result<
     Ok(())
 }
 
-/// One of three comes in two parts: edges come together, and each has to be followed to its end.
+/// One of three arrives in two parts. Edges coincide, and all must be handled.
 fn a_crowd_is_served_by_edges(bed: &Bed) -> anyhow::Result<()> {
     let _server = server(bed)?;
     in_parallel(50, 1000, |n| {

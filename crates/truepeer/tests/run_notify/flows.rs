@@ -1,4 +1,4 @@
-//! Flows of datagrams (`--udp-dialect first` and `standalone`): each begins with its header, once.
+//! Flows of datagrams (`--udp-dialect first` and `standalone`): each starts with its header, once.
 
 use std::net::UdpSocket;
 
@@ -13,7 +13,7 @@ pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
         a_flow_begins_with_its_header,
         a_flow_of_a_forked_child_has_begun,
-        a_flow_begins_again_when_nobody_was_there,
+        a_flow_starts_again_if_there_was_no_receiver,
     ];
     let silence = "a_flow_begins_again_when_its_receiver_has_forgotten_it";
     all.push(Test::new(silence, a_silent_flow_begins_again).long());
@@ -24,7 +24,7 @@ pub(crate) const TO: &str = "127.0.0.1:9053";
 const ELSEWHERE: &str = "127.0.0.1:9054";
 pub(crate) const DIALECTS: [&str; 2] = ["first", "standalone"];
 
-/// What comes next is this, from whom that is claimed, or who has sent it.
+/// Checks that this arrives next, from the claimed client or the actual sender.
 pub(crate) fn comes(receiver: &UdpSocket, from: Option<&str>, payload: Option<&[u8]>) -> anyhow::Result<()> {
     let mut buffer = [0; 2048];
     let (length, sender) = receiver.recv_from(&mut buffer).with_context(|| format!("{payload:?}"))?;
@@ -117,8 +117,8 @@ in_a_child(b'three')
     Ok(())
 }
 
-/// A receiver that starts after the program knows of no flow.
-fn a_flow_begins_again_when_nobody_was_there(bed: &Bed) -> anyhow::Result<()> {
+/// A receiver that starts after the program doesn't know the flow.
+fn a_flow_starts_again_if_there_was_no_receiver(bed: &Bed) -> anyhow::Result<()> {
     let text = "\
 import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -145,8 +145,8 @@ s.send(b'four')
     Ok(())
 }
 
-/// As long as truepeer itself remembers a flow: both sides have to agree, or a header would be taken for data, or data
-/// be refused.
+/// As long as truepeer itself remembers a flow: both sides must agree, or a header would be taken for data, or
+/// data be refused.
 fn a_silent_flow_begins_again(bed: &Bed) -> anyhow::Result<()> {
     let backend = truepeer_testbed::datagrams::Backend::who(&["127.0.0.1:53"])?;
     let text = "\

@@ -1,4 +1,4 @@
-//! Starting programs under truepeer, and asking them whom they see.
+//! Starts programs under truepeer, and asks them which client they see.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -16,10 +16,10 @@ pub(crate) const CLIENT6: &str = "[2001:db8::7]:5000";
 /// The machine's own, which every user may run.
 pub(crate) const PYTHON: &str = "/usr/bin/python3";
 
-/// The mechanism that this test binary is about.
+/// The mechanism that this test binary tests.
 static VIA: OnceLock<&str> = OnceLock::new();
 
-/// To be said first in `main`.
+/// Call it first in `main`.
 pub(crate) fn choose(mechanism: &'static str) {
     VIA.get_or_init(|| mechanism);
 }
@@ -55,8 +55,8 @@ pub(crate) fn destination_for(client: &str) -> &'static str {
     if client.starts_with('[') { "[2001:db8::1]:443" } else { "192.0.2.1:443" }
 }
 
-/// The supervisor, and the program that it has started; what the test has started is its guard. By preload truepeer becomes
-/// the program: then all are one.
+/// The supervisor, and the program that it has started. The process that the test has started is its guard. With
+/// preload truepeer becomes the program: then all are the same process.
 pub(crate) fn supervisor_and_program(running: &Running) -> [i32; 2] {
     let supervisor = child_of(running.pid()).unwrap_or(running.pid());
     [supervisor, child_of(supervisor).unwrap_or(supervisor)]
@@ -68,20 +68,20 @@ fn child_of(pid: i32) -> Option<i32> {
     children.split_whitespace().next()?.parse().ok()
 }
 
-/// How a program is asked for the client that it sees.
+/// How to ask a program for the client that it sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Talk {
-    /// It reads to the end, then says.
+    /// It reads to the end, then answers.
     Plain,
     /// It answers a request.
     Http,
     /// It answers a command.
     Redis,
-    /// It answers a query, in a process of its own.
+    /// It answers a query, in a separate process.
     Postgres,
 }
 
-/// Without waiting for what it says in between: a startup packet (version 3.0), a simple query, and the end.
+/// Without waiting for its messages in between: a startup packet (version 3.0), a simple query, and the end.
 const POSTGRES: &[u8] = b"\0\0\0\x29\0\x03\0\0user\0postgres\0database\0postgres\0\0\
     Q\0\0\0\x58select 'addr=' || host(inet_client_addr()) || ':' || inet_client_port() || ' '     \0\
     X\0\0\0\x04";
@@ -96,7 +96,7 @@ impl Talk {
         }
     }
 
-    /// Writes the pieces, each after the one before has arrived, and gives the address that comes back.
+    /// Writes the pieces, each after the previous one has arrived, and returns the address in the answer.
     pub(crate) fn ask(self, to: &str, pieces: &[&[u8]]) -> anyhow::Result<SocketAddr> {
         let mut stream = client::connect(to)?;
         for (n, piece) in pieces.iter().enumerate() {
@@ -108,8 +108,8 @@ impl Talk {
         self.hear(stream)
     }
 
-    /// Writes the pieces one after another: they come apart or together. Where thousands of connections are made it takes
-    /// the kernel too long to say what has arrived.
+    /// Writes the pieces one after another; they may arrive together. With thousands of connections, waiting for
+    /// each arrival would take too long.
     pub(crate) fn ask_fast(self, to: &str, pieces: &[&[u8]]) -> anyhow::Result<SocketAddr> {
         let mut stream = client::connect(to)?;
         pieces.iter().try_for_each(|piece| stream.write_all(piece))?;
@@ -174,7 +174,7 @@ pub(crate) fn every_form_names_the_client(to: &[&str], clients: &[&str], talk: T
     Ok(())
 }
 
-/// One after another, and fifty at a time; each is named as itself.
+/// One after another, and fifty at a time; each must be named correctly.
 pub(crate) fn each_of_a_crowd_is_named(to: &str, talk: Talk) -> anyhow::Result<()> {
     for side_by_side in [1, 50] {
         in_parallel(side_by_side, 1000, |n| {

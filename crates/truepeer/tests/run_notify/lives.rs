@@ -1,4 +1,4 @@
-//! Lives and ends: of the program, of what it leaves behind, of the supervisor.
+//! The life and the end of the program, of its children, and of the supervisor.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
@@ -11,18 +11,21 @@ use crate::kit::{CLIENT4, PYTHON, Talk, V4, header_of, python, start, supervisor
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
-        the_programs_status_is_ours,
-        what_can_not_be_started_ends_as_in_a_shell,
-        a_program_that_crashes_is_seen_to_crash,
+        truepeer_ends_with_the_programs_status,
+        a_failed_start_ends_as_in_a_shell,
+        a_crash_of_the_program_is_passed_on,
         signals_reach_the_program,
-        a_signal_for_all_is_not_multiplied,
-        a_killed_supervisor_takes_the_program_along,
+        a_signal_to_all_processes_is_not_multiplied,
+        a_killed_supervisor_ends_the_program,
         a_program_may_become_another,
         a_program_may_go_to_the_background,
     ];
     let python = tests![a_blocking_accept_hears_signals, a_blocking_accept_may_be_stopped_and_continued];
     all.extend(python.into_iter().map(|test| test.needs_program(PYTHON)));
-    all.push(Test::new("what_can_not_be_served_is_said", what_can_not_be_served_is_said));
+    all.push(Test::new(
+        "unsupported_programs_are_refused_with_a_reason",
+        unsupported_programs_are_refused_with_a_reason,
+    ));
     all.into_iter().map(Test::needs_several_users).collect()
 }
 
@@ -30,13 +33,13 @@ fn shell(script: &str) -> Program {
     under(Program::new("sh").args(["-c", script]).as_user(User::TESTER), &[])
 }
 
-/// Started by truepeer through a shell, whose arguments it is.
+/// Started by truepeer through a shell with these arguments.
 fn by_shell(program: Program, script: &str) -> Program {
     let launch = ["run", "--via", via(), "--", "/bin/sh", "-c", script, "sh"];
     program.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch).as_user(User::TESTER)
 }
 
-fn the_programs_status_is_ours(bed: &Bed) -> anyhow::Result<()> {
+fn truepeer_ends_with_the_programs_status(bed: &Bed) -> anyhow::Result<()> {
     for status in [0, 7, 255] {
         let ended = shell(&format!("exit {status}")).start(bed)?.wait_end()?;
         ensure!(ended.code() == Some(status), "{status}: {ended}");
@@ -44,7 +47,7 @@ fn the_programs_status_is_ours(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn what_can_not_be_started_ends_as_in_a_shell(bed: &Bed) -> anyhow::Result<()> {
+fn a_failed_start_ends_as_in_a_shell(bed: &Bed) -> anyhow::Result<()> {
     let file = |name: &str, text: &str, mode: u32| -> anyhow::Result<std::path::PathBuf> {
         let file = bed.write(name, text)?;
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode))?;
@@ -72,7 +75,7 @@ fn what_can_not_be_started_ends_as_in_a_shell(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn a_program_that_crashes_is_seen_to_crash(bed: &Bed) -> anyhow::Result<()> {
+fn a_crash_of_the_program_is_passed_on(bed: &Bed) -> anyhow::Result<()> {
     for signal in [Signal::SEGV, Signal::KILL, Signal::ABORT] {
         let ended = shell(&format!("kill -{} $$", signal.as_raw())).start(bed)?.wait_end()?;
         ensure!(ended.signal() == Some(signal.as_raw()), "{signal:?}: {ended}");
@@ -94,8 +97,9 @@ fn signals_reach_the_program(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As service managers send signals: to each process, so that the program has it already and hears it once more at most.
-fn a_signal_for_all_is_not_multiplied(bed: &Bed) -> anyhow::Result<()> {
+/// As service managers do: the signal goes to every process, so the program already has it and gets it at most
+/// once more.
+fn a_signal_to_all_processes_is_not_multiplied(bed: &Bed) -> anyhow::Result<()> {
     let script = "trap 'echo usr1' USR1; trap 'echo usr2' USR2; echo ready
         while :; do sleep 1000 & wait $!; done";
     let running = shell(script).start(bed)?;
@@ -104,16 +108,16 @@ fn a_signal_for_all_is_not_multiplied(bed: &Bed) -> anyhow::Result<()> {
     let supervisor =
         rustix::process::Pid::from_raw(supervisor).ok_or_else(|| anyhow::anyhow!("no process"))?;
     rustix::process::kill_process(supervisor, Signal::USR1)?;
-    // Behind it, by the way that is passed on: the first one would have been heard before.
+    // A later signal on the forwarded path: the first one would have arrived before it.
     running.signal(Signal::USR2)?;
     running.wait_for_log("usr2")?;
     ensure!(!running.log().contains("usr1"), "{}", running.log());
     Ok(())
 }
 
-/// Its calls would never be answered: better an end that a service manager sees. Whoever of the two is killed, all goes:
-/// the workers of a server, too.
-fn a_killed_supervisor_takes_the_program_along(bed: &Bed) -> anyhow::Result<()> {
+/// Its calls would never be answered, so everything must end, which a service manager notices. Whichever of the
+/// two is killed, all processes end, including a server's workers.
+fn a_killed_supervisor_ends_the_program(bed: &Bed) -> anyhow::Result<()> {
     for kill_guard in [true, false] {
         let who = start(bed, &by_shell(Behaviour::Who.program(&[V4])?, "\"$@\" & wait"), &[V4])?;
         let saw = Talk::Plain.ask(V4, &[&header_of(CLIENT4)?])?;
@@ -138,7 +142,7 @@ fn a_program_may_become_another(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What it started is served on, and can be ended.
+/// Its children are still served, and can be ended.
 fn a_program_may_go_to_the_background(bed: &Bed) -> anyhow::Result<()> {
     let program = Behaviour::Who.program(&[V4])?;
     let who = start(bed, &by_shell(program, "\"$@\" & exit 0"), &[V4])?;
@@ -150,7 +154,8 @@ fn a_program_may_go_to_the_background(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Blocks in accept(), with a handler that interrupts it (no SA_RESTART is Python's way; it calls accept() again itself).
+/// Blocks in accept(), with a signal handler that interrupts it (Python sets no SA_RESTART and calls accept()
+/// again itself).
 const BLOCKING: &str = "\
 import os, signal, socket
 signal.signal(signal.SIGUSR1, lambda *_: print('handled'))
@@ -179,7 +184,7 @@ fn a_blocking_accept_hears_signals(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// By SIGSTOP, which nobody handles.
+/// By SIGSTOP, which can't be caught.
 fn a_blocking_accept_may_be_stopped_and_continued(bed: &Bed) -> anyhow::Result<()> {
     let running = start(bed, &python(bed, BLOCKING, &[])?, &[V4])?;
     running.wait_for_log("ready")?;
@@ -198,7 +203,7 @@ fn a_blocking_accept_may_be_stopped_and_continued(bed: &Bed) -> anyhow::Result<(
     Ok(())
 }
 
-fn what_can_not_be_served_is_said(bed: &Bed) -> anyhow::Result<()> {
+fn unsupported_programs_are_refused_with_a_reason(bed: &Bed) -> anyhow::Result<()> {
     let set_user_id = bed.dir().join("set-user-id");
     std::fs::copy("/bin/true", &set_user_id)?;
     std::fs::set_permissions(&set_user_id, std::fs::Permissions::from_mode(0o4755))?;

@@ -1,4 +1,5 @@
-//! `truepeer run` by notification: real programs, and what is this mechanism's own. What every way must show is in `matrix`.
+//! `truepeer run` by notification: real programs, and tests of this mechanism alone. Behaviours of every way are
+//! in `matrix`.
 
 mod answers;
 mod askers;
@@ -24,7 +25,7 @@ fn main() -> ExitCode {
     all.extend(lives::tests());
     all.extend(connects::tests());
     all.extend(sends::tests());
-    // By notify it is a sending call that hears it.
+    // With notify, a sending call reports it.
     all.extend(answers::tests().into_iter().filter(|test| !test.name().contains("a_receiving_call_hears")));
     all.extend(statics::tests());
     all.extend(flows::tests());

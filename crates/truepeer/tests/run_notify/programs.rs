@@ -1,4 +1,4 @@
-//! Programs as people run them, and that they see the client however its header arrives.
+//! Real programs see the client, however its header arrives.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::time::Duration;
@@ -92,7 +92,7 @@ fn a_go_server_under_load(bed: &Bed) -> anyhow::Result<()> {
     each_of_a_crowd_is_named(V4, Talk::Http)
 }
 
-/// It waits with select() for a listener that blocks.
+/// It waits with select() for a blocking listener.
 fn pythons_http_server(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import http.server, socket
@@ -113,7 +113,7 @@ Server(('::', 8080), Answer).serve_forever()
     a_body_comes_back(V4, Talk::Http)
 }
 
-/// It blocks in accept(), in several threads at once.
+/// Several threads block in accept() at once.
 fn pythons_threads(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import socket, threading
@@ -204,7 +204,7 @@ public class Server {
     a_body_comes_back(V4, Talk::Plain)
 }
 
-/// A shell script starts it, its sockets are polled by threads of its virtual machine.
+/// A shell script starts it; threads of its virtual machine poll its sockets.
 fn erlang_server(bed: &Bed) -> anyhow::Result<()> {
     let source = "\
 -module(who).
@@ -244,7 +244,7 @@ fn nginx_with_workers_and_reuseport(bed: &Bed) -> anyhow::Result<()> {
     nginx(bed, "ipv6only=off reuseport")
 }
 
-/// Three workers share a listener, or have one each; a late header's wake-up may come to any of them.
+/// Three workers share a listener, or have one each. A late header's wake-up may reach any of them.
 fn nginx(bed: &Bed, options: &str) -> anyhow::Result<()> {
     let answer = format!(
         "location / {{ return 200 \"$remote_addr $remote_port\\n\"; }}
@@ -275,10 +275,10 @@ fn redis(bed: &Bed) -> anyhow::Result<()> {
     a_body_comes_back(V4, Talk::Redis)
 }
 
-/// Every connection has a process of its own, which asks for its client's name there.
+/// Every connection has its own process, which asks for its client's name there.
 fn postgres_in_every_form(bed: &Bed) -> anyhow::Result<()> {
     for (address, to, clients) in [("127.0.0.1", V4, &CLIENTS[..1]), ("::1", V6, &CLIENTS[..])] {
-        // Processes whose client has gone end a little later.
+        // Processes whose client has left end a little later.
         let run = |program: Program| under(program, &[]).args(["-c", "max_connections=300"]);
         let postgres = Postgres::start_with(bed, &[address], 8080, run)?;
         every_form_names_the_client(&[to], clients, Talk::Postgres)?;
@@ -289,8 +289,8 @@ fn postgres_in_every_form(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Up to version 15 it waits by select() for listeners that block, and lets signals in there only: what is silent or refused on
-/// one address must not keep it from the other, nor from ending.
+/// Up to version 15 it waits in select() for blocking listeners and unblocks signals only there: a silent or
+/// refused connection on one address must not keep it from the other, nor from ending.
 fn postgres_on_two_addresses(bed: &Bed) -> anyhow::Result<()> {
     let run = |program: Program| under(program, &["--header-timeout", "10m"]);
     let postgres = Postgres::start_with(bed, &["127.0.0.1", "::1"], 8080, run)?;
@@ -305,7 +305,7 @@ fn postgres_on_two_addresses(bed: &Bed) -> anyhow::Result<()> {
         let mut late = client::connect(held)?;
         late.write_all(&header[..20])?;
         wait_until_sent(&late)?;
-        // It comes behind the late one, so its end says that both were looked at.
+        // It was sent after the late one, so its end shows that both were examined.
         let mut refused = client::connect(held)?;
         refused.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
         client::read_end(&mut refused)?;
@@ -323,7 +323,7 @@ fn postgres_on_two_addresses(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// HAProxy stands on ::1, its client on 127.0.0.1.
+/// HAProxy is on ::1, its client on 127.0.0.1.
 fn postgres(bed: &Bed) -> anyhow::Result<()> {
     let options = ["--allow-claims", "loopback"];
     let _postgres = Postgres::start_with(bed, &["::1"], 8080, |program| under(program, &options))?;
@@ -335,7 +335,7 @@ fn postgres(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// It forks for each connection, and starts itself anew there; by root, since it changes users.
+/// It forks for each connection and executes itself again there; run by root, because it changes users.
 fn sshd(bed: &Bed) -> anyhow::Result<()> {
     let options = ["--allow-claims", "loopback"];
     let sshd = Sshd::start_with(bed, &[V6], |program| under(program, &options))?;
@@ -345,8 +345,8 @@ fn sshd(bed: &Bed) -> anyhow::Result<()> {
     sshd.running.wait_for_log("from 127.0.0.1 port")
 }
 
-/// v1, v2, with TLVs, LOCAL and none, as every other program gets them; its session is told who the client is. An IPv6 listener of
-/// its takes no IPv4 (it says so itself), so dual stack means two of them.
+/// v1, v2, with TLVs, LOCAL and none, as for every other program. Its session is told the client. Its IPv6
+/// listeners accept no IPv4, so dual stack means two listeners.
 fn sshd_in_every_form(bed: &Bed) -> anyhow::Result<()> {
     let sshd = Sshd::start_with(bed, &[V4, V6], |program| under(program, &[]))?;
     let login = |to: &str, header: &[u8], arrival: usize| {
@@ -384,7 +384,7 @@ fn sshd_in_every_form(bed: &Bed) -> anyhow::Result<()> {
     a_body_through_ssh(bed, &sshd)
 }
 
-/// To the session's program and back, encrypted: ssh itself says so if a byte was altered on the way.
+/// To the session's program and back, encrypted: ssh itself detects a changed byte.
 fn a_body_through_ssh(bed: &Bed, sshd: &Sshd) -> anyhow::Result<()> {
     let body = as_text();
     let file = bed.write(&bed.fresh_name("body"), &body)?;
@@ -398,7 +398,7 @@ fn a_body_through_ssh(bed: &Bed, sshd: &Sshd) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Carries one connection, and puts a header in front of it in one of the ways of [`arrivals`].
+/// Passes one connection on, with a header before it in one of the ways of [`arrivals`].
 struct LoadBalancer {
     door: std::net::TcpListener,
 }
@@ -407,7 +407,8 @@ impl LoadBalancer {
     fn start(to: &str, header: &[u8], arrival: usize) -> anyhow::Result<Self> {
         let door = std::net::TcpListener::bind("127.0.0.1:0")?;
         let (own, to, header) = (door.try_clone()?, to.to_owned(), header.to_vec());
-        // Whatever fails ends the connection, which the login reports. The network is the test's: the thread's, too.
+        // A failure ends the connection, which the login reports. The network namespace is the test's, so the
+        // thread's too.
         std::thread::spawn(move || carry_one(&own, &to, &header, arrival));
         Ok(Self { door })
     }
@@ -437,8 +438,8 @@ fn carry_one(door: &std::net::TcpListener, to: &str, header: &[u8], arrival: usi
     Ok(())
 }
 
-/// A process for each connection, executed anew: three hundred of them, one after another and fifty at a time. Its log names
-/// them; no keys are exchanged, of which it would be the cost that is measured.
+/// A newly executed process for each connection: three hundred, one after another and fifty at a time. Its log
+/// names the clients. No keys are exchanged, because that would dominate the cost.
 fn an_sshd_under_load(bed: &Bed) -> anyhow::Result<()> {
     const COUNT: usize = 300;
     let sshd = Sshd::start_with(bed, &[V4], |program| under(program.args(["-o", "LogLevel=VERBOSE"]), &[]))?;

@@ -1,4 +1,5 @@
-//! `truepeer connect --udp-dialect`: what datagrams begin with, whichever call sends them, and what the program is told.
+//! `truepeer connect --udp-dialect`: the start of datagrams, whichever call sends them, and the results that the
+//! program gets.
 
 use anyhow::{Context, ensure};
 use truepeer_testbed::datagrams::{Backend, socket, spp, v2};
@@ -9,9 +10,9 @@ use crate::kit::{CLIENT4, CLIENT6, PYTHON, via};
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
         each_datagram_has_its_header,
-        only_datagrams_that_are_meant_have_a_header,
-        sending_answers_as_it_does_without_us,
-        what_is_several_datagrams_is_not_to_be_had,
+        only_datagrams_to_selected_destinations_have_a_header,
+        sending_returns_the_same_as_without_truepeer,
+        several_datagrams_in_one_call_are_refused,
     ];
     let dialects = ["every", "first", "standalone", "spp"].map(|dialect| {
         let name = format!("answers_come_back_through_truepeer_proxy_in_{dialect}");
@@ -33,7 +34,7 @@ pub(crate) fn script(bed: &Bed, text: &str, options: Option<&[&str]>) -> anyhow:
     })
 }
 
-/// Every call that sends: connected and not, in parts, with control data, several at once, and nothing at all.
+/// Every sending call: connected or not, in parts, with control data, several at once, and with no bytes.
 const EVERY_CALL: &str = "\
 import ctypes, os, socket, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -85,7 +86,7 @@ fn every_call(host: &str, port: u16, afterwards: &str) -> String {
 }
 
 fn each_datagram_has_its_header(bed: &Bed) -> anyhow::Result<()> {
-    // Version 1 knows no datagrams.
+    // Version 1 doesn't support datagrams.
     let dialects: [&[&str]; 3] = [&["every"], &["every", "--header", "v1"], &["spp"]];
     for (dialect, (host, at)) in dialects
         .into_iter()
@@ -111,7 +112,7 @@ fn each_datagram_has_its_header(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn only_datagrams_that_are_meant_have_a_header(bed: &Bed) -> anyhow::Result<()> {
+fn only_datagrams_to_selected_destinations_have_a_header(bed: &Bed) -> anyhow::Result<()> {
     let receiver = socket("127.0.0.1:9053")?;
     let text = every_call("127.0.0.1", 9053, "pass");
     for options in [
@@ -129,8 +130,8 @@ fn only_datagrams_that_are_meant_have_a_header(bed: &Bed) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// A header would be in front of the first one, or in front of each part of one.
-fn what_is_several_datagrams_is_not_to_be_had(bed: &Bed) -> anyhow::Result<()> {
+/// A header would be before the first one only, or before each part of one.
+fn several_datagrams_in_one_call_are_refused(bed: &Bed) -> anyhow::Result<()> {
     let text = "\
 import socket, struct
 udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -159,7 +160,7 @@ say('a part', lambda: udp.sendto(b'part', MSG_MORE, to))
     Ok(())
 }
 
-fn sending_answers_as_it_does_without_us(bed: &Bed) -> anyhow::Result<()> {
+fn sending_returns_the_same_as_without_truepeer(bed: &Bed) -> anyhow::Result<()> {
     let text = "\
 import ctypes, os, socket, struct
 libc = ctypes.CDLL(None, use_errno=True)
@@ -197,8 +198,8 @@ print(os.read(read, 100))
     Ok(())
 }
 
-/// Both ends: who is claimed here is who is seen there. One client comes from several ports here, which only one worker
-/// serves as one flow where its datagrams are bare.
+/// truepeer at both ends: the client claimed here is seen there. One client sends from several ports here; where
+/// datagrams are bare, only one worker can serve them as one flow.
 fn answers_come_back(bed: &Bed, dialect: &str) -> anyhow::Result<()> {
     let backend = Backend::who(&["127.0.0.1:53"])?;
     let proxy = Truepeer::proxy(env!("CARGO_BIN_EXE_truepeer")).args(&[

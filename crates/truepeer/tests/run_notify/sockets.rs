@@ -1,4 +1,4 @@
-//! What calls answer, to the last error number.
+//! The results of calls, including error numbers.
 
 use std::io::Write;
 
@@ -9,8 +9,8 @@ use crate::kit::{CLIENT4, CLIENT6, PYTHON, Talk, V4, V6, header_of, python, star
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
-        calls_answer_as_they_do_without_us,
-        io_uring_is_not_to_be_had,
+        calls_return_the_same_as_without_truepeer,
+        io_uring_is_refused,
         other_listeners_are_left_alone,
         every_rule_for_senders_and_headers_is_kept,
         the_headers_destination_is_shown_if_asked_for,
@@ -18,18 +18,18 @@ pub(crate) fn tests() -> Vec<Test> {
         data_before_a_reset_comes_with_the_clients_name,
         a_program_without_descriptors_gets_the_connection_later,
         passed_listeners_are_served,
-        a_connection_keeps_its_name_wherever_it_goes,
+        a_connection_keeps_its_name_in_every_process,
         a_header_that_comes_with_the_syn_is_taken_off,
-        a_listener_bound_to_a_device_forgets_nobody,
-        a_listener_of_another_network_is_served_and_said,
-        where_the_kernel_may_not_be_asked_nobody_is_forgotten,
+        a_listener_bound_to_a_device_forgets_no_client,
+        a_listener_of_another_network_is_served_with_a_warning,
+        without_netlink_recent_clients_are_not_forgotten,
         a_multipath_sender_is_served,
     ];
     all.into_iter().map(|test| test.needs_program(PYTHON).needs_several_users()).collect()
 }
 
-/// Every way to ask wrongly, and some to ask rightly, by a program that prints what it got.
-fn calls_answer_as_they_do_without_us(bed: &Bed) -> anyhow::Result<()> {
+/// Every kind of invalid call, and some valid ones, by a program that prints the results.
+fn calls_return_the_same_as_without_truepeer(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import ctypes, os, socket, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -103,7 +103,7 @@ say('a blocking accept with a time limit', libc.accept(number, None, None))
     let file = bed.write("calls.py", script)?;
     let program = || Program::new(PYTHON).arg("-u").arg(&file).as_user(User::TESTER);
     let without = program().run(bed)?;
-    // No header is required, so that the connections are the same ones.
+    // No header is required, so that the connections are the same.
     let with = under(program(), &["--header", "optional"]).run(bed)?;
     ensure!(without.lines().count() > 35, "{without}");
     for (without, with) in without.lines().zip(with.lines()) {
@@ -113,8 +113,8 @@ say('a blocking accept with a time limit', libc.accept(number, None, None))
     Ok(())
 }
 
-/// Programs that find it fall back to epoll where it isn't there.
-fn io_uring_is_not_to_be_had(bed: &Bed) -> anyhow::Result<()> {
+/// Programs fall back to epoll where io_uring is missing.
+fn io_uring_is_refused(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import ctypes, os, platform
 libc = ctypes.CDLL(None, use_errno=True)
@@ -125,7 +125,7 @@ print(libc.syscall(425, 8, ctypes.create_string_buffer(256)), ctypes.get_errno()
     Ok(())
 }
 
-/// Answers on a listener each with the client's address.
+/// A server on each listener that answers with the client's address.
 const TWO_LISTENERS: &str = "\
 import socket, threading
 def serve(listener):
@@ -155,7 +155,7 @@ fn other_listeners_are_left_alone(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Versions, length, denied clients, claims, and senders with rules of their own.
+/// Versions, length, denied clients, claims, and senders with their own rules.
 fn every_rule_for_senders_and_headers_is_kept(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import socket
@@ -259,7 +259,7 @@ print(peer[0], peer[1], connection.recv(5))
     running.wait_for_log("203.0.113.7 5000 b'hello'")
 }
 
-/// EMFILE is the program's own; the connection waits in its queue, as it does without us.
+/// EMFILE goes to the program. The connection waits in its queue, as without truepeer.
 fn a_program_without_descriptors_gets_the_connection_later(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import os, resource, socket, time
@@ -291,7 +291,7 @@ connection.sendall(('%s %d\\n' % peer[:2]).encode())
     Ok(())
 }
 
-/// As a service manager passes them: descriptor 3, and the number of the process that it is for.
+/// As a service manager passes them: descriptor 3, and the id of the process that they are for.
 fn passed_listeners_are_served(bed: &Bed) -> anyhow::Result<()> {
     let server = "\
 import asyncio, os, socket
@@ -326,7 +326,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 }
 
 /// By dup(), to a forked child, and through a socket (SCM_RIGHTS).
-fn a_connection_keeps_its_name_wherever_it_goes(bed: &Bed) -> anyhow::Result<()> {
+fn a_connection_keeps_its_name_in_every_process(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import itertools, os, socket
 listener = socket.create_server(('127.0.0.1', 8080))
@@ -361,9 +361,9 @@ for n in itertools.count():
     Ok(())
 }
 
-/// TCP fast open: the connection has its data before it is one.
+/// TCP fast open: the connection's data arrives with its SYN.
 fn a_header_that_comes_with_the_syn_is_taken_off(bed: &Bed) -> anyhow::Result<()> {
-    // Clients and all listeners, without a cookie.
+    // For clients and all listeners, without a cookie.
     std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "1543")?;
     let server = "\
 import socket
@@ -398,7 +398,7 @@ print(passive() - before)
     Ok(())
 }
 
-/// Keeps the first connections, and compares what it is told of them in the end with what it was told at first.
+/// Keeps the first connections, and compares their names at the end with those at the start.
 const KEEPING: &str = "\
 import socket
 listener = socket.socket()
@@ -419,7 +419,7 @@ wrong = [(peer, c.getpeername()) for c, peer in kept if c.getpeername() != peer 
 print('wrong:', len(wrong), wrong[:3])
 ";
 
-/// More connections than the table of names has places at first.
+/// More connections than the table of names has slots at first.
 fn keeps_its_first_clients(bed: &Bed, program: &Program) -> anyhow::Result<Running> {
     let running = start(bed, program, &[V4])?;
     let header = header_of(CLIENT4)?;
@@ -439,15 +439,15 @@ fn keeps_its_first_clients(bed: &Bed, program: &Program) -> anyhow::Result<Runni
     Ok(running)
 }
 
-fn a_listener_bound_to_a_device_forgets_nobody(bed: &Bed) -> anyhow::Result<()> {
+fn a_listener_bound_to_a_device_forgets_no_client(bed: &Bed) -> anyhow::Result<()> {
     let bind = "listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b'lo')";
     let running = keeps_its_first_clients(bed, &python(bed, &KEEPING.replace("BIND", bind), &[])?)?;
     ensure!(!running.log().contains("still open"), "{}", running.log());
     Ok(())
 }
 
-/// As under systemd's RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX: netlink sockets are refused.
-fn where_the_kernel_may_not_be_asked_nobody_is_forgotten(bed: &Bed) -> anyhow::Result<()> {
+/// As with systemd's RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX: netlink sockets are refused.
+fn without_netlink_recent_clients_are_not_forgotten(bed: &Bed) -> anyhow::Result<()> {
     let restrict = "\
 import ctypes, os, platform, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -471,8 +471,8 @@ os.execv(sys.argv[1], sys.argv[1:])
     Ok(())
 }
 
-/// Inherited from outside: nobody can connect to it from here, to announce late connections.
-fn a_listener_of_another_network_is_served_and_said(bed: &Bed) -> anyhow::Result<()> {
+/// Inherited from outside: nothing here can connect to it to announce late connections.
+fn a_listener_of_another_network_is_served_with_a_warning(bed: &Bed) -> anyhow::Result<()> {
     let outside = "\
 import ctypes, os, socket, sys
 listener = socket.create_server(('127.0.0.1', 8080))
@@ -503,7 +503,7 @@ while True:
     running.wait_for_log("another network namespace")
 }
 
-/// A sender of Multipath TCP, whose connection has two paths.
+/// A sender with Multipath TCP, whose connection has two paths.
 fn a_multipath_sender_is_served(bed: &Bed) -> anyhow::Result<()> {
     if std::fs::read_to_string("/proc/sys/net/mptcp/enabled").is_ok_and(|text| text.trim() == "1") {
         for command in ["limits set subflow 2 add_addr_accepted 2", "endpoint add 127.0.0.2 dev lo subflow"] {
@@ -531,7 +531,7 @@ while True:
 ";
     let server = server.replace("socket.SO_PROTOCOL", "38");
     let _running = start(bed, &python(bed, &server, &[])?, &[V4])?;
-    // What it waits for between the pieces is that they have been acknowledged; before the body, that there are two paths.
+    // Between the pieces it waits for their acknowledgement; before the body, for the second path.
     let sender = "\
 import fcntl, hashlib, socket, struct, sys, termios, time
 MPTCP, SOL_MPTCP, MPTCP_INFO = 262, 284, 1

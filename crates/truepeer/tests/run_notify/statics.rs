@@ -1,5 +1,5 @@
-//! `truepeer connect --udp-dialect spp` with static programs: what a call that receives gives, waits for and hears is what it
-//! is without us, where the answers have no header.
+//! `truepeer connect --udp-dialect spp` with static programs: a receiving call returns, waits and ends as without
+//! truepeer, where the answers have no header.
 
 use anyhow::ensure;
 use truepeer_testbed::datagrams::{Backend, spp};
@@ -11,14 +11,14 @@ pub(crate) fn tests() -> Vec<Test> {
     let mut all = vec![Test::new("a_static_go_program_gets_its_answers_bare", go).needs_program("go")];
     let c = tests![
         a_static_c_program_gets_its_answers_bare,
-        calls_that_wait_for_an_answer_end_as_without_us,
-        sockets_that_are_waited_for_tell_the_truth,
+        calls_that_wait_for_an_answer_end_as_without_truepeer,
+        poll_and_epoll_report_sockets_correctly,
     ];
     all.extend(c.into_iter().map(|test| test.needs_program("gcc")));
     all.into_iter().map(Test::needs_several_users).collect()
 }
 
-/// It prints the same with us and without, in this many lines, and its questions have headers only with us.
+/// Prints the same with and without truepeer, in this many lines. Its requests have headers only with truepeer.
 fn is_served_as_without_us(bed: &Bed, file: &std::path::Path, lines: usize) -> anyhow::Result<()> {
     let backend = Backend::echo(&["127.0.0.1:9053"])?;
     let program = Program::new(file).as_user(User::TESTER);
@@ -38,14 +38,14 @@ fn is_served_as_without_us(bed: &Bed, file: &std::path::Path, lines: usize) -> a
     let mut told: Vec<Vec<u8>> = last.iter().map(|one| one.payload.clone()).collect();
     let mut expected: Vec<Vec<u8>> =
         payloads.iter().map(|payload| [&header, payload.as_slice()].concat()).collect();
-    // Threads and processes ask in any order.
+    // Threads and processes send in any order.
     told.sort();
     expected.sort();
     ensure!(seen.len() == 3 * payloads.len() && told == expected, "{} and {}", seen.len(), payloads.len());
     Ok(())
 }
 
-/// By its event loop, and by calls that block.
+/// With its event loop, and with blocking calls.
 const GO: &str = r#"
 package main
 
@@ -113,7 +113,7 @@ func main() {
 	n, from, err = dual.ReadFromUDP(buffer)
 	fmt.Printf("readfrom %q %v %v\n", buffer[:n], from, err)
 
-	// A hundred ask at once.
+	// A hundred requests at once.
 	var all sync.WaitGroup
 	answers := make([]string, 100)
 	for i := range answers {
@@ -139,7 +139,7 @@ func main() {
 	}
 	fmt.Println("answered:", good)
 
-	// Calls that block.
+	// Blocking calls.
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM, 0)
 	check(err)
 	there := &syscall.SockaddrInet4{Port: 9053, Addr: [4]byte{127, 0, 0, 1}}
@@ -148,7 +148,7 @@ func main() {
 	fmt.Printf("peek %q %v %v\n", buffer[:n], name.(*syscall.SockaddrInet4).Port, err)
 	n, name, err = syscall.Recvfrom(fd, buffer, 0)
 	fmt.Printf("recvfrom %q %v %v\n", buffer[:n], name.(*syscall.SockaddrInet4).Port, err)
-	// Waited for before they are asked for.
+	// Receiving calls that start before the requests are sent.
 	var got []string
 	var lock sync.Mutex
 	for range 3 {
@@ -183,7 +183,7 @@ fn go(bed: &Bed) -> anyhow::Result<()> {
     is_served_as_without_us(bed, &program, 16)
 }
 
-/// What the programs in C begin with.
+/// The start of the programs in C.
 const BEGINNING: &str = r#"
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -310,9 +310,9 @@ int main(void) {
     c_program(bed, main, 35)
 }
 
-/// Signals, cancellation, death, the end of their time, and of the socket. The pauses only let a call begin to wait; without them
-/// it would give the same.
-fn calls_that_wait_for_an_answer_end_as_without_us(bed: &Bed) -> anyhow::Result<()> {
+/// Signals, cancellation, death, time-outs, and the end of the socket. The pauses only let a call start to wait;
+/// without them the result would be the same.
+fn calls_that_wait_for_an_answer_end_as_without_truepeer(bed: &Bed) -> anyhow::Result<()> {
     let main = r#"
 static int fd, asks;
 static void on_signal(int number) {
@@ -320,7 +320,7 @@ static void on_signal(int number) {
     if (asks-- == 1) ask(fd, "asked by a handler");
     errno = before;
 }
-/// Again and again, so that none is lost by coming too early.
+/// Repeatedly, because a signal that comes too early is lost.
 static void signals(int flags) {
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = flags};
     sigaction(SIGALRM, &action, NULL);
@@ -354,7 +354,7 @@ int main(void) {
     struct mmsghdr several[3];
     struct iovec room = {buffer, 100};
     for (int i = 0; i < 3; i++) several[i] = (struct mmsghdr){{NULL, 0, &room, 1, NULL, 0, 0}, 0};
-    // A socket of its own: the kernel remembers the signal as its error.
+    // A separate socket: the kernel stores the signal as its error.
     int other = connected(9053);
     ask(other, "one of three");
     poll(&(struct pollfd){other, POLLIN, 0}, 1, 30000);
@@ -403,8 +403,8 @@ int main(void) {
     c_program(bed, main, 14)
 }
 
-/// poll(), select() and epoll by edges; without a wait in between, and with an error queue that nobody reads.
-fn sockets_that_are_waited_for_tell_the_truth(bed: &Bed) -> anyhow::Result<()> {
+/// poll(), select() and edge-triggered epoll; without waiting in between, and with an unread error queue.
+fn poll_and_epoll_report_sockets_correctly(bed: &Bed) -> anyhow::Result<()> {
     let main = r#"
 int main(void) {
     int fd = connected(9053), one = 1;
@@ -431,7 +431,7 @@ int main(void) {
     close(edges);
     printf("closed: %d\n", epoll_wait(epoll, &event, 1, 0));
 
-    // Its error is heard, and stays in the queue while the next answer is waited for.
+    // Its error is reported, and stays in the queue during the next wait.
     int refused = socket(AF_INET, SOCK_DGRAM, 0);
     setsockopt(refused, IPPROTO_IP, IP_RECVERR, &one, sizeof one);
     struct sockaddr_in nobody = to(9), there = to(9053);

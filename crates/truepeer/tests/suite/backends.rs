@@ -1,4 +1,4 @@
-//! Real backends, unmodified, behind HAProxy and truepeer: each names the true client in its own way.
+//! Real, unmodified backends behind HAProxy and truepeer: each names the client in its own way.
 
 use std::net::SocketAddr;
 
@@ -24,7 +24,7 @@ pub(crate) fn tests() -> Vec<Test> {
     .collect()
 }
 
-/// HAProxy at the load balancer's `port`, for both families of clients, over IPv4 to truepeer.
+/// HAProxy on `port` of the load balancer, for clients of both families, over IPv4 to truepeer.
 fn start_haproxy(bed: &Bed, line: &Line, port: u16) -> anyhow::Result<Running> {
     let [v4, v6] = [false, true].map(|v6| line.lb().at(v6, port));
     let haproxy = Haproxy::default().relay(v4, line.door(false), "send-proxy-v2").relay(
@@ -51,7 +51,7 @@ fn nginx_sees_the_client(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// fail2ban reads this log. The server speaks first.
+/// fail2ban reads this log. The server sends first.
 fn openssh_logs_the_client(bed: &Bed) -> anyhow::Result<()> {
     let line = Line::lay()?;
     let sshd = line.host().run(|| Sshd::start(bed, &["127.0.0.1:22", "[::1]:22"]))??;

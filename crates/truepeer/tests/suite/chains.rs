@@ -1,4 +1,4 @@
-//! The sending side: `--send-proxy` in front of truepeer itself, HAProxy and NGINX.
+//! The sending side: `--send-proxy` before truepeer itself, HAProxy and NGINX.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -22,12 +22,11 @@ pub(crate) fn tests() -> Vec<Test> {
         a_local_header_stays_local,
     ];
     all.push(
-        Test::new("haproxy_accepts_the_header_that_we_send", haproxy_accepts_the_header_that_we_send)
+        Test::new("haproxy_accepts_truepeers_header", haproxy_accepts_truepeers_header)
             .needs_program("haproxy"),
     );
     all.push(
-        Test::new("nginx_accepts_the_header_that_we_send", nginx_accepts_the_header_that_we_send)
-            .needs_program("nginx"),
+        Test::new("nginx_accepts_truepeers_header", nginx_accepts_truepeers_header).needs_program("nginx"),
     );
     all.push(Test::new("sending_needs_no_privilege", sending_needs_no_privilege).needs_several_users());
     all
@@ -35,7 +34,7 @@ pub(crate) fn tests() -> Vec<Test> {
 
 const NEXT: &str = "127.0.0.1:9000";
 
-/// truepeer that writes headers for whatever listens at [`NEXT`]: needs no routes.
+/// A truepeer that writes headers for the listener at [`NEXT`]. It needs no routes.
 fn sending(version: &str) -> Truepeer {
     proxy_without_routes().listen(DOOR_V4).ipv4(NEXT).ipv6(NEXT).option("--send-proxy", version)
 }
@@ -53,7 +52,7 @@ fn a_chain_of_two_shows_the_client(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One end takes bare connections; the client is whoever connects.
+/// One end accepts connections without headers; the client is the connecting host.
 fn a_tunnels_two_ends_show_the_client(bed: &Bed) -> anyhow::Result<()> {
     let _who = Behaviour::Who.start(bed, &[BACKEND_V4, BACKEND_V6])?;
     let far = bare_proxy().listen(NEXT).ipv4(BACKEND_V4).ipv6(BACKEND_V6);
@@ -65,8 +64,8 @@ fn a_tunnels_two_ends_show_the_client(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the next one receives for this header: its own bytes, header and all.
-fn what_is_sent(bed: &Bed, version: &str, header: &[u8]) -> anyhow::Result<Vec<u8>> {
+/// The bytes that the next receiver gets for this header, including its header.
+fn what_the_next_receiver_gets(bed: &Bed, version: &str, header: &[u8]) -> anyhow::Result<Vec<u8>> {
     let _echo = Behaviour::Echo.start(bed, &[NEXT])?;
     let _truepeer = sending(version).start(bed)?;
     let mut stream = knock()?;
@@ -81,7 +80,7 @@ fn a_fresh_header_keeps_the_tlvs_and_has_a_new_checksum(bed: &Bed) -> anyhow::Re
     let tlvs: [(u8, &[u8]); 4] =
         [(0x05, b"an id of 17 bytes"), (0x02, b"site.example"), (0xE3, &[0xFF; 300]), (0x01, b"h2")];
     let original = client::v2_with_checksum(CLIENT_V6, SITE_V6, &tlvs)?;
-    let sent = what_is_sent(bed, "v2", &original)?;
+    let sent = what_the_next_receiver_gets(bed, "v2", &original)?;
     // Decoding verifies the checksum.
     let Decoded::Done { header, consumed } = decode(&sent, Limits::default())? else {
         anyhow::bail!("no whole header in {sent:?}")
@@ -100,19 +99,23 @@ fn a_fresh_header_keeps_the_tlvs_and_has_a_new_checksum(bed: &Bed) -> anyhow::Re
 }
 
 fn a_v1_header_is_written_for_those_who_read_no_other(bed: &Bed) -> anyhow::Result<()> {
-    let sent = what_is_sent(bed, "v1", &client::v2_with_tlvs(CLIENT_V4, SITE_V4, &[(5, b"lost in v1")])?)?;
+    let sent = what_the_next_receiver_gets(
+        bed,
+        "v1",
+        &client::v2_with_tlvs(CLIENT_V4, SITE_V4, &[(5, b"lost in v1")])?,
+    )?;
     let sent = String::from_utf8(sent).context("v1 is text")?;
     ensure!(sent == "PROXY TCP4 203.0.113.7 192.0.2.1 5000 443\r\ndata", "{sent:?}");
     Ok(())
 }
 
 fn a_local_header_stays_local(bed: &Bed) -> anyhow::Result<()> {
-    let sent = what_is_sent(bed, "v2", &client::v2_local())?;
+    let sent = what_the_next_receiver_gets(bed, "v2", &client::v2_local())?;
     ensure!(sent.starts_with(&client::v2_local()[..13]) && sent.ends_with(b"data"), "{sent:?}");
     Ok(())
 }
 
-fn haproxy_accepts_the_header_that_we_send(bed: &Bed) -> anyhow::Result<()> {
+fn haproxy_accepts_truepeers_header(bed: &Bed) -> anyhow::Result<()> {
     let config = format!(
         "listen l\n  mode http\n  bind {NEXT} accept-proxy\n  \
          http-request return status 200 content-type text/plain lf-string \"%[src]:%[src_port] %[dst]\"\n"
@@ -127,10 +130,10 @@ fn haproxy_accepts_the_header_that_we_send(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn nginx_accepts_the_header_that_we_send(bed: &Bed) -> anyhow::Result<()> {
+fn nginx_accepts_truepeers_header(bed: &Bed) -> anyhow::Result<()> {
     let answer = "location / { return 200 \"$proxy_protocol_addr:$proxy_protocol_port\"; }";
     let _nginx = Nginx::default().server(NEXT, "proxy_protocol", answer).start(bed)?;
-    // A port each: the first connection's remains keep theirs.
+    // A separate port each: the remains of the first connection keep theirs.
     for (version, port) in [("v1", "4321"), ("v2", "4322")] {
         let _truepeer = sending(version).args(&["--header", "forbid"]).start(bed)?;
         let url = format!("http://{DOOR_V4}/");

@@ -1,4 +1,4 @@
-//! Where a session goes and as whom, when that is not straightforward: conflicts, families, marks, backends that fail.
+//! Destinations and client addresses in difficult cases: conflicts, families, marks, backends that fail.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener};
@@ -27,7 +27,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_backend_on_another_host_sees_the_client,
         a_client_on_this_host_keeps_its_address,
         a_client_keeps_a_port_that_a_program_here_listens_on,
-        nobody_is_connected_with_itself,
+        no_connection_is_made_to_itself,
         an_ipv6_client_on_a_host_without_ipv6_is_explained,
         an_idle_session_ends_in_time,
     ];
@@ -42,12 +42,12 @@ pub(crate) fn tests() -> Vec<Test> {
         )
         .needs_several_users(),
     );
-    let with_nft = tests![the_mark_is_on_upstream_packets, what_is_sent_while_the_backend_is_dialled_arrives];
+    let with_nft = tests![the_mark_is_on_upstream_packets, bytes_sent_during_the_connect_arrive];
     all.extend(with_nft.into_iter().map(|test| test.needs_program("nft")));
     all
 }
 
-/// Opens two sessions of one client to one backend; the first stays, the second's answer is given.
+/// Opens two sessions of one client to one backend. The first stays open; the second's answer is returned.
 fn second_session(bed: &Bed, options: &[&str]) -> anyhow::Result<(Stand, std::io::Result<String>)> {
     let stand = Stand::with_options(bed, Behaviour::Banner, options)?;
     let mut first = open_as(CLIENT_V4.parse()?)?;
@@ -81,7 +81,8 @@ fn all_to(bed: &Bed, backend: &str, options: &[&str]) -> anyhow::Result<[Running
     Ok([truepeer, who])
 }
 
-/// At the start already; a host name that has IPv6 addresses alone is refused client by client, see policy's tests.
+/// This is refused at the start. A host name with only IPv6 addresses is refused client by client; policy's tests
+/// cover that.
 fn an_ipv4_client_is_refused_by_an_ipv6_backend(bed: &Bed) -> anyhow::Result<()> {
     let truepeer = bare_proxy().listen(DOOR_V4).ipv4(BACKEND_V6).ipv6(BACKEND_V6).start_unready(bed)?;
     let status = truepeer.wait_end()?;
@@ -122,7 +123,7 @@ fn an_ipv6_client_reaches_an_ipv4_backend_under_a_stable_class_e_address(bed: &B
     Ok(())
 }
 
-/// With data behind the header and without.
+/// With and without data after the header.
 fn refused_by_the_backend(door: SocketAddr) -> anyhow::Result<()> {
     for data in [b"".as_slice(), b"GET / HTTP/1.1\r\n\r\n"] {
         let mut stream = client::connect(door)?;
@@ -141,7 +142,7 @@ fn a_backend_that_refuses_resets_the_sender(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where the refusal comes later than connect() returns.
+/// The refusal arrives after connect() has returned.
 fn a_backend_on_another_host_that_refuses_resets_the_sender(bed: &Bed) -> anyhow::Result<()> {
     let line = Topology::line(&["host", "backend"])?;
     let backend = line.host("backend");
@@ -151,7 +152,7 @@ fn a_backend_on_another_host_that_refuses_resets_the_sender(bed: &Bed) -> anyhow
     truepeer.wait_for_log("is the backend listening there?")
 }
 
-/// truepeer beside its backend's host; replies come back through it by the topology's routes.
+/// truepeer beside its backend's host. The topology's routes bring replies back.
 fn truepeer_for_another_host(
     bed: &Bed,
     line: &Topology,
@@ -173,7 +174,7 @@ fn a_backend_on_another_host_sees_the_client(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nobody answers for this address, not even to say that nobody does.
+/// No host answers for this address, not even with an ICMP error.
 fn a_backend_that_does_not_answer_times_out(bed: &Bed) -> anyhow::Result<()> {
     let line = Topology::line(&["host", "backend"])?;
     let nobody = "10.77.0.99:80".parse()?;
@@ -207,7 +208,7 @@ fn an_idle_session_ends_in_time(bed: &Bed) -> anyhow::Result<()> {
     let mut busy = open_as("203.0.113.8:5000".parse()?)?;
     idle.set_nonblocking(true)?;
     let mut rounds = 0;
-    // One says something each 50 ms, the other nothing: as long as the other lives, and twice that.
+    // One sends a byte every 50 ms, the other nothing: for the idle time-out, and twice that.
     while idle.read(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock) {
         ping(&mut busy)?;
         rounds += 1;
@@ -227,8 +228,8 @@ fn ping(stream: &mut std::net::TcpStream) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Data, and even the end, come before the backend has answered: its first SYN gets lost.
-fn what_is_sent_while_the_backend_is_dialled_arrives(bed: &Bed) -> anyhow::Result<()> {
+/// Data and even the end arrive before the backend has answered: its first SYN is lost.
+fn bytes_sent_during_the_connect_arrive(bed: &Bed) -> anyhow::Result<()> {
     const LEN: usize = 300_000;
     const SYN_SENT: u8 = 2;
     let stand = Stand::with_options(bed, Behaviour::Digest, &[])?;
@@ -242,13 +243,13 @@ fn what_is_sent_while_the_backend_is_dialled_arrives(bed: &Bed) -> anyhow::Resul
     stream.write_all(&Pattern::bytes(LEN))?;
     stream.shutdown(Shutdown::Write)?;
     Program::new("nft").args(["delete", "table", "inet", "t"]).run(bed)?;
-    let answer = client::ask(&mut stream, b"")?; // the kernel tries again after a second
+    let answer = client::ask(&mut stream, b"")?; // the kernel retries after a second
     ensure!(answer.trim() == Digest::of_pattern(LEN as u64), "{answer:?}");
     stand.backend.wait_for_log(&format!("{CLIENT_V4} eof {LEN}"))
 }
 
-/// The client's own socket has its port: the backend sees the address, with another port.
-/// A listener on every address has its port on the client's, too, as far as bind() is concerned.
+/// The client's own socket has its port: the backend sees the address with another port. For bind(), a wildcard
+/// listener also has its port on the client's address.
 fn a_client_keeps_a_port_that_a_program_here_listens_on(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::with_options(bed, Behaviour::Hold, &["--on-conflict", "refuse"])?;
     let listener = TcpListener::bind("[::]:5000")?;
@@ -256,7 +257,7 @@ fn a_client_keeps_a_port_that_a_program_here_listens_on(bed: &Bed) -> anyhow::Re
     for client in [CLIENT_V4, CLIENT_V6] {
         bed.wait_for(client, || stand.backend.stdout().contains(&format!("{client} accepted")))?;
     }
-    // Its program may be restarted meanwhile, and serves its own clients.
+    // The listening program may restart meanwhile, and serves its own clients.
     drop(listener);
     let listener = TcpListener::bind("[::]:5000")?;
     let _own = client::connect("127.0.0.1:5000")?;
@@ -279,8 +280,8 @@ fn without_the_privilege_a_held_port_is_named_and_counted(bed: &Bed) -> anyhow::
     stand.truepeer.wait_for_log("client_ports_held=1")
 }
 
-/// With nobody at the backend's port, the kernel may choose just that one for us.
-fn nobody_is_connected_with_itself(bed: &Bed) -> anyhow::Result<()> {
+/// If nothing listens on the backend's port, the kernel may choose exactly that port.
+fn no_connection_is_made_to_itself(bed: &Bed) -> anyhow::Result<()> {
     std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40001")?;
     let truepeer = bare_proxy().listen(DOOR_V4).ipv4("127.0.0.1:40000").ipv6("[::1]:40000");
     let truepeer = truepeer.args(&["--send-proxy", "v1"]).start(bed)?;
@@ -305,7 +306,7 @@ fn a_client_on_this_host_keeps_its_address(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// CVE-2024-23325's class: an address of a family that this host does not have.
+/// The class of CVE-2024-23325: an address of a family that this host lacks.
 fn an_ipv6_client_on_a_host_without_ipv6_is_explained(bed: &Bed) -> anyhow::Result<()> {
     std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1")?;
     let _who = Behaviour::Who.start(bed, &[BACKEND_V4])?;

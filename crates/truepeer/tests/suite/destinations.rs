@@ -1,4 +1,4 @@
-//! Destinations that the header chooses, and port ranges that TPROXY redirects.
+//! Destinations chosen by the header, and port ranges redirected by TPROXY.
 
 use std::net::SocketAddr;
 
@@ -12,8 +12,8 @@ use crate::stand::{
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
         a_header_leads_to_its_destination,
-        a_destination_that_is_not_allowed_is_told_the_flag,
-        a_listener_of_our_own_is_never_a_destination,
+        a_refused_destination_names_the_flag,
+        truepeers_own_listener_is_never_a_destination,
         headers_without_destination_go_to_the_configured_backend,
         a_dynamic_destination_needs_a_list,
     ];
@@ -51,7 +51,7 @@ fn a_header_leads_to_its_destination(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn a_destination_that_is_not_allowed_is_told_the_flag(bed: &Bed) -> anyhow::Result<()> {
+fn a_refused_destination_names_the_flag(bed: &Bed) -> anyhow::Result<()> {
     let who = Behaviour::Who.start(bed, &["127.0.0.1:9001", "127.0.0.2:9000"])?;
     let truepeer = start(bed, &["127.0.0.1:9000"])?;
     for (destination, from) in [("127.0.0.1:9001", "127.0.0.11:0"), ("127.0.0.2:9000", "127.0.0.12:0")] {
@@ -62,7 +62,7 @@ fn a_destination_that_is_not_allowed_is_told_the_flag(bed: &Bed) -> anyhow::Resu
     Ok(())
 }
 
-fn a_listener_of_our_own_is_never_a_destination(bed: &Bed) -> anyhow::Result<()> {
+fn truepeers_own_listener_is_never_a_destination(bed: &Bed) -> anyhow::Result<()> {
     let truepeer = bare_proxy().listen(DOOR_V4).listen("0.0.0.0:8444");
     let truepeer = truepeer.args(&[DYNAMIC, &["loopback"]].concat()).start(bed)?;
     for (n, destination) in [DOOR_V4, "127.0.0.1:8444", "127.0.0.9:8444"].into_iter().enumerate() {
@@ -88,7 +88,7 @@ fn a_dynamic_destination_needs_a_list(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A sender's host and the host whose port range truepeer takes, with backends at three ports of its loopback.
+/// A sender's host, and the host whose port range truepeer takes, with backends on three ports of its loopback.
 struct Range {
     line: Topology,
     backend: Running,
@@ -115,7 +115,7 @@ impl Range {
         truepeer.with(|program| program.in_netns(&self.host().netns)).start(bed)
     }
 
-    /// Each port of the range, from outside; the header names the backend's address with the same port.
+    /// Each port of the range, from outside. The header names the backend's address with the same port.
     fn each_port_reaches_its_backend(&self) -> anyhow::Result<()> {
         for (port, number) in PORTS.into_iter().zip(1..) {
             let client = format!("203.0.113.{number}:5000");
@@ -151,7 +151,7 @@ fn tproxy_by_truepeers_own_printout_works(bed: &Bed) -> anyhow::Result<()> {
     range.each_port_reaches_its_backend()
 }
 
-/// Word for word; all ports go to one backend, because `-dynamic-destination` is not among the words.
+/// Literally. All ports go to one backend, because the example lacks `-dynamic-destination`.
 fn tproxy_by_iptables_as_go_mmproxy_documents_it(bed: &Bed) -> anyhow::Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let host = line.host("host");

@@ -1,4 +1,4 @@
-//! Starting and ending: exit statuses, sockets that are handed over, other programs' names.
+//! Start and end: exit statuses, passed sockets, other programs' names.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -20,14 +20,14 @@ pub(crate) fn tests() -> Vec<Test> {
         sigterm_ends_it_with_status_0,
         sigint_ends_it_with_status_0,
         a_port_in_use_ends_it_with_one_clear_line,
-        an_address_that_is_not_ours_ends_it_with_one_clear_line,
+        a_foreign_address_ends_it_with_one_clear_line,
         a_loop_over_an_address_of_an_interface_is_refused,
         an_option_that_is_wrong_is_named,
         the_limit_of_open_files_is_raised,
         several_sockets_on_one_address_serve,
-        a_socket_that_was_handed_over_serves_and_survives_us,
+        a_passed_socket_serves_and_survives_truepeer,
         a_socket_that_is_no_listener_is_named_and_not_taken,
-        what_a_service_manager_passes_is_looked_at,
+        passed_sockets_are_checked,
         go_mmproxys_example_works_by_a_link,
         mmproxys_options_work_by_a_link,
         cloudflares_options_work_by_name,
@@ -70,7 +70,7 @@ fn a_port_in_use_ends_it_with_one_clear_line(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each session would open the next, until no descriptor is left.
+/// Each session would open the next, until the descriptors run out.
 fn a_loop_over_an_address_of_an_interface_is_refused(bed: &Bed) -> anyhow::Result<()> {
     ip_here(&["addr add 192.0.2.129/32 dev lo"])?;
     let options = ["-l", ":8443", "-4", "192.0.2.129:8443", "--send-proxy", "v2"];
@@ -81,7 +81,7 @@ fn a_loop_over_an_address_of_an_interface_is_refused(bed: &Bed) -> anyhow::Resul
     Ok(())
 }
 
-fn an_address_that_is_not_ours_ends_it_with_one_clear_line(bed: &Bed) -> anyhow::Result<()> {
+fn a_foreign_address_ends_it_with_one_clear_line(bed: &Bed) -> anyhow::Result<()> {
     let truepeer = Truepeer::proxy(TRUEPEER).args(&["-l", "192.0.2.1:8443"]).start_unready(bed)?;
     let status = truepeer.wait_end()?;
     let log = truepeer.log();
@@ -89,7 +89,7 @@ fn an_address_that_is_not_ours_ends_it_with_one_clear_line(bed: &Bed) -> anyhow:
     Ok(())
 }
 
-/// A shell's usual soft limit of 1024 would be 400 sessions.
+/// A shell's usual soft limit of 1024 would mean 400 sessions.
 fn the_limit_of_open_files_is_raised(bed: &Bed) -> anyhow::Result<()> {
     let truepeer = proxy().with(|program| program.limit("nofile=1024:16384")).start(bed)?;
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", truepeer.pid()))?;
@@ -130,8 +130,8 @@ fn start_by_socket(bed: &Bed, listener: &TcpListener) -> anyhow::Result<Running>
     Ok(truepeer)
 }
 
-/// With a socket of another address, and with fewer sockets than were announced.
-fn what_a_service_manager_passes_is_looked_at(bed: &Bed) -> anyhow::Result<()> {
+/// With a socket of another address, and with fewer sockets than announced.
+fn passed_sockets_are_checked(bed: &Bed) -> anyhow::Result<()> {
     let other = TcpListener::bind("127.0.0.1:8444")?;
     let start = |count: u32| {
         let script = format!("exec 3<&0 0</dev/null 9<&-; LISTEN_PID=$$ LISTEN_FDS={count} exec \"$@\"");
@@ -153,8 +153,8 @@ fn what_a_service_manager_passes_is_looked_at(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A datagram socket, and a stream socket that does not listen, on the listener's own address. To accept from either would
-/// fail for ever; for truepeer proxy and for truepeer https, whose engines open their own sockets.
+/// A datagram socket, and a stream socket that does not listen, on the listener's own address. Accepting from
+/// either would fail forever. For truepeer proxy and for truepeer https, whose engines open their own sockets.
 fn a_socket_that_is_no_listener_is_named_and_not_taken(bed: &Bed) -> anyhow::Result<()> {
     let made = rcgen::generate_simple_self_signed(["site".to_owned()])?;
     bed.write("site.pem", made.cert.pem() + &made.signing_key.serialize_pem())?;
@@ -182,8 +182,8 @@ fn a_socket_that_is_no_listener_is_named_and_not_taken(bed: &Bed) -> anyhow::Res
     Ok(())
 }
 
-/// Between two truepeers nobody accepts, and nobody is refused.
-fn a_socket_that_was_handed_over_serves_and_survives_us(bed: &Bed) -> anyhow::Result<()> {
+/// Between two truepeers nothing accepts, and no connection is refused.
+fn a_passed_socket_serves_and_survives_truepeer(bed: &Bed) -> anyhow::Result<()> {
     let _who = Behaviour::Who.start(bed, &[BACKEND_V4])?;
     let listener = TcpListener::bind(DOOR_V4)?;
     let first = start_by_socket(bed, &listener)?;
@@ -203,7 +203,7 @@ fn start_by_link(bed: &Bed, name: &str, arguments: &str) -> anyhow::Result<Runni
     Program::new("sh").args(["-c", &format!("exec ./{name} {arguments}")]).start(bed)
 }
 
-/// `sudo ./go-mmproxy -l … -4 … -6 [::1]:25578 --allowed-subnets ./path-prefixes.txt`, with its routing set-up.
+/// `sudo ./go-mmproxy -l … -4 … -6 [::1]:25578 --allowed-subnets ./path-prefixes.txt`, with its routing.
 fn go_mmproxys_example_works_by_a_link(bed: &Bed) -> anyhow::Result<()> {
     classic_rules(bed)?;
     let _who = Behaviour::Who.start(bed, &["127.0.0.1:25578", "[::1]:25578"])?;
@@ -231,7 +231,7 @@ fn mmproxys_options_work_by_a_link(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As its document starts it.
+/// As in its documentation.
 fn cloudflares_options_work_by_name(bed: &Bed) -> anyhow::Result<()> {
     classic_rules(bed)?;
     let _who = Behaviour::Who.start(bed, &[BACKEND_V4, BACKEND_V6])?;
@@ -248,7 +248,7 @@ fn cloudflares_options_work_by_name(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Everybody may send and claim to be anybody, loopback too: said in the log.
+/// Every host may send and claim any client, even loopback. The log warns about that.
 fn a_drop_in_allows_what_that_program_allows_and_warns(bed: &Bed) -> anyhow::Result<()> {
     classic_rules(bed)?;
     let _who = Behaviour::Who.start(bed, &[BACKEND_V4])?;

@@ -1,4 +1,4 @@
-//! When something runs out: descriptors, pipes, memory; and how much an idle session holds.
+//! Exhausted descriptors, pipes and memory; and the memory of an idle session.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -23,8 +23,8 @@ pub(crate) fn tests() -> Vec<Test> {
         .time_limit(Duration::from_secs(120))
         .alone(),
         Test::new(
-            "sessions_that_work_go_on_when_descriptors_run_out",
-            sessions_that_work_go_on_when_descriptors_run_out,
+            "open_sessions_continue_when_descriptors_run_out",
+            open_sessions_continue_when_descriptors_run_out,
         ),
         Test::new(
             "two_truepeers_of_one_user_share_the_pipe_quota_and_lose_nothing",
@@ -39,8 +39,8 @@ pub(crate) fn tests() -> Vec<Test> {
     ]
 }
 
-/// Of 20 000 connections at once 400 or so get a session, some thousands wait in the kernel's queue, the rest is told
-/// nothing. When they have gone, the next client is served as if nothing had been.
+/// Of 20 000 simultaneous connections about 400 get a session, some thousands wait in the kernel's queue, and the
+/// rest get no answer. When they have left, the next client is served normally.
 fn twenty_thousand_connections_against_1024_descriptors_are_survived(bed: &Bed) -> anyhow::Result<()> {
     let truepeer =
         proxy().args(&["--header-timeout", "1s"]).with(|program| program.limit("nofile=1024:1024"));
@@ -59,7 +59,7 @@ fn twenty_thousand_connections_against_1024_descriptors_are_survived(bed: &Bed) 
     ensure!(stand.truepeer.is_alive());
     let log = stand.truepeer.log();
     let pauses = log.lines().filter(|line| line.contains("accepting paused")).count();
-    ensure!(pauses <= 2, "{pauses} lines about it"); // a line for each listener
+    ensure!(pauses <= 2, "{pauses} lines about it"); // one line for each listener
     Ok(())
 }
 
@@ -71,8 +71,8 @@ fn ping(stream: &mut TcpStream) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Bulk needs pipes, which are descriptors, too: without them it is copied.
-fn sessions_that_work_go_on_when_descriptors_run_out(bed: &Bed) -> anyhow::Result<()> {
+/// Bulk data needs pipes, which are descriptors, too: without them it is copied.
+fn open_sessions_continue_when_descriptors_run_out(bed: &Bed) -> anyhow::Result<()> {
     let truepeer = proxy().args(&["--header-timeout", "60s"]).with(|program| program.limit("nofile=128:128"));
     let stand = Stand::behind(bed, Behaviour::Echo, &truepeer)?;
     let mut working = open_as(nth_client(0))?;
@@ -95,7 +95,8 @@ fn sessions_that_work_go_on_when_descriptors_run_out(bed: &Bed) -> anyhow::Resul
     Ok(())
 }
 
-/// Two times 240 pipes of 256 KiB would be 120 MiB; a plain user has 64 (pipe(7)), after that pipes have 8 KiB.
+/// Two times 240 pipes of 256 KiB would be 120 MiB. A plain user may have 64 MiB (pipe(7)); above that, pipes
+/// have 8 KiB.
 fn two_truepeers_of_one_user_share_the_pipe_quota_and_lose_nothing(bed: &Bed) -> anyhow::Result<()> {
     const SESSIONS: usize = 600;
     const LEN: usize = 2 << 20;
@@ -116,8 +117,8 @@ fn two_truepeers_of_one_user_share_the_pipe_quota_and_lose_nothing(bed: &Bed) ->
         stream.write_all(&[header_of(nth_client(n))?, format!("{LEN}\n").into_bytes()].concat())?;
         sessions.push(stream);
     }
-    // 256 of them fill the quota; whoever else has this user's number on this machine has a part of it, too.
-    // Waited for, not counted once: a session whose SYN was dropped begins a second late.
+    // 256 of them fill the quota. Other processes with this user id use a part of it, too.
+    // Waited for instead of counted once: a session whose SYN was dropped starts a second late.
     let pipes = || truepeers.iter().map(pipes_of).sum::<anyhow::Result<usize>>();
     bed.wait_for("pipes enough to fill the quota", || pipes().is_ok_and(|pipes| pipes > QUOTA_PIPES / 2))?;
     sockets::wait_until_stuck()?;
@@ -145,7 +146,8 @@ fn common_prefix(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// What 5 000 sessions add; kernel memory (of all their sockets, the test's and the backend's too) is only told.
+/// The memory added by 5 000 sessions. Kernel memory (of all their sockets, including the test's and the
+/// backend's) is only printed.
 fn an_idle_session_holds_less_than_a_kibibyte(bed: &Bed) -> anyhow::Result<()> {
     const SESSIONS: usize = 5000;
     let stand = Stand::with_options(bed, Behaviour::Hold, &[])?;
@@ -167,7 +169,7 @@ fn an_idle_session_holds_less_than_a_kibibyte(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The kernel's slabs, and the pages of TCP buffers, in bytes, of the whole machine.
+/// The kernel's slabs and TCP buffer pages of the whole machine, in bytes.
 fn kernel_memory() -> anyhow::Result<[usize; 2]> {
     let slab = kilobytes(&fs::read_to_string("/proc/meminfo")?, "Slab:")? * 1024;
     let sockets = fs::read_to_string("/proc/net/sockstat")?;

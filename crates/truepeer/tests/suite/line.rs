@@ -12,7 +12,7 @@ use crate::stand::bare_proxy;
 
 const PORT: u16 = 8443;
 
-/// The three hosts; nothing runs on them yet.
+/// The three hosts, without programs yet.
 pub(crate) struct Line(Topology);
 
 impl Line {
@@ -37,7 +37,7 @@ impl Line {
         self.start_truepeer_with(bed, backend_port, &[])
     }
 
-    /// Likewise, with options more.
+    /// The same, with additional options.
     pub(crate) fn start_truepeer_with(
         &self,
         bed: &Bed,
@@ -55,12 +55,12 @@ impl Line {
         truepeer.with(|program| program.in_netns(&self.host().netns)).start(bed)
     }
 
-    /// Where truepeer listens.
+    /// truepeer's listening address.
     pub(crate) fn door(&self, v6: bool) -> SocketAddr {
         self.host().at(v6, PORT)
     }
 
-    /// Runs a program on the client's host to its end; gives what it wrote.
+    /// Runs a program on the client's host to its end and returns its output.
     pub(crate) fn run_as_client(&self, bed: &Bed, program: Program) -> anyhow::Result<String> {
         program.in_netns(&self.client().netns).run(bed)
     }

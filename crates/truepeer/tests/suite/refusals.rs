@@ -1,4 +1,4 @@
-//! Who may send, who may be claimed: refusals name the flag that would let the connection pass.
+//! Who may send and which clients may be claimed. Refusals name the flag that would permit the connection.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -14,12 +14,12 @@ use crate::stand::{
 
 pub(crate) fn tests() -> Vec<Test> {
     tests![
-        a_sender_that_is_not_allowed_is_told_the_flag,
+        a_refused_sender_names_the_flag,
         senders_are_allowed_by_a_file,
         a_broken_line_of_an_allow_list_is_named,
         claims_of_loopback_are_allowed_by_a_flag,
-        a_refused_claim_is_told_the_flag,
-        nobody_becomes_this_host_whatever_its_addresses_are_now,
+        a_refused_claim_names_the_flag,
+        no_client_becomes_this_host_whatever_its_addresses_are_now,
         claims_of_this_host_are_allowed_by_a_flag,
         under_the_drop_in_name_this_host_may_be_claimed,
         a_client_at_the_backends_address_is_refused_whether_it_is_up_or_down,
@@ -34,7 +34,7 @@ pub(crate) fn tests() -> Vec<Test> {
     ]
 }
 
-fn a_sender_that_is_not_allowed_is_told_the_flag(bed: &Bed) -> anyhow::Result<()> {
+fn a_refused_sender_names_the_flag(bed: &Bed) -> anyhow::Result<()> {
     let advice = {
         let stand = Stand::with_options(bed, Behaviour::Who, &["--allow", "192.0.2.0/24"])?;
         refused(&header_of(CLIENT_V4.parse()?)?)?;
@@ -42,7 +42,7 @@ fn a_sender_that_is_not_allowed_is_told_the_flag(bed: &Bed) -> anyhow::Result<()
         ensure!(!stand.backend.log().contains("accepted"), "{}", stand.backend.log());
         "127.0.0.1"
     };
-    // Who does as told is served.
+    // With that flag, the sender is served.
     let _stand = Stand::with_options(bed, Behaviour::Who, &["--allow", advice])?;
     ensure!(ask(&header_of(CLIENT_V4.parse()?)?)? == CLIENT_V4);
     Ok(())
@@ -79,7 +79,7 @@ fn claims_of_loopback_are_allowed_by_a_flag(bed: &Bed) -> anyhow::Result<()> {
     stand.truepeer.wait_for_log("WARN")
 }
 
-fn a_refused_claim_is_told_the_flag(bed: &Bed) -> anyhow::Result<()> {
+fn a_refused_claim_names_the_flag(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::with_options(bed, Behaviour::Who, &[])?;
     refused(&client::v2("127.0.0.1:65432", SITE_V4)?)?;
     stand.truepeer.wait_for_log("add --allow-claims 127.0.0.1")
@@ -93,7 +93,7 @@ fn own_addresses(change: &str) -> anyhow::Result<()> {
     ip_here(&[&format!("addr {change} 10.9.0.1/32 dev lo"), &format!("addr {change} {v6}")])
 }
 
-fn nobody_becomes_this_host_whatever_its_addresses_are_now(bed: &Bed) -> anyhow::Result<()> {
+fn no_client_becomes_this_host_whatever_its_addresses_are_now(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::with_options(bed, Behaviour::Who, &[])?;
     let served = || {
         for (claim, site) in [(OWN_V4, SITE_V4), (OWN_V6, SITE_V6)] {
@@ -104,7 +104,7 @@ fn nobody_becomes_this_host_whatever_its_addresses_are_now(bed: &Bed) -> anyhow:
     };
     served()?;
     own_addresses("add")?;
-    // With these set, bind() takes every address, and proves nothing.
+    // With these set, bind() accepts every address and proves nothing.
     for nonlocal in ["0", "1"] {
         for family in ["ipv4", "ipv6"] {
             std::fs::write(format!("/proc/sys/net/{family}/ip_nonlocal_bind"), nonlocal)?;
@@ -187,7 +187,7 @@ fn a_missing_header_is_explained(bed: &Bed) -> anyhow::Result<()> {
 fn a_forbidden_header_is_refused(bed: &Bed) -> anyhow::Result<()> {
     let stand =
         Stand::with_options(bed, Behaviour::Echo, &["--header", "forbid", "--header", "127.0.0.9=require"])?;
-    // Forbidden is not looked for: a header would be the client's own data.
+    // With `forbid` no header is looked for: it would be the client's own data.
     let echoed = client::ask(&mut knock()?, b"plain")?;
     ensure!(echoed == "plain", "{echoed:?}");
     let mut required = client::connect_from("127.0.0.9:0", DOOR_V4)?;
@@ -208,7 +208,7 @@ fn an_optional_header_is_taken_or_left(bed: &Bed) -> anyhow::Result<()> {
     stand.backend.wait_for_log(&format!("{CLIENT_V4} eof 4"))?;
     ensure!(from(b"without")? == "without");
     stand.backend.wait_for_log("127.0.0.9:")?;
-    // Begins like a header, and is none: never guess.
+    // It starts like a header but is none: never guess.
     refused_from("127.0.0.9:0", b"PROXY TCP4 nonsense\r\n")?;
     refused(b"from another sender")?;
     Ok(())
@@ -226,7 +226,7 @@ fn the_same_complaint_comes_once_a_minute(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// There the kernel calls an IPv4 sender `::ffff:127.0.0.1`.
+/// There the kernel shows an IPv4 sender as `::ffff:127.0.0.1`.
 fn a_sender_is_the_same_on_a_dual_stack_listener(bed: &Bed) -> anyhow::Result<()> {
     let _who = Behaviour::Who.start(bed, &[BACKEND_V4])?;
     let both = || bare_proxy().args(&["-l", "[::]:8443"]).ipv4(BACKEND_V4).ipv6(BACKEND_V6);
@@ -253,7 +253,7 @@ fn a_link_local_client_is_refused_and_explained(bed: &Bed) -> anyhow::Result<()>
 
 fn the_longest_header_can_be_set(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::with_options(bed, Behaviour::Who, &["--header-max", "536"])?;
-    // 16 bytes, 12 of addresses, 3 of a NOOP's own.
+    // 16 bytes, 12 of addresses, 3 for a NOOP's type and length.
     let padded = |len: usize| client::v2_with_tlvs(CLIENT_V4, SITE_V4, &[(4, &vec![0; len - 31])]);
     ensure!(ask(&padded(536)?)? == CLIENT_V4);
     refused(&padded(537)?)?;

@@ -1,4 +1,4 @@
-//! What the documents of go-mmproxy and mmproxy-rs tell their readers to do, word for word.
+//! The instructions in the documentation of go-mmproxy and mmproxy-rs, literally.
 
 use std::net::UdpSocket;
 
@@ -34,7 +34,7 @@ fn two_lines_of_nc_show_the_client(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Only `sudo`, and the address to look up by hand, are left out.
+/// Only `sudo` and the manual look-up of the address are left out.
 fn mmproxys_example_for_udp_shows_the_client(bed: &Bed) -> anyhow::Result<()> {
     std::os::unix::fs::symlink(TRUEPEER, bed.dir().join("mmproxy"))?;
     let backend = UdpSocket::bind("127.0.0.1:8081")?;

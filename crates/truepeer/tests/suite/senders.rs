@@ -1,4 +1,4 @@
-//! Real senders in front of truepeer: what they write is understood, and the backend sees their client.
+//! Real senders before truepeer: it understands their headers, and the backend sees their client.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,7 @@ pub(crate) fn tests() -> Vec<Test> {
         haproxy_v2_shows_the_client,
         haproxy_v2_with_unique_id_and_checksum_shows_the_client,
         haproxy_health_checks_reach_the_backend_as_the_sender,
-        haproxy_terminating_tls_shows_the_client_and_tells_of_its_certificate,
+        haproxy_terminating_tls_shows_the_client_and_its_certificate,
     ]
     .into_iter()
     .map(|test| test.needs_program("haproxy"))
@@ -28,7 +28,7 @@ pub(crate) fn tests() -> Vec<Test> {
 
 const BACKEND: [&str; 2] = ["127.0.0.1:80", "[::1]:80"];
 
-/// The line with a backend that answers whom it sees, and truepeer in front of it.
+/// The line with a backend that returns the client that it sees, and truepeer before it.
 fn line_with_who(bed: &Bed) -> anyhow::Result<(Line, [Running; 2])> {
     let line = Line::lay()?;
     let backend = Behaviour::Who.start_program(bed, &BACKEND, |who| who.in_netns(&line.host().netns))?;
@@ -49,7 +49,7 @@ fn start_haproxy(bed: &Bed, line: &Line, options: &str) -> anyhow::Result<(Runni
     Ok((running, doors))
 }
 
-/// Connects from the client's host; what the backend saw must be exactly this connection's own end.
+/// Connects from the client's host. The backend must see exactly this connection's own address.
 fn is_seen(line: &Line, door: SocketAddr) -> anyhow::Result<()> {
     let (me, seen) = line.client().run(|| -> anyhow::Result<_> {
         let mut stream = client::connect(door)?;
@@ -86,7 +86,7 @@ fn haproxy_v2_with_unique_id_and_checksum_shows_the_client(bed: &Bed) -> anyhow:
     is_seen(&line, door)
 }
 
-/// `check-send-proxy` makes the check a LOCAL connection (PROXY 2.2); it passes only if the backend speaks.
+/// `check-send-proxy` makes the check a LOCAL connection (PROXY 2.2). It passes only if the backend sends.
 fn haproxy_health_checks_reach_the_backend_as_the_sender(bed: &Bed) -> anyhow::Result<()> {
     let line = Line::lay()?;
     let backend = Behaviour::Banner.start_program(bed, &BACKEND, |who| who.in_netns(&line.host().netns))?;
@@ -114,15 +114,15 @@ fn haproxy_health_checks_reach_the_backend_as_the_sender(bed: &Bed) -> anyhow::R
     Ok(())
 }
 
-/// The address of this host from which `to` is reached.
+/// This host's address on the route to `to`.
 fn outgoing_address(to: SocketAddr) -> anyhow::Result<std::net::IpAddr> {
     let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
     socket.connect(to)?;
     Ok(socket.local_addr()?.ip())
 }
 
-/// The header then carries the certificate's CN, the protocol, the name asked for; truepeer takes all of it off.
-fn haproxy_terminating_tls_shows_the_client_and_tells_of_its_certificate(bed: &Bed) -> anyhow::Result<()> {
+/// The header then carries the certificate's CN, the protocol and the requested name. truepeer removes all of it.
+fn haproxy_terminating_tls_shows_the_client_and_its_certificate(bed: &Bed) -> anyhow::Result<()> {
     let line = Line::lay()?;
     let nginx = Nginx::default().who(&BACKEND);
     let _nginx = nginx.start_with(bed, |program| program.in_netns(&line.host().netns))?;
@@ -145,7 +145,7 @@ fn haproxy_terminating_tls_shows_the_client_and_tells_of_its_certificate(bed: &B
     Ok(())
 }
 
-/// A certificate that signs itself, with its key, in one file.
+/// A self-signed certificate with its key, in one file.
 pub(crate) fn certificate(bed: &Bed) -> anyhow::Result<String> {
     let (key, cert) = (bed.dir().join("key.pem"), bed.dir().join("cert.pem"));
     let request = Program::new("openssl")

@@ -1,4 +1,4 @@
-//! Who is shown to the backend and by which way: the rules that TCP has, for datagrams.
+//! Which client the backend sees, and which path datagrams take: the rules of TCP, for datagrams.
 
 use std::net::UdpSocket;
 
@@ -17,7 +17,7 @@ pub(crate) fn tests() -> Vec<Test> {
         claims_of_special_addresses_are_refused,
         the_clients_family_chooses_the_backend,
         a_client_whose_tuple_is_in_use_keeps_its_address,
-        backends_on_wildcard_addresses_answer_by_our_routes,
+        backends_on_wildcard_addresses_answer_by_truepeers_routes,
         datagrams_longer_than_the_path_takes_are_fragmented,
         replies_leave_from_the_address_that_was_sent_to,
         a_second_instance_on_the_port_is_refused,
@@ -41,7 +41,7 @@ fn senders_that_are_not_allowed_are_refused(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// LOCAL, UNSPEC, and a header for another transport name nobody.
+/// LOCAL, UNSPEC, and a header for another transport name no client.
 fn a_senders_own_datagrams_keep_its_address(bed: &Bed) -> Result<()> {
     let backend = Backend::who(&BACKENDS)?;
     let truepeer = start_proxy(bed, "")?;
@@ -57,7 +57,7 @@ fn a_senders_own_datagrams_keep_its_address(bed: &Bed) -> Result<()> {
         for header in nobody {
             let answer = String::from_utf8(ask(&sender, &[&header, b"?"])?)?;
             let seen: std::net::SocketAddr = answer.trim_end_matches(" ?").parse()?;
-            // On one machine the sender's own socket has the tuple: the port differs, the address never.
+            // On one machine the sender's own socket has the tuple: the port differs, but never the address.
             ensure!(seen.ip() == me.ip() && seen.port() != 0, "{answer}");
         }
     }
@@ -98,7 +98,7 @@ fn the_clients_family_chooses_the_backend(bed: &Bed) -> Result<()> {
     }
     ensure!(counted(&truepeer, "client_ports_replaced")? == 0, "one listener's flow was in the other's way");
     truepeer.stop()?;
-    // A backend of one family only.
+    // A backend of only one family.
     let truepeer = start(bed, proxy("--pseudo-ipv4").ipv4(BACKENDS[0]).ipv6(BACKENDS[0]), &[LISTENERS[0]])?;
     let sender = sender_towards(LISTENERS[0])?;
     let answer = String::from_utf8(ask(&sender, &[&v2(CLIENTS[1], DESTINATIONS[1])?, b"?"])?)?;
@@ -127,8 +127,8 @@ fn a_client_whose_tuple_is_in_use_keeps_its_address(bed: &Bed) -> Result<()> {
     wait_counted(&truepeer, "client_port_held", 1)
 }
 
-/// Such a backend replies before it has chosen a source address, which the classic rules ask for.
-fn backends_on_wildcard_addresses_answer_by_our_routes(bed: &Bed) -> Result<()> {
+/// Such a backend replies before it has chosen a source address, which the classic rules match.
+fn backends_on_wildcard_addresses_answer_by_truepeers_routes(bed: &Bed) -> Result<()> {
     let hosts = Topology::line(&["lb", "proxy"])?;
     let (lb, host) = (hosts.host("lb"), hosts.host("proxy"));
     let _backend = host.run(|| Backend::who(&["0.0.0.0:53"]))??;
@@ -156,15 +156,15 @@ fn backends_on_wildcard_addresses_answer_by_our_routes(bed: &Bed) -> Result<()> 
     })?
 }
 
-/// Merged datagrams must fit the path one by one (UDP_SEGMENT refuses else), single ones may be cut up by IP.
+/// Merged datagrams must each fit the path (otherwise UDP_SEGMENT refuses); IP fragments single ones.
 fn datagrams_longer_than_the_path_takes_are_fragmented(bed: &Bed) -> Result<()> {
     let hosts = Topology::line(&["lb", "proxy", "backend"])?;
     let (lb, host, far) = (hosts.host("lb"), hosts.host("proxy"), hosts.host("backend"));
     host.ip(&["link set backend mtu 1280", "link set lb mtu 1280"])?;
     lb.ip(&["link set proxy mtu 1280"])?;
     far.ip(&["link set proxy mtu 1280"])?;
-    // A far backend, for the way up: answers that came in fragments would need a firewall that puts them together, since
-    // only the first of them has the port that the routing rule asks for.
+    // A distant backend, for the way up. Answers in fragments would need a firewall that reassembles them,
+    // because only the first fragment has the port that the routing rule matches.
     let _far = far.run(|| Backend::start(&["0.0.0.0:53"], |seen| vec![seen.payload[..1].to_vec()]))??;
     let _near = host.run(|| Backend::echo(&["127.0.0.1:54"]))??;
     let proxy = |backend: String| {
@@ -190,7 +190,7 @@ fn datagrams_longer_than_the_path_takes_are_fragmented(bed: &Bed) -> Result<()> 
     Ok(())
 }
 
-/// Enough of one length at once that some are merged.
+/// Several datagrams of one length at once, so that some are merged.
 fn in_bursts(at: &str, length: usize, answered: usize) -> Result<()> {
     let sender = socket("0.0.0.0:0")?;
     sender.connect(at)?;
@@ -219,7 +219,7 @@ fn replies_leave_from_the_address_that_was_sent_to(bed: &Bed) -> Result<()> {
         lb.run(|| -> Result<()> {
             let sender = [socket("0.0.0.0:0")?, socket("[::]:0")?];
             let at = ["10.77.0.2:5300", "10.77.0.22:5300", "[fd77::2]:5301", "[fd77::22]:5301"];
-            // One flow, whose replies follow: there and back again.
+            // One flow whose replies follow: there and back again.
             for address in at.iter().chain(at.iter().rev()) {
                 let family = usize::from(address.starts_with('['));
                 let client = CLIENTS[family].replace(":5000", &format!(":{}", 6000 + run));
@@ -236,7 +236,7 @@ fn replies_leave_from_the_address_that_was_sent_to(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// It would take a part of the datagrams, and neither would know.
+/// It would take a part of the datagrams, and neither instance would notice.
 fn a_second_instance_on_the_port_is_refused(bed: &Bed) -> Result<()> {
     let _truepeer = start_proxy(bed, "--workers 2")?;
     let second = proxy("--workers 2").ipv4(BACKENDS[0]).option("-l", LISTENERS[0]).start_unready(bed)?;
@@ -280,7 +280,7 @@ END";
                 sender.send_to(&[&v2(client, destination)?[..], b"?"].concat(), to)?;
                 let mut answer = [0; 100];
                 let (length, from) = sender.recv_from(&mut answer).with_context(|| {
-                    let _ = counted(&truepeer, "x"); // its log tells how far the datagram came
+                    let _ = counted(&truepeer, "x"); // its log shows how far the datagram got
                     format!("no answer from {to}")
                 })?;
                 ensure!(from == to, "sent to {to}, answered by {from}");
@@ -310,7 +310,7 @@ END";
     Ok(())
 }
 
-/// As go-mmproxy's documents set the routes, and truepeer with one capability.
+/// The routes of go-mmproxy's documentation, and truepeer with one capability.
 fn only_net_raw(bed: &Bed) -> Result<()> {
     ip_here(&["rule add from 127.0.0.1/8 iif lo table 123", "route add local 0.0.0.0/0 dev lo table 123"])?;
     ip_here(&["-6 rule add from ::1/128 iif lo table 123", "-6 route add local ::/0 dev lo table 123"])?;

@@ -1,5 +1,5 @@
-//! The four ways of placing the header: each delivers the client and the payload, of either family and any length, and
-//! takes nothing else for a header. Cloudflare's and Tencent's senders are simulated: nobody can run the real ones.
+//! The four dialects: each delivers the client and the payload, for both families and any length, and takes
+//! nothing else for a header. Cloudflare's and Tencent's senders are simulated, because they are not available.
 
 use anyhow::{Result, ensure};
 use truepeer_testbed::pattern::Pattern;
@@ -26,7 +26,7 @@ pub(crate) fn tests() -> Vec<Test> {
     tests
 }
 
-/// Longest payload of a UDP datagram over IPv4.
+/// The longest payload of a UDP datagram over IPv4.
 const LONGEST: usize = 65_507;
 
 fn any_length(bed: &Bed, dialect: &str) -> Result<()> {
@@ -55,7 +55,7 @@ fn any_length(bed: &Bed, dialect: &str) -> Result<()> {
     Ok(())
 }
 
-/// A client of such a sender could otherwise name itself as it likes.
+/// Otherwise a client of such a sender could choose its own name.
 fn a_later_header_in_a_flow_is_payload(bed: &Bed) -> Result<()> {
     let backend = Backend::echo(&BACKENDS)?;
     for (dialect, port) in [("first", 5000), ("standalone", 5001)] {
@@ -142,7 +142,7 @@ fn bad_headers_are_dropped_and_counted_by_reason(bed: &Bed) -> Result<()> {
     truepeer.wait_for_log("does --udp-dialect match the sender?")
 }
 
-/// Health checks come without a header, for example.
+/// Health checks, for example, have no header.
 fn senders_with_and_without_header_where_they_are_listed(bed: &Bed) -> Result<()> {
     let backend = Backend::who(&BACKENDS)?;
     let truepeer = start_proxy(bed, "--header 127.0.0.1=optional --on-conflict ephemeral")?;
@@ -154,7 +154,7 @@ fn senders_with_and_without_header_where_they_are_listed(bed: &Bed) -> Result<()
         ensure!(answer.starts_with(b"127.0.0.1:") && answer.ends_with(payload), "{answer:?}");
     }
     ensure!(ask(&sender, &[&good, b"!"])? == format!("{} !", CLIENTS[0]).as_bytes());
-    // What begins like a header and isn't a whole one is nobody's payload.
+    // Bytes that start like a header but are no whole one are never payload.
     send(&sender, &[&good[..20]])?;
     wait_counted(&truepeer, "datagrams_refused", 1)?;
     hears_nothing(&sender)?;

@@ -1,4 +1,4 @@
-//! Under the names and options of the programs whose place we take, by their own documents.
+//! truepeer under the names and options of the programs that it replaces, as in their documentation.
 
 use std::os::unix::fs::symlink;
 
@@ -13,7 +13,7 @@ pub(crate) fn tests() -> Vec<Test> {
     tests
 }
 
-/// A link by which truepeer is called, started with these words.
+/// Starts truepeer through a link, with these arguments.
 fn start_as(bed: &Bed, name: &str, words: &str, listener: &str) -> Result<Running> {
     let link = bed.dir().join(name);
     if !link.exists() {
@@ -24,7 +24,7 @@ fn start_as(bed: &Bed, name: &str, words: &str, listener: &str) -> Result<Runnin
     Ok(running)
 }
 
-/// The README of mmproxy-rs, "Routing" and "Usage": a mark, and rules made by hand.
+/// The README of mmproxy-rs, "Routing" and "Usage": a mark, and manual rules.
 fn mmproxy_rs(bed: &Bed) -> Result<()> {
     ip_here(&["rule add from 127.0.0.1/8 iif lo table 123", "route add local 0.0.0.0/0 dev lo table 123"])?;
     let _backend = Backend::who(&["127.0.0.1:1122"])?;
@@ -54,7 +54,7 @@ fn go_mmproxy(bed: &Bed) -> Result<()> {
     crate::kit::wait_counted(&truepeer, "flows_expired", 2)
 }
 
-/// `iperf -s`, mmproxy, and in udppp's place our own sending side, all on 127.0.0.1.
+/// `iperf -s`, mmproxy, and truepeer's sending side in place of udppp, all on 127.0.0.1.
 fn iperf_chain(bed: &Bed) -> Result<()> {
     ip_here(&["rule add from 127.0.0.1/8 iif lo table 123", "route add local 0.0.0.0/0 dev lo table 123"])?;
     let server = Program::new("iperf").args(["-sup", "1122"]).start(bed)?;

@@ -1,4 +1,4 @@
-//! Flows: whose datagrams belong together, where replies go, when a flow is forgotten.
+//! Flows: which datagrams belong together, where replies go, and when a flow is forgotten.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -29,7 +29,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_client_keeps_a_port_that_truepeer_listens_on,
         a_port_that_another_program_holds_is_named_and_counted,
         a_client_at_the_backends_address_is_refused,
-        no_flow_is_connected_with_itself,
+        no_flow_is_connected_to_itself,
     ]
 }
 
@@ -37,7 +37,7 @@ fn nth_client(n: usize) -> String {
     format!("198.18.{}.{}:{}", n / 250, n % 250 + 1, 1024 + n)
 }
 
-/// NTP's clients and some resolvers send from the port that they send to.
+/// NTP clients and some resolvers send from the port that they send to.
 fn a_client_keeps_a_port_that_truepeer_listens_on(bed: &Bed) -> Result<()> {
     let _backend = Backend::who(&BACKENDS)?;
     let truepeer = proxy("--on-conflict refuse").ipv4(BACKENDS[0]).ipv6(BACKENDS[1]);
@@ -71,8 +71,8 @@ fn a_client_at_the_backends_address_is_refused(bed: &Bed) -> Result<()> {
     wait_counted(&truepeer, "client_is_backend", 2)
 }
 
-/// With nobody at the backend's port, the kernel may choose just that one.
-fn no_flow_is_connected_with_itself(bed: &Bed) -> Result<()> {
+/// If nothing listens on the backend's port, the kernel may choose exactly that port.
+fn no_flow_is_connected_to_itself(bed: &Bed) -> Result<()> {
     std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40001")?;
     let truepeer = proxy("--send-proxy v2").ipv4("127.0.0.1:40000").ipv6("[::1]:40000");
     let truepeer = start(bed, truepeer, &LISTENERS)?;
@@ -115,7 +115,7 @@ fn a_thousand_clients_behind_one_sender_port(bed: &Bed) -> Result<()> {
 }
 
 fn replies_follow_the_senders_newest_port(bed: &Bed) -> Result<()> {
-    // Answers when it is told to, and to whom it then knows.
+    // Answers on request, to the address that it then knows.
     let backend =
         Backend::start(&BACKENDS, |seen| if seen.payload == b"?" { vec![b"!".to_vec()] } else { vec![] })?;
     for (number, dialect) in ["every", "first", "standalone"].into_iter().enumerate() {
@@ -127,7 +127,7 @@ fn replies_follow_the_senders_newest_port(bed: &Bed) -> Result<()> {
         ensure!(ask(&after, &[&header, b"?"])? == b"!");
         hears_nothing(&before)?;
         backend.saw_last(&format!("192.0.2.7:{}", 600 + number), b"?")?;
-        // Where bare datagrams are known by the sender's port, another worker may have the new one.
+        // Where bare datagrams are identified by the sender's port, another worker may have the new one.
         ensure!(dialect != "every" || counted(&truepeer, "flows_opened")? == 1);
         ensure!(counted(&truepeer, "client_ports_replaced")? == 0);
         truepeer.stop()?;
@@ -135,7 +135,7 @@ fn replies_follow_the_senders_newest_port(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// With several workers they must all come to the same one.
+/// With several workers, all must reach the same one.
 fn one_client_from_many_sender_ports_is_one_flow(bed: &Bed) -> Result<()> {
     let backend = Backend::who(&BACKENDS)?;
     let truepeer = start_proxy(bed, "--workers 4")?;
@@ -162,7 +162,8 @@ fn a_client_after_another_on_one_sender_port_is_never_taken_for_it(bed: &Bed) ->
             let answer = ask(&sender, &[&v2(client(letter), DESTINATIONS[0])?, b"?"])?;
             ensure!(answer == format!("{} ?", client(letter)).as_bytes(), "{dialect}: {answer:?}");
             if dialect != "every" {
-                // The sender has forgotten its client, and so have we before it: then the port may be another's.
+                // The sender has forgotten its client, and truepeer even earlier: the port may now be another
+                // client's.
                 let ended = if letter == 2 { 2 } else { counted(&truepeer, "flows_opened")? };
                 wait_counted(&truepeer, "flows_expired", ended)?;
             }
@@ -225,8 +226,8 @@ fn two_destinations_of_one_client_are_two_flows(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// A client that sends from one port to two addresses of its load balancer, which both lead to one backend: the kernel
-/// would give the backend's datagrams to one of two sockets with that tuple, whichever flow they belong to.
+/// A client sends from one port to two addresses of its load balancer, and both lead to one backend: the kernel
+/// would deliver the backend's datagrams to one of two sockets with that tuple, whichever flow they belong to.
 fn two_flows_with_one_tuple_keep_their_replies_apart(bed: &Bed) -> Result<()> {
     let _backend = Backend::who(&BACKENDS)?;
     for workers in [1, 2] {
@@ -259,7 +260,7 @@ fn too_many_flows_forget_the_longest_silent(bed: &Bed) -> Result<()> {
     for n in 0..10 {
         speak(n)?;
     }
-    speak(0)?; // so the second is the longest silent
+    speak(0)?; // now the second has been silent longest
     speak(10)?;
     wait_counted(&truepeer, "flows_evicted", 1)?;
     let evicted = format!("\"client\":\"{}\"", nth_client(1));
@@ -273,7 +274,7 @@ fn too_many_flows_forget_the_longest_silent(bed: &Bed) -> Result<()> {
 }
 
 fn a_backends_datagrams_keep_a_flow_alive_where_each_names_its_client(bed: &Bed) -> Result<()> {
-    // Goes on answering for a while by itself.
+    // Continues to answer for a while by itself.
     let _backend = Backend::start(&BACKENDS, |_| {
         std::thread::sleep(Duration::from_millis(100));
         vec![b"!".to_vec()]
@@ -281,7 +282,7 @@ fn a_backends_datagrams_keep_a_flow_alive_where_each_names_its_client(bed: &Bed)
     let truepeer = start_proxy(bed, "--close-after 1")?;
     let sender = sender_towards(LISTENERS[0])?;
     let header = v2(CLIENTS[0], DESTINATIONS[0])?;
-    // Asked at once, answered over two seconds: longer than the silence allowed.
+    // Asked at once, answered over two seconds: longer than the allowed silence.
     for _ in 0..20 {
         send(&sender, &[&header, b"?"])?;
     }
@@ -339,7 +340,7 @@ fn order_is_kept_within_a_flow(bed: &Bed) -> Result<()> {
     let clients: Vec<String> = (0..10).map(nth_client).collect();
     for n in 0..DATAGRAMS {
         let header = v2(&clients[n * 7 % 10], DESTINATIONS[0])?;
-        // Lengths that can be merged, and such that can't.
+        // Lengths that can be merged, and lengths that can't.
         let payload = format!("{n:05}{}", "x".repeat([0, 0, 0, 3, 1, 9][n % 6]));
         send(&sender, &[&header, payload.as_bytes()])?;
         if n % 200 == 199 {

@@ -1,4 +1,4 @@
-//! Whatever a datagram holds: the process goes on, in bounded memory, and answers the next good one.
+//! Whatever a datagram contains, the process continues in bounded memory and answers the next valid one.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -15,11 +15,11 @@ use crate::kit::{
     start_proxy, v2,
 };
 
-/// Datagrams against the process, and how many are sent before it is asked whether it still answers.
+/// Sends datagrams to the process. This many are sent before checking that it still answers.
 const DATAGRAMS: usize = 1_000_000;
-/// No more than a listener's queue holds beside a busy machine: what is lost there is looked at by nobody.
+/// At most what a listener's queue holds on a busy machine: datagrams lost there test nothing.
 const ROUND: usize = 256;
-/// More than buffers and flows need, and far less than what a leak of a few bytes each would take.
+/// More than buffers and flows need, and far less than a leak of a few bytes each would take.
 const MOST_GROWTH_KIB: u64 = 24 * 1024;
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -87,14 +87,14 @@ impl Forger {
         match self.chance.below(8) {
             0 => Vec::new(),
             1 => {
-                // cut short, or a valid one with a payload
+                // truncated, or a valid one with a payload
                 let mut bytes = self.seeds[self.chance.below(self.seeds.len())].clone();
                 let length = self.chance.below(bytes.len() + 20);
                 bytes.resize(length, b'x');
                 bytes
             }
             2 => {
-                // from any client at all
+                // from any client
                 let ip = u32::from_le_bytes(self.chance.bytes(4).try_into().unwrap_or_default());
                 let port = self.chance.below(65_536);
                 v2(format!("{}:{port}", std::net::Ipv4Addr::from(ip)), DESTINATIONS[0]).unwrap_or_default()
@@ -103,7 +103,7 @@ impl Forger {
         }
     }
 
-    /// In batches as fast as the kernel takes them, each from a port of its own.
+    /// In batches as fast as the kernel takes them, each from a separate port.
     fn sends_and_truepeer_answers(&mut self, count: usize) -> Result<()> {
         for batch in 0..count / 32 {
             let sender = sender_towards(LISTENERS[batch % 2])?;
@@ -118,12 +118,13 @@ impl Forger {
         self.ask()
     }
 
-    /// A good datagram, which also waits until those before it have been looked at. It is sent again, as clients do: where forged ones
-    /// fill the queue, the kernel drops it, and where they fill the table, its flow may make room before its answer comes.
+    /// A valid datagram, which also waits until the earlier ones have been processed. It is repeated, as clients
+    /// do: the kernel drops it while forged ones fill the queue, and while they fill the table, its flow may be
+    /// forgotten before its answer arrives.
     fn ask(&mut self) -> Result<()> {
         self.good += 1;
         let payload = format!("good {}", self.good);
-        // From a port that no forged datagram came from: where they are bare, its flow would be that one's.
+        // From a port that no forged datagram used: where datagrams are bare, it would belong to that flow.
         let port = u16::try_from(1024 + self.good)?;
         let sender = socket(format!("127.0.0.1:{port}"))?;
         sender.connect(LISTENERS[0])?;

@@ -1,4 +1,4 @@
-//! What the tests of UDP share: the testbed's datagrams, `truepeer proxy`, and its counters.
+//! Shared by the tests of UDP: the testbed's datagrams, `truepeer proxy`, and its counters.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use truepeer_testbed::{Bed, Running, Truepeer, wait_for};
 
 pub(crate) const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
 
-/// Where truepeer listens, and where the backend is, by the client's family.
+/// truepeer's listening addresses and the backends, by the client's family.
 pub(crate) const LISTENERS: [&str; 2] = ["127.0.0.1:5300", "[::1]:5300"];
 pub(crate) const BACKENDS: [&str; 2] = ["127.0.0.1:53", "[::1]:53"];
-/// Clients in headers: nowhere on this machine.
+/// The clients in headers: no addresses of this machine.
 pub(crate) const CLIENTS: [&str; 2] = ["192.0.2.7:5000", "[2001:db8::7]:5000"];
-/// What the clients sent to, as headers say it.
+/// The destinations in headers.
 pub(crate) const DESTINATIONS: [&str; 2] = ["198.51.100.1:53", "[2001:db8:1::1]:53"];
 
 /// `truepeer proxy -p udp`, not started yet.
@@ -25,8 +25,8 @@ pub(crate) fn proxy(options: &str) -> Truepeer {
     Truepeer::proxy(TRUEPEER).args(&["-p", "udp"]).args(&options)
 }
 
-/// Starts it and waits until it listens on each of `listeners`: with the sockets of all workers, or a client's second
-/// datagram could come to another worker than its first.
+/// Starts it and waits until it listens on each of `listeners` with the sockets of all workers. Otherwise a
+/// client's second datagram could reach another worker than its first.
 pub(crate) fn start(bed: &Bed, truepeer: Truepeer, listeners: &[&str]) -> Result<Running> {
     let truepeer = listeners.iter().fold(truepeer, |truepeer, at| truepeer.option("-l", at));
     let running = truepeer.start_unready(bed)?;
@@ -58,7 +58,7 @@ pub(crate) fn counted(truepeer: &Running, name: &str) -> Result<u64> {
 pub(crate) fn wait_counted(truepeer: &Running, name: &str, value: u64) -> Result<()> {
     let mut last = 0;
     let outcome = wait_for(&format!("{name}={value}"), || {
-        std::thread::sleep(Duration::from_millis(20)); // each look is a line of its log
+        std::thread::sleep(Duration::from_millis(20)); // each check adds a line to its log
         last = counted(truepeer, name).unwrap_or_default();
         last == value
     });

@@ -74,13 +74,13 @@ fn dns(bed: &Bed) -> Result<()> {
         ensure!(who == asker, "Unbound saw {name} from {who}, but {asker} had asked");
     }
     ensure!(asked.len() == usize::from(QUERIES));
-    // dnsdist asks whether the backend is alive with LOCAL headers: these are its own.
+    // dnsdist checks the backend with LOCAL headers: these are its own.
     ensure!(counted(&truepeer, "datagrams_refused")? == 0);
     ensure!(counted(&truepeer, "datagrams_dropped")? == 0);
     Ok(())
 }
 
-/// Who asked for which name, and how many answers came.
+/// Returns the client of each name's query, and the number of answers.
 fn ask_from_all_addresses(servers: &[SocketAddr; 2]) -> Result<(HashMap<String, String>, usize)> {
     const IN_FLIGHT: usize = 8;
     let mut asked = HashMap::new();
@@ -122,7 +122,8 @@ fn clients_by_name(log: &str) -> HashMap<String, String> {
     log.lines().filter_map(query).collect()
 }
 
-/// A load balancer of one listener that uses a new port towards its server after every so many datagrams of a client.
+/// A load balancer with one listener, which changes its port towards the server after every few datagrams of a
+/// client.
 struct WanderingSender {
     stop: Arc<AtomicBool>,
     ports: Arc<AtomicUsize>,
@@ -154,7 +155,7 @@ impl WanderingSender {
                     continue;
                 };
                 *used += 1;
-                // As lossy as the network that it stands for.
+                // It may lose datagrams, like the network that it replaces.
                 let _ = socket.send(&[&header, &buffer[..length]].concat());
             }
         };
@@ -164,7 +165,7 @@ impl WanderingSender {
     }
 }
 
-/// A new upstream socket, whose answers go to the client.
+/// A new upstream socket. Its answers go to the client.
 fn answer_from_new_port(
     front: &UdpSocket,
     server: SocketAddr,
@@ -240,7 +241,7 @@ fn quic(bed: &Bed) -> Result<()> {
     let ports = sender.ports.load(Ordering::Relaxed);
     eprintln!("quic: {ports} sender ports, {} flows", counted(&truepeer, "flows_opened")?);
     ensure!(ports > 10, "the sender has used {ports} ports only");
-    // Two connections, of which the second has moved on to another port of the client.
+    // Two connections; the second has moved to another port of the client.
     ensure!(counted(&truepeer, "flows_opened")? == 3);
     ensure!(counted(&truepeer, "datagrams_refused")? == 0);
     let seen = format!("{}", client.v4);
@@ -293,7 +294,7 @@ fn frp_program(version: &str, name: &str) -> Result<PathBuf> {
     skip(format!("{name} {version} has not been built (make frp, which needs Go)"))
 }
 
-/// As in go-mmproxy's table of UDP: the server sends to the client, as fast as it can.
+/// As in go-mmproxy's table for UDP: the server sends to the client as fast as it can.
 fn iperf(bed: &Bed) -> Result<()> {
     let hosts = Topology::line(&["client", "lb", "host"])?;
     let (client, lb, host) = (hosts.host("client"), hosts.host("lb"), hosts.host("host"));

@@ -1,5 +1,4 @@
-//! truepeer at both ends: the sending side of each dialect, the receiving side of the same, and what is on the wire
-//! between them.
+//! truepeer at both ends: the sending and the receiving side of each dialect, and the datagrams between them.
 
 use std::net::UdpSocket;
 
@@ -11,7 +10,7 @@ use crate::kit::{
     start_proxy, v2, wait_counted,
 };
 
-/// Where the sending side listens: for clients without a header.
+/// The listening addresses of the sending side, for clients without a header.
 const ENTRANCES: [&str; 2] = ["127.0.0.1:4400", "[::1]:4400"];
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -33,14 +32,14 @@ fn header_option(dialect: &str) -> &'static str {
     if dialect == "spp" { "spp" } else { "v2" }
 }
 
-/// The sending side towards `receivers`, or the true receiving side where none are given.
+/// The sending side towards `receivers`, or towards a real receiving side if there are none.
 fn start_sending(bed: &Bed, dialect: &str, receivers: &[String; 2], options: &str) -> Result<Running> {
     let send_proxy = header_option(dialect);
     let options = format!("--header forbid --send-proxy {send_proxy} --udp-dialect {dialect} {options}");
     start(bed, proxy(&options).ipv4(&receivers[0]).ipv6(&receivers[1]), &ENTRANCES)
 }
 
-/// The clients are on this machine, so that their claims are special and their ports in use: the address stays.
+/// The clients are on this machine, so their claims are special and their ports in use: the address stays.
 fn both_ends(bed: &Bed, dialect: &str) -> Result<()> {
     let backend = Backend::who(&BACKENDS)?;
     let receiving = start_proxy(bed, &format!("--udp-dialect {dialect} --allow-claims loopback"))?;
@@ -65,7 +64,7 @@ fn both_ends(bed: &Bed, dialect: &str) -> Result<()> {
     Ok(())
 }
 
-/// Receives by hand what the sending side sends, and where from.
+/// Receives the sending side's datagrams, and returns their source.
 struct Wire {
     sockets: [UdpSocket; 2],
     addresses: [String; 2],
@@ -98,7 +97,7 @@ fn every_and_spp_put_a_header_before_each_datagram(bed: &Bed) -> Result<()> {
                 client.send(payload)?;
                 let (datagram, from) = wire.next(family)?;
                 ensure!(datagram == [&header[..], payload].concat(), "{dialect}: {datagram:?}");
-                // With SPP the header comes back and is taken off.
+                // With SPP the header comes back and is removed.
                 let answer = if dialect == "spp" { [&header[..], b"yes"].concat() } else { b"yes".to_vec() };
                 wire.sockets[family].send_to(&answer, from)?;
                 ensure!(receive(&client)? == b"yes");
@@ -143,14 +142,14 @@ fn standalone_puts_a_header_before_the_first_datagram(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// The receiver forgets a client's port later than the sending side does.
+/// The receiver forgets a client's port later than the sending side.
 fn a_forgotten_clients_port_is_not_another_clients_next(bed: &Bed) -> Result<()> {
     let wire = Wire::new()?;
     let sending = start_sending(bed, "first", &wire.addresses, "--close-after 200ms --max-flows 60")?;
     let mut sources = Vec::new();
     for round in 1..=3 {
-        // Kept until the round is over: a port that the kernel gave out twice would be one client, whose second datagram
-        // has no header.
+        // Kept until the round is over: if the kernel reused a port, both would be one client, whose second
+        // datagram has no header.
         let mut clients = Vec::new();
         for _ in 0..10 {
             let client = sender_towards(ENTRANCES[0])?;
@@ -163,12 +162,12 @@ fn a_forgotten_clients_port_is_not_another_clients_next(bed: &Bed) -> Result<()>
             clients.push(client);
         }
         wait_counted(&sending, "flows_expired", 10 * round)?;
-        // What comes late for a forgotten client goes nowhere, and wakes nobody again and again.
+        // A late datagram for a forgotten client is dropped, and must not wake a worker repeatedly.
         for source in &sources {
             wire.sockets[0].send_to(b"late", source)?;
         }
     }
-    // The ports at rest are held by their sockets, and given up where new flows need the room.
+    // Sockets hold the retired ports, and release them when new flows need room.
     let held = || std::fs::read_dir(format!("/proc/{}/fd", sending.pid())).map(Iterator::count);
     ensure!(held()? > 30, "{} descriptors", held()?);
     for _ in 0..100 {
@@ -180,7 +179,7 @@ fn a_forgotten_clients_port_is_not_another_clients_next(bed: &Bed) -> Result<()>
     Ok(())
 }
 
-/// On a host with several addresses, each is another destination, and so another flow.
+/// On a host with several addresses, each is a different destination and so a different flow.
 fn the_destination_is_the_address_that_the_client_sent_to(bed: &Bed) -> Result<()> {
     let wire = Wire::new()?;
     let options = "--header forbid --send-proxy v2";
