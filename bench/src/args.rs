@@ -1,4 +1,4 @@
-//! The command line, and the plan that it makes.
+//! The command line, and the plan made from it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::credentials::{Credentials, KeyKind};
 use crate::pin::Pin;
 use crate::suites::{Load, OriginKind, Scale, Selection, Suite};
 
-/// Threads of a load or backend: more don't help fifty connections.
+/// The most threads of a load or backend: more don't help with fifty connections.
 const THREADS_MAX: usize = 8;
 
 const AFTER_HELP: &str = "\
@@ -28,11 +28,11 @@ Examples:
   bench --write docs                      and write docs/benchmarks.md and docs/benchmarks-https.md with their charts
 ";
 
-/// Put the same loads on truepeer, on its peers and on no proxy at all, in turns, and compare.
+/// Compares truepeer, its peers and no proxy under the same loads, in turns
 #[derive(Debug, Parser)]
 #[command(name = "bench", after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// Seconds instead of minutes: checks that every number is produced, not what it is
+    /// Seconds instead of minutes: checks that every number is produced, not its value
     #[arg(long)]
     pub(crate) smoke: bool,
     /// Only these loads: proxy (streaming, ping-pong, connections, bulk-up, bulk-down, udp-64, udp-1400, idle), https
@@ -44,8 +44,8 @@ pub(crate) struct Args {
     /// truepeer-https; no-proxy-vpp, nginx-kernel, nginx-vpp, truepeer-kernel, truepeer-vpp; and those of --peer
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     contestants: Vec<String>,
-    /// Another contestant by its command line; {listen}, {backend}, {port} and {protocol} are filled in, for HTTPS also {cert},
-    /// {key} and {pem}; repeatable
+    /// Another contestant by its command line, in which {listen}, {backend}, {port} and {protocol} are replaced,
+    /// for HTTPS also {cert}, {key} and {pem}; repeatable
     #[arg(long, value_name = "NAME=COMMAND")]
     peer: Vec<Command>,
     /// How often everything is measured [default: 5]
@@ -54,19 +54,19 @@ pub(crate) struct Args {
     /// Length of a measurement in seconds [default: 1]
     #[arg(long, value_name = "SECONDS")]
     window: Option<f64>,
-    /// What goes before it and is not counted, in seconds [default: 0.4]
+    /// Length of the warm-up, which is not counted, in seconds [default: 0.4]
     #[arg(long, value_name = "SECONDS")]
     warm_up: Option<f64>,
     /// Connections, or UDP flows, at a time
     #[arg(long, value_name = "N", default_value_t = 50)]
     connections: usize,
-    /// Connections that carry bulk
+    /// Connections with bulk data
     #[arg(long, value_name = "N", default_value_t = 4)]
     bulk_connections: usize,
     /// Idle sessions [default: 5000]
     #[arg(long, value_name = "N")]
     idle: Option<usize>,
-    /// The constant rate of https-rate, as a share of what NGINX reaches
+    /// The constant rate of https-rate, as a share of NGINX's rate
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     rate_share: f64,
     /// The origin of the HTTPS loads
@@ -92,28 +92,28 @@ pub(crate) struct Args {
     pub(crate) write: Option<PathBuf>,
 }
 
-/// What is measured, how often and how long.
+/// What is measured, how often and for how long.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) loads: Vec<Load>,
     pub(crate) contestants: Vec<Contestant>,
-    /// Those that can't take part, each with the reason.
+    /// Contestants that can't take part, each with the reason.
     pub(crate) absent: Vec<String>,
     pub(crate) rounds: usize,
-    /// How often a measurement that fails is tried. Only a check that all numbers are produced may try again: there the
-    /// machine is busy with other things, and may have stood still for seconds.
+    /// How often a failed measurement is tried. Only a check that all numbers are produced may try again: the
+    /// machine is then busy with other work and may have stalled for seconds.
     pub(crate) attempts: usize,
     pub(crate) scale: Scale,
     pub(crate) congestion: Option<String>,
     pub(crate) pin: Pin,
     pub(crate) keys: KeyKind,
     pub(crate) origin: OriginKind,
-    /// For the HTTPS loads, if there are any.
+    /// The keys and certificates of the HTTPS loads, if there are any.
     pub(crate) credentials: Option<Credentials>,
 }
 
 impl Plan {
-    /// What the cells have in common.
+    /// The part that all cells share.
     pub(crate) fn common(&self) -> Common<'_> {
         Common {
             origin: self.origin,
@@ -123,17 +123,17 @@ impl Plan {
         }
     }
 
-    /// The loads of a suite that are to be measured.
+    /// The selected loads of a suite.
     pub(crate) fn loads_of(&self, suite: Suite) -> impl Iterator<Item = Load> + Clone + '_ {
         self.loads.iter().copied().filter(move |load| load.suite() == suite)
     }
 
-    /// The suites that have any.
+    /// The suites with selected loads.
     pub(crate) fn suites(&self) -> impl Iterator<Item = Suite> + '_ {
         Suite::ALL.into_iter().filter(|suite| self.loads_of(*suite).next().is_some())
     }
 
-    /// The contestants of a suite, by their numbers.
+    /// The contestants of a suite, by index.
     pub(crate) fn contestants_of(&self, suite: Suite) -> Vec<usize> {
         let carries = |who: &usize| self.loads_of(suite).any(|load| self.contestants[*who].carries(load));
         (0..self.contestants.len()).filter(carries).collect()
@@ -141,7 +141,7 @@ impl Plan {
 }
 
 impl Args {
-    /// The plan; a name that nobody has is an error.
+    /// The plan. An unknown name is an error.
     pub(crate) fn plan(&self, bed: &Bed) -> anyhow::Result<Plan> {
         let mut loads = if self.only.is_empty() {
             Load::ALL.to_vec()
@@ -194,7 +194,7 @@ impl Args {
         })
     }
 
-    /// Those that are wanted and carry any of the loads, and why others don't take part.
+    /// The wanted contestants that take any of the loads, and why others can't take part.
     fn contestants(&self, bed: &Bed, loads: &[Load]) -> anyhow::Result<(Vec<Contestant>, Vec<String>)> {
         let mut all = contestant::standard(self.truepeer(bed)?);
         all.extend(self.peer.iter().cloned().map(Contestant::by_command));
@@ -202,7 +202,7 @@ impl Args {
             let known = all.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", ");
             anyhow::ensure!(
                 all.iter().any(|one| one.name == *name),
-                "no contestant {name}: there are {known}"
+                "{name}: expected one of the contestants {known}"
             );
         }
         let mut absent = Vec::new();
@@ -221,8 +221,8 @@ impl Args {
         Ok((all, absent))
     }
 
-    /// A copy of truepeer's binary: all rounds are to measure the same, even if somebody builds meanwhile. Where there is
-    /// none, the place where it was looked for.
+    /// A copy of truepeer's binary, so that all rounds measure the same one even if it is rebuilt meanwhile. If
+    /// it doesn't exist, the path where it was expected.
     fn truepeer(&self, bed: &Bed) -> anyhow::Result<PathBuf> {
         let original = match &self.truepeer {
             Some(path) => path.canonicalize().with_context(|| path.display().to_string())?,

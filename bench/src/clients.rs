@@ -1,21 +1,21 @@
-//! Who the headers claim, and where senders connect from. Both rotate, for two reasons: a four-tuple must not come back
-//! while the kernel keeps it in TIME_WAIT, and many clients is what a load balancer has.
+//! The clients in the headers, and the addresses from which senders connect. Both rotate for two reasons: a
+//! four-tuple must not be reused while the kernel keeps it in TIME_WAIT, and a load balancer has many clients.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
 use truepeer_proto::{Addresses, Command, Transport, V1_MAX_LEN, V2Encoder, encode_v1};
 
-/// Claimed clients come from here, and nothing else does: a backend can tell them by it.
+/// Claimed clients are in this network, and no other address is: a backend recognises them by it.
 const CLAIMED: u32 = 0x0A00_0000; // 10.0.0.0/8
-/// Addresses of it that are handed out: 10.0.0.1 to 10.239.255.255 and round again.
+/// The addresses that are used: 10.0.0.1 to 10.239.255.255, repeatedly.
 const CLAIMED_COUNT: u32 = 0x00F0_0000 - 1;
-/// Ports of a claimed client: one for each time that all addresses have been used.
+/// The ports of claimed clients: the next one each time all addresses have been used.
 const FIRST_PORT: u16 = 20_000;
 /// Senders connect from 127.1.0.1 to 127.1.15.255.
 const SENDERS: u32 = 0x7F01_0000;
 const SENDER_COUNT: u32 = 0x1000 - 1;
 
-/// Hands out clients without repetition; the threads of a load take every n-th.
+/// Returns clients without repetition. Each thread of a load takes every n-th.
 #[derive(Debug, Clone)]
 pub(crate) struct Clients {
     next: u32,
@@ -23,7 +23,7 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// The share number `first` of `shares`.
+    /// Share number `first` of `shares`.
     pub(crate) fn share(first: usize, shares: usize) -> Self {
         let small = |number: usize| u32::try_from(number).unwrap_or(0);
         Self { next: small(first), step: small(shares).max(1) }
@@ -40,12 +40,12 @@ impl Clients {
     }
 }
 
-/// Whether a backend sees one of our clients.
+/// Whether a backend sees one of the claimed clients.
 pub(crate) fn is_claimed(address: SocketAddr) -> bool {
     matches!(address, SocketAddr::V4(address) if address.ip().octets()[0] == 10)
 }
 
-/// The line that the seeds' benchmarks begin a connection with.
+/// The line at the start of connections in the seeds' benchmarks.
 pub(crate) fn v1_header(client: SocketAddr, entrance: SocketAddr) -> anyhow::Result<Vec<u8>> {
     let mut line = [0; V1_MAX_LEN];
     let addresses = Addresses::Inet { transport: Transport::Stream, source: client, destination: entrance };

@@ -1,5 +1,5 @@
-//! Keys and certificates of the HTTPS loads, made anew for each run: the origin's, and another one for whoever stands
-//! before it, so that the load can tell which of the two it talks to.
+//! Keys and certificates of the HTTPS loads, created for each run: one for the origin, and another one for the
+//! proxy, so that the load can tell which of the two it is connected to.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,13 +10,13 @@ use clap::ValueEnum;
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_RSA_SHA256, RsaKeySize};
 use rustls::pki_types::CertificateDer;
 
-/// The name that all certificates are for, and that the load asks for.
+/// The name in all certificates, which the load requests.
 pub(crate) const HOST: &str = "localhost";
 
-/// Which keys are made. It decides what a full handshake costs.
+/// The type of the keys. It determines the cost of a full handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum KeyKind {
-    /// As `openssl req -newkey rsa:2048` makes them, in the guide that the HTTPS loads follow.
+    /// As created by `openssl req -newkey rsa:2048`, in the guide that the HTTPS loads follow.
     #[value(name = "rsa-2048")]
     Rsa2048,
     #[value(name = "p-256")]
@@ -28,12 +28,12 @@ pub(crate) enum KeyKind {
 pub(crate) struct Credential {
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
-    /// Certificate and key in one file, as some programs want them.
+    /// Certificate and key in one file, as some programs need them.
     pub(crate) bundle: PathBuf,
     pub(crate) der: CertificateDer<'static>,
 }
 
-/// Of all parties.
+/// The credentials of all parties.
 #[derive(Debug)]
 pub(crate) struct Credentials {
     pub(crate) origin: Credential,
@@ -57,7 +57,7 @@ impl KeyKind {
 }
 
 impl Credentials {
-    /// Makes them in `dir`.
+    /// Creates them in `dir`.
     pub(crate) fn make(dir: &Path, kind: KeyKind) -> anyhow::Result<Self> {
         Ok(Self {
             origin: Credential::make(dir, "origin", kind)?,

@@ -1,18 +1,18 @@
-//! truepeer beside its peers, in one run and in turns: loads, backends, and the tables they make.
+//! Compares truepeer with its peers, in one run and in turns: loads, backends, and tables.
 //!
 //! ```text
-//! rounds × loads × contestants ─▶ one cell: a private network of its own, in which stand
+//! rounds × loads × contestants ─▶ one cell: a private network with
 //!
-//!   load (threads here) ──header──▶ contestant ──▶ backend (this program again, a process of its own)
+//!   load (threads here) ──header──▶ contestant ──▶ backend (this program again, in a separate process)
 //!          └───────────── "no proxy": no header ──────────▲
 //! ```
-//! The HTTPS loads send no header, and their backend is NGINX. Where two network stacks are compared (`stacks`), all parties
-//! are programs of their own, in three namespaces of either stack.
+//! The HTTPS loads send no header, and their backend is NGINX. Where two network stacks are compared (`stacks`),
+//! all parties are separate programs, in three namespaces of either stack.
 //!
-//! Two programs: `bench`, which is the above, and `demo-https`, which shows one such proxy at work ([`demo_https`]).
+//! Two programs use this: `bench`, and `demo-https`, which shows one such proxy at work ([`demo_https`]).
 //!
-//! A cell starts from nothing, so that no contestant meets what another left behind (connections in TIME_WAIT, routes,
-//! grown buffers). Values are compared within a round only, and the ratios to "no proxy" are what is reported.
+//! Each cell starts from scratch, so that no contestant is affected by another (connections in TIME_WAIT, routes,
+//! grown buffers). Values are compared only within a round; the report shows the ratios to "no proxy".
 
 #![forbid(unsafe_code)]
 
@@ -46,7 +46,7 @@ use clap::Parser as _;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use truepeer_testbed::{Bed, run_privately};
 
-/// Descriptors that a program may have.
+/// The descriptors that a program may have.
 const OPEN_FILES: u64 = 100_000;
 
 /// The program `bench`.
@@ -55,7 +55,7 @@ pub fn main() -> ExitCode {
     if let Some(code) = backend::run_if_asked().or_else(demo_https::run_if_asked) {
         return code;
     }
-    // Before the private ground is entered: a question about options is no reason to make namespaces.
+    // Before the private namespaces are created: --help needs none.
     let args = Args::parse();
     run_privately("bench", |bed| bench(bed, &args))
 }
@@ -77,8 +77,8 @@ fn bench(bed: &Bed, args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if args.smoke && !missing.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Thousands of idle sessions, in which some contestants have six descriptors each. Beyond the hard limit only where the
-/// caller is root; else contestants that need more fail, and are shown to.
+/// Thousands of idle sessions, for which some contestants need six descriptors each. Only root can exceed the
+/// hard limit; otherwise contestants that need more fail, and the report shows it.
 fn raise_open_files() {
     let limit = Some(OPEN_FILES);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit });

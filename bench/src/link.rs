@@ -12,13 +12,14 @@ use rustix::io::Errno;
 use socket2::{Domain, SockAddr, Socket, Type};
 use truepeer_sys::socket::set_bind_address_no_port;
 
-/// How long a connection, or its first answer, may take. Longer than a lost SYN takes to be sent again (1 s, then 3 s).
+/// The time-out for a connection and its first answer. Longer than a lost SYN needs to be repeated (1 s, then 3
+/// s).
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Events taken at once.
+/// How many events one epoll_wait takes.
 const BATCH: usize = 128;
 
-/// A TCP socket bound to `sender`, whose port connect() will choose.
+/// A TCP socket bound to `sender`; connect() chooses the port.
 pub(crate) fn socket_from(sender: Ipv4Addr) -> anyhow::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).context("socket")?;
     set_bind_address_no_port(socket.as_fd())?;
@@ -27,7 +28,7 @@ pub(crate) fn socket_from(sender: Ipv4Addr) -> anyhow::Result<Socket> {
     Ok(socket)
 }
 
-/// A connection that has begun with `header` (or with nothing); it blocks, for at most [`TIMEOUT`].
+/// A connection that has started with `header` (or with nothing). It blocks for at most [`TIMEOUT`].
 pub(crate) fn connect(sender: Ipv4Addr, to: SocketAddr, header: &[u8]) -> anyhow::Result<Socket> {
     let socket = socket_from(sender)?;
     socket.connect_timeout(&SockAddr::from(to), TIMEOUT).with_context(|| format!("connect to {to}"))?;
@@ -37,12 +38,12 @@ pub(crate) fn connect(sender: Ipv4Addr, to: SocketAddr, header: &[u8]) -> anyhow
     Ok(socket)
 }
 
-/// What is waited for, told apart by numbers.
+/// An epoll whose sources are identified by numbers.
 pub(crate) struct Poll {
     epoll: OwnedFd,
 }
 
-/// What has happened to what was waited for.
+/// The events of one source.
 #[derive(Default)]
 pub(crate) struct Events(Vec<Event>);
 
@@ -51,7 +52,7 @@ impl Poll {
         Ok(Self { epoll: epoll::create(CreateFlags::CLOEXEC).context("epoll_create1")? })
     }
 
-    /// Level-triggered: what is not taken is told again.
+    /// Level-triggered: an event is reported until it is handled.
     pub(crate) fn add(&self, source: impl AsFd, number: usize, flags: EventFlags) -> anyhow::Result<()> {
         epoll::add(&self.epoll, source, EventData::new_u64(number as u64), flags).context("epoll_ctl(ADD)")
     }
@@ -60,12 +61,12 @@ impl Poll {
         epoll::modify(&self.epoll, source, EventData::new_u64(number as u64), flags).context("epoll_ctl(MOD)")
     }
 
-    /// Ends the waiting for `source`: an end or an error would else be told for ever.
+    /// Stops waiting for `source`: otherwise an end or an error would be reported forever.
     pub(crate) fn forget(&self, source: impl AsFd) -> anyhow::Result<()> {
         epoll::delete(&self.epoll, source).context("epoll_ctl(DEL)")
     }
 
-    /// Waits, for at most `timeout`, for anything to happen.
+    /// Waits for any event, for at most `timeout`.
     pub(crate) fn wait(&self, events: &mut Events, timeout: Duration) -> anyhow::Result<()> {
         let timeout = Timespec::try_from(timeout).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 0 });
         events.0.clear();
@@ -78,7 +79,7 @@ impl Poll {
 }
 
 impl Events {
-    /// The numbers, each with what happened.
+    /// The numbers of the sources, each with its events.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, EventFlags)> + '_ {
         self.0.iter().map(|event| {
             let (number, flags) = (event.data, event.flags);

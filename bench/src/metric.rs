@@ -1,23 +1,23 @@
-//! What is measured: names, units, and how a value is written.
+//! The metrics: names, units, and the form of values.
 
 /// One measured quantity of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Metric {
     /// Both directions together, Mbit/s: the seeds' ⇅.
     BothMbps,
-    /// What came back to the load, Mbit/s.
+    /// Received by the load, Mbit/s.
     DownMbps,
-    /// What the load wrote, Mbit/s.
+    /// Sent by the load, Mbit/s.
     UpMbps,
     /// Reads as packets a second, estimated as tcpkali does.
     DownPackets,
-    /// Writes as packets a second, estimated likewise.
+    /// Writes as packets a second, estimated in the same way.
     UpPackets,
     /// Answered requests a second.
     Transactions,
     /// Connections opened, answered and closed a second.
     Connections,
-    /// Requests that were to be sent a second.
+    /// Scheduled requests a second.
     Asked,
     /// Requests answered with the right page a second.
     Requests,
@@ -78,7 +78,7 @@ impl Metric {
         }
     }
 
-    /// Whether it describes the contestant alone, so that there is none for "no proxy".
+    /// Whether it describes the contestant alone, so that "no proxy" has no value.
     pub(crate) const fn is_contestants_own(self) -> bool {
         matches!(
             self,
@@ -114,7 +114,7 @@ impl Metric {
         }
     }
 
-    /// The value with as many digits as mean something.
+    /// The value with its significant digits.
     pub(crate) fn write(self, value: f64) -> String {
         match self {
             Self::CpuSeconds | Self::CpuPerGigabyte | Self::CpuPerOne | Self::Resident | Self::Kernel => {
@@ -127,11 +127,11 @@ impl Metric {
     }
 }
 
-/// What one cell gave.
+/// The results of one cell.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sample {
     values: Vec<(Metric, f64)>,
-    /// What was wrong with the bytes or the sessions, in words.
+    /// Faults in the bytes or sessions, in words.
     pub(crate) flaws: Vec<String>,
 }
 

@@ -1,6 +1,6 @@
-//! What NGINX needs as origin and as HTTPS proxy alike: the guide's general lines, and those without which it doesn't run
-//! here (its files in a directory of ours, more connections than the guide's 512, and longer ones, for thousands are to
-//! be idle).
+//! The part of NGINX's configuration that origin and HTTPS proxy share: the guide's general lines, and those
+//! needed here (its files in the test's directory, more connections than the guide's 512, and longer time-outs,
+//! because thousands must stay idle).
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,7 +10,8 @@ use truepeer_testbed::{Bed, Program};
 
 use crate::credentials::Credential;
 
-/// NGINX with one worker, and `blocks` within `http`. Relative names in them are those of files in a new directory, which
+/// NGINX with one worker, and `blocks` within `http`. Relative names in them are files in a new directory, which
+/// `furnish` can fill.
 /// `furnish` may fill.
 pub(crate) fn program(
     bed: &Bed,
@@ -49,7 +50,7 @@ http {{
     Ok(Program::new("nginx").args(["-e", "stderr", "-p"]).arg(&dir).arg("-c").arg(&file))
 }
 
-/// The guide's proxy, which listens as the lines `listen` say.
+/// The guide's proxy, with the lines `listen`.
 pub(crate) fn proxy(bed: &Bed, listen: &str, origin: SocketAddr) -> anyhow::Result<Program> {
     let blocks = format!(
         "  upstream ssl_file_server_com {{

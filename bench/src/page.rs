@@ -1,4 +1,4 @@
-//! The page of the HTTPS loads, which every origin serves and every answer is checked against.
+//! The page of the HTTPS loads. Every origin serves it, and every response is compared with it.
 
 use std::sync::LazyLock;
 

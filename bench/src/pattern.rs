@@ -1,5 +1,5 @@
-//! The bytes that travel. They repeat with a period that no buffer size shares, so a byte that is lost, doubled or moved
-//! shows as a wrong one; checking is a comparison of memory.
+//! The transferred bytes. Their period is coprime to every buffer size, so a lost, doubled or moved byte shows as
+//! a wrong one. Checking is a memory comparison.
 
 /// The largest read or write in bytes.
 pub(crate) const CHUNK: usize = 128 * 1024;
@@ -15,7 +15,7 @@ pub(crate) struct Pattern {
 }
 
 impl Pattern {
-    /// `PING`, CR LF, for ever: what the seeds' benchmarks send.
+    /// `PING`, CR LF, repeated: the bytes of the seeds' benchmarks.
     pub(crate) fn ping() -> Self {
         Self::repeat(b"PING\r\n")
     }

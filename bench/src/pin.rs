@@ -1,10 +1,10 @@
-//! Who runs on which core. By default the scheduler decides; pinned, the contestant has one core, and backend and load have
-//! the others, so that what a contestant reaches is what it can do with that core.
+//! The assignment of cores. By default the scheduler decides. Pinned, the contestant has one core, and backend
+//! and load have the others, so the result is what a contestant can do with one core.
 
 use anyhow::Context;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Set for a thread, and inherited by all that it starts.
+/// Set for a thread, and inherited by everything that it starts.
 #[derive(Debug, Default)]
 pub(crate) struct Pin(Option<Cores>);
 
@@ -16,7 +16,7 @@ struct Cores {
 }
 
 impl Pin {
-    /// The first of the cores that this process may use for the contestant, the others for everything else.
+    /// The first of this process's cores for the contestant, the others for everything else.
     pub(crate) fn make() -> anyhow::Result<Self> {
         let all = sched_getaffinity(None).context("sched_getaffinity")?;
         let mut cores = (0..CpuSet::MAX_CPU).filter(|core| all.is_set(*core));
@@ -42,12 +42,12 @@ impl Pin {
         (0..CpuSet::MAX_CPU).find(|core| cores.contestant.is_set(*core))
     }
 
-    /// What the calling thread starts from now on is the contestant.
+    /// Programs that the calling thread starts from now on belong to the contestant.
     pub(crate) fn for_contestant(&self) -> anyhow::Result<()> {
         self.0.as_ref().map_or(Ok(()), |cores| set(&cores.contestant))
     }
 
-    /// The calling thread, and what it starts from now on, is load or backend.
+    /// The calling thread, and programs that it starts from now on, are load or backend.
     pub(crate) fn for_others(&self) -> anyhow::Result<()> {
         self.0.as_ref().map_or(Ok(()), |cores| set(&cores.others))
     }

@@ -1,4 +1,4 @@
-//! The private network in which one cell is measured: a `lo`, nothing else, and nobody else's past.
+//! The private network of one cell: only `lo`, and no history.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -6,21 +6,21 @@ use std::net::{Ipv4Addr, SocketAddr};
 use anyhow::Context;
 use truepeer_testbed::{NetNs, ip_here};
 
-/// Where contestants listen: the port of the seeds' benchmarks.
+/// The address of contestants: the port of the seeds' benchmarks.
 pub(crate) const ENTRANCE: SocketAddr = local(1122);
-/// Where backends listen.
+/// The address of backends.
 pub(crate) const BACKEND: SocketAddr = local(1123);
-/// Where a backend says what it has counted.
+/// The address at which a backend reports its counters.
 pub(crate) const TALLY: SocketAddr = local(1124);
 
-/// Where the second program of a contestant that needs two listens.
+/// The address of the second program of a contestant that needs two.
 pub(crate) const BETWEEN: SocketAddr = local(1125);
 
 const fn local(port: u16) -> SocketAddr {
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }
 
-/// Sockets in TIME_WAIT that the kernel keeps: so many that it need never cut one short.
+/// How many TIME_WAIT sockets the kernel keeps: enough that none is removed early.
 const TIME_WAIT_MAX: &str = "1000000";
 
 /// A network of one cell.
@@ -29,14 +29,14 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Makes it; `congestion` is the algorithm of its TCP, else what the machine has by default.
+    /// Creates it. `congestion` is the TCP congestion control; without it, the machine's default.
     pub(crate) fn make(congestion: Option<&str>) -> anyhow::Result<Self> {
         let netns = NetNs::create()?;
         netns.run(|| furnish(congestion))??;
         Ok(Self { netns })
     }
 
-    /// Runs `work` in it, on a thread whose threads and programs are there, too.
+    /// Runs `work` in it on a separate thread. Threads and programs started there are in it, too.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
         self.netns.run(work)?
     }
@@ -53,7 +53,7 @@ fn write(name: &str, value: &str) -> anyhow::Result<()> {
     fs::write(sysctl(name), value).with_context(|| format!("sysctl net.ipv4.{name}={value}"))
 }
 
-/// A setting of the calling thread's network.
+/// A setting of the calling thread's network namespace.
 pub(crate) fn read(name: &str) -> String {
     fs::read_to_string(sysctl(name)).unwrap_or_default().trim().to_owned()
 }
@@ -62,13 +62,13 @@ fn sysctl(name: &str) -> String {
     format!("/proc/sys/net/ipv4/{name}")
 }
 
-/// The classic rule and route for replies to spoofed clients, as the seeds' and the peers' manuals give them: what the
-/// backend on loopback answers stays on this machine.
+/// The classic rule and route for replies to spoofed clients, as in the manuals of the seeds and peers: replies
+/// of the backend on loopback stay on this machine.
 pub(crate) fn route_replies() -> anyhow::Result<()> {
     ip_here(&["rule add from 127.0.0.1/8 iif lo table 123", "route add local 0.0.0.0/0 dev lo table 123"])
 }
 
-/// Sockets in TIME_WAIT, and how many were cut short, in the calling thread's network.
+/// Sockets in TIME_WAIT, and how many were removed early, in the calling thread's network namespace.
 pub(crate) fn time_wait() -> (u64, u64) {
     let file = |name: &str| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default();
     let waiting = file("sockstat")

@@ -1,4 +1,4 @@
-//! A line that says what is going on and how long it will take; on a terminal it is written over itself.
+//! A progress line with the remaining time. On a terminal it overwrites itself.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ impl Progress {
         Self { start: Instant::now(), all, done: 0, terminal: std::io::stderr().is_terminal() }
     }
 
-    /// The next step begins.
+    /// The next step starts.
     pub(crate) fn step(&mut self, what: &str) {
         let left = match u32::try_from(self.done) {
             Ok(done) if done > 0 => {
@@ -37,7 +37,7 @@ impl Progress {
     fn show(&self, line: &str) {
         if self.terminal {
             eprint!("\r\x1b[K{line}");
-            // A terminal that has gone shows nothing.
+            // A closed terminal shows nothing.
             let _ = std::io::stderr().flush();
         } else {
             eprintln!("{line}");

@@ -1,5 +1,5 @@
-//! The order of measuring, and what comes of it. Within a round each load is put on all contestants one after the other,
-//! so that what is compared lies seconds apart; and each round begins with another contestant.
+//! The order of measurements, and their evaluation. Within a round each load runs on all contestants in turn, so
+//! that compared values are seconds apart. Each round starts with another contestant.
 
 use truepeer_testbed::Bed;
 
@@ -27,7 +27,7 @@ pub(crate) struct Results {
     cells: Vec<Cell>,
 }
 
-/// The middle of several rounds, and how far they lie apart.
+/// The median of several rounds, with the lowest and the highest.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -35,7 +35,7 @@ pub(crate) struct Spread {
     pub(crate) high: f64,
 }
 
-/// Measures everything that `plan` says.
+/// Measures everything in `plan`.
 pub(crate) fn run(bed: &Bed, plan: &Plan) -> anyhow::Result<Results> {
     let mut results = Results { cells: Vec::new() };
     let mut progress = Progress::new(count(plan));
@@ -93,7 +93,7 @@ fn measure(bed: &Bed, plan: &Plan, scale: &Scale, load: Load, who: &Contestant) 
         plan.pin.for_others()?;
         let stand = who.stand_up(bed, plan.common(), load)?;
         let mut outcome = load::run(load, &stand, scale);
-        // Whatever else went wrong: that it is dead explains it.
+        // If the contestant has died, that explains other errors.
         if let Some(words) = stand.last_words() {
             match &mut outcome {
                 Ok(sample) => sample.flaw(format!("it has ended: {words}")),
@@ -105,7 +105,7 @@ fn measure(bed: &Bed, plan: &Plan, scale: &Scale, load: Load, who: &Contestant) 
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// Needs at least one value.
     pub(crate) fn of(mut values: Vec<f64>) -> Option<Self> {
         values.retain(|value| value.is_finite());
         values.sort_by(f64::total_cmp);
@@ -116,8 +116,8 @@ impl Spread {
 }
 
 impl Results {
-    /// The rate for a load that has one: a share of what the reference reaches in the same round. It is measured for this
-    /// alone if it doesn't take part; 0 if it can't be.
+    /// The rate for a load that has one: a share of the reference's rate in the same round. The reference is
+    /// measured just for this if it doesn't take part; 0 if it can't be.
     fn constant_rate(&self, bed: &Bed, plan: &Plan, round: usize, load: Load) -> f64 {
         if load != Load::HttpsRate {
             return 0.0;
@@ -147,7 +147,7 @@ impl Results {
         Spread::of(samples.filter_map(|sample| sample.value(metric)).collect())
     }
 
-    /// One contestant's headline by another's, round by round.
+    /// One contestant's headline metric divided by another's, round by round.
     pub(crate) fn ratio(&self, plan: &Plan, load: Load, one: usize, other: usize) -> Option<Spread> {
         let metric = load.headline();
         let rounds = 0..plan.rounds;
@@ -156,14 +156,13 @@ impl Results {
         Spread::of(rounds.filter_map(ratio).collect())
     }
 
-    /// One contestant's headline by that of "no proxy".
+    /// One contestant's headline metric divided by that of "no proxy".
     pub(crate) fn ratio_to_no_proxy(&self, plan: &Plan, load: Load, contestant: usize) -> Option<Spread> {
         let baseline = baseline_of(load.suite());
         self.ratio(plan, load, contestant, plan.contestants.iter().position(|who| who.name == baseline)?)
     }
 
-    /// What was wrong with a contestant under a load, each complaint once, with the number of rounds that had it if
-    /// not all had.
+    /// The faults of a contestant under a load, each once, with the number of rounds that had it if not all did.
     pub(crate) fn complaints(&self, plan: &Plan, load: Load, contestant: usize) -> Vec<String> {
         let mut complaints: Vec<(String, usize)> = Vec::new();
         for cell in self.of(load, contestant) {
@@ -189,7 +188,7 @@ impl Results {
         complaints.into_iter().map(rounds).collect()
     }
 
-    /// Numbers that should be there and are not.
+    /// Expected numbers that are missing.
     pub(crate) fn missing(&self, plan: &Plan) -> Vec<String> {
         let mut complaints = Vec::new();
         for cell in &self.cells {
@@ -211,14 +210,14 @@ impl Results {
     }
 }
 
-/// An error, often with a program's last words, for a table's note.
+/// An error, often with a program's last output, for a table's note.
 fn on_one_line(error: &anyhow::Error) -> String {
     let text = format!("{error:#}");
     let words: Vec<&str> = text.split_whitespace().collect();
     words.join(" ").chars().take(COMPLAINT_CHARS).collect()
 }
 
-/// A complaint without its numbers, which differ from round to round.
+/// A fault without its numbers, which differ from round to round.
 fn kind_of(complaint: &str) -> String {
     complaint.chars().filter(|character| !character.is_ascii_digit()).collect()
 }

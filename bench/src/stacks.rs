@@ -1,8 +1,9 @@
-//! The guide's case on two network stacks: origin, proxy and load in three namespaces of the kernel's, joined by veth pairs,
-//! and in three of VPP's. Each of them is a program of its own, the load too, so that VPP's library can be put under it.
+//! The guide's case on two network stacks: origin, proxy and load in three network namespaces connected by veth
+//! pairs, and in three of VPP's namespaces. Each is a separate program, even the load, so that VPP's library can
+//! be preloaded.
 //!
-//! Two cores: on the kernel's stack the proxy has one, origin and load the other; VPP, which polls, has one of its own, and
-//! all programs share the other.
+//! Two cores: on the kernel's stack the proxy has one, origin and load share the other. VPP, which polls, has its
+//! own core, and all programs share the other.
 
 use std::path::PathBuf;
 use std::thread;
@@ -16,14 +17,14 @@ use crate::metric::{Metric, Sample};
 use crate::pin::Pin;
 use crate::suites::{ON_STACKS, Scale};
 
-/// Whose TCP.
+/// The network stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stack {
     Kernel,
     Vpp,
 }
 
-/// Who stands before the origin.
+/// The proxy before the origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Proxy {
     None,
@@ -36,7 +37,7 @@ pub(crate) enum Proxy {
 pub(crate) struct Case {
     pub(crate) stack: Stack,
     pub(crate) proxy: Proxy,
-    /// truepeer, which also brings VPP up.
+    /// truepeer, which also starts VPP.
     pub(crate) truepeer: PathBuf,
 }
 
@@ -46,7 +47,7 @@ impl Case {
         (self.stack == Stack::Vpp && installation(None).is_none()).then(|| format!("skipped: {ABSENT}"))
     }
 
-    /// Which VPP it is, in its own words.
+    /// VPP's version, as it reports it.
     pub(crate) fn version(&self, bed: &Bed) -> Option<String> {
         if self.stack == Stack::Kernel || self.proxy != Proxy::None {
             return None;
@@ -60,11 +61,12 @@ impl Case {
         Some(version.to_owned())
     }
 
-    /// Brings all of it up, asks for a while, and ends all of it.
+    /// Starts everything, runs the load for a while, and stops everything.
     pub(crate) fn measure(&self, bed: &Bed, keys: KeyKind, scale: &Scale) -> anyhow::Result<Sample> {
         let load = LoadArgs::closed_loop(ON_STACKS, scale.warm_up, scale.window);
         let parties = Parties::new(bed, &self.truepeer, load, keys)?;
-        // On a thread of its own: where it may run is inherited by all that it starts, and nobody else's.
+        // On a separate thread: the core assignment is inherited by everything that it starts, and by nothing
+        // else.
         let figures = thread::scope(|scope| {
             let measuring = scope.spawn(|| self.figures(bed, &parties));
             measuring.join().unwrap_or_else(|_| anyhow::bail!("a panic"))
@@ -115,7 +117,7 @@ impl Case {
         };
         pin.for_others()?;
         let load = match self.proxy {
-            // In the proxy's place, past which VPP's layout has no way.
+            // In the proxy's place: VPP's layout has no path around it.
             Proxy::None => ground.put(Role::Proxy, parties.load_without_proxy(&at)?),
             Proxy::Nginx | Proxy::Truepeer => ground.put(Role::Client, parties.load(&at)?),
         };

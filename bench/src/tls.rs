@@ -1,4 +1,4 @@
-//! The load's side of TLS: version, suite and key exchange are given, so that all contestants do the same work.
+//! The load's TLS: version, suite and key exchange are fixed, so that all contestants do the same work.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verif
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme, version::TLS13};
 
-/// What is spoken, in words.
+/// The parameters in words.
 pub(crate) const SPOKEN: &str = "TLS 1.3, TLS_AES_128_GCM_SHA256, X25519";
 
-/// A client that accepts exactly the certificate `expected`, and never resumes a session.
+/// A client that accepts only the certificate `expected`, and never resumes a session.
 pub(crate) fn client(expected: &CertificateDer<'static>) -> anyhow::Result<Arc<ClientConfig>> {
     let provider = CryptoProvider {
         cipher_suites: vec![aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256],
@@ -31,7 +31,7 @@ pub(crate) fn client(expected: &CertificateDer<'static>) -> anyhow::Result<Arc<C
     Ok(Arc::new(config))
 }
 
-/// One certificate is known, no other is right: who terminates TLS is thereby checked as well.
+/// Only one certificate is right, so this also checks which program terminates TLS.
 #[derive(Debug)]
 struct Known {
     certificate: CertificateDer<'static>,
@@ -54,7 +54,7 @@ impl ServerCertVerifier for Known {
         }
     }
 
-    /// Never asked: the client speaks TLS 1.3 only.
+    /// Never called: the client uses TLS 1.3 only.
     fn verify_tls12_signature(
         &self,
         _message: &[u8],

@@ -1,8 +1,8 @@
-//! What a program says about itself.
+//! Programs' versions.
 
 use truepeer_testbed::{Bed, Program};
 
-/// The first line that a program says about itself.
+/// The first line of a program's version output.
 pub(crate) fn first_line_of(bed: &Bed, program: &str, args: &[&str]) -> String {
     let said = Program::new(program).args(args).start(bed).and_then(|running| {
         running.wait_end()?;

@@ -1,4 +1,4 @@
-//! Bytes from a new connection: no panic, and every prefix agrees with the whole.
+//! The first bytes of a connection: no panic, and every prefix agrees with the whole.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,17 +1,17 @@
-//! Chunked bodies: no panic, bounded work, the same data however they come; the same as a plain decoder finds.
+//! Chunked bodies: no panic, bounded work, the same data however they are cut, and the same as a plain decoder's.
 #![no_main]
 
-#[allow(dead_code, reason = "each target has its own use for it")]
+#[allow(dead_code, reason = "not every target uses all of it")]
 mod plain;
 
 use libfuzzer_sys::fuzz_target;
 use truepeer_http1::fields::FieldList;
 use truepeer_http1::{BodyError, BodyDecoder, BodyLength, HttpLimits, Piece, write};
 
-/// How a body came out.
+/// The outcome of a body.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
-    /// Its data, and its length with all that surrounds them.
+    /// Its data, and its encoded length.
     Whole(Vec<u8>, usize),
     Unfinished,
     Refused,
@@ -27,7 +27,7 @@ fuzz_target!(|bytes: &[u8]| {
             assert_eq!(plainly, Some((data.clone(), len)));
             written_again(&data, usize::from(*step) + 1);
         }
-        // Nothing but a limit.
+        // It exceeded a limit.
         (_, Some((data, len))) => {
             assert!(len - data.len() > limits.chunk_extension_bytes.min(limits.fields), "{data:x?}");
         }
@@ -35,7 +35,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// As exchanges read: pieces arrive, what was used goes.
+/// As exchanges read: pieces arrive, used bytes are removed.
 fn decode(bytes: &[u8], step: usize) -> Outcome {
     let (limits, mut decoder) = (HttpLimits::default(), BodyDecoder::new(BodyLength::Chunked));
     let (mut data, mut used, mut come) = (Vec::new(), 0, 0);

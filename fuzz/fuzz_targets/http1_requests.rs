@@ -1,7 +1,8 @@
-//! Requests' heads: no panic; what we take a plain parser takes, too, and for the same; what we write says the same again.
+//! Heads of requests: no panic; what truepeer accepts, a plain parser accepts with the same meaning; what
+//! truepeer writes has the same meaning again.
 #![no_main]
 
-#[allow(dead_code, reason = "each target has its own use for it")]
+#[allow(dead_code, reason = "not every target uses all of it")]
 mod plain;
 
 use libfuzzer_sys::fuzz_target;
@@ -39,7 +40,7 @@ fn framing(length: BodyLength) -> plain::Framing {
     }
 }
 
-/// However the bytes come, the outcome is the same, and never earlier than the end of a head.
+/// However the bytes are cut, the result is the same, and never before the end of a head.
 fn piecewise(bytes: &[u8], whole: Result<Option<usize>, HeadError>) {
     let (mut head, mut end) = (RequestHead::default(), HeadEnd::default());
     let step = 1 + bytes.len() / 64;
@@ -48,14 +49,14 @@ fn piecewise(bytes: &[u8], whole: Result<Option<usize>, HeadError>) {
         match head.read(&bytes[..cut], &mut end, &HttpLimits::default()) {
             Ok(None) => {}
             Ok(Some(len)) => return assert_eq!(whole, Ok(Some(len))),
-            // One fault of several may be found first.
+            // With several faults, another one may be found first.
             Err(_) => return assert!(whole.is_err()),
         }
     }
     assert_eq!(whole, Ok(None));
 }
 
-/// What goes to the origin is one head with the same meaning, whatever came.
+/// The request to the origin is one head with the same meaning, whatever arrived.
 fn written_again(head: &RequestHead, limits: &HttpLimits) {
     let forwarding = Forwarding {
         client: std::net::Ipv6Addr::LOCALHOST.into(),
@@ -74,7 +75,7 @@ fn written_again(head: &RequestHead, limits: &HttpLimits) {
     assert_eq!(plainly.values("forwarded").len(), 1);
     assert_eq!(plainly.values("x-forwarded-for").len(), 1);
     assert!(plainly.first_line == [head.method(), b" ", head.target(), b" HTTP/1.1"].concat());
-    // Ours takes it, too, unless it has become longer than ours takes.
+    // truepeer's parser accepts it, too, unless it has become longer than the limit.
     let mut again = RequestHead::default();
     match again.read(&out, &mut HeadEnd::default(), limits) {
         Ok(len) => {

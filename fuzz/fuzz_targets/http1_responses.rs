@@ -1,7 +1,7 @@
-//! Responses' heads, as `http1_requests` has requests'. The first byte says whether HEAD is answered.
+//! Heads of responses, as in `http1_requests`. The first byte selects whether the request was HEAD.
 #![no_main]
 
-#[allow(dead_code, reason = "each target has its own use for it")]
+#[allow(dead_code, reason = "not every target uses all of it")]
 mod plain;
 
 use libfuzzer_sys::fuzz_target;
@@ -39,7 +39,7 @@ fn piecewise(bytes: &[u8], is_head: bool, whole: Result<Option<usize>, HeadError
         match head.read(&bytes[..cut], &mut end, is_head, &HttpLimits::default()) {
             Ok(None) => {}
             Ok(Some(len)) => return assert_eq!(whole, Ok(Some(len))),
-            // One fault of several may be found first.
+            // With several faults, another one may be found first.
             Err(_) => return assert!(whole.is_err()),
         }
     }
@@ -48,7 +48,7 @@ fn piecewise(bytes: &[u8], is_head: bool, whole: Result<Option<usize>, HeadError
 
 fn written_again(head: &ResponseHead, is_head: bool, limits: &HttpLimits) {
     let mut out = Vec::new();
-    // As exchanges do: what ended with the origin's connection goes on in chunks.
+    // As exchanges do: a body that ends with the origin's connection is sent on in chunks.
     let length = if head.length == BodyLength::UntilClose { BodyLength::Chunked } else { head.length };
     match head.status {
         101 => write::switching(&mut out, head),

@@ -1,10 +1,11 @@
-//! RFC 9112 in the plainest way there is: a whole message at once, no limits, no care for memory. Strict as ours.
+//! RFC 9112 as simply as possible: a whole message at once, without limits or regard for memory. As strict as
+//! truepeer's parser.
 
-/// A head's lines, taken apart.
+/// The lines of a head, split.
 pub struct Head<'a> {
     pub first_line: &'a [u8],
     pub fields: Vec<(&'a [u8], &'a [u8])>,
-    /// Bytes up to the end of the empty line.
+    /// The length up to the end of the empty line.
     pub len: usize,
 }
 
@@ -16,7 +17,7 @@ pub enum Framing {
     Chunked,
 }
 
-/// The head that `input` begins with, behind at most one empty line.
+/// The head at the start of `input`, after at most one empty line.
 pub fn head(input: &[u8]) -> Option<Head<'_>> {
     let start = if input.starts_with(b"\r\n") { 2 } else { 0 };
     let end = start + input[start..].windows(4).position(|window| window == b"\r\n\r\n")?;
@@ -32,7 +33,7 @@ impl<'a> Head<'a> {
         fields.map(|(_, value)| *value).collect()
     }
 
-    /// What the fields say of the body; `None`: nothing, or more than one thing.
+    /// The framing from the fields; `None`: none, or contradictory.
     pub fn framing(&self) -> Option<Framing> {
         match (&self.values("content-length")[..], &self.values("transfer-encoding")[..]) {
             ([], []) => Some(Framing::Nothing),
@@ -45,7 +46,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// A chunked body at the start of `input`: its data, and its length with all that surrounds it.
+/// A chunked body at the start of `input`: its data, and its encoded length.
 pub fn chunked(input: &[u8]) -> Option<(Vec<u8>, usize)> {
     let (mut data, mut at) = (Vec::new(), 0);
     loop {
@@ -101,7 +102,7 @@ fn field(line: &[u8]) -> Option<(&[u8], &[u8])> {
     (is_name && is_text(value)).then(|| (name, &value[start..end]))
 }
 
-/// No control character but the tab.
+/// No control character except the tab.
 fn is_text(text: &[u8]) -> bool {
     text.iter().all(|&byte| byte == b'\t' || (byte >= b' ' && byte != 0x7f))
 }

@@ -1,4 +1,4 @@
-//! What decodes can be passed on, and says the same afterwards.
+//! A decoded header can be encoded again, with the same meaning.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

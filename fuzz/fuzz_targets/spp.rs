@@ -1,4 +1,4 @@
-//! Datagrams of Simple Proxy Protocol: no panic, and what decodes is what is written back into replies.
+//! Datagrams of Simple Proxy Protocol: no panic, and a decoded header is written unchanged into replies.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

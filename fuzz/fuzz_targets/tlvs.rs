@@ -1,4 +1,4 @@
-//! Extensions alone: no panic, and walking them accounts for every byte.
+//! TLVs alone: no panic, and iterating accounts for every byte.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! The datagram backend: sends each back to where it came from, by the batch.
+//! The datagram backend: sends each datagram back to its source, in batches.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -19,12 +19,12 @@ use crate::clients::is_claimed;
 use crate::link::{Events, Poll};
 use crate::place::BACKEND;
 
-/// Datagrams taken and sent at once.
+/// How many datagrams are received and sent in one call.
 const BATCH: usize = 64;
-/// So large that it isn't the backend that loses datagrams.
+/// Large enough that the backend doesn't lose datagrams.
 const BUFFER_BYTES: usize = 8 << 20;
 
-/// Serves for ever: a socket for each thread, among which the kernel spreads the flows.
+/// Serves forever with a socket for each thread. The kernel spreads the flows over them.
 pub(super) fn serve(threads: usize) -> anyhow::Result<()> {
     let tally = Arc::<Tally>::default();
     tally.publish()?;
@@ -86,7 +86,7 @@ fn echo_batch(socket: &OwnedFd, received: &ReceiveBatch, tally: &Tally) -> anyho
     Ok(())
 }
 
-/// What can't be sent now is lost, as datagrams are.
+/// A datagram that can't be sent now is lost.
 fn send_all(socket: &OwnedFd, mut messages: &mut [MMsgHdr<'_>]) -> anyhow::Result<()> {
     while !messages.is_empty() {
         let sent = match sendmmsg(socket, messages, SendFlags::DONTWAIT) {

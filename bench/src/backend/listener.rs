@@ -21,12 +21,12 @@ use crate::pattern::{CHUNK, Pattern};
 use crate::place::BACKEND;
 use crate::suites::Kind;
 
-/// Connections that the kernel completes before they are accepted; it caps this at net.core.somaxconn.
+/// The backlog; the kernel caps it at net.core.somaxconn.
 const BACKLOG: i32 = 65_535;
-/// Nothing happens by itself: the threads only wake up for sockets.
+/// No time-out: the threads wake up only for sockets.
 const FOREVER: Duration = Duration::from_secs(3600);
 
-/// The numbers by which the epoll tells what is not a connection.
+/// The keys in the epoll that are not connections.
 const LISTENER: usize = usize::MAX;
 const INBOX: usize = usize::MAX - 1;
 
@@ -36,7 +36,7 @@ struct Inbox {
     bell: OwnedFd,
 }
 
-/// What all threads know.
+/// The state that all threads share.
 struct Common {
     kind: Kind,
     pattern: Pattern,
@@ -55,7 +55,7 @@ struct Thread {
     buffer: Vec<u8>,
 }
 
-/// Serves for ever.
+/// Serves forever.
 pub(super) fn serve(kind: Kind, threads: usize) -> anyhow::Result<()> {
     let tally = Arc::<Tally>::default();
     tally.publish()?;
@@ -71,8 +71,8 @@ pub(super) fn serve(kind: Kind, threads: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One of the sockets on [`BACKEND`]. Made, and accepted from, by the C library's functions, as most servers do, so that a
-/// preloaded library can stand before it.
+/// A socket on [`BACKEND`]. It is created and accepted from with the C library's functions, as in most servers,
+/// so that a preloaded library can hook them.
 pub(super) fn listen() -> anyhow::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(BACKEND), Type::STREAM, None).context("socket")?;
     socket.set_nonblocking(true)?;
@@ -98,7 +98,7 @@ impl Inbox {
     }
 
     fn take(&self) -> Vec<OwnedFd> {
-        // Reading silences it; that there was nothing to read is no harm.
+        // Reading resets it; having nothing to read is fine.
         let _ = rustix::io::read(&self.bell, &mut [0; 8]);
         std::mem::take(&mut *self.arrived.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -146,7 +146,7 @@ impl Thread {
         }
     }
 
-    /// To the thread whose turn it is; a short connection isn't worth waking another thread.
+    /// Passes it to the next thread in turn. A short connection is not worth waking another thread.
     fn deal(&mut self, socket: OwnedFd) -> anyhow::Result<()> {
         if self.common.kind == Kind::EchoShort {
             return self.adopt(socket);
@@ -162,7 +162,7 @@ impl Thread {
 
     fn adopt(&mut self, socket: OwnedFd) -> anyhow::Result<()> {
         let mut stream = Stream::new(socket, self.common.kind);
-        // The first bytes have mostly come with the connection: that saves a round through the epoll.
+        // The first bytes have usually arrived with the connection, which saves an epoll_wait.
         if self.common.kind == Kind::EchoShort
             && stream.advance(EventFlags::IN, &mut self.buffer, &self.common.pattern) == Next::Ended
         {

@@ -1,5 +1,5 @@
-//! Backends: this program again, as a process of its own, so that a contestant may start it, and so that what it spends
-//! is not counted with anybody else. They know nothing of headers: one that arrives is a wrong byte.
+//! Backends: this program in a separate process, so that a contestant can start it and its CPU time is counted
+//! separately. They don't understand headers: a header that arrives counts as wrong bytes.
 
 mod datagrams;
 mod listener;
@@ -23,22 +23,22 @@ use crate::credentials::Credentials;
 use crate::place::{BACKEND, TALLY};
 use crate::suites::{Kind, OriginKind};
 
-/// The first argument that makes this program a backend.
+/// The first argument that turns this program into a backend.
 const AS_BACKEND: &str = "__bench-backend";
 
-/// What an origin is, in words.
+/// A description of the origin.
 pub(crate) fn describe(origin: OriginKind, bed: &Bed) -> String {
     match origin {
         OriginKind::Nginx => {
             format!("NGINX with the guide's configuration, one worker ({})", origin::version(bed))
         }
         OriginKind::Lean => {
-            "our own, leaner than the guide's NGINX: one thread, rustls, the page in memory".to_owned()
+            "a lean origin of this benchmark: one thread, rustls, the page in memory".to_owned()
         }
     }
 }
 
-/// The command line of a backend with so many threads (an origin has one worker); it listens on [`BACKEND`].
+/// The command line of a backend with this many threads (an origin has one worker). It listens on [`BACKEND`].
 pub(crate) fn program(
     bed: &Bed,
     kind: Kind,
@@ -54,7 +54,7 @@ pub(crate) fn program(
     }
 }
 
-/// A copy of this program: whoever builds anew during the measurement replaces the file that we were started from.
+/// A copy of this program, because a rebuild during the measurement replaces the original file.
 fn own_program(bed: &Bed) -> anyhow::Result<Program> {
     let exe = bed.dir().join(AS_BACKEND);
     if !exe.exists() {
@@ -63,7 +63,7 @@ fn own_program(bed: &Bed) -> anyhow::Result<Program> {
     Ok(Program::new(exe))
 }
 
-/// Waits until the backend, which `running` is or has started, serves.
+/// Waits until the backend serves. `running` is the backend, or has started it.
 pub(crate) fn wait_ready(running: &Running, kind: Kind) -> anyhow::Result<()> {
     match kind {
         Kind::Datagrams => running.wait_bound_udp(BACKEND)?,
@@ -73,7 +73,7 @@ pub(crate) fn wait_ready(running: &Running, kind: Kind) -> anyhow::Result<()> {
     running.wait_bound_udp(TALLY)
 }
 
-/// Is this process to be a backend? Then it is one, to its end.
+/// If this process was started as a backend, runs it to its end.
 pub(crate) fn run_if_asked() -> Option<ExitCode> {
     let mut args = env::args().skip(1);
     if args.next().as_deref() != Some(AS_BACKEND) {

@@ -1,4 +1,5 @@
-//! The origin of the HTTPS loads: NGINX with one worker and a file of 1 KiB, as the guide that these loads follow has it.
+//! The origin of the HTTPS loads: NGINX with one worker and a file of 1 KiB, as in the guide that these loads
+//! follow.
 
 use std::fs;
 
@@ -34,7 +35,7 @@ pub(crate) fn missing() -> Option<String> {
     absent.then(|| "NGINX, the origin, is neither unpacked (make servers) nor installed".to_owned())
 }
 
-/// Which version it is, in its own words.
+/// Its version, as it reports it.
 pub(crate) fn version(bed: &Bed) -> String {
     crate::version::first_line_of(bed, "nginx", &["-v"])
 }

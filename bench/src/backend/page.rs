@@ -1,5 +1,5 @@
-//! An origin of our own, leaner than NGINX: one thread, the page in memory. It takes less of the cores that all share, and
-//! so leaves more for proxies to show what they can do.
+//! A lean origin: one thread, the page in memory. It uses less CPU time than NGINX, which leaves more of the
+//! shared cores to the proxies.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -22,17 +22,17 @@ use crate::page::page;
 
 const LISTENER: usize = usize::MAX;
 const FOREVER: Duration = Duration::from_secs(3600);
-/// The end of a request's head; none has a body.
+/// The end of a request's head. No request has a body.
 const END: &[u8] = b"\r\n\r\n";
 
 struct Client {
     socket: TcpStream,
     tls: ServerConnection,
-    /// A request's head, as far as it has come.
+    /// The received part of a request's head.
     heard: Vec<u8>,
 }
 
-/// Serves for ever, with certificate and key from one file.
+/// Serves forever, with certificate and key from one file.
 pub(super) fn serve(bundle: &Path) -> anyhow::Result<()> {
     let (config, answer) = (config(bundle)?, answer());
     let (poll, mut events, listener) = (Poll::new()?, Events::default(), listen()?);
@@ -74,7 +74,7 @@ fn config(bundle: &Path) -> anyhow::Result<Arc<ServerConfig>> {
     Ok(Arc::new(config))
 }
 
-/// With the fields that NGINX has: proxies read them all.
+/// With the fields that NGINX sends: proxies parse all of them.
 fn answer() -> Vec<u8> {
     let head = "HTTP/1.1 200 OK\r\nServer: bench\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\n\
                 Content-Type: application/octet-stream\r\nContent-Length: 1024\r\n\
@@ -105,7 +105,7 @@ fn accept_all(
 }
 
 impl Client {
-    /// Does what can be done now; whether the connection is over.
+    /// Does what can be done now. Returns whether the connection has ended.
     fn serve(&mut self, answer: &[u8]) -> anyhow::Result<bool> {
         match self.tls.read_tls(&mut self.socket) {
             Ok(0) => return Ok(true),

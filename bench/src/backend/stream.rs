@@ -13,7 +13,7 @@ use crate::suites::Kind;
 pub(super) struct Stream {
     socket: OwnedFd,
     kind: Kind,
-    /// What the socket didn't take, and how much of it has been written since.
+    /// Bytes that the socket did not accept, and how many of them have been written since.
     unwritten: (Vec<u8>, usize),
     totals: Totals,
 }
@@ -36,7 +36,7 @@ impl Stream {
         self.totals
     }
 
-    /// What it waits for now.
+    /// The events that it waits for.
     pub(super) fn interest(&self) -> EventFlags {
         match self.kind {
             Kind::Source => EventFlags::OUT | EventFlags::RDHUP,
@@ -45,7 +45,7 @@ impl Stream {
         }
     }
 
-    /// One step, for something that happened: a read with what follows from it, or a write.
+    /// One step after an event: a read and its consequences, or a write.
     pub(super) fn advance(&mut self, flags: EventFlags, buffer: &mut [u8], pattern: &Pattern) -> Next {
         let step = match self.kind {
             Kind::Sink => self.swallow(buffer, pattern),
@@ -55,7 +55,7 @@ impl Stream {
         match step {
             Ok(next) => next,
             Err(Errno::AGAIN | Errno::INTR) => Next::Waits,
-            Err(_) => Next::Ended, // a reset: the load sees what is missing
+            Err(_) => Next::Ended, // a reset: the load notices what is missing
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a backend has seen, and telling it to the load: the other end's half of "nothing was lost".
+//! A backend's counters, and their transfer to the load: with them the load can check that nothing was lost.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -12,10 +12,10 @@ use anyhow::Context;
 use crate::link::TIMEOUT;
 use crate::place::TALLY;
 
-/// How long an answer may take before it is asked for again.
+/// How long to wait for an answer before asking again.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Counters of a backend; its threads add to them when a connection ends, or once for a batch of datagrams.
+/// The counters of a backend. Its threads add to them when a connection ends, or once for a batch of datagrams.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     read: AtomicU64,
@@ -25,16 +25,16 @@ pub(super) struct Tally {
     sessions: AtomicU64,
 }
 
-/// What the counters say.
+/// The values of the counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
-    /// Bytes that it has read.
+    /// Bytes read.
     pub(crate) read: u64,
-    /// Bytes that the kernel has taken from it.
+    /// Bytes that the kernel accepted from it.
     pub(crate) written: u64,
-    /// Reads that were not what should have come.
+    /// Reads with wrong bytes.
     pub(crate) wrong: u64,
-    /// Sessions that came from somebody else than a claimed client.
+    /// Sessions that did not come from a claimed client.
     pub(crate) strangers: u64,
     /// Connections accepted, or datagrams received.
     pub(crate) sessions: u64,
@@ -63,14 +63,14 @@ impl Tally {
         bytes
     }
 
-    /// Answers each datagram to [`TALLY`] with the counters, on a thread of its own. Not over TCP: a contestant that
-    /// wraps this program may want a header on every connection that it accepts.
+    /// Answers each datagram to [`TALLY`] with the counters, on a separate thread. Not over TCP: a contestant
+    /// that wraps this program may expect a header on every accepted connection.
     pub(super) fn publish(self: &Arc<Self>) -> anyhow::Result<()> {
         let socket = UdpSocket::bind(TALLY).context("bind the tally")?;
         let tally = Arc::clone(self);
         thread::spawn(move || {
             while let Ok((_, asker)) = socket.recv_from(&mut [0; 1]) {
-                // Whoever asks and has gone is not owed anything.
+                // The asking load may have ended.
                 let _ = socket.send_to(&tally.encode(), asker);
             }
         });
@@ -79,7 +79,7 @@ impl Tally {
 }
 
 impl Totals {
-    /// Asks the backend of the calling thread's network.
+    /// Asks the backend in the calling thread's network namespace.
     pub(crate) fn ask() -> anyhow::Result<Self> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).context("bind")?;
         socket.connect(TALLY).context("connect to the tally")?;
@@ -91,7 +91,8 @@ impl Totals {
             match answer {
                 Ok(length) if length == bytes.len() => break,
                 Ok(length) => anyhow::bail!("the tally is {length} bytes long"),
-                // It is busy. Its answer to this question will do as well, if it comes after the next.
+                // The backend is busy. Its answer to this question serves as well if it arrives after the next
+                // one.
                 Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => {}
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
                     anyhow::bail!("the backend has ended")

@@ -1,4 +1,4 @@
-//! truepeer beside its peers: see the library.
+//! Compares truepeer with its peers: see the library.
 
 use std::process::ExitCode;
 

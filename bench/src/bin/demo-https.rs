@@ -1,4 +1,4 @@
-//! What `make demo-https` shows: see the library's `demo_https`.
+//! The program of `make demo-https`: see the library's `demo_https`.
 
 use std::process::ExitCode;
 

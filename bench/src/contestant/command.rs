@@ -1,8 +1,8 @@
-//! Contestants by command line: `NAME=COMMAND`, run by `sh`, with `{listen}`, `{backend}`, `{port}` (the backend's) and
-//! `{protocol}` (tcp or udp) in it. The classic rule and route for replies are there. One that doesn't say
-//! `{protocol}` carries TCP only. One with `{command}` in it starts the backend itself, with that command line, and works
-//! from within it (as LD_PRELOAD does); it does not listen. One with `{cert}` and `{key}` (PEM files; `{pem}` is both in
-//! one) carries HTTPS only: its origin is `https://{backend}`.
+//! Contestants by command line: `NAME=COMMAND`, run by `sh`. `{listen}`, `{backend}`, `{port}` (the backend's)
+//! and `{protocol}` (tcp or udp) in it are replaced. The classic rule and route for replies exist. A command
+//! without `{protocol}` takes TCP only. A command with `{command}` starts the backend itself with that command
+//! line, works inside it (as LD_PRELOAD does) and does not listen. A command with `{cert}` and `{key}` (PEM
+//! files; `{pem}` contains both) takes HTTPS only; its origin is `https://{backend}`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -33,12 +33,12 @@ impl Command {
         }
     }
 
-    /// Whether it starts the backend itself, and works from within it.
+    /// Whether it starts the backend itself and works inside it.
     pub(super) fn starts_the_backend(&self) -> bool {
         self.text.contains("{command}")
     }
 
-    /// The backend as this command starts it.
+    /// The backend as started by this command.
     pub(super) fn around(&self, backend: Program, transport: Transport) -> Program {
         let line = self.fill_in(transport, None).replace("{command}", "\"$@\"");
         backend.launched_by("/bin/sh", &["-c", &format!("exec {line}"), "--"])
@@ -51,7 +51,7 @@ impl Command {
     ) -> anyhow::Result<Program> {
         route_replies()?;
         let line = self.fill_in(transport, credentials.map(|all| &all.entrance));
-        // exec: the process that is measured is to be the program, not its shell.
+        // exec: the measured process must be the program, not its shell.
         Ok(Program::new("sh").args(["-c".to_owned(), format!("exec {line}")]))
     }
 
@@ -84,7 +84,7 @@ impl FromStr for Command {
     }
 }
 
-/// Between load and backend, or before the backend.
+/// Between load and backend.
 fn has_a_place(command: &str) -> bool {
     command.contains("{listen}") || command.contains("{command}")
 }

@@ -1,4 +1,4 @@
-//! go-mmproxy, as Debian has it.
+//! go-mmproxy, as packaged by Debian.
 
 use std::fs;
 
@@ -26,7 +26,7 @@ pub(super) fn program(threads: Option<&str>, transport: Transport) -> anyhow::Re
     })
 }
 
-/// It can't say its version itself; the package can.
+/// It can't print its version, but the package manager can.
 pub(super) fn version() -> String {
     let packages = fs::read_to_string(servers_dir().join("VERSIONS")).unwrap_or_default();
     let package = packages.lines().find_map(|line| line.strip_prefix("go-mmproxy_"));

@@ -1,4 +1,4 @@
-//! HAProxy in front of the backend with `usesrc clientip`, as its manual has it for transparent proxying.
+//! HAProxy before the backend with `usesrc clientip`, as in its manual for transparent proxying.
 
 use truepeer_testbed::{Bed, Program};
 

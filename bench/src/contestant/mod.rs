@@ -1,5 +1,5 @@
-//! Who competes: a table that grows. A contestant says what it carries and how it is brought up between the load and the
-//! backend; everything else is the same for all.
+//! The contestants. A contestant defines which loads it takes and how it is started between the load and the
+//! backend. Everything else is the same for all.
 
 mod command;
 mod go_mmproxy;
@@ -30,12 +30,12 @@ use crate::stacks::{Case, Proxy, Stack};
 use crate::suites::{Load, OriginKind, Suite, Transport};
 use crate::tls;
 
-/// How a contestant comes between load and backend.
+/// How a contestant is placed between load and backend.
 #[derive(Debug, Clone)]
 enum Way {
-    /// Not at all: the load talks to the backend, and writes no header.
+    /// Not at all: the load connects to the backend and writes no header.
     Direct,
-    /// truepeer's relay; where its binary is.
+    /// truepeer's relay, with the path of its binary.
     TruepeerProxy(PathBuf),
     TruepeerAttach(PathBuf),
     TruepeerRun(PathBuf, Via),
@@ -55,22 +55,22 @@ enum Way {
 pub(crate) struct Contestant {
     /// Its name on the command line.
     pub(crate) name: String,
-    /// What the tables call it.
+    /// Its name in the tables.
     pub(crate) label: String,
     way: Way,
 }
 
-/// What all others are compared with.
+/// The contestant that all others are compared with.
 pub(crate) const NO_PROXY: &str = "no-proxy";
-/// truepeer's relay; the names of its other ways begin with it.
+/// truepeer's relay. The names of its other ways start with it.
 pub(crate) const TRUEPEER: &str = "truepeer";
-/// By which the constant rate of the HTTPS loads is set.
+/// The contestant that determines the constant rate of the HTTPS loads.
 pub(crate) const REFERENCE: &str = "nginx-https";
 const TRUEPEER_HTTPS: &str = "truepeer-https";
 const NO_PROXY_OF_STACKS: &str = "no-proxy-kernel";
 const TRUEPEER_ON_VPP: &str = "truepeer-vpp";
 
-/// The contestant that a suite's summary holds against the best of the others.
+/// The contestant that a suite's summary compares with the best of the others.
 pub(crate) const fn own_of(suite: Suite) -> &'static str {
     match suite {
         Suite::Proxy => TRUEPEER,
@@ -79,7 +79,7 @@ pub(crate) const fn own_of(suite: Suite) -> &'static str {
     }
 }
 
-/// What a suite's contestants are compared with.
+/// The contestant that a suite's contestants are compared with.
 pub(crate) const fn baseline_of(suite: Suite) -> &'static str {
     match suite {
         Suite::Proxy | Suite::Https => NO_PROXY,
@@ -87,42 +87,42 @@ pub(crate) const fn baseline_of(suite: Suite) -> &'static str {
     }
 }
 
-/// Whether it is what others are compared with.
+/// Whether others are compared with it.
 pub(crate) fn is_baseline(name: &str) -> bool {
     Suite::ALL.into_iter().any(|suite| baseline_of(suite) == name)
 }
 
-/// What all cells of a run have in common.
+/// The part that all cells of a run share.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Common<'a> {
-    /// Who the origin of the HTTPS loads is.
+    /// The origin of the HTTPS loads.
     pub(crate) origin: OriginKind,
     /// Threads of the backend.
     pub(crate) threads: usize,
-    /// For the HTTPS loads, if there are any.
+    /// The keys and certificates of the HTTPS loads, if there are any.
     pub(crate) credentials: Option<&'a Credentials>,
-    /// Which cores are whose.
+    /// The assignment of cores.
     pub(crate) pin: &'a Pin,
 }
 
-/// What is brought up for one cell.
+/// The programs of one cell.
 pub(crate) struct Stand<'a> {
-    /// Where the load connects to.
+    /// The address that the load connects to.
     pub(crate) entrance: SocketAddr,
-    /// Whether it has to begin with a header.
+    /// Whether connections must start with a header.
     pub(crate) header: bool,
-    /// How it speaks TLS, where it does.
+    /// Its TLS parameters, if it uses TLS.
     pub(crate) tls: Option<Arc<ClientConfig>>,
-    /// The contestant's programs, ended before the backend.
+    /// The contestant's programs, stopped before the backend.
     programs: Vec<Running>,
     _attached: Option<Attached<'a>>,
     backend: Running,
-    /// The contestant's program that has started the backend and stays beside it, if there is one.
+    /// The contestant's program that has started the backend and runs beside it, if there is one.
     supervisor: Option<PathBuf>,
 }
 
 impl Stand<'_> {
-    /// CPU time of the contestant so far.
+    /// The contestant's CPU time so far.
     pub(crate) fn cpu_time(&self) -> Duration {
         let between = self.groups().into_iter().flat_map(cpu::members);
         let beside = self.supervisor.iter().flat_map(|program| {
@@ -137,14 +137,14 @@ impl Stand<'_> {
         self.programs.iter().map(Running::pid).collect()
     }
 
-    /// What a program of the contestant's that is not there any more said last.
+    /// The last output of a program of the contestant that has ended.
     pub(crate) fn last_words(&self) -> Option<String> {
         let dead = self.programs.iter().find(|program| !program.is_alive())?;
         Some(reason_in(&dead.log()).to_owned())
     }
 }
 
-/// The reason in a log: Go's panics begin with it and end with a stack, its loggers wrap it up.
+/// The reason in a log: Go's panics start with it and end with a stack; its loggers wrap it.
 fn reason_in(log: &str) -> &str {
     if let Some(panic) =
         log.lines().find(|line| line.starts_with("panic:") || line.starts_with("fatal error:"))
@@ -156,7 +156,7 @@ fn reason_in(log: &str) -> &str {
     wrapped.unwrap_or(last)
 }
 
-/// All that compete without being asked for by a command line, in the order of the tables.
+/// All contestants that take part by default, in the order of the tables.
 pub(crate) fn standard(truepeer: PathBuf) -> Vec<Contestant> {
     let contestant =
         |name: &str, label: &str, way| Contestant { name: name.to_owned(), label: label.to_owned(), way };
@@ -197,12 +197,12 @@ pub(crate) fn reference() -> Contestant {
 }
 
 impl Contestant {
-    /// One by its command line.
+    /// A contestant by its command line.
     pub(crate) fn by_command(command: Command) -> Self {
         Self { name: command.name.clone(), label: command.name.clone(), way: Way::Command(command) }
     }
 
-    /// Whether it takes part in a load: not all carry datagrams with headers in them.
+    /// Whether it takes a load: some don't support headers in datagrams.
     pub(crate) fn carries(&self, load: Load) -> bool {
         match (&self.way, load.transport()) {
             (Way::Stacked(_), transport) => transport == Transport::Stacked,
@@ -212,14 +212,14 @@ impl Contestant {
             (Way::Command(command), transport) => command.carries(transport),
             (_, Transport::Https) => false,
             (_, Transport::Tcp) => true,
-            // HAProxy carries no UDP; NGINX sends PROXY headers over UDP but can't receive them; truepeer run is about
-            // accept().
+            // HAProxy doesn't support UDP. NGINX sends PROXY headers over UDP but can't receive them. truepeer
+            // run concerns accept().
             (Way::Haproxy | Way::Nginx | Way::TruepeerRun(..), Transport::Udp) => false,
             (Way::TruepeerProxy(_) | Way::TruepeerAttach(_) | Way::GoMmproxy(_), Transport::Udp) => true,
         }
     }
 
-    /// Whether all bytes go through a program of its own between load and backend.
+    /// Whether all bytes pass through its program between load and backend.
     pub(crate) fn is_relay(&self) -> bool {
         match &self.way {
             Way::Direct | Way::TruepeerAttach(_) | Way::TruepeerRun(..) => false,
@@ -229,7 +229,7 @@ impl Contestant {
         }
     }
 
-    /// The parties that it puts onto a network stack of theirs, if that is what it does.
+    /// The parties that it starts on their own network stack, if it does that.
     pub(crate) fn on_a_stack(&self) -> Option<&Case> {
         if let Way::Stacked(case) = &self.way { Some(case) } else { None }
     }
@@ -243,9 +243,9 @@ impl Contestant {
         };
         match &self.way {
             Way::Direct | Way::Command(_) => None,
-            Way::TruepeerProxy(path) | Way::TruepeerAttach(path) | Way::TruepeerRun(path, _) => {
-                (!path.exists()).then(|| format!("{} is not there (cargo build -p truepeer)", path.display()))
-            }
+            Way::TruepeerProxy(path) | Way::TruepeerAttach(path) | Way::TruepeerRun(path, _) => (!path
+                .exists())
+            .then(|| format!("{} does not exist (cargo build -p truepeer)", path.display())),
             Way::Haproxy => program("haproxy"),
             Way::Nginx => program("nginx").or_else(nginx::missing_module),
             Way::GoMmproxy(_) => program("go-mmproxy"),
@@ -254,7 +254,7 @@ impl Contestant {
         }
     }
 
-    /// Which version it is, in its own words.
+    /// Its version, as it reports it.
     pub(crate) fn version(&self, bed: &Bed) -> Option<String> {
         match &self.way {
             Way::Direct => None,
@@ -270,7 +270,7 @@ impl Contestant {
         }
     }
 
-    /// Brings backend and contestant up in the calling thread's network, and waits until they serve.
+    /// Starts backend and contestant in the calling thread's network namespace, and waits until they serve.
     pub(crate) fn stand_up<'a>(
         &self,
         bed: &'a Bed,
@@ -312,7 +312,7 @@ impl Contestant {
         })
     }
 
-    /// The backend, started by the contestant where that is its way.
+    /// The backend, started by the contestant if that is its way.
     fn around(&self, backend: Program, transport: Transport) -> Program {
         match &self.way {
             Way::TruepeerRun(path, via) => truepeer::run(path, *via, backend),
@@ -321,7 +321,7 @@ impl Contestant {
         }
     }
 
-    /// The contestant's programs that stand between load and backend, each with where it listens.
+    /// The contestant's programs between load and backend, each with its address.
     fn between(
         &self,
         bed: &Bed,

@@ -1,4 +1,4 @@
-//! NGINX's stream module with `proxy_bind … transparent`, as its manual has it, on all cores.
+//! NGINX's stream module with `proxy_bind … transparent`, as in its manual, on all cores.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! truepeer, in each way that it has.
+//! truepeer, in each of its ways.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use truepeer_testbed::{Bed, Program};
 use crate::place::{BACKEND, ENTRANCE};
 use crate::suites::Transport;
 
-/// `truepeer proxy` as the manual has it; it makes its routes itself.
+/// `truepeer proxy` as in its manual. It creates its own routes.
 pub(super) fn proxy(path: &Path, transport: Transport) -> Program {
     let protocol = if transport == Transport::Tcp { "tcp" } else { "udp" };
     Program::new(path).args([
@@ -20,7 +20,7 @@ pub(super) fn proxy(path: &Path, transport: Transport) -> Program {
     ])
 }
 
-/// How `truepeer run` comes between accept() and the backend.
+/// The mechanisms of `truepeer run`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Via {
     Preload,
@@ -36,7 +36,7 @@ pub(super) fn run(path: &Path, via: Via, backend: Program) -> Program {
     backend.launched_by(path, &["run", via, &port(), "--"])
 }
 
-/// `truepeer attach` on the backend's port; taken off when dropped, at once.
+/// `truepeer attach` on the backend's port. Dropping it detaches at once.
 pub(super) struct Attached<'a> {
     by: ByAttach,
     bed: &'a Bed,

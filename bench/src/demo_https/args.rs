@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 
-/// Where the case is shown.
+/// The network stacks to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Stack {
-    /// On the kernel's.
+    /// The kernel's.
     Kernel,
-    /// On VPP's.
+    /// VPP's.
     Vpp,
-    /// On the kernel's, and on VPP's if it is there.
+    /// The kernel's, and VPP's if it is installed.
     Both,
 }
 
@@ -24,17 +24,17 @@ pub(super) struct Args {
     /// The program truepeer
     #[arg(value_name = "PATH-OF-TRUEPEER")]
     pub(super) truepeer: PathBuf,
-    /// Whose TCP: the kernel's, VPP's, or both
+    /// The network stack: the kernel's, VPP's, or both
     #[arg(long, value_enum, default_value_t = Stack::Both)]
     pub(super) stack: Stack,
-    /// VPP's program, or the prefix that it is installed under [default: $TRUEPEER_VPP, or in PATH]
+    /// VPP's program, or its installation prefix [default: $TRUEPEER_VPP, or from PATH]
     #[arg(long, value_name = "PATH")]
     pub(super) vpp: Option<PathBuf>,
     #[command(flatten)]
     pub(super) load: LoadArgs,
 }
 
-/// What is asked of the proxy, with wrk2's letters.
+/// The load's options, with wrk2's letters.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct LoadArgs {
     /// Threads of the load
@@ -43,17 +43,17 @@ pub(crate) struct LoadArgs {
     /// Connections, of all threads together
     #[arg(short, long, value_name = "N", default_value = "10")]
     pub(super) connections: NonZeroUsize,
-    /// For how long: 10s, 1m
+    /// Duration: 10s, 1m
     #[arg(short, long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(super) duration: Duration,
-    /// Requests a second, of all connections together; latencies then count from when a request was due [default: each
-    /// connection asks as soon as it has its answer]
+    /// Requests a second over all connections; latencies then count from when a request was due [default: each
+    /// connection sends the next request when it has its answer]
     #[arg(short = 'R', long, value_name = "N")]
     pub(super) rate: Option<NonZeroUsize>,
-    /// What goes before it and is not counted
+    /// Duration of the warm-up, which is not counted
     #[arg(long, value_name = "TIME", default_value = "0ms", value_parser = time)]
     pub(super) warm_up: Duration,
-    /// Also the figures for a program that reads them
+    /// Also print the figures for programs
     #[arg(long, hide = true)]
     pub(super) figures: bool,
 }
@@ -76,12 +76,12 @@ fn time(text: &str) -> Result<Duration, String> {
 }
 
 impl LoadArgs {
-    /// One thread in a closed loop, whose figures a program reads.
+    /// One thread in a closed loop, with figures for programs.
     pub(crate) fn closed_loop(connections: NonZeroUsize, warm_up: Duration, duration: Duration) -> Self {
         Self { threads: NonZeroUsize::MIN, connections, duration, rate: None, warm_up, figures: true }
     }
 
-    /// The words that say the same once more.
+    /// The same options as arguments.
     pub(super) fn words(&self) -> Vec<String> {
         let mut words = vec![
             format!("--threads={}", self.threads),

@@ -1,4 +1,5 @@
-//! Where the parties stand: three network namespaces of the kernel's, or the loopback layout of `truepeer vpp up`.
+//! The places of the parties: three network namespaces of the kernel, or the loopback layout of `truepeer vpp
+//! up`.
 
 use std::net::SocketAddr;
 
@@ -8,7 +9,7 @@ use super::parties::Addresses;
 use super::stop::Stop;
 use super::vpp::Vpp;
 
-/// Who somebody is, which is also what namespaces are called.
+/// A party; namespaces are named after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     Client,
@@ -26,7 +27,7 @@ impl Role {
     }
 }
 
-/// A network stack with room for all of them; what was brought up for it goes with it.
+/// A network stack with places for all parties. Dropping it removes what was set up for it.
 pub(crate) enum Ground<'a> {
     Kernel(Topology),
     Vpp(Vpp<'a>),
@@ -39,7 +40,7 @@ impl Ground<'_> {
         Ok(Self::Kernel(Topology::line(&names)?))
     }
 
-    /// Where they are.
+    /// The parties' addresses.
     pub(crate) fn addresses(&self) -> Addresses {
         match self {
             Self::Kernel(line) => Addresses {
@@ -50,7 +51,7 @@ impl Ground<'_> {
         }
     }
 
-    /// A program that knows nothing of it, in its place.
+    /// An unmodified program, in its place.
     pub(crate) fn put(&self, role: Role, program: Program) -> Program {
         match self {
             Self::Kernel(line) => program.in_netns(&host(line, role).netns),
@@ -58,7 +59,7 @@ impl Ground<'_> {
         }
     }
 
-    /// `truepeer https` in the proxy's place: onto VPP it puts itself.
+    /// `truepeer https` in the proxy's place; it puts itself onto VPP.
     pub(crate) fn put_truepeer(&self, program: Program) -> Program {
         match self {
             Self::Kernel(_) => self.put(Role::Proxy, program),
@@ -66,7 +67,7 @@ impl Ground<'_> {
         }
     }
 
-    /// Starts a program that is in its place, and waits until it listens.
+    /// Starts a program in its place, and waits until it listens.
     pub(crate) fn start(
         &self,
         bed: &Bed,

@@ -1,5 +1,6 @@
-//! The load: this program once more, so that it can be put into a namespace, and onto VPP. Its calls are libc's own, by the
-//! event loop of truepeer's HTTPS proxy: a preloaded network stack can answer them, which is not so for `bench`'s loads.
+//! The load: this program again, so that it can run in a namespace and on VPP. It uses the event loop of
+//! truepeer's HTTPS proxy, whose system calls go through libc, so that a preloaded network stack can take them
+//! over. `bench`'s own loads don't allow that.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -25,11 +26,11 @@ use super::words::{AS_LOAD, PAGE, WHO};
 use crate::credentials::HOST;
 use crate::measure::latency;
 
-/// How often it is noted how many requests were answered since.
+/// How often the number of answered requests is recorded.
 const TICK: Duration = Duration::from_millis(100);
-/// How long a connection may take, and what is asked before the measurement.
+/// The time-out for connecting and for the requests before the measurement.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// What is read at once.
+/// The size of a read.
 const PIECE_BYTES: usize = 16 << 10;
 const FIELDS_MAX: usize = 64;
 
@@ -41,7 +42,7 @@ struct Args {
     load: LoadArgs,
 }
 
-/// Is this process to be the load? Then it is, to its end.
+/// If this process was started as the load, runs it to its end.
 pub(crate) fn run_if_asked() -> Option<ExitCode> {
     let mut words = std::env::args_os();
     let program = words.next();
@@ -59,17 +60,17 @@ pub(crate) fn run_if_asked() -> Option<ExitCode> {
     })
 }
 
-/// What each thread needs.
+/// The data that each thread needs.
 struct Plan {
     to: SocketAddr,
     tls: ClientTls,
     warm_up: Duration,
     duration: Duration,
-    /// From one request of a connection to its next; `None`: as soon as it is answered.
+    /// The interval between the requests of a connection; `None`: as soon as the answer has arrived.
     interval: Option<Duration>,
 }
 
-/// Prints what was measured; whether all went well.
+/// Prints the results. Returns whether all went well.
 fn run(args: &Args) -> anyhow::Result<bool> {
     let options = ClientOptions {
         trust: Trust::File(args.certificate.clone()),
@@ -91,7 +92,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     let begin = Instant::now();
     let url = format!("https://{}{PAGE}", args.to);
     let workers = (0..threads).map(|number| {
-        // The first ones have one more where they can't be dealt out evenly.
+        // The first ones have one more if they can't be divided evenly.
         let own = connections / threads + usize::from(number < connections % threads);
         let plan = Arc::clone(&plan);
         thread::Builder::new()
@@ -160,7 +161,7 @@ async fn measure(reactor: &Reactor, plan: Arc<Plan>, connections: usize) -> anyh
     Ok(tally)
 }
 
-/// Asks on one connection, again and again.
+/// Sends requests on one connection repeatedly.
 async fn ask_on(
     reactor: &Reactor,
     plan: &Plan,
@@ -171,7 +172,7 @@ async fn ask_on(
 ) {
     loop {
         let since = match due {
-            // However late the connection is free for it, it is timed from here: what wrk2 is for.
+            // However late the connection is free, the request is timed from when it was due, as in wrk2.
             Some(time) => {
                 let wait = time.saturating_duration_since(Instant::now());
                 if !wait.is_zero() {
@@ -218,7 +219,8 @@ struct Answer {
 }
 
 impl Connection {
-    /// Tries again for a while: NGINX on VPP listens some time before its worker serves, and who comes between is sent away.
+    /// Retries for a while: NGINX on VPP listens some time before its worker serves, and rejects connections
+    /// until then.
     async fn open_with_retries(reactor: &Reactor, plan: &Plan) -> anyhow::Result<Self> {
         let begin = Instant::now();
         loop {
@@ -236,7 +238,7 @@ impl Connection {
         Ok(Self { stream, buffer: vec![0; PIECE_BYTES], filled: 0, page: Vec::new() })
     }
 
-    /// Asks for `path` and reads the whole answer; its body is in `page` then.
+    /// Requests `path` and reads the whole response. Its body is then in `page`.
     async fn exchange(&mut self, path: &str) -> anyhow::Result<Answer> {
         let request = format!("GET {path} HTTP/1.1\r\nHost: {HOST}\r\n\r\n");
         self.stream.write_all(request.as_bytes()).await.context("write")?;
@@ -269,7 +271,7 @@ impl Connection {
     }
 }
 
-/// Status, bytes of the head, bytes of the body; `None`: the head has not come whole.
+/// Status, length of the head, length of the body; `None`: the head is incomplete.
 fn parse(bytes: &[u8]) -> anyhow::Result<Option<(u16, usize, usize)>> {
     let mut fields = [EMPTY_HEADER; FIELDS_MAX];
     let mut response = Response::new(&mut fields);

@@ -1,12 +1,12 @@
-//! What `make demo-https` and `truepeer vpp demo` show: the guide's case from its beginning to its end.
+//! The program behind `make demo-https` and `truepeer vpp demo`: the guide's case from start to end.
 //!
 //! ```text
 //! client: the load ──TLS──▶ proxy: truepeer https ──TLS──▶ server: NGINX, a file of 1 KiB
 //! ```
-//! Three network namespaces and veth pairs on the kernel's stack; the loopback layout of `truepeer vpp up`, with a
-//! namespace of VPP's for each of them, on VPP's. Certificates are made on the spot, and verified at both hops. Each
-//! command is printed before it is run, the measurement as wrk2 prints it; and whatever happens, everything is stopped
-//! at the end.
+//! On the kernel's stack it uses three network namespaces and veth pairs. On VPP's it uses the loopback layout of
+//! `truepeer vpp up`, with a VPP namespace for each party. Certificates are created for the run and verified at
+//! both hops. Each command is printed before it runs, and the result as wrk2 prints it. Whatever happens,
+//! everything is stopped at the end.
 
 mod args;
 mod ground;
@@ -41,7 +41,7 @@ pub fn main() -> ExitCode {
     if let Some(code) = run_if_asked() {
         return code;
     }
-    // Before the private ground is entered: a question about options is no reason to make namespaces.
+    // Before the private namespaces are created: --help needs none.
     let args = Args::parse();
     if let Err(error) = Stop::outlast_the_keyboard() {
         eprintln!("demo-https: {error:#}");

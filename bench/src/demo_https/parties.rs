@@ -1,4 +1,4 @@
-//! Who takes part, whichever stack they are on: NGINX as the origin, truepeer, the load.
+//! The parties on either stack: NGINX as the origin, truepeer, the load.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -18,7 +18,7 @@ use crate::page::page;
 const ORIGIN_PORT: u16 = 8445;
 const PROXY_PORT: u16 = 8089;
 
-/// What all of them need.
+/// The parts that all of them need.
 pub(crate) struct Parties<'a> {
     pub(super) bed: &'a Bed,
     pub(super) truepeer: PathBuf,
@@ -26,7 +26,7 @@ pub(crate) struct Parties<'a> {
     credentials: Credentials,
 }
 
-/// Where they are.
+/// Their addresses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Addresses {
     pub(super) server: Ipv4Addr,
@@ -44,7 +44,7 @@ impl Addresses {
 }
 
 impl<'a> Parties<'a> {
-    /// Makes the certificates: no question is asked.
+    /// Creates the certificates, without questions.
     pub(crate) fn new(bed: &'a Bed, truepeer: &Path, load: LoadArgs, keys: KeyKind) -> anyhow::Result<Self> {
         let truepeer = fs::canonicalize(truepeer)
             .with_context(|| format!("{}: expected the program truepeer", truepeer.display()))?;
@@ -52,7 +52,7 @@ impl<'a> Parties<'a> {
         Ok(Self { bed, truepeer, load, credentials })
     }
 
-    /// NGINX with the guide's configuration, and a page that says whom it sees.
+    /// NGINX with the guide's configuration, and a page that names the client that it sees.
     pub(crate) fn origin(&self, at: &Addresses) -> anyhow::Result<Program> {
         let blocks = format!(
             "  server {{
@@ -76,7 +76,8 @@ impl<'a> Parties<'a> {
         })
     }
 
-    /// `truepeer https` as the guide's NGINX is: TLS 1.3 and one suite on both sides, connections kept, GET alone.
+    /// `truepeer https` configured like the guide's NGINX: TLS 1.3 and one suite on both sides, kept connections,
+    /// GET alone.
     pub(super) fn proxy_words(&self, at: &Addresses) -> Vec<String> {
         let shown = |path: &Path| path.display().to_string();
         let entrance = &self.credentials.entrance;
@@ -97,7 +98,7 @@ impl<'a> Parties<'a> {
         ]
     }
 
-    /// truepeer with these words.
+    /// truepeer with these arguments.
     pub(crate) fn proxy(&self, at: &Addresses) -> Program {
         Program::new(&self.truepeer).args(self.proxy_words(at))
     }
@@ -107,7 +108,7 @@ impl<'a> Parties<'a> {
         nginx::proxy(self.bed, &nginx::listen_tls(at.entrance(), &self.credentials.entrance), at.origin())
     }
 
-    /// The load, on the proxy: this program once more.
+    /// The load on the proxy: this program again.
     pub(crate) fn load(&self, at: &Addresses) -> anyhow::Result<Program> {
         self.load_on(at.entrance(), &self.credentials.entrance)
     }
@@ -125,12 +126,12 @@ impl<'a> Parties<'a> {
             .args(self.load.words()))
     }
 
-    /// Runs the load to its end, or until it shall stop, and shows what it has measured.
+    /// Runs the load to its end, or until a signal, and shows its output.
     pub(super) fn measure(&self, load: &Program, stop: &Stop) -> anyhow::Result<()> {
         let load = load.start(self.bed)?;
         let mut shown = 0;
         loop {
-            let alive = load.is_alive(); // asked first: its last words count
+            let alive = load.is_alive(); // asked before reading: its last output counts
             let said = load.stdout();
             print!("{}", said.get(shown..).unwrap_or_default());
             std::io::Write::flush(&mut std::io::stdout())?;
@@ -147,13 +148,13 @@ impl<'a> Parties<'a> {
     }
 }
 
-/// A command as it could be typed.
+/// A command in a form that can be typed.
 pub(super) fn announce(words: impl IntoIterator<Item = impl AsRef<str>>) {
     let words: Vec<String> = words.into_iter().map(|word| word.as_ref().to_owned()).collect();
     println!("$ {}", words.join(" "));
 }
 
-/// Ends `running` and says so.
+/// Ends `running` and prints that.
 pub(super) fn end(name: &str, running: Running) {
     drop(running);
     println!("stopped: {name}");

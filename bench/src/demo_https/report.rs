@@ -1,4 +1,4 @@
-//! What was measured, as wrk2 prints it.
+//! The results, in wrk2's form.
 
 use std::fmt;
 use std::io::Write as _;
@@ -11,12 +11,12 @@ use crate::measure::latency;
 
 const QUANTILES: [f64; 8] = [0.5, 0.75, 0.9, 0.99, 0.999, 0.9999, 0.99999, 1.0];
 
-/// What is said at the start; `took` is how long the threads took to come up.
+/// The lines at the start; `took` is how long the threads took to start.
 pub(super) fn begin(url: &str, threads: usize, connections: usize, duration: Duration, took: Duration) {
     println!("Initialised {threads} threads in {} ms.", took.as_millis());
     println!("Running {}s test @ {url}", duration.as_secs_f64());
     println!("  {threads} threads and {connections} connections");
-    // Standard output may be a file, and somebody is looking at it.
+    // Flush: standard output may be a file that somebody watches.
     let _ = std::io::stdout().flush();
 }
 
@@ -63,7 +63,7 @@ impl Report {
         Ok(report)
     }
 
-    /// What `bench` puts into its tables.
+    /// The values for `bench`'s tables.
     pub(super) fn figures(&self) -> Figures {
         let micros = |quantile| self.latencies.value_at_quantile(quantile) as f64 / 1e3;
         Figures {
@@ -74,7 +74,7 @@ impl Report {
         }
     }
 
-    /// Whether something was answered, and nothing went wrong.
+    /// Whether requests were answered and nothing failed.
     pub(super) fn is_clean(&self) -> bool {
         self.requests > 0 && self.refused == 0 && self.cut == 0
     }
@@ -91,7 +91,7 @@ impl Report {
     }
 }
 
-/// A measurement in numbers, on a line of its own.
+/// The results as numbers, on a separate line.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Figures {
     pub(crate) requests_per_second: f64,
@@ -103,7 +103,7 @@ pub(crate) struct Figures {
 const FIGURES: &str = "figures:";
 
 impl Figures {
-    /// Finds them in what a load has printed.
+    /// Finds them in a load's output.
     pub(crate) fn find(text: &str) -> Option<Self> {
         let line = text.lines().find_map(|line| line.strip_prefix(FIGURES))?;
         let numbers: Vec<f64> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
@@ -171,7 +171,7 @@ fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
     (mean, variance.sqrt())
 }
 
-/// Seconds in the unit that suits them.
+/// Seconds in a suitable unit.
 fn time(seconds: f64) -> String {
     match seconds {
         _ if seconds < 1e-3 => format!("{:.2}us", seconds * 1e6),
@@ -184,7 +184,7 @@ fn number(value: f64) -> String {
     if value < 1e3 { format!("{value:.2}") } else { format!("{:.2}k", value / 1e3) }
 }
 
-/// Bytes with wrk2's prefixes, which mean powers of 1024.
+/// Bytes with wrk2's prefixes, which are powers of 1024.
 fn bytes(value: f64) -> String {
     const PREFIXES: [(f64, &str); 3] = [(1073741824.0, "G"), (1048576.0, "M"), (1024.0, "K")];
     let fitting = PREFIXES.iter().find(|(unit, _)| value >= *unit);

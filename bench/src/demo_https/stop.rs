@@ -1,4 +1,4 @@
-//! Being told to stop, by Ctrl-C above all.
+//! Stopping on a signal, usually Ctrl-C.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// What shells give as the status of who was ended by Ctrl-C.
+/// The status that shells report for a process ended by Ctrl-C.
 const INTERRUPTED: i32 = 130;
 
 /// Whether a signal has asked for the end.
@@ -14,21 +14,21 @@ const INTERRUPTED: i32 = 130;
 pub(crate) struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// From now on such signals are heard instead of ending the process: what it has started is to be stopped first. To
-    /// be called on the private ground, whose making gives signals their usual meaning.
+    /// Catches such signals from now on, so that started programs can be stopped first. Call it inside the
+    /// private namespaces: entering them resets signals.
     pub(super) fn on_signals() -> anyhow::Result<Self> {
         Self::on(&[SIGINT, SIGTERM, SIGHUP])
     }
 
-    /// Nobody asks: signals end the process as usual.
+    /// Catches no signals: they end the process.
     pub(crate) fn never() -> Self {
         Self(Arc::default())
     }
 
-    /// To be called before the private ground is made. Ctrl-C goes to the process outside as well, which has to wait for
-    /// the one inside. Other signals end it as usual, and all that is inside with it.
+    /// Call it before the private namespaces are created. Ctrl-C also reaches the outer process, which must wait
+    /// for the inner one. Other signals end it, and with it everything inside.
     pub(super) fn outlast_the_keyboard() -> anyhow::Result<()> {
-        // Inside, a handler would be lost when signals get their usual meaning, and not be set again.
+        // Inside, a handler would be lost when signals are reset.
         if std::env::var_os("TRUEPEER_TESTBED_INSIDE").is_none() {
             Self::on(&[SIGINT])?;
         }
@@ -38,7 +38,7 @@ impl Stop {
     fn on(signals: &[i32]) -> anyhow::Result<Self> {
         let asked = Arc::new(AtomicBool::new(false));
         for signal in signals {
-            // The second one ends this process, whatever it is doing; in this order, or the first one would.
+            // The second signal ends this process at once. The order matters: otherwise the first one would.
             signal_hook::flag::register_conditional_shutdown(*signal, INTERRUPTED, Arc::clone(&asked))
                 .context("sigaction")?;
             signal_hook::flag::register(*signal, Arc::clone(&asked)).context("sigaction")?;

@@ -12,15 +12,15 @@ pub(super) struct Tally {
     pub(super) latencies: Histogram<u64>,
     pub(super) requests: u64,
     pub(super) bytes: u64,
-    /// Requests a second, in each tenth of one.
+    /// Requests a second, for each tenth of a second.
     pub(super) rates: Vec<f64>,
     pub(super) elapsed: Duration,
-    /// Answers other than 200.
+    /// Responses other than 200.
     pub(super) refused: u64,
-    /// Connections that have ended too early, and why the first of them has.
+    /// Connections that ended too early, and the reason of the first.
     pub(super) cut: u64,
     pub(super) first_cut: Option<String>,
-    /// What the origin has said about whom it sees.
+    /// The client that the origin saw.
     pub(super) seen: String,
 }
 

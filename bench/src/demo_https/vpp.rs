@@ -1,4 +1,4 @@
-//! A VPP with the loopback layout, brought up and down by truepeer.
+//! A VPP with the loopback layout, started and stopped by truepeer.
 
 use std::env;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,30 +13,30 @@ use super::stop::Stop;
 pub(crate) const ABSENT: &str = "VPP is not installed: no vpp in PATH, and neither --vpp nor TRUEPEER_VPP names one. It comes \
      in FD.io's packages vpp and vpp-plugin-core.";
 
-/// What `truepeer vpp up --loopback` gives the namespaces.
+/// The secret of the namespaces that `truepeer vpp up --loopback` creates.
 pub(super) const AT: Addresses =
     Addresses { server: Ipv4Addr::new(172, 16, 1, 1), proxy: Ipv4Addr::new(172, 16, 2, 1) };
-/// VPP takes its time on a busy machine, and more if it was built for debugging.
+/// VPP is slow on a busy machine, and slower if built for debugging.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// The VPP of this machine's, or the one that is named.
+/// This machine's VPP, or the one that is named.
 pub(crate) fn installation(named: Option<&Path>) -> Option<PathBuf> {
     let named = named.map(Path::to_owned).or_else(|| env::var_os("TRUEPEER_VPP").map(PathBuf::from));
     named.or_else(|| find_program("vpp"))
 }
 
-/// A VPP that is up; dropped, it is brought down.
+/// A running VPP; dropping it runs `vpp down`.
 pub(crate) struct Vpp<'a> {
     bed: &'a Bed,
     truepeer: PathBuf,
     dir: PathBuf,
-    /// What `vpp up` has printed.
+    /// The output of `vpp up`.
     pub(crate) said: String,
 }
 
 impl<'a> Vpp<'a> {
-    /// Brings up `installation` with the loopback layout, by `truepeer`; with more options, if there are any.
+    /// Starts `installation` with the loopback layout, by `truepeer`, with additional options if there are any.
     pub(crate) fn up(
         bed: &'a Bed,
         truepeer: &Path,
@@ -66,7 +66,7 @@ impl<'a> Vpp<'a> {
         program.launched_by(&self.truepeer, &words)
     }
 
-    /// Waits until VPP shows a session that listens there.
+    /// Waits until VPP shows a listening session there.
     pub(super) fn wait_listening(
         &self,
         running: &Running,
@@ -87,7 +87,7 @@ impl<'a> Vpp<'a> {
         }
     }
 
-    /// Ends it; what was printed.
+    /// Stops it. Returns the output.
     pub(super) fn down(&self) -> anyhow::Result<String> {
         self.command(&["down"]).run(self.bed)
     }
@@ -95,7 +95,7 @@ impl<'a> Vpp<'a> {
 
 impl Drop for Vpp<'_> {
     fn drop(&mut self) {
-        // Told apart from one that was never up by itself: that is no failure.
+        // A VPP that never ran is no failure.
         if let Err(error) = self.down() {
             eprintln!("{error:#}");
         }

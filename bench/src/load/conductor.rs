@@ -1,5 +1,5 @@
-//! The three stages of a load, which one thread announces and the others follow: warm-up, the measured window, and the
-//! end, in which everything under way is brought home and checked.
+//! The three stages of a load, announced by one thread and followed by the others: warm-up, the measured window,
+//! and the end, in which everything in flight is awaited and checked.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use crate::contestant::Stand;
 use crate::suites::Scale;
 
-/// How long bringing home may take; what has not come then is counted as missing.
+/// The time-out of the end. What is still missing then is counted as lost.
 const HOMECOMING: Duration = Duration::from_secs(8);
-/// How much longer a window may become until there is something in it.
+/// By how much a window may be extended until something happens in it.
 const OVERTIME: Duration = Duration::from_secs(3);
-/// How often threads look at the stage when nothing else wakes them.
+/// How often threads check the stage when nothing else wakes them.
 pub(super) const GLANCE: Duration = Duration::from_millis(10);
-/// tcpkali's estimate of a packet, by which the seeds' columns are made: each read or write is so many of these.
+/// tcpkali's estimate of a packet, as used for the seeds' columns: each read or write counts as this many.
 const PACKET_BYTES: u64 = 1460;
 
-/// What the threads are to do now.
+/// What the threads must do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     WarmUp,
@@ -27,7 +27,7 @@ pub(super) enum Stage {
     Over,
 }
 
-/// The stage, as all threads see it.
+/// The stage, shared by all threads.
 #[derive(Debug, Default)]
 pub(super) struct Cue(AtomicU8);
 
@@ -46,7 +46,7 @@ impl Cue {
     }
 }
 
-/// What one thread has done so far. Apart from the others' by more than a cache line.
+/// One thread's counters. Separated from the others' by more than a cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Counters {
@@ -58,25 +58,25 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// A write of so many bytes.
+    /// Counts a write of this many bytes.
     pub(super) fn wrote(&self, bytes: usize) {
         add(&self.sent, bytes as u64);
         add(&self.sent_packets, (bytes as u64).div_ceil(PACKET_BYTES));
     }
 
-    /// A read of so many bytes.
+    /// Counts a read of this many bytes.
     pub(super) fn read(&self, bytes: usize) {
         add(&self.received, bytes as u64);
         add(&self.received_packets, (bytes as u64).div_ceil(PACKET_BYTES));
     }
 
-    /// So many transactions, connections or datagrams.
+    /// Counts this many transactions, connections or datagrams.
     pub(super) fn did(&self, count: u64) {
         add(&self.done, count);
     }
 }
 
-/// Only the thread that owns the counter writes it, so this need not be one locked instruction.
+/// Only the owning thread writes the counter, so no locked instruction is needed.
 fn add(counter: &AtomicU64, more: u64) {
     counter.store(counter.load(Relaxed) + more, Relaxed);
 }
@@ -117,15 +117,15 @@ impl Counts {
     }
 }
 
-/// A thread's work, until everything is home or the stage is [`Stage::Over`].
+/// A thread's work, until nothing is in flight or the stage is [`Stage::Over`].
 pub(super) trait Worker: Send {
-    /// What it has to tell at the end.
+    /// Its report at the end.
     type Report: Send;
 
     fn work(self, cue: &Cue, counters: &Counters) -> anyhow::Result<Self::Report>;
 }
 
-/// What the window gave.
+/// The results of the window.
 pub(super) struct Measured<R> {
     pub(super) elapsed: Duration,
     pub(super) counts: Counts,
@@ -135,12 +135,12 @@ pub(super) struct Measured<R> {
 }
 
 impl<R> Measured<R> {
-    /// So many in the window, by the second.
+    /// A count in the window, per second.
     pub(super) fn per_second(&self, count: u64) -> f64 {
         count as f64 / self.elapsed.as_secs_f64()
     }
 
-    /// So many bytes in the window, in Mbit/s.
+    /// Bytes in the window, in Mbit/s.
     pub(super) fn mbps(&self, bytes: u64) -> f64 {
         self.per_second(bytes) * 8.0 / 1e6
     }
@@ -164,13 +164,13 @@ pub(super) fn conduct<W: Worker>(
         let (before, cpu_before, start) = (Counts::sum(&counters), stand.cpu_time(), Instant::now());
         cue.announce(Stage::Window);
         thread::sleep(scale.window);
-        // On a machine that is busy with other things a short window may see nothing at all.
+        // On a busy machine, nothing at all may happen in a short window.
         while Counts::sum(&counters).since(before).is_nothing() && start.elapsed() < scale.window + OVERTIME {
             thread::sleep(GLANCE);
         }
         let (after, cpu_after, end) = (Counts::sum(&counters), stand.cpu_time(), Instant::now());
         cue.announce(Stage::Homecoming);
-        // Counted in steps: a virtual machine that its host has stopped for seconds has brought nobody home meanwhile.
+        // Counted in steps: while the host stops a virtual machine for seconds, nothing can arrive.
         let mut waited = Duration::ZERO;
         while waited < HOMECOMING && !running.iter().all(|thread| thread.is_finished()) {
             let step = Instant::now();

@@ -1,5 +1,5 @@
-//! Connections that live for one byte: connect, header and byte in one write, the byte back, close. The load closes
-//! first, so TIME_WAIT lies with the load and with the contestant's upstream side, never with the backend.
+//! Connections for one byte: connect, header and byte in one write, the byte back, close. The load closes first,
+//! so TIME_WAIT stays with the load and with the contestant's upstream side, never with the backend.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
@@ -18,13 +18,13 @@ use crate::metric::{Metric, Sample};
 use crate::place;
 use crate::suites::Scale;
 
-/// The byte that comes back.
+/// The byte that is echoed.
 const BYTE: u8 = b'!';
 
-/// One connection at a time, again and again.
+/// One connection after another.
 struct Slot {
     socket: OwnedFd,
-    /// Header and byte, as long as they could not be written.
+    /// Header and byte, until they are written.
     unsent: Vec<u8>,
     begun: Instant,
 }
@@ -84,8 +84,8 @@ pub(super) fn run(stand: &Stand, scale: &Scale) -> anyhow::Result<Sample> {
 }
 
 impl Knocker<'_> {
-    /// Begins the next connection of a slot. On loopback the handshake is over when connect() returns, so that the bytes
-    /// can mostly be written at once.
+    /// Starts the next connection of a slot. On loopback the handshake is over when connect() returns, so the
+    /// bytes can usually be written at once.
     fn knock(&mut self, number: usize, poll: &Poll) -> anyhow::Result<()> {
         let (client, sender) = self.clients.take();
         let mut bytes = if self.stand.header { v1_header(client, self.stand.entrance)? } else { Vec::new() };
@@ -99,7 +99,7 @@ impl Knocker<'_> {
         }
         let flags = match slot.send() {
             Ok(true) => EventFlags::IN,
-            // Not connected yet (the backlog was full), or refused: the event will tell.
+            // Not connected yet (the backlog was full), or refused: an event will tell.
             Ok(false) | Err(_) => EventFlags::OUT,
         };
         poll.add(&slot.socket, number, flags)?;
@@ -108,7 +108,7 @@ impl Knocker<'_> {
         Ok(())
     }
 
-    /// Goes on with a slot's connection; whether it is over.
+    /// Continues a slot's connection. Returns whether it is over.
     fn advance(
         &mut self,
         number: usize,
@@ -144,11 +144,11 @@ impl Knocker<'_> {
 }
 
 impl Slot {
-    /// Whether all is written now.
+    /// Whether everything is written.
     fn send(&mut self) -> Result<bool, Errno> {
         match rustix::io::write(self.socket.as_fd(), &self.unsent) {
             Ok(_) => {
-                self.unsent.clear(); // an empty socket takes so few bytes whole
+                self.unsent.clear(); // an empty socket accepts so few bytes at once
                 Ok(true)
             }
             Err(Errno::AGAIN | Errno::INTR) => Ok(false),

@@ -1,4 +1,4 @@
-//! Datagrams: many flows, each with so many under way, each datagram with a header of its own (the specification's
+//! Datagrams: many flows, each with several datagrams in flight, each with its own header (the specification's
 //! dialect), echoed.
 
 use std::io::IoSlice;
@@ -21,15 +21,15 @@ use crate::measure::latency;
 use crate::metric::{Metric, Sample};
 use crate::suites::Scale;
 
-/// Datagrams sent or received at once; also the most that a flow may have under way.
+/// How many datagrams are sent or received in one call; also the most that a flow may have in flight.
 const BATCH: usize = 32;
-/// So large that it isn't the load that loses datagrams.
+/// Large enough that the load doesn't lose datagrams.
 const BUFFER_BYTES: usize = 4 << 20;
-/// How often silent flows are looked for.
+/// How often to look for silent flows.
 const ROUND: Duration = Duration::from_millis(20);
-/// How long the last datagrams may be under way.
+/// How long to wait for the last datagrams.
 const LAST_ONES: Duration = Duration::from_millis(300);
-/// A payload begins with the flow's number and its own.
+/// A payload starts with the flow's number and its own.
 const STAMP: usize = 16;
 
 struct Flow {
@@ -39,7 +39,7 @@ struct Flow {
     account: Account,
 }
 
-/// What a thread has to tell.
+/// A thread's report.
 #[derive(Debug, Default)]
 pub(super) struct Report {
     sent: u64,
@@ -51,7 +51,7 @@ pub(super) struct Report {
 struct Shooter {
     flows: Vec<Flow>,
     in_flight: usize,
-    /// What is being sent: as many payloads as fit into a batch.
+    /// The payloads being sent: as many as fit into a batch.
     payloads: Vec<Vec<u8>>,
     received: ReceiveBatch,
     report: Report,
@@ -92,7 +92,7 @@ impl Flow {
         Ok(Self { socket, header, number, account: Account::new(Instant::now()) })
     }
 
-    /// Sends as many as may be under way.
+    /// Sends as many as may be in flight.
     fn fill(&mut self, in_flight: usize, payloads: &mut [Vec<u8>]) {
         let room = in_flight.saturating_sub(self.account.under_way()).min(payloads.len());
         if room == 0 {
@@ -117,7 +117,8 @@ impl Flow {
         let (mut sent, mut tries) = (0, 0);
         while sent < runs.len() && tries < runs.len() {
             tries += 1;
-            // What can't be sent (no room, or the answer to an earlier one: nobody listens) counts as lost.
+            // A datagram that can't be sent (no room, or an error of an earlier one: nothing listens) counts as
+            // lost.
             sent += send_runs(self.socket.as_fd(), None, None, &runs[sent..]).unwrap_or(0);
         }
         sent
@@ -136,12 +137,12 @@ impl Shooter {
         }
     }
 
-    /// Takes what has come for a flow.
+    /// Receives a flow's datagrams.
     fn receive(&mut self, number: usize, now: Instant, counters: &Counters) {
         let Some(flow) = self.flows.get_mut(number) else { return };
         match self.received.receive(flow.socket.as_fd()) {
             Ok(_) => {}
-            // CONNREFUSED: an answer to what was sent before, which will be missing.
+            // ECONNREFUSED: the error of an earlier datagram, which will be missing.
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNREFUSED) => return,
             Err(_) => {
                 self.report.unexpected += 1;
@@ -178,7 +179,7 @@ impl Shooter {
     }
 }
 
-/// The number of a datagram that is one of this flow, whole and unchanged.
+/// The number of a datagram of this flow, if it is complete and unchanged.
 fn read_stamp(arrival: &Arrival<'_>, flow: u64, payload: &[u8]) -> Option<u64> {
     let (stamp, rest) = arrival.bytes.split_at_checked(STAMP)?;
     let (own, number) = stamp.split_at(8);

@@ -1,5 +1,5 @@
-//! Streams as fast as they go: echoed, upwards only, or downwards only. At the end each connection closes its half and
-//! reads to the end, so that a contestant that drops the tail is found out.
+//! Streams at full speed: echoed, only up, or only down. At the end each connection ends its direction and reads
+//! to the end, so that a contestant that drops the tail is detected.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::metric::{Metric, Sample};
 use crate::pattern::{CHUNK, Pattern};
 use crate::suites::Scale;
 
-/// Bytes of one read or write of the echoed stream: what tcpkali uses.
+/// The size of a read or write of the echoed stream, as in tcpkali.
 const STREAMING_CHUNK: usize = 64 * 1024;
 
-/// What a flood is made of.
+/// The parameters of a flood.
 struct Flow {
     pattern: Pattern,
     writes: bool,
@@ -36,7 +36,7 @@ struct Connection {
     end: End,
 }
 
-/// How the reading half has ended.
+/// How the reading direction ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     NotYet,
@@ -203,13 +203,13 @@ impl Flood {
         }
     }
 
-    /// Nothing more is written; what is under way comes back or goes through.
+    /// Writes nothing more. Bytes in flight come back or pass through.
     fn turn_home(&mut self, poll: &Poll) -> anyhow::Result<()> {
         for (number, connection) in self.connections.iter_mut().enumerate() {
             connection.writing = false;
             if connection.end == End::NotYet {
                 poll.modify(&connection.socket, number, connection.interest())?;
-                // A connection that was reset meanwhile says so when it is read.
+                // A connection that was reset meanwhile reports it when it is read.
                 let _ = shutdown(connection.socket.as_fd(), Shutdown::Write);
             }
         }

@@ -1,16 +1,16 @@
-//! One UDP flow's account: which datagrams are under way, which have come back, which are lost.
+//! The account of one UDP flow: which datagrams are in flight, which have come back, which are lost.
 //!
-//! Datagrams of one flow keep their order on this way, so one that has been overtaken by [`OVERTAKEN`] others is lost;
-//! and all are when nothing has come back for [`SILENCE`]. A lost one makes room for another, so a contestant that drops
-//! datagrams is not slowed down by it as well.
+//! Datagrams of one flow keep their order on this path, so a datagram that [`OVERTAKEN`] others have overtaken is
+//! lost. All are lost if nothing has come back for [`SILENCE`]. A lost one is replaced, so that a contestant that
+//! drops datagrams is not slowed down as well.
 
 use std::time::{Duration, Instant};
 
-/// Later datagrams that have to come back before one is taken for lost.
+/// How many later datagrams must come back before one counts as lost.
 const OVERTAKEN: u64 = 64;
-/// A silence after which all that is under way is taken for lost.
+/// After this silence everything in flight counts as lost.
 const SILENCE: Duration = Duration::from_millis(100);
-/// Datagrams whose state is remembered; more than can be under way and overtaken together.
+/// How many datagrams are remembered: more than can be in flight and overtaken together.
 const MEMORY: usize = 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ enum State {
 pub(super) struct Account {
     /// The next datagram's number.
     next: u64,
-    /// All before this one are home or lost.
+    /// All datagrams before this one have come back or are lost.
     settled: u64,
     states: Box<[State; MEMORY]>,
     under_way: usize,
@@ -40,7 +40,7 @@ impl Account {
         Self { next: 0, settled: 0, states, under_way: 0, lost: 0, doubled: 0, heard: now }
     }
 
-    /// Gives the next datagram its number.
+    /// The number of the next datagram.
     pub(super) fn send(&mut self) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -49,14 +49,14 @@ impl Account {
         number
     }
 
-    /// One that could not be sent after all.
+    /// It could not be sent after all.
     pub(super) fn drop_unsent(&mut self, number: u64) {
         if *self.state(number) == State::UnderWay {
             self.lose(number);
         }
     }
 
-    /// One has come back; whether it was expected.
+    /// It has come back. Returns whether it was expected.
     pub(super) fn receive(&mut self, number: u64, now: Instant) -> bool {
         if number >= self.next || number + (MEMORY as u64) < self.next {
             return false;
@@ -64,7 +64,7 @@ impl Account {
         self.heard = now;
         match std::mem::replace(self.state(number), State::Home) {
             State::UnderWay => self.under_way -= 1,
-            State::Lost => self.lost -= 1, // late, but there
+            State::Lost => self.lost -= 1, // late, but not lost
             State::Home => {
                 self.doubled += 1;
                 return false;
@@ -74,7 +74,7 @@ impl Account {
         true
     }
 
-    /// Takes silence for loss.
+    /// Counts silence as loss.
     pub(super) fn expire(&mut self, now: Instant) {
         if self.under_way > 0 && now.duration_since(self.heard) >= SILENCE {
             self.heard = now;
@@ -90,7 +90,7 @@ impl Account {
         self.next
     }
 
-    /// Those that have not come back, those under way included.
+    /// The datagrams that have not come back, including those in flight.
     pub(super) fn missing(&self) -> u64 {
         self.lost + self.under_way as u64
     }
@@ -131,7 +131,7 @@ mod tests {
         for number in 1..=64 {
             assert!(account.receive(number, now));
         }
-        assert_eq!((account.under_way(), account.missing()), (36, 36)); // 0 is one of them: not overtaken enough
+        assert_eq!((account.under_way(), account.missing()), (36, 36)); // 0 is one of them: not overtaken often enough
         assert!(account.receive(65, now));
         assert_eq!((account.under_way(), account.missing()), (34, 35));
         assert!(account.receive(0, now));

@@ -1,4 +1,4 @@
-//! Sessions that have exchanged one byte (or one page) and then do nothing: what does one more cost?
+//! Sessions that have exchanged one byte (or one page) and are idle: the cost of one more.
 
 use std::io::{Read, Write};
 
@@ -12,10 +12,10 @@ use crate::measure::memory::{Footprint, kernel_bytes, settle};
 use crate::metric::{Metric, Sample};
 use crate::suites::Scale;
 
-/// Sessions after which the contestant is looked at: one that gives up later on has been measured.
+/// After this many sessions the contestant is measured, in case it fails later.
 const STEP: usize = 1000;
 
-/// What stands at a time.
+/// The measured values at one moment.
 struct Look {
     sessions: usize,
     footprint: Footprint,
@@ -26,7 +26,7 @@ pub(super) fn run(stand: &Stand, scale: &Scale) -> anyhow::Result<Sample> {
     measure(stand, scale.idle, |clients| open(stand, clients), |session| exchange(session).is_ok())
 }
 
-/// Measures `count` sessions, which `open` opens, and which are there still if `is_alive` says so.
+/// Measures `count` sessions. `open` opens them, and `is_alive` checks that they still exist.
 pub(super) fn measure<S>(
     stand: &Stand,
     count: usize,
@@ -34,7 +34,7 @@ pub(super) fn measure<S>(
     is_alive: impl Fn(&mut S) -> bool,
 ) -> anyhow::Result<Sample> {
     let mut clients = Clients::share(0, 1);
-    // One session before anything is measured: what is made once is no session's cost.
+    // Open one session before the first measurement: one-time costs belong to no session.
     let _first = open(&mut clients)?;
     settle()?;
     let mut sessions: Vec<S> = Vec::with_capacity(count);

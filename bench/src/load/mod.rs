@@ -1,4 +1,4 @@
-//! The loads at work: each puts itself on what stands in the calling thread's network, and reports a sample.
+//! Runs the loads: each uses the programs in the calling thread's network namespace and returns a sample.
 
 mod conductor;
 mod connections;
@@ -14,13 +14,13 @@ use crate::contestant::Stand;
 use crate::metric::Sample;
 use crate::suites::{FEW, Load, MANY, Scale};
 
-/// The scale, with a longer warm-up where buffers take long to fill: fifty echoed streams hold hundreds of megabytes.
+/// The scale, with a longer warm-up where buffers fill slowly: fifty echoed streams hold hundreds of megabytes.
 fn adapt(load: Load, scale: &Scale) -> Scale {
     let factor = if load == Load::Streaming { 4 } else { 1 };
     Scale { warm_up: scale.warm_up * factor, ..*scale }
 }
 
-/// Puts the load on what stands in the calling thread's network.
+/// Runs the load on the programs in the calling thread's network namespace.
 pub(crate) fn run(load: Load, stand: &Stand, scale: &Scale) -> anyhow::Result<Sample> {
     let scale = &adapt(load, scale);
     let mut sample = match load {

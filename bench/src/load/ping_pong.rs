@@ -1,4 +1,4 @@
-//! 64 bytes there, 64 bytes back, one request at a time on each connection.
+//! 64 bytes and 64 bytes back, one request at a time on each connection.
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -16,22 +16,22 @@ use crate::measure::latency;
 use crate::metric::{Metric, Sample};
 use crate::suites::Scale;
 
-/// Bytes of a request, and of its answer.
+/// The size of a request and of its answer.
 const MESSAGE: usize = 64;
 
 struct Connection {
     socket: OwnedFd,
     request: [u8; MESSAGE],
     answer: [u8; MESSAGE],
-    /// Bytes of the answer that have come.
+    /// The received bytes of the answer.
     filled: usize,
     asked: Instant,
     number: u64,
-    /// Whether a request is under way.
+    /// Whether a request is in flight.
     busy: bool,
 }
 
-/// What a thread found wrong.
+/// A thread's faults.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     wrong: u64,
@@ -43,7 +43,7 @@ struct PingPong {
     connections: Vec<Connection>,
     latencies: Histogram<u64>,
     faults: Faults,
-    /// Connections with a request under way.
+    /// The number of connections with a request in flight.
     busy: usize,
 }
 
@@ -99,7 +99,7 @@ impl Connection {
         self.filled = 0;
         self.busy = true;
         self.asked = Instant::now();
-        // All or nothing: there are never more than 64 bytes under way.
+        // All or nothing: at most 64 bytes are in flight.
         rustix::io::write(&self.socket, &self.request).map(|_| ())
     }
 
@@ -145,7 +145,7 @@ impl PingPong {
         Ok(())
     }
 
-    /// A connection that has ended by itself asks no more.
+    /// A connection that has ended sends no more requests.
     fn give_up(&mut self, number: usize, poll: &Poll) -> anyhow::Result<()> {
         let connection = &mut self.connections[number];
         poll.forget(&connection.socket)?;

@@ -1,11 +1,12 @@
-//! CPU time of a contestant: all processes of its process group. Work that the kernel does for it in others' time (a
-//! loopback packet is received by whoever sent it) is counted with them, as everywhere.
+//! The CPU time of a contestant: all processes of its process group. Kernel work on its behalf in other
+//! processes' time (a loopback packet is received in the sender's time) counts for those processes, as in every
+//! such measurement.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The kernel's unit of time towards user space (USER_HZ), which is 100 on every architecture that Rust knows.
+/// The kernel's unit of time for user space (USER_HZ): 100 on every architecture that Rust supports.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// The processes of a group.
@@ -21,7 +22,7 @@ pub(crate) fn runs(process: i32, program: &Path) -> bool {
     fs::read_link(format!("/proc/{process}/exe")).is_ok_and(same)
 }
 
-/// CPU time of a process so far, all threads, user and kernel.
+/// The CPU time of a process so far, over all threads, user and kernel.
 pub(crate) fn time_of(process: i32) -> Duration {
     if let Some(precise) = precise_time_of(process) {
         return precise;
@@ -30,7 +31,7 @@ pub(crate) fn time_of(process: i32) -> Duration {
     Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
 }
 
-/// The scheduler's own account, to the nanosecond; it names living threads only, and ours live long.
+/// The scheduler's own accounting, in nanoseconds. It covers only living threads; these live long.
 fn precise_time_of(process: i32) -> Option<Duration> {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).ok()?;
     let mut total = 0u64;
@@ -48,7 +49,7 @@ const SYSTEM: usize = 15;
 
 fn field(process: i32, number: usize) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The second field is the program's name in parentheses, and may contain both blanks and parentheses.
+    // Field 2 is the program's name in parentheses. It may contain blanks and parentheses.
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.split(' ').nth(number - 3)?.parse().ok()
 }

@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 
 use crate::metric::{Metric, Sample};
 
-/// The longest latency told apart, ns; longer ones count as this.
+/// The longest latency that is recorded precisely, in ns; longer ones count as this.
 const LONGEST: u64 = 60_000_000_000;
 
 /// An empty histogram: nanoseconds, two significant digits.
@@ -19,7 +19,7 @@ pub(crate) fn record(histogram: &mut Histogram<u64>, latency: Duration) {
     histogram.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(LONGEST));
 }
 
-/// Puts the percentiles of all threads' histograms together.
+/// Adds the percentiles of all threads' histograms.
 pub(crate) fn put<'a>(
     sample: &mut Sample,
     histograms: impl Iterator<Item = &'a Histogram<u64>>,
@@ -34,7 +34,7 @@ pub(crate) fn put<'a>(
     Ok(())
 }
 
-/// Puts what the contestant spent, and what it spent for each of `count`.
+/// Adds the contestant's CPU time, and its share for each of `count`.
 pub(crate) fn put_cpu(sample: &mut Sample, cpu: Duration, count: u64) {
     sample.put(Metric::CpuSeconds, cpu.as_secs_f64());
     sample.put(Metric::CpuPerOne, cpu.as_secs_f64() * 1e6 / count as f64);

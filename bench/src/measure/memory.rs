@@ -8,16 +8,16 @@ use anyhow::Context;
 
 use super::cpu::members;
 
-/// What a contestant's processes hold.
+/// The memory and descriptors of a contestant's processes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Footprint {
-    /// Resident memory, with what processes share counted once (Pss).
+    /// Resident memory; shared pages are counted once (Pss).
     pub(crate) resident_bytes: u64,
     pub(crate) descriptors: u64,
 }
 
 impl Footprint {
-    /// Of the processes of these groups.
+    /// Sums over the processes of these groups.
     pub(crate) fn of(groups: Vec<i32>) -> Self {
         let processes = groups.into_iter().flat_map(members);
         processes.fold(Self::default(), |sum, process| Self {
@@ -36,18 +36,18 @@ fn descriptors(process: i32) -> u64 {
     fs::read_dir(format!("/proc/{process}/fd")).map_or(0, |entries| entries.count() as u64)
 }
 
-/// Memory that the kernel holds for sockets, descriptors, pipes, threads and page tables, the whole machine's: meaningful
-/// as a difference. Bytes that wait in sockets are not in it; idle sessions have none.
+/// The kernel's memory for sockets, descriptors, pipes, threads and page tables of the whole machine: use it only
+/// as a difference. It excludes bytes waiting in sockets; idle sessions have none.
 pub(crate) fn kernel_bytes() -> anyhow::Result<u64> {
     let text = fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
     let sum = |kinds: &[&str]| kinds.iter().filter_map(|kind| kib(&text, kind)).sum::<u64>() * 1024;
     let rest = sum(&["KernelStack:", "PageTables:"]);
-    // Only root may read it; Slab is the same with objects that are kept for later, and with everybody's files.
+    // Only root can read it. Slab includes cached objects, and the files of all processes.
     Ok(rest + fs::read_to_string("/proc/slabinfo").map_or_else(|_| sum(&["Slab:"]), |slabs| objects(&slabs)))
 }
 
-/// Waits (a moment at most) until what earlier measurements have left behind is gone: namespaces are cleaned up behind
-/// everybody's back.
+/// Waits (for a moment at most) until the remains of earlier measurements are gone: the kernel removes namespaces
+/// asynchronously.
 pub(crate) fn settle() -> anyhow::Result<()> {
     let mut before = kernel_bytes()?;
     for _ in 0..20 {
@@ -61,7 +61,8 @@ pub(crate) fn settle() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Caches of what a session consists of. Not the dentries (192 bytes for each descriptor), of which everybody's files
+/// The caches of a session's objects. Not the dentries (192 bytes for each descriptor), of which other processes
+/// have many more.
 /// have many more.
 const CACHES: [&str; 9] = [
     "TCP",
@@ -75,7 +76,7 @@ const CACHES: [&str; 9] = [
     "tcp_bind2_bucket",
 ];
 
-/// Bytes of the living objects in [`CACHES`] and in the general ones (pipes are there), from `/proc/slabinfo`.
+/// The size of living objects in [`CACHES`] and in the general caches (pipes are there), from `/proc/slabinfo`.
 fn objects(slabinfo: &str) -> u64 {
     let bytes = |line: &str| {
         let mut words = line.split_whitespace();

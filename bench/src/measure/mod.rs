@@ -1,4 +1,4 @@
-//! What is measured beside the loads' own counts: time, memory, and the machine itself.
+//! Measurements besides the loads' own counts: time, memory, and the machine.
 
 pub(crate) mod cpu;
 pub(crate) mod latency;

@@ -1,5 +1,5 @@
-//! Bar charts: one for each load, a bar for each contestant. Text and axis take the reader's colour scheme; the bars'
-//! own colours are readable on both.
+//! Bar charts: one for each load, a bar for each contestant. Text and axis use the reader's colour scheme; the
+//! bars' colours are readable on both.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use crate::rounds::{Results, Spread};
 use crate::suites::Load;
 
 const WIDTH: f64 = 720.0;
-/// Where bars begin, and how long the longest may be.
+/// The start of the bars, and the longest bar.
 const LEFT: f64 = 230.0;
 const LENGTH: f64 = 340.0;
 const TOP: f64 = 64.0;
@@ -25,7 +25,7 @@ struct Bar<'a> {
     class: &'static str,
 }
 
-/// The chart of a load, if anything was measured.
+/// The chart of a load, if it was measured.
 pub(super) fn draw(plan: &Plan, results: &Results, load: Load) -> Option<String> {
     let metric = load.headline();
     let bars: Vec<Bar<'_>> =
@@ -115,7 +115,7 @@ fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;")
 }
 
-/// Digits in groups of three, as people read them.
+/// Digits in groups of three.
 fn grouped(number: &str) -> String {
     let (whole, rest) = number.split_at(number.find('.').unwrap_or(number.len()));
     let mut text = String::new();

@@ -1,6 +1,6 @@
-//! What stands above the measured part of a page, as long as nobody has written it better: how it is measured.
+//! The text above the measured part of a new page: how it is measured.
 
-/// Of the loads with a PROXY header.
+/// For the loads with a PROXY header.
 pub(super) const PROXY: &str = "\
 # Benchmarks
 
@@ -25,7 +25,7 @@ How it is measured:
 
 ";
 
-/// Of the HTTPS loads.
+/// For the HTTPS loads.
 pub(super) const HTTPS: &str = "\
 # Benchmarks of HTTPS
 
@@ -56,7 +56,7 @@ How it is measured:
 
 ";
 
-/// Of the HTTPS load on two network stacks, on the page of HTTPS.
+/// For the HTTPS load on two network stacks, on the page of HTTPS.
 pub(super) const STACKS: &str = "\
 ## On VPP's stack, beside the kernel's
 

@@ -1,4 +1,4 @@
-//! On what it is measured.
+//! The machine of the measurement.
 
 use std::fs;
 use std::thread;
@@ -19,7 +19,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// For the loads of a suite. Looks now, before the load.
+    /// For the loads of a suite. Reads the machine's state now, before the load.
     pub(crate) fn examine(bed: &Bed, plan: &Plan, suite: Suite) -> anyhow::Result<Self> {
         let settings = Place::make(plan.congestion.as_deref())?.run(|| Ok(network_settings(suite)))?;
         let mut facts = vec![
@@ -130,7 +130,7 @@ fn line(file: &str) -> String {
     fs::read_to_string(file).unwrap_or_default().trim().to_owned()
 }
 
-/// What stands behind the name and a colon.
+/// The text behind the name and a colon.
 fn value(file: &str, name: &str) -> anyhow::Result<String> {
     let text = fs::read_to_string(file).with_context(|| file.to_owned())?;
     let line = text.lines().find(|line| line.starts_with(name)).with_context(|| name.to_owned())?;

@@ -20,13 +20,12 @@ use crate::suites::Suite;
 
 use self::machine::Machine;
 
-/// What each suite is measured on. Looks now, before the loads.
+/// The machine of each suite. Reads its state now, before the loads.
 pub(crate) fn examine(bed: &Bed, plan: &Plan) -> anyhow::Result<Vec<(Suite, Machine)>> {
     plan.suites().map(|suite| Ok((suite, Machine::examine(bed, plan, suite)?))).collect()
 }
 
-/// Writes the page of each suite that was measured, and its charts, into `dir`. What stands outside of a page's marks
-/// is kept.
+/// Writes the page of each measured suite, and its charts, into `dir`. Text outside of the marks is kept.
 pub(crate) fn write(
     dir: &Path,
     machines: &[(Suite, Machine)],

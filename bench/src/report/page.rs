@@ -1,5 +1,4 @@
-//! A suite's page: what is measured stands between two marks and is written anew; what people write around
-//! them stays.
+//! A suite's page: the measured part stands between two marks and is rewritten. The text around it stays.
 
 use std::fmt::Write;
 
@@ -9,7 +8,7 @@ use crate::args::Plan;
 use crate::rounds::Results;
 use crate::suites::{Load, Suite};
 
-/// Between which marks a suite's measured part stands: a page may have several.
+/// The marks around a suite's measured part. A page may have several parts.
 const fn marks(suite: Suite) -> (&'static str, &'static str) {
     match suite {
         Suite::Proxy | Suite::Https => ("<!-- measured: written by make bench -->", "<!-- measured: end -->"),
@@ -19,7 +18,7 @@ const fn marks(suite: Suite) -> (&'static str, &'static str) {
     }
 }
 
-/// The file that a suite's page lies in.
+/// The file of a suite's page.
 pub(super) const fn file_name(suite: Suite) -> &'static str {
     match suite {
         Suite::Proxy => "benchmarks.md",
@@ -27,7 +26,7 @@ pub(super) const fn file_name(suite: Suite) -> &'static str {
     }
 }
 
-/// A page's beginning, as long as nobody has written a better one.
+/// The start of a new page.
 pub(super) const fn introduction(suite: Suite) -> &'static str {
     match suite {
         Suite::Proxy => introduction::PROXY,
@@ -91,7 +90,7 @@ pub(super) fn measured(
     page
 }
 
-/// How deep a suite's headings lie: the two stacks' part has one above it.
+/// The depth of a suite's headings: the two stacks' part is below another heading.
 const fn depth(suite: Suite) -> &'static str {
     match suite {
         Suite::Proxy | Suite::Https => "##",
@@ -99,7 +98,7 @@ const fn depth(suite: Suite) -> &'static str {
     }
 }
 
-/// What a load is called above its table.
+/// A load's name above its table.
 pub(super) fn heading(load: Load) -> &'static str {
     match load {
         Load::Streaming => "Streaming echo",

@@ -1,4 +1,4 @@
-//! A table in Markdown whose columns are aligned, so that it is as readable on a terminal.
+//! A table in Markdown with aligned columns, so that it is also readable on a terminal.
 
 /// Rows of cells; the first row is the heading, the first column is left-aligned.
 #[derive(Debug, Default)]
@@ -15,7 +15,7 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// The lines, with a line feed after each.
+    /// The lines, each with a line feed.
     pub(super) fn render(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {

@@ -1,4 +1,4 @@
-//! The tables' contents.
+//! The contents of the tables.
 
 use super::machine::Machine;
 use super::table::Table;
@@ -8,7 +8,7 @@ use crate::metric::Metric;
 use crate::rounds::{Results, Spread};
 use crate::suites::{Load, Suite};
 
-/// What is measured on what.
+/// The load and the machine.
 pub(crate) fn preface(machines: &[(Suite, Machine)], plan: &Plan) -> String {
     let mut text = String::new();
     for (suite, machine) in machines {
@@ -20,12 +20,12 @@ pub(crate) fn preface(machines: &[(Suite, Machine)], plan: &Plan) -> String {
     text
 }
 
-/// The summary's heading, and what its numbers are.
+/// The heading of the summary, and the meaning of its numbers.
 pub(super) const SUMMARY: &str = "Ratios to no proxy";
 pub(super) const SUMMARY_EXPLAINED: &str =
     "Median of the rounds' ratios [lowest–highest]; of what a proxy alone has, the values";
 
-/// Of each suite the summary, and a table for each load.
+/// The summary of each suite, and a table for each load.
 pub(crate) fn tables(plan: &Plan, results: &Results) -> String {
     let mut text = String::new();
     for suite in plan.suites() {
@@ -47,8 +47,8 @@ pub(crate) fn tables(plan: &Plan, results: &Results) -> String {
     text
 }
 
-/// A suite's loads against its contestants, and truepeer against the best of the other relays: all, and those that lost
-/// nothing.
+/// A suite's loads against its contestants, and truepeer against the best of the other relays: of all, and of
+/// those that lost nothing.
 pub(super) fn summary(plan: &Plan, results: &Results, suite: Suite) -> Option<String> {
     let mut peers = plan.contestants_of(suite);
     peers.retain(|&who| plan.contestants[who].name != baseline_of(suite));
@@ -74,7 +74,7 @@ pub(super) fn summary(plan: &Plan, results: &Results, suite: Suite) -> Option<St
     (any && !peers.is_empty()).then(|| table.render())
 }
 
-/// The load, and what it is judged by where that isn't a speed.
+/// The load, and its metric if that isn't a speed.
 fn name_with_direction(load: Load) -> String {
     let metric = load.headline();
     if metric.is_better_low() {
@@ -84,7 +84,7 @@ fn name_with_direction(load: Load) -> String {
     }
 }
 
-/// The ratio to no proxy, or the value where no proxy has none.
+/// The ratio to no proxy, or the value if no proxy has none.
 fn standing(plan: &Plan, results: &Results, load: Load, who: usize) -> String {
     if !plan.contestants[who].carries(load) {
         return "–".to_owned();
@@ -107,7 +107,7 @@ fn write_spread(spread: Spread, write: impl Fn(f64) -> String) -> String {
     format!("{} [{}–{}]", write(spread.median), write(spread.low), write(spread.high))
 }
 
-/// The best is the one with the best median. A contestant without a hop competes with `truepeer run`, not here.
+/// The one with the best median. A contestant without a hop is compared with `truepeer run`, not here.
 fn against_best_relay(
     plan: &Plan,
     results: &Results,
@@ -130,7 +130,7 @@ fn against_best_relay(
     Some(format!("{} ({}{mark})", write_ratio(spread), plan.contestants[best].label))
 }
 
-/// One load's own table.
+/// The table of one load.
 pub(super) fn of_load(plan: &Plan, results: &Results, load: Load) -> String {
     let headline = load.headline();
     let has_ratio = !headline.is_contestants_own();
@@ -156,7 +156,7 @@ fn value(results: &Results, load: Load, who: usize, metric: Metric, is_proxy: bo
     results.spread(load, who, metric).map_or("–".to_owned(), |spread| metric.write(spread.median))
 }
 
-/// What was wrong.
+/// The faults.
 pub(super) fn notes(plan: &Plan, results: &Results, load: Load) -> Vec<String> {
     let of = |who: usize| {
         let label = &plan.contestants[who].label;

@@ -1,17 +1,17 @@
-//! The backends that loads need.
+//! The backends of the loads.
 
 use clap::ValueEnum;
 
 /// What a backend does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Sends back what it reads; connections last, and are dealt out evenly to the threads.
+    /// Sends back what it reads. Connections are long and are divided evenly among the threads.
     Echo,
-    /// Likewise; connections are short and stay with the thread that accepted them.
+    /// The same, but connections are short and stay with the accepting thread.
     EchoShort,
     /// Reads [`crate::pattern::Pattern::bulk`] to its end.
     Sink,
-    /// Writes it until the other side has closed its half.
+    /// Writes it until the other side has ended its direction.
     Source,
     /// Sends each datagram back.
     Datagrams,
@@ -19,10 +19,10 @@ pub(crate) enum Kind {
     Origin(OriginKind),
 }
 
-/// Who the origin of the HTTPS loads is.
+/// The origin of the HTTPS loads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OriginKind {
-    /// NGINX, as the guide that these loads follow has it.
+    /// NGINX, as in the guide that these loads follow.
     Nginx,
     /// This program: it leaves more of the cores to the proxies.
     Lean,

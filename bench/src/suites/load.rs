@@ -9,20 +9,20 @@ use super::suite::Suite;
 use super::transport::Transport;
 use crate::metric::Metric;
 
-/// Connections of the constant rate, and of the load that it is a share of.
+/// The connections of the constant rate, and of the load from which it is derived.
 pub(crate) const MANY: usize = 64;
-/// Connections of the guide's command line for wrk2.
+/// The connections of the guide's command line for wrk2.
 pub(crate) const FEW: usize = 10;
 
-/// Connections of the loads on two stacks: wrk2 needs as many on VPP, where the guide has 10.
+/// The connections of the loads on two stacks: wrk2 needs this many on VPP, where the guide has 10.
 pub(crate) const ON_STACKS: NonZeroUsize = NonZeroUsize::new(12).expect("twelve");
 
 /// A load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Load {
-    /// `PING`, CR LF, as fast as the socket takes it, echoed.
+    /// `PING`, CR LF, at the rate that the socket accepts, echoed.
     Streaming,
-    /// 64 bytes there, 64 bytes back.
+    /// 64 bytes and 64 bytes back.
     PingPong,
     /// Connect, header and a byte, the byte back, close.
     Connections,
@@ -34,19 +34,19 @@ pub(crate) enum Load {
     Udp64,
     /// Datagrams of 1 400 bytes, echoed.
     Udp1400,
-    /// Sessions that do nothing.
+    /// Idle sessions.
     Idle,
-    /// A page of 1 KiB by HTTPS, again and again, on ten connections.
+    /// A page of 1 KiB by HTTPS, repeatedly, on ten connections.
     Https10,
-    /// Likewise, on 64.
+    /// The same, on 64.
     Https64,
-    /// Likewise, at a constant rate.
+    /// The same, at a constant rate.
     HttpsRate,
     /// Connect, handshake, one page, close.
     Handshakes,
-    /// HTTPS connections that do nothing.
+    /// Idle HTTPS connections.
     HttpsIdle,
-    /// A page of 1 KiB by HTTPS, again and again, on the kernel's stack and on VPP's.
+    /// A page of 1 KiB by HTTPS, repeatedly, on the kernel's stack and on VPP's.
     HttpsStacks,
 }
 
@@ -69,7 +69,7 @@ impl Load {
         Load::HttpsStacks,
     ];
 
-    /// The load by whose throughput of NGINX the constant rate is set.
+    /// The load whose throughput with NGINX determines the constant rate.
     pub(crate) const REFERENCE: Load = Load::Https64;
 
     /// Its name on the command line and in the tables.
@@ -92,7 +92,7 @@ impl Load {
         }
     }
 
-    /// What it does, in a few words.
+    /// A short description.
     pub(crate) fn describe(self, scale: &Scale) -> String {
         let (connections, bulk) = (scale.connections, scale.bulk_connections);
         match self {
@@ -134,7 +134,7 @@ impl Load {
         }
     }
 
-    /// Bytes of a datagram, the header not counted.
+    /// The size of a datagram without the header.
     pub(crate) const fn datagram_bytes(self) -> usize {
         if matches!(self, Self::Udp64) { 64 } else { 1400 }
     }
@@ -158,7 +158,7 @@ impl Load {
         }
     }
 
-    /// The backend that it talks to.
+    /// The backend that it uses.
     pub(crate) const fn backend(self, origin: OriginKind) -> Kind {
         match self {
             Self::Streaming | Self::PingPong => Kind::Echo,
@@ -175,7 +175,7 @@ impl Load {
         }
     }
 
-    /// What contestants are compared by.
+    /// The metric by which contestants are compared.
     pub(crate) const fn headline(self) -> Metric {
         match self {
             Self::Streaming | Self::BulkDown => Metric::DownMbps,
@@ -190,7 +190,7 @@ impl Load {
         }
     }
 
-    /// All that it measures, in the order of its table.
+    /// All its metrics, in the order of its table.
     pub(crate) const fn metrics(self) -> &'static [Metric] {
         use Metric as M;
         match self {

@@ -1,4 +1,4 @@
-//! What is measured: the suites, their loads, what carries them, and the backends that they need.
+//! The suites, their loads, the transports, and the backends.
 
 mod backend;
 mod load;

@@ -1,4 +1,4 @@
-//! Loads that are compared with each other: each suite has its contestants, its summary and its page.
+//! Loads that are compared with each other. Each suite has its contestants, its summary and its page.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Suite {

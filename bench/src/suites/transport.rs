@@ -1,12 +1,12 @@
-//! What carries a load.
+//! The transport of a load.
 
-/// What a load is carried by.
+/// The transport of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Transport {
     Tcp,
     Udp,
-    /// TCP with TLS and HTTP/1.1 in it, on both sides of a contestant, and no PROXY header.
+    /// TCP with TLS and HTTP/1.1 on both sides of a contestant, without a PROXY header.
     Https,
-    /// The same, on a network stack that is the contestant's.
+    /// The same, on the contestant's network stack.
     Stacked,
 }

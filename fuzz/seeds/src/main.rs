@@ -1,5 +1,5 @@
-//! Writes the shared table as a seed corpus: one file for each vector, in a directory for each fuzz target; and messages
-//! of HTTP/1 for the targets that read those.
+//! Writes the shared vectors as a seed corpus: one file for each vector, in a directory for each fuzz target; and
+//! HTTP/1 messages for the targets that parse those.
 //!
 //! `cargo run -p truepeer-fuzz-seeds -- DIRECTORY`
 
@@ -36,7 +36,7 @@ const REQUESTS: [&str; 5] = [
     "\r\nGET / HTTP/1.0\r\nX-Forwarded-For: 192.0.2.1\r\nX_Real_IP: 192.0.2.1\r\nForwarded: for=_x\r\n\r\n",
     "OPTIONS * HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nCookie: a=b\r\n\r\n",
 ];
-/// Each begins with the byte that says whether HEAD is answered.
+/// Each starts with the byte that selects whether the request was HEAD.
 const RESPONSES: [&str; 5] = [
     "0HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\n",
     "0HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X\r\nKeep-Alive: timeout=5\r\n\r\n",
@@ -44,7 +44,7 @@ const RESPONSES: [&str; 5] = [
     "0HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
     "0HTTP/1.1 100 Continue\r\n\r\n",
 ];
-/// Each begins with the byte that says in which pieces it comes.
+/// Each starts with the byte that determines the pieces.
 const BODIES: [&str; 4] = [
     "05\r\nhello\r\n0\r\n\r\n",
     "15;x=\"y\"\r\nhello\r\nA\r\n0123456789\r\n0;z\r\nX: y\r\nY:\r\n\r\nGET",
@@ -52,7 +52,7 @@ const BODIES: [&str; 4] = [
     "37fffffffffffffff\r\nhello",
 ];
 
-/// Messages that are well formed, for the targets to spoil.
+/// Valid messages, for the targets to change.
 fn write_http1(root: &Path) -> io::Result<()> {
     for (target, seeds) in
         [("http1_requests", &REQUESTS[..]), ("http1_responses", &RESPONSES), ("http1_chunks", &BODIES)]

@@ -1,4 +1,4 @@
-//! hitch, which terminates TLS and speaks plainly to what stands behind it.
+//! hitch, which terminates TLS and connects without TLS to the program behind it.
 
 use std::net::SocketAddr;
 

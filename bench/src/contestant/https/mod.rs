@@ -1,5 +1,5 @@
-//! HTTPS reverse proxies: TLS in, TLS out, one worker each, so that programs are compared and not how many cores they
-//! take. None verifies the origin's certificate: the guide's NGINX does not.
+//! HTTPS reverse proxies: TLS on both sides, one worker each, so that programs are compared and not the number of
+//! cores they use. None verifies the origin's certificate, because the guide's NGINX does not.
 
 mod haproxy;
 mod hitch;
@@ -19,12 +19,12 @@ use crate::place::{BACKEND, BETWEEN, ENTRANCE};
 pub(super) enum Https {
     Nginx,
     Haproxy,
-    /// hitch, which has something behind it for what it can't do itself.
+    /// hitch, with another program behind it for what it lacks.
     HitchBefore(Behind),
     Truepeer(PathBuf),
 }
 
-/// What stands behind hitch.
+/// The program behind hitch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Behind {
     Nginx,
@@ -34,12 +34,12 @@ pub(super) enum Behind {
 /// How NGINX or HAProxy is reached.
 enum Entrance<'a> {
     Tls(SocketAddr, &'a Credential),
-    /// Something before it terminates TLS.
+    /// Another program before it terminates TLS.
     Plain(SocketAddr),
 }
 
 impl Https {
-    /// Its programs and where each listens, in the order in which they are started.
+    /// Its programs and their addresses, in the order in which they are started.
     pub(super) fn programs(
         &self,
         bed: &Bed,
@@ -74,7 +74,7 @@ impl Https {
             Self::HitchBefore(Behind::Nginx) => lacking(&["hitch", "nginx"]),
             Self::HitchBefore(Behind::Haproxy) => lacking(&["hitch", "haproxy"]),
             Self::Truepeer(path) if !path.exists() => {
-                Some(format!("{} is not there (cargo build -p truepeer)", path.display()))
+                Some(format!("{} does not exist (cargo build -p truepeer)", path.display()))
             }
             Self::Truepeer(path) => {
                 manual(path).is_none().then(|| "this truepeer has no command `https`".to_owned())
@@ -82,7 +82,7 @@ impl Https {
         }
     }
 
-    /// Which version it is, in its own words.
+    /// Its version, as it reports it.
     pub(super) fn version(&self, bed: &Bed) -> String {
         match self {
             Self::Nginx => super::nginx::version(bed),
@@ -98,7 +98,7 @@ impl Https {
     }
 }
 
-/// `truepeer https` with one worker; and with GET alone, as the guide has it, if it can be told so.
+/// `truepeer https` with one worker, and with GET alone, as in the guide, if it supports that.
 fn truepeer(path: &Path, credential: &Credential) -> Program {
     let program = Program::new(path)
         .args(["https", "-l", &ENTRANCE.to_string(), "--workers=1", "--origin-insecure"])
@@ -111,7 +111,7 @@ fn truepeer(path: &Path, credential: &Credential) -> Program {
     if has_methods { program.arg("--methods=GET") } else { program }
 }
 
-/// What `truepeer https --help` says, if it knows the command.
+/// The output of `truepeer https --help`, if the command exists.
 fn manual(path: &Path) -> Option<String> {
     let said = Command::new(path).args(["https", "--help"]).stdin(Stdio::null()).output().ok()?;
     said.status.success().then(|| String::from_utf8_lossy(&said.stdout).into_owned())

@@ -1,20 +1,20 @@
-//! An answer to the request, checked as it comes in: status, length, and every byte of the page.
+//! A response, checked as it arrives: status, length, and every byte of the page.
 
 use httparse::{EMPTY_HEADER, Response, Status};
 
 use crate::page::{PAGE_BYTES, page};
 
-/// The request: what wrk sends.
+/// The request that wrk sends.
 pub(super) const REQUEST: &[u8] = b"GET /1kb HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
-/// Bytes and fields of a head, at most; one that is longer is wrong.
+/// The most bytes and fields of a head; a longer one is wrong.
 const HEAD_BYTES_MAX: usize = 8192;
 const FIELDS_MAX: usize = 32;
 
-/// How far an answer has come.
+/// The progress of a response.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
-    /// The head, as long as it hasn't come whole.
+    /// The head, while it is incomplete.
     head: Vec<u8>,
     stage: Stage,
 }
@@ -23,14 +23,14 @@ pub(super) struct Answer {
 enum Stage {
     #[default]
     Head,
-    /// So many bytes of the page have come.
+    /// This many bytes of the page have arrived.
     Body(usize),
-    /// Nothing more is expected of it, and no answer after it either.
+    /// It is wrong: nothing more is expected, and no further response.
     Wrong,
 }
 
 impl Answer {
-    /// Whether it is there, or needs no waiting for, being wrong already.
+    /// Whether it is complete, or wrong already.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Body(PAGE_BYTES) | Stage::Wrong)
     }
@@ -39,7 +39,7 @@ impl Answer {
         self.stage == Stage::Wrong
     }
 
-    /// Expects another one. A wrong one stays wrong: where it ends is not known.
+    /// Expects another one. After a wrong one it stays wrong, because its end is unknown.
     pub(super) fn expect_next(&mut self) {
         if !self.is_wrong() {
             self.stage = Stage::Head;
@@ -57,7 +57,7 @@ impl Answer {
 
     fn take_head(&mut self, bytes: &[u8]) {
         if self.head.is_empty() {
-            // Mostly it comes whole.
+            // Usually it arrives in one piece.
             return match length_of_head(bytes) {
                 Ok(Some(length)) => self.take_body(0, &bytes[length..]),
                 Ok(None) => self.head.extend_from_slice(bytes),
@@ -81,7 +81,7 @@ impl Answer {
 
 struct Unexpected;
 
-/// Bytes of the head once it is whole. It has to be that of our page: 200, and its length by Content-Length.
+/// The length of the head once it is complete. It must be 200, with the page's Content-Length.
 fn length_of_head(bytes: &[u8]) -> Result<Option<usize>, Unexpected> {
     let mut fields = [EMPTY_HEADER; FIELDS_MAX];
     let mut response = Response::new(&mut fields);

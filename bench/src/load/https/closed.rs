@@ -1,4 +1,4 @@
-//! The closed loop: on each connection a request, its answer, the next request.
+//! The closed loop: on each connection a request, its response, the next request.
 
 use std::time::Instant;
 
@@ -32,7 +32,7 @@ pub(super) fn run(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::R
 }
 
 impl ClosedLoop {
-    /// Whether the connection has a request under way afterwards.
+    /// Whether the connection has an open request afterwards.
     fn advance(&mut self, number: usize, stage: Stage, counters: &Counters) -> anyhow::Result<bool> {
         let connection = &mut self.connections[number];
         match connection.listen()? {
@@ -75,7 +75,7 @@ impl Worker for ClosedLoop {
                     Ok(false) => {}
                     Err(error) => self.faults.cut(&error),
                 }
-                // Whatever comes on it now is of no interest, and its end would be told for ever.
+                // Later events on it don't matter, and its end would be reported forever.
                 poll.forget(&self.connections[number])?;
                 busy -= 1;
             }

@@ -1,4 +1,4 @@
-//! A kept-alive connection, one request at a time.
+//! A kept-alive connection with one request at a time.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -11,21 +11,21 @@ use crate::clients::Clients;
 use crate::contestant::Stand;
 use crate::link;
 
-/// A connection whose handshake is over, and the request that is under way on it.
+/// A connection after its handshake, and its open request.
 pub(super) struct Connection {
     link: TlsLink,
     answer: Answer,
-    /// From when on the request under way is timed; `None` if there is none.
+    /// The time from which the open request is measured; `None` if there is none.
     since: Option<Instant>,
 }
 
-/// What a look at it has brought.
+/// The result of reading.
 pub(super) enum Heard {
-    /// Not all of the answer.
+    /// The response is incomplete.
     Part,
-    /// The page, so long after the request.
+    /// The page, this long after the request.
     Page(Duration),
-    /// Something else.
+    /// A wrong response.
     Wrong,
 }
 
@@ -46,7 +46,7 @@ impl Connection {
         }
     }
 
-    /// From now on nothing waits.
+    /// Makes it non-blocking.
     pub(super) fn stop_blocking(&self) -> anyhow::Result<()> {
         rustix::io::ioctl_fionbio(&self.link, true).context("FIONBIO")
     }
@@ -55,27 +55,27 @@ impl Connection {
         self.since.is_some()
     }
 
-    /// When the request under way was, or should have been, sent.
+    /// When the open request was, or should have been, sent.
     pub(super) fn since(&self) -> Option<Instant> {
         self.since
     }
 
-    /// Sends a request that is timed from `since` on.
+    /// Sends a request that is measured from `since`.
     pub(super) fn ask(&mut self, since: Instant) -> anyhow::Result<()> {
         self.answer.expect_next();
         self.since = Some(since);
         self.link.ask()?;
-        // Nothing else is under way, and it is shorter than any socket's buffer.
+        // Nothing else is in flight, and it is shorter than any socket's buffer.
         anyhow::ensure!(self.link.flush()?, "a request could not be written");
         Ok(())
     }
 
-    /// The request under way, if any, is not waited for.
+    /// Gives up the open request, if any.
     pub(super) fn forget_request(&mut self) {
         self.since = None;
     }
 
-    /// Takes what has come.
+    /// Reads what has arrived.
     pub(super) fn listen(&mut self) -> anyhow::Result<Heard> {
         self.link.read(&mut self.answer)?;
         if self.answer.is_wrong() {
@@ -88,7 +88,7 @@ impl Connection {
         Ok(self.since.take().map_or(Heard::Part, |since| Heard::Page(since.elapsed())))
     }
 
-    /// Asks and waits for the page, on a connection that still blocks.
+    /// Requests the page and waits for it, on a connection that still blocks.
     pub(super) fn exchange(&mut self) -> anyhow::Result<()> {
         self.ask(Instant::now())?;
         while !self.answer.is_over() {

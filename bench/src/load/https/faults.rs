@@ -2,7 +2,7 @@
 
 use crate::metric::Sample;
 
-/// Counts, and in words what came first.
+/// Counts, and a description of the first fault.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     wrong: u64,
@@ -12,18 +12,18 @@ pub(super) struct Faults {
 }
 
 impl Faults {
-    /// An answer that is not the page.
+    /// A response that is not the page.
     pub(super) fn wrong(&mut self) {
         self.wrong += 1;
     }
 
-    /// A connection that could not be made, or ended before its time.
+    /// A connection that could not be opened, or ended too early.
     pub(super) fn cut(&mut self, error: &anyhow::Error) {
         self.cut += 1;
         self.first.get_or_insert_with(|| format!("{error:#}"));
     }
 
-    /// Complains about all threads' faults together.
+    /// Reports all threads' faults together.
     pub(super) fn put<'a>(sample: &mut Sample, all: impl Iterator<Item = &'a Faults> + Clone) {
         let sum = |of: fn(&Faults) -> u64| all.clone().map(of).sum::<u64>();
         let first = all.clone().find_map(|faults| faults.first.as_deref());

@@ -1,5 +1,5 @@
-//! Connections that live for one request: connect, a full handshake (nothing is resumed), the request, the page, close.
-//! The load closes first, as in [`crate::load::connections`].
+//! Connections for one request: connect, a full handshake (no resumption), the request, the page, close. The load
+//! closes first, as in [`crate::load::connections`].
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::metric::{Metric, Sample};
 use crate::place;
 use crate::suites::Scale;
 
-/// One connection at a time, again and again.
+/// One connection after another.
 struct Slot {
     link: TlsLink,
     answer: Answer,
@@ -68,7 +68,7 @@ pub(super) fn run(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::R
 }
 
 impl Knocker<'_> {
-    /// Begins the next connection of a slot.
+    /// Starts the next connection of a slot.
     fn knock(&mut self, number: usize, poll: &Poll) -> anyhow::Result<()> {
         let (_, sender) = self.clients.take();
         let socket = socket_from(sender)?;
@@ -82,7 +82,7 @@ impl Knocker<'_> {
         let mut slot = Slot { link, answer: Answer::default(), has_asked: false, begun };
         let flags = match slot.link.flush() {
             Ok(true) => EventFlags::IN,
-            // Not connected yet (the backlog was full), or refused: the event will tell.
+            // Not connected yet (the backlog was full), or refused: an event will tell.
             Ok(false) | Err(_) => EventFlags::OUT,
         };
         poll.add(&slot, number, flags)?;
@@ -91,7 +91,7 @@ impl Knocker<'_> {
         Ok(())
     }
 
-    /// Goes on with a slot's connection; whether it is over.
+    /// Continues a slot's connection. Returns whether it is over.
     fn advance(
         &mut self,
         number: usize,
@@ -119,7 +119,7 @@ impl Knocker<'_> {
                 if stage == Stage::Window {
                     latency::record(&mut self.latencies, slot.begun.elapsed());
                 }
-                // Whether or not it still reaches anybody.
+                // It doesn't matter whether it still arrives.
                 let _ = slot.link.say_goodbye().and_then(|()| slot.link.flush());
             }
         }
@@ -131,7 +131,7 @@ impl Knocker<'_> {
 enum Step {
     ToWrite,
     ToRead,
-    /// Nothing: the answer is there.
+    /// Nothing: the response is complete.
     Over,
 }
 
@@ -148,7 +148,7 @@ impl Slot {
             self.link.ask()?;
             self.has_asked = true;
         }
-        // The last of the handshake and the request go together.
+        // The last bytes of the handshake and the request are sent together.
         Ok(if self.link.flush()? { Step::ToRead } else { Step::ToWrite })
     }
 }

@@ -1,5 +1,5 @@
-//! A TLS connection of the load, by rustls' unbuffered interface: what comes is decrypted from one buffer and looked at
-//! where it lies, what goes is encrypted into another.
+//! A TLS connection of the load, with rustls' unbuffered interface: incoming bytes are decrypted in place in one
+//! buffer, outgoing ones are encrypted into another.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,27 +14,27 @@ use rustls::unbuffered::{ConnectionState, UnbufferedStatus};
 use super::answer::{Answer, REQUEST};
 use crate::credentials::HOST;
 
-/// Bytes that may be read at once, to begin with: an answer, or all that a server says in a handshake.
+/// The initial size of a read: a response, or all of a server's handshake messages.
 const ROOM: usize = 4096;
-/// A record at its longest, with all that is around it; so much is always enough.
+/// The size of the longest record with its overhead; always enough.
 const ROOM_MAX: usize = 18 * 1024;
-/// What encryption adds to a request (5 bytes before it, 17 behind it), and more.
+/// More than the overhead of encrypting a request (5 bytes before it, 17 after it).
 const OVERHEAD: usize = 64;
 
-/// A connection, from before its handshake on.
+/// A connection, from before its handshake.
 pub(super) struct TlsLink {
     socket: OwnedFd,
     tls: UnbufferedClientConnection,
-    /// Records that have not come whole lie in the first `filled` bytes.
+    /// Incomplete records are in the first `filled` bytes.
     incoming: Vec<u8>,
     filled: usize,
-    /// What is to be written.
+    /// Bytes to be written.
     outgoing: Vec<u8>,
     is_open: bool,
 }
 
 impl TlsLink {
-    /// Makes ready what begins the handshake; [`TlsLink::flush`] sends it.
+    /// Prepares the first bytes of the handshake; [`TlsLink::flush`] sends them.
     pub(super) fn new(socket: OwnedFd, config: &Arc<ClientConfig>) -> anyhow::Result<Self> {
         let name = ServerName::try_from(HOST).context("a name")?;
         let tls = UnbufferedClientConnection::new(Arc::clone(config), name)?;
@@ -44,15 +44,15 @@ impl TlsLink {
         Ok(link)
     }
 
-    /// Whether the handshake is over, on this side.
+    /// Whether the handshake is over on this side.
     pub(super) fn is_open(&self) -> bool {
         self.is_open
     }
 
-    /// Reads once, and gives what is in it to `answer`; whether there was anything to read.
+    /// Reads once and passes the contents to `answer`. Returns whether there was anything to read.
     ///
     /// # Errors
-    /// The connection's end, whoever has ended it and how.
+    /// The end of the connection, whoever ended it.
     pub(super) fn read(&mut self, answer: &mut Answer) -> anyhow::Result<bool> {
         if self.filled == self.incoming.len() {
             anyhow::ensure!(self.filled < ROOM_MAX, "a record that is too long");
@@ -68,7 +68,7 @@ impl TlsLink {
         Ok(true)
     }
 
-    /// Asks for the page, behind whatever is to be written before it.
+    /// Requests the page, after everything that is still to be written.
     pub(super) fn ask(&mut self) -> anyhow::Result<()> {
         let UnbufferedStatus { state, .. } = self.tls.process_tls_records(&mut self.incoming[..self.filled]);
         let ConnectionState::WriteTraffic(mut traffic) = state? else { anyhow::bail!("asked too early") };
@@ -79,7 +79,7 @@ impl TlsLink {
         Ok(())
     }
 
-    /// Says that nothing more will be sent.
+    /// Sends close_notify.
     pub(super) fn say_goodbye(&mut self) -> anyhow::Result<()> {
         let UnbufferedStatus { state, .. } = self.tls.process_tls_records(&mut self.incoming[..self.filled]);
         let ConnectionState::WriteTraffic(mut traffic) = state? else { anyhow::bail!("ended too early") };
@@ -90,7 +90,7 @@ impl TlsLink {
         Ok(())
     }
 
-    /// Writes what is to be written; whether all of it is.
+    /// Writes pending bytes. Returns whether all are written.
     pub(super) fn flush(&mut self) -> anyhow::Result<bool> {
         while !self.outgoing.is_empty() {
             match rustix::io::write(&self.socket, &self.outgoing) {
@@ -103,7 +103,7 @@ impl TlsLink {
         Ok(true)
     }
 
-    /// Does all that can be done with what has come.
+    /// Processes everything that has arrived.
     fn process(&mut self, answer: &mut Answer) -> anyhow::Result<()> {
         loop {
             let UnbufferedStatus { mut discard, state, .. } =
@@ -123,7 +123,7 @@ impl TlsLink {
                     let written = data.encode(&mut self.outgoing[start..])?;
                     self.outgoing.truncate(start + written);
                 }
-                // Whatever is in `outgoing` is written in order, so it is as good as sent.
+                // Everything in `outgoing` is written in order, so it counts as sent.
                 ConnectionState::TransmitTlsData(data) => data.done(),
                 ConnectionState::BlockedHandshake => is_done = true,
                 ConnectionState::WriteTraffic(_) => {

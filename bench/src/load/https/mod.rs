@@ -1,5 +1,5 @@
-//! HTTPS: `GET /1kb`, over TLS 1.3 with one suite, from an origin that speaks the same. Every answer is checked: status,
-//! length, and each byte.
+//! HTTPS: `GET /1kb` over TLS 1.3 with one suite, from an origin with the same parameters. Every response is
+//! checked: status, length, and each byte.
 
 mod answer;
 mod closed;
@@ -33,7 +33,7 @@ pub(super) fn handshakes(stand: &Stand, scale: &Scale, connections: usize) -> an
     handshakes::run(stand, scale, connections)
 }
 
-/// Connections that have had one page and then do nothing.
+/// Connections that have received one page and are idle.
 pub(super) fn idle(stand: &Stand, scale: &Scale) -> anyhow::Result<Sample> {
     idle::measure(
         stand,
@@ -47,7 +47,7 @@ pub(super) fn idle(stand: &Stand, scale: &Scale) -> anyhow::Result<Sample> {
     )
 }
 
-/// Connections, dealt out to the load's threads.
+/// Connections, divided among the load's threads.
 fn open_by_thread(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::Result<Vec<Vec<Connection>>> {
     let mut groups: Vec<Vec<Connection>> = (0..scale.threads).map(|_| Vec::new()).collect();
     let mut clients = Clients::share(0, 1);

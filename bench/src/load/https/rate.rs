@@ -1,6 +1,6 @@
-//! A constant rate: each connection has a timetable, and an answer is timed from when its request was due, whether or not the
-//! connection was free to send it then. So a contestant that stalls can't hide what it would have done to those who
-//! would have asked meanwhile ("coordinated omission", and what wrk2 is for).
+//! A constant rate: each connection has a timetable, and a response is timed from when its request was due,
+//! whether or not the connection was free then. So a contestant that stalls can't hide the delay of requests that
+//! were due meanwhile ("coordinated omission", the reason for wrk2).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -26,20 +26,20 @@ const PRECEDENCE: i32 = -20;
 
 struct Timetable {
     connections: Vec<Connection>,
-    /// Connections without a request under way, by when their next is due.
+    /// Connections without an open request, by when their next one is due.
     due: BinaryHeap<Reverse<(Instant, usize)>>,
-    /// From one request of a connection to its next.
+    /// The interval between the requests of a connection.
     interval: Duration,
-    /// The part of an interval by which this thread's first request comes after the others'.
+    /// The part of an interval by which this thread's first request is later than the others'.
     offset: f64,
-    /// Requests that are due between these are counted.
+    /// Requests due between these times are counted.
     begin: Option<Instant>,
     end: Option<Instant>,
     latencies: Histogram<u64>,
     faults: Faults,
 }
 
-/// `scale.rate` requests a second, evenly spread over the connections and over time; at least one on each connection in a
+/// `scale.rate` requests a second, evenly spread over connections and time. At least one on each connection in a
 /// window, however slow the reference was.
 pub(super) fn run(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::Result<Sample> {
     anyhow::ensure!(scale.rate.is_finite() && scale.rate > 0.0, "no rate is given");
@@ -67,7 +67,7 @@ pub(super) fn run(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::R
 }
 
 impl Timetable {
-    /// Notes when the window begins and ends.
+    /// Records the start and the end of the window.
     fn note(&mut self, stage: Stage) {
         match stage {
             Stage::WarmUp => {}
@@ -80,7 +80,7 @@ impl Timetable {
         self.end.is_some_and(|end| due >= end)
     }
 
-    /// Sends what is due; how long until the next.
+    /// Sends the due requests. Returns the time until the next.
     fn send_due(&mut self, poll: &Poll) -> anyhow::Result<Duration> {
         while let Some(&Reverse((due, number))) = self.due.peek() {
             let now = Instant::now();
@@ -99,7 +99,7 @@ impl Timetable {
 
     fn advance(&mut self, number: usize, counters: &Counters, poll: &Poll) -> anyhow::Result<()> {
         let Some(due) = self.connections[number].since() else {
-            // It has spoken unasked: an end, most likely.
+            // It has sent bytes without a request: most likely an end.
             return match self.connections[number].listen() {
                 Ok(_) => Ok(()),
                 Err(error) => self.give_up(number, &error, poll),
@@ -127,7 +127,7 @@ impl Timetable {
         }
     }
 
-    /// A connection that has ended by itself asks no more.
+    /// A connection that has ended sends no more requests.
     fn give_up(&mut self, number: usize, error: &anyhow::Error, poll: &Poll) -> anyhow::Result<()> {
         poll.forget(&self.connections[number])?;
         self.faults.cut(error);
@@ -140,7 +140,7 @@ impl Timetable {
         !self.due.is_empty() || self.connections.iter().any(Connection::is_busy)
     }
 
-    /// What was never answered has waited at least until now, and so has all that was due behind it.
+    /// A request that was never answered has waited at least until now, and so have all that were due after it.
     fn count_unanswered(&mut self) {
         let now = Instant::now();
         let waiting: Vec<Instant> = self.connections.iter().filter_map(Connection::since).collect();
@@ -158,9 +158,9 @@ impl Worker for Timetable {
     type Report = (Histogram<u64>, Faults);
 
     fn work(mut self, cue: &Cue, counters: &Counters) -> anyhow::Result<Self::Report> {
-        // Else the kernel lets each wait be up to 50 µs longer.
+        // Otherwise the kernel may extend each wait by up to 50 µs.
         set_current_timer_slack(NonZeroU64::new(1))?;
-        // Where permitted, the load goes first: how long an answer has waited for the load is no property of a contestant.
+        // If permitted, the load has priority: a delay caused by the load is no property of a contestant.
         let _ = setpriority_process(None, PRECEDENCE);
         let (poll, mut events) = (Poll::new()?, Events::default());
         let (start, all) = (Instant::now(), self.connections.len() as f64);
