@@ -1,16 +1,16 @@
-//! Builds libtruepeer.so, which `truepeer run` carries inside, by a cargo of its own: a library for other programs to load
-//! can't be a dependency. Without it the binary is built all the same (`--via preload` then says so); with
-//! `TRUEPEER_REQUIRE_LIBRARY=1`, as the project's own checks set it, that is an error.
+//! Builds libtruepeer.so, which `truepeer run` embeds, by a separate cargo process: a library that other programs
+//! load can't be a dependency. Without it the binary is still built, and `--via preload` reports that. With
+//! `TRUEPEER_REQUIRE_LIBRARY=1`, which the project's own checks set, it is an error.
 //!
-//! It has a target directory and a profile of its own, shares the parent's lock file and job slots, and is built again only
-//! when its sources change.
+//! The library has its own target directory and profile, shares the parent's lock file and job slots, and is
+//! rebuilt only when its sources change.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
 const LIBRARY: &str = "libtruepeer_preload.so";
-/// The crates that it is made of.
+/// The crates that it consists of.
 const SOURCES: [&str; 5] = ["preload", "handover", "policy", "proto", "sys"];
 
 fn main() -> ExitCode {
@@ -49,7 +49,7 @@ fn build() -> Result<PathBuf, String> {
     let target = env::var("TARGET").unwrap_or_default();
     if !target.ends_with("-linux-gnu") {
         return Err(format!(
-            "a library for glibc's programs can't be built for {target}; TRUEPEER_LIBRARY=FILE names one that is"
+            "can't build a library for glibc programs for {target}; give a built one with TRUEPEER_LIBRARY=FILE"
         ));
     }
     let dir = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join("library");
@@ -66,7 +66,7 @@ fn build() -> Result<PathBuf, String> {
         "--manifest-path",
     ]);
     command.arg(manifest).arg("--target-dir").arg(&dir);
-    // What the outer cargo was told concerns the outer build: clippy in rustc's place, flags, coverage.
+    // These variables concern the outer build: clippy in place of rustc, flags, coverage.
     for (name, _) in env::vars_os() {
         let name = name.to_string_lossy();
         let is_outers =
@@ -75,7 +75,7 @@ fn build() -> Result<PathBuf, String> {
             command.env_remove(name.as_ref());
         }
     }
-    let output = command.output().map_err(|error| format!("cargo can't be run: {error}"))?;
+    let output = command.output().map_err(|error| format!("can't run cargo: {error}"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         let first = said.lines().find(|line| line.contains("error")).unwrap_or("cargo failed");

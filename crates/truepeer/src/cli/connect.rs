@@ -9,11 +9,11 @@ const PAGE: Page = Page {
     which: table::CONNECT,
     examples: &[
         example(
-            "See what a server makes of a client",
+            "Test how a server treats a client",
             "truepeer connect --from 203.0.113.7:5000 -- nc 127.0.0.1 9090",
         ),
         example(
-            "Only connections to one network and port",
+            "Headers for one network and port only",
             "truepeer connect --send-proxy v1 --to 10.0.0.0/8:443 -- curl https://10.0.0.1/",
         ),
         example(

@@ -9,15 +9,15 @@ const PAGE: Page = Page {
     which: table::DOCTOR,
     examples: &[
         example(
-            "Whether a web server on this machine can be shown its clients",
+            "Check that a web server on this machine can see its clients",
             "truepeer doctor -4 127.0.0.1:80 -6 [::1]:80",
         ),
         example(
-            "The same, with the missing routes made for the time of the test",
+            "The same, with missing routes added for the duration of the test",
             "truepeer doctor -4 127.0.0.1:80 --try",
         ),
     ],
-    notes: "Nothing is changed without --try. Ends with status 0 if everything that is needed holds, else with 1.",
+    notes: "Nothing is changed without --try. The exit status is 0 if all required checks pass, otherwise 1.",
 };
 
 pub(super) fn command() -> Command {

@@ -1,4 +1,5 @@
-//! Words for commands: clap knows the options by their types, the table of [`crate::spec::table`] has their help.
+//! Help texts of commands: clap knows the options by their types, and the table in [`crate::spec::table`] has
+//! their help.
 
 use std::io::IsTerminal as _;
 
@@ -6,16 +7,16 @@ use clap::Command;
 
 use crate::spec::table::{self, Commands};
 
-/// What a command's help has besides its options.
+/// A command's help besides its options.
 pub(super) struct Page {
     pub(super) which: Commands,
-    /// The first one is shown by `-h`, too.
+    /// `-h` shows the first one, too.
     pub(super) examples: &'static [Example],
-    /// What is to be known besides, in paragraphs.
+    /// Further notes, in paragraphs.
     pub(super) notes: &'static str,
 }
 
-/// What somebody wants, and what to type.
+/// A purpose, and the command line for it.
 pub(super) struct Example {
     pub(super) want: &'static str,
     pub(super) lines: &'static str,
@@ -32,12 +33,13 @@ const TEMPLATE: &str = "\
 
 {before-help}{all-args}{after-help}";
 
-/// Gives a command its words: `-h` shows the first example and the common options, `--help` everything.
+/// Adds the help texts to a command: `-h` shows the first example and the common options, `--help` everything.
 pub(super) fn dress(command: Command, page: &Page) -> Command {
     let name = command.get_name().to_owned();
     let few = examples(page.examples.get(..1).unwrap_or_default());
     let all = examples(page.examples);
-    let more = format!("These are the usual options. All of them, and more examples: truepeer {name} --help");
+    let more =
+        format!("These are the common options. For all options and more examples: truepeer {name} --help");
     words(command, page.which)
         .help_template(TEMPLATE)
         .before_help(few)
@@ -46,7 +48,7 @@ pub(super) fn dress(command: Command, page: &Page) -> Command {
         .after_long_help(wrapped(page.notes, width()))
 }
 
-/// The table's words, for a command and what is below it.
+/// Adds the table's texts to a command and its subcommands.
 fn words(command: Command, which: Commands) -> Command {
     let below: Vec<String> = command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
     let command = command.mut_args(|arg| {
@@ -72,7 +74,7 @@ fn examples(examples: &[Example]) -> String {
     text
 }
 
-/// clap wraps the options at the terminal's width, or at 100 columns; so do we.
+/// clap wraps options at the terminal's width or at 100 columns. Do the same.
 fn width() -> usize {
     let columns = std::io::stdout()
         .is_terminal()
@@ -82,12 +84,12 @@ fn width() -> usize {
     columns.clamp(40, 100)
 }
 
-/// Breaks lines at blanks. A line that is indented by two goes on indented like its second column.
+/// Breaks lines at blanks. The rest of a line that is indented by two is aligned with its second column.
 fn wrapped(text: &str, width: usize) -> String {
     let mut out = String::new();
     for line in text.lines() {
         let indent = line.len() - line.trim_start().len();
-        // In `  name   text` the text's column.
+        // For `  name   text`, the column of the text.
         let hanging = if indent == 0 {
             0
         } else {

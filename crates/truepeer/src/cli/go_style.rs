@@ -1,7 +1,7 @@
-//! Go's habit of one dash before long options: `-allowed-subnets x`, `-listeners=4`, `--l :8443`, `-flag=false`.
+//! Go's single dash before long options: `-allowed-subnets x`, `-listeners=4`, `--l :8443`, `-flag=false`.
 //!
-//! A word is rewritten only if, without its dash, it is exactly a long option; `-l0.0.0.0:8443` stays what it is. So does all of
-//! another program's command line, behind `--` or from its name on.
+//! A word is rewritten only if, without its dash, it is exactly a long option; `-l0.0.0.0:8443` stays as it is.
+//! The command line of another program, after `--` or from its name on, also stays.
 
 use std::ffi::OsString;
 
@@ -41,7 +41,7 @@ fn wants_value(text: &str, command: &Command) -> bool {
 enum Word {
     AsItIs,
     Rewritten(String),
-    /// `-flag=false`: as if it were not there.
+    /// `-flag=false`: as if it were absent.
     Dropped,
 }
 
@@ -66,7 +66,7 @@ impl Word {
     }
 }
 
-/// The option of that name, and the dashes that clap wants before it.
+/// The option of that name, and the dashes that clap requires.
 fn find<'a>(name: &str, command: &'a Command) -> Option<(&'static str, &'a Arg)> {
     let mut letters = name.chars();
     if let (Some(letter), None) = (letters.next(), letters.next()) {

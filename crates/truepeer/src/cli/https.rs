@@ -13,7 +13,7 @@ const PAGE: Page = Page {
             "truepeer https --tls-cert site.pem --tls-key site.key \\\n  --origin http://127.0.0.1:8080",
         ),
         example(
-            "Two sites, chosen by the name that the client asks for; TLS towards the origin, too",
+            "Two sites, selected by the client's SNI; TLS towards the origin, too",
             "truepeer https --tls-cert a.pem --tls-key a.key --tls-cert b.pem --tls-key b.key \\\n  --origin https://app.internal --origin-ca ca.pem",
         ),
         example(

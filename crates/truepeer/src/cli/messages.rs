@@ -1,4 +1,4 @@
-//! What is said about wrong command lines, word for word: `messages.txt`. To be read as a user reads it.
+//! The messages for wrong command lines, literally: `messages.txt`, as users read them.
 
 use std::ffi::OsString;
 use std::path::Path;

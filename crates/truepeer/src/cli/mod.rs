@@ -27,7 +27,7 @@ use crate::spec::{
     AttachArgs, ConnectArgs, DoctorArgs, HttpsSpec, ProxySpec, RoutesArgs, RunArgs, StackArgs, VppArgs,
 };
 
-/// What the command line asks for.
+/// The command to carry out.
 #[derive(Debug)]
 pub(crate) enum Invocation {
     /// Relay, as configured; the program whose place we take, if any.
@@ -48,26 +48,26 @@ pub(crate) enum Invocation {
     Vpp(Box<VppArgs>),
 }
 
-/// A command line that can't be followed, or one that asks for a text.
+/// A command line that is wrong, or one that asks for a text.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UsageError {
-    /// clap's: prints itself, in colour, to the right stream, help and version included.
+    /// clap's error: it prints itself, in colour, to the right stream, including help and version.
     #[error(transparent)]
     Clap(#[from] clap::Error),
-    /// Options that contradict each other, or a value that the machine refutes.
+    /// Options that contradict each other, or a value that this machine refutes.
     #[error(transparent)]
     Problem(#[from] Problem),
-    /// As above, found here. Begins with the option.
+    /// The same, found here. Starts with the option.
     #[error("{0}")]
     Options(String),
 }
 
 impl UsageError {
-    /// Prints the error (or the text asked for) and says with which status to end: 2, or 0 for help and version.
+    /// Prints the error (or the requested text) and returns the exit status: 2, or 0 for help and version.
     pub(crate) fn report(self) -> u8 {
         match self {
             Self::Clap(error) => {
-                // Nobody is left to tell if the terminal is gone.
+                // If the terminal is gone, the error can't be reported.
                 let _ = error.print();
                 u8::from(error.use_stderr()) * 2
             }
@@ -93,7 +93,7 @@ Examples:
 Called as go-mmproxy or mmproxy (a link is enough), or with
 --compat go-mmproxy|mmproxy-rs|cloudflare, it has that program's options and defaults.";
 
-/// Reads a command line; the first word is the name that the program was called by.
+/// Parses a command line; its first word is the name of the program.
 pub(crate) fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Invocation, UsageError> {
     let argv: Vec<OsString> = argv.into_iter().collect();
     match compat::detect(argv)? {

@@ -9,9 +9,9 @@ pub(super) const PAGE: Page = Page {
     which: table::PROXY,
     examples: &[
         example("HAProxy on this machine, a web server on port 80", "truepeer proxy -l 127.0.0.1:8080 -4 127.0.0.1:80 -6 [::1]:80"),
-        example("A load balancer at 10.0.0.7 in front of SSH", "truepeer proxy -l :2222 -4 127.0.0.1:22 -6 [::1]:22 --allow 10.0.0.7"),
+        example("A load balancer at 10.0.0.7, and SSH behind it", "truepeer proxy -l :2222 -4 127.0.0.1:22 -6 [::1]:22 --allow 10.0.0.7"),
         example(
-            "frp, which stands on this machine and may carry local clients",
+            "frp on this machine, which may have local clients",
             "truepeer proxy -l 127.0.0.1:8080 -4 127.0.0.1:80 -6 [::1]:80 \\\n  --allow-claims loopback",
         ),
         example(
@@ -23,7 +23,7 @@ pub(super) const PAGE: Page = Page {
             "truepeer proxy -l 0.0.0.0:25577 --listen-transparent --dynamic-destination \\\n  --dynamic-allow loopback:10000-20000",
         ),
         example(
-            "TLS for clients that come by themselves; the backend gets plain bytes",
+            "TLS with clients that connect directly; the backend gets plain bytes",
             "truepeer proxy -l :443 --tls-cert site.pem --tls-key site.key \\\n  -4 127.0.0.1:80 -6 [::1]:80 --allow any",
         ),
         example(

@@ -1,4 +1,4 @@
-//! docs/options.md, made of the commands as `--help` shows them, and what holds both to the table.
+//! docs/options.md, generated from the commands' `--help`, and tests that compare both with the table.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -64,7 +64,7 @@ fn which(name: &str) -> Commands {
     COMMANDS.iter().find(|(command, _)| *command == name).expect(name).1
 }
 
-/// A command's own options and those of what is below it, once each.
+/// The options of a command and its subcommands, without duplicates.
 fn options(command: &Command) -> Vec<&Arg> {
     let mut args: Vec<&Arg> = command.get_arguments().collect();
     for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
@@ -152,7 +152,7 @@ fn short_help_is_a_screenful() {
     }
 }
 
-/// What a row says holds without the option is what writing it means.
+/// Writing a row's default has the same effect as leaving the option out.
 #[test]
 fn writing_a_default_changes_nothing() {
     for (name, which, usual) in [

@@ -8,9 +8,9 @@ use crate::spec::{RoutesArgs, table};
 const PAGE: Page = Page {
     which: table::ROUTES,
     examples: &[
-        example("What would be needed for a backend on this machine", "truepeer routes apply -4 127.0.0.1:443 -6 [::1]:443 --print"),
+        example("Print what a backend on this machine needs", "truepeer routes apply -4 127.0.0.1:443 -6 [::1]:443 --print"),
         example(
-            "For a service that runs without CAP_NET_ADMIN, in its unit",
+            "For a service without CAP_NET_ADMIN, in its unit file",
             "ExecStartPre=+truepeer routes apply -4 127.0.0.1:443\nExecStopPost=+truepeer routes remove",
         ),
     ],

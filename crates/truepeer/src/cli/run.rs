@@ -15,7 +15,7 @@ const PAGE: Page = Page {
     notes: "\
 The command is started in this process's place: it keeps its process number, its terminal and its signals (by notify it is a child: signals are passed on, its exit status is truepeer's). Neither root nor a capability is needed.
 
-How (--via): preload (a library between the program and libc's accept()), or notify (a supervisor that the kernel asks, for static programs such as Go's, and musl's). auto chooses preload wherever the program would load it.",
+Mechanism (--via): preload (a library that hooks libc's accept()), or notify (a supervisor that answers the program's system calls, for static programs such as those of Go, and for musl). auto chooses preload if the program would load the library.",
 };
 
 pub(super) fn command() -> Command {

@@ -11,7 +11,8 @@ use super::groups::SendersSpec;
 use super::port::AttachPorts;
 use super::values;
 
-/// Take PROXY headers off connections to a running server, in the kernel: no proxy, no restart, nothing per byte
+/// Remove PROXY headers from connections to a running server, in the kernel: no proxy, no restart, no cost per
+/// byte
 #[derive(Debug, Clone, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct AttachArgs {
@@ -41,7 +42,7 @@ pub(crate) struct AttachArgs {
     pub(crate) place: PlaceArgs,
 }
 
-/// Which attachment is meant.
+/// Identifies the attachment.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PlaceArgs {
     #[arg(long)]
@@ -50,7 +51,7 @@ pub(crate) struct PlaceArgs {
     pub(crate) pins: Option<PathBuf>,
 }
 
-/// What to do instead of attaching.
+/// The action instead of attaching.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum AttachAction {
     /// Show connections, and refusals by reason, for each port
@@ -60,7 +61,8 @@ pub(crate) enum AttachAction {
         #[command(flatten)]
         place: PlaceArgs,
     },
-    /// Judge no new connections (they pass with their header: it fails open); when the last old one has ended, remove everything
+    /// Stop checking new connections (they pass with their header: fail-open), and remove everything when the
+    /// last open one has ended
     Detach {
         #[arg(long)]
         now: bool,

@@ -9,7 +9,7 @@ use truepeer_proto::Version;
 
 use super::run::HowArgs;
 
-/// Start a program whose connections begin with a PROXY header
+/// Start a program whose connections start with a PROXY header
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ConnectArgs {
     #[arg(long, value_parser = client)]
@@ -26,7 +26,7 @@ pub(crate) struct ConnectArgs {
 }
 
 impl ConnectArgs {
-    /// What is to be said to whom.
+    /// Which header goes to which destinations.
     pub(crate) fn sending(&self) -> ConnectSettings {
         let mut to = Destinations::default();
         self.to.iter().for_each(|entry| to.extend(entry));

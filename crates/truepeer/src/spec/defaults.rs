@@ -1,6 +1,7 @@
-//! What an option that is not written means.
+//! The defaults of options.
 //!
-//! A default is a constant here (or in the engine that lives by it), and [`OPTIONS`](super::table::OPTIONS) prints it: help can't differ.
+//! A default is a constant here (or in the engine that uses it), and [`OPTIONS`](super::table::OPTIONS) prints
+//! it, so that help and behaviour agree.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -8,16 +9,16 @@ use std::time::Duration;
 
 use truepeer_proto::Version;
 
-/// `proxy --listen`.
+/// The default of `proxy --listen`.
 pub(crate) const LISTEN: (&str, u16) = ("0.0.0.0", 8443);
-/// `https --listen`: every address.
+/// The default of `https --listen`: every address.
 pub(crate) const LISTEN_HTTPS: (&str, u16) = ("", 443);
-/// `-4` and `-6`, if neither is written.
+/// The defaults of `-4` and `-6`, if neither is given.
 pub(crate) const IPV4: (&str, u16) = ("127.0.0.1", 443);
 pub(crate) const IPV6: (&str, u16) = ("::1", 443);
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) const HEADER_MAX: usize = 16 * 1024;
-/// Less than systemd waits before it kills (90 s), and longer than almost every request takes.
+/// Less than systemd's time-out (90 s), and longer than almost every request takes.
 pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) const TABLE: u32 = crate::routes::plan::DEFAULT_TABLE;

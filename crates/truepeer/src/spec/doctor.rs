@@ -7,7 +7,7 @@ use clap::Args;
 use super::routing::RoutingArgs;
 use super::text::parse_duration;
 
-/// Try what truepeer needs on this machine, and print the one command that mends what fails
+/// Check what truepeer needs on this machine, and print the one command that fixes what fails
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub(crate) struct DoctorArgs {
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! Options that several commands have.
+//! Options shared by several commands.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use truepeer_policy::{OnConflict, PrefixSet};
 
 use super::values::{self, ClientCert, Deny, Header, LogFormat, PrefixesOrFile, RoutesMode, Verbosity};
 
-/// Who sends headers, and whom they may name.
+/// Which senders are admitted, and which clients they may name.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct SendersSpec {
     #[arg(long)]
@@ -27,14 +27,14 @@ pub(crate) struct SendersSpec {
     pub(crate) deny_clients: Vec<Deny>,
 }
 
-/// For engines that wait for a header that need not come.
+/// For commands that support optional headers.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct WaitSpec {
     #[arg(long, value_parser = values::positive_duration)]
     pub(crate) header_wait: Option<Duration>,
 }
 
-/// How backends are connected to.
+/// How to connect to backends.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct UpstreamSpec {
     #[arg(long, value_parser = values::positive_duration)]
@@ -81,7 +81,7 @@ pub(crate) struct OriginSpec {
     pub(crate) origin_key: Option<PathBuf>,
 }
 
-/// The process as a whole.
+/// Options of the whole process.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ProcessSpec {
     #[arg(long, value_parser = values::count::<NonZeroUsize>)]
@@ -90,7 +90,7 @@ pub(crate) struct ProcessSpec {
     pub(crate) drain_timeout: Option<Duration>,
 }
 
-/// How backends' replies find their way back.
+/// How backends' replies come back.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct RoutesSpec {
     #[arg(long, value_parser = values::routes_mode)]

@@ -12,7 +12,8 @@ use super::values::{self, ClientAddressConfig};
 use super::vpp::StackArgs;
 use super::{ListenAddr, OriginUrl};
 
-/// Take HTTPS off (HTTP/2 and HTTP/1.1), and pass each request on (by HTTP/1.1) to an origin that learns who the client is
+/// Terminate HTTPS (HTTP/2 and HTTP/1.1) and pass each request on (by HTTP/1.1) to an origin that learns the
+/// client's address
 #[derive(Debug, Clone, Args)]
 pub(crate) struct HttpsSpec {
     #[arg(short, long)]

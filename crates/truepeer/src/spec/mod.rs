@@ -1,7 +1,8 @@
-//! What was written: every option as a field, with nothing filled in. Flags fill these structs now, a file's keys will.
+//! The command line as written: every option is a field, and no default is filled in. Flags fill these structs
+//! now; a file's keys will.
 //!
-//! An option has one declaration: its field gives its type, [`defaults::OPTIONS`] its default and its words. Options that several commands
-//! share are in `groups`, flattened into each.
+//! An option is declared once: its field has its type, [`defaults::OPTIONS`] its default and help. Options shared
+//! by several commands are in `groups`, flattened into each.
 #![allow(rustdoc::broken_intra_doc_links, reason = "[::1] is an address")]
 
 mod address;

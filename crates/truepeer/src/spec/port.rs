@@ -1,4 +1,4 @@
-//! Ports as `run --port` and `attach --port` take them: numbers, ranges, names of services, and several with commas.
+//! Ports as `run --port` and `attach --port` accept them: numbers, ranges, service names, and lists with commas.
 
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ports(pub(crate) Vec<u16>);
 
-/// More are a mistake, and would fill the kernel's table of ports.
+/// More would be a mistake, and would fill the kernel's table of ports.
 const MOST: usize = 1024;
 
 impl FromStr for Ports {
@@ -22,7 +22,7 @@ impl FromStr for Ports {
     }
 }
 
-/// What one `attach --port` names: `443`, `443/tcp`, `53/udp`, `53:5353/udp`, `80,443`, `8000-8010`, `domain/udp`.
+/// A value of `attach --port`: `443`, `443/tcp`, `53/udp`, `53:5353/udp`, `80,443`, `8000-8010`, `domain/udp`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AttachPorts(pub(crate) Vec<Port>);
 
@@ -30,7 +30,7 @@ pub(crate) struct AttachPorts(pub(crate) Vec<Port>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Port {
     Tcp(u16),
-    /// What is sent to `from` belongs to the server that is bound to `backend`.
+    /// Datagrams sent to `from` belong to the server that is bound to `backend`.
     Udp {
         from: u16,
         backend: u16,
@@ -95,7 +95,7 @@ fn number(text: &str) -> Option<u16> {
     text.parse().ok().filter(|port| *port > 0 && !text.starts_with('+'))
 }
 
-/// A name of services(5). The three that nobody should have to look up are known without that file.
+/// A name of services(5). Three names work without that file.
 fn service(name: &str, protocol: &str) -> Option<u16> {
     let known = [("http", 80), ("https", 443), ("domain", 53)];
     if let Some((_, port)) = known.iter().find(|(known, _)| *known == name) {

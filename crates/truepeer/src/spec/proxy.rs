@@ -13,7 +13,7 @@ use super::groups::{
 use super::values::{self, MaybeDuration, Protocol, SendProxy};
 use super::{HostPort, ListenAddr};
 
-/// Take connections that begin with a PROXY header, and connect to the backend from the client's own address
+/// Accept connections that start with a PROXY header, and connect to the backend from the client's own address
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ProxySpec {
     #[arg(short, long, alias = "listen-addr")]

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 
 use super::routing::RoutingArgs;
 
-/// Show, set or remove the rules and routes by which backends' replies find their way back
+/// Show, add or remove the rules and routes that bring backends' replies back
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub(crate) struct RoutesArgs {
     #[arg(value_enum)]
@@ -17,13 +17,13 @@ pub(crate) struct RoutesArgs {
     pub(crate) force: bool,
 }
 
-/// What `truepeer routes` does.
+/// The action of `truepeer routes`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RoutesAction {
-    /// List what is set, ours and others'
+    /// List existing rules and routes, truepeer's and others'
     Show,
-    /// Set what is missing
+    /// Add what is missing
     Apply,
-    /// Remove what is ours
+    /// Remove truepeer's
     Remove,
 }

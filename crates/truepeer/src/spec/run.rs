@@ -11,7 +11,8 @@ use super::ListenAddr;
 use super::groups::{SendersSpec, WaitSpec};
 use super::port::Ports;
 
-/// Start a program that sees the true peer: its accept() and getpeername() name the client, PROXY headers are taken off
+/// Start a program that sees the true peer: its accept() and getpeername() return the client, PROXY headers are
+/// removed
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
@@ -30,7 +31,7 @@ pub(crate) struct RunArgs {
     pub(crate) how: HowArgs,
 }
 
-/// What `run` and `connect` have in common.
+/// Options shared by `run` and `connect`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct HowArgs {
     #[arg(long)]
@@ -43,15 +44,15 @@ pub(crate) struct HowArgs {
     pub(crate) command: Vec<OsString>,
 }
 
-/// A mechanism, or the choice.
+/// A mechanism, or the automatic choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum Via {
-    /// As the program needs it.
+    /// Depends on the program.
     #[default]
     Auto,
     /// A library that the program's dynamic linker loads.
     Preload,
-    /// A supervisor that the kernel asks (seccomp user notification).
+    /// A supervisor that the kernel notifies (seccomp user notification).
     Notify,
 }
 

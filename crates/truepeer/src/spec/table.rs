@@ -1,6 +1,7 @@
-//! The table of options: name, value, default and help of each. `--help` and docs/options.md are made of it.
+//! The table of options: name, value, default and help of each. `--help` and docs/options.md are generated from
+//! it.
 //!
-//! Order here is order in `--help`.
+//! The order here is the order in `--help`.
 
 use truepeer_http1::HttpLimits;
 use truepeer_https::exchange::{HttpSettings, HttpTimeouts};
@@ -36,28 +37,28 @@ const RECEIVERS: Commands = SERVERS.or(ATTACH).or(RUN);
 const STARTERS: Commands = RUN.or(CONNECT);
 const ROUTERS: Commands = ROUTES.or(DOCTOR);
 
-/// What holds where the option is not given.
+/// What applies if the option is absent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Default {
     /// Nothing: the option is off, the list empty.
     Nothing,
     /// This value; writing it changes nothing.
     Value(fn() -> String),
-    /// What no single value says.
+    /// A description, because no single value expresses it.
     Words(&'static str),
 }
 
-/// One row.
+/// A row of the table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row {
-    /// The long option and the key.
+    /// The long option, which is also the key.
     pub(crate) name: &'static str,
-    /// What stands for its value in the help; empty for a switch.
+    /// The placeholder for its value in the help; empty for a switch.
     pub(crate) value: &'static str,
     pub(crate) help: &'static str,
     pub(crate) default: Default,
     pub(crate) commands: Commands,
-    /// Shown by `-h`, too.
+    /// `-h` shows it, too.
     pub(crate) is_common: bool,
     pub(crate) heading: &'static str,
 }
@@ -93,7 +94,7 @@ impl Row {
         }
     }
 
-    /// The default as it is printed.
+    /// The default as printed.
     pub(crate) fn default_text(&self) -> Option<String> {
         match self.default {
             Default::Nothing => None,
@@ -103,7 +104,7 @@ impl Row {
     }
 }
 
-/// The row of an option of a command.
+/// The row of a command's option.
 pub(crate) fn find(command: Commands, name: &str) -> Option<(usize, &'static Row)> {
     OPTIONS.iter().enumerate().find(|(_, row)| row.name == name && row.commands.include(command))
 }
@@ -111,8 +112,8 @@ pub(crate) fn find(command: Commands, name: &str) -> Option<(usize, &'static Row
 const LISTENING: &str = "Listening";
 const BACKENDS: &str = "Backends";
 const ORIGIN: &str = "The origin";
-const SENDERS: &str = "Senders: who may connect, with a header or without";
-const CLIENTS: &str = "Clients: whom a header may name";
+const SENDERS: &str = "Senders: who may connect, with or without a header";
+const CLIENTS: &str = "Clients: which clients a header may name";
 const DELIVERY: &str = "Delivery";
 const TLS: &str = "TLS with clients";
 const ORIGIN_TLS: &str = "TLS with backends";
@@ -151,7 +152,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(PROXY, LISTENING, "listeners", "N", "Sockets on each address; the kernel spreads connections over them (SO_REUSEPORT)").is(|| "1".to_owned()),
     row(PROXY, LISTENING, "workers", "N", "Threads").means("one for each core"),
     row(HTTPS, LISTENING, "workers", "N", "Threads").means("one for each core; with --stack vpp: 1"),
-    row(SERVERS, LISTENING, "drain-timeout", "TIME", "How long sessions, requests and flows may go on after SIGTERM; a second SIGTERM ends them at once. 0: not at all").is(|| time(d::DRAIN_TIMEOUT)),
+    row(SERVERS, LISTENING, "drain-timeout", "TIME", "How long open sessions, requests and flows may continue after SIGTERM; a second SIGTERM ends them at once. 0: end at once").is(|| time(d::DRAIN_TIMEOUT)),
     row(PROXY, LISTENING, "listen-transparent", "", "Accept connections to any address, as TPROXY redirects them (IP_TRANSPARENT on the listening sockets)"),
 
     row(PROXY, BACKENDS, "ipv4", "HOST:PORT", "Backend for IPv4 clients; a host name is resolved. Without it, and with -6, IPv4 clients are refused")
@@ -160,12 +161,12 @@ pub(crate) const OPTIONS: &[Row] = &[
         .means("[::1]:443 if -4 is not given either").common(),
     row(ROUTERS, BACKENDS, "ipv4", "HOST:PORT", "Backend for IPv4 clients; repeatable").means("127.0.0.1:443 if -6 is not given either").common(),
     row(ROUTERS, BACKENDS, "ipv6", "HOST:PORT", "Backend for IPv6 clients; repeatable").means("[::1]:443 if -4 is not given either").common(),
-    row(ROUTERS, BACKENDS, "protocol", "tcp|udp", "What is carried to the backends").is(|| "tcp".to_owned()).common(),
+    row(ROUTERS, BACKENDS, "protocol", "tcp|udp", "Transport protocol of the backends").is(|| "tcp".to_owned()).common(),
     row(PROXY, BACKENDS, "dynamic-destination", "", "Connect to the destination that the header names. -4 and -6 serve headers that name none (LOCAL, UNKNOWN)"),
     row(PROXY, BACKENDS, "dynamic-allow", "PREFIX[:PORTS]", "Where --dynamic-destination may lead, such as 10.0.0.0/8:80,8000-8100 or [2001:db8::/32]:443; repeatable; without ports: all. Own listeners are never a destination"),
     row(ROUTERS, BACKENDS, "dynamic-allow", "PREFIX[:PORTS]", "Where --dynamic-destination may lead; repeatable"),
 
-    row(HTTPS, ORIGIN, "origin", "URL", "Where requests go: http://HOST[:PORT], or https://HOST[:PORT], whose certificate is verified").common(),
+    row(HTTPS, ORIGIN, "origin", "URL", "The origin of requests: http://HOST[:PORT], or https://HOST[:PORT], whose certificate is verified").common(),
     row(PROXY, BACKENDS, "connect-timeout", "TIME", "How long a backend may take to accept a connection").is(|| time(d::CONNECT_TIMEOUT)),
     row(HTTPS, ORIGIN, "connect-timeout", "TIME", "How long the origin may take to accept a connection").is(|| time(d::CONNECT_TIMEOUT)),
     row(HTTPS, ORIGIN, "origin-keepalive", "N", "Idle connections to the origin that each worker keeps; 0: none").is(|| d::ORIGIN_KEEPALIVE.to_string()),
@@ -195,21 +196,21 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(SERVERS.or(RUN), SENDERS, "header-wait", "TIME", "How long a sender with --header optional may be silent before it is served as itself").is(|| time(HeaderTimes::default().wait)),
     row(RECEIVERS, SENDERS, "header-max", "SIZE", "The longest header accepted").is(|| kib(d::HEADER_MAX)),
     row(RUN, SENDERS, "versions", "LIST", "Versions of the PROXY protocol accepted: 1, 2 or 1,2").is(|| "1,2".to_owned()),
-    row(RECEIVERS, CLIENTS, "allow-claims", "PREFIX", "This host's own, loopback, unspecified, multicast, broadcast and reserved addresses that a header may name all the same; repeatable").means("none"),
+    row(RECEIVERS, CLIENTS, "allow-claims", "PREFIX", "This host's own, loopback, unspecified, multicast, broadcast and reserved addresses that a header may name nevertheless; repeatable").means("none"),
     row(RECEIVERS, CLIENTS, "deny-clients", "PREFIX|FILE", "Clients to refuse: a prefix, or a file with one prefix a line and # for comments; repeatable").means("none"),
     row(HTTPS, CLIENTS, "client-address", "MODE", "How the origin learns the client: forwarded, transparent or proxy").is(|| "forwarded".to_owned()).common(),
     row(HTTPS, CLIENTS, "trusted", "PREFIX", "Senders, such as another proxy of yours, whose own Forwarded and X-Forwarded-… are kept and added to; repeatable").means("none"),
 
     row(CONNECT, SENDERS, "from", "ADDR:PORT", "The client to name").means("the connection's own address").common(),
-    row(CONNECT, SENDERS, "send-proxy", "v1|v2", "Version of the PROXY header that TCP connections begin with").is(|| "v2".to_owned()).common(),
+    row(CONNECT, SENDERS, "send-proxy", "v1|v2", "Version of the PROXY header for TCP connections").is(|| "v2".to_owned()).common(),
     row(CONNECT, SENDERS, "to", "PREFIX[:PORTS]", "Only connections there; repeatable").means("all TCP connections").common(),
-    row(CONNECT, SENDERS, "udp-dialect", "DIALECT", "Datagrams, too, with a header where the receiver expects it: every, first, standalone or spp (which is also taken off the answers). DNS servers that the program asks get headers, too: use --to")
+    row(CONNECT, SENDERS, "udp-dialect", "DIALECT", "Add headers to datagrams, too, where the receiver expects them: every, first, standalone or spp (whose headers are also removed from the answers). DNS servers that the program queries get headers, too: restrict them with --to")
         .means("UDP is left alone"),
-    row(RUN, PROGRAM, "destination", "socket|header", "What getsockname() answers: the socket's own address, or the destination that the header names").is(|| "socket".to_owned()),
-    row(STARTERS, PROGRAM, "via", "HOW", "How to stand between the program and the kernel").is(|| "auto".to_owned()),
-    row(STARTERS, PROGRAM, "verbose", "", "Say on standard error what is done with each connection"),
+    row(RUN, PROGRAM, "destination", "socket|header", "What getsockname() returns: the socket's own address, or the destination that the header names").is(|| "socket".to_owned()),
+    row(STARTERS, PROGRAM, "via", "HOW", "Mechanism between the program and the kernel").is(|| "auto".to_owned()),
+    row(STARTERS, PROGRAM, "verbose", "", "Log each connection on standard error"),
     row(STARTERS, PROGRAM, "unpack", "DIR", "Only write the library to this directory, as libtruepeer.so and under the names of libproxyproto, for LD_PRELOAD by hand"),
-    row(STARTERS, PROGRAM, "command", "COMMAND", "The program and its arguments: from the first word on that is no option, or behind --").common(),
+    row(STARTERS, PROGRAM, "command", "COMMAND", "The program and its arguments: from the first word that is not an option, or after --").common(),
 
     row(SERVERS, DELIVERY, "mark", "N", "Firewall mark of connections to backends; 0: none").is(|| "0".to_owned()),
     row(ROUTERS, BACKENDS, "mark", "N", "Firewall mark of connections to backends; 0: none").is(|| "0".to_owned()),
@@ -218,79 +219,79 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(PROXY, DELIVERY, "nat64-prefix", "PREFIX", "Show IPv4 clients to an IPv6 backend under this prefix, such as 64:ff9b::/96").means("refuse them"),
     row(PROXY, DELIVERY, "pseudo-ipv4", "", "Show IPv6 clients to an IPv4 backend as 240.0.0.0/4 addresses, one for each /64 network").means("refuse them"),
     row(PROXY, DELIVERY, "send-proxy", "v1|v2|spp", "Write a PROXY header to the backend instead of using the client's address (needs no privilege). spp, Simple Proxy Protocol, is for UDP").common(),
-    row(PROXY, DELIVERY, "idle-timeout", "TIME|none", "End sessions that are silent in both directions for so long").is(|| "none".to_owned()),
+    row(PROXY, DELIVERY, "idle-timeout", "TIME|none", "End sessions that are silent in both directions for this long").is(|| "none".to_owned()),
 
-    row(PROXY, TLS, "tls-cert", "FILE", "Certificate (PEM, its issuers behind it); clients then speak TLS. Repeatable: chosen by the name that the client asks for, the first for all others. Read again on SIGHUP").common(),
-    row(HTTPS, TLS, "tls-cert", "FILE", "Certificate (PEM, its issuers behind it). Repeatable: chosen by the name that the client asks for, the first for all others. Read again on SIGHUP").common(),
+    row(PROXY, TLS, "tls-cert", "FILE", "Certificate (PEM, followed by its issuers); clients then use TLS. Repeatable: the client's SNI selects one, and the first serves all other names. Read again on SIGHUP").common(),
+    row(HTTPS, TLS, "tls-cert", "FILE", "Certificate (PEM, followed by its issuers). Repeatable: the client's SNI selects one, and the first serves all other names. Read again on SIGHUP").common(),
     row(SERVERS, TLS, "tls-key", "FILE", "The certificate's key (PEM); one for each --tls-cert, in the same order").means("in the certificate's file"),
     row(SERVERS, TLS, "tls-min", "1.2|1.3", "The oldest version of TLS accepted").is(|| "1.2".to_owned()),
-    row(SERVERS, TLS, "tls-suite", "NAME", "Cipher suite, such as TLS_AES_128_GCM_SHA256; repeatable, best first: truepeer's order decides").means("all that are safe, in the client's order"),
-    row(PROXY, TLS, "tls-alpn", "NAME", "Application protocol that is offered (ALPN), such as h2; repeatable, best first").means("none"),
+    row(SERVERS, TLS, "tls-suite", "NAME", "Cipher suite, such as TLS_AES_128_GCM_SHA256; repeatable, in order of preference, which overrides the client's").means("all that are safe, in the client's order"),
+    row(PROXY, TLS, "tls-alpn", "NAME", "Application protocol to offer (ALPN), such as h2; repeatable, in order of preference").means("none"),
     row(HTTPS, TLS, "no-http2", "", "Offer HTTP/1.1 alone (by ALPN), not HTTP/2"),
     row(SERVERS, TLS, "tls-timeout", "TIME", "How long a TLS handshake may take").is(|| time(d::TLS_TIMEOUT)),
-    row(PROXY, TLS, "client-ca", "FILE", "Ask clients for certificates, issued by the authorities in this file (PEM)"),
-    row(HTTPS, TLS, "client-ca", "FILE", "Ask clients for certificates, issued by the authorities in this file (PEM); the origin is told the subject in X-SSL-Client-S-DN"),
-    row(SERVERS, TLS, "client-cert", "required|optional", "Whether a client must show a certificate").is(|| "required".to_owned()),
+    row(PROXY, TLS, "client-ca", "FILE", "Request client certificates issued by the authorities in this file (PEM)"),
+    row(HTTPS, TLS, "client-ca", "FILE", "Request client certificates issued by the authorities in this file (PEM); the origin gets the subject in X-SSL-Client-S-DN"),
+    row(SERVERS, TLS, "client-cert", "required|optional", "Whether a client must present a certificate").is(|| "required".to_owned()),
 
-    row(PROXY, TLS, "max-per-client", "N", "Connections that one client may have, by its address, IPv6 by /64; 0: any number. Connections from this machine are not counted, unless a PROXY header names the client").means("an eighth of all, 64 to 4096"),
-    row(HTTPS, TLS, "max-per-client", "N", "Connections that one client may have, by its address, IPv6 by /64; 0: any number. Connections of --trusted senders and from this machine are not counted, unless a PROXY header names the client").means("an eighth of all, 64 to 4096"),
-    row(PROXY, ORIGIN_TLS, "origin-tls", "", "Speak TLS with backends; their certificates are verified"),
-    row(SERVERS, ORIGIN_TLS, "origin-ca", "FILE", "Authorities that vouch for backends (PEM)").means("those that this system trusts"),
-    row(SERVERS, ORIGIN_TLS, "origin-insecure", "", "Accept whatever certificate a backend shows"),
-    row(PROXY, ORIGIN_TLS, "origin-name", "NAME", "The name that a backend's certificate must have, and that is asked for").means("the host of -4 or -6"),
-    row(HTTPS, ORIGIN_TLS, "origin-name", "NAME", "The name that the origin's certificate must have, and that is asked for").means("the host of --origin"),
-    row(SERVERS, ORIGIN_TLS, "origin-cert", "FILE", "Certificate that is shown to backends that ask for one (PEM, its issuers behind it)"),
+    row(PROXY, TLS, "max-per-client", "N", "The most connections of one client (an IPv4 address or an IPv6 /64); 0: unlimited. Connections from this machine are not counted, unless a PROXY header names the client").means("an eighth of all, 64 to 4096"),
+    row(HTTPS, TLS, "max-per-client", "N", "The most connections of one client (an IPv4 address or an IPv6 /64); 0: unlimited. Connections of --trusted senders and from this machine are not counted, unless a PROXY header names the client").means("an eighth of all, 64 to 4096"),
+    row(PROXY, ORIGIN_TLS, "origin-tls", "", "Use TLS with backends; their certificates are verified"),
+    row(SERVERS, ORIGIN_TLS, "origin-ca", "FILE", "Authorities with which to verify backends (PEM)").means("those that this system trusts"),
+    row(SERVERS, ORIGIN_TLS, "origin-insecure", "", "Accept any certificate from backends"),
+    row(PROXY, ORIGIN_TLS, "origin-name", "NAME", "The name to request (SNI), which a backend's certificate must have").means("the host of -4 or -6"),
+    row(HTTPS, ORIGIN_TLS, "origin-name", "NAME", "The name to request (SNI), which the origin's certificate must have").means("the host of --origin"),
+    row(SERVERS, ORIGIN_TLS, "origin-cert", "FILE", "Certificate for backends that request one (PEM, followed by its issuers)"),
     row(SERVERS, ORIGIN_TLS, "origin-key", "FILE", "The key of --origin-cert (PEM)").means("in the certificate's file"),
-    row(PROXY, ORIGIN_TLS, "origin-alpn", "NAME", "Application protocol that is offered to backends (ALPN), such as http/1.1; repeatable, best first").means("none"),
+    row(PROXY, ORIGIN_TLS, "origin-alpn", "NAME", "Application protocol to offer to backends (ALPN), such as http/1.1; repeatable, in order of preference").means("none"),
 
-    row(HTTPS, REQUESTS, "methods", "METHODS", "Methods that may be used, separated by commas; others are answered with 403. GET allows HEAD, too").means("all"),
+    row(HTTPS, REQUESTS, "methods", "METHODS", "Allowed methods, separated by commas; others are answered with 403. GET allows HEAD, too").means("all"),
     row(HTTPS, REQUESTS, "max-body", "SIZE", "The longest request body (413)").means("any"),
     row(HTTPS, REQUESTS, "max-head", "SIZE", "The longest head of a request or response (431, 502)").is(|| kib(HttpLimits::default().head_bytes)),
     row(HTTPS, REQUESTS, "head-timeout", "TIME", "How long a request's head may take (408)").is(|| time(http().head)),
     row(HTTPS, REQUESTS, "body-timeout", "TIME", "How long a client may be silent within a request's body (408)").is(|| time(http().body)),
-    row(HTTPS, REQUESTS, "send-timeout", "TIME", "How long a client may take nothing of a response, and the origin nothing of a request (504)").is(|| time(http().send)),
-    row(HTTPS, REQUESTS, "min-rate", "SIZE", "Bytes a second that a client must manage on average, sending a body (408) or taking one, once it has been waited for longer than --body-timeout (sending) or --send-timeout (taking) in all; 0: any number")
+    row(HTTPS, REQUESTS, "send-timeout", "TIME", "How long a client may take no bytes of a response, or the origin no bytes of a request (504)").is(|| time(http().send)),
+    row(HTTPS, REQUESTS, "min-rate", "SIZE", "The lowest average rate, in bytes a second, at which a client may send a body (408) or take one. Checked once truepeer has waited for the client longer than --body-timeout (sending) or --send-timeout (taking) in total; 0: no limit")
         .is(|| HttpSettings::default().min_rate.to_string()),
     row(HTTPS, REQUESTS, "keepalive-timeout", "TIME", "How long a connection may wait for its next request").is(|| time(http().keep_alive)),
-    row(HTTPS, REQUESTS, "tunnel-timeout", "TIME", "How long a connection after 101 (a WebSocket) may be silent both ways; once one side has ended, a minute at most").is(|| time(http().tunnel)),
+    row(HTTPS, REQUESTS, "tunnel-timeout", "TIME", "How long a connection after 101 (a WebSocket) may be silent in both directions; once one side has ended, a minute at most").is(|| time(http().tunnel)),
 
     row(PROXY, UDP, "udp-dialect", "DIALECT", "Where the header is: every (v2 in each datagram: dnsdist, udppp), first (v2 in a flow's first: frp, NGINX), standalone (v2 before bare datagrams: Cloudflare Spectrum) or spp (38 bytes in each, and in the replies: Spectrum Simple, EdgeOne)")
         .is(|| "every".to_owned()),
     row(ATTACH, UDP, "udp-dialect", "DIALECT", "Where the header is: every (v2 in each datagram) or spp (Simple Proxy Protocol, in answers, too)").is(|| "every".to_owned()),
-    row(PROXY, UDP, "close-after", "TIME", "Forget flows that are silent for so long: with every and spp in both directions, else towards the backend; then it must be less than the sender's own time-out")
+    row(PROXY, UDP, "close-after", "TIME", "Forget flows that are silent for this long: with every and spp in both directions, otherwise towards the backend; then it must be less than the sender's own time-out")
         .means("60s with every and spp, 28s with first and standalone"),
-    row(ATTACH, UDP, "close-after", "TIME", "How long a client is answered through its sender after its last datagram from there; to a second").is(|| time(d::ATTACH_CLOSE_AFTER)),
-    row(PROXY, UDP, "max-flows", "N", "The most flows at a time; beyond it the longest silent one is forgotten").means("from the limit of open files"),
-    row(ATTACH, PLACE, "max-flows", "COUNT", "TCP: how many connections may be open at a time, more are refused; fixed until everything is detached").is(|| d::ATTACH_MAX_FLOWS.to_string()),
-    row(ATTACH, PLACE, "max-udp-flows", "COUNT", "UDP: how many flows are remembered, 192 bytes each; fixed until everything is detached").is(|| d::ATTACH_MAX_UDP_FLOWS.to_string()),
+    row(ATTACH, UDP, "close-after", "TIME", "How long a client is answered through its sender after its last datagram from there; one second precise").is(|| time(d::ATTACH_CLOSE_AFTER)),
+    row(PROXY, UDP, "max-flows", "N", "The most flows at a time; above it, the one that was silent longest is forgotten").means("from the limit of open files"),
+    row(ATTACH, PLACE, "max-flows", "COUNT", "TCP: how many connections may be open at a time; others are refused. Fixed until everything is detached").is(|| d::ATTACH_MAX_FLOWS.to_string()),
+    row(ATTACH, PLACE, "max-udp-flows", "COUNT", "UDP: how many flows are remembered, 192 bytes each. Fixed until everything is detached").is(|| d::ATTACH_MAX_UDP_FLOWS.to_string()),
     row(ATTACH, PLACE, "dev", "DEV|all", "Network device to attach to, or all: those that have an address; repeatable").is(|| "all".to_owned()),
     row(ATTACH, PLACE, "cgroup", "PATH", "TCP: show the client only to processes of this cgroup").means("all processes"),
     row(ATTACH, PLACE, "unit", "NAME", "TCP: show the client only to processes of this systemd unit").means("all processes"),
     row(ATTACH, PLACE, "netns", "NAME|PATH", "Network namespace, by its name or path").means("this one"),
-    row(ATTACH, PLACE, "pins", "DIR", "Where on the BPF file system it is kept").is(|| d::PINS.to_owned()),
-    row(ATTACH, ACTION, "dry-run", "", "Say what would be attached where, and don't"),
+    row(ATTACH, PLACE, "pins", "DIR", "Directory of the pins on a BPF file system").is(|| d::PINS.to_owned()),
+    row(ATTACH, ACTION, "dry-run", "", "Print what would be attached where, without attaching"),
     row(ATTACH.or(DOCTOR), ACTION, "json", "", "Print for machines"),
-    row(ATTACH, ACTION, "refuse-new", "", "While it waits, refuse new TCP connections from senders that must send a header"),
-    row(ATTACH, ACTION, "now", "", "Remove it at once: connections whose numbers are translated are reset, the others lose their client's name"),
+    row(ATTACH, ACTION, "refuse-new", "", "While detach waits, refuse new TCP connections from senders that must send a header"),
+    row(ATTACH, ACTION, "now", "", "Detach at once: connections with translated sequence numbers are reset, the others lose their client's name"),
 
     row(PROXY, ROUTING, "routes", "auto|manual", "Rules and routes for the backends' replies: auto (set, and remove at the end) or manual").means("auto if permitted"),
     row(HTTPS, ROUTING, "routes", "auto|manual", "Rules and routes for the origin's replies (--client-address transparent): auto (set, and remove at the end) or manual").means("auto if permitted"),
     row(SERVERS.or(ROUTERS), ROUTING, "table", "N", "Number of the routing table").is(|| d::TABLE.to_string()),
     row(ROUTERS, ROUTING, "listen-transparent", "[ADDR]:PORT", "TPROXY redirects connections to this listening address; repeatable"),
     row(ROUTERS, ROUTING, "tproxy-ports", "FIRST-LAST", "The ports that TPROXY redirects, for --print"),
-    row(ROUTERS, ROUTING, "tproxy-mark", "N", "The mark that the firewall sets on what it redirects").is(|| d::TPROXY_MARK.to_string()),
+    row(ROUTERS, ROUTING, "tproxy-mark", "N", "The mark that the firewall sets on redirected packets").is(|| d::TPROXY_MARK.to_string()),
     row(ROUTES, ACTION, "action", "ACTION", "What to do").common(),
-    row(ROUTES, ACTION, "print", "", "Print the equivalent ip commands instead of doing it").common(),
+    row(ROUTES, ACTION, "print", "", "Only print the equivalent ip commands").common(),
     row(ROUTES, ACTION, "force", "", "remove: even while a running truepeer uses them"),
-    row(DOCTOR, ACTION, "try", "", "Make the missing routes for the time of the test, as truepeer proxy would").common(),
+    row(DOCTOR, ACTION, "try", "", "Add missing routes for the duration of the test, as truepeer proxy would").common(),
     row(DOCTOR, ACTION, "timeout", "TIME", "How long to wait for a backend").is(|| time(d::PROBE_TIMEOUT)),
 
-    row(HTTPS, STACK, "stack", "kernel|vpp", "Whose TCP: the kernel's, or that of the VPP which truepeer vpp up has started").is(|| "kernel".to_owned()),
+    row(HTTPS, STACK, "stack", "kernel|vpp", "Network stack: the kernel's, or that of the VPP started by truepeer vpp up").is(|| "kernel".to_owned()),
     row(HTTPS, STACK, "vpp-namespace", "ID", "--stack vpp: the namespace").means("the proxy's"),
-    row(HTTPS, STACK, "vpp-dir", "DIR", "--stack vpp: the directory that truepeer vpp up was given").means("its default"),
+    row(HTTPS, STACK, "vpp-dir", "DIR", "--stack vpp: the --dir of truepeer vpp up").means("its default"),
     row(HTTPS, STACK, "vpp-library", "FILE", "--stack vpp: VPP's libvcl_ldpreload.so, or its directory").means("the running VPP's"),
 
-    row(HTTPS, LOG, "access-log", "", "A line for each request"),
+    row(HTTPS, LOG, "access-log", "", "Log a line for each request"),
     row(PROXY, LOG, "v", "0|1|2", "0: start, stop and warnings; 1: also a line for each session; 2: also changes of state. -v alone: 1").is(|| "0".to_owned()),
     row(HTTPS, LOG, "v", "0|1|2", "0 and 1: start, stop and warnings; 2: also changes of state").is(|| "0".to_owned()),
     row(SERVERS, LOG, "verbose", "", "The same as -v 1"),

@@ -1,4 +1,4 @@
-//! Configuration values as text: durations with units, and serde by way of the words of the command line.
+//! Configuration values as text: durations with units, and serde with the notation of the command line.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn unit_millis(unit: &str) -> Option<u64> {
     }
 }
 
-/// The text that [`parse_duration`] reads back; whole milliseconds.
+/// The text for [`parse_duration`], in whole milliseconds.
 pub(crate) fn format_duration(duration: &Duration) -> String {
     match duration.as_millis() {
         millis if millis % 1000 == 0 => format!("{}s", duration.as_secs()),
@@ -86,7 +86,7 @@ pub(crate) mod maybe {
     }
 }
 
-/// Several such values; each may print as several words.
+/// Several such values; each may be printed as several words.
 pub(crate) mod list {
     use std::fmt::Display;
     use std::str::FromStr;

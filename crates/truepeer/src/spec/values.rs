@@ -1,4 +1,4 @@
-//! Values as they are written: each parser says what was expected.
+//! Parsers of values. Each error says what was expected.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use truepeer_policy::{HeaderRule, PrefixSet};
 
 use super::text::parse_duration;
 
-/// What travels through a listener.
+/// The transport of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Protocol {
@@ -19,30 +19,30 @@ pub(crate) enum Protocol {
     Udp,
 }
 
-/// The header that is written in front of what goes to the backend, instead of using the client's address.
+/// The header to write for the backend instead of using the client's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum SendProxy {
     V1,
     V2,
-    /// Simple Proxy Protocol, in front of datagrams.
+    /// Simple Proxy Protocol, for datagrams.
     Spp,
 }
 
-/// Whether rules and routes are ours to set.
+/// Whether truepeer sets up rules and routes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RoutesMode {
-    /// Set them; where that is not permitted, say so and go on.
+    /// Set them up. If that is not permitted, log it and continue.
     #[default]
     AutoIfAllowed,
-    /// Set them; end if that fails.
+    /// Set them up. End if that fails.
     Auto,
-    /// Somebody else has set them.
+    /// They have been set up elsewhere.
     Manual,
 }
 
-/// How much is logged; each level contains the ones before.
+/// The log level; each includes the previous ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Verbosity {
@@ -57,7 +57,7 @@ pub(crate) enum Verbosity {
     States,
 }
 
-/// The shape of a log line.
+/// The format of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LogFormat {
@@ -65,7 +65,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Whether a client must show a certificate, where it is asked for one.
+/// Whether a client must present a certificate when it is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ClientCert {
@@ -74,7 +74,7 @@ pub(crate) enum ClientCert {
     Optional,
 }
 
-/// How an origin learns the client.
+/// How an origin learns the client's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ClientAddressConfig {
@@ -84,7 +84,7 @@ pub(crate) enum ClientAddressConfig {
     Proxy,
 }
 
-/// Prefixes, or the file that lists them.
+/// Prefixes, or a file that lists them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PrefixesOrFile {
     Prefixes(Box<PrefixSet>),
@@ -105,7 +105,7 @@ impl FromStr for PrefixesOrFile {
     }
 }
 
-/// `--deny-clients`: as above, but any other word is a file's name, too: once it took nothing else.
+/// `--deny-clients`: the same, but any other word is a file name, too, because it once accepted nothing else.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Deny(pub(crate) PrefixesOrFile);
 
@@ -122,7 +122,7 @@ impl FromStr for Deny {
     }
 }
 
-/// `--header`: a rule for all senders, or for some.
+/// A value of `--header`: a rule for all senders, or for some.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Header {
     All(HeaderRule),
@@ -143,7 +143,7 @@ impl FromStr for Header {
     }
 }
 
-/// `PREFIX=RULE`: whether these senders' connections begin with a header.
+/// `PREFIX=RULE`: whether these senders' connections start with a header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SenderRule {
     pub(crate) senders: PrefixSet,
@@ -222,12 +222,13 @@ pub(super) fn head_size(text: &str) -> Result<usize, String> {
     bytes.ok_or_else(|| "expected 1KiB to 1MiB".to_owned())
 }
 
-/// `--mark`: as `ip rule` takes it, decimal or hexadecimal.
+/// `--mark`: decimal or hexadecimal, as in `ip rule`.
 pub(super) fn mark(text: &str) -> Result<u32, String> {
     number(text).ok_or_else(|| "expected a number from 0 to 4294967295, decimal or 0x…".to_owned())
 }
 
-/// `--table`. The kernel's own tables are refused: a table that leads everything to this machine cuts it off there.
+/// `--table`. The kernel's own tables are refused: a table that leads everything to this machine would cut it
+/// off.
 pub(super) fn table(text: &str) -> Result<u32, String> {
     number(text).filter(|table| !matches!(table, 0 | 253..=255)).ok_or_else(|| {
         "expected the number of a routing table of its own, from 1, not 253 to 255 (default, main, local)"
@@ -285,8 +286,7 @@ pub(super) fn routes_mode(text: &str) -> Result<RoutesMode, String> {
     match text {
         "auto" => Ok(RoutesMode::Auto),
         "manual" => Ok(RoutesMode::Manual),
-        _ => Err("expected auto (set them, remove them at the end) or manual (somebody else has set them)"
-            .to_owned()),
+        _ => Err("expected auto (set them, remove them at the end) or manual (set up elsewhere)".to_owned()),
     }
 }
 
@@ -319,7 +319,7 @@ pub(super) fn client_address(text: &str) -> Result<ClientAddressConfig, String> 
     }
 }
 
-/// A method is a token (RFC 9110 section 9.1), and usual ones are upper case: `get` would allow nobody's request.
+/// A method is a token (RFC 9110 section 9.1), and the usual ones are upper case: `get` would match no request.
 pub(super) fn method(text: &str) -> Result<String, String> {
     let is_method = |text: &str| text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-');
     if !text.is_empty() && is_method(text) {

@@ -8,29 +8,30 @@ use ipnet::Ipv4Net;
 
 use crate::vpp::{Device, ETHERNET_ADDRESSES, Layout, Port};
 
-/// Start and lay out VPP's stack, and put programs onto it.
+/// Start and configure VPP's network stack, and run programs on it.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct VppArgs {
     #[command(subcommand)]
     pub(crate) action: VppAction,
 }
 
-/// What to do.
+/// The action.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum VppAction {
-    /// Start VPP and give it a layout; every line that it is given is printed
+    /// Start VPP and configure a layout; every command line is printed
     Up(UpArgs),
-    /// End what up started
+    /// Stop what up started
     Down(VppPlaceArgs),
     /// Show version, layout, interfaces, namespaces and sessions
     Status(VppPlaceArgs),
-    /// Start a program on VPP's stack
+    /// Run a program on VPP's stack
     Run(VppRunArgs),
-    /// Show truepeer https between a client and NGINX, measured, on the kernel's stack and on VPP's if it is there
+    /// Demonstrate and measure truepeer https between a client and NGINX, on the kernel's stack and on VPP's if
+    /// it is installed
     Demo(VppDemoArgs),
 }
 
-/// What is to be shown.
+/// The demonstration.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct VppDemoArgs {
     /// Options of the demonstration: --stack kernel|vpp|both, --vpp PATH, and wrk2's: -t THREADS, -c CONNECTIONS,
@@ -39,7 +40,7 @@ pub(crate) struct VppDemoArgs {
     pub(crate) options: Vec<OsString>,
 }
 
-/// Which VPP is meant.
+/// Identifies the VPP.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct VppPlaceArgs {
     /// Private directory of this VPP: its configuration, sockets and log [default: /run/truepeer/vpp, or in
@@ -48,24 +49,24 @@ pub(crate) struct VppPlaceArgs {
     pub(crate) dir: Option<PathBuf>,
 }
 
-/// How it is to come up.
+/// How to start it.
 #[derive(Debug, Clone, Args)]
 #[command(group = ArgGroup::new("layout").required(true))]
 pub(crate) struct UpArgs {
     /// Three loop interfaces with a table and a namespace each: server 172.16.1.1, proxy 172.16.2.1, client 172.16.3.1
     #[arg(long, group = "layout")]
     loopback: bool,
-    /// The device towards the clients and the one towards the origin: PCI addresses (dpdk), or names of devices that stay
-    /// with the kernel (veth)
+    /// The devices towards the clients and towards the origin: PCI addresses (dpdk), or names of devices that
+    /// stay with the kernel (veth)
     #[arg(long, value_name = "DEV,DEV", group = "layout", value_parser = two::<Device>)]
     ethernet: Option<[Device; 2]>,
     /// Their addresses in VPP [default: 172.16.2.1/24,172.16.1.2/24]
     #[arg(long, value_name = "ADDR,ADDR", conflicts_with = "loopback", value_parser = addresses)]
     address: Option<[Ipv4Net; 2]>,
-    /// The core of VPP's main thread [default: the one that it starts on]
+    /// The core of VPP's main thread [default: the one on which it starts]
     #[arg(long, value_name = "N")]
     pub(crate) core: Option<u16>,
-    /// VPP's program, or the prefix that it is installed under [default: in PATH or the usual places]
+    /// VPP's program, or its installation prefix [default: in PATH or the usual places]
     #[arg(long, value_name = "PATH")]
     pub(crate) vpp: Option<PathBuf>,
     /// Only print startup.conf and the lines
@@ -75,13 +76,13 @@ pub(crate) struct UpArgs {
     pub(crate) place: VppPlaceArgs,
 }
 
-/// A program to be put onto VPP.
+/// A program to run on VPP.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct VppRunArgs {
-    /// Namespace that it belongs to: server, proxy or client [default: the proxy's]
+    /// Its namespace: server, proxy or client [default: the proxy's]
     #[arg(long, value_name = "ID")]
     pub(crate) namespace: Option<String>,
-    /// The core that it stays on
+    /// The core to which it is pinned
     #[arg(long, value_name = "N")]
     pub(crate) core: Option<u16>,
     /// VPP's libvcl_ldpreload.so, or its directory [default: the running VPP's]
@@ -94,7 +95,7 @@ pub(crate) struct VppRunArgs {
     pub(crate) command: Vec<OsString>,
 }
 
-/// Whose TCP a command uses.
+/// The network stack of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub(crate) struct StackArgs {
     #[arg(long)]
@@ -118,7 +119,7 @@ pub(crate) enum Stack {
 }
 
 impl UpArgs {
-    /// What VPP is to look like.
+    /// The layout to configure.
     pub(crate) fn layout(&self) -> Layout {
         let Some([first, second]) = self.ethernet.clone() else { return Layout::Loopback };
         let [towards_clients, towards_origin] = self.address.unwrap_or_else(default_addresses);
@@ -130,7 +131,7 @@ impl UpArgs {
 }
 
 fn default_addresses() -> [Ipv4Net; 2] {
-    // Written in the program, and tried by a test.
+    // A constant of this program, covered by a test.
     ETHERNET_ADDRESSES.map(|text| text.parse().unwrap_or_default())
 }
 

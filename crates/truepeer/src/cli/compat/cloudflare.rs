@@ -1,4 +1,5 @@
-//! cloudflare/mmproxy (2018): getopt_long options, of which four have other names; an allow-list and backends must be given.
+//! cloudflare/mmproxy (2018): getopt_long options, four of them with other names. An allow-list and backends are
+//! required.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ Headers may claim loopback addresses, and routing is left to you, as there. The 
 is kept if it is free; with -P, a session whose port is in use is refused. SIGTERM ends it at
 once; SIGHUP reads the FILE again.";
 
-/// Its names beside ours. getopt_long takes unambiguous beginnings of long options.
+/// Its names and truepeer's. getopt_long accepts unambiguous prefixes of long options.
 pub(super) fn command(command: Command) -> Command {
     let flag =
         |id: &'static str, short| Arg::new(id).short(short).long(id).action(ArgAction::SetTrue).hide(true);
@@ -49,16 +50,17 @@ pub(super) fn require(matches: &ArgMatches) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// Applies what only it has.
+/// Applies its own options.
 pub(super) fn adapt(args: &mut ProxySpec, matches: &ArgMatches) {
     if matches.get_flag(REAL_PORT) {
         args.upstream.on_conflict.get_or_insert(OnConflict::Refuse);
     }
-    // There, --quiet is about the advice printed at the start, --verbose about connections.
+    // There, --quiet concerns the advice printed at the start, --verbose the connections.
     args.log.quiet &= !args.log.verbose && args.log.v.is_none();
 }
 
-/// Nobody may send but by the list; the mark and table of its documentation, which says `[::]:8080`, too.
+/// Only listed senders are admitted; the mark and the table are those of its documentation, which also shows
+/// `[::]:8080`.
 pub(super) fn defaults() -> Defaults {
     Defaults {
         listen: ListenAddr::new("::", 8080),

@@ -15,7 +15,7 @@ truepeer in the place of go-mmproxy. Its options, with its defaults:
 Everybody may send, headers may claim loopback addresses and lead anywhere, and routing is left
 to you, as there. SIGTERM ends it at once; SIGHUP reads the FILE again.";
 
-/// Everybody may send and claim, a header may lead anywhere; routing is the administrator's.
+/// Every host may send and claim any client, and a header may lead anywhere. The administrator sets up routing.
 pub(super) fn defaults() -> Defaults {
     Defaults {
         allow: PrefixSet::any(),

@@ -10,7 +10,7 @@ truepeer in the place of mmproxy-rs. Its options, with its defaults:
 Everybody may send, headers may claim loopback addresses, and routing is left to you, as there.
 SIGTERM ends it at once; SIGHUP reads the FILE again.";
 
-/// As go-mmproxy, which it was written after.
+/// As go-mmproxy, on which it was modelled.
 pub(super) fn defaults() -> Defaults {
     super::go_mmproxy::defaults()
 }

@@ -1,5 +1,5 @@
-//! The programs whose place truepeer takes: their options, their defaults. Every option of `truepeer proxy` is
-//! understood besides, so that what a warning advises can be done.
+//! The programs that truepeer replaces: their options and defaults. Every option of `truepeer proxy` works, too,
+//! so that the advice in a warning can be followed.
 
 mod cloudflare;
 mod go_mmproxy;
@@ -15,24 +15,24 @@ use super::{UsageError, go_style};
 use crate::plan::Defaults;
 use crate::spec::ProxySpec;
 
-/// A program whose place truepeer takes.
+/// A program that truepeer replaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Compat {
     /// path-network/go-mmproxy and its successor kzemek/go-mmproxy.
     GoMmproxy,
     /// mmproxy-rs, whose binary is called mmproxy.
     MmproxyRs,
-    /// cloudflare/mmproxy, whose binary is called mmproxy, too: only by `--compat cloudflare`.
+    /// cloudflare/mmproxy, whose binary is also called mmproxy: only by `--compat cloudflare`.
     Cloudflare,
 }
 
-/// As whom we are called, and with which words (`--compat` taken out).
+/// The program to act as, and the command line without `--compat`.
 pub(super) enum Role {
     Truepeer(Vec<OsString>),
     Other(Compat, Vec<OsString>),
 }
 
-/// Finds out as whom we are called: by `--compat`, else by the name of the program.
+/// Determines the program to act as: by `--compat`, otherwise by the name of the binary.
 pub(super) fn detect(mut argv: Vec<OsString>) -> Result<Role, UsageError> {
     let asked = take_option(&mut argv)?;
     let by_name = argv.first().and_then(|name| by_name(name));
@@ -55,7 +55,7 @@ fn by_name(called: &OsStr) -> Option<Compat> {
     }
 }
 
-/// Takes `--compat NAME` or `--compat=NAME` out of the words.
+/// Removes `--compat NAME` or `--compat=NAME` from the command line.
 fn take_option(argv: &mut Vec<OsString>) -> Result<Option<Compat>, UsageError> {
     let end = argv.iter().position(|word| word == "--").unwrap_or(argv.len());
     let is_option =
@@ -78,7 +78,7 @@ fn take_option(argv: &mut Vec<OsString>) -> Result<Option<Compat>, UsageError> {
 }
 
 impl Compat {
-    /// Reads the words as that program does.
+    /// Parses the command line as that program does.
     pub(super) fn parse(self, argv: Vec<OsString>) -> Result<ProxySpec, UsageError> {
         let command = self.command();
         let argv = if self == Self::Cloudflare { argv } else { go_style::rewrite(argv, &command) };
@@ -93,7 +93,7 @@ impl Compat {
         Ok(args)
     }
 
-    /// What options that are not given mean there.
+    /// The defaults of that program.
     pub(super) fn defaults(self) -> Defaults {
         match self {
             Self::GoMmproxy => go_mmproxy::defaults(),
@@ -102,7 +102,7 @@ impl Compat {
         }
     }
 
-    /// A repeated option replaces the one before, as these programs have it.
+    /// A repeated option replaces the previous one, as in these programs.
     fn command(self) -> Command {
         let command = match self {
             Self::GoMmproxy => super::proxy::command("go-mmproxy").before_help(go_mmproxy::USAGE),
