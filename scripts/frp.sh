@@ -1,17 +1,17 @@
 #!/bin/bash
-# Builds frp under target/tools/frp, for the tests that send through it: a version with the PROXY header in the first
-# datagram of a flow (since 0.67), and one that has it in each. Needs Go, takes a minute or two, once.
+# Builds frp under target/tools/frp, for the tests with frp as the sender: a version with the PROXY header in the
+# first datagram of a flow (since 0.67), and one with a header in each. Needs Go; takes a minute or two, once.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 export PATH="$PATH:/usr/local/go/bin"
 home=$PWD/target/tools/frp
 
 if ! command -v go >/dev/null; then
-  echo "frp: Go is missing: the tests that need frp will be skipped by name"
+  echo "frp: Go is missing: the tests that need frp will be skipped"
   exit 0
 fi
 
-# go install refuses a module with replace directives; newer ones embed web pages that their module does not have.
+# go install refuses a module with replace directives. Newer versions embed web pages that their module lacks.
 source_of() { # version
   local source=$home/src-$1 module
   if [ ! -d "$source" ]; then
@@ -29,7 +29,7 @@ build() { # version, command
   [ ! -x "$home/$1/$2" ] || return 0
   echo "frp: building $2 $1 (once)"
   local source
-  source=$(source_of "$1") || { echo "frp: $1 can't be fetched: its tests will be skipped by name"; return 0; }
+  source=$(source_of "$1") || { echo "frp: can't fetch $1: its tests will be skipped"; return 0; }
   (cd "$source" && go build -buildvcs=false -trimpath -ldflags '-s -w' -o "$home/$1/$2" "./cmd/$2")
 }
 

@@ -1,16 +1,16 @@
-# Shared by the scripts beside it; to be sourced.
+# Shared by the other scripts; to be sourced.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PATH:$HOME/.cargo/bin:/usr/sbin:/sbin"
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 
-# How to become root without asking anybody in vain: prints the words to put before a command, or fails.
+# Prints the words to put before a command that needs root; fails if root is not available without a password.
 as_root() {
   if [ "$(id -u)" = 0 ]; then echo env
   elif command -v sudo >/dev/null && { sudo -n true 2>/dev/null || { [ -t 0 ] && [ -t 1 ]; }; }; then echo sudo env
   else return 1; fi
 }
 
-# Installs Debian packages by name and says so; fails where that can't be done.
+# Installs Debian packages by name and prints that. Fails if that is not possible.
 apt_install() {
   local root
   command -v apt-get >/dev/null && root=$(as_root) || return 1

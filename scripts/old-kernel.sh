@@ -1,7 +1,8 @@
 #!/bin/bash
-# Boots Debian's Linux 6.1 under qemu (software emulation) with nothing in it but truepeer and its tests of attach, and runs a few of
-# them: they load, attach and carry TCP and UDP there, too. Everything is unpacked under target/old-kernel, nothing is installed;
-# needs no root. OLD_KERNEL_PACKAGE names another kernel's package.
+# Boots Debian's Linux 6.1 under qemu (software emulation) with only truepeer and its tests of attach, and runs a
+# few of them: the programs load, attach and carry TCP and UDP there, too. Everything is unpacked under
+# target/old-kernel, nothing is installed, and no root is needed. OLD_KERNEL_PACKAGE names another kernel's
+# package.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 home=$target/old-kernel
@@ -16,15 +17,15 @@ tests=(a_right_guess_alters_no_packet flows_end_with_their_sockets a_name_belong
 say() { echo "old-kernel: $*"; }
 skip() { echo "SKIP old-kernel: $*"; exit 0; }
 
-[ "$(uname -m)" = x86_64 ] || skip "the script knows x86_64 only"
-tools=(ip unshare setpriv) # those that tests need
+[ "$(uname -m)" = x86_64 ] || skip "this script supports x86_64 only"
+tools=(ip unshare setpriv) # needed by tests
 for tool in "${tools[@]}" gzip; do command -v "$tool" >/dev/null || skip "needs $tool"; done
 command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || skip "needs apt-get"
 mkdir -p "$home"
 exec 9>"$home/lock"
 flock 9
 
-# Packages with all that they need, apt's answers kept in a directory of our own.
+# Downloads packages with their dependencies. apt's state is kept in a separate directory.
 fetch() {
   local options=(-q -o "Dir::Cache=$home/apt/cache" -o "Dir::Cache::archives=$home/debs" -o Debug::NoLocking=1
                  -o APT::Sandbox::User= -o Dpkg::Use-Pty=0 -o Acquire::Retries=3)
@@ -33,7 +34,7 @@ fetch() {
     options+=(-o "Dir::State::lists=$home/apt/lists")
     apt-get "${options[@]}" update >"$home/update.log" 2>&1 || return 1
   fi
-  # As if nothing were installed: what is there already would be left out.
+  # As if nothing were installed: otherwise apt would leave out what is installed already.
   options+=(-o Dir::State::status=/dev/null)
   say "downloading (not installing): $*"
   apt-get "${options[@]}" -y --no-install-recommends --download-only install "$@" >"$home/download.log" 2>&1
@@ -43,7 +44,7 @@ if [ "$(cat "$home/stamp" 2>/dev/null)" != "$package" ]; then
   rm -rf "$home/root" "$home/debs"
   fetch "$package" qemu-system-x86 qemu-system-data seabios busybox-static || {
     tail -3 "$home/download.log" "$home/update.log" 2>/dev/null || true
-    skip "$package or qemu can't be had by apt"
+    skip "apt can't provide $package or qemu"
   }
   mkdir -p "$home/root"
   for deb in "$home"/debs/*.deb; do dpkg-deb -x "$deb" "$home/root"; done
@@ -57,7 +58,7 @@ kernel=$(ls "$root"/boot/vmlinuz-* | head -1)
 version=${kernel##*/vmlinuz-}
 modules=$(find "$root" -type d -path "*lib/modules/$version/kernel" | head -1)
 
-# The test binary as cargo names it, and truepeer where it looks for it.
+# The test binary by cargo's name, and truepeer in the place where the test looks for it.
 say "building"
 built=$(cargo test -p truepeer --test attach --no-run --message-format=json 2>"$home/build.log") ||
   { tail -20 "$home/build.log"; exit 1; }
@@ -68,7 +69,7 @@ tree=$home/tree
 rm -rf "$tree"
 mkdir -p "$tree"/{bin,sbin,proc,sys,dev,tmp,run,etc,modules}
 put() { mkdir -p "$tree/$(dirname "$2")"; cp -L "$1" "$tree/$2"; }
-# A program and the libraries that it is linked with.
+# A program and its shared libraries.
 put_program() {
   put "$1" "$2"
   strip "$tree/$2" 2>/dev/null || true
@@ -81,7 +82,7 @@ ln -s busybox "$tree/bin/true"
 echo root:x:0:0:root:/:/bin/sh >"$tree/etc/passwd"
 echo root:x:0: >"$tree/etc/group"
 for tool in "${tools[@]}"; do put_program "$(command -v "$tool")" "sbin/$tool"; done
-number=10 # the order in which they need each other
+number=10 # the order in which the modules need each other
 for module in net/sched/sch_ingress net/sched/cls_bpf drivers/net/veth net/ipv4/inet_diag net/ipv4/tcp_diag \
               net/llc/llc net/802/stp net/802/garp net/802/mrp net/8021q/8021q; do
   file=$(ls "$modules/$module".ko* | head -1)

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Unpacks the servers of servers.txt under target/servers, without installing them: an installed server starts
-# by itself and takes the user's ports. Needs no root. Nothing is done when they are there already.
+# Unpacks the servers of servers.txt under target/servers without installing them: an installed server starts by
+# itself and takes the user's ports. Needs no root. Does nothing if they are there already.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" LC_ALL=C DEBIAN_FRONTEND=noninteractive
@@ -10,11 +10,11 @@ home=${TRUEPEER_SERVERS:-$PWD/target/servers}
 say() { echo "servers: $*"; }
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
-  say "this machine has no apt-get: tests that need a server will be skipped by name"
+  say "this machine has no apt-get: tests that need a server will be skipped"
   exit 0
 fi
 
-release=$(. /etc/os-release; echo "${ID:-linux} ${VERSION_ID:-}") # a new list, script or release: unpack anew
+release=$(. /etc/os-release; echo "${ID:-linux} ${VERSION_ID:-}") # a new list, script or release: unpack again
 stamp="$release $(dpkg --print-architecture) $(cat "$list" scripts/servers.sh | sha256sum | cut -d' ' -f1)"
 if [ -f "$home/stamp" ] && [ "$(cat "$home/stamp")" = "$stamp" ]; then
   exit 0
@@ -22,16 +22,16 @@ fi
 
 mkdir -p "$home/apt/lists/partial" "$home/apt/cache"
 exec 9>"$home/lock"
-flock 9 # two test runs may start at once
+flock 9 # two test runs may start at the same time
 if [ -f "$home/stamp" ] && [ "$(cat "$home/stamp")" = "$stamp" ]; then exit 0; fi
 rm -f "$home/stamp"
 
-# apt's answers about this machine's packages, kept and cached in our own directories.
+# apt's state for this machine's packages, kept and cached in separate directories.
 options=(-q -o "Dir::Cache=$home/apt/cache" -o "Dir::Cache::archives=$home/debs" -o Debug::NoLocking=1
          -o APT::Sandbox::User= -o Dpkg::Use-Pty=0 -o Acquire::Retries=3)
 private=(-o "Dir::State::lists=$home/apt/lists")
 
-choose_packages() { # prints the packages to fetch; complains on stderr
+choose_packages() { # prints the packages to fetch; warns on stderr
   local names condition command name chosen
   while read -r names condition command; do
     [ -n "$names" ] && [[ $names != \#* ]] || continue
@@ -41,7 +41,7 @@ choose_packages() { # prints the packages to fetch; complains on stderr
       if apt-cache "${options[@]}" show --no-all-versions "$name" >/dev/null 2>&1; then chosen=$name; break; fi
     done
     if [ -n "$chosen" ]; then echo "$chosen"
-    else say "no package ${names//|/ or } in this machine's apt sources: its tests will be skipped by name" >&2; fi
+    else say "no package ${names//|/ or } in this machine's apt sources: its tests will be skipped" >&2; fi
   done <"$list"
 }
 
@@ -59,11 +59,11 @@ fresh_lists() {
   apt-get "${options[@]}" update >"$home/update.log" 2>&1 || { tail -5 "$home/update.log" >&2; return 1; }
 }
 
-rm -rf "$home/debs" # what an older list had fetched would be unpacked along with the new
+rm -rf "$home/debs" # packages of an older list would be unpacked as well
 mkdir -p "$home/debs/partial"
 if ! { ls /var/lib/apt/lists/*Packages* >/dev/null 2>&1 && download; }; then
   if ! { fresh_lists && download; }; then
-    say "could not be downloaded: tests that need them will be skipped by name. The last lines were:"
+    say "could not be downloaded: tests that need them will be skipped. The last lines of output:"
     tail -5 "$home/download.log" 2>/dev/null || true
     exit 0
   fi
@@ -72,12 +72,12 @@ fi
 rm -rf "$home/root.new" "$home/bin.new"
 mkdir -p "$home/root.new" "$home/bin.new"
 for deb in "$home"/debs/*.deb; do dpkg-deb -x "$deb" "$home/root.new"; done
-# Names that installing would have made through update-alternatives.
+# Names that an installation would create with update-alternatives.
 link() { if [ -e "$home/root.new/$2" ]; then ln -s "../root/$2" "$home/bin.new/$1"; fi; }
 link nc bin/nc.openbsd
 link nc usr/bin/nc.openbsd
 for name in iptables ip6tables iptables-nft ip6tables-nft; do link $name usr/sbin/xtables-nft-multi; done
-# It knows the place where it would have been installed only.
+# It only knows its installed location.
 erl=$home/root.new/usr/lib/erlang/bin/erl
 if [ -f "$erl" ]; then sed -i 's|ROOTDIR=/usr/lib/erlang$|ROOTDIR=${ERL_ROOTDIR:-/usr/lib/erlang}|' "$erl"; fi
 rm -rf "$home/root" "$home/bin"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Brings what building and testing need beyond Rust, and says what it does. What only some tests need, and can't
-# be had (no root, no sudo), is named; those tests are then skipped by name. Servers: see servers.sh.
+# Installs what building and testing need beyond Rust, and prints it. Packages that only some tests need and that
+# can't be installed (no root, no sudo) are listed; those tests are then skipped. For servers see servers.sh.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -20,17 +20,17 @@ want clang clang # the kernel programs of truepeer attach
 want llvm-strip llvm
 want ethtool ethtool
 [ -e /usr/include/bpf/bpf_helpers.h ] || packages+=(libbpf-dev)
-[ -e /etc/protocols ] || packages+=(netbase) # "ip rule … ipproto tcp" looks the name up there
+[ -e /etc/protocols ] || packages+=(netbase) # ip looks the name up there for "ip rule … ipproto tcp"
 [ "$(id -u)" = 0 ] || want newuidmap uidmap
 
 if [ ${#packages[@]} -gt 0 ] && ! apt_install "${packages[@]}"; then
-  echo "setup: missing and not to be had without root, sudo and apt: ${packages[*]}"
+  echo "setup: missing, and can't be installed without root, sudo and apt: ${packages[*]}"
   for package in "${packages[@]}"; do
     case $package in
       build-essential) echo "setup: without a linker nothing can be built: install $package" >&2; exit 1 ;;
-      clang | libbpf-dev) echo "setup: without $package truepeer is built without its way attach, which then says so" ;;
-      llvm | ethtool) echo "setup: without $package nothing is missing but size and a test, which is skipped by name" ;;
-      uidmap) echo "setup: without uidmap, tests that need several users are skipped by name" ;;
+      clang | libbpf-dev) echo "setup: without $package truepeer is built without attach, and says so when attach is used" ;;
+      llvm | ethtool) echo "setup: without $package the binary is larger or one test is skipped" ;;
+      uidmap) echo "setup: without uidmap, tests that need several users are skipped" ;;
       netbase) echo "setup: without netbase, tests that give ip a protocol by name fail" ;;
       *) echo "setup: $package is unpacked privately instead, like the servers" ;;
     esac

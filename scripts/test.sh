@@ -1,11 +1,11 @@
 #!/bin/bash
-# All checks, in the order in which they fail soonest; each runs even if one before it failed. The output of each
-# is kept in target/logs. TRUEPEER_TEST_ALL=1 adds the long tests. The last line counts everything.
+# All checks, the fastest to fail first. Each runs even if an earlier one failed. The output of each is kept in
+# target/logs. TRUEPEER_TEST_ALL=1 adds the long tests. The last line has the totals.
 set -uo pipefail
 . "$(dirname "$0")/lib.sh"
 export CARGO_TERM_COLOR=never RUST_BACKTRACE=0
-# Where clang can be had, a build without the kernel programs is a failure, not a way less.
-# Likewise where the library for `truepeer run` can be built.
+# If clang is available, a build without the kernel programs is a failure.
+# The same for the library of `truepeer run`.
 case "$(rustc -vV | sed -n 's/^host: //p')" in *-linux-gnu) export TRUEPEER_REQUIRE_LIBRARY=1 ;; esac
 if command -v clang >/dev/null; then export TRUEPEER_REQUIRE_CLANG=1; fi
 logs=$target/logs
@@ -15,10 +15,11 @@ failures=() skips=()
 begin=$SECONDS
 
 note_failure() { failures+=("$1"); failed=$((failed + 1)); }
-# "reason TAB name", as they are printed: grouped by reason.
+# Skips are stored as "reason TAB name" and printed grouped by reason.
 note_skip() { skips+=("${1#*: }"$'\t'"${1%%: *}"); skipped=$((skipped + 1)); } # "name: reason"
 
-# A check that holds or doesn't: name, command. One that prints "SKIP ...: reason" can't tell here; its status is
+# A check that passes or fails: name, command. If it prints "SKIP ...: reason", it can't run here; its status is
+# then 0 or 77.
 # then 0 or 77.
 check() {
   local name=$1 start=$SECONDS status
@@ -33,7 +34,7 @@ check() {
   echo "    $name took $((SECONDS - start)) s"
 }
 
-# A check that is itself many tests: their own counts are taken over.
+# A check that consists of many tests: their own counts are added.
 check_tests() {
   local name=$1 start=$SECONDS log=$logs/$1.log ok=1 before=$failed
   shift
@@ -52,28 +53,29 @@ check_tests() {
   echo "    $name took $((SECONDS - start)) s"
 }
 
-# A few of the tests once more as nobody in particular: namespaces have to be had without root, too.
+# Runs some of the tests again as a plain user: namespaces must be available without root, too.
 check_as_plain_user() {
-  [ "$(id -u)" = 0 ] || return 0 # all tests have just been run so
+  [ "$(id -u)" = 0 ] || return 0 # all tests have just been run as a plain user
   local user=(setpriv --reuid=65534 --regid=65534 --clear-groups) name filter binary
   while read -r name filter; do
     binary=$(sed -n "s/^ *Running tests\/$name\.rs (\(.*\))\$/\1/p" "$logs/tests.log" | head -1)
     [ -n "$binary" ] || continue # it did not build, which has been counted
     binary=$(realpath "$binary")
     if ! "${user[@]}" test -x "$binary"; then
-      note_skip "plain user, $name: $binary is below a directory of root's own"
+      note_skip "plain user, $name: $binary is below a directory that only root can enter"
     elif ! "${user[@]}" unshare --user true 2>/dev/null; then
-      note_skip "plain user, $name: this machine gives plain users no namespaces"
+      note_skip "plain user, $name: plain users can't create namespaces on this machine"
     else
       check_tests "plain-user-$name" "${user[@]}" "$binary" $filter </dev/null
     fi
   done <<<$'bed\nservers\nmatrix names_the_client'
 }
 
-# With all targets, as the tests were built: programs alone want fewer features of some crates, and those would be compiled again.
+# With all targets, as the tests were built: with fewer, some crates have fewer features and would be compiled
+# again.
 build_programs() { cargo build -q --workspace --all-targets; }
 
-# The tests have built both programs, unless they failed to.
+# The tests have built both programs, unless the build failed.
 demo() {
   [ -x "$target/debug/truepeer" ] && [ -x "$target/debug/demo" ] || build_programs || return 1
   "$target/debug/demo" "$target/debug/truepeer"
@@ -97,12 +99,12 @@ check_as_plain_user
 check demo demo
 check demo-https demo_https
 check bench-smoke bench_smoke
-if [ -x fuzz/smoke ]; then check fuzz-smoke fuzz/smoke; else note_skip "fuzz-smoke: fuzz/smoke is not there"; fi
+if [ -x fuzz/smoke ]; then check fuzz-smoke fuzz/smoke; else note_skip "fuzz-smoke: fuzz/smoke does not exist"; fi
 check deny scripts/cargo-deny.sh --log-level error check --hide-inclusion-graph bans licenses sources
-note_skip "deny advisories: their database is not at hand without the network"
+note_skip "deny advisories: their database needs the network"
 
 echo
-# Hundreds of them with a few reasons: one line a reason, with the first names.
+# Hundreds of skips have a few reasons: print one line for each reason, with the first names.
 if [ ${#skips[@]} -gt 0 ]; then
   printf '%s\n' "${skips[@]}" | awk -F '\t' '{
       reason = $1; name = $2

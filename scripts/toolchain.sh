@@ -1,7 +1,6 @@
 #!/bin/bash
-# Prints the name of the rustup toolchain to use instead of the pinned one, where that can't be had (offline, or
-# rustup may not install): one of the same version under another name, else a newer one. Prints nothing where
-# the pinned one works.
+# Prints the name of the rustup toolchain to use if the pinned one is not available (offline, or rustup may not
+# install): one of the same version under another name, or a newer one. Prints nothing if the pinned one works.
 set -uo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -14,7 +13,7 @@ while read -r name _; do
   version=$(RUSTUP_TOOLCHAIN=$name rustc --version 2>/dev/null | awk '{ print $2 }')
   case $version in
     "$pinned") echo "$name"; exit 0 ;;
-    '' | *-*) ;; # does not run, or is a nightly
+    '' | *-*) ;; # doesn't run, or is a nightly
     *) [ "$(printf '%s\n' "$pinned" "$version" | sort -V | head -1)" = "$pinned" ] && newer=$name ;;
   esac
 done < <(rustup toolchain list)
