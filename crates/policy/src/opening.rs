@@ -12,7 +12,7 @@
 
 use core::time::Duration;
 
-use truepeer_proto::{DecodeError, DecodeErrorKind, Decoded, Header, Limits, decode, sniff};
+use truepeer_proto::{DecodeError, DecodeErrorKind, Decoded, Header, Limits, Quote, decode, sniff};
 
 use crate::HeaderRule;
 
@@ -64,10 +64,12 @@ pub enum Opening<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// Something else than a header, or a wrong one.
-    #[error("{error}{}{}", raises(.error), seems(.looks_like))]
+    #[error("{error}{}{}{}", says(.quote), raises(.error), seems(.looks_like))]
     Invalid {
         /// What is wrong with it.
         error: DecodeError,
+        /// The field that is wrong, as the sender wrote it.
+        quote: Option<Quote>,
         /// The protocol that the first bytes belong to.
         looks_like: Option<&'static str>,
     },
@@ -88,6 +90,10 @@ pub enum HeaderError {
         /// How much came.
         received: usize,
     },
+}
+
+fn says(quote: &Option<Quote>) -> String {
+    quote.map_or_else(String::new, |quote| format!("; the header says {quote}"))
 }
 
 fn raises(error: &DecodeError) -> &'static str {
@@ -121,7 +127,10 @@ impl HeaderReader {
             Ok(Decoded::NeedMore { .. }) => Opening::NeedMore,
             Ok(Decoded::Done { header, consumed }) => Opening::Header { header, consumed },
             Err(error) if self.rule == HeaderRule::Optional && is_no_header(error) => Opening::NoHeader,
-            Err(error) => Opening::Refused(HeaderError::Invalid { error, looks_like: sniff(bytes) }),
+            Err(error) => {
+                let (quote, looks_like) = (error.quote(bytes), sniff(bytes));
+                Opening::Refused(HeaderError::Invalid { error, quote, looks_like })
+            }
         }
     }
 
@@ -246,6 +255,25 @@ mod tests {
             }
         }
         assert_eq!(reader(Optional).deadline(0), second);
+    }
+
+    #[test]
+    fn a_refusal_quotes_the_field_that_is_wrong() {
+        let long = format!("PROXY TCP6 {} ::1 1000 443\r\n", "1".repeat(60));
+        for (header, said) in [
+            ("PROXY TCP4 192.0.2.300 198.51.100.1 1000 443\r\n", "; the header says \"192.0.2.300\""),
+            ("PROXY TCP4 192.0.2.1 my-host.example 1000 443\r\n", "; the header says \"my-host.example\""),
+            ("PROXY TCP6 fe80::1%eth0 ::1 1000 443\r\n", "; the header says \"fe80::1%eth0\""),
+            ("PROXY TCP4 192.0.2.1 198.51.100.1 1000 70000\r\n", "; the header says \"70000\""),
+            ("PROXY UDP4 192.0.2.1 198.51.100.1 1000 443\r\n", "; the header says \"UDP4\""),
+            ("PROXY TCP4 192.0.2.\x1b[2J", "; the header says \"192.0.2.\\u{1b}[2J\""),
+            (&long, &format!("; the header says \"{}…\"", "1".repeat(45))),
+        ] {
+            let Opening::Refused(error) = reader(Require).on_bytes(header.as_bytes()) else {
+                panic!("{header}")
+            };
+            assert!(error.to_string().ends_with(said), "{error}");
+        }
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_client_at_the_backends_address_is_refused_whether_it_is_up_or_down,
         denied_clients_are_refused_whoever_sends,
         a_missing_header_is_explained,
+        a_wrong_address_in_a_header_is_quoted,
         a_forbidden_header_is_refused,
         an_optional_header_is_taken_or_left,
         the_same_complaint_comes_once_a_minute,
@@ -182,6 +183,12 @@ fn a_missing_header_is_explained(bed: &Bed) -> anyhow::Result<()> {
     refused(b"GET / HTTP/1.1\r\n\r\n")?;
     stand.truepeer.wait_for_log("HTTP")?;
     stand.truepeer.wait_for_log("send-proxy")
+}
+
+fn a_wrong_address_in_a_header_is_quoted(bed: &Bed) -> anyhow::Result<()> {
+    let stand = Stand::with_options(bed, Behaviour::Who, &[])?;
+    refused(b"PROXY TCP4 192.0.2.300 198.51.100.1 65432 80\r\n")?;
+    stand.truepeer.wait_for_log("the header says \"192.0.2.300\"")
 }
 
 fn a_forbidden_header_is_refused(bed: &Bed) -> anyhow::Result<()> {
