@@ -91,6 +91,8 @@ mod tests {
     use std::net::TcpListener;
     use std::os::fd::AsRawFd;
 
+    use truepeer_testbed::wait_for;
+
     use super::*;
 
     fn own_thread() -> i32 {
@@ -114,6 +116,8 @@ mod tests {
             rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None)
                 .expect("a socket");
         rustix::net::connect(&client, &listener.local_addr().expect("an address")).expect("a connection");
+        // On a busy machine connect() returns before the listener has the client's last ACK.
+        wait_for("a connection at the listener", || is_readable(listener.as_fd())).expect("it comes");
         assert!(siblings.want(me, 1, now), "no other thread serves it");
         assert!(!siblings.want(me, cookie, now), "it is the listener of the call itself");
         assert!(!siblings.want(me, 1, long_ago), "its thread may still call accept()");
@@ -130,9 +134,9 @@ mod tests {
         assert!(!siblings.want(me, 1, now), "another thread does");
         drop(ask);
         other.join().expect("the other thread");
-        assert!(
-            !Path::new(&format!("/proc/{me}/task/{its}")).exists() && siblings.want(me, 1, now),
-            "it has ended"
-        );
+        // The kernel wakes join() (CLONE_CHILD_CLEARTID) before it takes the thread out of /proc.
+        let task = format!("/proc/{me}/task/{its}");
+        wait_for("the thread to be gone", || !Path::new(&task).exists()).expect("it goes");
+        assert!(siblings.want(me, 1, now), "it has ended");
     }
 }
