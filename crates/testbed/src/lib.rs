@@ -70,7 +70,7 @@ pub use passwd::User;
 pub use program::Program;
 pub use running::Running;
 pub use skip::{Skip, skip};
-pub use topology::{Host, Topology, ip_here};
+pub use topology::{Host, Topology, device_here, ip_here};
 pub use truepeer::Truepeer;
 pub use truepeer_sys::netns::NetNs;
 pub use wait::{WAIT_LIMIT, wait_for};

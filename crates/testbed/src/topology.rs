@@ -16,7 +16,7 @@ use anyhow::Context;
 use truepeer_sys::CallError;
 use truepeer_sys::netns::NetNs;
 
-use crate::whereabouts;
+use crate::{wait_for, whereabouts};
 
 /// One host of a [`Topology`].
 #[derive(Debug, Clone)]
@@ -150,6 +150,35 @@ pub fn ip_here(commands: &[&str]) -> anyhow::Result<()> {
         return commands.iter().try_for_each(|command| ip(command.split_whitespace(), ""));
     }
     ip(["-batch", "-"].into_iter(), &(commands.join("\n") + "\n")) // one process for all commands; batch lines can't contain ip's options
+}
+
+/// Gives the calling thread's network a device `here` with the addresses 10.9.0.1 and fd00:9::1, and default routes through it:
+/// a way out, as every real machine has.
+pub fn device_here() -> anyhow::Result<()> {
+    ip_here(&[
+        "link add here type veth peer name there",
+        "addr add 10.9.0.1/24 dev here",
+        "addr add fd00:9::1/64 dev here nodad",
+        "link set here up",
+        "link set there up",
+        "route add default dev here",
+        "route add ::/0 dev here metric 1",
+    ])?;
+    await_own("fd00:9::1".parse()?)
+}
+
+/// Waits until packets for an IPv6 address of the calling thread's network stay there. The kernel adds the address's own route in
+/// a work queue (`addrconf_dad_work`), on a busy machine 100 ms later; until then packets take the default route.
+fn await_own(address: Ipv6Addr) -> anyhow::Result<()> {
+    const RTF_LOCAL: u32 = 0x8000_0000;
+    let start = format!("{:032x} 80 ", u128::from(address));
+    let flags = |line: &str| u32::from_str_radix(line.split_whitespace().nth(8)?, 16).ok();
+    let is_local =
+        |line: &str| line.starts_with(&start) && flags(line).is_some_and(|flags| flags & RTF_LOCAL != 0);
+    wait_for(&format!("the route of {address}"), || {
+        std::fs::read_to_string("/proc/thread-self/net/ipv6_route")
+            .is_ok_and(|routes| routes.lines().any(is_local))
+    })
 }
 
 fn ip<'a>(args: impl Iterator<Item = &'a str> + Clone, input: &str) -> anyhow::Result<()> {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, User, ip_here, tests};
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, User, device_here, ip_here, tests};
 
 const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
 const BACKENDS: &str = "-4 127.0.0.1:80 -6 [::1]:80";
@@ -16,6 +16,7 @@ fn main() -> ExitCode {
         an_examination_changes_nothing,
         a_backend_that_is_down_is_told_from_a_lost_reply,
         another_rule_before_truepeers_is_fixed_by_the_doctors_command,
+        clients_without_a_backend_are_named,
         json_has_the_same_verdicts,
         a_backend_on_a_local_address_is_tried_with_its_mark,
         a_source_check_that_breaks_tproxy_is_found,
@@ -77,16 +78,7 @@ fn type_in(bed: &Bed, command: &str) -> Result<()> {
 }
 
 fn backends(bed: &Bed) -> Result<Running> {
-    // a default route, as every real machine has
-    ip_here(&[
-        "link add here type veth peer name there",
-        "addr add 10.9.0.1/24 dev here",
-        "addr add fd00:9::1/64 dev here nodad",
-        "link set here up",
-        "link set there up",
-        "route add default dev here",
-        "route add ::/0 dev here metric 1",
-    ])?;
+    device_here()?;
     Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80", "10.9.0.1:80", "[fd00:9::1]:80"])
 }
 
@@ -163,6 +155,16 @@ fn guarded_loopback(bed: &Bed) -> Result<()> {
     type_in(bed, ill.mend()?)?;
     let well = examine(bed, BACKENDS)?;
     ensure!(well.healthy, "{}", well.text);
+    Ok(())
+}
+
+/// As `proxy` says it at its start.
+fn clients_without_a_backend_are_named(bed: &Bed) -> Result<()> {
+    let _backend = backends(bed)?;
+    let report = examine(bed, "-4 127.0.0.1:80")?;
+    ensure!(report.line("IPv6 clients")?.ends_with("add -6 HOST:PORT"), "{}", report.text);
+    ensure!(report.line("IPv4 clients").is_err(), "{}", report.text);
+    ensure!(examine(bed, BACKENDS)?.line("IPv6 clients").is_err(), "both have one");
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use socket2::{Domain, Socket, Type};
 use truepeer_testbed::{
-    Bed, Behaviour, Program, Running, Test, Topology, Truepeer, ip_here, tests, wait_for,
+    Bed, Behaviour, Program, Running, Test, Topology, Truepeer, device_here, tests, wait_for,
 };
 
 use crate::support::{CLIENT_4, CLIENT_6, TRUEPEER, delivers_both, proxy, routes, seen_through, state};
@@ -39,21 +39,9 @@ fn a_backend_on_loopback_sees_the_client(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn local_addresses() -> Result<()> {
-    ip_here(&[
-        "link add here type veth peer name there",
-        "addr add 10.9.0.1/24 dev here",
-        "addr add fd00:9::1/64 dev here nodad",
-        "link set here up",
-        "link set there up",
-        "route add default dev here",
-        "route add ::/0 dev here metric 1",
-    ])
-}
-
 /// Only the mark brings these replies back: they come from an address that others reach directly.
 fn a_backend_on_another_local_address_sees_the_client(bed: &Bed) -> Result<()> {
-    local_addresses()?;
+    device_here()?;
     let before = state(bed)?;
     let _backend = Behaviour::Who.start(bed, &["10.9.0.1:80", "[fd00:9::1]:80"])?;
     for options in ["", "--mark 77"] {
@@ -68,7 +56,7 @@ fn a_backend_on_another_local_address_sees_the_client(bed: &Bed) -> Result<()> {
 
 /// Without fwmark_reflect the RST would leave towards the client, and truepeer would wait for its time-out.
 fn a_refusal_by_a_local_port_arrives_at_once(bed: &Bed) -> Result<()> {
-    local_addresses()?;
+    device_here()?;
     let options = "-4 10.9.0.1:81 -6 [fd00:9::1]:81 --routes auto --connect-timeout 60s";
     let _truepeer = proxy(bed, 8443, options)?;
     for claimed in [CLIENT_4, CLIENT_6] {
@@ -165,7 +153,7 @@ fn docker_example(bed: &Bed) -> Result<()> {
 /// Wildcard sockets are the difficult case: they reply before they have a source address.
 fn a_udp_backend_sees_the_client_and_its_reply_comes_back(bed: &Bed) -> Result<()> {
     // a default route, as every real machine has: replies must not use it
-    local_addresses()?;
+    device_here()?;
     routes(bed, "apply -p udp -4 127.0.0.1:53 -6 [::1]:53 -4 10.9.0.1:54 -6 [fd00:9::1]:54")?;
     for (bound, asked, client) in [
         ("127.0.0.1:53", "127.0.0.1:53", "192.0.2.7:5000"),
