@@ -156,13 +156,13 @@ mod tests {
     /// As origins read them behind a proxy that authenticates users: each would be taken for one who has.
     #[test]
     fn strangers_cannot_say_who_has_authenticated_them() {
-        let names = "Remote-User Remote-Groups Remote-Email Remote-FieldName X-Remote-User X-Remote-Group X-Remote-Extra-Scopes \
+        let names = "Remote-User Remote-Groups Remote-Email Remote-Name X-Remote-User X-Remote-Group X-Remote-Extra-Scopes \
                      X-Forwarded-User X-Forwarded-Preferred-Username X-Forwarded-Email X-Forwarded-Groups \
                      X-Forwarded-Access-Token X-Auth-Request-User X-Auth-Request-Email X-Auth-Request-Preferred-Username \
                      X-Authenticated-User X-Authenticated-Userid X-WebAuth-User X-WEBAUTH-EMAIL X-authentik-username \
                      X-Vouch-User X-Pomerium-Jwt-Assertion X-Pomerium-Claim-Email X-Goog-IAP-JWT-Assertion \
                      X-Goog-Authenticated-User-Email Cf-Access-Jwt-Assertion Cf-Access-Authenticated-User-Email \
-                     X-Amzn-Oidc-Data X-Amzn-Oidc-Identity X-MS-Client-Principal X-MS-Client-Principal-FieldName \
+                     X-Amzn-Oidc-Data X-Amzn-Oidc-Identity X-MS-Client-Principal X-MS-Client-Principal-Name \
                      Tailscale-User-Login X-Consumer-Username X-Consumer-Custom-ID X-Credential-Identifier \
                      X-Webobjects-Remote-User OAM-Remote-User OIDC-Claim-Email Auth-User SM-User SM-Universalid iv-user \
                      iv-groups X-SSL-Client-S-DN X-SSL-Client-CN SSL-Client-Cert X-SSL-Cert X-Client-DN X-Client-Cert \

@@ -22,9 +22,10 @@ pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) {
             round_trips(subject, backend.place, address, report);
         }
     }
-    for (family, clients, option) in [(Family::V4, "IPv4 clients", "-4"), (Family::V6, "IPv6 clients", "-6")]
+    for (family, clients, option) in
+        [(IpFamily::V4, "IPv4 clients", "-4"), (IpFamily::V6, "IPv6 clients", "-6")]
     {
-        if !patient.has_family(family) {
+        if !subject.has_family(family) {
             let found = format!("refused by truepeer proxy: no backend for them; add {option} HOST:PORT");
             report.add(Check::note("no_backend", clients, found));
         }
