@@ -149,8 +149,9 @@ mod tests {
         let absent = control("cat", "/nothing-of-that-name").ask("show version").unwrap_err().to_string();
         assert!(absent.starts_with("VPP is not there: ") && absent.contains("/nothing"), "{absent}");
 
-        let hangs = control("timeout", "KILL");
-        let error = hangs.ask_within("1000 sleep 1000", Duration::from_millis(10)).unwrap_err().to_string();
+        // One process, which goes when it is killed: `tail -s 1000 -f /dev/null`.
+        let hangs = control("tail", "1000");
+        let error = hangs.ask_within("-f /dev/null", Duration::from_millis(10)).unwrap_err().to_string();
         assert!(error.contains("does not answer"), "{error}");
     }
 
