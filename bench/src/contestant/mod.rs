@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rustls::ClientConfig;
+use truepeer_testbed::matrix::ByAttach;
 use truepeer_testbed::{Bed, Program, Running, find_program};
 
 pub(crate) use command::Command;
@@ -243,6 +244,7 @@ impl Contestant {
         };
         match &self.way {
             Way::Direct | Way::Command(_) => None,
+            Way::TruepeerAttach(_) if ByAttach::missing().is_some() => ByAttach::missing().map(str::to_owned),
             Way::TruepeerProxy(path) | Way::TruepeerAttach(path) | Way::TruepeerRun(path, _) => (!path
                 .exists())
             .then(|| format!("{} does not exist (cargo build -p truepeer)", path.display())),

@@ -93,13 +93,10 @@ impl PacketSocket {
         }
     }
 
-    /// How much may wait to be received (SO_RCVBUFFORCE); more is lost.
-    ///
-    /// # Errors
-    /// EPERM without CAP_NET_ADMIN.
-    pub fn set_recv_buffer(&self, bytes: usize) -> Result<(), CallError> {
-        rustix::net::sockopt::set_socket_recv_buffer_size_force(&self.socket, bytes)
-            .named("setsockopt(SO_RCVBUFFORCE)")
+    /// How much may wait to be received; more is lost. Without CAP_NET_ADMIN in the machine's own user namespace it is at most
+    /// net.core.rmem_max.
+    pub fn grow_recv_buffer(&self, bytes: usize) {
+        crate::udp::grow_recv_buffer(self.as_fd(), bytes);
     }
 }
 

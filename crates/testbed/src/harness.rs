@@ -14,7 +14,7 @@ use rustix::process::{Resource, getrlimit};
 use truepeer_sys::netns::{NetNs, enter_new_mount_namespace};
 
 use crate::enter::{Entry, enter};
-use crate::userns::Users;
+use crate::userns::{SEVERAL, Users};
 use crate::{Bed, Skip, backend, crowd, topology, whereabouts};
 
 /// The default time limit: enough on a busy machine.
@@ -152,9 +152,7 @@ impl Need {
             Need::Program(name) => whereabouts::find_program(name)
                 .is_none()
                 .then(|| format!("{name} is neither unpacked (make servers) nor installed")),
-            Need::SeveralUsers => (users == Users::RootOnly).then(|| {
-                "needs several users: run as root, or install uidmap and have a line in /etc/subuid".into()
-            }),
+            Need::SeveralUsers => (users == Users::RootOnly).then(|| SEVERAL.into()),
             Need::OpenFiles(count) => {
                 let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
                 (limit < *count).then(|| format!("needs {count} open files, the hard limit is {limit}"))

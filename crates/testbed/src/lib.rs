@@ -73,5 +73,6 @@ pub use skip::{Skip, skip};
 pub use topology::{Host, Topology, device_here, ip_here};
 pub use truepeer::Truepeer;
 pub use truepeer_sys::netns::NetNs;
+pub use userns::missing_users;
 pub use wait::{WAIT_LIMIT, wait_for};
 pub use whereabouts::{find_program, servers_dir, workspace_dir};

@@ -11,6 +11,9 @@ use truepeer_sys::netns::enter_new_user_namespace;
 use crate::passwd::User;
 use crate::whereabouts;
 
+pub(crate) const SEVERAL: &str =
+    "needs several users: run as root, or install uidmap and have a line in /etc/subuid";
+
 /// The users that exist in the bed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Users {
@@ -38,6 +41,11 @@ impl Users {
     pub(crate) fn from_name(name: &str) -> Option<Users> {
         [Users::All, Users::RootOnly].into_iter().find(|users| users.name() == name)
     }
+}
+
+/// Why a program that drops to another user can't run here, if it can't.
+pub fn missing_users() -> Option<&'static str> {
+    (Users::of_this_namespace() == Users::RootOnly).then_some(SEVERAL)
 }
 
 /// Moves this process, which must have one thread, into a user namespace in which it is root.

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use truepeer_testbed::{Bed, Program, find_program};
+use truepeer_testbed::{Bed, Program, find_program, missing_users};
 
 use crate::credentials::{Credential, Credentials};
 use crate::place::{BACKEND, BETWEEN, ENTRANCE};
@@ -68,11 +68,13 @@ impl Https {
             let name = names.iter().find(|name| find_program(name).is_none())?;
             Some(format!("{name} is neither unpacked (make servers) nor installed"))
         };
+        // hitch calls setgroups(), which a user namespace without several users denies.
+        let hitch_and = |other| missing_users().map(str::to_owned).or_else(|| lacking(&["hitch", other]));
         match self {
             Self::Nginx => lacking(&["nginx"]),
             Self::Haproxy => lacking(&["haproxy"]),
-            Self::HitchBefore(Behind::Nginx) => lacking(&["hitch", "nginx"]),
-            Self::HitchBefore(Behind::Haproxy) => lacking(&["hitch", "haproxy"]),
+            Self::HitchBefore(Behind::Nginx) => hitch_and("nginx"),
+            Self::HitchBefore(Behind::Haproxy) => hitch_and("haproxy"),
             Self::Truepeer(path) if !path.exists() => {
                 Some(format!("{} does not exist (cargo build -p truepeer)", path.display()))
             }

@@ -8,6 +8,7 @@ mod socket;
 
 pub use receive::{Arrival, ReceiveBatch};
 pub use send::{Run, send_runs};
+pub(crate) use socket::grow_recv_buffer;
 pub use socket::{
     enable_arrival_reports, enable_gro, grow_buffers, set_steering, supports_segmentation, udp_socket,
 };

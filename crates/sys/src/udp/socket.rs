@@ -59,12 +59,16 @@ pub fn supports_segmentation(socket: BorrowedFd<'_>) -> bool {
 /// Asks for buffers of `bytes` in both directions: beyond the system's limit with CAP_NET_ADMIN, else up to it
 /// (net.core.rmem_max, net.core.wmem_max). Less is no failure.
 pub fn grow_buffers(socket: BorrowedFd<'_>, bytes: usize) {
-    if sockopt::set_socket_recv_buffer_size_force(socket, bytes).is_err() {
-        let _ = sockopt::set_socket_recv_buffer_size(socket, bytes);
-    }
+    grow_recv_buffer(socket, bytes);
     let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     if set(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, value).is_err() {
         let _ = sockopt::set_socket_send_buffer_size(socket, bytes);
+    }
+}
+
+pub(crate) fn grow_recv_buffer(socket: BorrowedFd<'_>, bytes: usize) {
+    if sockopt::set_socket_recv_buffer_size_force(socket, bytes).is_err() {
+        let _ = sockopt::set_socket_recv_buffer_size(socket, bytes);
     }
 }
 

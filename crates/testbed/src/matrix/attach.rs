@@ -24,6 +24,13 @@ impl ByAttach {
         ByAttach { exe: exe.into() }
     }
 
+    /// Why it can't be used on this machine, if it can't.
+    pub fn missing() -> Option<&'static str> {
+        let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        let all_users = map.contains("4294967295");
+        (!all_users).then_some("attach needs CAP_BPF in the initial user namespace: run as root")
+    }
+
     /// `truepeer attach` with its pins on a BPF file system of the test, in the calling thread's network
     /// namespace.
     pub fn command(&self, bed: &Bed, args: &[&str]) -> anyhow::Result<Program> {
@@ -34,9 +41,8 @@ impl ByAttach {
 
 /// A BPF file system in the test's mounts. It disappears with the test, and so do all links pinned there.
 fn mount_bpf(bed: &Bed) -> anyhow::Result<PathBuf> {
-    let all_users = fs::read_to_string("/proc/self/uid_map")?.contains("4294967295");
-    if !all_users {
-        return skip("attach needs CAP_BPF in the initial user namespace: run as root");
+    if let Some(reason) = ByAttach::missing() {
+        return skip(reason);
     }
     let dir = bed.dir().join("bpf");
     if !dir.exists() {

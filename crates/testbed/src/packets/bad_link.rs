@@ -87,7 +87,7 @@ impl BadLink {
         let right = end(bed, &middle, "right", 2)?;
         let sockets = middle.run(|| -> Result<_> {
             let sockets = [PacketSocket::open("left")?, PacketSocket::open("right")?];
-            sockets.iter().try_for_each(|socket| socket.set_recv_buffer(RECV_BUFFER))?;
+            sockets.iter().for_each(|socket| socket.grow_recv_buffer(RECV_BUFFER));
             Ok(sockets)
         })??;
         let (deeds, ends) = (Arc::new(Deeds::default()), Arc::new(AtomicBool::new(false)));

@@ -70,7 +70,7 @@ impl Wire {
             "neigh add fd77::1 lladdr 02:00:00:00:00:01 dev wire",
         ])?;
         let socket = near.run(|| PacketSocket::open("host"))??;
-        socket.set_recv_buffer(RECV_BUFFER)?;
+        socket.grow_recv_buffer(RECV_BUFFER);
         Ok(Wire { host, near, socket, inbox: Mutex::default() })
     }
 
