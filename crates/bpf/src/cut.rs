@@ -23,6 +23,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Ends all of them. There must be no new ones (see [`Tables::drain`]).
 pub(crate) fn cut_off(tables: &Tables) -> Result<(), AttachError> {
     let mut refused = io::Error::new(io::ErrorKind::TimedOut, "they are still there");
+    let mut was_empty = false;
     for round in 0..ROUNDS {
         if round > 0 {
             std::thread::sleep(PAUSE);
@@ -36,10 +37,12 @@ pub(crate) fn cut_off(tables: &Tables) -> Result<(), AttachError> {
         let connections = kernel.connections().map_err(failed("sock_diag"))?;
         let ours: Vec<Connection> =
             connections.into_iter().filter(|connection| keys.contains(&connection.key())).collect();
-        // An entry without a socket has no program that could get wrong bytes.
-        if ours.is_empty() {
+        // What is in our tables without a socket has nobody who could be given wrong bytes. One look may miss a socket while others come
+        // and go: the kernel lists them by their place.
+        if ours.is_empty() && was_empty {
             return Ok(());
         }
+        was_empty = ours.is_empty();
         for connection in &ours {
             // A connection that its owner is just closing gets into a state that older kernels can't end. It
             // needs no end.
