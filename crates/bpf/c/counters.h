@@ -27,7 +27,7 @@ enum counter {
 	REFUSED_DENIED,
 	REFUSED_SIGNED,       /* TCP-MD5, TCP-AO: sequence numbers are signed */
 	REFUSED_SPLIT_COOKIE, /* a split header can't be acknowledged while SYN cookies are in use */
-	REFUSED_REDIRECTED,   /* no request socket: the port is translated (DNAT) after us, or the kernel gave it up */
+	REFUSED_REDIRECTED,   /* no request socket: the port is translated (DNAT) after us, or the kernel gave it up and can't begin again */
 	REFUSED_STRAY,        /* its SYN came before attach, or was forgotten */
 	REFUSED_FULL,
 	FAILED,               /* a helper of the kernel failed; the sender sends again */
@@ -45,6 +45,7 @@ enum counter {
 	ANSWER_REFUSED,       /* too many answers are on their way for more to be told apart */
 	NOT_TAKEN,            /* a segment of a handshake that the kernel would refuse: dropped, nothing learnt */
 	REFUSED_DETACHING,    /* detach --refuse-new waits */
+	BEGUN_AGAIN,          /* the kernel had given the handshake up: again.h */
 	COUNTERS,
 };
 

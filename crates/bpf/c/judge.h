@@ -32,15 +32,21 @@ static __always_inline int is_our_number(const struct segment *segment, const st
 	return segment->ack == embryo->our_isn + 1;
 }
 
-/* The kernel verifies a cookie. It may answer another SYN of the same sender than the one that was noted
- * first. */
-static __always_inline int proves_cookie(struct __sk_buff *skb, const struct segment *segment, struct embryo *embryo)
+/* It comes right behind a SYN that was answered with a cookie, and acknowledges that. */
+static __always_inline int has_cookie(struct __sk_buff *skb, const struct segment *segment, const struct embryo *embryo)
 {
 	__u32 family = 0;
 
-	if (find_socket(skb, segment, segment->seq + embryo->guess, &family) != ANSWERS_COOKIE)
+	return find_socket(skb, segment, segment->seq + embryo->guess, &family) == ANSWERS_COOKIE;
+}
+
+/* A cookie is proved by the kernel; it may be the answer to another SYN of the same sender than the one that was noted first. */
+static __always_inline int proves_cookie(struct __sk_buff *skb, const struct segment *segment, struct embryo *embryo)
+{
+	if (!has_cookie(skb, segment, embryo))
 		return 0;
 	embryo->isn = segment->seq - 1;
+	embryo->our_isn = segment->ack - 1;
 	return 1;
 }
 

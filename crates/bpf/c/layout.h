@@ -70,7 +70,8 @@ struct settings {
 	__u32 edition;    /* of the rules: another one whenever they are written, after that; never 0 */
 	__u32 udp_silence_s; /* how long a client is answered through its sender after its last datagram from there; 0: for ever */
 	__u32 judged;     /* random: what the programs of devices have judged carries it in skb->priority to the backstop; never 0 */
-	__u32 unused;
+	__u32 begins_again; /* the kernel makes a connection of a handshake that it has given up: again.h */
+	__u64 header_wait_ns; /* how long a silent sender is waited for where a header is optional */
 };
 
 /* A connection as packets identify it. */
@@ -145,6 +146,9 @@ struct udp_seat {
 /* The longest v1 header, which exceeds the addresses of a v2 header (PROXY 2.1, 2.2). */
 #define HEADER_START 108
 
+/* After so many bytes it is certain whether there is a header (the signature of v2). */
+#define OWED 12
+
 enum stage {
 	AWAITED,  /* its header has not come yet, or not all of it */
 	ADMITTED, /* its header is off, but it has no socket yet: the accept queue may be full */
@@ -170,10 +174,26 @@ struct embryo {
 	__u8 has_timestamps; /* both sides send them */
 	union {
 		__u8 start[HEADER_START]; /* awaited */
-		struct flow flow;         /* admitted: what it will be */
+		struct {                  /* admitted */
+			struct flow flow; /* what it will be */
+			__u8 owed[OWED];  /* data that was acknowledged while it could be a header's start */
+			__u32 owed_len;
+		};
 	};
 	__u32 is_busy;      /* a processor is judging one of its segments */
+	/* What SYN and SYN-ACK have agreed on. Only again.h needs it. */
+	__u32 clock_offset; /* our timestamps are the milliseconds since the boot, and this */
+	__u16 mss;          /* of the SYN */
+	__u8 snd_wscale;    /* of the SYN */
+	__u8 rcv_wscale;    /* of the SYN-ACK */
+	__u8 agreed;        /* enum agreed */
+	__u8 is_ours;       /* a socket of this very port has answered: it is not redirected to another one */
+	__u8 is_proved;     /* the sender has acknowledged our SYN-ACK */
+	__u8 unused;
+	__u32 unused_too;
 };
+
+enum agreed { WINDOW_SCALE = 1, SELECTIVE_ACKS = 2, CONGESTION_MARKS = 4 };
 
 enum rule { RULE_REQUIRE = 1, RULE_OPTIONAL = 2 };
 enum claim { CLAIM_REFUSED = 1, CLAIM_ALLOWED = 2 };
@@ -182,10 +202,10 @@ _Static_assert(sizeof(struct prefix) == 20, "src/layout.rs");
 _Static_assert(sizeof(struct port) == 4, "src/layout.rs");
 _Static_assert(sizeof(struct gate) == 8, "src/layout.rs");
 _Static_assert(sizeof(struct backend) == 4, "src/layout.rs");
-_Static_assert(sizeof(struct settings) == 32, "src/layout.rs");
+_Static_assert(sizeof(struct settings) == 40, "src/layout.rs");
 _Static_assert(sizeof(struct udp_key) == 36, "src/layout.rs");
 _Static_assert(sizeof(struct udp_flow) == 96, "src/layout.rs");
 _Static_assert(sizeof(struct udp_seat) == 80, "src/layout.rs");
 _Static_assert(sizeof(struct flow_key) == 36, "src/layout.rs");
 _Static_assert(sizeof(struct flow) == 24, "src/layout.rs");
-_Static_assert(sizeof(struct embryo) == 160, "src/layout.rs");
+_Static_assert(sizeof(struct embryo) == 176, "src/layout.rs");

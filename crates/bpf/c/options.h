@@ -6,6 +6,9 @@
 /* Their kinds (IANA, TCP Option Kind Numbers). */
 #define OPTION_END 0
 #define OPTION_NOP 1
+#define OPTION_MSS 2
+#define OPTION_WINDOW_SCALE 3
+#define OPTION_SACK_PERMITTED 4
 #define OPTION_SACK 5
 #define OPTION_TIMESTAMPS 8
 #define OPTION_MD5 19
@@ -24,7 +27,7 @@ struct options {
 	__u8 bytes[64];
 	__u32 len;
 	volatile __u32 at; /* for find_options() */
-	__u32 sack, timestamps, mptcp, fastopen, signature;
+	__u32 mss, window_scale, sack_permitted, sack, timestamps, mptcp, fastopen, signature;
 };
 
 struct {
@@ -48,6 +51,15 @@ static __always_inline __u32 option_len(struct options *options, __u32 at)
 static __always_inline void note_option(struct options *options, __u8 kind, __u32 at)
 {
 	switch (kind) {
+	case OPTION_MSS:
+		options->mss = at;
+		break;
+	case OPTION_WINDOW_SCALE:
+		options->window_scale = at;
+		break;
+	case OPTION_SACK_PERMITTED:
+		options->sack_permitted = at;
+		break;
 	case OPTION_SACK:
 		options->sack = at;
 		break;
@@ -153,4 +165,23 @@ static __always_inline int read_timestamps(struct options *options, struct times
 	out->value = option_word(options, options->timestamps + 2);
 	out->echo = option_word(options, options->timestamps + 6);
 	return 0;
+}
+
+#define MOST_WINDOW_SCALE 14 /* RFC 7323, 2.3 */
+
+/* As tcp_parse_options() reads it. */
+static __always_inline __u8 window_scale(struct options *options)
+{
+	__u8 scale = *option_byte(options, options->window_scale + 2);
+	return scale < MOST_WINDOW_SCALE ? scale : MOST_WINDOW_SCALE;
+}
+
+#define DEFAULT_MSS 536 /* TCP_MSS_DEFAULT: where a SYN has no such option */
+
+static __always_inline __u16 maximum_segment_size(struct options *options)
+{
+	if (!options->mss || option_len(options, options->mss) != 4)
+		return DEFAULT_MSS;
+	__u16 mss = *option_byte(options, options->mss + 2) << 8 | *option_byte(options, options->mss + 3);
+	return mss ? mss : DEFAULT_MSS;
 }

@@ -45,35 +45,49 @@ static __always_inline int cut_to(struct __sk_buff *skb, const struct segment *s
 	return bpf_skb_store_bytes(skb, segment->ip.at + offsetof(struct iphdr, tot_len), &len, sizeof(len), 0);
 }
 
-/* Turns the segment with the header's end into the ACK that the kernel waits for: from `seq`, without data,
- * echoing `tsval` (0: unchanged). Its checksum is new, so the segment must have been found intact (intact.h):
- * otherwise damage would go unnoticed. */
-GLOBAL int become_bare_ack(struct __sk_buff *skb, const struct segment *segment, __u32 seq, __be32 tsval)
+/* The segment may have come long after our SYN-ACK. From its echo the kernel would take that for a round trip, and would repeat what is lost
+ * on this connection only after three times as long. It would also refuse the echo of a later packet than the SYN-ACK (TSEcrRejected). The
+ * timestamps need not be in every segment. After a cookie they stay: the echo says which options were agreed on. */
+static __always_inline void blank_timestamps(struct options *options, const struct embryo *embryo)
 {
-	if (!segment)
+	if (!options->timestamps || !embryo->has_timestamps || embryo->is_by_cookie)
+		return;
+	for (__u32 i = 0; i < OPTION_TIMESTAMPS_LEN; i++)
+		*option_byte(options, options->timestamps + i) = OPTION_NOP;
+}
+
+/* Makes of a segment of an admitted embryo the ACK that the kernel still waits for: right behind the SYN, with no data but what is owed. Its
+ * checksum is a new one, so the segment must have been found intact (intact.h): damage would go unnoticed. */
+GLOBAL int become_last_ack(struct __sk_buff *skb, const struct segment *segment, const struct embryo *embryo)
+{
+	if (!segment || !embryo)
 		return -1;
+	__u32 owed = embryo->owed_len;
+	__u32 len = segment->tcp_header_len + owed;
 	struct options *options = read_options(skb, segment);
 	struct tcphdr tcp;
 
 	if (bpf_skb_load_bytes(skb, segment->ip.payload_at, &tcp, sizeof(tcp)))
 		return -1;
-	if (cut_to(skb, segment, segment->tcp_header_len))
+	if (owed > OWED || cut_to(skb, segment, len))
 		return -1;
-	tcp.seq = bpf_htonl(seq);
+	tcp.seq = bpf_htonl(embryo->isn + 1 + embryo->guess);
 	tcp.fin = tcp.psh = tcp.urg = 0;
 	tcp.urg_ptr = 0;
 	tcp.check = 0;
 
-	__u64 sum = pseudo_header(&segment->ip.source, &segment->ip.destination, segment->ip.version, segment->tcp_header_len);
+	__u64 sum = pseudo_header(&segment->ip.source, &segment->ip.destination, segment->ip.version, len);
 	sum = bpf_csum_diff(0, 0, (__be32 *)&tcp, sizeof(tcp), sum);
+	/* Behind `owed_len` bytes, `owed` is zero. */
+	sum = bpf_csum_diff(0, 0, (__be32 *)embryo->owed, OWED, sum);
 	if (options) {
-		if (tsval && options->timestamps)
-			for (__u32 i = 0; i < sizeof(tsval); i++)
-				*option_byte(options, options->timestamps + 6 + i) = ((__u8 *)&tsval)[i];
+		blank_timestamps(options, embryo);
 		sum = bpf_csum_diff(0, 0, (__be32 *)options->bytes, sizeof(options->bytes), sum);
 	}
 	tcp.check = fold(sum);
 	if (bpf_skb_store_bytes(skb, segment->ip.payload_at, &tcp, sizeof(tcp), 0))
+		return -1;
+	if (owed > 0 && bpf_skb_store_bytes(skb, segment->payload_at, embryo->owed, owed, 0))
 		return -1;
 	return options ? write_options(skb, segment, options) : 0;
 }
@@ -103,12 +117,11 @@ static __always_inline int write_addresses(struct __sk_buff *skb, const struct s
 	return bpf_skb_store_bytes(skb, segment->ip.at + offsetof(struct iphdr, daddr), &destination->word[3], 4, 0);
 }
 
-/* Turns a packet that was truncated to a TCP header into a RST. */
-static __always_inline int write_rst(struct __sk_buff *skb, const struct segment *segment, struct tcphdr *tcp,
+/* Turns a packet that was cut to the length of a TCP header into this one. */
+static __always_inline int write_tcp(struct __sk_buff *skb, const struct segment *segment, struct tcphdr *tcp,
 				     const struct address *source, const struct address *destination)
 {
 	tcp->doff = 5;
-	tcp->rst = 1;
 	__u64 sum = pseudo_header(source, destination, segment->ip.version, sizeof(*tcp));
 	tcp->check = fold(bpf_csum_diff(0, 0, (__be32 *)tcp, sizeof(*tcp), sum));
 	if (write_addresses(skb, segment, source, destination))
@@ -116,8 +129,30 @@ static __always_inline int write_rst(struct __sk_buff *skb, const struct segment
 	return bpf_skb_store_bytes(skb, segment->ip.payload_at, tcp, sizeof(*tcp), BPF_F_INVALIDATE_HASH);
 }
 
-/* Answers an intact segment with a RST, and turns the segment into the RST that ends the kernel's request
- * socket, which expects `kernel_seq`. So the sender can use the same port again at once. */
+/* Answers an intact segment with an ACK that says where the handshake stands, as the kernel would: tcp_egress puts it into the sender's
+ * numbers. The segment itself is for nobody any more. */
+GLOBAL int say_where(struct __sk_buff *skb, const struct segment *segment, const struct embryo *embryo)
+{
+	if (!segment || !embryo)
+		return -1;
+	struct tcphdr answer = {
+		.source = segment->destination_port,
+		.dest = segment->source_port,
+		.seq = bpf_htonl(embryo->our_isn + 1),
+		.ack_seq = bpf_htonl(embryo->isn + 1 + embryo->guess),
+		.ack = 1,
+	};
+
+	if (cut_to(skb, segment, sizeof(answer)))
+		return -1;
+	swap_link_addresses(skb);
+	if (write_tcp(skb, segment, &answer, &segment->ip.destination, &segment->ip.source))
+		return -1;
+	return bpf_clone_redirect(skb, skb->ifindex, 0);
+}
+
+/* Answers an intact segment with a RST, and makes of it the RST that ends the kernel's request socket, which expects `kernel_seq`: the
+ * sender may come again from the same port at once. */
 GLOBAL int refuse(struct __sk_buff *skb, const struct segment *segment, __u32 kernel_seq)
 {
 	if (!segment)
@@ -129,21 +164,23 @@ GLOBAL int refuse(struct __sk_buff *skb, const struct segment *segment, __u32 ke
 		.seq = segment->flags & ACK ? bpf_htonl(segment->ack) : 0,
 		.ack_seq = bpf_htonl(end),
 		.ack = 1,
+		.rst = 1,
 	};
 	struct tcphdr reset = {
 		.source = segment->source_port,
 		.dest = segment->destination_port,
 		.seq = bpf_htonl(kernel_seq),
+		.rst = 1,
 	};
 
 	if (cut_to(skb, segment, sizeof(answer)))
 		return DROP;
 	swap_link_addresses(skb);
-	if (write_rst(skb, segment, &answer, &segment->ip.destination, &segment->ip.source))
+	if (write_tcp(skb, segment, &answer, &segment->ip.destination, &segment->ip.source))
 		return DROP;
 	bpf_clone_redirect(skb, skb->ifindex, 0);
 	swap_link_addresses(skb);
-	if (write_rst(skb, segment, &reset, &segment->ip.source, &segment->ip.destination))
+	if (write_tcp(skb, segment, &reset, &segment->ip.source, &segment->ip.destination))
 		return DROP;
 	return PASS;
 }

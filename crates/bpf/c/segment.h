@@ -10,6 +10,8 @@
 #define SYN 0x02
 #define RST 0x04
 #define ACK 0x10
+#define ECE 0x40
+#define CWR 0x80
 
 struct segment {
 	struct ip ip; /* whose payload is the TCP header */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
 /* SYNs: those that start a connection, and those that change nothing because one is pending. */
 #pragma once
+#include "again.h"
 #include "header.h"
 #include "verdicts.h"
 
@@ -22,22 +23,32 @@ GLOBAL int decline(struct __sk_buff *skb, const struct segment *segment, struct 
 	return write_options(skb, segment, options);
 }
 
-/* Refuses signatures (they sign the numbers that are shifted), and removes options that would bring data or a
- * second numbering before the header is removed. Nonzero: drop the SYN. */
+/* What a SYN asks for. */
+struct offer {
+	__u32 tsval;
+	__u16 mss;
+	__u8 window_scale;
+};
+
+/* Refuses signatures (they sign the numbers that we shift), and declines what would bring data or a second numbering before the header is
+ * off. Nonzero: drop the SYN. */
 static __always_inline int inspect_options(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-					   __u32 *tsval)
+					   struct offer *offer)
 {
 	struct options *options = read_options(skb, segment);
 	struct timestamps timestamps;
 
+	offer->mss = DEFAULT_MSS;
 	if (!options)
 		return 0;
+	offer->mss = maximum_segment_size(options);
+	offer->window_scale = options->window_scale ? window_scale(options) : 0;
 	if (options->signature) {
 		count(port, REFUSED_SIGNED);
 		return -1;
 	}
 	if (!read_timestamps(options, &timestamps))
-		*tsval = timestamps.value;
+		offer->tsval = timestamps.value;
 	if (options->mptcp) {
 		count(port, MPTCP_DECLINED);
 		decline(skb, segment, options, options->mptcp);
@@ -71,18 +82,17 @@ static __always_inline int pass_by(const struct flow_key *key)
 	return PASS;
 }
 
-/* A handshake with these addresses and ports is pending, and the kernel keeps it. After a cookie the kernel
- * keeps nothing: then it is pending for as long as the header may take. */
-static __always_inline int is_pending(const struct embryo *embryo, enum socket_state state)
+/* A handshake with these addresses and ports is pending, and the kernel keeps it. After a cookie it keeps nothing, and it may have given the
+ * handshake up: then for as long as the header may take. */
+static __always_inline int is_pending(const struct port *port, const struct embryo *embryo, enum socket_state state)
 {
-	__u32 only = 0;
-
 	if (state == HALF_OPEN)
 		return 1;
-	if (state != LISTENS || !embryo->is_answered || !embryo->is_by_cookie)
+	if (state != LISTENS || !embryo->is_answered)
 		return 0;
-	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
-	return settings && bpf_ktime_get_ns() - embryo->born_ns < settings->header_timeout_ns;
+	if (embryo->is_by_cookie)
+		return !is_out_of_time(embryo);
+	return embryo->is_proved && !why_not_again(port, embryo);
 }
 
 /* Another SYN must not replace a pending one: otherwise anybody could end handshakes. The kernel gets a SYN
@@ -98,18 +108,32 @@ static __always_inline int on_other_syn(struct __sk_buff *skb, const struct segm
 	return go_on(skb);
 }
 
-static __always_inline int on_pending_syn(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-					  const struct embryo *embryo)
+/* What an open socket answers to a SYN (RFC 5961, 4): where the connection stands. A sender that has begun anew resets it by that, with the
+ * exact number, and asks again. */
+static __always_inline int challenge(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				     const struct embryo *embryo)
 {
-	__u32 tsval = 0;
+	count(port, NOT_TAKEN);
+	if (is_intact(skb, segment))
+		say_where(skb, segment, embryo);
+	return DROP;
+}
+
+static __always_inline int on_pending_syn(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+					  const struct embryo *embryo, enum socket_state state)
+{
+	struct offer offer = {};
 
 	if (segment->flags & (FIN | RST))
 		return drop(port, NOT_TAKEN);
+	/* The sender holds an open connection, and the kernel nothing: of this SYN it would make another handshake. */
+	if (state == LISTENS && embryo->is_proved)
+		return challenge(skb, segment, port, embryo);
 	if (segment->seq != embryo->isn && !embryo->is_by_cookie)
 		return on_other_syn(skb, segment, port, embryo);
 	if (segment->payload_len)
 		return drop(port, FASTOPEN_DECLINED);
-	if (inspect_options(skb, segment, port, &tsval))
+	if (inspect_options(skb, segment, port, &offer))
 		return DROP;
 	/* Whichever SYN a cookie answers, all are shifted by the same number: the ACK will show which one it was. */
 	shift_seq(skb, segment, embryo->guess);
@@ -119,7 +143,8 @@ static __always_inline int on_pending_syn(struct __sk_buff *skb, const struct se
 static __always_inline int on_new_syn(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				      const struct flow_key *key)
 {
-	__u32 tsval = 0, family = 0;
+	struct offer offer = {};
+	__u32 family = 0;
 	__u32 rule = sender_rule(&key->sender);
 
 	if (port->state == DRAINING || (port->state == REFUSING && rule != RULE_REQUIRE))
@@ -144,7 +169,7 @@ static __always_inline int on_new_syn(struct __sk_buff *skb, const struct segmen
 	/* The sender retries without data: that is the fallback of fast open. */
 	if (segment->payload_len)
 		return drop(port, FASTOPEN_DECLINED);
-	if (inspect_options(skb, segment, port, &tsval))
+	if (inspect_options(skb, segment, port, &offer))
 		return DROP;
 	struct workbench *bench = workbench();
 	if (!bench)
@@ -154,7 +179,9 @@ static __always_inline int on_new_syn(struct __sk_buff *skb, const struct segmen
 	embryo->born_ns = bpf_ktime_get_ns();
 	embryo->isn = segment->seq;
 	embryo->guess = guess_of(key, segment->ip.version, rule);
-	embryo->ts_recent = tsval;
+	embryo->ts_recent = offer.tsval;
+	embryo->mss = offer.mss;
+	embryo->snd_wscale = offer.window_scale;
 	embryo->device = skb->ingress_ifindex;
 	if (bpf_map_update_elem(&tp_embryos, key, embryo, BPF_ANY))
 		return drop(port, FAILED);
@@ -175,8 +202,8 @@ static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *s
 	/* Its socket exists and is about to become a flow, or to be refused for lack of room. */
 	if (state == OPEN && embryo->stage != AWAITED)
 		return drop(port, NOT_TAKEN);
-	if (is_pending(embryo, state))
-		return on_pending_syn(skb, segment, port, embryo);
+	if (is_pending(port, embryo, state))
+		return on_pending_syn(skb, segment, port, embryo, state);
 	bpf_map_delete_elem(&tp_embryos, key);
 	return on_new_syn(skb, segment, port, key);
 }

@@ -90,12 +90,21 @@ static __always_inline long door_clone(struct __sk_buff *skb, __u32 flags)
 	return 0;
 }
 
-/* The kernel's segment is generated nevertheless: the verifier needs the arguments of the functions around it. */
+/* Nonzero: it makes no connection. */
+static __always_inline long door_assign(void)
+{
+	struct bpf_sock *sk = door_socket();
+	return sk && sk->state == BPF_TCP_LISTEN ? 0 : -1;
+}
+
+/* What the kernel would be shown is made all the same: the verifier wants the arguments of the functions around it. */
 #define SHOW(a, b) asm volatile("" : : "r"(a), "r"(b) : "memory")
 
 #define bpf_ktime_get_ns() door_time()
 #define bpf_fib_lookup(skb, route, len, flags) ({ SHOW(skb, route); door_route(); })
 #define bpf_skc_lookup_tcp(skb, tuple, len, netns, flags) ({ (void)(len); SHOW(skb, tuple); door_socket(); })
+#define bpf_sk_lookup_tcp(skb, tuple, len, netns, flags) ({ (void)(len); SHOW(skb, tuple); door_socket(); })
+#define assign_request(skb, sk, request) ({ SHOW(sk, request); door_assign(); })
 #define bpf_sk_release(sk) ((void)(sk))
 #define bpf_tcp_check_syncookie(sk, ip, ip_len, tcp, tcp_len) \
 	({ SHOW(sk, ip); door_cookie(bpf_ntohl((tcp)->seq), bpf_ntohl((tcp)->ack_seq)); })

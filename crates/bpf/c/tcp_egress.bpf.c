@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Outgoing TCP: from a backend on this host to a sender. Acknowledgements are converted to the sender's
- * numbers. */
+/* TCP on its way out: from a backend on this host to a sender. Acknowledgements are put into the sender's numbers. */
+#include "again.h"
 #include "maps.h"
 #include "names.h"
 #include "options.h"
@@ -20,14 +20,41 @@ static __always_inline int give_up(struct __sk_buff *skb, const struct segment *
 	return PASS;
 }
 
-/* Notes what the sender must acknowledge and echo. From here on the embryo has an effect. */
+/* Read at fixed places: the compiler must not add to the socket's pointer. */
+#define WORD(sk, field) ({ __u32 word = (sk)->field; asm volatile("" : "+r"(word)); word; })
+
+/* The socket that answers has this packet's own address and port: nothing has translated them. */
+static __always_inline int is_ours(struct __sk_buff *skb, const struct segment *segment)
+{
+	struct bpf_sock *sk = skb->sk;
+	const __be32 *source = segment->ip.source.word;
+
+	if (!sk || WORD(sk, src_port) != bpf_ntohs(segment->source_port))
+		return 0;
+	if (segment->ip.version == 4)
+		return WORD(sk, src_ip4) == source[3];
+	return WORD(sk, src_ip6[0]) == source[0] && WORD(sk, src_ip6[1]) == source[1] &&
+	       WORD(sk, src_ip6[2]) == source[2] && WORD(sk, src_ip6[3]) == source[3];
+}
+
+/* Notes what the sender will have to acknowledge and echo. From here on the embryo counts. */
 static __always_inline void note_answer(struct __sk_buff *skb, const struct segment *segment, struct embryo *embryo)
 {
 	struct timestamps timestamps;
+	struct options *options = read_options(skb, segment);
 
 	embryo->our_isn = segment->seq;
 	embryo->is_by_cookie = !skb->sk; /* tcp_make_synack: only without a cookie a socket owns the packet */
-	if (!read_timestamps(read_options(skb, segment), &timestamps)) {
+	embryo->is_ours = is_ours(skb, segment);
+	embryo->agreed = (segment->flags & (ECE | CWR)) == ECE ? CONGESTION_MARKS : 0;
+	if (options && options->window_scale) {
+		embryo->agreed |= WINDOW_SCALE;
+		embryo->rcv_wscale = window_scale(options);
+	}
+	if (options && options->sack_permitted)
+		embryo->agreed |= SELECTIVE_ACKS;
+	if (!read_timestamps(options, &timestamps)) {
+		embryo->clock_offset = timestamps.value - milliseconds();
 		if (!embryo->is_answered || embryo->is_by_cookie)
 			embryo->tsval_first = timestamps.value;
 		embryo->tsval_synack = timestamps.value;

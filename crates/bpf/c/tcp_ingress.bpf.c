@@ -13,38 +13,98 @@
 #include "hidden.h"
 #include "syn.h"
 
-/* With an optional header, a silent sender is served without one after this time: a backend that sends first
- * must not wait longer. */
-#define OPTIONAL_WAIT_NS 1000000000ULL
-
-/* The header is complete. The embryo becomes a flow when the kernel creates its socket, which may happen later
- * or never. */
+/* The header is off. The embryo becomes a flow when the kernel makes its socket, which it need not do at once, or ever. */
 static __always_inline void admit(const struct port *port, struct embryo *embryo, __u32 header_len, const struct flow *flow)
 {
 	embryo->have = header_len;
 	embryo->flow = *flow;
+	__builtin_memset(embryo->owed, 0, sizeof(embryo->owed));
+	embryo->owed_len = 0;
 	embryo->stage = ADMITTED;
 	count(port, flow->delta ? DELTA_NONZERO : DELTA_ZERO);
 }
 
-/* No header, and none is required: the sender is the client. */
+static __always_inline int end_handshake(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+					 const struct embryo *embryo)
+{
+	if (!become_last_ack(skb, segment, embryo))
+		return go_on(skb);
+	return drop(port, FAILED);
+}
+
+/* The segment ends the handshake, and comes in once more, behind itself: then it belongs to a flow. Without the copy, the sender sends all
+ * of it again. */
+static __always_inline int let_in(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				  const struct embryo *embryo)
+{
+	if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
+		count(port, FAILED);
+	return end_handshake(skb, segment, port, embryo);
+}
+
+/* The kernel may have given the handshake up: then it begins again. The reason where it can't. */
+static __always_inline enum counter revive(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+					   const struct embryo *embryo, enum socket_state state)
+{
+	if (state != LISTENS)
+		return 0;
+	enum counter refusal = why_not_again(port, embryo);
+	if (refusal)
+		return refusal;
+	if (begin_again(skb, segment, embryo))
+		return REFUSED_REDIRECTED;
+	count(port, BEGUN_AGAIN);
+	return 0;
+}
+
+/* Bytes that looked like a header's start were acknowledged, and are data: the sender will not send them again. */
+static __always_inline void owe(struct embryo *embryo, struct workbench *bench, __u32 len)
+{
+	for (__u32 i = 0; i < OWED; i++)
+		embryo->owed[i] = i < len ? bench->start[i] : 0;
+	embryo->owed_len = len;
+}
+
+/* No header, and none is needed: the sender is the client. */
 static __always_inline int go_on_without(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 					 const struct flow_key *key, struct embryo *embryo)
 {
 	struct flow flow = { .delta = embryo->guess };
 	struct prefix sender = host(&key->sender);
+	struct workbench *bench = workbench();
+	__u32 family = 0, owed = embryo->have;
 
 	if (is_denied(&sender))
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_DENIED);
+	if (!bench || owed > OWED)
+		return drop(port, FAILED);
+	enum socket_state state = find_socket(skb, segment, embryo->isn + 1 + embryo->guess, &family);
+	enum counter refusal = revive(skb, segment, port, embryo, state);
+	if (refusal)
+		return refuse_for(skb, segment, port, key, embryo, refusal);
 	admit(port, embryo, 0, &flow);
 	count(port, HEADER_ABSENT);
+	if (owed > 0)
+		owe(embryo, bench, owed);
+	if (owed > 0 || state == LISTENS)
+		return let_in(skb, segment, port, embryo);
 	shift_seq(skb, segment, flow.delta);
 	return go_on(skb);
 }
 
-static __always_inline int may_be_absent(const struct flow_key *key, const struct embryo *embryo)
+static __always_inline int may_be_absent(const struct flow_key *key)
 {
-	return embryo->have == 0 && sender_rule(&key->sender) == RULE_OPTIONAL;
+	return sender_rule(&key->sender) == RULE_OPTIONAL;
+}
+
+/* A backend that speaks first must not wait longer. */
+static __always_inline int is_silent(const struct segment *segment, const struct embryo *embryo)
+{
+	__u32 only = 0;
+	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
+
+	return settings && embryo->have == 0 && offset_of(segment, embryo) == 0 &&
+	       bpf_ktime_get_ns() - embryo->born_ns >= settings->header_wait_ns;
 }
 
 /* An ACK without data. If it follows bytes that have not arrived, the sender has written: a header may be
@@ -52,10 +112,8 @@ static __always_inline int may_be_absent(const struct flow_key *key, const struc
 static __always_inline int on_bare_ack(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				       const struct flow_key *key, struct embryo *embryo, __u32 tsval)
 {
-	int is_silent = offset_of(segment, embryo) == 0 && bpf_ktime_get_ns() - embryo->born_ns >= OPTIONAL_WAIT_NS;
-
-	if (is_silent && may_be_absent(key, embryo) && is_intact(skb, segment) &&
-	    (!embryo->is_by_cookie || proves_cookie(skb, segment, embryo)))
+	if (is_silent(segment, embryo) && may_be_absent(key) && is_intact(skb, segment) &&
+	    (!embryo->is_by_cookie || has_cookie(skb, segment, embryo)))
 		return go_on_without(skb, segment, port, key, embryo);
 	if (tsval && tsval != embryo->ts_recent)
 		may_teach(skb, segment, embryo, tsval);
@@ -93,25 +151,21 @@ static __always_inline int on_part(struct __sk_buff *skb, const struct segment *
 
 	if (segment->flags & FIN)
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_NO_HEADER);
-	/* After a cookie no socket exists that could acknowledge it. */
-	if (find_socket(skb, segment, 0, &family) != HALF_OPEN)
+	enum socket_state state = find_socket(skb, segment, 0, &family);
+	if (state == LISTENS && !embryo->is_by_cookie) {
+		enum counter refusal = why_not_again(port, embryo);
+		if (refusal)
+			return refuse_for(skb, segment, port, key, embryo, refusal);
+		/* Nobody acknowledges it: the sender sends it again, together with what follows. */
+		return drop(port, EARLY_SEGMENT);
+	}
+	/* Behind a cookie there is nobody to acknowledge it. */
+	if (state != HALF_OPEN)
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_SPLIT_COOKIE);
 	count(port, HEADER_SPLIT);
 	embryo->have = have;
 	shift_seq(skb, segment, embryo->guess - have);
 	return go_on(skb);
-}
-
-/* The kernel must see its SYN-ACK's own timestamp echoed (TSEcrRejected). A sender whose header came in parts
- * has seen later ones. After a cookie the sender's echo stays: it encodes the negotiated options. */
-static __always_inline int end_handshake(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-					 const struct embryo *embryo)
-{
-	__u32 tsval = embryo->has_timestamps && !embryo->is_by_cookie ? embryo->tsval_synack : 0;
-
-	if (!become_bare_ack(skb, segment, embryo->isn + 1 + embryo->guess, bpf_htonl(tsval)))
-		return go_on(skb);
-	return drop(port, FAILED);
 }
 
 static __always_inline int is_same_flow(const struct flow *one, const struct flow *other)
@@ -125,7 +179,7 @@ static __always_inline int is_same_flow(const struct flow *one, const struct flo
 /* The client that a complete header names, as its flow will show it; or the reason why it may not be shown. */
 static __always_inline enum counter name_client(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key,
 						const struct embryo *embryo, const struct header *header,
-						enum verdict verdict, struct flow *flow)
+						enum verdict verdict, struct flow *flow, enum socket_state *state)
 {
 	__u32 family = 0;
 
@@ -141,8 +195,8 @@ static __always_inline enum counter name_client(struct __sk_buff *skb, const str
 	enum counter refusal = judge(flow->client_version ? &flow->client : &key->sender, flow->client_version);
 	if (refusal)
 		return refusal;
-	enum socket_state state = find_socket(skb, segment, embryo->isn + 1 + embryo->guess, &family);
-	if (state != HALF_OPEN && state != ANSWERS_COOKIE)
+	*state = find_socket(skb, segment, embryo->isn + 1 + embryo->guess, &family);
+	if (*state == NO_SOCKET || *state == OPEN)
 		return REFUSED_REDIRECTED;
 	/* Programs fail on an address of another family than their socket's. */
 	if (flow->client_version == 6 && family == AF_INET)
@@ -162,10 +216,11 @@ static __always_inline void count_header(const struct port *port, const struct h
 
 /* A segment that brings something behind the header ends the handshake itself, like the first data of a sender whose ACK was lost: the
  * kernel trims the header off as old data. After a cookie the kernel takes only what comes right behind the SYN; it drops what is all old;
- * and an echo of a later timestamp than the SYN-ACK's has to be replaced (end_handshake). */
+ * and the echo of a SYN-ACK that was repeated since must go (become_last_ack). */
 static __always_inline int may_end_handshake(const struct segment *segment, const struct embryo *embryo, __u32 behind)
 {
-	return embryo->have == 0 && !embryo->is_by_cookie && (behind > 0 || segment->flags & FIN);
+	return embryo->have == 0 && !embryo->is_by_cookie && embryo->tsval_first == embryo->tsval_synack &&
+	       (behind > 0 || segment->flags & FIN);
 }
 
 /* `behind`: so many bytes stand behind the header. */
@@ -174,26 +229,35 @@ static __always_inline int on_whole(struct __sk_buff *skb, const struct segment 
 				    enum verdict verdict, __u32 behind)
 {
 	struct flow flow = {};
+	enum socket_state state = NO_SOCKET;
 
-	enum counter refusal = name_client(skb, segment, key, embryo, header, verdict, &flow);
+	enum counter refusal = name_client(skb, segment, key, embryo, header, verdict, &flow, &state);
+	if (!refusal)
+		refusal = revive(skb, segment, port, embryo, state);
 	if (refusal)
 		return refuse_for(skb, segment, port, key, embryo, refusal);
 	count_header(port, header, verdict, &flow);
-	int is_enough = may_end_handshake(segment, embryo, behind);
+	int is_enough = state == HALF_OPEN && may_end_handshake(segment, embryo, behind);
 	admit(port, embryo, header->len, &flow);
 	if (is_enough) {
 		shift_seq(skb, segment, flow.delta);
 		return go_on(skb);
 	}
-	/* The copy comes in once more, behind this packet, and then belongs to a flow. Without it, the sender sends all of it again. */
-	if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
-		count(port, FAILED);
-	return end_handshake(skb, segment, port, embryo);
+	return let_in(skb, segment, port, embryo);
 }
 
-/* Old for the kernel, too: it acknowledges it again. */
-static __always_inline int on_old_data(struct __sk_buff *skb, const struct segment *segment, const struct embryo *embryo)
+/* Old for the kernel, too: it acknowledges it again. If it has given the handshake up, it would answer with a RST. */
+static __always_inline int on_old_data(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				       const struct embryo *embryo)
 {
+	__u32 family = 0;
+
+	if (!embryo->is_by_cookie && find_socket(skb, segment, 0, &family) == LISTENS && !why_not_again(port, embryo)) {
+		if (!is_intact(skb, segment))
+			return drop(port, REFUSED_DAMAGED);
+		say_where(skb, segment, embryo);
+		return DROP;
+	}
 	shift_seq(skb, segment, embryo->guess - embryo->have);
 	return go_on(skb);
 }
@@ -207,13 +271,13 @@ static __always_inline int on_data(struct __sk_buff *skb, const struct segment *
 	if ((__s32)known < 0)
 		return drop(port, EARLY_SEGMENT);
 	if (known > segment->payload_len || (known == segment->payload_len && !is_end))
-		return on_old_data(skb, segment, embryo);
-	if (embryo->is_by_cookie && !proves_cookie(skb, segment, embryo))
+		return on_old_data(skb, segment, port, embryo);
+	if (embryo->is_by_cookie && (offset_of(segment, embryo) != 0 || !has_cookie(skb, segment, embryo)))
 		return drop(port, NOT_TAKEN);
 	if (!may_teach(skb, segment, embryo, tsval))
 		return drop(port, REFUSED_DAMAGED);
 	__u32 fresh = segment->payload_len - known;
-	if (fresh == 0 && may_be_absent(key, embryo))
+	if (fresh == 0 && embryo->have == 0 && may_be_absent(key))
 		return go_on_without(skb, segment, port, key, embryo);
 	if (fresh == 0)
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_NO_HEADER);
@@ -225,7 +289,7 @@ static __always_inline int on_data(struct __sk_buff *skb, const struct segment *
 
 	__u32 have = embryo->have + fresh;
 	enum verdict verdict = read_header(bench, have < HEADER_START ? have : HEADER_START, STREAM);
-	if (verdict == NOT_PROXY && may_be_absent(key, embryo))
+	if (verdict == NOT_PROXY && may_be_absent(key))
 		return go_on_without(skb, segment, port, key, embryo);
 	if (verdict == NOT_PROXY)
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_NO_HEADER);
@@ -247,6 +311,7 @@ static __noinline int judge_again(struct __sk_buff *skb, const struct segment *s
 	__u32 len = segment->payload_len < HEADER_START ? segment->payload_len : HEADER_START;
 	__u32 last = len - 1;
 	struct flow flow = {};
+	enum socket_state state = NO_SOCKET;
 
 	asm volatile("%0 &= 127" : "+r"(last));
 	if (!bench || last >= HEADER_START || !is_intact(skb, segment))
@@ -256,7 +321,7 @@ static __noinline int judge_again(struct __sk_buff *skb, const struct segment *s
 	enum verdict verdict = read_header(bench, len, STREAM);
 	if ((verdict != ADDRESSES && verdict != ITSELF) || bench->header.len > segment->payload_len)
 		return -1;
-	if (name_client(skb, segment, key, embryo, &bench->header, verdict, &flow))
+	if (name_client(skb, segment, key, embryo, &bench->header, verdict, &flow, &state))
 		return -1;
 	if (is_same_flow(&flow, &embryo->flow))
 		return 0;
@@ -267,18 +332,21 @@ static __noinline int judge_again(struct __sk_buff *skb, const struct segment *s
 	return bpf_map_update_elem(&tp_embryos, key, &bench->embryo, BPF_EXIST);
 }
 
-/* The header is complete, but no socket existed at the lookup: the accept queue was full. The kernel has then
- * dropped the bare ACK, and accepts any later segment in its place once there is room. After a cookie it
- * accepts only a segment that directly follows the SYN. */
+/* The header is off, but the socket was not there when we looked: the accept queue was full. The kernel has then dropped the last ACK,
+ * and takes any later segment in its place as soon as there is room. But if it keeps no request socket (a cookie, or it has given the handshake
+ * up), it takes only a segment that comes right after the SYN; and what is owed comes only with our own ACK. */
 static __always_inline int on_admitted(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				       const struct flow_key *key, struct embryo *embryo)
 {
 	__u32 family = 0;
 
-	if (embryo->is_by_cookie &&
-	    find_socket(skb, segment, embryo->isn + 1 + embryo->guess, &family) == ANSWERS_COOKIE) {
+	enum socket_state state = find_socket(skb, segment, embryo->isn + 1 + embryo->guess, &family);
+	int is_given_up = state == LISTENS && !why_not_again(port, embryo);
+	if ((embryo->is_by_cookie && state == ANSWERS_COOKIE) || is_given_up || embryo->owed_len > 0) {
 		if (!is_intact(skb, segment))
 			return drop(port, REFUSED_DAMAGED);
+		if (is_given_up && begin_again(skb, segment, embryo))
+			return drop(port, FAILED);
 		return end_handshake(skb, segment, port, embryo);
 	}
 	if (segment->payload_len > 0 && offset_of(segment, embryo) == 0 && embryo->have > 0) {
@@ -329,9 +397,9 @@ static __always_inline int on_embryo(struct __sk_buff *skb, const struct segment
 		return drop(port, NOT_TAKEN);
 	if (embryo->stage == ADMITTED)
 		return on_admitted(skb, segment, port, key, embryo);
-	/* Another SYN may have come first: the cookie that this segment answers determines its position. */
-	if (embryo->is_by_cookie && offset_of(segment, embryo) != 0)
-		proves_cookie(skb, segment, embryo);
+	/* Somebody else's SYN may have come first: this one's place is known by the cookie that it answers. */
+	if (!embryo->is_proved && (!embryo->is_by_cookie || proves_cookie(skb, segment, embryo)))
+		embryo->is_proved = 1;
 	if (segment->payload_len == 0 && !(segment->flags & FIN))
 		return on_bare_ack(skb, segment, port, key, embryo, tsval);
 	return on_data(skb, segment, port, key, embryo, tsval);

@@ -9,12 +9,12 @@ use aya::programs::{
 use aya::sys::{BpfHelper, is_helper_supported};
 
 use crate::links::{self, Stage};
-use crate::load::{Global, Loaded, load, load_first};
+use crate::load::{Global, Loaded, load, load_calling, load_first};
 use crate::programs::{
     BACKSTOP, Object, PEER_NAME, TCP_EGRESS, TCP_END, TCP_INGRESS, UDP_EGRESS, UDP_INGRESS, UDP_SEND,
 };
 use crate::tables::Tables;
-use crate::{AttachError, Device, NewConnections, Place, Rules, cut, detach, witness};
+use crate::{AttachError, Device, NewConnections, Place, Rules, again, cut, detach, witness};
 
 /// What is attached.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,8 +71,14 @@ fn attach_all(
     let has_tcp = !rules.tcp_ports.is_empty() || !tables.ports()?.is_empty();
     let stages = stages_for(rules, has_tcp);
     let mut loaded = Vec::new();
+    let mut function = again::kernel_function();
     for (object, stage) in all_stages().into_iter().filter(|(_, stage)| has(&stages, stage)) {
-        loaded.push((load_by_kind(object, place, devices)?, stage));
+        let mut kinds = load_by_kind(object, place, devices, function);
+        // Without its compiler, the kernel lets no program call its functions.
+        if kinds.is_err() && object.name == TCP_INGRESS.name && function.take().is_some() {
+            kinds = load_by_kind(object, place, devices, None);
+        }
+        loaded.push((kinds?, stage));
     }
     let taken_over = tables.flows().len();
     witness::stand(place, devices)?;
@@ -87,7 +93,7 @@ fn attach_all(
     for (kinds, stage) in loaded {
         attach_stage(place, kinds, devices, stage)?;
     }
-    tables.apply(rules)?;
+    tables.apply(rules, function.is_some())?;
     links::leave_others(place, devices, &stages)?;
     witness::leave_if_attested(place, devices)?;
     if rules.udp_ports.is_empty() {
@@ -131,11 +137,16 @@ struct ForKind {
     loaded: Loaded,
 }
 
-fn load_by_kind(object: Object, place: &Place, devices: &[Device]) -> Result<Vec<ForKind>, AttachError> {
+fn load_by_kind(
+    object: Object,
+    place: &Place,
+    devices: &[Device],
+    function: Option<u32>,
+) -> Result<Vec<ForKind>, AttachError> {
     let kinds: BTreeSet<DeviceKind> = devices.iter().map(kind_of).collect();
     let load = |kind: DeviceKind| -> Result<ForKind, AttachError> {
         let globals = [Global::LinkHeaderLen(kind.0), Global::HasStrictRpFilter(u32::from(kind.1))];
-        let mut loaded = load(object, place, &globals)?;
+        let mut loaded = load_calling(object, place, &globals, function)?;
         classifier(&mut loaded, object.name)
             .and_then(SchedClassifier::load)
             .map_err(AttachError::attach(object.name, "the kernel"))?;

@@ -43,7 +43,7 @@ const fn counter(of: Of, kind: Kind, name: &'static str, meaning: &'static str) 
 
 /// All counters, in the programs' order.
 #[rustfmt::skip]
-pub const COUNTERS: [Counter; 41] = [
+pub const COUNTERS: [Counter; 42] = [
     counter(Of::Tcp, Kind::Course, "connections", "connections from allowed senders"),
     counter(Of::Tcp, Kind::Course, "header_v1", "with a v1 header"),
     counter(Of::Both, Kind::Course, "header_v2", "with a v2 header"),
@@ -56,7 +56,7 @@ pub const COUNTERS: [Counter; 41] = [
     counter(Of::Tcp, Kind::Course, "mptcp_declined", "continued as plain TCP"),
     counter(Of::Tcp, Kind::Course, "fastopen_declined", "went on without TCP Fast Open"),
     counter(Of::Tcp, Kind::Packets, "acks_held", "ACKs held back until the header was complete"),
-    counter(Of::Tcp, Kind::Packets, "early_segments", "segments that overtook the header; the sender sends them again"),
+    counter(Of::Tcp, Kind::Packets, "early_segments", "segments that overtook the header, or that could not be acknowledged; the sender sends them again"),
     counter(Of::Both, Kind::Packets, "no_listener", "for ports without a listener here: passed unchanged"),
     counter(Of::Both, Kind::Packets, "not_a_sender", "not from an allowed sender: passed unchanged"),
     counter(Of::Both, Kind::Refusal, "refused_no_header", "no PROXY header"),
@@ -84,5 +84,6 @@ pub const COUNTERS: [Counter; 41] = [
     counter(Of::Both, Kind::Refusal, "refused_damaged", "wrong checksum or length"),
     counter(Of::Udp, Kind::Refusal, "answers_refused", "answers while 65,535 others were on their way"),
     counter(Of::Tcp, Kind::Packets, "not_taken", "handshake segments that the kernel would refuse: wrong numbers or flags, old timestamps"),
-    counter(Of::Tcp, Kind::Refusal, "refused_detaching", "new connections while detach --refuse-new waits"),
+    counter(Of::Tcp, Kind::Refusal, "refused_detaching", "new connections while detach --refuse-new waits, and handshakes that it has ended"),
+    counter(Of::Tcp, Kind::Course, "begun_again", "the kernel had given the handshake up while it waited for its header"),
 ];

@@ -107,8 +107,12 @@ pub struct Embryo {
     pub ts_recent: u32,
     /// Whether this host's SYN-ACK was sent.
     pub answer: Option<Answer>,
-    /// The future flow, once the header is complete.
+    /// The sender has acknowledged our SYN-ACK.
+    pub is_proved: bool,
+    /// Its header is off: what it will be.
     pub flow: Option<Flow>,
+    /// Data that was acknowledged while it could be a header's start.
+    pub owed: Vec<u8>,
 }
 
 /// The contents of this host's SYN-ACK.
@@ -118,7 +122,9 @@ pub struct Answer {
     pub isn: u32,
     /// Whether it was a cookie.
     pub is_cookie: bool,
-    /// The timestamps of the first SYN-ACK, of the newest one, and of the newest packet.
+    /// It came from a socket of the very port.
+    pub is_ours: bool,
+    /// Timestamps: of the first SYN-ACK, of the newest, of the newest packet of all.
     pub tsvals: Option<[u32; 3]>,
 }
 
@@ -196,7 +202,7 @@ impl Programs {
         ready(&mut programs.egress, EGRESS)?;
         ready(&mut programs.end, MADE)?;
         ready(&mut programs.end, ENDED)?;
-        programs.tables.apply(rules)?;
+        programs.tables.apply(rules, true)?;
         Ok(programs)
     }
 
@@ -277,13 +283,16 @@ impl Programs {
                 answer: (embryo.is_answered != 0).then(|| Answer {
                     isn: embryo.our_isn,
                     is_cookie: embryo.is_by_cookie != 0,
+                    is_ours: embryo.is_ours != 0,
                     tsvals: (embryo.has_timestamps != 0).then_some([
                         embryo.tsval_first,
                         embryo.tsval_synack,
                         embryo.tsval_newest,
                     ]),
                 }),
+                is_proved: embryo.is_proved != 0,
                 flow: (embryo.stage != 0).then(|| flow_in(&flow)),
+                owed: if embryo.stage == 0 { Vec::new() } else { owed_in(&embryo.start) },
             }
         }))
     }
@@ -291,11 +300,23 @@ impl Programs {
     /// Turns an embryo's SYN-ACK into a cookie. Test runs give each packet a socket, from which tcp_egress
     /// concludes that it is none.
     pub fn answer_was_a_cookie(&mut self, tuple: &Tuple) -> Result<(), AttachError> {
+        self.change(tuple, |embryo| {
+            embryo.is_by_cookie = 1;
+            embryo.is_proved = 0;
+            embryo.tsval_first = embryo.tsval_synack;
+        })
+    }
+
+    /// Makes an embryo's SYN-ACK the answer of a socket of the very port: that of test runs has none.
+    pub fn answer_was_ours(&mut self, tuple: &Tuple) -> Result<(), AttachError> {
+        self.change(tuple, |embryo| embryo.is_ours = 1)
+    }
+
+    fn change(&mut self, tuple: &Tuple, how: impl FnOnce(&mut layout::Embryo)) -> Result<(), AttachError> {
         let Some(mut embryo) = optional(self.embryos.get(&key(tuple), 0), "tp_embryos")? else {
             return Ok(());
         };
-        embryo.is_by_cookie = 1;
-        embryo.tsval_first = embryo.tsval_synack;
+        how(&mut embryo);
         self.embryos.insert(key(tuple), embryo, 0).map_err(AttachError::map("writing", "tp_embryos"))
     }
 
@@ -383,6 +404,12 @@ fn flow_in(bytes: &[u8; 24]) -> Flow {
     flow.client_port = u16::from_be_bytes([bytes[20], bytes[21]]);
     flow.client_version = bytes[22];
     flow
+}
+
+/// `owed` and `owed_len`, behind that.
+fn owed_in(start: &[u8; 108]) -> Vec<u8> {
+    let len = u32::from_ne_bytes([start[36], start[37], start[38], start[39]]);
+    start[24..36].iter().copied().take(len as usize).collect()
 }
 
 fn optional<T>(found: Result<T, MapError>, name: &'static str) -> Result<Option<T>, AttachError> {

@@ -3,7 +3,7 @@
 use aya::Pod;
 
 /// Must be raised when a struct or a map of the programs changes: pinned maps of another layout are not used.
-pub(crate) const LAYOUT: u32 = 6;
+pub(crate) const LAYOUT: u32 = 7;
 
 /// How many ports can be attached at a time in one network namespace.
 pub(crate) const MAX_PORTS: u16 = 64;
@@ -85,7 +85,8 @@ pub(crate) struct Settings {
     pub(crate) edition: u32,
     pub(crate) udp_silence_s: u32,
     pub(crate) judged: u32,
-    pub(crate) unused: u32,
+    pub(crate) begins_again: u32,
+    pub(crate) header_wait_ns: u64,
 }
 
 /// `struct flow_key`. Ports in network byte order; words, for an alignment of 4.
@@ -129,6 +130,15 @@ pub(crate) struct Embryo {
     pub(crate) has_timestamps: u8,
     pub(crate) start: [u8; 108],
     pub(crate) is_busy: u32,
+    pub(crate) clock_offset: u32,
+    pub(crate) mss: u16,
+    pub(crate) snd_wscale: u8,
+    pub(crate) rcv_wscale: u8,
+    pub(crate) agreed: u8,
+    pub(crate) is_ours: u8,
+    pub(crate) is_proved: u8,
+    pub(crate) unused: u8,
+    pub(crate) unused_too: u32,
 }
 
 const _: () = assert!(size_of::<Address>() == 16);
@@ -137,10 +147,10 @@ const _: () = assert!(size_of::<Gate>() == 8);
 const _: () = assert!(size_of::<Backend>() == 4);
 const _: () = assert!(size_of::<UdpKey>() == 36);
 const _: () = assert!(size_of::<UdpFlow>() == 96);
-const _: () = assert!(size_of::<Settings>() == 32);
+const _: () = assert!(size_of::<Settings>() == 40);
 const _: () = assert!(size_of::<FlowKey>() == 36);
 const _: () = assert!(size_of::<Flow>() == 24);
-const _: () = assert!(size_of::<Embryo>() == 160);
+const _: () = assert!(size_of::<Embryo>() == 176);
 
 // SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding. Each is `repr(C)`, of integers and byte
 // arrays only, and its size (asserted above) is the sum of its fields'.

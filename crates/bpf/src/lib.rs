@@ -10,6 +10,7 @@
 //! The sources of the programs explain the mechanism. [`attach()`] installs them, [`status()`] reads their state,
 //! [`drain`] and [`detach_now`] end it. [`sweep`] removes the leftovers of vanished network namespaces.
 
+mod again;
 mod attach;
 mod counters;
 mod cut;

@@ -7,7 +7,7 @@ use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader};
 
 use crate::programs::Object;
-use crate::{AttachError, Place};
+use crate::{AttachError, Place, again};
 
 /// The programs of one object, ready to be attached. Its tables stay pinned when it is dropped.
 pub(crate) struct Loaded {
@@ -41,7 +41,17 @@ pub(crate) fn load(object: Object, place: &Place, globals: &[Global]) -> Result<
     load_first(object, place, globals, &[])
 }
 
-/// The number of entries of a table, by its name.
+/// Likewise, with the number of the kernel's function in its call (`again.rs`).
+pub(crate) fn load_calling(
+    object: Object,
+    place: &Place,
+    globals: &[Global],
+    function: Option<u32>,
+) -> Result<Loaded, AttachError> {
+    load_all(object, place, globals, &[], function)
+}
+
+/// How many entries a table has, by its name.
 pub(crate) type Sizes<'a> = [(&'a str, NonZeroU32)];
 
 /// The same for the first object, which creates the tables with these sizes.
@@ -50,6 +60,16 @@ pub(crate) fn load_first(
     place: &Place,
     globals: &[Global],
     sizes: &Sizes<'_>,
+) -> Result<Loaded, AttachError> {
+    load_all(object, place, globals, sizes, None)
+}
+
+fn load_all(
+    object: Object,
+    place: &Place,
+    globals: &[Global],
+    sizes: &Sizes<'_>,
+    function: Option<u32>,
 ) -> Result<Loaded, AttachError> {
     let mut loader = EbpfLoader::new();
     loader.default_map_pin_directory(place.maps());
@@ -61,7 +81,8 @@ pub(crate) fn load_first(
         let cpus = nr_cpus().map_err(|(_, error)| AttachError::file("reading", "the processors")(error))?;
         loader.map_max_entries("parcels", u32::try_from(cpus).unwrap_or(u32::MAX));
     }
-    let programs = loader.load(object.bytes()?).map_err(AttachError::load(object.name))?;
+    let programs =
+        loader.load(&again::with_call(object.bytes()?, function)).map_err(AttachError::load(object.name))?;
     Ok(Loaded { object, programs })
 }
 

@@ -61,6 +61,8 @@ pub struct Rules {
     /// How long a sender may take for its header. Checked when the kernel repeats its SYN-ACK: after 1, 3, 7, 15
     /// s.
     pub header_timeout: Duration,
+    /// How long a sender may be silent before it is served as itself, where a header is optional. Looked at likewise.
+    pub header_wait: Duration,
     /// The longest header, in bytes.
     pub header_max: usize,
     /// How long after the sender's last datagram a client's answers go to the sender; one second precise. Until

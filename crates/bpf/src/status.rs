@@ -19,6 +19,8 @@ pub struct Status {
     /// Packets from senders that were dropped because their port could not be found: they have more IPv6
     /// extension headers than any real packet.
     pub refused_unread: u64,
+    /// Handshakes that the kernel gives up while they wait for their header go on. Otherwise they end with their header's refusal.
+    pub begins_again: bool,
 }
 
 /// The state of one port.
@@ -95,7 +97,7 @@ pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
     }
     let unread = counters_of(Of::Both, tables.counters(SLOT_OF_NO_PORT)?);
     let refused_unread = unread.into_iter().map(|(_, count)| count).sum();
-    Ok(Some(Status { ports, refused_unread }))
+    Ok(Some(Status { ports, refused_unread, begins_again: tables.begins_again()? }))
 }
 
 fn counters_of(of: Of, values: Vec<u64>) -> Vec<(&'static Counter, u64)> {

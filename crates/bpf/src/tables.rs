@@ -103,12 +103,14 @@ impl Tables {
 
     /// Writes the rules, those for ports last: without a port the programs do nothing. The edition changes only
     /// after the rest: claims judged by an older edition are judged again.
-    pub(crate) fn apply(&mut self, rules: &Rules) -> Result<(), AttachError> {
+    pub(crate) fn apply(&mut self, rules: &Rules, begins_again: bool) -> Result<(), AttachError> {
         let before = self.settings.get(&0, 0).map_err(AttachError::map("reading", "tp_settings"))?;
         let mut settings = Settings {
             header_timeout_ns: u64::try_from(rules.header_timeout.as_nanos()).unwrap_or(u64::MAX),
             header_max: rules.header_max as u64,
             udp_silence_s: u32::try_from(rules.udp_silence.as_secs().max(1)).unwrap_or(u32::MAX),
+            begins_again: begins_again.into(),
+            header_wait_ns: u64::try_from(rules.header_wait.as_nanos()).unwrap_or(u64::MAX),
             judged: if before.judged == 0 { random_mark() } else { before.judged },
             ..before
         };
@@ -242,6 +244,12 @@ impl Tables {
     pub(crate) fn udp_silence(&self) -> Result<Duration, AttachError> {
         let settings = self.settings.get(&0, 0).map_err(AttachError::map("reading", "tp_settings"))?;
         Ok(Duration::from_secs(settings.udp_silence_s.into()))
+    }
+
+    /// Whether handshakes that the kernel gives up go on.
+    pub(crate) fn begins_again(&self) -> Result<bool, AttachError> {
+        let settings = self.settings.get(&0, 0).map_err(AttachError::map("reading", "tp_settings"))?;
+        Ok(settings.begins_again != 0)
     }
 
     /// The UDP flows, likewise.

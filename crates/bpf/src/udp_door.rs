@@ -58,7 +58,7 @@ impl UdpDoor {
         place.make()?;
         load_first(UDP_SEND, place, &[], &[("tp_udp_flows", rules.max_udp_flows)])?;
         let mut tables = Tables::open(place)?;
-        tables.apply(rules)?;
+        tables.apply(rules, true)?;
         let mut ingress = load(UDP_INGRESS, place, &[Global::LinkHeaderLen(ETHERNET)])?;
         classifier(&mut ingress)
             .and_then(SchedClassifier::load)

@@ -11,17 +11,19 @@ const LINK_HEADER: usize = 14;
 const SUM: usize = 16;
 
 pub(crate) fn comes_in(frame: &[u8], made: &Made, fate: Fate) -> Result<()> {
-    ensure!(made.passes == (fate != Fate::Drop), "passes: {}", made.passes);
-    let is_copied = matches!(fate, Fate::BareAck { is_copied: true, .. } | Fate::Refuse { .. });
+    ensure!(made.passes != matches!(fate, Fate::Drop | Fate::SayWhere { .. }), "passes: {}", made.passes);
+    let is_copied =
+        matches!(fate, Fate::LastAck { is_copied: true, .. } | Fate::Refuse { .. } | Fate::SayWhere { .. });
     ensure!(made.sent.is_some() == is_copied, "sent: {:?}", made.sent);
     match fate {
         Fate::Drop => Ok(()),
         Fate::Pass { by } => is_shifted(frame, &made.packet, 4, by),
-        Fate::BareAck { seq, echo, .. } => {
+        Fate::SayWhere { seq, ack } => says_where(frame, made, seq, ack),
+        Fate::LastAck { seq, is_clock_blank, owed: (bytes, len), .. } => {
             if let Some((is_in, copy)) = &made.sent {
                 ensure!(*is_in && frame.starts_with(copy), "the copy is {copy:02x?}");
             }
-            is_bare_ack(frame, &made.packet, seq, echo)
+            is_last_ack(frame, &made.packet, seq, is_clock_blank, &bytes[..len])
         }
         Fate::Refuse { kernel_seq } => is_refused(frame, made, kernel_seq),
         Fate::GiveUp { .. } => anyhow::bail!("only what goes out gives up"),
@@ -109,18 +111,28 @@ fn is_shifted_back(frame: &[u8], packet: &[u8], by: u32) -> Result<()> {
     is_as_damaged(frame, packet)
 }
 
-fn is_bare_ack(frame: &[u8], packet: &[u8], seq: u32, echo: Option<u32>) -> Result<()> {
+fn is_last_ack(frame: &[u8], packet: &[u8], seq: u32, is_clock_blank: bool, owed: &[u8]) -> Result<()> {
     let (before, after) = (read(frame)?, read(packet)?);
     let mut options = before.options.clone();
-    if let Some(echo) = echo {
+    if is_clock_blank {
         let place = options.windows(2).position(|two| two == [8, 10]).context("timestamps")?;
-        options[place + 6..place + 10].copy_from_slice(&echo.to_be_bytes());
+        options[place..place + 10].fill(1);
     }
     let flags = before.flags & !(FIN | 0x08 | 0x20);
-    let expected = Whole { seq, flags, urgent: 0, options, payload: Vec::new(), ..before };
+    let expected = Whole { seq, flags, urgent: 0, options, payload: owed.to_vec(), ..before };
     ensure!(after == expected, "{after:?}, not {expected:?}");
     ensure!(after.flags & SYN == 0, "it begins a connection");
     ensure!(ip(packet).has_right_sums(), "its sums are wrong");
+    Ok(())
+}
+
+fn says_where(frame: &[u8], made: &Made, seq: u32, ack: u32) -> Result<()> {
+    let before = read(frame)?;
+    let (is_in, answer) = made.sent.as_ref().context("an answer")?;
+    let told = read(answer)?;
+    let expected = Whole { seq, ack, flags: ACK, window: 0, ..Whole::new(before.to, before.from) };
+    ensure!(!is_in && told == expected, "{told:?}, not {expected:?}");
+    ensure!(ip(answer).has_right_sums(), "its sums are wrong");
     Ok(())
 }
 

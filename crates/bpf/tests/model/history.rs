@@ -21,6 +21,7 @@ pub(crate) enum Step {
     Out(Vec<u8>),
     Kernel(Answers),
     AnswerWasCookie,
+    AnswerWasOurs,
     SocketMade,
     SocketEnded,
 }
@@ -120,6 +121,11 @@ impl Maker {
                     self.kernel.socket = Socket::HalfOpen;
                     Step::Kernel(self.kernel)
                 }
+            }
+            9 if is_answered && !self.is_cookie && self.chance.below(2) == 0 => Step::AnswerWasOurs,
+            10 if is_answered && !self.is_cookie && self.chance.below(4) == 0 => {
+                self.kernel.socket = Socket::Listens; // it has given the handshake up
+                Step::Kernel(self.kernel)
             }
             _ if is_answered && self.is_cookie && self.chance.below(3) == 0 => self.cookie(model),
             _ => Step::In(self.segment(model)),

@@ -27,6 +27,7 @@ use crate::tcp::{Fate, Model, Rules};
 
 const HEADER_MAX: usize = 500;
 const TIMEOUT: Duration = Duration::from_secs(5);
+const WAIT: Duration = Duration::from_millis(700);
 const STEPS: usize = 40;
 
 fn main() -> ExitCode {
@@ -87,6 +88,7 @@ fn agree(bed: &Bed, is_optional: bool, count: u64) -> Result<()> {
         "refused_stray",
         "refused_damaged",
         "not_taken",
+        "begun_again",
     ] {
         let never = is_optional && name == "refused_too_long";
         ensure!(
@@ -123,6 +125,7 @@ impl Stand {
             header: if is_optional { HeaderRule::Optional } else { HeaderRule::Require },
             claims: Claims::default(),
             header_timeout: TIMEOUT,
+            header_wait: WAIT,
             header_max: HEADER_MAX,
             udp_silence: Duration::from_secs(60),
             own_addresses: Default::default(),
@@ -135,6 +138,7 @@ impl Stand {
             is_optional,
             header_max: HEADER_MAX,
             header_timeout_ns: u64::try_from(TIMEOUT.as_nanos())?,
+            header_wait_ns: u64::try_from(WAIT.as_nanos())?,
         };
         Ok(Stand { programs, rules, model: Model::new(rules), counted })
     }
@@ -213,7 +217,7 @@ impl Stand {
                 let fate = read
                     .as_ref()
                     .map_or(Fate::Pass { by: 0 }, |segment| self.model.comes_in(segment, kernel));
-                if let (Some(maker), Fate::BareAck { .. }, Some(_)) = (maker, fate, &made.sent) {
+                if let (Some(maker), Fate::LastAck { .. }, Some(_)) = (maker, fate, &made.sent) {
                     maker.copy = Some(frame.clone());
                 }
                 expect::comes_in(frame, &made, fate).with_context(|| format!("{fate:?}"))?;
@@ -227,6 +231,10 @@ impl Stand {
             Step::AnswerWasCookie => {
                 self.programs.answer_was_a_cookie(tuple)?;
                 self.model.answer_was_a_cookie();
+            }
+            Step::AnswerWasOurs => {
+                self.programs.answer_was_ours(tuple)?;
+                self.model.answer_was_ours();
             }
             Step::SocketMade => {
                 self.programs.socket_made(tuple)?;

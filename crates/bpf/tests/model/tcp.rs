@@ -15,8 +15,6 @@ use truepeer_bpf::door::{Answer, Answers, Embryo, Flow, Socket};
 use crate::header::{self, Start};
 use crate::segment::{ACK, FIN, RST, SYN, Segment};
 
-/// How long to wait for a silent sender if a header is optional (`OPTIONAL_WAIT_NS`).
-const OPTIONAL_WAIT_NS: u64 = 1_000_000_000;
 const AF_INET: u32 = 2;
 
 /// What is attached.
@@ -25,6 +23,7 @@ pub(crate) struct Rules {
     pub(crate) is_optional: bool,
     pub(crate) header_max: usize,
     pub(crate) header_timeout_ns: u64,
+    pub(crate) header_wait_ns: u64,
 }
 
 /// The fate of a segment.
@@ -35,13 +34,19 @@ pub(crate) enum Fate {
     Pass {
         by: u32,
     },
-    /// It becomes the ACK that ends the handshake, and perhaps a copy of it arrives again.
-    BareAck {
+    /// It becomes the ACK that ends the handshake, with what is owed (so many bytes), and perhaps a copy of it comes in again.
+    LastAck {
         seq: u32,
-        echo: Option<u32>,
+        is_clock_blank: bool,
+        owed: ([u8; 12], usize),
         is_copied: bool,
     },
-    /// It becomes a RST for the kernel, and another RST is sent to the sender.
+    /// It is answered with an ACK of these numbers, and dropped.
+    SayWhere {
+        seq: u32,
+        ack: u32,
+    },
+    /// It becomes a RST for the kernel, and another is sent to the sender.
     Refuse {
         kernel_seq: u32,
     },
@@ -120,20 +125,33 @@ impl Model {
         let is_young = kernel.now_ns - embryo.born_ns < self.rules.header_timeout_ns;
         let is_pending = match kernel.socket {
             Socket::HalfOpen => true,
-            Socket::Listens => is_cookie && is_young,
+            Socket::Listens => {
+                (is_cookie && is_young) || (embryo.is_proved && self.why_not_again(&embryo, kernel).is_none())
+            }
             _ => false,
         };
         if is_pending {
-            return self.on_pending_syn(segment, &embryo, is_cookie);
+            return self.on_pending_syn(segment, &embryo, is_cookie, kernel);
         }
         self.embryo = None;
         self.on_new_syn(segment, kernel)
     }
 
     /// It changes nothing: anybody could send it.
-    fn on_pending_syn(&mut self, segment: &Segment, embryo: &Embryo, is_cookie: bool) -> Fate {
+    fn on_pending_syn(
+        &mut self,
+        segment: &Segment,
+        embryo: &Embryo,
+        is_cookie: bool,
+        kernel: &Answers,
+    ) -> Fate {
         if segment.flags & (FIN | RST) != 0 {
             return self.drop("not_taken");
+        }
+        // RFC 5961, as an open socket would.
+        if kernel.socket == Socket::Listens && embryo.is_proved {
+            self.count("not_taken");
+            return if segment.is_intact { say_where(embryo) } else { Fate::Drop };
         }
         if segment.seq != embryo.isn && !is_cookie {
             self.count("not_taken");
@@ -180,7 +198,9 @@ impl Model {
             have: 0,
             ts_recent: segment.timestamps.map_or(0, |(value, _)| value),
             answer: None,
+            is_proved: false,
             flow: None,
+            owed: Vec::new(),
         });
         self.count("connections");
         Fate::Pass { by: guess }
@@ -196,11 +216,16 @@ impl Model {
         if let Some(flow) = embryo.flow {
             return self.on_admitted(segment, kernel, embryo, answer, flow);
         }
-        // A cookie determines which SYN it answers, perhaps another than the first.
-        if answer.is_cookie && answers_cookie(segment, &embryo, kernel) {
-            embryo.isn = segment.seq.wrapping_sub(1);
+        // A cookie proves which SYN it answers: perhaps another than the first.
+        if !embryo.is_proved && (!answer.is_cookie || answers_cookie(segment, &embryo, kernel)) {
+            if answer.is_cookie {
+                embryo.isn = segment.seq.wrapping_sub(1);
+                embryo.answer = Some(Answer { isn: segment.ack.wrapping_sub(1), ..answer });
+            }
+            embryo.is_proved = true;
             self.embryo = Some(embryo.clone());
         }
+        let answer = embryo.answer.unwrap_or(answer);
         if segment.payload.is_empty() && segment.flags & FIN == 0 {
             return self.on_bare_ack(segment, kernel, &embryo, answer);
         }
@@ -223,13 +248,15 @@ impl Model {
     }
 
     fn on_bare_ack(&mut self, segment: &Segment, kernel: &Answers, embryo: &Embryo, answer: Answer) -> Fate {
-        let is_silent = offset(segment, embryo) == 0 && kernel.now_ns - embryo.born_ns >= OPTIONAL_WAIT_NS;
+        let is_silent = embryo.have == 0
+            && offset(segment, embryo) == 0
+            && kernel.now_ns - embryo.born_ns >= self.rules.header_wait_ns;
         if is_silent
-            && self.may_be_absent(embryo)
+            && self.rules.is_optional
             && segment.is_intact
             && (!answer.is_cookie || answers_cookie(segment, embryo, kernel))
         {
-            return self.go_on_without(embryo);
+            return self.go_on_without(segment, kernel, embryo, answer, &[]);
         }
         if segment.is_intact {
             self.note_clock(segment, embryo.have, answer);
@@ -245,9 +272,15 @@ impl Model {
         }
         let known = known as usize;
         if known > segment.payload.len() || (known == segment.payload.len() && !is_end) {
-            return Fate::Pass { by: embryo.guess.wrapping_sub(embryo.have) };
+            let is_given_up =
+                kernel.socket == Socket::Listens && self.why_not_again(&embryo, kernel).is_none();
+            return match is_given_up {
+                true if segment.is_intact => say_where(&embryo),
+                true => self.drop("refused_damaged"),
+                false => Fate::Pass { by: embryo.guess.wrapping_sub(embryo.have) },
+            };
         }
-        if answer.is_cookie && !answers_cookie(segment, &embryo, kernel) {
+        if answer.is_cookie && (offset(segment, &embryo) != 0 || !answers_cookie(segment, &embryo, kernel)) {
             return self.drop("not_taken");
         }
         if !segment.is_intact {
@@ -255,15 +288,18 @@ impl Model {
         }
         self.note_clock(segment, embryo.have, answer);
         if known == segment.payload.len() {
-            return if self.may_be_absent(&embryo) {
-                self.go_on_without(&embryo)
+            return if embryo.have == 0 && self.rules.is_optional {
+                self.go_on_without(segment, kernel, &embryo, answer, &[])
             } else {
                 self.refuse(&embryo, "refused_no_header")
             };
         }
         let all = [self.start.as_slice(), &segment.payload[known..]].concat();
         match header::read(&all) {
-            Start::NotProxy if self.may_be_absent(&embryo) => self.go_on_without(&embryo),
+            Start::NotProxy if self.rules.is_optional => {
+                let owed = self.start.clone();
+                self.go_on_without(segment, kernel, &embryo, answer, &owed)
+            }
             Start::NotProxy => self.refuse(&embryo, "refused_no_header"),
             Start::Malformed => self.refuse(&embryo, "refused_malformed"),
             Start::Needs(len) | Start::Whole { len, .. } if len > self.rules.header_max => {
@@ -272,10 +308,13 @@ impl Model {
             Start::Needs(_) => self.on_part(kernel, &embryo, all, is_end),
             Start::Whole { len, .. } if len > all.len() => self.on_part(kernel, &embryo, all, is_end),
             Start::Whole { len, client, is_v1 } => {
-                let Ok(flow) = name(client, len, segment, &embryo, kernel) else {
-                    let reason = name(client, len, segment, &embryo, kernel).expect_err("as just now");
+                let Ok(flow) = name(client, len, &embryo, kernel) else {
+                    let reason = name(client, len, &embryo, kernel).expect_err("as just now");
                     return self.refuse(&embryo, reason);
                 };
+                if let Some(reason) = self.revive(segment, &embryo, kernel) {
+                    return self.refuse(&embryo, reason);
+                }
                 self.count(match client {
                     None => "named_itself",
                     Some(_) if flow.client_version == 0 => "client_not_showable",
@@ -292,11 +331,12 @@ impl Model {
                 }
                 self.admit(&flow, len);
                 // What stands behind the header is new to the kernel, which makes the socket of it.
-                let is_new = all.len() > len || is_end;
-                if embryo.have == 0 && !answer.is_cookie && is_new {
+                let is_new = embryo.have == 0 && (all.len() > len || is_end);
+                let is_first = answer.tsvals.is_none_or(|tsvals| tsvals[0] == tsvals[1]);
+                if is_new && is_first && !answer.is_cookie && kernel.socket == Socket::HalfOpen {
                     return Fate::Pass { by: flow.delta.cast_unsigned() };
                 }
-                bare_ack(segment, &embryo, answer, true)
+                last_ack(segment, &embryo, answer, &[], true)
             }
         }
     }
@@ -304,6 +344,13 @@ impl Model {
     fn on_part(&mut self, kernel: &Answers, embryo: &Embryo, all: Vec<u8>, is_end: bool) -> Fate {
         if is_end {
             return self.refuse(embryo, "refused_no_header");
+        }
+        let is_cookie = embryo.answer.is_some_and(|answer| answer.is_cookie);
+        if kernel.socket == Socket::Listens && !is_cookie {
+            return match self.why_not_again(embryo, kernel) {
+                Some(reason) => self.refuse(embryo, reason),
+                None => self.drop("early_segments"),
+            };
         }
         if kernel.socket != Socket::HalfOpen {
             return self.refuse(embryo, "refused_split_under_syn_cookies");
@@ -325,11 +372,15 @@ impl Model {
         answer: Answer,
         flow: Flow,
     ) -> Fate {
-        if answer.is_cookie && is_start_of_cookie(segment, &embryo, kernel) {
+        let is_given_up = kernel.socket == Socket::Listens && self.why_not_again(&embryo, kernel).is_none();
+        if (answer.is_cookie && is_start_of_cookie(segment, &embryo, kernel))
+            || is_given_up
+            || !embryo.owed.is_empty()
+        {
             if !segment.is_intact {
                 return self.drop("refused_damaged");
             }
-            return bare_ack(segment, &embryo, answer, false);
+            return last_ack(segment, &embryo, answer, &embryo.owed, false);
         }
         let begins = !segment.payload.is_empty() && offset(segment, &embryo) == 0 && embryo.have > 0;
         let mut delta = flow.delta;
@@ -337,7 +388,7 @@ impl Model {
             && segment.is_intact
             && let Start::Whole { len, client, .. } = header::read(&segment.payload)
             && len <= segment.payload.len()
-            && let Ok(again) = name(client, len, segment, &embryo, kernel)
+            && let Ok(again) = name(client, len, &embryo, kernel)
         {
             delta = again.delta;
             self.embryo =
@@ -368,15 +419,53 @@ impl Model {
         Fate::Refuse { kernel_seq: segment.seq }
     }
 
-    fn may_be_absent(&self, embryo: &Embryo) -> bool {
-        embryo.have == 0 && self.rules.is_optional
+    /// Why a handshake that the kernel has given up does not go on.
+    fn why_not_again(&self, embryo: &Embryo, kernel: &Answers) -> Option<&'static str> {
+        let can = embryo.answer.is_some_and(|answer| answer.is_ours && !answer.is_cookie);
+        let is_late = kernel.now_ns - embryo.born_ns >= self.rules.header_timeout_ns;
+        match (can, is_late) {
+            (false, _) => Some("refused_redirected"),
+            (true, true) => Some("refused_timeout"),
+            (true, false) => None,
+        }
     }
 
-    fn go_on_without(&mut self, embryo: &Embryo) -> Fate {
+    /// Goes on from our own memory, if the kernel has none.
+    fn revive(&mut self, segment: &Segment, embryo: &Embryo, kernel: &Answers) -> Option<&'static str> {
+        if kernel.socket != Socket::Listens || is_start_of_cookie(segment, embryo, kernel) {
+            return None;
+        }
+        let refusal = self.why_not_again(embryo, kernel);
+        if refusal.is_none() {
+            self.count("begun_again");
+        }
+        refusal
+    }
+
+    /// What was acknowledged as a header's start is given to the kernel by our own ACK, and the rest comes behind it.
+    fn go_on_without(
+        &mut self,
+        segment: &Segment,
+        kernel: &Answers,
+        embryo: &Embryo,
+        answer: Answer,
+        owed: &[u8],
+    ) -> Fate {
+        if let Some(reason) = self.revive(segment, embryo, kernel) {
+            return self.refuse(embryo, reason);
+        }
         let flow = Flow { delta: embryo.guess.cast_signed(), ..Flow::default() };
         self.admit(&flow, 0);
+        if let Some(embryo) = &mut self.embryo {
+            embryo.owed = owed.to_vec();
+        }
         self.count("header_absent");
-        Fate::Pass { by: embryo.guess }
+        if owed.is_empty()
+            && (kernel.socket != Socket::Listens || is_start_of_cookie(segment, embryo, kernel))
+        {
+            return Fate::Pass { by: embryo.guess };
+        }
+        last_ack(segment, embryo, answer, owed, true)
     }
 
     fn admit(&mut self, flow: &Flow, len: usize) {
@@ -447,13 +536,21 @@ impl Model {
             ]),
             None => before,
         };
-        embryo.answer = Some(Answer { isn: segment.seq, is_cookie: false, tsvals });
+        embryo.answer = Some(Answer { isn: segment.seq, is_cookie: false, is_ours: false, tsvals });
         Fate::Pass { by: guess }
     }
 
-    /// The test turns the SYN-ACK into a cookie.
-    pub(crate) fn answer_was_a_cookie(&mut self) {
+    /// The test makes the SYN-ACK the answer of a socket of the very port.
+    pub(crate) fn answer_was_ours(&mut self) {
         if let Some(Embryo { answer: Some(answer), .. }) = &mut self.embryo {
+            answer.is_ours = true;
+        }
+    }
+
+    /// The test makes the SYN-ACK a cookie.
+    pub(crate) fn answer_was_a_cookie(&mut self) {
+        if let Some(Embryo { answer: Some(answer), is_proved, .. }) = &mut self.embryo {
+            *is_proved = false;
             answer.is_cookie = true;
             if let Some(tsvals) = &mut answer.tsvals {
                 tsvals[0] = tsvals[1];
@@ -511,11 +608,18 @@ fn is_start_of_cookie(segment: &Segment, embryo: &Embryo, kernel: &Answers) -> b
     kernel.socket == Socket::Listens && segment.ack != 0 && kernel.cookies.contains(&seen)
 }
 
-fn bare_ack(segment: &Segment, embryo: &Embryo, answer: Answer, is_copied: bool) -> Fate {
-    let echo = answer.tsvals.map(|tsvals| tsvals[1]).filter(|echo| *echo != 0 && !answer.is_cookie);
-    Fate::BareAck {
+fn say_where(embryo: &Embryo) -> Fate {
+    let ours = embryo.answer.map_or(0, |answer| answer.isn);
+    Fate::SayWhere { seq: ours.wrapping_add(1), ack: embryo.isn.wrapping_add(1).wrapping_add(embryo.guess) }
+}
+
+fn last_ack(segment: &Segment, embryo: &Embryo, answer: Answer, owed: &[u8], is_copied: bool) -> Fate {
+    let mut bytes = [0; 12];
+    bytes[..owed.len()].copy_from_slice(owed);
+    Fate::LastAck {
         seq: embryo.isn.wrapping_add(1).wrapping_add(embryo.guess),
-        echo: segment.timestamps.and(echo),
+        is_clock_blank: segment.timestamps.is_some() && answer.tsvals.is_some() && !answer.is_cookie,
+        owed: (bytes, owed.len()),
         is_copied,
     }
 }
@@ -524,7 +628,6 @@ fn bare_ack(segment: &Segment, embryo: &Embryo, answer: Answer, is_copied: bool)
 fn name(
     client: Option<header::Client>,
     len: usize,
-    segment: &Segment,
     embryo: &Embryo,
     kernel: &Answers,
 ) -> Result<Flow, &'static str> {
@@ -538,7 +641,7 @@ fn name(
             return Err("refused_claim");
         }
     }
-    if kernel.socket != Socket::HalfOpen && !is_start_of_cookie(segment, embryo, kernel) {
+    if !matches!(kernel.socket, Socket::HalfOpen | Socket::Listens) {
         return Err("refused_redirected");
     }
     if flow.client_version == 6 && kernel.family == AF_INET {

@@ -112,6 +112,7 @@ fn door(bed: &Bed) -> Result<UdpDoor> {
         claims: Claims::default(),
         own_addresses: [].into(),
         header_timeout: Duration::from_secs(5),
+        header_wait: Duration::from_secs(1),
         header_max: 16 << 10,
         udp_silence: Duration::from_secs(60),
         max_flows: MAX_FLOWS,

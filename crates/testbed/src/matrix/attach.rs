@@ -62,10 +62,6 @@ impl Deliver for ByAttach {
             "bytes_that_are_no_header_end_their_connection_only" => Some(
                 "attach has no process that could log them; it counts them, which attach's own tests check",
             ),
-            "where_headers_are_optional_bytes_that_turn_out_to_be_none_are_data" => Some(
-                "the kernel has acknowledged the first bytes as a header and can't deliver them to the backend: attach \
-                 resets the connection",
-            ),
             _ => None,
         }
     }

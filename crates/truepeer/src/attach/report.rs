@@ -11,6 +11,14 @@ use truepeer_bpf::{FlowCount, PortStatus, Status, Traffic};
 pub(crate) fn write(status: Option<&Status>, left_behind: usize, out: &mut dyn Write) -> Result<()> {
     match status {
         Some(status) => {
+            let has_tcp = status.ports.iter().any(|port| matches!(port.traffic, Traffic::Tcp(_)));
+            if has_tcp && !status.begins_again {
+                writeln!(
+                    out,
+                    "handshakes that the kernel gives up before their header comes are lost \
+                     (going on needs Linux 6.9 and net.ipv4.tcp_syncookies)"
+                )?;
+            }
             status.ports.iter().try_for_each(|port| write_port(port, out))?;
             if status.refused_unread > 0 {
                 writeln!(
@@ -63,6 +71,7 @@ struct Json {
     attached: bool,
     ports: Vec<JsonPort>,
     refused_unread: u64,
+    begins_again: bool,
     left_behind: usize,
 }
 
@@ -91,6 +100,7 @@ pub(crate) fn write_json(status: Option<&Status>, left_behind: usize, out: &mut 
         attached: status.is_some(),
         ports: ports.iter().map(json_port).collect(),
         refused_unread: status.map_or(0, |status| status.refused_unread),
+        begins_again: status.is_some_and(|status| status.begins_again),
         left_behind,
     };
     serde_json::to_writer_pretty(&mut *out, &json)?;

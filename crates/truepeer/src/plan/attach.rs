@@ -14,7 +14,7 @@ pub(crate) fn attach_rules(spec: &AttachArgs) -> Result<(Rules, Vec<String>), Pr
     let senders = SendersConfig::of(&spec.senders, &[], usual)?;
     refuse_what_the_kernel_lacks(&senders)?;
     let claims = ClaimsConfig::of(&spec.senders, &PrefixSet::new(), false);
-    let header = HeaderLimits::of(&spec.senders, None);
+    let header = HeaderLimits::of(&spec.senders, spec.wait.header_wait);
     let allow = senders.allowed()?;
     senders.policy(&allow)?;
     let mut warnings = senders::warnings(&allow, &senders, &claims);
@@ -29,6 +29,7 @@ pub(crate) fn attach_rules(spec: &AttachArgs) -> Result<(Rules, Vec<String>), Pr
         claims: Claims { host: HostAddresses::default(), ..claims.policy(&claims.denied()?) },
         own_addresses: BTreeSet::new(),
         header_timeout: header.timeout,
+        header_wait: header.wait,
         header_max: header.max_bytes,
         udp_silence: spec.close_after.unwrap_or(defaults::ATTACH_CLOSE_AFTER),
         max_flows: spec.max_flows.unwrap_or(defaults::ATTACH_MAX_FLOWS),
@@ -80,6 +81,7 @@ fn in_vain(spec: &AttachArgs, rules: &Rules) -> Vec<String> {
     }
     let options = [
         ("--header-timeout", spec.senders.header_timeout.is_some(), "TCP", rules.tcp_ports.is_empty()),
+        ("--header-wait", spec.wait.header_wait.is_some(), "TCP", rules.tcp_ports.is_empty()),
         ("--cgroup", spec.cgroup.is_some(), "TCP", rules.tcp_ports.is_empty()),
         ("--unit", spec.unit.is_some(), "TCP", rules.tcp_ports.is_empty()),
         ("--udp-dialect", spec.udp_dialect.is_some(), "UDP", rules.udp_ports.is_empty()),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use truepeer_bpf::UdpDialect;
 
-use super::groups::SendersSpec;
+use super::groups::{SendersSpec, WaitSpec};
 use super::port::AttachPorts;
 use super::values;
 
@@ -24,6 +24,8 @@ pub(crate) struct AttachArgs {
     pub(crate) udp_dialect: Option<UdpDialect>,
     #[command(flatten)]
     pub(crate) senders: SendersSpec,
+    #[command(flatten)]
+    pub(crate) wait: WaitSpec,
     #[arg(long, value_parser = values::positive_duration)]
     pub(crate) close_after: Option<Duration>,
     #[arg(long)]

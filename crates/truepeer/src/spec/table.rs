@@ -189,11 +189,12 @@ pub(crate) const OPTIONS: &[Row] = &[
         .is(|| "forbid".to_owned()).common(),
     row(RUN, SENDERS, "header", "[PREFIX=]RULE", "Whether connections begin with a PROXY header: require, forbid, or optional (every sender may then claim to be anybody); PREFIX=RULE for some senders; repeatable")
         .is(|| "require".to_owned()).common(),
-    row(ATTACH, SENDERS, "header", "RULE", "Whether connections and datagrams begin with a header: require, or optional (every sender may then claim to be anybody; a server that speaks first is held back for a second)")
+    row(ATTACH, SENDERS, "header", "RULE", "Whether connections and datagrams begin with a header: require, or optional (every sender may then claim to be anybody; a server that speaks first is held back for --header-wait)")
         .is(|| "require".to_owned()).common(),
     row(SERVERS.or(RUN), SENDERS, "header-timeout", "TIME", "How long a sender may take for its header").is(|| time(HeaderTimes::default().timeout)),
-    row(ATTACH, SENDERS, "header-timeout", "TIME", "TCP: how long a sender may take for its header; looked at after 1, 3, 7, 15, 31 and 63 seconds").is(|| time(HeaderTimes::default().timeout)),
+    row(ATTACH, SENDERS, "header-timeout", "TIME", "TCP: how long a sender may take for its header; a silent one is looked at after 1, 3, 7, 15, 31 and 63 seconds").is(|| time(HeaderTimes::default().timeout)),
     row(SERVERS.or(RUN), SENDERS, "header-wait", "TIME", "How long a sender with --header optional may be silent before it is served as itself").is(|| time(HeaderTimes::default().wait)),
+    row(ATTACH, SENDERS, "header-wait", "TIME", "TCP: how long a sender with --header optional may be silent before it is served as itself; looked at after 1, 3, 7, 15, 31 and 63 seconds").is(|| time(HeaderTimes::default().wait)),
     row(RECEIVERS, SENDERS, "header-max", "SIZE", "The longest header accepted").is(|| kib(d::HEADER_MAX)),
     row(RUN, SENDERS, "versions", "LIST", "Versions of the PROXY protocol accepted: 1, 2 or 1,2").is(|| "1,2".to_owned()),
     row(RECEIVERS, CLIENTS, "allow-claims", "PREFIX", "This host's own, loopback, unspecified, multicast, broadcast and reserved addresses that a header may name nevertheless; repeatable").means("none"),

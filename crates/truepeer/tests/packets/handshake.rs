@@ -44,7 +44,7 @@ const BLIND: [u32; 12] = [
 ];
 
 /// Every flag by which a segment could end a connection or restart it. The acknowledgement number is unknown.
-fn blind(talker: &Talker<'_>) -> Vec<Segment> {
+pub(crate) fn blind(talker: &Talker<'_>) -> Vec<Segment> {
     let kinds: [(u8, &[u8]); 10] = [
         (SYN, b""),
         (RST, b""),
@@ -256,7 +256,7 @@ fn flags_of(segment: &Segment) -> String {
 }
 
 /// Writes a network setting of the host: `ipv4/tcp_syncookies`.
-fn set(stage: &Stage<'_>, name: &str, value: &str) -> Result<()> {
+pub(crate) fn set(stage: &Stage<'_>, name: &str, value: &str) -> Result<()> {
     let host = &stage.wire.host;
     host.run(|| std::fs::write(format!("/proc/sys/net/{name}"), value))?.context(name.to_owned())
 }

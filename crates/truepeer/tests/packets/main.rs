@@ -1,6 +1,7 @@
 //! `truepeer attach` attacked with hand-made packets: it must not believe what a kernel's own socket would not
 //! believe.
 
+mod again;
 mod bad_link;
 mod beside_plain;
 mod damage;
@@ -19,6 +20,7 @@ fn main() -> ExitCode {
     let all = [
         damage::tests(),
         handshake::tests(),
+        again::tests(),
         paths::tests(),
         unjudged::tests(),
         holds::tests(),
