@@ -60,11 +60,11 @@ role! {
     SenderAddr
 }
 role! {
-    /// The true host behind the session. Only the policy makes one from a header.
+    /// The host behind the session. Only the policy creates one from a header.
     ClientAddr
 }
 role! {
-    /// Where the upstream connection goes.
+    /// The destination of the upstream connection.
     BackendAddr
 }
 
@@ -80,7 +80,8 @@ mod tests {
     fn ipv4_mapped_addresses_become_ipv4() {
         assert_eq!(sender("[::ffff:192.0.2.1]:80"), "192.0.2.1:80");
         assert_eq!(sender("[::ffff:127.0.0.1]:80"), "127.0.0.1:80");
-        // Deprecated and never on a wire; not mapped, so not turned into IPv4 (claims refuse it instead).
+        // Deprecated, and never used on a wire. It is not a mapped address, so it isn't converted to IPv4 (claims
+        // refuse it instead).
         assert_eq!(sender("[::127.0.0.1]:80"), "[::7f00:1]:80");
         assert_eq!(sender("[2001:db8::1]:80"), "[2001:db8::1]:80");
     }

@@ -1,11 +1,11 @@
-//! Which clients a header may claim: neither this host nor an address that no host has.
+//! Which clients a header may claim: neither this host nor an address that no host can have.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::{ClientAddr, PrefixSet, SenderAddr};
 
-/// Addresses that no client on the network has, so a claim of one is a mistake or an attack.
+/// Addresses that no client on the network can have. A claim of one is a mistake or an attack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SpecialRange {
     /// `127.0.0.0/8`, `::1`: backends trust it.
@@ -16,18 +16,18 @@ pub enum SpecialRange {
     Multicast,
     /// `255.255.255.255`.
     Broadcast,
-    /// `240.0.0.0/4` (class E): never assigned, and ours for `--pseudo-ipv4`: a claim would forge such a client.
+    /// `240.0.0.0/4` (class E): never assigned, and used by `--pseudo-ipv4`. A claim would forge such a client.
     ClassE,
-    /// `::/96` (IPv4-compatible, deprecated by RFC 4291 2.5.5.1): it would smuggle an IPv4 address past the rules.
+    /// `::/96` (IPv4-compatible, deprecated by RFC 4291 2.5.5.1): it would bypass rules for the IPv4 address.
     Ipv4Compatible,
-    /// An address of this host, whatever its number is: backends trust it as they trust loopback (PostgreSQL's
+    /// An address of this host, whichever it is: backends trust it as they trust loopback (PostgreSQL's
     /// `samehost`, Postfix's `mynetworks_style = host`).
     Host,
 }
 
 impl SpecialRange {
-    /// The range an address (in canonical form) lies in. An address under the well-known NAT64 prefix is judged by
-    /// the IPv4 address inside, which must not be a special one there (RFC 6052 3.1).
+    /// The range of an address (in canonical form). An address under the well-known NAT64 prefix is classified by
+    /// the IPv4 address inside, which must not be a special one (RFC 6052 3.1).
     pub fn of(ip: IpAddr) -> Option<Self> {
         match ip {
             IpAddr::V4(ip) => Self::of_ipv4(ip),
@@ -53,7 +53,7 @@ impl SpecialRange {
             [0, 0, 0, 0, 0, 0, _, _] => Some(Self::Ipv4Compatible),
             [first, ..] if first >= 0xff00 => Some(Self::Multicast),
             [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Self::of_ipv4(low_32_bits(high, low)),
-            // Only where it was not canonicalised; a mapped address is its IPv4 address.
+            // Only if it was not canonicalised; a mapped address is its IPv4 address.
             _ => ip.to_ipv4_mapped().and_then(Self::of_ipv4),
         }
     }
@@ -88,12 +88,13 @@ impl fmt::Display for SpecialRange {
     }
 }
 
-/// Tells this host's own addresses. It is asked for each claim, because a host's addresses change while truepeer runs.
+/// Recognises this host's own addresses. It is called for each claim, because the addresses may change while
+/// truepeer runs.
 #[derive(Clone, Copy)]
 pub struct HostAddresses(fn(IpAddr) -> bool);
 
 impl HostAddresses {
-    /// Asks `is_own`, with an address in canonical form.
+    /// Calls `is_own` with an address in canonical form.
     pub fn new(is_own: fn(IpAddr) -> bool) -> Self {
         Self(is_own)
     }
@@ -103,7 +104,7 @@ impl HostAddresses {
     }
 }
 
-/// No address is known to be this host's: every one may be claimed, as the programs behind the drop-in names allow it.
+/// Recognises no address: all may be claimed, as with the programs behind the drop-in names.
 impl Default for HostAddresses {
     fn default() -> Self {
         Self(|_| false)
@@ -116,10 +117,10 @@ impl fmt::Debug for HostAddresses {
     }
 }
 
-/// What a header may claim.
+/// The rules for claims.
 #[derive(Debug, Clone, Default)]
 pub struct Claims {
-    /// Special addresses that may be claimed all the same (`--allow-claims`).
+    /// Special addresses that may be claimed nevertheless (`--allow-claims`).
     pub allow: PrefixSet,
     /// Clients that are refused, claimed or not (`--deny-clients`).
     pub deny: PrefixSet,
@@ -128,16 +129,17 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// The special range of a claim: `Err` if it is refused, `Ok(Some)` if `--allow-claims` lets it pass with a warning.
+    /// The special range of a claim: `Err` if it is refused, `Ok(Some)` if `--allow-claims` permits it with a
+    /// warning.
     pub(crate) fn check(&self, claim: ClientAddr) -> Result<Option<SpecialRange>, SpecialRange> {
         self.check_range(claim, SpecialRange::of(claim.ip()))
     }
 
     /// The same for this host's addresses.
     ///
-    /// A claim of one is refused even where it might be true (a client on this host that connects through the load
-    /// balancer): a forged header looks the same. Only a sender may claim its own address, because it could say LOCAL as
-    /// well, and the kernel vouches for it.
+    /// A claim of one is refused even if it may be true (a client on this host that connects through the load
+    /// balancer): a forged header looks the same. Only a sender may claim its own address, because it could send
+    /// LOCAL as well, and the kernel has verified the address.
     pub(crate) fn check_host(
         &self,
         sender: SenderAddr,

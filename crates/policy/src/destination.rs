@@ -1,4 +1,4 @@
-//! Where a header's destination may lead (`--dynamic-destination`).
+//! Which destinations in headers are permitted (`--dynamic-destination`).
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
@@ -14,7 +14,7 @@ use crate::{BackendAddr, ClientAddr, PrefixSet, Refusal, SpecialRange, UnusableD
 /// Ports; empty means all.
 type Ports = Vec<RangeInclusive<u16>>;
 
-/// Destinations by prefix and port (`--dynamic-allow PREFIX[:PORTS]`). Empty by default: it leads nowhere.
+/// Destinations by prefix and port (`--dynamic-allow PREFIX[:PORTS]`). Empty by default: none is permitted.
 #[derive(Clone, Default)]
 pub struct Destinations(JointPrefixMap<IpNet, Vec<Ports>>);
 
@@ -26,7 +26,7 @@ pub enum DestinationsError {
         "{0:?} is not PREFIX[:PORTS]: expected loopback, private, any, an address or a prefix, such as 10.0.0.0/8:80,8000-8100 or [2001:db8::/32]:443"
     )]
     Prefix(String),
-    /// The part behind the colon.
+    /// The part after the colon.
     #[error(
         "{0:?} is not a list of ports: expected N, N-M or several with commas, 1 to 65535, such as 80,8000-8100"
     )]
@@ -58,7 +58,7 @@ impl Destinations {
         })
     }
 
-    /// Whether it leads nowhere.
+    /// Whether no destination is permitted.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -169,13 +169,14 @@ impl PartialEq for Destinations {
 
 impl Eq for Destinations {}
 
-/// The rules for sessions whose header names their backend.
+/// The rules for sessions whose header names their destination.
 #[derive(Debug, Clone, Default)]
 pub struct Dynamic {
-    /// Where a header may lead.
+    /// The permitted destinations.
     pub allow: Destinations,
-    /// The addresses that truepeer listens on. They are never a destination: the session would loop. A wildcard address
-    /// stands for every address of this host; the policy does not know these, so it refuses the port on any address.
+    /// The addresses that truepeer listens on. They are never a destination, because the session would loop. A
+    /// wildcard address means every address of this host; the policy does not know these, so it refuses the port
+    /// on any address.
     pub own_listeners: Vec<SocketAddr>,
 }
 
@@ -186,7 +187,7 @@ impl Dynamic {
             return Err(unusable(UnusableDestination::PortZero));
         }
         match SpecialRange::of(destination.ip()) {
-            // Linux connects to this host for 0.0.0.0 and ::, so they must not pass as foreign addresses.
+            // Linux connects to this host for 0.0.0.0 and ::, so they must not count as foreign addresses.
             None | Some(SpecialRange::Loopback | SpecialRange::ClassE) => {}
             Some(range) => return Err(unusable(UnusableDestination::Special(range))),
         }
@@ -200,14 +201,14 @@ impl Dynamic {
     }
 }
 
-/// Whether a listener might be what answers at a destination.
+/// Whether a destination may be one of truepeer's listeners.
 fn reaches(listener: SocketAddr, destination: BackendAddr) -> bool {
     let bound = BackendAddr::new(listener);
     bound == destination
         || (bound.get().port() == destination.get().port() && is_wildcard_for(bound.ip(), destination.ip()))
 }
 
-/// `::` takes IPv4 connections, too, unless it was bound with IPV6_V6ONLY: when in doubt it does.
+/// `::` also accepts IPv4 connections unless IPV6_V6ONLY is set. Assume that it does.
 fn is_wildcard_for(bound: IpAddr, destination: IpAddr) -> bool {
     bound.is_unspecified() && (bound.is_ipv6() || destination.is_ipv4())
 }

@@ -1,7 +1,7 @@
-//! Where in a stream of datagrams the header is. Four dialects are in use; the configuration says which.
+//! The position of the header in a stream of datagrams. There are four dialects; the configuration selects one.
 //!
-//! A receiver must not guess: in `first` and `standalone` a client's own datagram may begin like a header, so any client
-//! could forge one.
+//! A receiver must not guess: in `first` and `standalone` a client's own datagram may look like a header, so any
+//! client could forge one.
 //!
 //! | dialect | header | who sends so |
 //! |---|---|---|
@@ -14,7 +14,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Where the header is.
+/// The position of the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Dialect {
     /// In each datagram.
@@ -28,7 +28,7 @@ pub enum Dialect {
     Spp,
 }
 
-/// Text that names no dialect.
+/// Text that is not a dialect.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a UDP dialect: expected every, first, standalone or spp")]
 pub struct ParseDialectError(String);
@@ -52,7 +52,7 @@ impl fmt::Display for Dialect {
 }
 
 impl Dialect {
-    /// As the command line spells it.
+    /// Its name on the command line.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -63,22 +63,24 @@ impl Dialect {
         }
     }
 
-    /// Whether a flow is known by the sender's address once its header has come.
+    /// Whether a flow is identified by the sender's address once its header has come.
     #[must_use]
     pub const fn has_bare_datagrams(self) -> bool {
         matches!(self, Self::First | Self::Standalone)
     }
 
-    /// How long a flow may be silent where the user does not say. The life of a flow with bare datagrams must end before
-    /// the sender's does, or a port that the sender uses again would be taken for the old client: Spectrum forgets after
-    /// 30 s, frp 30 s after the backend's last answer (or its first datagram), whatever the client sends meanwhile.
+    /// The default for how long a flow may be silent. A flow with bare datagrams must be forgotten before the
+    /// sender forgets it; otherwise a port that the sender reuses would be taken for the old client. Spectrum
+    /// forgets after 30 s, frp 30 s after the backend's last answer (or its first datagram), whatever the client
+    /// sends meanwhile.
     #[must_use]
     pub const fn default_silence(self) -> Duration {
         Duration::from_secs(if self.has_bare_datagrams() { 28 } else { 60 })
     }
 
-    /// The same when we are the sender: our flow must end before the receiver's, or the receiver would refuse what goes on
-    /// without a header. Its port is not used again before the receiver has forgotten it, too.
+    /// The same when truepeer is the sender: its flow must end before the receiver's; otherwise the receiver
+    /// would refuse later datagrams without a header. Its port is not reused before the receiver has forgotten
+    /// the flow, too.
     #[must_use]
     pub const fn default_silence_sending(self) -> Duration {
         Duration::from_secs(if self.has_bare_datagrams() { 20 } else { 60 })

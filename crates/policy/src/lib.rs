@@ -1,9 +1,9 @@
 //! Who may send a header, who may be claimed in it, and where a session goes: pure decisions.
 //!
-//! No I/O, no clock, no allocation once built. Only for this host's addresses it calls a function that the caller gives
-//! ([`HostAddresses`]). Every way of delivery uses it: the relay asks
-//! [`Policy::admit`] at accept and [`Policy::route`] once the header is complete; a way of delivery without an
-//! upstream socket of its own (preload, kernel) asks [`Policy::admit`] and [`Policy::client`].
+//! No I/O, no clock, no allocation once built. For this host's addresses it calls a function of the caller
+//! ([`HostAddresses`]). Every way of delivery uses it: the relay calls [`Policy::admit`] at accept and
+//! [`Policy::route`] once the header is complete. Ways without their own upstream socket (preload, kernel) call
+//! [`Policy::admit`] and [`Policy::client`].
 //!
 //! ```text
 //! SenderAddr ──admit──▶ HeaderRule ───(HeaderReader)────▶ client ──route──▶ Route { client, source, backend }

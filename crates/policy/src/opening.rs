@@ -1,8 +1,8 @@
-//! What a connection begins with: the one reading of `--header`, for every way of delivery.
+//! The start of a connection: the one implementation of `--header` for every way of delivery.
 //!
-//! Nothing here reads, waits or keeps bytes. The caller shows all bytes so far, says when no more will come, and how long it
-//! has waited. The relay, TLS and `run` are driven by it; the kernel programs of `attach` are held against the same table
-//! (docs/header-rules.md) by the matrix of behaviours.
+//! Nothing here reads, waits or stores bytes. The caller passes all bytes so far, tells when no more will come,
+//! and how long it has waited. The relay, TLS and `run` use it. The matrix of behaviours compares the kernel
+//! programs of `attach` with the same table (docs/header-rules.md).
 //!
 //! ```text
 //!             on_bytes ──▶ Header, NoHeader, Refused
@@ -16,12 +16,13 @@ use truepeer_proto::{DecodeError, DecodeErrorKind, Decoded, Header, Limits, Quot
 
 use crate::HeaderRule;
 
-/// How long a header is waited for, counted from `accept()`.
+/// How long to wait for a header, counted from `accept()`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeaderTimes {
-    /// Until a header is whole (`--header-timeout`).
+    /// Until a header is complete (`--header-timeout`).
     pub timeout: Duration,
-    /// Until the first byte, where a header is optional (`--header-wait`): the client may be waiting for the backend to speak.
+    /// Until the first byte if a header is optional (`--header-wait`): the client may wait for the backend to
+    /// send first.
     pub wait: Duration,
 }
 
@@ -31,42 +32,42 @@ impl Default for HeaderTimes {
     }
 }
 
-/// How the first bytes of one connection are read.
+/// How to read the first bytes of one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeaderReader {
-    /// The sender's ([`crate::Policy::admit`]).
+    /// The sender's rule ([`crate::Policy::admit`]).
     pub rule: HeaderRule,
-    /// Which headers are taken, and how long they may be.
+    /// The accepted headers, and their longest length.
     pub limits: Limits,
-    /// How long one is waited for.
+    /// How long to wait for one.
     pub times: HeaderTimes,
 }
 
-/// What the bytes so far amount to.
+/// The result for the bytes so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Opening<'a> {
-    /// More has to come.
+    /// More bytes must come.
     NeedMore,
     /// A header.
     Header {
         /// The header.
         header: Header<'a>,
-        /// Its length in bytes; data comes behind it.
+        /// Its length in bytes. Data follows.
         consumed: usize,
     },
-    /// No header, and none is needed: all bytes are data.
+    /// No header, and none is required: all bytes are data.
     NoHeader,
     /// The connection is refused.
     Refused(HeaderError),
 }
 
-/// Why a connection has no header, though it needs one or began with one.
+/// Why a connection has no header, although it needs one or started one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// Something else than a header, or a wrong one.
     #[error("{error}{}{}{}", says(.quote), raises(.error), seems(.looks_like))]
     Invalid {
-        /// What is wrong with it.
+        /// The error.
         error: DecodeError,
         /// The field that is wrong, as the sender wrote it.
         quote: Option<Quote>,
@@ -79,15 +80,15 @@ pub enum HeaderError {
     /// The sender closed the connection within a header.
     #[error("closed after {received} bytes of a PROXY header")]
     CutShort {
-        /// How much came.
+        /// How many bytes came.
         received: usize,
     },
-    /// No whole header came in time.
+    /// No complete header came in time.
     #[error("no whole PROXY header within {} s: {received} bytes came; is the PROXY protocol on at the sender?", waited.as_secs_f32())]
     Late {
-        /// How long a sender may take.
+        /// The time limit.
         waited: Duration,
-        /// How much came.
+        /// How many bytes came.
         received: usize,
     },
 }
@@ -106,7 +107,8 @@ fn seems(looks_like: &Option<&str>) -> String {
 }
 
 impl HeaderError {
-    /// A label to group complaints by. `None`: no reason to complain, as of a port scan or a health check that only connects.
+    /// A label to group complaints by. `None`: no complaint is needed, as for a port scan or a health check that
+    /// only connects.
     pub fn complaint(&self) -> Option<&'static str> {
         match self {
             Self::Invalid { error, .. } => Some(error.kind.as_str()),
@@ -118,7 +120,7 @@ impl HeaderError {
 }
 
 impl HeaderReader {
-    /// All bytes that have come so far, from the connection's first one on. More may come.
+    /// Call it with all bytes so far, from the connection's first one on. More may come.
     pub fn on_bytes<'a>(&self, bytes: &'a [u8]) -> Opening<'a> {
         if self.rule == HeaderRule::Forbid {
             return Opening::NoHeader;
@@ -134,7 +136,7 @@ impl HeaderReader {
         }
     }
 
-    /// The sender has closed its direction: no more bytes than these will come.
+    /// The sender has ended its direction: no more bytes will come.
     pub fn on_end<'a>(&self, bytes: &'a [u8]) -> Opening<'a> {
         match self.on_bytes(bytes) {
             Opening::NeedMore => match bytes.len() {
@@ -146,12 +148,12 @@ impl HeaderReader {
         }
     }
 
-    /// The connection was reset: nobody is there to be served.
+    /// The connection was reset: nothing can be served.
     pub fn on_reset(&self) -> HeaderError {
         HeaderError::Absent
     }
 
-    /// So long after `accept()`, these bytes have come, of which [`Self::on_bytes`] could not decide.
+    /// This long after `accept()`, these bytes have come, on which [`Self::on_bytes`] could not decide.
     pub fn on_timeout<'a>(&self, bytes: &'a [u8], waited: Duration) -> Opening<'a> {
         let received = bytes.len();
         if waited < self.deadline(received) {
@@ -163,7 +165,7 @@ impl HeaderReader {
         Opening::Refused(HeaderError::Late { waited: self.times.timeout, received })
     }
 
-    /// When [`Self::on_timeout`] decides, as long as no more than these bytes have come: so long after `accept()`.
+    /// How long after `accept()` [`Self::on_timeout`] decides if no more than these bytes have come.
     pub fn deadline(&self, received: usize) -> Duration {
         match self.rule {
             HeaderRule::Optional if received == 0 => self.times.wait.min(self.times.timeout),
@@ -172,7 +174,7 @@ impl HeaderReader {
     }
 }
 
-/// A header of a version that is not taken is none: libproxyproto's variable says so, too.
+/// A header of an excluded version counts as none, as with libproxyproto's variable.
 fn is_no_header(error: DecodeError) -> bool {
     matches!(error.kind, DecodeErrorKind::NotProxy | DecodeErrorKind::VersionNotAccepted)
 }

@@ -1,4 +1,4 @@
-//! The two questions a session asks: may this sender connect, and where does its session go.
+//! A session's two decisions: may this sender connect, and which destination does its session have.
 
 use truepeer_proto::{Addresses, Command, Header, Transport};
 
@@ -10,18 +10,19 @@ use crate::{
 /// The rules of one listener. Built once, shared in an `Arc`, and replaced as a whole on reload.
 #[derive(Debug, Clone)]
 pub struct Policy {
-    /// What the listener carries; a header for the other transport is valid but unsupported: it names nobody.
+    /// The transport of the listener. A header for the other transport is valid but unsupported: it names no
+    /// client.
     pub transport: Transport,
-    /// Who may connect, and with a header or without.
+    /// Which senders may connect, with or without a header.
     pub senders: Senders,
-    /// Who may be claimed.
+    /// Which clients may be claimed.
     pub claims: Claims,
-    /// Where sessions go, and as whom.
+    /// The destinations, and the source address of upstream connections.
     pub delivery: Delivery,
 }
 
 impl Policy {
-    /// Everything as by default: TCP, loopback senders only, a header required, no special claims.
+    /// All defaults: TCP, loopback senders only, a header required, no special claims.
     pub fn to(backends: Backends) -> Self {
         Self {
             transport: Transport::Stream,
@@ -31,7 +32,7 @@ impl Policy {
         }
     }
 
-    /// Whether a sender may connect, and what its connections begin with. To be asked before the first read.
+    /// Whether a sender may connect, and how its connections start. Call it before the first read.
     pub fn admit(&self, sender: SenderAddr) -> Result<HeaderRule, Refusal> {
         if self.senders.allow.contains(sender.ip()) {
             Ok(self.senders.rule(sender))
@@ -40,12 +41,12 @@ impl Policy {
         }
     }
 
-    /// Where a session goes and as whom, once its header is complete (`None`: the connection has none).
+    /// The destination and the client of a session, once its header is complete (`None`: it has none).
     pub fn route(&self, sender: SenderAddr, header: Option<&Header<'_>>) -> Result<Route, Refusal> {
         self.delivery.route(self.client(sender, header)?)
     }
 
-    /// Who the client of a session is: the half of [`Self::route`] that needs no backend.
+    /// The client of a session: the part of [`Self::route`] that needs no backend.
     pub fn client(&self, sender: SenderAddr, header: Option<&Header<'_>>) -> Result<Client, Refusal> {
         let mut client = self.name(sender, header)?;
         if client.origin == Origin::Header && client.special.is_none() {
@@ -55,8 +56,8 @@ impl Policy {
         Ok(client)
     }
 
-    /// The same without asking whether the address is this host's: for the next datagrams of a flow, whose client was
-    /// judged when it began.
+    /// The same without checking whether the address is this host's: for later datagrams of a flow, whose client
+    /// was checked when it started.
     pub fn name(&self, sender: SenderAddr, header: Option<&Header<'_>>) -> Result<Client, Refusal> {
         match (self.admit(sender)?, header) {
             (HeaderRule::Require, None) => return Err(Refusal::HeaderMissing { sender }),
@@ -84,8 +85,8 @@ impl Policy {
                 let special = refused_claim(self.claims.check(addr), sender, addr)?;
                 Ok(Client { addr, origin: Origin::Header, destination: Some(destination), special })
             }
-            // PROXY 2.2 leaves UNSPEC to the receiver: the real endpoints, or a rejection. UNIX and the other transport are
-            // treated alike.
+            // PROXY 2.2 lets the receiver choose for UNSPEC: the real endpoints, or a rejection. UNIX and the
+            // other transport are treated in the same way.
             (Command::Proxy, _) => Ok(itself(sender, Origin::Unknown)),
         }
     }
@@ -99,7 +100,7 @@ fn refused_claim(
     checked.map_err(|range| Refusal::ClaimRefused { sender, client, range })
 }
 
-/// The sender is the client. Never special: the kernel reports its address.
+/// The sender is the client. It is never special, because the kernel reports its address.
 fn itself(sender: SenderAddr, origin: Origin) -> Client {
     Client { addr: ClientAddr::new(sender.get()), origin, destination: None, special: None }
 }

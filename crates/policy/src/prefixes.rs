@@ -1,7 +1,7 @@
-//! Sets of prefixes, and the words and files that describe them.
+//! Sets of prefixes, and their notation in words and files.
 //!
-//! One syntax everywhere: `loopback`, `private`, `any`, a prefix such as `10.0.0.0/8`, or a bare address (that
-//! address alone). Bits behind the prefix length are ignored, as Go's programs of this kind do.
+//! One syntax everywhere: `loopback`, `private`, `any`, a prefix such as `10.0.0.0/8`, or a single address. Bits
+//! after the prefix length are ignored, as in similar programs written in Go.
 
 use core::fmt;
 use core::net::IpAddr;
@@ -10,14 +10,15 @@ use core::str::FromStr;
 use ipnet::{IpNet, Ipv4Net};
 use prefix_trie::joint::JointPrefixSet;
 
-/// What `loopback` means.
+/// The meaning of `loopback`.
 const LOOPBACK: [&str; 2] = ["127.0.0.0/8", "::1/128"];
-/// What `private` means: RFC 1918 and RFC 4193. Neither loopback nor link-local nor carrier-grade NAT.
+/// The meaning of `private`: RFC 1918 and RFC 4193. It excludes loopback, link-local and carrier-grade NAT
+/// addresses.
 const PRIVATE: [&str; 4] = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"];
-/// What `any` means.
+/// The meaning of `any`.
 const ANY: [&str; 2] = ["0.0.0.0/0", "::/0"];
 
-/// Addresses, by prefix. Empty by default: it contains nobody.
+/// Addresses by prefix. Empty by default.
 #[derive(Clone)]
 pub struct PrefixSet(JointPrefixSet<IpNet>);
 
@@ -30,18 +31,18 @@ pub struct PrefixError {
     text: String,
 }
 
-/// A line of a prefix file that is not a prefix. Nothing of such a file is used.
+/// A line of a prefix file that is not a prefix. The whole file is then unused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {error}")]
 pub struct PrefixFileError {
     /// Counted from 1.
     pub line: usize,
-    /// Holds the line's content.
+    /// The content of the line.
     pub error: PrefixError,
 }
 
 impl PrefixSet {
-    /// Nobody.
+    /// No address.
     pub fn new() -> Self {
         Self(JointPrefixSet::new())
     }
@@ -51,7 +52,7 @@ impl PrefixSet {
         Self::of(&LOOPBACK)
     }
 
-    /// Everybody.
+    /// Every address.
     pub fn any() -> Self {
         Self::of(&ANY)
     }
@@ -60,8 +61,8 @@ impl PrefixSet {
         prefixes.iter().filter_map(|text| text.parse().ok()).collect()
     }
 
-    /// Reads a file's text: one entry a line; `#` (or `;`) begins a comment, also behind an entry; blank lines
-    /// are skipped. Fails closed: one broken line refuses the whole text.
+    /// Parses a file: one entry on each line. `#` (or `;`) starts a comment, also after an entry. Blank lines are
+    /// skipped. Fails closed: one invalid line makes the whole file invalid.
     pub fn parse_file(text: &str) -> Result<Self, PrefixFileError> {
         let mut set = Self::new();
         for (index, line) in text.lines().enumerate() {
@@ -74,7 +75,7 @@ impl PrefixSet {
         Ok(set)
     }
 
-    /// Adds one prefix; an IPv4-mapped one counts as IPv4.
+    /// Adds one prefix. An IPv4-mapped one counts as IPv4.
     pub fn insert(&mut self, prefix: IpNet) {
         self.0.insert(canonical(prefix));
     }
@@ -96,7 +97,7 @@ impl PrefixSet {
         self.0.iter().any(|prefix| prefix.prefix_len() == 0)
     }
 
-    /// Whether nobody is in the set.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -119,7 +120,7 @@ fn canonical(prefix: IpNet) -> IpNet {
     prefix.trunc()
 }
 
-/// One prefix or address; words are not prefixes.
+/// One prefix or address, without the words.
 pub(crate) fn parse_prefix(text: &str) -> Option<IpNet> {
     let prefix = text.parse::<IpNet>().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))?;
     Some(canonical(prefix))
@@ -181,7 +182,7 @@ impl fmt::Debug for PrefixSet {
     }
 }
 
-/// The prefix that holds one address alone, for look-ups.
+/// The prefix that contains only this address, for look-ups.
 pub(crate) fn host(ip: IpAddr) -> IpNet {
     IpNet::from(ip)
 }

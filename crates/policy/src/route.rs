@@ -1,4 +1,4 @@
-//! Where a session goes and as whom.
+//! The destination of a session, and the source address towards it.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,27 +8,27 @@ use truepeer_proto::Version;
 
 use crate::{BackendAddr, ClientAddr, Dynamic, Nat64Prefix, Refusal, SpecialRange, pseudo_ipv4};
 
-/// Who named the client.
+/// The origin of the client's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// A header with addresses.
     Header,
-    /// A v2 LOCAL header: the sender speaks for itself (a health check).
+    /// A v2 LOCAL header: the connection is the sender's own (a health check).
     Local,
-    /// A header that names nobody we can show: v1 UNKNOWN, v2 UNSPEC, or a valid combination that is not ours.
+    /// A header without a usable client: v1 UNKNOWN, v2 UNSPEC, or a valid but unsupported combination.
     Unknown,
     /// There was no header, and none was required.
     NoHeader,
 }
 
-/// Who the client of a session is.
+/// The client of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Client {
-    /// The true host; the sender itself unless `origin` is [`Origin::Header`].
+    /// The client; the sender itself unless `origin` is [`Origin::Header`].
     pub addr: ClientAddr,
-    /// Who said so.
+    /// The origin of its address.
     pub origin: Origin,
-    /// What the client connected to, where the header said so.
+    /// The address that the client connected to, if the header names it.
     pub destination: Option<SocketAddr>,
     /// Set if the address is one that only `--allow-claims` permits: worth a warning.
     pub special: Option<SpecialRange>,
@@ -44,13 +44,14 @@ pub enum OnConflict {
     Refuse,
 }
 
-/// Whose address the upstream socket has.
+/// The source address of the upstream socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Source {
-    /// The client's, or what stands for it in the backend's family.
+    /// The client's address, or its substitute in the backend's family.
     #[default]
     Client,
-    /// This machine's own; the kernel chooses. Any client can reach any backend, and no privilege is needed.
+    /// This machine's own address, chosen by the kernel. Any client can reach any backend, and no privilege is
+    /// needed.
     Any,
 }
 
@@ -80,24 +81,25 @@ impl fmt::Display for OnConflict {
     }
 }
 
-/// The decision on one session.
+/// The decision about one session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
-    /// The true host.
+    /// The client.
     pub client: ClientAddr,
-    /// Who named it.
+    /// The origin of its address.
     pub origin: Origin,
-    /// Where the upstream connection goes.
+    /// The destination of the upstream connection.
     pub backend: BackendAddr,
-    /// What the upstream socket binds: the client's address (or what stands for it in the backend's family) and port
-    /// (0: any). `None`: bind nothing, the kernel chooses, and no privilege is needed.
+    /// The address to bind: the client's address (or its substitute in the backend's family) and port (0: any).
+    /// `None`: bind nothing; the kernel chooses, and no privilege is needed.
     pub source: Option<SocketAddr>,
-    /// What to do when `source` is in use. Always [`OnConflict::Ephemeral`] where the sender stands for itself: its own
-    /// tuple is in use by nature if it is on this machine.
+    /// What to do when `source` is in use. Always [`OnConflict::Ephemeral`] if the sender is the client: on this
+    /// machine its own tuple is always in use.
     pub on_conflict: OnConflict,
-    /// Write a header of this version in front of the stream.
+    /// The version of the header to write before the stream, if any.
     pub send_proxy: Option<Version>,
-    /// What the client connected to, where the header said so; otherwise the downstream socket's own address is it.
+    /// The address that the client connected to, if the header names it; otherwise it is the downstream socket's
+    /// own address.
     pub destination: Option<SocketAddr>,
     /// Set if the client is one that only `--allow-claims` permits: worth a warning.
     pub special: Option<SpecialRange>,
@@ -106,9 +108,9 @@ pub struct Route {
 /// The backends of one listener, by the client's family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backends {
-    /// For IPv4 clients; may itself be IPv6, see [`Delivery::nat64_prefix`]. `None`: they are refused.
+    /// For IPv4 clients. It may be IPv6, see [`Delivery::nat64_prefix`]. `None`: they are refused.
     pub ipv4: Option<BackendAddr>,
-    /// For IPv6 clients; may itself be IPv4, see [`Delivery::pseudo_ipv4`]. `None`: they are refused.
+    /// For IPv6 clients. It may be IPv4, see [`Delivery::pseudo_ipv4`]. `None`: they are refused.
     pub ipv6: Option<BackendAddr>,
 }
 
@@ -122,13 +124,13 @@ impl Backends {
 /// How sessions are delivered.
 #[derive(Debug, Clone)]
 pub struct Delivery {
-    /// Where sessions go that no header leads elsewhere.
+    /// The destinations of sessions whose header does not determine them.
     pub backends: Backends,
-    /// Whether a header's destination is the backend, and which ones may be.
+    /// Whether a header's destination is used, and which ones are permitted.
     pub dynamic: Option<Dynamic>,
-    /// Whose address the upstream sockets have.
+    /// The source address of upstream sockets.
     pub source: Source,
-    /// Write this header in front of the stream to the backend.
+    /// The header to write before the stream to the backend, if any.
     pub send_proxy: Option<Version>,
     /// IPv4 clients appear to an IPv6 backend under this prefix; refused without it.
     pub nat64_prefix: Option<Nat64Prefix>,
@@ -139,7 +141,7 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// To these backends, everything else as by default.
+    /// These backends, and defaults for everything else.
     pub fn to(backends: Backends) -> Self {
         Self {
             backends,
@@ -177,7 +179,7 @@ impl Delivery {
         })
     }
 
-    /// The client's family chooses, whatever the sender's is.
+    /// The client's family determines the backend, whatever the sender's family is.
     fn backend(&self, client: Client) -> Result<BackendAddr, Refusal> {
         match (&self.dynamic, client.destination) {
             (Some(dynamic), Some(destination)) => dynamic.check(client.addr, BackendAddr::new(destination)),
@@ -190,15 +192,15 @@ impl Delivery {
     }
 
     fn bound(&self, client: Client, backend: BackendAddr) -> Result<Option<SocketAddr>, Refusal> {
-        // A sender on loopback is this machine. A backend elsewhere can't answer 127.0.0.1, and sees this machine's
-        // address if the kernel chooses.
+        // A sender on loopback is this machine. A backend elsewhere can't answer 127.0.0.1; if the kernel
+        // chooses, it sees this machine's address.
         if client.origin != Origin::Header && client.addr.ip().is_loopback() && !backend.ip().is_loopback() {
             return Ok(None);
         }
         let addr = client.addr;
         let ip = match (addr.ip(), backend.ip()) {
             (IpAddr::V4(_), IpAddr::V4(_)) => addr.ip(),
-            // ipv6(7): binding a link-local address needs its interface, which ties the socket to that one.
+            // ipv6(7): binding a link-local address needs its interface, which ties the socket to that interface.
             (IpAddr::V6(ip), _) if ip.is_unicast_link_local() => {
                 return Err(Refusal::ClientLinkLocal { client: addr });
             }
@@ -214,7 +216,7 @@ impl Delivery {
     }
 }
 
-/// Where a connection to the backend really goes: Linux takes a connect to the unspecified address for loopback.
+/// The real destination: Linux connects to loopback for the unspecified address.
 fn reached_at(backend: BackendAddr) -> SocketAddr {
     let loopback = match backend.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::from(Ipv4Addr::LOCALHOST),

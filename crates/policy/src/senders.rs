@@ -1,5 +1,5 @@
-//! Who may open a session, and whether its connections begin with a header. The sender's address decides both before
-//! its first byte is read.
+//! Which senders may connect, and whether their connections start with a header. The sender's address determines
+//! both, before its first byte is read.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,15 +11,16 @@ use prefix_trie::joint::JointPrefixMap;
 use crate::prefixes::host;
 use crate::{PrefixSet, SenderAddr};
 
-/// Whether a sender's connections begin with a header.
+/// Whether a sender's connections start with a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum HeaderRule {
-    /// Every connection begins with one; one that does not is refused.
+    /// Every connection starts with one; otherwise it is refused.
     #[default]
     Require,
-    /// A connection may begin with one. Whoever may connect may then claim to be anybody: for listed senders only.
+    /// A connection may start with one. Every admitted host can then claim any client, so use it for listed
+    /// senders only.
     Optional,
-    /// No connection begins with one: the first byte belongs to the backend, whatever it looks like.
+    /// No connection starts with one: the first byte belongs to the backend, whatever it looks like.
     Forbid,
 }
 
@@ -56,7 +57,7 @@ impl fmt::Display for HeaderRule {
     }
 }
 
-/// A header is optional for so many senders that they can't be a list of load balancers.
+/// A header is optional for so many addresses that they can't be a list of load balancers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a header is optional for more than half of all {family} addresses: any host there could forge one")]
 pub struct OptionalForMost {
@@ -66,11 +67,11 @@ pub struct OptionalForMost {
 /// The allow-list and the header rules of one listener.
 #[derive(Clone)]
 pub struct Senders {
-    /// Who may connect. Fails closed: an empty set admits nobody.
+    /// Which senders may connect. Fails closed: an empty set admits none.
     pub allow: PrefixSet,
-    /// The rule for senders without one of their own.
+    /// The rule for senders without an own one.
     pub header: HeaderRule,
-    /// Rules by sender prefix; the longest prefix that holds the sender decides.
+    /// Rules by sender prefix; the longest matching prefix applies.
     exceptions: JointPrefixMap<IpNet, HeaderRule>,
 }
 
@@ -87,7 +88,7 @@ impl Senders {
         }
     }
 
-    /// The rule of a sender, admitted or not.
+    /// The rule for a sender, whether or not it is admitted.
     pub fn rule(&self, sender: SenderAddr) -> HeaderRule {
         self.rule_of(sender.ip())
     }
@@ -96,8 +97,8 @@ impl Senders {
         self.exceptions.get_lpm(&host(ip)).map_or(self.header, |(_, rule)| *rule)
     }
 
-    /// Checks that the senders for whom a header is optional can be a list of load balancers, whether they come from the
-    /// default rule or from exceptions, as one prefix or as several.
+    /// Checks that the senders with an optional header can be a list of load balancers, whether they come from
+    /// the default rule or from exceptions, as one prefix or as several.
     ///
     /// # Errors
     /// They are more than half of all IPv4 or of all IPv6 addresses.
@@ -113,8 +114,9 @@ impl Senders {
         Ok(())
     }
 
-    /// How many addresses may send without a header, in the family whose lowest address is `first`. All addresses between
-    /// two borders of prefixes have the same rule. Counts one too few for each border: 2^128 does not fit in a u128.
+    /// How many addresses may send without a header, in the family whose lowest address is `first`. All addresses
+    /// between two borders of prefixes have the same rule. Counts one too few for each border, because 2^128 does
+    /// not fit in a u128.
     fn count_optional(&self, first: IpAddr) -> u128 {
         let allowed = self.allow.iter();
         let prefixes = allowed.chain(self.exceptions.iter().map(|(prefix, _)| prefix));
@@ -152,7 +154,7 @@ fn address(bits: u128, is_ipv4: bool) -> IpAddr {
     }
 }
 
-/// Loopback only, a header required.
+/// Loopback senders only, with a required header.
 impl Default for Senders {
     fn default() -> Self {
         Self::new(PrefixSet::loopback(), HeaderRule::Require)

@@ -1,4 +1,4 @@
-//! What holds for every address, list and header.
+//! Properties for all addresses, lists and headers.
 
 mod common;
 
@@ -13,7 +13,7 @@ use truepeer_policy::{
 };
 use truepeer_proto::{Addresses, Command, Header, Transport, Version};
 
-/// Addresses near the borders of the special ranges, and mapped ones, as often as all others.
+/// Half of the addresses are near the borders of special ranges, or mapped.
 fn ip() -> impl Strategy<Value = IpAddr> {
     let ipv4 = prop_oneof![
         any::<Ipv4Addr>(),
@@ -55,7 +55,7 @@ fn claimed() -> impl Strategy<Value = Header<'static>> {
     (command, addresses).prop_map(|(command, addresses)| header(command, addresses))
 }
 
-/// The plainest way to ask whether a list has an address.
+/// The simplest way to check whether a list contains an address.
 fn naive_contains(prefixes: &[IpNet], ip: IpAddr) -> bool {
     let in_one = |prefix: &IpNet| match (prefix, ip) {
         (IpNet::V6(v6), IpAddr::V4(ip)) => v6.prefix_len() >= 96 && v6.contains(&ip.to_ipv6_mapped()),
@@ -104,7 +104,7 @@ proptest! {
         prop_assert_eq!(policy.admit(sender).is_ok(), naive_contains(&list, sender.ip()));
     }
 
-    /// The rule that everything else stands on.
+    /// The rule on which everything else depends.
     #[test]
     fn no_header_makes_a_special_address_the_client(policy in any_policy(), from in socket_addr(), header in claimed()) {
         let sender = SenderAddr::new(from);
@@ -137,7 +137,8 @@ proptest! {
         prop_assert!(route.client.get().is_ipv4() || route.client.ip().to_canonical().is_ipv6());
     }
 
-    /// A dual-stack listener reports IPv4 senders as ::ffff:a.b.c.d, an IPv4 one plainly: the same host, the same answer.
+    /// A dual-stack listener reports IPv4 senders as ::ffff:a.b.c.d, an IPv4 listener as a.b.c.d: the result must
+    /// be the same.
     #[test]
     fn a_mapped_sender_is_the_plain_one(policy in any_policy(), ip in any::<Ipv4Addr>(), port: u16, header in claimed()) {
         let plain = SenderAddr::new(SocketAddr::from((ip, port)));

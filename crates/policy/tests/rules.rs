@@ -1,4 +1,4 @@
-//! Each rule of behaviour as a table.
+//! Each rule as a table.
 
 mod common;
 
@@ -135,7 +135,7 @@ fn a_header_for_the_listeners_own_transport_names_the_client() {
     assert_eq!(route(&policy, &claim("192.0.2.9:9")).expect("routed").origin, Origin::Unknown);
 }
 
-/// Its own tuple is in use if it is on this machine, so no rule can ask for it.
+/// On this machine its own tuple is always in use, so no rule can require it.
 #[test]
 fn a_sender_that_stands_for_itself_may_always_have_another_port() {
     let mut policy = policy();
@@ -145,7 +145,7 @@ fn a_sender_that_stands_for_itself_may_always_have_another_port() {
     assert_eq!(route(&policy, &claim("192.0.2.9:9")).expect("routed").on_conflict, OnConflict::Refuse);
 }
 
-/// A backend elsewhere can't answer 127.0.0.1: there this machine's own address is the sender's.
+/// A backend elsewhere can't answer 127.0.0.1: there, this machine's own address is the sender's.
 #[test]
 fn a_loopback_sender_that_stands_for_itself_is_spoofed_on_loopback_only() {
     let local = header(Command::Local, Addresses::Unspecified);
@@ -200,7 +200,7 @@ fn allowed_claims_pass_with_a_warning() {
     assert_eq!(reason(route(&policy, &claim("0.0.0.0:1"))), "claim_refused");
 }
 
-/// This host as the tests have it: 10.0.0.9 and 2001:db8::9.
+/// This host in the tests: 10.0.0.9 and 2001:db8::9.
 fn host(ip: IpAddr) -> bool {
     ip == IpAddr::from([10, 0, 0, 9]) || ip == IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 9])
 }
@@ -250,7 +250,7 @@ fn where_the_host_is_not_told_its_addresses_are_like_others() {
     assert_eq!(route(&policy(), &claim("10.0.0.9:1")).expect("routed").special, None);
 }
 
-/// Bound there and connected there, a socket is connected with itself.
+/// A socket that is bound and connected to the same address is connected to itself.
 #[test]
 fn a_client_at_the_backends_own_address_and_port_is_refused() {
     for (backends, client) in [
@@ -267,7 +267,7 @@ fn a_client_at_the_backends_own_address_and_port_is_refused() {
         let mut beside = addr(client);
         beside.set_port(444);
         assert!(route(&policy, &claim(&beside.to_string())).is_ok(), "{beside}");
-        // Where the kernel chooses the source, the upstream socket is not bound to the client's address.
+        // If the kernel chooses the source, the upstream socket is not bound to the client's address.
         policy.delivery.source = Source::Any;
         assert!(route(&policy, &claim(client)).is_ok(), "{client}");
     }
@@ -410,7 +410,7 @@ fn a_header_leads_only_where_it_may() {
         ("10.2.0.1:8101", false),
         ("10.2.0.1:22", false),
         ("10.1.0.1:22", true),
-        // A narrower entry adds to a wider one, it does not hide it.
+        // A narrower entry adds to a wider one and does not hide it.
         ("10.1.0.1:80", true),
         ("[2001:db8::1]:443", true),
         ("[2001:db8::1]:80", false),
@@ -476,7 +476,7 @@ fn our_own_listeners_are_never_a_destination() {
     }
 }
 
-/// Linux connects 0.0.0.0 and :: to this machine, past any list that has not loopback.
+/// Linux connects to this machine for 0.0.0.0 and ::, bypassing any list without loopback.
 #[test]
 fn a_destination_that_is_nobody_is_refused_even_if_everything_is_allowed() {
     for destination in [

@@ -1,15 +1,16 @@
-//! One datagram on another process's socket, with its name and control data (cmsg(3)) as that process lays them out.
+//! Sends and receives one datagram on another process's socket, with its name and control data (cmsg(3)) in that
+//! process's layout.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::io::Errno;
 
-/// Sends one datagram, with control data (cmsg(3)) as some other process has laid it out; to `to`, or to where the socket is
-/// connected. Never waits.
+/// Sends one datagram with control data (cmsg(3)) that another process has laid out, to `to` or to the connected
+/// address. Never blocks.
 ///
 /// # Errors
-/// As sendmsg(2): EAGAIN if the socket's buffer is full, EINVAL for control data that is none.
+/// Those of sendmsg(2): EAGAIN if the socket's buffer is full, EINVAL for invalid control data.
 pub fn send_datagram(
     socket: BorrowedFd<'_>,
     to: Option<SocketAddr>,
@@ -19,7 +20,7 @@ pub fn send_datagram(
 ) -> Result<usize, Errno> {
     let to = to.map(socket2::SockAddr::from);
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: the struct is numbers and pointers, for which zero is a value.
+    // SAFETY: msghdr consists of integers and pointers, for which zero is valid.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     if let Some(to) = &to {
         message.msg_name = to.as_ptr().cast_mut().cast();
@@ -32,17 +33,18 @@ pub fn send_datagram(
         message.msg_controllen = control.len();
     }
     let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: each pointer and its length name a whole borrowed value that outlives the call, which only reads them.
+    // SAFETY: each pointer and its length describe a whole borrowed value that outlives the call, which only
+    // reads them.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
     usize::try_from(sent).map_err(|_| last_errno())
 }
 
-/// A datagram that has come.
+/// A received datagram.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReceivedMessage {
-    /// As much of it as there was room for.
+    /// As much of it as fits.
     pub bytes: Vec<u8>,
-    /// What recvmsg(2) gave: its whole length, if MSG_TRUNC was asked for.
+    /// The result of recvmsg(2): the whole length, if MSG_TRUNC was given.
     pub length: usize,
     /// struct sockaddr of the sender.
     pub name: Vec<u8>,
@@ -52,10 +54,11 @@ pub struct ReceivedMessage {
     pub flags: libc::c_int,
 }
 
-/// Receives one datagram, with room for so many bytes of it and of control data, by recvmsg(2)'s flags. Never waits.
+/// Receives one datagram with recvmsg(2)'s flags, with room for this many bytes of data and of control data.
+/// Never blocks.
 ///
 /// # Errors
-/// As recvmsg(2): EAGAIN if there is none.
+/// Those of recvmsg(2): EAGAIN if there is no datagram.
 pub fn receive_datagram(
     socket: BorrowedFd<'_>,
     room: usize,
@@ -65,7 +68,7 @@ pub fn receive_datagram(
     let (mut bytes, mut control) = (vec![0_u8; room], vec![0_u8; control_room]);
     let mut name = [0_u8; size_of::<libc::sockaddr_storage>()];
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: the struct is numbers and pointers, for which zero is a value.
+    // SAFETY: msghdr consists of integers and pointers, for which zero is valid.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_name = name.as_mut_ptr().cast();
     message.msg_namelen = libc::socklen_t::try_from(name.len()).unwrap_or(0);
@@ -73,7 +76,8 @@ pub fn receive_datagram(
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = control.len();
-    // SAFETY: each pointer and its length name a whole local buffer that outlives the call; the kernel only writes there.
+    // SAFETY: each pointer and its length describe a whole local buffer that outlives the call; the kernel writes
+    // only there.
     let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags | libc::MSG_DONTWAIT) };
     let length = usize::try_from(length).map_err(|_| last_errno())?;
     bytes.truncate(length);

@@ -6,9 +6,9 @@ use rustix::io::Errno;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{call} failed: {errno}")]
 pub struct CallError {
-    /// The call, with the option where one call does many things: `setsockopt(IP_TRANSPARENT)`.
+    /// The call, with the option if the call serves many purposes: `setsockopt(IP_TRANSPARENT)`.
     pub call: &'static str,
-    /// What the kernel answered.
+    /// The kernel's error.
     pub errno: Errno,
 }
 

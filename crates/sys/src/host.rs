@@ -1,4 +1,4 @@
-//! Whether an address is one of this host's (of the calling thread's network namespace), as the kernel has it now.
+//! Whether an address belongs to this host now (to the calling thread's network namespace).
 
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -9,11 +9,11 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, getsockname, socket_with};
 
 thread_local! {
-    /// Sockets that are not bound yet: a bind() that fails leaves them so.
+    /// Unbound sockets: a failed bind() leaves them unbound.
     static PROBES: RefCell<[Option<OwnedFd>; 2]> = const { RefCell::new([None, None]) };
 }
 
-/// Opens what [`is_own_address`] keeps for this thread, which otherwise does it when first asked.
+/// Opens the sockets of [`is_own_address`] for this thread. Otherwise the first call opens them.
 pub fn prepare() {
     PROBES.with_borrow_mut(|probes| {
         for (probe, ip) in
@@ -24,11 +24,11 @@ pub fn prepare() {
     });
 }
 
-/// Whether `ip` is an address of this host. Nothing is sent. Costs one system call where it isn't (.2 µs); the thread
-/// keeps a socket of each family for it.
+/// Whether `ip` is an address of this host. Nothing is sent. A negative answer costs one system call (.2 µs); the
+/// thread keeps a socket of each family for it.
 ///
-/// Answers yes if the kernel can't be asked (no descriptor is left), so that a caller who refuses such addresses fails
-/// closed.
+/// Returns true if the kernel can't be asked (no descriptor is left), so that a caller that refuses such
+/// addresses fails closed.
 #[must_use]
 pub fn is_own_address(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
@@ -51,7 +51,8 @@ pub fn is_own_address(ip: IpAddr) -> bool {
     kept.unwrap_or_else(|_| is_own_address_once(ip))
 }
 
-/// The same with a socket that is closed again: for other programs' processes, where nothing may stay open.
+/// The same with a socket that is closed afterwards: for other programs' processes, where no descriptor may stay
+/// open.
 #[must_use]
 pub fn is_own_address_once(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
@@ -61,16 +62,17 @@ pub fn is_own_address_once(ip: IpAddr) -> bool {
     }
 }
 
-/// A socket to ask by, for a caller that keeps it: of IPv4 or IPv6, and not bound.
+/// Opens an unbound IPv4 or IPv6 socket for [`is_own_address`], for a caller that keeps it.
 ///
 /// # Errors
-/// What socket(2) says.
+/// Those of socket(2).
 pub fn open_probe(is_ipv6: bool) -> Result<OwnedFd, Errno> {
     open(if is_ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() })
 }
 
-/// The same by a socket of [`open_probe`] of the address's family, where no descriptor may be left for another; `None`: it can't
-/// tell. After a yes it is bound: it still says no, and can't tell of an own address.
+/// The same with a socket from [`open_probe`] of the address's family, for callers that may have no free
+/// descriptor. `None`: unknown. After a positive answer the socket is bound: it can still rule addresses out, but
+/// not confirm them.
 #[must_use]
 pub fn is_own_address_by(probe: BorrowedFd<'_>, ip: IpAddr) -> Option<bool> {
     match ask(probe, ip.to_canonical()) {
@@ -98,7 +100,7 @@ impl BindAnswer {
     }
 }
 
-/// Without IPv6 there is no IPv6 address.
+/// Without IPv6 no IPv6 address exists.
 fn is_own_where_no_socket(errno: Errno) -> bool {
     errno != Errno::AFNOSUPPORT
 }
@@ -124,10 +126,11 @@ fn ask(probe: BorrowedFd<'_>, ip: IpAddr) -> BindAnswer {
     }
 }
 
-/// With `ip_nonlocal_bind` set, bind() takes every address.
+/// With `ip_nonlocal_bind`, bind() accepts every address.
 fn confirm(probe: BorrowedFd<'_>, ip: IpAddr) -> BindAnswer {
     let is_own = match ip {
-        // Linux's ip_route_output_key_hash_rcu() has no route from a source that no device has, whatever bind() took.
+        // Linux's ip_route_output_key_hash_rcu() finds no route for a source that no device has, whatever bind()
+        // accepted.
         IpAddr::V4(_) => {
             let answer = connect(probe, &SocketAddr::new(ip, 9));
             !matches!(answer, Err(Errno::NETUNREACH | Errno::INVAL))
@@ -137,14 +140,14 @@ fn confirm(probe: BorrowedFd<'_>, ip: IpAddr) -> BindAnswer {
     if is_own { BindAnswer::Yes } else { BindAnswer::No }
 }
 
-/// Whether the list of this host's IPv6 addresses has it; `None`: no list.
+/// Whether the list of this host's IPv6 addresses contains it; `None`: there is no list.
 fn listed(ip: Ipv6Addr) -> Option<bool> {
     let list = read("/proc/thread-self/net/if_inet6").ok()?;
     let wanted = format!("{:032x}", ip.to_bits());
     Some(list.split(|byte| *byte == b'\n').any(|line| line.starts_with(wanted.as_bytes())))
 }
 
-/// By system calls of our own: in another program's process, `open` and `read` may be its own functions.
+/// By direct system calls: in another program's process, `open` and `read` may be that program's functions.
 fn read(path: &str) -> Result<Vec<u8>, Errno> {
     let file = fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let (mut found, mut piece) = (Vec::new(), [0; 4096]);
@@ -156,7 +159,7 @@ fn read(path: &str) -> Result<Vec<u8>, Errno> {
     }
 }
 
-/// What is sent to an own address leaves from that address, or, if it is a secondary one, from another.
+/// A packet to an own address leaves from that address or, if it is a secondary one, from another.
 fn is_own_by_route(ip: IpAddr) -> bool {
     let local = || {
         let probe = open(ip)?;
@@ -173,7 +176,7 @@ mod tests {
     #[test]
     fn loopback_is_own_and_documentation_addresses_are_not() {
         for is_own in [is_own_address, is_own_address_once] {
-            // Twice: what an answer leaves behind must not change the next one.
+            // Twice: the state after an answer must not change the next one.
             for _ in 0..2 {
                 for (ip, wanted) in [
                     ("127.0.0.1", true),

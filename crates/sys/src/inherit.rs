@@ -1,4 +1,4 @@
-//! Listening sockets handed to us by a service manager (`LISTEN_FDS`, see sd_listen_fds(3)).
+//! Listening sockets passed by a service manager (`LISTEN_FDS`, see sd_listen_fds(3)).
 
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,11 +9,11 @@ use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 /// The first inherited descriptor: 0, 1 and 2 are the standard streams.
 const FIRST: RawFd = 3;
 
-/// The sockets that the service manager passed to this process, unchanged; closed when dropped.
+/// The sockets that the service manager passed to this process, unchanged. Dropping closes them.
 #[derive(Debug, Default)]
 pub struct PassedSockets(Vec<OwnedFd>);
 
-/// The service manager said more than it did.
+/// The service manager announced more sockets than it passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("LISTEN_FDS={count}, but descriptor {number} is not open: expected sockets at 3 to {}", u64::from(*.count) + 2)]
 pub struct NotPassed {
@@ -22,10 +22,11 @@ pub struct NotPassed {
 }
 
 impl PassedSockets {
-    /// Takes them: none unless `LISTEN_PID` is this process. Only the first call in a process finds any.
+    /// Takes them. There are none unless `LISTEN_PID` is this process. Only the first call in a process returns
+    /// any.
     ///
     /// # Errors
-    /// A number that should be a socket is not open, or was opened by this process.
+    /// A descriptor that should be a socket is not open, or was opened by this process.
     pub fn take() -> Result<Self, NotPassed> {
         static TAKEN: AtomicBool = AtomicBool::new(false);
         let is_for_us = number("LISTEN_PID") == Some(std::process::id());
@@ -37,24 +38,25 @@ impl PassedSockets {
         if let Some(number) = numbers.clone().find(|number| !is_inherited(*number)) {
             return Err(NotPassed { count, number });
         }
-        // SAFETY: each number is open, and nobody in this process owns it: it lacks FD_CLOEXEC, without which nothing here is
-        // opened, so it came with exec; and `TAKEN` lets nobody take it twice.
+        // SAFETY: OwnedFd requires an open descriptor without another owner. Each number is open and lacks
+        // FD_CLOEXEC; this process opens nothing without that flag, so the descriptor came with exec. `TAKEN`
+        // prevents a second owner.
         Ok(Self(numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number) }).collect()))
     }
 
-    /// How many there are.
+    /// The number of sockets.
     #[must_use]
     pub fn count(&self) -> u32 {
         u32::try_from(self.0.len()).unwrap_or(u32::MAX)
     }
 
-    /// For an event loop of this process's own: not inherited by others, and never waited for.
+    /// For an event loop of this process: not inherited by others, and non-blocking.
     #[must_use]
     pub fn into_listening(self) -> Vec<OwnedFd> {
         for fd in &self.0 {
-            // A failure leaves the descriptor inheritable, which is harmless: we start no programs.
+            // On failure the descriptor stays inheritable, which is harmless: this process starts no programs.
             let _ = fcntl_setfd(fd, FdFlags::CLOEXEC);
-            // Service managers pass blocking sockets, at which an accept() that comes too late would wait.
+            // Service managers pass blocking sockets, on which a late accept() would block.
             let _ = fcntl_getfl(fd).and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK));
         }
         self.0
@@ -67,7 +69,8 @@ fn number(variable: &str) -> Option<u32> {
 
 /// Whether a descriptor came with exec.
 fn is_inherited(number: RawFd) -> bool {
-    // SAFETY: not -1; the borrow ends with the one call, which fails with EBADF if nothing is open there.
+    // SAFETY: BorrowedFd requires a number other than -1. The borrow ends with this call, which fails with EBADF
+    // if nothing is open there.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
     fcntl_getfd(fd).is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
 }

@@ -7,7 +7,7 @@ use crate::{CallError, Named};
 /// Raises the soft limit of open files to the hard limit, and returns it.
 ///
 /// # Errors
-/// EPERM should the kernel refuse what it documents to allow.
+/// EPERM if the kernel refuses what it documents to allow.
 pub fn raise_open_files() -> Result<u64, CallError> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
@@ -15,7 +15,7 @@ pub fn raise_open_files() -> Result<u64, CallError> {
     Ok(open_files())
 }
 
-/// How many files this process may have open.
+/// The number of files that this process may have open.
 #[must_use]
 pub fn open_files() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)

@@ -1,7 +1,7 @@
-//! Namespaces: network namespaces as handles, and the two others that a private bed needs around them.
+//! Namespaces: handles to network namespaces, and the mount and user namespaces that private beds need.
 //!
-//! A network namespace belongs to a *thread*. So [`NetNs::run`] borrows a thread for the closure instead of
-//! moving the caller there and back: a caller that fails half-way could otherwise stay in the wrong network.
+//! A network namespace belongs to a *thread*. So [`NetNs::run`] runs the closure on a separate thread instead of
+//! moving the caller there and back: a caller that fails half-way could otherwise stay in the wrong namespace.
 
 use std::fs::File;
 use std::io;
@@ -15,23 +15,23 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 
 use crate::{CallError, Named};
 
-/// This thread's own network namespace; `/proc/self` would name the main thread's.
+/// This thread's own network namespace; `/proc/self` would be the main thread's.
 const OWN_NETNS: &str = "/proc/thread-self/ns/net";
 
-/// A handle to a network namespace; the kernel removes the namespace, and all that is configured in it, with
-/// the last handle and the last thread in it.
+/// A handle to a network namespace. The kernel removes the namespace and everything configured in it with the
+/// last handle and the last thread in it.
 #[derive(Debug, Clone)]
 pub struct NetNs {
     handle: Arc<OwnedFd>,
 }
 
 impl NetNs {
-    /// Makes an empty namespace (its `lo` is down). Needs CAP_SYS_ADMIN.
+    /// Creates an empty namespace (its `lo` is down). Needs CAP_SYS_ADMIN.
     pub fn create() -> Result<Self, CallError> {
         on_own_thread(Self::create_and_enter)
     }
 
-    /// Makes an empty namespace and moves the calling thread into it, for good.
+    /// Creates an empty namespace and moves the calling thread into it permanently.
     pub fn create_and_enter() -> Result<Self, CallError> {
         unshare(UnshareFlags::NEWNET, "unshare(CLONE_NEWNET)")?;
         Self::current()
@@ -42,20 +42,20 @@ impl NetNs {
         Self::open(Path::new(OWN_NETNS))
     }
 
-    /// A namespace by a file that names it: `/run/netns/NAME`, `/proc/PID/ns/net`.
+    /// Opens a namespace by a file: `/run/netns/NAME`, `/proc/PID/ns/net`.
     pub fn open(path: &Path) -> Result<Self, CallError> {
         let file = File::open(path).named("open(namespace)")?;
         Ok(Self { handle: Arc::new(file.into()) })
     }
 
-    /// Moves the calling thread into this namespace, for good; threads and programs that it starts from now
-    /// on are born there.
+    /// Moves the calling thread into this namespace permanently. Threads and programs that it starts from now on
+    /// are in it, too.
     pub fn enter(&self) -> Result<(), CallError> {
         move_into_link_name_space(self.handle.as_fd(), Some(LinkNameSpaceType::Network))
             .named("setns(CLONE_NEWNET)")
     }
 
-    /// Runs `work` on a thread of its own inside this namespace and waits for it; a panic goes on in the caller.
+    /// Runs `work` on a separate thread in this namespace and waits for it. A panic continues in the caller.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, CallError> {
         on_own_thread(|| {
             self.enter()?;
@@ -63,7 +63,7 @@ impl NetNs {
         })
     }
 
-    /// The number by which the kernel tells namespaces apart.
+    /// The kernel's identifier of the namespace.
     pub fn id(&self) -> io::Result<u64> {
         Ok(File::from(self.handle.try_clone()?).metadata()?.ino())
     }
@@ -75,22 +75,22 @@ impl AsFd for NetNs {
     }
 }
 
-/// Gives the calling thread (and what it starts) mounts of its own. Needs CAP_SYS_ADMIN. What is mounted
-/// afterwards still reaches the outside while the mounts are shared: make them private first.
+/// Gives the calling thread (and everything that it starts) its own mounts. Needs CAP_SYS_ADMIN. While the mounts
+/// are shared, later mounts still reach the outside: make them private first.
 pub fn enter_new_mount_namespace() -> Result<(), CallError> {
     unshare(UnshareFlags::NEWNS, "unshare(CLONE_NEWNS)")
 }
 
-/// Makes a user namespace and moves the calling process into it, with every capability there. The kernel
-/// refuses it to a process with more than one thread. Until somebody has written the maps, no user exists in it.
+/// Creates a user namespace and moves the calling process into it, with every capability there. The kernel
+/// refuses it for a process with several threads. Until its maps are written, no user exists in it.
 pub fn enter_new_user_namespace() -> Result<(), CallError> {
     unshare(UnshareFlags::NEWUSER, "unshare(CLONE_NEWUSER)")
 }
 
 fn unshare(flags: UnshareFlags, call: &'static str) -> Result<(), CallError> {
     debug_assert!(!flags.contains(UnshareFlags::FILES));
-    // SAFETY: unshare is dangerous for CLONE_FILES only (descriptors of one thread would mean other files in
-    // another); this function is private and its three callers pass NEWNET, NEWNS and NEWUSER.
+    // SAFETY: unshare is unsafe only for CLONE_FILES (a thread's descriptors would refer to other files than
+    // another thread's). This function is private, and its three callers pass NEWNET, NEWNS and NEWUSER.
     unsafe { unshare_unsafe(flags) }.named(call)
 }
 

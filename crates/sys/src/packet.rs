@@ -1,4 +1,4 @@
-//! Whole frames of one device, past this host's own protocols (packet(7)).
+//! Whole frames of one device, bypassing this host's own protocols (packet(7)).
 
 use std::ffi::CString;
 use std::io;
@@ -10,19 +10,20 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use crate::{CallError, Named};
 
-/// As `sockaddr_ll` holds them; libc's are `c_int`.
+/// The types of `sockaddr_ll`; libc's constants are `c_int`.
 const AF_PACKET: u16 = 17;
 const ETH_P_ALL: u16 = 3;
 const _: () = assert!(AF_PACKET as i32 == libc::AF_PACKET && ETH_P_ALL as i32 == libc::ETH_P_ALL);
 
-/// A socket that sends any frame on its device, and receives each frame that comes in there.
+/// A socket that sends any frame on its device, and receives each incoming frame.
 #[derive(Debug)]
 pub struct PacketSocket {
     socket: OwnedFd,
 }
 
 impl PacketSocket {
-    /// Opens one on a device of the calling thread's network. Frames that this host itself sends there are not received.
+    /// Opens one on a device of the calling thread's network namespace. Frames that this host itself sends are
+    /// not received.
     ///
     /// # Errors
     /// EPERM without CAP_NET_RAW, ENODEV if there is no such device.
@@ -81,7 +82,8 @@ impl PacketSocket {
         rustix::net::send(&self.socket, frame, SendFlags::empty()).named("send(AF_PACKET)").map(drop)
     }
 
-    /// Takes one frame if there is one; its length, which a longer frame is cut to. A VLAN tag is not part of it.
+    /// Receives one frame if there is one. Returns its length, which is truncated to the buffer's. A VLAN tag is
+    /// not included.
     ///
     /// # Errors
     /// ENETDOWN after the device went down.

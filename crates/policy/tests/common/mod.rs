@@ -1,5 +1,5 @@
-//! Headers and policies in few words.
-#![allow(dead_code, reason = "each test file uses its part")]
+//! Short constructors for headers and policies.
+#![allow(dead_code, reason = "not every test file uses all of it")]
 
 use std::net::SocketAddr;
 

@@ -5,19 +5,19 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-/// Why a descriptor can't be had.
+/// Why a descriptor can't be duplicated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
-    /// The process has no such descriptor (its own call would say EBADF).
+    /// The process has no such descriptor (its own call would fail with EBADF).
     NoDescriptor,
-    /// The thread is gone.
+    /// The thread has ended.
     NoThread,
-    /// This process may not look into that one (EPERM), or has no descriptors left itself.
+    /// This process may not inspect the other one (EPERM), or has no free descriptors.
     Forbidden(Errno),
 }
 
-/// A duplicate of descriptor `number` of the process that `thread` belongs to. Nothing is remembered between calls: a
-/// thread's number can go to another process at any time, so ask afterwards whether it still is who it was.
+/// Duplicates descriptor `number` of the process of `thread`. A thread's id can be reused by another process at
+/// any time, so check afterwards that it is still the same thread.
 ///
 /// # Errors
 /// See [`Reach`].

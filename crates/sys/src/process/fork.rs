@@ -1,4 +1,4 @@
-//! Becoming two processes that both go on.
+//! Forks into two processes that both continue.
 
 use std::io;
 
@@ -6,25 +6,26 @@ use rustix::process::Pid;
 
 use crate::{CallError, Named};
 
-/// Which of the two this is.
+/// The process in which fork returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forked {
-    /// The one that was there before, and the other's number.
+    /// The parent, with the id of the child.
     Parent(Pid),
-    /// The new one.
+    /// The child.
     Child,
 }
 
-/// Forks a process that has one thread only, so that no lock is held by a thread that the child hasn't.
+/// Forks a process with only one thread, so that no lock is held by a thread that the child lacks.
 ///
 /// # Errors
-/// EINVAL if there are more threads; else as fork(2).
+/// EINVAL if there are more threads, otherwise those of fork(2).
 pub fn fork() -> Result<Forked, CallError> {
     let threads = std::fs::read_dir("/proc/self/task").named("readdir(/proc/self/task)")?.count();
     if threads != 1 {
         return Err(io::Error::from_raw_os_error(libc::EINVAL)).named("fork");
     }
-    // SAFETY: there is one thread (looked at above, and only it could start another), so the child is a whole process.
+    // SAFETY: after fork, a child of a process with several threads may find locks held forever. There is one
+    // thread (checked above, and only it could start another).
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()).named("fork"),
         0 => Ok(Forked::Child),

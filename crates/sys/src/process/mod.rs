@@ -1,7 +1,7 @@
-//! Other processes: starting one under a supervisor, and reaching into it on its behalf.
+//! Other processes: starts one under a supervisor, and accesses it on its behalf.
 //!
-//! Reaching in needs what ptrace(2) needs: the same user, or CAP_SYS_PTRACE; with Yama's ptrace_scope=1 also that the
-//! process descends from this one.
+//! Access needs the same permission as ptrace(2): the same user, or CAP_SYS_PTRACE; with Yama's ptrace_scope=1
+//! the process must also be a descendant.
 
 mod descriptor;
 mod fork;

@@ -1,4 +1,4 @@
-//! Signals as something to read, and as a way to die.
+//! Reads signals, and ends this process by one.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -6,18 +6,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::{CallError, Named};
 
-/// A signal that came.
+/// A received signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caught {
     /// Its number.
     pub signal: i32,
-    /// From the kernel (a terminal's Ctrl-C, which its whole foreground group gets), not from another process.
+    /// Sent by the kernel (a terminal's Ctrl-C, which its whole foreground group gets), not by another process.
     pub from_kernel: bool,
-    /// The process that sent it; 0 if it has no number here.
+    /// The process that sent it; 0 if it has no id here.
     pub sender: u32,
 }
 
-/// Signals that no longer interrupt this process: they are read from here (signalfd(2)).
+/// Signals that no longer interrupt this process: they are read here (signalfd(2)).
 pub struct SignalDoor {
     descriptor: OwnedFd,
     before: libc::sigset_t,
@@ -36,45 +36,47 @@ impl std::fmt::Debug for SignalDoor {
 }
 
 impl SignalDoor {
-    /// Blocks `signals` in the calling thread, and so in those that it starts: call it before there are others.
+    /// Blocks `signals` in the calling thread, and so in the threads that it starts: call it before there are
+    /// others.
     ///
     /// # Errors
-    /// EMFILE, ENFILE, ENOMEM; EINVAL for a number that is no signal.
+    /// EMFILE, ENFILE, ENOMEM; EINVAL for an invalid number.
     pub fn open(signals: &[i32]) -> Result<Self, CallError> {
         let set = set_of(signals).named("sigaddset")?;
         let mut before = MaybeUninit::uninit();
-        // SAFETY: `set` is initialised, and `before` has room for the old mask.
+        // SAFETY: `set` is initialised, and `before` has room for the old mask; both are locals that outlive the
+        // call.
         let answer = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, before.as_mut_ptr()) };
         if answer != 0 {
             return Err(io::Error::from_raw_os_error(answer)).named("pthread_sigmask");
         }
-        // SAFETY: the call above succeeded, and so has written it.
+        // SAFETY: the call above succeeded, so it has written the whole mask.
         let before = unsafe { before.assume_init() };
-        // SAFETY: `set` is initialised, and only read; -1 asks for a new descriptor.
+        // SAFETY: `set` is initialised and only read; -1 requests a new descriptor.
         let raw = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC) };
         if raw < 0 {
             return Err(io::Error::last_os_error()).named("signalfd");
         }
-        // SAFETY: the kernel has just made it for us.
+        // SAFETY: the kernel has just created this descriptor for this process, and it has no other owner.
         Ok(Self { descriptor: unsafe { OwnedFd::from_raw_fd(raw) }, before })
     }
 
-    /// The mask as it was before, for a program that is started.
+    /// The previous mask, for a program that is started.
     pub(super) fn mask_before(&self) -> libc::sigset_t {
         self.before
     }
 
-    /// The next signal, if one is there.
+    /// The next signal, if there is one.
     #[must_use]
     pub fn next(&self) -> Option<Caught> {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::uninit();
         let length = size_of::<libc::signalfd_siginfo>();
-        // SAFETY: pointer and length name exactly `info`.
+        // SAFETY: pointer and length describe exactly `info`.
         let done = unsafe { libc::read(self.descriptor.as_raw_fd(), info.as_mut_ptr().cast(), length) };
         if usize::try_from(done) != Ok(length) {
             return None;
         }
-        // SAFETY: the kernel has written all of it; it is plain numbers.
+        // SAFETY: the kernel has written all of it, and it consists of integers.
         let info = unsafe { info.assume_init() };
         let signal = i32::try_from(info.ssi_signo).ok()?;
         Some(Caught { signal, from_kernel: info.ssi_code > 0, sender: info.ssi_pid })
@@ -83,7 +85,7 @@ impl SignalDoor {
 
 fn set_of(signals: &[i32]) -> io::Result<libc::sigset_t> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigemptyset initialises what the pointer leads to.
+    // SAFETY: sigemptyset writes a whole sigset_t, for which `set` has room.
     unsafe { libc::sigemptyset(set.as_mut_ptr()) };
     for &signal in signals {
         // SAFETY: `set` was initialised above.
@@ -95,28 +97,28 @@ fn set_of(signals: &[i32]) -> io::Result<libc::sigset_t> {
     Ok(unsafe { set.assume_init() })
 }
 
-/// Sets the calling thread's mask; allocates nothing.
+/// Sets the calling thread's mask without allocating.
 pub(super) fn set_mask(set: &libc::sigset_t) {
-    // SAFETY: `set` is initialised; the old mask isn't asked for. The call can't fail with SIG_SETMASK.
+    // SAFETY: `set` is initialised, and the old mask is not requested. The call can't fail with SIG_SETMASK.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, set, std::ptr::null_mut()) };
 }
 
-/// Gives the signals that shells and nohup(1) have their background jobs ignore (HUP, INT, QUIT) their default action: an
-/// ignored signal stays so for every program that this process starts (execve(2)).
+/// Restores the default action of signals that shells and nohup(1) make background jobs ignore (HUP, INT, QUIT):
+/// an ignored signal stays ignored in every program that this process starts (execve(2)).
 pub fn hear_ignored_signals() {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
-        // SAFETY: the default action runs no code of ours. It can't fail: these numbers may be set.
+        // SAFETY: the default action runs no code of this process. It can't fail: these signals may be changed.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
 }
 
-/// Ends this process by a signal, as another one ended, so that whoever waits for it sees the same. Leaves no core dump:
-/// the other has. Returns if the signal doesn't end processes.
+/// Ends this process by the signal that has ended another one, so that its parent sees the same status. Leaves no
+/// core dump, because the other has left one. Returns if the signal doesn't end processes.
 pub fn die_by(signal: i32) {
     let none = rustix::process::Rlimit { current: Some(0), maximum: None };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
     let Ok(set) = set_of(&[signal]) else { return };
-    // SAFETY: the signal gets its default action back and is let through; no handler of ours runs.
+    // SAFETY: the signal gets its default action and is unblocked; no handler of this process runs.
     unsafe {
         libc::signal(signal, libc::SIG_DFL);
         libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
@@ -124,8 +126,8 @@ pub fn die_by(signal: i32) {
     }
 }
 
-/// Ends this process at once with a status: what libraries have left to do at the end (atexit(3)) is not done, nor waited for.
+/// Ends this process at once with a status: exit handlers (atexit(3)) are skipped.
 pub fn end_now(status: i32) -> ! {
-    // SAFETY: it takes a number, touches no memory of ours and does not return.
+    // SAFETY: _exit takes a number, touches no memory of this process and does not return.
     unsafe { libc::_exit(status) }
 }

@@ -1,4 +1,4 @@
-//! Starting a program under a seccomp filter whose notifications come here.
+//! Starts a program under a seccomp filter whose notifications arrive here.
 
 use std::ffi::{CString, OsString};
 use std::io;
@@ -19,40 +19,40 @@ use super::signals::{SignalDoor, set_mask};
 use crate::seccomp::{Filter, MARK, Notifier};
 use crate::{CallError, Named};
 
-/// What is to be run.
+/// The command to run.
 #[derive(Clone)]
 pub struct SpawnCommand {
     file: CString,
     argv: Vec<CString>,
     /// `NAME=value`, zero-terminated.
     environment: Vec<Vec<u8>>,
-    /// Which of them is LISTEN_PID, if listening sockets were passed to this process: they go to the program, whose
-    /// number is known only after the fork.
+    /// The index of LISTEN_PID, if listening sockets were passed to this process. They go to the program, whose
+    /// id is known only after the fork.
     listen_pid: Option<usize>,
     mask: Option<libc::sigset_t>,
 }
 
-/// A program under supervision.
+/// A supervised program.
 #[derive(Debug)]
 pub struct Supervised {
-    /// Its process, child of this one; killed if the thread that started it ends.
+    /// Its process, a child of this one. It is killed if the thread that started it ends.
     pub child: Child,
-    /// What it, and all that it starts, ask.
+    /// The calls of the program and its children.
     pub notifier: Notifier,
 }
 
-/// What the entry needs room for; the number of a process is at most 2²².
+/// Room for the entry; a process id is at most 2²².
 const LISTEN_PID: &[u8] = b"LISTEN_PID=";
 const DIGITS: usize = 10;
-/// As shells say it; nobody looks.
+/// The status that shells use; nobody reads it.
 const NOT_EXECUTED: libc::c_int = 127;
 
 impl SpawnCommand {
-    /// `file` is run as it stands, without a look at PATH; `words` are its name and arguments. The environment is this
-    /// process's.
+    /// A command that runs `file` without searching PATH. `words` are its name and arguments. The environment is
+    /// this process's.
     ///
     /// # Errors
-    /// EINVAL for a zero byte in a word.
+    /// EINVAL for a zero byte in an argument.
     pub fn new(file: &Path, words: Vec<OsString>) -> io::Result<Self> {
         let argv = words.into_iter().map(|word| CString::new(word.into_vec()));
         let entry = |(name, value): (OsString, OsString)| {
@@ -67,7 +67,8 @@ impl SpawnCommand {
         })
     }
 
-    /// Passes so many listening sockets on to it that a service manager has passed to us: tells it that they are for it.
+    /// Passes on listening sockets that a service manager has passed to this process: tells the program that they
+    /// are for it.
     #[must_use]
     pub fn with_passed_sockets(mut self, count: u32) -> Self {
         let entry = self.environment.iter_mut().position(|entry| entry.starts_with(LISTEN_PID));
@@ -78,18 +79,18 @@ impl SpawnCommand {
         self
     }
 
-    /// Lets the program have the signals that came through this door.
+    /// Gives the program the signal mask from before this door.
     #[must_use]
     pub fn with_signals_of(self, door: &SignalDoor) -> Self {
         Self { mask: Some(door.mask_before()), ..self }
     }
 
-    /// Starts it. Call it on a thread that lives as long as the supervisor: the kernel kills the program when that thread
-    /// ends, whatever ended it, so that nobody waits for answers that never come.
+    /// Starts it. Call it on a thread that lives as long as the supervisor: the kernel kills the program when
+    /// that thread ends for any reason, so no call waits for an answer that never comes.
     ///
     /// # Errors
-    /// What kept the program from being started: ENOENT, EACCES, ENOEXEC; or the filter from being installed, see
-    /// [`Filter::install`].
+    /// The reason why the program could not be started: ENOENT, EACCES, ENOEXEC; or the reason why the filter
+    /// could not be installed, see [`Filter::install`].
     pub fn start(mut self, filter: Filter) -> Result<Supervised, CallError> {
         let (here, there) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -97,11 +98,11 @@ impl SpawnCommand {
         let parent = getpid();
         let argv = Pointers::to(self.argv.iter().map(|word| word.as_ptr()));
         let environment = Pointers::to(self.environment.iter().map(|entry| entry.as_ptr().cast()));
-        let mut command = std::process::Command::new("exec"); // never looked at: the closure below runs the program
+        let mut command = std::process::Command::new("exec"); // never used: the closure below executes the program
         let become_the_program = move || {
             set_parent_process_death_signal(Some(Signal::KILL))?;
             if getppid() != Some(parent) {
-                return Err(io::ErrorKind::BrokenPipe.into()); // it has ended already
+                return Err(io::ErrorKind::BrokenPipe.into()); // it has already ended
             }
             let listener = filter.install()?;
             pass_on(there.as_fd(), b"x", Some(listener.as_fd()))?;
@@ -109,15 +110,16 @@ impl SpawnCommand {
             self.mask.as_ref().map(set_mask);
             self.write_listen_pid();
             let error = self.exec(&argv, &environment).raw_os_error().unwrap_or_default();
-            // Not by returning it: that would be a write(), which may be one of the calls that are asked about.
+            // Not by returning the error: that would be a write(), which the filter may intercept.
             let _ = pass_on(there.as_fd(), &error.to_ne_bytes(), None);
-            // SAFETY: ends this process, a copy that has nothing to be put in order.
+            // SAFETY: _exit ends this process, a fork that has nothing to clean up.
             unsafe { libc::_exit(NOT_EXECUTED) }
         };
-        // SAFETY: between fork and exec only system calls are made, and memory is used that was allocated before.
+        // SAFETY: between fork and exec only system calls are made, and only memory is used that was allocated
+        // before.
         unsafe { command.pre_exec(become_the_program) };
         let mut child = command.spawn().named("start")?;
-        // With it goes this process's copy of the socket's other end, which is closed there by exec.
+        // Dropping it closes this process's copy of the socket's other end; exec closes the child's.
         drop(command);
         let notifier = Notifier::new(receive(here.as_fd()).named("recvmsg")?);
         let mut error = [0; 4];
@@ -146,21 +148,21 @@ impl SpawnCommand {
         entry[LISTEN_PID.len() + digits.len()] = 0;
     }
 
-    /// Becomes the program; returns only if it can't.
+    /// Executes the program. Returns only on failure.
     fn exec(&self, argv: &Pointers, environment: &Pointers) -> io::Error {
-        // SAFETY: both arrays end with a null pointer and lead to zero-terminated strings that `self` owns and has not
-        // moved since (they are on the heap).
+        // SAFETY: both arrays end with a null pointer, and their entries point to zero-terminated strings on the
+        // heap that `self` owns and has not changed.
         unsafe { libc::execvpe(self.file.as_ptr(), argv.0.as_ptr(), environment.0.as_ptr()) };
         io::Error::last_os_error()
     }
 }
 
-/// Pointers to strings, and a null pointer at the end.
+/// Pointers to strings, with a null pointer at the end.
 struct Pointers(Vec<*const libc::c_char>);
 
-// SAFETY: nobody writes through them, and what they lead to goes where they go: into the closure that owns the strings.
+// SAFETY: nothing writes through the pointers, and the strings move with them into the closure that owns both.
 unsafe impl Send for Pointers {}
-// SAFETY: the pointers are only read, and nobody writes to the strings that they lead to.
+// SAFETY: the pointers are only read, and nothing writes to the strings.
 unsafe impl Sync for Pointers {}
 
 impl Pointers {
@@ -169,22 +171,23 @@ impl Pointers {
     }
 }
 
-/// `struct cmsghdr` with a descriptor behind it, as CMSG_DATA finds it.
+/// `struct cmsghdr` followed by a descriptor, where CMSG_DATA expects it.
 #[repr(C)]
 struct Rights {
     header: libc::cmsghdr,
     descriptor: RawFd,
 }
 
-/// Sends bytes, and a descriptor perhaps, through a socket; allocates nothing. Marked, since the filter is there already.
+/// Sends bytes and an optional descriptor through a socket without allocating. The call is marked because the
+/// filter is already installed.
 fn pass_on(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: both structs are numbers and pointers, for which zero is a value.
+    // SAFETY: both structs consist of integers and pointers, for which zero is valid.
     let (mut rights, mut message): (Rights, libc::msghdr) = unsafe { std::mem::zeroed() };
     rights.descriptor = descriptor.map_or(-1, |descriptor| descriptor.as_raw_fd());
     rights.header.cmsg_level = libc::SOL_SOCKET;
     rights.header.cmsg_type = libc::SCM_RIGHTS;
-    // SAFETY: this computes a length.
+    // SAFETY: CMSG_SPACE only computes a length.
     rights.header.cmsg_len = unsafe { libc::CMSG_LEN(4) }.try_into().unwrap_or_default();
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
@@ -193,8 +196,8 @@ fn pass_on(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'
         message.msg_controllen = size_of::<Rights>();
     }
     let marked = u64::from(MARK) << 32;
-    // SAFETY: the message leads to locals that outlive the call, which only reads them; `Rights` has the layout and, by its
-    // alignment, the size that CMSG_SPACE(4) asks for.
+    // SAFETY: the message points to locals that outlive the call, which only reads them. `Rights` has the layout
+    // and, by its alignment, the size that CMSG_SPACE(4) requires.
     let sent = unsafe { libc::syscall(libc::SYS_sendmsg, socket.as_raw_fd(), &raw const message, marked) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

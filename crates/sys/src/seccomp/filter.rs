@@ -1,4 +1,4 @@
-//! Which calls are asked about: a classic BPF program, installed for a process and all that it starts.
+//! Selects the calls to intercept: a classic BPF program, installed for a process and its children.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -6,7 +6,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use libc::{BPF_ABS, BPF_JEQ, BPF_JGT, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter};
 use rustix::io::Errno;
 
-/// What becomes of a call.
+/// The treatment of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SeccompAction {
     /// The supervisor answers it.
@@ -15,23 +15,24 @@ pub enum SeccompAction {
     Fail(Errno),
 }
 
-/// A filter; calls that no rule names pass.
+/// A filter. Calls without a rule pass.
 #[derive(Debug, Clone)]
 pub struct Filter {
     program: Vec<sock_filter>,
 }
 
-/// `linux/audit.h`: the machine, 64 bits, little endian. A 32-bit program's calls have other numbers, and pass.
+/// `linux/audit.h`: the machine, 64 bits, little endian. The calls of a 32-bit program have other numbers and
+/// pass.
 const ARCHITECTURE: u32 = if cfg!(target_arch = "aarch64") { 0xC000_00B7 } else { 0xC000_003E };
 
-/// Where struct seccomp_data has the number of the call, the architecture, and the low half of an argument.
+/// The offsets in struct seccomp_data of the call's number, the architecture, and the low half of an argument.
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
 const fn argument(index: u32) -> u32 {
     16 + 8 * index
 }
 
-/// Marks a call of our own, made when the filter is there already: nobody is listening yet who could be asked.
+/// Marks this library's own call after the filter was installed: no supervisor listens yet.
 pub(crate) const MARK: u32 = 0x7472_7565;
 
 impl Default for Filter {
@@ -48,7 +49,7 @@ impl Default for Filter {
 }
 
 impl Filter {
-    /// Adds a rule for a call, by its number (see [`super::calls`]).
+    /// Adds a rule for a call by its number (see [`super::calls`]).
     #[must_use]
     pub fn rule(self, call: i64, verdict: SeccompAction) -> Self {
         self.append(&[jump(BPF_JEQ, number(call), 0, 1), give(verdict.code())])
@@ -66,8 +67,8 @@ impl Filter {
         ])
     }
 
-    /// Adds a rule for a call, except where its argument (counted from 0) has our mark in its upper half. Only for arguments
-    /// that are an int to the kernel, which looks at the lower half.
+    /// Adds a rule for a call, except if its argument (counted from 0) has the mark in its upper half. Only for
+    /// arguments that are an int for the kernel, which uses the lower half.
     #[must_use]
     pub fn rule_unless_marked(self, call: i64, index: u32, verdict: SeccompAction) -> Self {
         self.append(&[
@@ -103,27 +104,27 @@ impl Filter {
             jump(BPF_JEQ, level, 0, count + 1),
             load(argument(2)),
         ];
-        // Over the names that follow, and over the answer for all others.
+        // Skips the remaining options, and the answer for all others.
         let ways = (1..=count).rev();
         instructions.extend(names.iter().zip(ways).map(|(name, way)| jump(BPF_JEQ, *name, way, 0)));
         instructions.extend([give(libc::SECCOMP_RET_ALLOW), give(verdict.code())]);
         self.append(&instructions)
     }
 
-    /// Puts instructions before the last one, which lets the rest pass.
+    /// Inserts instructions before the last one, which allows all other calls.
     fn append(mut self, instructions: &[sock_filter]) -> Self {
         let end = self.program.len() - 1;
         self.program.splice(end..end, instructions.iter().copied());
         self
     }
 
-    /// Installs it for the calling thread, for good, and gives the descriptor that notifications come from. Without
-    /// CAP_SYS_ADMIN it first sets no_new_privs, by which set-user-id programs lose their privilege.
+    /// Installs it permanently for the calling thread, and returns the descriptor of its notifications. Without
+    /// CAP_SYS_ADMIN it first sets no_new_privs, which takes privileges from set-user-ID programs.
     ///
     /// Allocates nothing, so that it may be called between fork and exec.
     ///
     /// # Errors
-    /// EINVAL before Linux 5.19, EBUSY if a supervisor is there already, EACCES or EPERM where seccomp is forbidden.
+    /// EINVAL before Linux 5.19, EBUSY if there is a supervisor already, EACCES or EPERM if seccomp is forbidden.
     pub fn install(&self) -> io::Result<OwnedFd> {
         let raw = self.try_install().or_else(|error| {
             if error.raw_os_error() != Some(libc::EACCES) {
@@ -132,7 +133,7 @@ impl Filter {
             rustix::thread::set_no_new_privs(true)?;
             self.try_install()
         })?;
-        // SAFETY: the kernel has just made this descriptor for the caller; nobody else knows its number.
+        // SAFETY: the kernel has just created this descriptor for this process, and it has no other owner.
         Ok(unsafe { OwnedFd::from_raw_fd(raw) })
     }
 
@@ -145,8 +146,8 @@ impl Filter {
     }
 }
 
-/// Whether this kernel has what the supervisor needs, and may be asked for it: EFAULT is its answer to "supported, but
-/// there is no program at that address".
+/// Whether this kernel supports what the supervisor needs, and permits it: EFAULT means "supported, but there is
+/// no program at that address".
 ///
 /// # Errors
 /// EINVAL before Linux 5.19, ENOSYS or EPERM where a sandbox forbids seccomp.
@@ -160,8 +161,8 @@ pub fn is_supported() -> io::Result<()> {
 
 fn set_filter(program: *const libc::sock_fprog) -> io::Result<RawFd> {
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
-    // SAFETY: the kernel reads a sock_fprog at `program`, and the instructions it leads to, both alive in the callers
-    // for the length of the call; a null pointer makes it fail with EFAULT.
+    // SAFETY: the kernel reads a sock_fprog at `program` and the instructions that it points to; both live in the
+    // callers during the call. A null pointer makes it fail with EFAULT.
     let answer = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, program) };
     if answer < 0 {
         return Err(io::Error::last_os_error());

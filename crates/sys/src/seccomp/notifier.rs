@@ -1,4 +1,4 @@
-//! The supervisor's end: notifications in, descriptors and answers out.
+//! The supervisor's end: receives notifications, installs descriptors, sends answers.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -8,44 +8,45 @@ use rustix::io::Errno;
 /// A call that waits for its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Notification {
-    /// By which it is answered; never used again, even if the process is.
+    /// The id for the answer; it is never reused, even if the process id is.
     pub id: u64,
-    /// The thread that called, as this process numbers it; 0 if it has no number here.
+    /// The id of the calling thread in this process's namespace; 0 if it has none.
     pub thread: i32,
     /// The number of the call.
     pub call: i64,
-    /// Its arguments, as they were in registers: nobody can change them any more.
+    /// Its arguments as they were in registers: they can't be changed any more.
     pub args: [u64; 6],
 }
 
 impl Notification {
-    /// An argument that is a C int, such as a descriptor or flags: the kernel looks at its low half only.
+    /// An argument that is a C int, such as a descriptor or flags: the kernel uses only its low half.
     #[must_use]
     pub fn int(&self, index: usize) -> i32 {
-        #[allow(clippy::cast_possible_truncation, reason = "the low half is what is meant")]
+        #[allow(clippy::cast_possible_truncation, reason = "only the low half is wanted")]
         let low = self.args[index] as u32;
         low.cast_signed()
     }
 }
 
-/// What the caller gets.
+/// The answer to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// The call's result.
     Value(i64),
     /// The call fails.
     Fail(Errno),
-    /// A signal is there for the thread, which is handled first; the call then begins again or fails with EINTR, by the
-    /// handler's SA_RESTART. Only for a thread that has one pending (-ERESTARTSYS must not reach a program).
+    /// A signal is pending for the thread and is handled first. The call then restarts or fails with EINTR,
+    /// depending on the handler's SA_RESTART. Only for a thread with a pending signal (-ERESTARTSYS must not
+    /// reach a program).
     Interrupted,
-    /// The kernel carries it out, as if nobody had asked.
+    /// The kernel carries it out, as without a supervisor.
     GoOn,
 }
 
-/// The kernel's own number for "begin again after the signal" (include/linux/errno.h).
+/// The kernel's number for "restart after the signal" (include/linux/errno.h).
 const ERESTARTSYS: i32 = 512;
 
-/// Where notifications come from. Readable when there is one, hung up when nobody is left who could send any.
+/// The source of notifications. Readable if there is one, hung up if no process is left that could send any.
 #[derive(Debug)]
 pub struct Notifier(OwnedFd);
 
@@ -56,7 +57,7 @@ impl AsFd for Notifier {
 }
 
 impl Notifier {
-    /// Of a descriptor that [`super::Filter::install`] gave.
+    /// Takes the descriptor from [`super::Filter::install`].
     #[must_use]
     pub fn new(descriptor: OwnedFd) -> Self {
         let notifier = Self(descriptor);
@@ -66,12 +67,13 @@ impl Notifier {
         notifier
     }
 
-    /// The next notification; `None` if its thread was killed meanwhile. Waits if there is none: ask when readable.
+    /// The next notification; `None` if its thread was killed meanwhile. Blocks if there is none, so call it when
+    /// readable.
     ///
     /// # Errors
-    /// As ioctl(SECCOMP_IOCTL_NOTIF_RECV).
+    /// Those of ioctl(SECCOMP_IOCTL_NOTIF_RECV).
     pub fn receive(&self) -> io::Result<Option<Notification>> {
-        // SAFETY: the struct is plain numbers, for which zero is a value; the kernel insists on zeros.
+        // SAFETY: the struct consists of integers, for which zero is valid; the kernel requires zeros.
         let mut raw: libc::seccomp_notif = unsafe { std::mem::zeroed() };
         match self.ioctl(libc::SECCOMP_IOCTL_NOTIF_RECV, (&raw mut raw).cast()) {
             Ok(_) => Ok(Some(Notification {
@@ -85,17 +87,17 @@ impl Notifier {
         }
     }
 
-    /// Whether the caller still waits: then its number has not been given to another process since.
+    /// Whether the caller still waits. If so, its thread id has not been reused.
     #[must_use]
     pub fn is_waiting(&self, id: u64) -> bool {
         let mut id = id;
         self.ioctl(libc::SECCOMP_IOCTL_NOTIF_ID_VALID, (&raw mut id).cast()).is_ok()
     }
 
-    /// Answers. A caller that was killed meanwhile needs no answer: that is no error.
+    /// Answers. A caller that was killed meanwhile needs no answer, which is not an error.
     ///
     /// # Errors
-    /// As ioctl(SECCOMP_IOCTL_NOTIF_SEND).
+    /// Those of ioctl(SECCOMP_IOCTL_NOTIF_SEND).
     pub fn send(&self, id: u64, answer: Answer) -> io::Result<()> {
         let (val, error, flags) = match answer {
             Answer::Value(value) => (value, 0, 0),
@@ -111,8 +113,9 @@ impl Notifier {
         }
     }
 
-    /// Gives the caller a duplicate of `descriptor`, and says by which number. It is not the call's answer yet: close
-    /// `descriptor` before that, or the caller may close its own and find the file still open (in epoll, for example).
+    /// Gives the caller a duplicate of `descriptor`, and returns its number there. This does not answer the call
+    /// yet: close `descriptor` before that, or the caller may close its own and find the file still open (in
+    /// epoll, for example).
     ///
     /// # Errors
     /// EMFILE if the caller may open no more, ENOENT if it was killed meanwhile.
@@ -134,8 +137,9 @@ impl Notifier {
 
     /// `argument` is one of the structs that `request` names, or the number that it takes instead of a pointer.
     ///
-    /// All but RECV fail with EINTR when this thread is stopped, frozen or traced just while it waits for the kernel's lock
-    /// (kernel/seccomp.c, mutex_lock_interruptible): nothing has been done then, and a call would stay unanswered for ever.
+    /// All requests but RECV fail with EINTR if this thread is stopped, frozen or traced while it waits for the
+    /// kernel's lock (kernel/seccomp.c, mutex_lock_interruptible). Nothing has been done then, and without a
+    /// retry a call would stay unanswered forever.
     fn ioctl(&self, request: libc::Ioctl, argument: *mut libc::c_void) -> Result<i32, Errno> {
         loop {
             match self.ioctl_once(request, argument) {
@@ -146,8 +150,8 @@ impl Notifier {
     }
 
     fn ioctl_once(&self, request: libc::Ioctl, argument: *mut libc::c_void) -> Result<i32, Errno> {
-        // SAFETY: this function is private, and each of `ioctl`'s callers passes a pointer to a live local of the very struct
-        // (or u64) that the request reads and writes; SET_FLAGS takes its argument as a number.
+        // SAFETY: this function is private, and each caller passes a pointer to a live local of the struct (or
+        // u64) that the request reads and writes. SET_FLAGS takes its argument as a number.
         let answer = unsafe { libc::ioctl(self.0.as_raw_fd(), request, argument) };
         if answer < 0 {
             return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO));
