@@ -150,6 +150,6 @@ fn more_extension_headers_than_can_be_read_are_counted(bed: &Bed) -> Result<()> 
         unread(expected)?;
     }
     let said = command(bed, &["status"])?.in_netns(&host.netns).run(bed)?;
-    ensure!(said.contains("too many IPv6 extension headers to find their port: 5 packets"), "{said}");
+    ensure!(said.contains("too many IPv6 extension headers to find the port: 5 packets"), "{said}");
     Ok(())
 }

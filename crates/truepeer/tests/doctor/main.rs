@@ -253,11 +253,11 @@ fn settings_that_slow_or_drop_datagrams_of_attach_are_reported(bed: &Bed) -> Res
     std::fs::write("/proc/sys/net/ipv4/conf/here/rp_filter", "1")?;
     Program::new("ethtool").args(["-K", "here", "rx-udp-gro-forwarding", "on"]).run(bed)?;
     let before = examine()?;
-    for words in ["rp_filter is 1 on here", "here put datagrams together"] {
+    for words in ["rp_filter is 1 on here", "here merge datagrams"] {
         let (_, mend) = before.line(words)?.split_once("; type: ").context("no command")?;
         Program::new("/bin/sh").args(["-c", mend]).run(bed)?;
     }
     let after = examine()?.text;
-    ensure!(!after.contains("rp_filter is 1") && !after.contains("put datagrams together"), "{after}");
+    ensure!(!after.contains("rp_filter is 1") && !after.contains("merge datagrams"), "{after}");
     Ok(())
 }
