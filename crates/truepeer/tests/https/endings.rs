@@ -95,7 +95,7 @@ impl Busy {
     /// Sends SIGTERM and waits until the drain has started.
     fn ask_for_the_end(&self) -> anyhow::Result<()> {
         self.truepeer.signal(Signal::TERM)?;
-        self.truepeer.wait_for_log("no more connections are taken")
+        self.truepeer.wait_for_log("stopping: nothing new is taken")
     }
 
     fn ensure_well_ended(&self) -> anyhow::Result<()> {

@@ -163,7 +163,7 @@ print(answer.decode(), flush=True)
     busy.wait_for_log("ready")?;
     origin.wait_for_log("request /digest")?;
     truepeer.signal(Signal::TERM)?;
-    truepeer.wait_for_log("no more connections are taken")?;
+    truepeer.wait_for_log("stopping: nothing new is taken")?;
     busy.wait_for_log("idle ended")?;
     bed.write("go", "")?;
     let answer = succeed(&busy)?.to_lowercase();
