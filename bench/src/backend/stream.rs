@@ -23,7 +23,7 @@ pub(super) struct Stream {
 pub(super) enum Next {
     /// More events.
     Waits,
-    /// To be closed.
+    /// It must be closed.
     Ended,
 }
 

@@ -1,4 +1,4 @@
-//! What attach costs in the kernel: how long its programs run, by the kernel's own account (BPF_STATS_RUN_TIME, which itself
+//! The cost of attach in the kernel: how long its programs run, by the kernel's own accounting (BPF_STATS_RUN_TIME, which itself
 //! adds some tens of nanoseconds to each run). Needs root. `--before PROGRAM` is another truepeer: both attach in turns, so that both meet
 //! the same machine. `--truepeer PROGRAM` is the one to measure (target/debug/truepeer), `--write FILE` writes the tables there,
 //! `--only PART` measures the loads with that in their name.
@@ -29,7 +29,7 @@ const BULK: usize = 256 << 20;
 const CONNECTIONS: usize = 2000;
 const DATAGRAMS: usize = 30_000;
 
-/// What the command line says.
+/// The command line.
 #[derive(Default)]
 struct Args {
     truepeer: Option<PathBuf>,
@@ -218,7 +218,7 @@ fn account(ours: &[ProgramInfo]) -> Result<Account> {
     Ok(account)
 }
 
-/// What the programs have done during a load.
+/// The programs' runs during a load.
 fn cost(ours: &[ProgramInfo], load: &Load<'_>) -> Result<Account> {
     let before = account(ours)?;
     (load.run)().with_context(|| load.name.clone())?;

@@ -25,7 +25,7 @@ pub enum Look {
     Named {
         /// The client.
         client: ClientAddr,
-        /// What the client connected to.
+        /// The address that the client connected to.
         destination: SocketAddr,
         /// The header's length in bytes.
         consumed: usize,
@@ -228,7 +228,7 @@ impl Checker<'_> {
     }
 }
 
-/// What becomes of a connection that [`look`] could not decide on, and of which no more will come.
+/// Decides about a connection on which [`look`] could not decide, and which will send no more bytes.
 pub(crate) fn on_end(socket: BorrowedFd<'_>, sender: SenderAddr, rules: &RunRules, wake: &WakeUp) -> Look {
     let checker = Checker { socket, sender, rules, wake };
     with_all(&checker, |bytes| checker.check_ended(bytes))

@@ -46,7 +46,7 @@ pub struct OutgoingHeader {
 }
 
 impl OutgoingHeader {
-    /// What is to be sent first.
+    /// The bytes to send first.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }

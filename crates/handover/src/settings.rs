@@ -13,7 +13,7 @@ use truepeer_proto::{Limits, Versions};
 /// The rules of a program under `truepeer run`.
 #[derive(Debug, Clone)]
 pub struct RunSettings {
-    /// Who may send.
+    /// Which senders may connect.
     pub allow: PrefixSet,
     /// Whether their connections start with a header.
     pub header: HeaderRule,

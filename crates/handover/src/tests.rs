@@ -37,7 +37,7 @@ fn wake() -> WakeUp {
     WakeUp::with_word([7; 16])
 }
 
-/// What is seen once something has arrived.
+/// The result once something has arrived.
 fn seen(pair: &Pair, rules: &RunRules) -> Look {
     pair.accepted.peek(&mut [0]).unwrap();
     look(pair.accepted.as_fd(), pair.sender, rules, &wake())

@@ -36,7 +36,7 @@ impl BodyDecoder {
     /// Looks at `input`, which goes on where the last piece ended.
     ///
     /// # Errors
-    /// What is wrong with the body. Nothing that follows can be trusted then.
+    /// The error in the body. Nothing after it can be trusted.
     pub fn next(&mut self, input: &[u8], limits: &HttpLimits) -> Result<Piece, BodyError> {
         match &mut self.kind {
             Kind::Known { left: 0 } => Ok(Piece::End { skip: 0 }),

@@ -1,4 +1,4 @@
-//! What is wrong with a message, in words for the log and as a label for counters.
+//! The errors in a message, in words for the log and as a label for counters.
 
 macro_rules! reasons {
     ($(#[$doc:meta])* $error:ident { $($(#[doc = $help:literal])+ $variant:ident($label:literal, $text:literal),)+ }) => {

@@ -17,7 +17,7 @@ pub enum BodyLength {
     UntilClose,
 }
 
-/// What the fields say.
+/// The framing that the fields specify.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Said {
     Nothing,

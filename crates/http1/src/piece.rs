@@ -1,6 +1,6 @@
 //! One step of reading a body.
 
-/// What is next in the input.
+/// The next piece of the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Piece {
     /// `len` bytes of data (at least one), after `skip` bytes that are none.

@@ -19,7 +19,7 @@ pub enum HttpVersion {
     Http2,
 }
 
-/// What a client expects before it sends a body.
+/// What a client expects before it sends the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Expectation {
     /// Nothing.
@@ -58,7 +58,7 @@ impl RequestHead {
     /// Returns how many bytes of `input` it was, `None` while its end is still to come.
     ///
     /// # Errors
-    /// What is wrong with it. Nothing that follows on the connection can be trusted then.
+    /// The error in it. Nothing after it on the connection can be trusted.
     pub fn read(
         &mut self,
         input: &[u8],
@@ -80,7 +80,7 @@ impl RequestHead {
         self.fields.at(self.method)
     }
 
-    /// What is asked for: a path with an optional query, or `*`.
+    /// The request target: a path with an optional query, or `*`.
     #[must_use]
     pub fn target(&self) -> &[u8] {
         self.fields.at(self.target)
@@ -151,7 +151,7 @@ impl RequestHead {
         self.interpret()
     }
 
-    /// What the fields mean, once they are there.
+    /// Interprets the fields.
     fn interpret(&mut self) -> Result<(), HeadError> {
         self.check_host()?;
         self.check_target()?;

@@ -27,7 +27,7 @@ impl ResponseHead {
     /// Reads a head from `input`, as [`super::RequestHead::read`] does; `is_head`: it answers HEAD.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The error in it.
     pub fn read(
         &mut self,
         input: &[u8],

@@ -533,7 +533,7 @@ proptest! {
         }
     }
 
-    /// What we write is read as the same by ourselves: nothing that was in it changes its framing.
+    /// A written message is parsed back with the same meaning: nothing in it changes its framing.
     #[test]
     fn what_is_written_says_the_same(text in pieces()) {
         let Ok(Some((_, head))) = read(text.as_bytes()) else { return Ok(()) };

@@ -29,7 +29,7 @@ pub fn request(out: &mut Vec<u8>, head: &RequestHead, forwarding: &Forwarding<'_
     out.extend_from_slice(b"\r\n");
 }
 
-/// What a response is, as its client gets it.
+/// A response as its client gets it.
 #[derive(Debug, Clone, Copy)]
 pub struct ResponseFraming {
     /// How its body will be sent.

@@ -30,7 +30,7 @@ pub enum TlsCloseReason {
     Upstream {
         /// The destination, and the client's address.
         route: Box<Route>,
-        /// What failed.
+        /// The error.
         error: HandshakeError,
     },
     /// The client's connection ended without close_notify. Bytes may be missing, so the backend gets a reset.

@@ -1,4 +1,4 @@
-//! Who may send a header, who may be claimed in it, and where a session goes: pure decisions.
+//! Which senders may send a header, which clients they may claim, and where a session goes: pure decisions.
 //!
 //! No I/O, no clock, no allocation once built. For this host's addresses it calls a function of the caller
 //! ([`HostAddresses`]). Every way of delivery uses it: the relay calls [`Policy::admit`] at accept and

@@ -10,7 +10,7 @@ pub enum Refusal {
     /// Not on the allow-list.
     #[error("{sender} may not send here; if it is your load balancer, add --allow {}", sender.ip())]
     SenderNotAllowed {
-        /// Who connected.
+        /// The sender.
         sender: SenderAddr,
     },
     /// A header is required and there was none.
@@ -19,7 +19,7 @@ pub enum Refusal {
         sender.ip()
     )]
     HeaderMissing {
-        /// Who connected.
+        /// The sender.
         sender: SenderAddr,
     },
     /// A header where none may be.
@@ -28,7 +28,7 @@ pub enum Refusal {
         sender.ip()
     )]
     HeaderForbidden {
-        /// Who connected.
+        /// The sender.
         sender: SenderAddr,
     },
     /// The header claims an address that no client has.
@@ -37,19 +37,19 @@ pub enum Refusal {
         client.ip()
     )]
     ClaimRefused {
-        /// Who wrote the header.
+        /// The sender.
         sender: SenderAddr,
-        /// Whom it claims.
+        /// The claimed client.
         client: ClientAddr,
-        /// What is wrong with that.
+        /// Why it is refused.
         range: SpecialRange,
     },
     /// The client is on the deny-list.
     #[error("the client {client} (from {sender}) is denied by the --deny-clients list")]
     ClientDenied {
-        /// Who connected.
+        /// The sender.
         sender: SenderAddr,
-        /// Who is denied.
+        /// The denied client.
         client: ClientAddr,
     },
     /// The client has the backend's own address and port.
@@ -116,7 +116,7 @@ pub enum Refusal {
         client: ClientAddr,
         /// Where the header leads.
         destination: BackendAddr,
-        /// What is wrong with that.
+        /// Why it is refused.
         why: UnusableDestination,
     },
     /// The header's destination is ourselves.
@@ -134,13 +134,13 @@ pub enum Refusal {
     },
 }
 
-/// What is wrong with a destination.
+/// Why a destination is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableDestination {
     /// Nothing listens on port 0.
     #[error("port 0")]
     PortZero,
-    /// Nobody answers there, or this machine does under a false name.
+    /// Nothing answers there, or this machine does under a false name.
     #[error("{0}")]
     Special(SpecialRange),
 }

@@ -1,4 +1,4 @@
-//! What is done with a connection whose client is known: its header is taken off, its client is remembered.
+//! Finishes a connection whose client is known: removes its header and stores its client.
 
 use core::net::SocketAddr;
 use std::os::fd::BorrowedFd;

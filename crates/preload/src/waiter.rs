@@ -200,7 +200,7 @@ pub(crate) fn on_fork() {
     ours::close_waiting();
 }
 
-/// What is known of a waiting connection.
+/// The data of a waiting connection.
 struct WatchedListener {
     local: SocketAddr,
     /// The address as accept() returned it: its family is the socket's.
@@ -221,7 +221,7 @@ struct Waiter {
     announced: Vec<Announced>,
 }
 
-/// What comes through the pipe.
+/// A message in the pipe.
 enum WaiterMessage {
     /// A connection, where its listener listens, and who has opened it.
     Wait(OwnedFd, SocketAddr, SocketAddr),
@@ -351,7 +351,7 @@ impl Waiter {
         }
         let fd = socket.as_raw_fd();
         let now = Instant::now();
-        // What is shown depends on the family that accept() returned: it travels with the listener.
+        // The address to show depends on the family that accept() returned, so the listener carries it.
         let listener = WatchedListener { local: listener, sender };
         if self.late.add(socket, SenderAddr::new(sender), listener, &role.rules, now).is_err() {
             ours::release(fd);

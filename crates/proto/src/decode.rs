@@ -25,7 +25,7 @@ impl Versions {
     }
 }
 
-/// What a receiver is ready to take.
+/// The limits of what a receiver accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Longest v2 header in bytes, its 16 fixed ones included. v1 has its own limit of 107 (PROXY 2.1).
@@ -41,7 +41,7 @@ impl Default for Limits {
     }
 }
 
-/// What the bytes received so far amount to.
+/// The result for the bytes received so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decoded<'a> {
     /// Valid so far, not complete.
@@ -51,7 +51,7 @@ pub enum Decoded<'a> {
     },
     /// A complete header.
     Done {
-        /// What it says.
+        /// Its contents.
         header: Header<'a>,
         /// How many bytes it took; the application's data starts there.
         consumed: usize,

@@ -23,7 +23,7 @@ impl DecodeError {
     }
 }
 
-/// What kind of rule was broken; one counter each ([`DecodeErrorKind::as_str`]).
+/// The kind of rule that was broken; one counter each ([`DecodeErrorKind::as_str`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum DecodeErrorKind {
@@ -75,7 +75,7 @@ pub enum DecodeErrorKind {
     SppMagic,
 }
 
-/// What is said about one kind.
+/// The text for one kind.
 struct Facts {
     label: &'static str,
     section: &'static str,

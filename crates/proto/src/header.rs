@@ -1,4 +1,4 @@
-//! What a header says, whichever version carried it.
+//! The contents of a header, whichever version carried it.
 
 use core::net::SocketAddr;
 

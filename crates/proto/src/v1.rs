@@ -18,7 +18,7 @@ pub(crate) const SHORTEST: usize = 15;
 /// Where the protocol's name starts.
 const NAME: usize = 6;
 
-/// What the line announces.
+/// The kind of addresses that the line announces.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Tcp4,

@@ -15,7 +15,7 @@ fn understood(kind: u8, value: &[u8], check: impl FnOnce(Tlv<'_>)) {
     assert!(tlvs.next().is_none());
 }
 
-/// What `{}` makes of a string.
+/// The `{}` form of a string.
 macro_rules! assert_text {
     ($kind:expr, $value:expr, $variant:path, $text:expr) => {
         understood($kind, $value, |tlv| match tlv {

@@ -1,4 +1,4 @@
-//! What holds for every header, and for bytes that are none.
+//! Properties of every header, and of bytes that are none.
 
 mod common;
 

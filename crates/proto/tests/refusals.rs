@@ -1,4 +1,4 @@
-//! What is said when bytes are refused, and what configuration refuses.
+//! The messages when bytes are refused, and refusals by configuration.
 #![allow(clippy::unwrap_used, reason = "a test may end by a panic")]
 
 use std::collections::BTreeSet;

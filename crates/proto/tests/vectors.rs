@@ -3,7 +3,7 @@
 use truepeer_proto::vectors::{self, Expect};
 use truepeer_proto::{Addresses, Command, DecodeError, Decoded, Limits, decode};
 
-/// What the decoder says, in the table's words.
+/// The decoder's result, in the table's terms.
 fn told(bytes: &[u8]) -> Expect {
     let (header, consumed) = match decode(bytes, Limits::default()) {
         Ok(Decoded::NeedMore { missing }) => return Expect::NeedMore(missing),

@@ -14,7 +14,7 @@ use truepeer_testbed::{Bed, Program, find_program, missing_users};
 use crate::credentials::{Credential, Credentials};
 use crate::place::{BACKEND, BETWEEN, ENTRANCE};
 
-/// Who it is.
+/// The program.
 #[derive(Debug, Clone)]
 pub(super) enum Https {
     Nginx,

@@ -102,7 +102,8 @@ impl Answer {
     fn read(bytes: &[u8]) -> Option<Self> {
         let kind = kind(bytes)?;
         if kind == SOCK_DIAG_BY_FAMILY {
-            // Nobody has it open: the kernel is finishing it (FIN_WAIT, LAST_ACK), or remembers its ends (TIME_WAIT).
+            // No process has it open: the kernel is finishing it (FIN_WAIT, LAST_ACK), or remembers its ends
+            // (TIME_WAIT).
             let has_inode = bytes.get(INODE..INODE + 4)? != [0; 4];
             return Some(if has_inode { Self::Open } else { Self::Closed });
         }

@@ -1,4 +1,4 @@
-//! Who the client is, told in fields: `Forwarded` (RFC 7239) and the older `X-Forwarded-For`, `-Proto` and `-Host`.
+//! The fields that name the client: `Forwarded` (RFC 7239) and the older `X-Forwarded-For`, `-Proto` and `-Host`.
 //!
 //! A sender that is trusted may have said already who is behind it: we add who it is. What anybody else says is replaced.
 
@@ -7,10 +7,10 @@ use std::net::IpAddr;
 use super::{Field, FieldList, FieldName};
 use crate::decimal;
 
-/// What the origin is to be told.
+/// The facts to tell the origin.
 #[derive(Debug, Clone, Copy)]
 pub struct Forwarding<'a> {
-    /// Who the client is, as we know it.
+    /// The client, as truepeer knows it.
     pub client: IpAddr,
     /// `http` or `https`: how it came.
     pub proto: &'a str,
@@ -116,7 +116,7 @@ mod tests {
         }
     }
 
-    /// What goes to the origin: what is kept, and what is written.
+    /// The fields for the origin: those that are kept, and those that are written.
     fn told(forwarding: Forwarding<'_>, fields: &FieldList) -> Vec<String> {
         let kept = fields.iter().filter(|field| forwarding.keeps(field));
         let mut out = Vec::new();
@@ -180,7 +180,7 @@ mod tests {
             let told = told(forwarding("192.0.2.1", true), &list(&[(name, value)]));
             assert_eq!(told[0], format!("{name}: {value}"), "a trusted sender's");
         }
-        // What changes a request's meaning but names nobody is the origin's to judge.
+        // Fields that change a request's meaning but name no client are left to the origin.
         for name in
             ["X-Original-URL", "X-Rewrite-URL", "X-HTTP-Method-Override", "X-Auth-Token", "User-Agent"]
         {

@@ -12,7 +12,7 @@ pub struct Span {
 /// A field as it stands in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Field<'a> {
-    /// What it is.
+    /// Its kind.
     pub name: FieldName,
     /// Its name as it was written.
     pub spelt: &'a [u8],

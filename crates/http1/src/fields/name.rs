@@ -50,7 +50,7 @@ pub enum FieldName {
 }
 
 impl FieldName {
-    /// What `name` is. It need not be a valid name.
+    /// The kind of `name`, which need not be a valid name.
     #[must_use]
     pub fn of(name: &[u8]) -> Self {
         if name.iter().all(|&byte| is_plain(byte)) { known(name) } else { look_alike(name) }

@@ -19,7 +19,7 @@ pub enum ConfigError {
         option: &'static str,
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// A certificate and a key that can't be used together.
@@ -29,7 +29,7 @@ pub enum ConfigError {
         cert: PathBuf,
         /// The key's file.
         key: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// No certificate was given.
@@ -43,7 +43,7 @@ pub enum ConfigError {
     Trust {
         /// The option that named them.
         option: &'static str,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// The name to find in the backend's certificate is invalid.

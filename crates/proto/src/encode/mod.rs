@@ -35,7 +35,7 @@ pub enum EncodeError {
 }
 
 impl EncodeError {
-    /// What the caller's TLV breaks.
+    /// The rule that the caller's TLV breaks.
     fn for_tlv(kind: u8, value: &[u8]) -> Result<(), Self> {
         if kind == tlv::CRC32C {
             return Err(Self::GivenChecksum);

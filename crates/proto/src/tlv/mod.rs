@@ -88,7 +88,7 @@ impl<'a> Tlvs<'a> {
 pub struct RawTlvs<'a>(&'a [u8]);
 
 impl<'a> RawTlvs<'a> {
-    /// What is not yet walked; empty at the end of well-formed bytes.
+    /// The rest that was not iterated yet; empty at the end of well-formed bytes.
     const fn rest(&self) -> &'a [u8] {
         self.0
     }

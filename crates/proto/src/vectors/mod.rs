@@ -21,15 +21,15 @@ use crate::{DecodeErrorKind, Transport};
 /// Bytes as they arrive on a new connection, decoded with [`crate::Limits::default`].
 #[derive(Debug, Clone, Copy)]
 pub struct Vector {
-    /// What the bytes are, and whose failure they show where there is one; unique.
+    /// A description of the bytes, and the program that failed on them, if one did; unique.
     pub name: &'static str,
-    /// What arrived, header and perhaps data after it.
+    /// The received bytes: a header and perhaps data after it.
     pub bytes: &'static [u8],
-    /// What they are to be taken for.
+    /// The required result.
     pub expect: Expect,
 }
 
-/// What a header must decode to.
+/// The required contents of a decoded header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
     /// Incomplete, and at least this many bytes are missing.

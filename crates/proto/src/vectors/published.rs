@@ -1,4 +1,4 @@
-//! What broke others: published vulnerabilities and defects, each as the bytes that show it.
+//! Published vulnerabilities and defects of other programs, each as the bytes that trigger it.
 
 use super::Expect::{Inet, Local, NeedMore, Refused, Unspecified};
 use super::{Vector, binary, v4, v6, vector};

@@ -26,7 +26,7 @@ pub(crate) fn done(bytes: &[u8]) -> (Header<'_>, usize) {
     }
 }
 
-/// What an encoder can be given.
+/// Valid inputs of an encoder.
 #[derive(Debug, Clone)]
 pub(crate) enum Claim {
     Unspecified,

@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use proxy_protocol_rs::HeaderBuilder;
 use truepeer_proto::{Addresses, Command, Decoded, Limits, Tlv, Version, decode, vectors};
 
-/// What an implementation says, as far as all of them can say it.
+/// The result of an implementation, as far as all of them can express it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Told {
     /// A header; no addresses where the connection's own are to be used, or they are a UNIX socket's.

@@ -177,7 +177,7 @@ pub(super) fn parties(driver: &Driver, client: usize, check: impl FnOnce(&Party,
     check(here, there.expect("the backend was dialled"));
 }
 
-/// What must be true of what `source` sent and `sink` read.
+/// Checks what `source` sent against what `sink` read.
 pub(super) fn check_delivery(source: &Party, sink: &Party) {
     let (sent, received) = (source.sent_of_stream(), sink.received_of_stream());
     let resets = |party: &Party| matches!(party.script().ending, Ending::Reset { .. });

@@ -32,7 +32,7 @@ pub(crate) struct End<S> {
     pub(crate) ready: Readiness,
 }
 
-/// What a half may use while it pumps.
+/// The objects that a half uses while it moves bytes.
 pub(crate) struct PumpContext<'a, I> {
     pub(crate) io: &'a mut I,
     /// At least [`COPY_BYTES`] long. Contents are unspecified between calls.

@@ -31,7 +31,7 @@ pub(crate) enum Verdict {
     Wait(Deadline),
     /// Another turn, after the other sessions.
     Again,
-    /// To be closed.
+    /// It must be closed.
     Close(CloseReason),
 }
 
@@ -352,7 +352,7 @@ impl<S, P> Session<S, P> {
         }
     }
 
-    /// What relaying says, as the session's verdict. Progress of any kind starts the idle time-out anew.
+    /// Converts the outcome of relaying to a verdict. Any progress restarts the idle time-out.
     fn verdict(&mut self, progress: Result<Progress, CloseReason>) -> Verdict {
         match progress {
             Ok(Progress::Waiting) => Verdict::Wait(Deadline::Idle),

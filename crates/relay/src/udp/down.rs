@@ -46,7 +46,8 @@ impl UdpFlows {
 }
 
 impl SentHeader {
-    /// What a reply holds for the client. In `spp` it carries our header back; one without it is not for us to judge.
+    /// A reply's payload for the client. In `spp` it starts with the header that truepeer sent; a reply without
+    /// it is passed on unchanged.
     fn take_header_off<'a>(&self, reply: &'a [u8]) -> &'a [u8] {
         match self {
             Self::Each { header, replies_carry_it: true } => reply.strip_prefix(&**header).unwrap_or(reply),

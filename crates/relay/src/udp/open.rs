@@ -25,7 +25,7 @@ use crate::listener::Listener;
 /// The longest address block of a v2 header that truepeer writes, with the fixed part and a checksum (PROXY 2.2).
 const V2_ROOM: usize = 16 + 36 + 7;
 
-/// What a new flow is made from.
+/// The inputs of a new flow.
 pub(super) struct NewFlow<'a> {
     pub(super) key: FlowKey,
     pub(super) header: Option<&'a Header<'a>>,
@@ -112,7 +112,7 @@ impl UdpFlows {
     }
 }
 
-/// What `--send-proxy` puts in front of what goes to the backend.
+/// The header that `--send-proxy` adds for the backend.
 fn sending(opening: &NewFlow<'_>, route: &Route) -> Result<SentHeader, EncodeError> {
     let Some(dialect) = opening.udp.sending else { return Ok(SentHeader::Nothing) };
     let destination = route.destination.or(opening.key.destination);

@@ -48,7 +48,7 @@ impl RawAddress {
         }
     }
 
-    /// What the kernel has written; `None` if it is neither family.
+    /// The address that the kernel has written; `None` if it is of neither family.
     pub(super) fn decode(&self) -> Option<SocketAddr> {
         // SAFETY: the family is the first field of both members, and every member is plain integers, initialised
         // (to zeros at least) over its whole length.

@@ -36,9 +36,9 @@ pub struct Arrival<'a> {
     pub bytes: &'a [u8],
     /// The length of each datagram in it but the last, which may be shorter.
     pub segment_bytes: usize,
-    /// Who sent it.
+    /// Its sender.
     pub from: SocketAddr,
-    /// What it was sent to, if the socket reports it.
+    /// The address that it was sent to, if the socket reports it.
     pub local: Option<Local>,
     /// The address and port before TPROXY, if the socket reports it.
     pub original_destination: Option<SocketAddr>,
@@ -188,7 +188,7 @@ struct ControlMessage<'a> {
 }
 
 impl<'a> ControlMessages<'a> {
-    /// What the kernel has written to the control buffer.
+    /// The part of the control buffer that the kernel has written.
     fn of(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }

@@ -47,7 +47,7 @@ pub(crate) struct DoctorOptions {
     pub(crate) json: bool,
 }
 
-/// What all examinations look at.
+/// The input of every check.
 struct Subject<'a> {
     options: &'a DoctorOptions,
     setup: Setup,

@@ -24,7 +24,7 @@ pub(crate) enum Verdict {
 pub(crate) struct Check {
     /// A stable name, for machines.
     pub(crate) name: &'static str,
-    /// What was tried.
+    /// The check in words.
     pub(crate) tried: String,
     pub(crate) verdict: Verdict,
     /// What was found instead, or a remark.

@@ -69,7 +69,7 @@ fn refuse_what_the_kernel_lacks(senders: &SendersConfig) -> Result<(), Problem> 
     }
 }
 
-/// What has no effect, or more than was perhaps meant.
+/// Warnings about options that have no effect, or more effect than was perhaps intended.
 fn in_vain(spec: &AttachArgs, rules: &Rules) -> Vec<String> {
     let mut warnings = Vec::new();
     if rules.header == HeaderRule::Optional && !rules.udp_ports.is_empty() {

@@ -12,7 +12,7 @@ use super::read::Read;
 use super::{Config, ListenerConfig, OriginTlsConfig, Place, Problem, TlsConfig};
 use crate::spec::{Family, Protocol, SendProxy};
 
-/// What [`Config::check`] has found.
+/// The result of [`Config::check`].
 #[derive(Debug)]
 pub(crate) struct Checked {
     pub(crate) listeners: Vec<Arc<CheckedListener>>,
@@ -83,7 +83,7 @@ impl ListenerConfig {
 }
 
 impl Checked {
-    /// What an operator should know about it, a sentence each.
+    /// The warnings for the operator, a sentence each.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let mut warnings: Vec<_> =
             self.listeners.iter().flat_map(|listener| listener.config.warnings(&listener.read)).collect();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::CheckedListener;
 use crate::spec::Protocol;
 
-/// What makes a listener the same one in two plans.
+/// The identity of a listener across two plans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ListenerKey {
     pub(crate) protocol: Protocol,

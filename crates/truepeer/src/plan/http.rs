@@ -1,4 +1,4 @@
-//! What `truepeer https` adds to a listener.
+//! The HTTP part of a listener's plan.
 
 use std::time::Duration;
 

@@ -78,7 +78,7 @@ pub(crate) struct DynamicConfig {
     pub(crate) allow: Destinations,
 }
 
-/// What only a UDP listener needs.
+/// The UDP part of a listener.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct UdpConfig {
