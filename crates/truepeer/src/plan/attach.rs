@@ -8,7 +8,7 @@ use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet};
 use super::{ClaimsConfig, HeaderLimits, Problem, SendersConfig, senders};
 use crate::spec::{AttachArgs, Port, defaults};
 
-/// The rules, with files read; and what is allowed and perhaps not meant, or was written in vain.
+/// The rules, with files read, and warnings about risky or ineffective options.
 pub(crate) fn attach_rules(spec: &AttachArgs) -> Result<(Rules, Vec<String>), Problem> {
     let usual = (&PrefixSet::loopback(), HeaderRule::Require);
     let senders = SendersConfig::of(&spec.senders, &[], usual)?;
@@ -25,7 +25,7 @@ pub(crate) fn attach_rules(spec: &AttachArgs) -> Result<(Rules, Vec<String>), Pr
         udp_ports: ports().filter_map(|port| udp(*port, dialect)).collect(),
         senders: allow,
         header: senders.header,
-        // The kernel programs are told this host's addresses when they are attached.
+        // The kernel programs get this host's addresses when they are attached.
         claims: Claims { host: HostAddresses::default(), ..claims.policy(&claims.denied()?) },
         own_addresses: BTreeSet::new(),
         header_timeout: header.timeout,
@@ -53,7 +53,7 @@ fn udp(port: Port, dialect: UdpDialect) -> Option<(u16, Gate)> {
     }
 }
 
-/// The kernel programs have one rule for all senders, and nothing to do for those that send no header.
+/// The kernel programs have one rule for all senders, and nothing to do for senders without headers.
 fn refuse_what_the_kernel_lacks(senders: &SendersConfig) -> Result<(), Problem> {
     const EXPECTED: &str = "expected require or optional";
     match (senders.header, senders.rules.first()) {

@@ -1,4 +1,4 @@
-//! A plan with everything read that it names: what can be carried out.
+//! A plan with all its files, names and certificates read, ready to be carried out.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(crate) struct CheckedListener {
 }
 
 impl Config {
-    /// Reads every file and resolves every name, once, so that what is wrong is said before anything is bound.
+    /// Reads every file and resolves every name, once, so that errors are reported before anything is bound.
     pub(crate) fn check(&self) -> Result<Checked, Problem> {
         if self.listeners.is_empty() {
             return Err(Problem::NoListener);
@@ -47,7 +47,7 @@ impl Config {
             if copy > 0 && address.port() != 0 {
                 return Err(Problem::ListenTwice(address));
             }
-            // Compared first: what changes while it is read is found changed by the next reload.
+            // Read for comparison first: a file that changes meanwhile then differs at the next reload.
             let read = Read::of(listener)?;
             let tls = listener.tls.as_ref().map(TlsConfig::read).transpose()?;
             let origin = listener.origin_tls.as_ref().map(OriginTlsConfig::read).transpose()?;
@@ -93,7 +93,7 @@ impl Checked {
     }
 }
 
-/// A wildcard listener is hit on each of this machine's own addresses; elsewhere another host may have the port.
+/// A wildcard listener has its port on each of this machine's own addresses; elsewhere another host may have it.
 fn refuse_loop(place: Place, backend: BackendAddr, listener: SocketAddr) -> Result<(), Problem> {
     let bound = BackendAddr::new(listener);
     let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified() || is_own(ip);
@@ -108,7 +108,7 @@ fn refuse_loop(place: Place, backend: BackendAddr, listener: SocketAddr) -> Resu
     Ok(())
 }
 
-/// Whether an interface of this machine has `ip`: only then would a packet to it come from it. Nothing is sent.
+/// Whether an interface of this machine has `ip`: only then does a packet to it leave from it. Nothing is sent.
 fn is_own(ip: IpAddr) -> bool {
     let unspecified =
         if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };

@@ -12,17 +12,18 @@ use crate::spec::Protocol;
 pub(crate) struct ListenerKey {
     pub(crate) protocol: Protocol,
     pub(crate) address: SocketAddr,
-    /// Counts listeners on the same address: only port 0, for which the kernel chooses, may be given twice.
+    /// Distinguishes listeners on the same address: only port 0, for which the kernel chooses, may be given
+    /// twice.
     pub(crate) copy: usize,
 }
 
-/// One step from the listeners that run to those of a plan.
+/// One step from the running listeners to those of a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Change {
     Open(Arc<CheckedListener>),
-    /// No new sessions there. Open sessions go on; UDP flows end.
+    /// It accepts no new sessions. Open sessions continue; UDP flows end.
     Close(Arc<CheckedListener>),
-    /// The sockets stay. New sessions follow other rules, which differ in these parts.
+    /// The sockets stay. New sessions use other rules, which differ in these parts.
     SetRules(Arc<CheckedListener>, Vec<Part>),
 }
 
@@ -46,7 +47,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// The changes from `old` to `new`, in an order in which each can be carried out: a listener that is in the way of a new one
+/// The changes from `old` to `new`, in an order in which each is possible: a listener that blocks a new one
 /// closes first; the others close last.
 pub(crate) fn diff(old: &[Arc<CheckedListener>], new: &[Arc<CheckedListener>]) -> Vec<Change> {
     let find = |among: &[Arc<CheckedListener>], one: &CheckedListener| {
@@ -70,7 +71,7 @@ pub(crate) fn diff(old: &[Arc<CheckedListener>], new: &[Arc<CheckedListener>]) -
 }
 
 impl Change {
-    /// `running` as it is when this change has been carried out.
+    /// `running` after this change.
     pub(crate) fn apply_to(&self, running: &mut Vec<Arc<CheckedListener>>) {
         match self {
             Self::Open(one) => running.push(Arc::clone(one)),
@@ -86,7 +87,7 @@ impl Change {
 }
 
 impl ListenerKey {
-    /// Whether one of the two can't be opened while the other is open. A wildcard takes both families.
+    /// Whether one of the two can't be opened while the other is open. A wildcard address covers both families.
     fn conflicts(&self, other: &Self) -> bool {
         let (ip, other_ip) = (self.address.ip().to_canonical(), other.address.ip().to_canonical());
         let is_one_port = self.protocol == other.protocol
@@ -97,7 +98,7 @@ impl ListenerKey {
 }
 
 impl CheckedListener {
-    /// Whether the listening sockets of one serve the other, in the same engine.
+    /// Whether the listening sockets of one can serve the other, in the same engine.
     fn has_same_sockets(&self, other: &Self) -> bool {
         let shape = |listener: &Self| {
             let config = &listener.config;

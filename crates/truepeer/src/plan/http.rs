@@ -15,16 +15,16 @@ use crate::spec::{ClientAddressConfig, HttpsSpec, defaults, text};
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct HttpConfig {
     pub(crate) client_address: ClientAddressConfig,
-    /// Senders whose own word on whom they stand for is passed on.
+    /// Senders whose own forwarding fields are passed on.
     #[serde(with = "text::prefixes")]
     pub(crate) trusted: PrefixSet,
     /// None: all.
     pub(crate) methods: Vec<String>,
-    /// Bytes; `None`: any number.
+    /// In bytes; `None`: unlimited.
     pub(crate) max_body: Option<u64>,
-    /// Bytes.
+    /// In bytes.
     pub(crate) max_head: usize,
-    /// Bytes a second; 0: any number.
+    /// In bytes a second; 0: no limit.
     pub(crate) min_rate: u64,
     pub(crate) access_log: bool,
     /// Idle connections to the origin, for each worker.
@@ -98,7 +98,7 @@ impl HttpConfig {
         }
     }
 
-    /// As the workers take it.
+    /// The form for the workers.
     pub(crate) fn options(&self) -> HttpOptions {
         let limits = HttpLimits {
             head_bytes: self.max_head,

@@ -1,4 +1,4 @@
-//! `truepeer https`: from what was written to a plan.
+//! `truepeer https`: from the command line to a plan.
 
 use std::num::NonZeroUsize;
 
@@ -35,7 +35,7 @@ impl Config {
     }
 }
 
-/// On VPP's stack one, unless more are asked for: what several threads gain there has not been measured.
+/// One on VPP's stack by default: the gain of several threads there has not been measured.
 fn workers(spec: &HttpsSpec) -> Option<NonZeroUsize> {
     let workers = spec.process.workers;
     match spec.stack.stack.unwrap_or_default() {
@@ -44,7 +44,7 @@ fn workers(spec: &HttpsSpec) -> Option<NonZeroUsize> {
     }
 }
 
-/// The kernel's rules do nothing for VPP, which has routes of its own.
+/// The kernel's rules have no effect on VPP, which has its own routes.
 fn routes(spec: &HttpsSpec) -> Result<RoutesConfig, Problem> {
     let routes = RoutesConfig::of(&spec.routes, &RoutesConfig::default());
     match (spec.stack.stack.unwrap_or_default(), spec.routes.routes) {
@@ -83,7 +83,7 @@ fn listener(spec: &HttpsSpec) -> Result<ListenerConfig, Problem> {
     })
 }
 
-/// Clients come by themselves, whoever they are; only where headers are read is it to be said who sends them.
+/// Clients connect directly, from anywhere. Only if headers are read must the senders be listed.
 fn senders(spec: &HttpsSpec) -> Result<SendersConfig, Problem> {
     let reads_headers = spec
         .senders
@@ -94,8 +94,8 @@ fn senders(spec: &HttpsSpec) -> Result<SendersConfig, Problem> {
     SendersConfig::of(&spec.senders, &[], (&usual, HeaderRule::Forbid))
 }
 
-/// Clients choose among the versions of HTTP, best first. A client that offers HTTP/1.0 alone (`curl --http1.0`) would be turned
-/// away if it were not among them.
+/// The versions of HTTP that clients may choose, in order of preference. A client that offers only HTTP/1.0
+/// (`curl --http1.0`) would be refused if it were not listed.
 fn tls(spec: &HttpsSpec) -> Result<TlsConfig, Problem> {
     let offered: &[&str] =
         if spec.no_http2 { &["http/1.1", "http/1.0"] } else { &["h2", "http/1.1", "http/1.0"] };

@@ -1,4 +1,4 @@
-//! One listener: where it listens, whom it admits, where their sessions go.
+//! One listener: its address, the senders that it admits, and the destinations of sessions.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU16;
@@ -22,7 +22,7 @@ use crate::spec::{
     ClientAddressConfig, Family, HostPort, Protocol, SendProxy, SenderRule, SendersSpec, defaults, text,
 };
 
-/// One listener. A session's rules are in [`ListenerConfig::policy`]; the rest is for whoever opens the sockets.
+/// One listener. A session's rules are in [`ListenerConfig::policy`]; the rest is for opening the sockets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct ListenerConfig {
@@ -35,7 +35,7 @@ pub(crate) struct ListenerConfig {
     /// SO_MARK of upstream sockets; 0: none.
     pub(crate) mark: u32,
     pub(crate) backends: BackendsConfig,
-    /// Set: the backend is the header's destination.
+    /// The backend is the header's destination.
     pub(crate) dynamic: Option<DynamicConfig>,
     pub(crate) senders: SendersConfig,
     pub(crate) header: HeaderLimits,
@@ -47,14 +47,14 @@ pub(crate) struct ListenerConfig {
     pub(crate) pseudo_ipv4: bool,
     pub(crate) send_proxy: Option<SendProxy>,
     pub(crate) timeouts: Timeouts,
-    /// Connections of one client, where TLS is spoken; 0: any number, `None`: a part of all that there may be.
+    /// The limit of connections for one client, with TLS; 0: none, `None`: a share of all sessions.
     pub(crate) max_per_client: Option<usize>,
     pub(crate) udp: UdpConfig,
-    /// Set: clients speak TLS.
+    /// TLS with clients, if used.
     pub(crate) tls: Option<TlsConfig>,
-    /// Set: backends are spoken TLS with.
+    /// TLS with backends, if used.
     pub(crate) origin_tls: Option<OriginTlsConfig>,
-    /// Set: clients speak HTTP, and their requests are passed on one by one.
+    /// HTTP, if requests are passed on one by one.
     pub(crate) http: Option<HttpConfig>,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct BackendsConfig {
     pub(crate) ipv6: Option<HostPort>,
 }
 
-/// Where a header may lead.
+/// The permitted destinations of headers.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct DynamicConfig {
@@ -82,25 +82,25 @@ pub(crate) struct DynamicConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct UdpConfig {
-    /// Where the header is, in what comes and in what `send_proxy` writes.
+    /// The dialect of incoming datagrams, and of those that `send_proxy` writes.
     #[serde(with = "text::one")]
     pub(crate) dialect: Dialect,
-    /// A flow is forgotten after such a silence; `None`: as the dialect's usual senders demand.
+    /// A flow is forgotten after this silence; `None`: as suits the dialect's usual senders.
     #[serde(with = "text::maybe_duration")]
     pub(crate) close_after: Option<Duration>,
 }
 
-/// Who may connect.
+/// Which senders may connect.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct SendersConfig {
     #[serde(with = "text::prefixes")]
     pub(crate) allow: PrefixSet,
-    /// Further senders, one prefix a line; read again on reload.
+    /// Files with further senders, one prefix on each line; read again on reload.
     pub(crate) allow_files: Vec<ListFile>,
     #[serde(with = "text::one")]
     pub(crate) header: HeaderRule,
-    /// Rules of their own for some senders.
+    /// The rules of specific senders.
     #[serde(with = "text::list")]
     pub(crate) rules: Vec<SenderRule>,
 }
@@ -111,13 +111,13 @@ pub(crate) struct SendersConfig {
 pub(crate) struct HeaderLimits {
     #[serde(with = "text::duration")]
     pub(crate) timeout: Duration,
-    /// How long a sender that need not send one may be silent.
+    /// How long a sender may be silent if its header is optional.
     #[serde(with = "text::duration")]
     pub(crate) wait: Duration,
     pub(crate) max_bytes: usize,
 }
 
-/// Who may be claimed.
+/// Which clients may be claimed.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct ClaimsConfig {
@@ -128,7 +128,7 @@ pub(crate) struct ClaimsConfig {
     /// Clients to refuse.
     #[serde(with = "text::prefixes")]
     pub(crate) deny: PrefixSet,
-    /// Further ones, one prefix a line; read again on reload.
+    /// Files with further ones, one prefix on each line; read again on reload.
     pub(crate) deny_files: Vec<PathBuf>,
 }
 
@@ -136,7 +136,7 @@ pub(crate) struct ClaimsConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Timeouts {
-    /// Both directions silent; `None`: for ever.
+    /// Both directions silent; `None`: unlimited.
     #[serde(with = "text::maybe_duration")]
     pub(crate) idle: Option<Duration>,
     #[serde(with = "text::duration")]
@@ -202,8 +202,8 @@ impl Default for Timeouts {
 }
 
 impl ListenerConfig {
-    /// The rules of this listener's sessions, with what has been read for it. `own_listeners`: what this program has bound, all
-    /// listeners together.
+    /// The rules of this listener's sessions, with the data read for it. `own_listeners`: the addresses of all
+    /// listeners of this program.
     pub(crate) fn policy(&self, read: &Read, own_listeners: &[SocketAddr]) -> Result<Policy, Problem> {
         Ok(Policy {
             transport: match self.protocol {
@@ -221,7 +221,7 @@ impl ListenerConfig {
                 source: self.source(),
                 send_proxy: self.send_proxy.map(|version| match version {
                     SendProxy::V1 => Version::V1,
-                    // What a stream's header is; datagrams' is the dialect's.
+                    // The limits of a stream's header; for datagrams the dialect determines them.
                     SendProxy::V2 | SendProxy::Spp => Version::V2,
                 }),
                 nat64_prefix: self.nat64_prefix,
@@ -231,7 +231,7 @@ impl ListenerConfig {
         })
     }
 
-    /// Whether TLS is spoken with anybody.
+    /// Whether TLS is used with clients or backends.
     pub(crate) fn speaks_tls(&self) -> bool {
         self.tls.is_some() || self.origin_tls.is_some()
     }
@@ -241,7 +241,7 @@ impl ListenerConfig {
         self.tls.as_ref().map_or(defaults::TLS_TIMEOUT, |tls| tls.timeout)
     }
 
-    /// Whose address backends see.
+    /// The source address that backends see.
     pub(crate) fn source(&self) -> Source {
         let is_client = match &self.http {
             Some(http) => http.client_address == ClientAddressConfig::Transparent,
@@ -312,7 +312,7 @@ impl HeaderLimits {
 }
 
 impl UdpConfig {
-    /// As the relay takes it.
+    /// The form for the relay.
     pub(crate) fn settings(&self, send_proxy: Option<SendProxy>) -> UdpSettings {
         let sending =
             send_proxy.map(|header| if header == SendProxy::Spp { Dialect::Spp } else { self.dialect });

@@ -1,4 +1,5 @@
-//! What was written, as it is meant: defaults filled in, contradictions refused, a list of listeners and what they share.
+//! The meaning of the command line: defaults filled in, contradictions refused, a list of listeners and the
+//! settings that they share.
 //!
 //! ```text
 //! Spec ──of──▶ Config (pure) ──check──▶ Checked: files, names and certificates, read once ──diff──▶ changes, for the engines
@@ -50,9 +51,9 @@ pub(crate) struct Config {
     pub(crate) listeners: Vec<ListenerConfig>,
     /// Threads; `None`: one for each core.
     pub(crate) workers: Option<NonZeroUsize>,
-    /// UDP flows, all listeners together; `None`: as many as open files allow.
+    /// UDP flows of all listeners together; `None`: as many as open files allow.
     pub(crate) max_flows: Option<NonZeroUsize>,
-    /// How long sessions and flows may go on after the signal to stop.
+    /// How long sessions and flows may continue after the signal to stop.
     #[serde(with = "text::duration")]
     pub(crate) drain: Duration,
     pub(crate) routes: RoutesConfig,
@@ -72,7 +73,7 @@ impl Default for Config {
     }
 }
 
-/// Who sets up what spoofed replies need.
+/// Whether truepeer sets up the rules for spoofed replies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct RoutesConfig {

@@ -1,4 +1,4 @@
-//! Where something was written.
+//! Where a value was given.
 
 use std::fmt;
 

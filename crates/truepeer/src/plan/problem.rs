@@ -1,4 +1,4 @@
-//! What can be wrong with what was written. Each text begins with its place; causes are in the chain.
+//! The errors in a command line. Each text starts with the option; causes are in the chain.
 
 use std::io;
 use std::net::SocketAddr;
@@ -57,7 +57,7 @@ pub(crate) enum Problem {
     /// The backend can't be reached by these clients.
     #[error("{place} {backend}: {is}; expected {expected}")]
     Family { place: Place, backend: String, is: &'static str, expected: String },
-    /// Anything else that a value alone does not show.
+    /// Any other error that the value alone doesn't show.
     #[error("{place}{value}: {expected}")]
     Value { place: Place, value: String, expected: String },
     #[error(transparent)]
@@ -70,7 +70,7 @@ impl Problem {
         Self::Value { place: Place::Option(option), value: String::new(), expected: expected.into() }
     }
 
-    /// One option, of those that were given, that needs another.
+    /// The given option that needs another.
     pub(super) fn needs(option: &'static str, other: &'static str, value: &'static str) -> Self {
         Self::Needs { place: Place::Option(option), other: Place::Option(other), value }
     }

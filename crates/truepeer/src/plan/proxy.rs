@@ -1,4 +1,4 @@
-//! `truepeer proxy`: from what was written to a plan.
+//! `truepeer proxy`: from the command line to a plan.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::spec::{HostPort, ListenAddr, Protocol, ProxySpec, defaults};
 
-/// What an option that is not given means; other programs, whose place truepeer takes, differ.
+/// The defaults of options. They differ for the programs that truepeer replaces.
 pub(crate) struct Defaults {
     pub(crate) listen: ListenAddr,
     pub(crate) backends: UsualBackends,
@@ -19,7 +19,7 @@ pub(crate) struct Defaults {
     pub(crate) claims: PrefixSet,
     /// Whether a header may claim this host's own addresses.
     pub(crate) claims_host: bool,
-    /// What `--dynamic-destination` allows without `--dynamic-allow`; `None`: it must be said.
+    /// The destinations of `--dynamic-destination` without `--dynamic-allow`; `None`: it is required.
     pub(crate) dynamic_allow: Option<Destinations>,
     pub(crate) mark: u32,
     pub(crate) routes: RoutesConfig,
@@ -27,12 +27,13 @@ pub(crate) struct Defaults {
     pub(crate) drain: Duration,
 }
 
-/// When the usual backends hold.
+/// When the default backends apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UsualBackends {
-    /// If neither -4 nor -6 is given: a service on this machine that nobody named gets no clients.
+    /// If neither -4 nor -6 is given: a service that was not named gets no clients.
     Together,
-    /// Each for itself, as in the programs whose place truepeer takes. One that would be our own listener gives way to the other.
+    /// Each separately, as in the programs that truepeer replaces. A default that would be truepeer's own
+    /// listener is left out.
     EachAlone,
 }
 
@@ -83,7 +84,7 @@ fn listener(spec: &ProxySpec, defaults: &Defaults) -> Result<ListenerConfig, Pro
     let common = ListenerConfig::default();
     refuse_idle_options(spec, defaults)?;
     let tls = TlsConfig::of(&spec.tls, &spec.tls_alpn)?;
-    // Clients speak TLS, and come by themselves: a header that any of them could write is not looked for.
+    // Clients use TLS and connect directly: a header that any of them could write is not read.
     let rule = if tls.is_some() { HeaderRule::Forbid } else { HeaderRule::Require };
     let senders = &spec.senders;
     Ok(ListenerConfig {
@@ -113,7 +114,7 @@ fn listener(spec: &ProxySpec, defaults: &Defaults) -> Result<ListenerConfig, Pro
     })
 }
 
-/// Options that can't have the effect that they were written for. The programs whose place truepeer takes ignore theirs.
+/// Options without the intended effect. The programs that truepeer replaces ignore theirs.
 fn refuse_idle_options(spec: &ProxySpec, defaults: &Defaults) -> Result<(), Problem> {
     if spec.udp_dialect.is_some() && spec.protocol != Some(Protocol::Udp) {
         return Err(Problem::needs("udp-dialect", "protocol", "udp"));
@@ -167,7 +168,7 @@ fn dynamic(spec: &ProxySpec, defaults: &Defaults) -> Result<Option<DynamicConfig
     }
 }
 
-/// TLS with backends. Their certificates must have the name that the command line gives them.
+/// TLS with backends. Their certificates must contain the name from the command line.
 fn origin_tls(spec: &ProxySpec) -> Result<Option<OriginTlsConfig>, Problem> {
     let origin = &spec.origin;
     if !spec.origin_tls {

@@ -1,4 +1,5 @@
-//! What a listener's plan needs from outside: lists in files, names, certificates. Read once, and compared on reload.
+//! The external data of a listener's plan: lists in files, names, certificates. Read once, and compared on
+//! reload.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -6,21 +7,21 @@ use truepeer_policy::{Backends, PrefixSet};
 
 use super::{ListenerConfig, OriginTlsConfig, Problem};
 
-/// As it was when it was read.
+/// The data at the time of reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Read {
-    /// Who may send, files included.
+    /// The admitted senders, including those in files.
     pub(crate) allow: PrefixSet,
-    /// Whom nobody may name, files included.
+    /// The denied clients, including those in files.
     pub(crate) deny: PrefixSet,
-    /// Where host names lead.
+    /// The addresses of host names.
     pub(crate) backends: Backends,
     /// The contents of certificates, keys and authorities; only compared.
     pub(super) certificates: u64,
 }
 
 impl Read {
-    /// Reads files and resolves names as they are now.
+    /// Reads files and resolves names now.
     pub(super) fn of(listener: &ListenerConfig) -> Result<Self, Problem> {
         Ok(Self {
             allow: listener.senders.allowed()?,

@@ -8,8 +8,8 @@ use truepeer_policy::BackendAddr;
 use super::{Place, Problem};
 use crate::spec::{Family, HostPort, ListenAddr};
 
-/// The backend for clients of `family`: an address of that family where the host has one (a dual-stack backend
-/// is dialled over the client's own), otherwise its first.
+/// The backend for clients of `family`: an address of that family if the host has one (a dual-stack backend is
+/// reached over the client's family), otherwise its first.
 pub(super) fn backend(written: &HostPort, place: Place, family: Family) -> Result<BackendAddr, Problem> {
     let addrs = resolve(written, place)?;
     let own = addrs.iter().find(|addr| family.has(BackendAddr::new(**addr).get()));
@@ -36,7 +36,7 @@ fn resolve(written: &HostPort, place: Place) -> Result<Vec<SocketAddr>, Problem>
     Ok(addrs.collect())
 }
 
-/// `::` takes IPv4 connections, too; a kernel without IPv6 can't bind it.
+/// `::` accepts IPv4 connections, too; a kernel without IPv6 can't bind it.
 fn every_address() -> IpAddr {
     if Path::new("/proc/net/if_inet6").exists() {
         Ipv6Addr::UNSPECIFIED.into()
@@ -45,8 +45,9 @@ fn every_address() -> IpAddr {
     }
 }
 
-/// `-4 [::1]:80`: IPv4 clients can't be shown to an IPv6 backend, unless their addresses are mapped or not used at all. Only what is an
-/// address as it is written can be judged before it is resolved. `ways`: options by which these clients could be shown there.
+/// Checks `-4 [::1]:80`: IPv4 clients can't be shown to an IPv6 backend unless their addresses are mapped or not
+/// used. Only a literal address can be checked before resolving. `ways`: options by which these clients could be
+/// shown there.
 pub(super) fn refuse_ipv6(written: &HostPort, ways: &str) -> Result<(), Problem> {
     match address(written) {
         Some(IpAddr::V6(_)) => Err(Problem::Family {

@@ -1,4 +1,4 @@
-//! `routes` and `doctor`: what truepeer will be asked to do, as far as routing goes.
+//! `routes` and `doctor`: the routing part of truepeer's job.
 
 use std::net::SocketAddr;
 
@@ -28,7 +28,7 @@ pub(crate) fn setup_options(spec: &RoutingArgs) -> Result<SetupOptions, Problem>
     })
 }
 
-/// Whether a backend was named, or the default is meant.
+/// Whether a backend was given, or the default applies.
 pub(crate) fn names_backends(spec: &RoutingArgs) -> bool {
     !(spec.ipv4.is_empty() && spec.ipv6.is_empty())
 }

@@ -1,4 +1,4 @@
-//! `truepeer run`: what is done with a program's connections.
+//! `truepeer run`: the rules for a program's connections.
 
 use truepeer_handover::{Destination, Listeners, RunSettings};
 use truepeer_policy::{Claims, HeaderRule, HeaderTimes, HostAddresses, PrefixSet};
@@ -7,7 +7,7 @@ use truepeer_proto::Limits;
 use super::{ClaimsConfig, HeaderLimits, Problem, SendersConfig, resolve, senders};
 use crate::spec::RunArgs;
 
-/// The rules, with files read; and what is allowed and perhaps not meant, or was written in vain.
+/// The rules, with files read, and warnings about risky or ineffective options.
 pub(crate) fn run_settings(spec: &RunArgs) -> Result<(RunSettings, Vec<String>), Problem> {
     let default = RunSettings::default();
     let senders = SendersConfig::of(&spec.senders, &[], (&PrefixSet::loopback(), HeaderRule::Require))?;

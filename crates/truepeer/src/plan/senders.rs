@@ -1,4 +1,4 @@
-//! Who sends headers and whom they may name: what every command that receives headers has in common.
+//! Which senders are admitted, and which clients they may name: shared by all commands that receive headers.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ pub(crate) struct ListFile {
 }
 
 impl SendersConfig {
-    /// `usual`: who may send, and with which rule, if nothing is written. Any list takes the place of the usual one.
+    /// `usual`: the default senders and their rule. Any list replaces the default.
     pub(super) fn of(
         spec: &SendersSpec,
         subnets: &[PathBuf],
@@ -43,7 +43,7 @@ impl SendersConfig {
         with_files(&self.allow, self.files())
     }
 
-    /// `allow`: as [`Self::allowed`] has read it.
+    /// `allow`: the result of [`Self::allowed`].
     pub(super) fn policy(&self, allow: &PrefixSet) -> Result<Senders, Problem> {
         let mut senders = Senders::new(allow.clone(), self.header);
         self.rules.iter().for_each(|exception| senders.set_rule(&exception.senders, exception.rule));
@@ -53,7 +53,7 @@ impl SendersConfig {
 }
 
 impl ClaimsConfig {
-    /// `usual`: what may be claimed even if nothing is written.
+    /// `usual`: the claims that are permitted by default.
     pub(super) fn of(spec: &SendersSpec, usual: &PrefixSet, allow_host: bool) -> Self {
         let mut allow = usual.clone();
         spec.allow_claims.iter().for_each(|prefixes| allow.extend(prefixes));
@@ -70,7 +70,7 @@ impl ClaimsConfig {
         with_files(&self.deny, self.files())
     }
 
-    /// `deny`: as [`Self::denied`] has read it.
+    /// `deny`: the result of [`Self::denied`].
     pub(super) fn policy(&self, deny: &PrefixSet) -> Claims {
         let host = if self.allow_host {
             HostAddresses::default()
@@ -81,7 +81,7 @@ impl ClaimsConfig {
     }
 }
 
-/// One rule for all, and those of some.
+/// One rule for all senders, and exceptions for some.
 fn header_rules(written: &[Header]) -> Result<(Option<HeaderRule>, Vec<SenderRule>), Problem> {
     let (mut rule, mut rules) = (None, Vec::new());
     for entry in written {
@@ -129,7 +129,7 @@ fn read(place: Place, path: &Path) -> Result<PrefixSet, Problem> {
     })
 }
 
-/// What is allowed, and perhaps not meant, by any command that receives headers.
+/// Warnings about risky settings, for all commands that receive headers.
 pub(super) fn warnings(allow: &PrefixSet, senders: &SendersConfig, claims: &ClaimsConfig) -> Vec<String> {
     let mut warnings = Vec::new();
     if allow.has_everybody() && senders.header != HeaderRule::Forbid {
@@ -156,7 +156,7 @@ pub(super) fn warnings(allow: &PrefixSet, senders: &SendersConfig, claims: &Clai
     warnings
 }
 
-// A plan is written and read with the path alone.
+// In a serialised plan, a list is its path alone.
 impl From<PathBuf> for ListFile {
     fn from(path: PathBuf) -> Self {
         Self { place: Place::Option("allow"), path }

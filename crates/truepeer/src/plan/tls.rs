@@ -18,7 +18,7 @@ use crate::spec::{ClientCert, OriginSpec, TlsSpec, defaults, text};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct TlsConfig {
-    /// The first is shown to who asks for a name that none of them has.
+    /// The first is the default for unknown names.
     pub(crate) certs: Vec<CertConfig>,
     #[serde(with = "text::one")]
     pub(crate) min_version: MinVersion,
@@ -26,7 +26,7 @@ pub(crate) struct TlsConfig {
     #[serde(with = "text::list")]
     pub(crate) suites: Vec<Suite>,
     pub(crate) alpn: Vec<String>,
-    /// Set: clients are asked for certificates, of these authorities.
+    /// Clients must present certificates of these authorities, if set.
     pub(crate) client_ca: Option<PathBuf>,
     pub(crate) client_cert: ClientCert,
     /// How long a handshake may take.
@@ -50,13 +50,13 @@ pub(crate) struct CertConfig {
 pub(crate) struct OriginTlsConfig {
     /// The name that backends' certificates must have.
     pub(crate) name: String,
-    /// The authorities that vouch for them; `None`: those that this system trusts.
+    /// The trusted authorities; `None`: the system's.
     pub(crate) ca: Option<PathBuf>,
-    /// Whatever they show is taken.
+    /// Accepts any certificate.
     pub(crate) insecure: bool,
-    /// Application protocols that are offered to them.
+    /// The application protocols to offer.
     pub(crate) alpn: Vec<String>,
-    /// What is shown to those that ask.
+    /// The certificate for backends that request one.
     pub(crate) cert: Option<CertConfig>,
 }
 
@@ -96,7 +96,7 @@ fn certificates(certs: &[PathBuf], keys: &[PathBuf]) -> Vec<CertConfig> {
 }
 
 impl OriginSpec {
-    /// One of these options that was given.
+    /// One of these options, if given.
     pub(super) fn first_given(&self) -> Option<&'static str> {
         let options = [
             (self.origin_ca.is_some(), "origin-ca"),
@@ -121,7 +121,7 @@ impl OriginSpec {
 }
 
 impl TlsConfig {
-    /// `None` without a certificate: clients speak no TLS then.
+    /// `None` without a certificate: clients then don't use TLS.
     pub(super) fn of(spec: &TlsSpec, alpn: &[String]) -> Result<Option<Self>, Problem> {
         if spec.tls_cert.is_empty() {
             let needy = [
@@ -157,12 +157,12 @@ impl TlsConfig {
         }))
     }
 
-    /// Everything that is read for it.
+    /// The data of all its files.
     pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
         self.certs.iter().flat_map(CertConfig::paths).chain(self.client_ca.as_deref())
     }
 
-    /// Reads the files as they are now.
+    /// Reads the files now.
     pub(super) fn read(&self) -> Result<Arc<ServerTls>, Problem> {
         Ok(Arc::new(ServerTls::new(&self.options())?))
     }
@@ -183,17 +183,17 @@ impl TlsConfig {
 }
 
 impl OriginTlsConfig {
-    /// Everything that is read for it.
+    /// The data of all its files.
     pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
         self.cert.iter().flat_map(CertConfig::paths).chain(self.ca.as_deref())
     }
 
-    /// Whether backends are judged by the authorities that this system trusts.
+    /// Whether backends are verified with the system's authorities.
     pub(super) fn trusts_system(&self) -> bool {
         self.ca.is_none() && !self.insecure
     }
 
-    /// Reads the files as they are now.
+    /// Reads the files now.
     pub(super) fn read(&self) -> Result<OriginTls, Problem> {
         Ok(OriginTls { tls: Arc::new(ClientTls::new(&self.options())?) })
     }

@@ -1,4 +1,4 @@
-//! Brings the engines from the plan that runs to another one: all of it, or nothing.
+//! Changes the engines from the running plan to another one: completely, or not at all.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,22 +16,23 @@ use super::signals::Bell;
 use super::{rules, sockets};
 use crate::plan::{Change, CheckedListener, ListenerKey, diff};
 
-/// What runs: the relay for listeners without TLS, https for those with it. An engine starts with its first listener.
+/// The running engines: the relay for listeners without TLS, https for those with it. An engine starts with its
+/// first listener.
 pub(super) struct Engines {
     relay: Option<Relay>,
     https: Option<Https>,
     running: Vec<Arc<CheckedListener>>,
-    /// A listener keeps its id, and with it its counters, also when it is closed and opened again.
+    /// A listener keeps its id, and so its counters, even if it is closed and opened again.
     ids: BTreeMap<ListenerKey, ListenerId>,
     workers: usize,
     pub(super) budgets: Budgets,
     pub(super) journal: Arc<Journal>,
-    /// Rung when a worker has ended by itself, and when the last one of an engine has after a drain.
+    /// Rung when a worker has ended unexpectedly, and when the last one of an engine has ended after a drain.
     bell: Bell,
 }
 
 impl Engines {
-    /// Nothing runs yet.
+    /// Starts with no engine.
     pub(super) fn new(workers: usize, budgets: Budgets, bell: Bell) -> Self {
         Self {
             relay: None,
@@ -45,10 +46,11 @@ impl Engines {
         }
     }
 
-    /// Carries out the difference between what runs and `plan`, and returns it. Sessions that are open keep their rules.
+    /// Applies the difference between the running plan and `plan`, and returns it. Open sessions keep their
+    /// rules.
     ///
     /// # Errors
-    /// A change that can't be carried out. What was changed before it is taken back.
+    /// A change that is not possible. The changes before it are undone.
     pub(super) fn apply(
         &mut self,
         plan: &[Arc<CheckedListener>],
@@ -141,16 +143,16 @@ impl Engines {
         self.https.as_mut().ok_or(EngineError::WorkerGone)
     }
 
-    /// Takes no more connections and flows; the bell rings when the last session of an engine has ended.
+    /// Stops accepting connections and flows. The bell rings when the last session of an engine has ended.
     pub(super) fn drain(&mut self) {
         self.relay.iter_mut().for_each(Engine::drain);
         self.https.iter_mut().for_each(Engine::drain);
     }
 
-    /// Whether all engines have ended, as they were told to.
+    /// Whether all engines have ended after a drain.
     ///
     /// # Errors
-    /// A worker has ended by itself: the others would serve a part of the connections only.
+    /// A worker has ended unexpectedly: the others would serve only a part of the connections.
     pub(super) fn have_ended(&self) -> anyhow::Result<bool> {
         let health = [self.relay.as_ref().map(Engine::health), self.https.as_ref().map(Engine::health)];
         let mut have_ended = true;

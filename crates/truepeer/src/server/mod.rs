@@ -1,4 +1,4 @@
-//! Carrying out a plan: limits, sockets, routes, the engines, and signals until the end.
+//! Runs a plan: limits, sockets, routes, the engines, and signals until the end.
 
 mod apply;
 mod holder;
@@ -23,19 +23,20 @@ use crate::routes::guard::RoutesGuard;
 use crate::routes::options::of_plan;
 use crate::routes::plan::Setup;
 
-/// Serves until SIGTERM or SIGINT, after which open sessions may go on for a while; a second one ends them at once.
-/// SIGUSR1 logs the counters, SIGHUP reads files again.
+/// Serves until SIGTERM or SIGINT. Open sessions may then continue for a while; a second signal ends them at
+/// once. SIGUSR1 logs the counters, SIGHUP reads files again.
 ///
 /// # Errors
-/// Whatever keeps it from serving at all; once it serves, nothing that a sender, client or backend does ends it. A worker
-/// that has ended by itself does: what is left would serve a part of the connections only.
+/// The reason why it can't serve. Once it serves, no sender, client or backend can end it. A worker that ends
+/// unexpectedly does, because the others would serve only a part of the connections.
 pub(crate) fn run(config: &Config, checked: &Checked) -> anyhow::Result<()> {
-    // First of all: inherited descriptors have fixed numbers, and nothing else may have taken them.
+    // First: inherited descriptors have fixed numbers, which nothing else may have taken.
     let mut inherited = PassedSockets::take()?.into_listening();
-    // Before the threads: a signal that comes while they start must not be lost.
+    // Before the threads start: a signal that arrives meanwhile must not be lost.
     let mut events = Events::hear(&[SIGTERM, SIGINT, SIGUSR1, SIGHUP]).context("can't wait for signals")?;
     sockets::check_privilege(config)?;
-    // Declared before the engines, and so dropped after them: replies need the routes until the last session has ended.
+    // Declared before the engines and so dropped after them: replies need the routes until the last session has
+    // ended.
     let mut routes = Routes::default();
     let mark = routes.establish(config, checked)?;
     let open_files = limits::raise_open_files().unwrap_or_else(|error| {
@@ -68,14 +69,14 @@ pub(crate) fn run(config: &Config, checked: &Checked) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The rules and routes of all plans that have run: sessions that are open may still need those of an earlier one.
+/// The rules and routes of all plans so far: open sessions may still need those of an earlier one.
 #[derive(Default)]
 struct Routes {
     guards: Vec<(Setup, RoutesGuard)>,
 }
 
 impl Routes {
-    /// Adds what this plan needs and no earlier one did; returns the mark that upstream connections need.
+    /// Adds the rules that this plan needs and no earlier one did. Returns the mark for upstream connections.
     fn establish(&mut self, config: &Config, checked: &Checked) -> anyhow::Result<Option<u32>> {
         let setup = of_plan(config, checked).setup()?;
         let known = self.guards.iter().position(|(known, _)| *known == setup);
@@ -91,7 +92,7 @@ impl Routes {
     }
 }
 
-/// Reads every file again and resolves every name. If anything is wrong, everything stays as it was.
+/// Reads every file and resolves every name again. On an error, everything stays as it was.
 fn reload(config: &Config, engines: &mut Engines, routes: &mut Routes) {
     match try_reload(config, engines, routes) {
         Ok(changes) if changes.is_empty() => info!("reloaded: nothing has changed"),
@@ -144,7 +145,7 @@ fn report(engines: &Engines) {
     info!(sessions, refusals = refusals.join(" "), "counters: {}", totals.join(" "));
 }
 
-/// What is open now.
+/// Describes what is open.
 fn open(engines: &Engines) -> String {
     let (sessions, flows) = (engines.budgets.sessions.used(), engines.budgets.flows.used());
     match flows {

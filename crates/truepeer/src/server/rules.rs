@@ -1,4 +1,4 @@
-//! What a checked listener means to its engine.
+//! Converts a checked listener to its engine's rules.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use truepeer_session::settings::ListenerSettings;
 use crate::plan::{CheckedListener, Config, HttpConfig};
 use crate::spec::Protocol;
 
-/// `mark` is what the routes look for; a listener's own comes first.
+/// `mark` is the one that the routes match; a listener's own takes precedence.
 pub(super) fn relay(listener: &CheckedListener, mark: Option<u32>) -> ListenerRules {
     let config = &listener.config;
     let settings = ListenerSettings {
@@ -35,7 +35,7 @@ pub(super) fn https(listener: &CheckedListener, mark: Option<u32>) -> HttpsRules
     let (tls, handshake_timeout) = (listener.tls.clone(), listener.config.handshake_timeout());
     let config = &listener.config;
     let per_client = downstream::PerClient {
-        // Where TLS is only put on, clients are programs of the operator's own, which may have as many as they like.
+        // If TLS is only originated, clients are the operator's own programs, which are not limited.
         most: config.max_per_client.or(config.tls.is_none().then_some(0)),
         shared: config.http.as_ref().map(|http| http.trusted.clone()).unwrap_or_default(),
     };
@@ -51,7 +51,7 @@ pub(super) fn budgets(config: &Config, open_files: usize) -> Budgets {
     let carries = |protocol| config.listeners.iter().any(|listener| listener.protocol == protocol);
     let mut budgets = Budgets::for_open_files(open_files, carries(Protocol::Tcp), carries(Protocol::Udp));
     if config.listeners.iter().any(|listener| listener.protocol == Protocol::Udp && listener.transparent) {
-        // A flow that came by TPROXY may need a second socket, to answer from the port that was sent to.
+        // A flow from TPROXY may need a second socket, to answer from the port that was used.
         budgets.flows = Budget::new(budgets.flows.limit() / 2);
     }
     if let Some(most) = config.max_flows {

@@ -1,4 +1,4 @@
-//! What the server waits for: signals, the engines' bell, and a deadline.
+//! The server's events: signals, the engines' bell, and a deadline.
 //!
 //! signal-hook's own iterator relies on MSG_DONTWAIT. VPP's library removes that flag from every `recv()`, even
 //! on kernel sockets, so the iterator would block forever. So both ends of each wake-up pair are non-blocking, and
@@ -15,17 +15,17 @@ use rustix::io::Errno;
 use signal_hook::iterator::backend::{OwningSignalIterator, PollResult, SignalDelivery};
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
-/// What has happened.
+/// An event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
     Signal(i32),
-    /// Somebody has rung the bell, once or several times.
+    /// The bell was rung, once or several times.
     Bell,
-    /// The time is over.
+    /// The deadline has passed.
     Timeout,
 }
 
-/// What happens to this process, one after the other.
+/// The events of this process, in order.
 pub(crate) struct Events {
     signals: OwningSignalIterator<UnixStream, SignalOnly>,
     rung: UnixStream,
@@ -39,7 +39,7 @@ pub(crate) struct Bell(Arc<UnixStream>);
 impl Bell {
     /// Makes [`Events::next`] return [`Event::Bell`].
     pub(crate) fn ring(&self) {
-        // A full pipe has rung already.
+        // A full pipe means that it was rung already.
         let _ = (&*self.0).write(&[0]);
     }
 }
@@ -48,7 +48,7 @@ impl Events {
     /// Catches `signals` from now on, instead of their default actions.
     ///
     /// # Errors
-    /// The process is out of descriptors, or a signal can't be caught.
+    /// The process has run out of descriptors, or a signal can't be caught.
     pub(crate) fn hear(signals: &[i32]) -> io::Result<Self> {
         let ((read, write), (rung, bell)) = (pair()?, pair()?);
         let delivery = SignalDelivery::with_pipe(read, write, SignalOnly, signals)?;
@@ -63,7 +63,7 @@ impl Events {
     /// Waits for the next event, until `deadline` at most.
     ///
     /// # Errors
-    /// The system does not tell any more what happens.
+    /// poll(2) or read(2) failed.
     pub(crate) fn next(&mut self, deadline: Option<Instant>) -> io::Result<Event> {
         let rung = &mut self.rung;
         let mut other = Event::Timeout;
@@ -90,7 +90,7 @@ enum Woken {
     Deadline,
 }
 
-/// The bytes of a signal are read by signal-hook, those of the bell here.
+/// signal-hook reads the bytes of signals; the bell's are read here.
 fn wait(signals: &UnixStream, bell: &mut UnixStream, deadline: Option<Instant>) -> io::Result<Woken> {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

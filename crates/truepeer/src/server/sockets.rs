@@ -1,4 +1,4 @@
-//! Sockets before they serve: privileges, those that a service manager passed, and why one can't be opened.
+//! Sockets before they serve: privileges, inherited sockets, and reasons why a socket can't be opened.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -14,7 +14,7 @@ use crate::plan::{CheckedListener, Config};
 use crate::routes::item::Transport;
 use crate::spec::Protocol;
 
-/// Without the privilege every session would fail, each when it comes.
+/// Without the privilege every session would fail.
 pub(super) fn check_privilege(config: &Config) -> anyhow::Result<()> {
     if config.listeners.iter().all(|listener| listener.source() == Source::Any) {
         return Ok(()); // no client's address is used
@@ -30,7 +30,7 @@ pub(super) fn check_privilege(config: &Config) -> anyhow::Result<()> {
     }
 }
 
-/// A port in use is reported with the program that has it, where this user may see that.
+/// For a port in use, names the program that has it, if this user may see it.
 pub(super) fn explain(error: EngineError, listener: &CheckedListener) -> anyhow::Error {
     let EngineError::Listen(failed) = &error else { return error.into() };
     let transport = match listener.config.protocol {
@@ -47,7 +47,8 @@ pub(super) fn explain(error: EngineError, listener: &CheckedListener) -> anyhow:
     }
 }
 
-/// What no listener has taken: clients of a socket that the service manager holds open would wait for ever.
+/// Warns about inherited sockets without a listener: clients of a socket that the service manager keeps open
+/// would wait forever.
 pub(super) fn warn_of_unasked(left: &[OwnedFd]) {
     for socket in left {
         match socket::local_address(socket.as_fd()) {
