@@ -206,7 +206,7 @@ mod tests {
         let place = Place::of(Some(&dir)).unwrap();
         place.make().unwrap();
         let lock = place.lock().unwrap();
-        assert!(place.lock().unwrap_err().to_string().contains("at work"));
+        assert!(place.lock().unwrap_err().to_string().contains("is working in"));
         drop(lock);
         assert!(place.lock().is_ok());
         place.clear();
