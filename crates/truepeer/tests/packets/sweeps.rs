@@ -14,10 +14,10 @@ use truepeer_testbed::{Bed, Test, client};
 use crate::stage::{Stage, listen};
 
 const PLAIN: u16 = 81;
-/// More than twice the number of ports. Once half of a listener's queue is filled, the kernel gives up requests
-/// after 3 s (reqsk_timer_handler), including those that wait for a header. At a plain port they would already be
-/// connections.
-const BACKLOG: i32 = 200_000;
+/// More than twice the number of ports: the kernel keeps every request.
+const LARGE: i32 = 200_000;
+/// Once half of a listener's backlog is filled, the kernel gives up requests after 3 s (reqsk_timer_handler).
+const GIVEN_UP: Duration = Duration::from_secs(5);
 const FIRST_PORT: u16 = 20_000;
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -28,12 +28,28 @@ pub(crate) fn tests() -> Vec<Test> {
             .needs_program("ethtool")
             .needs_open_files(size.handshakes as u64 + 100)
     };
-    let whole = Size { handshakes: 10_000, swept: 65_535 };
+    let whole = Size { handshakes: 10_000, swept: 65_535, backlog: LARGE };
     vec![
-        test("blind_sweeps_end_no_slow_handshake", Size { handshakes: 300, swept: 3_000 }),
+        test("blind_sweeps_end_no_slow_handshake", Size { handshakes: 300, swept: 3_000, backlog: LARGE }),
+        test(
+            "blind_sweeps_end_no_slow_handshake_of_a_small_backlog",
+            Size { handshakes: 300, swept: 3_000, backlog: 512 },
+        ),
         test("blind_sweeps_over_all_ports_end_none_of_10_000_slow_handshakes", whole)
             .long()
             .time_limit(Duration::from_secs(600)),
+        test(
+            "blind_sweeps_over_all_ports_end_none_of_a_backlog_of_32_768",
+            Size { backlog: 32_768, ..whole },
+        )
+        .long()
+        .time_limit(Duration::from_secs(600)),
+        test(
+            "blind_sweeps_over_all_ports_end_none_of_a_backlog_of_4_096",
+            Size { handshakes: 4_000, backlog: 4_096, ..whole },
+        )
+        .long()
+        .time_limit(Duration::from_secs(600)),
     ]
 }
 
@@ -42,20 +58,22 @@ struct Size {
     handshakes: usize,
     /// The ports from which each kind of blind segment comes, including those of the handshakes.
     swept: usize,
+    /// The listener's backlog. A plain port holds as many connections that nobody accepts.
+    backlog: i32,
 }
 
 /// The handshakes lost at the attached port, minus those lost at a plain one: zero.
 fn sweep(bed: &Bed, size: Size) -> Result<()> {
     let stage = Stage::without_attach(bed)?;
     stage.wire.host.run(|| -> std::io::Result<()> {
-        std::fs::write("/proc/sys/net/core/somaxconn", BACKLOG.to_string())?;
-        std::fs::write("/proc/sys/net/ipv4/tcp_max_syn_backlog", BACKLOG.to_string())
+        std::fs::write("/proc/sys/net/core/somaxconn", size.backlog.to_string())?;
+        std::fs::write("/proc/sys/net/ipv4/tcp_max_syn_backlog", size.backlog.to_string())
     })??;
     // The kernel gives up a request whose repeated SYN-ACK finds no room in the device's queue.
     stage.run("tc", &["qdisc", "replace", "dev", "wire", "root", "pfifo", "limit", "500000"])?;
     stage.wire.run_near(bed, "ethtool", &["-K", "host", "gro", "on"])?;
-    let plain = stage.wire.host.run(|| listen_long(PLAIN))??;
-    let attached = stage.wire.host.run(|| listen_long(82))??;
+    let plain = stage.wire.host.run(|| listen_long(PLAIN, size.backlog))??;
+    let attached = stage.wire.host.run(|| listen_long(82, size.backlog))??;
     stage.attach(&["--port", "82", "--allow", "any", "--header-timeout", "300s"])?;
     for v6 in [false, true] {
         let lost_plain = lost(&stage, &plain, size, v6, false).context("the plain port")?;
@@ -76,10 +94,10 @@ fn sweep(bed: &Bed, size: Size) -> Result<()> {
     Ok(())
 }
 
-fn listen_long(port: u16) -> Result<TcpListener> {
+fn listen_long(port: u16, backlog: i32) -> Result<TcpListener> {
     let listener = listen(port)?;
     // Sets the queue's length: listen(2) may be called again.
-    socket2::SockRef::from(&listener).listen(BACKLOG)?;
+    socket2::SockRef::from(&listener).listen(backlog)?;
     Ok(listener)
 }
 
@@ -101,6 +119,9 @@ fn lost(
         talkers.push(talker);
     }
     blind(stage, &talkers[0], size)?;
+    if size.backlog < LARGE {
+        std::thread::sleep(GIVEN_UP);
+    }
     let mut served = BTreeSet::new();
     // Repeat for those that were not served: a busy host may lose a segment, and senders repeat theirs.
     for _ in 0..3 {
