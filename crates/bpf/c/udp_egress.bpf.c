@@ -153,6 +153,9 @@ static __always_inline int on_answer_to_client(struct __sk_buff *skb, struct des
 	}
 	if (translate(skb, datagram, &desk->seat, to))
 		return DROP;
+	/* The sender stands for itself: the kernel has routed it. Redirected, it would come here again as the same answer, and again. */
+	if (is_same_address(&flow->sender, &datagram->ip.destination))
+		return PASS;
 	__u32 device = flow->device;
 	if (link_header_len == 0)
 		return device == skb->ifindex ? PASS : bpf_redirect(device, 0);

@@ -6,6 +6,8 @@ use super::sum;
 
 pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
 /// IPv6's fragment header (RFC 8200, 4.5).
 const FRAGMENT: u8 = 44;
 const V4_FIXED: usize = 20;
@@ -165,6 +167,21 @@ impl Packet {
             .write(4, &id.to_be_bytes())
             .write(6, &place.to_be_bytes())
             .with_right_ip_sum()
+    }
+
+    /// The ICMP error that goes back where it came from: nobody serves its port.
+    ///
+    /// # Panics
+    /// If the packet has no addresses.
+    pub fn unreachable(&self) -> Packet {
+        let (from, to, _) = read(&self.bytes, self.protocol()).expect("a whole packet");
+        let (protocol, kind, code) = if self.is_ipv6() { (ICMPV6, 1, 4) } else { (ICMP, 3, 3) };
+        let quoted = &self.bytes[..self.bytes.len().min(500)];
+        let mut message = [&[kind, code, 0, 0, 0, 0, 0, 0], quoted].concat();
+        let sum =
+            if self.is_ipv6() { sum::of_transport(to, from, protocol, &message) } else { sum::of(&message) };
+        message[2..4].copy_from_slice(&sum.to_be_bytes());
+        Packet::new(to, from, protocol, &message)
     }
 
     /// Whether a kernel would accept its checksums: the IPv4 header's, and that of TCP or UDP.

@@ -12,6 +12,9 @@ mod kit;
 mod paths;
 mod stage;
 mod sweeps;
+mod udp_beside_plain;
+mod udp_parties;
+mod udp_words;
 mod unjudged;
 
 use std::process::ExitCode;
@@ -26,6 +29,7 @@ fn main() -> ExitCode {
         holds::tests(),
         datagrams::tests(),
         beside_plain::tests(),
+        udp_beside_plain::tests(),
         sweeps::tests(),
         bad_link::tests(),
     ];
