@@ -8,10 +8,13 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::layout::FlowKey;
-use crate::sock_diag::{Connection, SockDiag};
+use truepeer_sys::CallError;
+use truepeer_sys::sock_diag::{SockDiag, SocketId};
+
+use crate::layout::{Address, FlowKey};
 use crate::tables::Tables;
 use crate::{AttachError, status};
 
@@ -29,14 +32,18 @@ pub(crate) fn cut_off(tables: &Tables) -> Result<(), AttachError> {
             std::thread::sleep(PAUSE);
         }
         let keys = dependants(tables);
-        let failed = |what| move |source| AttachError::Uncut { count: keys_len(tables), what, source };
+        let failed = |error: CallError| AttachError::Uncut {
+            count: keys_len(tables),
+            what: "sock_diag",
+            source: error.errno.into(),
+        };
         if keys.is_empty() {
             return Ok(());
         }
-        let mut kernel = SockDiag::open().map_err(failed("sock_diag"))?;
-        let connections = kernel.connections().map_err(failed("sock_diag"))?;
-        let ours: Vec<Connection> =
-            connections.into_iter().filter(|connection| keys.contains(&connection.key())).collect();
+        let mut kernel = SockDiag::open().map_err(failed)?;
+        let connections = kernel.connections().map_err(failed)?;
+        let ours: Vec<SocketId> =
+            connections.into_iter().filter(|connection| keys.contains(&key(connection))).collect();
         // What is in our tables without a socket has nobody who could be given wrong bytes. One look may miss a socket while others come
         // and go: the kernel lists them by their place.
         if ours.is_empty() && was_empty {
@@ -46,7 +53,7 @@ pub(crate) fn cut_off(tables: &Tables) -> Result<(), AttachError> {
         for connection in &ours {
             // A connection that its owner is just closing gets into a state that older kernels can't end. It
             // needs no end.
-            refused = kernel.destroy(connection).err().unwrap_or(refused);
+            refused = kernel.destroy(connection).err().map_or(refused, |error| error.errno.into());
         }
     }
     Err(AttachError::Uncut { count: keys_len(tables), what: "SOCK_DESTROY", source: refused })
@@ -58,6 +65,24 @@ fn dependants(tables: &Tables) -> BTreeSet<FlowKey> {
     let embryos = status::live(tables.embryos());
     let translated = tables.flows().into_iter().filter(|(_, flow)| flow.delta != 0).map(|(key, _)| key);
     translated.chain(embryos).collect()
+}
+
+/// The name of a connection in the tables.
+fn key(connection: &SocketId) -> FlowKey {
+    let (local, sender) = (connection.local(), connection.sender());
+    FlowKey {
+        sender: address(sender),
+        local: address(local),
+        sender_port: sender.port().to_be_bytes(),
+        local_port: local.port().to_be_bytes(),
+    }
+}
+
+fn address(end: SocketAddr) -> Address {
+    Address(match end.ip() {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    })
 }
 
 fn keys_len(tables: &Tables) -> usize {

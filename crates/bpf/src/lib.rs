@@ -29,7 +29,6 @@ mod pinned_link;
 mod place;
 mod programs;
 mod rules;
-mod sock_diag;
 mod status;
 mod tables;
 mod trie;

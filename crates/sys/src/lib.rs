@@ -11,6 +11,7 @@ pub mod netns;
 pub mod packet;
 pub mod process;
 pub mod seccomp;
+pub mod sock_diag;
 pub mod socket;
 pub mod udp;
 

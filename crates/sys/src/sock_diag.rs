@@ -1,0 +1,417 @@
+//! TCP sockets of a network namespace, found, listed and ended by netlink (sock_diag(7)).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
+};
+
+use crate::{CallError, Named};
+
+/// `SOCK_DIAG_BY_FAMILY` and `SOCK_DESTROY` (linux/sock_diag.h).
+const BY_FAMILY: u16 = 20;
+const DESTROY: u16 = 21;
+/// Flags and types of linux/netlink.h.
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_ACK: u16 = 4;
+const NLM_F_DUMP: u16 = 0x300;
+const NLM_F_DUMP_INTR: u16 = 0x10;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const IPPROTO_TCP: u8 = 6;
+/// The length of `struct nlmsghdr`.
+const HEADER_LEN: usize = 16;
+/// The length of `struct inet_diag_sockid` (linux/inet_diag.h): ports, addresses, device, cookie.
+const ID_LEN: usize = 48;
+/// The length of a request: `struct nlmsghdr` and `struct inet_diag_req_v2`, which ends with the sockid.
+const REQUEST_LEN: usize = HEADER_LEN + 8 + ID_LEN;
+/// The offset of `idiag_inode` in `struct inet_diag_msg`: family, state, timer, retransmissions, the sockid, and four other numbers.
+const INODE_AT: usize = 4 + ID_LEN + 16;
+/// States of include/net/tcp_states.h.
+const FIN_WAIT2: u8 = 5;
+const TIME_WAIT: u8 = 6;
+/// All states, as the bits of `idiag_states`.
+const EVERY_STATE: u32 = u32::MAX;
+/// Room for one answer: the message about a socket has 72 bytes and few attributes, an error repeats the request.
+const ANSWER_BYTES: usize = 512;
+/// Room for one datagram of a dump: netlink_dump() makes none longer than 32 KiB.
+const DUMP_BYTES: usize = 32 << 10;
+/// How often a list is read that changes meanwhile.
+const ATTEMPTS: u32 = 10;
+
+/// A netlink socket. It sees the sockets of the network namespace that it was opened in.
+#[derive(Debug)]
+pub struct SockDiag {
+    socket: OwnedFd,
+    sequence: u32,
+}
+
+/// A TCP socket, as the kernel identifies it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketId {
+    family: u8,
+    /// `struct inet_diag_sockid`.
+    id: [u8; ID_LEN],
+}
+
+impl SocketId {
+    /// The socket with these ends, which are of one family; `device`: the index of the device that it is bound to, or 0; `cookie`: SO_COOKIE.
+    #[must_use]
+    pub fn new(local: SocketAddr, sender: SocketAddr, device: u32, cookie: u64) -> Self {
+        let mut id = [0; ID_LEN];
+        id[0..2].copy_from_slice(&local.port().to_be_bytes());
+        id[2..4].copy_from_slice(&sender.port().to_be_bytes());
+        put_ip(&mut id[4..20], local.ip());
+        put_ip(&mut id[20..36], sender.ip());
+        id[36..40].copy_from_slice(&device.to_ne_bytes());
+        // Two words, the lower one first.
+        let [high @ .., l0, l1, l2, l3] = cookie.to_be_bytes();
+        id[40..44].copy_from_slice(&u32::from_be_bytes([l0, l1, l2, l3]).to_ne_bytes());
+        id[44..48].copy_from_slice(&u32::from_be_bytes(high).to_ne_bytes());
+        Self { family: number(if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }), id }
+    }
+
+    /// The address and port at this end.
+    #[must_use]
+    pub fn local(&self) -> SocketAddr {
+        self.end(0, 4)
+    }
+
+    /// The address and port at the other end.
+    #[must_use]
+    pub fn sender(&self) -> SocketAddr {
+        self.end(2, 20)
+    }
+
+    fn end(&self, port: usize, ip: usize) -> SocketAddr {
+        let port = u16::from_be_bytes([self.id[port], self.id[port + 1]]);
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&self.id[ip..ip + 16]);
+        let [a, b, c, d, ..] = bytes;
+        let is_ipv4 = self.family == number(AddressFamily::INET);
+        let ip = if is_ipv4 { Ipv4Addr::new(a, b, c, d).into() } else { Ipv6Addr::from(bytes).into() };
+        SocketAddr::new(ip, port)
+    }
+}
+
+fn put_ip(bytes: &mut [u8], ip: IpAddr) {
+    match ip {
+        IpAddr::V4(ip) => bytes[..4].copy_from_slice(&ip.octets()),
+        IpAddr::V6(ip) => bytes.copy_from_slice(&ip.octets()),
+    }
+}
+
+fn number(family: AddressFamily) -> u8 {
+    family.as_raw().to_le_bytes()[0]
+}
+
+impl SockDiag {
+    /// Opens a netlink socket. No privilege is needed.
+    ///
+    /// # Errors
+    /// The kernel's: netlink may be forbidden (systemd: RestrictAddressFamilies).
+    pub fn open() -> Result<Self, CallError> {
+        let protocol = Some(netlink::SOCK_DIAG);
+        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol);
+        Ok(Self { socket: socket.named("socket(NETLINK_SOCK_DIAG)")?, sequence: 0 })
+    }
+
+    /// Whether questions are answered. A kernel without tcp_diag says of every socket that it does not exist; it refuses a dump.
+    /// This one asks for sockets in none of the states: its answer is empty.
+    pub fn is_answered(&mut self) -> bool {
+        let nowhere = SocketAddr::from(([0; 4], 0));
+        let all = SocketId::new(nowhere, nowhere, 0, 0);
+        let answer = self.ask(BY_FAMILY, NLM_F_DUMP, 0, &all, |kind, _| kind == NLMSG_DONE);
+        answer == Ok(true)
+    }
+
+    /// Whether a program has this socket open. `Ok(false)`: there is none, or the kernel is finishing it (FIN_WAIT, LAST_ACK), or remembers
+    /// its ends (TIME_WAIT). Allocates nothing and does not wait: the kernel answers within the call that asks.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn is_open(&mut self, socket: &SocketId) -> Result<bool, CallError> {
+        let answer = self.ask(BY_FAMILY, 0, EVERY_STATE, socket, |kind, body| match kind {
+            BY_FAMILY => body.get(INODE_AT..INODE_AT + 4).map(|inode| inode != [0; 4]).ok_or(Errno::BADMSG),
+            // ESTALE: another socket has these ends.
+            _ => match outcome(body) {
+                Err(Errno::NOENT | Errno::STALE) => Ok(false),
+                Err(errno) => Err(errno),
+                Ok(()) => Err(Errno::BADMSG),
+            },
+        });
+        answer?.named("sock_diag")
+    }
+
+    /// All connections, half-open ones included, that a program may still read from.
+    ///
+    /// # Errors
+    /// The kernel's; EINTR if the list changed during each attempt to read it.
+    pub fn connections(&mut self) -> Result<Vec<SocketId>, CallError> {
+        let mut found = self.dump(AddressFamily::INET)?;
+        found.extend(self.dump(AddressFamily::INET6)?);
+        Ok(found)
+    }
+
+    fn dump(&mut self, family: AddressFamily) -> Result<Vec<SocketId>, CallError> {
+        for _ in 0..ATTEMPTS {
+            let all = SocketId { family: number(family), id: [0; ID_LEN] };
+            self.send(BY_FAMILY, NLM_F_DUMP, EVERY_STATE, &all)?;
+            let mut dump = Dump { sequence: self.sequence, ..Dump::default() };
+            let mut buffer = vec![0; DUMP_BYTES];
+            let end = loop {
+                let (count, _) =
+                    recv(&self.socket, buffer.as_mut_slice(), RecvFlags::empty()).named("recv(sock_diag)")?;
+                if let Some(end) = dump.on_datagram(&buffer[..count]) {
+                    break end.named("sock_diag")?;
+                }
+            };
+            if end == DumpEnd::Whole {
+                return Ok(dump.found);
+            }
+        }
+        Err(CallError { call: "sock_diag", errno: Errno::INTR })
+    }
+
+    /// Ends a connection: its peer receives a RST, its owner's calls fail with ECONNABORTED. If it has ended meanwhile, that is a success.
+    ///
+    /// # Errors
+    /// The kernel's: EOPNOTSUPP without `CONFIG_INET_DIAG_DESTROY`, EPERM without CAP_NET_ADMIN.
+    pub fn destroy(&mut self, connection: &SocketId) -> Result<(), CallError> {
+        let answer = self.ask(DESTROY, NLM_F_ACK, EVERY_STATE, connection, |_, body| match outcome(body) {
+            Err(Errno::NOENT) => Ok(()),
+            answer => answer,
+        });
+        answer?.named("SOCK_DESTROY")
+    }
+
+    /// Sends a request and shows the message that answers it: its type, and its bytes after the header.
+    fn ask<T>(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        states: u32,
+        socket: &SocketId,
+        read: impl FnOnce(u16, &[u8]) -> T,
+    ) -> Result<T, CallError> {
+        self.send(kind, flags, states, socket)?;
+        let mut buffer = [0; ANSWER_BYTES];
+        loop {
+            let (count, _) =
+                recv(&self.socket, buffer.as_mut_slice(), RecvFlags::DONTWAIT).named("recv(sock_diag)")?;
+            let datagram = &buffer[..count.min(ANSWER_BYTES)];
+            let answer = Messages(datagram).find(|message| message.sequence == self.sequence);
+            if let Some(message) = answer {
+                return Ok(read(message.kind, message.body));
+            }
+        }
+    }
+
+    fn send(&mut self, kind: u16, flags: u16, states: u32, socket: &SocketId) -> Result<(), CallError> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut bytes = [0; REQUEST_LEN];
+        bytes[0..4].copy_from_slice(&u32::try_from(REQUEST_LEN).unwrap_or_default().to_ne_bytes());
+        bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+        bytes[6..8].copy_from_slice(&(NLM_F_REQUEST | flags).to_ne_bytes());
+        bytes[8..12].copy_from_slice(&self.sequence.to_ne_bytes());
+        bytes[HEADER_LEN] = socket.family;
+        bytes[HEADER_LEN + 1] = IPPROTO_TCP;
+        bytes[HEADER_LEN + 4..HEADER_LEN + 8].copy_from_slice(&states.to_ne_bytes());
+        bytes[HEADER_LEN + 8..].copy_from_slice(&socket.id);
+        send(&self.socket, &bytes, SendFlags::empty()).named("send(sock_diag)").map(drop)
+    }
+}
+
+impl AsFd for SockDiag {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// A list that is still coming.
+#[derive(Debug, Default)]
+struct Dump {
+    sequence: u32,
+    found: Vec<SocketId>,
+    is_interrupted: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DumpEnd {
+    Whole,
+    /// The list changed while the kernel wrote it: entries may be missing, or there twice.
+    Interrupted,
+}
+
+impl Dump {
+    /// Takes one datagram. `None`: the end has not come yet.
+    fn on_datagram(&mut self, datagram: &[u8]) -> Option<Result<DumpEnd, Errno>> {
+        for message in Messages(datagram) {
+            if message.sequence != self.sequence {
+                continue;
+            }
+            self.is_interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
+            match message.kind {
+                BY_FAMILY => self.found.extend(connection(message.body)),
+                // The end of a dump that the kernel can't make has an error number, too.
+                NLMSG_DONE | NLMSG_ERROR => {
+                    let end = if self.is_interrupted { DumpEnd::Interrupted } else { DumpEnd::Whole };
+                    return Some(outcome(message.body).map(|()| end));
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+}
+
+/// Reads `struct inet_diag_msg`. `None` for what is left of a connection that its owner has closed: no program receives its bytes, and
+/// older kernels (6.1) can't end it.
+fn connection(body: &[u8]) -> Option<SocketId> {
+    let (family, state) = (*body.first()?, *body.get(1)?);
+    let has_inode = body.get(INODE_AT..INODE_AT + 4)? != [0; 4];
+    if state == TIME_WAIT || (state == FIN_WAIT2 && !has_inode) {
+        return None;
+    }
+    Some(SocketId { family, id: body.get(4..4 + ID_LEN)?.try_into().ok()? })
+}
+
+/// `nlmsgerr.error`, and what a dump ends with: 0, or an error number below zero.
+fn outcome(body: &[u8]) -> Result<(), Errno> {
+    match body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code)) {
+        0.. => Ok(()),
+        code @ -4095.. => Err(Errno::from_raw_os_error(-code)),
+        _ => Err(Errno::BADMSG),
+    }
+}
+
+struct Message<'a> {
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    body: &'a [u8],
+}
+
+/// The messages of one datagram.
+struct Messages<'a>(&'a [u8]);
+
+impl<'a> Iterator for Messages<'a> {
+    type Item = Message<'a>;
+
+    fn next(&mut self) -> Option<Message<'a>> {
+        let (header, _) = self.0.split_first_chunk::<HEADER_LEN>()?;
+        let &[l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = header;
+        let length = usize::try_from(u32::from_ne_bytes([l0, l1, l2, l3])).ok()?;
+        let body = self.0.get(HEADER_LEN..length)?;
+        // The last message need not be padded.
+        self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(Message {
+            kind: u16::from_ne_bytes([k0, k1]),
+            flags: u16::from_ne_bytes([f0, f1]),
+            sequence: u32::from_ne_bytes([s0, s1, s2, s3]),
+            body,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    const SEQUENCE: u32 = 7;
+
+    fn message(kind: u16, flags: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(HEADER_LEN + body.len()).unwrap();
+        let mut bytes = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), &flags.to_ne_bytes()].concat();
+        bytes.extend([sequence.to_ne_bytes(), 0_u32.to_ne_bytes()].concat());
+        bytes.extend(body);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    fn listed(flags: u16, state: u8, inode: u8) -> Vec<u8> {
+        let mut body = [0; INODE_AT + 4];
+        (body[0], body[1], body[INODE_AT]) = (number(AddressFamily::INET), state, inode);
+        message(BY_FAMILY, flags, SEQUENCE, &body)
+    }
+
+    fn end(flags: u16, code: i32) -> Vec<u8> {
+        message(NLMSG_DONE, flags, SEQUENCE, &code.to_ne_bytes())
+    }
+
+    fn run(datagrams: &[Vec<u8>]) -> (Option<Result<DumpEnd, Errno>>, usize) {
+        let mut dump = Dump { sequence: SEQUENCE, ..Dump::default() };
+        let end = datagrams.iter().find_map(|datagram| dump.on_datagram(datagram));
+        (end, dump.found.len())
+    }
+
+    #[test]
+    fn a_dump_is_read_to_its_end() {
+        let foreign = message(NLMSG_DONE, 0, SEQUENCE - 1, &[0; 4]);
+        let first = [listed(0, 1, 9), foreign, listed(0, FIN_WAIT2, 9)].concat();
+        assert_eq!(run(std::slice::from_ref(&first)), (None, 2));
+        assert_eq!(run(&[first, listed(0, 8, 0), end(0, 0)]), (Some(Ok(DumpEnd::Whole)), 3));
+        let refused = [listed(0, 1, 9), end(0, -Errno::OPNOTSUPP.raw_os_error())];
+        assert_eq!(run(&refused).0, Some(Err(Errno::OPNOTSUPP)));
+    }
+
+    #[test]
+    fn what_its_owner_has_closed_is_not_listed() {
+        assert_eq!(run(&[listed(0, TIME_WAIT, 0), listed(0, FIN_WAIT2, 0), end(0, 0)]).1, 0);
+    }
+
+    #[test]
+    fn a_dump_that_was_interrupted_is_not_used() {
+        for flags in [[NLM_F_DUMP_INTR, 0, 0], [0, NLM_F_DUMP_INTR, 0], [0, 0, NLM_F_DUMP_INTR]] {
+            let [first, second, last] = flags;
+            let found = run(&[listed(first, 1, 9), listed(second, 1, 9), end(last, 0)]).0;
+            assert_eq!(found, Some(Ok(DumpEnd::Interrupted)), "{flags:?}");
+        }
+    }
+
+    #[test]
+    fn broken_datagrams_are_survived() {
+        let whole = [listed(0, 1, 9), end(0, -22)].concat();
+        for cut in 0..whole.len() {
+            let _ = run(&[whole[..cut].to_vec()]);
+            let mut broken = whole.clone();
+            broken[cut] = 0xff;
+            let _ = run(&[broken]);
+        }
+    }
+
+    #[test]
+    fn both_ends_are_read_as_they_were_written() {
+        for (local, sender) in [("192.0.2.1:80", "10.0.0.1:5"), ("[2001:db8::1]:80", "[fe80::1]:65535")] {
+            let (local, sender) = (local.parse().unwrap(), sender.parse().unwrap());
+            let id = SocketId::new(local, sender, 3, 0x1_0000_0002);
+            assert_eq!((id.local(), id.sender()), (local, sender));
+            assert_eq!(id.id[36..], [3_u32, 2, 1].map(u32::to_ne_bytes).concat());
+        }
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a connection of the test's own")]
+    fn the_kernel_lists_and_finds_what_is_open() {
+        let Ok(mut diag) = SockDiag::open() else { return };
+        assert!(diag.is_answered());
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(address) else { continue };
+            let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (accepted, sender) = listener.accept().unwrap();
+            let local = accepted.local_addr().unwrap();
+            let is_this = |id: &&SocketId| (id.local(), id.sender()) == (local, sender);
+            let found = diag.connections().unwrap();
+            let listed = *found.iter().find(is_this).expect("it is open");
+            let cookie = rustix::net::sockopt::socket_cookie(&accepted).unwrap();
+            assert_eq!(SocketId::new(local, sender, 0, cookie), listed);
+            assert_eq!(diag.is_open(&listed), Ok(true));
+            assert_eq!(diag.is_open(&SocketId::new(local, sender, 0, cookie + 1)), Ok(false), "another one");
+            drop((accepted, stream));
+        }
+    }
+}
