@@ -89,10 +89,7 @@ impl HttpsListener {
                 let _open = open;
                 tunnel::serve(shared, stream, sender, permit).await;
             }),
-            Sessions::Exchanges(gateway) => self.reactor.spawn(async move {
-                let _open = open;
-                gateway.serve(stream, sender, permit).await;
-            }),
+            Sessions::Exchanges(gateway) => self.reactor.spawn(gateway.serve(stream, sender, (permit, open))),
         }
     }
 }

@@ -18,22 +18,30 @@ use crate::pump::{IdleTimeouts, Pump, PumpEnd};
 use crate::stream::Connection;
 
 /// Serves a client until its connection ends.
-pub async fn serve_http1<C, O>(stream: C, client_info: ClientInfo, service: Rc<Service<O>>)
+///
+/// Not an async fn: that keeps each argument twice, and each idle connection would be larger by that.
+pub fn serve_http1<C, O>(
+    stream: C,
+    client_info: ClientInfo,
+    service: Rc<Service<O>>,
+) -> impl Future<Output = ()>
 where
     C: Connection,
     O: Dial,
 {
     let access = service.access(&client_info);
     let stream = SharedStream::new(stream);
-    let mut connection = Http1Connection {
-        stream: &stream,
-        service: &service,
-        requester: Requester { client_info: &client_info, access: &access },
-        time_limit: (TimeLimit::new(&service.reactor), TimeLimit::new(&service.reactor)),
-        buffer: Buffer::default(),
-        requests: 0,
-    };
-    connection.run().await;
+    async move {
+        let mut connection = Http1Connection {
+            stream: &stream,
+            service: &service,
+            requester: Requester { client_info: &client_info, access: &access },
+            time_limit: (TimeLimit::new(&service.reactor), TimeLimit::new(&service.reactor)),
+            buffer: Buffer::default(),
+            requests: 0,
+        };
+        connection.run().await;
+    }
 }
 
 struct Http1Connection<'a, C, O: Dial> {

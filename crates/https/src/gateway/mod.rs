@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use truepeer_policy::SenderAddr;
 use truepeer_session::Ended;
-use truepeer_session::budget::Permit;
 
 use self::dialler::Dialler;
-use crate::downstream::{Downstream, TlsListener, WorkerState};
+use crate::downstream::{Counted, Downstream, TlsListener, WorkerState};
 use crate::exchange::{ClientInfo, HttpSettings, RequestJournal, Service, Sharing, serve_http1};
 use crate::http2::serve_http2;
 use crate::origin::{Dial, Pool};
 use crate::reactor::{Reactor, TcpStream};
+use crate::stream::Stream;
 use crate::tunnel::{OriginTls, tlvs};
 
 /// How the origin learns the client's address.
@@ -105,25 +105,47 @@ impl Gateway {
         &self.listening
     }
 
-    /// Serves one connection.
-    pub(crate) async fn serve(self: Rc<Self>, tcp: TcpStream, sender: SenderAddr, _permit: Permit) {
-        let began = self.reactor.now();
-        // Boxed: the memory of the handshake must not stay with the connection.
-        let opened = Box::pin(Downstream::open(&self.listening, &self.worker, tcp, sender)).await;
-        match opened {
-            Ok(mut downstream) => {
-                let speaks_http2 = speaks_http2(&mut downstream);
-                let client_info = self.client_info(&downstream);
+    /// Serves one connection. `held` is dropped at its end.
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "an async fn keeps each argument twice, and each idle connection would be larger by that"
+    )]
+    pub(crate) fn serve(
+        self: Rc<Self>,
+        tcp: TcpStream,
+        sender: SenderAddr,
+        held: impl Sized + 'static,
+    ) -> impl Future<Output = ()> {
+        async move {
+            // Boxed: a handshake needs memory that the connection must not keep.
+            if let Some(opened) = Box::pin(self.open(tcp, sender)).await {
+                let (stream, client_info, counted, speaks_http2) = opened;
                 let service = Rc::clone(&self.service);
-                let _counted = downstream.counted.take();
-                let stream = downstream.into_stream();
                 if speaks_http2 {
-                    // Boxed: this future is three times as large as HTTP/1's and would make every connection as
-                    // large.
+                    // Boxed: the future is three times as large as HTTP/1's, and would make every connection as large.
                     Box::pin(serve_http2(stream, client_info, service)).await;
                 } else {
                     serve_http1(stream, client_info, service).await;
                 }
+                drop(counted);
+            }
+            drop(held);
+        }
+    }
+
+    /// The connection, its client, what counts it for the client, and whether it speaks HTTP/2. `None`: it was refused, and that is logged.
+    async fn open(
+        &self,
+        tcp: TcpStream,
+        sender: SenderAddr,
+    ) -> Option<(Stream, ClientInfo, Option<Counted>, bool)> {
+        let began = self.reactor.now();
+        match Downstream::open(&self.listening, &self.worker, tcp, sender).await {
+            Ok(mut downstream) => {
+                let speaks_http2 = speaks_http2(&mut downstream);
+                let client_info = self.client_info(&downstream);
+                let counted = downstream.counted.take();
+                Some((downstream.into_stream(), client_info, counted, speaks_http2))
             }
             Err(reason) => {
                 let ended = Ended {
@@ -137,6 +159,7 @@ impl Gateway {
                 };
                 let now = self.reactor.now();
                 self.worker.journal.on_close(&self.worker.shard, &ended, &reason, now);
+                None
             }
         }
     }
