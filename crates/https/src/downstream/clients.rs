@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Several locks, so that workers rarely wait for each other.
@@ -13,13 +13,13 @@ const SHARDS: usize = 16;
 
 /// The open connections by client, in all workers together.
 #[derive(Debug, Default)]
-pub struct ClientConnections([Mutex<HashMap<IpAddr, usize>>; SHARDS]);
+pub struct ClientConnections([Mutex<HashMap<u64, usize>>; SHARDS]);
 
 /// Counts as a connection of its client until it is dropped.
 #[derive(Debug)]
 pub struct Counted {
     all: Arc<ClientConnections>,
-    client: IpAddr,
+    client: u64,
 }
 
 impl ClientConnections {
@@ -36,11 +36,8 @@ impl ClientConnections {
         Some(Counted { all: Arc::clone(self), client })
     }
 
-    fn shard(&self, client: IpAddr) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        let last = match client {
-            IpAddr::V4(ip) => ip.octets()[3],
-            IpAddr::V6(ip) => ip.octets()[7],
-        };
+    fn shard(&self, client: u64) -> MutexGuard<'_, HashMap<u64, usize>> {
+        let [.., last] = client.to_be_bytes();
         self.0[usize::from(last) % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -61,13 +58,14 @@ impl Drop for Counted {
     }
 }
 
-/// The address that stands for `client`: an IPv6 address without its interface part.
-fn as_one(client: IpAddr) -> IpAddr {
+/// The number that stands for `client`: an IPv6 address's first 64 bits, or an IPv4 address behind 32 zeros. No IPv6 network begins so: ::/8
+/// is reserved. A number is shorter than an address, and each connection keeps one.
+fn as_one(client: IpAddr) -> u64 {
     match client {
-        IpAddr::V4(_) => client,
+        IpAddr::V4(ip) => u64::from(u32::from(ip)),
         IpAddr::V6(ip) => {
-            let [a, b, c, d, ..] = ip.segments();
-            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+            let [a, b, c, d, e, f, g, h, ..] = ip.octets();
+            u64::from_be_bytes([a, b, c, d, e, f, g, h])
         }
     }
 }

@@ -3,25 +3,53 @@
 //! When sessions or descriptors run short, the connection that has been idle longest is closed for a new one.
 //! HTTP lets a server close an idle connection at any time (RFC 9112 section 9.5).
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use truepeer_session::deadlines::{Deadlines, Link, Linked, QueueId};
+use truepeer_session::table::{Key, Table};
+
 /// A connection idle for less than this is not closed: its client may be about to send.
 const LEAST_IDLE: Duration = Duration::from_secs(1);
-
-type Waiting = BTreeMap<u64, (Instant, Waker)>;
 
 /// The idle connections of all workers.
 #[derive(Debug)]
 pub struct IdleConnections(Box<[Mutex<WorkerList>]>);
 
-#[derive(Debug, Default)]
+/// A slab, and a list through its entries: the first has been idle longest. Each entry's deadline is when it may be closed.
+#[derive(Debug)]
 struct WorkerList {
-    /// The key is a growing number: the first entry has been idle longest.
-    waiting: Waiting,
-    next: u64,
+    waiting: Table<Waiting>,
+    list: Deadlines<()>,
+    queue: QueueId,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    link: Link,
+    waker: Waker,
+}
+
+impl Linked for Waiting {
+    fn link(&mut self) -> &mut Link {
+        &mut self.link
+    }
+}
+
+impl Default for WorkerList {
+    fn default() -> Self {
+        let mut list = Deadlines::default();
+        let queue = list.queue((), LEAST_IDLE);
+        Self { waiting: Table::new(), list, queue }
+    }
+}
+
+impl WorkerList {
+    /// When a connection may be closed first.
+    fn next(&mut self) -> Option<Instant> {
+        self.list.next(&mut self.waiting)
+    }
 }
 
 /// One worker's list. It can reach the lists of the others.
@@ -47,11 +75,6 @@ impl IdleConnections {
     fn lock(&self, worker: usize) -> MutexGuard<'_, WorkerList> {
         self.0[worker].lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// When the connection that has been idle longest in `worker` became idle.
-    fn longest(&self, worker: usize) -> Option<Instant> {
-        self.lock(worker).waiting.first_key_value().map(|(_, (since, _))| *since)
-    }
 }
 
 impl IdleList {
@@ -59,27 +82,25 @@ impl IdleList {
     #[must_use]
     pub fn enter(&self, now: Instant, waker: &Waker) -> Idle<'_> {
         let mut worker = self.all.lock(self.worker);
-        let number = worker.next;
-        worker.next += 1;
-        worker.waiting.insert(number, (now, waker.clone()));
-        Idle { list: self, number }
+        let WorkerList { waiting, list, queue } = &mut *worker;
+        let key = waiting.insert(Waiting { link: Link::default(), waker: waker.clone() });
+        list.start(waiting, key, *queue, now);
+        Idle { list: self, key }
     }
 
     /// Closes the connection that has been idle longest in any worker. Returns how long it was idle.
     #[must_use]
     pub fn end_longest(&self, now: Instant) -> Option<Duration> {
         let all = &self.all;
-        let longest = (0..all.0.len()).filter_map(|worker| Some((all.longest(worker)?, worker))).min()?;
+        let longest = (0..all.0.len()).filter_map(|worker| Some((all.lock(worker).next()?, worker))).min()?;
         let mut worker = all.lock(longest.1);
-        let (_, (since, _)) = worker.waiting.first_key_value()?;
-        let waited = now.saturating_duration_since(*since);
-        if waited < LEAST_IDLE {
-            return None;
-        }
-        let (_, (_, waker)) = worker.waiting.pop_first()?;
+        let since = worker.next()?.checked_sub(LEAST_IDLE)?;
+        let WorkerList { waiting, list, .. } = &mut *worker;
+        let (key, ()) = list.expire(waiting, now)?;
+        let Waiting { waker, .. } = waiting.remove(key)?;
         drop(worker);
         waker.wake();
-        Some(waited)
+        Some(now.saturating_duration_since(since))
     }
 }
 
@@ -87,20 +108,23 @@ impl IdleList {
 #[derive(Debug)]
 pub struct Idle<'a> {
     list: &'a IdleList,
-    number: u64,
+    key: Key,
 }
 
 impl Idle<'_> {
     /// Whether the connection must end because its resources are needed.
     #[must_use]
     pub fn shall_end(&self) -> bool {
-        !self.list.all.lock(self.list.worker).waiting.contains_key(&self.number)
+        self.list.all.lock(self.list.worker).waiting.get_mut(self.key).is_none()
     }
 }
 
 impl Drop for Idle<'_> {
     fn drop(&mut self) {
-        self.list.all.lock(self.list.worker).waiting.remove(&self.number);
+        let mut worker = self.list.all.lock(self.list.worker);
+        let WorkerList { waiting, list, .. } = &mut *worker;
+        list.cancel(waiting, self.key);
+        waiting.remove(self.key);
     }
 }
 
