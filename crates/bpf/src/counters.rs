@@ -84,6 +84,6 @@ pub const COUNTERS: [Counter; 42] = [
     counter(Of::Both, Kind::Refusal, "refused_damaged", "wrong checksum or length"),
     counter(Of::Udp, Kind::Refusal, "answers_refused", "answers while 65,535 others were on their way"),
     counter(Of::Tcp, Kind::Packets, "not_taken", "handshake segments that the kernel would refuse: wrong numbers or flags, old timestamps"),
-    counter(Of::Tcp, Kind::Refusal, "refused_detaching", "new connections while detach --refuse-new waits, and handshakes that it has ended"),
+    counter(Of::Tcp, Kind::Refusal, "refused_detaching", "new connections while a detach that refuses them waits, and handshakes that it has ended"),
     counter(Of::Tcp, Kind::Course, "begun_again", "the kernel had given the handshake up while it waited for its header"),
 ];

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use truepeer_policy::Route;
-use truepeer_session::Ending;
 use truepeer_session::counters::Counter;
+use truepeer_session::{Ending, Hint};
 
 use crate::tls::HandshakeError;
 
@@ -15,7 +15,7 @@ pub enum TlsCloseReason {
     #[error(transparent)]
     Tcp(#[from] truepeer_session::CloseReason),
     /// The client has reached its limit of connections.
-    #[error("{client} has {most} connections open, as many as one client may have (--max-per-client)")]
+    #[error("{client} has {most} connections open, as many as one client may have")]
     TooManyOfClient {
         /// The client.
         client: IpAddr,
@@ -69,6 +69,16 @@ impl Ending for TlsCloseReason {
             Self::TooManyOfClient { .. } => Some("too_many_of_client"),
             Self::Downstream(error) => Some(error.reason()),
             Self::Upstream { .. } => Some("origin_tls"),
+            Self::TruncatedByClient | Self::TruncatedByBackend => None,
+        }
+    }
+
+    fn hint(&self) -> Option<Hint> {
+        match self {
+            Self::Tcp(reason) => reason.hint(),
+            Self::TooManyOfClient { .. } => Some(Hint::MaxPerClient),
+            Self::Downstream(error) => error.hint(Hint::ClientAuthority),
+            Self::Upstream { error, .. } => error.hint(Hint::OriginAuthority),
             Self::TruncatedByClient | Self::TruncatedByBackend => None,
         }
     }

@@ -65,7 +65,7 @@ pub enum Opening<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// Something else than a header, or a wrong one.
-    #[error("{error}{}{}{}", says(.quote), raises(.error), seems(.looks_like))]
+    #[error("{error}{}{}", says(.quote), seems(.looks_like))]
     Invalid {
         /// The error.
         error: DecodeError,
@@ -97,16 +97,17 @@ fn says(quote: &Option<Quote>) -> String {
     quote.map_or_else(String::new, |quote| format!("; the header says {quote}"))
 }
 
-fn raises(error: &DecodeError) -> &'static str {
-    if error.kind == DecodeErrorKind::V2TooLong { "; --header-max raises it" } else { "" }
-}
-
 fn seems(looks_like: &Option<&str>) -> String {
     looks_like
         .map_or_else(String::new, |name| format!("; the first bytes look like: {name}; is send-proxy on?"))
 }
 
 impl HeaderError {
+    /// Whether the only thing wrong is that the header is longer than it may be.
+    pub fn is_too_long(&self) -> bool {
+        matches!(self, Self::Invalid { error, .. } if error.kind == DecodeErrorKind::V2TooLong)
+    }
+
     /// A label to group complaints by. `None`: no complaint is needed, as for a port scan or a health check that
     /// only connects.
     pub fn complaint(&self) -> Option<&'static str> {

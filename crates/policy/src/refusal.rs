@@ -1,22 +1,22 @@
-//! Why a session is refused: what was wrong, what was expected, and the flag that would let it pass.
+//! Why a session is refused: what was wrong and what was expected. Each value has what a front end needs to say which setting would
+//! let it pass.
 
 use core::net::SocketAddr;
 
 use crate::{BackendAddr, ClientAddr, SenderAddr, SpecialRange};
 
-/// A session that the policy does not let pass. The text tells an operator what to do.
+/// A session that the policy does not let pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// Not on the allow-list.
-    #[error("{sender} may not send here; if it is your load balancer, add --allow {}", sender.ip())]
+    #[error("{sender} may not send here")]
     SenderNotAllowed {
         /// The sender.
         sender: SenderAddr,
     },
     /// A header is required and there was none.
     #[error(
-        "no PROXY header from {sender}; expected one on every connection: turn on the sender's PROXY protocol, or, if this sender is itself the client, add --header {}=forbid",
-        sender.ip()
+        "no PROXY header from {sender}; expected one on every connection: turn on the sender's PROXY protocol"
     )]
     HeaderMissing {
         /// The sender.
@@ -24,8 +24,7 @@ pub enum Refusal {
     },
     /// A header where none may be.
     #[error(
-        "a PROXY header from {sender}, whose connections must not have one: turn off the sender's PROXY protocol, or add --header {}=require",
-        sender.ip()
+        "a PROXY header from {sender}, whose connections must not have one: turn off the sender's PROXY protocol"
     )]
     HeaderForbidden {
         /// The sender.
@@ -33,8 +32,7 @@ pub enum Refusal {
     },
     /// The header claims an address that no client has.
     #[error(
-        "{sender} claims that the client is {client}, {range}; expected a host's address: mend the sender, or, if it is right, add --allow-claims {}",
-        client.ip()
+        "{sender} claims that the client is {client}, {range}; expected a host's address: mend the sender"
     )]
     ClaimRefused {
         /// The sender.
@@ -45,7 +43,7 @@ pub enum Refusal {
         range: SpecialRange,
     },
     /// The client is on the deny-list.
-    #[error("the client {client} (from {sender}) is denied by the --deny-clients list")]
+    #[error("the client {client} (from {sender}) is denied")]
     ClientDenied {
         /// The sender.
         sender: SenderAddr,
@@ -64,25 +62,20 @@ pub enum Refusal {
     },
     /// The client's address has a meaning on one interface only.
     #[error(
-        "the client {client} has a link-local address, which can't be used towards a backend: let the sender connect from a global address, or use --send-proxy"
+        "the client {client} has a link-local address, which can't be used towards a backend: let the sender connect from a global address"
     )]
     ClientLinkLocal {
         /// The client.
         client: ClientAddr,
     },
     /// The listener has no backend for clients of this family.
-    #[error(
-        "there is no backend for clients such as {client}; if they should be served, add {} HOST:PORT",
-        if client.ip().is_ipv4() { "-4" } else { "-6" }
-    )]
+    #[error("there is no backend for clients such as {client}")]
     NoBackend {
         /// The client.
         client: ClientAddr,
     },
     /// An IPv4 client, an IPv6 backend, and no prefix to map it.
-    #[error(
-        "the client {client} has an IPv4 address and the backend {backend} an IPv6 one: give IPv4 clients an IPv4 backend with -4, or map them with --nat64-prefix 64:ff9b::/96"
-    )]
+    #[error("the client {client} has an IPv4 address and the backend {backend} an IPv6 one")]
     BackendIsIpv6 {
         /// The client.
         client: ClientAddr,
@@ -90,9 +83,7 @@ pub enum Refusal {
         backend: BackendAddr,
     },
     /// An IPv6 client, an IPv4 backend, and no permission to map it.
-    #[error(
-        "the client {client} has an IPv6 address and the backend {backend} an IPv4 one: give IPv6 clients an IPv6 backend with -6, or map them with --pseudo-ipv4"
-    )]
+    #[error("the client {client} has an IPv6 address and the backend {backend} an IPv4 one")]
     BackendIsIpv4 {
         /// The client.
         client: ClientAddr,
@@ -100,7 +91,7 @@ pub enum Refusal {
         backend: BackendAddr,
     },
     /// The header's destination is not among the allowed ones.
-    #[error("the header of {client} leads to {destination}, which is not allowed; if it should be, add --dynamic-allow {}", .destination.get())]
+    #[error("the header of {client} leads to {destination}, which is not allowed")]
     DestinationNotAllowed {
         /// The client.
         client: ClientAddr,
@@ -147,7 +138,7 @@ pub enum UnusableDestination {
 
 fn loop_hint(listener: SocketAddr) -> &'static str {
     if listener.ip().is_unspecified() {
-        "a listener on every address claims its port everywhere, so listen on one address with -l ADDR:PORT if another host has this one"
+        "a listener on every address claims its port everywhere, so listen on one address if another host has this one"
     } else {
         "give the backend another port"
     }

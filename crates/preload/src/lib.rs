@@ -28,6 +28,7 @@
 #[cfg(not(test))]
 mod abi;
 mod accepting;
+mod advice;
 mod alone;
 #[cfg(not(test))]
 mod closing_hooks;

@@ -12,7 +12,7 @@ use truepeer_policy::{HeaderRule, PrefixSet};
 use truepeer_proto::{Version, Versions};
 
 use crate::family::ProcessFamily;
-use crate::{probe, say};
+use crate::{advice, probe, say};
 
 /// `truepeer run` sets it to its settings.
 const RUN: &str = "TRUEPEER_RUN";
@@ -80,7 +80,10 @@ fn own() -> Result<Role, String> {
         role.sending = Some(sending);
     }
     let settings = match text_of(RUN)? {
-        Some(text) => text.parse().map_err(|error| format!("{RUN}: {error}"))?,
+        Some(text) => {
+            advice::by_run();
+            text.parse().map_err(|error| format!("{RUN}: {error}"))?
+        }
         None if role.sending.is_some() => return Ok(role),
         // Loaded by hand, without a word: as truepeer run without options.
         None => RunSettings::default(),

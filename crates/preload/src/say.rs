@@ -10,6 +10,8 @@ use rustix::fs::{FileType, fstat};
 use rustix::time::{ClockId, clock_gettime};
 use truepeer_handover::{LockFreeComplaints, Refused};
 
+use crate::advice;
+
 static VERBOSE: AtomicBool = AtomicBool::new(false);
 static COMPLAINTS: LockFreeComplaints = LockFreeComplaints::new();
 
@@ -28,7 +30,8 @@ pub(crate) fn in_detail(text: fmt::Arguments<'_>) {
 pub(crate) fn refusal(refused: &Refused) {
     match refused.complaint() {
         Some(reason) => {
-            complaint(reason, refused.sender().map(|sender| sender.ip()), format_args!("{refused}"))
+            let advice = advice::of(refused).unwrap_or_default();
+            complaint(reason, refused.sender().map(|sender| sender.ip()), format_args!("{refused}{advice}"));
         }
         None => in_detail(format_args!("{refused}")),
     }

@@ -8,6 +8,7 @@ use truepeer_proto::EncodeError;
 
 use crate::connect_as::ConnectError;
 use crate::counters::Counter;
+use crate::hint::Hint;
 use crate::journal::Ending;
 
 /// How a session ended.
@@ -64,7 +65,7 @@ pub enum CloseReason {
         "a defect in truepeer has ended this session; please report the panic that was logged before this line"
     )]
     Panicked,
-    /// No header can carry the client's address for `--send-proxy`.
+    /// No header can carry the client's address.
     #[error("can't create a header for the backend: {0}")]
     Unencodable(EncodeError),
 }
@@ -73,10 +74,10 @@ fn advice(error: &ConnectError) -> &'static str {
     let call = match error {
         ConnectError::Call(call) => call,
         ConnectError::TupleInUse => {
-            return "; does this client connect through this machine twice? (--on-conflict)";
+            return "; does this client connect through this machine twice?";
         }
         ConnectError::PortHeld => {
-            return "; give truepeer CAP_NET_ADMIN to share the port, or choose --on-conflict ephemeral to use another port";
+            return "; give truepeer CAP_NET_ADMIN to share the port";
         }
         ConnectError::WithItself => return "; is the backend running?",
     };
@@ -130,6 +131,16 @@ impl Ending for CloseReason {
                 return None;
             }
         })
+    }
+
+    fn hint(&self) -> Option<Hint> {
+        match self {
+            Self::Refused(refusal) => Some(Hint::Refusal(*refusal)),
+            Self::Header(error) => error.is_too_long().then_some(Hint::HeaderTooLong),
+            Self::ConnectFailed { error: ConnectError::TupleInUse, .. } => Some(Hint::TupleInUse),
+            Self::ConnectFailed { error: ConnectError::PortHeld, .. } => Some(Hint::PortHeld),
+            _ => None,
+        }
     }
 
     fn name(&self) -> &'static str {

@@ -1,5 +1,6 @@
 //! Reports about sessions: a log line at the end of each, complaints and counts.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::time::Instant;
 
@@ -9,6 +10,7 @@ use truepeer_policy::{Refusal, Route, SenderAddr, SpecialRange};
 use crate::complaints::Complaints;
 use crate::connect_as::ConnectError;
 use crate::counters::{Counter, Counters, Shard};
+use crate::hint::{Advise, Advised, Hint};
 use crate::refusals::Refusals;
 
 /// The log target of a session's line, at level `info`.
@@ -20,6 +22,7 @@ pub struct Journal {
     /// The counters.
     pub counters: Counters,
     complaints: Complaints,
+    advise: Option<Advise>,
 }
 
 /// An ended session, as logged.
@@ -42,11 +45,13 @@ pub struct Ended<'a> {
 }
 
 /// Why a session ended, as counted and logged.
-pub trait Ending: std::fmt::Display {
+pub trait Ending: fmt::Display {
     /// The counter to increment.
     fn counter(&self) -> Counter;
     /// The label of a complaint; `None`: a normal end without a warning.
     fn complaint(&self) -> Option<&'static str>;
+    /// The setting that has to do with it.
+    fn hint(&self) -> Option<Hint>;
     /// A short name for the session's log line.
     fn name(&self) -> &'static str;
 }
@@ -84,10 +89,23 @@ pub struct RefusedDatagram<'a> {
     /// A stable label of the reason.
     pub label: &'static str,
     /// The reason in words.
-    pub why: &'a dyn std::fmt::Display,
+    pub why: &'a dyn fmt::Display,
+    /// The setting that has to do with it.
+    pub hint: Option<Hint>,
 }
 
 impl Journal {
+    /// A journal that adds to each complaint what `advise` makes of its hint.
+    #[must_use]
+    pub fn with_advice(advise: Advise) -> Self {
+        Self { advise: Some(advise), ..Self::default() }
+    }
+
+    /// `text`, and the advice for `hint`.
+    pub fn advised<'a>(&self, text: &'a dyn fmt::Display, hint: Option<Hint>) -> Advised<'a> {
+        Advised { text, advice: hint.and_then(|hint| self.advise?(&hint)) }
+    }
+
     /// Records the end of a flow.
     pub fn on_flow_end(&self, ended: &EndedFlow<'_>, now: Instant) {
         info!(
@@ -115,8 +133,9 @@ impl Journal {
         now: Instant,
     ) {
         shard.count(Counter::DatagramsRefused);
-        let RefusedDatagram { sender, listener, label, why } = datagram;
+        let RefusedDatagram { sender, listener, label, why, hint } = *datagram;
         if let Some(held_back) = refusals.note(&self.complaints, label, sender.ip(), now) {
+            let why = self.advised(why, hint);
             warn!(%sender, %listener, reason = label, held_back, "{why}");
         }
     }
@@ -127,6 +146,7 @@ impl Journal {
         if let Some(label) = reason.complaint() {
             self.counters.refuse(label);
             self.complain(label, ended.sender.ip(), now, |held_back| {
+                let reason = self.advised(&reason, reason.hint());
                 warn!(sender = %ended.sender, listener = %ended.listener, reason = label, held_back, "{reason}");
             });
         }
@@ -154,7 +174,8 @@ impl Journal {
         shard.count(Counter::Refused);
         self.counters.refuse(refusal.reason());
         self.complain(refusal.reason(), sender.ip(), now, |held_back| {
-            warn!(%sender, reason = refusal.reason(), held_back, "{refusal}");
+            let text = self.advised(refusal, Some(Hint::Refusal(*refusal)));
+            warn!(%sender, reason = refusal.reason(), held_back, "{text}");
         });
     }
 
@@ -175,20 +196,19 @@ impl Journal {
             return;
         }
         self.complain("client_port_in_use", route.client.ip(), now, |held_back| {
-            warn!(
-                client = %route.client, backend = %route.backend, held_back,
-                "the client's port is in use on this machine: the backend sees another one (--on-conflict)"
-            );
+            let text = "the client's port is in use on this machine: the backend sees another one";
+            let text = self.advised(&text, Some(Hint::PortReplaced));
+            warn!(client = %route.client, backend = %route.backend, held_back, "{text}");
         });
     }
 
-    /// Records a claim that only `--allow-claims` permits.
+    /// Records a claim that only a setting permits.
     pub fn on_special_claim(&self, route: &Route, sender: SenderAddr, range: SpecialRange, now: Instant) {
         self.complain("special_claim", sender.ip(), now, |held_back| {
-            warn!(
-                client = %route.client, %sender, held_back,
-                "the sender claims that the client is {range}, which --allow-claims permits: the backend will believe it"
-            );
+            let text =
+                format_args!("the sender claims that the client is {range}: the backend will believe it");
+            let text = self.advised(&text, Some(Hint::SpecialClaimAllowed));
+            warn!(client = %route.client, %sender, held_back, "{text}");
         });
     }
 
@@ -197,7 +217,7 @@ impl Journal {
         &self,
         shard: &Shard,
         listener: IpAddr,
-        lacking: Option<&dyn std::fmt::Display>,
+        lacking: Option<&dyn fmt::Display>,
         now: Instant,
     ) {
         shard.count(Counter::AcceptPaused);

@@ -2,7 +2,7 @@
 //!
 //! Two engines serve sessions: `relay` (state machines on an edge-triggered epoll) and `https` (a task for each
 //! connection). This crate has what both share: limits of sessions together ([`budget`]), counters and logs
-//! ([`counters`], [`journal`], [`complaints`]), reasons for endings ([`close`]), the table of sessions
+//! ([`counters`], [`journal`], [`complaints`], [`hint`]), reasons for endings ([`close`]), the table of sessions
 //! ([`table`]) and their deadlines ([`deadlines`]), listening sockets ([`listening`]) and connections to backends
 //! ([`connect_as`]). [`engine::Engine`] lists the changes to a running engine; [`supervision`] handles workers
 //! that end unexpectedly.
@@ -15,6 +15,7 @@ pub mod connect_as;
 pub mod counters;
 pub mod deadlines;
 pub mod engine;
+pub mod hint;
 pub mod journal;
 pub mod listening;
 pub mod mailbox;
@@ -26,6 +27,7 @@ pub mod table;
 
 pub use close::CloseReason;
 pub use engine::{Engine, EngineError, ListenerSnapshot, Snapshot};
+pub use hint::{Advise, Hint};
 pub use journal::{Ended, Ending, Journal};
 pub use settings::{ListenerId, ListenerRules};
 pub use supervision::{Health, Supervision, Watched};

@@ -33,7 +33,7 @@ fn advice(error: &CallError) -> &'static str {
         ("bind", Errno::ADDRNOTAVAIL) => "; no interface of this machine has this address",
         ("bind", Errno::ACCESS) => "; ports below 1024 need CAP_NET_BIND_SERVICE or root",
         (call, Errno::PERM) if call.contains("TRANSPARENT") => {
-            "; --listen-transparent needs CAP_NET_RAW or CAP_NET_ADMIN"
+            "; a transparent listener needs CAP_NET_RAW or CAP_NET_ADMIN"
         }
         ("socket", Errno::AFNOSUPPORT) => "; this machine has no IPv6",
         _ => "",

@@ -24,6 +24,7 @@ use cli::{Compat, Invocation, UsageError};
 use plan::{Checked, Config};
 use routes::show::RemoveOptions;
 use spec::{DoctorArgs, RoutesAction, RoutesArgs, StackArgs};
+use truepeer_session::Advise;
 
 fn main() -> ExitCode {
     let checked = cli::parse(std::env::args_os()).and_then(check);
@@ -60,12 +61,13 @@ fn check(invocation: Invocation) -> Result<Task, UsageError> {
 fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
     let done = match task {
         Task::Serve { config, checked, compat, stack } => {
+            let advise = if stack.is_some() { cli::hints::of_https } else { cli::hints::of_proxy };
             // This must come first: on VPP's stack the process executes itself again.
             let workers = config.workers.map_or(1, std::num::NonZeroUsize::get);
             let entered = stack.map_or(Ok(()), |stack| vpp::stack::enter(&stack, workers));
-            entered.and_then(|()| serve(&config, &checked, compat))
+            entered.and_then(|()| serve(&config, &checked, compat, advise))
         }
-        Task::Other(Invocation::Run(args)) => return run::run(&args),
+        Task::Other(Invocation::Run(args)) => return run::run(&args, cli::hints::of_run),
         Task::Other(Invocation::Connect(args)) => return run::connect(&args),
         Task::Other(Invocation::Vpp(args)) => return vpp::carry_out(&args.action, &mut output::stdout()),
         Task::Other(Invocation::Attach(args)) => attach::run(&args, &mut output::stdout()),
@@ -112,7 +114,7 @@ fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn serve(config: &Config, checked: &Checked, compat: Option<Compat>) -> anyhow::Result<()> {
+fn serve(config: &Config, checked: &Checked, compat: Option<Compat>, advise: Advise) -> anyhow::Result<()> {
     log::init(config.log);
     if let Some(compat) = compat {
         tracing::info!("running as {compat}, with its options and defaults");
@@ -120,5 +122,5 @@ fn serve(config: &Config, checked: &Checked, compat: Option<Compat>) -> anyhow::
     for warning in checked.warnings() {
         tracing::warn!("{warning}");
     }
-    server::run(config, checked)
+    server::run(config, checked, advise)
 }

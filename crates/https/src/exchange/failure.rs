@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use truepeer_http1::{BodyError, HeadError};
+use truepeer_session::Hint;
 
 use crate::origin::DialError;
 
@@ -19,10 +20,10 @@ pub enum Failure {
     #[error("no bytes of the request's body came for {} s", .0.as_secs_f32())]
     BodyTimeout(Duration),
     /// The client sends a body too slowly, on average.
-    #[error("the client sends the request's body at less than {0} bytes a second (--min-rate)")]
+    #[error("the client sends the request's body at less than {0} bytes a second")]
     BodyTooSlow(u64),
     /// The client takes the response too slowly, on average.
-    #[error("the client takes the response at less than {0} bytes a second (--min-rate)")]
+    #[error("the client takes the response at less than {0} bytes a second")]
     ClientTooSlow(u64),
     /// The client takes no bytes of the response.
     #[error("the client took no bytes of the response for {} s", .0.as_secs_f32())]
@@ -48,10 +49,10 @@ pub enum Failure {
     #[error("the request's body is refused: {0}")]
     BadRequestBody(BodyError),
     /// The body is longer than the limit.
-    #[error("the request's body is longer than the limit (--max-body)")]
+    #[error("the request's body is longer than the limit")]
     BodyTooLarge,
     /// The method is not allowed.
-    #[error("the method is not among --methods")]
+    #[error("the method is not allowed")]
     MethodNotAllowed,
     /// An unknown `Expect`.
     #[error("the request has an unknown Expect field")]
@@ -141,6 +142,18 @@ impl Failure {
             | Self::OriginTruncated
             | Self::UnaskedSwitch => 502,
         })
+    }
+
+    /// The setting that has to do with it.
+    #[must_use]
+    pub fn hint(&self) -> Option<Hint> {
+        match self {
+            Self::BodyTooSlow(_) | Self::ClientTooSlow(_) => Some(Hint::MinRate),
+            Self::BodyTooLarge => Some(Hint::MaxBody),
+            Self::MethodNotAllowed => Some(Hint::Methods),
+            Self::Dial(DialError::Tls { hint, .. }) => *hint,
+            _ => None,
+        }
     }
 
     /// Whether the operator should be warned: the origin or truepeer is at fault.

@@ -80,9 +80,10 @@ impl RequestJournal {
             _ => client_info.sender.ip(),
         };
         self.shared.complain(failure.reason(), about, now, |held_back| {
+            let text = self.shared.advised(failure, failure.hint());
             warn!(
                 client = %client_info.route.client, origin = %client_info.route.backend, reason = failure.reason(),
-                status = failure.status(), held_back, "{failure}"
+                status = failure.status(), held_back, "{text}"
             );
         });
     }

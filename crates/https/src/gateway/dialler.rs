@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use tokio::io::AsyncWriteExt as _;
 use truepeer_proto::Tlvs;
-use truepeer_session::{CloseReason, send_proxy};
+use truepeer_session::{CloseReason, Hint, send_proxy};
 
 use crate::dial::dial;
 use crate::downstream::{TlsListener, WorkerState};
@@ -52,7 +52,9 @@ impl Dial for Dialler {
         let handshake = TlsStream::connect(tcp, tls.config(), tls.name());
         match self.reactor.timeout(self.listening.handshake_timeout, handshake).await {
             Ok(Ok(stream)) => Ok(Stream::Tls(Box::new(stream))),
-            Ok(Err(error)) => Err(DialError::Tls(error.to_string())),
+            Ok(Err(error)) => {
+                Err(DialError::Tls { problem: error.to_string(), hint: error.hint(Hint::OriginAuthority) })
+            }
             Err(_) => Err(DialError::Timeout(self.listening.handshake_timeout)),
         }
     }

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
+use truepeer_session::Hint;
 use truepeer_session::connect_as::ConnectError;
 
 use crate::exchange::ClientInfo;
@@ -27,8 +28,13 @@ pub enum DialError {
     #[error("it did not answer within {} s", .0.as_secs_f32())]
     Timeout(Duration),
     /// The TLS handshake failed, most often because of the certificate.
-    #[error("TLS: {0}")]
-    Tls(String),
+    #[error("TLS: {problem}")]
+    Tls {
+        /// In words.
+        problem: String,
+        /// The setting that has to do with it.
+        hint: Option<Hint>,
+    },
     /// No PROXY header can carry the client's address.
     #[error("can't create a PROXY header: {0}")]
     Header(String),
@@ -42,7 +48,7 @@ impl DialError {
             Self::Connect(error) if is_ours(error) => "origin_no_resources",
             Self::Connect(_) => "origin_unreachable",
             Self::Timeout(_) => "origin_connect_timeout",
-            Self::Tls(_) => "origin_tls",
+            Self::Tls { .. } => "origin_tls",
             Self::Header(_) => "origin_proxy_header",
         }
     }

@@ -8,11 +8,12 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 
-use super::error::ConfigError;
-use super::identity::{IdentityFiles, certificates, explain, key};
+use super::error::{ConfigError, Subject};
+use super::identity::{IdentityFiles, certificates, key, mismatch};
 use super::server::roots;
 use super::suites::{MinVersion, Suite, provider};
 use super::verify::{Credulous, Verifying};
+use super::words;
 
 /// The authorities that may sign a backend's certificate.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -54,10 +55,11 @@ impl ClientTls {
     /// Reads the files.
     ///
     /// # Errors
-    /// The reason, starting with the option.
+    /// The part at fault and the reason.
     pub fn new(options: &ClientOptions) -> Result<Self, ConfigError> {
-        let name = ServerName::try_from(options.name.clone())
-            .map_err(|_| ConfigError::Name(options.name.clone()))?;
+        let name = ServerName::try_from(options.name.clone()).map_err(|_| {
+            Subject::OriginName.error(format!("{:?}: expected a host name or an address", options.name))
+        })?;
         Ok(Self { name, config: build(options)? })
     }
 
@@ -79,25 +81,23 @@ fn build(options: &ClientOptions) -> Result<Arc<ClientConfig>, ConfigError> {
     let verifier: Arc<dyn ServerCertVerifier> = match &options.trust {
         Trust::Anybody => Arc::new(Credulous::new(&provider)),
         Trust::File(path) => {
-            let named = certificates("--origin-ca", path)?;
-            verifier("--origin-ca", roots("--origin-ca", path)?, named, &provider)?
+            let named = certificates(Subject::OriginAuthority, path)?;
+            verifier(Subject::OriginAuthority, roots(Subject::OriginAuthority, path)?, named, &provider)?
         }
-        Trust::System => verifier("--origin-tls", system_roots()?, Vec::new(), &provider)?,
+        Trust::System => verifier(Subject::SystemAuthorities, system_roots()?, Vec::new(), &provider)?,
     };
     let builder = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(options.min_version.versions())
-        .map_err(ConfigError::Suites)?
+        .map_err(|error| Subject::Suites.error(words::error(&error)))?
         .dangerous() // rustls uses this name for every custom verifier, even for its own
         .with_custom_certificate_verifier(verifier);
     let mut config = match &options.identity {
         None => builder.with_no_client_auth(),
         Some(files) => {
-            let chain = certificates("--origin-cert", &files.cert)?;
-            builder.with_client_auth_cert(chain, key(&files.key)?).map_err(|error| ConfigError::Identity {
-                cert: files.cert.clone(),
-                key: files.key.clone(),
-                problem: explain(&error),
-            })?
+            let chain = certificates(Subject::OriginCertificate, &files.cert)?;
+            builder
+                .with_client_auth_cert(chain, key(Subject::OriginKey, &files.key)?)
+                .map_err(|error| mismatch(Subject::OriginCertificate, files, &error))?
         }
     };
     config.alpn_protocols.clone_from(&options.alpn);
@@ -105,13 +105,13 @@ fn build(options: &ClientOptions) -> Result<Arc<ClientConfig>, ConfigError> {
 }
 
 fn verifier(
-    option: &'static str,
+    subject: Subject,
     roots: RootCertStore,
     named: Vec<CertificateDer<'static>>,
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ServerCertVerifier>, ConfigError> {
     let verifier = Verifying::new(roots, named, provider);
-    Ok(Arc::new(verifier.map_err(|error| ConfigError::Trust { option, problem: error.to_string() })?))
+    Ok(Arc::new(verifier.map_err(|error| subject.error(error.to_string()))?))
 }
 
 /// The authorities that this system trusts now, to be compared: none if they can't be read.
@@ -127,12 +127,8 @@ fn system_roots() -> Result<RootCertStore, ConfigError> {
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
         let cause = found.errors.first().map_or_else(String::new, |error| format!(" ({error})"));
-        return Err(ConfigError::Trust {
-            option: "--origin-tls",
-            problem: format!(
-                "this system trusts no certificate authority{cause}; install ca-certificates, or name one with --origin-ca FILE"
-            ),
-        });
+        return Err(Subject::SystemAuthorities
+            .error(format!("this system trusts no certificate authority{cause}; install ca-certificates")));
     }
     Ok(roots)
 }

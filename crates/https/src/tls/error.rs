@@ -1,54 +1,57 @@
 //! Errors of the TLS configuration and of handshakes.
 
-use std::io;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
+use std::{fmt, io};
 
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, PeerIncompatible};
+
+use truepeer_session::Hint;
 
 use super::verify::is_authority;
 use super::words;
 
-/// A configuration that can't be used. The text starts with the option or file at fault.
+/// A configuration that can't be used.
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// A file that can't be read, or lacks a certificate or key.
-    #[error("{option} {}: {problem}", path.display())]
-    File {
-        /// The kind of file.
-        option: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The problem.
-        problem: String,
-    },
-    /// A certificate and a key that can't be used together.
-    #[error("the certificate {} with the key {}: {problem}", cert.display(), key.display())]
-    Identity {
-        /// The certificate's file.
-        cert: PathBuf,
-        /// The key's file.
-        key: PathBuf,
-        /// The problem.
-        problem: String,
-    },
-    /// No certificate was given.
-    #[error("no certificate: expected at least one")]
-    NoCertificate,
-    /// The chosen suites support no chosen version, or a similar conflict.
-    #[error("--tls-suite: {0}")]
-    Suites(Error),
-    /// The certificates of an authority can't be used.
-    #[error("{option}: {problem}")]
-    Trust {
-        /// The option that named them.
-        option: &'static str,
-        /// The problem.
-        problem: String,
-    },
-    /// The name to find in the backend's certificate is invalid.
-    #[error("--origin-name {0:?} is neither a host name nor an address")]
-    Name(String),
+#[error("{problem}")]
+pub struct ConfigError {
+    /// The part at fault.
+    pub subject: Subject,
+    /// What is wrong, with the file's path.
+    problem: String,
+}
+
+/// A part of a TLS configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
+    /// A certificate for clients.
+    Certificate,
+    /// The key of a certificate for clients.
+    Key,
+    /// The authorities that sign clients' certificates.
+    ClientAuthority,
+    /// The authorities that sign backends' certificates.
+    OriginAuthority,
+    /// The authorities that this system trusts.
+    SystemAuthorities,
+    /// The certificate for backends.
+    OriginCertificate,
+    /// The key of the certificate for backends.
+    OriginKey,
+    /// The name to find in a backend's certificate.
+    OriginName,
+    /// The cipher suites and versions.
+    Suites,
+}
+
+impl Subject {
+    pub(super) fn error(self, problem: impl Into<String>) -> ConfigError {
+        ConfigError { subject: self, problem: problem.into() }
+    }
+
+    pub(super) fn in_file(self, path: &Path, problem: impl fmt::Display) -> ConfigError {
+        self.error(format!("{}: {problem}", path.display()))
+    }
 }
 
 /// A handshake that failed.
@@ -99,6 +102,32 @@ impl HandshakeError {
     }
 }
 
+impl HandshakeError {
+    /// The setting that has to do with it. `authority` is the setting for the other end's authorities.
+    #[must_use]
+    pub fn hint(&self, authority: Hint) -> Option<Hint> {
+        let Self::Tls { error, first } = self else { return None };
+        match error {
+            Error::InvalidMessage(_) if is_proxy_header(first) => Some(Hint::HeaderBeforeTls),
+            Error::InvalidCertificate(CertificateError::UnknownIssuer) => Some(authority),
+            Error::InvalidCertificate(_) if is_authority(error) => Some(authority),
+            Error::PeerIncompatible(PeerIncompatible::NoCipherSuitesInCommon) => Some(Hint::Suites),
+            Error::PeerIncompatible(
+                PeerIncompatible::Tls12NotOffered
+                | PeerIncompatible::Tls12NotOfferedOrEnabled
+                | PeerIncompatible::SupportedVersionsExtensionRequired
+                | PeerIncompatible::Tls13RequiredForQuic,
+            ) => Some(Hint::MinVersion),
+            Error::AlertReceived(AlertDescription::NoApplicationProtocol) => Some(Hint::OriginProtocols),
+            _ => None,
+        }
+    }
+}
+
+fn is_proxy_header(first: &[u8]) -> bool {
+    first.starts_with(b"PROXY ") || first.starts_with(b"\r\n\r\n\0\r\nQUIT\n")
+}
+
 fn after(first: &[u8]) -> &'static str {
     if first.is_empty() { ": nothing was sent" } else { "" }
 }
@@ -108,42 +137,42 @@ fn explain(error: &Error, first: &[u8]) -> String {
         Error::InvalidMessage(InvalidMessage::InvalidContentType | InvalidMessage::MessageTooLarge) => {
             match truepeer_proto::sniff(first) {
                 Some(hint) => format!("not TLS: the first bytes look like {hint}"),
-                None if first.starts_with(b"PROXY ") || first.starts_with(b"\r\n\r\n\0\r\nQUIT\n") => {
-                    "not TLS: the connection starts with a PROXY header; is --header require missing?".to_owned()
+                None if is_proxy_header(first) => {
+                    "not TLS: the connection starts with a PROXY header".to_owned()
                 }
                 None => "not TLS".to_owned(),
             }
         }
         Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
-            "the certificate's authority is not trusted (--client-ca, --origin-ca)".to_owned()
+            "the certificate's authority is not trusted".to_owned()
         }
         Error::InvalidCertificate(_) if is_authority(error) => {
-            "the origin presents an authority's certificate (CA:TRUE), and it is not the one in --origin-ca".to_owned()
+            "the other end presents an authority's certificate (CA:TRUE), and it is not trusted itself".to_owned()
         }
         Error::NoCertificatesPresented => "a client certificate is required, and none was sent".to_owned(),
         Error::PeerIncompatible(PeerIncompatible::NoCipherSuitesInCommon) => {
-            "no cipher suite in common (--tls-suite)".to_owned()
+            "no cipher suite in common".to_owned()
         }
         Error::PeerIncompatible(
             PeerIncompatible::Tls12NotOffered
             | PeerIncompatible::Tls12NotOfferedOrEnabled
             | PeerIncompatible::SupportedVersionsExtensionRequired
             | PeerIncompatible::Tls13RequiredForQuic,
-        ) => "no TLS version in common (--tls-min)".to_owned(),
+        ) => "no TLS version in common".to_owned(),
         // This error is reported before the version is checked. TLS 1.0 and 1.1 lack the extension.
         Error::PeerIncompatible(PeerIncompatible::SignatureAlgorithmsExtensionRequired) => {
             "no signature algorithms offered, as in TLS 1.1 and older".to_owned()
         }
         Error::AlertReceived(alert) => match alert {
             AlertDescription::UnknownCA => {
-                "the other end does not trust the authority of truepeer's certificate (alert unknown_ca); is the chain in --tls-cert complete?".to_owned()
+                "the other end does not trust the authority of truepeer's certificate (alert unknown_ca); is the certificate's chain complete?".to_owned()
             }
             AlertDescription::ProtocolVersion => "no TLS version in common (alert protocol_version)".to_owned(),
             AlertDescription::HandshakeFailure => {
                 "no version, cipher suite or key type in common (alert handshake_failure)".to_owned()
             }
             AlertDescription::NoApplicationProtocol => {
-                "the other end supports none of the offered protocols (--origin-alpn)".to_owned()
+                "the other end supports none of the offered protocols".to_owned()
             }
             AlertDescription::CertificateRequired => "the other end requires a client certificate".to_owned(),
             alert => format!("the other end refused the handshake (alert {})", words::alert(*alert)),

@@ -10,7 +10,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
-use super::error::ConfigError;
+use super::error::{ConfigError, Subject};
 use super::words;
 
 /// The files of a certificate and its key.
@@ -24,24 +24,23 @@ pub struct IdentityFiles {
 
 /// Reads the certificates of a PEM file; at least one.
 pub(super) fn certificates(
-    option: &'static str,
+    subject: Subject,
     path: &Path,
 ) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
-    let fail = |problem: String| ConfigError::File { option, path: path.to_owned(), problem };
-    let pem = std::fs::read(path).map_err(|error| fail(error.to_string()))?;
+    let pem = std::fs::read(path).map_err(|error| subject.in_file(path, error))?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
-    let certificates = certificates.map_err(|error| fail(format!("not PEM: {error}")))?;
+    let certificates =
+        certificates.map_err(|error| subject.in_file(path, format_args!("not PEM: {error}")))?;
     if certificates.is_empty() {
-        return Err(fail(
-            "it contains no certificate (expected a line -----BEGIN CERTIFICATE-----)".to_owned(),
-        ));
+        return Err(
+            subject.in_file(path, "it contains no certificate (expected a line -----BEGIN CERTIFICATE-----)")
+        );
     }
     Ok(certificates)
 }
 
-pub(super) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, ConfigError> {
-    let fail = |problem: String| ConfigError::File { option: "the key", path: path.to_owned(), problem };
-    let pem = std::fs::read(path).map_err(|error| fail(error.to_string()))?;
+pub(super) fn key(subject: Subject, path: &Path) -> Result<PrivateKeyDer<'static>, ConfigError> {
+    let pem = std::fs::read(path).map_err(|error| subject.in_file(path, error))?;
     PrivateKeyDer::from_pem_slice(&pem).map_err(|error| {
         let encrypted = pem.windows(9).any(|word| word == b"ENCRYPTED");
         let hint = if encrypted {
@@ -49,7 +48,7 @@ pub(super) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, ConfigError> {
         } else {
             ""
         };
-        fail(format!("it contains no usable private key: {error}{hint}"))
+        subject.in_file(path, format_args!("it contains no usable private key: {error}{hint}"))
     })
 }
 
@@ -69,7 +68,8 @@ impl Identities {
     pub(super) fn load(files: &[IdentityFiles], provider: &CryptoProvider) -> Result<Self, ConfigError> {
         let mut loaded =
             files.iter().map(|files| load(files, provider)).collect::<Result<Vec<_>, _>>()?.into_iter();
-        let first = loaded.next().ok_or(ConfigError::NoCertificate)?;
+        let first =
+            loaded.next().ok_or_else(|| Subject::Certificate.error("expected at least one certificate"))?;
         let default = Arc::clone(&first.0);
         let mut identities = Self { default, by_name: HashMap::new(), by_parent: HashMap::new() };
         for (identity, names) in std::iter::once(first).chain(loaded) {
@@ -98,19 +98,24 @@ fn load(
     files: &IdentityFiles,
     provider: &CryptoProvider,
 ) -> Result<(Arc<CertifiedKey>, Vec<String>), ConfigError> {
-    let chain = certificates("the certificate", &files.cert)?;
+    let chain = certificates(Subject::Certificate, &files.cert)?;
     let names = webpki::EndEntityCert::try_from(&chain[0])
         .map(|cert| cert.valid_dns_names().map(str::to_ascii_lowercase).collect())
         // A certificate that webpki can't parse (version 1, for example) matches no name; it may still be the
         // default.
         .unwrap_or_default();
-    let identity = CertifiedKey::from_der(chain, key(&files.key)?, provider).map_err(|error| {
-        ConfigError::Identity { cert: files.cert.clone(), key: files.key.clone(), problem: explain(&error) }
-    })?;
+    let identity = CertifiedKey::from_der(chain, key(Subject::Key, &files.key)?, provider)
+        .map_err(|error| mismatch(Subject::Certificate, files, &error))?;
     Ok((Arc::new(identity), names))
 }
 
-pub(super) fn explain(error: &rustls::Error) -> String {
+/// A certificate and a key that can't be used together.
+pub(super) fn mismatch(subject: Subject, files: &IdentityFiles, error: &rustls::Error) -> ConfigError {
+    let (key, problem) = (files.key.display(), explain(error));
+    subject.error(format!("{} with the key {key}: {problem}", files.cert.display()))
+}
+
+fn explain(error: &rustls::Error) -> String {
     match error {
         rustls::Error::InconsistentKeys(_) => "the key does not belong to the certificate".to_owned(),
         other => words::error(other),

@@ -18,7 +18,7 @@ mod verify;
 mod words;
 
 pub use self::client::{ClientOptions, ClientTls, Trust, system_authorities};
-pub use self::error::{ConfigError, HandshakeError};
+pub use self::error::{ConfigError, HandshakeError, Subject};
 pub use self::facts::{ClientCertificate, TlsFacts};
 pub use self::identity::IdentityFiles;
 pub use self::server::{ClientCertificates, ServerOptions, ServerTls};

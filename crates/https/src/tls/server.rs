@@ -7,7 +7,7 @@ use rustls::crypto::aws_lc_rs::Ticketer;
 use rustls::server::{ServerSessionMemoryCache, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 
-use super::error::ConfigError;
+use super::error::{ConfigError, Subject};
 use super::identity::{Identities, IdentityFiles, certificates};
 use super::suites::{MinVersion, Suite, provider};
 use super::words;
@@ -47,21 +47,19 @@ impl ServerOptions {
     /// Reads every file and builds a configuration.
     ///
     /// # Errors
-    /// The reason, starting with the option.
+    /// The part at fault and the reason.
     pub fn build(&self) -> Result<Arc<ServerConfig>, ConfigError> {
         let provider = provider(&self.suites);
         let identities = Identities::load(&self.identities, &provider)?;
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(self.min_version.versions())
-            .map_err(ConfigError::Suites)?;
+            .map_err(|error| Subject::Suites.error(words::error(&error)))?;
         let verifier = |path: &PathBuf| {
-            let roots = Arc::new(roots("the authority for clients", path)?);
+            let roots = Arc::new(roots(Subject::ClientAuthority, path)?);
             Ok(WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider)))
         };
-        let fail = |error: rustls::server::VerifierBuilderError| ConfigError::Trust {
-            option: "the authority for clients",
-            problem: error.to_string(),
-        };
+        let fail =
+            |error: rustls::server::VerifierBuilderError| Subject::ClientAuthority.error(error.to_string());
         let builder = match &self.clients {
             ClientCertificates::None => builder.with_no_client_auth(),
             ClientCertificates::Optional(path) => {
@@ -76,19 +74,16 @@ impl ServerOptions {
         config.alpn_protocols.clone_from(&self.alpn);
         config.ignore_client_order = !self.suites.is_empty();
         config.session_storage = ServerSessionMemoryCache::new(REMEMBERED_SESSIONS);
-        config.ticketer = Ticketer::new().map_err(ConfigError::Suites)?;
+        config.ticketer = Ticketer::new().map_err(|error| Subject::Suites.error(words::error(&error)))?;
         Ok(Arc::new(config))
     }
 }
 
 /// The certificates of authorities in a file.
-pub(super) fn roots(option: &'static str, path: &Path) -> Result<RootCertStore, ConfigError> {
+pub(super) fn roots(subject: Subject, path: &Path) -> Result<RootCertStore, ConfigError> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(option, path)? {
-        roots.add(certificate).map_err(|error| ConfigError::Trust {
-            option,
-            problem: format!("{}: {}", path.display(), words::error(&error)),
-        })?;
+    for certificate in certificates(subject, path)? {
+        roots.add(certificate).map_err(|error| subject.in_file(path, words::error(&error)))?;
     }
     Ok(roots)
 }

@@ -178,6 +178,7 @@ impl UdpFlows {
             listener: listener.rules.settings.address,
             label: refused.reason(),
             why: refused,
+            hint: refused.hint(),
         };
         cx.journal.on_refused_datagram(&mut self.refusals, &listener.shard, &datagram, cx.now);
     }

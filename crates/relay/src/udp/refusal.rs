@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use truepeer_policy::{Refusal, SenderAddr};
 use truepeer_proto::DecodeError;
+use truepeer_session::Hint;
 use truepeer_session::connect_as::ConnectError;
 
 use super::table::SenderKey;
@@ -19,19 +20,19 @@ pub(crate) struct DroppedDatagram {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DropCause {
-    #[error("{error}{}; does --udp-dialect match the sender?", hint.map_or_else(String::new, |hint| format!("; it looks like: {hint}")))]
+    #[error("{error}{}", hint.map_or_else(String::new, |hint| format!("; it looks like: {hint}")))]
     Invalid { error: DecodeError, hint: Option<&'static str> },
     #[error(
-        "a flow must begin with a header (--udp-dialect first or standalone), and this sender sent none; is the PROXY protocol enabled at the sender?"
+        "a flow must begin with a header, and this sender sent none; is the PROXY protocol enabled at the sender?"
     )]
     NoHeaderBefore,
     #[error(
-        "its flow was forgotten {} s ago after a silence of {} s, but the sender continues without a new header; raise --close-after to just below the sender's own time-out",
+        "its flow was forgotten {} s ago after a silence of {} s, but the sender continues without a new header",
         ago.as_secs(), silence.as_secs()
     )]
     FlowForgotten { ago: Duration, silence: Duration },
     #[error(
-        "its flow was forgotten {} s ago to make room for others, but the sender continues without a new header; raise --max-flows or the limit of open files (LimitNOFILE=, ulimit -n)",
+        "its flow was forgotten {} s ago to make room for others, but the sender continues without a new header",
         ago.as_secs()
     )]
     FlowEvicted { ago: Duration },
@@ -48,6 +49,20 @@ pub(crate) enum DropCause {
 }
 
 impl DroppedDatagram {
+    /// The setting that has to do with it.
+    pub(crate) fn hint(&self) -> Option<Hint> {
+        match &self.cause {
+            DropCause::Invalid { .. } => Some(Hint::Dialect),
+            DropCause::NoHeaderBefore => Some(Hint::FlowWithoutHeader),
+            DropCause::FlowForgotten { .. } => Some(Hint::FlowForgotten),
+            DropCause::FlowEvicted { .. } => Some(Hint::FlowEvicted),
+            DropCause::Policy(refusal) => Some(Hint::Refusal(*refusal)),
+            DropCause::Upstream(ConnectError::TupleInUse) => Some(Hint::TupleInUse),
+            DropCause::Upstream(ConnectError::PortHeld) => Some(Hint::PortHeld),
+            _ => None,
+        }
+    }
+
     /// A stable label.
     pub(crate) fn reason(&self) -> &'static str {
         match &self.cause {

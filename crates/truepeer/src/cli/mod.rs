@@ -10,6 +10,7 @@ mod connect;
 mod doctor;
 mod dress;
 mod go_style;
+pub(crate) mod hints;
 mod https;
 mod proxy;
 mod routes;

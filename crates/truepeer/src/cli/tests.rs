@@ -74,7 +74,7 @@ fn the_examples_of_the_help_hold() {
         match config(example).check() {
             // The reader's own.
             Err(error) if example.contains("--tls-cert site.pem") => {
-                assert!(error.to_string().contains("the certificate site.pem: "), "{error}");
+                assert!(error.to_string().contains("--tls-cert site.pem: "), "{error}");
             }
             checked => drop(checked.expect(example)),
         }

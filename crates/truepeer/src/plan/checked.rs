@@ -49,8 +49,9 @@ impl Config {
             }
             // Read for comparison first: a file that changes meanwhile then differs at the next reload.
             let read = Read::of(listener)?;
-            let tls = listener.tls.as_ref().map(TlsConfig::read).transpose()?;
-            let origin = listener.origin_tls.as_ref().map(OriginTlsConfig::read).transpose()?;
+            let fail = |error| Problem::tls(error, listener.http.is_some());
+            let tls = listener.tls.as_ref().map(TlsConfig::read).transpose().map_err(fail)?;
+            let origin = listener.origin_tls.as_ref().map(OriginTlsConfig::read).transpose().map_err(fail)?;
             let policy = Arc::new(listener.policy(&read, &binds)?);
             for (backend, family) in [(read.backends.ipv4, Family::Ipv4), (read.backends.ipv6, Family::Ipv6)]
             {

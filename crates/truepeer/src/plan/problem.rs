@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use truepeer_https::tls::{ConfigError, Subject};
 use truepeer_policy::{BackendAddr, PrefixFileError};
 
 use super::Place;
@@ -60,11 +61,35 @@ pub(crate) enum Problem {
     /// Any other error that the value alone doesn't show.
     #[error("{place}{value}: {expected}")]
     Value { place: Place, value: String, expected: String },
-    #[error(transparent)]
-    Tls(#[from] truepeer_https::tls::ConfigError),
+    #[error("{place} {error}{}", own_authority(.error))]
+    Tls { place: Place, error: ConfigError },
+}
+
+fn own_authority(error: &ConfigError) -> String {
+    match error.subject {
+        Subject::SystemAuthorities => format!(", or name one with {} FILE", Place::Option("origin-ca")),
+        _ => String::new(),
+    }
 }
 
 impl Problem {
+    /// `with_http`: `truepeer https` speaks TLS with its origin because of the origin's URL.
+    pub(super) fn tls(error: ConfigError, with_http: bool) -> Self {
+        let place = Place::Option(match error.subject {
+            Subject::Certificate => "tls-cert",
+            Subject::Key => "tls-key",
+            Subject::ClientAuthority => "client-ca",
+            Subject::OriginAuthority => "origin-ca",
+            Subject::SystemAuthorities if with_http => "origin",
+            Subject::SystemAuthorities => "origin-tls",
+            Subject::OriginCertificate => "origin-cert",
+            Subject::OriginKey => "origin-key",
+            Subject::OriginName => "origin-name",
+            Subject::Suites => "tls-suite",
+        });
+        Self::Tls { place, error }
+    }
+
     /// `place`: `expected`.
     pub(super) fn at(option: &'static str, expected: impl Into<String>) -> Self {
         Self::Value { place: Place::Option(option), value: String::new(), expected: expected.into() }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use truepeer_https::tls::{
-    ClientCertificates, ClientOptions, ClientTls, IdentityFiles, MinVersion, ServerOptions, ServerTls, Suite,
-    Trust,
+    ClientCertificates, ClientOptions, ClientTls, ConfigError, IdentityFiles, MinVersion, ServerOptions,
+    ServerTls, Suite, Trust,
 };
 use truepeer_https::tunnel::OriginTls;
 
@@ -163,8 +163,8 @@ impl TlsConfig {
     }
 
     /// Reads the files now.
-    pub(super) fn read(&self) -> Result<Arc<ServerTls>, Problem> {
-        Ok(Arc::new(ServerTls::new(&self.options())?))
+    pub(super) fn read(&self) -> Result<Arc<ServerTls>, ConfigError> {
+        ServerTls::new(&self.options()).map(Arc::new)
     }
 
     fn options(&self) -> ServerOptions {
@@ -194,8 +194,8 @@ impl OriginTlsConfig {
     }
 
     /// Reads the files now.
-    pub(super) fn read(&self) -> Result<OriginTls, Problem> {
-        Ok(OriginTls { tls: Arc::new(ClientTls::new(&self.options())?) })
+    pub(super) fn read(&self) -> Result<OriginTls, ConfigError> {
+        ClientTls::new(&self.options()).map(|tls| OriginTls { tls: Arc::new(tls) })
     }
 
     fn options(&self) -> ClientOptions {

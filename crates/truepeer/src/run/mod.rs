@@ -15,6 +15,7 @@ mod program;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use truepeer_session::Advise;
 
 use crate::plan::run_settings;
 use crate::spec::{ConnectArgs, HowArgs, RunArgs};
@@ -23,8 +24,8 @@ pub(crate) use program::{Kind, Program};
 
 pub(crate) use program::NotStarted;
 
-/// Starts a program that accepts connections, and returns its status.
-pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
+/// Starts a program that accepts connections, and returns its status. `advise` puts hints into words.
+pub(crate) fn run(args: &RunArgs, advise: Advise) -> Result<ExitCode> {
     if let Some(dir) = &args.how.unpack {
         return preload::install(dir).map(|()| ExitCode::SUCCESS);
     }
@@ -34,7 +35,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     }
     match prepare(&args.how)? {
         (Mechanism::Preload, program) => preload::run(&settings, &program),
-        (Mechanism::Notify, program) => notify::run(&settings, &program),
+        (Mechanism::Notify, program) => notify::run(&settings, &program, advise),
     }
 }
 

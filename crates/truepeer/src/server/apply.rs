@@ -33,7 +33,7 @@ pub(super) struct Engines {
 
 impl Engines {
     /// Starts with no engine.
-    pub(super) fn new(workers: usize, budgets: Budgets, bell: Bell) -> Self {
+    pub(super) fn new(workers: usize, budgets: Budgets, journal: Journal, bell: Bell) -> Self {
         Self {
             relay: None,
             https: None,
@@ -41,7 +41,7 @@ impl Engines {
             ids: BTreeMap::new(),
             workers,
             budgets,
-            journal: Arc::default(),
+            journal: Arc::new(journal),
             bell,
         }
     }

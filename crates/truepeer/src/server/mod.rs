@@ -13,6 +13,7 @@ use anyhow::Context as _;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use tracing::{error, info, warn};
 use truepeer_session::counters::Counter;
+use truepeer_session::{Advise, Journal};
 use truepeer_sys::inherit::PassedSockets;
 use truepeer_sys::limits;
 
@@ -24,12 +25,12 @@ use crate::routes::options::of_plan;
 use crate::routes::plan::Setup;
 
 /// Serves until SIGTERM or SIGINT. Open sessions may then continue for a while; a second signal ends them at
-/// once. SIGUSR1 logs the counters, SIGHUP reads files again.
+/// once. SIGUSR1 logs the counters, SIGHUP reads files again. `advise` puts the engines' hints into words.
 ///
 /// # Errors
 /// The reason why it can't serve. Once it serves, no sender, client or backend can end it. A worker that ends
 /// unexpectedly does, because the others would serve only a part of the connections.
-pub(crate) fn run(config: &Config, checked: &Checked) -> anyhow::Result<()> {
+pub(crate) fn run(config: &Config, checked: &Checked, advise: Advise) -> anyhow::Result<()> {
     // First: inherited descriptors have fixed numbers, which nothing else may have taken.
     let mut inherited = PassedSockets::take()?.into_listening();
     // Before the threads start: a signal that arrives meanwhile must not be lost.
@@ -45,7 +46,7 @@ pub(crate) fn run(config: &Config, checked: &Checked) -> anyhow::Result<()> {
     });
     let workers = config.workers.map_or_else(cores, std::num::NonZeroUsize::get);
     let budgets = rules::budgets(config, usize::try_from(open_files).unwrap_or(usize::MAX));
-    let mut engines = Engines::new(workers, budgets, events.bell());
+    let mut engines = Engines::new(workers, budgets, Journal::with_advice(advise), events.bell());
     engines.apply(&checked.listeners, mark, &mut inherited)?;
     sockets::warn_of_unasked(&inherited);
     drop(inherited);

@@ -300,7 +300,7 @@ fn certificates_change_under_load(bed: &Bed) -> anyhow::Result<()> {
 
     bed.write("site.pem", "not a certificate")?;
     truepeer.signal(Signal::HUP)?;
-    truepeer.wait_for_log("stays as it was: the certificate ")?;
+    truepeer.wait_for_log("stays as it was: --tls-cert ")?;
     bed.write("broken", "")?;
     load.wait_for_log("still well")?;
 

@@ -353,7 +353,7 @@ print(refused(alice), ask(open(bob)), kept(staying))"
     client.wait_state("the second round", || client.stdout().matches("next").count() == 2)?;
     std::fs::write(&stand.authority.ca, "no authority")?;
     truepeer.signal(Signal::HUP)?;
-    truepeer.wait_for_log("stays as it was: the authority for clients ")?;
+    truepeer.wait_for_log("stays as it was: --client-ca ")?;
     bed.write("broken", "")?;
     ensure!(client.wait_end()?.success(), "{}; {}", client.log(), truepeer.log());
     let said: Vec<_> = client.stdout().lines().filter(|line| *line != "next").map(str::to_owned).collect();

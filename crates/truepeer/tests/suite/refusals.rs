@@ -126,7 +126,9 @@ fn claims_of_this_host_are_allowed_by_a_flag(bed: &Bed) -> anyhow::Result<()> {
     own_addresses("add")?;
     let stand = Stand::with_options(bed, Behaviour::Who, &["--allow-claims", "10.9.0.0/16"])?;
     ensure!(ask(&client::v2(OWN_V4, SITE_V4)?)? == OWN_V4);
-    stand.truepeer.wait_for_log("an address of this host, which --allow-claims permits")?;
+    stand
+        .truepeer
+        .wait_for_log("an address of this host: the backend will believe it; --allow-claims lets it pass")?;
     refused(&client::v2(OWN_V6, SITE_V6)?).map(drop)
 }
 
@@ -175,7 +177,7 @@ fn denied_clients_are_refused_whoever_sends(bed: &Bed) -> anyhow::Result<()> {
     for free in ["203.0.113.8:5000", "[2001:db8::8]:5000"] {
         ensure!(ask(&header_of(free.parse()?)?)? == free);
     }
-    stand.truepeer.wait_for_log("denied by the --deny-clients list")
+    stand.truepeer.wait_for_log("is denied; --deny-clients lists it")
 }
 
 fn a_missing_header_is_explained(bed: &Bed) -> anyhow::Result<()> {

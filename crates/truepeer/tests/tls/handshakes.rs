@@ -38,7 +38,7 @@ fn old_versions_and_other_suites_are_refused_with_the_reason(bed: &Bed) -> anyho
     let options = ["--tls-min", "1.3", "--tls-suite", "TLS_AES_128_GCM_SHA256"];
     let stand = Stand::new(bed, Behaviour::Echo, &options)?;
     ensure!(s_client(&["-tls1_2"]).run(bed).is_err(), "TLS 1.2 was spoken");
-    stand.truepeer.wait_for_log("no TLS version in common (--tls-min)")?;
+    stand.truepeer.wait_for_log("no TLS version in common; --tls-min names the oldest")?;
     ensure!(
         s_client(&["-ciphersuites", "TLS_CHACHA20_POLY1305_SHA256"]).run(bed).is_err(),
         "ChaCha20 was spoken"

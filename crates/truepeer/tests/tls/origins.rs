@@ -151,7 +151,7 @@ fn a_backend_without_a_common_protocol_is_reported(bed: &Bed) -> anyhow::Result<
     let near = near(bed, &["--origin-insecure", "--origin-alpn", "imap"])?;
     let mut stream = client::connect(NEAR)?;
     ensure!(client::read_end(&mut stream)? == client::End::Reset, "{}", near.log());
-    near.wait_for_log("the other end supports none of the offered protocols (--origin-alpn)")?;
+    near.wait_for_log("the other end supports none of the offered protocols; --origin-alpn names them")?;
     near.wait_for_log("origin_tls")
 }
 
@@ -180,7 +180,7 @@ fn a_self_signed_backend_certificate_is_accepted_if_named(bed: &Bed) -> anyhow::
         (
             &other.cert,
             "site.test",
-            "an authority's certificate (CA:TRUE), and it is not the one in --origin-ca",
+            "an authority's certificate (CA:TRUE), and it is not trusted itself; --origin-ca names the authorities",
         ),
     ] {
         let near = near(bed, &["--origin-ca", ca, "--origin-name", name])?;

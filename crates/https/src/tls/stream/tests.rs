@@ -239,7 +239,7 @@ fn versions_suites_and_protocols_are_as_configured() {
         let error = accepted.map(|_| ()).unwrap_err();
         assert_eq!(
             (error.reason(), error.to_string().as_str()),
-            ("tls_incompatible", "no cipher suite in common (--tls-suite)")
+            ("tls_incompatible", "no cipher suite in common")
         );
     });
 }
@@ -335,7 +335,7 @@ fn a_self_signed_certificate_is_accepted_only_if_it_is_the_trusted_one() {
                 &other,
                 &trusted,
                 "site.test",
-                Some("an authority's certificate (CA:TRUE), and it is not the one in --origin-ca"),
+                Some("an authority's certificate (CA:TRUE), and it is not trusted itself"),
             ),
         ] {
             let identities = vec![shown.clone()];
@@ -388,7 +388,7 @@ fn other_protocols_are_named() {
         let header = b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n";
         for (bytes, hint) in [
             (&b"GET / HTTP/1.1\r\n\r\n"[..], "not TLS: the first bytes look like HTTP request"),
-            (header, "not TLS: the connection starts with a PROXY header; is --header require missing?"),
+            (header, "not TLS: the connection starts with a PROXY header"),
         ] {
             let (mut near, far) = duplex(1 << 16);
             near.write_all(bytes).await.unwrap();

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use tracing::{debug, error, info, warn};
 use truepeer_handover::{LockFreeComplaints, Refused};
 use truepeer_policy::{ClientAddr, SenderAddr};
+use truepeer_session::{Advise, Hint};
 
 use super::ready::Connection;
 
@@ -14,6 +15,7 @@ use super::ready::Connection;
 pub(super) struct SupervisorLog {
     began: Instant,
     complaints: LockFreeComplaints,
+    advise: Option<Advise>,
     named: u64,
     plain: u64,
     refused: u64,
@@ -22,10 +24,12 @@ pub(super) struct SupervisorLog {
 }
 
 impl SupervisorLog {
-    pub(super) fn new() -> Self {
+    /// `advise` puts hints into words.
+    pub(super) fn new(advise: Option<Advise>) -> Self {
         Self {
             began: Instant::now(),
             complaints: LockFreeComplaints::new(),
+            advise,
             named: 0,
             plain: 0,
             refused: 0,
@@ -58,8 +62,10 @@ impl SupervisorLog {
             debug!("{refused}");
             return;
         };
+        let advice = self.advise.zip(hint(refused)).and_then(|(advise, hint)| advise(&hint));
+        let advice = advice.map_or_else(String::new, |advice| format!("; {advice}"));
         self.complain(reason, refused.sender().map(SenderAddr::ip), |held_back| {
-            warn!(reason, held_back, "{refused}");
+            warn!(reason, held_back, "{refused}{advice}");
         });
     }
 
@@ -104,5 +110,13 @@ impl SupervisorLog {
         if let Some(held_back) = self.complaints.may_say(reason, about, self.began.elapsed()) {
             say(held_back);
         }
+    }
+}
+
+fn hint(refused: &Refused) -> Option<Hint> {
+    match refused {
+        Refused::Policy(refusal) => Some(Hint::Refusal(*refusal)),
+        Refused::Header { error, .. } => error.is_too_long().then_some(Hint::HeaderTooLong),
+        _ => None,
     }
 }

@@ -47,6 +47,7 @@ use anyhow::{Context as _, Result};
 use rustix::io::Errno;
 use truepeer_handover::{ConnectSettings, Destination, RunSettings};
 use truepeer_policy::Dialect;
+use truepeer_session::Advise;
 use truepeer_sys::inherit::PassedSockets;
 use truepeer_sys::limits;
 use truepeer_sys::process::{SignalDoor, SpawnCommand};
@@ -65,7 +66,7 @@ use telling::Telling;
 ///
 /// # Errors
 /// Whatever keeps it from being started or supervised, with what to use instead.
-pub(super) fn run(settings: &RunSettings, program: &Program) -> Result<ExitCode> {
+pub(super) fn run(settings: &RunSettings, program: &Program, advise: Advise) -> Result<ExitCode> {
     let started = start(program, settings.verbose, accepting_calls(settings.destination))?;
     let (notifier, life) = match started {
         Started::Supervised(notifier, life) => (notifier, life),
@@ -73,7 +74,7 @@ pub(super) fn run(settings: &RunSettings, program: &Program) -> Result<ExitCode>
     };
     // Raise the limits after the start: the program keeps those that were given.
     let open_files = limits::raise_open_files().unwrap_or_else(|_| limits::open_files());
-    Ok(Supervisor::new(settings, notifier, life, open_files)?.run()?.follow())
+    Ok(Supervisor::new(settings, notifier, life, open_files, advise)?.run()?.follow())
 }
 
 /// Starts a program that makes connections under a supervisor, and ends as the program ends.

@@ -8,6 +8,7 @@ use rustix::net::getpeername;
 use rustix::net::sockopt::socket_cookie;
 use truepeer_handover::{Late, NO_CENSUS, Name, Names, RunRules, RunSettings, SocketDiag, WakeUp};
 use truepeer_policy::HeaderRule;
+use truepeer_session::Advise;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 
 use super::caller::write_address;
@@ -56,6 +57,7 @@ impl Supervisor {
         notifier: Notifier,
         life: Life,
         open_files: u64,
+        advise: Advise,
     ) -> anyhow::Result<Self> {
         let watch = Watch::new(&notifier, &life)?;
         // A client without a header may wait for the program to speak first, so its connection must not be held.
@@ -79,7 +81,7 @@ impl Supervisor {
             siblings: Siblings::default(),
             names,
             census,
-            journal: SupervisorLog::new(),
+            journal: SupervisorLog::new(Some(advise)),
             // The other half is for connections on their way.
             most_held: usize::try_from(open_files / 2).unwrap_or(usize::MAX).clamp(16, 65_536),
             notifier,

@@ -72,7 +72,7 @@ impl Telling {
             notifier,
             watch,
             connecting: HashMap::new(),
-            journal: SupervisorLog::new(),
+            journal: SupervisorLog::new(None),
             datagrams: sending.datagrams.map(Datagrams::new).transpose()?,
             receiving: Receiving::default(),
             life,
