@@ -106,7 +106,7 @@ fn leftovers_of_a_dead_namespace_are_removed(bed: &Bed) -> Result<()> {
     })?;
     ensure!(hooks.iter().all(|hook| programs_of_cgroup(bed).is_ok_and(|attached| attached.contains(hook))));
     let said = command(bed, &["status"])?.in_netns(&living.host().netns).run(bed)?;
-    ensure!(said.contains("that are gone: 1;"), "{said}");
+    ensure!(said.contains("that no longer exist: 1;"), "{said}");
 
     let third = Container::start(bed)?;
     let attached = programs_of_cgroup(bed)?;
