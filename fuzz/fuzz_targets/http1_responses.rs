@@ -54,7 +54,7 @@ fn written_again(head: &ResponseHead, is_head: bool, limits: &HttpLimits) {
         101 => write::switching(&mut out, head),
         100..200 => write::interim(&mut out, head),
         _ => {
-            let answer = write::Answer { length, version: HttpVersion::Http11, keep_alive: head.keep_alive };
+            let answer = write::ResponseFraming { length, version: HttpVersion::Http11, keep_alive: head.keep_alive };
             write::response(&mut out, head, answer);
         }
     }

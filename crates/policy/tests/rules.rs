@@ -190,10 +190,11 @@ fn nobody_becomes_localhost_or_who_cannot_be() {
 fn allowed_claims_pass_with_a_warning() {
     for (source, range) in IMPOSSIBLE {
         let mut policy = policy();
-        let refusal = route(&policy, &claim(source)).expect_err("refused").to_string();
-        let (_, flag) = refusal.rsplit_once("add --allow-claims ").expect("names the flag");
-        policy.claims.allow = set(flag);
-        assert_eq!(route(&policy, &claim(source)).expect("routed").special, Some(range), "{flag}");
+        let Err(Refusal::ClaimRefused { client, .. }) = route(&policy, &claim(source)) else {
+            panic!("{source} is not refused");
+        };
+        policy.claims.allow = set(&client.ip().to_string());
+        assert_eq!(route(&policy, &claim(source)).expect("routed").special, Some(range), "{client}");
     }
     let mut policy = policy();
     policy.claims.allow = set("loopback");
@@ -215,19 +216,13 @@ fn nobody_becomes_this_host() {
     for source in OWN {
         for from in ["127.0.0.1:1", "10.0.0.8:1", "192.0.2.1:1"] {
             let refusal = policy.route(sender(from), Some(&claim(source))).expect_err(source);
-            assert!(
-                matches!(refusal, Refusal::ClaimRefused { range: SpecialRange::Host, .. }),
-                "{source} by {from}: {refusal:?}"
-            );
-            let (_, flag) = refusal
-                .to_string()
-                .rsplit_once("add --allow-claims ")
-                .map(|(a, b)| (a.to_owned(), b.to_owned()))
-                .expect("names the flag");
+            let Refusal::ClaimRefused { range: SpecialRange::Host, client, .. } = refusal else {
+                panic!("{source} by {from}: {refusal:?}");
+            };
             let mut open = policy.clone();
-            open.claims.allow = set(&flag);
+            open.claims.allow = set(&client.ip().to_string());
             let route = open.route(sender(from), Some(&claim(source))).expect("routed");
-            assert_eq!(route.special, Some(SpecialRange::Host), "{flag}");
+            assert_eq!(route.special, Some(SpecialRange::Host), "{client}");
         }
     }
     assert_eq!(route(&policy, &claim("10.0.0.8:1")).expect("routed").special, None);
@@ -345,7 +340,6 @@ fn an_ipv4_client_reaches_an_ipv6_backend_under_the_nat64_prefix_only() {
     let mut policy = to("[2001:db8::80]:80", BACKEND_6);
     let refusal = route(&policy, &claim("192.0.2.33:9")).expect_err("refused");
     assert_eq!(refusal.reason(), "backend_is_ipv6");
-    assert!(refusal.to_string().contains("--nat64-prefix 64:ff9b::/96"), "{refusal}");
     policy.delivery.nat64_prefix = Some("64:ff9b::/96".parse().expect("prefix"));
     let mapped = route(&policy, &claim("192.0.2.33:9")).expect("routed");
     assert_eq!(mapped.source, Some(addr("[64:ff9b::192.0.2.33]:9")));
@@ -360,7 +354,6 @@ fn an_ipv6_client_reaches_an_ipv4_backend_as_a_class_e_address_only() {
     let mut policy = to(BACKEND_4, BACKEND_4);
     let refusal = route(&policy, &claim("[2001:db8::1]:9")).expect_err("refused");
     assert_eq!(refusal.reason(), "backend_is_ipv4");
-    assert!(refusal.to_string().contains("--pseudo-ipv4"), "{refusal}");
     policy.delivery.pseudo_ipv4 = true;
     let mapped = route(&policy, &claim("[2001:db8::1]:9")).expect("routed");
     assert_eq!(mapped.source, Some(addr("254.237.119.6:9")));
@@ -429,10 +422,7 @@ fn a_header_leads_only_where_it_may() {
                     !is_allowed && refusal.reason() == "destination_not_allowed",
                     "{destination}: {refusal}"
                 );
-                assert!(
-                    refusal.to_string().ends_with(&format!("--dynamic-allow {destination}")),
-                    "{refusal}"
-                );
+                assert!(refusal.to_string().contains(destination), "{refusal}");
             }
         }
     }
@@ -467,11 +457,7 @@ fn our_own_listeners_are_never_a_destination() {
         if let Err(refusal) = decided {
             assert_eq!(refusal.reason(), "destination_loops");
             let is_wildcard = addr(listener).ip().is_unspecified();
-            assert_eq!(
-                refusal.to_string().contains("listen on one address with -l"),
-                is_wildcard,
-                "{refusal}"
-            );
+            assert_eq!(refusal.to_string().contains("listen on one address"), is_wildcard, "{refusal}");
         }
     }
 }

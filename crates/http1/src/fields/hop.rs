@@ -5,7 +5,7 @@
 use super::{Field, FieldList, FieldName};
 
 /// The fields that may be passed on, in order. Not among them: what belongs to the connection, what frames the body, `Host`
-/// and `Expect`, all of which the writer writes itself; what `Connection` names; and [look-alikes](Name::LookAlike).
+/// and `Expect`, all of which the writer writes itself; what `Connection` names; and [look-alikes](FieldName::LookAlike).
 ///
 /// `Connection` can't name what others decide by: a client that writes `Connection: authorization`, or
 /// `x-forwarded-for`, would make an origin believe something else than it was told (only [`FieldName::Other`] can be named).

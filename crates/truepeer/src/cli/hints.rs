@@ -107,7 +107,7 @@ fn of_engine(hint: &Hint) -> &'static [&'static str] {
 mod tests {
     use std::path::Path;
 
-    use truepeer_policy::{BackendAddr, ClientAddr, SenderAddr};
+    use truepeer_policy::{BackendAddr, ClientAddr, SenderAddr, SpecialRange};
 
     use super::*;
 
@@ -166,6 +166,28 @@ mod tests {
                     assert!(has, "{name}: there is no --{option}: {text}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn the_advice_can_be_typed_as_it_stands() {
+        let address = "192.0.2.1:80".parse().unwrap();
+        let (sender, client) = (SenderAddr::new(address), ClientAddr::new(address));
+        let backend = BackendAddr::new(address);
+        for (refusal, typed) in [
+            (
+                Refusal::ClaimRefused { sender, client, range: SpecialRange::Loopback },
+                "add --allow-claims 192.0.2.1",
+            ),
+            (Refusal::BackendIsIpv6 { client, backend }, "--nat64-prefix 64:ff9b::/96"),
+            (Refusal::BackendIsIpv4 { client, backend }, "--pseudo-ipv4"),
+            (
+                Refusal::DestinationNotAllowed { client, destination: backend },
+                "add --dynamic-allow 192.0.2.1:80",
+            ),
+        ] {
+            let text = of_proxy(&Hint::Refusal(refusal)).unwrap();
+            assert!(text.ends_with(typed), "{text}");
         }
     }
 

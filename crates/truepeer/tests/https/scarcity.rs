@@ -232,7 +232,7 @@ fn the_connections_of_one_client_are_limited(bed: &Bed) -> anyhow::Result<()> {
         ensure!(said.trim() == outcome, "{clients}: {said}; {}", truepeer.log());
     }
     truepeer.wait_for_log(
-        "203.0.113.7 has 2 connections open, as many as one client may have (--max-per-client)",
+        "203.0.113.7 has 2 connections open, as many as one client may have; --max-per-client sets how many",
     )?;
     ensure!(truepeer.log().matches("--max-per-client").count() == 1, "said too often: {}", truepeer.log());
     report(&truepeer)?;

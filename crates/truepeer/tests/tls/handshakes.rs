@@ -210,10 +210,7 @@ fn wrong_files_are_named_before_anything_listens(bed: &Bed) -> anyhow::Result<()
         (["--tls-cert", &text, "--tls-key", &site.key], "it contains no certificate"),
         (["--tls-cert", &site.cert, "--tls-key", &text], "it contains no usable private key"),
         (["--tls-cert", &site.cert, "--tls-key", &other.key], "the key does not belong to the certificate"),
-        (
-            ["--tls-cert", "/nowhere.pem", "--tls-key", &site.key],
-            "the certificate /nowhere.pem: No such file",
-        ),
+        (["--tls-cert", "/nowhere.pem", "--tls-key", &site.key], "--tls-cert /nowhere.pem: No such file"),
     ] {
         let truepeer = proxy().args(&options).start_unready(bed)?;
         ensure!(truepeer.wait_end()?.code() == Some(2), "{}", truepeer.log());
