@@ -156,14 +156,16 @@ struct timestamps {
 };
 
 #define OPTION_TIMESTAMPS_LEN 10
+#define TIMESTAMP_VALUE 2 /* places in the option */
+#define TIMESTAMP_ECHO 6
 
 /* Nonzero: the segment has none. */
 static __always_inline int read_timestamps(struct options *options, struct timestamps *out)
 {
 	if (!options || !options->timestamps || option_len(options, options->timestamps) != OPTION_TIMESTAMPS_LEN)
 		return -1;
-	out->value = option_word(options, options->timestamps + 2);
-	out->echo = option_word(options, options->timestamps + 6);
+	out->value = option_word(options, options->timestamps + TIMESTAMP_VALUE);
+	out->echo = option_word(options, options->timestamps + TIMESTAMP_ECHO);
 	return 0;
 }
 

@@ -45,15 +45,18 @@ static __always_inline int cut_to(struct __sk_buff *skb, const struct segment *s
 	return bpf_skb_store_bytes(skb, segment->ip.at + offsetof(struct iphdr, tot_len), &len, sizeof(len), 0);
 }
 
-/* The segment may have come long after our SYN-ACK. From its echo the kernel would take that for a round trip, and would repeat what is lost
- * on this connection only after three times as long. It would also refuse the echo of a later packet than the SYN-ACK (TSEcrRejected). The
- * timestamps need not be in every segment. After a cookie they stay: the echo says which options were agreed on. */
-static __always_inline void blank_timestamps(struct options *options, const struct embryo *embryo)
+/* The segment may have come long after our SYN-ACK. From its echo (TSecr) the kernel would take that for a round trip, and would repeat what is
+ * lost on this connection only after three times as long. It would also refuse the echo of a later packet than the SYN-ACK (TSEcrRejected).
+ * It ignores an echo of zero. The value stays: the kernel echoes it, and the sender measures its own round trip by that. After a cookie the
+ * echo stays, too: it says which options were agreed on. */
+static __always_inline void blank_echo(struct options *options, const struct embryo *embryo)
 {
-	if (!options->timestamps || !embryo->has_timestamps || embryo->is_by_cookie)
+	if (!options->timestamps || option_len(options, options->timestamps) != OPTION_TIMESTAMPS_LEN)
 		return;
-	for (__u32 i = 0; i < OPTION_TIMESTAMPS_LEN; i++)
-		*option_byte(options, options->timestamps + i) = OPTION_NOP;
+	if (!embryo->has_timestamps || embryo->is_by_cookie)
+		return;
+	for (__u32 i = TIMESTAMP_ECHO; i < OPTION_TIMESTAMPS_LEN; i++)
+		*option_byte(options, options->timestamps + i) = 0;
 }
 
 /* Makes of a segment of an admitted embryo the ACK that the kernel still waits for: right behind the SYN, with no data but what is owed. Its
@@ -81,7 +84,7 @@ GLOBAL int become_last_ack(struct __sk_buff *skb, const struct segment *segment,
 	/* Behind `owed_len` bytes, `owed` is zero. */
 	sum = bpf_csum_diff(0, 0, (__be32 *)embryo->owed, OWED, sum);
 	if (options) {
-		blank_timestamps(options, embryo);
+		blank_echo(options, embryo);
 		sum = bpf_csum_diff(0, 0, (__be32 *)options->bytes, sizeof(options->bytes), sum);
 	}
 	tcp.check = fold(sum);

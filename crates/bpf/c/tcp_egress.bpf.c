@@ -120,13 +120,27 @@ static __noinline int shift_all(struct __sk_buff *skb, const struct segment *seg
 	return shift_sack(skb, segment, delta);
 }
 
+/* The kernel took the part for old data, so it echoes the SYN's timestamp. The sender would take the time since its SYN for a round trip, and would
+ * repeat what is lost only after three times as long. RFC 7323, 4.3: echo the newest segment that was in order. */
+static __always_inline void echo_newest(struct __sk_buff *skb, const struct segment *segment, struct options *options,
+					const struct timestamps *timestamps, __u32 newest)
+{
+	__u32 at = options->timestamps + TIMESTAMP_ECHO;
+
+	if (newest && at <= OPTIONS_END - 4)
+		set_word(skb, segment, sizeof(struct tcphdr) - OPTIONS_AT + at, timestamps->echo, newest);
+}
+
 /* The acknowledgement of a part of the header; the sender will echo its timestamp. */
 static __always_inline int on_handshake_ack(struct __sk_buff *skb, const struct segment *segment, struct embryo *embryo)
 {
 	struct timestamps timestamps;
+	struct options *options = read_options(skb, segment);
 
-	if (!read_timestamps(read_options(skb, segment), &timestamps))
+	if (!read_timestamps(options, &timestamps)) {
 		embryo->tsval_newest = timestamps.value;
+		echo_newest(skb, segment, options, &timestamps, embryo->ts_recent);
+	}
 	return shift_all(skb, segment, embryo->guess - embryo->have);
 }
 

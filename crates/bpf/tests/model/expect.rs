@@ -9,6 +9,8 @@ use crate::tcp::Fate;
 
 const LINK_HEADER: usize = 14;
 const SUM: usize = 16;
+const BLOCKS: u8 = 5;
+const TIMESTAMPS: u8 = 8;
 
 pub(crate) fn comes_in(frame: &[u8], made: &Made, fate: Fate) -> Result<()> {
     ensure!(made.passes != matches!(fate, Fate::Drop | Fate::SayWhere { .. }), "passes: {}", made.passes);
@@ -19,21 +21,22 @@ pub(crate) fn comes_in(frame: &[u8], made: &Made, fate: Fate) -> Result<()> {
         Fate::Drop => Ok(()),
         Fate::Pass { by } => is_shifted(frame, &made.packet, 4, by),
         Fate::SayWhere { seq, ack } => says_where(frame, made, seq, ack),
-        Fate::LastAck { seq, is_clock_blank, owed: (bytes, len), .. } => {
+        Fate::LastAck { seq, is_echo_blank, owed: (bytes, len), .. } => {
             if let Some((is_in, copy)) = &made.sent {
                 ensure!(*is_in && frame.starts_with(copy), "the copy is {copy:02x?}");
             }
-            is_last_ack(frame, &made.packet, seq, is_clock_blank, &bytes[..len])
+            is_last_ack(frame, &made.packet, seq, is_echo_blank, &bytes[..len])
         }
         Fate::Refuse { kernel_seq } => is_refused(frame, made, kernel_seq),
-        Fate::GiveUp { .. } => anyhow::bail!("only what goes out gives up"),
+        Fate::Acknowledge { .. } | Fate::GiveUp { .. } => anyhow::bail!("only of what goes out"),
     }
 }
 
 pub(crate) fn goes_out(frame: &[u8], made: &Made, fate: Fate) -> Result<()> {
     ensure!(made.passes && made.sent.is_none(), "{made:02x?}");
     match fate {
-        Fate::Pass { by } => is_shifted_back(frame, &made.packet, by),
+        Fate::Pass { by } => is_shifted_back(frame, &made.packet, by, None),
+        Fate::Acknowledge { by, echo } => is_shifted_back(frame, &made.packet, by, echo),
         Fate::GiveUp { by } => {
             let (before, after) = (read(frame)?, read(&made.packet)?);
             let expected = Whole {
@@ -89,34 +92,37 @@ fn residue(frame: &[u8]) -> u32 {
     if folded == 0xffff { 0 } else { folded }
 }
 
-/// Acknowledgements are shifted back, and so are the edges of SACK blocks.
-fn is_shifted_back(frame: &[u8], packet: &[u8], by: u32) -> Result<()> {
-    if by == 0 {
+/// Acknowledgements are shifted back, and so are the edges of SACK blocks. The timestamps may have another echo.
+fn is_shifted_back(frame: &[u8], packet: &[u8], by: u32, echo: Option<u32>) -> Result<()> {
+    if by == 0 && echo.is_none() {
         ensure!(frame == packet, "it was changed");
         return Ok(());
     }
     let (before, after) = (read(frame)?, read(packet)?);
     let mut expected = Whole { ack: before.ack.wrapping_sub(by), ..before.clone() };
-    if before.option(5).is_some() {
-        let place = before.options.windows(3).position(|three| three[..2] == [1, 5] && three[2] >= 10);
-        let place = place.context("the blocks")? + 1;
+    if before.option(BLOCKS).is_some() {
+        let place = place_of(&before.options, BLOCKS).context("the blocks")?;
         let end = place + usize::from(before.options[place + 1]);
         for edge in expected.options[place + 2..end].chunks_exact_mut(4) {
             let number = u32::from_be_bytes([edge[0], edge[1], edge[2], edge[3]]);
             edge.copy_from_slice(&number.wrapping_sub(by).to_be_bytes());
         }
     }
-    // Nothing changes except a SYN-ACK's own numbers and its blocks.
+    if let Some(echo) = echo {
+        let place = place_of(&expected.options, TIMESTAMPS).context("timestamps")?;
+        expected.options[place + 6..place + 10].copy_from_slice(&echo.to_be_bytes());
+    }
+    // Nothing changes except a SYN-ACK's own numbers, its blocks and its echo.
     ensure!(after == expected, "{after:?}, not {expected:?}");
     is_as_damaged(frame, packet)
 }
 
-fn is_last_ack(frame: &[u8], packet: &[u8], seq: u32, is_clock_blank: bool, owed: &[u8]) -> Result<()> {
+fn is_last_ack(frame: &[u8], packet: &[u8], seq: u32, is_echo_blank: bool, owed: &[u8]) -> Result<()> {
     let (before, after) = (read(frame)?, read(packet)?);
     let mut options = before.options.clone();
-    if is_clock_blank {
-        let place = options.windows(2).position(|two| two == [8, 10]).context("timestamps")?;
-        options[place..place + 10].fill(1);
+    if is_echo_blank {
+        let place = place_of(&options, TIMESTAMPS).context("timestamps")?;
+        options[place + 6..place + 10].fill(0);
     }
     let flags = before.flags & !(FIN | 0x08 | 0x20);
     let expected = Whole { seq, flags, urgent: 0, options, payload: owed.to_vec(), ..before };
@@ -151,6 +157,19 @@ fn is_refused(frame: &[u8], made: &Made, kernel_seq: u32) -> Result<()> {
     ensure!(!is_in && told == expected, "{told:?}, not {expected:?}");
     ensure!(ip(answer).has_right_sums(), "the sums for the sender are wrong");
     Ok(())
+}
+
+/// Where the option of this kind begins. A search for its bytes could find them inside another option.
+fn place_of(options: &[u8], kind: u8) -> Option<usize> {
+    let mut at = 0;
+    loop {
+        match *options.get(at)? {
+            0 => return None,
+            1 => at += 1,
+            found if found == kind => return Some(at),
+            _ => at += usize::from(*options.get(at + 1)?).max(2),
+        }
+    }
 }
 
 fn ip(frame: &[u8]) -> Packet {

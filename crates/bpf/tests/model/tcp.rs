@@ -37,7 +37,7 @@ pub(crate) enum Fate {
     /// It becomes the ACK that ends the handshake, with what is owed (so many bytes), and perhaps a copy of it comes in again.
     LastAck {
         seq: u32,
-        is_clock_blank: bool,
+        is_echo_blank: bool,
         owed: ([u8; 12], usize),
         is_copied: bool,
     },
@@ -49,6 +49,11 @@ pub(crate) enum Fate {
     /// It becomes a RST for the kernel, and another is sent to the sender.
     Refuse {
         kernel_seq: u32,
+    },
+    /// Outgoing: the acknowledgement of a part is shifted by this much, and echoes this timestamp.
+    Acknowledge {
+        by: u32,
+        echo: Option<u32>,
     },
     /// Outgoing: the SYN-ACK becomes a RST.
     GiveUp {
@@ -510,7 +515,11 @@ impl Model {
                 if let (Some((value, _)), Some(tsvals)) = (segment.timestamps, &mut answer.tsvals) {
                     tsvals[2] = value;
                 }
-                return Fate::Pass { by: embryo.guess.wrapping_sub(embryo.have) };
+                let newest = (embryo.ts_recent != 0).then_some(embryo.ts_recent);
+                return Fate::Acknowledge {
+                    by: embryo.guess.wrapping_sub(embryo.have),
+                    echo: segment.timestamps.and(newest),
+                };
             }
         }
         Fate::Pass { by: self.ended.map_or(0, |flow| flow.delta.cast_unsigned()) }
@@ -618,7 +627,7 @@ fn last_ack(segment: &Segment, embryo: &Embryo, answer: Answer, owed: &[u8], is_
     bytes[..owed.len()].copy_from_slice(owed);
     Fate::LastAck {
         seq: embryo.isn.wrapping_add(1).wrapping_add(embryo.guess),
-        is_clock_blank: segment.timestamps.is_some() && answer.tsvals.is_some() && !answer.is_cookie,
+        is_echo_blank: segment.timestamps.is_some() && answer.tsvals.is_some() && !answer.is_cookie,
         owed: (bytes, owed.len()),
         is_copied,
     }
