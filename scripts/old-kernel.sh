@@ -1,6 +1,7 @@
 #!/bin/bash
 # Boots Debian's Linux 6.1 under qemu (software emulation) with only truepeer and its tests of attach, and runs a
-# few of them: the programs load, attach and carry TCP and UDP there, too. Everything is unpacked under
+# few of them: the programs load, attach and carry TCP and UDP there, too. Then the hand-made packets: damage,
+# blind segments, ways past. Everything is unpacked under
 # target/old-kernel, nothing is installed, and no root is needed. OLD_KERNEL_PACKAGE names another kernel's
 # package.
 set -euo pipefail
@@ -13,12 +14,14 @@ tests=(a_right_guess_alters_no_packet flows_end_with_their_sockets a_name_belong
        udp::aggregated_datagrams_are_split a_vlan_is_a_link_like_others
        leftovers::a_namespace_without_process_is_alive leftovers::a_namespace_whose_device_is_gone_is_alive
        an_ended_flow_does_not_translate_other_connections cut::)
-[ $# -eq 0 ] || tests=("$@")
+# Not unjudged::, of which one fails on 6.1: docs/internals/attach.md, Other paths.
+packets=(damage:: handshake:: paths::)
+[ $# -eq 0 ] || { tests=("$@") packets=(); }
 say() { echo "old-kernel: $*"; }
 skip() { echo "SKIP old-kernel: $*"; exit 0; }
 
 [ "$(uname -m)" = x86_64 ] || skip "this script supports x86_64 only"
-tools=(ip unshare setpriv) # needed by tests
+tools=(ip unshare setpriv ethtool tc ss) # needed by tests
 for tool in "${tools[@]}" gzip; do command -v "$tool" >/dev/null || skip "needs $tool"; done
 command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || skip "needs apt-get"
 mkdir -p "$home"
@@ -58,11 +61,12 @@ kernel=$(ls "$root"/boot/vmlinuz-* | head -1)
 version=${kernel##*/vmlinuz-}
 modules=$(find "$root" -type d -path "*lib/modules/$version/kernel" | head -1)
 
-# The test binary by cargo's name, and truepeer in the place where the test looks for it.
+# The test binaries by cargo's names, and truepeer in the place where the tests look for it. With --workspace, what
+# `make test` has built is used again.
 say "building"
-built=$(cargo test -p truepeer --test attach --no-run --message-format=json 2>"$home/build.log") ||
+built=$(cargo test --workspace --test attach --test packets --bin truepeer --no-run --message-format=json 2>"$home/build.log") ||
   { tail -20 "$home/build.log"; exit 1; }
-test_binary=$(grep -o '"executable":"[^"]*/attach-[^"]*"' <<<"$built" | tail -1 | cut -d'"' -f4)
+binary_of() { grep -o '"executable":"[^"]*/'"$1"'-[^"]*"' <<<"$built" | tail -1 | cut -d'"' -f4; }
 truepeer=$target/debug/truepeer
 
 tree=$home/tree
@@ -76,7 +80,8 @@ put_program() {
   ldd "$1" 2>/dev/null | grep -o '/[^ ]*' | while read -r library; do [ -e "$tree$library" ] || put "$library" "$library"; done
 }
 put "$busybox" bin/busybox
-put_program "$test_binary" test
+put_program "$(binary_of attach)" attach
+put_program "$(binary_of packets)" packets
 put_program "$truepeer" "$truepeer"
 ln -s busybox "$tree/bin/true"
 echo root:x:0:0:root:/:/bin/sh >"$tree/etc/passwd"
@@ -106,7 +111,8 @@ for module in /modules/*; do busybox insmod \$module; done
 ip link set lo up
 echo "Linux \$(busybox uname -r)"
 failed=0
-for test in ${tests[*]}; do /test --color never --test-threads 1 \$test || failed=\$((failed + 1)); done
+for test in ${tests[*]}; do /attach --color never --test-threads 1 \$test || failed=\$((failed + 1)); done
+for test in ${packets[*]}; do /packets --color never --test-threads 1 \$test || failed=\$((failed + 1)); done
 echo "old-kernel: \$failed failed"
 busybox reboot -f
 END
@@ -122,7 +128,7 @@ LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu:$root/
   -append "console=ttyS0 quiet panic=-1 no_timer_check init=/init" </dev/null 2>"$home/qemu.log" | tee "$home/console.log" || true
 say "took $((SECONDS - start)) s"
 passed=$(tr -d '\r' <"$home/console.log" | grep -c '^test .* \.\.\. ok$' || true)
-if grep -q '^old-kernel: 0 failed' "$home/console.log" && [ "$passed" -ge ${#tests[@]} ]; then
+if grep -q '^old-kernel: 0 failed' "$home/console.log" && [ "$passed" -ge $((${#tests[@]} + ${#packets[@]})) ]; then
   say "$passed passed on Linux $version"
 else
   tail -5 "$home/qemu.log"
