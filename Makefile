@@ -55,7 +55,7 @@ frp:
 h2spec:
 	@scripts/h2spec.sh
 
-# Tests attach on Debian's Linux 6.1 under qemu; a minute or two.
+# Tests attach on Debian's Linux 6.1 under qemu; about four minutes.
 old-kernel:
 	@scripts/old-kernel.sh
 

@@ -23,7 +23,7 @@ GLOBAL int decline(struct __sk_buff *skb, const struct segment *segment, struct 
 	return write_options(skb, segment, options);
 }
 
-/* What a SYN asks for. */
+/* The options that a SYN offers. */
 struct offer {
 	__u32 tsval;
 	__u16 mss;

@@ -156,7 +156,7 @@ static __always_inline int on_part(struct __sk_buff *skb, const struct segment *
 		enum counter refusal = why_not_again(port, embryo);
 		if (refusal)
 			return refuse_for(skb, segment, port, key, embryo, refusal);
-		/* Nobody acknowledges it: the sender sends it again, together with what follows. */
+		/* It stays unacknowledged, so the sender sends it again, together with the rest. */
 		return drop(port, EARLY_SEGMENT);
 	}
 	/* Behind a cookie there is nobody to acknowledge it. */
