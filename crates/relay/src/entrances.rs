@@ -20,22 +20,27 @@ pub(crate) struct Entrances {
     pub(crate) gates: Vec<Gate>,
 }
 
-impl Entrances {
-    fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        let sockets = self.doors.iter().chain(self.gates.iter().map(|gate| &gate.socket));
-        sockets.filter_map(|socket| local_address(socket.as_fd()).ok())
+/// An open listener.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    /// All its sockets.
+    pub(crate) sockets: Vec<Arc<OwnedFd>>,
+    /// The same, one entry for each worker.
+    pub(crate) by_worker: Vec<Entrances>,
+}
+
+impl Opened {
+    /// The addresses of all sockets without duplicates. Port 0 is replaced by the port that the kernel chose.
+    pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
+        let addresses = self.sockets.iter().filter_map(|socket| local_address(socket.as_fd()).ok());
+        let mut addresses: Vec<_> = addresses.collect();
+        addresses.sort();
+        addresses.dedup();
+        addresses
     }
 }
 
-/// The addresses of all entrances without duplicates. Port 0 is replaced by the port that the kernel chose.
-pub(crate) fn addresses(entrances: &[Entrances]) -> Vec<SocketAddr> {
-    let mut addresses: Vec<_> = entrances.iter().flat_map(Entrances::addresses).collect();
-    addresses.sort();
-    addresses.dedup();
-    addresses
-}
-
-/// Opens a listener, or takes it from `inherited`; one entry for each of `workers`.
+/// Opens a listener for `workers`, or takes it from `inherited`.
 ///
 /// # Errors
 /// The first socket that can't be opened.
@@ -45,20 +50,26 @@ pub(crate) fn open(
     workers: usize,
     inherited: &mut Vec<OwnedFd>,
     tuples: &Tuples,
-) -> Result<Vec<Entrances>, ListenError> {
-    let mut entrances: Vec<_> = (0..workers).map(|_| Entrances::default()).collect();
+) -> Result<Opened, ListenError> {
+    let mut by_worker: Vec<_> = (0..workers).map(|_| Entrances::default()).collect();
     let kind = if settings.udp.is_some() { SocketType::DGRAM } else { SocketType::STREAM };
     let ours = take_inherited(inherited, settings.address, kind);
-    match &settings.udp {
+    let sockets = match &settings.udp {
         Some(udp) => {
             let gates = gate::open(id, settings, udp, ours, workers, tuples)?;
-            for (gate, worker) in gates.into_iter().zip((0..workers).cycle()) {
-                entrances[worker].gates.push(gate);
+            let sockets = gates.iter().map(|gate| Arc::clone(&gate.socket)).collect();
+            for gate in gates {
+                by_worker[gate.number % workers].gates.push(gate);
             }
+            sockets
         }
-        None => share(&doors(settings, ours)?, &mut entrances),
-    }
-    Ok(entrances)
+        None => {
+            let sockets = doors(settings, ours)?;
+            share(&sockets, &mut by_worker);
+            sockets
+        }
+    };
+    Ok(Opened { sockets, by_worker })
 }
 
 /// The sockets of one TCP listener: inherited or new.

@@ -14,11 +14,12 @@ use truepeer_session::settings::ListenerSettings;
 use truepeer_session::{
     Engine, EngineError, Health, Journal, ListenerId, ListenerRules, ListenerSnapshot, Snapshot, Supervision,
 };
-use truepeer_sys::CallError;
+use truepeer_sys::{CallError, Named as _};
 
 use crate::entrances;
+use crate::udp::moving::MovingFlow;
 use crate::udp::tuples::Tuples;
-use crate::worker::{Order, Seat, Team, Worker};
+use crate::worker::{FlowsOrder, Order, Seat, Team, Worker};
 
 /// A running relay. Dropping it stops it.
 #[derive(Debug)]
@@ -35,6 +36,8 @@ pub struct Relay {
 struct OpenListener {
     settings: ListenerSettings,
     addresses: Vec<SocketAddr>,
+    /// None after a drain: the workers close them, and new connections must be refused then.
+    sockets: Vec<Arc<OwnedFd>>,
 }
 
 impl Relay {
@@ -73,6 +76,71 @@ impl Relay {
             relay.workers.push((postbox, thread));
         }
         Ok(relay)
+    }
+
+    /// Reads no datagrams until [`Self::resume_flows`]: flows are about to move from or to another process.
+    ///
+    /// # Errors
+    /// A worker has ended.
+    pub fn pause_flows(&self) -> Result<(), EngineError> {
+        self.order_flows(|done| FlowsOrder::Pause { done })
+    }
+
+    /// Reads datagrams again, first those that came meanwhile.
+    ///
+    /// # Errors
+    /// A worker has ended, or can't watch a socket.
+    pub fn resume_flows(&self) -> Result<(), EngineError> {
+        self.order_flows(|done| FlowsOrder::Resume { done })
+    }
+
+    /// The flows of a listener, with duplicates of their sockets. [Pause](Self::pause_flows) before.
+    ///
+    /// # Errors
+    /// A worker has ended, or descriptors ran out.
+    pub fn describe_flows(&self, id: ListenerId) -> Result<Vec<MovingFlow>, EngineError> {
+        let flows: Result<Vec<_>, CallError> =
+            self.order(|done| Order::Flows(FlowsOrder::Describe { id, done }))?.into_iter().collect();
+        Ok(flows?.into_iter().flatten().collect())
+    }
+
+    /// Another process serves this UDP listener and its flows now.
+    ///
+    /// # Errors
+    /// The listener doesn't exist, or a worker has ended.
+    pub fn release(&mut self, id: ListenerId) -> Result<(), EngineError> {
+        self.listeners.remove(&id).ok_or(EngineError::NotOpen(id))?;
+        self.order_flows(|done| FlowsOrder::Release { id, done })
+    }
+
+    /// Adopts the flows of another process. [Pause](Self::pause_flows) before, and open their listeners with that
+    /// process's sockets. Returns how many have been adopted: not those whose listener or gate isn't here.
+    ///
+    /// # Errors
+    /// A worker has ended.
+    pub fn adopt_flows(&self, mut flows: Vec<MovingFlow>) -> Result<usize, EngineError> {
+        // A queue of deadlines is sorted.
+        flows.sort_by_key(|flow| std::cmp::Reverse(flow.state.silent_for));
+        let mut by_worker: Vec<Vec<_>> = self.workers.iter().map(|_| Vec::new()).collect();
+        for flow in flows {
+            let worker = flow.gate % self.workers.len();
+            by_worker[worker].push(flow);
+        }
+        let (done, answers) = channel();
+        for ((postbox, _), flows) in self.workers.iter().zip(by_worker) {
+            let order = Order::Flows(FlowsOrder::Adopt { flows, done: done.clone() });
+            postbox.post(order).map_err(|_| EngineError::WorkerGone)?;
+        }
+        drop(done);
+        Ok(self.answers(&answers)?.into_iter().sum())
+    }
+
+    fn order_flows(
+        &self,
+        order: impl Fn(Sender<Result<(), CallError>>) -> FlowsOrder,
+    ) -> Result<(), EngineError> {
+        let done: Result<(), CallError> = self.order(|done| Order::Flows(order(done)))?.into_iter().collect();
+        Ok(done?)
     }
 
     /// Sends each worker an order, and waits until all have carried it out.
@@ -122,12 +190,16 @@ impl Engine for Relay {
         if self.listeners.contains_key(&id) {
             return Err(EngineError::IsOpen(id));
         }
-        let entrances = entrances::open(id, &rules.settings, self.workers.len(), inherited, &self.tuples)?;
-        let addresses = entrances::addresses(&entrances);
-        let listener = OpenListener { settings: rules.settings.clone(), addresses: addresses.clone() };
+        let opened = entrances::open(id, &rules.settings, self.workers.len(), inherited, &self.tuples)?;
+        let addresses = opened.addresses();
+        let listener = OpenListener {
+            settings: rules.settings.clone(),
+            addresses: addresses.clone(),
+            sockets: opened.sockets,
+        };
         self.listeners.insert(id, listener);
         let (rules, (done, answers)) = (Arc::new(rules), channel());
-        let posted = self.workers.iter().zip(entrances).try_for_each(|((postbox, _), entrances)| {
+        let posted = self.workers.iter().zip(opened.by_worker).try_for_each(|((postbox, _), entrances)| {
             let order = Order::Open { id, rules: Arc::clone(&rules), entrances, done: done.clone() };
             postbox.post(order).map_err(|_| EngineError::WorkerGone)
         });
@@ -145,7 +217,8 @@ impl Engine for Relay {
     }
 
     fn close(&mut self, id: ListenerId) -> Result<(), EngineError> {
-        self.listeners.remove(&id).ok_or(EngineError::NotOpen(id))?;
+        // Dropped at the end: until the workers have accepted what waits, the sockets must stay open.
+        let _listener = self.listeners.remove(&id).ok_or(EngineError::NotOpen(id))?;
         self.order(|done| Order::Close { id, done }).map(|_| ())
     }
 
@@ -159,7 +232,14 @@ impl Engine for Relay {
         self.order(|done| Order::SetRules { id, rules: Arc::clone(&rules), done }).map(|_| ())
     }
 
+    fn sockets(&self, id: ListenerId) -> Result<Vec<OwnedFd>, EngineError> {
+        let listener = self.listeners.get(&id).ok_or(EngineError::NotOpen(id))?;
+        let duplicates = listener.sockets.iter().map(|socket| socket.try_clone());
+        Ok(duplicates.collect::<Result<_, _>>().named("fcntl(F_DUPFD_CLOEXEC)")?)
+    }
+
     fn drain(&mut self) {
+        self.listeners.values_mut().for_each(|listener| listener.sockets.clear());
         for (postbox, _) in &self.workers {
             // A worker that has ended needs no order.
             let _ = postbox.post(Order::Drain);

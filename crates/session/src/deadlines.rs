@@ -23,6 +23,14 @@ struct Queued {
     next: Option<u32>,
 }
 
+impl Link {
+    /// The deadline.
+    #[must_use]
+    pub fn at(&self) -> Option<Instant> {
+        self.0.map(|queued| queued.at)
+    }
+}
+
 /// An entry that has a [`Link`].
 pub trait Linked {
     /// Its link.
@@ -59,6 +67,12 @@ impl<P: Copy + PartialEq> Deadlines<P> {
             self.0.len() - 1
         });
         QueueId::try_from(place).expect("few durations for few purposes")
+    }
+
+    /// The duration of a queue's deadlines.
+    #[must_use]
+    pub fn wait(&self, queue: QueueId) -> Duration {
+        self.0[usize::from(queue)].wait
     }
 
     /// (Re)starts the deadline of `key` in `queue`. An entry has at most one.

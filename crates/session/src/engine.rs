@@ -44,6 +44,13 @@ pub trait Engine {
     /// The listener doesn't exist, or the rules need other sockets: close the listener and open it again.
     fn set_rules(&mut self, id: ListenerId, rules: Self::Rules) -> Result<(), EngineError>;
 
+    /// Duplicates of a listener's sockets, for another process that serves on them, in an order that
+    /// [`Self::open`] understands.
+    ///
+    /// # Errors
+    /// The listener doesn't exist, or descriptors ran out.
+    fn sockets(&self, id: ListenerId) -> Result<Vec<OwnedFd>, EngineError>;
+
     /// Stops accepting connections and opening flows on all listeners. Each worker ends with its last session.
     fn drain(&mut self);
 

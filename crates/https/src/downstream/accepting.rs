@@ -58,7 +58,7 @@ impl Closing {
 /// socket.
 pub async fn accept(
     reactor: Reactor,
-    listener: TcpListener,
+    listener: Rc<TcpListener>,
     address: IpAddr,
     worker: Rc<WorkerState>,
     closing: &Closing,

@@ -83,7 +83,9 @@ impl Https {
         let settings = &rules.listening.settings;
         let mut address = settings.address;
         let options = ListenOptions { reuse_port: self.workers.len() > 1, transparent: settings.transparent };
-        for (number, (postbox, _)) in self.workers.iter().enumerate() {
+        // Each inherited socket needs a worker, or its connections would wait for ever.
+        for number in 0..self.workers.len().max(inherited.len()) {
+            let (postbox, _) = &self.workers[number % self.workers.len()];
             let source = match inherited.get(number % inherited.len().max(1)) {
                 Some(shared) => {
                     ListenerSource::Inherited(shared.try_clone().named("fcntl(F_DUPFD_CLOEXEC)")?)
@@ -157,6 +159,17 @@ impl Engine for Https {
         // No value is sent: the other end is dropped when all workers have the rules.
         let _ = answers.recv();
         Ok(())
+    }
+
+    fn sockets(&self, id: ListenerId) -> Result<Vec<OwnedFd>, EngineError> {
+        self.listeners.get(&id).ok_or(EngineError::NotOpen(id))?;
+        let mut sockets = Vec::new();
+        for (postbox, _) in &self.workers {
+            let (done, answer) = channel();
+            postbox.post(Order::Sockets { id, done })?;
+            sockets.extend(answer.recv().map_err(|_| EngineError::WorkerGone)??);
+        }
+        Ok(sockets)
     }
 
     fn drain(&mut self) {

@@ -1,9 +1,10 @@
 //! A worker: a thread with an event loop, and a task that carries out orders.
 
 use std::cell::RefCell;
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
@@ -30,6 +31,8 @@ pub(super) enum Order {
     },
     /// Accept no more connections for this listener, and close its socket.
     Close { id: ListenerId, done: Sender<()> },
+    /// Duplicate the listener's sockets. A socket that several workers share comes once for each.
+    Sockets { id: ListenerId, done: Sender<Result<Vec<OwnedFd>, EngineError>> },
     /// New connections of the listener follow these rules.
     SetRules { id: ListenerId, rules: HttpsRules, done: Sender<()> },
 }
@@ -113,7 +116,15 @@ pub(super) struct Common {
 struct Worker {
     reactor: Reactor,
     common: Common,
-    listeners: RefCell<Vec<(Rc<HttpsListener>, Rc<Closing>)>>,
+    listeners: RefCell<Vec<Open>>,
+}
+
+/// A socket of a listener, and the task that accepts from it.
+struct Open {
+    listener: Rc<HttpsListener>,
+    closing: Rc<Closing>,
+    /// The task closes it.
+    socket: Weak<reactor::TcpListener>,
 }
 
 impl Worker {
@@ -139,15 +150,23 @@ impl Worker {
                 let _ = done.send(self.open(id, rules, source)); // the requester may have given up
             }
             Order::Close { id, done } => {
-                for (_, closing) in self.listeners.borrow_mut().extract_if(.., |(known, _)| known.id == id) {
-                    closing.close(done.clone());
+                for open in self.listeners.borrow_mut().extract_if(.., |open| open.listener.id == id) {
+                    open.closing.close(done.clone());
                 }
             }
             Order::SetRules { id, rules, done } => {
-                for (listener, _) in self.listeners.borrow().iter().filter(|(known, _)| known.id == id) {
-                    listener.set_rules(rules.clone());
+                for open in self.listeners.borrow().iter().filter(|open| open.listener.id == id) {
+                    open.listener.set_rules(rules.clone());
                 }
                 drop(done);
+            }
+            Order::Sockets { id, done } => {
+                let listeners = self.listeners.borrow();
+                let of_id = listeners.iter().filter(|open| open.listener.id == id);
+                let sockets = of_id.filter_map(|open| open.socket.upgrade()).map(|socket| socket.duplicate());
+                let sockets: io::Result<_> = sockets.collect();
+                let sockets = sockets.named("fcntl(F_DUPFD_CLOEXEC)").map_err(EngineError::from);
+                let _ = done.send(sockets); // the requester may have given up
             }
         }
     }
@@ -160,7 +179,7 @@ impl Worker {
         source: ListenerSource,
     ) -> Result<SocketAddr, EngineError> {
         let wanted = rules.listening.settings.address;
-        let socket = reactor::TcpListener::new(&self.reactor, source.open()?).named("epoll_ctl")?;
+        let socket = Rc::new(reactor::TcpListener::new(&self.reactor, source.open()?).named("epoll_ctl")?);
         let address = socket.local_address().unwrap_or(wanted);
         let common = &self.common;
         let worker = WorkerState {
@@ -172,7 +191,11 @@ impl Worker {
         };
         let listener = HttpsListener::new(&self.reactor, id, rules, worker);
         let closing = Rc::<Closing>::default();
-        self.listeners.borrow_mut().push((Rc::clone(&listener), Rc::clone(&closing)));
+        self.listeners.borrow_mut().push(Open {
+            listener: Rc::clone(&listener),
+            closing: Rc::clone(&closing),
+            socket: Rc::downgrade(&socket),
+        });
         let (reactor, worker) = (self.reactor.clone(), Rc::clone(&listener.worker));
         let begin = move |stream, sender| listener.begin(stream, sender);
         self.reactor.spawn(async move {

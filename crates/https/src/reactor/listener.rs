@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::rc::Rc;
 use std::task::Poll;
 
@@ -65,6 +65,14 @@ impl TcpListener {
         })
         .await?;
         Ok((TcpStream::established(&self.reactor, io)?, sender))
+    }
+
+    /// A duplicate of the socket.
+    ///
+    /// # Errors
+    /// The process has run out of descriptors.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.io.as_fd().try_clone_to_owned()
     }
 
     /// Whether there may be connections to accept.

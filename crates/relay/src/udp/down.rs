@@ -15,7 +15,7 @@ use super::{Entrance, FlowContext, UdpFlows, room};
 impl UdpFlows {
     /// A flow's backend has answered.
     pub(crate) fn on_reply(&mut self, cx: &FlowContext<'_>, key: Key) {
-        let Some(flow) = self.table.get_mut(key) else { return };
+        let Some(flow) = self.table.get_mut(key).filter(|_| !self.is_paused) else { return };
         let received = self.received.get_or_insert_with(room);
         match received.receive(flow.upstream.as_fd()) {
             Ok(_) => {}

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use rustix::net::sockopt;
+use serde::{Deserialize, Serialize};
 use truepeer_policy::{OnConflict, Route, SenderAddr};
 use truepeer_session::budget::Permit;
 use truepeer_session::connect_as::{self as dial, ConnectError, refuse_itself};
@@ -43,7 +44,7 @@ pub(crate) struct Flow {
     pub(crate) began: Instant,
     pub(crate) permit: Permit,
     /// None where the upstream socket does not have the client's address and port.
-    pub(crate) _tuple: Option<UpstreamTuple>,
+    pub(crate) tuple: Option<UpstreamTuple>,
 }
 
 /// The way back to the sender.
@@ -58,14 +59,24 @@ pub(crate) struct Back {
 }
 
 /// The header for the backend (`--send-proxy`).
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum SentHeader {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SentHeader {
     /// Nothing: the upstream socket has the client's address.
     Nothing,
     /// This header on each datagram. Replies may start with as many bytes, to be removed (`spp`).
-    Each { header: Box<[u8]>, replies_carry_it: bool },
+    Each {
+        /// Its bytes.
+        header: Box<[u8]>,
+        /// Whether replies may start with it.
+        replies_carry_it: bool,
+    },
     /// This header once: on the first datagram, or alone before it.
-    Once { header: Box<[u8]>, alone: bool },
+    Once {
+        /// Its bytes.
+        header: Box<[u8]>,
+        /// Whether it is a datagram of its own.
+        alone: bool,
+    },
 }
 
 impl Flow {

@@ -26,6 +26,8 @@ const BUFFER_BYTES: usize = 8 << 20;
 #[derive(Debug)]
 pub(crate) struct Gate {
     pub(crate) listener: ListenerId,
+    /// Its place among the listener's gates.
+    pub(crate) number: usize,
     pub(crate) socket: Arc<OwnedFd>,
     /// Replies leave from here unless TPROXY brought the datagram from another port.
     pub(crate) port: u16,
@@ -43,7 +45,8 @@ impl Gate {
     }
 }
 
-/// Opens a socket for each worker; an inherited one serves the first worker alone.
+/// Opens a socket for each worker. Inherited ones are one socket of a service manager, or the whole group of
+/// another process, in its order: each then stays with one worker, whatever the number of workers is.
 pub(crate) fn open(
     listener: ListenerId,
     settings: &ListenerSettings,
@@ -53,17 +56,20 @@ pub(crate) fn open(
     tuples: &Tuples,
 ) -> Result<Vec<Gate>, ListenError> {
     let fail = |error| ListenError { address: settings.address, error };
-    if !inherited.is_empty() {
-        return inherited
-            .into_iter()
-            .map(|socket| adopt(listener, settings, socket, true, tuples))
-            .collect::<Result<_, _>>()
-            .map_err(fail);
-    }
     // The BPF program sees only the first of merged datagrams, and the next may belong to another client.
-    let may_merge = workers == 1 || udp.dialect.has_bare_datagrams();
+    let may_merge = |sockets| sockets == 1 || udp.dialect.has_bare_datagrams();
+    if !inherited.is_empty() {
+        let may_merge = may_merge(inherited.len());
+        if let Some(program) = steering::program(udp.dialect, inherited.len()) {
+            // The same program as before unless the dialect is another one: flows stay where they are.
+            set_steering(inherited[0].as_fd(), &program).map_err(fail)?;
+        }
+        let adopt = |(number, socket)| adopt(listener, number, settings, socket, may_merge, tuples);
+        return inherited.into_iter().enumerate().map(adopt).collect::<Result<_, _>>().map_err(fail);
+    }
+    let may_merge = may_merge(workers);
     let mut gates: Vec<Gate> = Vec::with_capacity(workers);
-    for _ in 0..workers {
+    for number in 0..workers {
         // Port 0: the others take the port that the kernel chose for the first.
         let port = gates.first().map_or(settings.address.port(), |first| first.port);
         let address = SocketAddr::new(settings.address.ip(), port);
@@ -71,7 +77,7 @@ pub(crate) fn open(
         // For the gates of the other workers, and for the upstream sockets of clients with the same port (NTP
         // clients send from 123). Other users' sockets can't share it.
         sockopt::set_socket_reuseport(&socket, true).named("setsockopt(SO_REUSEPORT)").map_err(fail)?;
-        gates.push(adopt(listener, settings, socket, may_merge, tuples).map_err(fail)?);
+        gates.push(adopt(listener, number, settings, socket, may_merge, tuples).map_err(fail)?);
     }
     if let (Some(program), Some(first)) = (steering::program(udp.dialect, workers), gates.first()) {
         set_steering(first.socket.as_fd(), &program).map_err(fail)?;
@@ -105,6 +111,7 @@ fn bind(settings: &ListenerSettings, address: SocketAddr, is_further: bool) -> R
 
 fn adopt(
     listener: ListenerId,
+    number: usize,
     settings: &ListenerSettings,
     socket: OwnedFd,
     may_merge: bool,
@@ -118,6 +125,7 @@ fn adopt(
     }
     Ok(Gate {
         listener,
+        number,
         port: truepeer_sys::socket::local_address(socket.as_fd())?.port(),
         can_segment: supports_segmentation(socket.as_fd()),
         socket: Arc::new(socket),

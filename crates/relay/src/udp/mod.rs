@@ -12,6 +12,7 @@ mod down;
 mod flow;
 pub(crate) mod gate;
 mod header;
+pub mod moving;
 mod open;
 mod outbox;
 mod refusal;
@@ -78,6 +79,9 @@ pub(crate) struct UdpFlows {
     /// Only a worker with gates has room for datagrams.
     received: Option<ReceiveBatch>,
     is_draining: bool,
+    /// Set while the flows move to another process, or from it: nothing is read, even if an event of the same
+    /// batch announces it.
+    is_paused: bool,
     refusals: Refusals,
 }
 
@@ -104,22 +108,28 @@ impl UdpFlows {
             self.gates.push(None);
             self.gates.len() - 1
         });
-        let token = EventData::new_u64((cx.gate_token)(place));
-        epoll::add(cx.epoll, &*gate.socket, token, EventFlags::IN).named("epoll_ctl")?;
+        if !self.is_paused {
+            let token = EventData::new_u64((cx.gate_token)(place));
+            epoll::add(cx.epoll, &*gate.socket, token, EventFlags::IN).named("epoll_ctl")?;
+        }
         self.gates[place] = Some(Entrance { gate: Rc::new(gate), listener: Rc::clone(listener) });
         Ok(())
     }
 
     /// Closes the gates of a listener. Its flows end: replies would have to leave from those sockets.
     pub(crate) fn close_gates(&mut self, cx: &FlowContext<'_>, id: ListenerId) {
+        self.forget_gates(cx, id);
+        while let Some(gone) = self.table.take_of(id) {
+            self.forget(cx, gone, Counter::FlowsClosed);
+        }
+    }
+
+    fn forget_gates(&mut self, cx: &FlowContext<'_>, id: ListenerId) {
         for place in &mut self.gates {
             if let Some(entrance) = place.take_if(|entrance| entrance.listener.id == id) {
                 // Remove it explicitly: another worker's handle would keep the closed socket in this epoll.
                 let _ = epoll::delete(cx.epoll, &*entrance.gate.socket);
             }
-        }
-        while let Some(gone) = self.table.take_of(id) {
-            self.forget(cx, gone, Counter::FlowsClosed);
         }
     }
 
@@ -137,11 +147,17 @@ impl UdpFlows {
 
     /// The time at which the next flow must be forgotten, or a port released.
     pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
+        if self.is_paused {
+            return None;
+        }
         [self.table.next_deadline(), self.retired.next_deadline()].into_iter().flatten().min()
     }
 
     /// Forgets the flows that have been silent for too long.
     pub(crate) fn expire(&mut self, cx: &FlowContext<'_>) {
+        if self.is_paused {
+            return;
+        }
         while let Some(gone) = self.table.expire(cx.now) {
             self.forget(cx, gone, Counter::FlowsExpired);
         }

@@ -71,7 +71,7 @@ impl UdpFlows {
             down: Sent::default(),
             began: cx.now,
             permit,
-            _tuple: upstream.tuple,
+            tuple: upstream.tuple,
         };
         self.adopt(cx, opening.key, flow, opening.udp.silence)
     }

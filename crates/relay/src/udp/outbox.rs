@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use truepeer_sys::udp::{Local, Run, send_runs};
 
 /// The most datagrams in one run. Kernels since 6.10 accept 128, older ones 64.
@@ -37,13 +38,14 @@ pub(super) struct Way<'a> {
 }
 
 /// The outcome.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Sent {
-    pub(super) datagrams: u64,
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sent {
+    /// The datagrams that were sent.
+    pub datagrams: u64,
     /// Payload bytes, without headers.
-    pub(super) bytes: u64,
+    pub bytes: u64,
     /// Lost here: the socket's buffer is full, or the datagram is longer than the path's MTU.
-    pub(super) dropped: u64,
+    pub dropped: u64,
 }
 
 impl Sent {

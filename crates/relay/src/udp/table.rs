@@ -84,6 +84,28 @@ impl<F> FlowTable<F> {
         self.flows.get_mut(key).map(|entry| &mut entry.flow)
     }
 
+    /// The keys of all flows.
+    pub(crate) fn keys(&self) -> Vec<Key> {
+        self.flows.keys()
+    }
+
+    /// The keys of a listener's flows.
+    pub(crate) fn keys_of(&self, listener: ListenerId) -> Vec<Key> {
+        self.by_client.iter().filter(|(key, _)| key.listener == listener).map(|(_, &key)| key).collect()
+    }
+
+    /// The identity of a flow, the sender whose bare datagrams belong to it, and how long it has been silent.
+    pub(crate) fn identity(
+        &mut self,
+        key: Key,
+        now: Instant,
+    ) -> Option<(FlowKey, Option<SenderKey>, Duration)> {
+        let entry = self.flows.get_mut(key)?;
+        let left = entry.link.at().map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
+        let silent_for = self.deadlines.wait(entry.silence).saturating_sub(left);
+        Some((entry.key, entry.sender, silent_for))
+    }
+
     /// Adds a flow at `now`, which is forgotten after `silence`.
     pub(crate) fn insert(&mut self, key: FlowKey, flow: F, silence: Duration, now: Instant) -> Key {
         let silence = self.deadlines.queue((), silence);

@@ -36,7 +36,7 @@ use truepeer_sys::{CallError, Named};
 
 use self::doors::{Accepted, Door, Doors, accept};
 use self::event::Event;
-pub(crate) use self::order::{AcceptedConnection, Order};
+pub(crate) use self::order::{AcceptedConnection, FlowsOrder, Order};
 pub(crate) use self::team::Team;
 use crate::entrances::Entrances;
 use crate::kernel::{Kernel, Pipe, Socket, readiness};
@@ -263,6 +263,7 @@ impl Worker {
                     let listener = self.known(id).unwrap_or_else(|| self.listener(id, rules));
                     self.begin(&listener, connection, now);
                 }
+                Order::Flows(order) => self.with_flows(now, |flows, cx| move_flows(flows, cx, order)),
                 Order::Drain => self.drain(now),
                 Order::Stop => self.is_stopping = true,
                 #[cfg(test)]
@@ -479,6 +480,23 @@ impl Worker {
         }
         self.with_flows(now, UdpFlows::expire);
         self.doors.resume(self.kernel.epoll(), &self.journal, now);
+    }
+}
+
+/// The requester may have given up.
+fn move_flows(flows: &mut UdpFlows, cx: &udp::FlowContext<'_>, order: FlowsOrder) {
+    match order {
+        FlowsOrder::Pause { done } => {
+            flows.pause(cx);
+            let _ = done.send(Ok(()));
+        }
+        FlowsOrder::Resume { done } => _ = done.send(flows.resume(cx)),
+        FlowsOrder::Describe { id, done } => _ = done.send(flows.describe(cx, id)),
+        FlowsOrder::Release { id, done } => {
+            flows.release(cx, id);
+            let _ = done.send(Ok(()));
+        }
+        FlowsOrder::Adopt { flows: moving, done } => _ = done.send(flows.adopt_all(cx, moving)),
     }
 }
 

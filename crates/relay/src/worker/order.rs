@@ -10,6 +10,7 @@ use truepeer_session::{ListenerId, ListenerRules};
 use truepeer_sys::CallError;
 
 use crate::entrances::Entrances;
+use crate::udp::moving::MovingFlow;
 
 /// An order. If it has a `done`, the worker answers on it after carrying it out.
 #[derive(Debug)]
@@ -27,6 +28,8 @@ pub(crate) enum Order {
     SetRules { id: ListenerId, rules: Arc<ListenerRules>, done: Sender<()> },
     /// Serve a connection that a busier worker has accepted.
     Adopt { id: ListenerId, rules: Arc<ListenerRules>, connection: AcceptedConnection },
+    /// Move flows from or to another process.
+    Flows(FlowsOrder),
     /// Take nothing more, and end with the last session.
     Drain,
     /// End.
@@ -37,6 +40,16 @@ pub(crate) enum Order {
     /// Break the epoll.
     #[cfg(test)]
     Break,
+}
+
+/// An order about all flows of a worker, see [`crate::udp::moving`].
+#[derive(Debug)]
+pub(crate) enum FlowsOrder {
+    Pause { done: Sender<Result<(), CallError>> },
+    Resume { done: Sender<Result<(), CallError>> },
+    Describe { id: ListenerId, done: Sender<Result<Vec<MovingFlow>, CallError>> },
+    Release { id: ListenerId, done: Sender<Result<(), CallError>> },
+    Adopt { flows: Vec<MovingFlow>, done: Sender<usize> },
 }
 
 /// An accepted connection.

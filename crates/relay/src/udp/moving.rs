@@ -1,0 +1,261 @@
+//! Flows that move from one process to another, with their sockets.
+//!
+//! ```text
+//! old: pause ──▶ describe ───────────────▶ release (or resume, if the new process fails)
+//! new: pause ──▶ open the same gates ──▶ adopt ──▶ resume
+//! ```
+//! While both are paused, nobody reads: datagrams wait in the sockets' buffers. A socket is never opened again,
+//! because closing one of a SO_REUSEPORT group would lose what is queued on it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use serde::{Deserialize, Serialize};
+use truepeer_policy::{BackendAddr, ClientAddr, OnConflict, Origin, Route};
+use truepeer_session::ListenerId;
+use truepeer_session::table::Key;
+use truepeer_sys::udp::Local;
+use truepeer_sys::{CallError, Named};
+
+use super::flow::{Back, Flow, can_merge};
+use super::table::{FlowKey, SenderKey};
+use super::{Entrance, FlowContext, Gate, UdpFlows};
+
+pub use super::flow::SentHeader;
+pub use super::outbox::Sent;
+
+/// A flow on its way to another process.
+#[derive(Debug)]
+pub struct MovingFlow {
+    /// Its listener.
+    pub listener: ListenerId,
+    /// Its gate: the place among the listener's sockets.
+    pub gate: usize,
+    /// Everything else, except the sockets.
+    pub state: FlowState,
+    /// Connected to the backend, with the client's address.
+    pub upstream: OwnedFd,
+    /// The socket from which replies leave, if it isn't the gate.
+    pub reply_socket: Option<OwnedFd>,
+}
+
+/// The state of a moving flow. Times are relative to the moment of the move.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowState {
+    /// The client.
+    pub client: SocketAddr,
+    /// The destination that tells this flow from the client's others.
+    pub destination: Option<SocketAddr>,
+    /// Whether the client's address comes from a header.
+    pub origin: FlowOrigin,
+    /// The destination that the header named.
+    pub named_destination: Option<SocketAddr>,
+    /// The backend.
+    pub backend: SocketAddr,
+    /// The address that the upstream socket was to be bound to.
+    pub source: Option<SocketAddr>,
+    /// Whether it has that address and port, so that no other flow may have them.
+    pub has_tuple: bool,
+    /// The sender, as the kernel wrote its address.
+    pub sender: SocketAddr,
+    /// The address and interface from which replies leave.
+    pub local: Option<(IpAddr, u32)>,
+    /// The sender and the local address whose bare datagrams belong to this flow.
+    pub bare: Option<(SocketAddr, Option<SocketAddr>)>,
+    /// The address of the socket of its own for replies.
+    pub reply_from: Option<SocketAddr>,
+    /// In `spp`: the header that replies carry back.
+    pub reply_header: Box<[u8]>,
+    /// The header for the backend.
+    pub sending: SentHeader,
+    /// What was sent to the backend.
+    pub up: Sent,
+    /// What was sent to the sender.
+    pub down: Sent,
+    /// How long the flow exists.
+    pub age: Duration,
+    /// How long it has been silent.
+    pub silent_for: Duration,
+}
+
+/// [`Origin`], in writing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "they are described at Origin")]
+pub enum FlowOrigin {
+    Header,
+    Local,
+    Unknown,
+    NoHeader,
+}
+
+impl From<Origin> for FlowOrigin {
+    fn from(origin: Origin) -> Self {
+        match origin {
+            Origin::Header => Self::Header,
+            Origin::Local => Self::Local,
+            Origin::Unknown => Self::Unknown,
+            Origin::NoHeader => Self::NoHeader,
+        }
+    }
+}
+
+impl From<FlowOrigin> for Origin {
+    fn from(origin: FlowOrigin) -> Self {
+        match origin {
+            FlowOrigin::Header => Self::Header,
+            FlowOrigin::Local => Self::Local,
+            FlowOrigin::Unknown => Self::Unknown,
+            FlowOrigin::NoHeader => Self::NoHeader,
+        }
+    }
+}
+
+impl UdpFlows {
+    /// Reads no datagrams from now on, and forgets no flow.
+    pub(crate) fn pause(&mut self, cx: &FlowContext<'_>) {
+        self.is_paused = true;
+        for entrance in self.gates.iter().flatten() {
+            let _ = epoll::delete(cx.epoll, &*entrance.gate.socket); // fails if it was not watched
+        }
+        for key in self.table.keys() {
+            if let Some(flow) = self.table.get_mut(key) {
+                let _ = epoll::delete(cx.epoll, &flow.upstream); // fails if it was not watched
+            }
+        }
+    }
+
+    /// Reads datagrams again. Those that came meanwhile are announced at once.
+    pub(crate) fn resume(&mut self, cx: &FlowContext<'_>) -> Result<(), CallError> {
+        self.is_paused = false;
+        for (place, entrance) in self.gates.iter().enumerate() {
+            if let Some(entrance) = entrance {
+                let token = EventData::new_u64((cx.gate_token)(place));
+                epoll::add(cx.epoll, &*entrance.gate.socket, token, EventFlags::IN).named("epoll_ctl")?;
+            }
+        }
+        for key in self.table.keys() {
+            if let Some(flow) = self.table.get_mut(key) {
+                let token = EventData::new_u64((cx.flow_token)(key));
+                epoll::add(cx.epoll, &flow.upstream, token, EventFlags::IN).named("epoll_ctl")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The flows of a listener, with duplicates of their sockets. Call it while paused.
+    pub(crate) fn describe(
+        &mut self,
+        cx: &FlowContext<'_>,
+        id: ListenerId,
+    ) -> Result<Vec<MovingFlow>, CallError> {
+        let keys = self.table.keys_of(id);
+        keys.into_iter().filter_map(|key| self.describe_one(cx, key)).collect()
+    }
+
+    fn describe_one(&mut self, cx: &FlowContext<'_>, key: Key) -> Option<Result<MovingFlow, CallError>> {
+        let (identity, sender, silent_for) = self.table.identity(key, cx.now)?;
+        let flow = self.table.get_mut(key)?;
+        let gate = self.gates.get(flow.back.gate)?.as_ref()?.gate.number;
+        let route = &*flow.route;
+        let state = FlowState {
+            client: identity.client,
+            destination: identity.destination,
+            origin: route.origin.into(),
+            named_destination: route.destination,
+            backend: route.backend.get(),
+            source: route.source,
+            has_tuple: flow.tuple.is_some(),
+            sender: flow.back.sender,
+            local: flow.back.local.map(|local| (local.ip, local.interface)),
+            bare: sender.map(|named| (named.sender, named.local)),
+            reply_from: flow.back.own_socket.as_ref().map(|(local, _)| *local),
+            reply_header: flow.reply_header.clone(),
+            sending: flow.sending.clone(),
+            up: flow.up,
+            down: flow.down,
+            age: cx.now.saturating_duration_since(flow.began),
+            silent_for,
+        };
+        let duplicate = |socket: &OwnedFd| socket.try_clone().named("fcntl(F_DUPFD_CLOEXEC)");
+        let sockets = duplicate(&flow.upstream).and_then(|upstream| {
+            let own = flow.back.own_socket.as_ref().map(|(_, socket)| duplicate(socket));
+            Ok((upstream, own.transpose()?))
+        });
+        Some(sockets.map(|(upstream, reply_socket)| MovingFlow {
+            listener: identity.listener,
+            gate,
+            state,
+            upstream,
+            reply_socket,
+        }))
+    }
+
+    /// Forgets the gates and flows of a listener, which another process serves now. Nothing is logged: they go on.
+    pub(crate) fn release(&mut self, cx: &FlowContext<'_>, id: ListenerId) {
+        self.forget_gates(cx, id);
+        while let Some(gone) = self.table.take_of(id) {
+            gone.flow.listener.shard.on_end();
+        }
+    }
+
+    /// Adopts flows of open gates, while paused. Returns how many. Flows that were silent for longer must come
+    /// first.
+    pub(crate) fn adopt_all(&mut self, cx: &FlowContext<'_>, flows: Vec<MovingFlow>) -> usize {
+        flows.into_iter().filter_map(|flow| self.adopt_one(cx, flow)).count()
+    }
+
+    /// `None`: there is no such gate here, or the time of the flow is over under its listener's new rules.
+    fn adopt_one(&mut self, cx: &FlowContext<'_>, moving: MovingFlow) -> Option<()> {
+        let MovingFlow { listener: id, gate: number, state, upstream, reply_socket } = moving;
+        let is_meant = |gate: &Gate| (gate.listener, gate.number) == (id, number);
+        let place = self.gates.iter().position(|one| one.as_ref().is_some_and(|one| is_meant(&one.gate)))?;
+        let Entrance { gate, listener } = self.gates[place].as_ref()?;
+        let silence = listener.rules.settings.udp.as_ref()?.silence;
+        let touched = cx.now.checked_sub(state.silent_for).filter(|_| state.silent_for < silence)?;
+        let backend = BackendAddr::new(state.backend);
+        let key = FlowKey { listener: id, client: state.client, destination: state.destination };
+        let tuple = state.source.filter(|_| state.has_tuple);
+        let flow = Flow {
+            listener: Rc::clone(listener),
+            merge_up: can_merge(&upstream),
+            merge_down: gate.can_segment,
+            route: Box::new(Route {
+                client: ClientAddr::new(state.client),
+                origin: state.origin.into(),
+                backend,
+                source: state.source,
+                // The rest matters only when a flow is opened.
+                on_conflict: OnConflict::default(),
+                send_proxy: None,
+                destination: state.named_destination,
+                special: None,
+            }),
+            back: Back {
+                gate: place,
+                sender: state.sender,
+                local: state.local.map(|(ip, interface)| Local { ip, interface }),
+                own_socket: state.reply_from.zip(reply_socket),
+            },
+            reply_header: state.reply_header,
+            sending: state.sending,
+            up: state.up,
+            down: state.down,
+            began: cx.now.checked_sub(state.age).unwrap_or(cx.now),
+            permit: cx.budgets.flows.take_anyway(1),
+            tuple: tuple.and_then(|source| gate.tuples.take(&key, source, backend.get())),
+            upstream,
+        };
+        flow.listener.shard.on_open();
+        let place = self.table.insert(key, flow, silence, touched);
+        if let Some((sender, local)) = state.bare {
+            self.table.name_sender(place, SenderKey { listener: id, sender, local });
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
