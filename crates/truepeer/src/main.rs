@@ -9,6 +9,7 @@
 mod attach;
 mod cli;
 mod doctor;
+mod file;
 mod log;
 mod output;
 mod plan;
@@ -52,10 +53,25 @@ fn check(invocation: Invocation) -> Result<Task, UsageError> {
     let (config, compat, stack) = match invocation {
         Invocation::Proxy(config, compat) => (config, compat, None),
         Invocation::Https(config, stack) => (config, None, Some(stack)),
+        Invocation::Serve(args) => return serve_file(args.file.path()),
         other => return Ok(Task::Other(other)),
     };
     let checked = config.check()?;
     Ok(Task::Serve { config, checked, compat, stack })
+}
+
+/// A file with one entry that has listeners.
+fn serve_file(path: &std::path::Path) -> Result<Task, UsageError> {
+    let mut loaded = file::Source::File(path.to_owned()).load()?;
+    match (loaded.checked.entries.pop(), loaded.checked.entries.is_empty()) {
+        (Some(plan::CheckedEntry::Relay { config, checked, .. }), true) => {
+            Ok(Task::Serve { config, checked, compat: None, stack: None })
+        }
+        _ => Err(UsageError::Options(format!(
+            "{}: expected one [[proxy]] or [[https]]: several entries and [[attach]] can't be served yet",
+            path.display()
+        ))),
+    }
 }
 
 fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
@@ -73,7 +89,7 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
         Task::Other(Invocation::Attach(args)) => attach::run(&args, &mut output::stdout()),
         Task::Other(Invocation::Routes(args)) => routes(&args),
         Task::Other(Invocation::Doctor(args)) => doctor(&args),
-        Task::Other(Invocation::Proxy(..) | Invocation::Https(..)) => Ok(()), // became Task::Serve above
+        Task::Other(Invocation::Proxy(..) | Invocation::Https(..) | Invocation::Serve(_)) => Ok(()), // became Task::Serve above
     };
     done.map(|()| ExitCode::SUCCESS)
 }

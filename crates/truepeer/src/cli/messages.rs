@@ -66,7 +66,7 @@ const LINES: &[&str] = &[
     "truepeer connect --send-proxy v3 -- true",
     "truepeer doctor -4 [::1]:80",
     "truepeer routes show -4 localhost",
-    "truepeer serve",
+    "truepeer server",
     "truepeer --compat nginx proxy",
 ];
 
@@ -92,7 +92,7 @@ fn warnings(invocation: Invocation) -> Result<Vec<String>, Problem> {
         Invocation::Run(args) => Ok(run_settings(&args)?.1),
         Invocation::Routes(args) => setup_options(&args.routing).map(|_| Vec::new()),
         Invocation::Doctor(args) => setup_options(&args.routing).map(|_| Vec::new()),
-        Invocation::Connect(_) | Invocation::Vpp(_) => Ok(Vec::new()),
+        Invocation::Connect(_) | Invocation::Vpp(_) | Invocation::Serve(_) => Ok(Vec::new()),
     }
 }
 

@@ -15,6 +15,7 @@ mod https;
 mod proxy;
 mod routes;
 mod run;
+mod serve;
 mod vpp;
 
 use std::ffi::OsString;
@@ -23,9 +24,11 @@ use clap::{Command, FromArgMatches as _};
 
 pub(crate) use compat::Compat;
 
+use crate::file::Rejected;
 use crate::plan::{Config, Defaults, Problem};
 use crate::spec::{
-    AttachArgs, ConnectArgs, DoctorArgs, HttpsSpec, ProxySpec, RoutesArgs, RunArgs, StackArgs, VppArgs,
+    AttachArgs, ConnectArgs, DoctorArgs, HttpsSpec, ProxySpec, RoutesArgs, RunArgs, ServeArgs, StackArgs,
+    VppArgs,
 };
 
 /// The command to carry out.
@@ -35,6 +38,8 @@ pub(crate) enum Invocation {
     Proxy(Box<Config>, Option<Compat>),
     /// Take HTTPS off, on one stack or the other.
     Https(Box<Config>, StackArgs),
+    /// Do what a file says.
+    Serve(ServeArgs),
     /// Show, set or remove rules and routes.
     Routes(RoutesArgs),
     /// Take headers off in the kernel.
@@ -55,6 +60,9 @@ pub(crate) enum UsageError {
     /// clap's error: it prints itself, in colour, to the right stream, including help and version.
     #[error(transparent)]
     Clap(#[from] clap::Error),
+    /// A file that is wrong.
+    #[error(transparent)]
+    File(#[from] Rejected),
     /// Options that contradict each other, or a value that this machine refutes.
     #[error(transparent)]
     Problem(#[from] Problem),
@@ -71,6 +79,10 @@ impl UsageError {
                 // If the terminal is gone, the error can't be reported.
                 let _ = error.print();
                 u8::from(error.use_stderr()) * 2
+            }
+            Self::File(rejected) => {
+                rejected.report();
+                2
             }
             Self::Problem(_) | Self::Options(_) => {
                 eprintln!("error: {:#}", anyhow::Error::new(self));
@@ -128,6 +140,7 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
             let config = Config::of_https(&spec)?;
             Ok(Invocation::Https(Box::new(config), spec.stack))
         }
+        Some(("serve", matches)) => Ok(Invocation::Serve(ServeArgs::from_arg_matches(matches)?)),
         Some(("attach", matches)) => Ok(Invocation::Attach(Box::new(AttachArgs::from_arg_matches(matches)?))),
         Some(("run", matches)) => Ok(Invocation::Run(Box::new(RunArgs::from_arg_matches(matches)?))),
         Some(("connect", matches)) => {
@@ -137,7 +150,7 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
         Some(("doctor", matches)) => Ok(Invocation::Doctor(DoctorArgs::from_arg_matches(matches)?)),
         Some(("vpp", matches)) => Ok(Invocation::Vpp(Box::new(VppArgs::from_arg_matches(matches)?))),
         _ => Err(UsageError::Options(
-            "expected a command: proxy, https, attach, run, connect, routes, doctor or vpp; see truepeer --help"
+            "expected a command: serve, proxy, https, attach, run, connect, routes, doctor or vpp; see truepeer --help"
                 .to_owned(),
         )),
     }
@@ -157,6 +170,7 @@ fn command() -> Command {
         .after_help(AFTER_HELP)
         .subcommand_required(true)
         .arg_required_else_help(true)
+        .subcommand(serve::command())
         .subcommand(proxy::command("proxy"))
         .subcommand(https::command())
         .subcommand(attach::command())

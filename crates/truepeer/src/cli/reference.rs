@@ -10,7 +10,8 @@ use super::{Invocation, command, parse};
 use crate::plan::{Config, attach_rules, run_settings};
 use crate::spec::table::{self, Commands, Default, OPTIONS};
 
-const COMMANDS: [(&str, Commands); 7] = [
+const COMMANDS: [(&str, Commands); 8] = [
+    ("serve", table::SERVE),
     ("proxy", table::PROXY),
     ("https", table::HTTPS),
     ("attach", table::ATTACH),
@@ -147,7 +148,8 @@ fn short_help_is_a_screenful() {
             help.lines().count()
         );
         let long = error(&format!("truepeer {name} --help"));
-        let (examples, options) = (long.find("Example").unwrap(), long.find("\n      --").unwrap());
+        let options = long.find("\n      --").or_else(|| long.find("\n  -")).unwrap();
+        let examples = long.find("Example").unwrap();
         assert!(examples < options, "{name}: examples come first");
     }
 }

@@ -29,21 +29,38 @@ pub(crate) struct CheckedListener {
     pub(crate) origin: Option<OriginTls>,
 }
 
+/// The listeners of one process.
+#[derive(Debug, Default)]
+pub(crate) struct Beside {
+    /// All of them.
+    binds: Vec<SocketAddr>,
+    /// Those that are checked already.
+    keys: Vec<ListenerKey>,
+}
+
+impl Beside {
+    pub(crate) fn of(binds: Vec<SocketAddr>) -> Self {
+        Self { binds, keys: Vec::new() }
+    }
+}
+
 impl Config {
     /// Reads every file and resolves every name, once, so that errors are reported before anything is bound.
     pub(crate) fn check(&self) -> Result<Checked, Problem> {
+        self.check_beside(&mut Beside::of(self.binds()))
+    }
+
+    /// The same for one of several entries.
+    pub(super) fn check_beside(&self, beside: &mut Beside) -> Result<Checked, Problem> {
         if self.listeners.is_empty() {
             return Err(Problem::NoListener);
         }
-        let binds = self.binds();
         let mut listeners = Vec::<Arc<CheckedListener>>::with_capacity(self.listeners.len());
         for listener in &self.listeners {
             listener.refuse_contradictions()?;
             let (protocol, address) = (listener.protocol, listener.bind);
-            let is_there = |other: &&Arc<CheckedListener>| {
-                (other.config.protocol, other.config.bind) == (protocol, address)
-            };
-            let copy = listeners.iter().filter(is_there).count();
+            let is_there = |other: &&ListenerKey| (other.protocol, other.address) == (protocol, address);
+            let copy = beside.keys.iter().filter(is_there).count();
             if copy > 0 && address.port() != 0 {
                 return Err(Problem::ListenTwice(address));
             }
@@ -52,7 +69,7 @@ impl Config {
             let fail = |error| Problem::tls(error, listener.http.is_some());
             let tls = listener.tls.as_ref().map(TlsConfig::read).transpose().map_err(fail)?;
             let origin = listener.origin_tls.as_ref().map(OriginTlsConfig::read).transpose().map_err(fail)?;
-            let policy = Arc::new(listener.policy(&read, &binds)?);
+            let policy = Arc::new(listener.policy(&read, &beside.binds)?);
             for (backend, family) in [(read.backends.ipv4, Family::Ipv4), (read.backends.ipv6, Family::Ipv6)]
             {
                 if let Some(backend) = backend {
@@ -61,6 +78,7 @@ impl Config {
             }
             let key = ListenerKey { protocol, address, copy };
             let config = listener.clone();
+            beside.keys.push(key);
             listeners.push(Arc::new(CheckedListener { key, config, read, policy, tls, origin }));
         }
         Ok(Checked { listeners })

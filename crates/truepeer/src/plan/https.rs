@@ -6,7 +6,7 @@ use truepeer_policy::{HeaderRule, PrefixSet};
 
 use super::tls::certificate;
 use super::{
-    BackendsConfig, ClaimsConfig, Config, HeaderLimits, HttpConfig, ListenerConfig, LogConfig,
+    AdminConfig, BackendsConfig, ClaimsConfig, Config, HeaderLimits, HttpConfig, ListenerConfig, LogConfig,
     OriginTlsConfig, Problem, RoutesConfig, SendersConfig, Timeouts, TlsConfig, resolve,
 };
 use crate::spec::{
@@ -30,6 +30,7 @@ impl Config {
             max_flows: None,
             drain: spec.process.drain_timeout.unwrap_or(defaults::DRAIN_TIMEOUT),
             routes: routes(spec)?,
+            admin: AdminConfig { listen: spec.admin.admin.clone() },
             log: LogConfig::of(&spec.log)?,
         })
     }

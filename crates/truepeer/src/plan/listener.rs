@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU16;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -257,6 +257,14 @@ impl ListenerConfig {
             (None, Family::Ipv4) => "ipv4",
             (None, Family::Ipv6) => "ipv6",
         })
+    }
+
+    /// The files to read: lists, certificates, keys, authorities.
+    pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
+        let lists = self.senders.allow_files.iter().map(|file| file.path.as_path());
+        let lists = lists.chain(self.claims.deny_files.iter().map(PathBuf::as_path));
+        let tls = self.tls.iter().flat_map(TlsConfig::files);
+        lists.chain(tls).chain(self.origin_tls.iter().flat_map(OriginTlsConfig::files))
     }
 
     /// Resolves the names.

@@ -13,6 +13,7 @@ mod https;
 mod listener;
 mod place;
 mod problem;
+mod process;
 mod proxy;
 mod read;
 mod resolve;
@@ -30,7 +31,7 @@ use serde::{Deserialize, Serialize};
 use crate::spec::{LogFormat, LogSpec, RoutesMode, RoutesSpec, Verbosity, defaults, text};
 
 pub(crate) use attach::attach_rules;
-pub(crate) use checked::{Checked, CheckedListener};
+pub(crate) use checked::{Beside, Checked, CheckedListener};
 pub(crate) use diff::{Change, ListenerKey, diff};
 pub(crate) use http::HttpConfig;
 pub(crate) use listener::{
@@ -39,6 +40,7 @@ pub(crate) use listener::{
 };
 pub(crate) use place::Place;
 pub(crate) use problem::Problem;
+pub(crate) use process::{AdminConfig, AttachKey, CheckedEntry, CheckedProcess, EntryConfig, ProcessConfig};
 pub(crate) use proxy::{Defaults, UsualBackends};
 pub(crate) use routing::{names_backends, setup_options};
 pub(crate) use run::run_settings;
@@ -57,6 +59,7 @@ pub(crate) struct Config {
     #[serde(with = "text::duration")]
     pub(crate) drain: Duration,
     pub(crate) routes: RoutesConfig,
+    pub(crate) admin: AdminConfig,
     pub(crate) log: LogConfig,
 }
 
@@ -68,6 +71,7 @@ impl Default for Config {
             max_flows: None,
             drain: defaults::DRAIN_TIMEOUT,
             routes: RoutesConfig::default(),
+            admin: AdminConfig::default(),
             log: LogConfig::default(),
         }
     }

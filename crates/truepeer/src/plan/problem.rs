@@ -90,6 +90,35 @@ impl Problem {
         Self::Tls { place, error }
     }
 
+    /// The option that it is about, by its long name, and the value.
+    pub(crate) fn about(&self) -> (String, Option<String>) {
+        let (place, value) = match self {
+            Self::File { place, path, .. } | Self::PrefixFile { place, path, .. } => {
+                (*place, Some(path.display().to_string()))
+            }
+            Self::Resolve { place, name, .. } | Self::NoAddress { place, name } => {
+                (*place, Some(name.clone()))
+            }
+            Self::Loop { place, backend, .. } => (*place, Some(backend.to_string())),
+            Self::ListenTwice(listener) => (Place::Option("listen"), Some(listener.to_string())),
+            Self::NoListener => (Place::Option("listen"), None),
+            Self::Version1OverUdp | Self::SppOverTcp => (Place::Option("send-proxy"), None),
+            Self::OptionalForMost(_) | Self::TwoRules => (Place::Option("header"), None),
+            Self::Family { place, backend, .. } => (*place, Some(backend.clone())),
+            Self::TlsOverUdp { place }
+            | Self::Needs { place, .. }
+            | Self::Excludes { place, .. }
+            | Self::Keys { place, .. }
+            | Self::Value { place, .. } => (*place, None),
+            Self::Tls { place, error } => {
+                (*place, error.to_string().split_once(": ").map(|(path, _)| path.to_owned()))
+            }
+        };
+        let Place::Option(option) = place;
+        // Some name the value, too: `header forbid`.
+        (option.split(' ').next().unwrap_or_default().to_owned(), value)
+    }
+
     /// `place`: `expected`.
     pub(super) fn at(option: &'static str, expected: impl Into<String>) -> Self {
         Self::Value { place: Place::Option(option), value: String::new(), expected: expected.into() }

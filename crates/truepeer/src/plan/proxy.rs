@@ -6,8 +6,9 @@ use truepeer_policy::{Destinations, HeaderRule, OnConflict, PrefixSet};
 
 use super::tls::certificate;
 use super::{
-    BackendsConfig, ClaimsConfig, Config, DynamicConfig, HeaderLimits, ListenerConfig, LogConfig,
-    OriginTlsConfig, Problem, RoutesConfig, SendersConfig, Timeouts, TlsConfig, UdpConfig, resolve,
+    AdminConfig, BackendsConfig, ClaimsConfig, Config, DynamicConfig, HeaderLimits, ListenerConfig,
+    LogConfig, OriginTlsConfig, Problem, RoutesConfig, SendersConfig, Timeouts, TlsConfig, UdpConfig,
+    resolve,
 };
 use crate::spec::{HostPort, ListenAddr, Protocol, ProxySpec, defaults};
 
@@ -72,9 +73,10 @@ impl Config {
         Ok(Self {
             listeners: listeners?,
             workers: spec.process.workers,
-            max_flows: spec.max_flows,
+            max_flows: spec.flows.max_flows,
             drain: spec.process.drain_timeout.unwrap_or(defaults.drain),
             routes: RoutesConfig::of(&spec.routes, &defaults.routes),
+            admin: AdminConfig { listen: spec.admin.admin.clone() },
             log: LogConfig::of(&spec.log)?,
         })
     }

@@ -16,6 +16,17 @@ pub(crate) struct ListFile {
     pub(crate) path: PathBuf,
 }
 
+impl SendersSpec {
+    /// The lists that are files.
+    pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
+        let denied = self.deny_clients.iter().map(|deny| &deny.0);
+        self.allow.iter().chain(denied).filter_map(|entry| match entry {
+            PrefixesOrFile::File(path) => Some(path.as_path()),
+            PrefixesOrFile::Prefixes(_) => None,
+        })
+    }
+}
+
 impl SendersConfig {
     /// `usual`: the default senders and their rule. Any list replaces the default.
     pub(super) fn of(

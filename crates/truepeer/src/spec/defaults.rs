@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use truepeer_proto::Version;
 
+/// The default of `serve --config`.
+pub(crate) const CONFIG: &str = "/etc/truepeer/truepeer.toml";
 /// The default of `proxy --listen`.
 pub(crate) const LISTEN: (&str, u16) = ("0.0.0.0", 8443);
 /// The default of `https --listen`: every address.

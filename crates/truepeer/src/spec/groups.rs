@@ -8,6 +8,7 @@ use clap::Args;
 use truepeer_https::tls::{MinVersion, Suite};
 use truepeer_policy::{OnConflict, PrefixSet};
 
+use super::AdminAddr;
 use super::values::{self, ClientCert, Deny, Header, LogFormat, PrefixesOrFile, RoutesMode, Verbosity};
 
 /// Which senders are admitted, and which clients they may name.
@@ -88,6 +89,20 @@ pub(crate) struct ProcessSpec {
     pub(crate) workers: Option<NonZeroUsize>,
     #[arg(long, value_parser = super::text::parse_duration)]
     pub(crate) drain_timeout: Option<Duration>,
+}
+
+/// How many UDP flows the whole process has.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct FlowsSpec {
+    #[arg(long, value_parser = values::count::<NonZeroUsize>)]
+    pub(crate) max_flows: Option<NonZeroUsize>,
+}
+
+/// Where to ask about the process.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct AdminSpec {
+    #[arg(long)]
+    pub(crate) admin: Vec<AdminAddr>,
 }
 
 /// How backends' replies come back.

@@ -6,7 +6,7 @@ use clap::Args;
 use truepeer_policy::PrefixSet;
 
 use super::groups::{
-    LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec, UpstreamSpec, WaitSpec,
+    AdminSpec, LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec, UpstreamSpec, WaitSpec,
 };
 use super::values::{self, ClientAddressConfig};
 use super::vpp::StackArgs;
@@ -75,6 +75,8 @@ pub(crate) struct HttpsSpec {
     pub(crate) stack: StackArgs,
     #[arg(long)]
     pub(crate) access_log: bool,
+    #[command(flatten)]
+    pub(crate) admin: AdminSpec,
     #[command(flatten)]
     pub(crate) log: LogSpec,
 }

@@ -17,6 +17,7 @@ mod proxy;
 mod routes;
 mod routing;
 mod run;
+mod serve;
 pub(crate) mod table;
 pub(crate) mod text;
 mod values;
@@ -26,15 +27,16 @@ pub(crate) use address::{Family, HostPort, ListenAddr, OriginUrl};
 pub(crate) use attach::{AttachAction, AttachArgs, PlaceArgs};
 pub(crate) use connect::ConnectArgs;
 pub(crate) use doctor::DoctorArgs;
-pub(crate) use groups::{LogSpec, OriginSpec, RoutesSpec, SendersSpec, TlsSpec};
+pub(crate) use groups::{AdminSpec, LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec};
 pub(crate) use https::HttpsSpec;
 pub(crate) use port::Port;
 pub(crate) use proxy::ProxySpec;
 pub(crate) use routes::{RoutesAction, RoutesArgs};
 pub(crate) use routing::RoutingArgs;
 pub(crate) use run::{HowArgs, RunArgs, Via};
+pub(crate) use serve::{AdminAddr, AdminTable, LogTable, ProcessTable, ServeArgs};
 pub(crate) use values::{
-    ClientAddressConfig, ClientCert, Header, LogFormat, PrefixesOrFile, Protocol, RoutesMode, SendProxy,
-    SenderRule, Verbosity,
+    ClientAddressConfig, ClientCert, Deny, Header, LogFormat, PrefixesOrFile, Protocol, RoutesMode,
+    SendProxy, SenderRule, Verbosity,
 };
 pub(crate) use vpp::{Stack, StackArgs, UpArgs, VppAction, VppArgs, VppDemoArgs, VppPlaceArgs, VppRunArgs};

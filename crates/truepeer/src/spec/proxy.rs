@@ -1,6 +1,6 @@
 //! `truepeer proxy` as it is written.
 
-use std::num::{NonZeroU16, NonZeroUsize};
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use clap::Args;
 use truepeer_policy::{Destinations, Dialect, Nat64Prefix};
 
 use super::groups::{
-    LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec, UpstreamSpec, WaitSpec,
+    AdminSpec, FlowsSpec, LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec, UpstreamSpec,
+    WaitSpec,
 };
 use super::values::{self, MaybeDuration, Protocol, SendProxy};
 use super::{HostPort, ListenAddr};
@@ -69,11 +70,13 @@ pub(crate) struct ProxySpec {
     pub(crate) udp_dialect: Option<Dialect>,
     #[arg(short = 'c', long, value_parser = values::positive_duration)]
     pub(crate) close_after: Option<Duration>,
-    #[arg(long, value_parser = values::count::<NonZeroUsize>)]
-    pub(crate) max_flows: Option<NonZeroUsize>,
+    #[command(flatten)]
+    pub(crate) flows: FlowsSpec,
 
     #[command(flatten)]
     pub(crate) routes: RoutesSpec,
+    #[command(flatten)]
+    pub(crate) admin: AdminSpec,
     #[command(flatten)]
     pub(crate) log: LogSpec,
 }

@@ -21,6 +21,11 @@ pub(crate) const RUN: Commands = Commands(1 << 3);
 pub(crate) const CONNECT: Commands = Commands(1 << 4);
 pub(crate) const ROUTES: Commands = Commands(1 << 5);
 pub(crate) const DOCTOR: Commands = Commands(1 << 6);
+pub(crate) const SERVE: Commands = Commands(1 << 7);
+pub(crate) const CHECK: Commands = Commands(1 << 8);
+/// Tables of the file that are not commands.
+pub(crate) const ADMIN_TABLE: Commands = Commands(1 << 9);
+pub(crate) const LOG_TABLE: Commands = Commands(1 << 10);
 
 impl Commands {
     const fn or(self, other: Self) -> Self {
@@ -36,6 +41,7 @@ const SERVERS: Commands = PROXY.or(HTTPS);
 const RECEIVERS: Commands = SERVERS.or(ATTACH).or(RUN);
 const STARTERS: Commands = RUN.or(CONNECT);
 const ROUTERS: Commands = ROUTES.or(DOCTOR);
+const FILE_READERS: Commands = SERVE.or(CHECK);
 
 /// What applies if the option is absent.
 #[derive(Debug, Clone, Copy)]
@@ -125,6 +131,8 @@ const LOG: &str = "Log";
 const PROGRAM: &str = "The program";
 const PLACE: &str = "Place";
 const ACTION: &str = "Action";
+const WATCH: &str = "Watch";
+const FILE: &str = "Configuration file";
 
 fn address((host, port): (&str, u16)) -> String {
     super::HostPort::new(host, port).to_string()
@@ -292,10 +300,15 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(HTTPS, STACK, "vpp-dir", "DIR", "--stack vpp: the --dir of truepeer vpp up").means("its default"),
     row(HTTPS, STACK, "vpp-library", "FILE", "--stack vpp: VPP's libvcl_ldpreload.so, or its directory").means("the running VPP's"),
 
+    row(SERVERS, WATCH, "admin", "PATH|ADDR:PORT", "Where to ask about this process: a socket's path (beginning with / or .), or an address, which only reads; repeatable").means("nowhere"),
     row(HTTPS, LOG, "access-log", "", "Log a line for each request"),
     row(PROXY, LOG, "v", "0|1|2", "0: start, stop and warnings; 1: also a line for each session; 2: also changes of state. -v alone: 1").is(|| "0".to_owned()),
     row(HTTPS, LOG, "v", "0|1|2", "0 and 1: start, stop and warnings; 2: also changes of state").is(|| "0".to_owned()),
     row(SERVERS, LOG, "verbose", "", "The same as -v 1"),
     row(SERVERS, LOG, "quiet", "", "Warnings and errors only"),
+    row(FILE_READERS, FILE, "config", "FILE", "The configuration file").is(|| d::CONFIG.to_owned()).common(),
+    row(ADMIN_TABLE, WATCH, "listen", "PATH|ADDR:PORT", "Where to ask about this process: a socket's path (beginning with / or .), or an address, which only reads").means("nowhere"),
+    row(LOG_TABLE, LOG, "level", "warn|info|sessions|debug", "warn: warnings and errors; info: start and stop, too; sessions: also a line for each session; debug: also changes of state").is(|| "info".to_owned()),
+    row(LOG_TABLE, LOG, "format", "text|json", "Lines for people or for machines").means("text on a terminal, json otherwise"),
     row(SERVERS, LOG, "log-format", "text|json", "Lines for people or for machines").means("text on a terminal, json otherwise"),
 ];

@@ -272,6 +272,22 @@ pub(super) fn verbosity(text: &str) -> Result<Verbosity, String> {
     }
 }
 
+/// `level` of `[log]`.
+pub(super) fn log_level(text: &str) -> Result<Verbosity, String> {
+    LEVELS.iter().find(|(name, _)| *name == text).map(|(_, level)| *level).ok_or_else(|| {
+        "expected warn, info (start and stop, too), sessions (and a line for each session) or debug (and changes of state)"
+            .to_owned()
+    })
+}
+
+/// Log levels by their names in a file.
+pub(crate) const LEVELS: [(&str, Verbosity); 4] = [
+    ("warn", Verbosity::Quiet),
+    ("info", Verbosity::Lifecycle),
+    ("sessions", Verbosity::Sessions),
+    ("debug", Verbosity::States),
+];
+
 /// `--log-format`.
 pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
     match text {

@@ -1,0 +1,147 @@
+//! What is wrong in a file, each with its place.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet, normalize_untrusted_str};
+
+/// A range of bytes of the file.
+pub(super) type Span = Range<usize>;
+
+/// One thing that is wrong, or risky.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Finding {
+    is_warning: bool,
+    /// `None`: the file as a whole.
+    span: Option<Span>,
+    text: String,
+    help: Option<String>,
+    /// Another place that has to do with it, and how.
+    other: Option<(Span, &'static str)>,
+}
+
+impl Finding {
+    pub(super) fn error(span: Span, text: impl Into<String>) -> Self {
+        Self { is_warning: false, span: Some(span), text: text.into(), help: None, other: None }
+    }
+
+    pub(super) fn of_file(text: impl Into<String>) -> Self {
+        Self { is_warning: false, span: None, text: text.into(), help: None, other: None }
+    }
+
+    pub(super) fn warning(span: Span, text: impl Into<String>) -> Self {
+        Self { is_warning: true, ..Self::error(span, text) }
+    }
+
+    pub(super) fn help(self, help: impl Into<String>) -> Self {
+        Self { help: Some(help.into()), ..self }
+    }
+
+    pub(super) fn beside(self, span: Span, label: &'static str) -> Self {
+        Self { other: Some((span, label)), ..self }
+    }
+}
+
+/// Everything that was found in one file.
+#[derive(Debug)]
+pub(crate) struct Findings {
+    path: PathBuf,
+    text: String,
+    found: Vec<Finding>,
+}
+
+impl Findings {
+    pub(super) fn new(path: &Path, text: String) -> Self {
+        Self { path: path.to_owned(), text, found: Vec::new() }
+    }
+
+    pub(super) fn add(&mut self, finding: Finding) {
+        self.found.push(finding);
+    }
+
+    /// In the order of the file.
+    pub(super) fn sort(&mut self) {
+        self.found.sort_by_key(|finding| finding.span.as_ref().map(|span| span.start));
+    }
+
+    pub(crate) fn have_errors(&self) -> bool {
+        self.found.iter().any(|finding| !finding.is_warning)
+    }
+
+    /// With carets, for people.
+    pub(crate) fn render(&self, renderer: &Renderer) -> String {
+        let path = self.path.to_string_lossy();
+        let path = normalize_untrusted_str(&path);
+        let rendered: Vec<_> =
+            self.found.iter().map(|finding| renderer.render(&[self.group(finding, &path)])).collect();
+        rendered.join("\n\n")
+    }
+
+    fn group<'a>(&'a self, finding: &'a Finding, path: &'a str) -> Group<'a> {
+        let level = if finding.is_warning { Level::WARNING } else { Level::ERROR };
+        let text = normalize_untrusted_str(&finding.text);
+        let Some(span) = &finding.span else {
+            return Group::with_title(level.primary_title(format!("{path}: {text}")));
+        };
+        let primary = AnnotationKind::Primary.span(self.within(span));
+        let mut snippet = Snippet::source(&self.text).path(path).annotation(primary);
+        if let Some((span, label)) = &finding.other {
+            snippet = snippet.annotation(AnnotationKind::Context.span(self.within(span)).label(*label));
+        }
+        let group = level.primary_title(text).element(snippet);
+        match &finding.help {
+            Some(help) => group.element(Level::HELP.message(normalize_untrusted_str(help))),
+            None => group,
+        }
+    }
+
+    /// A span that can be marked: within the text, on characters' boundaries.
+    fn within(&self, span: &Span) -> Span {
+        let floor = |mut at: usize| {
+            at = at.min(self.text.len());
+            while !self.text.is_char_boundary(at) {
+                at -= 1;
+            }
+            at
+        };
+        let (start, end) = (floor(span.start), floor(span.end));
+        start..end.max(start)
+    }
+
+    /// The text there.
+    pub(super) fn typed(&self, span: &Span) -> String {
+        self.text[self.within(span)].to_owned()
+    }
+
+    /// Line and column, from 1, in characters.
+    fn place(&self, span: &Span) -> (usize, usize) {
+        let before = &self.text[..self.within(span).start];
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+        (line, column)
+    }
+}
+
+/// A line each, for a log: `FILE:LINE:COLUMN: TEXT`.
+impl fmt::Display for Findings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        for (index, finding) in self.found.iter().filter(|finding| !finding.is_warning).enumerate() {
+            if index > 0 {
+                writeln!(f)?;
+            }
+            match &finding.span {
+                Some(span) => {
+                    let (line, column) = self.place(span);
+                    write!(f, "{path}:{line}:{column}: {}", finding.text)?;
+                }
+                None => write!(f, "{path}: {}", finding.text)?,
+            }
+            if let Some(help) = &finding.help {
+                write!(f, "; {help}")?;
+            }
+        }
+        Ok(())
+    }
+}

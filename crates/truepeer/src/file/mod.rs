@@ -1,0 +1,24 @@
+//! The configuration file: from its text to a [`ProcessConfig`], with each problem at its place.
+//!
+//! ```text
+//! text ─toml─▶ tables, with spans ─▶ words of the command of that name, each with its span ─clap─▶ spec ─▶ plan
+//!   │ syntax      │ unknown keys        │ types                          │ values                │ contradictions, files
+//!   └─────────────┴─────────────────────┴── Findings ────────────────────┴───────────────────────┘
+//! ```
+//!
+//! A key is an option: nothing is declared here a second time. What a key takes, and what it means, are in
+//! [`crate::spec`].
+//!
+//! [`ProcessConfig`]: crate::plan::ProcessConfig
+
+mod document;
+mod finding;
+mod keys;
+mod source;
+mod table;
+mod value;
+
+pub(crate) use source::{Rejected, Source};
+
+#[cfg(test)]
+mod messages;

@@ -1,0 +1,97 @@
+//! Where a process gets its configuration from, at the start and at each reload.
+
+#![allow(dead_code, reason = "the server reads the rest of it when it runs several entries")]
+
+use std::fmt;
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+
+use annotate_snippets::Renderer;
+
+use super::document;
+use super::finding::Findings;
+use crate::plan::{CheckedProcess, Problem, ProcessConfig};
+
+/// A command line, or a file.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Command(Box<ProcessConfig>),
+    File(PathBuf),
+}
+
+/// A configuration that can be carried out.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) process: ProcessConfig,
+    pub(crate) checked: CheckedProcess,
+    /// Every file that was read: the configuration file itself first, then lists, certificates, keys.
+    pub(crate) files: Vec<PathBuf>,
+}
+
+/// A configuration that can't be carried out. It prints every reason, with its place in the file.
+#[derive(Debug)]
+pub(crate) enum Rejected {
+    Command(Problem),
+    File(Box<Findings>),
+}
+
+impl Source {
+    /// Reads everything now.
+    pub(crate) fn load(&self) -> Result<Loaded, Rejected> {
+        match self {
+            Self::Command(process) => {
+                let checked = process.check().map_err(Rejected::Command)?;
+                Ok(Loaded { process: ProcessConfig::clone(process), checked, files: process.files() })
+            }
+            Self::File(path) => load(path),
+        }
+    }
+}
+
+fn load(path: &Path) -> Result<Loaded, Rejected> {
+    let (read, findings) = document::read(path);
+    match read {
+        Some((process, checked)) if !findings.have_errors() => {
+            let mut files = vec![path.to_owned()];
+            files.extend(process.files());
+            Ok(Loaded { process, checked, files })
+        }
+        _ => Err(Rejected::File(Box::new(findings))),
+    }
+}
+
+impl Rejected {
+    /// Prints every reason on standard error, with its place under a caret.
+    pub(crate) fn report(self) {
+        match self {
+            Self::Command(problem) => eprintln!("error: {:#}", anyhow::Error::new(problem)),
+            Self::File(findings) => {
+                eprintln!("{}", findings.render(&renderer(std::io::stderr().is_terminal())))
+            }
+        }
+    }
+}
+
+/// Colours for a terminal, as clap has them.
+pub(super) fn renderer(is_terminal: bool) -> Renderer {
+    let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    if is_terminal && wants_colour { Renderer::styled() } else { Renderer::plain() }
+}
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Command(problem) => problem.fmt(f),
+            Self::File(findings) => findings.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Rejected {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Command(problem) => problem.source(),
+            Self::File(_) => None,
+        }
+    }
+}

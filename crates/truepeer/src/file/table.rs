@@ -1,0 +1,168 @@
+//! One table of the file, parsed as the command line that has the same words.
+
+use std::path::Path;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{ArgMatches, Command};
+use toml::Spanned;
+use toml::de::{DeString, DeTable, DeValue};
+
+use super::finding::{Finding, Findings, Span};
+use super::keys::{self, Grammar};
+use super::value;
+
+/// The words of a table.
+#[derive(Debug)]
+pub(super) struct Words {
+    /// The table's header; of the first keys, the file's start.
+    pub(super) header: Span,
+    words: Vec<Word>,
+}
+
+/// A word, and the places of its key and value.
+#[derive(Debug)]
+struct Word {
+    key: String,
+    at_key: Span,
+    at_value: Span,
+    /// `None`: a switch that is on.
+    text: Option<String>,
+    /// As it stands in the file.
+    typed: String,
+}
+
+impl Word {
+    fn argument(&self) -> String {
+        match &self.text {
+            Some(text) => format!("--{}={text}", self.key),
+            None => format!("--{}", self.key),
+        }
+    }
+}
+
+type Pair<'a, 'i> = (&'a Spanned<DeString<'i>>, &'a Spanned<DeValue<'i>>);
+
+/// The keys and values of a table, in the order of the file.
+pub(super) fn pairs<'a, 'i>(table: &'a DeTable<'i>) -> Vec<Pair<'a, 'i>> {
+    let mut pairs: Vec<_> = table.iter().collect();
+    pairs.sort_by_key(|(key, _)| key.span().start);
+    pairs
+}
+
+/// Parses a table. `None`: something is wrong, which is among the findings.
+pub(super) fn parse(
+    grammar: &Grammar,
+    header: Span,
+    pairs: &[Pair<'_, '_>],
+    dir: &Path,
+    findings: &mut Findings,
+) -> (Words, Option<ArgMatches>) {
+    let mut words = Words { header, words: Vec::new() };
+    let mut is_whole = true;
+    for (key, value) in pairs {
+        let Some(arg) = grammar.key(key.get_ref()) else {
+            findings.add(grammar.unknown(key.get_ref(), key.span()));
+            is_whole = false;
+            continue;
+        };
+        match value::words(arg, value, dir) {
+            Ok(found) => words.words.extend(found.into_iter().map(|(at_value, text)| Word {
+                key: key.get_ref().to_string(),
+                at_key: key.span(),
+                typed: findings.typed(&at_value),
+                at_value,
+                text,
+            })),
+            Err(finding) => {
+                findings.add(finding);
+                is_whole = false;
+            }
+        }
+    }
+    let parsed = parse_words(&grammar.command, &words.words);
+    let matches = match parsed {
+        Ok(matches) => Some(matches),
+        Err(error) => {
+            let wrong = words.wrong_values(&grammar.command);
+            // Without a wrong value, it is about the words together. What lacks may be among those that were wrong.
+            if wrong.is_empty() && is_whole {
+                findings.add(words.of_all(&error));
+            }
+            wrong.into_iter().for_each(|finding| findings.add(finding));
+            None
+        }
+    };
+    (words, matches.filter(|_| is_whole))
+}
+
+fn parse_words(command: &Command, words: &[Word]) -> Result<ArgMatches, clap::Error> {
+    command.clone().try_get_matches_from(words.iter().map(Word::argument))
+}
+
+impl Words {
+    /// Every word that is wrong by itself.
+    fn wrong_values(&self, command: &Command) -> Vec<Finding> {
+        let mut alone = command.clone().mut_args(|arg| arg.required(false)).args_override_self(true);
+        let mut wrong = Vec::new();
+        for word in &self.words {
+            if let Err(error) = alone.try_get_matches_from_mut([word.argument()]) {
+                let text = format!("{} = {}: {}", word.key, word.typed, reason(&error));
+                wrong.push(Finding::error(word.at_value.clone(), text));
+            }
+        }
+        wrong
+    }
+
+    /// An error that no word has alone: one lacks, or two contradict each other.
+    fn of_all(&self, error: &clap::Error) -> Finding {
+        let names = |kind| {
+            let names: Vec<String> = match error.get(kind) {
+                Some(ContextValue::String(one)) => vec![one.clone()],
+                Some(ContextValue::Strings(several)) => several.clone(),
+                _ => Vec::new(),
+            };
+            names.iter().map(|name| keys::in_keys(name)).collect::<Vec<_>>()
+        };
+        let given = names(ContextKind::InvalidArg);
+        match error.kind() {
+            ErrorKind::MissingRequiredArgument => {
+                Finding::error(self.header.clone(), format!("expected {} here", given.join(" and ")))
+            }
+            ErrorKind::ArgumentConflict => {
+                let (first, second) = (given.join(""), names(ContextKind::PriorArg).join(" and "));
+                let name = first.split(' ').next().unwrap_or_default();
+                self.at(name, None, format!("`{name}`: expected no {second} with it"))
+            }
+            _ => Finding::error(self.header.clone(), keys::in_keys(&reason(error))),
+        }
+    }
+
+    /// A finding at the key's value, or at the table's header.
+    pub(super) fn at(&self, key: &str, value: Option<&str>, text: String) -> Finding {
+        Finding::error(self.span(key, value), text)
+    }
+
+    /// Where this value of the key is; where it has none such, the key.
+    pub(super) fn span(&self, key: &str, value: Option<&str>) -> Span {
+        let mut of_key = self.words.iter().filter(|word| word.key == key);
+        let same = of_key.clone().find(|word| value.is_some() && word.text.as_deref() == value);
+        match (same, of_key.next(), of_key.next()) {
+            (Some(word), ..) | (None, Some(word), None) => word.at_value.clone(),
+            (None, Some(word), Some(_)) => word.at_key.clone(),
+            (None, None, _) => self.header.clone(),
+        }
+    }
+}
+
+/// What the option's own parser says; what clap says otherwise.
+fn reason(error: &clap::Error) -> String {
+    if let Some(source) = std::error::Error::source(error) {
+        return source.to_string();
+    }
+    if let Some(ContextValue::Strings(valid)) = error.get(ContextKind::ValidValue) {
+        return format!("expected {}", keys::any_of(valid));
+    }
+    let text = error.to_string();
+    let first = text.lines().next().unwrap_or_default();
+    first.strip_prefix("error: ").unwrap_or(first).to_owned()
+}

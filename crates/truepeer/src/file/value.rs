@@ -1,0 +1,105 @@
+//! A value of the file as the words that its option takes.
+
+use std::any::TypeId;
+use std::path::{Path, PathBuf};
+
+use clap::{Arg, ArgAction};
+use toml::Spanned;
+use toml::de::{DeInteger, DeValue};
+
+use super::finding::{Finding, Span};
+use crate::spec::{AdminAddr, Deny, PrefixesOrFile};
+
+/// A word and its place; `None`: a switch that is on.
+pub(super) type Word = (Span, Option<String>);
+
+/// The words of `key = value`.
+///
+/// # Errors
+/// The option takes values of another type.
+pub(super) fn words(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Vec<Word>, Finding> {
+    let span = value.span();
+    if !arg.get_action().takes_values() {
+        return match value.get_ref() {
+            DeValue::Boolean(is_on) => Ok(is_on.then_some((span, None)).into_iter().collect()),
+            _ => Err(Finding::error(span, format!("`{}`: expected true or false", key(arg)))),
+        };
+    }
+    match (value.get_ref(), arg.get_action()) {
+        (DeValue::Array(values), ArgAction::Append) => {
+            values.iter().map(|value| word(arg, value, dir)).collect()
+        }
+        (DeValue::Array(_), _) => {
+            Err(Finding::error(span, format!("`{}`: expected one value, without brackets", key(arg))))
+        }
+        _ => Ok(vec![word(arg, value, dir)?]),
+    }
+}
+
+fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Finding> {
+    let span = value.span();
+    let wrong = |expected: &str| Finding::error(span.clone(), format!("`{}`: {expected}", key(arg)));
+    let text = match value.get_ref() {
+        DeValue::String(text) => text.to_string(),
+        DeValue::Integer(number) if !takes_names(arg) => {
+            decimal(number).ok_or_else(|| wrong("expected a smaller number"))?
+        }
+        DeValue::Integer(_) => return Err(wrong("expected a string, in quotes; got a number")),
+        DeValue::Float(number) => {
+            return Err(wrong(&format!(
+                "expected a string or a whole number; type: \"{}\"",
+                number.as_str()
+            )));
+        }
+        DeValue::Boolean(_) => return Err(wrong("expected a string or a number; got true or false")),
+        DeValue::Datetime(_) => return Err(wrong("expected a string, in quotes; got a date")),
+        DeValue::Array(_) => return Err(wrong("expected a list of strings; got a list in a list")),
+        DeValue::Table(_) => return Err(wrong("expected a value; got a table")),
+    };
+    if text.contains('\0') {
+        return Err(wrong("expected no NUL character"));
+    }
+    Ok((span, Some(if is_path(arg, &text) { below(dir, text) } else { text })))
+}
+
+fn key(arg: &Arg) -> &str {
+    arg.get_long().unwrap_or_default()
+}
+
+/// A relative path begins at the file's directory. One that is no UTF-8 can't be a word; it stays as it is.
+fn below(dir: &Path, text: String) -> String {
+    dir.join(&text).into_os_string().into_string().unwrap_or(text)
+}
+
+/// Names and paths, for which a number is surely a mistake.
+fn takes_names(arg: &Arg) -> bool {
+    let types = [
+        TypeId::of::<String>(),
+        TypeId::of::<PathBuf>(),
+        TypeId::of::<PrefixesOrFile>(),
+        TypeId::of::<Deny>(),
+        TypeId::of::<AdminAddr>(),
+    ];
+    types.iter().any(|id| arg.get_value_parser().type_id() == *id)
+}
+
+/// Whether the option would take `text` for a path.
+fn is_path(arg: &Arg, text: &str) -> bool {
+    let id = arg.get_value_parser().type_id();
+    if id == TypeId::of::<PathBuf>() {
+        // A network namespace's name, as in ip-netns(8), is none.
+        return arg.get_long() != Some("netns") || text.contains('/');
+    }
+    let is_file = |parsed: PrefixesOrFile| matches!(parsed, PrefixesOrFile::File(_));
+    if id == TypeId::of::<PrefixesOrFile>() {
+        return text.parse().is_ok_and(is_file);
+    }
+    if id == TypeId::of::<Deny>() {
+        return text.parse().is_ok_and(|deny: Deny| is_file(deny.0));
+    }
+    id == TypeId::of::<AdminAddr>() && matches!(text.parse(), Ok(AdminAddr::Unix(_)))
+}
+
+fn decimal(number: &DeInteger<'_>) -> Option<String> {
+    i128::from_str_radix(number.as_str(), number.radix()).ok().map(|number| number.to_string())
+}

@@ -1,0 +1,182 @@
+//! A whole process: the entries of a configuration file, or the one of a command line, and their common settings.
+
+#![allow(dead_code, reason = "the server reads the rest of it when it runs several entries")]
+
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use truepeer_bpf::Rules;
+
+use super::checked::Beside;
+use super::{Checked, Config, LogConfig, Problem, attach_rules};
+use crate::spec::{AdminAddr, AttachArgs, defaults, text};
+
+/// Everything that one process does.
+#[derive(Debug, Clone)]
+pub(crate) struct ProcessConfig {
+    /// In the order of the file.
+    pub(crate) entries: Vec<EntryConfig>,
+    /// Threads; `None`: one for each core.
+    pub(crate) workers: Option<NonZeroUsize>,
+    /// UDP flows of all listeners together; `None`: as many as open files allow.
+    pub(crate) max_flows: Option<NonZeroUsize>,
+    /// How long sessions and flows may continue after the signal to stop.
+    pub(crate) drain: Duration,
+    pub(crate) admin: AdminConfig,
+    pub(crate) log: LogConfig,
+}
+
+/// One entry: the plan that the command of its name makes, too.
+#[derive(Debug, Clone)]
+pub(crate) enum EntryConfig {
+    Proxy(Box<Config>),
+    Https(Box<Config>),
+    Attach(Box<AttachArgs>),
+}
+
+/// Where the process can be asked about its state.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct AdminConfig {
+    #[serde(with = "text::list")]
+    pub(crate) listen: Vec<AdminAddr>,
+}
+
+/// The result of [`ProcessConfig::check`]: entries in the same order.
+#[derive(Debug)]
+pub(crate) struct CheckedProcess {
+    pub(crate) entries: Vec<CheckedEntry>,
+}
+
+/// An entry with all its files, names and certificates read.
+#[derive(Debug)]
+pub(crate) enum CheckedEntry {
+    /// Its listeners' keys are unique in the process, and stay the same when the file is read again.
+    Relay {
+        config: Box<Config>,
+        checked: Checked,
+        is_https: bool,
+    },
+    Attach(Box<CheckedAttach>),
+}
+
+/// An attachment's rules.
+#[derive(Debug)]
+pub(crate) struct CheckedAttach {
+    pub(crate) key: AttachKey,
+    pub(crate) args: AttachArgs,
+    pub(crate) rules: Rules,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// The identity of an attachment: a place has one at most.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct AttachKey {
+    /// By name or path; `None`: this one.
+    pub(crate) netns: Option<PathBuf>,
+    pub(crate) pins: PathBuf,
+}
+
+impl ProcessConfig {
+    /// The process of a command line: one entry.
+    pub(crate) fn of_command(entry: EntryConfig) -> Self {
+        let usual = Config::default();
+        let own = match &entry {
+            EntryConfig::Proxy(config) | EntryConfig::Https(config) => config,
+            EntryConfig::Attach(_) => &usual,
+        };
+        Self {
+            workers: own.workers,
+            max_flows: own.max_flows,
+            drain: own.drain,
+            admin: own.admin.clone(),
+            log: own.log,
+            entries: vec![entry],
+        }
+    }
+
+    /// Reads every file and resolves every name, once.
+    pub(crate) fn check(&self) -> Result<CheckedProcess, Problem> {
+        let mut beside = Beside::of(self.binds());
+        let entries = self.entries.iter().map(|entry| entry.check(&mut beside));
+        Ok(CheckedProcess { entries: entries.collect::<Result<_, _>>()? })
+    }
+
+    /// The addresses of all listeners.
+    pub(crate) fn binds(&self) -> Vec<SocketAddr> {
+        self.entries.iter().filter_map(EntryConfig::relay).flat_map(Config::binds).collect()
+    }
+
+    /// Every file that the entries name: lists, certificates, keys and authorities.
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
+        let mut files: Vec<_> = self.entries.iter().flat_map(EntryConfig::files).collect();
+        files.sort();
+        files.dedup();
+        files
+    }
+}
+
+impl EntryConfig {
+    /// An entry with listeners.
+    pub(crate) fn relay(&self) -> Option<&Config> {
+        match self {
+            Self::Proxy(config) | Self::Https(config) => Some(config),
+            Self::Attach(_) => None,
+        }
+    }
+
+    /// `beside`: the listeners of all entries, and those that are checked already.
+    pub(crate) fn check(&self, beside: &mut Beside) -> Result<CheckedEntry, Problem> {
+        match self {
+            Self::Proxy(config) | Self::Https(config) => Ok(CheckedEntry::Relay {
+                config: config.clone(),
+                checked: config.check_beside(beside)?,
+                is_https: matches!(self, Self::Https(_)),
+            }),
+            Self::Attach(args) => {
+                let (rules, warnings) = attach_rules(args)?;
+                let (key, args) = (AttachKey::of(args), AttachArgs::clone(args));
+                Ok(CheckedEntry::Attach(Box::new(CheckedAttach { key, args, rules, warnings })))
+            }
+        }
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Proxy(config) | Self::Https(config) => {
+                config.listeners.iter().flat_map(|listener| listener.files()).map(Path::to_owned).collect()
+            }
+            Self::Attach(args) => args.senders.files().map(Path::to_owned).collect(),
+        }
+    }
+}
+
+impl AttachKey {
+    /// Where this entry attaches.
+    pub(crate) fn of(args: &AttachArgs) -> Self {
+        let pins = args.place.pins.as_deref().unwrap_or(defaults::pins());
+        Self { netns: args.place.netns.clone(), pins: pins.to_owned() }
+    }
+}
+
+impl CheckedProcess {
+    /// The warnings for the operator, a sentence each.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let mut warnings: Vec<_> = self.entries.iter().flat_map(CheckedEntry::warnings).collect();
+        warnings.sort();
+        warnings.dedup();
+        warnings
+    }
+}
+
+impl CheckedEntry {
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        match self {
+            Self::Relay { checked, .. } => checked.warnings(),
+            Self::Attach(attach) => attach.warnings.clone(),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! `truepeer serve` and `check` as they are written, and the tables of the file that no other command has.
+//!
+//! The tables `[[proxy]]`, `[[https]]` and `[[attach]]` are the commands of these names: [`ProxySpec`],
+//! [`HttpsSpec`] and [`AttachArgs`], without the groups that are tables of their own here.
+//!
+//! [`ProxySpec`]: super::ProxySpec
+//! [`HttpsSpec`]: super::HttpsSpec
+//! [`AttachArgs`]: super::AttachArgs
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::Args;
+
+use super::defaults;
+use super::groups::{FlowsSpec, ProcessSpec};
+use super::values::{self, LogFormat, Verbosity};
+
+/// Identifies the configuration file.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct FileSpec {
+    #[arg(short, long)]
+    pub(crate) config: Option<PathBuf>,
+}
+
+impl FileSpec {
+    /// The file, by default the system's.
+    pub(crate) fn path(&self) -> &Path {
+        self.config.as_deref().unwrap_or(Path::new(defaults::CONFIG))
+    }
+}
+
+/// Do everything that a configuration file says, in one process: listeners, HTTPS sites, attachments
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) file: FileSpec,
+}
+
+/// The keys before the first table: settings of the whole process.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct ProcessTable {
+    #[command(flatten)]
+    pub(crate) process: ProcessSpec,
+    #[command(flatten)]
+    pub(crate) flows: FlowsSpec,
+}
+
+/// `[admin]`.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct AdminTable {
+    #[arg(long)]
+    pub(crate) listen: Vec<AdminAddr>,
+}
+
+/// `[log]`.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct LogTable {
+    #[arg(long, value_parser = values::log_level)]
+    pub(crate) level: Option<Verbosity>,
+    #[arg(long, value_parser = values::log_format)]
+    pub(crate) format: Option<LogFormat>,
+}
+
+/// Where to ask about the process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum AdminAddr {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+impl fmt::Display for AdminAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => path.display().fmt(f),
+            Self::Tcp(address) => address.fmt(f),
+        }
+    }
+}
+
+impl FromStr for AdminAddr {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.contains('/') || text.starts_with('.') {
+            return Ok(Self::Unix(text.into()));
+        }
+        let wrong =
+            "expected the path of a socket, or ADDR:PORT, such as /run/truepeer/admin.sock or 127.0.0.1:9144";
+        text.parse().map(Self::Tcp).map_err(|_| wrong)
+    }
+}
