@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod buffers;
+mod client_info;
 pub mod close;
 pub mod dial;
 pub mod downstream;
@@ -21,8 +22,11 @@ pub mod http2;
 pub mod origin;
 mod pump;
 pub mod reactor;
+mod read_buffer;
+mod shared_stream;
 pub mod stream;
 pub mod tls;
 pub mod tunnel;
 
+pub use client_info::ClientInfo;
 pub use engine::{Https, HttpsRules};

@@ -8,13 +8,13 @@ use truepeer_http1::write::{self, ResponseFraming};
 use truepeer_http1::{BodyDecoder, BodyLength, HttpVersion, Piece, RequestHead, ResponseHead};
 
 use super::Failure;
-use super::buffer::Buffer;
 use super::pace::Pace;
 use super::parties::{Departure, Incoming, Outgoing};
 use super::run::frame;
 use super::settings::HttpSettings;
-use super::shared::SharedStream;
 use super::time_limit::{TimeLimit, Untaken};
+use crate::read_buffer::Buffer;
+use crate::shared_stream::SharedStream;
 use crate::stream::Connection;
 
 /// How many bytes of a response are gathered before they are sent: one TLS record.

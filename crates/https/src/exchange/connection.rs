@@ -6,15 +6,16 @@ use std::task::Poll;
 
 use truepeer_http1::{HeadEnd, RequestHead, ResponseHead};
 
-use super::buffer::Buffer;
+use super::Failure;
 use super::client::{Http1Body, Http1Reply, ReplyStage, linger};
 use super::journal::Served;
 use super::serve::{Requester, ServeEnd, Service};
-use super::shared::SharedStream;
 use super::time_limit::TimeLimit;
-use super::{ClientInfo, Failure};
+use crate::client_info::ClientInfo;
 use crate::origin::Dial;
 use crate::pump::{IdleTimeouts, Pump, PumpEnd};
+use crate::read_buffer::Buffer;
+use crate::shared_stream::SharedStream;
 use crate::stream::Connection;
 
 /// Serves a client until its connection ends.

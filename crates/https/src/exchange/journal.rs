@@ -9,7 +9,8 @@ use tracing::{info, warn};
 use truepeer_http1::{HttpVersion, RequestHead};
 use truepeer_session::counters::{Counter, Shard};
 
-use super::{ClientInfo, Failure};
+use super::Failure;
+use crate::client_info::ClientInfo;
 
 /// The log target of the access log's lines, at level `info`.
 pub const ACCESS: &str = "access";

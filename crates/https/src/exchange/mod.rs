@@ -5,9 +5,7 @@
 //!      │ Http1Body, Http1Reply             │ Pool, Dial                 │ up and down at once
 //! ```
 
-mod buffer;
 mod client;
-mod client_info;
 mod connection;
 mod failure;
 mod journal;
@@ -16,14 +14,11 @@ mod parties;
 mod run;
 mod serve;
 mod settings;
-mod shared;
 #[cfg(test)]
 pub(crate) mod tests;
 mod time_limit;
 
-pub(crate) use buffer::Buffer;
 pub(crate) use client::{ReplyStage, linger, words};
-pub use client_info::ClientInfo;
 pub use connection::serve_http1;
 pub use failure::Failure;
 pub(crate) use journal::Served;
@@ -33,5 +28,4 @@ pub(crate) use parties::{Departure, Incoming, Outgoing};
 pub(crate) use serve::Requester;
 pub use serve::{Service, Sharing};
 pub use settings::{HttpSettings, HttpTimeouts};
-pub(crate) use shared::SharedStream;
 pub(crate) use time_limit::TimeLimit;

@@ -20,11 +20,11 @@ use truepeer_http1::{
 };
 
 use super::Failure;
-use super::buffer::Buffer;
 use super::parties::{Incoming, Outgoing, left};
 use super::settings::HttpSettings;
-use super::shared::SharedStream;
 use super::time_limit::TimeLimit;
+use crate::read_buffer::Buffer;
+use crate::shared_stream::SharedStream;
 use crate::stream::Connection;
 
 /// How many bytes of a body are gathered before they are sent: one TLS record.

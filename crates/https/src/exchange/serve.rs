@@ -14,16 +14,17 @@ use truepeer_http1::{BodyLength, Expectation, RequestHead, ResponseHead, write};
 use truepeer_policy::ClientAddr;
 use truepeer_session::budget::Budget;
 
+use super::Failure;
 use super::journal::{RequestJournal, Served};
 use super::parties::{Incoming, Outgoing, left};
 use super::run::{Answered, OriginLink, run};
 use super::settings::HttpSettings;
-use super::shared::SharedStream;
 use super::time_limit::TimeLimit;
-use super::{ClientInfo, Failure};
+use crate::client_info::ClientInfo;
 use crate::downstream::IdleList;
 use crate::origin::{Access, Dial, KeptBy, OriginConnection, Pool};
 use crate::reactor::Reactor;
+use crate::shared_stream::SharedStream;
 
 /// The first pause between attempts to reach an origin that restarts. It doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);

@@ -6,8 +6,8 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use super::shared::SharedStream;
 use crate::reactor::{Elapsed, Reactor, Timer};
+use crate::shared_stream::SharedStream;
 use crate::stream::Connection;
 
 /// How often within the timeout the unacknowledged bytes are checked.

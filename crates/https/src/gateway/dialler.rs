@@ -7,9 +7,9 @@ use tokio::io::AsyncWriteExt as _;
 use truepeer_proto::Tlvs;
 use truepeer_session::{CloseReason, Hint, send_proxy};
 
+use crate::client_info::ClientInfo;
 use crate::dial::dial;
 use crate::downstream::{TlsListener, WorkerState};
-use crate::exchange::ClientInfo;
 use crate::origin::{Dial, DialError};
 use crate::reactor::Reactor;
 use crate::stream::Stream;

@@ -10,8 +10,9 @@ use truepeer_policy::SenderAddr;
 use truepeer_session::Ended;
 
 use self::dialler::Dialler;
+use crate::client_info::ClientInfo;
 use crate::downstream::{Counted, Downstream, TlsListener, WorkerState};
-use crate::exchange::{ClientInfo, HttpSettings, RequestJournal, Service, Sharing, serve_http1};
+use crate::exchange::{HttpSettings, RequestJournal, Service, Sharing, serve_http1};
 use crate::http2::serve_http2;
 use crate::origin::{Dial, Pool};
 use crate::reactor::{Reactor, TcpStream};

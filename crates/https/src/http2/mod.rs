@@ -33,10 +33,12 @@ use h2::server::{Builder, Connection};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::watch::CountedStream;
+use crate::client_info::ClientInfo;
 use crate::downstream::{Idle, IdleList};
-use crate::exchange::{Buffer, ClientInfo, Failure, Service, TimeLimit, linger};
+use crate::exchange::{Failure, Service, TimeLimit, linger};
 use crate::origin::{Access, Dial};
 use crate::reactor::Timer;
+use crate::read_buffer::Buffer;
 
 /// Concurrent streams.
 const MOST_STREAMS: u32 = 128;

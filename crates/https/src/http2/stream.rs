@@ -12,7 +12,8 @@ use truepeer_http1::{RequestHead, ResponseHead};
 use super::malformed::Malformed;
 use super::request::{self, Http2Body};
 use super::response::{Http2Reply, Sender};
-use crate::exchange::{ClientInfo, Failure, ReplyStage, Requester, Served, Service, TimeLimit};
+use crate::client_info::ClientInfo;
+use crate::exchange::{Failure, ReplyStage, Requester, Served, Service, TimeLimit};
 use crate::origin::{Access, Dial};
 
 /// Serves a stream. Returns whether the client has cancelled the request.

@@ -16,8 +16,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::frames::{DATA, END_STREAM, FrameHead, Frames, HEADERS, PREFACE_BYTES, Passed};
 use super::malformed::{Blocks, Malformed};
-use crate::exchange::SharedStream;
 use crate::reactor::Reactor;
+use crate::shared_stream::SharedStream;
 
 /// How many control frames a client may send in a row.
 const MOST_AT_ONCE: u32 = 1000;

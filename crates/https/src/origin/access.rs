@@ -55,7 +55,8 @@ mod tests {
     use truepeer_session::budget::Budget;
 
     use super::*;
-    use crate::exchange::{Buffer, SharedStream};
+    use crate::read_buffer::Buffer;
+    use crate::shared_stream::SharedStream;
 
     fn connection(is_private: bool) -> (OriginConnection<DuplexStream>, DuplexStream) {
         let (stream, origin) = duplex(64);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use truepeer_session::Hint;
 use truepeer_session::connect_as::ConnectError;
 
-use crate::exchange::ClientInfo;
+use crate::client_info::ClientInfo;
 use crate::stream::Connection;
 
 /// Connects to the origin.

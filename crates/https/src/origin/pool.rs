@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 
 use truepeer_session::budget::{Budget, Permit};
 
-use crate::exchange::{Buffer, SharedStream};
 use crate::reactor::Reactor;
+use crate::read_buffer::Buffer;
+use crate::shared_stream::SharedStream;
 use crate::stream::Connection;
 
 /// Who may reuse a connection.

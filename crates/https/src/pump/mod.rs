@@ -16,8 +16,8 @@ use std::time::Duration;
 use truepeer_session::budget::Budget;
 
 use self::half::{Fault, PumpHalf};
-use crate::exchange::SharedStream;
 use crate::reactor::Reactor;
+use crate::shared_stream::SharedStream;
 use crate::stream::Connection;
 
 /// How long a reset waits for the other end to acknowledge the bytes before it.

@@ -16,9 +16,9 @@ use super::tlvs;
 use crate::close::TlsCloseReason;
 use crate::dial::dial;
 use crate::downstream::{Downstream, TlsListener, WorkerState};
-use crate::exchange::SharedStream;
 use crate::pump::{IdleTimeouts, Pump, PumpEnd, Side};
 use crate::reactor::TcpStream;
+use crate::shared_stream::SharedStream;
 use crate::stream::Stream;
 use crate::tls::{ClientTls, HandshakeError, TlsStream};
 

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::buffer::Buffer;
+use crate::read_buffer::Buffer;
 use crate::stream::Connection;
 
 /// A stream that is borrowed only during a poll. Both futures must belong to one task, because a stream stores
