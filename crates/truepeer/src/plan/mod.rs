@@ -42,7 +42,7 @@ pub(crate) use place::Place;
 pub(crate) use problem::Problem;
 pub(crate) use process::{AdminConfig, AttachKey, CheckedEntry, CheckedProcess, EntryConfig, ProcessConfig};
 pub(crate) use proxy::{Defaults, UsualBackends};
-pub(crate) use routing::{names_backends, setup_options};
+pub(crate) use routing::{names_backends, setup_of, setup_options};
 pub(crate) use run::run_settings;
 pub(crate) use tls::{OriginTlsConfig, TlsConfig};
 

@@ -1,20 +1,16 @@
-//! `routes` and `doctor`: the routing part of truepeer's job.
+//! The rules and routes that `proxy`, `routes` and `doctor` ask for.
 
 use std::net::SocketAddr;
 
-use truepeer_policy::Destinations;
+use truepeer_policy::{Destinations, Source};
 
-use super::{BackendsConfig, Place, Problem, resolve};
-use crate::routes::item::Transport;
+use super::{BackendsConfig, Checked, Config, Place, Problem, resolve};
 use crate::routes::options::SetupOptions;
-use crate::spec::{Family, HostPort, Protocol, RoutingArgs, defaults};
+use crate::spec::{Family, HostPort, RoutingArgs, defaults};
 
 /// Resolves names.
 pub(crate) fn setup_options(spec: &RoutingArgs) -> Result<SetupOptions, Problem> {
-    let transport = match spec.protocol.unwrap_or_default() {
-        Protocol::Tcp => Transport::Tcp,
-        Protocol::Udp => Transport::Udp,
-    };
+    let transport = spec.protocol.unwrap_or_default().into();
     let listen_transparent = spec.listen_transparent.iter().map(resolve::listen);
     let dynamic = spec.dynamic_allow.iter().flat_map(Destinations::iter);
     Ok(SetupOptions {
@@ -26,6 +22,26 @@ pub(crate) fn setup_options(spec: &RoutingArgs) -> Result<SetupOptions, Problem>
         tproxy_ports: spec.tproxy_ports.clone(),
         tproxy_mark: spec.tproxy_mark.unwrap_or(defaults::TPROXY_MARK),
     })
+}
+
+/// What the listeners of a plan ask for.
+pub(crate) fn setup_of(config: &Config, checked: &Checked) -> SetupOptions {
+    let mut options = SetupOptions { table: config.routes.table, ..SetupOptions::default() };
+    for listener in &checked.listeners {
+        let transport = listener.config.protocol.into();
+        options.listen_transparent.extend(listener.config.transparent.then_some(listener.config.bind));
+        let delivery = &listener.policy.delivery;
+        if delivery.source == Source::Any {
+            // upstream sockets have our own address: replies come back by themselves
+            continue;
+        }
+        let backends = [delivery.backends.ipv4, delivery.backends.ipv6].into_iter().flatten();
+        options.backends.extend(backends.map(|backend| (backend.get(), transport)));
+        let dynamic = delivery.dynamic.iter().flat_map(|dynamic| dynamic.allow.iter());
+        options.dynamic.extend(dynamic.map(|(prefix, ports)| (prefix, ports, transport)));
+        options.mark = if options.mark == 0 { listener.config.mark } else { options.mark };
+    }
+    options
 }
 
 /// Whether a backend was given, or the default applies.

@@ -2,6 +2,8 @@
 
 use std::error::Error;
 
+use serde::{Deserialize, Serialize};
+
 use super::apply::{self, ApplyOutcome, RoutesError};
 use super::found::Tag;
 use super::item::{Item, Need};
@@ -9,7 +11,19 @@ use super::netlink::{Netlink, NetlinkError};
 use super::owners::{Living, Owner, RulesLock};
 use super::plan::{RoutePlan, Setup};
 use super::print::apply_command;
-use crate::spec::RoutesMode;
+
+/// Whether truepeer sets up rules and routes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum RoutesMode {
+    /// Set them up. If that is not permitted, log it and continue.
+    #[default]
+    AutoIfAllowed,
+    /// Set them up. End if that fails.
+    Auto,
+    /// They have been set up elsewhere.
+    Manual,
+}
 
 /// Keeps the routes while it lives. Create and drop it in the network namespace of the upstream sockets.
 #[derive(Debug)]

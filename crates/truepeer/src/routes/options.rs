@@ -6,14 +6,10 @@ use std::ops::RangeInclusive;
 use ipnet::IpNet;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 
-use truepeer_policy::Source;
-
 use super::item::{Switch, Transport};
 use super::netlink::{Netlink, NetlinkError};
 use super::plan::{DEFAULT_TABLE, DEFAULT_TPROXY_MARK, Setup, Tproxy};
 use super::sysctl;
-use crate::plan::{Checked, Config};
-use crate::spec::Protocol;
 
 /// What `proxy`, `routes` and `doctor` know about routing from their options.
 #[derive(Debug, Clone)]
@@ -66,29 +62,6 @@ impl SetupOptions {
         setup.fwmark_accept = sysctl::read(Switch::TcpFwmarkAccept) == Some(1);
         Ok(setup)
     }
-}
-
-/// What a plan asks for.
-pub(crate) fn of_plan(config: &Config, checked: &Checked) -> SetupOptions {
-    let mut options = SetupOptions { table: config.routes.table, ..SetupOptions::default() };
-    for listener in &checked.listeners {
-        let transport = match listener.config.protocol {
-            Protocol::Tcp => Transport::Tcp,
-            Protocol::Udp => Transport::Udp,
-        };
-        options.listen_transparent.extend(listener.config.transparent.then_some(listener.config.bind));
-        let delivery = &listener.policy.delivery;
-        if delivery.source == Source::Any {
-            // upstream sockets have our own address: replies come back by themselves
-            continue;
-        }
-        let backends = [delivery.backends.ipv4, delivery.backends.ipv6].into_iter().flatten();
-        options.backends.extend(backends.map(|backend| (backend.get(), transport)));
-        let dynamic = delivery.dynamic.iter().flat_map(|dynamic| dynamic.allow.iter());
-        options.dynamic.extend(dynamic.map(|(prefix, ports)| (prefix, ports, transport)));
-        options.mark = if options.mark == 0 { listener.config.mark } else { options.mark };
-    }
-    options
 }
 
 /// Every address of this network namespace.

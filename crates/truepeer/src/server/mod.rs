@@ -19,9 +19,8 @@ use truepeer_sys::limits;
 
 use self::apply::Engines;
 use self::signals::{Event, Events};
-use crate::plan::{Change, Checked, Config};
+use crate::plan::{Change, Checked, Config, setup_of};
 use crate::routes::guard::RoutesGuard;
-use crate::routes::options::of_plan;
 use crate::routes::plan::Setup;
 
 /// Serves until SIGTERM or SIGINT. Open sessions may then continue for a while; a second signal ends them at
@@ -79,7 +78,7 @@ struct Routes {
 impl Routes {
     /// Adds the rules that this plan needs and no earlier one did. Returns the mark for upstream connections.
     fn establish(&mut self, config: &Config, checked: &Checked) -> anyhow::Result<Option<u32>> {
-        let setup = of_plan(config, checked).setup()?;
+        let setup = setup_of(config, checked).setup()?;
         let known = self.guards.iter().position(|(known, _)| *known == setup);
         let place = match known {
             Some(place) => place,

@@ -11,8 +11,6 @@ use truepeer_sys::socket;
 
 use super::holder;
 use crate::plan::{CheckedListener, Config};
-use crate::routes::item::Transport;
-use crate::spec::Protocol;
 
 /// Without the privilege every session would fail.
 pub(super) fn check_privilege(config: &Config) -> anyhow::Result<()> {
@@ -33,12 +31,8 @@ pub(super) fn check_privilege(config: &Config) -> anyhow::Result<()> {
 /// For a port in use, names the program that has it, if this user may see it.
 pub(super) fn explain(error: EngineError, listener: &CheckedListener) -> anyhow::Error {
     let EngineError::Listen(failed) = &error else { return error.into() };
-    let transport = match listener.config.protocol {
-        Protocol::Tcp => Transport::Tcp,
-        Protocol::Udp => Transport::Udp,
-    };
     let is_in_use = failed.error.errno == Errno::ADDRINUSE;
-    match is_in_use.then(|| holder::of(failed.address, transport)).flatten() {
+    match is_in_use.then(|| holder::of(failed.address, listener.config.protocol.into())).flatten() {
         Some(holder) => anyhow::anyhow!(
             "can't listen on {}: {holder} listens there; stop it, or choose another address with --listen",
             failed.address

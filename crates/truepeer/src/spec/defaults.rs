@@ -3,10 +3,12 @@
 //! A default is a constant here (or in the engine that uses it), and [`OPTIONS`](super::table::OPTIONS) prints
 //! it, so that help and behaviour agree.
 
+use std::net::Ipv4Addr;
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::Duration;
 
+use ipnet::Ipv4Net;
 use truepeer_proto::Version;
 
 /// The default of `serve --config`.
@@ -35,6 +37,11 @@ pub(crate) const ATTACH_MAX_UDP_FLOWS: NonZeroU32 = truepeer_bpf::MAX_UDP_FLOWS;
 pub(crate) const PINS: &str = truepeer_bpf::DEFAULT_PINS;
 /// `connect --send-proxy`.
 pub(crate) const SEND_PROXY: Version = Version::V2;
+/// The addresses of `vpp up --ethernet`: on the clients' side, and on the origin's side.
+pub(crate) const ETHERNET_ADDRESSES: [Ipv4Net; 2] = [
+    Ipv4Net::new_assert(Ipv4Addr::new(172, 16, 2, 1), 24),
+    Ipv4Net::new_assert(Ipv4Addr::new(172, 16, 1, 2), 24),
+];
 /// `doctor --timeout`.
 pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 

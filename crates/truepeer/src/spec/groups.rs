@@ -9,7 +9,7 @@ use truepeer_https::tls::{MinVersion, Suite};
 use truepeer_policy::{OnConflict, PrefixSet};
 
 use super::AdminAddr;
-use super::values::{self, ClientCert, Deny, Header, LogFormat, PrefixesOrFile, RoutesMode, Verbosity};
+use super::values::{self, ClientCert, Deny, Header, LogFormat, PrefixesOrFile, Verbosity};
 
 /// Which senders are admitted, and which clients they may name.
 #[derive(Debug, Clone, Default, Args)]

@@ -9,6 +9,7 @@ mod address;
 mod attach;
 mod connect;
 pub(crate) mod defaults;
+mod device;
 mod doctor;
 mod groups;
 mod https;
@@ -23,9 +24,11 @@ pub(crate) mod text;
 mod values;
 mod vpp;
 
+pub(crate) use crate::routes::guard::RoutesMode;
 pub(crate) use address::{Family, HostPort, ListenAddr, OriginUrl};
 pub(crate) use attach::{AttachAction, AttachArgs, PlaceArgs};
 pub(crate) use connect::ConnectArgs;
+pub(crate) use device::Device;
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use groups::{AdminSpec, LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec};
 pub(crate) use https::HttpsSpec;
@@ -36,7 +39,7 @@ pub(crate) use routing::RoutingArgs;
 pub(crate) use run::{HowArgs, RunArgs, Via};
 pub(crate) use serve::{AdminAddr, AdminTable, LogTable, ProcessTable, ServeArgs};
 pub(crate) use values::{
-    ClientAddressConfig, ClientCert, Deny, Header, LogFormat, PrefixesOrFile, Protocol, RoutesMode,
+    ClientAddressConfig, ClientCert, Deny, Header, LogFormat, PrefixesOrFile, Protocol,
     SendProxy, SenderRule, Verbosity,
 };
 pub(crate) use vpp::{Stack, StackArgs, UpArgs, VppAction, VppArgs, VppDemoArgs, VppPlaceArgs, VppRunArgs};

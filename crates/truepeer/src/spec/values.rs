@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use truepeer_policy::{HeaderRule, PrefixSet};
 
 use super::text::parse_duration;
+use crate::routes::item::Transport;
 
 /// The transport of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
@@ -19,6 +20,15 @@ pub(crate) enum Protocol {
     Udp,
 }
 
+impl From<Protocol> for Transport {
+    fn from(protocol: Protocol) -> Self {
+        match protocol {
+            Protocol::Tcp => Self::Tcp,
+            Protocol::Udp => Self::Udp,
+        }
+    }
+}
+
 /// The header to write for the backend instead of using the client's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -27,19 +37,6 @@ pub(crate) enum SendProxy {
     V2,
     /// Simple Proxy Protocol, for datagrams.
     Spp,
-}
-
-/// Whether truepeer sets up rules and routes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum RoutesMode {
-    /// Set them up. If that is not permitted, log it and continue.
-    #[default]
-    AutoIfAllowed,
-    /// Set them up. End if that fails.
-    Auto,
-    /// They have been set up elsewhere.
-    Manual,
 }
 
 /// The log level; each includes the previous ones.

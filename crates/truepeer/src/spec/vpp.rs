@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use ipnet::Ipv4Net;
 
-use crate::vpp::{Device, ETHERNET_ADDRESSES, Layout, Port};
+use super::device::Device;
 
 /// Start and configure VPP's network stack, and run programs on it.
 #[derive(Debug, Clone, Args)]
@@ -55,14 +55,14 @@ pub(crate) struct VppPlaceArgs {
 pub(crate) struct UpArgs {
     /// Three loop interfaces with a table and a namespace each: server 172.16.1.1, proxy 172.16.2.1, client 172.16.3.1
     #[arg(long, group = "layout")]
-    loopback: bool,
+    pub(crate) loopback: bool,
     /// The devices towards the clients and towards the origin: PCI addresses (dpdk), or names of devices that
     /// stay with the kernel (veth)
     #[arg(long, value_name = "DEV,DEV", group = "layout", value_parser = two::<Device>)]
-    ethernet: Option<[Device; 2]>,
+    pub(crate) ethernet: Option<[Device; 2]>,
     /// Their addresses in VPP [default: 172.16.2.1/24,172.16.1.2/24]
     #[arg(long, value_name = "ADDR,ADDR", conflicts_with = "loopback", value_parser = addresses)]
-    address: Option<[Ipv4Net; 2]>,
+    pub(crate) address: Option<[Ipv4Net; 2]>,
     /// The core of VPP's main thread [default: the one on which it starts]
     #[arg(long, value_name = "N")]
     pub(crate) core: Option<u16>,
@@ -118,23 +118,6 @@ pub(crate) enum Stack {
     Vpp,
 }
 
-impl UpArgs {
-    /// The layout to configure.
-    pub(crate) fn layout(&self) -> Layout {
-        let Some([first, second]) = self.ethernet.clone() else { return Layout::Loopback };
-        let [towards_clients, towards_origin] = self.address.unwrap_or_else(default_addresses);
-        Layout::Ethernet([
-            Port { device: first, address: towards_clients },
-            Port { device: second, address: towards_origin },
-        ])
-    }
-}
-
-fn default_addresses() -> [Ipv4Net; 2] {
-    // A constant of this program, covered by a test.
-    ETHERNET_ADDRESSES.map(|text| text.parse().unwrap_or_default())
-}
-
 fn addresses(text: &str) -> Result<[Ipv4Net; 2], String> {
     two(text).map_err(|_| "expected two addresses, such as 172.16.2.1/24,172.16.1.2/24".to_owned())
 }
@@ -153,11 +136,6 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_default_addresses_are_the_guides() {
-        assert_eq!(default_addresses().map(|net| net.to_string()), ETHERNET_ADDRESSES);
-    }
 
     #[test]
     fn devices_come_in_pairs() {

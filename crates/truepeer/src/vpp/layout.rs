@@ -6,16 +6,14 @@
 //! ```
 
 use std::fmt;
-use std::str::FromStr;
 
 use ipnet::Ipv4Net;
+
+use crate::spec::Device;
 
 /// The guide's secret, the same for every namespace. It only prevents mix-ups. Access is controlled by the
 /// private directory: only a user who can open its sockets can use VPP.
 pub(super) const SECRET: u64 = 1234;
-
-/// The guide's addresses of the proxy: on the clients' side, and on the origin's side.
-pub(crate) const ETHERNET_ADDRESSES: [&str; 2] = ["172.16.2.1/24", "172.16.1.2/24"];
 
 /// The application namespace that VPP creates itself.
 pub(super) const DEFAULT_NAMESPACE: &str = "default";
@@ -50,55 +48,6 @@ pub(crate) enum Layout {
 pub(crate) struct Port {
     pub(crate) device: Device,
     pub(crate) address: Ipv4Net,
-}
-
-/// A network device, by its driver.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Device {
-    /// Driven by the kernel, which passes its packets to VPP (af_packet): veth and every device with a name.
-    Kernel(String),
-    /// Driven by VPP's dpdk plugin, by PCI address.
-    Pci(String),
-}
-
-impl FromStr for Device {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if is_pci_address(text) {
-            return Ok(Self::Pci(text.to_ascii_lowercase()));
-        }
-        // IFNAMSIZ. VPP reports any other name that the kernel refuses.
-        let is_name = (1..16).contains(&text.len())
-            && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"/:{}#,".contains(&byte));
-        match is_name {
-            true => Ok(Self::Kernel(text.to_owned())),
-            false => Err("expected the name of a device, or a PCI address such as 0000:01:00.0"),
-        }
-    }
-}
-
-/// `0000:01:00.0`, or `01:00.0` as in lspci(8).
-fn is_pci_address(text: &str) -> bool {
-    let hex =
-        |part: &str, digits: usize| part.len() == digits && part.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let parts: Vec<&str> = text.split([':', '.']).collect();
-    let separators: String = text.chars().filter(|c| matches!(c, ':' | '.')).collect();
-    match (parts.as_slice(), separators.as_str()) {
-        ([domain, bus, slot, function], "::.") => {
-            hex(domain, 4) && hex(bus, 2) && hex(slot, 2) && hex(function, 1)
-        }
-        ([bus, slot, function], ":.") => hex(bus, 2) && hex(slot, 2) && hex(function, 1),
-        _ => false,
-    }
-}
-
-impl fmt::Display for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Kernel(name) | Self::Pci(name) => f.write_str(name),
-        }
-    }
 }
 
 impl Device {
@@ -243,6 +192,7 @@ fn ethernet(place: usize, port: &Port) -> Vec<Line> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::defaults::ETHERNET_ADDRESSES;
 
     fn words(layout: &Layout) -> Vec<String> {
         layout.lines().into_iter().map(|line| line.words).collect()
@@ -251,7 +201,7 @@ mod tests {
     fn ethernet_of(first: &str, second: &str) -> Layout {
         let port = |device: &str, place: usize| Port {
             device: device.parse().unwrap(),
-            address: ETHERNET_ADDRESSES[place].parse().unwrap(),
+            address: ETHERNET_ADDRESSES[place],
         };
         Layout::Ethernet([port(first, 0), port(second, 1)])
     }
@@ -305,24 +255,6 @@ mod tests {
         assert_eq!(lines[0], Line::naming("create host-interface v2 name veth0", "host-veth0"));
         assert_eq!(lines[1].words, "set interface state host-veth0 up");
         assert_eq!(lines[3].words, "set interface state eth1 up");
-    }
-
-    #[test]
-    fn devices_are_names_or_pci_addresses() {
-        for (text, pci) in [
-            ("0000:01:00.0", true),
-            ("0001:0A:1f.7", true),
-            ("01:00.0", true),
-            ("eth0", false),
-            ("enP1p1s0f0", false),
-            ("eth0.100", false),
-        ] {
-            assert_eq!(matches!(text.parse(), Ok(Device::Pci(_))), pci, "{text}");
-            assert!(text.parse::<Device>().is_ok(), "{text}");
-        }
-        for text in ["", "a name", "a/b", "0000:01:00", "01:00:0", "name-of-sixteen-", "a}"] {
-            assert!(text.parse::<Device>().is_err(), "{text:?}");
-        }
     }
 
     #[test]

@@ -28,7 +28,6 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::spec::VppAction;
-pub(crate) use layout::{Device, ETHERNET_ADDRESSES, Layout, Port};
 
 /// Runs the action of `truepeer vpp`.
 pub(crate) fn carry_out(action: &VppAction, out: &mut dyn Write) -> Result<ExitCode> {

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use super::layout::{Device, Layout};
+use super::layout::Layout;
+use crate::spec::Device;
 
 /// The inputs of startup.conf.
 #[derive(Debug)]

@@ -19,20 +19,31 @@ use anyhow::{Context, Result, bail, ensure};
 use super::control::{Control, tail};
 use super::down;
 use super::find::Installation;
-use super::layout::Layout;
+use super::layout::{Layout, Port};
 use super::place::Place;
 use super::process::{State, boot, started};
 use super::startup::{Startup, has_huge_pages};
 use super::vcl::{VclConfig, Workers};
 use crate::spec::UpArgs;
+use crate::spec::defaults::ETHERNET_ADDRESSES;
 
 /// How long VPP may take until it answers; it takes a second, unless the machine is busy.
 const START_TIMEOUT: Duration = Duration::from_secs(90);
 const PERIOD: Duration = Duration::from_millis(50);
 
+/// The layout that the options ask for.
+fn layout(args: &UpArgs) -> Layout {
+    let Some([first, second]) = args.ethernet.clone() else { return Layout::Loopback };
+    let [towards_clients, towards_origin] = args.address.unwrap_or(ETHERNET_ADDRESSES);
+    Layout::Ethernet([
+        Port { device: first, address: towards_clients },
+        Port { device: second, address: towards_origin },
+    ])
+}
+
 /// Starts VPP. Writes each command line that VPP gets to `out`.
 pub(super) fn up(args: &UpArgs, out: &mut dyn Write) -> Result<()> {
-    let layout = args.layout();
+    let layout = layout(args);
     let place = Place::of(args.place.dir.as_deref())?;
     let huge_pages = has_huge_pages(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
     let prefix = format!("truepeer-vpp-{}", std::process::id());
