@@ -8,13 +8,18 @@ use aya::programs::{
 };
 use aya::sys::{BpfHelper, is_helper_supported};
 
+use crate::device::Device;
+use crate::error::AttachError;
 use crate::links::{self, Stage};
 use crate::load::{Global, Loaded, load, load_calling, load_first};
+use crate::place::Place;
 use crate::programs::{
     BACKSTOP, Object, PEER_NAME, TCP_EGRESS, TCP_END, TCP_INGRESS, UDP_EGRESS, UDP_INGRESS, UDP_SEND,
 };
+use crate::rules::NewConnections;
+use crate::rules::Rules;
 use crate::tables::Tables;
-use crate::{AttachError, Device, NewConnections, Place, Rules, again, cut, detach, witness};
+use crate::{again, cut, detach, witness};
 
 /// What is attached.
 #[derive(Debug, Clone, PartialEq, Eq)]

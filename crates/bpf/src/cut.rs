@@ -14,9 +14,10 @@ use std::time::Duration;
 use truepeer_sys::CallError;
 use truepeer_sys::sock_diag::{SockDiag, SocketId};
 
+use crate::error::AttachError;
 use crate::layout::{Address, FlowKey};
+use crate::status;
 use crate::tables::Tables;
-use crate::{AttachError, status};
 
 /// Several rounds, for connections whose socket is created during a round.
 const ROUNDS: usize = 10;

@@ -1,17 +1,11 @@
 //! Detaches: first without ending open connections, then completely.
 
-use crate::place::LAST_RITES;
+use crate::error::AttachError;
+use crate::place::{LAST_RITES, Place};
+use crate::rules::NewConnections;
+use crate::status::{FlowCount, Traffic, status};
 use crate::tables::Tables;
-use crate::{AttachError, FlowCount, Place, Traffic, cut, links, status};
-
-/// The treatment of new connections while a detachment waits for open ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NewConnections {
-    /// They reach the backend unchecked, with their header (fail-open).
-    Pass,
-    /// Those from senders that must send a header are refused.
-    Refuse,
-}
+use crate::{cut, links};
 
 /// Stops checking new connections, and returns how many are still open. The programs stay while there are any;
 /// then call [`detach_now`]. It may be called again after an interruption.

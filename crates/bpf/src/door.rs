@@ -5,11 +5,14 @@ use aya::Pod;
 use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
 
+use crate::counters::COUNTERS;
+use crate::error::AttachError;
 use crate::layout::{self, Address};
 use crate::load::{Loaded, load, load_first};
+use crate::place::Place;
 use crate::programs::{TCP_EGRESS_DOOR, TCP_END_DOOR, TCP_INGRESS_DOOR, UDP_SEND};
+use crate::rules::Rules;
 use crate::tables::Tables;
-use crate::{AttachError, COUNTERS, Place, Rules};
 
 /// Larger than any packet of a test.
 const LONGEST: usize = 4096;

@@ -3,8 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::place::{entries, rmdir, unlink};
-use crate::{AttachError, Place, witness};
+use crate::error::AttachError;
+use crate::place::{Place, entries, rmdir, unlink};
+use crate::witness;
 
 /// The directories of vanished network namespaces beside that of `place`. `witness` explains how they are
 /// recognised.

@@ -38,11 +38,11 @@ mod witness;
 
 pub use attach::{Attached, attach};
 pub use counters::{COUNTERS, Counter, Kind, Of};
-pub use detach::{NewConnections, detach_now, drain};
+pub use detach::{detach_now, drain};
 pub use device::Device;
 pub use error::AttachError;
 pub use leftovers::{left_behind, sweep};
 pub use place::{DEFAULT_PINS, Place, cgroup_root};
 pub use programs::are_built_in;
-pub use rules::{Gate, MAX_FLOWS, MAX_UDP_FLOWS, Rules, UdpDialect};
+pub use rules::{Gate, MAX_FLOWS, MAX_UDP_FLOWS, NewConnections, Rules, UdpDialect};
 pub use status::{FlowCount, PortStatus, Status, Traffic, status};

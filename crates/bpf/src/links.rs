@@ -18,9 +18,9 @@ use aya::programs::{
 };
 use aya::util::KernelVersion;
 
-use crate::error::Cause;
-use crate::place::{entries, unlink};
-use crate::{AttachError, Device, Place};
+use crate::device::Device;
+use crate::error::{AttachError, Cause};
+use crate::place::{Place, entries, unlink};
 
 const HANDLE: TcHandle = TcHandle::new(0, 1);
 

@@ -6,8 +6,10 @@ use aya::programs::Program;
 use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader};
 
+use crate::again;
+use crate::error::AttachError;
+use crate::place::Place;
 use crate::programs::Object;
-use crate::{AttachError, Place, again};
 
 /// The programs of one object, ready to be attached. Its tables stay pinned when it is dropped.
 pub(crate) struct Loaded {

@@ -9,12 +9,14 @@ use aya::maps::{Array, MapData};
 use aya::programs::{CgroupSockAddr, ProgramError, SchedClassifier, TestRun, TestRunOptions};
 use aya::{Ebpf, Pod};
 
+use crate::error::AttachError;
 use crate::layout::Address;
 use crate::links::Hook;
 use crate::load::load;
+use crate::place::Place;
 use crate::programs::{HEADER_CHECK, PEER_NAME};
+use crate::rules::UdpDialect;
 use crate::tables::{DIALECT_EVERY, DIALECT_SPP};
-use crate::{AttachError, Place, UdpDialect};
 
 /// The result; `enum verdict` in `c/header.h`, with the length checked as in `tcp_ingress`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock, statfs};
 
-use crate::AttachError;
+use crate::error::AttachError;
 use crate::layout::LAYOUT;
 
 /// The default directory of all pins.

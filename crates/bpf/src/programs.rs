@@ -1,6 +1,6 @@
 //! The compiled programs.
 
-use crate::AttachError;
+use crate::error::AttachError;
 
 /// An object file and its name.
 #[derive(Debug, Clone, Copy)]

@@ -75,3 +75,12 @@ pub struct Rules {
     /// client's next datagram. The memory for all of them is allocated at once. It applies for the same time.
     pub max_udp_flows: NonZeroU32,
 }
+
+/// The treatment of new connections while a detachment waits for open ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NewConnections {
+    /// They reach the backend unchecked, with their header (fail-open).
+    Pass,
+    /// Those from senders that must send a header are refused.
+    Refuse,
+}

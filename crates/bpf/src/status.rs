@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::counters::{COUNTERS, Counter, Of};
+use crate::error::AttachError;
 use crate::layout::{Embryo, Flow, FlowKey, SLOT_OF_NO_PORT, UdpFlow, UdpKey};
+use crate::place::Place;
+use crate::rules::{Gate, UdpDialect};
 use crate::tables::{DIALECT_SPP, REFUSING, Tables};
-use crate::{AttachError, COUNTERS, Counter, Gate, Of, Place, UdpDialect};
 
 /// The longest life of a half-open connection: the kernel's five SYN-ACKs take 63 s (tcp_synack_retries).
 const EMBRYO_LIFE: Duration = Duration::from_secs(70);

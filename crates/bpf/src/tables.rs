@@ -9,11 +9,15 @@ use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValue
 use aya::util::nr_cpus;
 
 use crate::counters::COUNTERS;
+use crate::error::AttachError;
 use crate::layout::{
     Address, Backend, Embryo, Flow, FlowKey, Gate, MAX_PORTS, Port, Settings, UdpFlow, UdpKey,
 };
+use crate::place::Place;
+use crate::rules;
+use crate::rules::NewConnections;
+use crate::rules::{Rules, UdpDialect};
 use crate::trie::{self, Entry};
-use crate::{AttachError, NewConnections, Place, Rules, UdpDialect, rules};
 
 /// Counters of each port.
 const COUNTERS_LEN: u32 = {

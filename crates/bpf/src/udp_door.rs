@@ -4,11 +4,14 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
 
+use crate::counters::COUNTERS;
+use crate::error::AttachError;
 use crate::layout::Address;
 use crate::load::{Global, Loaded, load, load_first};
+use crate::place::Place;
 use crate::programs::{UDP_INGRESS, UDP_SEND};
+use crate::rules::Rules;
 use crate::tables::Tables;
-use crate::{AttachError, COUNTERS, Place, Rules};
 
 /// The result for a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -14,13 +14,13 @@ use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, Program, ProgramError, SchedClassifier, SkLookup, TcAttachType};
 use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 
-use crate::error::Cause;
+use crate::device::Device;
+use crate::error::{AttachError, Cause};
 use crate::links::{device_of_pin, has_tcx};
 use crate::load::{Loaded, load};
 use crate::pinned_link::{Holds, holds};
-use crate::place::{entries, unlink};
+use crate::place::{Place, entries, unlink};
 use crate::programs::WITNESS;
-use crate::{AttachError, Device, Place};
 
 /// The loopback's index in every network namespace (LOOPBACK_IFINDEX).
 const LOOPBACK: u32 = 1;

@@ -19,7 +19,7 @@ use truepeer_policy::Dialect;
 use truepeer_proto::{Transport, spp};
 
 use crate::flows::{Flow, Flows, Known};
-use crate::{ConnectSettings, OutgoingHeader};
+use crate::sending::{ConnectSettings, OutgoingHeader};
 
 /// Whether this is a UDP socket. Other sockets send datagrams, too (ping).
 pub fn sends_datagrams(socket: BorrowedFd<'_>) -> bool {

@@ -17,8 +17,9 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use truepeer_policy::SenderAddr;
 
-use crate::look::{on_end, on_timeout};
-use crate::{Look, RunRules, WakeUp, look};
+use crate::look::{Look, look, on_end, on_timeout};
+use crate::rules::RunRules;
+use crate::wake::WakeUp;
 
 /// The key of the inbox, the only descriptor that is not a connection.
 const INBOX: u64 = u64::MAX;

@@ -11,7 +11,8 @@ use truepeer_policy::{
 };
 use truepeer_proto::Header;
 
-use crate::{RunRules, WakeUp};
+use crate::rules::RunRules;
+use crate::wake::WakeUp;
 
 /// Longer than almost every header. A longer one is examined again with more room.
 const FIRST_LOOK_BYTES: usize = 1024;

@@ -31,7 +31,7 @@ pub use diag::SocketDiag;
 use memory::Memory;
 use slot::{FREE, NEVER_USED, Slot, TAKEN};
 
-use crate::WakeUp;
+use crate::wake::WakeUp;
 
 /// The approximate number of open connections that can have a name; 96 bytes each.
 const SLOTS: usize = 1 << 16;

@@ -8,7 +8,7 @@ use truepeer_policy::{
 };
 use truepeer_proto::Limits;
 
-use crate::{Destination, Listeners, RunSettings};
+use crate::settings::{Destination, Listeners, RunSettings};
 
 /// The rules of a supervised program. All its threads share them; they never change.
 #[derive(Debug, Clone)]

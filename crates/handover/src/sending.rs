@@ -9,7 +9,7 @@ use truepeer_proto::{
     Addresses, Command, EncodeError, Tlvs, Transport, V1_MAX_LEN, V2Encoder, Version, encode_v1, spp,
 };
 
-use crate::SettingsError;
+use crate::settings::SettingsError;
 
 /// The settings of a program that connects.
 #[derive(Debug, Clone)]

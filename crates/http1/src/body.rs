@@ -1,8 +1,10 @@
 //! Bodies: which bytes of a stream are data, and where they end.
 
 use super::chunked::Chunked;
+use super::error::BodyError;
+use super::framing::BodyLength;
+use super::limits::HttpLimits;
 use super::piece::Piece;
-use super::{BodyError, BodyLength, HttpLimits};
 use crate::fields::FieldList;
 
 /// Takes a body out of a stream of bytes.

@@ -1,7 +1,9 @@
 //! Chunks: RFC 9112 section 7.1, to the letter.
 
+use super::error::{BodyError, HeadError};
+use super::limits::HttpLimits;
 use super::piece::Piece;
-use super::{BodyError, HeadEnd, HeadError, HttpLimits};
+use super::scan::HeadEnd;
 use crate::fields::{FieldList, FieldName};
 
 /// Where in a chunked body we are.

@@ -1,6 +1,6 @@
 //! How a message's body ends: RFC 9112 section 6.3, without its leniencies.
 
-use super::HeadError;
+use super::error::HeadError;
 use crate::fields::{FieldList, FieldName};
 
 /// How long a body is.

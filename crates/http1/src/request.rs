@@ -3,8 +3,11 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::framing::{self, Said};
-use super::{BodyLength, HeadEnd, HeadError, HttpLimits, is_valid_host};
+use super::authority::is_valid_host;
+use super::error::HeadError;
+use super::framing::{self, BodyLength, Said};
+use super::limits::HttpLimits;
+use super::scan::HeadEnd;
 use crate::fields::{FieldList, FieldName, Span, span};
 
 /// The versions of HTTP that a request may have come by.

@@ -2,9 +2,11 @@
 
 use std::mem::MaybeUninit;
 
-use super::framing::{self, Said};
+use super::error::HeadError;
+use super::framing::{self, BodyLength, Said};
+use super::limits::HttpLimits;
 use super::request::{of_httparse, part};
-use super::{BodyLength, HeadEnd, HeadError, HttpLimits};
+use super::scan::HeadEnd;
 use crate::fields::{FieldList, FieldName, Span};
 
 /// A response's head: one buffer, and where in it everything is. Used again for the next response.

@@ -1,6 +1,7 @@
 //! Where a head ends.
 
-use super::{HeadError, HttpLimits};
+use super::error::HeadError;
+use super::limits::HttpLimits;
 
 /// Looks for the empty line that ends a head, and never looks at a byte twice, however slowly they come.
 ///

@@ -2,7 +2,9 @@
 
 use std::io::Write as _;
 
-use super::{BodyLength, Expectation, HttpVersion, RequestHead, ResponseHead};
+use super::framing::BodyLength;
+use super::request::{Expectation, HttpVersion, RequestHead};
+use super::response::ResponseHead;
 use crate::decimal;
 use crate::fields::forwarded::Forwarding;
 use crate::fields::{FieldList, FieldName, hop};

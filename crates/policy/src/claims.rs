@@ -3,7 +3,8 @@
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::{ClientAddr, PrefixSet, SenderAddr};
+use crate::addr::{ClientAddr, SenderAddr};
+use crate::prefixes::PrefixSet;
 
 /// Addresses that no client on the network can have. A claim of one is a mistake or an attack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -8,8 +8,10 @@ use core::str::FromStr;
 use ipnet::IpNet;
 use prefix_trie::joint::JointPrefixMap;
 
-use crate::prefixes::{host, parse_prefix};
-use crate::{BackendAddr, ClientAddr, PrefixSet, Refusal, SpecialRange, UnusableDestination};
+use crate::addr::{BackendAddr, ClientAddr};
+use crate::claims::SpecialRange;
+use crate::prefixes::{PrefixSet, host, parse_prefix};
+use crate::refusal::{Refusal, UnusableDestination};
 
 /// Ports; empty means all.
 type Ports = Vec<RangeInclusive<u16>>;

@@ -14,7 +14,7 @@ use core::time::Duration;
 
 use truepeer_proto::{DecodeError, DecodeErrorKind, Decoded, Header, Limits, Quote, decode, sniff};
 
-use crate::HeaderRule;
+use crate::senders::HeaderRule;
 
 /// How long to wait for a header, counted from `accept()`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

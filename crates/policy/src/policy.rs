@@ -2,10 +2,11 @@
 
 use truepeer_proto::{Addresses, Command, Header, Transport};
 
-use crate::{
-    Backends, Claims, Client, ClientAddr, Delivery, HeaderRule, Origin, Refusal, Route, SenderAddr, Senders,
-    SpecialRange,
-};
+use crate::addr::{ClientAddr, SenderAddr};
+use crate::claims::{Claims, SpecialRange};
+use crate::refusal::Refusal;
+use crate::route::{Backends, Client, Delivery, Origin, Route};
+use crate::senders::{HeaderRule, Senders};
 
 /// The rules of one listener. Built once, shared in an `Arc`, and replaced as a whole on reload.
 #[derive(Debug, Clone)]

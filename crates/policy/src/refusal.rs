@@ -3,7 +3,8 @@
 
 use core::net::SocketAddr;
 
-use crate::{BackendAddr, ClientAddr, SenderAddr, SpecialRange};
+use crate::addr::{BackendAddr, ClientAddr, SenderAddr};
+use crate::claims::SpecialRange;
 
 /// A session that the policy does not let pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -6,7 +6,11 @@ use core::str::FromStr;
 
 use truepeer_proto::Version;
 
-use crate::{BackendAddr, ClientAddr, Dynamic, Nat64Prefix, Refusal, SpecialRange, pseudo_ipv4};
+use crate::addr::{BackendAddr, ClientAddr};
+use crate::claims::SpecialRange;
+use crate::destination::Dynamic;
+use crate::family::{Nat64Prefix, pseudo_ipv4};
+use crate::refusal::Refusal;
 
 /// The origin of the client's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

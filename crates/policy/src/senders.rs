@@ -8,8 +8,8 @@ use core::str::FromStr;
 use ipnet::IpNet;
 use prefix_trie::joint::JointPrefixMap;
 
-use crate::prefixes::host;
-use crate::{PrefixSet, SenderAddr};
+use crate::addr::SenderAddr;
+use crate::prefixes::{PrefixSet, host};
 
 /// Whether a sender's connections start with a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

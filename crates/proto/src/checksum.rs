@@ -2,7 +2,7 @@
 
 use crc::{CRC_32_ISCSI, Crc};
 
-use crate::{DecodeError, DecodeErrorKind};
+use crate::error::{DecodeError, DecodeErrorKind};
 
 /// CRC32C (Castagnoli), the polynomial of RFC 4960 appendix B. A 1 KiB table: headers are short, and a larger
 /// one would push the relay's data out of the cache.

@@ -1,6 +1,8 @@
 //! Finding out which version is spoken, as early as the bytes show it.
 
-use crate::{DecodeError, DecodeErrorKind, Header, V2_SIGNATURE, v1, v2};
+use crate::error::{DecodeError, DecodeErrorKind};
+use crate::header::{Decoded, Header};
+use crate::{V2_SIGNATURE, v1, v2};
 
 const V1_SIGNATURE: &[u8] = b"PROXY";
 
@@ -39,23 +41,6 @@ impl Default for Limits {
     fn default() -> Self {
         Self { max_len: 16 * 1024, versions: Versions::BOTH }
     }
-}
-
-/// The result for the bytes received so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decoded<'a> {
-    /// Valid so far, not complete.
-    NeedMore {
-        /// At least this many bytes of header are still to come (1 or more; never beyond the header's end).
-        missing: usize,
-    },
-    /// A complete header.
-    Done {
-        /// Its contents.
-        header: Header<'a>,
-        /// How many bytes it took; the application's data starts there.
-        consumed: usize,
-    },
 }
 
 /// Decodes the header at the start of `bytes`, which may hold less than a header or data after it.

@@ -2,7 +2,7 @@
 
 use core::net::SocketAddr;
 
-use crate::Tlvs;
+use crate::tlv::Tlvs;
 
 /// Which encoding carried the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,4 +86,21 @@ impl Header<'_> {
             Addresses::Unspecified | Addresses::Unix { .. } => None,
         }
     }
+}
+
+/// What the bytes received so far are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decoded<'a> {
+    /// Valid so far, not complete.
+    NeedMore {
+        /// At least this many bytes of header are still to come (1 or more; never beyond the header's end).
+        missing: usize,
+    },
+    /// A complete header.
+    Done {
+        /// Its contents.
+        header: Header<'a>,
+        /// How many bytes it took; the application's data starts there.
+        consumed: usize,
+    },
 }

@@ -26,10 +26,10 @@ mod v2;
 #[cfg(feature = "vectors")]
 pub mod vectors;
 
-pub use decode::{Decoded, Limits, Versions, decode, decode_datagram};
+pub use decode::{Limits, Versions, decode, decode_datagram};
 pub use encode::{EncodeError, V1_MAX_LEN, V2Encoder, encode_v1};
 pub use error::{DecodeError, DecodeErrorKind};
-pub use header::{Addresses, Command, Header, Transport, Version};
+pub use header::{Addresses, Command, Decoded, Header, Transport, Version};
 pub use quote::Quote;
 pub use sniff::sniff;
 pub use text::Text;

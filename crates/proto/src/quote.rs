@@ -2,8 +2,8 @@
 
 use core::fmt;
 
+use crate::error::{DecodeError, DecodeErrorKind};
 use crate::text::Text;
-use crate::{DecodeError, DecodeErrorKind};
 
 /// The longest that an IPv6 address can be written (`INET6_ADDRSTRLEN` without its NUL).
 const MOST: usize = 45;

@@ -9,7 +9,8 @@
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use crate::{DecodeError, DecodeErrorKind, EncodeError};
+use crate::encode::EncodeError;
+use crate::error::{DecodeError, DecodeErrorKind};
 
 /// The first two bytes.
 pub const MAGIC: [u8; 2] = [0x56, 0xEC];

@@ -11,7 +11,9 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::str::FromStr;
 
 use crate::DecodeErrorKind as Kind;
-use crate::{Addresses, Command, DecodeError, Decoded, Header, Tlvs, Transport, Version};
+use crate::error::DecodeError;
+use crate::header::{Addresses, Command, Decoded, Header, Transport, Version};
+use crate::tlv::Tlvs;
 
 /// `PROXY UNKNOWN CRLF`, the shortest of all lines.
 pub(crate) const SHORTEST: usize = 15;

@@ -9,8 +9,10 @@
 use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::DecodeErrorKind as Kind;
+use crate::error::DecodeError;
+use crate::header::{Addresses, Command, Decoded, Header, Transport, Version};
 use crate::tlv::{self, Tlvs};
-use crate::{Addresses, Command, DecodeError, Decoded, Header, Transport, V2_FIXED_LEN, Version, checksum};
+use crate::{V2_FIXED_LEN, checksum};
 
 const VERSION_AND_COMMAND: usize = 12;
 const FAMILY_AND_TRANSPORT: usize = 13;

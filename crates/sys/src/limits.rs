@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::{CallError, Named};
+use crate::error::{CallError, Named};
 
 /// Raises the soft limit of open files to the hard limit, and returns it.
 ///

@@ -13,7 +13,7 @@ use std::thread;
 
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
-use crate::{CallError, Named};
+use crate::error::{CallError, Named};
 
 /// This thread's own network namespace; `/proc/self` would be the main thread's.
 const OWN_NETNS: &str = "/proc/thread-self/ns/net";

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::{CallError, Named};
+use crate::error::{CallError, Named};
 
 /// The types of `sockaddr_ll`; libc's constants are `c_int`.
 const AF_PACKET: u16 = 17;

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use socket2::SockRef;
 
-use crate::{CallError, Named};
+use crate::error::{CallError, Named};
 
 /// Opens a non-blocking TCP socket of the address's family.
 ///

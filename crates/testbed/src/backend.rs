@@ -19,7 +19,9 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-use crate::{Bed, Program, Running};
+use crate::bed::Bed;
+use crate::program::Program;
+use crate::running::Running;
 
 /// The first argument that turns a test binary into a backend.
 const AS_BACKEND: &str = "__backend";

@@ -12,7 +12,9 @@ use anyhow::Context;
 use rustix::io::Errno;
 use socket2::{Domain, Socket, Type};
 
-use crate::{Bed, Program, Running};
+use crate::bed::Bed;
+use crate::program::Program;
+use crate::running::Running;
 
 /// The first argument that turns a test binary into a part of a crowd.
 const AS_CROWD: &str = "__crowd";

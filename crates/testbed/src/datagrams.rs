@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{client, wait_for};
+use crate::client;
+use crate::wait::wait_for;
 
 /// How long an answer may take on a busy machine.
 const STALL: Duration = Duration::from_secs(10);

@@ -13,9 +13,11 @@ use rustix::mount::{MountPropagationFlags, mount_change};
 use rustix::process::{Resource, getrlimit};
 use truepeer_sys::netns::{NetNs, enter_new_mount_namespace};
 
+use crate::bed::Bed;
 use crate::enter::{Entry, enter};
+use crate::skip::Skip;
 use crate::userns::{SEVERAL, Users};
-use crate::{Bed, Skip, backend, crowd, topology, whereabouts};
+use crate::{backend, crowd, topology, whereabouts};
 
 /// The default time limit: enough on a busy machine.
 const TIME_LIMIT: Duration = Duration::from_secs(120);

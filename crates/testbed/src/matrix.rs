@@ -27,7 +27,12 @@ pub use attach::ByAttach;
 pub use proxy::ByProxy;
 pub use run::ByRun;
 
-use crate::{Bed, Behaviour, Running, Test, client, skip};
+use crate::backend::Behaviour;
+use crate::bed::Bed;
+use crate::client;
+use crate::harness::Test;
+use crate::running::Running;
+use crate::skip::skip;
 
 /// A way of delivery: how the backend gets to see the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

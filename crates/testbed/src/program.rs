@@ -13,8 +13,12 @@ use anyhow::Context;
 use rustix::process::Signal;
 use truepeer_sys::netns::NetNs;
 
+use crate::bed::Bed;
 use crate::enter::INSIDE;
-use crate::{Bed, Running, User, expose, skip, whereabouts};
+use crate::passwd::User;
+use crate::running::Running;
+use crate::skip::skip;
+use crate::{expose, whereabouts};
 
 /// A program to start; see [`Program::start`] and [`Program::run`].
 #[derive(Debug, Clone)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use crate::Bed;
+use crate::bed::Bed;
 use crate::sockets;
 use crate::wait::{WAIT_LIMIT, wait_until};
 

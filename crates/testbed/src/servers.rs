@@ -13,7 +13,10 @@ pub use postgres::Postgres;
 pub use redis::Redis;
 pub use sshd::Sshd;
 
-use crate::{Bed, Program, skip, whereabouts};
+use crate::bed::Bed;
+use crate::program::Program;
+use crate::skip::skip;
+use crate::whereabouts;
 
 /// `curl URL`, quiet except for errors, for at most ten seconds. Add arguments and call `.run(bed)`.
 pub fn curl(url: &str) -> Program {

@@ -16,7 +16,8 @@ use anyhow::Context;
 use truepeer_sys::CallError;
 use truepeer_sys::netns::NetNs;
 
-use crate::{wait_for, whereabouts};
+use crate::wait::wait_for;
+use crate::whereabouts;
 
 /// One host of a [`Topology`].
 #[derive(Debug, Clone)]

@@ -3,7 +3,9 @@
 use std::fmt::Display;
 use std::path::Path;
 
-use crate::{Bed, Program, Running};
+use crate::bed::Bed;
+use crate::program::Program;
+use crate::running::Running;
 
 /// A command line of truepeer.
 #[derive(Debug, Clone)]

@@ -1,6 +1,6 @@
 //! Schemes that authenticate a connection instead of a request.
 
-use super::{Field, FieldList};
+use super::list::{Field, FieldList};
 
 /// Whether these fields, a request's or a response's, ask for or are part of a scheme that authenticates the TCP
 /// connection: NTLM, Negotiate (RFC 4559 section 4). An origin takes every later request on such a connection for the

@@ -4,7 +4,8 @@
 
 use std::net::IpAddr;
 
-use super::{Field, FieldList, FieldName};
+use super::list::{Field, FieldList};
+use super::name::FieldName;
 use crate::decimal;
 
 /// The facts to tell the origin.

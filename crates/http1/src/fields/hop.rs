@@ -2,7 +2,8 @@
 //!
 //! `Via` is neither added nor removed: a gateway need not (RFC 9110 section 7.6.3), and origins turn compression off for it.
 
-use super::{Field, FieldList, FieldName};
+use super::list::{Field, FieldList};
+use super::name::FieldName;
 
 /// The fields that may be passed on, in order. Not among them: what belongs to the connection, what frames the body, `Host`
 /// and `Expect`, all of which the writer writes itself; what `Connection` names; and [look-alikes](FieldName::LookAlike).

@@ -1,6 +1,6 @@
 //! The fields of one message, all in one buffer that is used again for the next one.
 
-use super::FieldName;
+use super::name::FieldName;
 
 /// A part of a list's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

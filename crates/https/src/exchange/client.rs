@@ -7,7 +7,7 @@ use truepeer_http1::fields::FieldList;
 use truepeer_http1::write::{self, ResponseFraming};
 use truepeer_http1::{BodyDecoder, BodyLength, HttpVersion, Piece, RequestHead, ResponseHead};
 
-use super::Failure;
+use super::failure::Failure;
 use super::pace::Pace;
 use super::parties::{Departure, Incoming, Outgoing};
 use super::run::frame;

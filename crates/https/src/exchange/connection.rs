@@ -6,8 +6,8 @@ use std::task::Poll;
 
 use truepeer_http1::{HeadEnd, RequestHead, ResponseHead};
 
-use super::Failure;
 use super::client::{Http1Body, Http1Reply, ReplyStage, linger};
+use super::failure::Failure;
 use super::journal::Served;
 use super::serve::{Requester, ServeEnd, Service};
 use super::time_limit::TimeLimit;

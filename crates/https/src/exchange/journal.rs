@@ -9,7 +9,7 @@ use tracing::{info, warn};
 use truepeer_http1::{HttpVersion, RequestHead};
 use truepeer_session::counters::{Counter, Shard};
 
-use super::Failure;
+use super::failure::Failure;
 use crate::client_info::ClientInfo;
 
 /// The log target of the access log's lines, at level `info`.

@@ -6,7 +6,7 @@ use std::future::pending;
 use truepeer_http1::ResponseHead;
 use truepeer_http1::fields::FieldList;
 
-use super::Failure;
+use super::failure::Failure;
 use super::settings::HttpSettings;
 use super::time_limit::TimeLimit;
 

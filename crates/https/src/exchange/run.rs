@@ -19,7 +19,7 @@ use truepeer_http1::{
     BodyDecoder, BodyLength, Expectation, HeadEnd, Piece, RequestHead, ResponseHead, write,
 };
 
-use super::Failure;
+use super::failure::Failure;
 use super::parties::{Incoming, Outgoing, left};
 use super::settings::HttpSettings;
 use super::time_limit::TimeLimit;

@@ -14,7 +14,7 @@ use truepeer_http1::{BodyLength, Expectation, RequestHead, ResponseHead, write};
 use truepeer_policy::ClientAddr;
 use truepeer_session::budget::Budget;
 
-use super::Failure;
+use super::failure::Failure;
 use super::journal::{RequestJournal, Served};
 use super::parties::{Incoming, Outgoing, left};
 use super::run::{Answered, OriginLink, run};
@@ -24,6 +24,7 @@ use crate::client_info::ClientInfo;
 use crate::downstream::IdleList;
 use crate::origin::{Access, Dial, KeptBy, OriginConnection, Pool};
 use crate::reactor::Reactor;
+use crate::read_buffer::Buffer;
 use crate::shared_stream::SharedStream;
 
 /// The first pause between attempts to reach an origin that restarts. It doubles up to the longest.
@@ -224,7 +225,7 @@ impl<O: Dial> Service<O> {
                 Ok(stream) => {
                     return Ok(OriginConnection {
                         stream: SharedStream::new(stream),
-                        buffer: super::Buffer::default(),
+                        buffer: Buffer::default(),
                         is_used: false,
                         is_private: false,
                     });

@@ -20,6 +20,7 @@ use truepeer_session::connect_as::ConnectError;
 use truepeer_sys::Named as _;
 
 use super::*;
+use crate::client_info::ClientInfo;
 use crate::origin::{Dial, DialError, Pool};
 use crate::reactor::Reactor;
 use crate::stream::Connection;

@@ -11,8 +11,9 @@ use mio::Interest;
 use truepeer_session::listening::prepare;
 use truepeer_session::table::Key;
 
+use super::Reactor;
 use super::sources::{Source, token};
-use super::{Reactor, TcpStream};
+use super::stream::TcpStream;
 
 /// A listening socket in a loop.
 pub struct TcpListener {

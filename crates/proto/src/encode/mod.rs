@@ -6,7 +6,8 @@ mod v2;
 pub use v1::{V1_MAX_LEN, encode_v1};
 pub use v2::V2Encoder;
 
-use crate::{DecodeErrorKind, tlv};
+use crate::error::DecodeErrorKind;
+use crate::tlv;
 
 /// A header that can't be written. Nothing usable is in the buffer then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -4,7 +4,7 @@ use core::fmt::{self, Write};
 use core::net::{IpAddr, SocketAddr};
 
 use super::EncodeError;
-use crate::{Addresses, Transport};
+use crate::header::{Addresses, Transport};
 
 /// Longest line in bytes, CRLF included (PROXY 2.1: "worst case").
 pub const V1_MAX_LEN: usize = 107;

@@ -13,7 +13,9 @@ pub use ssl::{Ssl, SslTlv, SslTlvs};
 pub use types::*;
 pub use value::Tlv;
 
-use crate::{DecodeError, DecodeErrorKind as Kind, Text, checksum};
+use crate::checksum;
+use crate::error::{DecodeError, DecodeErrorKind as Kind};
+use crate::text::Text;
 
 /// Bytes of type and length.
 pub const TLV_HEADER_LEN: usize = 3;

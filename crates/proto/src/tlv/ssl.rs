@@ -1,7 +1,8 @@
 //! The SSL TLV and the TLVs within it (PROXY 2.2.6).
 
 use super::{RawTlvs, TLV_HEADER_LEN, types};
-use crate::{DecodeError, DecodeErrorKind as Kind, Text};
+use crate::error::{DecodeError, DecodeErrorKind as Kind};
+use crate::text::Text;
 
 /// Bytes of `client` and `verify`.
 const FIXED_LEN: usize = 5;

@@ -1,7 +1,8 @@
 //! One extension, understood.
 
-use super::{Ssl, types};
-use crate::Text;
+use super::ssl::Ssl;
+use super::types;
+use crate::text::Text;
 
 /// One extension. A value that has not the form its type demands is given raw, as `Custom` or `Unknown`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,7 +16,8 @@ pub use tlv::TLV;
 pub use v1::V1;
 pub use v2::V2;
 
-use crate::{DecodeErrorKind, Transport};
+use crate::error::DecodeErrorKind;
+use crate::header::Transport;
 
 /// Bytes as they arrive on a new connection, decoded with [`crate::Limits::default`].
 #[derive(Debug, Clone, Copy)]

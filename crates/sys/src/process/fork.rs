@@ -4,7 +4,7 @@ use std::io;
 
 use rustix::process::Pid;
 
-use crate::{CallError, Named};
+use crate::error::{CallError, Named};
 
 /// The process in which fork returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use crate::{CallError, Named};
+use crate::error::{CallError, Named};
 
 /// A received signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,8 +16,8 @@ use rustix::net::{
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
 use super::signals::{SignalDoor, set_mask};
+use crate::error::{CallError, Named};
 use crate::seccomp::{Filter, MARK, Notifier};
-use crate::{CallError, Named};
 
 /// The command to run.
 #[derive(Clone)]

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use crate::{CallError, Named};
+use crate::error::{CallError, Named};
 
 /// Opens a non-blocking UDP socket of the address's family.
 ///

@@ -6,7 +6,10 @@ use std::path::PathBuf;
 use rustix::mount::{MountFlags, mount};
 
 use super::{Deliver, Delivered, Way};
-use crate::{Bed, Behaviour, Program, skip};
+use crate::backend::Behaviour;
+use crate::bed::Bed;
+use crate::program::Program;
+use crate::skip::skip;
 
 /// AF_INET6 sockets, which can show clients of either family. Senders connect to 127.0.0.1 and ::1.
 const BACKEND: [&str; 2] = ["[::ffff:127.0.0.1]:80", "[::1]:80"];

@@ -8,9 +8,12 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 
 use super::{CLIENT4, CLIENT6, Case, Deliver, Delivered};
+use crate::backend::Behaviour;
+use crate::bed::Bed;
 use crate::crowd::{in_parallel, nth_client};
+use crate::harness::Test;
 use crate::pattern::{Digest, Pattern};
-use crate::{Bed, Behaviour, Test, sockets};
+use crate::sockets;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;

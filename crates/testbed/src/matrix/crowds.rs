@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 
 use super::{Case, Deliver, header_of};
+use crate::backend::Behaviour;
+use crate::bed::Bed;
 use crate::client;
 use crate::crowd::{in_parallel, nth_client};
 use crate::pattern::Pattern;
-use crate::{Bed, Behaviour};
 
 pub(super) const CASES: &[Case] = &[
     Case::new("ten_thousand_short_connections_are_all_whole", ten_thousand_short_connections_are_all_whole)

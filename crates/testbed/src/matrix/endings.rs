@@ -6,11 +6,12 @@ use std::net::{Shutdown, TcpStream};
 use anyhow::{Context, ensure};
 
 use super::{CLIENT4, Case, Deliver, Delivered, cases};
+use crate::backend::Behaviour;
+use crate::bed::Bed;
 use crate::client::{self, End};
 use crate::crowd::nth_client;
 use crate::pattern::{Digest, Pattern};
 use crate::sockets::wait_until_sent;
-use crate::{Bed, Behaviour};
 
 pub(super) const CASES: &[Case] = cases![
     a_backend_that_speaks_first_is_heard,

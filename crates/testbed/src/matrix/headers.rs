@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 
 use super::{CLIENT4, CLIENT6, Case, DESTINATION4, DESTINATION6, Deliver, cases, header_of};
+use crate::backend::Behaviour;
+use crate::bed::Bed;
 use crate::client::{self, End};
 use crate::crowd::nth_client;
 use crate::pattern::{Digest, Pattern};
 use crate::sockets::wait_until_read;
-use crate::{Bed, Behaviour};
 
 pub(super) const CASES: &[Case] = cases![
     a_header_may_come_byte_by_byte,

@@ -7,10 +7,12 @@ use std::time::Duration;
 use anyhow::ensure;
 
 use super::{CLIENT4, Case, DESTINATION4, Deliver, Delivered};
+use crate::backend::Behaviour;
+use crate::bed::Bed;
 use crate::chance::Chance;
 use crate::client;
 use crate::crowd::{in_parallel, nth_client};
-use crate::{Bed, Behaviour, Running};
+use crate::running::Running;
 
 pub(super) const CASES: &[Case] = &[
     Case::new(

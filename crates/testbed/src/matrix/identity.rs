@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use anyhow::{Context, ensure};
 
 use super::{CLIENT4, CLIENT6, Case, DESTINATION4, DESTINATION6, Deliver, cases};
-use crate::{Bed, Behaviour, client};
+use crate::backend::Behaviour;
+use crate::bed::Bed;
+use crate::client;
 
 pub(super) const CASES: &[Case] = cases![
     v1_names_the_client,

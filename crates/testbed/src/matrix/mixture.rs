@@ -9,11 +9,12 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 
 use super::{Case, Deliver, Delivered};
+use crate::backend::Behaviour;
+use crate::bed::Bed;
 use crate::chance::Chance;
 use crate::client;
 use crate::crowd::{in_parallel, nth_client};
 use crate::pattern::{Digest, Pattern};
-use crate::{Bed, Behaviour};
 
 pub(super) const CASES: &[Case] = &[
     Case::new("any_mixture_of_sizes_and_paces_arrives_whole", any_mixture_of_sizes_and_paces_arrives_whole)

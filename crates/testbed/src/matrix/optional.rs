@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 
 use super::{CLIENT4, CLIENT6, Case, DESTINATION4, DESTINATION6, Deliver, Delivered, cases};
+use crate::backend::Behaviour;
+use crate::bed::Bed;
 use crate::client::{self, End};
 use crate::sockets::wait_until_read;
-use crate::{Bed, Behaviour};
 
 pub(super) const CASES: &[Case] = cases![
     an_optional_header_names_the_client,

@@ -3,7 +3,12 @@
 use std::path::PathBuf;
 
 use super::{Deliver, Delivered, Way};
-use crate::{Bed, Behaviour, Program, Test, Truepeer, User};
+use crate::backend::Behaviour;
+use crate::bed::Bed;
+use crate::harness::Test;
+use crate::passwd::User;
+use crate::program::Program;
+use crate::truepeer::Truepeer;
 
 const BACKEND: [&str; 2] = ["127.0.0.1:80", "[::1]:80"];
 const LISTENERS: [&str; 2] = ["127.0.0.1:8443", "[::1]:8443"];

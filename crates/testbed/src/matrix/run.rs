@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use super::{Deliver, Delivered, Way};
-use crate::{Bed, Behaviour, Test, User};
+use crate::backend::Behaviour;
+use crate::bed::Bed;
+use crate::harness::Test;
+use crate::passwd::User;
 
 /// AF_INET6 sockets, which can show clients of either family. Senders connect to 127.0.0.1 and ::1. A plain user
 /// may listen on these ports.

@@ -18,9 +18,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use truepeer_sys::netns::NetNs;
 use truepeer_sys::packet::PacketSocket;
 
+use crate::bed::Bed;
 use crate::chance::Chance;
+use crate::program::Program;
 use crate::topology::{Host, ip_here};
-use crate::{Bed, Program};
 
 /// Longer than any frame of a device without offloads.
 const LONGEST: usize = 9000;

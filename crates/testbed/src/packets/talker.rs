@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use super::{ACK, PSH, SYN, Segment, Wire, timestamps};
+use super::segment::{ACK, PSH, SYN, Segment, timestamps};
+use super::wire::Wire;
 
 /// One side of a connection over a [`Wire`].
 pub struct Talker<'w> {

@@ -11,9 +11,11 @@ use rustix::io::Errno;
 use truepeer_sys::netns::NetNs;
 use truepeer_sys::packet::PacketSocket;
 
-use super::{Packet, Segment};
+use super::packet::Packet;
+use super::segment::Segment;
+use crate::bed::Bed;
+use crate::program::Program;
 use crate::topology::{Host, ip_here};
-use crate::{Bed, Program};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const HOSTS: [u8; 6] = [2, 0, 0, 0, 0, 2];

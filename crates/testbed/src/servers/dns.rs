@@ -4,7 +4,9 @@
 use std::fmt::Display;
 use std::net::SocketAddr;
 
-use crate::{Bed, Program, Running};
+use crate::bed::Bed;
+use crate::program::Program;
+use crate::running::Running;
 
 /// Unbound as the authority for `test`: every name below it is 192.0.2.1. Its output names the client of each
 /// query.

@@ -2,7 +2,9 @@
 
 use std::fmt::Display;
 
-use crate::{Bed, Program, Running};
+use crate::bed::Bed;
+use crate::program::Program;
+use crate::running::Running;
 
 const DEFAULTS: &str = "\
 defaults

@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::{Bed, Program, Running, whereabouts};
+use crate::bed::Bed;
+use crate::program::Program;
+use crate::running::Running;
+use crate::whereabouts;
 
 /// NGINX's configuration.
 #[derive(Debug, Clone, Default)]

@@ -3,7 +3,10 @@
 use rustix::process::Signal;
 
 use super::dir_of;
-use crate::{Bed, Program, Running, User};
+use crate::bed::Bed;
+use crate::passwd::User;
+use crate::program::Program;
+use crate::running::Running;
 
 /// PostgreSQL. `select inet_client_addr(), inet_client_port()` returns the client that it sees.
 #[derive(Debug, Clone, Copy)]

@@ -1,6 +1,8 @@
 //! Redis without persistence.
 
-use crate::{Bed, Program, Running};
+use crate::bed::Bed;
+use crate::program::Program;
+use crate::running::Running;
 
 /// Redis. `CLIENT INFO` returns the address that it sees.
 #[derive(Debug, Clone, Copy)]

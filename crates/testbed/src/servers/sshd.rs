@@ -3,7 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{Bed, Program, Running, whereabouts};
+use crate::bed::Bed;
+use crate::program::Program;
+use crate::running::Running;
+use crate::whereabouts;
 
 /// A running sshd, and the key to log in.
 #[derive(Debug)]

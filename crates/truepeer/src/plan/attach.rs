@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use truepeer_bpf::{Gate, Rules, UdpDialect};
 use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet};
 
-use super::{ClaimsConfig, HeaderLimits, Problem, SendersConfig, senders};
+use super::listener::{ClaimsConfig, HeaderLimits, SendersConfig};
+use super::problem::Problem;
+use super::senders;
 use crate::spec::{AttachArgs, Port, defaults};
 
 /// The rules, with files read, and warnings about risky or ineffective options.

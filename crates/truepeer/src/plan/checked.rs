@@ -7,9 +7,13 @@ use truepeer_https::tls::ServerTls;
 use truepeer_https::tunnel::OriginTls;
 use truepeer_policy::{BackendAddr, Policy};
 
+use super::Config;
 use super::diff::ListenerKey;
+use super::listener::ListenerConfig;
+use super::place::Place;
+use super::problem::Problem;
 use super::read::Read;
-use super::{Config, ListenerConfig, OriginTlsConfig, Place, Problem, TlsConfig};
+use super::tls::{OriginTlsConfig, TlsConfig};
 use crate::spec::{Family, Protocol, SendProxy};
 
 /// The result of [`Config::check`].

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::CheckedListener;
+use super::checked::CheckedListener;
 use crate::spec::Protocol;
 
 /// The identity of a listener across two plans.

@@ -4,11 +4,11 @@ use std::num::NonZeroUsize;
 
 use truepeer_policy::{HeaderRule, PrefixSet};
 
-use super::tls::certificate;
-use super::{
-    AdminConfig, BackendsConfig, ClaimsConfig, Config, HeaderLimits, HttpConfig, ListenerConfig, LogConfig,
-    OriginTlsConfig, Problem, RoutesConfig, SendersConfig, Timeouts, TlsConfig, resolve,
-};
+use super::http::HttpConfig;
+use super::listener::{BackendsConfig, ClaimsConfig, HeaderLimits, ListenerConfig, SendersConfig, Timeouts};
+use super::problem::Problem;
+use super::tls::{OriginTlsConfig, TlsConfig, certificate};
+use super::{AdminConfig, Config, LogConfig, RoutesConfig, resolve};
 use crate::spec::{
     ClientAddressConfig, Header, HttpsSpec, ListenAddr, RoutesMode, SendProxy, Stack, defaults,
 };

@@ -14,10 +14,12 @@ use truepeer_proto::{Transport, Version};
 use truepeer_session::settings::UdpSettings;
 
 use super::http::HttpConfig;
+use super::place::Place;
+use super::problem::Problem;
 use super::read::Read;
 use super::senders::ListFile;
 use super::tls::{OriginTlsConfig, TlsConfig};
-use super::{Place, Problem, resolve, senders};
+use super::{resolve, senders};
 use crate::spec::{
     ClientAddressConfig, Family, HostPort, Protocol, SendProxy, SenderRule, SendersSpec, defaults, text,
 };

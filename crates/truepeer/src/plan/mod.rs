@@ -34,17 +34,12 @@ pub(crate) use attach::attach_rules;
 pub(crate) use checked::{Beside, Checked, CheckedListener};
 pub(crate) use diff::{Change, ListenerKey, diff};
 pub(crate) use http::HttpConfig;
-pub(crate) use listener::{
-    BackendsConfig, ClaimsConfig, DynamicConfig, HeaderLimits, ListenerConfig, SendersConfig, Timeouts,
-    UdpConfig,
-};
-pub(crate) use place::Place;
+pub(crate) use listener::ListenerConfig;
 pub(crate) use problem::Problem;
 pub(crate) use process::{AdminConfig, AttachKey, CheckedEntry, CheckedProcess, EntryConfig, ProcessConfig};
 pub(crate) use proxy::{Defaults, UsualBackends};
 pub(crate) use routing::{names_backends, setup_of, setup_options};
 pub(crate) use run::run_settings;
-pub(crate) use tls::{OriginTlsConfig, TlsConfig};
 
 /// The whole configuration of `truepeer proxy`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use truepeer_https::tls::{ConfigError, Subject};
 use truepeer_policy::{BackendAddr, PrefixFileError};
 
-use super::Place;
+use super::place::Place;
 
 /// A plan that can't be carried out.
 #[derive(Debug, thiserror::Error)]

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use truepeer_policy::{Destinations, HeaderRule, OnConflict, PrefixSet};
 
-use super::tls::certificate;
-use super::{
-    AdminConfig, BackendsConfig, ClaimsConfig, Config, DynamicConfig, HeaderLimits, ListenerConfig,
-    LogConfig, OriginTlsConfig, Problem, RoutesConfig, SendersConfig, Timeouts, TlsConfig, UdpConfig,
-    resolve,
+use super::listener::{
+    BackendsConfig, ClaimsConfig, DynamicConfig, HeaderLimits, ListenerConfig, SendersConfig, Timeouts,
+    UdpConfig,
 };
+use super::problem::Problem;
+use super::tls::{OriginTlsConfig, TlsConfig, certificate};
+use super::{AdminConfig, Config, LogConfig, RoutesConfig, resolve};
 use crate::spec::{HostPort, ListenAddr, Protocol, ProxySpec, defaults};
 
 /// The defaults of options. They differ for the programs that truepeer replaces.

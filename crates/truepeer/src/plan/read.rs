@@ -5,7 +5,9 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use truepeer_policy::{Backends, PrefixSet};
 
-use super::{ListenerConfig, OriginTlsConfig, Problem};
+use super::listener::ListenerConfig;
+use super::problem::Problem;
+use super::tls::OriginTlsConfig;
 
 /// The data at the time of reading.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use truepeer_policy::BackendAddr;
 
-use super::{Place, Problem};
+use super::place::Place;
+use super::problem::Problem;
 use crate::spec::{Family, HostPort, ListenAddr};
 
 /// The backend for clients of `family`: an address of that family if the host has one (a dual-stack backend is

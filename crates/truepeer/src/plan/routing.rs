@@ -4,7 +4,11 @@ use std::net::SocketAddr;
 
 use truepeer_policy::{Destinations, Source};
 
-use super::{BackendsConfig, Checked, Config, Place, Problem, resolve};
+use super::checked::Checked;
+use super::listener::BackendsConfig;
+use super::place::Place;
+use super::problem::Problem;
+use super::{Config, resolve};
 use crate::routes::options::SetupOptions;
 use crate::spec::{Family, HostPort, RoutingArgs, defaults};
 

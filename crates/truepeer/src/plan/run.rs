@@ -4,7 +4,9 @@ use truepeer_handover::{Destination, Listeners, RunSettings};
 use truepeer_policy::{Claims, HeaderRule, HeaderTimes, HostAddresses, PrefixSet};
 use truepeer_proto::Limits;
 
-use super::{ClaimsConfig, HeaderLimits, Problem, SendersConfig, resolve, senders};
+use super::listener::{ClaimsConfig, HeaderLimits, SendersConfig};
+use super::problem::Problem;
+use super::{resolve, senders};
 use crate::spec::RunArgs;
 
 /// The rules, with files read, and warnings about risky or ineffective options.

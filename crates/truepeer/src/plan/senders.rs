@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet, Senders};
 
-use super::{ClaimsConfig, Place, Problem, SendersConfig};
+use super::listener::{ClaimsConfig, SendersConfig};
+use super::place::Place;
+use super::problem::Problem;
 use crate::spec::{Header, PrefixesOrFile, SenderRule, SendersSpec};
 
 /// A list in a file, and the option that named it.

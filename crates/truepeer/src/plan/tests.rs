@@ -2,6 +2,7 @@ use std::path::PathBuf;
 
 use truepeer_policy::PrefixSet;
 
+use super::listener::DynamicConfig;
 use super::*;
 use crate::spec::{HostPort, Protocol, SendProxy};
 

@@ -11,7 +11,8 @@ use truepeer_https::tls::{
 };
 use truepeer_https::tunnel::OriginTls;
 
-use super::{Place, Problem};
+use super::place::Place;
+use super::problem::Problem;
 use crate::spec::{ClientCert, OriginSpec, TlsSpec, defaults, text};
 
 /// TLS with clients.

@@ -10,6 +10,7 @@ use truepeer_policy::{OnConflict, PrefixSet};
 
 use super::AdminAddr;
 use super::values::{self, ClientCert, Deny, Header, LogFormat, PrefixesOrFile, Verbosity};
+use crate::routes::guard::RoutesMode;
 
 /// Which senders are admitted, and which clients they may name.
 #[derive(Debug, Clone, Default, Args)]

@@ -5,12 +5,12 @@ use std::time::Duration;
 use clap::Args;
 use truepeer_policy::PrefixSet;
 
+use super::address::{ListenAddr, OriginUrl};
 use super::groups::{
     AdminSpec, LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec, UpstreamSpec, WaitSpec,
 };
 use super::values::{self, ClientAddressConfig};
 use super::vpp::StackArgs;
-use super::{ListenAddr, OriginUrl};
 
 /// Terminate HTTPS (HTTP/2 and HTTP/1.1) and pass each request on (by HTTP/1.1) to an origin that learns the
 /// client's address

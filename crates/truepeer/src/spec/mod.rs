@@ -25,7 +25,7 @@ mod values;
 mod vpp;
 
 pub(crate) use crate::routes::guard::RoutesMode;
-pub(crate) use address::{Family, HostPort, ListenAddr, OriginUrl};
+pub(crate) use address::{Family, HostPort, ListenAddr};
 pub(crate) use attach::{AttachAction, AttachArgs, PlaceArgs};
 pub(crate) use connect::ConnectArgs;
 pub(crate) use device::Device;
@@ -39,7 +39,7 @@ pub(crate) use routing::RoutingArgs;
 pub(crate) use run::{HowArgs, RunArgs, Via};
 pub(crate) use serve::{AdminAddr, AdminTable, LogTable, ProcessTable, ServeArgs};
 pub(crate) use values::{
-    ClientAddressConfig, ClientCert, Deny, Header, LogFormat, PrefixesOrFile, Protocol,
-    SendProxy, SenderRule, Verbosity,
+    ClientAddressConfig, ClientCert, Deny, Header, LogFormat, PrefixesOrFile, Protocol, SendProxy,
+    SenderRule, Verbosity,
 };
 pub(crate) use vpp::{Stack, StackArgs, UpArgs, VppAction, VppArgs, VppDemoArgs, VppPlaceArgs, VppRunArgs};

@@ -7,12 +7,12 @@ use std::time::Duration;
 use clap::Args;
 use truepeer_policy::{Destinations, Dialect, Nat64Prefix};
 
+use super::address::{HostPort, ListenAddr};
 use super::groups::{
     AdminSpec, FlowsSpec, LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec, UpstreamSpec,
     WaitSpec,
 };
 use super::values::{self, MaybeDuration, Protocol, SendProxy};
-use super::{HostPort, ListenAddr};
 
 /// Accept connections that start with a PROXY header, and connect to the backend from the client's own address
 #[derive(Debug, Clone, Default, Args)]

@@ -5,8 +5,8 @@ use std::ops::RangeInclusive;
 use clap::Args;
 use truepeer_policy::Destinations;
 
+use super::address::{HostPort, ListenAddr};
 use super::values::{self, Protocol};
-use super::{HostPort, ListenAddr};
 
 /// The options of `proxy` that decide which routes are needed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]

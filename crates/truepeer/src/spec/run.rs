@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use truepeer_handover::Destination;
 use truepeer_proto::Versions;
 
-use super::ListenAddr;
+use super::address::ListenAddr;
 use super::groups::{SendersSpec, WaitSpec};
 use super::port::Ports;
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use truepeer_policy::{HeaderRule, PrefixSet};
 
 use super::text::parse_duration;
+use crate::routes::guard::RoutesMode;
 use crate::routes::item::Transport;
 
 /// The transport of a listener.

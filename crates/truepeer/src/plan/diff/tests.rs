@@ -4,7 +4,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::plan::{Checked, Config, ListenerConfig, OriginTlsConfig};
+use crate::plan::tls::OriginTlsConfig;
+use crate::plan::{Checked, Config, ListenerConfig};
 
 type Listeners = Vec<Arc<CheckedListener>>;
 
