@@ -8,6 +8,7 @@
 
 mod attach;
 mod cli;
+mod confine;
 mod doctor;
 mod file;
 mod log;

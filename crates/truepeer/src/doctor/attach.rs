@@ -8,9 +8,10 @@ use std::process::Command;
 use rustix::system::uname;
 
 use super::report::{Check, Report};
+use crate::confine::needs;
 
 /// The oldest kernel on which sock_ops programs can distinguish network namespaces (bpf_get_netns_cookie).
-const OLDEST: (u32, u32) = (5, 15);
+const OLDEST: needs::Version = (5, 15);
 const TRIED: &str = "truepeer attach (no proxy)";
 
 pub(super) fn examine(report: &mut Report) {
@@ -92,7 +93,7 @@ fn obstacle() -> Option<(String, &'static str)> {
         ));
     }
     let release = uname().release().to_string_lossy().into_owned();
-    if version(&release).is_some_and(|version| version < OLDEST) {
+    if needs::version(&release).is_some_and(|version| version < OLDEST) {
         return Some((format!("Linux {release} is older than {}.{}", OLDEST.0, OLDEST.1), ""));
     }
     if !crate::attach::missing_capabilities().is_empty() {
@@ -106,23 +107,4 @@ fn obstacle() -> Option<(String, &'static str)> {
         return Some(("no BPF file system is mounted".to_owned(), "mount -t bpf bpf /sys/fs/bpf"));
     }
     None
-}
-
-/// Parses a release: `6.1.0-18-amd64` gives 6 and 1.
-fn version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(['.', '-']).map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn kernels_are_compared_by_number() {
-        assert_eq!(version("6.1.0-18-amd64"), Some((6, 1)));
-        assert!(version("5.4.0").is_some_and(|version| version < OLDEST));
-        assert!(version("5.15-custom").is_some_and(|version| version >= OLDEST));
-        assert_eq!(version("nonsense"), None);
-    }
 }

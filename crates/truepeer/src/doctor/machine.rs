@@ -3,16 +3,17 @@
 use std::fs;
 
 use rustix::process::{Resource, getrlimit};
-use rustix::thread::{CapabilitySet, capabilities};
+use rustix::thread::CapabilitySet;
 
 use super::report::{Check, Report, Verdict};
 use super::{BackendPlace, IpFamily, Subject};
+use crate::confine::{self, needs};
 use crate::routes::item::{Need, Switch};
 use crate::routes::netlink::Netlink;
 use crate::routes::sysctl;
 
 /// The oldest kernel with routing rules that match a protocol and ports.
-const PORT_RULES_SINCE: (u32, u32) = (4, 17);
+const PORT_RULES_SINCE: needs::Version = (4, 17);
 /// A session takes two descriptors. Below this hard limit a busy proxy runs out of them.
 const COMFORTABLE_OPEN_FILES: u64 = 65_536;
 /// The most that a session keeps in pipes while it moves bulk data: one pipe for each direction.
@@ -60,17 +61,12 @@ fn port_rules(subject: &Subject<'_>) -> Option<Check> {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let release = release.trim();
         let tried = format!("rules on a port (Linux {}.{})", PORT_RULES_SINCE.0, PORT_RULES_SINCE.1);
-        if version(release).is_none_or(|version| version >= PORT_RULES_SINCE) {
+        if needs::version(release).is_none_or(|version| version >= PORT_RULES_SINCE) {
             Check::ok("port_rules", tried)
         } else {
             Check::fail("port_rules", tried, format!("this is {release}"))
         }
     })
-}
-
-fn version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 fn mark_accept(subject: &Subject<'_>) -> Option<Check> {
@@ -129,7 +125,7 @@ fn open_files() -> Check {
 /// (pipe(7)). truepeer then copies instead of splicing.
 fn pipes() -> Check {
     let tried = "room for pipes (splice)";
-    let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+    let held = confine::held();
     let pages = sysctl::read_named("fs.pipe-user-pages-soft").and_then(|pages| u64::try_from(pages).ok());
     match pages {
         Some(pages)
@@ -142,17 +138,5 @@ fn pipes() -> Check {
             Check::note("pipes", tried, found).mend("sysctl -w fs.pipe-user-pages-soft=262144")
         }
         _ => Check::ok("pipes", tried),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn kernel_releases_are_read() {
-        assert_eq!(version("6.18.44-fc-v445"), Some((6, 18)));
-        assert_eq!(version("5.4"), Some((5, 4)));
-        assert_eq!(version("strange"), None);
     }
 }

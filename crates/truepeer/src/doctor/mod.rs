@@ -13,6 +13,7 @@ mod backend;
 mod firewall;
 pub(crate) mod listening;
 mod machine;
+mod needed;
 mod privileges;
 mod probe;
 mod report;

@@ -5,6 +5,10 @@ use std::io::Write;
 use anyhow::Result;
 use serde::Serialize;
 
+use super::needed::Needed;
+use crate::confine::needs::{self, KERNELS, Need};
+use crate::confine::{self, Capability};
+
 /// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -88,18 +92,25 @@ impl Check {
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     checks: Vec<Check>,
+    needs: Vec<Needed>,
 }
 
 #[derive(Serialize)]
 struct Json<'a> {
     ok: bool,
     checks: &'a [Check],
+    needs: &'a [Needed],
 }
 
 impl Report {
     /// Adds a check.
     pub(crate) fn add(&mut self, check: Check) {
         self.checks.push(check);
+    }
+
+    /// Sets the list of needs at the end.
+    pub(crate) fn set_needs(&mut self, needs: &[Need]) {
+        self.needs = needs.iter().map(Needed::of).collect();
     }
 
     /// Whether no required check failed.
@@ -115,12 +126,28 @@ impl Report {
     /// Writes the report.
     pub(crate) fn write(&self, json: bool, out: &mut dyn Write) -> Result<()> {
         if json {
-            serde_json::to_writer_pretty(&mut *out, &Json { ok: self.holds(), checks: &self.checks })?;
+            serde_json::to_writer_pretty(
+                &mut *out,
+                &Json { ok: self.holds(), checks: &self.checks, needs: &self.needs },
+            )?;
             writeln!(out)?;
             return Ok(());
         }
         for check in &self.checks {
             writeln!(out, "{}", check.line())?;
+        }
+        if self.needs.is_empty() { Ok(()) } else { self.write_needs(out) }
+    }
+
+    fn write_needs(&self, out: &mut dyn Write) -> Result<()> {
+        let held = Capability::names_in(confine::held());
+        writeln!(out, "\nWhat each way needs (this process has: {held}):")?;
+        for needed in &self.needs {
+            writeln!(out, "{}", needed.line)?;
+        }
+        for (what, (major, minor), why) in KERNELS {
+            let word = if needs::kernel() >= (*major, *minor) { "have" } else { "lack" };
+            writeln!(out, "{word}  Linux {major}.{minor}, for {}: {why}", what.replace('`', ""))?;
         }
         Ok(())
     }

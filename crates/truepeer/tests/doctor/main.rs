@@ -174,6 +174,9 @@ fn json_has_the_same_verdicts(bed: &Bed) -> Result<()> {
     let report: Value = serde_json::from_str(&ill.text).with_context(|| ill.text.clone())?;
     ensure!(report["ok"] == false, "{}", ill.text);
     let checks = report["checks"].as_array().context("no checks")?;
+    let needs = report["needs"].as_array().context("no needs")?;
+    let low_port = needs.iter().find(|need| need["name"] == "low-port").context("no low-port")?;
+    ensure!(low_port["any_of"] == serde_json::json!(["cap_net_bind_service"]), "{low_port}");
     let spoofed: Vec<_> = checks.iter().filter(|check| check["name"] == "backend_spoofed").collect();
     ensure!(spoofed.len() == 2 && spoofed.iter().all(|check| check["verdict"] == "fail"), "{}", ill.text);
     ensure!(spoofed[0]["mend"] == format!("truepeer routes apply {BACKENDS}"), "{}", ill.text);
@@ -224,8 +227,11 @@ fn a_missing_capability_is_named(bed: &Bed) -> Result<()> {
         let attach = ill.line("truepeer attach")?;
         ensure!(attach.contains("CAP_BPF or CAP_NET_ADMIN is missing; truepeer proxy can"), "{attach}");
     }
+    ensure!(ill.line("proxy, https --client-address")?.starts_with("lack"), "{}", ill.text);
     let well = as_user(&["net_raw"])?;
     ensure!(well.healthy, "with CAP_NET_RAW alone:\n{}", well.text);
+    ensure!(well.line("proxy, https --client-address")?.starts_with("have"), "{}", well.text);
+    ensure!(well.line("--routes auto (the default")?.starts_with("lack"), "{}", well.text);
     Ok(())
 }
 

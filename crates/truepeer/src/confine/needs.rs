@@ -1,0 +1,324 @@
+//! What each way and option needs from the kernel, as data.
+//!
+//! `truepeer doctor` prints this table, and docs/privileges.md contains it.
+
+use rustix::thread::CapabilitySet;
+
+use super::capability::{Capability, held};
+use Capability::{Bpf, NetAdmin, NetBindService, NetRaw, SysAdmin, SysPtrace, SysResource};
+use Grade::{Helps, Required};
+use Moment::{End, Reload, Running, Start};
+
+/// A kernel version: 5 and 17 of 5.17.
+pub(crate) type Version = (u32, u32);
+
+/// A need of some ways or options.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Need {
+    /// A stable name.
+    pub(crate) name: &'static str,
+    /// The ways and options that have it.
+    pub(crate) of: &'static str,
+    /// Any one of these is enough, the first one is asked for.
+    pub(crate) any_of: &'static [Enough],
+    pub(crate) when: &'static [Moment],
+    pub(crate) grade: Grade,
+    /// The operation, and the call that is refused without the capability.
+    pub(crate) why: &'static str,
+}
+
+/// A capability that is enough.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Enough {
+    pub(crate) capability: Capability,
+    /// Older kernels ask for another one.
+    pub(crate) since: Option<Version>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Grade {
+    /// Without it, it fails.
+    Required,
+    /// Without it, it works with less.
+    Helps,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moment {
+    Start,
+    Running,
+    Reload,
+    End,
+}
+
+const fn is(capability: Capability) -> Enough {
+    Enough { capability, since: None }
+}
+
+const fn is_since(capability: Capability, since: Version) -> Enough {
+    Enough { capability, since: Some(since) }
+}
+
+/// Connecting from the client's address.
+pub(crate) const TRANSPARENT: Need = Need {
+    name: "transparent",
+    of: "`proxy`, `https --client-address transparent`",
+    any_of: &[is(NetRaw), is(NetAdmin)],
+    when: &[Start, Running],
+    grade: Required,
+    why: "binds sockets to the client's address (IP_TRANSPARENT)",
+};
+
+pub(crate) const LISTEN_TRANSPARENT: Need = Need {
+    name: "listen-transparent",
+    of: "`--listen-transparent`",
+    any_of: &[is(NetRaw), is(NetAdmin)],
+    when: &[Start, Running, Reload],
+    grade: Required,
+    why: "listens for every address (IP_TRANSPARENT), and answers datagrams from the address they were sent to",
+};
+
+pub(crate) const MARK: Need = Need {
+    name: "mark",
+    of: "`--mark`, and rules that need a mark",
+    any_of: &[is_since(NetRaw, (5, 17)), is(NetAdmin)],
+    when: &[Running],
+    grade: Required,
+    why: "marks connections to backends (SO_MARK)",
+};
+
+pub(crate) const ROUTES: Need = Need {
+    name: "routes",
+    of: "`--routes auto` (the default, where a client's address is used), `routes apply`, `routes remove`",
+    any_of: &[is(NetAdmin)],
+    when: &[Start, Reload, End],
+    grade: Required,
+    why: "adds and removes rules and routes, and sets net.ipv4.tcp_fwmark_accept",
+};
+
+pub(crate) const LOW_PORT: Need = Need {
+    name: "low-port",
+    of: "`--listen` on a port below net.ipv4.ip_unprivileged_port_start (1024)",
+    any_of: &[is(NetBindService)],
+    when: &[Start, Reload],
+    grade: Required,
+    why: "binds the port",
+};
+
+pub(crate) const BUFFERS: Need = Need {
+    name: "buffers",
+    of: "`proxy --protocol udp`",
+    any_of: &[is(NetAdmin)],
+    when: &[Start, Running, Reload],
+    grade: Helps,
+    why: "buffers beyond net.core.rmem_max and wmem_max (SO_RCVBUFFORCE, SO_SNDBUFFORCE)",
+};
+
+pub(crate) const PIPES: Need = Need {
+    name: "pipes",
+    of: "`proxy` with TCP",
+    any_of: &[is(SysResource)],
+    when: &[Start, Running],
+    grade: Helps,
+    why: "splices more bulk sessions at a time than fs.pipe-user-pages-soft permits; further ones copy",
+};
+
+pub(crate) const ATTACH_BPF: Need = Need {
+    name: "attach-bpf",
+    of: "`attach`, `detach`, `[[attach]]`",
+    any_of: &[is_since(Bpf, (5, 8)), is(SysAdmin)],
+    when: &[Start, Reload, End],
+    grade: Required,
+    why: "loads kernel programs",
+};
+
+pub(crate) const ATTACH_NET: Need = Need {
+    name: "attach-net",
+    of: "`attach`, `detach`, `[[attach]]`",
+    any_of: &[is(NetAdmin)],
+    when: &[Start, Reload, End],
+    grade: Required,
+    why: "attaches them to devices and to the cgroup",
+};
+
+pub(crate) const ATTACH_NETNS: Need = Need {
+    name: "attach-netns",
+    of: "`attach --netns`",
+    any_of: &[is(SysAdmin)],
+    when: &[Start, Reload, End],
+    grade: Required,
+    why: "enters the network namespace (setns)",
+};
+
+pub(crate) const RUN_OTHERS: Need = Need {
+    name: "run-others",
+    of: "`run`, `connect` by notify, for a program that changes its user",
+    any_of: &[is(SysPtrace)],
+    when: &[Running],
+    grade: Helps,
+    why: "reads the memory of another user's process; a program of the same user needs nothing",
+};
+
+pub(crate) const RUN_SUID: Need = Need {
+    name: "run-suid",
+    of: "`run`, `connect` by notify, for a program that starts set-user-ID helpers",
+    any_of: &[is(SysAdmin)],
+    when: &[Start],
+    grade: Helps,
+    why: "installs the filter without no_new_privs",
+};
+
+/// Every need, in the order of the documentation.
+pub(crate) const NEEDS: &[Need] = &[
+    TRANSPARENT,
+    LISTEN_TRANSPARENT,
+    MARK,
+    ROUTES,
+    LOW_PORT,
+    BUFFERS,
+    PIPES,
+    ATTACH_BPF,
+    ATTACH_NET,
+    ATTACH_NETNS,
+    RUN_OTHERS,
+    RUN_SUID,
+];
+
+/// The oldest kernel of each way that has one, with the reason.
+pub(crate) const KERNELS: &[(&str, Version, &str)] = &[
+    ("rules on a port (backends on other machines)", (4, 17), "FRA_SPORT_RANGE"),
+    ("`attach`", (5, 15), "bpf_get_netns_cookie in sock_ops programs"),
+    ("`run`, `connect` by notify", (5, 19), "SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV"),
+];
+
+impl Moment {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Start => "start",
+            Running => "running",
+            Reload => "reload",
+            End => "end",
+        }
+    }
+}
+
+impl Need {
+    /// The capabilities that are enough on `kernel`, the preferred one first.
+    pub(crate) fn enough_on(&self, kernel: Version) -> impl Iterator<Item = Capability> {
+        let known = move |enough: &&Enough| enough.since.is_none_or(|since| kernel >= since);
+        self.any_of.iter().filter(known).map(|enough| enough.capability)
+    }
+
+    /// Whether `set` satisfies it on `kernel`.
+    pub(crate) fn is_in(&self, set: CapabilitySet, kernel: Version) -> bool {
+        self.enough_on(kernel).any(|capability| capability.is_in(set))
+    }
+
+    /// Whether this thread satisfies it.
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_in(held(), kernel())
+    }
+
+    /// The capability to ask for.
+    pub(crate) fn first(&self) -> Capability {
+        // The table has no need without a capability; a test sees to it.
+        self.enough_on(kernel()).next().unwrap_or(SysAdmin)
+    }
+
+    /// `CAP_NET_RAW (since Linux 5.17) or CAP_NET_ADMIN`.
+    pub(crate) fn capabilities(&self) -> String {
+        let one = |enough: &Enough| match enough.since {
+            Some((major, minor)) => format!("{} (since Linux {major}.{minor})", enough.capability),
+            None => enough.capability.to_string(),
+        };
+        self.any_of.iter().map(one).collect::<Vec<_>>().join(" or ")
+    }
+
+    /// `start, reload`.
+    pub(crate) fn moments(&self) -> String {
+        self.when.iter().map(|moment| moment.name()).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// The running kernel's version; the oldest one if it can't be read.
+pub(crate) fn kernel() -> Version {
+    version(&rustix::system::uname().release().to_string_lossy()).unwrap_or_default()
+}
+
+/// Parses a release: `6.1.0-18-amd64` gives 6 and 1.
+pub(crate) fn version(release: &str) -> Option<Version> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn every_need_has_a_name_a_moment_and_a_capability_that_every_kernel_knows() {
+        for need in NEEDS {
+            assert!(need.any_of.iter().any(|enough| enough.since.is_none()), "{}", need.name);
+            assert!(!need.when.is_empty(), "{}", need.name);
+            assert_eq!(NEEDS.iter().filter(|other| other.name == need.name).count(), 1, "{}", need.name);
+        }
+    }
+
+    #[test]
+    fn an_older_kernel_asks_for_more() {
+        let raw = CapabilitySet::NET_RAW;
+        assert!(MARK.is_in(raw, (5, 17)) && MARK.is_in(raw, (6, 1)));
+        assert!(!MARK.is_in(raw, (5, 16)) && MARK.is_in(CapabilitySet::NET_ADMIN, (5, 4)));
+        assert!(ATTACH_BPF.is_in(CapabilitySet::SYS_ADMIN, (5, 4)));
+    }
+
+    #[test]
+    fn kernel_releases_are_read() {
+        assert_eq!(version("6.1.0-18-amd64"), Some((6, 1)));
+        assert_eq!(version("6.18.44-fc-v445"), Some((6, 18)));
+        assert_eq!(version("5.15-custom"), Some((5, 15)));
+        assert_eq!(version("5.4"), Some((5, 4)));
+        assert_eq!(version("nonsense"), None);
+    }
+
+    /// The tables of docs/privileges.md.
+    fn page() -> String {
+        let mut page =
+            "| option or way | needs | when | without it | why |\n|---|---|---|---|---|\n".to_owned();
+        for need in NEEDS {
+            let without = match need.grade {
+                Required => "fails",
+                Helps => "works with less",
+            };
+            let cells = [need.of, &need.capabilities(), &need.moments(), without, need.why];
+            let _ = writeln!(page, "| {} |", cells.join(" | "));
+        }
+        page.push_str("\n| what | Linux since | because of |\n|---|---|---|\n");
+        for (what, (major, minor), why) in KERNELS {
+            let _ = writeln!(page, "| {what} | {major}.{minor} | {why} |");
+        }
+        page
+    }
+
+    /// `TRUEPEER_WRITE=1` writes them.
+    #[test]
+    fn the_documentation_has_this_table() {
+        const MARKS: (&str, &str) = ("<!-- table of needs -->\n", "<!-- end of the table -->");
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/privileges.md");
+        let text = std::fs::read_to_string(&file).unwrap();
+        let (head, rest) = text.split_once(MARKS.0).expect("the mark of the table's begin");
+        let (_, tail) = rest.split_once(MARKS.1).expect("the mark of the table's end");
+        let wanted = format!("{head}{}{}{}{tail}", MARKS.0, page(), MARKS.1);
+        if std::env::var_os("TRUEPEER_WRITE").is_some() {
+            std::fs::write(&file, &wanted).unwrap();
+        }
+        assert_eq!(
+            std::fs::read_to_string(&file).unwrap(),
+            wanted,
+            "TRUEPEER_WRITE=1 cargo test -p truepeer needs"
+        );
+    }
+}
