@@ -13,7 +13,7 @@ pub struct Budget(Arc<Allowance>);
 
 #[derive(Debug)]
 struct Allowance {
-    limit: usize,
+    limit: AtomicUsize,
     used: AtomicUsize,
 }
 
@@ -21,7 +21,7 @@ impl Budget {
     /// Creates a budget of `limit` units: sessions, pipes or bytes, as the owner counts.
     #[must_use]
     pub fn new(limit: usize) -> Self {
-        Self(Arc::new(Allowance { limit, used: AtomicUsize::new(0) }))
+        Self(Arc::new(Allowance { limit: AtomicUsize::new(limit), used: AtomicUsize::new(0) }))
     }
 
     /// Takes `amount` units, or nothing if fewer are left.
@@ -53,13 +53,19 @@ impl Budget {
     /// The total number of units.
     #[must_use]
     pub fn limit(&self) -> usize {
-        self.0.limit
+        self.0.limit.load(Ordering::Relaxed)
+    }
+
+    /// Changes the total. Units in use above it are not taken back.
+    pub fn set_limit(&self, limit: usize) {
+        self.0.limit.store(limit, Ordering::Relaxed);
     }
 }
 
 impl Allowance {
     fn reserve(&self, amount: usize) -> bool {
-        let grown = |used: usize| used.checked_add(amount).filter(|&sum| sum <= self.limit);
+        let limit = self.limit.load(Ordering::Relaxed);
+        let grown = |used: usize| used.checked_add(amount).filter(|&sum| sum <= limit);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).is_ok()
     }
 }
@@ -134,6 +140,19 @@ impl Budgets {
         }
     }
 
+    /// Gives all budgets the limits of `others`: the listeners have changed.
+    pub fn set_limits(&self, others: &Self) {
+        for (own, other) in [
+            (&self.sessions, &others.sessions),
+            (&self.flows, &others.flows),
+            (&self.pipes, &others.pipes),
+            (&self.backlog_bytes, &others.backlog_bytes),
+            (&self.header_bytes, &others.header_bytes),
+        ] {
+            own.set_limit(other.limit());
+        }
+    }
+
     /// Divides `open_files` descriptors if all sessions are HTTP. Most of them wait for a request and need one
     /// descriptor, so two thirds are for clients. Connections to the origin share the rest. A request waits if no
     /// descriptor is left.
@@ -158,6 +177,19 @@ mod tests {
         assert_eq!(budget.used(), 10);
         drop(first);
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_lower_limit_takes_nothing_back() {
+        let budgets = Budgets::for_open_files(1024, true, false);
+        let held = budgets.sessions.take(10).expect("10 of hundreds");
+        assert!(budgets.flows.take(1).is_none());
+        let others = Budgets { sessions: Budget::new(5), flows: Budget::new(2), ..budgets.clone() };
+        budgets.set_limits(&others);
+        assert!(budgets.sessions.take(1).is_none() && budgets.sessions.used() == 10);
+        assert!(budgets.flows.take(2).is_some());
+        drop(held);
+        assert!(budgets.sessions.take(5).is_some());
     }
 
     #[test]

@@ -10,11 +10,12 @@
 //! | 2 | `debug`: every change of a session's state |
 
 use std::io::IsTerminal;
+use std::sync::OnceLock;
 
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::{Layer, Registry, reload};
 
 use truepeer_https::exchange::ACCESS;
 use truepeer_session::journal::SESSION;
@@ -22,12 +23,17 @@ use truepeer_session::journal::SESSION;
 use crate::plan::LogConfig;
 use crate::spec::{LogFormat, Verbosity};
 
+/// What is logged.
+static FILTER: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
+
 /// Sets up logging for the whole process; a second call changes nothing.
 pub(crate) fn init(config: LogConfig) {
     let is_terminal = std::io::stderr().is_terminal();
     let format = config.format.unwrap_or(if is_terminal { LogFormat::Text } else { LogFormat::Json });
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let filter = filter(config.verbosity);
+    let (filter, handle) = reload::Layer::new(filter(config.verbosity));
+    // It is set only if logging is already set up: then with the filter that counts.
+    let _ = FILTER.set(handle);
     let subscriber = tracing_subscriber::registry();
     // try_init fails only if logging is already set up.
     let _ = match format {
@@ -40,6 +46,14 @@ pub(crate) fn init(config: LogConfig) {
             tracing::subscriber::set_global_default(subscriber.with(lines.with_filter(filter)))
         }
     };
+}
+
+/// Changes what is logged from now on.
+pub(crate) fn set_verbosity(verbosity: Verbosity) {
+    if let Some(handle) = FILTER.get() {
+        // Fails only if the subscriber is gone.
+        let _ = handle.reload(filter(verbosity));
+    }
 }
 
 fn filter(verbosity: Verbosity) -> Targets {

@@ -23,10 +23,10 @@ mod vpp;
 use std::process::ExitCode;
 
 use cli::{Compat, Invocation, UsageError};
-use plan::{Checked, Config};
+use file::{Loaded, Source};
+use plan::{EntryConfig, ProcessConfig};
 use routes::show::RemoveOptions;
 use spec::{DoctorArgs, RoutesAction, RoutesArgs, StackArgs};
-use truepeer_session::Advise;
 
 fn main() -> ExitCode {
     let checked = cli::parse(std::env::args_os()).and_then(check);
@@ -46,43 +46,29 @@ fn main() -> ExitCode {
 /// The work to do. A plan has already read every file it names, so configuration errors are reported before
 /// anything is set up.
 enum Task {
-    Serve { config: Box<Config>, checked: Checked, compat: Option<Compat>, stack: Option<StackArgs> },
+    Serve { source: Source, loaded: Box<Loaded>, compat: Option<Compat>, stack: Option<StackArgs> },
     Other(Invocation),
 }
 
 fn check(invocation: Invocation) -> Result<Task, UsageError> {
-    let (config, compat, stack) = match invocation {
-        Invocation::Proxy(config, compat) => (config, compat, None),
-        Invocation::Https(config, stack) => (config, None, Some(stack)),
-        Invocation::Serve(args) => return serve_file(args.file.path()),
+    let command = |entry| Source::Command(Box::new(ProcessConfig::of_command(entry)));
+    let (source, compat, stack) = match invocation {
+        Invocation::Proxy(config, compat) => (command(EntryConfig::Proxy(config)), compat, None),
+        Invocation::Https(config, stack) => (command(EntryConfig::Https(config)), None, Some(stack)),
+        Invocation::Serve(args) => (Source::File(args.file.path().to_owned()), None, None),
         other => return Ok(Task::Other(other)),
     };
-    let checked = config.check()?;
-    Ok(Task::Serve { config, checked, compat, stack })
-}
-
-/// A file with one entry that has listeners.
-fn serve_file(path: &std::path::Path) -> Result<Task, UsageError> {
-    let mut loaded = file::Source::File(path.to_owned()).load()?;
-    match (loaded.checked.entries.pop(), loaded.checked.entries.is_empty()) {
-        (Some(plan::CheckedEntry::Relay { config, checked, .. }), true) => {
-            Ok(Task::Serve { config, checked, compat: None, stack: None })
-        }
-        _ => Err(UsageError::Options(format!(
-            "{}: expected one [[proxy]] or [[https]]: several entries and [[attach]] can't be served yet",
-            path.display()
-        ))),
-    }
+    let loaded = Box::new(source.load()?);
+    Ok(Task::Serve { source, loaded, compat, stack })
 }
 
 fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
     let done = match task {
-        Task::Serve { config, checked, compat, stack } => {
-            let advise = if stack.is_some() { cli::hints::of_https } else { cli::hints::of_proxy };
+        Task::Serve { source, loaded, compat, stack } => {
             // This must come first: on VPP's stack the process executes itself again.
-            let workers = config.workers.map_or(1, std::num::NonZeroUsize::get);
+            let workers = loaded.process.workers.map_or(1, std::num::NonZeroUsize::get);
             let entered = stack.map_or(Ok(()), |stack| vpp::stack::enter(&stack, workers));
-            entered.and_then(|()| serve(&config, &checked, compat, advise))
+            entered.and_then(|()| serve(&source, *loaded, compat))
         }
         Task::Other(Invocation::Run(args)) => return run::run(&args, cli::hints::of_run),
         Task::Other(Invocation::Connect(args)) => return run::connect(&args),
@@ -131,13 +117,16 @@ fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn serve(config: &Config, checked: &Checked, compat: Option<Compat>, advise: Advise) -> anyhow::Result<()> {
-    log::init(config.log);
+fn serve(source: &Source, loaded: Loaded, compat: Option<Compat>) -> anyhow::Result<()> {
+    log::init(loaded.process.log);
     if let Some(compat) = compat {
         tracing::info!("running as {compat}, with its options and defaults");
     }
-    for warning in checked.warnings() {
+    for warning in loaded.checked.warnings() {
         tracing::warn!("{warning}");
     }
-    server::run(config, checked, advise)
+    let is_https = |entry: &EntryConfig| matches!(entry, EntryConfig::Https(_));
+    let is_https = loaded.process.entries.iter().all(is_https);
+    let advise = if is_https { cli::hints::of_https } else { cli::hints::of_proxy };
+    server::run(source, loaded, advise)
 }

@@ -2,6 +2,7 @@
 
 mod cgroup;
 mod devices;
+mod entry;
 mod privileges;
 mod report;
 
@@ -23,6 +24,7 @@ use crate::routes::netlink::Netlink;
 use crate::routes::options::local_addresses;
 use crate::spec::{AttachAction, AttachArgs, PlaceArgs, defaults};
 
+pub(crate) use entry::{leave, put};
 pub(crate) use privileges::missing as missing_capabilities;
 
 /// How often `detach` checks whether the last connection has ended.
@@ -34,16 +36,16 @@ pub(crate) fn run(args: &AttachArgs, out: &mut (dyn Write + Send)) -> Result<()>
         None => &args.place,
         Some(AttachAction::Status { place, .. } | AttachAction::Detach { place, .. }) => place,
     };
-    in_netns(args, place, out).map_err(privileges::explain)
+    in_netns(place.netns.as_deref(), || act(args, place, out)).map_err(privileges::explain)
 }
 
-fn in_netns(args: &AttachArgs, place: &PlaceArgs, out: &mut (dyn Write + Send)) -> Result<()> {
-    match &place.netns {
-        None => act(args, place, out),
+fn in_netns<T: Send>(name: Option<&Path>, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    match name {
+        None => work(),
         Some(name) => {
             let path = netns_path(name);
             let netns = NetNs::open(&path).with_context(|| format!("--netns {}", name.display()))?;
-            netns.run(|| act(args, place, out))?
+            netns.run(work)?
         }
     }
 }
@@ -101,14 +103,25 @@ fn names_of_devices(args: &AttachArgs) -> Vec<String> {
 }
 
 fn put_in_place(args: &AttachArgs, place: &Place, out: &mut (dyn Write + Send)) -> Result<()> {
-    let (mut rules, warnings) = attach_rules(args)?;
+    let (rules, warnings) = attach_rules(args)?;
+    for warning in &warnings {
+        eprintln!("warning: {warning}");
+    }
+    put_rules(args, rules, place, &mut |warning| eprintln!("warning: {warning}"), out)
+}
+
+fn put_rules(
+    args: &AttachArgs,
+    mut rules: Rules,
+    place: &Place,
+    warn: &mut dyn FnMut(&str),
+    out: &mut (dyn Write + Send),
+) -> Result<()> {
     rules.own_addresses = local_addresses(&mut Netlink::open()?)?.into_iter().collect();
     let devices = devices::find(&names_of_devices(args))?;
     let cgroup = cgroup::find(args.cgroup.as_deref(), args.unit.as_deref())?;
     let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
-    for warning in cgroup.warning.iter().chain(&warnings) {
-        eprintln!("warning: {warning}");
-    }
+    cgroup.warning.iter().for_each(|warning| warn(warning));
     if args.dry_run {
         return dry_run(place, &rules, &names, &cgroup.path, out);
     }

@@ -18,7 +18,7 @@ mod source;
 mod table;
 mod value;
 
-pub(crate) use source::{Rejected, Source};
+pub(crate) use source::{Loaded, Rejected, Source};
 
 #[cfg(test)]
 mod messages;

@@ -1,7 +1,5 @@
 //! Where a process gets its configuration from, at the start and at each reload.
 
-#![allow(dead_code, reason = "the server reads the rest of it when it runs several entries")]
-
 use std::fmt;
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
@@ -25,6 +23,7 @@ pub(crate) struct Loaded {
     pub(crate) process: ProcessConfig,
     pub(crate) checked: CheckedProcess,
     /// Every file that was read: the configuration file itself first, then lists, certificates, keys.
+    #[allow(dead_code, reason = "for a reload on their change")]
     pub(crate) files: Vec<PathBuf>,
 }
 

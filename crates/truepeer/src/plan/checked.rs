@@ -50,6 +50,7 @@ impl Beside {
 
 impl Config {
     /// Reads every file and resolves every name, once, so that errors are reported before anything is bound.
+    #[cfg(test)]
     pub(crate) fn check(&self) -> Result<Checked, Problem> {
         self.check_beside(&mut Beside::of(self.binds()))
     }

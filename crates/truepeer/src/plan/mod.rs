@@ -36,7 +36,9 @@ pub(crate) use diff::{Change, ListenerKey, diff};
 pub(crate) use http::HttpConfig;
 pub(crate) use listener::ListenerConfig;
 pub(crate) use problem::Problem;
-pub(crate) use process::{AdminConfig, AttachKey, CheckedEntry, CheckedProcess, EntryConfig, ProcessConfig};
+pub(crate) use process::{
+    AdminConfig, AttachKey, CheckedAttach, CheckedEntry, CheckedProcess, EntryConfig, ProcessConfig,
+};
 pub(crate) use proxy::{Defaults, UsualBackends};
 pub(crate) use routing::{names_backends, setup_of, setup_options};
 pub(crate) use run::run_settings;

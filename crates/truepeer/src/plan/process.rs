@@ -1,7 +1,5 @@
 //! A whole process: the entries of a configuration file, or the one of a command line, and their common settings.
 
-#![allow(dead_code, reason = "the server reads the rest of it when it runs several entries")]
-
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -58,6 +56,7 @@ pub(crate) enum CheckedEntry {
     Relay {
         config: Box<Config>,
         checked: Checked,
+        #[allow(dead_code, reason = "the admin socket will show it")]
         is_https: bool,
     },
     Attach(Box<CheckedAttach>),

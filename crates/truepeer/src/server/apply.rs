@@ -16,6 +16,20 @@ use super::signals::Bell;
 use super::{rules, sockets};
 use crate::plan::{Change, CheckedListener, ListenerKey, diff};
 
+/// The marks of upstream connections that the rules and routes match, by listener.
+#[derive(Debug, Default)]
+pub(super) struct Marks(BTreeMap<ListenerKey, u32>);
+
+impl Marks {
+    pub(super) fn set(&mut self, listener: &CheckedListener, mark: Option<u32>) {
+        self.0.extend(mark.map(|mark| (listener.key, mark)));
+    }
+
+    fn of(&self, listener: &CheckedListener) -> Option<u32> {
+        self.0.get(&listener.key).copied()
+    }
+}
+
 /// The running engines: the relay for listeners without TLS, https for those with it. An engine starts with its
 /// first listener.
 pub(super) struct Engines {
@@ -46,6 +60,11 @@ impl Engines {
         }
     }
 
+    /// The listeners that are open.
+    pub(super) fn running(&self) -> &[Arc<CheckedListener>] {
+        &self.running
+    }
+
     /// Applies the difference between the running plan and `plan`, and returns it. Open sessions keep their
     /// rules.
     ///
@@ -54,14 +73,14 @@ impl Engines {
     pub(super) fn apply(
         &mut self,
         plan: &[Arc<CheckedListener>],
-        mark: Option<u32>,
+        marks: &Marks,
         inherited: &mut Vec<OwnedFd>,
     ) -> anyhow::Result<Vec<Change>> {
         let (before, changes) = (self.running.clone(), diff(&self.running, plan));
-        let outcome = changes.iter().try_for_each(|change| self.carry_out(change, mark, inherited));
+        let outcome = changes.iter().try_for_each(|change| self.carry_out(change, marks, inherited));
         if let Err(failure) = outcome {
             for change in diff(&self.running, &before) {
-                if let Err(failure) = self.carry_out(&change, mark, inherited) {
+                if let Err(failure) = self.carry_out(&change, marks, inherited) {
                     error!("can't take a change back: {failure:#}");
                 }
             }
@@ -73,19 +92,19 @@ impl Engines {
     fn carry_out(
         &mut self,
         change: &Change,
-        mark: Option<u32>,
+        marks: &Marks,
         inherited: &mut Vec<OwnedFd>,
     ) -> anyhow::Result<()> {
         match change {
             Change::Open(listener) => {
-                let opened = self.open(listener, mark, inherited);
+                let opened = self.open(listener, marks, inherited);
                 for address in opened.map_err(|error| sockets::explain(error, listener))? {
                     info!("listening on {address}");
                 }
             }
             Change::Close(listener) => self.close(listener)?,
             Change::SetRules(listener, _) => {
-                self.set_rules(listener, mark).with_context(|| format!("listener {}", listener.key))?;
+                self.set_rules(listener, marks).with_context(|| format!("listener {}", listener.key))?;
             }
         }
         change.apply_to(&mut self.running);
@@ -95,14 +114,14 @@ impl Engines {
     fn open(
         &mut self,
         listener: &CheckedListener,
-        mark: Option<u32>,
+        marks: &Marks,
         inherited: &mut Vec<OwnedFd>,
     ) -> Result<Vec<SocketAddr>, EngineError> {
         let id = self.id(listener.key);
         if listener.config.speaks_tls() {
-            self.https()?.open(id, rules::https(listener, mark), inherited)
+            self.https()?.open(id, rules::https(listener, marks.of(listener)), inherited)
         } else {
-            self.relay()?.open(id, rules::relay(listener, mark), inherited)
+            self.relay()?.open(id, rules::relay(listener, marks.of(listener)), inherited)
         }
     }
 
@@ -111,12 +130,12 @@ impl Engines {
         if listener.config.speaks_tls() { self.https()?.close(id) } else { self.relay()?.close(id) }
     }
 
-    fn set_rules(&mut self, listener: &CheckedListener, mark: Option<u32>) -> Result<(), EngineError> {
+    fn set_rules(&mut self, listener: &CheckedListener, marks: &Marks) -> Result<(), EngineError> {
         let id = self.id(listener.key);
         if listener.config.speaks_tls() {
-            self.https()?.set_rules(id, rules::https(listener, mark))
+            self.https()?.set_rules(id, rules::https(listener, marks.of(listener)))
         } else {
-            self.relay()?.set_rules(id, rules::relay(listener, mark))
+            self.relay()?.set_rules(id, rules::relay(listener, marks.of(listener)))
         }
     }
 

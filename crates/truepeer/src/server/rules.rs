@@ -1,5 +1,6 @@
 //! Converts a checked listener to its engine's rules.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use truepeer_https::{HttpsRules, downstream};
@@ -9,7 +10,7 @@ use truepeer_session::ListenerRules;
 use truepeer_session::budget::{Budget, Budgets};
 use truepeer_session::settings::ListenerSettings;
 
-use crate::plan::{CheckedListener, Config, HttpConfig};
+use crate::plan::{CheckedListener, HttpConfig};
 use crate::spec::Protocol;
 
 /// `mark` is the one that the routes match; a listener's own takes precedence.
@@ -44,17 +45,23 @@ pub(super) fn https(listener: &CheckedListener, mark: Option<u32>) -> HttpsRules
     HttpsRules { listening, origin: listener.origin.clone(), http }
 }
 
-pub(super) fn budgets(config: &Config, open_files: usize) -> Budgets {
-    if config.listeners.iter().all(|listener| listener.http.is_some()) {
+/// The limits of all sessions, flows and pipes of these listeners together.
+pub(super) fn budgets(
+    listeners: &[Arc<CheckedListener>],
+    max_flows: Option<NonZeroUsize>,
+    open_files: usize,
+) -> Budgets {
+    let mut configs = listeners.iter().map(|listener| &listener.config);
+    if configs.clone().all(|config| config.http.is_some()) {
         return Budgets::for_http(open_files);
     }
-    let carries = |protocol| config.listeners.iter().any(|listener| listener.protocol == protocol);
+    let carries = |protocol| configs.clone().any(|config| config.protocol == protocol);
     let mut budgets = Budgets::for_open_files(open_files, carries(Protocol::Tcp), carries(Protocol::Udp));
-    if config.listeners.iter().any(|listener| listener.protocol == Protocol::Udp && listener.transparent) {
+    if configs.any(|config| config.protocol == Protocol::Udp && config.transparent) {
         // A flow from TPROXY may need a second socket, to answer from the port that was used.
         budgets.flows = Budget::new(budgets.flows.limit() / 2);
     }
-    if let Some(most) = config.max_flows {
+    if let Some(most) = max_flows {
         budgets.flows = Budget::new(most.get().min(budgets.flows.limit()));
     }
     budgets

@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use tracing::warn;
@@ -10,11 +11,11 @@ use truepeer_session::EngineError;
 use truepeer_sys::socket;
 
 use super::holder;
-use crate::plan::{CheckedListener, Config};
+use crate::plan::CheckedListener;
 
 /// Without the privilege every session would fail.
-pub(super) fn check_privilege(config: &Config) -> anyhow::Result<()> {
-    if config.listeners.iter().all(|listener| listener.source() == Source::Any) {
+pub(super) fn check_privilege(listeners: &[Arc<CheckedListener>]) -> anyhow::Result<()> {
+    if listeners.iter().all(|listener| listener.config.source() == Source::Any) {
         return Ok(()); // no client's address is used
     }
     let probe = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));

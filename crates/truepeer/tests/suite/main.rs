@@ -12,6 +12,7 @@ mod operation;
 mod refusals;
 mod seeds;
 mod senders;
+mod serve;
 mod stand;
 
 use std::process::ExitCode;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         chains::tests(),
         launch::tests(),
         operation::tests(),
+        serve::tests(),
         limits::tests(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())

@@ -123,7 +123,7 @@ fn sighup_with_nothing_to_change_ends_nothing(bed: &Bed) -> anyhow::Result<()> {
     session(CLIENT_V4).map(|_| ())
 }
 
-fn rules(bed: &Bed) -> anyhow::Result<bool> {
+pub(crate) fn rules(bed: &Bed) -> anyhow::Result<bool> {
     Ok(Program::new("ip").args(["rule"]).run(bed)?.contains("lookup 123"))
 }
 

@@ -1,0 +1,42 @@
+//! `[[attach]]` in a file: the server attaches and detaches, and logs what the command would print.
+
+use anyhow::Result;
+use tracing::{info, warn};
+use truepeer_bpf::{NewConnections, Place, Rules, detach_now, drain};
+
+use super::{in_netns, privileges, put_rules, tidy_up};
+use crate::plan::AttachKey;
+use crate::spec::AttachArgs;
+
+/// Attaches, or gives an attachment other rules. Open connections continue.
+pub(crate) fn put(key: &AttachKey, args: &AttachArgs, rules: &Rules) -> Result<()> {
+    let mut out = Vec::new();
+    let put = in_netns(key.netns.as_deref(), || {
+        let place = Place::here(&key.pins)?;
+        put_rules(args, rules.clone(), &place, &mut |warning| warn!("{warning}"), &mut out)
+    });
+    put.map_err(privileges::explain)?;
+    log(&out);
+    Ok(())
+}
+
+/// Stops checking new connections. Detaches if no open connection needs the programs, or if it must happen `now`.
+/// Returns how many connections keep it attached.
+pub(crate) fn leave(key: &AttachKey, now: bool) -> Result<usize> {
+    let mut out = Vec::new();
+    let open = in_netns(key.netns.as_deref(), || {
+        let place = Place::here(&key.pins)?;
+        let open = if now { 0 } else { drain(&place, NewConnections::Pass)?.total() };
+        if open == 0 {
+            detach_now(&place, NewConnections::Pass)?;
+            tidy_up(&place, &mut out)?;
+        }
+        Ok(open)
+    });
+    log(&out);
+    open.map_err(privileges::explain)
+}
+
+fn log(lines: &[u8]) {
+    String::from_utf8_lossy(lines).lines().for_each(|line| info!("attach: {line}"));
+}

@@ -1,0 +1,203 @@
+//! The `[[attach]]` entries: attached at the start, changed by a reload, detached at the end.
+//!
+//! An attachment that leaves is detached when its last connection has ended, by a thread of its own.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tracing::{error, info, warn};
+use truepeer_bpf::Rules;
+
+use super::signals::Bell;
+use crate::attach;
+use crate::plan::{AttachKey, CheckedAttach};
+use crate::spec::AttachArgs;
+
+/// How often a leaving attachment is looked at.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// What this process has attached.
+pub(super) struct Attachments {
+    running: BTreeMap<AttachKey, Attachment>,
+    leaving: BTreeMap<AttachKey, Leaving>,
+    /// Rung when one has been detached.
+    bell: Bell,
+}
+
+#[derive(Debug, Clone)]
+struct Attachment {
+    args: AttachArgs,
+    rules: Rules,
+}
+
+/// What a plan has changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum AttachChange {
+    Attached(AttachKey),
+    NewRules(AttachKey),
+    Leaving(AttachKey),
+}
+
+impl Attachments {
+    pub(super) fn new(bell: Bell) -> Self {
+        Self { running: BTreeMap::new(), leaving: BTreeMap::new(), bell }
+    }
+
+    /// Attaches what `wanted` has, and lets the rest leave.
+    ///
+    /// # Errors
+    /// The first that can't be attached. Everything is then as it was.
+    pub(super) fn apply(&mut self, wanted: &[&CheckedAttach]) -> anyhow::Result<Vec<AttachChange>> {
+        let wanted: BTreeMap<_, _> =
+            wanted.iter().map(|attach| (attach.key.clone(), Attachment::of(attach))).collect();
+        let mut changes = Vec::new();
+        for (key, attachment) in &wanted {
+            let before = self.running.get(key).cloned();
+            if before.as_ref().is_some_and(|before| before.is_same(attachment)) {
+                continue;
+            }
+            self.stay(key);
+            if let Err(failure) = attach::put(key, &attachment.args, &attachment.rules) {
+                self.undo(&changes);
+                return Err(failure.context(format!("attachment {}", key.pins.display())));
+            }
+            changes.push((key.clone(), before));
+        }
+        let mut said: Vec<_> = changes
+            .into_iter()
+            .map(|(key, before)| match before {
+                Some(_) => AttachChange::NewRules(key),
+                None => AttachChange::Attached(key),
+            })
+            .collect();
+        let gone = self.running.keys().filter(|key| !wanted.contains_key(*key)).cloned();
+        let gone: Vec<_> = gone.collect();
+        self.running = wanted;
+        for key in gone {
+            self.leave(key.clone());
+            said.push(AttachChange::Leaving(key));
+        }
+        Ok(said)
+    }
+
+    fn undo(&self, changes: &[(AttachKey, Option<Attachment>)]) {
+        for (key, before) in changes.iter().rev() {
+            let undone = match before {
+                Some(before) => attach::put(key, &before.args, &before.rules),
+                None => attach::leave(key, true).map(drop),
+            };
+            if let Err(failure) = undone {
+                error!("can't take a change back: {failure:#}");
+            }
+        }
+    }
+
+    /// An attachment that was about to leave is wanted again.
+    fn stay(&mut self, key: &AttachKey) {
+        if let Some(leaving) = self.leaving.remove(key) {
+            leaving.stop();
+        }
+    }
+
+    fn leave(&mut self, key: AttachKey) {
+        match Leaving::begin(key.clone(), self.bell.clone()) {
+            Ok(leaving) => _ = self.leaving.insert(key, leaving),
+            Err(failure) => error!("{failure:#}"),
+        }
+    }
+
+    /// Lets all leave.
+    pub(super) fn drain(&mut self) {
+        for key in std::mem::take(&mut self.running).into_keys() {
+            self.leave(key);
+        }
+    }
+
+    /// Whether none is left.
+    pub(super) fn have_ended(&self) -> bool {
+        self.running.is_empty() && self.leaving.values().all(|leaving| leaving.thread.is_finished())
+    }
+}
+
+/// What is still attached is detached at once.
+impl Drop for Attachments {
+    fn drop(&mut self) {
+        let mut left: Vec<_> = std::mem::take(&mut self.running).into_keys().collect();
+        for (key, leaving) in std::mem::take(&mut self.leaving) {
+            if !leaving.thread.is_finished() {
+                leaving.stop();
+                left.push(key);
+            }
+        }
+        for key in &left {
+            if let Err(failure) = attach::leave(key, true) {
+                warn!("not detached: {failure:#}; truepeer attach detach --now does it");
+            }
+        }
+    }
+}
+
+impl Attachment {
+    fn of(attach: &CheckedAttach) -> Self {
+        Self { args: attach.args.clone(), rules: attach.rules.clone() }
+    }
+
+    /// Whether the kernel has what `other` would put there.
+    fn is_same(&self, other: &Self) -> bool {
+        let place = |args: &AttachArgs| (args.dev.clone(), args.cgroup.clone(), args.unit.clone());
+        let rules = |rules: &Rules| {
+            let Rules { tcp_ports, udp_ports, senders, header, claims, .. } = rules.clone();
+            let times = (rules.header_timeout, rules.header_wait, rules.udp_silence);
+            let limits = (rules.header_max, rules.max_flows, rules.max_udp_flows);
+            ((tcp_ports, udp_ports, senders, header), (claims.allow, claims.deny), times, limits)
+        };
+        rules(&self.rules) == rules(&other.rules) && place(&self.args) == place(&other.args)
+    }
+}
+
+/// A thread that detaches when no connection needs the programs.
+struct Leaving {
+    is_stopped: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Leaving {
+    fn begin(key: AttachKey, bell: Bell) -> anyhow::Result<Self> {
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&is_stopped);
+        let work = move || {
+            detach(&key, &seen);
+            bell.ring();
+        };
+        let thread = thread::Builder::new().name("detach".to_owned()).spawn(work);
+        Ok(Self { is_stopped, thread: thread.context("can't start a thread that detaches")? })
+    }
+
+    /// The attachment stays as it is now.
+    fn stop(self) {
+        self.is_stopped.store(true, Ordering::Release);
+        self.thread.thread().unpark();
+        // A panic has already been reported.
+        let _ = self.thread.join();
+    }
+}
+
+fn detach(key: &AttachKey, is_stopped: &AtomicBool) {
+    let mut told = None;
+    while !is_stopped.load(Ordering::Acquire) {
+        match attach::leave(key, false) {
+            Ok(0) => return info!("attach: detached {}", key.pins.display()),
+            Ok(open) => {
+                if told.replace(open) != Some(open) {
+                    info!("attach: waiting for {open} open connections of {}", key.pins.display());
+                }
+            }
+            Err(failure) => return warn!("not detached: {failure:#}; truepeer attach detach does it"),
+        }
+        thread::park_timeout(INTERVAL);
+    }
+}

@@ -1,0 +1,188 @@
+//! Several entries in one process, and what a reload changes in them.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use anyhow::ensure;
+use rustix::process::Signal;
+use truepeer_testbed::datagrams::{self, Backend};
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, client, tests};
+
+use crate::operation::rules as rule_exists;
+use crate::stand::{BACKEND_V4, BACKEND_V6, CLIENT_V4, DOOR_V4, TRUEPEER, header_of};
+
+pub(crate) fn tests() -> Vec<Test> {
+    tests![
+        one_process_serves_tcp_udp_and_https,
+        a_reload_opens_and_closes_listeners_and_sessions_go_on,
+        a_reload_that_fails_leaves_everything_as_it_was,
+        a_reload_adds_flows_to_a_process_that_had_none,
+        a_reload_changes_the_log_level,
+        a_sigterm_drains_all_entries,
+    ]
+}
+
+const GATE: &str = "127.0.0.1:5300";
+const DNS: &str = "127.0.0.1:53";
+const OTHER_DOOR: &str = "127.0.0.1:8444";
+
+const TCP: &str = r#"
+[[proxy]]
+listen = ["127.0.0.1:8443"]
+ipv4 = "127.0.0.1:8000"
+ipv6 = "[::1]:8000"
+routes = "auto"
+"#;
+
+const UDP: &str = r#"
+[[proxy]]
+protocol = "udp"
+listen = ["127.0.0.1:5300"]
+ipv4 = "127.0.0.1:53"
+routes = "auto"
+"#;
+
+const OTHER_TCP: &str = r#"
+[[proxy]]
+listen = ["127.0.0.1:8444"]
+ipv4 = "127.0.0.1:8000"
+send-proxy = "v1"
+"#;
+
+const TEXT_LOG: &str = "[log]\nlevel = \"info\"\nformat = \"text\"\n";
+
+fn write(bed: &Bed, tables: &[&str]) -> anyhow::Result<()> {
+    bed.write("truepeer.toml", tables.concat())?;
+    Ok(())
+}
+
+fn serve(bed: &Bed, tables: &[&str]) -> anyhow::Result<Running> {
+    write(bed, tables)?;
+    Program::new(TRUEPEER).args(["serve", "-c", "truepeer.toml"]).start(bed)
+}
+
+fn reload(truepeer: &Running, says: &str) -> anyhow::Result<()> {
+    truepeer.signal(Signal::HUP)?;
+    truepeer.wait_for_log(says)
+}
+
+fn session_at(door: &str, client: &str) -> anyhow::Result<TcpStream> {
+    let mut stream = client::connect(door)?;
+    stream.write_all(&header_of(client.parse()?)?)?;
+    goes_on(&mut stream)?;
+    Ok(stream)
+}
+
+fn goes_on(session: &mut TcpStream) -> anyhow::Result<()> {
+    session.write_all(b"x")?;
+    session.read_exact(&mut [0])?;
+    Ok(())
+}
+
+/// One datagram as this client, there and back.
+fn ask_by_udp(client: &str, payload: &[u8]) -> anyhow::Result<()> {
+    let sender = datagrams::sender_towards(GATE)?;
+    let answer = datagrams::ask(&sender, &[&datagrams::v2(client, "198.51.100.1:53")?, payload])?;
+    ensure!(answer == payload, "{answer:?}");
+    Ok(())
+}
+
+fn one_process_serves_tcp_udp_and_https(bed: &Bed) -> anyhow::Result<()> {
+    let echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let dns = Backend::echo(&[DNS])?;
+    let certificate = rcgen::generate_simple_self_signed(["site.test".to_owned()])?;
+    bed.write("site.pem", certificate.cert.pem() + &certificate.signing_key.serialize_pem())?;
+    let https = "[[https]]\nlisten = [\"127.0.0.1:8445\"]\ntls-cert = [\"site.pem\"]\norigin = \"http://127.0.0.1:8001\"\n";
+    let truepeer = serve(bed, &[TEXT_LOG, TCP, UDP, https])?;
+    truepeer.wait_listening("127.0.0.1:8445")?;
+    truepeer.wait_for_log(&format!("listening on {GATE}"))?;
+    session_at(DOOR_V4, CLIENT_V4)?;
+    ensure!(echo.log().contains(CLIENT_V4), "{}", echo.log());
+    ask_by_udp("203.0.113.7:4000", b"question")?;
+    dns.saw_last("203.0.113.7:4000", b"question")?;
+    let curl = ["-sk", "-o", "/dev/null", "-w", "%{http_code}", "https://127.0.0.1:8445/"];
+    let status = Program::new("curl").args(curl).run(bed)?;
+    ensure!(status == "502", "nothing listens at the origin: {status}");
+    Ok(())
+}
+
+fn a_reload_opens_and_closes_listeners_and_sessions_go_on(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let truepeer = serve(bed, &[TEXT_LOG, TCP])?;
+    truepeer.wait_listening(DOOR_V4)?;
+    let mut first = session_at(DOOR_V4, CLIENT_V4)?;
+    write(bed, &[TEXT_LOG, TCP, OTHER_TCP])?;
+    reload(&truepeer, "reloaded: listener 127.0.0.1:8444 was opened")?;
+    goes_on(&mut first)?;
+    let mut second = session_at(OTHER_DOOR, "203.0.113.8:5000")?;
+    write(bed, &[TEXT_LOG, OTHER_TCP])?;
+    reload(&truepeer, "reloaded: listener 127.0.0.1:8443 was closed; its open sessions go on")?;
+    ensure!(client::connect(DOOR_V4).is_err(), "a closed listener accepts");
+    goes_on(&mut first)?;
+    goes_on(&mut second)?;
+    ensure!(rule_exists(bed)?, "the open session needs its rules");
+    session_at(OTHER_DOOR, "203.0.113.9:5000").map(drop)
+}
+
+fn a_reload_that_fails_leaves_everything_as_it_was(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let truepeer = serve(bed, &[TEXT_LOG, TCP])?;
+    truepeer.wait_listening(DOOR_V4)?;
+    let mut open = session_at(DOOR_V4, CLIENT_V4)?;
+    write(bed, &[TEXT_LOG, TCP, "[[proxy]]\nlisten = [\"127.0.0.1:99999\"]\n"])?;
+    reload(&truepeer, "not reloaded, everything stays as it was: truepeer.toml:")?;
+    // The address of the last entry is taken: the one before it is closed again.
+    let _taken = std::net::TcpListener::bind("127.0.0.1:8446")?;
+    let taken = OTHER_TCP.replace("8444", "8446");
+    write(bed, &[TEXT_LOG, TCP, OTHER_TCP, &taken])?;
+    reload(&truepeer, "everything stays as it was: can't listen on 127.0.0.1:8446")?;
+    ensure!(client::connect(OTHER_DOOR).is_err(), "a listener of a plan that failed is open");
+    goes_on(&mut open)?;
+    session_at(DOOR_V4, "203.0.113.9:5000").map(drop)
+}
+
+/// The limits follow the listeners: a process without UDP reserves no descriptors for flows.
+fn a_reload_adds_flows_to_a_process_that_had_none(bed: &Bed) -> anyhow::Result<()> {
+    let _dns = Backend::echo(&[DNS])?;
+    let truepeer = serve(bed, &[TEXT_LOG, TCP])?;
+    truepeer.wait_listening(DOOR_V4)?;
+    write(bed, &[TEXT_LOG, TCP, UDP])?;
+    reload(&truepeer, "reloaded: listener 127.0.0.1:5300 (UDP) was opened")?;
+    for port in 4000..4020 {
+        ask_by_udp(&format!("203.0.113.7:{port}"), b"question")?;
+    }
+    truepeer.signal(Signal::USR1)?;
+    truepeer.wait_for_log("flows_evicted=0")
+}
+
+fn a_reload_changes_the_log_level(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let truepeer = serve(bed, &[TEXT_LOG, TCP])?;
+    truepeer.wait_listening(DOOR_V4)?;
+    drop(session_at(DOOR_V4, CLIENT_V4)?);
+    write(bed, &[&TEXT_LOG.replace("info", "sessions"), TCP])?;
+    reload(&truepeer, "reloaded: the log level has changed")?;
+    drop(session_at(DOOR_V4, "203.0.113.9:5000")?);
+    truepeer.wait_for_log("203.0.113.9:5000")?;
+    ensure!(!truepeer.log().contains(CLIENT_V4), "{}", truepeer.log());
+    Ok(())
+}
+
+fn a_sigterm_drains_all_entries(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let truepeer = serve(bed, &[TEXT_LOG, TCP, OTHER_TCP])?;
+    truepeer.wait_listening(OTHER_DOOR)?;
+    truepeer.wait_listening(DOOR_V4)?;
+    let mut first = session_at(DOOR_V4, CLIENT_V4)?;
+    let mut second = session_at(OTHER_DOOR, "203.0.113.8:5000")?;
+    truepeer.signal(Signal::TERM)?;
+    truepeer.wait_for_log("stopping: nothing new is taken, 2 sessions open")?;
+    for door in [DOOR_V4, OTHER_DOOR] {
+        truepeer.wait_state("the listeners to close", || client::connect(door).is_err())?;
+    }
+    goes_on(&mut first)?;
+    goes_on(&mut second)?;
+    drop((first, second));
+    ensure!(truepeer.wait_end()?.code() == Some(0) && !rule_exists(bed)?, "{}", truepeer.log());
+    Ok(())
+}
