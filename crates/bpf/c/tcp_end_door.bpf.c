@@ -28,6 +28,6 @@ int socket_ended(struct __sk_buff *skb)
 	if (!at)
 		return 1;
 	key = at->key;
-	retire(&key, 1);
+	retire(&key);
 	return 0;
 }

@@ -1,8 +1,12 @@
 //! A client's connection as its requests see it.
 
 use std::net::SocketAddr;
+use std::rc::Rc;
 
 use truepeer_policy::{Route, SenderAddr};
+use truepeer_session::registry::SessionStage;
+
+use crate::open::OpenConnection;
 
 /// The facts about a connection before its first request.
 #[derive(Debug, Clone)]
@@ -19,12 +23,29 @@ pub struct ClientInfo {
     pub tlvs: Vec<u8>,
     /// The subject of the client's verified certificate.
     pub client_subject: Option<String>,
+    /// The connection, as the operator sees it.
+    pub open: Option<Rc<OpenConnection>>,
 }
 
 impl ClientInfo {
     /// The facts about a client without TLS.
     #[must_use]
     pub fn new(sender: SenderAddr, route: Route) -> Self {
-        Self { sender, route, local: None, scheme: "http", tlvs: Vec::new(), client_subject: None }
+        Self {
+            sender,
+            route,
+            local: None,
+            scheme: "http",
+            tlvs: Vec::new(),
+            client_subject: None,
+            open: None,
+        }
+    }
+
+    /// Notes what the connection does now.
+    pub(crate) fn set_stage(&self, stage: SessionStage) {
+        if let Some(open) = &self.open {
+            open.set_stage(stage);
+        }
     }
 }

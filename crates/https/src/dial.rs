@@ -5,6 +5,7 @@ use std::time::Duration;
 use truepeer_policy::Route;
 use truepeer_session::CloseReason;
 use truepeer_session::connect_as::{AfterConflict, CONFLICT_RETRY, ConnectError, Upstream};
+use truepeer_session::histogram::Timing;
 
 use crate::downstream::WorkerState;
 use crate::reactor::{Reactor, TcpStream, connect};
@@ -21,8 +22,13 @@ pub async fn dial(
     mark: u32,
     limit: Duration,
 ) -> Result<TcpStream, CloseReason> {
+    let began = reactor.now();
     match reactor.timeout(limit, attempts(reactor, worker, route, mark)).await {
-        Ok(Ok(stream)) => Ok(stream),
+        Ok(Ok(stream)) => {
+            let took = reactor.now().saturating_duration_since(began);
+            worker.shard.observe(Timing::BackendConnect, took);
+            Ok(stream)
+        }
         Ok(Err(error)) => Err(CloseReason::ConnectFailed { route: Box::new(*route), error }),
         Err(_) => Err(CloseReason::ConnectTimeout { route: Box::new(*route), waited: limit }),
     }

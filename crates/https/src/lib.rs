@@ -19,6 +19,7 @@ mod engine;
 pub mod exchange;
 pub mod gateway;
 pub mod http2;
+pub mod open;
 pub mod origin;
 mod pump;
 pub mod reactor;

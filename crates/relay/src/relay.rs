@@ -12,11 +12,13 @@ use truepeer_session::budget::Budgets;
 use truepeer_session::mailbox::{Postbox, mailbox};
 use truepeer_session::settings::ListenerSettings;
 use truepeer_session::{
-    Engine, EngineError, Health, Journal, ListenerId, ListenerRules, ListenerSnapshot, Snapshot, Supervision,
+    Engine, EngineError, Health, Journal, ListenerId, ListenerRules, ListenerSnapshot, SessionList, Snapshot,
+    Supervision,
 };
 use truepeer_sys::{CallError, Named as _};
 
 use crate::entrances;
+use crate::sessions::RelaySessions;
 use crate::udp::moving::MovingFlow;
 use crate::udp::tuples::Tuples;
 use crate::worker::{FlowsOrder, Order, Seat, Team, Worker};
@@ -253,6 +255,10 @@ impl Engine for Relay {
             open: self.journal.counters.open(id),
         });
         Snapshot { listeners: listeners.collect() }
+    }
+
+    fn sessions(&self) -> Arc<dyn SessionList> {
+        Arc::new(RelaySessions(self.workers.iter().map(|(postbox, _)| postbox.clone()).collect()))
     }
 
     fn health(&self) -> Health {

@@ -60,6 +60,9 @@ pub enum CloseReason {
     /// truepeer ended; both connections were reset.
     #[error("truepeer is stopping")]
     Stopping,
+    /// The operator ended this session; both connections were reset.
+    #[error("ended by the operator")]
+    EndedByOperator,
     /// A defect in truepeer; both connections were reset. The panic's own message has the details.
     #[error(
         "a defect in truepeer has ended this session; please report the panic that was logged before this line"
@@ -109,6 +112,7 @@ impl Ending for CloseReason {
             Self::ResetByClient | Self::ResetByBackend => Counter::Reset,
             Self::Idle => Counter::IdleTimeout,
             Self::Stopping => Counter::Stopped,
+            Self::EndedByOperator => Counter::EndedByOperator,
             Self::Panicked => Counter::Panicked,
             Self::Header(HeaderError::Absent) => Counter::ClosedBeforeHeader,
             Self::Header(_) | Self::Refused(_) | Self::OverHeaderBudget => Counter::Refused,
@@ -127,9 +131,12 @@ impl Ending for CloseReason {
             Self::Unwatchable(_) => "unwatchable",
             Self::Unencodable(_) => "unencodable",
             Self::Panicked => "panicked",
-            Self::Finished | Self::ResetByClient | Self::ResetByBackend | Self::Idle | Self::Stopping => {
-                return None;
-            }
+            Self::Finished
+            | Self::ResetByClient
+            | Self::ResetByBackend
+            | Self::Idle
+            | Self::Stopping
+            | Self::EndedByOperator => return None,
         })
     }
 
@@ -150,6 +157,7 @@ impl Ending for CloseReason {
             Self::Idle => "idle",
             Self::Header(_) => "closed_before_header",
             Self::Stopping => "stopping",
+            Self::EndedByOperator => "ended_by_operator",
             _ => "finished",
         })
     }

@@ -1,13 +1,14 @@
 //! The registry of counters since the start.
 //!
-//! Each worker counts on its own [`Shard`] for each listener, so that counting touches no shared cache line. A
-//! reader sums the shards. Refusals are counted by reason in a map with a lock, because they are rare except
-//! under an attack.
+//! Each worker counts on its own [`Shard`] for each listener, so that counting touches no shared cache line and
+//! takes no lock. A reader sums the shards.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
+use crate::histogram::{Histogram, Times, Timing};
 use crate::settings::ListenerId;
 
 macro_rules! counters {
@@ -42,6 +43,16 @@ counters! {
     Refused = "connections_refused",
     /// Connections closed by the sender before a whole header (port scans, health checks).
     ClosedBeforeHeader = "connections_closed_before_header",
+    /// Headers of version 1 that name the client.
+    HeaderV1 = "headers_v1",
+    /// Headers of version 2 (and of Simple Proxy Protocol) that name the client.
+    HeaderV2 = "headers_v2",
+    /// LOCAL headers: the sender speaks for itself, for example to check health.
+    HeaderLocal = "headers_local",
+    /// Headers that name no client: UNKNOWN, UNSPEC, or an address that is not of an IP network.
+    HeaderUnknown = "headers_unknown",
+    /// Connections and flows without a header, where none was required.
+    HeaderNone = "headers_none",
     /// Sessions whose backend was reached.
     Relayed = "sessions_relayed",
     /// Sessions whose backend could not be reached.
@@ -60,6 +71,8 @@ counters! {
     Panicked = "sessions_panicked",
     /// Sessions that were open when truepeer ended; both connections were reset.
     Stopped = "sessions_stopped",
+    /// Sessions that the operator ended; both connections were reset.
+    EndedByOperator = "sessions_ended_by_operator",
     /// Bytes from senders to backends, without headers.
     BytesUp = "bytes_up",
     /// Bytes from backends to senders.
@@ -70,6 +83,8 @@ counters! {
     FlowsExpired = "flows_expired",
     /// UDP flows that ended because their listener was closed.
     FlowsClosed = "flows_closed",
+    /// UDP flows that the operator ended.
+    FlowsEnded = "flows_ended_by_operator",
     /// UDP flows forgotten early, to make room for others.
     FlowsEvicted = "flows_evicted",
     /// Datagrams delivered to backends.
@@ -94,11 +109,32 @@ counters! {
     AcceptPaused = "accept_pauses",
 }
 
+/// Reasons for refusals that one shard tells apart: more than there are. The rest would be counted together.
+const REASONS: usize = 64;
+/// The reason of the rest.
+const OTHER: &str = "other";
+
 /// The counters of one listener in one worker.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Shard {
     counts: [AtomicU64; Counter::ALL.len()],
     open: AtomicUsize,
+    times: [Histogram; Timing::ALL.len()],
+    /// A reason takes the first free place, and keeps it.
+    refusals: [(OnceLock<&'static str>, AtomicU64); REASONS],
+    other_refusals: AtomicU64,
+}
+
+impl Default for Shard {
+    fn default() -> Self {
+        Self {
+            counts: [const { AtomicU64::new(0) }; Counter::ALL.len()],
+            open: AtomicUsize::new(0),
+            times: Default::default(),
+            refusals: [const { (OnceLock::new(), AtomicU64::new(0)) }; REASONS],
+            other_refusals: AtomicU64::new(0),
+        }
+    }
 }
 
 impl Shard {
@@ -112,6 +148,34 @@ impl Shard {
         self.counts[counter as usize].fetch_add(amount, Ordering::Relaxed);
     }
 
+    /// Counts one refusal. `reason` is a constant snake_case label, never text from the network.
+    pub fn refuse(&self, reason: &'static str) {
+        let is_its_own = |(known, _): &&(OnceLock<_>, _)| *known.get_or_init(|| reason) == reason;
+        let counter = self.refusals.iter().find(is_its_own).map_or(&self.other_refusals, |(_, count)| count);
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Adds bytes that were delivered.
+    pub fn add_bytes(&self, up: u64, down: u64) {
+        for (counter, bytes) in [(Counter::BytesUp, up), (Counter::BytesDown, down)] {
+            if bytes > 0 {
+                self.add(counter, bytes);
+            }
+        }
+    }
+
+    /// Counts a measured time.
+    pub fn observe(&self, timing: Timing, time: Duration) {
+        self.times[timing as usize].observe(timing, time);
+    }
+
+    fn refusals(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let known = self.refusals.iter().map_while(|(reason, count)| Some((*reason.get()?, count)));
+        known
+            .chain([(OTHER, &self.other_refusals)])
+            .map(|(reason, count)| (reason, count.load(Ordering::Relaxed)))
+    }
+
     /// Counts a connection or flow as open until [`Self::on_end`].
     pub fn on_open(&self) {
         self.open.fetch_add(1, Ordering::Relaxed);
@@ -123,11 +187,10 @@ impl Shard {
     }
 }
 
-/// All workers' counters, and the refusals by reason.
+/// All workers' counters.
 #[derive(Debug, Default)]
 pub struct Counters {
     shards: Mutex<Vec<(ListenerId, Arc<Shard>)>>,
-    refusals: Mutex<BTreeMap<&'static str, u64>>,
 }
 
 impl Counters {
@@ -139,26 +202,10 @@ impl Counters {
         shard
     }
 
-    /// Counts one refusal. `reason` is a constant snake_case label, never text from the network.
-    pub fn refuse(&self, reason: &'static str) {
-        *self.refusals.lock().unwrap_or_else(PoisonError::into_inner).entry(reason).or_default() += 1;
-    }
-
-    /// Counts all of `counts`, as [`Self::refuse`] does, and empties them.
-    pub fn refuse_all(&self, counts: &mut Vec<(&'static str, u64)>) {
-        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        for (reason, count) in counts.drain(..) {
-            *refusals.entry(reason).or_default() += count;
-        }
-    }
-
-    /// Holds all locks until the result is dropped.
+    /// Holds the lock until the result is dropped.
     #[cfg(test)]
-    pub(crate) fn hold_locks(&self) -> impl Sized + '_ {
-        (
-            self.shards.lock().unwrap_or_else(PoisonError::into_inner),
-            self.refusals.lock().unwrap_or_else(PoisonError::into_inner),
-        )
+    pub(crate) fn hold_lock(&self) -> impl Sized + '_ {
+        self.shards.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The value of `counter` over all workers and listeners.
@@ -184,10 +231,45 @@ impl Counters {
         shards.iter().filter(|(listener, _)| which(*listener)).map(|(_, shard)| of(shard)).sum()
     }
 
-    /// The count of each reason.
+    /// The times of one kind for `listener`.
+    #[must_use]
+    pub fn times(&self, listener: ListenerId, timing: Timing) -> Times {
+        let mut times = Times::default();
+        self.each(|of, shard| {
+            if of == listener {
+                shard.times[timing as usize].add_to(&mut times);
+            }
+        });
+        times
+    }
+
+    /// The count of each reason, for all listeners.
     #[must_use]
     pub fn refusals(&self) -> BTreeMap<&'static str, u64> {
-        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.refusals_where(|_| true)
+    }
+
+    /// The count of each reason for `listener`.
+    #[must_use]
+    pub fn refusals_of(&self, listener: ListenerId) -> BTreeMap<&'static str, u64> {
+        self.refusals_where(|of| of == listener)
+    }
+
+    fn refusals_where(&self, which: impl Fn(ListenerId) -> bool) -> BTreeMap<&'static str, u64> {
+        let mut refusals = BTreeMap::new();
+        self.each(|of, shard| {
+            if which(of) {
+                for (reason, count) in shard.refusals().filter(|(_, count)| *count > 0) {
+                    *refusals.entry(reason).or_default() += count;
+                }
+            }
+        });
+        refusals
+    }
+
+    fn each(&self, mut visit: impl FnMut(ListenerId, &Shard)) {
+        let shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
+        shards.iter().for_each(|(listener, shard)| visit(*listener, shard));
     }
 }
 
@@ -222,10 +304,41 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_counted_by_reason() {
+    fn refusals_are_counted_by_reason_and_listener() {
         let counters = Counters::default();
-        counters.refuse("sender_not_allowed");
-        counters.refuse("sender_not_allowed");
-        assert_eq!(counters.refusals().get("sender_not_allowed"), Some(&2));
+        let [first, second] = [0, 1].map(ListenerId::new);
+        let shards = [first, first, second].map(|listener| counters.shard(listener));
+        for shard in &shards {
+            shard.refuse("sender_not_allowed");
+            shard.refuse("header_timeout");
+            shard.refuse("sender_not_allowed");
+        }
+        let counts = |times| BTreeMap::from([("sender_not_allowed", 2 * times), ("header_timeout", times)]);
+        assert_eq!(counters.refusals_of(second), counts(1));
+        assert_eq!(counters.refusals_of(first), counts(2));
+        assert_eq!(counters.refusals(), counts(3));
+    }
+
+    #[test]
+    fn more_reasons_than_expected_are_counted_together() {
+        let counters = Counters::default();
+        let shard = counters.shard(ListenerId::new(0));
+        for number in 0..REASONS + 3 {
+            shard.refuse(Box::leak(format!("reason_{number}").into_boxed_str()));
+        }
+        let refusals = counters.refusals();
+        assert_eq!((refusals.len(), refusals[OTHER]), (REASONS + 1, 3));
+    }
+
+    #[test]
+    fn times_add_up_by_listener() {
+        let counters = Counters::default();
+        let [first, second] = [0, 1].map(ListenerId::new);
+        for shard in [counters.shard(first), counters.shard(first), counters.shard(second)] {
+            shard.observe(Timing::BackendConnect, Duration::from_millis(3));
+        }
+        assert_eq!(counters.times(first, Timing::BackendConnect).count(), 2);
+        assert_eq!(counters.times(second, Timing::BackendConnect).sum, Duration::from_millis(3));
+        assert_eq!(counters.times(second, Timing::HeaderWait), Times::default());
     }
 }

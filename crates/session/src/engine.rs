@@ -5,10 +5,12 @@
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use truepeer_sys::CallError;
 
 use crate::listening::ListenError;
+use crate::registry::SessionList;
 use crate::settings::ListenerId;
 use crate::supervision::Health;
 
@@ -56,6 +58,9 @@ pub trait Engine {
 
     /// What the engine serves at this moment.
     fn snapshot(&self) -> Snapshot;
+
+    /// Its open sessions, for other threads.
+    fn sessions(&self) -> Arc<dyn SessionList>;
 
     /// Whether it serves, and if not, why.
     fn health(&self) -> Health;

@@ -2,16 +2,19 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tracing::{debug, error, info, warn};
-use truepeer_policy::{Refusal, Route, SenderAddr, SpecialRange};
+use truepeer_policy::{Origin, Refusal, Route, SenderAddr, SpecialRange};
+use truepeer_proto::Version;
 
 use crate::complaints::Complaints;
 use crate::connect_as::ConnectError;
 use crate::counters::{Counter, Counters, Shard};
 use crate::hint::{Advise, Advised, Hint};
+use crate::histogram::Timing;
 use crate::refusals::Refusals;
+use crate::tags::Tags;
 
 /// The log target of a session's line, at level `info`.
 pub const SESSION: &str = "session";
@@ -42,6 +45,8 @@ pub struct Ended<'a> {
     pub began: Instant,
     /// The results of the downstream TLS handshake, if any.
     pub tls: Option<&'a str>,
+    /// What the header said besides addresses.
+    pub tags: Option<&'a Tags>,
 }
 
 /// Why a session ended, as counted and logged.
@@ -77,6 +82,8 @@ pub struct EndedFlow<'a> {
     pub began: Instant,
     /// Why it ended.
     pub close: &'static str,
+    /// What the header of the first datagram said besides addresses.
+    pub tags: Option<&'a Tags>,
 }
 
 /// A refused datagram.
@@ -106,8 +113,28 @@ impl Journal {
         Advised { text, advice: hint.and_then(|hint| self.advise?(&hint)) }
     }
 
+    /// Records how a connection or flow begins: with a header of `version`, or without one, and how long it took
+    /// to know.
+    pub fn on_route(&self, shard: &Shard, route: &Route, version: Option<Version>, waited: Duration) {
+        shard.count(match (route.origin, version) {
+            (Origin::Header, Some(Version::V1)) => Counter::HeaderV1,
+            (Origin::Header, _) => Counter::HeaderV2,
+            (Origin::Local, _) => Counter::HeaderLocal,
+            (Origin::Unknown, _) => Counter::HeaderUnknown,
+            (Origin::NoHeader, _) => Counter::HeaderNone,
+        });
+        shard.observe(Timing::HeaderWait, waited);
+    }
+
+    /// Records that a session's backend has answered after `took`.
+    pub fn on_connected(&self, shard: &Shard, took: Duration) {
+        shard.count(Counter::Relayed);
+        shard.observe(Timing::BackendConnect, took);
+    }
+
     /// Records the end of a flow.
-    pub fn on_flow_end(&self, ended: &EndedFlow<'_>, now: Instant) {
+    pub fn on_flow_end(&self, shard: &Shard, ended: &EndedFlow<'_>, now: Instant) {
+        shard.observe(Timing::SessionLength, now.saturating_duration_since(ended.began));
         info!(
             target: SESSION,
             client = %ended.route.client,
@@ -120,6 +147,13 @@ impl Journal {
             bytes_down = ended.bytes_down,
             duration_ms = milliseconds(ended.began, now),
             close = ended.close,
+            unique_id = tag(ended.tags, "unique_id"),
+            aws_vpc_endpoint = tag(ended.tags, "aws_vpc_endpoint"),
+            gcp_psc_connection = tag(ended.tags, "gcp_psc_connection"),
+            azure_private_link = tag(ended.tags, "azure_private_link"),
+            alibaba_vpc = tag(ended.tags, "alibaba_vpc"),
+            alibaba_endpoint = tag(ended.tags, "alibaba_endpoint"),
+            alibaba_service = tag(ended.tags, "alibaba_service"),
             "flow"
         );
     }
@@ -134,6 +168,7 @@ impl Journal {
     ) {
         shard.count(Counter::DatagramsRefused);
         let RefusedDatagram { sender, listener, label, why, hint } = *datagram;
+        shard.refuse(label);
         if let Some(held_back) = refusals.note(&self.complaints, label, sender.ip(), now) {
             let why = self.advised(why, hint);
             warn!(%sender, %listener, reason = label, held_back, "{why}");
@@ -144,7 +179,7 @@ impl Journal {
     pub fn on_close(&self, shard: &Shard, ended: &Ended<'_>, reason: &dyn Ending, now: Instant) {
         shard.count(reason.counter());
         if let Some(label) = reason.complaint() {
-            self.counters.refuse(label);
+            shard.refuse(label);
             self.complain(label, ended.sender.ip(), now, |held_back| {
                 let reason = self.advised(&reason, reason.hint());
                 warn!(sender = %ended.sender, listener = %ended.listener, reason = label, held_back, "{reason}");
@@ -154,6 +189,7 @@ impl Journal {
             debug!(sender = %ended.sender, listener = %ended.listener, close = reason.name(), "no session: {reason}");
             return;
         };
+        shard.observe(Timing::SessionLength, now.saturating_duration_since(ended.began));
         info!(
             target: SESSION,
             client = %route.client,
@@ -165,6 +201,13 @@ impl Journal {
             duration_ms = milliseconds(ended.began, now),
             close = reason.name(),
             tls = ended.tls,
+            unique_id = tag(ended.tags, "unique_id"),
+            aws_vpc_endpoint = tag(ended.tags, "aws_vpc_endpoint"),
+            gcp_psc_connection = tag(ended.tags, "gcp_psc_connection"),
+            azure_private_link = tag(ended.tags, "azure_private_link"),
+            alibaba_vpc = tag(ended.tags, "alibaba_vpc"),
+            alibaba_endpoint = tag(ended.tags, "alibaba_endpoint"),
+            alibaba_service = tag(ended.tags, "alibaba_service"),
             "session"
         );
     }
@@ -172,7 +215,7 @@ impl Journal {
     /// Records a connection that was refused because of its sender.
     pub fn on_refused_sender(&self, shard: &Shard, sender: SenderAddr, refusal: &Refusal, now: Instant) {
         shard.count(Counter::Refused);
-        self.counters.refuse(refusal.reason());
+        shard.refuse(refusal.reason());
         self.complain(refusal.reason(), sender.ip(), now, |held_back| {
             let text = self.advised(refusal, Some(Hint::Refusal(*refusal)));
             warn!(%sender, reason = refusal.reason(), held_back, "{text}");
@@ -192,7 +235,7 @@ impl Journal {
             });
             return;
         }
-        if route.origin != truepeer_policy::Origin::Header {
+        if route.origin != Origin::Header {
             return;
         }
         self.complain("client_port_in_use", route.client.ip(), now, |held_back| {
@@ -232,7 +275,7 @@ impl Journal {
 
     /// Records that sessions or descriptors ran short and the connection that was idle longest (`waited`) was
     /// closed.
-    pub fn on_reclaimed(&self, shard: &Shard, about: IpAddr, waited: std::time::Duration, now: Instant) {
+    pub fn on_reclaimed(&self, shard: &Shard, about: IpAddr, waited: Duration, now: Instant) {
         shard.count(Counter::Reclaimed);
         self.complain("idle_connections_reclaimed", about, now, |held_back| {
             warn!(
@@ -249,6 +292,10 @@ impl Journal {
             say(held_back);
         }
     }
+}
+
+fn tag<'a>(tags: Option<&'a Tags>, name: &str) -> Option<&'a str> {
+    tags?.value(name)
 }
 
 fn milliseconds(began: Instant, now: Instant) -> u64 {

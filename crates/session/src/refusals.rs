@@ -1,7 +1,7 @@
-//! One worker's refused datagrams, counted and complained about without a lock for each.
+//! One worker's complaints about refused datagrams, without a lock for each.
 //!
 //! A flood of refused datagrams must not make all workers wait for each other. So each answer of [`Complaints`]
-//! is reused for a moment, and the counts are added up once a turn.
+//! is reused for a moment.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -9,7 +9,6 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use crate::complaints::Complaints;
-use crate::counters::Counters;
 
 /// How long an answer of [`Complaints`] is reused.
 const HOLDS: Duration = Duration::from_secs(1);
@@ -18,10 +17,9 @@ const MOST_REMEMBERED: usize = 256;
 
 type RefusalKey = (&'static str, Option<IpAddr>);
 
-/// The worker's refusals since it last added them to the shared counts.
+/// The worker's refusals in the last moment.
 #[derive(Debug, Default)]
 pub struct Refusals {
-    counts: Vec<(&'static str, u64)>,
     recent: HashMap<RefusalKey, Recent>,
     swept: Option<Instant>,
 }
@@ -33,7 +31,7 @@ struct Recent {
 }
 
 impl Refusals {
-    /// Counts one refusal of `about` for `reason`. Returns whether it may be logged at `now`, and if so, how many
+    /// Notes one refusal of `about` for `reason`. Returns whether it may be logged at `now`, and if so, how many
     /// were suppressed.
     #[must_use]
     pub fn note(
@@ -43,10 +41,6 @@ impl Refusals {
         about: IpAddr,
         now: Instant,
     ) -> Option<u64> {
-        match self.counts.iter_mut().find(|(counted, _)| *counted == reason) {
-            Some((_, count)) => *count += 1,
-            None => self.counts.push((reason, 1)),
-        }
         let key = self.key(complaints, (reason, Some(about)), now);
         match self.recent.entry(key) {
             Entry::Occupied(recent) if now.saturating_duration_since(recent.get().asked) < HOLDS => {
@@ -83,13 +77,6 @@ impl Refusals {
         }
         if self.recent.len() < MOST_REMEMBERED { key } else { (key.0, None) }
     }
-
-    /// Adds the counts to the shared ones. Call it at the end of each turn.
-    pub fn flush(&mut self, counters: &Counters) {
-        if !self.counts.is_empty() {
-            counters.refuse_all(&mut self.counts);
-        }
-    }
 }
 
 #[cfg(test)]
@@ -97,6 +84,8 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
+    use crate::counters::Counters;
+    use crate::settings::ListenerId;
 
     fn ip(n: u32) -> IpAddr {
         Ipv4Addr::from_bits(n).into()
@@ -105,17 +94,17 @@ mod tests {
     #[test]
     fn a_flood_takes_no_lock_but_for_its_first_datagram() {
         let (complaints, counters) = (Complaints::default(), Counters::default());
+        let shard = counters.shard(ListenerId::new(0));
         let (mut refusals, now) = (Refusals::default(), Instant::now());
+        shard.refuse("bad");
         assert_eq!(refusals.note(&complaints, "bad", ip(1), now), Some(0));
         // A thread that takes one of these locks now would wait forever.
-        let held = (complaints.hold_lock(), counters.hold_locks());
+        let held = (complaints.hold_lock(), counters.hold_lock());
         for _ in 0..100_000 {
+            shard.refuse("bad");
             assert_eq!(refusals.note(&complaints, "bad", ip(1), now + HOLDS / 2), None);
         }
         drop(held);
-        assert_eq!(counters.refusals().get("bad"), None);
-        refusals.flush(&counters);
-        refusals.flush(&counters);
         assert_eq!(counters.refusals().get("bad"), Some(&100_001));
     }
 

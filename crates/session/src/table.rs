@@ -4,13 +4,25 @@
 //! the key distinguishes them from those of the session that reuses the index.
 
 /// The key of an entry: 30 bits of index, 32 bits of generation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key {
     place: u32,
     generation: u32,
 }
 
 impl Key {
+    /// The key of an index and a generation.
+    #[must_use]
+    pub const fn new(place: u32, generation: u32) -> Self {
+        Self { place, generation }
+    }
+
+    /// How often the index was used before, modulo 2^32.
+    #[must_use]
+    pub const fn generation(self) -> u32 {
+        self.generation
+    }
+
     /// As a number below 2^62. epoll's user data needs the other two bits for the kind of source.
     #[must_use]
     pub fn to_bits(self) -> u64 {
@@ -104,6 +116,20 @@ impl<T> Table<T> {
     pub fn key_at(&self, place: u32) -> Option<Key> {
         let slot = self.places.get(place as usize)?;
         slot.tenant.is_some().then_some(Key { place, generation: slot.generation })
+    }
+
+    /// How many places there are, used or not.
+    #[must_use]
+    pub fn places(&self) -> u32 {
+        u32::try_from(self.places.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The entries at places `from` (included) to `to` (excluded).
+    pub fn between(&self, from: u32, to: u32) -> impl Iterator<Item = (Key, &T)> {
+        let places = self.places.get(from as usize..to.min(self.places()) as usize).unwrap_or_default();
+        (from..).zip(places).filter_map(|(place, slot)| {
+            Some((Key { place, generation: slot.generation }, slot.tenant.as_ref()?))
+        })
     }
 
     /// The keys of all entries.

@@ -6,6 +6,8 @@
 //! `connect` and `vpp run` return the status of the program that they start: as in a shell, 127 if it is not
 //! found and 126 if it can't be executed.
 
+#[allow(dead_code, reason = "the server starts it with its next change")]
+mod admin;
 mod attach;
 mod cli;
 mod confine;

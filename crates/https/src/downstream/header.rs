@@ -4,7 +4,7 @@ use std::io;
 use std::task::Poll;
 
 use truepeer_policy::{HeaderRule, Opening, Policy, Route, SenderAddr};
-use truepeer_proto::Header;
+use truepeer_proto::{Header, Version};
 use truepeer_session::CloseReason;
 use truepeer_session::budget::{Budget, Permit};
 
@@ -18,6 +18,8 @@ const PIECE_BYTES: usize = 4 << 10;
 /// The start of a connection.
 pub(super) struct First {
     pub(super) route: Route,
+    /// The header's version, if one came.
+    pub(super) version: Option<Version>,
     pub(super) tlvs: Box<[u8]>,
     /// Bytes that came after the header.
     pub(super) rest: Vec<u8>,
@@ -32,7 +34,8 @@ impl First {
     ) -> Result<Self, CloseReason> {
         let route = policy.route(sender, header)?;
         let tlvs = header.map_or_else(Box::default, |header| header.tlvs.as_bytes().into());
-        Ok(Self { route, tlvs, rest: rest.to_vec() })
+        let version = header.map(|header| header.version);
+        Ok(Self { route, version, tlvs, rest: rest.to_vec() })
     }
 }
 

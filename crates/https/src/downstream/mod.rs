@@ -20,12 +20,14 @@ use truepeer_proto::Tlvs;
 use truepeer_session::Journal;
 use truepeer_session::budget::Budgets;
 use truepeer_session::counters::Shard;
+use truepeer_session::registry::SessionStage;
 use truepeer_session::settings::ListenerSettings;
 
 pub use self::accepting::{Closing, accept};
 pub use self::clients::{ClientConnections, Counted};
 pub use self::idle::{Idle, IdleConnections, IdleList};
 use crate::close::TlsCloseReason;
+use crate::open::OpenConnection;
 use crate::reactor::TcpStream;
 use crate::stream::Stream;
 use crate::tls::{HandshakeError, ServerTls, TlsFacts, TlsStream};
@@ -134,10 +136,16 @@ impl Downstream {
         worker: &WorkerState,
         tcp: TcpStream,
         sender: SenderAddr,
+        open: &OpenConnection,
     ) -> Result<Self, TlsCloseReason> {
         let reactor = tcp.reactor().clone();
+        let began = reactor.now();
         let opening = header::read(listening, worker, &tcp, sender).await?;
         let route = opening.route;
+        let waited = reactor.now().saturating_duration_since(began);
+        worker.journal.on_route(&worker.shard, &route, opening.version, waited);
+        open.set_route(&route, &opening.tlvs);
+        open.set_stage(SessionStage::Handshake);
         if let Some(range) = route.special {
             worker.journal.on_special_claim(&route, sender, range, reactor.now());
         }

@@ -11,6 +11,7 @@ use truepeer_session::counters::{Counter, Shard};
 
 use crate::downstream::{TlsListener, WorkerState};
 use crate::gateway::{Gateway, HttpOptions};
+use crate::open::OpenConnections;
 use crate::reactor::{Reactor, TcpStream};
 use crate::tunnel::{self, OriginTls};
 
@@ -31,6 +32,7 @@ pub(super) struct HttpsListener {
     pub(super) worker: Rc<WorkerState>,
     reactor: Reactor,
     sessions: RefCell<Sessions>,
+    open: OpenConnections,
 }
 
 /// How connections are served. A connection keeps the rules that it started with.
@@ -63,10 +65,16 @@ impl Sessions {
 }
 
 impl HttpsListener {
-    pub(super) fn new(reactor: &Reactor, id: ListenerId, rules: HttpsRules, worker: WorkerState) -> Rc<Self> {
+    pub(super) fn new(
+        reactor: &Reactor,
+        id: ListenerId,
+        rules: HttpsRules,
+        worker: WorkerState,
+        open: &OpenConnections,
+    ) -> Rc<Self> {
         let worker = Rc::new(worker);
         let sessions = RefCell::new(Sessions::new(reactor, rules, &worker));
-        Rc::new(Self { id, worker, reactor: reactor.clone(), sessions })
+        Rc::new(Self { id, worker, reactor: reactor.clone(), sessions, open: open.clone() })
     }
 
     /// New connections follow these rules.
@@ -83,13 +91,15 @@ impl HttpsListener {
             return worker.journal.on_refused_sender(&worker.shard, sender, &refusal, self.reactor.now());
         }
         let permit = worker.budgets.sessions.take_anyway(1);
-        let open = OpenGuard::new(&worker.shard);
+        let (counted, listed) = (OpenGuard::new(&worker.shard), self.open.list(self.id, sender, &stream));
         match sessions {
             Sessions::Tunnels(shared) => self.reactor.spawn(async move {
-                let _open = open;
-                tunnel::serve(shared, stream, sender, permit).await;
+                let _counted = counted;
+                tunnel::serve(shared, stream, sender, permit, listed).await;
             }),
-            Sessions::Exchanges(gateway) => self.reactor.spawn(gateway.serve(stream, sender, (permit, open))),
+            Sessions::Exchanges(gateway) => {
+                self.reactor.spawn(gateway.serve(stream, sender, listed, (permit, counted)));
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The [`Engine`] for TLS and HTTP. Its sessions are tunnels and exchanges.
 
 mod listener;
+mod sessions;
 mod worker;
 
 use std::collections::BTreeMap;
@@ -15,11 +16,12 @@ use truepeer_session::budget::Budgets;
 use truepeer_session::listening::{ListenOptions, take_inherited};
 use truepeer_session::settings::ListenerSettings;
 use truepeer_session::{
-    Engine, EngineError, Health, Journal, ListenerId, ListenerSnapshot, Snapshot, Supervision,
+    Engine, EngineError, Health, Journal, ListenerId, ListenerSnapshot, SessionList, Snapshot, Supervision,
 };
 use truepeer_sys::Named as _;
 
 pub use self::listener::HttpsRules;
+use self::sessions::HttpsSessions;
 use self::worker::{Common, ListenerSource, Order, OrderSender, start_worker};
 use crate::downstream::{ClientConnections, IdleConnections};
 
@@ -185,6 +187,10 @@ impl Engine for Https {
             open: self.journal.counters.open(id),
         });
         Snapshot { listeners: listeners.collect() }
+    }
+
+    fn sessions(&self) -> Arc<dyn SessionList> {
+        Arc::new(HttpsSessions(self.workers.iter().map(|(postbox, _)| postbox.clone()).collect()))
     }
 
     fn health(&self) -> Health {

@@ -13,11 +13,13 @@ use std::thread::JoinHandle;
 use tracing::error;
 use truepeer_session::budget::Budgets;
 use truepeer_session::listening::{ListenOptions, listen};
-use truepeer_session::{EngineError, Journal, ListenerId, Watched};
+use truepeer_session::registry::{Page, PageStart};
+use truepeer_session::{EngineError, Journal, ListenerId, SessionFilter, SessionId, Watched};
 use truepeer_sys::Named as _;
 
 use super::listener::{HttpsListener, HttpsRules};
 use crate::downstream::{ClientConnections, Closing, IdleList, WorkerState, accept};
+use crate::open::OpenConnections;
 use crate::reactor::{self, Reactor, Remote};
 
 /// An order to a worker. When it is carried out, the worker answers on `done`, or drops it.
@@ -35,6 +37,10 @@ pub(super) enum Order {
     Sockets { id: ListenerId, done: Sender<Result<Vec<OwnedFd>, EngineError>> },
     /// New connections of the listener follow these rules.
     SetRules { id: ListenerId, rules: HttpsRules, done: Sender<()> },
+    /// Describe the connections that the operator asks for.
+    Page { filter: SessionFilter, start: PageStart, done: Sender<Page> },
+    /// End a connection, and answer whether there was one.
+    End { id: SessionId, done: Sender<bool> },
 }
 
 /// The origin of a worker's listening socket.
@@ -54,7 +60,7 @@ impl ListenerSource {
 }
 
 /// A queue of orders for a worker.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct OrderSender {
     orders: Sender<Order>,
     /// Wakes the task that carries them out.
@@ -90,7 +96,12 @@ pub(super) fn start_worker(
             }
         };
         let _ = report.send(Ok(reactor.remote()));
-        let worker = Worker { reactor: reactor.clone(), common, listeners: RefCell::default() };
+        let worker = Worker {
+            reactor: reactor.clone(),
+            common,
+            listeners: RefCell::default(),
+            connections: OpenConnections::default(),
+        };
         reactor.spawn(worker.obey(inbox, rung));
         let result = reactor.run();
         if let Err(failure) = &result {
@@ -117,6 +128,7 @@ struct Worker {
     reactor: Reactor,
     common: Common,
     listeners: RefCell<Vec<Open>>,
+    connections: OpenConnections,
 }
 
 /// A socket of a listener, and the task that accepts from it.
@@ -160,6 +172,10 @@ impl Worker {
                 }
                 drop(done);
             }
+            Order::Page { filter, start, done } => {
+                let _ = done.send(self.connections.page(&filter, start, self.reactor.now()));
+            }
+            Order::End { id, done } => _ = done.send(self.connections.end(id.key)),
             Order::Sockets { id, done } => {
                 let listeners = self.listeners.borrow();
                 let of_id = listeners.iter().filter(|open| open.listener.id == id);
@@ -189,7 +205,7 @@ impl Worker {
             clients: Arc::clone(&common.clients),
             idle: common.idle.clone(),
         };
-        let listener = HttpsListener::new(&self.reactor, id, rules, worker);
+        let listener = HttpsListener::new(&self.reactor, id, rules, worker, &self.connections);
         let closing = Rc::<Closing>::default();
         self.listeners.borrow_mut().push(Open {
             listener: Rc::clone(&listener),

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use truepeer_http1::{HeadEnd, RequestHead, ResponseHead};
+use truepeer_session::registry::SessionStage;
 
 use super::client::{Http1Body, Http1Reply, ReplyStage, linger};
 use super::failure::Failure;
@@ -13,7 +14,7 @@ use super::serve::{Requester, ServeEnd, Service};
 use super::time_limit::TimeLimit;
 use crate::client_info::ClientInfo;
 use crate::origin::Dial;
-use crate::pump::{IdleTimeouts, Pump, PumpEnd};
+use crate::pump::{Counted, IdleTimeouts, Pump, PumpEnd};
 use crate::read_buffer::Buffer;
 use crate::shared_stream::SharedStream;
 use crate::stream::Connection;
@@ -157,6 +158,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
 
     async fn exchange(&mut self, request: &RequestHead, response: &mut ResponseHead) -> Next {
         self.requests += 1;
+        self.requester.client_info.set_stage(SessionStage::Relaying);
         let (service, settings) = (self.service, &self.service.settings);
         let began = std::time::Instant::now();
         let keep_alive = request.keep_alive
@@ -179,6 +181,8 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         let (stage, keep_alive, status) = (reply.stage, reply.keep_alive, reply.status);
         let (mut bytes_up, mut bytes_down) = (body.received, reply.sent);
         drop(body);
+        let client_info = self.requester.client_info;
+        service.journal.add_bytes(client_info, bytes_up, bytes_down);
         let mut is_in_order = true;
         let failure = match served {
             Ok(ServeEnd::Switched(mut origin)) => {
@@ -187,7 +191,12 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
                     half: Some(settings.timeouts.half_tunnel),
                 };
                 let (up, down) = (self.buffer.take(), origin.buffer.take());
-                let mut pump = Pump::new(up, down, service.backlog.clone());
+                let mut pump = Pump::new(
+                    up,
+                    down,
+                    service.backlog.clone(),
+                    Counted { shard: service.journal.shard(), open: client_info.open.clone() },
+                );
                 let end = pump.run(&service.reactor, timeouts, self.stream, &origin.stream).await;
                 (bytes_up, bytes_down) = pump.delivered();
                 is_in_order = matches!(end, PumpEnd::Finished);
@@ -196,7 +205,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
             Ok(ServeEnd::Answered) => None,
             Err(failure) => Some(failure),
         };
-        let client_info = self.requester.client_info;
+        client_info.set_stage(SessionStage::Idle);
         let failure = failure.as_ref();
         service.note(&Served { client_info, request, status, bytes_up, bytes_down, began, failure });
         match (stage, keep_alive) {

@@ -41,11 +41,22 @@ impl RequestJournal {
         Self { shared, shard, access_log }
     }
 
-    /// Records the end of a request.
+    /// The counters of its listener in this worker.
+    pub(crate) fn shard(&self) -> Arc<Shard> {
+        Arc::clone(&self.shard)
+    }
+
+    /// Counts the bytes of bodies.
+    pub(crate) fn add_bytes(&self, client_info: &ClientInfo, up: u64, down: u64) {
+        self.shard.add_bytes(up, down);
+        if let Some(open) = &client_info.open {
+            open.add_bytes(up, down);
+        }
+    }
+
+    /// Records the end of a request. Its bytes are counted separately.
     pub(crate) fn on_request(&self, served: &Served<'_>, now: Instant) {
         self.shard.count(Counter::Requests);
-        self.shard.add(Counter::BytesUp, served.bytes_up);
-        self.shard.add(Counter::BytesDown, served.bytes_down);
         if let Some(failure) = served.failure {
             self.shard.count(Counter::RequestsFailed);
             self.on_failure(served.client_info, failure, now);
@@ -73,7 +84,7 @@ impl RequestJournal {
 
     /// Counts a failure and warns about it, at most once a minute for each reason and address.
     pub(crate) fn on_failure(&self, client_info: &ClientInfo, failure: &Failure, now: Instant) {
-        self.shared.counters.refuse(failure.reason());
+        self.shard.refuse(failure.reason());
         // Clients often leave or are slow: such failures are counted without a warning.
         let about: IpAddr = match failure {
             Failure::ClientGone | Failure::ClientStalled(_) | Failure::ClientTooSlow(_) => return,

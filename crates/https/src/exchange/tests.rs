@@ -131,6 +131,8 @@ pub(crate) fn bed(settings: HttpSettings) -> Bed {
 fn retrying_bed(settings: HttpSettings, retry_timeout: Duration) -> Bed {
     let reactor = Reactor::new().unwrap();
     let (origin, sessions) = (Scripts::default(), Budget::new(1000));
+    let journal = Arc::<truepeer_session::Journal>::default();
+    let shard = journal.counters.shard(truepeer_session::ListenerId::new(0));
     let service = Rc::new(Service {
         reactor: reactor.clone(),
         settings,
@@ -141,7 +143,7 @@ fn retrying_bed(settings: HttpSettings, retry_timeout: Duration) -> Bed {
         sharing: Sharing::All,
         retry_timeout,
         idle: crate::downstream::IdleConnections::new(1).of(0),
-        journal: RequestJournal::new(Arc::default(), Arc::default(), false),
+        journal: RequestJournal::new(journal, shard, false),
     });
     Bed { reactor, origin, service }
 }

@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use truepeer_policy::SenderAddr;
 use truepeer_session::Ended;
+use truepeer_session::registry::SessionStage;
 
 use self::dialler::Dialler;
 use crate::client_info::ClientInfo;
 use crate::downstream::{Counted, Downstream, TlsListener, WorkerState};
 use crate::exchange::{HttpSettings, RequestJournal, Service, Sharing, serve_http1};
 use crate::http2::serve_http2;
+use crate::open::{Listed, OpenConnection};
 use crate::origin::{Dial, Pool};
 use crate::reactor::{Reactor, TcpStream};
 use crate::stream::Stream;
@@ -115,11 +117,12 @@ impl Gateway {
         self: Rc<Self>,
         tcp: TcpStream,
         sender: SenderAddr,
+        listed: Listed,
         held: impl Sized + 'static,
     ) -> impl Future<Output = ()> {
         async move {
             // Boxed: a handshake needs memory that the connection must not keep.
-            if let Some(opened) = Box::pin(self.open(tcp, sender)).await {
+            if let Some(opened) = Box::pin(self.open(tcp, sender, listed.connection())).await {
                 let (stream, client_info, counted, speaks_http2) = opened;
                 let service = Rc::clone(&self.service);
                 if speaks_http2 {
@@ -130,7 +133,7 @@ impl Gateway {
                 }
                 drop(counted);
             }
-            drop(held);
+            drop((held, listed));
         }
     }
 
@@ -139,12 +142,14 @@ impl Gateway {
         &self,
         tcp: TcpStream,
         sender: SenderAddr,
+        open: &Rc<OpenConnection>,
     ) -> Option<(Stream, ClientInfo, Option<Counted>, bool)> {
         let began = self.reactor.now();
-        match Downstream::open(&self.listening, &self.worker, tcp, sender).await {
+        match Downstream::open(&self.listening, &self.worker, tcp, sender, open).await {
             Ok(mut downstream) => {
                 let speaks_http2 = speaks_http2(&mut downstream);
-                let client_info = self.client_info(&downstream);
+                open.set_stage(SessionStage::Idle);
+                let client_info = self.client_info(&downstream, open);
                 let counted = downstream.counted.take();
                 Some((downstream.into_stream(), client_info, counted, speaks_http2))
             }
@@ -157,6 +162,7 @@ impl Gateway {
                     bytes_down: 0,
                     began,
                     tls: None,
+                    tags: None,
                 };
                 let now = self.reactor.now();
                 self.worker.journal.on_close(&self.worker.shard, &ended, &reason, now);
@@ -165,7 +171,7 @@ impl Gateway {
         }
     }
 
-    fn client_info(&self, downstream: &Downstream) -> ClientInfo {
+    fn client_info(&self, downstream: &Downstream, open: &Rc<OpenConnection>) -> ClientInfo {
         let mut route = downstream.route;
         // The client's address without its port: requests of one client share connections to the origin.
         if let Some(source) = &mut route.source {
@@ -183,6 +189,7 @@ impl Gateway {
                 Vec::new()
             },
             client_subject: tls.and_then(|facts| Some(facts.client.as_ref()?.subject.clone())),
+            open: Some(Rc::clone(open)),
         }
     }
 }

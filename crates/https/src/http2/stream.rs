@@ -56,6 +56,7 @@ pub(super) async fn serve<O: Dial>(
         began,
         failure: failure.as_ref(),
     };
+    service.journal.add_bytes(client_info, served.bytes_up, served.bytes_down);
     service.note(&served);
     if reply.stage == ReplyStage::Ended {
         body.discard().await;

@@ -10,12 +10,16 @@ mod half;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use truepeer_session::budget::Budget;
+use truepeer_session::counters::Shard;
 
 use self::half::{Fault, PumpHalf};
+use crate::open::OpenConnection;
 use crate::reactor::Reactor;
 use crate::shared_stream::SharedStream;
 use crate::stream::Connection;
@@ -59,12 +63,24 @@ pub(crate) struct Pump {
     down: PumpHalf,
     /// The limit of bytes held for the slow ends of all connections together.
     backlog: Budget,
+    counted: Counted,
+    /// Bytes that are counted there: up, down.
+    bytes: (u64, u64),
+}
+
+/// Where delivered bytes are counted.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    pub(crate) shard: Arc<Shard>,
+    pub(crate) open: Option<Rc<OpenConnection>>,
 }
 
 impl Pump {
-    /// `up` and `down` were already read and are sent first.
-    pub(crate) fn new(up: Vec<u8>, down: Vec<u8>, backlog: Budget) -> Self {
-        Self { up: PumpHalf::beginning_with(up), down: PumpHalf::beginning_with(down), backlog }
+    /// `up` and `down` were already read and are sent first. Delivered bytes are counted at once,
+    /// because a connection may last for days.
+    pub(crate) fn new(up: Vec<u8>, down: Vec<u8>, backlog: Budget, counted: Counted) -> Self {
+        let [up, down] = [up, down].map(PumpHalf::beginning_with);
+        Self { up, down, backlog, counted, bytes: (0, 0) }
     }
 
     /// Bytes delivered: up, down.
@@ -85,7 +101,9 @@ impl Pump {
         let timer = reactor.timer();
         let mut before = None;
         let end = poll_fn(|cx| {
-            match self.poll_halves(cx, downstream, upstream) {
+            let moved = self.poll_halves(cx, downstream, upstream);
+            self.count();
+            match moved {
                 Poll::Ready(Ok(())) => return Poll::Ready(PumpEnd::Finished),
                 Poll::Ready(Err((side, error))) => return Poll::Ready(PumpEnd::Broken(side, error)),
                 Poll::Pending => {}
@@ -114,7 +132,18 @@ impl Pump {
                 let _ = reactor.timeout(RESET_GRACE, rest).await;
             }
         }
+        self.count();
         end
+    }
+
+    fn count(&mut self) {
+        let (before, now) = (self.bytes, self.delivered());
+        let (up, down) = (now.0 - before.0, now.1 - before.1);
+        self.counted.shard.add_bytes(up, down);
+        if let Some(open) = &self.counted.open {
+            open.add_bytes(up, down);
+        }
+        self.bytes = now;
     }
 
     fn poll_halves<A: Connection, B: Connection>(
@@ -123,7 +152,7 @@ impl Pump {
         downstream: &SharedStream<A>,
         upstream: &SharedStream<B>,
     ) -> Poll<Result<(), (Side, io::Error)>> {
-        let Self { up, down, backlog } = self;
+        let Self { up, down, backlog, .. } = self;
         downstream.with(|downstream| {
             upstream.with(|upstream| {
                 let (downstream, upstream) = (downstream.get_mut(), upstream.get_mut());

@@ -35,7 +35,7 @@ use truepeer_session::table::Key;
 pub use self::connect::connect;
 pub use self::listener::TcpListener;
 pub use self::remote::Remote;
-pub use self::stream::TcpStream;
+pub use self::stream::{AbortHandle, TcpStream};
 pub use self::timers::{Elapsed, Timer};
 
 use self::settling::Settling;

@@ -33,6 +33,8 @@ pub(super) struct Source {
     broken: Cell<bool>,
     /// A byte of the stream was marked urgent (tcp(7)): reads stop before it.
     urgent: Cell<bool>,
+    /// Every read and write fails from now on.
+    aborted: Cell<bool>,
     reader: RefCell<Option<Waker>>,
     writer: RefCell<Option<Waker>>,
 }
@@ -51,6 +53,19 @@ impl Source {
     /// Whether the connection has failed, or has ended in both directions.
     pub(super) fn is_broken(&self) -> bool {
         self.broken.get()
+    }
+
+    /// Makes every read and write fail, and the tasks notice it.
+    pub(super) fn abort(&self) {
+        self.aborted.set(true);
+        self.readable.set(true);
+        self.writable.set(true);
+        wake(&self.reader);
+        wake(&self.writer);
+    }
+
+    pub(super) fn is_aborted(&self) -> bool {
+        self.aborted.get()
     }
 
     pub(super) fn await_readable(&self, cx: &Context<'_>) {

@@ -24,6 +24,17 @@ pub struct TcpStream {
     reactor: Reactor,
 }
 
+/// Ends a connection from outside its task.
+#[derive(Debug)]
+pub struct AbortHandle(Rc<Source>);
+
+impl AbortHandle {
+    /// Makes every read and write fail from now on, as after a reset, and the close send one.
+    pub fn abort(&self) {
+        self.0.abort();
+    }
+}
+
 impl TcpStream {
     /// Takes an established connection. Reads and writes may succeed at once.
     pub(super) fn established(reactor: &Reactor, io: mio::net::TcpStream) -> io::Result<Self> {
@@ -75,6 +86,7 @@ impl TcpStream {
             return Poll::Pending;
         }
         ready!(self.reactor.poll_allowance(cx));
+        self.check_aborted()?;
         loop {
             match (&self.io).read(buffer) {
                 Ok(length) => {
@@ -116,6 +128,7 @@ impl TcpStream {
         }
         ready!(self.reactor.poll_settling());
         ready!(self.reactor.poll_allowance(cx));
+        self.check_aborted()?;
         loop {
             match write(&self.io) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -145,6 +158,20 @@ impl TcpStream {
     /// Makes the next read ask the kernel even without an event.
     pub fn look_again(&self) {
         self.source.readable.set(true);
+    }
+
+    /// A handle that ends the connection.
+    #[must_use]
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle(Rc::clone(&self.source))
+    }
+
+    fn check_aborted(&self) -> io::Result<()> {
+        if self.source.is_aborted() {
+            self.reset_when_closed();
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        Ok(())
     }
 
     /// Makes the close send a reset.

@@ -10,13 +10,15 @@ use truepeer_policy::{Route, SenderAddr};
 use truepeer_proto::Tlvs;
 use truepeer_session::budget::Permit;
 use truepeer_session::counters::Counter;
+use truepeer_session::registry::SessionStage;
 use truepeer_session::{Ended, send_proxy};
 
 use super::tlvs;
 use crate::close::TlsCloseReason;
 use crate::dial::dial;
 use crate::downstream::{Downstream, TlsListener, WorkerState};
-use crate::pump::{IdleTimeouts, Pump, PumpEnd, Side};
+use crate::open::{Listed, OpenConnection};
+use crate::pump::{Counted, IdleTimeouts, Pump, PumpEnd, Side};
 use crate::reactor::TcpStream;
 use crate::shared_stream::SharedStream;
 use crate::stream::Stream;
@@ -38,10 +40,18 @@ pub(crate) struct SessionContext {
 }
 
 /// Serves one connection.
-pub(crate) async fn serve(shared: Rc<SessionContext>, tcp: TcpStream, sender: SenderAddr, _permit: Permit) {
+pub(crate) async fn serve(
+    shared: Rc<SessionContext>,
+    tcp: TcpStream,
+    sender: SenderAddr,
+    _permit: Permit,
+    listed: Listed,
+) {
     let reactor = tcp.reactor().clone();
-    let mut record = Record::new(Rc::clone(&shared), sender, reactor.now());
+    let open = Rc::clone(listed.connection());
+    let mut record = Record::new(Rc::clone(&shared), sender, reactor.now(), open);
     let reason = match session(&shared, &mut record, tcp, sender).await {
+        _ if listed.connection().is_ended() => truepeer_session::CloseReason::EndedByOperator.into(),
         Ok(reason) | Err(reason) => reason,
     };
     record.end(&reason, reactor.now());
@@ -55,7 +65,11 @@ async fn session(
 ) -> Result<TlsCloseReason, TlsCloseReason> {
     let reactor = tcp.reactor().clone();
     // Boxed: the memory of the handshakes must not stay with the session.
-    let mut downstream = Box::pin(Downstream::open(&shared.listening, &shared.worker, tcp, sender)).await?;
+    let mut downstream = {
+        let opening = Downstream::open(&shared.listening, &shared.worker, tcp, sender, &record.open);
+        Box::pin(opening).await?
+    };
+    record.open.set_stage(SessionStage::Connecting);
     let _counted = downstream.counted.take();
     record.route = Some(downstream.route);
     record.tls = downstream.tls.as_ref().map(ToString::to_string);
@@ -68,9 +82,13 @@ async fn session(
             return Err(reason);
         }
     };
-    shared.worker.shard.count(Counter::Relayed);
-    let backlog = shared.worker.budgets.backlog_bytes.clone();
-    let pump = record.pump.insert(Pump::new(downstream.first, Vec::new(), backlog));
+    let worker = &shared.worker;
+    worker.shard.count(Counter::Relayed);
+    record.open.set_stage(SessionStage::Relaying);
+    let backlog = worker.budgets.backlog_bytes.clone();
+    let counted = Counted { shard: Arc::clone(&worker.shard), open: Some(Rc::clone(&record.open)) };
+    let pump = Pump::new(downstream.first, Vec::new(), backlog, counted);
+    let pump = record.pump.insert(pump);
     let idle = shared.listening.settings.idle_timeout;
     let timeouts = IdleTimeouts { both: idle, half: idle };
     let (downstream, upstream) = (SharedStream::new(downstream.stream), SharedStream::new(upstream));
@@ -126,20 +144,20 @@ struct Record {
     tls: Option<String>,
     began: Instant,
     pump: Option<Pump>,
+    open: Rc<OpenConnection>,
     ended: bool,
 }
 
 impl Record {
-    fn new(shared: Rc<SessionContext>, sender: SenderAddr, began: Instant) -> Self {
-        Self { shared, sender, route: None, tls: None, began, pump: None, ended: false }
+    fn new(shared: Rc<SessionContext>, sender: SenderAddr, began: Instant, open: Rc<OpenConnection>) -> Self {
+        Self { shared, sender, route: None, tls: None, began, pump: None, open, ended: false }
     }
 
     fn end(&mut self, reason: &TlsCloseReason, now: Instant) {
         self.ended = true;
         let worker = &*self.shared.worker;
         let (bytes_up, bytes_down) = self.pump.as_ref().map_or((0, 0), Pump::delivered);
-        worker.shard.add(Counter::BytesUp, bytes_up);
-        worker.shard.add(Counter::BytesDown, bytes_down);
+        let tags = self.open.tags();
         let ended = Ended {
             sender: self.sender,
             route: self.route.as_ref(),
@@ -148,6 +166,7 @@ impl Record {
             bytes_down,
             began: self.began,
             tls: self.tls.as_deref(),
+            tags: tags.as_deref(),
         };
         worker.journal.on_close(&worker.shard, &ended, reason, now);
     }

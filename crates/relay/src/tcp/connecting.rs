@@ -1,6 +1,6 @@
 //! The stage in which the session connects to the backend as the client.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use truepeer_policy::Route;
@@ -23,6 +23,7 @@ pub(crate) struct Connecting<S> {
     /// The first bytes for the backend.
     first: Backlog,
     attempt: Attempt<S>,
+    began: Instant,
 }
 
 #[derive(Debug)]
@@ -34,7 +35,8 @@ enum Attempt<S> {
 
 /// The result of connecting.
 pub(crate) enum Dialling<S, P> {
-    Connected(Relaying<S, P>, Box<Route>),
+    /// After this time.
+    Connected(Relaying<S, P>, Box<Route>, Duration),
     /// In progress.
     Waiting(Connecting<S>),
     /// Wait until the tuple may be free.
@@ -62,8 +64,8 @@ impl<S> Connecting<S> {
             }
         };
         let first = Backlog::of(first, &cx.budgets.backlog_bytes);
-        let session = Self { downstream, route: Box::new(route), first, attempt: Attempt::InConflict(0) };
-        session.attempt(cx)
+        let (route, attempt) = (Box::new(route), Attempt::InConflict(0));
+        Self { downstream, route, first, attempt, began: cx.now }.attempt(cx)
     }
 
     /// The session's route.
@@ -117,7 +119,7 @@ impl<S> Connecting<S> {
         match cx.io.send(&upstream.socket, self.first.unsent()) {
             Ok(sent) => {
                 self.first.count_sent(sent);
-                self.connected(upstream)
+                self.connected(upstream, cx.now)
             }
             // Not connected yet: the event will say when.
             Err(Errno::AGAIN | Errno::INTR) => {
@@ -125,7 +127,7 @@ impl<S> Connecting<S> {
                 Dialling::Waiting(self)
             }
             // The kernel reports this error only once: SO_ERROR would say 0 later.
-            Err(errno) => self.on_error(upstream, errno),
+            Err(errno) => self.on_error(upstream, errno, cx.now),
         }
     }
 
@@ -148,30 +150,31 @@ impl<S> Connecting<S> {
             }
         };
         if let Err(errno) = cx.io.connect_result(&upstream.socket) {
-            return self.on_error(upstream, errno);
+            return self.on_error(upstream, errno, cx.now);
         }
         upstream.ready.merge(event);
         if !upstream.ready.writable {
             self.attempt = Attempt::Dialled(upstream);
             return Dialling::Waiting(self);
         }
-        self.connected(upstream)
+        self.connected(upstream, cx.now)
     }
 
     /// The backend refuses, is unreachable, or has reset.
-    fn on_error<P>(self, mut upstream: End<S>, errno: Errno) -> Dialling<S, P> {
+    fn on_error<P>(self, mut upstream: End<S>, errno: Errno, now: Instant) -> Dialling<S, P> {
         if matches!(errno, Errno::CONNRESET | Errno::PIPE) {
             // Linux's tcp_reset(): RESET means that the connection was established, REFUSED that it was not. The
             // bytes that the backend sent before the reset can still be read.
             upstream.ready = Readiness::BROKEN;
-            return self.connected(upstream);
+            return self.connected(upstream, now);
         }
         self.fail(CallError { call: "connect", errno }.into())
     }
 
-    fn connected<P>(self, mut upstream: End<S>) -> Dialling<S, P> {
+    fn connected<P>(self, mut upstream: End<S>, now: Instant) -> Dialling<S, P> {
         upstream.ready.writable = true;
-        Dialling::Connected(Relaying::new(self.downstream, upstream, self.first), self.route)
+        let took = now.saturating_duration_since(self.began);
+        Dialling::Connected(Relaying::new(self.downstream, upstream, self.first), self.route, took)
     }
 
     fn fail<P>(self, error: ConnectError) -> Dialling<S, P> {

@@ -13,9 +13,9 @@ use std::time::Instant;
 use truepeer_policy::{HeaderRule, Opening, Route, SenderAddr};
 use truepeer_proto::Header;
 use truepeer_session::budget::Permit;
-use truepeer_session::counters::Counter;
 use truepeer_session::deadlines::{Link, Linked};
-use truepeer_session::{CloseReason, Ended};
+use truepeer_session::registry::SessionStage;
+use truepeer_session::{CloseReason, Ended, ListenerId, OpenSession, SessionFilter, SessionId, Tags};
 
 use super::connecting::{Connecting, Dialling};
 use super::context::Context;
@@ -60,6 +60,8 @@ pub(crate) struct Session<S, P> {
     /// Boxed because it is used only twice in a session's life.
     route: Option<Box<Route>>,
     began: Instant,
+    /// What the header said besides addresses: nothing, in most.
+    tags: Option<Box<Tags>>,
     link: Link,
     /// The session has asked for another turn. Until then events are only noted: a session has one turn per
     /// round, however many events its sockets have.
@@ -90,6 +92,7 @@ impl<S, P> Session<S, P> {
             sender,
             route: None,
             began: now,
+            tags: None,
             link: Link::default(),
             turn_due: false,
             _permit: permit,
@@ -101,6 +104,34 @@ impl<S, P> Session<S, P> {
             Stage::Connecting(connecting) => Some(connecting.route()),
             _ => self.route.as_deref(),
         }
+    }
+
+    /// The session at `now`, for the operator.
+    pub(crate) fn describe(&self, id: SessionId, listener: ListenerId, now: Instant) -> OpenSession {
+        let (stage, (bytes_up, bytes_down)) = match &self.stage {
+            Stage::AwaitHeader { .. } => (SessionStage::Header, (0, 0)),
+            Stage::Connecting(_) => (SessionStage::Connecting, (0, 0)),
+            Stage::Relaying(relaying) => (SessionStage::Relaying, relaying.delivered_bytes()),
+            Stage::Over => (SessionStage::Relaying, (0, 0)),
+        };
+        let route = self.route();
+        OpenSession {
+            id,
+            listener,
+            stage,
+            sender: self.sender,
+            client: route.map(|route| route.client),
+            backend: route.map(|route| route.backend),
+            bytes_up,
+            bytes_down,
+            age: now.saturating_duration_since(self.began),
+            tags: self.tags.clone(),
+        }
+    }
+
+    /// Whether the operator asks for this session.
+    pub(crate) fn is_wanted(&self, filter: &SessionFilter) -> bool {
+        filter.admits(self.route().map(|route| route.client), self.sender)
     }
 
     /// The first turn: reads what has arrived with the connection.
@@ -170,8 +201,7 @@ impl<S, P> Session<S, P> {
     {
         match &mut self.stage {
             Stage::Relaying(relaying) => {
-                let mut pump = PumpContext { io: cx.io, scratch, backlog_bytes: &cx.budgets.backlog_bytes };
-                let progress = relaying.run(&mut pump);
+                let progress = counted(cx, scratch, relaying, Relaying::run);
                 self.verdict(progress)
             }
             Stage::AwaitHeader { .. } => self.read_header(cx, scratch),
@@ -207,8 +237,7 @@ impl<S, P> Session<S, P> {
                 self.adopt(cx, dialling)
             }
             (Stage::Relaying(mut relaying), Deadline::ResetCheck) => {
-                let mut pump = PumpContext { io: cx.io, scratch, backlog_bytes: &cx.budgets.backlog_bytes };
-                let progress = relaying.check_reset(&mut pump);
+                let progress = counted(cx, scratch, &mut relaying, Relaying::check_reset);
                 self.stage = Stage::Relaying(relaying);
                 self.verdict(progress)
             }
@@ -296,6 +325,10 @@ impl<S, P> Session<S, P> {
             Ok(route) => route,
             Err(refusal) => return Verdict::Close(refusal.into()),
         };
+        let version = header.map(|header| header.version);
+        self.tags = header.and_then(|header| Tags::of(header.tlvs));
+        let waited = cx.now.saturating_duration_since(self.began);
+        cx.journal.on_route(cx.shard, &route, version, waited);
         if let Some(range) = route.special {
             cx.journal.on_special_claim(&route, self.sender, range, cx.now);
         }
@@ -329,8 +362,10 @@ impl<S, P> Session<S, P> {
         dialling: Dialling<S, P>,
     ) -> Verdict {
         match dialling {
-            Dialling::Connected(relaying, route) => {
-                cx.shard.count(Counter::Relayed);
+            Dialling::Connected(relaying, route, took) => {
+                cx.journal.on_connected(cx.shard, took);
+                let (up, down) = relaying.delivered_bytes();
+                cx.shard.add_bytes(up, down);
                 self.route = Some(route);
                 self.stage = Stage::Relaying(relaying);
                 Verdict::Wait(Deadline::Idle)
@@ -386,16 +421,15 @@ impl<S, P> Session<S, P> {
                 CloseReason::ResetByClient
                 | CloseReason::ResetByBackend
                 | CloseReason::Stopping
+                | CloseReason::EndedByOperator
                 | CloseReason::Panicked => {
                     relaying.reset(cx.io);
                 }
                 _ => relaying.cut(cx.io),
             }
-        } else if *reason == CloseReason::Panicked {
+        } else if matches!(reason, CloseReason::Panicked | CloseReason::EndedByOperator) {
             self.reset_early(cx.io);
         }
-        cx.shard.add(Counter::BytesUp, bytes_up);
-        cx.shard.add(Counter::BytesDown, bytes_down);
         let ended = Ended {
             sender: self.sender,
             route: self.route(),
@@ -404,7 +438,23 @@ impl<S, P> Session<S, P> {
             bytes_down,
             began: self.began,
             tls: None,
+            tags: self.tags.as_deref(),
         };
         cx.journal.on_close(cx.shard, &ended, reason, cx.now);
     }
+}
+
+/// Lets bytes move, and counts them at once: a session may last for days.
+fn counted<I, S, P, T>(
+    cx: &mut Context<'_, I>,
+    scratch: &mut [u8],
+    relaying: &mut Relaying<S, P>,
+    turn: impl FnOnce(&mut Relaying<S, P>, &mut PumpContext<'_, I>) -> T,
+) -> T {
+    let (up, down) = relaying.delivered_bytes();
+    let mut pump = PumpContext { io: cx.io, scratch, backlog_bytes: &cx.budgets.backlog_bytes };
+    let result = turn(relaying, &mut pump);
+    let (up_now, down_now) = relaying.delivered_bytes();
+    cx.shard.add_bytes(up_now - up, down_now - down);
+    result
 }

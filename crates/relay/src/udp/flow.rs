@@ -13,6 +13,8 @@ use truepeer_session::budget::Permit;
 use truepeer_session::connect_as::{self as dial, ConnectError, refuse_itself};
 use truepeer_session::counters::Counter;
 use truepeer_session::journal::EndedFlow;
+use truepeer_session::registry::SessionStage;
+use truepeer_session::{OpenSession, SessionFilter, SessionId, Tags};
 use truepeer_sys::socket::{set_mark, set_transparent};
 use truepeer_sys::udp::{Local, enable_gro, grow_buffers, supports_segmentation, udp_socket};
 use truepeer_sys::{CallError, Named};
@@ -42,6 +44,8 @@ pub(crate) struct Flow {
     pub(crate) up: Sent,
     pub(crate) down: Sent,
     pub(crate) began: Instant,
+    /// What the header of its first datagram said besides addresses.
+    pub(crate) tags: Option<Box<Tags>>,
     pub(crate) permit: Permit,
     /// None where the upstream socket does not have the client's address and port.
     pub(crate) tuple: Option<UpstreamTuple>,
@@ -91,12 +95,37 @@ impl Flow {
             bytes_up: self.up.bytes,
             bytes_down: self.down.bytes,
             began: self.began,
+            tags: self.tags.as_deref(),
             close: match why {
                 Counter::FlowsEvicted => "evicted",
                 Counter::FlowsClosed => "listener_closed",
+                Counter::FlowsEnded => "ended_by_operator",
                 _ => "silent",
             },
         }
+    }
+}
+
+impl Flow {
+    /// The flow at `now`, for the operator.
+    pub(super) fn describe(&self, id: SessionId, now: Instant) -> OpenSession {
+        OpenSession {
+            id,
+            listener: self.listener.id,
+            stage: SessionStage::Relaying,
+            sender: SenderAddr::new(self.back.sender),
+            client: Some(self.route.client),
+            backend: Some(self.route.backend),
+            bytes_up: self.up.bytes,
+            bytes_down: self.down.bytes,
+            age: now.saturating_duration_since(self.began),
+            tags: self.tags.clone(),
+        }
+    }
+
+    /// Whether the operator asks for this flow.
+    pub(super) fn is_wanted(&self, filter: &SessionFilter) -> bool {
+        filter.admits(Some(self.route.client), SenderAddr::new(self.back.sender))
     }
 }
 

@@ -33,7 +33,7 @@ use truepeer_session::counters::Counter;
 use truepeer_session::journal::RefusedDatagram;
 use truepeer_session::refusals::Refusals;
 use truepeer_session::table::Key;
-use truepeer_session::{Journal, ListenerId};
+use truepeer_session::{Journal, ListenerId, OpenSession, SessionFilter, SessionId};
 use truepeer_sys::udp::ReceiveBatch;
 use truepeer_sys::{CallError, Named};
 
@@ -140,6 +140,33 @@ impl UdpFlows {
         }
     }
 
+    /// Those flows at places `from` to `to` that the operator asks for.
+    pub(crate) fn list(
+        &self,
+        (from, to): (u32, u32),
+        filter: &SessionFilter,
+        id: impl Fn(Key) -> SessionId,
+        now: Instant,
+    ) -> Vec<OpenSession> {
+        let wanted = self.table.between(from, to).filter(|(_, flow)| flow.is_wanted(filter));
+        wanted.map(|(key, flow)| flow.describe(id(key), now)).collect()
+    }
+
+    /// How many places for flows there are, used or not.
+    pub(crate) fn places(&self) -> u32 {
+        self.table.places()
+    }
+
+    /// Ends a flow because the operator says so. Returns whether there was one.
+    pub(crate) fn end(&mut self, cx: &FlowContext<'_>, key: Key) -> bool {
+        let gone = self.table.remove(key);
+        let was_there = gone.is_some();
+        if let Some(gone) = gone {
+            self.forget(cx, gone, Counter::FlowsEnded);
+        }
+        was_there
+    }
+
     /// Opens no more flows.
     pub(crate) fn drain(&mut self) {
         self.is_draining = true;
@@ -172,7 +199,7 @@ impl UdpFlows {
         if let Some(sender) = gone.sender {
             self.forgotten.add(sender, !is_expired, cx.now);
         }
-        cx.journal.on_flow_end(&gone.flow.ended(why), cx.now);
+        cx.journal.on_flow_end(&listener.shard, &gone.flow.ended(why), cx.now);
         let sending = listener.rules.settings.udp.as_ref().and_then(|udp| udp.sending);
         // An evicted flow must make room, so it can't keep its descriptor.
         if is_expired && sending.is_some_and(Dialect::has_bare_datagrams) {

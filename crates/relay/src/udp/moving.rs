@@ -244,6 +244,7 @@ impl UdpFlows {
             up: state.up,
             down: state.down,
             began: cx.now.checked_sub(state.age).unwrap_or(cx.now),
+            tags: None,
             permit: cx.budgets.flows.take_anyway(1),
             tuple: tuple.and_then(|source| gate.tuples.take(&key, source, backend.get())),
             upstream,

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use truepeer_policy::{Dialect, Origin, Route, SenderAddr};
 use truepeer_proto::{Addresses, Command, EncodeError, Header, Tlvs, Transport, V2Encoder, spp};
+use truepeer_session::Tags;
 use truepeer_session::budget::Permit;
 use truepeer_session::counters::Counter;
 use truepeer_session::settings::UdpSettings;
@@ -57,6 +58,8 @@ impl UdpFlows {
         if let Some(error) = &upstream.port_replaced {
             cx.journal.on_port_replaced(&opening.listener.shard, &route, error, cx.now);
         }
+        let version = opening.header.map(|header| header.version);
+        cx.journal.on_route(&opening.listener.shard, &route, version, Duration::ZERO);
         let reply_header = if opening.udp.dialect == Dialect::Spp { opening.raw } else { &[] };
         let flow = Flow {
             listener: Rc::clone(opening.listener),
@@ -70,6 +73,7 @@ impl UdpFlows {
             up: Sent::default(),
             down: Sent::default(),
             began: cx.now,
+            tags: opening.header.and_then(|header| Tags::of(header.tlvs)),
             permit,
             tuple: upstream.tuple,
         };

@@ -80,6 +80,16 @@ impl<F> FlowTable<F> {
         self.by_sender.get(key).copied()
     }
 
+    /// How many places the table has, used or not.
+    pub(crate) fn places(&self) -> u32 {
+        self.flows.places()
+    }
+
+    /// The flows at places `from` (included) to `to` (excluded).
+    pub(crate) fn between(&self, from: u32, to: u32) -> impl Iterator<Item = (Key, &F)> {
+        self.flows.between(from, to).map(|(key, entry)| (key, &entry.flow))
+    }
+
     pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut F> {
         self.flows.get_mut(key).map(|entry| &mut entry.flow)
     }

@@ -52,7 +52,6 @@ impl UdpFlows {
             }
         }
         self.received = Some(received);
-        self.refusals.flush(&cx.journal.counters);
     }
 
     fn deliver(

@@ -11,6 +11,7 @@
 
 mod doors;
 mod event;
+mod operator;
 mod order;
 mod team;
 
@@ -264,6 +265,8 @@ impl Worker {
                     self.begin(&listener, connection, now);
                 }
                 Order::Flows(order) => self.with_flows(now, |flows, cx| move_flows(flows, cx, order)),
+                Order::Page { filter, start, done } => _ = done.send(self.page(&filter, start, now)),
+                Order::End { id, done } => _ = done.send(self.end(id, now)),
                 Order::Drain => self.drain(now),
                 Order::Stop => self.is_stopping = true,
                 #[cfg(test)]

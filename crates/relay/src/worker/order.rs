@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use truepeer_session::budget::Permit;
-use truepeer_session::{ListenerId, ListenerRules};
+use truepeer_session::registry::{Page, PageStart};
+use truepeer_session::{ListenerId, ListenerRules, SessionFilter, SessionId};
 use truepeer_sys::CallError;
 
 use crate::entrances::Entrances;
@@ -30,6 +31,10 @@ pub(crate) enum Order {
     Adopt { id: ListenerId, rules: Arc<ListenerRules>, connection: AcceptedConnection },
     /// Move flows from or to another process.
     Flows(FlowsOrder),
+    /// Describe the sessions that the operator asks for.
+    Page { filter: SessionFilter, start: PageStart, done: Sender<Page> },
+    /// End a session, and answer whether there was one.
+    End { id: SessionId, done: Sender<bool> },
     /// Take nothing more, and end with the last session.
     Drain,
     /// End.

@@ -30,6 +30,16 @@ impl From<Protocol> for Transport {
     }
 }
 
+impl Protocol {
+    /// The name, as typed.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+}
+
 /// The header to write for the backend instead of using the client's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -1,0 +1,150 @@
+//! The open connections of one worker, as the operator sees and ends them.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Instant;
+
+use truepeer_policy::{BackendAddr, ClientAddr, Route, SenderAddr};
+use truepeer_proto::Tlvs;
+use truepeer_session::registry::{PAGE_PLACES, Page, PageStart, SessionStage};
+use truepeer_session::table::{Key, Table};
+use truepeer_session::{ListenerId, OpenSession, SessionFilter, SessionId, Tags};
+
+use crate::reactor::{AbortHandle, TcpStream};
+
+/// All of them.
+#[derive(Debug, Clone, Default)]
+pub struct OpenConnections(Rc<RefCell<Table<Rc<OpenConnection>>>>);
+
+/// What is known of one connection. Its task keeps it up to date.
+#[derive(Debug)]
+pub struct OpenConnection {
+    listener: ListenerId,
+    sender: SenderAddr,
+    began: Instant,
+    stage: Cell<SessionStage>,
+    parties: Cell<Option<(ClientAddr, BackendAddr)>>,
+    /// Delivered so far: up, down.
+    bytes: Cell<(u64, u64)>,
+    tags: RefCell<Option<Box<Tags>>>,
+    abort: AbortHandle,
+    is_ended: Cell<bool>,
+}
+
+/// Lists a connection until it is dropped.
+#[derive(Debug)]
+pub struct Listed {
+    all: OpenConnections,
+    key: Key,
+    connection: Rc<OpenConnection>,
+}
+
+impl OpenConnections {
+    /// Lists an accepted connection.
+    #[must_use]
+    pub fn list(&self, listener: ListenerId, sender: SenderAddr, tcp: &TcpStream) -> Listed {
+        let connection = Rc::new(OpenConnection {
+            listener,
+            sender,
+            began: tcp.reactor().now(),
+            stage: Cell::new(SessionStage::Header),
+            parties: Cell::new(None),
+            bytes: Cell::new((0, 0)),
+            tags: RefCell::new(None),
+            abort: tcp.abort_handle(),
+            is_ended: Cell::new(false),
+        });
+        let key = self.0.borrow_mut().insert(Rc::clone(&connection));
+        Listed { all: self.clone(), key, connection }
+    }
+
+    /// The connections from `start` on. [`Page::next`] `None`: those were the last of this worker.
+    #[must_use]
+    pub fn page(&self, filter: &SessionFilter, start: PageStart, now: Instant) -> Page {
+        let PageStart { table, worker, place: from } = start;
+        let to = from.saturating_add(PAGE_PLACES);
+        let connections = self.0.borrow();
+        let wanted = connections.between(from, to).filter(|(_, connection)| connection.is_wanted(filter));
+        let sessions =
+            wanted.map(|(key, connection)| connection.describe(SessionId { table, worker, key }, now));
+        let next = (to < connections.places()).then_some(PageStart { place: to, ..start });
+        Page { sessions: sessions.collect(), next }
+    }
+
+    /// Ends a connection by a reset. Returns whether there was one.
+    #[must_use]
+    pub fn end(&self, key: Key) -> bool {
+        let connection = self.0.borrow_mut().get_mut(key).map(|connection| Rc::clone(connection));
+        if let Some(connection) = &connection {
+            connection.is_ended.set(true);
+            connection.abort.abort();
+        }
+        connection.is_some()
+    }
+}
+
+impl Listed {
+    /// What is known of it.
+    #[must_use]
+    pub fn connection(&self) -> &Rc<OpenConnection> {
+        &self.connection
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.all.0.borrow_mut().remove(self.key);
+    }
+}
+
+impl OpenConnection {
+    /// Notes what it does now.
+    pub fn set_stage(&self, stage: SessionStage) {
+        self.stage.set(stage);
+    }
+
+    /// Notes who is at its ends, and what the header says besides.
+    pub fn set_route(&self, route: &Route, tlvs: &[u8]) {
+        self.parties.set(Some((route.client, route.backend)));
+        self.tags.replace(Tags::of(Tlvs::parse(tlvs).unwrap_or(Tlvs::EMPTY)));
+    }
+
+    /// Notes delivered bytes.
+    pub fn add_bytes(&self, up: u64, down: u64) {
+        let bytes = self.bytes.get();
+        self.bytes.set((bytes.0 + up, bytes.1 + down));
+    }
+
+    /// Whether the operator has ended it.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.is_ended.get()
+    }
+
+    /// What the header says besides addresses.
+    #[must_use]
+    pub fn tags(&self) -> Option<Box<Tags>> {
+        self.tags.borrow().clone()
+    }
+
+    fn is_wanted(&self, filter: &SessionFilter) -> bool {
+        filter.admits(self.parties.get().map(|(client, _)| client), self.sender)
+    }
+
+    fn describe(&self, id: SessionId, now: Instant) -> OpenSession {
+        let parties = self.parties.get();
+        let (bytes_up, bytes_down) = self.bytes.get();
+        OpenSession {
+            id,
+            listener: self.listener,
+            stage: self.stage.get(),
+            sender: self.sender,
+            client: parties.map(|(client, _)| client),
+            backend: parties.map(|(_, backend)| backend),
+            bytes_up,
+            bytes_down,
+            age: now.saturating_duration_since(self.began),
+            tags: self.tags(),
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! What the operator asks a worker for: its sessions, and the end of one.
+
+use std::time::Instant;
+
+use truepeer_session::registry::{PAGE_PLACES, Page, PageStart, SessionTable};
+use truepeer_session::{CloseReason, SessionFilter, SessionId};
+
+use super::Worker;
+use crate::tcp::session::Verdict;
+
+impl Worker {
+    /// The sessions from `start` on. [`Page::next`] `None`: those were the last of this worker.
+    pub(super) fn page(&self, filter: &SessionFilter, start: PageStart, now: Instant) -> Page {
+        let PageStart { table, worker, place: from } = start;
+        let to = from.saturating_add(PAGE_PLACES);
+        let id = |key| SessionId { table, worker, key };
+        let (sessions, places) = match table {
+            SessionTable::Tcp => {
+                let entries = self.sessions.between(from, to);
+                let wanted = entries.filter(|(_, entry)| entry.session.is_wanted(filter));
+                let described =
+                    wanted.map(|(key, entry)| entry.session.describe(id(key), entry.listener.id, now));
+                (described.collect(), self.sessions.places())
+            }
+            SessionTable::Udp => (self.flows.list((from, to), filter, id, now), self.flows.places()),
+            SessionTable::Tls => (Vec::new(), 0),
+        };
+        let next = match table {
+            _ if to < places => Some(PageStart { place: to, ..start }),
+            SessionTable::Tcp => Some(PageStart { table: SessionTable::Udp, place: 0, ..start }),
+            SessionTable::Udp | SessionTable::Tls => None,
+        };
+        Page { sessions, next }
+    }
+
+    /// Ends a session. Returns whether there was one.
+    pub(super) fn end(&mut self, id: SessionId, now: Instant) -> bool {
+        match id.table {
+            SessionTable::Tcp => {
+                let is_there = self.sessions.get_mut(id.key).is_some();
+                self.give_turn(id.key, now, |_, _, _| Verdict::Close(CloseReason::EndedByOperator));
+                is_there
+            }
+            SessionTable::Udp => {
+                let mut was_there = false;
+                self.with_flows(now, |flows, cx| was_there = flows.end(cx, id.key));
+                was_there
+            }
+            SessionTable::Tls => false,
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! What each request is answered.
+
+use std::cell::{RefCell, RefMut};
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+
+use truepeer_http1::fields::FieldName;
+use truepeer_http1::{BodyLength, RequestHead};
+use truepeer_policy::PrefixSet;
+use truepeer_session::{SessionFilter, SessionId};
+
+use super::listing::{Listing, Rates};
+use super::serve::Stopper;
+use super::status::StatusDoc;
+use super::{Running, State, metrics};
+
+/// The protocol of an upgrade.
+pub(crate) const HANDOVER: &str = "truepeer-handover";
+
+const TEXT: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// A response. The connection closes after it.
+pub(super) struct Response {
+    status: u16,
+    content_type: &'static str,
+    pub(super) body: Body,
+}
+
+pub(super) enum Body {
+    Whole(Vec<u8>),
+    /// Made while it is sent.
+    Listing(Listing),
+}
+
+/// What a request leads to.
+pub(super) enum Action {
+    Now(Response),
+    /// A thread of its own is at it.
+    Later(Receiver<Response>),
+    /// The connection becomes that of the upgrade.
+    Upgrade,
+}
+
+impl Response {
+    pub(super) fn text(status: u16, text: &str) -> Self {
+        Self { status, content_type: TEXT, body: Body::Whole(format!("{text}\n").into_bytes()) }
+    }
+
+    fn json(value: &impl serde::Serialize) -> Self {
+        match serde_json::to_vec(value) {
+            Ok(bytes) => Self { status: 200, content_type: JSON, body: Body::Whole(bytes) },
+            Err(error) => Self::text(500, &error.to_string()),
+        }
+    }
+
+    /// Its head, with the empty line.
+    pub(super) fn head(&self, is_chunked: bool) -> String {
+        let reason = match self.status {
+            200 => "OK",
+            400 => "Bad Request",
+            403 => "Forbidden",
+            404 => "Not Found",
+            405 => "Method Not Allowed",
+            409 => "Conflict",
+            413 => "Content Too Large",
+            503 => "Service Unavailable",
+            _ => "Internal Server Error",
+        };
+        let mut head =
+            format!("HTTP/1.1 {} {reason}\r\nContent-Type: {}\r\n", self.status, self.content_type);
+        // Writing to a String can't fail.
+        let _ = match &self.body {
+            Body::Whole(bytes) => write!(head, "Content-Length: {}\r\n", bytes.len()),
+            Body::Listing(_) if is_chunked => write!(head, "Transfer-Encoding: chunked\r\n"),
+            Body::Listing(_) => Ok(()),
+        };
+        head.push_str(
+            "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n",
+        );
+        head
+    }
+}
+
+/// Carries out what requests ask for.
+pub(super) struct Orders {
+    running: Arc<dyn Running>,
+    stopper: Stopper,
+    /// A reload or an upgrade is going on.
+    is_busy: Arc<AtomicBool>,
+    rates: RefCell<Rates>,
+}
+
+impl Orders {
+    pub(super) fn new(running: Arc<dyn Running>, stopper: Stopper) -> Self {
+        Self { running, stopper, is_busy: Arc::default(), rates: RefCell::default() }
+    }
+
+    pub(super) fn rates(&self) -> RefMut<'_, Rates> {
+        self.rates.borrow_mut()
+    }
+
+    /// Reloads in a thread of its own, because names may be resolved slowly.
+    fn reload(&self) -> Action {
+        let (done, answer) = channel();
+        let (running, stopper) = (Arc::clone(&self.running), self.stopper.clone());
+        let work = move || {
+            let response = match running.reload() {
+                Ok(text) => Response::text(200, &text),
+                Err(text) => Response::text(409, &text),
+            };
+            let _ = done.send(response); // the requester may have left
+            stopper.wake();
+        };
+        match self.spawn("reload", work) {
+            Ok(()) => Action::Later(answer),
+            Err(error) => Action::Now(Response::text(503, &error.to_string())),
+        }
+    }
+
+    /// Answers 101, and hands the connection over.
+    pub(super) fn upgrade(&self, mut peer: UnixStream) -> io::Result<()> {
+        peer.set_nonblocking(false)?;
+        let running = Arc::clone(&self.running);
+        self.spawn("upgrade", move || {
+            let head = format!(
+                "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {HANDOVER}\r\n\r\n"
+            );
+            if peer.write_all(head.as_bytes()).is_ok() {
+                running.upgrade(peer);
+            }
+        })
+    }
+
+    fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        if self.is_busy.swap(true, Ordering::AcqRel) {
+            return Err(io::Error::other(
+                "another reload or upgrade is going on: try again when it has ended",
+            ));
+        }
+        let free = Free(Arc::clone(&self.is_busy));
+        let work = move || {
+            let _free = free;
+            work();
+        };
+        // If no thread can be started, `work` is dropped, and `free` with it.
+        std::thread::Builder::new().name(name.to_owned()).spawn(work).map(|_| ())
+    }
+}
+
+/// Lets the next order begin, also after a panic.
+struct Free(Arc<AtomicBool>);
+
+impl Drop for Free {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// Answers a request. `is_local`: it came over the unix socket, and may change things.
+pub(super) fn answer(head: &RequestHead, is_local: bool, orders: &Orders) -> Action {
+    let (Ok(method), Ok(target)) = (std::str::from_utf8(head.method()), std::str::from_utf8(head.target()))
+    else {
+        return Action::Now(Response::text(400, "expected ASCII"));
+    };
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let reads = matches!(method, "GET" | "HEAD");
+    if !reads && !is_local {
+        return Action::Now(Response::text(
+            403,
+            &format!(
+                "{method} {path}: over TCP everything can be read and nothing changed; use the unix socket"
+            ),
+        ));
+    }
+    if !matches!(head.length, BodyLength::None | BodyLength::Known(0)) {
+        return Action::Now(Response::text(413, "expected a request without a body"));
+    }
+    let running = &*orders.running;
+    let response = match (method, path) {
+        ("GET" | "HEAD", "/metrics") => {
+            let body = Body::Whole(metrics::text(running).into_bytes());
+            Response { status: 200, content_type: OPENMETRICS, body }
+        }
+        ("GET" | "HEAD", "/healthz") => health(running),
+        ("GET" | "HEAD", "/readyz") => readiness(running),
+        ("GET" | "HEAD", "/status") => Response::json(&StatusDoc::of(running)),
+        ("GET" | "HEAD", "/sessions") => sessions(running, query),
+        ("DELETE", path) if path.starts_with("/sessions/") => {
+            end_session(running, &path["/sessions/".len()..])
+        }
+        ("POST", "/reload") => return orders.reload(),
+        ("POST", "/upgrade") if wants_handover(head) => return Action::Upgrade,
+        ("POST", "/upgrade") => {
+            Response::text(400, &format!("expected Connection: Upgrade and Upgrade: {HANDOVER}"))
+        }
+        (_, "/" | "/metrics" | "/healthz" | "/readyz" | "/status" | "/sessions") => {
+            Response::text(405, &format!("{method} {path}: expected GET"))
+        }
+        (_, "/reload") => Response::text(405, &format!("{method} {path}: expected POST")),
+        _ => Response::text(
+            404,
+            &format!(
+                "{method} {path}: expected GET /metrics, /healthz, /readyz, /status or /sessions, \
+                 DELETE /sessions/ID or POST /reload"
+            ),
+        ),
+    };
+    Action::Now(response)
+}
+
+fn wants_handover(head: &RequestHead) -> bool {
+    head.wants_upgrade && head.fields.elements(FieldName::Upgrade).eq([HANDOVER.as_bytes()])
+}
+
+/// Whether the process works at all: a supervisor restarts it if not.
+fn health(running: &dyn Running) -> Response {
+    match running.state() {
+        State::Broken(reason) => Response::text(503, &format!("broken: {reason}")),
+        state => Response::text(200, state.name()),
+    }
+}
+
+/// Whether it takes new connections: a load balancer sends them elsewhere if not.
+fn readiness(running: &dyn Running) -> Response {
+    match running.state() {
+        State::Serving => Response::text(200, "serving"),
+        State::Broken(reason) => Response::text(503, &format!("broken: {reason}")),
+        state => Response::text(503, state.name()),
+    }
+}
+
+/// `?client=PREFIX&limit=NUMBER`.
+fn sessions(running: &dyn Running, query: &str) -> Response {
+    let (mut filter, mut limit) = (SessionFilter::default(), usize::MAX);
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let value = decoded(value);
+        match name {
+            "client" => match value.parse::<PrefixSet>() {
+                Ok(clients) => filter.clients = Some(Box::new(clients)),
+                Err(error) => return Response::text(400, &format!("client={value}: {error}")),
+            },
+            "limit" => match value.parse() {
+                Ok(number) => limit = number,
+                Err(_) => return Response::text(400, &format!("limit={value}: expected a number")),
+            },
+            _ => {
+                return Response::text(400, &format!("{name}: expected client=PREFIX or limit=NUMBER"));
+            }
+        }
+    }
+    Response { status: 200, content_type: JSON, body: Body::Listing(Listing::new(running, filter, limit)) }
+}
+
+/// A value of a query, with `%2F` and the like resolved.
+fn decoded(value: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = value.as_bytes();
+    while let [byte, after @ ..] = rest {
+        let hex = after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
+        match (byte, hex.and_then(|hex| u8::from_str_radix(hex, 16).ok())) {
+            (b'%', Some(decoded)) => {
+                bytes.push(decoded);
+                rest = &after[2..];
+            }
+            _ => {
+                bytes.push(*byte);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn end_session(running: &dyn Running, id: &str) -> Response {
+    match id.parse::<SessionId>() {
+        Err(error) => Response::text(400, &format!("{id}: {error}")),
+        Ok(id) if running.sessions().iter().any(|engine| engine.end(id)) => {
+            Response::text(200, &format!("{id}: ended; both connections were reset"))
+        }
+        Ok(id) => Response::text(404, &format!("{id}: no such session is open")),
+    }
+}

@@ -1,0 +1,281 @@
+//! One connection to the admin socket: a request's head in, a response out, closed.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use truepeer_http1::{HeadEnd, HttpLimits, HttpVersion, RequestHead, write};
+
+pub(super) use super::answer::Orders;
+use super::answer::{Action, Body, Response, answer};
+use super::listing::Listing;
+
+/// How long a request's head may take.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an order may take.
+const ORDER_TIMEOUT: Duration = Duration::from_secs(600);
+/// How long a reader may take none of the response.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+const LIMITS: HttpLimits = HttpLimits {
+    head_bytes: 8 << 10,
+    target_bytes: 2 << 10,
+    fields: 64,
+    chunk_extension_bytes: 0,
+    trailer_bytes: 0,
+};
+
+/// A connection of either kind.
+#[derive(Debug)]
+pub(super) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    fn set_nonblocking(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.set_nonblocking(true),
+            Self::Unix(stream) => stream.set_nonblocking(true),
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.read(bytes),
+            Self::Unix(stream) => stream.read(bytes),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.write(bytes),
+            Self::Unix(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+/// A connection and what it waits for.
+pub(super) struct Connection {
+    stream: Stream,
+    stage: Stage,
+    deadline: Instant,
+}
+
+enum Stage {
+    Head {
+        bytes: Vec<u8>,
+        end: HeadEnd,
+    },
+    /// A thread of its own carries out the order.
+    Ordered(Receiver<Response>, Framing),
+    Sending {
+        out: Vec<u8>,
+        sent: usize,
+        more: Option<Listing>,
+        framing: Framing,
+    },
+}
+
+/// How the request wants its response.
+#[derive(Debug, Clone, Copy)]
+struct Framing {
+    version: HttpVersion,
+    /// HEAD: the response's head alone.
+    is_head: bool,
+}
+
+/// Whether the connection goes on.
+enum Turn {
+    Wait,
+    Closed,
+}
+
+impl Connection {
+    /// `None`: the connection is lost already.
+    pub(super) fn new(stream: Stream, now: Instant) -> Option<Self> {
+        stream.set_nonblocking().ok()?;
+        let stage = Stage::Head { bytes: Vec::new(), end: HeadEnd::default() };
+        Some(Self { stream, stage, deadline: now + HEAD_TIMEOUT })
+    }
+
+    pub(super) fn is_local(&self) -> bool {
+        matches!(self.stream, Stream::Unix(_))
+    }
+
+    /// The connection is closed if it is still open then.
+    pub(super) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Whether it waits for a thread rather than its socket.
+    pub(super) fn is_waiting(&self) -> bool {
+        matches!(self.stage, Stage::Ordered(..))
+    }
+
+    pub(super) fn awaited(&self) -> PollFlags {
+        match self.stage {
+            Stage::Head { .. } => PollFlags::IN,
+            Stage::Ordered(..) => PollFlags::empty(),
+            Stage::Sending { .. } => PollFlags::OUT,
+        }
+    }
+
+    /// Does what can be done now. Returns whether the connection goes on.
+    pub(super) fn turn(&mut self, orders: &Orders, now: Instant) -> bool {
+        let turn = match &mut self.stage {
+            Stage::Head { .. } => self.read_head(orders, now),
+            Stage::Ordered(answer, framing) => match (answer.try_recv(), *framing) {
+                (Ok(response), framing) => Ok(self.respond(response, framing, now)),
+                (Err(TryRecvError::Empty), _) => Ok(Turn::Wait),
+                (Err(TryRecvError::Disconnected), framing) => {
+                    let response = Response::text(500, "the order has failed; the log says why");
+                    Ok(self.respond(response, framing, now))
+                }
+            },
+            Stage::Sending { .. } => Ok(Turn::Wait),
+        };
+        let turn = match (turn, &self.stage) {
+            (Ok(Turn::Wait), Stage::Sending { .. }) => self.send(orders, now),
+            (turn, _) => turn,
+        };
+        matches!(turn, Ok(Turn::Wait))
+    }
+
+    fn read_head(&mut self, orders: &Orders, now: Instant) -> io::Result<Turn> {
+        let Stage::Head { bytes, end } = &mut self.stage else { return Ok(Turn::Wait) };
+        let mut piece = [0; 2048];
+        match self.stream.read(&mut piece) {
+            Ok(0) => return Ok(Turn::Closed),
+            Ok(length) => bytes.extend_from_slice(&piece[..length]),
+            Err(error) if is_temporary(&error) => return Ok(Turn::Wait),
+            Err(error) => return Err(error),
+        }
+        let mut head = RequestHead::default();
+        let (length, had) = match head.read(bytes, end, &LIMITS) {
+            Ok(None) => return Ok(Turn::Wait),
+            Ok(Some(length)) => (length, bytes.len()),
+            Err(error) => {
+                let framing = Framing { version: HttpVersion::Http10, is_head: false };
+                let response = Response::text(400, &format!("not understood: {error}"));
+                return Ok(self.respond(response, framing, now));
+            }
+        };
+        let framing = Framing { version: head.version, is_head: head.method() == b"HEAD" };
+        match answer(&head, self.is_local(), orders) {
+            Action::Now(response) => Ok(self.respond(response, framing, now)),
+            Action::Later(answer) => {
+                self.stage = Stage::Ordered(answer, framing);
+                self.deadline = now + ORDER_TIMEOUT;
+                Ok(Turn::Wait)
+            }
+            Action::Upgrade if had > length => {
+                Ok(self.respond(Response::text(400, "bytes before the answer 101"), framing, now))
+            }
+            Action::Upgrade => {
+                if let Stream::Unix(stream) = &self.stream {
+                    orders.upgrade(stream.try_clone()?)?;
+                }
+                Ok(Turn::Closed)
+            }
+        }
+    }
+
+    fn respond(&mut self, response: Response, framing: Framing, now: Instant) -> Turn {
+        let is_chunked = framing.version == HttpVersion::Http11;
+        let mut out = response.head(is_chunked).into_bytes();
+        let more = match response.body {
+            _ if framing.is_head => None,
+            Body::Whole(bytes) => {
+                out.extend_from_slice(&bytes);
+                None
+            }
+            Body::Listing(listing) => Some(listing),
+        };
+        self.stage = Stage::Sending { out, sent: 0, more, framing };
+        self.deadline = now + SEND_TIMEOUT;
+        Turn::Wait
+    }
+
+    fn send(&mut self, orders: &Orders, now: Instant) -> io::Result<Turn> {
+        let Stage::Sending { out, sent, more, framing } = &mut self.stage else { return Ok(Turn::Wait) };
+        loop {
+            if *sent == out.len() {
+                let Some(listing) = more else {
+                    self.close();
+                    return Ok(Turn::Closed);
+                };
+                (*sent, *out) = (0, Vec::new());
+                let piece = listing.next(orders.rates());
+                let is_last = piece.is_none();
+                let piece = piece.unwrap_or_default();
+                if framing.version == HttpVersion::Http11 {
+                    if !piece.is_empty() {
+                        write::chunk_start(out, piece.len());
+                        out.extend_from_slice(&piece);
+                        out.extend_from_slice(b"\r\n");
+                    }
+                    if is_last {
+                        out.extend_from_slice(b"0\r\n\r\n");
+                    }
+                } else {
+                    out.extend_from_slice(&piece);
+                }
+                if is_last {
+                    *more = None;
+                }
+                continue;
+            }
+            match self.stream.write(&out[*sent..]) {
+                Ok(length) => {
+                    *sent += length;
+                    self.deadline = now + SEND_TIMEOUT;
+                    // A page at a time: other connections have their turn.
+                    if *sent == out.len() && more.is_some() {
+                        return Ok(Turn::Wait);
+                    }
+                }
+                Err(error) if is_temporary(&error) => return Ok(Turn::Wait),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Ends the response with FIN.
+    fn close(&self) {
+        let _ = match &self.stream {
+            Stream::Tcp(stream) => stream.shutdown(std::net::Shutdown::Write),
+            Stream::Unix(stream) => stream.shutdown(std::net::Shutdown::Write),
+        };
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+fn is_temporary(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}

@@ -1,0 +1,172 @@
+//! Watches and steers the running program by HTTP, over a unix socket or TCP.
+//!
+//! ```text
+//! curl, Prometheus, truepeer status ─▶ Admin: one thread, poll(2) ─▶ answer ─▶ trait Running: the server
+//!                                        bounded connections, bytes and times
+//! ```
+//! Whoever reaches the unix socket may do what its owner and mode permit: read, end sessions, reload. Over TCP
+//! everything can be read and nothing changed, because anybody on the network may reach it.
+//!
+//! Prometheus scrapes `/metrics`. The engines never wait for this thread: it reads counters without locks, and asks workers for their sessions in
+//! small pages.
+
+mod answer;
+mod connection;
+mod listen;
+mod listing;
+mod metrics;
+mod serve;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use anyhow::Context as _;
+use truepeer_bpf::Status;
+use truepeer_session::counters::Counters;
+use truepeer_session::{ListenerId, SessionList};
+
+use self::listen::Entrance;
+use self::serve::Stopper;
+use crate::spec::{AdminAddr, Protocol};
+
+/// The running program, as its operator watches and steers it. Calls come from the admin thread, and
+/// [`Running::reload`] and [`Running::upgrade`] from threads of their own.
+pub(crate) trait Running: Send + Sync {
+    /// What it does at this moment.
+    fn state(&self) -> State;
+
+    /// The counters of all engines.
+    fn counters(&self) -> &Counters;
+
+    /// The listeners that are open, and those that have been.
+    fn listeners(&self) -> Vec<ListenerView>;
+
+    /// The sessions of each engine.
+    fn sessions(&self) -> Vec<Arc<dyn SessionList>>;
+
+    /// What is attached in the kernel for this program.
+    fn attachments(&self) -> Vec<AttachmentView> {
+        Vec::new()
+    }
+
+    /// Reads the configuration and all files again. Returns what has changed, in a sentence or several lines.
+    ///
+    /// # Errors
+    /// The reason why everything stays as it was.
+    fn reload(&self) -> Result<String, String>;
+
+    /// Hands over to a new process, which is at the other end of `peer`. Nothing after the request's head has been
+    /// read or written.
+    fn upgrade(&self, peer: UnixStream);
+}
+
+/// What the program does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum State {
+    Starting,
+    Serving,
+    /// Open sessions go on; nothing new is taken.
+    Draining,
+    /// A worker has ended unexpectedly, for this reason.
+    Broken(String),
+}
+
+impl State {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Serving => "serving",
+            Self::Draining => "draining",
+            Self::Broken(_) => "broken",
+        }
+    }
+}
+
+/// A listener as an operator knows it.
+#[derive(Debug, Clone)]
+pub(crate) struct ListenerView {
+    pub(crate) id: ListenerId,
+    /// The entry of the configuration that it belongs to: `proxy` or `https`.
+    pub(crate) entry: &'static str,
+    pub(crate) protocol: Protocol,
+    /// With the port that the kernel chose for port 0.
+    pub(crate) addresses: Vec<SocketAddr>,
+    /// Whether it takes new connections.
+    pub(crate) is_open: bool,
+}
+
+/// One attachment.
+#[derive(Debug)]
+pub(crate) struct AttachmentView {
+    /// The network namespace as configured; empty: this one.
+    pub(crate) netns: String,
+    /// `None`: not attached.
+    pub(crate) status: Option<Status>,
+}
+
+/// The admin thread and its sockets.
+#[derive(Debug)]
+pub(crate) struct Admin {
+    entrances: Arc<Vec<Entrance>>,
+    stopper: Stopper,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Opens `listen`, or takes their sockets from `inherited`, and starts the thread. With nothing to listen on, there
+/// is no thread.
+///
+/// # Errors
+/// A socket that can't be opened, or a thread that can't be started.
+pub(crate) fn start(
+    listen: &[AdminAddr],
+    inherited: &mut Vec<OwnedFd>,
+    running: Arc<dyn Running>,
+) -> anyhow::Result<Admin> {
+    let opened = listen.iter().map(|address| Entrance::open(address, inherited));
+    let entrances = Arc::new(opened.collect::<anyhow::Result<Vec<_>>>()?);
+    let (stopper, stopped) = serve::stopper().context("can't start the admin thread")?;
+    let thread = if entrances.is_empty() {
+        None
+    } else {
+        let entrances = Arc::clone(&entrances);
+        let work = move || serve::serve(&entrances, &stopped, &running);
+        let thread = std::thread::Builder::new().name("admin".to_owned()).spawn(work);
+        Some(thread.context("can't start the admin thread")?)
+    };
+    Ok(Admin { entrances, stopper, thread })
+}
+
+impl Admin {
+    /// Its listening sockets, for a process that takes over.
+    pub(crate) fn sockets(&self) -> anyhow::Result<Vec<OwnedFd>> {
+        self.entrances.iter().map(Entrance::duplicate).collect()
+    }
+
+    /// Answers nothing more. `unlink`: removes the paths of unix sockets, unless another process listens on them.
+    pub(crate) fn stop(mut self, unlink: bool) {
+        self.end();
+        if unlink {
+            self.entrances.iter().for_each(Entrance::unlink);
+        }
+    }
+
+    fn end(&mut self) {
+        self.stopper.stop();
+        if let Some(thread) = self.thread.take() {
+            // A panic has already been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Admin {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

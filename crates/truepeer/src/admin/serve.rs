@@ -1,0 +1,126 @@
+//! The admin thread: poll(2) over the listening sockets and a bounded number of connections.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use tracing::error;
+
+use super::Running;
+use super::connection::{Connection, Orders};
+use super::listen::Entrance;
+
+/// Connections at a time by TCP, and by the unix socket. TCP can't use up the operator's own.
+const MOST: [usize; 2] = [32, 16];
+/// The pause when a connection can't be accepted: the lack of descriptors persists, and an immediate retry would
+/// spin.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Ends the thread, and wakes it.
+#[derive(Debug, Clone)]
+pub(super) struct Stopper {
+    bell: Arc<UnixStream>,
+    is_stopping: Arc<AtomicBool>,
+}
+
+impl Stopper {
+    pub(super) fn stop(&self) {
+        self.is_stopping.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Makes the thread look at its connections.
+    pub(super) fn wake(&self) {
+        // A full pipe means that it was woken already.
+        let _ = (&*self.bell).write(&[0]);
+    }
+}
+
+/// The thread's end.
+#[derive(Debug)]
+pub(super) struct Stopped {
+    bell: UnixStream,
+    stopper: Stopper,
+}
+
+/// Creates both ends.
+pub(super) fn stopper() -> io::Result<(Stopper, Stopped)> {
+    let (bell, woken) = UnixStream::pair()?;
+    bell.set_nonblocking(true)?;
+    woken.set_nonblocking(true)?;
+    let stopper = Stopper { bell: Arc::new(bell), is_stopping: Arc::default() };
+    Ok((stopper.clone(), Stopped { bell: woken, stopper }))
+}
+
+/// Serves until it is stopped.
+pub(super) fn serve(entrances: &[Entrance], stopped: &Stopped, running: &Arc<dyn Running>) {
+    let orders = Orders::new(Arc::clone(running), stopped.stopper.clone());
+    let mut connections: Vec<Connection> = Vec::new();
+    while !stopped.stopper.is_stopping.load(Ordering::Acquire) {
+        let now = Instant::now();
+        connections.retain(|connection| connection.deadline() > now);
+        let ready = match wait(entrances, stopped, &connections, now) {
+            Ok(ready) => ready,
+            Err(Errno::INTR) => continue,
+            Err(errno) => return error!("admin: poll failed, nothing more is answered: {errno}"),
+        };
+        let _ = (&stopped.bell).read(&mut [0; 64]);
+        let now = Instant::now();
+        let mut place = 0;
+        connections.retain_mut(|connection| {
+            let is_ready = ready.connections[place];
+            place += 1;
+            !(is_ready || connection.is_waiting()) || connection.turn(&orders, now)
+        });
+        for (entrance, _) in entrances.iter().zip(&ready.entrances).filter(|(_, is_ready)| **is_ready) {
+            while has_room(&connections, entrance) {
+                match entrance.accept() {
+                    Ok(Some(stream)) => connections.extend(Connection::new(stream, now)),
+                    Ok(None) => break,
+                    Err(_) => {
+                        std::thread::sleep(PAUSE);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn has_room(connections: &[Connection], entrance: &Entrance) -> bool {
+    let is_local = entrance.is_local();
+    let open = connections.iter().filter(|connection| connection.is_local() == is_local).count();
+    open < MOST[usize::from(is_local)]
+}
+
+struct Ready {
+    entrances: Vec<bool>,
+    connections: Vec<bool>,
+}
+
+fn wait(
+    entrances: &[Entrance],
+    stopped: &Stopped,
+    connections: &[Connection],
+    now: Instant,
+) -> Result<Ready, Errno> {
+    let mut watched = vec![PollFd::from_borrowed_fd(stopped.bell.as_fd(), PollFlags::IN)];
+    for entrance in entrances {
+        let flags = if has_room(connections, entrance) { PollFlags::IN } else { PollFlags::empty() };
+        watched.push(PollFd::from_borrowed_fd(entrance.as_fd(), flags));
+    }
+    for connection in connections {
+        watched.push(PollFd::from_borrowed_fd(connection.as_fd(), connection.awaited()));
+    }
+    let first = connections.iter().map(Connection::deadline).min();
+    let left = first.and_then(|first| Timespec::try_from(first.saturating_duration_since(now)).ok());
+    poll(&mut watched, left.as_ref())?;
+    let ready: Vec<bool> = watched[1..].iter().map(|fd| !fd.revents().is_empty()).collect();
+    let (entrances, connections) = ready.split_at(entrances.len());
+    Ok(Ready { entrances: entrances.to_vec(), connections: connections.to_vec() })
+}

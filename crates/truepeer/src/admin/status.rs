@@ -1,0 +1,115 @@
+//! `/status`: the program and its listeners as JSON. Commands read it with the same types.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+use truepeer_session::counters::Counter;
+
+use super::{AttachmentView, ListenerView, Running, State};
+use crate::spec::Protocol;
+
+/// The program at one moment.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct StatusDoc {
+    pub(crate) version: String,
+    pub(crate) pid: u32,
+    /// See [`State::name`].
+    pub(crate) state: String,
+    /// Why it is broken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+    pub(crate) listeners: Vec<ListenerDoc>,
+    pub(crate) attachments: Vec<AttachmentDoc>,
+}
+
+/// One listener.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct ListenerDoc {
+    pub(crate) entry: String,
+    pub(crate) protocol: Protocol,
+    pub(crate) addresses: Vec<SocketAddr>,
+    /// Whether it takes new connections.
+    pub(crate) listening: bool,
+    /// Sessions or flows that are open.
+    pub(crate) open: usize,
+    /// Since the start, by name.
+    pub(crate) counters: BTreeMap<String, u64>,
+    /// Refused connections, datagrams and requests since the start, by reason.
+    pub(crate) refusals: BTreeMap<String, u64>,
+}
+
+/// One attachment.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct AttachmentDoc {
+    /// The network namespace; empty: this one.
+    pub(crate) netns: String,
+    pub(crate) attached: bool,
+    pub(crate) ports: Vec<PortDoc>,
+}
+
+/// A port of an attachment.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct PortDoc {
+    pub(crate) port: u16,
+    pub(crate) protocol: Protocol,
+    pub(crate) draining: bool,
+    pub(crate) open: usize,
+    pub(crate) counters: BTreeMap<String, u64>,
+}
+
+impl StatusDoc {
+    pub(crate) fn of(running: &dyn Running) -> Self {
+        let state = running.state();
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            state: state.name().to_owned(),
+            reason: match state {
+                State::Broken(reason) => Some(reason),
+                _ => None,
+            },
+            listeners: running.listeners().iter().map(|view| ListenerDoc::of(running, view)).collect(),
+            attachments: running.attachments().iter().map(AttachmentDoc::of).collect(),
+        }
+    }
+}
+
+impl ListenerDoc {
+    fn of(running: &dyn Running, view: &ListenerView) -> Self {
+        let counters = running.counters();
+        let named = |counter: &Counter| (counter.name().to_owned(), counters.of(view.id, *counter));
+        let refusals = counters.refusals_of(view.id);
+        Self {
+            entry: view.entry.to_owned(),
+            protocol: view.protocol,
+            addresses: view.addresses.clone(),
+            listening: view.is_open,
+            open: counters.open(view.id),
+            counters: Counter::ALL.iter().map(named).collect(),
+            refusals: refusals.into_iter().map(|(reason, count)| (reason.to_owned(), count)).collect(),
+        }
+    }
+}
+
+impl AttachmentDoc {
+    pub(super) fn of(view: &AttachmentView) -> Self {
+        let ports = view.status.iter().flat_map(|status| &status.ports);
+        Self {
+            netns: view.netns.clone(),
+            attached: view.status.is_some(),
+            ports: ports.map(PortDoc::of).collect(),
+        }
+    }
+}
+
+impl PortDoc {
+    fn of(port: &truepeer_bpf::PortStatus) -> Self {
+        let (protocol, open) = match port.traffic {
+            truepeer_bpf::Traffic::Tcp(flows) => (Protocol::Tcp, flows.total()),
+            truepeer_bpf::Traffic::Udp(_, flows) => (Protocol::Udp, flows),
+        };
+        let counters = port.counters.iter().map(|(counter, value)| (counter.name.to_owned(), *value));
+        Self { port: port.port, protocol, draining: port.draining, open, counters: counters.collect() }
+    }
+}
