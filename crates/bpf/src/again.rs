@@ -19,6 +19,11 @@ pub(crate) fn kernel_function() -> Option<u32> {
     function_in(&fs::read("/sys/kernel/btf/vmlinux").ok()?, FUNCTION)
 }
 
+/// Whether [`crate::attach()`] finds what a handshake needs that the kernel gives up ([`crate::Status::begins_again`]).
+pub fn can_begin_again() -> bool {
+    kernel_function().is_some()
+}
+
 /// A program with the function's number in its call; with `None`, the call fails.
 pub(crate) fn with_call(program: &[u8], number: Option<u32>) -> Cow<'_, [u8]> {
     let Some(at) = program.windows(CALL.len()).position(|bytes| bytes == CALL) else {

@@ -36,6 +36,7 @@ mod trie;
 pub mod udp_door;
 mod witness;
 
+pub use again::can_begin_again;
 pub use attach::{Attached, attach};
 pub use counters::{COUNTERS, Counter, Kind, Of};
 pub use detach::{detach_now, drain};

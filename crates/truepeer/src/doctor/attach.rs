@@ -17,7 +17,7 @@ const TRIED: &str = "truepeer attach (no proxy)";
 pub(super) fn examine(report: &mut Report) {
     let obstacle = obstacle();
     if obstacle.is_none() {
-        [reverse_path(), aggregation()].into_iter().flatten().for_each(|check| report.add(check));
+        [given_up(), reverse_path(), aggregation()].into_iter().flatten().for_each(|check| report.add(check));
     }
     report.add(match obstacle {
         None => Check::ok("attach", TRIED),
@@ -42,6 +42,18 @@ fn devices() -> Vec<String> {
     let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
     let names = text.lines().skip(2).filter_map(|line| line.split(':').next());
     names.map(|name| name.trim().to_owned()).filter(|name| name != "lo").collect()
+}
+
+/// Whether a connection survives that the kernel forgets while it waits for its header.
+fn given_up() -> Option<Check> {
+    const TRIED: &str = "truepeer attach, headers that come after the kernel gave their handshake up";
+    if truepeer_bpf::can_begin_again() {
+        return Some(Check::ok("attach_again", TRIED));
+    }
+    let found = "they are refused (accepting them needs Linux 6.9 and net.ipv4.tcp_syncookies)";
+    let note = Check::note("attach_again", TRIED, found);
+    let cookies = fs::read_to_string("/proc/sys/net/ipv4/tcp_syncookies").unwrap_or_default();
+    Some(if cookies.trim() == "0" { note.mend("sysctl -w net.ipv4.tcp_syncookies=1") } else { note })
 }
 
 /// Checks rp_filter. The kernel applies it to UDP datagrams after `attach` has put in the client's address. The
