@@ -23,6 +23,7 @@ pub(crate) fn tests() -> Vec<Test> {
         one_that_is_late_is_refused,
         a_silent_sender_is_served_where_headers_are_optional,
         a_blind_syn_makes_no_other_handshake_after_a_cookie,
+        where_it_can_not_go_on_it_is_refused,
     ];
     all.into_iter().map(|test| test.of_group("again")).collect()
 }
@@ -286,4 +287,23 @@ fn a_blind_syn_makes_no_other_handshake_after_a_cookie(bed: &Bed) -> Result<()> 
         ensure!((told.flags & (SYN | ACK | FIN), told.ack) == (ACK, talker.seq), "{told:?}");
         is_served(&stage, &mut talker)
     })
+}
+
+/// On kernels before Linux 6.9, and on all without SYN cookies.
+fn where_it_can_not_go_on_it_is_refused(bed: &Bed) -> Result<()> {
+    let stage = Stage::without_attach(bed)?;
+    set(&stage, "ipv4/tcp_syncookies", "0")?;
+    set(&stage, "ipv4/tcp_synack_retries", "0")?;
+    stage.attach(&["--port", "80", "--allow", "any"])?;
+    ensure!(stage.status()?["begins_again"] == false, "{}", stage.status()?);
+    for_both_families(&stage, 4000, |mut talker| {
+        talker.open()?;
+        is_given_up(&stage)?;
+        stage.wire.forget()?;
+        talker.say(&[header(CLIENT), b"DATA1".to_vec()].concat())?;
+        let reset = talker.hear("a RST", |segment| segment.flags & RST != 0)?;
+        ensure!(reset.seq == talker.ack, "{reset:?}");
+        stage.nothing_is_accepted()
+    })?;
+    stage.counts("refused_redirected", 2)
 }
