@@ -22,6 +22,7 @@ mod server;
 mod spec;
 mod vpp;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use cli::{Compat, Invocation, UsageError};
@@ -71,6 +72,13 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
             let workers = loaded.process.workers.map_or(1, std::num::NonZeroUsize::get);
             let entered = stack.map_or(Ok(()), |stack| vpp::stack::enter(&stack, workers));
             entered.and_then(|()| serve(&source, *loaded, compat))
+        }
+        Task::Other(Invocation::Check(args)) => {
+            return Ok(file::check(args.file.path(), args.show, &mut output::stdout())?);
+        }
+        Task::Other(Invocation::Print(text)) => {
+            let mut out = output::stdout();
+            out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Into::into)
         }
         Task::Other(Invocation::Run(args)) => return run::run(&args, cli::hints::of_run),
         Task::Other(Invocation::Connect(args)) => return run::connect(&args),

@@ -92,7 +92,11 @@ fn warnings(invocation: Invocation) -> Result<Vec<String>, Problem> {
         Invocation::Run(args) => Ok(run_settings(&args)?.1),
         Invocation::Routes(args) => setup_options(&args.routing).map(|_| Vec::new()),
         Invocation::Doctor(args) => setup_options(&args.routing).map(|_| Vec::new()),
-        Invocation::Connect(_) | Invocation::Vpp(_) | Invocation::Serve(_) => Ok(Vec::new()),
+        Invocation::Connect(_)
+        | Invocation::Vpp(_)
+        | Invocation::Serve(_)
+        | Invocation::Check(_)
+        | Invocation::Print(_) => Ok(Vec::new()),
     }
 }
 

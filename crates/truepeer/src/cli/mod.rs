@@ -5,6 +5,7 @@
 //! ```
 
 mod attach;
+mod check;
 mod compat;
 mod connect;
 mod doctor;
@@ -20,15 +21,15 @@ mod vpp;
 
 use std::ffi::OsString;
 
-use clap::{Command, FromArgMatches as _};
+use clap::{ArgMatches, Command, FromArgMatches as _};
 
 pub(crate) use compat::Compat;
 
-use crate::file::Rejected;
+use crate::file::{self, Rejected};
 use crate::plan::{Config, Defaults, Problem};
 use crate::spec::{
-    AttachArgs, ConnectArgs, DoctorArgs, HttpsSpec, ProxySpec, RoutesArgs, RunArgs, ServeArgs, StackArgs,
-    VppArgs,
+    AttachArgs, CheckArgs, ConnectArgs, DoctorArgs, HttpsSpec, ProxySpec, RoutesArgs, RunArgs, ServeArgs,
+    StackArgs, VppArgs,
 };
 
 /// The command to carry out.
@@ -38,6 +39,10 @@ pub(crate) enum Invocation {
     Proxy(Box<Config>, Option<Compat>),
     /// Take HTTPS off, on one stack or the other.
     Https(Box<Config>, StackArgs),
+    /// Say what is wrong in a file.
+    Check(CheckArgs),
+    /// Print a text: the command line as a file.
+    Print(String),
     /// Do what a file says.
     Serve(ServeArgs),
     /// Show, set or remove rules and routes.
@@ -131,6 +136,7 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
     };
     let matches = command.try_get_matches_from(argv)?;
     match matches.subcommand() {
+        Some((name @ ("proxy" | "https" | "attach"), matches)) if wants_file(matches) => print(name, matches),
         Some(("proxy", matches)) => {
             let spec = ProxySpec::from_arg_matches(matches)?;
             Ok(Invocation::Proxy(Box::new(Config::of_proxy(&spec, &Defaults::default())?), None))
@@ -141,6 +147,7 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
             Ok(Invocation::Https(Box::new(config), spec.stack))
         }
         Some(("serve", matches)) => Ok(Invocation::Serve(ServeArgs::from_arg_matches(matches)?)),
+        Some(("check", matches)) => Ok(Invocation::Check(CheckArgs::from_arg_matches(matches)?)),
         Some(("attach", matches)) => Ok(Invocation::Attach(Box::new(AttachArgs::from_arg_matches(matches)?))),
         Some(("run", matches)) => Ok(Invocation::Run(Box::new(RunArgs::from_arg_matches(matches)?))),
         Some(("connect", matches)) => {
@@ -150,10 +157,21 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
         Some(("doctor", matches)) => Ok(Invocation::Doctor(DoctorArgs::from_arg_matches(matches)?)),
         Some(("vpp", matches)) => Ok(Invocation::Vpp(Box::new(VppArgs::from_arg_matches(matches)?))),
         _ => Err(UsageError::Options(
-            "expected a command: serve, proxy, https, attach, run, connect, routes, doctor or vpp; see truepeer --help"
+            "expected a command: serve, check, proxy, https, attach, run, connect, routes, doctor or vpp; see truepeer --help"
                 .to_owned(),
         )),
     }
+}
+
+/// `--print-config`.
+fn wants_file(matches: &ArgMatches) -> bool {
+    matches.get_flag("print_config")
+}
+
+/// The command line as a file.
+fn print(name: &str, matches: &ArgMatches) -> Result<Invocation, UsageError> {
+    let directory = std::env::current_dir().unwrap_or_default();
+    Ok(Invocation::Print(file::of_command(name, matches, &directory)?))
 }
 
 /// `attach 8080`.
@@ -171,6 +189,7 @@ fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(serve::command())
+        .subcommand(check::command())
         .subcommand(proxy::command("proxy"))
         .subcommand(https::command())
         .subcommand(attach::command())

@@ -10,8 +10,9 @@ use super::{Invocation, command, parse};
 use crate::plan::{Config, attach_rules, run_settings};
 use crate::spec::table::{self, Commands, Default, OPTIONS};
 
-const COMMANDS: [(&str, Commands); 8] = [
+const COMMANDS: [(&str, Commands); 9] = [
     ("serve", table::SERVE),
+    ("check", table::CHECK),
     ("proxy", table::PROXY),
     ("https", table::HTTPS),
     ("attach", table::ATTACH),

@@ -131,6 +131,27 @@ fn several_listeners_share_the_other_options() {
 }
 
 #[test]
+fn an_address_may_carry_both_protocols() {
+    let carried = |line: &str| {
+        let listeners = config(line).listeners;
+        listeners.iter().map(|one| (one.bind.port(), one.protocol)).collect::<Vec<_>>()
+    };
+    let (tcp, udp) = (Protocol::Tcp, Protocol::Udp);
+    assert_eq!(
+        carried("truepeer proxy -l :1 -l :2 -p both --udp-dialect first"),
+        [(1, tcp), (1, udp), (2, tcp), (2, udp)]
+    );
+    for (options, expected) in [
+        ("--tls-cert Cargo.toml", "--tls-cert: TLS is for TCP only"),
+        ("--send-proxy v1", "--send-proxy v1: version 1"),
+        ("--send-proxy spp", "--send-proxy spp: Simple Proxy Protocol is for UDP only"),
+    ] {
+        let said = config(&format!("truepeer proxy -p both {options}")).check().unwrap_err().to_string();
+        assert!(said.starts_with(expected), "{said}");
+    }
+}
+
+#[test]
 fn a_list_of_senders_takes_the_place_of_the_default() {
     let senders = |options: &str| listener(&format!("truepeer proxy {options}")).senders;
     assert_eq!(senders("--allow 10.0.0.0/8 --allow ::1").allow.to_string(), "10.0.0.0/8 ::1/128");
@@ -203,7 +224,7 @@ fn errors_name_the_option_and_what_was_expected() {
         ("-6 ::1:443", "--ipv6", "expected HOST:PORT"),
         ("--udp-dialect guess", "--udp-dialect", "expected every, first, standalone or spp"),
         ("--max-flows 0", "--max-flows", "expected a number from 1"),
-        ("-p sctp", "--protocol", "expected tcp or udp"),
+        ("-p sctp", "--protocol", "expected tcp, udp or both"),
         ("--listeners 0", "--listeners", "expected a number from 1"),
         ("--listeners 65536", "--listeners", "expected a number from 1"),
         ("--workers x", "--workers", "expected a number from 1"),

@@ -65,6 +65,10 @@ impl Findings {
         self.found.sort_by_key(|finding| finding.span.as_ref().map(|span| span.start));
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.found.is_empty()
+    }
+
     pub(crate) fn have_errors(&self) -> bool {
         self.found.iter().any(|finding| !finding.is_warning)
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use clap::{Arg, Args, Command};
+use clap::{Arg, ArgMatches, Args, Command};
 
 use super::finding::{Finding, Span};
 use crate::spec::{AdminSpec, LogSpec, ProcessTable, StackArgs};
@@ -30,7 +30,7 @@ const ELSEWHERE: [Elsewhere; 5] = [
 ];
 
 /// Options that ask a command for something else than its usual work.
-const ACTIONS: [&str; 1] = ["dry-run"];
+const ACTIONS: [&str; 2] = ["dry-run", "print-config"];
 
 /// The keys of an entry: the command's options but those of [`ELSEWHERE`], which are its groups.
 pub(super) fn of_entry<T: Args>(groups: &[fn() -> Command]) -> Grammar {
@@ -65,6 +65,12 @@ fn has<T: Args>(key: &str) -> bool {
 }
 
 impl Grammar {
+    /// A table without any key; where one is required, what clap makes of none.
+    pub(super) fn nothing(&self) -> ArgMatches {
+        let none: [&str; 0] = [];
+        self.command.clone().try_get_matches_from(none).unwrap_or_default()
+    }
+
     /// The option of this name.
     pub(super) fn key(&self, key: &str) -> Option<&Arg> {
         self.keys().find(|arg| arg.get_long() == Some(key))

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use annotate_snippets::Renderer;
 
-use super::document::understand;
+use super::judge::judge;
 
 /// Each gets a message, or warnings. The blank lines are only for the reader.
 const WRONG: &[&str] = &[
@@ -36,8 +36,7 @@ const WRONG: &[&str] = &[
 ];
 
 fn said(text: &str) -> String {
-    let (_, findings) = understand(Path::new("truepeer.toml"), text.to_owned());
-    findings.render(&Renderer::plain())
+    judge(Path::new("truepeer.toml"), text.to_owned()).findings.render(&Renderer::plain())
 }
 
 #[test]

@@ -11,14 +11,22 @@
 //!
 //! [`ProcessConfig`]: crate::plan::ProcessConfig
 
+mod check;
 mod document;
+mod entry;
 mod finding;
+mod judge;
 mod keys;
+mod show;
 mod source;
 mod table;
 mod value;
 
+pub(crate) use check::check;
+pub(crate) use show::of_command;
 pub(crate) use source::{Loaded, Rejected, Source};
 
 #[cfg(test)]
 mod messages;
+#[cfg(test)]
+mod tests;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use annotate_snippets::Renderer;
 
-use super::document;
 use super::finding::Findings;
+use super::judge::{self, Judged};
 use crate::plan::{CheckedProcess, Problem, ProcessConfig};
 
 /// A command line, or a file.
@@ -48,14 +48,14 @@ impl Source {
 }
 
 fn load(path: &Path) -> Result<Loaded, Rejected> {
-    let (read, findings) = document::read(path);
-    match read {
-        Some((process, checked)) if !findings.have_errors() => {
+    let Judged { plan, findings, .. } = judge::read(path);
+    match plan {
+        Some((process, checked)) => {
             let mut files = vec![path.to_owned()];
             files.extend(process.files());
             Ok(Loaded { process, checked, files })
         }
-        _ => Err(Rejected::File(Box::new(findings))),
+        None => Err(Rejected::File(Box::new(findings))),
     }
 }
 

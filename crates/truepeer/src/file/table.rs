@@ -40,7 +40,7 @@ impl Word {
     }
 }
 
-type Pair<'a, 'i> = (&'a Spanned<DeString<'i>>, &'a Spanned<DeValue<'i>>);
+pub(super) type Pair<'a, 'i> = (&'a Spanned<DeString<'i>>, &'a Spanned<DeValue<'i>>);
 
 /// The keys and values of a table, in the order of the file.
 pub(super) fn pairs<'a, 'i>(table: &'a DeTable<'i>) -> Vec<Pair<'a, 'i>> {

@@ -8,6 +8,7 @@ use toml::Spanned;
 use toml::de::{DeInteger, DeValue};
 
 use super::finding::{Finding, Span};
+use super::keys;
 use crate::spec::{AdminAddr, Deny, PrefixesOrFile};
 
 /// A word and its place; `None`: a switch that is on.
@@ -59,7 +60,18 @@ fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Fin
     if text.contains('\0') {
         return Err(wrong("expected no NUL character"));
     }
-    Ok((span, Some(if is_path(arg, &text) { below(dir, text) } else { text })))
+    Ok((span, Some(absolute(arg, text, dir))))
+}
+
+/// A word whose path, if it is one, does not depend on the working directory.
+pub(super) fn absolute(arg: &Arg, text: String, dir: &Path) -> String {
+    if is_path(arg, &text) { below(dir, text) } else { text }
+}
+
+/// A word as it is written in the file.
+pub(super) fn written(arg: &Arg, word: &str) -> String {
+    let is_number = word.parse().is_ok_and(|number: i64| number.to_string() == word);
+    if is_number && !takes_names(arg) { word.to_owned() } else { keys::quoted(word) }
 }
 
 fn key(arg: &Arg) -> &str {

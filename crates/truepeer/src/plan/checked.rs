@@ -61,8 +61,8 @@ impl Config {
             return Err(Problem::NoListener);
         }
         let mut listeners = Vec::<Arc<CheckedListener>>::with_capacity(self.listeners.len());
+        self.listeners.iter().try_for_each(ListenerConfig::refuse_contradictions)?;
         for listener in &self.listeners {
-            listener.refuse_contradictions()?;
             let (protocol, address) = (listener.protocol, listener.bind);
             let is_there = |other: &&ListenerKey| (other.protocol, other.address) == (protocol, address);
             let copy = beside.keys.iter().filter(is_there).count();

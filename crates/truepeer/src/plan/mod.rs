@@ -105,7 +105,7 @@ impl RoutesConfig {
 }
 
 impl LogConfig {
-    fn of(spec: &LogSpec) -> Result<Self, Problem> {
+    pub(crate) fn of(spec: &LogSpec) -> Result<Self, Problem> {
         let verbosity = match (spec.quiet, spec.verbose, spec.v) {
             (true, false, None) => Verbosity::Quiet,
             (true, ..) => return Err(Problem::at("quiet", "expected no -v or --verbose with it")),

@@ -120,7 +120,7 @@ impl Problem {
     }
 
     /// `place`: `expected`.
-    pub(super) fn at(option: &'static str, expected: impl Into<String>) -> Self {
+    pub(crate) fn at(option: &'static str, expected: impl Into<String>) -> Self {
         Self::Value { place: Place::Option(option), value: String::new(), expected: expected.into() }
     }
 

@@ -11,7 +11,7 @@ use super::listener::{
 use super::problem::Problem;
 use super::tls::{OriginTlsConfig, TlsConfig, certificate};
 use super::{AdminConfig, Config, LogConfig, RoutesConfig, resolve};
-use crate::spec::{HostPort, ListenAddr, Protocol, ProxySpec, defaults};
+use crate::spec::{Carried, HostPort, ListenAddr, ProxySpec, defaults};
 
 /// The defaults of options. They differ for the programs that truepeer replaces.
 pub(crate) struct Defaults {
@@ -63,16 +63,16 @@ impl Config {
         let template = listener(spec, defaults)?;
         let listen =
             if spec.listen.is_empty() { std::slice::from_ref(&defaults.listen) } else { &spec.listen[..] };
-        let listeners: Result<_, Problem> = listen
-            .iter()
-            .map(|addr| {
-                let bind = resolve::listen(addr)?;
+        let mut listeners = Vec::new();
+        for addr in listen {
+            let bind = resolve::listen(addr)?;
+            for &protocol in spec.protocol.unwrap_or_default().protocols() {
                 let backends = backends(spec, defaults, bind.port());
-                Ok(ListenerConfig { bind, backends, ..template.clone() })
-            })
-            .collect();
+                listeners.push(ListenerConfig { bind, protocol, backends, ..template.clone() });
+            }
+        }
         Ok(Self {
-            listeners: listeners?,
+            listeners,
             workers: spec.process.workers,
             max_flows: spec.flows.max_flows,
             drain: spec.process.drain_timeout.unwrap_or(defaults.drain),
@@ -92,7 +92,7 @@ fn listener(spec: &ProxySpec, defaults: &Defaults) -> Result<ListenerConfig, Pro
     let senders = &spec.senders;
     Ok(ListenerConfig {
         bind: common.bind,
-        protocol: spec.protocol.unwrap_or(common.protocol),
+        protocol: common.protocol,
         transparent: spec.listen_transparent,
         sockets: spec.listeners.unwrap_or(common.sockets),
         mark: spec.upstream.mark.unwrap_or(defaults.mark),
@@ -119,7 +119,7 @@ fn listener(spec: &ProxySpec, defaults: &Defaults) -> Result<ListenerConfig, Pro
 
 /// Options without the intended effect. The programs that truepeer replaces ignore theirs.
 fn refuse_idle_options(spec: &ProxySpec, defaults: &Defaults) -> Result<(), Problem> {
-    if spec.udp_dialect.is_some() && spec.protocol != Some(Protocol::Udp) {
+    if spec.udp_dialect.is_some() && matches!(spec.protocol, None | Some(Carried::Tcp)) {
         return Err(Problem::needs("udp-dialect", "protocol", "udp"));
     }
     if !spec.tls_alpn.is_empty() && spec.tls.tls_cert.is_empty() {

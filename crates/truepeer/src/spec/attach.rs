@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use truepeer_bpf::UdpDialect;
 
-use super::groups::{SendersSpec, WaitSpec};
+use super::groups::{PrintSpec, SendersSpec, WaitSpec};
 use super::port::AttachPorts;
 use super::values;
 
@@ -40,6 +40,8 @@ pub(crate) struct AttachArgs {
     pub(crate) unit: Option<String>,
     #[arg(long)]
     pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) print: PrintSpec,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
 }

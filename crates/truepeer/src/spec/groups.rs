@@ -99,6 +99,13 @@ pub(crate) struct FlowsSpec {
     pub(crate) max_flows: Option<NonZeroUsize>,
 }
 
+/// The command line as a file.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct PrintSpec {
+    #[arg(long)]
+    pub(crate) print_config: bool,
+}
+
 /// Where to ask about the process.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct AdminSpec {

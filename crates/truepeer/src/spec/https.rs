@@ -7,7 +7,8 @@ use truepeer_policy::PrefixSet;
 
 use super::address::{ListenAddr, OriginUrl};
 use super::groups::{
-    AdminSpec, LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec, UpstreamSpec, WaitSpec,
+    AdminSpec, LogSpec, OriginSpec, PrintSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec, UpstreamSpec,
+    WaitSpec,
 };
 use super::values::{self, ClientAddressConfig};
 use super::vpp::StackArgs;
@@ -79,4 +80,6 @@ pub(crate) struct HttpsSpec {
     pub(crate) admin: AdminSpec,
     #[command(flatten)]
     pub(crate) log: LogSpec,
+    #[command(flatten)]
+    pub(crate) print: PrintSpec,
 }

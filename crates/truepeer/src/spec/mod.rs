@@ -21,7 +21,7 @@ mod run;
 mod serve;
 pub(crate) mod table;
 pub(crate) mod text;
-mod values;
+pub(crate) mod values;
 mod vpp;
 
 pub(crate) use crate::routes::guard::RoutesMode;
@@ -37,9 +37,9 @@ pub(crate) use proxy::ProxySpec;
 pub(crate) use routes::{RoutesAction, RoutesArgs};
 pub(crate) use routing::RoutingArgs;
 pub(crate) use run::{HowArgs, RunArgs, Via};
-pub(crate) use serve::{AdminAddr, AdminTable, LogTable, ProcessTable, ServeArgs};
+pub(crate) use serve::{AdminAddr, AdminTable, CheckArgs, LogTable, ProcessTable, ServeArgs};
 pub(crate) use values::{
-    ClientAddressConfig, ClientCert, Deny, Header, LogFormat, PrefixesOrFile, Protocol, SendProxy,
+    Carried, ClientAddressConfig, ClientCert, Deny, Header, LogFormat, PrefixesOrFile, Protocol, SendProxy,
     SenderRule, Verbosity,
 };
 pub(crate) use vpp::{Stack, StackArgs, UpArgs, VppAction, VppArgs, VppDemoArgs, VppPlaceArgs, VppRunArgs};

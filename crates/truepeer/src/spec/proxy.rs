@@ -9,18 +9,18 @@ use truepeer_policy::{Destinations, Dialect, Nat64Prefix};
 
 use super::address::{HostPort, ListenAddr};
 use super::groups::{
-    AdminSpec, FlowsSpec, LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec, UpstreamSpec,
-    WaitSpec,
+    AdminSpec, FlowsSpec, LogSpec, OriginSpec, PrintSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec,
+    UpstreamSpec, WaitSpec,
 };
-use super::values::{self, MaybeDuration, Protocol, SendProxy};
+use super::values::{self, Carried, MaybeDuration, SendProxy};
 
 /// Accept connections that start with a PROXY header, and connect to the backend from the client's own address
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ProxySpec {
     #[arg(short, long, alias = "listen-addr")]
     pub(crate) listen: Vec<ListenAddr>,
-    #[arg(short, long, value_parser = values::protocol)]
-    pub(crate) protocol: Option<Protocol>,
+    #[arg(short, long, value_parser = values::carried)]
+    pub(crate) protocol: Option<Carried>,
     #[arg(long, value_parser = values::count::<NonZeroU16>)]
     pub(crate) listeners: Option<NonZeroU16>,
     #[arg(long)]
@@ -79,4 +79,6 @@ pub(crate) struct ProxySpec {
     pub(crate) admin: AdminSpec,
     #[command(flatten)]
     pub(crate) log: LogSpec,
+    #[command(flatten)]
+    pub(crate) print: PrintSpec,
 }

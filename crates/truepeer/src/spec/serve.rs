@@ -39,6 +39,15 @@ pub(crate) struct ServeArgs {
     pub(crate) file: FileSpec,
 }
 
+/// Say everything that is wrong in a configuration file, without doing any of it
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    pub(crate) file: FileSpec,
+    #[arg(long)]
+    pub(crate) show: bool,
+}
+
 /// The keys before the first table: settings of the whole process.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ProcessTable {

@@ -132,6 +132,7 @@ const PROGRAM: &str = "The program";
 const PLACE: &str = "Place";
 const ACTION: &str = "Action";
 const WATCH: &str = "Watch";
+const PRINT: &str = "As a file";
 const FILE: &str = "Configuration file";
 
 fn address((host, port): (&str, u16)) -> String {
@@ -156,7 +157,7 @@ pub(crate) const OPTIONS: &[Row] = &[
         .is(|| address(d::LISTEN)).common(),
     row(HTTPS, LISTENING, "listen", "[ADDR]:PORT", "Address to listen on; repeatable. :PORT is every address of this machine")
         .is(|| address(d::LISTEN_HTTPS)).common(),
-    row(PROXY, LISTENING, "protocol", "tcp|udp", "What is carried").is(|| "tcp".to_owned()),
+    row(PROXY, LISTENING, "protocol", "tcp|udp|both", "What is carried; both: TCP and UDP on the same addresses, to the same backends").is(|| "tcp".to_owned()),
     row(PROXY, LISTENING, "listeners", "N", "Sockets on each address; the kernel spreads connections over them (SO_REUSEPORT)").is(|| "1".to_owned()),
     row(PROXY, LISTENING, "workers", "N", "Threads").means("one for each core"),
     row(HTTPS, LISTENING, "workers", "N", "Threads").means("one for each core; with --stack vpp: 1"),
@@ -280,6 +281,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(ATTACH, PLACE, "pins", "DIR", "Directory of the pins on a BPF file system").is(|| d::PINS.to_owned()),
     row(ATTACH, ACTION, "dry-run", "", "Print what would be attached where, without attaching"),
     row(ATTACH.or(DOCTOR), ACTION, "json", "", "Print for machines"),
+    row(SERVERS.or(ATTACH), PRINT, "print-config", "", "Print this command line as a configuration file for truepeer serve, and end"),
     row(ATTACH, ACTION, "refuse-new", "", "While detach waits, refuse new TCP connections from senders that must send a header"),
     row(ATTACH, ACTION, "now", "", "Detach at once: connections with translated sequence numbers are reset, the others lose their client's name"),
 
@@ -307,6 +309,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(SERVERS, LOG, "verbose", "", "The same as -v 1"),
     row(SERVERS, LOG, "quiet", "", "Warnings and errors only"),
     row(FILE_READERS, FILE, "config", "FILE", "The configuration file").is(|| d::CONFIG.to_owned()).common(),
+    row(CHECK, FILE, "show", "", "Print the configuration with every default, as a file that means the same").common(),
     row(ADMIN_TABLE, WATCH, "listen", "PATH|ADDR:PORT", "Where to ask about this process: a socket's path (beginning with / or .), or an address, which only reads").means("nowhere"),
     row(LOG_TABLE, LOG, "level", "warn|info|sessions|debug", "warn: warnings and errors; info: start and stop, too; sessions: also a line for each session; debug: also changes of state").is(|| "info".to_owned()),
     row(LOG_TABLE, LOG, "format", "text|json", "Lines for people or for machines").means("text on a terminal, json otherwise"),

@@ -40,6 +40,26 @@ impl Protocol {
     }
 }
 
+/// What a listening address carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Carried {
+    #[default]
+    Tcp,
+    Udp,
+    Both,
+}
+
+impl Carried {
+    /// A listener for each.
+    pub(crate) fn protocols(self) -> &'static [Protocol] {
+        match self {
+            Self::Tcp => &[Protocol::Tcp],
+            Self::Udp => &[Protocol::Udp],
+            Self::Both => &[Protocol::Tcp, Protocol::Udp],
+        }
+    }
+}
+
 /// The header to write for the backend instead of using the client's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -264,6 +284,16 @@ pub(super) fn protocol(text: &str) -> Result<Protocol, String> {
         "tcp" => Ok(Protocol::Tcp),
         "udp" => Ok(Protocol::Udp),
         _ => Err("expected tcp or udp".to_owned()),
+    }
+}
+
+/// `proxy --protocol`.
+pub(super) fn carried(text: &str) -> Result<Carried, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "tcp" => Ok(Carried::Tcp),
+        "udp" => Ok(Carried::Udp),
+        "both" => Ok(Carried::Both),
+        _ => Err("expected tcp, udp or both".to_owned()),
     }
 }
 

@@ -1,0 +1,31 @@
+//! `truepeer check`.
+
+use std::io::{self, IsTerminal as _, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use super::source::renderer;
+use super::{judge, show};
+
+/// Prints everything that is wrong on standard error, and on `out` the configuration, or that it is right.
+pub(crate) fn check(path: &Path, wants_show: bool, out: &mut impl Write) -> io::Result<ExitCode> {
+    let judged = judge::read(path);
+    if !judged.findings.is_empty() {
+        eprintln!("{}", judged.findings.render(&renderer(io::stderr().is_terminal())));
+    }
+    let Some((process, _)) = judged.plan else { return Ok(ExitCode::from(2)) };
+    if wants_show {
+        let dir = std::path::absolute(path)?;
+        out.write_all(show::whole(&judged.written, dir.parent().unwrap_or(Path::new("/"))).as_bytes())?;
+    } else {
+        let count = |number: usize, one: &str, many: &str| {
+            format!("{number} {}", if number == 1 { one } else { many })
+        };
+        let (entries, listeners) = (process.entries.len(), process.binds().len());
+        let (entries, listeners) =
+            (count(entries, "entry", "entries"), count(listeners, "listener", "listeners"));
+        writeln!(out, "{}: no errors; {entries}, {listeners}", path.display())?;
+    }
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}

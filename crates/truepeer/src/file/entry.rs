@@ -1,0 +1,112 @@
+//! An entry of the file: a command's options, and its plan.
+
+use clap::{ArgMatches, FromArgMatches as _};
+
+use super::document::Written;
+use super::keys::{self, Grammar};
+use crate::plan::{AdminConfig, AttachKey, Config, Defaults, EntryConfig, LogConfig, Problem, attach_rules};
+use crate::spec::table::{self, Commands};
+use crate::spec::{
+    AdminSpec, AdminTable, AttachArgs, HttpsSpec, LogSpec, LogTable, ProcessSpec, ProcessTable, ProxySpec,
+    StackArgs,
+};
+
+/// The tables that are commands.
+pub(super) const ENTRIES: [&str; 3] = ["proxy", "https", "attach"];
+
+/// What an entry says.
+pub(super) enum Entry {
+    Proxy(Box<ProxySpec>),
+    Https(Box<HttpsSpec>),
+    Attach(Box<AttachArgs>),
+}
+
+/// The settings of the whole process.
+#[derive(Default)]
+pub(super) struct Shared {
+    pub(super) process: ProcessTable,
+    pub(super) admin: AdminConfig,
+    pub(super) log: LogConfig,
+}
+
+impl Shared {
+    /// `None`: clap has given something else than the tables have, which can't be.
+    pub(super) fn of(written: &Written) -> Option<Self> {
+        let process = ProcessTable::from_arg_matches(&written.top).ok()?;
+        let admin = AdminTable::from_arg_matches(&written.admin).ok()?;
+        let log = LogTable::from_arg_matches(&written.log).ok()?;
+        Some(Self {
+            process,
+            admin: AdminConfig { listen: admin.listen },
+            log: LogConfig { verbosity: log.level.unwrap_or_default(), format: log.format },
+        })
+    }
+}
+
+/// The keys of an entry.
+pub(super) fn grammar(entry: &str) -> Grammar {
+    match entry {
+        "proxy" => keys::of_entry::<ProxySpec>(&[
+            keys::group::<ProcessTable>,
+            keys::group::<AdminSpec>,
+            keys::group::<LogSpec>,
+        ]),
+        "https" => keys::of_entry::<HttpsSpec>(&[
+            keys::group::<ProcessSpec>,
+            keys::group::<AdminSpec>,
+            keys::group::<LogSpec>,
+            keys::group::<StackArgs>,
+        ]),
+        _ => keys::of_entry::<AttachArgs>(&[]),
+    }
+}
+
+/// The rows of an entry's options.
+pub(super) fn rows(entry: &str) -> Commands {
+    match entry {
+        "proxy" => table::PROXY,
+        "https" => table::HTTPS,
+        _ => table::ATTACH,
+    }
+}
+
+impl Entry {
+    /// `None`: clap has given something else than the command has, which can't be.
+    pub(super) fn of(name: &str, matches: &ArgMatches) -> Option<Self> {
+        Some(match name {
+            "proxy" => Self::Proxy(Box::new(ProxySpec::from_arg_matches(matches).ok()?)),
+            "https" => Self::Https(Box::new(HttpsSpec::from_arg_matches(matches).ok()?)),
+            _ => Self::Attach(Box::new(AttachArgs::from_arg_matches(matches).ok()?)),
+        })
+    }
+
+    /// The entry's plan, with the settings of the whole process.
+    pub(super) fn plan(self, shared: &Shared) -> Result<EntryConfig, Problem> {
+        let Shared { process, admin, log } = shared;
+        let shared = |config| Box::new(Config { admin: admin.clone(), log: *log, ..config });
+        Ok(match self {
+            Self::Proxy(mut spec) => {
+                (spec.process, spec.flows) = (process.process.clone(), process.flows.clone());
+                EntryConfig::Proxy(shared(Config::of_proxy(&spec, &Defaults::default())?))
+            }
+            Self::Https(mut spec) => {
+                spec.process = process.process.clone();
+                EntryConfig::Https(shared(Config::of_https(&spec)?))
+            }
+            Self::Attach(args) => EntryConfig::Attach(args),
+        })
+    }
+}
+
+/// What an entry does, for comparison: two files that mean the same have the same text.
+pub(super) fn meaning(entry: &EntryConfig) -> Result<String, Problem> {
+    match entry {
+        EntryConfig::Proxy(config) | EntryConfig::Https(config) => Ok(format!("{config:?}")),
+        EntryConfig::Attach(args) => {
+            let all = vec!["all".to_owned()];
+            let devices = if args.dev.is_empty() { &all } else { &args.dev };
+            let rules = attach_rules(args)?.0;
+            Ok(format!("{rules:?} {:?} {devices:?} {:?} {:?}", AttachKey::of(args), args.cgroup, args.unit))
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! What a file means, and whether it can be carried out.
+
+use std::path::Path;
+
+use toml::de::DeTable;
+
+use super::document::Written;
+use super::entry::{Entry, Shared};
+use super::finding::{Finding, Findings, Span};
+use super::keys::in_keys;
+use super::table::Words;
+use crate::plan::{AttachKey, Beside, CheckedProcess, EntryConfig, Problem, ProcessConfig};
+use crate::spec::defaults;
+
+/// A file: what it says, what that means, and what is wrong with it.
+pub(super) struct Judged {
+    pub(super) written: Written,
+    pub(super) findings: Findings,
+    /// `None`: some finding is an error.
+    pub(super) plan: Option<(ProcessConfig, CheckedProcess)>,
+}
+
+/// Reads a file, and everything that it names.
+pub(super) fn read(path: &Path) -> Judged {
+    match std::fs::read(path).map(String::from_utf8) {
+        Ok(Ok(text)) => judge(path, text),
+        Ok(Err(_)) => unread(path, "expected UTF-8 text".to_owned()),
+        Err(error) => unread(path, format!("can't read the file: {error}")),
+    }
+}
+
+fn unread(path: &Path, text: String) -> Judged {
+    let mut findings = Findings::new(path, String::new());
+    findings.add(Finding::of_file(text));
+    Judged { written: Written::nothing(), findings, plan: None }
+}
+
+/// The same for a text that is known.
+pub(super) fn judge(path: &Path, text: String) -> Judged {
+    let (written, mut findings, is_toml) = tables(path, text);
+    // What lacks may be in the part that is no TOML.
+    let plan = if is_toml { written.plan(&mut findings) } else { None };
+    findings.sort();
+    let plan = plan.filter(|_| !findings.have_errors());
+    Judged { written, findings, plan }
+}
+
+/// What the text says, and whether all of it is TOML.
+pub(super) fn tables(path: &Path, text: String) -> (Written, Findings, bool) {
+    let mut findings = Findings::new(path, text.clone());
+    let dir = path.parent().unwrap_or(Path::new(""));
+    let (root, errors) = DeTable::parse_recoverable(&text);
+    for error in &errors {
+        let span = error.span().unwrap_or_default();
+        findings.add(Finding::error(span, error.message().replace('\n', "; ")));
+    }
+    let written = Written::of(root.get_ref(), dir, &mut findings);
+    (written, findings, errors.is_empty())
+}
+
+impl Written {
+    /// Every entry is judged, also where another one is wrong.
+    fn plan(&self, findings: &mut Findings) -> Option<(ProcessConfig, CheckedProcess)> {
+        if self.entries.is_empty() {
+            if !findings.have_errors() {
+                findings.add(Finding::of_file(
+                    "nothing to do: expected at least one [[proxy]], [[https]] or [[attach]]",
+                ));
+            }
+            return None;
+        }
+        let shared = Shared::of(self)?;
+        let (mut places, mut entries) = (Vec::new(), Vec::new());
+        for entry in &self.entries {
+            let spec = entry.matches.as_ref().and_then(|matches| Entry::of(entry.name, matches));
+            match spec.map(|spec| spec.plan(&shared)) {
+                Some(Ok(planned)) => {
+                    places.push(&entry.words);
+                    entries.push(planned);
+                }
+                Some(Err(problem)) => findings.add(entry.words.of_problem(problem)),
+                None => {}
+            }
+        }
+        let Shared { process, admin, log } = shared;
+        let config = ProcessConfig {
+            entries,
+            workers: process.process.workers,
+            max_flows: process.flows.max_flows,
+            drain: process.process.drain_timeout.unwrap_or(defaults::DRAIN_TIMEOUT),
+            admin,
+            log,
+        };
+        let checked = check(&config, &places, findings);
+        Some((config, checked))
+    }
+}
+
+/// Checks each entry by itself. Those that can't be carried out are missing in the result, and among the findings.
+fn check(process: &ProcessConfig, places: &[&Words], findings: &mut Findings) -> CheckedProcess {
+    let mut beside = Beside::of(process.binds());
+    let mut entries = Vec::new();
+    let mut attached: Vec<(AttachKey, Span)> = Vec::new();
+    for (entry, words) in process.entries.iter().zip(places) {
+        if let EntryConfig::Attach(args) = entry {
+            let key = AttachKey::of(args);
+            match attached.iter().find(|(other, _)| *other == key) {
+                Some((_, first)) => findings.add(second_attachment(words, first.clone())),
+                None => attached.push((key, words.header.clone())),
+            }
+        }
+        match entry.check(&mut beside) {
+            Ok(entry) => {
+                for warning in entry.warnings() {
+                    findings.add(Finding::warning(words.header.clone(), in_keys(&warning)));
+                }
+                entries.push(entry);
+            }
+            Err(problem) => findings.add(words.of_problem(problem)),
+        }
+    }
+    CheckedProcess { entries }
+}
+
+fn second_attachment(words: &Words, first: Span) -> Finding {
+    let text = "a second attachment in the same place; expected one with all ports, or another `pins`";
+    words.at("pins", None, text.to_owned()).beside(first, "the first one")
+}
+
+impl Words {
+    /// A problem at the value that it is about.
+    fn of_problem(&self, problem: Problem) -> Finding {
+        let (key, value) = problem.about();
+        let text = in_keys(&format!("{:#}", anyhow::Error::new(problem)));
+        self.at(&key, value.as_deref(), text)
+    }
+}
