@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use super::{Invocation, UsageError, command, parse};
-use crate::plan::{Problem, attach_rules, run_settings, setup_options};
+use crate::plan::{Problems, attach_rules, run_settings, setup_options};
 
 /// Each line gets a message, or warnings.
 const LINES: &[&str] = &[
@@ -74,6 +74,7 @@ fn said(line: &str) -> String {
     let invocation = match parse(line.split_whitespace().map(OsString::from)) {
         Ok(invocation) => invocation,
         Err(UsageError::Clap(error)) => return error.to_string().trim().to_owned(),
+        Err(UsageError::Problem(problems)) => return errors(&problems),
         Err(error) => return format!("error: {:#}", anyhow::Error::new(error)),
     };
     match warnings(invocation) {
@@ -81,17 +82,21 @@ fn said(line: &str) -> String {
         Ok(warnings) => {
             warnings.iter().map(|warning| format!("warning: {warning}")).collect::<Vec<_>>().join("\n")
         }
-        Err(problem) => format!("error: {:#}", anyhow::Error::new(problem)),
+        Err(problems) => errors(&problems),
     }
 }
 
-fn warnings(invocation: Invocation) -> Result<Vec<String>, Problem> {
+fn errors(problems: &Problems) -> String {
+    problems.to_string().lines().map(|problem| format!("error: {problem}")).collect::<Vec<_>>().join("\n")
+}
+
+fn warnings(invocation: Invocation) -> Result<Vec<String>, Problems> {
     match invocation {
         Invocation::Proxy(config, _) | Invocation::Https(config, _) => Ok(config.check()?.warnings()),
         Invocation::Attach(args) => Ok(attach_rules(&args)?.1),
         Invocation::Run(args) => Ok(run_settings(&args)?.1),
-        Invocation::Routes(args) => setup_options(&args.routing).map(|_| Vec::new()),
-        Invocation::Doctor(args) => setup_options(&args.routing).map(|_| Vec::new()),
+        Invocation::Routes(args) => Ok(setup_options(&args.routing).map(|_| Vec::new())?),
+        Invocation::Doctor(args) => Ok(setup_options(&args.routing).map(|_| Vec::new())?),
         Invocation::Connect(_)
         | Invocation::Vpp(_)
         | Invocation::Serve(_)

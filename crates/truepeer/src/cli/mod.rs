@@ -26,7 +26,7 @@ use clap::{ArgMatches, Command, FromArgMatches as _};
 pub(crate) use compat::Compat;
 
 use crate::file::{self, Rejected};
-use crate::plan::{Config, Defaults, Problem};
+use crate::plan::{Config, Defaults, Problems};
 use crate::spec::{
     AttachArgs, CheckArgs, ConnectArgs, DoctorArgs, HttpsSpec, ProxySpec, RoutesArgs, RunArgs, ServeArgs,
     StackArgs, VppArgs,
@@ -70,7 +70,7 @@ pub(crate) enum UsageError {
     File(#[from] Rejected),
     /// Options that contradict each other, or a value that this machine refutes.
     #[error(transparent)]
-    Problem(#[from] Problem),
+    Problem(#[from] Problems),
     /// The same, found here. Starts with the option.
     #[error("{0}")]
     Options(String),
@@ -89,8 +89,12 @@ impl UsageError {
                 rejected.report();
                 2
             }
-            Self::Problem(_) | Self::Options(_) => {
-                eprintln!("error: {:#}", anyhow::Error::new(self));
+            Self::Problem(problems) => {
+                problems.to_string().lines().for_each(|problem| eprintln!("error: {problem}"));
+                2
+            }
+            Self::Options(problem) => {
+                eprintln!("error: {problem}");
                 2
             }
         }
@@ -118,6 +122,11 @@ pub(crate) fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Invocati
         compat::Role::Truepeer(argv) => parse_as_truepeer(argv),
         compat::Role::Other(compat, argv) => {
             let spec = compat.parse(argv)?;
+            if spec.print.print_config {
+                return Err(UsageError::Options(format!(
+                    "--print-config: {compat} has other defaults than a file; expected the options of truepeer proxy"
+                )));
+            }
             Ok(Invocation::Proxy(Box::new(Config::of_proxy(&spec, &compat.defaults())?), Some(compat)))
         }
     }

@@ -4,7 +4,9 @@ use clap::{ArgMatches, FromArgMatches as _};
 
 use super::document::Written;
 use super::keys::{self, Grammar};
-use crate::plan::{AdminConfig, AttachKey, Config, Defaults, EntryConfig, LogConfig, Problem, attach_rules};
+use crate::plan::{
+    AdminConfig, AttachKey, Config, Defaults, EntryConfig, LogConfig, Problem, Problems, attach_rules,
+};
 use crate::spec::table::{self, Commands};
 use crate::spec::{
     AdminSpec, AdminTable, AttachArgs, HttpsSpec, LogSpec, LogTable, ProcessSpec, ProcessTable, ProxySpec,
@@ -46,18 +48,20 @@ impl Shared {
 /// The keys of an entry.
 pub(super) fn grammar(entry: &str) -> Grammar {
     match entry {
-        "proxy" => keys::of_entry::<ProxySpec>(&[
-            keys::group::<ProcessTable>,
-            keys::group::<AdminSpec>,
-            keys::group::<LogSpec>,
-        ]),
-        "https" => keys::of_entry::<HttpsSpec>(&[
-            keys::group::<ProcessSpec>,
-            keys::group::<AdminSpec>,
-            keys::group::<LogSpec>,
-            keys::group::<StackArgs>,
-        ]),
-        _ => keys::of_entry::<AttachArgs>(&[]),
+        "proxy" => keys::of_entry::<ProxySpec>(
+            rows(entry),
+            &[keys::group::<ProcessTable>, keys::group::<AdminSpec>, keys::group::<LogSpec>],
+        ),
+        "https" => keys::of_entry::<HttpsSpec>(
+            rows(entry),
+            &[
+                keys::group::<ProcessSpec>,
+                keys::group::<AdminSpec>,
+                keys::group::<LogSpec>,
+                keys::group::<StackArgs>,
+            ],
+        ),
+        _ => keys::of_entry::<AttachArgs>(rows(entry), &[]),
     }
 }
 
@@ -81,7 +85,7 @@ impl Entry {
     }
 
     /// The entry's plan, with the settings of the whole process.
-    pub(super) fn plan(self, shared: &Shared) -> Result<EntryConfig, Problem> {
+    pub(super) fn plan(self, shared: &Shared) -> Result<EntryConfig, Problems> {
         let Shared { process, admin, log } = shared;
         let shared = |config| Box::new(Config { admin: admin.clone(), log: *log, ..config });
         Ok(match self {

@@ -9,7 +9,7 @@ use super::entry::{Entry, Shared};
 use super::finding::{Finding, Findings, Span};
 use super::keys::in_keys;
 use super::table::Words;
-use crate::plan::{AttachKey, Beside, CheckedProcess, EntryConfig, Problem, ProcessConfig};
+use crate::plan::{AttachKey, Beside, CheckedProcess, EntryConfig, Problem, Problems, ProcessConfig};
 use crate::spec::defaults;
 
 /// A file: what it says, what that means, and what is wrong with it.
@@ -78,7 +78,7 @@ impl Written {
                     places.push(&entry.words);
                     entries.push(planned);
                 }
-                Some(Err(problem)) => findings.add(entry.words.of_problem(problem)),
+                Some(Err(problems)) => entry.words.add(problems, findings),
                 None => {}
             }
         }
@@ -116,7 +116,7 @@ fn check(process: &ProcessConfig, places: &[&Words], findings: &mut Findings) ->
                 }
                 entries.push(entry);
             }
-            Err(problem) => findings.add(words.of_problem(problem)),
+            Err(problems) => words.add(problems, findings),
         }
     }
     CheckedProcess { entries }
@@ -128,6 +128,10 @@ fn second_attachment(words: &Words, first: Span) -> Finding {
 }
 
 impl Words {
+    fn add(&self, problems: Problems, findings: &mut Findings) {
+        problems.into_iter().for_each(|problem| findings.add(self.of_problem(problem)));
+    }
+
     /// A problem at the value that it is about.
     fn of_problem(&self, problem: Problem) -> Finding {
         let (key, value) = problem.about();

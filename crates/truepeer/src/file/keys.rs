@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use clap::{Arg, ArgMatches, Args, Command};
 
 use super::finding::{Finding, Span};
+use crate::spec::table::{self, Commands};
 use crate::spec::{AdminSpec, LogSpec, ProcessTable, StackArgs};
 
 /// The keys of one kind of table: the options of a command.
@@ -33,13 +34,18 @@ const ELSEWHERE: [Elsewhere; 5] = [
 const ACTIONS: [&str; 2] = ["dry-run", "print-config"];
 
 /// The keys of an entry: the command's options but those of [`ELSEWHERE`], which are its groups.
-pub(super) fn of_entry<T: Args>(groups: &[fn() -> Command]) -> Grammar {
+pub(super) fn of_entry<T: Args>(rows: Commands, groups: &[fn() -> Command]) -> Grammar {
     let groups = groups.iter().map(|group| group());
     let excluded = groups.flat_map(|group| names(&group).collect::<Vec<_>>());
-    Grammar {
-        command: bare(T::augment_args(Command::new("entry"))),
-        excluded: excluded.chain(ACTIONS.map(str::to_owned)).collect(),
-    }
+    let command = T::augment_args(Command::new("entry")).mut_args(|arg| {
+        let row = arg.get_long().and_then(|name| table::find(rows, name));
+        match row.filter(|_| arg.get_action().takes_values()) {
+            Some((_, row)) => arg.value_name(row.value),
+            None => arg,
+        }
+    });
+    let excluded = excluded.chain(ACTIONS.map(str::to_owned)).collect();
+    Grammar { command: bare(command), excluded }
 }
 
 /// The keys of a table that is no command.

@@ -9,21 +9,24 @@ use super::document::Written;
 use super::entry::{Entry, Shared, grammar, meaning, rows};
 use super::keys::{self, Grammar, in_keys, quoted};
 use super::value;
-use crate::plan::{LogConfig, Problem};
+use crate::plan::{LogConfig, Problem, Problems};
 use crate::spec::table::{self, Commands, Default};
 use crate::spec::values::LEVELS;
-use crate::spec::{AdminTable, LogFormat, LogSpec, LogTable, ProcessTable, StackArgs};
+use crate::spec::{AdminSpec, AdminTable, LogFormat, LogSpec, LogTable, ProcessTable, StackArgs};
 
 /// A key's words. None at all: a switch that is on.
 type Words = Vec<String>;
 
 /// `truepeer NAME …` as a file.
-pub(crate) fn of_command(name: &str, matches: &ArgMatches, dir: &Path) -> Result<String, Problem> {
+pub(crate) fn of_command(name: &str, matches: &ArgMatches, dir: &Path) -> Result<String, Problems> {
     if keys::group::<StackArgs>().get_arguments().any(|arg| is_given(arg, matches)) {
-        return Err(Problem::at("stack", "VPP's stack takes a process of its own: a file can't have it"));
+        let stack = "VPP's stack takes a process of its own: a file can't have it";
+        return Err(Problem::at("stack", stack).into());
     }
-    let log =
-        LogSpec::from_arg_matches(matches).map_or(Ok(LogConfig::default()), |log| LogConfig::of(&log))?;
+    // `attach` has no log.
+    let has_log = matches.try_contains_id("log_format").is_ok();
+    let log = if has_log { LogSpec::from_arg_matches(matches).ok() } else { None };
+    let log = log.map_or(Ok(LogConfig::default()), |log| LogConfig::of(&log))?;
     if let Some(entry) = Entry::of(name, matches) {
         entry.plan(&Shared::default())?;
     }
@@ -32,9 +35,9 @@ pub(crate) fn of_command(name: &str, matches: &ArgMatches, dir: &Path) -> Result
     for (arg, words) in given(&keys::of_table::<ProcessTable>(), matches, dir) {
         let _ = writeln!(text, "{}", line(arg, &words));
     }
-    if let Ok(Some(addresses)) = matches.try_get_many::<crate::spec::AdminAddr>("admin") {
-        let addresses = addresses.map(|address| quoted(&address.to_string())).collect::<Vec<_>>().join(", ");
-        let _ = write!(text, "\n[admin]\nlisten = [{addresses}]\n");
+    for arg in keys::group::<AdminSpec>().get_arguments().filter(|arg| is_given(arg, matches)) {
+        let addresses: Vec<_> = words(arg, matches, dir).iter().map(|address| quoted(address)).collect();
+        let _ = write!(text, "\n[admin]\nlisten = [{}]\n", addresses.join(", "));
     }
     if log != LogConfig::default() {
         text.push_str("\n[log]\n");
@@ -68,7 +71,7 @@ pub(super) fn whole(written: &Written, dir: &Path) -> String {
         let _ = write!(text, "\n[[{name}]]\n");
         let means = |matches: &ArgMatches| {
             let planned = Entry::of(name, matches)?.plan(&Shared::default());
-            planned.and_then(|planned| meaning(&planned)).ok()
+            meaning(&planned.ok()?).ok()
         };
         let usual = means(matches);
         Table { grammar: &grammar, matches, rows: rows(name), dir }.write(&mut text, |words| {

@@ -8,7 +8,7 @@ use annotate_snippets::Renderer;
 
 use super::finding::Findings;
 use super::judge::{self, Judged};
-use crate::plan::{CheckedProcess, Problem, ProcessConfig};
+use crate::plan::{CheckedProcess, Problems, ProcessConfig};
 
 /// A command line, or a file.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(crate) struct Loaded {
 /// A configuration that can't be carried out. It prints every reason, with its place in the file.
 #[derive(Debug)]
 pub(crate) enum Rejected {
-    Command(Problem),
+    Command(Problems),
     File(Box<Findings>),
 }
 
@@ -63,7 +63,9 @@ impl Rejected {
     /// Prints every reason on standard error, with its place under a caret.
     pub(crate) fn report(self) {
         match self {
-            Self::Command(problem) => eprintln!("error: {:#}", anyhow::Error::new(problem)),
+            Self::Command(problems) => {
+                problems.to_string().lines().for_each(|problem| eprintln!("error: {problem}"));
+            }
             Self::File(findings) => {
                 eprintln!("{}", findings.render(&renderer(std::io::stderr().is_terminal())))
             }
@@ -86,11 +88,4 @@ impl fmt::Display for Rejected {
     }
 }
 
-impl std::error::Error for Rejected {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Command(problem) => problem.source(),
-            Self::File(_) => None,
-        }
-    }
-}
+impl std::error::Error for Rejected {}

@@ -179,3 +179,53 @@ proptest! {
         look_at(&characters.into_iter().collect::<String>());
     }
 }
+
+/// What is off in the example: lines that begin with `#` and no blank.
+fn switched_on(example: &str) -> String {
+    let lines = example.lines().map(|line| match line.strip_prefix('#') {
+        Some(code) if !code.is_empty() && !code.starts_with(' ') => code,
+        _ => line,
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_example_holds_as_it_stands_and_with_all_that_is_off() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/truepeer.toml");
+    let example = std::fs::read_to_string(&path).unwrap();
+    let judged = super::judge::read(&path);
+    assert!(
+        judged.plan.is_some() && judged.findings.is_empty(),
+        "{}",
+        judged.findings.render(&Renderer::plain())
+    );
+    // A key may be there twice, off and on: each with one alternative.
+    let mut seen = Vec::new();
+    let all: Vec<_> = switched_on(&example)
+        .lines()
+        .filter(|line| {
+            if line.starts_with('[') {
+                seen.clear();
+            }
+            let key = line.split(" = ").next().unwrap_or_default().to_owned();
+            let is_new = !line.contains(" = ") || line.starts_with('#') || !seen.contains(&key);
+            seen.push(key);
+            is_new
+        })
+        .map(str::to_owned)
+        .collect();
+    let meant = meanings(&all.join("\n"));
+    assert_eq!(meant.len(), 4, "{all:#?}");
+}
+
+#[test]
+fn the_page_about_the_file_shows_one_that_holds() {
+    let page =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/config.md")).unwrap();
+    let file = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    assert_eq!(meanings(file).len(), 3);
+    let printed = page.split("--print-config\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let line = "truepeer proxy -l :8443 -4 127.0.0.1:443 -6 [::1]:443 --allow 10.0.0.0/8 --print-config";
+    let Invocation::Print(file) = invoke(line) else { panic!("{line}") };
+    assert_eq!(file, printed);
+}

@@ -11,7 +11,7 @@ use super::Config;
 use super::diff::ListenerKey;
 use super::listener::ListenerConfig;
 use super::place::Place;
-use super::problem::Problem;
+use super::problem::{Problem, Problems};
 use super::read::Read;
 use super::tls::{OriginTlsConfig, TlsConfig};
 use crate::spec::{Family, Protocol, SendProxy};
@@ -51,46 +51,55 @@ impl Beside {
 impl Config {
     /// Reads every file and resolves every name, once, so that errors are reported before anything is bound.
     #[cfg(test)]
-    pub(crate) fn check(&self) -> Result<Checked, Problem> {
+    pub(crate) fn check(&self) -> Result<Checked, Problems> {
         self.check_beside(&mut Beside::of(self.binds()))
     }
 
     /// The same for one of several entries.
-    pub(super) fn check_beside(&self, beside: &mut Beside) -> Result<Checked, Problem> {
+    pub(super) fn check_beside(&self, beside: &mut Beside) -> Result<Checked, Problems> {
         if self.listeners.is_empty() {
-            return Err(Problem::NoListener);
+            return Err(Problem::NoListener.into());
         }
-        let mut listeners = Vec::<Arc<CheckedListener>>::with_capacity(self.listeners.len());
-        self.listeners.iter().try_for_each(ListenerConfig::refuse_contradictions)?;
+        let mut problems = Problems::default();
         for listener in &self.listeners {
-            let (protocol, address) = (listener.protocol, listener.bind);
-            let is_there = |other: &&ListenerKey| (other.protocol, other.address) == (protocol, address);
-            let copy = beside.keys.iter().filter(is_there).count();
-            if copy > 0 && address.port() != 0 {
-                return Err(Problem::ListenTwice(address));
-            }
-            // Read for comparison first: a file that changes meanwhile then differs at the next reload.
-            let read = Read::of(listener)?;
-            let fail = |error| Problem::tls(error, listener.http.is_some());
-            let tls = listener.tls.as_ref().map(TlsConfig::read).transpose().map_err(fail)?;
-            let origin = listener.origin_tls.as_ref().map(OriginTlsConfig::read).transpose().map_err(fail)?;
-            let policy = Arc::new(listener.policy(&read, &beside.binds)?);
-            for (backend, family) in [(read.backends.ipv4, Family::Ipv4), (read.backends.ipv6, Family::Ipv6)]
-            {
-                if let Some(backend) = backend {
-                    refuse_loop(listener.backend_place(family), backend, listener.bind)?;
-                }
-            }
-            let key = ListenerKey { protocol, address, copy };
-            let config = listener.clone();
-            beside.keys.push(key);
-            listeners.push(Arc::new(CheckedListener { key, config, read, policy, tls, origin }));
+            problems.note(listener.refuse_contradictions());
         }
-        Ok(Checked { listeners })
+        // Files of a contradictory entry would only add to it.
+        problems.none(())?;
+        let mut problems = Problems::default();
+        let checked: Vec<_> =
+            self.listeners.iter().filter_map(|listener| listener.check(beside, &mut problems)).collect();
+        problems.none(Checked { listeners: checked })
     }
 }
 
 impl ListenerConfig {
+    /// `None`: something is wrong, which is noted.
+    fn check(&self, beside: &mut Beside, problems: &mut Problems) -> Option<Arc<CheckedListener>> {
+        let (protocol, address) = (self.protocol, self.bind);
+        let is_there = |other: &&ListenerKey| (other.protocol, other.address) == (protocol, address);
+        let copy = beside.keys.iter().filter(is_there).count();
+        let key = ListenerKey { protocol, address, copy };
+        beside.keys.push(key);
+        if copy > 0 && address.port() != 0 {
+            problems.add(Problem::ListenTwice(address));
+        }
+        // Read for comparison first: a file that changes meanwhile then differs at the next reload.
+        let read = Read::of(self, problems);
+        let fail = |error| Problem::tls(error, self.http.is_some());
+        let tls = problems.note(self.tls.as_ref().map(TlsConfig::read).transpose().map_err(fail));
+        let origin = self.origin_tls.as_ref().map(OriginTlsConfig::read).transpose().map_err(fail);
+        let (origin, tls, read) = (problems.note(origin)?, tls?, read?);
+        let policy = Arc::new(problems.note(self.policy(&read, &beside.binds))?);
+        for (backend, family) in [(read.backends.ipv4, Family::Ipv4), (read.backends.ipv6, Family::Ipv6)] {
+            if let Some(backend) = backend {
+                problems.note(refuse_loop(self.backend_place(family), backend, self.bind));
+            }
+        }
+        let config = self.clone();
+        Some(Arc::new(CheckedListener { key, config, read, policy, tls, origin }))
+    }
+
     fn refuse_contradictions(&self) -> Result<(), Problem> {
         match (self.protocol, self.send_proxy) {
             (Protocol::Udp, Some(SendProxy::V1)) => Err(Problem::Version1OverUdp),

@@ -6,7 +6,7 @@ use truepeer_policy::{HeaderRule, PrefixSet};
 
 use super::http::HttpConfig;
 use super::listener::{BackendsConfig, ClaimsConfig, HeaderLimits, ListenerConfig, SendersConfig, Timeouts};
-use super::problem::Problem;
+use super::problem::{Problem, Problems};
 use super::tls::{OriginTlsConfig, TlsConfig, certificate};
 use super::{AdminConfig, Config, LogConfig, RoutesConfig, resolve};
 use crate::spec::{
@@ -15,23 +15,24 @@ use crate::spec::{
 
 impl Config {
     /// Contradictions and addresses that can't be resolved are problems; files are not read yet.
-    pub(crate) fn of_https(spec: &HttpsSpec) -> Result<Self, Problem> {
-        let template = listener(spec)?;
+    pub(crate) fn of_https(spec: &HttpsSpec) -> Result<Self, Problems> {
+        let mut problems = Problems::default();
+        let template = listener(spec, &mut problems);
         let (host, port) = defaults::LISTEN_HTTPS;
         let usual = [ListenAddr::new(host, port)];
         let listen = if spec.listen.is_empty() { &usual[..] } else { &spec.listen[..] };
-        let listeners: Result<_, Problem> = listen
-            .iter()
-            .map(|addr| Ok(ListenerConfig { bind: resolve::listen(addr)?, ..template.clone() }))
-            .collect();
-        Ok(Self {
-            listeners: listeners?,
+        let binds = listen.iter().filter_map(|addr| problems.note(resolve::listen(addr)));
+        let listeners = binds.map(|bind| ListenerConfig { bind, ..template.clone() }).collect();
+        let routes = problems.note(routes(spec)).unwrap_or_default();
+        let log = problems.note(LogConfig::of(&spec.log)).unwrap_or_default();
+        problems.none(Self {
+            listeners,
             workers: workers(spec),
             max_flows: None,
             drain: spec.process.drain_timeout.unwrap_or(defaults::DRAIN_TIMEOUT),
-            routes: routes(spec)?,
+            routes,
             admin: AdminConfig { listen: spec.admin.admin.clone() },
-            log: LogConfig::of(&spec.log)?,
+            log,
         })
     }
 }
@@ -60,14 +61,14 @@ fn routes(spec: &HttpsSpec) -> Result<RoutesConfig, Problem> {
     }
 }
 
-fn listener(spec: &HttpsSpec) -> Result<ListenerConfig, Problem> {
+fn listener(spec: &HttpsSpec, problems: &mut Problems) -> ListenerConfig {
     let common = ListenerConfig::default();
     let client_address = spec.client_address.unwrap_or_default();
     let origin = Some(spec.origin.host.clone());
-    Ok(ListenerConfig {
+    ListenerConfig {
         mark: spec.upstream.mark.unwrap_or_default(),
         backends: BackendsConfig { ipv4: origin.clone(), ipv6: origin },
-        senders: senders(spec)?,
+        senders: problems.note(senders(spec)).unwrap_or_default(),
         header: HeaderLimits::of(&spec.senders, spec.wait.header_wait),
         claims: ClaimsConfig::of(&spec.senders, &PrefixSet::new(), false),
         on_conflict: spec.upstream.on_conflict.unwrap_or_default(),
@@ -77,11 +78,11 @@ fn listener(spec: &HttpsSpec) -> Result<ListenerConfig, Problem> {
             ..common.timeouts
         },
         max_per_client: spec.tls.max_per_client,
-        tls: Some(tls(spec)?),
-        origin_tls: origin_tls(spec)?,
+        tls: problems.note(tls(spec)),
+        origin_tls: problems.note(origin_tls(spec)).flatten(),
         http: Some(HttpConfig::of(spec, client_address)),
         ..common
-    })
+    }
 }
 
 /// Clients connect directly, from anywhere. Only if headers are read must the senders be listed.

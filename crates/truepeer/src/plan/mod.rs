@@ -35,7 +35,7 @@ pub(crate) use checked::{Beside, Checked, CheckedListener};
 pub(crate) use diff::{Change, ListenerKey, diff};
 pub(crate) use http::HttpConfig;
 pub(crate) use listener::ListenerConfig;
-pub(crate) use problem::Problem;
+pub(crate) use problem::{Problem, Problems};
 pub(crate) use process::{
     AdminConfig, AttachKey, CheckedAttach, CheckedEntry, CheckedProcess, EntryConfig, ProcessConfig,
 };

@@ -1,5 +1,7 @@
 //! The errors in a command line. Each text starts with the option; causes are in the chain.
 
+use std::error::Error;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -64,6 +66,61 @@ pub(crate) enum Problem {
     #[error("{place} {error}{}", own_authority(.error))]
     Tls { place: Place, error: ConfigError },
 }
+
+/// All that is wrong with one plan.
+#[derive(Debug, Default)]
+pub(crate) struct Problems(Vec<Problem>);
+
+impl Problems {
+    /// The value, or `None`: its problem is noted.
+    pub(super) fn note<T>(&mut self, result: Result<T, Problem>) -> Option<T> {
+        result.map_err(|problem| self.add(problem)).ok()
+    }
+
+    pub(super) fn add(&mut self, problem: Problem) {
+        // Listeners of one entry share their options, and so what is wrong with them.
+        if self.0.iter().all(|known| known.to_string() != problem.to_string()) {
+            self.0.push(problem);
+        }
+    }
+
+    /// The value, if nothing was noted.
+    pub(super) fn none<T>(self, value: T) -> Result<T, Self> {
+        if self.0.is_empty() { Ok(value) } else { Err(self) }
+    }
+}
+
+impl From<Problem> for Problems {
+    fn from(problem: Problem) -> Self {
+        Self(vec![problem])
+    }
+}
+
+impl IntoIterator for Problems {
+    type Item = Problem;
+    type IntoIter = std::vec::IntoIter<Problem>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+/// A line each, with causes.
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.0.iter().enumerate() {
+            write!(f, "{}{problem}", if index > 0 { "\n" } else { "" })?;
+            let mut cause = problem.source();
+            while let Some(error) = cause {
+                write!(f, ": {error}")?;
+                cause = error.source();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Error for Problems {}
 
 fn own_authority(error: &ConfigError) -> String {
     match error.subject {

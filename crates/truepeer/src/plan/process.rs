@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use truepeer_bpf::Rules;
 
 use super::checked::Beside;
-use super::{Checked, Config, LogConfig, Problem, attach_rules};
+use super::{Checked, Config, LogConfig, Problems, attach_rules};
 use crate::spec::{AdminAddr, AttachArgs, defaults, text};
 
 /// Everything that one process does.
@@ -98,7 +98,7 @@ impl ProcessConfig {
     }
 
     /// Reads every file and resolves every name, once.
-    pub(crate) fn check(&self) -> Result<CheckedProcess, Problem> {
+    pub(crate) fn check(&self) -> Result<CheckedProcess, Problems> {
         let mut beside = Beside::of(self.binds());
         let entries = self.entries.iter().map(|entry| entry.check(&mut beside));
         Ok(CheckedProcess { entries: entries.collect::<Result<_, _>>()? })
@@ -128,7 +128,7 @@ impl EntryConfig {
     }
 
     /// `beside`: the listeners of all entries, and those that are checked already.
-    pub(crate) fn check(&self, beside: &mut Beside) -> Result<CheckedEntry, Problem> {
+    pub(crate) fn check(&self, beside: &mut Beside) -> Result<CheckedEntry, Problems> {
         match self {
             Self::Proxy(config) | Self::Https(config) => Ok(CheckedEntry::Relay {
                 config: config.clone(),

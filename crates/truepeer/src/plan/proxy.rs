@@ -8,7 +8,7 @@ use super::listener::{
     BackendsConfig, ClaimsConfig, DynamicConfig, HeaderLimits, ListenerConfig, SendersConfig, Timeouts,
     UdpConfig,
 };
-use super::problem::Problem;
+use super::problem::{Problem, Problems};
 use super::tls::{OriginTlsConfig, TlsConfig, certificate};
 use super::{AdminConfig, Config, LogConfig, RoutesConfig, resolve};
 use crate::spec::{Carried, HostPort, ListenAddr, ProxySpec, defaults};
@@ -59,46 +59,49 @@ impl Default for Defaults {
 
 impl Config {
     /// Contradictions and addresses that can't be resolved are problems; files are not read yet.
-    pub(crate) fn of_proxy(spec: &ProxySpec, defaults: &Defaults) -> Result<Self, Problem> {
-        let template = listener(spec, defaults)?;
+    pub(crate) fn of_proxy(spec: &ProxySpec, defaults: &Defaults) -> Result<Self, Problems> {
+        let mut problems = Problems::default();
+        let template = listener(spec, defaults, &mut problems);
         let listen =
             if spec.listen.is_empty() { std::slice::from_ref(&defaults.listen) } else { &spec.listen[..] };
         let mut listeners = Vec::new();
         for addr in listen {
-            let bind = resolve::listen(addr)?;
+            let Some(bind) = problems.note(resolve::listen(addr)) else { continue };
             for &protocol in spec.protocol.unwrap_or_default().protocols() {
                 let backends = backends(spec, defaults, bind.port());
                 listeners.push(ListenerConfig { bind, protocol, backends, ..template.clone() });
             }
         }
-        Ok(Self {
+        let log = problems.note(LogConfig::of(&spec.log)).unwrap_or_default();
+        problems.none(Self {
             listeners,
             workers: spec.process.workers,
             max_flows: spec.flows.max_flows,
             drain: spec.process.drain_timeout.unwrap_or(defaults.drain),
             routes: RoutesConfig::of(&spec.routes, &defaults.routes),
             admin: AdminConfig { listen: spec.admin.admin.clone() },
-            log: LogConfig::of(&spec.log)?,
+            log,
         })
     }
 }
 
-fn listener(spec: &ProxySpec, defaults: &Defaults) -> Result<ListenerConfig, Problem> {
+fn listener(spec: &ProxySpec, defaults: &Defaults, problems: &mut Problems) -> ListenerConfig {
     let common = ListenerConfig::default();
-    refuse_idle_options(spec, defaults)?;
-    let tls = TlsConfig::of(&spec.tls, &spec.tls_alpn)?;
+    refuse_idle_options(spec, defaults).into_iter().for_each(|problem| problems.add(problem));
+    let tls = problems.note(TlsConfig::of(&spec.tls, &spec.tls_alpn)).flatten();
     // Clients use TLS and connect directly: a header that any of them could write is not read.
     let rule = if tls.is_some() { HeaderRule::Forbid } else { HeaderRule::Require };
     let senders = &spec.senders;
-    Ok(ListenerConfig {
+    let admitted = SendersConfig::of(senders, &spec.allowed_subnets, (&defaults.allow, rule));
+    ListenerConfig {
         bind: common.bind,
         protocol: common.protocol,
         transparent: spec.listen_transparent,
         sockets: spec.listeners.unwrap_or(common.sockets),
         mark: spec.upstream.mark.unwrap_or(defaults.mark),
         backends: common.backends,
-        dynamic: dynamic(spec, defaults)?,
-        senders: SendersConfig::of(senders, &spec.allowed_subnets, (&defaults.allow, rule))?,
+        dynamic: problems.note(dynamic(spec, defaults)).flatten(),
+        senders: problems.note(admitted).unwrap_or_default(),
         header: HeaderLimits::of(senders, spec.wait.header_wait),
         claims: ClaimsConfig::of(senders, &defaults.claims, defaults.claims_host),
         on_conflict: spec.upstream.on_conflict.unwrap_or(defaults.on_conflict),
@@ -112,30 +115,26 @@ fn listener(spec: &ProxySpec, defaults: &Defaults) -> Result<ListenerConfig, Pro
         udp: UdpConfig { dialect: spec.udp_dialect.unwrap_or_default(), close_after: spec.close_after },
         max_per_client: spec.tls.max_per_client,
         tls,
-        origin_tls: origin_tls(spec)?,
+        origin_tls: problems.note(origin_tls(spec)).flatten(),
         http: None,
-    })
+    }
 }
 
 /// Options without the intended effect. The programs that truepeer replaces ignore theirs.
-fn refuse_idle_options(spec: &ProxySpec, defaults: &Defaults) -> Result<(), Problem> {
+fn refuse_idle_options(spec: &ProxySpec, defaults: &Defaults) -> Vec<Problem> {
+    let mut problems = Vec::new();
     if spec.udp_dialect.is_some() && matches!(spec.protocol, None | Some(Carried::Tcp)) {
-        return Err(Problem::needs("udp-dialect", "protocol", "udp"));
+        problems.push(Problem::needs("udp-dialect", "protocol", "udp"));
     }
     if !spec.tls_alpn.is_empty() && spec.tls.tls_cert.is_empty() {
-        return Err(Problem::needs("tls-alpn", "tls-cert", "FILE"));
-    }
-    if defaults.backends == UsualBackends::EachAlone {
-        return Ok(());
+        problems.push(Problem::needs("tls-alpn", "tls-cert", "FILE"));
     }
     let may_map = spec.nat64_prefix.is_some() || spec.send_proxy.is_some();
-    match &spec.ipv4 {
-        Some(backend) if !may_map => resolve::refuse_ipv6(
-            backend,
-            ", or a way to show these clients there: --nat64-prefix 64:ff9b::/96 or --send-proxy v2",
-        ),
-        _ => Ok(()),
+    if defaults.backends == UsualBackends::Together && !may_map {
+        let ways = ", or a way to show these clients there: --nat64-prefix 64:ff9b::/96 or --send-proxy v2";
+        problems.extend(spec.ipv4.iter().filter_map(|backend| resolve::refuse_ipv6(backend, ways).err()));
     }
+    problems
 }
 
 fn backends(spec: &ProxySpec, defaults: &Defaults, own_port: u16) -> BackendsConfig {

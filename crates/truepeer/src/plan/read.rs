@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use truepeer_policy::{Backends, PrefixSet};
 
 use super::listener::ListenerConfig;
-use super::problem::Problem;
+use super::problem::Problems;
 use super::tls::OriginTlsConfig;
 
 /// The data at the time of reading.
@@ -23,14 +23,12 @@ pub(crate) struct Read {
 }
 
 impl Read {
-    /// Reads files and resolves names now.
-    pub(super) fn of(listener: &ListenerConfig) -> Result<Self, Problem> {
-        Ok(Self {
-            allow: listener.senders.allowed()?,
-            deny: listener.claims.denied()?,
-            backends: listener.resolve_backends()?,
-            certificates: certificates(listener),
-        })
+    /// Reads files and resolves names now. `None`: something is wrong, which is noted.
+    pub(super) fn of(listener: &ListenerConfig, problems: &mut Problems) -> Option<Self> {
+        let allow = problems.note(listener.senders.allowed());
+        let deny = problems.note(listener.claims.denied());
+        let backends = problems.note(listener.resolve_backends());
+        Some(Self { allow: allow?, deny: deny?, backends: backends?, certificates: certificates(listener) })
     }
 }
 

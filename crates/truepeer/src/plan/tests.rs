@@ -6,7 +6,7 @@ use super::listener::DynamicConfig;
 use super::*;
 use crate::spec::{HostPort, Protocol, SendProxy};
 
-fn said(error: Problem) -> String {
+fn said(error: Problems) -> String {
     format!("{:#}", anyhow::Error::new(error))
 }
 
