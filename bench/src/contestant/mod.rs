@@ -172,7 +172,7 @@ pub(crate) fn standard(truepeer: PathBuf) -> Vec<Contestant> {
         contestant("nginx", "NGINX stream", Way::Nginx),
         contestant(TRUEPEER, "truepeer proxy", Way::TruepeerProxy(truepeer.clone())),
         contestant("truepeer-attach", "truepeer attach", Way::TruepeerAttach(truepeer.clone())),
-        contestant("truepeer-run", "truepeer run", Way::TruepeerRun(truepeer.clone(), Via::Preload)),
+        contestant("truepeer-run", "truepeer run", Way::TruepeerRun(truepeer.clone(), Via::Auto)),
         contestant(
             "truepeer-notify",
             "truepeer run --via notify",

@@ -23,14 +23,14 @@ pub(super) fn proxy(path: &Path, transport: Transport) -> Program {
 /// The mechanisms of `truepeer run`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Via {
-    Preload,
+    Auto,
     Notify,
 }
 
 /// The backend, started by `truepeer run`.
 pub(super) fn run(path: &Path, via: Via, backend: Program) -> Program {
     let via = match via {
-        Via::Preload => "--via=preload",
+        Via::Auto => "--via=auto",
         Via::Notify => "--via=notify",
     };
     backend.launched_by(path, &["run", via, &port(), "--"])

@@ -5,11 +5,12 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::{Errno, retry_on_intr};
-use rustix::net::{RecvFlags, getsockname, recv};
+use rustix::net::{RecvFlags, recv};
 use truepeer_policy::{
     ClientAddr, HeaderError, HeaderReader, HeaderRule, Opening, Origin, Refusal, SenderAddr,
 };
 use truepeer_proto::Header;
+use truepeer_sys::marked::getsockname;
 
 use crate::rules::RunRules;
 use crate::wake::WakeUp;

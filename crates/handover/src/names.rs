@@ -24,7 +24,7 @@ use core::sync::atomic::Ordering;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::net::getsockname;
+use truepeer_sys::marked::getsockname;
 use truepeer_sys::socket::{bound_device, namespace_cookie};
 
 pub use diag::SocketDiag;

@@ -11,10 +11,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SendFlags, SocketFlags, SocketType, connect, send, socket_with, sockopt::set_socket_linger,
+    AddressFamily, SendFlags, SocketFlags, SocketType, send, socket_with, sockopt::set_socket_linger,
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 use truepeer_proto::{Addresses, Command, EncodeError, V2Encoder};
+use truepeer_sys::marked::connect;
 use truepeer_sys::socket::namespace_cookie;
 
 /// A TLV type for experiments (PROXY 2.2.8). Any other program that reads it takes it for a health check.
@@ -74,7 +75,7 @@ impl WakeUp {
         let socket = socket_with(family, SocketType::STREAM, flags, None)?;
         // Reset instead of close: it leaves no TIME_WAIT, and the bytes sent can still be read.
         set_socket_linger(&socket, Some(Duration::ZERO))?;
-        match connect(&socket, &to) {
+        match connect(socket.as_fd(), to) {
             Ok(()) => {}
             Err(Errno::INPROGRESS) => {
                 let timeout = Timespec { tv_sec: 0, tv_nsec: CONNECT_MS * 1_000_000 };

@@ -4,9 +4,10 @@ use core::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
-use rustix::net::{SocketAddrAny, SocketFlags, acceptfrom_with};
+use rustix::net::{SocketAddrAny, SocketFlags};
 use truepeer_handover::{Look, look};
 use truepeer_policy::SenderAddr;
+use truepeer_sys::marked;
 
 use crate::hold::Hold;
 use crate::ready::Entry;
@@ -38,7 +39,7 @@ pub(crate) fn accept(
         if let Some(hold) = &hold {
             hold.until_readable(listener)?;
         }
-        let (socket, peer) = acceptfrom_with(listener, flags)?;
+        let (socket, peer) = marked::accept(listener, flags)?;
         let Some(sender) = peer.as_ref().and_then(|peer| SocketAddr::try_from(peer.clone()).ok()) else {
             return Ok((socket, Peer::AsItIs(peer)));
         };

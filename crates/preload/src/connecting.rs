@@ -7,16 +7,15 @@
 
 use core::net::SocketAddr;
 use core::time::Duration;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::net::{
-    AddressFamily, SendFlags, SocketType, bind, connect, connect_unspec, getsockname, send, sockopt,
-};
+use rustix::net::{AddressFamily, SendFlags, SocketType, bind, connect_unspec, send, sockopt};
 use truepeer_handover::{ConnectSettings, OutgoingHeader};
 use truepeer_proto::Transport;
+use truepeer_sys::marked::{connect, getsockname, sendto};
 
 use crate::say;
 
@@ -75,7 +74,7 @@ pub(crate) fn connect_telling(
 
 /// Waits for a connection in progress, as the kernel does within connect().
 fn wait(socket: BorrowedFd<'_>, to: SocketAddr) -> Result<(), Errno> {
-    match connect(socket, &to) {
+    match connect(socket, to) {
         Err(Errno::ISCONN) => Ok(()),
         // The first call would have reported it.
         Err(Errno::ALREADY) => Err(Errno::INPROGRESS),
@@ -102,8 +101,8 @@ fn take_an_address(socket: BorrowedFd<'_>, to: SocketAddr) -> Result<(), Errno> 
     }
     let domain = sockopt::socket_domain(socket)?;
     let probe = rustix::net::socket(domain, SocketType::DGRAM, None)?;
-    connect(&probe, &to)?;
-    let route = SocketAddr::try_from(getsockname(&probe)?).map_err(|_| Errno::AFNOSUPPORT)?;
+    connect(probe.as_fd(), to)?;
+    let route = SocketAddr::try_from(getsockname(probe.as_fd())?).map_err(|_| Errno::AFNOSUPPORT)?;
     bind(socket, &SocketAddr::new(route.ip(), bound.port()))
 }
 
@@ -124,7 +123,7 @@ fn send_with_syn(socket: BorrowedFd<'_>, to: SocketAddr, bytes: &[u8]) -> Result
         return Err(Errno::OPNOTSUPP);
     }
     let flags = fastopen | SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    match rustix::net::sendto(socket, bytes, flags, &to)? {
+    match sendto(socket, bytes, flags, to)? {
         sent if sent == bytes.len() => Ok(()),
         // A segment has always room for a header.
         _ => Err(Errno::MSGSIZE),
@@ -135,7 +134,7 @@ fn send_with_syn(socket: BorrowedFd<'_>, to: SocketAddr, bytes: &[u8]) -> Result
 const TCP_FASTOPEN_NO_COOKIE: libc::c_int = 34;
 
 fn connect_and_wait(socket: BorrowedFd<'_>, to: SocketAddr, opening: &OutgoingHeader) -> Result<(), Errno> {
-    match retry_on_intr(|| connect(socket, &to)) {
+    match retry_on_intr(|| connect(socket, to)) {
         Ok(()) => {}
         Err(Errno::INPROGRESS | Errno::ALREADY | Errno::ISCONN) => {
             let limit = Timespec::try_from(CONNECT_LIMIT).map_err(|_| Errno::INVAL)?;

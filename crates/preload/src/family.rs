@@ -20,7 +20,8 @@ use crate::ours::{adopt, inspect};
 use crate::ready::Ready;
 use crate::{ours, say};
 
-/// `PID NAMES IN OUT`: the process that created them, and its descriptors.
+/// `PID NAMES IN OUT`: the process that created them, and its descriptors. `PID NAMES` if truepeer has created the
+/// table for its supervisor: the first process with the library adds the queue.
 const VARIABLE: &str = "TRUEPEER_FAMILY";
 
 /// The shared objects.
@@ -47,7 +48,11 @@ impl ProcessFamily {
         if !SocketDiag::new().is_answered() {
             say::always(format_args!("{NO_CENSUS}"));
         }
-        let fd = ours::keep(fd, true)?;
+        Self::begin(names, ours::keep(fd, true)?)
+    }
+
+    /// Adds the queue to a new table.
+    fn begin(names: Names, fd: OwnedFd) -> Result<Self, Errno> {
         let ready = Ready::create()?;
         let [(into, into_inode), (out, out_inode)] = ready.ends();
         names.set_queue([into_inode, out_inode]);
@@ -65,9 +70,16 @@ impl ProcessFamily {
 
     fn find(text: &str) -> Option<Self> {
         let numbers: Vec<RawFd> = text.split(' ').map_while(|word| word.parse().ok()).collect();
-        let &[pid, names_fd, into, out] = numbers.as_slice() else { return None };
+        let (pid, names_fd, [into, out]) = match *numbers.as_slice() {
+            [pid, names_fd] => (pid, names_fd, NO_QUEUE),
+            [pid, names_fd, into, out] => (pid, names_fd, [into, out]),
+            _ => return None,
+        };
         if let Some((names, fd)) = own_names(names_fd) {
             let [into_inode, out_inode] = names.queue();
+            if into_inode == 0 {
+                return Self::begin(names, adopt(fd)).ok();
+            }
             let ready = Ready::inherited((into, into_inode), (out, out_inode)).or_else(|| {
                 let moved = |inode| Some((number_of(&format!("socket:[{inode}]"))?, inode));
                 Ready::inherited(moved(into_inode)?, moved(out_inode)?)
@@ -89,6 +101,9 @@ impl ProcessFamily {
         Ok(self.ready.move_from(taken)? || self.names_fd.move_from(taken)?)
     }
 }
+
+/// No descriptor has this number.
+const NO_QUEUE: [RawFd; 2] = [-1, -1];
 
 /// The inherited table, and its descriptor.
 fn own_names(told: RawFd) -> Option<(Names, RawFd)> {

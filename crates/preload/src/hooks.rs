@@ -14,13 +14,14 @@ use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::net::addr::SocketAddrArg;
+use truepeer_sys::marked;
 
 use crate::abi::{answer, borrow, check_room, give, plainly, read_address, word};
 use crate::accepting::Peer;
 use crate::role::{Accepting, role};
 use crate::{
     accepting, connecting, listeners, moving, ours, peer, probe, receiving_hooks, role as roles,
-    sending_hooks, waiter, waiting_hooks,
+    sending_hooks, supervised, waiter, waiting_hooks,
 };
 
 /// The dynamic linker runs this when the library is loaded, before the program's own constructors.
@@ -61,6 +62,7 @@ unsafe extern "C" fn in_child() {
             role.family.ready.on_fork();
             probe::on_fork();
         }
+        supervised::on_fork();
         waiter::on_fork();
     });
 }
@@ -122,7 +124,9 @@ pub(crate) unsafe extern "C" fn accept4(
             Ok(socket.into_raw_fd())
         }))
     };
-    answer(work, || plainly(libc::SYS_accept4, [word(fd), addr as usize, len as usize, word(flags)]))
+    answer(work, || {
+        plainly(libc::SYS_accept4, [marked::register(fd), addr as usize, len as usize, word(flags)])
+    })
 }
 
 /// # Safety
@@ -135,9 +139,9 @@ pub(crate) unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
             return None;
         }
         listeners::make_ready(socket);
-        Some(rustix::net::listen(socket, backlog.max(listeners::BACKLOG)).map(|()| 0))
+        Some(marked::listen(socket, backlog.max(listeners::BACKLOG)).map(|()| 0))
     };
-    answer(work, || plainly(libc::SYS_listen, [word(fd), word(backlog), 0, 0]))
+    answer(work, || plainly(libc::SYS_listen, [marked::register(fd), word(backlog), 0, 0]))
 }
 
 /// # Safety
@@ -149,7 +153,7 @@ pub(crate) unsafe extern "C" fn getpeername(fd: c_int, addr: *mut sockaddr, len:
         // SAFETY: the caller guarantees, as getpeername(2) requires, that `addr` points to `*len` writable bytes.
         unsafe { tell(peer::client(socket, role), addr, len) }
     };
-    answer(work, || plainly(libc::SYS_getpeername, [word(fd), addr as usize, len as usize, 0]))
+    answer(work, || plainly(libc::SYS_getpeername, [marked::register(fd), addr as usize, len as usize, 0]))
 }
 
 /// # Safety
@@ -161,7 +165,7 @@ pub(crate) unsafe extern "C" fn getsockname(fd: c_int, addr: *mut sockaddr, len:
         // SAFETY: the caller guarantees, as getsockname(2) requires, that `addr` points to `*len` writable bytes.
         unsafe { tell(peer::destination(socket, role), addr, len) }
     };
-    answer(work, || plainly(libc::SYS_getsockname, [word(fd), addr as usize, len as usize, 0]))
+    answer(work, || plainly(libc::SYS_getsockname, [marked::register(fd), addr as usize, len as usize, 0]))
 }
 
 /// # Safety
@@ -196,5 +200,5 @@ pub(crate) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
         }
         Some(connecting::connect_telling(socket, to, sending).map(|()| 0))
     };
-    answer(work, || plainly(libc::SYS_connect, [word(fd), addr as usize, len as usize, 0]))
+    answer(work, || plainly(libc::SYS_connect, [marked::register(fd), addr as usize, len as usize, 0]))
 }

@@ -54,6 +54,7 @@ mod say;
 #[cfg(not(test))]
 mod sending_hooks;
 mod settling;
+mod supervised;
 mod waiter;
 #[cfg(not(test))]
 mod waiting_hooks;

@@ -4,8 +4,9 @@
 use core::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use rustix::net::{AddressFamily, SocketType, getsockname, sockopt};
+use rustix::net::{AddressFamily, SocketType, sockopt};
 use truepeer_handover::{ELSEWHERE, RunRules, is_elsewhere};
+use truepeer_sys::marked::{getsockname, listen};
 
 use crate::ours::FdSet;
 use crate::say;
@@ -55,7 +56,7 @@ pub(crate) fn on_first_accept(socket: BorrowedFd<'_>, rules: &RunRules) {
         if is_elsewhere(socket) {
             say::always(format_args!("{ELSEWHERE}"));
         }
-        let _ = rustix::net::listen(socket, BACKLOG);
+        let _ = listen(socket, BACKLOG);
     }
 }
 

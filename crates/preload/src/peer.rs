@@ -4,8 +4,9 @@ use core::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use rustix::net::{getpeername, getsockname, sockopt};
+use rustix::net::sockopt;
 use truepeer_handover::{Destination, Name};
+use truepeer_sys::marked::{getpeername, getsockname};
 
 use crate::role::Accepting;
 

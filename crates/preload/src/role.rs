@@ -12,7 +12,7 @@ use truepeer_policy::{HeaderRule, PrefixSet};
 use truepeer_proto::{Version, Versions};
 
 use crate::family::ProcessFamily;
-use crate::{advice, probe, say};
+use crate::{advice, probe, say, supervised};
 
 /// `truepeer run` sets it to its settings.
 const RUN: &str = "TRUEPEER_RUN";
@@ -46,6 +46,7 @@ pub(crate) fn role() -> Option<&'static Role> {
 
 /// Reads the environment once, before main().
 pub(crate) fn assume(file: Option<&CStr>) {
+    supervised::begin();
     let name = file.and_then(|file| Path::new(OsStr::from_bytes(file.to_bytes())).file_name());
     let role = match name.and_then(OsStr::to_str) {
         Some("libproxyproto.so") => dropin_accepting(),

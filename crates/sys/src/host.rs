@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, getsockname, socket_with};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
+
+use crate::marked::getsockname;
 
 thread_local! {
     /// Unbound sockets: a failed bind() leaves them unbound.
@@ -164,7 +166,7 @@ fn is_own_by_route(ip: IpAddr) -> bool {
     let local = || {
         let probe = open(ip)?;
         connect(&probe, &SocketAddr::new(ip, 9))?;
-        SocketAddr::try_from(getsockname(&probe)?)
+        SocketAddr::try_from(getsockname(probe.as_fd())?)
     };
     local().is_ok_and(|local| local.ip() == ip)
 }

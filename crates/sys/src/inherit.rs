@@ -1,5 +1,6 @@
 //! Listening sockets passed by a service manager (`LISTEN_FDS`, see sd_listen_fds(3)).
 
+use std::io;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -61,6 +62,23 @@ impl PassedSockets {
         }
         self.0
     }
+}
+
+/// Closes the descriptors that came with exec, except the standard streams. For a process in the background, which
+/// must not keep files and sockets of its starter open.
+///
+/// # Errors
+/// /proc is not mounted.
+pub fn close_inherited() -> io::Result<()> {
+    let names: Vec<_> = std::fs::read_dir("/proc/self/fd")?.map_while(Result::ok).collect();
+    let numbers = names.iter().filter_map(|entry| entry.file_name().to_str()?.parse::<RawFd>().ok());
+    for number in numbers.filter(|number| *number >= FIRST && is_inherited(*number)) {
+        // SAFETY: OwnedFd requires an open descriptor without another owner. The number is open and lacks
+        // FD_CLOEXEC; this process opens nothing without that flag, so the descriptor came with exec. Only
+        // `PassedSockets` takes such descriptors, and a process calls either of the two.
+        drop(unsafe { OwnedFd::from_raw_fd(number) });
+    }
+    Ok(())
 }
 
 fn number(variable: &str) -> Option<u32> {

@@ -7,6 +7,7 @@ mod error;
 pub mod host;
 pub mod inherit;
 pub mod limits;
+pub mod marked;
 pub mod netns;
 pub mod packet;
 pub mod process;

@@ -37,12 +37,16 @@ impl User {
 pub(crate) const HOME: &str = "/run/testbed/home";
 
 /// Users that the servers' packages create when installed.
-const USERS: [(&str, u32); 5] = [
+const USERS: [(&str, u32); 9] = [
     ("tester", User::TESTER.uid),
     ("sshd", 61001),
     ("postgres", 61002),
     ("redis", 61003),
     ("haproxy", 61004),
+    ("postfix", 61005),
+    ("postdrop", 61006),
+    ("dovecot", 61007),
+    ("dovenull", 61008),
 ];
 
 /// `/etc/passwd` with the bed's users added; existing ones stay unchanged.

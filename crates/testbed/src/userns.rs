@@ -82,7 +82,7 @@ fn finish_mapping(mut mapper: Child) -> bool {
     mapper.wait().is_ok_and(|status| told && status.success())
 }
 
-/// The range of user ids assigned to the caller. The bed's own reach to 61004; `nobody` is 65534.
+/// The range of user ids assigned to the caller. The bed's own reach to 61008; `nobody` is 65534.
 fn subordinates(file: &str, uid: u32) -> Option<(u32, u32)> {
     let passwd = fs::read_to_string("/etc/passwd").ok()?;
     let owner = passwd.lines().find(|line| line.split(':').nth(2) == Some(&uid.to_string()))?;

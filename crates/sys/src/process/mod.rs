@@ -13,4 +13,4 @@ pub use descriptor::{Reach, descriptor_of};
 pub use fork::{Forked, fork};
 pub use memory::{read_memory, write_memory};
 pub use signals::{Caught, SignalDoor, die_by, end_now, hear_ignored_signals};
-pub use spawn::{SpawnCommand, Supervised};
+pub use spawn::{SpawnCommand, Supervised, receive_descriptor, send_descriptor};

@@ -202,6 +202,25 @@ fn pass_on(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Sends a descriptor through a unix socket.
+///
+/// # Errors
+/// Those of sendmsg(2).
+pub fn send_descriptor(socket: BorrowedFd<'_>, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    pass_on(socket, b"x", Some(descriptor))
+}
+
+/// Receives what [`send_descriptor`] has sent; `None` if the other end was closed instead.
+///
+/// # Errors
+/// Those of recvmsg(2).
+pub fn receive_descriptor(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+    match receive(socket) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        received => received.map(Some),
+    }
+}
+
 fn receive(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut message = RecvAncillaryBuffer::new(&mut space);

@@ -80,6 +80,27 @@ impl Filter {
         ])
     }
 
+    /// Adds a rule for a call whose argument `index` has any of these bits set, except if its argument `marked` has
+    /// the mark in its upper half, as in [`Self::rule_unless_marked`].
+    #[must_use]
+    pub fn rule_if_set_unless_marked(
+        self,
+        call: i64,
+        marked: u32,
+        (index, bits): (u32, u32),
+        verdict: SeccompAction,
+    ) -> Self {
+        self.append(&[
+            jump(BPF_JEQ, number(call), 0, 6),
+            load(argument(marked) + 4),
+            jump(BPF_JEQ, MARK, 3, 0),
+            load(argument(index)),
+            jump(BPF_JSET, bits, 0, 1),
+            give(verdict.code()),
+            give(libc::SECCOMP_RET_ALLOW),
+        ])
+    }
+
     /// Adds a rule for a call whose argument (counted from 0) is a number of at most `most`.
     #[must_use]
     pub fn rule_up_to(self, call: i64, index: u32, most: u32, verdict: SeccompAction) -> Self {

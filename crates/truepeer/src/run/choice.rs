@@ -12,6 +12,8 @@ use crate::spec::Via;
 pub(super) enum Mechanism {
     /// The library.
     Preload,
+    /// The library, and a supervisor for programs of the family that lack it.
+    Both,
     /// The supervisor.
     Notify,
 }
@@ -20,6 +22,7 @@ impl fmt::Display for Mechanism {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Preload => "preload",
+            Self::Both => "preload, with a supervisor for programs without the library",
             Self::Notify => "notify",
         })
     }
@@ -29,7 +32,8 @@ impl fmt::Display for Mechanism {
 pub(super) fn choose(via: Via, program: &Program) -> Result<Mechanism> {
     let name = program.file.display();
     match (via, &program.kind) {
-        (Via::Auto | Via::Preload, Kind::Dynamic) => Ok(Mechanism::Preload),
+        (Via::Auto, Kind::Dynamic) => Ok(Mechanism::Both),
+        (Via::Preload, Kind::Dynamic) => Ok(Mechanism::Preload),
         (_, Kind::SetUserId) => bail!(
             "{name} changes its user when it starts (set-user-ID or file capabilities), so neither a library nor a supervisor can be used; run it as its owner, or use truepeer attach or truepeer proxy"
         ),
@@ -51,7 +55,8 @@ mod tests {
     #[test]
     fn auto_takes_preload_wherever_it_is_loaded() {
         let chosen = |via, kind| choose(via, &program(kind)).ok();
-        assert_eq!(chosen(Via::Auto, Kind::Dynamic), Some(Mechanism::Preload));
+        assert_eq!(chosen(Via::Auto, Kind::Dynamic), Some(Mechanism::Both));
+        assert_eq!(chosen(Via::Preload, Kind::Dynamic), Some(Mechanism::Preload));
         assert_eq!(chosen(Via::Notify, Kind::Dynamic), Some(Mechanism::Notify));
         for kind in [Kind::Static, Kind::Go, Kind::OtherLibc, Kind::OtherMachine] {
             assert_eq!(chosen(Via::Auto, kind), Some(Mechanism::Notify), "{kind}");

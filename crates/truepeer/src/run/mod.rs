@@ -20,6 +20,7 @@ use truepeer_session::Advise;
 use crate::plan::run_settings;
 use crate::spec::{ConnectArgs, HowArgs, RunArgs};
 use choice::Mechanism;
+use notify::beside::{Alone, Beside};
 pub(crate) use program::{Kind, Program};
 
 pub(crate) use program::NotStarted;
@@ -34,7 +35,10 @@ pub(crate) fn run(args: &RunArgs, advise: Advise) -> Result<ExitCode> {
         eprintln!("warning: {warning}");
     }
     match prepare(&args.how)? {
-        (Mechanism::Preload, program) => preload::run(&settings, &program),
+        (Mechanism::Preload, program) => preload::run(&settings, &program, None),
+        (Mechanism::Both, program) => {
+            preload::run(&settings, &program, warned(notify::beside::run(&settings, advise)?))
+        }
         (Mechanism::Notify, program) => notify::run(&settings, &program, advise),
     }
 }
@@ -46,9 +50,21 @@ pub(crate) fn connect(args: &ConnectArgs) -> Result<ExitCode> {
     }
     let sending = args.sending();
     match prepare(&args.how)? {
-        (Mechanism::Preload, program) => preload::connect(&sending, &program),
+        (Mechanism::Preload, program) => preload::connect(&sending, &program, None),
+        // Programs send datagrams by system calls that bypass the C library (libuv does), and a filter can't tell
+        // which of them are datagrams.
+        (Mechanism::Both, program) if sending.datagrams.is_some() && notify::is_possible() => {
+            notify::connect(&sending, &program)
+        }
+        (Mechanism::Both, program) => {
+            preload::connect(&sending, &program, warned(notify::beside::connect(&sending)?))
+        }
         (Mechanism::Notify, program) => notify::connect(&sending, &program),
     }
+}
+
+fn warned(beside: std::result::Result<Beside, Alone>) -> Option<Beside> {
+    beside.inspect_err(|alone| eprintln!("truepeer: warning: {alone}")).ok()
 }
 
 fn prepare(how: &HowArgs) -> Result<(Mechanism, Program)> {

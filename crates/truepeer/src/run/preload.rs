@@ -11,22 +11,31 @@ use anyhow::{Context, Result, ensure};
 use truepeer_handover::{ConnectSettings, RunSettings};
 
 use super::library;
+use super::notify::beside::Beside;
 use super::program::{NotStarted, Program};
 
 /// The longest value of an environment variable (MAX_ARG_STRLEN, execve(2)), minus the name.
 const MOST_BYTES: usize = 128 * 1024 - 64;
 
 /// Becomes a program that accepts connections.
-pub(super) fn run(settings: &RunSettings, program: &Program) -> Result<ExitCode> {
-    become_program(program, "TRUEPEER_RUN", settings.to_string())
+pub(super) fn run(settings: &RunSettings, program: &Program, beside: Option<Beside>) -> Result<ExitCode> {
+    become_program(program, ("TRUEPEER_RUN", settings.to_string()), beside)
 }
 
 /// Becomes a program that makes connections.
-pub(super) fn connect(sending: &ConnectSettings, program: &Program) -> Result<ExitCode> {
-    become_program(program, "TRUEPEER_CONNECT", sending.to_string())
+pub(super) fn connect(
+    sending: &ConnectSettings,
+    program: &Program,
+    beside: Option<Beside>,
+) -> Result<ExitCode> {
+    become_program(program, ("TRUEPEER_CONNECT", sending.to_string()), beside)
 }
 
-fn become_program(program: &Program, variable: &str, text: String) -> Result<ExitCode> {
+fn become_program(
+    program: &Program,
+    (variable, text): (&str, String),
+    beside: Option<Beside>,
+) -> Result<ExitCode> {
     ensure!(
         text.len() < MOST_BYTES,
         "the lists of senders and clients have {} bytes, more than an environment variable holds: use --via notify",
@@ -40,6 +49,8 @@ fn become_program(program: &Program, variable: &str, text: String) -> Result<Exi
         .env("LD_PRELOAD", before_others(&library))
         .env(variable, text)
         .env_remove("TRUEPEER_FAMILY")
+        // Without a supervisor of its own, that of an outer truepeer remains, whose filter is inherited.
+        .envs(beside.iter().flat_map(Beside::variables))
         .exec();
     Err(error).with_context(|| NotStarted::NotExecutable(program.file.display().to_string()))
 }

@@ -25,12 +25,14 @@ mod kit;
 mod library;
 #[path = "../run_notify/lives.rs"]
 mod lives;
+mod mail;
 #[path = "../run_notify/programs.rs"]
 mod programs;
 #[path = "../run_notify/sends.rs"]
 mod sends;
 #[path = "../run_notify/sockets.rs"]
 mod sockets;
+mod without_library;
 
 use std::net::TcpListener;
 use std::process::ExitCode;
@@ -75,6 +77,8 @@ fn main() -> ExitCode {
     all.extend(holds::tests());
     all.extend(install::tests());
     all.extend(library::tests());
+    all.extend(mail::tests());
+    all.extend(without_library::tests());
     truepeer_testbed::main(all)
 }
 

@@ -57,6 +57,7 @@ impl Supervisor {
         if flags_of(&call) & !(SOCK_NONBLOCK | SOCK_CLOEXEC) != 0 {
             return self.answer(&call, Answer::GoOn); // the kernel reports the error
         }
+        self.note_without_library(&call);
         let Some(socket) = self.descriptor(&call) else { return };
         let listener = self.listeners.look(socket.as_fd());
         let cookie = listener.as_ref().map_or_else(|| socket_cookie(&socket), |listener| Ok(listener.cookie));

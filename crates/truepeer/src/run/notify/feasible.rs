@@ -31,6 +31,11 @@ pub(super) enum Infeasible {
     NoReach(Errno),
 }
 
+/// Whether the kernel permits a supervisor.
+pub(in crate::run) fn is_possible() -> bool {
+    seccomp::is_supported().is_ok()
+}
+
 /// Checks the kernel and the file.
 pub(super) fn check(program: &Program) -> Result<(), Infeasible> {
     seccomp::is_supported().map_err(|error| match error.raw_os_error().map(Errno::from_raw_os_error) {

@@ -89,6 +89,18 @@ impl SupervisorLog {
         }
     }
 
+    /// A process of a family whose first program has the library makes its calls without it.
+    pub(super) fn on_without_library(&mut self, thread: i32) {
+        self.complain("without_library", None, |held_back| {
+            let name = std::fs::read_to_string(format!("/proc/{thread}/comm")).unwrap_or_default();
+            info!(
+                held_back,
+                "process {thread} ({}) accepts without the library: the supervisor serves it",
+                name.trim()
+            );
+        });
+    }
+
     /// A process of the program's family that can't be looked into.
     pub(super) fn on_unreachable(&mut self, thread: i32, errno: Errno) {
         self.complain("unreachable", None, |held_back| {
@@ -99,6 +111,10 @@ impl SupervisorLog {
     /// Something the supervisor needs could not be had for a moment.
     pub(super) fn on_trouble(&mut self, what: &'static str, error: &dyn std::fmt::Display) {
         self.complain(what, None, |held_back| error!(held_back, "{what}: {error}"));
+    }
+
+    pub(super) fn has_handed_over(&self) -> bool {
+        self.named + self.plain + self.refused > 0
     }
 
     pub(super) fn on_end(&self) {

@@ -19,6 +19,7 @@
 //! rights of the program's own call.
 
 mod accepting;
+pub(super) mod beside;
 mod caller;
 mod datagrams;
 mod ending;
@@ -26,6 +27,7 @@ mod feasible;
 mod guard;
 mod handing_over;
 mod interrupt;
+mod io_uring;
 mod journal;
 mod life;
 mod listener;
@@ -35,6 +37,7 @@ mod reach;
 mod ready;
 mod receivers;
 mod receiving;
+mod relation;
 mod ringer;
 mod siblings;
 mod supervisor;
@@ -45,7 +48,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use rustix::io::Errno;
-use truepeer_handover::{ConnectSettings, Destination, RunSettings};
+use truepeer_handover::{ConnectSettings, Destination, Names, RunSettings};
 use truepeer_policy::Dialect;
 use truepeer_session::Advise;
 use truepeer_sys::inherit::PassedSockets;
@@ -57,8 +60,10 @@ use super::program::{NotStarted, Program};
 use crate::log;
 use crate::plan::LogConfig;
 use crate::spec::Verbosity;
+pub(super) use feasible::is_possible;
 use guard::Side;
 use life::Life;
+use relation::Relation;
 use supervisor::Supervisor;
 use telling::Telling;
 
@@ -67,14 +72,16 @@ use telling::Telling;
 /// # Errors
 /// Whatever keeps it from being started or supervised, with what to use instead.
 pub(super) fn run(settings: &RunSettings, program: &Program, advise: Advise) -> Result<ExitCode> {
-    let started = start(program, settings.verbose, accepting_calls(settings.destination))?;
+    let started = start(program, settings.verbose, accepting_calls(settings.destination, false))?;
     let (notifier, life) = match started {
         Started::Supervised(notifier, life) => (notifier, life),
         Started::Ended(status) => return Ok(status),
     };
     // Raise the limits after the start: the program keeps those that were given.
     let open_files = limits::raise_open_files().unwrap_or_else(|_| limits::open_files());
-    Ok(Supervisor::new(settings, notifier, life, open_files, advise)?.run()?.follow())
+    let (names, _) = Names::create()?;
+    let relation = Relation::Parent(life);
+    Ok(Supervisor::new(settings, notifier, relation, names, open_files, advise)?.run()?.follow())
 }
 
 /// Starts a program that makes connections under a supervisor, and ends as the program ends.
@@ -87,7 +94,7 @@ pub(super) fn connect(sending: &ConnectSettings, program: &Program) -> Result<Ex
         Started::Ended(status) => return Ok(status),
     };
     let _ = limits::raise_open_files();
-    Ok(Telling::new(sending, notifier, life)?.run()?.follow())
+    Ok(Telling::new(sending, notifier, Relation::Parent(life))?.run()?.follow())
 }
 
 /// The result of a start: a supervisor or, in the guard's process, the final status.
@@ -130,16 +137,19 @@ fn without_io_uring() -> Filter {
     Filter::default().rule(calls::IO_URING_SETUP, SeccompAction::Fail(Errno::NOSYS))
 }
 
-fn accepting_calls(destination: Destination) -> Filter {
-    let filter = without_io_uring()
-        .rule(calls::ACCEPT4, SeccompAction::Ask)
-        .rule(calls::ACCEPT, SeccompAction::Ask)
-        .rule(calls::GETPEERNAME, SeccompAction::Ask)
-        .rule(calls::LISTEN, SeccompAction::Ask);
-    match destination {
-        Destination::Socket => filter,
-        Destination::Header => filter.rule(calls::GETSOCKNAME, SeccompAction::Ask),
-    }
+/// `beside` the library: without its marked calls.
+fn accepting_calls(destination: Destination, beside: bool) -> Filter {
+    let start = if beside {
+        Filter::default().rule(calls::IO_URING_SETUP, SeccompAction::Ask)
+    } else {
+        without_io_uring()
+    };
+    let asked = [calls::ACCEPT4, calls::ACCEPT, calls::GETPEERNAME, calls::LISTEN, calls::GETSOCKNAME];
+    let count = if destination == Destination::Header { asked.len() } else { asked.len() - 1 };
+    asked[..count].iter().fold(start, |filter, &call| match beside {
+        true => filter.rule_unless_marked(call, 0, SeccompAction::Ask),
+        false => filter.rule(call, SeccompAction::Ask),
+    })
 }
 
 /// The calls that receive, because answers carry the header back.

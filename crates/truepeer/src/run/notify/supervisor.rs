@@ -11,14 +11,16 @@ use truepeer_policy::HeaderRule;
 use truepeer_session::Advise;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 
+use super::beside::Serve;
 use super::caller::write_address;
 use super::ending::Ending;
+use super::io_uring::answer_to_io_uring;
 use super::journal::SupervisorLog;
-use super::life::Life;
 use super::listener::{SupervisedListener, SupervisedListeners};
 use super::parked::Parked;
 use super::reach::descriptor_for;
 use super::ready::Ready;
+use super::relation::Relation;
 use super::ringer::Ringer;
 use super::siblings::Siblings;
 use super::watch::{Event, Watch};
@@ -46,7 +48,7 @@ pub(super) struct Supervisor {
     pub(super) journal: SupervisorLog,
     /// How many connections may wait, for a header or for the program.
     pub(super) most_held: usize,
-    life: Life,
+    relation: Relation,
     looked_after: Instant,
     woken: Instant,
 }
@@ -55,16 +57,16 @@ impl Supervisor {
     pub(super) fn new(
         settings: &RunSettings,
         notifier: Notifier,
-        life: Life,
+        relation: Relation,
+        names: Names,
         open_files: u64,
         advise: Advise,
     ) -> anyhow::Result<Self> {
-        let watch = Watch::new(&notifier, &life)?;
+        let watch = Watch::new(&notifier, &relation)?;
         // A client without a header may wait for the program to speak first, so its connection must not be held.
         let everybody_speaks = settings.header == HeaderRule::Require && settings.exceptions.is_empty();
         let listeners =
             SupervisedListeners::new(settings.listeners.clone(), everybody_speaks.then_some(DEFER));
-        let (names, _) = Names::create()?;
         let wake = names.wake_up();
         let mut census = SocketDiag::new();
         if !census.is_answered() {
@@ -86,7 +88,7 @@ impl Supervisor {
             most_held: usize::try_from(open_files / 2).unwrap_or(usize::MAX).clamp(16, 65_536),
             notifier,
             watch,
-            life,
+            relation,
             looked_after: Instant::now(),
             woken: Instant::now(),
         })
@@ -99,7 +101,10 @@ impl Supervisor {
             let decided = self.late.turn(&self.rules, &self.wake, self.limit())?;
             decided.into_iter().for_each(|decided| self.on_decided(decided));
             if let Some(ending) = self.turn()? {
-                self.journal.on_end();
+                // Beside the library, most programs of the family never need the supervisor.
+                if !self.relation.is_beside() || self.journal.has_handed_over() {
+                    self.journal.on_end();
+                }
                 return Ok(ending);
             }
             self.look_after(Instant::now());
@@ -117,11 +122,12 @@ impl Supervisor {
             match event {
                 Event::Call => self.on_call()?,
                 Event::Life => {
-                    if let Some(ending) = self.life.turn() {
+                    if let Some(ending) = self.relation.turn() {
                         return Ok(Some(ending));
                     }
                 }
-                Event::Guard => return Ok(Some(self.life.on_guard_gone())),
+                Event::Guard => return Ok(self.relation.on_guard_gone()),
+                Event::NobodyLeft => return Ok(self.relation.on_nobody_left()),
                 Event::Socket(listener) => self.serve_parked(listener),
             }
         }
@@ -135,6 +141,10 @@ impl Supervisor {
             calls::GETPEERNAME => self.on_name_asked(call, |name| Some(name.client)),
             calls::GETSOCKNAME => self.on_name_asked(call, |name| name.destination),
             calls::LISTEN => self.on_listen(call),
+            calls::IO_URING_SETUP => {
+                let answer = answer_to_io_uring(&call);
+                self.answer(&call, answer);
+            }
             _ => self.answer(&call, Answer::GoOn),
         }
         Ok(())
@@ -162,6 +172,7 @@ impl Supervisor {
     }
 
     fn on_listen(&mut self, call: Notification) {
+        self.note_without_library(&call);
         let Some(socket) = self.descriptor(&call) else { return };
         if let Ok(cookie) = socket_cookie(&socket) {
             self.siblings.on_listen(cookie, call.int(0), Instant::now());
@@ -173,6 +184,13 @@ impl Supervisor {
         };
         drop(socket);
         self.answer(&call, answer);
+    }
+
+    /// A call without the library's mark, from a family whose first program has the library.
+    pub(super) fn note_without_library(&mut self, call: &Notification) {
+        if self.relation.is_beside() {
+            self.journal.on_without_library(call.thread);
+        }
     }
 
     pub(super) fn descriptor(&mut self, call: &Notification) -> Option<OwnedFd> {
@@ -198,5 +216,11 @@ impl Supervisor {
             self.journal.on_abandoned(abandoned);
             self.ready.addresses().into_iter().for_each(|listener| self.ringer.wake(listener));
         }
+    }
+}
+
+impl Serve for Supervisor {
+    fn serve(self) -> anyhow::Result<()> {
+        self.run().map(drop)
     }
 }

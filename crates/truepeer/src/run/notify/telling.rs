@@ -29,13 +29,15 @@ use truepeer_sys::process::read_memory;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 use truepeer_sys::socket::{is_unconnected, send_with_syn};
 
+use super::beside::Serve;
 use super::caller::parse_address;
 use super::ending::Ending;
 use super::interrupt::still_waits;
+use super::io_uring::answer_to_io_uring;
 use super::journal::SupervisorLog;
-use super::life::Life;
 use super::reach::descriptor_for;
 use super::receivers::{PERIOD, Receiving};
+use super::relation::Relation;
 use super::watch::{Event, Watch};
 
 /// A connection that is not established yet.
@@ -61,12 +63,16 @@ pub(super) struct Telling {
     pub(super) journal: SupervisorLog,
     pub(super) datagrams: Option<Datagrams>,
     pub(super) receiving: Receiving,
-    life: Life,
+    relation: Relation,
 }
 
 impl Telling {
-    pub(super) fn new(sending: &ConnectSettings, notifier: Notifier, life: Life) -> anyhow::Result<Self> {
-        let watch = Watch::new(&notifier, &life)?;
+    pub(super) fn new(
+        sending: &ConnectSettings,
+        notifier: Notifier,
+        relation: Relation,
+    ) -> anyhow::Result<Self> {
+        let watch = Watch::new(&notifier, &relation)?;
         Ok(Self {
             sending: sending.clone(),
             notifier,
@@ -75,7 +81,7 @@ impl Telling {
             journal: SupervisorLog::new(None),
             datagrams: sending.datagrams.map(Datagrams::new).transpose()?,
             receiving: Receiving::default(),
-            life,
+            relation,
         })
     }
 
@@ -86,11 +92,19 @@ impl Telling {
                 match event {
                     Event::Call => self.on_call()?,
                     Event::Life => {
-                        if let Some(ending) = self.life.turn() {
+                        if let Some(ending) = self.relation.turn() {
                             return Ok(ending);
                         }
                     }
-                    Event::Guard => return Ok(self.life.on_guard_gone()),
+                    Event::Guard | Event::NobodyLeft => {
+                        let ending = match event {
+                            Event::Guard => self.relation.on_guard_gone(),
+                            _ => self.relation.on_nobody_left(),
+                        };
+                        if let Some(ending) = ending {
+                            return Ok(ending);
+                        }
+                    }
                     Event::Socket(cookie) if self.receiving.has(cookie) => self.on_readable(cookie),
                     Event::Socket(cookie) => self.on_decided(cookie),
                 }
@@ -108,6 +122,10 @@ impl Telling {
         let Some(call) = self.notifier.receive()? else { return Ok(()) };
         match call.call {
             calls::CONNECT => {}
+            calls::IO_URING_SETUP => {
+                self.answer(&call, answer_to_io_uring(&call));
+                return Ok(());
+            }
             calls::RECVFROM | calls::RECVMSG | calls::RECVMMSG | calls::READ | calls::READV => {
                 self.on_receive(call);
                 return Ok(());
@@ -256,6 +274,12 @@ impl Telling {
             waits
         });
         self.look_after_receiving(now);
+    }
+}
+
+impl Serve for Telling {
+    fn serve(self) -> anyhow::Result<()> {
+        self.run().map(drop)
     }
 }
 

@@ -7,17 +7,19 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use truepeer_sys::seccomp::Notifier;
 
-use super::life::Life;
+use super::relation::Relation;
 
 /// An event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     /// A call waits for its answer.
     Call,
-    /// A signal arrived, or a child ended.
+    /// A signal arrived, a child ended, or the program beside this process did.
     Life,
     /// The guard has ended.
     Guard,
+    /// No process can make calls any more.
+    NobodyLeft,
     /// An event on the socket with this cookie.
     Socket(u64),
 }
@@ -41,12 +43,17 @@ impl AsFd for Watch {
 impl Watch {
     /// # Errors
     /// Those of epoll_create1(2) and epoll_ctl(2).
-    pub(super) fn new(notifier: &Notifier, life: &Life) -> Result<Self, Errno> {
+    pub(super) fn new(notifier: &Notifier, relation: &Relation) -> Result<Self, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for (descriptor, number) in
-            [(notifier.as_fd(), NOTIFIER), (life.as_fd(), LIFE), (life.guard(), GUARD)]
-        {
-            epoll::add(&epoll, descriptor, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?;
+        let add = |descriptor, number, flags| {
+            epoll::add(&epoll, descriptor, epoll::EventData::new_u64(number), flags)
+        };
+        add(notifier.as_fd(), NOTIFIER, epoll::EventFlags::IN)?;
+        // The end of a program beside this process stays readable: report it once.
+        let once = if relation.is_beside() { epoll::EventFlags::ONESHOT } else { epoll::EventFlags::empty() };
+        add(relation.turns(), LIFE, epoll::EventFlags::IN | once)?;
+        if let Some(guard) = relation.guard() {
+            add(guard, GUARD, epoll::EventFlags::IN)?;
         }
         Ok(Self(epoll))
     }
@@ -85,8 +92,11 @@ impl Watch {
             let flags = event.flags;
             match event.data.u64() {
                 NOTIFIER if flags.contains(epoll::EventFlags::IN) => happened.push(Event::Call),
-                // No process can make calls any more. Processes still to be waited for report by SIGCHLD.
-                NOTIFIER if flags.contains(epoll::EventFlags::HUP) => epoll::delete(&self.0, notifier)?,
+                // Processes still to be waited for report by SIGCHLD.
+                NOTIFIER if flags.contains(epoll::EventFlags::HUP) => {
+                    epoll::delete(&self.0, notifier)?;
+                    happened.push(Event::NobodyLeft);
+                }
                 // An error means that this process was stopped or frozen during the call. Try again.
                 NOTIFIER => {}
                 LIFE => happened.push(Event::Life),

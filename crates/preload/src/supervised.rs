@@ -1,0 +1,38 @@
+//! The supervisor beside this program, which serves the programs of the family that lack this library.
+//!
+//! The library marks its own calls, so that the supervisor does not answer them. Calls that bypass the library
+//! (system calls made directly) are unmarked.
+
+use core::sync::atomic::{AtomicI32, Ordering};
+use std::env;
+
+use rustix::process::{PTracer, Pid, set_ptracer};
+use truepeer_sys::marked;
+
+/// The supervisor's process. `truepeer run` and `connect` set it.
+const VARIABLE: &str = "TRUEPEER_SUPERVISOR";
+
+static SUPERVISOR: AtomicI32 = AtomicI32::new(0);
+
+/// Call it while the library is loaded.
+pub(crate) fn begin() {
+    let number = env::var(VARIABLE).ok().and_then(|text| text.parse().ok());
+    if let Some(number) = number {
+        marked::begin();
+        SUPERVISOR.store(number, Ordering::Relaxed);
+        admit();
+    }
+}
+
+/// Call it in a forked child: the permission is not inherited. A program that the child executes keeps it.
+pub(crate) fn on_fork() {
+    admit();
+}
+
+/// Where Yama lets a process inspect only its descendants, this lets the supervisor inspect this one.
+fn admit() {
+    if let Some(supervisor) = Pid::from_raw(SUPERVISOR.load(Ordering::Relaxed)) {
+        // EINVAL without Yama: then no permission is needed.
+        let _ = set_ptracer(PTracer::ProcessID(supervisor));
+    }
+}
