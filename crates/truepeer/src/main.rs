@@ -76,6 +76,10 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
         Task::Other(Invocation::Check(args)) => {
             return Ok(file::check(args.file.path(), args.show, &mut output::stdout())?);
         }
+        Task::Other(Invocation::Completion(args)) => {
+            cli::completion::write(args.shell, &mut output::stdout()).map_err(Into::into)
+        }
+        Task::Other(Invocation::Man(args)) => cli::manual::write(&args.dir).map_err(Into::into),
         Task::Other(Invocation::Print(text)) => {
             let mut out = output::stdout();
             out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Into::into)
@@ -132,11 +136,15 @@ fn serve(source: &Source, loaded: Loaded, compat: Option<Compat>) -> anyhow::Res
     if let Some(compat) = compat {
         tracing::info!("running as {compat}, with its options and defaults");
     }
-    for warning in loaded.checked.warnings() {
+    for warning in loaded.warnings(source) {
         tracing::warn!("{warning}");
     }
     let is_https = |entry: &EntryConfig| matches!(entry, EntryConfig::Https(_));
     let is_https = loaded.process.entries.iter().all(is_https);
-    let advise = if is_https { cli::hints::of_https } else { cli::hints::of_proxy };
+    let advise = match source {
+        Source::File(_) => cli::hints::of_file,
+        Source::Command(_) if is_https => cli::hints::of_https,
+        Source::Command(_) => cli::hints::of_proxy,
+    };
     server::run(source, loaded, advise)
 }

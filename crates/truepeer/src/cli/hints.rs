@@ -3,6 +3,7 @@
 use truepeer_policy::Refusal;
 use truepeer_session::Hint;
 
+use crate::file::in_keys;
 use crate::spec::table::{self, Commands};
 
 /// For `truepeer proxy`.
@@ -13,6 +14,11 @@ pub(crate) fn of_proxy(hint: &Hint) -> Option<String> {
 /// For `truepeer https`.
 pub(crate) fn of_https(hint: &Hint) -> Option<String> {
     advice(table::HTTPS, hint)
+}
+
+/// For `truepeer serve`: keys of the file.
+pub(crate) fn of_file(hint: &Hint) -> Option<String> {
+    of_proxy(hint).or_else(|| of_https(hint)).map(|text| in_keys(&text))
 }
 
 /// For `truepeer run`.
@@ -188,6 +194,18 @@ mod tests {
         ] {
             let text = of_proxy(&Hint::Refusal(refusal)).unwrap();
             assert!(text.ends_with(typed), "{text}");
+        }
+    }
+
+    #[test]
+    fn in_a_file_the_advice_is_a_key() {
+        let address = "192.0.2.1:80".parse().unwrap();
+        let sender = SenderAddr::new(address);
+        let refused = Hint::Refusal(Refusal::SenderNotAllowed { sender });
+        assert_eq!(of_file(&refused).unwrap(), "if it is your load balancer, add allow = \"192.0.2.1\"");
+        for hint in all() {
+            let text = of_file(&hint).unwrap_or_default();
+            assert!(options(&text).next().is_none(), "{text}");
         }
     }
 

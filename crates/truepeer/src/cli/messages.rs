@@ -101,7 +101,9 @@ fn warnings(invocation: Invocation) -> Result<Vec<String>, Problems> {
         | Invocation::Vpp(_)
         | Invocation::Serve(_)
         | Invocation::Check(_)
-        | Invocation::Print(_) => Ok(Vec::new()),
+        | Invocation::Print(_)
+        | Invocation::Completion(_)
+        | Invocation::Man(_) => Ok(Vec::new()),
     }
 }
 

@@ -7,12 +7,14 @@
 mod attach;
 mod check;
 mod compat;
+pub(crate) mod completion;
 mod connect;
 mod doctor;
 mod dress;
 mod go_style;
 pub(crate) mod hints;
 mod https;
+pub(crate) mod manual;
 mod proxy;
 mod routes;
 mod run;
@@ -28,8 +30,8 @@ pub(crate) use compat::Compat;
 use crate::file::{self, Rejected};
 use crate::plan::{Config, Defaults, Problems};
 use crate::spec::{
-    AttachArgs, CheckArgs, ConnectArgs, DoctorArgs, HttpsSpec, ProxySpec, RoutesArgs, RunArgs, ServeArgs,
-    StackArgs, VppArgs,
+    AttachArgs, CheckArgs, CompletionArgs, ConnectArgs, DoctorArgs, HttpsSpec, ManArgs, ProxySpec,
+    RoutesArgs, RunArgs, ServeArgs, StackArgs, VppArgs,
 };
 
 /// The command to carry out.
@@ -39,6 +41,10 @@ pub(crate) enum Invocation {
     Proxy(Box<Config>, Option<Compat>),
     /// Take HTTPS off, on one stack or the other.
     Https(Box<Config>, StackArgs),
+    /// Print a shell's completions.
+    Completion(CompletionArgs),
+    /// Write manual pages.
+    Man(ManArgs),
     /// Say what is wrong in a file.
     Check(CheckArgs),
     /// Print a text: the command line as a file.
@@ -156,6 +162,8 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
             Ok(Invocation::Https(Box::new(config), spec.stack))
         }
         Some(("serve", matches)) => Ok(Invocation::Serve(ServeArgs::from_arg_matches(matches)?)),
+        Some(("completion", matches)) => Ok(Invocation::Completion(CompletionArgs::from_arg_matches(matches)?)),
+        Some(("man", matches)) => Ok(Invocation::Man(ManArgs::from_arg_matches(matches)?)),
         Some(("check", matches)) => Ok(Invocation::Check(CheckArgs::from_arg_matches(matches)?)),
         Some(("attach", matches)) => Ok(Invocation::Attach(Box::new(AttachArgs::from_arg_matches(matches)?))),
         Some(("run", matches)) => Ok(Invocation::Run(Box::new(RunArgs::from_arg_matches(matches)?))),
@@ -207,6 +215,8 @@ fn command() -> Command {
         .subcommand(routes::command())
         .subcommand(doctor::command())
         .subcommand(vpp::command())
+        .subcommand(completion::command())
+        .subcommand(manual::command())
 }
 
 #[cfg(test)]

@@ -6,11 +6,13 @@ use std::path::Path;
 
 use clap::{Arg, Command};
 
-use super::{Invocation, command, parse};
+use clap_complete::Shell;
+
+use super::{Invocation, command, completion, manual, parse};
 use crate::plan::{Config, attach_rules, run_settings};
 use crate::spec::table::{self, Commands, Default, OPTIONS};
 
-const COMMANDS: [(&str, Commands); 9] = [
+const COMMANDS: [(&str, Commands); 10] = [
     ("serve", table::SERVE),
     ("check", table::CHECK),
     ("proxy", table::PROXY),
@@ -20,6 +22,7 @@ const COMMANDS: [(&str, Commands); 9] = [
     ("connect", table::CONNECT),
     ("routes", table::ROUTES),
     ("doctor", table::DOCTOR),
+    ("completion", table::COMPLETION),
 ];
 
 const HEAD: &str = "\
@@ -29,6 +32,7 @@ This page is generated from the table that `--help` is made of (`TRUEPEER_WRITE=
 
 TIME is seconds (`5`), or has a unit (`500ms`, `5s`, `2m`, `1h`). SIZE is bytes (`4096`), or has a unit (`16KiB`, `100MiB`).
 PREFIX is an address, a prefix (`10.0.0.0/8`, `2001:db8::/32`), or the word `loopback`, `private` or `any`.
+In `truepeer.toml` a key is the name of a long option: [the configuration file](config.md).
 `--compat PROGRAM` and the names of other programs: [drop-in](drop-in.md).
 ";
 
@@ -217,4 +221,63 @@ fn invoke(line: &str) -> Result<Invocation, super::UsageError> {
 
 fn error(line: &str) -> String {
     invoke(line).expect_err(line).to_string()
+}
+
+/// Each option is in the manual page and in the completions of every shell; a key is in truepeer.toml(5).
+#[test]
+fn every_option_is_in_the_manual_and_in_the_completions() {
+    let pages = manual::pages();
+    let find =
+        |name: &str| &pages.iter().find(|(file, _)| file == name).unwrap_or_else(|| panic!("{name}")).1;
+    let shells = [Shell::Bash, Shell::Zsh, Shell::Fish].map(|shell| {
+        let mut text = Vec::new();
+        completion::write(shell, &mut text).unwrap();
+        (shell, String::from_utf8(text).unwrap())
+    });
+    for (name, which) in COMMANDS {
+        // Actions have pages of their own.
+        let of_command: String = pages
+            .iter()
+            .filter(|(file, _)| {
+                *file == format!("truepeer-{name}.1") || file.starts_with(&format!("truepeer-{name}-"))
+            })
+            .map(|(_, page)| page.as_str())
+            .collect();
+        for row in OPTIONS.iter().filter(|row| row.commands.include(which)) {
+            let is_word = is_positional(name, row.name);
+            let in_roff = if is_word { row.value } else { row.name }.replace('-', "\\-");
+            assert!(of_command.contains(&in_roff), "truepeer-{name}(1): {}", row.name);
+            if is_word || row.name.len() == 1 {
+                continue;
+            }
+            for (shell, text) in &shells {
+                let option = if *shell == Shell::Fish {
+                    format!("-l {}", row.name)
+                } else {
+                    format!("--{}", row.name)
+                };
+                assert!(text.contains(&option), "{shell}: {name} {option}");
+            }
+        }
+    }
+    let keys = find("truepeer.toml.5");
+    for row in OPTIONS {
+        let is_key = row.commands.include(table::LOG_TABLE) || row.commands.include(table::ADMIN_TABLE);
+        if is_key {
+            assert!(keys.contains(&format!("\\fB{}\\fR = ", row.name)), "{}\n{keys}", row.name);
+        }
+    }
+    assert!(keys.contains("\\fBallow\\-claims\\fR = ") && !keys.contains("\\fBprint\\-config\\fR"), "{keys}");
+}
+
+fn is_positional(command: &str, option: &str) -> bool {
+    let mut all = command_of(command);
+    all.build();
+    options(&all).iter().any(|arg| key(arg) == option && arg.get_long().is_none())
+}
+
+fn command_of(name: &str) -> Command {
+    let mut all = command();
+    all.build();
+    all.find_subcommand(name).expect(name).clone()
 }

@@ -17,12 +17,15 @@ mod entry;
 mod finding;
 mod judge;
 mod keys;
+mod manual;
 mod show;
 mod source;
 mod table;
 mod value;
 
 pub(crate) use check::check;
+pub(crate) use keys::in_keys;
+pub(crate) use manual::manual;
 pub(crate) use show::of_command;
 pub(crate) use source::{Loaded, Rejected, Source};
 

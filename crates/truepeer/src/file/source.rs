@@ -8,6 +8,7 @@ use annotate_snippets::Renderer;
 
 use super::finding::Findings;
 use super::judge::{self, Judged};
+use super::keys::in_keys;
 use crate::plan::{CheckedProcess, Problems, ProcessConfig};
 
 /// A command line, or a file.
@@ -32,6 +33,17 @@ pub(crate) struct Loaded {
 pub(crate) enum Rejected {
     Command(Problems),
     File(Box<Findings>),
+}
+
+impl Loaded {
+    /// The warnings for the operator, in options or in keys.
+    pub(crate) fn warnings(&self, source: &Source) -> Vec<String> {
+        let warnings = self.checked.warnings();
+        match source {
+            Source::Command(_) => warnings,
+            Source::File(_) => warnings.iter().map(|warning| in_keys(warning)).collect(),
+        }
+    }
 }
 
 impl Source {

@@ -79,7 +79,7 @@ fn reload(source: &Source, process: &mut Process) {
 fn try_reload(source: &Source, process: &mut Process) -> anyhow::Result<Vec<String>> {
     let loaded = source.load()?;
     let changes = process.apply(&loaded, &mut Vec::new())?;
-    for warning in loaded.checked.warnings() {
+    for warning in loaded.warnings(source) {
         warn!("{warning}");
     }
     Ok(changes)

@@ -21,6 +21,7 @@ mod run;
 mod serve;
 pub(crate) mod table;
 pub(crate) mod text;
+mod texts;
 pub(crate) mod values;
 mod vpp;
 
@@ -38,6 +39,7 @@ pub(crate) use routes::{RoutesAction, RoutesArgs};
 pub(crate) use routing::RoutingArgs;
 pub(crate) use run::{HowArgs, RunArgs, Via};
 pub(crate) use serve::{AdminAddr, AdminTable, CheckArgs, LogTable, ProcessTable, ServeArgs};
+pub(crate) use texts::{CompletionArgs, ManArgs};
 pub(crate) use values::{
     Carried, ClientAddressConfig, ClientCert, Deny, Header, LogFormat, PrefixesOrFile, Protocol, SendProxy,
     SenderRule, Verbosity,

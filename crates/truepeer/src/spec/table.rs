@@ -23,6 +23,7 @@ pub(crate) const ROUTES: Commands = Commands(1 << 5);
 pub(crate) const DOCTOR: Commands = Commands(1 << 6);
 pub(crate) const SERVE: Commands = Commands(1 << 7);
 pub(crate) const CHECK: Commands = Commands(1 << 8);
+pub(crate) const COMPLETION: Commands = Commands(1 << 11);
 /// Tables of the file that are not commands.
 pub(crate) const ADMIN_TABLE: Commands = Commands(1 << 9);
 pub(crate) const LOG_TABLE: Commands = Commands(1 << 10);
@@ -291,6 +292,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(ROUTERS, ROUTING, "listen-transparent", "[ADDR]:PORT", "TPROXY redirects connections to this listening address; repeatable"),
     row(ROUTERS, ROUTING, "tproxy-ports", "FIRST-LAST", "The ports that TPROXY redirects, for --print"),
     row(ROUTERS, ROUTING, "tproxy-mark", "N", "The mark that the firewall sets on redirected packets").is(|| d::TPROXY_MARK.to_string()),
+    row(COMPLETION, ACTION, "shell", "bash|zsh|fish", "The shell").common(),
     row(ROUTES, ACTION, "action", "ACTION", "What to do").common(),
     row(ROUTES, ACTION, "print", "", "Only print the equivalent ip commands").common(),
     row(ROUTES, ACTION, "force", "", "remove: even while a running truepeer uses them"),
