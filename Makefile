@@ -1,6 +1,6 @@
 # On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` demonstrate truepeer, `make test` tests
 # it, and `make bench` measures it. All first install or unpack what is missing, and print that.
-.PHONY: demo demo-https test test-all bench old-kernel book setup servers frp h2spec fmt lint doc clean
+.PHONY: demo demo-https test test-all bench old-kernel package package-check book setup servers frp h2spec fmt lint doc clean
 .DEFAULT_GOAL := demo
 
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
@@ -58,6 +58,14 @@ h2spec:
 # Tests attach on Debian's Linux 6.1 under qemu; about four minutes.
 old-kernel:
 	@scripts/old-kernel.sh
+
+# A .deb, a tarball with a static binary, an .rpm and an SBOM, under target/packages.
+package: setup
+	@scripts/package.sh
+
+# Their units, pages and digests, and the .deb in a fresh Debian: install, upgrade, purge. Needs root; long.
+package-check:
+	@scripts/package-check.sh --twice
 
 fmt:
 	cargo fmt --all
