@@ -6,7 +6,6 @@
 //! `connect` and `vpp run` return the status of the program that they start: as in a shell, 127 if it is not
 //! found and 126 if it can't be executed.
 
-#[allow(dead_code, reason = "the server starts it with its next change")]
 mod admin;
 mod attach;
 mod cli;
@@ -23,13 +22,15 @@ mod spec;
 mod vpp;
 
 use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use cli::{Compat, Invocation, UsageError};
 use file::{Loaded, Source};
 use plan::{EntryConfig, ProcessConfig};
 use routes::show::RemoveOptions;
-use spec::{DoctorArgs, RoutesAction, RoutesArgs, StackArgs};
+use spec::{DoctorArgs, FileSpec, ReloadArgs, RoutesAction, RoutesArgs, StackArgs};
 
 fn main() -> ExitCode {
     let checked = cli::parse(std::env::args_os()).and_then(check);
@@ -49,12 +50,19 @@ fn main() -> ExitCode {
 /// The work to do. A plan has already read every file it names, so configuration errors are reported before
 /// anything is set up.
 enum Task {
-    Serve { source: Source, loaded: Box<Loaded>, compat: Option<Compat>, stack: Option<StackArgs> },
+    Serve {
+        source: Source,
+        loaded: Box<Loaded>,
+        compat: Option<Compat>,
+        stack: Option<StackArgs>,
+        is_upgrade: bool,
+    },
     Other(Invocation),
 }
 
 fn check(invocation: Invocation) -> Result<Task, UsageError> {
     let command = |entry| Source::Command(Box::new(ProcessConfig::of_command(entry)));
+    let is_upgrade = matches!(&invocation, Invocation::Serve(args) if args.take_over);
     let (source, compat, stack) = match invocation {
         Invocation::Proxy(config, compat) => (command(EntryConfig::Proxy(config)), compat, None),
         Invocation::Https(config, stack) => (command(EntryConfig::Https(config)), None, Some(stack)),
@@ -62,16 +70,16 @@ fn check(invocation: Invocation) -> Result<Task, UsageError> {
         other => return Ok(Task::Other(other)),
     };
     let loaded = Box::new(source.load()?);
-    Ok(Task::Serve { source, loaded, compat, stack })
+    Ok(Task::Serve { source, loaded, compat, stack, is_upgrade })
 }
 
 fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
     let done = match task {
-        Task::Serve { source, loaded, compat, stack } => {
+        Task::Serve { source, loaded, compat, stack, is_upgrade } => {
             // This must come first: on VPP's stack the process executes itself again.
             let workers = loaded.process.workers.map_or(1, std::num::NonZeroUsize::get);
             let entered = stack.map_or(Ok(()), |stack| vpp::stack::enter(&stack, workers));
-            entered.and_then(|()| serve(&source, *loaded, compat))
+            entered.and_then(|()| serve(&source, *loaded, compat, is_upgrade))
         }
         Task::Other(Invocation::Check(args)) => {
             return Ok(file::check(args.file.path(), args.show, &mut output::stdout())?);
@@ -87,6 +95,8 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
         Task::Other(Invocation::Run(args)) => return run::run(&args, cli::hints::of_run),
         Task::Other(Invocation::Connect(args)) => return run::connect(&args),
         Task::Other(Invocation::Vpp(args)) => return vpp::carry_out(&args.action, &mut output::stdout()),
+        Task::Other(Invocation::Reload(args)) => reload(&args),
+        Task::Other(Invocation::Upgrade(args)) => upgrade(&args.file),
         Task::Other(Invocation::Attach(args)) => attach::run(&args, &mut output::stdout()),
         Task::Other(Invocation::Routes(args)) => routes(&args),
         Task::Other(Invocation::Doctor(args)) => doctor(&args),
@@ -131,7 +141,30 @@ fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn serve(source: &Source, loaded: Loaded, compat: Option<Compat>) -> anyhow::Result<()> {
+/// The socket by which to reach the process of a file.
+fn admin_socket(file: &FileSpec) -> anyhow::Result<PathBuf> {
+    let loaded = Source::File(file.path().to_owned()).load()?;
+    let socket = loaded.process.admin.socket().map(Path::to_owned);
+    socket.with_context(|| {
+        format!("{}: expected the path of a socket in [admin] listen", file.path().display())
+    })
+}
+
+fn reload(args: &ReloadArgs) -> anyhow::Result<()> {
+    let socket = args.admin.clone().map_or_else(|| admin_socket(&args.file), Ok)?;
+    let changes = server::ask::reload(&socket).context("not reloaded")?;
+    writeln!(output::stdout(), "{changes}")?;
+    Ok(())
+}
+
+fn upgrade(file: &FileSpec) -> anyhow::Result<()> {
+    admin_socket(file)?;
+    let said = server::start::upgrade(file.path())?;
+    writeln!(output::stdout(), "{said}")?;
+    Ok(())
+}
+
+fn serve(source: &Source, loaded: Loaded, compat: Option<Compat>, is_upgrade: bool) -> anyhow::Result<()> {
     log::init(loaded.process.log);
     if let Some(compat) = compat {
         tracing::info!("running as {compat}, with its options and defaults");
@@ -146,5 +179,5 @@ fn serve(source: &Source, loaded: Loaded, compat: Option<Compat>) -> anyhow::Res
         Source::Command(_) if is_https => cli::hints::of_https,
         Source::Command(_) => cli::hints::of_proxy,
     };
-    server::run(source, loaded, advise)
+    server::run(source, loaded, advise, is_upgrade)
 }

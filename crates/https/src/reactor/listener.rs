@@ -98,7 +98,11 @@ impl TcpListener {
 
 impl Drop for TcpListener {
     fn drop(&mut self) {
-        self.reactor.core().sources.remove(self.key);
+        let core = self.reactor.core();
+        // Another process may share the socket: then closing it here does not end the watch. Fails only if it has
+        // ended already.
+        let _ = core.poll.borrow().registry().deregister(&mut self.io);
+        core.sources.remove(self.key);
     }
 }
 

@@ -127,9 +127,12 @@ impl UdpFlows {
         }
     }
 
-    /// Reads datagrams again. Those that came meanwhile are announced at once.
+    /// Reads datagrams again. Those that came meanwhile are announced at once. Without a pause before, nothing
+    /// changes.
     pub(crate) fn resume(&mut self, cx: &FlowContext<'_>) -> Result<(), CallError> {
-        self.is_paused = false;
+        if !std::mem::take(&mut self.is_paused) {
+            return Ok(());
+        }
         for (place, entrance) in self.gates.iter().enumerate() {
             if let Some(entrance) = entrance {
                 let token = EventData::new_u64((cx.gate_token)(place));

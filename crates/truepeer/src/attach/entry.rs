@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use tracing::{info, warn};
-use truepeer_bpf::{NewConnections, Place, Rules, detach_now, drain};
+use truepeer_bpf::{NewConnections, Place, Rules, Status, detach_now, drain, status};
 
 use super::{in_netns, privileges, put_rules, tidy_up};
 use crate::plan::AttachKey;
@@ -35,6 +35,11 @@ pub(crate) fn leave(key: &AttachKey, now: bool) -> Result<usize> {
     });
     log(&out);
     open.map_err(privileges::explain)
+}
+
+/// The state of an attachment; `None`: there is none.
+pub(crate) fn status_of(key: &AttachKey) -> Result<Option<Status>> {
+    in_netns(key.netns.as_deref(), || Ok(status(&Place::here(&key.pins)?)?))
 }
 
 fn log(lines: &[u8]) {

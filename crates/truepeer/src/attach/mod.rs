@@ -24,7 +24,7 @@ use crate::routes::netlink::Netlink;
 use crate::routes::options::local_addresses;
 use crate::spec::{AttachAction, AttachArgs, PlaceArgs, defaults};
 
-pub(crate) use entry::{leave, put};
+pub(crate) use entry::{leave, put, status_of};
 pub(crate) use privileges::missing as missing_capabilities;
 
 /// How often `detach` checks whether the last connection has ended.

@@ -103,7 +103,9 @@ fn warnings(invocation: Invocation) -> Result<Vec<String>, Problems> {
         | Invocation::Check(_)
         | Invocation::Print(_)
         | Invocation::Completion(_)
-        | Invocation::Man(_) => Ok(Vec::new()),
+        | Invocation::Man(_)
+        | Invocation::Reload(_)
+        | Invocation::Upgrade(_) => Ok(Vec::new()),
     }
 }
 

@@ -16,6 +16,7 @@ pub(crate) mod hints;
 mod https;
 pub(crate) mod manual;
 mod proxy;
+mod reload;
 mod routes;
 mod run;
 mod serve;
@@ -31,7 +32,7 @@ use crate::file::{self, Rejected};
 use crate::plan::{Config, Defaults, Problems};
 use crate::spec::{
     AttachArgs, CheckArgs, CompletionArgs, ConnectArgs, DoctorArgs, HttpsSpec, ManArgs, ProxySpec,
-    RoutesArgs, RunArgs, ServeArgs, StackArgs, VppArgs,
+    ReloadArgs, RoutesArgs, RunArgs, ServeArgs, StackArgs, UpgradeArgs, VppArgs,
 };
 
 /// The command to carry out.
@@ -51,6 +52,10 @@ pub(crate) enum Invocation {
     Print(String),
     /// Do what a file says.
     Serve(ServeArgs),
+    /// Make a running truepeer load its file again.
+    Reload(ReloadArgs),
+    /// Start a new process in the place of a running one.
+    Upgrade(UpgradeArgs),
     /// Show, set or remove rules and routes.
     Routes(RoutesArgs),
     /// Take headers off in the kernel.
@@ -165,6 +170,8 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
         Some(("completion", matches)) => Ok(Invocation::Completion(CompletionArgs::from_arg_matches(matches)?)),
         Some(("man", matches)) => Ok(Invocation::Man(ManArgs::from_arg_matches(matches)?)),
         Some(("check", matches)) => Ok(Invocation::Check(CheckArgs::from_arg_matches(matches)?)),
+        Some(("reload", matches)) => Ok(Invocation::Reload(ReloadArgs::from_arg_matches(matches)?)),
+        Some(("upgrade", matches)) => Ok(Invocation::Upgrade(UpgradeArgs::from_arg_matches(matches)?)),
         Some(("attach", matches)) => Ok(Invocation::Attach(Box::new(AttachArgs::from_arg_matches(matches)?))),
         Some(("run", matches)) => Ok(Invocation::Run(Box::new(RunArgs::from_arg_matches(matches)?))),
         Some(("connect", matches)) => {
@@ -174,7 +181,7 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
         Some(("doctor", matches)) => Ok(Invocation::Doctor(DoctorArgs::from_arg_matches(matches)?)),
         Some(("vpp", matches)) => Ok(Invocation::Vpp(Box::new(VppArgs::from_arg_matches(matches)?))),
         _ => Err(UsageError::Options(
-            "expected a command: serve, check, proxy, https, attach, run, connect, routes, doctor or vpp; see truepeer --help"
+            "expected a command: serve, check, reload, upgrade, proxy, https, attach, run, connect, routes, doctor or vpp; see truepeer --help"
                 .to_owned(),
         )),
     }
@@ -207,6 +214,8 @@ fn command() -> Command {
         .arg_required_else_help(true)
         .subcommand(serve::command())
         .subcommand(check::command())
+        .subcommand(reload::reload())
+        .subcommand(reload::upgrade())
         .subcommand(proxy::command("proxy"))
         .subcommand(https::command())
         .subcommand(attach::command())

@@ -12,9 +12,11 @@ use super::{Invocation, command, completion, manual, parse};
 use crate::plan::{Config, attach_rules, run_settings};
 use crate::spec::table::{self, Commands, Default, OPTIONS};
 
-const COMMANDS: [(&str, Commands); 10] = [
+const COMMANDS: [(&str, Commands); 12] = [
     ("serve", table::SERVE),
     ("check", table::CHECK),
+    ("reload", table::RELOAD),
+    ("upgrade", table::UPGRADE),
     ("proxy", table::PROXY),
     ("https", table::HTTPS),
     ("attach", table::ATTACH),

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::spec::{LogFormat, LogSpec, RoutesMode, RoutesSpec, Verbosity, defaults, text};
+use crate::spec::{LogFormat, LogSpec, Protocol, RoutesMode, RoutesSpec, Verbosity, defaults, text};
 
 pub(crate) use attach::attach_rules;
 pub(crate) use checked::{Beside, Checked, CheckedListener};
@@ -117,6 +117,11 @@ impl LogConfig {
 }
 
 impl Config {
+    /// Whether a listener takes datagrams.
+    pub(crate) fn has_udp(&self) -> bool {
+        self.listeners.iter().any(|listener| listener.protocol == Protocol::Udp)
+    }
+
     /// The addresses of all listeners, as configured: a port may still be 0.
     pub(crate) fn binds(&self) -> Vec<SocketAddr> {
         self.listeners.iter().map(|listener| listener.bind).collect()

@@ -79,6 +79,16 @@ pub(crate) struct AttachKey {
     pub(crate) pins: PathBuf,
 }
 
+impl AdminConfig {
+    /// The first socket with a path: by TCP a process can only be watched.
+    pub(crate) fn socket(&self) -> Option<&Path> {
+        self.listen.iter().find_map(|listen| match listen {
+            AdminAddr::Unix(path) => Some(path.as_path()),
+            AdminAddr::Tcp(_) => None,
+        })
+    }
+}
+
 impl ProcessConfig {
     /// The process of a command line: one entry.
     pub(crate) fn of_command(entry: EntryConfig) -> Self {

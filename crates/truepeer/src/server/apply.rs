@@ -9,12 +9,14 @@ use anyhow::Context as _;
 use tracing::{error, info};
 use truepeer_https::Https;
 use truepeer_relay::Relay;
+use truepeer_relay::udp::moving::MovingFlow;
 use truepeer_session::budget::Budgets;
-use truepeer_session::{Engine, EngineError, Health, Journal, ListenerId};
+use truepeer_session::{Engine, EngineError, Health, Journal, ListenerId, SessionList};
 
 use super::signals::Bell;
 use super::{rules, sockets};
 use crate::plan::{Change, CheckedListener, ListenerKey, diff};
+use crate::spec::Protocol;
 
 /// The marks of upstream connections that the rules and routes match, by listener.
 #[derive(Debug, Default)]
@@ -160,6 +162,89 @@ impl Engines {
             self.https = Some(Https::start(self.workers, &self.budgets, &self.journal, on_end)?);
         }
         self.https.as_mut().ok_or(EngineError::WorkerGone)
+    }
+
+    /// The sessions of each engine.
+    pub(super) fn sessions(&self) -> Vec<Arc<dyn SessionList>> {
+        let sessions = [self.relay.as_ref().map(Engine::sessions), self.https.as_ref().map(Engine::sessions)];
+        sessions.into_iter().flatten().collect()
+    }
+
+    /// The open listeners, with their addresses.
+    pub(super) fn listeners(&self) -> Vec<(&CheckedListener, ListenerId, Vec<SocketAddr>)> {
+        let snapshots =
+            [self.relay.as_ref().map(Engine::snapshot), self.https.as_ref().map(Engine::snapshot)];
+        let open: Vec<_> = snapshots.into_iter().flatten().flat_map(|snapshot| snapshot.listeners).collect();
+        let find = |listener: &CheckedListener| {
+            let id = *self.ids.get(&listener.key)?;
+            let addresses = open.iter().find(|one| one.id == id).map(|one| one.addresses.clone());
+            Some((id, addresses.unwrap_or_default()))
+        };
+        let running = self.running.iter();
+        running.filter_map(|one| find(one).map(|(id, addresses)| (&**one, id, addresses))).collect()
+    }
+
+    /// Duplicates of all listening sockets, by listener. Those on a port that the kernel chose are left out: nobody
+    /// could find them by their address.
+    pub(super) fn sockets(&self) -> Result<Vec<(ListenerKey, Vec<OwnedFd>)>, EngineError> {
+        let named = self.running.iter().filter(|listener| listener.key.address.port() != 0);
+        let duplicates = named.map(|listener| {
+            let id = *self.ids.get(&listener.key).ok_or(EngineError::WorkerGone)?;
+            let sockets = match (&self.relay, &self.https) {
+                (_, Some(https)) if listener.config.speaks_tls() => https.sockets(id)?,
+                (Some(relay), _) if !listener.config.speaks_tls() => relay.sockets(id)?,
+                _ => return Err(EngineError::NotOpen(id)),
+            };
+            Ok((listener.key, sockets))
+        });
+        duplicates.collect()
+    }
+
+    /// Reads no datagrams until [`Self::resume_flows`].
+    pub(super) fn pause_flows(&mut self) -> Result<(), EngineError> {
+        self.relay()?.pause_flows()
+    }
+
+    pub(super) fn resume_flows(&mut self) -> Result<(), EngineError> {
+        self.relay()?.resume_flows()
+    }
+
+    /// All flows, while paused.
+    pub(super) fn describe_flows(&mut self) -> Result<Vec<(ListenerKey, MovingFlow)>, EngineError> {
+        let mut flows = Vec::new();
+        for (key, id) in self.udp() {
+            flows.extend(self.relay()?.describe_flows(id)?.into_iter().map(|flow| (key, flow)));
+        }
+        Ok(flows)
+    }
+
+    /// Adopts flows of another process, while paused. Returns how many have a listener here.
+    pub(super) fn adopt_flows(&mut self, flows: Vec<(SocketAddr, MovingFlow)>) -> Result<usize, EngineError> {
+        let ids: BTreeMap<_, _> = self.udp().into_iter().map(|(key, id)| (key.address, id)).collect();
+        let known = flows.into_iter().filter_map(|(address, flow)| {
+            let listener = *ids.get(&address)?;
+            Some(MovingFlow { listener, ..flow })
+        });
+        let known = known.collect();
+        self.relay()?.adopt_flows(known)
+    }
+
+    /// Another process serves these UDP listeners now.
+    pub(super) fn release(&mut self, addresses: &[SocketAddr]) -> Result<(), EngineError> {
+        for (key, id) in self.udp() {
+            if addresses.contains(&key.address) {
+                self.relay()?.release(id)?;
+                self.running.retain(|listener| listener.key != key);
+            }
+        }
+        Ok(())
+    }
+
+    /// The UDP listeners that can be found by their address.
+    pub(super) fn udp(&self) -> Vec<(ListenerKey, ListenerId)> {
+        let udp = self.running.iter().map(|listener| listener.key);
+        let udp = udp.filter(|key| key.protocol == Protocol::Udp && key.address.port() != 0);
+        udp.filter_map(|key| Some((key, *self.ids.get(&key)?))).collect()
     }
 
     /// Stops accepting connections and flows. The bell rings when the last session of an engine has ended.

@@ -110,6 +110,26 @@ impl Attachments {
         }
     }
 
+    /// The identities of all.
+    pub(super) fn keys(&self) -> Vec<AttachKey> {
+        self.running.keys().cloned().collect()
+    }
+
+    /// Another process has these pins attached now, and the rest leaves.
+    pub(super) fn hand_over(&mut self, pins: &[String]) {
+        self.running.retain(|key, _| !pins.contains(&key.pins.display().to_string()));
+        self.drain();
+    }
+
+    /// A process that was to take over has failed, and may have left its rules.
+    pub(super) fn renew(&self) {
+        for (key, attachment) in &self.running {
+            if let Err(failure) = attach::put(key, &attachment.args, &attachment.rules) {
+                error!("attachment {}: {failure:#}", key.pins.display());
+            }
+        }
+    }
+
     /// Lets all leave.
     pub(super) fn drain(&mut self) {
         for key in std::mem::take(&mut self.running).into_keys() {

@@ -1,14 +1,23 @@
 //! Runs a plan: limits, sockets, routes, the engines, attachments, and signals until the end.
 
 mod apply;
+pub(crate) mod ask;
 mod attachments;
 mod holder;
+mod inherited;
+mod notify;
 mod process;
+mod requests;
 mod routes;
 mod rules;
 mod signals;
 mod sockets;
+pub(crate) mod start;
+mod upgrade;
+mod view;
 
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::thread;
 use std::time::Instant;
 
@@ -16,82 +25,269 @@ use anyhow::Context as _;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use tracing::{error, info, warn};
 use truepeer_session::Advise;
-use truepeer_sys::inherit::PassedSockets;
 use truepeer_sys::limits;
 
+use self::inherited::Inherited;
+use self::notify::Manager;
 use self::process::Process;
+use self::requests::{HandedOver, Request, Requests};
 use self::signals::{Event, Events};
+use self::upgrade::Taking;
+use self::view::View;
+use crate::admin::{self, Admin, State};
 use crate::file::{Loaded, Source};
 
 /// Serves until SIGTERM or SIGINT. Open sessions may then continue for a while; a second signal ends them at
 /// once. SIGUSR1 logs the counters, SIGHUP loads `source` again. `advise` puts the engines' hints into words.
+/// `is_upgrade`: takes over from the process that listens on the admin socket.
 ///
 /// # Errors
 /// The reason why it can't serve. Once it serves, no sender, client or backend can end it. A worker that ends
 /// unexpectedly does, because the others would serve only a part of the connections.
-pub(crate) fn run(source: &Source, loaded: Loaded, advise: Advise) -> anyhow::Result<()> {
+pub(crate) fn run(source: &Source, loaded: Loaded, advise: Advise, is_upgrade: bool) -> anyhow::Result<()> {
     // First: inherited descriptors have fixed numbers, which nothing else may have taken.
-    let mut inherited = PassedSockets::take()?.into_listening();
+    let mut inherited = Inherited::take()?;
     // Before the threads start: a signal that arrives meanwhile must not be lost.
     let mut events = Events::hear(&[SIGTERM, SIGINT, SIGUSR1, SIGHUP]).context("can't wait for signals")?;
-    let open_files = limits::raise_open_files().unwrap_or_else(|error| {
-        warn!("{error}: going on with the limit of open files as it is");
-        limits::open_files()
-    });
-    let open_files = usize::try_from(open_files).unwrap_or(usize::MAX);
-    let mut process = Process::new(&loaded.process, open_files, advise, &events.bell());
-    process.apply(&loaded, &mut inherited)?;
+    let mut server = Server::start(source, &loaded, advise, &events, &mut inherited, is_upgrade)?;
     drop(loaded);
-    sockets::warn_of_unasked(&inherited);
-    drop(inherited);
-    let mut draining_until = None;
-    loop {
-        match events.next(draining_until)? {
-            Event::Signal(SIGUSR1) => process.report(),
-            Event::Signal(SIGHUP) if draining_until.is_some() => {
-                info!("not reloaded: truepeer is about to end");
-            }
-            Event::Signal(SIGHUP) => reload(source, &mut process),
-            Event::Signal(_) if draining_until.is_none() && !process.config.drain.is_zero() => {
-                drain(&mut process);
-                draining_until = Some(Instant::now() + process.config.drain);
-            }
-            Event::Bell => {}
-            Event::Signal(_) | Event::Timeout => break,
-        }
-        if process.have_ended()? && draining_until.is_some() {
-            break;
-        }
+    inherited.warn_of_unasked();
+    while server.goes_on(&mut events)? {}
+    info!("stopping with {}", server.process.open());
+    if let Some(admin) = server.admin.take() {
+        admin.stop(true);
     }
-    info!("stopping with {}", process.open());
     Ok(())
 }
 
-/// Reads every file and resolves every name again. On an error, everything stays as it was.
-fn reload(source: &Source, process: &mut Process) {
-    match try_reload(source, process) {
-        Ok(changes) if changes.is_empty() => info!("reloaded: nothing has changed"),
-        Ok(changes) => changes.iter().for_each(|change| info!("reloaded: {change}")),
-        Err(problem) => error!("not reloaded, everything stays as it was: {problem:#}"),
-    }
+/// A running process, and everybody who watches or steers it.
+struct Server<'a> {
+    source: &'a Source,
+    /// Dropped first: it asks about the process.
+    admin: Option<Admin>,
+    process: Process,
+    view: Arc<View>,
+    manager: Manager,
+    requests: Receiver<Request>,
+    /// Set after a signal to stop, or after the hand-over to a new process.
+    draining_until: Option<Instant>,
+    upgrade: Upgrade,
 }
 
-fn try_reload(source: &Source, process: &mut Process) -> anyhow::Result<Vec<String>> {
-    let loaded = source.load()?;
-    let changes = process.apply(&loaded, &mut Vec::new())?;
-    for warning in loaded.warnings(source) {
-        warn!("{warning}");
-    }
-    Ok(changes)
+/// Whether this process hands over to a new one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Upgrade {
+    No,
+    UnderWay,
+    Done,
 }
 
-fn drain(process: &mut Process) {
-    process.drain();
-    info!(
-        "stopping: nothing new is taken, {} may go on for {} s; a second signal ends them at once",
-        process.open(),
-        process.config.drain.as_secs_f32()
-    );
+impl<'a> Server<'a> {
+    fn start(
+        source: &'a Source,
+        loaded: &Loaded,
+        advise: Advise,
+        events: &Events,
+        inherited: &mut Inherited,
+        is_upgrade: bool,
+    ) -> anyhow::Result<Self> {
+        let open_files = limits::raise_open_files().unwrap_or_else(|error| {
+            warn!("{error}: going on with the limit of open files as it is");
+            limits::open_files()
+        });
+        let open_files = usize::try_from(open_files).unwrap_or(usize::MAX);
+        let process = Process::new(&loaded.process, open_files, advise, &events.bell());
+        let (asking, requests) = Requests::new(events.bell());
+        let view = View::new(&process, asking);
+        let mut server = Self {
+            source,
+            admin: None,
+            process,
+            view,
+            manager: Manager::new(),
+            requests,
+            draining_until: None,
+            upgrade: Upgrade::No,
+        };
+        if is_upgrade {
+            server.take_over(loaded, inherited)?;
+        } else {
+            server.process.apply(loaded, inherited.sockets())?;
+            server.open_admin(inherited)?;
+        }
+        server.view.set_state(State::Serving);
+        server.on_change();
+        Ok(server)
+    }
+
+    fn open_admin(&mut self, inherited: &mut Inherited) -> anyhow::Result<()> {
+        let listen = &self.process.config.admin.listen;
+        if !listen.is_empty() {
+            self.admin = Some(admin::start(listen, inherited.sockets(), self.view.clone())?);
+        }
+        Ok(())
+    }
+
+    fn take_over(&mut self, loaded: &Loaded, inherited: &mut Inherited) -> anyhow::Result<()> {
+        let admin = loaded.process.admin.socket().context(
+            "--take-over: expected the path of a socket in [admin] listen, by which the running truepeer is found",
+        )?;
+        let mut taking = Taking::begin(admin, inherited.sockets())?;
+        let old = taking.pid;
+        let flows = match self.process.apply_new(loaded, inherited.sockets(), &taking) {
+            Ok(()) => taking.flows()?,
+            Err(failure) => {
+                taking.fail(&failure);
+                return Err(failure);
+            }
+        };
+        let sent = flows.len();
+        let mut admin = None;
+        let view = &self.view;
+        let adopted = self.process.take_over(
+            loaded,
+            inherited.sockets(),
+            flows,
+            |process, sockets, udp, attached| {
+                admin = Some(admin::start(&process.config.admin.listen, sockets, view.clone())?);
+                taking.serving(udp, attached)
+            },
+        )?;
+        self.admin = admin;
+        info!("upgrade: serves in place of process {old}; {adopted} of {sent} flows go on");
+        // `truepeer upgrade` reads it.
+        println!("serves in place of process {old}");
+        Ok(())
+    }
+
+    /// Waits for the next event. Returns whether it goes on.
+    fn goes_on(&mut self, events: &mut Events) -> anyhow::Result<bool> {
+        let deadline = [self.draining_until, self.manager.next_ping()].into_iter().flatten().min();
+        match events.next(deadline)? {
+            Event::Signal(SIGUSR1) => self.process.report(),
+            Event::Signal(SIGHUP) if self.draining_until.is_some() => {
+                info!("not reloaded: truepeer is about to end");
+            }
+            Event::Signal(SIGHUP) => _ = self.reload(),
+            Event::Signal(_) if self.draining_until.is_none() && !self.process.config.drain.is_zero() => {
+                self.drain();
+            }
+            Event::Signal(_) => return Ok(false),
+            Event::Bell | Event::Timeout => {}
+        }
+        while let Ok(request) = self.requests.try_recv() {
+            self.carry_out(request)?;
+        }
+        let now = Instant::now();
+        let has_ended = self.process.have_ended().inspect_err(|broken| {
+            self.view.set_state(State::Broken(format!("{broken:#}")));
+        })?;
+        self.manager.ping(now);
+        Ok(self.draining_until.is_none_or(|until| now < until && !has_ended))
+    }
+
+    fn carry_out(&mut self, request: Request) -> anyhow::Result<()> {
+        // Whoever asked may have given up.
+        match request {
+            Request::Reload(answer) => {
+                _ = answer.send(self.reload().map_err(|failure| format!("{failure:#}")))
+            }
+            Request::Offer(answer) => _ = answer.send(self.offer()),
+            Request::Flows(answer) => _ = answer.send(self.process.give_flows()),
+            Request::Keep => {
+                self.upgrade = Upgrade::No;
+                self.process.keep()?;
+            }
+            Request::HandOver(to, answer) => {
+                self.hand_over(&to)?;
+                let _ = answer.send(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Loads the source again. On an error, everything stays as it was. Returns what has changed.
+    fn reload(&mut self) -> anyhow::Result<String> {
+        self.manager.reloading();
+        let reloaded = self.try_reload();
+        match &reloaded {
+            Ok(changes) if changes.is_empty() => info!("reloaded: nothing has changed"),
+            Ok(changes) => changes.iter().for_each(|change| info!("reloaded: {change}")),
+            Err(problem) => error!("not reloaded, everything stays as it was: {problem:#}"),
+        }
+        self.on_change();
+        let changes = reloaded?;
+        Ok(if changes.is_empty() { "nothing has changed".to_owned() } else { changes.join("\n") })
+    }
+
+    fn try_reload(&mut self) -> anyhow::Result<Vec<String>> {
+        anyhow::ensure!(self.draining_until.is_none(), "truepeer is about to end");
+        anyhow::ensure!(self.upgrade == Upgrade::No, "an upgrade is under way");
+        let loaded = self.source.load()?;
+        let changes = self.process.apply(&loaded, &mut Vec::new())?;
+        for warning in loaded.warnings(self.source) {
+            warn!("{warning}");
+        }
+        Ok(changes)
+    }
+
+    /// Brings everybody who watches up to date.
+    fn on_change(&mut self) {
+        self.view.update(&self.process);
+        match self.process.engines.sockets() {
+            Ok(sockets) => self.manager.store(sockets),
+            Err(error) => warn!("the service manager gets no sockets: {error}"),
+        }
+        let listeners = self.process.listeners().len();
+        self.manager.ready(&format!("serving {listeners} listeners"));
+    }
+
+    /// All sockets for a new process.
+    fn offer(&mut self) -> anyhow::Result<Vec<std::os::fd::OwnedFd>> {
+        anyhow::ensure!(self.draining_until.is_none(), "truepeer is about to end");
+        anyhow::ensure!(self.upgrade == Upgrade::No, "another upgrade is under way");
+        let listening = self.process.engines.sockets()?;
+        let mut sockets: Vec<_> = listening.into_iter().flat_map(|(_, sockets)| sockets).collect();
+        if let Some(admin) = &self.admin {
+            sockets.extend(admin.sockets()?);
+        }
+        self.upgrade = Upgrade::UnderWay;
+        info!("upgrade: a new process starts");
+        Ok(sockets)
+    }
+
+    fn hand_over(&mut self, to: &HandedOver) -> anyhow::Result<()> {
+        self.upgrade = Upgrade::Done;
+        self.process.hand_over(to)?;
+        if let Some(admin) = self.admin.take() {
+            admin.stop(false);
+        }
+        self.begin_drain();
+        info!(
+            "upgrade: process {} serves; {} may go on here for {} s",
+            to.pid,
+            self.process.open(),
+            self.process.config.drain.as_secs_f32()
+        );
+        Ok(())
+    }
+
+    fn drain(&mut self) {
+        self.process.drain();
+        self.begin_drain();
+        self.manager.stopping(&format!("stopping: {}", self.process.open()));
+        info!(
+            "stopping: nothing new is taken, {} may go on for {} s; a second signal ends them at once",
+            self.process.open(),
+            self.process.config.drain.as_secs_f32()
+        );
+    }
+
+    fn begin_drain(&mut self) {
+        self.draining_until = Some(Instant::now() + self.process.config.drain);
+        self.view.set_state(State::Draining);
+        self.view.update(&self.process);
+    }
 }
 
 fn cores() -> usize {

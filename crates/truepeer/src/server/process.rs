@@ -1,20 +1,28 @@
 //! Everything that one process runs: the listeners and attachments of all entries, and the rules that they need.
 
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use tracing::{error, warn};
+use truepeer_relay::udp::moving::MovingFlow;
 use truepeer_session::counters::Counter;
 use truepeer_session::{Advise, Journal};
 
 use super::apply::{Engines, Marks};
 use super::attachments::{AttachChange, Attachments};
+use super::requests::HandedOver;
 use super::routes::Routes;
 use super::signals::Bell;
+use super::upgrade::Taking;
 use super::{rules, sockets};
+use crate::admin::ListenerView;
 use crate::file::Loaded;
 use crate::log;
-use crate::plan::{Change, CheckedAttach, CheckedEntry, CheckedListener, ProcessConfig};
+use crate::plan::{
+    AttachKey, Change, CheckedAttach, CheckedEntry, CheckedListener, Config, EntryConfig, ListenerKey,
+    ProcessConfig,
+};
 
 /// A running process. Dropping it ends everything at once.
 pub(super) struct Process {
@@ -59,8 +67,33 @@ impl Process {
         inherited: &mut Vec<OwnedFd>,
     ) -> anyhow::Result<Vec<String>> {
         let wanted = self.wanted(loaded)?;
+        self.change(&wanted, &loaded.process, inherited)
+    }
+
+    /// Opens the listeners whose sockets the old process doesn't have, before it lets go of the others.
+    ///
+    /// # Errors
+    /// One that can't be opened.
+    pub(super) fn apply_new(
+        &mut self,
+        loaded: &Loaded,
+        inherited: &mut Vec<OwnedFd>,
+        taking: &Taking,
+    ) -> anyhow::Result<()> {
+        let mut wanted = self.wanted(loaded)?;
+        wanted.listeners.retain(|listener| !taking.has(listener));
+        wanted.attachments.clear();
+        self.change(&wanted, &loaded.process, inherited).map(drop)
+    }
+
+    fn change(
+        &mut self,
+        wanted: &Wanted<'_>,
+        config: &ProcessConfig,
+        inherited: &mut Vec<OwnedFd>,
+    ) -> anyhow::Result<Vec<String>> {
         let (before, before_config) = (self.engines.running().to_vec(), self.config.clone());
-        self.set_limits(&loaded.process, &wanted.listeners);
+        self.set_limits(config, &wanted.listeners);
         let applied = self.engines.apply(&wanted.listeners, &wanted.marks, inherited).and_then(|changes| {
             let attached = self.attachments.apply(&wanted.attachments).inspect_err(|_| {
                 let back = self.engines.apply(&before, &wanted.marks, &mut Vec::new());
@@ -79,7 +112,7 @@ impl Process {
         };
         let mut said: Vec<String> = changes.iter().map(describe).collect();
         said.extend(attached.iter().map(describe_attach));
-        said.extend(self.settings(&loaded.process));
+        said.extend(self.settings(config));
         Ok(said)
     }
 
@@ -129,6 +162,76 @@ impl Process {
             }
         }
         said
+    }
+
+    /// The open listeners.
+    pub(super) fn listeners(&self) -> Vec<ListenerView> {
+        let view = |(listener, id, addresses): (&CheckedListener, _, _)| ListenerView {
+            id,
+            entry: if listener.config.http.is_some() { "https" } else { "proxy" },
+            protocol: listener.config.protocol,
+            addresses,
+            is_open: true,
+        };
+        self.engines.listeners().into_iter().map(view).collect()
+    }
+
+    /// What is attached.
+    pub(super) fn attached(&self) -> Vec<AttachKey> {
+        self.attachments.keys()
+    }
+
+    /// Begins to move flows to a new process: reads no datagrams from now on.
+    pub(super) fn give_flows(&mut self) -> anyhow::Result<Vec<(ListenerKey, MovingFlow)>> {
+        if self.engines.udp().is_empty() {
+            return Ok(Vec::new());
+        }
+        self.engines.pause_flows()?;
+        Ok(self.engines.describe_flows()?)
+    }
+
+    /// The new process has failed: everything goes on here.
+    pub(super) fn keep(&mut self) -> anyhow::Result<()> {
+        self.attachments.renew();
+        if !self.engines.udp().is_empty() {
+            self.engines.resume_flows()?;
+        }
+        Ok(())
+    }
+
+    /// The new process serves what `to` names. The rest drains.
+    pub(super) fn hand_over(&mut self, to: &HandedOver) -> anyhow::Result<()> {
+        self.attachments.hand_over(&to.attached);
+        if !self.engines.udp().is_empty() {
+            self.engines.release(&to.udp)?;
+            self.engines.resume_flows()?;
+        }
+        self.engines.drain();
+        Ok(())
+    }
+
+    /// Serves with the sockets and flows of the old process, once `serving` has told it so. Returns how many flows
+    /// go on.
+    pub(super) fn take_over(
+        &mut self,
+        loaded: &Loaded,
+        inherited: &mut Vec<OwnedFd>,
+        flows: Vec<(SocketAddr, MovingFlow)>,
+        serving: impl FnOnce(&Self, &mut Vec<OwnedFd>, Vec<SocketAddr>, Vec<String>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<usize> {
+        let has_udp = loaded.process.entries.iter().filter_map(EntryConfig::relay).any(Config::has_udp);
+        if has_udp {
+            self.engines.pause_flows()?;
+        }
+        self.apply(loaded, inherited)?;
+        let adopted = if has_udp { self.engines.adopt_flows(flows)? } else { 0 };
+        let udp = self.engines.udp().into_iter().map(|(key, _)| key.address).collect();
+        let attached = self.attached().iter().map(|key| key.pins.display().to_string()).collect();
+        serving(self, inherited, udp, attached)?;
+        if has_udp {
+            self.engines.resume_flows()?;
+        }
+        Ok(adopted)
     }
 
     /// Takes nothing new. The bell rings when the last session of an engine has ended.

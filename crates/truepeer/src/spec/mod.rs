@@ -38,7 +38,9 @@ pub(crate) use proxy::ProxySpec;
 pub(crate) use routes::{RoutesAction, RoutesArgs};
 pub(crate) use routing::RoutingArgs;
 pub(crate) use run::{HowArgs, RunArgs, Via};
-pub(crate) use serve::{AdminAddr, AdminTable, CheckArgs, LogTable, ProcessTable, ServeArgs};
+pub(crate) use serve::{
+    AdminAddr, AdminTable, CheckArgs, FileSpec, LogTable, ProcessTable, ReloadArgs, ServeArgs, UpgradeArgs,
+};
 pub(crate) use texts::{CompletionArgs, ManArgs};
 pub(crate) use values::{
     Carried, ClientAddressConfig, ClientCert, Deny, Header, LogFormat, PrefixesOrFile, Protocol, SendProxy,

@@ -37,6 +37,24 @@ impl FileSpec {
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) file: FileSpec,
+    #[arg(long)]
+    pub(crate) take_over: bool,
+}
+
+/// Make a running truepeer read its configuration and all files again
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ReloadArgs {
+    #[command(flatten)]
+    pub(crate) file: FileSpec,
+    #[arg(long)]
+    pub(crate) admin: Option<PathBuf>,
+}
+
+/// Start this version of truepeer in the place of a running one, without a pause
+#[derive(Debug, Clone, Args)]
+pub(crate) struct UpgradeArgs {
+    #[command(flatten)]
+    pub(crate) file: FileSpec,
 }
 
 /// Say everything that is wrong in a configuration file, without doing any of it

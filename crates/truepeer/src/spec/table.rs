@@ -12,7 +12,7 @@ use super::text::format_duration;
 
 /// A command, or several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Commands(u16);
+pub(crate) struct Commands(u32);
 
 pub(crate) const PROXY: Commands = Commands(1);
 pub(crate) const HTTPS: Commands = Commands(1 << 1);
@@ -27,6 +27,8 @@ pub(crate) const COMPLETION: Commands = Commands(1 << 11);
 /// Tables of the file that are not commands.
 pub(crate) const ADMIN_TABLE: Commands = Commands(1 << 9);
 pub(crate) const LOG_TABLE: Commands = Commands(1 << 10);
+pub(crate) const RELOAD: Commands = Commands(1 << 16);
+pub(crate) const UPGRADE: Commands = Commands(1 << 17);
 
 impl Commands {
     const fn or(self, other: Self) -> Self {
@@ -42,7 +44,7 @@ const SERVERS: Commands = PROXY.or(HTTPS);
 const RECEIVERS: Commands = SERVERS.or(ATTACH).or(RUN);
 const STARTERS: Commands = RUN.or(CONNECT);
 const ROUTERS: Commands = ROUTES.or(DOCTOR);
-const FILE_READERS: Commands = SERVE.or(CHECK);
+const FILE_READERS: Commands = SERVE.or(CHECK).or(RELOAD).or(UPGRADE);
 
 /// What applies if the option is absent.
 #[derive(Debug, Clone, Copy)]
@@ -312,6 +314,8 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(SERVERS, LOG, "quiet", "", "Warnings and errors only"),
     row(FILE_READERS, FILE, "config", "FILE", "The configuration file").is(|| d::CONFIG.to_owned()).common(),
     row(CHECK, FILE, "show", "", "Print the configuration with every default, as a file that means the same").common(),
+    row(SERVE, FILE, "take-over", "", "Take the place of the truepeer that listens on the file's admin socket: its listening sockets and UDP flows come here, and it ends with its last session"),
+    row(RELOAD, FILE, "admin", "PATH", "The admin socket of the running truepeer").means("the file's"),
     row(ADMIN_TABLE, WATCH, "listen", "PATH|ADDR:PORT", "Where to ask about this process: a socket's path (beginning with / or .), or an address, which only reads").means("nowhere"),
     row(LOG_TABLE, LOG, "level", "warn|info|sessions|debug", "warn: warnings and errors; info: start and stop, too; sessions: also a line for each session; debug: also changes of state").is(|| "info".to_owned()),
     row(LOG_TABLE, LOG, "format", "text|json", "Lines for people or for machines").means("text on a terminal, json otherwise"),

@@ -14,6 +14,7 @@ mod seeds;
 mod senders;
 mod serve;
 mod stand;
+mod upgrade;
 
 use std::process::ExitCode;
 
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         launch::tests(),
         operation::tests(),
         serve::tests(),
+        upgrade::tests(),
         limits::tests(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())

@@ -1,0 +1,126 @@
+//! The new process's side.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use rustix::net::{SocketType, sockopt};
+use truepeer_relay::udp::moving::MovingFlow;
+use truepeer_session::ListenerId;
+use truepeer_sys::socket::local_address;
+
+use super::wire::{FlowRecord, Message, Wire};
+use super::{START, SWITCH};
+use crate::plan::CheckedListener;
+use crate::server::ask;
+use crate::spec::Protocol;
+
+/// An upgrade that this process has begun.
+pub(in crate::server) struct Taking {
+    wire: Wire,
+    /// The old process.
+    pub(in crate::server) pid: u32,
+    /// The addresses of the sockets that it has.
+    offered: Vec<(SocketAddr, SocketType)>,
+}
+
+impl Taking {
+    /// Asks the process that listens on `admin`, and adds its sockets to `inherited`.
+    ///
+    /// # Errors
+    /// Nobody listens there, or it refuses.
+    pub(in crate::server) fn begin(admin: &Path, inherited: &mut Vec<OwnedFd>) -> anyhow::Result<Self> {
+        let stream = UnixStream::connect(admin)
+            .with_context(|| format!("no truepeer to take over from listens on {}", admin.display()))?;
+        stream.set_read_timeout(Some(START))?;
+        ask::switch_protocol(&stream).context("the old process refuses")?;
+        let mut wire = Wire(stream);
+        wire.set_timeout(START)?;
+        let mut sockets = Vec::new();
+        let pid = loop {
+            match wire.receive().context("the old process")? {
+                (Message::Sockets, more) => sockets.extend(more),
+                (Message::Offer { pid }, _) => break pid,
+                (other, _) => bail!(unexpected(other)),
+            }
+        };
+        let address = |socket: &OwnedFd| {
+            Some((local_address(socket.as_fd()).ok()?, sockopt::socket_type(socket).ok()?))
+        };
+        let offered = sockets.iter().filter_map(address).collect();
+        inherited.extend(sockets);
+        Ok(Self { wire, pid, offered })
+    }
+
+    /// Whether the old process has this listener's sockets.
+    pub(in crate::server) fn has(&self, listener: &CheckedListener) -> bool {
+        let kind = match listener.config.protocol {
+            Protocol::Tcp => SocketType::STREAM,
+            Protocol::Udp => SocketType::DGRAM,
+        };
+        self.offered.contains(&(listener.config.bind, kind))
+    }
+
+    /// Everything else is open: the old process stops reading datagrams now. Returns its flows. Their listener is
+    /// named by its address.
+    ///
+    /// # Errors
+    /// The old process has failed, or goes on.
+    pub(in crate::server) fn flows(&mut self) -> anyhow::Result<Vec<(SocketAddr, MovingFlow)>> {
+        self.wire.send(&Message::Ready, &[])?;
+        self.wire.set_timeout(SWITCH)?;
+        let mut all = Vec::new();
+        loop {
+            match self.wire.receive().context("the old process")? {
+                (Message::Flows(flows), descriptors) => {
+                    let mut descriptors = descriptors.into_iter();
+                    for record in flows {
+                        all.push(flow(record, &mut descriptors).context("a flow without its socket")?);
+                    }
+                }
+                (Message::Go, _) => return Ok(all),
+                (other, _) => bail!(unexpected(other)),
+            }
+        }
+    }
+
+    /// This process serves: the old one may let go.
+    ///
+    /// # Errors
+    /// The old process has given up waiting, and goes on: this one must end.
+    pub(in crate::server) fn serving(
+        mut self,
+        udp: Vec<SocketAddr>,
+        attached: Vec<String>,
+    ) -> anyhow::Result<()> {
+        let message = Message::Serving { pid: std::process::id(), udp, attached };
+        self.wire.send(&message, &[]).context("the old process has given up waiting")
+    }
+
+    /// Tells the old process why it has to go on.
+    pub(in crate::server) fn fail(mut self, reason: &anyhow::Error) {
+        // It notices the end of the connection, too.
+        let _ = self.wire.send(&Message::Failed { reason: format!("{reason:#}") }, &[]);
+    }
+}
+
+fn unexpected(message: Message) -> String {
+    match message {
+        Message::Failed { reason } => format!("the old process goes on: {reason}"),
+        other => format!("the old process sent an unexpected message: {other:?}"),
+    }
+}
+
+fn flow(
+    record: FlowRecord,
+    descriptors: &mut impl Iterator<Item = OwnedFd>,
+) -> Option<(SocketAddr, MovingFlow)> {
+    let FlowRecord { listener, gate, state, has_reply_socket } = record;
+    let upstream = descriptors.next()?;
+    let reply_socket = if has_reply_socket { Some(descriptors.next()?) } else { None };
+    // The listener's id in this process is set when it is open.
+    let id = ListenerId::new(u16::MAX);
+    Some((listener, MovingFlow { listener: id, gate, state, upstream, reply_socket }))
+}

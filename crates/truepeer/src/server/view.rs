@@ -1,0 +1,97 @@
+//! What the admin socket shows of the running process, and what it may ask.
+
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use truepeer_session::counters::Counters;
+use truepeer_session::{Journal, SessionList};
+
+use super::process::Process;
+use super::requests::Requests;
+use super::upgrade;
+use crate::admin::{AttachmentView, ListenerView, Running, State};
+use crate::attach;
+use crate::plan::AttachKey;
+
+/// A view that the server's thread brings up to date after each change.
+pub(super) struct View {
+    journal: Arc<Journal>,
+    requests: Requests,
+    shown: Mutex<Shown>,
+}
+
+struct Shown {
+    state: State,
+    listeners: Vec<ListenerView>,
+    sessions: Vec<Arc<dyn SessionList>>,
+    attachments: Vec<AttachKey>,
+}
+
+impl View {
+    pub(super) fn new(process: &Process, requests: Requests) -> Arc<Self> {
+        let shown = Shown {
+            state: State::Starting,
+            listeners: Vec::new(),
+            sessions: Vec::new(),
+            attachments: Vec::new(),
+        };
+        let journal = Arc::clone(&process.engines.journal);
+        Arc::new(Self { journal, requests, shown: Mutex::new(shown) })
+    }
+
+    fn shown(&self) -> MutexGuard<'_, Shown> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set_state(&self, state: State) {
+        self.shown().state = state;
+    }
+
+    /// Listeners that are closed now stay: their counters do, too.
+    pub(super) fn update(&self, process: &Process) {
+        let open = process.listeners();
+        let mut shown = self.shown();
+        for listener in &mut shown.listeners {
+            listener.is_open = false;
+        }
+        shown.listeners.retain(|known| open.iter().all(|listener| listener.id != known.id));
+        shown.listeners.extend(open);
+        shown.sessions = process.engines.sessions();
+        shown.attachments = process.attached();
+    }
+}
+
+impl Running for View {
+    fn state(&self) -> State {
+        self.shown().state.clone()
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.journal.counters
+    }
+
+    fn listeners(&self) -> Vec<ListenerView> {
+        self.shown().listeners.clone()
+    }
+
+    fn sessions(&self) -> Vec<Arc<dyn SessionList>> {
+        self.shown().sessions.clone()
+    }
+
+    fn attachments(&self) -> Vec<AttachmentView> {
+        let attachments = self.shown().attachments.clone();
+        let view = |key: AttachKey| AttachmentView {
+            netns: key.netns.as_ref().map(|netns| netns.display().to_string()).unwrap_or_default(),
+            status: attach::status_of(&key).ok().flatten(),
+        };
+        attachments.into_iter().map(view).collect()
+    }
+
+    fn reload(&self) -> Result<String, String> {
+        self.requests.reload()
+    }
+
+    fn upgrade(&self, peer: UnixStream) {
+        upgrade::give(peer, &self.requests);
+    }
+}

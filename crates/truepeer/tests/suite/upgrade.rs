@@ -1,0 +1,332 @@
+//! A new process in the place of a running one, and what the service manager hears.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use truepeer_testbed::datagrams::{self, Backend};
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, client, tests};
+
+use crate::operation::rules;
+use crate::stand::{BACKEND_V4, BACKEND_V6, CLIENT_V4, DOOR_V4, TRUEPEER, header_of};
+
+pub(crate) fn tests() -> Vec<Test> {
+    tests![
+        an_upgrade_takes_new_connections_and_cuts_none,
+        no_datagram_is_lost_by_upgrades,
+        an_upgrade_that_fails_leaves_the_old_process_serving,
+        a_new_process_that_ends_in_the_middle_leaves_the_old_one_serving,
+        rounds_of_reload_upgrade_and_drain_refuse_and_cut_nothing,
+        the_reload_command_prints_changes_or_the_reason,
+        the_service_manager_hears_of_each_change,
+        the_watchdog_is_fed,
+    ]
+}
+
+const GATE: &str = "127.0.0.1:5300";
+const DNS: &str = "127.0.0.1:53";
+
+const FILE: &str = r#"
+drain-timeout = "20s"
+
+[admin]
+listen = ["./admin.sock"]
+
+[log]
+level = "info"
+format = "text"
+
+[[proxy]]
+listen = ["127.0.0.1:8443"]
+ipv4 = "127.0.0.1:8000"
+ipv6 = "[::1]:8000"
+routes = "auto"
+
+[[proxy]]
+protocol = "udp"
+listen = ["127.0.0.1:5300"]
+ipv4 = "127.0.0.1:53"
+routes = "auto"
+"#;
+
+fn serve(bed: &Bed, options: &[&str]) -> anyhow::Result<Running> {
+    Program::new(TRUEPEER).args(["serve", "-c", "truepeer.toml"]).args(options).start(bed)
+}
+
+fn start(bed: &Bed) -> anyhow::Result<Running> {
+    bed.write("truepeer.toml", FILE)?;
+    let truepeer = serve(bed, &[])?;
+    truepeer.wait_listening(DOOR_V4)?;
+    truepeer.wait_for_log("admin: listening on")?;
+    Ok(truepeer)
+}
+
+fn upgrade(bed: &Bed) -> anyhow::Result<Running> {
+    let new = serve(bed, &["--take-over"])?;
+    new.wait_for_log("upgrade: serves in place of process")?;
+    Ok(new)
+}
+
+fn session(client: &str) -> anyhow::Result<TcpStream> {
+    let mut stream = client::connect(DOOR_V4)?;
+    stream.write_all(&header_of(client.parse()?)?)?;
+    goes_on(&mut stream)?;
+    Ok(stream)
+}
+
+fn goes_on(session: &mut TcpStream) -> anyhow::Result<()> {
+    session.write_all(b"x")?;
+    session.read_exact(&mut [0]).context("the echo")?;
+    Ok(())
+}
+
+fn ask_by_udp(client: &str, payload: &[u8]) -> anyhow::Result<()> {
+    let sender = datagrams::sender_towards(GATE)?;
+    let answer = datagrams::ask(&sender, &[&datagrams::v2(client, "198.51.100.1:53")?, payload])?;
+    ensure!(answer == payload, "{answer:?}");
+    Ok(())
+}
+
+fn an_upgrade_takes_new_connections_and_cuts_none(bed: &Bed) -> anyhow::Result<()> {
+    let echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let old = start(bed)?;
+    let mut before = session(CLIENT_V4)?;
+    let said = Program::new(TRUEPEER).args(["upgrade", "-c", "truepeer.toml"]).run(bed)?;
+    ensure!(said.contains(&format!("serves in place of process {}", old.pid())), "{said}");
+    let new = said.split(' ').nth(1).and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
+    let new = new.with_context(|| said.clone())?;
+    old.wait_for_log("1 sessions open may go on here for 20 s")?;
+    goes_on(&mut before)?;
+    let mut after = session("203.0.113.8:5000")?;
+    ensure!(echo.log().contains("203.0.113.8:5000"), "{}", echo.log());
+    goes_on(&mut before)?;
+    drop(before);
+    ensure!(old.wait_end()?.code() == Some(0), "{}", old.log());
+    goes_on(&mut after)?;
+    ensure!(rules(bed)?, "the new process needs the rules");
+    session("203.0.113.9:5000")?;
+    kill_process(new, Signal::TERM)?;
+    drop(after);
+    bed.wait_for("the new process to remove its rules", || rules(bed).is_ok_and(|there| !there))
+}
+
+/// Clients ask all the time, one datagram after the other each; an answer that doesn't come is an error.
+fn no_datagram_is_lost_by_upgrades(bed: &Bed) -> anyhow::Result<()> {
+    const CLIENTS: u16 = 8;
+    let dns = Backend::who(&[DNS])?;
+    let mut running = start(bed)?;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let asking: Vec<_> = (0..CLIENTS)
+        .map(|number| {
+            let is_over = Arc::clone(&is_over);
+            thread::spawn(move || -> anyhow::Result<usize> {
+                let client = format!("203.0.113.7:{}", 4000 + number);
+                let sender = datagrams::sender_towards(GATE)?;
+                let mut asked = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    let header = datagrams::v2(&client, "198.51.100.1:53")?;
+                    let answer = datagrams::ask(&sender, &[&header, b"who?"])?;
+                    ensure!(answer == format!("{client} who?").as_bytes(), "{client} got {answer:?}");
+                    asked += 1;
+                }
+                Ok(asked)
+            })
+        })
+        .collect();
+    for round in 0..4 {
+        thread::sleep(Duration::from_millis(100));
+        let new = upgrade(bed)?;
+        ensure!(new.log().contains("8 of 8 flows go on"), "round {round}: {}", new.log());
+        ensure!(running.wait_end()?.code() == Some(0), "{}", running.log());
+        running = new;
+    }
+    is_over.store(true, Ordering::Relaxed);
+    for client in asking {
+        let asked = client.join().map_err(|_| anyhow::anyhow!("a client panicked"))??;
+        ensure!(asked > 50, "only {asked} questions");
+    }
+    drop(dns);
+    Ok(())
+}
+
+fn an_upgrade_that_fails_leaves_the_old_process_serving(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let _dns = Backend::echo(&[DNS])?;
+    let old = start(bed)?;
+    let mut before = session(CLIENT_V4)?;
+    let _taken = std::net::TcpListener::bind("127.0.0.1:8446")?;
+    bed.write(
+        "truepeer.toml",
+        FILE.replace("[\"127.0.0.1:8443\"]", "[\"127.0.0.1:8443\", \"127.0.0.1:8446\"]"),
+    )?;
+    let new = Program::new(TRUEPEER).args(["upgrade", "-c", "truepeer.toml"]).start(bed)?;
+    ensure!(new.wait_end()?.code() == Some(1), "{}", new.log());
+    ensure!(new.log().contains("can't listen on 127.0.0.1:8446"), "{}", new.log());
+    ensure!(new.log().contains("not upgraded, the running truepeer goes on"), "{}", new.log());
+    old.wait_for_log("not upgraded, this process goes on: the new process has failed: can't listen")?;
+    goes_on(&mut before)?;
+    session("203.0.113.8:5000")?;
+    ask_by_udp("203.0.113.7:4000", b"question")?;
+    bed.write("truepeer.toml", FILE)?;
+    let _new = upgrade(bed)?;
+    goes_on(&mut before)
+}
+
+/// It has taken everything, and ends before it says that it serves.
+fn a_new_process_that_ends_in_the_middle_leaves_the_old_one_serving(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let _dns = Backend::echo(&[DNS])?;
+    let old = start(bed)?;
+    let mut before = session(CLIENT_V4)?;
+    ask_by_udp("203.0.113.7:4000", b"question")?;
+    let mut new = UnixStream::connect(bed.dir().join("admin.sock"))?;
+    new.write_all(
+        b"POST /upgrade HTTP/1.1\r\nHost: t\r\nConnection: Upgrade\r\nUpgrade: truepeer-handover\r\n\r\n",
+    )?;
+    wait_for(&mut new, "Offer")?;
+    new.write_all(b"\x07\0\0\0\"Ready\"")?;
+    wait_for(&mut new, "\"Go\"")?;
+    // Nobody reads datagrams now.
+    let sender = datagrams::sender_towards(GATE)?;
+    datagrams::send(&sender, &[&datagrams::v2("203.0.113.7:4000", "198.51.100.1:53")?, b"meanwhile"])?;
+    goes_on(&mut before)?;
+    drop(new);
+    old.wait_for_log("not upgraded, this process goes on: the new process does not serve")?;
+    ensure!(datagrams::receive(&sender)? == b"meanwhile");
+    goes_on(&mut before)?;
+    session("203.0.113.8:5000")?;
+    let _new = upgrade(bed)?;
+    goes_on(&mut before)?;
+    ask_by_udp("203.0.113.7:4000", b"question")
+}
+
+fn wait_for(stream: &mut UnixStream, text: &str) -> anyhow::Result<()> {
+    let (mut seen, mut part) = (Vec::new(), [0; 1000]);
+    while !String::from_utf8_lossy(&seen).contains(text) {
+        let length = stream.read(&mut part)?;
+        ensure!(length > 0, "{}", String::from_utf8_lossy(&seen));
+        seen.extend(&part[..length]);
+    }
+    Ok(())
+}
+
+/// Sessions of all ages, in three threads, while the process is reloaded, replaced and drained in turn.
+fn rounds_of_reload_upgrade_and_drain_refuse_and_cut_nothing(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let mut running = start(bed)?;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let loads: Vec<_> = (0..3)
+        .map(|number| {
+            let is_over = Arc::clone(&is_over);
+            thread::spawn(move || -> anyhow::Result<usize> {
+                let (mut old, mut count) = (Vec::new(), 0);
+                while !is_over.load(Ordering::Relaxed) {
+                    let client = format!("203.0.113.{}:{}", 10 + number, 5000 + count % 50_000);
+                    old.push(session(&client).with_context(|| format!("session {count}"))?);
+                    old.iter_mut().try_for_each(goes_on).context("an open session")?;
+                    if old.len() > 6 {
+                        old.remove(0);
+                    }
+                    count += 1;
+                }
+                Ok(count)
+            })
+        })
+        .collect();
+    for round in 0..4 {
+        bed.write("truepeer.toml", FILE.replace("20s", &format!("2{round}s")))?;
+        Program::new(TRUEPEER).args(["reload", "-c", "truepeer.toml"]).run(bed)?;
+        let new = upgrade(bed)?;
+        ensure!(running.wait_end()?.code() == Some(0), "round {round}: {}", running.log());
+        running = new;
+    }
+    is_over.store(true, Ordering::Relaxed);
+    for load in loads {
+        let count = load.join().map_err(|_| anyhow::anyhow!("a load panicked"))??;
+        ensure!(count > 20, "only {count} sessions");
+    }
+    Ok(())
+}
+
+fn the_reload_command_prints_changes_or_the_reason(bed: &Bed) -> anyhow::Result<()> {
+    let _truepeer = start(bed)?;
+    let reload = || Program::new(TRUEPEER).args(["reload", "-c", "truepeer.toml"]);
+    let said = reload().run(bed)?;
+    ensure!(said.trim() == "nothing has changed", "{said}");
+    bed.write("truepeer.toml", FILE.replace("127.0.0.1:8443", "127.0.0.1:8444"))?;
+    let said = reload().run(bed)?;
+    ensure!(said.contains("listener 127.0.0.1:8444 was opened"), "{said}");
+    let _taken = std::net::TcpListener::bind("127.0.0.1:8446")?;
+    bed.write("truepeer.toml", FILE.replace("127.0.0.1:8443", "127.0.0.1:8446"))?;
+    let failed = reload().start(bed)?;
+    ensure!(failed.wait_end()?.code() == Some(1), "{}", failed.log());
+    ensure!(failed.log().contains("not reloaded: can't listen on 127.0.0.1:8446"), "{}", failed.log());
+    Ok(())
+}
+
+/// What a program tells the service manager.
+struct Manager(UnixDatagram);
+
+impl Manager {
+    fn new(bed: &Bed) -> anyhow::Result<Self> {
+        let socket = UnixDatagram::bind(bed.dir().join("notify"))?;
+        socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+        Ok(Self(socket))
+    }
+
+    /// Reads messages until one contains `text`, and returns all of them.
+    fn hears(&self, text: &str) -> anyhow::Result<String> {
+        let (mut all, mut message) = (String::new(), [0; 4096]);
+        while !all.contains(text) {
+            let length = self.0.recv(&mut message).with_context(|| format!("{text} after {all}"))?;
+            all.push_str(&String::from_utf8_lossy(&message[..length]));
+            all.push('\n');
+        }
+        Ok(all)
+    }
+}
+
+fn the_service_manager_hears_of_each_change(bed: &Bed) -> anyhow::Result<()> {
+    let manager = Manager::new(bed)?;
+    bed.write("truepeer.toml", FILE)?;
+    let notified = || Program::new(TRUEPEER).env("NOTIFY_SOCKET", bed.dir().join("notify"));
+    let truepeer = notified().args(["serve", "-c", "truepeer.toml"]).start(bed)?;
+    let heard = manager.hears("READY=1")?;
+    ensure!(heard.contains("FDSTORE=1\nFDNAME=tcp-127.0.0.1-8443"), "{heard}");
+    ensure!(heard.contains("FDNAME=udp-127.0.0.1-5300"), "{heard}");
+    ensure!(heard.contains("STATUS=serving 2 listeners"), "{heard}");
+    ensure!(heard.contains(&format!("MAINPID={}", truepeer.pid())), "{heard}");
+
+    bed.write("truepeer.toml", FILE.replace("127.0.0.1:8443", "127.0.0.1:8444"))?;
+    truepeer.signal(Signal::HUP)?;
+    let heard = manager.hears("READY=1")?;
+    ensure!(heard.contains("RELOADING=1\nMONOTONIC_USEC="), "{heard}");
+    ensure!(heard.contains("FDSTOREREMOVE=1\nFDNAME=tcp-127.0.0.1-8443"), "{heard}");
+    ensure!(heard.contains("FDSTORE=1\nFDNAME=tcp-127.0.0.1-8444"), "{heard}");
+
+    let new = notified().args(["serve", "--take-over", "-c", "truepeer.toml"]).start(bed)?;
+    let heard = manager.hears("READY=1")?;
+    ensure!(heard.contains(&format!("MAINPID={}", new.pid())), "{heard}");
+    truepeer.wait_end()?;
+    new.signal(Signal::TERM)?;
+    manager.hears("STOPPING=1").map(drop)
+}
+
+fn the_watchdog_is_fed(bed: &Bed) -> anyhow::Result<()> {
+    let manager = Manager::new(bed)?;
+    bed.write("truepeer.toml", FILE)?;
+    let program = Program::new(TRUEPEER).env("NOTIFY_SOCKET", bed.dir().join("notify"));
+    let _truepeer =
+        program.env("WATCHDOG_USEC", "200000").args(["serve", "-c", "truepeer.toml"]).start(bed)?;
+    manager.hears("READY=1")?;
+    for _ in 0..3 {
+        manager.hears("WATCHDOG=1")?;
+    }
+    Ok(())
+}
