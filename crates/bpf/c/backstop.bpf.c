@@ -5,7 +5,11 @@
 #include "lookup.h"
 #include "maps.h"
 #include "netns.h"
+#include "glance.h"
 #include "udp_backstop.h"
+
+/* A UDP port is attached; set when the program is loaded. */
+const volatile __u32 has_udp = 1;
 
 #define TAKE 1
 #define LEAVE 0
@@ -59,11 +63,11 @@ static __always_inline int may_connect(struct __sk_buff *skb)
 static __always_inline int on_listener(struct __sk_buff *skb, struct bpf_sock *sk)
 {
 	struct address source;
-
-	/* Nearly all packets for an attached port. */
-	if (is_judged(skb))
-		return TAKE;
 	__be16 number = bpf_htons(sk->src_port);
+
+	/* The latter: nearly all packets for an attached port. */
+	if (is_other_port(number) || is_judged(skb))
+		return TAKE;
 	struct port *port = bpf_map_lookup_elem(&tp_ports, &number);
 	if (!port || port->state == DRAINING)
 		return TAKE;
@@ -86,6 +90,8 @@ int backstop(struct __sk_buff *skb)
 		return TAKE;
 	if (sk->state == BPF_TCP_LISTEN)
 		return on_listener(skb, sk);
+	if (!has_udp)
+		return TAKE;
 	sk = bpf_sk_fullsock(sk);
 	if (sk && sk->protocol == IPPROTO_UDP)
 		return udp_backstop(skb, sk);

@@ -72,13 +72,17 @@ GLOBAL int is_acceptable(struct __sk_buff *skb, const struct segment *segment, s
 		return 0;
 	if (!is_our_number(segment, embryo) && !embryo->is_by_cookie)
 		return 0;
-	struct options *options = read_options(skb, segment);
-	if (!options)
-		return 1;
-	/* The kernel has no key for it and drops it. */
-	if (options->signature)
-		return 0;
-	if (!embryo->has_timestamps || read_timestamps(options, &timestamps))
+	if (read_only_timestamps(skb, segment, &timestamps)) {
+		struct options *options = read_options(skb, segment);
+		if (!options)
+			return 1;
+		/* The kernel has no key for it and drops it. */
+		if (options->signature)
+			return 0;
+		if (read_timestamps(options, &timestamps))
+			return 1;
+	}
+	if (!embryo->has_timestamps)
 		return 1;
 	*tsval = timestamps.value;
 	return is_timely(embryo, &timestamps);

@@ -119,13 +119,12 @@ static __noinline struct options *read_options(struct __sk_buff *skb, const stru
 		return 0;
 	__builtin_memset(options, 0, sizeof(*options));
 	options->len = len;
-	/* Word by word (len counts words), so that the verifier knows all bounds. */
-	for (__u32 at = 0; at < OPTIONS_END - OPTIONS_AT; at += 4) {
-		if (at >= len)
-			break;
-		if (bpf_skb_load_bytes(skb, segment->ip.payload_at + sizeof(struct tcphdr) + at, options->bytes + OPTIONS_AT + at, 4))
-			return 0;
-	}
+	__u32 last = len - 1;
+	asm volatile("%0 &= 63" : "+r"(last)); /* for the verifier */
+	if (last >= OPTIONS_END - OPTIONS_AT)
+		return 0;
+	if (bpf_skb_load_bytes(skb, segment->ip.payload_at + sizeof(struct tcphdr), options->bytes + OPTIONS_AT, last + 1))
+		return 0;
 	find_options(options);
 	return options;
 }
@@ -133,13 +132,12 @@ static __noinline struct options *read_options(struct __sk_buff *skb, const stru
 /* The caller must update the checksum. */
 static __always_inline int write_options(struct __sk_buff *skb, const struct segment *segment, const struct options *options)
 {
-	for (__u32 at = 0; at < OPTIONS_END - OPTIONS_AT; at += 4) {
-		if (at >= options->len)
-			break;
-		if (bpf_skb_store_bytes(skb, segment->ip.payload_at + sizeof(struct tcphdr) + at, options->bytes + OPTIONS_AT + at, 4, 0))
-			return -1;
-	}
-	return 0;
+	__u32 last = options->len - 1;
+
+	asm volatile("%0 &= 63" : "+r"(last)); /* for the verifier */
+	if (last >= OPTIONS_END - OPTIONS_AT)
+		return -1;
+	return bpf_skb_store_bytes(skb, segment->ip.payload_at + sizeof(struct tcphdr), options->bytes + OPTIONS_AT, last + 1, 0);
 }
 
 static __always_inline __u32 option_word(struct options *options, __u32 at)
@@ -166,6 +164,25 @@ static __always_inline int read_timestamps(struct options *options, struct times
 		return -1;
 	out->value = option_word(options, options->timestamps + TIMESTAMP_VALUE);
 	out->echo = option_word(options, options->timestamps + TIMESTAMP_ECHO);
+	return 0;
+}
+
+/* Nearly all segments carry only timestamps, in the kernel's layout: two NOPs for alignment, and so on. */
+#define ONLY_TIMESTAMPS bpf_htonl(OPTION_NOP << 24 | OPTION_NOP << 16 | OPTION_TIMESTAMPS << 8 | OPTION_TIMESTAMPS_LEN)
+
+/* Nonzero: there are others, or none. */
+static __always_inline int read_only_timestamps(struct __sk_buff *skb, const struct segment *segment, struct timestamps *out)
+{
+	__be32 words[3];
+
+	if (segment->tcp_header_len != sizeof(struct tcphdr) + sizeof(words))
+		return -1;
+	if (bpf_skb_load_bytes(skb, segment->ip.payload_at + sizeof(struct tcphdr), words, sizeof(words)))
+		return -1;
+	if (words[0] != ONLY_TIMESTAMPS)
+		return -1;
+	out->value = bpf_ntohl(words[1]);
+	out->echo = bpf_ntohl(words[2]);
 	return 0;
 }
 

@@ -30,7 +30,7 @@ static __always_inline int read_segment(struct __sk_buff *skb, struct segment *s
 	/* Only the first fragment has ports, so fragments can't be judged: hidden.h drops them. */
 	if (read_ip(skb, IPPROTO_TCP, &segment->ip) || segment->ip.is_fragment)
 		return -1;
-	if (bpf_skb_load_bytes(skb, segment->ip.payload_at, &tcp, sizeof(tcp)))
+	if (LOAD_HEADER(skb, segment->ip.payload_at, &tcp))
 		return -1;
 	segment->source_port = tcp.source;
 	segment->destination_port = tcp.dest;

@@ -4,6 +4,7 @@
 #include "maps.h"
 #include "names.h"
 #include "options.h"
+#include "glance.h"
 
 /* The ACK is held back until the header has arrived. Meanwhile the kernel repeats its SYN-ACK. The first
  * repetition after the time-out becomes the RST that ends the wait. */
@@ -83,21 +84,11 @@ static __always_inline int on_syn_ack(struct __sk_buff *skb, const struct segmen
 	return PASS;
 }
 
-/* Nearly all segments carry only timestamps, in the kernel's layout (two NOPs for alignment). */
-static __always_inline int has_timestamps_only(struct __sk_buff *skb, const struct segment *segment)
-{
-	__be32 first;
-
-	if (segment->tcp_header_len != sizeof(struct tcphdr) + 12)
-		return 0;
-	if (bpf_skb_load_bytes(skb, segment->ip.payload_at + sizeof(struct tcphdr), &first, sizeof(first)))
-		return 0;
-	return first == bpf_htonl(OPTION_NOP << 24 | OPTION_NOP << 16 | OPTION_TIMESTAMPS << 8 | 10);
-}
-
 static __always_inline int shift_sack(struct __sk_buff *skb, const struct segment *segment, __s32 delta)
 {
-	if (has_timestamps_only(skb, segment))
+	struct timestamps timestamps;
+
+	if (!read_only_timestamps(skb, segment, &timestamps))
 		return 0;
 	struct options *options = read_options(skb, segment);
 	if (!options || !options->sack)
@@ -118,6 +109,26 @@ static __noinline int shift_all(struct __sk_buff *skb, const struct segment *seg
 {
 	shift_ack(skb, segment, delta);
 	return shift_sack(skb, segment, delta);
+}
+
+/* The same for nearly all segments of a socket, read where they stand. Nonzero: it must be read as a whole. */
+static __always_inline int shift_plain(struct __sk_buff *skb, __s32 delta)
+{
+	struct {
+		struct tcphdr tcp;
+		__be32 option;
+	} *plain;
+	struct segment segment; /* as far as set_word() reads it */
+	__u8 protocol;
+
+	plain = behind_ip(skb, &segment.ip.payload_at, &protocol);
+	if (!plain || protocol != IPPROTO_TCP || is_of_vlan(skb) || (void *)(plain + 1) > (void *)(long)skb->data_end)
+		return -1;
+	if (plain->tcp.doff != 8 || plain->option != ONLY_TIMESTAMPS || !plain->tcp.ack)
+		return -1;
+	segment.ack = bpf_ntohl(plain->tcp.ack_seq);
+	shift_ack(skb, &segment, delta);
+	return 0;
 }
 
 /* The kernel took the part for old data, so it echoes the SYN's timestamp. The sender would take the time since its SYN for a round trip, and would
@@ -162,8 +173,7 @@ static __always_inline enum said ask_socket(struct __sk_buff *skb, __s32 *delta)
 		*delta = name->delta;
 		return OURS;
 	}
-	__be16 port = bpf_htons(sk->src_port);
-	return bpf_map_lookup_elem(&tp_ports, &port) ? NOTHING : NOT_OURS;
+	return is_other_port(bpf_htons(sk->src_port)) ? NOT_OURS : NOTHING;
 }
 
 SEC("classifier")
@@ -173,6 +183,8 @@ int tcp_egress(struct __sk_buff *skb)
 	enum said said = ask_socket(skb, &delta);
 	if (said == NOT_OURS || (said == OURS && !delta))
 		return PASS; /* unread */
+	if (said == OURS && !shift_plain(skb, delta))
+		return PASS;
 	struct segment segment = {};
 	if (read_segment(skb, &segment) || !(segment.flags & ACK))
 		return PASS;
@@ -180,6 +192,8 @@ int tcp_egress(struct __sk_buff *skb)
 		shift_all(skb, &segment, delta);
 		return PASS;
 	}
+	if (is_other_port(segment.source_port))
+		return PASS;
 	struct port *port = bpf_map_lookup_elem(&tp_ports, &segment.source_port);
 	if (!port)
 		return PASS;

@@ -3,6 +3,7 @@
  * name; when it closes, for any reason, the flow ends. So there is no flow without a socket. */
 #include "maps.h"
 #include "names.h"
+#include "glance.h"
 
 /* Other namespaces may use the same addresses; set when the program is loaded. */
 const volatile __u64 netns_cookie = 0;
@@ -33,19 +34,19 @@ static __noinline int fill_ipv6(struct bpf_sock_ops *ctx, struct flow_key *key)
 static __always_inline int key_of(struct bpf_sock_ops *ctx, struct flow_key *key)
 {
 	key->local_port = bpf_htons(ctx->local_port);
-	if (!bpf_map_lookup_elem(&tp_ports, &key->local_port) || bpf_get_netns_cookie(ctx) != netns_cookie)
+	if (is_other_port(key->local_port) || bpf_get_netns_cookie(ctx) != netns_cookie)
 		return -1;
 	key->sender_port = bpf_htons(bpf_ntohl(ctx->remote_port));
 	return ctx->family == AF_INET ? fill_ipv4(ctx, key) : fill_ipv6(ctx, key);
 }
 
 /* With a delta, a remaining TIME_WAIT still sends and receives shifted numbers. */
-static __always_inline void retire(const struct flow_key *key)
+static __always_inline void retire(const struct flow_key *key, int may_wait)
 {
 	struct flow *flow = bpf_map_lookup_elem(&tp_flows, key);
 	if (!flow)
 		return;
-	if (flow->delta) {
+	if (flow->delta && may_wait) {
 		struct flow copy = *flow;
 		bpf_map_update_elem(&tp_ended, key, &copy, BPF_ANY);
 	}
@@ -124,7 +125,8 @@ int tcp_end(struct bpf_sock_ops *ctx)
 		break;
 	case BPF_SOCK_OPS_STATE_CB:
 		if (ctx->args[1] == BPF_TCP_CLOSE && !key_of(ctx, &key))
-			retire(&key);
+			/* What the sender has closed first is in its own TIME_WAIT, and has acknowledged everything. */
+			retire(&key, ctx->args[0] != BPF_TCP_LAST_ACK);
 		break;
 	}
 	return 1;

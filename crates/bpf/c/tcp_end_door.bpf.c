@@ -28,6 +28,6 @@ int socket_ended(struct __sk_buff *skb)
 	if (!at)
 		return 1;
 	key = at->key;
-	retire(&key);
+	retire(&key, 1);
 	return 0;
 }

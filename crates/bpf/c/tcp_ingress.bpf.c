@@ -11,6 +11,7 @@
  *   rest     shifted by delta = K - N: not at all, if the guess was right
  */
 #include "hidden.h"
+#include "glance.h"
 #include "syn.h"
 
 /* The header is off. The embryo becomes a flow when the kernel makes its socket, which it need not do at once, or ever. */
@@ -488,12 +489,11 @@ SEC("classifier")
 int tcp_ingress(struct __sk_buff *skb)
 {
 	struct segment segment = {};
-	if (skb->pkt_type != 0 /* PACKET_HOST: TCP takes nothing else (tcp_v4_rcv) */)
+	if (skb->pkt_type != 0 /* PACKET_HOST: TCP takes nothing else (tcp_v4_rcv) */ || is_elsewhere(skb))
 		return PASS;
 	if (read_segment(skb, &segment))
 		return on_unreadable(skb);
-	struct port *port = bpf_map_lookup_elem(&tp_ports, &segment.destination_port);
-	if (!port)
+	if (is_other_port(segment.destination_port))
 		return PASS;
 	struct flow_key key = {
 		.sender = segment.ip.source,
@@ -507,6 +507,9 @@ int tcp_ingress(struct __sk_buff *skb)
 		shift_seq(skb, &segment, flow->delta);
 		return PASS;
 	}
+	struct port *port = bpf_map_lookup_elem(&tp_ports, &segment.destination_port);
+	if (!port)
+		return PASS;
 	if (is_syn)
 		return on_syn(skb, &segment, port, &key);
 	struct embryo *embryo = bpf_map_lookup_elem(&tp_embryos, &key);

@@ -73,15 +73,19 @@ fn attach_all(
     let sizes = [("tp_flows", rules.max_flows), ("tp_udp_flows", rules.max_udp_flows)];
     let mut sends = load_first(UDP_SEND, place, &[netns_cookie(place)], &sizes)?;
     let mut tables = Tables::open(place)?;
-    let has_tcp = !rules.tcp_ports.is_empty() || !tables.ports()?.is_empty();
+    // Those that drain still need the programs.
+    let tcp_ports: BTreeSet<u16> =
+        rules.tcp_ports.iter().copied().chain(tables.ports()?.into_keys()).collect();
+    let has_tcp = !tcp_ports.is_empty();
+    let others = Global::other_ports(tcp_ports);
     let stages = stages_for(rules, has_tcp);
     let mut loaded = Vec::new();
     let mut function = again::kernel_function();
     for (object, stage) in all_stages().into_iter().filter(|(_, stage)| has(&stages, stage)) {
-        let mut kinds = load_by_kind(object, place, devices, function);
+        let mut kinds = load_by_kind(object, place, devices, &others, function);
         // Without its compiler, the kernel lets no program call its functions.
         if kinds.is_err() && object.name == TCP_INGRESS.name && function.take().is_some() {
-            kinds = load_by_kind(object, place, devices, None);
+            kinds = load_by_kind(object, place, devices, &others, None);
         }
         loaded.push((kinds?, stage));
     }
@@ -89,9 +93,9 @@ fn attach_all(
     witness::stand(place, devices)?;
 
     if has_tcp {
-        attach_hooks(place, cgroup)?;
+        attach_hooks(place, cgroup, &others)?;
     }
-    attach_backstop(place)?;
+    attach_backstop(place, &others, !rules.udp_ports.is_empty())?;
     if !rules.udp_ports.is_empty() {
         attach_send_hooks(place, &mut sends)?;
     }
@@ -146,11 +150,13 @@ fn load_by_kind(
     object: Object,
     place: &Place,
     devices: &[Device],
+    others: &Global,
     function: Option<u32>,
 ) -> Result<Vec<ForKind>, AttachError> {
     let kinds: BTreeSet<DeviceKind> = devices.iter().map(kind_of).collect();
     let load = |kind: DeviceKind| -> Result<ForKind, AttachError> {
-        let globals = [Global::LinkHeaderLen(kind.0), Global::HasStrictRpFilter(u32::from(kind.1))];
+        let (link, filter) = (Global::LinkHeaderLen(kind.0), Global::HasStrictRpFilter(kind.1.into()));
+        let globals = [link, filter, others.clone()];
         let mut loaded = load_calling(object, place, &globals, function)?;
         classifier(&mut loaded, object.name)
             .and_then(SchedClassifier::load)
@@ -201,13 +207,13 @@ fn attach_send_hooks(place: &Place, sends: &mut Loaded) -> Result<(), AttachErro
 }
 
 /// The hooks that show the client, and the one that sees sockets end.
-fn attach_hooks(place: &Place, cgroup: &Path) -> Result<(), AttachError> {
+fn attach_hooks(place: &Place, cgroup: &Path, others: &Global) -> Result<(), AttachError> {
     let mut names = load(PEER_NAME, place, &[])?;
     for name in ["peer_name4", "peer_name6"] {
         let program = ready(names.program(name), name, |program: &mut CgroupSockAddr| program.load())?;
         links::attach_hook(place, program, name, cgroup)?;
     }
-    let mut ends = load(TCP_END, place, &[netns_cookie(place)])?;
+    let mut ends = load(TCP_END, place, &[netns_cookie(place), others.clone()])?;
     let program = ready(ends.program("tcp_end"), "tcp_end", |program: &mut SockOps| program.load())?;
     // For all sockets, whatever `--cgroup` says: otherwise flows of others would never be removed.
     links::attach_hook(place, program, "tcp_end", &crate::cgroup_root()?)
@@ -215,9 +221,9 @@ fn attach_hooks(place: &Place, cgroup: &Path) -> Result<(), AttachError> {
 
 /// What reaches a socket without having been judged stops there: all sockets of the network namespace, which its cookie tells, or
 /// `whereabouts`.
-fn attach_backstop(place: &Place) -> Result<(), AttachError> {
+fn attach_backstop(place: &Place, others: &Global, has_udp: bool) -> Result<(), AttachError> {
     // The kernel gives these programs packets from the IP header on.
-    let mut globals = vec![Global::LinkHeaderLen(0)];
+    let mut globals = vec![Global::LinkHeaderLen(0), others.clone(), Global::HasUdp(has_udp.into())];
     // Linux 6.15. Where probing fails, `whereabouts` does as well.
     let tells_cookie =
         is_helper_supported(ProgramType::CgroupSkb, BpfHelper::BPF_FUNC_get_netns_cookie).unwrap_or(false);

@@ -8,7 +8,7 @@ use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
 use crate::counters::COUNTERS;
 use crate::error::AttachError;
 use crate::layout::{self, Address};
-use crate::load::{Loaded, load, load_first};
+use crate::load::{Global, Loaded, load, load_first};
 use crate::place::Place;
 use crate::programs::{TCP_EGRESS_DOOR, TCP_END_DOOR, TCP_INGRESS_DOOR, UDP_SEND};
 use crate::rules::Rules;
@@ -171,10 +171,11 @@ impl Programs {
         // This creates the tables.
         let sizes = [("tp_flows", rules.max_flows), ("tp_udp_flows", rules.max_udp_flows)];
         drop(load_first(UDP_SEND, place, &[], &sizes)?);
+        let others = [Global::other_ports(rules.tcp_ports.iter().copied())];
         let mut programs = Self {
-            ingress: load(TCP_INGRESS_DOOR, place, &[])?,
-            egress: load(TCP_EGRESS_DOOR, place, &[])?,
-            end: load(TCP_END_DOOR, place, &[])?,
+            ingress: load(TCP_INGRESS_DOOR, place, &others)?,
+            egress: load(TCP_EGRESS_DOOR, place, &others)?,
+            end: load(TCP_END_DOOR, place, &others)?,
             tables: Tables::open(place)?,
             door: open!(place, Array, "tp_door"),
             embryos: open!(place, LruHashMap, "tp_embryos"),

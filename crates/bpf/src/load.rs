@@ -18,7 +18,7 @@ pub(crate) struct Loaded {
 }
 
 /// A variable of a program, set before loading. Programs without the variable ignore it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) enum Global {
     /// The length of the link header.
     LinkHeaderLen(u32),
@@ -26,14 +26,32 @@ pub(crate) enum Global {
     HasStrictRpFilter(u32),
     /// The cookie of the network namespace.
     NetnsCookie(u64),
+    /// A bit for each TCP port that is certainly not attached (`c/glance.h`).
+    OtherPorts(Box<[u64; PORT_WORDS]>),
+    /// Whether a UDP port is attached.
+    HasUdp(u32),
 }
 
+/// Of 64 bits.
+const PORT_WORDS: usize = 1024;
+
 impl Global {
+    /// All ports but these.
+    pub(crate) fn other_ports(attached: impl IntoIterator<Item = u16>) -> Self {
+        let mut others = Box::new([u64::MAX; PORT_WORDS]);
+        for port in attached {
+            others[usize::from(port / 64)] &= !(1 << (port % 64));
+        }
+        Self::OtherPorts(others)
+    }
+
     fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
         match self {
             Self::LinkHeaderLen(len) => loader.override_global("link_header_len", len, false),
             Self::HasStrictRpFilter(is) => loader.override_global("has_strict_rp_filter", is, false),
             Self::NetnsCookie(cookie) => loader.override_global("netns_cookie", cookie, false),
+            Self::OtherPorts(bits) => loader.override_global("other_ports", &bits[..], false),
+            Self::HasUdp(has) => loader.override_global("has_udp", has, false),
         };
     }
 }
