@@ -55,7 +55,7 @@ frp:
 h2spec:
 	@scripts/h2spec.sh
 
-# Tests attach on Debian's Linux 6.1 under qemu; about four minutes.
+# Tests attach on Debian's Linux 6.1 under qemu; some ten minutes.
 old-kernel:
 	@scripts/old-kernel.sh
 

@@ -12,7 +12,7 @@ use std::{env, fs};
 use anyhow::{Context, Result, ensure};
 use rustix::time::{ClockId, clock_gettime};
 use truepeer_testbed::matrix::ByAttach;
-use truepeer_testbed::{Bed, NetNs, ip_here};
+use truepeer_testbed::{Bed, NetNs, client, ip_here};
 
 /// Of each, the least is told.
 const TURNS: usize = 5;
@@ -100,7 +100,7 @@ fn pass_on(from: &mut TcpStream, to: &mut TcpStream, bytes: &[u8]) -> Result<()>
 }
 
 fn open(listener: &TcpListener, first: &[u8]) -> Result<(TcpStream, TcpStream)> {
-    let mut client = TcpStream::connect(listener.local_addr()?)?;
+    let mut client = client::connect(listener.local_addr()?)?;
     client.set_nodelay(true)?;
     client.write_all(first)?;
     let (server, _) = listener.accept()?;
