@@ -45,7 +45,9 @@ fn is_page(command: &Command) -> bool {
 }
 
 fn page(command: &Command, name: &str) -> String {
-    let man = Man::new(command.clone()).title(name).source(concat!("truepeer ", env!("CARGO_PKG_VERSION")));
+    // The page has all options, also those that `-h` leaves out.
+    let whole = command.clone().mut_args(|arg| arg.hide_short_help(false));
+    let man = Man::new(whole).title(name).source(concat!("truepeer ", env!("CARGO_PKG_VERSION")));
     let mut page = Vec::new();
     // Writing to memory can't fail.
     let _ = man.render_title(&mut page);

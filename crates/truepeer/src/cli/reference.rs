@@ -249,6 +249,12 @@ fn every_option_is_in_the_manual_and_in_the_completions() {
             let is_word = is_positional(name, row.name);
             let in_roff = if is_word { row.value } else { row.name }.replace('-', "\\-");
             assert!(of_command.contains(&in_roff), "truepeer-{name}(1): {}", row.name);
+            let mut words = row.help.split(|c: char| !c.is_ascii_alphabetic()).filter(|word| word.len() > 3);
+            assert!(
+                is_word || words.all(|word| of_command.contains(word)),
+                "truepeer-{name}(1): {}",
+                row.help
+            );
             if is_word || row.name.len() == 1 {
                 continue;
             }
