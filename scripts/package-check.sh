@@ -7,7 +7,7 @@ out=$target/packages
 deb=$(ls "$out"/truepeer_*.deb)
 say() { echo "package-check: $*"; }
 [ "$(id -u)" = 0 ] || { say "needs root"; exit 77; }
-for tool in lintian:lintian debootstrap:debootstrap systemd-analyze:systemd mandoc:mandoc; do
+for tool in lintian:lintian debootstrap:debootstrap systemd-analyze:systemd man:man-db; do
   command -v "${tool%:*}" >/dev/null || apt_install "${tool#*:}"
 done
 
@@ -22,7 +22,8 @@ done
 
 say "man pages without warnings"
 for page in "$out"/parts/man/*.gz; do
-  zcat "$page" | mandoc -T lint -W warning 2>&1 | { ! grep -E 'WARNING|ERROR'; } || { say "$page"; exit 1; }
+  said=$(LC_ALL=C.UTF-8 MANROFFSEQ='' MANWIDTH=80 man --warnings -E UTF-8 -l -Tutf8 -Z "$page" 2>&1 >/dev/null)
+  [ -z "$said" ] || { say "$page: $said"; exit 1; }
 done
 
 say "lintian"
