@@ -1,5 +1,5 @@
-//! What is logged, and where: lines on standard error, formatted for people on a terminal and for machines
-//! otherwise.
+//! What is logged, and where: lines on standard error, as text or as JSON. Lines for systemd's journal begin with
+//! their priority (sd-daemon(3)); it has the time of its own.
 //!
 //! | verbosity | contains |
 //! |---|---|
@@ -9,12 +9,17 @@
 //! | 1 | `info` of the target [`SESSION`]: a line for each session, at its end |
 //! | 2 | `debug`: every change of a session's state |
 
+use std::fmt;
 use std::io::IsTerminal;
 use std::sync::OnceLock;
 
 use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::format::{Format, Full, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, format};
 use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, Registry, reload};
 
 use truepeer_https::exchange::ACCESS;
@@ -29,7 +34,7 @@ static FILTER: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
 /// Sets up logging for the whole process; a second call changes nothing.
 pub(crate) fn init(config: LogConfig) {
     let is_terminal = std::io::stderr().is_terminal();
-    let format = config.format.unwrap_or(if is_terminal { LogFormat::Text } else { LogFormat::Json });
+    let format = config.format.unwrap_or(LogFormat::Text);
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let (filter, handle) = reload::Layer::new(filter(config.verbosity));
     // It is set only if logging is already set up: then with the filter that counts.
@@ -37,6 +42,10 @@ pub(crate) fn init(config: LogConfig) {
     let subscriber = tracing_subscriber::registry();
     // try_init fails only if logging is already set up.
     let _ = match format {
+        LogFormat::Text if is_journal() => {
+            let lines = lines.with_ansi(false).event_format(Prioritized::new());
+            tracing::subscriber::set_global_default(subscriber.with(lines.with_filter(filter)))
+        }
         LogFormat::Text => {
             let lines = lines.with_ansi(is_terminal).with_target(false);
             tracing::subscriber::set_global_default(subscriber.with(lines.with_filter(filter)))
@@ -46,6 +55,48 @@ pub(crate) fn init(config: LogConfig) {
             tracing::subscriber::set_global_default(subscriber.with(lines.with_filter(filter)))
         }
     };
+}
+
+/// Whether standard error is the journal's socket: JOURNAL_STREAM names its device and inode (systemd.exec(5)).
+fn is_journal() -> bool {
+    let Ok(announced) = std::env::var("JOURNAL_STREAM") else { return false };
+    let stderr = rustix::fs::fstat(std::io::stderr());
+    stderr.is_ok_and(|file| announced == format!("{}:{}", file.st_dev, file.st_ino))
+}
+
+/// Text lines for the journal, such as `<6>listening on 127.0.0.1:8443`.
+struct Prioritized(Format<Full, ()>);
+
+impl Prioritized {
+    fn new() -> Self {
+        Self(format().without_time().with_level(false).with_target(false))
+    }
+}
+
+impl<S, N> FormatEvent<S, N> for Prioritized
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        write!(writer, "<{}>", priority(*event.metadata().level()))?;
+        self.0.format_event(context, writer, event)
+    }
+}
+
+/// As in syslog(3).
+fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        Level::DEBUG | Level::TRACE => 7,
+    }
 }
 
 /// Changes what is logged from now on.
@@ -71,9 +122,38 @@ fn filter(verbosity: Verbosity) -> Targets {
 
 #[cfg(test)]
 mod tests {
-    use tracing::Level;
-
     use super::*;
+
+    #[test]
+    fn lines_for_the_journal_begin_with_their_priority() {
+        use std::io::Write;
+        use std::sync::{Arc, Mutex};
+
+        #[derive(Clone, Default)]
+        struct Lines(Arc<Mutex<Vec<u8>>>);
+
+        impl Write for Lines {
+            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+                self.0.lock().unwrap().write(bytes)
+            }
+
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let layer = tracing_subscriber::fmt::layer().with_writer(move || writer.clone()).with_ansi(false);
+        let subscriber = tracing_subscriber::registry().with(layer.event_format(Prioritized::new()));
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::error!("broken");
+            tracing::warn!(held_back = 3, "refused");
+            tracing::info!(target: SESSION, client = %"192.0.2.1:4000", "session");
+        });
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(text, "<3>broken\n<4>refused held_back=3\n<6>session client=192.0.2.1:4000\n");
+    }
 
     #[test]
     fn each_level_adds_to_the_level_below() {

@@ -13,6 +13,7 @@ mod confine;
 mod doctor;
 mod file;
 mod log;
+mod operate;
 mod output;
 mod plan;
 mod routes;
@@ -100,6 +101,8 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
         Task::Other(Invocation::Attach(args)) => attach::run(&args, &mut output::stdout()),
         Task::Other(Invocation::Routes(args)) => routes(&args),
         Task::Other(Invocation::Doctor(args)) => doctor(&args),
+        Task::Other(Invocation::Status(args)) => operate::status(&args, &mut output::stdout()),
+        Task::Other(Invocation::Sessions(args)) => operate::sessions(&args, &mut output::stdout()),
         Task::Other(Invocation::Proxy(..) | Invocation::Https(..) | Invocation::Serve(_)) => Ok(()), // became Task::Serve above
     };
     done.map(|()| ExitCode::SUCCESS)

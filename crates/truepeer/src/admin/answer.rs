@@ -16,12 +16,13 @@ use truepeer_session::{SessionFilter, SessionId};
 use super::listing::{Listing, Rates};
 use super::serve::Stopper;
 use super::status::StatusDoc;
-use super::{Running, State, metrics};
+use super::{Running, State, metrics, page};
 
 /// The protocol of an upgrade.
 pub(crate) const HANDOVER: &str = "truepeer-handover";
 
 const TEXT: &str = "text/plain; charset=utf-8";
+const HTML: &str = "text/html; charset=utf-8";
 const JSON: &str = "application/json";
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -80,6 +81,9 @@ impl Response {
             Body::Listing(_) if is_chunked => write!(head, "Transfer-Encoding: chunked\r\n"),
             Body::Listing(_) => Ok(()),
         };
+        if self.content_type == HTML {
+            head.push_str("Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'\r\n");
+        }
         head.push_str(
             "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n",
         );
@@ -109,11 +113,13 @@ impl Orders {
     fn reload(&self) -> Action {
         let (done, answer) = channel();
         let (running, stopper) = (Arc::clone(&self.running), self.stopper.clone());
-        let work = move || {
+        let work = move |free: Free| {
             let response = match running.reload() {
                 Ok(text) => Response::text(200, &text),
                 Err(text) => Response::text(409, &text),
             };
+            // Before the answer: whoever has read it may reload again.
+            drop(free);
             let _ = done.send(response); // the requester may have left
             stopper.wake();
         };
@@ -127,7 +133,7 @@ impl Orders {
     pub(super) fn upgrade(&self, mut peer: UnixStream) -> io::Result<()> {
         peer.set_nonblocking(false)?;
         let running = Arc::clone(&self.running);
-        self.spawn("upgrade", move || {
+        self.spawn("upgrade", move |_free| {
             let head = format!(
                 "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {HANDOVER}\r\n\r\n"
             );
@@ -137,19 +143,15 @@ impl Orders {
         })
     }
 
-    fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    fn spawn(&self, name: &str, work: impl FnOnce(Free) + Send + 'static) -> io::Result<()> {
         if self.is_busy.swap(true, Ordering::AcqRel) {
             return Err(io::Error::other(
                 "another reload or upgrade is going on: try again when it has ended",
             ));
         }
         let free = Free(Arc::clone(&self.is_busy));
-        let work = move || {
-            let _free = free;
-            work();
-        };
-        // If no thread can be started, `work` is dropped, and `free` with it.
-        std::thread::Builder::new().name(name.to_owned()).spawn(work).map(|_| ())
+        // If no thread can be started, `free` is dropped with the closure.
+        std::thread::Builder::new().name(name.to_owned()).spawn(move || work(free)).map(|_| ())
     }
 }
 
@@ -183,6 +185,10 @@ pub(super) fn answer(head: &RequestHead, is_local: bool, orders: &Orders) -> Act
     }
     let running = &*orders.running;
     let response = match (method, path) {
+        ("GET" | "HEAD", "/") => {
+            let body = Body::Whole(page::html(&StatusDoc::of(running)).into_bytes());
+            Response { status: 200, content_type: HTML, body }
+        }
         ("GET" | "HEAD", "/metrics") => {
             let body = Body::Whole(metrics::text(running).into_bytes());
             Response { status: 200, content_type: OPENMETRICS, body }
@@ -206,7 +212,7 @@ pub(super) fn answer(head: &RequestHead, is_local: bool, orders: &Orders) -> Act
         _ => Response::text(
             404,
             &format!(
-                "{method} {path}: expected GET /metrics, /healthz, /readyz, /status or /sessions, \
+                "{method} {path}: expected GET /, /metrics, /healthz, /readyz, /status or /sessions, \
                  DELETE /sessions/ID or POST /reload"
             ),
         ),

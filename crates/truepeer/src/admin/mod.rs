@@ -11,12 +11,14 @@
 //! small pages.
 
 mod answer;
+pub(crate) mod client;
 mod connection;
 mod listen;
-mod listing;
+pub(crate) mod listing;
 mod metrics;
+mod page;
 mod serve;
-mod status;
+pub(crate) mod status;
 #[cfg(test)]
 mod tests;
 

@@ -76,6 +76,17 @@ impl StatusDoc {
 }
 
 impl ListenerDoc {
+    /// Its addresses.
+    pub(crate) fn name(&self) -> String {
+        let addresses: Vec<String> = self.addresses.iter().map(ToString::to_string).collect();
+        addresses.join(" ")
+    }
+
+    /// The value of a counter.
+    pub(crate) fn count(&self, counter: &str) -> u64 {
+        self.counters.get(counter).copied().unwrap_or_default()
+    }
+
     fn of(running: &dyn Running, view: &ListenerView) -> Self {
         let counters = running.counters();
         let named = |counter: &Counter| (counter.name().to_owned(), counters.of(view.id, *counter));

@@ -355,3 +355,55 @@ fn hostile_connections_neither_block_nor_end_the_thread() {
     assert_eq!(bed.ask("GET /nowhere HTTP/1.1").0, 404);
     assert_eq!(bed.ask("HEAD /metrics HTTP/1.1"), (200, String::new()));
 }
+
+#[test]
+fn the_page_shows_listeners_and_refusals_and_runs_no_script() {
+    let bed = Bed::new("page");
+    let mut refused = tcp(bed.small.address);
+    refused.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let _ = refused.read(&mut [0]); // its end, or a reset
+    until("the refusal is counted", || {
+        bed.ask("GET / HTTP/1.0").1.contains("<h2>Refusals and failures</h2>")
+    });
+    let mut stream = tcp(bed.tcp);
+    stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    assert!(page.contains("Content-Security-Policy: default-src 'none'"), "{page}");
+    assert!(page.contains(&bed.small.address.to_string()) && !page.contains("<script"), "{page}");
+}
+
+/// Every name in the dashboard's queries is one that `/metrics` exports.
+#[test]
+fn the_dashboard_asks_for_metrics_that_exist() {
+    let bed = Bed::new("dashboard");
+    let (_, text) = bed.ask("GET /metrics HTTP/1.0");
+    let mut exported = std::collections::HashSet::new();
+    for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let (name, kind) = line.split_once(' ').unwrap();
+        let ends: &[&str] = match kind {
+            "counter" => &["_total"],
+            "histogram" => &["_bucket", "_count", "_sum"],
+            "info" => &["_info"],
+            _ => &[""],
+        };
+        exported.extend(ends.iter().map(|end| format!("{name}{end}")));
+    }
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/grafana/truepeer.json");
+    let dashboard: serde_json::Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let mut queries = Vec::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        queries.extend(panel["targets"].as_array().unwrap().iter().map(|target| target["expr"].clone()));
+    }
+    queries
+        .extend(dashboard["templating"]["list"].as_array().unwrap().iter().map(|one| one["query"].clone()));
+    assert!(queries.len() > 20, "{queries:?}");
+    let is_in_a_name = |character: char| character.is_ascii_alphanumeric() || character == '_';
+    for query in queries.iter().map(|query| query.as_str().unwrap()) {
+        for word in
+            query.split(|character| !is_in_a_name(character)).filter(|word| word.starts_with("truepeer_"))
+        {
+            assert!(exported.contains(word), "{word} in {query}: /metrics has no such metric");
+        }
+    }
+}

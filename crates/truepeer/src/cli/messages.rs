@@ -101,6 +101,8 @@ fn warnings(invocation: Invocation) -> Result<Vec<String>, Problems> {
         | Invocation::Vpp(_)
         | Invocation::Serve(_)
         | Invocation::Check(_)
+        | Invocation::Status(_)
+        | Invocation::Sessions(_)
         | Invocation::Print(_)
         | Invocation::Completion(_)
         | Invocation::Man(_)

@@ -15,6 +15,7 @@ mod go_style;
 pub(crate) mod hints;
 mod https;
 pub(crate) mod manual;
+mod operate;
 mod proxy;
 mod reload;
 mod routes;
@@ -32,7 +33,7 @@ use crate::file::{self, Rejected};
 use crate::plan::{Config, Defaults, Problems};
 use crate::spec::{
     AttachArgs, CheckArgs, CompletionArgs, ConnectArgs, DoctorArgs, HttpsSpec, ManArgs, ProxySpec,
-    ReloadArgs, RoutesArgs, RunArgs, ServeArgs, StackArgs, UpgradeArgs, VppArgs,
+    ReloadArgs, RoutesArgs, RunArgs, ServeArgs, SessionsArgs, StackArgs, StatusArgs, UpgradeArgs, VppArgs,
 };
 
 /// The command to carry out.
@@ -66,6 +67,10 @@ pub(crate) enum Invocation {
     Connect(Box<ConnectArgs>),
     /// Find out what is missing.
     Doctor(DoctorArgs),
+    /// Show what the running truepeer does.
+    Status(StatusArgs),
+    /// List its sessions, or end them.
+    Sessions(SessionsArgs),
     /// Start VPP, or put a program onto it.
     Vpp(Box<VppArgs>),
 }
@@ -179,9 +184,11 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
         }
         Some(("routes", matches)) => Ok(Invocation::Routes(RoutesArgs::from_arg_matches(matches)?)),
         Some(("doctor", matches)) => Ok(Invocation::Doctor(DoctorArgs::from_arg_matches(matches)?)),
+        Some(("status", matches)) => Ok(Invocation::Status(StatusArgs::from_arg_matches(matches)?)),
+        Some(("sessions", matches)) => Ok(Invocation::Sessions(SessionsArgs::from_arg_matches(matches)?)),
         Some(("vpp", matches)) => Ok(Invocation::Vpp(Box::new(VppArgs::from_arg_matches(matches)?))),
         _ => Err(UsageError::Options(
-            "expected a command: serve, check, reload, upgrade, proxy, https, attach, run, connect, routes, doctor or vpp; see truepeer --help"
+            "expected a command: serve, check, reload, upgrade, proxy, https, attach, run, connect, routes, doctor, status, sessions or vpp; see truepeer --help"
                 .to_owned(),
         )),
     }
@@ -223,6 +230,8 @@ fn command() -> Command {
         .subcommand(connect::command())
         .subcommand(routes::command())
         .subcommand(doctor::command())
+        .subcommand(operate::status())
+        .subcommand(operate::sessions())
         .subcommand(vpp::command())
         .subcommand(completion::command())
         .subcommand(manual::command())

@@ -12,7 +12,7 @@ use super::{Invocation, command, completion, manual, parse};
 use crate::plan::{Config, attach_rules, run_settings};
 use crate::spec::table::{self, Commands, Default, OPTIONS};
 
-const COMMANDS: [(&str, Commands); 12] = [
+const COMMANDS: [(&str, Commands); 14] = [
     ("serve", table::SERVE),
     ("check", table::CHECK),
     ("reload", table::RELOAD),
@@ -24,6 +24,8 @@ const COMMANDS: [(&str, Commands); 12] = [
     ("connect", table::CONNECT),
     ("routes", table::ROUTES),
     ("doctor", table::DOCTOR),
+    ("status", table::STATUS),
+    ("sessions", table::SESSIONS),
     ("completion", table::COMPLETION),
 ];
 

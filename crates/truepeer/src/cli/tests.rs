@@ -59,7 +59,7 @@ fn the_help_tells_the_defaults() {
         "60",
         "auto if permitted",
         "123",
-        "text on a terminal, json otherwise",
+        "text",
     ] {
         assert!(help.contains(&format!("[default: {default}")), "{default}");
     }

@@ -94,7 +94,7 @@ impl Default for RoutesConfig {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct LogConfig {
     pub(crate) verbosity: Verbosity,
-    /// `None`: text on a terminal, JSON otherwise.
+    /// `None`: text.
     pub(crate) format: Option<LogFormat>,
 }
 

@@ -21,6 +21,8 @@ pub(crate) const RUN: Commands = Commands(1 << 3);
 pub(crate) const CONNECT: Commands = Commands(1 << 4);
 pub(crate) const ROUTES: Commands = Commands(1 << 5);
 pub(crate) const DOCTOR: Commands = Commands(1 << 6);
+pub(crate) const STATUS: Commands = Commands(1 << 12);
+pub(crate) const SESSIONS: Commands = Commands(1 << 13);
 pub(crate) const SERVE: Commands = Commands(1 << 7);
 pub(crate) const CHECK: Commands = Commands(1 << 8);
 pub(crate) const COMPLETION: Commands = Commands(1 << 11);
@@ -44,7 +46,8 @@ const SERVERS: Commands = PROXY.or(HTTPS);
 const RECEIVERS: Commands = SERVERS.or(ATTACH).or(RUN);
 const STARTERS: Commands = RUN.or(CONNECT);
 const ROUTERS: Commands = ROUTES.or(DOCTOR);
-const FILE_READERS: Commands = SERVE.or(CHECK).or(RELOAD).or(UPGRADE);
+const FILE_READERS: Commands = SERVE.or(CHECK).or(RELOAD).or(UPGRADE).or(ASKERS);
+const ASKERS: Commands = STATUS.or(SESSIONS);
 
 /// What applies if the option is absent.
 #[derive(Debug, Clone, Copy)]
@@ -283,8 +286,10 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(ATTACH, PLACE, "netns", "NAME|PATH", "Network namespace, by its name or path").means("this one"),
     row(ATTACH, PLACE, "pins", "DIR", "Directory of the pins on a BPF file system").is(|| d::PINS.to_owned()),
     row(ATTACH, ACTION, "dry-run", "", "Print what would be attached where, without attaching"),
-    row(ATTACH.or(DOCTOR), ACTION, "json", "", "Print for machines"),
+    row(ATTACH.or(DOCTOR).or(ASKERS), ACTION, "json", "", "Print for machines"),
     row(SERVERS.or(ATTACH), PRINT, "print-config", "", "Print this command line as a configuration file for truepeer serve, and end"),
+    row(SESSIONS, ACTION, "client", "PREFIX", "Only those of these clients: an address, a prefix, loopback, private or any").common(),
+    row(SESSIONS, ACTION, "kill", "", "End them: both ends see a reset").common(),
     row(ATTACH, ACTION, "refuse-new", "", "While detach waits, refuse new TCP connections from senders that must send a header"),
     row(ATTACH, ACTION, "now", "", "Detach at once: connections with translated sequence numbers are reset, the others lose their client's name"),
 
@@ -312,12 +317,13 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(HTTPS, LOG, "v", "0|1|2", "0 and 1: start, stop and warnings; 2: also changes of state").is(|| "0".to_owned()),
     row(SERVERS, LOG, "verbose", "", "The same as -v 1"),
     row(SERVERS, LOG, "quiet", "", "Warnings and errors only"),
+    row(ASKERS, WATCH, "admin", "PATH|ADDR:PORT", "Where the running truepeer listens: a socket's path (beginning with / or .), or an address, which only reads").means("the first `listen` of [admin] in the configuration file").common(),
     row(FILE_READERS, FILE, "config", "FILE", "The configuration file").is(|| d::CONFIG.to_owned()).common(),
     row(CHECK, FILE, "show", "", "Print the configuration with every default, as a file that means the same").common(),
     row(SERVE, FILE, "take-over", "", "Take the place of the truepeer that listens on the file's admin socket: its listening sockets and UDP flows come here, and it ends with its last session"),
     row(RELOAD, FILE, "admin", "PATH", "The admin socket of the running truepeer").means("the file's"),
     row(ADMIN_TABLE, WATCH, "listen", "PATH|ADDR:PORT", "Where to ask about this process: a socket's path (beginning with / or .), or an address, which only reads").means("nowhere"),
     row(LOG_TABLE, LOG, "level", "warn|info|sessions|debug", "warn: warnings and errors; info: start and stop, too; sessions: also a line for each session; debug: also changes of state").is(|| "info".to_owned()),
-    row(LOG_TABLE, LOG, "format", "text|json", "Lines for people or for machines").means("text on a terminal, json otherwise"),
-    row(SERVERS, LOG, "log-format", "text|json", "Lines for people or for machines").means("text on a terminal, json otherwise"),
+    row(LOG_TABLE, LOG, "format", "text|json", "Lines for people or for machines").means("text"),
+    row(SERVERS, LOG, "log-format", "text|json", "Lines for people or for machines").means("text"),
 ];

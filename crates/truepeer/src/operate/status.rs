@@ -1,0 +1,93 @@
+//! `truepeer status`.
+
+use std::io::Write;
+
+use anyhow::Context as _;
+
+use super::units::{Bytes, Count};
+use crate::admin::client::Client;
+use crate::admin::status::{ListenerDoc, StatusDoc};
+use crate::spec::StatusArgs;
+
+/// Prints what the running truepeer does.
+pub(crate) fn status(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let answer = Client::of(&args.ask)?.ask("GET", "/status")?;
+    if args.json {
+        return Ok(writeln!(out, "{}", answer.trim_end())?);
+    }
+    let status = serde_json::from_str(&answer).context("the answer is not of this version of truepeer")?;
+    write(&status, out)
+}
+
+fn write(status: &StatusDoc, out: &mut dyn Write) -> anyhow::Result<()> {
+    write!(out, "truepeer {}, process {}: {}", status.version, status.pid, status.state)?;
+    match &status.reason {
+        Some(reason) => writeln!(out, ": {reason}")?,
+        None => writeln!(out)?,
+    }
+    for listener in &status.listeners {
+        write_listener(listener, out)?;
+    }
+    for place in &status.attachments {
+        let netns = if place.netns.is_empty() { String::new() } else { format!(" in {}", place.netns) };
+        if !place.attached {
+            writeln!(out, "attach{netns}: not attached")?;
+        }
+        for port in &place.ports {
+            let draining = if port.draining { ", detached, draining" } else { "" };
+            writeln!(
+                out,
+                "attach {}/{}{netns}: {} open{draining}",
+                port.port,
+                port.protocol.name(),
+                port.open
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn write_listener(listener: &ListenerDoc, out: &mut dyn Write) -> anyhow::Result<()> {
+    let closed = if listener.listening { "" } else { ", closed" };
+    let taken = listener.count("connections_accepted") + listener.count("flows_opened");
+    writeln!(
+        out,
+        "{} {} {}: {} open of {} accepted, {} up, {} down{closed}",
+        listener.entry,
+        listener.protocol.name(),
+        listener.name(),
+        Count(listener.open as u64),
+        Count(taken),
+        Bytes(listener.count("bytes_up")),
+        Bytes(listener.count("bytes_down")),
+    )?;
+    let mut refusals: Vec<_> = listener.refusals.iter().collect();
+    refusals.sort_by_key(|(reason, times)| (std::cmp::Reverse(**times), (*reason).clone()));
+    for (reason, times) in refusals {
+        writeln!(out, "  {:>10}  {reason}", Count(*times))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_a_few_lines() {
+        let json = r#"{"version":"0.1.0","pid":7,"state":"serving","listeners":[{"entry":"proxy","protocol":"tcp",
+            "addresses":["127.0.0.1:8443"],"listening":true,"open":2,"counters":{"connections_accepted":1234,"bytes_up":2048},
+            "refusals":{"a":1,"sender_not_allowed":12}}],"attachments":[{"netns":"","attached":true,"ports":[
+            {"port":443,"protocol":"tcp","draining":false,"open":3,"counters":{}}]}]}"#;
+        let mut text = Vec::new();
+        write(&serde_json::from_str(json).unwrap(), &mut text).unwrap();
+        let expected = "\
+truepeer 0.1.0, process 7: serving
+proxy tcp 127.0.0.1:8443: 2 open of 1,234 accepted, 2.0 KiB up, 0 B down
+          12  sender_not_allowed
+           1  a
+attach 443/tcp: 3 open
+";
+        assert_eq!(String::from_utf8(text).unwrap(), expected);
+    }
+}
