@@ -160,6 +160,10 @@ fn a_reload_changes_the_log_level(bed: &Bed) -> anyhow::Result<()> {
     let truepeer = serve(bed, &[TEXT_LOG, TCP])?;
     truepeer.wait_listening(DOOR_V4)?;
     drop(session_at(DOOR_V4, CLIENT_V4)?);
+    // Its line is written before it is counted as ended.
+    truepeer.wait_state("the end of the first session", || {
+        truepeer.signal(Signal::USR1).is_ok() && truepeer.log().contains(" sessions=0 ")
+    })?;
     write(bed, &[&TEXT_LOG.replace("info", "sessions"), TCP])?;
     reload(&truepeer, "reloaded: the log level has changed")?;
     drop(session_at(DOOR_V4, "203.0.113.9:5000")?);
