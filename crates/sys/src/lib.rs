@@ -8,6 +8,7 @@ pub mod host;
 pub mod inherit;
 pub mod limits;
 pub mod marked;
+pub mod netlink;
 pub mod netns;
 pub mod packet;
 pub mod process;

@@ -9,6 +9,7 @@ use rustix::net::{
 };
 
 use crate::error::{CallError, Named};
+use crate::netlink::{NetlinkAnswer, NetlinkEnd, HEADER_LEN, Messages, NLMSG_DONE, outcome};
 
 /// `SOCK_DIAG_BY_FAMILY` and `SOCK_DESTROY` (linux/sock_diag.h).
 const BY_FAMILY: u16 = 20;
@@ -17,12 +18,7 @@ const DESTROY: u16 = 21;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_DUMP: u16 = 0x300;
-const NLM_F_DUMP_INTR: u16 = 0x10;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
 const IPPROTO_TCP: u8 = 6;
-/// The length of `struct nlmsghdr`.
-const HEADER_LEN: usize = 16;
 /// The length of `struct inet_diag_sockid` (linux/inet_diag.h): ports, addresses, device, cookie.
 const ID_LEN: usize = 48;
 /// The length of a request: `struct nlmsghdr` and `struct inet_diag_req_v2`, which ends with the sockid.
@@ -159,17 +155,22 @@ impl SockDiag {
         for _ in 0..ATTEMPTS {
             let all = SocketId { family: number(family), id: [0; ID_LEN] };
             self.send(BY_FAMILY, NLM_F_DUMP, EVERY_STATE, &all)?;
-            let mut dump = Dump { sequence: self.sequence, ..Dump::default() };
+            let (mut answer, mut found) = (NetlinkAnswer::to(self.sequence), Vec::new());
             let mut buffer = vec![0; DUMP_BYTES];
             let end = loop {
                 let (count, _) =
                     recv(&self.socket, buffer.as_mut_slice(), RecvFlags::empty()).named("recv(sock_diag)")?;
-                if let Some(end) = dump.on_datagram(&buffer[..count]) {
-                    break end.named("sock_diag")?;
+                let end = answer.on_datagram(&buffer[..count], |message| {
+                    found.extend((message.kind == BY_FAMILY).then(|| connection(message.body)).flatten());
+                });
+                if let Some(end) = end {
+                    break end;
                 }
             };
-            if end == DumpEnd::Whole {
-                return Ok(dump.found);
+            match end {
+                NetlinkEnd::Whole => return Ok(found),
+                NetlinkEnd::Interrupted => {}
+                NetlinkEnd::Refused { errno, .. } => return Err(CallError { call: "sock_diag", errno }),
             }
         }
         Err(CallError { call: "sock_diag", errno: Errno::INTR })
@@ -230,43 +231,6 @@ impl AsFd for SockDiag {
     }
 }
 
-/// A list that is still coming.
-#[derive(Debug, Default)]
-struct Dump {
-    sequence: u32,
-    found: Vec<SocketId>,
-    is_interrupted: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum DumpEnd {
-    Whole,
-    /// The list changed while the kernel wrote it: entries may be missing, or there twice.
-    Interrupted,
-}
-
-impl Dump {
-    /// Takes one datagram. `None`: the end has not come yet.
-    fn on_datagram(&mut self, datagram: &[u8]) -> Option<Result<DumpEnd, Errno>> {
-        for message in Messages(datagram) {
-            if message.sequence != self.sequence {
-                continue;
-            }
-            self.is_interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
-            match message.kind {
-                BY_FAMILY => self.found.extend(connection(message.body)),
-                // The end of a dump that the kernel can't make has an error number, too.
-                NLMSG_DONE | NLMSG_ERROR => {
-                    let end = if self.is_interrupted { DumpEnd::Interrupted } else { DumpEnd::Whole };
-                    return Some(outcome(message.body).map(|()| end));
-                }
-                _ => {}
-            }
-        }
-        None
-    }
-}
-
 /// Reads `struct inet_diag_msg`. `None` for what is left of a connection that its owner has closed: no program receives its bytes, and
 /// older kernels (6.1) can't end it.
 fn connection(body: &[u8]) -> Option<SocketId> {
@@ -278,110 +242,22 @@ fn connection(body: &[u8]) -> Option<SocketId> {
     Some(SocketId { family, id: body.get(4..4 + ID_LEN)?.try_into().ok()? })
 }
 
-/// `nlmsgerr.error`, and what a dump ends with: 0, or an error number below zero.
-fn outcome(body: &[u8]) -> Result<(), Errno> {
-    match body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code)) {
-        0.. => Ok(()),
-        code @ -4095.. => Err(Errno::from_raw_os_error(-code)),
-        _ => Err(Errno::BADMSG),
-    }
-}
-
-struct Message<'a> {
-    kind: u16,
-    flags: u16,
-    sequence: u32,
-    body: &'a [u8],
-}
-
-/// The messages of one datagram.
-struct Messages<'a>(&'a [u8]);
-
-impl<'a> Iterator for Messages<'a> {
-    type Item = Message<'a>;
-
-    fn next(&mut self) -> Option<Message<'a>> {
-        let (header, _) = self.0.split_first_chunk::<HEADER_LEN>()?;
-        let &[l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = header;
-        let length = usize::try_from(u32::from_ne_bytes([l0, l1, l2, l3])).ok()?;
-        let body = self.0.get(HEADER_LEN..length)?;
-        // The last message need not be padded.
-        self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some(Message {
-            kind: u16::from_ne_bytes([k0, k1]),
-            flags: u16::from_ne_bytes([f0, f1]),
-            sequence: u32::from_ne_bytes([s0, s1, s2, s3]),
-            body,
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
 
-    const SEQUENCE: u32 = 7;
-
-    fn message(kind: u16, flags: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
-        let length = u32::try_from(HEADER_LEN + body.len()).unwrap();
-        let mut bytes = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), &flags.to_ne_bytes()].concat();
-        bytes.extend([sequence.to_ne_bytes(), 0_u32.to_ne_bytes()].concat());
-        bytes.extend(body);
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-        bytes
-    }
-
-    fn listed(flags: u16, state: u8, inode: u8) -> Vec<u8> {
-        let mut body = [0; INODE_AT + 4];
-        (body[0], body[1], body[INODE_AT]) = (number(AddressFamily::INET), state, inode);
-        message(BY_FAMILY, flags, SEQUENCE, &body)
-    }
-
-    fn end(flags: u16, code: i32) -> Vec<u8> {
-        message(NLMSG_DONE, flags, SEQUENCE, &code.to_ne_bytes())
-    }
-
-    fn run(datagrams: &[Vec<u8>]) -> (Option<Result<DumpEnd, Errno>>, usize) {
-        let mut dump = Dump { sequence: SEQUENCE, ..Dump::default() };
-        let end = datagrams.iter().find_map(|datagram| dump.on_datagram(datagram));
-        (end, dump.found.len())
-    }
-
-    #[test]
-    fn a_dump_is_read_to_its_end() {
-        let foreign = message(NLMSG_DONE, 0, SEQUENCE - 1, &[0; 4]);
-        let first = [listed(0, 1, 9), foreign, listed(0, FIN_WAIT2, 9)].concat();
-        assert_eq!(run(std::slice::from_ref(&first)), (None, 2));
-        assert_eq!(run(&[first, listed(0, 8, 0), end(0, 0)]), (Some(Ok(DumpEnd::Whole)), 3));
-        let refused = [listed(0, 1, 9), end(0, -Errno::OPNOTSUPP.raw_os_error())];
-        assert_eq!(run(&refused).0, Some(Err(Errno::OPNOTSUPP)));
-    }
-
     #[test]
     fn what_its_owner_has_closed_is_not_listed() {
-        assert_eq!(run(&[listed(0, TIME_WAIT, 0), listed(0, FIN_WAIT2, 0), end(0, 0)]).1, 0);
-    }
-
-    #[test]
-    fn a_dump_that_was_interrupted_is_not_used() {
-        for flags in [[NLM_F_DUMP_INTR, 0, 0], [0, NLM_F_DUMP_INTR, 0], [0, 0, NLM_F_DUMP_INTR]] {
-            let [first, second, last] = flags;
-            let found = run(&[listed(first, 1, 9), listed(second, 1, 9), end(last, 0)]).0;
-            assert_eq!(found, Some(Ok(DumpEnd::Interrupted)), "{flags:?}");
-        }
-    }
-
-    #[test]
-    fn broken_datagrams_are_survived() {
-        let whole = [listed(0, 1, 9), end(0, -22)].concat();
-        for cut in 0..whole.len() {
-            let _ = run(&[whole[..cut].to_vec()]);
-            let mut broken = whole.clone();
-            broken[cut] = 0xff;
-            let _ = run(&[broken]);
-        }
+        let listed = |state, inode| {
+            let mut body = [0; INODE_AT + 4];
+            (body[0], body[1], body[INODE_AT]) = (number(AddressFamily::INET), state, inode);
+            connection(&body).is_some()
+        };
+        assert!(listed(1, 9) && listed(FIN_WAIT2, 9) && listed(8, 0));
+        assert!(!listed(TIME_WAIT, 0) && !listed(FIN_WAIT2, 0));
+        assert!(connection(&[2; INODE_AT]).is_none(), "it is too short");
     }
 
     #[test]

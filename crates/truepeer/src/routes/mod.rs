@@ -10,7 +10,6 @@
 //!                    └──apply──▶ kernel, tagged as truepeer's ──▶ removed by the last owner
 //! ```
 
-pub(crate) mod answer;
 pub(crate) mod apply;
 pub(crate) mod found;
 pub(crate) mod guard;

@@ -14,8 +14,8 @@ use netlink_packet_route::rule::RuleMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use rustix::io::Errno;
 use thiserror::Error;
+use truepeer_sys::netlink::{NetlinkAnswer, NetlinkEnd};
 
-use super::answer::{Answer, Verdict};
 use super::item::IpFamily;
 use super::message;
 
@@ -179,12 +179,13 @@ impl Netlink {
         ends_with_verdict: bool,
     ) -> Result<Vec<Message>, NetlinkError> {
         for _ in 0..ATTEMPTS {
-            let sent = self.send(message.clone(), flags);
-            let verdict = sent.and_then(|()| self.receive(ends_with_verdict));
-            match verdict.map_err(|source| NetlinkError { request, reason: None, source })? {
-                Verdict::Whole(found) => return Ok(found),
-                Verdict::Interrupted => {}
-                Verdict::Refused { source, reason } => return Err(NetlinkError { request, reason, source }),
+            let answer = self.send(message.clone(), flags).and_then(|()| self.receive(ends_with_verdict));
+            match answer.map_err(|source| NetlinkError { request, reason: None, source })? {
+                (found, NetlinkEnd::Whole) => return Ok(found),
+                (_, NetlinkEnd::Interrupted) => {}
+                (_, NetlinkEnd::Refused { errno, reason }) => {
+                    return Err(NetlinkError { request, reason, source: errno.into() });
+                }
             }
         }
         let source =
@@ -204,12 +205,21 @@ impl Netlink {
         self.socket.send(&bytes, 0).map(drop)
     }
 
-    fn receive(&self, ends_with_verdict: bool) -> io::Result<Verdict> {
-        let mut answer = Answer::to(self.sequence, ends_with_verdict);
+    /// `ends_with_verdict`: an acknowledgement, an error or the end of a dump closes the answer; otherwise the first message does.
+    fn receive(&self, ends_with_verdict: bool) -> io::Result<(Vec<Message>, NetlinkEnd)> {
+        let (mut answer, mut found) = (NetlinkAnswer::to(self.sequence), Vec::new());
         loop {
             let (datagram, _) = self.socket.recv_from_full()?;
-            if let Some(verdict) = answer.on_datagram(&datagram) {
-                return Ok(verdict);
+            let end = answer.on_datagram(&datagram, |message| {
+                // A message that the library can't read describes somebody else's unusual rule or route, none of truepeer's.
+                let read = NetlinkMessage::<Message>::deserialize(message.bytes);
+                if let Ok(NetlinkMessage { payload: NetlinkPayload::InnerMessage(inner), .. }) = read {
+                    found.push(inner);
+                }
+            });
+            let is_answered = !ends_with_verdict && !found.is_empty();
+            if let Some(end) = end.or(is_answered.then_some(NetlinkEnd::Whole)) {
+                return Ok((found, end));
             }
         }
     }
