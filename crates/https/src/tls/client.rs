@@ -95,8 +95,9 @@ fn build(options: &ClientOptions) -> Result<Arc<ClientConfig>, ConfigError> {
         None => builder.with_no_client_auth(),
         Some(files) => {
             let chain = certificates(Subject::OriginCertificate, &files.cert)?;
+            let key = key(Subject::OriginKey, Subject::OriginKeyBesideCertificate, files)?;
             builder
-                .with_client_auth_cert(chain, key(Subject::OriginKey, &files.key)?)
+                .with_client_auth_cert(chain, key)
                 .map_err(|error| mismatch(Subject::OriginCertificate, files, &error))?
         }
     };

@@ -28,6 +28,8 @@ pub enum Subject {
     Certificate,
     /// The key of a certificate for clients.
     Key,
+    /// A certificate for clients, without the key that its file should contain, as no other file was named.
+    KeyBesideCertificate,
     /// The authorities that sign clients' certificates.
     ClientAuthority,
     /// The authorities that sign backends' certificates.
@@ -38,6 +40,8 @@ pub enum Subject {
     OriginCertificate,
     /// The key of the certificate for backends.
     OriginKey,
+    /// The certificate for backends, without its key likewise.
+    OriginKeyBesideCertificate,
     /// The name to find in a backend's certificate.
     OriginName,
     /// The cipher suites and versions.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
@@ -39,9 +39,18 @@ pub(super) fn certificates(
     Ok(certificates)
 }
 
-pub(super) fn key(subject: Subject, path: &Path) -> Result<PrivateKeyDer<'static>, ConfigError> {
+/// `beside`: the part at fault if the key should stand in the certificate's file, and doesn't.
+pub(super) fn key(
+    subject: Subject,
+    beside: Subject,
+    files: &IdentityFiles,
+) -> Result<PrivateKeyDer<'static>, ConfigError> {
+    let path = &files.key;
     let pem = std::fs::read(path).map_err(|error| subject.in_file(path, error))?;
     PrivateKeyDer::from_pem_slice(&pem).map_err(|error| {
+        if files.key == files.cert && matches!(error, pem::Error::NoItemsFound) {
+            return beside.in_file(path, "it contains no private key");
+        }
         let encrypted = pem.windows(9).any(|word| word == b"ENCRYPTED");
         let hint = if encrypted {
             "; the key is encrypted: openssl pkey -in KEY -out PLAIN removes the password"
@@ -104,8 +113,9 @@ fn load(
         // A certificate that webpki can't parse (version 1, for example) matches no name; it may still be the
         // default.
         .unwrap_or_default();
-    let identity = CertifiedKey::from_der(chain, key(Subject::Key, &files.key)?, provider)
-        .map_err(|error| mismatch(Subject::Certificate, files, &error))?;
+    let identity =
+        CertifiedKey::from_der(chain, key(Subject::Key, Subject::KeyBesideCertificate, files)?, provider)
+            .map_err(|error| mismatch(Subject::Certificate, files, &error))?;
     Ok((Arc::new(identity), names))
 }
 

@@ -63,7 +63,7 @@ pub(crate) enum Problem {
     /// Any other error that the value alone doesn't show.
     #[error("{place}{value}: {expected}")]
     Value { place: Place, value: String, expected: String },
-    #[error("{place} {error}{}", own_authority(.error))]
+    #[error("{place} {error}{}", expected(.error))]
     Tls { place: Place, error: ConfigError },
 }
 
@@ -122,9 +122,16 @@ impl fmt::Display for Problems {
 
 impl Error for Problems {}
 
-fn own_authority(error: &ConfigError) -> String {
+/// The option that mends it, unless the error names it.
+fn expected(error: &ConfigError) -> String {
     match error.subject {
         Subject::SystemAuthorities => format!(", or name one with {} FILE", Place::Option("origin-ca")),
+        Subject::KeyBesideCertificate => {
+            format!("; name the key's file with {} FILE", Place::Option("tls-key"))
+        }
+        Subject::OriginKeyBesideCertificate => {
+            format!("; name the key's file with {} FILE", Place::Option("origin-key"))
+        }
         _ => String::new(),
     }
 }
@@ -133,13 +140,13 @@ impl Problem {
     /// `with_http`: `truepeer https` speaks TLS with its origin because of the origin's URL.
     pub(super) fn tls(error: ConfigError, with_http: bool) -> Self {
         let place = Place::Option(match error.subject {
-            Subject::Certificate => "tls-cert",
+            Subject::Certificate | Subject::KeyBesideCertificate => "tls-cert",
             Subject::Key => "tls-key",
             Subject::ClientAuthority => "client-ca",
             Subject::OriginAuthority => "origin-ca",
             Subject::SystemAuthorities if with_http => "origin",
             Subject::SystemAuthorities => "origin-tls",
-            Subject::OriginCertificate => "origin-cert",
+            Subject::OriginCertificate | Subject::OriginKeyBesideCertificate => "origin-cert",
             Subject::OriginKey => "origin-key",
             Subject::OriginName => "origin-name",
             Subject::Suites => "tls-suite",

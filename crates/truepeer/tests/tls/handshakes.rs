@@ -206,15 +206,23 @@ fn wrong_files_are_named_before_anything_listens(bed: &Bed) -> anyhow::Result<()
     let text = bed.write("text.pem", "no certificate")?.to_string_lossy().into_owned();
     let proxy = || crate::stand::bare_proxy().listen(DOOR_V4).ipv4(BACKEND_V4);
     let site = authority.certify(bed, "site", &["site.test"])?;
+    let refuses = |options: &[&str], said: &str| -> anyhow::Result<()> {
+        let truepeer = proxy().args(options).start_unready(bed)?;
+        ensure!(truepeer.wait_end()?.code() == Some(2), "{}", truepeer.log());
+        ensure!(truepeer.log().contains(said), "{said}: {}", truepeer.log());
+        Ok(())
+    };
     for (options, said) in [
         (["--tls-cert", &text, "--tls-key", &site.key], "it contains no certificate"),
         (["--tls-cert", &site.cert, "--tls-key", &text], "it contains no usable private key"),
         (["--tls-cert", &site.cert, "--tls-key", &other.key], "the key does not belong to the certificate"),
         (["--tls-cert", "/nowhere.pem", "--tls-key", &site.key], "--tls-cert /nowhere.pem: No such file"),
     ] {
-        let truepeer = proxy().args(&options).start_unready(bed)?;
-        ensure!(truepeer.wait_end()?.code() == Some(2), "{}", truepeer.log());
-        ensure!(truepeer.log().contains(said), "{said}: {}", truepeer.log());
+        refuses(&options, said)?;
     }
-    Ok(())
+    let lacks_key = |option: &str, key: &str| {
+        format!("{option} {}: it contains no private key; name the key's file with {key} FILE", site.cert)
+    };
+    refuses(&["--tls-cert", &site.cert], &lacks_key("--tls-cert", "--tls-key"))?;
+    refuses(&["--origin-tls", "--origin-cert", &site.cert], &lacks_key("--origin-cert", "--origin-key"))
 }
