@@ -12,7 +12,7 @@ use super::{Invocation, command, completion, manual, parse};
 use crate::plan::{Config, attach_rules, run_settings};
 use crate::spec::table::{self, Commands, Default, OPTIONS};
 
-const COMMANDS: [(&str, Commands); 14] = [
+const COMMANDS: &[(&str, Commands)] = &[
     ("serve", table::SERVE),
     ("check", table::CHECK),
     ("reload", table::RELOAD),
@@ -27,6 +27,7 @@ const COMMANDS: [(&str, Commands); 14] = [
     ("status", table::STATUS),
     ("sessions", table::SESSIONS),
     ("completion", table::COMPLETION),
+    ("vpp", table::VPP),
 ];
 
 const HEAD: &str = "\
@@ -44,7 +45,7 @@ fn page() -> String {
     let mut page = HEAD.to_owned();
     let mut all = command();
     all.build();
-    for (name, _) in COMMANDS {
+    for (name, _) in COMMANDS.iter().copied() {
         let command = all.find_subcommand(name).expect(name);
         let about = command.get_about().map(ToString::to_string).unwrap_or_default();
         let _ = write!(page, "\n## truepeer {name}\n\n{about}.\n");
@@ -86,6 +87,13 @@ fn options(command: &Command) -> Vec<&Arg> {
     args
 }
 
+fn actions(name: &str) -> Vec<String> {
+    let mut all = command();
+    all.build();
+    let below = all.find_subcommand(name).expect(name).get_subcommands();
+    below.map(|action| action.get_name().to_owned()).filter(|action| action != "help").collect()
+}
+
 fn key(arg: &Arg) -> String {
     arg.get_long().map_or_else(|| arg.get_id().to_string(), str::to_owned)
 }
@@ -119,7 +127,7 @@ fn the_reference_is_what_help_says() {
 fn each_option_has_its_row_and_each_row_its_option() {
     let mut all = command();
     all.build();
-    for (name, which) in COMMANDS {
+    for (name, which) in COMMANDS.iter().copied() {
         let options: Vec<String> =
             options(all.find_subcommand(name).expect(name)).iter().map(|arg| key(arg)).collect();
         for option in &options {
@@ -136,10 +144,12 @@ fn each_option_has_its_row_and_each_row_its_option() {
 #[test]
 fn help_shows_each_rows_words() {
     let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-    for (name, which) in COMMANDS {
+    for (name, which) in COMMANDS.iter().copied() {
         let help = squeeze(&error(&format!("truepeer {name} --help")));
-        let below = squeeze(&error("truepeer attach detach --help"))
-            + &squeeze(&error("truepeer attach status --help"));
+        let below: String = actions(name)
+            .iter()
+            .map(|action| squeeze(&error(&format!("truepeer {name} {action} --help"))))
+            .collect();
         for row in OPTIONS.iter().filter(|row| row.commands.include(which)) {
             let text = squeeze(&row.text());
             assert!(help.contains(&text) || below.contains(&text), "{name} --{}: {text}\n{help}", row.name);
@@ -149,7 +159,7 @@ fn help_shows_each_rows_words() {
 
 #[test]
 fn short_help_is_a_screenful() {
-    for (name, _) in COMMANDS {
+    for (name, _) in COMMANDS.iter().copied() {
         let help = error(&format!("truepeer {name} -h"));
         assert!(
             help.lines().count() <= 45 && help.contains("--help"),
@@ -238,7 +248,7 @@ fn every_option_is_in_the_manual_and_in_the_completions() {
         completion::write(shell, &mut text).unwrap();
         (shell, String::from_utf8(text).unwrap())
     });
-    for (name, which) in COMMANDS {
+    for (name, which) in COMMANDS.iter().copied() {
         // Actions have pages of their own.
         let of_command: String = pages
             .iter()

@@ -31,6 +31,7 @@ pub(crate) const ADMIN_TABLE: Commands = Commands(1 << 9);
 pub(crate) const LOG_TABLE: Commands = Commands(1 << 10);
 pub(crate) const RELOAD: Commands = Commands(1 << 16);
 pub(crate) const UPGRADE: Commands = Commands(1 << 17);
+pub(crate) const VPP: Commands = Commands(1 << 12);
 
 impl Commands {
     const fn or(self, other: Self) -> Self {
@@ -133,6 +134,8 @@ const REQUESTS: &str = "Requests";
 const UDP: &str = "UDP";
 const ROUTING: &str = "Routes for the backends' replies";
 const STACK: &str = "Network stack";
+const LAYOUT: &str = "VPP and its layout (up)";
+const ON_VPP: &str = "A program on VPP (run, demo)";
 const LOG: &str = "Log";
 const PROGRAM: &str = "The program";
 const PLACE: &str = "Place";
@@ -157,7 +160,7 @@ fn kib(bytes: usize) -> String {
     format!("{}KiB", bytes / 1024)
 }
 
-/// Every option of every command but `vpp`, which keeps its own.
+/// Every option of every command.
 pub(crate) const OPTIONS: &[Row] = &[
     row(PROXY, LISTENING, "listen", "[ADDR]:PORT", "Address to listen on; repeatable. :PORT is every address of this machine")
         .is(|| address(d::LISTEN)).common(),
@@ -310,6 +313,18 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(HTTPS, STACK, "vpp-namespace", "ID", "--stack vpp: the namespace").means("the proxy's"),
     row(HTTPS, STACK, "vpp-dir", "DIR", "--stack vpp: the --dir of truepeer vpp up").means("its default"),
     row(HTTPS, STACK, "vpp-library", "FILE", "--stack vpp: VPP's libvcl_ldpreload.so, or its directory").means("the running VPP's"),
+
+    row(VPP, LAYOUT, "loopback", "", "Three loop interfaces with a table and a namespace each: server 172.16.1.1, proxy 172.16.2.1, client 172.16.3.1").common(),
+    row(VPP, LAYOUT, "ethernet", "DEV,DEV", "The devices towards the clients and towards the origin: PCI addresses (dpdk), or names of devices that stay with the kernel (veth)").common(),
+    row(VPP, LAYOUT, "address", "ADDR,ADDR", "Their addresses in VPP").is(|| d::ETHERNET_ADDRESSES.map(|net| net.to_string()).join(",")).common(),
+    row(VPP, LAYOUT, "core", "N", "The core of VPP's main thread (up), or of the program (run)").means("up: the one on which it starts; run: any").common(),
+    row(VPP, LAYOUT, "vpp", "PATH", "VPP's program, or its installation prefix").means("in PATH or the usual places").common(),
+    row(VPP, LAYOUT, "print", "", "Only print startup.conf and the lines").common(),
+    row(VPP, LAYOUT, "dir", "DIR", "Private directory of this VPP: its configuration, sockets and log").means("/run/truepeer/vpp, or in $XDG_RUNTIME_DIR").common(),
+    row(VPP, ON_VPP, "namespace", "ID", "The program's namespace: server, proxy or client").means("the proxy's").common(),
+    row(VPP, ON_VPP, "library", "FILE", "VPP's libvcl_ldpreload.so, or its directory").means("the running VPP's").common(),
+    row(VPP, ON_VPP, "command", "COMMAND", "The program and its arguments").common(),
+    row(VPP, ON_VPP, "options", "OPTION", "Options of the demonstration: --stack kernel|vpp|both, --vpp PATH, and wrk2's: -t THREADS, -c CONNECTIONS, -d TIME, -R RATE").common(),
 
     row(SERVERS, WATCH, "admin", "PATH|ADDR:PORT", "Where to ask about this process: a socket's path (beginning with / or .), or an address, which only reads; repeatable").means("nowhere"),
     row(HTTPS, LOG, "access-log", "", "Log a line for each request"),

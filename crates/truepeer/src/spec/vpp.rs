@@ -34,18 +34,14 @@ pub(crate) enum VppAction {
 /// The demonstration.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct VppDemoArgs {
-    /// Options of the demonstration: --stack kernel|vpp|both, --vpp PATH, and wrk2's: -t THREADS, -c CONNECTIONS,
-    /// -d TIME, -R RATE
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) options: Vec<OsString>,
 }
 
 /// Identifies the VPP.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct VppPlaceArgs {
-    /// Private directory of this VPP: its configuration, sockets and log [default: /run/truepeer/vpp, or in
-    /// $XDG_RUNTIME_DIR]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long)]
     pub(crate) dir: Option<PathBuf>,
 }
 
@@ -53,23 +49,16 @@ pub(crate) struct VppPlaceArgs {
 #[derive(Debug, Clone, Args)]
 #[command(group = ArgGroup::new("layout").required(true))]
 pub(crate) struct UpArgs {
-    /// Three loop interfaces with a table and a namespace each: server 172.16.1.1, proxy 172.16.2.1, client 172.16.3.1
     #[arg(long, group = "layout")]
     pub(crate) loopback: bool,
-    /// The devices towards the clients and towards the origin: PCI addresses (dpdk), or names of devices that
-    /// stay with the kernel (veth)
-    #[arg(long, value_name = "DEV,DEV", group = "layout", value_parser = two::<Device>)]
+    #[arg(long, group = "layout", value_parser = two::<Device>)]
     pub(crate) ethernet: Option<[Device; 2]>,
-    /// Their addresses in VPP [default: 172.16.2.1/24,172.16.1.2/24]
-    #[arg(long, value_name = "ADDR,ADDR", conflicts_with = "loopback", value_parser = addresses)]
+    #[arg(long, conflicts_with = "loopback", value_parser = addresses)]
     pub(crate) address: Option<[Ipv4Net; 2]>,
-    /// The core of VPP's main thread [default: the one on which it starts]
-    #[arg(long, value_name = "N")]
+    #[arg(long)]
     pub(crate) core: Option<u16>,
-    /// VPP's program, or its installation prefix [default: in PATH or the usual places]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long)]
     pub(crate) vpp: Option<PathBuf>,
-    /// Only print startup.conf and the lines
     #[arg(long)]
     pub(crate) print: bool,
     #[command(flatten)]
@@ -79,19 +68,15 @@ pub(crate) struct UpArgs {
 /// A program to run on VPP.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct VppRunArgs {
-    /// Its namespace: server, proxy or client [default: the proxy's]
-    #[arg(long, value_name = "ID")]
+    #[arg(long)]
     pub(crate) namespace: Option<String>,
-    /// The core to which it is pinned
-    #[arg(long, value_name = "N")]
+    #[arg(long)]
     pub(crate) core: Option<u16>,
-    /// VPP's libvcl_ldpreload.so, or its directory [default: the running VPP's]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long)]
     pub(crate) library: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) place: VppPlaceArgs,
-    /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(last = true, required = true)]
     pub(crate) command: Vec<OsString>,
 }
 
