@@ -272,3 +272,6 @@ impl Engines {
         Ok(have_ended)
     }
 }
+
+#[cfg(test)]
+mod tests;
