@@ -8,7 +8,7 @@ use clap::{Parser, ValueEnum};
 
 /// The network stacks to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Stack {
+pub(super) enum DemoStack {
     /// The kernel's.
     Kernel,
     /// VPP's.
@@ -20,13 +20,13 @@ pub(super) enum Stack {
 /// Show truepeer https between a client and NGINX, and measure it.
 #[derive(Debug, Parser)]
 #[command(name = "demo-https")]
-pub(super) struct Args {
+pub(super) struct DemoArgs {
     /// The program truepeer
     #[arg(value_name = "PATH-OF-TRUEPEER")]
     pub(super) truepeer: PathBuf,
     /// The network stack: the kernel's, VPP's, or both
-    #[arg(long, value_enum, default_value_t = Stack::Both)]
-    pub(super) stack: Stack,
+    #[arg(long, value_enum, default_value_t = DemoStack::Both)]
+    pub(super) stack: DemoStack,
     /// VPP's program, or its installation prefix [default: $TRUEPEER_VPP, or from PATH]
     #[arg(long, value_name = "PATH")]
     pub(super) vpp: Option<PathBuf>,
@@ -113,8 +113,8 @@ mod tests {
     #[test]
     fn a_load_is_said_once_more_in_its_words() {
         let words = ["demo-https", "x", "-t2", "-c12", "-d3s", "-R1000"];
-        let first = Args::try_parse_from(words).unwrap().load;
+        let first = DemoArgs::try_parse_from(words).unwrap().load;
         let again = ["demo-https".to_owned(), "x".to_owned()].into_iter().chain(first.words());
-        assert_eq!(Args::try_parse_from(again).unwrap().load.words(), first.words());
+        assert_eq!(DemoArgs::try_parse_from(again).unwrap().load.words(), first.words());
     }
 }

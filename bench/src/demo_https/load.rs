@@ -20,8 +20,8 @@ use truepeer_https::tls::{ClientOptions, ClientTls, MinVersion, TlsStream, Trust
 use truepeer_session::connect_as::Upstream;
 
 use super::args::LoadArgs;
-use super::report::{self, Report};
-use super::tally::Tally;
+use super::report::{self, DemoReport};
+use super::tally::LoadTally;
 use super::words::{AS_LOAD, PAGE, WHO};
 use crate::credentials::HOST;
 use crate::measure::latency;
@@ -103,7 +103,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     let workers: Vec<_> = workers.collect::<anyhow::Result<_>>()?;
     report::begin(&url, threads, connections, args.load.duration, begin.elapsed());
     let tallies = workers.into_iter().map(|worker| worker.join().map_err(|_| anyhow::anyhow!("a panic"))?);
-    let report = Report::of(tallies.collect::<anyhow::Result<Vec<_>>>()?)?;
+    let report = DemoReport::of(tallies.collect::<anyhow::Result<Vec<_>>>()?)?;
     print!("{report}");
     if args.load.figures {
         println!("{}", report.figures());
@@ -112,15 +112,15 @@ fn run(args: &Args) -> anyhow::Result<bool> {
 }
 
 /// One thread, from opening its connections until the time is over.
-fn work(plan: Arc<Plan>, connections: usize) -> anyhow::Result<Tally> {
+fn work(plan: Arc<Plan>, connections: usize) -> anyhow::Result<LoadTally> {
     let reactor = Reactor::new()?;
     let inner = reactor.clone();
     reactor.block_on(async move { measure(&inner, plan, connections).await })?
 }
 
-async fn measure(reactor: &Reactor, plan: Arc<Plan>, connections: usize) -> anyhow::Result<Tally> {
+async fn measure(reactor: &Reactor, plan: Arc<Plan>, connections: usize) -> anyhow::Result<LoadTally> {
     let mut open = Vec::new();
-    let mut tally = Tally::new()?;
+    let mut tally = LoadTally::new()?;
     for _ in 0..connections {
         open.push(Connection::open_with_retries(reactor, &plan).await?);
     }
@@ -142,7 +142,7 @@ async fn measure(reactor: &Reactor, plan: Arc<Plan>, connections: usize) -> anyh
     }
     if !plan.warm_up.is_zero() {
         reactor.sleep(plan.warm_up).await;
-        let warm = tally.replace(Tally::new()?);
+        let warm = tally.replace(LoadTally::new()?);
         let mut tally = tally.borrow_mut();
         (tally.seen, tally.cut, tally.first_cut) = (warm.seen, warm.cut, warm.first_cut);
     }
@@ -156,7 +156,7 @@ async fn measure(reactor: &Reactor, plan: Arc<Plan>, connections: usize) -> anyh
         (last, before) = (now, tally.requests);
     }
     is_over.set(true);
-    let mut tally = tally.replace(Tally::new()?);
+    let mut tally = tally.replace(LoadTally::new()?);
     tally.elapsed = start.elapsed();
     Ok(tally)
 }
@@ -167,7 +167,7 @@ async fn ask_on(
     plan: &Plan,
     mut connection: Connection,
     mut due: Option<Instant>,
-    tally: &RefCell<Tally>,
+    tally: &RefCell<LoadTally>,
     is_over: &Cell<bool>,
 ) {
     loop {

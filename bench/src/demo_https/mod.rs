@@ -26,7 +26,7 @@ use clap::Parser as _;
 use truepeer_testbed::{Bed, run_privately};
 
 pub(crate) use self::args::LoadArgs;
-use self::args::{Args, Stack};
+use self::args::{DemoArgs, DemoStack};
 pub(crate) use self::ground::{Ground, Role};
 pub(crate) use self::load::run_if_asked;
 pub(crate) use self::parties::Parties;
@@ -42,7 +42,7 @@ pub fn main() -> ExitCode {
         return code;
     }
     // Before the private namespaces are created: --help needs none.
-    let args = Args::parse();
+    let args = DemoArgs::parse();
     if let Err(error) = Stop::outlast_the_keyboard() {
         eprintln!("demo-https: {error:#}");
         return ExitCode::FAILURE;
@@ -50,15 +50,15 @@ pub fn main() -> ExitCode {
     run_privately("demo-https", |bed| show(bed, &args, &Stop::on_signals()?))
 }
 
-fn show(bed: &Bed, args: &Args, stop: &Stop) -> anyhow::Result<ExitCode> {
+fn show(bed: &Bed, args: &DemoArgs, stop: &Stop) -> anyhow::Result<ExitCode> {
     let parties = Parties::new(bed, &args.truepeer, args.load.clone(), KeyKind::Rsa2048)?;
-    if args.stack != Stack::Vpp {
+    if args.stack != DemoStack::Vpp {
         show_on_kernel::show(&parties, stop)?;
     }
     match installation(args.vpp.as_deref()) {
-        _ if args.stack == Stack::Kernel => {}
+        _ if args.stack == DemoStack::Kernel => {}
         Some(vpp) => show_on_vpp::show(&parties, &vpp, stop)?,
-        None if args.stack == Stack::Vpp => anyhow::bail!(ABSENT),
+        None if args.stack == DemoStack::Vpp => anyhow::bail!(ABSENT),
         None => println!("\nOn VPP's stack: not shown. {}", ABSENT),
     }
     Ok(ExitCode::SUCCESS)

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-use super::tally::Tally;
+use super::tally::LoadTally;
 use crate::measure::latency;
 
 const QUANTILES: [f64; 8] = [0.5, 0.75, 0.9, 0.99, 0.999, 0.9999, 0.99999, 1.0];
@@ -22,7 +22,7 @@ pub(super) fn begin(url: &str, threads: usize, connections: usize, duration: Dur
 
 /// All threads' tallies.
 #[derive(Debug)]
-pub(super) struct Report {
+pub(super) struct DemoReport {
     latencies: Histogram<u64>,
     rates: Vec<f64>,
     requests: u64,
@@ -34,8 +34,8 @@ pub(super) struct Report {
     seen: String,
 }
 
-impl Report {
-    pub(super) fn of(tallies: Vec<Tally>) -> anyhow::Result<Self> {
+impl DemoReport {
+    pub(super) fn of(tallies: Vec<LoadTally>) -> anyhow::Result<Self> {
         let mut report = Self {
             latencies: latency::histogram()?,
             rates: Vec::new(),
@@ -119,7 +119,7 @@ impl fmt::Display for Figures {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for DemoReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let latency = |nanoseconds: f64| time(nanoseconds / 1e9);
         let latencies = &self.latencies;
@@ -201,7 +201,7 @@ mod tests {
         for micros in [100, 200, 300, 400] {
             latency::record(&mut latencies, Duration::from_micros(micros));
         }
-        let tally = Tally {
+        let tally = LoadTally {
             latencies,
             requests: 750_658,
             bytes: 960_000_000,
@@ -212,7 +212,7 @@ mod tests {
             first_cut: None,
             seen: "the origin sees 10.77.0.1".to_owned(),
         };
-        let report = Report::of(vec![tally]).unwrap();
+        let report = DemoReport::of(vec![tally]).unwrap();
         assert!(report.is_clean());
         let text = report.to_string();
         for part in [

@@ -8,7 +8,7 @@ use crate::measure::latency;
 
 /// The counts of one thread.
 #[derive(Debug)]
-pub(super) struct Tally {
+pub(super) struct LoadTally {
     pub(super) latencies: Histogram<u64>,
     pub(super) requests: u64,
     pub(super) bytes: u64,
@@ -24,7 +24,7 @@ pub(super) struct Tally {
     pub(super) seen: String,
 }
 
-impl Tally {
+impl LoadTally {
     pub(super) fn new() -> anyhow::Result<Self> {
         Ok(Self {
             latencies: latency::histogram()?,

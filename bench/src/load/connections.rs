@@ -30,7 +30,7 @@ struct Slot {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Faults {
+pub(super) struct ConnectionFaults {
     refused: u64,
     cut: u64,
     wrong: u64,
@@ -43,7 +43,7 @@ struct Knocker<'a> {
     slots: Vec<Option<Slot>>,
     busy: usize,
     latencies: Histogram<u64>,
-    faults: Faults,
+    faults: ConnectionFaults,
 }
 
 pub(super) fn run(stand: &Stand, scale: &Scale) -> anyhow::Result<Sample> {
@@ -56,7 +56,7 @@ pub(super) fn run(stand: &Stand, scale: &Scale) -> anyhow::Result<Sample> {
             slots: (0..slots).map(|_| None).collect(),
             busy: 0,
             latencies: latency::histogram()?,
-            faults: Faults::default(),
+            faults: ConnectionFaults::default(),
         })
     });
     let measured = conduct(workers.collect::<anyhow::Result<Vec<_>>>()?, stand, scale)?;
@@ -69,7 +69,8 @@ pub(super) fn run(stand: &Stand, scale: &Scale) -> anyhow::Result<Sample> {
     if cut_short > 0 {
         sample.flaw(format!("the kernel cut {cut_short} sockets in TIME_WAIT short"));
     }
-    let sum = |of: fn(&Faults) -> u64| measured.reports.iter().map(|(_, faults)| of(faults)).sum::<u64>();
+    let sum =
+        |of: fn(&ConnectionFaults) -> u64| measured.reports.iter().map(|(_, faults)| of(faults)).sum::<u64>();
     for (count, what) in [
         (sum(|faults| faults.refused), "connections refused"),
         (sum(|faults| faults.cut), "connections closed without an answer"),
@@ -158,7 +159,7 @@ impl Slot {
 }
 
 impl Worker for Knocker<'_> {
-    type Report = (Histogram<u64>, Faults);
+    type Report = (Histogram<u64>, ConnectionFaults);
 
     fn work(mut self, cue: &Cue, counters: &Counters) -> anyhow::Result<Self::Report> {
         let (poll, mut events) = (Poll::new()?, Events::default());

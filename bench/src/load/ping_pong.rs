@@ -33,7 +33,7 @@ struct Connection {
 
 /// A thread's faults.
 #[derive(Debug, Default)]
-pub(super) struct Faults {
+pub(super) struct PingPongFaults {
     wrong: u64,
     cut: u64,
     unanswered: u64,
@@ -42,7 +42,7 @@ pub(super) struct Faults {
 struct PingPong {
     connections: Vec<Connection>,
     latencies: Histogram<u64>,
-    faults: Faults,
+    faults: PingPongFaults,
     /// The number of connections with a request in flight.
     busy: usize,
 }
@@ -62,7 +62,8 @@ pub(super) fn run(stand: &Stand, scale: &Scale) -> anyhow::Result<Sample> {
     sample.put(Metric::Transactions, measured.per_second(measured.counts.done));
     latency::put(&mut sample, measured.reports.iter().map(|(latencies, _)| latencies))?;
     latency::put_cpu(&mut sample, measured.cpu, measured.counts.done);
-    let sum = |of: fn(&Faults) -> u64| measured.reports.iter().map(|(_, faults)| of(faults)).sum::<u64>();
+    let sum =
+        |of: fn(&PingPongFaults) -> u64| measured.reports.iter().map(|(_, faults)| of(faults)).sum::<u64>();
     for (count, what) in [
         (sum(|faults| faults.wrong), "wrong answers"),
         (sum(|faults| faults.cut), "connections cut off"),
@@ -122,7 +123,7 @@ impl PingPong {
         Ok(Self {
             connections: Vec::new(),
             latencies: latency::histogram()?,
-            faults: Faults::default(),
+            faults: PingPongFaults::default(),
             busy: 0,
         })
     }
@@ -157,7 +158,7 @@ impl PingPong {
 }
 
 impl Worker for PingPong {
-    type Report = (Histogram<u64>, Faults);
+    type Report = (Histogram<u64>, PingPongFaults);
 
     fn work(mut self, cue: &Cue, counters: &Counters) -> anyhow::Result<Self::Report> {
         let (poll, mut events) = (Poll::new()?, Events::default());

@@ -109,7 +109,7 @@ pub struct Embryo {
     /// The sender's newest timestamp.
     pub ts_recent: u32,
     /// Whether this host's SYN-ACK was sent.
-    pub answer: Option<Answer>,
+    pub answer: Option<SynAnswer>,
     /// The sender has acknowledged our SYN-ACK.
     pub is_proved: bool,
     /// Its header is off: what it will be.
@@ -120,7 +120,7 @@ pub struct Embryo {
 
 /// The contents of this host's SYN-ACK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answer {
+pub struct SynAnswer {
     /// Its initial sequence number.
     pub isn: u32,
     /// Whether it was a cookie.
@@ -149,9 +149,9 @@ pub struct Programs {
     end: Loaded,
     tables: Tables,
     door: Array<MapData, Door>,
-    embryos: HashMap<MapData, layout::FlowKey, layout::Embryo>,
-    flows: HashMap<MapData, layout::FlowKey, layout::Flow>,
-    ended: HashMap<MapData, layout::FlowKey, layout::Flow>,
+    embryos: HashMap<MapData, layout::FlowKey, layout::RawEmbryo>,
+    flows: HashMap<MapData, layout::FlowKey, layout::RawFlow>,
+    ended: HashMap<MapData, layout::FlowKey, layout::RawFlow>,
     guesses: HashMap<MapData, Address, u32>,
     state: Door,
 }
@@ -284,7 +284,7 @@ impl Programs {
                 guess: embryo.guess,
                 have: embryo.have,
                 ts_recent: embryo.ts_recent,
-                answer: (embryo.is_answered != 0).then(|| Answer {
+                answer: (embryo.is_answered != 0).then(|| SynAnswer {
                     isn: embryo.our_isn,
                     is_cookie: embryo.is_by_cookie != 0,
                     is_ours: embryo.is_ours != 0,
@@ -316,7 +316,7 @@ impl Programs {
         self.change(tuple, |embryo| embryo.is_ours = 1)
     }
 
-    fn change(&mut self, tuple: &Tuple, how: impl FnOnce(&mut layout::Embryo)) -> Result<(), AttachError> {
+    fn change(&mut self, tuple: &Tuple, how: impl FnOnce(&mut layout::RawEmbryo)) -> Result<(), AttachError> {
         let Some(mut embryo) = optional(self.embryos.get(&key(tuple), 0), "tp_embryos")? else {
             return Ok(());
         };
@@ -391,7 +391,7 @@ fn key(tuple: &Tuple) -> layout::FlowKey {
     }
 }
 
-fn flow_of(flow: &layout::Flow) -> Flow {
+fn flow_of(flow: &layout::RawFlow) -> Flow {
     Flow {
         client: flow.client.0,
         client_port: u16::from_be_bytes(flow.client_port),

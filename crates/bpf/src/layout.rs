@@ -28,7 +28,7 @@ pub(crate) struct Port {
 /// `struct gate`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct Gate {
+pub(crate) struct RawGate {
     pub(crate) port: Port,
     pub(crate) backend_port: [u8; 2],
     pub(crate) dialect: u8,
@@ -102,7 +102,7 @@ pub(crate) struct FlowKey {
 /// `struct flow`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct Flow {
+pub(crate) struct RawFlow {
     pub(crate) client: Address,
     pub(crate) delta: i32,
     pub(crate) client_port: [u8; 2],
@@ -113,7 +113,7 @@ pub(crate) struct Flow {
 /// `struct embryo`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct Embryo {
+pub(crate) struct RawEmbryo {
     pub(crate) born_ns: u64,
     pub(crate) isn: u32,
     pub(crate) guess: u32,
@@ -143,14 +143,14 @@ pub(crate) struct Embryo {
 
 const _: () = assert!(size_of::<Address>() == 16);
 const _: () = assert!(size_of::<Port>() == 4);
-const _: () = assert!(size_of::<Gate>() == 8);
+const _: () = assert!(size_of::<RawGate>() == 8);
 const _: () = assert!(size_of::<Backend>() == 4);
 const _: () = assert!(size_of::<UdpKey>() == 36);
 const _: () = assert!(size_of::<UdpFlow>() == 96);
 const _: () = assert!(size_of::<Settings>() == 40);
 const _: () = assert!(size_of::<FlowKey>() == 36);
-const _: () = assert!(size_of::<Flow>() == 24);
-const _: () = assert!(size_of::<Embryo>() == 176);
+const _: () = assert!(size_of::<RawFlow>() == 24);
+const _: () = assert!(size_of::<RawEmbryo>() == 176);
 
 // SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding. Each is `repr(C)`, of integers and byte
 // arrays only, and its size (asserted above) is the sum of its fields'.
@@ -158,7 +158,7 @@ unsafe impl Pod for Address {}
 // SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
 unsafe impl Pod for Port {}
 // SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
-unsafe impl Pod for Gate {}
+unsafe impl Pod for RawGate {}
 // SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
 unsafe impl Pod for Backend {}
 // SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
@@ -170,6 +170,6 @@ unsafe impl Pod for Settings {}
 // SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
 unsafe impl Pod for FlowKey {}
 // SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
-unsafe impl Pod for Flow {}
+unsafe impl Pod for RawFlow {}
 // SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
-unsafe impl Pod for Embryo {}
+unsafe impl Pod for RawEmbryo {}

@@ -6,7 +6,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::counters::{COUNTERS, Counter, Of};
 use crate::error::AttachError;
-use crate::layout::{Embryo, Flow, FlowKey, SLOT_OF_NO_PORT, UdpFlow, UdpKey};
+use crate::layout::{FlowKey, RawEmbryo, RawFlow, SLOT_OF_NO_PORT, UdpFlow, UdpKey};
 use crate::place::Place;
 use crate::rules::{Gate, UdpDialect};
 use crate::tables::{DIALECT_SPP, REFUSING, Tables};
@@ -118,7 +118,7 @@ fn count_udp(port: u16, flows: &[(UdpKey, UdpFlow)], silence: Duration) -> usize
     ours.count()
 }
 
-fn count(port: u16, flows: &[(FlowKey, Flow)], embryos: &[FlowKey]) -> FlowCount {
+fn count(port: u16, flows: &[(FlowKey, RawFlow)], embryos: &[FlowKey]) -> FlowCount {
     let is_ours = |key: &FlowKey| key.local_port == port.to_be_bytes();
     let ours = || flows.iter().filter(|(key, _)| is_ours(key));
     let translated = ours().filter(|(_, flow)| flow.delta != 0).count();
@@ -130,9 +130,9 @@ fn count(port: u16, flows: &[(FlowKey, Flow)], embryos: &[FlowKey]) -> FlowCount
 }
 
 /// Those whose handshake the kernel has not given up.
-pub(crate) fn live(embryos: Vec<(FlowKey, Embryo)>) -> Vec<FlowKey> {
+pub(crate) fn live(embryos: Vec<(FlowKey, RawEmbryo)>) -> Vec<FlowKey> {
     let now = now();
-    let is_live = |embryo: &Embryo| now.saturating_sub(Duration::from_nanos(embryo.born_ns)) < EMBRYO_LIFE;
+    let is_live = |embryo: &RawEmbryo| now.saturating_sub(Duration::from_nanos(embryo.born_ns)) < EMBRYO_LIFE;
     embryos.into_iter().filter(|(_, embryo)| is_live(embryo)).map(|(key, _)| key).collect()
 }
 

@@ -11,7 +11,7 @@ use aya::util::nr_cpus;
 use crate::counters::COUNTERS;
 use crate::error::AttachError;
 use crate::layout::{
-    Address, Backend, Embryo, Flow, FlowKey, Gate, MAX_PORTS, Port, Settings, UdpFlow, UdpKey,
+    Address, Backend, FlowKey, MAX_PORTS, Port, RawEmbryo, RawFlow, RawGate, Settings, UdpFlow, UdpKey,
 };
 use crate::place::Place;
 use crate::rules;
@@ -45,14 +45,14 @@ pub(crate) const REFUSING: u8 = 2;
 /// The tables of one network namespace.
 pub(crate) struct Tables {
     ports: HashMap<MapData, [u8; 2], Port>,
-    gates: HashMap<MapData, [u8; 2], Gate>,
+    gates: HashMap<MapData, [u8; 2], RawGate>,
     backends: HashMap<MapData, [u8; 2], Backend>,
     settings: Array<MapData, Settings>,
     senders: LpmTrie<MapData, Address, u32>,
     claims: LpmTrie<MapData, Address, u32>,
     denied: LpmTrie<MapData, Address, u32>,
-    flows: HashMap<MapData, FlowKey, Flow>,
-    embryos: HashMap<MapData, FlowKey, Embryo>,
+    flows: HashMap<MapData, FlowKey, RawFlow>,
+    embryos: HashMap<MapData, FlowKey, RawEmbryo>,
     udp_flows: HashMap<MapData, UdpKey, UdpFlow>,
     counters: PerCpuArray<MapData, u64>,
 }
@@ -164,7 +164,7 @@ impl Tables {
                 gate.backend_port,
                 Backend { slot, kind: backends[&gate.backend_port], unused: 0 },
             )?;
-            let gate = Gate {
+            let gate = RawGate {
                 port: Port { slot, state: ATTACHED, unused: 0 },
                 backend_port: gate.backend_port.to_be_bytes(),
                 dialect: match gate.dialect {
@@ -235,7 +235,7 @@ impl Tables {
     }
 
     /// The UDP ports with their state.
-    pub(crate) fn gates(&self) -> Result<BTreeMap<u16, Gate>, AttachError> {
+    pub(crate) fn gates(&self) -> Result<BTreeMap<u16, RawGate>, AttachError> {
         let found: Result<BTreeMap<_, _>, MapError> = self
             .gates
             .iter()
@@ -270,12 +270,12 @@ impl Tables {
     }
 
     /// The current flows. One that ends during the call may be missing, or returned twice.
-    pub(crate) fn flows(&self) -> Vec<(FlowKey, Flow)> {
+    pub(crate) fn flows(&self) -> Vec<(FlowKey, RawFlow)> {
         self.flows.iter().flatten().collect()
     }
 
     /// The connections without a complete header.
-    pub(crate) fn embryos(&self) -> Vec<(FlowKey, Embryo)> {
+    pub(crate) fn embryos(&self) -> Vec<(FlowKey, RawEmbryo)> {
         self.embryos.iter().flatten().collect()
     }
 

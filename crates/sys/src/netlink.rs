@@ -46,7 +46,11 @@ impl NetlinkAnswer {
     }
 
     /// Takes one datagram: shows the messages of the answer to `found`, and returns its end once that has come.
-    pub fn on_datagram(&mut self, datagram: &[u8], mut found: impl FnMut(&RawMessage<'_>)) -> Option<NetlinkEnd> {
+    pub fn on_datagram(
+        &mut self,
+        datagram: &[u8],
+        mut found: impl FnMut(&RawMessage<'_>),
+    ) -> Option<NetlinkEnd> {
         for message in Messages(datagram).filter(|message| message.sequence == self.sequence) {
             self.is_interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
             match message.kind {

@@ -9,7 +9,7 @@ use rustix::net::{
 };
 
 use crate::error::{CallError, Named};
-use crate::netlink::{NetlinkAnswer, NetlinkEnd, HEADER_LEN, Messages, NLMSG_DONE, outcome};
+use crate::netlink::{HEADER_LEN, Messages, NLMSG_DONE, NetlinkAnswer, NetlinkEnd, outcome};
 
 /// `SOCK_DIAG_BY_FAMILY` and `SOCK_DESTROY` (linux/sock_diag.h).
 const BY_FAMILY: u16 = 20;

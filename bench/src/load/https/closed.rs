@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 use rustix::event::epoll::EventFlags;
 
 use super::connection::{Connection, Heard};
-use super::faults::Faults;
+use super::faults::HttpsFaults;
 use crate::contestant::Stand;
 use crate::link::{Events, Poll};
 use crate::load::conductor::{Counters, Cue, GLANCE, Stage, Worker, conduct};
@@ -17,12 +17,12 @@ use crate::suites::Scale;
 struct ClosedLoop {
     connections: Vec<Connection>,
     latencies: Histogram<u64>,
-    faults: Faults,
+    faults: HttpsFaults,
 }
 
 pub(super) fn run(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::Result<Sample> {
     let workers = super::open_by_thread(stand, scale, connections)?.into_iter().map(|connections| {
-        Ok(ClosedLoop { connections, latencies: latency::histogram()?, faults: Faults::default() })
+        Ok(ClosedLoop { connections, latencies: latency::histogram()?, faults: HttpsFaults::default() })
     });
     let measured = conduct(workers.collect::<anyhow::Result<Vec<_>>>()?, stand, scale)?;
     let mut sample = Sample::default();
@@ -57,7 +57,7 @@ impl ClosedLoop {
 }
 
 impl Worker for ClosedLoop {
-    type Report = (Histogram<u64>, Faults);
+    type Report = (Histogram<u64>, HttpsFaults);
 
     fn work(mut self, cue: &Cue, counters: &Counters) -> anyhow::Result<Self::Report> {
         let (poll, mut events) = (Poll::new()?, Events::default());

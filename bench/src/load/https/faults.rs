@@ -4,14 +4,14 @@ use crate::metric::Sample;
 
 /// Counts, and a description of the first fault.
 #[derive(Debug, Default)]
-pub(super) struct Faults {
+pub(super) struct HttpsFaults {
     wrong: u64,
     cut: u64,
     pub(super) unanswered: u64,
     first: Option<String>,
 }
 
-impl Faults {
+impl HttpsFaults {
     /// A response that is not the page.
     pub(super) fn wrong(&mut self) {
         self.wrong += 1;
@@ -24,8 +24,8 @@ impl Faults {
     }
 
     /// Reports all threads' faults together.
-    pub(super) fn put<'a>(sample: &mut Sample, all: impl Iterator<Item = &'a Faults> + Clone) {
-        let sum = |of: fn(&Faults) -> u64| all.clone().map(of).sum::<u64>();
+    pub(super) fn put<'a>(sample: &mut Sample, all: impl Iterator<Item = &'a HttpsFaults> + Clone) {
+        let sum = |of: fn(&HttpsFaults) -> u64| all.clone().map(of).sum::<u64>();
         let first = all.clone().find_map(|faults| faults.first.as_deref());
         let reason = first.map_or(String::new(), |first| format!(" (the first: {first})"));
         for (count, what) in [

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustls::ClientConfig;
 
 use super::answer::Answer;
-use super::faults::Faults;
+use super::faults::HttpsFaults;
 use super::link::TlsLink;
 use crate::clients::Clients;
 use crate::contestant::Stand;
@@ -31,14 +31,14 @@ struct Slot {
     begun: Instant,
 }
 
-struct Knocker<'a> {
+struct TlsKnocker<'a> {
     stand: &'a Stand<'a>,
     config: Arc<ClientConfig>,
     clients: Clients,
     slots: Vec<Option<Slot>>,
     busy: usize,
     latencies: Histogram<u64>,
-    faults: Faults,
+    faults: HttpsFaults,
 }
 
 pub(super) fn run(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::Result<Sample> {
@@ -46,14 +46,14 @@ pub(super) fn run(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::R
     let shares = scale.threads;
     let workers = (0..shares).map(|share| {
         let slots = (share..connections).step_by(shares).count();
-        Ok(Knocker {
+        Ok(TlsKnocker {
             stand,
             config: Arc::clone(config),
             clients: Clients::share(share, shares),
             slots: (0..slots).map(|_| None).collect(),
             busy: 0,
             latencies: latency::histogram()?,
-            faults: Faults::default(),
+            faults: HttpsFaults::default(),
         })
     });
     let measured = conduct(workers.collect::<anyhow::Result<Vec<_>>>()?, stand, scale)?;
@@ -67,7 +67,7 @@ pub(super) fn run(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::R
     Ok(sample)
 }
 
-impl Knocker<'_> {
+impl TlsKnocker<'_> {
     /// Starts the next connection of a slot.
     fn knock(&mut self, number: usize, poll: &Poll) -> anyhow::Result<()> {
         let (_, sender) = self.clients.take();
@@ -159,8 +159,8 @@ impl AsFd for Slot {
     }
 }
 
-impl Worker for Knocker<'_> {
-    type Report = (Histogram<u64>, Faults);
+impl Worker for TlsKnocker<'_> {
+    type Report = (Histogram<u64>, HttpsFaults);
 
     fn work(mut self, cue: &Cue, counters: &Counters) -> anyhow::Result<Self::Report> {
         let (poll, mut events) = (Poll::new()?, Events::default());

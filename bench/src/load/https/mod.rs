@@ -12,7 +12,7 @@ mod rate;
 use hdrhistogram::Histogram;
 
 use self::connection::Connection;
-use self::faults::Faults;
+use self::faults::HttpsFaults;
 use super::conductor::Measured;
 use super::idle;
 use crate::clients::Clients;
@@ -61,10 +61,10 @@ fn open_by_thread(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::R
 
 fn put_latencies_and_faults(
     sample: &mut Sample,
-    measured: &Measured<(Histogram<u64>, Faults)>,
+    measured: &Measured<(Histogram<u64>, HttpsFaults)>,
 ) -> anyhow::Result<()> {
     latency::put(sample, measured.reports.iter().map(|(latencies, _)| latencies))?;
     latency::put_cpu(sample, measured.cpu, measured.counts.done);
-    Faults::put(sample, measured.reports.iter().map(|(_, faults)| faults));
+    HttpsFaults::put(sample, measured.reports.iter().map(|(_, faults)| faults));
     Ok(())
 }

@@ -13,7 +13,7 @@ use rustix::process::setpriority_process;
 use rustix::thread::set_current_timer_slack;
 
 use super::connection::{Connection, Heard};
-use super::faults::Faults;
+use super::faults::HttpsFaults;
 use crate::contestant::Stand;
 use crate::link::{Events, Poll};
 use crate::load::conductor::{Counters, Cue, GLANCE, Stage, Worker, conduct};
@@ -36,7 +36,7 @@ struct Timetable {
     begin: Option<Instant>,
     end: Option<Instant>,
     latencies: Histogram<u64>,
-    faults: Faults,
+    faults: HttpsFaults,
 }
 
 /// `scale.rate` requests a second, evenly spread over connections and time. At least one on each connection in a
@@ -55,7 +55,7 @@ pub(super) fn run(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::R
             begin: None,
             end: None,
             latencies: latency::histogram()?,
-            faults: Faults::default(),
+            faults: HttpsFaults::default(),
         })
     });
     let measured = conduct(workers.collect::<anyhow::Result<Vec<_>>>()?, stand, scale)?;
@@ -155,7 +155,7 @@ impl Timetable {
 }
 
 impl Worker for Timetable {
-    type Report = (Histogram<u64>, Faults);
+    type Report = (Histogram<u64>, HttpsFaults);
 
     fn work(mut self, cue: &Cue, counters: &Counters) -> anyhow::Result<Self::Report> {
         // Otherwise the kernel may extend each wait by up to 50 µs.

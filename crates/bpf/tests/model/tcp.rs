@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use truepeer_bpf::door::{Answer, Answers, Embryo, Flow, Socket};
+use truepeer_bpf::door::{Answers, Embryo, Flow, Socket, SynAnswer};
 
 use crate::header::{self, Start};
 use crate::segment::{ACK, FIN, RST, SYN, Segment};
@@ -211,7 +211,13 @@ impl Model {
         Fate::Pass { by: guess }
     }
 
-    fn on_embryo(&mut self, segment: &Segment, kernel: &Answers, mut embryo: Embryo, answer: Answer) -> Fate {
+    fn on_embryo(
+        &mut self,
+        segment: &Segment,
+        kernel: &Answers,
+        mut embryo: Embryo,
+        answer: SynAnswer,
+    ) -> Fate {
         if segment.flags & RST != 0 {
             return self.on_rst(segment, &embryo, answer);
         }
@@ -225,7 +231,7 @@ impl Model {
         if !embryo.is_proved && (!answer.is_cookie || answers_cookie(segment, &embryo, kernel)) {
             if answer.is_cookie {
                 embryo.isn = segment.seq.wrapping_sub(1);
-                embryo.answer = Some(Answer { isn: segment.ack.wrapping_sub(1), ..answer });
+                embryo.answer = Some(SynAnswer { isn: segment.ack.wrapping_sub(1), ..answer });
             }
             embryo.is_proved = true;
             self.embryo = Some(embryo.clone());
@@ -238,7 +244,7 @@ impl Model {
     }
 
     /// RFC 5961: only a number that the sender knows ends anything.
-    fn on_rst(&mut self, segment: &Segment, embryo: &Embryo, answer: Answer) -> Fate {
+    fn on_rst(&mut self, segment: &Segment, embryo: &Embryo, answer: SynAnswer) -> Fate {
         let offset = offset(segment, embryo);
         let is_told = offset == 0 || offset == embryo.have;
         let is_ack_wrong = segment.flags & ACK != 0 && segment.ack != answer.isn.wrapping_add(1);
@@ -252,7 +258,13 @@ impl Model {
         Fate::Pass { by: embryo.guess.wrapping_sub(offset) }
     }
 
-    fn on_bare_ack(&mut self, segment: &Segment, kernel: &Answers, embryo: &Embryo, answer: Answer) -> Fate {
+    fn on_bare_ack(
+        &mut self,
+        segment: &Segment,
+        kernel: &Answers,
+        embryo: &Embryo,
+        answer: SynAnswer,
+    ) -> Fate {
         let is_silent = embryo.have == 0
             && offset(segment, embryo) == 0
             && kernel.now_ns - embryo.born_ns >= self.rules.header_wait_ns;
@@ -269,7 +281,7 @@ impl Model {
         self.drop("acks_held")
     }
 
-    fn on_data(&mut self, segment: &Segment, kernel: &Answers, embryo: Embryo, answer: Answer) -> Fate {
+    fn on_data(&mut self, segment: &Segment, kernel: &Answers, embryo: Embryo, answer: SynAnswer) -> Fate {
         let is_end = segment.flags & FIN != 0;
         let known = embryo.have.wrapping_sub(offset(segment, &embryo));
         if known.cast_signed() < 0 {
@@ -374,7 +386,7 @@ impl Model {
         segment: &Segment,
         kernel: &Answers,
         embryo: Embryo,
-        answer: Answer,
+        answer: SynAnswer,
         flow: Flow,
     ) -> Fate {
         let is_given_up = kernel.socket == Socket::Listens && self.why_not_again(&embryo, kernel).is_none();
@@ -453,7 +465,7 @@ impl Model {
         segment: &Segment,
         kernel: &Answers,
         embryo: &Embryo,
-        answer: Answer,
+        answer: SynAnswer,
         owed: &[u8],
     ) -> Fate {
         if let Some(reason) = self.revive(segment, embryo, kernel) {
@@ -488,7 +500,7 @@ impl Model {
     }
 
     /// RFC 7323: the newest timestamp of segments in order.
-    fn note_clock(&mut self, segment: &Segment, have: u32, answer: Answer) {
+    fn note_clock(&mut self, segment: &Segment, have: u32, answer: SynAnswer) {
         let Some(embryo) = &mut self.embryo else { return };
         let is_in_order = offset(segment, embryo).wrapping_sub(have).cast_signed() <= 0;
         if let (Some((value, _)), Some(_)) = (segment.timestamps, answer.tsvals)
@@ -545,7 +557,7 @@ impl Model {
             ]),
             None => before,
         };
-        embryo.answer = Some(Answer { isn: segment.seq, is_cookie: false, is_ours: false, tsvals });
+        embryo.answer = Some(SynAnswer { isn: segment.seq, is_cookie: false, is_ours: false, tsvals });
         Fate::Pass { by: guess }
     }
 
@@ -589,7 +601,7 @@ fn offset(segment: &Segment, embryo: &Embryo) -> u32 {
 }
 
 /// `tcp_check_req`: the acknowledgement, PAWS, and the echo.
-fn is_acceptable(segment: &Segment, embryo: &Embryo, answer: Answer) -> bool {
+fn is_acceptable(segment: &Segment, embryo: &Embryo, answer: SynAnswer) -> bool {
     if segment.flags & ACK == 0 || segment.is_signed {
         return false;
     }
@@ -622,7 +634,7 @@ fn say_where(embryo: &Embryo) -> Fate {
     Fate::SayWhere { seq: ours.wrapping_add(1), ack: embryo.isn.wrapping_add(1).wrapping_add(embryo.guess) }
 }
 
-fn last_ack(segment: &Segment, embryo: &Embryo, answer: Answer, owed: &[u8], is_copied: bool) -> Fate {
+fn last_ack(segment: &Segment, embryo: &Embryo, answer: SynAnswer, owed: &[u8], is_copied: bool) -> Fate {
     let mut bytes = [0; 12];
     bytes[..owed.len()].copy_from_slice(owed);
     Fate::LastAck {

@@ -5,14 +5,14 @@ use std::str::FromStr;
 
 /// A network device, by its driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Device {
+pub(crate) enum VppDevice {
     /// Driven by the kernel, which passes its packets to VPP (af_packet): veth and every device with a name.
     Kernel(String),
     /// Driven by VPP's dpdk plugin, by PCI address.
     Pci(String),
 }
 
-impl FromStr for Device {
+impl FromStr for VppDevice {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -44,7 +44,7 @@ fn is_pci_address(text: &str) -> bool {
     }
 }
 
-impl fmt::Display for Device {
+impl fmt::Display for VppDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Kernel(name) | Self::Pci(name) => f.write_str(name),
@@ -66,11 +66,11 @@ mod tests {
             ("enP1p1s0f0", false),
             ("eth0.100", false),
         ] {
-            assert_eq!(matches!(text.parse(), Ok(Device::Pci(_))), pci, "{text}");
-            assert!(text.parse::<Device>().is_ok(), "{text}");
+            assert_eq!(matches!(text.parse(), Ok(VppDevice::Pci(_))), pci, "{text}");
+            assert!(text.parse::<VppDevice>().is_ok(), "{text}");
         }
         for text in ["", "a name", "a/b", "0000:01:00", "01:00:0", "name-of-sixteen-", "a}"] {
-            assert!(text.parse::<Device>().is_err(), "{text:?}");
+            assert!(text.parse::<VppDevice>().is_err(), "{text:?}");
         }
     }
 }

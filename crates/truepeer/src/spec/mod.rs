@@ -30,7 +30,7 @@ pub(crate) use crate::routes::guard::RoutesMode;
 pub(crate) use address::{Family, HostPort, ListenAddr};
 pub(crate) use attach::{AttachAction, AttachArgs, PlaceArgs};
 pub(crate) use connect::ConnectArgs;
-pub(crate) use device::Device;
+pub(crate) use device::VppDevice;
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use groups::{AdminSpec, LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec};
 pub(crate) use https::HttpsSpec;

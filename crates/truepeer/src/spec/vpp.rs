@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use ipnet::Ipv4Net;
 
-use super::device::Device;
+use super::device::VppDevice;
 
 /// Start and configure VPP's network stack, and run programs on it.
 #[derive(Debug, Clone, Args)]
@@ -51,8 +51,8 @@ pub(crate) struct VppPlaceArgs {
 pub(crate) struct UpArgs {
     #[arg(long, group = "layout")]
     pub(crate) loopback: bool,
-    #[arg(long, group = "layout", value_parser = two::<Device>)]
-    pub(crate) ethernet: Option<[Device; 2]>,
+    #[arg(long, group = "layout", value_parser = two::<VppDevice>)]
+    pub(crate) ethernet: Option<[VppDevice; 2]>,
     #[arg(long, conflicts_with = "loopback", value_parser = addresses)]
     pub(crate) address: Option<[Ipv4Net; 2]>,
     #[arg(long)]
@@ -124,10 +124,10 @@ mod tests {
 
     #[test]
     fn devices_come_in_pairs() {
-        assert!(two::<Device>("veth0,veth1").is_ok());
-        assert!(two::<Device>("0000:01:00.0,veth1").is_ok());
+        assert!(two::<VppDevice>("veth0,veth1").is_ok());
+        assert!(two::<VppDevice>("0000:01:00.0,veth1").is_ok());
         for text in ["veth0", "veth0,", "veth0,veth0", "a,b,c"] {
-            assert!(two::<Device>(text).is_err(), "{text}");
+            assert!(two::<VppDevice>(text).is_err(), "{text}");
         }
         assert!(addresses("10.0.0.1/24,10.0.1.1/24").is_ok());
         assert!(addresses("10.0.0.1/24").unwrap_err().contains("172.16"));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
 
-use super::place::Place;
+use super::place::VppPlace;
 use super::process::State;
 use crate::spec::VppPlaceArgs;
 
@@ -16,7 +16,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Ends VPP. If none runs, that is a success: the result is the same.
 pub(super) fn down(args: &VppPlaceArgs, out: &mut dyn Write) -> Result<()> {
-    let place = Place::of(args.dir.as_deref())?;
+    let place = VppPlace::of(args.dir.as_deref())?;
     if !place.state().exists() {
         writeln!(out, "nothing to end: truepeer has no VPP in {}", place.dir().display())?;
         return Ok(());
@@ -44,7 +44,7 @@ pub(super) fn down(args: &VppPlaceArgs, out: &mut dyn Write) -> Result<()> {
 }
 
 /// Removes the files of VPP and of `up`.
-pub(super) fn clear(place: &Place, prefix: &str) {
+pub(super) fn clear(place: &VppPlace, prefix: &str) {
     place.clear();
     clear_shared_memory(prefix);
 }

@@ -9,7 +9,7 @@ use std::fmt;
 
 use ipnet::Ipv4Net;
 
-use crate::spec::Device;
+use crate::spec::VppDevice;
 
 /// The guide's secret, the same for every namespace. It only prevents mix-ups. Access is controlled by the
 /// private directory: only a user who can open its sockets can use VPP.
@@ -40,17 +40,17 @@ pub(crate) enum Layout {
     /// Origin, proxy and client on VPP, each in its own namespace.
     Loopback,
     /// Only the proxy on VPP, between two devices.
-    Ethernet([Port; 2]),
+    Ethernet([VppPort; 2]),
 }
 
 /// A device and its address in VPP.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Port {
-    pub(crate) device: Device,
+pub(crate) struct VppPort {
+    pub(crate) device: VppDevice,
     pub(crate) address: Ipv4Net,
 }
 
-impl Device {
+impl VppDevice {
     /// Its name in VPP. dpdk devices get theirs in startup.conf, by position.
     pub(super) fn interface(&self, place: usize) -> String {
         match self {
@@ -127,8 +127,8 @@ impl Layout {
             Self::Ethernet(ports) => ports
                 .iter()
                 .filter_map(|port| match &port.device {
-                    Device::Pci(address) => Some(address.as_str()),
-                    Device::Kernel(_) => None,
+                    VppDevice::Pci(address) => Some(address.as_str()),
+                    VppDevice::Kernel(_) => None,
                 })
                 .collect(),
         }
@@ -178,10 +178,10 @@ fn loopback() -> Vec<Line> {
 }
 
 /// Version 2 of the kernel's packet rings. Version 3, the default, delays packets to batch them.
-fn ethernet(place: usize, port: &Port) -> Vec<Line> {
+fn ethernet(place: usize, port: &VppPort) -> Vec<Line> {
     let name = port.device.interface(place);
     let mut lines = Vec::new();
-    if let Device::Kernel(device) = &port.device {
+    if let VppDevice::Kernel(device) = &port.device {
         lines.push(Line::naming(format!("create host-interface v2 name {device}"), &name));
     }
     lines.push(Line::silent(format!("set interface state {name} up")));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     fn ethernet_of(first: &str, second: &str) -> Layout {
-        let port = |device: &str, place: usize| Port {
+        let port = |device: &str, place: usize| VppPort {
             device: device.parse().unwrap(),
             address: ETHERNET_ADDRESSES[place],
         };

@@ -15,7 +15,7 @@ use super::vcl::{Workers, app_socket};
 
 /// A directory that only its owner can enter.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct VppPlace {
     dir: PathBuf,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Lock {
 /// The longest path of a socket (sun_path, unix(7)), without its terminator and one more byte that VPP counts.
 const MOST_SOCKET_BYTES: usize = 106;
 
-impl Place {
+impl VppPlace {
     /// The named directory, or the user's default.
     pub(super) fn of(named: Option<&Path>) -> Result<Self> {
         let dir = match named {
@@ -168,18 +168,18 @@ mod tests {
     #[test]
     fn paths_that_vpp_cannot_parse_are_refused() {
         for dir in ["/a b", "/a{b", "/a#b"] {
-            let error = Place::of(Some(Path::new(dir))).unwrap_err().to_string();
+            let error = VppPlace::of(Some(Path::new(dir))).unwrap_err().to_string();
             assert!(error.contains("--dir"), "{error}");
         }
         let long = format!("/{}", "x".repeat(90));
-        assert!(Place::of(Some(Path::new(&long))).unwrap_err().to_string().contains("too long"));
-        assert!(Place::of(Some(Path::new("/run/x"))).is_ok());
+        assert!(VppPlace::of(Some(Path::new(&long))).unwrap_err().to_string().contains("too long"));
+        assert!(VppPlace::of(Some(Path::new("/run/x"))).is_ok());
     }
 
     #[test]
     fn other_files_stay() {
         let dir = env::temp_dir().join(format!("truepeer-vpp-place-{}", std::process::id()));
-        let place = Place::of(Some(&dir)).unwrap();
+        let place = VppPlace::of(Some(&dir)).unwrap();
         place.make().unwrap();
         fs::write(place.startup_conf(), "").unwrap();
         fs::write(dir.join("a-letter"), "").unwrap();
@@ -195,7 +195,7 @@ mod tests {
         let dir = env::temp_dir().join(format!("truepeer-vpp-open-{}", std::process::id()));
         fs::create_dir(&dir).unwrap();
         fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
-        let error = format!("{:#}", Place::of(Some(&dir)).unwrap().make().unwrap_err());
+        let error = format!("{:#}", VppPlace::of(Some(&dir)).unwrap().make().unwrap_err());
         fs::remove_dir(&dir).unwrap();
         assert!(error.contains("chmod 700"), "{error}");
     }
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn the_lock_is_exclusive() {
         let dir = env::temp_dir().join(format!("truepeer-vpp-lock-{}", std::process::id()));
-        let place = Place::of(Some(&dir)).unwrap();
+        let place = VppPlace::of(Some(&dir)).unwrap();
         place.make().unwrap();
         let lock = place.lock().unwrap();
         assert!(place.lock().unwrap_err().to_string().contains("is working in"));

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::layout::Layout;
-use crate::spec::Device;
+use crate::spec::VppDevice;
 
 /// The inputs of startup.conf.
 #[derive(Debug)]
@@ -65,10 +65,10 @@ impl Startup<'_> {
     fn dpdk_devices(&self) -> Vec<String> {
         let Layout::Ethernet(ports) = self.layout else { return Vec::new() };
         let named = ports.iter().enumerate().filter_map(|(place, port)| match &port.device {
-            Device::Pci(address) => {
+            VppDevice::Pci(address) => {
                 Some(format!("dev {address} {{ name {} }}", port.device.interface(place)))
             }
-            Device::Kernel(_) => None,
+            VppDevice::Kernel(_) => None,
         });
         named.collect()
     }
@@ -92,7 +92,7 @@ pub(super) fn has_huge_pages(meminfo: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vpp::layout::Port;
+    use crate::vpp::layout::VppPort;
 
     fn startup(layout: &Layout, core: Option<u16>, huge_pages: bool) -> String {
         Startup { dir: Path::new("/run/x"), prefix: "tp-1", layout, core, huge_pages }.text()
@@ -141,8 +141,10 @@ plugins {
 
     #[test]
     fn dpdk_gets_its_devices_and_a_core() {
-        let port =
-            |device: &str| Port { device: device.parse().unwrap(), address: "10.0.0.1/24".parse().unwrap() };
+        let port = |device: &str| VppPort {
+            device: device.parse().unwrap(),
+            address: "10.0.0.1/24".parse().unwrap(),
+        };
         let text = startup(&Layout::Ethernet([port("0000:01:00.0"), port("0000:01:00.1")]), Some(3), true);
         let dpdk = "dpdk {\n  dev 0000:01:00.0 { name eth0 }\n  dev 0000:01:00.1 { name eth1 }\n}\n";
         assert!(text.contains(dpdk), "{text}");

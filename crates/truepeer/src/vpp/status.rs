@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::{Context, Result, bail};
 
 use super::control::Control;
-use super::place::Place;
+use super::place::VppPlace;
 use super::process::State;
 use crate::spec::VppPlaceArgs;
 
@@ -37,8 +37,8 @@ pub(super) fn status(args: &VppPlaceArgs, out: &mut dyn Write) -> Result<()> {
 }
 
 /// Finds the VPP that runs there.
-pub(super) fn running(args: &VppPlaceArgs) -> Result<(Place, State)> {
-    let place = Place::of(args.dir.as_deref())?;
+pub(super) fn running(args: &VppPlaceArgs) -> Result<(VppPlace, State)> {
+    let place = VppPlace::of(args.dir.as_deref())?;
     let Some(state) = State::read(&place.state())? else {
         bail!("no VPP started by truepeer runs in {}; truepeer vpp up starts one", place.dir().display());
     };

@@ -19,8 +19,8 @@ use anyhow::{Context, Result, bail, ensure};
 use super::control::{Control, tail};
 use super::down;
 use super::find::Installation;
-use super::layout::{Layout, Port};
-use super::place::Place;
+use super::layout::{Layout, VppPort};
+use super::place::VppPlace;
 use super::process::{State, boot, started};
 use super::startup::{Startup, has_huge_pages};
 use super::vcl::{VclConfig, Workers};
@@ -36,15 +36,15 @@ fn layout(args: &UpArgs) -> Layout {
     let Some([first, second]) = args.ethernet.clone() else { return Layout::Loopback };
     let [towards_clients, towards_origin] = args.address.unwrap_or(ETHERNET_ADDRESSES);
     Layout::Ethernet([
-        Port { device: first, address: towards_clients },
-        Port { device: second, address: towards_origin },
+        VppPort { device: first, address: towards_clients },
+        VppPort { device: second, address: towards_origin },
     ])
 }
 
 /// Starts VPP. Writes each command line that VPP gets to `out`.
 pub(super) fn up(args: &UpArgs, out: &mut dyn Write) -> Result<()> {
     let layout = layout(args);
-    let place = Place::of(args.place.dir.as_deref())?;
+    let place = VppPlace::of(args.place.dir.as_deref())?;
     let huge_pages = has_huge_pages(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
     let prefix = format!("truepeer-vpp-{}", std::process::id());
     let startup =
@@ -93,7 +93,7 @@ fn check(layout: &Layout, core: Option<u16>, huge_pages: bool) -> Result<()> {
 }
 
 /// Fails if VPP already runs there. Cleans up after one that was killed.
-fn refuse_second(place: &Place) -> Result<()> {
+fn refuse_second(place: &VppPlace) -> Result<()> {
     let Some(state) = State::read(&place.state())? else { return Ok(()) };
     if state.process()?.is_some() {
         bail!(
@@ -115,7 +115,7 @@ fn interruptible() -> Result<Arc<AtomicBool>> {
     Ok(flag)
 }
 
-fn print(place: &Place, layout: &Layout, startup: &str, out: &mut dyn Write) -> Result<()> {
+fn print(place: &VppPlace, layout: &Layout, startup: &str, out: &mut dyn Write) -> Result<()> {
     let control = Control { vppctl: "vppctl".into(), socket: place.cli_socket() };
     writeln!(out, "# {}", place.startup_conf().display())?;
     out.write_all(startup.as_bytes())?;
@@ -128,7 +128,7 @@ fn print(place: &Place, layout: &Layout, startup: &str, out: &mut dyn Write) -> 
 
 /// A VPP that is being started.
 struct Attempt<'a> {
-    place: &'a Place,
+    place: &'a VppPlace,
     layout: &'a Layout,
     installation: &'a Installation,
     prefix: String,
