@@ -45,7 +45,7 @@ fn page() -> String {
     let mut page = HEAD.to_owned();
     let mut all = command();
     all.build();
-    for (name, _) in COMMANDS.iter().copied() {
+    for &(name, _) in COMMANDS {
         let command = all.find_subcommand(name).expect(name);
         let about = command.get_about().map(ToString::to_string).unwrap_or_default();
         let _ = write!(page, "\n## truepeer {name}\n\n{about}.\n");
@@ -127,7 +127,7 @@ fn the_reference_is_what_help_says() {
 fn each_option_has_its_row_and_each_row_its_option() {
     let mut all = command();
     all.build();
-    for (name, which) in COMMANDS.iter().copied() {
+    for &(name, which) in COMMANDS {
         let options: Vec<String> =
             options(all.find_subcommand(name).expect(name)).iter().map(|arg| key(arg)).collect();
         for option in &options {
@@ -144,7 +144,7 @@ fn each_option_has_its_row_and_each_row_its_option() {
 #[test]
 fn help_shows_each_rows_words() {
     let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-    for (name, which) in COMMANDS.iter().copied() {
+    for &(name, which) in COMMANDS {
         let help = squeeze(&error(&format!("truepeer {name} --help")));
         let below: String = actions(name)
             .iter()
@@ -159,7 +159,7 @@ fn help_shows_each_rows_words() {
 
 #[test]
 fn short_help_is_a_screenful() {
-    for (name, _) in COMMANDS.iter().copied() {
+    for &(name, _) in COMMANDS {
         let help = error(&format!("truepeer {name} -h"));
         assert!(
             help.lines().count() <= 45 && help.contains("--help"),
@@ -248,7 +248,7 @@ fn every_option_is_in_the_manual_and_in_the_completions() {
         completion::write(shell, &mut text).unwrap();
         (shell, String::from_utf8(text).unwrap())
     });
-    for (name, which) in COMMANDS.iter().copied() {
+    for &(name, which) in COMMANDS {
         // Actions have pages of their own.
         let of_command: String = pages
             .iter()

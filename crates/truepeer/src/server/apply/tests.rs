@@ -87,7 +87,7 @@ fn is_closed(listener: SocketAddr) -> bool {
 fn talk(mut stream: TcpStream, stop: &AtomicBool, rounds: &AtomicUsize) {
     let mut round = 0;
     while !stop.load(Ordering::Relaxed) {
-        let sent: Vec<u8> = (0..CHUNK).map(|at| ((round * 31 + at * 7) % 251) as u8).collect();
+        let sent: Vec<u8> = (0..CHUNK).map(|at| u8::try_from((round * 31 + at * 7) % 251).unwrap()).collect();
         stream.write_all(&sent).unwrap();
         let mut back = [0; CHUNK];
         stream.read_exact(&mut back).unwrap();
