@@ -20,7 +20,6 @@ note_skip() { skips+=("${1#*: }"$'\t'"${1%%: *}"); skipped=$((skipped + 1)); } #
 
 # A check that passes or fails: name, command. If it prints "SKIP ...: reason", it can't run here; its status is
 # then 0 or 77.
-# then 0 or 77.
 check() {
   local name=$1 start=$SECONDS status
   shift

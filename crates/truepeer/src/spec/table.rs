@@ -31,7 +31,7 @@ pub(crate) const ADMIN_TABLE: Commands = Commands(1 << 9);
 pub(crate) const LOG_TABLE: Commands = Commands(1 << 10);
 pub(crate) const RELOAD: Commands = Commands(1 << 16);
 pub(crate) const UPGRADE: Commands = Commands(1 << 17);
-pub(crate) const VPP: Commands = Commands(1 << 12);
+pub(crate) const VPP: Commands = Commands(1 << 31);
 
 impl Commands {
     const fn or(self, other: Self) -> Self {
