@@ -20,6 +20,7 @@ mod routes;
 mod run;
 mod server;
 mod spec;
+mod units;
 mod vpp;
 
 use std::io::Write as _;

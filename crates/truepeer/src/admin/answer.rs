@@ -14,8 +14,8 @@ use truepeer_policy::PrefixSet;
 use truepeer_session::{SessionFilter, SessionId};
 
 use super::listing::{Listing, Rates};
-use super::serve::Stopper;
 use super::status::StatusDoc;
+use super::stop::Stopper;
 use super::{Running, State, metrics, page};
 
 /// The protocol of an upgrade.

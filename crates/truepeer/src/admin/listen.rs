@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail};
 use socket2::SockRef;
 use tracing::{info, warn};
 
-use super::connection::Stream;
+use super::stream::Stream;
 use crate::spec::AdminAddr;
 
 /// Owner and group may connect to the unix socket: connecting takes the permission to write.

@@ -19,6 +19,8 @@ mod metrics;
 mod page;
 mod serve;
 pub(crate) mod status;
+mod stop;
+mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -34,7 +36,7 @@ use truepeer_session::counters::Counters;
 use truepeer_session::{ListenerId, SessionList};
 
 use self::listen::Entrance;
-use self::serve::Stopper;
+use self::stop::Stopper;
 use crate::spec::{AdminAddr, Protocol};
 
 /// The running program, as its operator watches and steers it. Calls come from the admin thread, and
@@ -132,7 +134,7 @@ pub(crate) fn start(
 ) -> anyhow::Result<Admin> {
     let opened = listen.iter().map(|address| Entrance::open(address, inherited));
     let entrances = Arc::new(opened.collect::<anyhow::Result<Vec<_>>>()?);
-    let (stopper, stopped) = serve::stopper().context("can't start the admin thread")?;
+    let (stopper, stopped) = stop::stopper().context("can't start the admin thread")?;
     let thread = if entrances.is_empty() {
         None
     } else {

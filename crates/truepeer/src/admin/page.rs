@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Write as _};
 
 use super::status::{ListenerDoc, StatusDoc};
-use crate::operate::units::{Bytes, Count};
+use crate::units::{Bytes, Count};
 
 const STYLE: &str = "\
 :root { color-scheme: light dark; --line: light-dark(#d8dee4, #3d444d); --dim: light-dark(#59636e, #9198a1); \

@@ -1,10 +1,7 @@
 //! The admin thread: poll(2) over the listening sockets and a bounded number of connections.
 
-use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,6 +11,7 @@ use tracing::error;
 use super::Running;
 use super::connection::{Connection, Orders};
 use super::listen::Entrance;
+use super::stop::Stopped;
 
 /// Connections at a time by TCP, and by the unix socket. TCP can't use up the operator's own.
 const MOST: [usize; 2] = [32, 16];
@@ -21,47 +19,11 @@ const MOST: [usize; 2] = [32, 16];
 /// spin.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Ends the thread, and wakes it.
-#[derive(Debug, Clone)]
-pub(super) struct Stopper {
-    bell: Arc<UnixStream>,
-    is_stopping: Arc<AtomicBool>,
-}
-
-impl Stopper {
-    pub(super) fn stop(&self) {
-        self.is_stopping.store(true, Ordering::Release);
-        self.wake();
-    }
-
-    /// Makes the thread look at its connections.
-    pub(super) fn wake(&self) {
-        // A full pipe means that it was woken already.
-        let _ = (&*self.bell).write(&[0]);
-    }
-}
-
-/// The thread's end.
-#[derive(Debug)]
-pub(super) struct Stopped {
-    bell: UnixStream,
-    stopper: Stopper,
-}
-
-/// Creates both ends.
-pub(super) fn stopper() -> io::Result<(Stopper, Stopped)> {
-    let (bell, woken) = UnixStream::pair()?;
-    bell.set_nonblocking(true)?;
-    woken.set_nonblocking(true)?;
-    let stopper = Stopper { bell: Arc::new(bell), is_stopping: Arc::default() };
-    Ok((stopper.clone(), Stopped { bell: woken, stopper }))
-}
-
 /// Serves until it is stopped.
 pub(super) fn serve(entrances: &[Entrance], stopped: &Stopped, running: &Arc<dyn Running>) {
-    let orders = Orders::new(Arc::clone(running), stopped.stopper.clone());
+    let orders = Orders::new(Arc::clone(running), stopped.stopper());
     let mut connections: Vec<Connection> = Vec::new();
-    while !stopped.stopper.is_stopping.load(Ordering::Acquire) {
+    while !stopped.is_due() {
         let now = Instant::now();
         connections.retain(|connection| connection.deadline() > now);
         let ready = match wait(entrances, stopped, &connections, now) {
@@ -69,7 +31,7 @@ pub(super) fn serve(entrances: &[Entrance], stopped: &Stopped, running: &Arc<dyn
             Err(Errno::INTR) => continue,
             Err(errno) => return error!("admin: poll failed, nothing more is answered: {errno}"),
         };
-        let _ = (&stopped.bell).read(&mut [0; 64]);
+        stopped.hear();
         let now = Instant::now();
         let mut place = 0;
         connections.retain_mut(|connection| {
@@ -109,7 +71,7 @@ fn wait(
     connections: &[Connection],
     now: Instant,
 ) -> Result<Ready, Errno> {
-    let mut watched = vec![PollFd::from_borrowed_fd(stopped.bell.as_fd(), PollFlags::IN)];
+    let mut watched = vec![PollFd::from_borrowed_fd(stopped.bell(), PollFlags::IN)];
     for entrance in entrances {
         let flags = if has_room(connections, entrance) { PollFlags::IN } else { PollFlags::empty() };
         watched.push(PollFd::from_borrowed_fd(entrance.as_fd(), flags));

@@ -9,28 +9,11 @@ use toml::de::{DeTable, DeValue};
 use super::entry::{ENTRIES, grammar};
 use super::finding::{Finding, Findings, Span};
 use super::keys::{self, nearest};
-use super::table::{self, Pair, Words, pairs};
+use super::table::{self, Pair, pairs};
+use super::written::{Written, WrittenEntry};
 use crate::spec::{AdminTable, LogTable, ProcessTable};
 
 const TABLES: [&str; 2] = ["admin", "log"];
-
-/// What a file says.
-pub(super) struct Written {
-    /// The keys before the first table.
-    pub(super) top: ArgMatches,
-    pub(super) admin: ArgMatches,
-    pub(super) log: ArgMatches,
-    pub(super) entries: Vec<WrittenEntry>,
-}
-
-/// A table that is a command.
-pub(super) struct WrittenEntry {
-    /// The command's.
-    pub(super) name: &'static str,
-    pub(super) words: Words,
-    /// `None`: something is wrong in it.
-    pub(super) matches: Option<ArgMatches>,
-}
 
 /// Reads the tables of one file.
 struct Reader<'a> {
@@ -39,16 +22,6 @@ struct Reader<'a> {
 }
 
 impl Written {
-    /// A file without any key.
-    pub(super) fn nothing() -> Self {
-        Self {
-            top: keys::of_table::<ProcessTable>().nothing(),
-            admin: keys::of_table::<AdminTable>().nothing(),
-            log: keys::of_table::<LogTable>().nothing(),
-            entries: Vec::new(),
-        }
-    }
-
     /// Relative paths begin at `dir`.
     pub(super) fn of(root: &DeTable<'_>, dir: &Path, findings: &mut Findings) -> Self {
         let mut reader = Reader { dir, findings };

@@ -2,8 +2,8 @@
 
 use clap::{ArgMatches, FromArgMatches as _};
 
-use super::document::Written;
 use super::keys::{self, Grammar};
+use super::written::Written;
 use crate::plan::{
     AdminConfig, AttachKey, Config, Defaults, EntryConfig, LogConfig, Problem, Problems, attach_rules,
 };

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use toml::de::DeTable;
 
-use super::document::Written;
 use super::entry::{Entry, Shared};
 use super::finding::{Finding, Findings, Span};
 use super::keys::in_keys;
 use super::table::Words;
+use super::written::Written;
 use crate::plan::{AttachKey, Beside, CheckedProcess, EntryConfig, Problem, Problems, ProcessConfig};
 use crate::spec::defaults;
 

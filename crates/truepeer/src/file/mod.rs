@@ -22,6 +22,7 @@ mod show;
 mod source;
 mod table;
 mod value;
+mod written;
 
 pub(crate) use check::check;
 pub(crate) use keys::in_keys;

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use clap::{Arg, ArgAction, ArgMatches, FromArgMatches as _};
 
-use super::document::Written;
 use super::entry::{Entry, Shared, grammar, meaning, rows};
 use super::keys::{self, Grammar, in_keys, quoted};
 use super::value;
+use super::written::Written;
 use crate::plan::{LogConfig, Problem, Problems};
 use crate::spec::table::{self, Commands, Default};
 use crate::spec::values::LEVELS;

@@ -4,10 +4,10 @@ use std::path::Path;
 use annotate_snippets::Renderer;
 use proptest::prelude::*;
 
-use super::document::Written;
 use super::entry::{Entry, Shared, meaning};
 use super::judge::tables;
 use super::show::whole;
+use super::written::Written;
 use crate::cli::{Invocation, parse};
 use crate::plan::EntryConfig;
 

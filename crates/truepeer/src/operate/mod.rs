@@ -1,8 +1,7 @@
-//! Commands that watch and steer a running truepeer: `status`, `sessions` and `top`.
+//! Commands that watch and steer a running truepeer: `status` and `sessions`.
 
 mod sessions;
 mod status;
-pub(crate) mod units;
 
 pub(crate) use sessions::sessions;
 pub(crate) use status::status;

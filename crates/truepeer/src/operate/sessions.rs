@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 
 use anyhow::Context as _;
 
-use super::units::{Age, Bytes};
 use crate::admin::client::Client;
 use crate::admin::listing::SessionDoc;
 use crate::spec::SessionsArgs;
+use crate::units::{Age, Bytes};
 
 /// Prints the open sessions, or ends them.
 pub(crate) fn sessions(args: &SessionsArgs, out: &mut dyn Write) -> anyhow::Result<()> {

@@ -4,10 +4,10 @@ use std::io::Write;
 
 use anyhow::Context as _;
 
-use super::units::{Bytes, Count};
 use crate::admin::client::Client;
 use crate::admin::status::{ListenerDoc, StatusDoc};
 use crate::spec::StatusArgs;
+use crate::units::{Bytes, Count};
 
 /// Prints what the running truepeer does.
 pub(crate) fn status(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<()> {

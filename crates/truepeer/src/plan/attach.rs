@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use truepeer_bpf::{Gate, Rules, UdpDialect};
 use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet};
 
-use super::listener::{ClaimsConfig, HeaderLimits, SendersConfig};
+use super::listener::HeaderLimits;
 use super::problem::Problem;
 use super::senders;
+use super::senders::{ClaimsConfig, SendersConfig};
 use crate::spec::{AttachArgs, Port, defaults};
 
 /// The rules, with files read, and warnings about risky or ineffective options.

@@ -8,7 +8,7 @@ use truepeer_https::tunnel::OriginTls;
 use truepeer_policy::{BackendAddr, Policy};
 
 use super::Config;
-use super::diff::ListenerKey;
+use super::key::ListenerKey;
 use super::listener::ListenerConfig;
 use super::place::Place;
 use super::problem::{Problem, Problems};
@@ -85,7 +85,7 @@ impl ListenerConfig {
             problems.add(Problem::ListenTwice(address));
         }
         // Read for comparison first: a file that changes meanwhile then differs at the next reload.
-        let read = Read::of(self, problems);
+        let read = self.read(problems);
         let fail = |error| Problem::tls(error, self.http.is_some());
         let tls = problems.note(self.tls.as_ref().map(TlsConfig::read).transpose().map_err(fail));
         let origin = self.origin_tls.as_ref().map(OriginTlsConfig::read).transpose().map_err(fail);

@@ -1,21 +1,9 @@
 //! The difference of two plans, as changes for the engines. Pure: nothing is opened, read or asked here.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::checked::CheckedListener;
-use crate::spec::Protocol;
-
-/// The identity of a listener across two plans.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct ListenerKey {
-    pub(crate) protocol: Protocol,
-    pub(crate) address: SocketAddr,
-    /// Distinguishes listeners on the same address: only port 0, for which the kernel chooses, may be given
-    /// twice.
-    pub(crate) copy: usize,
-}
 
 /// One step from the running listeners to those of a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,17 +74,6 @@ impl Change {
     }
 }
 
-impl ListenerKey {
-    /// Whether one of the two can't be opened while the other is open. A wildcard address covers both families.
-    fn conflicts(&self, other: &Self) -> bool {
-        let (ip, other_ip) = (self.address.ip().to_canonical(), other.address.ip().to_canonical());
-        let is_one_port = self.protocol == other.protocol
-            && self.address.port() == other.address.port()
-            && self.address.port() != 0;
-        self == other || is_one_port && (ip == other_ip || ip.is_unspecified() || other_ip.is_unspecified())
-    }
-}
-
 impl CheckedListener {
     /// Whether the listening sockets of one can serve the other, in the same engine.
     fn has_same_sockets(&self, other: &Self) -> bool {
@@ -129,15 +106,6 @@ impl PartialEq for CheckedListener {
 }
 
 impl Eq for CheckedListener {}
-
-impl fmt::Display for ListenerKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.protocol {
-            Protocol::Tcp => write!(f, "{}", self.address),
-            Protocol::Udp => write!(f, "{} (UDP)", self.address),
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests;

@@ -5,8 +5,9 @@ use std::num::NonZeroUsize;
 use truepeer_policy::{HeaderRule, PrefixSet};
 
 use super::http::HttpConfig;
-use super::listener::{BackendsConfig, ClaimsConfig, HeaderLimits, ListenerConfig, SendersConfig, Timeouts};
+use super::listener::{BackendsConfig, HeaderLimits, ListenerConfig, Timeouts};
 use super::problem::{Problem, Problems};
+use super::senders::{ClaimsConfig, SendersConfig};
 use super::tls::{OriginTlsConfig, TlsConfig, certificate};
 use super::{AdminConfig, Config, LogConfig, RoutesConfig, resolve};
 use crate::spec::{

@@ -7,22 +7,19 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use truepeer_policy::{
-    Backends, Delivery, Destinations, Dialect, Dynamic, HeaderRule, HeaderTimes, Nat64Prefix, OnConflict,
-    Policy, PrefixSet, Source,
+    Backends, Delivery, Destinations, Dialect, Dynamic, HeaderTimes, Nat64Prefix, OnConflict, Policy, Source,
 };
 use truepeer_proto::{Transport, Version};
 use truepeer_session::settings::UdpSettings;
 
 use super::http::HttpConfig;
 use super::place::Place;
-use super::problem::Problem;
-use super::read::Read;
-use super::senders::ListFile;
+use super::problem::{Problem, Problems};
+use super::read::{Read, certificates};
+use super::senders::{ClaimsConfig, SendersConfig};
 use super::tls::{OriginTlsConfig, TlsConfig};
 use super::{resolve, senders};
-use crate::spec::{
-    ClientAddressConfig, Family, HostPort, Protocol, SendProxy, SenderRule, SendersSpec, defaults, text,
-};
+use crate::spec::{ClientAddressConfig, Family, HostPort, Protocol, SendProxy, SendersSpec, defaults, text};
 
 /// One listener. A session's rules are in [`ListenerConfig::policy`]; the rest is for opening the sockets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,21 +89,6 @@ pub(crate) struct UdpConfig {
     pub(crate) close_after: Option<Duration>,
 }
 
-/// Which senders may connect.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct SendersConfig {
-    #[serde(with = "text::prefixes")]
-    pub(crate) allow: PrefixSet,
-    /// Files with further senders, one prefix on each line; read again on reload.
-    pub(crate) allow_files: Vec<ListFile>,
-    #[serde(with = "text::one")]
-    pub(crate) header: HeaderRule,
-    /// The rules of specific senders.
-    #[serde(with = "text::list")]
-    pub(crate) rules: Vec<SenderRule>,
-}
-
 /// How long to wait for a header, and for how much of one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -117,21 +99,6 @@ pub(crate) struct HeaderLimits {
     #[serde(with = "text::duration")]
     pub(crate) wait: Duration,
     pub(crate) max_bytes: usize,
-}
-
-/// Which clients may be claimed.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct ClaimsConfig {
-    #[serde(with = "text::prefixes")]
-    pub(crate) allow: PrefixSet,
-    /// Whether this host's own addresses may be claimed, as the programs behind the drop-in names allow it.
-    pub(crate) allow_host: bool,
-    /// Clients to refuse.
-    #[serde(with = "text::prefixes")]
-    pub(crate) deny: PrefixSet,
-    /// Files with further ones, one prefix on each line; read again on reload.
-    pub(crate) deny_files: Vec<PathBuf>,
 }
 
 /// How long a session may stay in a state.
@@ -176,17 +143,6 @@ impl Default for BackendsConfig {
     fn default() -> Self {
         let usual = |(host, port)| Some(HostPort::new(host, port));
         Self { ipv4: usual(defaults::IPV4), ipv6: usual(defaults::IPV6) }
-    }
-}
-
-impl Default for SendersConfig {
-    fn default() -> Self {
-        Self {
-            allow: PrefixSet::loopback(),
-            allow_files: Vec::new(),
-            header: HeaderRule::Require,
-            rules: Vec::new(),
-        }
     }
 }
 
@@ -269,8 +225,17 @@ impl ListenerConfig {
         lists.chain(tls).chain(self.origin_tls.iter().flat_map(OriginTlsConfig::files))
     }
 
+    /// Reads files and resolves names now. `None`: something is wrong, which is noted.
+    pub(super) fn read(&self, problems: &mut Problems) -> Option<Read> {
+        let allow = problems.note(self.senders.allowed());
+        let deny = problems.note(self.claims.denied());
+        let backends = problems.note(self.resolve_backends());
+        let certificates = certificates(self.tls.as_ref(), self.origin_tls.as_ref());
+        Some(Read { allow: allow?, deny: deny?, backends: backends?, certificates })
+    }
+
     /// Resolves the names.
-    pub(super) fn resolve_backends(&self) -> Result<Backends, Problem> {
+    fn resolve_backends(&self) -> Result<Backends, Problem> {
         let resolve = |backend: &Option<HostPort>, family| {
             let resolve = |backend| resolve::backend(backend, self.backend_place(family), family);
             backend.as_ref().map(resolve).transpose()

@@ -10,6 +10,7 @@ mod checked;
 mod diff;
 mod http;
 mod https;
+mod key;
 mod listener;
 mod place;
 mod problem;
@@ -32,8 +33,9 @@ use crate::spec::{LogFormat, LogSpec, Protocol, RoutesMode, RoutesSpec, Verbosit
 
 pub(crate) use attach::attach_rules;
 pub(crate) use checked::{Beside, Checked, CheckedListener};
-pub(crate) use diff::{Change, ListenerKey, diff};
+pub(crate) use diff::{Change, diff};
 pub(crate) use http::HttpConfig;
+pub(crate) use key::ListenerKey;
 pub(crate) use listener::ListenerConfig;
 pub(crate) use problem::{Problem, Problems};
 pub(crate) use process::{

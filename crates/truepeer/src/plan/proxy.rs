@@ -4,11 +4,9 @@ use std::time::Duration;
 
 use truepeer_policy::{Destinations, HeaderRule, OnConflict, PrefixSet};
 
-use super::listener::{
-    BackendsConfig, ClaimsConfig, DynamicConfig, HeaderLimits, ListenerConfig, SendersConfig, Timeouts,
-    UdpConfig,
-};
+use super::listener::{BackendsConfig, DynamicConfig, HeaderLimits, ListenerConfig, Timeouts, UdpConfig};
 use super::problem::{Problem, Problems};
+use super::senders::{ClaimsConfig, SendersConfig};
 use super::tls::{OriginTlsConfig, TlsConfig, certificate};
 use super::{AdminConfig, Config, LogConfig, RoutesConfig, resolve};
 use crate::spec::{Carried, HostPort, ListenAddr, ProxySpec, defaults};

@@ -5,9 +5,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use truepeer_policy::{Backends, PrefixSet};
 
-use super::listener::ListenerConfig;
-use super::problem::Problems;
-use super::tls::OriginTlsConfig;
+use super::tls::{OriginTlsConfig, TlsConfig};
 
 /// The data at the time of reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,25 +20,15 @@ pub(crate) struct Read {
     pub(super) certificates: u64,
 }
 
-impl Read {
-    /// Reads files and resolves names now. `None`: something is wrong, which is noted.
-    pub(super) fn of(listener: &ListenerConfig, problems: &mut Problems) -> Option<Self> {
-        let allow = problems.note(listener.senders.allowed());
-        let deny = problems.note(listener.claims.denied());
-        let backends = problems.note(listener.resolve_backends());
-        Some(Self { allow: allow?, deny: deny?, backends: backends?, certificates: certificates(listener) })
-    }
-}
-
 /// A file that can't be read counts as empty here: building the TLS configuration reports it.
-fn certificates(listener: &ListenerConfig) -> u64 {
+pub(super) fn certificates(tls: Option<&TlsConfig>, origin_tls: Option<&OriginTlsConfig>) -> u64 {
     let mut hasher = DefaultHasher::new();
-    let tls = listener.tls.iter().flat_map(|tls| tls.files());
-    let origin = listener.origin_tls.iter().flat_map(|tls| tls.files());
+    let tls = tls.into_iter().flat_map(TlsConfig::files);
+    let origin = origin_tls.into_iter().flat_map(OriginTlsConfig::files);
     for path in tls.chain(origin) {
         std::fs::read(path).unwrap_or_default().hash(&mut hasher);
     }
-    if listener.origin_tls.as_ref().is_some_and(OriginTlsConfig::trusts_system) {
+    if origin_tls.is_some_and(OriginTlsConfig::trusts_system) {
         truepeer_https::tls::system_authorities().hash(&mut hasher);
     }
     hasher.finish()

@@ -4,8 +4,9 @@ use truepeer_handover::{Destination, Listeners, RunSettings};
 use truepeer_policy::{Claims, HeaderRule, HeaderTimes, HostAddresses, PrefixSet};
 use truepeer_proto::Limits;
 
-use super::listener::{ClaimsConfig, HeaderLimits, SendersConfig};
+use super::listener::HeaderLimits;
 use super::problem::Problem;
+use super::senders::{ClaimsConfig, SendersConfig};
 use super::{resolve, senders};
 use crate::spec::RunArgs;
 

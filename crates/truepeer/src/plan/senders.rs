@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet, Senders};
 
-use super::listener::{ClaimsConfig, SendersConfig};
 use super::place::Place;
 use super::problem::Problem;
-use crate::spec::{Header, PrefixesOrFile, SenderRule, SendersSpec};
+use crate::spec::{Header, PrefixesOrFile, SenderRule, SendersSpec, text};
 
 /// A list in a file, and the option that named it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +15,47 @@ use crate::spec::{Header, PrefixesOrFile, SenderRule, SendersSpec};
 pub(crate) struct ListFile {
     pub(crate) place: Place,
     pub(crate) path: PathBuf,
+}
+
+/// Which senders may connect.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct SendersConfig {
+    #[serde(with = "text::prefixes")]
+    pub(crate) allow: PrefixSet,
+    /// Files with further senders, one prefix on each line; read again on reload.
+    pub(crate) allow_files: Vec<ListFile>,
+    #[serde(with = "text::one")]
+    pub(crate) header: HeaderRule,
+    /// The rules of specific senders.
+    #[serde(with = "text::list")]
+    pub(crate) rules: Vec<SenderRule>,
+}
+
+/// Which clients may be claimed.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct ClaimsConfig {
+    #[serde(with = "text::prefixes")]
+    pub(crate) allow: PrefixSet,
+    /// Whether this host's own addresses may be claimed, as the programs behind the drop-in names allow it.
+    pub(crate) allow_host: bool,
+    /// Clients to refuse.
+    #[serde(with = "text::prefixes")]
+    pub(crate) deny: PrefixSet,
+    /// Files with further ones, one prefix on each line; read again on reload.
+    pub(crate) deny_files: Vec<PathBuf>,
+}
+
+impl Default for SendersConfig {
+    fn default() -> Self {
+        Self {
+            allow: PrefixSet::loopback(),
+            allow_files: Vec::new(),
+            header: HeaderRule::Require,
+            rules: Vec::new(),
+        }
+    }
 }
 
 impl SendersSpec {

@@ -1,3 +1,4 @@
+use std::net::SocketAddr;
 use std::num::NonZeroU16;
 use std::time::Duration;
 
@@ -6,6 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::plan::tls::OriginTlsConfig;
 use crate::plan::{Checked, Config, ListenerConfig};
+use crate::spec::Protocol;
 
 type Listeners = Vec<Arc<CheckedListener>>;
 

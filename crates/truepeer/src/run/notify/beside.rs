@@ -26,6 +26,7 @@ use truepeer_sys::process::{Forked, SignalDoor, end_now, fork, receive_descripto
 use truepeer_sys::seccomp::{Filter, Notifier, SeccompAction, calls, is_supported};
 
 use super::relation::{Relation, let_go_of_the_standard_streams};
+use super::serve::Serve;
 use super::supervisor::Supervisor;
 use super::telling::Telling;
 use super::{accepting_calls, log_config};
@@ -107,11 +108,6 @@ pub(in crate::run) fn connect(sending: &ConnectSettings) -> Result<Result<Beside
         Telling::new(sending, notifier, relation)
     })?;
     Ok(served.map(|supervisor| Beside { supervisor, names: None }))
-}
-
-/// Something that serves until nobody is left.
-pub(super) trait Serve {
-    fn serve(self) -> Result<()>;
 }
 
 /// Starts the supervisor, and puts this process under the filter. Returns the supervisor's number.

@@ -39,6 +39,7 @@ mod receivers;
 mod receiving;
 mod relation;
 mod ringer;
+mod serve;
 mod siblings;
 mod supervisor;
 mod telling;

@@ -11,7 +11,6 @@ use truepeer_policy::HeaderRule;
 use truepeer_session::Advise;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 
-use super::beside::Serve;
 use super::caller::write_address;
 use super::ending::Ending;
 use super::io_uring::answer_to_io_uring;
@@ -22,6 +21,7 @@ use super::reach::descriptor_for;
 use super::ready::Ready;
 use super::relation::Relation;
 use super::ringer::Ringer;
+use super::serve::Serve;
 use super::siblings::Siblings;
 use super::watch::{Event, Watch};
 

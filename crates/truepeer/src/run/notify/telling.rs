@@ -29,7 +29,6 @@ use truepeer_sys::process::read_memory;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 use truepeer_sys::socket::{is_unconnected, send_with_syn};
 
-use super::beside::Serve;
 use super::caller::parse_address;
 use super::ending::Ending;
 use super::interrupt::still_waits;
@@ -38,6 +37,7 @@ use super::journal::SupervisorLog;
 use super::reach::descriptor_for;
 use super::receivers::{PERIOD, Receiving};
 use super::relation::Relation;
+use super::serve::Serve;
 use super::watch::{Event, Watch};
 
 /// A connection that is not established yet.

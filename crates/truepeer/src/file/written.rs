@@ -1,0 +1,37 @@
+//! A file, table by table, each as the command line that says the same.
+
+use clap::ArgMatches;
+
+use super::keys;
+use super::table::Words;
+use crate::spec::{AdminTable, LogTable, ProcessTable};
+
+/// What a file says.
+pub(super) struct Written {
+    /// The keys before the first table.
+    pub(super) top: ArgMatches,
+    pub(super) admin: ArgMatches,
+    pub(super) log: ArgMatches,
+    pub(super) entries: Vec<WrittenEntry>,
+}
+
+/// A table that is a command.
+pub(super) struct WrittenEntry {
+    /// The command's.
+    pub(super) name: &'static str,
+    pub(super) words: Words,
+    /// `None`: something is wrong in it.
+    pub(super) matches: Option<ArgMatches>,
+}
+
+impl Written {
+    /// A file without any key.
+    pub(super) fn nothing() -> Self {
+        Self {
+            top: keys::of_table::<ProcessTable>().nothing(),
+            admin: keys::of_table::<AdminTable>().nothing(),
+            log: keys::of_table::<LogTable>().nothing(),
+            entries: Vec::new(),
+        }
+    }
+}
