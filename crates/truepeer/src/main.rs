@@ -29,7 +29,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use cli::{Compat, Invocation, UsageError};
-use file::{Loaded, Source};
+use file::{ConfigSource, LoadedConfig};
 use plan::{EntryConfig, ProcessConfig};
 use routes::show::RemoveOptions;
 use spec::{DoctorArgs, FileSpec, ReloadArgs, RoutesAction, RoutesArgs, StackArgs};
@@ -53,8 +53,8 @@ fn main() -> ExitCode {
 /// anything is set up.
 enum Task {
     Serve {
-        source: Source,
-        loaded: Box<Loaded>,
+        source: ConfigSource,
+        loaded: Box<LoadedConfig>,
         compat: Option<Compat>,
         stack: Option<StackArgs>,
         is_upgrade: bool,
@@ -63,12 +63,12 @@ enum Task {
 }
 
 fn check(invocation: Invocation) -> Result<Task, UsageError> {
-    let command = |entry| Source::Command(Box::new(ProcessConfig::of_command(entry)));
+    let command = |entry| ConfigSource::Command(Box::new(ProcessConfig::of_command(entry)));
     let is_upgrade = matches!(&invocation, Invocation::Serve(args) if args.take_over);
     let (source, compat, stack) = match invocation {
         Invocation::Proxy(config, compat) => (command(EntryConfig::Proxy(config)), compat, None),
         Invocation::Https(config, stack) => (command(EntryConfig::Https(config)), None, Some(stack)),
-        Invocation::Serve(args) => (Source::File(args.file.path().to_owned()), None, None),
+        Invocation::Serve(args) => (ConfigSource::File(args.file.path().to_owned()), None, None),
         other => return Ok(Task::Other(other)),
     };
     let loaded = Box::new(source.load()?);
@@ -147,7 +147,7 @@ fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
 
 /// The socket by which to reach the process of a file.
 fn admin_socket(file: &FileSpec) -> anyhow::Result<PathBuf> {
-    let loaded = Source::File(file.path().to_owned()).load()?;
+    let loaded = ConfigSource::File(file.path().to_owned()).load()?;
     let socket = loaded.process.admin.socket().map(Path::to_owned);
     socket.with_context(|| {
         format!("{}: expected the path of a socket in [admin] listen", file.path().display())
@@ -168,7 +168,12 @@ fn upgrade(file: &FileSpec) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn serve(source: &Source, loaded: Loaded, compat: Option<Compat>, is_upgrade: bool) -> anyhow::Result<()> {
+fn serve(
+    source: &ConfigSource,
+    loaded: LoadedConfig,
+    compat: Option<Compat>,
+    is_upgrade: bool,
+) -> anyhow::Result<()> {
     log::init(loaded.process.log);
     if let Some(compat) = compat {
         tracing::info!("running as {compat}, with its options and defaults");
@@ -179,9 +184,9 @@ fn serve(source: &Source, loaded: Loaded, compat: Option<Compat>, is_upgrade: bo
     let is_https = |entry: &EntryConfig| matches!(entry, EntryConfig::Https(_));
     let is_https = loaded.process.entries.iter().all(is_https);
     let advise = match source {
-        Source::File(_) => cli::hints::of_file,
-        Source::Command(_) if is_https => cli::hints::of_https,
-        Source::Command(_) => cli::hints::of_proxy,
+        ConfigSource::File(_) => cli::hints::of_file,
+        ConfigSource::Command(_) if is_https => cli::hints::of_https,
+        ConfigSource::Command(_) => cli::hints::of_proxy,
     };
     server::run(source, loaded, advise, is_upgrade)
 }

@@ -7,7 +7,7 @@ use super::listening::{self, Bound};
 use super::probe;
 use super::report::{Check, Report};
 use super::{BackendPlace, IpFamily, Subject};
-use crate::routes::item::Transport;
+use crate::routes::item::IpTransport;
 use crate::routes::plan::Backend;
 
 pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) {
@@ -18,7 +18,7 @@ pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) {
             continue;
         }
         binding(backend, address).into_iter().for_each(|check| report.add(check));
-        if backend.transport == Transport::Tcp {
+        if backend.transport == IpTransport::Tcp {
             round_trips(subject, backend.place, address, report);
         }
     }
@@ -100,8 +100,8 @@ fn binding(backend: &Backend, address: SocketAddr) -> Option<Check> {
     };
     let tried = format!("a socket bound to {address}");
     match (backend.transport, bound) {
-        (Transport::Tcp, Bound::Exactly | Bound::Nobody) => None,
-        (Transport::Tcp, Bound::Wildcard) => Some(
+        (IpTransport::Tcp, Bound::Exactly | Bound::Nobody) => None,
+        (IpTransport::Tcp, Bound::Wildcard) => Some(
             Check::note(
                 "binding",
                 tried,
@@ -109,15 +109,15 @@ fn binding(backend: &Backend, address: SocketAddr) -> Option<Check> {
             )
             .mend(format!("bind the backend to {}", address.ip())),
         ),
-        (Transport::Udp, Bound::Exactly) => Some(Check::ok("binding", tried)),
-        (Transport::Udp, Bound::Nobody) => Some(
+        (IpTransport::Udp, Bound::Exactly) => Some(Check::ok("binding", tried)),
+        (IpTransport::Udp, Bound::Nobody) => Some(
             Check::fail("binding", tried, "there is none")
                 .mend(format!("ss -lunp 'sport = {}' (is it started, and where?)", address.port())),
         ),
-        (Transport::Udp, Bound::Wildcard) if backend.place == BackendPlace::Loopback => Some(
+        (IpTransport::Udp, Bound::Wildcard) if backend.place == BackendPlace::Loopback => Some(
             Check::ok("binding", tried).found("it is bound to every address, which the routes allow for"),
         ),
-        (Transport::Udp, Bound::Wildcard) => Some(
+        (IpTransport::Udp, Bound::Wildcard) => Some(
             Check::fail(
                 "binding",
                 tried,

@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::routes::item::Transport;
+use crate::routes::item::IpTransport;
 
 /// How a backend on this machine is bound, as far as it can be seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub(super) enum Bound {
 }
 
 /// Finds the socket that would receive packets sent to `address`.
-pub(super) fn bound(address: SocketAddr, transport: Transport) -> Bound {
+pub(super) fn bound(address: SocketAddr, transport: IpTransport) -> Bound {
     let sockets = sockets_of(transport).into_iter().map(|socket| socket.address);
     let sockets: Vec<SocketAddr> = sockets.filter(|socket| socket.port() == address.port()).collect();
     if sockets.iter().any(|socket| socket.ip().to_canonical() == address.ip().to_canonical()) {
@@ -42,10 +42,10 @@ pub(crate) struct Socket {
 }
 
 /// Returns listening TCP sockets, or unconnected UDP sockets.
-pub(crate) fn sockets_of(transport: Transport) -> Vec<Socket> {
+pub(crate) fn sockets_of(transport: IpTransport) -> Vec<Socket> {
     let (tables, state) = match transport {
-        Transport::Tcp => (["tcp", "tcp6"], "0A"),
-        Transport::Udp => (["udp", "udp6"], "07"),
+        IpTransport::Tcp => (["tcp", "tcp6"], "0A"),
+        IpTransport::Udp => (["udp", "udp6"], "07"),
     };
     let read = |table| fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap_or_default();
     tables.into_iter().map(read).flat_map(|table| sockets(&table, state)).collect()
@@ -98,10 +98,10 @@ mod tests {
     fn a_listener_is_found() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        assert_eq!(bound(address, Transport::Tcp), Bound::Exactly);
+        assert_eq!(bound(address, IpTransport::Tcp), Bound::Exactly);
         drop(listener);
         let everywhere = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
         let address = SocketAddr::new("127.0.0.1".parse().unwrap(), everywhere.local_addr().unwrap().port());
-        assert_eq!(bound(address, Transport::Tcp), Bound::Wildcard);
+        assert_eq!(bound(address, IpTransport::Tcp), Bound::Wildcard);
     }
 }

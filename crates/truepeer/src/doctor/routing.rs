@@ -11,7 +11,7 @@ use super::report::{Check, Report, Verdict};
 use super::{BackendPlace, IpFamily, Subject};
 use crate::routes::apply;
 use crate::routes::found::Tag;
-use crate::routes::item::{Need, Rule, TABLE_MAIN, Transport};
+use crate::routes::item::{IpTransport, Need, Rule, TABLE_MAIN};
 use crate::routes::kernel::KernelRoutes;
 use crate::routes::message;
 use crate::routes::netlink::Netlink;
@@ -111,7 +111,7 @@ fn question(rule: &Rule, from: Option<IpAddr>, input: Option<u32>) -> RouteMessa
     query.attributes.extend(input.map(RouteAttribute::Iif));
     query.attributes.extend(rule.mark.map(RouteAttribute::Mark));
     if let Some(transport) = rule.transport {
-        let number = if transport == Transport::Tcp { 6 } else { 17 };
+        let number = if transport == IpTransport::Tcp { 6 } else { 17 };
         query.attributes.push(RouteAttribute::IpProto(number));
     }
     query.attributes.extend(rule.source_ports.as_ref().map(|ports| RouteAttribute::Sport(*ports.start())));

@@ -28,7 +28,7 @@ pub(crate) use check::check;
 pub(crate) use keys::in_keys;
 pub(crate) use manual::manual;
 pub(crate) use show::of_command;
-pub(crate) use source::{Loaded, Rejected, Source};
+pub(crate) use source::{ConfigSource, LoadedConfig, Rejected};
 
 #[cfg(test)]
 mod messages;

@@ -13,14 +13,14 @@ use crate::plan::{CheckedProcess, Problems, ProcessConfig};
 
 /// A command line, or a file.
 #[derive(Debug)]
-pub(crate) enum Source {
+pub(crate) enum ConfigSource {
     Command(Box<ProcessConfig>),
     File(PathBuf),
 }
 
 /// A configuration that can be carried out.
 #[derive(Debug)]
-pub(crate) struct Loaded {
+pub(crate) struct LoadedConfig {
     pub(crate) process: ProcessConfig,
     pub(crate) checked: CheckedProcess,
     /// Every file that was read: the configuration file itself first, then lists, certificates, keys.
@@ -35,37 +35,37 @@ pub(crate) enum Rejected {
     File(Box<Findings>),
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// The warnings for the operator, in options or in keys.
-    pub(crate) fn warnings(&self, source: &Source) -> Vec<String> {
+    pub(crate) fn warnings(&self, source: &ConfigSource) -> Vec<String> {
         let warnings = self.checked.warnings();
         match source {
-            Source::Command(_) => warnings,
-            Source::File(_) => warnings.iter().map(|warning| in_keys(warning)).collect(),
+            ConfigSource::Command(_) => warnings,
+            ConfigSource::File(_) => warnings.iter().map(|warning| in_keys(warning)).collect(),
         }
     }
 }
 
-impl Source {
+impl ConfigSource {
     /// Reads everything now.
-    pub(crate) fn load(&self) -> Result<Loaded, Rejected> {
+    pub(crate) fn load(&self) -> Result<LoadedConfig, Rejected> {
         match self {
             Self::Command(process) => {
                 let checked = process.check().map_err(Rejected::Command)?;
-                Ok(Loaded { process: ProcessConfig::clone(process), checked, files: process.files() })
+                Ok(LoadedConfig { process: ProcessConfig::clone(process), checked, files: process.files() })
             }
             Self::File(path) => load(path),
         }
     }
 }
 
-fn load(path: &Path) -> Result<Loaded, Rejected> {
+fn load(path: &Path) -> Result<LoadedConfig, Rejected> {
     let Judged { plan, findings, .. } = judge::read(path);
     match plan {
         Some((process, checked)) => {
             let mut files = vec![path.to_owned()];
             files.extend(process.files());
-            Ok(Loaded { process, checked, files })
+            Ok(LoadedConfig { process, checked, files })
         }
         None => Err(Rejected::File(Box::new(findings))),
     }

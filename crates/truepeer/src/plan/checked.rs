@@ -10,7 +10,7 @@ use truepeer_policy::{BackendAddr, Policy};
 use super::Config;
 use super::key::ListenerKey;
 use super::listener::ListenerConfig;
-use super::place::Place;
+use super::place::ProblemPlace;
 use super::problem::{Problem, Problems};
 use super::read::Read;
 use super::tls::{OriginTlsConfig, TlsConfig};
@@ -105,10 +105,10 @@ impl ListenerConfig {
             (Protocol::Udp, Some(SendProxy::V1)) => Err(Problem::Version1OverUdp),
             (Protocol::Tcp, Some(SendProxy::Spp)) => Err(Problem::SppOverTcp),
             (Protocol::Udp, _) if self.tls.is_some() => {
-                Err(Problem::TlsOverUdp { place: Place::Option("tls-cert") })
+                Err(Problem::TlsOverUdp { place: ProblemPlace::Option("tls-cert") })
             }
             (Protocol::Udp, _) if self.origin_tls.is_some() => {
-                Err(Problem::TlsOverUdp { place: Place::Option("origin-tls") })
+                Err(Problem::TlsOverUdp { place: ProblemPlace::Option("origin-tls") })
             }
             _ => Ok(()),
         }
@@ -127,7 +127,7 @@ impl Checked {
 }
 
 /// A wildcard listener has its port on each of this machine's own addresses; elsewhere another host may have it.
-fn refuse_loop(place: Place, backend: BackendAddr, listener: SocketAddr) -> Result<(), Problem> {
+fn refuse_loop(place: ProblemPlace, backend: BackendAddr, listener: SocketAddr) -> Result<(), Problem> {
     let bound = BackendAddr::new(listener);
     let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified() || is_own(ip);
     let takes_family = bound.ip().is_ipv6() || backend.ip().is_ipv4();

@@ -11,7 +11,7 @@ use super::senders::{ClaimsConfig, SendersConfig};
 use super::tls::{OriginTlsConfig, TlsConfig, certificate};
 use super::{AdminConfig, Config, LogConfig, RoutesConfig, resolve};
 use crate::spec::{
-    ClientAddressConfig, Header, HttpsSpec, ListenAddr, RoutesMode, SendProxy, Stack, defaults,
+    ClientAddressConfig, HeaderOption, HttpsSpec, ListenAddr, RoutesMode, SendProxy, Stack, defaults,
 };
 
 impl Config {
@@ -92,7 +92,7 @@ fn senders(spec: &HttpsSpec) -> Result<SendersConfig, Problem> {
         .senders
         .header
         .iter()
-        .any(|header| matches!(header, Header::All(rule) if *rule != HeaderRule::Forbid));
+        .any(|header| matches!(header, HeaderOption::All(rule) if *rule != HeaderRule::Forbid));
     let usual = if reads_headers { PrefixSet::loopback() } else { PrefixSet::any() };
     SendersConfig::of(&spec.senders, &[], (&usual, HeaderRule::Forbid))
 }

@@ -13,7 +13,7 @@ use truepeer_proto::{Transport, Version};
 use truepeer_session::settings::UdpSettings;
 
 use super::http::HttpConfig;
-use super::place::Place;
+use super::place::ProblemPlace;
 use super::problem::{Problem, Problems};
 use super::read::{Read, certificates};
 use super::senders::{ClaimsConfig, SendersConfig};
@@ -209,8 +209,8 @@ impl ListenerConfig {
     }
 
     /// The option that names the backend.
-    pub(super) fn backend_place(&self, family: Family) -> Place {
-        Place::Option(match (&self.http, family) {
+    pub(super) fn backend_place(&self, family: Family) -> ProblemPlace {
+        ProblemPlace::Option(match (&self.http, family) {
             (Some(_), _) => "origin",
             (None, Family::Ipv4) => "ipv4",
             (None, Family::Ipv6) => "ipv6",
@@ -249,8 +249,8 @@ impl ListenerConfig {
     pub(super) fn warnings(&self, read: &Read) -> Vec<String> {
         let mut warnings = senders::warnings(&read.allow, &self.senders, &self.claims);
         for (backend, family, option) in [
-            (&self.backends.ipv4, "IPv4", Place::Option("ipv4")),
-            (&self.backends.ipv6, "IPv6", Place::Option("ipv6")),
+            (&self.backends.ipv4, "IPv4", ProblemPlace::Option("ipv4")),
+            (&self.backends.ipv6, "IPv6", ProblemPlace::Option("ipv6")),
         ] {
             if backend.is_none() {
                 warnings.push(format!(

@@ -9,24 +9,24 @@ use std::path::PathBuf;
 use truepeer_https::tls::{ConfigError, Subject};
 use truepeer_policy::{BackendAddr, PrefixFileError};
 
-use super::place::Place;
+use super::place::ProblemPlace;
 
 /// A plan that can't be carried out.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Problem {
     #[error("{place} {}: can't read the file", path.display())]
-    File { place: Place, path: PathBuf, source: io::Error },
+    File { place: ProblemPlace, path: PathBuf, source: io::Error },
     #[error("{place} {}", path.display())]
-    PrefixFile { place: Place, path: PathBuf, source: PrefixFileError },
+    PrefixFile { place: ProblemPlace, path: PathBuf, source: PrefixFileError },
     #[error("{place} {name}: can't resolve the host name")]
-    Resolve { place: Place, name: String, source: io::Error },
+    Resolve { place: ProblemPlace, name: String, source: io::Error },
     #[error("{place} {name}: the host name has no address")]
-    NoAddress { place: Place, name: String },
+    NoAddress { place: ProblemPlace, name: String },
     #[error(
         "{place} {backend} is where this program itself listens ({}): every session would loop; give the backend's address",
-        Place::Option("listen").to_string() + " " + &listener.to_string()
+        ProblemPlace::Option("listen").to_string() + " " + &listener.to_string()
     )]
-    Loop { place: Place, backend: BackendAddr, listener: SocketAddr },
+    Loop { place: ProblemPlace, backend: BackendAddr, listener: SocketAddr },
     #[error("--listen {0} is given twice; for several sockets on one address use --listeners")]
     ListenTwice(SocketAddr),
     #[error("no listener: expected at least one --listen ADDR")]
@@ -42,16 +42,16 @@ pub(crate) enum Problem {
     )]
     OptionalForMost(truepeer_policy::OptionalForMost),
     #[error("{place}: TLS is for TCP only; expected --protocol tcp")]
-    TlsOverUdp { place: Place },
+    TlsOverUdp { place: ProblemPlace },
     /// Another option is missing.
     #[error("{place}: expected {other} {value} with it")]
-    Needs { place: Place, other: Place, value: &'static str },
+    Needs { place: ProblemPlace, other: ProblemPlace, value: &'static str },
     /// Another option is there.
     #[error("{place}: expected no {other} with it")]
-    Excludes { place: Place, other: Place },
+    Excludes { place: ProblemPlace, other: ProblemPlace },
     /// Certificates and keys don't pair up.
     #[error("{place}: expected one for each {other} ({certificates}), got {keys}")]
-    Keys { place: Place, other: Place, certificates: usize, keys: usize },
+    Keys { place: ProblemPlace, other: ProblemPlace, certificates: usize, keys: usize },
     /// Two rules for all.
     #[error(
         "--header: given twice with different rules; expected one rule for all senders, and PREFIX=RULE for others"
@@ -59,12 +59,12 @@ pub(crate) enum Problem {
     TwoRules,
     /// The backend can't be reached by these clients.
     #[error("{place} {backend}: {is}; expected {expected}")]
-    Family { place: Place, backend: String, is: &'static str, expected: String },
+    Family { place: ProblemPlace, backend: String, is: &'static str, expected: String },
     /// Any other error that the value alone doesn't show.
     #[error("{place}{value}: {expected}")]
-    Value { place: Place, value: String, expected: String },
+    Value { place: ProblemPlace, value: String, expected: String },
     #[error("{place} {error}{}", expected(.error))]
-    Tls { place: Place, error: ConfigError },
+    Tls { place: ProblemPlace, error: ConfigError },
 }
 
 /// All that is wrong with one plan.
@@ -125,12 +125,14 @@ impl Error for Problems {}
 /// The option that mends it, unless the error names it.
 fn expected(error: &ConfigError) -> String {
     match error.subject {
-        Subject::SystemAuthorities => format!(", or name one with {} FILE", Place::Option("origin-ca")),
+        Subject::SystemAuthorities => {
+            format!(", or name one with {} FILE", ProblemPlace::Option("origin-ca"))
+        }
         Subject::KeyBesideCertificate => {
-            format!("; name the key's file with {} FILE", Place::Option("tls-key"))
+            format!("; name the key's file with {} FILE", ProblemPlace::Option("tls-key"))
         }
         Subject::OriginKeyBesideCertificate => {
-            format!("; name the key's file with {} FILE", Place::Option("origin-key"))
+            format!("; name the key's file with {} FILE", ProblemPlace::Option("origin-key"))
         }
         _ => String::new(),
     }
@@ -139,7 +141,7 @@ fn expected(error: &ConfigError) -> String {
 impl Problem {
     /// `with_http`: `truepeer https` speaks TLS with its origin because of the origin's URL.
     pub(super) fn tls(error: ConfigError, with_http: bool) -> Self {
-        let place = Place::Option(match error.subject {
+        let place = ProblemPlace::Option(match error.subject {
             Subject::Certificate | Subject::KeyBesideCertificate => "tls-cert",
             Subject::Key => "tls-key",
             Subject::ClientAuthority => "client-ca",
@@ -164,10 +166,10 @@ impl Problem {
                 (*place, Some(name.clone()))
             }
             Self::Loop { place, backend, .. } => (*place, Some(backend.to_string())),
-            Self::ListenTwice(listener) => (Place::Option("listen"), Some(listener.to_string())),
-            Self::NoListener => (Place::Option("listen"), None),
-            Self::Version1OverUdp | Self::SppOverTcp => (Place::Option("send-proxy"), None),
-            Self::OptionalForMost(_) | Self::TwoRules => (Place::Option("header"), None),
+            Self::ListenTwice(listener) => (ProblemPlace::Option("listen"), Some(listener.to_string())),
+            Self::NoListener => (ProblemPlace::Option("listen"), None),
+            Self::Version1OverUdp | Self::SppOverTcp => (ProblemPlace::Option("send-proxy"), None),
+            Self::OptionalForMost(_) | Self::TwoRules => (ProblemPlace::Option("header"), None),
             Self::Family { place, backend, .. } => (*place, Some(backend.clone())),
             Self::TlsOverUdp { place }
             | Self::Needs { place, .. }
@@ -178,18 +180,18 @@ impl Problem {
                 (*place, error.to_string().split_once(": ").map(|(path, _)| path.to_owned()))
             }
         };
-        let Place::Option(option) = place;
+        let ProblemPlace::Option(option) = place;
         // Some name the value, too: `header forbid`.
         (option.split(' ').next().unwrap_or_default().to_owned(), value)
     }
 
     /// `place`: `expected`.
     pub(crate) fn at(option: &'static str, expected: impl Into<String>) -> Self {
-        Self::Value { place: Place::Option(option), value: String::new(), expected: expected.into() }
+        Self::Value { place: ProblemPlace::Option(option), value: String::new(), expected: expected.into() }
     }
 
     /// The given option that needs another.
     pub(super) fn needs(option: &'static str, other: &'static str, value: &'static str) -> Self {
-        Self::Needs { place: Place::Option(option), other: Place::Option(other), value }
+        Self::Needs { place: ProblemPlace::Option(option), other: ProblemPlace::Option(other), value }
     }
 }

@@ -5,13 +5,17 @@ use std::path::Path;
 
 use truepeer_policy::BackendAddr;
 
-use super::place::Place;
+use super::place::ProblemPlace;
 use super::problem::Problem;
 use crate::spec::{Family, HostPort, ListenAddr};
 
 /// The backend for clients of `family`: an address of that family if the host has one (a dual-stack backend is
 /// reached over the client's family), otherwise its first.
-pub(super) fn backend(written: &HostPort, place: Place, family: Family) -> Result<BackendAddr, Problem> {
+pub(super) fn backend(
+    written: &HostPort,
+    place: ProblemPlace,
+    family: Family,
+) -> Result<BackendAddr, Problem> {
     let addrs = resolve(written, place)?;
     let own = addrs.iter().find(|addr| family.has(BackendAddr::new(**addr).get()));
     match own.or(addrs.first()) {
@@ -22,7 +26,7 @@ pub(super) fn backend(written: &HostPort, place: Place, family: Family) -> Resul
 
 /// The address to bind.
 pub(super) fn listen(written: &ListenAddr) -> Result<SocketAddr, Problem> {
-    let place = Place::Option("listen");
+    let place = ProblemPlace::Option("listen");
     let host_port = written.host_port();
     if matches!(host_port.host(), "" | "*") {
         return Ok(SocketAddr::new(every_address(), host_port.port()));
@@ -31,7 +35,7 @@ pub(super) fn listen(written: &ListenAddr) -> Result<SocketAddr, Problem> {
     first.ok_or_else(|| Problem::NoAddress { place, name: host_port.to_string() })
 }
 
-fn resolve(written: &HostPort, place: Place) -> Result<Vec<SocketAddr>, Problem> {
+fn resolve(written: &HostPort, place: ProblemPlace) -> Result<Vec<SocketAddr>, Problem> {
     let addrs = (written.host(), written.port()).to_socket_addrs();
     let addrs = addrs.map_err(|source| Problem::Resolve { place, name: written.to_string(), source })?;
     Ok(addrs.collect())
@@ -52,10 +56,10 @@ fn every_address() -> IpAddr {
 pub(super) fn refuse_ipv6(written: &HostPort, ways: &str) -> Result<(), Problem> {
     match address(written) {
         Some(IpAddr::V6(_)) => Err(Problem::Family {
-            place: Place::Option("ipv4"),
+            place: ProblemPlace::Option("ipv4"),
             backend: written.to_string(),
             is: "an IPv6 address, for IPv4 clients",
-            expected: format!("{} {written}{ways}", Place::Option("ipv6")),
+            expected: format!("{} {written}{ways}", ProblemPlace::Option("ipv6")),
         }),
         _ => Ok(()),
     }
@@ -83,7 +87,7 @@ mod tests {
     #[test]
     fn the_clients_family_is_preferred_and_the_other_taken_where_it_is_all_there_is() {
         let backend = |text: &str, family| {
-            backend(&text.parse().unwrap(), Place::Option("ipv4"), family).unwrap().to_string()
+            backend(&text.parse().unwrap(), ProblemPlace::Option("ipv4"), family).unwrap().to_string()
         };
         assert_eq!(backend("127.0.0.1:1", Family::Ipv4), "127.0.0.1:1");
         assert_eq!(backend("[2001:db8::1]:1", Family::Ipv4), "[2001:db8::1]:1");
@@ -95,7 +99,7 @@ mod tests {
     #[test]
     fn an_unknown_host_is_named_with_its_option() {
         let nobody = HostPort::new("nobody.invalid", 80);
-        let error = backend(&nobody, Place::Option("ipv4"), Family::Ipv4).unwrap_err().to_string();
+        let error = backend(&nobody, ProblemPlace::Option("ipv4"), Family::Ipv4).unwrap_err().to_string();
         assert!(error.starts_with("-4 nobody.invalid:80: can't resolve"), "{error}");
     }
 

@@ -6,7 +6,7 @@ use truepeer_policy::{Destinations, Source};
 
 use super::checked::Checked;
 use super::listener::BackendsConfig;
-use super::place::Place;
+use super::place::ProblemPlace;
 use super::problem::Problem;
 use super::{Config, resolve};
 use crate::routes::options::SetupOptions;
@@ -56,7 +56,7 @@ pub(crate) fn names_backends(spec: &RoutingArgs) -> bool {
 fn backends(spec: &RoutingArgs) -> Result<Vec<SocketAddr>, Problem> {
     let usual = BackendsConfig::default();
     let of = |family, written: &[HostPort], usual: Option<HostPort>| -> Result<Vec<_>, Problem> {
-        let place = Place::Option(if family == Family::Ipv4 { "ipv4" } else { "ipv6" });
+        let place = ProblemPlace::Option(if family == Family::Ipv4 { "ipv4" } else { "ipv6" });
         let usual = usual.filter(|_| !names_backends(spec));
         written
             .iter()

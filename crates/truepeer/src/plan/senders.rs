@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet, Senders};
 
-use super::place::Place;
+use super::place::ProblemPlace;
 use super::problem::Problem;
-use crate::spec::{Header, PrefixesOrFile, SenderRule, SendersSpec, text};
+use crate::spec::{HeaderOption, PrefixesOrFile, SenderRule, SendersSpec, text};
 
 /// A list in a file, and the option that named it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "PathBuf", into = "PathBuf")]
 pub(crate) struct ListFile {
-    pub(crate) place: Place,
+    pub(crate) place: ProblemPlace,
     pub(crate) path: PathBuf,
 }
 
@@ -77,7 +77,7 @@ impl SendersConfig {
         usual: (&PrefixSet, HeaderRule),
     ) -> Result<Self, Problem> {
         let (mut allow, files) = split(&spec.allow);
-        let placed = |option| move |path: PathBuf| ListFile { place: Place::Option(option), path };
+        let placed = |option| move |path: PathBuf| ListFile { place: ProblemPlace::Option(option), path };
         let subnets = subnets.iter().cloned().map(placed("allowed-subnets"));
         let allow_files: Vec<_> = files.into_iter().map(placed("allow")).chain(subnets).collect();
         if allow.is_empty() && allow_files.is_empty() {
@@ -87,7 +87,7 @@ impl SendersConfig {
         Ok(Self { allow, allow_files, header: rule.unwrap_or(usual.1), rules })
     }
 
-    fn files(&self) -> impl Iterator<Item = (Place, &Path)> {
+    fn files(&self) -> impl Iterator<Item = (ProblemPlace, &Path)> {
         self.allow_files.iter().map(|file| (file.place, file.path.as_path()))
     }
 
@@ -114,8 +114,8 @@ impl ClaimsConfig {
         Self { allow, allow_host, deny, deny_files }
     }
 
-    fn files(&self) -> impl Iterator<Item = (Place, &Path)> {
-        self.deny_files.iter().map(|path| (Place::Option("deny-clients"), path.as_path()))
+    fn files(&self) -> impl Iterator<Item = (ProblemPlace, &Path)> {
+        self.deny_files.iter().map(|path| (ProblemPlace::Option("deny-clients"), path.as_path()))
     }
 
     /// Reads the files.
@@ -135,13 +135,13 @@ impl ClaimsConfig {
 }
 
 /// One rule for all senders, and exceptions for some.
-fn header_rules(written: &[Header]) -> Result<(Option<HeaderRule>, Vec<SenderRule>), Problem> {
+fn header_rules(written: &[HeaderOption]) -> Result<(Option<HeaderRule>, Vec<SenderRule>), Problem> {
     let (mut rule, mut rules) = (None, Vec::new());
     for entry in written {
         match entry {
-            Header::Some(exception) => rules.push(SenderRule::clone(exception)),
-            Header::All(all) if rule.is_none_or(|before| before == *all) => rule = Some(*all),
-            Header::All(_) => return Err(Problem::TwoRules),
+            HeaderOption::Some(exception) => rules.push(SenderRule::clone(exception)),
+            HeaderOption::All(all) if rule.is_none_or(|before| before == *all) => rule = Some(*all),
+            HeaderOption::All(_) => return Err(Problem::TwoRules),
         }
     }
     Ok((rule, rules))
@@ -160,7 +160,7 @@ fn split<'a>(written: impl IntoIterator<Item = &'a PrefixesOrFile>) -> (PrefixSe
 
 fn with_files<'a>(
     prefixes: &PrefixSet,
-    files: impl Iterator<Item = (Place, &'a Path)>,
+    files: impl Iterator<Item = (ProblemPlace, &'a Path)>,
 ) -> Result<PrefixSet, Problem> {
     let mut all = prefixes.clone();
     for (place, path) in files {
@@ -169,7 +169,7 @@ fn with_files<'a>(
     Ok(all)
 }
 
-fn read(place: Place, path: &Path) -> Result<PrefixSet, Problem> {
+fn read(place: ProblemPlace, path: &Path) -> Result<PrefixSet, Problem> {
     let content = std::fs::read_to_string(path).map_err(|source| Problem::File {
         place,
         path: path.to_owned(),
@@ -212,7 +212,7 @@ pub(super) fn warnings(allow: &PrefixSet, senders: &SendersConfig, claims: &Clai
 // In a serialised plan, a list is its path alone.
 impl From<PathBuf> for ListFile {
     fn from(path: PathBuf) -> Self {
-        Self { place: Place::Option("allow"), path }
+        Self { place: ProblemPlace::Option("allow"), path }
     }
 }
 

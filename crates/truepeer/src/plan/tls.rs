@@ -11,7 +11,7 @@ use truepeer_https::tls::{
 };
 use truepeer_https::tunnel::OriginTls;
 
-use super::place::Place;
+use super::place::ProblemPlace;
 use super::problem::Problem;
 use crate::spec::{ClientCert, OriginSpec, TlsSpec, defaults, text};
 
@@ -111,7 +111,7 @@ impl OriginSpec {
 
     pub(super) fn refuse_contradictions(&self) -> Result<(), Problem> {
         if self.origin_insecure && self.origin_ca.is_some() {
-            let (place, other) = (Place::Option("origin-insecure"), Place::Option("origin-ca"));
+            let (place, other) = (ProblemPlace::Option("origin-insecure"), ProblemPlace::Option("origin-ca"));
             return Err(Problem::Excludes { place, other });
         }
         if self.origin_key.is_some() && self.origin_cert.is_none() {
@@ -138,8 +138,8 @@ impl TlsConfig {
         }
         if !spec.tls_key.is_empty() && spec.tls_key.len() != spec.tls_cert.len() {
             return Err(Problem::Keys {
-                place: Place::Option("tls-key"),
-                other: Place::Option("tls-cert"),
+                place: ProblemPlace::Option("tls-key"),
+                other: ProblemPlace::Option("tls-cert"),
                 certificates: spec.tls_cert.len(),
                 keys: spec.tls_key.len(),
             });

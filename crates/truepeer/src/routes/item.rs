@@ -42,7 +42,7 @@ impl IpFamily {
 
 /// The transport that a rule selects on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Transport {
+pub(crate) enum IpTransport {
     /// TCP.
     Tcp,
     /// UDP.
@@ -64,7 +64,7 @@ pub(crate) struct Rule {
     /// The packet's mark, all 32 bits of it.
     pub(crate) mark: Option<u32>,
     /// The packet's transport.
-    pub(crate) transport: Option<Transport>,
+    pub(crate) transport: Option<IpTransport>,
     /// The packet's source ports.
     pub(crate) source_ports: Option<RangeInclusive<u16>>,
     /// The table to look up.

@@ -12,7 +12,7 @@ use netlink_packet_route::route::{
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage, RulePortRange};
 
 use super::found::{FoundRoute, FoundRule, Memo, Tag, is_everything};
-use super::item::{IpFamily, LocalRoute, Rule, Transport};
+use super::item::{IpFamily, IpTransport, LocalRoute, Rule};
 
 /// Linux: loopback is the first interface of every network namespace (`LOOPBACK_IFINDEX`).
 pub(crate) const LOOPBACK_INDEX: u32 = 1;
@@ -111,8 +111,8 @@ fn read_rule_attribute(found: &mut FoundRule, attribute: &RuleAttribute, src_len
         RuleAttribute::Source(ip) => {
             rule.from = Some(IpNet::new(*ip, src_len).ok()?).filter(|net| !is_everything(net));
         }
-        RuleAttribute::IpProtocol(IpProtocol::Tcp) => rule.transport = Some(Transport::Tcp),
-        RuleAttribute::IpProtocol(IpProtocol::Udp) => rule.transport = Some(Transport::Udp),
+        RuleAttribute::IpProtocol(IpProtocol::Tcp) => rule.transport = Some(IpTransport::Tcp),
+        RuleAttribute::IpProtocol(IpProtocol::Udp) => rule.transport = Some(IpTransport::Udp),
         RuleAttribute::SourcePortRange(range) => rule.source_ports = Some(range.start..=range.end),
         // These select nothing: no suppression, all bits of the mark, and the protocol.
         RuleAttribute::SuppressPrefixLen(u32::MAX)
@@ -133,10 +133,10 @@ fn is_whole_port_mask(nla: &DefaultNla) -> bool {
     nla.kind() == FRA_SPORT_MASK && value.iter().all(|byte| *byte == u8::MAX)
 }
 
-fn ip_protocol(transport: Transport) -> IpProtocol {
+fn ip_protocol(transport: IpTransport) -> IpProtocol {
     match transport {
-        Transport::Tcp => IpProtocol::Tcp,
-        Transport::Udp => IpProtocol::Udp,
+        IpTransport::Tcp => IpProtocol::Tcp,
+        IpTransport::Udp => IpProtocol::Udp,
     }
 }
 

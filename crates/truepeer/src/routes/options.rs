@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use ipnet::IpNet;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 
-use super::item::{Switch, Transport};
+use super::item::{IpTransport, Switch};
 use super::netlink::{Netlink, NetlinkError};
 use super::plan::{DEFAULT_TABLE, DEFAULT_TPROXY_MARK, Setup, Tproxy};
 use super::sysctl;
@@ -15,9 +15,9 @@ use super::sysctl;
 #[derive(Debug, Clone)]
 pub(crate) struct SetupOptions {
     /// `-4` and `-6` of every listener.
-    pub(crate) backends: Vec<(SocketAddr, Transport)>,
+    pub(crate) backends: Vec<(SocketAddr, IpTransport)>,
     /// `--dynamic-allow`.
-    pub(crate) dynamic: Vec<(IpNet, RangeInclusive<u16>, Transport)>,
+    pub(crate) dynamic: Vec<(IpNet, RangeInclusive<u16>, IpTransport)>,
     /// `--mark`; 0 is none.
     pub(crate) mark: u32,
     /// `--table`.

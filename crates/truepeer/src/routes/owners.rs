@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, bind, connect, socket_with};
 
-use super::item::{IpFamily, Need, Rule, Transport};
+use super::item::{IpFamily, IpTransport, Need, Rule};
 
 /// How long a start waits for another's change to end; a change takes milliseconds.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -114,8 +114,8 @@ fn spelled(need: &Need) -> String {
             let from = or_dash(from.map(|net| net.trunc().to_string()));
             let mark = or_dash(mark.map(|mark| mark.to_string()));
             let transport = transport.map_or("-", |transport| match transport {
-                Transport::Tcp => "tcp",
-                Transport::Udp => "udp",
+                IpTransport::Tcp => "tcp",
+                IpTransport::Udp => "udp",
             });
             let ports =
                 or_dash(source_ports.as_ref().map(|ports| format!("{}-{}", ports.start(), ports.end())));
@@ -269,7 +269,7 @@ mod tests {
             from: Some("127.0.0.1/32".parse().unwrap()),
             sent_here: true,
             mark: Some(5),
-            transport: Some(Transport::Udp),
+            transport: Some(IpTransport::Udp),
             source_ports: Some(53..=54),
             ..Rule::to_table(IpFamily::V4, 123)
         });

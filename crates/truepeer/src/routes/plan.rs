@@ -13,7 +13,7 @@ use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 
-use super::item::{IpFamily, Item, LocalRoute, Need, Rule, Switch, TABLE_MAIN, Transport};
+use super::item::{IpFamily, IpTransport, Item, LocalRoute, Need, Rule, Switch, TABLE_MAIN};
 use super::place::BackendPlace;
 
 /// The table that go-mmproxy's documents use.
@@ -30,7 +30,7 @@ pub(crate) struct Backend {
     /// Its ports.
     pub(crate) ports: RangeInclusive<u16>,
     /// TCP or UDP.
-    pub(crate) transport: Transport,
+    pub(crate) transport: IpTransport,
     /// Where it is.
     pub(crate) place: BackendPlace,
 }
@@ -69,7 +69,7 @@ impl Setup {
     }
 
     /// Adds one backend; `local` lists the addresses of this network namespace.
-    pub(crate) fn backend(&mut self, address: SocketAddr, transport: Transport, local: &[IpAddr]) {
+    pub(crate) fn backend(&mut self, address: SocketAddr, transport: IpTransport, local: &[IpAddr]) {
         let ip = address.ip().to_canonical();
         let place = BackendPlace::of(ip, local);
         self.push(Backend { net: ip.into(), ports: address.port()..=address.port(), transport, place });
@@ -83,7 +83,7 @@ impl Setup {
         &mut self,
         prefix: IpNet,
         ports: RangeInclusive<u16>,
-        transport: Transport,
+        transport: IpTransport,
         local: &[IpAddr],
     ) {
         let ours: Vec<IpAddr> = local.iter().copied().filter(|ip| prefix.contains(ip)).collect();
@@ -111,7 +111,7 @@ impl Setup {
     /// The mark that truepeer's upstream TCP sockets need where a backend is local but not on loopback:
     /// the operator's, or else the table's number.
     fn needed_mark(&self) -> Option<u32> {
-        let needs = |b: &Backend| b.place == BackendPlace::Local && b.transport == Transport::Tcp;
+        let needs = |b: &Backend| b.place == BackendPlace::Local && b.transport == IpTransport::Tcp;
         self.backends.iter().any(needs).then(|| self.mark.unwrap_or(self.table))
     }
 }
@@ -166,12 +166,12 @@ impl RoutePlan {
         match (backend.place, backend.transport) {
             (BackendPlace::Loopback, transport) => {
                 self.rule(from_loopback(family, setup.table), FROM_LOOPBACK);
-                if transport == Transport::Udp {
+                if transport == IpTransport::Udp {
                     self.add_wildcard_udp(family, setup.table, backend);
                 }
             }
-            (BackendPlace::Local, Transport::Tcp) => self.add_local_tcp(family, setup, backend),
-            (BackendPlace::Local, Transport::Udp) => {
+            (BackendPlace::Local, IpTransport::Tcp) => self.add_local_tcp(family, setup, backend),
+            (BackendPlace::Local, IpTransport::Udp) => {
                 self.rule(Rule { sent_here: true, ..by_port(family, setup.table, backend) }, FROM_LOCAL_PORT);
             }
             (BackendPlace::Elsewhere, _) => self.rule(by_port(family, setup.table, backend), FROM_ELSEWHERE),
@@ -231,7 +231,7 @@ impl RoutePlan {
 
 fn local_route(setup: &Setup, family: IpFamily) -> LocalRoute {
     let replies_unbound = |b: &Backend| {
-        b.transport == Transport::Udp
+        b.transport == IpTransport::Udp
             && b.place == BackendPlace::Loopback
             && IpFamily::of(b.net.addr()) == family
     };

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
-use super::item::{IpFamily, LocalRoute, Need, Rule, TABLE_MAIN, Transport};
+use super::item::{IpFamily, IpTransport, LocalRoute, Need, Rule, TABLE_MAIN};
 use super::place::BackendPlace;
 use super::plan::{DEFAULT_TABLE, RoutePlan, Setup, Tproxy};
 
@@ -104,10 +104,10 @@ impl fmt::Display for Ports<'_> {
     }
 }
 
-fn transport_name(transport: Transport) -> &'static str {
+fn transport_name(transport: IpTransport) -> &'static str {
     match transport {
-        Transport::Tcp => "tcp",
-        Transport::Udp => "udp",
+        IpTransport::Tcp => "tcp",
+        IpTransport::Udp => "udp",
     }
 }
 
@@ -189,12 +189,13 @@ pub(crate) fn apply_command(setup: &Setup) -> String {
             command += &format!(" --dynamic-allow {}:{port}-{}", backend.net, backend.ports.end());
         }
     }
-    if setup.backends.iter().any(|b| b.transport == Transport::Udp) {
+    if setup.backends.iter().any(|b| b.transport == IpTransport::Udp) {
         command += " -p udp";
     }
     if let Some(mark) = setup.mark {
         command += &format!(" --mark {mark}");
-    } else if setup.backends.iter().any(|b| b.place == BackendPlace::Local && b.transport == Transport::Tcp) {
+    } else if setup.backends.iter().any(|b| b.place == BackendPlace::Local && b.transport == IpTransport::Tcp)
+    {
         command += &format!(" --mark {}", setup.table);
     }
     if setup.table != DEFAULT_TABLE {

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use crate::doctor::listening::{self, Socket};
-use crate::routes::item::Transport;
+use crate::routes::item::IpTransport;
 
 /// Returns, for example, `haproxy (process 123)`: the first process found with a socket on the address.
-pub(super) fn of(address: SocketAddr, transport: Transport) -> Option<String> {
+pub(super) fn of(address: SocketAddr, transport: IpTransport) -> Option<String> {
     let sockets = listening::sockets_of(transport);
     let holders: Vec<u64> =
         sockets.iter().filter(|socket| is_in_the_way(socket, address)).map(|socket| socket.inode).collect();
@@ -41,10 +41,10 @@ mod tests {
     fn this_program_is_found_as_its_own_holder() {
         let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
-        let holder = of(address, Transport::Tcp).unwrap();
+        let holder = of(address, IpTransport::Tcp).unwrap();
         assert!(holder.ends_with(&format!("(process {})", std::process::id())), "{holder}");
         let everywhere = SocketAddr::new("0.0.0.0".parse().unwrap(), address.port());
-        assert_eq!(of(everywhere, Transport::Tcp), Some(holder));
-        assert_eq!(of(address, Transport::Udp), None);
+        assert_eq!(of(everywhere, IpTransport::Tcp), Some(holder));
+        assert_eq!(of(address, IpTransport::Udp), None);
     }
 }

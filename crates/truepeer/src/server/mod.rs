@@ -35,7 +35,7 @@ use self::signals::{Event, Events};
 use self::upgrade::Taking;
 use self::view::View;
 use crate::admin::{self, Admin, State};
-use crate::file::{Loaded, Source};
+use crate::file::{ConfigSource, LoadedConfig};
 
 /// Serves until SIGTERM or SIGINT. Open sessions may then continue for a while; a second signal ends them at
 /// once. SIGUSR1 logs the counters, SIGHUP loads `source` again. `advise` puts the engines' hints into words.
@@ -44,7 +44,12 @@ use crate::file::{Loaded, Source};
 /// # Errors
 /// The reason why it can't serve. Once it serves, no sender, client or backend can end it. A worker that ends
 /// unexpectedly does, because the others would serve only a part of the connections.
-pub(crate) fn run(source: &Source, loaded: Loaded, advise: Advise, is_upgrade: bool) -> anyhow::Result<()> {
+pub(crate) fn run(
+    source: &ConfigSource,
+    loaded: LoadedConfig,
+    advise: Advise,
+    is_upgrade: bool,
+) -> anyhow::Result<()> {
     // First: inherited descriptors have fixed numbers, which nothing else may have taken.
     let mut inherited = Inherited::take()?;
     // Before the threads start: a signal that arrives meanwhile must not be lost.
@@ -62,7 +67,7 @@ pub(crate) fn run(source: &Source, loaded: Loaded, advise: Advise, is_upgrade: b
 
 /// A running process, and everybody who watches or steers it.
 struct Server<'a> {
-    source: &'a Source,
+    source: &'a ConfigSource,
     /// Dropped first: it asks about the process.
     admin: Option<Admin>,
     process: Process,
@@ -84,8 +89,8 @@ enum Upgrade {
 
 impl<'a> Server<'a> {
     fn start(
-        source: &'a Source,
-        loaded: &Loaded,
+        source: &'a ConfigSource,
+        loaded: &LoadedConfig,
         advise: Advise,
         events: &Events,
         inherited: &mut Inherited,
@@ -128,7 +133,7 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    fn take_over(&mut self, loaded: &Loaded, inherited: &mut Inherited) -> anyhow::Result<()> {
+    fn take_over(&mut self, loaded: &LoadedConfig, inherited: &mut Inherited) -> anyhow::Result<()> {
         let admin = loaded.process.admin.socket().context(
             "--take-over: expected the path of a socket in [admin] listen, by which the running truepeer is found",
         )?;

@@ -17,7 +17,7 @@ use super::signals::Bell;
 use super::upgrade::Taking;
 use super::{rules, sockets};
 use crate::admin::ListenerView;
-use crate::file::Loaded;
+use crate::file::LoadedConfig;
 use crate::log;
 use crate::plan::{
     AttachKey, Change, CheckedAttach, CheckedEntry, CheckedListener, Config, EntryConfig, ListenerKey,
@@ -63,7 +63,7 @@ impl Process {
     /// A change that is not possible. Everything is then as it was.
     pub(super) fn apply(
         &mut self,
-        loaded: &Loaded,
+        loaded: &LoadedConfig,
         inherited: &mut Vec<OwnedFd>,
     ) -> anyhow::Result<Vec<String>> {
         let wanted = self.wanted(loaded)?;
@@ -76,7 +76,7 @@ impl Process {
     /// One that can't be opened.
     pub(super) fn apply_new(
         &mut self,
-        loaded: &Loaded,
+        loaded: &LoadedConfig,
         inherited: &mut Vec<OwnedFd>,
         taking: &Taking,
     ) -> anyhow::Result<()> {
@@ -117,7 +117,7 @@ impl Process {
     }
 
     /// Adds the rules that the plan needs.
-    fn wanted<'a>(&mut self, loaded: &'a Loaded) -> anyhow::Result<Wanted<'a>> {
+    fn wanted<'a>(&mut self, loaded: &'a LoadedConfig) -> anyhow::Result<Wanted<'a>> {
         let mut wanted = Wanted::default();
         for entry in &loaded.checked.entries {
             match entry {
@@ -214,7 +214,7 @@ impl Process {
     /// go on.
     pub(super) fn take_over(
         &mut self,
-        loaded: &Loaded,
+        loaded: &LoadedConfig,
         inherited: &mut Vec<OwnedFd>,
         flows: Vec<(SocketAddr, MovingFlow)>,
         serving: impl FnOnce(&Self, &mut Vec<OwnedFd>, Vec<SocketAddr>, Vec<String>) -> anyhow::Result<()>,

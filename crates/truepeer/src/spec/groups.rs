@@ -9,7 +9,7 @@ use truepeer_https::tls::{MinVersion, Suite};
 use truepeer_policy::{OnConflict, PrefixSet};
 
 use super::AdminAddr;
-use super::values::{self, ClientCert, Deny, Header, LogFormat, PrefixesOrFile, Verbosity};
+use super::values::{self, ClientCert, Deny, HeaderOption, LogFormat, PrefixesOrFile, Verbosity};
 use crate::routes::guard::RoutesMode;
 
 /// Which senders are admitted, and which clients they may name.
@@ -18,7 +18,7 @@ pub(crate) struct SendersSpec {
     #[arg(long)]
     pub(crate) allow: Vec<PrefixesOrFile>,
     #[arg(long)]
-    pub(crate) header: Vec<Header>,
+    pub(crate) header: Vec<HeaderOption>,
     #[arg(long, value_parser = values::positive_duration)]
     pub(crate) header_timeout: Option<Duration>,
     #[arg(long, value_parser = values::header_max)]

@@ -10,7 +10,7 @@ use truepeer_policy::{HeaderRule, PrefixSet};
 
 use super::text::parse_duration;
 use crate::routes::guard::RoutesMode;
-use crate::routes::item::Transport;
+use crate::routes::item::IpTransport;
 
 /// The transport of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
@@ -21,7 +21,7 @@ pub(crate) enum Protocol {
     Udp,
 }
 
-impl From<Protocol> for Transport {
+impl From<Protocol> for IpTransport {
     fn from(protocol: Protocol) -> Self {
         match protocol {
             Protocol::Tcp => Self::Tcp,
@@ -152,12 +152,12 @@ impl FromStr for Deny {
 
 /// A value of `--header`: a rule for all senders, or for some.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Header {
+pub(crate) enum HeaderOption {
     All(HeaderRule),
     Some(Box<SenderRule>),
 }
 
-impl FromStr for Header {
+impl FromStr for HeaderOption {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {

@@ -6,7 +6,7 @@ fn local() -> Vec<IpAddr> {
     LOCAL.iter().map(|ip| ip.parse().unwrap()).collect()
 }
 
-fn setup(backends: &[(&str, Transport)]) -> Setup {
+fn setup(backends: &[(&str, IpTransport)]) -> Setup {
     let mut setup = Setup::new(DEFAULT_TABLE, 0);
     for (address, transport) in backends {
         setup.backend(address.parse().unwrap(), *transport, &local());
@@ -14,7 +14,7 @@ fn setup(backends: &[(&str, Transport)]) -> Setup {
     setup
 }
 
-fn plan(backends: &[(&str, Transport)]) -> RoutePlan {
+fn plan(backends: &[(&str, IpTransport)]) -> RoutePlan {
     RoutePlan::for_setup(&setup(backends))
 }
 
@@ -33,7 +33,7 @@ fn nothing_is_needed_where_nothing_is_delivered() {
 
 #[test]
 fn two_loopback_backends_share_one_rule_and_one_route() {
-    let plan = plan(&[("127.0.0.1:80", Transport::Tcp), ("127.0.0.2:81", Transport::Tcp)]);
+    let plan = plan(&[("127.0.0.1:80", IpTransport::Tcp), ("127.0.0.2:81", IpTransport::Tcp)]);
     assert_eq!(plan.items.len(), 2);
     assert_eq!(plan.upstream_mark, None);
     assert_eq!(switches(&plan), []);
@@ -41,13 +41,13 @@ fn two_loopback_backends_share_one_rule_and_one_route() {
 
 #[test]
 fn a_family_without_a_backend_is_left_alone() {
-    let plan = plan(&[("[::1]:80", Transport::Tcp)]);
+    let plan = plan(&[("[::1]:80", IpTransport::Tcp)]);
     assert!(plan.items.iter().all(|item| item.need.family() == IpFamily::V6));
 }
 
 #[test]
 fn a_local_backend_off_loopback_needs_a_mark_which_is_the_tables_number_by_default() {
-    let plan = plan(&[("10.9.0.1:80", Transport::Tcp), ("127.0.0.1:80", Transport::Tcp)]);
+    let plan = plan(&[("10.9.0.1:80", IpTransport::Tcp), ("127.0.0.1:80", IpTransport::Tcp)]);
     assert_eq!(plan.upstream_mark, Some(DEFAULT_TABLE));
     let marked: Vec<_> = rules(&plan).into_iter().filter(|rule| rule.mark.is_some()).collect();
     assert_eq!(marked.len(), 1);
@@ -57,7 +57,7 @@ fn a_local_backend_off_loopback_needs_a_mark_which_is_the_tables_number_by_defau
 
 #[test]
 fn the_operators_mark_is_the_one_that_rules_look_for() {
-    let mut setup = setup(&[("[fd00:9::1]:80", Transport::Tcp)]);
+    let mut setup = setup(&[("[fd00:9::1]:80", IpTransport::Tcp)]);
     setup.mark = Some(77);
     let plan = RoutePlan::for_setup(&setup);
     assert_eq!(plan.upstream_mark, Some(77));
@@ -67,7 +67,7 @@ fn the_operators_mark_is_the_one_that_rules_look_for() {
 
 #[test]
 fn a_mark_is_never_looked_for_on_packets_that_leave_for_another_host() {
-    let mut setup = setup(&[("10.5.5.2:9000", Transport::Tcp)]);
+    let mut setup = setup(&[("10.5.5.2:9000", IpTransport::Tcp)]);
     setup.mark = Some(77);
     let plan = RoutePlan::for_setup(&setup);
     assert_eq!(plan.upstream_mark, None);
@@ -76,7 +76,7 @@ fn a_mark_is_never_looked_for_on_packets_that_leave_for_another_host() {
 
 #[test]
 fn udp_on_loopback_replies_from_loopback_even_from_a_wildcard_socket() {
-    let plan = plan(&[("127.0.0.1:53", Transport::Udp), ("[::1]:53", Transport::Udp)]);
+    let plan = plan(&[("127.0.0.1:53", IpTransport::Udp), ("[::1]:53", IpTransport::Udp)]);
     let sources: Vec<_> = plan
         .items
         .iter()
@@ -108,7 +108,7 @@ fn redirected_packets_are_delivered_in_each_family_that_the_listener_serves() {
 
 #[test]
 fn accepting_marks_must_not_turn_the_replies_to_a_redirected_sender_around() {
-    let mut setup = setup(&[("10.9.0.1:80", Transport::Tcp)]);
+    let mut setup = setup(&[("10.9.0.1:80", IpTransport::Tcp)]);
     setup.tproxy.push(Tproxy { mark: 1, ports: None, listen: "0.0.0.0:8443".parse().unwrap() });
     let plan = RoutePlan::for_setup(&setup);
     let last = rules(&plan).into_iter().next_back().unwrap();
@@ -118,12 +118,12 @@ fn accepting_marks_must_not_turn_the_replies_to_a_redirected_sender_around() {
 #[test]
 fn a_dynamic_prefix_stands_for_our_addresses_in_it_or_for_the_hosts_behind_it() {
     let mut setup = setup(&[]);
-    setup.dynamic("0.0.0.0/0".parse().unwrap(), 1000..=2000, Transport::Tcp, &local());
+    setup.dynamic("0.0.0.0/0".parse().unwrap(), 1000..=2000, IpTransport::Tcp, &local());
     let places: Vec<_> = setup.backends.iter().map(|b| b.place).collect();
     assert_eq!(places, [BackendPlace::Loopback, BackendPlace::Local]);
 
     let mut setup = Setup::new(DEFAULT_TABLE, 0);
-    setup.dynamic("10.5.0.0/16".parse().unwrap(), 0..=65535, Transport::Tcp, &local());
+    setup.dynamic("10.5.0.0/16".parse().unwrap(), 0..=65535, IpTransport::Tcp, &local());
     let plan = RoutePlan::for_setup(&setup);
     assert_eq!(rules(&plan)[0].from, Some("10.5.0.0/16".parse().unwrap()));
     assert_eq!(rules(&plan)[0].source_ports, None);
@@ -132,11 +132,11 @@ fn a_dynamic_prefix_stands_for_our_addresses_in_it_or_for_the_hosts_behind_it() 
 #[test]
 fn a_plan_never_needs_the_same_thing_twice() {
     let plan = plan(&[
-        ("127.0.0.1:53", Transport::Udp),
-        ("127.0.0.1:53", Transport::Tcp),
-        ("10.9.0.1:80", Transport::Tcp),
-        ("10.9.0.1:81", Transport::Tcp),
-        ("10.9.0.1:81", Transport::Udp),
+        ("127.0.0.1:53", IpTransport::Udp),
+        ("127.0.0.1:53", IpTransport::Tcp),
+        ("10.9.0.1:80", IpTransport::Tcp),
+        ("10.9.0.1:81", IpTransport::Tcp),
+        ("10.9.0.1:81", IpTransport::Udp),
     ]);
     for (i, item) in plan.items.iter().enumerate() {
         assert!(plan.items[..i].iter().all(|earlier| earlier.need != item.need), "{item:?}");

@@ -7,7 +7,7 @@ fn commands(setup: &Setup) -> Vec<String> {
     RoutePlan::for_setup(setup).items.iter().map(|item| command(&item.need)).collect()
 }
 
-fn setup(mark: u32, backends: &[(&str, Transport)]) -> Setup {
+fn setup(mark: u32, backends: &[(&str, IpTransport)]) -> Setup {
     let local: Vec<IpAddr> = ["10.9.0.1".parse().unwrap(), "fd00:9::1".parse().unwrap()].into();
     let mut setup = Setup::new(DEFAULT_TABLE, mark);
     for (address, transport) in backends {
@@ -18,7 +18,7 @@ fn setup(mark: u32, backends: &[(&str, Transport)]) -> Setup {
 
 #[test]
 fn loopback_backends_print_the_four_commands_of_go_mmproxys_readme() {
-    let setup = setup(0, &[("127.0.0.1:25578", Transport::Tcp), ("[::1]:25578", Transport::Tcp)]);
+    let setup = setup(0, &[("127.0.0.1:25578", IpTransport::Tcp), ("[::1]:25578", IpTransport::Tcp)]);
     assert_eq!(
         commands(&setup),
         [
@@ -32,7 +32,7 @@ fn loopback_backends_print_the_four_commands_of_go_mmproxys_readme() {
 
 #[test]
 fn other_local_backends_print_a_mark_and_the_sysctls_that_carry_it() {
-    let setup = setup(5, &[("10.9.0.1:80", Transport::Tcp), ("[fd00:9::1]:80", Transport::Tcp)]);
+    let setup = setup(5, &[("10.9.0.1:80", IpTransport::Tcp), ("[fd00:9::1]:80", IpTransport::Tcp)]);
     assert_eq!(
         commands(&setup),
         [
@@ -51,7 +51,7 @@ fn other_local_backends_print_a_mark_and_the_sysctls_that_carry_it() {
 
 #[test]
 fn a_backend_elsewhere_prints_a_rule_on_its_port_and_the_precise_way() {
-    let setup = setup(0, &[("10.5.5.2:9000", Transport::Tcp)]);
+    let setup = setup(0, &[("10.5.5.2:9000", IpTransport::Tcp)]);
     assert_eq!(
         commands(&setup),
         [
@@ -66,7 +66,7 @@ fn a_backend_elsewhere_prints_a_rule_on_its_port_and_the_precise_way() {
 
 #[test]
 fn udp_backends_print_the_source_of_their_replies() {
-    let setup = setup(0, &[("127.0.0.1:53", Transport::Udp), ("[::1]:53", Transport::Udp)]);
+    let setup = setup(0, &[("127.0.0.1:53", IpTransport::Udp), ("[::1]:53", IpTransport::Udp)]);
     assert_eq!(
         commands(&setup),
         [
@@ -82,7 +82,7 @@ fn udp_backends_print_the_source_of_their_replies() {
 
 #[test]
 fn redirected_ports_print_the_readmes_rule_and_a_firewall_that_spares_our_own_connections() {
-    let mut setup = setup(0, &[("127.0.0.1:25578", Transport::Tcp)]);
+    let mut setup = setup(0, &[("127.0.0.1:25578", IpTransport::Tcp)]);
     setup.tproxy.push(Tproxy {
         mark: 1,
         ports: Some(10000..=20000),
