@@ -16,7 +16,7 @@ use super::read::Read;
 use super::tls::{OriginTlsConfig, TlsConfig};
 use crate::spec::{Family, Protocol, SendProxy};
 
-/// The result of [`Config::check`].
+/// A checked [`Config`].
 #[derive(Debug)]
 pub(crate) struct Checked {
     pub(crate) listeners: Vec<Arc<CheckedListener>>,

@@ -248,7 +248,7 @@ impl Process {
         Ok(self.engines.have_ended()? && self.attachments.have_ended())
     }
 
-    /// Describes what is open.
+    /// Describes what is open. A place that a worker holds while it tries accept() counts, too.
     pub(super) fn open(&self) -> String {
         let budgets = &self.engines.budgets;
         match (budgets.sessions.used(), budgets.flows.used()) {

@@ -263,7 +263,7 @@ fn too_many_flows_forget_the_longest_silent(bed: &Bed) -> Result<()> {
     speak(0)?; // now the second has been silent longest
     speak(10)?;
     wait_counted(&truepeer, "flows_evicted", 1)?;
-    let evicted = format!("\"client\":\"{}\"", nth_client(1));
+    let evicted = format!("client={}", nth_client(1));
     truepeer.wait_state("the evicted flow's line", || {
         truepeer.log().lines().any(|line| line.contains(&evicted) && line.contains("evicted"))
     })?;

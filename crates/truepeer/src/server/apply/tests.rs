@@ -114,6 +114,8 @@ fn while_talking(listeners: &[SocketAddr], work: impl FnOnce()) {
         }
     };
     thread::scope(|scope| {
+        // Without it, a failure of `work` would wait for the sessions for ever.
+        let _stops = StopsAtPanic(&stop);
         let talking = listeners.iter().zip(&rounds).map(|(listener, rounds)| {
             let (stream, _) = session(*listener);
             let stop = &stop;
