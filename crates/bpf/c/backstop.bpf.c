@@ -65,7 +65,7 @@ static __always_inline int on_listener(struct __sk_buff *skb, struct bpf_sock *s
 	struct address source;
 	__be16 number = bpf_htons(sk->src_port);
 
-	/* The latter: nearly all packets for an attached port. */
+	/* Nearly all packets for an attached port are judged. */
 	if (is_other_port(number) || is_judged(skb))
 		return TAKE;
 	struct port *port = bpf_map_lookup_elem(&tp_ports, &number);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* What a packet's headers say where they stand, without a copy: enough for nearly all packets. */
+/* Reads a packet's headers in place, without a copy. Nearly all packets need no more. */
 #pragma once
 #include "ip.h"
 
-/* One bit for each port that is certainly not attached, set when the program is loaded: most packets of most hosts need no table. Of the
- * others tp_ports tells. */
+/* One bit for each port that is certainly not attached, set when the program is loaded: most packets of most hosts need no table.
+ * For all other ports, tp_ports decides. */
 const volatile __u64 other_ports[65536 / 64] = {};
 
 static __always_inline int is_other_port(__be16 port)
@@ -14,7 +14,8 @@ static __always_inline int is_other_port(__be16 port)
 	return other_ports[number / 64] >> (number % 64) & 1;
 }
 
-/* What follows a plain IP header, its offset, and its protocol. NULL: there are options, extension headers, fragments, or less than that. */
+/* Returns what follows a plain IP header, with its offset and protocol. Returns NULL for options, extension headers, fragments and headers that
+ * are cut off: the caller then reads the packet as a whole. */
 static __always_inline void *behind_ip(struct __sk_buff *skb, __u32 *at, __u8 *protocol)
 {
 	void *start = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;

@@ -167,10 +167,10 @@ static __always_inline int read_timestamps(struct options *options, struct times
 	return 0;
 }
 
-/* Nearly all segments carry only timestamps, in the kernel's layout: two NOPs for alignment, and so on. */
+/* Nearly all segments carry only timestamps, in the kernel's layout: two NOPs for alignment, then the option. */
 #define ONLY_TIMESTAMPS bpf_htonl(OPTION_NOP << 24 | OPTION_NOP << 16 | OPTION_TIMESTAMPS << 8 | OPTION_TIMESTAMPS_LEN)
 
-/* Nonzero: there are others, or none. */
+/* Nonzero: the segment has other options, or none. */
 static __always_inline int read_only_timestamps(struct __sk_buff *skb, const struct segment *segment, struct timestamps *out)
 {
 	__be32 words[3];

@@ -125,7 +125,7 @@ int tcp_end(struct bpf_sock_ops *ctx)
 		break;
 	case BPF_SOCK_OPS_STATE_CB:
 		if (ctx->args[1] == BPF_TCP_CLOSE && !key_of(ctx, &key))
-			/* What the sender has closed first is in its own TIME_WAIT, and has acknowledged everything. */
+			/* After LAST_ACK, TIME_WAIT is the sender's, which has acknowledged everything: nothing is left to translate. */
 			retire(&key, ctx->args[0] != BPF_TCP_LAST_ACK);
 		break;
 	}

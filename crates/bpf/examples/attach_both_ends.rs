@@ -24,7 +24,7 @@ const HEADERS: [&[u8]; 2] =
     [b"PROXY TCP4 203.0.113.7 192.0.2.1 5000 80\r\n", b"PROXY TCP4 203.0.113.77 192.0.2.1 5000 80\r\n"];
 const BACKEND: ([u8; 4], u16) = ([127, 0, 0, 1], 80);
 
-/// What is measured, with and without a header.
+/// One round of a load, with a header or without.
 type Load = fn(&TcpListener, bool) -> Result<u64>;
 
 const LOADS: [(&str, Load); 4] = [

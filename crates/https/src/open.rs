@@ -16,7 +16,7 @@ use crate::reactor::{AbortHandle, TcpStream};
 #[derive(Debug, Clone, Default)]
 pub struct OpenConnections(Rc<RefCell<Table<Rc<OpenConnection>>>>);
 
-/// What is known of one connection. Its task keeps it up to date.
+/// One connection, as an operator sees it. Its task keeps it up to date.
 #[derive(Debug)]
 pub struct OpenConnection {
     listener: ListenerId,
@@ -84,7 +84,7 @@ impl OpenConnections {
 }
 
 impl Listed {
-    /// What is known of it.
+    /// The connection's entry.
     #[must_use]
     pub fn connection(&self) -> &Rc<OpenConnection> {
         &self.connection
@@ -121,7 +121,7 @@ impl OpenConnection {
         self.is_ended.get()
     }
 
-    /// What the header says besides addresses.
+    /// The header's TLVs that an operator sees.
     #[must_use]
     pub fn tags(&self) -> Option<Box<Tags>> {
         self.tags.borrow().clone()

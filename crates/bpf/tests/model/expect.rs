@@ -112,7 +112,7 @@ fn is_shifted_back(frame: &[u8], packet: &[u8], by: u32, echo: Option<u32>) -> R
         let place = place_of(&expected.options, TIMESTAMPS).context("timestamps")?;
         expected.options[place + 6..place + 10].copy_from_slice(&echo.to_be_bytes());
     }
-    // Nothing changes except a SYN-ACK's own numbers, its blocks and its echo.
+    // Only a SYN-ACK's own numbers, its SACK blocks and its echo change.
     ensure!(after == expected, "{after:?}, not {expected:?}");
     is_as_damaged(frame, packet)
 }
