@@ -22,8 +22,8 @@ pub(crate) fn tests() -> Vec<Test> {
     ]
 }
 
-const GATE: &str = "127.0.0.1:5300";
-const DNS: &str = "127.0.0.1:53";
+pub(crate) const GATE: &str = "127.0.0.1:5300";
+pub(crate) const DNS: &str = "127.0.0.1:53";
 const OTHER_DOOR: &str = "127.0.0.1:8444";
 
 const TCP: &str = r#"
@@ -66,21 +66,21 @@ fn reload(truepeer: &Running, says: &str) -> anyhow::Result<()> {
     truepeer.wait_for_log(says)
 }
 
-fn session_at(door: &str, client: &str) -> anyhow::Result<TcpStream> {
+pub(crate) fn session_at(door: &str, client: &str) -> anyhow::Result<TcpStream> {
     let mut stream = client::connect(door)?;
     stream.write_all(&header_of(client.parse()?)?)?;
     goes_on(&mut stream)?;
     Ok(stream)
 }
 
-fn goes_on(session: &mut TcpStream) -> anyhow::Result<()> {
+pub(crate) fn goes_on(session: &mut TcpStream) -> anyhow::Result<()> {
     session.write_all(b"x")?;
     session.read_exact(&mut [0])?;
     Ok(())
 }
 
 /// One datagram as this client, there and back.
-fn ask_by_udp(client: &str, payload: &[u8]) -> anyhow::Result<()> {
+pub(crate) fn ask_by_udp(client: &str, payload: &[u8]) -> anyhow::Result<()> {
     let sender = datagrams::sender_towards(GATE)?;
     let answer = datagrams::ask(&sender, &[&datagrams::v2(client, "198.51.100.1:53")?, payload])?;
     ensure!(answer == payload, "{answer:?}");

@@ -11,10 +11,11 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use truepeer_testbed::datagrams::{self, Backend};
-use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, client, tests};
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, tests};
 
 use crate::operation::rules;
-use crate::stand::{BACKEND_V4, BACKEND_V6, CLIENT_V4, DOOR_V4, TRUEPEER, header_of};
+use crate::serve::{DNS, GATE, ask_by_udp, goes_on, session_at};
+use crate::stand::{BACKEND_V4, BACKEND_V6, CLIENT_V4, DOOR_V4, TRUEPEER};
 
 pub(crate) fn tests() -> Vec<Test> {
     tests![
@@ -28,9 +29,6 @@ pub(crate) fn tests() -> Vec<Test> {
         the_watchdog_is_fed,
     ]
 }
-
-const GATE: &str = "127.0.0.1:5300";
-const DNS: &str = "127.0.0.1:53";
 
 const FILE: &str = r#"
 drain-timeout = "20s"
@@ -74,23 +72,7 @@ fn upgrade(bed: &Bed) -> anyhow::Result<Running> {
 }
 
 fn session(client: &str) -> anyhow::Result<TcpStream> {
-    let mut stream = client::connect(DOOR_V4)?;
-    stream.write_all(&header_of(client.parse()?)?)?;
-    goes_on(&mut stream)?;
-    Ok(stream)
-}
-
-fn goes_on(session: &mut TcpStream) -> anyhow::Result<()> {
-    session.write_all(b"x")?;
-    session.read_exact(&mut [0]).context("the echo")?;
-    Ok(())
-}
-
-fn ask_by_udp(client: &str, payload: &[u8]) -> anyhow::Result<()> {
-    let sender = datagrams::sender_towards(GATE)?;
-    let answer = datagrams::ask(&sender, &[&datagrams::v2(client, "198.51.100.1:53")?, payload])?;
-    ensure!(answer == payload, "{answer:?}");
-    Ok(())
+    session_at(DOOR_V4, client)
 }
 
 fn an_upgrade_takes_new_connections_and_cuts_none(bed: &Bed) -> anyhow::Result<()> {
