@@ -28,6 +28,16 @@ pub enum AttachError {
     /// There is no cgroup for the hooks.
     #[error("no cgroup v2 file system is mounted; type: mount -t cgroup2 none /sys/fs/cgroup")]
     NoCgroup,
+    /// Only a part of the cgroup hierarchy can be seen.
+    #[error(
+        "{} is not the root of the cgroup v2 hierarchy but one cgroup of it, as in a container: the servers of other cgroups would not be shown the client; \
+         run attach on the host, or mount the host's /sys/fs/cgroup into this container (docker run -v /sys/fs/cgroup:/host/cgroup)",
+        path.display()
+    )]
+    NoCgroupRoot {
+        /// Where it is mounted.
+        path: PathBuf,
+    },
     /// Pins of another version of truepeer.
     #[error(
         "{} was attached by another version of truepeer, whose connections this one can't take over: detach with that one first",

@@ -12,6 +12,7 @@
 
 mod again;
 mod attach;
+mod cgroup;
 mod counters;
 mod cut;
 mod detach;
@@ -38,12 +39,13 @@ mod witness;
 
 pub use again::can_begin_again;
 pub use attach::{Attached, attach};
+pub use cgroup::{cgroup_root, is_cgroup};
 pub use counters::{COUNTERS, Counter, Kind, Of};
 pub use detach::{detach_now, drain};
 pub use device::Device;
 pub use error::AttachError;
 pub use leftovers::{left_behind, sweep};
-pub use place::{DEFAULT_PINS, Place, cgroup_root};
+pub use place::{DEFAULT_PINS, Place};
 pub use programs::are_built_in;
 pub use rules::{Gate, MAX_FLOWS, MAX_UDP_FLOWS, NewConnections, Rules, UdpDialect};
 pub use status::{FlowCount, PortStatus, Status, Traffic, status};

@@ -164,15 +164,3 @@ fn netns_cookie() -> io::Result<u64> {
     };
     if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
 }
-
-/// The root of the cgroup v2 hierarchy. Distributions mount it in different places.
-pub fn cgroup_root() -> Result<PathBuf, AttachError> {
-    let mounts =
-        fs::read_to_string("/proc/self/mounts").map_err(AttachError::file("reading", "/proc/self/mounts"))?;
-    let mut fields = mounts.lines().map(|line| line.split(' '));
-    let found = fields.find_map(|mut mount| {
-        let path = mount.nth(1)?;
-        (mount.next() == Some("cgroup2")).then(|| PathBuf::from(path))
-    });
-    found.ok_or(AttachError::NoCgroup)
-}

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use truepeer_bpf::{cgroup_root, is_cgroup};
 
 /// A cgroup, and a warning about it, if any.
 pub(crate) struct Cgroup {
@@ -13,14 +14,10 @@ pub(crate) struct Cgroup {
 
 /// Finds the cgroup given by `--cgroup` or `--unit`. Without either it is the root: all processes.
 pub(crate) fn find(path: Option<&Path>, unit: Option<&str>) -> Result<Cgroup> {
-    let root = truepeer_bpf::cgroup_root()?;
+    let root = cgroup_root()?;
     match (path, unit) {
         (Some(path), _) => {
-            ensure!(
-                path.join("cgroup.procs").exists(),
-                "--cgroup {}: not a cgroup v2 directory",
-                path.display()
-            );
+            ensure!(is_cgroup(path), "--cgroup {}: not a cgroup v2 directory", path.display());
             Ok(Cgroup { path: path.to_owned(), warning: None })
         }
         (None, Some(unit)) => of_unit(&root, unit),

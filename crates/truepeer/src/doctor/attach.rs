@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use rustix::system::uname;
+use truepeer_bpf::AttachError;
 
 use super::report::{Check, Report};
 use crate::confine::needs;
@@ -111,8 +112,12 @@ fn obstacle() -> Option<(String, &'static str)> {
     if !crate::attach::missing_capabilities().is_empty() {
         return Some(("CAP_BPF or CAP_NET_ADMIN is missing".to_owned(), "sudo truepeer doctor"));
     }
-    if truepeer_bpf::cgroup_root().is_err() {
-        return Some(("no cgroup v2 is mounted".to_owned(), "mount -t cgroup2 none /sys/fs/cgroup"));
+    match truepeer_bpf::cgroup_root() {
+        Ok(_) => {}
+        Err(AttachError::NoCgroup) => {
+            return Some(("no cgroup v2 is mounted".to_owned(), "mount -t cgroup2 none /sys/fs/cgroup"));
+        }
+        Err(error) => return Some((error.to_string(), "")),
     }
     let pins = Path::new(truepeer_bpf::DEFAULT_PINS);
     if !truepeer_bpf::Place::can_be_at(pins) {

@@ -3,8 +3,9 @@
 use anyhow::{Context, Result, ensure};
 use truepeer_bpf::Place;
 use truepeer_bpf::oracle::crowd_cgroup;
-use truepeer_testbed::{Bed, Test, client, skip, tests, wait_for};
+use truepeer_testbed::{Bed, Test, client, tests, wait_for};
 
+use crate::cgroups::Cgroup;
 use crate::kit::{BACKEND, DESTINATION, attach, command, header, list, session, start};
 
 /// `BPF_CGROUP_MAX_PROGS` (kernel/bpf/cgroup.c).
@@ -14,21 +15,8 @@ pub(crate) fn tests() -> Vec<Test> {
     tests![a_full_cgroup_is_reported_and_nothing_is_left]
 }
 
-/// A cgroup of the test's own, without processes.
-struct Cgroup(std::path::PathBuf);
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        let _ = wait_for("the cgroup to be let go", || std::fs::remove_dir(&self.0).is_ok());
-    }
-}
-
 fn a_full_cgroup_is_reported_and_nothing_is_left(bed: &Bed) -> Result<()> {
-    let path = truepeer_bpf::cgroup_root()?.join(format!("truepeer-full-{}", std::process::id()));
-    if std::fs::create_dir(&path).is_err() {
-        return skip("no cgroup can be made here");
-    }
-    let cgroup = Cgroup(path);
+    let cgroup = Cgroup::make("full")?;
     let echo = truepeer_testbed::Behaviour::Echo.start(bed, &[BACKEND])?;
     // Mounts the file system for the pins.
     ensure!(attach(bed, &["status"])?.contains("not attached"));

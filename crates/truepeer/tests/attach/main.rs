@@ -1,6 +1,7 @@
 //! Tests of `truepeer attach` alone. `matrix` has those that every way shares.
 
 mod accept_queue;
+mod cgroups;
 mod changes;
 mod counted;
 mod cut;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         changes::tests(),
         counted::tests(),
         cut::tests(),
+        cgroups::tests(),
         full_cgroup::tests(),
         links::tests(),
         hidden::tests(),

@@ -1,0 +1,87 @@
+//! Finds the root of the cgroup v2 hierarchy.
+//!
+//! A mount of type cgroup2 is not enough: in a container, or where somebody has mounted a part of the hierarchy, it shows one cgroup and those
+//! below it. Hooks there would miss the sockets of all other processes: headers would be removed, and the server would see the sender.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::statfs;
+
+use crate::error::AttachError;
+
+/// `CGROUP2_SUPER_MAGIC` (linux/magic.h).
+const CGROUP2_MAGIC: u32 = 0x6367_7270;
+
+/// The root of the cgroup v2 hierarchy. Distributions mount it in different places.
+pub fn cgroup_root() -> Result<PathBuf, AttachError> {
+    const MOUNTS: &str = "/proc/self/mounts";
+    let mounts = fs::read(MOUNTS).map_err(AttachError::file("reading", MOUNTS))?;
+    choose(mounts.split(|byte| *byte == b'\n').filter_map(mount_point).collect())
+}
+
+/// Whether this is a directory of the cgroup v2 hierarchy.
+pub fn is_cgroup(path: &Path) -> bool {
+    statfs(path).is_ok_and(|found| u32::try_from(found.f_type) == Ok(CGROUP2_MAGIC))
+}
+
+/// The first that is the root.
+fn choose(mounts: Vec<PathBuf>) -> Result<PathBuf, AttachError> {
+    // Another mount may cover one that is listed.
+    let mounts: Vec<PathBuf> = mounts.into_iter().filter(|path| is_cgroup(path)).collect();
+    match mounts.iter().find(|path| is_root(path)) {
+        Some(root) => Ok(root.clone()),
+        None => Err(mounts
+            .into_iter()
+            .next()
+            .map_or(AttachError::NoCgroup, |path| AttachError::NoCgroupRoot { path })),
+    }
+}
+
+/// Every cgroup but the root has a type (Documentation/admin-guide/cgroup-v2.rst: "exists on non-root cgroups").
+fn is_root(path: &Path) -> bool {
+    path.join("cgroup.type").try_exists().is_ok_and(|exists| !exists)
+}
+
+/// Where a line of /proc/mounts mounts cgroup2, if it does.
+fn mount_point(line: &[u8]) -> Option<PathBuf> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let path = fields.nth(1)?;
+    (fields.next()? == b"cgroup2").then(|| PathBuf::from(OsString::from_vec(unescaped(path))))
+}
+
+/// Spaces, tabs, newlines and backslashes are written as three octal digits (mangle() in fs/proc_namespace.c).
+fn unescaped(path: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::new();
+    let mut rest = path;
+    while let Some((first, behind)) = rest.split_first() {
+        let octal = (*first == b'\\').then(|| std::str::from_utf8(behind.get(..3)?).ok()).flatten();
+        match octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                plain.push(byte);
+                rest = &behind[3..];
+            }
+            None => {
+                plain.push(*first);
+                rest = behind;
+            }
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_points_are_read_with_their_spaces() {
+        let of = |line: &str| mount_point(line.as_bytes());
+        assert_eq!(of(r"cgroup2 /a\040b\134c cgroup2 rw 0 0"), Some(PathBuf::from(r"/a b\c")));
+        assert_eq!(of("cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0"), None);
+        assert_eq!(of(r"x /end\04 cgroup2 rw"), Some(PathBuf::from(r"/end\04")));
+        assert_eq!(of(""), None);
+    }
+}
