@@ -45,7 +45,9 @@ fn compile(program: &str) -> Result<(), String> {
     let object = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join(program).with_extension("o");
     let output = Command::new("clang")
         // v3 has compare-and-exchange; it needs Linux 5.12.
-        .args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-Wall", "-Wextra", "-Werror", "-idirafter"])
+        .args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-Wall", "-Wextra", "-Werror"])
+        // BTF names the source files: without this directory, so that two builds make the same bytes.
+        .args(["-fdebug-compilation-dir=.", "-idirafter"])
         .arg(include_dir())
         .arg("-c")
         .arg(&source)

@@ -75,6 +75,13 @@ fn build() -> Result<PathBuf, String> {
             command.env_remove(name.as_ref());
         }
     }
+    // Except that paths of this machine must not be in the library either, if they are not in the binary.
+    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+    let remaps: Vec<_> =
+        flags.split('\x1f').filter(|flag| flag.starts_with("--remap-path-prefix=")).collect();
+    if !remaps.is_empty() {
+        command.env("CARGO_ENCODED_RUSTFLAGS", remaps.join("\x1f"));
+    }
     let output = command.output().map_err(|error| format!("can't run cargo: {error}"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
