@@ -59,12 +59,12 @@ h2spec:
 old-kernel:
 	@scripts/old-kernel.sh
 
-# A .deb, a tarball with a static binary, an .rpm and an SBOM, under target/packages.
+# A .deb, a tarball with a static binary, an .rpm and an SBOM, under target/packages. Many minutes.
 package: setup
 	@scripts/package.sh
 
-# Their units, pages and digests, and the .deb in a fresh Debian: install, upgrade, purge. Needs root; long.
-package-check:
+# Their pages, units and digests, and the .deb under systemd in a fresh Debian: install, upgrade, purge. Needs root; long.
+package-check: package
 	@scripts/package-check.sh --twice
 
 fmt:
