@@ -18,7 +18,6 @@ pub mod io;
 pub mod kernel;
 mod listener;
 mod relay;
-mod sessions;
 #[cfg(test)]
 mod sim;
 pub mod tcp;

@@ -19,6 +19,33 @@ use crate::tags::Tags;
 /// The log target of a session's line, at level `info`.
 pub const SESSION: &str = "session";
 
+/// Writes the line of an ended session or flow. All have the same fields, but for the counts before the bytes and
+/// what stands behind the duration.
+macro_rules! log_end {
+    ($line:literal, $ended:ident, $route:expr, $now:ident, [$($counts:tt)*], $($rest:tt)*) => {
+        info!(
+            target: SESSION,
+            client = %$route.client,
+            sender = %$ended.sender,
+            backend = %$route.backend,
+            listener = %$ended.listener,
+            $($counts)*
+            bytes_up = $ended.bytes_up,
+            bytes_down = $ended.bytes_down,
+            duration_ms = milliseconds($ended.began, $now),
+            $($rest)*
+            unique_id = tag($ended.tags, "unique_id"),
+            aws_vpc_endpoint = tag($ended.tags, "aws_vpc_endpoint"),
+            gcp_psc_connection = tag($ended.tags, "gcp_psc_connection"),
+            azure_private_link = tag($ended.tags, "azure_private_link"),
+            alibaba_vpc = tag($ended.tags, "alibaba_vpc"),
+            alibaba_endpoint = tag($ended.tags, "alibaba_endpoint"),
+            alibaba_service = tag($ended.tags, "alibaba_service"),
+            $line
+        )
+    };
+}
+
 /// The log and counters that all workers of all engines share.
 #[derive(Debug, Default)]
 pub struct Journal {
@@ -135,26 +162,14 @@ impl Journal {
     /// Records the end of a flow.
     pub fn on_flow_end(&self, shard: &Shard, ended: &EndedFlow<'_>, now: Instant) {
         shard.observe(Timing::SessionLength, now.saturating_duration_since(ended.began));
-        info!(
-            target: SESSION,
-            client = %ended.route.client,
-            sender = %ended.sender,
-            backend = %ended.route.backend,
-            listener = %ended.listener,
-            datagrams_up = ended.datagrams_up,
-            datagrams_down = ended.datagrams_down,
-            bytes_up = ended.bytes_up,
-            bytes_down = ended.bytes_down,
-            duration_ms = milliseconds(ended.began, now),
+        let counts = (ended.datagrams_up, ended.datagrams_down);
+        log_end!(
+            "flow",
+            ended,
+            ended.route,
+            now,
+            [datagrams_up = counts.0, datagrams_down = counts.1,],
             close = ended.close,
-            unique_id = tag(ended.tags, "unique_id"),
-            aws_vpc_endpoint = tag(ended.tags, "aws_vpc_endpoint"),
-            gcp_psc_connection = tag(ended.tags, "gcp_psc_connection"),
-            azure_private_link = tag(ended.tags, "azure_private_link"),
-            alibaba_vpc = tag(ended.tags, "alibaba_vpc"),
-            alibaba_endpoint = tag(ended.tags, "alibaba_endpoint"),
-            alibaba_service = tag(ended.tags, "alibaba_service"),
-            "flow"
         );
     }
 
@@ -190,26 +205,7 @@ impl Journal {
             return;
         };
         shard.observe(Timing::SessionLength, now.saturating_duration_since(ended.began));
-        info!(
-            target: SESSION,
-            client = %route.client,
-            sender = %ended.sender,
-            backend = %route.backend,
-            listener = %ended.listener,
-            bytes_up = ended.bytes_up,
-            bytes_down = ended.bytes_down,
-            duration_ms = milliseconds(ended.began, now),
-            close = reason.name(),
-            tls = ended.tls,
-            unique_id = tag(ended.tags, "unique_id"),
-            aws_vpc_endpoint = tag(ended.tags, "aws_vpc_endpoint"),
-            gcp_psc_connection = tag(ended.tags, "gcp_psc_connection"),
-            azure_private_link = tag(ended.tags, "azure_private_link"),
-            alibaba_vpc = tag(ended.tags, "alibaba_vpc"),
-            alibaba_endpoint = tag(ended.tags, "alibaba_endpoint"),
-            alibaba_service = tag(ended.tags, "alibaba_service"),
-            "session"
-        );
+        log_end!("session", ended, route, now, [], close = reason.name(), tls = ended.tls,);
     }
 
     /// Records a connection that was refused because of its sender.

@@ -4,8 +4,8 @@
 //! connection). This crate has what both share: limits of sessions together ([`budget`]), counters and logs
 //! ([`counters`], [`journal`], [`complaints`], [`hint`]), reasons for endings ([`close`]), the table of sessions
 //! ([`table`]) and their deadlines ([`deadlines`]), listening sockets ([`listening`]) and connections to backends
-//! ([`connect_as`]). [`engine::Engine`] lists the changes to a running engine; [`supervision`] handles workers
-//! that end unexpectedly.
+//! ([`connect_as`]). [`engine::Engine`] lists the changes to a running engine. Its owner keeps its [`workers`] and
+//! [`listeners`]; [`supervision`] handles workers that end unexpectedly.
 #![forbid(unsafe_code)]
 
 pub mod budget;
@@ -18,6 +18,7 @@ pub mod engine;
 pub mod hint;
 pub mod histogram;
 pub mod journal;
+pub mod listeners;
 pub mod listening;
 pub mod mailbox;
 pub mod refusals;
@@ -27,6 +28,7 @@ pub mod settings;
 pub mod supervision;
 pub mod table;
 pub mod tags;
+pub mod workers;
 
 pub use close::CloseReason;
 pub use engine::{Engine, EngineError, ListenerSnapshot, Snapshot};

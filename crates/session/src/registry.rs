@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use truepeer_policy::{BackendAddr, ClientAddr, PrefixSet, SenderAddr};
@@ -171,6 +172,27 @@ pub struct Page {
     pub sessions: Vec<OpenSession>,
     /// Where the next page begins; `None`: this is the last.
     pub next: Option<PageStart>,
+}
+
+/// What a worker is asked about its sessions.
+#[derive(Debug)]
+pub enum SessionOrder {
+    /// Describe the sessions that `filter` admits.
+    Page {
+        /// Which sessions are wanted.
+        filter: SessionFilter,
+        /// Where the page begins.
+        start: PageStart,
+        /// Gets the page.
+        done: Sender<Page>,
+    },
+    /// End a session.
+    End {
+        /// The session.
+        id: SessionId,
+        /// Learns whether there was one.
+        done: Sender<bool>,
+    },
 }
 
 /// An engine's sessions.

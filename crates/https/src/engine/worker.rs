@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 
-use tracing::error;
 use truepeer_session::budget::Budgets;
 use truepeer_session::listening::{ListenOptions, listen};
-use truepeer_session::registry::{Page, PageStart};
-use truepeer_session::{EngineError, Journal, ListenerId, SessionFilter, SessionId, Watched};
+use truepeer_session::registry::SessionOrder;
+use truepeer_session::workers::{OrderQueue, Workers};
+use truepeer_session::{EngineError, Journal, ListenerId};
 use truepeer_sys::Named as _;
 
 use super::listener::{HttpsListener, HttpsRules};
@@ -22,7 +22,7 @@ use crate::downstream::{ClientConnections, Closing, IdleList, WorkerState, accep
 use crate::open::OpenConnections;
 use crate::reactor::{self, Reactor, Remote};
 
-/// An order to a worker. When it is carried out, the worker answers on `done`, or drops it.
+/// An order to a worker. When it is carried out, the worker answers on `done`.
 pub(super) enum Order {
     /// Open one more listener.
     Open {
@@ -31,16 +31,20 @@ pub(super) enum Order {
         source: ListenerSource,
         done: Sender<Result<SocketAddr, EngineError>>,
     },
-    /// Accept no more connections for this listener, and close its socket.
+    /// Accept no more connections for this listener, and close its socket. `done` is dropped then.
     Close { id: ListenerId, done: Sender<()> },
     /// Duplicate the listener's sockets. A socket that several workers share comes once for each.
     Sockets { id: ListenerId, done: Sender<Result<Vec<OwnedFd>, EngineError>> },
     /// New connections of the listener follow these rules.
     SetRules { id: ListenerId, rules: HttpsRules, done: Sender<()> },
-    /// Describe the connections that the operator asks for.
-    Page { filter: SessionFilter, start: PageStart, done: Sender<Page> },
-    /// End a connection, and answer whether there was one.
-    End { id: SessionId, done: Sender<bool> },
+    /// List or end connections, for the operator.
+    Sessions(SessionOrder),
+}
+
+impl From<SessionOrder> for Order {
+    fn from(order: SessionOrder) -> Self {
+        Self::Sessions(order)
+    }
 }
 
 /// The origin of a worker's listening socket.
@@ -70,8 +74,10 @@ pub(super) struct OrderSender {
 
 type WakerCell = Arc<Mutex<Waker>>;
 
-impl OrderSender {
-    pub(super) fn post(&self, order: Order) -> Result<(), EngineError> {
+impl OrderQueue for OrderSender {
+    type Order = Order;
+
+    fn order(&self, order: Order) -> Result<(), EngineError> {
         self.orders.send(order).map_err(|_| EngineError::WorkerGone)?;
         self.bell.lock().unwrap_or_else(PoisonError::into_inner).wake_by_ref();
         Ok(())
@@ -80,8 +86,7 @@ impl OrderSender {
 
 /// Starts a thread with its own event loop.
 pub(super) fn start_worker(
-    number: usize,
-    watched: Watched,
+    workers: &Workers<OrderSender>,
     common: Common,
 ) -> Result<(OrderSender, JoinHandle<()>), EngineError> {
     let ((orders, inbox), bell) = (channel(), WakerCell::new(Mutex::new(Waker::noop().clone())));
@@ -92,7 +97,7 @@ pub(super) fn start_worker(
             Ok(reactor) => reactor,
             Err(error) => {
                 let _ = report.send(Err(error)); // the starting thread waits for it
-                return watched.end(Ok(()));
+                return Ok(());
             }
         };
         let _ = report.send(Ok(reactor.remote()));
@@ -103,14 +108,9 @@ pub(super) fn start_worker(
             connections: OpenConnections::default(),
         };
         reactor.spawn(worker.obey(inbox, rung));
-        let result = reactor.run();
-        if let Err(failure) = &result {
-            error!("a worker has ended because epoll failed: {failure}");
-        }
-        watched.end(result.map_err(|failure| format!("epoll_wait: {failure}")));
+        reactor.run().named("epoll_wait")
     };
-    let thread =
-        std::thread::Builder::new().name(format!("tls-{number}")).spawn(work).map_err(EngineError::Thread)?;
+    let thread = workers.spawn(format!("tls-{}", workers.count()), work)?;
     let remote = started.recv().map_err(|_| EngineError::WorkerGone)??;
     Ok((OrderSender { orders, bell, remote }, thread))
 }
@@ -157,9 +157,10 @@ impl Worker {
     }
 
     fn carry_out(&self, order: Order) {
+        // A requester may have given up.
         match order {
             Order::Open { id, rules, source, done } => {
-                let _ = done.send(self.open(id, rules, source)); // the requester may have given up
+                let _ = done.send(self.open(id, rules, source));
             }
             Order::Close { id, done } => {
                 for open in self.listeners.borrow_mut().extract_if(.., |open| open.listener.id == id) {
@@ -170,19 +171,21 @@ impl Worker {
                 for open in self.listeners.borrow().iter().filter(|open| open.listener.id == id) {
                     open.listener.set_rules(rules.clone());
                 }
-                drop(done);
+                let _ = done.send(());
             }
-            Order::Page { filter, start, done } => {
+            Order::Sessions(SessionOrder::Page { filter, start, done }) => {
                 let _ = done.send(self.connections.page(&filter, start, self.reactor.now()));
             }
-            Order::End { id, done } => _ = done.send(self.connections.end(id.key)),
+            Order::Sessions(SessionOrder::End { id, done }) => {
+                let _ = done.send(self.connections.end(id.key));
+            }
             Order::Sockets { id, done } => {
                 let listeners = self.listeners.borrow();
                 let of_id = listeners.iter().filter(|open| open.listener.id == id);
                 let sockets = of_id.filter_map(|open| open.socket.upgrade()).map(|socket| socket.duplicate());
                 let sockets: io::Result<_> = sockets.collect();
                 let sockets = sockets.named("fcntl(F_DUPFD_CLOEXEC)").map_err(EngineError::from);
-                let _ = done.send(sockets); // the requester may have given up
+                let _ = done.send(sockets);
             }
         }
     }

@@ -291,12 +291,7 @@ impl<P> Half<P> {
                     Err(errno) => self.on_read_error(from, errno),
                 }
             }
-            Err(Errno::AGAIN) => {
-                to.ready.writable = false;
-                Step::Wait
-            }
-            Err(Errno::INTR) => Step::Moved,
-            Err(_) => Step::SinkBroken,
+            Err(errno) => on_write_error(to, errno),
         }
     }
 

@@ -265,8 +265,7 @@ impl Worker {
                     self.begin(&listener, connection, now);
                 }
                 Order::Flows(order) => self.with_flows(now, |flows, cx| move_flows(flows, cx, order)),
-                Order::Page { filter, start, done } => _ = done.send(self.page(&filter, start, now)),
-                Order::End { id, done } => _ = done.send(self.end(id, now)),
+                Order::Sessions(order) => self.on_session_order(order, now),
                 Order::Drain => self.drain(now),
                 Order::Stop => self.is_stopping = true,
                 #[cfg(test)]
@@ -354,37 +353,35 @@ impl Worker {
     /// A door has connections waiting.
     fn accept_at(&mut self, place: usize, now: Instant) {
         let Some(door) = self.doors.at(place) else { return };
-        for _ in 0..BATCH {
-            let Some(permit) = self.budgets.sessions.take(1) else { return self.pause(None, now) };
-            match accept(&door.socket) {
-                Accepted::Connection(socket, sender) => {
-                    door.listener.shard.count(Counter::Accepted);
-                    self.place(&door.listener, AcceptedConnection { socket, sender, permit }, now);
-                }
-                Accepted::Lost => {}
-                Accepted::Nobody => return,
-                Accepted::OutOf(errno) => return self.pause(Some(errno), now),
-            }
+        if let Err(lacking) = self.accept_from(&door, BATCH, now) {
+            self.doors.pause(self.kernel.epoll(), &self.journal, lacking, now);
         }
-    }
-
-    fn pause(&mut self, lacking: Option<Errno>, now: Instant) {
-        self.doors.pause(self.kernel.epoll(), &self.journal, lacking, now);
     }
 
     /// Accepts the connections that wait at a closing door.
     fn accept_rest(&mut self, door: &Door, now: Instant) {
-        for _ in 0..LAST_CONNECTIONS {
-            let Some(permit) = self.budgets.sessions.take(1) else { return };
+        // What can't be accepted is reset when the door is dropped.
+        let _ = self.accept_from(door, LAST_CONNECTIONS, now);
+    }
+
+    /// Accepts at most so many connections.
+    ///
+    /// # Errors
+    /// The resource that the system lacks; `None`: sessions.
+    fn accept_from(&mut self, door: &Door, most: usize, now: Instant) -> Result<(), Option<Errno>> {
+        for _ in 0..most {
+            let permit = self.budgets.sessions.take(1).ok_or(None)?;
             match accept(&door.socket) {
                 Accepted::Connection(socket, sender) => {
                     door.listener.shard.count(Counter::Accepted);
                     self.place(&door.listener, AcceptedConnection { socket, sender, permit }, now);
                 }
                 Accepted::Lost => {}
-                Accepted::Nobody | Accepted::OutOf(_) => return,
+                Accepted::Nobody => break,
+                Accepted::OutOf(errno) => return Err(Some(errno)),
             }
         }
+        Ok(())
     }
 
     /// Begins a session here, or with the worker that has least to do.

@@ -2,15 +2,23 @@
 
 use std::time::Instant;
 
-use truepeer_session::registry::{PAGE_PLACES, Page, PageStart, SessionTable};
+use truepeer_session::registry::{PAGE_PLACES, Page, PageStart, SessionOrder, SessionTable};
 use truepeer_session::{CloseReason, SessionFilter, SessionId};
 
 use super::Worker;
 use crate::tcp::session::Verdict;
 
 impl Worker {
+    pub(super) fn on_session_order(&mut self, order: SessionOrder, now: Instant) {
+        // The requester may have given up.
+        match order {
+            SessionOrder::Page { filter, start, done } => _ = done.send(self.page(&filter, start, now)),
+            SessionOrder::End { id, done } => _ = done.send(self.end(id, now)),
+        }
+    }
+
     /// The sessions from `start` on. [`Page::next`] `None`: those were the last of this worker.
-    pub(super) fn page(&self, filter: &SessionFilter, start: PageStart, now: Instant) -> Page {
+    fn page(&self, filter: &SessionFilter, start: PageStart, now: Instant) -> Page {
         let PageStart { table, worker, place: from } = start;
         let to = from.saturating_add(PAGE_PLACES);
         let id = |key| SessionId { table, worker, key };
@@ -34,7 +42,7 @@ impl Worker {
     }
 
     /// Ends a session. Returns whether there was one.
-    pub(super) fn end(&mut self, id: SessionId, now: Instant) -> bool {
+    fn end(&mut self, id: SessionId, now: Instant) -> bool {
         match id.table {
             SessionTable::Tcp => {
                 let is_there = self.sessions.get_mut(id.key).is_some();

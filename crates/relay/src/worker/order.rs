@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use truepeer_session::budget::Permit;
-use truepeer_session::registry::{Page, PageStart};
-use truepeer_session::{ListenerId, ListenerRules, SessionFilter, SessionId};
+use truepeer_session::registry::SessionOrder;
+use truepeer_session::{ListenerId, ListenerRules};
 use truepeer_sys::CallError;
 
 use crate::entrances::Entrances;
@@ -31,10 +31,8 @@ pub(crate) enum Order {
     Adopt { id: ListenerId, rules: Arc<ListenerRules>, connection: AcceptedConnection },
     /// Move flows from or to another process.
     Flows(FlowsOrder),
-    /// Describe the sessions that the operator asks for.
-    Page { filter: SessionFilter, start: PageStart, done: Sender<Page> },
-    /// End a session, and answer whether there was one.
-    End { id: SessionId, done: Sender<bool> },
+    /// List or end sessions, for the operator.
+    Sessions(SessionOrder),
     /// Take nothing more, and end with the last session.
     Drain,
     /// End.
@@ -45,6 +43,12 @@ pub(crate) enum Order {
     /// Break the epoll.
     #[cfg(test)]
     Break,
+}
+
+impl From<SessionOrder> for Order {
+    fn from(order: SessionOrder) -> Self {
+        Self::Sessions(order)
+    }
 }
 
 /// An order about all flows of a worker, see [`crate::udp::moving`].

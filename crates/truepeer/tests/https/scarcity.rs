@@ -256,7 +256,7 @@ fn a_worker_that_fails_ends_the_program_with_the_reason(bed: &Bed) -> anyhow::Re
     let status = truepeer.wait_end()?;
     ensure!(status.code() == Some(1), "{status}: {}", truepeer.log());
     for line in
-        ["a worker has ended because epoll failed: Bad file descriptor", "a worker has ended by itself"]
+        ["a worker has ended because epoll_wait failed: Bad file descriptor", "a worker has ended by itself"]
     {
         ensure!(truepeer.log().contains(line), "{}", truepeer.log());
     }
