@@ -1,35 +1,12 @@
 //! Bytes that were read and not used yet. A connection that waits for its next message holds no buffer.
 
-use std::cell::RefCell;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// Two TLS records: one is parsed while the next is read.
-pub(crate) const USUAL_BYTES: usize = 32 << 10;
-/// How many unused buffers a worker keeps.
-const MOST_SPARE: usize = 64;
-
-thread_local! {
-    static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Memory for [`USUAL_BYTES`], all of it initialised.
-fn take_spare() -> Vec<u8> {
-    SPARE.with_borrow_mut(Vec::pop).unwrap_or_else(|| vec![0; USUAL_BYTES])
-}
-
-fn give_back(bytes: Vec<u8>) {
-    if bytes.len() == USUAL_BYTES {
-        SPARE.with_borrow_mut(|spare| {
-            if spare.len() < MOST_SPARE {
-                spare.push(bytes);
-            }
-        });
-    }
-}
+use crate::buffers::{self, MESSAGE_BYTES};
 
 /// A buffer that holds memory only while bytes are in it.
 #[derive(Debug, Default)]
@@ -72,14 +49,14 @@ impl Buffer {
 
     /// Releases the memory if the buffer is empty.
     pub(crate) fn rest(&mut self) {
-        if self.is_empty() && !self.bytes.is_empty() {
-            give_back(std::mem::take(&mut self.bytes));
+        if self.is_empty() {
+            buffers::give_back(std::mem::take(&mut self.bytes));
         }
     }
 
     /// Doubles the memory, for long heads.
     pub(crate) fn grow(&mut self) {
-        self.bytes.resize((self.bytes.len() * 2).max(USUAL_BYTES), 0);
+        self.bytes.resize((self.bytes.len() * 2).max(MESSAGE_BYTES), 0);
     }
 
     /// Reads some bytes behind those it holds; 0 is the end of the stream. The buffer must not be full.
@@ -89,7 +66,7 @@ impl Buffer {
         stream: &mut S,
     ) -> Poll<io::Result<usize>> {
         if self.bytes.is_empty() {
-            self.bytes = take_spare();
+            self.bytes = buffers::take(MESSAGE_BYTES);
         } else if self.end == self.bytes.len() && self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
@@ -109,9 +86,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if !self.bytes.is_empty() {
-            give_back(std::mem::take(&mut self.bytes));
-        }
+        buffers::give_back(std::mem::take(&mut self.bytes));
     }
 }
 
@@ -142,13 +117,13 @@ mod tests {
     #[test]
     fn a_full_buffer_can_grow() {
         let mut buffer = Buffer::default();
-        let long = vec![7; USUAL_BYTES + 1];
-        assert_eq!(fill(&mut buffer, &long), USUAL_BYTES);
+        let long = vec![7; MESSAGE_BYTES + 1];
+        assert_eq!(fill(&mut buffer, &long), MESSAGE_BYTES);
         assert!(buffer.is_full());
         buffer.grow();
-        assert_eq!(fill(&mut buffer, &long[USUAL_BYTES..]), 1);
+        assert_eq!(fill(&mut buffer, &long[MESSAGE_BYTES..]), 1);
         assert_eq!(buffer.data(), long);
-        buffer.consume(USUAL_BYTES);
+        buffer.consume(MESSAGE_BYTES);
         assert_eq!(buffer.data(), [7]);
     }
 

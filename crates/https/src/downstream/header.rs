@@ -9,7 +9,7 @@ use truepeer_session::CloseReason;
 use truepeer_session::budget::{Budget, Permit};
 
 use super::{TlsListener, WorkerState};
-use crate::buffers;
+use crate::buffers::{self, RECORD_BYTES};
 use crate::reactor::TcpStream;
 
 /// The size of one read: larger than almost every header, with room for most of a ClientHello behind it.
@@ -81,7 +81,7 @@ pub(super) async fn read(
 /// Reads once. It holds no buffer while waiting, because many connections may be silent.
 async fn receive(tcp: &TcpStream, seen: &mut Vec<u8>) -> io::Result<usize> {
     std::future::poll_fn(|cx| {
-        let mut piece = buffers::take();
+        let mut piece = buffers::take(RECORD_BYTES);
         let received = tcp.poll_read_into(cx, &mut piece[..PIECE_BYTES]);
         if let Poll::Ready(Ok(length)) = received {
             seen.extend_from_slice(&piece[..length]);

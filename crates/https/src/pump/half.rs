@@ -7,12 +7,12 @@ use std::task::{Context, Poll, ready};
 use tokio::io::ReadBuf;
 use truepeer_session::budget::{Budget, Permit};
 
-use crate::buffers::{self, BUFFER_BYTES};
+use crate::buffers::{self, RECORD_BYTES};
 use crate::stream::Connection;
 use crate::tls::OUTGOING_BYTES;
 
 /// The most that is held for a sink that takes no bytes: what was read for it, plus what was encrypted before.
-const SLOW_BYTES: usize = BUFFER_BYTES + OUTGOING_BYTES;
+const SLOW_BYTES: usize = RECORD_BYTES + OUTGOING_BYTES;
 /// The size of a read once all slow sinks together have reached their limit.
 const SMALL_PIECE_BYTES: usize = 2 << 10;
 
@@ -139,7 +139,7 @@ impl PumpHalf {
     fn shrink(&mut self) {
         if self.slow.is_some()
             && self.to - self.from <= SMALL_PIECE_BYTES
-            && self.buffer.len() == BUFFER_BYTES
+            && self.buffer.len() == RECORD_BYTES
         {
             let rest = self.buffer[self.from..self.to].to_vec();
             (self.from, self.to) = (0, rest.len());
@@ -177,7 +177,7 @@ impl PumpHalf {
         if is_pressed {
             ready!(self.poll_flush(cx, sink, backlog))?;
         }
-        let mut buffer = buffers::take();
+        let mut buffer = buffers::take(RECORD_BYTES);
         let most = if is_pressed { SMALL_PIECE_BYTES } else { buffer.len() };
         let mut space = ReadBuf::new(&mut buffer[..most]);
         let read = Pin::new(&mut *source).poll_read(cx, &mut space);
@@ -326,7 +326,7 @@ mod tests {
             })
             .await;
             let held: usize = sessions.iter().map(|(half, ..)| half.buffer.capacity()).sum();
-            assert!(held <= FULL * BUFFER_BYTES + SESSIONS * SMALL_PIECE_BYTES, "{held} bytes");
+            assert!(held <= FULL * RECORD_BYTES + SESSIONS * SMALL_PIECE_BYTES, "{held} bytes");
             other.yield_now().await;
             drop(sessions);
             assert_eq!(backlog.used(), 0);

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::error::HandshakeError;
 use super::facts::TlsFacts;
-use crate::buffers;
+use crate::buffers::{self, RECORD_BYTES};
 
 /// How many plain bytes are encrypted before they are sent: two records.
 const WRITE_BYTES: usize = 32 << 10;
@@ -153,7 +153,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
     }
 
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut buffer = buffers::take();
+        let mut buffer = buffers::take(RECORD_BYTES);
         let mut space = ReadBuf::new(&mut buffer);
         let read = Pin::new(&mut self.io).poll_read(cx, &mut space);
         let length = space.filled().len();
