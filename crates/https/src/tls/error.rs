@@ -116,16 +116,22 @@ impl HandshakeError {
             Error::InvalidCertificate(CertificateError::UnknownIssuer) => Some(authority),
             Error::InvalidCertificate(_) if is_authority(error) => Some(authority),
             Error::PeerIncompatible(PeerIncompatible::NoCipherSuitesInCommon) => Some(Hint::Suites),
-            Error::PeerIncompatible(
-                PeerIncompatible::Tls12NotOffered
-                | PeerIncompatible::Tls12NotOfferedOrEnabled
-                | PeerIncompatible::SupportedVersionsExtensionRequired
-                | PeerIncompatible::Tls13RequiredForQuic,
-            ) => Some(Hint::MinVersion),
+            Error::PeerIncompatible(why) if lacks_a_version(why) => Some(Hint::MinVersion),
             Error::AlertReceived(AlertDescription::NoApplicationProtocol) => Some(Hint::OriginProtocols),
             _ => None,
         }
     }
+}
+
+/// Whether the two ends have no version in common.
+fn lacks_a_version(why: &PeerIncompatible) -> bool {
+    matches!(
+        why,
+        PeerIncompatible::Tls12NotOffered
+            | PeerIncompatible::Tls12NotOfferedOrEnabled
+            | PeerIncompatible::SupportedVersionsExtensionRequired
+            | PeerIncompatible::Tls13RequiredForQuic
+    )
 }
 
 fn is_proxy_header(first: &[u8]) -> bool {
@@ -157,12 +163,7 @@ fn explain(error: &Error, first: &[u8]) -> String {
         Error::PeerIncompatible(PeerIncompatible::NoCipherSuitesInCommon) => {
             "no cipher suite in common".to_owned()
         }
-        Error::PeerIncompatible(
-            PeerIncompatible::Tls12NotOffered
-            | PeerIncompatible::Tls12NotOfferedOrEnabled
-            | PeerIncompatible::SupportedVersionsExtensionRequired
-            | PeerIncompatible::Tls13RequiredForQuic,
-        ) => "no TLS version in common".to_owned(),
+        Error::PeerIncompatible(why) if lacks_a_version(why) => "no TLS version in common".to_owned(),
         // This error is reported before the version is checked. TLS 1.0 and 1.1 lack the extension.
         Error::PeerIncompatible(PeerIncompatible::SignatureAlgorithmsExtensionRequired) => {
             "no signature algorithms offered, as in TLS 1.1 and older".to_owned()
