@@ -113,6 +113,15 @@ impl Relay {
         Ok(adopted.into_iter().sum())
     }
 
+    /// Reads no datagrams of senders any more, while replies still pass: whoever has duplicates of the listening
+    /// sockets finds there what comes from now on.
+    pub fn read_no_more(&self) {
+        for postbox in self.workers.queues() {
+            // A worker that has ended reads nothing.
+            let _ = postbox.post(Order::Flows(FlowsOrder::ReadNoMore));
+        }
+    }
+
     fn order_flows(
         &self,
         order: impl Fn(Sender<Result<(), CallError>>) -> FlowsOrder,

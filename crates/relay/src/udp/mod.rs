@@ -82,6 +82,8 @@ pub(crate) struct UdpFlows {
     /// Set while the flows move to another process, or from it: nothing is read, even if an event of the same
     /// batch announces it.
     is_paused: bool,
+    /// Set shortly before the end: only replies are read.
+    is_ending: bool,
     refusals: Refusals,
 }
 
@@ -170,6 +172,14 @@ impl UdpFlows {
     /// Opens no more flows.
     pub(crate) fn drain(&mut self) {
         self.is_draining = true;
+    }
+
+    /// Reads nothing more from senders. Their datagrams stay in the sockets, which another process may have.
+    pub(crate) fn read_no_more(&mut self, cx: &FlowContext<'_>) {
+        self.is_ending = true;
+        for entrance in self.gates.iter().flatten() {
+            let _ = epoll::delete(cx.epoll, &*entrance.gate.socket); // fails if it was not watched
+        }
     }
 
     /// The time at which the next flow must be forgotten, or a port released.

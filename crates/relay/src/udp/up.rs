@@ -38,9 +38,10 @@ struct Last<'a> {
 impl UdpFlows {
     /// A gate has datagrams.
     pub(crate) fn on_gate(&mut self, cx: &FlowContext<'_>, number: usize) {
-        let Some(Some(entrance)) = self.gates.get(number).cloned().filter(|_| !self.is_paused) else {
+        if self.is_paused || self.is_ending {
             return;
-        };
+        }
+        let Some(Some(entrance)) = self.gates.get(number).cloned() else { return };
         // Moved out while datagrams borrow from it.
         let mut received = self.received.take().unwrap_or_else(room);
         for _ in 0..BATCHES_PER_TURN {

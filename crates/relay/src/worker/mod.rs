@@ -497,6 +497,7 @@ fn move_flows(flows: &mut UdpFlows, cx: &udp::FlowContext<'_>, order: FlowsOrder
             let _ = done.send(Ok(()));
         }
         FlowsOrder::Adopt { flows: moving, done } => _ = done.send(flows.adopt_all(cx, moving)),
+        FlowsOrder::ReadNoMore => flows.read_no_more(cx),
     }
 }
 

@@ -54,11 +54,26 @@ impl From<SessionOrder> for Order {
 /// An order about all flows of a worker, see [`crate::udp::moving`].
 #[derive(Debug)]
 pub(crate) enum FlowsOrder {
-    Pause { done: Sender<Result<(), CallError>> },
-    Resume { done: Sender<Result<(), CallError>> },
-    Describe { id: ListenerId, done: Sender<Result<Vec<MovingFlow>, CallError>> },
-    Release { id: ListenerId, done: Sender<Result<(), CallError>> },
-    Adopt { flows: Vec<MovingFlow>, done: Sender<usize> },
+    Pause {
+        done: Sender<Result<(), CallError>>,
+    },
+    Resume {
+        done: Sender<Result<(), CallError>>,
+    },
+    Describe {
+        id: ListenerId,
+        done: Sender<Result<Vec<MovingFlow>, CallError>>,
+    },
+    Release {
+        id: ListenerId,
+        done: Sender<Result<(), CallError>>,
+    },
+    Adopt {
+        flows: Vec<MovingFlow>,
+        done: Sender<usize>,
+    },
+    /// Read nothing more from senders. Replies still pass.
+    ReadNoMore,
 }
 
 /// An accepted connection.

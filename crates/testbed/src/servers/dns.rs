@@ -53,12 +53,17 @@ pub struct Dnsdist {
 
 impl Dnsdist {
     /// Passes the queries at `listen` to `server`, with or without `useProxyProtocol=true`.
-    pub fn relay(mut self, listen: impl Display, server: impl Display, proxy_protocol: bool) -> Dnsdist {
+    pub fn relay(self, listen: impl Display, server: impl Display, proxy_protocol: bool) -> Dnsdist {
+        self.relay_with(listen, server, &format!("useProxyProtocol={proxy_protocol}"))
+    }
+
+    /// The same, with options of the server.
+    pub fn relay_with(mut self, listen: impl Display, server: impl Display, options: &str) -> Dnsdist {
         let number = self.listeners.len();
         let first = if number == 0 { "setLocal" } else { "addLocal" };
         self.config += &format!(
             "{first}(\"{listen}\")\n\
-             newServer({{address=\"{server}\", useProxyProtocol={proxy_protocol}, pool=\"p{number}\", checkName=\"up.test.\"}})\n\
+             newServer({{address=\"{server}\", {options}, pool=\"p{number}\", checkName=\"up.test.\"}})\n\
              addAction(DSTPortRule({port}), PoolAction(\"p{number}\"))\n",
             port = listen.to_string().rsplit(':').next().unwrap_or_default()
         );

@@ -253,6 +253,11 @@ impl Engines {
         self.https.iter_mut().for_each(Engine::drain);
     }
 
+    /// Reads no datagrams of senders any more; replies still pass.
+    pub(super) fn read_no_more(&self) {
+        self.relay.iter().for_each(Relay::read_no_more);
+    }
+
     /// Whether all engines have ended after a drain.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ mod view;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -36,6 +36,9 @@ use self::upgrade::Taking;
 use self::view::View;
 use crate::admin::{self, Admin, State};
 use crate::file::{ConfigSource, LoadedConfig};
+
+/// How long replies to the last datagrams may take when a drain ends.
+const LAST_REPLIES: Duration = Duration::from_millis(300);
 
 /// Serves until SIGTERM or SIGINT. Open sessions may then continue for a while; a second signal ends them at
 /// once. SIGUSR1 logs the counters, SIGHUP loads `source` again. `advise` puts the engines' hints into words.
@@ -77,6 +80,8 @@ struct Server<'a> {
     /// Set after a signal to stop, or after the hand-over to a new process.
     draining_until: Option<Instant>,
     upgrade: Upgrade,
+    /// The drain's time is over, and the last replies may still come.
+    is_ending: bool,
 }
 
 /// Whether this process hands over to a new one.
@@ -113,6 +118,7 @@ impl<'a> Server<'a> {
             requests,
             draining_until: None,
             upgrade: Upgrade::No,
+            is_ending: false,
         };
         if is_upgrade {
             server.take_over(loaded, inherited)?;
@@ -188,7 +194,21 @@ impl<'a> Server<'a> {
             self.view.set_state(State::Broken(format!("{broken:#}")));
         })?;
         self.manager.ping(now);
-        Ok(self.draining_until.is_none_or(|until| now < until && !has_ended))
+        Ok(self.draining_until.is_none_or(|until| !has_ended && self.has_time(until, now)))
+    }
+
+    /// Whether the drain's time is not over. Flows never end by themselves while their clients send: at the end,
+    /// the replies that are on their way still pass.
+    fn has_time(&mut self, until: Instant, now: Instant) -> bool {
+        if now < until {
+            return true;
+        }
+        if self.is_ending || !self.process.await_last_replies() {
+            return false;
+        }
+        self.is_ending = true;
+        self.draining_until = Some(now + LAST_REPLIES);
+        true
     }
 
     fn carry_out(&mut self, request: Request) -> anyhow::Result<()> {

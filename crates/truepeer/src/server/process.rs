@@ -240,6 +240,12 @@ impl Process {
         self.attachments.drain();
     }
 
+    /// Begins to wait for the replies to datagrams that were passed on. Returns whether there may be any.
+    pub(super) fn await_last_replies(&self) -> bool {
+        self.engines.read_no_more();
+        self.engines.budgets.flows.used() > 0
+    }
+
     /// Whether everything has ended after a drain.
     ///
     /// # Errors

@@ -171,3 +171,25 @@ fn a_flow_keeps_its_silence() {
     new.open(ID, rules(listen, &backend, Dialect::First), &mut sockets).expect("the same listener");
     assert_eq!(new.adopt_flows(flows).expect("none"), 0, "its time was over");
 }
+
+#[test]
+fn after_the_last_read_replies_still_come_and_the_rest_waits_in_the_sockets() {
+    let (backend, sender) = (socket(), socket());
+    let mut old = relay(1);
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let listen = old.open(ID, rules(any, &backend, Dialect::Every), &mut Vec::new()).expect("a listener")[0];
+    sender.send_to(&datagram(1, b"question"), listen).expect("sent");
+    let (mut buffer, mut sockets) = ([0; 100], old.sockets(ID).expect("its sockets"));
+    let (_, flow) = backend.recv_from(&mut buffer).expect("the question");
+    old.drain();
+    old.read_no_more();
+    // The reply passes after the order has been carried out, because a worker keeps the order of its mail.
+    drop(old.sessions().page(&truepeer_session::SessionFilter::default(), None));
+    sender.send_to(&datagram(1, b"the next one"), listen).expect("sent");
+    backend.send_to(b"answer", flow).expect("sent");
+    assert_eq!(sender.recv(&mut buffer).expect("an answer"), b"answer".len());
+    drop(old);
+    let mut new = relay(1);
+    new.open(ID, rules(listen, &backend, Dialect::Every), &mut sockets).expect("the same listener");
+    assert_eq!(backend.recv(&mut buffer).expect("the next one"), b"the next one".len());
+}
