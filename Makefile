@@ -7,7 +7,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
 toolchain := $(shell scripts/toolchain.sh)
 ifneq ($(toolchain),)
 export RUSTUP_TOOLCHAIN := $(toolchain)
-$(info toolchain: the pinned one is not to be had, using $(toolchain))
+$(info toolchain: the pinned one is not available, using $(toolchain))
 endif
 built := $(abspath $(or $(CARGO_TARGET_DIR),target))/debug
 released := $(abspath $(or $(CARGO_TARGET_DIR),target))/release

@@ -1,6 +1,5 @@
 #!/bin/bash
-# Builds docs/ as a site under target/book with mdBook: the installed one, or one built from source (once,
-# minutes).
+# Builds docs/ as a site under target/book, by the installed mdBook or one that is built from source (once, minutes).
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 tools=$PWD/target/tools

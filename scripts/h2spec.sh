@@ -1,6 +1,5 @@
 #!/bin/bash
-# Builds h2spec under target/tools/h2spec, for the test of truepeer https against RFC 9113 and 7541. Needs Go,
-# once.
+# Builds h2spec under target/tools/h2spec (once; needs Go), for the test of truepeer https against RFC 9113 and 7541.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 export PATH="$PATH:/usr/local/go/bin"

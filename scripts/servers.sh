@@ -77,7 +77,7 @@ link() { if [ -e "$home/root.new/$2" ]; then ln -s "../root/$2" "$home/bin.new/$
 link nc bin/nc.openbsd
 link nc usr/bin/nc.openbsd
 for name in iptables ip6tables iptables-nft ip6tables-nft; do link $name usr/sbin/xtables-nft-multi; done
-# It only knows its installed location.
+# Erlang's launcher knows only its installed location.
 erl=$home/root.new/usr/lib/erlang/bin/erl
 if [ -f "$erl" ]; then sed -i 's|ROOTDIR=/usr/lib/erlang$|ROOTDIR=${ERL_ROOTDIR:-/usr/lib/erlang}|' "$erl"; fi
 rm -rf "$home/root" "$home/bin"

@@ -20,7 +20,7 @@ want clang clang # the kernel programs of truepeer attach
 want llvm-strip llvm
 want ethtool ethtool
 [ -e /usr/include/bpf/bpf_helpers.h ] || packages+=(libbpf-dev)
-[ -e /etc/protocols ] || packages+=(netbase) # ip looks the name up there for "ip rule … ipproto tcp"
+[ -e /etc/protocols ] || packages+=(netbase) # for "ip rule … ipproto tcp"
 [ "$(id -u)" = 0 ] || want newuidmap uidmap
 
 if [ ${#packages[@]} -gt 0 ] && ! apt_install "${packages[@]}"; then

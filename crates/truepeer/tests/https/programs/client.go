@@ -1,4 +1,4 @@
-// A client by Go's net/http. `client URL AUTHORITY`: asks for all that clients.rs tells of, over HTTP/1.1.
+// An HTTP/1.1 client with Go's net/http. `client URL AUTHORITY` sends the requests that clients.rs lists.
 package main
 
 import (
@@ -77,7 +77,7 @@ func trailers() {
 	must(said == fmt.Sprintf("%x", sha256.Sum256(body)), "digest", said)
 }
 
-// The origin is asked before the body is sent; one that refuses never sees it.
+// With Expect: 100-continue the body follows the origin's 100. An origin that refuses gets no body.
 func expectations() {
 	body := bytes.Repeat([]byte("y"), 100000)
 	continued := false

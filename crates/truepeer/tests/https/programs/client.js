@@ -1,4 +1,4 @@
-// A client by Node's https. `client.js HOST PORT AUTHORITY`: asks for all that clients.rs tells of.
+// An HTTP/1.1 client with Node's https. `client.js HOST PORT AUTHORITY` sends the requests that clients.rs lists.
 const assert = require('assert');
 const crypto = require('crypto');
 const fs = require('fs');

@@ -1,10 +1,10 @@
-# Makes the kernel's answer to a thread's epoll_wait() an error: EBADF, as if its descriptor had been closed.
-# Arguments: the process, and the thread's name. Ends with 77 where that is not allowed.
+# Makes a thread's epoll_wait() fail with EBADF, as if its descriptor had been closed.
+# Arguments: process number, thread name. Exit status 77: ptrace is not permitted here.
 import ctypes, errno, os, platform, sys
 
 SEIZE, INTERRUPT, CONT, DETACH, GETREGSET, SETREGSET = 0x4206, 0x4207, 7, 17, 0x4204, 0x4205
 NT_PRSTATUS, WALL = 1, 0x40000000
-# Where the number of the system call is, where its result, and the numbers of epoll_wait and epoll_pwait.
+# The registers of the system call's number and of its result, and the numbers of epoll_wait and epoll_pwait.
 MACHINES = {'x86_64': (15, 10, {232, 281}), 'aarch64': (8, 0, {22})}
 if platform.machine() not in MACHINES: raise SystemExit(77)
 NUMBER, RESULT, WAITS = MACHINES[platform.machine()]
@@ -31,7 +31,7 @@ while True:
     registers = (ctypes.c_ulonglong * 64)()
     piece = Piece(ctypes.addressof(registers), ctypes.sizeof(registers))
     ptrace(GETREGSET, NT_PRSTATUS, ctypes.addressof(piece))
-    # It has been interrupted while it waited.
+    # EINTR: the thread was waiting in it.
     if registers[NUMBER] in WAITS and ctypes.c_longlong(registers[RESULT]).value == -errno.EINTR: break
     ptrace(CONT)
 registers[RESULT] = ctypes.c_ulonglong(-errno.EBADF).value

@@ -1,5 +1,5 @@
-# A client of HTTP/2 that asks for something, and then sends what its argument names for as long as it can.
-# Says the error code of the GOAWAY that ends it.
+# An HTTP/2 client that sends one request, and then the frames that its argument names until the server ends the
+# connection. Prints the error code of the server's GOAWAY.
 import socket, ssl, struct, sys
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 8, 9
@@ -15,7 +15,7 @@ def block(*fields):
 def head(method):
     return block((b':method', method), (b':scheme', b'https'), (b':authority', b'site'), (b':path', b'/1'))
 
-# Streams have odd numbers; the first is the request that stays open.
+# A client's streams have odd numbers. Stream 1 is the request that stays open.
 def streams():
     number = 3
     while True:
@@ -50,7 +50,7 @@ first += frame(HEADERS, END_HEADERS, 1, head(b'POST') + block((b'content-length'
 if name == 'continuation': first += frame(HEADERS, END_STREAM, 3, head(b'GET'))
 stream.sendall(first)
 
-# One thread, which looks for what has come before it sends more: what it sent last may be cut off.
+# Reads before each send: a send to a server that has closed fails, and the GOAWAY would stay unread.
 stream.setblocking(False)
 received, waiting, count = b'', b'', 0
 def read():

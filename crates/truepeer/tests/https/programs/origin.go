@@ -1,4 +1,4 @@
-// An origin by Go's net/http. `origin ADDRESS`; what it answers to which path is told in clients.rs.
+// An HTTP origin with Go's net/http: `origin ADDRESS`. clients.rs lists its paths and answers.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 
 var output sync.Mutex
 
-// report says what was parsed, on the output and to the client.
+// report writes the parsed request to standard output and sends it to the client.
 func report(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	said, _ := json.Marshal([]string{r.Method, r.RequestURI, string(body)})

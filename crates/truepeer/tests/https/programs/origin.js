@@ -1,4 +1,4 @@
-// An origin by Node's http. `origin.js HOST PORT`; what it answers to which path is told in clients.rs.
+// An HTTP origin with Node's http: `origin.js HOST PORT`. clients.rs lists its paths and answers.
 const crypto = require('crypto');
 const http = require('http');
 

@@ -1,5 +1,5 @@
-# `connect()` goes before this. Sends raw requests, and asks the origin what has come of them: every request that it reads
-# it answers with what it has read, ["METHOD", "TARGET", "BODY"], in a response with X-Origin.
+# Sends raw requests, and checks what the origin made of them. The origin answers each request with what it has read,
+# ["METHOD", "TARGET", "BODY"], in a response with X-Origin. The test puts a definition of `connect()` before this.
 import json, random, sys
 
 POST = b'POST /one HTTP/1.1\r\nHost: site\r\n'
@@ -8,15 +8,15 @@ NEXT = b'GET /hidden HTTP/1.1\r\nHost: site\r\n\r\n'
 CHUNKED = POST + b'Transfer-Encoding: chunked\r\n\r\n'
 END = b'0\r\n\r\n'
 
-# Each of these must be refused, and nothing of it may reach the origin.
+# Each must be refused. Nothing of it may reach the origin.
 REFUSED = [
-    # Two lengths, or one that is none.
+    # Two lengths, or one that is not a number.
     *[POST + b'Content-Length: ' + value + b'\r\n\r\nhello' + NEXT for value in [
         b'5\r\nContent-Length: 6', b'5\r\nContent-Length: 5', b'5, 5', b'5,6', b'+5', b'-5', b'5 5', b'0x5', b'5.0',
         b'5e0', b'5;', b'"5"', b'', b'\x0b5', b'5\x0c', b'99999999999999999999', b'9223372036854775808',
         b'18446744073709551621', b'5\r\ncontent-length: 5', b'\xd9\xa5', b'5_0', b'5\r\nX: y\r\nCONTENT-LENGTH: 0',
     ]],
-    # Length beside chunks.
+    # Content-Length together with Transfer-Encoding.
     POST + b'Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n' + END + NEXT,
     POST + b'Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n' + END + NEXT,
     POST + b'Transfer-Encoding: identity\r\nContent-Length: 5\r\n\r\nhello' + NEXT,
@@ -30,7 +30,7 @@ REFUSED = [
         b'chunked\r\nTransfer-Encoding: chunked', b'chun\x00ked', b'chunked\x00', b'\xa0chunked', b'\x85chunked', b'cow',
         b'chunked\x7f', b'\xef\xbb\xbfchunked',
     ]],
-    # Fields that some trim, join or split.
+    # Field lines that some parsers trim, join or split.
     *[POST + field + b'\r\n\r\n' + END + NEXT for field in [
         b'Transfer-Encoding : chunked', b'Transfer-Encoding\t: chunked', b' Transfer-Encoding: chunked',
         b'\tTransfer-Encoding: chunked', b'X: y\r\n Transfer-Encoding: chunked', b'X: y\r\n\tz',
@@ -40,7 +40,7 @@ REFUSED = [
         b'X: \x00', b'X: a\x00b', b'X: \x0b', b'X: \x08', b': x', b'X', b'X y', b'(X): y', b'X[: y', b'X\xe4: y', b'"X": y',
         b'Transfer-Encoding=chunked', b'Content-Length : 0', b'Content-Length\x00: 0',
     ]],
-    # Lines.
+    # Line ends.
     POST.replace(b'\r\n', b'\n') + b'\n' + NEXT,
     POST[:-2] + b'\n\r\n' + NEXT,
     POST + b'X: y\n\n' + NEXT,
@@ -57,7 +57,7 @@ REFUSED = [
         b'Host: site, other\r\n', b'Host: site/x\r\n', b'Host: site?x\r\n', b'Host: site:x\r\n', b'Host: [::1\r\n', b'Host: a\x00b\r\n',
         b'Host : site\r\n', b' Host: site\r\n', b'Host: site\r\n other\r\n', b'Host: http://site\r\n', b'Host: site:443:80\r\n',
     ]],
-    # Targets, absolute ones that disagree among them.
+    # Request lines. An absolute target must agree with Host.
     *[line + b'\r\nHost: site\r\n\r\n' + NEXT for line in [
         b'GET http://other/one HTTP/1.1', b'GET http://site:81/one HTTP/1.1', b'GET http://user@site/one HTTP/1.1', b'GET http:///one HTTP/1.1',
         b'GET http:/one HTTP/1.1', b'GET ftp://site/one HTTP/1.1', b'GET //', b'GET /one', b'GET', b'GET /one HTTP/1.9', b'GET /one HTTP/2.0',
@@ -74,7 +74,7 @@ REFUSED = [
     b'GET /one\r\n' + NEXT,
 ]
 
-# Chunks that are wrong: the request may have begun at the origin, which must never see its end, nor what follows.
+# Malformed chunks. The request may have begun at the origin, which must see neither its end nor the next request.
 BROKEN = [CHUNKED + body + NEXT for body in [
     b'5 \r\nhello\r\n' + END, b' 5\r\nhello\r\n' + END, b'5\t\r\nhello\r\n' + END, b'0x5\r\nhello\r\n' + END, b'+5\r\nhello\r\n' + END,
     b'-5\r\nhello\r\n' + END, b'5\nhello\r\n' + END, b'5\r\nhello\n' + END, b'5\r\nhelloX\r\n' + END, b'5\r\nhell\r\n' + END,
@@ -89,7 +89,7 @@ BROKEN = [CHUNKED + body + NEXT for body in [
 def meant(*requests): return [list(request) for request in requests]
 
 HIDDEN = ('GET', '/hidden', '')
-# Each of these is plain, however odd, and means these requests.
+# Odd but unambiguous: the origin must read exactly these requests.
 READ = [
     (POST + b'Content-Length: 5\r\n\r\nhello' + NEXT, meant(('POST', '/one', 'hello'), HIDDEN)),
     (POST + b'content-LENGTH:5\t\r\n\r\nhello' + NEXT, meant(('POST', '/one', 'hello'), HIDDEN)),
@@ -146,7 +146,7 @@ class Stream:
         return found
 
 def answer(stream):
-    """The next final response: its status, and what the origin has read if it is the origin's."""
+    """The next final response: its status, and what the origin has read (None: not the origin's response)."""
     while True:
         head = stream.until(b'\r\n\r\n')
         if head is None: return None
@@ -169,7 +169,7 @@ def answer(stream):
 LAST = b'GET /last HTTP/1.1\r\nHost: site\r\nConnection: close\r\n\r\n'
 
 def answers(connection, raw):
-    """What is answered to `raw` and a last request behind it, until the end of the connection."""
+    """All responses to `raw` and a last request behind it, until the connection ends."""
     try: connection.sendall(raw + LAST)
     except OSError: pass # refused before it was all sent
     stream, all = Stream(connection), []
@@ -191,7 +191,7 @@ def corpus():
         assert requests(got) == expected and all(status == 200 for status, _ in got), (raw, got, expected)
     print(len(REFUSED) + len(BROKEN), 'refused,', len(READ), 'read')
 
-# What mixtures are made of.
+# The parts of mixtures.
 LINES = [b'POST /a HTTP/1.1', b'GET /b HTTP/1.1', b'PUT /c HTTP/1.1', b'POST /d HTTP/1.0', b'GET http://site/e HTTP/1.1', b'HEAD /f HTTP/1.1']
 FIELDS = [b'Content-Length: 5', b'Content-Length: 0', b'Content-Length: 28', b'Transfer-Encoding: chunked', b'transfer-encoding: Chunked',
     b'X: y', b'Connection: keep-alive', b'Connection: close', b'Content-Length : 5', b'X:', b'Transfer-Encoding: identity', b'X: a\tb',
@@ -207,17 +207,17 @@ def mixture(chance):
     return raw
 
 def mixtures():
-    """What the origin reads through us is what it reads without us, as far as both go: each may refuse more than the other."""
+    """The origin reads the same requests through truepeer as directly. Either may refuse what the other accepts."""
     chance, read = random.Random(7), 0
     for number in range(400):
         raw = mixture(chance)
-        # A response to HEAD has no body, which `answer` does not know.
+        # `answer` would wait for a body, which a response to HEAD does not have.
         raw = raw.replace(b'HEAD ', b'PUT ')
         through = requests(answers(connect(), raw))
         if not through: continue
         alone = requests(answers(socket.create_connection(('127.0.0.1', 8080), 60), raw))
         for request in alone: request[1] = request[1].removeprefix('http://site')
-        # An origin may stop at what it does not like with answers unsent.
+        # An origin that refuses a request may leave earlier answers unsent.
         both = min(len(through), len(alone))
         assert through[:both] == alone[:both], (number, raw, through, alone)
         read += both > 0

@@ -1,4 +1,4 @@
-# What clients begin with: where the door is, and the origin's piece of 1 MiB.
+# The beginning of each client's script: the proxy's address (two arguments), and the origin's data of 1 MiB.
 import hashlib, http.client, os, socket, ssl, sys, threading, time
 DOOR = (sys.argv[1], int(sys.argv[2]))
 PIECE = hashlib.shake_256(b'truepeer').digest(1 << 20)
