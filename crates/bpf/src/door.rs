@@ -165,7 +165,7 @@ macro_rules! open {
 }
 
 impl Programs {
-    /// Loads them with their own tables at `place`. Needs CAP_BPF and CAP_NET_ADMIN.
+    /// Loads them with their own tables at `place`. Needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN.
     pub fn load(place: &Place, rules: &Rules) -> Result<Self, AttachError> {
         place.make()?;
         // This creates the tables.

@@ -54,7 +54,7 @@ pub struct HeaderCheck {
 }
 
 impl HeaderCheck {
-    /// Loads it. Needs CAP_BPF and CAP_NET_ADMIN.
+    /// Loads it. Needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN.
     pub fn load(header_max: usize) -> Result<Self, AttachError> {
         let mut programs = Ebpf::load(HEADER_CHECK.bytes()?).map_err(AttachError::load(HEADER_CHECK.name))?;
         for name in [HEADER_CHECK.name, DATAGRAM_CHECK] {

@@ -56,7 +56,7 @@ const LONGEST: usize = 4096;
 const DROPPED: u32 = 2;
 
 impl UdpDoor {
-    /// Loads it. Needs CAP_BPF and CAP_NET_ADMIN.
+    /// Loads it. Needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN.
     pub fn open(place: &Place, rules: &Rules) -> Result<Self, AttachError> {
         place.make()?;
         load_first(UDP_SEND, place, &[], &[("tp_udp_flows", rules.max_udp_flows)])?;

@@ -6,14 +6,14 @@ use anyhow::{Error, Result, bail};
 use rustix::io::Errno;
 
 use crate::confine::Capability;
-use crate::confine::needs::{ATTACH_BPF, ATTACH_NET, Need};
+use crate::confine::needs::{ATTACH_BPF, ATTACH_NET, ATTACH_PERFMON, Need};
 
-const NEEDED: &str = "attach needs root, or CAP_BPF and CAP_NET_ADMIN";
-const INSTEAD: &str = "truepeer run needs neither";
+const NEEDED: &str = "attach needs root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN";
+const INSTEAD: &str = "truepeer run needs none of them";
 
 /// Returns the missing capabilities.
 pub(crate) fn missing() -> Vec<Capability> {
-    let needs = [ATTACH_BPF, ATTACH_NET];
+    let needs = [ATTACH_BPF, ATTACH_PERFMON, ATTACH_NET];
     needs.iter().filter(|need| !need.is_held()).map(Need::first).collect()
 }
 

@@ -33,6 +33,7 @@ capabilities! {
     NetBindService = "cap_net_bind_service" NET_BIND_SERVICE;
     SysResource = "cap_sys_resource" SYS_RESOURCE;
     Bpf = "cap_bpf" BPF;
+    Perfmon = "cap_perfmon" PERFMON;
     SysAdmin = "cap_sys_admin" SYS_ADMIN;
     SysPtrace = "cap_sys_ptrace" SYS_PTRACE;
 }

@@ -5,7 +5,7 @@
 use rustix::thread::CapabilitySet;
 
 use super::capability::{Capability, held};
-use Capability::{Bpf, NetAdmin, NetBindService, NetRaw, SysAdmin, SysPtrace, SysResource};
+use Capability::{Bpf, NetAdmin, NetBindService, NetRaw, Perfmon, SysAdmin, SysPtrace, SysResource};
 use Grade::{Helps, Required};
 use Moment::{End, Reload, Running, Start};
 
@@ -132,6 +132,15 @@ pub(crate) const ATTACH_BPF: Need = Need {
     why: "loads kernel programs",
 };
 
+pub(crate) const ATTACH_PERFMON: Need = Need {
+    name: "attach-perfmon",
+    of: "`attach`, `[[attach]]`",
+    any_of: &[is_since(Perfmon, (5, 8)), is(SysAdmin)],
+    when: &[Start, Reload],
+    grade: Required,
+    why: "without it the verifier refuses the arithmetic that the programs do with pointers to packets",
+};
+
 pub(crate) const ATTACH_NET: Need = Need {
     name: "attach-net",
     of: "`attach`, `detach`, `[[attach]]`",
@@ -178,6 +187,7 @@ pub(crate) const NEEDS: &[Need] = &[
     BUFFERS,
     PIPES,
     ATTACH_BPF,
+    ATTACH_PERFMON,
     ATTACH_NET,
     ATTACH_NETNS,
     RUN_OTHERS,

@@ -109,8 +109,9 @@ fn obstacle() -> Option<(String, &'static str)> {
     if needs::version(&release).is_some_and(|version| version < OLDEST) {
         return Some((format!("Linux {release} is older than {}.{}", OLDEST.0, OLDEST.1), ""));
     }
-    if !crate::attach::missing_capabilities().is_empty() {
-        return Some(("CAP_BPF or CAP_NET_ADMIN is missing".to_owned(), "sudo truepeer doctor"));
+    let missing: Vec<_> = crate::attach::missing_capabilities().iter().map(ToString::to_string).collect();
+    if !missing.is_empty() {
+        return Some((format!("missing: {}", missing.join(", ")), "sudo truepeer doctor"));
     }
     match truepeer_bpf::cgroup_root() {
         Ok(_) => {}

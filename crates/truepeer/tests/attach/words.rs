@@ -27,16 +27,19 @@ fn plain_users_are_told_what_is_missing(bed: &Bed) -> Result<()> {
     start(bed, &[])?;
     for said in [attaching, said_to_a_plain_user(&["status"])?, said_to_a_plain_user(&["detach"])?] {
         ensure!(
-            said.contains("root, or CAP_BPF and CAP_NET_ADMIN (missing: CAP_BPF, CAP_NET_ADMIN)"),
+            said.contains("CAP_PERFMON and CAP_NET_ADMIN (missing: CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN)"),
             "{said}"
         );
-        ensure!(said.contains("truepeer run needs neither"), "{said}");
+        ensure!(said.contains("truepeer run needs none of them"), "{said}");
     }
-    let half = command(bed, &["--port", "80"])?
-        .as_user(User::TESTER)
-        .with_capabilities(&["net_admin"])
-        .start(bed)?;
-    ensure!(!half.wait_end()?.success() && half.stderr().contains("(missing: CAP_BPF)"), "{}", half.log());
+    for (held, missing) in
+        [(&["net_admin"][..], "CAP_BPF, CAP_PERFMON"), (&["net_admin", "bpf"], "CAP_PERFMON")]
+    {
+        let part =
+            command(bed, &["--port", "80"])?.as_user(User::TESTER).with_capabilities(held).start(bed)?;
+        let is_said = |log: &str| log.contains(&format!("(missing: {missing})"));
+        ensure!(!part.wait_end()?.success() && is_said(&part.stderr()), "{held:?}: {}", part.log());
+    }
     Ok(())
 }
 

@@ -225,7 +225,10 @@ fn a_missing_capability_is_named(bed: &Bed) -> Result<()> {
     ensure!(ill.line("IP_TRANSPARENT on an IPv4")?.contains("CAP_NET_RAW"), "{}", ill.text);
     if truepeer_bpf::are_built_in() {
         let attach = ill.line("truepeer attach")?;
-        ensure!(attach.contains("CAP_BPF or CAP_NET_ADMIN is missing; truepeer proxy can"), "{attach}");
+        ensure!(
+            attach.contains("missing: CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN; truepeer proxy can"),
+            "{attach}"
+        );
     }
     ensure!(ill.line("proxy, https --client-address")?.starts_with("lack"), "{}", ill.text);
     let well = as_user(&["net_raw"])?;
