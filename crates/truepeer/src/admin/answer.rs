@@ -1,4 +1,4 @@
-//! What each request is answered.
+//! The answer to each request.
 
 use std::cell::{RefCell, RefMut};
 use std::fmt::Write as _;
@@ -35,16 +35,16 @@ pub(super) struct Response {
 
 pub(super) enum Body {
     Whole(Vec<u8>),
-    /// Made while it is sent.
+    /// Generated while it is sent.
     Listing(Listing),
 }
 
 /// What a request leads to.
 pub(super) enum Action {
     Now(Response),
-    /// A thread of its own is at it.
+    /// A separate thread carries it out.
     Later(Receiver<Response>),
-    /// The connection becomes that of the upgrade.
+    /// The connection switches to the upgrade's protocol.
     Upgrade,
 }
 

@@ -17,7 +17,7 @@ use super::stream::Stream;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an order may take.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(600);
-/// How long a reader may take none of the response.
+/// How long a reader may read nothing of the response.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 const LIMITS: HttpLimits = HttpLimits {
     head_bytes: 8 << 10,

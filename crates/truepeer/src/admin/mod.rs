@@ -4,8 +4,8 @@
 //! curl, Prometheus, truepeer status ─▶ Admin: one thread, poll(2) ─▶ answer ─▶ trait Running: the server
 //!                                        bounded connections, bytes and times
 //! ```
-//! Whoever reaches the unix socket may do what its owner and mode permit: read, end sessions, reload. Over TCP
-//! everything can be read and nothing changed, because anybody on the network may reach it.
+//! A user who may connect to the unix socket (its mode is 0660) may read, end sessions, reload and upgrade. Over TCP
+//! everything can be read and nothing changed, because anybody on the network may connect.
 //!
 //! Prometheus scrapes `/metrics`. The engines never wait for this thread: it reads counters without locks, and asks workers for their sessions in
 //! small pages.

@@ -13,7 +13,7 @@ use super::connection::{Connection, Orders};
 use super::listen::Entrance;
 use super::stop::Stopped;
 
-/// Connections at a time by TCP, and by the unix socket. TCP can't use up the operator's own.
+/// The most connections at a time by TCP, and by the unix socket: TCP can't use up those of the operator.
 const MOST: [usize; 2] = [32, 16];
 /// The pause when a connection can't be accepted: the lack of descriptors persists, and an immediate retry would
 /// spin.

@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use super::source::renderer;
 use super::{judge, show};
 
-/// Prints everything that is wrong on standard error, and on `out` the configuration, or that it is right.
+/// Prints every finding on standard error. Without errors, prints on `out` the whole configuration (`wants_show`) or
+/// its numbers of entries and listeners.
 pub(crate) fn check(path: &Path, wants_show: bool, out: &mut impl Write) -> io::Result<ExitCode> {
     let judged = judge::read(path);
     if !judged.findings.is_empty() {

@@ -32,7 +32,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// `None`: clap has given something else than the tables have, which can't be.
+    /// `None` can't happen: the tables were parsed with these types' own options.
     pub(super) fn of(written: &Written) -> Option<Self> {
         let process = ProcessTable::from_arg_matches(&written.top).ok()?;
         let admin = AdminTable::from_arg_matches(&written.admin).ok()?;
@@ -75,7 +75,7 @@ pub(super) fn rows(entry: &str) -> Commands {
 }
 
 impl Entry {
-    /// `None`: clap has given something else than the command has, which can't be.
+    /// `None` can't happen: `matches` are of the command `name`.
     pub(super) fn of(name: &str, matches: &ArgMatches) -> Option<Self> {
         Some(match name {
             "proxy" => Self::Proxy(Box::new(ProxySpec::from_arg_matches(matches).ok()?)),

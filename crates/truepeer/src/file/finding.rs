@@ -9,7 +9,7 @@ use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet, normali
 /// A range of bytes of the file.
 pub(super) type Span = Range<usize>;
 
-/// One thing that is wrong, or risky.
+/// An error or a warning.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Finding {
     is_warning: bool,
@@ -17,7 +17,7 @@ pub(super) struct Finding {
     span: Option<Span>,
     text: String,
     help: Option<String>,
-    /// Another place that has to do with it, and how.
+    /// A related place, and its label.
     other: Option<(Span, &'static str)>,
 }
 

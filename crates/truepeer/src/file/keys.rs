@@ -30,7 +30,7 @@ const ELSEWHERE: [Elsewhere; 5] = [
     (has::<StackArgs>, "VPP's stack takes a process of its own: truepeer https --stack vpp"),
 ];
 
-/// Options that ask a command for something else than its usual work.
+/// Options that make a command print something instead of its usual work.
 const ACTIONS: [&str; 2] = ["dry-run", "print-config"];
 
 /// The keys of an entry: the command's options but those of [`ELSEWHERE`], which are its groups.
@@ -71,7 +71,7 @@ fn has<T: Args>(key: &str) -> bool {
 }
 
 impl Grammar {
-    /// A table without any key; where one is required, what clap makes of none.
+    /// The matches of a table without any key; empty if a key is required.
     pub(super) fn nothing(&self) -> ArgMatches {
         let none: [&str; 0] = [];
         self.command.clone().try_get_matches_from(none).unwrap_or_default()
@@ -120,7 +120,7 @@ impl Grammar {
     }
 }
 
-/// The name that is spelled most alike, if any is alike.
+/// The most similar name, if one is similar.
 pub(super) fn nearest<'a>(typed: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let alike = names.map(|name| (strsim::jaro_winkler(typed, name), name));
     alike.filter(|(likeness, _)| *likeness > 0.8).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, name)| name)

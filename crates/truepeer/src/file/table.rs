@@ -84,7 +84,8 @@ pub(super) fn parse(
         Ok(matches) => Some(matches),
         Err(error) => {
             let wrong = words.wrong_values(&grammar.command);
-            // Without a wrong value, it is about the words together. What lacks may be among those that were wrong.
+            // Without a wrong value, the error is about several words. With one, don't report a missing word: it may be
+            // the one that was wrong.
             if wrong.is_empty() && is_whole {
                 findings.add(words.of_all(&error));
             }
@@ -113,7 +114,7 @@ impl Words {
         wrong
     }
 
-    /// An error that no word has alone: one lacks, or two contradict each other.
+    /// An error about several words: one is missing, or two contradict each other.
     fn of_all(&self, error: &clap::Error) -> Finding {
         let names = |kind| {
             let names: Vec<String> = match error.get(kind) {
@@ -142,7 +143,7 @@ impl Words {
         Finding::error(self.span(key, value), text)
     }
 
-    /// Where this value of the key is; where it has none such, the key.
+    /// The place of this value of the key, or of the key if it has no such value.
     pub(super) fn span(&self, key: &str, value: Option<&str>) -> Span {
         let mut of_key = self.words.iter().filter(|word| word.key == key);
         let same = of_key.clone().find(|word| value.is_some() && word.text.as_deref() == value);

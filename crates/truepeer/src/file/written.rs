@@ -17,10 +17,10 @@ pub(super) struct Written {
 
 /// A table that is a command.
 pub(super) struct WrittenEntry {
-    /// The command's.
+    /// The command's name.
     pub(super) name: &'static str,
     pub(super) words: Words,
-    /// `None`: something is wrong in it.
+    /// `None`: the table has an error.
     pub(super) matches: Option<ArgMatches>,
 }
 

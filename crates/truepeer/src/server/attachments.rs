@@ -17,7 +17,7 @@ use crate::attach;
 use crate::plan::{AttachKey, CheckedAttach};
 use crate::spec::AttachArgs;
 
-/// How often a leaving attachment is looked at.
+/// How often a leaving attachment is polled.
 const INTERVAL: Duration = Duration::from_millis(200);
 
 /// What this process has attached.

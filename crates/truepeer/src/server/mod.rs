@@ -68,10 +68,10 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// A running process, and everybody who watches or steers it.
+/// A running process, with the admin socket, the service manager and other threads' requests.
 struct Server<'a> {
     source: &'a ConfigSource,
-    /// Dropped first: it asks about the process.
+    /// Dropped first: its thread reads the process's state.
     admin: Option<Admin>,
     process: Process,
     view: Arc<View>,
@@ -212,7 +212,7 @@ impl<'a> Server<'a> {
     }
 
     fn carry_out(&mut self, request: Request) -> anyhow::Result<()> {
-        // Whoever asked may have given up.
+        // A failed send means that the requester has given up.
         match request {
             Request::Reload(answer) => {
                 _ = answer.send(self.reload().map_err(|failure| format!("{failure:#}")))
@@ -256,7 +256,7 @@ impl<'a> Server<'a> {
         Ok(changes)
     }
 
-    /// Brings everybody who watches up to date.
+    /// Updates the admin socket's view and the service manager.
     fn on_change(&mut self) {
         self.view.update(&self.process);
         match self.process.engines.sockets() {

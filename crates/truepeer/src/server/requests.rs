@@ -1,4 +1,4 @@
-//! What other threads ask of the server's own, which alone changes what runs.
+//! Requests of other threads to the server's thread. Only the server's thread changes what runs.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -48,7 +48,7 @@ impl Requests {
     }
 
     fn post(&self, request: Request) {
-        // The server has ended: then nobody answers either.
+        // An error means that the server has ended. `ask` then gets no answer and reports it.
         let _ = self.queue.send(request);
         self.bell.ring();
     }
