@@ -30,18 +30,15 @@ pub enum Dialect {
 
 /// Text that is not a dialect.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a UDP dialect: expected every, first, standalone or spp")]
-pub struct ParseDialectError(String);
+#[error("expected every, first, standalone or spp")]
+pub struct ParseDialectError;
 
 impl FromStr for Dialect {
     type Err = ParseDialectError;
 
     fn from_str(text: &str) -> Result<Self, ParseDialectError> {
-        let found = [Self::Every, Self::First, Self::Standalone, Self::Spp].into_iter();
-        found
-            .into_iter()
-            .find(|dialect| dialect.as_str() == text)
-            .ok_or_else(|| ParseDialectError(text.to_owned()))
+        let mut all = [Self::Every, Self::First, Self::Standalone, Self::Spp].into_iter();
+        all.find(|dialect| dialect.as_str() == text).ok_or(ParseDialectError)
     }
 }
 

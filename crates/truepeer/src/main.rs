@@ -147,6 +147,12 @@ fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
 
 /// The socket by which to reach the process of a file.
 fn admin_socket(file: &FileSpec) -> anyhow::Result<PathBuf> {
+    let path = file.path();
+    anyhow::ensure!(
+        path.exists(),
+        "{}: no such file; name the running truepeer's with -c FILE",
+        path.display()
+    );
     let loaded = ConfigSource::File(file.path().to_owned()).load()?;
     let socket = loaded.process.admin.socket().map(Path::to_owned);
     socket.with_context(|| {

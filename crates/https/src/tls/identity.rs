@@ -48,8 +48,10 @@ pub(super) fn key(
     let path = &files.key;
     let pem = std::fs::read(path).map_err(|error| subject.in_file(path, error))?;
     PrivateKeyDer::from_pem_slice(&pem).map_err(|error| {
-        if files.key == files.cert && matches!(error, pem::Error::NoItemsFound) {
-            return beside.in_file(path, "it contains no private key");
+        if matches!(error, pem::Error::NoItemsFound) {
+            let subject = if files.key == files.cert { beside } else { subject };
+            return subject
+                .in_file(path, "it contains no private key (expected a line -----BEGIN PRIVATE KEY-----)");
         }
         let encrypted = pem.windows(9).any(|word| word == b"ENCRYPTED");
         let hint = if encrypted {

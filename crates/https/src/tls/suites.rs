@@ -77,7 +77,7 @@ impl FromStr for Suite {
     fn from_str(text: &str) -> Result<Self, String> {
         Self::all().find(|suite| suite.name() == text).ok_or_else(|| {
             let known: Vec<_> = Self::all().map(Self::name).collect();
-            format!("{text:?} is not a supported cipher suite: expected one of {}", known.join(", "))
+            format!("expected one of {}", known.join(", "))
         })
     }
 }

@@ -72,9 +72,9 @@ fn exchange(mut stream: impl Read + Write, method: &str, path: &str) -> io::Resu
 
 /// Only `[admin]` is read: the rest of the file may be unfinished, or name files that this user may not read.
 fn first_address(file: &Path) -> anyhow::Result<AdminAddr> {
-    let advice = "name the running truepeer's socket with --admin";
+    let advice = "name the running truepeer's socket with --admin PATH, or its file with -c FILE";
     let text = fs::read_to_string(file)
-        .with_context(|| format!("can't read {} to find the admin socket; {advice}", file.display()))?;
+        .map_err(|error| anyhow::anyhow!("{}: can't read the file: {error}; {advice}", file.display()))?;
     let document: toml::Table =
         text.parse().with_context(|| format!("{}: see truepeer check", file.display()))?;
     let listen = document.get("admin").and_then(|admin| admin.get("listen"));

@@ -73,6 +73,10 @@ impl Entrance {
                 bound: identity(path).map(|file| (path.into(), file)),
             });
         }
+        let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+        if let Some(directory) = directory.filter(|directory| !directory.exists()) {
+            bail!("its directory does not exist; type: mkdir -p {}", directory.display());
+        }
         remove_stale(path)?;
         let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None)?;
         socket.bind(&socket2::SockAddr::unix(path)?)?;

@@ -44,7 +44,8 @@ fn in_netns<T: Send>(name: Option<&Path>, work: impl FnOnce() -> Result<T> + Sen
         None => work(),
         Some(name) => {
             let path = netns_path(name);
-            let netns = NetNs::open(&path).with_context(|| format!("--netns {}", name.display()))?;
+            let netns = NetNs::open(&path)
+                .with_context(|| format!("--netns {} (ip netns lists the names)", name.display()))?;
             netns.run(work)?
         }
     }

@@ -74,6 +74,14 @@ fn examples(examples: &[Example]) -> String {
     text
 }
 
+/// The command lines of a dressed command's examples, each in one line.
+pub(super) fn example_lines(command: &Command) -> Vec<String> {
+    let text = command.get_before_long_help().map(ToString::to_string).unwrap_or_default();
+    let lines: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("    ")).collect();
+    let joined = lines.join("\n").replace("\\\n", "");
+    joined.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+}
+
 /// clap wraps options at the terminal's width or at 100 columns. Do the same.
 fn width() -> usize {
     let columns = std::io::stdout()

@@ -25,6 +25,7 @@ mod vpp;
 
 use std::ffi::OsString;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Command, FromArgMatches as _};
 
 pub(crate) use compat::Compat;
@@ -159,7 +160,9 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
         Some(subcommand) => go_style::rewrite(argv, subcommand),
         None => argv,
     };
-    let matches = command.try_get_matches_from(argv)?;
+    let name = argv.get(1).cloned().unwrap_or_default();
+    let examples = command.find_subcommand(&name).map(dress::example_lines).unwrap_or_default();
+    let matches = command.try_get_matches_from(argv).map_err(|error| with_example(error, &examples))?;
     match matches.subcommand() {
         Some((name @ ("proxy" | "https" | "attach"), matches)) if wants_file(matches) => print(name, matches),
         Some(("proxy", matches)) => {
@@ -192,6 +195,23 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
                 .to_owned(),
         )),
     }
+}
+
+/// clap names the missing options. Adds an example that has the first of them, or else the first example.
+fn with_example(mut error: clap::Error, examples: &[String]) -> clap::Error {
+    if error.kind() != ErrorKind::MissingRequiredArgument {
+        return error;
+    }
+    let missing = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::Strings(all)) => all.first().and_then(|first| first.split(' ').next()),
+        _ => None,
+    };
+    let has_it = |line: &&String| missing.is_some_and(|option| line.split(' ').any(|word| word == option));
+    if let Some(example) = examples.iter().find(has_it).or(examples.first()) {
+        let tip = vec![format!("for example: {example}").into()];
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tip));
+    }
+    error
 }
 
 /// `--print-config`.

@@ -1,5 +1,6 @@
 //! What a file means, and whether it can be carried out.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use toml::de::DeTable;
@@ -25,6 +26,9 @@ pub(super) fn read(path: &Path) -> Judged {
     match std::fs::read(path).map(String::from_utf8) {
         Ok(Ok(text)) => judge(path, text),
         Ok(Err(_)) => unread(path, "expected UTF-8 text".to_owned()),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            unread(path, format!("can't read the file: {error}; name another with -c FILE"))
+        }
         Err(error) => unread(path, format!("can't read the file: {error}")),
     }
 }
@@ -35,10 +39,10 @@ fn unread(path: &Path, text: String) -> Judged {
     Judged { written: Written::nothing(), findings, plan: None }
 }
 
-/// The same for a text that is known.
+/// Judges a text that has been read.
 pub(super) fn judge(path: &Path, text: String) -> Judged {
     let (written, mut findings, is_toml) = tables(path, text);
-    // What lacks may be in the part that is no TOML.
+    // A missing key may be in the part that is not TOML, so don't report it.
     let plan = if is_toml { written.plan(&mut findings) } else { None };
     findings.sort();
     let plan = plan.filter(|_| !findings.have_errors());
@@ -59,7 +63,7 @@ pub(super) fn tables(path: &Path, text: String) -> (Written, Findings, bool) {
 }
 
 impl Written {
-    /// Every entry is judged, also where another one is wrong.
+    /// Judges every entry, also if another one is wrong.
     fn plan(&self, findings: &mut Findings) -> Option<(ProcessConfig, CheckedProcess)> {
         if self.entries.is_empty() {
             if !findings.have_errors() {
@@ -132,7 +136,7 @@ impl Words {
         problems.into_iter().for_each(|problem| findings.add(self.of_problem(problem)));
     }
 
-    /// A problem at the value that it is about.
+    /// Places a problem at the value that it is about.
     fn of_problem(&self, problem: Problem) -> Finding {
         let (key, value) = problem.about();
         let text = in_keys(&format!("{:#}", anyhow::Error::new(problem)));

@@ -8,7 +8,7 @@ use super::judge::judge;
 
 /// Each gets messages, or warnings.
 const WRONG: &[&str] = &[
-    // Text that is no TOML.
+    // Text that is not TOML.
     "[[proxy]]\nlisten = \":8443",
     "[[proxy]]\nlisten = :8443\nmark = 1 2",
     "[[proxy]\nlisten = \":1\"",
@@ -55,7 +55,7 @@ const WRONG: &[&str] = &[
     "[[proxy]]\nroutes = \"off\"\ntable = 254\non-conflict = \"retry\"\nnat64-prefix = \"10.0.0.0/8\"\nsend-proxy = \"v3\"",
     "[[https]]\norigin = \"app:80\"\nmethods = \"get\"\nclient-address = \"none\"\ntls-suite = \"RC4\"",
     "[[attach]]\nport = [\"nosuch\", \"90-80\", \"80:8080\", 0]\nudp-dialect = \"first\"",
-    // What lacks, and what contradicts.
+    // Missing keys, and contradictions.
     "[[https]]",
     "[[https]]\norigin = \"http://127.0.0.1:1\"",
     "[[attach]]\nallow = \"10.0.0.7\"",
@@ -71,7 +71,7 @@ const WRONG: &[&str] = &[
     "[[https]]\ntls-cert = \"c.pem\"\norigin = \"http://127.0.0.1:1\"\norigin-insecure = true",
     "[[attach]]\nport = 443\nheader = \"forbid\"",
     "[[attach]]\nport = 443\nheader = \"10.0.0.0/8=optional\"",
-    // What this machine refutes.
+    // Values that are wrong on this machine.
     "[[proxy]]\nlisten = \"127.0.0.1:443\"\nipv4 = \"127.0.0.1:443\"",
     "[[proxy]]\nlisten = [\"127.0.0.1:1\", \"127.0.0.1:1\"]\n\n[[proxy]]\nlisten = \"127.0.0.1:1\"",
     "[[attach]]\nport = 443\n\n[[attach]]\nport = 53\n\n[[attach]]\nport = 22\npins = \"/sys/fs/bpf/other\"",
@@ -111,7 +111,7 @@ fn every_wrong_configuration_gets_a_message_with_its_place() {
         for form in ["Some(", "Err(", "Os {", "kind:", "Error(", "Other("] {
             assert!(!message.contains(form), "{form:?} in\n{message}");
         }
-        // A command line is a help, too.
+        // One help is a command line.
         let keys = message.replace("https --stack", "");
         let is_option = |word: &str| {
             word.strip_prefix("--").is_some_and(|name| name.starts_with(|c: char| c.is_ascii_lowercase()))

@@ -28,9 +28,9 @@ pub(crate) struct AttachArgs {
     pub(crate) wait: WaitSpec,
     #[arg(long, value_parser = values::positive_duration)]
     pub(crate) close_after: Option<Duration>,
-    #[arg(long)]
+    #[arg(long, value_parser = values::count::<NonZeroU32>)]
     pub(crate) max_flows: Option<NonZeroU32>,
-    #[arg(long)]
+    #[arg(long, value_parser = values::count::<NonZeroU32>)]
     pub(crate) max_udp_flows: Option<NonZeroU32>,
     #[arg(long)]
     pub(crate) dev: Vec<String>,

@@ -64,7 +64,7 @@ pub(crate) struct TlsSpec {
     pub(crate) client_ca: Option<PathBuf>,
     #[arg(long, value_parser = values::client_cert)]
     pub(crate) client_cert: Option<ClientCert>,
-    #[arg(long)]
+    #[arg(long, value_parser = values::count_or_none::<usize>)]
     pub(crate) max_per_client: Option<usize>,
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct HttpsSpec {
     pub(crate) origin_tls: OriginSpec,
     #[command(flatten)]
     pub(crate) upstream: UpstreamSpec,
-    #[arg(long)]
+    #[arg(long, value_parser = values::count_or_none::<usize>)]
     pub(crate) origin_keepalive: Option<usize>,
     #[arg(long, value_parser = values::positive_duration)]
     pub(crate) origin_idle: Option<Duration>,

@@ -128,7 +128,13 @@ impl FromStr for PrefixesOrFile {
         }
         text.parse().map(|prefixes| Self::Prefixes(Box::new(prefixes))).map_err(|_| {
             let expected = "expected loopback, private, any, an address, a prefix such as 10.0.0.0/8, or the path of a file (beginning with / or .)";
-            if Path::new(text).is_file() { format!("{expected}; did you mean ./{text}?") } else { expected.to_owned() }
+            match text {
+                _ if Path::new(text).is_file() => format!("{expected}; did you mean ./{text}?"),
+                _ if text.contains(',') => {
+                    format!("{expected}; for several repeat the option (in a file: a list, [\"10.0.0.7\", \"10.0.0.8\"])")
+                }
+                _ => expected.to_owned(),
+            }
         })
     }
 }
@@ -276,6 +282,11 @@ fn number(text: &str) -> Option<u32> {
 /// `--listeners`, `--workers`.
 pub(super) fn count<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| "expected a number from 1".to_owned())
+}
+
+/// `--origin-keepalive`, `--core`.
+pub(super) fn count_or_none<T: FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| "expected a number from 0".to_owned())
 }
 
 /// `--protocol`.

@@ -7,6 +7,7 @@ use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use ipnet::Ipv4Net;
 
 use super::device::VppDevice;
+use super::values;
 
 /// Start and configure VPP's network stack, and run programs on it.
 #[derive(Debug, Clone, Args)]
@@ -55,7 +56,7 @@ pub(crate) struct UpArgs {
     pub(crate) ethernet: Option<[VppDevice; 2]>,
     #[arg(long, conflicts_with = "loopback", value_parser = addresses)]
     pub(crate) address: Option<[Ipv4Net; 2]>,
-    #[arg(long)]
+    #[arg(long, value_parser = values::count_or_none::<u16>)]
     pub(crate) core: Option<u16>,
     #[arg(long)]
     pub(crate) vpp: Option<PathBuf>,
@@ -70,7 +71,7 @@ pub(crate) struct UpArgs {
 pub(crate) struct VppRunArgs {
     #[arg(long)]
     pub(crate) namespace: Option<String>,
-    #[arg(long)]
+    #[arg(long, value_parser = values::count_or_none::<u16>)]
     pub(crate) core: Option<u16>,
     #[arg(long)]
     pub(crate) library: Option<PathBuf>,
