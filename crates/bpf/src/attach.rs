@@ -219,8 +219,8 @@ fn attach_hooks(place: &Place, cgroup: &Path, others: &Global) -> Result<(), Att
     links::attach_hook(place, program, "tcp_end", &crate::cgroup_root()?)
 }
 
-/// What reaches a socket without having been judged stops there: all sockets of the network namespace, which its cookie tells, or
-/// `whereabouts`.
+/// The backstop drops packets that reach a socket unjudged. It covers all sockets of the network namespace, which it knows by the
+/// namespace's cookie, or by `whereabouts`.
 fn attach_backstop(place: &Place, others: &Global, has_udp: bool) -> Result<(), AttachError> {
     // The kernel gives these programs packets from the IP header on.
     let mut globals = vec![Global::LinkHeaderLen(0), others.clone(), Global::HasUdp(has_udp.into())];

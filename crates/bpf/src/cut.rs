@@ -45,8 +45,8 @@ pub(crate) fn cut_off(tables: &Tables) -> Result<(), AttachError> {
         let connections = kernel.connections().map_err(failed)?;
         let ours: Vec<SocketId> =
             connections.into_iter().filter(|connection| keys.contains(&key(connection))).collect();
-        // What is in our tables without a socket has nobody who could be given wrong bytes. One look may miss a socket while others come
-        // and go: the kernel lists them by their place.
+        // An entry without a socket can't deliver wrong bytes to anybody. Look twice: the kernel lists sockets by their place, so one
+        // listing may miss a socket while others come and go.
         if ours.is_empty() && was_empty {
             return Ok(());
         }

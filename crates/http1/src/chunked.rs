@@ -122,7 +122,7 @@ fn read_trailers(
     trailers: &mut FieldList,
     limits: &HttpLimits,
 ) -> Result<Option<usize>, BodyError> {
-    // Mostly there are none; HeadEnd takes an empty line at the start for one before a head.
+    // Usually there are no trailers. HeadEnd can't see that: it skips an empty line at the start, as before a head.
     match input {
         [] | [b'\r'] => return Ok(None),
         [b'\r', b'\n', ..] => return Ok(Some(2)),

@@ -5,8 +5,8 @@ use super::limits::HttpLimits;
 
 /// Looks for the empty line that ends a head, and never looks at a byte twice, however slowly they come.
 ///
-/// Every line has to end in CRLF. That is found out here, at the first LF without a CR: who sends such lines might
-/// otherwise be waited for, since an empty line of theirs is none of ours.
+/// Every line must end in CRLF. The scan fails at the first LF without a CR. Otherwise truepeer would wait for the rest
+/// of a head that has bare LFs, because its empty line is not recognised.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeadEnd {
     /// So many bytes are known.

@@ -121,7 +121,7 @@ pub enum Refusal {
         client: ClientAddr,
         /// Where the header leads.
         destination: BackendAddr,
-        /// Which of ours that is.
+        /// The listener with this address.
         listener: SocketAddr,
     },
 }

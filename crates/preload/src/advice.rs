@@ -1,4 +1,4 @@
-//! What to do about a refusal, in the options of `truepeer run`; nothing in programs that were started in another way.
+//! Advice after a refusal, in the options of `truepeer run`. Programs that were started in another way get none.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,7 +12,7 @@ pub(crate) fn by_run() {
     BY_RUN.store(true, Ordering::Relaxed);
 }
 
-/// What follows the refusal's own text.
+/// The text behind the refusal's own.
 pub(crate) fn of(refused: &Refused) -> Option<String> {
     if !BY_RUN.load(Ordering::Relaxed) {
         return None;

@@ -1,4 +1,4 @@
-//! What an operator could change, as values: the front end says it in the words of the command that was typed.
+//! Settings that an operator could change, as values. The front end names the options of the command that was typed.
 
 use std::fmt;
 
@@ -33,7 +33,7 @@ pub enum Hint {
     MinRate,
     /// A request's body is longer than it may be.
     MaxBody,
-    /// A request's method is none of those that may be used.
+    /// A request's method is not allowed.
     Methods,
     /// A PROXY header came where TLS was expected.
     HeaderBeforeTls,
@@ -49,7 +49,7 @@ pub enum Hint {
     OriginProtocols,
 }
 
-/// What puts hints into words; `None`: the command has no setting for it.
+/// Puts a hint into words. `None`: the command has no such setting.
 pub type Advise = fn(&Hint) -> Option<String>;
 
 /// A text, and what is advised behind it.

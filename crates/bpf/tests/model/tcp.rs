@@ -347,7 +347,7 @@ impl Model {
                     self.count(if is_v1 { "header_v1" } else { "header_v2" });
                 }
                 self.admit(&flow, len);
-                // What stands behind the header is new to the kernel, which makes the socket of it.
+                // The bytes behind the header are new to the kernel, so it creates the socket with this segment.
                 let is_new = embryo.have == 0 && (all.len() > len || is_end);
                 let is_first = answer.tsvals.is_none_or(|tsvals| tsvals[0] == tsvals[1]);
                 if is_new && is_first && !answer.is_cookie && kernel.socket == Socket::HalfOpen {
@@ -459,7 +459,7 @@ impl Model {
         refusal
     }
 
-    /// What was acknowledged as a header's start is given to the kernel by our own ACK, and the rest comes behind it.
+    /// The bytes were acknowledged as a header's start, and are none. Our own ACK gives them to the kernel; the rest follows.
     fn go_on_without(
         &mut self,
         segment: &Segment,

@@ -31,13 +31,13 @@ pub enum FieldName {
     XForwardedProto,
     /// `X-Forwarded-Host`.
     XForwardedHost,
-    /// What else says who the client is and how it came, as load balancers, clouds and frameworks write it: whatever has
-    /// `forwarded` in its name, `…-Client-IP`, `…-Connecting-IP`, `X-Real-IP` and others.
+    /// Another field that names the client or its way, as load balancers, clouds and frameworks write it: any name with
+    /// `forwarded` in it, `…-Client-IP`, `…-Connecting-IP`, `X-Real-IP` and others.
     ClientHint,
-    /// Who the user is, as proxies that authenticate users tell origins: `Remote-User`, `X-Auth-Request-…`, `X-WebAuth-…`
+    /// The user, as an authenticating proxy tells it to origins: `Remote-User`, `X-Auth-Request-…`, `X-WebAuth-…`
     /// and others. An origin that reads one believes it.
     User,
-    /// What only we may say of the client's certificate: `Client-Cert`, `Client-Cert-Chain`, `X-SSL-Client-…`,
+    /// A fact of the client's certificate, which only truepeer may write: `Client-Cert`, `Client-Cert-Chain`, `X-SSL-Client-…`,
     /// `SSL-Client-…`, `X-Client-Cert…`, `X-Client-Verify`, `X-ARR-ClientCert` and others.
     ClientCert,
     /// Not one of the above, but an origin that makes variables of names (CGI, WSGI, PHP) may take it for one, since
@@ -76,7 +76,7 @@ fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'-'
 }
 
-/// By length first: most names are none of ours, and are told from ours by that.
+/// Compares the length first, because it differs for most unknown names.
 fn known(name: &[u8]) -> FieldName {
     let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
     match name.len() {

@@ -1,9 +1,8 @@
 //! The extensions of a v2 header: type, length, value (PROXY 2.2).
 //!
-//! What is structural is decided once, in `validate`, when the header is decoded: lengths, the checksum's
-//! and the unique id's size, the SSL TLV's nesting. After that the iterators cannot fail. What only concerns
-//! the reader of a value (a string that is no UTF-8, a vendor's value of another form) refuses nothing: a
-//! receiver "may choose to skip over and ignore the TLVs it is not interested in".
+//! `validate` checks the structure once, when the header is decoded: lengths, the checksum's and the unique id's
+//! size, the SSL TLV's nesting. After that the iterators cannot fail. A value that only its reader can judge (a string
+//! that is not UTF-8, a vendor's value of another form) does not make the header malformed: a receiver "may choose to skip over and ignore the TLVs it is not interested in".
 
 mod ssl;
 mod types;

@@ -13,8 +13,8 @@ use super::{LONGEST_DATAGRAM, Local};
 /// Room for the control messages of one receive, with some to spare.
 const CONTROL_BYTES: usize = 192;
 const _: () = assert!(CONTROL_BYTES >= ENABLED_BYTES);
-/// What this crate enables (`enable_arrival_reports`, `enable_gro`), by ip(7), ipv6(7) and udp(7); a socket of both families is
-/// sent the IPv4 ones, too.
+/// The control messages that this crate enables (`enable_arrival_reports`, `enable_gro`), see ip(7), ipv6(7) and udp(7). A socket
+/// of both families gets the IPv4 ones, too.
 const ENABLED_BYTES: usize = space::<libc::in_pktinfo>()
     + space::<libc::in6_pktinfo>()
     + space::<libc::sockaddr_in>()

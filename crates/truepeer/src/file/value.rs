@@ -100,7 +100,7 @@ fn takes_names(arg: &Arg) -> bool {
 fn is_path(arg: &Arg, text: &str) -> bool {
     let id = arg.get_value_parser().type_id();
     if id == TypeId::of::<PathBuf>() {
-        // A network namespace's name, as in ip-netns(8), is none.
+        // A name without a slash is a network namespace's, as in ip-netns(8), not a path.
         return arg.get_long() != Some("netns") || text.contains('/');
     }
     let is_file = |parsed: PrefixesOrFile| matches!(parsed, PrefixesOrFile::File(_));

@@ -86,7 +86,7 @@ impl Memo {
         0x7b00_0000 | (u32::try_from(position).unwrap_or(0xff) << 16) | u32::from(self.before)
     }
 
-    /// Reads one back; `None` if the number is none of ours.
+    /// Reads one back. `None`: truepeer has not written this priority.
     pub(crate) fn of(priority: u32, tag: Tag) -> Option<Self> {
         let [magic, position, high, low] = priority.to_be_bytes();
         let switch = *Switch::ALL.get(usize::from(position))?;

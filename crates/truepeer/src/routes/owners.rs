@@ -81,7 +81,7 @@ fn this_process() -> Ipv4Addr {
     Ipv4Addr::from_bits(127 << 24 | (std::process::id() & 0x00ff_ffff))
 }
 
-/// What stands for a need: 24 bits of a hash. Where two needs collide, one of them stays until both are unused.
+/// Represents a need by 24 bits of a hash. If two needs collide, one of them stays until both are unused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Key(u32);
 

@@ -45,7 +45,7 @@ enum Next {
     Connection(Connection),
     /// A connection that the program must not have, or not yet.
     Other,
-    /// One of ours.
+    /// A connection from truepeer itself.
     WakeUp,
     Nothing,
     Fail(Errno),
