@@ -10,9 +10,11 @@
 //! being answered, and a descriptor that was just handed over is lost.
 
 pub mod calls;
+mod confine;
 mod filter;
 mod notifier;
 
+pub use confine::confine;
 pub(crate) use filter::MARK;
 pub use filter::{Filter, SeccompAction, is_supported};
 pub use notifier::{Answer, Notification, Notifier};

@@ -32,6 +32,10 @@ capabilities! {
     NetAdmin = "cap_net_admin" NET_ADMIN;
     NetBindService = "cap_net_bind_service" NET_BIND_SERVICE;
     SysResource = "cap_sys_resource" SYS_RESOURCE;
+    DacReadSearch = "cap_dac_read_search" DAC_READ_SEARCH;
+    DacOverride = "cap_dac_override" DAC_OVERRIDE;
+    SetUid = "cap_setuid" SETUID;
+    SetGid = "cap_setgid" SETGID;
     Bpf = "cap_bpf" BPF;
     Perfmon = "cap_perfmon" PERFMON;
     SysAdmin = "cap_sys_admin" SYS_ADMIN;

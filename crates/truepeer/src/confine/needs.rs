@@ -1,11 +1,15 @@
 //! What each way and option needs from the kernel, as data.
 //!
-//! `truepeer doctor` prints this table, and docs/privileges.md contains it.
+//! `truepeer doctor` prints this table, docs/privileges.md contains it, a process keeps the capabilities that it
+//! names for its job, and tests start each way with exactly these.
 
 use rustix::thread::CapabilitySet;
 
 use super::capability::{Capability, held};
-use Capability::{Bpf, NetAdmin, NetBindService, NetRaw, Perfmon, SysAdmin, SysPtrace, SysResource};
+use Capability::{
+    Bpf, DacOverride, DacReadSearch, NetAdmin, NetBindService, NetRaw, Perfmon, SetGid, SetUid, SysAdmin,
+    SysPtrace, SysResource,
+};
 use Grade::{Helps, Required};
 use Moment::{End, Reload, Running, Start};
 
@@ -123,6 +127,33 @@ pub(crate) const PIPES: Need = Need {
     why: "splices more bulk sessions at a time than fs.pipe-user-pages-soft permits; further ones copy",
 };
 
+pub(crate) const READ_AGAIN: Need = Need {
+    name: "read-again",
+    of: "files that only root may read, such as keys, where root starts `proxy`, `https` or `serve`",
+    any_of: &[is(DacReadSearch), is(DacOverride)],
+    when: &[Reload],
+    grade: Required,
+    why: "reads them again as the other user; kept only where Landlock limits it to the directories of these files",
+};
+
+pub(crate) const SET_USER: Need = Need {
+    name: "set-user",
+    of: "`--user`, and the start by root",
+    any_of: &[is(SetUid)],
+    when: &[Start],
+    grade: Required,
+    why: "becomes the other user",
+};
+
+pub(crate) const SET_GROUP: Need = Need {
+    name: "set-group",
+    of: "`--user`, and the start by root",
+    any_of: &[is(SetGid)],
+    when: &[Start],
+    grade: Required,
+    why: "becomes the other group, and leaves root's",
+};
+
 pub(crate) const ATTACH_BPF: Need = Need {
     name: "attach-bpf",
     of: "`attach`, `detach`, `[[attach]]`",
@@ -186,6 +217,9 @@ pub(crate) const NEEDS: &[Need] = &[
     LOW_PORT,
     BUFFERS,
     PIPES,
+    READ_AGAIN,
+    SET_USER,
+    SET_GROUP,
     ATTACH_BPF,
     ATTACH_PERFMON,
     ATTACH_NET,
@@ -199,6 +233,7 @@ pub(crate) const KERNELS: &[(&str, Version, &str)] = &[
     ("rules on a port (backends on other machines)", (4, 17), "FRA_SPORT_RANGE"),
     ("`attach`", (5, 15), "bpf_get_netns_cookie in sock_ops programs"),
     ("`run`, `connect` by notify", (5, 19), "SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV"),
+    ("Landlock", (5, 13), "landlock_create_ruleset; where it is off, a process does without it"),
 ];
 
 impl Moment {

@@ -10,8 +10,10 @@ use super::finding::{Finding, Findings, Span};
 use super::keys::in_keys;
 use super::table::Words;
 use super::written::Written;
-use crate::plan::{AttachKey, Beside, CheckedProcess, EntryConfig, Problem, Problems, ProcessConfig};
-use crate::spec::defaults;
+use crate::plan::{
+    AttachKey, Beside, CheckedProcess, ConfineConfig, EntryConfig, Problem, Problems, ProcessConfig,
+};
+use crate::spec::{ConfineMode, defaults};
 
 /// A file: what it says, what that means, and what is wrong with it.
 pub(super) struct Judged {
@@ -92,6 +94,8 @@ impl Written {
             workers: process.process.workers,
             max_flows: process.flows.max_flows,
             drain: process.process.drain_timeout.unwrap_or(defaults::DRAIN_TIMEOUT),
+            // An entry has reported what is wrong with it.
+            confine: ConfineConfig::of(&process.process.confine, ConfineMode::default()).unwrap_or_default(),
             admin,
             log,
         };

@@ -24,7 +24,6 @@ pub(crate) struct LoadedConfig {
     pub(crate) process: ProcessConfig,
     pub(crate) checked: CheckedProcess,
     /// Every file that was read: the configuration file itself first, then lists, certificates, keys.
-    #[allow(dead_code, reason = "for a reload on their change")]
     pub(crate) files: Vec<PathBuf>,
 }
 

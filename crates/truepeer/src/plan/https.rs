@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 
 use truepeer_policy::{HeaderRule, PrefixSet};
 
+use super::confine::ConfineConfig;
 use super::http::HttpConfig;
 use super::listener::{BackendsConfig, HeaderLimits, ListenerConfig, Timeouts};
 use super::problem::{Problem, Problems};
@@ -11,7 +12,7 @@ use super::senders::{ClaimsConfig, SendersConfig};
 use super::tls::{OriginTlsConfig, TlsConfig, certificate};
 use super::{AdminConfig, Config, LogConfig, RoutesConfig, resolve};
 use crate::spec::{
-    ClientAddressConfig, HeaderOption, HttpsSpec, ListenAddr, RoutesMode, SendProxy, Stack, defaults,
+    ClientAddressConfig, ConfineMode, HeaderOption, HttpsSpec, ListenAddr, RoutesMode, SendProxy, Stack, defaults,
 };
 
 impl Config {
@@ -25,12 +26,14 @@ impl Config {
         let binds = listen.iter().filter_map(|addr| problems.note(resolve::listen(addr)));
         let listeners = binds.map(|bind| ListenerConfig { bind, ..template.clone() }).collect();
         let routes = problems.note(routes(spec)).unwrap_or_default();
+        let confine = problems.note(confine(spec)).unwrap_or_default();
         let log = problems.note(LogConfig::of(&spec.log)).unwrap_or_default();
         problems.none(Self {
             listeners,
             workers: workers(spec),
             max_flows: None,
             drain: spec.process.drain_timeout.unwrap_or(defaults::DRAIN_TIMEOUT),
+            confine,
             routes,
             admin: AdminConfig { listen: spec.admin.admin.clone() },
             log,
@@ -45,6 +48,15 @@ fn workers(spec: &HttpsSpec) -> Option<NonZeroUsize> {
         Stack::Kernel => workers,
         Stack::Vpp => workers.or(Some(NonZeroUsize::MIN)),
     }
+}
+
+/// VPP's library opens files and starts threads of its own.
+fn confine(spec: &HttpsSpec) -> Result<ConfineConfig, Problem> {
+    let usual = match spec.stack.stack.unwrap_or_default() {
+        Stack::Kernel => ConfineMode::Auto,
+        Stack::Vpp => ConfineMode::Off,
+    };
+    ConfineConfig::of(&spec.process.confine, usual)
 }
 
 /// The kernel's rules have no effect on VPP, which has its own routes.

@@ -7,6 +7,7 @@
 
 mod attach;
 mod checked;
+mod confine;
 mod diff;
 mod http;
 mod https;
@@ -33,6 +34,7 @@ use crate::spec::{LogFormat, LogSpec, Protocol, RoutesMode, RoutesSpec, Verbosit
 
 pub(crate) use attach::attach_rules;
 pub(crate) use checked::{Beside, Checked, CheckedListener};
+pub(crate) use confine::ConfineConfig;
 pub(crate) use diff::{Change, diff};
 pub(crate) use http::HttpConfig;
 pub(crate) use key::ListenerKey;
@@ -57,6 +59,7 @@ pub(crate) struct Config {
     /// How long sessions and flows may continue after the signal to stop.
     #[serde(with = "text::duration")]
     pub(crate) drain: Duration,
+    pub(crate) confine: ConfineConfig,
     pub(crate) routes: RoutesConfig,
     pub(crate) admin: AdminConfig,
     pub(crate) log: LogConfig,
@@ -69,6 +72,7 @@ impl Default for Config {
             workers: None,
             max_flows: None,
             drain: defaults::DRAIN_TIMEOUT,
+            confine: ConfineConfig::default(),
             routes: RoutesConfig::default(),
             admin: AdminConfig::default(),
             log: LogConfig::default(),

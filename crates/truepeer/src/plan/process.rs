@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use truepeer_bpf::Rules;
 
 use super::checked::Beside;
+use super::confine::ConfineConfig;
 use super::{Checked, Config, LogConfig, Problems, attach_rules};
 use crate::spec::{AdminAddr, AttachArgs, defaults, text};
 
@@ -23,6 +24,7 @@ pub(crate) struct ProcessConfig {
     pub(crate) max_flows: Option<NonZeroUsize>,
     /// How long sessions and flows may continue after the signal to stop.
     pub(crate) drain: Duration,
+    pub(crate) confine: ConfineConfig,
     pub(crate) admin: AdminConfig,
     pub(crate) log: LogConfig,
 }
@@ -101,6 +103,7 @@ impl ProcessConfig {
             workers: own.workers,
             max_flows: own.max_flows,
             drain: own.drain,
+            confine: own.confine.clone(),
             admin: own.admin.clone(),
             log: own.log,
             entries: vec![entry],

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use truepeer_policy::{Destinations, HeaderRule, OnConflict, PrefixSet};
 
+use super::confine::ConfineConfig;
 use super::listener::{BackendsConfig, DynamicConfig, HeaderLimits, ListenerConfig, Timeouts, UdpConfig};
 use super::problem::{Problem, Problems};
 use super::senders::{ClaimsConfig, SendersConfig};
 use super::tls::{OriginTlsConfig, TlsConfig, certificate};
 use super::{AdminConfig, Config, LogConfig, RoutesConfig, resolve};
-use crate::spec::{Carried, HostPort, ListenAddr, ProxySpec, defaults};
+use crate::spec::{Carried, ConfineMode, HostPort, ListenAddr, ProxySpec, defaults};
 
 /// The defaults of options. They differ for the programs that truepeer replaces.
 pub(crate) struct Defaults {
@@ -25,6 +26,7 @@ pub(crate) struct Defaults {
     pub(crate) routes: RoutesConfig,
     pub(crate) on_conflict: OnConflict,
     pub(crate) drain: Duration,
+    pub(crate) confine: ConfineMode,
 }
 
 /// When the default backends apply.
@@ -51,6 +53,7 @@ impl Default for Defaults {
             routes: RoutesConfig::default(),
             on_conflict: OnConflict::default(),
             drain: defaults::DRAIN_TIMEOUT,
+            confine: ConfineMode::default(),
         }
     }
 }
@@ -70,12 +73,15 @@ impl Config {
                 listeners.push(ListenerConfig { bind, protocol, backends, ..template.clone() });
             }
         }
+        let confine = ConfineConfig::of(&spec.process.confine, defaults.confine);
+        let confine = problems.note(confine).unwrap_or_default();
         let log = problems.note(LogConfig::of(&spec.log)).unwrap_or_default();
         problems.none(Self {
             listeners,
             workers: spec.process.workers,
             max_flows: spec.flows.max_flows,
             drain: spec.process.drain_timeout.unwrap_or(defaults.drain),
+            confine,
             routes: RoutesConfig::of(&spec.routes, &defaults.routes),
             admin: AdminConfig { listen: spec.admin.admin.clone() },
             log,

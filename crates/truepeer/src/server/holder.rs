@@ -3,15 +3,43 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use crate::doctor::listening::{self, Socket};
+use crate::plan::{EntryConfig, ProcessConfig};
 use crate::routes::item::IpTransport;
+
+/// What [`look_ahead`] has found.
+static SEEN: OnceLock<Vec<(SocketAddr, IpTransport, String)>> = OnceLock::new();
+
+/// Looks for programs on the listeners' addresses while this process may still see other users' files.
+pub(super) fn look_ahead(process: &ProcessConfig) {
+    let listeners =
+        process.entries.iter().filter_map(EntryConfig::relay).flat_map(|config| &config.listeners);
+    let found = listeners.filter_map(|listener| {
+        let transport = listener.protocol.into();
+        Some((listener.bind, transport, find(listener.bind, transport)?))
+    });
+    let _ = SEEN.set(found.collect());
+}
 
 /// Returns, for example, `haproxy (process 123)`: the first process found with a socket on the address.
 pub(super) fn of(address: SocketAddr, transport: IpTransport) -> Option<String> {
+    let seen = || {
+        let mut seen = SEEN.get()?.iter();
+        seen.find(|(bind, of, _)| (*bind, *of) == (address, transport)).map(|(_, _, holder)| holder.clone())
+    };
+    find(address, transport).or_else(seen)
+}
+
+fn find(address: SocketAddr, transport: IpTransport) -> Option<String> {
     let sockets = listening::sockets_of(transport);
     let holders: Vec<u64> =
         sockets.iter().filter(|socket| is_in_the_way(socket, address)).map(|socket| socket.inode).collect();
+    // Usually. A walk through all processes would cost much.
+    if holders.is_empty() {
+        return None;
+    }
     let link = |inode: &u64| format!("socket:[{inode}]");
     let links: Vec<String> = holders.iter().map(link).collect();
     let processes = fs::read_dir("/proc").ok()?;

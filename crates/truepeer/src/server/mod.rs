@@ -35,6 +35,7 @@ use self::signals::{Event, Events};
 use self::upgrade::Taking;
 use self::view::View;
 use crate::admin::{self, Admin, State};
+use crate::confine;
 use crate::file::{ConfigSource, LoadedConfig};
 
 /// How long replies to the last datagrams may take when a drain ends.
@@ -106,6 +107,11 @@ impl<'a> Server<'a> {
             limits::open_files()
         });
         let open_files = usize::try_from(open_files).unwrap_or(usize::MAX);
+        // The old process's socket may be root's.
+        let taking = if is_upgrade { Some(Taking::begin(&loaded.process, inherited.sockets())?) } else { None };
+        holder::look_ahead(&loaded.process);
+        // Before the first thread, because threads inherit it. Listeners and rules can still be added.
+        let confined = confine::enter(&loaded.process, &loaded.files)?;
         let process = Process::new(&loaded.process, open_files, advise, &events.bell());
         let (asking, requests) = Requests::new(events.bell());
         let view = View::new(&process, asking);
@@ -120,12 +126,14 @@ impl<'a> Server<'a> {
             upgrade: Upgrade::No,
             is_ending: false,
         };
-        if is_upgrade {
-            server.take_over(loaded, inherited)?;
-        } else {
-            server.process.apply(loaded, inherited.sockets())?;
-            server.open_admin(inherited)?;
+        match taking {
+            Some(taking) => server.take_over(loaded, inherited, taking)?,
+            None => {
+                server.process.apply(loaded, inherited.sockets())?;
+                server.open_admin(inherited)?;
+            }
         }
+        confined.announce();
         server.view.set_state(State::Serving);
         server.on_change();
         Ok(server)
@@ -139,11 +147,12 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    fn take_over(&mut self, loaded: &LoadedConfig, inherited: &mut Inherited) -> anyhow::Result<()> {
-        let admin = loaded.process.admin.socket().context(
-            "--take-over: expected the path of a socket in [admin] listen, by which the running truepeer is found",
-        )?;
-        let mut taking = Taking::begin(admin, inherited.sockets())?;
+    fn take_over(
+        &mut self,
+        loaded: &LoadedConfig,
+        inherited: &mut Inherited,
+        mut taking: Taking,
+    ) -> anyhow::Result<()> {
         let old = taking.pid;
         let flows = match self.process.apply_new(loaded, inherited.sockets(), &taking) {
             Ok(()) => taking.flows()?,

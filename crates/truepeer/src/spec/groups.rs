@@ -9,6 +9,7 @@ use truepeer_https::tls::{MinVersion, Suite};
 use truepeer_policy::{OnConflict, PrefixSet};
 
 use super::AdminAddr;
+use super::confine::ConfineSpec;
 use super::values::{self, ClientCert, Deny, HeaderOption, LogFormat, PrefixesOrFile, Verbosity};
 use crate::routes::guard::RoutesMode;
 
@@ -90,6 +91,8 @@ pub(crate) struct ProcessSpec {
     pub(crate) workers: Option<NonZeroUsize>,
     #[arg(long, value_parser = super::text::parse_duration)]
     pub(crate) drain_timeout: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) confine: ConfineSpec,
 }
 
 /// How many UDP flows the whole process has.

@@ -7,6 +7,7 @@
 
 mod address;
 mod attach;
+mod confine;
 mod connect;
 pub(crate) mod defaults;
 mod device;
@@ -29,6 +30,7 @@ mod vpp;
 pub(crate) use crate::routes::guard::RoutesMode;
 pub(crate) use address::{Family, HostPort, ListenAddr};
 pub(crate) use attach::{AttachAction, AttachArgs, PlaceArgs};
+pub(crate) use confine::{ConfineMode, ConfineSpec, UserName};
 pub(crate) use connect::ConnectArgs;
 pub(crate) use device::VppDevice;
 pub(crate) use doctor::DoctorArgs;

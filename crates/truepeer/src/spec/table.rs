@@ -136,6 +136,7 @@ const ROUTING: &str = "Routes for the backends' replies";
 const STACK: &str = "Network stack";
 const LAYOUT: &str = "VPP and its layout (up)";
 const ON_VPP: &str = "A program on VPP (run, demo)";
+const CONFINEMENT: &str = "Confinement";
 const LOG: &str = "Log";
 const PROGRAM: &str = "The program";
 const PLACE: &str = "Place";
@@ -327,6 +328,9 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(VPP, ON_VPP, "options", "OPTION", "Options of the demonstration: --stack kernel|vpp|both, --vpp PATH, and wrk2's: -t THREADS, -c CONNECTIONS, -d TIME, -R RATE").common(),
 
     row(SERVERS, WATCH, "admin", "PATH|ADDR:PORT", "Where to ask about this process: a socket's path (beginning with / or .), or an address, which only reads; repeatable").means("nowhere"),
+    row(SERVERS, CONFINEMENT, "confine", "auto|off", "After the start, give up every capability, file and system call that is not needed any more, as far as the kernel has the means; off: nothing").means("auto; with --stack vpp: off"),
+    row(SERVERS, CONFINEMENT, "user", "NAME|UID[:GID]", "Become this user after the start").means("started by root: the user truepeer if there is one, otherwise a number that is nobody's"),
+
     row(HTTPS, LOG, "access-log", "", "Log a line for each request"),
     row(PROXY, LOG, "v", "0|1|2", "0: start, stop and warnings; 1: also a line for each session; 2: also changes of state. -v alone: 1").is(|| "0".to_owned()),
     row(HTTPS, LOG, "v", "0|1|2", "0 and 1: start, stop and warnings; 2: also changes of state").is(|| "0".to_owned()),

@@ -52,6 +52,9 @@ fn python(bed: &Bed, script: &str) -> anyhow::Result<Running> {
     Program::new("python3").args(["-c", script]).start(bed)
 }
 
+/// The test changes the limits of truepeer, which only its own user or CAP_SYS_RESOURCE may.
+const MINE: [&str; 2] = ["--user", "root"];
+
 /// Lets truepeer open this many more descriptors: each new one gets the lowest free number.
 fn allow_descriptors(truepeer: &Running, more: usize) -> anyhow::Result<()> {
     let names = fs::read_dir(format!("/proc/{}/fd", truepeer.pid()))?.flatten();
@@ -95,7 +98,7 @@ fn ticks(truepeer: &Running) -> anyhow::Result<u64> {
 
 fn accepting_pauses_while_there_are_no_descriptors(bed: &Bed) -> anyhow::Result<()> {
     let _origin = origin(bed, 8080)?;
-    let truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
+    let truepeer = https(bed, HERE, ORIGIN)?.args(&MINE).start(bed)?;
     let regular = python(bed, REGULAR)?;
     regular.wait_for_log("served")?;
 
@@ -138,7 +141,7 @@ fn accepting_pauses_while_there_are_no_descriptors(bed: &Bed) -> anyhow::Result<
 /// One descriptor is left, and the client's own connection takes it.
 fn a_request_without_a_descriptor_for_the_origin_gets_a_status(bed: &Bed) -> anyhow::Result<()> {
     let origin = origin(bed, 8080)?;
-    let truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
+    let truepeer = https(bed, HERE, ORIGIN)?.args(&MINE).start(bed)?;
     let status =
         || curl(&["--output", "/dev/null", "--write-out", "%{http_code}", "https://127.0.0.1/3"]).run(bed);
     // The other worker may still be opening its own.
@@ -169,8 +172,10 @@ while not os.path.exists('leave'): time.sleep(.01)
 fn idle_connections_give_way_to_new_ones(bed: &Bed) -> anyhow::Result<()> {
     const OPEN_FILES: usize = 160;
     let _origin = origin(bed, 8080)?;
-    let truepeer =
-        https_with_files(bed, OPEN_FILES, HERE, ORIGIN)?.option("--origin-keepalive", 0).start(bed)?;
+    let truepeer = https_with_files(bed, OPEN_FILES, HERE, ORIGIN)?
+        .args(&MINE)
+        .option("--origin-keepalive", 0)
+        .start(bed)?;
     let crowd = Program::new("python3").args(["-c", IDLE_CROWD, "100"]).start(bed)?;
     crowd.wait_for_log("here")?;
     for _ in 0..3 {

@@ -3,6 +3,7 @@
 
 mod backends;
 mod chains;
+mod confined;
 mod delivery;
 mod destinations;
 mod launch;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         chains::tests(),
         launch::tests(),
         operation::tests(),
+        confined::tests(),
         serve::tests(),
         upgrade::tests(),
         limits::tests(),

@@ -8,6 +8,7 @@ use truepeer_policy::{OnConflict, PrefixSet};
 
 use crate::cli::UsageError;
 use crate::plan::{Defaults, RoutesConfig, UsualBackends};
+use crate::spec::ConfineMode;
 use crate::spec::{ListenAddr, ProxySpec, RoutesMode};
 
 pub(super) const USAGE: &str = "\
@@ -71,6 +72,7 @@ pub(super) fn defaults() -> Defaults {
         mark: 123,
         routes: RoutesConfig { mode: RoutesMode::Manual, table: 100 },
         drain: Duration::ZERO,
+        confine: ConfineMode::Off,
         ..Defaults::default()
     }
 }

@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use rustix::net::{SocketType, sockopt};
@@ -13,7 +12,7 @@ use truepeer_sys::socket::local_address;
 
 use super::wire::{FlowRecord, Message, Wire};
 use super::{START, SWITCH};
-use crate::plan::CheckedListener;
+use crate::plan::{CheckedListener, ProcessConfig};
 use crate::server::ask;
 use crate::spec::Protocol;
 
@@ -27,11 +26,17 @@ pub(in crate::server) struct Taking {
 }
 
 impl Taking {
-    /// Asks the process that listens on `admin`, and adds its sockets to `inherited`.
+    /// Asks the process that listens on the admin socket of `process`, and adds its sockets to `inherited`.
     ///
     /// # Errors
     /// Nobody listens there, or it refuses.
-    pub(in crate::server) fn begin(admin: &Path, inherited: &mut Vec<OwnedFd>) -> anyhow::Result<Self> {
+    pub(in crate::server) fn begin(
+        process: &ProcessConfig,
+        inherited: &mut Vec<OwnedFd>,
+    ) -> anyhow::Result<Self> {
+        let admin = process.admin.socket().context(
+            "--take-over: expected the path of a socket in [admin] listen, by which the running truepeer is found",
+        )?;
         let stream = UnixStream::connect(admin)
             .with_context(|| format!("no truepeer to take over from listens on {}", admin.display()))?;
         stream.set_read_timeout(Some(START))?;

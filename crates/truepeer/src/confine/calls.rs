@@ -1,0 +1,124 @@
+//! seccomp: which system calls a process may make after its start.
+//!
+//! All others fail with ENOSYS, as on a kernel that lacks them, and are written to the audit log. They don't kill the
+//! process: a library that tries a newer call first falls back to an older one, and a session must not end by that.
+//!
+//! Calls without conditions cost nothing but a bit test: the kernel remembers them (Linux 5.11).
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
+
+macro_rules! numbers {
+    ($($name:ident)*) => { &[$(libc::$name),*] };
+}
+
+/// Reading, writing, waiting.
+const TRANSFER: &[i64] = numbers! {
+    SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_recvfrom SYS_recvmsg SYS_recvmmsg SYS_sendto SYS_sendmsg
+    SYS_sendmmsg SYS_splice SYS_epoll_pwait SYS_epoll_ctl SYS_epoll_create1 SYS_epoll_pwait2 SYS_ppoll SYS_pselect6
+    SYS_eventfd2 SYS_timerfd_create SYS_timerfd_settime SYS_timerfd_gettime SYS_futex SYS_clock_gettime
+    SYS_clock_getres SYS_clock_nanosleep SYS_nanosleep SYS_gettimeofday SYS_sched_yield SYS_restart_syscall
+};
+/// Sockets; `socket` itself has a condition.
+const SOCKETS: &[i64] = numbers! {
+    SYS_accept SYS_accept4 SYS_bind SYS_listen SYS_connect SYS_shutdown SYS_getsockname SYS_getpeername SYS_getsockopt
+    SYS_setsockopt SYS_socketpair SYS_pipe2 SYS_close SYS_close_range SYS_dup SYS_dup3 SYS_fcntl
+};
+/// Memory and threads; `clone` has a condition. glibc falls back to it from `clone3`, whose arguments no filter sees.
+const PROCESS: &[i64] = numbers! {
+    SYS_mmap SYS_munmap SYS_mremap SYS_mprotect SYS_madvise SYS_brk SYS_membarrier SYS_rseq SYS_set_robust_list
+    SYS_get_robust_list SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn SYS_rt_sigtimedwait SYS_sigaltstack
+    SYS_tgkill SYS_getpid SYS_gettid SYS_getppid SYS_getuid SYS_geteuid SYS_getgid SYS_getegid SYS_getgroups SYS_getrandom
+    SYS_prlimit64 SYS_getrusage SYS_sysinfo SYS_uname SYS_sched_getaffinity SYS_sched_setaffinity SYS_getcpu SYS_capget
+    SYS_exit SYS_exit_group
+};
+/// Files, as far as Landlock and the user's rights permit.
+const FILES: &[i64] = numbers! {
+    SYS_openat SYS_openat2 SYS_newfstatat SYS_fstat SYS_statx SYS_statfs SYS_fstatfs SYS_lseek SYS_readlinkat SYS_getdents64
+    SYS_faccessat SYS_faccessat2 SYS_getcwd SYS_unlinkat SYS_fchmod SYS_fchmodat SYS_umask
+    SYS_inotify_init1 SYS_inotify_add_watch SYS_inotify_rm_watch
+};
+/// The older names of some of these, which musl uses.
+#[cfg(target_arch = "x86_64")]
+const OLDER: &[i64] = numbers! {
+    SYS_open SYS_stat SYS_lstat SYS_access SYS_readlink SYS_unlink SYS_poll SYS_select SYS_epoll_wait SYS_epoll_create
+    SYS_pipe SYS_dup2 SYS_chmod SYS_eventfd SYS_getrlimit SYS_time SYS_arch_prctl
+};
+#[cfg(not(target_arch = "x86_64"))]
+const OLDER: &[i64] = &[];
+/// The families that a socket may have: no packet, vsock or crypto sockets.
+const FAMILIES: [i32; 4] = [libc::AF_INET, libc::AF_INET6, libc::AF_UNIX, libc::AF_NETLINK];
+/// Terminals' requests that type into a shell.
+const TYPES_IN: [u64; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
+/// Names of threads and of memory.
+const PRCTL: [i32; 3] = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
+
+/// Installs the filter, and returns how many calls pass.
+pub(super) fn restrict() -> Result<usize> {
+    let rules = rules()?;
+    let count = rules.len();
+    let program = compile(rules)?;
+    let program: Vec<_> = program
+        .iter()
+        .map(|one| libc::sock_filter { code: one.code, jt: one.jt, jf: one.jf, k: one.k })
+        .collect();
+    truepeer_sys::seccomp::confine(&program).context("can't install the filter")?;
+    Ok(count)
+}
+
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+fn rules() -> Result<Rules> {
+    let plain = [TRANSFER, SOCKETS, PROCESS, FILES, OLDER];
+    let plain = plain.iter().flat_map(|calls| calls.iter());
+    let mut rules = Rules::new();
+    let any = |index, values: &[u64]| -> Result<Vec<SeccompRule>> {
+        values.iter().map(|value| rule(&[(index, SeccompCmpOp::Eq, *value)])).collect()
+    };
+    rules.insert(libc::SYS_socket, any(0, &FAMILIES.map(unsigned))?);
+    rules.insert(libc::SYS_prctl, any(0, &PRCTL.map(unsigned))?);
+    let threads = unsigned(libc::CLONE_VM | libc::CLONE_THREAD);
+    rules.insert(libc::SYS_clone, vec![rule(&[(0, SeccompCmpOp::MaskedEq(threads), threads)])?]);
+    rules.insert(libc::SYS_ioctl, vec![rule(&TYPES_IN.map(|request| (1, SeccompCmpOp::Ne, request)))?]);
+    rules.extend(plain.map(|call| (*call, Vec::new())));
+    Ok(rules)
+}
+
+fn rule(conditions: &[(u8, SeccompCmpOp, u64)]) -> Result<SeccompRule> {
+    let conditions = conditions
+        .iter()
+        .map(|(index, op, value)| SeccompCondition::new(*index, SeccompCmpArgLen::Dword, op.clone(), *value));
+    Ok(SeccompRule::new(conditions.collect::<Result<_, _>>()?)?)
+}
+
+fn unsigned(value: i32) -> u64 {
+    u64::from(value.cast_unsigned())
+}
+
+fn compile(rules: Rules) -> Result<BpfProgram> {
+    let refuse = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
+    let machine = std::env::consts::ARCH.try_into()?;
+    Ok(SeccompFilter::new(rules, refuse, SeccompAction::Allow, machine)?.try_into()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_starts_programs_or_reaches_others_is_on_no_list() {
+        let rules = rules().unwrap();
+        for call in numbers! {
+            SYS_execve SYS_execveat SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev SYS_kill SYS_mount SYS_umount2
+            SYS_setuid SYS_setresuid SYS_capset SYS_init_module SYS_finit_module SYS_keyctl SYS_io_uring_setup SYS_bpf
+            SYS_unshare SYS_setns SYS_clone3 SYS_pidfd_getfd SYS_memfd_create SYS_reboot SYS_kexec_load SYS_userfaultfd
+        } {
+            assert!(!rules.contains_key(call), "{call}");
+        }
+        assert!(rules.len() > 100 && compile(rules).is_ok());
+    }
+}

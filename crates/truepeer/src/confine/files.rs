@@ -1,0 +1,81 @@
+//! Landlock: which files a process may open after its start.
+
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access as _, AccessFs, BitFlags, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetError,
+    RulesetStatus, Scope, path_beneath_rules,
+};
+
+use super::job::Job;
+
+/// The newest ABI that was tried with this list of rules. Older kernels enforce less.
+const TRIED: ABI = ABI::V7;
+
+/// Names, certificates of the system, libraries of name services, the kernel's own files.
+const READ: &[&str] =
+    &["/usr", "/lib", "/lib64", "/proc", "/sys/devices/system/cpu", "/dev/null", "/dev/urandom"];
+/// Where resolv.conf leads to, and where name services listen.
+const RESOLVERS: &[&str] = &[
+    "/run/systemd/resolve",
+    "/run/resolvconf",
+    "/run/NetworkManager",
+    "/run/connman",
+    "/run/nscd",
+    "/var/run/nscd",
+];
+/// Of /etc, if the process could read even secrets there. Elsewhere all of /etc, so that a file that was replaced is
+/// found again.
+const ETC: &[&str] = &[
+    "/etc/hosts",
+    "/etc/resolv.conf",
+    "/etc/nsswitch.conf",
+    "/etc/host.conf",
+    "/etc/gai.conf",
+    "/etc/services",
+    "/etc/protocols",
+    "/etc/localtime",
+    "/etc/passwd",
+    "/etc/group",
+    "/etc/ssl/certs",
+    "/etc/pki",
+    "/etc/ca-certificates",
+];
+/// The variables that name other authorities.
+const AUTHORITIES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
+
+/// Permits reading what a reload reads, and the admin sockets' directories. Returns a description.
+///
+/// # Errors
+/// What is missing, in words.
+pub(super) fn restrict(job: &Job, files: &[PathBuf], reads_everything: bool) -> Result<String, String> {
+    match try_restrict(job, files, reads_everything) {
+        Ok(RulesetStatus::NotEnforced) => {
+            Err("Landlock: this kernel lacks it, or it is off (lsm=)".to_owned())
+        }
+        Ok(RulesetStatus::PartiallyEnforced) => Ok("files (Landlock, what this kernel has of it)".to_owned()),
+        Ok(RulesetStatus::FullyEnforced) => Ok("files (Landlock)".to_owned()),
+        Err(error) => Err(format!("Landlock: {error}")),
+    }
+}
+
+fn try_restrict(job: &Job, files: &[PathBuf], reads_everything: bool) -> Result<RulesetStatus, RulesetError> {
+    let read: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::ReadDir;
+    let etc: &[&str] = if reads_everything { ETC } else { &["/etc"] };
+    let authorities = AUTHORITIES.iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let mut rules = Ruleset::default()
+        .handle_access(AccessFs::from_all(TRIED))?
+        .scope(Scope::Signal)?
+        .create()?
+        .add_rules(path_beneath_rules(READ.iter().chain(RESOLVERS).chain(etc), read))?
+        .add_rules(path_beneath_rules(authorities, read))?
+        .add_rules(path_beneath_rules(job.reads.iter().chain(files), read))?
+        .add_rules(path_beneath_rules(&job.admin, read | AccessFs::MakeSock | AccessFs::RemoveFile))?;
+    if job.routes {
+        rules = rules.add_rules(path_beneath_rules(
+            [Path::new("/proc/sys/net")],
+            read | AccessFs::WriteFile | AccessFs::Truncate,
+        ))?;
+    }
+    Ok(rules.restrict_self()?.ruleset)
+}

@@ -1,0 +1,114 @@
+//! The needs of one process, by its configuration.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use rustix::thread::CapabilitySet;
+use truepeer_policy::Source;
+
+use super::needs::{
+    BUFFERS, LISTEN_TRANSPARENT, LOW_PORT, MARK, Moment, Need, PIPES, ROUTES, TRANSPARENT, kernel,
+};
+use crate::plan::{Config, EntryConfig, ListenerConfig, ProcessConfig};
+use crate::spec::RoutesMode;
+use crate::routes::sysctl;
+use crate::spec::{AdminAddr, Protocol};
+
+/// What a process does after its start.
+#[derive(Debug, Default)]
+pub(super) struct Job {
+    needs: Vec<&'static Need>,
+    /// It may add and remove rules.
+    pub(super) routes: bool,
+    /// It has attachments.
+    pub(super) attaches: bool,
+    /// The directories of its admin sockets.
+    pub(super) admin: Vec<PathBuf>,
+    /// The directories of the files that a reload reads.
+    pub(super) reads: Vec<PathBuf>,
+}
+
+impl Job {
+    pub(super) fn of(process: &ProcessConfig, files: &[PathBuf]) -> Self {
+        let mut job = Self::default();
+        for entry in &process.entries {
+            match entry {
+                EntryConfig::Proxy(config) | EntryConfig::Https(config) => job.add(config),
+                EntryConfig::Attach(_) => job.attaches = true,
+            }
+        }
+        let admin = process.admin.listen.iter().filter_map(|address| match address {
+            AdminAddr::Unix(path) => Some(directory(path)),
+            AdminAddr::Tcp(_) => None,
+        });
+        job.admin = admin.collect();
+        job.reads = files.iter().flat_map(|file| places(file)).collect();
+        job.reads.sort();
+        job.reads.dedup();
+        job
+    }
+
+    fn add(&mut self, config: &Config) {
+        let manages = config.routes.mode != RoutesMode::Manual;
+        for listener in &config.listeners {
+            let needs = of_listener(listener, manages);
+            self.routes |= needs.contains(&&ROUTES);
+            self.needs.extend(needs);
+        }
+    }
+
+    /// The capabilities that it needs after the start, of those in `held`: of each need the first that is enough.
+    pub(super) fn keeps(&self, held: CapabilitySet) -> CapabilitySet {
+        let later = |need: &&&Need| need.when.iter().any(|moment| *moment != Moment::Start);
+        let first = |need: &&Need| need.enough_on(kernel()).find(|capability| capability.is_in(held));
+        self.needs
+            .iter()
+            .filter(later)
+            .filter_map(first)
+            .fold(CapabilitySet::empty(), |set, one| set | one.set())
+    }
+}
+
+fn of_listener(listener: &ListenerConfig, manages: bool) -> Vec<&'static Need> {
+    let mut needs = Vec::new();
+    let uses_clients = listener.source() != Source::Any;
+    needs.extend(uses_clients.then_some(&TRANSPARENT));
+    needs.extend(listener.transparent.then_some(&LISTEN_TRANSPARENT));
+    let replies = manages && (uses_clients || listener.transparent);
+    needs.extend(replies.then_some(&ROUTES));
+    needs.extend((replies || listener.mark != 0).then_some(&MARK));
+    needs.extend(is_low(listener.bind).then_some(&LOW_PORT));
+    match listener.protocol {
+        Protocol::Udp => needs.push(&BUFFERS),
+        Protocol::Tcp if listener.http.is_none() => needs.push(&PIPES),
+        Protocol::Tcp => {}
+    }
+    needs
+}
+
+fn is_low(address: SocketAddr) -> bool {
+    let first = sysctl::read_named("net.ipv4.ip_unprivileged_port_start").unwrap_or(1024);
+    address.port() != 0 && i64::from(address.port()) < first
+}
+
+/// Where a file is replaced: its directory, and that of the file that it leads to. A directory with much else, such as
+/// /etc, does not count: there only the file itself does.
+fn places(file: &Path) -> Vec<PathBuf> {
+    let is_common = |dir: &Path| {
+        ["/", "/etc", "/root", "/home", "/run", "/tmp", "/var"].iter().any(|one| dir == Path::new(one))
+    };
+    let place = |file: &Path| {
+        let dir = directory(file);
+        if std::fs::canonicalize(&dir).is_ok_and(|dir| is_common(&dir)) { file.to_owned() } else { dir }
+    };
+    let mut places = vec![place(file)];
+    places.extend(std::fs::canonicalize(file).ok().map(|file| place(&file)));
+    places
+}
+
+fn directory(file: &Path) -> PathBuf {
+    match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}

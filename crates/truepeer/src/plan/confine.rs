@@ -1,0 +1,28 @@
+//! The plan of confinement.
+
+use serde::{Deserialize, Serialize};
+
+use super::problem::Problem;
+use crate::spec::{ConfineMode, ConfineSpec, UserName, text};
+
+/// What the process gives up after its start, and the user that it becomes.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct ConfineConfig {
+    pub(crate) mode: ConfineMode,
+    /// `None`, and started by root: one of its own.
+    #[serde(with = "text::maybe")]
+    pub(crate) user: Option<UserName>,
+}
+
+impl ConfineConfig {
+    pub(crate) fn of(spec: &ConfineSpec, usual: ConfineMode) -> Result<Self, Problem> {
+        // Who names a user wants to be confined to it.
+        let usual = if spec.user.is_some() { ConfineMode::Auto } else { usual };
+        let mode = spec.confine.unwrap_or(usual);
+        if mode == ConfineMode::Off && spec.user.is_some() {
+            return Err(Problem::at("user", "expected no --confine off with it"));
+        }
+        Ok(Self { mode, user: spec.user.clone() })
+    }
+}

@@ -1,0 +1,244 @@
+//! What a process can do after its start, and each way with exactly the privileges that the doctor names, and with less.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use anyhow::{Context as _, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, User, client, tests};
+
+use crate::stand::{
+    BACKEND_V4, BACKEND_V6, CLIENT_V4, DOOR_V4, Stand, TRUEPEER, ask, classic_rules, header_of, proxy,
+    proxy_without_routes, refused,
+};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let mut all = tests![
+        after_the_start_every_thread_has_only_what_its_job_needs,
+        a_file_beside_those_of_the_start_can_not_be_read,
+        without_confinement_everything_stays_as_it_was,
+        a_user_that_does_not_exist_is_named,
+        drop_in_names_are_not_confined,
+    ];
+    let with_users = tests![
+        started_by_root_it_becomes_another_user,
+        a_named_user_is_taken,
+        files_of_root_are_read_again_by_the_other_user,
+        each_way_works_with_exactly_what_it_needs_and_fails_with_less,
+    ];
+    all.extend(with_users.into_iter().map(Test::needs_several_users));
+    all
+}
+
+/// The lines of /proc/PID/task/*/status with this name.
+fn of_every_thread(truepeer: &Running, name: &str) -> anyhow::Result<Vec<String>> {
+    let threads = fs::read_dir(format!("/proc/{}/task", truepeer.pid()))?;
+    threads
+        .map(|thread| {
+            let status = fs::read_to_string(thread?.path().join("status"))?;
+            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
+            Ok(line.with_context(|| format!("no {name} in {status}"))?.to_owned())
+        })
+        .collect()
+}
+
+fn all_are(truepeer: &Running, name: &str, wanted: &str) -> anyhow::Result<()> {
+    let found = of_every_thread(truepeer, name)?;
+    ensure!(found.len() > 1 && found.iter().all(|one| one == wanted), "{name}: {found:?}, not {wanted}");
+    Ok(())
+}
+
+const NET_RAW: u64 = 1 << 13;
+const NET_ADMIN: u64 = 1 << 12;
+
+fn after_the_start_every_thread_has_only_what_its_job_needs(bed: &Bed) -> anyhow::Result<()> {
+    classic_rules(bed)?;
+    let manual = proxy_without_routes().listen(DOOR_V4).ipv4(BACKEND_V4).option("--routes", "manual");
+    // CAP_SYS_RESOURCE, which helps with pipes, is not everywhere.
+    for (truepeer, wanted) in [(&manual, NET_RAW), (&proxy(), NET_RAW | NET_ADMIN)] {
+        let Stand { truepeer, backend: _backend } = Stand::behind(bed, Behaviour::Who, truepeer)?;
+        ensure!(ask(&header_of(CLIENT_V4.parse()?)?)? == CLIENT_V4);
+        for sets in ["CapEff", "CapPrm", "CapBnd"] {
+            for found in of_every_thread(&truepeer, sets)? {
+                let found = u64::from_str_radix(&found, 16)? & !(1 << 24);
+                ensure!(found == wanted, "{sets}: {found:x}, not {wanted:x}: {}", truepeer.log());
+            }
+        }
+        for (name, wanted) in [
+            ("CapInh", "0000000000000000"),
+            ("CapAmb", "0000000000000000"),
+            ("NoNewPrivs", "1"),
+            ("Seccomp", "2"),
+        ] {
+            all_are(&truepeer, name, wanted)?;
+        }
+        ensure!(truepeer.log().contains("confined: "), "{}", truepeer.log());
+        truepeer.stop()?;
+    }
+    Ok(())
+}
+
+/// The list is replaced by a link to a file that everybody may read, but that the start did not name.
+fn a_file_beside_those_of_the_start_can_not_be_read(bed: &Bed) -> anyhow::Result<()> {
+    if !has_landlock(bed)? {
+        return truepeer_testbed::skip("this kernel has no Landlock, or it is off");
+    }
+    let list = bed.write("lists/allow", "127.0.0.0/8\n")?;
+    let other = bed.write("elsewhere/allow", "192.0.2.1\n")?;
+    for (options, is_confined) in [(vec![], true), (vec!["--confine", "off"], false)] {
+        fs::remove_file(&list)?;
+        fs::write(&list, "127.0.0.0/8\n")?;
+        let options: Vec<&str> = [vec!["--allow", "./lists/allow"], options].concat();
+        let Stand { truepeer, backend: _backend } = Stand::with_options(bed, Behaviour::Who, &options)?;
+        ensure!(ask(&header_of(CLIENT_V4.parse()?)?)? == CLIENT_V4);
+        fs::remove_file(&list)?;
+        symlink(&other, &list)?;
+        truepeer.signal(Signal::HUP)?;
+        if is_confined {
+            truepeer.wait_for_log("not reloaded, everything stays as it was: --allow ./lists/allow: can't read the file: Permission denied")?;
+            ensure!(ask(&header_of("203.0.113.8:5000".parse()?)?)? == "203.0.113.8:5000");
+        } else {
+            truepeer.wait_for_log("have new lists")?;
+            refused(&header_of("203.0.113.8:5001".parse()?)?)?;
+        }
+        truepeer.stop()?;
+    }
+    Ok(())
+}
+
+/// landlock_create_ruleset(2) returns the version of the ABI.
+const ABI: &str = "import ctypes, sys; sys.exit(ctypes.CDLL(None).syscall(444, None, 0, 1) < 1)";
+
+fn has_landlock(bed: &Bed) -> anyhow::Result<bool> {
+    Ok(Program::new("/usr/bin/python3").args(["-c", ABI]).start(bed)?.wait_end()?.success())
+}
+
+fn without_confinement_everything_stays_as_it_was(bed: &Bed) -> anyhow::Result<()> {
+    let stand = Stand::with_options(bed, Behaviour::Who, &["--confine", "off"])?;
+    all_are(&stand.truepeer, "Seccomp", "0")?;
+    all_are(&stand.truepeer, "NoNewPrivs", "0")?;
+    all_are(&stand.truepeer, "Uid", "0\t0\t0\t0")
+}
+
+fn drop_in_names_are_not_confined(bed: &Bed) -> anyhow::Result<()> {
+    let program = Program::new(TRUEPEER).args(["--compat", "go-mmproxy", "-l", DOOR_V4]);
+    let truepeer = Truepeer::of(program).ipv4(BACKEND_V4).ipv6(BACKEND_V6).start(bed)?;
+    truepeer.wait_listening(DOOR_V4)?;
+    all_are(&truepeer, "Seccomp", "0")?;
+    all_are(&truepeer, "Uid", "0\t0\t0\t0")
+}
+
+fn a_user_that_does_not_exist_is_named(bed: &Bed) -> anyhow::Result<()> {
+    let truepeer = proxy().args(&["--user", "no-such-user"]).start_unready(bed)?;
+    let status = truepeer.wait_end()?;
+    let log = truepeer.log();
+    ensure!(
+        status.code() == Some(1) && log.contains("--user no-such-user: /etc/passwd has no such user"),
+        "{log}"
+    );
+    Ok(())
+}
+
+fn started_by_root_it_becomes_another_user(bed: &Bed) -> anyhow::Result<()> {
+    let stand = Stand::with_options(bed, Behaviour::Who, &[])?;
+    for ids in ["Uid", "Gid"] {
+        for found in of_every_thread(&stand.truepeer, ids)? {
+            ensure!(found.split('\t').all(|id| id != "0"), "{ids}: {found}");
+        }
+    }
+    all_are(&stand.truepeer, "Groups", " ")
+}
+
+fn a_named_user_is_taken(bed: &Bed) -> anyhow::Result<()> {
+    for (user, gid) in [("tester", "61000"), ("61000:61001", "61001"), ("61000", "61000")] {
+        let Stand { truepeer, backend: _backend } =
+            Stand::with_options(bed, Behaviour::Who, &["--user", user])?;
+        all_are(&truepeer, "Uid", "61000\t61000\t61000\t61000")?;
+        all_are(&truepeer, "Gid", &[gid; 4].join("\t"))?;
+        ensure!(ask(&header_of(CLIENT_V4.parse()?)?)? == CLIENT_V4);
+        truepeer.stop()?;
+    }
+    Ok(())
+}
+
+fn files_of_root_are_read_again_by_the_other_user(bed: &Bed) -> anyhow::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let list = bed.write("lists/allow", "127.0.0.0/8\n")?;
+    fs::set_permissions(&list, fs::Permissions::from_mode(0o600))?;
+    let stand = Stand::with_options(bed, Behaviour::Who, &["--allow", "./lists/allow"])?;
+    let new = bed.write("lists/new", "192.0.2.1\n")?;
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o600))?;
+    fs::rename(&new, &list)?;
+    stand.truepeer.signal(Signal::HUP)?;
+    stand.truepeer.wait_for_log("127.0.0.1:8443 have new lists")?;
+    refused(&header_of(CLIENT_V4.parse()?)?).map(drop)
+}
+
+/// The capability that the doctor asks for.
+fn asked_for(bed: &Bed, need: &str) -> anyhow::Result<String> {
+    let doctor = Program::new(TRUEPEER).args(["doctor", "--json", "--timeout", "1s"]).start(bed)?;
+    doctor.wait_end()?;
+    let report: Value = serde_json::from_str(&doctor.stdout())?;
+    let needs = report["needs"].as_array().context("no needs")?;
+    let found = needs.iter().find(|one| one["name"] == need).with_context(|| format!("no {need}"))?;
+    let name = found["any_of"][0].as_str().context("no capability")?;
+    Ok(name.strip_prefix("cap_").unwrap_or(name).to_owned())
+}
+
+fn each_way_works_with_exactly_what_it_needs_and_fails_with_less(bed: &Bed) -> anyhow::Result<()> {
+    let _who = Behaviour::Who.start(bed, &[BACKEND_V4])?;
+    let sends = ["--routes", "manual", "--send-proxy", "v2"];
+    // options; the port; needs; what it says without the last one
+    let ways: [(&[&str], u16, &[&str], &str); 4] = [
+        (&sends, 8443, &[], ""),
+        (&sends, 843, &["low-port"], "ports below 1024 need CAP_NET_BIND_SERVICE or root"),
+        (&["--routes", "manual"], 8443, &["transparent"], "give truepeer CAP_NET_RAW or CAP_NET_ADMIN"),
+        (
+            &["--routes", "auto"],
+            8443,
+            &["transparent", "routes"],
+            "--routes auto: not all routes could be made",
+        ),
+    ];
+    for (options, port, needs, complaint) in ways {
+        let door = format!("127.0.0.1:{port}");
+        let capabilities: Vec<String> =
+            needs.iter().map(|need| asked_for(bed, need)).collect::<anyhow::Result<_>>()?;
+        let start = |capabilities: &[String]| {
+            let names: Vec<&str> = capabilities.iter().map(String::as_str).collect();
+            let as_user = |program: Program| program.as_user(User::TESTER).with_capabilities(&names);
+            proxy_without_routes()
+                .args(&["-l", &door, "-4", BACKEND_V4])
+                .args(options)
+                .with(as_user)
+                .start_unready(bed)
+        };
+        if options == ["--routes", "manual"] {
+            classic_rules(bed)?;
+        }
+        let truepeer = start(&capabilities)?;
+        truepeer.wait_listening(&door).with_context(|| format!("{options:?} with {capabilities:?}"))?;
+        if options != sends {
+            let seen = client::ask(&mut client::connect(&door)?, &header_of(CLIENT_V4.parse()?)?)?;
+            ensure!(seen.contains(CLIENT_V4), "{options:?}: {seen:?}: {}", truepeer.log());
+        }
+        truepeer.stop()?;
+        if let [less @ .., _] = &capabilities[..] {
+            let truepeer = start(less)?;
+            let status = truepeer.wait_end()?;
+            let log = truepeer.log();
+            ensure!(
+                !status.success() && log.contains(complaint),
+                "{options:?} with {less:?}: {status}: {log}"
+            );
+        }
+        if options == ["--routes", "manual"] {
+            for family in ["-4", "-6"] {
+                Program::new("ip").args([family, "rule", "del", "lookup", "123"]).run(bed)?;
+                Program::new("ip").args([family, "route", "flush", "table", "123"]).run(bed)?;
+            }
+        }
+    }
+    Ok(())
+}
