@@ -91,6 +91,7 @@ fn advice(error: &ConnectError) -> &'static str {
         ("bind" | "socket", Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT) => {
             "; is IPv6 disabled on this machine?"
         }
+        ("bind", Errno::ACCESS) => "; a client's port below 1024 needs CAP_NET_BIND_SERVICE or root",
         ("connect", Errno::CONNREFUSED) => "; is the backend listening there?",
         _ => "",
     }

@@ -7,11 +7,12 @@ use rustix::thread::CapabilitySet;
 use truepeer_policy::Source;
 
 use super::needs::{
-    BUFFERS, LISTEN_TRANSPARENT, LOW_PORT, MARK, Moment, Need, PIPES, ROUTES, TRANSPARENT, kernel,
+    BUFFERS, CLIENT_LOW_PORT, LISTEN_TRANSPARENT, LOW_PORT, MARK, Moment, Need, PIPES, ROUTES, TRANSPARENT,
+    kernel,
 };
 use crate::plan::{Config, EntryConfig, ListenerConfig, ProcessConfig};
-use crate::spec::RoutesMode;
 use crate::routes::sysctl;
+use crate::spec::RoutesMode;
 use crate::spec::{AdminAddr, Protocol};
 
 /// What a process does after its start.
@@ -72,7 +73,7 @@ impl Job {
 fn of_listener(listener: &ListenerConfig, manages: bool) -> Vec<&'static Need> {
     let mut needs = Vec::new();
     let uses_clients = listener.source() != Source::Any;
-    needs.extend(uses_clients.then_some(&TRANSPARENT));
+    needs.extend(uses_clients.then_some([&TRANSPARENT, &CLIENT_LOW_PORT]).into_iter().flatten());
     needs.extend(listener.transparent.then_some(&LISTEN_TRANSPARENT));
     let replies = manages && (uses_clients || listener.transparent);
     needs.extend(replies.then_some(&ROUTES));

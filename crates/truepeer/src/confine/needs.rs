@@ -73,6 +73,16 @@ pub(crate) const TRANSPARENT: Need = Need {
     why: "binds sockets to the client's address (IP_TRANSPARENT)",
 };
 
+/// Some clients come from a low port: NTP and NFS.
+pub(crate) const CLIENT_LOW_PORT: Need = Need {
+    name: "client-low-port",
+    of: "`proxy`, `https --client-address transparent`, for a client on a port below 1024",
+    any_of: &[is(NetBindService)],
+    when: &[Running],
+    grade: Helps,
+    why: "binds a socket to the client's port; without it, sessions of such clients fail",
+};
+
 pub(crate) const LISTEN_TRANSPARENT: Need = Need {
     name: "listen-transparent",
     of: "`--listen-transparent`",
@@ -211,6 +221,7 @@ pub(crate) const RUN_SUID: Need = Need {
 /// Every need, in the order of the documentation.
 pub(crate) const NEEDS: &[Need] = &[
     TRANSPARENT,
+    CLIENT_LOW_PORT,
     LISTEN_TRANSPARENT,
     MARK,
     ROUTES,

@@ -12,7 +12,8 @@ use super::senders::{ClaimsConfig, SendersConfig};
 use super::tls::{OriginTlsConfig, TlsConfig, certificate};
 use super::{AdminConfig, Config, LogConfig, RoutesConfig, resolve};
 use crate::spec::{
-    ClientAddressConfig, ConfineMode, HeaderOption, HttpsSpec, ListenAddr, RoutesMode, SendProxy, Stack, defaults,
+    ClientAddressConfig, ConfineMode, HeaderOption, HttpsSpec, ListenAddr, RoutesMode, SendProxy, Stack,
+    defaults,
 };
 
 impl Config {

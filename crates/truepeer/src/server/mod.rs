@@ -108,7 +108,8 @@ impl<'a> Server<'a> {
         });
         let open_files = usize::try_from(open_files).unwrap_or(usize::MAX);
         // The old process's socket may be root's.
-        let taking = if is_upgrade { Some(Taking::begin(&loaded.process, inherited.sockets())?) } else { None };
+        let taking =
+            if is_upgrade { Some(Taking::begin(&loaded.process, inherited.sockets())?) } else { None };
         holder::look_ahead(&loaded.process);
         // Before the first thread, because threads inherit it. Listeners and rules can still be added.
         let confined = confine::enter(&loaded.process, &loaded.files)?;

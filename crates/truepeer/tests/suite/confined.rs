@@ -51,12 +51,15 @@ fn all_are(truepeer: &Running, name: &str, wanted: &str) -> anyhow::Result<()> {
 
 const NET_RAW: u64 = 1 << 13;
 const NET_ADMIN: u64 = 1 << 12;
+const NET_BIND_SERVICE: u64 = 1 << 10;
 
 fn after_the_start_every_thread_has_only_what_its_job_needs(bed: &Bed) -> anyhow::Result<()> {
     classic_rules(bed)?;
     let manual = proxy_without_routes().listen(DOOR_V4).ipv4(BACKEND_V4).option("--routes", "manual");
     // CAP_SYS_RESOURCE, which helps with pipes, is not everywhere.
-    for (truepeer, wanted) in [(&manual, NET_RAW), (&proxy(), NET_RAW | NET_ADMIN)] {
+    for (truepeer, wanted) in
+        [(&manual, NET_RAW | NET_BIND_SERVICE), (&proxy(), NET_RAW | NET_ADMIN | NET_BIND_SERVICE)]
+    {
         let Stand { truepeer, backend: _backend } = Stand::behind(bed, Behaviour::Who, truepeer)?;
         ensure!(ask(&header_of(CLIENT_V4.parse()?)?)? == CLIENT_V4);
         for sets in ["CapEff", "CapPrm", "CapBnd"] {
