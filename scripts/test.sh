@@ -89,6 +89,9 @@ bench_smoke() {
   build_programs && "$target/debug/bench" --smoke --truepeer "$target/debug/truepeer"
 }
 
+package_lint() { { [ -x "$target/debug/truepeer" ] || build_programs; } && scripts/package-lint.sh; }
+packages() { scripts/package.sh && scripts/package-check.sh; }
+
 echo "==> $(. /etc/os-release; echo "$PRETTY_NAME"), Linux $(uname -r), $(nproc) cores, $(cargo --version), user $(id -un)"
 check format cargo fmt --all --check
 check clippy cargo clippy --workspace --all-targets -q -- -D warnings
@@ -98,6 +101,8 @@ check_as_plain_user
 check demo demo
 check demo-https demo_https
 check bench-smoke bench_smoke
+check package-lint package_lint
+if [ "${TRUEPEER_TEST_ALL:-}" = 1 ]; then check packages packages; fi
 if [ -x fuzz/smoke ]; then check fuzz-smoke fuzz/smoke; else note_skip "fuzz-smoke: fuzz/smoke does not exist"; fi
 check deny scripts/cargo-deny.sh --log-level error check --hide-inclusion-graph bans licenses sources
 note_skip "deny advisories: their database needs the network"
