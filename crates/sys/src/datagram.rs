@@ -30,7 +30,7 @@ pub fn send_datagram(
     message.msg_iovlen = 1;
     if !control.is_empty() {
         message.msg_control = control.as_ptr().cast_mut().cast();
-        message.msg_controllen = control.len();
+        message.msg_controllen = control.len() as _; // musl has other integers than glibc here
     }
     let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: each pointer and its length describe a whole borrowed value that outlives the call, which only
@@ -75,13 +75,14 @@ pub fn receive_datagram(
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = control.len();
+    message.msg_controllen = control.len() as _;
     // SAFETY: each pointer and its length describe a whole local buffer that outlives the call; the kernel writes
     // only there.
     let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags | libc::MSG_DONTWAIT) };
     let length = usize::try_from(length).map_err(|_| last_errno())?;
     bytes.truncate(length);
-    control.truncate(message.msg_controllen);
+    let written: usize = message.msg_controllen as _;
+    control.truncate(written);
     let named = name.len().min(message.msg_namelen as usize);
     Ok(ReceivedMessage { bytes, length, name: name[..named].to_vec(), control, flags: message.msg_flags })
 }

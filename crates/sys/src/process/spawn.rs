@@ -193,7 +193,7 @@ fn pass_on(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'
     message.msg_iovlen = 1;
     if descriptor.is_some() {
         message.msg_control = (&raw mut rights).cast();
-        message.msg_controllen = size_of::<Rights>();
+        message.msg_controllen = size_of::<Rights>() as _; // musl has another integer than glibc here
     }
     let marked = u64::from(MARK) << 32;
     // SAFETY: the message points to locals that outlive the call, which only reads them. `Rights` has the layout

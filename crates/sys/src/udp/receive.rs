@@ -102,7 +102,7 @@ impl ReceiveBatch {
             header.msg_hdr.msg_name = ptr::from_mut(name).cast();
             header.msg_hdr.msg_namelen = ROOM;
             header.msg_hdr.msg_control = control.0.as_mut_ptr().cast();
-            header.msg_hdr.msg_controllen = CONTROL_BYTES;
+            header.msg_hdr.msg_controllen = CONTROL_BYTES as _; // musl has other integers than glibc here
         }
     }
 
@@ -122,7 +122,7 @@ impl ReceiveBatch {
                 socket.as_raw_fd(),
                 self.headers.as_mut_ptr(),
                 room,
-                libc::MSG_DONTWAIT,
+                libc::MSG_DONTWAIT as _,
                 ptr::null_mut(),
             )
         };
@@ -155,7 +155,8 @@ impl ReceiveBatch {
             local: None,
             original_destination: None,
         };
-        let controls = &self.controls[number].0[..header.msg_hdr.msg_controllen.min(CONTROL_BYTES)];
+        let written: usize = header.msg_hdr.msg_controllen as _;
+        let controls = &self.controls[number].0[..written.min(CONTROL_BYTES)];
         for message in ControlMessages::of(controls) {
             message.apply(&mut arrival);
         }
@@ -200,8 +201,9 @@ impl<'a> Iterator for ControlMessages<'a> {
     fn next(&mut self) -> Option<Self::Item> {
         const HEADER: usize = size_of::<libc::cmsghdr>();
         let header = read::<libc::cmsghdr>(self.0)?;
-        let data = self.0.get(HEADER..header.cmsg_len)?;
-        self.0 = self.0.get(header.cmsg_len.next_multiple_of(8)..).unwrap_or_default();
+        let length: usize = header.cmsg_len as _;
+        let data = self.0.get(HEADER..length)?;
+        self.0 = self.0.get(length.next_multiple_of(8)..).unwrap_or_default();
         Some(ControlMessage { level: header.cmsg_level, kind: header.cmsg_type, data })
     }
 }

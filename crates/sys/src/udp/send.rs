@@ -55,8 +55,8 @@ pub fn send_runs(
         }
         // IoSlice is guaranteed to be ABI compatible with iovec; sendmmsg only reads through it.
         header.msg_iov = run.parts.as_ptr().cast_mut().cast();
-        header.msg_iovlen = run.parts.len();
-        header.msg_controllen = control.fill(run.segment_bytes, from);
+        header.msg_iovlen = run.parts.len() as _; // musl has other integers than glibc here
+        header.msg_controllen = control.fill(run.segment_bytes, from) as _;
         if header.msg_controllen > 0 {
             header.msg_control = control.0.as_mut_ptr().cast();
         }
@@ -65,7 +65,7 @@ pub fn send_runs(
     let length = libc::c_uint::try_from(count).unwrap_or(0);
     // SAFETY: the first `count` headers lead to `name`, to their own control and to the caller's slices, with the lengths
     // that they say; all of it outlives the call.
-    let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), length, flags) };
+    let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), length, flags as _) };
     usize::try_from(sent).map_err(|_| last_errno())
 }
 
