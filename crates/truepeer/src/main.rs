@@ -10,6 +10,7 @@ mod admin;
 mod attach;
 mod cli;
 mod confine;
+mod date;
 mod doctor;
 mod file;
 mod log;

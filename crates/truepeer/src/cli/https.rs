@@ -35,7 +35,7 @@ How the origin learns the client (--client-address):
 
 Clients that leave: a request whose client resets its connection or stream is given up, and the origin's connection closed. A client of HTTP/1.1 that only closes its own direction (close_notify) gets its answer if that begins within 5 s.
 
-SIGHUP reads all files again (certificates, keys, authorities, lists) and resolves host names again. New connections follow what changed, and resume no TLS session from before; open connections are untouched. If anything is wrong, everything stays as it was, and the log says what. Options are read at the start only.",
+SIGHUP reads all files again (certificates, keys, authorities, lists) and resolves host names again. New connections follow what changed, and resume no TLS session from before; open connections are untouched. If anything is wrong, everything stays as it was, and the log says what. The options of a command line stay as they are; truepeer serve reads its file again with all keys.",
 };
 
 pub(super) fn command() -> Command {

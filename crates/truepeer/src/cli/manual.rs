@@ -7,8 +7,8 @@ use clap::{Args as _, Command};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
-use crate::file;
 use crate::spec::ManArgs;
+use crate::{date, file};
 
 /// For those who make packages.
 pub(super) fn command() -> Command {
@@ -47,10 +47,9 @@ fn is_page(command: &Command) -> bool {
 fn page(command: &Command, name: &str) -> String {
     // The page has all options, also those that `-h` leaves out.
     let whole = command.clone().mut_args(|arg| arg.hide_short_help(false));
-    let man = Man::new(whole).title(name).source(concat!("truepeer ", env!("CARGO_PKG_VERSION")));
-    let mut page = Vec::new();
+    let man = Man::new(whole);
+    let mut page = date::title(name, 1).into_bytes();
     // Writing to memory can't fail.
-    let _ = man.render_title(&mut page);
     let _ = named(command, name).to_writer(&mut page);
     let _ = man.render_synopsis_section(&mut page);
     let _ = man.render_description_section(&mut page);
@@ -79,9 +78,11 @@ fn examples(command: &Command) -> Roff {
         return roff;
     }
     roff.control("SH", ["EXAMPLES"]);
-    for line in examples.lines().skip(1) {
+    for (number, line) in examples.lines().skip(1).enumerate() {
         match line.strip_prefix("    ") {
             Some(typed) => roff.control("nf", []).text([bold(typed)]).control("fi", []),
+            // A heading begins a paragraph by itself.
+            None if number == 0 => roff.text([roman(line.trim())]),
             None => roff.control("PP", []).text([roman(line.trim())]),
         };
     }

@@ -35,7 +35,7 @@ pub(super) const PAGE: Page = Page {
 Units: TIME is seconds (5), or has a unit (500ms, 5s, 2m, 1h). SIZE is bytes (4096), KiB (16KiB) or MiB.
 PREFIX is an address, a prefix (10.0.0.0/8, 2001:db8::/32), or the word loopback, private or any.
 
-SIGHUP reads all files again (lists, certificates, keys, authorities) and resolves host names again. New sessions follow what changed; open sessions are untouched. If anything is wrong, everything stays as it was, and the log says what. Options are read at the start only.
+SIGHUP reads all files again (lists, certificates, keys, authorities) and resolves host names again. New sessions follow what changed; open sessions are untouched. If anything is wrong, everything stays as it was, and the log says what. The options of a command line stay as they are; truepeer serve reads its file again with all keys.
 
 SIGTERM and SIGINT close the listeners. Open sessions and flows may go on for --drain-timeout; a second signal ends them at once.
 

@@ -124,6 +124,15 @@ fn the_reference_is_what_help_says() {
 }
 
 #[test]
+fn every_command_is_compared() {
+    let visible = command();
+    let visible = visible.get_subcommands().filter(|command| !command.is_hide_set());
+    for name in visible.map(Command::get_name) {
+        assert!(COMMANDS.iter().any(|(known, _)| *known == name), "{name} is not in COMMANDS");
+    }
+}
+
+#[test]
 fn each_option_has_its_row_and_each_row_its_option() {
     let mut all = command();
     all.build();
@@ -288,6 +297,24 @@ fn every_option_is_in_the_manual_and_in_the_completions() {
         }
     }
     assert!(keys.contains("\\fBallow\\-claims\\fR = ") && !keys.contains("\\fBprint\\-config\\fR"), "{keys}");
+}
+
+/// Title, section, date and version are four words: without a date, the version must not take its place.
+#[test]
+fn manual_pages_begin_with_their_title_and_have_no_empty_paragraphs() {
+    for (file, page) in manual::pages() {
+        let (name, section) = file.rsplit_once('.').unwrap();
+        let version = env!("CARGO_PKG_VERSION");
+        let begin = format!(".TH {name} {section} \"");
+        let first = page.lines().next().unwrap_or_default();
+        assert!(
+            first.starts_with(&begin) && first.ends_with(&format!("\" \"truepeer {version}\"")),
+            "{file}: {first}"
+        );
+        let lines: Vec<_> = page.lines().collect();
+        let doubled = lines.windows(2).find(|two| two[0].starts_with(".SH ") && two[1] == ".PP");
+        assert!(doubled.is_none(), "{file}: {doubled:?}");
+    }
 }
 
 fn is_positional(command: &str, option: &str) -> bool {

@@ -4,6 +4,7 @@ use clap_mangen::roff::{Roff, bold, italic, roman};
 
 use super::entry::{ENTRIES, grammar, rows};
 use super::keys::{self, Grammar, in_keys};
+use crate::date;
 use crate::spec::table::{self, Commands};
 use crate::spec::{AdminTable, LogTable, ProcessTable, defaults};
 
@@ -16,8 +17,6 @@ addresses and names are strings. An option that can be repeated takes a list. Re
 /// The page.
 pub(crate) fn manual() -> String {
     let mut roff = Roff::new();
-    let source = concat!("truepeer ", env!("CARGO_PKG_VERSION"));
-    roff.control("TH", ["truepeer.toml", "5", "", source]);
     roff.control("SH", ["NAME"]).text([roman("truepeer.toml - the configuration of truepeer serve")]);
     roff.control("SH", ["SYNOPSIS"]).text([bold(defaults::CONFIG)]);
     roff.control("SH", ["DESCRIPTION"]).text([roman(ABOUT)]);
@@ -30,7 +29,7 @@ pub(crate) fn manual() -> String {
     }
     roff.control("SH", ["SEE ALSO"]);
     roff.text([roman("truepeer(1), truepeer-serve(1), truepeer-check(1)")]);
-    roff.render()
+    date::title("truepeer.toml", 5) + &roff.render()
 }
 
 fn section(roff: &mut Roff, title: &str, grammar: &Grammar, rows: Commands) {
