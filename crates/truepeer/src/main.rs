@@ -28,6 +28,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use admin::client::Client;
 use anyhow::Context as _;
 use cli::{Compat, Invocation, UsageError};
 use file::{ConfigSource, LoadedConfig};
@@ -163,8 +164,8 @@ fn admin_socket(file: &FileSpec) -> anyhow::Result<PathBuf> {
 
 fn reload(args: &ReloadArgs) -> anyhow::Result<()> {
     let socket = args.admin.clone().map_or_else(|| admin_socket(&args.file), Ok)?;
-    let changes = server::ask::reload(&socket).context("not reloaded")?;
-    writeln!(output::stdout(), "{changes}")?;
+    let changes = Client::at(&socket).ask("POST", "/reload").context("not reloaded")?;
+    writeln!(output::stdout(), "{}", changes.trim_end())?;
     Ok(())
 }
 

@@ -9,10 +9,17 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
+use super::answer::HANDOVER;
 use crate::spec::{AdminAddr, AskSpec};
 
 /// How long the process may be silent.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The same while it carries out an order: a reload resolves names.
+const ORDER: Duration = Duration::from_secs(660);
+/// The longest head of an answer.
+const MOST_HEAD: usize = 8 << 10;
+/// The longest reason of a refused upgrade.
+const MOST_REASON: u64 = 1 << 20;
 /// The longest answer: some hundred thousand sessions.
 const MOST_BYTES: u64 = 256 << 20;
 
@@ -32,28 +39,54 @@ impl Client {
         Ok(Self { address })
     }
 
+    /// The one that listens on this socket.
+    pub(crate) fn at(socket: &Path) -> Self {
+        Self { address: AdminAddr::Unix(socket.to_owned()) }
+    }
+
     /// Sends a request, and returns the answer's body.
     ///
     /// # Errors
     /// Nobody answers, or the answer says that it was not done.
     pub(crate) fn ask(&self, method: &str, path: &str) -> anyhow::Result<String> {
+        let patience = if method == "POST" { ORDER } else { PATIENCE };
         let answer = match &self.address {
             AdminAddr::Unix(socket) => UnixStream::connect(socket).and_then(|stream| {
-                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.set_read_timeout(Some(patience))?;
                 exchange(stream, method, path)
             }),
             AdminAddr::Tcp(address) => connect(*address).and_then(|stream| {
-                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.set_read_timeout(Some(patience))?;
                 exchange(stream, method, path)
             }),
         };
-        let answer = answer.with_context(|| format!("no truepeer answers at {}", self.address))?;
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-        match head.split(' ').nth(1) {
-            Some("200") => Ok(body.to_owned()),
+        let (head, body) = answer.with_context(|| format!("no truepeer answers at {}", self.address))?;
+        match status(&head) {
+            Some(200) => Ok(body),
             Some(_) if !body.is_empty() => bail!("{}", body.trim_end()),
             _ => bail!("{}: this is no answer of truepeer", self.address),
         }
+    }
+}
+
+/// Asks for an upgrade. Afterwards the stream is that of the hand-over.
+///
+/// # Errors
+/// What the answer says.
+pub(crate) fn switch_protocol(mut stream: &UnixStream) -> anyhow::Result<()> {
+    let request = format!(
+        "POST /upgrade HTTP/1.1\r\nHost: truepeer\r\nConnection: Upgrade\r\nUpgrade: {HANDOVER}\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).context("the request")?;
+    let head = read_head(&mut stream).context("the answer")?;
+    match status(&head) {
+        Some(101) => Ok(()),
+        Some(status) => {
+            let mut text = String::new();
+            stream.take(MOST_REASON).read_to_string(&mut text)?;
+            bail!("status {status}: {}", text.trim_end())
+        }
+        None => bail!("this is no answer of truepeer: {:?}", head.lines().next().unwrap_or_default()),
     }
 }
 
@@ -62,12 +95,30 @@ fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     TcpStream::connect(address)
 }
 
-/// In HTTP/1.0 the answer ends with the connection.
-fn exchange(mut stream: impl Read + Write, method: &str, path: &str) -> io::Result<String> {
+/// The answer's head and body: in HTTP/1.0 it ends with the connection.
+fn exchange(mut stream: impl Read + Write, method: &str, path: &str) -> io::Result<(String, String)> {
     stream.write_all(format!("{method} {path} HTTP/1.0\r\n\r\n").as_bytes())?;
-    let mut answer = String::new();
-    stream.take(MOST_BYTES).read_to_string(&mut answer)?;
-    Ok(answer)
+    let head = read_head(&mut stream)?;
+    let mut body = String::new();
+    stream.take(MOST_BYTES).read_to_string(&mut body)?;
+    Ok((head, body))
+}
+
+/// Byte by byte: what follows the head may belong to another protocol.
+fn read_head(stream: &mut impl Read) -> io::Result<String> {
+    let (mut head, mut byte) = (Vec::new(), [0]);
+    while !head.ends_with(b"\r\n\r\n") {
+        if head.len() == MOST_HEAD {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the answer's head is too long"));
+        }
+        stream.read_exact(&mut byte)?;
+        head.push(byte[0]);
+    }
+    Ok(String::from_utf8_lossy(&head).into_owned())
+}
+
+fn status(head: &str) -> Option<u16> {
+    head.split(' ').nth(1)?.parse().ok()
 }
 
 /// Only `[admin]` is read: the rest of the file may be unfinished, or name files that this user may not read.

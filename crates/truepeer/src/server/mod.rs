@@ -1,7 +1,6 @@
 //! Runs a plan: limits, sockets, routes, the engines, attachments, and signals until the end.
 
 mod apply;
-pub(crate) mod ask;
 mod attachments;
 mod holder;
 mod inherited;

@@ -12,8 +12,8 @@ use truepeer_sys::socket::local_address;
 
 use super::wire::{FlowRecord, Message, Wire};
 use super::{START, SWITCH};
+use crate::admin::client::switch_protocol;
 use crate::plan::{CheckedListener, ProcessConfig};
-use crate::server::ask;
 use crate::spec::Protocol;
 
 /// An upgrade that this process has begun.
@@ -40,7 +40,7 @@ impl Taking {
         let stream = UnixStream::connect(admin)
             .with_context(|| format!("no truepeer to take over from listens on {}", admin.display()))?;
         stream.set_read_timeout(Some(START))?;
-        ask::switch_protocol(&stream).context("the old process refuses")?;
+        switch_protocol(&stream).context("the old process refuses")?;
         let mut wire = Wire(stream);
         wire.set_timeout(START)?;
         let mut sockets = Vec::new();
