@@ -10,19 +10,21 @@
 //! | 2 | `debug`: every change of a session's state |
 
 use std::fmt;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write as _};
 use std::sync::OnceLock;
 
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::{Format, Full, Writer};
+use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, format};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, Registry, reload};
 
 use truepeer_https::exchange::ACCESS;
+use truepeer_session::counters::{Counter, Counters};
 use truepeer_session::journal::SESSION;
 
 use crate::plan::LogConfig;
@@ -30,6 +32,12 @@ use crate::spec::{LogFormat, Verbosity};
 
 /// What is logged.
 static FILTER: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
+
+/// How lines are written.
+static FORMAT: OnceLock<LogFormat> = OnceLock::new();
+
+/// The log target of the counters' line.
+const COUNTERS: &str = "counters";
 
 /// Sets up logging for the whole process; a second call changes nothing.
 pub(crate) fn init(config: LogConfig) {
@@ -39,6 +47,7 @@ pub(crate) fn init(config: LogConfig) {
     let (filter, handle) = reload::Layer::new(filter(config.verbosity));
     // It is set only if logging is already set up: then with the filter that counts.
     let _ = FILTER.set(handle);
+    let _ = FORMAT.set(format);
     let subscriber = tracing_subscriber::registry();
     // try_init fails only if logging is already set up.
     let _ = match format {
@@ -99,6 +108,42 @@ fn priority(level: Level) -> u8 {
     }
 }
 
+/// Logs the counters: in JSON each as a field of its own. tracing's events have fixed fields, so that line is written
+/// here.
+pub(crate) fn counters(counters: &Counters, sessions: usize) {
+    if FORMAT.get() == Some(&LogFormat::Json) && tracing::enabled!(target: COUNTERS, Level::INFO) {
+        let mut time = String::new();
+        // Writing to a String can't fail.
+        let _ = SystemTime.format_time(&mut Writer::new(&mut time));
+        let line = json_counters(time, counters, sessions) + "\n";
+        // Like every line of the log, it is lost if nobody reads.
+        let _ = std::io::stderr().write_all(line.as_bytes());
+        return;
+    }
+    let totals: Vec<_> = Counter::ALL
+        .iter()
+        .map(|&counter| format!("{}={}", counter.name(), counters.total(counter)))
+        .collect();
+    let refusals: Vec<_> =
+        counters.refusals().iter().map(|(reason, count)| format!("{reason}={count}")).collect();
+    tracing::info!(target: COUNTERS, sessions, refusals = refusals.join(" "), "counters: {}", totals.join(" "));
+}
+
+fn json_counters(timestamp: String, counters: &Counters, sessions: usize) -> String {
+    let mut line = serde_json::Map::new();
+    line.insert("timestamp".to_owned(), timestamp.into());
+    line.insert("level".to_owned(), "INFO".into());
+    line.insert("message".to_owned(), "counters".into());
+    line.insert("sessions".to_owned(), sessions.into());
+    for counter in Counter::ALL {
+        line.insert(counter.name().to_owned(), counters.total(counter).into());
+    }
+    let refusals = counters.refusals().into_iter().map(|(reason, count)| (reason.to_owned(), count.into()));
+    line.insert("refusals".to_owned(), serde_json::Value::Object(refusals.collect()));
+    line.insert("target".to_owned(), COUNTERS.into());
+    serde_json::Value::Object(line).to_string()
+}
+
 /// Changes what is logged from now on.
 pub(crate) fn set_verbosity(verbosity: Verbosity) {
     if let Some(handle) = FILTER.get() {
@@ -123,6 +168,21 @@ fn filter(verbosity: Verbosity) -> Targets {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_counter_is_a_field_of_its_own_in_json() {
+        let counters = Counters::default();
+        let shard = counters.shard(truepeer_session::ListenerId::new(0));
+        shard.add(Counter::BytesUp, 5);
+        shard.refuse("sender_not_allowed");
+        let line: serde_json::Value =
+            serde_json::from_str(&json_counters("now".to_owned(), &counters, 3)).unwrap();
+        assert_eq!((&line["timestamp"], &line["level"]), (&"now".into(), &"INFO".into()));
+        assert_eq!((&line["message"], &line["target"]), (&"counters".into(), &COUNTERS.into()));
+        assert_eq!((&line["sessions"], &line["bytes_up"]), (&3.into(), &5.into()));
+        assert!(Counter::ALL.iter().all(|counter| line[counter.name()].is_u64()), "{line}");
+        assert_eq!(line["refusals"], serde_json::json!({"sender_not_allowed": 1}));
+    }
 
     #[test]
     fn lines_for_the_journal_begin_with_their_priority() {

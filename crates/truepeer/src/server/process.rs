@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use tracing::{error, warn};
 use truepeer_relay::udp::moving::MovingFlow;
-use truepeer_session::counters::Counter;
 use truepeer_session::{Advise, Journal};
 
 use super::apply::{Engines, Marks};
@@ -265,15 +264,7 @@ impl Process {
 
     /// Logs the counters.
     pub(super) fn report(&self) {
-        let counters = &self.engines.journal.counters;
-        let totals: Vec<_> = Counter::ALL
-            .iter()
-            .map(|&counter| format!("{}={}", counter.name(), counters.total(counter)))
-            .collect();
-        let refusals: Vec<_> =
-            counters.refusals().iter().map(|(reason, count)| format!("{reason}={count}")).collect();
-        let sessions = self.engines.budgets.sessions.used();
-        tracing::info!(sessions, refusals = refusals.join(" "), "counters: {}", totals.join(" "));
+        log::counters(&self.engines.journal.counters, self.engines.budgets.sessions.used());
     }
 }
 
