@@ -19,6 +19,7 @@ pub mod fields;
 mod framing;
 mod limits;
 mod piece;
+pub mod query;
 mod request;
 mod response;
 mod scan;

@@ -36,6 +36,13 @@ const REQUESTS: [&str; 5] = [
     "\r\nGET / HTTP/1.0\r\nX-Forwarded-For: 192.0.2.1\r\nX_Real_IP: 192.0.2.1\r\nForwarded: for=_x\r\n\r\n",
     "OPTIONS * HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nCookie: a=b\r\n\r\n",
 ];
+/// Each starts with the byte that determines the pieces.
+const ADMIN: [&str; 4] = [
+    "\x01GET /sessions?client=192.0.2.0%2F24&limit=7 HTTP/1.1\r\nHost: truepeer\r\nAccept: */*\r\n\r\n",
+    "\x05GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: application/openmetrics-text;version=1.0.0\r\n\r\n",
+    "\x7fDELETE /sessions/tcp-0-1-2 HTTP/1.0\r\n\r\n",
+    "0POST /upgrade HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: truepeer-handover\r\n\r\n",
+];
 /// Each starts with the byte that selects whether the request was HEAD.
 const RESPONSES: [&str; 5] = [
     "0HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\n",
@@ -55,7 +62,7 @@ const BODIES: [&str; 4] = [
 /// Valid messages, for the targets to change.
 fn write_http1(root: &Path) -> io::Result<()> {
     for (target, seeds) in
-        [("http1_requests", &REQUESTS[..]), ("http1_responses", &RESPONSES), ("http1_chunks", &BODIES)]
+        [("http1_requests", &REQUESTS[..]), ("http1_responses", &RESPONSES), ("http1_chunks", &BODIES), ("admin_requests", &ADMIN)]
     {
         fs::create_dir_all(root.join(target))?;
         for (number, seed) in seeds.iter().enumerate() {

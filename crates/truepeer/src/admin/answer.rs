@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
 use truepeer_http1::fields::FieldName;
-use truepeer_http1::{BodyLength, RequestHead};
+use truepeer_http1::{BodyLength, RequestHead, query};
 use truepeer_policy::PrefixSet;
 use truepeer_session::{SessionFilter, SessionId};
 
 use super::listing::{Listing, Rates};
+use super::metrics::MetricsFormat;
 use super::status::StatusDoc;
 use super::stop::Stopper;
 use super::{Running, State, metrics, page};
@@ -24,7 +25,6 @@ pub(crate) const HANDOVER: &str = "truepeer-handover";
 const TEXT: &str = "text/plain; charset=utf-8";
 const HTML: &str = "text/html; charset=utf-8";
 const JSON: &str = "application/json";
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// A response. The connection closes after it.
 pub(super) struct Response {
@@ -190,8 +190,10 @@ pub(super) fn answer(head: &RequestHead, is_local: bool, orders: &Orders) -> Act
             Response { status: 200, content_type: HTML, body }
         }
         ("GET" | "HEAD", "/metrics") => {
-            let body = Body::Whole(metrics::text(running).into_bytes());
-            Response { status: 200, content_type: OPENMETRICS, body }
+            let accept = head.fields.iter().filter(|field| field.spelt.eq_ignore_ascii_case(b"accept"));
+            let format = MetricsFormat::wanted_by(accept.map(|field| field.value));
+            let body = Body::Whole(metrics::text(running, format).into_bytes());
+            Response { status: 200, content_type: format.content_type(), body }
         }
         ("GET" | "HEAD", "/healthz") => health(running),
         ("GET" | "HEAD", "/readyz") => readiness(running),
@@ -244,9 +246,7 @@ fn readiness(running: &dyn Running) -> Response {
 /// `?client=PREFIX&limit=NUMBER`.
 fn sessions(running: &dyn Running, query: &str) -> Response {
     let (mut filter, mut limit) = (SessionFilter::default(), usize::MAX);
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let value = decoded(value);
+    for (name, value) in query::pairs(query) {
         match name {
             "client" => match value.parse::<PrefixSet>() {
                 Ok(clients) => filter.clients = Some(Box::new(clients)),
@@ -262,26 +262,6 @@ fn sessions(running: &dyn Running, query: &str) -> Response {
         }
     }
     Response { status: 200, content_type: JSON, body: Body::Listing(Listing::new(running, filter, limit)) }
-}
-
-/// A value of a query, with `%2F` and the like resolved.
-fn decoded(value: &str) -> String {
-    let mut bytes = Vec::new();
-    let mut rest = value.as_bytes();
-    while let [byte, after @ ..] = rest {
-        let hex = after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
-        match (byte, hex.and_then(|hex| u8::from_str_radix(hex, 16).ok())) {
-            (b'%', Some(decoded)) => {
-                bytes.push(decoded);
-                rest = &after[2..];
-            }
-            _ => {
-                bytes.push(*byte);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn end_session(running: &dyn Running, id: &str) -> Response {

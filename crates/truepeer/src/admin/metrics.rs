@@ -1,4 +1,6 @@
-//! `/metrics`: the counters as OpenMetrics text.
+//! `/metrics`: the counters as OpenMetrics text, or as the text format before it.
+
+mod plain;
 
 use std::fmt;
 
@@ -85,14 +87,41 @@ const FAMILIES: &[Family] = &[
     },
 ];
 
+/// How metrics are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MetricsFormat {
+    OpenMetrics,
+    /// The Prometheus text format 0.0.4.
+    Plain,
+}
+
+impl MetricsFormat {
+    /// By the request's Accept: OpenMetrics for those who ask for it, as Prometheus does.
+    pub(super) fn wanted_by<'a>(mut accept: impl Iterator<Item = &'a [u8]>) -> Self {
+        let name = b"application/openmetrics-text";
+        let is_named = |value: &[u8]| value.windows(name.len()).any(|part| part.eq_ignore_ascii_case(name));
+        if accept.any(is_named) { Self::OpenMetrics } else { Self::Plain }
+    }
+
+    pub(super) fn content_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Plain => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+}
+
 /// The text of all metrics.
-pub(super) fn text(running: &dyn Running) -> String {
+pub(super) fn text(running: &dyn Running, format: MetricsFormat) -> String {
     let mut registry = Registry::with_prefix(PREFIX);
     registry.register_collector(Box::new(Snapshot::of(running)));
     let mut text = String::new();
     // Writing to a String can't fail.
     let _ = encode(&mut text, &registry);
-    text
+    match format {
+        MetricsFormat::OpenMetrics => text,
+        MetricsFormat::Plain => plain::of_openmetrics(&text),
+    }
 }
 
 /// All values at one moment.

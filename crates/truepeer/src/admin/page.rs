@@ -11,7 +11,7 @@ const STYLE: &str = "\
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem }\n\
 h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }\n\
 table { border-collapse: collapse; width: 100% } th, td { border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: right }\n\
-th:first-child, td:first-child { text-align: left } th { color: var(--dim); font-weight: normal }\n\
+th:first-child, td:first-child, .name { text-align: left } th { color: var(--dim); font-weight: normal }\n\
 td { font-variant-numeric: tabular-nums } .good { color: var(--good) } .bad { color: var(--bad) } .dim { color: var(--dim) }\n";
 
 /// The whole page.
@@ -47,10 +47,19 @@ fn write(page: &mut String, status: &StatusDoc) -> fmt::Result {
         status.listeners.iter().flat_map(|listener| listener.refusals.iter().map(move |one| (listener, one)))
     };
     if refusals().next().is_some() {
-        page.push_str("<h2>Refusals and failures</h2>\n<table>\n<tr><th>reason<th>listener<th>times\n");
-        for (listener, (reason, times)) in refusals() {
-            let (reason, name) = (Escaped(reason), listener.name());
-            writeln!(page, "<tr><td>{reason}<td>{}<td>{}", Escaped(&name), Count(*times))?;
+        page.push_str(
+            "<h2>Refusals and failures</h2>\n<table>\n<tr><th>reason<th class=name>listener<th>times\n",
+        );
+        let mut refusals: Vec<_> = refusals().collect();
+        refusals.sort_by_key(|(_, (_, times))| std::cmp::Reverse(**times));
+        for (listener, (reason, times)) in refusals {
+            let (reason, name, protocol) = (Escaped(reason), listener.name(), listener.protocol.name());
+            writeln!(
+                page,
+                "<tr><td>{reason}<td class=name>{protocol} {}<td>{}",
+                Escaped(&name),
+                Count(*times)
+            )?;
         }
         page.push_str("</table>\n");
     }
@@ -80,11 +89,12 @@ fn row(page: &mut String, listener: &ListenerDoc) -> fmt::Result {
     let refused = listener.count("connections_refused") + listener.count("datagrams_refused");
     writeln!(
         page,
-        "<tr><td>{} {}{closed}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}",
+        "<tr><td>{} {} {}{closed}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}",
         Escaped(&listener.entry),
+        listener.protocol.name(),
         Escaped(&listener.name()),
         Count(listener.open as u64),
-        Count(listener.count("connections_accepted") + listener.count("flows_opened")),
+        Count(listener.taken()),
         Count(refused),
         Count(listener.count("connects_failed")),
         Bytes(listener.count("bytes_up")),

@@ -87,6 +87,11 @@ impl ListenerDoc {
         self.counters.get(counter).copied().unwrap_or_default()
     }
 
+    /// Connections accepted, and flows opened.
+    pub(crate) fn taken(&self) -> u64 {
+        self.count("connections_accepted") + self.count("flows_opened")
+    }
+
     fn of(running: &dyn Running, view: &ListenerView) -> Self {
         let counters = running.counters();
         let named = |counter: &Counter| (counter.name().to_owned(), counters.of(view.id, *counter));

@@ -206,6 +206,23 @@ fn bytes_are_counted_while_they_flow_and_sessions_are_listed() {
 }
 
 #[test]
+fn metrics_are_openmetrics_for_those_who_ask_for_it() {
+    let bed = Bed::new("formats");
+    for (accept, type_of_bytes, has_end) in [
+        (
+            "application/openmetrics-text;version=1.0.0,text/plain;q=0.5",
+            "# TYPE truepeer_bytes counter",
+            true,
+        ),
+        ("*/*", "# TYPE truepeer_bytes_total counter", false),
+    ] {
+        let (status, text) = bed.ask(&format!("GET /metrics HTTP/1.1\r\nAccept: {accept}"));
+        assert_eq!(status, 200);
+        assert!(text.contains(type_of_bytes) && text.ends_with("# EOF\n") == has_end, "{accept}: {text}");
+    }
+}
+
+#[test]
 fn both_ends_of_an_ended_session_see_a_reset() {
     let bed = Bed::new("kill");
     let (mut sender, mut received) = bed.session();
@@ -377,7 +394,7 @@ fn the_page_shows_listeners_and_refusals_and_runs_no_script() {
 #[test]
 fn the_dashboard_asks_for_metrics_that_exist() {
     let bed = Bed::new("dashboard");
-    let (_, text) = bed.ask("GET /metrics HTTP/1.0");
+    let (_, text) = bed.ask("GET /metrics HTTP/1.0\r\nAccept: application/openmetrics-text");
     let mut exported = std::collections::HashSet::new();
     for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let (name, kind) = line.split_once(' ').unwrap();

@@ -130,8 +130,15 @@ fn relative_paths_begin_at_the_files_directory() {
 
 /// All that a reader sees of a text.
 fn look_at(text: &str) {
-    let (_, findings, _) = tables(Path::new("truepeer.toml"), text.to_owned());
+    let (read, findings, is_toml) = tables(&Path::new(DIR).join("truepeer.toml"), text.to_owned());
     let _ = (findings.render(&Renderer::styled()), findings.to_string());
+    // What is accepted means the same when it is shown.
+    if is_toml && !findings.have_errors() && Shared::of(&read).is_some() {
+        let shown = whole(&read, Path::new(DIR));
+        let (again, findings, _) = tables(&Path::new(DIR).join("truepeer.toml"), shown.clone());
+        assert!(!findings.have_errors(), "{text}\n{shown}\n{findings}");
+        assert_eq!(whole(&again, Path::new(DIR)), shown, "{text}");
+    }
 }
 
 fn some_file() -> impl Strategy<Value = String> {

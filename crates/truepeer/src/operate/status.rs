@@ -49,7 +49,7 @@ fn write(status: &StatusDoc, out: &mut dyn Write) -> anyhow::Result<()> {
 
 fn write_listener(listener: &ListenerDoc, out: &mut dyn Write) -> anyhow::Result<()> {
     let closed = if listener.listening { "" } else { ", closed" };
-    let taken = listener.count("connections_accepted") + listener.count("flows_opened");
+
     writeln!(
         out,
         "{} {} {}: {} open of {} accepted, {} up, {} down{closed}",
@@ -57,7 +57,7 @@ fn write_listener(listener: &ListenerDoc, out: &mut dyn Write) -> anyhow::Result
         listener.protocol.name(),
         listener.name(),
         Count(listener.open as u64),
-        Count(taken),
+        Count(listener.taken()),
         Bytes(listener.count("bytes_up")),
         Bytes(listener.count("bytes_down")),
     )?;
