@@ -106,6 +106,7 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
         Task::Other(Invocation::Doctor(args)) => doctor(&args),
         Task::Other(Invocation::Status(args)) => operate::status(&args, &mut output::stdout()),
         Task::Other(Invocation::Sessions(args)) => operate::sessions(&args, &mut output::stdout()),
+        Task::Other(Invocation::Top(args)) => operate::top(&args),
         Task::Other(Invocation::Proxy(..) | Invocation::Https(..) | Invocation::Serve(_)) => Ok(()), // became Task::Serve above
     };
     done.map(|()| ExitCode::SUCCESS)

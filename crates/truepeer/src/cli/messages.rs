@@ -110,6 +110,7 @@ fn warnings(invocation: Invocation) -> Result<Vec<String>, Problems> {
         | Invocation::Check(_)
         | Invocation::Status(_)
         | Invocation::Sessions(_)
+        | Invocation::Top(_)
         | Invocation::Print(_)
         | Invocation::Completion(_)
         | Invocation::Man(_)

@@ -34,7 +34,8 @@ use crate::file::{self, Rejected};
 use crate::plan::{Config, Defaults, Problems};
 use crate::spec::{
     AttachArgs, CheckArgs, CompletionArgs, ConnectArgs, DoctorArgs, HttpsSpec, ManArgs, ProxySpec,
-    ReloadArgs, RoutesArgs, RunArgs, ServeArgs, SessionsArgs, StackArgs, StatusArgs, UpgradeArgs, VppArgs,
+    ReloadArgs, RoutesArgs, RunArgs, ServeArgs, SessionsArgs, StackArgs, StatusArgs, TopArgs, UpgradeArgs,
+    VppArgs,
 };
 
 /// The command to carry out.
@@ -72,6 +73,8 @@ pub(crate) enum Invocation {
     Status(StatusArgs),
     /// List its sessions, or end them.
     Sessions(SessionsArgs),
+    /// Watch it on a terminal.
+    Top(TopArgs),
     /// Start VPP, or put a program onto it.
     Vpp(Box<VppArgs>),
 }
@@ -189,9 +192,10 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
         Some(("doctor", matches)) => Ok(Invocation::Doctor(DoctorArgs::from_arg_matches(matches)?)),
         Some(("status", matches)) => Ok(Invocation::Status(StatusArgs::from_arg_matches(matches)?)),
         Some(("sessions", matches)) => Ok(Invocation::Sessions(SessionsArgs::from_arg_matches(matches)?)),
+        Some(("top", matches)) => Ok(Invocation::Top(TopArgs::from_arg_matches(matches)?)),
         Some(("vpp", matches)) => Ok(Invocation::Vpp(Box::new(VppArgs::from_arg_matches(matches)?))),
         _ => Err(UsageError::Options(
-            "expected a command: serve, check, reload, upgrade, proxy, https, attach, run, connect, routes, doctor, status, sessions or vpp; see truepeer --help"
+            "expected a command: serve, check, reload, upgrade, proxy, https, attach, run, connect, routes, doctor, status, sessions, top or vpp; see truepeer --help"
                 .to_owned(),
         )),
     }
@@ -252,6 +256,7 @@ fn command() -> Command {
         .subcommand(doctor::command())
         .subcommand(operate::status())
         .subcommand(operate::sessions())
+        .subcommand(operate::top())
         .subcommand(vpp::command())
         .subcommand(completion::command())
         .subcommand(manual::command())

@@ -1,9 +1,9 @@
-//! `truepeer status` and `sessions`.
+//! `truepeer status`, `sessions` and `top`.
 
 use clap::{Args as _, Command};
 
 use super::dress::{Page, dress, example};
-use crate::spec::{SessionsArgs, StatusArgs, table};
+use crate::spec::{SessionsArgs, StatusArgs, TopArgs, table};
 
 const STATUS: Page = Page {
     which: table::STATUS,
@@ -30,8 +30,24 @@ A session whose client is not known yet (its header has not come) is listed unde
 --kill needs --client, so that not all sessions end by mistake; --client any means all.",
 };
 
+const TOP: Page = Page {
+    which: table::TOP,
+    examples: &[
+        example("The truepeer of the usual configuration file", "truepeer top"),
+        example("On another machine", "ssh -t HOST truepeer top"),
+    ],
+    notes: "\
+Shows rates, the open sessions and what is refused, and asks again every second. Type ? for the keys, q to quit. 80 columns and 24 lines show everything. While truepeer doesn't answer, the last values stay and the reason is shown; a truepeer that is restarted or upgraded is found again.
+
+Needs a terminal. For scripts see truepeer status --json and truepeer sessions --json.",
+};
+
 pub(super) fn status() -> Command {
     dress(StatusArgs::augment_args(Command::new("status")), &STATUS)
+}
+
+pub(super) fn top() -> Command {
+    dress(TopArgs::augment_args(Command::new("top")), &TOP)
 }
 
 pub(super) fn sessions() -> Command {

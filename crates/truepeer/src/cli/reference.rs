@@ -26,6 +26,7 @@ const COMMANDS: &[(&str, Commands)] = &[
     ("doctor", table::DOCTOR),
     ("status", table::STATUS),
     ("sessions", table::SESSIONS),
+    ("top", table::TOP),
     ("completion", table::COMPLETION),
     ("vpp", table::VPP),
 ];

@@ -45,6 +45,9 @@ pub(crate) const ETHERNET_ADDRESSES: [Ipv4Net; 2] = [
 /// `doctor --timeout`.
 pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// `top --interval`.
+pub(crate) const TOP_INTERVAL: Duration = Duration::from_secs(1);
+
 pub(crate) fn pins() -> &'static Path {
     Path::new(PINS)
 }

@@ -36,7 +36,7 @@ pub(crate) use device::VppDevice;
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use groups::{AdminSpec, LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec};
 pub(crate) use https::HttpsSpec;
-pub(crate) use operate::{AskSpec, SessionsArgs, StatusArgs};
+pub(crate) use operate::{AskSpec, SessionsArgs, StatusArgs, TopArgs};
 pub(crate) use port::Port;
 pub(crate) use proxy::ProxySpec;
 pub(crate) use routes::{RoutesAction, RoutesArgs};

@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::Args;
 use truepeer_policy::PrefixSet;
 
 use super::serve::{AdminAddr, FileSpec};
+use super::values;
 
 /// Identifies the running truepeer.
 #[derive(Debug, Clone, Default, Args)]
@@ -37,6 +39,15 @@ pub(crate) struct SessionsArgs {
     pub(crate) json: bool,
     #[arg(long, requires = "client")]
     pub(crate) kill: bool,
+}
+
+/// Watch the running truepeer on a terminal: rates, sessions, refusals
+#[derive(Debug, Clone, Args)]
+pub(crate) struct TopArgs {
+    #[command(flatten)]
+    pub(crate) ask: AskSpec,
+    #[arg(long, value_parser = values::positive_duration)]
+    pub(crate) interval: Option<Duration>,
 }
 
 /// Prefixes, as typed.

@@ -23,6 +23,7 @@ pub(crate) const ROUTES: Commands = Commands(1 << 5);
 pub(crate) const DOCTOR: Commands = Commands(1 << 6);
 pub(crate) const STATUS: Commands = Commands(1 << 12);
 pub(crate) const SESSIONS: Commands = Commands(1 << 13);
+pub(crate) const TOP: Commands = Commands(1 << 14);
 pub(crate) const SERVE: Commands = Commands(1 << 7);
 pub(crate) const CHECK: Commands = Commands(1 << 8);
 pub(crate) const COMPLETION: Commands = Commands(1 << 11);
@@ -48,7 +49,7 @@ const RECEIVERS: Commands = SERVERS.or(ATTACH).or(RUN);
 const STARTERS: Commands = RUN.or(CONNECT);
 const ROUTERS: Commands = ROUTES.or(DOCTOR);
 const FILE_READERS: Commands = SERVE.or(CHECK).or(RELOAD).or(UPGRADE).or(ASKERS);
-const ASKERS: Commands = STATUS.or(SESSIONS);
+const ASKERS: Commands = STATUS.or(SESSIONS).or(TOP);
 
 /// What applies if the option is absent.
 #[derive(Debug, Clone, Copy)]
@@ -290,7 +291,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(ATTACH, PLACE, "netns", "NAME|PATH", "Network namespace, by its name or path").means("this one"),
     row(ATTACH, PLACE, "pins", "DIR", "Directory of the pins on a BPF file system").is(|| d::PINS.to_owned()),
     row(ATTACH, ACTION, "dry-run", "", "Print what would be attached where, without attaching"),
-    row(ATTACH.or(DOCTOR).or(ASKERS), ACTION, "json", "", "Print for machines"),
+    row(ATTACH.or(DOCTOR).or(STATUS.or(SESSIONS)), ACTION, "json", "", "Print for machines"),
     row(SERVERS.or(ATTACH), PRINT, "print-config", "", "Print this command line as a configuration file for truepeer serve, and end"),
     row(SESSIONS, ACTION, "client", "PREFIX", "Only those of these clients: an address, a prefix, loopback, private or any").common(),
     row(SESSIONS, ACTION, "kill", "", "End them: both ends see a reset").common(),
@@ -337,6 +338,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(SERVERS, LOG, "verbose", "", "The same as -v 1"),
     row(SERVERS, LOG, "quiet", "", "Warnings and errors only"),
     row(ASKERS, WATCH, "admin", "PATH|ADDR:PORT", "Where the running truepeer listens: a socket's path (beginning with / or .), or an address, which only reads").means("the first `listen` of [admin] in the configuration file").common(),
+    row(TOP, WATCH, "interval", "TIME", "How often to ask").is(|| time(d::TOP_INTERVAL)),
     row(FILE_READERS, FILE, "config", "FILE", "The configuration file").is(|| d::CONFIG.to_owned()).common(),
     row(CHECK, FILE, "show", "", "Print the configuration with every default, as a file that means the same").common(),
     row(SERVE, FILE, "take-over", "", "Take the place of the truepeer that listens on the file's admin socket: its listening sockets and UDP flows come here, and it ends with its last session"),

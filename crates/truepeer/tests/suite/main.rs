@@ -15,6 +15,8 @@ mod seeds;
 mod senders;
 mod serve;
 mod stand;
+mod terminal;
+mod top;
 mod upgrade;
 
 use std::process::ExitCode;
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
         confined::tests(),
         serve::tests(),
         upgrade::tests(),
+        top::tests(),
         limits::tests(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())
