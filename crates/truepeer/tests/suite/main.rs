@@ -9,6 +9,7 @@ mod destinations;
 mod launch;
 mod limits;
 mod line;
+mod metrics;
 mod operation;
 mod refusals;
 mod seeds;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         serve::tests(),
         upgrade::tests(),
         top::tests(),
+        metrics::tests(),
         limits::tests(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())
