@@ -1,4 +1,4 @@
-//! Handshakes that the kernel has given up while they waited for their header. The sender holds an open connection, as at a plain port.
+//! Handshakes that the kernel has given up while they waited for their header. For the sender the connection is open, as at a plain port.
 
 use std::io::Write;
 use std::time::Duration;
@@ -57,7 +57,7 @@ fn is_given_up(stage: &Stage<'_>) -> Result<()> {
     })
 }
 
-/// A SYN with all that is agreed on in one, and the rest of the handshake.
+/// A handshake whose SYN has every option that both ends negotiate.
 fn open_with_options(talker: &mut Talker<'_>) -> Result<Segment> {
     let mut options = vec![2, 4, 0x05, 0x50, 1, 3, 3, 9, 1, 1, 4, 2];
     if let Some((now, _)) = talker.clock {
@@ -89,7 +89,7 @@ fn one_that_was_given_up_is_served(bed: &Bed) -> Result<()> {
     stage.counts("header_v2", 4)
 }
 
-/// As the same connection whose request the kernel has kept: scales of windows, segment size, selective ACKs; and timestamps go on.
+/// It has the window scales, segment size and selective ACKs of a connection whose request the kernel has kept; its timestamps count on.
 fn it_is_what_the_syn_ack_promised(bed: &Bed) -> Result<()> {
     let stage = make(bed, &[])?;
     for (n, clock) in [None, Some(5000)].into_iter().enumerate() {
@@ -135,7 +135,7 @@ fn it_is_what_the_syn_ack_promised(bed: &Bed) -> Result<()> {
     stage.counts("begun_again", 4)
 }
 
-/// What ss(8) says of the connection's options.
+/// The connection's options, as ss(8) prints them.
 fn promised(stage: &Stage<'_>, talker: &Talker<'_>) -> Result<Vec<String>> {
     let said = stage.run("ss", &["-tinH", "dport", "=", &format!(":{}", talker.from.port())])?;
     let is_wanted = |word: &&str| {
@@ -155,7 +155,7 @@ fn a_blind_segment_ends_none_that_was_given_up(bed: &Bed) -> Result<()> {
         for segment in blind(&talker) {
             talker.send(&segment)?;
         }
-        // Header and all, but for the number that only the sender knows.
+        // Everything is right, except for the number that only the sender knows.
         let right = talker.data(&[header(CLIENT), b"FALSE".to_vec()].concat());
         for away in [1, 28, 1 << 31, 0u32.wrapping_sub(1)] {
             talker.send(&Segment { ack: right.ack.wrapping_add(away), ..right.clone() })?;
@@ -218,7 +218,7 @@ fn a_sender_that_starts_again_is_told(bed: &Bed) -> Result<()> {
     })
 }
 
-/// It gets no more places than others.
+/// A full accept queue admits no more of them than of others.
 fn a_full_accept_queue_is_waited_for(bed: &Bed) -> Result<()> {
     let stage = make(bed, &[])?;
     for_both_families(&stage, 4000, |mut talker| {
@@ -279,8 +279,8 @@ fn a_silent_sender_is_served_where_headers_are_optional(bed: &Bed) -> Result<()>
     stage.counts("begun_again", 2)
 }
 
-/// As long as the queue is full, the kernel answers a blind SYN with another cookie. Once there is room again, it would make a handshake of it,
-/// which takes the sender's place.
+/// While the queue is full, the kernel answers a blind SYN with another cookie. When there is room again, a handshake by that cookie would take
+/// the sender's place.
 fn a_blind_syn_makes_no_other_handshake_after_a_cookie(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for_both_families(&stage, 4000, |mut talker| {

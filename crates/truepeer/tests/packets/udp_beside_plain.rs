@@ -1,8 +1,8 @@
-//! A plain port is the oracle for datagrams, too: what a sender brings in a client's name goes to an attached port, and, its header cut out,
-//! straight from the client to a plain one. Both servers must see the same clients and the same data, and what they answer must reach the
-//! sender as it reaches the client.
+//! A plain port is the oracle for datagrams, too. A sender's datagrams go to an attached port, and, without their header, straight from
+//! the client to a plain port. Both servers must see the same clients and the same data, and their answers must reach the sender as they
+//! reach the client.
 //!
-//! Each script comes from a number; a failure says it, and `TRUEPEER_SCRIPT=NUMBER` runs that one alone.
+//! Each script is generated from a number. A failure prints it, and `TRUEPEER_SCRIPT=NUMBER` runs only that one.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,9 +17,9 @@ use crate::stage::Stage;
 use crate::udp_parties::{Ear, Heard, Server};
 use crate::udp_words::{Rules, Said, say};
 
-/// Where the plain server is.
+/// The plain server's port.
 const PLAIN: u16 = 153;
-/// The attached ports, and where their servers are bound: the first is the same, the second is mapped.
+/// The attached ports and the ports of their servers: the first is the same, the second is mapped.
 const PORTS: [(u16, u16); 2] = [(53, 53), (54, 5354)];
 const MARKER: [&str; 2] = ["203.0.113.250:9999", "[2001:db8:7::250]:9999"];
 
@@ -35,7 +35,7 @@ pub(crate) fn tests() -> Vec<Test> {
     ]
 }
 
-/// So many scripts in all, the same for each way to attach.
+/// Plays `count` scripts, the same for each way to attach.
 fn agree(bed: &Bed, count: u64) -> Result<()> {
     let only = std::env::var("TRUEPEER_SCRIPT").ok().and_then(|number| number.parse().ok());
     let numbers = only.map_or(0..count / 4, |only| only..only + 1);
@@ -52,7 +52,7 @@ fn agree(bed: &Bed, count: u64) -> Result<()> {
         }
     }
     println!("{tally:?}");
-    // Whatever can happen has happened, or this would prove little.
+    // If one of these did not happen, the scripts prove too little.
     for what in [
         "delivered",
         "refused",
@@ -66,7 +66,7 @@ fn agree(bed: &Bed, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// What senders and the link do; after each round the servers read and answer.
+/// The actions of senders and link. After each round the servers read and answer.
 #[derive(Debug)]
 struct Script {
     v6: bool,
@@ -76,11 +76,11 @@ struct Script {
 
 #[derive(Debug)]
 struct Round {
-    /// Whom the servers connect a socket of their own to first.
+    /// The client to which the servers first connect a separate socket.
     connect: Option<SocketAddr>,
-    /// The servers are gone meanwhile.
+    /// The servers' sockets are closed in this round.
     is_closed: bool,
-    /// The answers of the round before were for nobody: so the sender's host says.
+    /// The sender's host reports that the answers of the round before reached no socket (ICMP).
     is_unwanted: bool,
     sent: Vec<(Said, Fate)>,
 }
@@ -89,17 +89,17 @@ struct Round {
 enum Fate {
     Arrives,
     Doubled,
-    /// A bit is another one.
+    /// One bit is flipped.
     Damaged(usize),
     WrongIpSum,
     NoSum,
-    /// The UDP header says so many bytes less, and no sum.
+    /// The UDP header's length is too short by this many bytes, and it has no checksum.
     Short(u16),
     Options,
     Tagged,
-    /// In fragments of so many words of 8 bytes.
+    /// In fragments of this many words of 8 bytes.
     Fragments(usize),
-    /// IPv6.
+    /// Behind IPv6 extension headers.
     BehindExtensions,
 }
 
@@ -145,7 +145,7 @@ impl Fate {
         }
     }
 
-    /// Attach refuses what brings its header in pieces, or hides it.
+    /// Whether attach refuses it: a header in fragments, or behind extensions.
     fn is_refused(self) -> bool {
         matches!(self, Fate::Fragments(_) | Fate::BehindExtensions)
     }
@@ -158,7 +158,7 @@ impl Fate {
             Fate::Arrives => one(packet),
             Fate::Doubled => [one(packet.clone()), one(packet)].concat(),
             Fate::Damaged(place) => {
-                // Not the ports: it would be for somebody else. Not the sum: it might become "none".
+                // Not in the ports: the datagram would be another socket's. Not in the checksum: it might become 0, "none".
                 let data = packet.bytes().len() - udp - 8;
                 one(if data == 0 {
                     packet.flip(udp + 5, 0x40)
@@ -182,7 +182,7 @@ impl Fate {
     }
 }
 
-/// A host with three servers: on an attached port, behind a mapped one, on a plain one.
+/// A host with three servers: at an attached port, behind a mapped port, and at a plain port.
 struct Ground<'b> {
     stage: Stage<'b>,
     ear: Ear,
@@ -194,7 +194,7 @@ struct Ground<'b> {
 impl<'b> Ground<'b> {
     fn make(bed: &'b Bed, rules: Rules) -> Result<Ground<'b>> {
         let stage = Stage::without_attach(bed)?;
-        // The kernel computes and checks the sums itself, and answers each datagram that finds nobody.
+        // The kernel computes and checks the checksums itself, and sends an ICMP error for each datagram without a socket.
         stage.run("ethtool", &["-K", "wire", "rx", "off", "tx", "off"])?;
         let unlimited = ["net.ipv4.icmp_ratemask=0", "net.ipv6.icmp.ratemask=128"];
         stage.run("sysctl", &[&["-q"], &unlimited[..]].concat())?;
@@ -210,7 +210,7 @@ impl<'b> Ground<'b> {
     }
 
     fn play(&mut self, script: &Script, tally: &mut BTreeMap<&'static str, u64>) -> Result<()> {
-        // Where a client's answers go to, and what stands before them: as its newest datagram came.
+        // The destination of a client's answers, and the bytes before them. Its newest datagram decides both.
         let mut ways = BTreeMap::<SocketAddr, (SocketAddr, Vec<u8>)>::new();
         let mut last: Option<(Heard, Heard)> = None;
         for round in &script.rounds {
@@ -218,7 +218,7 @@ impl<'b> Ground<'b> {
                 self.is_unreachable(script, round, tally)?;
                 continue;
             }
-            // A connected socket would be told, and attach doesn't tell it: docs/internals/attach-udp.md.
+            // Without attach a connected socket gets the error; with attach it does not: docs/internals/attach-udp.md.
             let is_unwanted = round.is_unwanted && !self.plain.has_connections();
             if let (true, Some((attached, plain))) = (is_unwanted, last.take()) {
                 self.ear.refuse(&self.stage.wire, &attached)?;
@@ -268,7 +268,7 @@ impl<'b> Ground<'b> {
         Ok(())
     }
 
-    /// Both servers read, and answer. The last answers of both.
+    /// Both servers read and answer. Returns the last answer of each.
     fn compare(
         &mut self,
         script: &Script,
@@ -310,7 +310,7 @@ impl<'b> Ground<'b> {
         Ok(heard.into_iter().zip(wanted).next_back())
     }
 
-    /// Without servers: the kernel says so to whoever sent, and quotes what it got.
+    /// Without servers, the kernel sends each sender an ICMP error that quotes the datagram.
     fn is_unreachable(
         &mut self,
         script: &Script,
@@ -324,7 +324,7 @@ impl<'b> Ground<'b> {
         let port = self.stage.wire.host.at(script.v6, PORTS[script.port].0);
         let plain = self.stage.wire.host.at(script.v6, PLAIN);
         for (said, fate) in &round.sent {
-            // What both would get: a whole header for them, nothing that attach alone refuses.
+            // Only datagrams that both ports would accept: attach refuses some that a plain port takes.
             if said.shown.is_none() || !matches!(fate, Fate::Arrives | Fate::Damaged(_) | Fate::Tagged) {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! A server of datagrams whose every step the test makes, and an ear on the wire.
+//! A UDP server that the test runs step by step, and a capture of the host's datagrams.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -11,18 +11,18 @@ use truepeer_sys::netns::NetNs;
 use truepeer_sys::packet::PacketSocket;
 use truepeer_testbed::packets::{Datagram, Packet, Wire};
 
-/// How long anything may take on a busy machine.
+/// How long a step may take on a busy machine.
 const STALL: Duration = Duration::from_secs(10);
 const LONGEST: usize = 70_000;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 
-/// What a server has read.
+/// A datagram that a server has read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Read {
     pub(crate) from: SocketAddr,
     pub(crate) payload: Vec<u8>,
-    /// By a socket of this client's own.
+    /// A socket that is connected to the client has read it.
     pub(crate) by_connection: bool,
 }
 
@@ -40,7 +40,7 @@ impl Server {
         Ok(Server { netns: netns.clone(), port, socket, connections: Vec::new() })
     }
 
-    /// A socket of its own for this client, as some servers make one.
+    /// Connects a separate socket to this client, as some servers do.
     pub(crate) fn connect(&mut self, client: SocketAddr) -> Result<()> {
         let is_connected =
             |socket: &UdpSocket| socket.peer_addr().is_ok_and(|peer| canonical(peer) == client);
@@ -66,13 +66,13 @@ impl Server {
         self.connections.clear();
     }
 
-    /// Nobody serves.
+    /// Closes all sockets.
     pub(crate) fn close(&mut self) {
         self.connections.clear();
         self.socket = None;
     }
 
-    /// Reads all that has come before a marker, and answers each: the marker last of those that no connection has.
+    /// Reads all datagrams up to a marker, and answers each. Of the unconnected socket's datagrams, the marker is the last.
     pub(crate) fn serve(&self) -> Result<Vec<Read>> {
         let socket = self.socket.as_ref().context("it is closed")?;
         let mut all = Vec::new();
@@ -102,7 +102,7 @@ impl Server {
     }
 }
 
-/// Another length, also none.
+/// An answer of another length, sometimes empty.
 fn answer_to(payload: &[u8]) -> Vec<u8> {
     if payload.len() % 7 == 3 {
         return Vec::new();
@@ -133,10 +133,10 @@ pub(crate) struct Heard {
     pub(crate) payload: Vec<u8>,
 }
 
-/// Hears what the host sends.
+/// Captures the host's datagrams.
 pub(crate) struct Ear {
     socket: PacketSocket,
-    /// Packets that nobody has asked for yet.
+    /// Captured packets that the test has not asked for yet.
     inbox: Vec<Vec<u8>>,
 }
 
@@ -147,7 +147,7 @@ impl Ear {
         Ok(Ear { socket, inbox: Vec::new() })
     }
 
-    /// So many datagrams from there, in their order.
+    /// The next `count` datagrams from `from`, in order.
     pub(crate) fn hear(&mut self, from: &SocketAddr, count: usize) -> Result<Vec<Heard>> {
         let mut heard = Vec::new();
         while heard.len() < count {
@@ -162,7 +162,7 @@ impl Ear {
         Ok(heard)
     }
 
-    /// The kernel tells this sender that nobody serves there, and quotes its datagram.
+    /// Whether the kernel sends this sender an ICMP error (port unreachable) that quotes its datagram.
     pub(crate) fn hears_unreachable(
         &mut self,
         from: SocketAddr,
@@ -176,7 +176,7 @@ impl Ear {
         Ok(())
     }
 
-    /// All that was heard was asked for.
+    /// Fails if a captured packet was not asked for.
     pub(crate) fn nothing_is_left(&mut self) -> Result<()> {
         self.read()?;
         let unasked = |packet: &&Vec<u8>| Datagram::parse(packet).is_some() || quoted(packet).is_some();
@@ -186,7 +186,7 @@ impl Ear {
         Ok(())
     }
 
-    /// Says to the host that an answer found nobody.
+    /// Sends the host an ICMP error: an answer reached no socket.
     pub(crate) fn refuse(&self, wire: &Wire, answer: &Heard) -> Result<()> {
         let Heard { from, to, payload } = answer.clone();
         wire.send(&Datagram { from, to, payload }.packet().unreachable())
@@ -200,7 +200,7 @@ impl Ear {
         Ok(())
     }
 
-    /// The first packet of which this is true.
+    /// The first packet for which `wanted` is true.
     fn next(&mut self, wanted: impl Fn(&[u8]) -> bool) -> Result<Option<Vec<u8>>> {
         let deadline = Instant::now() + STALL;
         loop {
@@ -217,7 +217,7 @@ impl Ear {
     }
 }
 
-/// What an ICMP error quotes, from the transport on.
+/// The packet that an ICMP error quotes, from its transport header on.
 fn quoted(packet: &[u8]) -> Option<&[u8]> {
     match packet.first()? >> 4 {
         4 if packet.get(9) == Some(&ICMP) && packet.get(20..22)? == [3, 3] => packet.get(20 + 8 + 20..),
@@ -226,7 +226,7 @@ fn quoted(packet: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// Ports, length and sum, and the first bytes behind them.
+/// The UDP header and the first bytes behind it.
 fn start_of(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
     let packet = Datagram { from, to, payload: payload.to_vec() }.packet();
     packet.bytes()[packet.payload_at()..].iter().take(8 + 64).copied().collect()

@@ -1,4 +1,4 @@
-//! What senders of datagrams say: headers of both dialects, wrong ones, and none.
+//! Generated datagrams of senders: with headers of both dialects, with wrong headers, and without one.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use anyhow::Result;
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::{client, datagrams};
 
-/// How is attached.
+/// The way to attach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rules {
     Every,
@@ -47,15 +47,15 @@ impl Rules {
 pub(crate) struct Said {
     pub(crate) sender: SocketAddr,
     pub(crate) bytes: Vec<u8>,
-    /// Whom the server sees; `None`: attach refuses it.
+    /// The client that the server sees. `None`: attach refuses the datagram.
     pub(crate) shown: Option<SocketAddr>,
-    /// What the server gets.
+    /// The data that the server gets.
     pub(crate) payload: Vec<u8>,
-    /// What stands before an answer.
+    /// The bytes before an answer (SPP).
     pub(crate) answer_start: Vec<u8>,
 }
 
-/// Two hosts; the second port of the first is another sender, too.
+/// Three senders: two ports of one host, and a second host.
 pub(crate) fn senders(v6: bool) -> [SocketAddr; 3] {
     let all = if v6 {
         ["[fd77::1]:4000", "[fd77::1]:4001", "[fd77::9]:4000"]
@@ -73,7 +73,7 @@ fn client_of(chance: &mut Chance, v6: bool, number: u64) -> SocketAddr {
     text.parse().expect("an address")
 }
 
-/// Something that a sender says.
+/// Generates a sender's datagram.
 pub(crate) fn say(chance: &mut Chance, rules: Rules, v6: bool, number: u64) -> Said {
     let sender = chance.one_of(&senders(v6));
     let len = match chance.below(6) {
@@ -96,7 +96,7 @@ pub(crate) fn say(chance: &mut Chance, rules: Rules, v6: bool, number: u64) -> S
     Said { sender, bytes: [header, payload.clone()].concat(), shown: Some(client), payload, answer_start }
 }
 
-/// The sender stands for itself.
+/// A datagram whose client is the sender itself.
 fn itself(sender: SocketAddr, header: Vec<u8>, payload: Vec<u8>) -> Said {
     let bytes = [header, payload.clone()].concat();
     Said { sender, bytes, shown: Some(sender), payload, answer_start: Vec::new() }
@@ -122,9 +122,9 @@ fn seldom_every(
     let destination = if v6 { "[2001:db8::1]:53" } else { "192.0.2.1:53" };
     match chance.below(9) {
         0 => itself(sender, client::v2_local(), payload),
-        // A connection's header says nothing of datagrams.
+        // A header for TCP names no client for datagrams.
         1 => itself(sender, client::v2(client, destination).expect("two addresses"), payload),
-        // Of another family than the datagram: nobody can be shown that.
+        // The client's family is not the datagram's: no server can see it.
         2 => {
             let other = client_of(chance, !v6, 7);
             itself(sender, rules.header(other, !v6).expect("two addresses"), payload)
