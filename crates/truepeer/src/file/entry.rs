@@ -109,8 +109,10 @@ pub(super) fn meaning(entry: &EntryConfig) -> Result<String, Problem> {
         EntryConfig::Attach(args) => {
             let all = vec!["all".to_owned()];
             let devices = if args.dev.is_empty() { &all } else { &args.dev };
-            let rules = attach_rules(args)?.0;
-            Ok(format!("{rules:?} {:?} {devices:?} {:?} {:?}", AttachKey::of(args), args.cgroup, args.unit))
+            // A default that would only add a warning (`udp-dialect` without a UDP port) is not the same.
+            let (rules, warnings) = attach_rules(args)?;
+            let place = AttachKey::of(args);
+            Ok(format!("{rules:?} {warnings:?} {place:?} {devices:?} {:?} {:?}", args.cgroup, args.unit))
         }
     }
 }
