@@ -24,8 +24,8 @@ const RESOLVERS: &[&str] = &[
     "/run/nscd",
     "/var/run/nscd",
 ];
-/// Of /etc, if the process could read even secrets there. Elsewhere all of /etc, so that a file that was replaced is
-/// found again.
+/// The permitted files of /etc, if the process could read even secrets there. Otherwise all of /etc is permitted, so
+/// that a replaced file is found again.
 const ETC: &[&str] = &[
     "/etc/hosts",
     "/etc/resolv.conf",

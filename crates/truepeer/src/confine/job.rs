@@ -92,8 +92,8 @@ fn is_low(address: SocketAddr) -> bool {
     address.port() != 0 && i64::from(address.port()) < first
 }
 
-/// Where a file is replaced: its directory, and that of the file that it leads to. A directory with much else, such as
-/// /etc, does not count: there only the file itself does.
+/// The paths to permit for a file that may be replaced: its directory, and that of the file that it leads to. In a
+/// directory with much else, such as /etc, only the file itself.
 fn places(file: &Path) -> Vec<PathBuf> {
     let is_common = |dir: &Path| {
         ["/", "/etc", "/root", "/home", "/run", "/tmp", "/var"].iter().any(|one| dir == Path::new(one))

@@ -86,7 +86,7 @@ fn obstacle(job: &Job) -> Option<String> {
     if job.attaches {
         return Some("attach's pins and cgroups belong to root".to_owned());
     }
-    // Such as those of a preloaded library: they would keep everything.
+    // Another thread, such as one of a preloaded library, would keep every privilege.
     let threads = std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
     (threads != 1).then(|| format!("{threads} threads run already"))
 }

@@ -16,7 +16,7 @@ use crate::spec::UserName;
 const OWN: &str = "truepeer";
 /// Numbers that systemd gives to services for as long as they run (DynamicUser=): no user owns files by them.
 const DYNAMIC: std::ops::RangeInclusive<u32> = 61_184..=65_519;
-/// The first that is tried; the last digits of no account so far.
+/// The number that is tried first.
 const FIRST: u32 = 61_823;
 
 /// A user and a group, by number.

@@ -10,14 +10,14 @@ use crate::spec::{ConfineMode, ConfineSpec, UserName, text};
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct ConfineConfig {
     pub(crate) mode: ConfineMode,
-    /// `None`, and started by root: one of its own.
+    /// `None`: a process that root has started becomes a user of its own.
     #[serde(with = "text::maybe")]
     pub(crate) user: Option<UserName>,
 }
 
 impl ConfineConfig {
     pub(crate) fn of(spec: &ConfineSpec, usual: ConfineMode) -> Result<Self, Problem> {
-        // Who names a user wants to be confined to it.
+        // `--user` implies confinement.
         let usual = if spec.user.is_some() { ConfineMode::Auto } else { usual };
         let mode = spec.confine.unwrap_or(usual);
         if mode == ConfineMode::Off && spec.user.is_some() {
