@@ -4,8 +4,9 @@
 //! curl, Prometheus, truepeer status ─▶ Admin: one thread, poll(2) ─▶ answer ─▶ trait Running: the server
 //!                                        bounded connections, bytes and times
 //! ```
-//! A user who may connect to the unix socket (its mode is 0660) may read, end sessions, reload and upgrade. Over TCP
-//! everything can be read and nothing changed, because anybody on the network may connect.
+//! A user who may connect to the unix socket (its mode is 0660) may read, end sessions and reload. An upgrade
+//! also takes root or the process's own user. Over TCP everything can be read and nothing changed, because anybody on the
+//! network may connect.
 //!
 //! Prometheus scrapes `/metrics`. The engines never wait for this thread: it reads counters without locks, and asks workers for their sessions in
 //! small pages.
