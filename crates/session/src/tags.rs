@@ -35,6 +35,17 @@ impl Tags {
         (!tags.is_empty()).then(|| Box::new(Self(tags.into())))
     }
 
+    /// The tags that another process has listed. Names that this version doesn't know are left out.
+    #[must_use]
+    pub fn of_pairs(pairs: Vec<(String, String)>) -> Option<Box<Self>> {
+        let known = pairs.into_iter().filter_map(|(name, value)| {
+            let name = Self::NAMES.into_iter().find(|known| *known == name)?;
+            Some((name, value.into_boxed_str()))
+        });
+        let tags: Box<[_]> = known.collect();
+        (!tags.is_empty()).then(|| Box::new(Self(tags)))
+    }
+
     /// The value of a name.
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&str> {

@@ -15,8 +15,8 @@ use std::time::Duration;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use serde::{Deserialize, Serialize};
 use truepeer_policy::{BackendAddr, ClientAddr, OnConflict, Origin, Route};
-use truepeer_session::ListenerId;
 use truepeer_session::table::Key;
+use truepeer_session::{ListenerId, Tags};
 use truepeer_sys::udp::Local;
 use truepeer_sys::{CallError, Named};
 
@@ -79,6 +79,8 @@ pub struct FlowState {
     pub age: Duration,
     /// How long it has been silent.
     pub silent_for: Duration,
+    /// What its header said besides addresses, by name.
+    pub tags: Vec<(String, String)>,
 }
 
 /// [`Origin`], in writing.
@@ -181,6 +183,7 @@ impl UdpFlows {
             down: flow.down,
             age: cx.now.saturating_duration_since(flow.began),
             silent_for,
+            tags: listed(flow.tags.as_deref()),
         };
         let duplicate = |socket: &OwnedFd| socket.try_clone().named("fcntl(F_DUPFD_CLOEXEC)");
         let sockets = duplicate(&flow.upstream).and_then(|upstream| {
@@ -247,7 +250,7 @@ impl UdpFlows {
             up: state.up,
             down: state.down,
             began: cx.now.checked_sub(state.age).unwrap_or(cx.now),
-            tags: None,
+            tags: Tags::of_pairs(state.tags),
             permit: cx.budgets.flows.take_anyway(1),
             tuple: tuple.and_then(|source| gate.tuples.take(&key, source, backend.get())),
             upstream,
@@ -259,6 +262,11 @@ impl UdpFlows {
         }
         Some(())
     }
+}
+
+fn listed(tags: Option<&Tags>) -> Vec<(String, String)> {
+    let pairs = tags.into_iter().flat_map(Tags::iter);
+    pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
 #[cfg(test)]

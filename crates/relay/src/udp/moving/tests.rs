@@ -8,7 +8,7 @@ use truepeer_policy::{Backends, Dialect, Policy, PrefixSet, Source};
 use truepeer_proto::{Addresses, Command, Transport, V2Encoder};
 use truepeer_session::budget::Budgets;
 use truepeer_session::settings::{ListenerSettings, UdpSettings};
-use truepeer_session::{Engine as _, Journal, ListenerRules};
+use truepeer_session::{Engine as _, Journal, ListenerRules, OpenSession, SessionFilter};
 
 use super::*;
 use crate::Relay;
@@ -41,15 +41,18 @@ fn socket() -> UdpSocket {
     socket
 }
 
-/// A datagram of the client with this port.
+/// A datagram of the client with this port, which is also in its unique id.
 fn datagram(client: u16, payload: &[u8]) -> Vec<u8> {
+    const UNIQUE_ID: u8 = 5;
     let addresses = Addresses::Inet {
         transport: Transport::Dgram,
         source: SocketAddr::from(([203, 0, 113, 7], client)),
         destination: SocketAddr::from(([192, 0, 2, 1], 53)),
     };
     let mut buffer = [0; 64];
-    let header = V2Encoder::new(&mut buffer, Command::Proxy, &addresses).and_then(V2Encoder::finish);
+    let header = V2Encoder::new(&mut buffer, Command::Proxy, &addresses);
+    let header = header.and_then(|header| header.tlv(UNIQUE_ID, format!("id-{client}").as_bytes()));
+    let header = header.and_then(V2Encoder::finish);
     let length = header.expect("it fits");
     [&buffer[..length], payload].concat()
 }
@@ -116,6 +119,12 @@ fn moves_between(workers: usize, new_workers: usize) {
         assert_eq!((&reply[..length], from), (&b"reply"[..], listen));
     }
     drop(old);
+    let listed = new.sessions().page(&SessionFilter::default(), None).sessions;
+    let is_own = |flow: &OpenSession| {
+        let id = flow.tags.as_ref()?.value("unique_id")?;
+        Some(id == format!("id-{}", flow.client?.get().port()))
+    };
+    assert!(listed.iter().all(|flow| is_own(flow) == Some(true)), "{listed:?}");
     payloads("at last", &sender, listen);
     assert_eq!(ports(&received(&backend, CLIENTS)), before);
 }
@@ -184,7 +193,7 @@ fn after_the_last_read_replies_still_come_and_the_rest_waits_in_the_sockets() {
     old.drain();
     old.read_no_more();
     // The reply passes after the order has been carried out, because a worker keeps the order of its mail.
-    drop(old.sessions().page(&truepeer_session::SessionFilter::default(), None));
+    drop(old.sessions().page(&SessionFilter::default(), None));
     sender.send_to(&datagram(1, b"the next one"), listen).expect("sent");
     backend.send_to(b"answer", flow).expect("sent");
     assert_eq!(sender.recv(&mut buffer).expect("an answer"), b"answer".len());
