@@ -16,7 +16,7 @@ use truepeer_proto::Version;
 use truepeer_session::budget::Budgets;
 use truepeer_session::counters::Counter;
 use truepeer_session::settings::ListenerSettings;
-use truepeer_session::{Engine, EngineError, Health, Journal, ListenerId};
+use truepeer_session::{Engine, EngineError, Health, Journal, ListenerId, SessionFilter};
 
 const LONG: Duration = Duration::from_secs(20);
 const ONE: ListenerId = ListenerId::new(1);
@@ -209,6 +209,19 @@ fn a_closed_listener_keeps_its_sessions_and_frees_its_address() {
     check_that_it_works(&mut old);
 }
 
+/// The sessions on all pages.
+fn listed(https: &Https) -> usize {
+    let (list, mut start, mut count) = (https.sessions(), None, 0);
+    loop {
+        let page = list.page(&SessionFilter::default(), start);
+        count += page.sessions.len();
+        match page.next {
+            Some(next) => start = Some(next),
+            None => return count,
+        }
+    }
+}
+
 #[test]
 fn a_drained_engine_ends_with_its_last_session() {
     let mut case = Case::new();
@@ -221,6 +234,7 @@ fn a_drained_engine_ends_with_its_last_session() {
     drop(backend);
     check_that_it_works(&mut last);
     assert_eq!(case.https.health(), Health::Serving);
+    assert_eq!(listed(&case.https), 1, "it can still be seen, and ended");
     drop(last);
     case.ends.recv_timeout(LONG).expect("the owner is told");
     assert_eq!(case.https.health(), Health::Ended);

@@ -107,7 +107,7 @@ pub(super) fn start_worker(
             listeners: RefCell::default(),
             connections: OpenConnections::default(),
         };
-        reactor.spawn(worker.obey(inbox, rung));
+        reactor.spawn_attendant(worker.obey(inbox, rung));
         reactor.run().named("epoll_wait")
     };
     let thread = workers.spawn(format!("tls-{}", workers.count()), work)?;
@@ -140,14 +140,13 @@ struct Open {
 }
 
 impl Worker {
-    /// Carries out orders until the loop drains.
+    /// Carries out orders, also while the loop drains: its connections are still listed, and can be ended.
     async fn obey(self, inbox: Receiver<Order>, bell: WakerCell) {
         std::future::poll_fn(|cx| {
             bell.lock().unwrap_or_else(PoisonError::into_inner).clone_from(cx.waker());
             loop {
                 match inbox.try_recv() {
                     Ok(order) => self.carry_out(order),
-                    Err(TryRecvError::Empty) if self.reactor.is_draining() => return Poll::Ready(()),
                     Err(TryRecvError::Empty) => return Poll::Pending,
                     Err(TryRecvError::Disconnected) => return Poll::Ready(()),
                 }

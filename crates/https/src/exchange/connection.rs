@@ -131,29 +131,45 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         let reactor = &self.service.reactor;
         let limit = self.service.settings.timeouts.keep_alive;
         let (stream, buffer) = (self.stream, &mut self.buffer);
-        let (mut has_looked, mut idle) = (false, None);
+        let mut idle = None;
         let bytes = poll_fn(|cx| {
-            loop {
-                if let Poll::Ready(filled) = stream.poll_fill(cx, buffer) {
-                    return Poll::Ready(filled.is_ok_and(|len| len > 0));
-                }
-                let idle = idle.get_or_insert_with(|| self.service.idle.enter(reactor.now(), cx.waker()));
-                // Draining wakes all tasks.
-                if !reactor.is_draining() {
-                    return if idle.shall_end() { Poll::Ready(false) } else { Poll::Pending };
-                }
-                if has_looked {
-                    // The read may have stopped at this turn's allowance. A request that has already arrived is
-                    // still answered.
-                    return if stream.is_read_out() { Poll::Ready(false) } else { Poll::Pending };
-                }
-                has_looked = true;
-                stream.look_again();
+            if let Poll::Ready(filled) = stream.poll_fill(cx, buffer) {
+                return Poll::Ready(Some(filled.is_ok_and(|len| len > 0)));
             }
+            let idle = idle.get_or_insert_with(|| self.service.idle.enter(reactor.now(), cx.waker()));
+            // Draining wakes all tasks.
+            if reactor.is_draining() {
+                return Poll::Ready(None);
+            }
+            if idle.shall_end() { Poll::Ready(Some(false)) } else { Poll::Pending }
         });
-        let came = self.time_limit.0.limit(limit, bytes).await;
+        let came = self.time_limit.0.limit(limit, bytes).await.unwrap_or(Some(false));
+        let came = match came {
+            Some(came) => came,
+            None => self.await_last_bytes().await,
+        };
         self.time_limit.0.rest();
-        came.unwrap_or(false)
+        came
+    }
+
+    /// The same while the loop drains, for a short time. In the end it asks the kernel itself: a request that has
+    /// arrived is answered.
+    async fn await_last_bytes(&mut self) -> bool {
+        let limit = self.service.settings.timeouts.last_request;
+        let (stream, buffer) = (self.stream, &mut self.buffer);
+        stream.look_again();
+        let bytes = poll_fn(|cx| stream.poll_fill(cx, buffer).map(|filled| filled.is_ok_and(|len| len > 0)));
+        if let Ok(came) = self.time_limit.0.limit(limit, bytes).await {
+            return came;
+        }
+        stream.look_again();
+        poll_fn(|cx| match stream.poll_fill(cx, buffer) {
+            Poll::Ready(filled) => Poll::Ready(filled.is_ok_and(|len| len > 0)),
+            Poll::Pending if stream.is_read_out() => Poll::Ready(false),
+            // The read has stopped at this turn's allowance.
+            Poll::Pending => Poll::Pending,
+        })
+        .await
     }
 
     async fn exchange(&mut self, request: &RequestHead, response: &mut ResponseHead) -> Next {

@@ -12,6 +12,9 @@ pub struct HttpTimeouts {
     pub head: Duration,
     /// Between two requests on a connection.
     pub keep_alive: Duration,
+    /// For a last request after a drain has begun: its answer says `Connection: close`. A connection that closes
+    /// without saying so may meet a request that is already on its way.
+    pub last_request: Duration,
     /// Without bytes of a request's body.
     pub body: Duration,
     /// While the client (at its minimum rate) or the origin takes no bytes.
@@ -36,6 +39,7 @@ impl Default for HttpTimeouts {
         Self {
             head: Duration::from_secs(10),
             keep_alive: Duration::from_secs(60),
+            last_request: Duration::from_secs(2),
             body: Duration::from_secs(30),
             send: Duration::from_secs(60),
             response: Duration::from_secs(60),

@@ -58,6 +58,8 @@ struct Core {
     mailbox: Arc<WakeQueue>,
     sources: Sources,
     tasks: Tasks,
+    /// How many of the tasks are attendants.
+    attendants: Rc<Cell<usize>>,
     timers: RefCell<Timers>,
     now: Cell<Instant>,
     allowance: Cell<u32>,
@@ -79,6 +81,7 @@ impl Reactor {
             mailbox,
             sources: Sources::default(),
             tasks: Tasks::default(),
+            attendants: Rc::default(),
             timers: RefCell::default(),
             now: Cell::new(Instant::now()),
             allowance: Cell::new(ALLOWANCE),
@@ -90,6 +93,15 @@ impl Reactor {
     /// Starts a task. It is polled for the first time in the next turn.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         self.0.tasks.add(Box::pin(task), &self.0.mailbox);
+    }
+
+    /// Starts a task that waits for orders as long as the others work: a drained loop doesn't wait for its end.
+    pub fn spawn_attendant(&self, task: impl Future<Output = ()> + 'static) {
+        let one = Attendant::new(&self.0.attendants);
+        self.spawn(async move {
+            let _one = one;
+            task.await;
+        });
     }
 
     /// The number of tasks that have not ended.
@@ -192,14 +204,14 @@ impl Reactor {
         }
     }
 
-    /// Runs until [`Remote::stop`], or until the last task has ended after [`Remote::drain`]. Remaining tasks are
-    /// dropped.
+    /// Runs until [`Remote::stop`], or until the last task has ended after [`Remote::drain`], except attendants.
+    /// Remaining tasks are dropped.
     ///
     /// # Errors
     /// epoll_wait(2) failed.
     pub fn run(&self) -> io::Result<()> {
         self.work_while(|| {
-            let drained = self.is_draining() && self.tasks() == 0;
+            let drained = self.is_draining() && self.tasks() <= self.0.attendants.get();
             !self.0.mailbox.is_stopping() && !drained
         })
     }
@@ -287,6 +299,22 @@ impl Reactor {
 impl std::fmt::Debug for Reactor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Reactor").field("tasks", &self.tasks()).finish_non_exhaustive()
+    }
+}
+
+/// Counts an attendant, until it is dropped.
+struct Attendant(Rc<Cell<usize>>);
+
+impl Attendant {
+    fn new(count: &Rc<Cell<usize>>) -> Self {
+        count.update(|count| count + 1);
+        Self(Rc::clone(count))
+    }
+}
+
+impl Drop for Attendant {
+    fn drop(&mut self) {
+        self.0.update(|count| count - 1);
     }
 }
 

@@ -246,6 +246,32 @@ fn a_drained_loop_ends_with_its_last_task() {
     sender.join().unwrap();
 }
 
+/// It works until the last task has ended, and panics or ends without being counted twice.
+#[test]
+fn a_drained_loop_does_not_wait_for_an_attendant() {
+    let reactor = Reactor::new().unwrap();
+    let turns = Rc::new(Cell::new(0));
+    let (counted, attending, worker) = (Rc::clone(&turns), reactor.clone(), reactor.clone());
+    reactor.spawn_attendant(async { panic!("on purpose") });
+    reactor.spawn_attendant(async {});
+    reactor.spawn_attendant(async move {
+        loop {
+            attending.sleep(Duration::from_millis(1)).await;
+            counted.update(|turns| turns + 1);
+        }
+    });
+    let seen = Rc::new(Cell::new(0));
+    let noted = Rc::clone(&seen);
+    reactor.spawn(async move {
+        worker.drained().await;
+        worker.sleep(Duration::from_millis(100)).await;
+        noted.set(turns.get());
+    });
+    reactor.remote().drain();
+    reactor.run().unwrap();
+    assert!(seen.get() > 5, "the attendant worked during the drain: {seen:?}");
+}
+
 #[test]
 fn a_finished_wait_for_the_turn_is_removed() {
     let reactor = Reactor::new().unwrap();

@@ -111,6 +111,7 @@ impl HttpConfig {
             body: self.body_timeout,
             send: self.send_timeout,
             keep_alive: self.keepalive_timeout,
+            last_request: usual.last_request.min(self.keepalive_timeout),
             response: self.response_timeout,
             tunnel: self.tunnel_timeout,
             half_tunnel: usual.half_tunnel.min(self.tunnel_timeout),

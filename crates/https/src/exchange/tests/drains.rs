@@ -89,3 +89,26 @@ fn a_connection_without_a_request_is_closed_by_the_drain() {
         assert_eq!(rest(&mut client).await, "");
     });
 }
+
+/// A sender that keeps connections alive may be sending while the drain begins.
+#[test]
+fn a_request_that_is_sent_just_after_the_drain_began_is_the_last_one_answered() {
+    let bed = bed(HttpSettings::default());
+    let (mut client, ours) = duplex(1 << 16);
+    let ours = Hesitant { stream: ours, may_read: Cell::new(true), refusals: Cell::new(0) };
+    let mut origin = bed.origin.next_connection();
+    let (reactor, service) = (bed.reactor.clone(), Rc::clone(&bed.service));
+    bed.run(async move {
+        reactor.spawn(serve_http1(ours, client_info(), service));
+        reactor.sleep(Duration::from_millis(20)).await;
+        reactor.remote().drain();
+        reactor.sleep(Duration::from_millis(200)).await;
+        say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        until(&mut origin, "\r\n\r\n").await;
+        say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
+        assert_eq!(
+            rest(&mut client).await,
+            "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"
+        );
+    });
+}
