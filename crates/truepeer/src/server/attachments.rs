@@ -2,7 +2,7 @@
 //!
 //! An attachment that leaves is detached when its last connection has ended, by a thread of its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -24,6 +24,9 @@ const INTERVAL: Duration = Duration::from_millis(200);
 pub(super) struct Attachments {
     running: BTreeMap<AttachKey, Attachment>,
     leaving: BTreeMap<AttachKey, Leaving>,
+    /// The names of those that the old process has attached, until it lets go: if this process fails, the old one
+    /// renews its rules, and no connection may meet a port without programs meanwhile.
+    others: BTreeSet<String>,
     /// Rung when one has been detached.
     bell: Bell,
 }
@@ -44,7 +47,8 @@ pub(super) enum AttachChange {
 
 impl Attachments {
     pub(super) fn new(bell: Bell) -> Self {
-        Self { running: BTreeMap::new(), leaving: BTreeMap::new(), bell }
+        let (running, leaving, others) = Default::default();
+        Self { running, leaving, others, bell }
     }
 
     /// Attaches what `wanted` has, and lets the rest leave.
@@ -88,6 +92,7 @@ impl Attachments {
         for (key, before) in changes.iter().rev() {
             let undone = match before {
                 Some(before) => attach::put(key, &before.args, &before.rules),
+                None if self.others.contains(&name(key)) => Ok(()),
                 None => attach::leave(key, true).map(drop),
             };
             if let Err(failure) = undone {
@@ -115,9 +120,24 @@ impl Attachments {
         self.running.keys().cloned().collect()
     }
 
-    /// Another process has these pins attached now, and the rest leaves.
-    pub(super) fn hand_over(&mut self, pins: &[String]) {
-        self.running.retain(|key, _| !pins.contains(&key.pins.display().to_string()));
+    /// The names by which two processes speak of them.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.running.keys().map(name).collect()
+    }
+
+    /// An old process has these attached.
+    pub(super) fn begin_take_over(&mut self, names: &[String]) {
+        self.others = names.iter().cloned().collect();
+    }
+
+    /// The old process has let go.
+    pub(super) fn end_take_over(&mut self) {
+        self.others.clear();
+    }
+
+    /// Another process has these attached now, and the rest leaves.
+    pub(super) fn hand_over(&mut self, names: &[String]) {
+        self.running.retain(|key, _| !names.contains(&name(key)));
         self.drain();
     }
 
@@ -153,12 +173,18 @@ impl Drop for Attachments {
                 left.push(key);
             }
         }
-        for key in &left {
+        for key in left.iter().filter(|key| !self.others.contains(&name(key))) {
             if let Err(failure) = attach::leave(key, true) {
                 warn!("not detached: {failure:#}; truepeer attach detach --now does it");
             }
         }
     }
+}
+
+/// The same pins in two network namespaces are two attachments.
+fn name(key: &AttachKey) -> String {
+    let netns = key.netns.as_deref().map(|netns| netns.display().to_string());
+    format!("{} in {}", key.pins.display(), netns.as_deref().unwrap_or("this network namespace"))
 }
 
 impl Attachment {

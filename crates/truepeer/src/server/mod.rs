@@ -29,7 +29,7 @@ use truepeer_sys::limits;
 use self::inherited::Inherited;
 use self::notify::Manager;
 use self::process::Process;
-use self::requests::{HandedOver, Request, Requests};
+use self::requests::{HandedOver, Offered, Request, Requests};
 use self::signals::{Event, Events};
 use self::upgrade::Taking;
 use self::view::View;
@@ -277,7 +277,7 @@ impl<'a> Server<'a> {
     }
 
     /// All sockets for a new process.
-    fn offer(&mut self) -> anyhow::Result<Vec<std::os::fd::OwnedFd>> {
+    fn offer(&mut self) -> anyhow::Result<Offered> {
         anyhow::ensure!(self.draining_until.is_none(), "truepeer is about to end");
         anyhow::ensure!(self.upgrade == Upgrade::No, "another upgrade is under way");
         let listening = self.process.engines.sockets()?;
@@ -287,7 +287,7 @@ impl<'a> Server<'a> {
         }
         self.upgrade = Upgrade::UnderWay;
         info!("upgrade: a new process starts");
-        Ok(sockets)
+        Ok(Offered { sockets, attached: self.process.names_of_attached() })
     }
 
     fn hand_over(&mut self, to: &HandedOver) -> anyhow::Result<()> {

@@ -82,6 +82,7 @@ impl Process {
         let mut wanted = self.wanted(loaded)?;
         wanted.listeners.retain(|listener| !taking.has(listener));
         wanted.attachments.clear();
+        self.attachments.begin_take_over(&taking.attached);
         self.change(&wanted, &loaded.process, inherited).map(drop)
     }
 
@@ -184,6 +185,11 @@ impl Process {
     pub(super) fn give_flows(&mut self) -> anyhow::Result<Vec<(ListenerKey, MovingFlow)>> {
         if self.engines.udp().is_empty() {
             return Ok(Vec::new());
+    /// The names of what is attached, for a new process.
+    pub(super) fn names_of_attached(&self) -> Vec<String> {
+        self.attachments.names()
+    }
+
         }
         self.engines.pause_flows()?;
         Ok(self.engines.describe_flows()?)
@@ -225,8 +231,8 @@ impl Process {
         self.apply(loaded, inherited)?;
         let adopted = if has_udp { self.engines.adopt_flows(flows)? } else { 0 };
         let udp = self.engines.udp().into_iter().map(|(key, _)| key.address).collect();
-        let attached = self.attached().iter().map(|key| key.pins.display().to_string()).collect();
-        serving(self, inherited, udp, attached)?;
+        serving(self, inherited, udp, self.attachments.names())?;
+        self.attachments.end_take_over();
         if has_udp {
             self.engines.resume_flows()?;
         }

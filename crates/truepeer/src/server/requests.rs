@@ -15,7 +15,7 @@ pub(super) enum Request {
     /// Load the source again.
     Reload(Sender<Result<String, String>>),
     /// An upgrade begins: duplicate all listening sockets.
-    Offer(Sender<anyhow::Result<Vec<OwnedFd>>>),
+    Offer(Sender<anyhow::Result<Offered>>),
     /// Read no datagrams from now on, and describe the flows.
     Flows(Sender<anyhow::Result<Vec<(ListenerKey, MovingFlow)>>>),
     /// The upgrade has failed: go on.
@@ -24,12 +24,19 @@ pub(super) enum Request {
     HandOver(HandedOver, Sender<()>),
 }
 
+/// What the old process has.
+pub(super) struct Offered {
+    pub(super) sockets: Vec<OwnedFd>,
+    /// The names of attachments.
+    pub(super) attached: Vec<String>,
+}
+
 /// What the new process has.
 pub(super) struct HandedOver {
     pub(super) pid: u32,
     /// UDP listeners.
     pub(super) udp: Vec<SocketAddr>,
-    /// The pins of attachments.
+    /// The names of attachments.
     pub(super) attached: Vec<String>,
 }
 
@@ -63,7 +70,7 @@ impl Requests {
         self.ask(Request::Reload).unwrap_or_else(|failure| Err(format!("{failure:#}")))
     }
 
-    pub(super) fn offer(&self) -> anyhow::Result<Vec<OwnedFd>> {
+    pub(super) fn offer(&self) -> anyhow::Result<Offered> {
         self.ask(Request::Offer)?
     }
 

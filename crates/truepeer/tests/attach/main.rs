@@ -5,6 +5,7 @@ mod cgroups;
 mod changes;
 mod counted;
 mod cut;
+mod entries;
 mod flows;
 mod full_cgroup;
 mod hidden;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         counted::tests(),
         cut::tests(),
         cgroups::tests(),
+        entries::tests(),
         full_cgroup::tests(),
         links::tests(),
         hidden::tests(),

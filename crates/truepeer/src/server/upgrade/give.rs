@@ -11,7 +11,7 @@ use truepeer_relay::udp::moving::MovingFlow;
 use super::wire::{FlowRecord, MOST_DESCRIPTORS, Message, Wire};
 use super::{START, SWITCH};
 use crate::plan::ListenerKey;
-use crate::server::requests::{HandedOver, Requests};
+use crate::server::requests::{HandedOver, Offered, Requests};
 
 /// Hands over to the process at the other end. On any failure this process goes on.
 pub(in crate::server) fn give(peer: UnixStream, requests: &Requests) {
@@ -32,21 +32,20 @@ fn try_give(wire: &mut Wire, requests: &Requests) -> anyhow::Result<()> {
         peer.uid.as_raw(),
         own.as_raw()
     );
-    let sockets = requests.offer()?;
-    let outcome = exchange(wire, requests, &sockets);
+    let offered = requests.offer()?;
+    let outcome = exchange(wire, requests, offered);
     if outcome.is_err() {
         requests.keep();
     }
     outcome
 }
 
-fn exchange(wire: &mut Wire, requests: &Requests, sockets: &[OwnedFd]) -> anyhow::Result<()> {
-    wire.set_timeout(START)?;
-    for sockets in sockets.chunks(MOST_DESCRIPTORS) {
+fn exchange(wire: &mut Wire, requests: &Requests, offered: Offered) -> anyhow::Result<()> {
+    for sockets in offered.sockets.chunks(MOST_DESCRIPTORS) {
         let sockets: Vec<_> = sockets.iter().map(OwnedFd::as_fd).collect();
         wire.send(&Message::Sockets, &sockets)?;
     }
-    wire.send(&Message::Offer { pid: std::process::id() }, &[])?;
+    wire.send(&Message::Offer { pid: std::process::id(), attached: offered.attached }, &[])?;
     match wire.receive().context("the new process has not started")?.0 {
         Message::Ready => {}
         other => bail!(unexpected(other)),

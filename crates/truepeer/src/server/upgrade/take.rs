@@ -23,6 +23,8 @@ pub(in crate::server) struct Taking {
     pub(in crate::server) pid: u32,
     /// The addresses of the sockets that it has.
     offered: Vec<(SocketAddr, SocketType)>,
+    /// The names of its attachments.
+    pub(in crate::server) attached: Vec<String>,
 }
 
 impl Taking {
@@ -44,10 +46,10 @@ impl Taking {
         let mut wire = Wire(stream);
         wire.set_timeout(START)?;
         let mut sockets = Vec::new();
-        let pid = loop {
+        let (pid, attached) = loop {
             match wire.receive().context("the old process")? {
                 (Message::Sockets, more) => sockets.extend(more),
-                (Message::Offer { pid }, _) => break pid,
+                (Message::Offer { pid, attached }, _) => break (pid, attached),
                 (other, _) => bail!(unexpected(other)),
             }
         };
@@ -56,7 +58,7 @@ impl Taking {
         };
         let offered = sockets.iter().filter_map(address).collect();
         inherited.extend(sockets);
-        Ok(Self { wire, pid, offered })
+        Ok(Self { wire, pid, offered, attached })
     }
 
     /// Whether the old process has this listener's sockets.

@@ -39,13 +39,15 @@ pub(super) enum Message {
         /// The old process.
         pid: u32,
     },
+        /// The names of its attachments.
+        attached: Vec<String>,
     /// New to old: everything that could fail has been tried.
     Ready,
     /// Old to new, repeated: flows, with their sockets.
     Flows(Vec<FlowRecord>),
     /// Old to new: serve.
     Go,
-    /// New to old: the new process serves these UDP listeners, and has these pins attached.
+    /// New to old: the new process serves these UDP listeners, and has these attached.
     Serving {
         /// The new process.
         pid: u32,
@@ -162,13 +164,13 @@ mod tests {
             for count in [0, 1, MOST_DESCRIPTORS, 2] {
                 old.send(&Message::Sockets, &files[..count]).unwrap();
             }
-            old.send(&Message::Offer { pid: 7 }, &[]).unwrap();
+            old.send(&Message::Offer { pid: 7, attached: vec!["pins".to_owned()] }, &[]).unwrap();
         });
         for count in [0, 1, MOST_DESCRIPTORS, 2] {
             let (message, descriptors) = new.receive().unwrap();
             assert!(matches!(message, Message::Sockets) && descriptors.len() == count);
         }
-        assert!(matches!(new.receive().unwrap(), (Message::Offer { pid: 7 }, _)));
+        assert!(matches!(new.receive().unwrap(), (Message::Offer { pid: 7, .. }, _)));
         sending.join().unwrap();
         assert_eq!(new.receive().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }

@@ -1,0 +1,241 @@
+//! `[[attach]]` entries of a file: attached while the process serves, changed by a reload, kept by an upgrade.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, client, tests};
+
+use crate::kit::{BACKEND, attach, command, echo, header, is_answered, session, status};
+
+pub(crate) fn tests() -> Vec<Test> {
+    tests![
+        an_entry_is_attached_until_the_last_connection_after_the_stop,
+        a_reload_changes_lists_and_ports_and_open_connections_go_on,
+        an_entry_that_is_taken_out_leaves_and_can_come_back,
+        a_wrong_entry_leaves_everything_as_it_was,
+        an_upgrade_keeps_the_attachment_and_every_client_is_true,
+        an_upgrade_that_fails_keeps_the_attachment_and_every_client_is_true,
+    ]
+}
+
+const TABLES: &str =
+    "drain-timeout = \"20s\"\n[admin]\nlisten = [\"./admin.sock\"]\n[log]\nlevel = \"info\"\n";
+const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
+
+/// An entry with the test's own pins, and further keys.
+fn entry(bed: &Bed, keys: &str) -> String {
+    format!("[[attach]]\npins = \"{}\"\n{keys}\n", bed.dir().join("bpf/truepeer").display())
+}
+
+fn write(bed: &Bed, entries: &[&str]) -> Result<()> {
+    bed.write("truepeer.toml", format!("{TABLES}{}", entries.concat()))?;
+    Ok(())
+}
+
+fn serve(bed: &Bed, options: &[&str]) -> Result<Running> {
+    Program::new(TRUEPEER).args(["serve", "-c", "truepeer.toml"]).args(options).start(bed)
+}
+
+/// A file needs an entry; this one has nothing to do with attach, and needs no privileges.
+const OTHER: &str = "[[proxy]]\nlisten = [\"127.0.0.1:8446\"]\nipv4 = \"127.0.0.1:80\"\nipv6 = \"127.0.0.1:80\"\nsend-proxy = \"v1\"\n";
+
+fn start(bed: &Bed, entries: &[&str]) -> Result<Running> {
+    command(bed, &[])?; // mounts the BPF file system
+    write(bed, entries)?;
+    let truepeer = serve(bed, &[])?;
+    truepeer.wait_for_log("admin: listening on")?;
+    Ok(truepeer)
+}
+
+fn reload(bed: &Bed) -> Result<String> {
+    let reload = Program::new(TRUEPEER).args(["reload", "-c", "truepeer.toml"]).start(bed)?;
+    reload.wait_end()?;
+    Ok(reload.log())
+}
+
+fn is_attached(bed: &Bed) -> Result<bool> {
+    Ok(!attach(bed, &["status"])?.contains("not attached"))
+}
+
+/// Asks the backend whom it sees.
+fn is_seen(client: &str) -> Result<bool> {
+    Ok(client::ask(&mut session(&header(client)?)?, b"")?.trim() == client)
+}
+
+fn is_refused(client: &str) -> bool {
+    !is_seen(client).unwrap_or(false)
+}
+
+fn an_entry_is_attached_until_the_last_connection_after_the_stop(bed: &Bed) -> Result<()> {
+    let echo = echo(bed)?;
+    let truepeer = start(bed, &[&entry(bed, "port = [\"80\"]")])?;
+    let mut open = session(&header("203.0.113.1:1001")?)?;
+    is_answered(&mut open)?;
+    ensure!(echo.log().contains("203.0.113.1:1001"), "{}", echo.log());
+    truepeer.signal(Signal::TERM)?;
+    truepeer.wait_for_log("waiting for 1 open connections")?;
+    is_answered(&mut open)?;
+    ensure!(is_attached(bed)? && truepeer.is_alive());
+    drop(open);
+    ensure!(truepeer.wait_end()?.success(), "{}", truepeer.log());
+    ensure!(!is_attached(bed)?, "{}", truepeer.log());
+    Ok(())
+}
+
+fn a_reload_changes_lists_and_ports_and_open_connections_go_on(bed: &Bed) -> Result<()> {
+    let _echo = echo(bed)?;
+    let _who = Behaviour::Who.start(bed, &["[::ffff:127.0.0.1]:81"])?;
+    let truepeer = start(bed, &[&entry(bed, "port = [\"80\"]")])?;
+    let mut open = session(&header("203.0.113.1:1001")?)?;
+    is_answered(&mut open)?;
+
+    write(bed, &[&entry(bed, "port = [\"80\", \"81\"]\ndeny-clients = [\"203.0.113.2\"]")])?;
+    let said = reload(bed)?;
+    ensure!(said.contains("has new rules"), "{said}");
+    let mut second = client::connect("127.0.0.1:81")?;
+    let seen = client::ask(&mut second, &header("203.0.113.3:1003")?)?;
+    ensure!(seen.trim() == "203.0.113.3:1003", "{seen}");
+    let mut refused = session(&header("203.0.113.2:1002")?)?;
+    ensure!(is_answered(&mut refused).is_err(), "a refused client is served");
+    is_answered(&mut open)?;
+
+    let said = reload(bed)?;
+    ensure!(said.trim() == "nothing has changed", "{said}");
+    write(bed, &[&entry(bed, "port = [\"80\"]")])?;
+    reload(bed)?;
+    is_answered(&mut session(&header("203.0.113.2:1002")?)?)?;
+    let line = header("203.0.113.4:1004")?;
+    let seen = client::ask(&mut client::connect("127.0.0.1:81")?, &line)?;
+    ensure!(seen.starts_with("127.0.0.1:"), "port 81 is still attached: {seen}");
+    is_answered(&mut open)?;
+    ensure!(truepeer.stop()?.success() && !is_attached(bed)?);
+    Ok(())
+}
+
+fn an_entry_that_is_taken_out_leaves_and_can_come_back(bed: &Bed) -> Result<()> {
+    let _echo = echo(bed)?;
+    let one = entry(bed, "port = [\"80\"]");
+    let truepeer = start(bed, &[OTHER, &one])?;
+    let mut open = session(&header("203.0.113.1:1001")?)?;
+    is_answered(&mut open)?;
+    write(bed, &[OTHER])?;
+    let said = reload(bed)?;
+    ensure!(said.contains("checks no new connections, and is detached with its last one"), "{said}");
+    truepeer.wait_for_log("waiting for 1 open connections")?;
+    let passed = header("203.0.113.2:1002")?;
+    ensure!(client::ask(&mut session(&passed)?, b"")?.len() > 10, "the header passes to the server");
+    write(bed, &[OTHER, &one])?;
+    let said = reload(bed)?;
+    ensure!(said.contains("was attached"), "{said}");
+    ensure!(client::ask(&mut session(&header("203.0.113.3:1003")?)?, b"")?.is_empty());
+    is_answered(&mut open)?;
+
+    write(bed, &[OTHER])?;
+    reload(bed)?;
+    drop(open);
+    truepeer.wait_for_log("attach: detached ")?;
+    ensure!(!is_attached(bed)? && truepeer.is_alive());
+    Ok(())
+}
+
+fn a_wrong_entry_leaves_everything_as_it_was(bed: &Bed) -> Result<()> {
+    let _who = Behaviour::Who.start(bed, &[BACKEND])?;
+    let good = entry(bed, "port = [\"80\"]\ndeny-clients = [\"203.0.113.2\"]");
+    let _truepeer = start(bed, &[&good])?;
+    // The first entry has other rules, and is attached before the second one fails.
+    let changed = entry(bed, "port = [\"80\", \"81\"]");
+    let pins = bed.dir().join("bpf/other");
+    let wrong = format!("[[attach]]\nport = [\"82\"]\ndev = [\"none0\"]\npins = \"{}\"\n", pins.display());
+    write(bed, &[&changed, &wrong])?;
+    let said = reload(bed)?;
+    ensure!(said.contains("not reloaded") && said.contains("none0"), "{said}");
+    ensure!(is_seen("203.0.113.1:1001")? && is_refused("203.0.113.2:1002"));
+    let ports = status(bed)?["ports"].as_array().context("ports")?.len();
+    ensure!(ports == 1, "{}", status(bed)?);
+    Ok(())
+}
+
+/// Connections of a client each, one after the other. Every one of them must be seen as its own client.
+struct Load {
+    is_over: Arc<AtomicBool>,
+    done: Arc<AtomicUsize>,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl Load {
+    fn start() -> Self {
+        let (is_over, done) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let (ends, counts) = (Arc::clone(&is_over), Arc::clone(&done));
+        let thread = thread::spawn(move || {
+            while !ends.load(Ordering::Relaxed) {
+                let number = counts.fetch_add(1, Ordering::Relaxed);
+                let client = format!("203.0.113.{}:{}", number % 250 + 1, 1000 + number % 60_000);
+                let seen =
+                    client::ask(&mut session(&header(&client)?)?, b"").with_context(|| client.clone())?;
+                ensure!(seen.trim() == client, "{client} was seen as {seen}");
+            }
+            Ok(())
+        });
+        Self { is_over, done, thread }
+    }
+
+    /// Waits for some more connections.
+    fn goes_on(&self, bed: &Bed) -> Result<()> {
+        let before = self.done.load(Ordering::Relaxed);
+        let is_alive = || !self.thread.is_finished();
+        bed.wait_for("more connections", || !is_alive() || self.done.load(Ordering::Relaxed) > before + 20)
+    }
+
+    fn end(self) -> Result<()> {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| anyhow::anyhow!("the load panicked"))?
+    }
+}
+
+fn an_upgrade_keeps_the_attachment_and_every_client_is_true(bed: &Bed) -> Result<()> {
+    let who = Behaviour::Who.start(bed, &[BACKEND])?;
+    let mut running = start(bed, &[&entry(bed, "port = [\"80\"]")])?;
+    let mut open = session(&header("198.51.100.1:1001")?)?;
+    let load = Load::start();
+    for _ in 0..3 {
+        load.goes_on(bed)?;
+        let new = serve(bed, &["--take-over"])?;
+        new.wait_for_log("upgrade: serves in place of process")?;
+        load.goes_on(bed)?;
+        ensure!(running.wait_end()?.success(), "{}", running.log());
+        running = new;
+        load.goes_on(bed)?;
+    }
+    load.end()?;
+    ensure!(client::ask(&mut open, b"")?.trim() == "198.51.100.1:1001", "{}", who.log());
+    ensure!(running.stop()?.success() && !is_attached(bed)?, "{}", running.log());
+    Ok(())
+}
+
+/// The new process attaches the first entry, and fails at the second.
+fn an_upgrade_that_fails_keeps_the_attachment_and_every_client_is_true(bed: &Bed) -> Result<()> {
+    let _who = Behaviour::Who.start(bed, &[BACKEND])?;
+    let good = entry(bed, "port = [\"80\"]");
+    let old = start(bed, &[&good])?;
+    let pins = bed.dir().join("bpf/other");
+    let wrong = format!("[[attach]]\nport = [\"82\"]\ndev = [\"none0\"]\npins = \"{}\"\n", pins.display());
+    let changed = entry(bed, "port = [\"80\", \"81\"]");
+    write(bed, &[&changed, &wrong])?;
+    let load = Load::start();
+    for failures in 1..4 {
+        load.goes_on(bed)?;
+        let new = serve(bed, &["--take-over"])?;
+        ensure!(!new.wait_end()?.success() && new.log().contains("none0"), "{}", new.log());
+        old.wait_state("the end of the upgrade", || {
+            old.log().matches("not upgraded, this process goes on").count() == failures
+        })?;
+        load.goes_on(bed)?;
+    }
+    load.end()?;
+    ensure!(status(bed)?["ports"].as_array().context("ports")?.len() == 1, "{}", status(bed)?);
+    ensure!(old.stop()?.success() && !is_attached(bed)?, "{}", old.log());
+    Ok(())
+}
