@@ -6,6 +6,7 @@ mod chains;
 mod confined;
 mod delivery;
 mod destinations;
+mod handover;
 mod launch;
 mod limits;
 mod line;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         upgrade::tests(),
         top::tests(),
         metrics::tests(),
+        handover::tests(),
         limits::tests(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())

@@ -57,7 +57,7 @@ fn serve(bed: &Bed, options: &[&str]) -> anyhow::Result<Running> {
     Program::new(TRUEPEER).args(["serve", "-c", "truepeer.toml"]).args(options).start(bed)
 }
 
-fn start(bed: &Bed) -> anyhow::Result<Running> {
+pub(crate) fn start(bed: &Bed) -> anyhow::Result<Running> {
     bed.write("truepeer.toml", FILE)?;
     let truepeer = serve(bed, &[])?;
     truepeer.wait_listening(DOOR_V4)?;
@@ -65,7 +65,7 @@ fn start(bed: &Bed) -> anyhow::Result<Running> {
     Ok(truepeer)
 }
 
-fn upgrade(bed: &Bed) -> anyhow::Result<Running> {
+pub(crate) fn upgrade(bed: &Bed) -> anyhow::Result<Running> {
     let new = serve(bed, &["--take-over"])?;
     new.wait_for_log("upgrade: serves in place of process")?;
     Ok(new)
@@ -188,7 +188,7 @@ fn a_new_process_that_ends_in_the_middle_leaves_the_old_one_serving(bed: &Bed) -
     ask_by_udp("203.0.113.7:4000", b"question")
 }
 
-fn wait_for(stream: &mut UnixStream, text: &str) -> anyhow::Result<()> {
+pub(crate) fn wait_for(stream: &mut UnixStream, text: &str) -> anyhow::Result<()> {
     let (mut seen, mut part) = (Vec::new(), [0; 1000]);
     while !String::from_utf8_lossy(&seen).contains(text) {
         let length = stream.read(&mut part)?;

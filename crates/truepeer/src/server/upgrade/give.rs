@@ -4,27 +4,27 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use anyhow::{Context as _, bail, ensure};
-use rustix::net::sockopt::socket_peercred;
 use tracing::{error, info};
 use truepeer_relay::udp::moving::MovingFlow;
 
 use super::wire::{FlowRecord, MOST_DESCRIPTORS, Message, Wire};
-use super::{START, SWITCH};
+use super::{LAST_WORD, START, SWITCH};
 use crate::plan::ListenerKey;
 use crate::server::requests::{HandedOver, Offered, Requests};
 
 /// Hands over to the process at the other end. On any failure this process goes on.
 pub(in crate::server) fn give(peer: UnixStream, requests: &Requests) {
-    let mut wire = Wire(peer);
+    let mut wire = Wire::new(peer, START);
     if let Err(failure) = try_give(&mut wire, requests) {
         error!("not upgraded, this process goes on: {failure:#}");
         // The other process may be gone.
+        wire.begin_step(LAST_WORD);
         let _ = wire.send(&Message::Failed { reason: format!("{failure:#}") }, &[]);
     }
 }
 
 fn try_give(wire: &mut Wire, requests: &Requests) -> anyhow::Result<()> {
-    let peer = socket_peercred(&wire.0).context("SO_PEERCRED")?;
+    let peer = wire.peer().context("SO_PEERCRED")?;
     let own = rustix::process::geteuid();
     ensure!(
         peer.uid.is_root() || peer.uid == own,
@@ -50,7 +50,7 @@ fn exchange(wire: &mut Wire, requests: &Requests, offered: Offered) -> anyhow::R
         Message::Ready => {}
         other => bail!(unexpected(other)),
     }
-    wire.set_timeout(SWITCH)?;
+    wire.begin_step(SWITCH);
     let flows = requests.flows()?;
     info!("upgrade: {} flows go over", flows.len());
     // Two descriptors each at most.

@@ -25,3 +25,5 @@ pub(super) use take::Taking;
 const START: Duration = Duration::from_secs(60);
 /// How long it may take until it serves. Datagrams wait meanwhile.
 const SWITCH: Duration = Duration::from_secs(10);
+/// How long the reason for a failure may take to reach the other process.
+const LAST_WORD: Duration = Duration::from_secs(1);

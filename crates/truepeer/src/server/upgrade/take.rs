@@ -11,7 +11,7 @@ use truepeer_session::ListenerId;
 use truepeer_sys::socket::local_address;
 
 use super::wire::{FlowRecord, Message, Wire};
-use super::{START, SWITCH};
+use super::{LAST_WORD, START, SWITCH};
 use crate::admin::client::switch_protocol;
 use crate::plan::{CheckedListener, ProcessConfig};
 use crate::spec::Protocol;
@@ -42,9 +42,9 @@ impl Taking {
         let stream = UnixStream::connect(admin)
             .with_context(|| format!("no truepeer to take over from listens on {}", admin.display()))?;
         stream.set_read_timeout(Some(START))?;
+        stream.set_write_timeout(Some(START))?;
         switch_protocol(&stream).context("the old process refuses")?;
-        let mut wire = Wire(stream);
-        wire.set_timeout(START)?;
+        let mut wire = Wire::new(stream, START);
         let mut sockets = Vec::new();
         let (pid, attached) = loop {
             match wire.receive().context("the old process")? {
@@ -77,7 +77,7 @@ impl Taking {
     /// The old process has failed, or goes on.
     pub(in crate::server) fn flows(&mut self) -> anyhow::Result<Vec<(SocketAddr, MovingFlow)>> {
         self.wire.send(&Message::Ready, &[])?;
-        self.wire.set_timeout(SWITCH)?;
+        self.wire.begin_step(SWITCH);
         let mut all = Vec::new();
         loop {
             match self.wire.receive().context("the old process")? {
@@ -109,6 +109,7 @@ impl Taking {
     /// Tells the old process why it has to go on.
     pub(in crate::server) fn fail(mut self, reason: &anyhow::Error) {
         // It notices the end of the connection, too.
+        self.wire.begin_step(LAST_WORD);
         let _ = self.wire.send(&Message::Failed { reason: format!("{reason:#}") }, &[]);
     }
 }
