@@ -94,6 +94,7 @@ impl Written {
             workers: process.process.workers,
             max_flows: process.flows.max_flows,
             drain: process.process.drain_timeout.unwrap_or(defaults::DRAIN_TIMEOUT),
+            reload_on_change: process.process.reload_on_change,
             // An entry has reported what is wrong with it.
             confine: ConfineConfig::of(&process.process.confine, ConfineMode::default()).unwrap_or_default(),
             admin,

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use annotate_snippets::Renderer;
 
@@ -25,6 +26,8 @@ pub(crate) struct LoadedConfig {
     pub(crate) checked: CheckedProcess,
     /// Every file that was read: the configuration file itself first, then lists, certificates, keys.
     pub(crate) files: Vec<PathBuf>,
+    /// When reading began: a file that has changed since may have been read before its change.
+    pub(crate) began: SystemTime,
 }
 
 /// A configuration that can't be carried out. It prints every reason, with its place in the file.
@@ -48,23 +51,25 @@ impl LoadedConfig {
 impl ConfigSource {
     /// Reads everything now.
     pub(crate) fn load(&self) -> Result<LoadedConfig, Rejected> {
+        let began = SystemTime::now();
         match self {
             Self::Command(process) => {
                 let checked = process.check().map_err(Rejected::Command)?;
-                Ok(LoadedConfig { process: ProcessConfig::clone(process), checked, files: process.files() })
+                let (process, files) = (ProcessConfig::clone(process), process.files());
+                Ok(LoadedConfig { process, checked, files, began })
             }
-            Self::File(path) => load(path),
+            Self::File(path) => load(path, began),
         }
     }
 }
 
-fn load(path: &Path) -> Result<LoadedConfig, Rejected> {
+fn load(path: &Path, began: SystemTime) -> Result<LoadedConfig, Rejected> {
     let Judged { plan, findings, .. } = judge::read(path);
     match plan {
         Some((process, checked)) => {
             let mut files = vec![path.to_owned()];
             files.extend(process.files());
-            Ok(LoadedConfig { process, checked, files })
+            Ok(LoadedConfig { process, checked, files, began })
         }
         None => Err(Rejected::File(Box::new(findings))),
     }

@@ -34,6 +34,7 @@ impl Config {
             workers: workers(spec),
             max_flows: None,
             drain: spec.process.drain_timeout.unwrap_or(defaults::DRAIN_TIMEOUT),
+            reload_on_change: spec.process.reload_on_change,
             confine,
             routes,
             admin: AdminConfig { listen: spec.admin.admin.clone() },

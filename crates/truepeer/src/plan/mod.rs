@@ -59,6 +59,8 @@ pub(crate) struct Config {
     /// How long sessions and flows may continue after the signal to stop.
     #[serde(with = "text::duration")]
     pub(crate) drain: Duration,
+    /// Whether a change of a file is a reason to reload.
+    pub(crate) reload_on_change: bool,
     pub(crate) confine: ConfineConfig,
     pub(crate) routes: RoutesConfig,
     pub(crate) admin: AdminConfig,
@@ -72,6 +74,7 @@ impl Default for Config {
             workers: None,
             max_flows: None,
             drain: defaults::DRAIN_TIMEOUT,
+            reload_on_change: false,
             confine: ConfineConfig::default(),
             routes: RoutesConfig::default(),
             admin: AdminConfig::default(),

@@ -24,6 +24,8 @@ pub(crate) struct ProcessConfig {
     pub(crate) max_flows: Option<NonZeroUsize>,
     /// How long sessions and flows may continue after the signal to stop.
     pub(crate) drain: Duration,
+    /// Whether a change of a file is a reason to reload.
+    pub(crate) reload_on_change: bool,
     pub(crate) confine: ConfineConfig,
     pub(crate) admin: AdminConfig,
     pub(crate) log: LogConfig,
@@ -103,6 +105,7 @@ impl ProcessConfig {
             workers: own.workers,
             max_flows: own.max_flows,
             drain: own.drain,
+            reload_on_change: own.reload_on_change,
             confine: own.confine.clone(),
             admin: own.admin.clone(),
             log: own.log,

@@ -81,6 +81,7 @@ impl Config {
             workers: spec.process.workers,
             max_flows: spec.flows.max_flows,
             drain: spec.process.drain_timeout.unwrap_or(defaults.drain),
+            reload_on_change: spec.process.reload_on_change,
             confine,
             routes: RoutesConfig::of(&spec.routes, &defaults.routes),
             admin: AdminConfig { listen: spec.admin.admin.clone() },

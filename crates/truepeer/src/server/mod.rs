@@ -2,6 +2,7 @@
 
 mod apply;
 mod attachments;
+mod changes;
 mod holder;
 mod inherited;
 mod notify;
@@ -26,6 +27,7 @@ use tracing::{error, info, warn};
 use truepeer_session::Advise;
 use truepeer_sys::limits;
 
+use self::changes::Changes;
 use self::inherited::Inherited;
 use self::notify::Manager;
 use self::process::Process;
@@ -77,6 +79,8 @@ struct Server<'a> {
     view: Arc<View>,
     manager: Manager,
     requests: Receiver<Request>,
+    /// With `reload-on-change`.
+    changes: Option<Changes>,
     /// Set after a signal to stop, or after the hand-over to a new process.
     draining_until: Option<Instant>,
     upgrade: Upgrade,
@@ -122,6 +126,7 @@ impl<'a> Server<'a> {
             view,
             manager: Manager::new(),
             requests,
+            changes: None,
             draining_until: None,
             upgrade: Upgrade::No,
             is_ending: false,
@@ -135,6 +140,7 @@ impl<'a> Server<'a> {
         }
         confined.announce();
         server.view.set_state(State::Serving);
+        server.watch(loaded);
         server.on_change();
         Ok(server)
     }
@@ -182,7 +188,10 @@ impl<'a> Server<'a> {
 
     /// Waits for the next event. Returns whether it goes on.
     fn goes_on(&mut self, events: &mut Events) -> anyhow::Result<bool> {
-        let deadline = [self.draining_until, self.manager.next_ping()].into_iter().flatten().min();
+        // An upgrade or a drain doesn't look.
+        let looks = self.upgrade == Upgrade::No && self.draining_until.is_none();
+        let look = self.changes.as_ref().filter(|_| looks).map(Changes::next_look);
+        let deadline = [self.draining_until, self.manager.next_ping(), look].into_iter().flatten().min();
         match events.next(deadline)? {
             Event::Signal(SIGUSR1) => self.process.report(),
             Event::Signal(SIGHUP) if self.draining_until.is_some() => {
@@ -202,6 +211,7 @@ impl<'a> Server<'a> {
         let has_ended = self.process.have_ended().inspect_err(|broken| {
             self.view.set_state(State::Broken(format!("{broken:#}")));
         })?;
+        self.reload_if_changed(now);
         self.manager.ping(now);
         Ok(self.draining_until.is_none_or(|until| !has_ended && self.has_time(until, now)))
     }
@@ -259,10 +269,27 @@ impl<'a> Server<'a> {
         anyhow::ensure!(self.upgrade == Upgrade::No, "an upgrade is under way");
         let loaded = self.source.load()?;
         let changes = self.process.apply(&loaded, &mut Vec::new())?;
+        self.watch(&loaded);
         for warning in loaded.warnings(self.source) {
             warn!("{warning}");
         }
         Ok(changes)
+    }
+
+    /// Watches the files of this configuration, if it says so.
+    fn watch(&mut self, loaded: &LoadedConfig) {
+        let is_wanted = self.process.config.reload_on_change;
+        self.changes = is_wanted.then(|| Changes::of(&loaded.files, loaded.began, Instant::now()));
+    }
+
+    /// Not during an upgrade, for which the new process reads the files.
+    fn reload_if_changed(&mut self, now: Instant) {
+        let looks = self.upgrade == Upgrade::No && self.draining_until.is_none();
+        if looks && self.changes.as_mut().is_some_and(|changes| changes.are_due(now)) {
+            info!("a file of the configuration has changed: reloading");
+            // The log says what came of it.
+            let _ = self.reload();
+        }
     }
 
     /// Updates the admin socket's view and the service manager.

@@ -151,6 +151,10 @@ impl Process {
         if old.drain != new.drain {
             said.push(format!("the drain timeout is {} s", new.drain.as_secs_f32()));
         }
+        if old.reload_on_change != new.reload_on_change {
+            let not = if new.reload_on_change { "" } else { " not" };
+            said.push(format!("a change of a file is{not} a reason to reload"));
+        }
         for (name, has_changed) in [
             ("workers", old.workers != new.workers),
             ("the log format", old.log.format != new.log.format),
@@ -181,15 +185,15 @@ impl Process {
         self.attachments.keys()
     }
 
-    /// Begins to move flows to a new process: reads no datagrams from now on.
-    pub(super) fn give_flows(&mut self) -> anyhow::Result<Vec<(ListenerKey, MovingFlow)>> {
-        if self.engines.udp().is_empty() {
-            return Ok(Vec::new());
     /// The names of what is attached, for a new process.
     pub(super) fn names_of_attached(&self) -> Vec<String> {
         self.attachments.names()
     }
 
+    /// Begins to move flows to a new process: reads no datagrams from now on.
+    pub(super) fn give_flows(&mut self) -> anyhow::Result<Vec<(ListenerKey, MovingFlow)>> {
+        if self.engines.udp().is_empty() {
+            return Ok(Vec::new());
         }
         self.engines.pause_flows()?;
         Ok(self.engines.describe_flows()?)

@@ -91,6 +91,8 @@ pub(crate) struct ProcessSpec {
     pub(crate) workers: Option<NonZeroUsize>,
     #[arg(long, value_parser = super::text::parse_duration)]
     pub(crate) drain_timeout: Option<Duration>,
+    #[arg(long)]
+    pub(crate) reload_on_change: bool,
     #[command(flatten)]
     pub(crate) confine: ConfineSpec,
 }

@@ -173,6 +173,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(PROXY, LISTENING, "workers", "N", "Threads").means("one for each core"),
     row(HTTPS, LISTENING, "workers", "N", "Threads").means("one for each core; with --stack vpp: 1"),
     row(SERVERS, LISTENING, "drain-timeout", "TIME", "How long open sessions, requests and flows may continue after SIGTERM; a second SIGTERM ends them at once. 0: end at once").is(|| time(d::DRAIN_TIMEOUT)),
+    row(SERVERS, LISTENING, "reload-on-change", "", "Reload, as on SIGHUP, when the configuration or a file that it names has changed and then stayed the same for a second"),
     row(PROXY, LISTENING, "listen-transparent", "", "Accept connections to any address, as TPROXY redirects them (IP_TRANSPARENT on the listening sockets)"),
 
     row(PROXY, BACKENDS, "ipv4", "HOST:PORT", "Backend for IPv4 clients; a host name is resolved. Without it, and with -6, IPv4 clients are refused")

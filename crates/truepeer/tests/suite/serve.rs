@@ -18,6 +18,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_reload_that_fails_leaves_everything_as_it_was,
         a_reload_adds_flows_to_a_process_that_had_none,
         a_reload_changes_the_log_level,
+        changed_files_are_a_reason_to_reload,
         a_sigterm_drains_all_entries,
     ]
 }
@@ -189,5 +190,34 @@ fn a_sigterm_drains_all_entries(bed: &Bed) -> anyhow::Result<()> {
     goes_on(&mut second)?;
     drop((first, second));
     ensure!(truepeer.wait_end()?.code() == Some(0) && !rule_exists(bed)?, "{}", truepeer.log());
+    Ok(())
+}
+
+/// Lists and the file itself; written in two pieces, renamed into place, with an error, and removed.
+fn changed_files_are_a_reason_to_reload(bed: &Bed) -> anyhow::Result<()> {
+    const WATCHED: &str = "reload-on-change = true\n";
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let listed = TCP.replace("routes", "deny-clients = [\"./deny\"]\nroutes");
+    bed.write("deny", "198.51.100.1\n")?;
+    let truepeer = serve(bed, &[WATCHED, TEXT_LOG, &listed])?;
+    truepeer.wait_listening(DOOR_V4)?;
+    let mut open = session_at(DOOR_V4, CLIENT_V4)?;
+    bed.write("new", "203.0.113.7\n")?;
+    std::fs::rename(bed.dir().join("new"), bed.dir().join("deny"))?;
+    truepeer.wait_for_log("reloaded: new sessions of listener 127.0.0.1:8443 have new lists")?;
+    ensure!(session_at(DOOR_V4, "203.0.113.7:5001").is_err(), "a refused client is served");
+    goes_on(&mut open)?;
+
+    bed.write("deny", "nonsense")?;
+    truepeer.wait_for_log("not reloaded, everything stays as it was: ")?;
+    write(bed, &[WATCHED, TEXT_LOG, &listed, OTHER_TCP])?;
+    truepeer.wait_state("the second failure", || truepeer.log().matches("not reloaded").count() == 2)?;
+    std::fs::remove_file(bed.dir().join("deny"))?;
+    truepeer.wait_state("the third failure", || truepeer.log().matches("not reloaded").count() == 3)?;
+    bed.write("deny", "198.51.100.1\n")?;
+    truepeer.wait_for_log("reloaded: listener 127.0.0.1:8444 was opened")?;
+    goes_on(&mut open)?;
+    session_at(OTHER_DOOR, "203.0.113.7:5002")?;
+    ensure!(truepeer.log().matches("not reloaded").count() == 3, "each reason is said once");
     Ok(())
 }
