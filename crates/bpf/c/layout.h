@@ -36,6 +36,7 @@ enum state {
 	ATTACHED,  /* judged */
 	DRAINING,  /* detached while old connections go on: new ones pass unjudged, with their header */
 	REFUSING,  /* likewise, but new ones are refused if their sender must send a header */
+	PAUSED,    /* tables are being exchanged: SYNs are dropped, and their senders repeat them */
 };
 
 /* An attached port. */

@@ -53,7 +53,7 @@ struct {
  * socket is created and removes it when the socket ends, so there is never a flow without a socket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1048576);
+	__uint(max_entries, 32768); /* src/sizes.rs sets it, and that of the next three */
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct flow_key);
 	__type(value, struct flow);
@@ -61,11 +61,11 @@ struct {
 } tp_flows SEC(".maps");
 
 /* No event reports the end of a connection without a socket, so the oldest entries are replaced (LRU). A flood
- * of SYNs can therefore make a handshake forgotten; its later segments are refused, never passed. There is
- * room for a sweep over all ports of one address beside as many real handshakes. */
+ * of SYNs can therefore make a handshake forgotten; its later segments are refused, never passed. With
+ * --max-flows 1048576 there is room for a sweep over all ports of one address beside as many real handshakes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 131072);
+	__uint(max_entries, 8192);
 	__type(key, struct flow_key);
 	__type(value, struct embryo);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
@@ -74,7 +74,7 @@ struct {
 /* Flows whose socket is gone but whose TIME_WAIT may still answer. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
+	__uint(max_entries, 512);
 	__type(key, struct flow_key);
 	__type(value, struct flow);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
@@ -83,7 +83,7 @@ struct {
 /* The length of a sender's last header, as the guess for its next one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
+	__uint(max_entries, 512);
 	__type(key, struct address);
 	__type(value, __u32);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);

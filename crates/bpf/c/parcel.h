@@ -7,7 +7,8 @@
 #define PARTS 128
 #define PART_MAX 16384
 
-/* One for each processor (max_entries is set when the program is loaded); too large for a per-CPU map. */
+/* One for each processor (max_entries is set when the table is created); too large for a per-CPU map. Both directions use it: neither is
+ * interrupted by the other. What is sent again waits in a queue, and is no longer merged. */
 struct parcel {
 	struct datagram from, to; /* the part before, the part at hand */
 	__u8 bytes[65536 + PART_MAX];
@@ -18,12 +19,13 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct parcel);
-} parcels SEC(".maps");
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tp_parcels SEC(".maps");
 
 static __noinline struct parcel *load_parcel(struct __sk_buff *skb, const struct datagram *all)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
-	struct parcel *parcel = bpf_map_lookup_elem(&parcels, &cpu);
+	struct parcel *parcel = bpf_map_lookup_elem(&tp_parcels, &cpu);
 	if (!parcel || all->payload_len == 0)
 		return 0;
 	__u32 last = all->payload_len - 1;

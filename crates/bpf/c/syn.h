@@ -162,6 +162,8 @@ static __always_inline int on_new_syn(struct __sk_buff *skb, const struct segmen
 		return drop(port, NOT_TAKEN);
 	if (!is_intact(skb, segment))
 		return drop(port, REFUSED_DAMAGED);
+	if (port->state == PAUSED)
+		return drop(port, NOT_TAKEN);
 	if (port->state == REFUSING) {
 		count(port, REFUSED_DETACHING);
 		return refuse(skb, segment, segment->seq);

@@ -29,7 +29,7 @@ struct {
 /* LRU: the next datagram recreates a forgotten flow. max_entries is --max-udp-flows. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 131072);
+	__uint(max_entries, 2048);
 	__type(key, struct udp_key);
 	__type(value, struct udp_flow);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);

@@ -10,6 +10,9 @@
 /* How many seats are tried for one answer. */
 #define SEATS_TRIED 64
 
+/* A power of two; set when the program is loaded. */
+const volatile __u32 seats = SEATS;
+
 static __always_inline __u64 state_of(__u32 generation, __u16 second, __u64 count)
 {
 	return (__u64)generation << 32 | (__u64)second << 16 | count;
@@ -74,7 +77,7 @@ static __noinline __be16 take_seat(const struct udp_seat *taken, __u64 ticket, s
 	if (!ring)
 		return again;
 	for (int i = 0; i < SEATS_TRIED; i++) {
-		__u32 number = __sync_fetch_and_add(ring, 1) & (SEATS - 1);
+		__u32 number = __sync_fetch_and_add(ring, 1) & (seats - 1);
 		struct udp_seat *seat = bpf_map_lookup_elem(&tp_udp_seats, &number);
 		if (!seat || !number)
 			continue;

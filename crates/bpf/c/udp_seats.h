@@ -4,7 +4,7 @@
  * One address of a sender carries many clients. An answer that udp_egress must change (a port to map back, an
  * SPP header to put back) can't be identified by its addresses alone. So udp_send writes the number of a seat
  * in place of the sender's port, and the seat holds the rest. A seat is used only on the way from udp_send to
- * udp_egress, usually microseconds, and is free again afterwards. So 65,535 seats limit the answers on their
+ * udp_egress, usually microseconds, and is free again afterwards. So the seats (65,535 at most) limit the answers on their
  * way at one moment, not the clients.
  *
  * A seat's state is one word, changed only by compare-and-exchange:
@@ -26,7 +26,7 @@
 #pragma once
 #include "udp_maps.h"
 
-/* Number 0 is unused: it is no valid port. */
+/* Number 0 is unused: it is no valid port. max_entries is set when the table is created. */
 #define SEATS 65536
 
 struct {

@@ -1,6 +1,6 @@
 //! Attaches the programs, or replaces those of an earlier version or with other rules.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use aya::programs::{
@@ -16,10 +16,12 @@ use crate::place::Place;
 use crate::programs::{
     BACKSTOP, Object, PEER_NAME, TCP_EGRESS, TCP_END, TCP_INGRESS, UDP_EGRESS, UDP_INGRESS, UDP_SEND,
 };
+use crate::resize::Aside;
 use crate::rules::NewConnections;
 use crate::rules::Rules;
+use crate::sizes::Sizes;
 use crate::tables::Tables;
-use crate::{again, cut, detach, witness};
+use crate::{again, cut, detach, resize, witness};
 
 /// What is attached.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +30,8 @@ pub struct Attached {
     pub by_tcx: bool,
     /// The open flows of an earlier attachment, which continue.
     pub taken_over: usize,
+    /// The number of connections that the tables hold, if it could not become [`Rules::max_flows`] because some are open.
+    pub kept_max_flows: Option<u32>,
 }
 
 /// Attaches to these devices, and to the processes of a cgroup. Programs that are already attached are replaced
@@ -69,46 +73,129 @@ fn attach_all(
     devices: &[Device],
     cgroup: &Path,
 ) -> Result<Attached, AttachError> {
-    // This creates the tables, of TCP and UDP.
-    let sizes = [("tp_flows", rules.max_flows), ("tp_udp_flows", rules.max_udp_flows)];
-    let mut sends = load_first(UDP_SEND, place, &[netns_cookie(place)], &sizes)?;
-    let mut tables = Tables::open(place)?;
     // Those that drain still need the programs.
-    let tcp_ports: BTreeSet<u16> =
-        rules.tcp_ports.iter().copied().chain(tables.ports()?.into_keys()).collect();
-    let has_tcp = !tcp_ports.is_empty();
-    let others = Global::other_ports(tcp_ports);
-    let stages = stages_for(rules, has_tcp);
-    let mut loaded = Vec::new();
+    let known = if Tables::are_all_there(place) { Tables::open(place)?.ports()? } else { BTreeMap::new() };
+    let tcp_ports: BTreeSet<u16> = rules.tcp_ports.iter().copied().chain(known.into_keys()).collect();
+    let sizes = Sizes::of(rules, !tcp_ports.is_empty())?;
+    let mut aside = Aside::put(place, &sizes)?;
+    let prepared = prepare_with(place, rules, devices, &tcp_ports, &sizes, &mut aside);
+    let mut prepared = match prepared {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            // Report the first error.
+            let _ = aside.put_back();
+            return Err(error);
+        }
+    };
+    let installed = install(place, rules, devices, cgroup, &tcp_ports, &mut prepared);
+    if installed.is_err() {
+        // What most often can't be attached comes before the programs that write into the tables.
+        let _ = prepared.tables.resume();
+        let _ = aside.put_back();
+        return installed;
+    }
+    aside.forget()?;
+    installed
+}
+
+/// Everything that can be refused before the first program is attached.
+struct Prepared {
+    sends: Loaded,
+    tables: Tables,
+    stages: Vec<(Vec<ForKind>, Stage)>,
+    begins_again: bool,
+    kept_max_flows: Option<u32>,
+}
+
+/// Loads the programs with tables of the wanted sizes, or with the old ones of TCP if connections need those.
+fn prepare_with(
+    place: &Place,
+    rules: &Rules,
+    devices: &[Device],
+    tcp_ports: &BTreeSet<u16>,
+    sizes: &Sizes,
+    aside: &mut Aside,
+) -> Result<Prepared, AttachError> {
+    let mut prepared = prepare(place, rules, devices, tcp_ports, sizes)?;
+    if !aside.has_tcp() || may_exchange(&mut prepared.tables, aside)? {
+        return Ok(prepared);
+    }
+    aside.put_tcp_back()?;
+    let prepared = prepare(place, rules, devices, tcp_ports, sizes)?;
+    let kept_max_flows = resize::size_of(place, "tp_flows")?;
+    let has_changed = kept_max_flows != rules.max_flows.get();
+    Ok(Prepared { kept_max_flows: has_changed.then_some(kept_max_flows), ..prepared })
+}
+
+/// Whether no connection needs the old tables. Then no new one begins until the rules are written.
+fn may_exchange(tables: &mut Tables, aside: &Aside) -> Result<bool, AttachError> {
+    if aside.are_needed()? {
+        return Ok(false);
+    }
+    tables.pause()?;
+    let are_needed = aside.are_needed();
+    if !matches!(are_needed, Ok(false)) {
+        tables.resume()?;
+    }
+    Ok(!are_needed?)
+}
+
+fn prepare(
+    place: &Place,
+    rules: &Rules,
+    devices: &[Device],
+    tcp_ports: &BTreeSet<u16>,
+    sizes: &Sizes,
+) -> Result<Prepared, AttachError> {
+    // This creates the tables, of TCP and UDP.
+    let sends = load_first(UDP_SEND, place, &[netns_cookie(place), Global::Seats(sizes.seats())], sizes)?;
+    let others = Global::other_ports(tcp_ports.iter().copied());
+    let wanted = stages_for(rules, !tcp_ports.is_empty());
+    let mut stages = Vec::new();
     let mut function = again::kernel_function();
-    for (object, stage) in all_stages().into_iter().filter(|(_, stage)| has(&stages, stage)) {
+    for (object, stage) in all_stages().into_iter().filter(|(_, stage)| has(&wanted, stage)) {
         let mut kinds = load_by_kind(object, place, devices, &others, function);
         // Without its compiler, the kernel lets no program call its functions.
         if kinds.is_err() && object.name == TCP_INGRESS.name && function.take().is_some() {
             kinds = load_by_kind(object, place, devices, &others, None);
         }
-        loaded.push((kinds?, stage));
+        stages.push((kinds?, stage));
     }
-    let taken_over = tables.flows().len();
+    let tables = Tables::open(place)?;
+    Ok(Prepared { sends, tables, stages, begins_again: function.is_some(), kept_max_flows: None })
+}
+
+fn install(
+    place: &Place,
+    rules: &Rules,
+    devices: &[Device],
+    cgroup: &Path,
+    tcp_ports: &BTreeSet<u16>,
+    prepared: &mut Prepared,
+) -> Result<Attached, AttachError> {
+    let taken_over = prepared.tables.flows().len();
+    let others = Global::other_ports(tcp_ports.iter().copied());
     witness::stand(place, devices)?;
 
-    if has_tcp {
+    if !tcp_ports.is_empty() {
         attach_hooks(place, cgroup, &others)?;
     }
     attach_backstop(place, &others, !rules.udp_ports.is_empty())?;
     if !rules.udp_ports.is_empty() {
-        attach_send_hooks(place, &mut sends)?;
+        attach_send_hooks(place, &mut prepared.sends)?;
     }
-    for (kinds, stage) in loaded {
+    let mut stages = Vec::new();
+    for (kinds, stage) in prepared.stages.drain(..) {
         attach_stage(place, kinds, devices, stage)?;
+        stages.push(stage);
     }
-    tables.apply(rules, function.is_some())?;
+    prepared.tables.apply(rules, prepared.begins_again)?;
     links::leave_others(place, devices, &stages)?;
     witness::leave_if_attested(place, devices)?;
     if rules.udp_ports.is_empty() {
         SEND_HOOKS.iter().try_for_each(|name| links::leave_hook(place, name))?;
     }
-    Ok(Attached { by_tcx: links::has_tcx(), taken_over })
+    Ok(Attached { by_tcx: links::has_tcx(), taken_over, kept_max_flows: prepared.kept_max_flows })
 }
 
 /// The programs of devices, in the order in which they are attached.

@@ -12,6 +12,7 @@ use crate::load::{Global, Loaded, load, load_first};
 use crate::place::Place;
 use crate::programs::{TCP_EGRESS_DOOR, TCP_END_DOOR, TCP_INGRESS_DOOR, UDP_SEND};
 use crate::rules::Rules;
+use crate::sizes::Sizes;
 use crate::tables::Tables;
 
 /// Larger than any packet of a test.
@@ -169,8 +170,7 @@ impl Programs {
     pub fn load(place: &Place, rules: &Rules) -> Result<Self, AttachError> {
         place.make()?;
         // This creates the tables.
-        let sizes = [("tp_flows", rules.max_flows), ("tp_udp_flows", rules.max_udp_flows)];
-        drop(load_first(UDP_SEND, place, &[], &sizes)?);
+        drop(load_first(UDP_SEND, place, &[], &Sizes::of(rules, true)?)?);
         let others = [Global::other_ports(rules.tcp_ports.iter().copied())];
         let mut programs = Self {
             ingress: load(TCP_INGRESS_DOOR, place, &others)?,

@@ -1,7 +1,5 @@
 //! Loads programs with the tables pinned at a place, or creates those tables.
 
-use std::num::NonZeroU32;
-
 use aya::programs::Program;
 use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader};
@@ -10,6 +8,7 @@ use crate::again;
 use crate::error::AttachError;
 use crate::place::Place;
 use crate::programs::Object;
+use crate::sizes::Sizes;
 
 /// The programs of one object, ready to be attached. Its tables stay pinned when it is dropped.
 pub(crate) struct Loaded {
@@ -30,6 +29,8 @@ pub(crate) enum Global {
     OtherPorts(Box<[u64; PORT_WORDS]>),
     /// Whether a UDP port is attached.
     HasUdp(u32),
+    /// How many seats there are for answers (`c/udp_seats.h`).
+    Seats(u32),
 }
 
 /// Of 64 bits.
@@ -52,13 +53,14 @@ impl Global {
             Self::NetnsCookie(cookie) => loader.override_global("netns_cookie", cookie, false),
             Self::OtherPorts(bits) => loader.override_global("other_ports", &bits[..], false),
             Self::HasUdp(has) => loader.override_global("has_udp", has, false),
+            Self::Seats(count) => loader.override_global("seats", count, false),
         };
     }
 }
 
 /// Loads an object with its tables at `place`.
 pub(crate) fn load(object: Object, place: &Place, globals: &[Global]) -> Result<Loaded, AttachError> {
-    load_first(object, place, globals, &[])
+    load_all(object, place, globals, None, None)
 }
 
 /// Likewise, with the number of the kernel's function in its call (`again.rs`).
@@ -68,38 +70,35 @@ pub(crate) fn load_calling(
     globals: &[Global],
     function: Option<u32>,
 ) -> Result<Loaded, AttachError> {
-    load_all(object, place, globals, &[], function)
+    load_all(object, place, globals, None, function)
 }
-
-/// How many entries a table has, by its name.
-pub(crate) type Sizes<'a> = [(&'a str, NonZeroU32)];
 
 /// The same for the first object, which creates the tables with these sizes.
 pub(crate) fn load_first(
     object: Object,
     place: &Place,
     globals: &[Global],
-    sizes: &Sizes<'_>,
+    sizes: &Sizes,
 ) -> Result<Loaded, AttachError> {
-    load_all(object, place, globals, sizes, None)
+    load_all(object, place, globals, Some(sizes), None)
 }
 
 fn load_all(
     object: Object,
     place: &Place,
     globals: &[Global],
-    sizes: &Sizes<'_>,
+    sizes: Option<&Sizes>,
     function: Option<u32>,
 ) -> Result<Loaded, AttachError> {
     let mut loader = EbpfLoader::new();
     loader.default_map_pin_directory(place.maps());
     globals.iter().for_each(|global| global.set(&mut loader));
-    for (table, size) in sizes {
-        loader.map_max_entries(table, size.get());
+    for (table, size) in sizes.into_iter().flat_map(Sizes::all) {
+        loader.map_max_entries(table, size);
     }
     if object.has_parcels() {
         let cpus = nr_cpus().map_err(|(_, error)| AttachError::file("reading", "the processors")(error))?;
-        loader.map_max_entries("parcels", u32::try_from(cpus).unwrap_or(u32::MAX));
+        loader.map_max_entries("tp_parcels", u32::try_from(cpus).unwrap_or(u32::MAX));
     }
     let programs =
         loader.load(&again::with_call(object.bytes()?, function)).map_err(AttachError::load(object.name))?;

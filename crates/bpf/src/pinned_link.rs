@@ -62,18 +62,26 @@ impl LinkInfo {
 
 const _: () = assert!(size_of::<LinkInfo>() == LinkInfo::LEN as usize);
 
+// SAFETY: invariant of `Info`: `repr(C)` of integers only, so any bytes are a valid value, and none is an address.
+unsafe impl Info for LinkInfo {}
+
+/// The part of `union bpf_attr` that `BPF_*_GET_FD_BY_ID` reads.
+#[repr(C)]
+struct GetFdById {
+    id: u32,
+    next_id: u32,
+    open_flags: u32,
+}
+
+/// The start of one of the kernel's `struct bpf_*_info`.
+///
+/// # Safety
+/// Any bytes must be a valid value. Fields that hold addresses must be 0, or point to as much writable memory as the fields beside them say.
+pub(crate) unsafe trait Info {}
+
 /// The object that the link pinned here is attached to.
 pub(crate) fn holds(pin: &Path) -> io::Result<Holds> {
-    let link = open(pin)?;
-    let mut info = LinkInfo::default();
-    let mut request = ObjGetInfo {
-        fd: link.as_raw_fd().unsigned_abs(),
-        info_len: LinkInfo::LEN,
-        info: (&raw mut info) as u64,
-    };
-    // SAFETY: `info` is a local that outlives the call. The kernel writes no more than `info_len` bytes, which is
-    // its size, and any bytes are a valid `LinkInfo`.
-    unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut request) }?;
+    let info = link_info(pin)?;
     Ok(match (info.kind, info.attached_to) {
         (TYPE_NETNS | TYPE_TCX, 0) => Holds::Nothing,
         (TYPE_NETNS | TYPE_TCX, _) => Holds::Something,
@@ -81,7 +89,41 @@ pub(crate) fn holds(pin: &Path) -> io::Result<Holds> {
     })
 }
 
-fn open(pin: &Path) -> io::Result<OwnedFd> {
+/// The number of the program that the link pinned here has attached.
+pub(crate) fn program_id(pin: &Path) -> io::Result<u32> {
+    Ok(link_info(pin)?.program)
+}
+
+fn link_info(pin: &Path) -> io::Result<LinkInfo> {
+    let mut info = LinkInfo::default();
+    info_of(&open(pin)?, &mut info)?;
+    Ok(info)
+}
+
+/// Fills in what the kernel says of an object.
+pub(crate) fn info_of<T: Info>(object: &OwnedFd, info: &mut T) -> io::Result<()> {
+    let mut request = ObjGetInfo {
+        fd: object.as_raw_fd().unsigned_abs(),
+        info_len: u32::try_from(size_of::<T>()).unwrap_or_default(),
+        info: (&raw mut *info) as u64,
+    };
+    // SAFETY: `info` outlives the call. The kernel writes no more than `info_len` bytes, which is its size, and any
+    // bytes are a valid `T`, by the invariant of `Info`; so are the addresses in it.
+    unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut request) }?;
+    Ok(())
+}
+
+/// An object by its number: a program or a map, by the command for its kind.
+pub(crate) fn object_by_id(command: libc::c_int, id: u32) -> io::Result<OwnedFd> {
+    let mut request = GetFdById { id, next_id: 0, open_flags: 0 };
+    // SAFETY: the request is what `BPF_PROG_GET_FD_BY_ID` and `BPF_MAP_GET_FD_BY_ID` read, and has no addresses.
+    let fd = unsafe { bpf(command, &mut request) }?;
+    // SAFETY: the kernel has just created this descriptor for this process, and it has no other owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Opens what is pinned here.
+pub(crate) fn open(pin: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(pin.as_os_str().as_bytes())?;
     let mut request = ObjGet { path: path.as_ptr() as u64, fd: 0, flags: 0 };
     // SAFETY: the path ends with a zero byte and outlives the call, which only reads it.

@@ -35,12 +35,6 @@ impl UdpDialect {
     }
 }
 
-/// The default of [`Rules::max_flows`].
-pub const MAX_FLOWS: NonZeroU32 = NonZeroU32::MIN.saturating_add((1 << 20) - 1);
-
-/// The default of [`Rules::max_udp_flows`].
-pub const MAX_UDP_FLOWS: NonZeroU32 = NonZeroU32::MIN.saturating_add((1 << 17) - 1);
-
 /// The rules of one network namespace.
 #[derive(Debug, Clone)]
 pub struct Rules {
@@ -68,11 +62,11 @@ pub struct Rules {
     /// How long after the sender's last datagram a client's answers go to the sender; one second precise. Until
     /// then, a client that itself sends from the same address and port is answered through the sender, too.
     pub udp_silence: Duration,
-    /// How many TCP connections may be open at a time; others are refused. It applies from the first attachment
-    /// until everything is removed.
+    /// How many TCP connections may be open at a time; others are refused. The tables of handshakes grow with it. Another number
+    /// applies when something is attached while no connection is open.
     pub max_flows: NonZeroU32,
     /// How many UDP flows are remembered. Above that, the one that was silent longest is forgotten until its
-    /// client's next datagram. The memory for all of them is allocated at once. It applies for the same time.
+    /// client's next datagram. The memory for all of them is allocated at once.
     pub max_udp_flows: NonZeroU32,
 }
 

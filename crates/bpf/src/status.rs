@@ -7,7 +7,9 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::counters::{COUNTERS, Counter, Of};
 use crate::error::AttachError;
 use crate::layout::{FlowKey, RawEmbryo, RawFlow, SLOT_OF_NO_PORT, UdpFlow, UdpKey};
+use crate::memory::{Memory, memory};
 use crate::place::Place;
+use crate::resize;
 use crate::rules::{Gate, UdpDialect};
 use crate::tables::{DIALECT_SPP, REFUSING, Tables};
 
@@ -24,6 +26,12 @@ pub struct Status {
     pub refused_unread: u64,
     /// Handshakes that the kernel gives up while they wait for their header go on. Otherwise they end with their header's refusal.
     pub begins_again: bool,
+    /// Kernel memory.
+    pub memory: Memory,
+    /// How many TCP connections may be open at a time.
+    pub max_flows: u32,
+    /// How many UDP flows are remembered.
+    pub max_udp_flows: u32,
 }
 
 /// The state of one port.
@@ -100,7 +108,14 @@ pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
     }
     let unread = counters_of(Of::Both, tables.counters(SLOT_OF_NO_PORT)?);
     let refused_unread = unread.into_iter().map(|(_, count)| count).sum();
-    Ok(Some(Status { ports, refused_unread, begins_again: tables.begins_again()? }))
+    Ok(Some(Status {
+        ports,
+        refused_unread,
+        begins_again: tables.begins_again()?,
+        memory: memory(place)?,
+        max_flows: resize::size_of(place, "tp_flows")?,
+        max_udp_flows: resize::size_of(place, "tp_udp_flows")?,
+    }))
 }
 
 fn counters_of(of: Of, values: Vec<u64>) -> Vec<(&'static Counter, u64)> {

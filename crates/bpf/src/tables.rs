@@ -41,6 +41,8 @@ const ATTACHED: u8 = 0;
 const DRAINING: u8 = 1;
 /// `enum state`.
 pub(crate) const REFUSING: u8 = 2;
+/// `enum state`.
+const PAUSED: u8 = 3;
 
 /// The tables of one network namespace.
 pub(crate) struct Tables {
@@ -218,6 +220,24 @@ impl Tables {
             self.set_port(number, Port { state, ..port })?;
         }
         self.apply_gates(&BTreeMap::new())
+    }
+
+    /// Lets no new connection begin: SYNs are dropped, and their senders repeat them.
+    pub(crate) fn pause(&mut self) -> Result<(), AttachError> {
+        self.exchange_state(ATTACHED, PAUSED)
+    }
+
+    /// Ends the pause. [`Tables::apply`] does so, too.
+    pub(crate) fn resume(&mut self) -> Result<(), AttachError> {
+        self.exchange_state(PAUSED, ATTACHED)
+    }
+
+    fn exchange_state(&mut self, from: u8, state: u8) -> Result<(), AttachError> {
+        let ports = self.ports()?.into_iter().filter(|(_, port)| port.state == from);
+        ports
+            .collect::<Vec<_>>()
+            .into_iter()
+            .try_for_each(|(number, port)| self.set_port(number, Port { state, ..port }))
     }
 
     fn set_port(&mut self, number: u16, port: Port) -> Result<(), AttachError> {

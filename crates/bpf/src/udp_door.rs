@@ -11,6 +11,7 @@ use crate::load::{Global, Loaded, load, load_first};
 use crate::place::Place;
 use crate::programs::{UDP_INGRESS, UDP_SEND};
 use crate::rules::Rules;
+use crate::sizes::Sizes;
 use crate::tables::Tables;
 
 /// The result for a frame.
@@ -59,7 +60,7 @@ impl UdpDoor {
     /// Loads it. Needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN.
     pub fn open(place: &Place, rules: &Rules) -> Result<Self, AttachError> {
         place.make()?;
-        load_first(UDP_SEND, place, &[], &[("tp_udp_flows", rules.max_udp_flows)])?;
+        load_first(UDP_SEND, place, &[], &Sizes::of(rules, false)?)?;
         let mut tables = Tables::open(place)?;
         tables.apply(rules, true)?;
         let mut ingress = load(UDP_INGRESS, place, &[Global::LinkHeaderLen(ETHERNET)])?;

@@ -12,12 +12,13 @@ mod segment;
 mod tcp;
 
 use std::fs;
+use std::num::NonZeroU32;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use truepeer_bpf::Place;
 use truepeer_bpf::door::{Made, Programs, Tuple};
-use truepeer_bpf::{MAX_FLOWS, Place};
 use truepeer_policy::{Claims, HeaderRule, PrefixSet};
 use truepeer_testbed::{Bed, Test, skip};
 
@@ -29,6 +30,8 @@ const HEADER_MAX: usize = 500;
 const TIMEOUT: Duration = Duration::from_secs(5);
 const WAIT: Duration = Duration::from_millis(700);
 const STEPS: usize = 40;
+/// More connections than a history has, so that no table forgets one.
+const MANY: NonZeroU32 = NonZeroU32::MIN.saturating_add((1 << 20) - 1);
 
 fn main() -> ExitCode {
     let segments = || std::env::var("MODEL_SEGMENTS").ok().and_then(|count| count.parse().ok());
@@ -129,8 +132,8 @@ impl Stand {
             header_max: HEADER_MAX,
             udp_silence: Duration::from_secs(60),
             own_addresses: Default::default(),
-            max_flows: MAX_FLOWS,
-            max_udp_flows: MAX_FLOWS,
+            max_flows: MANY,
+            max_udp_flows: MANY,
         };
         let programs = Programs::load(&Place::here(&pins.join("truepeer"))?, &rules)?;
         let counted = programs.counters()?;

@@ -134,6 +134,12 @@ fn put_rules(
     if attached.taken_over > 0 {
         writeln!(out, "{} open connections continue", attached.taken_over)?;
     }
+    if let Some(kept) = attached.kept_max_flows {
+        warn(&format!(
+            "the tables still have room for {kept} connections, because some are open: attach again when none is, to have {}",
+            rules.max_flows
+        ));
+    }
     Ok(())
 }
 

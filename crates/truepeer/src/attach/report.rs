@@ -5,7 +5,7 @@ use std::io::Write;
 
 use anyhow::Result;
 use serde::Serialize;
-use truepeer_bpf::{FlowCount, PortStatus, Status, Traffic};
+use truepeer_bpf::{FlowCount, Memory, PortStatus, Status, Traffic};
 
 /// Text for people: only the counters that are not zero.
 pub(crate) fn write(status: Option<&Status>, left_behind: usize, out: &mut dyn Write) -> Result<()> {
@@ -20,6 +20,7 @@ pub(crate) fn write(status: Option<&Status>, left_behind: usize, out: &mut dyn W
                 )?;
             }
             status.ports.iter().try_for_each(|port| write_port(port, out))?;
+            write_room(status, out)?;
             if status.refused_unread > 0 {
                 writeln!(
                     out,
@@ -36,6 +37,21 @@ pub(crate) fn write(status: Option<&Status>, left_behind: usize, out: &mut dyn W
             "leftovers of network namespaces that no longer exist: {left_behind}; the next attach or detach removes them"
         )?;
     }
+    Ok(())
+}
+
+fn write_room(status: &Status, out: &mut dyn Write) -> Result<()> {
+    let has = |is: fn(&Traffic) -> bool| status.ports.iter().any(|port| is(&port.traffic));
+    let tcp =
+        has(|traffic| matches!(traffic, Traffic::Tcp(_))).then_some((status.max_flows, "open connections"));
+    let udp =
+        has(|traffic| matches!(traffic, Traffic::Udp(..))).then_some((status.max_udp_flows, "UDP flows"));
+    let room: Vec<String> =
+        [tcp, udp].into_iter().flatten().map(|(count, of)| format!("{count} {of}")).collect();
+    let Memory { tables, programs } = status.memory;
+    let programs = programs.map_or(String::new(), |bytes| format!(", programs {} KiB", bytes.div_ceil(1024)));
+    let room = if room.is_empty() { String::new() } else { format!("; room for {}", room.join(" and ")) };
+    writeln!(out, "kernel memory: tables {} KiB{programs}{room}", tables.div_ceil(1024))?;
     Ok(())
 }
 
@@ -72,7 +88,17 @@ struct Json {
     ports: Vec<JsonPort>,
     refused_unread: u64,
     begins_again: bool,
+    max_flows: u32,
+    max_udp_flows: u32,
+    memory: JsonMemory,
     left_behind: usize,
+}
+
+/// In bytes.
+#[derive(Serialize)]
+struct JsonMemory {
+    tables: u64,
+    programs: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -101,6 +127,12 @@ pub(crate) fn write_json(status: Option<&Status>, left_behind: usize, out: &mut 
         ports: ports.iter().map(json_port).collect(),
         refused_unread: status.map_or(0, |status| status.refused_unread),
         begins_again: status.is_some_and(|status| status.begins_again),
+        max_flows: status.map_or(0, |status| status.max_flows),
+        max_udp_flows: status.map_or(0, |status| status.max_udp_flows),
+        memory: JsonMemory {
+            tables: status.map_or(0, |status| status.memory.tables),
+            programs: status.map_or(Some(0), |status| status.memory.programs),
+        },
         left_behind,
     };
     serde_json::to_writer_pretty(&mut *out, &json)?;

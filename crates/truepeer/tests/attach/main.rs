@@ -19,6 +19,7 @@ mod programs;
 mod rules;
 mod servers;
 mod surroundings;
+mod tables;
 mod udp;
 mod words;
 
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         accept_queue::tests(),
         leftovers::tests(),
         surroundings::tests(),
+        tables::tests(),
         udp::tests(),
         words::tests(),
     ];

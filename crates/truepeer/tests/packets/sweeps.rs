@@ -31,12 +31,15 @@ pub(crate) fn tests() -> Vec<Test> {
             .needs_program("ethtool")
             .needs_open_files(size.handshakes as u64 + 100)
     };
-    let whole = Size { handshakes: 10_000, swept: 65_535, backlog: LARGE };
+    let whole = Size { handshakes: 10_000, swept: 65_535, backlog: LARGE, max_flows: Some("1048576") };
     vec![
-        test("blind_sweeps_end_no_slow_handshake", Size { handshakes: 300, swept: 3_000, backlog: LARGE }),
+        test(
+            "blind_sweeps_end_no_slow_handshake",
+            Size { handshakes: 300, swept: 3_000, backlog: LARGE, max_flows: None },
+        ),
         test(
             "blind_sweeps_end_no_slow_handshake_of_a_small_backlog",
-            Size { handshakes: 300, swept: 3_000, backlog: 512 },
+            Size { handshakes: 300, swept: 3_000, backlog: 512, max_flows: None },
         ),
         test("blind_sweeps_over_all_ports_end_none_of_10_000_slow_handshakes", whole)
             .long()
@@ -63,6 +66,8 @@ struct Size {
     swept: usize,
     /// The listener's backlog. A plain port holds as many connections that nobody accepts.
     backlog: i32,
+    /// The table of handshakes grows with it. By default it has room for 8192.
+    max_flows: Option<&'static str>,
 }
 
 /// The handshakes lost at the attached port, minus those lost at a plain one: zero.
@@ -77,7 +82,9 @@ fn sweep(bed: &Bed, size: Size) -> Result<()> {
     stage.wire.run_near(bed, "ethtool", &["-K", "host", "gro", "on"])?;
     let plain = stage.wire.host.run(|| listen_long(PLAIN, size.backlog))??;
     let attached = stage.wire.host.run(|| listen_long(82, size.backlog))??;
-    stage.attach(&["--port", "82", "--allow", "any", "--header-timeout", "300s"])?;
+    let room = size.max_flows.map_or(Vec::new(), |count| vec!["--max-flows", count]);
+    let attach = ["--port", "82", "--allow", "any", "--header-timeout", "300s"];
+    stage.attach(&[&attach, room.as_slice()].concat())?;
     for v6 in [false, true] {
         let lost_plain = lost(&stage, &plain, size, v6, false).context("the plain port")?;
         let lost_attached = lost(&stage, &attached, size, v6, true).context("the attached port")?;

@@ -21,6 +21,7 @@ pub(crate) fn tests() -> Vec<Test> {
         more_clients_than_ports_are_answered_through_a_mapped_port,
         more_clients_than_ports_are_answered_in_spp,
         no_answer_goes_to_another_client_while_flows_are_forgotten,
+        a_port_that_is_mapped_later_is_answered,
     ];
     let million = tests![
         a_million_clients_of_one_sender_are_answered_through_a_mapped_port,
@@ -53,6 +54,19 @@ fn a_million_clients_of_one_sender_are_answered_through_a_mapped_port(bed: &Bed)
 
 fn a_million_clients_of_one_sender_are_answered_in_spp(bed: &Bed) -> Result<()> {
     all_are_answered(bed, SPP, MILLION, &["--max-udp-flows", "1100000"])
+}
+
+/// Only mapped ports need the table of seats.
+fn a_port_that_is_mapped_later_is_answered(bed: &Bed) -> Result<()> {
+    let pair = Pair::new()?;
+    let _servers = [Server::start(&pair, 54)?, Server::start(&pair, MAPPED.bound)?];
+    let sender = pair.sender(false, 53)?;
+    pair.attach(bed, &["--port", "54/udp"])?;
+    pair.attach(bed, &["--port", "54/udp", "--port", MAPPED.port])?;
+    ask_all(&sender, MAPPED, 0..1000)?;
+    // Another size, while clients are known.
+    pair.attach(bed, &["--port", MAPPED.port, "--max-udp-flows", "20000"])?;
+    ask_all(&sender, MAPPED, 0..9000)
 }
 
 /// The form and the destination of a sender's datagrams.

@@ -1,0 +1,85 @@
+//! How many entries each table has: few by default, because every network namespace with an attachment has its own tables.
+
+use std::num::NonZeroU32;
+
+use aya::util::nr_cpus;
+
+use crate::error::AttachError;
+use crate::rules::{Rules, UdpDialect};
+
+/// A handshake is short: there is one for many open connections.
+const FLOWS_PER_EMBRYO: u32 = 8;
+/// Twice the usual limit of a listener's backlog (net.core.somaxconn).
+const EMBRYOS: u32 = 8192;
+/// Only translated connections that this host has closed first leave something.
+const FLOWS_PER_ENDED: u32 = 64;
+/// Senders.
+const GUESSES: u32 = 512;
+/// Before Linux 6.17 each processor keeps up to 128 free entries of an LRU table for itself (LOCAL_FREE_TARGET). Entries in use would
+/// be replaced early if that were most of the table.
+const LEAST_PER_CPU: u32 = 256;
+/// Answers on their way at one moment, unless many more flows are wanted; at most 16 bits, which a port has.
+const SEATS: std::ops::RangeInclusive<u32> = 2048..=65536;
+/// The table of a protocol that is not attached.
+const NONE: u32 = 1;
+
+/// The tables whose size depends on the rules.
+pub(crate) struct Sizes {
+    tcp: [(&'static str, u32); 4],
+    udp: [(&'static str, u32); 2],
+}
+
+impl Sizes {
+    pub(crate) fn of(rules: &Rules, has_tcp: bool) -> Result<Self, AttachError> {
+        let cpus = nr_cpus().map_err(|(_, error)| AttachError::file("reading", "the processors")(error))?;
+        let least = u32::try_from(cpus).unwrap_or(u32::MAX).saturating_mul(LEAST_PER_CPU);
+        let tcp = |count: u32| if has_tcp { count.max(1) } else { NONE };
+        let udp = |count: u32| if rules.udp_ports.is_empty() { NONE } else { count };
+        let flows = rules.max_flows.get();
+        Ok(Self {
+            tcp: [
+                ("tp_flows", tcp(flows)),
+                ("tp_embryos", tcp((flows / FLOWS_PER_EMBRYO).max(EMBRYOS).max(least))),
+                ("tp_ended", tcp(flows / FLOWS_PER_ENDED)),
+                ("tp_guesses", tcp(GUESSES)),
+            ],
+            udp: [("tp_udp_flows", udp(rules.max_udp_flows.get())), ("tp_udp_seats", udp(seats(rules)))],
+        })
+    }
+
+    pub(crate) fn tcp(&self) -> &[(&'static str, u32)] {
+        &self.tcp
+    }
+
+    pub(crate) fn udp(&self) -> &[(&'static str, u32)] {
+        &self.udp
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, u32)> {
+        self.tcp.iter().chain(&self.udp).copied()
+    }
+
+    /// How many seats there are: a power of two.
+    pub(crate) fn seats(&self) -> u32 {
+        self.udp[1].1
+    }
+}
+
+/// Only a port that is mapped, and SPP, need seats (`c/udp_seats.h`).
+fn seats(rules: &Rules) -> u32 {
+    let needs_one = rules
+        .udp_ports
+        .iter()
+        .any(|(port, gate)| gate.dialect == UdpDialect::Spp || gate.backend_port != *port);
+    if !needs_one {
+        return NONE;
+    }
+    let flows = rules.max_udp_flows.get().clamp(*SEATS.start(), *SEATS.end());
+    flows.next_power_of_two()
+}
+
+/// The default of [`Rules::max_flows`].
+pub const MAX_FLOWS: NonZeroU32 = NonZeroU32::MIN.saturating_add((1 << 15) - 1);
+
+/// The default of [`Rules::max_udp_flows`].
+pub const MAX_UDP_FLOWS: NonZeroU32 = NonZeroU32::MIN.saturating_add((1 << 11) - 1);
