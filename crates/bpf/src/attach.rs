@@ -1,7 +1,7 @@
 //! Attaches the programs, or replaces those of an earlier version or with other rules.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use aya::programs::{
     CgroupSkb, CgroupSockAddr, Program, ProgramError, ProgramType, SchedClassifier, SkLookup, SockOps,
@@ -34,7 +34,16 @@ pub struct Attached {
     pub kept_max_flows: Option<u32>,
 }
 
-/// Attaches to these devices, and to the processes of a cgroup. Programs that are already attached are replaced
+/// Where hooks are attached that concern sockets. A cgroup has room for 64 of a kind; those below count on their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cgroups {
+    /// The root, or a container's own cgroup. All sockets of the network namespace that serve attached ports must be in it, or below.
+    pub all: PathBuf,
+    /// The sockets that are shown the client: this cgroup and those below.
+    pub shown: PathBuf,
+}
+
+/// Attaches to these devices, and to the processes of these cgroups. Programs that are already attached are replaced
 /// without a gap.
 ///
 /// Ingress comes last: nothing may be shifted on its way in that isn't shifted back on its way out.
@@ -46,13 +55,13 @@ pub fn attach(
     place: &Place,
     rules: &Rules,
     devices: &[Device],
-    cgroup: &Path,
+    cgroups: &Cgroups,
 ) -> Result<Attached, AttachError> {
     TCP_INGRESS.bytes()?;
     place.make()?;
     let _lock = place.lock()?;
     let is_first = !place.exists()?;
-    let attached = attach_all(place, rules, devices, cgroup);
+    let attached = attach_all(place, rules, devices, cgroups);
     if attached.is_err() && is_first {
         // Report the first error. It may have come after the ports were written; connections that are already
         // translated must not silently lose the programs.
@@ -71,7 +80,7 @@ fn attach_all(
     place: &Place,
     rules: &Rules,
     devices: &[Device],
-    cgroup: &Path,
+    cgroups: &Cgroups,
 ) -> Result<Attached, AttachError> {
     // Those that drain still need the programs.
     let known = if Tables::are_all_there(place) { Tables::open(place)?.ports()? } else { BTreeMap::new() };
@@ -87,7 +96,7 @@ fn attach_all(
             return Err(error);
         }
     };
-    let installed = install(place, rules, devices, cgroup, &tcp_ports, &mut prepared);
+    let installed = install(place, rules, devices, cgroups, &tcp_ports, &mut prepared);
     if installed.is_err() {
         // What most often can't be attached comes before the programs that write into the tables.
         let _ = prepared.tables.resume();
@@ -169,7 +178,7 @@ fn install(
     place: &Place,
     rules: &Rules,
     devices: &[Device],
-    cgroup: &Path,
+    cgroups: &Cgroups,
     tcp_ports: &BTreeSet<u16>,
     prepared: &mut Prepared,
 ) -> Result<Attached, AttachError> {
@@ -178,11 +187,11 @@ fn install(
     witness::stand(place, devices)?;
 
     if !tcp_ports.is_empty() {
-        attach_hooks(place, cgroup, &others)?;
+        attach_hooks(place, cgroups, &others)?;
     }
-    attach_backstop(place, &others, !rules.udp_ports.is_empty())?;
+    attach_backstop(place, cgroups, &others, !rules.udp_ports.is_empty())?;
     if !rules.udp_ports.is_empty() {
-        attach_send_hooks(place, &mut prepared.sends)?;
+        attach_send_hooks(place, cgroups, &mut prepared.sends)?;
     }
     let mut stages = Vec::new();
     for (kinds, stage) in prepared.stages.drain(..) {
@@ -283,32 +292,36 @@ fn netns_cookie(place: &Place) -> Global {
 const SEND_HOOKS: [&str; 2] = ["udp_send4", "udp_send6"];
 
 /// The hooks that redirect answers to the sender.
-fn attach_send_hooks(place: &Place, sends: &mut Loaded) -> Result<(), AttachError> {
+fn attach_send_hooks(place: &Place, cgroups: &Cgroups, sends: &mut Loaded) -> Result<(), AttachError> {
     // For all sockets, whatever `--cgroup` says: the client of a datagram is shown to every socket.
-    let cgroup = crate::cgroup_root()?;
     for name in SEND_HOOKS {
         let program = ready(sends.program(name), name, |program: &mut CgroupSockAddr| program.load())?;
-        links::attach_hook(place, program, name, &cgroup)?;
+        links::attach_hook(place, program, name, &cgroups.all)?;
     }
     Ok(())
 }
 
 /// The hooks that show the client, and the one that sees sockets end.
-fn attach_hooks(place: &Place, cgroup: &Path, others: &Global) -> Result<(), AttachError> {
+fn attach_hooks(place: &Place, cgroups: &Cgroups, others: &Global) -> Result<(), AttachError> {
     let mut names = load(PEER_NAME, place, &[])?;
     for name in ["peer_name4", "peer_name6"] {
         let program = ready(names.program(name), name, |program: &mut CgroupSockAddr| program.load())?;
-        links::attach_hook(place, program, name, cgroup)?;
+        links::attach_hook(place, program, name, &cgroups.shown)?;
     }
     let mut ends = load(TCP_END, place, &[netns_cookie(place), others.clone()])?;
     let program = ready(ends.program("tcp_end"), "tcp_end", |program: &mut SockOps| program.load())?;
     // For all sockets, whatever `--cgroup` says: otherwise flows of others would never be removed.
-    links::attach_hook(place, program, "tcp_end", &crate::cgroup_root()?)
+    links::attach_hook(place, program, "tcp_end", &cgroups.all)
 }
 
 /// The backstop drops packets that reach a socket unjudged. It covers all sockets of the network namespace, which it knows by the
 /// namespace's cookie, or by `whereabouts`.
-fn attach_backstop(place: &Place, others: &Global, has_udp: bool) -> Result<(), AttachError> {
+fn attach_backstop(
+    place: &Place,
+    cgroups: &Cgroups,
+    others: &Global,
+    has_udp: bool,
+) -> Result<(), AttachError> {
     // The kernel gives these programs packets from the IP header on.
     let mut globals = vec![Global::LinkHeaderLen(0), others.clone(), Global::HasUdp(has_udp.into())];
     // Linux 6.15. Where probing fails, `whereabouts` does as well.
@@ -325,7 +338,7 @@ fn attach_backstop(place: &Place, others: &Global, has_udp: bool) -> Result<(), 
     }
     let backstop = "backstop";
     let program = ready(loaded.program(backstop), backstop, |program: &mut CgroupSkb| program.load())?;
-    links::attach_hook(place, program, backstop, &crate::cgroup_root()?)?;
+    links::attach_hook(place, program, backstop, &cgroups.all)?;
     // Of an older truepeer, whose backstop asked it.
     if tells_cookie { links::leave_hook(place, name) } else { Ok(()) }
 }

@@ -81,7 +81,7 @@ pub enum AttachError {
     /// The cgroup has no room for another hook.
     #[error(
         "{program} can't be attached to {to}: 64 programs of its kind are already attached there, the most that Linux allows; each network namespace in which \
-         truepeer is attached needs one; detach in one of them"
+         truepeer is attached needs one; detach in one of them, or attach to containers by --container or --pid, which uses their own cgroups"
     )]
     CgroupFull {
         /// The program.

@@ -41,7 +41,7 @@ pub mod udp_door;
 mod witness;
 
 pub use again::can_begin_again;
-pub use attach::{Attached, attach};
+pub use attach::{Attached, Cgroups, attach};
 pub use cgroup::{cgroup_root, is_cgroup};
 pub use counters::{COUNTERS, Counter, Kind, Of};
 pub use detach::{detach_now, drain};

@@ -75,6 +75,21 @@ impl AsFd for NetNs {
     }
 }
 
+/// Runs `work` on a separate thread in the cgroup namespace of a process: paths of cgroups then begin at that namespace's root. Needs
+/// CAP_SYS_ADMIN.
+pub fn in_cgroup_namespace_of<T: Send>(
+    process: u32,
+    work: impl FnOnce() -> T + Send,
+) -> Result<T, CallError> {
+    let path = format!("/proc/{process}/ns/cgroup");
+    let namespace = File::open(path).named("open(namespace)")?;
+    on_own_thread(|| {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::ControlGroup))
+            .named("setns(CLONE_NEWCGROUP)")?;
+        Ok(work())
+    })
+}
+
 /// Gives the calling thread (and everything that it starts) its own mounts. Needs CAP_SYS_ADMIN. While the mounts
 /// are shared, later mounts still reach the outside: make them private first.
 pub fn enter_new_mount_namespace() -> Result<(), CallError> {

@@ -28,6 +28,12 @@ const INODE_AT: usize = 4 + ID_LEN + 16;
 /// States of include/net/tcp_states.h.
 const FIN_WAIT2: u8 = 5;
 const TIME_WAIT: u8 = 6;
+const LISTEN: u8 = 10;
+/// Attributes of a socket behind `struct inet_diag_msg`: INET_DIAG_SKV6ONLY and INET_DIAG_CGROUP_ID (linux/inet_diag.h).
+const IPV6_ONLY: u16 = 11;
+const CGROUP_ID: u16 = 21;
+/// `struct inet_diag_msg`: its inode is the last field.
+const MESSAGE_LEN: usize = INODE_AT + 4;
 /// All states, as the bits of `idiag_states`.
 const EVERY_STATE: u32 = u32::MAX;
 /// Room for one answer: the message about a socket has 72 bytes and few attributes, an error repeats the request.
@@ -146,22 +152,37 @@ impl SockDiag {
     /// # Errors
     /// The kernel's; EINTR if the list changed during each attempt to read it.
     pub fn connections(&mut self) -> Result<Vec<SocketId>, CallError> {
-        let mut found = self.dump(AddressFamily::INET)?;
-        found.extend(self.dump(AddressFamily::INET6)?);
+        let mut found = self.dump(AddressFamily::INET, EVERY_STATE, connection)?;
+        found.extend(self.dump(AddressFamily::INET6, EVERY_STATE, connection)?);
         Ok(found)
     }
 
-    fn dump(&mut self, family: AddressFamily) -> Result<Vec<SocketId>, CallError> {
+    /// All sockets that listen.
+    ///
+    /// # Errors
+    /// The kernel's; EINTR if the list changed during each attempt to read it.
+    pub fn listeners(&mut self) -> Result<Vec<Listener>, CallError> {
+        let mut found = self.dump(AddressFamily::INET, 1 << LISTEN, listener)?;
+        found.extend(self.dump(AddressFamily::INET6, 1 << LISTEN, listener)?);
+        Ok(found)
+    }
+
+    fn dump<T>(
+        &mut self,
+        family: AddressFamily,
+        states: u32,
+        read: fn(&[u8]) -> Option<T>,
+    ) -> Result<Vec<T>, CallError> {
         for _ in 0..ATTEMPTS {
             let all = SocketId { family: number(family), id: [0; ID_LEN] };
-            self.send(BY_FAMILY, NLM_F_DUMP, EVERY_STATE, &all)?;
+            self.send(BY_FAMILY, NLM_F_DUMP, states, &all)?;
             let (mut answer, mut found) = (NetlinkAnswer::to(self.sequence), Vec::new());
             let mut buffer = vec![0; DUMP_BYTES];
             let end = loop {
                 let (count, _) =
                     recv(&self.socket, buffer.as_mut_slice(), RecvFlags::empty()).named("recv(sock_diag)")?;
                 let end = answer.on_datagram(&buffer[..count], |message| {
-                    found.extend((message.kind == BY_FAMILY).then(|| connection(message.body)).flatten());
+                    found.extend((message.kind == BY_FAMILY).then(|| read(message.body)).flatten());
                 });
                 if let Some(end) = end {
                     break end;
@@ -242,6 +263,36 @@ fn connection(body: &[u8]) -> Option<SocketId> {
     Some(SocketId { family, id: body.get(4..4 + ID_LEN)?.try_into().ok()? })
 }
 
+/// A socket that listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listener {
+    /// Where it listens.
+    pub local: SocketAddr,
+    /// It takes IPv6 connections only.
+    pub is_ipv6_only: bool,
+    /// The number of the cgroup that made it, which is its directory's inode. `None`: the kernel does not say.
+    pub cgroup: Option<u64>,
+}
+
+fn listener(body: &[u8]) -> Option<Listener> {
+    let id = SocketId { family: *body.first()?, id: body.get(4..4 + ID_LEN)?.try_into().ok()? };
+    let mut found = Listener { local: id.local(), is_ipv6_only: false, cgroup: None };
+    let mut rest = body.get(MESSAGE_LEN..)?;
+    // struct nlattr: length with its header, kind; then the value, padded to four bytes.
+    while let Some((header, _)) = rest.split_at_checked(4) {
+        let len = usize::from(u16::from_ne_bytes([header[0], header[1]]));
+        let kind = u16::from_ne_bytes([header[2], header[3]]);
+        let Some(value) = rest.get(4..len) else { break };
+        match kind {
+            IPV6_ONLY => found.is_ipv6_only = value.first().is_some_and(|is| *is != 0),
+            CGROUP_ID => found.cgroup = value.try_into().ok().map(u64::from_ne_bytes),
+            _ => {}
+        }
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Some(found)
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream};
@@ -258,6 +309,43 @@ mod tests {
         assert!(listed(1, 9) && listed(FIN_WAIT2, 9) && listed(8, 0));
         assert!(!listed(TIME_WAIT, 0) && !listed(FIN_WAIT2, 0));
         assert!(connection(&[2; INODE_AT]).is_none(), "it is too short");
+    }
+
+    #[test]
+    fn attributes_of_a_listener_are_read_whatever_their_length_says() {
+        let mut body = vec![0; MESSAGE_LEN];
+        body[0] = number(AddressFamily::INET6);
+        let attribute = |kind: u16, value: &[u8]| {
+            let len = u16::try_from(4 + value.len()).unwrap();
+            [
+                &len.to_ne_bytes()[..],
+                &kind.to_ne_bytes(),
+                value,
+                &vec![0; value.len().next_multiple_of(4) - value.len()],
+            ]
+            .concat()
+        };
+        body.extend(attribute(IPV6_ONLY, &[1]));
+        body.extend(attribute(CGROUP_ID, &42_u64.to_ne_bytes()));
+        let found = listener(&body).unwrap();
+        assert_eq!((found.is_ipv6_only, found.cgroup), (true, Some(42)));
+        for cut in 0..body.len() {
+            let _ = listener(&body[..cut]);
+        }
+        for len in [0, 1, 3, 4, 5, u16::MAX] {
+            let bytes = [&body[..MESSAGE_LEN], &len.to_ne_bytes(), &[0; 6]].concat();
+            assert_eq!(listener(&bytes).unwrap().cgroup, None, "{len}");
+        }
+    }
+
+    #[test]
+    fn the_kernel_tells_a_listeners_cgroup() {
+        let Ok(mut diag) = SockDiag::open() else { return };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let local = listener.local_addr().unwrap();
+        let found = diag.listeners().unwrap();
+        let ours = found.iter().find(|listener| listener.local == local).expect("it listens");
+        assert!(ours.cgroup.is_some_and(|id| id > 0));
     }
 
     #[test]

@@ -1,31 +1,44 @@
-//! The cgroup whose sockets see the client's address.
+//! The cgroups to attach to: the root, or that of a container.
 
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use truepeer_bpf::{cgroup_root, is_cgroup};
+use truepeer_bpf::{Cgroups, cgroup_root, is_cgroup};
+use truepeer_sys::netns::in_cgroup_namespace_of;
+use truepeer_sys::sock_diag::SockDiag;
 
-/// A cgroup, and a warning about it, if any.
-pub(crate) struct Cgroup {
-    pub(crate) path: PathBuf,
-    pub(crate) warning: Option<String>,
-}
-
-/// Finds the cgroup given by `--cgroup` or `--unit`. Without either it is the root: all processes.
-pub(crate) fn find(path: Option<&Path>, unit: Option<&str>) -> Result<Cgroup> {
+/// Finds what `--cgroup` or `--unit` names, or the cgroup of a container's process; else the root. With a warning, if there is one.
+pub(super) fn find(
+    path: Option<&Path>,
+    unit: Option<&str>,
+    process: Option<u32>,
+) -> Result<(Cgroups, Option<String>)> {
     let root = cgroup_root()?;
-    match (path, unit) {
-        (Some(path), _) => {
-            ensure!(is_cgroup(path), "--cgroup {}: not a cgroup v2 directory", path.display());
-            Ok(Cgroup { path: path.to_owned(), warning: None })
-        }
-        (None, Some(unit)) => of_unit(&root, unit),
-        (None, None) => Ok(Cgroup { path: root, warning: None }),
+    ensure!(
+        unit.is_none() || process.is_none(),
+        "--unit names a service of this host; leave it out for a container"
+    );
+    if let Some(path) = path {
+        ensure!(is_cgroup(path), "--cgroup {}: not a cgroup v2 directory", path.display());
     }
+    let (shown, warning) = match (path, unit, process) {
+        (Some(path), _, None) => (path.to_owned(), None),
+        (None, Some(unit), None) => of_unit(&root, unit)?,
+        (None, _, None) => (root.clone(), None),
+        // Its sockets are all that matters, so all hooks are there.
+        (path, _, Some(process)) => {
+            let all = of_container(&root, process, path)?;
+            return Ok((Cgroups { shown: all.clone(), all }, None));
+        }
+    };
+    Ok((Cgroups { all: root, shown }, warning))
 }
 
-fn of_unit(root: &Path, unit: &str) -> Result<Cgroup> {
+fn of_unit(root: &Path, unit: &str) -> Result<(PathBuf, Option<String>)> {
     let output = Command::new("systemctl")
         .args(["show", "--property", "ControlGroup", "--property", "TriggeredBy", "--", unit])
         .output()
@@ -42,5 +55,108 @@ fn of_unit(root: &Path, unit: &str) -> Result<Cgroup> {
     let warning = sockets.map(|socket| {
         format!("{socket} listens for {unit}: its connections belong to systemd's cgroup and would keep the sender's address; leave --unit out")
     });
-    Ok(Cgroup { path: root.join(group), warning })
+    Ok((root.join(group), warning))
+}
+
+/// The cgroup given, if the process is in it; else the container's.
+fn of_container(root: &Path, process: u32, given: Option<&Path>) -> Result<PathBuf> {
+    let own = of_process(root, process)?;
+    let Some(given) = given else { return Ok(of_namespace(root, &own, process)) };
+    // By their numbers: the hierarchy may be mounted several times.
+    let wanted = fs::metadata(given).with_context(|| format!("--cgroup {}", given.display()))?.ino();
+    let found = own
+        .ancestors()
+        .take_while(|path| path.starts_with(root))
+        .find(|path| fs::metadata(path).is_ok_and(|found| found.ino() == wanted));
+    let found = found.with_context(|| {
+        format!(
+            "--cgroup {}: process {process} is not in it but in {}; expected that or one above it",
+            given.display(),
+            own.display()
+        )
+    })?;
+    Ok(found.to_owned())
+}
+
+/// The cgroup that lists the process. The path that the kernel tells begins at this process's own cgroup namespace, which may not be where the
+/// root is.
+fn of_process(root: &Path, process: u32) -> Result<PathBuf> {
+    let told = told_path(process)?;
+    let direct = root.join(told.trim_start_matches('/'));
+    if !told.starts_with("/..") && lists(&direct, process) {
+        return Ok(direct);
+    }
+    let found = all_below(root).into_iter().find(|path| lists(path, process));
+    found.with_context(|| format!("no cgroup below {} lists process {process}", root.display()))
+}
+
+/// The root of the container's cgroup namespace, if it has one: its servers may be in cgroups below.
+fn of_namespace(root: &Path, own: &Path, process: u32) -> PathBuf {
+    let inside = in_cgroup_namespace_of(process, || told_path(process));
+    let outside = told_path(process).unwrap_or_default();
+    let below = own.strip_prefix(root).unwrap_or(Path::new(""));
+    match inside {
+        Ok(Ok(inside)) if inside != outside => {
+            let depth = Path::new(inside.trim_start_matches('/')).components().count();
+            let is_below = below.ends_with(inside.trim_start_matches('/')) && !inside.starts_with("/..");
+            let namespace = is_below.then(|| own.ancestors().nth(depth)).flatten();
+            namespace.filter(|path| path.starts_with(root)).unwrap_or(own).to_owned()
+        }
+        _ => own.to_owned(),
+    }
+}
+
+/// Its path in cgroup v2, as the calling thread's cgroup namespace shows it.
+fn told_path(process: u32) -> Result<String> {
+    let file = format!("/proc/{process}/cgroup");
+    let text = fs::read_to_string(&file).with_context(|| file.clone())?;
+    let path = text.lines().find_map(|line| line.strip_prefix("0::"));
+    Ok(path.with_context(|| format!("{file} names no cgroup of v2"))?.to_owned())
+}
+
+fn lists(cgroup: &Path, process: u32) -> bool {
+    let text = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+    text.lines().any(|line| line.parse() == Ok(process))
+}
+
+/// A cgroup and all below it.
+fn all_below(cgroup: &Path) -> Vec<PathBuf> {
+    let mut all = vec![cgroup.to_owned()];
+    let mut next = 0;
+    while let Some(path) = all.get(next) {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        let below: Vec<_> = entries
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .map(|entry| entry.path())
+            .collect();
+        all.extend(below);
+        next += 1;
+    }
+    all
+}
+
+/// Connections of a socket that was made elsewhere would lose their header and never be finished: refuses them. Call it in the network
+/// namespace.
+pub(super) fn check_listeners(cgroups: &Cgroups, ports: &BTreeSet<u16>) -> Result<()> {
+    let Ok(listeners) = SockDiag::open().and_then(|mut kernel| kernel.listeners()) else { return Ok(()) };
+    let wanted = listeners.iter().filter(|listener| ports.contains(&listener.local.port()));
+    let outside: Vec<_> = wanted.filter_map(|listener| Some((listener.local, listener.cgroup?))).collect();
+    if outside.is_empty() {
+        return Ok(());
+    }
+    let number = |path: &PathBuf| fs::metadata(path).ok().map(|found| found.ino());
+    let inside: BTreeSet<u64> = all_below(&cgroups.all).iter().filter_map(number).collect();
+    for (local, cgroup) in outside {
+        if inside.contains(&cgroup) {
+            continue;
+        }
+        let everywhere = all_below(&cgroup_root()?);
+        let place = everywhere.iter().find(|path| number(path) == Some(cgroup));
+        let place = place.map_or("a cgroup that is gone".to_owned(), |path| path.display().to_string());
+        anyhow::bail!(
+            "{local} was opened by another container of this network namespace, in {place}, which is not below {}; name one above both with --cgroup",
+            cgroups.all.display()
+        );
+    }
+    Ok(())
 }

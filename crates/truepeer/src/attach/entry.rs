@@ -4,16 +4,15 @@ use anyhow::Result;
 use tracing::{info, warn};
 use truepeer_bpf::{NewConnections, Place, Rules, Status, detach_now, drain, status};
 
-use super::{in_netns, privileges, put_rules, tidy_up};
+use super::{privileges, put_rules, target, tidy_up};
 use crate::plan::AttachKey;
 use crate::spec::AttachArgs;
 
 /// Attaches, or gives an attachment other rules. Open connections continue.
 pub(crate) fn put(key: &AttachKey, args: &AttachArgs, rules: &Rules) -> Result<()> {
     let mut out = Vec::new();
-    let put = in_netns(key.netns.as_deref(), || {
-        let place = Place::here(&key.pins)?;
-        put_rules(args, rules.clone(), &place, &mut |warning| warn!("{warning}"), &mut out)
+    let put = in_place(key, |place, process| {
+        put_rules(args, rules.clone(), place, process, &mut |warning| warn!("{warning}"), &mut out)
     });
     put.map_err(privileges::explain)?;
     log(&out);
@@ -24,12 +23,11 @@ pub(crate) fn put(key: &AttachKey, args: &AttachArgs, rules: &Rules) -> Result<(
 /// Returns how many connections keep it attached.
 pub(crate) fn leave(key: &AttachKey, now: bool) -> Result<usize> {
     let mut out = Vec::new();
-    let open = in_netns(key.netns.as_deref(), || {
-        let place = Place::here(&key.pins)?;
-        let open = if now { 0 } else { drain(&place, NewConnections::Pass)?.total() };
+    let open = in_place(key, |place, _| {
+        let open = if now { 0 } else { drain(place, NewConnections::Pass)?.total() };
         if open == 0 {
-            detach_now(&place, NewConnections::Pass)?;
-            tidy_up(&place, &mut out)?;
+            detach_now(place, NewConnections::Pass)?;
+            tidy_up(place, &mut out)?;
         }
         Ok(open)
     });
@@ -39,7 +37,14 @@ pub(crate) fn leave(key: &AttachKey, now: bool) -> Result<usize> {
 
 /// The state of an attachment; `None`: there is none.
 pub(crate) fn status_of(key: &AttachKey) -> Result<Option<Status>> {
-    in_netns(key.netns.as_deref(), || Ok(status(&Place::here(&key.pins)?)?))
+    in_place(key, |place, _| Ok(status(place)?))
+}
+
+fn in_place<T: Send>(
+    key: &AttachKey,
+    work: impl FnOnce(&Place, Option<u32>) -> Result<T> + Send,
+) -> Result<T> {
+    target::find(&key.target)?.run(|process| work(&Place::here(&key.pins)?, process))
 }
 
 fn log(lines: &[u8]) {

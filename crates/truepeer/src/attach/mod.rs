@@ -2,12 +2,13 @@
 
 mod cgroup;
 mod devices;
+mod engine;
 mod entry;
 mod privileges;
 mod report;
+mod target;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -16,8 +17,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
-use truepeer_bpf::{NewConnections, Place, Rules, attach, detach_now, drain, left_behind, status, sweep};
-use truepeer_sys::netns::NetNs;
+use truepeer_bpf::{
+    Cgroups, NewConnections, Place, Rules, attach, detach_now, drain, left_behind, status, sweep,
+};
 
 use crate::plan::attach_rules;
 use crate::routes::netlink::Netlink;
@@ -36,30 +38,19 @@ pub(crate) fn run(args: &AttachArgs, out: &mut (dyn Write + Send)) -> Result<()>
         None => &args.place,
         Some(AttachAction::Status { place, .. } | AttachAction::Detach { place, .. }) => place,
     };
-    in_netns(place.netns.as_deref(), || act(args, place, out)).map_err(privileges::explain)
+    let found = target::find(&place.target()).map_err(privileges::explain)?;
+    found.run(|process| act(args, place, process, out)).map_err(privileges::explain)
 }
 
-fn in_netns<T: Send>(name: Option<&Path>, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    match name {
-        None => work(),
-        Some(name) => {
-            let path = netns_path(name);
-            let netns = NetNs::open(&path)
-                .with_context(|| format!("--netns {} (ip netns lists the names)", name.display()))?;
-            netns.run(work)?
-        }
-    }
-}
-
-/// Network namespaces are named as in ip-netns(8).
-fn netns_path(name: &Path) -> PathBuf {
-    if name.components().count() > 1 { name.to_owned() } else { Path::new("/run/netns").join(name) }
-}
-
-fn act(args: &AttachArgs, place: &PlaceArgs, out: &mut (dyn Write + Send)) -> Result<()> {
+fn act(
+    args: &AttachArgs,
+    place: &PlaceArgs,
+    process: Option<u32>,
+    out: &mut (dyn Write + Send),
+) -> Result<()> {
     let place = Place::here(place.pins.as_deref().unwrap_or(defaults::pins()))?;
     match args.action {
-        None => put_in_place(args, &place, out),
+        None => put_in_place(args, &place, process, out),
         Some(AttachAction::Status { json, .. }) => {
             let (status, left_behind) = (status(&place)?, left_behind(&place)?.len());
             if json {
@@ -103,32 +94,41 @@ fn names_of_devices(args: &AttachArgs) -> Vec<String> {
     if args.dev.is_empty() { vec!["all".to_owned()] } else { args.dev.clone() }
 }
 
-fn put_in_place(args: &AttachArgs, place: &Place, out: &mut (dyn Write + Send)) -> Result<()> {
+fn put_in_place(
+    args: &AttachArgs,
+    place: &Place,
+    process: Option<u32>,
+    out: &mut (dyn Write + Send),
+) -> Result<()> {
     let (rules, warnings) = attach_rules(args)?;
     for warning in &warnings {
         eprintln!("warning: {warning}");
     }
-    put_rules(args, rules, place, &mut |warning| eprintln!("warning: {warning}"), out)
+    put_rules(args, rules, place, process, &mut |warning| eprintln!("warning: {warning}"), out)
 }
 
 fn put_rules(
     args: &AttachArgs,
     mut rules: Rules,
     place: &Place,
+    process: Option<u32>,
     warn: &mut dyn FnMut(&str),
     out: &mut (dyn Write + Send),
 ) -> Result<()> {
     rules.own_addresses = local_addresses(&mut Netlink::open()?)?.into_iter().collect();
     let devices = devices::find(&names_of_devices(args))?;
-    let cgroup = cgroup::find(args.cgroup.as_deref(), args.unit.as_deref())?;
+    let (cgroups, warning) = cgroup::find(args.cgroup.as_deref(), args.unit.as_deref(), process)?;
     let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
-    cgroup.warning.iter().for_each(|warning| warn(warning));
+    warning.iter().for_each(|warning| warn(warning));
+    if process.is_some() {
+        cgroup::check_listeners(&cgroups, &rules.tcp_ports)?;
+    }
     if args.dry_run {
-        return dry_run(place, &rules, &names, &cgroup.path, out);
+        return dry_run(place, &rules, &names, &cgroups, out);
     }
     privileges::check()?;
     tidy_up(place, out)?;
-    let attached = attach(place, &rules, &devices, &cgroup.path)?;
+    let attached = attach(place, &rules, &devices, &cgroups)?;
     let by = if attached.by_tcx { "tcx" } else { "clsact" };
     writeln!(out, "attached to {} ({by}), port {}", names.join(", "), list(&rules))?;
     if attached.taken_over > 0 {
@@ -156,7 +156,7 @@ fn dry_run(
     place: &Place,
     rules: &Rules,
     devices: &[&str],
-    cgroup: &Path,
+    cgroups: &Cgroups,
     out: &mut (dyn Write + Send),
 ) -> Result<()> {
     for device in devices {
@@ -169,14 +169,14 @@ fn dry_run(
             writeln!(out, "tc egress {device}: udp_egress")?;
         }
     }
-    let root = truepeer_bpf::cgroup_root()?;
-    writeln!(out, "cgroup {}: cgroup_skb ingress", root.display())?;
+    let (all, shown) = (cgroups.all.display(), cgroups.shown.display());
+    writeln!(out, "cgroup {all}: cgroup_skb ingress")?;
     if !rules.tcp_ports.is_empty() {
-        writeln!(out, "cgroup {}: getpeername4, getpeername6", cgroup.display())?;
-        writeln!(out, "cgroup {}: sock_ops", root.display())?;
+        writeln!(out, "cgroup {shown}: getpeername4, getpeername6")?;
+        writeln!(out, "cgroup {all}: sock_ops")?;
     }
     if !rules.udp_ports.is_empty() {
-        writeln!(out, "cgroup {}: sendmsg4, sendmsg6", root.display())?;
+        writeln!(out, "cgroup {all}: sendmsg4, sendmsg6")?;
     }
     writeln!(out, "pins: {}", place.path().display())?;
     writeln!(out, "ports: {}", list(rules))?;

@@ -20,6 +20,7 @@ const PAGE: Page = Page {
             "A DNS server behind dnsdist; and one whose senders use another port than the server's",
             "truepeer attach --port 53/udp --allow 10.0.0.7\ntruepeer attach --port 53:5353/udp --allow 10.0.0.7",
         ),
+        example("A server in a container", "truepeer attach --container web --port 80 --allow 10.0.0.7"),
         example(
             "A server that sends first; some clients send no header",
             "truepeer attach --port 22 --allow 10.0.0.7 --header optional",

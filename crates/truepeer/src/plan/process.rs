@@ -11,7 +11,7 @@ use truepeer_bpf::Rules;
 use super::checked::Beside;
 use super::confine::ConfineConfig;
 use super::{Checked, Config, LogConfig, Problems, attach_rules};
-use crate::spec::{AdminAddr, AttachArgs, defaults, text};
+use crate::spec::{AdminAddr, AttachArgs, AttachTarget, defaults, text};
 
 /// Everything that one process does.
 #[derive(Debug, Clone)]
@@ -78,8 +78,7 @@ pub(crate) struct CheckedAttach {
 /// The identity of an attachment: a place has one at most.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct AttachKey {
-    /// By name or path; `None`: this one.
-    pub(crate) netns: Option<PathBuf>,
+    pub(crate) target: AttachTarget,
     pub(crate) pins: PathBuf,
 }
 
@@ -173,7 +172,7 @@ impl AttachKey {
     /// Where this entry attaches.
     pub(crate) fn of(args: &AttachArgs) -> Self {
         let pins = args.place.pins.as_deref().unwrap_or(defaults::pins());
-        Self { netns: args.place.netns.clone(), pins: pins.to_owned() }
+        Self { target: args.place.target(), pins: pins.to_owned() }
     }
 }
 

@@ -183,8 +183,10 @@ impl Drop for Attachments {
 
 /// The same pins in two network namespaces are two attachments.
 fn name(key: &AttachKey) -> String {
-    let netns = key.netns.as_deref().map(|netns| netns.display().to_string());
-    format!("{} in {}", key.pins.display(), netns.as_deref().unwrap_or("this network namespace"))
+    match key.target.to_string().as_str() {
+        "" => format!("{} in this network namespace", key.pins.display()),
+        target => format!("{} in {target}", key.pins.display()),
+    }
 }
 
 impl Attachment {

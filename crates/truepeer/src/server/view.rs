@@ -81,7 +81,7 @@ impl Running for View {
     fn attachments(&self) -> Vec<AttachmentView> {
         let attachments = self.shown().attachments.clone();
         let view = |key: AttachKey| AttachmentView {
-            netns: key.netns.as_ref().map(|netns| netns.display().to_string()).unwrap_or_default(),
+            netns: key.target.to_string(),
             status: attach::status_of(&key).ok().flatten(),
         };
         attachments.into_iter().map(view).collect()

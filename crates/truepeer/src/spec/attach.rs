@@ -1,5 +1,6 @@
 //! `truepeer attach` as it is written.
 
+use std::fmt;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -51,8 +52,71 @@ pub(crate) struct AttachArgs {
 pub(crate) struct PlaceArgs {
     #[arg(long)]
     pub(crate) netns: Option<PathBuf>,
+    #[arg(long, conflicts_with = "netns", value_parser = values::count::<NonZeroU32>)]
+    pub(crate) pid: Option<NonZeroU32>,
+    #[arg(long, conflicts_with_all = ["netns", "pid"])]
+    pub(crate) container: Option<String>,
+    #[arg(long, requires = "container", value_parser = engine)]
+    pub(crate) engine: Option<Engine>,
     #[arg(long)]
     pub(crate) pins: Option<PathBuf>,
+}
+
+/// Whose network namespace.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum AttachTarget {
+    /// This process's.
+    Here,
+    /// By name, path or number of a process.
+    Netns(PathBuf),
+    /// A process's.
+    Process(u32),
+    /// A container's.
+    Container { name: String, engine: Option<Engine> },
+}
+
+/// A container engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Engine {
+    Docker,
+    Podman,
+    Containerd,
+}
+
+impl Engine {
+    pub(crate) const ALL: [Self; 3] = [Self::Docker, Self::Podman, Self::Containerd];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Docker => "docker",
+            Self::Podman => "podman",
+            Self::Containerd => "containerd",
+        }
+    }
+}
+
+impl PlaceArgs {
+    /// Where to attach.
+    pub(crate) fn target(&self) -> AttachTarget {
+        match (&self.netns, self.pid, &self.container) {
+            (Some(netns), ..) => AttachTarget::Netns(netns.clone()),
+            (_, Some(process), _) => AttachTarget::Process(process.get()),
+            (.., Some(name)) => AttachTarget::Container { name: name.clone(), engine: self.engine },
+            _ => AttachTarget::Here,
+        }
+    }
+}
+
+/// Empty: this network namespace.
+impl fmt::Display for AttachTarget {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Here => Ok(()),
+            Self::Netns(name) => write!(out, "{}", name.display()),
+            Self::Process(process) => write!(out, "process {process}"),
+            Self::Container { name, .. } => write!(out, "container {name}"),
+        }
+    }
 }
 
 /// The action instead of attaching.
@@ -75,6 +139,11 @@ pub(crate) enum AttachAction {
         #[command(flatten)]
         place: PlaceArgs,
     },
+}
+
+fn engine(text: &str) -> Result<Engine, &'static str> {
+    let named = Engine::ALL.into_iter().find(|engine| engine.as_str() == text);
+    named.ok_or("expected docker, podman or containerd")
 }
 
 fn udp_dialect(text: &str) -> Result<UdpDialect, &'static str> {

@@ -28,6 +28,13 @@ impl Cgroup {
         }
         Ok(Cgroup(path))
     }
+
+    /// One below it. Drop it first.
+    pub(crate) fn below(&self, name: &str) -> Result<Cgroup> {
+        let path = self.0.join(name);
+        fs::create_dir(&path)?;
+        Ok(Cgroup(path))
+    }
 }
 
 impl Drop for Cgroup {

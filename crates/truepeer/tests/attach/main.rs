@@ -3,6 +3,7 @@
 mod accept_queue;
 mod cgroups;
 mod changes;
+mod containers;
 mod counted;
 mod cut;
 mod entries;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         flows::tests(),
         rules::tests(),
         changes::tests(),
+        containers::tests(),
         counted::tests(),
         cut::tests(),
         cgroups::tests(),

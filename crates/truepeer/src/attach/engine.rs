@@ -1,0 +1,112 @@
+//! Asks container engines for a container's process.
+
+use std::io::ErrorKind;
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::spec::Engine;
+
+/// Names of containers may be shortened, as in the engines' own commands, but not to less than this.
+const SHORTEST_ID: usize = 8;
+
+/// The first process of a running container.
+pub(super) fn process_of(name: &str, engine: Option<Engine>) -> Result<u32> {
+    let asked: &[Engine] = engine.as_ref().map_or(&Engine::ALL, std::slice::from_ref);
+    let mut installed = Vec::new();
+    let mut found = Vec::new();
+    for engine in asked {
+        let Some(answer) = ask(*engine, name)? else { continue };
+        installed.push(engine.as_str());
+        found.extend(answer.map(|process| (*engine, process)));
+    }
+    ensure!(
+        !installed.is_empty(),
+        "--container {name}: can't run {}; --pid PID needs none",
+        names(asked).join(", ")
+    );
+    match found[..] {
+        [] => bail!("--container {name}: {} has no container of that name", installed.join(", ")),
+        [(engine, 0)] => bail!("--container {name}: it is not running; {} start {name}", engine.as_str()),
+        [(_, process)] => Ok(process),
+        [(first, _), (second, _), ..] => bail!(
+            "--container {name}: {0} and {1} both have one; add --engine {0} or --engine {1}",
+            first.as_str(),
+            second.as_str()
+        ),
+    }
+}
+
+fn names(engines: &[Engine]) -> Vec<&'static str> {
+    engines.iter().map(|engine| program(*engine)).collect()
+}
+
+fn program(engine: Engine) -> &'static str {
+    match engine {
+        Engine::Docker => "docker",
+        Engine::Podman => "podman",
+        Engine::Containerd => "ctr",
+    }
+}
+
+/// `None`: the engine is not installed. `Some(None)`: it has no such container. Process 0: the container is not running.
+fn ask(engine: Engine, name: &str) -> Result<Option<Option<u32>>> {
+    match engine {
+        Engine::Docker | Engine::Podman => {
+            let args = ["container", "inspect", "--format", "{{.State.Pid}}", "--", name];
+            let output = run(engine, &args)?;
+            Ok(output.map(|output| text(&output).trim().parse().ok().filter(|_| output.status.success())))
+        }
+        Engine::Containerd => ask_containerd(name),
+    }
+}
+
+/// Containerd keeps its containers in namespaces of names (`k8s.io`, `moby`, `default`).
+fn ask_containerd(name: &str) -> Result<Option<Option<u32>>> {
+    let Some(spaces) = run(Engine::Containerd, &["namespaces", "list", "--quiet"])? else { return Ok(None) };
+    for space in text(&spaces).lines() {
+        let Some(tasks) = run(Engine::Containerd, &["--namespace", space, "tasks", "list"])? else {
+            continue;
+        };
+        if let Some(process) = task_in(&text(&tasks), name) {
+            return Ok(Some(Some(process)));
+        }
+    }
+    Ok(Some(None))
+}
+
+/// `TASK PID STATUS`. Stopped containers have no process, so they count as 0.
+fn task_in(tasks: &str, name: &str) -> Option<u32> {
+    let is_meant = |id: &str| id == name || (name.len() >= SHORTEST_ID && id.starts_with(name));
+    let mut fields = tasks.lines().skip(1).map(|line| line.split_whitespace());
+    fields.find_map(|mut fields| {
+        let (id, process, state) = (fields.next()?, fields.next()?, fields.next()?);
+        is_meant(id).then(|| if state == "RUNNING" { process.parse().ok() } else { Some(0) })?
+    })
+}
+
+fn run(engine: Engine, args: &[&str]) -> Result<Option<Output>> {
+    match Command::new(program(engine)).args(args).output() {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        output => output.map(Some).with_context(|| format!("{} can't be run", program(engine))),
+    }
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_of_containerd_are_found_by_a_part_of_their_name() {
+        let tasks = "TASK          PID    STATUS\nweb           41     RUNNING\n0123456789ab  42     RUNNING\nold 0 STOPPED\n";
+        assert_eq!(task_in(tasks, "web"), Some(41));
+        assert_eq!(task_in(tasks, "01234567"), Some(42));
+        assert_eq!(task_in(tasks, "0123"), None, "too short to be sure");
+        assert_eq!(task_in(tasks, "old"), Some(0));
+        assert_eq!(task_in("", "web"), None);
+    }
+}
