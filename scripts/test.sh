@@ -89,6 +89,14 @@ bench_smoke() {
   build_programs && "$target/debug/bench" --smoke --truepeer "$target/debug/truepeer"
 }
 
+# The tarball's binary is static: musl has other types than glibc where truepeer calls libc itself.
+musl() {
+  local musl
+  musl=$(uname -m)-unknown-linux-musl
+  [ -d "$(rustc --print target-libdir --target "$musl")" ] || { echo "SKIP musl: rustup target add $musl is needed"; return 0; }
+  cargo check -q -p truepeer-sys --target "$musl"
+}
+
 package_lint() { { [ -x "$target/debug/truepeer" ] || build_programs; } && scripts/package-lint.sh; }
 packages() { scripts/package.sh && scripts/package-check.sh; }
 
@@ -101,6 +109,7 @@ check_as_plain_user
 check demo demo
 check demo-https demo_https
 check bench-smoke bench_smoke
+check musl musl
 check package-lint package_lint
 if [ "${TRUEPEER_TEST_ALL:-}" = 1 ]; then check packages packages; fi
 if [ -x fuzz/smoke ]; then check fuzz-smoke fuzz/smoke; else note_skip "fuzz-smoke: fuzz/smoke does not exist"; fi
