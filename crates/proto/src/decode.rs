@@ -1,8 +1,8 @@
 //! Finding out which version is spoken, as early as the bytes show it.
 
 use crate::error::{DecodeError, DecodeErrorKind};
-use crate::header::{Decoded, Header};
-use crate::{V2_SIGNATURE, v1, v2};
+use crate::header::{Decoded, Header, V2_FIXED_LEN, V2_SIGNATURE};
+use crate::{v1, v2};
 
 const V1_SIGNATURE: &[u8] = b"PROXY";
 
@@ -23,7 +23,7 @@ impl Versions {
 
     /// The shortest header that can still arrive when nothing has.
     const fn shortest(self) -> usize {
-        if self.v1 { v1::SHORTEST } else { crate::V2_FIXED_LEN }
+        if self.v1 { v1::SHORTEST } else { V2_FIXED_LEN }
     }
 }
 

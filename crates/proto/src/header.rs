@@ -4,6 +4,13 @@ use core::net::SocketAddr;
 
 use crate::tlv::Tlvs;
 
+/// The bytes that open a version 2 header (PROXY 2.2).
+pub const V2_SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
+
+/// The part of a version 2 header that is always there: signature, version and command, family and
+/// protocol, length (PROXY 2.2).
+pub const V2_FIXED_LEN: usize = 16;
+
 /// Which encoding carried the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {

@@ -29,15 +29,8 @@ pub mod vectors;
 pub use decode::{Limits, Versions, decode, decode_datagram};
 pub use encode::{EncodeError, V1_MAX_LEN, V2Encoder, encode_v1};
 pub use error::{DecodeError, DecodeErrorKind};
-pub use header::{Addresses, Command, Decoded, Header, Transport, Version};
+pub use header::{Addresses, Command, Decoded, Header, Transport, V2_FIXED_LEN, V2_SIGNATURE, Version};
 pub use quote::Quote;
 pub use sniff::sniff;
 pub use text::Text;
 pub use tlv::{Tlv, Tlvs};
-
-/// The bytes that open a version 2 header (PROXY 2.2).
-pub const V2_SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
-
-/// The part of a version 2 header that is always there: signature, version and command, family and
-/// protocol, length (PROXY 2.2).
-pub const V2_FIXED_LEN: usize = 16;

@@ -10,8 +10,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::str::FromStr;
 
-use crate::DecodeErrorKind as Kind;
-use crate::error::DecodeError;
+use crate::error::{DecodeError, DecodeErrorKind as Kind};
 use crate::header::{Addresses, Command, Decoded, Header, Transport, Version};
 use crate::tlv::Tlvs;
 

@@ -8,11 +8,10 @@
 
 use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::DecodeErrorKind as Kind;
-use crate::error::DecodeError;
-use crate::header::{Addresses, Command, Decoded, Header, Transport, Version};
+use crate::checksum;
+use crate::error::{DecodeError, DecodeErrorKind as Kind};
+use crate::header::{Addresses, Command, Decoded, Header, Transport, V2_FIXED_LEN, Version};
 use crate::tlv::{self, Tlvs};
-use crate::{V2_FIXED_LEN, checksum};
 
 const VERSION_AND_COMMAND: usize = 12;
 const FAMILY_AND_TRANSPORT: usize = 13;

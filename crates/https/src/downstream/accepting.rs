@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use truepeer_session::listening::concerns_one_connection;
 
-use super::WorkerState;
+use super::worker_state::WorkerState;
 use crate::reactor::{Reactor, TcpListener, TcpStream};
 
 /// How long connections stay in the kernel's queue when the system is out of descriptors or memory.

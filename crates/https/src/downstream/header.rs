@@ -8,7 +8,8 @@ use truepeer_proto::{Header, Version};
 use truepeer_session::CloseReason;
 use truepeer_session::budget::{Budget, Permit};
 
-use super::{TlsListener, WorkerState};
+use super::rules::TlsListener;
+use super::worker_state::WorkerState;
 use crate::buffers::{self, RECORD_BYTES};
 use crate::reactor::TcpStream;
 

@@ -10,102 +10,26 @@ mod accepting;
 mod clients;
 mod header;
 mod idle;
+mod rules;
+mod worker_state;
 
-use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::net::SocketAddr;
+use std::time::Duration;
 
-use truepeer_policy::{HeaderRule, Origin, Policy, PrefixSet, Route, SenderAddr};
+use truepeer_policy::{Route, SenderAddr};
 use truepeer_proto::Tlvs;
-use truepeer_session::Journal;
-use truepeer_session::budget::Budgets;
-use truepeer_session::counters::Shard;
 use truepeer_session::registry::SessionStage;
-use truepeer_session::settings::ListenerSettings;
 
 pub use self::accepting::{Closing, accept};
 pub use self::clients::{ClientConnections, Counted};
 pub use self::idle::{Idle, IdleConnections, IdleList};
+pub use self::rules::{PerClient, TlsListener};
+pub use self::worker_state::WorkerState;
 use crate::close::TlsCloseReason;
 use crate::open::OpenConnection;
 use crate::reactor::TcpStream;
 use crate::stream::Stream;
 use crate::tls::{HandshakeError, ServerTls, TlsFacts, TlsStream};
-
-/// The state that the connections of one listener share in one worker.
-#[derive(Debug, Clone)]
-pub struct WorkerState {
-    /// Log and counters of all workers.
-    pub journal: Arc<Journal>,
-    /// Their counters.
-    pub shard: Arc<Shard>,
-    /// The limits that all workers share.
-    pub budgets: Budgets,
-    /// Each client's connections, in all workers.
-    pub clients: Arc<ClientConnections>,
-    /// Connections that wait for their next request, and may be closed for new ones.
-    pub idle: IdleList,
-}
-
-impl WorkerState {
-    /// The default of --max-per-client: an eighth of all sessions, so that a few clients can't use them up, and
-    /// at least as many as some browsers behind one address open.
-    #[must_use]
-    pub fn usual_most_per_client(&self) -> usize {
-        (self.budgets.sessions.limit() / 8).clamp(64, 4096)
-    }
-
-    /// Closes the connection that has been idle longest because a resource ran short. Returns whether there was
-    /// one.
-    pub(crate) fn reclaim(&self, about: IpAddr, now: Instant) -> bool {
-        let waited = self.idle.end_longest(now);
-        if let Some(waited) = waited {
-            self.journal.on_reclaimed(&self.shard, about, waited, now);
-        }
-        waited.is_some()
-    }
-}
-
-/// The rules of one listener.
-#[derive(Debug, Clone)]
-pub struct TlsListener {
-    /// Timeouts and limits.
-    pub settings: ListenerSettings,
-    /// Who may connect, who the client is, and the destination.
-    pub policy: Arc<Policy>,
-    /// The TLS configuration, if clients use TLS.
-    pub tls: Option<Arc<ServerTls>>,
-    /// How long a TLS handshake may take, with clients and with backends.
-    pub handshake_timeout: Duration,
-    /// The limit of connections for one client.
-    pub per_client: PerClient,
-}
-
-/// The limit of connections for one client.
-#[derive(Debug, Clone, Default)]
-pub struct PerClient {
-    /// `None`: [`WorkerState::usual_most_per_client`]; 0: any number.
-    pub most: Option<usize>,
-    /// Addresses that many clients share, such as a proxy's. They are not limited.
-    pub shared: PrefixSet,
-}
-
-impl PerClient {
-    /// Whether the client of `route` is identified individually.
-    ///
-    /// A sender that may name clients but has not (LOCAL, UNKNOWN, an optional header) stands for many clients, or
-    /// connects for its own health checks. The same holds for a program on this machine, such as another proxy or
-    /// an ssh tunnel.
-    fn counts(&self, route: &Route, rule: HeaderRule) -> bool {
-        let client = route.client.ip();
-        let is_one = match route.origin {
-            Origin::Header => true,
-            Origin::NoHeader => rule == HeaderRule::Forbid && !client.is_loopback(),
-            Origin::Local | Origin::Unknown => false,
-        };
-        is_one && !self.shared.contains(client)
-    }
-}
 
 /// A connection whose client is known.
 #[derive(Debug)]
@@ -214,49 +138,4 @@ fn count(
     let client = route.client.ip();
     let counted = worker.clients.count(client, most);
     counted.map(Some).ok_or(TlsCloseReason::TooManyOfClient { client, most })
-}
-
-#[cfg(test)]
-mod tests {
-    use truepeer_policy::{BackendAddr, ClientAddr, OnConflict};
-
-    use super::*;
-
-    fn route(client: &str, origin: Origin) -> Route {
-        Route {
-            client: ClientAddr::new(SocketAddr::new(client.parse().unwrap(), 5000)),
-            origin,
-            backend: BackendAddr::new("192.0.2.1:80".parse().unwrap()),
-            source: None,
-            on_conflict: OnConflict::Ephemeral,
-            send_proxy: None,
-            destination: None,
-            special: None,
-        }
-    }
-
-    #[test]
-    fn clients_are_counted_only_where_they_are_identified() {
-        let per_client = PerClient { most: None, shared: "10.0.0.0/8".parse().unwrap() };
-        for (client, origin, rule, counts) in [
-            ("203.0.113.7", Origin::NoHeader, HeaderRule::Forbid, true),
-            ("203.0.113.7", Origin::Header, HeaderRule::Require, true),
-            ("127.0.0.2", Origin::Header, HeaderRule::Require, true),
-            // A sender that may name clients but has named none.
-            ("203.0.113.7", Origin::NoHeader, HeaderRule::Optional, false),
-            ("203.0.113.7", Origin::Local, HeaderRule::Require, false),
-            ("203.0.113.7", Origin::Unknown, HeaderRule::Require, false),
-            // Another proxy: on this machine, or trusted to name its clients in each request.
-            ("127.0.0.1", Origin::NoHeader, HeaderRule::Forbid, false),
-            ("::1", Origin::NoHeader, HeaderRule::Forbid, false),
-            ("10.1.2.3", Origin::NoHeader, HeaderRule::Forbid, false),
-            ("10.1.2.3", Origin::Header, HeaderRule::Require, false),
-        ] {
-            assert_eq!(
-                per_client.counts(&route(client, origin), rule),
-                counts,
-                "{client} {origin:?} {rule:?}"
-            );
-        }
-    }
 }

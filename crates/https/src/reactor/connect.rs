@@ -3,7 +3,7 @@
 use truepeer_session::connect_as::{ConnectError, Upstream, connect_as};
 use truepeer_sys::Named as _;
 
-use super::Reactor;
+use super::event_loop::Reactor;
 use super::stream::TcpStream;
 
 /// Connects as `upstream` specifies, and waits until the backend has accepted. One attempt, without a time-out.

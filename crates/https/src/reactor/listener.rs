@@ -11,7 +11,7 @@ use mio::Interest;
 use truepeer_session::listening::prepare;
 use truepeer_session::table::Key;
 
-use super::Reactor;
+use super::event_loop::Reactor;
 use super::sources::{Source, token};
 use super::stream::TcpStream;
 
@@ -33,11 +33,11 @@ impl TcpListener {
         let io = std::net::TcpListener::from(socket);
         io.set_nonblocking(true)?;
         let mut io = mio::net::TcpListener::from_std(io);
-        let (core, source) = (reactor.core(), Source::fresh());
-        let key = core.sources.add(&source);
-        let registered = core.poll.borrow().registry().register(&mut io, token(key), Interest::READABLE);
+        let (state, source) = (reactor.state(), Source::fresh());
+        let key = state.sources.add(&source);
+        let registered = state.poll.borrow().registry().register(&mut io, token(key), Interest::READABLE);
         if let Err(error) = registered {
-            core.sources.remove(key);
+            state.sources.remove(key);
             return Err(error);
         }
         Ok(Self { io, source, key, reactor: reactor.clone() })
@@ -98,11 +98,11 @@ impl TcpListener {
 
 impl Drop for TcpListener {
     fn drop(&mut self) {
-        let core = self.reactor.core();
+        let state = self.reactor.state();
         // Another process may share the socket: then closing it here does not end the watch. Fails only if it has
         // ended already.
-        let _ = core.poll.borrow().registry().deregister(&mut self.io);
-        core.sources.remove(self.key);
+        let _ = state.poll.borrow().registry().deregister(&mut self.io);
+        state.sources.remove(self.key);
     }
 }
 

@@ -13,7 +13,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use truepeer_session::table::Key;
 
-use super::Reactor;
+use super::event_loop::Reactor;
 use super::sources::{OF_A_CONNECTION, Source, token};
 
 /// A connection. Dropping it closes it: with FIN, or with RST after [`TcpStream::reset_when_closed`].
@@ -47,12 +47,12 @@ impl TcpStream {
     }
 
     fn register(reactor: &Reactor, mut io: mio::net::TcpStream, source: Rc<Source>) -> io::Result<Self> {
-        let core = reactor.core();
-        let key = core.sources.add(&source);
+        let state = reactor.state();
+        let key = state.sources.add(&source);
         source.descriptor.set(io.as_raw_fd());
-        let registered = core.poll.borrow().registry().register(&mut io, token(key), OF_A_CONNECTION);
+        let registered = state.poll.borrow().registry().register(&mut io, token(key), OF_A_CONNECTION);
         if let Err(error) = registered {
-            core.sources.remove(key);
+            state.sources.remove(key);
             return Err(error);
         }
         Ok(Self { io, source, key, reactor: reactor.clone() })
@@ -247,7 +247,7 @@ impl AsyncWrite for TcpStream {
 impl Drop for TcpStream {
     fn drop(&mut self) {
         // Closing the descriptor removes it from epoll.
-        self.reactor.core().sources.remove(self.key);
+        self.reactor.state().sources.remove(self.key);
     }
 }
 

@@ -1,6 +1,11 @@
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::io;
 use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
 use std::thread;
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use truepeer_session::connect_as::{ConnectError, Upstream};
@@ -275,7 +280,7 @@ fn a_drained_loop_does_not_wait_for_an_attendant() {
 #[test]
 fn a_finished_wait_for_the_turn_is_removed() {
     let reactor = Reactor::new().unwrap();
-    let before = Arc::strong_count(&reactor.0.mailbox);
+    let before = Arc::strong_count(&reactor.state().mailbox);
     let other = reactor.clone();
     let waited = reactor.block_on(async move {
         for _ in 0..100 {
@@ -289,7 +294,7 @@ fn a_finished_wait_for_the_turn_is_removed() {
         }
     });
     waited.unwrap();
-    assert_eq!(Arc::strong_count(&reactor.0.mailbox), before);
+    assert_eq!(Arc::strong_count(&reactor.state().mailbox), before);
 }
 
 #[test]

@@ -4,18 +4,10 @@
 //! stored. When the earlier one comes, the timer is queued again. Only an earlier deadline changes the queue.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use truepeer_session::table::{Key, Table};
-
-use super::Reactor;
-
-/// A deadline has passed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("timed out")]
-pub struct Elapsed;
 
 #[derive(Debug, Default)]
 struct Entry {
@@ -40,6 +32,11 @@ impl Default for Timers {
 }
 
 impl Timers {
+    /// Adds a timer, not armed.
+    pub(super) fn add(&mut self) -> Key {
+        self.entries.insert(Entry::default())
+    }
+
     /// The earliest queued time.
     pub(super) fn next(&self) -> Option<Instant> {
         self.queue.first().map(|(at, _)| *at)
@@ -60,7 +57,7 @@ impl Timers {
         }
     }
 
-    fn arm(&mut self, key: Key, deadline: Instant) {
+    pub(super) fn arm(&mut self, key: Key, deadline: Instant) {
         let Some(entry) = self.entries.get_mut(key) else { return };
         entry.deadline = Some(deadline);
         entry.passed = false;
@@ -82,7 +79,26 @@ impl Timers {
         }
     }
 
-    fn remove(&mut self, key: Key) {
+    pub(super) fn disarm(&mut self, key: Key) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.deadline = None;
+            entry.passed = false;
+        }
+    }
+
+    /// Ready if the deadline has passed, until the timer is armed again.
+    pub(super) fn poll(&mut self, key: Key, cx: &Context<'_>) -> Poll<()> {
+        let Some(entry) = self.entries.get_mut(key) else { return Poll::Pending };
+        if entry.passed {
+            return Poll::Ready(());
+        }
+        if !entry.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            entry.waker = Some(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    pub(super) fn remove(&mut self, key: Key) {
         if let Some(Entry { queued: Some(queued), .. }) = self.entries.remove(key) {
             self.queue.remove(&(queued, key.to_bits()));
         }
@@ -96,64 +112,5 @@ impl Entry {
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
-    }
-}
-
-/// One deadline, which can be moved or cancelled at any time.
-pub struct Timer {
-    reactor: Reactor,
-    key: Key,
-}
-
-impl Timer {
-    pub(super) fn new(reactor: Reactor) -> Self {
-        let key = reactor.core().timers.borrow_mut().entries.insert(Entry::default());
-        Self { reactor, key }
-    }
-
-    /// Sets the deadline, `wait` from now on.
-    pub fn arm(&self, wait: Duration) {
-        // If the sum overflows, use a very distant deadline.
-        let now = self.reactor.now();
-        let at = now.checked_add(wait).unwrap_or(now + Duration::from_secs(1 << 31));
-        self.reactor.core().timers.borrow_mut().arm(self.key, at);
-    }
-
-    /// Cancels the deadline.
-    pub fn disarm(&self) {
-        if let Some(entry) = self.reactor.core().timers.borrow_mut().entries.get_mut(self.key) {
-            entry.deadline = None;
-            entry.passed = false;
-        }
-    }
-
-    /// Ready if the deadline has passed, until the timer is armed again.
-    pub fn poll_expired(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut timers = self.reactor.core().timers.borrow_mut();
-        let Some(entry) = timers.entries.get_mut(self.key) else { return Poll::Pending };
-        if entry.passed {
-            return Poll::Ready(());
-        }
-        if !entry.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-            entry.waker = Some(cx.waker().clone());
-        }
-        Poll::Pending
-    }
-
-    /// Waits for the deadline; forever if it is not armed.
-    pub async fn expired(&self) {
-        std::future::poll_fn(|cx| self.poll_expired(cx)).await;
-    }
-}
-
-impl Drop for Timer {
-    fn drop(&mut self) {
-        self.reactor.core().timers.borrow_mut().remove(self.key);
-    }
-}
-
-impl fmt::Debug for Timer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Timer").finish_non_exhaustive()
     }
 }

@@ -3,9 +3,9 @@
 use core::net::{IpAddr, SocketAddr};
 
 use super::EncodeError;
-use crate::header::{Addresses, Command, Transport};
+use crate::header::{Addresses, Command, Transport, V2_FIXED_LEN, V2_SIGNATURE};
 use crate::tlv::Tlvs;
-use crate::{V2_FIXED_LEN, V2_SIGNATURE, checksum, tlv};
+use crate::{checksum, tlv};
 
 /// Writes one header: addresses first, then TLVs in the order given, the checksum last.
 ///

@@ -80,7 +80,7 @@ const fn signed<const N: usize>(rest: &[u8]) -> [u8; N] {
     let mut whole = [0; N];
     let mut at = 0;
     while at < N {
-        whole[at] = if at < 12 { crate::V2_SIGNATURE[at] } else { rest[at - 12] };
+        whole[at] = if at < 12 { crate::header::V2_SIGNATURE[at] } else { rest[at - 12] };
         at += 1;
     }
     whole

@@ -2,10 +2,10 @@
 
 use super::Expect::{Inet, Local, NeedMore, Refused, Unspecified};
 use super::{Vector, binary, v4, v6, vector};
-use crate::DecodeErrorKind::{
+use crate::error::DecodeErrorKind::{
     NotProxy, V1Address, V1Port, V1TooLong, V2AddressTooShort, V2Command, V2Family,
 };
-use crate::Transport::Stream;
+use crate::header::Transport::Stream;
 
 /// Corpus of published failures.
 #[rustfmt::skip]

@@ -4,10 +4,10 @@ use core::net::SocketAddr;
 
 use super::Expect::{self, Inet, Local, Refused, Unspecified};
 use super::{Vector, binary, v4, vector};
-use crate::DecodeErrorKind::{
+use crate::error::DecodeErrorKind::{
     Crc32cLength, Crc32cMismatch, Crc32cTwice, SslOverrun, SslTooShort, TlvOverrun, UniqueIdTooLong,
 };
-use crate::Transport::Stream;
+use crate::header::Transport::Stream;
 
 const CLIENT: SocketAddr = v4([192, 0, 2, 1], 56324);
 const DESTINATION: SocketAddr = v4([198, 51, 100, 2], 443);

@@ -2,8 +2,8 @@
 
 use super::Expect::{Inet, NeedMore, Refused, Unspecified};
 use super::{Vector, v4, v6, vector};
-use crate::DecodeErrorKind::{NotProxy, V1Address, V1LineEnd, V1Port, V1Protocol, V1Space, V1TooLong};
-use crate::Transport::Stream;
+use crate::error::DecodeErrorKind::{NotProxy, V1Address, V1LineEnd, V1Port, V1Protocol, V1Space, V1TooLong};
+use crate::header::Transport::Stream;
 
 const ALL_ONES: [u16; 8] = [0xffff; 8];
 

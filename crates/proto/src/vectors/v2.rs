@@ -2,10 +2,10 @@
 
 use super::Expect::{Inet, Local, NeedMore, Refused, Unix, Unspecified};
 use super::{Vector, binary, v4, v6, vector};
-use crate::DecodeErrorKind::{
+use crate::error::DecodeErrorKind::{
     NotProxy, V2AddressTooShort, V2Command, V2Family, V2TooLong, V2Transport, V2Version,
 };
-use crate::Transport::{Dgram, Stream};
+use crate::header::Transport::{Dgram, Stream};
 
 const CLIENT6: [u16; 8] = [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1];
 const DESTINATION6: [u16; 8] = [0x2001, 0xdb8, 0, 0, 0, 0, 0, 2];

@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 use super::listening::{self, Bound};
 use super::probe;
 use super::report::{Check, Report};
-use super::{BackendPlace, IpFamily, Subject};
-use crate::routes::item::IpTransport;
+use super::subject::Subject;
+use crate::routes::item::{IpFamily, IpTransport};
+use crate::routes::place::BackendPlace;
 use crate::routes::plan::Backend;
 
 pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) {

@@ -6,10 +6,11 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
 
 use super::report::{Check, Report, Verdict};
-use super::{BackendPlace, IpFamily, Subject};
+use super::subject::Subject;
 use crate::confine::{self, needs};
-use crate::routes::item::{Need, Switch};
+use crate::routes::item::{IpFamily, Need, Switch};
 use crate::routes::netlink::Netlink;
+use crate::routes::place::BackendPlace;
 use crate::routes::sysctl;
 
 /// The oldest kernel with routing rules that match a protocol and ports.

@@ -18,55 +18,21 @@ mod privileges;
 mod probe;
 mod report;
 mod routing;
+mod subject;
 
 use std::io::Write;
-use std::time::Duration;
 
 use anyhow::Result;
 
+use self::subject::Subject;
 use crate::routes::guard::RoutesGuard;
-use crate::routes::item::IpFamily;
-use crate::routes::options::{SetupOptions, local_addresses};
-use crate::routes::plan::{RoutePlan, Setup};
-use crate::routes::{netlink::Netlink, place::BackendPlace};
+use crate::routes::netlink::Netlink;
+use crate::routes::options::local_addresses;
+use crate::routes::plan::RoutePlan;
 use crate::spec::RoutesMode;
 
 pub(crate) use report::Report;
-
-/// What to check, and how.
-#[derive(Debug)]
-pub(crate) struct DoctorOptions {
-    /// The job that truepeer will do.
-    pub(crate) routing: SetupOptions,
-    /// The backends were named, not taken by default. A family that is off is then a failure.
-    pub(crate) named: bool,
-    /// Creates the routes for the duration of the test.
-    pub(crate) with_routes: bool,
-    /// How long to wait for a backend.
-    pub(crate) timeout: Duration,
-    /// Write JSON.
-    pub(crate) json: bool,
-}
-
-/// The input of every check.
-struct Subject<'a> {
-    options: &'a DoctorOptions,
-    setup: Setup,
-    plan: RoutePlan,
-    /// The mark of the upstream sockets.
-    mark: Option<u32>,
-    local: Vec<std::net::IpAddr>,
-}
-
-impl Subject<'_> {
-    fn has_backend(&self, family: IpFamily, place: BackendPlace) -> bool {
-        self.setup.backends.iter().any(|b| IpFamily::of(b.net.addr()) == family && b.place == place)
-    }
-
-    fn has_family(&self, family: IpFamily) -> bool {
-        self.setup.backends.iter().any(|b| IpFamily::of(b.net.addr()) == family)
-    }
-}
+pub(crate) use subject::DoctorOptions;
 
 /// Runs the checks, writes the report, and returns whether every required check passed.
 pub(crate) fn examine(options: &DoctorOptions, out: &mut dyn Write) -> Result<bool> {

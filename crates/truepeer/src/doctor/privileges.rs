@@ -5,8 +5,9 @@ use std::io;
 
 use super::probe;
 use super::report::{Check, Report};
-use super::{IpFamily, Subject};
+use super::subject::Subject;
 use crate::confine::needs::{self, MARK, NEEDS, Need, ROUTES, TRANSPARENT};
+use crate::routes::item::IpFamily;
 
 /// The command that grants the capability to this program's file.
 fn grant(need: &Need) -> String {

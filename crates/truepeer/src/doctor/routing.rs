@@ -8,13 +8,14 @@ use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteMessage, Rout
 
 use super::probe;
 use super::report::{Check, Report, Verdict};
-use super::{BackendPlace, IpFamily, Subject};
+use super::subject::Subject;
 use crate::routes::apply;
 use crate::routes::found::Tag;
-use crate::routes::item::{IpTransport, Need, Rule, TABLE_MAIN};
+use crate::routes::item::{IpFamily, IpTransport, Need, Rule, TABLE_MAIN};
 use crate::routes::kernel::KernelRoutes;
 use crate::routes::message;
 use crate::routes::netlink::Netlink;
+use crate::routes::place::BackendPlace;
 use crate::routes::print::apply_command;
 use crate::routes::print::command;
 use crate::routes::sysctl;

@@ -1,0 +1,43 @@
+//! What is examined.
+
+use std::time::Duration;
+
+use crate::routes::item::IpFamily;
+use crate::routes::options::SetupOptions;
+use crate::routes::place::BackendPlace;
+use crate::routes::plan::{RoutePlan, Setup};
+
+/// What to check, and how.
+#[derive(Debug)]
+pub(crate) struct DoctorOptions {
+    /// The job that truepeer will do.
+    pub(crate) routing: SetupOptions,
+    /// The backends were named, not taken by default. A family that is off is then a failure.
+    pub(crate) named: bool,
+    /// Creates the routes for the duration of the test.
+    pub(crate) with_routes: bool,
+    /// How long to wait for a backend.
+    pub(crate) timeout: Duration,
+    /// Write JSON.
+    pub(crate) json: bool,
+}
+
+/// The input of every check.
+pub(super) struct Subject<'a> {
+    pub(super) options: &'a DoctorOptions,
+    pub(super) setup: Setup,
+    pub(super) plan: RoutePlan,
+    /// The mark of the upstream sockets.
+    pub(super) mark: Option<u32>,
+    pub(super) local: Vec<std::net::IpAddr>,
+}
+
+impl Subject<'_> {
+    pub(super) fn has_backend(&self, family: IpFamily, place: BackendPlace) -> bool {
+        self.setup.backends.iter().any(|b| IpFamily::of(b.net.addr()) == family && b.place == place)
+    }
+
+    pub(super) fn has_family(&self, family: IpFamily) -> bool {
+        self.setup.backends.iter().any(|b| IpFamily::of(b.net.addr()) == family)
+    }
+}
