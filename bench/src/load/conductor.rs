@@ -118,7 +118,7 @@ impl Counts {
 }
 
 /// A thread's work, until nothing is in flight or the stage is [`Stage::Over`].
-pub(super) trait Worker: Send {
+pub(super) trait LoadWorker: Send {
     /// Its report at the end.
     type Report: Send;
 
@@ -147,7 +147,7 @@ impl<R> Measured<R> {
 }
 
 /// Runs the workers through the stages.
-pub(super) fn conduct<W: Worker>(
+pub(super) fn conduct<W: LoadWorker>(
     workers: Vec<W>,
     stand: &Stand,
     scale: &Scale,

@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
-use super::conductor::{Counters, Cue, GLANCE, Stage, Worker, conduct};
+use super::conductor::{Counters, Cue, GLANCE, LoadWorker, Stage, conduct};
 use crate::clients::{Clients, v1_header};
 use crate::contestant::Stand;
 use crate::link::{Events, Poll, socket_from};
@@ -158,7 +158,7 @@ impl Slot {
     }
 }
 
-impl Worker for Knocker<'_> {
+impl LoadWorker for Knocker<'_> {
     type Report = (Histogram<u64>, ConnectionFaults);
 
     fn work(mut self, cue: &Cue, counters: &Counters) -> anyhow::Result<Self::Report> {

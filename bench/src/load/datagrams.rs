@@ -12,7 +12,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use truepeer_sys::udp::{Arrival, ReceiveBatch, Run, grow_buffers, send_runs, udp_socket};
 
-use super::conductor::{Counters, Cue, GLANCE, Stage, Worker, conduct};
+use super::conductor::{Counters, Cue, GLANCE, LoadWorker, Stage, conduct};
 use super::flows::Account;
 use crate::clients::{Clients, v2_header};
 use crate::contestant::Stand;
@@ -187,7 +187,7 @@ fn read_stamp(arrival: &Arrival<'_>, flow: u64, payload: &[u8]) -> Option<u64> {
         .then(|| number.try_into().map(u64::from_le_bytes).ok())?
 }
 
-impl Worker for Shooter {
+impl LoadWorker for Shooter {
     type Report = Report;
 
     fn work(mut self, cue: &Cue, counters: &Counters) -> anyhow::Result<Report> {

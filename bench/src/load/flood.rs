@@ -8,7 +8,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
-use super::conductor::{Counters, Cue, GLANCE, Measured, Stage, Worker, conduct};
+use super::conductor::{Counters, Cue, GLANCE, LoadWorker, Measured, Stage, conduct};
 use crate::backend::Totals;
 use crate::clients::{Clients, v1_header};
 use crate::contestant::Stand;
@@ -217,7 +217,7 @@ impl Flood {
     }
 }
 
-impl Worker for Flood {
+impl LoadWorker for Flood {
     type Report = Vec<Connection>;
 
     fn work(mut self, cue: &Cue, counters: &Counters) -> anyhow::Result<Self::Report> {

@@ -8,7 +8,7 @@ use hdrhistogram::Histogram;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
-use super::conductor::{Counters, Cue, GLANCE, Stage, Worker, conduct};
+use super::conductor::{Counters, Cue, GLANCE, LoadWorker, Stage, conduct};
 use crate::clients::{Clients, v1_header};
 use crate::contestant::Stand;
 use crate::link::{self, Events, Poll};
@@ -157,7 +157,7 @@ impl PingPong {
     }
 }
 
-impl Worker for PingPong {
+impl LoadWorker for PingPong {
     type Report = (Histogram<u64>, PingPongFaults);
 
     fn work(mut self, cue: &Cue, counters: &Counters) -> anyhow::Result<Self::Report> {

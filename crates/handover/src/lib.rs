@@ -29,7 +29,8 @@ pub use datagrams::{CARRIED_BYTES, Datagrams, Own, Send, SendRequest, now, sends
 pub use late::{Decided, Late};
 pub use look::{Look, Refused, look, take};
 pub use names::{
-    Census, NO_CENSUS, Name, Names, NamesFull, OLDEST_FORGOTTEN, Remembered, SocketDiag, Standing, Tuple,
+    Census, ConnectionTuple, NO_CENSUS, Name, Names, NamesFull, OLDEST_FORGOTTEN, Remembered, SocketDiag,
+    Standing,
 };
 pub use rules::RunRules;
 pub use sending::{ConnectSettings, OutgoingHeader};

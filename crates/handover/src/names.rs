@@ -49,12 +49,12 @@ pub struct Name {
     /// The address that the client connected to, in the same form.
     pub destination: Option<SocketAddr>,
     /// The kernel's identification of the connection.
-    pub tuple: Tuple,
+    pub tuple: ConnectionTuple,
 }
 
 /// The two ends of a connection in canonical form, its device, and its network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tuple {
+pub struct ConnectionTuple {
     /// The application's end.
     pub local: SocketAddr,
     /// The sender's end.
@@ -65,7 +65,7 @@ pub struct Tuple {
     pub namespace: u32,
 }
 
-impl Tuple {
+impl ConnectionTuple {
     /// Reads those of an accepted connection.
     ///
     /// # Errors
@@ -100,7 +100,7 @@ pub enum Standing {
 /// Answers whether a connection is still open.
 pub trait Census {
     /// The state of the socket with this cookie and these ends.
-    fn ask(&mut self, cookie: u64, tuple: &Tuple) -> Standing;
+    fn ask(&mut self, cookie: u64, tuple: &ConnectionTuple) -> Standing;
 }
 
 /// How a name was stored.

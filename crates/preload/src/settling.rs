@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use rustix::net::sockopt;
 use truepeer_handover::{
-    Look, Name, OLDEST_FORGOTTEN, Refused, Remembered, Shown, SocketDiag, Tuple, as_seen_by, take,
+    ConnectionTuple, Look, Name, OLDEST_FORGOTTEN, Refused, Remembered, Shown, SocketDiag, as_seen_by, take,
 };
 use truepeer_policy::{ClientAddr, SenderAddr};
 
@@ -61,7 +61,7 @@ fn name(
     };
     let full = |_| Refused::NoRoom { sender: SenderAddr::new(sender) };
     let left = |_| Refused::Left { sender: SenderAddr::new(sender) };
-    let tuple = Tuple::of(socket, sender).map_err(left)?;
+    let tuple = ConnectionTuple::of(socket, sender).map_err(left)?;
     let cookie = sockopt::socket_cookie(socket).map_err(left)?;
     let name = Name { client: shown, destination, tuple };
     let remembered = role.family.names.insert(cookie, &name, &mut SocketDiag::new()).map_err(full)?;

@@ -35,21 +35,21 @@ pub struct Kernel {
 
 /// A session's socket. A panic that drops it resets the connection: FIN would mean that everything was sent.
 #[derive(Debug)]
-pub struct Socket(OwnedFd);
+pub struct KernelSocket(OwnedFd);
 
-impl From<OwnedFd> for Socket {
+impl From<OwnedFd> for KernelSocket {
     fn from(socket: OwnedFd) -> Self {
         Self(socket)
     }
 }
 
-impl AsFd for Socket {
+impl AsFd for KernelSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Drop for Socket {
+impl Drop for KernelSocket {
     fn drop(&mut self) {
         if std::thread::panicking() {
             reset_when_closed(&self.0);
@@ -100,21 +100,21 @@ pub fn readiness(flags: EventFlags) -> Readiness {
 }
 
 impl Io for Kernel {
-    type Socket = Socket;
+    type Socket = KernelSocket;
     type Pipe = Pipe;
 
-    fn recv(&mut self, socket: &Socket, buffer: &mut [u8]) -> Result<usize, Errno> {
+    fn recv(&mut self, socket: &KernelSocket, buffer: &mut [u8]) -> Result<usize, Errno> {
         let length = rustix::net::recv(socket, &mut *buffer, RecvFlags::empty()).map(|(length, _)| length)?;
         #[cfg(test)]
         crate::trap::spring(&buffer[..length]);
         Ok(length)
     }
 
-    fn peek(&mut self, socket: &Socket, buffer: &mut [u8]) -> Result<usize, Errno> {
+    fn peek(&mut self, socket: &KernelSocket, buffer: &mut [u8]) -> Result<usize, Errno> {
         rustix::net::recv(socket, buffer, RecvFlags::PEEK).map(|(length, _)| length)
     }
 
-    fn discard(&mut self, socket: &Socket, mut length: usize) -> Result<(), Errno> {
+    fn discard(&mut self, socket: &KernelSocket, mut length: usize) -> Result<(), Errno> {
         let mut waste = [0_u8; 4096];
         while length > 0 {
             let most = length.min(waste.len());
@@ -128,19 +128,19 @@ impl Io for Kernel {
         Ok(())
     }
 
-    fn send(&mut self, socket: &Socket, bytes: &[u8]) -> Result<usize, Errno> {
+    fn send(&mut self, socket: &KernelSocket, bytes: &[u8]) -> Result<usize, Errno> {
         rustix::net::send(socket, bytes, SendFlags::NOSIGNAL)
     }
 
-    fn shutdown_write(&mut self, socket: &Socket) -> Result<(), Errno> {
+    fn shutdown_write(&mut self, socket: &KernelSocket) -> Result<(), Errno> {
         rustix::net::shutdown(socket, Shutdown::Write)
     }
 
-    fn reset_when_closed(&mut self, socket: &Socket) {
+    fn reset_when_closed(&mut self, socket: &KernelSocket) {
         reset_when_closed(&socket.0);
     }
 
-    fn unacknowledged(&mut self, socket: &Socket) -> usize {
+    fn unacknowledged(&mut self, socket: &KernelSocket) -> usize {
         socket::unacknowledged_bytes(socket.as_fd()).unwrap_or(0)
     }
 
@@ -165,27 +165,27 @@ impl Io for Kernel {
         }
     }
 
-    fn splice_in(&mut self, socket: &Socket, pipe: &Pipe) -> Result<usize, Errno> {
+    fn splice_in(&mut self, socket: &KernelSocket, pipe: &Pipe) -> Result<usize, Errno> {
         move_bytes(socket, &pipe.write, PIPE_BYTES)
     }
 
-    fn splice_out(&mut self, pipe: &Pipe, socket: &Socket, length: usize) -> Result<usize, Errno> {
+    fn splice_out(&mut self, pipe: &Pipe, socket: &KernelSocket, length: usize) -> Result<usize, Errno> {
         move_bytes(&pipe.read, socket, length)
     }
 
-    fn connect(&mut self, upstream: &Upstream) -> Result<Socket, ConnectError> {
-        connect_as(upstream).map(Socket)
+    fn connect(&mut self, upstream: &Upstream) -> Result<KernelSocket, ConnectError> {
+        connect_as(upstream).map(KernelSocket)
     }
 
-    fn connect_result(&mut self, socket: &Socket) -> Result<(), Errno> {
+    fn connect_result(&mut self, socket: &KernelSocket) -> Result<(), Errno> {
         sockopt::socket_error(socket)?
     }
 
-    fn watch(&mut self, socket: &Socket, token: Token) -> Result<(), Errno> {
+    fn watch(&mut self, socket: &KernelSocket, token: Token) -> Result<(), Errno> {
         epoll::add(&self.epoll, socket, EventData::new_u64(token), EDGES)
     }
 
-    fn local_address(&mut self, socket: &Socket) -> Option<SocketAddr> {
+    fn local_address(&mut self, socket: &KernelSocket) -> Option<SocketAddr> {
         socket::local_address(socket.as_fd()).ok()
     }
 }

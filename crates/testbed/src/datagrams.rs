@@ -111,7 +111,7 @@ pub struct Seen {
 }
 
 /// A backend's answers to a datagram.
-pub type Answer = fn(&Seen) -> Vec<Vec<u8>>;
+pub type DatagramAnswer = fn(&Seen) -> Vec<Vec<u8>>;
 
 /// An unmodified server in this process: it records each source address and answers.
 #[derive(Debug)]
@@ -138,7 +138,7 @@ impl Backend {
     }
 
     /// Answers each datagram with these, on all `addresses` in the calling thread's network namespace.
-    pub fn start<A: Display>(addresses: &[A], answer: Answer) -> Result<Backend> {
+    pub fn start<A: Display>(addresses: &[A], answer: DatagramAnswer) -> Result<Backend> {
         let mut backend = Backend { seen: Arc::default(), stop: Arc::default(), threads: Vec::new() };
         for address in addresses {
             let socket = bind_to(address)?;
@@ -154,7 +154,7 @@ impl Backend {
         Ok(backend)
     }
 
-    fn serve_on(&mut self, socket: UdpSocket, answer: Answer) -> Result<()> {
+    fn serve_on(&mut self, socket: UdpSocket, answer: DatagramAnswer) -> Result<()> {
         socket.set_read_timeout(Some(Duration::from_millis(20)))?;
         socket2::SockRef::from(&socket).set_recv_buffer_size(4 << 20)?;
         let (seen, stop) = (Arc::clone(&self.seen), Arc::clone(&self.stop));
@@ -197,7 +197,7 @@ fn answer_who(seen: &Seen) -> Vec<Vec<u8>> {
     vec![[seen.from.to_string().as_bytes(), b" ", &seen.payload].concat()]
 }
 
-fn serve(socket: &UdpSocket, seen: &Mutex<Vec<Seen>>, stop: &AtomicBool, answer: Answer) {
+fn serve(socket: &UdpSocket, seen: &Mutex<Vec<Seen>>, stop: &AtomicBool, answer: DatagramAnswer) {
     let mut buffer = vec![0; 65_536];
     while !stop.load(Ordering::Relaxed) {
         let Ok((length, from)) = socket.recv_from(&mut buffer) else { continue };

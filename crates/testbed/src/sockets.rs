@@ -11,7 +11,7 @@ use crate::wait::wait_for;
 
 /// A line of `/proc/net/tcp` or `tcp6`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Socket {
+pub struct SocketEntry {
     /// The local end.
     pub local: SocketAddr,
     /// The remote end; unspecified for a listener.
@@ -26,11 +26,11 @@ pub struct Socket {
 
 /// All TCP sockets in the calling thread's network namespace. The kernel scans its whole table, which takes tens
 /// of milliseconds.
-pub fn all() -> Vec<Socket> {
+pub fn all() -> Vec<SocketEntry> {
     [of_family(false), of_family(true)].concat()
 }
 
-fn of_family(v6: bool) -> Vec<Socket> {
+fn of_family(v6: bool) -> Vec<SocketEntry> {
     // Not /proc/net: it shows the network namespace of the process, not of the thread.
     let table = if v6 { "/proc/thread-self/net/tcp6" } else { "/proc/thread-self/net/tcp" };
     fs::read_to_string(table).unwrap_or_default().lines().filter_map(parse).collect()
@@ -81,13 +81,13 @@ pub fn wait_until_stuck() -> anyhow::Result<()> {
 }
 
 /// `0: 0100007F:1F90 0100007F:0050 01 00000000:00000000 …`
-fn parse(line: &str) -> Option<Socket> {
+fn parse(line: &str) -> Option<SocketEntry> {
     let mut fields = line.split_whitespace().skip(1);
     let (local, remote) = (parse_address(fields.next()?)?, parse_address(fields.next()?)?);
     let state = u8::from_str_radix(fields.next()?, 16).ok()?;
     let (unsent, unread) = fields.next()?.split_once(':')?;
     let number = |text| u64::from_str_radix(text, 16).ok();
-    Some(Socket { local, remote, state, unsent: number(unsent)?, unread: number(unread)? })
+    Some(SocketEntry { local, remote, state, unsent: number(unsent)?, unread: number(unread)? })
 }
 
 /// `0100007F:0050`: each 32-bit word of the address in this machine's byte order, then the port.

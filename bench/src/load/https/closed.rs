@@ -9,7 +9,7 @@ use super::connection::{Connection, Heard};
 use super::faults::HttpsFaults;
 use crate::contestant::Stand;
 use crate::link::{Events, Poll};
-use crate::load::conductor::{Counters, Cue, GLANCE, Stage, Worker, conduct};
+use crate::load::conductor::{Counters, Cue, GLANCE, LoadWorker, Stage, conduct};
 use crate::measure::latency;
 use crate::metric::{Metric, Sample};
 use crate::suites::Scale;
@@ -56,7 +56,7 @@ impl ClosedLoop {
     }
 }
 
-impl Worker for ClosedLoop {
+impl LoadWorker for ClosedLoop {
     type Report = (Histogram<u64>, HttpsFaults);
 
     fn work(mut self, cue: &Cue, counters: &Counters) -> anyhow::Result<Self::Report> {

@@ -17,7 +17,7 @@ use super::link::TlsLink;
 use crate::clients::Clients;
 use crate::contestant::Stand;
 use crate::link::{Events, Poll, socket_from};
-use crate::load::conductor::{Counters, Cue, GLANCE, Stage, Worker, conduct};
+use crate::load::conductor::{Counters, Cue, GLANCE, LoadWorker, Stage, conduct};
 use crate::measure::latency;
 use crate::metric::{Metric, Sample};
 use crate::place;
@@ -159,7 +159,7 @@ impl AsFd for Slot {
     }
 }
 
-impl Worker for TlsKnocker<'_> {
+impl LoadWorker for TlsKnocker<'_> {
     type Report = (Histogram<u64>, HttpsFaults);
 
     fn work(mut self, cue: &Cue, counters: &Counters) -> anyhow::Result<Self::Report> {

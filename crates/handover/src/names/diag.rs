@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use truepeer_sys::sock_diag::{SockDiag, SocketId};
 
-use super::{Census, Standing, Tuple, namespace_of};
+use super::{Census, ConnectionTuple, Standing, namespace_of};
 
 /// A netlink socket, opened when it is first needed. It knows the connections of the network namespace that it was opened in.
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ impl SocketDiag {
 }
 
 impl Census for SocketDiag {
-    fn ask(&mut self, cookie: u64, tuple: &Tuple) -> Standing {
+    fn ask(&mut self, cookie: u64, tuple: &ConnectionTuple) -> Standing {
         let socket = SocketId::new(tuple.local, tuple.sender, tuple.device, cookie);
         let answer = match self.ready() {
             Some((kernel, namespace)) if *namespace == tuple.namespace => kernel.is_open(&socket).ok(),

@@ -3,7 +3,7 @@
 use core::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
-use super::{Name, Tuple};
+use super::{ConnectionTuple, Name};
 
 /// No socket has these cookies. The kernel counts up from 1, and down from the largest in a nested context
 /// (gen_cookie_next). Reaching the middle would take centuries.
@@ -67,7 +67,7 @@ impl Slot {
         let name = Name {
             client: addr(0, scope & u64::from(u32::MAX)),
             destination: (flags & HAS_DESTINATION != 0).then(|| addr(1, 0)),
-            tuple: Tuple {
+            tuple: ConnectionTuple {
                 local: addr(2, 0),
                 sender: addr(3, 0),
                 device: upper_half(scope),

@@ -6,7 +6,7 @@ use super::*;
 struct Open(BTreeSet<u64>);
 
 impl Census for Open {
-    fn ask(&mut self, cookie: u64, _: &Tuple) -> Standing {
+    fn ask(&mut self, cookie: u64, _: &ConnectionTuple) -> Standing {
         if self.0.contains(&cookie) { Standing::Open } else { Standing::Closed }
     }
 }
@@ -20,14 +20,14 @@ fn only(cookie: u64) -> Open {
 struct Silent;
 
 impl Census for Silent {
-    fn ask(&mut self, _: u64, _: &Tuple) -> Standing {
+    fn ask(&mut self, _: u64, _: &ConnectionTuple) -> Standing {
         Standing::Unknown
     }
 }
 
 fn name(client: &str) -> Name {
     let (local, sender) = ("10.0.0.1:80".parse().unwrap(), "[fe80::1]:5".parse().unwrap());
-    let tuple = Tuple { local, sender, device: u32::MAX, namespace: u32::MAX - 1 };
+    let tuple = ConnectionTuple { local, sender, device: u32::MAX, namespace: u32::MAX - 1 };
     Name { client: client.parse().unwrap(), destination: None, tuple }
 }
 
@@ -167,12 +167,12 @@ fn the_kernel_knows_what_is_open() {
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (accepted, sender) = listener.accept().unwrap();
         let cookie = rustix::net::sockopt::socket_cookie(&accepted).unwrap();
-        let tuple = Tuple::of(accepted.as_fd(), sender).unwrap();
+        let tuple = ConnectionTuple::of(accepted.as_fd(), sender).unwrap();
         assert_eq!(tuple.device != 0, device.is_some());
         let mut diag = SocketDiag::new();
         assert_eq!(diag.ask(cookie, &tuple), Standing::Open);
         assert_eq!(diag.ask(cookie + 1, &tuple), Standing::Closed, "another connection with these ends");
-        let elsewhere = Tuple { namespace: tuple.namespace.wrapping_add(1), ..tuple };
+        let elsewhere = ConnectionTuple { namespace: tuple.namespace.wrapping_add(1), ..tuple };
         assert_eq!(diag.ask(cookie, &elsewhere), Standing::Unknown);
         // This end closes first, so the kernel keeps its ends and its cookie for a while (TIME_WAIT).
         drop(accepted);

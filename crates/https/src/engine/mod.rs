@@ -17,7 +17,7 @@ use truepeer_session::{Engine, EngineError, Health, Journal, ListenerId, Session
 use truepeer_sys::Named as _;
 
 pub use self::listener::HttpsRules;
-use self::worker::{Common, ListenerSource, Order, OrderSender, start_worker};
+use self::worker::{Common, HttpsOrder, ListenerSource, OrderSender, start_worker};
 use crate::downstream::{ClientConnections, IdleConnections};
 
 /// Running tunnels and exchanges. Dropping it stops them: connections that are open are reset.
@@ -81,14 +81,14 @@ impl Https {
                 }
                 None => ListenerSource::New(address, options),
             };
-            let open = |done| Order::Open { id, rules: rules.clone(), source, done };
+            let open = |done| HttpsOrder::Open { id, rules: rules.clone(), source, done };
             address = self.workers.order_one(number, open)??;
         }
         Ok(address)
     }
 
     fn close_in_all(&self, id: ListenerId) -> Result<(), EngineError> {
-        let closed = self.workers.post_all(|_, done| Order::Close { id, done })?;
+        let closed = self.workers.post_all(|_, done| HttpsOrder::Close { id, done })?;
         // No value is sent: the other end is dropped when the listener's socket has been closed.
         let _ = closed.recv();
         Ok(())
@@ -126,12 +126,12 @@ impl Engine for Https {
 
     fn set_rules(&mut self, id: ListenerId, rules: HttpsRules) -> Result<(), EngineError> {
         self.listeners.set_settings(id, &rules.listening.settings)?;
-        self.workers.order_all(|_, done| Order::SetRules { id, rules: rules.clone(), done }).map(|_| ())
+        self.workers.order_all(|_, done| HttpsOrder::SetRules { id, rules: rules.clone(), done }).map(|_| ())
     }
 
     fn sockets(&self, id: ListenerId) -> Result<Vec<OwnedFd>, EngineError> {
         self.listeners.kept(id)?;
-        let of = |number| self.workers.order_one(number, |done| Order::Sockets { id, done })?;
+        let of = |number| self.workers.order_one(number, |done| HttpsOrder::Sockets { id, done })?;
         let sockets = (0..self.workers.count()).map(of).collect::<Result<Vec<_>, EngineError>>()?;
         Ok(sockets.into_iter().flatten().collect())
     }

@@ -23,7 +23,7 @@ use crate::open::OpenConnections;
 use crate::reactor::{self, Reactor, Remote};
 
 /// An order to a worker. When it is carried out, the worker answers on `done`.
-pub(super) enum Order {
+pub(super) enum HttpsOrder {
     /// Open one more listener.
     Open {
         id: ListenerId,
@@ -41,7 +41,7 @@ pub(super) enum Order {
     Sessions(SessionOrder),
 }
 
-impl From<SessionOrder> for Order {
+impl From<SessionOrder> for HttpsOrder {
     fn from(order: SessionOrder) -> Self {
         Self::Sessions(order)
     }
@@ -66,7 +66,7 @@ impl ListenerSource {
 /// A queue of orders for a worker.
 #[derive(Debug, Clone)]
 pub(super) struct OrderSender {
-    orders: Sender<Order>,
+    orders: Sender<HttpsOrder>,
     /// Wakes the task that carries them out.
     bell: WakerCell,
     pub(super) remote: Remote,
@@ -75,9 +75,9 @@ pub(super) struct OrderSender {
 type WakerCell = Arc<Mutex<Waker>>;
 
 impl OrderQueue for OrderSender {
-    type Order = Order;
+    type Order = HttpsOrder;
 
-    fn order(&self, order: Order) -> Result<(), EngineError> {
+    fn order(&self, order: HttpsOrder) -> Result<(), EngineError> {
         self.orders.send(order).map_err(|_| EngineError::WorkerGone)?;
         self.bell.lock().unwrap_or_else(PoisonError::into_inner).wake_by_ref();
         Ok(())
@@ -101,7 +101,7 @@ pub(super) fn start_worker(
             }
         };
         let _ = report.send(Ok(reactor.remote()));
-        let worker = Worker {
+        let worker = HttpsWorker {
             reactor: reactor.clone(),
             common,
             listeners: RefCell::default(),
@@ -124,24 +124,24 @@ pub(super) struct Common {
     pub(super) idle: IdleList,
 }
 
-struct Worker {
+struct HttpsWorker {
     reactor: Reactor,
     common: Common,
-    listeners: RefCell<Vec<Open>>,
+    listeners: RefCell<Vec<OpenSocket>>,
     connections: OpenConnections,
 }
 
 /// A socket of a listener, and the task that accepts from it.
-struct Open {
+struct OpenSocket {
     listener: Rc<HttpsListener>,
     closing: Rc<Closing>,
     /// The task closes it.
     socket: Weak<reactor::TcpListener>,
 }
 
-impl Worker {
+impl HttpsWorker {
     /// Carries out orders, also while the loop drains: its connections are still listed, and can be ended.
-    async fn obey(self, inbox: Receiver<Order>, bell: WakerCell) {
+    async fn obey(self, inbox: Receiver<HttpsOrder>, bell: WakerCell) {
         std::future::poll_fn(|cx| {
             bell.lock().unwrap_or_else(PoisonError::into_inner).clone_from(cx.waker());
             loop {
@@ -155,30 +155,30 @@ impl Worker {
         .await;
     }
 
-    fn carry_out(&self, order: Order) {
+    fn carry_out(&self, order: HttpsOrder) {
         // A requester may have given up.
         match order {
-            Order::Open { id, rules, source, done } => {
+            HttpsOrder::Open { id, rules, source, done } => {
                 let _ = done.send(self.open(id, rules, source));
             }
-            Order::Close { id, done } => {
+            HttpsOrder::Close { id, done } => {
                 for open in self.listeners.borrow_mut().extract_if(.., |open| open.listener.id == id) {
                     open.closing.close(done.clone());
                 }
             }
-            Order::SetRules { id, rules, done } => {
+            HttpsOrder::SetRules { id, rules, done } => {
                 for open in self.listeners.borrow().iter().filter(|open| open.listener.id == id) {
                     open.listener.set_rules(rules.clone());
                 }
                 let _ = done.send(());
             }
-            Order::Sessions(SessionOrder::Page { filter, start, done }) => {
+            HttpsOrder::Sessions(SessionOrder::Page { filter, start, done }) => {
                 let _ = done.send(self.connections.page(&filter, start, self.reactor.now()));
             }
-            Order::Sessions(SessionOrder::End { id, done }) => {
+            HttpsOrder::Sessions(SessionOrder::End { id, done }) => {
                 let _ = done.send(self.connections.end(id.key));
             }
-            Order::Sockets { id, done } => {
+            HttpsOrder::Sockets { id, done } => {
                 let listeners = self.listeners.borrow();
                 let of_id = listeners.iter().filter(|open| open.listener.id == id);
                 let sockets = of_id.filter_map(|open| open.socket.upgrade()).map(|socket| socket.duplicate());
@@ -209,7 +209,7 @@ impl Worker {
         };
         let listener = HttpsListener::new(&self.reactor, id, rules, worker, &self.connections);
         let closing = Rc::<Closing>::default();
-        self.listeners.borrow_mut().push(Open {
+        self.listeners.borrow_mut().push(OpenSocket {
             listener: Rc::clone(&listener),
             closing: Rc::clone(&closing),
             socket: Rc::downgrade(&socket),

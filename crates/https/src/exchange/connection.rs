@@ -14,7 +14,7 @@ use super::serve::{Requester, ServeEnd, Service};
 use super::time_limit::TimeLimit;
 use crate::client_info::ClientInfo;
 use crate::origin::Dial;
-use crate::pump::{Counted, IdleTimeouts, Pump, PumpEnd};
+use crate::pump::{ByteCounts, IdleTimeouts, Pump, PumpEnd};
 use crate::read_buffer::Buffer;
 use crate::shared_stream::SharedStream;
 use crate::stream::Connection;
@@ -211,7 +211,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
                     up,
                     down,
                     service.backlog.clone(),
-                    Counted { shard: service.journal.shard(), open: client_info.open.clone() },
+                    ByteCounts { shard: service.journal.shard(), open: client_info.open.clone() },
                 );
                 let end = pump.run(&service.reactor, timeouts, self.stream, &origin.stream).await;
                 (bytes_up, bytes_down) = pump.delivered();

@@ -63,14 +63,14 @@ pub(crate) struct Pump {
     down: PumpHalf,
     /// The limit of bytes held for the slow ends of all connections together.
     backlog: Budget,
-    counted: Counted,
+    counted: ByteCounts,
     /// Bytes that are counted there: up, down.
     bytes: (u64, u64),
 }
 
 /// Where delivered bytes are counted.
 #[derive(Debug)]
-pub(crate) struct Counted {
+pub(crate) struct ByteCounts {
     pub(crate) shard: Arc<Shard>,
     pub(crate) open: Option<Rc<OpenConnection>>,
 }
@@ -78,7 +78,7 @@ pub(crate) struct Counted {
 impl Pump {
     /// `up` and `down` were already read and are sent first. Delivered bytes are counted at once,
     /// because a connection may last for days.
-    pub(crate) fn new(up: Vec<u8>, down: Vec<u8>, backlog: Budget, counted: Counted) -> Self {
+    pub(crate) fn new(up: Vec<u8>, down: Vec<u8>, backlog: Budget, counted: ByteCounts) -> Self {
         let [up, down] = [up, down].map(PumpHalf::beginning_with);
         Self { up, down, backlog, counted, bytes: (0, 0) }
     }

@@ -18,7 +18,7 @@ use crate::close::TlsCloseReason;
 use crate::dial::dial;
 use crate::downstream::{Downstream, TlsListener, WorkerState};
 use crate::open::{Listed, OpenConnection};
-use crate::pump::{Counted, IdleTimeouts, Pump, PumpEnd, Side};
+use crate::pump::{ByteCounts, IdleTimeouts, Pump, PumpEnd, Side};
 use crate::reactor::TcpStream;
 use crate::shared_stream::SharedStream;
 use crate::stream::Stream;
@@ -86,7 +86,7 @@ async fn session(
     worker.shard.count(Counter::Relayed);
     record.open.set_stage(SessionStage::Relaying);
     let backlog = worker.budgets.backlog_bytes.clone();
-    let counted = Counted { shard: Arc::clone(&worker.shard), open: Some(Rc::clone(&record.open)) };
+    let counted = ByteCounts { shard: Arc::clone(&worker.shard), open: Some(Rc::clone(&record.open)) };
     let pump = Pump::new(downstream.first, Vec::new(), backlog, counted);
     let pump = record.pump.insert(pump);
     let idle = shared.listening.settings.idle_timeout;

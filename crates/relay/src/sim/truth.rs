@@ -19,7 +19,7 @@ use super::io::{Hardships, SimIo};
 use super::party::Ending;
 use super::world::{Backend, Dial, World};
 use crate::io::Io;
-use crate::kernel::{Kernel, Socket};
+use crate::kernel::{Kernel, KernelSocket};
 
 /// One connection with a near end and a far end.
 trait Lab {
@@ -57,7 +57,7 @@ impl RealLab {
         Self { kernel: Kernel::new(epoll, Budget::new(1)), them: None }
     }
 
-    fn dial(&mut self, backend: SocketAddr) -> Socket {
+    fn dial(&mut self, backend: SocketAddr) -> KernelSocket {
         self.kernel.connect(&Upstream { source: None, backend, mark: 0 }).expect("an attempt")
     }
 
@@ -73,7 +73,7 @@ impl Lab for RealLab {
         &mut self.kernel
     }
 
-    fn connect(&mut self) -> Socket {
+    fn connect(&mut self) -> KernelSocket {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a listener");
         let socket = self.dial(listener.local_addr().expect("its address"));
         self.them = Some(listener.accept().expect("a connection").0);
@@ -81,7 +81,7 @@ impl Lab for RealLab {
         socket
     }
 
-    fn connect_to_nobody(&mut self) -> Socket {
+    fn connect_to_nobody(&mut self) -> KernelSocket {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a listener");
         let address = listener.local_addr().expect("its address");
         drop(listener);

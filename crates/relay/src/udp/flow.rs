@@ -20,7 +20,7 @@ use truepeer_sys::udp::{Local, enable_gro, grow_buffers, supports_segmentation, 
 use truepeer_sys::{CallError, Named};
 
 use super::outbox::Sent;
-use super::table::FlowKey;
+use super::table::UdpFlowKey;
 use super::tuples::{Tuples, UpstreamTuple};
 use crate::listener::Listener;
 
@@ -138,7 +138,7 @@ pub(super) struct FlowUpstream {
 }
 
 pub(super) fn open_upstream(
-    flow: &FlowKey,
+    flow: &UdpFlowKey,
     route: &Route,
     mark: u32,
     tuples: &Tuples,
@@ -156,7 +156,7 @@ pub(super) fn open_upstream(
 }
 
 fn connect_as_client(
-    flow: &FlowKey,
+    flow: &UdpFlowKey,
     route: &Route,
     mark: u32,
     tuples: &Tuples,

@@ -21,7 +21,7 @@ use truepeer_sys::udp::Local;
 use truepeer_sys::{CallError, Named};
 
 use super::flow::{Back, Flow, can_merge};
-use super::table::{FlowKey, SenderKey};
+use super::table::{SenderKey, UdpFlowKey};
 use super::{Entrance, FlowContext, Gate, UdpFlows};
 
 pub use super::flow::SentHeader;
@@ -222,7 +222,7 @@ impl UdpFlows {
         let silence = listener.rules.settings.udp.as_ref()?.silence;
         let touched = cx.now.checked_sub(state.silent_for).filter(|_| state.silent_for < silence)?;
         let backend = BackendAddr::new(state.backend);
-        let key = FlowKey { listener: id, client: state.client, destination: state.destination };
+        let key = UdpFlowKey { listener: id, client: state.client, destination: state.destination };
         let tuple = state.source.filter(|_| state.has_tuple);
         let flow = Flow {
             listener: Rc::clone(listener),

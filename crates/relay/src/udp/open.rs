@@ -19,7 +19,7 @@ use super::flow::{Back, Flow, SentHeader, can_merge, open_upstream};
 use super::gate::Gate;
 use super::outbox::Sent;
 use super::refusal::DropCause;
-use super::table::FlowKey;
+use super::table::UdpFlowKey;
 use super::{FlowContext, UdpFlows};
 use crate::listener::Listener;
 
@@ -28,7 +28,7 @@ const V2_ROOM: usize = 16 + 36 + 7;
 
 /// The inputs of a new flow.
 pub(super) struct NewFlow<'a> {
-    pub(super) key: FlowKey,
+    pub(super) key: UdpFlowKey,
     pub(super) header: Option<&'a Header<'a>>,
     /// The header as received.
     pub(super) raw: &'a [u8],
@@ -97,7 +97,7 @@ impl UdpFlows {
     fn adopt(
         &mut self,
         cx: &FlowContext<'_>,
-        key: FlowKey,
+        key: UdpFlowKey,
         flow: Flow,
         silence: Duration,
     ) -> Result<Key, DropCause> {

@@ -13,7 +13,7 @@ use truepeer_session::table::{Key, Table};
 
 /// The identity of a flow: client, destination, and listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct FlowKey {
+pub(crate) struct UdpFlowKey {
     pub(crate) listener: ListenerId,
     pub(crate) client: SocketAddr,
     /// The header's destination; without one, the address to which the datagram was sent.
@@ -32,7 +32,7 @@ pub(crate) struct SenderKey {
 #[derive(Debug)]
 struct Entry<F> {
     flow: F,
-    key: FlowKey,
+    key: UdpFlowKey,
     sender: Option<SenderKey>,
     silence: QueueId,
     link: Link,
@@ -48,7 +48,7 @@ impl<F> Linked for Entry<F> {
 #[derive(Debug)]
 pub(crate) struct FlowTable<F> {
     flows: Table<Entry<F>>,
-    by_client: HashMap<FlowKey, Key>,
+    by_client: HashMap<UdpFlowKey, Key>,
     by_sender: HashMap<SenderKey, Key>,
     deadlines: Deadlines<()>,
 }
@@ -71,7 +71,7 @@ impl<F> FlowTable<F> {
     }
 
     /// The flow of a client.
-    pub(crate) fn of_client(&self, key: &FlowKey) -> Option<Key> {
+    pub(crate) fn of_client(&self, key: &UdpFlowKey) -> Option<Key> {
         self.by_client.get(key).copied()
     }
 
@@ -109,7 +109,7 @@ impl<F> FlowTable<F> {
         &mut self,
         key: Key,
         now: Instant,
-    ) -> Option<(FlowKey, Option<SenderKey>, Duration)> {
+    ) -> Option<(UdpFlowKey, Option<SenderKey>, Duration)> {
         let entry = self.flows.get_mut(key)?;
         let left = entry.link.at().map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
         let silent_for = self.deadlines.wait(entry.silence).saturating_sub(left);
@@ -117,7 +117,7 @@ impl<F> FlowTable<F> {
     }
 
     /// Adds a flow at `now`, which is forgotten after `silence`.
-    pub(crate) fn insert(&mut self, key: FlowKey, flow: F, silence: Duration, now: Instant) -> Key {
+    pub(crate) fn insert(&mut self, key: UdpFlowKey, flow: F, silence: Duration, now: Instant) -> Key {
         let silence = self.deadlines.queue((), silence);
         let place = self.flows.insert(Entry { flow, key, sender: None, silence, link: Link::default() });
         self.by_client.insert(key, place);
@@ -200,8 +200,8 @@ mod tests {
 
     const SILENCE: Duration = Duration::from_secs(60);
 
-    fn client(port: u16) -> FlowKey {
-        FlowKey {
+    fn client(port: u16) -> UdpFlowKey {
+        UdpFlowKey {
             listener: ListenerId::new(0),
             client: SocketAddr::from(([192, 0, 2, 1], port)),
             destination: None,

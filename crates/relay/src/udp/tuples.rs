@@ -11,7 +11,7 @@ use std::collections::hash_map::Entry;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::table::FlowKey;
+use super::table::UdpFlowKey;
 
 /// The tuples in use.
 #[derive(Debug, Clone, Default)]
@@ -36,7 +36,7 @@ impl Tuples {
     /// Takes the tuple of a flow's source address and its backend's for `flow`, unless another flow has it.
     pub(crate) fn take(
         &self,
-        flow: &FlowKey,
+        flow: &UdpFlowKey,
         source: SocketAddr,
         backend: SocketAddr,
     ) -> Option<UpstreamTuple> {
@@ -53,7 +53,7 @@ impl Tuples {
 }
 
 impl Owner {
-    fn is_of(&self, flow: &FlowKey) -> bool {
+    fn is_of(&self, flow: &UdpFlowKey) -> bool {
         (self.client, self.destination) == (flow.client, flow.destination)
     }
 }
@@ -78,7 +78,7 @@ mod tests {
     fn a_tuple_has_one_owner_until_it_is_given_back() {
         let tuples = Tuples::default();
         let [client, other, backend] = [1, 2, 3].map(|port| SocketAddr::from(([192, 0, 2, 1], port)));
-        let flow = |destination| FlowKey {
+        let flow = |destination| UdpFlowKey {
             listener: truepeer_session::ListenerId::new(0),
             client,
             destination: Some(destination),

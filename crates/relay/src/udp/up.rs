@@ -17,7 +17,7 @@ use super::header::{Opened, Unopened, open};
 use super::open::NewFlow;
 use super::outbox::{Datagram, Sent, Way, send};
 use super::refusal::{DropCause, DroppedDatagram};
-use super::table::{FlowKey, SenderKey};
+use super::table::{SenderKey, UdpFlowKey};
 use super::{BATCHES_PER_TURN, Entrance, FlowContext, UdpFlows, room};
 use crate::listener::Listener;
 
@@ -231,9 +231,9 @@ impl At<'_> {
         }
     }
 
-    fn flow_key(&self, header: Option<&Header<'_>>) -> Result<FlowKey, DropCause> {
+    fn flow_key(&self, header: Option<&Header<'_>>) -> Result<UdpFlowKey, DropCause> {
         let client = self.listener.rules.policy.name(self.sender, header)?;
-        Ok(FlowKey {
+        Ok(UdpFlowKey {
             listener: self.gate.listener,
             client: client.addr.get(),
             destination: client.destination.or_else(|| self.gate.destination_of(self.arrival)),

@@ -14,7 +14,7 @@ use truepeer_session::listening::concerns_one_connection;
 use truepeer_session::{Journal, ListenerId};
 use truepeer_sys::{CallError, Named};
 
-use super::event::Event;
+use super::event::EventSource;
 use crate::listener::Listener;
 
 /// How long the doors stay closed when the system is out of descriptors or memory.
@@ -108,7 +108,7 @@ impl Doors {
 }
 
 fn watch(epoll: &OwnedFd, place: usize, door: &Door) -> Result<(), CallError> {
-    let token = EventData::new_u64(Event::Door(place).to_bits());
+    let token = EventData::new_u64(EventSource::Door(place).to_bits());
     epoll::add(epoll, door.socket.as_fd(), token, EventFlags::IN | EventFlags::EXCLUSIVE).named("epoll_ctl")
 }
 

@@ -15,7 +15,7 @@ const FLOW: u64 = 1 << 63;
 
 /// The source of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Event {
+pub(super) enum EventSource {
     /// The mailbox.
     Bell,
     /// A listening socket, by its index.
@@ -28,7 +28,7 @@ pub(super) enum Event {
     Session(Key, Side),
 }
 
-impl Event {
+impl EventSource {
     /// Encodes it as user data.
     pub(super) fn to_bits(self) -> u64 {
         match self {
@@ -40,7 +40,7 @@ impl Event {
         }
     }
 
-    /// The inverse of [`Event::to_bits`].
+    /// The inverse of [`EventSource::to_bits`].
     pub(super) fn from_bits(bits: u64) -> Self {
         let place = |first: u64| usize::try_from(bits - first).unwrap_or(usize::MAX);
         match bits {
@@ -60,18 +60,21 @@ mod tests {
 
     #[test]
     fn user_data_is_decoded_to_its_source() {
-        let mut events = vec![Event::Bell];
-        events.extend([0, 1, 1000].map(Event::Door));
-        events.extend([0, 1, 1000].map(Event::Gate));
+        let mut events = vec![EventSource::Bell];
+        events.extend([0, 1, 1000].map(EventSource::Door));
+        events.extend([0, 1, 1000].map(EventSource::Gate));
         // The highest key.
         for bits in [0, 1, 1 << 32, (1 << 62) - 1] {
             let key = Key::from_bits(bits);
-            events.extend([Event::Session(key, Side::Downstream), Event::Session(key, Side::Upstream)]);
+            events.extend([
+                EventSource::Session(key, Side::Downstream),
+                EventSource::Session(key, Side::Upstream),
+            ]);
         }
         // The index of a flow stays below the gates' indices.
-        events.extend([0, 1, 1 << 32, (1 << 50) + 7].map(|bits| Event::Flow(Key::from_bits(bits))));
+        events.extend([0, 1, 1 << 32, (1 << 50) + 7].map(|bits| EventSource::Flow(Key::from_bits(bits))));
         for event in events {
-            assert_eq!(Event::from_bits(event.to_bits()), event);
+            assert_eq!(EventSource::from_bits(event.to_bits()), event);
         }
     }
 }

@@ -36,11 +36,11 @@ use truepeer_session::{CloseReason, Journal, ListenerId, ListenerRules};
 use truepeer_sys::{CallError, Named};
 
 use self::doors::{Accepted, Door, Doors, accept};
-use self::event::Event;
+use self::event::EventSource;
 pub(crate) use self::order::{AcceptedConnection, FlowsOrder, Order};
 pub(crate) use self::team::Team;
 use crate::entrances::Entrances;
-use crate::kernel::{Kernel, Pipe, Socket, readiness};
+use crate::kernel::{Kernel, KernelSocket, Pipe, readiness};
 use crate::listener::{Listener, Waits};
 use crate::tcp::context::{Context, Tokens};
 use crate::tcp::relaying::{RESET_CHECK, Side};
@@ -77,7 +77,7 @@ impl Seat {
         journal: Arc<Journal>,
     ) -> Result<Self, CallError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).named("epoll_create1")?;
-        let bell = EventData::new_u64(Event::Bell.to_bits());
+        let bell = EventData::new_u64(EventSource::Bell.to_bits());
         epoll::add(&epoll, mailbox.bell(), bell, EventFlags::IN).named("epoll_ctl")?;
         Ok(Self { number, team, mailbox, budgets, journal, epoll })
     }
@@ -86,7 +86,7 @@ impl Seat {
 /// A session, and the listener whose rules it started with.
 #[derive(Debug)]
 struct Entry {
-    session: Session<Socket, Pipe>,
+    session: Session<KernelSocket, Pipe>,
     listener: Rc<Listener>,
 }
 
@@ -213,12 +213,12 @@ impl Worker {
     }
 
     fn dispatch(&mut self, event: epoll::Event, now: Instant) {
-        match Event::from_bits(event.data.u64()) {
-            Event::Bell => self.read_mail(now),
-            Event::Door(place) => self.accept_at(place, now),
-            Event::Gate(place) => self.with_flows(now, |flows, cx| flows.on_gate(cx, place)),
-            Event::Flow(key) => self.with_flows(now, |flows, cx| flows.on_reply(cx, key)),
-            Event::Session(key, side) => {
+        match EventSource::from_bits(event.data.u64()) {
+            EventSource::Bell => self.read_mail(now),
+            EventSource::Door(place) => self.accept_at(place, now),
+            EventSource::Gate(place) => self.with_flows(now, |flows, cx| flows.on_gate(cx, place)),
+            EventSource::Flow(key) => self.with_flows(now, |flows, cx| flows.on_reply(cx, key)),
+            EventSource::Session(key, side) => {
                 let ready = readiness(event.flags);
                 self.give_turn(key, now, |session, cx, scratch| session.on_event(cx, scratch, side, ready));
             }
@@ -231,8 +231,8 @@ impl Worker {
             budgets: &self.budgets,
             journal: &self.journal,
             now,
-            gate_token: |place| Event::Gate(place).to_bits(),
-            flow_token: |key| Event::Flow(key).to_bits(),
+            gate_token: |place| EventSource::Gate(place).to_bits(),
+            flow_token: |key| EventSource::Flow(key).to_bits(),
         };
         let flows = &mut self.flows;
         // AssertUnwindSafe: flows keep their state between turns in their table, and no call leaves that
@@ -408,7 +408,7 @@ impl Worker {
             return self.journal.on_refused_sender(&listener.shard, sender, &refusal, now);
         }
         listener.shard.on_open();
-        let session = Session::new(Socket::from(socket), sender, now, permit);
+        let session = Session::new(KernelSocket::from(socket), sender, now, permit);
         let key = self.sessions.insert(Entry { session, listener: Rc::clone(listener) });
         self.give_turn(key, now, |session, cx, scratch| session.begin(cx, scratch));
     }
@@ -416,14 +416,14 @@ impl Worker {
     /// Gives the session of `key` a turn, if it still exists, and carries out its verdict.
     fn give_turn<F>(&mut self, key: Key, now: Instant, turn: F)
     where
-        F: FnOnce(&mut Session<Socket, Pipe>, &mut Context<'_, Kernel>, &mut [u8]) -> Verdict,
+        F: FnOnce(&mut Session<KernelSocket, Pipe>, &mut Context<'_, Kernel>, &mut [u8]) -> Verdict,
     {
         let Some(Entry { session, listener }) = self.sessions.get_mut(key) else { return };
         let mut cx = Context {
             io: &mut self.kernel,
             tokens: Tokens {
-                downstream: Event::Session(key, Side::Downstream).to_bits(),
-                upstream: Event::Session(key, Side::Upstream).to_bits(),
+                downstream: EventSource::Session(key, Side::Downstream).to_bits(),
+                upstream: EventSource::Session(key, Side::Upstream).to_bits(),
             },
             settings: &listener.rules.settings,
             policy: &listener.rules.policy,
@@ -434,7 +434,7 @@ impl Worker {
         };
         let scratch = &mut *self.scratch;
         // AssertUnwindSafe: a panic can leave only the session's own state half-changed, and the session is
-        // dropped. The panic resets the sockets that it drops (`Socket`).
+        // dropped. The panic resets the sockets that it drops (`KernelSocket`).
         let verdict = catch_unwind(AssertUnwindSafe(|| turn(session, &mut cx, scratch)))
             .unwrap_or(Verdict::Close(CloseReason::Panicked));
         match verdict {

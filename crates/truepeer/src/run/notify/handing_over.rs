@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
-use truepeer_handover::{Name, OLDEST_FORGOTTEN, Refused, Remembered, Shown, Tuple, as_seen_by};
+use truepeer_handover::{ConnectionTuple, Name, OLDEST_FORGOTTEN, Refused, Remembered, Shown, as_seen_by};
 use truepeer_policy::ClientAddr;
 use truepeer_sys::seccomp::{Answer, Notification};
 
@@ -96,7 +96,7 @@ impl Supervisor {
             Shown::NotShowable => None,
         };
         let cookie = socket_cookie(&connection.socket).ok()?;
-        let tuple = Tuple::of(connection.socket.as_fd(), connection.sender.get()).ok()?;
+        let tuple = ConnectionTuple::of(connection.socket.as_fd(), connection.sender.get()).ok()?;
         let name = Name { client: shown, destination, tuple };
         match self.names.insert(cookie, &name, &mut self.census) {
             Ok(Remembered::InRoom) => {}

@@ -23,7 +23,7 @@ use super::relation::Relation;
 use super::ringer::Ringer;
 use super::serve::Serve;
 use super::siblings::Siblings;
-use super::watch::{Event, Watch};
+use super::watch::{Watch, WatchedEvent};
 
 /// How long the kernel may hold a connection for its first data. After that the supervisor waits for the header.
 const DEFER: Duration = Duration::from_secs(3);
@@ -120,15 +120,15 @@ impl Supervisor {
     fn turn(&mut self) -> anyhow::Result<Option<Ending>> {
         for event in self.watch.wait(&self.notifier, Some(Duration::ZERO))? {
             match event {
-                Event::Call => self.on_call()?,
-                Event::Life => {
+                WatchedEvent::Call => self.on_call()?,
+                WatchedEvent::Life => {
                     if let Some(ending) = self.relation.turn() {
                         return Ok(Some(ending));
                     }
                 }
-                Event::Guard => return Ok(self.relation.on_guard_gone()),
-                Event::NobodyLeft => return Ok(self.relation.on_nobody_left()),
-                Event::Socket(listener) => self.serve_parked(listener),
+                WatchedEvent::Guard => return Ok(self.relation.on_guard_gone()),
+                WatchedEvent::NobodyLeft => return Ok(self.relation.on_nobody_left()),
+                WatchedEvent::Socket(listener) => self.serve_parked(listener),
             }
         }
         Ok(None)

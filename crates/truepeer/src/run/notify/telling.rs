@@ -38,7 +38,7 @@ use super::reach::descriptor_for;
 use super::receivers::{PERIOD, Receiving};
 use super::relation::Relation;
 use super::serve::Serve;
-use super::watch::{Event, Watch};
+use super::watch::{Watch, WatchedEvent};
 
 /// A connection that is not established yet.
 #[derive(Debug)]
@@ -90,23 +90,23 @@ impl Telling {
         loop {
             for event in self.watch.wait(&self.notifier, self.limit(Instant::now()))? {
                 match event {
-                    Event::Call => self.on_call()?,
-                    Event::Life => {
+                    WatchedEvent::Call => self.on_call()?,
+                    WatchedEvent::Life => {
                         if let Some(ending) = self.relation.turn() {
                             return Ok(ending);
                         }
                     }
-                    Event::Guard | Event::NobodyLeft => {
+                    WatchedEvent::Guard | WatchedEvent::NobodyLeft => {
                         let ending = match event {
-                            Event::Guard => self.relation.on_guard_gone(),
+                            WatchedEvent::Guard => self.relation.on_guard_gone(),
                             _ => self.relation.on_nobody_left(),
                         };
                         if let Some(ending) = ending {
                             return Ok(ending);
                         }
                     }
-                    Event::Socket(cookie) if self.receiving.has(cookie) => self.on_readable(cookie),
-                    Event::Socket(cookie) => self.on_decided(cookie),
+                    WatchedEvent::Socket(cookie) if self.receiving.has(cookie) => self.on_readable(cookie),
+                    WatchedEvent::Socket(cookie) => self.on_decided(cookie),
                 }
             }
             self.look_after(Instant::now());

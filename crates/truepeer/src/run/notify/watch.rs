@@ -11,7 +11,7 @@ use super::relation::Relation;
 
 /// An event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Event {
+pub(super) enum WatchedEvent {
     /// A call waits for its answer.
     Call,
     /// A signal arrived, a child ended, or the program beside this process did.
@@ -78,7 +78,11 @@ impl Watch {
     ///
     /// # Errors
     /// Those of epoll_wait(2) and epoll_ctl(2).
-    pub(super) fn wait(&self, notifier: &Notifier, limit: Option<Duration>) -> Result<Vec<Event>, Errno> {
+    pub(super) fn wait(
+        &self,
+        notifier: &Notifier,
+        limit: Option<Duration>,
+    ) -> Result<Vec<WatchedEvent>, Errno> {
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut events = [nothing; EVENTS];
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
@@ -91,17 +95,17 @@ impl Watch {
         for event in &events[..count] {
             let flags = event.flags;
             match event.data.u64() {
-                NOTIFIER if flags.contains(epoll::EventFlags::IN) => happened.push(Event::Call),
+                NOTIFIER if flags.contains(epoll::EventFlags::IN) => happened.push(WatchedEvent::Call),
                 // Processes still to be waited for report by SIGCHLD.
                 NOTIFIER if flags.contains(epoll::EventFlags::HUP) => {
                     epoll::delete(&self.0, notifier)?;
-                    happened.push(Event::NobodyLeft);
+                    happened.push(WatchedEvent::NobodyLeft);
                 }
                 // An error means that this process was stopped or frozen during the call. Try again.
                 NOTIFIER => {}
-                LIFE => happened.push(Event::Life),
-                GUARD => happened.push(Event::Guard),
-                cookie => happened.push(Event::Socket(cookie)),
+                LIFE => happened.push(WatchedEvent::Life),
+                GUARD => happened.push(WatchedEvent::Guard),
+                cookie => happened.push(WatchedEvent::Socket(cookie)),
             }
         }
         Ok(happened)
