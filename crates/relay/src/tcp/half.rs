@@ -14,11 +14,13 @@ use truepeer_session::budget::{Budget, Permit};
 
 use crate::io::{Io, Readiness};
 
-/// The size of a read when copying, in bytes; also the most that a backlog holds.
+/// The size of a read when copying; also the most that a backlog holds. A read that fills it switches the half to
+/// splicing.
 pub(crate) const COPY_BYTES: usize = 64 << 10;
-/// The size of a peek when the budget for backlogs is used up.
+/// The size of a peek when the budget for backlogs is used up. Bytes that the sink doesn't take are copied again by
+/// the next peek, so it is smaller than [`COPY_BYTES`].
 const PEEK_BYTES: usize = 16 << 10;
-/// Smaller moves are not bulk.
+/// Smaller moves are not bulk: the calls that they need cost more than copying.
 const SMALL_BYTES: usize = 4 << 10;
 /// Small moves after which splicing no longer pays.
 const BULK_READS: u8 = 8;

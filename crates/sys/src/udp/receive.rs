@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::address::{ROOM, RawAddress, decode_v4, decode_v6};
 use super::{LONGEST_DATAGRAM, Local};
 
-/// Room for the control messages of one receive, with some to spare.
+/// Room for the control messages of one receive: those that this crate enables, and one small message more.
 const CONTROL_BYTES: usize = 192;
 const _: () = assert!(CONTROL_BYTES >= ENABLED_BYTES);
 /// The control messages that this crate enables (`enable_arrival_reports`, `enable_gro`), see ip(7), ipv6(7) and udp(7). A socket

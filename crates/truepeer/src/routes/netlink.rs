@@ -64,6 +64,9 @@ impl Netlink {
     }
 
     /// All rules of a family, in the order in which they are asked.
+    ///
+    /// The kernel marks a list of devices or addresses that changed while it was written (`NLM_F_DUMP_INTR`), and
+    /// it is then read again. It marks no list of rules: one that changes meanwhile can lack a rule.
     pub(crate) fn rules(&mut self, family: IpFamily) -> Result<Vec<RuleMessage>, NetlinkError> {
         let mut query = RuleMessage::default();
         query.header.family = message::address_family(family);
