@@ -13,12 +13,12 @@ use truepeer_session::budget::Budgets;
 use truepeer_session::counters::Counter;
 use truepeer_session::settings::ListenerSettings;
 use truepeer_session::{Engine, Health, Journal, ListenerId, ListenerRules};
+use truepeer_testbed::sessions::{ANY_PORT, LONG, backend, check_that_it_works, dial};
 
 use crate::relay::Relay;
 use crate::trap::TRAP;
 
 const HEADER: &[u8] = b"PROXY TCP4 192.0.2.1 198.51.100.1 4000 443\r\n";
-const LONG: Duration = Duration::from_secs(20);
 const ID: ListenerId = ListenerId::new(7);
 
 struct Case {
@@ -32,14 +32,12 @@ struct Case {
 impl Case {
     /// A relay that needs no privileges, because a header names the client to the backend.
     fn new() -> Self {
-        let backend = TcpListener::bind(("127.0.0.1", 0)).expect("a backend");
-        // accept() fails after this, too.
-        socket2::SockRef::from(&backend).set_read_timeout(Some(LONG)).expect("a time-out");
-        let to = BackendAddr::new(backend.local_addr().expect("its address"));
+        let (backend, address) = backend();
+        let to = BackendAddr::new(address);
         let mut policy = Policy::to(Backends::both(to, to));
         policy.senders.allow = PrefixSet::loopback();
         (policy.delivery.source, policy.delivery.send_proxy) = (Source::Any, Some(Version::V1));
-        let settings = ListenerSettings::on(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let settings = ListenerSettings::on(ANY_PORT);
         let (journal, (ended, ends)) = (Arc::<Journal>::default(), channel());
         let budgets = Budgets::for_open_files(256, true, false);
         let on_end = move || {
@@ -52,12 +50,7 @@ impl Case {
     }
 
     fn connect(&self) -> TcpStream {
-        let sender =
-            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
-        sender.connect(&self.address.into()).expect("a connection");
-        let sender = TcpStream::from(sender);
-        sender.set_read_timeout(Some(LONG)).expect("a time-out");
-        sender
+        dial(self.address).expect("a connection")
     }
 
     /// A relaying session: the sender's end, and the backend's.
@@ -69,14 +62,6 @@ impl Case {
         received.read_exact(&mut vec![0; HEADER.len()]).expect("a header");
         (sender, received)
     }
-}
-
-fn check_that_it_works((sender, received): &mut (TcpStream, TcpStream)) {
-    let mut bytes = [0; 4];
-    sender.write_all(b"ping").expect("room");
-    received.read_exact(&mut bytes).expect("it goes up");
-    received.write_all(b"pong").expect("room");
-    sender.read_exact(&mut bytes).expect("it comes down");
 }
 
 fn check_that_it_is_reset(stream: &mut TcpStream) {

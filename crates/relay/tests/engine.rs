@@ -1,10 +1,10 @@
 //! Changes a running relay: opens and closes listeners, swaps rules, drains sessions.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use truepeer_policy::{BackendAddr, Backends, Dialect, HeaderRule, Policy, PrefixSet, Source};
 use truepeer_proto::Version;
@@ -13,11 +13,12 @@ use truepeer_session::budget::Budgets;
 use truepeer_session::counters::Counter;
 use truepeer_session::settings::{ListenerSettings, UdpSettings};
 use truepeer_session::{Engine, EngineError, Health, Journal, ListenerId, ListenerRules};
+use truepeer_testbed::sessions::{
+    ANY_PORT, LONG, accept, backend, check_that_it_works, dial, session, wait_until,
+};
 
-const LONG: Duration = Duration::from_secs(20);
 const ONE: ListenerId = ListenerId::new(1);
 const TWO: ListenerId = ListenerId::new(2);
-const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 struct Case {
     relay: Relay,
@@ -48,54 +49,6 @@ fn rules(address: SocketAddr, backend: SocketAddr) -> ListenerRules {
     policy.senders.header = HeaderRule::Forbid;
     (policy.delivery.source, policy.delivery.send_proxy) = (Source::Any, Some(Version::V1));
     ListenerRules { settings: ListenerSettings::on(address), policy: Arc::new(policy) }
-}
-
-fn backend() -> (TcpListener, SocketAddr) {
-    let backend = TcpListener::bind(ANY_PORT).expect("a backend");
-    // accept() fails after this, too.
-    socket2::SockRef::from(&backend).set_read_timeout(Some(LONG)).expect("a time-out");
-    let address = backend.local_addr().expect("its address");
-    (backend, address)
-}
-
-fn dial(address: SocketAddr) -> std::io::Result<TcpStream> {
-    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
-    socket.connect(&address.into())?;
-    socket.set_read_timeout(Some(LONG))?;
-    Ok(socket.into())
-}
-
-/// The backend's end of the next session.
-fn accept(backend: &TcpListener) -> TcpStream {
-    let (mut received, _) = backend.accept().expect("a session");
-    received.set_read_timeout(Some(LONG)).expect("a time-out");
-    let mut line = Vec::new();
-    while !line.ends_with(b"\r\n") {
-        let mut byte = [0];
-        received.read_exact(&mut byte).expect("a header");
-        line.extend(byte);
-    }
-    received
-}
-
-fn session(address: SocketAddr, backend: &TcpListener) -> (TcpStream, TcpStream) {
-    (dial(address).expect("a connection"), accept(backend))
-}
-
-fn check_that_it_works((sender, received): &mut (TcpStream, TcpStream)) {
-    let mut bytes = [0; 4];
-    sender.write_all(b"ping").expect("room");
-    received.read_exact(&mut bytes).expect("it goes up");
-    received.write_all(b"pong").expect("room");
-    sender.read_exact(&mut bytes).expect("it comes down");
-}
-
-fn wait_until(is_so: impl Fn() -> bool) {
-    let end = Instant::now() + LONG;
-    while !is_so() {
-        assert!(Instant::now() < end, "timed out");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 #[test]

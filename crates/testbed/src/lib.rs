@@ -55,6 +55,7 @@ pub mod pattern;
 mod program;
 mod running;
 pub mod servers;
+pub mod sessions;
 mod skip;
 pub mod sockets;
 mod topology;
