@@ -1,0 +1,362 @@
+//! Segments of a handshake whose SYN has been answered: what they teach, and when the header is whole.
+
+use truepeer_bpf::door::{Answers, Embryo, Flow, Socket, SynAnswer};
+
+use super::{AF_INET, Fate, Model};
+use crate::header::{self, Start};
+use crate::segment::{ACK, FIN, RST, SYN, Segment};
+
+impl Model {
+    pub(super) fn on_embryo(
+        &mut self,
+        segment: &Segment,
+        kernel: &Answers,
+        mut embryo: Embryo,
+        answer: SynAnswer,
+    ) -> Fate {
+        if segment.flags & RST != 0 {
+            return self.on_rst(segment, &embryo, answer);
+        }
+        if segment.flags & SYN != 0 || !is_acceptable(segment, &embryo, answer) {
+            return self.drop("not_taken");
+        }
+        if let Some(flow) = embryo.flow {
+            return self.on_admitted(segment, kernel, embryo, answer, flow);
+        }
+        // A cookie proves which SYN it answers: perhaps another than the first.
+        if !embryo.is_proved && (!answer.is_cookie || answers_cookie(segment, &embryo, kernel)) {
+            if answer.is_cookie {
+                embryo.isn = segment.seq.wrapping_sub(1);
+                embryo.answer = Some(SynAnswer { isn: segment.ack.wrapping_sub(1), ..answer });
+            }
+            embryo.is_proved = true;
+            self.embryo = Some(embryo.clone());
+        }
+        let answer = embryo.answer.unwrap_or(answer);
+        if segment.payload.is_empty() && segment.flags & FIN == 0 {
+            return self.on_bare_ack(segment, kernel, &embryo, answer);
+        }
+        self.on_data(segment, kernel, embryo, answer)
+    }
+
+    /// RFC 5961: only a number that the sender knows ends anything.
+    fn on_rst(&mut self, segment: &Segment, embryo: &Embryo, answer: SynAnswer) -> Fate {
+        let offset = offset(segment, embryo);
+        let is_told = offset == 0 || offset == embryo.have;
+        let is_ack_wrong = segment.flags & ACK != 0 && segment.ack != answer.isn.wrapping_add(1);
+        if !is_told || segment.flags & SYN != 0 || is_ack_wrong {
+            return self.drop("not_taken");
+        }
+        if !segment.is_intact {
+            return self.drop("refused_damaged");
+        }
+        self.embryo = None;
+        Fate::Pass { by: embryo.guess.wrapping_sub(offset) }
+    }
+
+    fn on_bare_ack(
+        &mut self,
+        segment: &Segment,
+        kernel: &Answers,
+        embryo: &Embryo,
+        answer: SynAnswer,
+    ) -> Fate {
+        let is_silent = embryo.have == 0
+            && offset(segment, embryo) == 0
+            && kernel.now_ns - embryo.born_ns >= self.rules.header_wait_ns;
+        if is_silent
+            && self.rules.is_optional
+            && segment.is_intact
+            && (!answer.is_cookie || answers_cookie(segment, embryo, kernel))
+        {
+            return self.go_on_without(segment, kernel, embryo, answer, &[]);
+        }
+        if segment.is_intact {
+            self.note_clock(segment, embryo.have, answer);
+        }
+        self.drop("acks_held")
+    }
+
+    fn on_data(&mut self, segment: &Segment, kernel: &Answers, embryo: Embryo, answer: SynAnswer) -> Fate {
+        let is_end = segment.flags & FIN != 0;
+        let known = embryo.have.wrapping_sub(offset(segment, &embryo));
+        if known.cast_signed() < 0 {
+            return self.drop("early_segments");
+        }
+        let known = known as usize;
+        if known > segment.payload.len() || (known == segment.payload.len() && !is_end) {
+            let is_given_up =
+                kernel.socket == Socket::Listens && self.why_not_again(&embryo, kernel).is_none();
+            return match is_given_up {
+                true if segment.is_intact => say_where(&embryo),
+                true => self.drop("refused_damaged"),
+                false => Fate::Pass { by: embryo.guess.wrapping_sub(embryo.have) },
+            };
+        }
+        if answer.is_cookie && (offset(segment, &embryo) != 0 || !answers_cookie(segment, &embryo, kernel)) {
+            return self.drop("not_taken");
+        }
+        if !segment.is_intact {
+            return self.drop("refused_damaged");
+        }
+        self.note_clock(segment, embryo.have, answer);
+        if known == segment.payload.len() {
+            return if embryo.have == 0 && self.rules.is_optional {
+                self.go_on_without(segment, kernel, &embryo, answer, &[])
+            } else {
+                self.refuse(&embryo, "refused_no_header")
+            };
+        }
+        let all = [self.start.as_slice(), &segment.payload[known..]].concat();
+        match header::read(&all) {
+            Start::NotProxy if self.rules.is_optional => {
+                let owed = self.start.clone();
+                self.go_on_without(segment, kernel, &embryo, answer, &owed)
+            }
+            Start::NotProxy => self.refuse(&embryo, "refused_no_header"),
+            Start::Malformed => self.refuse(&embryo, "refused_malformed"),
+            Start::Needs(len) | Start::Whole { len, .. } if len > self.rules.header_max => {
+                self.refuse(&embryo, "refused_too_long")
+            }
+            Start::Needs(_) => self.on_part(kernel, &embryo, all, is_end),
+            Start::Whole { len, .. } if len > all.len() => self.on_part(kernel, &embryo, all, is_end),
+            Start::Whole { len, client, is_v1 } => {
+                let Ok(flow) = name(client, len, &embryo, kernel) else {
+                    let reason = name(client, len, &embryo, kernel).expect_err("as just now");
+                    return self.refuse(&embryo, reason);
+                };
+                if let Some(reason) = self.revive(segment, &embryo, kernel) {
+                    return self.refuse(&embryo, reason);
+                }
+                self.count(match client {
+                    None => "named_itself",
+                    Some(_) if flow.client_version == 0 => "client_not_showable",
+                    Some(_) => {
+                        if is_v1 {
+                            "header_v1"
+                        } else {
+                            "header_v2"
+                        }
+                    }
+                });
+                if client.is_none() || flow.client_version == 0 {
+                    self.count(if is_v1 { "header_v1" } else { "header_v2" });
+                }
+                self.admit(&flow, len);
+                // The bytes behind the header are new to the kernel, so it creates the socket with this segment.
+                let is_new = embryo.have == 0 && (all.len() > len || is_end);
+                let is_first = answer.tsvals.is_none_or(|tsvals| tsvals[0] == tsvals[1]);
+                if is_new && is_first && !answer.is_cookie && kernel.socket == Socket::HalfOpen {
+                    return Fate::Pass { by: flow.delta.cast_unsigned() };
+                }
+                last_ack(segment, &embryo, answer, &[], true)
+            }
+        }
+    }
+
+    fn on_part(&mut self, kernel: &Answers, embryo: &Embryo, all: Vec<u8>, is_end: bool) -> Fate {
+        if is_end {
+            return self.refuse(embryo, "refused_no_header");
+        }
+        let is_cookie = embryo.answer.is_some_and(|answer| answer.is_cookie);
+        if kernel.socket == Socket::Listens && !is_cookie {
+            return match self.why_not_again(embryo, kernel) {
+                Some(reason) => self.refuse(embryo, reason),
+                None => self.drop("early_segments"),
+            };
+        }
+        if kernel.socket != Socket::HalfOpen {
+            return self.refuse(embryo, "refused_split_under_syn_cookies");
+        }
+        self.count("header_split");
+        let have = u32::try_from(all.len()).expect("less than the longest header");
+        self.start = all;
+        if let Some(embryo) = &mut self.embryo {
+            embryo.have = have;
+        }
+        Fate::Pass { by: embryo.guess.wrapping_sub(have) }
+    }
+
+    fn on_admitted(
+        &mut self,
+        segment: &Segment,
+        kernel: &Answers,
+        embryo: Embryo,
+        answer: SynAnswer,
+        flow: Flow,
+    ) -> Fate {
+        let is_given_up = kernel.socket == Socket::Listens && self.why_not_again(&embryo, kernel).is_none();
+        if (answer.is_cookie && is_start_of_cookie(segment, &embryo, kernel))
+            || is_given_up
+            || !embryo.owed.is_empty()
+        {
+            if !segment.is_intact {
+                return self.drop("refused_damaged");
+            }
+            return last_ack(segment, &embryo, answer, &embryo.owed, false);
+        }
+        let begins = !segment.payload.is_empty() && offset(segment, &embryo) == 0 && embryo.have > 0;
+        let mut delta = flow.delta;
+        if begins
+            && segment.is_intact
+            && let Start::Whole { len, client, .. } = header::read(&segment.payload)
+            && len <= segment.payload.len()
+            && let Ok(again) = name(client, len, &embryo, kernel)
+        {
+            delta = again.delta;
+            self.embryo =
+                Some(Embryo { have: u32::try_from(len).expect("short"), flow: Some(again), ..embryo });
+        }
+        Fate::Pass { by: delta.cast_unsigned() }
+    }
+
+    /// Why a handshake that the kernel has given up does not go on.
+    pub(super) fn why_not_again(&self, embryo: &Embryo, kernel: &Answers) -> Option<&'static str> {
+        let can = embryo.answer.is_some_and(|answer| answer.is_ours && !answer.is_cookie);
+        let is_late = kernel.now_ns - embryo.born_ns >= self.rules.header_timeout_ns;
+        match (can, is_late) {
+            (false, _) => Some("refused_redirected"),
+            (true, true) => Some("refused_timeout"),
+            (true, false) => None,
+        }
+    }
+
+    /// Goes on from our own memory, if the kernel has none.
+    fn revive(&mut self, segment: &Segment, embryo: &Embryo, kernel: &Answers) -> Option<&'static str> {
+        if kernel.socket != Socket::Listens || is_start_of_cookie(segment, embryo, kernel) {
+            return None;
+        }
+        let refusal = self.why_not_again(embryo, kernel);
+        if refusal.is_none() {
+            self.count("begun_again");
+        }
+        refusal
+    }
+
+    /// The bytes were acknowledged as a header's start, and are none. Our own ACK gives them to the kernel; the rest follows.
+    fn go_on_without(
+        &mut self,
+        segment: &Segment,
+        kernel: &Answers,
+        embryo: &Embryo,
+        answer: SynAnswer,
+        owed: &[u8],
+    ) -> Fate {
+        if let Some(reason) = self.revive(segment, embryo, kernel) {
+            return self.refuse(embryo, reason);
+        }
+        let flow = Flow { delta: embryo.guess.cast_signed(), ..Flow::default() };
+        self.admit(&flow, 0);
+        if let Some(embryo) = &mut self.embryo {
+            embryo.owed = owed.to_vec();
+        }
+        self.count("header_absent");
+        if owed.is_empty()
+            && (kernel.socket != Socket::Listens || is_start_of_cookie(segment, embryo, kernel))
+        {
+            return Fate::Pass { by: embryo.guess };
+        }
+        last_ack(segment, embryo, answer, owed, true)
+    }
+
+    fn admit(&mut self, flow: &Flow, len: usize) {
+        self.count(if flow.delta == 0 { "guessed_right" } else { "translated" });
+        if let Some(embryo) = &mut self.embryo {
+            embryo.have = u32::try_from(len).expect("less than the longest header");
+            embryo.flow = Some(*flow);
+        }
+    }
+
+    fn refuse(&mut self, embryo: &Embryo, reason: &'static str) -> Fate {
+        self.count(reason);
+        self.embryo = None;
+        Fate::Refuse { kernel_seq: embryo.isn.wrapping_add(1).wrapping_add(embryo.guess) }
+    }
+
+    /// RFC 7323: the newest timestamp of segments in order.
+    fn note_clock(&mut self, segment: &Segment, have: u32, answer: SynAnswer) {
+        let Some(embryo) = &mut self.embryo else { return };
+        let is_in_order = offset(segment, embryo).wrapping_sub(have).cast_signed() <= 0;
+        if let (Some((value, _)), Some(_)) = (segment.timestamps, answer.tsvals)
+            && value != 0
+            && is_in_order
+        {
+            embryo.ts_recent = value;
+        }
+    }
+}
+
+fn offset(segment: &Segment, embryo: &Embryo) -> u32 {
+    segment.seq.wrapping_sub(embryo.isn.wrapping_add(1))
+}
+
+/// `tcp_check_req`: the acknowledgement, PAWS, and the echo.
+fn is_acceptable(segment: &Segment, embryo: &Embryo, answer: SynAnswer) -> bool {
+    if segment.flags & ACK == 0 || segment.is_signed {
+        return false;
+    }
+    if segment.ack != answer.isn.wrapping_add(1) && !answer.is_cookie {
+        return false;
+    }
+    let (Some((value, echo)), Some([first, _, newest])) = (segment.timestamps, answer.tsvals) else {
+        return true;
+    };
+    if embryo.ts_recent != 0 && embryo.ts_recent.wrapping_sub(value).cast_signed() > 0 {
+        return false;
+    }
+    answer.is_cookie || echo == 0 || echo.wrapping_sub(first) <= newest.wrapping_sub(first)
+}
+
+/// The kernel's view: the number is shifted by the same amount as the SYN's.
+fn answers_cookie(segment: &Segment, embryo: &Embryo, kernel: &Answers) -> bool {
+    let seen = (segment.seq.wrapping_add(embryo.guess), segment.ack);
+    kernel.socket == Socket::Listens && segment.ack != 0 && kernel.cookies.contains(&seen)
+}
+
+/// The cookie belongs to the start of the header, wherever this segment starts.
+fn is_start_of_cookie(segment: &Segment, embryo: &Embryo, kernel: &Answers) -> bool {
+    let seen = (embryo.isn.wrapping_add(1).wrapping_add(embryo.guess), segment.ack);
+    kernel.socket == Socket::Listens && segment.ack != 0 && kernel.cookies.contains(&seen)
+}
+
+pub(super) fn say_where(embryo: &Embryo) -> Fate {
+    let ours = embryo.answer.map_or(0, |answer| answer.isn);
+    Fate::SayWhere { seq: ours.wrapping_add(1), ack: embryo.isn.wrapping_add(1).wrapping_add(embryo.guess) }
+}
+
+fn last_ack(segment: &Segment, embryo: &Embryo, answer: SynAnswer, owed: &[u8], is_copied: bool) -> Fate {
+    let mut bytes = [0; 12];
+    bytes[..owed.len()].copy_from_slice(owed);
+    Fate::LastAck {
+        seq: embryo.isn.wrapping_add(1).wrapping_add(embryo.guess),
+        is_echo_blank: segment.timestamps.is_some() && answer.tsvals.is_some() && !answer.is_cookie,
+        owed: (bytes, owed.len()),
+        is_copied,
+    }
+}
+
+/// The flow of a complete header's client, or the reason to refuse it.
+fn name(
+    client: Option<header::Client>,
+    len: usize,
+    embryo: &Embryo,
+    kernel: &Answers,
+) -> Result<Flow, &'static str> {
+    let len = u32::try_from(len).expect("less than the longest header");
+    let mut flow = Flow { delta: embryo.guess.wrapping_sub(len).cast_signed(), ..Flow::default() };
+    if let Some(client) = client {
+        flow.client = client.address;
+        flow.client_port = client.port;
+        flow.client_version = client.version;
+        if client.is_special {
+            return Err("refused_claim");
+        }
+    }
+    if !matches!(kernel.socket, Socket::HalfOpen | Socket::Listens) {
+        return Err("refused_redirected");
+    }
+    if flow.client_version == 6 && kernel.family == AF_INET {
+        flow.client_version = 0;
+    }
+    Ok(flow)
+}

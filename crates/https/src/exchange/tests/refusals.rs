@@ -1,0 +1,159 @@
+//! What is refused, with which status, and what ends without a response.
+
+use super::*;
+
+#[test]
+fn a_refusal_has_a_status_and_ends_the_connection() {
+    let settings =
+        HttpSettings { methods: vec!["GET".to_owned()], max_body: Some(4), ..HttpSettings::default() };
+    for (request, status) in [
+        ("GET / HTTP/1.1\r\n\r\n", 400),
+        ("GET / HTTP/1.1\nHost: a\n\n", 400),
+        ("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        ("POST / HTTP/1.1\r\nHost: a\r\n\r\n", 403),
+        ("GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n", 413),
+        ("GET / HTTP/1.1\r\nHost: a\r\nExpect: x\r\n\r\n", 417),
+        ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+        ("GET / HTTP/1.1\r\nHost: a\r\n\r\n", 504), // there is no origin
+    ] {
+        let bed = bed(settings.clone());
+        let mut client = bed.client();
+        bed.run(async move {
+            say(&mut client, request).await;
+            let response = rest(&mut client).await;
+            assert!(response.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {response}");
+            assert!(response.contains("\r\nConnection: close\r\n"), "{response}");
+        });
+    }
+}
+
+#[test]
+fn heads_that_are_too_long_have_their_own_statuses() {
+    let long = "x".repeat(40 << 10);
+    for (request, status) in
+        [(format!("GET /{long}"), 414), (format!("GET / HTTP/1.1\r\nHost: a\r\nX: {long}"), 431)]
+    {
+        let bed = bed(HttpSettings::default());
+        let mut client = bed.client();
+        bed.run(async move {
+            say(&mut client, &request).await;
+            assert!(rest(&mut client).await.starts_with(&format!("HTTP/1.1 {status} ")));
+        });
+    }
+}
+
+#[test]
+fn origins_that_speak_no_http_are_not_passed_on() {
+    for response in [
+        "SSH-2.0-OpenSSH\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "HTTP/1.1 200 OK\nContent-Length: 1\n\n",
+        "HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-",
+    ] {
+        let bed = bed(HttpSettings::default());
+        let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+        bed.run(async move {
+            say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+            until(&mut origin, "\r\n\r\n").await;
+            say(&mut origin, response).await;
+            drop(origin);
+            let told = rest(&mut client).await;
+            assert!(told.starts_with("HTTP/1.1 502 "), "{response:?}: {told}");
+        });
+    }
+}
+
+#[test]
+fn a_truncated_response_is_not_passed_on_as_complete() {
+    let bed = bed(HttpSettings::default());
+    let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+    bed.run(async move {
+        say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        until(&mut origin, "\r\n\r\n").await;
+        say(&mut origin, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n").await;
+        drop(origin);
+        assert!(rest(&mut client).await.ends_with("\r\n\r\n3\r\nabc\r\n"));
+    });
+    assert!(bed.service.pool.is_empty());
+}
+
+#[test]
+fn unsolicited_bytes_are_not_taken_for_a_response() {
+    let bed = bed(HttpSettings::default());
+    let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+    let pool = Rc::clone(&bed.service.pool);
+    bed.run(async move {
+        say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        until(&mut origin, "\r\n\r\n").await;
+        say(&mut origin, "HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+        until(&mut client, "\r\n\r\n").await;
+        assert!(pool.is_empty());
+    });
+}
+
+#[test]
+fn timeouts_are_answered_with_their_status() {
+    let short = Duration::from_millis(20);
+    let timeouts = HttpTimeouts { head: short, body: short, response: short, ..HttpTimeouts::default() };
+    for (request, status) in [
+        ("GET / HTTP/1.1\r\nHost", 408),
+        ("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nx", 408),
+        ("GET / HTTP/1.1\r\nHost: a\r\n\r\n", 504),
+    ] {
+        let bed = bed(HttpSettings { timeouts, ..HttpSettings::default() });
+        let (mut client, _origin) = (bed.client(), bed.origin.next_connection());
+        bed.run(async move {
+            say(&mut client, request).await;
+            let response = rest(&mut client).await;
+            assert!(response.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {response}");
+        });
+    }
+}
+
+#[test]
+fn a_silent_connection_is_closed_without_a_word() {
+    let timeouts = HttpTimeouts { keep_alive: Duration::from_millis(20), ..HttpTimeouts::default() };
+    let bed = bed(HttpSettings { timeouts, ..HttpSettings::default() });
+    let mut client = bed.client();
+    bed.run(async move { assert_eq!(rest(&mut client).await, "") });
+}
+
+#[test]
+fn own_error_responses_to_head_have_no_body() {
+    for request in [
+        "HEAD / HTTP/1.1\r\nHost: a\r\nExpect: zzz\r\n\r\n",
+        "HEAD / HTTP/1.1\r\nHost: a\r\n\r\n", // there is no origin
+        "HEAD / HTTP/1.1\r\n\r\n",
+        "HEAD / HTTP/1.1\nHost: a\n\n",
+    ] {
+        let bed = bed(HttpSettings::default());
+        let mut client = bed.client();
+        bed.run(async move {
+            say(&mut client, request).await;
+            let response = rest(&mut client).await;
+            assert!(response.ends_with("\r\nConnection: close\r\n\r\n"), "{request:?}: {response}");
+            assert!(response.contains("\r\nContent-Length: "), "{response}");
+        });
+    }
+}
+
+#[test]
+fn a_request_waits_for_a_descriptor_as_long_as_for_an_origin() {
+    for (time_limit, answer) in
+        [(Duration::from_secs(60), "200 OK"), (Duration::ZERO, "503 Service Unavailable")]
+    {
+        let bed = retrying_bed(HttpSettings::default(), time_limit);
+        bed.origin.lacking.set(3);
+        let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+        bed.run(async move {
+            say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await;
+            if !time_limit.is_zero() {
+                until(&mut origin, "\r\n\r\n").await;
+                say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+            }
+            let said = rest(&mut client).await;
+            assert!(said.starts_with(&format!("HTTP/1.1 {answer}\r\n")), "{said}");
+        });
+    }
+}
