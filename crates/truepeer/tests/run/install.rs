@@ -9,6 +9,7 @@ use truepeer_testbed::{Bed, Program, Running, Test, User, workspace_dir};
 
 use crate::PYTHON;
 use crate::kit::{CLIENT4, Talk, V4, header_of};
+use crate::library::SERVER;
 
 pub(crate) fn tests() -> Vec<Test> {
     let test =
@@ -30,18 +31,7 @@ fn an_installed_truepeer_carries_its_library(bed: &Bed) -> anyhow::Result<()> {
     to_its_end(&install)?;
     // The build directory is out of reach from here on: the installed file must suffice.
     Program::new("mount").args(["-t", "tmpfs", "none"]).arg(&target).run(bed)?;
-    let script = "\
-import socket
-listener = socket.create_server(('127.0.0.1', 8080))
-while True:
-    connection, peer = listener.accept()
-    assert connection.getpeername() == peer
-    while connection.recv(4096):
-        pass
-    connection.sendall(b'%s %d' % (peer[0].encode(), peer[1]))
-    connection.close()
-";
-    let program = Program::new(PYTHON).arg("-u").arg(bed.write("server.py", script)?).as_user(User::TESTER);
+    let program = Program::new(PYTHON).arg("-u").arg(bed.write("server.py", SERVER)?).as_user(User::TESTER);
     let installed = root.join("bin/truepeer");
     for via in ["preload", "notify", "auto"] {
         let server = program.clone().launched_by(&installed, &["run", "--via", via, "--"]).start(bed)?;

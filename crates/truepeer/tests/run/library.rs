@@ -12,6 +12,36 @@ use crate::{PYTHON, python, truepeer};
 pub(crate) const LISTENER: &str = "127.0.0.1:8080";
 pub(crate) const CLIENT: &str = "203.0.113.7:5000";
 
+/// A server that says whom accept() and getpeername() have shown.
+pub(crate) const SERVER: &str = "\
+import socket
+listener = socket.create_server(('127.0.0.1', 8080))
+while True:
+    connection, peer = listener.accept()
+    assert connection.getpeername() == peer
+    while connection.recv(4096):
+        pass
+    connection.sendall(b'%s %d' % (peer[0].encode(), peer[1]))
+    connection.close()
+";
+
+/// A server that has a child ask for the client's name. `LAUNCH` is what starts the child, a list of words.
+pub(crate) const ASKED_BY_A_CHILD: &str = "\
+import os, socket, subprocess, sys
+child = '''
+import socket
+connection = socket.socket(fileno=0)
+while connection.recv(4096):
+    pass
+connection.sendall(b'%s %d' % (connection.getpeername()[0].encode(), connection.getpeername()[1]))
+'''
+listener = socket.create_server(('127.0.0.1', 8080))
+while True:
+    connection, peer = listener.accept()
+    subprocess.run([*LAUNCH, sys.executable, '-c', child], stdin=connection, close_fds=True, check=True)
+    connection.close()
+";
+
 pub(crate) fn tests() -> Vec<Test> {
     let mut all: Vec<Test> = tests![
         a_program_that_closes_everything_is_still_served,
@@ -129,22 +159,7 @@ while True:
 }
 
 fn names_survive_the_execution_of_another_program(bed: &Bed) -> anyhow::Result<()> {
-    let script = "\
-import os, socket, subprocess, sys
-child = '''
-import socket
-connection = socket.socket(fileno=0)
-while connection.recv(4096):
-    pass
-connection.sendall(b'%s %d' % (connection.getpeername()[0].encode(), connection.getpeername()[1]))
-'''
-listener = socket.create_server(('127.0.0.1', 8080))
-while True:
-    connection, peer = listener.accept()
-    subprocess.run([sys.executable, '-c', child], stdin=connection, close_fds=True, check=True)
-    connection.close()
-";
-    let running = start(bed, script)?;
+    let running = start(bed, &ASKED_BY_A_CHILD.replace("*LAUNCH, ", ""))?;
     is_served()?;
     ensure!(running.stderr().is_empty(), "{}", running.stderr());
     Ok(())

@@ -8,7 +8,7 @@ use anyhow::ensure;
 use truepeer_testbed::client::{self, End};
 use truepeer_testbed::{Bed, Program, Running, Test, User, tests};
 
-use crate::library::{CLIENT, LISTENER, ask_late, header};
+use crate::library::{ASKED_BY_A_CHILD, CLIENT, LISTENER, SERVER, ask_late, header};
 use crate::{PYTHON, python};
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -25,18 +25,6 @@ pub(crate) fn tests() -> Vec<Test> {
     let c = c.into_iter().map(|test| test.needs_program("gcc"));
     python.chain(c).map(Test::needs_several_users).collect()
 }
-
-const SERVER: &str = "\
-import socket
-listener = socket.create_server(('127.0.0.1', 8080))
-while True:
-    connection, peer = listener.accept()
-    assert connection.getpeername() == peer
-    while connection.recv(4096):
-        pass
-    connection.sendall(b'%s %d' % (peer[0].encode(), peer[1]))
-    connection.close()
-";
 
 /// `truepeer OPTIONS env -i python3 SCRIPT`
 fn emptied(bed: &Bed, launch: &[&str], script: &str) -> anyhow::Result<Program> {
@@ -81,28 +69,14 @@ fn a_sender_that_is_not_allowed_is_refused(bed: &Bed) -> anyhow::Result<()> {
 
 /// In both directions: a program accepts, and another one asks for the client.
 fn names_are_shared_with_programs_that_have_the_library(bed: &Bed) -> anyhow::Result<()> {
-    let server = "\
-import os, socket, subprocess, sys
-child = '''
-import socket
-connection = socket.socket(fileno=0)
-while connection.recv(4096):
-    pass
-connection.sendall(b'%s %d' % (connection.getpeername()[0].encode(), connection.getpeername()[1]))
-'''
-listener = socket.create_server(('127.0.0.1', 8080))
-while True:
-    connection, peer = listener.accept()
-    subprocess.run([*ASKER, sys.executable, '-c', child], stdin=connection, check=True)
-    connection.close()
-";
-    let with = server.replace("ASKER", "['env', '-i']");
+    let with = ASKED_BY_A_CHILD.replace("LAUNCH", "['env', '-i']");
     let running = python(bed, &with)?.launched_by(env!("CARGO_BIN_EXE_truepeer"), &["run", "--"]);
     let running = started(bed, &running)?;
     is_served()?;
     running.stop()?;
     // The environment from before `env -i` is given back.
-    let without = server.replace("[*ASKER, ", "['env', *open(sys.argv[1]).read().split('\\0')[:-1], ");
+    let without =
+        ASKED_BY_A_CHILD.replace("[*LAUNCH, ", "['env', *open(sys.argv[1]).read().split('\\0')[:-1], ");
     let file = bed.write("without.py", without)?;
     let environment = bed.dir().join("environment");
     let script = format!(
