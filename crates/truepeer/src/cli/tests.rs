@@ -66,6 +66,12 @@ fn the_help_tells_the_defaults() {
 }
 
 #[test]
+fn help_is_a_command_too() {
+    assert_eq!(error("truepeer help"), error("truepeer --help"));
+    assert_eq!(error("truepeer help attach"), error("truepeer attach --help"));
+}
+
+#[test]
 fn the_examples_of_the_help_hold() {
     let examples: Vec<_> =
         proxy::PAGE.examples.iter().map(|example| example.lines.replace("\\\n", " ")).collect();
@@ -118,7 +124,12 @@ fn every_option_reaches_the_configuration() {
         one("--allow-claims loopback --allow-claims 0.0.0.0").claims.allow.to_string(),
         "0.0.0.0/32 127.0.0.0/8 ::1/128"
     );
-    assert_eq!(one("--deny-clients a --deny-clients b").claims.deny_files.len(), 2);
+    let claims =
+        one("--deny-clients a --deny-clients 192.0.2.3 --deny-clients 2001:db8::/32 --deny-clients b").claims;
+    assert_eq!(
+        (claims.deny.to_string(), claims.deny_files.len()),
+        ("192.0.2.3/32 2001:db8::/32".to_owned(), 2)
+    );
     assert_eq!(config("truepeer proxy --workers 3").workers.unwrap().get(), 3);
 }
 
