@@ -182,7 +182,7 @@ impl<'a> Server<'a> {
         self.admin = admin;
         info!("upgrade: serves in place of process {old}; {adopted} of {sent} flows go on");
         // `truepeer upgrade` reads it.
-        println!("serves in place of process {old}");
+        println!("process {} serves in place of process {old}", std::process::id());
         Ok(())
     }
 
@@ -319,6 +319,8 @@ impl<'a> Server<'a> {
 
     fn hand_over(&mut self, to: &HandedOver) -> anyhow::Result<()> {
         self.upgrade = Upgrade::Done;
+        // Before this process can end: the service manager would take its end for the service's.
+        self.manager.hand_over(to.pid);
         self.process.hand_over(to)?;
         if let Some(admin) = self.admin.take() {
             admin.stop(false);

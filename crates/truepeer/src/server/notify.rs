@@ -41,6 +41,11 @@ impl Manager {
         }
     }
 
+    /// Another process is the main one.
+    pub(super) fn hand_over(&self, process: u32) {
+        tell(&[NotifyState::MainPid(process)]);
+    }
+
     pub(super) fn stopping(&self, status: &str) {
         tell(&[NotifyState::Stopping, NotifyState::Status(status)]);
     }

@@ -1,34 +1,53 @@
 //! Starts a new process in the place of a running one.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{self, BufRead as _, BufReader, PipeWriter};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail};
+use rustix::process::{WaitOptions, waitpid};
+use truepeer_sys::process::{Forked, fork};
 
 /// Starts `truepeer serve --take-over` in the background, and waits until it serves. Returns what it says.
 ///
 /// # Errors
 /// It has ended instead: the running process goes on.
 pub(crate) fn upgrade(file: &Path) -> anyhow::Result<String> {
+    let (said, stdout) = io::pipe().context("pipe")?;
+    // The new process must be nobody's child but init's when it calls itself the main one: systemd does not wait for
+    // the end of a main process that is another's child, and would kill it at once.
+    match fork()? {
+        Forked::Child => {
+            let started = start(file, stdout);
+            if let Err(failure) = &started {
+                eprintln!("error: {failure:#}");
+            }
+            std::process::exit(i32::from(started.is_err()));
+        }
+        Forked::Parent(between) => {
+            drop(stdout);
+            waitpid(Some(between), WaitOptions::empty()).context("waitpid")?;
+        }
+    }
+    let mut line = String::new();
+    BufReader::new(said).read_line(&mut line)?;
+    if line.is_empty() {
+        bail!("not upgraded, the running truepeer goes on: the new process has ended, see above");
+    }
+    Ok(line.trim_end().to_owned())
+}
+
+fn start(file: &Path, stdout: PipeWriter) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("can't find this program's file")?;
-    let mut new = Command::new(program)
+    Command::new(program)
         .args(["serve", "--take-over", "--config"])
         .arg(file)
         .stdin(Stdio::null())
-        .stdout(Stdio::piped())
+        .stdout(stdout)
         // Ctrl-C in this terminal must not end it.
         .process_group(0)
         .spawn()
         .context("can't start the new process")?;
-    let mut said = String::new();
-    if let Some(stdout) = new.stdout.take() {
-        BufReader::new(stdout).read_line(&mut said)?;
-    }
-    if said.is_empty() {
-        let status = new.wait()?;
-        bail!("not upgraded, the running truepeer goes on: the new process has ended ({status}), see above");
-    }
-    Ok(format!("process {} {}", new.id(), said.trim_end()))
+    Ok(())
 }
