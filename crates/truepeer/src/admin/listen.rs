@@ -37,13 +37,18 @@ enum Socket {
 impl Entrance {
     /// Takes the socket of `address` from `inherited`, or opens it.
     pub(super) fn open(address: &AdminAddr, inherited: &mut Vec<OwnedFd>) -> anyhow::Result<Self> {
+        let entrance = Self::open_quietly(address, inherited)?;
+        info!("admin: listening on {address}");
+        Ok(entrance)
+    }
+
+    /// The same, without a line in the log.
+    pub(super) fn open_quietly(address: &AdminAddr, inherited: &mut Vec<OwnedFd>) -> anyhow::Result<Self> {
         let entrance = match address {
             AdminAddr::Tcp(address) => Self::tcp(*address, inherited),
             AdminAddr::Unix(path) => Self::unix(path, inherited),
         };
-        let entrance = entrance.with_context(|| format!("can't listen on --admin {address}"))?;
-        info!("admin: listening on {address}");
-        Ok(entrance)
+        entrance.with_context(|| format!("can't listen on --admin {address}"))
     }
 
     fn tcp(address: SocketAddr, inherited: &mut Vec<OwnedFd>) -> anyhow::Result<Self> {
@@ -119,6 +124,11 @@ impl Entrance {
             && identity(path) == Some(*file)
             && let Err(error) = fs::remove_file(path)
         {
+            // The directory is another user's: the next start removes it.
+            if error.kind() == ErrorKind::PermissionDenied {
+                info!("admin: {} stays, because this user can't remove it", path.display());
+                return;
+            }
             warn!("can't remove {}: {error}", path.display());
         }
     }

@@ -123,6 +123,18 @@ pub(crate) struct Admin {
     thread: Option<JoinHandle<()>>,
 }
 
+/// Opens unix sockets for [`start`], before this process becomes another user, and adds them to `inherited`.
+///
+/// # Errors
+/// A socket that can't be opened.
+pub(crate) fn open_ahead(listen: &[&AdminAddr], inherited: &mut Vec<OwnedFd>) -> anyhow::Result<()> {
+    for address in listen {
+        let socket = Entrance::open_quietly(address, inherited)?.duplicate()?;
+        inherited.push(socket);
+    }
+    Ok(())
+}
+
 /// Opens `listen`, or takes their sockets from `inherited`, and starts the thread. With nothing to listen on, there
 /// is no thread.
 ///

@@ -12,6 +12,8 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 
+use crate::routes::owners;
+
 macro_rules! numbers {
     ($($name:ident)*) => { &[$(libc::$name),*] };
 }
@@ -50,8 +52,14 @@ const OLDER: &[i64] = numbers! {
 };
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[i64] = &[];
-/// The families that a socket may have: no packet, vsock or crypto sockets.
-const FAMILIES: [i32; 4] = [libc::AF_INET, libc::AF_INET6, libc::AF_UNIX, libc::AF_NETLINK];
+/// The families that a socket may have, as a stream or for datagrams: no packet, vsock or crypto sockets, nor raw ones,
+/// which CAP_NET_RAW would permit, but for the token that counts the users of the routing rules.
+const FAMILIES: [i32; 3] = [libc::AF_INET, libc::AF_INET6, libc::AF_UNIX];
+const TYPES: [i32; 2] = [libc::SOCK_STREAM, libc::SOCK_DGRAM];
+/// The type of a socket without its flags: Linux's SOCK_TYPE_MASK.
+const TYPE_MASK: u64 = 0xf;
+/// And netlink: routes, and sockets.
+const NETLINK: [i32; 2] = [libc::NETLINK_ROUTE, libc::NETLINK_SOCK_DIAG];
 /// Terminals' requests that type into a shell.
 const TYPES_IN: [u64; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
 /// Names of threads and of memory.
@@ -79,13 +87,29 @@ fn rules() -> Result<Rules> {
     let any = |index, values: &[u64]| -> Result<Vec<SeccompRule>> {
         values.iter().map(|value| rule(&[(index, SeccompCmpOp::Eq, *value)])).collect()
     };
-    rules.insert(libc::SYS_socket, any(0, &FAMILIES.map(unsigned))?);
+    rules.insert(libc::SYS_socket, sockets()?);
     rules.insert(libc::SYS_prctl, any(0, &PRCTL.map(unsigned))?);
     let threads = unsigned(libc::CLONE_VM | libc::CLONE_THREAD);
     rules.insert(libc::SYS_clone, vec![rule(&[(0, SeccompCmpOp::MaskedEq(threads), threads)])?]);
     rules.insert(libc::SYS_ioctl, vec![rule(&TYPES_IN.map(|request| (1, SeccompCmpOp::Ne, request)))?]);
     rules.extend(plain.map(|call| (*call, Vec::new())));
     Ok(rules)
+}
+
+fn sockets() -> Result<Vec<SeccompRule>> {
+    let family = |family| (0, SeccompCmpOp::Eq, unsigned(family));
+    let kinds = FAMILIES.iter().flat_map(|of| TYPES.iter().map(move |kind| (*of, *kind)));
+    let kinds =
+        kinds.map(|(of, kind)| rule(&[family(of), (1, SeccompCmpOp::MaskedEq(TYPE_MASK), unsigned(kind))]));
+    let netlink = NETLINK
+        .iter()
+        .map(|protocol| rule(&[family(libc::AF_NETLINK), (2, SeccompCmpOp::Eq, unsigned(*protocol))]));
+    let token = rule(&[
+        family(libc::AF_INET),
+        (1, SeccompCmpOp::MaskedEq(TYPE_MASK), unsigned(libc::SOCK_RAW)),
+        (2, SeccompCmpOp::Eq, owners::PROTOCOL.into()),
+    ]);
+    kinds.chain(netlink).chain([token]).collect()
 }
 
 fn rule(conditions: &[(u8, SeccompCmpOp, u64)]) -> Result<SeccompRule> {

@@ -7,8 +7,8 @@ use rustix::thread::CapabilitySet;
 use truepeer_policy::Source;
 
 use super::needs::{
-    BUFFERS, CLIENT_LOW_PORT, LISTEN_TRANSPARENT, LOW_PORT, MARK, Moment, Need, PIPES, ROUTES, TRANSPARENT,
-    kernel,
+    BUFFERS, CLIENT_LOW_PORT, Grade, LISTEN_TRANSPARENT, LOW_PORT, MARK, Moment, Need, PIPES, ROUTES,
+    TRANSPARENT, kernel,
 };
 use crate::plan::{Config, EntryConfig, ListenerConfig, ProcessConfig};
 use crate::routes::sysctl;
@@ -30,8 +30,10 @@ pub(super) struct Job {
 }
 
 impl Job {
-    pub(super) fn of(process: &ProcessConfig, files: &[PathBuf]) -> Self {
+    /// `grows`: a reload may add listeners.
+    pub(super) fn of(process: &ProcessConfig, files: &[PathBuf], grows: bool) -> Self {
         let mut job = Self::default();
+        job.needs.extend(grows.then_some(&LOW_PORT));
         for entry in &process.entries {
             match entry {
                 EntryConfig::Proxy(config) | EntryConfig::Https(config) => job.add(config),
@@ -56,6 +58,14 @@ impl Job {
             self.routes |= needs.contains(&&ROUTES);
             self.needs.extend(needs);
         }
+    }
+
+    /// The first need that fails with `kept` and did not with `held`.
+    pub(super) fn lost(&self, held: CapabilitySet, kept: CapabilitySet) -> Option<&'static Need> {
+        let is_lost = |need: &&&Need| {
+            need.grade == Grade::Required && need.is_in(held, kernel()) && !need.is_in(kept, kernel())
+        };
+        self.needs.iter().find(is_lost).copied()
     }
 
     /// The capabilities that it needs after the start, of those in `held`: of each need the first that is enough.
@@ -107,7 +117,7 @@ fn places(file: &Path) -> Vec<PathBuf> {
     places
 }
 
-fn directory(file: &Path) -> PathBuf {
+pub(super) fn directory(file: &Path) -> PathBuf {
     match file.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
         _ => PathBuf::from("."),

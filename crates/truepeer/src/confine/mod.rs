@@ -16,69 +16,111 @@ mod user;
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
+use rustix::thread::CapabilitySet;
 
 use crate::plan::{ConfineConfig, ProcessConfig};
-use crate::spec::ConfineMode;
+use crate::spec::{AdminAddr, ConfineMode};
 
 pub(crate) use capability::{Capability, held};
 use job::Job;
 use user::Found;
 
-/// What was done, for the log.
+/// What a process is about to give up.
+pub(crate) struct Plan<'a> {
+    process: &'a ProcessConfig,
+    files: &'a [PathBuf],
+    job: Job,
+    user: Option<Found>,
+    is_on: bool,
+    confined: Confined,
+}
+
+/// What was given up.
 #[derive(Debug, Default)]
 pub(crate) struct Confined {
     done: Vec<String>,
     missing: Vec<String>,
+    /// The capabilities of before and after; `None`: all were kept.
+    reduced: Option<(CapabilitySet, CapabilitySet)>,
+    limits_files: bool,
 }
 
-/// Gives up what `process` does not need after its start. `files` are those that a reload reads.
-///
-/// # Errors
-/// `--user` names a user that this process can't become. Anything else that is not possible here is left out, and
-/// [`Confined::announce`] names it.
-pub(crate) fn enter(process: &ProcessConfig, files: &[PathBuf]) -> anyhow::Result<Confined> {
-    let config = &process.confine;
-    let mut confined = Confined::default();
-    if config.mode == ConfineMode::Off {
-        return Ok(confined);
-    }
-    let job = Job::of(process, files);
-    if let Some(reason) = obstacle(&job) {
-        if let Some(user) = &config.user {
-            bail!("--user {user}: {reason}");
+impl<'a> Plan<'a> {
+    /// Finds out what `process` does not need after its start. `files` are those that a reload reads. `grows`: a reload
+    /// may add listeners.
+    ///
+    /// # Errors
+    /// `--user` names a user that this process can't become.
+    pub(crate) fn of(process: &'a ProcessConfig, files: &'a [PathBuf], grows: bool) -> anyhow::Result<Self> {
+        let config = &process.confine;
+        let job = Job::of(process, files, grows);
+        let is_on = config.mode != ConfineMode::Off;
+        let mut plan = Self { process, files, job, user: None, is_on, confined: Confined::default() };
+        if !is_on {
+            return Ok(plan);
         }
-        confined.missing.push(format!("anything: {reason}"));
-        return Ok(confined);
+        if let Some(reason) = obstacle(&plan.job) {
+            if let Some(user) = &config.user {
+                bail!("--user {user}: {reason}");
+            }
+            plan.confined.missing.push(format!("anything: {reason}"));
+            plan.is_on = false;
+            return Ok(plan);
+        }
+        plan.user = find_user(config, &mut plan.confined)?;
+        Ok(plan)
     }
-    let user = find_user(config, &job, &mut confined)?;
-    let outcome = privileges::reduce(&job, user, files).context("can't drop privileges")?;
-    confined.done.extend(user.map(|user| format!("user {user}")));
-    confined.done.push(format!("capabilities {}", Capability::names_in(outcome.kept)));
-    confined.missing.extend(outcome.missing);
-    if let Err(error) = rustix::thread::set_no_new_privs(true) {
-        confined.missing.push(format!("no_new_privs, and with it seccomp and Landlock: {error}"));
-        return Ok(confined);
+
+    /// The admin sockets in directories in which the other user can create none: they must be opened before.
+    pub(crate) fn sockets_ahead(&self) -> Vec<&'a AdminAddr> {
+        let Some(user) = &self.user else { return Vec::new() };
+        let is_ahead = |address: &&AdminAddr| match address {
+            AdminAddr::Unix(path) => !user.can_write(&job::directory(path)),
+            AdminAddr::Tcp(_) => false,
+        };
+        self.process.admin.listen.iter().filter(is_ahead).collect()
     }
-    match files::restrict(&job, files, outcome.reads_everything) {
-        Ok(how) => confined.done.push(how),
-        Err(missing) => {
-            confined.missing.push(missing);
-            if outcome.reads_everything {
-                privileges::stop_reading(&job).context("can't drop privileges")?;
-                confined.missing.push(
-                    "the next reload: without Landlock no capability is kept to read root's files (name a \
-                     user that may read them: --user)"
-                        .to_owned(),
-                );
+
+    /// Gives it up. What is not possible here is left out, and [`Confined::announce`] names it.
+    pub(crate) fn enter(self) -> anyhow::Result<Confined> {
+        let Self { files, job, user, is_on, mut confined, .. } = self;
+        if !is_on {
+            return Ok(confined);
+        }
+        let before = held();
+        let outcome = privileges::reduce(&job, user, files).context("can't drop privileges")?;
+        confined.done.extend(user.map(|user| format!("user {user}")));
+        confined.done.push(format!("capabilities {}", Capability::names_in(outcome.kept)));
+        confined.missing.extend(outcome.missing);
+        confined.reduced = Some((before, outcome.kept));
+        if let Err(error) = rustix::thread::set_no_new_privs(true) {
+            confined.missing.push(format!("no_new_privs, and with it seccomp and Landlock: {error}"));
+            return Ok(confined);
+        }
+        match files::restrict(&job, files, outcome.reads_everything) {
+            Ok(how) => {
+                confined.done.push(how);
+                confined.limits_files = true;
+            }
+            Err(missing) => {
+                confined.missing.push(missing);
+                if outcome.reads_everything {
+                    privileges::stop_reading(&job).context("can't drop privileges")?;
+                    confined.missing.push(
+                        "the next reload: without Landlock no capability is kept to read root's files (name a \
+                         user that may read them: --user)"
+                            .to_owned(),
+                    );
+                }
             }
         }
+        match calls::restrict() {
+            Ok(count) => confined.done.push(format!("{count} system calls")),
+            Err(error) => confined.missing.push(format!("seccomp: {error:#}")),
+        }
+        Ok(confined)
     }
-    match calls::restrict() {
-        Ok(count) => confined.done.push(format!("{count} system calls")),
-        Err(error) => confined.missing.push(format!("seccomp: {error:#}")),
-    }
-    Ok(confined)
 }
 
 /// Why this process can't be confined at all.
@@ -92,7 +134,7 @@ fn obstacle(job: &Job) -> Option<String> {
 }
 
 /// The user to become, if any.
-fn find_user(config: &ConfineConfig, job: &Job, confined: &mut Confined) -> anyhow::Result<Option<Found>> {
+fn find_user(config: &ConfineConfig, confined: &mut Confined) -> anyhow::Result<Option<Found>> {
     if let Some(name) = &config.user {
         let found = user::find(name)?;
         if !found.is_current() && !user::can_change() {
@@ -106,17 +148,7 @@ fn find_user(config: &ConfineConfig, job: &Job, confined: &mut Confined) -> anyh
         return Ok(None);
     }
     match user::of_its_own() {
-        Ok(found) => match job.admin.iter().find(|dir| !found.can_write(dir)) {
-            None => Ok(Some(found)),
-            Some(dir) => {
-                let dir = dir.display();
-                let missing = format!(
-                    "a user of its own: the admin socket's directory {dir} must belong to it (chown {found} {dir})"
-                );
-                confined.missing.push(missing);
-                Ok(None)
-            }
-        },
+        Ok(found) => Ok(Some(found)),
         Err(missing) => {
             confined.missing.push(format!("a user of its own: {missing}"));
             Ok(None)
@@ -133,5 +165,31 @@ impl Confined {
         if !self.missing.is_empty() {
             tracing::warn!("not confined by {} (--confine off accepts that)", self.missing.join("; "));
         }
+    }
+
+    /// # Errors
+    /// The new configuration needs a capability that this process has given up.
+    pub(crate) fn permits(&self, process: &ProcessConfig) -> anyhow::Result<()> {
+        let Some((before, after)) = self.reduced else { return Ok(()) };
+        match Job::of(process, &[], false).lost(before, after) {
+            Some(need) => bail!(
+                "{} now needs {}, which this process gave up after its start: restart it",
+                need.of.replace('`', ""),
+                need.capabilities()
+            ),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds the likely cause to a refusal.
+    pub(crate) fn explain(&self, problem: anyhow::Error) -> anyhow::Error {
+        let text = format!("{problem:#}");
+        if self.limits_files && text.contains("Permission denied") {
+            return anyhow!(
+                "{text}; after its start this process reads only the directories of the files that it has read: \
+                 restart it to read others"
+            );
+        }
+        problem
     }
 }

@@ -128,6 +128,16 @@ pub(crate) const BUFFERS: Need = Need {
     why: "buffers beyond net.core.rmem_max and wmem_max (SO_RCVBUFFORCE, SO_SNDBUFFORCE)",
 };
 
+/// A confined process keeps the capability for routes only: it permits far more than this.
+pub(crate) const SHARE_PORT: Need = Need {
+    name: "share-port",
+    of: "`proxy`, `https --client-address transparent`, where a program of this machine listens on a client's port",
+    any_of: &[is(NetAdmin)],
+    when: &[Running],
+    grade: Helps,
+    why: "shares a TCP port with a program that listens on it at every address; without it, the backend sees another port",
+};
+
 pub(crate) const PIPES: Need = Need {
     name: "pipes",
     of: "`proxy` with TCP",
@@ -227,6 +237,7 @@ pub(crate) const NEEDS: &[Need] = &[
     ROUTES,
     LOW_PORT,
     BUFFERS,
+    SHARE_PORT,
     PIPES,
     READ_AGAIN,
     SET_USER,
@@ -309,6 +320,7 @@ pub(crate) fn version(release: &str) -> Option<Version> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::fmt::Write as _;
     use std::path::Path;
 
@@ -338,6 +350,45 @@ mod tests {
         assert_eq!(version("5.15-custom"), Some((5, 15)));
         assert_eq!(version("5.4"), Some((5, 4)));
         assert_eq!(version("nonsense"), None);
+    }
+
+    /// The needs of the units in deploy/systemd. CAP_SYS_RESOURCE, which helps with pipes, permits too much else.
+    const UNITS: [(&str, &[&Need]); 2] = [
+        (
+            "truepeer.service",
+            &[
+                &TRANSPARENT,
+                &CLIENT_LOW_PORT,
+                &LISTEN_TRANSPARENT,
+                &MARK,
+                &ROUTES,
+                &LOW_PORT,
+                &BUFFERS,
+                &SHARE_PORT,
+            ],
+        ),
+        ("truepeer-attach@.service", &[&ATTACH_BPF, &ATTACH_PERFMON, &ATTACH_NET]),
+    ];
+
+    #[test]
+    fn units_have_exactly_what_this_table_asks_for() {
+        for (unit, needs) in UNITS {
+            let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/systemd").join(unit);
+            let text = std::fs::read_to_string(&file).unwrap();
+            let wanted: BTreeSet<String> =
+                needs.iter().map(|need| need.any_of[0].capability.to_string()).collect();
+            for setting in ["CapabilityBoundingSet=", "AmbientCapabilities="] {
+                let line = text.lines().find_map(|line| line.strip_prefix(setting));
+                // Root's programs get what the bounding set permits.
+                let Some(line) = line.or((!text.contains("DynamicUser=")).then_some("")) else {
+                    panic!("{unit}: no {setting}")
+                };
+                let found: BTreeSet<String> = line.split_whitespace().map(str::to_owned).collect();
+                if setting == "CapabilityBoundingSet=" || !found.is_empty() {
+                    assert_eq!(found, wanted, "{unit}: {setting}");
+                }
+            }
+        }
     }
 
     /// The tables of docs/privileges.md.

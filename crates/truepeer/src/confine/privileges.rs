@@ -41,14 +41,26 @@ pub(super) fn reduce(job: &Job, user: Option<Found>, files: &[PathBuf]) -> anyho
     let _ = clear_ambient_capability_set();
     let all = keeps | reader.unwrap_or(CapabilitySet::empty());
     let bounding = held & CapabilitySet::SETPCAP;
-    set(keeps, all | bounding)?;
+    if let Err(error) = set(keeps, all | bounding) {
+        // The other user's effective set is empty: it could not serve.
+        anyhow::ensure!(user.is_none(), error);
+        missing.push(format!(
+            "capabilities ({} instead of {}): {error}",
+            Capability::names_in(held),
+            Capability::names_in(keeps)
+        ));
+        return Ok(Reduced { kept: held, reads_everything: false, missing });
+    }
     let unreadable = files.iter().any(is_refused);
     let kept = if unreadable { all } else { keeps };
     set(kept | bounding, kept | bounding)?;
     missing.extend(bound(kept).err());
     set(kept, kept)?;
     if unreadable && reader.is_none() {
-        missing.push("files that this user can't read: the next reload will fail".to_owned());
+        missing.push(format!(
+            "the next reload: this user can't read all files, and has no {}",
+            READ_AGAIN.first()
+        ));
     }
     Ok(Reduced { kept, reads_everything: unreadable && reader.is_some(), missing })
 }

@@ -35,7 +35,7 @@ pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 const LOCK: &str = "truepeer/routes/lock";
 /// The protocol of raw tokens: for experiments, never on a wire (RFC 3692, RFC 4727).
-const PROTOCOL: u8 = 253;
+pub(crate) const PROTOCOL: u8 = 253;
 /// Where UDP tokens are connected to. Nothing is ever sent.
 const DISCARD: u16 = 9;
 

@@ -36,7 +36,7 @@ use self::signals::{Event, Events};
 use self::upgrade::Taking;
 use self::view::View;
 use crate::admin::{self, Admin, State};
-use crate::confine;
+use crate::confine::{self, Confined};
 use crate::file::{ConfigSource, LoadedConfig};
 
 /// How long replies to the last datagrams may take when a drain ends.
@@ -86,6 +86,7 @@ struct Server<'a> {
     upgrade: Upgrade,
     /// The drain's time is over, and the last replies may still come.
     is_ending: bool,
+    confined: Confined,
 }
 
 /// Whether this process hands over to a new one.
@@ -114,8 +115,11 @@ impl<'a> Server<'a> {
         let taking =
             if is_upgrade { Some(Taking::begin(&loaded.process, inherited.sockets())?) } else { None };
         holder::look_ahead(&loaded.process);
+        let grows = matches!(source, ConfigSource::File(_));
+        let plan = confine::Plan::of(&loaded.process, &loaded.files, grows)?;
+        admin::open_ahead(&plan.sockets_ahead(), inherited.sockets())?;
         // Before the first thread, because threads inherit it. Listeners and rules can still be added.
-        let confined = confine::enter(&loaded.process, &loaded.files)?;
+        let confined = plan.enter()?;
         let process = Process::new(&loaded.process, open_files, advise, &events.bell());
         let (asking, requests) = Requests::new(events.bell());
         let view = View::new(&process, asking);
@@ -130,6 +134,7 @@ impl<'a> Server<'a> {
             draining_until: None,
             upgrade: Upgrade::No,
             is_ending: false,
+            confined,
         };
         match taking {
             Some(taking) => server.take_over(loaded, inherited, taking)?,
@@ -138,7 +143,7 @@ impl<'a> Server<'a> {
                 server.open_admin(inherited)?;
             }
         }
-        confined.announce();
+        server.confined.announce();
         server.view.set_state(State::Serving);
         server.watch(loaded);
         server.on_change();
@@ -253,7 +258,7 @@ impl<'a> Server<'a> {
     /// Loads the source again. On an error, everything stays as it was. Returns what has changed.
     fn reload(&mut self) -> anyhow::Result<String> {
         self.manager.reloading();
-        let reloaded = self.try_reload();
+        let reloaded = self.try_reload().map_err(|problem| self.confined.explain(problem));
         match &reloaded {
             Ok(changes) if changes.is_empty() => info!("reloaded: nothing has changed"),
             Ok(changes) => changes.iter().for_each(|change| info!("reloaded: {change}")),
@@ -268,6 +273,7 @@ impl<'a> Server<'a> {
         anyhow::ensure!(self.draining_until.is_none(), "truepeer is about to end");
         anyhow::ensure!(self.upgrade == Upgrade::No, "an upgrade is under way");
         let loaded = self.source.load()?;
+        self.confined.permits(&loaded.process)?;
         let changes = self.process.apply(&loaded, &mut Vec::new())?;
         self.watch(&loaded);
         for warning in loaded.warnings(self.source) {

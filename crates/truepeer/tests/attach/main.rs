@@ -14,6 +14,7 @@ mod io_uring;
 mod kit;
 mod leftovers;
 mod links;
+mod needs;
 mod offloads;
 mod pools;
 mod programs;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         entries::tests(),
         full_cgroup::tests(),
         links::tests(),
+        needs::tests(),
         hidden::tests(),
         programs::tests(),
         servers::tests(),

@@ -1,12 +1,11 @@
-//! What a process can do after its start, and each way with exactly the privileges that the doctor names, and with less.
+//! What a process has after its start.
 
 use std::fs;
 use std::os::unix::fs::symlink;
 
 use anyhow::{Context as _, ensure};
 use rustix::process::Signal;
-use serde_json::Value;
-use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, User, client, tests};
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, tests};
 
 use crate::stand::{
     BACKEND_V4, BACKEND_V6, CLIENT_V4, DOOR_V4, Stand, TRUEPEER, ask, classic_rules, header_of, proxy,
@@ -25,7 +24,7 @@ pub(crate) fn tests() -> Vec<Test> {
         started_by_root_it_becomes_another_user,
         a_named_user_is_taken,
         files_of_root_are_read_again_by_the_other_user,
-        each_way_works_with_exactly_what_it_needs_and_fails_with_less,
+        an_admin_socket_in_roots_directory_is_opened_by_root,
     ];
     all.extend(with_users.into_iter().map(Test::needs_several_users));
     all
@@ -178,70 +177,35 @@ fn files_of_root_are_read_again_by_the_other_user(bed: &Bed) -> anyhow::Result<(
     refused(&header_of(CLIENT_V4.parse()?)?).map(drop)
 }
 
-/// The capability that the doctor asks for.
-fn asked_for(bed: &Bed, need: &str) -> anyhow::Result<String> {
-    let doctor = Program::new(TRUEPEER).args(["doctor", "--json", "--timeout", "1s"]).start(bed)?;
-    doctor.wait_end()?;
-    let report: Value = serde_json::from_str(&doctor.stdout())?;
-    let needs = report["needs"].as_array().context("no needs")?;
-    let found = needs.iter().find(|one| one["name"] == need).with_context(|| format!("no {need}"))?;
-    let name = found["any_of"][0].as_str().context("no capability")?;
-    Ok(name.strip_prefix("cap_").unwrap_or(name).to_owned())
-}
+/// Root steers by it, and a job that needs more than was kept is refused.
+fn an_admin_socket_in_roots_directory_is_opened_by_root(bed: &Bed) -> anyhow::Result<()> {
+    let relay = "[[proxy]]\nlisten = [\"127.0.0.1:8443\"]\nipv4 = \"127.0.0.1:8000\"\nroutes = \"manual\"\n";
+    let sends = format!("[admin]\nlisten = [\"./admin.sock\"]\n{relay}send-proxy = \"v2\"\n");
+    bed.write("truepeer.toml", &sends)?;
+    let truepeer = Program::new(TRUEPEER).args(["serve", "-c", "truepeer.toml"]).start(bed)?;
+    truepeer.wait_listening(DOOR_V4)?;
+    truepeer.wait_for_log("confined: user ")?;
+    ensure!(!truepeer.log().contains("not confined"), "{}", truepeer.log());
+    let steer = |word| Program::new(TRUEPEER).args([word, "-c", "truepeer.toml"]).start(bed);
 
-fn each_way_works_with_exactly_what_it_needs_and_fails_with_less(bed: &Bed) -> anyhow::Result<()> {
-    let _who = Behaviour::Who.start(bed, &[BACKEND_V4])?;
-    let sends = ["--routes", "manual", "--send-proxy", "v2"];
-    // options; the port; needs; what it says without the last one
-    let ways: [(&[&str], u16, &[&str], &str); 4] = [
-        (&sends, 8443, &[], ""),
-        (&sends, 843, &["low-port"], "ports below 1024 need CAP_NET_BIND_SERVICE or root"),
-        (&["--routes", "manual"], 8443, &["transparent"], "give truepeer CAP_NET_RAW or CAP_NET_ADMIN"),
-        (
-            &["--routes", "auto"],
-            8443,
-            &["transparent", "routes"],
-            "--routes auto: not all routes could be made",
-        ),
-    ];
-    for (options, port, needs, complaint) in ways {
-        let door = format!("127.0.0.1:{port}");
-        let capabilities: Vec<String> =
-            needs.iter().map(|need| asked_for(bed, need)).collect::<anyhow::Result<_>>()?;
-        let start = |capabilities: &[String]| {
-            let names: Vec<&str> = capabilities.iter().map(String::as_str).collect();
-            let as_user = |program: Program| program.as_user(User::TESTER).with_capabilities(&names);
-            proxy_without_routes()
-                .args(&["-l", &door, "-4", BACKEND_V4])
-                .args(options)
-                .with(as_user)
-                .start_unready(bed)
-        };
-        if options == ["--routes", "manual"] {
-            classic_rules(bed)?;
-        }
-        let truepeer = start(&capabilities)?;
-        truepeer.wait_listening(&door).with_context(|| format!("{options:?} with {capabilities:?}"))?;
-        if options != sends {
-            let seen = client::ask(&mut client::connect(&door)?, &header_of(CLIENT_V4.parse()?)?)?;
-            ensure!(seen.contains(CLIENT_V4), "{options:?}: {seen:?}: {}", truepeer.log());
-        }
-        truepeer.stop()?;
-        if let [less @ .., _] = &capabilities[..] {
-            let truepeer = start(less)?;
-            let status = truepeer.wait_end()?;
-            let log = truepeer.log();
-            ensure!(
-                !status.success() && log.contains(complaint),
-                "{options:?} with {less:?}: {status}: {log}"
-            );
-        }
-        if options == ["--routes", "manual"] {
-            for family in ["-4", "-6"] {
-                Program::new("ip").args([family, "rule", "del", "lookup", "123"]).run(bed)?;
-                Program::new("ip").args([family, "route", "flush", "table", "123"]).run(bed)?;
-            }
-        }
-    }
+    let low = format!("{sends}\n{}", relay.replace("8443", "843") + "send-proxy = \"v2\"\n");
+    bed.write("truepeer.toml", low)?;
+    ensure!(steer("reload")?.wait_end()?.success(), "a port below 1024: {}", truepeer.log());
+    truepeer.wait_listening("127.0.0.1:843")?;
+
+    bed.write("truepeer.toml", sends.replace("send-proxy = \"v2\"\n", ""))?;
+    let reload = steer("reload")?;
+    ensure!(!reload.wait_end()?.success(), "{}", truepeer.log());
+    let wanted =
+        "now needs CAP_NET_RAW or CAP_NET_ADMIN, which this process gave up after its start: restart it";
+    ensure!(reload.log().contains(wanted), "{}", reload.log());
+
+    bed.write("truepeer.toml", &sends)?;
+    let upgrade = steer("upgrade")?;
+    ensure!(upgrade.wait_end()?.success(), "{}", upgrade.log());
+    truepeer.wait_end()?;
+    ensure!(steer("reload")?.wait_end()?.success());
+    let new: i32 = upgrade.stdout().split_whitespace().nth(1).context("no process")?.parse()?;
+    rustix::process::kill_process(rustix::process::Pid::from_raw(new).context("0")?, Signal::TERM)?;
     Ok(())
 }

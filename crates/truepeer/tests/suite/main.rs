@@ -7,10 +7,12 @@ mod confined;
 mod delivery;
 mod destinations;
 mod handover;
+mod inside;
 mod launch;
 mod limits;
 mod line;
 mod metrics;
+mod needs;
 mod operation;
 mod refusals;
 mod seeds;
@@ -35,6 +37,8 @@ fn main() -> ExitCode {
         launch::tests(),
         operation::tests(),
         confined::tests(),
+        inside::tests(),
+        needs::tests(),
         serve::tests(),
         upgrade::tests(),
         top::tests(),
