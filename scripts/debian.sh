@@ -1,12 +1,11 @@
-# A Debian of this machine's release in a directory, and a real systemd in it as process 1, in namespaces of its own; to be
+# A Debian in a directory, by default of this machine's release, and a real systemd in it as process 1, in namespaces of its own; to be
 # sourced. Needs root.
 
 # Makes the directory, once. Uses the mirror of this machine's apt.
-debian_root() { # directory
-  local release mirror
+debian_root() { # directory [release]
+  local release=${2:-$(. /etc/os-release; echo "$VERSION_CODENAME")} mirror
   [ ! -e "$1/etc/debian_version" ] || return 0
   rm -rf "$1"
-  release=$(. /etc/os-release; echo "$VERSION_CODENAME")
   mirror=$(awk '$1 == "deb" { print $2; exit } $1 == "URIs:" { print $2; exit }' \
     $(ls /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null))
   debootstrap --variant=minbase --include=systemd-sysv,dbus,iproute2,python3-minimal "$release" "$1.new" "$mirror" \

@@ -1,6 +1,6 @@
 """Clients of the example configuration during an upgrade: new connections all the time, and one that stays.
 
-Ends when the file exists that the argument names. Fails if a connection was refused or cut, or if the backend saw another address
+Ends when the file exists that the argument names. Two more arguments: truepeer's port, and the backend's. Fails if a connection was refused or cut, or if the backend saw another address
 than the header's.
 """
 
@@ -11,6 +11,7 @@ import threading
 import time
 
 CLIENT = "192.0.2.7"
+DOOR, BACKEND = (int(port) for port in sys.argv[2:4] or (8443, 443))
 
 
 def serve(listener):
@@ -29,7 +30,7 @@ def echo(connection, client):
 
 def connect():
     """A session by truepeer. Returns its stream, once the backend has named the client."""
-    connection = socket.create_connection(("127.0.0.1", 8443), timeout=5)
+    connection = socket.create_connection(("127.0.0.1", DOOR), timeout=5)
     connection.sendall(f"PROXY TCP4 {CLIENT} 192.0.2.1 4000 443\r\n".encode())
     stream = connection.makefile("rwb")
     seen = stream.readline().decode().strip()
@@ -45,7 +46,7 @@ def exchange(stream, text):
 
 
 def main():
-    listener = socket.create_server(("127.0.0.1", 443), backlog=256)
+    listener = socket.create_server(("127.0.0.1", BACKEND), backlog=256)
     threading.Thread(target=serve, args=(listener,), daemon=True).start()
     stays, count = connect(), 0
     print("connected", flush=True)

@@ -113,6 +113,8 @@ check musl musl
 check package-lint package_lint
 if [ "${TRUEPEER_TEST_ALL:-}" = 1 ]; then check packages packages; fi
 if [ -x fuzz/smoke ]; then check fuzz-smoke fuzz/smoke; else note_skip "fuzz-smoke: fuzz/smoke does not exist"; fi
+if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then check systemd scripts/systemd-check.sh
+else note_skip "systemd: long: make test-all runs it"; fi
 check deny scripts/cargo-deny.sh --log-level error check --hide-inclusion-graph bans licenses sources
 note_skip "deny advisories: their database needs the network"
 

@@ -1,0 +1,117 @@
+#!/bin/bash
+# truepeer.service under a real systemd, process 1 of namespaces of its own: start, reload, upgrade, stop, the journal, and the
+# unit with one privilege less. Of Debian 13 by default: its systemd (257) knows Type=notify-reload.
+# Options: the release, and a truepeer for it (by default the debug build). Needs root; a minute, and more the first time.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+. scripts/debian.sh
+release=${1:-trixie}
+truepeer=${2:-$target/debug/truepeer}
+say() { echo "systemd-check: $*"; }
+fail() { say "FAILED: $*"; debian_run journalctl --no-pager -u truepeer -n 25 || true; exit 1; }
+[ "$(id -u)" = 0 ] || { echo "SKIP systemd-check: needs root"; exit 77; }
+command -v debootstrap >/dev/null || apt_install debootstrap >/dev/null || { echo "SKIP systemd-check: needs debootstrap"; exit 77; }
+findmnt -nt cgroup2 >/dev/null || { echo "SKIP systemd-check: needs a mounted cgroup2"; exit 77; }
+[ -x "$truepeer" ] || { say "no $truepeer: cargo build -p truepeer"; exit 1; }
+root=$target/systemd-$release
+mkdir -p "$target/logs"
+debian_root "$root" "$release" || { echo "SKIP systemd-check: debootstrap failed (target/logs/debootstrap.log)"; exit 77; }
+
+config=$root/etc/truepeer/truepeer.toml
+dropin=$root/etc/systemd/system/truepeer.service.d/less.conf
+mkdir -p "${config%/*}"
+rm -rf "${dropin%/*}" "$root/var/log/journal"
+install -m 755 "$truepeer" "$root/usr/bin/truepeer"
+cp deploy/systemd/truepeer.service "$root/etc/systemd/system/"
+jobs() { # ports
+  printf '[admin]\nlisten = ["/run/truepeer/admin.sock"]\n'
+  for port; do
+    printf '[[proxy]]\nlisten = ["127.0.0.1:%s"]\nipv4 = "127.0.0.1:8000"\nipv6 = "[::1]:8000"\nroutes = "auto"\nallow = ["loopback"]\n' "$port"
+  done
+}
+jobs 843 >"$config"
+
+work=$(mktemp -d)
+debian_boot "$root" || { echo "SKIP systemd-check: systemd does not boot here (target/logs/debian.log)"; exit 77; }
+trap 'debian_end; rm -rf "$work"' EXIT
+property() { debian_run systemctl show -P "$1" truepeer; }
+journal() { debian_run journalctl --no-pager -u truepeer "$@"; }
+logged() { journal -o cat | grep -F "$1" >/dev/null; }
+# Clients: new ones until the file stop exists, and one that stays.
+clients() {
+  nsenter -t "$debian_pid" -n python3 scripts/package-clients.py "$work/stop" 843 8000 >"$work/clients" 2>&1 &
+  clients=$!
+  for _ in $(seq 100); do ! grep -q '^connected' "$work/clients" || return 0; sleep .1; done
+  cat "$work/clients"
+  fail "no client is served"
+}
+
+say "$(debian_run systemctl --version | head -1); $(debian_run systemd-analyze security --no-pager --offline=true --threshold=20 \
+  /etc/systemd/system/truepeer.service | tail -1 | sed 's/^[^O]*//')" || fail "the exposure is above 2.0"
+debian_run ip rule >"$work/rules"
+
+debian_run systemctl start truepeer || fail "start"
+first=$(property MainPID)
+status() { debian_run sed -n "s/^$1:[[:space:]]*//p" "/proc/$(property MainPID)/status"; }
+is() { [ "$(status "$1")" = "$2" ] || fail "$1 is $(status "$1"), expected $2"; }
+confined() {
+  is CapEff 0000000000003400 # CAP_NET_BIND_SERVICE, CAP_NET_ADMIN, CAP_NET_RAW
+  is CapPrm 0000000000003400
+  is CapBnd 0000000000003400
+  is CapAmb 0000000000000000
+  is NoNewPrivs 1
+  is Seccomp 2
+  case $(status Uid) in 0*) fail "it runs as root" ;; esac
+}
+confined
+logged 'confined: capabilities cap_net_raw cap_net_admin cap_net_bind_service, files (Landlock' || fail "no line about confinement"
+if logged 'not confined'; then fail "something is missing"; fi
+[ "$(property NFileDescriptorStore)" = 1 ] || fail "systemd keeps $(property NFileDescriptorStore) sockets"
+clients
+say "started: user $(status Uid | cut -f1), capabilities and filters as declared, its socket in systemd's store"
+
+jobs 843 844 >"$config"
+debian_run systemctl reload truepeer || fail "reload"
+logged 'listener 127.0.0.1:844 was opened' || fail "the reload opened no port below 1024"
+jobs 843 >"$config"
+echo 'nonsense = 1' >>"$config"
+if debian_run systemctl reload truepeer 2>/dev/null; then fail "a file with an error was reloaded"; fi
+logged '`nonsense`: there is no such key' || fail "no reason in the journal"
+jobs 843 >"$config"
+debian_run systemctl reload truepeer || fail "reload after the error"
+[ "$(property MainPID)" = "$first" ] && [ "$(property ActiveState)" = active ] || fail "a reload ended the process"
+say "reloaded ($(property Type)): a port opened below 1024 and closed; a file with an error refused, with its reason"
+
+# Another file of the same program, as a package brings it.
+install -m 755 "$truepeer" "$root/usr/bin/truepeer.next"
+mv "$root/usr/bin/truepeer.next" "$root/usr/bin/truepeer"
+debian_run systemctl reload truepeer || fail "upgrade"
+for _ in $(seq 50); do [ "$(property MainPID)" = "$first" ] || break; sleep .1; done
+[ "$(property MainPID)" != "$first" ] && [ "$(property ActiveState)" = active ] || fail "no new process serves"
+confined
+sleep 1
+touch "$work/stop"
+wait "$clients" || { cat "$work/clients"; fail "clients were cut"; }
+say "upgraded inside the unit, confined again: $(tail -1 "$work/clients")"
+
+debian_run systemctl stop truepeer || fail "stop"
+logged 'stopping: nothing new is taken' || fail "no drain"
+[ "$(property Result)" = success ] || fail "it ended: $(property Result), code $(property ExecMainCode), status $(property ExecMainStatus)"
+diff "$work/rules" <(debian_run ip rule) || fail "rules are left"
+journal -o json | python3 -c 'import json, sys
+levels = {json.loads(line)["PRIORITY"] for line in sys.stdin}
+sys.exit(0 if {"4", "6"} <= levels else f"priorities {levels}: no warning or no information among them")' || fail "priorities"
+say "stopped: no rules left; priorities in the journal: $(journal -o json | python3 -c 'import json, sys
+print(*sorted({json.loads(line)["PRIORITY"] for line in sys.stdin}))')"
+
+mkdir -p "${dropin%/*}"
+for less in CAP_NET_ADMIN CAP_NET_BIND_SERVICE; do
+  kept=$(printf '%s\n' CAP_NET_RAW CAP_NET_ADMIN CAP_NET_BIND_SERVICE | grep -vx $less | tr '\n' ' ')
+  printf '[Service]\nRestart=no\nAmbientCapabilities=\nAmbientCapabilities=%s\nCapabilityBoundingSet=\nCapabilityBoundingSet=%s\n' "$kept" "$kept" >"$dropin"
+  debian_run systemctl daemon-reload
+  since=$(date +'%F %T')
+  if debian_run systemctl start truepeer 2>/dev/null; then fail "it starts without $less"; fi
+  journal -o cat --since "$since" | grep "$less" >/dev/null || fail "no word of $less"
+done
+rm -r "${dropin%/*}"
+say "with less: neither without CAP_NET_ADMIN nor without CAP_NET_BIND_SERVICE does it start; the journal names them"
