@@ -43,7 +43,9 @@ const COUNTERS: &str = "counters";
 pub(crate) fn init(config: LogConfig) {
     let is_terminal = std::io::stderr().is_terminal();
     let format = config.format.unwrap_or(LogFormat::Text);
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    // A line that can't be written is lost: the layer's own complaint about it would panic where standard error is
+    // closed or full.
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
     let (filter, handle) = reload::Layer::new(filter(config.verbosity));
     // It is set only if logging is already set up: then with the filter that counts.
     let _ = FILTER.set(handle);

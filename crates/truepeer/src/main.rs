@@ -32,6 +32,7 @@ use admin::client::Client;
 use anyhow::Context as _;
 use cli::{Compat, Invocation, UsageError};
 use file::{ConfigSource, LoadedConfig};
+use output::tell;
 use plan::{EntryConfig, ProcessConfig};
 use routes::show::RemoveOptions;
 use spec::{DoctorArgs, FileSpec, ReloadArgs, RoutesAction, RoutesArgs, StackArgs};
@@ -45,7 +46,7 @@ fn main() -> ExitCode {
     match carry_out(task) {
         Ok(status) => status,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            tell!("error: {error:#}");
             error.downcast_ref().map_or(ExitCode::FAILURE, |error: &run::NotStarted| error.status().into())
         }
     }

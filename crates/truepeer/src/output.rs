@@ -8,6 +8,16 @@ pub(crate) fn stdout() -> WhileRead<io::Stdout> {
     WhileRead { out: io::stdout() }
 }
 
+/// Writes a line to standard error. If that is closed or full, the line is lost, and the program goes on: `eprintln!`
+/// would panic.
+macro_rules! tell {
+    ($($line:tt)+) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($line)+);
+    }};
+}
+pub(crate) use tell;
+
 /// Reports success for a write that no reader is left to receive (EPIPE).
 pub(crate) struct WhileRead<W> {
     out: W,

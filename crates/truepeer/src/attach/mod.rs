@@ -21,6 +21,7 @@ use truepeer_bpf::{
     Cgroups, NewConnections, Place, Rules, attach, detach_now, drain, left_behind, status, sweep,
 };
 
+use crate::output::tell;
 use crate::plan::attach_rules;
 use crate::routes::netlink::Netlink;
 use crate::routes::options::local_addresses;
@@ -81,7 +82,7 @@ fn tidy_up(place: &Place, out: &mut (dyn Write + Send)) -> Result<()> {
         }
         // A failed cleanup doesn't fail the command: the user asked for something else.
         Err(error) => {
-            eprintln!(
+            tell!(
                 "warning: can't remove leftovers of network namespaces that no longer exist: {:#}",
                 anyhow::Error::new(error)
             );
@@ -102,9 +103,9 @@ fn put_in_place(
 ) -> Result<()> {
     let (rules, warnings) = attach_rules(args)?;
     for warning in &warnings {
-        eprintln!("warning: {warning}");
+        tell!("warning: {warning}");
     }
-    put_rules(args, rules, place, process, &mut |warning| eprintln!("warning: {warning}"), out)
+    put_rules(args, rules, place, process, &mut |warning| tell!("warning: {warning}"), out)
 }
 
 fn put_rules(

@@ -31,6 +31,7 @@ use clap::{ArgMatches, Command, FromArgMatches as _};
 pub(crate) use compat::Compat;
 
 use crate::file::{self, Rejected};
+use crate::output::tell;
 use crate::plan::{Config, Defaults, Problems};
 use crate::spec::{
     AttachArgs, CheckArgs, CompletionArgs, ConnectArgs, DoctorArgs, HttpsSpec, ManArgs, ProxySpec,
@@ -110,11 +111,11 @@ impl UsageError {
                 2
             }
             Self::Problem(problems) => {
-                problems.to_string().lines().for_each(|problem| eprintln!("error: {problem}"));
+                problems.to_string().lines().for_each(|problem| tell!("error: {problem}"));
                 2
             }
             Self::Options(problem) => {
-                eprintln!("error: {problem}");
+                tell!("error: {problem}");
                 2
             }
         }

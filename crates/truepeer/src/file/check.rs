@@ -6,13 +6,14 @@ use std::process::ExitCode;
 
 use super::source::renderer;
 use super::{judge, show};
+use crate::output::tell;
 
 /// Prints every finding on standard error. Without errors, prints on `out` the whole configuration (`wants_show`) or
 /// its numbers of entries and listeners.
 pub(crate) fn check(path: &Path, wants_show: bool, out: &mut impl Write) -> io::Result<ExitCode> {
     let judged = judge::read(path);
     if !judged.findings.is_empty() {
-        eprintln!("{}", judged.findings.render(&renderer(io::stderr().is_terminal())));
+        tell!("{}", judged.findings.render(&renderer(io::stderr().is_terminal())));
     }
     let Some((process, _)) = judged.plan else { return Ok(ExitCode::from(2)) };
     if wants_show {

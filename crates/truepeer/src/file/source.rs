@@ -10,6 +10,7 @@ use annotate_snippets::Renderer;
 use super::finding::Findings;
 use super::judge::{self, Judged};
 use super::keys::in_keys;
+use crate::output::tell;
 use crate::plan::{CheckedProcess, Problems, ProcessConfig};
 
 /// A command line, or a file.
@@ -80,10 +81,10 @@ impl Rejected {
     pub(crate) fn report(self) {
         match self {
             Self::Command(problems) => {
-                problems.to_string().lines().for_each(|problem| eprintln!("error: {problem}"));
+                problems.to_string().lines().for_each(|problem| tell!("error: {problem}"));
             }
             Self::File(findings) => {
-                eprintln!("{}", findings.render(&renderer(std::io::stderr().is_terminal())))
+                tell!("{}", findings.render(&renderer(std::io::stderr().is_terminal())))
             }
         }
     }

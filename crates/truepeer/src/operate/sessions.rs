@@ -7,6 +7,7 @@ use anyhow::Context as _;
 
 use crate::admin::client::Client;
 use crate::admin::listing::SessionDoc;
+use crate::output::tell;
 use crate::spec::SessionsArgs;
 use crate::units::{Age, Bytes};
 
@@ -27,7 +28,7 @@ pub(crate) fn sessions(args: &SessionsArgs, out: &mut dyn Write) -> anyhow::Resu
     for session in &sessions {
         match client.ask("DELETE", &format!("/sessions/{}", session.id)) {
             Ok(_) => ended += 1,
-            Err(error) => eprintln!("warning: {error:#}"), // it has ended meanwhile
+            Err(error) => tell!("warning: {error:#}"), // it has ended meanwhile
         }
     }
     Ok(writeln!(out, "{ended} sessions ended; both ends saw a reset")?)

@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use truepeer_session::Advise;
 
+use crate::output::tell;
 use crate::plan::run_settings;
 use crate::spec::{ConnectArgs, HowArgs, RunArgs};
 use choice::Mechanism;
@@ -32,7 +33,7 @@ pub(crate) fn run(args: &RunArgs, advise: Advise) -> Result<ExitCode> {
     }
     let (settings, warnings) = run_settings(args)?;
     for warning in warnings {
-        eprintln!("warning: {warning}");
+        tell!("warning: {warning}");
     }
     match prepare(&args.how)? {
         (Mechanism::Preload, program) => preload::run(&settings, &program, None),
@@ -64,14 +65,14 @@ pub(crate) fn connect(args: &ConnectArgs) -> Result<ExitCode> {
 }
 
 fn warned(beside: std::result::Result<Beside, Alone>) -> Option<Beside> {
-    beside.inspect_err(|alone| eprintln!("truepeer: warning: {alone}")).ok()
+    beside.inspect_err(|alone| tell!("truepeer: warning: {alone}")).ok()
 }
 
 fn prepare(how: &HowArgs) -> Result<(Mechanism, Program)> {
     let program = Program::find(&how.command)?;
     let mechanism = choice::choose(how.via.unwrap_or_default(), &program)?;
     if how.verbose {
-        eprintln!("truepeer: {} by {}: {}", program.file.display(), mechanism, program.kind);
+        tell!("truepeer: {} by {}: {}", program.file.display(), mechanism, program.kind);
     }
     Ok((mechanism, program))
 }

@@ -16,6 +16,7 @@ pub(crate) mod start;
 mod upgrade;
 mod view;
 
+use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::thread;
@@ -38,6 +39,7 @@ use self::view::View;
 use crate::admin::{self, Admin, State};
 use crate::confine::{self, Confined};
 use crate::file::{ConfigSource, LoadedConfig};
+use crate::output;
 
 /// How long replies to the last datagrams may take when a drain ends.
 const LAST_REPLIES: Duration = Duration::from_millis(300);
@@ -186,8 +188,8 @@ impl<'a> Server<'a> {
         )?;
         self.admin = admin;
         info!("upgrade: serves in place of process {old}; {adopted} of {sent} flows go on");
-        // `truepeer upgrade` reads it.
-        println!("process {} serves in place of process {old}", std::process::id());
+        // `truepeer upgrade` reads it; it may have ended.
+        let _ = writeln!(output::stdout(), "process {} serves in place of process {old}", std::process::id());
         Ok(())
     }
 

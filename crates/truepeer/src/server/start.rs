@@ -9,6 +9,8 @@ use anyhow::{Context as _, bail};
 use rustix::process::{WaitOptions, waitpid};
 use truepeer_sys::process::{Forked, fork};
 
+use crate::output::tell;
+
 /// Starts `truepeer serve --take-over` in the background, and waits until it serves. Returns what it says.
 ///
 /// # Errors
@@ -21,7 +23,7 @@ pub(crate) fn upgrade(file: &Path) -> anyhow::Result<String> {
         Forked::Child => {
             let started = start(file, stdout);
             if let Err(failure) = &started {
-                eprintln!("error: {failure:#}");
+                tell!("error: {failure:#}");
             }
             std::process::exit(i32::from(started.is_err()));
         }

@@ -10,7 +10,8 @@ use truepeer_testbed::client::End;
 use truepeer_testbed::{Bed, Behaviour, Program, Test, Truepeer, client, tests};
 
 use crate::stand::{
-    BACKEND_V4, BACKEND_V6, CLIENT_V4, CLIENT_V6, DOOR_V4, Stand, TRUEPEER, header_of, open_as, refused,
+    BACKEND_V4, BACKEND_V6, CLIENT_V4, CLIENT_V6, DOOR_V4, Stand, TRUEPEER, header_of, open_as, proxy,
+    refused, refused_from,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -24,6 +25,7 @@ pub(crate) fn tests() -> Vec<Test> {
         sessions_that_outlast_the_drain_timeout_are_reset,
         without_a_drain_timeout_sessions_end_at_once,
         a_drop_in_ends_at_once,
+        a_log_that_nobody_can_write_stops_nothing,
     ]
 }
 
@@ -202,5 +204,28 @@ fn ends_at_once(truepeer: &truepeer_testbed::Running) -> anyhow::Result<()> {
     let (end, waited) = end(&mut open)?;
     ensure!(end == End::Reset && waited < Duration::from_secs(10), "{end:?} after {waited:?}");
     ensure!(truepeer.wait_end()?.code() == Some(0));
+    Ok(())
+}
+
+/// Standard error is a full device, or a pipe whose reader has ended: warnings of refusals and the counters are lost,
+/// and sessions go on.
+fn a_log_that_nobody_can_write_stops_nothing(bed: &Bed) -> anyhow::Result<()> {
+    for log in ["2>/dev/full", "2> >(:)"] {
+        let command = format!("exec \"$@\" {log}");
+        let truepeer =
+            proxy().with(|program| program.launched_by("/bin/bash", &["-c", &command, "truepeer"]));
+        let Stand { truepeer, backend: _backend } = Stand::behind(bed, Behaviour::Echo, &truepeer)?;
+        let mut before = session(CLIENT_V4)?;
+        for sender in 1..=20 {
+            refused_from(&format!("127.0.0.{sender}:0"), b"no header at all\r\n")?;
+        }
+        truepeer.signal(Signal::USR1)?;
+        goes_on(&mut before)?;
+        session(CLIENT_V6)?;
+        truepeer.signal(Signal::TERM)?;
+        drop(before);
+        let status = truepeer.wait_end()?;
+        ensure!(status.success(), "{log}: {status}");
+    }
     Ok(())
 }

@@ -31,6 +31,7 @@ use super::supervisor::Supervisor;
 use super::telling::Telling;
 use super::{accepting_calls, log_config};
 use crate::log;
+use crate::output::tell;
 
 /// The descriptors that the library keeps have high numbers, as in `ours.rs` of the library.
 const HIGHEST: u64 = 1024;
@@ -129,7 +130,7 @@ fn stand<S: Serve>(
             if let Ok(Forked::Child) = fork()
                 && let Err(error) = supervise(&there, program, verbose, ready)
             {
-                eprintln!("truepeer: the supervisor ends: {error:#}");
+                tell!("truepeer: the supervisor ends: {error:#}");
                 end_now(1);
             }
             end_now(0)
