@@ -15,7 +15,8 @@
 #define OPTION_AO 29
 #define OPTION_MPTCP 30
 #define OPTION_FASTOPEN 34
-#define OPTION_EXPERIMENT 254
+#define OPTION_EXPERIMENT 254 /* RFC 6994: the number behind the length says which experiment */
+#define FAST_OPEN_EXPERIMENT 0xf989
 
 #define OPTIONS_AT 4 /* in `bytes`, so that 0 is no option's place */
 #define OPTIONS_END (OPTIONS_AT + 40)
@@ -70,8 +71,12 @@ static __always_inline void note_option(struct options *options, __u8 kind, __u3
 		options->mptcp = at;
 		break;
 	case OPTION_FASTOPEN:
-	case OPTION_EXPERIMENT:
 		options->fastopen = at;
+		break;
+	case OPTION_EXPERIMENT:
+		if (option_len(options, at) >= 4 &&
+		    (*option_byte(options, at + 2) << 8 | *option_byte(options, at + 3)) == FAST_OPEN_EXPERIMENT)
+			options->fastopen = at;
 		break;
 	case OPTION_MD5:
 	case OPTION_AO:

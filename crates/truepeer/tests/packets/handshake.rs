@@ -21,6 +21,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_sender_that_resets_is_forgotten,
         a_syn_ack_with_data_is_not_accepted,
         segments_that_no_kernel_takes_for_a_syn_are_not_tracked,
+        only_fast_open_is_declined_of_the_experiments,
         the_end_without_a_header_is_refused,
     ];
     all.into_iter().map(|test| test.of_group("handshake")).collect()
@@ -231,6 +232,35 @@ fn segments_that_no_kernel_takes_for_a_syn_are_not_tracked(bed: &Bed) -> Result<
     stage.counts("connections", 0)?;
     let status = stage.status()?;
     ensure!(status["ports"][0]["awaiting_header"] == 0, "{status}");
+    Ok(())
+}
+
+/// RFC 6994: option 254 has a number that says which experiment it is. Fast open's is 0xf989.
+fn only_fast_open_is_declined_of_the_experiments(bed: &Bed) -> Result<()> {
+    let stage = Stage::make(bed, &[])?;
+    let fast_open: &[u8] = &[254, 4, 0xf9, 0x89];
+    let experiments: [(&[u8], u64); 5] = [
+        (&[254, 6, 0xe2, 0xd4, 0xc3, 0xd9], 0), // shared memory (SMC)
+        (&[254, 2], 0),
+        (&[254, 3, 0xf9], 0),
+        (fast_open, 1),
+        (&[254, 8, 0xf9, 0x89, 1, 2, 3, 4], 1),
+    ];
+    let mut declined = 0;
+    for (n, (experiment, counts)) in (0_u16..).zip(experiments) {
+        for_both_families(&stage, 4000 + 2 * n, |mut talker| {
+            let mut syn = talker.syn();
+            syn.options.extend(experiment);
+            talker.send(&syn)?;
+            let answer = talker.hear("the SYN-ACK", |segment| segment.flags & SYN != 0)?;
+            (talker.seq, talker.ack) = (talker.isn.wrapping_add(1), answer.seq.wrapping_add(1));
+            talker.send(&talker.segment(ACK, b""))?;
+            is_served(&stage, &mut talker)
+        })?;
+        declined += 2 * counts;
+        let counted = stage.counter("fastopen_declined")?;
+        ensure!(counted == declined, "{experiment:?}: {counted} declined, expected {declined}");
+    }
     Ok(())
 }
 
