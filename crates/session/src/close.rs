@@ -33,7 +33,7 @@ pub enum CloseReason {
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// No backend connection could be made.
-    #[error("can't connect to the backend {} as {}: {error}{}", .route.backend, .route.client, advice(error))]
+    #[error("can't connect to the backend {} as {}: {error}{}", .route.backend, .route.client, error.advice())]
     ConnectFailed {
         /// The destination, and the client's address.
         route: Box<Route>,
@@ -71,30 +71,6 @@ pub enum CloseReason {
     /// No header can carry the client's address.
     #[error("can't create a header for the backend: {0}")]
     Unencodable(EncodeError),
-}
-
-fn advice(error: &ConnectError) -> &'static str {
-    let call = match error {
-        ConnectError::Call(call) => call,
-        ConnectError::TupleInUse => {
-            return "; does this client connect through this machine twice?";
-        }
-        ConnectError::PortHeld => {
-            return "; give truepeer CAP_NET_ADMIN to share the port";
-        }
-        ConnectError::WithItself => return "; is the backend running?",
-    };
-    match (call.call, call.errno) {
-        (name, Errno::PERM) if name.contains("TRANSPARENT") || name.contains("MARK") => {
-            "; give truepeer CAP_NET_RAW or CAP_NET_ADMIN, or run it as root"
-        }
-        ("bind" | "socket", Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT) => {
-            "; is IPv6 disabled on this machine?"
-        }
-        ("bind", Errno::ACCESS) => "; a client's port below 1024 needs CAP_NET_BIND_SERVICE or root",
-        ("connect", Errno::CONNREFUSED) => "; is the backend listening there?",
-        _ => "",
-    }
 }
 
 impl CloseReason {

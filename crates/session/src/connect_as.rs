@@ -63,6 +63,32 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// What to do about it, to append to the error; empty: nothing is known.
+    #[must_use]
+    pub fn advice(&self) -> &'static str {
+        let call = match self {
+            Self::Call(call) => call,
+            Self::TupleInUse => {
+                return "; does this client connect through this machine twice?";
+            }
+            Self::PortHeld => {
+                return "; give truepeer CAP_NET_ADMIN to share the port";
+            }
+            Self::WithItself => return "; is the backend running?",
+        };
+        match (call.call, call.errno) {
+            (name, Errno::PERM) if name.contains("TRANSPARENT") || name.contains("MARK") => {
+                "; give truepeer CAP_NET_RAW or CAP_NET_ADMIN, or run it as root"
+            }
+            ("bind" | "socket", Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT) => {
+                "; is IPv6 disabled on this machine?"
+            }
+            ("bind", Errno::ACCESS) => "; a client's port below 1024 needs CAP_NET_BIND_SERVICE or root",
+            ("connect", Errno::CONNREFUSED) => "; is the backend listening there?",
+            _ => "",
+        }
+    }
+
     /// A stable label.
     #[must_use]
     pub fn label(&self) -> &'static str {

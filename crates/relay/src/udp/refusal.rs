@@ -38,7 +38,7 @@ pub(crate) enum DropCause {
     FlowEvicted { ago: Duration },
     #[error(transparent)]
     Policy(#[from] Refusal),
-    #[error("can't open the upstream socket: {0}")]
+    #[error("can't open the upstream socket: {0}{advice}", advice = .0.advice())]
     Upstream(#[from] ConnectError),
     #[error("can't create a header for the backend: {0}")]
     Unencodable(#[from] truepeer_proto::EncodeError),
