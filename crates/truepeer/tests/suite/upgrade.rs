@@ -1,7 +1,9 @@
 //! A new process in the place of a running one, and what the service manager hears.
 
+use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -257,7 +259,10 @@ struct Manager(UnixDatagram);
 
 impl Manager {
     fn new(bed: &Bed) -> anyhow::Result<Self> {
-        let socket = UnixDatagram::bind(bed.dir().join("notify"))?;
+        let path = bed.dir().join("notify");
+        let socket = UnixDatagram::bind(&path)?;
+        // As systemd's: services run as users of their own.
+        fs::set_permissions(path, Permissions::from_mode(0o777))?;
         socket.set_read_timeout(Some(Duration::from_secs(10)))?;
         Ok(Self(socket))
     }

@@ -214,14 +214,17 @@ fn wrong_files_are_named_before_anything_listens(bed: &Bed) -> anyhow::Result<()
     };
     for (options, said) in [
         (["--tls-cert", &text, "--tls-key", &site.key], "it contains no certificate"),
-        (["--tls-cert", &site.cert, "--tls-key", &text], "it contains no usable private key"),
+        (["--tls-cert", &site.cert, "--tls-key", &text], "it contains no private key (expected a line"),
         (["--tls-cert", &site.cert, "--tls-key", &other.key], "the key does not belong to the certificate"),
         (["--tls-cert", "/nowhere.pem", "--tls-key", &site.key], "--tls-cert /nowhere.pem: No such file"),
     ] {
         refuses(&options, said)?;
     }
     let lacks_key = |option: &str, key: &str| {
-        format!("{option} {}: it contains no private key; name the key's file with {key} FILE", site.cert)
+        format!(
+            "{option} {}: it contains no private key (expected a line -----BEGIN PRIVATE KEY-----); name the key's file with {key} FILE",
+            site.cert
+        )
     };
     refuses(&["--tls-cert", &site.cert], &lacks_key("--tls-cert", "--tls-key"))?;
     refuses(&["--origin-tls", "--origin-cert", &site.cert], &lacks_key("--origin-cert", "--origin-key"))
