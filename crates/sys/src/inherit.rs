@@ -1,11 +1,13 @@
 //! Listening sockets passed by a service manager (`LISTEN_FDS`, see sd_listen_fds(3)).
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
+use rustix::net::getsockname;
 
 /// The first inherited descriptor: 0, 1 and 2 are the standard streams.
 const FIRST: RawFd = 3;
@@ -30,8 +32,7 @@ impl PassedSockets {
     /// A descriptor that should be a socket is not open, or was opened by this process.
     pub fn take() -> Result<Self, NotPassed> {
         static TAKEN: AtomicBool = AtomicBool::new(false);
-        let is_for_us = number("LISTEN_PID") == Some(std::process::id());
-        let count = number("LISTEN_FDS").filter(|_| is_for_us).unwrap_or(0);
+        let count = announced();
         if count == 0 || TAKEN.swap(true, Ordering::Relaxed) {
             return Ok(Self::default());
         }
@@ -64,6 +65,16 @@ impl PassedSockets {
     }
 }
 
+/// The names of the sockets that the service manager passed (`LISTEN_FDNAMES`), with their addresses. The sockets stay
+/// where they are; those without an IP address have no entry. Call it before [`PassedSockets::take`].
+#[must_use]
+pub fn passed_names() -> Vec<(String, SocketAddr)> {
+    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let sockets = (FIRST..).take(announced() as usize);
+    let named = names.split(':').zip(sockets).filter(|(_, number)| is_inherited(*number));
+    named.filter_map(|(name, number)| Some((name.to_owned(), address(number)?))).collect()
+}
+
 /// Closes the descriptors that came with exec, except the standard streams. For a process in the background, which
 /// must not keep files and sockets of its starter open.
 ///
@@ -79,6 +90,19 @@ pub fn close_inherited() -> io::Result<()> {
         drop(unsafe { OwnedFd::from_raw_fd(number) });
     }
     Ok(())
+}
+
+/// The number of sockets that this process should have.
+fn announced() -> u32 {
+    let is_for_us = number("LISTEN_PID") == Some(std::process::id());
+    number("LISTEN_FDS").filter(|_| is_for_us).unwrap_or(0)
+}
+
+fn address(number: RawFd) -> Option<SocketAddr> {
+    // SAFETY: BorrowedFd requires a number other than -1, and a descriptor that stays open for the borrow. The borrow
+    // ends with this call; the number was found open, and nothing owns it yet that could close it.
+    let fd = unsafe { BorrowedFd::borrow_raw(number) };
+    SocketAddr::try_from(getsockname(fd).ok()?).ok()
 }
 
 fn number(variable: &str) -> Option<u32> {

@@ -29,6 +29,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use admin::client::Client;
+use admin::status::StatusDoc;
 use anyhow::Context as _;
 use cli::{Compat, Invocation, UsageError};
 use file::{ConfigSource, LoadedConfig};
@@ -38,6 +39,8 @@ use routes::show::RemoveOptions;
 use spec::{DoctorArgs, FileSpec, ReloadArgs, RoutesAction, RoutesArgs, StackArgs};
 
 fn main() -> ExitCode {
+    // Before the command line is read: it may name them.
+    plan::passed::names();
     let checked = cli::parse(std::env::args_os()).and_then(check);
     let task = match checked {
         Ok(task) => task,
@@ -172,8 +175,10 @@ fn reload(args: &ReloadArgs) -> anyhow::Result<()> {
 }
 
 fn upgrade(file: &FileSpec) -> anyhow::Result<()> {
-    admin_socket(file)?;
-    let said = server::start::upgrade(file.path())?;
+    let status = Client::at(&admin_socket(file)?).ask("GET", "/status").context("not upgraded")?;
+    let status: StatusDoc =
+        serde_json::from_str(&status).context("not upgraded: this is no answer of truepeer")?;
+    let said = server::start::upgrade(file.path(), &status.passed)?;
     writeln!(output::stdout(), "{said}")?;
     Ok(())
 }

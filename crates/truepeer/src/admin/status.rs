@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use truepeer_session::counters::Counter;
 
 use super::{AttachmentView, ListenerView, Running, State};
+use crate::plan::passed::{self, PassedNames};
 use crate::spec::Protocol;
 
 /// The program at one moment.
@@ -19,6 +20,9 @@ pub(crate) struct StatusDoc {
     /// Why it is broken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
+    /// The sockets that the service manager has passed, by name.
+    #[serde(default, skip_serializing_if = "PassedNames::is_empty")]
+    pub(crate) passed: PassedNames,
     pub(crate) listeners: Vec<ListenerDoc>,
     pub(crate) attachments: Vec<AttachmentDoc>,
 }
@@ -69,6 +73,7 @@ impl StatusDoc {
                 State::Broken(reason) => Some(reason),
                 _ => None,
             },
+            passed: passed::names().clone(),
             listeners: running.listeners().iter().map(|view| ListenerDoc::of(running, view)).collect(),
             attachments: running.attachments().iter().map(AttachmentDoc::of).collect(),
         }

@@ -24,7 +24,7 @@ impl Config {
         let (host, port) = defaults::LISTEN_HTTPS;
         let usual = [ListenAddr::new(host, port)];
         let listen = if spec.listen.is_empty() { &usual[..] } else { &spec.listen[..] };
-        let binds = listen.iter().filter_map(|addr| problems.note(resolve::listen(addr)));
+        let binds = listen.iter().filter_map(|addr| problems.note(resolve::own_listener(addr)));
         let listeners = binds.map(|bind| ListenerConfig { bind, ..template.clone() }).collect();
         let routes = problems.note(routes(spec)).unwrap_or_default();
         let confine = problems.note(confine(spec)).unwrap_or_default();

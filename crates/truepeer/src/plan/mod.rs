@@ -13,6 +13,7 @@ mod http;
 mod https;
 mod key;
 mod listener;
+pub(crate) mod passed;
 mod place;
 mod problem;
 mod process;

@@ -67,7 +67,7 @@ impl Config {
             if spec.listen.is_empty() { std::slice::from_ref(&defaults.listen) } else { &spec.listen[..] };
         let mut listeners = Vec::new();
         for addr in listen {
-            let Some(bind) = problems.note(resolve::listen(addr)) else { continue };
+            let Some(bind) = problems.note(resolve::own_listener(addr)) else { continue };
             for &protocol in spec.protocol.unwrap_or_default().protocols() {
                 let backends = backends(spec, defaults, bind.port());
                 listeners.push(ListenerConfig { bind, protocol, backends, ..template.clone() });

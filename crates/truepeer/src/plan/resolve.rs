@@ -5,6 +5,7 @@ use std::path::Path;
 
 use truepeer_policy::BackendAddr;
 
+use super::passed;
 use super::place::ProblemPlace;
 use super::problem::Problem;
 use crate::spec::{Family, HostPort, ListenAddr};
@@ -24,10 +25,21 @@ pub(super) fn backend(
     }
 }
 
-/// The address to bind.
+/// The address of a listener that this program opens or is passed.
+pub(super) fn own_listener(written: &ListenAddr) -> Result<SocketAddr, Problem> {
+    match written {
+        ListenAddr::Passed(name) => passed::address(name),
+        ListenAddr::Address(_) => listen(written),
+    }
+}
+
+/// The address of a listener.
 pub(super) fn listen(written: &ListenAddr) -> Result<SocketAddr, Problem> {
     let place = ProblemPlace::Option("listen");
-    let host_port = written.host_port();
+    let ListenAddr::Address(host_port) = written else {
+        let value = format!(" {written}");
+        return Err(Problem::Value { place, value, expected: "expected [ADDR]:PORT".to_owned() });
+    };
     if matches!(host_port.host(), "" | "*") {
         return Ok(SocketAddr::new(every_address(), host_port.port()));
     }

@@ -18,6 +18,7 @@ use super::{rules, sockets};
 use crate::admin::ListenerView;
 use crate::file::LoadedConfig;
 use crate::log;
+use crate::plan::passed;
 use crate::plan::{
     AttachKey, Change, CheckedAttach, CheckedEntry, CheckedListener, Config, EntryConfig, ListenerKey,
     ProcessConfig,
@@ -122,6 +123,9 @@ impl Process {
         for entry in &loaded.checked.entries {
             match entry {
                 CheckedEntry::Relay { config, checked, .. } => {
+                    for listener in &checked.listeners {
+                        passed::refuse_unknown(listener.key.address)?;
+                    }
                     sockets::check_privilege(&checked.listeners)?;
                     let mark = self.routes.establish(config, checked)?;
                     for listener in &checked.listeners {

@@ -10,18 +10,20 @@ use rustix::process::{WaitOptions, waitpid};
 use truepeer_sys::process::{Forked, fork};
 
 use crate::output::tell;
+use crate::plan::passed::{HANDED_ON, PassedNames, handed_on};
 
 /// Starts `truepeer serve --take-over` in the background, and waits until it serves. Returns what it says.
+/// `passed`: the sockets of the running process that have names.
 ///
 /// # Errors
 /// It has ended instead: the running process goes on.
-pub(crate) fn upgrade(file: &Path) -> anyhow::Result<String> {
+pub(crate) fn upgrade(file: &Path, passed: &PassedNames) -> anyhow::Result<String> {
     let (said, stdout) = io::pipe().context("pipe")?;
     // The new process must be nobody's child but init's when it calls itself the main one: systemd does not wait for
     // the end of a main process that is another's child, and would kill it at once.
     match fork()? {
         Forked::Child => {
-            let started = start(file, stdout);
+            let started = start(file, passed, stdout);
             if let Err(failure) = &started {
                 tell!("error: {failure:#}");
             }
@@ -40,11 +42,12 @@ pub(crate) fn upgrade(file: &Path) -> anyhow::Result<String> {
     Ok(line.trim_end().to_owned())
 }
 
-fn start(file: &Path, stdout: PipeWriter) -> anyhow::Result<()> {
+fn start(file: &Path, passed: &PassedNames, stdout: PipeWriter) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("can't find this program's file")?;
     Command::new(program)
         .args(["serve", "--take-over", "--config"])
         .arg(file)
+        .env(HANDED_ON, handed_on(passed))
         .stdin(Stdio::null())
         .stdout(stdout)
         // Ctrl-C in this terminal must not end it.

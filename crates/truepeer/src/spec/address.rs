@@ -65,19 +65,19 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// `[HOST]:PORT` to listen on; no host (or `*`) is every address of this machine.
+/// Where to listen.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ListenAddr(HostPort);
+pub(crate) enum ListenAddr {
+    /// `[HOST]:PORT`; no host (or `*`) is every address of this machine.
+    Address(HostPort),
+    /// `fd:NAME`: a socket that the service manager passes.
+    Passed(String),
+}
 
 impl ListenAddr {
     /// The host without brackets.
     pub(crate) fn new(host: &str, port: u16) -> Self {
-        Self(HostPort::new(host, port))
-    }
-
-    /// Host (empty: every address) and port.
-    pub(crate) fn host_port(&self) -> &HostPort {
-        &self.0
+        Self::Address(HostPort::new(host, port))
     }
 }
 
@@ -85,12 +85,13 @@ impl FromStr for ListenAddr {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match split(text) {
-            Some((host, port)) => Ok(Self::new(host, port)),
-            None => {
-                Err("expected [ADDR]:PORT, such as 0.0.0.0:8443, [::]:8443 or :8443 (every address)"
-                    .to_owned())
-            }
+        match (split(text), text.strip_prefix("fd:")) {
+            (Some((host, port)), _) => Ok(Self::new(host, port)),
+            (None, Some(name)) if is_name(name) => Ok(Self::Passed(name.to_owned())),
+            _ => Err(
+                "expected [ADDR]:PORT, such as 0.0.0.0:8443, [::]:8443 or :8443 (every address), or fd:NAME"
+                    .to_owned(),
+            ),
         }
     }
 }
@@ -124,8 +125,16 @@ impl FromStr for OriginUrl {
 
 impl fmt::Display for ListenAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::Passed(name) => write!(f, "fd:{name}"),
+        }
     }
+}
+
+/// As systemd.socket(5) has it for FileDescriptorName=.
+fn is_name(name: &str) -> bool {
+    (1..=255).contains(&name.len()) && name.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b':')
 }
 
 /// Host (brackets removed) and port. An IPv6 address needs its brackets: `::1:80` is one, too.

@@ -164,9 +164,9 @@ fn kib(bytes: usize) -> String {
 
 /// Every option of every command.
 pub(crate) const OPTIONS: &[Row] = &[
-    row(PROXY, LISTENING, "listen", "[ADDR]:PORT", "Address to listen on; repeatable. :PORT is every address of this machine")
+    row(PROXY, LISTENING, "listen", "[ADDR]:PORT", "Address to listen on; repeatable. :PORT is every address of this machine, fd:NAME a socket of the service manager (FileDescriptorName=)")
         .is(|| address(d::LISTEN)).common(),
-    row(HTTPS, LISTENING, "listen", "[ADDR]:PORT", "Address to listen on; repeatable. :PORT is every address of this machine")
+    row(HTTPS, LISTENING, "listen", "[ADDR]:PORT", "Address to listen on; repeatable. :PORT is every address of this machine, fd:NAME a socket of the service manager (FileDescriptorName=)")
         .is(|| address(d::LISTEN_HTTPS)).common(),
     row(PROXY, LISTENING, "protocol", "tcp|udp|both", "What is carried; both: TCP and UDP on the same addresses, to the same backends").is(|| "tcp".to_owned()),
     row(PROXY, LISTENING, "listeners", "N", "Sockets on each address; the kernel spreads connections over them (SO_REUSEPORT)").is(|| "1".to_owned()),

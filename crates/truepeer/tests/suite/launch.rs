@@ -5,11 +5,14 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 
-use anyhow::ensure;
-use rustix::process::Signal;
+use anyhow::{Context as _, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use socket2::{Domain, Socket, Type};
+use truepeer_testbed::datagrams::Backend;
 use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, client, ip_here, tests};
 
+use crate::operation::rules;
+use crate::serve::{DNS, ask_by_udp};
 use crate::stand::{
     BACKEND_V4, BACKEND_V6, CLIENT_V4, CLIENT_V6, DOOR_V4, SITE_V4, SITE_V6, Stand, TRUEPEER, ask,
     bare_proxy, classic_rules, header_of, open_as, proxy,
@@ -28,6 +31,8 @@ pub(crate) fn tests() -> Vec<Test> {
         a_passed_socket_serves_and_survives_truepeer,
         a_socket_that_is_no_listener_is_named_and_not_taken,
         passed_sockets_are_checked,
+        passed_sockets_are_known_by_name_also_after_an_upgrade,
+        a_name_that_was_not_passed_is_refused,
         go_mmproxys_example_works_by_a_link,
         mmproxys_options_work_by_a_link,
         cloudflares_options_work_by_name,
@@ -150,6 +155,78 @@ fn passed_sockets_are_checked(bed: &Bed) -> anyhow::Result<()> {
         !status.success() && log.contains("LISTEN_FDS=7, but descriptor 4 is not open"),
         "{status}: {log}"
     );
+    Ok(())
+}
+
+/// Opens a TCP and a UDP socket, and starts a program with them by name, as sd_listen_fds(3) says.
+const MANAGER: &str = "
+import os, socket, sys
+web = socket.create_server(('127.0.0.1', 8443))
+dns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+dns.bind(('127.0.0.1', 5300))
+high = [os.dup2(one.fileno(), 100 + place) for place, one in enumerate((dns, web))]
+for place, fd in enumerate(high): os.dup2(fd, 3 + place)
+for fd in high: os.close(fd)
+os.environ.update(LISTEN_FDS='2', LISTEN_FDNAMES='the dns:web', LISTEN_PID=str(os.getpid()))
+os.execv(sys.argv[1], sys.argv[1:])
+";
+
+const NAMED: &str = r#"
+drain-timeout = "1s"
+
+[admin]
+listen = ["./admin.sock"]
+
+[log]
+format = "text"
+
+[[proxy]]
+listen = ["fd:web"]
+ipv4 = "127.0.0.1:8000"
+routes = "auto"
+
+[[proxy]]
+protocol = "udp"
+listen = ["fd:the dns"]
+ipv4 = "127.0.0.1:53"
+routes = "auto"
+"#;
+
+fn start_by_names(bed: &Bed, file: &str) -> anyhow::Result<Running> {
+    bed.write("truepeer.toml", file)?;
+    let manager = bed.write("manager.py", MANAGER)?;
+    Program::new("python3").arg(manager).args([TRUEPEER, "serve", "-c", "truepeer.toml"]).start(bed)
+}
+
+/// The new process of an upgrade is passed no socket by the service manager, and must know the names.
+fn passed_sockets_are_known_by_name_also_after_an_upgrade(bed: &Bed) -> anyhow::Result<()> {
+    let _who = Behaviour::Who.start(bed, &[BACKEND_V4])?;
+    let _dns = Backend::echo(&[DNS])?;
+    let old = start_by_names(bed, NAMED)?;
+    old.wait_for_log("admin: listening on")?;
+    ensure!(ask(&header_of(CLIENT_V4.parse()?)?)? == CLIENT_V4);
+    ask_by_udp("203.0.113.7:4000", b"question")?;
+
+    // Commands are passed nothing.
+    let said = Program::new(TRUEPEER).args(["check", "-c", "truepeer.toml"]).run(bed)?;
+    ensure!(said.contains("no errors; 2 entries, 2 listeners"), "{said}");
+    let said = Program::new(TRUEPEER).args(["upgrade", "-c", "truepeer.toml"]).run(bed)?;
+    let new = said.split(' ').nth(1).and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
+    let new = new.with_context(|| said.clone())?;
+    ensure!(old.wait_end()?.success(), "{}", old.log());
+    ensure!(ask(&header_of("203.0.113.8:5000".parse()?)?)? == "203.0.113.8:5000");
+    ask_by_udp("203.0.113.8:4000", b"question")?;
+    kill_process(new, Signal::TERM)?;
+    bed.wait_for("the new process to remove its rules", || rules(bed).is_ok_and(|there| !there))
+}
+
+fn a_name_that_was_not_passed_is_refused(bed: &Bed) -> anyhow::Result<()> {
+    let truepeer = start_by_names(bed, &NAMED.replace("fd:web", "fd:site"))?;
+    let (status, log) = (truepeer.wait_end()?, truepeer.log());
+    ensure!(!status.success(), "{status}: {log}");
+    let expected = "fd:site: the service manager has passed no socket of this name (passed: the dns, web)";
+    ensure!(log.contains(expected), "{log}");
+    ensure!(!rules(bed)?, "nothing is set up");
     Ok(())
 }
 
