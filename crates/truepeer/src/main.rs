@@ -178,6 +178,7 @@ fn upgrade(file: &FileSpec) -> anyhow::Result<()> {
     let status = Client::at(&admin_socket(file)?).ask("GET", "/status").context("not upgraded")?;
     let status: StatusDoc =
         serde_json::from_str(&status).context("not upgraded: this is no answer of truepeer")?;
+    server::start::refuse_outside_of_unit(status.pid)?;
     let said = server::start::upgrade(file.path(), &status.passed)?;
     writeln!(output::stdout(), "{said}")?;
     Ok(())

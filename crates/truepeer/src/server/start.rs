@@ -12,6 +12,31 @@ use truepeer_sys::process::{Forked, fork};
 use crate::output::tell;
 use crate::plan::passed::{HANDED_ON, PassedNames, handed_on};
 
+/// systemd's identity of one run of a unit, in the environment of all its processes (systemd.exec(5)).
+const INVOCATION_ID: &str = "INVOCATION_ID";
+
+/// Asked for from a shell, the new process would be none of the unit's: with the shell's user and privileges, and the
+/// unit would end with the old one.
+///
+/// # Errors
+/// `running` is a unit's process, and this one is not.
+pub(crate) fn refuse_outside_of_unit(running: u32) -> anyhow::Result<()> {
+    // Without the right to read it, the new process could not take over either.
+    let environment = std::fs::read(format!("/proc/{running}/environ")).unwrap_or_default();
+    let unit = environment.split(|byte| *byte == 0).find_map(|line| {
+        let (name, value) = line.split_at_checked(INVOCATION_ID.len() + 1)?;
+        (name == b"INVOCATION_ID=").then(|| value.to_vec())
+    });
+    let own = std::env::var_os(INVOCATION_ID);
+    match unit {
+        Some(unit) if own.is_none_or(|own| own.as_encoded_bytes() != unit) => bail!(
+            "not upgraded: process {running} is a service of systemd, and a process that is started here would run outside of its \
+             unit; expected: systemctl reload truepeer, which upgrades if the program's file has changed"
+        ),
+        _ => Ok(()),
+    }
+}
+
 /// Starts `truepeer serve --take-over` in the background, and waits until it serves. Returns what it says.
 /// `passed`: the sockets of the running process that have names.
 ///

@@ -22,6 +22,7 @@ use crate::stand::{BACKEND_V4, BACKEND_V6, CLIENT_V4, DOOR_V4, TRUEPEER};
 pub(crate) fn tests() -> Vec<Test> {
     tests![
         an_upgrade_takes_new_connections_and_cuts_none,
+        a_service_is_upgraded_only_from_inside_its_unit,
         no_datagram_is_lost_by_upgrades,
         an_upgrade_that_fails_leaves_the_old_process_serving,
         a_new_process_that_ends_in_the_middle_leaves_the_old_one_serving,
@@ -97,6 +98,26 @@ fn an_upgrade_takes_new_connections_and_cuts_none(bed: &Bed) -> anyhow::Result<(
     session("203.0.113.9:5000")?;
     kill_process(new, Signal::TERM)?;
     drop(after);
+    bed.wait_for("the new process to remove its rules", || rules(bed).is_ok_and(|there| !there))
+}
+
+/// As systemd names the runs of units.
+fn a_service_is_upgraded_only_from_inside_its_unit(bed: &Bed) -> anyhow::Result<()> {
+    const ID: &str = "INVOCATION_ID";
+    bed.write("truepeer.toml", FILE)?;
+    let old =
+        Program::new(TRUEPEER).args(["serve", "-c", "truepeer.toml"]).env(ID, "of-the-unit").start(bed)?;
+    old.wait_for_log("admin: listening on")?;
+    let upgrade = || Program::new(TRUEPEER).args(["upgrade", "-c", "truepeer.toml"]);
+    for outside in [upgrade(), upgrade().env(ID, "of-a-shell")] {
+        let outside = outside.start(bed)?;
+        ensure!(!outside.wait_end()?.success(), "{}", outside.log());
+        ensure!(outside.log().contains("expected: systemctl reload truepeer"), "{}", outside.log());
+    }
+    let said = upgrade().env(ID, "of-the-unit").run(bed)?;
+    let new = said.split(' ').nth(1).and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
+    kill_process(new.with_context(|| said.clone())?, Signal::TERM)?;
+    ensure!(old.wait_end()?.success(), "{}", old.log());
     bed.wait_for("the new process to remove its rules", || rules(bed).is_ok_and(|there| !there))
 }
 
