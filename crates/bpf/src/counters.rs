@@ -26,7 +26,7 @@ pub enum Of {
 
 /// One counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Counter {
+pub struct PortCounter {
     /// A stable name, for machines.
     pub name: &'static str,
     /// Its kind.
@@ -37,13 +37,13 @@ pub struct Counter {
     pub of: Of,
 }
 
-const fn counter(of: Of, kind: Kind, name: &'static str, meaning: &'static str) -> Counter {
-    Counter { name, kind, meaning, of }
+const fn counter(of: Of, kind: Kind, name: &'static str, meaning: &'static str) -> PortCounter {
+    PortCounter { name, kind, meaning, of }
 }
 
 /// All counters, in the programs' order.
 #[rustfmt::skip]
-pub const COUNTERS: [Counter; 42] = [
+pub const COUNTERS: [PortCounter; 42] = [
     counter(Of::Tcp, Kind::Course, "connections", "connections from allowed senders"),
     counter(Of::Tcp, Kind::Course, "header_v1", "with a v1 header"),
     counter(Of::Both, Kind::Course, "header_v2", "with a v2 header"),

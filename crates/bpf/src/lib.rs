@@ -43,7 +43,7 @@ mod witness;
 pub use again::can_begin_again;
 pub use attach::{Attached, Cgroups, attach};
 pub use cgroup::{cgroup_root, is_cgroup};
-pub use counters::{COUNTERS, Counter, Kind, Of};
+pub use counters::{COUNTERS, Kind, Of, PortCounter};
 pub use detach::{detach_now, drain};
 pub use device::Device;
 pub use error::AttachError;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::counters::{COUNTERS, Counter, Of};
+use crate::counters::{COUNTERS, Of, PortCounter};
 use crate::error::AttachError;
 use crate::layout::{FlowKey, RawEmbryo, RawFlow, SLOT_OF_NO_PORT, UdpFlow, UdpKey};
 use crate::memory::{Memory, memory};
@@ -46,7 +46,7 @@ pub struct PortStatus {
     /// Its load.
     pub traffic: Traffic,
     /// Each counter with its value since the port was first attached.
-    pub counters: Vec<(&'static Counter, u64)>,
+    pub counters: Vec<(&'static PortCounter, u64)>,
 }
 
 /// The load of a port.
@@ -118,8 +118,8 @@ pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
     }))
 }
 
-fn counters_of(of: Of, values: Vec<u64>) -> Vec<(&'static Counter, u64)> {
-    let is_wanted = |counter: &Counter| counter.of == of || counter.of == Of::Both;
+fn counters_of(of: Of, values: Vec<u64>) -> Vec<(&'static PortCounter, u64)> {
+    let is_wanted = |counter: &PortCounter| counter.of == of || counter.of == Of::Both;
     COUNTERS.iter().zip(values).filter(|(counter, _)| is_wanted(counter)).collect()
 }
 
