@@ -61,7 +61,8 @@ const TYPE_MASK: u64 = 0xf;
 /// And netlink: routes, and sockets.
 const NETLINK: [i32; 2] = [libc::NETLINK_ROUTE, libc::NETLINK_SOCK_DIAG];
 /// Terminals' requests that type into a shell.
-const TYPES_IN: [u64; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
+#[allow(clippy::unnecessary_cast, reason = "requests have 32 bits in musl's types")]
+const TYPES_IN: [u64; 2] = [libc::TIOCSTI as u64, libc::TIOCLINUX as u64];
 /// Names of threads and of memory.
 const PRCTL: [i32; 3] = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
 
