@@ -44,7 +44,8 @@ for binary in "$work"/{deb,tar}/usr/bin/truepeer; do
   if strings -n 6 "$binary" | grep -F -e "$PWD" -e "${CARGO_HOME:-$HOME/.cargo}" | head -3 | grep .; then fail "paths of this machine are in $binary"; fi
 done
 cmp <(cd "$work/deb" && find usr/bin usr/share/man -type f | sort) <(cd "$work/tar" && find usr/bin usr/share/man -type f | sort)
-rpm -qlp "$out"/*.rpm | grep -qx /usr/bin/truepeer
+rpm -qlp "$out"/*.rpm >"$work/rpm-files"
+grep -qx /usr/bin/truepeer "$work/rpm-files"
 python3 -c 'import json, sys
 names = {c["name"] for c in json.load(open(sys.argv[1]))["components"]}
 sys.exit(0 if {"rustls", "aya", "clap"} <= names else f"no SBOM of truepeer: {len(names)} components")' "$out"/*.cdx.json
