@@ -56,7 +56,8 @@ say "Debian"
 root=$target/package-root
 debian_root "$root"
 dpkg --root="$root" --purge truepeer >/dev/null 2>&1 || true # of a run that failed
-files() { (cd "$root" && find . -xdev \( -path ./var/log -o -path ./var/cache -o -path ./var/tmp -o -path './var/lib/dpkg/*-old' \) -prune -o -print | sort); }
+# Without what systemd itself leaves at its first start.
+files() { (cd "$root" && find . -xdev \( -path ./var/log -o -path ./var/cache -o -path ./var/tmp -o -path './var/lib/dpkg/*-old' -o -path ./var/lib/systemd/timers -o -path ./var/lib/systemd/linger \) -prune -o -print | sort); }
 files >"$work/before"
 mkdir "$work/next"
 cp "$deb" "$work/truepeer.deb"
