@@ -98,7 +98,8 @@ fn attach_all(
     };
     let installed = install(place, rules, devices, cgroups, &tcp_ports, &mut prepared);
     if installed.is_err() {
-        // What most often can't be attached comes before the programs that write into the tables.
+        // The old programs go on with the old tables. If some were already replaced, new connections may fail until the
+        // next attach; the steps that fail most often come before that.
         let _ = prepared.tables.resume();
         let _ = aside.put_back();
         return installed;

@@ -59,7 +59,7 @@ struct MapInfo {
 // SAFETY: invariant of `Info`: `repr(C)` of integers only, so any bytes are a valid value, and none is an address.
 unsafe impl Info for MapInfo {}
 
-/// What is attached at a place.
+/// The kernel memory of the tables and programs that are attached at a place.
 pub(crate) fn memory(place: &Place) -> Result<Memory, AttachError> {
     let mut tables = BTreeMap::new();
     for pin in entries(&place.maps())? {

@@ -13,7 +13,7 @@ use crate::tls::ServerTls;
 pub struct TlsListener {
     /// Timeouts and limits.
     pub settings: ListenerSettings,
-    /// Who may connect, who the client is, and the destination.
+    /// Decides who may connect, who the client is, and which origin is dialled.
     pub policy: Arc<Policy>,
     /// The TLS configuration, if clients use TLS.
     pub tls: Option<Arc<ServerTls>>,

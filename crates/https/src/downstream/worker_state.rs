@@ -1,4 +1,4 @@
-//! What the connections of a listener share.
+//! The state that all connections of a worker share.
 
 use std::net::IpAddr;
 use std::sync::Arc;

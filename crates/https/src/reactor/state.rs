@@ -1,4 +1,4 @@
-//! What the parts of one loop share.
+//! The state of one event loop, which its parts share.
 
 use std::cell::{Cell, RefCell};
 use std::io;

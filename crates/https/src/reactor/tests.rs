@@ -269,7 +269,7 @@ fn a_drained_loop_does_not_wait_for_an_attendant() {
     let noted = Rc::clone(&seen);
     reactor.spawn(async move {
         worker.drained().await;
-        // Nothing counts before the drain, which began before the loop.
+        // The attendant may not have run yet: the drain began before the loop.
         for _ in 0..1000 {
             worker.sleep(Duration::from_millis(1)).await;
             noted.set(turns.get());

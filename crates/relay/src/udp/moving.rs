@@ -79,7 +79,7 @@ pub struct FlowState {
     pub age: Duration,
     /// How long it has been silent.
     pub silent_for: Duration,
-    /// What its header said besides addresses, by name.
+    /// The named values of its header, such as the unique id.
     pub tags: Vec<(String, String)>,
 }
 

@@ -1,4 +1,4 @@
-//! What is refused, with which status, and what ends without a response.
+//! Requests that are refused, each with its status, and connections that end without a response.
 
 use super::*;
 
