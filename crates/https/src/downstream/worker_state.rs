@@ -1,4 +1,4 @@
-//! The state that all connections of a worker share.
+//! The state that the connections of one listener share in one worker.
 
 use std::net::IpAddr;
 use std::sync::Arc;
