@@ -101,22 +101,31 @@ impl Wire {
         self.stream.set_write_timeout(Some(left))
     }
 
+    /// Repeats a call that a signal interrupts: with a time-out, the kernel does not.
+    fn within<T>(&self, mut call: impl FnMut(&UnixStream) -> io::Result<T>) -> io::Result<T> {
+        loop {
+            self.limit_call()?;
+            match call(&self.stream) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
+    }
+
     pub(super) fn send(&mut self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let body = serde_json::to_vec(message)?;
         let length = u32::try_from(body.len()).map_err(io::Error::other)?.to_le_bytes();
         let mut tries = 0;
-        self.limit_call()?;
-        while let Err(errno) = send_with(&self.stream, &length, descriptors) {
-            if errno != Errno::TOOMANYREFS || tries == MOST_TRIES {
-                return Err(errno.into());
+        while let Err(error) = self.within(|stream| Ok(send_with(stream, &length, descriptors)?)) {
+            if error.raw_os_error() != Some(Errno::TOOMANYREFS.raw_os_error()) || tries == MOST_TRIES {
+                return Err(error);
             }
             tries += 1;
             thread::sleep(IN_FLIGHT);
         }
         let mut rest = &body[..];
         while !rest.is_empty() {
-            self.limit_call()?;
-            match self.stream.write(rest)? {
+            match self.within(|mut stream| stream.write(rest))? {
                 0 => return Err(ErrorKind::WriteZero.into()),
                 length => rest = &rest[length..],
             }
@@ -134,8 +143,7 @@ impl Wire {
         }
         let (mut body, mut have) = (vec![0; length], 0);
         while have < length {
-            self.limit_call()?;
-            match self.stream.read(&mut body[have..])? {
+            match self.within(|mut stream| stream.read(&mut body[have..]))? {
                 0 => return Err(ErrorKind::UnexpectedEof.into()),
                 more => have += more,
             }
@@ -147,11 +155,11 @@ impl Wire {
     fn receive_length(&self) -> io::Result<([u8; 4], Vec<OwnedFd>)> {
         let (mut length, mut have, mut descriptors) = ([0; 4], 0, Vec::new());
         while have < length.len() {
-            self.limit_call()?;
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut rest = [IoSliceMut::new(&mut length[have..])];
-            let received = recvmsg(&self.stream, &mut rest, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+            let received =
+                self.within(|stream| Ok(recvmsg(stream, &mut rest, &mut control, RecvFlags::CMSG_CLOEXEC)?))?;
             for message in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(rights) = message {
                     descriptors.extend(rights);
