@@ -1,5 +1,5 @@
 //! What is logged, and where: lines on standard error, as text or as JSON. Lines for systemd's journal begin with
-//! their priority (sd-daemon(3)); it has the time of its own.
+//! their priority (sd-daemon(3)); it has the time of its own. Lines that nobody reads are lost (`lines.rs`).
 //!
 //! | verbosity | contains |
 //! |---|---|
@@ -9,9 +9,11 @@
 //! | 1 | `info` of the target [`SESSION`]: a line for each session, at its end |
 //! | 2 | `debug`: every change of a session's state |
 
+mod lines;
+
 use std::fmt;
-use std::io::{IsTerminal, Write as _};
-use std::sync::OnceLock;
+use std::io::{IsTerminal, Stderr, stderr};
+use std::sync::{LazyLock, OnceLock};
 
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
@@ -27,6 +29,7 @@ use truepeer_https::exchange::ACCESS;
 use truepeer_session::counters::{Counter, Counters};
 use truepeer_session::journal::SESSION;
 
+use self::lines::Lines;
 use crate::plan::LogConfig;
 use crate::spec::{LogFormat, Verbosity};
 
@@ -36,16 +39,16 @@ static FILTER: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
 /// How lines are written.
 static FORMAT: OnceLock<LogFormat> = OnceLock::new();
 
+static LINES: LazyLock<Lines<Stderr>> = LazyLock::new(|| Lines::new(stderr(), lost_lines));
+
 /// The log target of the counters' line.
 const COUNTERS: &str = "counters";
 
 /// Sets up logging for the whole process; a second call changes nothing.
 pub(crate) fn init(config: LogConfig) {
-    let is_terminal = std::io::stderr().is_terminal();
+    let is_terminal = stderr().is_terminal();
     let format = config.format.unwrap_or(LogFormat::Text);
-    // A line that can't be written is lost: the layer's own complaint about it would panic where standard error is
-    // closed or full.
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
+    let lines = tracing_subscriber::fmt::layer().with_writer(|| &*LINES).log_internal_errors(false);
     let (filter, handle) = reload::Layer::new(filter(config.verbosity));
     // It is set only if logging is already set up: then with the filter that counts.
     let _ = FILTER.set(handle);
@@ -71,8 +74,8 @@ pub(crate) fn init(config: LogConfig) {
 /// Whether standard error is the journal's socket: JOURNAL_STREAM names its device and inode (systemd.exec(5)).
 fn is_journal() -> bool {
     let Ok(announced) = std::env::var("JOURNAL_STREAM") else { return false };
-    let stderr = rustix::fs::fstat(std::io::stderr());
-    stderr.is_ok_and(|file| announced == format!("{}:{}", file.st_dev, file.st_ino))
+    let file = rustix::fs::fstat(stderr());
+    file.is_ok_and(|file| announced == format!("{}:{}", file.st_dev, file.st_ino))
 }
 
 /// Text lines for the journal, such as `<6>listening on 127.0.0.1:8443`.
@@ -114,12 +117,7 @@ fn priority(level: Level) -> u8 {
 /// here.
 pub(crate) fn counters(counters: &Counters, sessions: usize) {
     if FORMAT.get() == Some(&LogFormat::Json) && tracing::enabled!(target: COUNTERS, Level::INFO) {
-        let mut time = String::new();
-        // Writing to a String can't fail.
-        let _ = SystemTime.format_time(&mut Writer::new(&mut time));
-        let line = json_counters(time, counters, sessions) + "\n";
-        // Like every line of the log, it is lost if nobody reads.
-        let _ = std::io::stderr().write_all(line.as_bytes());
+        LINES.put((json_counters(now(), counters, sessions) + "\n").as_bytes());
         return;
     }
     let totals: Vec<_> = Counter::ALL
@@ -129,6 +127,28 @@ pub(crate) fn counters(counters: &Counters, sessions: usize) {
     let refusals: Vec<_> =
         counters.refusals().iter().map(|(reason, count)| format!("{reason}={count}")).collect();
     tracing::info!(target: COUNTERS, sessions, refusals = refusals.join(" "), "counters: {}", totals.join(" "));
+}
+
+/// The line that follows lines that nobody read. It is written here, since a writer of the log can't log.
+fn lost_lines(lost: u64) -> String {
+    const WHY: &str = "lines of the log were lost: nobody read them";
+    match FORMAT.get() {
+        Some(LogFormat::Json) => {
+            let line =
+                serde_json::json!({"timestamp": now(), "level": "WARN", "message": WHY, "lines_lost": lost});
+            format!("{line}\n")
+        }
+        _ if is_journal() => format!("<{}>{WHY} lines_lost={lost}\n", priority(Level::WARN)),
+        _ => format!("{}  WARN {WHY} lines_lost={lost}\n", now()),
+    }
+}
+
+/// The time as each line has it.
+fn now() -> String {
+    let mut time = String::new();
+    // Writing to a String can't fail.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut time));
+    time
 }
 
 fn json_counters(timestamp: String, counters: &Counters, sessions: usize) -> String {

@@ -1,10 +1,12 @@
 //! What an operator does to a truepeer that runs: lists edited and read again, and an end in order.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
+use rustix::fs::{CWD, Mode, OFlags, mkfifoat, open};
 use rustix::process::Signal;
 use truepeer_testbed::client::End;
 use truepeer_testbed::{Bed, Behaviour, Program, Test, Truepeer, client, tests};
@@ -26,6 +28,7 @@ pub(crate) fn tests() -> Vec<Test> {
         without_a_drain_timeout_sessions_end_at_once,
         a_drop_in_ends_at_once,
         a_log_that_nobody_can_write_stops_nothing,
+        a_log_that_nobody_reads_stops_nothing,
     ]
 }
 
@@ -204,6 +207,46 @@ fn ends_at_once(truepeer: &truepeer_testbed::Running) -> anyhow::Result<()> {
     let (end, waited) = end(&mut open)?;
     ensure!(end == End::Reset && waited < Duration::from_secs(10), "{end:?} after {waited:?}");
     ensure!(truepeer.wait_end()?.code() == Some(0));
+    Ok(())
+}
+
+/// Standard error is a pipe that is full, and nobody reads it: lines are lost, sessions go on. When it is read again,
+/// the log goes on with how many lines are missing.
+fn a_log_that_nobody_reads_stops_nothing(bed: &Bed) -> anyhow::Result<()> {
+    let path = bed.dir().join("log");
+    mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR)?;
+    // Open for reading and writing, so that truepeer's end opens at once and the pipe outlives it.
+    let mut log = File::from(open(&path, OFlags::RDWR | OFlags::NONBLOCK, Mode::empty())?);
+    let command = format!("exec \"$@\" 2>{}", path.display());
+    let truepeer = proxy().with(|program| program.launched_by("/bin/bash", &["-c", &command, "truepeer"]));
+    let Stand { truepeer, backend: _backend } = Stand::behind(bed, Behaviour::Echo, &truepeer)?;
+
+    let mut before = session(CLIENT_V4)?;
+    while log.write(&[b'.'; 4096]).is_ok() {}
+    for _ in 0..20 {
+        session(CLIENT_V6)?;
+    }
+    refused_from("127.0.0.9:0", b"no header at all\r\n")?;
+    truepeer.signal(Signal::USR1)?;
+    goes_on(&mut before)?;
+
+    let mut held = Vec::new();
+    // It ends where the pipe is empty (EAGAIN).
+    let _ = log.read_to_end(&mut held);
+    bed.wait_for("lines again", || {
+        let _ = session(CLIENT_V4);
+        let mut line = [0; 16384];
+        log.read(&mut line).inspect(|&length| held.extend_from_slice(&line[..length])).is_ok()
+    })?;
+    let text = String::from_utf8_lossy(&held);
+    let lost = text.split("lines_lost=").nth(1).and_then(|rest| rest.lines().next()?.parse::<u64>().ok());
+    // A line for each session.
+    ensure!(lost.is_some_and(|lost| lost >= 20), "{lost:?}: {}", &text[text.len().saturating_sub(2000)..]);
+
+    drop(before);
+    truepeer.signal(Signal::TERM)?;
+    let status = truepeer.wait_end()?;
+    ensure!(status.success(), "{status}");
     Ok(())
 }
 
