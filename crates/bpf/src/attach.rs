@@ -30,6 +30,8 @@ pub struct Attached {
     pub by_tcx: bool,
     /// The open flows of an earlier attachment, which continue.
     pub taken_over: usize,
+    /// The ports of an earlier attachment that have been left out: `80`, `53/udp`.
+    pub left: Vec<String>,
     /// The number of connections that the tables hold, if it could not become [`Rules::max_flows`] because some are open.
     pub kept_max_flows: Option<u32>,
 }
@@ -184,6 +186,7 @@ fn install(
     prepared: &mut Prepared,
 ) -> Result<Attached, AttachError> {
     let taken_over = prepared.tables.flows().len();
+    let left = prepared.tables.left_by(rules)?;
     let others = Global::other_ports(tcp_ports.iter().copied());
     witness::stand(place, devices)?;
 
@@ -205,7 +208,7 @@ fn install(
     if rules.udp_ports.is_empty() {
         SEND_HOOKS.iter().try_for_each(|name| links::leave_hook(place, name))?;
     }
-    Ok(Attached { by_tcx: links::has_tcx(), taken_over, kept_max_flows: prepared.kept_max_flows })
+    Ok(Attached { by_tcx: links::has_tcx(), taken_over, left, kept_max_flows: prepared.kept_max_flows })
 }
 
 /// The programs of devices, in the order in which they are attached.

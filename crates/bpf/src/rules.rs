@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use truepeer_policy::{Claims, HeaderRule, PrefixSet};
 
 /// A UDP port.
@@ -47,6 +48,8 @@ pub struct Rules {
     pub senders: PrefixSet,
     /// Whether their connections start with a header. With [`HeaderRule::Forbid`] packets pass unchanged.
     pub header: HeaderRule,
+    /// Other rules for senders among them, by prefix: the longest one applies.
+    pub exceptions: BTreeMap<IpNet, HeaderRule>,
     /// Which clients may be claimed, and which are refused.
     pub claims: Claims,
     /// This host's addresses, which must not be claimed either unless `claims` allows them. They are read when

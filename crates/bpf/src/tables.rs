@@ -123,11 +123,25 @@ impl Tables {
         self.settings.set(0, settings, 0).map_err(AttachError::map("writing", "tp_settings"))?;
         replace(&mut self.claims, "tp_claims", &trie::claims(&rules.claims, &rules.own_addresses))?;
         replace(&mut self.denied, "tp_denied", &trie::denied(&rules.claims))?;
-        replace(&mut self.senders, "tp_senders", &trie::senders(&rules.senders, rules.header))?;
+        replace(
+            &mut self.senders,
+            "tp_senders",
+            &trie::senders(&rules.senders, rules.header, &rules.exceptions),
+        )?;
         settings.edition = before.edition.checked_add(1).unwrap_or(1);
         self.settings.set(0, settings, 0).map_err(AttachError::map("writing", "tp_settings"))?;
         self.apply_ports(&rules.tcp_ports)?;
         self.apply_gates(&rules.udp_ports)
+    }
+
+    /// The ports that are judged now and not wanted by these rules.
+    pub(crate) fn left_by(&self, rules: &Rules) -> Result<Vec<String>, AttachError> {
+        let tcp = self.ports()?.into_iter().filter(|(number, port)| {
+            matches!(port.state, ATTACHED | PAUSED) && !rules.tcp_ports.contains(number)
+        });
+        let udp = self.gates()?.into_keys().filter(|number| !rules.udp_ports.contains_key(number));
+        let udp = udp.map(|number| format!("{number}/udp"));
+        Ok(tcp.map(|(number, _)| number.to_string()).chain(udp).collect())
     }
 
     /// A port that is no longer wanted drains: its flows may still need the programs.

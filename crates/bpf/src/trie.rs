@@ -2,7 +2,7 @@
 //! `::ffff:0:0/96`.
 
 use core::net::{IpAddr, Ipv6Addr};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use truepeer_policy::{Claims, HeaderRule, PrefixSet, SpecialRange};
@@ -55,9 +55,13 @@ fn mapped(net: Ipv4Net) -> Ipv6Net {
 /// Each prefix with one value. A wide IPv6 prefix must not apply to IPv4, although it contains the mapped
 /// addresses.
 fn of_set(set: &PrefixSet, value: u32) -> Vec<Entry> {
+    of_prefixes(set.iter().map(|net| (net, value)))
+}
+
+fn of_prefixes(prefixes: impl Iterator<Item = (IpNet, u32)>) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut holds_mapped = false;
-    for net in set.iter() {
+    for (net, value) in prefixes {
         match net {
             IpNet::V6(net) if MAPPED.contains(&net) => {} // never looked up: addresses are canonical
             net => {
@@ -72,12 +76,30 @@ fn of_set(set: &PrefixSet, value: u32) -> Vec<Entry> {
     entries
 }
 
-/// Who may send.
-pub(crate) fn senders(senders: &PrefixSet, header: HeaderRule) -> Vec<Entry> {
-    match header {
-        HeaderRule::Require => of_set(senders, REQUIRE),
-        HeaderRule::Optional => of_set(senders, OPTIONAL),
-        HeaderRule::Forbid => Vec::new(),
+/// Who may send, and by which rule. Prefixes are nested or disjoint, so one rule holds for the addresses of a prefix that are in no longer one: that
+/// of the longest exception around it, if a sender's prefix is around it.
+pub(crate) fn senders(
+    senders: &PrefixSet,
+    header: HeaderRule,
+    exceptions: &BTreeMap<IpNet, HeaderRule>,
+) -> Vec<Entry> {
+    let is_allowed = |net: &IpNet| senders.iter().any(|allowed| allowed.contains(net));
+    let rule_of = |net: &IpNet| {
+        let around = exceptions.iter().filter(|(exception, _)| exception.contains(net));
+        around.max_by_key(|(exception, _)| exception.prefix_len()).map_or(header, |(_, rule)| *rule)
+    };
+    let prefixes: BTreeSet<IpNet> =
+        senders.iter().chain(exceptions.keys().copied()).filter(is_allowed).collect();
+    of_prefixes(prefixes.into_iter().map(|net| (net, value_of(rule_of(&net)))))
+}
+
+/// `enum rule`.
+fn value_of(rule: HeaderRule) -> u32 {
+    match rule {
+        HeaderRule::Require => REQUIRE,
+        HeaderRule::Optional => OPTIONAL,
+        // Packets of senders that are not listed pass unchanged.
+        HeaderRule::Forbid => NOTHING,
     }
 }
 
@@ -114,6 +136,7 @@ pub(crate) fn denied(claims: &Claims) -> Vec<Entry> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use truepeer_policy::{SenderAddr, Senders};
 
     use super::*;
 
@@ -164,9 +187,38 @@ mod tests {
             ips in prop::collection::vec(address(), 32),
         ) {
             let allow = set(&prefixes);
-            let entries = senders(&allow, HeaderRule::Require);
+            let entries = senders(&allow, HeaderRule::Require, &BTreeMap::new());
             for ip in ips.into_iter().chain(prefixes.iter().map(|prefix| prefix.addr())) {
                 prop_assert_eq!(look_up(&entries, ip) == REQUIRE, allow.contains(ip), "{}", ip);
+            }
+        }
+
+        #[test]
+        fn each_senders_rule_is_that_of_the_policy(
+            prefixes in prop::collection::vec(prefix(), 0..6),
+            exceptions in prop::collection::vec((prefix(), 0..3_usize), 0..6),
+            is_nested in any::<bool>(),
+            header in 0..3_usize,
+            ips in prop::collection::vec(address(), 32),
+        ) {
+            const RULES: [HeaderRule; 3] = [HeaderRule::Require, HeaderRule::Optional, HeaderRule::Forbid];
+            let allow = set(&prefixes);
+            let mut policy = Senders::new(allow.clone(), RULES[header]);
+            let mut rules = BTreeMap::new();
+            for (n, (prefix, rule)) in exceptions.iter().enumerate() {
+                // Many in or around those that are allowed.
+                let near = prefixes.get(n % prefixes.len().max(1)).filter(|_| is_nested);
+                let near = near.and_then(|near| IpNet::new(near.addr(), prefix.prefix_len().min(near.max_prefix_len())).ok());
+                let prefix = near.map_or(*prefix, |near| near.trunc());
+                policy.set_rule(&set(&[prefix]), RULES[*rule]);
+                rules.insert(prefix, RULES[*rule]);
+            }
+            let entries = senders(&allow, RULES[header], &rules);
+            let ends = prefixes.iter().chain(rules.keys()).flat_map(|prefix| [prefix.network(), prefix.broadcast()]);
+            for ip in ips.into_iter().chain(ends).map(|ip| ip.to_canonical()) {
+                let rule = policy.rule(SenderAddr::new(std::net::SocketAddr::new(ip, 1)));
+                let expected = if allow.contains(ip) { value_of(rule) } else { NOTHING };
+                prop_assert_eq!(look_up(&entries, ip), expected, "{}", ip);
             }
         }
 

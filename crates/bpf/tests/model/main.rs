@@ -126,6 +126,7 @@ impl Stand {
             udp_ports: Default::default(),
             senders,
             header: if is_optional { HeaderRule::Optional } else { HeaderRule::Require },
+            exceptions: Default::default(),
             claims: Claims::default(),
             header_timeout: TIMEOUT,
             header_wait: WAIT,

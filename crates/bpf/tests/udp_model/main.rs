@@ -109,6 +109,7 @@ fn door(bed: &Bed) -> Result<UdpDoor> {
             .filter_map(|prefix| prefix.parse::<ipnet::IpNet>().ok())
             .collect(),
         header: HeaderRule::Require,
+        exceptions: BTreeMap::new(),
         claims: Claims::default(),
         own_addresses: [].into(),
         header_timeout: Duration::from_secs(5),

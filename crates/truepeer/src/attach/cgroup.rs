@@ -1,6 +1,5 @@
 //! The cgroups to attach to: the root, or that of a container.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +8,6 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use truepeer_bpf::{Cgroups, cgroup_root, is_cgroup};
 use truepeer_sys::netns::in_cgroup_namespace_of;
-use truepeer_sys::sock_diag::SockDiag;
 
 /// Finds what `--cgroup` or `--unit` names, or the cgroup of a container's process; else the root. With a warning, if there is one.
 pub(super) fn find(
@@ -120,7 +118,7 @@ fn lists(cgroup: &Path, process: u32) -> bool {
 }
 
 /// A cgroup and all below it.
-fn all_below(cgroup: &Path) -> Vec<PathBuf> {
+pub(super) fn all_below(cgroup: &Path) -> Vec<PathBuf> {
     let mut all = vec![cgroup.to_owned()];
     let mut next = 0;
     while let Some(path) = all.get(next) {
@@ -133,30 +131,4 @@ fn all_below(cgroup: &Path) -> Vec<PathBuf> {
         next += 1;
     }
     all
-}
-
-/// Connections of a socket that was made elsewhere would lose their header and never be finished: refuses them. Call it in the network
-/// namespace.
-pub(super) fn check_listeners(cgroups: &Cgroups, ports: &BTreeSet<u16>) -> Result<()> {
-    let Ok(listeners) = SockDiag::open().and_then(|mut kernel| kernel.listeners()) else { return Ok(()) };
-    let wanted = listeners.iter().filter(|listener| ports.contains(&listener.local.port()));
-    let outside: Vec<_> = wanted.filter_map(|listener| Some((listener.local, listener.cgroup?))).collect();
-    if outside.is_empty() {
-        return Ok(());
-    }
-    let number = |path: &PathBuf| fs::metadata(path).ok().map(|found| found.ino());
-    let inside: BTreeSet<u64> = all_below(&cgroups.all).iter().filter_map(number).collect();
-    for (local, cgroup) in outside {
-        if inside.contains(&cgroup) {
-            continue;
-        }
-        let everywhere = all_below(&cgroup_root()?);
-        let place = everywhere.iter().find(|path| number(path) == Some(cgroup));
-        let place = place.map_or("a cgroup that is gone".to_owned(), |path| path.display().to_string());
-        anyhow::bail!(
-            "{local} was opened by another container of this network namespace, in {place}, which is not below {}; name one above both with --cgroup",
-            cgroups.all.display()
-        );
-    }
-    Ok(())
 }

@@ -4,6 +4,7 @@ mod cgroup;
 mod devices;
 mod engine;
 mod entry;
+mod listeners;
 mod privileges;
 mod report;
 mod target;
@@ -121,8 +122,9 @@ fn put_rules(
     let (cgroups, warning) = cgroup::find(args.cgroup.as_deref(), args.unit.as_deref(), process)?;
     let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
     warning.iter().for_each(|warning| warn(warning));
+    let listeners = listeners::of_this_namespace();
     if process.is_some() {
-        cgroup::check_listeners(&cgroups, &rules.tcp_ports)?;
+        listeners::check_cgroups(listeners.as_deref().unwrap_or_default(), &rules.tcp_ports, &cgroups)?;
     }
     if args.dry_run {
         return dry_run(place, &rules, &names, &cgroups, out);
@@ -134,6 +136,14 @@ fn put_rules(
     writeln!(out, "attached to {} ({by}), port {}", names.join(", "), list(&rules))?;
     if attached.taken_over > 0 {
         writeln!(out, "{} open connections continue", attached.taken_over)?;
+    }
+    let warnings = listeners.map(|found| listeners::warnings(&found, &rules.tcp_ports)).unwrap_or_default();
+    warnings.iter().for_each(|warning| warn(warning));
+    if !attached.left.is_empty() {
+        warn(&format!(
+            "no longer served, because this command does not name it: port {}; name all ports in one command",
+            attached.left.join(", ")
+        ));
     }
     if let Some(kept) = attached.kept_max_flows {
         warn(&format!(
@@ -182,8 +192,14 @@ fn dry_run(
     writeln!(out, "pins: {}", place.path().display())?;
     writeln!(out, "ports: {}", list(rules))?;
     let senders: Vec<String> = rules.senders.iter().map(|prefix| prefix.to_string()).collect();
-    writeln!(out, "senders: {} (header: {})", senders.join(", "), rules.header)?;
+    writeln!(out, "senders: {} (header: {})", senders.join(", "), rules_of(rules))?;
     Ok(())
+}
+
+/// The rule for all, and those of some.
+fn rules_of(rules: &Rules) -> String {
+    let each = rules.exceptions.iter().map(|(prefix, rule)| format!("{prefix}={rule}"));
+    std::iter::once(rules.header.to_string()).chain(each).collect::<Vec<_>>().join(", ")
 }
 
 fn drain_and_detach(place: &Place, new: NewConnections, out: &mut (dyn Write + Send)) -> Result<()> {

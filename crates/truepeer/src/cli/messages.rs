@@ -56,7 +56,7 @@ const LINES: &[&str] = &[
     "truepeer attach --port 90-80",
     "truepeer attach --port 80:8080",
     "truepeer attach --port 443 --header forbid",
-    "truepeer attach --port 443 --header 10.0.0.0/8=optional",
+    "truepeer attach --port 443 --header 10.0.0.0/8=forbid",
     "truepeer attach --port 443 --udp-dialect every",
     "truepeer attach --port 53/udp --udp-dialect first",
     "truepeer attach --port 443 --max-flows 0",

@@ -70,7 +70,7 @@ const WRONG: &[&str] = &[
     "[[proxy]]\norigin-tls = true\nipv4 = \"127.0.0.1:443\"\nipv6 = \"[::1]:443\"",
     "[[https]]\ntls-cert = \"c.pem\"\norigin = \"http://127.0.0.1:1\"\norigin-insecure = true",
     "[[attach]]\nport = 443\nheader = \"forbid\"",
-    "[[attach]]\nport = 443\nheader = \"10.0.0.0/8=optional\"",
+    "[[attach]]\nport = 443\nheader = \"10.0.0.0/8=forbid\"",
     // Values that are wrong on this machine.
     "[[proxy]]\nlisten = \"127.0.0.1:443\"\nipv4 = \"127.0.0.1:443\"",
     "[[proxy]]\nlisten = [\"127.0.0.1:1\", \"127.0.0.1:1\"]\n\n[[proxy]]\nlisten = \"127.0.0.1:1\"",

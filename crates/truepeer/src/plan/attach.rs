@@ -1,7 +1,8 @@
 //! `truepeer attach`: the rules of the kernel programs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use ipnet::IpNet;
 use truepeer_bpf::{Gate, Rules, UdpDialect};
 use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet};
 
@@ -9,7 +10,7 @@ use super::listener::HeaderLimits;
 use super::problem::Problem;
 use super::senders;
 use super::senders::{ClaimsConfig, SendersConfig};
-use crate::spec::{AttachArgs, Port, defaults};
+use crate::spec::{AttachArgs, Port, SenderRule, defaults};
 
 /// The rules, with files read, and warnings about risky or ineffective options.
 pub(crate) fn attach_rules(spec: &AttachArgs) -> Result<(Rules, Vec<String>), Problem> {
@@ -28,6 +29,7 @@ pub(crate) fn attach_rules(spec: &AttachArgs) -> Result<(Rules, Vec<String>), Pr
         udp_ports: ports().filter_map(|port| udp(*port, dialect)).collect(),
         senders: allow,
         header: senders.header,
+        exceptions: exceptions(&senders),
         // The kernel programs get this host's addresses when they are attached.
         claims: Claims { host: HostAddresses::default(), ..claims.policy(&claims.denied()?) },
         own_addresses: BTreeSet::new(),
@@ -56,18 +58,20 @@ fn udp(port: Port, dialect: UdpDialect) -> Option<(u16, Gate)> {
     }
 }
 
-/// The kernel programs have one rule for all senders, and nothing to do for senders without headers.
+/// The rule of each prefix. A later one replaces an earlier one, as in the policy.
+fn exceptions(senders: &SendersConfig) -> BTreeMap<IpNet, HeaderRule> {
+    let each = |rule: &SenderRule| -> Vec<_> { rule.senders.iter().map(|net| (net, rule.rule)).collect() };
+    senders.rules.iter().flat_map(each).collect()
+}
+
+/// The kernel programs have nothing to do for senders without headers.
 fn refuse_what_the_kernel_lacks(senders: &SendersConfig) -> Result<(), Problem> {
     const EXPECTED: &str = "expected require or optional";
-    match (senders.header, senders.rules.first()) {
-        (HeaderRule::Forbid, _) => Err(Problem::at(
-            "header forbid",
-            format!("{EXPECTED}; senders without a header are those that --allow does not list"),
-        )),
-        (_, Some(rule)) => Err(Problem::at(
-            "header",
-            format!("{rule}: {EXPECTED}, the same for all senders that --allow lists"),
-        )),
+    let without = "senders without a header are those that --allow does not list";
+    let forbids = senders.rules.iter().find(|rule| rule.rule == HeaderRule::Forbid);
+    match (senders.header, forbids) {
+        (HeaderRule::Forbid, _) => Err(Problem::at("header forbid", format!("{EXPECTED}; {without}"))),
+        (_, Some(rule)) => Err(Problem::at("header", format!("{rule}: {EXPECTED}; {without}"))),
         _ => Ok(()),
     }
 }
@@ -75,7 +79,8 @@ fn refuse_what_the_kernel_lacks(senders: &SendersConfig) -> Result<(), Problem> 
 /// Warnings about options that have no effect, or more effect than was perhaps intended.
 fn in_vain(spec: &AttachArgs, rules: &Rules) -> Vec<String> {
     let mut warnings = Vec::new();
-    if rules.header == HeaderRule::Optional && !rules.udp_ports.is_empty() {
+    let is_optional = std::iter::once(&rules.header).chain(rules.exceptions.values());
+    if is_optional.clone().any(|rule| *rule == HeaderRule::Optional) && !rules.udp_ports.is_empty() {
         warnings.push(
             "--header optional: a datagram without a header is taken for its sender's own; through a sender that passes \
              datagrams on as they are, everybody may claim to be anybody"

@@ -198,10 +198,10 @@ impl Attachment {
     fn is_same(&self, other: &Self) -> bool {
         let place = |args: &AttachArgs| (args.dev.clone(), args.cgroup.clone(), args.unit.clone());
         let rules = |rules: &Rules| {
-            let Rules { tcp_ports, udp_ports, senders, header, claims, .. } = rules.clone();
+            let Rules { tcp_ports, udp_ports, senders, header, exceptions, claims, .. } = rules.clone();
             let times = (rules.header_timeout, rules.header_wait, rules.udp_silence);
             let limits = (rules.header_max, rules.max_flows, rules.max_udp_flows);
-            ((tcp_ports, udp_ports, senders, header), (claims.allow, claims.deny), times, limits)
+            ((tcp_ports, udp_ports, senders, header, exceptions), (claims.allow, claims.deny), times, limits)
         };
         rules(&self.rules) == rules(&other.rules) && place(&self.args) == place(&other.args)
     }

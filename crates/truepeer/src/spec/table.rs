@@ -210,7 +210,7 @@ pub(crate) const OPTIONS: &[Row] = &[
         .is(|| "forbid".to_owned()).common(),
     row(RUN, SENDERS, "header", "[PREFIX=]RULE", "Whether connections begin with a PROXY header: require, forbid, or optional (every sender may then claim to be anybody); PREFIX=RULE for some senders; repeatable")
         .is(|| "require".to_owned()).common(),
-    row(ATTACH, SENDERS, "header", "RULE", "Whether connections and datagrams begin with a header: require, or optional (every sender may then claim to be anybody; a server that speaks first is held back for --header-wait)")
+    row(ATTACH, SENDERS, "header", "[PREFIX=]RULE", "Whether connections and datagrams begin with a header: require, or optional (every sender may then claim to be anybody; a server that speaks first is held back for --header-wait); PREFIX=RULE for some senders; repeatable")
         .is(|| "require".to_owned()).common(),
     row(SERVERS.or(RUN), SENDERS, "header-timeout", "TIME", "How long a sender may take for its header").is(|| time(HeaderTimes::default().timeout)),
     row(ATTACH, SENDERS, "header-timeout", "TIME", "TCP: how long a sender may take for its header; a silent one is looked at after 1, 3, 7, 15, 31 and 63 seconds").is(|| time(HeaderTimes::default().timeout)),

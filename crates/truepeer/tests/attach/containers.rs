@@ -66,7 +66,14 @@ fn a_process_names_its_namespace_and_its_cgroup(bed: &Bed) -> Result<()> {
     let server = serve_in(bed, &cgroup.0, &host.netns, "0.0.0.0:80")?;
     let pid = server.pid().to_string();
     for option in ["--pid", "--netns"] {
-        attach_to(bed, &[option, &pid])?;
+        let attaching = command(bed, &["--port", "80-81", "--allow", "any", option, &pid])?.start(bed)?;
+        ensure!(attaching.wait_end()?.success(), "{}", attaching.log());
+        // In its namespace, not in this one.
+        let said = attaching.stderr();
+        ensure!(
+            said.contains("0.0.0.0:80 is IPv4 only") && said.contains("nothing listens on port 81 here"),
+            "{said}"
+        );
         sees_the_client(lb, host)?;
         ensure!(command(bed, &["status", option, &pid])?.run(bed)?.contains("port 80/tcp: attached"));
         // Everything is on that cgroup, nothing on the root.

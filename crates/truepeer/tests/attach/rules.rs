@@ -19,6 +19,7 @@ pub(crate) fn tests() -> Vec<Test> {
         rules_are_changed_while_it_runs,
         refusals_are_counted_by_reason,
         a_server_that_speaks_first_waits_a_second_for_an_optional_header,
+        each_sender_has_its_rule,
         an_ipv6_client_keeps_the_senders_address_on_an_ipv4_socket,
         syn_cookies_take_whole_headers_and_refuse_split_ones,
         a_dry_run_changes_nothing,
@@ -44,6 +45,36 @@ fn connections_from_others_than_senders_pass_untouched(bed: &Bed) -> Result<()> 
     ensure!(client::ask(&mut stream, &line)?.as_bytes() == line);
     ensure!(echo.log().contains("127.0.0.9:4000 accepted"));
     ensure!(counter(bed, "not_a_sender")? == 1);
+    Ok(())
+}
+
+/// The load balancer sends headers; health checks come from an address of the same prefix without one.
+fn each_sender_has_its_rule(bed: &Bed) -> Result<()> {
+    let _who = Behaviour::Who.start(bed, &[BACKEND])?;
+    let rules =
+        ["--allow", "loopback", "--header", "127.0.0.8/30=optional", "--header", "127.0.0.9/32=require"];
+    start(bed, &rules)?;
+    let ask = |from: &str, bytes: &[u8]| -> Result<client::End> {
+        let mut stream = client::connect_from(from, LISTENER)?;
+        stream.write_all(bytes)?;
+        Ok(client::read_end(&mut stream)?)
+    };
+    let is_seen = |from: &str, bytes: &[u8], expected: &str| -> Result<()> {
+        let seen = client::ask(&mut client::connect_from(from, LISTENER)?, bytes)?;
+        ensure!(seen.trim().starts_with(expected), "{from}: {seen}");
+        Ok(())
+    };
+    for (from, client) in [("127.0.0.7:4001", "203.0.113.1:1001"), ("127.0.0.10:4002", "203.0.113.2:1002")] {
+        is_seen(from, &header(client)?, client)?;
+    }
+    is_seen("127.0.0.10:4003", b"GET / HTTP/1.1\r\n\r\n", "127.0.0.10:4003")?;
+    for refused in ["127.0.0.7:4004", "127.0.0.9:4005"] {
+        let end = ask(refused, b"GET / HTTP/1.1\r\n\r\n")?;
+        ensure!(end == client::End::Reset, "{refused}: {end:?}");
+    }
+    ensure!(counter(bed, "refused_no_header")? == 2);
+    let told = start(bed, &[&rules[..], &["--dry-run"]].concat())?;
+    ensure!(told.contains("(header: require, 127.0.0.8/30=optional, 127.0.0.9/32=require)"), "{told}");
     Ok(())
 }
 

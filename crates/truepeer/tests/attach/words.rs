@@ -4,12 +4,16 @@ use std::io::pipe;
 use std::process::{Command, Stdio};
 
 use anyhow::{Result, ensure};
-use truepeer_testbed::{Bed, Test, User, tests};
+use truepeer_testbed::{Bed, Behaviour, Test, User, tests};
 
 use crate::kit::{command, start};
 
 pub(crate) fn tests() -> Vec<Test> {
-    let mut all = tests![risky_settings_are_warned_about, status_need_not_be_read_to_its_end];
+    let mut all = tests![
+        risky_settings_are_warned_about,
+        ports_that_are_not_served_are_warned_about,
+        status_need_not_be_read_to_its_end,
+    ];
     all.push(
         Test::new("plain_users_are_told_what_is_missing", plain_users_are_told_what_is_missing)
             .needs_several_users(),
@@ -59,6 +63,31 @@ fn status_need_not_be_read_to_its_end(bed: &Bed) -> Result<()> {
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success() && said.is_empty(), "{args:?}: {}: {said}", output.status);
     }
+    Ok(())
+}
+
+/// What attaching says when it has succeeded.
+fn ports_that_are_not_served_are_warned_about(bed: &Bed) -> Result<()> {
+    let _who = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::ffff:127.0.0.1]:81"])?;
+    let warnings = |args: &[&str]| -> Result<String> {
+        let running = command(bed, args)?.start(bed)?;
+        ensure!(running.wait_end()?.success(), "{}", running.log());
+        Ok(running.stderr())
+    };
+    let said = warnings(&["--port", "80-82", "--port", "53/udp"])?;
+    ensure!(
+        said.contains("127.0.0.1:80 is IPv4 only: IPv6 clients keep the sender's address there"),
+        "{said}"
+    );
+    ensure!(said.contains("nothing listens on port 82 here yet") && !said.contains("81"), "{said}");
+    let said = warnings(&["--port", "81"])?;
+    ensure!(
+        said.contains("no longer served, because this command does not name it: port 80, 82, 53/udp"),
+        "{said}"
+    );
+    // Left out before, and draining now.
+    let said = warnings(&["--port", "81"])?;
+    ensure!(said.is_empty(), "{said}");
     Ok(())
 }
 
