@@ -105,6 +105,10 @@ check format cargo fmt --all --check
 check clippy cargo clippy --workspace --all-targets -q -- -D warnings
 RUSTDOCFLAGS="-D warnings" check doc cargo doc --workspace --no-deps -q
 check_tests tests cargo test --workspace --no-fail-fast
+agent=(--manifest-path crates/agent/Cargo.toml)
+check agent-format cargo fmt "${agent[@]}" --check
+check agent-clippy cargo clippy "${agent[@]}" --target-dir "$target" --all-targets -q -- -D warnings
+check_tests agent cargo test "${agent[@]}" --target-dir "$target" --no-fail-fast
 check_as_plain_user
 check demo demo
 check demo-https demo_https
@@ -116,6 +120,7 @@ if [ -x fuzz/smoke ]; then check fuzz-smoke fuzz/smoke; else note_skip "fuzz-smo
 if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then check systemd scripts/systemd-check.sh
 else note_skip "systemd: long: make test-all runs it"; fi
 check deny scripts/cargo-deny.sh --log-level error check --hide-inclusion-graph bans licenses sources
+check agent-deny scripts/cargo-deny.sh "${agent[@]}" --config crates/agent/deny.toml --log-level error check --hide-inclusion-graph bans licenses sources
 note_skip "deny advisories: their database needs the network"
 
 echo

@@ -1,0 +1,131 @@
+//! What the agent says about each pod or container: written by [`crate::node`], read by those that tell users.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+
+use crate::plan::Key;
+
+/// A pod's namespace and name, or a container's name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Name {
+    pub(crate) namespace: Option<String>,
+    pub(crate) name: String,
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.namespace.iter().try_for_each(|namespace| write!(f, "{namespace}/"))?;
+        f.write_str(&self.name)
+    }
+}
+
+/// How far it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Nothing is wanted, and nothing is attached.
+    Idle,
+    /// For a process, an address, or the step under way.
+    Waiting(&'static str),
+    Attached {
+        description: String,
+        warnings: Vec<String>,
+    },
+    Refused {
+        why: String,
+        /// What was attached before stays.
+        kept: Option<String>,
+    },
+    Failed(String),
+    NoRoom {
+        max: usize,
+    },
+    /// New connections pass; the open ones are waited for.
+    Detaching {
+        description: String,
+    },
+}
+
+impl State {
+    /// The label of the metric.
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Waiting(_) => "waiting",
+            Self::Attached { .. } => "attached",
+            Self::Refused { .. } => "refused",
+            Self::Failed(_) => "failed",
+            Self::NoRoom { .. } => "no_room",
+            Self::Detaching { .. } => "detaching",
+        }
+    }
+}
+
+/// One pod or container.
+#[derive(Debug, Clone)]
+pub(crate) struct Line {
+    pub(crate) name: Name,
+    pub(crate) state: State,
+    /// Where it is attached.
+    pub(crate) netns: Option<u64>,
+}
+
+/// All of them.
+#[derive(Default)]
+pub(crate) struct Board {
+    lines: Mutex<BTreeMap<Key, Line>>,
+    changed: Notify,
+    counts: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
+    alive: Mutex<Option<Instant>>,
+}
+
+impl Board {
+    /// Replaces a line; those that read are woken if it is another.
+    pub(crate) fn write(&self, key: &Key, line: Line) {
+        let mut lines = locked(&self.lines);
+        let before = lines.insert(key.clone(), line.clone());
+        if before.is_none_or(|before| before.state != line.state) {
+            self.changed.notify_waiters();
+        }
+    }
+
+    pub(crate) fn remove(&self, key: &Key) {
+        locked(&self.lines).remove(key);
+    }
+
+    pub(crate) fn lines(&self) -> BTreeMap<Key, Line> {
+        locked(&self.lines).clone()
+    }
+
+    /// Ends when a state has changed since this call.
+    pub(crate) fn changed(&self) -> Notified<'_> {
+        self.changed.notified()
+    }
+
+    /// Counts a step and how it ended.
+    pub(crate) fn count(&self, step: &'static str, result: &'static str) {
+        *locked(&self.counts).entry((step, result)).or_default() += 1;
+    }
+
+    pub(crate) fn counts(&self) -> BTreeMap<(&'static str, &'static str), u64> {
+        locked(&self.counts).clone()
+    }
+
+    /// The node's loop turns, and has heard what there is.
+    pub(crate) fn is_alive(&self, now: Instant) {
+        *locked(&self.alive) = Some(now);
+    }
+
+    /// When it last turned; `None` before it has heard what there is.
+    pub(crate) fn last_alive(&self) -> Option<Instant> {
+        *locked(&self.alive)
+    }
+}
+
+/// No holder panics while the data is half written.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

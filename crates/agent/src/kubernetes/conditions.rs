@@ -1,0 +1,116 @@
+//! The pod's condition `truepeer.dev/attached`: a readiness gate for pods that name it, and the agent's memory.
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::json;
+
+use crate::board::{Name, State};
+
+/// Its type, which is also the readiness gate's.
+pub(super) const TYPE: &str = "truepeer.dev/attached";
+
+const ATTACHED: &str = "Attached";
+const DETACHING: &str = "Detaching";
+
+/// Without its times.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Condition {
+    pub(super) is_true: bool,
+    /// A word, for machines.
+    pub(super) reason: String,
+    pub(super) message: String,
+}
+
+impl Condition {
+    /// `None`: nothing is to be said about a pod that doesn't ask.
+    pub(super) fn of(state: &State) -> Option<Self> {
+        let condition = |is_true, reason: &str, message: String| {
+            Some(Self { is_true, reason: reason.to_owned(), message })
+        };
+        match state {
+            State::Idle => None,
+            State::Waiting(what) => condition(false, "Waiting", (*what).to_owned()),
+            State::Attached { description, .. } => condition(true, ATTACHED, description.clone()),
+            // The earlier annotations still hold, and the message is what an agent that starts later compares.
+            State::Refused { kept: Some(description), .. } => condition(true, ATTACHED, description.clone()),
+            State::Refused { why, kept: None } => condition(false, "Refused", why.clone()),
+            State::Failed(why) => condition(false, "AttachFailed", why.clone()),
+            State::NoRoom { max } => condition(false, "TooManyPods", no_room(*max)),
+            State::Detaching { description } => condition(false, DETACHING, description.clone()),
+        }
+    }
+
+    /// What is said when nothing is attached any more.
+    pub(super) fn detached() -> Self {
+        Self {
+            is_true: false,
+            reason: "Detached".to_owned(),
+            message: "the pod's annotations ask for nothing".to_owned(),
+        }
+    }
+
+    /// What the agent that wrote this had attached.
+    pub(super) fn claim(&self) -> Option<String> {
+        matches!(self.reason.as_str(), ATTACHED | DETACHING).then(|| self.message.clone())
+    }
+}
+
+pub(super) fn no_room(max: usize) -> String {
+    format!("{max} pods are attached on this node, and more are not allowed (--max-pods of the agent)")
+}
+
+/// Writes it. A pod of the same name that came after this one is not touched: the API server compares the UID.
+pub(super) async fn write(
+    pods: &Api<Pod>,
+    name: &Name,
+    uid: &str,
+    before: Option<&Condition>,
+    condition: &Condition,
+) -> Result<(), kube::Error> {
+    let status = if condition.is_true { "True" } else { "False" };
+    let mut written =
+        json!({"type": TYPE, "status": status, "reason": condition.reason, "message": condition.message});
+    if before.is_none_or(|before| before.is_true != condition.is_true) {
+        written["lastTransitionTime"] = json!(now());
+    }
+    let patch = json!({"metadata": {"uid": uid}, "status": {"conditions": [written]}});
+    pods.patch_status(&name.name, &PatchParams::default(), &Patch::Strategic(patch)).await.map(drop)
+}
+
+/// In whole seconds, as the API has times.
+fn now() -> String {
+    let now = Timestamp::now();
+    Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_attached_pod_is_ready() {
+        let attached = State::Attached { description: "ports 80".to_owned(), warnings: Vec::new() };
+        let condition = Condition::of(&attached).unwrap();
+        assert_eq!((condition.is_true, condition.claim().as_deref()), (true, Some("ports 80")));
+        for state in [State::Waiting("x"), State::Failed("x".to_owned()), State::NoRoom { max: 1 }] {
+            let condition = Condition::of(&state).unwrap();
+            assert_eq!((condition.is_true, condition.claim()), (false, None));
+        }
+        assert_eq!(Condition::of(&State::Idle), None);
+    }
+
+    #[test]
+    fn a_wrong_annotation_keeps_a_pod_ready_that_is_attached() {
+        let refused = |kept| Condition::of(&State::Refused { why: "wrong".to_owned(), kept }).unwrap();
+        assert!(!refused(None).is_true);
+        assert_eq!(refused(Some("ports 80".to_owned())).claim().as_deref(), Some("ports 80"));
+    }
+
+    #[test]
+    fn a_detach_that_waits_is_remembered() {
+        let condition = Condition::of(&State::Detaching { description: "ports 80".to_owned() }).unwrap();
+        assert_eq!((condition.is_true, condition.claim().as_deref()), (false, Some("ports 80")));
+        assert_eq!(Condition::detached().claim(), None);
+    }
+}

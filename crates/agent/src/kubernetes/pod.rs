@@ -1,0 +1,155 @@
+//! A pod, as far as it matters here.
+
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+
+use crate::annotation;
+use crate::board::Name;
+use crate::cap::Cap;
+use crate::node::Wish;
+use crate::plan::{Key, Want};
+use crate::processes::is_uid;
+
+use super::conditions::{self, Condition};
+
+/// A static pod's process has another UID than the object in the API, and the annotation that names it can be written by anybody.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// What its annotations ask for, and what its status says.
+#[derive(Debug)]
+pub(super) struct Sight {
+    pub(super) uid: Key,
+    pub(super) wish: Wish,
+    pub(super) condition: Option<Condition>,
+}
+
+impl Sight {
+    /// `None`: nothing to do with it, or no more.
+    pub(super) fn of(pod: &Pod, cap: &Cap) -> Option<Self> {
+        let (metadata, status) = (&pod.metadata, pod.status.as_ref());
+        let uid = metadata.uid.clone().filter(|uid| is_uid(uid))?;
+        let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or_default();
+        if matches!(phase, "Succeeded" | "Failed") {
+            return None;
+        }
+        let condition = status
+            .and_then(|status| status.conditions.as_ref())
+            .and_then(|all| all.iter().find(|one| one.type_ == conditions::TYPE))
+            .map(of_api);
+        let want = want(pod, cap);
+        let claim = condition.as_ref().and_then(Condition::claim);
+        if want == Want::Nothing && condition.is_none() {
+            return None;
+        }
+        let name = Name { namespace: metadata.namespace.clone(), name: metadata.name.clone()? };
+        Some(Self { uid, wish: Wish { name, want, process: None, claim }, condition })
+    }
+}
+
+fn of_api(condition: &PodCondition) -> Condition {
+    Condition {
+        is_true: condition.status == "True",
+        reason: condition.reason.clone().unwrap_or_default(),
+        message: condition.message.clone().unwrap_or_default(),
+    }
+}
+
+fn want(pod: &Pod, cap: &Cap) -> Want {
+    let annotations = pod.metadata.annotations.iter().flatten();
+    let rules = match annotation::parse(annotations.map(|(name, value)| (name.as_str(), value.as_str()))) {
+        Ok(None) => return Want::Nothing,
+        Ok(Some(rules)) => rules,
+        Err(wrong) => return Want::Unclear(wrong.to_string()),
+    };
+    let uses_host_network = pod.spec.as_ref().and_then(|spec| spec.host_network).unwrap_or(false);
+    if uses_host_network {
+        let why = "the pod uses the node's network (hostNetwork), where all servers of the node would be affected: leave hostNetwork out, \
+                   or run truepeer attach on the node";
+        return Want::Forbidden(why.to_owned());
+    }
+    if pod.metadata.annotations.iter().flatten().any(|(name, _)| name == MIRROR) {
+        return Want::Forbidden("static pods are not supported: use a Deployment or a DaemonSet".to_owned());
+    }
+    match cap.exceeded_by(&rules) {
+        None => Want::Attach(rules),
+        Some(sender) => Want::Forbidden(format!(
+            "{}allow: {sender}: expected senders inside {}, which --allow-senders of the agent lists",
+            annotation::PREFIX,
+            cap.shown()
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "4f5c0d3a-1b2c-4d5e-8f90-0123456789ab";
+
+    fn sight(pod: serde_json::Value, cap: &[&str]) -> Option<Sight> {
+        let entries: Vec<_> = cap.iter().map(|entry| entry.parse().unwrap()).collect();
+        Sight::of(&serde_json::from_value(pod).unwrap(), &Cap::of(&entries).unwrap())
+    }
+
+    fn pod(
+        annotations: serde_json::Value,
+        spec: serde_json::Value,
+        status: serde_json::Value,
+    ) -> serde_json::Value {
+        let metadata = serde_json::json!({"name": "web", "namespace": "default", "uid": UID, "annotations": annotations});
+        serde_json::json!({"metadata": metadata, "spec": spec, "status": status})
+    }
+
+    fn asking() -> serde_json::Value {
+        serde_json::json!({"truepeer.dev/ports": "80", "truepeer.dev/allow": "10.0.0.7"})
+    }
+
+    #[test]
+    fn annotated_pods_are_seen_until_they_end() {
+        let containers = serde_json::json!({"containers": []});
+        let running = serde_json::json!({"phase": "Pending"});
+        let seen = sight(pod(asking(), containers.clone(), running.clone()), &[]).unwrap();
+        assert_eq!((seen.uid.as_str(), seen.wish.name.to_string().as_str()), (UID, "default/web"));
+        assert!(matches!(seen.wish.want, Want::Attach(_)), "{seen:?}");
+        assert!(sight(pod(serde_json::json!({}), containers.clone(), running.clone()), &[]).is_none());
+        for phase in ["Succeeded", "Failed"] {
+            assert!(
+                sight(pod(asking(), containers.clone(), serde_json::json!({"phase": phase})), &[]).is_none()
+            );
+        }
+        let mut other = pod(asking(), containers, running);
+        other["metadata"]["uid"] = "../1".into();
+        assert!(sight(other, &[]).is_none());
+    }
+
+    #[test]
+    fn what_is_forbidden_says_why() {
+        let status = serde_json::json!({});
+        let why = |pod, cap: &[&str]| match sight(pod, cap).unwrap().wish.want {
+            Want::Forbidden(why) => why,
+            other => panic!("{other:?}"),
+        };
+        let on_host = serde_json::json!({"containers": [], "hostNetwork": true});
+        assert!(
+            why(pod(asking(), on_host, status.clone()), &[])
+                .starts_with("the pod uses the node's network (hostNetwork)")
+        );
+        let containers = serde_json::json!({"containers": []});
+        assert_eq!(
+            why(pod(asking(), containers.clone(), status.clone()), &["192.0.2.0/24"]),
+            "truepeer.dev/allow: 10.0.0.7/32: expected senders inside 192.0.2.0/24, which --allow-senders of the agent lists"
+        );
+        let mut mirror = asking();
+        mirror[MIRROR] = "x".into();
+        assert!(why(pod(mirror, containers, status), &[]).starts_with("static pods"));
+    }
+
+    #[test]
+    fn an_earlier_agents_word_is_taken_over() {
+        let status = serde_json::json!({"conditions": [
+            {"type": "Ready", "status": "True"},
+            {"type": "truepeer.dev/attached", "status": "True", "reason": "Attached", "message": "ports 80; netns 1"}]});
+        let seen =
+            sight(pod(serde_json::json!({}), serde_json::json!({"containers": []}), status), &[]).unwrap();
+        assert_eq!((seen.wish.want, seen.wish.claim.as_deref()), (Want::Nothing, Some("ports 80; netns 1")));
+    }
+}

@@ -1,0 +1,176 @@
+//! Tells users what came of their annotations: brings conditions to what the board says, and publishes an event for each change.
+//!
+//! By state, not by change: what could not be written is written when the API server answers again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::board::{Board, Line, State};
+use crate::plan::Key;
+
+use super::conditions::{self, Condition};
+use super::events::{self, Note};
+use super::limit::Limit;
+use super::pod::Sight;
+use super::watch::whole;
+
+/// Each request's limit, and the pause after one that failed.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_secs(5);
+/// Looked at so often even if nothing changed.
+const INTERVAL: Duration = Duration::from_secs(5);
+
+/// The pods' conditions as the API server last sent them, or as they were written since.
+#[derive(Default)]
+pub(super) struct Seen(Mutex<BTreeMap<Key, Option<Condition>>>);
+
+impl Seen {
+    pub(super) fn note(&self, sight: &Sight) {
+        self.locked().insert(sight.uid.clone(), sight.condition.clone());
+    }
+
+    pub(super) fn remove(&self, uid: &Key) {
+        self.locked().remove(uid);
+    }
+
+    pub(super) fn keep(&self, listed: &BTreeSet<Key>) {
+        self.locked().retain(|uid, _| listed.contains(uid));
+    }
+
+    fn written(&self, uid: &Key, condition: Condition) {
+        if let Some(seen) = self.locked().get_mut(uid) {
+            *seen = Some(condition);
+        }
+    }
+
+    fn of(&self, uid: &Key) -> Option<Option<Condition>> {
+        self.locked().get(uid).cloned()
+    }
+
+    fn locked(&self) -> std::sync::MutexGuard<'_, BTreeMap<Key, Option<Condition>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One pod: what was said, and what is being said.
+struct Voice {
+    state: Option<State>,
+    limit: Limit,
+    notes: Vec<Note>,
+    is_busy: bool,
+    not_before: Option<Instant>,
+}
+
+impl Voice {
+    fn new(now: Instant) -> Self {
+        Self { state: None, limit: Limit::new(now), notes: Vec::new(), is_busy: false, not_before: None }
+    }
+
+    /// A change of state may be worth an event.
+    fn hear(&mut self, state: &State, now: Instant) {
+        if self.state.as_ref() == Some(state) {
+            return;
+        }
+        let is_adopted = self.state.is_none() && matches!(state, State::Attached { .. });
+        let note = Note::of(state, self.state.as_ref()).filter(|_| !is_adopted);
+        self.notes
+            .extend(note.filter(|note| self.limit.admits(&format!("{} {}", note.reason, note.text), now)));
+        self.state = Some(state.clone());
+    }
+}
+
+/// Tells for ever.
+pub(super) async fn run(client: Client, node: String, seen: Arc<Seen>, board: Arc<Board>) {
+    let mut voices: BTreeMap<Key, Voice> = BTreeMap::new();
+    let mut requests: JoinSet<(Key, bool)> = JoinSet::new();
+    loop {
+        let changed = board.changed();
+        let now = Instant::now();
+        let lines = board.lines();
+        voices.retain(|key, voice| voice.is_busy || lines.contains_key(key));
+        for (key, line) in &lines {
+            let voice = voices.entry(key.clone()).or_insert_with(|| Voice::new(now));
+            voice.hear(&line.state, now);
+            if voice.is_busy || voice.not_before.is_some_and(|time| now < time) {
+                continue;
+            }
+            if let Some(work) = Work::next(key, line, voice, &seen) {
+                voice.is_busy = true;
+                requests.spawn(work.run(client.clone(), node.clone(), seen.clone()));
+            }
+        }
+        tokio::select! {
+            () = changed => {}
+            () = sleep(INTERVAL) => {}
+            Some(done) = requests.join_next() => if let Ok((key, is_done)) = done
+                && let Some(voice) = voices.get_mut(&key) {
+                voice.is_busy = false;
+                voice.not_before = (!is_done).then(|| Instant::now() + PAUSE);
+            }
+        }
+    }
+}
+
+/// The next requests for one pod.
+struct Work {
+    key: Key,
+    line: Line,
+    condition: Option<(Option<Condition>, Condition)>,
+    notes: Vec<Note>,
+}
+
+impl Work {
+    fn next(key: &Key, line: &Line, voice: &mut Voice, seen: &Seen) -> Option<Self> {
+        let before = seen.of(key)?;
+        // A condition that nobody asks for any more is not deleted: a gate may still look at it.
+        let wanted = Condition::of(&line.state).or_else(|| before.as_ref().map(|_| Condition::detached()));
+        let condition =
+            wanted.filter(|wanted| before.as_ref() != Some(wanted)).map(|wanted| (before, wanted));
+        let notes = std::mem::take(&mut voice.notes);
+        (condition.is_some() || !notes.is_empty()).then(|| Self {
+            key: key.clone(),
+            line: line.clone(),
+            condition,
+            notes,
+        })
+    }
+
+    /// Whether the condition was written. Events that are lost stay lost.
+    async fn run(self, client: Client, node: String, seen: Arc<Seen>) -> (Key, bool) {
+        let name = &self.line.name;
+        let mut is_done = true;
+        if let Some((before, condition)) = self.condition {
+            let namespace = name.namespace.as_deref().unwrap_or("default");
+            let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+            match timeout(PATIENCE, conditions::write(&pods, name, &self.key, before.as_ref(), &condition))
+                .await
+            {
+                Ok(Ok(())) => seen.written(&self.key, condition),
+                // It was deleted, or there is another of that name.
+                Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => is_done = false,
+                Ok(Err(error)) => {
+                    tracing::warn!(%name, "writing the condition {}: {}", conditions::TYPE, whole(&error));
+                    is_done = false;
+                }
+                Err(_) => {
+                    tracing::warn!(%name, "writing the condition {}: no answer for {} s", conditions::TYPE, PATIENCE.as_secs());
+                    is_done = false;
+                }
+            }
+        }
+        for note in &self.notes {
+            let published =
+                timeout(PATIENCE, events::publish(client.clone(), &node, name, &self.key, note)).await;
+            if let Ok(Err(error)) = published {
+                tracing::warn!(%name, reason = note.reason, "publishing an event: {}", whole(&error));
+            }
+        }
+        (self.key, is_done)
+    }
+}

@@ -1,0 +1,100 @@
+//! Hears of the node's pods.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client};
+use tokio::sync::mpsc;
+
+use crate::cap::Cap;
+use crate::node::Change;
+use crate::plan::Key;
+
+use super::pod::Sight;
+use super::told::Seen;
+
+/// The same complaint at most so often.
+const COMPLAINTS: Duration = Duration::from_secs(60);
+
+/// Watches until the receiver is gone. An API server that can't be reached is tried again, ever more rarely.
+pub(super) async fn run(
+    client: Client,
+    node: String,
+    cap: Cap,
+    seen: Arc<Seen>,
+    changes: mpsc::Sender<Change>,
+) {
+    let pods: Api<Pod> = Api::all(client);
+    let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+    let mut stream = watcher(pods, config).default_backoff().boxed();
+    let mut listed: BTreeSet<Key> = BTreeSet::new();
+    let mut complained: Option<Instant> = None;
+    while let Some(event) = stream.next().await {
+        let change = match event {
+            Ok(watcher::Event::Init) => {
+                listed.clear();
+                None
+            }
+            Ok(watcher::Event::InitApply(pod)) => {
+                let change = of(&pod, &cap, &seen);
+                if let Some(Change::Set(key, _)) = &change {
+                    listed.insert(key.clone());
+                }
+                change
+            }
+            Ok(watcher::Event::InitDone) => {
+                seen.keep(&listed);
+                Some(Change::Only(std::mem::take(&mut listed)))
+            }
+            Ok(watcher::Event::Apply(pod)) => of(&pod, &cap, &seen),
+            Ok(watcher::Event::Delete(pod)) => pod.metadata.uid.map(|uid| {
+                seen.remove(&uid);
+                Change::Gone(uid)
+            }),
+            Err(error) => {
+                let now = Instant::now();
+                if complained.is_none_or(|last| now.duration_since(last) >= COMPLAINTS) {
+                    complained = Some(now);
+                    tracing::warn!("watching pods: {}; what is attached stays", whole(&error));
+                }
+                None
+            }
+        };
+        if let Some(change) = change
+            && changes.send(change).await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+fn of(pod: &Pod, cap: &Cap, seen: &Seen) -> Option<Change> {
+    match Sight::of(pod, cap) {
+        Some(sight) => {
+            seen.note(&sight);
+            Some(Change::Set(sight.uid, sight.wish))
+        }
+        None => {
+            let uid = pod.metadata.uid.clone()?;
+            seen.remove(&uid);
+            Some(Change::Gone(uid))
+        }
+    }
+}
+
+/// With its causes.
+pub(super) fn whole(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    let mut text = error.to_string();
+    for cause in causes.map(ToString::to_string) {
+        // Some errors repeat their cause.
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}

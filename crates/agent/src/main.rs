@@ -1,0 +1,94 @@
+//! `truepeer-agent`: attaches truepeer to the pods of a Kubernetes node, or to the containers of an engine, that ask for it.
+//!
+//! It is outside the path of bytes: it runs the program `truepeer` for each change, and what is attached goes on without it.
+
+mod annotation;
+mod board;
+mod cap;
+mod http;
+mod kubernetes;
+mod log;
+mod metrics;
+mod node;
+mod options;
+mod pace;
+mod plan;
+mod processes;
+mod rules;
+mod truepeer;
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::Parser as _;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+
+use board::Board;
+use cap::Cap;
+use node::Node;
+use options::{Command, Common, Options};
+use truepeer::Truepeer;
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    match runtime.context("the async runtime").and_then(|runtime| runtime.block_on(run(options))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("truepeer-agent: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(options: Options) -> Result<()> {
+    match options.command {
+        Command::Kubernetes(options) => {
+            let agent = Agent::prepare(&options.common, options.listen, options.max_pods, "pod").await?;
+            let changes = kubernetes::start(&options.node, agent.cap.clone(), agent.board.clone()).await?;
+            agent.run(changes).await
+        }
+        Command::Docker(_) => anyhow::bail!("not built yet"),
+    }
+}
+
+/// What both commands have in common.
+struct Agent {
+    board: Arc<Board>,
+    cap: Cap,
+    node: Node,
+}
+
+impl Agent {
+    async fn prepare(common: &Common, listen: SocketAddr, max: usize, kind: &'static str) -> Result<Self> {
+        log::init(common.log_format, common.log_level);
+        let cap = Cap::of(&common.allow_senders)?;
+        let truepeer = Truepeer::find(common.truepeer.clone(), common.pins.clone());
+        let version = truepeer.version().await?;
+        tracing::info!(version = env!("CARGO_PKG_VERSION"), truepeer = %version, "truepeer-agent");
+        let board = Arc::new(Board::default());
+        let node = Node::new(truepeer.clone(), max, board.clone())?;
+        let metrics = metrics::Labels { kind, truepeer: version };
+        http::serve(listen, http::Pages { board: board.clone(), truepeer, metrics, started: Instant::now() })
+            .await?;
+        Ok(Self { board, cap, node })
+    }
+
+    /// Until SIGTERM or SIGINT.
+    async fn run(self, changes: tokio::sync::mpsc::Receiver<node::Change>) -> Result<()> {
+        let (mut terminate, mut interrupt) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let (end, ends) = oneshot::channel();
+        tokio::spawn(async move {
+            tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+            let _ = end.send(());
+        });
+        self.node.run(changes, ends).await;
+        tracing::info!("ending; what is attached stays");
+        Ok(())
+    }
+}

@@ -1,0 +1,262 @@
+//! Brings what is attached on this machine to what is wanted.
+//!
+//! ```text
+//!  kubernetes, docker ──Change──▶ Node ──▶ Board ──▶ conditions, events, metrics
+//!                                  │ looks for processes, plans, starts steps
+//!                                  ▼
+//!                          truepeer attach …, a process for each step
+//! ```
+//!
+//! One task owns all state. Steps of different pods run beside each other, two at a time; those of one pod one after another.
+
+mod entry;
+mod steps;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::task::JoinSet;
+
+use crate::board::{Board, Name};
+use crate::plan::{self, Doing, Key, Step, Want};
+use crate::processes::{Proc, cgroup_mounts};
+use crate::truepeer::Truepeer;
+
+use entry::Entry;
+use steps::Done;
+
+/// How often attached places are looked at.
+const CHECK: Duration = Duration::from_secs(1);
+/// How soon, and how rarely, processes of a pod are looked for.
+const SOON: Duration = Duration::from_millis(50);
+const RARELY: Duration = Duration::from_secs(2);
+/// How long steps may go on when the agent is told to end.
+const END: Duration = Duration::from_secs(5);
+
+/// What is known of one pod or container.
+#[derive(Debug, Clone)]
+pub(crate) struct Wish {
+    pub(crate) name: Name,
+    pub(crate) want: Want,
+    /// A container's process; pods' are found by their UID.
+    pub(crate) process: Option<u32>,
+    /// What an earlier agent said that it had attached.
+    pub(crate) claim: Option<String>,
+}
+
+/// What a front end hears.
+#[derive(Debug)]
+pub(crate) enum Change {
+    Set(Key, Wish),
+    Gone(Key),
+    /// Those that exist; all others are gone.
+    Only(BTreeSet<Key>),
+}
+
+/// See the module.
+pub(crate) struct Node {
+    truepeer: Truepeer,
+    proc: Proc,
+    /// The machine's own network namespace.
+    host: u64,
+    cgroups: Vec<PathBuf>,
+    max: usize,
+    entries: BTreeMap<Key, Entry>,
+    arrivals: u64,
+    steps: JoinSet<Done>,
+    permits: Arc<Semaphore>,
+    board: Arc<Board>,
+    next_check: Instant,
+    next_search: Instant,
+    has_heard_all: bool,
+}
+
+impl Node {
+    pub(crate) fn new(truepeer: Truepeer, max: usize, board: Arc<Board>) -> Result<Self> {
+        let proc = Proc::new("/proc");
+        let host = proc
+            .netns_of_host()
+            .context("/proc/1/ns/net can't be read: expected root with CAP_SYS_PTRACE, in the host's PID namespace (hostPID: true)")?;
+        let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
+        let now = Instant::now();
+        Ok(Self {
+            truepeer,
+            proc,
+            host,
+            cgroups: cgroup_mounts(&mountinfo),
+            max,
+            entries: BTreeMap::new(),
+            arrivals: 0,
+            steps: JoinSet::new(),
+            permits: Arc::new(Semaphore::new(2)),
+            board,
+            next_check: now,
+            next_search: now,
+            has_heard_all: false,
+        })
+    }
+
+    /// Works until told to end. What is attached stays.
+    pub(crate) async fn run(mut self, mut changes: mpsc::Receiver<Change>, mut end: oneshot::Receiver<()>) {
+        loop {
+            let wake = self.wake();
+            tokio::select! {
+                change = changes.recv() => match change {
+                    Some(change) => self.hear(change),
+                    None => break,
+                },
+                Some(done) = self.steps.join_next() => if let Ok(done) = done { self.finish(done) },
+                () = tokio::time::sleep_until(wake.into()) => {}
+                _ = &mut end => break,
+            }
+            while let Ok(change) = changes.try_recv() {
+                self.hear(change);
+            }
+            self.look().await;
+            self.act();
+            self.publish();
+        }
+        self.wind_up().await;
+    }
+
+    fn hear(&mut self, change: Change) {
+        match change {
+            Change::Set(key, wish) => {
+                match self.entries.get_mut(&key) {
+                    Some(entry) => entry.hear(wish),
+                    None => {
+                        self.arrivals += 1;
+                        self.entries.insert(key, Entry::new(wish, self.arrivals));
+                    }
+                }
+                self.next_search = Instant::now();
+            }
+            Change::Gone(key) => self.remove(&key),
+            Change::Only(keys) => {
+                let gone: Vec<_> = self.entries.keys().filter(|key| !keys.contains(*key)).cloned().collect();
+                gone.iter().for_each(|key| self.remove(key));
+                self.has_heard_all = true;
+            }
+        }
+    }
+
+    /// Its network namespace ends with it, and everything in there.
+    fn remove(&mut self, key: &Key) {
+        if let Some(mut entry) = self.entries.remove(key) {
+            entry.interrupt();
+            if entry.is_attached() {
+                tracing::info!(name = %entry.wish.name, "gone");
+            }
+        }
+        self.board.remove(key);
+    }
+
+    /// Loses places whose process has ended, and looks for processes where one is missing.
+    async fn look(&mut self) {
+        let now = Instant::now();
+        if now >= self.next_check {
+            self.next_check = now + CHECK;
+            for entry in self.entries.values_mut() {
+                if entry.place.as_ref().is_some_and(|place| !self.proc.is_still(place)) {
+                    entry.lose_place(now);
+                    self.next_search = now;
+                }
+            }
+        }
+        if now < self.next_search || !self.entries.values().any(Entry::is_searching) {
+            return;
+        }
+        let found = if self.entries.values().any(|entry| entry.is_searching() && entry.wish.process.is_none())
+        {
+            let (proc, host) = (self.proc.clone(), self.host);
+            // Some microseconds for each process of the machine.
+            tokio::task::spawn_blocking(move || proc.pods(host)).await.unwrap_or_default()
+        } else {
+            BTreeMap::new()
+        };
+        for (key, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.is_searching()) {
+            let place = match entry.wish.process {
+                Some(pid) => self.proc.place(pid, self.host),
+                None => found.get(key).cloned(),
+            };
+            entry.found(place, &self.proc);
+        }
+        let now = Instant::now();
+        let waits = self.entries.values().filter_map(|entry| entry.searching_for(now));
+        let youngest = waits.min().unwrap_or(RARELY);
+        self.next_search = now + (youngest / 8).clamp(SOON, RARELY);
+    }
+
+    fn act(&mut self) {
+        let now = Instant::now();
+        let views = self.entries.iter().map(|(key, entry)| (key.clone(), entry.view(now))).collect();
+        let plan = plan::plan(&views, self.max);
+        for (key, entry) in &mut self.entries {
+            entry.is_without_room = plan.without_room.contains(key);
+        }
+        for (key, step) in plan.steps {
+            self.start(&key, step, now);
+        }
+    }
+
+    fn start(&mut self, key: &Key, step: Step, now: Instant) {
+        let Some(entry) = self.entries.get_mut(key) else { return };
+        entry.interrupt();
+        let (Step::Attach(_) | Step::Verify(_) | Step::Detach) = &step else { return entry.forget() };
+        let Some(place) = entry.place.clone() else { return };
+        let work = steps::Work {
+            key: key.clone(),
+            place,
+            truepeer: self.truepeer.clone(),
+            proc: self.proc.clone(),
+            cgroups: self.cgroups.clone(),
+            permits: self.permits.clone(),
+        };
+        let doing = match &step {
+            Step::Verify(_) => Doing::Verify,
+            Step::Detach => Doing::Detach,
+            Step::Attach(_) | Step::Forget => Doing::Attach,
+        };
+        entry.begin(doing, now, |number| self.steps.spawn(work.run(step, number)));
+    }
+
+    fn finish(&mut self, done: Done) {
+        let Some(entry) = self.entries.get_mut(&done.key) else { return };
+        if let Some((step, result)) = entry.finish(done) {
+            self.board.count(step, result);
+        }
+        // Before the next plan, which would take a place that is missing for one that has ended.
+        if entry.is_searching() {
+            self.next_search = Instant::now();
+        }
+    }
+
+    fn publish(&mut self) {
+        for (key, entry) in &self.entries {
+            self.board.write(key, entry.line(self.max));
+        }
+        if self.has_heard_all {
+            self.board.is_alive(Instant::now());
+        }
+    }
+
+    fn wake(&self) -> Instant {
+        let now = Instant::now();
+        let due = self.entries.values().filter_map(|entry| entry.pace.due()).filter(|due| *due > now);
+        let is_searching = self.entries.values().any(Entry::is_searching);
+        let search = is_searching.then_some(self.next_search);
+        due.chain(search).chain([self.next_check]).min().unwrap_or(self.next_check)
+    }
+
+    /// A step that is cut off would be left half done. Waits for connections are: the next agent waits again.
+    async fn wind_up(mut self) {
+        let waiting = self.entries.values_mut().filter(|entry| entry.doing() == Some(Doing::Detach));
+        waiting.for_each(Entry::interrupt);
+        let rest = async { while self.steps.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(END, rest).await;
+    }
+}

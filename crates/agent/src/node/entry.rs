@@ -1,0 +1,227 @@
+//! One pod or container: what is wanted, what is, and what is under way.
+
+use std::time::{Duration, Instant};
+
+use tokio::task::AbortHandle;
+
+use crate::board::{Line, State};
+use crate::pace::Pace;
+use crate::plan::{Actual, Doing, View, Want, description};
+use crate::processes::{Place, Proc};
+use crate::rules::Rules;
+
+use super::Wish;
+use super::steps::{Done, Outcome};
+
+/// See the module.
+pub(super) struct Entry {
+    pub(super) wish: Wish,
+    pub(super) place: Option<Place>,
+    pub(super) pace: Pace,
+    pub(super) is_without_room: bool,
+    arrival: u64,
+    actual: Actual,
+    running: Option<Running>,
+    /// Why the last step failed.
+    failure: Option<String>,
+    warnings: Vec<String>,
+    searching_since: Instant,
+    /// A process is there, but no address yet.
+    has_process: bool,
+    /// Counts the steps.
+    steps: u64,
+}
+
+struct Running {
+    doing: Doing,
+    number: u64,
+    handle: AbortHandle,
+}
+
+impl Entry {
+    pub(super) fn new(wish: Wish, arrival: u64) -> Self {
+        Self {
+            actual: wish.claim.clone().map_or(Actual::Nothing, Actual::Claimed),
+            wish,
+            place: None,
+            pace: Pace::new(),
+            is_without_room: false,
+            arrival,
+            running: None,
+            failure: None,
+            warnings: Vec::new(),
+            searching_since: Instant::now(),
+            has_process: false,
+            steps: 0,
+        }
+    }
+
+    /// The same pod or container, perhaps with other annotations or another process.
+    pub(super) fn hear(&mut self, wish: Wish) {
+        if wish.want != self.wish.want {
+            self.failure = None;
+            self.warnings.clear();
+        }
+        if wish.process != self.wish.process {
+            self.lose_place(Instant::now());
+        }
+        // The claim was the earlier agent's only when this one began.
+        self.wish = wish;
+    }
+
+    pub(super) fn lose_place(&mut self, now: Instant) {
+        self.place = None;
+        self.has_process = false;
+        self.searching_since = now;
+    }
+
+    pub(super) fn is_searching(&self) -> bool {
+        self.place.is_none() && (matches!(self.wish.want, Want::Attach(_)) || self.actual != Actual::Nothing)
+    }
+
+    pub(super) fn searching_for(&self, now: Instant) -> Option<Duration> {
+        self.is_searching().then(|| now.duration_since(self.searching_since))
+    }
+
+    pub(super) fn found(&mut self, place: Option<Place>, proc: &Proc) {
+        self.has_process = place.is_some();
+        let is_attached_there =
+            |place: &Place| matches!(&self.actual, Actual::Attached { netns, .. } if *netns == place.netns);
+        self.place = place.filter(|place| is_attached_there(place) || proc.has_address(place));
+    }
+
+    pub(super) fn view(&self, now: Instant) -> View<'_> {
+        View {
+            want: &self.wish.want,
+            place: self.place.as_ref(),
+            actual: &self.actual,
+            doing: self.doing(),
+            is_due: self.pace.is_due(now),
+            arrival: self.arrival,
+        }
+    }
+
+    pub(super) fn doing(&self) -> Option<Doing> {
+        self.running.as_ref().map(|running| running.doing)
+    }
+
+    pub(super) fn is_attached(&self) -> bool {
+        matches!(self.actual, Actual::Attached { .. })
+    }
+
+    /// Ends the step that is under way, with its process.
+    pub(super) fn interrupt(&mut self) {
+        if let Some(running) = self.running.take() {
+            running.handle.abort();
+        }
+    }
+
+    pub(super) fn forget(&mut self) {
+        tracing::info!(name = %self.wish.name, "its network namespace has ended");
+        self.actual = Actual::Nothing;
+        self.warnings.clear();
+        self.failure = None;
+    }
+
+    pub(super) fn begin(&mut self, doing: Doing, now: Instant, start: impl FnOnce(u64) -> AbortHandle) {
+        self.pace.begin(now);
+        self.steps += 1;
+        self.running = Some(Running { doing, number: self.steps, handle: start(self.steps) });
+    }
+
+    /// The step's name and its result, unless it was interrupted meanwhile.
+    pub(super) fn finish(&mut self, done: Done) -> Option<(&'static str, &'static str)> {
+        self.running.take_if(|running| running.number == done.number)?;
+        let name = &self.wish.name;
+        Some(match done.outcome {
+            Outcome::Attached { rules, warnings } => {
+                let netns = done.place.netns;
+                tracing::info!(%name, rules = %rules, netns, took_ms = done.took.as_millis(), "attached");
+                warnings.iter().for_each(|warning| tracing::warn!(%name, "{warning}"));
+                self.attached(netns, rules, warnings);
+                ("attach", "ok")
+            }
+            Outcome::Adopted(rules) => {
+                tracing::info!(%name, rules = %rules, netns = done.place.netns, "adopted");
+                self.attached(done.place.netns, rules, Vec::new());
+                // Nothing was changed: a change may follow at once.
+                self.pace = Pace::new();
+                ("adopt", "ok")
+            }
+            Outcome::NotAdopted(why) => {
+                tracing::info!(%name, "not as it was left: {why}");
+                self.actual = Actual::Nothing;
+                self.pace = Pace::new();
+                ("adopt", "lost")
+            }
+            Outcome::Detached => {
+                tracing::info!(%name, "detached");
+                self.forget_quietly();
+                ("detach", "ok")
+            }
+            Outcome::Failed { step, why } => {
+                if self.failure.as_ref() != Some(&why) {
+                    tracing::warn!(%name, step, "{why}");
+                }
+                self.failure = Some(why);
+                // Its process may have ended meanwhile, and another have its number.
+                self.lose_place(Instant::now());
+                (step, "failed")
+            }
+        })
+    }
+
+    fn attached(&mut self, netns: u64, rules: Rules, warnings: Vec<String>) {
+        self.actual = Actual::Attached { netns, rules };
+        self.warnings = warnings;
+        self.failure = None;
+    }
+
+    fn forget_quietly(&mut self) {
+        self.actual = Actual::Nothing;
+        self.warnings.clear();
+        self.failure = None;
+    }
+
+    pub(super) fn line(&self, max: usize) -> Line {
+        let netns = match &self.actual {
+            Actual::Attached { netns, .. } => Some(*netns),
+            Actual::Claimed(_) | Actual::Nothing => None,
+        };
+        Line { name: self.wish.name.clone(), state: self.state(max), netns }
+    }
+
+    fn state(&self, max: usize) -> State {
+        let attached = match &self.actual {
+            Actual::Attached { netns, rules } => Some(description(rules, *netns)),
+            Actual::Claimed(claim) => Some(claim.clone()),
+            Actual::Nothing => None,
+        };
+        match (&self.wish.want, attached) {
+            (Want::Unclear(why), kept) => State::Refused { why: why.clone(), kept },
+            (Want::Forbidden(why), None) => State::Refused { why: why.clone(), kept: None },
+            (Want::Nothing, None) => State::Idle,
+            (Want::Nothing | Want::Forbidden(_), Some(description)) => State::Detaching { description },
+            (Want::Attach(_), _) if self.is_without_room => State::NoRoom { max },
+            (Want::Attach(_), _) if self.failure.is_some() => {
+                State::Failed(self.failure.clone().unwrap_or_default())
+            }
+            (Want::Attach(rules), Some(description)) if self.is_as_wanted(rules) => {
+                State::Attached { description, warnings: self.warnings.clone() }
+            }
+            (Want::Attach(_), _) => State::Waiting(self.waits_for()),
+        }
+    }
+
+    fn is_as_wanted(&self, wanted: &Rules) -> bool {
+        matches!(&self.actual, Actual::Attached { rules, .. } if rules == wanted)
+    }
+
+    fn waits_for(&self) -> &'static str {
+        match (&self.place, self.has_process) {
+            (None, false) => "no process in a network namespace of its own yet",
+            (None, true) => "no address besides the loopback's yet",
+            (Some(_), _) => "being attached",
+        }
+    }
+}

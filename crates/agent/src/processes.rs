@@ -1,0 +1,198 @@
+//! The processes of pods, found in /proc alone: the kernel says by its cgroup to which pod a process belongs.
+//!
+//! ```text
+//! 0::/kubepods/burstable/pod4f5c…-…/1d2e…                                        driver cgroupfs
+//! 0::/kubepods.slice/…/kubepods-burstable-pod4f5c…_….slice/cri-containerd-1d2e….scope   driver systemd
+//! 0::/../../pod4f5c…-…/1d2e…                                          seen from another cgroup namespace
+//! 4:memory:/kubepods/burstable/pod4f5c…-…/1d2e…                       hybrid: v1 has the pods, v2 may not
+//! ```
+//!
+//! A container may have cgroups below its own, with any name. So only the outermost component that names a pod counts.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Where to attach: a process that is in the pod's network namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) pid: u32,
+    /// Of the process, in clock ticks since boot: another process may get the same number later.
+    pub(crate) started: u64,
+    /// The inode of its network namespace.
+    pub(crate) netns: u64,
+    /// The name of the pod's own cgroup in the hierarchy of v2, if it has one there.
+    pub(crate) cgroup: Option<String>,
+}
+
+/// A file system like the host's /proc.
+#[derive(Debug, Clone)]
+pub(crate) struct Proc(PathBuf);
+
+impl Proc {
+    pub(crate) fn new(root: impl Into<PathBuf>) -> Self {
+        Self(root.into())
+    }
+
+    fn of(&self, pid: u32) -> PathBuf {
+        self.0.join(pid.to_string())
+    }
+
+    /// The network namespace of the machine, in which its first process is.
+    pub(crate) fn netns_of_host(&self) -> io::Result<u64> {
+        self.netns(1)
+    }
+
+    fn netns(&self, pid: u32) -> io::Result<u64> {
+        Ok(fs::metadata(self.of(pid).join("ns/net"))?.ino())
+    }
+
+    fn started(&self, pid: u32) -> Option<u64> {
+        // The second field is the program's name, which may contain blanks and parentheses.
+        let stat = fs::read_to_string(self.of(pid).join("stat")).ok()?;
+        let (_, after_name) = stat.rsplit_once(')')?;
+        after_name.split_whitespace().nth(19)?.parse().ok()
+    }
+
+    /// The place of a process, unless it has ended or uses the host's network.
+    pub(crate) fn place(&self, pid: u32, host: u64) -> Option<Place> {
+        let (netns, started) = (self.netns(pid).ok()?, self.started(pid)?);
+        (netns != host).then_some(Place { pid, started, netns, cgroup: None })
+    }
+
+    /// Whether the process of a place is still the same, in the same network namespace.
+    pub(crate) fn is_still(&self, place: &Place) -> bool {
+        self.started(place.pid) == Some(place.started)
+            && self.netns(place.pid).is_ok_and(|netns| netns == place.netns)
+    }
+
+    /// Each pod's place, by the pod's UID: its process that was started first, the sandbox's. A container may make network namespaces of its own,
+    /// but is never first. A process that still has the host's network namespace is about to leave it (runc), or its pod uses the host's network.
+    pub(crate) fn pods(&self, host: u64) -> BTreeMap<String, Place> {
+        let mut pods: BTreeMap<String, Place> = BTreeMap::new();
+        for pid in self.pids() {
+            let Ok(text) = fs::read_to_string(self.of(pid).join("cgroup")) else { continue };
+            let Some(Member { uid, cgroup }) = Member::of(&text) else { continue };
+            let Some(place) = self.place(pid, host) else { continue };
+            let is_first =
+                pods.get(&uid).is_none_or(|found| (place.started, pid) < (found.started, found.pid));
+            if is_first {
+                pods.insert(uid, Place { cgroup, ..place });
+            }
+        }
+        pods
+    }
+
+    fn pids(&self) -> impl Iterator<Item = u32> {
+        let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    }
+
+    /// Whether the network plugin is through: there is an address besides the loopback's and link-local ones.
+    pub(crate) fn has_address(&self, place: &Place) -> bool {
+        let read =
+            |name: &str| fs::read_to_string(self.of(place.pid).join("net").join(name)).unwrap_or_default();
+        has_ipv4(&read("fib_trie")) || has_ipv6(&read("if_inet6"))
+    }
+}
+
+/// The kernel's routing tables: an address of this network namespace is the line before `/32 host LOCAL`.
+fn has_ipv4(fib_trie: &str) -> bool {
+    let lines: Vec<&str> = fib_trie.lines().collect();
+    lines.windows(2).any(|pair| {
+        let address = pair[0].trim().strip_prefix("|-- ").unwrap_or_default();
+        pair[1].trim() == "/32 host LOCAL" && !address.starts_with("127.") && !address.starts_with("169.254.")
+    })
+}
+
+/// Each line: address, interface's index, prefix's length, scope, flags, interface. Scope 00 is global.
+fn has_ipv6(if_inet6: &str) -> bool {
+    if_inet6.lines().any(|line| line.split_whitespace().nth(3) == Some("00"))
+}
+
+/// Which pod a process belongs to.
+#[derive(Debug, PartialEq, Eq)]
+struct Member {
+    uid: String,
+    cgroup: Option<String>,
+}
+
+impl Member {
+    /// From /proc/PID/cgroup. All hierarchies that name a pod must name the same: whoever may move itself in one of them may not pass for another
+    /// pod.
+    fn of(text: &str) -> Option<Self> {
+        let mut member: Option<Self> = None;
+        for line in text.lines() {
+            let (hierarchy, rest) = line.split_once(':')?;
+            let (_, path) = rest.split_once(':')?;
+            let Some((uid, component)) = path.split('/').find_map(|part| Some((pod_uid(part)?, part))) else {
+                continue;
+            };
+            let is_v2 = hierarchy == "0";
+            match &mut member {
+                Some(member) if member.uid != uid => return None,
+                Some(member) if is_v2 => member.cgroup = Some(component.to_owned()),
+                Some(_) => {}
+                None => member = Some(Self { uid, cgroup: is_v2.then(|| component.to_owned()) }),
+            }
+        }
+        member
+    }
+}
+
+/// `pod<UID>`, or systemd's `…-pod<UID with _ for ->.slice`.
+fn pod_uid(component: &str) -> Option<String> {
+    let uid = match component.strip_suffix(".slice") {
+        Some(slice) => {
+            let uid = slice.strip_prefix("pod").or_else(|| slice.rsplit_once("-pod").map(|(_, uid)| uid))?;
+            uid.replace('_', "-")
+        }
+        None => component.strip_prefix("pod")?.to_owned(),
+    };
+    is_uid(&uid).then_some(uid)
+}
+
+/// As the API server makes them: 8-4-4-4-12 hexadecimal digits.
+pub(crate) fn is_uid(text: &str) -> bool {
+    let groups: Vec<&str> = text.split('-').collect();
+    let is_hex = |group: &&str| group.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    groups.iter().map(|group| group.len()).eq([8, 4, 4, 4, 12]) && groups.iter().all(is_hex)
+}
+
+/// The directory of that name in a hierarchy of cgroup v2: the nearest to a root, since a container may make any name below its own. Paths in
+/// /proc are of no use for that in a container, whose cgroup namespace begins elsewhere.
+pub(crate) fn cgroup_directory(roots: &[PathBuf], name: &str) -> Option<PathBuf> {
+    let mut level: Vec<PathBuf> = roots.to_vec();
+    // kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod….slice, perhaps below the cgroups of a node that is a container itself.
+    for _ in 0..8 {
+        if let Some(found) = level.iter().map(|directory| directory.join(name)).find(|path| path.is_dir()) {
+            return Some(found);
+        }
+        level = level.iter().flat_map(|directory| directories(directory)).collect();
+    }
+    None
+}
+
+/// Those in which pods may be: not those of pods.
+fn directories(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let is_wanted = |entry: &fs::DirEntry| {
+        entry.file_type().is_ok_and(|kind| kind.is_dir())
+            && entry.file_name().to_str().is_some_and(|name| pod_uid(name).is_none())
+    };
+    entries.filter(is_wanted).map(|entry| entry.path()).collect()
+}
+
+/// Where cgroup v2 is mounted: from /proc/self/mountinfo.
+pub(crate) fn cgroup_mounts(mountinfo: &str) -> Vec<PathBuf> {
+    let mounts = mountinfo.lines().filter_map(|line| {
+        let (mount, kind) = line.split_once(" - ")?;
+        kind.starts_with("cgroup2 ").then(|| mount.split(' ').nth(4).map(PathBuf::from))?
+    });
+    mounts.collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,152 @@
+use super::*;
+
+use std::os::unix::fs::symlink;
+
+use proptest::prelude::*;
+
+const UID: &str = "4f5c0d3a-1b2c-4d5e-8f90-0123456789ab";
+const OTHER: &str = "aaaaaaaa-1b2c-4d5e-8f90-0123456789ab";
+
+/// A directory that is removed at the end.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("truepeer-agent-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    /// A process: its network namespace is a file, named by `netns`.
+    fn process(&self, pid: u32, started: u64, netns: &str, cgroup: &str) {
+        let path = self.0.join(pid.to_string());
+        fs::create_dir_all(path.join("ns")).unwrap();
+        let namespace = self.0.join(format!("netns-{netns}"));
+        fs::write(&namespace, "").unwrap();
+        symlink(namespace, path.join("ns/net")).unwrap();
+        fs::write(path.join("cgroup"), cgroup).unwrap();
+        let before = "S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0";
+        fs::write(path.join("stat"), format!("{pid} (a) b (c) {before} {started} 0 0\n")).unwrap();
+    }
+
+    fn netns(&self, name: &str) -> u64 {
+        fs::metadata(self.0.join(format!("netns-{name}"))).unwrap().ino()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn uid_of(cgroup: &str) -> Option<(String, Option<String>)> {
+    Member::of(cgroup).map(|member| (member.uid, member.cgroup))
+}
+
+#[test]
+fn both_drivers_and_both_layouts_are_read() {
+    let member = |cgroup: Option<&str>| Some((UID.to_owned(), cgroup.map(str::to_owned)));
+    let slice = format!("kubepods-burstable-pod{}.slice", UID.replace('-', "_"));
+    let pod = format!("pod{UID}");
+    assert_eq!(uid_of(&format!("0::/kubepods/burstable/{pod}/1d2e\n")), member(Some(&pod)));
+    assert_eq!(
+        uid_of(&format!("0::/kubepods.slice/kubepods-burstable.slice/{slice}/cri-containerd-1d.scope\n")),
+        member(Some(&slice))
+    );
+    assert_eq!(uid_of(&format!("0::/../../{pod}/1d2e\n")), member(Some(&pod)));
+    assert_eq!(
+        uid_of(&format!(
+            "4:memory:/kubepods/{pod}/1d\n1:cpu:/kubepods/{pod}/1d\n0::/system.slice/containerd.service\n"
+        )),
+        member(None)
+    );
+    assert_eq!(uid_of(&format!("4:memory:/kubepods/{pod}/1d\n0::/kubepods/{pod}/1d\n")), member(Some(&pod)));
+    assert_eq!(uid_of("0::/\n"), None);
+    assert_eq!(uid_of("0::/system.slice/podman.service\n"), None);
+    assert_eq!(uid_of("nonsense"), None);
+}
+
+#[test]
+fn a_container_cannot_pass_for_another_pod() {
+    let inner = uid_of(&format!("0::/kubepods/pod{UID}/1d/pod{OTHER}/2e\n"));
+    assert_eq!(inner.map(|(uid, _)| uid).as_deref(), Some(UID));
+    assert_eq!(uid_of(&format!("4:memory:/kubepods/pod{UID}/1d\n1:cpu:/kubepods/pod{OTHER}/1d\n")), None);
+}
+
+#[test]
+fn the_first_process_outside_the_hosts_network_is_taken() {
+    let proc = Directory::new("first");
+    let cgroup = format!("0::/kubepods/pod{UID}/1d\n");
+    proc.process(1, 1, "host", "0::/init.scope\n");
+    proc.process(50, 500, "host", &cgroup); // runc, about to enter
+    proc.process(60, 700, "browser", &cgroup);
+    proc.process(70, 600, "pod", &cgroup);
+    proc.process(80, 900, "pod", &cgroup);
+    proc.process(90, 400, "pod", "0::/user.slice\n");
+    let view = Proc::new(&proc.0);
+    let host = view.netns_of_host().unwrap();
+    let pods = view.pods(host);
+    let expected =
+        Place { pid: 70, started: 600, netns: proc.netns("pod"), cgroup: Some(format!("pod{UID}")) };
+    assert_eq!(pods, [(UID.to_owned(), expected.clone())].into());
+    assert!(view.is_still(&expected));
+    assert!(!view.is_still(&Place { started: 601, ..expected.clone() }));
+    assert!(!view.is_still(&Place { netns: host, ..expected.clone() }));
+    assert!(!view.is_still(&Place { pid: 71, ..expected }));
+}
+
+#[test]
+fn this_process_is_found_in_the_real_proc() {
+    let view = Proc::new("/proc");
+    let here = view.place(std::process::id(), 0).unwrap();
+    assert!(here.started > 0 && view.is_still(&here));
+    // Its own network namespace taken for the host's.
+    assert_eq!(view.place(std::process::id(), here.netns), None);
+}
+
+#[test]
+fn an_address_is_waited_for() {
+    let loopback = "Local:\n  +-- 127.0.0.0/8 2 0 2\n     |-- 127.0.0.1\n        /32 host LOCAL\n";
+    assert!(!has_ipv4(loopback));
+    assert!(!has_ipv4("     |-- 169.254.3.4\n        /32 host LOCAL\n"));
+    assert!(!has_ipv4("     |-- 10.244.0.255\n        /32 link BROADCAST\n"));
+    assert!(has_ipv4(&format!("{loopback}     |-- 10.244.0.7\n        /32 host LOCAL\n")));
+    let line = |address: &str, scope: &str, name: &str| format!("{address} 04 40 {scope} 80 {name}\n");
+    let alone = line("00000000000000000000000000000001", "10", "lo")
+        + &line("fe8000000000000000fc00fffe000001", "20", "eth0");
+    assert!(!has_ipv6(&alone));
+    assert!(has_ipv6(&(alone + &line("fd000000000000000000000000000002", "00", "eth0"))));
+}
+
+#[test]
+fn the_pods_cgroup_is_the_one_nearest_to_the_root() {
+    let root = Directory::new("cgroups");
+    let name = format!("pod{UID}");
+    let real = root.0.join("kubepods/burstable").join(&name);
+    // Made by a container of another pod.
+    let forged = root.0.join(format!("kubepods/pod{OTHER}")).join(&name);
+    for path in [&real, &forged] {
+        fs::create_dir_all(path.join("1d2e")).unwrap();
+    }
+    assert_eq!(cgroup_directory(std::slice::from_ref(&root.0), &name), Some(real));
+    assert_eq!(cgroup_directory(std::slice::from_ref(&root.0), "pod0"), None);
+}
+
+#[test]
+fn mounts_of_cgroup2_are_found() {
+    let mountinfo = "31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw\n\
+                     41 31 0:38 /../.. /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n";
+    assert_eq!(cgroup_mounts(mountinfo), [PathBuf::from("/sys/fs/cgroup/unified")]);
+}
+
+proptest! {
+    /// Any file of that name: containers choose a part of it.
+    #[test]
+    fn any_text_is_survived(text in "\\PC{0,200}", inner in "[-a-z0-9/._:]{0,60}") {
+        let _ = Member::of(&text);
+        let line = format!("0::/kubepods/pod{UID}/{inner}\n");
+        prop_assert_eq!(uid_of(&line).map(|(uid, _)| uid), Some(UID.to_owned()));
+    }
+}

@@ -1,0 +1,195 @@
+//! The program `truepeer`, which does the work: each step is a process of its own.
+//!
+//! It enters other network and cgroup namespaces, which belongs to a thread, and an async runtime's threads are shared. A step that fails or hangs
+//! ends with its process. And its command line and its JSON are documented: the agent needs nothing else of it.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::rules::Rules;
+
+/// Attaching takes half a second, and some more when many do.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+/// So much of its complaint is passed on.
+const MAX_COMPLAINT: usize = 800;
+
+/// The program.
+#[derive(Debug, Clone)]
+pub(crate) struct Truepeer {
+    program: PathBuf,
+    pins: Option<PathBuf>,
+}
+
+/// `truepeer attach status --all --json`, as far as it is used here.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct AllStatus {
+    #[serde(default)]
+    pub(crate) namespaces: Vec<Status>,
+}
+
+/// `truepeer attach status --json`, as far as it is used here.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Status {
+    #[serde(default)]
+    pub(crate) attached: bool,
+    #[serde(default)]
+    pub(crate) netns: Option<u64>,
+    #[serde(default)]
+    pub(crate) ports: Vec<PortStatus>,
+    #[serde(default)]
+    pub(crate) memory: Memory,
+}
+
+/// Bytes of kernel memory.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Memory {
+    #[serde(default)]
+    pub(crate) tables: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct PortStatus {
+    pub(crate) port: u16,
+    pub(crate) protocol: String,
+    #[serde(default)]
+    pub(crate) draining: bool,
+    /// TCP: open connections with and without a translated sequence number.
+    #[serde(default)]
+    pub(crate) untouched: u64,
+    #[serde(default)]
+    pub(crate) translated: u64,
+    /// UDP.
+    #[serde(default)]
+    pub(crate) flows: u64,
+    #[serde(default)]
+    pub(crate) counters: std::collections::BTreeMap<String, u64>,
+}
+
+impl Truepeer {
+    /// The given program, else the one beside this program, else the one in PATH.
+    pub(crate) fn find(given: Option<PathBuf>, pins: Option<PathBuf>) -> Self {
+        let beside = || std::env::current_exe().ok()?.parent().map(|directory| directory.join("truepeer"));
+        let program =
+            given.or_else(|| beside().filter(|path| path.is_file())).unwrap_or_else(|| "truepeer".into());
+        Self { program, pins }
+    }
+
+    /// Its name and version.
+    pub(crate) async fn version(&self) -> Result<String> {
+        let output = self.run(&["--version".to_owned()]).await.with_context(|| {
+            format!("{}: expected the program truepeer; name it with --truepeer PATH", self.program.display())
+        })?;
+        Ok(output.trim().to_owned())
+    }
+
+    /// Attaches exactly these rules in the network namespace of a process, for the servers in the cgroup (its own, if none is named). Returns warnings.
+    pub(crate) async fn attach(&self, pid: u32, cgroup: Option<&Path>, rules: &Rules) -> Result<Vec<String>> {
+        let mut arguments = vec!["attach".to_owned(), format!("--pid={pid}")];
+        arguments.extend(cgroup.map(|path| format!("--cgroup={}", path.display())));
+        arguments.extend(rules.arguments());
+        let output = self.start(&arguments)?;
+        let output = timeout(TIME_LIMIT, output.wait_with_output())
+            .await
+            .context("truepeer attach takes too long")??;
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "{}", shortened(&complaint));
+        let warnings = complaint.lines().filter_map(|line| line.strip_prefix("warning: "));
+        Ok(warnings.map(str::to_owned).collect())
+    }
+
+    /// Detaches without cutting connections off: takes as long as they last.
+    pub(crate) async fn detach(&self, pid: u32) -> Result<()> {
+        let arguments = ["attach".to_owned(), "detach".to_owned(), format!("--pid={pid}")];
+        let output = self.start(&arguments)?.wait_with_output().await?;
+        ensure!(output.status.success(), "{}", shortened(&String::from_utf8_lossy(&output.stderr)));
+        Ok(())
+    }
+
+    pub(crate) async fn status(&self, pid: u32) -> Result<Status> {
+        let arguments =
+            ["attach", "status", "--json"].map(str::to_owned).into_iter().chain([format!("--pid={pid}")]);
+        parsed(&self.run(&arguments.collect::<Vec<_>>()).await?)
+    }
+
+    /// Of all network namespaces.
+    pub(crate) async fn status_of_all(&self) -> Result<AllStatus> {
+        parsed(&self.run(&["attach", "status", "--all", "--json"].map(str::to_owned)).await?)
+    }
+
+    async fn run(&self, arguments: &[String]) -> Result<String> {
+        let output = timeout(TIME_LIMIT, self.start(arguments)?.wait_with_output()).await;
+        let output = output.with_context(|| format!("{} takes too long", self.program.display()))??;
+        if !output.status.success() {
+            bail!("{}", shortened(&String::from_utf8_lossy(&output.stderr)));
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    fn start(&self, arguments: &[String]) -> Result<tokio::process::Child> {
+        tracing::debug!(program = %self.program.display(), arguments = %arguments.join(" "), "start");
+        let mut command = Command::new(&self.program);
+        command.args(arguments);
+        if let (Some(pins), [first, ..]) = (&self.pins, arguments)
+            && first == "attach"
+        {
+            command.arg("--pins").arg(pins);
+        }
+        command.env_clear().envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        command.spawn().with_context(|| self.program.display().to_string())
+    }
+}
+
+fn parsed<T: for<'a> Deserialize<'a>>(json: &str) -> Result<T> {
+    serde_json::from_str(json).context("truepeer attach status --json printed something else")
+}
+
+/// Without warnings and the program's name, for an event.
+fn shortened(complaint: &str) -> String {
+    let lines: Vec<_> = complaint
+        .lines()
+        .filter(|line| !line.starts_with("warning: ") && !line.trim().is_empty())
+        .map(|line| line.strip_prefix("truepeer: ").or_else(|| line.strip_prefix("error: ")).unwrap_or(line))
+        .collect();
+    let text = lines.join("; ");
+    match text.char_indices().nth(MAX_COMPLAINT) {
+        None if text.is_empty() => "truepeer failed without a message".to_owned(),
+        None => text,
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complaints_are_short() {
+        assert_eq!(shortened("warning: a\nerror: b\n\nc\n"), "b; c");
+        assert_eq!(shortened(""), "truepeer failed without a message");
+        assert_eq!(shortened(&"é".repeat(2000)).chars().count(), MAX_COMPLAINT + 1);
+    }
+
+    #[test]
+    fn unknown_fields_are_skipped() {
+        let all: AllStatus = parsed(
+            r#"{"namespaces": [{"attached": true, "netns": 4026532281, "new": 1, "ports": [{"port": 80, "protocol": "tcp",
+                "draining": false, "untouched": 2, "translated": 3, "awaiting_header": 0, "counters": {"refused_claim": 4}}],
+                "memory": {"tables": 5, "programs": null}}], "left_behind": 0}"#,
+        )
+        .unwrap();
+        let [status] = all.namespaces.as_slice() else { panic!("{all:?}") };
+        assert_eq!(
+            (status.netns, status.memory.tables, status.ports[0].translated),
+            (Some(4_026_532_281), 5, 3)
+        );
+        assert_eq!(status.ports[0].counters["refused_claim"], 4);
+        assert!(parsed::<Status>("not attached").is_err());
+    }
+}
