@@ -12,26 +12,24 @@ static __always_inline __u32 milliseconds(void)
 	return bpf_ktime_get_ns() / 1000000;
 }
 
-static __always_inline int is_out_of_time(const struct embryo *embryo)
+static __always_inline int is_out_of_time(const struct port *port, const struct embryo *embryo)
 {
-	__u32 only = 0;
-	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
+	struct terms *terms = terms_of(port);
 
-	return !settings || bpf_ktime_get_ns() - embryo->born_ns >= settings->header_timeout_ns;
+	return !terms || bpf_ktime_get_ns() - embryo->born_ns >= terms->header_timeout_ns;
 }
 
 /* Why a handshake that the kernel has given up can't begin again; 0: it can. A redirected one (DNAT) has its request socket elsewhere. */
 static __always_inline enum counter why_not_again(const struct port *port, const struct embryo *embryo)
 {
-	__u32 only = 0;
-	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
+	struct settings *settings = settings_here();
 
 	if (!settings || !settings->begins_again || embryo->is_by_cookie || !embryo->is_ours)
 		return REFUSED_REDIRECTED;
 	/* `detach --now` has the kernel end it, and then removes the programs. */
 	if (port->state != ATTACHED)
 		return REFUSED_DETACHING;
-	return is_out_of_time(embryo) ? REFUSED_TIMEOUT : 0;
+	return is_out_of_time(port, embryo) ? REFUSED_TIMEOUT : 0;
 }
 
 /* struct bpf_tcp_req_attrs (include/net/tcp.h). */

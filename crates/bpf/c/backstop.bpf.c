@@ -17,8 +17,7 @@ const volatile __u32 has_udp = 1;
 /* go_on() in tcp_ingress has marked it. */
 static __always_inline int is_judged(struct __sk_buff *skb)
 {
-	__u32 only = 0;
-	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
+	struct settings *settings = settings_here();
 
 	return settings && skb->priority == settings->judged;
 }
@@ -71,7 +70,7 @@ static __always_inline int on_listener(struct __sk_buff *skb, struct bpf_sock *s
 	struct port *port = bpf_map_lookup_elem(&tp_ports, &number);
 	if (!port || port->state == DRAINING)
 		return TAKE;
-	if (load_source(skb, &source) || sender_rule(&source) != RULE_REQUIRE)
+	if (load_source(skb, &source) || sender_rule(&source, port->group) != RULE_REQUIRE)
 		return TAKE;
 	if (!is_of_our_netns(skb, sk) || !may_connect(skb))
 		return TAKE;

@@ -39,11 +39,14 @@ enum state {
 	PAUSED,    /* tables are being exchanged: SYNs are dropped, and their senders repeat them */
 };
 
+/* Attachments of one network namespace: each has its own ports, lists and times. So many bits of a list's value are theirs, two for each. */
+#define MAX_GROUPS 16
+
 /* An attached port. */
 struct port {
 	__u16 slot; /* its place in the counters */
 	__u8 state; /* enum state */
-	__u8 unused;
+	__u8 group; /* the attachment whose rules apply */
 };
 
 enum dialect { DIALECT_EVERY = 1, DIALECT_SPP = 2 };
@@ -54,7 +57,7 @@ enum backend_kind { PLAIN_ANSWERS = 1, SEATED_ANSWERS = 2 /* some, by struct udp
 struct backend {
 	__u16 slot; /* of the counters of a port that leads to it */
 	__u8 kind;  /* enum backend_kind */
-	__u8 unused;
+	__u8 group; /* the attachment of the ports that lead to it */
 };
 
 /* An attached UDP port. */
@@ -65,14 +68,21 @@ struct gate {
 	__u8 unused;
 };
 
+/* Of the network namespace. */
 struct settings {
-	__u64 header_timeout_ns;
-	__u64 header_max; /* bytes */
 	__u32 edition;    /* of the rules: another one whenever they are written, after that; never 0 */
-	__u32 udp_silence_s; /* how long a client is answered through its sender after its last datagram from there; 0: for ever */
 	__u32 judged;     /* random: what the programs of devices have judged carries it in skb->priority to the backstop; never 0 */
 	__u32 begins_again; /* the kernel makes a connection of a handshake that it has given up: again.h */
+	__u32 unused;
+	__u64 netns;      /* its inode; for people */
+};
+
+/* Of an attachment. */
+struct terms {
+	__u64 header_timeout_ns;
 	__u64 header_wait_ns; /* how long a silent sender is waited for where a header is optional */
+	__u32 header_max;     /* bytes */
+	__u32 udp_silence_s;  /* how long a client is answered through its sender after its last datagram from there; 0: for ever */
 };
 
 /* A connection as packets identify it. */
@@ -120,7 +130,7 @@ struct udp_flow {
 	__u8 needs_seat;         /* udp_egress must change its answers */
 	/* Up to here. */
 	__u32 edition;           /* of the rules by which its client was found good to be claimed; 0: it was not claimed */
-	__u32 unused;
+	__u32 group;             /* its attachment, whose udp_silence_s applies */
 };
 
 #define UDP_FLOW_COMPARED_FROM offsetof(struct udp_flow, sender)
@@ -203,7 +213,8 @@ _Static_assert(sizeof(struct prefix) == 20, "src/layout.rs");
 _Static_assert(sizeof(struct port) == 4, "src/layout.rs");
 _Static_assert(sizeof(struct gate) == 8, "src/layout.rs");
 _Static_assert(sizeof(struct backend) == 4, "src/layout.rs");
-_Static_assert(sizeof(struct settings) == 40, "src/layout.rs");
+_Static_assert(sizeof(struct settings) == 24, "src/layout.rs");
+_Static_assert(sizeof(struct terms) == 24, "src/layout.rs");
 _Static_assert(sizeof(struct udp_key) == 36, "src/layout.rs");
 _Static_assert(sizeof(struct udp_flow) == 96, "src/layout.rs");
 _Static_assert(sizeof(struct udp_seat) == 80, "src/layout.rs");

@@ -19,6 +19,16 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_settings SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_GROUPS);
+	__type(key, __u32);
+	__type(value, struct terms);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tp_terms SEC(".maps");
+
+/* In the values of the next three, two bits belong to each attachment (of_group). src/groups.rs puts the lists of all together. */
+
 /* The senders: enum rule. Packets of all others pass unchanged. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
@@ -94,31 +104,57 @@ static __always_inline struct prefix host(const struct address *address)
 	return (struct prefix){ .bits = 128, .address = *address };
 }
 
-/* The sender's enum rule; 0: it is not listed. */
-static __always_inline __u32 sender_rule(const struct address *sender)
+static __always_inline struct settings *settings_here(void)
 {
-	struct prefix key = host(sender);
-	__u32 *rule = bpf_map_lookup_elem(&tp_senders, &key);
-	return rule ? *rule : 0;
+	__u32 only = 0;
+
+	return bpf_map_lookup_elem(&tp_settings, &only);
 }
 
-static __always_inline int is_denied(const struct prefix *client)
+/* Of the attachment that a port belongs to. */
+static __always_inline struct terms *terms_of(const struct port *port)
+{
+	__u32 group = port->group;
+
+	return bpf_map_lookup_elem(&tp_terms, &group);
+}
+
+static __always_inline __u32 of_group(__u32 values, __u8 group)
+{
+	return values >> (group % MAX_GROUPS * 2) & 3;
+}
+
+/* Its rule in every attachment; 0: none lists it. */
+static __always_inline __u32 sender_rules(const struct address *sender)
+{
+	struct prefix key = host(sender);
+	__u32 *rules = bpf_map_lookup_elem(&tp_senders, &key);
+	return rules ? *rules : 0;
+}
+
+/* The sender's enum rule; 0: it is not listed. */
+static __always_inline __u32 sender_rule(const struct address *sender, __u8 group)
+{
+	return of_group(sender_rules(sender), group);
+}
+
+static __always_inline int is_denied(const struct prefix *client, __u8 group)
 {
 	__u32 *denied = bpf_map_lookup_elem(&tp_denied, client);
-	return denied && *denied;
+	return denied && of_group(*denied, group);
 }
 
 /* Whether a client that a header names, or the sender itself, may be shown; otherwise the reason. 0: it may. */
-static __always_inline enum counter judge(const struct address *address, int is_claimed)
+static __always_inline enum counter judge(const struct address *address, int is_claimed, __u8 group)
 {
 	struct prefix client = host(address);
 
 	if (is_claimed) {
 		__u32 *claim = bpf_map_lookup_elem(&tp_claims, &client);
-		if (claim && *claim == CLAIM_REFUSED)
+		if (claim && of_group(*claim, group) == CLAIM_REFUSED)
 			return REFUSED_CLAIM;
 	}
-	if (is_denied(&client))
+	if (is_denied(&client, group))
 		return REFUSED_DENIED;
 	return 0;
 }

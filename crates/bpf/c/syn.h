@@ -91,7 +91,7 @@ static __always_inline int is_pending(const struct port *port, const struct embr
 	if (state != LISTENS || !embryo->is_answered)
 		return 0;
 	if (embryo->is_by_cookie)
-		return !is_out_of_time(embryo);
+		return !is_out_of_time(port, embryo);
 	return embryo->is_proved && !why_not_again(port, embryo);
 }
 
@@ -145,7 +145,7 @@ static __always_inline int on_new_syn(struct __sk_buff *skb, const struct segmen
 {
 	struct offer offer = {};
 	__u32 family = 0;
-	__u32 rule = sender_rule(&key->sender);
+	__u32 rule = sender_rule(&key->sender, port->group);
 
 	if (port->state == DRAINING || (port->state == REFUSING && rule != RULE_REQUIRE))
 		return pass_by(key);

@@ -68,14 +68,13 @@ static __always_inline void note_answer(struct __sk_buff *skb, const struct segm
 static __always_inline int on_syn_ack(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				      const struct flow_key *key, struct embryo *embryo)
 {
-	__u32 only = 0;
-	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
+	struct terms *terms = terms_of(port);
 
 	/* The answer to a SYN that was not shifted; a cookie may answer any SYN. */
 	if (segment->ack != embryo->isn + 1 + embryo->guess && skb->sk)
 		return PASS;
 	shift_ack(skb, segment, embryo->guess);
-	if (settings && bpf_ktime_get_ns() - embryo->born_ns >= settings->header_timeout_ns) {
+	if (terms && bpf_ktime_get_ns() - embryo->born_ns >= terms->header_timeout_ns) {
 		count(port, REFUSED_TIMEOUT);
 		bpf_map_delete_elem(&tp_embryos, key);
 		return give_up(skb, segment);

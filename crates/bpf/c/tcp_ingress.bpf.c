@@ -75,7 +75,7 @@ static __always_inline int go_on_without(struct __sk_buff *skb, const struct seg
 	struct workbench *bench = workbench();
 	__u32 family = 0, owed = embryo->have;
 
-	if (is_denied(&sender))
+	if (is_denied(&sender, port->group))
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_DENIED);
 	if (!bench || owed > OWED)
 		return drop(port, FAILED);
@@ -93,19 +93,18 @@ static __always_inline int go_on_without(struct __sk_buff *skb, const struct seg
 	return go_on(skb);
 }
 
-static __always_inline int may_be_absent(const struct flow_key *key)
+static __always_inline int may_be_absent(const struct port *port, const struct flow_key *key)
 {
-	return sender_rule(&key->sender) == RULE_OPTIONAL;
+	return sender_rule(&key->sender, port->group) == RULE_OPTIONAL;
 }
 
 /* A backend that speaks first must not wait longer. */
-static __always_inline int is_silent(const struct segment *segment, const struct embryo *embryo)
+static __always_inline int is_silent(const struct segment *segment, const struct port *port, const struct embryo *embryo)
 {
-	__u32 only = 0;
-	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
+	struct terms *terms = terms_of(port);
 
-	return settings && embryo->have == 0 && offset_of(segment, embryo) == 0 &&
-	       bpf_ktime_get_ns() - embryo->born_ns >= settings->header_wait_ns;
+	return terms && embryo->have == 0 && offset_of(segment, embryo) == 0 &&
+	       bpf_ktime_get_ns() - embryo->born_ns >= terms->header_wait_ns;
 }
 
 /* An ACK without data. If it follows bytes that have not arrived, the sender has written: a header may be
@@ -113,7 +112,7 @@ static __always_inline int is_silent(const struct segment *segment, const struct
 static __always_inline int on_bare_ack(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
 				       const struct flow_key *key, struct embryo *embryo, __u32 tsval)
 {
-	if (is_silent(segment, embryo) && may_be_absent(key) && is_intact(skb, segment) &&
+	if (is_silent(segment, port, embryo) && may_be_absent(port, key) && is_intact(skb, segment) &&
 	    (!embryo->is_by_cookie || has_cookie(skb, segment, embryo)))
 		return go_on_without(skb, segment, port, key, embryo);
 	if (tsval && tsval != embryo->ts_recent)
@@ -178,7 +177,8 @@ static __always_inline int is_same_flow(const struct flow *one, const struct flo
 }
 
 /* The client that a complete header names, as its flow will show it; or the reason why it may not be shown. */
-static __always_inline enum counter name_client(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key,
+static __always_inline enum counter name_client(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+						const struct flow_key *key,
 						const struct embryo *embryo, const struct header *header,
 						enum verdict verdict, struct flow *flow, enum socket_state *state)
 {
@@ -193,7 +193,8 @@ static __always_inline enum counter name_client(struct __sk_buff *skb, const str
 		if (flow->client.word[0] == 0 && flow->client.word[1] == 0 && flow->client.word[2] == MAPPED)
 			flow->client_version = 4;
 	}
-	enum counter refusal = judge(flow->client_version ? &flow->client : &key->sender, flow->client_version);
+	enum counter refusal = judge(flow->client_version ? &flow->client : &key->sender, flow->client_version,
+				     port->group);
 	if (refusal)
 		return refusal;
 	*state = find_socket(skb, segment, embryo->isn + 1 + embryo->guess, &family);
@@ -232,7 +233,7 @@ static __always_inline int on_whole(struct __sk_buff *skb, const struct segment 
 	struct flow flow = {};
 	enum socket_state state = NO_SOCKET;
 
-	enum counter refusal = name_client(skb, segment, key, embryo, header, verdict, &flow, &state);
+	enum counter refusal = name_client(skb, segment, port, key, embryo, header, verdict, &flow, &state);
 	if (!refusal)
 		refusal = revive(skb, segment, port, embryo, state);
 	if (refusal)
@@ -278,25 +279,24 @@ static __always_inline int on_data(struct __sk_buff *skb, const struct segment *
 	if (!may_teach(skb, segment, embryo, tsval))
 		return drop(port, REFUSED_DAMAGED);
 	__u32 fresh = segment->payload_len - known;
-	if (fresh == 0 && embryo->have == 0 && may_be_absent(key))
+	if (fresh == 0 && embryo->have == 0 && may_be_absent(port, key))
 		return go_on_without(skb, segment, port, key, embryo);
 	if (fresh == 0)
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_NO_HEADER);
 	struct workbench *bench = workbench();
-	__u32 only = 0;
-	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
-	if (!bench || !settings || gather(skb, bench, embryo, segment->payload_at + known, fresh))
+	struct terms *terms = terms_of(port);
+	if (!bench || !terms || gather(skb, bench, embryo, segment->payload_at + known, fresh))
 		return drop(port, FAILED);
 
 	__u32 have = embryo->have + fresh;
 	enum verdict verdict = read_header(bench, have < HEADER_START ? have : HEADER_START, STREAM);
-	if (verdict == NOT_PROXY && may_be_absent(key))
+	if (verdict == NOT_PROXY && may_be_absent(port, key))
 		return go_on_without(skb, segment, port, key, embryo);
 	if (verdict == NOT_PROXY)
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_NO_HEADER);
 	if (verdict == MALFORMED)
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_MALFORMED);
-	if (bench->header.len > settings->header_max)
+	if (bench->header.len > terms->header_max)
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_TOO_LONG);
 	if (verdict == NEED_MORE || have < bench->header.len)
 		return on_part(skb, segment, port, key, embryo, have);
@@ -305,8 +305,8 @@ static __always_inline int on_data(struct __sk_buff *skb, const struct segment *
 
 /* The header came again, perhaps because the kernel never got the judged segment (a firewall may drop it): the
  * new one counts. The entry is replaced as a whole because tcp_end may be reading it. */
-static __noinline int judge_again(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key,
-				  struct embryo *embryo)
+static __noinline int judge_again(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				  const struct flow_key *key, struct embryo *embryo)
 {
 	struct workbench *bench = workbench();
 	__u32 len = segment->payload_len < HEADER_START ? segment->payload_len : HEADER_START;
@@ -322,7 +322,7 @@ static __noinline int judge_again(struct __sk_buff *skb, const struct segment *s
 	enum verdict verdict = read_header(bench, len, STREAM);
 	if ((verdict != ADDRESSES && verdict != ITSELF) || bench->header.len > segment->payload_len)
 		return -1;
-	if (name_client(skb, segment, key, embryo, &bench->header, verdict, &flow, &state))
+	if (name_client(skb, segment, port, key, embryo, &bench->header, verdict, &flow, &state))
 		return -1;
 	if (is_same_flow(&flow, &embryo->flow))
 		return 0;
@@ -351,7 +351,7 @@ static __always_inline int on_admitted(struct __sk_buff *skb, const struct segme
 		return end_handshake(skb, segment, port, embryo);
 	}
 	if (segment->payload_len > 0 && offset_of(segment, embryo) == 0 && embryo->have > 0) {
-		judge_again(skb, segment, key, embryo);
+		judge_again(skb, segment, port, key, embryo);
 		embryo = bpf_map_lookup_elem(&tp_embryos, key);
 		if (!embryo || embryo->stage != ADMITTED)
 			return DROP; /* its socket has just been made; the sender sends this again */
@@ -426,7 +426,7 @@ static __always_inline int on_stranger(struct __sk_buff *skb, const struct segme
 {
 	__u32 family = 0;
 
-	if (segment->flags & RST || port->state == DRAINING || sender_rule(&key->sender) == 0)
+	if (segment->flags & RST || port->state == DRAINING || sender_rule(&key->sender, port->group) == 0)
 		return PASS;
 	switch (find_socket(skb, segment, segment->seq, &family)) {
 	case HALF_OPEN:
@@ -474,12 +474,12 @@ static __noinline int on_unreadable(struct __sk_buff *skb)
 	struct hidden hidden = {};
 
 	enum finding found = find_hidden(skb, IPPROTO_TCP, &hidden);
-	if (found == NOTHING_HIDDEN || !sender_rule(&hidden.ip.source) || !is_for_this_host(skb, &hidden.ip, IPPROTO_TCP))
+	if (found == NOTHING_HIDDEN || !sender_rules(&hidden.ip.source) || !is_for_this_host(skb, &hidden.ip, IPPROTO_TCP))
 		return PASS;
 	if (found == TOO_LONG_TO_SAY)
 		return refuse_too_long();
 	struct port *port = bpf_map_lookup_elem(&tp_ports, &hidden.destination_port);
-	if (!port || !has_listener(skb, &hidden))
+	if (!port || !sender_rule(&hidden.ip.source, port->group) || !has_listener(skb, &hidden))
 		return PASS;
 	count(port, REFUSED_FRAGMENT);
 	return DROP;

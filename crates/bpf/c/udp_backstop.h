@@ -31,19 +31,18 @@ static __always_inline int udp_backstop(struct __sk_buff *skb, struct bpf_sock *
 {
 	__be16 port = bpf_htons(sk->src_port);
 	struct backend *backend = bpf_map_lookup_elem(&tp_backends, &port);
-	__u32 only = 0;
 	struct address source;
 
 	if (!backend)
 		return 1;
-	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
+	struct settings *settings = settings_here();
 	if (!settings)
 		return 1;
 	if (skb->priority == settings->judged) {
 		skb->priority = 0; /* a program may ask for it (SO_RCVPRIORITY) */
 		return 1;
 	}
-	if (load_source(skb, &source) || sender_rule(&source) != RULE_REQUIRE || !is_of_our_netns(skb, sk))
+	if (load_source(skb, &source) || sender_rule(&source, backend->group) != RULE_REQUIRE || !is_of_our_netns(skb, sk))
 		return 1;
 	count_at(backend->slot, REFUSED_UNJUDGED);
 	return 0;

@@ -198,7 +198,7 @@ int udp_egress(struct __sk_buff *skb)
 	case BY_CONNECTION:
 		return on_answer_to_client(skb, desk);
 	case BY_KERNEL:
-		return sender_rule(&datagram->ip.destination) ? PASS : on_answer_to_client(skb, desk);
+		return sender_rule(&datagram->ip.destination, backend->group) ? PASS : on_answer_to_client(skb, desk);
 	case BY_SENDMSG:
 		break;
 	}

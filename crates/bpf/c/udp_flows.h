@@ -27,7 +27,7 @@ static __always_inline int is_same_flow(const struct udp_flow *a, const struct u
 	for (__u32 at = UDP_FLOW_COMPARED_FROM; at < UDP_FLOW_COMPARED_TO; at += 4)
 		if (*(__u32 *)((char *)a + at) != *(__u32 *)((char *)b + at))
 			return 0;
-	return a->edition == b->edition;
+	return a->edition == b->edition && a->group == b->group;
 }
 
 /* Whether the stored flow equals `now`. Then only the time is updated, once a second. */

@@ -17,9 +17,9 @@ struct desk {
 	struct udp_key key;
 	struct udp_flow flow;
 	struct hidden hidden;
-	/* The last sender's rule: there are few senders. */
+	/* The last sender's rules: there are few senders. */
 	struct address sender;
-	__u32 rule;
+	__u32 rules;
 	__u32 edition;
 };
 
@@ -78,6 +78,7 @@ static __always_inline int note_flow(struct __sk_buff *skb, struct desk *desk, c
 	flow->proxy_port = opened->proxy_port;
 	flow->said_client_port = opened->said_client_port;
 	flow->slot = gate->port.slot;
+	flow->group = gate->port.group;
 	flow->is_spp = opened->is_spp;
 	flow->needs_seat = needs_seat(gate, datagram);
 	/* Whether an address may be claimed is independent of whether it may send. */
@@ -120,12 +121,12 @@ static __always_inline void find_client(struct desk *desk, const struct gate *ga
 	find_known(&desk->key, known);
 }
 
-static __always_inline int on_datagram(struct __sk_buff *skb, struct desk *desk, const struct gate *gate, __u32 judged)
+static __always_inline int on_datagram(struct __sk_buff *skb, struct desk *desk, const struct gate *gate, __u32 rule, __u32 judged)
 {
 	struct opened *opened = &desk->opened;
 	const struct ip *ip = &desk->datagram.ip;
 	struct known known = {};
-	int refusal = open_datagram(skb, &desk->datagram, gate, desk->rule, opened);
+	int refusal = open_datagram(skb, &desk->datagram, gate, rule, opened);
 	if (refusal)
 		return refuse_if_here(skb, ip, gate, refusal);
 	find_client(desk, gate, &known);
@@ -168,16 +169,16 @@ static __always_inline int on_aggregate(struct __sk_buff *skb, const struct data
 	return DROP; /* its parts come instead */
 }
 
-static __always_inline __u32 rule_of(struct desk *desk, __u32 edition)
+static __always_inline __u32 rule_of(struct desk *desk, const struct gate *gate, __u32 edition)
 {
 	const struct address *sender = &desk->datagram.ip.source;
 
 	if (desk->edition != edition || !is_same_address(&desk->sender, sender)) {
 		desk->edition = edition;
 		desk->sender = *sender;
-		desk->rule = sender_rule(sender);
+		desk->rules = sender_rules(sender);
 	}
-	return desk->rule;
+	return of_group(desk->rules, gate->port.group);
 }
 
 static __always_inline int on_unreadable(struct __sk_buff *skb, struct hidden *hidden)
@@ -185,12 +186,14 @@ static __always_inline int on_unreadable(struct __sk_buff *skb, struct hidden *h
 	if (skb->protocol != bpf_htons(ETH_P_IPV6))
 		return PASS; /* IPv4's fragments are read as such */
 	enum finding found = find_hidden(skb, IPPROTO_UDP, hidden);
-	if (found == NOTHING_HIDDEN || !sender_rule(&hidden->ip.source))
+	if (found == NOTHING_HIDDEN || !sender_rules(&hidden->ip.source))
 		return PASS;
 	if (found == TOO_LONG_TO_SAY)
 		return is_for_this_host(skb, &hidden->ip, IPPROTO_UDP) ? refuse_too_long() : PASS;
 	struct gate *gate = bpf_map_lookup_elem(&tp_gates, &hidden->destination_port);
-	return gate ? refuse_if_here(skb, &hidden->ip, gate, REFUSED_FRAGMENT) : PASS;
+	if (!gate || !sender_rule(&hidden->ip.source, gate->port.group))
+		return PASS;
+	return refuse_if_here(skb, &hidden->ip, gate, REFUSED_FRAGMENT);
 }
 
 SEC("classifier")
@@ -210,7 +213,8 @@ int udp_ingress(struct __sk_buff *skb)
 	 * left to judge. */
 	if (!settings || skb->priority == settings->judged)
 		return PASS;
-	if (!rule_of(desk, settings->edition)) {
+	__u32 rule = rule_of(desk, gate, settings->edition);
+	if (!rule) {
 		count(&gate->port, PASSED_NOT_A_SENDER);
 		return PASS;
 	}
@@ -220,7 +224,7 @@ int udp_ingress(struct __sk_buff *skb)
 		return refuse_if_here(skb, &desk->datagram.ip, gate, REFUSED_DAMAGED);
 	if (skb->gso_size)
 		return on_aggregate(skb, &desk->datagram, gate);
-	return on_datagram(skb, desk, gate, settings->judged);
+	return on_datagram(skb, desk, gate, rule, settings->judged);
 }
 
 char _license[] SEC("license") = "Dual MIT/GPL";

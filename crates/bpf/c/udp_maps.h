@@ -61,13 +61,13 @@ static __always_inline int is_loopback(const struct address *address)
  * last datagram is noted with a resolution of one second. */
 static __always_inline int is_silent(const struct udp_flow *flow)
 {
-	__u32 only = 0;
-	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
+	__u32 group = flow->group;
+	struct terms *terms = bpf_map_lookup_elem(&tp_terms, &group);
 
-	if (!settings || !settings->udp_silence_s)
+	if (!terms || !terms->udp_silence_s)
 		return 0;
 	__s64 silence_ns = bpf_ktime_get_coarse_ns() - flow->seen_ns;
-	return silence_ns > (__s64)((settings->udp_silence_s + 1ULL) * SECOND_NS);
+	return silence_ns > (__s64)((terms->udp_silence_s + 1ULL) * SECOND_NS);
 }
 
 /* The flow of an answer from the address `from`; `key->local` becomes its key. A socket on a wildcard address

@@ -50,12 +50,11 @@ GLOBAL int open_datagram(struct __sk_buff *skb, const struct datagram *datagram,
 {
 	if (!datagram || !gate || !opened)
 		return FAILED;
-	__u32 only = 0;
 	struct workbench *bench = workbench();
-	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
+	struct terms *terms = terms_of(&gate->port);
 	enum dialect dialect = dialect_of(gate);
 
-	if (!bench || !settings || load_start(skb, bench, datagram))
+	if (!bench || !terms || load_start(skb, bench, datagram))
 		return FAILED;
 	enum verdict verdict = read_datagram_header(bench, datagram->payload_len, dialect);
 	const struct header *header = &bench->header;
@@ -66,7 +65,7 @@ GLOBAL int open_datagram(struct __sk_buff *skb, const struct datagram *datagram,
 		return rule == RULE_OPTIONAL ? 0 : REFUSED_NO_HEADER;
 	if (verdict == NEED_MORE || verdict == MALFORMED || header->len > datagram->payload_len)
 		return REFUSED_MALFORMED;
-	if (header->len > settings->header_max)
+	if (header->len > terms->header_max)
 		return REFUSED_TOO_LONG;
 	opened->header_len = header->len;
 	if (verdict != ADDRESSES)
@@ -94,7 +93,7 @@ static __always_inline int is_ipv4(const struct address *address)
 /* Checks whether the client may and can be shown. Returns the reason to refuse it, or 0. */
 static __always_inline int judge_client(const struct datagram *datagram, const struct gate *gate, struct opened *opened)
 {
-	enum counter refusal = judge(&opened->client, opened->is_named);
+	enum counter refusal = judge(&opened->client, opened->is_named, gate->port.group);
 
 	if (refusal)
 		return refusal;

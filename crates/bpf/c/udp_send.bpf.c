@@ -36,7 +36,7 @@ static __always_inline struct backend *backend_of(struct bpf_sock_addr *ctx, str
  * its port might equal a seat's number. */
 static __always_inline int send_by_itself(const struct backend *backend, struct answer *answer)
 {
-	if (backend->kind != SEATED_ANSWERS || !sender_rule(&answer->key.client))
+	if (backend->kind != SEATED_ANSWERS || !sender_rule(&answer->key.client, backend->group))
 		return SEND;
 	struct udp_seat seat = {
 		.sender = answer->key.client,

@@ -8,8 +8,7 @@
  * incoming packets. */
 static __always_inline int go_on(struct __sk_buff *skb)
 {
-	__u32 only = 0;
-	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
+	struct settings *settings = settings_here();
 
 	if (settings)
 		skb->priority = settings->judged;

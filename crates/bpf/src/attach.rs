@@ -1,6 +1,6 @@
 //! Attaches the programs, or replaces those of an earlier version or with other rules.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use aya::programs::{
@@ -18,9 +18,10 @@ use crate::programs::{
 };
 use crate::resize::Aside;
 use crate::rules::NewConnections;
-use crate::rules::Rules;
+use crate::rules::{Others, Rules};
 use crate::sizes::Sizes;
 use crate::tables::Tables;
+use crate::whole::{self, Whole};
 use crate::{again, cut, detach, resize, witness};
 
 /// What is attached.
@@ -46,7 +47,8 @@ pub struct Cgroups {
 }
 
 /// Attaches to these devices, and to the processes of these cgroups. Programs that are already attached are replaced
-/// without a gap.
+/// without a gap. What is attached already to other ports stays, leaves, or is an error, as `others` says. The tables' sizes are those of the
+/// namespace: if attachments stay, so do the sizes.
 ///
 /// Ingress comes last: nothing may be shifted on its way in that isn't shifted back on its way out.
 ///
@@ -56,6 +58,7 @@ pub struct Cgroups {
 pub fn attach(
     place: &Place,
     rules: &Rules,
+    others: Others,
     devices: &[Device],
     cgroups: &Cgroups,
 ) -> Result<Attached, AttachError> {
@@ -63,7 +66,7 @@ pub fn attach(
     place.make()?;
     let _lock = place.lock()?;
     let is_first = !place.exists()?;
-    let attached = attach_all(place, rules, devices, cgroups);
+    let attached = attach_all(place, rules, others, devices, cgroups);
     if attached.is_err() && is_first {
         // Report the first error. It may have come after the ports were written; connections that are already
         // translated must not silently lose the programs.
@@ -81,15 +84,19 @@ pub fn attach(
 fn attach_all(
     place: &Place,
     rules: &Rules,
+    others: Others,
     devices: &[Device],
     cgroups: &Cgroups,
 ) -> Result<Attached, AttachError> {
-    // Those that drain still need the programs.
-    let known = if Tables::are_all_there(place) { Tables::open(place)?.ports()? } else { BTreeMap::new() };
-    let tcp_ports: BTreeSet<u16> = rules.tcp_ports.iter().copied().chain(known.into_keys()).collect();
-    let sizes = Sizes::of(rules, !tcp_ports.is_empty())?;
+    let known = if Tables::are_all_there(place) { Some(Tables::open(place)?) } else { None };
+    if let Some(tables) = &known {
+        whole::check(tables, rules, others)?;
+    }
+    let whole = &Whole::of(place, rules, others, known.as_ref())?;
+    let tcp_ports = &whole.tcp_ports;
+    let sizes = Sizes::of(&whole.rules, !tcp_ports.is_empty())?;
     let mut aside = Aside::put(place, &sizes)?;
-    let prepared = prepare_with(place, rules, devices, &tcp_ports, &sizes, &mut aside);
+    let prepared = prepare_with(place, whole, devices, &sizes, &mut aside);
     let mut prepared = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
@@ -98,7 +105,7 @@ fn attach_all(
             return Err(error);
         }
     };
-    let installed = install(place, rules, devices, cgroups, &tcp_ports, &mut prepared);
+    let installed = install(place, rules, others, whole, devices, cgroups, &mut prepared);
     if installed.is_err() {
         // The old programs go on with the old tables. If some were already replaced, new connections may fail until the
         // next attach; the steps that fail most often come before that.
@@ -122,20 +129,19 @@ struct Prepared {
 /// Loads the programs with tables of the wanted sizes, or with the old ones of TCP if connections need those.
 fn prepare_with(
     place: &Place,
-    rules: &Rules,
+    whole: &Whole,
     devices: &[Device],
-    tcp_ports: &BTreeSet<u16>,
     sizes: &Sizes,
     aside: &mut Aside,
 ) -> Result<Prepared, AttachError> {
-    let mut prepared = prepare(place, rules, devices, tcp_ports, sizes)?;
+    let mut prepared = prepare(place, whole, devices, sizes)?;
     if !aside.has_tcp() || may_exchange(&mut prepared.tables, aside)? {
         return Ok(prepared);
     }
     aside.put_tcp_back()?;
-    let prepared = prepare(place, rules, devices, tcp_ports, sizes)?;
+    let prepared = prepare(place, whole, devices, sizes)?;
     let kept_max_flows = resize::size_of(place, "tp_flows")?;
-    let has_changed = kept_max_flows != rules.max_flows.get();
+    let has_changed = kept_max_flows != whole.rules.max_flows.get();
     Ok(Prepared { kept_max_flows: has_changed.then_some(kept_max_flows), ..prepared })
 }
 
@@ -152,13 +158,8 @@ fn may_exchange(tables: &mut Tables, aside: &Aside) -> Result<bool, AttachError>
     Ok(!are_needed?)
 }
 
-fn prepare(
-    place: &Place,
-    rules: &Rules,
-    devices: &[Device],
-    tcp_ports: &BTreeSet<u16>,
-    sizes: &Sizes,
-) -> Result<Prepared, AttachError> {
+fn prepare(place: &Place, whole: &Whole, devices: &[Device], sizes: &Sizes) -> Result<Prepared, AttachError> {
+    let Whole { rules, tcp_ports } = whole;
     // This creates the tables, of TCP and UDP.
     let sends = load_first(UDP_SEND, place, &[netns_cookie(place), Global::Seats(sizes.seats())], sizes)?;
     let others = Global::other_ports(tcp_ports.iter().copied());
@@ -180,21 +181,23 @@ fn prepare(
 fn install(
     place: &Place,
     rules: &Rules,
+    others: Others,
+    whole: &Whole,
     devices: &[Device],
     cgroups: &Cgroups,
-    tcp_ports: &BTreeSet<u16>,
     prepared: &mut Prepared,
 ) -> Result<Attached, AttachError> {
+    let Whole { rules: all, tcp_ports } = whole;
     let taken_over = prepared.tables.flows().len();
-    let left = prepared.tables.left_by(rules)?;
-    let others = Global::other_ports(tcp_ports.iter().copied());
+    let left = prepared.tables.left_by(all)?;
+    let other_ports = Global::other_ports(tcp_ports.iter().copied());
     witness::stand(place, devices)?;
 
     if !tcp_ports.is_empty() {
-        attach_hooks(place, cgroups, &others)?;
+        attach_hooks(place, cgroups, &other_ports)?;
     }
-    attach_backstop(place, cgroups, &others, !rules.udp_ports.is_empty())?;
-    if !rules.udp_ports.is_empty() {
+    attach_backstop(place, cgroups, &other_ports, !all.udp_ports.is_empty())?;
+    if !all.udp_ports.is_empty() {
         attach_send_hooks(place, cgroups, &mut prepared.sends)?;
     }
     let mut stages = Vec::new();
@@ -202,10 +205,14 @@ fn install(
         attach_stage(place, kinds, devices, stage)?;
         stages.push(stage);
     }
-    prepared.tables.apply(rules, prepared.begins_again)?;
-    links::leave_others(place, devices, &stages)?;
+    prepared.tables.apply(rules, prepared.begins_again, others)?;
+    match others {
+        // Their devices stay, too.
+        Others::Stay { .. } => links::leave_stages(place, &stages)?,
+        Others::AreNamed | Others::Leave => links::leave_others(place, devices, &stages)?,
+    }
     witness::leave_if_attested(place, devices)?;
-    if rules.udp_ports.is_empty() {
+    if all.udp_ports.is_empty() {
         SEND_HOOKS.iter().try_for_each(|name| links::leave_hook(place, name))?;
     }
     Ok(Attached { by_tcx: links::has_tcx(), taken_over, left, kept_max_flows: prepared.kept_max_flows })
@@ -293,7 +300,7 @@ fn netns_cookie(place: &Place) -> Global {
     Global::NetnsCookie(place.netns_cookie())
 }
 
-const SEND_HOOKS: [&str; 2] = ["udp_send4", "udp_send6"];
+pub(crate) const SEND_HOOKS: [&str; 2] = ["udp_send4", "udp_send6"];
 
 /// The hooks that redirect answers to the sender.
 fn attach_send_hooks(place: &Place, cgroups: &Cgroups, sends: &mut Loaded) -> Result<(), AttachError> {

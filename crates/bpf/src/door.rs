@@ -11,7 +11,7 @@ use crate::layout::{self, Address};
 use crate::load::{Global, Loaded, load, load_first};
 use crate::place::Place;
 use crate::programs::{TCP_EGRESS_DOOR, TCP_END_DOOR, TCP_INGRESS_DOOR, UDP_SEND};
-use crate::rules::Rules;
+use crate::rules::{Others, Rules};
 use crate::sizes::Sizes;
 use crate::tables::Tables;
 
@@ -206,7 +206,7 @@ impl Programs {
         ready(&mut programs.egress, EGRESS)?;
         ready(&mut programs.end, MADE)?;
         ready(&mut programs.end, ENDED)?;
-        programs.tables.apply(rules, true)?;
+        programs.tables.apply(rules, true, Others::Leave)?;
         Ok(programs)
     }
 

@@ -50,6 +50,32 @@ pub enum AttachError {
     /// More ports than the tables can hold.
     #[error("{0} ports are too many: a network namespace can have at most 64")]
     TooManyPorts(usize),
+    /// More attachments than the lists can tell apart.
+    #[error("a network namespace can have at most 16 attachments")]
+    TooManyAttachments,
+    /// Attached ports that the new rules don't name.
+    #[error("port {} is attached here and not named, so it would no longer be served", ports.join(", "))]
+    LeftOut {
+        /// The ports: `80`, `53/udp`.
+        ports: Vec<String>,
+    },
+    /// A port of the new rules is attached.
+    #[error("port {} is attached here already", ports.join(", "))]
+    Taken {
+        /// The ports.
+        ports: Vec<String>,
+    },
+    /// Two attachments whose UDP ports lead to one backend.
+    #[error(
+        "UDP port {0} of the server belongs to another attachment here: its answers could not be told apart; name both ports in one attach"
+    )]
+    SharedBackend(u16),
+    /// A port that should be taken out.
+    #[error("port {} is not attached here (attach status lists those that are)", ports.join(", "))]
+    NotAttached {
+        /// The ports.
+        ports: Vec<String>,
+    },
     /// A file operation failed.
     #[error("{}: {what} failed", path.display())]
     File {

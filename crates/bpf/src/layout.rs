@@ -3,7 +3,7 @@
 use aya::Pod;
 
 /// Must be raised when a struct or a map of the programs changes: pinned maps of another layout are not used.
-pub(crate) const LAYOUT: u32 = 8;
+pub(crate) const LAYOUT: u32 = 9;
 
 /// How many ports can be attached at a time in one network namespace.
 pub(crate) const MAX_PORTS: u16 = 64;
@@ -22,7 +22,7 @@ pub(crate) struct Address(pub(crate) [u8; 16]);
 pub(crate) struct Port {
     pub(crate) slot: u16,
     pub(crate) state: u8,
-    pub(crate) unused: u8,
+    pub(crate) group: u8,
 }
 
 /// `struct gate`.
@@ -41,7 +41,7 @@ pub(crate) struct RawGate {
 pub(crate) struct Backend {
     pub(crate) slot: u16,
     pub(crate) kind: u8,
-    pub(crate) unused: u8,
+    pub(crate) group: u8,
 }
 
 /// `struct udp_key`.
@@ -73,20 +73,28 @@ pub(crate) struct UdpFlow {
     pub(crate) is_spp: u8,
     pub(crate) needs_seat: u8,
     pub(crate) edition: u32,
-    pub(crate) unused: u32,
+    pub(crate) group: u32,
 }
 
 /// `struct settings`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Settings {
-    pub(crate) header_timeout_ns: u64,
-    pub(crate) header_max: u64,
     pub(crate) edition: u32,
-    pub(crate) udp_silence_s: u32,
     pub(crate) judged: u32,
     pub(crate) begins_again: u32,
+    pub(crate) unused: u32,
+    pub(crate) netns: u64,
+}
+
+/// `struct terms`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Terms {
+    pub(crate) header_timeout_ns: u64,
     pub(crate) header_wait_ns: u64,
+    pub(crate) header_max: u32,
+    pub(crate) udp_silence_s: u32,
 }
 
 /// `struct flow_key`. Ports in network byte order; words, for an alignment of 4.
@@ -147,7 +155,8 @@ const _: () = assert!(size_of::<RawGate>() == 8);
 const _: () = assert!(size_of::<Backend>() == 4);
 const _: () = assert!(size_of::<UdpKey>() == 36);
 const _: () = assert!(size_of::<UdpFlow>() == 96);
-const _: () = assert!(size_of::<Settings>() == 40);
+const _: () = assert!(size_of::<Settings>() == 24);
+const _: () = assert!(size_of::<Terms>() == 24);
 const _: () = assert!(size_of::<FlowKey>() == 36);
 const _: () = assert!(size_of::<RawFlow>() == 24);
 const _: () = assert!(size_of::<RawEmbryo>() == 176);
@@ -167,6 +176,8 @@ unsafe impl Pod for UdpKey {}
 unsafe impl Pod for UdpFlow {}
 // SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
 unsafe impl Pod for Settings {}
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
+unsafe impl Pod for Terms {}
 // SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
 unsafe impl Pod for FlowKey {}
 // SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.

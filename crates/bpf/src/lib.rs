@@ -20,6 +20,7 @@ mod device;
 #[doc(hidden)]
 pub mod door;
 mod error;
+mod groups;
 mod layout;
 mod leftovers;
 mod links;
@@ -30,6 +31,7 @@ pub mod oracle;
 mod pinned_link;
 mod place;
 mod programs;
+mod remove;
 mod resize;
 mod rules;
 mod sizes;
@@ -38,6 +40,7 @@ mod tables;
 mod trie;
 #[doc(hidden)]
 pub mod udp_door;
+mod whole;
 mod witness;
 
 pub use again::can_begin_again;
@@ -51,6 +54,7 @@ pub use leftovers::{left_behind, sweep};
 pub use memory::Memory;
 pub use place::{DEFAULT_PINS, Place};
 pub use programs::are_built_in;
-pub use rules::{Gate, NewConnections, Rules, UdpDialect};
+pub use remove::remove;
+pub use rules::{Gate, NewConnections, Others, Rules, UdpDialect};
 pub use sizes::{MAX_FLOWS, MAX_UDP_FLOWS};
 pub use status::{FlowCount, PortStatus, Status, Traffic, status};

@@ -122,6 +122,16 @@ pub(crate) fn leave_others(place: &Place, wanted: &[Device], stages: &[Stage]) -
     unlink(pins.into_iter().filter(|pin| device_of_pin(pin).is_some() && !wanted.contains(pin)))
 }
 
+/// Removes all programs of devices but these, from every device.
+pub(crate) fn leave_stages(place: &Place, wanted: &[Stage]) -> Result<(), AttachError> {
+    let is_wanted = |pin: &PathBuf| {
+        let name = pin.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        wanted.iter().any(|stage| name.rsplit_once('-').is_some_and(|(program, _)| program == stage.name))
+    };
+    let pins = entries(&place.links())?;
+    unlink(pins.into_iter().filter(|pin| device_of_pin(pin).is_some() && !is_wanted(pin)))
+}
+
 /// Removes the filters from all devices, where devices have no links.
 pub(crate) fn leave_clsact() {
     let devices = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();

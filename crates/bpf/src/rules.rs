@@ -73,6 +73,20 @@ pub struct Rules {
     pub max_udp_flows: NonZeroU32,
 }
 
+/// What becomes of ports that are attached already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Others {
+    /// None may be left out.
+    AreNamed,
+    /// Those that are left out leave.
+    Leave,
+    /// They stay, with their own rules.
+    Stay {
+        /// Ports of the new rules may be attached already; then they change to these rules.
+        may_be_taken: bool,
+    },
+}
+
 /// The treatment of new connections while a detachment waits for open ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NewConnections {

@@ -5,6 +5,8 @@ use std::num::NonZeroU32;
 use aya::util::nr_cpus;
 
 use crate::error::AttachError;
+use crate::place::Place;
+use crate::resize;
 use crate::rules::{Rules, UdpDialect};
 
 /// A handshake is short: there is one for many open connections.
@@ -45,6 +47,11 @@ impl Sizes {
             ],
             udp: [("tp_udp_flows", udp(rules.max_udp_flows.get())), ("tp_udp_seats", udp(seats(rules)))],
         })
+    }
+
+    /// How many entries a table has; `None`: its protocol is not attached.
+    pub(crate) fn in_use(place: &Place, table: &str) -> Result<Option<NonZeroU32>, AttachError> {
+        Ok(NonZeroU32::new(resize::size_of(place, table)?).filter(|size| size.get() != NONE))
     }
 
     pub(crate) fn tcp(&self) -> &[(&'static str, u32)] {

@@ -10,8 +10,8 @@ use crate::layout::{FlowKey, RawEmbryo, RawFlow, SLOT_OF_NO_PORT, UdpFlow, UdpKe
 use crate::memory::{Memory, memory};
 use crate::place::Place;
 use crate::resize;
-use crate::rules::{Gate, UdpDialect};
-use crate::tables::{DIALECT_SPP, REFUSING, Tables};
+use crate::rules::Gate;
+use crate::tables::{REFUSING, Tables};
 
 /// The longest life of a half-open connection: the kernel's five SYN-ACKs take 63 s (tcp_synack_retries).
 const EMBRYO_LIFE: Duration = Duration::from_secs(70);
@@ -26,6 +26,8 @@ pub struct Status {
     pub refused_unread: u64,
     /// Handshakes that the kernel gives up while they wait for their header go on. Otherwise they end with their header's refusal.
     pub begins_again: bool,
+    /// The inode of the network namespace, as /proc/PID/ns/net shows it; 0: unknown.
+    pub netns: u64,
     /// Kernel memory.
     pub memory: Memory,
     /// How many TCP connections may be open at a time.
@@ -39,6 +41,8 @@ pub struct Status {
 pub struct PortStatus {
     /// Its number.
     pub port: u16,
+    /// The attachment that it belongs to: ports of one number have the same rules.
+    pub attachment: u8,
     /// Detached, and waiting for open connections; new ones are not checked.
     pub draining: bool,
     /// New connections are refused meanwhile; otherwise they pass with their header.
@@ -87,6 +91,7 @@ pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
     let ports = tables.ports()?.into_iter().map(|(number, port)| {
         Ok(PortStatus {
             port: number,
+            attachment: port.group,
             draining: port.state != 0,
             refusing: port.state == REFUSING,
             traffic: Traffic::Tcp(count(number, &flows, &embryos)),
@@ -94,15 +99,15 @@ pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
         })
     });
     let mut ports = ports.collect::<Result<Vec<_>, AttachError>>()?;
-    let (udp_flows, silence) = (tables.udp_flows(), tables.udp_silence()?);
+    let udp_flows = tables.udp_flows();
     for (number, gate) in tables.gates()? {
-        let dialect = if gate.dialect == DIALECT_SPP { UdpDialect::Spp } else { UdpDialect::Every };
-        let rule = Gate { backend_port: u16::from_be_bytes(gate.backend_port), dialect };
+        let silence = tables.udp_silence(gate.port.group)?;
         ports.push(PortStatus {
             port: number,
+            attachment: gate.port.group,
             draining: false,
             refusing: false,
-            traffic: Traffic::Udp(rule, count_udp(number, &udp_flows, silence)),
+            traffic: Traffic::Udp(gate.rule(), count_udp(number, &udp_flows, silence)),
             counters: counters_of(Of::Udp, tables.counters(gate.port.slot)?),
         });
     }
@@ -112,6 +117,7 @@ pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
         ports,
         refused_unread,
         begins_again: tables.begins_again()?,
+        netns: tables.netns()?,
         memory: memory(place)?,
         max_flows: resize::size_of(place, "tp_flows")?,
         max_udp_flows: resize::size_of(place, "tp_udp_flows")?,

@@ -2,21 +2,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
+use ipnet::Ipv6Net;
 
 use crate::counters::COUNTERS;
 use crate::error::AttachError;
+use crate::groups::{self, List, MAX_GROUPS};
 use crate::layout::{
-    Address, Backend, FlowKey, MAX_PORTS, Port, RawEmbryo, RawFlow, RawGate, Settings, UdpFlow, UdpKey,
+    Address, Backend, FlowKey, MAX_PORTS, Port, RawEmbryo, RawFlow, RawGate, Settings, Terms, UdpFlow, UdpKey,
 };
 use crate::place::Place;
 use crate::rules;
 use crate::rules::NewConnections;
-use crate::rules::{Rules, UdpDialect};
+use crate::rules::{Others, Rules, UdpDialect};
 use crate::trie::{self, Entry};
 
 /// Counters of each port.
@@ -36,13 +39,13 @@ const PLAIN_ANSWERS: u8 = 1;
 const SEATED_ANSWERS: u8 = 2;
 
 /// `enum state`.
-const ATTACHED: u8 = 0;
+pub(crate) const ATTACHED: u8 = 0;
 /// `enum state`.
 const DRAINING: u8 = 1;
 /// `enum state`.
 pub(crate) const REFUSING: u8 = 2;
 /// `enum state`.
-const PAUSED: u8 = 3;
+pub(crate) const PAUSED: u8 = 3;
 
 /// The tables of one network namespace.
 pub(crate) struct Tables {
@@ -50,11 +53,13 @@ pub(crate) struct Tables {
     gates: HashMap<MapData, [u8; 2], RawGate>,
     backends: HashMap<MapData, [u8; 2], Backend>,
     settings: Array<MapData, Settings>,
+    terms: Array<MapData, Terms>,
     senders: LpmTrie<MapData, Address, u32>,
     claims: LpmTrie<MapData, Address, u32>,
     denied: LpmTrie<MapData, Address, u32>,
     flows: HashMap<MapData, FlowKey, RawFlow>,
     embryos: HashMap<MapData, FlowKey, RawEmbryo>,
+    ended: HashMap<MapData, FlowKey, RawFlow>,
     udp_flows: HashMap<MapData, UdpKey, UdpFlow>,
     counters: PerCpuArray<MapData, u64>,
 }
@@ -70,16 +75,18 @@ macro_rules! open {
 }
 
 /// Opens all of them.
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 13] = [
     "tp_ports",
     "tp_gates",
     "tp_backends",
     "tp_settings",
+    "tp_terms",
     "tp_senders",
     "tp_claims",
     "tp_denied",
     "tp_flows",
     "tp_embryos",
+    "tp_ended",
     "tp_udp_flows",
     "tp_counters",
 ];
@@ -97,102 +104,217 @@ impl Tables {
             gates: open!(place, HashMap, "tp_gates"),
             backends: open!(place, HashMap, "tp_backends"),
             settings: open!(place, Array, "tp_settings"),
+            terms: open!(place, Array, "tp_terms"),
             senders: open!(place, LpmTrie, "tp_senders"),
             claims: open!(place, LpmTrie, "tp_claims"),
             denied: open!(place, LpmTrie, "tp_denied"),
             flows: open!(place, HashMap, "tp_flows"),
             embryos: open!(place, LruHashMap, "tp_embryos"),
+            ended: open!(place, LruHashMap, "tp_ended"),
             udp_flows: open!(place, LruHashMap, "tp_udp_flows"),
             counters: open!(place, PerCpuArray, "tp_counters"),
         })
     }
 
-    /// Writes the rules, those for ports last: without a port the programs do nothing. The edition changes only
-    /// after the rest: claims judged by an older edition are judged again.
-    pub(crate) fn apply(&mut self, rules: &Rules, begins_again: bool) -> Result<(), AttachError> {
-        let before = self.settings.get(&0, 0).map_err(AttachError::map("reading", "tp_settings"))?;
-        let mut settings = Settings {
-            header_timeout_ns: u64::try_from(rules.header_timeout.as_nanos()).unwrap_or(u64::MAX),
-            header_max: rules.header_max as u64,
-            udp_silence_s: u32::try_from(rules.udp_silence.as_secs().max(1)).unwrap_or(u32::MAX),
+    /// Writes the rules of an attachment, those for ports last: without a port the programs do nothing. It gets a group of its own, so each port
+    /// changes at once from the old rules to these.
+    pub(crate) fn apply(
+        &mut self,
+        rules: &Rules,
+        begins_again: bool,
+        others: Others,
+    ) -> Result<(), AttachError> {
+        self.forget_idle_ports(false)?;
+        let group = self.free_group()?;
+        let before = self.settings()?;
+        self.set_settings(Settings {
             begins_again: begins_again.into(),
-            header_wait_ns: u64::try_from(rules.header_wait.as_nanos()).unwrap_or(u64::MAX),
             judged: if before.judged == 0 { random_mark() } else { before.judged },
+            netns: netns_inode(),
             ..before
+        })?;
+        let terms = Terms {
+            header_timeout_ns: u64::try_from(rules.header_timeout.as_nanos()).unwrap_or(u64::MAX),
+            header_wait_ns: u64::try_from(rules.header_wait.as_nanos()).unwrap_or(u64::MAX),
+            header_max: u32::try_from(rules.header_max).unwrap_or(u32::MAX),
+            udp_silence_s: u32::try_from(rules.udp_silence.as_secs().max(1)).unwrap_or(u32::MAX),
         };
-        self.settings.set(0, settings, 0).map_err(AttachError::map("writing", "tp_settings"))?;
-        replace(&mut self.claims, "tp_claims", &trie::claims(&rules.claims, &rules.own_addresses))?;
-        replace(&mut self.denied, "tp_denied", &trie::denied(&rules.claims))?;
-        replace(
-            &mut self.senders,
-            "tp_senders",
-            &trie::senders(&rules.senders, rules.header, &rules.exceptions),
-        )?;
-        settings.edition = before.edition.checked_add(1).unwrap_or(1);
-        self.settings.set(0, settings, 0).map_err(AttachError::map("writing", "tp_settings"))?;
-        self.apply_ports(&rules.tcp_ports)?;
-        self.apply_gates(&rules.udp_ports)
+        self.terms.set(group.into(), terms, 0).map_err(AttachError::map("writing", "tp_terms"))?;
+        let claims = trie::claims(&rules.claims, &rules.own_addresses);
+        let senders = trie::senders(&rules.senders, rules.header, &rules.exceptions);
+        self.set_lists(group, [&claims, &trie::denied(&rules.claims), &senders])?;
+        self.apply_ports(&rules.tcp_ports, group, others)?;
+        self.apply_gates(&rules.udp_ports, group, others)?;
+        self.forget_unused_groups()
     }
 
-    /// The ports that are judged now and not wanted by these rules.
+    fn settings(&self) -> Result<Settings, AttachError> {
+        self.settings.get(&0, 0).map_err(AttachError::map("reading", "tp_settings"))
+    }
+
+    fn set_settings(&mut self, settings: Settings) -> Result<(), AttachError> {
+        self.settings.set(0, settings, 0).map_err(AttachError::map("writing", "tp_settings"))
+    }
+
+    /// The lists of one attachment: claims, denied clients, senders. The edition changes after that: claims judged by an older edition are
+    /// judged again.
+    fn set_lists(&mut self, group: u8, [claims, denied, senders]: [&[Entry]; 3]) -> Result<(), AttachError> {
+        write(&mut self.claims, "tp_claims", group, claims)?;
+        write(&mut self.denied, "tp_denied", group, denied)?;
+        write(&mut self.senders, "tp_senders", group, senders)?;
+        self.renew_edition()
+    }
+
+    fn renew_edition(&mut self) -> Result<(), AttachError> {
+        let before = self.settings()?;
+        self.set_settings(Settings { edition: before.edition.checked_add(1).unwrap_or(1), ..before })
+    }
+
+    /// The ports that these rules would leave without programs: those that are judged now and not among them.
     pub(crate) fn left_by(&self, rules: &Rules) -> Result<Vec<String>, AttachError> {
-        let tcp = self.ports()?.into_iter().filter(|(number, port)| {
-            matches!(port.state, ATTACHED | PAUSED) && !rules.tcp_ports.contains(number)
-        });
+        let tcp = self.judged_ports()?.into_iter().filter(|number| !rules.tcp_ports.contains(number));
         let udp = self.gates()?.into_keys().filter(|number| !rules.udp_ports.contains_key(number));
-        let udp = udp.map(|number| format!("{number}/udp"));
-        Ok(tcp.map(|(number, _)| number.to_string()).chain(udp).collect())
+        Ok(names_of(tcp, udp))
+    }
+
+    /// The ports of these rules that are judged already.
+    pub(crate) fn taken_from(&self, rules: &Rules) -> Result<Vec<String>, AttachError> {
+        let tcp = self.judged_ports()?.into_iter().filter(|number| rules.tcp_ports.contains(number));
+        let udp = self.gates()?.into_keys().filter(|number| rules.udp_ports.contains_key(number));
+        Ok(names_of(tcp, udp))
+    }
+
+    /// A backend's port to which ports of another attachment lead that stay: its answers could belong to either.
+    pub(crate) fn shared_backend(&self, rules: &Rules) -> Result<Option<u16>, AttachError> {
+        let staying = self.gates()?.into_iter().filter(|(number, _)| !rules.udp_ports.contains_key(number));
+        let mut backends = staying.map(|(_, gate)| u16::from_be_bytes(gate.backend_port));
+        Ok(backends.find(|port| rules.udp_ports.values().any(|gate| gate.backend_port == *port)))
+    }
+
+    /// The TCP ports whose new connections are judged.
+    pub(crate) fn judged_ports(&self) -> Result<Vec<u16>, AttachError> {
+        let ports = self.ports()?.into_iter().filter(|(_, port)| matches!(port.state, ATTACHED | PAUSED));
+        Ok(ports.map(|(number, _)| number).collect())
     }
 
     /// A port that is no longer wanted drains: its flows may still need the programs.
-    fn apply_ports(&mut self, wanted: &BTreeSet<u16>) -> Result<(), AttachError> {
+    fn apply_ports(&mut self, wanted: &BTreeSet<u16>, group: u8, others: Others) -> Result<(), AttachError> {
         let known = self.ports()?;
         for (number, port) in &known {
-            let state = if wanted.contains(number) { ATTACHED } else { DRAINING };
-            self.set_port(*number, Port { state, ..*port })?;
+            let port = match (wanted.contains(number), others, port.state) {
+                (true, ..) => Port { state: ATTACHED, group, ..*port },
+                (false, Others::Stay { .. }, PAUSED) => Port { state: ATTACHED, ..*port },
+                (false, Others::Stay { .. }, _) => continue,
+                (false, ..) => Port { state: DRAINING, ..*port },
+            };
+            self.set_port(*number, port)?;
         }
         for number in wanted.iter().filter(|number| !known.contains_key(number)) {
             let slot = self.free_slot()?;
-            self.set_port(*number, Port { slot, state: ATTACHED, unused: 0 })?;
+            self.set_port(*number, Port { slot, state: ATTACHED, group })?;
         }
         Ok(())
     }
 
+    /// Takes these ports out, and returns those that were not attached.
+    pub(crate) fn leave(&mut self, tcp: &BTreeSet<u16>, udp: &BTreeSet<u16>) -> Result<(), AttachError> {
+        for (number, port) in self.ports()?.into_iter().filter(|(number, _)| tcp.contains(number)) {
+            self.set_port(number, Port { state: DRAINING, ..port })?;
+        }
+        let gates = self.gates()?;
+        gates
+            .keys()
+            .filter(|number| udp.contains(number))
+            .try_for_each(|number| self.remove_gate(*number))?;
+        self.apply_gates(&BTreeMap::new(), 0, Others::Stay { may_be_taken: true })?;
+        self.forget_unused_groups()
+    }
+
+    /// Those that drain and have nothing left. What a translated connection leaves behind (TIME_WAIT) is let go only if room is needed.
+    fn forget_idle_ports(&mut self, needs_room: bool) -> Result<(), AttachError> {
+        let drained = self.ports()?.into_iter().filter(|(_, port)| matches!(port.state, DRAINING | REFUSING));
+        let drained: Vec<u16> = drained.map(|(number, _)| number).collect();
+        if drained.is_empty() {
+            return Ok(());
+        }
+        // Handshakes first: one may become a flow meanwhile, and no new one begins.
+        let handshakes = self.embryos.keys().flatten().collect::<Vec<_>>();
+        let flows = self.flows.keys().flatten();
+        let ended = self.ended.keys().flatten().filter(|_| !needs_room);
+        let busy: BTreeSet<u16> = handshakes
+            .into_iter()
+            .chain(flows)
+            .chain(ended)
+            .map(|key| u16::from_be_bytes(key.local_port))
+            .collect();
+        for number in drained.into_iter().filter(|number| !busy.contains(number)) {
+            let number = number.to_be_bytes();
+            self.ports.remove(&number).map_err(AttachError::map("removing from", "tp_ports"))?;
+        }
+        Ok(())
+    }
+
+    /// One that no port belongs to.
+    fn free_group(&mut self) -> Result<u8, AttachError> {
+        let free = |used: BTreeSet<u8>| (0..MAX_GROUPS).find(|group| !used.contains(group));
+        if let Some(group) = free(self.used_groups()?) {
+            return Ok(group);
+        }
+        self.forget_idle_ports(true)?;
+        free(self.used_groups()?).ok_or(AttachError::TooManyAttachments)
+    }
+
+    fn used_groups(&self) -> Result<BTreeSet<u8>, AttachError> {
+        let gates = self.gates()?.into_values().map(|gate| gate.port.group);
+        Ok(self.ports()?.into_values().map(|port| port.group).chain(gates).collect())
+    }
+
+    fn forget_unused_groups(&mut self) -> Result<(), AttachError> {
+        let used = self.used_groups()?;
+        for group in (0..MAX_GROUPS).filter(|group| !used.contains(group)) {
+            self.set_lists(group, [&[], &[], &[]])?;
+        }
+        self.renew_edition()
+    }
+
     /// UDP has nothing to drain: datagrams for a removed port pass unchanged.
-    fn apply_gates(&mut self, wanted: &BTreeMap<u16, rules::Gate>) -> Result<(), AttachError> {
+    fn apply_gates(
+        &mut self,
+        wanted: &BTreeMap<u16, rules::Gate>,
+        group: u8,
+        others: Others,
+    ) -> Result<(), AttachError> {
         let known = self.gates()?;
-        for number in known.keys().filter(|number| !wanted.contains_key(number)) {
-            self.gates
-                .remove(&number.to_be_bytes())
-                .map_err(AttachError::map("removing from", "tp_gates"))?;
-        }
-        let backends = kinds_of_backends(wanted);
-        let old: Vec<[u8; 2]> = self.backends.keys().flatten().collect();
-        for number in old.iter().filter(|number| !backends.contains_key(&u16::from_be_bytes(**number))) {
-            self.backends.remove(number).map_err(AttachError::map("removing from", "tp_backends"))?;
-        }
+        let is_staying = matches!(others, Others::Stay { .. });
+        let left = known.keys().filter(|number| !wanted.contains_key(number) && !is_staying);
+        left.copied().collect::<Vec<_>>().into_iter().try_for_each(|number| self.remove_gate(number))?;
+        let mut all: BTreeMap<u16, (rules::Gate, Port)> =
+            self.gates()?.into_iter().map(|(number, gate)| (number, (gate.rule(), gate.port))).collect();
         for (number, gate) in wanted {
             let slot = match known.get(number) {
                 Some(old) => old.port.slot,
                 None => self.free_slot()?,
             };
-            self.set_backend(
-                gate.backend_port,
-                Backend { slot, kind: backends[&gate.backend_port], unused: 0 },
-            )?;
-            let gate = RawGate {
-                port: Port { slot, state: ATTACHED, unused: 0 },
-                backend_port: gate.backend_port.to_be_bytes(),
-                dialect: match gate.dialect {
-                    UdpDialect::Every => DIALECT_EVERY,
-                    UdpDialect::Spp => DIALECT_SPP,
-                },
-                unused: 0,
-            };
-            let write = self.gates.insert(number.to_be_bytes(), gate, 0);
+            let port = Port { slot, state: ATTACHED, group };
+            all.insert(*number, (*gate, port));
+            self.apply_backends(&all)?;
+            let write = self.gates.insert(number.to_be_bytes(), RawGate::of(gate, port), 0);
             write.map_err(AttachError::map("writing", "tp_gates"))?;
         }
-        Ok(())
+        self.apply_backends(&all)
+    }
+
+    fn remove_gate(&mut self, number: u16) -> Result<(), AttachError> {
+        self.gates.remove(&number.to_be_bytes()).map_err(AttachError::map("removing from", "tp_gates"))
+    }
+
+    fn apply_backends(&mut self, gates: &BTreeMap<u16, (rules::Gate, Port)>) -> Result<(), AttachError> {
+        let backends = backends_of(gates);
+        let old: Vec<[u8; 2]> = self.backends.keys().flatten().collect();
+        for number in old.iter().filter(|number| !backends.contains_key(&u16::from_be_bytes(**number))) {
+            self.backends.remove(number).map_err(AttachError::map("removing from", "tp_backends"))?;
+        }
+        backends.into_iter().try_for_each(|(number, backend)| self.set_backend(number, backend))
     }
 
     fn set_backend(&mut self, number: u16, backend: Backend) -> Result<(), AttachError> {
@@ -233,7 +355,7 @@ impl Tables {
         for (number, port) in self.ports()? {
             self.set_port(number, Port { state, ..port })?;
         }
-        self.apply_gates(&BTreeMap::new())
+        self.apply_gates(&BTreeMap::new(), 0, Others::Leave)
     }
 
     /// Lets no new connection begin: SYNs are dropped, and their senders repeat them.
@@ -278,16 +400,20 @@ impl Tables {
         found.map_err(AttachError::map("reading", "tp_gates"))
     }
 
-    /// See [`Rules::udp_silence`].
-    pub(crate) fn udp_silence(&self) -> Result<Duration, AttachError> {
-        let settings = self.settings.get(&0, 0).map_err(AttachError::map("reading", "tp_settings"))?;
-        Ok(Duration::from_secs(settings.udp_silence_s.into()))
+    /// See [`Rules::udp_silence`]; by group.
+    pub(crate) fn udp_silence(&self, group: u8) -> Result<Duration, AttachError> {
+        let terms = self.terms.get(&group.into(), 0).map_err(AttachError::map("reading", "tp_terms"))?;
+        Ok(Duration::from_secs(terms.udp_silence_s.into()))
+    }
+
+    /// The inode of the network namespace.
+    pub(crate) fn netns(&self) -> Result<u64, AttachError> {
+        Ok(self.settings()?.netns)
     }
 
     /// Whether handshakes that the kernel gives up go on.
     pub(crate) fn begins_again(&self) -> Result<bool, AttachError> {
-        let settings = self.settings.get(&0, 0).map_err(AttachError::map("reading", "tp_settings"))?;
-        Ok(settings.begins_again != 0)
+        Ok(self.settings()?.begins_again != 0)
     }
 
     /// The UDP flows, likewise.
@@ -325,15 +451,42 @@ impl Tables {
     }
 }
 
-/// How the programs treat each backend's answers: `enum backend_kind`.
-fn kinds_of_backends(wanted: &BTreeMap<u16, rules::Gate>) -> BTreeMap<u16, u8> {
+/// The backends of all gates, with how the programs treat their answers: `enum backend_kind`.
+fn backends_of(gates: &BTreeMap<u16, (rules::Gate, Port)>) -> BTreeMap<u16, Backend> {
     let mut backends = BTreeMap::new();
-    for (number, gate) in wanted {
+    for (number, (gate, port)) in gates {
         let is_seated = gate.dialect == UdpDialect::Spp || gate.backend_port != *number;
-        let kind = backends.entry(gate.backend_port).or_insert(PLAIN_ANSWERS);
-        *kind = (*kind).max(if is_seated { SEATED_ANSWERS } else { PLAIN_ANSWERS });
+        let kind = if is_seated { SEATED_ANSWERS } else { PLAIN_ANSWERS };
+        let backend =
+            backends.entry(gate.backend_port).or_insert(Backend { slot: port.slot, kind, group: port.group });
+        *backend = Backend { slot: port.slot, kind: backend.kind.max(kind), group: port.group };
     }
     backends
+}
+
+impl RawGate {
+    fn of(gate: &rules::Gate, port: Port) -> Self {
+        let dialect = match gate.dialect {
+            UdpDialect::Every => DIALECT_EVERY,
+            UdpDialect::Spp => DIALECT_SPP,
+        };
+        Self { port, backend_port: gate.backend_port.to_be_bytes(), dialect, unused: 0 }
+    }
+
+    /// As it was wanted.
+    pub(crate) fn rule(&self) -> rules::Gate {
+        let dialect = if self.dialect == DIALECT_SPP { UdpDialect::Spp } else { UdpDialect::Every };
+        rules::Gate { backend_port: u16::from_be_bytes(self.backend_port), dialect }
+    }
+}
+
+fn names_of(tcp: impl Iterator<Item = u16>, udp: impl Iterator<Item = u16>) -> Vec<String> {
+    tcp.map(|number| number.to_string()).chain(udp.map(|number| format!("{number}/udp"))).collect()
+}
+
+/// Of the calling thread's network namespace; 0: unknown.
+fn netns_inode() -> u64 {
+    std::fs::metadata("/proc/thread-self/ns/net").map_or(0, |found| found.ino())
 }
 
 /// A secret number for `skb->priority` (`c/udp_backstop.h`). Its lowest four bits are 0, as in packets without a
@@ -343,23 +496,31 @@ fn random_mark() -> u32 {
     u32::try_from(random >> 36).unwrap_or_default().max(1) << 4
 }
 
-/// Adds before it removes, so that entries that stay are never missing.
-fn replace(
+/// Writes the list of one group, which may be empty. The others see no change at any moment: an entry has the values that hold around it. Adds
+/// before it removes, so that entries that stay are never missing.
+fn write(
     table: &mut LpmTrie<MapData, Address, u32>,
     name: &'static str,
+    group: u8,
     entries: &[Entry],
 ) -> Result<(), AttachError> {
-    let key = |entry: &Entry| Key::new(entry.0.prefix_len().into(), Address(entry.0.network().octets()));
-    for entry in entries {
-        table.insert(&key(entry), entry.1, 0).map_err(AttachError::map("writing", name))?;
+    let found: Result<List, MapError> = table.iter().map(|entry| entry.map(from_entry)).collect();
+    let found = found.map_err(AttachError::map("reading", name))?;
+    let wanted = groups::with(&found, group, entries);
+    for (prefix, value) in wanted.iter().filter(|(prefix, value)| found.get(prefix) != Some(value)) {
+        table.insert(&key_of(prefix), value, 0).map_err(AttachError::map("writing", name))?;
     }
-    let found: Result<Vec<_>, MapError> = table.keys().collect();
-    let wanted: BTreeSet<(u32, [u8; 16])> =
-        entries.iter().map(|entry| (entry.0.prefix_len().into(), entry.0.network().octets())).collect();
-    for old in found.map_err(AttachError::map("reading", name))? {
-        if !wanted.contains(&(old.prefix_len(), old.data().0)) {
-            table.remove(&old).map_err(AttachError::map("removing from", name))?;
-        }
+    for prefix in found.keys().filter(|prefix| !wanted.contains_key(prefix)) {
+        table.remove(&key_of(prefix)).map_err(AttachError::map("removing from", name))?;
     }
     Ok(())
+}
+
+fn key_of(prefix: &Ipv6Net) -> Key<Address> {
+    Key::new(prefix.prefix_len().into(), Address(prefix.network().octets()))
+}
+
+fn from_entry((key, value): (Key<Address>, u32)) -> Entry {
+    let len = u8::try_from(key.prefix_len()).unwrap_or(128).min(128);
+    (Ipv6Net::new_assert(key.data().0.into(), len), value)
 }

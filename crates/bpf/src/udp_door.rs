@@ -10,7 +10,7 @@ use crate::layout::Address;
 use crate::load::{Global, Loaded, load, load_first};
 use crate::place::Place;
 use crate::programs::{UDP_INGRESS, UDP_SEND};
-use crate::rules::Rules;
+use crate::rules::{Others, Rules};
 use crate::sizes::Sizes;
 use crate::tables::Tables;
 
@@ -62,7 +62,7 @@ impl UdpDoor {
         place.make()?;
         load_first(UDP_SEND, place, &[], &Sizes::of(rules, false)?)?;
         let mut tables = Tables::open(place)?;
-        tables.apply(rules, true)?;
+        tables.apply(rules, true, Others::Leave)?;
         let mut ingress = load(UDP_INGRESS, place, &[Global::LinkHeaderLen(ETHERNET)])?;
         classifier(&mut ingress)
             .and_then(SchedClassifier::load)

@@ -2,17 +2,26 @@
 
 use anyhow::Result;
 use tracing::{info, warn};
-use truepeer_bpf::{NewConnections, Place, Rules, Status, detach_now, drain, status};
+use truepeer_bpf::{NewConnections, Others, Place, Rules, Status, detach_now, drain, status};
 
 use super::{privileges, put_rules, target, tidy_up};
 use crate::plan::AttachKey;
-use crate::spec::AttachArgs;
+use crate::spec::AttachSpec;
 
 /// Attaches, or gives an attachment other rules. Open connections continue.
-pub(crate) fn put(key: &AttachKey, args: &AttachArgs, rules: &Rules) -> Result<()> {
+pub(crate) fn put(key: &AttachKey, args: &AttachSpec, rules: &Rules) -> Result<()> {
     let mut out = Vec::new();
     let put = in_place(key, |place, process| {
-        put_rules(args, rules.clone(), place, process, &mut |warning| warn!("{warning}"), &mut out)
+        // What a file has is all that it wants in this network namespace.
+        put_rules(
+            args,
+            rules.clone(),
+            Others::Leave,
+            place,
+            process,
+            &mut |warning| warn!("{warning}"),
+            &mut out,
+        )
     });
     put.map_err(privileges::explain)?;
     log(&out);

@@ -15,18 +15,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use truepeer_bpf::{
-    Cgroups, NewConnections, Place, Rules, attach, detach_now, drain, left_behind, status, sweep,
+    AttachError, Cgroups, NewConnections, Others, Place, Rules, attach, detach_now, drain, left_behind,
+    remove, status, sweep,
 };
 
 use crate::output::tell;
 use crate::plan::attach_rules;
 use crate::routes::netlink::Netlink;
 use crate::routes::options::local_addresses;
-use crate::spec::{AttachAction, AttachArgs, PlaceArgs, defaults};
+use crate::spec::{AttachAction, AttachArgs, AttachPorts, AttachSpec, PlaceArgs, Port, defaults};
 
 pub(crate) use entry::{leave, put, status_of};
 pub(crate) use privileges::missing as missing_capabilities;
@@ -37,8 +38,13 @@ const DRAIN_INTERVAL: Duration = Duration::from_millis(200);
 /// Runs the action in the network namespace that the command line names.
 pub(crate) fn run(args: &AttachArgs, out: &mut (dyn Write + Send)) -> Result<()> {
     let place = match &args.action {
-        None => &args.place,
-        Some(AttachAction::Status { place, .. } | AttachAction::Detach { place, .. }) => place,
+        None => &args.spec.place,
+        Some(AttachAction::Add { spec }) => &spec.place,
+        Some(
+            AttachAction::Remove { place, .. }
+            | AttachAction::Status { place, .. }
+            | AttachAction::Detach { place, .. },
+        ) => place,
     };
     let found = target::find(&place.target()).map_err(privileges::explain)?;
     found.run(|process| act(args, place, process, out)).map_err(privileges::explain)
@@ -52,11 +58,19 @@ fn act(
 ) -> Result<()> {
     let place = Place::here(place.pins.as_deref().unwrap_or(defaults::pins()))?;
     match args.action {
-        None => put_in_place(args, &place, process, out),
+        None => {
+            let others = if args.spec.replace { Others::Leave } else { Others::AreNamed };
+            put_in_place(&args.spec, others, &place, process, out)
+        }
+        Some(AttachAction::Add { ref spec }) => {
+            let others = Others::Stay { may_be_taken: spec.replace };
+            put_in_place(spec, others, &place, process, out)
+        }
+        Some(AttachAction::Remove { ref port, .. }) => remove_ports(&place, port, out),
         Some(AttachAction::Status { json, .. }) => {
             let (status, left_behind) = (status(&place)?, left_behind(&place)?.len());
             if json {
-                report::write_json(status.as_ref(), left_behind, out)
+                report::write_json(&place, status.as_ref(), left_behind, out)
             } else {
                 report::write(status.as_ref(), left_behind, out)
             }
@@ -92,12 +106,28 @@ fn tidy_up(place: &Place, out: &mut (dyn Write + Send)) -> Result<()> {
     Ok(())
 }
 
-fn names_of_devices(args: &AttachArgs) -> Vec<String> {
+fn names_of_devices(args: &AttachSpec) -> Vec<String> {
     if args.dev.is_empty() { vec!["all".to_owned()] } else { args.dev.clone() }
 }
 
+/// If nothing is left, the rest goes, too.
+fn remove_ports(place: &Place, ports: &[AttachPorts], out: &mut (dyn Write + Send)) -> Result<()> {
+    let all = || ports.iter().flat_map(|ports| &ports.0);
+    let tcp = all().filter_map(|port| if let Port::Tcp(port) = *port { Some(port) } else { None });
+    let udp = all().filter_map(|port| if let Port::Udp { from, .. } = *port { Some(from) } else { None });
+    let is_any_left = remove(place, &tcp.collect(), &udp.collect())?;
+    let named: Vec<String> = all().map(ToString::to_string).collect();
+    writeln!(out, "no longer served: port {}", named.join(", "))?;
+    if is_any_left {
+        return Ok(());
+    }
+    drain_and_detach(place, NewConnections::Pass, out)?;
+    tidy_up(place, out)
+}
+
 fn put_in_place(
-    args: &AttachArgs,
+    args: &AttachSpec,
+    others: Others,
     place: &Place,
     process: Option<u32>,
     out: &mut (dyn Write + Send),
@@ -106,12 +136,13 @@ fn put_in_place(
     for warning in &warnings {
         tell!("warning: {warning}");
     }
-    put_rules(args, rules, place, process, &mut |warning| tell!("warning: {warning}"), out)
+    put_rules(args, rules, others, place, process, &mut |warning| tell!("warning: {warning}"), out)
 }
 
 fn put_rules(
-    args: &AttachArgs,
+    args: &AttachSpec,
     mut rules: Rules,
+    others: Others,
     place: &Place,
     process: Option<u32>,
     warn: &mut dyn FnMut(&str),
@@ -131,7 +162,7 @@ fn put_rules(
     }
     privileges::check()?;
     tidy_up(place, out)?;
-    let attached = attach(place, &rules, &devices, &cgroups)?;
+    let attached = attach(place, &rules, others, &devices, &cgroups).map_err(with_advice)?;
     let by = if attached.by_tcx { "tcx" } else { "clsact" };
     writeln!(out, "attached to {} ({by}), port {}", names.join(", "), list(&rules))?;
     if attached.taken_over > 0 {
@@ -140,10 +171,7 @@ fn put_rules(
     let warnings = listeners.map(|found| listeners::warnings(&found, &rules.tcp_ports)).unwrap_or_default();
     warnings.iter().for_each(|warning| warn(warning));
     if !attached.left.is_empty() {
-        warn(&format!(
-            "no longer served, because this command does not name it: port {}; name all ports in one command",
-            attached.left.join(", ")
-        ));
+        warn(&format!("no longer served, because they are not named: port {}", attached.left.join(", ")));
     }
     if let Some(kept) = attached.kept_max_flows {
         warn(&format!(
@@ -152,6 +180,19 @@ fn put_rules(
         ));
     }
     Ok(())
+}
+
+/// What to type instead.
+fn with_advice(error: AttachError) -> anyhow::Error {
+    let advice = match error {
+        AttachError::LeftOut { .. } => {
+            "name all ports, which then have these rules; type attach add to add ports with their own rules; or add --replace to leave what is not named"
+        }
+        AttachError::Taken { .. } => "attach add --replace gives it these rules",
+        AttachError::TooManyAttachments => "attach remove --port PORT takes ports out",
+        error => return error.into(),
+    };
+    anyhow!("{error}: {advice}")
 }
 
 fn list(rules: &Rules) -> String {

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use anyhow::Result;
 use serde::Serialize;
-use truepeer_bpf::{FlowCount, Memory, PortStatus, Status, Traffic};
+use truepeer_bpf::{FlowCount, Memory, Place, PortStatus, Status, Traffic};
 
 /// Text for people: only the counters that are not zero.
 pub(crate) fn write(status: Option<&Status>, left_behind: usize, out: &mut dyn Write) -> Result<()> {
@@ -18,6 +18,10 @@ pub(crate) fn write(status: Option<&Status>, left_behind: usize, out: &mut dyn W
                     "handshakes that the kernel gives up before their header comes are lost \
                      (going on needs Linux 6.9 and net.ipv4.tcp_syncookies)"
                 )?;
+            }
+            let attachments = attachments(status);
+            for (id, ports) in attachments.iter().filter(|_| attachments.len() > 1) {
+                writeln!(out, "attachment {id}: port {}", ports.join(", "))?;
             }
             status.ports.iter().try_for_each(|port| write_port(port, out))?;
             write_room(status, out)?;
@@ -38,6 +42,16 @@ pub(crate) fn write(status: Option<&Status>, left_behind: usize, out: &mut dyn W
         )?;
     }
     Ok(())
+}
+
+/// The ports of each, which have the same rules.
+fn attachments(status: &Status) -> BTreeMap<u8, Vec<String>> {
+    let mut all: BTreeMap<u8, Vec<String>> = BTreeMap::new();
+    for port in &status.ports {
+        let protocol = if matches!(port.traffic, Traffic::Udp(..)) { "/udp" } else { "" };
+        all.entry(port.attachment).or_default().push(format!("{}{protocol}", port.port));
+    }
+    all
 }
 
 fn write_room(status: &Status, out: &mut dyn Write) -> Result<()> {
@@ -85,6 +99,9 @@ fn write_port(port: &PortStatus, out: &mut dyn Write) -> Result<()> {
 #[derive(Serialize)]
 struct Json {
     attached: bool,
+    netns_cookie: u64,
+    netns: Option<u64>,
+    attachments: Vec<JsonAttachment>,
     ports: Vec<JsonPort>,
     refused_unread: u64,
     begins_again: bool,
@@ -92,6 +109,12 @@ struct Json {
     max_udp_flows: u32,
     memory: JsonMemory,
     left_behind: usize,
+}
+
+#[derive(Serialize)]
+struct JsonAttachment {
+    id: u8,
+    ports: Vec<String>,
 }
 
 /// In bytes.
@@ -105,6 +128,7 @@ struct JsonMemory {
 struct JsonPort {
     port: u16,
     protocol: &'static str,
+    attachment: u8,
     draining: bool,
     refusing: bool,
     #[serde(flatten)]
@@ -120,10 +144,23 @@ enum JsonTraffic {
 }
 
 /// JSON for machines: every counter.
-pub(crate) fn write_json(status: Option<&Status>, left_behind: usize, out: &mut dyn Write) -> Result<()> {
+pub(crate) fn write_json(
+    place: &Place,
+    status: Option<&Status>,
+    left_behind: usize,
+    out: &mut dyn Write,
+) -> Result<()> {
     let ports = status.map(|status| status.ports.as_slice()).unwrap_or_default();
     let json = Json {
         attached: status.is_some(),
+        netns_cookie: place.netns_cookie(),
+        netns: status.map(|status| status.netns).filter(|inode| *inode > 0),
+        attachments: status
+            .map(attachments)
+            .unwrap_or_default()
+            .into_iter()
+            .map(|(id, ports)| JsonAttachment { id, ports })
+            .collect(),
         ports: ports.iter().map(json_port).collect(),
         refused_unread: status.map_or(0, |status| status.refused_unread),
         begins_again: status.is_some_and(|status| status.begins_again),
@@ -153,6 +190,7 @@ fn json_port(port: &PortStatus) -> JsonPort {
     JsonPort {
         port: port.port,
         protocol,
+        attachment: port.attachment,
         draining: port.draining,
         refusing: port.refusing,
         traffic,

@@ -100,7 +100,7 @@ fn errors(problems: &Problems) -> String {
 fn warnings(invocation: Invocation) -> Result<Vec<String>, Problems> {
     match invocation {
         Invocation::Proxy(config, _) | Invocation::Https(config, _) => Ok(config.check()?.warnings()),
-        Invocation::Attach(args) => Ok(attach_rules(&args)?.1),
+        Invocation::Attach(args) => Ok(attach_rules(&args.spec)?.1),
         Invocation::Run(args) => Ok(run_settings(&args)?.1),
         Invocation::Routes(args) => Ok(setup_options(&args.routing).map(|_| Vec::new())?),
         Invocation::Doctor(args) => Ok(setup_options(&args.routing).map(|_| Vec::new())?),

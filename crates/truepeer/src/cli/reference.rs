@@ -216,8 +216,10 @@ fn meaning(line: &str) -> String {
             debug(&config) + &format!("{:?}", stack.stack.unwrap_or_default())
         }
         Invocation::Attach(args) => {
-            let place =
-                (args.place.pins.unwrap_or_else(|| crate::spec::defaults::pins().to_owned()), args.dev);
+            let place = (
+                args.spec.place.pins.unwrap_or_else(|| crate::spec::defaults::pins().to_owned()),
+                args.spec.dev,
+            );
             let dev = if place.1.is_empty() { vec!["all".to_owned()] } else { place.1.clone() };
             format!("{:?}{:?}{dev:?}", attach_rules(&attach(line)).unwrap(), place.0)
         }
@@ -232,9 +234,9 @@ fn debug(config: &Config) -> String {
     format!("{config:?}")
 }
 
-fn attach(line: &str) -> crate::spec::AttachArgs {
+fn attach(line: &str) -> crate::spec::AttachSpec {
     match invoke(line) {
-        Ok(Invocation::Attach(args)) => *args,
+        Ok(Invocation::Attach(args)) => args.spec,
         other => panic!("{line}: {other:?}"),
     }
 }

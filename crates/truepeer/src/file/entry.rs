@@ -9,7 +9,7 @@ use crate::plan::{
 };
 use crate::spec::table::{self, Commands};
 use crate::spec::{
-    AdminSpec, AdminTable, AttachArgs, HttpsSpec, LogSpec, LogTable, ProcessSpec, ProcessTable, ProxySpec,
+    AdminSpec, AdminTable, AttachSpec, HttpsSpec, LogSpec, LogTable, ProcessSpec, ProcessTable, ProxySpec,
     StackArgs,
 };
 
@@ -20,7 +20,7 @@ pub(super) const ENTRIES: [&str; 3] = ["proxy", "https", "attach"];
 pub(super) enum Entry {
     Proxy(Box<ProxySpec>),
     Https(Box<HttpsSpec>),
-    Attach(Box<AttachArgs>),
+    Attach(Box<AttachSpec>),
 }
 
 /// The settings of the whole process.
@@ -61,7 +61,7 @@ pub(super) fn grammar(entry: &str) -> Grammar {
                 keys::group::<StackArgs>,
             ],
         ),
-        _ => keys::of_entry::<AttachArgs>(rows(entry), &[]),
+        _ => keys::of_entry::<AttachSpec>(rows(entry), &[]),
     }
 }
 
@@ -80,7 +80,7 @@ impl Entry {
         Some(match name {
             "proxy" => Self::Proxy(Box::new(ProxySpec::from_arg_matches(matches).ok()?)),
             "https" => Self::Https(Box::new(HttpsSpec::from_arg_matches(matches).ok()?)),
-            _ => Self::Attach(Box::new(AttachArgs::from_arg_matches(matches).ok()?)),
+            _ => Self::Attach(Box::new(AttachSpec::from_arg_matches(matches).ok()?)),
         })
     }
 

@@ -31,7 +31,7 @@ const ELSEWHERE: [Elsewhere; 5] = [
 ];
 
 /// Options that make a command print something instead of its usual work.
-const ACTIONS: [&str; 2] = ["dry-run", "print-config"];
+const ACTIONS: [&str; 3] = ["dry-run", "print-config", "replace"];
 
 /// The keys of an entry: the command's options but those of [`ELSEWHERE`], which are its groups.
 pub(super) fn of_entry<T: Args>(rows: Commands, groups: &[fn() -> Command]) -> Grammar {

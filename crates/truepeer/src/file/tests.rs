@@ -84,7 +84,7 @@ fn a_printed_command_line_means_the_same_as_a_file() {
         let entry = match invoke(&format!("truepeer {line}")) {
             Invocation::Proxy(config, _) => EntryConfig::Proxy(config),
             Invocation::Https(config, _) => EntryConfig::Https(config),
-            Invocation::Attach(args) => EntryConfig::Attach(args),
+            Invocation::Attach(args) => EntryConfig::Attach(Box::new(args.spec)),
             other => panic!("{line}: {other:?}"),
         };
         let meant = meaning(&entry).unwrap().replace("./t.sock", "t.sock");

@@ -10,10 +10,10 @@ use super::listener::HeaderLimits;
 use super::problem::Problem;
 use super::senders;
 use super::senders::{ClaimsConfig, SendersConfig};
-use crate::spec::{AttachArgs, Port, SenderRule, defaults};
+use crate::spec::{AttachSpec, Port, SenderRule, defaults};
 
 /// The rules, with files read, and warnings about risky or ineffective options.
-pub(crate) fn attach_rules(spec: &AttachArgs) -> Result<(Rules, Vec<String>), Problem> {
+pub(crate) fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problem> {
     let usual = (&PrefixSet::loopback(), HeaderRule::Require);
     let senders = SendersConfig::of(&spec.senders, &[], usual)?;
     refuse_what_the_kernel_lacks(&senders)?;
@@ -77,7 +77,7 @@ fn refuse_what_the_kernel_lacks(senders: &SendersConfig) -> Result<(), Problem> 
 }
 
 /// Warnings about options that have no effect, or more effect than was perhaps intended.
-fn in_vain(spec: &AttachArgs, rules: &Rules) -> Vec<String> {
+fn in_vain(spec: &AttachSpec, rules: &Rules) -> Vec<String> {
     let mut warnings = Vec::new();
     let is_optional = std::iter::once(&rules.header).chain(rules.exceptions.values());
     if is_optional.clone().any(|rule| *rule == HeaderRule::Optional) && !rules.udp_ports.is_empty() {

@@ -11,7 +11,7 @@ use truepeer_bpf::Rules;
 use super::checked::Beside;
 use super::confine::ConfineConfig;
 use super::{Checked, Config, LogConfig, Problems, attach_rules};
-use crate::spec::{AdminAddr, AttachArgs, AttachTarget, defaults, text};
+use crate::spec::{AdminAddr, AttachSpec, AttachTarget, defaults, text};
 
 /// Everything that one process does.
 #[derive(Debug, Clone)]
@@ -36,7 +36,7 @@ pub(crate) struct ProcessConfig {
 pub(crate) enum EntryConfig {
     Proxy(Box<Config>),
     Https(Box<Config>),
-    Attach(Box<AttachArgs>),
+    Attach(Box<AttachSpec>),
 }
 
 /// Where the process can be asked about its state.
@@ -70,7 +70,7 @@ pub(crate) enum CheckedEntry {
 #[derive(Debug)]
 pub(crate) struct CheckedAttach {
     pub(crate) key: AttachKey,
-    pub(crate) args: AttachArgs,
+    pub(crate) args: AttachSpec,
     pub(crate) rules: Rules,
     pub(crate) warnings: Vec<String>,
 }
@@ -152,7 +152,7 @@ impl EntryConfig {
             }),
             Self::Attach(args) => {
                 let (rules, warnings) = attach_rules(args)?;
-                let (key, args) = (AttachKey::of(args), AttachArgs::clone(args));
+                let (key, args) = (AttachKey::of(args), AttachSpec::clone(args));
                 Ok(CheckedEntry::Attach(Box::new(CheckedAttach { key, args, rules, warnings })))
             }
         }
@@ -170,7 +170,7 @@ impl EntryConfig {
 
 impl AttachKey {
     /// Where this entry attaches.
-    pub(crate) fn of(args: &AttachArgs) -> Self {
+    pub(crate) fn of(args: &AttachSpec) -> Self {
         let pins = args.place.pins.as_deref().unwrap_or(defaults::pins());
         Self { target: args.place.target(), pins: pins.to_owned() }
     }

@@ -15,7 +15,7 @@ use truepeer_bpf::Rules;
 use super::signals::Bell;
 use crate::attach;
 use crate::plan::{AttachKey, CheckedAttach};
-use crate::spec::AttachArgs;
+use crate::spec::AttachSpec;
 
 /// How often a leaving attachment is polled.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -33,7 +33,7 @@ pub(super) struct Attachments {
 
 #[derive(Debug, Clone)]
 struct Attachment {
-    args: AttachArgs,
+    args: AttachSpec,
     rules: Rules,
 }
 
@@ -196,7 +196,7 @@ impl Attachment {
 
     /// Whether the kernel has what `other` would put there.
     fn is_same(&self, other: &Self) -> bool {
-        let place = |args: &AttachArgs| (args.dev.clone(), args.cgroup.clone(), args.unit.clone());
+        let place = |args: &AttachSpec| (args.dev.clone(), args.cgroup.clone(), args.unit.clone());
         let rules = |rules: &Rules| {
             let Rules { tcp_ports, udp_ports, senders, header, exceptions, claims, .. } = rules.clone();
             let times = (rules.header_timeout, rules.header_wait, rules.udp_silence);

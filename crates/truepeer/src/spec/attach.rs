@@ -19,6 +19,13 @@ use super::values;
 pub(crate) struct AttachArgs {
     #[command(subcommand)]
     pub(crate) action: Option<AttachAction>,
+    #[command(flatten)]
+    pub(crate) spec: AttachSpec,
+}
+
+/// What to attach, and where.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct AttachSpec {
     #[arg(long, required = true)]
     pub(crate) port: Vec<AttachPorts>,
     #[arg(long, value_parser = udp_dialect)]
@@ -39,6 +46,8 @@ pub(crate) struct AttachArgs {
     pub(crate) cgroup: Option<PathBuf>,
     #[arg(long)]
     pub(crate) unit: Option<String>,
+    #[arg(long)]
+    pub(crate) replace: bool,
     #[arg(long)]
     pub(crate) dry_run: bool,
     #[command(flatten)]
@@ -122,6 +131,19 @@ impl fmt::Display for AttachTarget {
 /// The action instead of attaching.
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum AttachAction {
+    /// Attach these ports, too: with rules of their own, beside what is attached in this network namespace
+    Add {
+        #[command(flatten)]
+        spec: Box<AttachSpec>,
+    },
+    /// Take ports out: their new connections pass unchecked, with their header (fail-open), and open ones continue. The last
+    /// port detaches
+    Remove {
+        #[arg(long, required = true)]
+        port: Vec<AttachPorts>,
+        #[command(flatten)]
+        place: PlaceArgs,
+    },
     /// Show connections, and refusals by reason, for each port
     Status {
         #[arg(long)]

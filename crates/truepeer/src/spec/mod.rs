@@ -29,7 +29,7 @@ mod vpp;
 
 pub(crate) use crate::routes::guard::RoutesMode;
 pub(crate) use address::{Family, HostPort, ListenAddr};
-pub(crate) use attach::{AttachAction, AttachArgs, AttachTarget, Engine, PlaceArgs};
+pub(crate) use attach::{AttachAction, AttachArgs, AttachSpec, AttachTarget, Engine, PlaceArgs};
 pub(crate) use confine::{ConfineMode, ConfineSpec, UserName};
 pub(crate) use connect::ConnectArgs;
 pub(crate) use device::VppDevice;
@@ -37,7 +37,7 @@ pub(crate) use doctor::DoctorArgs;
 pub(crate) use groups::{AdminSpec, LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec};
 pub(crate) use https::HttpsSpec;
 pub(crate) use operate::{AskSpec, SessionsArgs, StatusArgs, TopArgs};
-pub(crate) use port::Port;
+pub(crate) use port::{AttachPorts, Port};
 pub(crate) use proxy::ProxySpec;
 pub(crate) use routes::{RoutesAction, RoutesArgs};
 pub(crate) use routing::RoutingArgs;

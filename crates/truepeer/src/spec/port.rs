@@ -1,5 +1,6 @@
 //! Ports as `run --port` and `attach --port` accept them: numbers, ranges, service names, and lists with commas.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
@@ -35,6 +36,17 @@ pub(crate) enum Port {
         from: u16,
         backend: u16,
     },
+}
+
+/// As it is written.
+impl fmt::Display for Port {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(port) => write!(out, "{port}"),
+            Self::Udp { from, backend } if from == backend => write!(out, "{from}/udp"),
+            Self::Udp { from, backend } => write!(out, "{from}:{backend}/udp"),
+        }
+    }
 }
 
 impl FromStr for AttachPorts {

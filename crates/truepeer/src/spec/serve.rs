@@ -1,11 +1,11 @@
 //! `truepeer serve` and `check` as they are written, and the tables of the file that no other command has.
 //!
 //! The tables `[[proxy]]`, `[[https]]` and `[[attach]]` are the commands of these names: [`ProxySpec`],
-//! [`HttpsSpec`] and [`AttachArgs`], without the groups that are tables of their own here.
+//! [`HttpsSpec`] and [`AttachSpec`], without the groups that are tables of their own here.
 //!
 //! [`ProxySpec`]: super::ProxySpec
 //! [`HttpsSpec`]: super::HttpsSpec
-//! [`AttachArgs`]: super::AttachArgs
+//! [`AttachSpec`]: super::AttachSpec
 
 use std::fmt;
 use std::net::SocketAddr;

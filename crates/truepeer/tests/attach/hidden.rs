@@ -144,7 +144,7 @@ fn more_extension_headers_than_can_be_read_are_counted(bed: &Bed) -> Result<()> 
         (&["--port", "80"], 3),
         (&["--port", "80", "--port", "53/udp"], 5),
     ] {
-        attach_on(bed, host, ports)?;
+        attach_on(bed, host, &[ports, &["--replace"]].concat())?;
         let calls = if expected == 1 { "send(16, 17, 53)" } else { "send(16, 17, 53)\nsend(40, 6, 80)" };
         raw_ipv6(bed, lb, host, calls)?;
         unread(expected)?;

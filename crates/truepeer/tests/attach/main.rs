@@ -20,6 +20,7 @@ mod pools;
 mod programs;
 mod rules;
 mod servers;
+mod several;
 mod surroundings;
 mod tables;
 mod udp;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         hidden::tests(),
         programs::tests(),
         servers::tests(),
+        several::tests(),
         pools::tests(),
         accept_queue::tests(),
         leftovers::tests(),

@@ -80,11 +80,8 @@ fn ports_that_are_not_served_are_warned_about(bed: &Bed) -> Result<()> {
         "{said}"
     );
     ensure!(said.contains("nothing listens on port 82 here yet") && !said.contains("81"), "{said}");
-    let said = warnings(&["--port", "81"])?;
-    ensure!(
-        said.contains("no longer served, because this command does not name it: port 80, 82, 53/udp"),
-        "{said}"
-    );
+    let said = warnings(&["--port", "81", "--replace"])?;
+    ensure!(said.contains("no longer served, because they are not named: port 80, 82, 53/udp"), "{said}");
     // Left out before, and draining now.
     let said = warnings(&["--port", "81"])?;
     ensure!(said.is_empty(), "{said}");

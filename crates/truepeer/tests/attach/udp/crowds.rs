@@ -65,7 +65,7 @@ fn a_port_that_is_mapped_later_is_answered(bed: &Bed) -> Result<()> {
     pair.attach(bed, &["--port", "54/udp", "--port", MAPPED.port])?;
     ask_all(&sender, MAPPED, 0..1000)?;
     // Another size, while clients are known.
-    pair.attach(bed, &["--port", MAPPED.port, "--max-udp-flows", "20000"])?;
+    pair.attach(bed, &["--port", MAPPED.port, "--max-udp-flows", "20000", "--replace"])?;
     ask_all(&sender, MAPPED, 0..9000)
 }
 

@@ -114,7 +114,7 @@ fn a_client_of_another_family_keeps_the_senders_address(bed: &Bed) -> Result<()>
     }
     ensure!(pair.counter(bed, "client_not_showable")? == 2, "{}", pair.status(bed)?);
     // In SPP, the answer could not name its client.
-    pair.attach(bed, &["--port", "53/udp", "--udp-dialect", "spp"])?;
+    pair.attach(bed, &["--port", "53/udp", "--udp-dialect", "spp", "--replace"])?;
     send(&pair.sender(false, 53)?, &[&spp(CLIENTS[1], DESTINATIONS[1])?, b"x"])?;
     wait_for("the refusal", || pair.counter(bed, "refused_family").is_ok_and(|count| count == 1))?;
     ensure!(backend.seen().len() == 2);
@@ -231,10 +231,10 @@ fn udp_ends_at_once_when_detached(bed: &Bed) -> Result<()> {
     let me = sender.local_addr()?.to_string();
     let all = [&header, b"after".as_slice()].concat();
     // First one port is removed, then all.
-    pair.attach(bed, &["--port", "80"])?;
+    pair.attach(bed, &["--port", "80", "--replace"])?;
     exchange(&sender, &me, b"", &all)?;
     ensure!(pair.status(bed)?["ports"].as_array().is_some_and(|ports| ports.len() == 1));
-    pair.attach(bed, &["--port", "53/udp"])?;
+    pair.attach(bed, &["--port", "53/udp", "--replace"])?;
     exchange(&sender, CLIENTS[0], &header, b"again")?;
     command(bed, &["detach"])?.in_netns(&pair.host().netns).run(bed)?;
     exchange(&sender, &me, b"", &all)?;

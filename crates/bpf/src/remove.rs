@@ -1,0 +1,36 @@
+//! Takes ports out of what is attached.
+
+use std::collections::BTreeSet;
+
+use crate::attach::SEND_HOOKS;
+use crate::error::AttachError;
+use crate::links;
+use crate::place::Place;
+use crate::tables::Tables;
+
+/// Takes these ports out; open connections continue. Returns whether any port is left.
+///
+/// # Errors
+/// [`AttachError::NotAttached`]: a port is not attached, and nothing was changed.
+pub fn remove(place: &Place, tcp: &BTreeSet<u16>, udp: &BTreeSet<u16>) -> Result<bool, AttachError> {
+    let all = || tcp.iter().map(ToString::to_string).chain(udp.iter().map(|port| format!("{port}/udp")));
+    if !place.exists()? || !Tables::are_all_there(place) {
+        return Err(AttachError::NotAttached { ports: all().collect() });
+    }
+    let _lock = place.lock()?;
+    let mut tables = Tables::open(place)?;
+    let (ports, gates) = (tables.judged_ports()?, tables.gates()?);
+    let strange_tcp = tcp.iter().filter(|port| !ports.contains(port)).map(ToString::to_string);
+    let strange_udp = udp.iter().filter(|port| !gates.contains_key(port)).map(|port| format!("{port}/udp"));
+    let strange: Vec<String> = strange_tcp.chain(strange_udp).collect();
+    if !strange.is_empty() {
+        return Err(AttachError::NotAttached { ports: strange });
+    }
+    tables.leave(tcp, udp)?;
+    let has_udp = !tables.gates()?.is_empty();
+    if !has_udp {
+        links::leave_stages(place, &[links::TCP_INGRESS, links::TCP_EGRESS])?;
+        SEND_HOOKS.iter().try_for_each(|name| links::leave_hook(place, name))?;
+    }
+    Ok(has_udp || !tables.judged_ports()?.is_empty())
+}
