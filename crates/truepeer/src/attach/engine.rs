@@ -61,11 +61,17 @@ fn ask(engine: Engine, name: &str) -> Result<Option<Option<u32>>> {
     }
 }
 
+/// If containerd is installed but does not run, `ctr` would wait 10 s for it.
+const CONNECT_TIMEOUT: &str = "--connect-timeout=1s";
+
 /// Containerd keeps its containers in namespaces of names (`k8s.io`, `moby`, `default`).
 fn ask_containerd(name: &str) -> Result<Option<Option<u32>>> {
-    let Some(spaces) = run(Engine::Containerd, &["namespaces", "list", "--quiet"])? else { return Ok(None) };
+    let Some(spaces) = run(Engine::Containerd, &[CONNECT_TIMEOUT, "namespaces", "list", "--quiet"])? else {
+        return Ok(None);
+    };
     for space in text(&spaces).lines() {
-        let Some(tasks) = run(Engine::Containerd, &["--namespace", space, "tasks", "list"])? else {
+        let Some(tasks) = run(Engine::Containerd, &[CONNECT_TIMEOUT, "--namespace", space, "tasks", "list"])?
+        else {
             continue;
         };
         if let Some(process) = task_in(&text(&tasks), name) {
