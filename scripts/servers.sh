@@ -1,13 +1,14 @@
 #!/bin/bash
 # Unpacks the servers of servers.txt under target/servers without installing them: an installed server starts by
-# itself and takes the user's ports. Needs no root. Does nothing if they are there already.
+# itself and takes the user's ports. Needs no root. Does nothing if they are there already. Another list and directory
+# can be named: servers.sh [LIST DIRECTORY].
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin" LC_ALL=C DEBIAN_FRONTEND=noninteractive
 
-list=scripts/servers.txt
-home=${TRUEPEER_SERVERS:-$PWD/target/servers}
-say() { echo "servers: $*"; }
+list=${1:-scripts/servers.txt}
+home=${2:-${TRUEPEER_SERVERS:-$PWD/target/servers}}
+say() { echo "$(basename "$list" .txt): $*"; }
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
   say "this machine has no apt-get: tests that need a server will be skipped"
@@ -76,7 +77,7 @@ for deb in "$home"/debs/*.deb; do dpkg-deb -x "$deb" "$home/root.new"; done
 link() { if [ -e "$home/root.new/$2" ]; then ln -s "../root/$2" "$home/bin.new/$1"; fi; }
 link nc bin/nc.openbsd
 link nc usr/bin/nc.openbsd
-for name in iptables ip6tables iptables-nft ip6tables-nft; do link $name usr/sbin/xtables-nft-multi; done
+for name in {ip,ip6}tables{,-nft,-save,-restore}; do link $name usr/sbin/xtables-nft-multi; done
 # Erlang's launcher knows only its installed location.
 erl=$home/root.new/usr/lib/erlang/bin/erl
 if [ -f "$erl" ]; then sed -i 's|ROOTDIR=/usr/lib/erlang$|ROOTDIR=${ERL_ROOTDIR:-/usr/lib/erlang}|' "$erl"; fi
