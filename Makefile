@@ -1,6 +1,6 @@
 # On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` demonstrate truepeer, `make test` tests
 # it, and `make bench` measures it. All first install or unpack what is missing, and print that.
-.PHONY: demo demo-https test test-all bench old-kernel package package-check book setup servers engines frp h2spec fmt lint doc clean
+.PHONY: demo demo-https test test-all bench old-kernel package package-check book setup servers engines kube frp h2spec fmt lint doc clean
 .DEFAULT_GOAL := demo
 
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
@@ -26,7 +26,7 @@ test: setup servers
 	scripts/test.sh
 
 # Runs the long tests and the whole matrix as well.
-test-all: setup servers engines frp h2spec
+test-all: setup servers engines kube frp h2spec
 	TRUEPEER_TEST_ALL=1 scripts/test.sh
 
 # Compares truepeer with its peers in a few minutes; rewrites the measured parts of docs/benchmarks*.md, and their
@@ -51,6 +51,10 @@ servers:
 # ~/.cache/truepeer (XDG_CACHE_HOME), or where TRUEPEER_ENGINES says. 600 MiB.
 engines:
 	@scripts/servers.sh scripts/engines.txt "$${TRUEPEER_ENGINES:-$${XDG_CACHE_HOME:-$$HOME/.cache}/truepeer/engines}"
+
+# Kubernetes' programs and helm for the test of the chart, built from the Go module proxy once for each machine: 15 minutes.
+kube:
+	@scripts/kube-programs.sh
 
 # frp from the Go module proxy, under target/tools, for the tests with frp as the sender.
 frp:

@@ -41,8 +41,8 @@ start_container() { # image, number, more options of run
 wait_for_servers() { # number
   local end=$((SECONDS + 15)) answers
   until
-    answers="$(from_lb tcp 10.200.0.1 $((8080 + $1))), $(from_lb tcp fd00:200::1 $((8080 + $1)))"
-    [[ $answers = 10.200.0.7\ *,\ fd00:200::7\ * ]]
+    answers="$(from_lb tcp 10.0.0.1 $((8080 + $1))), $(from_lb tcp fd00:200::1 $((8080 + $1)))"
+    [[ $answers = 10.0.0.7\ *,\ fd00:200::7\ * ]]
   do [ $SECONDS -lt $end ] || { echo "waited in vain for container $1: $answers"; return 1; }; done
 }
 
@@ -50,18 +50,18 @@ published_ports() { # image, number
   local tcp=$((8080 + $2)) udp=$((5300 + $2)) bridge name="$layout $engine $1"
   wait_for_servers "$2"
   # So that the checks below can fail: without truepeer the header reaches the server.
-  check_is "$name: a raw server sees the sender" "$(from_lb udp 10.200.0.1 $udp | cut -d' ' -f1)" 10.200.0.7
-  check_is "$name: a raw server refuses the header" "$(from_lb tcp 10.200.0.1 $tcp "${four[@]}" v1 | grep -o 400)" 400
+  check_is "$name: a raw server sees the sender" "$(from_lb udp 10.0.0.1 $udp | cut -d' ' -f1)" 10.0.0.7
+  check_is "$name: a raw server refuses the header" "$(from_lb tcp 10.0.0.1 $tcp "${four[@]}" v1 | grep -o 400)" 400
 
   begin=$(date +%s)
-  node_run truepeer attach --container "$1" --port 80 --port 53/udp --allow 10.200.0.7 --allow fd00:200::7 2>&1 | sed 's/^/  /'
+  node_run truepeer attach --container "$1" --port 80 --port 53/udp --allow 10.0.0.7 --allow fd00:200::7 2>&1 | sed 's/^/  /'
   check_is "$name: engines that do not run hold nobody up" $(($(date +%s) - begin < 6)) 1
-  check_is "$name: TCP over IPv4, v1" "$(from_lb tcp 10.200.0.1 $tcp "${four[@]}" v1)" "${four[*]}"
+  check_is "$name: TCP over IPv4, v1" "$(from_lb tcp 10.0.0.1 $tcp "${four[@]}" v1)" "${four[*]}"
   check_is "$name: TCP over IPv6, v2" "$(from_lb tcp fd00:200::1 $tcp "${six[@]}" v2)" "${six[*]}"
-  check_is "$name: an IPv6 client over IPv4" "$(from_lb tcp 10.200.0.1 $tcp "${six[@]}" v2)" "${six[*]}"
-  check_is "$name: UDP over IPv4" "$(from_lb udp 10.200.0.1 $udp "${four[@]}")" "${four[*]}"
+  check_is "$name: an IPv6 client over IPv4" "$(from_lb tcp 10.0.0.1 $tcp "${six[@]}" v2)" "${six[*]}"
+  check_is "$name: UDP over IPv4" "$(from_lb udp 10.0.0.1 $udp "${four[@]}")" "${four[*]}"
   check_is "$name: UDP over IPv6" "$(from_lb udp fd00:200::1 $udp "${six[@]}")" "${six[*]}"
-  check_is "$name: a sender without a header is refused" "$(from_lb tcp 10.200.0.1 $tcp)" "ConnectionResetError: [Errno 104] Connection reset by peer"
+  check_is "$name: a sender without a header is refused" "$(from_lb tcp 10.0.0.1 $tcp)" "ConnectionResetError: [Errno 104] Connection reset by peer"
   check_is "$name: who is not listed passes" "$(from_node tcp 127.0.0.1 $tcp | cut -d' ' -f1)" "$gateway"
 
   # From the node itself the engine forwards in user space, or translates the source: the sender is the bridge.
@@ -72,7 +72,7 @@ published_ports() { # image, number
     check_is "$name: by docker-proxy over IPv6, TCP, v1" "$(from_node tcp ::1 $tcp "${six[@]}" v1)" "${six[*]}"
     check_is "$name: by docker-proxy over IPv6, UDP" "$(from_node udp ::1 $udp "${six[@]}")" "${six[*]}"
   fi
-  check_is "$name: detached" "$(node_run truepeer attach detach --container "$1" >/dev/null 2>&1; from_lb tcp 10.200.0.1 $tcp "${four[@]}" v1 | grep -o 400)" 400
+  check_is "$name: detached" "$(node_run truepeer attach detach --container "$1" >/dev/null 2>&1; from_lb tcp 10.0.0.1 $tcp "${four[@]}" v1 | grep -o 400)" 400
 }
 
 for layout in $layouts; do

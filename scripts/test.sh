@@ -110,9 +110,9 @@ check agent-format cargo fmt "${agent[@]}" --check
 check agent-clippy cargo clippy "${agent[@]}" --target-dir "$target" --all-targets -q -- -D warnings
 check_tests agent cargo test "${agent[@]}" --target-dir "$target" --no-fail-fast
 check_as_plain_user
-if [ -x "$target/debug/truepeer" ]; then
-  if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then check_tests engines scripts/engines.sh "v2 hybrid"; else check_tests engines scripts/engines.sh v2; fi
-fi
+if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then layouts="v2 hybrid" pods=110; else layouts=v2 pods=0; fi
+if [ -x "$target/debug/truepeer" ]; then check_tests engines scripts/engines.sh "$layouts"; fi
+if [ -x "$target/debug/truepeer-agent" ]; then check_tests kube scripts/kube.sh "$layouts" $pods; fi
 check demo demo
 check demo-https demo_https
 check bench-smoke bench_smoke

@@ -5,8 +5,12 @@ images=$target/images
 
 # Copies a program and the libraries that it is linked with.
 with_libraries() { # program, root
-  local library
   install -D "$1" "$2/${1#"$engines/root/"}"
+  libraries_of "$1" "$2"
+}
+
+libraries_of() { # program, root
+  local library
   LD_LIBRARY_PATH=$engines/root/usr/lib/x86_64-linux-gnu ldd "$1" | grep -o '/[^ ]*' | while read -r library; do
     install -D "$(realpath "$library")" "$2/lib/x86_64-linux-gnu/$(basename "$library")"
   done
@@ -53,7 +57,22 @@ make_images() {
   fi
 }
 
+# truepeer and its agent as they were built for the tests, with their libraries. The image for users is static
+# (deploy/docker).
+make_agent_image() {
+  local root program
+  [ ! "$images/agent" -nt "$truepeer" ] || [ ! "$images/agent" -nt "$agent" ] || return 0
+  root=$(root_with_busybox agent)
+  for program in "$truepeer" "$agent"; do
+    mkdir -p "$root/usr/bin"
+    strip -o "$root/usr/bin/$(basename "$program")" "$program"
+    libraries_of "$program" "$root"
+  done
+  cp -L /lib64/ld-linux-x86-64.so.2 "$root/lib64/"
+  image_done "$root"
+}
+
 # What an image's container starts.
 image_command() { # name; prints JSON
-  case $1 in nginx) echo '["/usr/sbin/nginx","-c","/etc/nginx.conf"]' ;; pause) echo '["/bin/sleep","infinity"]' ;; *) echo '["/bin/who"]' ;; esac
+  case $1 in nginx) echo '["/usr/sbin/nginx","-c","/etc/nginx.conf"]' ;; agent) echo '["/usr/bin/truepeer-agent"]' ;; pause) echo '["/bin/sleep","infinity"]' ;; *) echo '["/bin/who"]' ;; esac
 }

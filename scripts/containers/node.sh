@@ -8,7 +8,7 @@ kube_version=1.34.4
 kube=${TRUEPEER_KUBE:-$cache/kube-$kube_version}
 
 # Starts it with one of two layouts of the cgroups. v2: the cgroup2 hierarchy alone, with the controllers that v1 leaves
-# to it; hybrid: as on this machine. Another machine, `lb`, is beside it: 10.200.0.7 and fd00:200::7; the node is .1 and ::1.
+# to it; hybrid: as on this machine. Another machine, `lb`, is beside it: 10.0.0.7 and fd00:200::7; the node is .1 and ::1.
 node_up() { # layout
   node_layout=$1
   unshare --mount --net --pid --ipc --uts --fork --kill-child --propagation private bash -euc '
@@ -32,17 +32,17 @@ node_up() { # layout
     ip link set lo up
     ip netns add lb
     ip link add lb0 type veth peer name eth0 netns lb
-    ip addr add 10.200.0.1/24 dev lb0
+    ip addr add 10.0.0.1/24 dev lb0
     ip addr add fd00:200::1/64 dev lb0 nodad
     ip link set lb0 up
-    ip -n lb addr add 10.200.0.7/24 dev eth0
+    ip -n lb addr add 10.0.0.7/24 dev eth0
     ip -n lb addr add fd00:200::7/64 dev eth0 nodad
     ip -n lb link set lo up
     ip -n lb link set eth0 up
-    ip -n lb route add default via 10.200.0.1
+    ip -n lb route add default via 10.0.0.1
     ip -n lb route add default via fd00:200::1
     # Engines and Kubernetes expect a default route. No packet leaves by it.
-    ip route add default via 10.200.0.7
+    ip route add default via 10.0.0.7
     ip route add default via fd00:200::7
     touch /run/node/up
     trap "exit 0" TERM
@@ -59,7 +59,7 @@ node_up() { # layout
 
 # Runs a command there.
 node_run() {
-  nsenter --wdns="$PWD" -t "$node_pid" -m -n -p -i -u -- env -i TERM=dumb LC_ALL=C.UTF-8 HOME=/run/node/home \
+  nsenter --wdns="$PWD" -t "$node_pid" -m -n -p -i -u -- env -i TERM=dumb PYTHONDONTWRITEBYTECODE=1 LC_ALL=C.UTF-8 HOME=/run/node/home \
     PATH="$PWD/scripts/containers/bin:$engines/bin:$engines/root/usr/sbin:$engines/root/usr/bin:$engines/root/sbin:$engines/root/bin:$kube:$(dirname "$truepeer"):/usr/sbin:/usr/bin:/sbin:/bin" \
     LD_LIBRARY_PATH="$engines/root/usr/lib/x86_64-linux-gnu:$engines/root/lib/x86_64-linux-gnu" \
     XTABLES_LIBDIR="$engines/root/usr/lib/x86_64-linux-gnu/xtables" PYTHONPATH="$engines/root/usr/lib/python3/dist-packages" \

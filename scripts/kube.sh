@@ -1,0 +1,171 @@
+#!/bin/bash
+# truepeer's chart on a real Kubernetes of one node, in namespaces of its own: pods behind HAProxy and dnsdist by their addresses
+# and by NodePort, probes, the readiness gate, restarts under load, an uninstall that leaves nothing. Needs root, the
+# programs of engines.txt (`make engines`) and Kubernetes' (`make kube` builds them). kube.sh [v2|hybrid] [PODS].
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+. scripts/containers/node.sh
+. scripts/containers/images.sh
+. scripts/containers/cluster.sh
+. scripts/containers/checks.sh
+truepeer=$(realpath "${TRUEPEER:-$target/debug/truepeer}")
+agent=$(realpath "${TRUEPEER_AGENT:-$target/debug/truepeer-agent}")
+layouts=${1:-v2}
+pods=${2:-0}
+
+node_needs kube
+for program in kubelet helm; do
+  [ -x "$kube/$program" ] || { check_skip kube "Kubernetes is not built: make kube"; checks_end; exit 0; }
+done
+for program in "$truepeer" "$agent"; do
+  [ -x "$program" ] || { echo "kube: no $program: cargo build, or name one by TRUEPEER and TRUEPEER_AGENT"; exit 1; }
+done
+mkdir -p "$target/logs"
+trap node_end EXIT
+make_images
+make_agent_image
+
+k() { node_run kubectl "$@"; }
+ask=(python3 scripts/containers/ask.py)
+from_lb() { node_run ip netns exec lb "${ask[@]}" "$@"; }
+from_client() { node_run ip netns exec client "${ask[@]}" "$@" | cut -d' ' -f1; }
+load() { node_run ip netns exec lb python3 scripts/containers/load.py "$@"; }
+pod_address() { k get pod -l "app=$1" -o jsonpath='{.items[0].status.podIP}'; }
+ready() { k rollout status "deployment/$1" --timeout="${2:-60s}" >/dev/null; }
+# What must be gone after the uninstall.
+objects() { k get namespace,clusterrole,clusterrolebinding -o name | grep truepeer || true; }
+
+# A client behind the load balancer: 198.51.100.77.
+start_senders() {
+  node_run sh -euc '
+    ip netns add client
+    ip -n lb link add client type veth peer name eth0 netns client
+    ip -n lb addr add 198.51.100.1/24 dev client
+    ip -n lb link set client up
+    ip -n client addr add 198.51.100.77/24 dev eth0
+    ip -n client link set eth0 up
+    cat >/run/node/haproxy.cfg' <<CONFIG
+defaults
+  mode tcp
+  timeout connect 2s
+  timeout client 5s
+  timeout server 5s
+  default-server check inter 300ms
+listen pod
+  bind :8001
+  server pod $(pod_address web):80 send-proxy-v2
+listen node-port
+  bind :8002
+  server node 10.0.0.1:30080 send-proxy check-send-proxy
+CONFIG
+  node_run sh -c 'cat >/run/node/dnsdist.conf' <<CONFIG
+setLocal("198.51.100.1:53")
+setACL("198.51.100.0/24")
+setSecurityPollSuffix("")
+newServer({address="$(pod_address dns)", useProxyProtocol=true, healthCheckMode="up", name="pod"})
+CONFIG
+  sed 's/:53"/:54"/; s/address="[^"]*"/address="10.0.0.1:30053"/' <(node_run cat /run/node/dnsdist.conf) | node_run sh -c 'cat >/run/node/dnsdist-node.conf'
+  node_start haproxy ip netns exec lb haproxy -f /run/node/haproxy.cfg -db
+  node_start dnsdist ip netns exec lb dnsdist --supervised --disable-syslog -C /run/node/dnsdist.conf
+  node_start dnsdist-node ip netns exec lb dnsdist --supervised --disable-syslog -C /run/node/dnsdist-node.conf
+  node_wait 10 ip netns exec client sh -c 'for port in 8001 8002; do python3 scripts/containers/ask.py tcp 198.51.100.1 $port | grep -q "^[0-9.]* [0-9]*$" || exit 1; done'
+}
+
+senders() {
+  k apply -f deploy/kubernetes/web.yaml -f deploy/kubernetes/dns.yaml >/dev/null
+  ready web
+  ready dns
+  start_senders
+  check_is "$1: HAProxy to the pod's address" "$(from_client tcp 198.51.100.1 8001)" 198.51.100.77
+  check_is "$1: HAProxy to a NodePort" "$(from_client tcp 198.51.100.1 8002)" 198.51.100.77
+  check_is "$1: dnsdist to the pod's address" "$(from_client udp 198.51.100.1 53)" 198.51.100.77
+  check_is "$1: dnsdist to a NodePort" "$(from_client udp 198.51.100.1 54)" 198.51.100.77
+  check_is "$1: who is not listed passes" "$(node_run "${ask[@]}" tcp "$(pod_address web)" 80 | cut -d' ' -f1)" 10.244.0.1
+  check_is "$1: a listed sender without a header is refused" "$(from_lb tcp "$(pod_address web)" 80)" "ConnectionResetError: [Errno 104] Connection reset by peer"
+}
+
+# So that what follows can fail.
+without_agent() {
+  k apply -f deploy/kubernetes/web.yaml >/dev/null
+  node_wait 30 kubectl wait --for=condition=ContainersReady pod -l app=web --timeout=1s
+  check_is "$1: without the agent the header reaches the server" "$(from_lb tcp "$(pod_address web)" 80 203.0.113.9 999 v1 | grep -o 400)" 400
+  check_is "$1: without the agent the gate keeps the pod out of its service" "$(k get pod -l app=web -o jsonpath='{.items[0].status.conditions[?(@.type=="Ready")].reason}')" ReadinessGatesNotReady
+  k delete -f deploy/kubernetes/web.yaml --wait=false >/dev/null
+  node_wait 20 sh -c '! kubectl get pods --no-headers 2>/dev/null | grep -q web'
+}
+
+# 10,000 connections while a pod starts, at its service's port: none reaches a raw server.
+start_race() {
+  k delete deployment web --cascade=foreground >/dev/null
+  load tcp 10.0.0.1 30080 10000 >"$target/logs/race" 2>&1 &
+  local racing=$!
+  sleep 1
+  k apply -f deploy/kubernetes/web.yaml >/dev/null
+  wait $racing
+  sed 's/^/  /' "$target/logs/race"
+  read -r _ named _ raw _ <"$target/logs/race"
+  check_is "$1: of 10000 connections while a pod starts, none is raw" "$((named >= 10000)) $raw" "1 0"
+}
+
+restarts_under_load() {
+  ready web
+  load tcp 10.0.0.1 30080 12s >"$target/logs/restarts" 2>&1 &
+  local loading=$! before after
+  sleep 1
+  before=$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o name)
+  k -n truepeer delete "$before" --wait=false >/dev/null
+  k delete pod -l app=web --wait=false >/dev/null
+  sleep 5
+  # The container alone: the pod, its network namespace and its attachment stay.
+  node_run sh -c 'ctr -n k8s.io tasks kill -s KILL "$(ctr -n k8s.io containers list | awk "/nginx:1.28/ { id = \$1 } END { print id }")"' >/dev/null
+  wait $loading
+  sed 's/^/  /' "$target/logs/restarts"
+  read -r _ named _ raw _ <"$target/logs/restarts"
+  after=$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o name)
+  check_is "$1: pod, container and agent restarted under load: no wrong name" "$((named > 1000)) $raw" "1 0"
+  [ "$before" != "$after" ] || after="the same agent"
+  check_is "$1: the agent was another one afterwards" "$([ "$before" != "$after" ]; echo $?)" 0
+  ready web
+  check_is "$1: probes have restarted nothing" "$(k get pods -l app=dns -o jsonpath='{.items[*].status.containerStatuses[*].restartCount}')" 0
+}
+
+many_pods() { # name
+  local begin=$SECONDS addresses address said wrong=0
+  k scale deployment dns --replicas=$((pods - 2)) >/dev/null # with the web server and the agent
+  ready dns 300s
+  echo "  $pods pods were ready after $((SECONDS - begin)) s"
+  addresses=$(k get pod -l app=dns -o jsonpath='{.items[*].status.podIP}')
+  for address in $addresses; do
+    said=$(from_lb udp "$address" 53 203.0.113.9 5109 | tr -d '\0')
+    [ "$said" = "203.0.113.9 5109" ] || { wrong=$((wrong + 1)); echo "  $address answered: $said"; }
+  done
+  check_is "$1: $pods pods on the node, each sees its client" "$(wc -w <<<"$addresses") $wrong" "$((pods - 2)) 0"
+  k scale deployment dns --replicas=1 >/dev/null
+}
+
+uninstall() {
+  node_run helm uninstall truepeer --wait --timeout 120s >/dev/null
+  node_wait 30 sh -c '! kubectl get namespace truepeer'
+  check_is "$1: uninstalled, nothing is left" "$(objects)" ""
+  check_is "$1: uninstalled, attached pods go on" "$(from_lb tcp "$(pod_address web)" 80 203.0.113.9 999 v1)" "203.0.113.9 999"
+}
+
+check_is "the chart passes helm lint" "$("$kube/helm" lint --strict deploy/helm/truepeer | grep -o ' 0 chart(s) failed')" " 0 chart(s) failed"
+check_is "the chart's schema refuses a misspelt value" "$("$kube/helm" lint deploy/helm/truepeer --set allowSender=private 2>&1 | grep -o 'allowSender.* not allowed' | head -1)" "allowSender' not allowed"
+
+for layout in $layouts; do
+  if [ "$layout" = hybrid ] && ! findmnt -nt cgroup >/dev/null; then check_skip "$layout" "this machine has no cgroups of version 1"; continue; fi
+  echo "kube: Kubernetes $kube_version, cgroups $layout"
+  node_up "$layout"
+  cluster_up
+  without_agent "$layout"
+  node_run helm install truepeer deploy/helm/truepeer --wait --timeout 60s >/dev/null
+  echo "kube: the agent is ready"
+  senders "$layout"
+  start_race "$layout"
+  restarts_under_load "$layout"
+  [ "$pods" = 0 ] || many_pods "$layout"
+  uninstall "$layout"
+  node_end
+done
+checks_end
