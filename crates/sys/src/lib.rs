@@ -12,6 +12,7 @@ pub mod netlink;
 pub mod netns;
 pub mod packet;
 pub mod process;
+pub mod repair;
 pub mod seccomp;
 pub mod sock_diag;
 pub mod socket;

@@ -192,6 +192,18 @@ pub fn local_address(socket: BorrowedFd<'_>) -> Result<SocketAddr, CallError> {
     SocketAddr::try_from(address).map_err(|_| Errno::AFNOSUPPORT).named("getsockname")
 }
 
+/// The address that `socket` is connected to.
+///
+/// # Errors
+/// ENOTCONN; EOPNOTSUPP (as [`Errno::AFNOSUPPORT`]) if it is not an internet socket.
+pub fn peer_address(socket: BorrowedFd<'_>) -> Result<SocketAddr, CallError> {
+    let address = rustix::net::getpeername(socket).named("getpeername")?;
+    address
+        .and_then(|address| SocketAddr::try_from(address).ok())
+        .ok_or(Errno::AFNOSUPPORT)
+        .named("getpeername")
+}
+
 /// The device that `socket` is bound to, 0 if to none (SO_BINDTOIFINDEX, Linux 5.0): bound by a program, as its listener was, or by the kernel,
 /// to the device of a link-local peer, or to a VRF.
 #[must_use]

@@ -1,0 +1,202 @@
+//! What a TCP connection has sent and received so far, and closing it without a word (TCP_REPAIR).
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use socket2::SockRef;
+
+use crate::{CallError, Named};
+
+/// linux/tcp.h: the values of TCP_REPAIR and TCP_REPAIR_QUEUE.
+const REPAIR_ON: libc::c_int = 1;
+const REPAIR_OFF_WITHOUT_PROBE: libc::c_int = -1;
+const NO_QUEUE: libc::c_int = 0;
+const RECEIVE_QUEUE: libc::c_int = 1;
+const SEND_QUEUE: libc::c_int = 2;
+/// linux/sockios.h
+const SIOCOUTQNSD: libc::Ioctl = 0x894B;
+
+/// What has been received of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// The number of the byte that is expected next.
+    pub next: u32,
+    /// Bytes before it that have not been read.
+    pub unread: u32,
+}
+
+/// What TCP_INFO says, as far as a hand-over needs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Connection {
+    /// Neither side has ended, even if the end lies unread.
+    pub is_established: bool,
+    /// Both sides send timestamps.
+    pub has_timestamps: bool,
+    /// Both sides understand SACK.
+    pub has_sack: bool,
+    /// ECN was agreed on.
+    pub has_ecn: bool,
+    /// The window scale of what the peer says.
+    pub peer_scale: u8,
+    /// The window scale of what the peer is told.
+    pub own_scale: u8,
+    /// The longest segment that the peer may send (without options).
+    pub longest_in: u32,
+    /// The path's MTU to the peer.
+    pub path_mtu: u32,
+}
+
+/// The number of the byte that would be written next; `None` while bytes wait in the queue that were never sent.
+///
+/// While this queue is chosen the kernel takes for sent what it would send, so it is asked only when there is nothing.
+///
+/// # Errors
+/// EPERM without CAP_NET_ADMIN in the network namespace's user namespace.
+pub fn next_to_write(socket: BorrowedFd<'_>) -> Result<Option<u32>, CallError> {
+    if ioctl_int(socket, SIOCOUTQNSD).named("ioctl(SIOCOUTQNSD)")? != 0 {
+        return Ok(None);
+    }
+    under_repair(socket, SEND_QUEUE, || queue_number(socket)).map(Some)
+}
+
+/// What has been received.
+///
+/// # Errors
+/// As [`next_to_write`].
+pub fn received(socket: BorrowedFd<'_>) -> Result<Received, CallError> {
+    under_repair(socket, RECEIVE_QUEUE, || {
+        loop {
+            let next = queue_number(socket)?;
+            let unread = ioctl_int(socket, libc::FIONREAD).named("ioctl(SIOCINQ)")?;
+            // A segment may come in between.
+            if queue_number(socket)? == next {
+                return Ok(Received { next, unread });
+            }
+        }
+    })
+}
+
+/// Bytes that can be read at once.
+///
+/// # Errors
+/// EINVAL on a listener.
+pub fn unread_bytes(socket: BorrowedFd<'_>) -> Result<u32, CallError> {
+    ioctl_int(socket, libc::FIONREAD).named("ioctl(SIOCINQ)")
+}
+
+/// Closes the connection here without telling the other end: neither FIN nor RST.
+///
+/// # Errors
+/// As [`next_to_write`]; then it is closed as ever.
+pub fn close_silently(socket: OwnedFd) -> Result<(), CallError> {
+    set_int(socket.as_fd(), libc::TCP_REPAIR, REPAIR_ON).named("setsockopt(TCP_REPAIR)")
+}
+
+/// What was agreed on when the connection was made, and how it stands.
+///
+/// # Errors
+/// What getsockopt(2) says.
+pub fn connection(socket: BorrowedFd<'_>) -> Result<Connection, CallError> {
+    /// The kernel's enum tcp_state.
+    const TCP_ESTABLISHED: u8 = 1;
+    /// linux/tcp.h: TCPI_OPT_TIMESTAMPS, TCPI_OPT_SACK, TCPI_OPT_ECN.
+    const OPTIONS: [u8; 3] = [1, 2, 8];
+    // The first 88 bytes of `struct tcp_info`, up to tcpi_advmss.
+    let mut info = [0_u8; 88];
+    let mut length: libc::socklen_t = 88;
+    // SAFETY: TCP_INFO writes at most as many bytes as `length` says, which is the size of the local.
+    let answer = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    result(answer).named("getsockopt(TCP_INFO)")?;
+    let word = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
+    // Bit fields: tcpi_snd_wscale stands first.
+    let (first, second) = (info[6] & 15, info[6] >> 4);
+    let (peer_scale, own_scale) =
+        if cfg!(target_endian = "little") { (first, second) } else { (second, first) };
+    let [has_timestamps, has_sack, has_ecn] = OPTIONS.map(|option| info[5] & option != 0);
+    Ok(Connection {
+        is_established: info[0] == TCP_ESTABLISHED,
+        has_timestamps,
+        has_sack,
+        has_ecn,
+        peer_scale,
+        own_scale,
+        longest_in: word(84),
+        path_mtu: word(60),
+    })
+}
+
+/// Waits until no program of the kernel runs any more that ran when this was called (an RCU grace period): some 10 to 30 ms.
+///
+/// # Errors
+/// EINVAL where the kernel has CPUs set aside (nohz_full).
+pub fn wait_for_grace_period() -> Result<(), CallError> {
+    /// linux/membarrier.h
+    const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
+    // SAFETY: the call takes three integers and touches no memory of ours.
+    let answer = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    result(if answer < 0 { -1 } else { 0 }).named("membarrier(MEMBARRIER_CMD_GLOBAL)")
+}
+
+/// Repair is on for some microseconds. Switched off this way it sends nothing.
+fn under_repair<T>(
+    socket: BorrowedFd<'_>,
+    queue: libc::c_int,
+    work: impl FnOnce() -> Result<T, CallError>,
+) -> Result<T, CallError> {
+    let is_reused = SockRef::from(&socket).reuse_address().named("getsockopt(SO_REUSEADDR)")?;
+    set_int(socket, libc::TCP_REPAIR, REPAIR_ON).named("setsockopt(TCP_REPAIR)")?;
+    let done = set_int(socket, libc::TCP_REPAIR_QUEUE, queue)
+        .named("setsockopt(TCP_REPAIR_QUEUE)")
+        .and_then(|()| work());
+    // The send queue must not stay chosen: see next_to_write.
+    let left = set_int(socket, libc::TCP_REPAIR_QUEUE, NO_QUEUE).named("setsockopt(TCP_REPAIR_QUEUE)");
+    let off = set_int(socket, libc::TCP_REPAIR, REPAIR_OFF_WITHOUT_PROBE).named("setsockopt(TCP_REPAIR)");
+    // Leaving repair clears it, and a listener's next start needs it.
+    let reused = SockRef::from(&socket).set_reuse_address(is_reused).named("setsockopt(SO_REUSEADDR)");
+    let done = done?;
+    left.and(off).and(reused)?;
+    Ok(done)
+}
+
+fn queue_number(socket: BorrowedFd<'_>) -> Result<u32, CallError> {
+    let mut number = 0_u32;
+    let mut length: libc::socklen_t = 4;
+    // SAFETY: the option is one C int; the kernel writes at most `length` bytes, which is the size of the local.
+    let answer = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_QUEUE_SEQ,
+            (&raw mut number).cast(),
+            &raw mut length,
+        )
+    };
+    result(answer).named("getsockopt(TCP_QUEUE_SEQ)")?;
+    Ok(number)
+}
+
+fn set_int(socket: BorrowedFd<'_>, option: libc::c_int, value: libc::c_int) -> std::io::Result<()> {
+    // SAFETY: the option takes one C int; pointer and length name exactly that local, which outlives the call.
+    result(unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, option, (&raw const value).cast(), 4)
+    })
+}
+
+/// Of requests that answer with one C int that is a count.
+fn ioctl_int(socket: BorrowedFd<'_>, request: libc::Ioctl) -> std::io::Result<u32> {
+    let mut count: libc::c_int = 0;
+    // SAFETY: the requests of this module write one C int through the pointer, which is that of a live local.
+    result(unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut count) })?;
+    Ok(count.unsigned_abs())
+}
+
+fn result(answer: libc::c_int) -> std::io::Result<()> {
+    if answer < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
