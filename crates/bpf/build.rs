@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-const PROGRAMS: [&str; 13] = [
+const PROGRAMS: [&str; 15] = [
     "tcp_ingress",
     "tcp_egress",
     "peer_name",
@@ -16,6 +16,8 @@ const PROGRAMS: [&str; 13] = [
     "backstop",
     "witness",
     "header_check",
+    "splice_in",
+    "splice_out",
     "tcp_ingress_door",
     "tcp_egress_door",
     "tcp_end_door",

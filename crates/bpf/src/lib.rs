@@ -35,6 +35,8 @@ mod remove;
 mod resize;
 mod rules;
 mod sizes;
+#[doc(hidden)]
+pub mod splice;
 mod status;
 mod tables;
 mod trie;
@@ -57,4 +59,5 @@ pub use programs::are_built_in;
 pub use remove::remove;
 pub use rules::{Gate, NewConnections, Others, Rules, UdpDialect};
 pub use sizes::{MAX_FLOWS, MAX_UDP_FLOWS};
+pub use splice::{ArmError, Ended, FLOW_BYTES, Flow, SPLICE_COUNTERS, Side, Splices, Stage, Swept};
 pub use status::{FlowCount, PortStatus, Status, Traffic, status};

@@ -41,6 +41,9 @@ pub(crate) const TCP_INGRESS: Stage = stage("tcp_ingress", TcAttachType::Ingress
 pub(crate) const TCP_EGRESS: Stage = stage("tcp_egress", TcAttachType::Egress, 50);
 pub(crate) const UDP_INGRESS: Stage = stage("udp_ingress", TcAttachType::Ingress, 51);
 pub(crate) const UDP_EGRESS: Stage = stage("udp_egress", TcAttachType::Egress, 51);
+pub(crate) const SPLICE_IN: Stage = stage("splice_in", TcAttachType::Ingress, 52);
+pub(crate) const SPLICE_OUT: Stage = stage("splice_out", TcAttachType::Egress, 52);
+/// Those of `attach`.
 pub(crate) const STAGES: [Stage; 4] = [TCP_INGRESS, TCP_EGRESS, UDP_INGRESS, UDP_EGRESS];
 
 /// Whether devices support links here.

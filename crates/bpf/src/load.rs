@@ -31,6 +31,8 @@ pub(crate) enum Global {
     HasUdp(u32),
     /// How many seats there are for answers (`c/udp_seats.h`).
     Seats(u32),
+    /// On copies that come in once more (`c/splice_tail.h`).
+    CopyMark(u32),
 }
 
 /// Of 64 bits.
@@ -54,6 +56,7 @@ impl Global {
             Self::OtherPorts(bits) => loader.override_global("other_ports", &bits[..], false),
             Self::HasUdp(has) => loader.override_global("has_udp", has, false),
             Self::Seats(count) => loader.override_global("seats", count, false),
+            Self::CopyMark(mark) => loader.override_global("copy_mark", mark, false),
         };
     }
 }

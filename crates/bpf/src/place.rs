@@ -28,15 +28,21 @@ pub struct Place {
     pins: PathBuf,
     root: PathBuf,
     netns_cookie: u64,
+    layout: u32,
 }
 
 impl Place {
     /// The place of the calling thread's network namespace.
     pub fn here(pins: &Path) -> Result<Self, AttachError> {
+        Self::of_layout(pins, LAYOUT)
+    }
+
+    /// Likewise of tables with a layout of their own, in a directory of their own.
+    pub(crate) fn of_layout(pins: &Path, layout: u32) -> Result<Self, AttachError> {
         let netns_cookie =
             netns_cookie().map_err(AttachError::file("SO_NETNS_COOKIE", "this network namespace"))?;
         let root = pins.join(netns_cookie.to_string());
-        Ok(Self { pins: pins.to_owned(), root, netns_cookie })
+        Ok(Self { pins: pins.to_owned(), root, netns_cookie, layout })
     }
 
     /// Whether this path, or its nearest existing parent, is on a BPF file system.
@@ -57,7 +63,7 @@ impl Place {
 
     /// The directory of the pins.
     pub fn path(&self) -> PathBuf {
-        self.root.join(LAYOUT.to_string())
+        self.root.join(self.layout.to_string())
     }
 
     /// The directory of all network namespaces.

@@ -49,6 +49,8 @@ object!(UDP_SEND, "udp_send");
 object!(BACKSTOP, "backstop");
 object!(WITNESS, "witness");
 object!(HEADER_CHECK, "header_check");
+object!(SPLICE_IN, "splice_in");
+object!(SPLICE_OUT, "splice_out");
 object!(TCP_INGRESS_DOOR, "tcp_ingress_door");
 object!(TCP_EGRESS_DOOR, "tcp_egress_door");
 object!(TCP_END_DOOR, "tcp_end_door");

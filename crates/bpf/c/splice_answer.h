@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* SYNs in spliced flows. */
+#pragma once
+#include "splice_judge.h"
+
+/* tcp_invalid_ratelimit of the kernel: an attacker must not have many ACKs sent to a peer. */
+#define ASK_AGAIN_NS 500000000ULL
+
+/* Becomes the ACK that RFC 5961, 4 demands: a peer that has forgotten the connection answers it with a reset of the exact number. */
+static __noinline int become_question(struct __sk_buff *skb, const struct segment *segment, const struct face *face)
+{
+	if (!segment || !face)
+		return -1;
+	struct tcphdr question = {
+		.source = segment->destination_port,
+		.dest = segment->source_port,
+		.seq = bpf_htonl(face->nxt),
+		.ack_seq = bpf_htonl(face->ack),
+		.doff = 5,
+		.ack = 1,
+	};
+	__u64 sum = pseudo_header(&segment->ip.destination, &segment->ip.source, segment->ip.version, sizeof(question));
+
+	question.check = fold(bpf_csum_diff(0, 0, (__be32 *)&question, sizeof(question), sum));
+	if (cut_to(skb, segment, sizeof(question)))
+		return -1;
+	swap_link_addresses(skb);
+	if (write_addresses(skb, segment, &segment->ip.destination, &segment->ip.source))
+		return -1;
+	return bpf_skb_store_bytes(skb, segment->ip.payload_at, &question, sizeof(question), BPF_F_INVALIDATE_HASH);
+}
+
+/* Never to the other peer: it could take it for a new connection, and a header would follow. */
+static __always_inline int on_syn_in_the_middle(struct __sk_buff *skb, const struct segment *segment, struct face *face)
+{
+	__u64 now = bpf_ktime_get_ns();
+
+	if (!(face->known & TOLD) || now - face->asked_ns < ASK_AGAIN_NS)
+		return drop_for(SYN_DROPPED);
+	if (!is_intact(skb, segment))
+		return drop_for(DAMAGED);
+	face->asked_ns = now;
+	if (become_question(skb, segment, face))
+		return drop_for(SPLICE_FAILED);
+	tally(SYN_ASKED);
+	return bpf_redirect(skb->ifindex, 0);
+}
+
+/* As TIME_WAIT judges it (tcp_timewait_state_process()): a higher number than all of the old connection, or a newer timestamp. */
+static __always_inline int is_new_connection(struct __sk_buff *skb, const struct segment *segment, const struct face *face)
+{
+	if ((segment->flags & (SYN | ACK | RST)) != SYN || !(face->known & SAID))
+		return 0;
+	return is_before(face->end, segment->seq) && is_intact(skb, segment);
+}

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* Which segments may change what is known of a flow: those that our socket would take if it still stood here. Nothing else depends on this:
+ * what is not taken is translated all the same, and the other peer judges it by its own numbers. */
+#pragma once
+#include "intact.h"
+#include "splice_maps.h"
+
+static __always_inline int is_before(__u32 a, __u32 b)
+{
+	return (__s32)(a - b) < 0;
+}
+
+static __always_inline void raise(__u32 *newest, __u32 number)
+{
+	if (is_before(*newest, number))
+		*newest = number;
+}
+
+static __always_inline __u32 end_of(const struct segment *segment)
+{
+	return segment->seq + segment->payload_len + !!(segment->flags & SYN) + !!(segment->flags & FIN);
+}
+
+static __always_inline int is_bare(const struct segment *segment)
+{
+	return !segment->payload_len && !(segment->flags & (SYN | FIN | RST));
+}
+
+/* A peer that has sent more than its window numbers its bare ACKs by the window's end (tcp_acceptable_seq()). Our socket had offered a wider
+ * window than the other peer does: bytes behind that end may have arrived, and the ACK then looks old. Its acknowledgement is the newest. */
+#define LATE (1 << 20)
+
+static __always_inline int is_late_ack(const struct segment *segment, const struct face *face)
+{
+	return is_bare(segment) && face->known & SAID && is_before(segment->seq, face->ack) &&
+	       !is_before(segment->seq, face->ack - LATE) && !is_before(segment->ack, face->una);
+}
+
+/* tcp_sequence() in net/ipv4/tcp_input.c. */
+static __always_inline int is_in_window(const struct segment *segment, const struct face *face)
+{
+	if (is_late_ack(segment, face))
+		return 1;
+	return !is_before(end_of(segment), face->ack) && !is_before(face->edge, segment->seq);
+}
+
+/* RFC 5961, 5.2; tcp_ack(). Before the peer has said anything, an acknowledgement must be a window's length old at most. */
+static __always_inline int is_ack_good(const struct segment *segment, const struct face *face)
+{
+	__u32 oldest = face->known & SAID ? face->una - face->max_window : face->nxt - (1 << 30);
+
+	if (!(segment->flags & ACK))
+		return 0;
+	return !is_before(face->nxt, segment->ack) && !is_before(segment->ack, oldest);
+}
+
+/* RST and SYN are judged apart. */
+static __always_inline int is_taken(const struct segment *segment, const struct face *face)
+{
+	return face->known & TOLD && is_in_window(segment, face) && is_ack_good(segment, face);
+}
+
+/* RFC 5961, 3.2: the exact number. What the peer was told last may still be on its way, so each number from there to the peer's last byte
+ * may be the exact one. Of an idle connection it is one number. */
+static __always_inline int is_reset_good(const struct segment *segment, const struct face *face)
+{
+	if (!(face->known & TOLD))
+		return 0;
+	if (segment->seq == face->ack)
+		return 1;
+	return face->known & SAID && is_before(face->ack, segment->seq) && !is_before(face->end, segment->seq);
+}
+
+/* What a segment that was taken says. */
+static __always_inline void learn_from(struct face *face, const struct segment *segment, __u32 window)
+{
+	__u32 end = end_of(segment);
+
+	if (!(face->known & SAID)) {
+		face->una = segment->ack;
+		face->end = end;
+		face->max_window = window;
+		note(face, SAID);
+		return;
+	}
+	raise(&face->una, segment->ack);
+	if (is_before(face->end, end))
+		face->end = end;
+	if (face->max_window < window)
+		face->max_window = window;
+}
+
+/* What the peer of this face is told, by whomever. */
+static __always_inline void note_told(struct face *face, __u32 end, __u32 ack, __u32 edge)
+{
+	if (!(face->known & TOLD)) {
+		face->nxt = end;
+		face->ack = ack;
+		face->edge = edge;
+		note(face, TOLD);
+		return;
+	}
+	raise(&face->nxt, end);
+	raise(&face->ack, ack);
+	raise(&face->edge, edge);
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* Spliced flows: what splice_in and splice_out share with truepeer. src/splice/layout.rs asserts the same sizes; whoever changes a struct or
+ * a map here raises SPLICE_LAYOUT there.
+ *
+ * A flow is two TCP connections of one session. Each connection is a `struct face`: our socket (or, once that is closed, these programs) as
+ * the peer sees it. All numbers of a face are those of its own connection, in host order. */
+#pragma once
+#include "layout.h"
+
+enum splice_stage {
+	SPLICE_FREE,
+	SPLICE_ARMED,   /* nothing is changed; the programs learn what both sides have said */
+	SPLICE_TAIL,    /* bytes from the cut on are translated; those before it are the sockets' still */
+	SPLICE_SPLICED, /* everything is translated; the sockets are closed, or about to be */
+	SPLICE_CLOSING, /* both ends have been acknowledged; translated still, for retransmissions */
+	SPLICE_DEAD,    /* one side has sent a reset; translated still, since the other judges it */
+	SPLICE_GONE,    /* a new connection uses the addresses: the keys are removed */
+};
+
+/* What is known of a face: bits of `known`. */
+#define TOLD 0x01       /* nxt, ack, edge: what the peer was told */
+#define SAID 0x02       /* una, end: what the peer said */
+#define CLOCK 0x04      /* our socket's clock */
+#define TS_SHIFT 0x08   /* ts_shift */
+#define FAR_EDGE 0x10   /* far_edge */
+#define FIN_SAID 0x20   /* fin */
+#define FIN_TAKEN 0x40  /* the other peer has acknowledged it */
+
+struct face {
+	struct flow_key key; /* as the peer's segments come in */
+	/* Written by truepeer while the flow is armed. */
+	__u32 shift;         /* add to the peer's numbers: what the other peer expects */
+	__u32 cut;           /* the first byte that is translated */
+	/* What the peer was told, by our socket or by the other peer. */
+	__u32 nxt;           /* the number behind the last byte sent to it */
+	__u32 ack;           /* the newest acknowledgement */
+	__u32 edge;          /* the right edge of the widest window */
+	__u32 far_edge;      /* the right edge of the newest window that the other peer offered */
+	__u32 tsval;         /* the newest timestamp */
+	/* What the peer said and was taken. */
+	__u32 una;           /* its newest acknowledgement */
+	__u32 end;           /* the number behind its last byte */
+	__u32 max_window;    /* the widest it offered */
+	__u32 fin;           /* the number behind its FIN */
+	/* Until our socket is closed. */
+	__u32 kept;          /* bytes before this one are our socket's */
+	__u32 own_nxt;       /* the number behind the last byte that our socket has sent */
+	__u32 clock;         /* of its timestamps: their value minus our milliseconds since boot */
+	__u32 ts_shift;      /* add to the peer's timestamps */
+	__u32 device;        /* by which our segments leave to the peer */
+	__u8 peer_scale;     /* window scale of what the peer says */
+	__u8 own_scale;      /* of what it is told */
+	__u8 has_timestamps;
+	__u8 unused;
+	volatile __u32 known;
+	__u32 unused_too;
+	__u64 asked_ns;      /* when it was last asked whether it means its SYN */
+	__u64 bytes;         /* of its stream that were translated */
+	__u64 segments;      /* translated */
+};
+
+struct spliced {
+	volatile __u32 stage; /* enum splice_stage */
+	__u32 unused;
+	__u64 since_ns;       /* truepeer's: when the stage was seen first */
+	struct face faces[2]; /* 0: downstream, the sender's; 1: upstream, the backend's */
+};
+
+/* Where a key leads: the flow's place, and in the lowest bit the face. */
+struct splice_place {
+	__u32 bits;
+};
+
+_Static_assert(sizeof(struct face) == 136, "src/splice/layout.rs");
+_Static_assert(sizeof(struct spliced) == 288, "src/splice/layout.rs");

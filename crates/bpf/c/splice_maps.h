@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* The spliced flows of one network namespace. Pinned: they outlive truepeer, whose next start finds them again. */
+#pragma once
+#include "splice_layout.h"
+
+#define MAX_SPLICED 65536
+
+enum splice_counter {
+	SEGMENTS_TRANSLATED,
+	COPIES_TO_SOCKET,    /* of segments whose acknowledgement our socket still needs */
+	KEPT_FOR_SOCKET,     /* from before the cut */
+	NOT_JUDGED_GOOD,     /* translated, but nothing was learnt: a kernel's socket would not take it */
+	DAMAGED,             /* a wrong sum where something would have been learnt */
+	SYN_ASKED,           /* a SYN in the middle: not translated, answered with an ACK (RFC 5961) */
+	SYN_DROPPED,         /* likewise, asked a moment ago */
+	SYN_NEW,             /* the addresses are used by a new connection */
+	RESETS,              /* that end a flow */
+	RESET_UNDONE,        /* the other side went on: it did not believe the reset */
+	OWN_RESETS_DROPPED,  /* by which the kernel would answer for a connection that it no longer knows */
+	OWN_RAISED,          /* our sockets' segments that say the newest of what was translated */
+	STALE_COPIES,        /* for a socket that is closed */
+	SPLICE_FAILED,       /* a helper of the kernel failed; TCP sends again */
+	SPLICE_COUNTERS,
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 2 * MAX_SPLICED);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct flow_key);
+	__type(value, struct splice_place);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} ts_keys SEC(".maps");
+
+/* Mapped into truepeer's memory: it moves a flow from one stage to the next by one store, for both directions at once. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, MAX_SPLICED);
+	__type(key, __u32);
+	__type(value, struct spliced);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} ts_flows SEC(".maps");
+
+/* Our sockets know their flow, so that others' segments are not read on their way out. Goes with the socket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct splice_place);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} ts_sockets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, SPLICE_COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} ts_counters SEC(".maps");
+
+static __always_inline void tally(enum splice_counter counter)
+{
+	__u32 index = counter;
+	__u64 *value = bpf_map_lookup_elem(&ts_counters, &index);
+	if (value)
+		*value += 1;
+}
+
+static __always_inline int drop_for(enum splice_counter reason)
+{
+	tally(reason);
+	return DROP;
+}
+
+static __always_inline struct spliced *flow_at(const struct splice_place *place)
+{
+	__u32 index = place->bits >> 1;
+	return bpf_map_lookup_elem(&ts_flows, &index);
+}
+
+/* Moves a flow on unless somebody else has moved it meanwhile. */
+static __always_inline int move_stage(struct spliced *flow, __u32 from, __u32 to)
+{
+	return __sync_val_compare_and_swap((__u32 *)&flow->stage, from, to) == from;
+}
+
+static __always_inline void note(struct face *face, __u32 what)
+{
+	if (!(face->known & what))
+		__sync_fetch_and_or((__u32 *)&face->known, what);
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* TAIL: two carriers at once. Our sockets go on delivering what they had before the cut, and still need the peers' acknowledgements. Each
+ * such socket gets a bare ACK, made of a copy of the segment, with the numbers that the socket believes. */
+#pragma once
+#include "splice_translate.h"
+
+/* Marks the copies until they come in once more. Random, set when it is loaded. Only the mark stays on a copy (skb_scrub_packet()). */
+const volatile __u32 copy_mark = 0x7ee7c0b7;
+
+static __always_inline int is_copy(struct __sk_buff *skb)
+{
+	return skb->mark == copy_mark;
+}
+
+static __always_inline void copy_to_socket(struct __sk_buff *skb)
+{
+	__u32 mark = skb->mark;
+
+	skb->mark = copy_mark;
+	if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
+		tally(SPLICE_FAILED);
+	skb->mark = mark;
+	tally(COPIES_TO_SOCKET);
+}
+
+/* Its sum is a new one: only of segments that were found intact. */
+static __noinline int become_ack(struct __sk_buff *skb, const struct segment *segment, __u32 seq, __u32 ack)
+{
+	struct rewriting rewriting = {};
+
+	if (!segment || begin_rewriting(skb, segment, &rewriting) || cut_to(skb, segment, segment->tcp_header_len))
+		return -1;
+	struct tcphdr *tcp = &rewriting.is;
+	tcp->seq = bpf_htonl(seq);
+	tcp->ack_seq = bpf_htonl(ack);
+	tcp->fin = tcp->psh = tcp->urg = 0;
+	tcp->urg_ptr = 0;
+	tcp->check = 0;
+	__u64 sum = pseudo_header(&segment->ip.source, &segment->ip.destination, segment->ip.version, segment->tcp_header_len);
+	sum = bpf_csum_diff(0, 0, (__be32 *)tcp, sizeof(*tcp), sum);
+	if (rewriting.options)
+		sum = bpf_csum_diff(0, 0, (__be32 *)rewriting.options->bytes, sizeof(rewriting.options->bytes), sum);
+	tcp->check = fold(sum);
+	return bpf_skb_store_bytes(skb, segment->ip.payload_at, tcp, sizeof(*tcp), 0);
+}
+
+/* The copy comes in. The peer may have bytes of both carriers: an ACK beyond what our socket itself has sent would be dropped whole. */
+static __always_inline int on_copy(struct __sk_buff *skb, const struct segment *segment, const struct face *face)
+{
+	__u32 ack = is_before(face->own_nxt, segment->ack) ? face->own_nxt : segment->ack;
+
+	skb->mark = 0;
+	return become_ack(skb, segment, face->kept, ack) ? drop_for(SPLICE_FAILED) : PASS;
+}
+
+/* The reset is the socket's: truepeer then ends the session as ever. Its number is exact for what the peer was told. */
+static __always_inline int on_reset_in_tail(struct __sk_buff *skb, const struct segment *segment, const struct face *face)
+{
+	if (!is_reset_good(segment, face))
+		return drop_for(NOT_JUDGED_GOOD);
+	if (!is_intact(skb, segment))
+		return drop_for(DAMAGED);
+	tally(RESETS);
+	shift_seq(skb, segment, face->kept - segment->seq);
+	return PASS;
+}
+
+/* From before the cut, or of what slipped to the socket while truepeer made the cut: the socket's, whole. */
+static __always_inline int is_of_socket(const struct segment *segment, const struct face *face)
+{
+	return is_before(segment->seq, face->kept);
+}
+
+static __always_inline int keep_for_socket(struct __sk_buff *skb, const struct segment *segment, struct face *face)
+{
+	/* A segment that reaches beyond is taken by the socket with all that it brings, if it brings it undamaged and within the window. */
+	if (is_before(face->kept, end_of(segment)) && is_taken(segment, face) && is_intact(skb, segment))
+		raise(&face->kept, end_of(segment));
+	tally(KEPT_FOR_SOCKET);
+	return PASS;
+}

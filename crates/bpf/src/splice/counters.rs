@@ -1,0 +1,20 @@
+//! The counters of the splice programs by name: the order is that of `enum splice_counter` in `c/splice_maps.h`.
+
+/// Name and meaning of each.
+#[rustfmt::skip]
+pub const SPLICE_COUNTERS: [(&str, &str); 14] = [
+    ("segments_translated", "segments that went from one connection to the other"),
+    ("copies_to_socket", "copies for sockets that still deliver what they had"),
+    ("kept_for_socket", "segments from before the cut"),
+    ("not_judged_good", "segments that a kernel's socket would not take: translated, nothing learnt"),
+    ("damaged", "wrong checksums where something would have been learnt: dropped"),
+    ("syn_asked", "SYNs in the middle of a session, answered with an ACK"),
+    ("syn_dropped", "likewise, too soon after another"),
+    ("syn_new", "new connections that use the addresses of one that has ended"),
+    ("resets", "resets that end a session"),
+    ("reset_undone", "resets that the other side did not believe"),
+    ("own_resets_dropped", "resets by which the kernel answers for connections that it no longer knows"),
+    ("own_raised", "segments of our own sockets that say the newest of what was translated"),
+    ("stale_copies", "copies for sockets that are closed"),
+    ("failed", "the kernel failed to do something: TCP sends again"),
+];

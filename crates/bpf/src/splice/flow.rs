@@ -1,0 +1,113 @@
+//! One flow, until its sockets are closed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::layout::{FIN_SAID, FIN_TAKEN, Face, SAID, Stage, TOLD, TS_SHIFT};
+use super::table::Splices;
+
+/// A session's flow while its sockets stand. Dropped before it is [let go](Flow::let_go), it is forgotten: its packets are the kernel's again.
+pub struct Flow {
+    splices: Arc<Splices>,
+    place: u32,
+    is_let_go: bool,
+}
+
+/// Which peers' ends (FIN) have passed through the sockets, and were acknowledged.
+pub type Ended = [bool; 2];
+
+impl Flow {
+    pub(super) fn new(splices: Arc<Splices>, place: u32) -> Self {
+        Self { splices, place, is_let_go: false }
+    }
+
+    fn face(&self, side: usize) -> &Face {
+        &self.splices.at(self.place).faces[side]
+    }
+
+    /// Whether the programs have heard both our socket and its peer: then they know what a segment may say, and the clocks.
+    pub fn is_heard(&self, side: usize) -> bool {
+        let face = self.face(side);
+        let needs_clock = face.has_timestamps.load(Ordering::Relaxed) != 0;
+        let wanted = TOLD | SAID | if needs_clock { TS_SHIFT } else { 0 };
+        face.known.load(Ordering::Acquire) & wanted == wanted && face.device.load(Ordering::Relaxed) != 0
+    }
+
+    /// Where the flow stands.
+    pub fn stage(&self) -> Stage {
+        self.splices.stage(self.place)
+    }
+
+    /// From now on each peer's bytes from `cuts` on go to the other, numbered by `shifts` higher.
+    pub fn cut(&self, shifts: [u32; 2], cuts: [u32; 2]) {
+        for side in 0..2 {
+            let face = self.face(side);
+            face.shift.store(shifts[side], Ordering::Relaxed);
+            face.cut.store(cuts[side], Ordering::Relaxed);
+            face.kept.store(cuts[side], Ordering::Relaxed);
+        }
+        self.splices.at(self.place).stage.store(Stage::Tail as u32, Ordering::Release);
+    }
+
+    /// The socket of this side has its peer's bytes up to `next`.
+    pub fn keep(&self, side: usize, next: u32) {
+        raise(&self.face(side).kept, next);
+    }
+
+    /// Up to where the peer's bytes are the socket's.
+    pub fn kept(&self, side: usize) -> u32 {
+        self.face(side).kept.load(Ordering::Relaxed)
+    }
+
+    /// The sockets have delivered everything: all is translated. False: the flow has moved on by itself.
+    pub fn all_is_delivered(&self, ended: Ended) -> bool {
+        for (side, _) in ended.iter().enumerate().filter(|(_, has_ended)| **has_ended) {
+            let face = self.face(side);
+            face.fin.store(face.kept.load(Ordering::Relaxed), Ordering::Relaxed);
+            face.known.fetch_or(FIN_SAID | FIN_TAKEN, Ordering::Release);
+        }
+        let moved = self.advance(Stage::Tail, Stage::Spliced);
+        if ended == [true, true] {
+            self.advance(Stage::Spliced, Stage::Closing);
+        }
+        moved
+    }
+
+    /// Something has come to a socket after all. False: the flow has ended meanwhile.
+    pub fn back_to_tail(&self) -> bool {
+        self.advance(Stage::Spliced, Stage::Tail)
+    }
+
+    /// Its sockets are closed.
+    pub fn let_go(mut self) {
+        self.is_let_go = true;
+        self.splices.let_go(self.place);
+    }
+
+    fn advance(&self, from: Stage, to: Stage) -> bool {
+        let stage = &self.splices.at(self.place).stage;
+        stage.compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        if !self.is_let_go {
+            self.splices.forget(self.place);
+        }
+    }
+}
+
+impl std::fmt::Debug for Flow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Flow").field("place", &self.place).field("flow", self.splices.at(self.place)).finish()
+    }
+}
+
+/// In the order of sequence numbers.
+fn raise(number: &AtomicU32, to: u32) {
+    // Err: it is as high already.
+    let _ = number.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |now| {
+        (to.wrapping_sub(now).cast_signed() > 0).then_some(to)
+    });
+}

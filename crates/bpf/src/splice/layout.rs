@@ -1,0 +1,164 @@
+//! Spliced flows as the programs see them: `c/splice_layout.h` asserts the same sizes. The table is mapped into memory that the programs
+//! write at the same time, so each field is an atomic.
+
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::net::SocketAddr;
+
+use crate::layout::{Address, FlowKey};
+
+/// Raised whenever a struct or a map of the splice programs changes its shape.
+pub(super) const SPLICE_LAYOUT: u32 = 1;
+
+/// `enum splice_stage`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Stage {
+    /// Nobody's.
+    Free,
+    /// The programs learn, and change nothing.
+    Armed,
+    /// Bytes from the cut on are translated; those before it are the sockets'.
+    Tail,
+    /// Everything is translated.
+    Spliced,
+    /// Both ends have been acknowledged.
+    Closing,
+    /// A reset has passed.
+    Dead,
+    /// A new connection uses the addresses.
+    Gone,
+}
+
+impl Stage {
+    pub(super) fn of(number: u32) -> Stage {
+        match number {
+            1 => Stage::Armed,
+            2 => Stage::Tail,
+            3 => Stage::Spliced,
+            4 => Stage::Closing,
+            5 => Stage::Dead,
+            6 => Stage::Gone,
+            _ => Stage::Free,
+        }
+    }
+}
+
+pub(super) const TOLD: u32 = 0x01;
+pub(super) const SAID: u32 = 0x02;
+pub(super) const TS_SHIFT: u32 = 0x08;
+pub(super) const FIN_SAID: u32 = 0x20;
+pub(super) const FIN_TAKEN: u32 = 0x40;
+
+/// `struct face`.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Face {
+    pub(super) key: [AtomicU32; 9],
+    pub(super) shift: AtomicU32,
+    pub(super) cut: AtomicU32,
+    pub(super) nxt: AtomicU32,
+    pub(super) ack: AtomicU32,
+    pub(super) edge: AtomicU32,
+    pub(super) far_edge: AtomicU32,
+    pub(super) tsval: AtomicU32,
+    pub(super) una: AtomicU32,
+    pub(super) end: AtomicU32,
+    pub(super) max_window: AtomicU32,
+    pub(super) fin: AtomicU32,
+    pub(super) kept: AtomicU32,
+    pub(super) own_nxt: AtomicU32,
+    pub(super) clock: AtomicU32,
+    pub(super) ts_shift: AtomicU32,
+    pub(super) device: AtomicU32,
+    pub(super) peer_scale: AtomicU8,
+    pub(super) own_scale: AtomicU8,
+    pub(super) has_timestamps: AtomicU8,
+    unused: AtomicU8,
+    pub(super) known: AtomicU32,
+    unused_too: AtomicU32,
+    pub(super) asked_ns: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    pub(super) segments: AtomicU64,
+}
+
+/// `struct spliced`.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Spliced {
+    pub(super) stage: AtomicU32,
+    unused: AtomicU32,
+    pub(super) since_ns: AtomicU64,
+    pub(super) faces: [Face; 2],
+}
+
+/// Also said in the documentation: what a flow takes beside its two keys.
+pub const FLOW_BYTES: usize = 288;
+
+const _: () = assert!(size_of::<Face>() == 136 && size_of::<Spliced>() == FLOW_BYTES);
+
+impl Face {
+    /// For a flow that begins; the programs don't look at it yet.
+    pub(super) fn begin(&self, key: &FlowKey, peer_scale: u8, own_scale: u8, has_timestamps: bool) {
+        for (word, value) in self.key.iter().zip(words(key)) {
+            word.store(value, Ordering::Relaxed);
+        }
+        let cleared = [
+            &self.shift,
+            &self.cut,
+            &self.nxt,
+            &self.ack,
+            &self.edge,
+            &self.far_edge,
+            &self.tsval,
+            &self.una,
+            &self.end,
+            &self.max_window,
+            &self.fin,
+            &self.kept,
+            &self.own_nxt,
+            &self.clock,
+            &self.ts_shift,
+            &self.device,
+            &self.known,
+        ];
+        cleared.iter().for_each(|field| field.store(0, Ordering::Relaxed));
+        [&self.asked_ns, &self.bytes, &self.segments]
+            .iter()
+            .for_each(|field| field.store(0, Ordering::Relaxed));
+        self.peer_scale.store(peer_scale, Ordering::Relaxed);
+        self.own_scale.store(own_scale, Ordering::Relaxed);
+        self.has_timestamps.store(has_timestamps.into(), Ordering::Relaxed);
+    }
+
+    pub(super) fn key(&self) -> FlowKey {
+        let words = self.key.each_ref().map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
+        let address = |from: usize| {
+            let mut bytes = [0; 16];
+            bytes.copy_from_slice(words[from..from + 4].as_flattened());
+            Address(bytes)
+        };
+        let [a, b, c, d] = words[8];
+        FlowKey { sender: address(0), local: address(4), sender_port: [a, b], local_port: [c, d] }
+    }
+}
+
+/// The key under which segments from `peer` to our socket at `own` come in.
+pub(super) fn key_of(peer: SocketAddr, own: SocketAddr) -> FlowKey {
+    let octets = |address: SocketAddr| match address {
+        SocketAddr::V4(v4) => Address(v4.ip().to_ipv6_mapped().octets()),
+        SocketAddr::V6(v6) => Address(v6.ip().octets()),
+    };
+    FlowKey {
+        sender: octets(peer),
+        local: octets(own),
+        sender_port: peer.port().to_be_bytes(),
+        local_port: own.port().to_be_bytes(),
+    }
+}
+
+fn words(key: &FlowKey) -> [u32; 9] {
+    let ports = [key.sender_port, key.local_port];
+    let bytes = [key.sender.0.as_slice(), key.local.0.as_slice(), ports.as_flattened()].concat();
+    let (words, _) = bytes.as_chunks::<4>();
+    core::array::from_fn(|place| u32::from_ne_bytes(words[place]))
+}

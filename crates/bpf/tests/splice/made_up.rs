@@ -1,0 +1,183 @@
+//! Flows and segments, made up.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use anyhow::{Context, Result, ensure};
+use truepeer_bpf::Stage;
+use truepeer_bpf::splice::door::FaceState;
+use truepeer_testbed::chance::Chance;
+use truepeer_testbed::packets::{ACK, FIN, PSH, Packet, RST, SYN, Segment};
+
+use crate::model::{FAR_EDGE, Model, SAID, TOLD, TS_SHIFT};
+
+type Tuples = [(SocketAddr, SocketAddr); 2];
+
+const fn v4(last: u8, port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 77, last / 10, last)), port)
+}
+
+const fn v6(last: u16, port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0xfd77, last / 10, 0, 0, 0, 0, 0, last)), port)
+}
+
+/// Peer and own address, downstream and upstream.
+pub(crate) const TUPLES4: Tuples = [(v4(1, 5001), v4(2, 443)), (v4(12, 80), v4(11, 6001))];
+pub(crate) const TUPLES6: Tuples = [(v6(1, 5001), v6(2, 443)), (v6(12, 80), v6(11, 6001))];
+
+const LINK_HEADER: usize = 14;
+
+#[derive(Debug)]
+pub(crate) struct Case {
+    pub(crate) stage: Stage,
+    pub(crate) faces: [FaceState; 2],
+    pub(crate) side: usize,
+    pub(crate) is_ipv6: bool,
+    pub(crate) is_copy: bool,
+    pub(crate) segment: Segment,
+    /// A bit of the payload or of the sum that is another.
+    pub(crate) damage: Option<usize>,
+}
+
+impl Case {
+    pub(crate) fn make(chance: &mut Chance) -> Case {
+        let is_ipv6 = chance.below(2) == 1;
+        let side = chance.below(2);
+        let faces = [face(chance), face(chance)];
+        let stages = [
+            Stage::Armed,
+            Stage::Tail,
+            Stage::Tail,
+            Stage::Spliced,
+            Stage::Spliced,
+            Stage::Closing,
+            Stage::Dead,
+        ];
+        let stage = chance.one_of(&stages);
+        let (peer, own) = if is_ipv6 { TUPLES6[side] } else { TUPLES4[side] };
+        let face = &faces[side];
+        let flags =
+            chance.one_of(&[ACK, ACK, ACK | PSH, ACK | PSH, ACK | FIN, RST, RST | ACK, SYN, SYN | ACK, 0]);
+        let len = chance.one_of(&[0, 0, 1, 7, 100, 1000]);
+        let about = |chance: &mut Chance, numbers: &[u32]| {
+            let number = chance.one_of(numbers);
+            let off = u32::try_from(chance.below(4000)).expect("small");
+            match chance.below(4) {
+                0 => number.wrapping_add(off),
+                1 => number.wrapping_sub(off),
+                _ => number,
+            }
+        };
+        let seq = about(chance, &[face.ack, face.edge, face.end, face.kept, face.far_edge]);
+        let ack = about(chance, &[face.nxt, face.una, face.own_nxt]);
+        let window = u16::try_from(chance.next() >> 48).expect("16 bits") >> chance.below(16);
+        let (payload, options) = (chance.bytes(len), options(chance));
+        let segment = Segment { seq, ack, flags, window, options, payload, ..Segment::new(peer, own) };
+        let is_copy = chance.below(8) == 0;
+        let damage = (!is_copy && chance.below(6) == 0).then(|| chance.below(1 << 16));
+        Case { stage, faces, side, is_ipv6, is_copy, segment, damage }
+    }
+
+    pub(crate) fn tuple(&self) -> (SocketAddr, SocketAddr) {
+        if self.is_ipv6 { TUPLES6[self.side] } else { TUPLES4[self.side] }
+    }
+
+    pub(crate) fn model(&self) -> Model {
+        Model { stage: self.stage, faces: self.faces, side: self.side, is_ipv6: self.is_ipv6 }
+    }
+
+    pub(crate) fn is_intact(&self) -> bool {
+        self.damage.is_none()
+    }
+
+    pub(crate) fn frame(&self) -> Vec<u8> {
+        let packet = self.segment.packet();
+        let kind: [u8; 2] = if self.is_ipv6 { [0x86, 0xdd] } else { [0x08, 0x00] };
+        let mut frame = [[0; 12].as_slice(), &kind, packet.bytes()].concat();
+        if let Some(place) = self.damage {
+            // The payload, or the sum where there is none: everything else is judged, too.
+            let tcp = LINK_HEADER + packet.payload_at();
+            let len = self.segment.payload.len();
+            let at = if len > 0 { frame.len() - 1 - place / 8 % len } else { tcp + 16 + place / 8 % 2 };
+            frame[at] ^= 1 << (place % 8);
+        }
+        frame
+    }
+
+    /// The frame holds this segment; its sums are right, or as wrong as they were.
+    pub(crate) fn is_frame_of(&self, wanted: &Segment, frame: &[u8], is_right: bool) -> Result<()> {
+        let packet = frame.get(LINK_HEADER..).context("an empty frame")?;
+        let found = Segment::parse(packet).context("no segment")?;
+        let mut wanted = wanted.clone();
+        wanted.options.resize(wanted.options.len().next_multiple_of(4), 0);
+        if self.damage.is_some() && !wanted.payload.is_empty() {
+            wanted.payload.clone_from(&found.payload);
+        }
+        ensure!(found == wanted, "{found:?}\nnot {wanted:?}");
+        let sums = Packet::of(packet).has_right_sums();
+        ensure!(sums == is_right, "its sums are {}", if sums { "right" } else { "wrong" });
+        Ok(())
+    }
+}
+
+fn face(chance: &mut Chance) -> FaceState {
+    let number = |chance: &mut Chance| u32::try_from(chance.next() >> 32).expect("32 bits");
+    let behind = |chance: &mut Chance, number: u32, most: usize| {
+        number.wrapping_add(u32::try_from(chance.below(most)).expect("small"))
+    };
+    let una = number(chance);
+    let own_nxt = behind(chance, una, 3000);
+    let nxt = behind(chance, own_nxt, 3000);
+    let kept = number(chance);
+    let ack = behind(chance, kept, 3000);
+    let end = behind(chance, ack, 3000);
+    let far_edge = behind(chance, ack, 6000);
+    let edge = behind(chance, far_edge, 60_000);
+    let max_window = u32::try_from(chance.below(70_000)).expect("small");
+    let known = TS_SHIFT
+        | if chance.below(20) > 0 { TOLD } else { 0 }
+        | if chance.below(20) > 0 { SAID } else { 0 }
+        | if chance.below(4) > 0 { FAR_EDGE } else { 0 };
+    FaceState {
+        shift: number(chance),
+        nxt,
+        ack,
+        edge,
+        far_edge,
+        tsval: number(chance),
+        una,
+        end,
+        max_window,
+        fin: 0,
+        kept,
+        own_nxt,
+        clock: number(chance),
+        ts_shift: number(chance),
+        device: chance.one_of(&[1, 3]),
+        peer_scale: u8::try_from(chance.below(15)).expect("small"),
+        own_scale: u8::try_from(chance.below(15)).expect("small"),
+        has_timestamps: true,
+        known,
+    }
+}
+
+/// In any order, at any place.
+fn options(chance: &mut Chance) -> Vec<u8> {
+    let mut options = Vec::new();
+    for kind in 0..chance.below(5) {
+        let option = match chance.below(4) {
+            0 if !options.contains(&8) => [&[8, 10], chance.bytes(8).as_slice()].concat(),
+            1 if !options.contains(&5) => {
+                let blocks = 1 + chance.below(3);
+                [&[5, u8::try_from(2 + 8 * blocks).expect("small")], chance.bytes(8 * blocks).as_slice()]
+                    .concat()
+            }
+            2 => vec![0xfd, 4, 9, u8::try_from(kind).expect("small")],
+            _ => vec![1],
+        };
+        // One of each kind, as far as this cheap look tells; what it takes for one may be a byte of another.
+        if options.len() + option.len() <= 40 {
+            options.extend(option);
+        }
+    }
+    options
+}
