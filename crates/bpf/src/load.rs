@@ -63,7 +63,7 @@ impl Global {
 
 /// Loads an object with its tables at `place`.
 pub(crate) fn load(object: Object, place: &Place, globals: &[Global]) -> Result<Loaded, AttachError> {
-    load_all(object, place, globals, None, None)
+    load_all(object, place, globals, &[], None)
 }
 
 /// Likewise, with the number of the kernel's function in its call (`again.rs`).
@@ -73,7 +73,7 @@ pub(crate) fn load_calling(
     globals: &[Global],
     function: Option<u32>,
 ) -> Result<Loaded, AttachError> {
-    load_all(object, place, globals, None, function)
+    load_all(object, place, globals, &[], function)
 }
 
 /// The same for the first object, which creates the tables with these sizes.
@@ -83,20 +83,30 @@ pub(crate) fn load_first(
     globals: &[Global],
     sizes: &Sizes,
 ) -> Result<Loaded, AttachError> {
-    load_all(object, place, globals, Some(sizes), None)
+    load_sized(object, place, globals, &sizes.all().collect::<Vec<_>>())
+}
+
+/// Likewise, with these tables' sizes.
+pub(crate) fn load_sized(
+    object: Object,
+    place: &Place,
+    globals: &[Global],
+    sizes: &[(&'static str, u32)],
+) -> Result<Loaded, AttachError> {
+    load_all(object, place, globals, sizes, None)
 }
 
 fn load_all(
     object: Object,
     place: &Place,
     globals: &[Global],
-    sizes: Option<&Sizes>,
+    sizes: &[(&'static str, u32)],
     function: Option<u32>,
 ) -> Result<Loaded, AttachError> {
     let mut loader = EbpfLoader::new();
     loader.default_map_pin_directory(place.maps());
     globals.iter().for_each(|global| global.set(&mut loader));
-    for (table, size) in sizes.into_iter().flat_map(Sizes::all) {
+    for &(table, size) in sizes {
         loader.map_max_entries(table, size);
     }
     if object.has_parcels() {

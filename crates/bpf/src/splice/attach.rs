@@ -10,7 +10,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::layout::SPLICE_LAYOUT;
 use crate::links::{self, SPLICE_IN as IN, SPLICE_OUT as OUT, Stage};
-use crate::load::{Global, load_first};
+use crate::load::{Global, load_sized};
 use crate::programs::{Object, SPLICE_IN, SPLICE_OUT};
 use crate::{AttachError, Device, Place};
 
@@ -41,9 +41,9 @@ fn attach_one(
     devices: &[Device],
     flows: NonZeroU32,
 ) -> Result<(), AttachError> {
-    let sizes = [("ts_flows", flows), ("ts_keys", flows.saturating_mul(NonZeroU32::MIN.saturating_add(1)))];
+    let sizes = [("ts_flows", flows.get()), ("ts_keys", flows.get().saturating_mul(2))];
     let globals = [Global::CopyMark(random_mark())];
-    let mut loaded = load_first(object, place, &globals, &sizes)?;
+    let mut loaded = load_sized(object, place, &globals, &sizes)?;
     let program: &mut SchedClassifier = loaded
         .program(object.name)
         .try_into()

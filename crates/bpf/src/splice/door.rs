@@ -1,7 +1,6 @@
 //! For tests: `splice_in` run by BPF_PROG_TEST_RUN on one flow that the test makes up.
 
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use aya::maps::{HashMap, Map, MapData};
@@ -10,7 +9,7 @@ use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
 use super::layout::{Face, SPLICE_LAYOUT, Stage, key_of};
 use super::mapped::Mapped;
 use crate::layout::FlowKey;
-use crate::load::{Global, Loaded, load_first};
+use crate::load::{Global, Loaded, load_sized};
 use crate::programs::SPLICE_IN;
 use crate::{AttachError, Place};
 
@@ -65,9 +64,8 @@ impl SpliceDoor {
     pub fn load(pins: &std::path::Path) -> Result<Self, AttachError> {
         let place = Place::of_layout(pins, SPLICE_LAYOUT)?;
         place.make()?;
-        let one = NonZeroU32::MIN;
-        let sizes = [("ts_flows", one), ("ts_keys", one.saturating_add(15))];
-        let mut program = load_first(SPLICE_IN, &place, &[Global::CopyMark(COPY_MARK)], &sizes)?;
+        let sizes = [("ts_flows", 1), ("ts_keys", 16)];
+        let mut program = load_sized(SPLICE_IN, &place, &[Global::CopyMark(COPY_MARK)], &sizes)?;
         let refused = AttachError::attach(NAME, "the kernel");
         let loaded: Result<&mut SchedClassifier, _> = program.program(NAME).try_into();
         loaded.and_then(SchedClassifier::load).map_err(refused)?;

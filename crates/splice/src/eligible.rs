@@ -1,0 +1,159 @@
+//! Which sessions can leave user space: both connections must have agreed on the same things, or the peers could not speak with each other.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use truepeer_bpf::{ArmError, Side, Splices};
+use truepeer_sys::repair::{Connection, connection};
+use truepeer_sys::{CallError, socket};
+
+use crate::{Grace, Sockets};
+
+/// Why a session stays in user space.
+#[derive(Debug, thiserror::Error)]
+pub enum StaysHere {
+    /// One side has ended.
+    #[error("one side has ended")]
+    Ended,
+    /// Addresses of IPv4 and IPv6.
+    #[error("one connection is IPv4 and the other IPv6")]
+    Families,
+    /// On one connection only.
+    #[error("only one connection has timestamps")]
+    Timestamps,
+    /// On one connection only.
+    #[error("only one connection has SACK")]
+    Sack,
+    /// On one connection only.
+    #[error("only one connection has ECN")]
+    Ecn,
+    /// Segments of one side don't fit through the other's path.
+    #[error("segments of one side are too long for the other's path")]
+    SegmentSizes,
+    /// The table.
+    #[error(transparent)]
+    Table(#[from] ArmError),
+    /// The kernel.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+impl StaysHere {
+    /// For counters and machines.
+    #[must_use]
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Ended => "ended",
+            Self::Families => "families",
+            Self::Timestamps => "timestamps",
+            Self::Sack => "sack",
+            Self::Ecn => "ecn",
+            Self::SegmentSizes => "segment_sizes",
+            Self::Table(ArmError::Full) => "table_full",
+            Self::Table(ArmError::AddressesInUse) => "addresses_in_use",
+            Self::Table(ArmError::Table { .. }) | Self::Call(_) => "failed",
+        }
+    }
+}
+
+/// Begins to watch a session's connections: downstream, upstream.
+///
+/// # Errors
+/// Why it stays in user space. Nothing has changed then.
+pub fn arm(
+    splices: &Arc<Splices>,
+    grace: &Grace,
+    sockets: [BorrowedFd<'_>; 2],
+) -> Result<Sockets, StaysHere> {
+    let (down, up) = (side(sockets[0])?, side(sockets[1])?);
+    if down.0.own.is_ipv4() != up.0.own.is_ipv4() {
+        return Err(StaysHere::Families);
+    }
+    fits([&down.1, &up.1], down.0.own.is_ipv4())?;
+    Ok(Sockets::new(splices.arm([down.0, up.0])?, grace.clone()))
+}
+
+/// Pure: whether what was agreed on the two connections is the same.
+fn fits([down, up]: [&Connection; 2], is_ipv4: bool) -> Result<(), StaysHere> {
+    let headers = if is_ipv4 { 40 } else { 60 };
+    if !(down.is_established && up.is_established) {
+        return Err(StaysHere::Ended);
+    }
+    if down.has_timestamps != up.has_timestamps {
+        return Err(StaysHere::Timestamps);
+    }
+    if down.has_sack != up.has_sack {
+        return Err(StaysHere::Sack);
+    }
+    if down.has_ecn != up.has_ecn {
+        return Err(StaysHere::Ecn);
+    }
+    let is_too_long = |from: &Connection, to: &Connection| from.longest_in + headers > to.path_mtu;
+    if is_too_long(down, up) || is_too_long(up, down) {
+        return Err(StaysHere::SegmentSizes);
+    }
+    Ok(())
+}
+
+fn side(socket: BorrowedFd<'_>) -> Result<(Side<'_>, Connection), CallError> {
+    let agreed = connection(socket)?;
+    let peer = socket::peer_address(socket)?;
+    let side = Side {
+        socket,
+        peer: canonical(peer),
+        own: canonical(socket::local_address(socket)?),
+        peer_scale: agreed.peer_scale,
+        own_scale: agreed.own_scale,
+        has_timestamps: agreed.has_timestamps,
+    };
+    Ok((side, agreed))
+}
+
+/// A socket of both families speaks IPv4 with `::ffff:a.b.c.d`.
+fn canonical(address: std::net::SocketAddr) -> std::net::SocketAddr {
+    std::net::SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALIKE: Connection = Connection {
+        is_established: true,
+        has_timestamps: true,
+        has_sack: true,
+        has_ecn: false,
+        peer_scale: 7,
+        own_scale: 7,
+        longest_in: 1460,
+        path_mtu: 1500,
+    };
+
+    fn label(down: Connection, up: Connection) -> Option<&'static str> {
+        let both_ways = [fits([&down, &up], true), fits([&up, &down], true)];
+        let [one, other] = both_ways.map(|fits| fits.err().map(|stays| stays.label()));
+        assert_eq!(one, other);
+        one
+    }
+
+    #[test]
+    fn connections_that_differ_stay() {
+        assert_eq!(label(ALIKE, Connection { peer_scale: 3, ..ALIKE }), None);
+        assert_eq!(label(ALIKE, Connection { has_timestamps: false, ..ALIKE }), Some("timestamps"));
+        assert_eq!(label(ALIKE, Connection { has_sack: false, ..ALIKE }), Some("sack"));
+        assert_eq!(label(ALIKE, Connection { has_ecn: true, ..ALIKE }), Some("ecn"));
+        assert_eq!(label(ALIKE, Connection { path_mtu: 1400, ..ALIKE }), Some("segment_sizes"));
+        assert_eq!(
+            label(ALIKE, Connection { longest_in: 65483, path_mtu: 65535, ..ALIKE }),
+            Some("segment_sizes")
+        );
+        assert_eq!(label(ALIKE, Connection { is_established: false, ..ALIKE }), Some("ended"));
+    }
+
+    #[test]
+    fn headers_of_ipv6_are_longer() {
+        assert!(fits([&ALIKE, &ALIKE], false).is_err());
+        let shorter = Connection { longest_in: 1440, ..ALIKE };
+        assert!(fits([&shorter, &shorter], false).is_ok());
+    }
+}

@@ -1,0 +1,103 @@
+//! [`Connections`] on real sockets.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::net::sockopt::set_socket_linger;
+use truepeer_bpf::{Ended, Flow};
+use truepeer_sys::repair::{self, Received};
+use truepeer_sys::{CallError, socket};
+
+use crate::grace::Ticket;
+use crate::{Connections, Grace, Mapping};
+
+/// A session's flow, and the grace periods that it asks for. Dropped before it is [let go](Sockets::let_go), the session's packets are the
+/// kernel's again.
+#[derive(Debug)]
+pub struct Sockets {
+    flow: Flow,
+    grace: Grace,
+    ticket: Option<Ticket>,
+}
+
+impl Sockets {
+    pub(crate) fn new(flow: Flow, grace: Grace) -> Self {
+        Self { flow, grace, ticket: None }
+    }
+
+    /// With the session's sockets, for a turn: downstream, upstream.
+    pub fn with<'s>(&'s mut self, sockets: [BorrowedFd<'s>; 2]) -> impl Connections + 's {
+        Borrowed { session: self, sockets }
+    }
+
+    /// Closes the sockets silently. From now on the flow belongs to the machine.
+    ///
+    /// # Errors
+    /// What the kernel says; then the connections are reset.
+    pub fn let_go(self, sockets: [OwnedFd; 2]) -> Result<(), CallError> {
+        // If one is not closed silently, it is reset, and its peer with it; the flow translates what the peers say to that.
+        let closed = sockets.map(repair::close_silently);
+        self.flow.let_go();
+        closed.into_iter().collect()
+    }
+}
+
+#[derive(Debug)]
+struct Borrowed<'s> {
+    session: &'s mut Sockets,
+    sockets: [BorrowedFd<'s>; 2],
+}
+
+impl Connections for Borrowed<'_> {
+    fn is_heard(&self, side: usize) -> bool {
+        self.session.flow.is_heard(side)
+    }
+
+    fn next_to_write(&mut self, side: usize) -> Result<Option<u32>, CallError> {
+        repair::next_to_write(self.sockets[side])
+    }
+
+    fn received(&mut self, side: usize) -> Result<Received, CallError> {
+        repair::received(self.sockets[side])
+    }
+
+    fn is_established(&mut self, side: usize) -> Result<bool, CallError> {
+        Ok(repair::connection(self.sockets[side])?.is_established)
+    }
+
+    fn has_work(&mut self, side: usize) -> Result<bool, CallError> {
+        let socket = self.sockets[side];
+        Ok(repair::unread_bytes(socket)? != 0 || socket::unacknowledged_bytes(socket)? != 0)
+    }
+
+    fn reset_when_closed(&mut self) {
+        for socket in self.sockets {
+            // Failing would only make a reset an orderly end.
+            let _ = set_socket_linger(socket, Some(Duration::ZERO));
+        }
+    }
+
+    fn cut(&mut self, mapping: &Mapping) {
+        self.session.flow.cut(mapping.shifts, mapping.cuts);
+    }
+
+    fn keep(&mut self, side: usize, next: u32) {
+        self.session.flow.keep(side, next);
+    }
+
+    fn all_is_delivered(&mut self, ended: Ended) -> bool {
+        self.session.flow.all_is_delivered(ended)
+    }
+
+    fn back_to_tail(&mut self) -> bool {
+        self.session.flow.back_to_tail()
+    }
+
+    fn ask_for_grace(&mut self) {
+        self.session.ticket = Some(self.session.grace.ask());
+    }
+
+    fn is_grace_over(&self) -> bool {
+        self.session.ticket.is_some_and(|ticket| self.session.grace.is_over(ticket))
+    }
+}

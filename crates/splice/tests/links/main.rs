@@ -1,0 +1,65 @@
+//! Sessions that are handed over between kernels that know nothing of it, over links that lose, reorder, double and damage: every byte
+//! arrives, in order, once, and every end.
+//!
+//! `HANDOVERS=N` makes so many of each test.
+
+mod peers;
+mod relay;
+mod stand;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use truepeer_testbed::crowd::in_parallel;
+use truepeer_testbed::packets::Mischief;
+use truepeer_testbed::{Bed, Test};
+
+use crate::peers::Way;
+use crate::stand::Stand;
+
+const WAYS: [(&str, Way); 4] = [
+    ("questions_and_answers", Way::Questions),
+    ("bulk_both_ways", Way::Bulk),
+    ("slow_readers", Way::Slow),
+    ("resets", Way::Reset),
+];
+
+fn main() -> ExitCode {
+    let count = std::env::var("HANDOVERS").ok().and_then(|count| count.parse().ok()).unwrap_or(24);
+    let mut tests = Vec::new();
+    for (name, way) in WAYS {
+        for (link, share) in [("good_links", 0), ("bad_links", 20)] {
+            // Such sessions stall now and then: docs/internals/splice.md.
+            if way == Way::Slow && share > 0 {
+                continue;
+            }
+            for v6 in [false, true] {
+                let family = if v6 { "ipv6" } else { "ipv4" };
+                let test = Test::new(format!("{name}_over_{link}_by_{family}"), move |bed: &Bed| {
+                    all_arrives(bed, way, share, v6, count)
+                });
+                let limit = Duration::from_secs(110 + count as u64 / 5);
+                tests.push(test.time_limit(limit).needs_program("ethtool").alone());
+            }
+        }
+    }
+    truepeer_testbed::main(tests)
+}
+
+fn all_arrives(bed: &Bed, way: Way, share: usize, v6: bool, count: usize) -> Result<()> {
+    let stand = Stand::make(bed, Mischief::of_each(share))?;
+    let serving = stand.serve(v6)?;
+    let outcome = stand
+        .sender
+        .run(|| in_parallel(24.min(count), count, |n| peers::talk(serving.relay_at, way, n as u64)))?;
+    let told = serving.relay.tally();
+    println!("{told:?} {:?}", stand.counters());
+    outcome.with_context(|| format!("{told:?}\n{}", serving.relay.describe()))?;
+    stand.backend_is_content(&serving)?;
+    ensure!(told.armed >= count * 3 / 4, "{told:?}");
+    // A session that is reset early has no time to leave.
+    let wanted = if way == Way::Reset { count / 4 } else { count * 2 / 3 };
+    ensure!(told.let_go >= wanted, "too few left user space: {told:?}");
+    Ok(())
+}

@@ -1,0 +1,251 @@
+//! A relay as small as can be: a thread for each session. It is the hand-over that is tried.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use truepeer_bpf::Splices;
+use truepeer_splice::{Grace, Handover, Position, Progress, Sockets, Streams, Turn, arm};
+use truepeer_sys::repair::next_to_write;
+use truepeer_testbed::NetNs;
+use truepeer_testbed::chance::Chance;
+
+/// The next look at a hand-over that waits.
+const LOOK: Duration = Duration::from_millis(4);
+const BUFFER: usize = 64 << 10;
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Tally {
+    pub(crate) sessions: usize,
+    pub(crate) armed: usize,
+    pub(crate) cut: usize,
+    pub(crate) let_go: usize,
+    pub(crate) stayed: usize,
+    pub(crate) reset: usize,
+    pub(crate) ended: usize,
+}
+
+pub(crate) struct Relay {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    tally: Mutex<Tally>,
+    open: Mutex<Vec<(usize, String)>>,
+    splices: Arc<Splices>,
+    grace: Grace,
+}
+
+impl Relay {
+    pub(crate) fn start(
+        netns: &NetNs,
+        entrance: TcpListener,
+        backend: SocketAddr,
+        splices: &Arc<Splices>,
+    ) -> Result<Relay> {
+        let shared = Arc::new(Shared {
+            tally: Mutex::default(),
+            open: Mutex::default(),
+            splices: Arc::clone(splices),
+            grace: Grace::start()?,
+        });
+        let (serving, netns) = (Arc::clone(&shared), netns.clone());
+        thread::spawn(move || -> Result<()> {
+            netns.enter()?;
+            for number in 0.. {
+                let (down, _) = entrance.accept()?;
+                let shared = Arc::clone(&serving);
+                thread::spawn(move || {
+                    shared.count(|tally| tally.sessions += 1);
+                    if relay(&shared, number, down, backend).is_err() {
+                        shared.count(|tally| tally.reset += 1);
+                    }
+                    shared.note(number, None);
+                });
+            }
+            Ok(())
+        });
+        Ok(Relay { shared })
+    }
+
+    pub(crate) fn tally(&self) -> Tally {
+        *self.shared.tally.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The sessions that are still open.
+    pub(crate) fn describe(&self) -> String {
+        let open = self.shared.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.iter().map(|(number, what)| format!("session {number}: {what}\n")).collect()
+    }
+}
+
+impl Shared {
+    fn count(&self, count: impl FnOnce(&mut Tally)) {
+        count(&mut self.tally.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn note(&self, number: usize, what: Option<String>) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|(other, _)| *other != number);
+        open.extend(what.map(|what| (number, what)));
+    }
+}
+
+struct Session {
+    sockets: [TcpStream; 2],
+    /// Read from the other side, to be written to this one.
+    held: [Vec<u8>; 2],
+    streams: Streams,
+    hold: Option<usize>,
+}
+
+/// Errors are resets: dropped sockets would otherwise say an orderly end.
+fn relay(shared: &Shared, number: usize, down: TcpStream, backend: SocketAddr) -> Result<()> {
+    let up = truepeer_testbed::client::connect(backend)?;
+    for socket in [&down, &up] {
+        socket.set_nonblocking(true)?;
+        socket.set_nodelay(true)?;
+    }
+    let mut session =
+        Session { sockets: [down, up], held: Default::default(), streams: Streams::default(), hold: None };
+    let outcome = session.run(shared, number);
+    match outcome {
+        Ok(Some(spliced)) => {
+            let [down, up] = session.sockets;
+            spliced.let_go([OwnedFd::from(down), OwnedFd::from(up)])?;
+            shared.count(|tally| tally.let_go += 1);
+            Ok(())
+        }
+        Ok(None) => {
+            shared.count(|tally| tally.ended += 1);
+            Ok(())
+        }
+        Err(error) => {
+            for socket in &session.sockets {
+                socket2::SockRef::from(socket).set_linger(Some(Duration::ZERO))?;
+            }
+            Err(error)
+        }
+    }
+}
+
+impl Session {
+    /// The session's end; with its flow, if it goes on without us.
+    fn run(&mut self, shared: &Shared, number: usize) -> Result<Option<Sockets>> {
+        let mut chance = Chance::new(number as u64);
+        let after = chance.below(20_000) as u64 >> chance.below(12);
+        let mut handover: Option<(Handover, Sockets)> = None;
+        let positions = self.positions(number)?;
+        let mut stays = false;
+        loop {
+            self.wait(handover.is_some())?;
+            self.pump(0)?;
+            self.pump(1)?;
+            if handover.is_none() && self.streams.end_written == [true, true] {
+                return Ok(None);
+            }
+            if handover.is_none() && !stays && self.streams.written.iter().sum::<u64>() > after {
+                match arm(&shared.splices, &shared.grace, self.fds()) {
+                    Ok(sockets) => {
+                        shared.count(|tally| tally.armed += 1);
+                        handover = Some((Handover::knowing(positions), sockets));
+                    }
+                    Err(_) => stays = true,
+                }
+            }
+            let Some((steps, spliced)) = &mut handover else { continue };
+            let was = steps.progress();
+            let mut streams = self.streams;
+            streams.held = [0, 1].map(|side| self.held[side].len() as u64);
+            let fds = [self.sockets[0].as_fd(), self.sockets[1].as_fd()];
+            let turn = steps.turn(&mut spliced.with(fds), &streams)?;
+            if was == Progress::Armed && steps.progress() == Progress::Tail {
+                shared.count(|tally| tally.cut += 1);
+            }
+            shared.note(number, Some(format!("{steps:?} {streams:?} {turn:?} {spliced:?}")));
+            self.hold = None;
+            match turn {
+                Turn::Wait => {}
+                Turn::Hold(side) => self.hold = Some(side),
+                Turn::StayHere(_) => {
+                    shared.count(|tally| tally.stayed += 1);
+                    (handover, stays) = (None, true);
+                }
+                Turn::LetGo => return Ok(handover.map(|(_, spliced)| spliced)),
+            }
+        }
+    }
+
+    /// Most relays ask at the beginning; some when it is too late, and must hold bytes back.
+    fn positions(&self, number: usize) -> Result<[Option<Position>; 2]> {
+        if number % 4 == 3 {
+            return Ok([None; 2]);
+        }
+        let position = |socket: &TcpStream| -> Result<Option<Position>> {
+            Ok(next_to_write(socket.as_fd())?.map(|next| Position::new(next, 0)))
+        };
+        Ok([position(&self.sockets[0])?, position(&self.sockets[1])?])
+    }
+
+    fn fds(&self) -> [BorrowedFd<'_>; 2] {
+        [self.sockets[0].as_fd(), self.sockets[1].as_fd()]
+    }
+
+    fn wait(&self, is_busy: bool) -> Result<()> {
+        let events = [0, 1].map(|side: usize| {
+            let other = 1 - side;
+            let mut events = PollFlags::empty();
+            if self.held[other].is_empty() && !self.streams.ended[side] {
+                events |= PollFlags::IN;
+            }
+            if !self.held[side].is_empty() && self.hold != Some(side) {
+                events |= PollFlags::OUT;
+            }
+            events
+        });
+        let mut fds = [PollFd::new(&self.sockets[0], events[0]), PollFd::new(&self.sockets[1], events[1])];
+        let timeout = Timespec::try_from(LOOK)?;
+        poll(&mut fds, is_busy.then_some(&timeout))?;
+        Ok(())
+    }
+
+    /// What comes from this side.
+    fn pump(&mut self, from: usize) -> Result<()> {
+        let to = 1 - from;
+        loop {
+            if self.hold == Some(to) {
+                return Ok(());
+            }
+            if !self.held[to].is_empty() {
+                match (&self.sockets[to]).write(&self.held[to]) {
+                    Ok(written) => {
+                        self.streams.written[to] += written as u64;
+                        self.held[to].drain(..written);
+                        continue;
+                    }
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                    Err(error) => return Err(error).context("write"),
+                }
+            }
+            if self.streams.ended[from] {
+                if !self.streams.end_written[from] {
+                    self.sockets[to].shutdown(Shutdown::Write).context("shutdown")?;
+                    self.streams.end_written[from] = true;
+                }
+                return Ok(());
+            }
+            let mut buffer = [0; BUFFER];
+            match (&self.sockets[from]).read(&mut buffer) {
+                Ok(0) => self.streams.ended[from] = true,
+                Ok(read) => self.held[to].extend_from_slice(&buffer[..read]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error).context("read"),
+            }
+        }
+    }
+}
