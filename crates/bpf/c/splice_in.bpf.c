@@ -34,6 +34,8 @@ static __always_inline int go_on_translated(struct __sk_buff *skb, const struct 
 {
 	if (translate(skb, segment, from, to, is_tail, is_good))
 		return drop_for(SPLICE_FAILED);
+	if (is_good && to->known & SAID && is_before(far_edge(from, to), segment->seq + segment->payload_len))
+		tally(BEYOND_EDGE);
 	from->segments++;
 	tally(SEGMENTS_TRANSLATED);
 	return send_on(skb, to);

@@ -26,9 +26,9 @@ static __always_inline int is_bare(const struct segment *segment)
 	return !segment->payload_len && !(segment->flags & (SYN | FIN | RST));
 }
 
-/* A peer that has sent more than its window numbers its bare ACKs by the window's end (tcp_acceptable_seq()). Our socket had offered a wider
- * window than the other peer does: bytes behind that end may have arrived, and the ACK then looks old. Its acknowledgement is the newest. */
-#define LATE (1 << 20)
+/* A peer that has sent more than its window numbers its bare ACKs by the window's end (tcp_acceptable_seq()). A window is rounded down to its
+ * scale, so it may end up to 2^14 bytes before an older one did: such an ACK looks old, and its acknowledgement is the newest. */
+#define LATE (1 << 14)
 
 static __always_inline int is_late_ack(const struct segment *segment, const struct face *face)
 {
@@ -74,20 +74,28 @@ static __always_inline int is_reset_good(const struct segment *segment, const st
 /* What a segment that was taken says. */
 static __always_inline void learn_from(struct face *face, const struct segment *segment, __u32 window)
 {
-	__u32 end = end_of(segment);
+	__u32 end = end_of(segment), edge = segment->ack + window;
 
 	if (!(face->known & SAID)) {
 		face->una = segment->ack;
 		face->end = end;
 		face->max_window = window;
+		face->said_edge = edge;
 		note(face, SAID);
 		return;
 	}
 	raise(&face->una, segment->ack);
+	raise(&face->said_edge, edge);
 	if (is_before(face->end, end))
 		face->end = end;
 	if (face->max_window < window)
 		face->max_window = window;
+}
+
+/* How far the other peer takes what the peer of this face sends, in numbers of this face. */
+static __always_inline __u32 far_edge(const struct face *face, const struct face *other)
+{
+	return other->said_edge - face->shift;
 }
 
 /* What the peer of this face is told, by whomever. */

@@ -22,7 +22,7 @@ enum splice_stage {
 #define SAID 0x02       /* una, end: what the peer said */
 #define CLOCK 0x04      /* our socket's clock */
 #define TS_SHIFT 0x08   /* ts_shift */
-#define FAR_EDGE 0x10   /* far_edge */
+#define HELD 0x10       /* our socket offers no more than the other peer takes: `shift` is known */
 #define FIN_SAID 0x20   /* fin */
 #define FIN_TAKEN 0x40  /* the other peer has acknowledged it */
 
@@ -35,12 +35,12 @@ struct face {
 	__u32 nxt;           /* the number behind the last byte sent to it */
 	__u32 ack;           /* the newest acknowledgement */
 	__u32 edge;          /* the right edge of the widest window */
-	__u32 far_edge;      /* the right edge of the newest window that the other peer offered */
 	__u32 tsval;         /* the newest timestamp */
 	/* What the peer said and was taken. */
 	__u32 una;           /* its newest acknowledgement */
 	__u32 end;           /* the number behind its last byte */
 	__u32 max_window;    /* the widest it offered */
+	__u32 said_edge;     /* the right edge of that which reaches furthest */
 	__u32 fin;           /* the number behind its FIN */
 	/* Until our socket is closed. */
 	__u32 kept;          /* bytes before this one are our socket's */

@@ -19,6 +19,8 @@ enum splice_counter {
 	OWN_RESETS_DROPPED,  /* by which the kernel would answer for a connection that it no longer knows */
 	OWN_RAISED,          /* our sockets' segments that say the newest of what was translated */
 	STALE_COPIES,        /* for a socket that is closed */
+	BEYOND_EDGE,         /* a peer has sent more than the other one takes */
+	OWN_HELD,            /* our sockets' segments that offer less, so that nobody does */
 	SPLICE_FAILED,       /* a helper of the kernel failed; TCP sends again */
 	SPLICE_COUNTERS,
 };

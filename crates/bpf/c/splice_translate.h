@@ -62,22 +62,12 @@ static __always_inline void raise_ack(__u32 *ack, __u32 *window, const struct fa
 	*ack = to->ack;
 }
 
-/* A bare ACK is ignored if its number lies outside the receiver's window. It gets the number that the receiver expects:
- * - while our socket still holds bytes for the receiver, which come before what the sender of the ACK has sent;
- * - where the sender has sent more than the receiver's window takes, because our socket had offered a wider one. It does not learn of the
- *   narrower one as long as ACKs with equal numbers tell it (tcp_may_update_window()), and two peers in that state would ignore each other
- *   for ever;
- * - where it is a late one (is_late_ack()). */
-static __always_inline __u32 number_for(const struct segment *segment, const struct face *from, const struct face *to, int is_tail)
+/* Of a late one (is_late_ack()): the number that the receiver expects. It ignores older ones. */
+static __always_inline __u32 number_for(const struct segment *segment, const struct face *from, const struct face *to)
 {
 	__u32 seq = segment->seq + from->shift;
-	int is_beyond = is_tail || (from->known & FAR_EDGE && is_before(from->far_edge, segment->seq));
 
-	if (!is_bare(segment) || !(to->known & SAID))
-		return seq;
-	if (is_beyond && is_before(to->una, seq))
-		return to->una;
-	return is_before(seq, to->una) && is_late_ack(segment, from) ? to->una : seq;
+	return to->known & SAID && is_before(seq, to->una) && is_late_ack(segment, from) ? to->una : seq;
 }
 
 /* `is_tail`: our sockets still stand. `is_good`: the segment was taken, so that it tells the other peer something. */
@@ -91,7 +81,7 @@ static __always_inline int translate(struct __sk_buff *skb, const struct segment
 	struct tcphdr *tcp = &rewriting.is;
 	__u32 ack = segment->ack - to->shift;
 	__u32 window = window_of(tcp, from);
-	__u32 seq = number_for(segment, from, to, is_tail);
+	__u32 seq = number_for(segment, from, to);
 
 	if (is_tail)
 		raise_ack(&ack, &window, to);
@@ -109,11 +99,8 @@ static __always_inline int translate(struct __sk_buff *skb, const struct segment
 	}
 	if (finish_rewriting(skb, segment, &rewriting) || change_addresses(skb, segment, &to->key.local, &to->key.sender))
 		return -1;
-	if (is_good) {
+	if (is_good)
 		note_told(to, end_of(segment) + from->shift, ack, ack + window);
-		to->far_edge = ack + window;
-		note(to, FAR_EDGE);
-	}
 	return 0;
 }
 

@@ -30,10 +30,16 @@ pub trait Connections {
     /// # Errors
     /// What the kernel says.
     fn has_work(&mut self, side: usize) -> Result<bool, CallError>;
+    /// From now on no peer is offered more than the other one takes. Can't be undone while the flow lives.
+    fn hold(&mut self, mapping: &Mapping);
+    /// Whether neither peer has been offered more than that.
+    fn offers_fit(&self) -> bool;
     /// From here on a process that dies resets both connections.
     fn reset_when_closed(&mut self);
     /// Begins to translate.
     fn cut(&mut self, mapping: &Mapping);
+    /// Has the peers say what they have and take: one may wait for the other's window, which has widened before the cut.
+    fn ask_peers(&mut self);
     /// The socket has its peer's bytes up to this number.
     fn keep(&mut self, side: usize, next: u32);
     /// Everything is translated from now on. False: the flow has ended by itself.
@@ -80,8 +86,10 @@ pub struct Broken(#[from] pub CallError);
 /// How far a hand-over is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// Until the cut the session can stay in user space.
+    /// The programs learn what both peers have said. Until the cut the session can stay in user space.
     Armed,
+    /// No peer is offered more than the other one takes; what was offered before is used up.
+    Held,
     /// Translated, while the sockets deliver what they have.
     Tail,
     /// Waits for a grace period.
@@ -92,12 +100,13 @@ pub enum Progress {
 #[derive(Debug)]
 pub struct Handover {
     positions: [Option<Position>; 2],
+    held: Option<Mapping>,
     progress: Progress,
 }
 
 impl Default for Handover {
     fn default() -> Self {
-        Self { positions: [None; 2], progress: Progress::Armed }
+        Self::knowing([None; 2])
     }
 }
 
@@ -106,7 +115,7 @@ impl Handover {
     /// bytes back until all that it wrote was sent.
     #[must_use]
     pub fn knowing(positions: [Option<Position>; 2]) -> Self {
-        Self { positions, progress: Progress::Armed }
+        Self { positions, held: None, progress: Progress::Armed }
     }
 
     /// How far it is.
@@ -121,7 +130,7 @@ impl Handover {
     /// [`Broken`], after the cut only: before it, a failure is a [`Turn::StayHere`].
     pub fn turn(&mut self, connections: &mut impl Connections, streams: &Streams) -> Result<Turn, Broken> {
         match self.progress {
-            Progress::Armed => Ok(match self.arm(connections, streams) {
+            Progress::Armed | Progress::Held => Ok(match self.before_the_cut(connections, streams) {
                 Ok(turn) => turn,
                 Err(_) => Turn::StayHere("the kernel does not tell the numbers"),
             }),
@@ -130,10 +139,25 @@ impl Handover {
         }
     }
 
-    fn arm(&mut self, connections: &mut impl Connections, streams: &Streams) -> Result<Turn, CallError> {
+    fn before_the_cut(
+        &mut self,
+        connections: &mut impl Connections,
+        streams: &Streams,
+    ) -> Result<Turn, CallError> {
         if streams.ended != [false; 2] {
             return Ok(Turn::StayHere("one side has ended"));
         }
+        if self.progress == Progress::Armed {
+            self.hold(connections, streams)
+        } else if connections.is_grace_over() && connections.offers_fit() {
+            self.cut(connections, streams)
+        } else {
+            Ok(Turn::Wait)
+        }
+    }
+
+    /// Segments of our sockets that are under way have told the programs their window after a grace period.
+    fn hold(&mut self, connections: &mut impl Connections, streams: &Streams) -> Result<Turn, CallError> {
         if !(connections.is_heard(0) && connections.is_heard(1)) {
             return Ok(Turn::Wait);
         }
@@ -144,18 +168,42 @@ impl Handover {
                 self.positions[side] = Some(Position::new(next, streams.written[side]));
             }
         }
-        let [Some(down), Some(up)] = self.positions else { return Ok(Turn::Wait) };
+        let Some(mapping) = self.mapping(connections, streams)? else {
+            return Ok(Turn::StayHere("one side has ended"));
+        };
+        connections.hold(&mapping);
+        connections.ask_for_grace();
+        (self.held, self.progress) = (Some(mapping), Progress::Held);
+        Ok(Turn::Wait)
+    }
+
+    fn cut(&mut self, connections: &mut impl Connections, streams: &Streams) -> Result<Turn, CallError> {
+        let Some(mapping) = self.mapping(connections, streams)? else {
+            return Ok(Turn::StayHere("one side has ended"));
+        };
+        if self.held.is_none_or(|held| held.shifts != mapping.shifts) {
+            return Ok(Turn::StayHere("the numbers have changed"));
+        }
+        connections.reset_when_closed();
+        connections.cut(&mapping);
+        connections.ask_peers();
+        self.progress = Progress::Tail;
+        Ok(Turn::Wait)
+    }
+
+    /// `None`: one side has ended.
+    fn mapping(
+        &self,
+        connections: &mut impl Connections,
+        streams: &Streams,
+    ) -> Result<Option<Mapping>, CallError> {
+        let [Some(down), Some(up)] = self.positions else { return Ok(None) };
         let next_out = [(down, 0), (up, 1)]
             .map(|(position, side)| position.after(streams.written[side] + streams.held[side]));
         let received = [connections.received(0)?, connections.received(1)?];
         // Asked after that: an end that lies unread is counted in `received.next`, not in `received.unread`.
-        if !(connections.is_established(0)? && connections.is_established(1)?) {
-            return Ok(Turn::StayHere("one side has ended"));
-        }
-        connections.reset_when_closed();
-        connections.cut(&Mapping::at_the_cut(received, next_out));
-        self.progress = Progress::Tail;
-        Ok(Turn::Wait)
+        let is_open = connections.is_established(0)? && connections.is_established(1)?;
+        Ok(is_open.then(|| Mapping::at_the_cut(received, next_out)))
     }
 
     fn tail(&mut self, connections: &mut impl Connections, streams: &Streams) -> Result<Turn, Broken> {
@@ -189,3 +237,6 @@ fn has_work(connections: &mut impl Connections, streams: &Streams) -> Result<boo
     let ends_wait = streams.ended != streams.end_written;
     Ok(ends_wait || streams.held != [0, 0] || connections.has_work(0)? || connections.has_work(1)?)
 }
+
+#[cfg(test)]
+mod tests;

@@ -78,7 +78,22 @@ impl Connections for Borrowed<'_> {
     }
 
     fn cut(&mut self, mapping: &Mapping) {
-        self.session.flow.cut(mapping.shifts, mapping.cuts);
+        self.session.flow.cut(mapping.cuts);
+    }
+
+    fn hold(&mut self, mapping: &Mapping) {
+        self.session.flow.hold(mapping.shifts);
+    }
+
+    fn offers_fit(&self) -> bool {
+        self.session.flow.offers_fit()
+    }
+
+    fn ask_peers(&mut self) {
+        for socket in self.sockets {
+            // Failing costs time only: the peers ask each other, but later.
+            let _ = repair::ask_peer(socket);
+        }
     }
 
     fn keep(&mut self, side: usize, next: u32) {

@@ -8,6 +8,7 @@ use crate::{CallError, Named};
 
 /// linux/tcp.h: the values of TCP_REPAIR and TCP_REPAIR_QUEUE.
 const REPAIR_ON: libc::c_int = 1;
+const REPAIR_OFF_WITH_PROBE: libc::c_int = 0;
 const REPAIR_OFF_WITHOUT_PROBE: libc::c_int = -1;
 const NO_QUEUE: libc::c_int = 0;
 const RECEIVE_QUEUE: libc::c_int = 1;
@@ -83,12 +84,38 @@ pub fn unread_bytes(socket: BorrowedFd<'_>) -> Result<u32, CallError> {
     ioctl_int(socket, libc::FIONREAD).named("ioctl(SIOCINQ)")
 }
 
+/// Has the peer say what it has received and takes: it is sent a segment as it comes when a window stays closed.
+///
+/// # Errors
+/// As [`next_to_write`].
+pub fn ask_peer(socket: BorrowedFd<'_>) -> Result<(), CallError> {
+    let is_reused = SockRef::from(&socket).reuse_address().named("getsockopt(SO_REUSEADDR)")?;
+    let asked = set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON)
+        .and_then(|()| set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_WITH_PROBE))
+        .named("setsockopt(TCP_REPAIR)");
+    // Leaving repair clears it: see under_repair.
+    let reused = SockRef::from(&socket).set_reuse_address(is_reused).named("setsockopt(SO_REUSEADDR)");
+    asked.and(reused)
+}
+
+/// The kernel doesn't widen the receive buffer, and so the window that it offers (SO_BUF_LOCK, Linux 5.14), until it may again.
+///
+/// # Errors
+/// ENOPROTOOPT on older kernels.
+pub fn set_receive_buffer_fixed(socket: BorrowedFd<'_>, is_fixed: bool) -> Result<(), CallError> {
+    /// asm-generic/socket.h, linux/socket.h
+    const SO_BUF_LOCK: libc::c_int = 72;
+    const SOCK_RCVBUF_LOCK: libc::c_int = 2;
+    let locks = if is_fixed { SOCK_RCVBUF_LOCK } else { 0 };
+    set_int(socket, libc::SOL_SOCKET, SO_BUF_LOCK, locks).named("setsockopt(SO_BUF_LOCK)")
+}
+
 /// Closes the connection here without telling the other end: neither FIN nor RST.
 ///
 /// # Errors
 /// As [`next_to_write`]; then it is closed as ever.
 pub fn close_silently(socket: OwnedFd) -> Result<(), CallError> {
-    set_int(socket.as_fd(), libc::TCP_REPAIR, REPAIR_ON).named("setsockopt(TCP_REPAIR)")
+    set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).named("setsockopt(TCP_REPAIR)")
 }
 
 /// What was agreed on when the connection was made, and how it stands.
@@ -151,13 +178,15 @@ fn under_repair<T>(
     work: impl FnOnce() -> Result<T, CallError>,
 ) -> Result<T, CallError> {
     let is_reused = SockRef::from(&socket).reuse_address().named("getsockopt(SO_REUSEADDR)")?;
-    set_int(socket, libc::TCP_REPAIR, REPAIR_ON).named("setsockopt(TCP_REPAIR)")?;
-    let done = set_int(socket, libc::TCP_REPAIR_QUEUE, queue)
+    set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).named("setsockopt(TCP_REPAIR)")?;
+    let done = set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, queue)
         .named("setsockopt(TCP_REPAIR_QUEUE)")
         .and_then(|()| work());
     // The send queue must not stay chosen: see next_to_write.
-    let left = set_int(socket, libc::TCP_REPAIR_QUEUE, NO_QUEUE).named("setsockopt(TCP_REPAIR_QUEUE)");
-    let off = set_int(socket, libc::TCP_REPAIR, REPAIR_OFF_WITHOUT_PROBE).named("setsockopt(TCP_REPAIR)");
+    let left = set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, NO_QUEUE)
+        .named("setsockopt(TCP_REPAIR_QUEUE)");
+    let off = set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_WITHOUT_PROBE)
+        .named("setsockopt(TCP_REPAIR)");
     // Leaving repair clears it, and a listener's next start needs it.
     let reused = SockRef::from(&socket).set_reuse_address(is_reused).named("setsockopt(SO_REUSEADDR)");
     let done = done?;
@@ -182,11 +211,14 @@ fn queue_number(socket: BorrowedFd<'_>) -> Result<u32, CallError> {
     Ok(number)
 }
 
-fn set_int(socket: BorrowedFd<'_>, option: libc::c_int, value: libc::c_int) -> std::io::Result<()> {
+fn set_int(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: libc::c_int,
+) -> std::io::Result<()> {
     // SAFETY: the option takes one C int; pointer and length name exactly that local, which outlives the call.
-    result(unsafe {
-        libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, option, (&raw const value).cast(), 4)
-    })
+    result(unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), 4) })
 }
 
 /// Of requests that answer with one C int that is a count.

@@ -2,7 +2,7 @@
 
 /// Name and meaning of each.
 #[rustfmt::skip]
-pub const SPLICE_COUNTERS: [(&str, &str); 14] = [
+pub const SPLICE_COUNTERS: [(&str, &str); 16] = [
     ("segments_translated", "segments that went from one connection to the other"),
     ("copies_to_socket", "copies for sockets that still deliver what they had"),
     ("kept_for_socket", "segments from before the cut"),
@@ -16,5 +16,7 @@ pub const SPLICE_COUNTERS: [(&str, &str); 14] = [
     ("own_resets_dropped", "resets by which the kernel answers for connections that it no longer knows"),
     ("own_raised", "segments of our own sockets that say the newest of what was translated"),
     ("stale_copies", "copies for sockets that are closed"),
+    ("beyond_edge", "segments of more than the other side takes"),
+    ("own_held", "segments of our own sockets that offer no more than the other side takes"),
     ("failed", "the kernel failed to do something: TCP sends again"),
 ];

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::layout::{FIN_SAID, FIN_TAKEN, Face, SAID, Stage, TOLD, TS_SHIFT};
+use super::layout::{FIN_SAID, FIN_TAKEN, Face, HELD, SAID, Stage, TOLD, TS_SHIFT};
 use super::table::Splices;
 
 /// A session's flow while its sockets stand. Dropped before it is [let go](Flow::let_go), it is forgotten: its packets are the kernel's again.
@@ -38,13 +38,31 @@ impl Flow {
         self.splices.stage(self.place)
     }
 
-    /// From now on each peer's bytes from `cuts` on go to the other, numbered by `shifts` higher.
-    pub fn cut(&self, shifts: [u32; 2], cuts: [u32; 2]) {
-        for side in 0..2 {
+    /// From now on no peer is offered more than the other one takes: numbers of the one are by `shifts` higher on the other's connection.
+    pub fn hold(&self, shifts: [u32; 2]) {
+        for (side, shift) in shifts.into_iter().enumerate() {
             let face = self.face(side);
-            face.shift.store(shifts[side], Ordering::Relaxed);
-            face.cut.store(cuts[side], Ordering::Relaxed);
-            face.kept.store(cuts[side], Ordering::Relaxed);
+            face.shift.store(shift, Ordering::Relaxed);
+            face.known.fetch_or(HELD, Ordering::Release);
+        }
+    }
+
+    /// Whether neither peer has been offered more than the other one takes. What it takes only grows, so this stays true while it is held.
+    pub fn offers_fit(&self) -> bool {
+        [0, 1].into_iter().all(|side: usize| {
+            let (face, other) = (self.face(side), self.face(1 - side));
+            let taken =
+                other.said_edge.load(Ordering::Relaxed).wrapping_sub(face.shift.load(Ordering::Relaxed));
+            taken.wrapping_sub(face.edge.load(Ordering::Relaxed)).cast_signed() >= 0
+        })
+    }
+
+    /// From now on each peer's bytes from `cuts` on go to the other, numbered as [`Flow::hold`] was told.
+    pub fn cut(&self, cuts: [u32; 2]) {
+        for (side, cut) in cuts.into_iter().enumerate() {
+            let face = self.face(side);
+            face.cut.store(cut, Ordering::Relaxed);
+            face.kept.store(cut, Ordering::Relaxed);
         }
         self.splices.at(self.place).stage.store(Stage::Tail as u32, Ordering::Release);
     }

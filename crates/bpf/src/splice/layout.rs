@@ -46,6 +46,7 @@ impl Stage {
 pub(super) const TOLD: u32 = 0x01;
 pub(super) const SAID: u32 = 0x02;
 pub(super) const TS_SHIFT: u32 = 0x08;
+pub(super) const HELD: u32 = 0x10;
 pub(super) const FIN_SAID: u32 = 0x20;
 pub(super) const FIN_TAKEN: u32 = 0x40;
 
@@ -59,11 +60,11 @@ pub(super) struct Face {
     pub(super) nxt: AtomicU32,
     pub(super) ack: AtomicU32,
     pub(super) edge: AtomicU32,
-    pub(super) far_edge: AtomicU32,
     pub(super) tsval: AtomicU32,
     pub(super) una: AtomicU32,
     pub(super) end: AtomicU32,
     pub(super) max_window: AtomicU32,
+    pub(super) said_edge: AtomicU32,
     pub(super) fin: AtomicU32,
     pub(super) kept: AtomicU32,
     pub(super) own_nxt: AtomicU32,
@@ -108,11 +109,11 @@ impl Face {
             &self.nxt,
             &self.ack,
             &self.edge,
-            &self.far_edge,
             &self.tsval,
             &self.una,
             &self.end,
             &self.max_window,
+            &self.said_edge,
             &self.fin,
             &self.kept,
             &self.own_nxt,

@@ -199,6 +199,11 @@ impl Splices {
         Swept { open: let_go.len(), ended: before - let_go.len() }
     }
 
+    /// The flows that were let go and go on, for tests.
+    pub fn unended(&self) -> Vec<String> {
+        lock(&self.let_go).iter().map(|entry| format!("{:?}", self.at(entry.place))).collect()
+    }
+
     /// A counter of [`SPLICE_COUNTERS`] since the tables were made.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use truepeer_bpf::splice::door::FaceState;
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::packets::{ACK, FIN, PSH, Packet, RST, SYN, Segment};
 
-use crate::model::{FAR_EDGE, Model, SAID, TOLD, TS_SHIFT};
+use crate::model::{Model, SAID, TOLD, TS_SHIFT};
 
 type Tuples = [(SocketAddr, SocketAddr); 2];
 
@@ -67,7 +67,7 @@ impl Case {
                 _ => number,
             }
         };
-        let seq = about(chance, &[face.ack, face.edge, face.end, face.kept, face.far_edge]);
+        let seq = about(chance, &[face.ack, face.edge, face.end, face.kept]);
         let ack = about(chance, &[face.nxt, face.una, face.own_nxt]);
         let window = u16::try_from(chance.next() >> 48).expect("16 bits") >> chance.below(16);
         let (payload, options) = (chance.bytes(len), options(chance));
@@ -130,23 +130,21 @@ fn face(chance: &mut Chance) -> FaceState {
     let kept = number(chance);
     let ack = behind(chance, kept, 3000);
     let end = behind(chance, ack, 3000);
-    let far_edge = behind(chance, ack, 6000);
-    let edge = behind(chance, far_edge, 60_000);
+    let edge = behind(chance, ack, 66_000);
     let max_window = u32::try_from(chance.below(70_000)).expect("small");
-    let known = TS_SHIFT
-        | if chance.below(20) > 0 { TOLD } else { 0 }
-        | if chance.below(20) > 0 { SAID } else { 0 }
-        | if chance.below(4) > 0 { FAR_EDGE } else { 0 };
+    let known =
+        TS_SHIFT | if chance.below(20) > 0 { TOLD } else { 0 } | if chance.below(20) > 0 { SAID } else { 0 };
+    let said_edge = behind(chance, una, 66_000);
     FaceState {
         shift: number(chance),
         nxt,
         ack,
         edge,
-        far_edge,
         tsval: number(chance),
         una,
         end,
         max_window,
+        said_edge,
         fin: 0,
         kept,
         own_nxt,

@@ -10,7 +10,6 @@ use crate::made_up::{Case, TUPLES4, TUPLES6};
 pub(crate) const TOLD: u32 = 0x01;
 pub(crate) const SAID: u32 = 0x02;
 pub(crate) const TS_SHIFT: u32 = 0x08;
-pub(crate) const FAR_EDGE: u32 = 0x10;
 const FIN_SAID: u32 = 0x20;
 const FIN_TAKEN: u32 = 0x40;
 
@@ -62,7 +61,7 @@ fn is_bare(segment: &Segment) -> bool {
 fn is_late_ack(segment: &Segment, face: &FaceState) -> bool {
     is_bare(segment)
         && face.known & SAID != 0
-        && (1..=1 << 20).contains(&face.ack.wrapping_sub(segment.seq))
+        && (1..=1 << 14).contains(&face.ack.wrapping_sub(segment.seq))
         && !is_before(segment.ack, face.una)
 }
 
@@ -182,10 +181,12 @@ impl Model {
         let face = self.from();
         if face.known & SAID == 0 {
             (face.una, face.end, face.max_window) = (segment.ack, end_of(segment), window);
+            face.said_edge = segment.ack.wrapping_add(window);
             face.known |= SAID;
             return;
         }
         raise(&mut face.una, segment.ack);
+        raise(&mut face.said_edge, segment.ack.wrapping_add(window));
         raise(&mut face.end, end_of(segment));
         face.max_window = face.max_window.max(window);
     }
@@ -222,10 +223,7 @@ impl Model {
         let mut ack = segment.ack.wrapping_sub(to.shift);
         let mut window = u32::from(segment.window) << from.peer_scale;
         let mut seq = segment.seq.wrapping_add(from.shift);
-        let is_beyond = is_tail || (from.known & FAR_EDGE != 0 && is_before(from.far_edge, segment.seq));
-        let is_off =
-            (is_beyond && is_before(to.una, seq)) || (is_before(seq, to.una) && is_late_ack(segment, &from));
-        if is_bare(segment) && to.known & SAID != 0 && is_off {
+        if to.known & SAID != 0 && is_before(seq, to.una) && is_late_ack(segment, &from) {
             seq = to.una;
         }
         if is_tail && is_before(ack, to.ack) {
@@ -247,8 +245,7 @@ impl Model {
                 raise(&mut to.ack, ack);
                 raise(&mut to.edge, edge);
             }
-            to.far_edge = edge;
-            to.known |= TOLD | FAR_EDGE;
+            to.known |= TOLD;
         }
         let (peer, own) = if is_ipv6 { TUPLES6 } else { TUPLES4 }[1 - side];
         Segment {

@@ -5,19 +5,23 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use truepeer_bpf::Splices;
 use truepeer_splice::{Grace, Handover, Position, Progress, Sockets, Streams, Turn, arm};
-use truepeer_sys::repair::next_to_write;
+use truepeer_sys::repair::{next_to_write, set_receive_buffer_fixed};
 use truepeer_testbed::NetNs;
 use truepeer_testbed::chance::Chance;
 
 /// The next look at a hand-over that waits.
 const LOOK: Duration = Duration::from_millis(4);
 const BUFFER: usize = 64 << 10;
+/// So long an ended flow still translates what is sent again.
+const LINGER: Duration = Duration::from_secs(1);
+/// What is lost several times is sent again after seconds.
+const ENDS: Duration = Duration::from_secs(40);
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tally {
@@ -58,6 +62,7 @@ impl Relay {
         thread::spawn(move || -> Result<()> {
             netns.enter()?;
             for number in 0.. {
+                serving.splices.sweep(Instant::now(), LINGER);
                 let (down, _) = entrance.accept()?;
                 let shared = Arc::clone(&serving);
                 thread::spawn(move || {
@@ -71,6 +76,16 @@ impl Relay {
             Ok(())
         });
         Ok(Relay { shared })
+    }
+
+    /// Waits until the flows that were let go have ended: both ends are acknowledged, or one side has reset.
+    pub(crate) fn wait_for_ends(&self) -> Result<()> {
+        let until = Instant::now() + ENDS;
+        while self.shared.splices.sweep(Instant::now(), LINGER).open > 0 {
+            ensure!(Instant::now() < until, "flows that never end:\n{:#?}", self.shared.splices.unended());
+            thread::sleep(LOOK * 25);
+        }
+        Ok(())
     }
 
     pub(crate) fn tally(&self) -> Tally {
@@ -106,10 +121,11 @@ struct Session {
 
 /// Errors are resets: dropped sockets would otherwise say an orderly end.
 fn relay(shared: &Shared, number: usize, down: TcpStream, backend: SocketAddr) -> Result<()> {
-    let up = truepeer_testbed::client::connect(backend)?;
+    let up = connect_as_neighbour_of(&down, backend)?;
     for socket in [&down, &up] {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
+        set_receive_buffer_fixed(socket.as_fd(), true)?;
     }
     let mut session =
         Session { sockets: [down, up], held: Default::default(), streams: Streams::default(), hold: None };
@@ -132,6 +148,12 @@ fn relay(shared: &Shared, number: usize, down: TcpStream, backend: SocketAddr) -
             Err(error)
         }
     }
+}
+
+/// From the sender's port: the kernel takes the port of a socket that was closed silently for free, while the peer's connection still lives.
+fn connect_as_neighbour_of(down: &TcpStream, backend: SocketAddr) -> Result<TcpStream> {
+    let own = if backend.is_ipv4() { "10.78.0.1".parse()? } else { "fd78::1".parse()? };
+    truepeer_testbed::client::connect_from(SocketAddr::new(own, down.peer_addr()?.port()), backend)
 }
 
 impl Session {
@@ -164,7 +186,7 @@ impl Session {
             streams.held = [0, 1].map(|side| self.held[side].len() as u64);
             let fds = [self.sockets[0].as_fd(), self.sockets[1].as_fd()];
             let turn = steps.turn(&mut spliced.with(fds), &streams)?;
-            if was == Progress::Armed && steps.progress() == Progress::Tail {
+            if was == Progress::Held && steps.progress() == Progress::Tail {
                 shared.count(|tally| tally.cut += 1);
             }
             shared.note(number, Some(format!("{steps:?} {streams:?} {turn:?} {spliced:?}")));

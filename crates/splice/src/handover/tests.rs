@@ -1,0 +1,174 @@
+//! The stages on connections that are made up.
+
+use super::*;
+
+/// Two connections that a session has relayed from the beginning: what is known of them.
+#[derive(Debug, Clone, Default)]
+struct MadeUp {
+    is_heard: bool,
+    has_unsent: [bool; 2],
+    is_ended: bool,
+    is_grace_over: bool,
+    offers_fit: bool,
+    has_work: bool,
+    received: [u32; 2],
+    done: Vec<&'static str>,
+    held: Option<Mapping>,
+    cut: Option<Mapping>,
+}
+
+impl Connections for MadeUp {
+    fn is_heard(&self, _: usize) -> bool {
+        self.is_heard
+    }
+
+    fn next_to_write(&mut self, side: usize) -> Result<Option<u32>, CallError> {
+        Ok((!self.has_unsent[side]).then_some([1000, 2000][side]))
+    }
+
+    fn received(&mut self, side: usize) -> Result<Received, CallError> {
+        Ok(Received { next: self.received[side], unread: 0 })
+    }
+
+    fn is_established(&mut self, _: usize) -> Result<bool, CallError> {
+        Ok(!self.is_ended)
+    }
+
+    fn has_work(&mut self, _: usize) -> Result<bool, CallError> {
+        Ok(self.has_work)
+    }
+
+    fn hold(&mut self, mapping: &Mapping) {
+        self.done.push("hold");
+        self.held = Some(*mapping);
+    }
+
+    fn offers_fit(&self) -> bool {
+        self.offers_fit
+    }
+
+    fn reset_when_closed(&mut self) {
+        self.done.push("reset when closed");
+    }
+
+    fn cut(&mut self, mapping: &Mapping) {
+        self.done.push("cut");
+        self.cut = Some(*mapping);
+    }
+
+    fn ask_peers(&mut self) {
+        self.done.push("ask");
+    }
+
+    fn keep(&mut self, _: usize, _: u32) {}
+
+    fn all_is_delivered(&mut self, _: Ended) -> bool {
+        self.done.push("delivered");
+        true
+    }
+
+    fn back_to_tail(&mut self) -> bool {
+        self.done.push("back");
+        true
+    }
+
+    fn ask_for_grace(&mut self) {
+        self.is_grace_over = false;
+    }
+
+    fn is_grace_over(&self) -> bool {
+        self.is_grace_over
+    }
+}
+
+fn turn(handover: &mut Handover, connections: &mut MadeUp, streams: &Streams) -> Turn {
+    handover.turn(connections, streams).expect("nothing fails here")
+}
+
+/// A hand-over that holds the offers, of a session that has relayed nothing yet.
+fn held() -> (Handover, MadeUp) {
+    let (mut handover, mut connections) =
+        (Handover::default(), MadeUp { is_heard: true, ..MadeUp::default() });
+    assert_eq!(turn(&mut handover, &mut connections, &Streams::default()), Turn::Wait);
+    assert_eq!(handover.progress(), Progress::Held);
+    (handover, connections)
+}
+
+#[test]
+fn the_cut_waits_until_offers_fit_and_all_programs_know() {
+    for (is_grace_over, offers_fit) in [(false, false), (true, false), (false, true)] {
+        let (mut handover, mut connections) = held();
+        (connections.is_grace_over, connections.offers_fit) = (is_grace_over, offers_fit);
+        assert_eq!(turn(&mut handover, &mut connections, &Streams::default()), Turn::Wait);
+        assert_eq!(connections.done, ["hold"]);
+    }
+    let (mut handover, mut connections) = held();
+    (connections.is_grace_over, connections.offers_fit) = (true, true);
+    assert_eq!(turn(&mut handover, &mut connections, &Streams::default()), Turn::Wait);
+    assert_eq!(connections.done, ["hold", "reset when closed", "cut", "ask"]);
+    assert_eq!(connections.held.map(|held| held.shifts), connections.cut.map(|cut| cut.shifts));
+}
+
+#[test]
+fn bytes_that_move_meanwhile_change_no_shift() {
+    let (mut handover, mut connections) = held();
+    (connections.is_grace_over, connections.offers_fit) = (true, true);
+    connections.received = [70, 500];
+    let streams = Streams { written: [490, 60], held: [10, 10], ..Streams::default() };
+    assert_eq!(turn(&mut handover, &mut connections, &streams), Turn::Wait);
+    assert_eq!(handover.progress(), Progress::Tail);
+    assert_eq!(connections.cut.map(|cut| cut.cuts), Some([70, 500]));
+}
+
+#[test]
+fn numbers_that_do_not_add_up_keep_a_session_here() {
+    let (mut handover, mut connections) = held();
+    (connections.is_grace_over, connections.offers_fit) = (true, true);
+    connections.received = [70, 500];
+    let streams = Streams { written: [490, 60], held: [10, 9], ..Streams::default() };
+    assert!(matches!(turn(&mut handover, &mut connections, &streams), Turn::StayHere(_)));
+    assert_eq!(connections.done, ["hold"]);
+}
+
+#[test]
+fn unsent_bytes_are_waited_for_one_side_after_the_other() {
+    let mut handover = Handover::default();
+    let mut connections = MadeUp { is_heard: true, has_unsent: [true, true], ..MadeUp::default() };
+    let streams = Streams { written: [5, 5], ..Streams::default() };
+    assert_eq!(turn(&mut handover, &mut connections, &streams), Turn::Hold(1));
+    connections.has_unsent[1] = false;
+    assert_eq!(turn(&mut handover, &mut connections, &streams), Turn::Hold(0));
+    connections.has_unsent = [false, true];
+    assert_eq!(turn(&mut handover, &mut connections, &streams), Turn::Wait);
+    assert_eq!(handover.progress(), Progress::Held);
+}
+
+#[test]
+fn an_end_before_the_cut_keeps_a_session_here() {
+    let ended = Streams { ended: [true, false], ..Streams::default() };
+    let (mut handover, mut connections) = held();
+    (connections.is_grace_over, connections.offers_fit) = (true, true);
+    assert!(matches!(turn(&mut handover, &mut connections, &ended), Turn::StayHere(_)));
+    let (mut handover, mut connections) = held();
+    (connections.is_grace_over, connections.offers_fit, connections.is_ended) = (true, true, true);
+    let turned = turn(&mut handover, &mut connections, &Streams::default());
+    assert!(matches!(turned, Turn::StayHere(_)), "an end that lies unread");
+}
+
+#[test]
+fn what_comes_to_a_socket_after_all_is_delivered() {
+    let (mut handover, mut connections) = held();
+    let nothing = Streams::default();
+    (connections.is_grace_over, connections.offers_fit) = (true, true);
+    assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::Wait);
+    assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::Wait);
+    assert_eq!(handover.progress(), Progress::Settling);
+    assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::Wait, "the grace period is not over");
+    (connections.is_grace_over, connections.has_work) = (true, true);
+    assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::Wait);
+    assert_eq!(handover.progress(), Progress::Tail);
+    connections.has_work = false;
+    assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::Wait);
+    connections.is_grace_over = true;
+    assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::LetGo);
+}
