@@ -27,12 +27,13 @@ static __always_inline int is_bare(const struct segment *segment)
 }
 
 /* A peer that has sent more than its window numbers its bare ACKs by the window's end (tcp_acceptable_seq()). A window is rounded down to its
- * scale, so it may end up to 2^14 bytes before an older one did: such an ACK looks old, and its acknowledgement is the newest. */
+ * scale, so it may end up to 2^14 bytes before an older one did: such an ACK looks old, and its acknowledgement is the newest. The number before
+ * the expected one is that of a question (keepalive, window probe): its receiver answers because it does not take it. */
 #define LATE (1 << 14)
 
 static __always_inline int is_late_ack(const struct segment *segment, const struct face *face)
 {
-	return is_bare(segment) && face->known & SAID && is_before(segment->seq, face->ack) &&
+	return is_bare(segment) && face->known & SAID && is_before(segment->seq, face->ack - 1) &&
 	       !is_before(segment->seq, face->ack - LATE) && !is_before(segment->ack, face->una);
 }
 

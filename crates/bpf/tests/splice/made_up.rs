@@ -67,7 +67,7 @@ impl Case {
                 _ => number,
             }
         };
-        let seq = about(chance, &[face.ack, face.edge, face.end, face.kept]);
+        let seq = about(chance, &[face.ack, face.ack.wrapping_sub(1), face.edge, face.end, face.kept]);
         let ack = about(chance, &[face.nxt, face.una, face.own_nxt]);
         let window = u16::try_from(chance.next() >> 48).expect("16 bits") >> chance.below(16);
         let (payload, options) = (chance.bytes(len), options(chance));

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 use truepeer_bpf::Stage;
 use truepeer_bpf::splice::door::SpliceDoor;
 use truepeer_testbed::chance::Chance;
+use truepeer_testbed::packets::{ACK, Segment};
 use truepeer_testbed::{Bed, Test, skip};
 
 use crate::made_up::{Case, TUPLES4, TUPLES6};
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
     truepeer_testbed::main(vec![
         Test::new("splice_in_does_what_its_model_says", move |bed| agree(bed, count)),
         Test::new("a_blind_segment_changes_nothing", move |bed| blind(bed, count / 4)),
+        Test::new("a_window_probe_stays_a_question", window_probe),
     ])
 }
 
@@ -86,6 +88,34 @@ fn one(door: &mut SpliceDoor, case: &Case) -> Result<&'static str> {
     }
     ensure!(door.has_keys() == !matches!(fate, Fate::MadeRoom), "its keys");
     Ok(fate.name())
+}
+
+/// Its receiver answers a number that it does not expect, and takes no notice of the question otherwise.
+fn window_probe(bed: &Bed) -> Result<()> {
+    let mut door = door(bed)?;
+    for number in 0..2000 {
+        let mut chance = Chance::new(number);
+        let mut case = Case::make(&mut chance);
+        case.stage = chance.one_of(&[Stage::Spliced, Stage::Closing]);
+        (case.is_copy, case.damage) = (false, None);
+        let (from, to) = (&mut case.faces[case.side], case.side ^ 1);
+        // All that the peer has sent was acknowledged to it, and acknowledged by the other peer.
+        from.known |= 3;
+        (from.ack, from.una) = (from.end, from.nxt);
+        let probe = from.end.wrapping_sub(1);
+        let wanted = probe.wrapping_add(from.shift);
+        let (nxt, shift) = (from.nxt, from.shift);
+        let end = from.end.wrapping_add(shift);
+        case.faces[to].una = end;
+        case.faces[to].known |= 3;
+        (case.segment.seq, case.segment.ack, case.segment.flags) = (probe, nxt, ACK);
+        case.segment.payload.clear();
+        door.set(case.stage, if case.is_ipv6 { TUPLES6 } else { TUPLES4 }, case.faces)?;
+        let outcome = door.comes_in(&case.frame(), false)?;
+        let found = Segment::parse(&outcome.frame[14..]).context("no segment")?;
+        ensure!(found.seq == wanted, "{} instead of {wanted}: the peer expects {end}", found.seq);
+    }
+    Ok(())
 }
 
 /// A third host knows the addresses and ports, and no number.

@@ -61,7 +61,7 @@ fn is_bare(segment: &Segment) -> bool {
 fn is_late_ack(segment: &Segment, face: &FaceState) -> bool {
     is_bare(segment)
         && face.known & SAID != 0
-        && (1..=1 << 14).contains(&face.ack.wrapping_sub(segment.seq))
+        && (2..=1 << 14).contains(&face.ack.wrapping_sub(segment.seq))
         && !is_before(segment.ack, face.una)
 }
 

@@ -30,10 +30,6 @@ fn main() -> ExitCode {
     let mut tests = Vec::new();
     for (name, way) in WAYS {
         for (link, share) in [("good_links", 0), ("bad_links", 20)] {
-            // Such sessions stall now and then: docs/internals/splice.md.
-            if way == Way::Slow && share > 0 {
-                continue;
-            }
             for v6 in [false, true] {
                 let family = if v6 { "ipv6" } else { "ipv4" };
                 let test = Test::new(format!("{name}_over_{link}_by_{family}"), move |bed: &Bed| {
