@@ -85,7 +85,9 @@ impl Flow {
             face.known.fetch_or(FIN_SAID | FIN_TAKEN, Ordering::Release);
         }
         let moved = self.advance(Stage::Tail, Stage::Spliced);
-        if ended == [true, true] {
+        // Each end came through a socket, or was translated while the sockets still delivered.
+        let is_taken = |side: usize| self.face(side).known.load(Ordering::Acquire) & FIN_TAKEN != 0;
+        if is_taken(0) && is_taken(1) {
             self.advance(Stage::Spliced, Stage::Closing);
         }
         moved
