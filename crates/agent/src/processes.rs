@@ -40,9 +40,13 @@ impl Proc {
         self.0.join(pid.to_string())
     }
 
-    /// The network namespace of the machine, in which its first process is.
+    /// The network namespace of the machine, in which its first process is. A hardened one may not be looked at: then that of the kernel's
+    /// threads, whose first is process 2, without a parent.
     pub(crate) fn netns_of_host(&self) -> io::Result<u64> {
-        self.netns(1)
+        self.netns(1).or_else(|error| {
+            let is_kernel = self.stat(2, 1).is_some_and(|parent| parent == 0);
+            if is_kernel { self.netns(2) } else { Err(error) }
+        })
     }
 
     fn netns(&self, pid: u32) -> io::Result<u64> {
@@ -50,10 +54,14 @@ impl Proc {
     }
 
     fn started(&self, pid: u32) -> Option<u64> {
-        // The second field is the program's name, which may contain blanks and parentheses.
+        self.stat(pid, 19)
+    }
+
+    /// A number of /proc/PID/stat, counted from the one after the program's name, which may contain blanks and parentheses.
+    fn stat(&self, pid: u32, field: usize) -> Option<u64> {
         let stat = fs::read_to_string(self.of(pid).join("stat")).ok()?;
         let (_, after_name) = stat.rsplit_once(')')?;
-        after_name.split_whitespace().nth(19)?.parse().ok()
+        after_name.split_whitespace().nth(field)?.parse().ok()
     }
 
     /// The place of a process, unless it has ended or uses the host's network.

@@ -90,7 +90,7 @@ impl Truepeer {
 
     /// Attaches exactly these rules in the network namespace of a process, for the servers in the cgroup (its own, if none is named). Returns warnings.
     pub(crate) async fn attach(&self, pid: u32, cgroup: Option<&Path>, rules: &Rules) -> Result<Vec<String>> {
-        let mut arguments = vec!["attach".to_owned(), format!("--pid={pid}")];
+        let mut arguments = vec!["attach".to_owned(), "--replace".to_owned(), format!("--pid={pid}")];
         arguments.extend(cgroup.map(|path| format!("--cgroup={}", path.display())));
         arguments.extend(rules.arguments());
         let output = self.start(&arguments)?;

@@ -21,6 +21,7 @@ pub(super) struct Entry {
     pub(super) is_without_room: bool,
     arrival: u64,
     actual: Actual,
+    attached_at: Option<Place>,
     running: Option<Running>,
     /// Why the last step failed.
     failure: Option<String>,
@@ -47,6 +48,7 @@ impl Entry {
             pace: Pace::new(),
             is_without_room: false,
             arrival,
+            attached_at: None,
             running: None,
             failure: None,
             warnings: Vec::new(),
@@ -85,9 +87,18 @@ impl Entry {
 
     pub(super) fn found(&mut self, place: Option<Place>, proc: &Proc) {
         self.has_process = place.is_some();
-        let is_attached_there =
-            |place: &Place| matches!(&self.actual, Actual::Attached { netns, .. } if *netns == place.netns);
-        self.place = place.filter(|place| is_attached_there(place) || proc.has_address(place));
+        let is_same = |place: &Place| {
+            self.attached_at
+                .as_ref()
+                .is_some_and(|before| (before.pid, before.started) == (place.pid, place.started))
+        };
+        // The kernel may give the number of a network namespace that has ended to the next one. Only the same process proves that it is the same.
+        if let (Actual::Attached { netns, rules }, Some(place)) = (&self.actual, &place)
+            && !is_same(place)
+        {
+            self.actual = Actual::Claimed(description(rules, *netns));
+        }
+        self.place = place.filter(|place| is_same(place) || proc.has_address(place));
     }
 
     pub(super) fn view(&self, now: Instant) -> View<'_> {
@@ -138,12 +149,12 @@ impl Entry {
                 let netns = done.place.netns;
                 tracing::info!(%name, rules = %rules, netns, took_ms = done.took.as_millis(), "attached");
                 warnings.iter().for_each(|warning| tracing::warn!(%name, "{warning}"));
-                self.attached(netns, rules, warnings);
+                self.attached(done.place, rules, warnings);
                 ("attach", "ok")
             }
             Outcome::Adopted(rules) => {
                 tracing::info!(%name, rules = %rules, netns = done.place.netns, "adopted");
-                self.attached(done.place.netns, rules, Vec::new());
+                self.attached(done.place, rules, Vec::new());
                 // Nothing was changed: a change may follow at once.
                 self.pace = Pace::new();
                 ("adopt", "ok")
@@ -171,8 +182,9 @@ impl Entry {
         })
     }
 
-    fn attached(&mut self, netns: u64, rules: Rules, warnings: Vec<String>) {
-        self.actual = Actual::Attached { netns, rules };
+    fn attached(&mut self, place: Place, rules: Rules, warnings: Vec<String>) {
+        self.actual = Actual::Attached { netns: place.netns, rules };
+        self.attached_at = Some(place);
         self.warnings = warnings;
         self.failure = None;
     }

@@ -98,6 +98,17 @@ fn the_first_process_outside_the_hosts_network_is_taken() {
 }
 
 #[test]
+fn the_kernels_threads_tell_the_hosts_network_if_the_first_process_does_not() {
+    let proc = Directory::new("hardened");
+    proc.process(2, 1, "host", "0::/\n");
+    let view = Proc::new(&proc.0);
+    // Process 2 of a container has a parent.
+    assert!(view.netns_of_host().is_err());
+    fs::write(proc.0.join("2/stat"), "2 (kthreadd) S 0 0 0").unwrap();
+    assert_eq!(view.netns_of_host().unwrap(), proc.netns("host"));
+}
+
+#[test]
 fn this_process_is_found_in_the_real_proc() {
     let view = Proc::new("/proc");
     let here = view.place(std::process::id(), 0).unwrap();

@@ -1,0 +1,61 @@
+//! The capabilities: enough, and each necessary.
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::Test;
+use crate::agent::Agent;
+use crate::bed::Bed;
+
+pub(crate) const TESTS: &[Test] = &[
+    ("three_capabilities_are_enough", three_capabilities_are_enough),
+    ("each_capability_is_necessary", each_capability_is_necessary),
+];
+
+/// As in the DaemonSet. CAP_SYS_ADMIN, which entering a network namespace takes, includes CAP_BPF and CAP_PERFMON.
+const NEEDED: [&str; 3] = ["net_admin", "sys_admin", "sys_ptrace"];
+
+const WEB: [(&str, &str); 2] = [("ports", "80"), ("allow", "LB")];
+
+/// As root with these capabilities alone.
+fn launcher(capabilities: &[&str]) -> Vec<String> {
+    let set: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
+    vec![
+        "setpriv".to_owned(),
+        format!("--bounding-set=-all{set}"),
+        "--inh-caps=-all".to_owned(),
+        "--no-new-privs".to_owned(),
+    ]
+}
+
+fn start<'a>(bed: &Bed, capabilities: impl Iterator<Item = &'a str>) -> Result<Agent> {
+    let launcher = launcher(&capabilities.collect::<Vec<_>>());
+    Agent::start_by(bed, &launcher.iter().map(String::as_str).collect::<Vec<_>>(), &[])
+}
+
+fn three_capabilities_are_enough(bed: &Bed) -> Result<()> {
+    let _agent = start(bed, NEEDED.into_iter())?;
+    let mut pod = bed.pod(&WEB)?;
+    pod.start_sandbox()?;
+    pod.wait_for("Attached")?;
+    pod.start_server(80)?;
+    pod.expect_attached(80)
+}
+
+fn each_capability_is_necessary(bed: &Bed) -> Result<()> {
+    for without in NEEDED {
+        let mut pod = bed.pod(&WEB)?;
+        pod.start_sandbox()?;
+        let agent = start(bed, NEEDED.into_iter().filter(|name| *name != without));
+        match agent {
+            // It says what it lacks, and ends.
+            Err(error) => {
+                ensure!(format!("{error:#}").contains("CAP_SYS_PTRACE"), "without {without}: {error:#}")
+            }
+            Ok(agent) => {
+                let why = pod.wait_for("AttachFailed").with_context(|| format!("without {without}"))?;
+                ensure!(!why.is_empty(), "{}", agent.log());
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,172 @@
+//! What the annotations of a pod do.
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+use crate::Test;
+use crate::agent::Agent;
+use crate::bed::{Bed, run};
+use crate::peers::CLIENT;
+use crate::wait::until;
+
+pub(crate) const TESTS: &[Test] = &[
+    ("an_annotated_pod_sees_its_clients", an_annotated_pod_sees_its_clients),
+    ("a_pod_is_attached_before_its_server_begins", a_pod_is_attached_before_its_server_begins),
+    ("changed_annotations_are_followed", changed_annotations_are_followed),
+    (
+        "a_wrong_annotation_is_explained_and_leaves_what_is_attached",
+        a_wrong_annotation_is_explained_and_leaves_what_is_attached,
+    ),
+    ("the_hosts_network_is_refused", the_hosts_network_is_refused),
+    ("the_operators_cap_holds", the_operators_cap_holds),
+    ("only_so_many_pods_are_attached", only_so_many_pods_are_attached),
+    ("a_pod_without_an_address_is_waited_for", a_pod_without_an_address_is_waited_for),
+];
+
+const WEB: [(&str, &str); 2] = [("ports", "80"), ("allow", "LB")];
+
+fn an_annotated_pod_sees_its_clients(bed: &Bed) -> Result<()> {
+    let mut pod = bed.pod(&WEB)?;
+    pod.start_sandbox()?;
+    pod.start_server(80)?;
+    pod.expect_raw(80)?;
+    let agent = Agent::start(bed, &[])?;
+    let message = pod.wait_for("Attached")?;
+    ensure!(message.starts_with("ports 80; allow 10.88."), "{message}");
+    pod.expect_attached(80)?;
+    // A sender that is listed needs a header.
+    let plain = pod.ask(80, false)?;
+    ensure!(plain == "connection reset", "{plain}");
+    ensure!(pod.wait_for_event("Attached")? == message);
+    ensure!(agent.page("/healthz")?.0 == 200);
+    Ok(())
+}
+
+fn a_pod_is_attached_before_its_server_begins(bed: &Bed) -> Result<()> {
+    let _agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&WEB)?;
+    ensure!(pod.wait_for("Waiting")?.starts_with("no process"));
+    pod.start_sandbox()?;
+    pod.wait_for("Attached")?;
+    pod.start_server(80)?;
+    pod.expect_attached(80)
+}
+
+fn changed_annotations_are_followed(bed: &Bed) -> Result<()> {
+    let _agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&[])?;
+    pod.start_sandbox()?;
+    pod.start_server(80)?;
+    pod.start_server(81)?;
+    pod.expect_raw(80)?;
+    ensure!(pod.condition().is_err(), "a pod without annotations has the condition");
+    let allow = "10.88.0.0/16";
+    pod.annotate(json!({"truepeer.dev/ports": "80", "truepeer.dev/allow": allow}))?;
+    pod.wait_for("Attached")?;
+    pod.expect_attached(80)?;
+    pod.expect_raw(81)?;
+
+    pod.annotate(json!({"truepeer.dev/ports": "81"}))?;
+    until("port 81", || Ok(pod.wait_for("Attached")?.starts_with("ports 81;").then_some(())))?;
+    pod.expect_attached(81)?;
+    pod.expect_raw(80)?;
+
+    pod.annotate(json!({"truepeer.dev/header": "optional"}))?;
+    until("optional", || Ok(pod.wait_for("Attached")?.contains("header optional").then_some(())))?;
+    let plain = pod.ask(81, false)?;
+    ensure!(plain.ends_with(" hello") && !plain.starts_with(CLIENT), "{plain}");
+
+    pod.annotate(
+        json!({"truepeer.dev/ports": null, "truepeer.dev/allow": null, "truepeer.dev/header": null}),
+    )?;
+    pod.wait_for("Detached")?;
+    pod.expect_raw(81)?;
+    pod.wait_for_event("Detached")?;
+    Ok(())
+}
+
+fn a_wrong_annotation_is_explained_and_leaves_what_is_attached(bed: &Bed) -> Result<()> {
+    let agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&[("ports", "--pid=1"), ("allow", "LB")])?;
+    pod.start_sandbox()?;
+    pod.start_server(80)?;
+    let note = pod.wait_for_event("Refused")?;
+    ensure!(note.starts_with("truepeer.dev/ports: \"--pid=1\": expected ports, as numbers"), "{note}");
+    ensure!(note.ends_with("for example truepeer.dev/ports: \"80,443,53/udp\""), "{note}");
+    ensure!(pod.wait_for("Refused")? == note);
+    pod.annotate(json!({"truepeer.dev/ports": "80"}))?;
+    let attached = pod.wait_for("Attached")?;
+    let steps = agent.steps("attach", "ok")?;
+
+    pod.annotate(json!({"truepeer.dev/allow": "/etc/passwd"}))?;
+    let note = until("the second refusal", || {
+        let note = pod.wait_for_event("Refused")?;
+        Ok(note.contains("/etc/passwd").then_some(note))
+    })?;
+    ensure!(note.contains("(what was attached before stays: ports 80;"), "{note}");
+    ensure!(pod.wait_for("Attached")? == attached);
+    pod.expect_attached(80)?;
+    ensure!(agent.steps("attach", "ok")? == steps);
+    Ok(())
+}
+
+fn the_hosts_network_is_refused(bed: &Bed) -> Result<()> {
+    let _agent = Agent::start(bed, &[])?;
+    let pod = bed.pod_with(&WEB, json!({"hostNetwork": true}))?;
+    ensure!(pod.wait_for("Refused")?.starts_with("the pod uses the node's network (hostNetwork)"));
+    pod.wait_for_event("Refused")?;
+    Ok(())
+}
+
+fn the_operators_cap_holds(bed: &Bed) -> Result<()> {
+    let _agent = Agent::start(bed, &["--allow-senders", "10.88.0.0/16"])?;
+    let mut pod = bed.pod(&[("ports", "80"), ("allow", "any")])?;
+    pod.start_sandbox()?;
+    pod.start_server(80)?;
+    let why = pod.wait_for("Refused")?;
+    ensure!(
+        why == "truepeer.dev/allow: 0.0.0.0/0: expected senders inside 10.88.0.0/16, which --allow-senders of the agent lists",
+        "{why}"
+    );
+    pod.expect_raw(80)?;
+    pod.annotate(json!({"truepeer.dev/allow": "10.88.0.0/17"}))?;
+    pod.wait_for("Attached")?;
+    // What was attached must not stay: it is the operator who forbids.
+    pod.annotate(json!({"truepeer.dev/allow": "10.0.0.0/8"}))?;
+    pod.wait_for("Refused")?;
+    pod.expect_raw(80)
+}
+
+fn only_so_many_pods_are_attached(bed: &Bed) -> Result<()> {
+    let _agent = Agent::start(bed, &["--max-pods", "1"])?;
+    let mut first = bed.pod(&WEB)?;
+    first.start_sandbox()?;
+    first.wait_for("Attached")?;
+    let mut second = bed.pod(&WEB)?;
+    second.start_sandbox()?;
+    ensure!(second.wait_for("TooManyPods")?.starts_with("1 pods are attached on this node"));
+    first.delete()?;
+    second.wait_for("Attached")?;
+    Ok(())
+}
+
+fn a_pod_without_an_address_is_waited_for(bed: &Bed) -> Result<()> {
+    let agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&WEB)?;
+    let pid = pod.start_sandbox()?;
+    // Before the agent's first look, or after: an address that is taken away changes nothing in the kernel.
+    pod.wait_for("Attached")?;
+    let mut other = bed.pod(&[])?;
+    let other_pid = other.start_sandbox()?;
+    run(other_pid, "ip addr flush dev eth0")?;
+    run(pid, "ip addr flush dev eth0")?;
+    other.annotate(json!({"truepeer.dev/ports": "80", "truepeer.dev/allow": "10.88.0.0/16"}))?;
+    ensure!(until("the address", || {
+        let message = other.wait_for("Waiting")?;
+        Ok(message.starts_with("no address").then_some(true))
+    })?);
+    run(other_pid, "ip addr add 10.88.200.2/24 dev eth0")?;
+    other.wait_for("Attached")?;
+    ensure!(agent.steps("attach", "ok")? == 2);
+    Ok(())
+}

@@ -1,0 +1,138 @@
+//! Ends and restarts: of the agent, of containers, of sandboxes, of pods.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+use crate::Test;
+use crate::agent::Agent;
+use crate::bed::Bed;
+use crate::wait::until;
+
+pub(crate) const TESTS: &[Test] = &[
+    ("an_agent_that_starts_again_adopts_without_a_gap", an_agent_that_starts_again_adopts_without_a_gap),
+    ("changes_while_no_agent_runs_are_followed", changes_while_no_agent_runs_are_followed),
+    ("a_container_that_starts_again_stays_attached", a_container_that_starts_again_stays_attached),
+    ("a_sandbox_that_starts_again_is_attached_again", a_sandbox_that_starts_again_is_attached_again),
+    ("a_sandbox_is_not_taken_for_the_one_before", a_sandbox_is_not_taken_for_the_one_before),
+    ("a_deleted_pod_is_forgotten", a_deleted_pod_is_forgotten),
+];
+
+const WEB: [(&str, &str); 2] = [("ports", "80"), ("allow", "LB")];
+
+fn an_agent_that_starts_again_adopts_without_a_gap(bed: &Bed) -> Result<()> {
+    let agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&WEB)?;
+    pod.start_sandbox()?;
+    pod.wait_for("Attached")?;
+    pod.start_server(80)?;
+    let is_over = AtomicBool::new(false);
+    let (count, last) = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let mut count = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                pod.expect_attached(80)?;
+                count += 1;
+            }
+            anyhow::Ok(count)
+        });
+        let restart = || {
+            agent.kill();
+            let second = Agent::start(bed, &[])?;
+            until("the adoption", || Ok((second.steps("adopt", "ok")? == 1).then_some(())))?;
+            second.terminate()?;
+            let third = Agent::start(bed, &[])?;
+            until("the adoption", || Ok((third.steps("adopt", "ok")? == 1).then_some(())))?;
+            anyhow::Ok(third)
+        };
+        let last = restart();
+        is_over.store(true, Ordering::Relaxed);
+        (asking.join().map_err(|_| anyhow::anyhow!("a panic")).flatten(), last)
+    });
+    let (count, last) = (count?, last?);
+    ensure!(count > 20, "{count} connections");
+    ensure!(last.steps("attach", "ok")? == 0, "{}", last.log());
+    pod.wait_for("Attached")?;
+    Ok(())
+}
+
+fn changes_while_no_agent_runs_are_followed(bed: &Bed) -> Result<()> {
+    let agent = Agent::start(bed, &[])?;
+    let (mut removed, mut changed) = (bed.pod(&WEB)?, bed.pod(&WEB)?);
+    for pod in [&mut removed, &mut changed] {
+        pod.start_sandbox()?;
+        pod.wait_for("Attached")?;
+        pod.start_server(80)?;
+    }
+    changed.start_server(81)?;
+    agent.terminate()?;
+    removed.annotate(json!({"truepeer.dev/ports": null, "truepeer.dev/allow": null}))?;
+    changed.annotate(json!({"truepeer.dev/ports": "81"}))?;
+    removed.expect_attached(80)?;
+    let _agent = Agent::start(bed, &[])?;
+    removed.wait_for("Detached")?;
+    removed.expect_raw(80)?;
+    until("port 81", || Ok(changed.wait_for("Attached")?.starts_with("ports 81;").then_some(())))?;
+    changed.expect_attached(81)?;
+    changed.expect_raw(80)
+}
+
+fn a_container_that_starts_again_stays_attached(bed: &Bed) -> Result<()> {
+    let agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&WEB)?;
+    pod.start_sandbox()?;
+    pod.wait_for("Attached")?;
+    for _ in 0..3 {
+        pod.start_server(80)?;
+        pod.expect_attached(80)?;
+        pod.end_servers();
+    }
+    ensure!(agent.steps("attach", "ok")? == 1);
+    Ok(())
+}
+
+fn a_sandbox_that_starts_again_is_attached_again(bed: &Bed) -> Result<()> {
+    let agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&WEB)?;
+    pod.start_sandbox()?;
+    pod.wait_for("Attached")?;
+    pod.end();
+    // The gate closes meanwhile.
+    ensure!(pod.wait_for("Waiting")?.starts_with("no process"));
+    pod.start_sandbox()?;
+    pod.wait_for("Attached")?;
+    pod.start_server(80)?;
+    pod.expect_attached(80)?;
+    ensure!(agent.steps("attach", "ok")? == 2);
+    Ok(())
+}
+
+/// Faster than the agent looks. The kernel then gives the number of the old network namespace to the new one, as a rule.
+fn a_sandbox_is_not_taken_for_the_one_before(bed: &Bed) -> Result<()> {
+    let agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&WEB)?;
+    pod.start_sandbox()?;
+    pod.wait_for("Attached")?;
+    for round in 2..5 {
+        pod.start_sandbox()?;
+        until("another attachment", || Ok((agent.steps("attach", "ok")? == round).then_some(())))?;
+        pod.wait_for("Attached")?;
+        pod.start_server(80)?;
+        pod.expect_attached(80)?;
+    }
+    Ok(())
+}
+
+fn a_deleted_pod_is_forgotten(bed: &Bed) -> Result<()> {
+    let agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&WEB)?;
+    pod.start_sandbox()?;
+    pod.wait_for("Attached")?;
+    ensure!(agent.metric("truepeer_agent_attachments{state=\"attached\"}")? == 1);
+    pod.delete()?;
+    until("the end", || {
+        Ok((agent.metric("truepeer_agent_attachments{state=\"attached\"}")? == 0).then_some(()))
+    })?;
+    Ok(())
+}
