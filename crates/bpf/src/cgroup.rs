@@ -5,21 +5,48 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use rustix::fs::statfs;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
 use crate::error::AttachError;
 
 /// `CGROUP2_SUPER_MAGIC` (linux/magic.h).
 const CGROUP2_MAGIC: u32 = 0x6367_7270;
 
-/// The root of the cgroup v2 hierarchy. Distributions mount it in different places.
+/// The root of the cgroup v2 hierarchy. Distributions mount it in different places. Where nobody has, as behind `ip netns exec`, this process has
+/// a mount of its own, which no directory shows.
 pub fn cgroup_root() -> Result<PathBuf, AttachError> {
-    const MOUNTS: &str = "/proc/self/mounts";
+    const MOUNTS: &str = "/proc/thread-self/mounts";
     let mounts = fs::read(MOUNTS).map_err(AttachError::file("reading", MOUNTS))?;
-    choose(mounts.split(|byte| *byte == b'\n').filter_map(mount_point).collect())
+    let mounts: Vec<PathBuf> = mounts.split(|byte| *byte == b'\n').filter_map(mount_point).collect();
+    // Another mount may cover one that is listed.
+    let mounts: Vec<PathBuf> = mounts.into_iter().filter(|path| is_cgroup(path)).collect();
+    if mounts.is_empty() { choose(vec![own_mount()?]) } else { choose(mounts) }
+}
+
+/// It ends with this process.
+fn own_mount() -> Result<PathBuf, AttachError> {
+    static MOUNT: OnceLock<OwnedFd> = OnceLock::new();
+    let mounted = match MOUNT.get() {
+        Some(mounted) => mounted,
+        None => {
+            let mounted = mount_detached().map_err(AttachError::mount("cgroup v2"))?;
+            MOUNT.get_or_init(|| mounted)
+        }
+    };
+    Ok(PathBuf::from(format!("/proc/self/fd/{}", mounted.as_raw_fd())))
+}
+
+/// Linux 5.2.
+fn mount_detached() -> rustix::io::Result<OwnedFd> {
+    let context = fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(context.as_fd())?;
+    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
 }
 
 /// Whether this is a directory of the cgroup v2 hierarchy.
@@ -29,15 +56,8 @@ pub fn is_cgroup(path: &Path) -> bool {
 
 /// The first that is the root.
 fn choose(mounts: Vec<PathBuf>) -> Result<PathBuf, AttachError> {
-    // Another mount may cover one that is listed.
-    let mounts: Vec<PathBuf> = mounts.into_iter().filter(|path| is_cgroup(path)).collect();
-    match mounts.iter().find(|path| is_root(path)) {
-        Some(root) => Ok(root.clone()),
-        None => Err(mounts
-            .into_iter()
-            .next()
-            .map_or(AttachError::NoCgroup, |path| AttachError::NoCgroupRoot { path })),
-    }
+    let path = mounts.first().cloned().unwrap_or_default();
+    mounts.into_iter().find(|path| is_root(path)).ok_or(AttachError::NoCgroupRoot { path })
 }
 
 /// Every cgroup but the root has a type (Documentation/admin-guide/cgroup-v2.rst: "exists on non-root cgroups").

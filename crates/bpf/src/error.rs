@@ -18,16 +18,21 @@ pub enum AttachError {
     )]
     NotBuilt,
     /// There is no BPF file system for the pins.
-    #[error("{} is not on a BPF file system; type: mount -t bpf bpf {}", path.display(), mount.display())]
+    #[error("{} is not on a BPF file system", path.display())]
     NoBpfFilesystem {
         /// The directory of the pins.
         path: PathBuf,
-        /// The directory to mount one on.
-        mount: PathBuf,
     },
-    /// There is no cgroup for the hooks.
-    #[error("no cgroup v2 file system is mounted; type: mount -t cgroup2 none /sys/fs/cgroup")]
-    NoCgroup,
+    /// A file system is not mounted and can't be.
+    #[error(
+        "no {kind} file system is mounted, and truepeer can't mount one itself (CAP_SYS_ADMIN is needed for that)"
+    )]
+    Mount {
+        /// Which.
+        kind: &'static str,
+        /// The kernel's error.
+        source: Cause,
+    },
     /// Only a part of the cgroup hierarchy can be seen.
     #[error(
         "{} is not the root of the cgroup v2 hierarchy but one cgroup of it, as in a container: the servers of other cgroups would not be shown the client; \
@@ -144,6 +149,10 @@ impl AttachError {
     pub(crate) fn file(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { what, path, source }
+    }
+
+    pub(crate) fn mount<E: Into<Cause>>(kind: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::Mount { kind, source: source.into() }
     }
 
     pub(crate) fn map(what: &'static str, map: &'static str) -> impl FnOnce(MapError) -> Self {

@@ -10,8 +10,12 @@ use crate::witness;
 /// The directories of vanished network namespaces beside that of `place`. `witness` explains how they are
 /// recognised.
 pub fn left_behind(place: &Place) -> Result<Vec<PathBuf>, AttachError> {
-    let all = entries(place.pins())?;
-    Ok(all.into_iter().filter(|root| root != place.root() && is_gone(root)).collect())
+    Ok(gone(place.pins())?.into_iter().filter(|root| root != place.root()).collect())
+}
+
+/// The directories of all vanished network namespaces.
+pub fn gone(pins: &Path) -> Result<Vec<PathBuf>, AttachError> {
+    Ok(entries(pins)?.into_iter().filter(|root| is_gone(root)).collect())
 }
 
 /// Removes them and returns how many there were. Several processes may do so at the same time.

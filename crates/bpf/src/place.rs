@@ -13,9 +13,7 @@ use rustix::fs::{FlockOperation, flock, statfs};
 
 use crate::error::AttachError;
 use crate::layout::LAYOUT;
-
-/// The default directory of all pins.
-pub const DEFAULT_PINS: &str = "/sys/fs/bpf/truepeer";
+use crate::leftovers;
 
 /// `BPF_FS_MAGIC` (linux/magic.h).
 const BPF_FS_MAGIC: u32 = 0xcafe_4a11;
@@ -41,8 +39,23 @@ impl Place {
     pub(crate) fn of_layout(pins: &Path, layout: u32) -> Result<Self, AttachError> {
         let netns_cookie =
             netns_cookie().map_err(AttachError::file("SO_NETNS_COOKIE", "this network namespace"))?;
-        let root = pins.join(netns_cookie.to_string());
-        Ok(Self { pins: pins.to_owned(), root, netns_cookie, layout })
+        Ok(Self { layout, ..Self::of(pins, netns_cookie) })
+    }
+
+    /// The place of the network namespace with this cookie.
+    pub(crate) fn of(pins: &Path, netns_cookie: u64) -> Self {
+        Self { pins: pins.to_owned(), root: pins.join(netns_cookie.to_string()), netns_cookie, layout: LAYOUT }
+    }
+
+    /// The places of all network namespaces that exist and have something attached by this version, by their cookies.
+    pub fn all(pins: &Path) -> Result<Vec<Self>, AttachError> {
+        let gone = leftovers::gone(pins)?;
+        let roots = entries(pins)?.into_iter().filter(|root| !gone.contains(root));
+        let cookies = roots.filter_map(|root| root.file_name()?.to_str()?.parse().ok());
+        let mut cookies: Vec<u64> = cookies.collect();
+        cookies.sort_unstable();
+        let all = cookies.into_iter().map(|cookie| Self::of(pins, cookie));
+        Ok(all.filter(|place| place.exists().unwrap_or(true)).collect())
     }
 
     /// Whether this path, or its nearest existing parent, is on a BPF file system.
@@ -87,8 +100,7 @@ impl Place {
     /// Creates the directories. Fails if the file system can't hold pins, or if there are pins of another layout.
     pub(crate) fn make(&self) -> Result<(), AttachError> {
         if !Self::can_be_at(&self.root) {
-            let mount = self.root.ancestors().nth(2).unwrap_or(&self.root).to_owned();
-            return Err(AttachError::NoBpfFilesystem { path: self.root.clone(), mount });
+            return Err(AttachError::NoBpfFilesystem { path: self.pins.clone() });
         }
         if entries(&self.root)?.iter().any(|layout| *layout != self.path()) {
             return Err(AttachError::OtherLayout { path: self.root.clone() });

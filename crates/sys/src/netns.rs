@@ -90,6 +90,19 @@ pub fn in_cgroup_namespace_of<T: Send>(
     })
 }
 
+/// Runs `work` on a separate thread that sees the mounts of a process, and begins at its root. Needs CAP_SYS_ADMIN and CAP_SYS_CHROOT.
+pub fn in_mount_namespace_of<T: Send>(process: u32, work: impl FnOnce() -> T + Send) -> Result<T, CallError> {
+    let path = format!("/proc/{process}/ns/mnt");
+    let namespace = File::open(path).named("open(namespace)")?;
+    on_own_thread(|| {
+        // Threads share their root and working directory; one that does can't change its mounts.
+        unshare(UnshareFlags::FS, "unshare(CLONE_FS)")?;
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))
+            .named("setns(CLONE_NEWNS)")?;
+        Ok(work())
+    })
+}
+
 /// Gives the calling thread (and everything that it starts) its own mounts. Needs CAP_SYS_ADMIN. While the mounts
 /// are shared, later mounts still reach the outside: make them private first.
 pub fn enter_new_mount_namespace() -> Result<(), CallError> {
@@ -105,7 +118,7 @@ pub fn enter_new_user_namespace() -> Result<(), CallError> {
 fn unshare(flags: UnshareFlags, call: &'static str) -> Result<(), CallError> {
     debug_assert!(!flags.contains(UnshareFlags::FILES));
     // SAFETY: unshare is unsafe only for CLONE_FILES (a thread's descriptors would refer to other files than
-    // another thread's). This function is private, and its three callers pass NEWNET, NEWNS and NEWUSER.
+    // another thread's). This function is private, and its callers pass NEWNET, FS, NEWNS and NEWUSER.
     unsafe { unshare_unsafe(flags) }.named(call)
 }
 

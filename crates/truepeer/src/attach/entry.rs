@@ -4,14 +4,14 @@ use anyhow::Result;
 use tracing::{info, warn};
 use truepeer_bpf::{NewConnections, Others, Place, Rules, Status, detach_now, drain, status};
 
-use super::{privileges, put_rules, target, tidy_up};
+use super::{pins, privileges, put_rules, target, tidy_up};
 use crate::plan::AttachKey;
 use crate::spec::AttachSpec;
 
 /// Attaches, or gives an attachment other rules. Open connections continue.
 pub(crate) fn put(key: &AttachKey, args: &AttachSpec, rules: &Rules) -> Result<()> {
     let mut out = Vec::new();
-    let put = in_place(key, |place, process| {
+    let put = in_place(key, true, |place, process| {
         // What a file has is all that it wants in this network namespace.
         put_rules(
             args,
@@ -32,7 +32,7 @@ pub(crate) fn put(key: &AttachKey, args: &AttachSpec, rules: &Rules) -> Result<(
 /// Returns how many connections keep it attached.
 pub(crate) fn leave(key: &AttachKey, now: bool) -> Result<usize> {
     let mut out = Vec::new();
-    let open = in_place(key, |place, _| {
+    let open = in_place(key, false, |place, _| {
         let open = if now { 0 } else { drain(place, NewConnections::Pass)?.total() };
         if open == 0 {
             detach_now(place, NewConnections::Pass)?;
@@ -46,14 +46,16 @@ pub(crate) fn leave(key: &AttachKey, now: bool) -> Result<usize> {
 
 /// The state of an attachment; `None`: there is none.
 pub(crate) fn status_of(key: &AttachKey) -> Result<Option<Status>> {
-    in_place(key, |place, _| Ok(status(place)?))
+    in_place(key, false, |place, _| Ok(status(place)?))
 }
 
 fn in_place<T: Send>(
     key: &AttachKey,
+    may_mount: bool,
     work: impl FnOnce(&Place, Option<u32>) -> Result<T> + Send,
 ) -> Result<T> {
-    target::find(&key.target)?.run(|process| work(&Place::here(&key.pins)?, process))
+    let pins = pins(Some(&key.pins), may_mount)?;
+    target::find(&key.target)?.run(|process| work(&Place::here(&pins)?, process))
 }
 
 fn log(lines: &[u8]) {

@@ -1,6 +1,8 @@
 //! `truepeer attach`: turns the plan into calls of the kernel programs in `truepeer-bpf`.
 
+mod all;
 mod cgroup;
+mod detach;
 mod devices;
 mod engine;
 mod entry;
@@ -10,17 +12,12 @@ mod report;
 mod target;
 
 use std::io::Write;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
+use anyhow::{Result, anyhow};
 use truepeer_bpf::{
-    AttachError, Cgroups, NewConnections, Others, Place, Rules, attach, detach_now, drain, left_behind,
-    remove, status, sweep,
+    AttachError, Cgroups, NewConnections, Others, Place, Rules, attach, detach_now, find_pins, gone,
+    left_behind, make_pins, remove, status, sweep,
 };
 
 use crate::output::tell;
@@ -31,9 +28,6 @@ use crate::spec::{AttachAction, AttachArgs, AttachPorts, AttachSpec, PlaceArgs, 
 
 pub(crate) use entry::{leave, put, status_of};
 pub(crate) use privileges::missing as missing_capabilities;
-
-/// How often `detach` checks whether the last connection has ended.
-const DRAIN_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Runs the action in the network namespace that the command line names.
 pub(crate) fn run(args: &AttachArgs, out: &mut (dyn Write + Send)) -> Result<()> {
@@ -46,8 +40,44 @@ pub(crate) fn run(args: &AttachArgs, out: &mut (dyn Write + Send)) -> Result<()>
             | AttachAction::Detach { place, .. },
         ) => place,
     };
-    let found = target::find(&place.target()).map_err(privileges::explain)?;
-    found.run(|process| act(args, place, process, out)).map_err(privileges::explain)
+    match args.action {
+        Some(AttachAction::Status { all: true, json, .. }) => status_of_all(place, json, out),
+        Some(AttachAction::Detach { all: true, now, refuse_new, .. }) => {
+            detach::all(place, now, fate(refuse_new), out)
+        }
+        _ => target::find(&place.target())
+            .and_then(|found| found.run(|process| act(args, place, process, out))),
+    }
+    .map_err(privileges::explain)
+}
+
+/// Where all pins are. `may_mount`: a file system is mounted for them if there is none.
+fn pins(named: Option<&Path>, may_mount: bool) -> Result<PathBuf> {
+    Ok(match named.filter(|named| *named != defaults::pins()) {
+        Some(named) => named.to_owned(),
+        None if may_mount => make_pins()?,
+        None => find_pins(),
+    })
+}
+
+fn fate(refuse_new: bool) -> NewConnections {
+    if refuse_new { NewConnections::Refuse } else { NewConnections::Pass }
+}
+
+fn status_of_all(place: &PlaceArgs, json: bool, out: &mut (dyn Write + Send)) -> Result<()> {
+    let pins = pins(place.pins.as_deref(), false)?;
+    let (namespaces, left_behind) = (all::find(&pins)?, gone(&pins)?.len());
+    if json {
+        return report::write_json_of_all(&namespaces, left_behind, out);
+    }
+    for namespace in &namespaces {
+        writeln!(out, "{}:", namespace.name())?;
+        report::write(Some(&namespace.status), 0, out)?;
+    }
+    if namespaces.is_empty() {
+        writeln!(out, "nothing is attached")?;
+    }
+    report::write_left_behind(left_behind, out)
 }
 
 fn act(
@@ -56,7 +86,12 @@ fn act(
     process: Option<u32>,
     out: &mut (dyn Write + Send),
 ) -> Result<()> {
-    let place = Place::here(place.pins.as_deref().unwrap_or(defaults::pins()))?;
+    let may_mount = match &args.action {
+        None => !args.spec.dry_run,
+        Some(AttachAction::Add { spec }) => !spec.dry_run,
+        Some(_) => false,
+    };
+    let place = Place::here(&pins(place.pins.as_deref(), may_mount)?)?;
     match args.action {
         None => {
             let others = if args.spec.replace { Others::Leave } else { Others::AreNamed };
@@ -76,11 +111,11 @@ fn act(
             }
         }
         Some(AttachAction::Detach { now, refuse_new, .. }) => {
-            let new = if refuse_new { NewConnections::Refuse } else { NewConnections::Pass };
+            let new = fate(refuse_new);
             if now {
                 detach_now(&place, new)?
             } else {
-                drain_and_detach(&place, new, out)?
+                detach::drain_and_detach(&place, new, out)?
             }
             tidy_up(&place, out)
         }
@@ -121,7 +156,7 @@ fn remove_ports(place: &Place, ports: &[AttachPorts], out: &mut (dyn Write + Sen
     if is_any_left {
         return Ok(());
     }
-    drain_and_detach(place, NewConnections::Pass, out)?;
+    detach::drain_and_detach(place, NewConnections::Pass, out)?;
     tidy_up(place, out)
 }
 
@@ -189,6 +224,7 @@ fn with_advice(error: AttachError) -> anyhow::Error {
             "name all ports, which then have these rules; type attach add to add ports with their own rules; or add --replace to leave what is not named"
         }
         AttachError::Taken { .. } => "attach add --replace gives it these rules",
+        AttachError::NoBpfFilesystem { .. } => "leave --pins out: truepeer then finds or mounts one",
         AttachError::TooManyAttachments => "attach remove --port PORT takes ports out",
         error => return error.into(),
     };
@@ -241,43 +277,4 @@ fn dry_run(
 fn rules_of(rules: &Rules) -> String {
     let each = rules.exceptions.iter().map(|(prefix, rule)| format!("{prefix}={rule}"));
     std::iter::once(rules.header.to_string()).chain(each).collect::<Vec<_>>().join(", ")
-}
-
-fn drain_and_detach(place: &Place, new: NewConnections, out: &mut (dyn Write + Send)) -> Result<()> {
-    let is_interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        flag::register(signal, Arc::clone(&is_interrupted)).context("can't wait for signals")?;
-    }
-    let mut told = 0;
-    loop {
-        let open = drain(place, new)?.total();
-        if open == 0 {
-            return Ok(detach_now(place, new)?);
-        }
-        if is_interrupted.load(Ordering::Relaxed) {
-            bail!(
-                "interrupted: {open} open connections are still served; new ones {}; type detach again to resume waiting and \
-                 then remove everything, detach --now to cut them off, attach to check new ones again",
-                fate_of(new)
-            );
-        }
-        if open != told {
-            writeln!(
-                out,
-                "waiting for {open} open connections (--now cuts them off); new ones {}",
-                fate_of(new)
-            )?;
-            out.flush()?;
-            told = open;
-        }
-        thread::sleep(DRAIN_INTERVAL);
-    }
-}
-
-/// Describes how new connections are treated while `detach` waits.
-fn fate_of(new: NewConnections) -> &'static str {
-    match new {
-        NewConnections::Pass => "pass unchecked, with their header (fail-open; --refuse-new refuses them)",
-        NewConnections::Refuse => "are refused if their sender must send a header",
-    }
 }

@@ -7,6 +7,8 @@ use anyhow::Result;
 use serde::Serialize;
 use truepeer_bpf::{FlowCount, Memory, Place, PortStatus, Status, Traffic};
 
+use super::all::Namespace;
+
 /// Text for people: only the counters that are not zero.
 pub(crate) fn write(status: Option<&Status>, left_behind: usize, out: &mut dyn Write) -> Result<()> {
     match status {
@@ -35,10 +37,14 @@ pub(crate) fn write(status: Option<&Status>, left_behind: usize, out: &mut dyn W
         }
         None => writeln!(out, "not attached")?,
     }
-    if left_behind > 0 {
+    write_left_behind(left_behind, out)
+}
+
+pub(crate) fn write_left_behind(count: usize, out: &mut dyn Write) -> Result<()> {
+    if count > 0 {
         writeln!(
             out,
-            "leftovers of network namespaces that no longer exist: {left_behind}; the next attach or detach removes them"
+            "leftovers of network namespaces that no longer exist: {count}; the next attach or detach removes them"
         )?;
     }
     Ok(())
@@ -108,7 +114,28 @@ struct Json {
     max_flows: u32,
     max_udp_flows: u32,
     memory: JsonMemory,
+}
+
+/// The state of one network namespace, asked for by itself.
+#[derive(Serialize)]
+struct JsonOne {
+    #[serde(flatten)]
+    state: Json,
     left_behind: usize,
+}
+
+/// The state of all.
+#[derive(Serialize)]
+struct JsonAll {
+    namespaces: Vec<JsonNamespace>,
+    left_behind: usize,
+}
+
+#[derive(Serialize)]
+struct JsonNamespace {
+    pid: Option<u32>,
+    #[serde(flatten)]
+    state: Json,
 }
 
 #[derive(Serialize)]
@@ -150,17 +177,36 @@ pub(crate) fn write_json(
     left_behind: usize,
     out: &mut dyn Write,
 ) -> Result<()> {
+    print(&JsonOne { state: json(place, status), left_behind }, out)
+}
+
+/// The same of all network namespaces.
+pub(super) fn write_json_of_all(
+    namespaces: &[Namespace],
+    left_behind: usize,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let one = |namespace: &Namespace| JsonNamespace {
+        pid: namespace.process,
+        state: json(&namespace.place, Some(&namespace.status)),
+    };
+    print(&JsonAll { namespaces: namespaces.iter().map(one).collect(), left_behind }, out)
+}
+
+fn print(json: &impl Serialize, out: &mut dyn Write) -> Result<()> {
+    serde_json::to_writer_pretty(&mut *out, json)?;
+    writeln!(out)?;
+    Ok(())
+}
+
+fn json(place: &Place, status: Option<&Status>) -> Json {
     let ports = status.map(|status| status.ports.as_slice()).unwrap_or_default();
-    let json = Json {
+    let attachments = status.map(attachments).unwrap_or_default().into_iter();
+    Json {
         attached: status.is_some(),
         netns_cookie: place.netns_cookie(),
         netns: status.map(|status| status.netns).filter(|inode| *inode > 0),
-        attachments: status
-            .map(attachments)
-            .unwrap_or_default()
-            .into_iter()
-            .map(|(id, ports)| JsonAttachment { id, ports })
-            .collect(),
+        attachments: attachments.map(|(id, ports)| JsonAttachment { id, ports }).collect(),
         ports: ports.iter().map(json_port).collect(),
         refused_unread: status.map_or(0, |status| status.refused_unread),
         begins_again: status.is_some_and(|status| status.begins_again),
@@ -170,11 +216,7 @@ pub(crate) fn write_json(
             tables: status.map_or(0, |status| status.memory.tables),
             programs: status.map_or(Some(0), |status| status.memory.programs),
         },
-        left_behind,
-    };
-    serde_json::to_writer_pretty(&mut *out, &json)?;
-    writeln!(out)?;
-    Ok(())
+    }
 }
 
 fn json_port(port: &PortStatus) -> JsonPort {

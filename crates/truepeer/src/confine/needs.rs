@@ -203,11 +203,29 @@ pub(crate) const ATTACH_NET: Need = Need {
 
 pub(crate) const ATTACH_NETNS: Need = Need {
     name: "attach-netns",
-    of: "`attach --netns`",
+    of: "`attach --netns`, `--pid`, `--container`, `detach --all`",
     any_of: &[is(SysAdmin)],
     when: &[Start, Reload, End],
     grade: Required,
     why: "enters the network namespace (setns)",
+};
+
+pub(crate) const ATTACH_PROCESS: Need = Need {
+    name: "attach-process",
+    of: "`attach --pid`, `--container`, `detach --all`",
+    any_of: &[is(SysPtrace)],
+    when: &[Start, Reload, End],
+    grade: Required,
+    why: "opens the namespaces of another process (/proc/PID/ns)",
+};
+
+pub(crate) const ATTACH_MOUNT: Need = Need {
+    name: "attach-mount",
+    of: "`attach` where no BPF file system or no cgroup v2 is mounted",
+    any_of: &[is(SysAdmin)],
+    when: &[Start],
+    grade: Required,
+    why: "mounts its own",
 };
 
 pub(crate) const RUN_OTHERS: Need = Need {
@@ -246,6 +264,8 @@ pub(crate) const NEEDS: &[Need] = &[
     ATTACH_PERFMON,
     ATTACH_NET,
     ATTACH_NETNS,
+    ATTACH_PROCESS,
+    ATTACH_MOUNT,
     RUN_OTHERS,
     RUN_SUID,
 ];

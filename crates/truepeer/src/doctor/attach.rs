@@ -2,11 +2,9 @@
 //! it.
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 
 use rustix::system::uname;
-use truepeer_bpf::AttachError;
 
 use super::report::{Check, Report};
 use crate::confine::needs;
@@ -115,14 +113,11 @@ fn obstacle() -> Option<(String, &'static str)> {
     }
     match truepeer_bpf::cgroup_root() {
         Ok(_) => {}
-        Err(AttachError::NoCgroup) => {
-            return Some(("no cgroup v2 is mounted".to_owned(), "mount -t cgroup2 none /sys/fs/cgroup"));
-        }
         Err(error) => return Some((error.to_string(), "")),
     }
-    let pins = Path::new(truepeer_bpf::DEFAULT_PINS);
-    if !truepeer_bpf::Place::can_be_at(pins) {
-        return Some(("no BPF file system is mounted".to_owned(), "mount -t bpf bpf /sys/fs/bpf"));
+    let may_mount = needs::ATTACH_MOUNT.is_held();
+    if !truepeer_bpf::Place::can_be_at(&truepeer_bpf::find_pins()) && !may_mount {
+        return Some(("no BPF file system is mounted".to_owned(), "sudo truepeer attach"));
     }
     None
 }

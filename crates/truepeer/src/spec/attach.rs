@@ -146,6 +146,8 @@ pub(crate) enum AttachAction {
     },
     /// Show connections, and refusals by reason, for each port
     Status {
+        #[arg(long, conflicts_with_all = ["netns", "pid", "container"])]
+        all: bool,
         #[arg(long)]
         json: bool,
         #[command(flatten)]
@@ -154,6 +156,8 @@ pub(crate) enum AttachAction {
     /// Stop checking new connections (they pass with their header: fail-open), and remove everything when the
     /// last open one has ended
     Detach {
+        #[arg(long, conflicts_with_all = ["netns", "pid", "container"])]
+        all: bool,
         #[arg(long)]
         now: bool,
         #[arg(long, conflicts_with = "now")]

@@ -7,6 +7,7 @@ mod containers;
 mod counted;
 mod cut;
 mod entries;
+mod everywhere;
 mod flows;
 mod full_cgroup;
 mod hidden;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         cut::tests(),
         cgroups::tests(),
         entries::tests(),
+        everywhere::tests(),
         full_cgroup::tests(),
         links::tests(),
         needs::tests(),

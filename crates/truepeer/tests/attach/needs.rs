@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use truepeer_testbed::matrix::ByAttach;
-use truepeer_testbed::{Bed, Program, Running, Test, tests};
+use truepeer_testbed::{Bed, NetNs, Program, Running, Test, ip_here, tests};
 
 pub(crate) fn tests() -> Vec<Test> {
     tests![attaching_has_exactly_what_it_needs]
@@ -21,7 +21,7 @@ struct Way {
     without: &'static [(&'static str, &'static str)],
 }
 
-const WAYS: [Way; 2] = [
+const WAYS: [Way; 3] = [
     Way {
         needs: &["attach-bpf", "attach-perfmon", "attach-net"],
         arguments: ATTACH,
@@ -32,7 +32,15 @@ const WAYS: [Way; 2] = [
         arguments: ELSEWHERE,
         without: &[("net_admin", "CAP_NET_ADMIN"), ("sys_admin", "Operation not permitted")],
     },
+    Way {
+        needs: &["attach-bpf", "attach-perfmon", "attach-net", "attach-netns", "attach-process"],
+        arguments: CONTAINER,
+        without: &[("sys_admin", "Operation not permitted"), ("sys_ptrace", "Permission denied")],
+    },
 ];
+
+/// A process in a network namespace of its own takes the place of PID.
+const CONTAINER: &[&str] = &["--port", "80", "--allow", "any", "--pid", "PID"];
 
 fn start(bed: &Bed, arguments: &[&str], capabilities: &[String]) -> Result<Running> {
     let names: Vec<&str> = capabilities.iter().map(String::as_str).collect();
@@ -54,7 +62,14 @@ fn asked_for(bed: &Bed, needs: &[&str]) -> Result<Vec<String>> {
 }
 
 fn attaching_has_exactly_what_it_needs(bed: &Bed) -> Result<()> {
+    let netns = NetNs::create()?;
+    netns.run(|| ip_here(&["link set lo up"]))??;
+    let sleeping = Program::new("sleep").arg("1000").in_netns(&netns).start(bed)?;
+    let pid = sleeping.pid().to_string();
     for Way { needs, arguments, without } in WAYS {
+        let arguments: Vec<&str> =
+            arguments.iter().map(|word| if *word == "PID" { pid.as_str() } else { *word }).collect();
+        let arguments = arguments.as_slice();
         let all = asked_for(bed, needs)?;
         let attach = start(bed, arguments, &all)?;
         ensure!(attach.wait_end()?.success(), "{arguments:?} with {all:?}: {}", attach.log());

@@ -258,8 +258,16 @@ const COMMANDS: &[Way] = &[
 ];
 
 /// Those of other programs' tests.
-const ELSEWHERE: [&str; 6] =
-    ["attach-bpf", "attach-perfmon", "attach-net", "attach-netns", "run-others", "run-suid"];
+const ELSEWHERE: [&str; 8] = [
+    "attach-bpf",
+    "attach-perfmon",
+    "attach-net",
+    "attach-netns",
+    "attach-process",
+    "attach-mount",
+    "run-others",
+    "run-suid",
+];
 
 /// The backend sees this client.
 fn sees(client: &str) -> anyhow::Result<()> {

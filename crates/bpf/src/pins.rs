@@ -1,0 +1,58 @@
+//! Where pins are: on a BPF file system that every truepeer of this machine finds, whatever mounts it sees.
+//!
+//! Pins live as long as their file system is mounted somewhere. `ip netns exec` and containers have mounts of their own, which end with them. So the
+//! file system of process 1 counts as well, and where there is none, one is mounted there, in a directory of truepeer's own.
+
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, mount};
+use truepeer_sys::netns::in_mount_namespace_of;
+
+use crate::error::AttachError;
+use crate::place::Place;
+
+/// The default directory of all pins.
+pub const DEFAULT_PINS: &str = "/sys/fs/bpf/truepeer";
+
+/// Where truepeer mounts a BPF file system if there is none. Not below /run/truepeer, which a service manager removes with its service.
+const OWN: &str = "/run/truepeer-attach";
+/// The root directory of process 1, as everybody may name it who may attach.
+const OF_FIRST: &str = "/proc/1/root";
+const FIRST: u32 = 1;
+
+/// The directory of all pins. truepeer's own mount comes first: a file system that somebody mounts later must not hide what is attached.
+pub fn find_pins() -> PathBuf {
+    let default = Path::new(DEFAULT_PINS);
+    let own = Path::new(OWN).join("truepeer");
+    let of_first = |path: &Path| Path::new(OF_FIRST).join(path.strip_prefix("/").unwrap_or(path));
+    let all = [own.clone(), default.to_owned(), of_first(&own), of_first(default)];
+    all.into_iter().find(|pins| Place::can_be_at(pins)).unwrap_or(default.to_owned())
+}
+
+/// The same; mounts a BPF file system if there is none.
+pub fn make_pins() -> Result<PathBuf, AttachError> {
+    let found = find_pins();
+    if Place::can_be_at(&found) {
+        return Ok(found);
+    }
+    let is_here = mount_namespace("thread-self").is_some_and(|own| Some(own) == mount_namespace("1"));
+    if is_here {
+        mount_own()
+    } else {
+        in_mount_namespace_of(FIRST, mount_own).map_err(AttachError::mount("BPF"))?
+    }?;
+    Ok(find_pins())
+}
+
+fn mount_own() -> Result<(), AttachError> {
+    let made = DirBuilder::new().mode(0o700).recursive(true).create(OWN);
+    made.map_err(AttachError::file("mkdir", OWN))?;
+    let mode = Some(c"mode=0700");
+    mount("bpf", OWN, "bpf", MountFlags::empty(), mode).map_err(AttachError::mount("BPF"))
+}
+
+fn mount_namespace(process: &str) -> Option<u64> {
+    fs::metadata(format!("/proc/{process}/ns/mnt")).ok().map(|found| found.ino())
+}
