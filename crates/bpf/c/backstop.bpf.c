@@ -4,6 +4,7 @@
  * a SYN and for the ACK that ends a handshake (tcp_filter() in tcp_v4_rcv), after routing, reverse path filter and netfilter. */
 #include "lookup.h"
 #include "maps.h"
+#include "refusals.h"
 #include "netns.h"
 #include "glance.h"
 #include "udp_backstop.h"
@@ -74,7 +75,9 @@ static __always_inline int on_listener(struct __sk_buff *skb, struct bpf_sock *s
 		return TAKE;
 	if (!is_of_our_netns(skb, sk) || !may_connect(skb))
 		return TAKE;
+	struct flow_key key = { .sender = source, .local_port = number };
 	count(port, REFUSED_UNJUDGED);
+	tell(&key, IPPROTO_TCP, REFUSED_UNJUDGED, 0);
 	return LEAVE;
 }
 

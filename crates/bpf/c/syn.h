@@ -166,13 +166,16 @@ static __always_inline int on_new_syn(struct __sk_buff *skb, const struct segmen
 		return drop(port, NOT_TAKEN);
 	if (port->state == REFUSING) {
 		count(port, REFUSED_DETACHING);
+		tell(key, IPPROTO_TCP, REFUSED_DETACHING, 0);
 		return refuse(skb, segment, segment->seq);
 	}
 	/* The sender retries without data: that is the fallback of fast open. */
 	if (segment->payload_len)
 		return drop(port, FASTOPEN_DECLINED);
-	if (inspect_options(skb, segment, port, &offer))
+	if (inspect_options(skb, segment, port, &offer)) {
+		tell(key, IPPROTO_TCP, REFUSED_SIGNED, 0);
 		return DROP;
+	}
 	struct workbench *bench = workbench();
 	if (!bench)
 		return drop(port, FAILED);

@@ -2,6 +2,7 @@
 /* TCP on its way out: from a backend on this host to a sender. Acknowledgements are put into the sender's numbers. */
 #include "again.h"
 #include "maps.h"
+#include "refusals.h"
 #include "names.h"
 #include "options.h"
 #include "glance.h"
@@ -76,6 +77,7 @@ static __always_inline int on_syn_ack(struct __sk_buff *skb, const struct segmen
 	shift_ack(skb, segment, embryo->guess);
 	if (terms && bpf_ktime_get_ns() - embryo->born_ns >= terms->header_timeout_ns) {
 		count(port, REFUSED_TIMEOUT);
+		tell(key, IPPROTO_TCP, REFUSED_TIMEOUT, 0);
 		bpf_map_delete_elem(&tp_embryos, key);
 		return give_up(skb, segment);
 	}

@@ -237,7 +237,7 @@ static __always_inline int on_whole(struct __sk_buff *skb, const struct segment 
 	if (!refusal)
 		refusal = revive(skb, segment, port, embryo, state);
 	if (refusal)
-		return refuse_for(skb, segment, port, key, embryo, refusal);
+		return refuse_claim_for(skb, segment, port, key, embryo, refusal, &flow);
 	count_header(port, header, verdict, &flow);
 	int is_enough = state == HALF_OPEN && may_end_handshake(segment, embryo, behind);
 	admit(port, embryo, header->len, &flow);
@@ -436,6 +436,7 @@ static __always_inline int on_stranger(struct __sk_buff *skb, const struct segme
 		if (!is_intact(skb, segment))
 			return drop(port, REFUSED_DAMAGED);
 		count(port, REFUSED_STRAY);
+		tell(key, IPPROTO_TCP, REFUSED_STRAY, 0);
 		return refuse(skb, segment, segment->seq);
 	case OPEN:
 		return PASS;
@@ -481,7 +482,13 @@ static __noinline int on_unreadable(struct __sk_buff *skb)
 	struct port *port = bpf_map_lookup_elem(&tp_ports, &hidden.destination_port);
 	if (!port || !sender_rule(&hidden.ip.source, port->group) || !has_listener(skb, &hidden))
 		return PASS;
+	struct flow_key key = {
+		.sender = hidden.ip.source,
+		.sender_port = hidden.source_port,
+		.local_port = hidden.destination_port,
+	};
 	count(port, REFUSED_FRAGMENT);
+	tell(&key, IPPROTO_TCP, REFUSED_FRAGMENT, 0);
 	return DROP;
 }
 

@@ -11,6 +11,7 @@
  * same addresses. */
 #pragma once
 #include "ip.h"
+#include "refusals.h"
 #include "udp_maps.h"
 
 /* The socket's filter sees a packet from its IP header on. Nonzero: it failed. */
@@ -44,6 +45,8 @@ static __always_inline int udp_backstop(struct __sk_buff *skb, struct bpf_sock *
 	}
 	if (load_source(skb, &source) || sender_rule(&source, backend->group) != RULE_REQUIRE || !is_of_our_netns(skb, sk))
 		return 1;
+	struct flow_key key = { .sender = source, .local_port = port };
 	count_at(backend->slot, REFUSED_UNJUDGED);
+	tell(&key, IPPROTO_UDP, REFUSED_UNJUDGED, 0);
 	return 0;
 }

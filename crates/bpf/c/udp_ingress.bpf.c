@@ -7,6 +7,7 @@
 #include "udp_sound.h"
 #include "hidden.h"
 #include "parcel.h"
+#include "refusals.h"
 
 /* Too large for the stack. */
 struct desk {
@@ -30,17 +31,35 @@ struct {
 	__type(value, struct desk);
 } desks SEC(".maps");
 
-static __always_inline int refuse(const struct gate *gate, enum counter reason)
+/* `opened` is of this datagram only where its header was judged. */
+static __noinline int tell_datagram(struct desk *desk, enum counter reason)
+{
+	const struct datagram *datagram = &desk->datagram;
+	struct flow_key key = {
+		.sender = datagram->ip.source,
+		.sender_port = datagram->source_port,
+		.local_port = datagram->destination_port,
+	};
+	struct flow claimed = { .client = desk->opened.client, .client_port = desk->opened.client_port };
+
+	if ((reason == REFUSED_CLAIM || reason == REFUSED_DENIED || reason == REFUSED_FAMILY) && desk->opened.is_named)
+		claimed.client_version = is_ipv4(&claimed.client) ? 4 : 6;
+	return tell(&key, IPPROTO_UDP, reason, &claimed);
+}
+
+static __always_inline int refuse(struct desk *desk, const struct gate *gate, enum counter reason)
 {
 	count(&gate->port, reason);
+	tell_datagram(desk, reason);
 	return DROP;
 }
 
 /* A datagram that is only forwarded must not be refused. */
-static __always_inline int refuse_if_here(struct __sk_buff *skb, const struct ip *ip, const struct gate *gate, enum counter reason)
+static __always_inline int refuse_if_here(struct __sk_buff *skb, struct desk *desk, const struct ip *ip, const struct gate *gate,
+					  enum counter reason)
 {
 	if (is_for_many(ip) || is_for_this_host(skb, ip, IPPROTO_UDP))
-		return refuse(gate, reason);
+		return refuse(desk, gate, reason);
 	count(&gate->port, PASSED_NO_LISTENER);
 	return PASS;
 }
@@ -128,13 +147,13 @@ static __always_inline int on_datagram(struct __sk_buff *skb, struct desk *desk,
 	struct known known = {};
 	int refusal = open_datagram(skb, &desk->datagram, gate, rule, opened);
 	if (refusal)
-		return refuse_if_here(skb, ip, gate, refusal);
+		return refuse_if_here(skb, desk, ip, gate, refusal);
 	find_client(desk, gate, &known);
 	/* A claim that was judged by the same rules need not be judged again. */
 	if (!known.flow || !opened->is_named || known.flow->edition != desk->edition) {
 		refusal = judge_client(&desk->datagram, gate, opened);
 		if (refusal)
-			return refuse_if_here(skb, ip, gate, refusal);
+			return refuse_if_here(skb, desk, ip, gate, refusal);
 		find_client(desk, gate, &known);
 	}
 	int is_here = !!known.flow;
@@ -145,11 +164,11 @@ static __always_inline int on_datagram(struct __sk_buff *skb, struct desk *desk,
 	}
 	refusal = note_flow(skb, desk, gate, where, &known);
 	if (refusal)
-		return refuse(gate, refusal);
+		return refuse(desk, gate, refusal);
 	if (deliver(skb, desk, gate->backend_port))
-		return refuse(gate, FAILED);
+		return refuse(desk, gate, FAILED);
 	if (where == IS_ON_LOOPBACK && !find_backend(skb, &desk->on_loopback, opened->client_port, gate->backend_port, GIVE))
-		return refuse(gate, FAILED);
+		return refuse(desk, gate, FAILED);
 	if (opened->header_len)
 		count(&gate->port, gate->dialect == DIALECT_SPP ? HEADER_SPP : HEADER_V2);
 	count(&gate->port, DATAGRAM);
@@ -157,14 +176,14 @@ static __always_inline int on_datagram(struct __sk_buff *skb, struct desk *desk,
 	return PASS;
 }
 
-static __always_inline int on_aggregate(struct __sk_buff *skb, const struct datagram *all, const struct gate *gate)
+static __always_inline int on_aggregate(struct __sk_buff *skb, struct desk *desk, const struct datagram *all, const struct gate *gate)
 {
 	if (!is_for_this_host(skb, &all->ip, IPPROTO_UDP)) {
 		count(&gate->port, PASSED_NO_LISTENER);
 		return PASS;
 	}
 	if (take_apart(skb, all, BPF_F_INGRESS))
-		return refuse(gate, REFUSED_AGGREGATED);
+		return refuse(desk, gate, REFUSED_AGGREGATED);
 	count(&gate->port, SPLIT_UP);
 	return DROP; /* its parts come instead */
 }
@@ -181,8 +200,10 @@ static __always_inline __u32 rule_of(struct desk *desk, const struct gate *gate,
 	return of_group(desk->rules, gate->port.group);
 }
 
-static __always_inline int on_unreadable(struct __sk_buff *skb, struct hidden *hidden)
+static __always_inline int on_unreadable(struct __sk_buff *skb, struct desk *desk)
 {
+	struct hidden *hidden = &desk->hidden;
+
 	if (skb->protocol != bpf_htons(ETH_P_IPV6))
 		return PASS; /* IPv4's fragments are read as such */
 	enum finding found = find_hidden(skb, IPPROTO_UDP, hidden);
@@ -193,7 +214,10 @@ static __always_inline int on_unreadable(struct __sk_buff *skb, struct hidden *h
 	struct gate *gate = bpf_map_lookup_elem(&tp_gates, &hidden->destination_port);
 	if (!gate || !sender_rule(&hidden->ip.source, gate->port.group))
 		return PASS;
-	return refuse_if_here(skb, &hidden->ip, gate, REFUSED_FRAGMENT);
+	desk->datagram.ip.source = hidden->ip.source;
+	desk->datagram.source_port = hidden->source_port;
+	desk->datagram.destination_port = hidden->destination_port;
+	return refuse_if_here(skb, desk, &hidden->ip, gate, REFUSED_FRAGMENT);
 }
 
 SEC("classifier")
@@ -204,7 +228,7 @@ int udp_ingress(struct __sk_buff *skb)
 	if (!desk || skb->pkt_type == 3 /* PACKET_OTHERHOST */)
 		return PASS;
 	if (read_datagram(skb, &desk->datagram))
-		return on_unreadable(skb, &desk->hidden);
+		return on_unreadable(skb, desk);
 	struct gate *gate = bpf_map_lookup_elem(&tp_gates, &desk->datagram.destination_port);
 	if (!gate)
 		return PASS;
@@ -219,11 +243,11 @@ int udp_ingress(struct __sk_buff *skb)
 		return PASS;
 	}
 	if (desk->datagram.ip.is_fragment)
-		return refuse_if_here(skb, &desk->datagram.ip, gate, REFUSED_FRAGMENT);
+		return refuse_if_here(skb, desk, &desk->datagram.ip, gate, REFUSED_FRAGMENT);
 	if (desk->datagram.has_no_len)
-		return refuse_if_here(skb, &desk->datagram.ip, gate, REFUSED_DAMAGED);
+		return refuse_if_here(skb, desk, &desk->datagram.ip, gate, REFUSED_DAMAGED);
 	if (skb->gso_size)
-		return on_aggregate(skb, &desk->datagram, gate);
+		return on_aggregate(skb, desk, &desk->datagram, gate);
 	return on_datagram(skb, desk, gate, rule, settings->judged);
 }
 

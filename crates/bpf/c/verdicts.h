@@ -2,6 +2,7 @@
 /* How tcp_ingress ends: passing, dropping, refusing. */
 #pragma once
 #include "judge.h"
+#include "refusals.h"
 #include "replies.h"
 
 /* Passes a judged segment on to a listener. The mark tells the backstop: nothing else reads skb->priority of
@@ -21,13 +22,21 @@ static __always_inline int drop(const struct port *port, enum counter reason)
 	return DROP;
 }
 
-/* Sends a RST to the sender and to the kernel's request socket. */
-static __always_inline int refuse_for(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-				      const struct flow_key *key, const struct embryo *embryo, enum counter reason)
+/* Sends a RST to the sender and to the kernel's request socket. `claimed`: what its header says, or NULL. */
+static __always_inline int refuse_claim_for(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+					    const struct flow_key *key, const struct embryo *embryo, enum counter reason,
+					    const struct flow *claimed)
 {
 	__u32 kernel_seq = embryo->isn + 1 + embryo->guess;
 
 	count(port, reason);
+	tell(key, IPPROTO_TCP, reason, claimed);
 	bpf_map_delete_elem(&tp_embryos, key);
 	return refuse(skb, segment, kernel_seq);
+}
+
+static __always_inline int refuse_for(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+				      const struct flow_key *key, const struct embryo *embryo, enum counter reason)
+{
+	return refuse_claim_for(skb, segment, port, key, embryo, reason, 0);
 }

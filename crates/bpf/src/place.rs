@@ -44,7 +44,12 @@ impl Place {
 
     /// The place of the network namespace with this cookie.
     pub(crate) fn of(pins: &Path, netns_cookie: u64) -> Self {
-        Self { pins: pins.to_owned(), root: pins.join(netns_cookie.to_string()), netns_cookie, layout: LAYOUT }
+        Self {
+            pins: pins.to_owned(),
+            root: pins.join(netns_cookie.to_string()),
+            netns_cookie,
+            layout: LAYOUT,
+        }
     }
 
     /// The places of all network namespaces that exist and have something attached by this version, by their cookies.

@@ -1,5 +1,7 @@
-//! The first line of manual pages, with their date. It is never the clock's, so that the same sources make the same
+//! Dates. The first line of manual pages, with their date. It is never the clock's, so that the same sources make the same
 //! pages.
+
+use std::time::Duration;
 
 /// `.TH` of a page. clap_mangen and roff leave an empty date out, and the version would stand in its place.
 pub(crate) fn title(page: &str, section: u8) -> String {
@@ -10,6 +12,18 @@ pub(crate) fn title(page: &str, section: u8) -> String {
 fn of_release() -> String {
     let seconds = std::env::var("SOURCE_DATE_EPOCH").ok();
     seconds.and_then(|seconds| seconds.parse().ok()).map(of_seconds).unwrap_or_default()
+}
+
+/// A time (UTC) since the start of 1970, as RFC 3339 writes it: `2026-11-23T05:40:12.123Z`.
+pub(crate) fn of_time(time: Duration) -> String {
+    let seconds = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
+    format!(
+        "{}T{hours:02}:{minutes:02}:{:02}.{:03}Z",
+        of_seconds(seconds),
+        seconds % 60,
+        time.subsec_millis()
+    )
 }
 
 /// The date (UTC) so many seconds after the start of 1970.
@@ -34,7 +48,14 @@ fn of_seconds(seconds: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::of_seconds;
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_rfc_3339_does() {
+        let time = Duration::from_millis(951_868_799_007);
+        assert_eq!(of_time(time), "2000-02-29T23:59:59.007Z");
+        assert_eq!(of_time(Duration::ZERO), "1970-01-01T00:00:00.000Z");
+    }
 
     #[test]
     fn dates_are_those_of_the_calendar() {

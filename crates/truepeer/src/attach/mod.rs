@@ -6,6 +6,7 @@ mod detach;
 mod devices;
 mod engine;
 mod entry;
+mod follow;
 mod listeners;
 mod privileges;
 mod report;
@@ -37,10 +38,15 @@ pub(crate) fn run(args: &AttachArgs, out: &mut (dyn Write + Send)) -> Result<()>
         Some(
             AttachAction::Remove { place, .. }
             | AttachAction::Status { place, .. }
+            | AttachAction::Sweep { place }
             | AttachAction::Detach { place, .. },
         ) => place,
     };
     match args.action {
+        Some(AttachAction::Status { all: true, follow: true, json, .. }) => {
+            let places = || Ok(Place::all(&pins(place.pins.as_deref(), false)?)?);
+            follow::follow(&places, true, json, out)
+        }
         Some(AttachAction::Status { all: true, json, .. }) => status_of_all(place, json, out),
         Some(AttachAction::Detach { all: true, now, refuse_new, .. }) => {
             detach::all(place, now, fate(refuse_new), out)
@@ -91,7 +97,8 @@ fn act(
         Some(AttachAction::Add { spec }) => !spec.dry_run,
         Some(_) => false,
     };
-    let place = Place::here(&pins(place.pins.as_deref(), may_mount)?)?;
+    let pins = pins(place.pins.as_deref(), may_mount)?;
+    let place = Place::here(&pins)?;
     match args.action {
         None => {
             let others = if args.spec.replace { Others::Leave } else { Others::AreNamed };
@@ -102,6 +109,11 @@ fn act(
             put_in_place(spec, others, &place, process, out)
         }
         Some(AttachAction::Remove { ref port, .. }) => remove_ports(&place, port, out),
+        Some(AttachAction::Sweep { .. }) => tidy_up(&place, out),
+        Some(AttachAction::Status { follow: true, json, .. }) => {
+            let places = || Ok(if place.exists()? { vec![place.clone()] } else { Vec::new() });
+            follow::follow(&places, false, json, out)
+        }
         Some(AttachAction::Status { json, .. }) => {
             let (status, left_behind) = (status(&place)?, left_behind(&place)?.len());
             if json {

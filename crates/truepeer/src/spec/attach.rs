@@ -149,7 +149,14 @@ pub(crate) enum AttachAction {
         #[arg(long, conflicts_with_all = ["netns", "pid", "container"])]
         all: bool,
         #[arg(long)]
+        follow: bool,
+        #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        place: PlaceArgs,
+    },
+    /// Remove what network namespaces that no longer exist have left (every attach and detach does it, too)
+    Sweep {
         #[command(flatten)]
         place: PlaceArgs,
     },

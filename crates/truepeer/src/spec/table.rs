@@ -301,6 +301,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(SESSIONS, ACTION, "client", "PREFIX", "Only those of these clients: an address, a prefix, loopback, private or any").common(),
     row(SESSIONS, ACTION, "kill", "", "End them: both ends see a reset").common(),
     row(ATTACH, ACTION, "all", "", "Every network namespace of this machine in which something is attached"),
+    row(ATTACH, ACTION, "follow", "", "Stay, and print who is refused, and why. With --json, an object a line"),
     row(ATTACH, ACTION, "refuse-new", "", "While detach waits, refuse new TCP connections from senders that must send a header"),
     row(ATTACH, ACTION, "now", "", "Detach at once: connections with translated sequence numbers are reset, the others lose their client's name"),
 

@@ -116,9 +116,14 @@ fn leftovers_of_a_dead_namespace_are_removed(bed: &Bed) -> Result<()> {
     living.names_the_client()?;
     third.names_the_client()?;
 
-    // Detaching removes leftovers, too.
+    // Sweeping removes them and nothing else. Detaching removes leftovers, too.
     let netns = living.host().netns.clone();
     drop(third);
+    bed.wait_for("its end", || status_in(bed, &netns).is_ok_and(|status| status["left_behind"] == 1))?;
+    let said = command(bed, &["sweep"])?.run(bed)?;
+    ensure!(said.contains("leftovers of network namespaces that no longer exist: 1"), "{said}");
+    living.names_the_client()?;
+    drop(Container::start(bed)?);
     bed.wait_for("the other end", || status_in(bed, &netns).is_ok_and(|status| status["left_behind"] == 1))?;
     let said = command(bed, &["detach", "--now"])?.in_netns(&netns).run(bed)?;
     ensure!(said.contains("leftovers of network namespaces that no longer exist: 1"), "{said}");

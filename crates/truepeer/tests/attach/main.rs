@@ -19,6 +19,7 @@ mod needs;
 mod offloads;
 mod pools;
 mod programs;
+mod refusals;
 mod rules;
 mod servers;
 mod several;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
     }
     let all = [
         flows::tests(),
+        refusals::tests(),
         rules::tests(),
         changes::tests(),
         containers::tests(),
