@@ -80,6 +80,8 @@ pub(crate) struct Board {
     changed: Notify,
     counts: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
     alive: Mutex<Option<Instant>>,
+    /// Of an agent that leaves: whether nothing is left.
+    left: Mutex<Option<bool>>,
 }
 
 impl Board {
@@ -117,6 +119,22 @@ impl Board {
     /// The node's loop turns, and has heard what there is.
     pub(crate) fn is_alive(&self, now: Instant) {
         *locked(&self.alive) = Some(now);
+    }
+
+    /// Says whether an agent that leaves has left.
+    pub(crate) fn is_left(&self, is_left: bool) {
+        *locked(&self.left) = Some(is_left);
+    }
+
+    /// Why it is not ready, if it isn't.
+    pub(crate) fn lack(&self) -> Option<&'static str> {
+        let has_heard = self.last_alive().is_some();
+        let has_left = locked(&self.left).unwrap_or(true);
+        match (has_heard, has_left) {
+            (false, _) => Some("the list of pods or containers has not come yet"),
+            (true, false) => Some("some are still attached"),
+            (true, true) => None,
+        }
     }
 
     /// When it last turned; `None` before it has heard what there is.

@@ -72,13 +72,9 @@ async fn answer(pages: Arc<Pages>, request: Request<Incoming>) -> Result<Respons
             let (status, body) = pages.health(Instant::now());
             (status, text, body)
         }
-        (&Method::GET | &Method::HEAD, "/readyz") => match pages.board.last_alive() {
-            Some(_) => (StatusCode::OK, text, "ok\n".to_owned()),
-            None => (
-                StatusCode::SERVICE_UNAVAILABLE,
-                text,
-                "the list of pods or containers has not come yet\n".to_owned(),
-            ),
+        (&Method::GET | &Method::HEAD, "/readyz") => match pages.board.lack() {
+            None => (StatusCode::OK, text, "ok\n".to_owned()),
+            Some(lack) => (StatusCode::SERVICE_UNAVAILABLE, text, format!("{lack}\n")),
         },
         (&Method::GET | &Method::HEAD, "/metrics") => (
             StatusCode::OK,

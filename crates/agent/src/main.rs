@@ -20,7 +20,7 @@ mod truepeer;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Parser as _;
@@ -29,9 +29,13 @@ use tokio::sync::oneshot;
 
 use board::Board;
 use cap::Cap;
+use kubernetes::Terms;
 use node::Node;
 use options::{Command, Common, Options};
 use truepeer::Truepeer;
+
+/// How long an agent that leaves waits for a pod's open connections.
+const LEAVE: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
     let options = Options::parse();
@@ -49,8 +53,17 @@ async fn run(options: Options) -> Result<()> {
     match options.command {
         Command::Kubernetes(options) => {
             let agent = Agent::prepare(&options.common, options.listen, options.max_pods, "pod").await?;
-            let changes = kubernetes::start(&options.node, agent.cap.clone(), agent.board.clone()).await?;
+            let terms = Terms { cap: agent.cap.clone(), leaves: options.leave };
+            if options.leave {
+                agent.board.is_left(false);
+            }
+            let changes = kubernetes::start(&options.node, terms, agent.board.clone()).await?;
+            let agent = if options.leave { agent.with_patience(LEAVE) } else { agent };
             agent.run(changes).await
+        }
+        Command::Retire(options) => {
+            log::init(options::LogFormat::Text, tracing::Level::INFO);
+            kubernetes::retire(&options).await
         }
         Command::Docker(_) => anyhow::bail!("not built yet"),
     }
@@ -76,6 +89,10 @@ impl Agent {
         http::serve(listen, http::Pages { board: board.clone(), truepeer, metrics, started: Instant::now() })
             .await?;
         Ok(Self { board, cap, node })
+    }
+
+    fn with_patience(self, patience: Duration) -> Self {
+        Self { node: self.node.with_patience(patience), ..self }
     }
 
     /// Until SIGTERM or SIGINT.

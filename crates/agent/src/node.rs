@@ -70,6 +70,7 @@ pub(crate) struct Node {
     steps: JoinSet<Done>,
     permits: Arc<Semaphore>,
     board: Arc<Board>,
+    patience: Option<Duration>,
     next_check: Instant,
     next_search: Instant,
     has_heard_all: bool,
@@ -94,10 +95,16 @@ impl Node {
             steps: JoinSet::new(),
             permits: Arc::new(Semaphore::new(2)),
             board,
+            patience: None,
             next_check: now,
             next_search: now,
             has_heard_all: false,
         })
+    }
+
+    /// A detach waits for open connections only so long.
+    pub(crate) fn with_patience(self, patience: Duration) -> Self {
+        Self { patience: Some(patience), ..self }
     }
 
     /// Works until told to end. What is attached stays.
@@ -215,6 +222,7 @@ impl Node {
             proc: self.proc.clone(),
             cgroups: self.cgroups.clone(),
             permits: self.permits.clone(),
+            patience: self.patience,
         };
         let doing = match &step {
             Step::Verify(_) => Doing::Verify,

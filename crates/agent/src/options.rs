@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -57,6 +58,8 @@ pub(crate) enum Command {
     /// The pods of this Kubernetes node, by their annotations
     #[command(after_long_help = KUBERNETES_HELP, after_help = "More, with examples: truepeer-agent kubernetes --help")]
     Kubernetes(Kubernetes),
+    /// Before the DaemonSet is deleted: its agents detach all pods (kubernetes --leave)
+    Retire(Retire),
     /// The containers of Docker or Podman, by their labels
     #[command(after_long_help = DOCKER_HELP, after_help = "More, with examples: truepeer-agent docker --help")]
     Docker(Docker),
@@ -76,8 +79,27 @@ pub(crate) struct Kubernetes {
     #[arg(long, value_name = "ADDRESS", default_value = LISTEN_NODE, value_parser = address)]
     pub(crate) listen: SocketAddr,
 
+    /// Detach all pods and remove the condition, instead of attaching; /readyz says when nothing is left. Open connections have 20 s
+    #[arg(long)]
+    pub(crate) leave: bool,
+
     #[command(flatten)]
     pub(crate) common: Common,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Retire {
+    /// Namespace of the DaemonSet
+    #[arg(long, value_name = "NAME")]
+    pub(crate) namespace: String,
+
+    /// Name of the DaemonSet
+    #[arg(long, value_name = "NAME")]
+    pub(crate) daemonset: String,
+
+    /// How long all nodes together may take, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    pub(crate) timeout: Duration,
 }
 
 #[derive(Debug, Args)]
@@ -126,6 +148,11 @@ pub(crate) struct Common {
 pub(crate) enum LogFormat {
     Text,
     Json,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let number = text.strip_suffix('s').unwrap_or(text).parse();
+    number.map(Duration::from_secs).map_err(|_| "expected seconds, such as 60 or 60s".to_owned())
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {

@@ -59,6 +59,8 @@ pub(crate) struct View<'a> {
     pub(crate) want: &'a Want,
     /// `None`: no process in a network namespace with an address, yet or any more.
     pub(crate) place: Option<&'a Place>,
+    /// The processes of the machine were looked through, and none is the pod's.
+    pub(crate) is_lost: bool,
     pub(crate) actual: &'a Actual,
     pub(crate) doing: Option<Doing>,
     /// Not too soon after the step before.
@@ -133,6 +135,9 @@ fn next(view: &View<'_>) -> Option<Step> {
 fn without_place(view: &View<'_>) -> Option<Step> {
     match view.actual {
         Actual::Attached { .. } => Some(Step::Forget),
+        Actual::Claimed(_) if view.is_lost && matches!(view.want, Want::Nothing | Want::Forbidden(_)) => {
+            Some(Step::Forget)
+        }
         // The process may still be found.
         Actual::Claimed(_) | Actual::Nothing => None,
     }

@@ -111,6 +111,13 @@ impl Truepeer {
         Ok(())
     }
 
+    /// Detaches at once: connections whose sequence numbers are translated are reset.
+    pub(crate) async fn detach_now(&self, pid: u32) -> Result<()> {
+        let arguments =
+            ["attach".to_owned(), "detach".to_owned(), "--now".to_owned(), format!("--pid={pid}")];
+        self.run(&arguments).await.map(drop)
+    }
+
     pub(crate) async fn status(&self, pid: u32) -> Result<Status> {
         let arguments =
             ["attach", "status", "--json"].map(str::to_owned).into_iter().chain([format!("--pid={pid}")]);

@@ -78,6 +78,13 @@ pub(super) async fn write(
     pods.patch_status(&name.name, &PatchParams::default(), &Patch::Strategic(patch)).await.map(drop)
 }
 
+/// Removes it.
+pub(super) async fn remove(pods: &Api<Pod>, name: &Name, uid: &str) -> Result<(), kube::Error> {
+    let conditions = json!([{"type": TYPE, "$patch": "delete"}]);
+    let patch = json!({"metadata": {"uid": uid}, "status": {"conditions": conditions}});
+    pods.patch_status(&name.name, &PatchParams::default(), &Patch::Strategic(patch)).await.map(drop)
+}
+
 /// In whole seconds, as the API has times.
 fn now() -> String {
     let now = Timestamp::now();

@@ -9,6 +9,7 @@ use crate::node::Wish;
 use crate::plan::{Key, Want};
 use crate::processes::is_uid;
 
+use super::Terms;
 use super::conditions::{self, Condition};
 
 /// A static pod's process has another UID than the object in the API, and the annotation that names it can be written by anybody.
@@ -24,7 +25,7 @@ pub(super) struct Sight {
 
 impl Sight {
     /// `None`: nothing to do with it, or no more.
-    pub(super) fn of(pod: &Pod, cap: &Cap) -> Option<Self> {
+    pub(super) fn of(pod: &Pod, terms: &Terms) -> Option<Self> {
         let (metadata, status) = (&pod.metadata, pod.status.as_ref());
         let uid = metadata.uid.clone().filter(|uid| is_uid(uid))?;
         let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or_default();
@@ -35,7 +36,7 @@ impl Sight {
             .and_then(|status| status.conditions.as_ref())
             .and_then(|all| all.iter().find(|one| one.type_ == conditions::TYPE))
             .map(of_api);
-        let want = want(pod, cap);
+        let want = if terms.leaves { Want::Nothing } else { want(pod, &terms.cap) };
         let claim = condition.as_ref().and_then(Condition::claim);
         if want == Want::Nothing && condition.is_none() {
             return None;
@@ -87,7 +88,10 @@ mod tests {
 
     fn sight(pod: serde_json::Value, cap: &[&str]) -> Option<Sight> {
         let entries: Vec<_> = cap.iter().map(|entry| entry.parse().unwrap()).collect();
-        Sight::of(&serde_json::from_value(pod).unwrap(), &Cap::of(&entries).unwrap())
+        Sight::of(
+            &serde_json::from_value(pod).unwrap(),
+            &Terms { cap: Cap::of(&entries).unwrap(), leaves: false },
+        )
     }
 
     fn pod(

@@ -43,10 +43,15 @@ impl Seen {
         self.locked().retain(|uid, _| listed.contains(uid));
     }
 
-    fn written(&self, uid: &Key, condition: Condition) {
+    fn written(&self, uid: &Key, condition: Option<Condition>) {
         if let Some(seen) = self.locked().get_mut(uid) {
-            *seen = Some(condition);
+            *seen = condition;
         }
+    }
+
+    /// No pod has the condition any more.
+    fn is_clean(&self) -> bool {
+        self.locked().values().all(Option::is_none)
     }
 
     fn of(&self, uid: &Key) -> Option<Option<Condition>> {
@@ -85,62 +90,98 @@ impl Voice {
     }
 }
 
-/// Tells for ever.
-pub(super) async fn run(client: Client, node: String, seen: Arc<Seen>, board: Arc<Board>) {
-    let mut voices: BTreeMap<Key, Voice> = BTreeMap::new();
-    let mut requests: JoinSet<(Key, bool)> = JoinSet::new();
-    loop {
-        let changed = board.changed();
+/// Tells all users.
+pub(super) struct Told {
+    pub(super) client: Client,
+    pub(super) node: String,
+    /// Conditions are removed where nothing is attached.
+    pub(super) leaves: bool,
+    pub(super) seen: Arc<Seen>,
+    pub(super) board: Arc<Board>,
+}
+
+impl Told {
+    /// For ever.
+    pub(super) async fn run(self) {
+        let mut voices: BTreeMap<Key, Voice> = BTreeMap::new();
+        let mut requests: JoinSet<(Key, bool)> = JoinSet::new();
+        loop {
+            let changed = self.board.changed();
+            let lines = self.board.lines();
+            self.speak(&lines, &mut voices, &mut requests);
+            if self.leaves {
+                let is_left = lines.values().all(|line| line.state == State::Idle) && self.seen.is_clean();
+                self.board.is_left(is_left);
+            }
+            tokio::select! {
+                () = changed => {}
+                () = sleep(INTERVAL) => {}
+                Some(done) = requests.join_next() => if let Ok((key, is_done)) = done
+                    && let Some(voice) = voices.get_mut(&key) {
+                    voice.is_busy = false;
+                    voice.not_before = (!is_done).then(|| Instant::now() + PAUSE);
+                }
+            }
+        }
+    }
+
+    fn speak(
+        &self,
+        lines: &BTreeMap<Key, Line>,
+        voices: &mut BTreeMap<Key, Voice>,
+        requests: &mut JoinSet<(Key, bool)>,
+    ) {
         let now = Instant::now();
-        let lines = board.lines();
         voices.retain(|key, voice| voice.is_busy || lines.contains_key(key));
-        for (key, line) in &lines {
+        for (key, line) in lines {
             let voice = voices.entry(key.clone()).or_insert_with(|| Voice::new(now));
             voice.hear(&line.state, now);
             if voice.is_busy || voice.not_before.is_some_and(|time| now < time) {
                 continue;
             }
-            if let Some(work) = Work::next(key, line, voice, &seen) {
+            if let Some(work) = self.next(key, line, voice) {
                 voice.is_busy = true;
-                requests.spawn(work.run(client.clone(), node.clone(), seen.clone()));
-            }
-        }
-        tokio::select! {
-            () = changed => {}
-            () = sleep(INTERVAL) => {}
-            Some(done) = requests.join_next() => if let Ok((key, is_done)) = done
-                && let Some(voice) = voices.get_mut(&key) {
-                voice.is_busy = false;
-                voice.not_before = (!is_done).then(|| Instant::now() + PAUSE);
+                requests.spawn(work.run(self.client.clone(), self.node.clone(), self.seen.clone()));
             }
         }
     }
+
+    fn next(&self, key: &Key, line: &Line, voice: &mut Voice) -> Option<Work> {
+        let before = self.seen.of(key)?;
+        let wanted = match (Condition::of(&line.state), &before) {
+            (Some(condition), before) if before.as_ref() != Some(&condition) => {
+                Some(Writing::Write(condition))
+            }
+            (None, Some(_)) if self.leaves => Some(Writing::Remove),
+            // Not removed otherwise: a gate may still look at it.
+            (None, Some(before)) if *before != Condition::detached() => {
+                Some(Writing::Write(Condition::detached()))
+            }
+            _ => None,
+        };
+        let condition = wanted.map(|wanted| (before, wanted));
+        let notes = std::mem::take(&mut voice.notes);
+        let has_work = condition.is_some() || !notes.is_empty();
+        has_work.then(|| Work { key: key.clone(), line: line.clone(), condition, notes })
+    }
+}
+
+/// What is done with the condition.
+enum Writing {
+    Write(Condition),
+    Remove,
 }
 
 /// The next requests for one pod.
 struct Work {
     key: Key,
     line: Line,
-    condition: Option<(Option<Condition>, Condition)>,
+    /// With the one before.
+    condition: Option<(Option<Condition>, Writing)>,
     notes: Vec<Note>,
 }
 
 impl Work {
-    fn next(key: &Key, line: &Line, voice: &mut Voice, seen: &Seen) -> Option<Self> {
-        let before = seen.of(key)?;
-        // A condition that nobody asks for any more is not deleted: a gate may still look at it.
-        let wanted = Condition::of(&line.state).or_else(|| before.as_ref().map(|_| Condition::detached()));
-        let condition =
-            wanted.filter(|wanted| before.as_ref() != Some(wanted)).map(|wanted| (before, wanted));
-        let notes = std::mem::take(&mut voice.notes);
-        (condition.is_some() || !notes.is_empty()).then(|| Self {
-            key: key.clone(),
-            line: line.clone(),
-            condition,
-            notes,
-        })
-    }
-
     /// Whether the condition was written. Events that are lost stay lost.
     async fn run(self, client: Client, node: String, seen: Arc<Seen>) -> (Key, bool) {
         let name = &self.line.name;
@@ -148,10 +189,17 @@ impl Work {
         if let Some((before, condition)) = self.condition {
             let namespace = name.namespace.as_deref().unwrap_or("default");
             let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-            match timeout(PATIENCE, conditions::write(&pods, name, &self.key, before.as_ref(), &condition))
-                .await
-            {
-                Ok(Ok(())) => seen.written(&self.key, condition),
+            let writing = async {
+                match condition {
+                    Writing::Remove => conditions::remove(&pods, name, &self.key).await.map(|()| None),
+                    Writing::Write(condition) => {
+                        conditions::write(&pods, name, &self.key, before.as_ref(), &condition).await?;
+                        Ok(Some(condition))
+                    }
+                }
+            };
+            match timeout(PATIENCE, writing).await {
+                Ok(Ok(written)) => seen.written(&self.key, written),
                 // It was deleted, or there is another of that name.
                 Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => is_done = false,
                 Ok(Err(error)) => {

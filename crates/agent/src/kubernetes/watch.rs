@@ -10,10 +10,10 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client};
 use tokio::sync::mpsc;
 
-use crate::cap::Cap;
 use crate::node::Change;
 use crate::plan::Key;
 
+use super::Terms;
 use super::pod::Sight;
 use super::told::Seen;
 
@@ -24,7 +24,7 @@ const COMPLAINTS: Duration = Duration::from_secs(60);
 pub(super) async fn run(
     client: Client,
     node: String,
-    cap: Cap,
+    terms: Terms,
     seen: Arc<Seen>,
     changes: mpsc::Sender<Change>,
 ) {
@@ -40,7 +40,7 @@ pub(super) async fn run(
                 None
             }
             Ok(watcher::Event::InitApply(pod)) => {
-                let change = of(&pod, &cap, &seen);
+                let change = of(&pod, &terms, &seen);
                 if let Some(Change::Set(key, _)) = &change {
                     listed.insert(key.clone());
                 }
@@ -50,7 +50,7 @@ pub(super) async fn run(
                 seen.keep(&listed);
                 Some(Change::Only(std::mem::take(&mut listed)))
             }
-            Ok(watcher::Event::Apply(pod)) => of(&pod, &cap, &seen),
+            Ok(watcher::Event::Apply(pod)) => of(&pod, &terms, &seen),
             Ok(watcher::Event::Delete(pod)) => pod.metadata.uid.map(|uid| {
                 seen.remove(&uid);
                 Change::Gone(uid)
@@ -72,8 +72,8 @@ pub(super) async fn run(
     }
 }
 
-fn of(pod: &Pod, cap: &Cap, seen: &Seen) -> Option<Change> {
-    match Sight::of(pod, cap) {
+fn of(pod: &Pod, terms: &Terms, seen: &Seen) -> Option<Change> {
+    match Sight::of(pod, terms) {
         Some(sight) => {
             seen.note(&sight);
             Some(Change::Set(sight.uid, sight.wish))

@@ -29,6 +29,7 @@ pub(super) struct Entry {
     searching_since: Instant,
     /// A process is there, but no address yet.
     has_process: bool,
+    was_searched: bool,
     /// Counts the steps.
     steps: u64,
 }
@@ -54,6 +55,7 @@ impl Entry {
             warnings: Vec::new(),
             searching_since: Instant::now(),
             has_process: false,
+            was_searched: false,
             steps: 0,
         }
     }
@@ -74,6 +76,7 @@ impl Entry {
     pub(super) fn lose_place(&mut self, now: Instant) {
         self.place = None;
         self.has_process = false;
+        self.was_searched = false;
         self.searching_since = now;
     }
 
@@ -87,6 +90,7 @@ impl Entry {
 
     pub(super) fn found(&mut self, place: Option<Place>, proc: &Proc) {
         self.has_process = place.is_some();
+        self.was_searched = true;
         let is_same = |place: &Place| {
             self.attached_at
                 .as_ref()
@@ -105,6 +109,7 @@ impl Entry {
         View {
             want: &self.wish.want,
             place: self.place.as_ref(),
+            is_lost: self.was_searched && !self.has_process,
             actual: &self.actual,
             doing: self.doing(),
             is_due: self.pace.is_due(now),

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use crate::plan::{Key, Step};
 use crate::processes::{Place, Proc, cgroup_directory};
@@ -20,6 +21,8 @@ pub(super) struct Work {
     pub(super) proc: Proc,
     pub(super) cgroups: Vec<PathBuf>,
     pub(super) permits: Arc<Semaphore>,
+    /// How long open connections are waited for; without it, for ever.
+    pub(super) patience: Option<Duration>,
 }
 
 /// The end of a step.
@@ -62,12 +65,21 @@ impl Work {
                 }
             }
             // Waits for connections to end: doesn't hold others up.
-            Step::Detach | Step::Forget => match self.truepeer.detach(self.place.pid).await {
+            Step::Detach | Step::Forget => match self.detach().await {
                 Ok(()) => Outcome::Detached,
                 Err(error) => failed("detach", error),
             },
         };
         Done { key: self.key, number, place: self.place, took: begin.elapsed(), outcome }
+    }
+
+    async fn detach(&self) -> Result<()> {
+        let waiting = self.truepeer.detach(self.place.pid);
+        let Some(patience) = self.patience else { return waiting.await };
+        match timeout(patience, waiting).await {
+            Ok(done) => done,
+            Err(_) => self.truepeer.detach_now(self.place.pid).await,
+        }
     }
 
     async fn attach(&self, rules: &Rules) -> Result<Vec<String>> {

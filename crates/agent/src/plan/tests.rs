@@ -17,7 +17,7 @@ fn attached(netns: u64, port: u16) -> Actual {
 }
 
 fn step(want: &Want, place: Option<&Place>, actual: &Actual, doing: Option<Doing>) -> Option<Step> {
-    let view = View { want, place, actual, doing, is_due: true, arrival: 0 };
+    let view = View { want, place, is_lost: false, actual, doing, is_due: true, arrival: 0 };
     plan(&[("pod".to_owned(), view)].into(), 9).steps.pop().map(|(_, step)| step)
 }
 
@@ -81,6 +81,7 @@ fn there_is_room_for_so_many_in_the_order_of_arrival() {
     let view = |actual, arrival| View {
         want: &want,
         place: Some(&here),
+        is_lost: false,
         actual,
         doing: None,
         is_due: true,
@@ -105,6 +106,7 @@ fn nothing_is_done_too_soon() {
     let view = View {
         want: &want,
         place: Some(&here),
+        is_lost: false,
         actual: &Actual::Nothing,
         doing: None,
         is_due: false,
@@ -142,7 +144,7 @@ proptest! {
         for round in 0.. {
             prop_assert!(round < 6, "no end");
             let views = world.iter().map(|(key, (want, place, actual))| {
-                (key.clone(), View { want, place: place.as_ref(), actual, doing: None, is_due: true, arrival: 0 })
+                (key.clone(), View { want, place: place.as_ref(), is_lost: true, actual, doing: None, is_due: true, arrival: 0 })
             });
             let plan = plan(&views.collect(), max);
             if plan.steps.is_empty() {

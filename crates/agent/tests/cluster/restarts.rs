@@ -16,6 +16,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_container_that_starts_again_stays_attached", a_container_that_starts_again_stays_attached),
     ("a_sandbox_that_starts_again_is_attached_again", a_sandbox_that_starts_again_is_attached_again),
     ("a_sandbox_is_not_taken_for_the_one_before", a_sandbox_is_not_taken_for_the_one_before),
+    ("an_agent_that_leaves_leaves_nothing", an_agent_that_leaves_leaves_nothing),
     ("a_deleted_pod_is_forgotten", a_deleted_pod_is_forgotten),
 ];
 
@@ -135,4 +136,27 @@ fn a_deleted_pod_is_forgotten(bed: &Bed) -> Result<()> {
         Ok((agent.metric("truepeer_agent_attachments{state=\"attached\"}")? == 0).then_some(()))
     })?;
     Ok(())
+}
+
+fn an_agent_that_leaves_leaves_nothing(bed: &Bed) -> Result<()> {
+    let agent = Agent::start(bed, &[])?;
+    let (mut pod, mut ended) = (bed.pod(&WEB)?, bed.pod(&WEB)?);
+    for pod in [&mut pod, &mut ended] {
+        pod.start_sandbox()?;
+        pod.wait_for("Attached")?;
+    }
+    pod.start_server(80)?;
+    agent.terminate()?;
+    ended.end();
+    // Ready when it has left.
+    let leaving = Agent::start(bed, &["--leave"])?;
+    pod.expect_raw(80)?;
+    for pod in [&pod, &ended] {
+        ensure!(pod.condition().is_err(), "{:?}\n{}", pod.condition(), leaving.log());
+    }
+    // The next agent attaches again.
+    leaving.terminate()?;
+    let _agent = Agent::start(bed, &[])?;
+    pod.wait_for("Attached")?;
+    pod.expect_attached(80)
 }
