@@ -33,7 +33,7 @@ load() { node_run ip netns exec lb python3 scripts/containers/load.py "$@"; }
 pod_address() { k get pod -l "app=$1" -o jsonpath='{.items[0].status.podIP}'; }
 ready() { k rollout status "deployment/$1" --timeout="${2:-60s}" >/dev/null; }
 # What must be gone after the uninstall.
-objects() { k get namespace,clusterrole,clusterrolebinding -o name | grep truepeer || true; }
+objects() { k get namespace,clusterrole,clusterrolebinding -o name | grep truepeer; node_run find /sys/fs/bpf/truepeer -mindepth 1 2>/dev/null || true; }
 
 # A client behind the load balancer: 198.51.100.77.
 start_senders() {
@@ -82,6 +82,18 @@ senders() {
   check_is "$1: dnsdist to a NodePort" "$(from_client udp 198.51.100.1 54)" 198.51.100.77
   check_is "$1: who is not listed passes" "$(node_run "${ask[@]}" tcp "$(pod_address web)" 80 | cut -d' ' -f1)" 10.244.0.1
   check_is "$1: a listed sender without a header is refused" "$(from_lb tcp "$(pod_address web)" 80)" "ConnectionResetError: [Errno 104] Connection reset by peer"
+}
+
+# A node forwards, and so do its kubelet's probes come from its address: without a header.
+node_port_of_the_cluster() {
+  k create service nodeport web-cluster --tcp=80:80 --node-port=30081 >/dev/null
+  k set selector service web-cluster app=web >/dev/null
+  k annotate pod -l app=web truepeer.dev/allow=10.0.0.7,10.244.0.1 truepeer.dev/header=10.244.0.1=optional --overwrite >/dev/null
+  node_wait 10 sh -c "ip netns exec lb ${ask[*]} tcp 10.0.0.1 30081 203.0.113.9 5109 v1 | grep -q 203.0.113.9" || true
+  check_is "$1: a NodePort of the whole cluster, the node may omit the header" "$(from_lb tcp 10.0.0.1 30081 203.0.113.9 5109 v1)" "203.0.113.9 5109"
+  check_is "$1: without a header the node is served as itself" "$(node_run "${ask[@]}" tcp "$(pod_address web)" 80 | cut -d' ' -f1)" 10.244.0.1
+  sleep 3 # three rounds of probes
+  check_is "$1: its probes pass" "$(k get pods -l app=web -o jsonpath='{.items[*].status.containerStatuses[*].restartCount} {.items[*].status.containerStatuses[*].ready}')" "0 true"
 }
 
 # So that what follows can fail.
@@ -147,10 +159,11 @@ uninstall() {
   node_run helm uninstall truepeer --wait --timeout 120s >/dev/null
   node_wait 30 sh -c '! kubectl get namespace truepeer'
   check_is "$1: uninstalled, nothing is left" "$(objects)" ""
-  check_is "$1: uninstalled, attached pods go on" "$(from_lb tcp "$(pod_address web)" 80 203.0.113.9 999 v1)" "203.0.113.9 999"
+  check_is "$1: uninstalled, the server is raw again" "$(from_lb tcp "$(pod_address web)" 80 203.0.113.9 999 v1 | grep -o 400)" 400
 }
 
 check_is "the chart passes helm lint" "$("$kube/helm" lint --strict deploy/helm/truepeer | grep -o ' 0 chart(s) failed')" " 0 chart(s) failed"
+check_is "deploy/kubernetes/agent.yaml is the chart's" "$(scripts/kube-manifest.sh | diff - deploy/kubernetes/agent.yaml | head -5)" ""
 check_is "the chart's schema refuses a misspelt value" "$("$kube/helm" lint deploy/helm/truepeer --set allowSender=private 2>&1 | grep -o 'allowSender.* not allowed' | head -1)" "allowSender' not allowed"
 
 for layout in $layouts; do
@@ -162,6 +175,7 @@ for layout in $layouts; do
   node_run helm install truepeer deploy/helm/truepeer --wait --timeout 60s >/dev/null
   echo "kube: the agent is ready"
   senders "$layout"
+  node_port_of_the_cluster "$layout"
   start_race "$layout"
   restarts_under_load "$layout"
   [ "$pods" = 0 ] || many_pods "$layout"
