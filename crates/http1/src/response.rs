@@ -58,6 +58,35 @@ impl ResponseHead {
         self.status < 200
     }
 
+    /// Begins a head that came by HTTP/2, which has checked it; its fields are to be pushed, then
+    /// [`Self::finish_http2`]. HTTP/2 has no `reason`: it is the one that clients of HTTP/1 are told.
+    pub fn begin_http2(&mut self, status: u16, reason: &[u8]) {
+        self.fields.clear();
+        self.status = status;
+        self.reason = self.fields.keep(reason);
+    }
+
+    /// Checks what was begun for HTTP/2; `has_body`: the stream did not end with the head; `is_head`: it answers HEAD.
+    ///
+    /// # Errors
+    /// Contradictory fields.
+    pub fn finish_http2(&mut self, has_body: bool, is_head: bool) -> Result<(), HeadError> {
+        let said = framing::said(&self.fields, false)?;
+        // RFC 9113 8.2.2: no connection-specific fields.
+        if said == Said::Chunked {
+            return Err(HeadError::TransferEncoding);
+        }
+        self.take_length(said, is_head);
+        self.length = match self.length {
+            // The stream's end is the body's.
+            BodyLength::UntilClose if has_body => BodyLength::Chunked,
+            BodyLength::UntilClose => BodyLength::Known(0),
+            length => length,
+        };
+        self.keep_alive = true;
+        Ok(())
+    }
+
     fn parse(&mut self, head: &[u8], is_head: bool, limits: &HttpLimits) -> Result<(), HeadError> {
         self.fields.clear();
         let mut space = [const { MaybeUninit::uninit() }; HttpLimits::MOST_FIELDS];
@@ -86,7 +115,16 @@ impl ResponseHead {
 
     /// RFC 9112 6.3, in its order.
     fn interpret(&mut self, is_http_10: bool, is_head: bool) -> Result<(), HeadError> {
-        let said = framing::said(&self.fields, is_http_10)?;
+        self.take_length(framing::said(&self.fields, is_http_10)?, is_head);
+        let says = |option: &[u8]| {
+            self.fields.elements(FieldName::Connection).any(|element| element.eq_ignore_ascii_case(option))
+        };
+        self.keep_alive =
+            self.length != BodyLength::UntilClose && !says(b"close") && (!is_http_10 || says(b"keep-alive"));
+        Ok(())
+    }
+
+    fn take_length(&mut self, said: Said, is_head: bool) {
         let has_no_body = is_head || self.is_interim() || matches!(self.status, 204 | 304);
         self.announced = match said {
             Said::Length(length) if is_head || self.status == 304 => Some(length),
@@ -98,11 +136,5 @@ impl ResponseHead {
             Said::Length(length) => BodyLength::Known(length),
             Said::Nothing => BodyLength::UntilClose,
         };
-        let says = |option: &[u8]| {
-            self.fields.elements(FieldName::Connection).any(|element| element.eq_ignore_ascii_case(option))
-        };
-        self.keep_alive =
-            self.length != BodyLength::UntilClose && !says(b"close") && (!is_http_10 || says(b"keep-alive"));
-        Ok(())
     }
 }

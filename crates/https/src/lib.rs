@@ -21,6 +21,7 @@ pub mod gateway;
 pub mod http2;
 pub mod open;
 pub mod origin;
+pub mod origin_h2;
 mod pump;
 pub mod reactor;
 mod read_buffer;

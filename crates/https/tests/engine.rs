@@ -10,6 +10,7 @@ use std::time::Duration;
 use truepeer_https::downstream::{PerClient, TlsListener};
 use truepeer_https::exchange::HttpSettings;
 use truepeer_https::gateway::{ClientAddress, HttpOptions};
+use truepeer_https::origin::OriginProtocol;
 use truepeer_https::{Https, HttpsRules};
 use truepeer_policy::{BackendAddr, Backends, HeaderRule, Policy, PrefixSet, Source};
 use truepeer_proto::Version;
@@ -67,6 +68,7 @@ fn exchanges(address: SocketAddr, origin: SocketAddr) -> HttpsRules {
     let options = HttpOptions {
         settings: HttpSettings::default(),
         client_address: ClientAddress::Forwarded,
+        origin_protocol: OriginProtocol::Http1,
         origin_keepalive: 4,
         origin_idle: LONG,
         origin_retry_timeout: Duration::ZERO,

@@ -40,39 +40,46 @@ impl Forwarding<'_> {
         }
     }
 
-    /// Writes the fields, as lines of HTTP/1.
-    pub fn write(&self, fields: &FieldList, out: &mut Vec<u8>) {
+    /// Writes the fields.
+    pub fn write(&self, fields: &FieldList, out: &mut impl FieldSink) {
         if self.tells_the_client {
-            self.begin(b"Forwarded: ", FieldName::Forwarded, fields, out);
-            self.write_element(out);
-            self.begin(b"\r\nX-Forwarded-For: ", FieldName::XForwardedFor, fields, out);
-            decimal::push_address(out, self.client);
-            out.extend_from_slice(b"\r\n");
+            let value = self.begin("Forwarded", FieldName::Forwarded, fields, out);
+            self.write_element(value);
+            out.end();
+            let value = self.begin("X-Forwarded-For", FieldName::XForwardedFor, fields, out);
+            decimal::push_address(value, self.client);
+            out.end();
             let is_said = self.is_trusted && fields.has(FieldName::XForwardedHost);
             if !(self.host.is_empty() || is_said) {
-                append(out, &[b"X-Forwarded-Host: ", self.host, b"\r\n"]);
+                write(out, "X-Forwarded-Host", self.host);
             }
         }
         if let Some(subject) = self.client_subject {
-            let said: [&[u8]; 3] =
-                [b"X-SSL-Client-Verify: SUCCESS\r\nX-SSL-Client-S-DN: ", subject.as_bytes(), b"\r\n"];
-            append(out, &said);
+            write(out, "X-SSL-Client-Verify", b"SUCCESS");
+            write(out, "X-SSL-Client-S-DN", subject.as_bytes());
         }
         // Not a list, as the others: whoever talked with the client knows.
         if !(self.is_trusted && fields.has(FieldName::XForwardedProto)) {
-            append(out, &[b"X-Forwarded-Proto: ", self.proto.as_bytes(), b"\r\n"]);
+            write(out, "X-Forwarded-Proto", self.proto.as_bytes());
         }
     }
 
-    /// The field's name, and in one list whatever a trusted sender wrote, in one field or several.
-    fn begin(&self, start: &[u8], name: FieldName, fields: &FieldList, out: &mut Vec<u8>) {
-        out.extend_from_slice(start);
+    /// Begins a field, in one list with whatever a trusted sender wrote, in one field or several.
+    fn begin<'s>(
+        &self,
+        start: &'static str,
+        name: FieldName,
+        fields: &FieldList,
+        out: &'s mut impl FieldSink,
+    ) -> &'s mut Vec<u8> {
+        let out = out.begin(start);
         if self.is_trusted {
             for value in fields.values(name).filter(|value| !value.is_empty()) {
                 out.extend_from_slice(value);
                 out.extend_from_slice(b", ");
             }
         }
+        out
     }
 
     /// RFC 7239 section 4: IPv6 addresses have brackets and, as whatever is not a token, quotes.
@@ -90,6 +97,33 @@ impl Forwarding<'_> {
         }
         append(out, &[b";proto=", self.proto.as_bytes()]);
     }
+}
+
+/// Takes fields one after the other.
+pub trait FieldSink {
+    /// Begins a field. The caller appends its value to the vector, which may hold other text before it, and then calls
+    /// [`Self::end`].
+    fn begin(&mut self, name: &'static str) -> &mut Vec<u8>;
+
+    /// The value is whole.
+    fn end(&mut self);
+}
+
+/// The lines of a head of HTTP/1.
+impl FieldSink for Vec<u8> {
+    fn begin(&mut self, name: &'static str) -> &mut Vec<u8> {
+        append(self, &[name.as_bytes(), b": "]);
+        self
+    }
+
+    fn end(&mut self) {
+        self.extend_from_slice(b"\r\n");
+    }
+}
+
+fn write(out: &mut impl FieldSink, name: &'static str, value: &[u8]) {
+    out.begin(name).extend_from_slice(value);
+    out.end();
 }
 
 fn append(out: &mut Vec<u8>, parts: &[&[u8]]) {

@@ -69,6 +69,18 @@ pub enum Failure {
     /// The origin closed its connection instead of answering.
     #[error("the origin closed the connection without a response")]
     OriginClosed,
+    /// The origin did not process the request (HTTP/2): it is ending the connection, or refuses the stream.
+    #[error("the origin refused the request without processing it (HTTP/2)")]
+    OriginRefused,
+    /// The origin requires HTTP/1.1 for this request (HTTP/2).
+    #[error("the origin requires HTTP/1.1 for the request")]
+    OriginWantsHttp1,
+    /// The origin reset the request's stream.
+    #[error("the origin reset the request's stream (HTTP/2): {0}")]
+    OriginReset(h2::Reason),
+    /// The origin violates HTTP/2.
+    #[error("the origin violates HTTP/2: {0}")]
+    OriginHttp2(h2::Reason),
     /// The origin's response is not HTTP, or is ambiguous.
     #[error("the origin's response is refused: {0}")]
     BadResponse(HeadError),
@@ -110,6 +122,10 @@ impl Failure {
             Self::OriginStalled(_) => "origin_stalled",
             Self::OriginTimeout(_) => "origin_timeout",
             Self::OriginClosed => "origin_closed",
+            Self::OriginRefused => "origin_refused_stream",
+            Self::OriginWantsHttp1 => "origin_wants_http1",
+            Self::OriginReset(_) => "origin_reset_stream",
+            Self::OriginHttp2(_) => "origin_http2_error",
             Self::BadResponse(_) => "origin_bad_response",
             Self::BadResponseBody(_) => "origin_bad_body",
             Self::TooManyInterim(_) => "origin_too_many_interim",
@@ -136,6 +152,10 @@ impl Failure {
             Self::Dial(error) => error.status(),
             Self::OriginStalled(_) | Self::OriginTimeout(_) => 504,
             Self::OriginClosed
+            | Self::OriginRefused
+            | Self::OriginWantsHttp1
+            | Self::OriginReset(_)
+            | Self::OriginHttp2(_)
             | Self::BadResponse(_)
             | Self::BadResponseBody(_)
             | Self::TooManyInterim(_)

@@ -203,7 +203,7 @@ struct Down<'a, S> {
 
 /// The limit of 1xx responses to one request. Otherwise an origin that keeps sending them in time could hold a
 /// request forever.
-const MOST_INTERIM: usize = 64;
+pub(crate) const MOST_INTERIM: usize = 64;
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Down<'_, S> {
     async fn run(

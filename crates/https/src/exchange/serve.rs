@@ -22,10 +22,14 @@ use super::settings::HttpSettings;
 use super::time_limit::TimeLimit;
 use crate::client_info::ClientInfo;
 use crate::downstream::IdleList;
-use crate::origin::{Access, Dial, KeptBy, OriginConnection, Pool};
+use crate::origin::{
+    Access, Dial, DialError, Dialled, KeptBy, Offer, OriginConnection, OriginProtocol, Pool,
+};
+use crate::origin_h2::{self, Exchange, Http2Pool, Joined, Lease};
 use crate::reactor::Reactor;
 use crate::read_buffer::Buffer;
 use crate::shared_stream::SharedStream;
+use crate::stream::Connection;
 
 /// The first pause between attempts to reach an origin that restarts. It doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -49,8 +53,12 @@ pub struct Service<O: Dial> {
     pub settings: HttpSettings,
     /// Makes connections to the origin.
     pub dialler: O,
-    /// Keeps idle connections to the origin.
+    /// The version of HTTP to speak with the origin.
+    pub origin_protocol: OriginProtocol,
+    /// Keeps idle connections to the origin (HTTP/1.1).
     pub pool: Rc<Pool<O::Stream>>,
+    /// The HTTP/2 connections to the origin.
+    pub http2: Rc<Http2Pool>,
     /// The session limit of the whole process.
     pub sessions: Budget,
     /// The backlog limit of the whole process, used by connections after 101.
@@ -106,7 +114,7 @@ impl<O: Dial> Service<O> {
     /// Creates the scope for a client's new connection.
     pub(crate) fn access(&self, client_info: &ClientInfo) -> Access<O::Stream> {
         let number = next_number();
-        Access::new(&self.pool, self.sharing.kept_by(client_info.route.client, number), number)
+        Access::new(&self.pool, &self.http2, self.sharing.kept_by(client_info.route.client, number), number)
     }
 
     /// Refuses a request that the settings don't allow.
@@ -136,46 +144,96 @@ impl<O: Dial> Service<O> {
     ) -> Result<ServeEnd<O::Stream>, Failure> {
         self.check(request)?;
         let mut out = Vec::with_capacity(1024);
-        let (began, mut pause) = (self.reactor.now(), FIRST_PAUSE);
+        let mut attempts = Attempts::new(self.reactor.now());
+        let has_taken_body = Cell::new(false);
+        let mut wish = self.wish(request);
         loop {
-            let mut origin = match requester.access.take() {
-                Some(origin) => origin,
-                None => self.dial_for(requester.client_info, &time_limit.0, incoming).await?,
+            let upstream = match requester.access.take_for(&wish) {
+                Some(upstream) => upstream,
+                None => self.connect_for(requester, &wish, &time_limit.0, incoming).await?,
             };
-            let is_fresh = !origin.is_used;
-            out.clear();
-            write::request(
-                &mut out,
-                request,
-                &self.forwarding(requester.client_info, request),
-                request.length,
-            );
-            let asked =
-                self.ask(&mut origin, request, &mut out, response, time_limit, incoming, outgoing).await;
-            match asked {
-                Ok(Answered::Switched) => return Ok(ServeEnd::Switched(origin)),
-                Ok(Answered::Whole { reusable }) => {
-                    if reusable {
-                        origin.is_private |=
-                            binds_the_connection(&request.fields) || binds_the_connection(&response.fields);
-                        requester.access.put(origin, keep_alive_hint(response), self.reactor.now());
+            let is_fresh = upstream.is_fresh();
+            let by_http2 = matches!(upstream, Upstream::Http2(_));
+            let failure = match upstream {
+                Upstream::Http1(mut origin) => {
+                    out.clear();
+                    let forwarding = self.forwarding(requester.client_info, request);
+                    write::request(&mut out, request, &forwarding, request.length);
+                    let asked =
+                        self.ask(&mut origin, request, &mut out, response, time_limit, incoming, outgoing);
+                    match asked.await {
+                        Ok(Answered::Switched) => return Ok(ServeEnd::Switched(origin)),
+                        Ok(Answered::Whole { reusable }) => {
+                            if reusable {
+                                self.keep(origin, requester, request, response);
+                            }
+                            return Ok(ServeEnd::Answered);
+                        }
+                        Err(failure) => failure,
                     }
-                    return Ok(ServeEnd::Answered);
                 }
+                Upstream::Http2(lease) => {
+                    let exchange = Exchange {
+                        lease: &lease,
+                        forwarding: self.forwarding(requester.client_info, request),
+                        uses_tls: self.dialler.uses_tls(),
+                        settings: &self.settings,
+                        time_limit,
+                        has_taken_body: &has_taken_body,
+                    };
+                    // Boxed: requests by HTTP/1.1 need none of its memory.
+                    match Box::pin(origin_h2::run(exchange, request, response, incoming, outgoing)).await {
+                        Ok(()) => return Ok(ServeEnd::Answered),
+                        Err(failure) => failure,
+                    }
+                }
+            };
+            let is_unprocessed = matches!(failure, Failure::OriginRefused | Failure::OriginWantsHttp1);
+            let may_repeat = match failure {
+                Failure::OriginRefused | Failure::OriginWantsHttp1 => !has_taken_body.get(),
                 // RFC 9110 9.2.2: "A proxy MUST NOT automatically retry non-idempotent requests."
-                Err(Failure::OriginClosed)
-                    if is_repeatable(request) && (!is_fresh || self.may_wait(began)) =>
-                {
-                    self.journal.on_retry();
-                    if is_fresh {
-                        // The origin accepts connections and closes them at once: it is shutting down.
-                        self.reactor.sleep(pause).await;
-                        pause = (pause * 2).min(LONGEST_PAUSE);
-                    }
-                }
-                Err(failure) => return Err(failure),
+                Failure::OriginClosed => is_repeatable(request),
+                _ => false,
+            };
+            if !may_repeat {
+                return Err(failure);
+            }
+            if failure == Failure::OriginWantsHttp1 {
+                wish = Wish { offer: Offer::Http1, ..wish };
+            }
+            // The origin accepts connections and closes them at once, or refuses every stream: it is shutting down.
+            let is_in_vain = (is_fresh && !is_unprocessed) || (by_http2 && attempts.are_many());
+            if is_in_vain && !self.may_wait(attempts.began) {
+                return Err(failure);
+            }
+            self.journal.on_retry();
+            if is_in_vain {
+                self.reactor.sleep(attempts.next_pause()).await;
             }
         }
+    }
+
+    /// Keeps a connection for the next request.
+    fn keep(
+        &self,
+        mut origin: OriginConnection<O::Stream>,
+        requester: &Requester<'_, O::Stream>,
+        request: &RequestHead,
+        response: &ResponseHead,
+    ) {
+        origin.is_private |= binds_the_connection(&request.fields) || binds_the_connection(&response.fields);
+        requester.access.put(origin, keep_alive_hint(response), self.reactor.now());
+    }
+
+    /// The connection that the request may use.
+    fn wish(&self, request: &RequestHead) -> Wish {
+        let offer = match self.origin_protocol {
+            OriginProtocol::Http1 => Offer::Http1,
+            _ if !origin_h2::fits(request, self.dialler.uses_tls()) => Offer::Http1,
+            OriginProtocol::Http2 => Offer::Http2,
+            OriginProtocol::Auto => Offer::Either,
+        };
+        Wish { offer, binds: offer != Offer::Http1 && binds_the_connection(&request.fields) }
     }
 
     #[expect(clippy::too_many_arguments, reason = "an exchange involves this many parties")]
@@ -199,14 +257,16 @@ impl<O: Dial> Service<O> {
     }
 
     /// Connects; gives up if the client leaves.
-    async fn dial_for<I: Incoming>(
+    async fn connect_for<I: Incoming>(
         &self,
-        client_info: &ClientInfo,
+        requester: &Requester<'_, O::Stream>,
+        wish: &Wish,
         time_limit: &TimeLimit,
         incoming: &mut I,
-    ) -> Result<OriginConnection<O::Stream>, Failure> {
+    ) -> Result<Upstream<O::Stream>, Failure> {
         let has_begun = Cell::new(false);
-        let mut dialled = pin!(self.dial(client_info));
+        // Boxed: connecting is rare, and its large future must not be part of every exchange.
+        let mut dialled = Box::pin(self.connect(requester, wish));
         let mut left = pin!(left(incoming, time_limit, &self.settings, &has_begun));
         poll_fn(|cx| match dialled.as_mut().poll(cx) {
             Poll::Pending => left.as_mut().poll(cx).map(Err),
@@ -215,20 +275,63 @@ impl<O: Dial> Service<O> {
         .await
     }
 
+    /// Connects, or waits for another request's connection that this one can share.
+    async fn connect(
+        &self,
+        requester: &Requester<'_, O::Stream>,
+        wish: &Wish,
+    ) -> Result<Upstream<O::Stream>, Failure> {
+        let client_info = requester.client_info;
+        let may_share = match wish.offer {
+            Offer::Http1 => false,
+            Offer::Http2 => true,
+            Offer::Either => !self.http2.chose_http1(),
+        };
+        if !may_share {
+            return self.dial(client_info, wish.offer, requester.access.http2_scope(wish.binds)).await;
+        }
+        let scope = requester.access.http2_scope(wish.binds);
+        loop {
+            match self.http2.join(scope) {
+                Joined::Pilot(pilot) => {
+                    let dialled = self.dial(client_info, wish.offer, scope).await;
+                    if let Err(failure) = &dialled {
+                        pilot.fail(failure);
+                    }
+                    return dialled;
+                }
+                Joined::Passenger(flight) => flight.landed().await?,
+            }
+            if let Some(upstream) = requester.access.take_for(wish) {
+                return Ok(upstream);
+            }
+        }
+    }
+
     /// Connects. Tries again for up to `retry_timeout` while the origin refuses connections or descriptors have
     /// run out.
-    async fn dial(&self, client_info: &ClientInfo) -> Result<OriginConnection<O::Stream>, Failure> {
+    async fn dial(
+        &self,
+        client_info: &ClientInfo,
+        offer: Offer,
+        scope: KeptBy,
+    ) -> Result<Upstream<O::Stream>, Failure> {
         let (began, mut pause) = (self.reactor.now(), FIRST_PAUSE);
         loop {
-            // Boxed: connecting is rare, and its large future must not be part of every exchange.
-            match Box::pin(self.dialler.dial(client_info)).await {
-                Ok(stream) => {
-                    return Ok(OriginConnection {
+            match self.dialler.dial(client_info, offer).await {
+                Ok(Dialled { stream, speaks_http2 }) => {
+                    if offer != Offer::Http1 {
+                        self.http2.note_choice(speaks_http2);
+                    }
+                    if speaks_http2 {
+                        return self.begin_http2(stream, scope).await;
+                    }
+                    return Ok(Upstream::Http1(OriginConnection {
                         stream: SharedStream::new(stream),
                         buffer: Buffer::default(),
                         is_used: false,
                         is_private: false,
-                    });
+                    }));
                 }
                 Err(error) if error.may_pass() && self.may_wait(began) => {
                     if error.is_ours() {
@@ -240,6 +343,13 @@ impl<O: Dial> Service<O> {
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
+    }
+
+    async fn begin_http2(&self, stream: O::Stream, scope: KeptBy) -> Result<Upstream<O::Stream>, Failure> {
+        let limit = self.settings.timeouts.settings;
+        let begun = self.reactor.timeout(limit, self.http2.add(stream, scope, &self.settings)).await;
+        let lease = begun.unwrap_or(Err(DialError::Timeout(limit)))?;
+        Ok(Upstream::Http2(lease))
     }
 
     /// Closes the client connection that has been idle longest, because a request needs its descriptor.
@@ -268,6 +378,70 @@ impl<O: Dial> Service<O> {
     /// Counts the request and writes its log lines.
     pub(crate) fn note(&self, served: &Served<'_>) {
         self.journal.on_request(served, Instant::now());
+    }
+}
+
+/// The connection that a request may use.
+#[derive(Debug, Clone, Copy)]
+struct Wish {
+    offer: Offer,
+    /// The request authenticates its connection.
+    binds: bool,
+}
+
+/// A connection for one request.
+enum Upstream<S> {
+    Http1(OriginConnection<S>),
+    Http2(Lease),
+}
+
+impl<S> Upstream<S> {
+    /// Whether it has never carried a response.
+    fn is_fresh(&self) -> bool {
+        match self {
+            Self::Http1(origin) => !origin.is_used,
+            Self::Http2(lease) => lease.is_fresh(),
+        }
+    }
+}
+
+impl<S: Connection> Access<S> {
+    /// A connection that is open already.
+    fn take_for(&self, wish: &Wish) -> Option<Upstream<S>> {
+        let http2 = if wish.offer == Offer::Http1 { None } else { self.lease(wish.binds) };
+        match http2 {
+            Some(lease) => Some(Upstream::Http2(lease)),
+            None if wish.offer == Offer::Http2 => None,
+            None => self.take().map(Upstream::Http1),
+        }
+    }
+}
+
+/// The attempts of one request.
+struct Attempts {
+    began: Instant,
+    repeated: u32,
+    pause: Duration,
+}
+
+impl Attempts {
+    /// So many attempts follow each other at once.
+    const AT_ONCE: u32 = 4;
+
+    fn new(began: Instant) -> Self {
+        Self { began, repeated: 0, pause: FIRST_PAUSE }
+    }
+
+    /// Counts a failed attempt. Whether the next one must wait.
+    fn are_many(&mut self) -> bool {
+        self.repeated += 1;
+        self.repeated > Self::AT_ONCE
+    }
+
+    fn next_pause(&mut self) -> Duration {
+        let pause = self.pause;
+        self.pause = (pause * 2).min(LONGEST_PAUSE);
+        pause
     }
 }
 

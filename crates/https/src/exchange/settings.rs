@@ -21,6 +21,11 @@ pub struct HttpTimeouts {
     pub send: Duration,
     /// Without bytes from the origin, before and within a response.
     pub response: Duration,
+    /// For the SETTINGS with which an HTTP/2 origin begins.
+    pub settings: Duration,
+    /// How long an HTTP/2 origin may be silent while requests are open before it is sent a PING, and then how long it may take to
+    /// send anything.
+    pub ping: Duration,
     /// Waiting for `100 Continue` from the origin. After it, the body is sent anyway.
     pub proceed: Duration,
     /// How long a client that has its response may continue to send.
@@ -43,6 +48,8 @@ impl Default for HttpTimeouts {
             body: Duration::from_secs(30),
             send: Duration::from_secs(60),
             response: Duration::from_secs(60),
+            settings: Duration::from_secs(5),
+            ping: Duration::from_secs(10),
             proceed: Duration::from_secs(1),
             linger: Duration::from_secs(2),
             half_closed: Duration::from_secs(5),

@@ -21,7 +21,8 @@ use truepeer_sys::Named as _;
 
 use super::*;
 use crate::client_info::ClientInfo;
-use crate::origin::{Dial, DialError, Pool};
+use crate::origin::{Dial, DialError, Dialled, Offer, OriginProtocol, Pool};
+use crate::origin_h2::Http2Pool;
 use crate::reactor::Reactor;
 use crate::stream::Connection;
 
@@ -81,7 +82,11 @@ impl AsyncWrite for Counted {
 impl Dial for Scripts {
     type Stream = Counted;
 
-    async fn dial(&self, _: &ClientInfo) -> Result<Counted, DialError> {
+    fn uses_tls(&self) -> bool {
+        false
+    }
+
+    async fn dial(&self, _: &ClientInfo, offer: Offer) -> Result<Dialled<Counted>, DialError> {
         self.dialled.set(self.dialled.get() + 1);
         if self.is_silent.get() {
             std::future::pending::<()>().await;
@@ -93,11 +98,17 @@ impl Dial for Scripts {
         }
         let stream =
             self.waiting.borrow_mut().pop_front().ok_or(DialError::Timeout(Duration::from_secs(5)))?;
-        Ok(Counted { stream, writes: Rc::clone(&self.writes) })
+        let stream = Counted { stream, writes: Rc::clone(&self.writes) };
+        Ok(Dialled { stream, speaks_http2: offer == Offer::Http2 })
     }
 }
 
 impl Scripts {
+    /// The number of writes to its connections.
+    pub(crate) fn writes(&self) -> Rc<Cell<usize>> {
+        Rc::clone(&self.writes)
+    }
+
     /// The origin's end of the next connection to it.
     pub(crate) fn next_connection(&self) -> DuplexStream {
         let (ours, theirs) = duplex(1 << 16);
@@ -131,7 +142,16 @@ pub(crate) fn bed(settings: HttpSettings) -> Bed {
     retrying_bed(settings, Duration::ZERO)
 }
 
+/// A bed whose origins speak HTTP/2.
+pub(crate) fn http2_bed(settings: HttpSettings) -> Bed {
+    bed_with(settings, Duration::from_secs(1), OriginProtocol::Http2)
+}
+
 fn retrying_bed(settings: HttpSettings, retry_timeout: Duration) -> Bed {
+    bed_with(settings, retry_timeout, OriginProtocol::Http1)
+}
+
+fn bed_with(settings: HttpSettings, retry_timeout: Duration, origin_protocol: OriginProtocol) -> Bed {
     let reactor = Reactor::new().unwrap();
     let (origin, sessions) = (Scripts::default(), Budget::new(1000));
     let journal = Arc::<truepeer_session::Journal>::default();
@@ -140,7 +160,9 @@ fn retrying_bed(settings: HttpSettings, retry_timeout: Duration) -> Bed {
         reactor: reactor.clone(),
         settings,
         dialler: origin.clone(),
+        origin_protocol,
         pool: Rc::new(Pool::new(8, Duration::from_secs(60), sessions.clone())),
+        http2: Http2Pool::new(&reactor, 8, Duration::from_secs(60), sessions.clone()),
         sessions,
         backlog: Budget::new(1 << 20),
         sharing: Sharing::All,
@@ -153,7 +175,7 @@ fn retrying_bed(settings: HttpSettings, retry_timeout: Duration) -> Bed {
 
 impl Bed {
     /// A client's end of a new connection.
-    fn client(&self) -> DuplexStream {
+    pub(crate) fn client(&self) -> DuplexStream {
         let (client, ours) = duplex(1 << 16);
         self.reactor.spawn(serve_http1(ours, client_info(), Rc::clone(&self.service)));
         client

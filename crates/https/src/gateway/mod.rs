@@ -16,7 +16,8 @@ use crate::downstream::{Counted, Downstream, TlsListener, WorkerState};
 use crate::exchange::{HttpSettings, RequestJournal, Service, Sharing, serve_http1};
 use crate::http2::serve_http2;
 use crate::open::{Listed, OpenConnection};
-use crate::origin::{Dial, Pool};
+use crate::origin::{Dial, OriginProtocol, Pool};
+use crate::origin_h2::Http2Pool;
 use crate::reactor::{Reactor, TcpStream};
 use crate::stream::Stream;
 use crate::tunnel::{OriginTls, tlvs};
@@ -40,6 +41,8 @@ pub struct HttpOptions {
     pub settings: HttpSettings,
     /// How the origin learns the client's address.
     pub client_address: ClientAddress,
+    /// The version of HTTP to speak with the origin.
+    pub origin_protocol: OriginProtocol,
     /// How many idle connections to the origin each worker keeps.
     pub origin_keepalive: usize,
     /// How long they are kept.
@@ -75,6 +78,11 @@ impl Gateway {
             sessions.clone(),
         ));
         reactor.spawn(Pool::keep(Rc::downgrade(&pool), reactor.clone()));
+        let http2 = Http2Pool::new(reactor, options.origin_keepalive, options.origin_idle, sessions.clone());
+        let origin_protocol = dialler.protocol(options.origin_protocol);
+        if origin_protocol != OriginProtocol::Http1 {
+            reactor.spawn(Http2Pool::keep(Rc::downgrade(&http2), reactor.clone()));
+        }
         let access_log = options.settings.access_log;
         let mut settings = options.settings;
         settings.tells_the_client = options.client_address == ClientAddress::Forwarded;
@@ -82,7 +90,9 @@ impl Gateway {
             reactor: reactor.clone(),
             settings,
             dialler,
+            origin_protocol,
             pool,
+            http2,
             sessions,
             backlog: worker.budgets.backlog_bytes.clone(),
             sharing: match options.client_address {
@@ -147,7 +157,7 @@ impl Gateway {
         let began = self.reactor.now();
         match Downstream::open(&self.listening, &self.worker, tcp, sender, open).await {
             Ok(mut downstream) => {
-                let speaks_http2 = speaks_http2(&mut downstream);
+                let speaks_http2 = speaks_http2(&mut downstream, self.service.origin_protocol);
                 open.set_stage(SessionStage::Idle);
                 let client_info = self.client_info(&downstream, open);
                 let counted = downstream.counted.take();
@@ -194,15 +204,15 @@ impl Gateway {
     }
 }
 
-/// Whether the client has chosen HTTP/2. If so, sets the ALPN to http/1.1: the origin is spoken to in HTTP/1.1,
-/// and a PROXY header must not claim HTTP/2.
-fn speaks_http2(downstream: &mut Downstream) -> bool {
-    let alpn = downstream.tls.as_mut().and_then(|facts| facts.alpn.as_mut());
-    match alpn {
-        Some(alpn) if alpn == b"h2" => {
-            *alpn = b"http/1.1".to_vec();
-            true
-        }
-        _ => false,
+/// Whether the client has chosen HTTP/2. Replaces its ALPN by what the origin is spoken to in, for the PROXY header: HTTP/2 where that
+/// needs no negotiation, otherwise HTTP/1.1, since the header is sent before the origin chooses.
+fn speaks_http2(downstream: &mut Downstream, origin: OriginProtocol) -> bool {
+    let Some(alpn) = downstream.tls.as_mut().and_then(|facts| facts.alpn.as_mut()) else { return false };
+    let speaks_http2 = alpn == b"h2";
+    match origin {
+        OriginProtocol::Http2 => *alpn = b"h2".to_vec(),
+        OriginProtocol::Auto | OriginProtocol::Http1 if speaks_http2 => *alpn = b"http/1.1".to_vec(),
+        OriginProtocol::Auto | OriginProtocol::Http1 => {}
     }
+    speaks_http2
 }

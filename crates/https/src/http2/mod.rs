@@ -32,6 +32,8 @@ use bytes::Bytes;
 use h2::server::{Builder, Connection};
 use tokio::io::{AsyncRead, AsyncWrite};
 
+pub(crate) use self::request::keep as keep_trailers;
+pub(crate) use self::response::fields;
 use self::watch::CountedStream;
 use crate::client_info::ClientInfo;
 use crate::downstream::{Idle, IdleList};

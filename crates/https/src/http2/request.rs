@@ -148,7 +148,7 @@ impl Http2Body<'_> {
 }
 
 /// RFC 9110 6.5.1: a trailer must not change the framing, the routing, or the client's identity.
-fn keep(list: &mut FieldList, trailers: &HeaderMap) {
+pub(crate) fn keep(list: &mut FieldList, trailers: &HeaderMap) {
     for (name, value) in trailers {
         if FieldName::of(name.as_str().as_bytes()) == FieldName::Other {
             list.push(name.as_str().as_bytes(), value.as_bytes());

@@ -217,7 +217,7 @@ impl Http2Reply<'_> {
 }
 
 /// Leaves out fields that HTTP/2 can't carry.
-fn fields<'a>(fields: impl Iterator<Item = Field<'a>>) -> HeaderMap {
+pub(crate) fn fields<'a>(fields: impl Iterator<Item = Field<'a>>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for field in fields {
         if let (Ok(name), Ok(value)) =

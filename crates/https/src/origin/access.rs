@@ -5,12 +5,14 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::pool::{KeptBy, OriginConnection, Pool};
+use crate::origin_h2::{Http2Pool, Lease};
 use crate::stream::Connection;
 
 /// A client connection as the pool knows it. Dropping it closes the connections that were kept for it alone.
 #[derive(Debug)]
 pub(crate) struct Access<S> {
     pool: Rc<Pool<S>>,
+    http2: Rc<Http2Pool>,
     shared: KeptBy,
     own: KeptBy,
     has_own: Cell<bool>,
@@ -18,9 +20,26 @@ pub(crate) struct Access<S> {
 
 impl<S> Access<S> {
     /// `number` is unique among connections; `shared` is the scope that it normally uses.
-    pub(crate) fn new(pool: &Rc<Pool<S>>, shared: KeptBy, number: u64) -> Self {
+    pub(crate) fn new(pool: &Rc<Pool<S>>, http2: &Rc<Http2Pool>, shared: KeptBy, number: u64) -> Self {
         let own = KeptBy::Connection(number);
-        Self { pool: Rc::clone(pool), shared, own, has_own: Cell::new(shared == own) }
+        let (pool, http2) = (Rc::clone(pool), Rc::clone(http2));
+        Self { pool, http2, shared, own, has_own: Cell::new(shared == own) }
+    }
+
+    /// Returns a stream of an HTTP/2 connection. `binds`: the request authenticates the connection, which then must carry no
+    /// other client's.
+    pub(crate) fn lease(&self, binds: bool) -> Option<Lease> {
+        let own = if self.has_own.get() { self.http2.lease(self.own) } else { None };
+        if binds { own } else { own.or_else(|| self.http2.lease(self.shared)) }
+    }
+
+    /// Whom a new HTTP/2 connection for such a request is for.
+    pub(crate) fn http2_scope(&self, binds: bool) -> KeptBy {
+        if !binds {
+            return self.shared;
+        }
+        self.has_own.set(true);
+        self.own
     }
 }
 
@@ -45,6 +64,7 @@ impl<S> Drop for Access<S> {
     fn drop(&mut self) {
         if self.has_own.get() {
             self.pool.forget(self.own);
+            self.http2.forget(self.own);
         }
     }
 }
@@ -55,8 +75,13 @@ mod tests {
     use truepeer_session::budget::Budget;
 
     use super::*;
+    use crate::reactor::Reactor;
     use crate::read_buffer::Buffer;
     use crate::shared_stream::SharedStream;
+
+    fn http2() -> Rc<Http2Pool> {
+        Http2Pool::new(&Reactor::new().unwrap(), 8, Duration::from_secs(60), Budget::new(100))
+    }
 
     fn connection(is_private: bool) -> (OriginConnection<DuplexStream>, DuplexStream) {
         let (stream, origin) = duplex(64);
@@ -67,8 +92,10 @@ mod tests {
     #[test]
     fn a_private_connection_serves_one_client_connection_and_ends_with_it() {
         let (pool, now) = (Rc::new(Pool::new(8, Duration::from_secs(60), Budget::new(100))), Instant::now());
-        let (one, other) =
-            (Access::new(&pool, KeptBy::Everybody, 1), Access::new(&pool, KeptBy::Everybody, 2));
+        let (one, other) = (
+            Access::new(&pool, &http2(), KeptBy::Everybody, 1),
+            Access::new(&pool, &http2(), KeptBy::Everybody, 2),
+        );
         let ((private, _first), (shared, _second)) = (connection(true), connection(false));
         one.put(private, None, now);
         assert!(other.take().is_none());
@@ -84,7 +111,7 @@ mod tests {
     #[test]
     fn connections_that_name_one_client_end_with_it_too() {
         let pool = Rc::new(Pool::new(8, Duration::from_secs(60), Budget::new(100)));
-        let access = Access::new(&pool, KeptBy::Connection(7), 7);
+        let access = Access::new(&pool, &http2(), KeptBy::Connection(7), 7);
         let (ours, _origin) = connection(false);
         access.put(ours, None, Instant::now());
         assert_eq!(pool.len(), 1);

@@ -9,13 +9,52 @@ use truepeer_session::connect_as::ConnectError;
 use crate::client_info::ClientInfo;
 use crate::stream::Connection;
 
+/// The version of HTTP to speak with the origin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OriginProtocol {
+    /// HTTP/2 if the origin chooses it (ALPN), otherwise HTTP/1.1. Without TLS: HTTP/1.1.
+    Auto,
+    /// HTTP/2: by ALPN, or without TLS by prior knowledge. What HTTP/2 can't carry goes by HTTP/1.1.
+    Http2,
+    /// HTTP/1.1.
+    #[default]
+    Http1,
+}
+
+/// The versions of HTTP that may be chosen for a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Offer {
+    /// HTTP/1.1 only.
+    Http1,
+    /// HTTP/2 only.
+    Http2,
+    /// Either, as the origin chooses.
+    Either,
+}
+
+/// A connection to the origin, and the version of HTTP chosen for it.
+#[derive(Debug)]
+pub struct Dialled<S> {
+    /// The connection.
+    pub stream: S,
+    /// HTTP/2 was chosen.
+    pub speaks_http2: bool,
+}
+
 /// Connects to the origin.
 pub trait Dial: 'static {
     /// A connection: TCP, or TLS over it.
     type Stream: Connection + 'static;
 
     /// Connects to the client's origin, from the client's address if its route says so.
-    fn dial(&self, client_info: &ClientInfo) -> impl Future<Output = Result<Self::Stream, DialError>>;
+    fn dial(
+        &self,
+        client_info: &ClientInfo,
+        offer: Offer,
+    ) -> impl Future<Output = Result<Dialled<Self::Stream>, DialError>>;
+
+    /// Whether connections use TLS.
+    fn uses_tls(&self) -> bool;
 }
 
 /// Why no connection to the origin was made.
@@ -35,6 +74,9 @@ pub enum DialError {
         /// The setting that has to do with it.
         hint: Option<Hint>,
     },
+    /// The origin does not speak HTTP/2, which is required.
+    #[error("it does not speak HTTP/2: {0}")]
+    NotHttp2(&'static str),
     /// No PROXY header can carry the client's address.
     #[error("can't create a PROXY header: {0}")]
     Header(String),
@@ -49,6 +91,7 @@ impl DialError {
             Self::Connect(_) => "origin_unreachable",
             Self::Timeout(_) => "origin_connect_timeout",
             Self::Tls { .. } => "origin_tls",
+            Self::NotHttp2(_) => "origin_not_http2",
             Self::Header(_) => "origin_proxy_header",
         }
     }

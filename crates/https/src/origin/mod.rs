@@ -5,6 +5,6 @@ mod dial;
 mod pool;
 
 pub(crate) use access::Access;
-pub use dial::{Dial, DialError};
+pub use dial::{Dial, DialError, Dialled, Offer, OriginProtocol};
 pub(crate) use pool::OriginConnection;
 pub use pool::{KeptBy, Pool};

@@ -55,7 +55,7 @@ const LINES: &[&str] = &[
     "https --tls-cert /a.pem --origin http://127.0.0.1:8080",
     "https -l :1 --tls-cert /a --tls-cert /b --tls-key /a --tls-key /b --origin https://app.test --origin-ca /ca",
     "https --tls-cert /a --origin https://a.test --origin-insecure --origin-name n --origin-cert /c --origin-key /k",
-    "https --tls-cert /a --origin http://a:1 --no-http2 --origin-keepalive 0 --origin-idle 3 --access-log",
+    "https --tls-cert /a --origin http://a:1 --no-http2 --origin-protocol h2 --origin-keepalive 0 --origin-idle 3 --access-log",
     "https --tls-cert /a --origin http://a:1 --origin-retry-timeout 0 --response-timeout 3 --client-address proxy",
     "https --tls-cert /a --origin http://a:1 --trusted 10.0.0.0/8 --methods GET,PUT --max-body 1MiB --max-head 4KiB",
     "https --tls-cert /a --origin http://a:1 --head-timeout 1 --body-timeout 2 --send-timeout 3 --min-rate 0",

@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 use truepeer_http1::HttpLimits;
 use truepeer_https::exchange::{HttpSettings, HttpTimeouts};
 use truepeer_https::gateway::{ClientAddress, HttpOptions};
+use truepeer_https::origin::OriginProtocol;
 use truepeer_policy::PrefixSet;
 
-use crate::spec::{ClientAddressConfig, HttpsSpec, defaults, text};
+use crate::spec::{ClientAddressConfig, HttpsSpec, OriginProtocolConfig, defaults, text};
 
 /// How requests are passed on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +28,7 @@ pub(crate) struct HttpConfig {
     /// In bytes a second; 0: no limit.
     pub(crate) min_rate: u64,
     pub(crate) access_log: bool,
+    pub(crate) origin_protocol: OriginProtocolConfig,
     /// Idle connections to the origin, for each worker.
     pub(crate) origin_keepalive: usize,
     #[serde(with = "text::duration")]
@@ -60,6 +62,7 @@ impl Default for HttpConfig {
             max_head: HttpLimits::default().head_bytes,
             min_rate: HttpSettings::default().min_rate,
             access_log: false,
+            origin_protocol: OriginProtocolConfig::default(),
             origin_keepalive: defaults::ORIGIN_KEEPALIVE,
             origin_idle: defaults::ORIGIN_IDLE,
             origin_retry_timeout: defaults::ORIGIN_RETRY_TIMEOUT,
@@ -86,6 +89,7 @@ impl HttpConfig {
             max_head: spec.max_head.unwrap_or(usual.max_head),
             min_rate: spec.min_rate.unwrap_or(usual.min_rate),
             access_log: spec.access_log,
+            origin_protocol: spec.origin_protocol.unwrap_or(usual.origin_protocol),
             origin_keepalive: spec.origin_keepalive.unwrap_or(usual.origin_keepalive),
             origin_idle: spec.origin_idle.unwrap_or(usual.origin_idle),
             origin_retry_timeout: spec.origin_retry_timeout.unwrap_or(usual.origin_retry_timeout),
@@ -132,6 +136,11 @@ impl HttpConfig {
                 ClientAddressConfig::Forwarded => ClientAddress::Forwarded,
                 ClientAddressConfig::Transparent => ClientAddress::Transparent,
                 ClientAddressConfig::Proxy => ClientAddress::Proxy,
+            },
+            origin_protocol: match self.origin_protocol {
+                OriginProtocolConfig::Auto => OriginProtocol::Auto,
+                OriginProtocolConfig::H2 => OriginProtocol::Http2,
+                OriginProtocolConfig::Http1 => OriginProtocol::Http1,
             },
             origin_keepalive: self.origin_keepalive,
             origin_idle: self.origin_idle,

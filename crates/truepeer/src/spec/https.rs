@@ -10,10 +10,10 @@ use super::groups::{
     AdminSpec, LogSpec, OriginSpec, PrintSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec, UpstreamSpec,
     WaitSpec,
 };
-use super::values::{self, ClientAddressConfig};
+use super::values::{self, ClientAddressConfig, OriginProtocolConfig};
 use super::vpp::StackArgs;
 
-/// Terminate HTTPS (HTTP/2 and HTTP/1.1) and pass each request on (by HTTP/1.1) to an origin that learns the
+/// Terminate HTTPS (HTTP/2 and HTTP/1.1) and pass each request on to an origin that learns the
 /// client's address
 #[derive(Debug, Clone, Args)]
 pub(crate) struct HttpsSpec {
@@ -33,6 +33,8 @@ pub(crate) struct HttpsSpec {
     pub(crate) origin_tls: OriginSpec,
     #[command(flatten)]
     pub(crate) upstream: UpstreamSpec,
+    #[arg(long, value_parser = values::origin_protocol)]
+    pub(crate) origin_protocol: Option<OriginProtocolConfig>,
     #[arg(long, value_parser = values::count_or_none::<usize>)]
     pub(crate) origin_keepalive: Option<usize>,
     #[arg(long, value_parser = values::positive_duration)]

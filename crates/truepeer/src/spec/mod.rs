@@ -47,7 +47,7 @@ pub(crate) use serve::{
 };
 pub(crate) use texts::{CompletionArgs, ManArgs};
 pub(crate) use values::{
-    Carried, ClientAddressConfig, ClientCert, Deny, HeaderOption, LogFormat, PrefixesOrFile, Protocol,
-    SendProxy, SenderRule, Verbosity,
+    Carried, ClientAddressConfig, ClientCert, Deny, HeaderOption, LogFormat, OriginProtocolConfig,
+    PrefixesOrFile, Protocol, SendProxy, SenderRule, Verbosity,
 };
 pub(crate) use vpp::{Stack, StackArgs, UpArgs, VppAction, VppArgs, VppDemoArgs, VppPlaceArgs, VppRunArgs};

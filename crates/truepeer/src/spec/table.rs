@@ -190,6 +190,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(HTTPS, ORIGIN, "origin", "URL", "The origin of requests: http://HOST[:PORT], or https://HOST[:PORT], whose certificate is verified").common(),
     row(PROXY, BACKENDS, "connect-timeout", "TIME", "How long a backend may take to accept a connection").is(|| time(d::CONNECT_TIMEOUT)),
     row(HTTPS, ORIGIN, "connect-timeout", "TIME", "How long the origin may take to accept a connection").is(|| time(d::CONNECT_TIMEOUT)),
+    row(HTTPS, ORIGIN, "origin-protocol", "auto|h2|http1", "HTTP version spoken with the origin. auto: HTTP/2 if an https:// origin chooses it (ALPN). h2: always, by prior knowledge with an http:// origin").is(|| "http1".to_owned()),
     row(HTTPS, ORIGIN, "origin-keepalive", "N", "Idle connections to the origin that each worker keeps; 0: none").is(|| d::ORIGIN_KEEPALIVE.to_string()),
     row(HTTPS, ORIGIN, "origin-idle", "TIME", "How long an idle connection to the origin is kept; less if the origin says so").is(|| time(d::ORIGIN_IDLE)),
     row(HTTPS, ORIGIN, "origin-retry-timeout", "TIME", "How long a request waits for an origin that refuses connections or closes them at once, as during a restart").is(|| time(d::ORIGIN_RETRY_TIMEOUT)),

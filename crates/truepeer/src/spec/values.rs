@@ -112,6 +112,16 @@ pub(crate) enum ClientAddressConfig {
     Proxy,
 }
 
+/// The version of HTTP to speak with an origin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum OriginProtocolConfig {
+    Auto,
+    H2,
+    #[default]
+    Http1,
+}
+
 /// Prefixes, or a file that lists them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PrefixesOrFile {
@@ -381,6 +391,16 @@ pub(super) fn client_address(text: &str) -> Result<ClientAddressConfig, String> 
         "transparent" => Ok(ClientAddressConfig::Transparent),
         "proxy" => Ok(ClientAddressConfig::Proxy),
         _ => Err("expected forwarded, transparent or proxy".to_owned()),
+    }
+}
+
+/// `--origin-protocol`.
+pub(super) fn origin_protocol(text: &str) -> Result<OriginProtocolConfig, String> {
+    match text {
+        "auto" => Ok(OriginProtocolConfig::Auto),
+        "h2" => Ok(OriginProtocolConfig::H2),
+        "http1" => Ok(OriginProtocolConfig::Http1),
+        _ => Err("expected auto, h2 or http1".to_owned()),
     }
 }
 

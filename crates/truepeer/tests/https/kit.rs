@@ -82,6 +82,11 @@ pub(crate) enum PlainOrigin {
 
 impl PlainOrigin {
     pub(crate) fn start(self, bed: &Bed, port: u16) -> anyhow::Result<Running> {
+        self.start_with(bed, port, &[])
+    }
+
+    /// The same with further arguments: a certificate and its key for HTTP/2 and HTTP/1.1 by TLS, `h2` for HTTP/2 without TLS.
+    pub(crate) fn start_with(self, bed: &Bed, port: u16, more: &[&str]) -> anyhow::Result<Running> {
         let origin = match self {
             Self::Go => {
                 let program = go(bed, "origin", include_str!("programs/origin.go"))?;
@@ -92,7 +97,7 @@ impl PlainOrigin {
                 Program::new("node").arg(script).args(["127.0.0.1", &port.to_string()])
             }
         };
-        let origin = origin.start(bed)?;
+        let origin = origin.args(more).start(bed)?;
         origin.wait_listening(format!("127.0.0.1:{port}"))?;
         Ok(origin)
     }
@@ -160,11 +165,12 @@ pub(crate) fn origin(bed: &Bed, port: u16) -> anyhow::Result<Running> {
     Ok(origin)
 }
 
-/// `connect()` for clients in Python.
+/// `connect()` for clients in Python; its argument is offered by ALPN.
 pub(crate) const CONNECT: &str = r"
 import socket, ssl
 context = ssl._create_unverified_context()
-def connect():
+def connect(protocol=None):
+    if protocol: context.set_alpn_protocols([protocol])
     plain = socket.create_connection(('127.0.0.1', 443), 60)
     return context.wrap_socket(plain, server_hostname='site')
 ";

@@ -13,6 +13,7 @@ mod hostile;
 mod http2;
 mod kit;
 mod learns;
+mod origin_http2;
 mod origins;
 mod restarts;
 mod scarcity;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
     let all = [
         learns::tests(),
         origins::tests(),
+        origin_http2::tests(),
         handshakes::tests(),
         clients::tests(),
         traffic::tests(),

@@ -1,4 +1,4 @@
-// An HTTP origin with Go's net/http: `origin ADDRESS`. clients.rs lists its paths and answers.
+// An HTTP origin with Go's net/http: `origin ADDRESS`, with `h2` behind it: HTTP/2 by prior knowledge, with `CERT KEY`: TLS. clients.rs lists its paths and answers.
 package main
 
 import (
@@ -67,6 +67,8 @@ func answer(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "%x", digest.Sum(nil))
 	case "refuse":
 		w.WriteHeader(http.StatusUnprocessableEntity)
+	case "protocol":
+		io.WriteString(w, r.Proto)
 	case "echo":
 		echo(w)
 	default:
@@ -75,5 +77,16 @@ func answer(w http.ResponseWriter, r *http.Request) {
 }
 
 func main() {
-	fmt.Println(http.ListenAndServe(os.Args[1], http.HandlerFunc(answer)))
+	server := &http.Server{Addr: os.Args[1], Handler: http.HandlerFunc(answer)}
+	switch len(os.Args) {
+	case 2:
+		fmt.Println(server.ListenAndServe())
+	case 3: // HTTP/2 by prior knowledge, beside HTTP/1.1
+		server.Protocols = new(http.Protocols)
+		server.Protocols.SetHTTP1(true)
+		server.Protocols.SetUnencryptedHTTP2(true)
+		fmt.Println(server.ListenAndServe())
+	default:
+		fmt.Println(server.ListenAndServeTLS(os.Args[2], os.Args[3]))
+	}
 }

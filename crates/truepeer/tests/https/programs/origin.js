@@ -1,6 +1,7 @@
-// An HTTP origin with Node's http: `origin.js HOST PORT`. clients.rs lists its paths and answers.
+// An HTTP origin with Node's http: `origin.js HOST PORT`, with `h2` behind it: HTTP/2 by prior knowledge. clients.rs lists its paths and answers.
 const crypto = require('crypto');
 const http = require('http');
+const http2 = require('http2');
 
 function report(request, response) {
   const pieces = [];
@@ -41,7 +42,7 @@ function answer(request, response) {
   }
 }
 
-const server = http.createServer(answer);
+const server = process.argv[4] === 'h2' ? http2.createServer(answer) : http.createServer(answer);
 server.on('checkContinue', (request, response) => {
   if (request.url === '/refuse') {
     response.writeHead(422).end();

@@ -1,0 +1,168 @@
+//! Who shares a connection, and what one request can do to the others.
+
+use super::*;
+
+#[test]
+fn requests_of_several_clients_share_a_connection_and_leave_in_one_send() {
+    let bed = bed();
+    let origin = bed.origin.next_connection();
+    let (mut one, mut two) = (bed.client(), bed.client());
+    let writes = bed.origin.writes();
+    bed.run(async move {
+        say(&mut one, GET).await;
+        let mut origin = Raw::begin(origin, &[]).await;
+        let first = origin.request().await;
+        origin.answer(first, b"1").await;
+        until(&mut one, "1\r\n1\r\n0\r\n\r\n").await;
+        let before = writes.get();
+        say(&mut one, GET).await;
+        say(&mut two, GET).await;
+        let (second, third) = (origin.request().await, origin.request().await);
+        assert_eq!((first, second, third), (1, 3, 5));
+        assert!(writes.get() - before <= 2, "{} writes", writes.get() - before);
+        // In another order than asked.
+        origin.answer(third, b"3").await;
+        origin.answer(second, b"2").await;
+        assert!(until(&mut one, "\r\n0\r\n\r\n").await.ends_with("\r\n\r\n1\r\n2\r\n0\r\n\r\n"));
+        assert!(until(&mut two, "\r\n0\r\n\r\n").await.ends_with("\r\n\r\n1\r\n3\r\n0\r\n\r\n"));
+        drop((one, two));
+    });
+    assert_eq!(bed.origin.dialled.get(), 1);
+}
+
+#[test]
+fn requests_that_come_before_the_first_connection_wait_for_it() {
+    let bed = bed();
+    let origin = bed.origin.next_connection();
+    let mut clients: Vec<_> = (0..10).map(|_| bed.client()).collect();
+    bed.run(async move {
+        for client in &mut clients {
+            say(client, GET).await;
+        }
+        let mut origin = Raw::begin(origin, &[]).await;
+        for _ in 0..clients.len() {
+            let stream = origin.request().await;
+            origin.send(HEADERS, END_HEADERS | END_STREAM, stream, OK).await;
+        }
+        for client in &mut clients {
+            assert!(head(client).await.starts_with("HTTP/1.1 200 OK\r\n"));
+        }
+    });
+    assert_eq!(bed.origin.dialled.get(), 1);
+}
+
+#[test]
+fn the_origins_limit_of_streams_is_kept() {
+    let bed = bed();
+    let (first, second) = (bed.origin.next_connection(), bed.origin.next_connection());
+    let (mut one, mut two) = (bed.client(), bed.client());
+    bed.run(async move {
+        say(&mut one, GET).await;
+        let mut first = Raw::begin(first, &[(3, 1)]).await;
+        let stream = first.request().await;
+        say(&mut two, GET).await;
+        let mut second = Raw::begin(second, &[(3, 1)]).await;
+        let other = second.request().await;
+        second.answer(other, b"two").await;
+        assert!(head(&mut two).await.starts_with("HTTP/1.1 200"));
+        first.answer(stream, b"one").await;
+        assert!(head(&mut one).await.starts_with("HTTP/1.1 200"));
+    });
+    assert_eq!(bed.origin.dialled.get(), 2);
+}
+
+/// The slow one takes nothing of more than a connection's default window.
+#[test]
+fn a_slow_client_stops_its_own_stream_only() {
+    let bed = bed();
+    let origin = bed.origin.next_connection();
+    let (mut slow, mut other) = (bed.client(), bed.client());
+    bed.run(async move {
+        say(&mut slow, GET).await;
+        let mut origin = Raw::begin(origin, &[]).await;
+        let stream = origin.request().await;
+        origin.send(HEADERS, END_HEADERS, stream, OK).await;
+        // As much as the stream's window allows. The client's buffer takes less.
+        for _ in 0..8 {
+            origin.send(DATA, 0, stream, &[b'x'; 16 << 10]).await;
+        }
+        for _ in 0..20 {
+            say(&mut other, GET).await;
+            let quick = origin.request().await;
+            origin.send(HEADERS, END_HEADERS, quick, &[OK, &field("content-length", "16384")].concat()).await;
+            origin.send(DATA, END_STREAM, quick, &[b'y'; 16 << 10]).await;
+            head(&mut other).await;
+            let mut body = vec![0; 16 << 10];
+            other.read_exact(&mut body).await.unwrap();
+        }
+        // It goes on as soon as the client takes bytes.
+        origin.send(DATA, END_STREAM, stream, b"").await;
+        let text = until(&mut slow, "\r\n0\r\n\r\n").await;
+        assert_eq!(text.matches('x').count(), 8 * (16 << 10));
+    });
+}
+
+#[test]
+fn a_body_waits_for_the_origins_window() {
+    let bed = bed();
+    let origin = bed.origin.next_connection();
+    let mut client = bed.client();
+    bed.run(async move {
+        // SETTINGS_INITIAL_WINDOW_SIZE: nothing may be sent at first.
+        say(&mut client, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n0123456789").await;
+        let mut origin = Raw::begin(origin, &[(4, 0)]).await;
+        let stream = origin.request().await;
+        let mut body = Vec::new();
+        for window in [4u32, 6] {
+            origin.send(WINDOW_UPDATE, 0, stream, &window.to_be_bytes()).await;
+            while body.len() % 10 != if window == 4 { 4 } else { 0 } || body.is_empty() {
+                body.extend(origin.next_of(DATA).await.payload);
+            }
+        }
+        assert_eq!(body, b"0123456789");
+        origin.answer(stream, b"").await;
+        assert!(head(&mut client).await.starts_with("HTTP/1.1 200"));
+    });
+}
+
+#[test]
+fn trailers_and_interim_responses_pass() {
+    let bed = bed();
+    let origin = bed.origin.next_connection();
+    let mut client = bed.client();
+    bed.run(async move {
+        say(&mut client, GET).await;
+        let mut origin = Raw::begin(origin, &[]).await;
+        let stream = origin.request().await;
+        let hints = [&b"\x08\x03103"[..], &field("link", "</a>")].concat();
+        origin.send(HEADERS, END_HEADERS, stream, &hints).await;
+        assert_eq!(head(&mut client).await, "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n");
+        origin.send(HEADERS, END_HEADERS, stream, OK).await;
+        origin.send(DATA, 0, stream, b"hello").await;
+        origin.send(HEADERS, END_HEADERS | END_STREAM, stream, &field("x-sum", "5")).await;
+        assert_eq!(head(&mut client).await, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+        assert_eq!(until(&mut client, "\r\n\r\n").await, "5\r\nhello\r\n0\r\nx-sum: 5\r\n\r\n");
+    });
+}
+
+#[test]
+fn a_client_that_leaves_resets_its_stream_only() {
+    let bed = bed();
+    let origin = bed.origin.next_connection();
+    let (mut one, mut two) = (bed.client(), bed.client());
+    bed.run(async move {
+        say(&mut one, GET).await;
+        let mut origin = Raw::begin(origin, &[]).await;
+        let left = origin.request().await;
+        say(&mut two, GET).await;
+        let stays = origin.request().await;
+        one.shutdown().await.unwrap();
+        drop(one);
+        let reset = origin.next_of(RST_STREAM).await;
+        assert_eq!(reset.stream, left);
+        // The answer may have been on its way.
+        origin.answer(left, b"late").await;
+        origin.answer(stays, b"ok").await;
+        assert!(head(&mut two).await.starts_with("HTTP/1.1 200"));
+    });
+}
