@@ -112,6 +112,7 @@ check_tests agent cargo test "${agent[@]}" --target-dir "$target" --no-fail-fast
 check_as_plain_user
 if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then layouts="v2 hybrid" pods=110; else layouts=v2 pods=0; fi
 if [ -x "$target/debug/truepeer" ]; then check_tests engines scripts/engines.sh "$layouts"; fi
+if [ -x "$target/debug/truepeer-agent" ]; then check_tests agent-engines scripts/agent-engines.sh; fi
 if [ -x "$target/debug/truepeer-agent" ]; then check_tests kube scripts/kube.sh "$layouts" $pods; fi
 check demo demo
 check demo-https demo_https

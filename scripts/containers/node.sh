@@ -101,6 +101,7 @@ node_end() {
 
 # The configuration of podman and buildah.
 node_podman() {
+  node_run ln -sf "$engines/root/usr/sbin/runc" /run/node/runc # for bin/runc
   node_run sh -c 'cat >/run/node/containers.conf' <<CONF
 [containers]
 pids_limit = 0

@@ -5,6 +5,7 @@
 mod annotation;
 mod board;
 mod cap;
+mod docker;
 mod http;
 mod kubernetes;
 mod log;
@@ -65,7 +66,15 @@ async fn run(options: Options) -> Result<()> {
             log::init(options::LogFormat::Text, tracing::Level::INFO);
             kubernetes::retire(&options).await
         }
-        Command::Docker(_) => anyhow::bail!("not built yet"),
+        Command::Docker(options) => {
+            let socket = options.socket.as_deref();
+            docker::check(socket)?;
+            let agent =
+                Agent::prepare(&options.common, options.listen, options.max_containers, "container").await?;
+            tokio::spawn(docker::tell(agent.board.clone()));
+            let changes = docker::start(socket, agent.cap.clone())?;
+            agent.run(changes).await
+        }
     }
 }
 

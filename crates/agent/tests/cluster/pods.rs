@@ -21,6 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("the_operators_cap_holds", the_operators_cap_holds),
     ("only_so_many_pods_are_attached", only_so_many_pods_are_attached),
     ("a_pod_without_an_address_is_waited_for", a_pod_without_an_address_is_waited_for),
+    ("counters_have_the_names_of_pods", counters_have_the_names_of_pods),
 ];
 
 const WEB: [(&str, &str); 2] = [("ports", "80"), ("allow", "LB")];
@@ -168,5 +169,28 @@ fn a_pod_without_an_address_is_waited_for(bed: &Bed) -> Result<()> {
     run(other_pid, "ip addr add 10.88.200.2/24 dev eth0")?;
     other.wait_for("Attached")?;
     ensure!(agent.steps("attach", "ok")? == 2);
+    Ok(())
+}
+
+fn counters_have_the_names_of_pods(bed: &Bed) -> Result<()> {
+    let agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&WEB)?;
+    pod.start_sandbox()?;
+    pod.wait_for("Attached")?;
+    pod.start_server(80)?;
+    pod.expect_attached(80)?;
+    let labels = format!("namespace=\"default\",pod=\"{}\"", pod.name);
+    ensure!(agent.metric(&format!("truepeer_attach_attached{{{labels}}}"))? == 1);
+    ensure!(agent.metric("truepeer_agent_attachments{state=\"attached\"}")? == 1);
+    let event = |name: &str| {
+        agent.metric(&format!(
+            "truepeer_attach_events_total{{{labels},port=\"80\",protocol=\"tcp\",event=\"{name}\"}}"
+        ))
+    };
+    until("counters", || Ok((event("header_v1")? >= 1).then_some(())))?;
+    let before = event("refused_no_header")?;
+    pod.ask(80, false)?;
+    until("a refusal", || Ok((event("refused_no_header")? == before + 1).then_some(())))?;
+    ensure!(agent.metric(&format!("truepeer_attach_memory_bytes{{{labels}}}"))? > 0);
     Ok(())
 }
