@@ -107,10 +107,13 @@ fn attach_all(
     };
     let installed = install(place, rules, others, whole, devices, cgroups, &mut prepared);
     if installed.is_err() {
-        // The old programs go on with the old tables. If some were already replaced, new connections may fail until the
-        // next attach; the steps that fail most often come before that.
-        let _ = prepared.tables.resume();
+        // Report the first error.
+        let is_exchanged = aside.is_any();
         let _ = aside.put_back();
+        if is_exchanged {
+            let _ = put_programs_back(place, whole, devices, cgroups);
+        }
+        let _ = prepared.tables.resume();
         return installed;
     }
     aside.forget()?;
@@ -178,6 +181,18 @@ fn prepare(place: &Place, whole: &Whole, devices: &[Device], sizes: &Sizes) -> R
     Ok(Prepared { sends, tables, stages, begins_again: function.is_some(), kept_max_flows: None })
 }
 
+/// Some programs have been replaced by those of tables that are given up: they get the old tables again, as the others have them. What has failed
+/// fails again, so this ends at the same step.
+fn put_programs_back(
+    place: &Place,
+    whole: &Whole,
+    devices: &[Device],
+    cgroups: &Cgroups,
+) -> Result<(), AttachError> {
+    let mut prepared = prepare(place, whole, devices, &Sizes::in_place(place)?)?;
+    attach_programs(place, whole, devices, cgroups, &mut prepared).map(drop)
+}
+
 fn install(
     place: &Place,
     rules: &Rules,
@@ -187,12 +202,34 @@ fn install(
     cgroups: &Cgroups,
     prepared: &mut Prepared,
 ) -> Result<Attached, AttachError> {
-    let Whole { rules: all, tcp_ports } = whole;
+    let all = &whole.rules;
     let taken_over = prepared.tables.flows().len();
     let left = prepared.tables.left_by(all)?;
+    let stages = attach_programs(place, whole, devices, cgroups, prepared)?;
+    prepared.tables.apply(rules, prepared.begins_again, others)?;
+    match others {
+        // Their devices stay, too.
+        Others::Stay { .. } => links::leave_stages(place, &stages)?,
+        Others::AreNamed | Others::Leave => links::leave_others(place, devices, &stages)?,
+    }
+    witness::leave_if_attested(place, devices)?;
+    if all.udp_ports.is_empty() {
+        SEND_HOOKS.iter().try_for_each(|name| links::leave_hook(place, name))?;
+    }
+    Ok(Attached { by_tcx: links::has_tcx(), taken_over, left, kept_max_flows: prepared.kept_max_flows })
+}
+
+/// Ingress comes last. Returns what is attached to devices.
+fn attach_programs(
+    place: &Place,
+    whole: &Whole,
+    devices: &[Device],
+    cgroups: &Cgroups,
+    prepared: &mut Prepared,
+) -> Result<Vec<Stage>, AttachError> {
+    let Whole { rules: all, tcp_ports } = whole;
     let other_ports = Global::other_ports(tcp_ports.iter().copied());
     witness::stand(place, devices)?;
-
     if !tcp_ports.is_empty() {
         attach_hooks(place, cgroups, &other_ports)?;
     }
@@ -205,17 +242,7 @@ fn install(
         attach_stage(place, kinds, devices, stage)?;
         stages.push(stage);
     }
-    prepared.tables.apply(rules, prepared.begins_again, others)?;
-    match others {
-        // Their devices stay, too.
-        Others::Stay { .. } => links::leave_stages(place, &stages)?,
-        Others::AreNamed | Others::Leave => links::leave_others(place, devices, &stages)?,
-    }
-    witness::leave_if_attested(place, devices)?;
-    if all.udp_ports.is_empty() {
-        SEND_HOOKS.iter().try_for_each(|name| links::leave_hook(place, name))?;
-    }
-    Ok(Attached { by_tcx: links::has_tcx(), taken_over, left, kept_max_flows: prepared.kept_max_flows })
+    Ok(stages)
 }
 
 /// The programs of devices, in the order in which they are attached.

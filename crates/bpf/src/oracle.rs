@@ -14,7 +14,7 @@ use crate::layout::Address;
 use crate::links::Hook;
 use crate::load::load;
 use crate::place::Place;
-use crate::programs::{HEADER_CHECK, PEER_NAME};
+use crate::programs::{HEADER_CHECK, PEER_NAME, UDP_SEND};
 use crate::rules::UdpDialect;
 use crate::tables::{DIALECT_EVERY, DIALECT_SPP};
 
@@ -127,20 +127,21 @@ fn program<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassi
     program.try_into()
 }
 
-/// Attaches this many hooks to a cgroup, of the kind that shows clients, with their tables at `place`. They are
-/// removed when the result is dropped.
+/// Attaches this many hooks to a cgroup, of the kind that shows clients or of the one that redirects datagrams, with their tables at `place`. They
+/// are removed when the result is dropped.
 pub fn crowd_cgroup(
     place: &Place,
     cgroup: &Path,
     count: usize,
+    shows_clients: bool,
 ) -> Result<Vec<impl Sized + use<>>, AttachError> {
-    const NAME: &str = "peer_name4";
+    let (object, name) = if shows_clients { (PEER_NAME, "peer_name4") } else { (UDP_SEND, "udp_send4") };
     place.make()?;
-    let mut names = load(PEER_NAME, place, &[])?;
-    let refused = |error: ProgramError| AttachError::attach(NAME, "the kernel")(error);
-    let program: &mut CgroupSockAddr = names.program(NAME).try_into().map_err(refused)?;
+    let mut names = load(object, place, &[])?;
+    let refused = |error: ProgramError| AttachError::attach(name, "the kernel")(error);
+    let program: &mut CgroupSockAddr = names.program(name).try_into().map_err(refused)?;
     program.load().map_err(refused)?;
     let cgroup = File::open(cgroup).map_err(AttachError::file("open", cgroup))?;
-    let link = |_| program.link(&cgroup).map_err(AttachError::hook(NAME, "the cgroup"));
+    let link = |_| program.link(&cgroup).map_err(AttachError::hook(name, "the cgroup"));
     (0..count).map(link).collect()
 }

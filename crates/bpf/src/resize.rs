@@ -40,6 +40,11 @@ impl Aside {
         Ok(aside)
     }
 
+    /// Whether any table has been put aside.
+    pub(crate) fn is_any(&self) -> bool {
+        !self.tcp.is_empty() || !self.udp.is_empty()
+    }
+
     /// Whether tables of TCP are among them.
     pub(crate) fn has_tcp(&self) -> bool {
         !self.tcp.is_empty()

@@ -49,6 +49,15 @@ impl Sizes {
         })
     }
 
+    /// Those of the tables that are there.
+    pub(crate) fn in_place(place: &Place) -> Result<Self, AttachError> {
+        let of = |name: &'static str| Ok::<_, AttachError>((name, resize::size_of(place, name)?));
+        Ok(Self {
+            tcp: [of("tp_flows")?, of("tp_embryos")?, of("tp_ended")?, of("tp_guesses")?],
+            udp: [of("tp_udp_flows")?, of("tp_udp_seats")?],
+        })
+    }
+
     /// How many entries a table has; `None`: its protocol is not attached.
     pub(crate) fn in_use(place: &Place, table: &str) -> Result<Option<NonZeroU32>, AttachError> {
         Ok(NonZeroU32::new(resize::size_of(place, table)?).filter(|size| size.get() != NONE))
