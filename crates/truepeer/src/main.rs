@@ -36,7 +36,7 @@ use file::{ConfigSource, LoadedConfig};
 use output::tell;
 use plan::{EntryConfig, ProcessConfig};
 use routes::show::RemoveOptions;
-use spec::{DoctorArgs, FileSpec, ReloadArgs, RoutesAction, RoutesArgs, StackArgs};
+use spec::{DoctorArgs, FileSpec, OciHookArgs, ReloadArgs, RoutesAction, RoutesArgs, StackArgs};
 
 fn main() -> ExitCode {
     // Before the command line is read: it may name them.
@@ -106,6 +106,7 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
         Task::Other(Invocation::Reload(args)) => reload(&args),
         Task::Other(Invocation::Upgrade(args)) => upgrade(&args.file),
         Task::Other(Invocation::Attach(args)) => attach::run(&args, &mut output::stdout()),
+        Task::Other(Invocation::OciHook(args)) => oci_hook(&args),
         Task::Other(Invocation::Routes(args)) => routes(&args),
         Task::Other(Invocation::Doctor(args)) => doctor(&args),
         Task::Other(Invocation::Status(args)) => operate::status(&args, &mut output::stdout()),
@@ -114,6 +115,16 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
         Task::Other(Invocation::Proxy(..) | Invocation::Https(..) | Invocation::Serve(_)) => Ok(()), // became Task::Serve above
     };
     done.map(|()| ExitCode::SUCCESS)
+}
+
+fn oci_hook(args: &OciHookArgs) -> anyhow::Result<()> {
+    // The annotations are read as options are.
+    let parse = |line| match cli::parse(line) {
+        Ok(Invocation::Attach(args)) => Ok(*args),
+        Ok(_) => anyhow::bail!("they are no options of truepeer attach"),
+        Err(error) => anyhow::bail!("{}", error.to_string().trim()),
+    };
+    attach::run_as_hook(args.pins.as_deref(), std::io::stdin().lock(), parse, &mut output::stdout())
 }
 
 fn routes(args: &RoutesArgs) -> anyhow::Result<()> {

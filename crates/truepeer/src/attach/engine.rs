@@ -10,8 +10,26 @@ use crate::spec::Engine;
 /// Names of containers may be shortened, as in the engines' own commands, but not to less than this.
 const SHORTEST_ID: usize = 8;
 
+/// Whether a container runs.
+pub(super) enum State {
+    /// Its first process.
+    Running(u32),
+    /// The engine that has it.
+    Stopped(Engine),
+}
+
 /// The first process of a running container.
 pub(super) fn process_of(name: &str, engine: Option<Engine>) -> Result<u32> {
+    match look_for(name, engine)? {
+        State::Running(process) => Ok(process),
+        State::Stopped(engine) => {
+            bail!("--container {name}: it is not running; {} start {name}", engine.as_str())
+        }
+    }
+}
+
+/// Asks the engines. No such container is an error.
+pub(super) fn look_for(name: &str, engine: Option<Engine>) -> Result<State> {
     let asked: &[Engine] = engine.as_ref().map_or(&Engine::ALL, std::slice::from_ref);
     let mut installed = Vec::new();
     let mut found = Vec::new();
@@ -27,8 +45,8 @@ pub(super) fn process_of(name: &str, engine: Option<Engine>) -> Result<u32> {
     );
     match found[..] {
         [] => bail!("--container {name}: {} has no container of that name", installed.join(", ")),
-        [(engine, 0)] => bail!("--container {name}: it is not running; {} start {name}", engine.as_str()),
-        [(_, process)] => Ok(process),
+        [(engine, 0)] => Ok(State::Stopped(engine)),
+        [(_, process)] => Ok(State::Running(process)),
         [(first, _), (second, _), ..] => bail!(
             "--container {name}: {0} and {1} both have one; add --engine {0} or --engine {1}",
             first.as_str(),

@@ -8,9 +8,11 @@ mod engine;
 mod entry;
 mod follow;
 mod listeners;
+mod oci_hook;
 mod privileges;
 mod report;
 mod target;
+mod watch;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -28,10 +30,23 @@ use crate::routes::options::local_addresses;
 use crate::spec::{AttachAction, AttachArgs, AttachPorts, AttachSpec, PlaceArgs, Port, defaults};
 
 pub(crate) use entry::{leave, put, status_of};
+pub(crate) use oci_hook::run as run_as_hook;
 pub(crate) use privileges::missing as missing_capabilities;
 
 /// Runs the action in the network namespace that the command line names.
 pub(crate) fn run(args: &AttachArgs, out: &mut (dyn Write + Send)) -> Result<()> {
+    let spec = match &args.action {
+        None => Some(&args.spec),
+        Some(AttachAction::Add { spec }) => Some(spec.as_ref()),
+        Some(_) => None,
+    };
+    match spec.filter(|spec| spec.watch) {
+        Some(spec) => watch::watch(spec, &mut |out| run_once(args, out), out),
+        None => run_once(args, out),
+    }
+}
+
+fn run_once(args: &AttachArgs, out: &mut (dyn Write + Send)) -> Result<()> {
     let place = match &args.action {
         None => &args.spec.place,
         Some(AttachAction::Add { spec }) => &spec.place,

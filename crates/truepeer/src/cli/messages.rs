@@ -105,6 +105,7 @@ fn warnings(invocation: Invocation) -> Result<Vec<String>, Problems> {
         Invocation::Routes(args) => Ok(setup_options(&args.routing).map(|_| Vec::new())?),
         Invocation::Doctor(args) => Ok(setup_options(&args.routing).map(|_| Vec::new())?),
         Invocation::Connect(_)
+        | Invocation::OciHook(_)
         | Invocation::Vpp(_)
         | Invocation::Serve(_)
         | Invocation::Check(_)

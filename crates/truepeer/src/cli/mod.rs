@@ -34,9 +34,9 @@ use crate::file::{self, Rejected};
 use crate::output::tell;
 use crate::plan::{Config, Defaults, Problems};
 use crate::spec::{
-    AttachArgs, CheckArgs, CompletionArgs, ConnectArgs, DoctorArgs, HttpsSpec, ManArgs, ProxySpec,
-    ReloadArgs, RoutesArgs, RunArgs, ServeArgs, SessionsArgs, StackArgs, StatusArgs, TopArgs, UpgradeArgs,
-    VppArgs,
+    AttachArgs, CheckArgs, CompletionArgs, ConnectArgs, DoctorArgs, HttpsSpec, ManArgs, OciHookArgs,
+    ProxySpec, ReloadArgs, RoutesArgs, RunArgs, ServeArgs, SessionsArgs, StackArgs, StatusArgs, TopArgs,
+    UpgradeArgs, VppArgs,
 };
 
 /// The command to carry out.
@@ -64,6 +64,8 @@ pub(crate) enum Invocation {
     Routes(RoutesArgs),
     /// Take headers off in the kernel.
     Attach(Box<AttachArgs>),
+    /// Attach to a container that is being started.
+    OciHook(OciHookArgs),
     /// Start a program that sees the client.
     Run(Box<RunArgs>),
     /// Start a program that sends headers.
@@ -185,6 +187,7 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
         Some(("reload", matches)) => Ok(Invocation::Reload(ReloadArgs::from_arg_matches(matches)?)),
         Some(("upgrade", matches)) => Ok(Invocation::Upgrade(UpgradeArgs::from_arg_matches(matches)?)),
         Some(("attach", matches)) => Ok(Invocation::Attach(Box::new(AttachArgs::from_arg_matches(matches)?))),
+        Some(("oci-hook", matches)) => Ok(Invocation::OciHook(OciHookArgs::from_arg_matches(matches)?)),
         Some(("run", matches)) => Ok(Invocation::Run(Box::new(RunArgs::from_arg_matches(matches)?))),
         Some(("connect", matches)) => {
             Ok(Invocation::Connect(Box::new(ConnectArgs::from_arg_matches(matches)?)))
@@ -196,7 +199,7 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
         Some(("top", matches)) => Ok(Invocation::Top(TopArgs::from_arg_matches(matches)?)),
         Some(("vpp", matches)) => Ok(Invocation::Vpp(Box::new(VppArgs::from_arg_matches(matches)?))),
         _ => Err(UsageError::Options(
-            "expected a command: serve, check, reload, upgrade, proxy, https, attach, run, connect, routes, doctor, status, sessions, top or vpp; see truepeer --help"
+            "expected a command: serve, check, reload, upgrade, proxy, https, attach, oci-hook, run, connect, routes, doctor, status, sessions, top or vpp; see truepeer --help"
                 .to_owned(),
         )),
     }
@@ -251,6 +254,7 @@ fn command() -> Command {
         .subcommand(proxy::command("proxy"))
         .subcommand(https::command())
         .subcommand(attach::command())
+        .subcommand(attach::oci_hook())
         .subcommand(run::command())
         .subcommand(connect::command())
         .subcommand(routes::command())

@@ -20,6 +20,7 @@ const COMMANDS: &[(&str, Commands)] = &[
     ("proxy", table::PROXY),
     ("https", table::HTTPS),
     ("attach", table::ATTACH),
+    ("oci-hook", table::OCI_HOOK),
     ("run", table::RUN),
     ("connect", table::CONNECT),
     ("routes", table::ROUTES),

@@ -48,12 +48,22 @@ pub(crate) struct AttachSpec {
     pub(crate) unit: Option<String>,
     #[arg(long)]
     pub(crate) replace: bool,
+    #[arg(long, conflicts_with = "dry_run")]
+    pub(crate) watch: bool,
     #[arg(long)]
     pub(crate) dry_run: bool,
     #[command(flatten)]
     pub(crate) print: PrintSpec,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
+}
+
+/// Attach to a container before its program starts, as a createRuntime hook of podman and CRI-O: reads the container's state on stdin, and its
+/// annotations say what to attach
+#[derive(Debug, Clone, Args)]
+pub(crate) struct OciHookArgs {
+    #[arg(long)]
+    pub(crate) pins: Option<PathBuf>,
 }
 
 /// Identifies the attachment.

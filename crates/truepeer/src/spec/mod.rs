@@ -29,7 +29,7 @@ mod vpp;
 
 pub(crate) use crate::routes::guard::RoutesMode;
 pub(crate) use address::{Family, HostPort, ListenAddr};
-pub(crate) use attach::{AttachAction, AttachArgs, AttachSpec, AttachTarget, Engine, PlaceArgs};
+pub(crate) use attach::{AttachAction, AttachArgs, AttachSpec, AttachTarget, Engine, OciHookArgs, PlaceArgs};
 pub(crate) use confine::{ConfineMode, ConfineSpec, UserName};
 pub(crate) use connect::ConnectArgs;
 pub(crate) use device::VppDevice;

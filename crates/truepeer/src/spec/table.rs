@@ -32,6 +32,7 @@ pub(crate) const ADMIN_TABLE: Commands = Commands(1 << 9);
 pub(crate) const LOG_TABLE: Commands = Commands(1 << 10);
 pub(crate) const RELOAD: Commands = Commands(1 << 16);
 pub(crate) const UPGRADE: Commands = Commands(1 << 17);
+pub(crate) const OCI_HOOK: Commands = Commands(1 << 18);
 pub(crate) const VPP: Commands = Commands(1 << 31);
 
 impl Commands {
@@ -294,8 +295,9 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(ATTACH, PLACE, "engine", "ENGINE", "Its engine: docker, podman or containerd").means("all that are installed are asked"),
     row(ATTACH, PLACE, "pid", "PID", "Network namespace and cgroup of this process of a container").means("this host's"),
     row(ATTACH, PLACE, "netns", "NAME|PATH|PID", "Network namespace, by its name, its path or a process in it").means("this one"),
-    row(ATTACH, PLACE, "pins", "DIR", "Directory of the pins on a BPF file system").is(|| d::PINS.to_owned()),
+    row(ATTACH.or(OCI_HOOK), PLACE, "pins", "DIR", "Directory of the pins on a BPF file system").is(|| d::PINS.to_owned()),
     row(ATTACH, ACTION, "replace", "", "Ports that are attached in this network namespace and not named leave: they are no longer served. With add: these ports may be attached already, and change to these rules"),
+    row(ATTACH, ACTION, "watch", "", "Stay, and attach to the container again whenever it is started again. What is attached stays when the watch ends"),
     row(ATTACH, ACTION, "dry-run", "", "Print what would be attached where, without attaching"),
     row(ATTACH.or(DOCTOR).or(STATUS.or(SESSIONS)), ACTION, "json", "", "Print for machines"),
     row(SERVERS.or(ATTACH), PRINT, "print-config", "", "Print this command line as a configuration file for truepeer serve, and end"),

@@ -26,6 +26,7 @@ mod several;
 mod surroundings;
 mod tables;
 mod udp;
+mod watch;
 mod words;
 
 use std::process::ExitCode;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
         surroundings::tests(),
         tables::tests(),
         udp::tests(),
+        watch::tests(),
         words::tests(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())

@@ -1,0 +1,174 @@
+//! Containers that are started again: `--watch`, and the hook of the container's runtime.
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Topology, tests};
+
+use crate::cgroups::Cgroup;
+use crate::kit::{attachments, command, header, who};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let all = tests![
+        a_container_that_starts_again_is_attached_again,
+        a_hook_attaches_before_the_program_starts,
+        a_hook_refuses_wrong_annotations_with_the_reason,
+    ];
+    all.into_iter().map(|test| test.of_group("watch")).collect()
+}
+
+/// A container's network namespace, cgroup and first process.
+struct Container {
+    line: Topology,
+    server: Running,
+    cgroup: Cgroup,
+}
+
+impl Container {
+    fn start(bed: &Bed, name: &str) -> Result<Self> {
+        let line = Topology::line(&["lb", "host"])?;
+        let cgroup = Cgroup::make(name)?;
+        let shell = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", cgroup.0.display());
+        let server = Behaviour::Who.start_program(bed, &["0.0.0.0:80"], |program| {
+            program.launched_by("/bin/sh", &["-c", &shell, "sh"]).in_netns(&line.host("host").netns)
+        })?;
+        Ok(Self { line, server, cgroup })
+    }
+
+    fn names_the_client(&self) -> Result<()> {
+        let seen =
+            who(self.line.host("lb"), self.line.host("host").at(false, 80), &header("203.0.113.1:1001")?)?;
+        ensure!(seen == "203.0.113.1:1001", "{seen}");
+        Ok(())
+    }
+
+    fn end(self) -> Result<()> {
+        self.server.signal(Signal::KILL)?;
+        self.server.wait_end()?;
+        drop(self.cgroup);
+        Ok(())
+    }
+}
+
+fn a_container_that_starts_again_is_attached_again(bed: &Bed) -> Result<()> {
+    let state = bed.write("state", "0\n")?;
+    let says = |process: i32| std::fs::write(&state, format!("{process}\n"));
+    let script = format!("#!/bin/sh\nread process < {}\necho $process\n", state.display());
+    let engine = bed.write("engine/docker", script)?;
+    std::fs::set_permissions(&engine, PermissionsExt::from_mode(0o755))?;
+    let path = engine.parent().context("its directory")?.to_string_lossy().into_owned();
+    let manager = UnixDatagram::bind(bed.dir().join("notify"))?;
+    manager.set_read_timeout(Some(Duration::from_secs(20)))?;
+    let heard = || -> Result<String> {
+        let mut buffer = [0; 1000];
+        let len = manager.recv(&mut buffer)?;
+        Ok(String::from_utf8_lossy(&buffer[..len]).into_owned())
+    };
+
+    let args = ["--container", "web", "--port", "80", "--allow", "any", "--watch"];
+    let watch =
+        command(bed, &args)?.env("PATH", &path).env("NOTIFY_SOCKET", bed.dir().join("notify")).start(bed)?;
+    watch.wait_for_log("web is not running; waiting for its start")?;
+    let first = Container::start(bed, "first")?;
+    says(first.server.pid())?;
+    ensure!(heard()?.contains("READY=1"));
+    first.names_the_client()?;
+    says(0)?;
+    first.end()?;
+    watch.wait_for_log("web has ended")?;
+    ensure!(heard()?.contains("STATUS=web has ended"));
+    let second = Container::start(bed, "second")?;
+    says(second.server.pid())?;
+    ensure!(heard()?.contains("READY=1"));
+    second.names_the_client()?;
+    watch.signal(Signal::TERM)?;
+    ensure!(watch.wait_end()?.success(), "{}", watch.log());
+    // It stays.
+    second.names_the_client()?;
+    Ok(())
+}
+
+fn hook(bed: &Bed, state: &str) -> Result<(bool, String)> {
+    command(bed, &[])?; // mounts the BPF file system
+    let mut running = Command::new(env!("CARGO_BIN_EXE_truepeer"))
+        .args(["oci-hook", "--pins"])
+        .arg(bed.dir().join("bpf/truepeer"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    running.stdin.take().context("stdin")?.write_all(state.as_bytes())?;
+    let output = running.wait_with_output()?;
+    Ok((output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned()))
+}
+
+/// As crun and runc call it: the namespaces and the cgroup exist, and nothing of the container runs.
+fn a_hook_attaches_before_the_program_starts(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let host = line.host("host");
+    let cgroup = Cgroup::make("hook")?;
+    let shell = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", cgroup.0.display());
+    let runtime = Program::new("sleep")
+        .arg("1000")
+        .launched_by("/bin/sh", &["-c", &shell, "sh"])
+        .in_netns(&host.netns)
+        .start(bed)?;
+    let pid = runtime.pid();
+    let (is_ready, said) = hook(
+        bed,
+        &format!("{{\"ociVersion\": \"1.0.2\", \"pid\": {pid}, \"annotations\": {{\"a\": \"b\"}}}}"),
+    )?;
+    ensure!(
+        is_ready && attachments(bed).unwrap_or_default().is_empty(),
+        "a container without annotations starts untouched: {said}"
+    );
+    let annotations = r#"{"truepeer.dev/ports": "80,81", "truepeer.dev/allow": "any", "truepeer.dev/header": "require,10.9.9.9=optional"}"#;
+    let bundle =
+        bed.write("bundle/config.json", format!("{{\"process\": {{}}, \"annotations\": {annotations}}}"))?;
+    let bundle = bundle.parent().context("its directory")?.to_string_lossy().into_owned();
+    for state in [
+        format!("{{\"pid\": {pid}, \"bundle\": \"/nowhere\", \"annotations\": {annotations}}}"),
+        format!("{{\"pid\": {pid}, \"bundle\": \"{bundle}\"}}"),
+    ] {
+        let (success, said) = hook(bed, &state)?;
+        ensure!(success, "{said}");
+        let _server = Behaviour::Who.start_program(bed, &["0.0.0.0:80"], |program| {
+            program.launched_by("/bin/sh", &["-c", &shell, "sh"]).in_netns(&host.netns)
+        })?;
+        let seen = who(line.host("lb"), host.at(false, 80), &header("203.0.113.1:1001")?)?;
+        ensure!(seen == "203.0.113.1:1001", "{seen}");
+    }
+    Ok(())
+}
+
+fn a_hook_refuses_wrong_annotations_with_the_reason(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let runtime = Program::new("sleep").arg("1000").in_netns(&line.host("host").netns).start(bed)?;
+    for (annotations, expected) in [
+        (r#""truepeer.dev/ports": "80x", "truepeer.dev/allow": "any""#, "'80x' for '--port"),
+        (r#""truepeer.dev/ports": "80", "truepeer.dev/allow": "ani""#, "ani"),
+        (r#""truepeer.dev/ports": "80""#, "annotation truepeer.dev/allow is missing"),
+        (
+            r#""truepeer.dev/ports": "80", "truepeer.dev/allow": "any", "truepeer.dev/header": "forbid""#,
+            "expected require or optional",
+        ),
+    ] {
+        let (success, said) =
+            hook(bed, &format!("{{\"pid\": {}, \"annotations\": {{{annotations}}}}}", runtime.pid()))?;
+        ensure!(!success && said.contains(expected), "{annotations}: {said}");
+    }
+    for (state, expected) in [
+        ("no json", "expected the container's state"),
+        (r#"{"annotations": {"truepeer.dev/ports": "80", "truepeer.dev/allow": "any"}}"#, "names no process"),
+    ] {
+        let (success, said) = hook(bed, state)?;
+        ensure!(!success && said.contains(expected), "{state}: {said}");
+    }
+    ensure!(attachments(bed).unwrap_or_default().is_empty());
+    Ok(())
+}
