@@ -2,7 +2,7 @@
 # truepeer's chart on a real Kubernetes of one node, in namespaces of its own: pods behind HAProxy and dnsdist by their addresses
 # and by NodePort, probes, the readiness gate, restarts under load, an uninstall that leaves nothing. Needs root, the
 # programs of engines.txt (`make engines`) and Kubernetes' (`make kube` builds them). kube.sh [v2|hybrid] [PODS].
-set -euo pipefail
+set -Eeuo pipefail
 . "$(dirname "$0")/lib.sh"
 . scripts/containers/node.sh
 . scripts/containers/images.sh
@@ -32,6 +32,15 @@ from_client() { node_run ip netns exec client "${ask[@]}" "$@" | cut -d' ' -f1; 
 load() { node_run ip netns exec lb python3 scripts/containers/load.py "$@"; }
 pod_address() { k get pod -l "app=$1" -o jsonpath='{.items[0].status.podIP}'; }
 ready() { k rollout status "deployment/$1" --timeout="${2:-60s}" >/dev/null; }
+# What the cluster says when a command has failed.
+state() {
+  [ $BASH_SUBSHELL = 0 ] && [ -n "${node_pid:-}" ] && [ -z "${told:-}" ] || return 0
+  told=1
+  k get pods -A -o wide
+  k get events -A --sort-by=.lastTimestamp | tail -15
+  k -n truepeer logs daemonset/truepeer-agent --tail 10
+}
+trap 'state >&2' ERR
 # What must be gone after the uninstall.
 objects() { k get namespace,clusterrole,clusterrolebinding -o name | grep truepeer; node_run find /sys/fs/bpf/truepeer -mindepth 1 2>/dev/null || true; }
 

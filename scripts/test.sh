@@ -114,6 +114,8 @@ if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then layouts="v2 hybrid" pods=110; else layo
 if [ -x "$target/debug/truepeer" ]; then check_tests engines scripts/engines.sh "$layouts"; fi
 if [ -x "$target/debug/truepeer-agent" ]; then check_tests agent-engines scripts/agent-engines.sh; fi
 if [ -x "$target/debug/truepeer-agent" ]; then check_tests kube scripts/kube.sh "$layouts" $pods; fi
+if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then check static scripts/static.sh target/static && check_tests deliver scripts/deliver.sh
+else note_skip "deliver: long: make test-all runs it"; fi
 check demo demo
 check demo-https demo_https
 check bench-smoke bench_smoke

@@ -84,17 +84,19 @@ CONFIG
 cluster_images() {
   local root name archive
   while read -r root name; do
-    archive=$images/$root.tar
+    [ -n "$root" ] || continue
+    archive=$images/$(basename "$name").tar
     if [ ! "$archive" -nt "$images/$root" ]; then
       scripts/containers/archive.py "$images/$root" "$name" "$(image_command "$root")" >"$archive.new"
       mv "$archive.new" "$archive"
     fi
     node_run ctr -n k8s.io images import "$archive" >/dev/null
-  done <<'IMAGES'
+  done <<IMAGES
 pause localhost/pause:1
 nginx docker.io/library/nginx:1.28
 go docker.io/library/my-dns:1
-agent docker.io/library/truepeer-agent:0.1.0
+go docker.io/library/my-server:1
+${agent:+agent docker.io/library/truepeer-agent:0.1.0}
 IMAGES
 }
 
@@ -112,6 +114,8 @@ authorization: {mode: AlwaysAllow}
 evictionHard: {nodefs.available: "1%"}
 localStorageCapacityIsolation: false
 featureGates: {KubeletInUserNamespace: true}
+clusterDNS: [10.96.0.10]
+clusterDomain: cluster.local
 resolvConf: ""
 maxPods: 130
 registryPullQPS: 0

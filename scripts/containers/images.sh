@@ -21,7 +21,7 @@ root_with_busybox() { # name; prints the directory
   rm -rf "$root"
   mkdir -p "$root"/{bin,etc,tmp,run,proc,sys,dev,lib64,var/log/nginx,var/lib/nginx}
   cp "$engines/root/bin/busybox" "$root/bin/busybox"
-  for name in sh cat cp ls sleep echo; do ln -s busybox "$root/bin/$name"; done
+  for name in sh cat cp ip ls sleep echo; do ln -s busybox "$root/bin/$name"; done
   echo 'root:x:0:0::/:/bin/sh' >"$root/etc/passwd"
   echo 'nobody:x:65534:65534::/:/bin/false' >>"$root/etc/passwd"
   printf 'root:x:0:\nnogroup:x:65534:\n' >"$root/etc/group"
@@ -34,12 +34,20 @@ image_done() { rm -rf "${1%.new}" && mv "$1" "${1%.new}"; } # directory
 make_images() {
   local root musl=$engines/root/usr/lib/x86_64-linux-musl libc=$engines/root/lib/x86_64-linux-musl from=scripts/containers
   mkdir -p "$images"
+  if [ "$from/images.sh" -nt "$images/made" ]; then rm -rf "${images:?}"/*; fi
+  touch "$images/made"
   if [ ! "$images/nginx" -nt $from/nginx.conf ]; then
     root=$(root_with_busybox nginx)
     with_libraries "$engines/root/usr/sbin/nginx" "$root"
     with_libraries "$engines/root/usr/lib/nginx/modules/ngx_stream_module.so" "$root"
     cp -L /lib64/ld-linux-x86-64.so.2 "$root/lib64/"
-    cp $from/nginx.conf "$root/etc/nginx.conf"
+    install -D $from/nginx.conf "$root/etc/nginx/nginx.conf"
+    image_done "$root"
+  fi
+  if [ ! -d "$images/haproxy" ]; then
+    root=$(root_with_busybox haproxy)
+    with_libraries "$engines/root/usr/sbin/haproxy" "$root"
+    cp -L /lib64/ld-linux-x86-64.so.2 "$root/lib64/"
     image_done "$root"
   fi
   if [ ! "$images/go" -nt $from/who.go ]; then
@@ -60,8 +68,9 @@ make_images() {
 # truepeer and its agent as they were built for the tests, with their libraries. The image for users is static
 # (deploy/docker).
 make_agent_image() {
-  local root program
-  [ ! "$images/agent" -nt "$truepeer" ] || [ ! "$images/agent" -nt "$agent" ] || return 0
+  local root program made
+  made=$(stat -c '%n %y' "$truepeer" "$agent")
+  [ ! -d "$images/agent" ] || [ "$(cat "$images/agent.of" 2>/dev/null)" != "$made" ] || return 0
   root=$(root_with_busybox agent)
   for program in "$truepeer" "$agent"; do
     mkdir -p "$root/usr/bin"
@@ -70,9 +79,16 @@ make_agent_image() {
   done
   cp -L /lib64/ld-linux-x86-64.so.2 "$root/lib64/"
   image_done "$root"
+  echo "$made" >"$images/agent.of"
 }
 
 # What an image's container starts.
 image_command() { # name; prints JSON
-  case $1 in nginx) echo '["/usr/sbin/nginx","-c","/etc/nginx.conf"]' ;; agent) echo '["/usr/bin/truepeer-agent"]' ;; pause) echo '["/bin/sleep","infinity"]' ;; *) echo '["/bin/who"]' ;; esac
+  case $1 in
+    nginx) echo '["/usr/sbin/nginx","-g","daemon off;"]' ;;
+    haproxy) echo '["/usr/sbin/haproxy","-f","/usr/local/etc/haproxy/haproxy.cfg"]' ;;
+    agent) echo '["/usr/bin/truepeer-agent"]' ;;
+    pause) echo '["/bin/sleep","infinity"]' ;;
+    *) echo '["/bin/who"]' ;;
+  esac
 }

@@ -92,8 +92,8 @@ node_end() {
   wait "$node_unshare" 2>/dev/null || true
   local hierarchy name
   for hierarchy in /sys/fs/cgroup /sys/fs/cgroup/*; do
-    for name in truepeer-node docker libpod_parent k8s.io kubepods machine.slice; do
-      [ ! -d "$hierarchy/$name" ] || find "$hierarchy/$name" -depth -type d -exec rmdir {} + 2>/dev/null || true
+    for name in "$hierarchy"/{truepeer-node,docker,libpod_parent,k8s.io,kubepods,machine.slice,buildah-*}; do
+      [ ! -d "$name" ] || find "$name" -depth -type d -exec rmdir {} + 2>/dev/null || true
     done
   done
   node_pid=
@@ -126,10 +126,17 @@ CONF
 node_docker() {
   node_start containerd containerd --root /run/node/containerd --state /run/containerd --address /run/containerd/containerd.sock -l warn
   node_wait 20 test -S /run/containerd/containerd.sock
+  node_dockerd --bip 172.31.0.1/24 --ipv6 --fixed-cidr-v6 fd00:31::/64 --experimental --ip6tables --userland-proxy=true \
+    --userland-proxy-path "$engines/root/usr/sbin/docker-proxy"
+}
+
+# Docker for builds alone: a cluster is there, with its own network and containerd.
+node_docker_beside_cluster() { node_dockerd --bridge none --iptables=false; }
+
+node_dockerd() { # options of its network
   node_start dockerd dockerd --data-root /run/node/docker --exec-root /run/node/docker-run --pidfile /run/node/docker.pid \
     -H unix:///run/docker.sock --containerd /run/containerd/containerd.sock --exec-opt native.cgroupdriver=cgroupfs \
-    --cgroup-parent /truepeer-node/docker --bip 172.31.0.1/24 --ipv6 --fixed-cidr-v6 fd00:31::/64 --experimental --ip6tables \
-    --userland-proxy=true --userland-proxy-path "$engines/root/usr/sbin/docker-proxy" --init-path "$engines/root/usr/bin/docker-init" \
-    --default-runtime plain --add-runtime "plain=$PWD/scripts/containers/bin/runc" --log-level warn
+    --cgroup-parent /truepeer-node/docker --init-path "$engines/root/usr/bin/docker-init" \
+    --default-runtime plain --add-runtime "plain=$PWD/scripts/containers/bin/runc" --log-level warn "$@"
   node_wait 30 docker version
 }

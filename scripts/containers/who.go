@@ -1,4 +1,5 @@
-// Tells who connects: "ADDRESS PORT", by HTTP on port 80 and in a DNS answer (TXT) on port 53/udp.
+// Tells who connects: "ADDRESS PORT", by HTTP on port 80 and in a DNS answer (TXT) on port 53/udp; or by HTTP alone, on the
+// port of the command line.
 package main
 
 import (
@@ -6,6 +7,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"os"
 )
 
 func words(address net.Addr) string {
@@ -43,8 +45,13 @@ func datagrams() {
 }
 
 func main() {
-	go datagrams()
-	log.Fatal(http.ListenAndServe(":80", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	port := "80"
+	if len(os.Args) > 1 {
+		port = os.Args[1]
+	} else {
+		go datagrams()
+	}
+	log.Fatal(http.ListenAndServe(":"+port, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, port, _ := net.SplitHostPort(r.RemoteAddr)
 		log.Printf("tcp %s %s %s", host, port, r.URL)
 		w.Header().Set("Connection", "close")
