@@ -41,7 +41,7 @@ pub(crate) struct Args {
     only: Vec<Selection>,
     /// Only these contestants (no-proxy always takes part): go-mmproxy, go-mmproxy-1 (GOMAXPROCS=1), haproxy, nginx,
     /// truepeer, truepeer-attach, truepeer-run, truepeer-notify; nginx-https, haproxy-https, hitch-haproxy, hitch-nginx,
-    /// truepeer-https; no-proxy-vpp, nginx-kernel, nginx-vpp, truepeer-kernel, truepeer-vpp; and those of --peer
+    /// truepeer-https, truepeer-https-h2; no-proxy-vpp, nginx-kernel, nginx-vpp, truepeer-kernel, truepeer-vpp; and those of --peer
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     contestants: Vec<String>,
     /// Another contestant by its command line, in which {listen}, {backend}, {port} and {protocol} are replaced,

@@ -5,6 +5,7 @@ mod datagrams;
 mod listener;
 mod origin;
 mod page;
+mod page_http2;
 mod stream;
 mod tally;
 

@@ -13,7 +13,7 @@ use crate::place::BACKEND;
 pub(super) fn program(bed: &Bed, credential: &Credential) -> anyhow::Result<Program> {
     let blocks = format!(
         "  server {{
-    listen {BACKEND} ssl;
+    listen {BACKEND} ssl http2;
     server_name $hostname;
 {tls}    root html;
     location / {{

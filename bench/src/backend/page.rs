@@ -17,6 +17,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, version::TLS13};
 
 use super::listener::listen;
+use super::page_http2::{self, Http2};
 use crate::link::{Events, Poll};
 use crate::page::page;
 
@@ -30,11 +31,20 @@ struct Client {
     tls: ServerConnection,
     /// The received part of a request's head.
     heard: Vec<u8>,
+    /// It chose HTTP/2.
+    http2: Option<Http2>,
+}
+
+/// What requests are answered with.
+struct Answers {
+    http1: Vec<u8>,
+    http2_fields: Vec<u8>,
 }
 
 /// Serves forever, with certificate and key from one file.
 pub(super) fn serve(bundle: &Path) -> anyhow::Result<()> {
-    let (config, answer) = (config(bundle)?, answer());
+    let (config, answers) =
+        (config(bundle)?, Answers { http1: answer(), http2_fields: page_http2::fields() });
     let (poll, mut events, listener) = (Poll::new()?, Events::default(), listen()?);
     poll.add(&listener, LISTENER, EventFlags::IN)?;
     let mut clients: HashMap<usize, Client> = HashMap::new();
@@ -47,7 +57,7 @@ pub(super) fn serve(bundle: &Path) -> anyhow::Result<()> {
             }
             let Some(client) = clients.get_mut(&number) else { continue };
             let waited = client.tls.wants_write();
-            if client.serve(&answer).unwrap_or(true) {
+            if client.serve(&answers).unwrap_or(true) {
                 clients.remove(&number);
                 continue;
             }
@@ -67,10 +77,11 @@ fn config(bundle: &Path) -> anyhow::Result<Arc<ServerConfig>> {
     };
     let certificate = CertificateDer::from_pem_file(bundle).context("the certificate")?;
     let key = PrivateKeyDer::from_pem_file(bundle).context("the key")?;
-    let config = ServerConfig::builder_with_provider(Arc::new(provider))
+    let mut config = ServerConfig::builder_with_provider(Arc::new(provider))
         .with_protocol_versions(&[&TLS13])?
         .with_no_client_auth()
         .with_single_cert(vec![certificate], key)?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }
 
@@ -99,14 +110,16 @@ fn accept_all(
         socket.set_nonblocking(true)?;
         let number = usize::try_from(socket.as_raw_fd()).context("a descriptor")?;
         poll.add(&socket, number, EventFlags::IN)?;
-        let tls = ServerConnection::new(Arc::clone(config))?;
-        clients.insert(number, Client { socket, tls, heard: Vec::new() });
+        let mut tls = ServerConnection::new(Arc::clone(config))?;
+        // The answers of one turn to all requests of a connection (HTTP/2).
+        tls.set_buffer_limit(None);
+        clients.insert(number, Client { socket, tls, heard: Vec::new(), http2: None });
     }
 }
 
 impl Client {
     /// Does what can be done now. Returns whether the connection has ended.
-    fn serve(&mut self, answer: &[u8]) -> anyhow::Result<bool> {
+    fn serve(&mut self, answers: &Answers) -> anyhow::Result<bool> {
         match self.tls.read_tls(&mut self.socket) {
             Ok(0) => return Ok(true),
             Ok(_) => {}
@@ -118,9 +131,18 @@ impl Client {
             let start = self.heard.len();
             self.heard.resize(start + more, 0);
             self.tls.reader().read_exact(&mut self.heard[start..])?;
-            while let Some(end) = self.heard.windows(END.len()).position(|bytes| bytes == END) {
-                self.heard.drain(..end + END.len());
-                self.tls.writer().write_all(answer)?;
+            if self.http2.is_none() && self.tls.alpn_protocol() == Some(b"h2") {
+                self.http2 = Some(Http2::default());
+            }
+            if let Some(http2) = &mut self.http2 {
+                let mut out = Vec::new();
+                http2.serve(&mut self.heard, &answers.http2_fields, page(), &mut out);
+                self.tls.writer().write_all(&out)?;
+            } else {
+                while let Some(end) = self.heard.windows(END.len()).position(|bytes| bytes == END) {
+                    self.heard.drain(..end + END.len());
+                    self.tls.writer().write_all(&answers.http1)?;
+                }
             }
         }
         while self.tls.wants_write() {

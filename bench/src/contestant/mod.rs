@@ -183,6 +183,11 @@ pub(crate) fn standard(truepeer: PathBuf) -> Vec<Contestant> {
         contestant("hitch-haproxy", "hitch + HAProxy", Way::Https(Https::HitchBefore(Behind::Haproxy))),
         contestant("hitch-nginx", "hitch + NGINX", Way::Https(Https::HitchBefore(Behind::Nginx))),
         contestant(TRUEPEER_HTTPS, "truepeer https", Way::Https(Https::Truepeer(truepeer.clone()))),
+        contestant(
+            "truepeer-https-h2",
+            "truepeer https, HTTP/2 origin",
+            Way::Https(Https::TruepeerByHttp2(truepeer.clone())),
+        ),
         stacked(NO_PROXY_OF_STACKS, "no proxy, kernel", Stack::Kernel, Proxy::None),
         stacked("nginx-kernel", "NGINX, kernel", Stack::Kernel, Proxy::Nginx),
         stacked("truepeer-kernel", "truepeer https, kernel", Stack::Kernel, Proxy::Truepeer),

@@ -22,6 +22,8 @@ pub(super) enum Https {
     /// hitch, with another program behind it for what it lacks.
     HitchBefore(Behind),
     Truepeer(PathBuf),
+    /// HTTP/2 with the origin.
+    TruepeerByHttp2(PathBuf),
 }
 
 /// The program behind hitch.
@@ -51,6 +53,9 @@ impl Https {
             Self::Nginx => vec![(nginx::program(bed, &direct)?, ENTRANCE)],
             Self::Haproxy => vec![(haproxy::program(bed, &direct)?, ENTRANCE)],
             Self::Truepeer(path) => vec![(truepeer(path, credential), ENTRANCE)],
+            Self::TruepeerByHttp2(path) => {
+                vec![(truepeer(path, credential).arg("--origin-protocol=h2"), ENTRANCE)]
+            }
             Self::HitchBefore(behind) => {
                 let plain = Entrance::Plain(BETWEEN);
                 let second = match behind {
@@ -75,11 +80,15 @@ impl Https {
             Self::Haproxy => lacking(&["haproxy"]),
             Self::HitchBefore(Behind::Nginx) => hitch_and("nginx"),
             Self::HitchBefore(Behind::Haproxy) => hitch_and("haproxy"),
-            Self::Truepeer(path) if !path.exists() => {
+            Self::Truepeer(path) | Self::TruepeerByHttp2(path) if !path.exists() => {
                 Some(format!("{} does not exist (cargo build -p truepeer)", path.display()))
             }
             Self::Truepeer(path) => {
                 manual(path).is_none().then(|| "this truepeer has no command `https`".to_owned())
+            }
+            Self::TruepeerByHttp2(path) => {
+                let can = manual(path).is_some_and(|manual| manual.contains("--origin-protocol"));
+                (!can).then(|| "this truepeer speaks no HTTP/2 with origins".to_owned())
             }
         }
     }
@@ -89,7 +98,7 @@ impl Https {
         match self {
             Self::Nginx => super::nginx::version(bed),
             Self::Haproxy => super::haproxy::version(bed),
-            Self::Truepeer(path) => super::truepeer::version(bed, path),
+            Self::Truepeer(path) | Self::TruepeerByHttp2(path) => super::truepeer::version(bed, path),
             Self::HitchBefore(Behind::Nginx) => {
                 format!("{}, {}", hitch::version(bed), super::nginx::version(bed))
             }
