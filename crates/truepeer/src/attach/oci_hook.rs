@@ -15,7 +15,7 @@ use crate::spec::AttachArgs;
 /// Longer than any state or configuration.
 const LONGEST: u64 = 16 << 20;
 const PREFIX: &str = "truepeer.dev/";
-/// Each annotation is an option; the values of lists are separated by commas.
+/// Each annotation is an option; the values of lists are separated by commas or blanks. Podman's command line takes no commas in an annotation.
 const OPTIONS: [(&str, &str, bool); 4] = [
     ("ports", "--port", true),
     ("allow", "--allow", true),
@@ -86,12 +86,12 @@ fn words(annotations: &BTreeMap<String, String>) -> Result<Option<Vec<String>>> 
             // Of the node agent, or of a later version.
             continue;
         };
-        let values: Vec<&str> = if *is_list { value.split(',').collect() } else { vec![value] };
-        for value in values.into_iter().map(str::trim) {
-            ensure!(
-                !value.is_empty(),
-                "annotation {PREFIX}{name}: \"\" among its values: expected values separated by commas"
-            );
+        let parts: Vec<&str> = if *is_list { value.split(',').collect() } else { vec![value] };
+        ensure!(
+            parts.iter().all(|part| !part.trim().is_empty()),
+            "annotation {PREFIX}{name}: \"\" among its values: expected values separated by commas or blanks"
+        );
+        for value in parts.into_iter().flat_map(str::split_whitespace) {
             if name == "allow" && (value.starts_with('/') || value.starts_with('.')) {
                 bail!(
                     "annotation {PREFIX}{name}: {value}: expected a prefix, or loopback, private or any; a container names no file of the host"
@@ -133,14 +133,14 @@ mod tests {
         assert_eq!(words_of(&[]), "nothing");
         assert_eq!(words_of(&[("io.podman.annotations", "x"), ("truepeer.dev/attached", "x")]), "nothing");
         let all = [
-            ("truepeer.dev/ports", "80, 53/udp"),
+            ("truepeer.dev/ports", "80 81, 53/udp"),
             ("truepeer.dev/allow", "10.0.0.7,any"),
             ("truepeer.dev/header", "require,10.0.0.1=optional"),
             ("truepeer.dev/udp-dialect", "spp"),
         ];
         assert_eq!(
             words_of(&all),
-            "--allow=10.0.0.7 --allow=any --header=require --header=10.0.0.1=optional --port=80 --port=53/udp --udp-dialect=spp"
+            "--allow=10.0.0.7 --allow=any --header=require --header=10.0.0.1=optional --port=80 --port=81 --port=53/udp --udp-dialect=spp"
         );
         assert_eq!(
             words_of(&[("truepeer.dev/ports", "--pins,/tmp"), ("truepeer.dev/allow", "any")]),

@@ -40,7 +40,7 @@ const HOOK: Page = Page {
         "echo '{\"pid\": 4711, \"annotations\": {\"truepeer.dev/ports\": \"80\", \"truepeer.dev/allow\": \"10.0.0.7\"}}' | truepeer oci-hook",
     )],
     notes: "\
-Annotations: truepeer.dev/ports and truepeer.dev/allow, and perhaps truepeer.dev/header and truepeer.dev/udp-dialect; their values are those of the options of truepeer attach, several separated by commas. A container without them starts as without truepeer. If an annotation is wrong, the container does not start, and the runtime shows the reason.",
+Annotations: truepeer.dev/ports and truepeer.dev/allow, and perhaps truepeer.dev/header and truepeer.dev/udp-dialect; their values are those of the options of truepeer attach, several separated by commas or blanks. A container without them starts as without truepeer. If an annotation is wrong, the container does not start, and the runtime shows the reason.",
 };
 
 pub(super) fn oci_hook() -> Command {
