@@ -8,6 +8,7 @@ set -euo pipefail
 . scripts/containers/images.sh
 . scripts/containers/checks.sh
 truepeer=$(realpath "${TRUEPEER:-$target/debug/truepeer}")
+agent=$(realpath "${TRUEPEER_AGENT:-$target/debug/truepeer-agent}")
 layouts=${1:-v2}
 runs=${2:-docker podman}
 
@@ -33,8 +34,11 @@ import() { # image
 start_container() { # image, number, more options of run
   local image=$1 ports=(-p "$((8080 + $2)):80" -p "$((5300 + $2)):53/udp")
   shift 2
-  if [ "$engine" = docker ]; then node_run docker run -d --name "$image" "${ports[@]}" "$@" "$image" >/dev/null
-  else node_run podman run -d --cgroup-parent /truepeer-node/podman --network two --name "$image" "${ports[@]}" "$@" "localhost/$image" >/dev/null 2>&1; fi
+  [[ "$*" = *--name* ]] || set -- --name "$image" "$@"
+  if [ "$engine" = docker ]; then node_run docker run -d "${ports[@]}" "$@" "$image" >/dev/null
+  else
+    node_run podman ${hooked:+--hooks-dir /run/node/hooks} run -d --cgroup-parent /truepeer-node/podman --network two "${ports[@]}" "$@" "localhost/$image" >/dev/null 2>&1
+  fi
 }
 
 # Waits for the server, and for IPv6's detection of duplicate addresses in a new container.
@@ -75,6 +79,54 @@ published_ports() { # image, number
   check_is "$name: detached" "$(node_run truepeer attach detach --container "$1" >/dev/null 2>&1; from_lb tcp 10.0.0.1 $tcp "${four[@]}" v1 | grep -o 400)" 400
 }
 
+# Starts a program there; `stop` ends it.
+start() { node_run sh -c 'setsid "$@" >/run/node/started.log 2>&1 </dev/null & echo $! >/run/node/started' sh "$@"; }
+stop() { node_run sh -c 'kill "$(cat /run/node/started)"'; }
+
+# Waits for the client's name at a published port, then prints what the server says.
+named() { # port
+  local end=$((SECONDS + 10)) said
+  until said=$(from_lb tcp 10.0.0.1 "$1" "${four[@]}" v2) && [ "$said" = "${four[*]}" ]; do [ $SECONDS -lt $end ] || break; done
+  echo "$said"
+}
+
+restarts() {
+  local name="$layout $engine" port=8081 named raw
+  start truepeer attach --container go --port 80 --allow 10.0.0.7 --watch
+  check_is "$name: --watch attaches" "$(named $port)" "${four[*]}"
+  node_run $engine restart -t 1 go >/dev/null 2>&1
+  check_is "$name: --watch attaches again after a restart" "$(named $port)" "${four[*]}"
+  stop
+  node_run $engine restart -t 1 go >/dev/null 2>&1
+  wait_for_servers 1
+  check_is "$name: without --watch a restarted container is raw" "$(from_lb tcp 10.0.0.1 $port "${four[@]}" v1 | grep -o 400)" 400
+
+  if [ -x "$agent" ]; then
+    if [ "$engine" = podman ]; then node_start podman podman system service --time 0 unix:///run/podman.sock; fi
+    start_container go 7 --name labelled --label truepeer.dev/ports=80 --label truepeer.dev/allow=10.0.0.7
+    start truepeer-agent docker --socket "/run/$engine.sock" --truepeer "$truepeer"
+    check_is "$name: the agent attaches by labels" "$(named 8087)" "${four[*]}"
+    node_run $engine restart -t 1 labelled >/dev/null 2>&1
+    check_is "$name: the agent attaches again after a restart" "$(named 8087)" "${four[*]}"
+    stop
+    check_is "$name: without the agent what is attached goes on" "$(named 8087)" "${four[*]}"
+  else check_skip "$name: the agent" "truepeer-agent is not built"; fi
+
+  [ "$engine" = podman ] || return 0
+  node_run mkdir -p /run/node/hooks
+  sed "s|/usr/bin/truepeer|$truepeer|" deploy/oci/truepeer.json | node_run sh -c 'cat >/run/node/hooks/truepeer.json'
+  local race=$target/logs/hook-race
+  node_run ip netns exec lb python3 scripts/containers/load.py tcp 10.0.0.1 8088 8s >"$race" 2>&1 &
+  local racing=$!
+  hooked=1 start_container go 8 --name hooked --annotation truepeer.dev/ports=80 --annotation truepeer.dev/allow=10.0.0.7
+  sleep 2
+  node_run podman --hooks-dir /run/node/hooks restart -t 1 hooked >/dev/null 2>&1
+  wait $racing
+  sed 's/^/  /' "$race"
+  read -r _ named _ raw _ <"$race"
+  check_is "$name: the hook attaches before the start and each restart, under load: none is raw" "$((named > 100)) $raw" "1 0"
+}
+
 for layout in $layouts; do
   if [ "$layout" = hybrid ] && ! findmnt -nt cgroup >/dev/null; then check_skip "$layout" "this machine has no cgroups of version 1"; continue; fi
   for engine in $runs; do
@@ -92,6 +144,7 @@ for layout in $layouts; do
       published_ports $image $number
       number=$((number + 1))
     done
+    restarts
     node_end
   done
 done

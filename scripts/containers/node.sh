@@ -60,7 +60,7 @@ node_up() { # layout
 # Runs a command there.
 node_run() {
   nsenter --wdns="$PWD" -t "$node_pid" -m -n -p -i -u -- env -i TERM=dumb PYTHONDONTWRITEBYTECODE=1 LC_ALL=C.UTF-8 HOME=/run/node/home \
-    PATH="$PWD/scripts/containers/bin:$engines/bin:$engines/root/usr/sbin:$engines/root/usr/bin:$engines/root/sbin:$engines/root/bin:$kube:$(dirname "$truepeer"):/usr/sbin:/usr/bin:/sbin:/bin" \
+    PATH="$PWD/scripts/containers/bin:$engines/bin:$engines/root/usr/sbin:$engines/root/usr/bin:$engines/root/sbin:$engines/root/bin:$kube:$(dirname "$truepeer"):${agent:+$(dirname "$agent")}:/usr/sbin:/usr/bin:/sbin:/bin" \
     LD_LIBRARY_PATH="$engines/root/usr/lib/x86_64-linux-gnu:$engines/root/lib/x86_64-linux-gnu" \
     XTABLES_LIBDIR="$engines/root/usr/lib/x86_64-linux-gnu/xtables" PYTHONPATH="$engines/root/usr/lib/python3/dist-packages" \
     CONTAINERS_CONF=/run/node/containers.conf CONTAINERS_STORAGE_CONF=/run/node/storage.conf \
