@@ -118,12 +118,15 @@ restarts() {
   local race=$target/logs/hook-race
   node_run ip netns exec lb python3 scripts/containers/load.py tcp 10.0.0.1 8088 8s >"$race" 2>&1 &
   local racing=$!
-  hooked=1 start_container go 8 --name hooked --annotation truepeer.dev/ports=80 --annotation truepeer.dev/allow=10.0.0.7
+  hooked=1 start_container go 8 --name hooked --annotation "truepeer.dev/ports=80 53/udp" --annotation "truepeer.dev/allow=10.0.0.7 fd00:200::7"
   sleep 2
   node_run podman --hooks-dir /run/node/hooks restart -t 1 hooked >/dev/null 2>&1
   wait $racing
   sed 's/^/  /' "$race"
   read -r _ named _ raw _ <"$race"
+  check_is "$name: the hook, UDP over IPv6" "$(from_lb udp fd00:200::1 5308 "${six[@]}")" "${six[*]}"
+  check_is "$name: a wrong annotation fails the start, and says why" "$(node_run podman --hooks-dir /run/node/hooks run --rm --network two \
+    --cgroup-parent /truepeer-node/podman --annotation truepeer.dev/ports=80x --annotation truepeer.dev/allow=10.0.0.7 localhost/go 2>&1 | grep -c 80x)" 1
   check_is "$name: the hook attaches before the start and each restart, under load: none is raw" "$((named > 100)) $raw" "1 0"
 }
 

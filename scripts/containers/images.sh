@@ -53,6 +53,7 @@ make_images() {
   if [ ! "$images/go" -nt $from/who.go ]; then
     root=$(root_with_busybox go)
     CGO_ENABLED=0 go build -ldflags '-s -w' -o "$root/bin/who" $from/who.go
+    ln -s who "$root/bin/my-server"
     image_done "$root"
   fi
   [ -d "$images/pause" ] || image_done "$(root_with_busybox pause)"
