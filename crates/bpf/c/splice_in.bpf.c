@@ -29,6 +29,15 @@ static __always_inline void learn(struct __sk_buff *skb, const struct segment *s
 	learn_from(from, segment, (__u32)bpf_ntohs(window) << (from->peer_scale & 15));
 }
 
+/* `begin`: the number behind the last byte that was counted, here or by the session that relayed. */
+static __always_inline void count_bytes(struct face *from, const struct segment *segment, __u32 begin)
+{
+	__u32 new = segment->seq + segment->payload_len - begin;
+
+	if ((__s32)new > 0)
+		from->bytes += new;
+}
+
 static __always_inline int go_on_translated(struct __sk_buff *skb, const struct segment *segment, struct face *from, struct face *to,
 					    int is_tail, int is_good)
 {
@@ -62,9 +71,7 @@ static __always_inline int on_tail(struct __sk_buff *skb, struct segment *segmen
 		return keep_for_socket(skb, segment, from);
 	int is_good = is_taken(segment, from) && is_intact(skb, segment);
 	if (is_good) {
-		__u32 new = end_of(segment) - from->end;
-		if ((__s32)new > 0)
-			from->bytes += new;
+		count_bytes(from, segment, is_before(from->end, from->kept) ? from->kept : from->end);
 		learn(skb, segment, from, to);
 		note_ends(flow, segment, from, to);
 		copy_to_socket(skb);
@@ -83,6 +90,7 @@ static __always_inline int on_reset(struct __sk_buff *skb, const struct segment 
 	} else if (!is_intact(skb, segment)) {
 		return drop_for(DAMAGED);
 	} else if (move_stage(flow, SPLICE_SPLICED, SPLICE_DEAD)) {
+		note(from, RESET);
 		tally(RESETS);
 	}
 	return go_on_translated(skb, segment, from, to, 0, 0);
@@ -100,9 +108,7 @@ static __always_inline int on_spliced(struct __sk_buff *skb, const struct segmen
 	if (is_good && (segment->flags & FIN || flow->stage == SPLICE_DEAD) && !is_intact(skb, segment))
 		return drop_for(DAMAGED);
 	if (is_good) {
-		__u32 new = end_of(segment) - from->end;
-		if ((__s32)new > 0)
-			from->bytes += new;
+		count_bytes(from, segment, from->end);
 		learn(skb, segment, from, to);
 		note_ends(flow, segment, from, to);
 		if (move_stage(flow, SPLICE_DEAD, SPLICE_SPLICED))

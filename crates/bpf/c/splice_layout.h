@@ -25,6 +25,7 @@ enum splice_stage {
 #define HELD 0x10       /* our socket offers no more than the other peer takes: `shift` is known */
 #define FIN_SAID 0x20   /* fin */
 #define FIN_TAKEN 0x40  /* the other peer has acknowledged it */
+#define RESET 0x80      /* the peer has reset the connection */
 
 struct face {
 	struct flow_key key; /* as the peer's segments come in */

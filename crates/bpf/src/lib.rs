@@ -63,5 +63,7 @@ pub use refusals::{Refusal, Refusals};
 pub use remove::remove;
 pub use rules::{Gate, NewConnections, Others, Rules, UdpDialect};
 pub use sizes::{MAX_FLOWS, MAX_UDP_FLOWS};
-pub use splice::{ArmError, Ended, FLOW_BYTES, Flow, SPLICE_COUNTERS, Side, Splices, Stage, Swept};
+pub use splice::{
+    ArmError, Ended, FLOW_BYTES, Flow, SPLICE_COUNTERS, Side, Splices, Stage, Swept, Unattended, Watched,
+};
 pub use status::{FlowCount, PortStatus, Status, Traffic, status};

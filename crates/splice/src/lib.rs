@@ -23,3 +23,4 @@ pub use grace::Grace;
 pub use handover::{Broken, Connections, Handover, Progress, Streams, Turn};
 pub use mapping::{Mapping, Position};
 pub use sockets::Sockets;
+pub use truepeer_bpf::{Splices, Stage, Watched};

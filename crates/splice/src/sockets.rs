@@ -1,10 +1,10 @@
 //! [`Connections`] on real sockets.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_linger;
-use truepeer_bpf::{Ended, Flow};
+use truepeer_bpf::{Ended, Flow, Watched};
 use truepeer_sys::repair::{self, Received};
 use truepeer_sys::{CallError, socket};
 
@@ -30,15 +30,13 @@ impl Sockets {
         Borrowed { session: self, sockets }
     }
 
-    /// Closes the sockets silently. From now on the flow belongs to the machine.
-    ///
-    /// # Errors
-    /// What the kernel says; then the connections are reset.
-    pub fn let_go(self, sockets: [OwnedFd; 2]) -> Result<(), CallError> {
-        // If one is not closed silently, it is reset, and its peer with it; the flow translates what the peers say to that.
-        let closed = sockets.map(repair::close_silently);
-        self.flow.let_go();
-        closed.into_iter().collect()
+    /// The caller closes the sockets now: that is silent. From now on the flow belongs to the machine.
+    pub fn let_go(self, sockets: [BorrowedFd<'_>; 2]) -> Watched {
+        for socket in sockets {
+            // If one is not closed silently, it is reset, and its peer with it; the flow translates what the peers say to that.
+            let _ = repair::close_silently(socket);
+        }
+        self.flow.let_go()
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a TCP connection has sent and received so far, and closing it without a word (TCP_REPAIR).
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use socket2::SockRef;
 
@@ -98,6 +99,29 @@ pub fn ask_peer(socket: BorrowedFd<'_>) -> Result<(), CallError> {
     asked.and(reused)
 }
 
+/// Resets a connection that has no socket here. `expected`: the number that the peer expects; it believes no other one (RFC 5961, 3.2).
+///
+/// # Errors
+/// What the kernel says.
+pub fn reset(own: SocketAddr, peer: SocketAddr, expected: u32) -> Result<(), CallError> {
+    let socket = crate::socket::tcp_socket(own)?;
+    crate::socket::set_transparent(socket.as_fd(), own)?;
+    // Under repair nothing is sent until the socket is closed.
+    set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON)
+        .named("setsockopt(TCP_REPAIR)")?;
+    set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, SEND_QUEUE)
+        .and_then(|()| {
+            set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_QUEUE_SEQ, expected.cast_signed())
+        })
+        .named("setsockopt(TCP_QUEUE_SEQ)")?;
+    let of = SockRef::from(&socket);
+    of.bind(&own.into()).named("bind")?;
+    of.connect(&peer.into()).named("connect")?;
+    of.set_linger(Some(std::time::Duration::ZERO)).named("setsockopt(SO_LINGER)")?;
+    set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_WITHOUT_PROBE)
+        .named("setsockopt(TCP_REPAIR)")
+}
+
 /// The kernel doesn't widen the receive buffer, and so the window that it offers (SO_BUF_LOCK, Linux 5.14), until it may again.
 ///
 /// # Errors
@@ -110,12 +134,12 @@ pub fn set_receive_buffer_fixed(socket: BorrowedFd<'_>, is_fixed: bool) -> Resul
     set_int(socket, libc::SOL_SOCKET, SO_BUF_LOCK, locks).named("setsockopt(SO_BUF_LOCK)")
 }
 
-/// Closes the connection here without telling the other end: neither FIN nor RST.
+/// When the socket is closed, the other end is not told: neither FIN nor RST. Close it at once.
 ///
 /// # Errors
 /// As [`next_to_write`]; then it is closed as ever.
-pub fn close_silently(socket: OwnedFd) -> Result<(), CallError> {
-    set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).named("setsockopt(TCP_REPAIR)")
+pub fn close_silently(socket: BorrowedFd<'_>) -> Result<(), CallError> {
+    set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).named("setsockopt(TCP_REPAIR)")
 }
 
 /// What was agreed on when the connection was made, and how it stands.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::layout::{FIN_SAID, FIN_TAKEN, Face, HELD, SAID, Stage, TOLD, TS_SHIFT};
 use super::table::Splices;
+use super::watched::Watched;
 
 /// A session's flow while its sockets stand. Dropped before it is [let go](Flow::let_go), it is forgotten: its packets are the kernel's again.
 pub struct Flow {
@@ -99,9 +100,9 @@ impl Flow {
     }
 
     /// Its sockets are closed.
-    pub fn let_go(mut self) {
+    pub fn let_go(mut self) -> Watched {
         self.is_let_go = true;
-        self.splices.let_go(self.place);
+        Watched::new(Arc::clone(&self.splices), self.place)
     }
 
     fn advance(&self, from: Stage, to: Stage) -> bool {

@@ -49,6 +49,7 @@ pub(super) const TS_SHIFT: u32 = 0x08;
 pub(super) const HELD: u32 = 0x10;
 pub(super) const FIN_SAID: u32 = 0x20;
 pub(super) const FIN_TAKEN: u32 = 0x40;
+pub(super) const RESET: u32 = 0x80;
 
 /// `struct face`.
 #[derive(Debug)]

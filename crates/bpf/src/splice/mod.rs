@@ -8,8 +8,10 @@ mod flow;
 mod layout;
 mod mapped;
 mod table;
+mod watched;
 
 pub use counters::SPLICE_COUNTERS;
 pub use flow::{Ended, Flow};
 pub use layout::{FLOW_BYTES, Stage};
 pub use table::{ArmError, Side, Splices, Swept};
+pub use watched::{Unattended, Watched};

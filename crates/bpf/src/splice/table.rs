@@ -22,6 +22,9 @@ use crate::{AttachError, Device, SPLICE_COUNTERS};
 /// A place is used again only so long after: no program that still runs knows it then.
 const REST: Duration = Duration::from_secs(1);
 
+/// A flow whose peers have both vanished never ends by itself.
+const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// One connection of a session.
 #[derive(Debug, Clone, Copy)]
 pub struct Side<'s> {
@@ -190,6 +193,9 @@ impl Splices {
             let is_quiet = now.saturating_duration_since(entry.quiet_since) >= linger;
             match self.stage(entry.place) {
                 Stage::Closing | Stage::Dead if is_quiet => self.forget(entry.place),
+                Stage::Spliced if now.saturating_duration_since(entry.quiet_since) >= ABANDONED => {
+                    self.forget(entry.place);
+                }
                 // Its keys are removed, and may be another flow's by now.
                 Stage::Gone => self.put_back(entry.place),
                 _ => return true,

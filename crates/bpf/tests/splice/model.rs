@@ -12,6 +12,7 @@ pub(crate) const SAID: u32 = 0x02;
 pub(crate) const TS_SHIFT: u32 = 0x08;
 const FIN_SAID: u32 = 0x20;
 const FIN_TAKEN: u32 = 0x40;
+const RESET: u32 = 0x80;
 
 const PASS: i32 = -1;
 const DROP: i32 = 2;
@@ -157,6 +158,7 @@ impl Model {
                     return Fate::Dropped("damaged");
                 }
                 if self.stage == Stage::Spliced {
+                    self.from().known |= RESET;
                     self.stage = Stage::Dead;
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -132,8 +132,7 @@ fn relay(shared: &Shared, number: usize, down: TcpStream, backend: SocketAddr) -
     let outcome = session.run(shared, number);
     match outcome {
         Ok(Some(spliced)) => {
-            let [down, up] = session.sockets;
-            spliced.let_go([OwnedFd::from(down), OwnedFd::from(up)])?;
+            drop(spliced.let_go(session.fds()));
             shared.count(|tally| tally.let_go += 1);
             Ok(())
         }
