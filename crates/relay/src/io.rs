@@ -3,9 +3,13 @@
 //! No method blocks. After [`Errno::AGAIN`], wait for an event. Dropping a socket closes it.
 
 use std::net::SocketAddr;
+use std::time::Instant;
 
 use rustix::io::Errno;
 use truepeer_session::connect_as::{ConnectError, Upstream};
+use truepeer_splice::{Broken, Streams, Turn, Watched};
+
+use crate::leaving::Leaving;
 
 /// A socket's user data in its readiness events.
 pub type Token = u64;
@@ -93,6 +97,30 @@ pub trait Io {
 
     /// The address that the sender connected to.
     fn local_address(&mut self, socket: &Self::Socket) -> Option<SocketAddr>;
+
+    /// Begins to hand a session over to the kernel's programs: downstream, upstream. `None`: it stays here.
+    fn begin_leaving(&mut self, sockets: [&Self::Socket; 2], now: Instant) -> Option<Leaving>;
+
+    /// A turn of a session that leaves.
+    ///
+    /// # Errors
+    /// A connection broke after the cut.
+    fn leave(
+        &mut self,
+        leaving: &mut Leaving,
+        sockets: [&Self::Socket; 2],
+        streams: &Streams,
+        now: Instant,
+    ) -> Result<Turn, Broken>;
+
+    /// The session stays here after all.
+    fn stay(&mut self, leaving: Leaving, sockets: [&Self::Socket; 2]);
+
+    /// The session has left: closes its sockets silently.
+    fn let_go(&mut self, leaving: Leaving, sockets: [Self::Socket; 2]) -> Watched;
+
+    /// Resets both peers of a session that has left.
+    fn reset_unattended(&mut self, watched: Watched);
 }
 
 /// The readiness of a socket between events. Events are edge-triggered: only a new edge sets a flag again.

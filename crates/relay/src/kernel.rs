@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
@@ -10,9 +10,11 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
 use rustix::pipe::{self, PipeFlags, SpliceFlags};
 use truepeer_session::budget::{Budget, Permit};
 use truepeer_session::connect_as::{ConnectError, Upstream, connect_as};
+use truepeer_splice::{Broken, Streams, Turn, Watched};
 use truepeer_sys::socket;
 
 use crate::io::{Io, Readiness, Token};
+use crate::leaving::{self, Leaving, Splicing};
 
 /// The capacity of a pipe: 64 pages of the unprivileged quota of 16 384 (`fs.pipe-user-pages-soft`).
 pub const PIPE_BYTES: usize = 256 << 10;
@@ -31,6 +33,7 @@ pub struct Kernel {
     pool: Vec<Pipe>,
     /// How many requests get no pipe since the last refusal.
     without_pipe: u32,
+    splicing: Option<Splicing>,
 }
 
 /// A session's socket. A panic that drops it resets the connection: FIN would mean that everything was sent.
@@ -73,10 +76,10 @@ const EDGES: EventFlags = EventFlags::IN
     .union(EventFlags::ET);
 
 impl Kernel {
-    /// A worker's kernel: `epoll` watches its sockets, `pipes` limits its pipes.
+    /// A worker's kernel: `epoll` watches its sockets, `pipes` limits its pipes. Without `splicing` no session leaves user space.
     #[must_use]
-    pub fn new(epoll: OwnedFd, pipes: Budget) -> Self {
-        Self { epoll, pipes, pool: Vec::new(), without_pipe: 0 }
+    pub fn new(epoll: OwnedFd, pipes: Budget, splicing: Option<Splicing>) -> Self {
+        Self { epoll, pipes, pool: Vec::new(), without_pipe: 0, splicing }
     }
 
     /// The epoll descriptor.
@@ -187,6 +190,34 @@ impl Io for Kernel {
 
     fn local_address(&mut self, socket: &KernelSocket) -> Option<SocketAddr> {
         socket::local_address(socket.as_fd()).ok()
+    }
+
+    fn begin_leaving(&mut self, sockets: [&KernelSocket; 2], now: Instant) -> Option<Leaving> {
+        let splicing = self.splicing.as_ref()?;
+        splicing.sweep(now);
+        splicing.begin(sockets.map(AsFd::as_fd))
+    }
+
+    fn leave(
+        &mut self,
+        leaving: &mut Leaving,
+        sockets: [&KernelSocket; 2],
+        streams: &Streams,
+        now: Instant,
+    ) -> Result<Turn, Broken> {
+        leaving.turn(sockets.map(AsFd::as_fd), streams, now)
+    }
+
+    fn stay(&mut self, leaving: Leaving, sockets: [&KernelSocket; 2]) {
+        leaving.give_up(sockets.map(AsFd::as_fd));
+    }
+
+    fn let_go(&mut self, leaving: Leaving, sockets: [KernelSocket; 2]) -> Watched {
+        leaving.finish(sockets)
+    }
+
+    fn reset_unattended(&mut self, watched: Watched) {
+        leaving::reset(watched);
     }
 }
 

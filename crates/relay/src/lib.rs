@@ -16,6 +16,7 @@
 mod entrances;
 pub mod io;
 pub mod kernel;
+mod leaving;
 mod listener;
 mod relay;
 #[cfg(test)]
@@ -24,6 +25,7 @@ pub mod tcp;
 pub mod udp;
 mod worker;
 
+pub use leaving::Splicing;
 pub use relay::Relay;
 
 /// Panics on purpose, so that tests see the effect of a defect.

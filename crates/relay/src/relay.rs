@@ -16,6 +16,7 @@ use truepeer_session::{
 use truepeer_sys::{CallError, Named as _};
 
 use crate::entrances;
+use crate::leaving::Splicing;
 use crate::udp::moving::MovingFlow;
 use crate::udp::tuples::Tuples;
 use crate::worker::{FlowsOrder, Order, Seat, Team, Worker};
@@ -43,6 +44,20 @@ impl Relay {
         journal: &Arc<Journal>,
         on_end: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, EngineError> {
+        Self::start_splicing(workers, budgets, journal, None, on_end)
+    }
+
+    /// Likewise; sessions whose settings say so leave user space.
+    ///
+    /// # Errors
+    /// Those of [`Self::start`].
+    pub fn start_splicing(
+        workers: usize,
+        budgets: &Budgets,
+        journal: &Arc<Journal>,
+        splicing: Option<Splicing>,
+        on_end: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Self, EngineError> {
         let boxes = (0..workers.max(1)).map(|_| mailbox()).collect::<Result<Vec<_>, _>>()?;
         let team = Arc::new(Team::new(boxes.iter().map(|(postbox, _)| postbox.clone()).collect()));
         let mut relay = Self {
@@ -52,7 +67,8 @@ impl Relay {
             tuples: Tuples::default(),
         };
         for (number, (postbox, mailbox)) in boxes.into_iter().enumerate() {
-            let seat = Seat::new(number, Arc::clone(&team), mailbox, budgets.clone(), Arc::clone(journal))?;
+            let (team, journal) = (Arc::clone(&team), Arc::clone(journal));
+            let seat = Seat::new(number, team, mailbox, budgets.clone(), journal, splicing.clone())?;
             let thread = relay.workers.spawn(format!("worker-{number}"), move || Worker::new(seat).run())?;
             relay.workers.add(postbox, thread);
         }

@@ -95,6 +95,8 @@ pub enum SessionStage {
     Connecting,
     /// Bytes or datagrams move.
     Relaying,
+    /// The kernel translates its packets; it has no sockets.
+    Spliced,
     /// HTTP: it waits for the next request.
     Idle,
 }
@@ -108,6 +110,7 @@ impl SessionStage {
             Self::Handshake => "handshake",
             Self::Connecting => "connecting",
             Self::Relaying => "relaying",
+            Self::Spliced => "spliced",
             Self::Idle => "idle",
         }
     }

@@ -56,8 +56,19 @@ pub struct ListenerSettings {
     pub connect_timeout: Duration,
     /// The idle time-out, if neither direction moves bytes; `None`: none.
     pub idle_timeout: Option<Duration>,
+    /// When sessions leave user space; `None`: never.
+    pub splice_after: Option<SpliceAfter>,
     /// The UDP settings, if the listener takes datagrams.
     pub udp: Option<UdpSettings>,
+}
+
+/// When a session is worth handing over to the kernel's programs: whichever comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpliceAfter {
+    /// Bytes in both directions together.
+    pub bytes: u64,
+    /// The age at which bytes still move.
+    pub age: Duration,
 }
 
 /// The settings of a UDP listener.
@@ -105,6 +116,7 @@ impl ListenerSettings {
             header_limits: Limits::default(),
             connect_timeout: Duration::from_secs(5),
             idle_timeout: None,
+            splice_after: None,
             udp: None,
         }
     }

@@ -4,13 +4,16 @@ use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::Instant;
 
 use rustix::io::Errno;
 use truepeer_session::budget::{Budget, Permit};
 use truepeer_session::connect_as::{ConnectError, Upstream};
+use truepeer_splice::{Broken, Streams, Turn, Watched};
 
 use super::world::World;
 use crate::io::{Io, Token};
+use crate::leaving::Leaving;
 
 /// How often the kernel causes difficulties, in percent unless stated otherwise.
 #[derive(Debug, Clone, Copy)]
@@ -229,4 +232,26 @@ impl Io for SimIo {
     fn local_address(&mut self, _: &SimSocket) -> Option<SocketAddr> {
         Some(SocketAddr::from(([192, 0, 2, 200], 8443)))
     }
+
+    fn begin_leaving(&mut self, _: [&SimSocket; 2], _: Instant) -> Option<Leaving> {
+        None
+    }
+
+    fn leave(
+        &mut self,
+        _: &mut Leaving,
+        _: [&SimSocket; 2],
+        _: &Streams,
+        _: Instant,
+    ) -> Result<Turn, Broken> {
+        unreachable!("no session begins to leave")
+    }
+
+    fn stay(&mut self, _: Leaving, _: [&SimSocket; 2]) {}
+
+    fn let_go(&mut self, _: Leaving, _: [SimSocket; 2]) -> Watched {
+        unreachable!("no session begins to leave")
+    }
+
+    fn reset_unattended(&mut self, _: Watched) {}
 }

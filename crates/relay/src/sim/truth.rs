@@ -54,7 +54,7 @@ struct RealLab {
 impl RealLab {
     fn new() -> Self {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll");
-        Self { kernel: Kernel::new(epoll, Budget::new(1)), them: None }
+        Self { kernel: Kernel::new(epoll, Budget::new(1), None), them: None }
     }
 
     fn dial(&mut self, backend: SocketAddr) -> KernelSocket {

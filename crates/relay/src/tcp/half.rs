@@ -133,6 +133,20 @@ impl<P> Half<P> {
         self.delivered_bytes
     }
 
+    /// Bytes that were read and not yet taken by the sink.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        match &self.held {
+            Held::Nothing => 0,
+            Held::Backlog(backlog) => backlog.unsent().len() as u64,
+            Held::Piped { bytes, .. } => *bytes as u64,
+        }
+    }
+
+    /// Whether the source has been read to its end.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.input != Input::Open
+    }
+
     /// Whether bytes from `from` are still to be delivered.
     pub(crate) fn owes<S>(&self, from: &End<S>) -> bool {
         let unread = self.input == Input::Open && from.ready.readable;

@@ -4,5 +4,6 @@ pub(crate) mod connecting;
 pub(crate) mod context;
 mod half;
 mod header;
+pub(crate) mod left;
 pub(crate) mod relaying;
 pub(crate) mod session;

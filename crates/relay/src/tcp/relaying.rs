@@ -3,17 +3,22 @@
 //! FIN in one half leaves the other one working. A reset is passed on as a reset. Bytes sent before it are
 //! delivered first, as they would be without truepeer, but for at most [`RESET_GRACE`].
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use truepeer_session::CloseReason;
+use truepeer_session::settings::SpliceAfter;
+use truepeer_splice::{Streams, Turn, Watched};
 
 use super::half::{Backlog, End, Half, PumpContext, Pumped};
 use crate::io::{Io, Readiness};
+use crate::leaving::Leaving;
 
 /// How long a reset waits for the other end to acknowledge the bytes before it.
 const RESET_GRACE: Duration = Duration::from_secs(1);
 /// How often to check for the acknowledgement: there is no event for it.
 pub(crate) const RESET_CHECK: Duration = Duration::from_millis(20);
+/// How often a session that leaves user space is looked at, beside its events.
+pub(crate) const LEAVING_CHECK: Duration = Duration::from_millis(4);
 
 /// The two ends of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +39,10 @@ pub(crate) enum Progress {
     Resetting,
     /// The same. The next check is already scheduled, and no event postpones it.
     StillResetting,
+    /// It leaves user space: check again after [`LEAVING_CHECK`].
+    Leaving,
+    /// It can close its sockets.
+    Left,
 }
 
 /// A session that relays.
@@ -48,6 +57,11 @@ pub(crate) struct Relaying<S, P> {
     /// Checks for the acknowledgement, each [`RESET_CHECK`] after the one before.
     reset_checks: u32,
     reset_check_due: bool,
+    leaving: Option<Box<Leaving>>,
+    /// It has tried to leave, and stays.
+    stays: bool,
+    /// Nothing is written to this end: what it has must be sent first.
+    hold: Option<Side>,
 }
 
 impl<S, P> Relaying<S, P> {
@@ -62,6 +76,9 @@ impl<S, P> Relaying<S, P> {
             broken: None,
             reset_checks: 0,
             reset_check_due: false,
+            leaving: None,
+            stays: false,
+            hold: None,
         }
     }
 
@@ -90,16 +107,111 @@ impl<S, P> Relaying<S, P> {
         &mut self,
         cx: &mut PumpContext<'_, I>,
     ) -> Result<Progress, CloseReason> {
-        let up = self.up.pump(cx, &mut self.downstream, &mut self.upstream, self.down.is_finished());
-        let down = self.down.pump(cx, &mut self.upstream, &mut self.downstream, self.up.is_finished());
+        // After the cut close() says nothing, so the last end must be passed on before.
+        let is_cut = self.is_cut();
+        let up = match self.hold {
+            Some(Side::Upstream) => Pumped::Blocked,
+            _ => {
+                let is_last = self.down.is_finished() && !is_cut;
+                self.up.pump(cx, &mut self.downstream, &mut self.upstream, is_last)
+            }
+        };
+        let down = match self.hold {
+            Some(Side::Downstream) => Pumped::Blocked,
+            _ => {
+                let is_last = self.up.is_finished() && !is_cut;
+                self.down.pump(cx, &mut self.upstream, &mut self.downstream, is_last)
+            }
+        };
         if let Some(side) = self.broken_by(up, down) {
             return self.pass_the_reset_on(cx, side);
         }
         match (up, down) {
-            (Pumped::Finished, Pumped::Finished) => Err(CloseReason::Finished),
+            (Pumped::Finished, Pumped::Finished) if !is_cut => Err(CloseReason::Finished),
             (Pumped::TurnOver, _) | (_, Pumped::TurnOver) => Ok(Progress::TurnOver),
             _ => Ok(Progress::Waiting),
         }
+    }
+
+    /// Whether it has tried to leave, and could not.
+    pub(crate) fn stays(&self) -> bool {
+        self.stays
+    }
+
+    fn is_cut(&self) -> bool {
+        self.leaving.as_ref().is_some_and(|leaving| leaving.is_cut())
+    }
+
+    /// Begins to leave user space if that is worth it by now, or goes on with it. `Ok` of `None`: it stays.
+    ///
+    /// # Errors
+    /// A connection broke after the cut: the bytes on their way are lost, so both are reset.
+    pub(crate) fn leave<I: Io<Socket = S>>(
+        &mut self,
+        io: &mut I,
+        after: Option<SpliceAfter>,
+        age: Duration,
+        now: Instant,
+    ) -> Result<Option<Progress>, CloseReason> {
+        if self.leaving.is_none() {
+            if !self.is_worth_leaving(after, age) {
+                return Ok(None);
+            }
+            self.leaving =
+                io.begin_leaving([&self.downstream.socket, &self.upstream.socket], now).map(Box::new);
+            self.stays = self.leaving.is_none();
+        }
+        let streams = self.streams();
+        let sockets = [&self.downstream.socket, &self.upstream.socket];
+        let Some(leaving) = &mut self.leaving else { return Ok(None) };
+        let held = self.hold.take();
+        let turn = match io.leave(leaving, sockets, &streams, now) {
+            Ok(turn) => turn,
+            Err(_) => return Err(CloseReason::ResetByBackend),
+        };
+        Ok(match turn {
+            Turn::LetGo => Some(Progress::Left),
+            Turn::StayHere(_) => {
+                if let Some(leaving) = self.leaving.take() {
+                    io.stay(*leaving, sockets);
+                }
+                self.stays = true;
+                held.map(|_| Progress::TurnOver)
+            }
+            Turn::Hold(side) => {
+                self.hold = Some(if side == 0 { Side::Downstream } else { Side::Upstream });
+                Some(Progress::Leaving)
+            }
+            // What was not written meanwhile is, and no event says so.
+            Turn::Wait if held.is_some() => Some(Progress::TurnOver),
+            Turn::Wait if leaving.is_listening() => None,
+            Turn::Wait => Some(Progress::Leaving),
+        })
+    }
+
+    fn is_worth_leaving(&self, after: Option<SpliceAfter>, age: Duration) -> bool {
+        let Some(after) = after else { return false };
+        let (up, down) = self.delivered_bytes();
+        let has_urgent = self.downstream.ready.urgent || self.upstream.ready.urgent;
+        let may = !self.stays && !has_urgent && self.broken.is_none();
+        may && !self.up.has_ended()
+            && !self.down.has_ended()
+            && (up + down >= after.bytes || age >= after.age)
+    }
+
+    fn streams(&self) -> Streams {
+        Streams {
+            written: [self.down.delivered_bytes(), self.up.delivered_bytes()],
+            held: [self.down.held_bytes(), self.up.held_bytes()],
+            ended: [self.up.has_ended(), self.down.has_ended()],
+            end_written: [self.up.is_finished(), self.down.is_finished()],
+        }
+    }
+
+    /// Closes the sockets silently. `None`: it does not leave.
+    pub(crate) fn let_go<I: Io<Socket = S>>(self, io: &mut I) -> Option<Watched> {
+        let leaving = self.leaving?;
+        Some(io.let_go(*leaving, [self.downstream.socket, self.upstream.socket]))
     }
 
     fn broken_by(&mut self, up: Pumped, down: Pumped) -> Option<Side> {

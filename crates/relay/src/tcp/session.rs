@@ -13,6 +13,7 @@ use std::time::Instant;
 use truepeer_policy::{HeaderRule, Opening, Route, SenderAddr};
 use truepeer_proto::Header;
 use truepeer_session::budget::Permit;
+use truepeer_session::counters::Counter;
 use truepeer_session::deadlines::{Link, Linked};
 use truepeer_session::registry::SessionStage;
 use truepeer_session::{CloseReason, Ended, ListenerId, OpenSession, SessionFilter, SessionId, Tags};
@@ -21,6 +22,7 @@ use super::connecting::{Connecting, Dialling};
 use super::context::Context;
 use super::half::{End, PumpContext};
 use super::header::{FirstBytes, HeaderRules, Read};
+use super::left::Left;
 use super::relaying::{Progress, Relaying, Side};
 use crate::io::{Io, Readiness};
 
@@ -49,6 +51,8 @@ pub(crate) enum Deadline {
     Connect,
     ConflictRetry,
     ResetCheck,
+    Leaving,
+    Left,
     Idle,
 }
 
@@ -71,9 +75,14 @@ pub(crate) struct Session<S, P> {
 
 #[derive(Debug)]
 enum Stage<S, P> {
-    AwaitHeader { downstream: End<S>, first: FirstBytes },
+    AwaitHeader {
+        downstream: End<S>,
+        first: FirstBytes,
+    },
     Connecting(Connecting<S>),
     Relaying(Relaying<S, P>),
+    /// Boxed: it is smaller than the others.
+    Left(Box<Left>),
     Over,
 }
 
@@ -112,6 +121,7 @@ impl<S, P> Session<S, P> {
             Stage::AwaitHeader { .. } => (SessionStage::Header, (0, 0)),
             Stage::Connecting(_) => (SessionStage::Connecting, (0, 0)),
             Stage::Relaying(relaying) => (SessionStage::Relaying, relaying.delivered_bytes()),
+            Stage::Left(left) => (SessionStage::Spliced, left.delivered_bytes()),
             Stage::Over => (SessionStage::Relaying, (0, 0)),
         };
         let route = self.route();
@@ -177,7 +187,7 @@ impl<S, P> Session<S, P> {
                 return Verdict::Wait(Deadline::Unchanged);
             }
             Stage::Connecting(_) => return self.on_backend_event(cx, scratch, event),
-            Stage::Over => {}
+            Stage::Left(_) | Stage::Over => {}
         }
         if self.turn_due {
             return Verdict::Wait(Deadline::Unchanged);
@@ -201,11 +211,20 @@ impl<S, P> Session<S, P> {
     {
         match &mut self.stage {
             Stage::Relaying(relaying) => {
-                let progress = counted(cx, scratch, relaying, Relaying::run);
-                self.verdict(progress)
+                let mut progress = counted(cx, scratch, relaying, Relaying::run);
+                if progress == Ok(Progress::Waiting) {
+                    let age = cx.now.saturating_duration_since(self.began);
+                    let stayed = relaying.stays();
+                    let leaving = relaying.leave(cx.io, cx.settings.splice_after, age, cx.now);
+                    if relaying.stays() && !stayed {
+                        cx.shard.count(Counter::NotSpliced);
+                    }
+                    progress = leaving.map(|leaving| leaving.unwrap_or(Progress::Waiting));
+                }
+                if progress == Ok(Progress::Left) { self.let_go(cx) } else { self.verdict(progress) }
             }
             Stage::AwaitHeader { .. } => self.read_header(cx, scratch),
-            Stage::Connecting(_) | Stage::Over => Verdict::Wait(Deadline::Unchanged),
+            Stage::Connecting(_) | Stage::Left(_) | Stage::Over => Verdict::Wait(Deadline::Unchanged),
         }
     }
 
@@ -240,6 +259,18 @@ impl<S, P> Session<S, P> {
                 let progress = counted(cx, scratch, &mut relaying, Relaying::check_reset);
                 self.stage = Stage::Relaying(relaying);
                 self.verdict(progress)
+            }
+            (stage @ Stage::Relaying(_), Deadline::Leaving) => {
+                self.stage = stage;
+                self.work(cx, scratch)
+            }
+            (Stage::Left(mut left), _) => {
+                let (up, down) = left.delivered_bytes();
+                cx.shard.add_bytes(up - left.counted.0, down - left.counted.1);
+                left.counted = (up, down);
+                let ended = left.look(cx.settings.idle_timeout, cx.now);
+                self.stage = Stage::Left(left);
+                ended.map_or(Verdict::Wait(Deadline::Left), Verdict::Close)
             }
             (stage @ Stage::Relaying(_), Deadline::Idle) => {
                 self.stage = stage;
@@ -397,6 +428,7 @@ impl<S, P> Session<S, P> {
             }
             Ok(Progress::Resetting) => Verdict::Wait(Deadline::ResetCheck),
             Ok(Progress::StillResetting) => Verdict::Wait(Deadline::Unchanged),
+            Ok(Progress::Leaving | Progress::Left) => Verdict::Wait(Deadline::Leaving),
             Err(reason) => Verdict::Close(reason),
         }
     }
@@ -406,14 +438,43 @@ impl<S, P> Session<S, P> {
         match &self.stage {
             Stage::AwaitHeader { downstream, .. } => io.reset_when_closed(&downstream.socket),
             Stage::Connecting(connecting) => connecting.reset(io),
-            Stage::Relaying(_) | Stage::Over => {}
+            Stage::Relaying(_) | Stage::Left(_) | Stage::Over => {}
         }
+    }
+
+    /// The session's sockets close silently; the kernel translates its packets.
+    fn let_go<I>(&mut self, cx: &mut Context<'_, I>) -> Verdict
+    where
+        I: Io<Socket = S, Pipe = P>,
+    {
+        if let Stage::Relaying(relaying) = std::mem::replace(&mut self.stage, Stage::Over) {
+            let before = relaying.delivered_bytes();
+            if let Some(watched) = relaying.let_go(cx.io) {
+                cx.shard.count(Counter::Spliced);
+                self.stage = Stage::Left(Box::new(Left::new(watched, before, cx.now)));
+            }
+        }
+        Verdict::Wait(Deadline::Left)
+    }
+
+    /// The flow of a session that has left goes with it, unless it has ended by itself. Returns its bytes.
+    fn end_left<I: Io<Socket = S>>(&mut self, io: &mut I, reason: &CloseReason) -> (u64, u64) {
+        let Stage::Left(left) = std::mem::replace(&mut self.stage, Stage::Over) else { return (0, 0) };
+        let bytes = left.delivered_bytes();
+        if !matches!(reason, CloseReason::Finished | CloseReason::ResetByClient | CloseReason::ResetByBackend)
+        {
+            io.reset_unattended(left.into_watched());
+        }
+        bytes
     }
 
     /// The last turn: resets or cuts the connections, counts and logs. The sockets close when the session is
     /// dropped.
-    pub(crate) fn close<I: Io<Socket = S>>(&self, cx: &mut Context<'_, I>, reason: &CloseReason) {
+    pub(crate) fn close<I: Io<Socket = S>>(&mut self, cx: &mut Context<'_, I>, reason: &CloseReason) {
         let (mut bytes_up, mut bytes_down) = (0, 0);
+        if matches!(self.stage, Stage::Left(_)) {
+            (bytes_up, bytes_down) = self.end_left(cx.io, reason);
+        }
         if let Stage::Relaying(relaying) = &self.stage {
             (bytes_up, bytes_down) = relaying.delivered_bytes();
             match reason {

@@ -41,9 +41,11 @@ pub(crate) use self::order::{AcceptedConnection, FlowsOrder, Order};
 pub(crate) use self::team::Team;
 use crate::entrances::Entrances;
 use crate::kernel::{Kernel, KernelSocket, Pipe, readiness};
+use crate::leaving::Splicing;
 use crate::listener::{Listener, Waits};
 use crate::tcp::context::{Context, Tokens};
-use crate::tcp::relaying::{RESET_CHECK, Side};
+use crate::tcp::left::LEFT_CHECK;
+use crate::tcp::relaying::{LEAVING_CHECK, RESET_CHECK, Side};
 use crate::tcp::session::{Deadline, Session, Verdict};
 use crate::udp::{self, UdpFlows};
 
@@ -64,6 +66,7 @@ pub(crate) struct Seat {
     pub(crate) mailbox: Mailbox<Order>,
     pub(crate) budgets: Budgets,
     pub(crate) journal: Arc<Journal>,
+    pub(crate) splicing: Option<Splicing>,
     epoll: OwnedFd,
 }
 
@@ -75,11 +78,12 @@ impl Seat {
         mailbox: Mailbox<Order>,
         budgets: Budgets,
         journal: Arc<Journal>,
+        splicing: Option<Splicing>,
     ) -> Result<Self, CallError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).named("epoll_create1")?;
         let bell = EventData::new_u64(EventSource::Bell.to_bits());
         epoll::add(&epoll, mailbox.bell(), bell, EventFlags::IN).named("epoll_ctl")?;
-        Ok(Self { number, team, mailbox, budgets, journal, epoll })
+        Ok(Self { number, team, mailbox, budgets, journal, splicing, epoll })
     }
 }
 
@@ -112,6 +116,8 @@ pub(crate) struct Worker {
     deadlines: Deadlines<Deadline>,
     conflict_retry: QueueId,
     reset_check: QueueId,
+    leaving: QueueId,
+    left: QueueId,
     /// Sessions that have asked for another turn.
     again: Vec<Key>,
     scratch: Box<[u8]>,
@@ -121,16 +127,18 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn new(seat: Seat) -> Self {
-        let Seat { number, team, mailbox, budgets, journal, epoll } = seat;
+        let Seat { number, team, mailbox, budgets, journal, splicing, epoll } = seat;
         let mut deadlines = Deadlines::default();
         let conflict_retry = deadlines.queue(Deadline::ConflictRetry, CONFLICT_RETRY);
         let reset_check = deadlines.queue(Deadline::ResetCheck, RESET_CHECK);
+        let leaving = deadlines.queue(Deadline::Leaving, LEAVING_CHECK);
+        let left = deadlines.queue(Deadline::Left, LEFT_CHECK);
         Self {
             number,
             team,
             mailbox,
             journal,
-            kernel: Kernel::new(epoll, budgets.pipes.clone()),
+            kernel: Kernel::new(epoll, budgets.pipes.clone(), splicing),
             budgets,
             listeners: Vec::new(),
             doors: Doors::default(),
@@ -139,6 +147,8 @@ impl Worker {
             deadlines,
             conflict_retry,
             reset_check,
+            leaving,
+            left,
             again: Vec::new(),
             scratch: vec![0; SCRATCH_BYTES].into(),
             is_draining: false,
@@ -273,7 +283,7 @@ impl Worker {
                 #[cfg(test)]
                 Order::Break => {
                     let no_epoll = std::fs::File::open("/dev/null").expect("it is there").into();
-                    self.kernel = Kernel::new(no_epoll, self.budgets.pipes.clone());
+                    self.kernel = Kernel::new(no_epoll, self.budgets.pipes.clone(), None);
                 }
             }
         }
@@ -448,6 +458,8 @@ impl Worker {
                     Deadline::Connect => Some(waits.connect),
                     Deadline::ConflictRetry => Some(self.conflict_retry),
                     Deadline::ResetCheck => Some(self.reset_check),
+                    Deadline::Leaving => Some(self.leaving),
+                    Deadline::Left => Some(self.left),
                     Deadline::Idle => waits.idle,
                 };
                 match queue {
