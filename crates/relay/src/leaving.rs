@@ -13,6 +13,9 @@ const LINGER: Duration = Duration::from_secs(5);
 /// How long a session may wait for the cut, once the programs have heard both peers.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// After so many turns in which bytes moved the programs must have heard both peers, unless the session's packets pass other devices.
+const TURNS: u32 = 200;
+
 /// The kernel's programs, for all workers.
 #[derive(Clone)]
 pub struct Splicing {
@@ -53,7 +56,13 @@ impl Splicing {
             // Before Linux 5.14: the window may widen, and the cut waits longer.
             let _ = repair::set_receive_buffer_fixed(socket, true);
         }
-        Some(Leaving { steps: Handover::default(), sockets: armed, held_since: None })
+        Some(Leaving {
+            steps: Handover::default(),
+            sockets: armed,
+            held_since: None,
+            began: Instant::now(),
+            turns: 0,
+        })
     }
 }
 
@@ -63,6 +72,8 @@ pub struct Leaving {
     steps: Handover,
     sockets: Sockets,
     held_since: Option<Instant>,
+    began: Instant,
+    turns: u32,
 }
 
 impl Leaving {
@@ -89,6 +100,11 @@ impl Leaving {
             if now.saturating_duration_since(since) > PATIENCE {
                 return Ok(Turn::StayHere("a peer was offered more than the other one takes, for too long"));
             }
+        }
+        self.turns += 1;
+        let waited = now.saturating_duration_since(self.began);
+        if self.is_listening() && self.turns > TURNS && waited > PATIENCE {
+            return Ok(Turn::StayHere("its packets don't pass the programs"));
         }
         self.steps.turn(&mut self.sockets.with(sockets), streams)
     }

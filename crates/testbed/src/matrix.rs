@@ -23,7 +23,7 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 
-pub use attach::ByAttach;
+pub use attach::{ByAttach, mount_bpf_in_place};
 pub use proxy::ByProxy;
 pub use run::ByRun;
 

@@ -55,6 +55,15 @@ fn mount_bpf(bed: &Bed) -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
+/// A BPF file system of the test's mounts, where every machine has its own.
+pub fn mount_bpf_in_place() -> anyhow::Result<()> {
+    if let Some(reason) = ByAttach::missing() {
+        return skip(reason);
+    }
+    mount("bpf", "/sys/fs/bpf", "bpf", MountFlags::empty(), None)?;
+    Ok(())
+}
+
 impl Deliver for ByAttach {
     fn way(&self) -> Way {
         Way::Attach

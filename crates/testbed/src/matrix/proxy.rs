@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::attach::mount_bpf_in_place;
 use super::{Deliver, Delivered, Way};
 use crate::backend::Behaviour;
 use crate::bed::Bed;
@@ -18,18 +19,24 @@ const LISTENERS: [&str; 2] = ["127.0.0.1:8443", "[::1]:8443"];
 pub struct ByProxy {
     exe: PathBuf,
     as_plain_user: bool,
+    is_spliced: bool,
 }
 
 impl ByProxy {
     /// Uses this binary, run by root, which creates its own routes.
     pub fn new(exe: impl Into<PathBuf>) -> ByProxy {
-        ByProxy { exe: exe.into(), as_plain_user: false }
+        ByProxy { exe: exe.into(), as_plain_user: false, is_spliced: false }
     }
 
     /// Run by a plain user whose only capability is CAP_NET_RAW. That suffices for IP_TRANSPARENT, but not for
     /// routes, which root creates before. The kernel's quotas for plain users (pipes) apply.
     pub fn as_plain_user(self) -> ByProxy {
         ByProxy { as_plain_user: true, ..self }
+    }
+
+    /// Each session leaves user space as soon as it can.
+    pub fn spliced(self) -> ByProxy {
+        ByProxy { is_spliced: true, ..self }
     }
 
     fn apply_routes(&self, bed: &Bed) -> anyhow::Result<()> {
@@ -45,7 +52,8 @@ impl Deliver for ByProxy {
 
     fn column(&self) -> String {
         let whose = if self.as_plain_user { "_as_plain_user" } else { "" };
-        format!("{}{whose}", self.way().name())
+        let how = if self.is_spliced { "_spliced" } else { "" };
+        format!("{}{whose}{how}", self.way().name())
     }
 
     fn needs(&self, test: Test) -> Test {
@@ -60,6 +68,10 @@ impl Deliver for ByProxy {
             self.apply_routes(bed)?;
             truepeer = truepeer.args(&["--routes", "manual"]);
             truepeer = truepeer.with(|program| program.as_user(User::TESTER).with_capabilities(&["net_raw"]));
+        }
+        if self.is_spliced {
+            mount_bpf_in_place()?;
+            truepeer = truepeer.args(&["--splice", "auto", "--splice-after", "0"]);
         }
         let truepeer = truepeer.start(bed)?;
         let [v4, v6] = LISTENERS;

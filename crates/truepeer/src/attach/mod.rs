@@ -29,6 +29,7 @@ use crate::routes::netlink::Netlink;
 use crate::routes::options::local_addresses;
 use crate::spec::{AttachAction, AttachArgs, AttachPorts, AttachSpec, PlaceArgs, Port, defaults};
 
+pub(crate) use devices::find as find_devices;
 pub(crate) use entry::{leave, put, status_of};
 pub(crate) use oci_hook::run as run_as_hook;
 pub(crate) use privileges::missing as missing_capabilities;

@@ -67,8 +67,11 @@ const TYPES_IN: [u64; 2] = [libc::TIOCSTI as u64, libc::TIOCLINUX as u64];
 const PRCTL: [i32; 3] = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
 
 /// Installs the filter, and returns how many calls pass.
-pub(super) fn restrict() -> Result<usize> {
-    let rules = rules()?;
+pub(super) fn restrict(splices: bool) -> Result<usize> {
+    let mut rules = rules()?;
+    if splices {
+        rules.insert(libc::SYS_bpf, tables()?);
+    }
     let count = rules.len();
     let program = compile(rules)?;
     let program: Vec<_> = program
@@ -95,6 +98,13 @@ fn rules() -> Result<Rules> {
     rules.insert(libc::SYS_ioctl, vec![rule(&TYPES_IN.map(|request| (1, SeccompCmpOp::Ne, request)))?]);
     rules.extend(plain.map(|call| (*call, Vec::new())));
     Ok(rules)
+}
+
+/// bpf(2) on tables that are open already.
+fn tables() -> Result<Vec<SeccompRule>> {
+    /// linux/bpf.h: BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM, BPF_MAP_DELETE_ELEM, BPF_MAP_GET_NEXT_KEY.
+    const COMMANDS: [u64; 4] = [1, 2, 3, 4];
+    COMMANDS.iter().map(|command| rule(&[(0, SeccompCmpOp::Eq, *command)])).collect()
 }
 
 fn sockets() -> Result<Vec<SeccompRule>> {

@@ -8,7 +8,7 @@ use truepeer_policy::Source;
 
 use super::needs::{
     BUFFERS, CLIENT_LOW_PORT, Grade, LISTEN_TRANSPARENT, LOW_PORT, MARK, Moment, Need, PIPES, ROUTES,
-    TRANSPARENT, kernel,
+    SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON, TRANSPARENT, kernel,
 };
 use crate::plan::{Config, EntryConfig, ListenerConfig, ProcessConfig};
 use crate::routes::sysctl;
@@ -21,6 +21,8 @@ pub(super) struct Job {
     needs: Vec<&'static Need>,
     /// It may add and remove rules.
     pub(super) routes: bool,
+    /// Its sessions may leave user space.
+    pub(super) splices: bool,
     /// It has attachments.
     pub(super) attaches: bool,
     /// The directories of its admin sockets.
@@ -56,6 +58,7 @@ impl Job {
         for listener in &config.listeners {
             let needs = of_listener(listener, manages);
             self.routes |= needs.contains(&&ROUTES);
+            self.splices |= needs.contains(&&SPLICE_NET);
             self.needs.extend(needs);
         }
     }
@@ -89,6 +92,8 @@ fn of_listener(listener: &ListenerConfig, manages: bool) -> Vec<&'static Need> {
     needs.extend(replies.then_some(&ROUTES));
     needs.extend((replies || listener.mark != 0).then_some(&MARK));
     needs.extend(is_low(listener.bind).then_some(&LOW_PORT));
+    let splices = listener.splice_after().is_some();
+    needs.extend(splices.then_some([&SPLICE_BPF, &SPLICE_PERFMON, &SPLICE_NET]).into_iter().flatten());
     match listener.protocol {
         Protocol::Udp => needs.push(&BUFFERS),
         Protocol::Tcp if listener.http.is_none() => needs.push(&PIPES),

@@ -115,7 +115,7 @@ impl<'a> Plan<'a> {
                 }
             }
         }
-        match calls::restrict() {
+        match calls::restrict(job.splices) {
             Ok(count) => confined.done.push(format!("{count} system calls")),
             Err(error) => confined.missing.push(format!("seccomp: {error:#}")),
         }

@@ -201,6 +201,33 @@ pub(crate) const ATTACH_NET: Need = Need {
     why: "attaches them to devices and to the cgroup",
 };
 
+pub(crate) const SPLICE_BPF: Need = Need {
+    name: "splice-bpf",
+    of: "`proxy --splice auto`",
+    any_of: &[is(Bpf)],
+    when: &[Start, Running],
+    grade: Helps,
+    why: "loads the programs that translate packets, and writes their tables; without it, sessions are relayed",
+};
+
+pub(crate) const SPLICE_PERFMON: Need = Need {
+    name: "splice-perfmon",
+    of: "`proxy --splice auto`",
+    any_of: &[is(Perfmon)],
+    when: &[Start],
+    grade: Helps,
+    why: "loads programs that compare pointers to packets; without it, sessions are relayed",
+};
+
+pub(crate) const SPLICE_NET: Need = Need {
+    name: "splice-net",
+    of: "`proxy --splice auto`",
+    any_of: &[is(NetAdmin)],
+    when: &[Start, Running],
+    grade: Helps,
+    why: "attaches the programs to devices, and reads where connections stand (TCP_REPAIR); without it, sessions are relayed",
+};
+
 pub(crate) const ATTACH_NETNS: Need = Need {
     name: "attach-netns",
     of: "`attach --netns`, `--pid`, `--container`, `detach --all`",
@@ -263,6 +290,9 @@ pub(crate) const NEEDS: &[Need] = &[
     ATTACH_BPF,
     ATTACH_PERFMON,
     ATTACH_NET,
+    SPLICE_BPF,
+    SPLICE_PERFMON,
+    SPLICE_NET,
     ATTACH_NETNS,
     ATTACH_PROCESS,
     ATTACH_MOUNT,

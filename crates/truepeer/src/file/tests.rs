@@ -67,6 +67,7 @@ const LINES: &[&str] = &[
     "https --tls-cert /a --origin http://a:1 --tls-suite TLS_AES_128_GCM_SHA256 -v 1 --admin ./t.sock",
     "attach --port 443",
     "attach --port 80,443 --port 53:5353/udp --udp-dialect spp --allow 10.0.0.7 --header optional --header-wait 3",
+    "proxy -l :8443 -4 127.0.0.1:80 --splice auto --splice-after 1MiB,2s",
     "attach --port 8000-8010 --header-timeout 7 --header-max 300 --allow-claims loopback --deny-clients 192.0.2.1",
     "attach --port 53/udp --close-after 9 --max-flows 5 --max-udp-flows 6 --dev lo --dev eth0",
     "attach --port 443 --cgroup /sys/fs/cgroup/x --netns blue --pins /sys/fs/bpf/y",

@@ -10,7 +10,7 @@ use truepeer_policy::{
     Backends, Delivery, Destinations, Dialect, Dynamic, HeaderTimes, Nat64Prefix, OnConflict, Policy, Source,
 };
 use truepeer_proto::{Transport, Version};
-use truepeer_session::settings::UdpSettings;
+use truepeer_session::settings::{self, UdpSettings};
 
 use super::http::HttpConfig;
 use super::place::ProblemPlace;
@@ -19,7 +19,10 @@ use super::read::{Read, certificates};
 use super::senders::{ClaimsConfig, SendersConfig};
 use super::tls::{OriginTlsConfig, TlsConfig};
 use super::{resolve, senders};
-use crate::spec::{ClientAddressConfig, Family, HostPort, Protocol, SendProxy, SendersSpec, defaults, text};
+use crate::spec::{
+    ClientAddressConfig, Family, HostPort, Protocol, SendProxy, SendersSpec, SpliceAfter, SpliceMode,
+    defaults, text,
+};
 
 /// One listener. A session's rules are in [`ListenerConfig::policy`]; the rest is for opening the sockets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +51,7 @@ pub(crate) struct ListenerConfig {
     pub(crate) timeouts: Timeouts,
     /// The limit of connections for one client, with TLS; 0: none, `None`: a share of all sessions.
     pub(crate) max_per_client: Option<usize>,
+    pub(crate) splice: SpliceConfig,
     pub(crate) udp: UdpConfig,
     /// TLS with clients, if used.
     pub(crate) tls: Option<TlsConfig>,
@@ -75,6 +79,15 @@ pub(crate) struct BackendsConfig {
 pub(crate) struct DynamicConfig {
     #[serde(with = "text::destinations")]
     pub(crate) allow: Destinations,
+}
+
+/// When sessions leave user space.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct SpliceConfig {
+    pub(crate) mode: SpliceMode,
+    #[serde(with = "text::one")]
+    pub(crate) after: SpliceAfter,
 }
 
 /// The UDP part of a listener.
@@ -130,6 +143,7 @@ impl Default for ListenerConfig {
             pseudo_ipv4: false,
             send_proxy: None,
             timeouts: Timeouts::default(),
+            splice: SpliceConfig::default(),
             max_per_client: None,
             udp: UdpConfig::default(),
             tls: None,
@@ -187,6 +201,14 @@ impl ListenerConfig {
                 on_conflict: self.on_conflict,
             },
         })
+    }
+
+    /// When sessions leave user space; `None`: never. TLS is truepeer's, and datagrams have no sessions.
+    pub(crate) fn splice_after(&self) -> Option<settings::SpliceAfter> {
+        let may =
+            self.splice.mode == SpliceMode::Auto && self.protocol == Protocol::Tcp && !self.speaks_tls();
+        let SpliceAfter { bytes, age } = self.splice.after;
+        may.then_some(settings::SpliceAfter { bytes, age })
     }
 
     /// Whether TLS is used with clients or backends.

@@ -5,7 +5,9 @@ use std::time::Duration;
 use truepeer_policy::{Destinations, HeaderRule, OnConflict, PrefixSet};
 
 use super::confine::ConfineConfig;
-use super::listener::{BackendsConfig, DynamicConfig, HeaderLimits, ListenerConfig, Timeouts, UdpConfig};
+use super::listener::{
+    BackendsConfig, DynamicConfig, HeaderLimits, ListenerConfig, SpliceConfig, Timeouts, UdpConfig,
+};
 use super::problem::{Problem, Problems};
 use super::senders::{ClaimsConfig, SendersConfig};
 use super::tls::{OriginTlsConfig, TlsConfig, certificate};
@@ -116,6 +118,10 @@ fn listener(spec: &ProxySpec, defaults: &Defaults, problems: &mut Problems) -> L
         timeouts: Timeouts {
             idle: spec.idle_timeout.map_or(common.timeouts.idle, |timeout| timeout.0),
             connect: spec.upstream.connect_timeout.unwrap_or(common.timeouts.connect),
+        },
+        splice: SpliceConfig {
+            mode: spec.splice.unwrap_or_default(),
+            after: spec.splice_after.unwrap_or_default(),
         },
         udp: UdpConfig { dialect: spec.udp_dialect.unwrap_or_default(), close_after: spec.close_after },
         max_per_client: spec.tls.max_per_client,

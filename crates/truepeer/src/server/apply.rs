@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use tracing::{error, info};
+use truepeer_bpf::Splices;
 use truepeer_https::Https;
-use truepeer_relay::Relay;
 use truepeer_relay::udp::moving::MovingFlow;
+use truepeer_relay::{Relay, Splicing};
 use truepeer_session::budget::Budgets;
 use truepeer_session::{Engine, EngineError, Health, Journal, ListenerId, SessionList};
 
@@ -45,11 +46,19 @@ pub(super) struct Engines {
     pub(super) journal: Arc<Journal>,
     /// Rung when a worker has ended unexpectedly, and when the last one of an engine has ended after a drain.
     bell: Bell,
+    /// The programs that sessions can be handed over to.
+    splices: Option<Arc<Splices>>,
 }
 
 impl Engines {
     /// Starts with no engine.
-    pub(super) fn new(workers: usize, budgets: Budgets, journal: Journal, bell: Bell) -> Self {
+    pub(super) fn new(
+        workers: usize,
+        budgets: Budgets,
+        journal: Journal,
+        bell: Bell,
+        splices: Option<Arc<Splices>>,
+    ) -> Self {
         Self {
             relay: None,
             https: None,
@@ -59,6 +68,7 @@ impl Engines {
             budgets,
             journal: Arc::new(journal),
             bell,
+            splices,
         }
     }
 
@@ -150,7 +160,10 @@ impl Engines {
         if self.relay.is_none() {
             let bell = self.bell.clone();
             let on_end = move || bell.ring();
-            self.relay = Some(Relay::start(self.workers, &self.budgets, &self.journal, on_end)?);
+            let splices = self.splices.as_ref().map(|splices| Splicing::start(Arc::clone(splices)));
+            let splicing = splices.transpose().map_err(EngineError::Thread)?;
+            let (workers, budgets, journal) = (self.workers, &self.budgets, &self.journal);
+            self.relay = Some(Relay::start_splicing(workers, budgets, journal, splicing, on_end)?);
         }
         self.relay.as_mut().ok_or(EngineError::WorkerGone)
     }

@@ -12,6 +12,7 @@ mod routes;
 mod rules;
 mod signals;
 mod sockets;
+mod splice;
 pub(crate) mod start;
 mod upgrade;
 mod view;
@@ -120,9 +121,10 @@ impl<'a> Server<'a> {
         let grows = matches!(source, ConfigSource::File(_));
         let plan = confine::Plan::of(&loaded.process, &loaded.files, grows)?;
         admin::open_ahead(&plan.sockets_ahead(), inherited.sockets())?;
+        let splices = splice::load(&loaded.process);
         // Before the first thread, because threads inherit it. Listeners and rules can still be added.
         let confined = plan.enter()?;
-        let process = Process::new(&loaded.process, open_files, advise, &events.bell());
+        let process = Process::new(&loaded.process, open_files, advise, &events.bell(), splices);
         let (asking, requests) = Requests::new(events.bell());
         let view = View::new(&process, asking);
         let mut server = Self {

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use tracing::{error, warn};
+use truepeer_bpf::Splices;
 use truepeer_relay::udp::moving::MovingFlow;
 use truepeer_session::{Advise, Journal};
 
@@ -44,12 +45,18 @@ struct Wanted<'a> {
 
 impl Process {
     /// Nothing runs yet: [`Self::apply`] starts it.
-    pub(super) fn new(config: &ProcessConfig, open_files: usize, advise: Advise, bell: &Bell) -> Self {
+    pub(super) fn new(
+        config: &ProcessConfig,
+        open_files: usize,
+        advise: Advise,
+        bell: &Bell,
+        splices: Option<Arc<Splices>>,
+    ) -> Self {
         let workers = config.workers.map_or_else(super::cores, std::num::NonZeroUsize::get);
         let budgets = rules::budgets(&[], config.max_flows, open_files);
         let journal = Journal::with_advice(advise);
         Self {
-            engines: Engines::new(workers, budgets, journal, bell.clone()),
+            engines: Engines::new(workers, budgets, journal, bell.clone(), splices),
             attachments: Attachments::new(bell.clone()),
             routes: Routes::default(),
             config: config.clone(),

@@ -25,6 +25,7 @@ pub(super) fn relay(listener: &CheckedListener, mark: Option<u32>) -> ListenerRu
         header_limits: Limits { max_len: config.header.max_bytes, versions: Versions::BOTH },
         connect_timeout: config.timeouts.connect,
         idle_timeout: config.timeouts.idle,
+        splice_after: config.splice_after(),
         udp: (config.protocol == Protocol::Udp).then(|| config.udp.settings(config.send_proxy)),
     };
     ListenerRules { settings, policy: Arc::clone(&listener.policy) }

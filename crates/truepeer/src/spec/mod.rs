@@ -21,6 +21,7 @@ mod routes;
 mod routing;
 mod run;
 mod serve;
+mod splice;
 pub(crate) mod table;
 pub(crate) mod text;
 mod texts;
@@ -45,6 +46,7 @@ pub(crate) use run::{HowArgs, RunArgs, Via};
 pub(crate) use serve::{
     AdminAddr, AdminTable, CheckArgs, FileSpec, LogTable, ProcessTable, ReloadArgs, ServeArgs, UpgradeArgs,
 };
+pub(crate) use splice::{SpliceAfter, SpliceMode};
 pub(crate) use texts::{CompletionArgs, ManArgs};
 pub(crate) use values::{
     Carried, ClientAddressConfig, ClientCert, Deny, HeaderOption, LogFormat, OriginProtocolConfig,

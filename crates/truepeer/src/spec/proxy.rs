@@ -12,6 +12,7 @@ use super::groups::{
     AdminSpec, FlowsSpec, LogSpec, OriginSpec, PrintSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec,
     UpstreamSpec, WaitSpec,
 };
+use super::splice::{self, SpliceAfter, SpliceMode};
 use super::values::{self, Carried, MaybeDuration, SendProxy};
 
 /// Accept connections that start with a PROXY header, and connect to the backend from the client's own address
@@ -54,6 +55,10 @@ pub(crate) struct ProxySpec {
     pub(crate) send_proxy: Option<SendProxy>,
     #[arg(long)]
     pub(crate) idle_timeout: Option<MaybeDuration>,
+    #[arg(long, value_parser = splice::mode)]
+    pub(crate) splice: Option<SpliceMode>,
+    #[arg(long)]
+    pub(crate) splice_after: Option<SpliceAfter>,
 
     #[command(flatten)]
     pub(crate) tls: TlsSpec,

@@ -8,6 +8,7 @@ use truepeer_https::exchange::{HttpSettings, HttpTimeouts};
 use truepeer_policy::HeaderTimes;
 
 use super::defaults as d;
+use super::splice::SpliceAfter;
 use super::text::format_duration;
 
 /// A command, or several.
@@ -243,6 +244,8 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(PROXY, DELIVERY, "nat64-prefix", "PREFIX", "Show IPv4 clients to an IPv6 backend under this prefix, such as 64:ff9b::/96").means("refuse them"),
     row(PROXY, DELIVERY, "pseudo-ipv4", "", "Show IPv6 clients to an IPv4 backend as 240.0.0.0/4 addresses, one for each /64 network").means("refuse them"),
     row(PROXY, DELIVERY, "send-proxy", "v1|v2|spp", "Write a PROXY header to the backend instead of using the client's address (needs no privilege). spp, Simple Proxy Protocol, is for UDP").common(),
+    row(PROXY, DELIVERY, "splice", "auto|off", "Sessions leave user space: the kernel translates their packets, and they go on without truepeer. auto: where kernel and capabilities permit, otherwise they are relayed").is(|| "off".to_owned()),
+    row(PROXY, DELIVERY, "splice-after", "SIZE,TIME", "With --splice auto, hand a session over after so many bytes or at this age; 0: at once").is(|| SpliceAfter::default().to_string()),
     row(PROXY, DELIVERY, "idle-timeout", "TIME|none", "End sessions that are silent in both directions for this long").is(|| "none".to_owned()),
 
     row(PROXY, TLS, "tls-cert", "FILE", "Certificate (PEM, followed by its issuers); clients then use TLS. Repeatable: the client's SNI selects one, and the first serves all other names. Read again on SIGHUP").common(),

@@ -258,7 +258,7 @@ const COMMANDS: &[Way] = &[
 ];
 
 /// Those of other programs' tests.
-const ELSEWHERE: [&str; 8] = [
+const ELSEWHERE: [&str; 11] = [
     "attach-bpf",
     "attach-perfmon",
     "attach-net",
@@ -267,6 +267,9 @@ const ELSEWHERE: [&str; 8] = [
     "attach-mount",
     "run-others",
     "run-suid",
+    "splice-bpf",
+    "splice-perfmon",
+    "splice-net",
 ];
 
 /// The backend sees this client.

@@ -1,0 +1,232 @@
+//! A session's life after it has left user space.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::Signal;
+use truepeer_testbed::matrix::mount_bpf_in_place;
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, User, client, tests};
+
+const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
+const DOOR: &str = "127.0.0.1:8443";
+const BACKEND: &str = "127.0.0.1:8000";
+const SITE: &str = "192.0.2.1:443";
+
+pub(crate) fn tests() -> Vec<Test> {
+    tests![
+        a_session_leaves_user_space_and_its_bytes_are_counted,
+        an_end_of_either_side_reaches_the_other,
+        the_operator_ends_a_session_that_has_left,
+        an_idle_session_that_has_left_is_ended,
+        sessions_outlive_their_truepeer_and_the_next_one_serves,
+        a_stop_waits_for_sessions_that_have_left_and_ends_them,
+        by_default_no_session_leaves,
+        without_a_capability_sessions_are_relayed,
+    ]
+}
+
+struct Stand {
+    truepeer: Running,
+    backend: Running,
+    admin: PathBuf,
+}
+
+fn proxy(bed: &Bed, options: &[&str]) -> Truepeer {
+    let admin = bed.dir().join("admin").display().to_string();
+    let always = ["--routes", "auto", "--log-format", "text", "-v", "2", "--admin", &admin];
+    Truepeer::proxy(TRUEPEER).listen(DOOR).ipv4(BACKEND).args(&always).args(options)
+}
+
+fn spliced(bed: &Bed, options: &[&str]) -> Truepeer {
+    proxy(bed, &[&["--splice", "auto", "--splice-after", "0"], options].concat())
+}
+
+impl Stand {
+    fn make(bed: &Bed, options: &[&str]) -> Result<Stand> {
+        mount_bpf_in_place()?;
+        let backend = Behaviour::Echo.start(bed, &[BACKEND])?;
+        let truepeer = spliced(bed, options).start(bed)?;
+        Ok(Stand { truepeer, backend, admin: bed.dir().join("admin") })
+    }
+
+    fn ask(&self, bed: &Bed, arguments: &[&str]) -> Result<String> {
+        Program::new(TRUEPEER).args(arguments).arg("--admin").arg(&self.admin).run(bed)
+    }
+
+    /// All these sessions have left. A session leaves while bytes move. Returns how many bytes each has echoed.
+    fn wait_spliced(&self, bed: &Bed, streams: &mut [TcpStream]) -> Result<usize> {
+        let mut echoed = 0;
+        for _ in 0..100 {
+            streams.iter_mut().try_for_each(|stream| echo(stream, b"bytes move"))?;
+            echoed += 10;
+            std::thread::sleep(Duration::from_millis(50));
+            if echoed % 50 == 0 && self.ask(bed, &["sessions"])?.matches(" spliced ").count() == streams.len()
+            {
+                return Ok(echoed);
+            }
+        }
+        bail!("not all have left:\n{}", self.ask(bed, &["sessions"])?)
+    }
+}
+
+/// A session of this client that has echoed once.
+fn open(number: u16) -> Result<TcpStream> {
+    let mut stream = client::connect(DOOR)?;
+    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    let address: SocketAddr = format!("203.0.113.7:{}", 5000 + number).parse()?;
+    stream.write_all(&client::v2(address, SITE)?)?;
+    echo(&mut stream, b"first")?;
+    Ok(stream)
+}
+
+fn echo(stream: &mut TcpStream, bytes: &[u8]) -> Result<()> {
+    let mut back = vec![0; bytes.len()];
+    stream.write_all(bytes)?;
+    stream.read_exact(&mut back).context("the echo")?;
+    ensure!(back == bytes, "other bytes came back");
+    Ok(())
+}
+
+fn a_session_leaves_user_space_and_its_bytes_are_counted(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, &[])?;
+    let mut stream = open(0)?;
+    let descriptors = stand.truepeer.descriptors()?;
+    let echoed = 5 + 150_000 + stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    ensure!(stand.truepeer.descriptors()? + 2 <= descriptors, "its sockets are open");
+    for _ in 0..50 {
+        echo(&mut stream, &[7; 3000])?;
+    }
+    stream.shutdown(Shutdown::Write)?;
+    ensure!(stream.read(&mut [0])? == 0, "no end");
+    let line = "client=203.0.113.7:5000";
+    stand.truepeer.wait_for_log("close=\"finished\"")?;
+    let log = stand.truepeer.log();
+    let line = log.lines().find(|one| one.contains(line)).context("no line")?;
+    ensure!(line.contains(&format!("bytes_up={echoed} bytes_down={echoed}")), "{line}");
+    stand.backend.wait_for_log(&format!("203.0.113.7:5000 eof {echoed}"))
+}
+
+fn an_end_of_either_side_reaches_the_other(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, &[])?;
+    let mut stream = open(0)?;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    client::reset(stream)?;
+    stand.backend.wait_for_log("203.0.113.7:5000 reset")?;
+    stand.truepeer.wait_for_log("close=\"reset_by_client\"")
+}
+
+/// A read that finds a reset.
+fn is_reset(stream: &mut TcpStream) -> Result<()> {
+    match stream.read(&mut [0]) {
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(()),
+        other => bail!("{other:?} instead of a reset"),
+    }
+}
+
+fn the_operator_ends_a_session_that_has_left(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, &[])?;
+    let mut stream = open(0)?;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    stand.ask(bed, &["sessions", "--client", "203.0.113.0/24", "--kill"])?;
+    is_reset(&mut stream)?;
+    stand.backend.wait_for_log("203.0.113.7:5000 reset")?;
+    stand.truepeer.wait_for_log("close=\"ended_by_operator\"")
+}
+
+fn an_idle_session_that_has_left_is_ended(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, &["--idle-timeout", "2s"])?;
+    let mut stream = open(0)?;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    is_reset(&mut stream)?;
+    stand.backend.wait_for_log("203.0.113.7:5000 reset")?;
+    stand.truepeer.wait_for_log("close=\"idle\"")
+}
+
+fn sessions_outlive_their_truepeer_and_the_next_one_serves(bed: &Bed) -> Result<()> {
+    const COUNT: u16 = 100;
+    let stand = Stand::make(bed, &[])?;
+    let mut streams = (0..COUNT).map(open).collect::<Result<Vec<_>>>()?;
+    stand.wait_spliced(bed, &mut streams)?;
+    stand.truepeer.signal(Signal::KILL)?;
+    stand.truepeer.wait_end()?;
+    streams.iter_mut().try_for_each(|stream| echo(stream, b"nobody is there"))?;
+    let admin = bed.dir().join("admin");
+    let _ = std::fs::remove_file(&admin);
+    let next = spliced(bed, &[]).start(bed)?;
+    streams.iter_mut().try_for_each(|stream| echo(stream, b"another truepeer"))?;
+    let mut new = open(COUNT)?;
+    let stand = Stand { truepeer: next, backend: stand.backend, admin };
+    stand.wait_spliced(bed, std::slice::from_mut(&mut new))?;
+    echo(&mut new, b"a session of its own")?;
+    for mut stream in streams {
+        stream.shutdown(Shutdown::Write)?;
+        ensure!(stream.read(&mut [0])? == 0, "no end");
+    }
+    echo(&mut new, b"goes on")
+}
+
+fn a_stop_waits_for_sessions_that_have_left_and_ends_them(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, &["--drain-timeout", "3s"])?;
+    let mut stream = open(0)?;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    stand.truepeer.signal(Signal::TERM)?;
+    for _ in 0..10 {
+        echo(&mut stream, b"still there")?;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    is_reset(&mut stream)?;
+    stand.backend.wait_for_log("203.0.113.7:5000 reset")?;
+    let status = stand.truepeer.wait_end()?;
+    ensure!(status.code() == Some(0), "{status}");
+    Ok(())
+}
+
+/// Each of those that the doctor asks for, `splice-bpf`, `splice-perfmon` and `splice-net`, taken away.
+fn without_a_capability_sessions_are_relayed(bed: &Bed) -> Result<()> {
+    const ALL: [&str; 4] = ["net_raw", "bpf", "perfmon", "net_admin"];
+    mount_bpf_in_place()?;
+    let _backend = Behaviour::Echo.start(bed, &[BACKEND])?;
+    Program::new(TRUEPEER).args(["routes", "apply", "-4", BACKEND]).run(bed)?;
+    for (number, missing) in (0..).zip([None, Some("bpf"), Some("perfmon"), Some("net_admin")]) {
+        let held: Vec<_> = ALL.into_iter().filter(|one| Some(*one) != missing).collect();
+        let truepeer = Truepeer::proxy(TRUEPEER).listen(DOOR).ipv4(BACKEND).args(&[
+            "--routes",
+            "manual",
+            "--log-format",
+            "text",
+            "-v",
+            "2",
+            "--splice",
+            "auto",
+            "--splice-after",
+            "0",
+        ]);
+        let with_these = |program: Program| program.as_user(User::ROOT).with_capabilities(&held);
+        let truepeer = truepeer.with(with_these).start(bed)?;
+        let mut stream = open(number)?;
+        for _ in 0..50 {
+            echo(&mut stream, &[3; 1000])?;
+        }
+        let log = truepeer.log();
+        let is_loaded = log.contains("sessions may leave user space");
+        let is_said = log.contains("--splice auto: ");
+        ensure!(is_loaded == missing.is_none() && is_said == missing.is_some(), "without {missing:?}: {log}");
+    }
+    Ok(())
+}
+
+fn by_default_no_session_leaves(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    let _backend = Behaviour::Echo.start(bed, &[BACKEND])?;
+    let truepeer = proxy(bed, &[]).start(bed)?;
+    let mut stream = open(0)?;
+    for _ in 0..100 {
+        echo(&mut stream, &[1; 2000])?;
+    }
+    ensure!(!std::path::Path::new("/sys/fs/bpf/truepeer-splice").exists(), "programs are loaded");
+    drop(stream);
+    truepeer.wait_for_log("close=\"finished\"")
+}
