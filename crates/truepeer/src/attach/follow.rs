@@ -61,16 +61,27 @@ pub(super) fn follow(
             }
         }
         for one in followed.values_mut() {
+            // Found while it was being attached.
+            if one.netns == 0
+                && let Ok(Some(status)) = status(&one.place)
+            {
+                one.netns = status.netns;
+            }
             while let Some(refusal) = one.refusals.read() {
                 write(one.netns, &one.place, &refusal, is_json, out)?;
             }
         }
         out.flush()?;
-        let mut descriptors: Vec<PollFd<'_>> =
-            followed.values().map(|one| PollFd::new(&one.refusals, PollFlags::IN)).collect();
+        let stdout = std::io::stdout();
+        let mut descriptors = vec![PollFd::new(&stdout, PollFlags::empty())];
+        descriptors.extend(followed.values().map(|one| PollFd::new(&one.refusals, PollFlags::IN)));
         match poll(&mut descriptors, Some(&RESCAN)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
+        }
+        // The reader of a pipe has ended. Without this it would be noticed at the next refusal only, and no other could read meanwhile.
+        if descriptors.first().is_some_and(|stdout| stdout.revents().contains(PollFlags::ERR)) {
+            return Ok(());
         }
     }
 }
