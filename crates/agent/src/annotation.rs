@@ -18,8 +18,8 @@ const HEADER: &str = "header";
 const UDP_DIALECT: &str = "udp-dialect";
 const NAMES: [&str; 4] = [PORTS, ALLOW, HEADER, UDP_DIALECT];
 
-/// More than that in one pod is a mistake, or an attack on the kernel's memory.
-const MAX_PORTS: usize = 256;
+/// As many as truepeer has room for in a network namespace.
+const MAX_PORTS: usize = 64;
 const MAX_PREFIXES: usize = 1024;
 /// So much of a wrong value is quoted.
 const MAX_QUOTED: usize = 60;
@@ -328,8 +328,8 @@ mod tests {
     #[test]
     fn lists_are_bounded() {
         let ports = |value: &str| parsed(&[("ports", value), ("allow", "any")]);
-        assert_eq!(ports("1-65535"), Err("truepeer.dev/ports lists too much: at most 256 ports".to_owned()));
-        assert!(ports("1-256").is_ok());
+        assert_eq!(ports("1-65535"), Err("truepeer.dev/ports lists too much: at most 64 ports".to_owned()));
+        assert!(ports("1-64").is_ok());
         assert_eq!(
             ports("53:1/udp,53:2/udp"),
             Err("truepeer.dev/ports: port 53 is listed twice, with different destinations".to_owned())

@@ -39,7 +39,11 @@ pub(crate) enum State {
         /// What was attached before stays.
         kept: Option<String>,
     },
-    Failed(String),
+    Failed {
+        why: String,
+        /// What was attached before stays.
+        kept: Option<String>,
+    },
     NoRoom {
         max: usize,
     },
@@ -57,7 +61,7 @@ impl State {
             Self::Waiting(_) => "waiting",
             Self::Attached { .. } => "attached",
             Self::Refused { .. } => "refused",
-            Self::Failed(_) => "failed",
+            Self::Failed { .. } => "failed",
             Self::NoRoom { .. } => "no_room",
             Self::Detaching { .. } => "detaching",
         }
@@ -79,6 +83,8 @@ pub(crate) struct Board {
     lines: Mutex<BTreeMap<Key, Line>>,
     changed: Notify,
     counts: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
+    /// The last of each reason that has not been told.
+    refusals: Mutex<BTreeMap<(Key, String), String>>,
     alive: Mutex<Option<Instant>>,
     /// Of an agent that leaves: whether nothing is left.
     left: Mutex<Option<bool>>,
@@ -105,6 +111,17 @@ impl Board {
     /// Ends when a state has changed since this call.
     pub(crate) fn changed(&self) -> Notified<'_> {
         self.changed.notified()
+    }
+
+    /// A connection or datagram was refused, for a reason of which there are few.
+    pub(crate) fn refused(&self, key: Key, reason: String, text: String) {
+        locked(&self.refusals).insert((key, reason), text);
+        self.changed.notify_waiters();
+    }
+
+    /// What was refused since the last call.
+    pub(crate) fn take_refusals(&self) -> BTreeMap<(Key, String), String> {
+        std::mem::take(&mut locked(&self.refusals))
     }
 
     /// Counts a step and how it ended.

@@ -32,6 +32,7 @@ pub(crate) struct Pages {
     pub(crate) board: Arc<Board>,
     pub(crate) truepeer: Truepeer,
     pub(crate) metrics: metrics::Labels,
+    pub(crate) counters: metrics::Counters,
     pub(crate) started: Instant,
 }
 
@@ -79,7 +80,7 @@ async fn answer(pages: Arc<Pages>, request: Request<Incoming>) -> Result<Respons
         (&Method::GET | &Method::HEAD, "/metrics") => (
             StatusCode::OK,
             metrics::CONTENT_TYPE,
-            metrics::text(&pages.board, &pages.truepeer, &pages.metrics).await,
+            metrics::text(&pages.board, &pages.counters, &pages.truepeer, &pages.metrics).await,
         ),
         (&Method::GET | &Method::HEAD, path) => {
             (StatusCode::NOT_FOUND, text, format!("{path}: expected /metrics, /healthz or /readyz\n"))

@@ -15,6 +15,7 @@ mod options;
 mod pace;
 mod plan;
 mod processes;
+mod refusals;
 mod rules;
 mod truepeer;
 
@@ -94,9 +95,19 @@ impl Agent {
         tracing::info!(version = env!("CARGO_PKG_VERSION"), truepeer = %version, "truepeer-agent");
         let board = Arc::new(Board::default());
         let node = Node::new(truepeer.clone(), max, board.clone())?;
+        tokio::spawn(refusals::run(truepeer.clone(), board.clone()));
         let metrics = metrics::Labels { kind, truepeer: version };
-        http::serve(listen, http::Pages { board: board.clone(), truepeer, metrics, started: Instant::now() })
-            .await?;
+        http::serve(
+            listen,
+            http::Pages {
+                board: board.clone(),
+                truepeer,
+                metrics,
+                counters: metrics::Counters::default(),
+                started: Instant::now(),
+            },
+        )
+        .await?;
         Ok(Self { board, cap, node })
     }
 

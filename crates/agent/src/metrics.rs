@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
+use tokio::sync::Mutex;
 
 use crate::board::{Board, Line, Name};
 use crate::plan::Key;
@@ -32,17 +35,40 @@ pub(crate) struct Labels {
     pub(crate) truepeer: String,
 }
 
-/// The text of all metrics. Asks the kernel, by `truepeer`.
-pub(crate) async fn text(board: &Board, truepeer: &Truepeer, labels: &Labels) -> String {
-    let kernel = truepeer.status_of_all().await;
-    if let Err(error) = &kernel {
-        tracing::warn!("metrics without counters: {error:#}");
+/// The kernel's counters are read at most so often, whoever asks: that takes a process.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// Of all network namespaces; `None` if they could not be read.
+type Read = Option<Arc<Vec<Status>>>;
+
+/// The kernel's counters, as they were read last.
+#[derive(Default)]
+pub(crate) struct Counters(Mutex<Option<(Instant, Read)>>);
+
+impl Counters {
+    /// Others wait while one reads.
+    async fn read(&self, truepeer: &Truepeer) -> Read {
+        let mut last = self.0.lock().await;
+        if let Some((_, counters)) = last.as_ref().filter(|(time, _)| time.elapsed() < FRESH) {
+            return counters.clone();
+        }
+        let read = truepeer.status_of_all().await;
+        if let Err(error) = &read {
+            tracing::warn!("metrics without counters: {error:#}");
+        }
+        let counters = read.ok().map(|all| Arc::new(all.namespaces));
+        *last = Some((Instant::now(), counters.clone()));
+        counters
     }
+}
+
+/// The text of all metrics. Asks the kernel, by `truepeer`.
+pub(crate) async fn text(board: &Board, counters: &Counters, truepeer: &Truepeer, labels: &Labels) -> String {
     let snapshot = Snapshot {
         labels: labels.clone(),
         lines: board.lines(),
         steps: board.counts(),
-        kernel: kernel.ok().map(|all| all.namespaces),
+        kernel: counters.read(truepeer).await,
     };
     let mut registry = Registry::with_prefix(PREFIX);
     registry.register_collector(Box::new(snapshot));
@@ -58,7 +84,7 @@ struct Snapshot {
     labels: Labels,
     lines: BTreeMap<Key, Line>,
     steps: BTreeMap<(&'static str, &'static str), u64>,
-    kernel: Option<Vec<Status>>,
+    kernel: Read,
 }
 
 impl Snapshot {
@@ -73,8 +99,11 @@ impl Snapshot {
     fn ports(&self) -> Vec<(Pairs, &PortStatus)> {
         let names: BTreeMap<u64, &Name> =
             self.lines.values().filter_map(|line| Some((line.netns?, &line.name))).collect();
-        let attached =
-            self.kernel.iter().flatten().filter_map(|status| Some((status, names.get(&status.netns?)?)));
+        let attached = self
+            .kernel
+            .iter()
+            .flat_map(|kernel| kernel.iter())
+            .filter_map(|status| Some((status, names.get(&status.netns?)?)));
         let port = |name: &Name, port: &PortStatus| {
             let mut pairs = self.name(name);
             pairs.push(("port", port.port.to_string()));
@@ -147,7 +176,7 @@ impl Snapshot {
             let tables = self
                 .kernel
                 .iter()
-                .flatten()
+                .flat_map(|kernel| kernel.iter())
                 .find(|status| status.netns.is_some() && status.netns == line.netns);
             if let Some(status) = tables {
                 gauge(&mut metric, &self.name(&line.name), status.memory.tables)?;
@@ -202,11 +231,11 @@ mod tests {
             ]
             .into(),
             steps: [(("attach", "ok"), 5)].into(),
-            kernel: Some(vec![
+            kernel: Some(Arc::new(vec![
                 Status { netns: Some(7), ports: vec![port], ..Status::default() },
                 // Of nobody that is known here.
                 Status { netns: Some(8), ports: vec![PortStatus::default()], ..Status::default() },
-            ]),
+            ])),
         };
         let mut registry = Registry::with_prefix(PREFIX);
         registry.register_collector(Box::new(snapshot));

@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 
 use crate::board::{Board, Name};
 use crate::plan::{self, Doing, Key, Step, Want};
-use crate::processes::{Proc, cgroup_mounts};
+use crate::processes::{Place, Proc, cgroup_mounts};
 use crate::truepeer::Truepeer;
 
 use entry::Entry;
@@ -34,6 +34,8 @@ const CHECK: Duration = Duration::from_secs(1);
 /// How soon, and how rarely, processes of a pod are looked for.
 const SOON: Duration = Duration::from_millis(50);
 const RARELY: Duration = Duration::from_secs(2);
+/// How long after an end leftovers are removed: several pods often end together.
+const SWEEP: Duration = Duration::from_secs(2);
 /// How long steps may go on when the agent is told to end.
 const END: Duration = Duration::from_secs(5);
 
@@ -45,7 +47,32 @@ pub(crate) struct Wish {
     /// A container's process; pods' are found by their UID.
     pub(crate) process: Option<u32>,
     /// What an earlier agent said that it had attached.
-    pub(crate) claim: Option<String>,
+    pub(crate) claim: Option<Claim>,
+}
+
+/// What an agent before this one said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) description: String,
+    /// The rules served then; else they were being detached.
+    pub(crate) is_true: bool,
+}
+
+/// A place, and whether the network plugin is through with it.
+struct Found {
+    place: Place,
+    has_address: bool,
+}
+
+fn find(proc: &Proc, host: u64, wanted: BTreeMap<Key, Option<u32>>) -> BTreeMap<Key, Found> {
+    let needs_pods = wanted.values().any(Option::is_none);
+    let mut pods = if needs_pods { proc.pods(host) } else { BTreeMap::new() };
+    let places = wanted.into_iter().filter_map(|(key, process)| {
+        let place = process.map_or_else(|| pods.remove(&key), |pid| proc.place(pid, host))?;
+        let has_address = proc.has_address(&place);
+        Some((key, Found { place, has_address }))
+    });
+    places.collect()
 }
 
 /// What a front end hears.
@@ -71,6 +98,8 @@ pub(crate) struct Node {
     permits: Arc<Semaphore>,
     board: Arc<Board>,
     patience: Option<Duration>,
+    /// When leftovers are removed: a moment after the last end.
+    sweep: Option<Instant>,
     next_check: Instant,
     next_search: Instant,
     has_heard_all: bool,
@@ -96,6 +125,7 @@ impl Node {
             permits: Arc::new(Semaphore::new(2)),
             board,
             patience: None,
+            sweep: None,
             next_check: now,
             next_search: now,
             has_heard_all: false,
@@ -125,6 +155,7 @@ impl Node {
             }
             self.look().await;
             self.act();
+            self.sweep();
             self.publish();
         }
         self.wind_up().await;
@@ -146,6 +177,10 @@ impl Node {
             Change::Only(keys) => {
                 let gone: Vec<_> = self.entries.keys().filter(|key| !keys.contains(*key)).cloned().collect();
                 gone.iter().for_each(|key| self.remove(key));
+                if !self.has_heard_all {
+                    // Of pods that ended while no agent ran.
+                    self.sweep = Some(Instant::now() + SWEEP);
+                }
                 self.has_heard_all = true;
             }
         }
@@ -157,6 +192,7 @@ impl Node {
             entry.interrupt();
             if entry.is_attached() {
                 tracing::info!(name = %entry.wish.name, "gone");
+                self.sweep = Some(Instant::now() + SWEEP);
             }
         }
         self.board.remove(key);
@@ -177,25 +213,42 @@ impl Node {
         if now < self.next_search || !self.entries.values().any(Entry::is_searching) {
             return;
         }
-        let found = if self.entries.values().any(|entry| entry.is_searching() && entry.wish.process.is_none())
-        {
-            let (proc, host) = (self.proc.clone(), self.host);
-            // Some microseconds for each process of the machine.
-            tokio::task::spawn_blocking(move || proc.pods(host)).await.unwrap_or_default()
-        } else {
-            BTreeMap::new()
-        };
+        let searched = self.entries.iter().filter(|(_, entry)| entry.is_searching());
+        let wanted = searched.map(|(key, entry)| (key.clone(), entry.wish.process)).collect();
+        let (proc, host) = (self.proc.clone(), self.host);
+        // Some microseconds for each process of the machine, and pods say how long their tables are.
+        let mut found =
+            tokio::task::spawn_blocking(move || find(&proc, host, wanted)).await.unwrap_or_default();
         for (key, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.is_searching()) {
-            let place = match entry.wish.process {
-                Some(pid) => self.proc.place(pid, self.host),
-                None => found.get(key).cloned(),
-            };
-            entry.found(place, &self.proc);
+            entry.found(found.remove(key));
         }
+        self.find_conflicts();
         let now = Instant::now();
         let waits = self.entries.values().filter_map(|entry| entry.searching_for(now));
         let youngest = waits.min().unwrap_or(RARELY);
         self.next_search = now + (youngest / 8).clamp(SOON, RARELY);
+    }
+
+    /// Containers may share a network namespace, and each attach replaces all that is there: who came first keeps it.
+    fn find_conflicts(&mut self) {
+        let mut holders: BTreeMap<u64, (u64, Name)> = BTreeMap::new();
+        let asking = |entry: &Entry| matches!(entry.wish.want, Want::Attach(_));
+        for entry in self.entries.values().filter(|entry| asking(entry)) {
+            let Some(place) = &entry.place else { continue };
+            let is_earlier = holders.get(&place.netns).is_none_or(|(arrival, _)| entry.arrival < *arrival);
+            if is_earlier {
+                holders.insert(place.netns, (entry.arrival, entry.wish.name.clone()));
+            }
+        }
+        for entry in self.entries.values_mut() {
+            let holder = entry.place.as_ref().and_then(|place| holders.get(&place.netns));
+            entry.conflict =
+                holder.filter(|(arrival, _)| asking(entry) && *arrival != entry.arrival).map(|(_, name)| {
+                    Want::Forbidden(format!(
+                        "it shares the network of {name}, which has such labels: name all ports there"
+                    ))
+                });
+        }
     }
 
     fn act(&mut self) {
@@ -213,7 +266,10 @@ impl Node {
     fn start(&mut self, key: &Key, step: Step, now: Instant) {
         let Some(entry) = self.entries.get_mut(key) else { return };
         entry.interrupt();
-        let (Step::Attach(_) | Step::Verify(_) | Step::Detach) = &step else { return entry.forget() };
+        if step == Step::Forget {
+            self.sweep = Some(now + SWEEP);
+            return entry.forget();
+        }
         let Some(place) = entry.place.clone() else { return };
         let work = steps::Work {
             key: key.clone(),
@@ -243,6 +299,19 @@ impl Node {
         }
     }
 
+    /// The pins and the hooks of network namespaces that have ended.
+    fn sweep(&mut self) {
+        if self.sweep.take_if(|time| *time <= Instant::now()).is_none() {
+            return;
+        }
+        let truepeer = self.truepeer.clone();
+        tokio::spawn(async move {
+            if let Err(error) = truepeer.sweep().await {
+                tracing::warn!("removing what ended pods left: {error:#}");
+            }
+        });
+    }
+
     fn publish(&mut self) {
         for (key, entry) in &self.entries {
             self.board.write(key, entry.line(self.max));
@@ -257,7 +326,7 @@ impl Node {
         let due = self.entries.values().filter_map(|entry| entry.pace.due()).filter(|due| *due > now);
         let is_searching = self.entries.values().any(Entry::is_searching);
         let search = is_searching.then_some(self.next_search);
-        due.chain(search).chain([self.next_check]).min().unwrap_or(self.next_check)
+        due.chain(search).chain(self.sweep).chain([self.next_check]).min().unwrap_or(self.next_check)
     }
 
     /// A step that is cut off would be left half done. Waits for connections are: the next agent waits again.

@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -77,7 +77,7 @@ impl Proc {
     }
 
     /// Each pod's place, by the pod's UID: its process that was started first, the sandbox's. A container may make network namespaces of its own,
-    /// but is never first. A process that still has the host's network namespace is about to leave it (runc), or its pod uses the host's network.
+    /// but is never first where there is a sandbox's process (CRI-O starts one only if asked to). A process that still has the host's network namespace is about to leave it (runc), or its pod uses the host's network.
     pub(crate) fn pods(&self, host: u64) -> BTreeMap<String, Place> {
         let mut pods: BTreeMap<String, Place> = BTreeMap::new();
         for pid in self.pids() {
@@ -100,10 +100,19 @@ impl Proc {
 
     /// Whether the network plugin is through: there is an address besides the loopback's and link-local ones.
     pub(crate) fn has_address(&self, place: &Place) -> bool {
-        let read =
-            |name: &str| fs::read_to_string(self.of(place.pid).join("net").join(name)).unwrap_or_default();
-        has_ipv4(&read("fib_trie")) || has_ipv6(&read("if_inet6"))
+        let read = |name: &str| read_some(&self.of(place.pid).join("net").join(name));
+        let (Some(ipv4), Some(ipv6)) = (read("fib_trie"), read("if_inet6")) else { return true };
+        has_ipv4(&ipv4) || has_ipv6(&ipv6)
     }
+}
+
+/// Whoever may add routes in a pod makes these as long as he likes: `None` if there is more than is read. Empty if it can't be read.
+fn read_some(path: &Path) -> Option<String> {
+    const MAX: u64 = 1 << 20;
+    let mut text = String::new();
+    let file = fs::File::open(path).map(|file| file.take(MAX));
+    let length = file.and_then(|mut file| file.read_to_string(&mut text)).unwrap_or_default();
+    u64::try_from(length).is_ok_and(|length| length < MAX).then_some(text)
 }
 
 /// The kernel's routing tables: an address of this network namespace is the line before `/32 host LOCAL`.
@@ -135,9 +144,12 @@ impl Member {
         for line in text.lines() {
             let (hierarchy, rest) = line.split_once(':')?;
             let (_, path) = rest.split_once(':')?;
-            let Some((uid, component)) = path.split('/').find_map(|part| Some((pod_uid(part)?, part))) else {
+            // Any user of the machine may make cgroups of any name there.
+            if path.split('/').any(|part| part == "user.slice") {
                 continue;
-            };
+            }
+            let found = path.split('/').find_map(|part| Some((pod_uid(part)?, part)));
+            let Some((uid, component)) = found else { continue };
             let is_v2 = hierarchy == "0";
             match &mut member {
                 Some(member) if member.uid != uid => return None,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use crate::rules::Rules;
@@ -71,6 +71,21 @@ pub(crate) struct PortStatus {
     pub(crate) counters: std::collections::BTreeMap<String, u64>,
 }
 
+/// A line of `truepeer attach status --all --follow --json`, as far as it is used here.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Refusal {
+    pub(crate) netns: Option<u64>,
+    pub(crate) port: u16,
+    pub(crate) protocol: String,
+    pub(crate) sender: Option<String>,
+    pub(crate) client: Option<String>,
+    /// The counter's name.
+    pub(crate) reason: String,
+    pub(crate) meaning: String,
+    #[serde(default)]
+    pub(crate) count: u64,
+}
+
 impl Truepeer {
     /// The given program, else the one beside this program, else the one in PATH.
     pub(crate) fn find(given: Option<PathBuf>, pins: Option<PathBuf>) -> Self {
@@ -129,6 +144,16 @@ impl Truepeer {
         parsed(&self.run(&["attach", "status", "--all", "--json"].map(str::to_owned)).await?)
     }
 
+    /// Removes what is left of network namespaces that have ended.
+    pub(crate) async fn sweep(&self) -> Result<()> {
+        self.run(&["attach", "sweep"].map(str::to_owned)).await.map(drop)
+    }
+
+    /// Tells each refusal on a line (see [`Refusal`]), until the process ends.
+    pub(crate) fn follow(&self) -> Result<Child> {
+        self.start(&["attach", "status", "--all", "--follow", "--json"].map(str::to_owned))
+    }
+
     async fn run(&self, arguments: &[String]) -> Result<String> {
         let output = timeout(TIME_LIMIT, self.start(arguments)?.wait_with_output()).await;
         let output = output.with_context(|| format!("{} takes too long", self.program.display()))??;
@@ -138,7 +163,7 @@ impl Truepeer {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    fn start(&self, arguments: &[String]) -> Result<tokio::process::Child> {
+    fn start(&self, arguments: &[String]) -> Result<Child> {
         tracing::debug!(program = %self.program.display(), arguments = %arguments.join(" "), "start");
         let mut command = Command::new(&self.program);
         command.args(arguments);

@@ -6,6 +6,7 @@ use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
 use crate::board::{Name, State};
+use crate::node::Claim;
 
 /// Its type, which is also the readiness gate's.
 pub(super) const TYPE: &str = "truepeer.dev/attached";
@@ -33,9 +34,10 @@ impl Condition {
             State::Waiting(what) => condition(false, "Waiting", (*what).to_owned()),
             State::Attached { description, .. } => condition(true, ATTACHED, description.clone()),
             // The earlier annotations still hold, and the message is what an agent that starts later compares.
-            State::Refused { kept: Some(description), .. } => condition(true, ATTACHED, description.clone()),
+            State::Refused { kept: Some(description), .. }
+            | State::Failed { kept: Some(description), .. } => condition(true, ATTACHED, description.clone()),
             State::Refused { why, kept: None } => condition(false, "Refused", why.clone()),
-            State::Failed(why) => condition(false, "AttachFailed", why.clone()),
+            State::Failed { why, kept: None } => condition(false, "AttachFailed", why.clone()),
             State::NoRoom { max } => condition(false, "TooManyPods", no_room(*max)),
             State::Detaching { description } => condition(false, DETACHING, description.clone()),
         }
@@ -51,8 +53,9 @@ impl Condition {
     }
 
     /// What the agent that wrote this had attached.
-    pub(super) fn claim(&self) -> Option<String> {
-        matches!(self.reason.as_str(), ATTACHED | DETACHING).then(|| self.message.clone())
+    pub(super) fn claim(&self) -> Option<Claim> {
+        let is_claim = matches!(self.reason.as_str(), ATTACHED | DETACHING);
+        is_claim.then(|| Claim { description: self.message.clone(), is_true: self.is_true })
     }
 }
 
@@ -95,12 +98,18 @@ fn now() -> String {
 mod tests {
     use super::*;
 
+    fn claim(description: &str, is_true: bool) -> Option<Claim> {
+        Some(Claim { description: description.to_owned(), is_true })
+    }
+
     #[test]
     fn only_an_attached_pod_is_ready() {
         let attached = State::Attached { description: "ports 80".to_owned(), warnings: Vec::new() };
         let condition = Condition::of(&attached).unwrap();
-        assert_eq!((condition.is_true, condition.claim().as_deref()), (true, Some("ports 80")));
-        for state in [State::Waiting("x"), State::Failed("x".to_owned()), State::NoRoom { max: 1 }] {
+        assert_eq!(condition.claim(), claim("ports 80", true));
+        for state in
+            [State::Waiting("x"), State::Failed { why: "x".to_owned(), kept: None }, State::NoRoom { max: 1 }]
+        {
             let condition = Condition::of(&state).unwrap();
             assert_eq!((condition.is_true, condition.claim()), (false, None));
         }
@@ -111,13 +120,13 @@ mod tests {
     fn a_wrong_annotation_keeps_a_pod_ready_that_is_attached() {
         let refused = |kept| Condition::of(&State::Refused { why: "wrong".to_owned(), kept }).unwrap();
         assert!(!refused(None).is_true);
-        assert_eq!(refused(Some("ports 80".to_owned())).claim().as_deref(), Some("ports 80"));
+        assert_eq!(refused(Some("ports 80".to_owned())).claim(), claim("ports 80", true));
     }
 
     #[test]
     fn a_detach_that_waits_is_remembered() {
         let condition = Condition::of(&State::Detaching { description: "ports 80".to_owned() }).unwrap();
-        assert_eq!((condition.is_true, condition.claim().as_deref()), (false, Some("ports 80")));
+        assert_eq!(condition.claim(), claim("ports 80", false));
         assert_eq!(Condition::detached().claim(), None);
     }
 }

@@ -41,7 +41,10 @@ impl Note {
             State::Refused { why, kept: Some(kept) } => {
                 note(true, "Refused", &format!("{why} (what was attached before stays: {kept})"))
             }
-            State::Failed(why) => note(true, "AttachFailed", why),
+            State::Failed { why, kept: None } => note(true, "AttachFailed", why),
+            State::Failed { why, kept: Some(kept) } => {
+                note(true, "AttachFailed", &format!("{why} (what was attached before stays: {kept})"))
+            }
             State::NoRoom { max } => note(true, "TooManyPods", &no_room(*max)),
             State::Detaching { .. } => note(
                 false,
@@ -115,7 +118,7 @@ mod tests {
         assert_eq!(Note::of(&State::Idle, None), None);
         let detaching = State::Detaching { description: String::new() };
         assert_eq!(Note::of(&State::Idle, Some(&detaching)).unwrap().reason, "Detached");
-        let long = Note::of(&State::Failed("é".repeat(2000)), None).unwrap();
+        let long = Note::of(&State::Failed { why: "é".repeat(2000), kept: None }, None).unwrap();
         assert!(long.text.len() <= 1024);
     }
 }

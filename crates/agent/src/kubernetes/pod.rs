@@ -154,6 +154,10 @@ mod tests {
             {"type": "truepeer.dev/attached", "status": "True", "reason": "Attached", "message": "ports 80; netns 1"}]});
         let seen =
             sight(pod(serde_json::json!({}), serde_json::json!({"containers": []}), status), &[]).unwrap();
-        assert_eq!((seen.wish.want, seen.wish.claim.as_deref()), (Want::Nothing, Some("ports 80; netns 1")));
+        let claim = seen.wish.claim.unwrap();
+        assert_eq!(
+            (seen.wish.want, claim.description.as_str(), claim.is_true),
+            (Want::Nothing, "ports 80; netns 1", true)
+        );
     }
 }

@@ -23,6 +23,7 @@ use super::watch::whole;
 /// Each request's limit, and the pause after one that failed.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(5);
+const COMPLAINTS: Duration = Duration::from_secs(60);
 /// Looked at so often even if nothing changed.
 const INTERVAL: Duration = Duration::from_secs(5);
 
@@ -132,6 +133,15 @@ impl Told {
         requests: &mut JoinSet<(Key, bool)>,
     ) {
         let now = Instant::now();
+        for ((key, reason), text) in self.board.take_refusals() {
+            let note = Note { is_warning: true, reason: "Refusing", text };
+            // Not one for each sender: once for each reason, and again after a while.
+            if let Some(voice) = voices.get_mut(&key)
+                && voice.limit.admits(&reason, now)
+            {
+                voice.notes.push(note);
+            }
+        }
         voices.retain(|key, voice| voice.is_busy || lines.contains_key(key));
         for (key, line) in lines {
             let voice = voices.entry(key.clone()).or_insert_with(|| Voice::new(now));
@@ -163,6 +173,21 @@ impl Told {
         let notes = std::mem::take(&mut voice.notes);
         let has_work = condition.is_some() || !notes.is_empty();
         has_work.then(|| Work { key: key.clone(), line: line.clone(), condition, notes })
+    }
+}
+
+/// The same complaint at most once a minute, with how many there were: each pod has it.
+fn complain(what: &'static str, why: &str) {
+    static LAST: Mutex<BTreeMap<&str, (Instant, u64)>> = Mutex::new(BTreeMap::new());
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let now = Instant::now();
+    match last.get_mut(what) {
+        Some((time, count)) if now.duration_since(*time) < COMPLAINTS => *count += 1,
+        other => {
+            let more = other.map_or(0, |(_, count)| *count);
+            tracing::warn!(more_before = more, "{what}: {why}");
+            last.insert(what, (now, 0));
+        }
     }
 }
 
@@ -203,11 +228,11 @@ impl Work {
                 // It was deleted, or there is another of that name.
                 Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => is_done = false,
                 Ok(Err(error)) => {
-                    tracing::warn!(%name, "writing the condition {}: {}", conditions::TYPE, whole(&error));
+                    complain("writing conditions", &whole(&error));
                     is_done = false;
                 }
                 Err(_) => {
-                    tracing::warn!(%name, "writing the condition {}: no answer for {} s", conditions::TYPE, PATIENCE.as_secs());
+                    complain("writing conditions", "no answer");
                     is_done = false;
                 }
             }
@@ -216,7 +241,7 @@ impl Work {
             let published =
                 timeout(PATIENCE, events::publish(client.clone(), &node, name, &self.key, note)).await;
             if let Ok(Err(error)) = published {
-                tracing::warn!(%name, reason = note.reason, "publishing an event: {}", whole(&error));
+                complain("publishing events", &whole(&error));
             }
         }
         (self.key, is_done)

@@ -7,11 +7,11 @@ use tokio::task::AbortHandle;
 use crate::board::{Line, State};
 use crate::pace::Pace;
 use crate::plan::{Actual, Doing, View, Want, description};
-use crate::processes::{Place, Proc};
+use crate::processes::Place;
 use crate::rules::Rules;
 
-use super::Wish;
 use super::steps::{Done, Outcome};
+use super::{Found, Wish};
 
 /// See the module.
 pub(super) struct Entry {
@@ -19,8 +19,12 @@ pub(super) struct Entry {
     pub(super) place: Option<Place>,
     pub(super) pace: Pace,
     pub(super) is_without_room: bool,
-    arrival: u64,
     actual: Actual,
+    /// The claim is of rules that served, in a namespace that may still be there.
+    is_claim_good: bool,
+    /// Another one in the same network namespace was there first.
+    pub(super) conflict: Option<Want>,
+    pub(super) arrival: u64,
     attached_at: Option<Place>,
     running: Option<Running>,
     /// Why the last step failed.
@@ -43,7 +47,9 @@ struct Running {
 impl Entry {
     pub(super) fn new(wish: Wish, arrival: u64) -> Self {
         Self {
-            actual: wish.claim.clone().map_or(Actual::Nothing, Actual::Claimed),
+            actual: wish.claim.clone().map_or(Actual::Nothing, |claim| Actual::Claimed(claim.description)),
+            is_claim_good: wish.claim.as_ref().is_some_and(|claim| claim.is_true),
+            conflict: None,
             wish,
             place: None,
             pace: Pace::new(),
@@ -88,7 +94,9 @@ impl Entry {
         self.is_searching().then(|| now.duration_since(self.searching_since))
     }
 
-    pub(super) fn found(&mut self, place: Option<Place>, proc: &Proc) {
+    pub(super) fn found(&mut self, found: Option<Found>) {
+        let (place, has_address) =
+            found.map_or((None, false), |found| (Some(found.place), found.has_address));
         self.has_process = place.is_some();
         self.was_searched = true;
         let is_same = |place: &Place| {
@@ -101,15 +109,16 @@ impl Entry {
             && !is_same(place)
         {
             self.actual = Actual::Claimed(description(rules, *netns));
+            self.is_claim_good = false;
         }
-        self.place = place.filter(|place| is_same(place) || proc.has_address(place));
+        self.place = place.filter(|place| is_same(place) || has_address);
     }
 
     pub(super) fn view(&self, now: Instant) -> View<'_> {
         View {
-            want: &self.wish.want,
+            want: self.want(),
             place: self.place.as_ref(),
-            is_lost: self.was_searched && !self.has_process,
+            is_lost: self.is_lost(),
             actual: &self.actual,
             doing: self.doing(),
             is_due: self.pace.is_due(now),
@@ -214,24 +223,42 @@ impl Entry {
             Actual::Claimed(claim) => Some(claim.clone()),
             Actual::Nothing => None,
         };
-        match (&self.wish.want, attached) {
+        match (self.want(), attached) {
             (Want::Unclear(why), kept) => State::Refused { why: why.clone(), kept },
             (Want::Forbidden(why), None) => State::Refused { why: why.clone(), kept: None },
             (Want::Nothing, None) => State::Idle,
             (Want::Nothing | Want::Forbidden(_), Some(description)) => State::Detaching { description },
             (Want::Attach(_), _) if self.is_without_room => State::NoRoom { max },
-            (Want::Attach(_), _) if self.failure.is_some() => {
-                State::Failed(self.failure.clone().unwrap_or_default())
-            }
-            (Want::Attach(rules), Some(description)) if self.is_as_wanted(rules) => {
-                State::Attached { description, warnings: self.warnings.clone() }
-            }
-            (Want::Attach(_), _) => State::Waiting(self.waits_for()),
+            (Want::Attach(_), attached) => self.state_of_attach(attached.filter(|claim| self.serves(claim))),
         }
     }
 
-    fn is_as_wanted(&self, wanted: &Rules) -> bool {
-        matches!(&self.actual, Actual::Attached { rules, .. } if rules == wanted)
+    /// `serving`: a pod stays ready while earlier rules serve it, until the new ones do.
+    fn state_of_attach(&self, serving: Option<String>) -> State {
+        match (&self.failure, serving) {
+            (Some(why), kept) => State::Failed { why: why.clone(), kept },
+            (None, Some(description)) => State::Attached { description, warnings: self.warnings.clone() },
+            (None, None) => State::Waiting(self.waits_for()),
+        }
+    }
+
+    /// Whether what is described is in the kernel, as far as is known: the sandbox has not ended, and is no other.
+    fn serves(&self, description: &str) -> bool {
+        let is_here = |place: &Place| description.contains(&format!("; netns {}; ", place.netns));
+        let is_attached = match self.actual {
+            Actual::Attached { .. } => true,
+            Actual::Claimed(_) => self.is_claim_good,
+            Actual::Nothing => false,
+        };
+        is_attached && !self.is_lost() && self.place.as_ref().is_none_or(is_here)
+    }
+
+    fn is_lost(&self) -> bool {
+        self.was_searched && !self.has_process
+    }
+
+    fn want(&self) -> &Want {
+        self.conflict.as_ref().unwrap_or(&self.wish.want)
     }
 
     fn waits_for(&self) -> &'static str {

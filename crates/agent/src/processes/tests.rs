@@ -69,6 +69,23 @@ fn both_drivers_and_both_layouts_are_read() {
 }
 
 #[test]
+fn cgroups_of_local_users_are_no_pods() {
+    let user = "0::/user.slice/user-1000.slice/user@1000.service";
+    assert_eq!(uid_of(&format!("{user}/pod{UID}/1d2e\n")), None);
+}
+
+#[test]
+fn long_tables_are_not_read_to_the_end() {
+    let directory = Directory::new("long");
+    let path = directory.0.join("fib_trie");
+    fs::write(&path, "x".repeat(1 << 20)).unwrap();
+    assert_eq!(read_some(&path), None);
+    fs::write(&path, "x").unwrap();
+    assert_eq!(read_some(&path).as_deref(), Some("x"));
+    assert_eq!(read_some(&directory.0.join("none")).as_deref(), Some(""));
+}
+
+#[test]
 fn a_container_cannot_pass_for_another_pod() {
     let inner = uid_of(&format!("0::/kubepods/pod{UID}/1d/pod{OTHER}/2e\n"));
     assert_eq!(inner.map(|(uid, _)| uid).as_deref(), Some(UID));

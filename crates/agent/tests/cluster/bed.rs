@@ -169,6 +169,15 @@ impl Pod<'_> {
         Ok(path)
     }
 
+    /// When the condition last became true or false.
+    pub(crate) fn turned(&self) -> Result<String> {
+        let pod = self.bed.cluster.pod(&self.name)?;
+        let conditions = pod.status.and_then(|status| status.conditions).unwrap_or_default();
+        let condition = conditions.into_iter().find(|one| one.type_ == "truepeer.dev/attached");
+        let time = condition.and_then(|condition| condition.last_transition_time).context("no time")?;
+        Ok(time.0.to_string())
+    }
+
     /// Status, reason and message of the condition.
     pub(crate) fn condition(&self) -> Result<(String, String, String)> {
         let pod = self.bed.cluster.pod(&self.name)?;
@@ -192,11 +201,15 @@ impl Pod<'_> {
         Ok(message)
     }
 
+    /// Reasons and notes of its events.
+    pub(crate) fn events(&self) -> Result<Vec<(String, String)>> {
+        self.bed.cluster.events(&self.name)
+    }
+
     /// Waits for an event, and returns its note.
     pub(crate) fn wait_for_event(&self, reason: &str) -> Result<String> {
         until(&format!("{}: the event {reason}", self.name), || {
-            let events = self.bed.cluster.events(&self.name)?;
-            Ok(events.into_iter().rev().find(|(found, _)| found == reason).map(|(_, note)| note))
+            Ok(self.events()?.into_iter().rev().find(|(found, _)| found == reason).map(|(_, note)| note))
         })
     }
 

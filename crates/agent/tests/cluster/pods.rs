@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::Test;
 use crate::agent::Agent;
-use crate::bed::{Bed, run};
+use crate::bed::{Bed, Pod, run};
 use crate::peers::CLIENT;
 use crate::wait::until;
 
@@ -21,6 +21,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("the_operators_cap_holds", the_operators_cap_holds),
     ("only_so_many_pods_are_attached", only_so_many_pods_are_attached),
     ("a_pod_without_an_address_is_waited_for", a_pod_without_an_address_is_waited_for),
+    ("refusals_are_told", refusals_are_told),
+    ("a_redirected_port_is_told", a_redirected_port_is_told),
     ("counters_have_the_names_of_pods", counters_have_the_names_of_pods),
 ];
 
@@ -67,10 +69,13 @@ fn changed_annotations_are_followed(bed: &Bed) -> Result<()> {
     pod.expect_attached(80)?;
     pod.expect_raw(81)?;
 
+    let turned = pod.turned()?;
+    std::thread::sleep(std::time::Duration::from_millis(1100));
     pod.annotate(json!({"truepeer.dev/ports": "81"}))?;
     until("port 81", || Ok(pod.wait_for("Attached")?.starts_with("ports 81;").then_some(())))?;
     pod.expect_attached(81)?;
     pod.expect_raw(80)?;
+    ensure!(pod.turned()? == turned, "the gate was closed for a moment");
 
     pod.annotate(json!({"truepeer.dev/header": "optional"}))?;
     until("optional", || Ok(pod.wait_for("Attached")?.contains("header optional").then_some(())))?;
@@ -169,6 +174,57 @@ fn a_pod_without_an_address_is_waited_for(bed: &Bed) -> Result<()> {
     run(other_pid, "ip addr add 10.88.200.2/24 dev eth0")?;
     other.wait_for("Attached")?;
     ensure!(agent.steps("attach", "ok")? == 2);
+    Ok(())
+}
+
+/// Asks until an event says that it was refused: those before truepeer begins to follow are only counted.
+fn refused(pod: &Pod<'_>, has_header: bool, why: &str) -> Result<String> {
+    until("the event Refusing", || {
+        pod.ask(80, has_header)?;
+        Ok(pod
+            .events()?
+            .into_iter()
+            .find(|(reason, note)| reason == "Refusing" && note.contains(why))
+            .map(|(_, note)| note))
+    })
+}
+
+fn refusals_are_told(bed: &Bed) -> Result<()> {
+    let agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&WEB)?;
+    pod.start_sandbox()?;
+    pod.wait_for("Attached")?;
+    pod.start_server(80)?;
+    let note = refused(&pod, false, "refused_no_header")?;
+    ensure!(note.contains("port 80/tcp, from 10.88.") && note.contains("(refused_no_header)"), "{note}");
+    ensure!(agent.log().contains("refused_no_header"), "{}", agent.log());
+    // Each reason once, however many senders forget the header.
+    let count = || {
+        Ok::<_, anyhow::Error>(
+            bed.cluster.events(&pod.name)?.iter().filter(|(reason, _)| reason == "Refusing").count(),
+        )
+    };
+    for _ in 0..10 {
+        pod.ask(80, false)?;
+    }
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    ensure!(count()? == 1, "{}", count()?);
+    Ok(())
+}
+
+/// As by Istio: connections to the port reach another socket.
+fn a_redirected_port_is_told(bed: &Bed) -> Result<()> {
+    let _agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&WEB)?;
+    let pid = pod.start_sandbox()?;
+    pod.wait_for("Attached")?;
+    pod.start_server(80)?;
+    pod.start_server(15006)?;
+    run(pid, "nft add table ip istio")?;
+    run(pid, "nft add chain ip istio in { type nat hook prerouting priority -100 ; }")?;
+    run(pid, "nft add rule ip istio in tcp dport 80 redirect to :15006")?;
+    let note = refused(&pod, true, "redirected")?;
+    ensure!(note.contains("redirected") && note.contains("excludeInboundPorts"), "{note}");
     Ok(())
 }
 

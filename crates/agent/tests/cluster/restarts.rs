@@ -28,6 +28,9 @@ fn an_agent_that_starts_again_adopts_without_a_gap(bed: &Bed) -> Result<()> {
     pod.start_sandbox()?;
     pod.wait_for("Attached")?;
     pod.start_server(80)?;
+    let turned = pod.turned()?;
+    // The times of conditions are whole seconds.
+    std::thread::sleep(std::time::Duration::from_millis(1100));
     let is_over = AtomicBool::new(false);
     let (count, last) = std::thread::scope(|scope| {
         let asking = scope.spawn(|| {
@@ -55,6 +58,7 @@ fn an_agent_that_starts_again_adopts_without_a_gap(bed: &Bed) -> Result<()> {
     ensure!(count > 20, "{count} connections");
     ensure!(last.steps("attach", "ok")? == 0, "{}", last.log());
     pod.wait_for("Attached")?;
+    ensure!(pod.turned()? == turned, "the gate was closed for a moment");
     Ok(())
 }
 
