@@ -57,13 +57,13 @@ GLOBAL int tell(const struct flow_key *key, __u32 protocol, __u32 reason, const 
 		told->count = 0;
 	}
 	struct refusal *refusal = 0;
-	if (told->count < REFUSALS_PER_SECOND)
+	/* Counted before it is tried: while nobody reads and the ring is full, trying would take its lock each time. */
+	if (told->count < REFUSALS_PER_SECOND && __sync_fetch_and_add(&told->count, 1) < REFUSALS_PER_SECOND)
 		refusal = bpf_ringbuf_reserve(&tp_refusals, sizeof(*refusal), 0);
 	if (!refusal) {
 		__sync_fetch_and_add(&told->missed, 1);
 		return 0;
 	}
-	__sync_fetch_and_add(&told->count, 1);
 	__builtin_memset(refusal, 0, sizeof(*refusal));
 	refusal->time_ns = now;
 	refusal->count = 1 + __sync_lock_test_and_set(&told->missed, 0);

@@ -10,6 +10,7 @@ use aya::sys::{BpfHelper, is_helper_supported};
 
 use crate::device::Device;
 use crate::error::AttachError;
+use crate::layout::MAX_PORTS;
 use crate::links::{self, Stage};
 use crate::load::{Global, Loaded, load, load_calling, load_first};
 use crate::place::Place;
@@ -88,6 +89,10 @@ fn attach_all(
     devices: &[Device],
     cgroups: &Cgroups,
 ) -> Result<Attached, AttachError> {
+    let wanted = rules.tcp_ports.len() + rules.udp_ports.len();
+    if wanted > usize::from(MAX_PORTS) {
+        return Err(AttachError::TooManyPorts(wanted));
+    }
     let known = if Tables::are_all_there(place) { Some(Tables::open(place)?) } else { None };
     if let Some(tables) = &known {
         whole::check(tables, rules, others)?;

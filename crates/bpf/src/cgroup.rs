@@ -14,6 +14,8 @@ use rustix::fs::statfs;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
 use crate::error::AttachError;
+use crate::pinned_link::cgroup_id;
+use crate::place::Place;
 
 /// `CGROUP2_SUPER_MAGIC` (linux/magic.h).
 const CGROUP2_MAGIC: u32 = 0x6367_7270;
@@ -47,6 +49,11 @@ fn mount_detached() -> rustix::io::Result<OwnedFd> {
     let context = fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(context.as_fd())?;
     fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+}
+
+/// The number of the cgroup whose sockets an attachment covers (the inode of its directory), if it still exists.
+pub fn covered_cgroup(place: &Place) -> Option<u64> {
+    cgroup_id(&place.hook("backstop")).ok().filter(|number| *number > 0)
 }
 
 /// Whether this is a directory of the cgroup v2 hierarchy.

@@ -25,7 +25,7 @@ pub enum AttachError {
     },
     /// A file system is not mounted and can't be.
     #[error(
-        "no {kind} file system is mounted, and truepeer can't mount one itself (CAP_SYS_ADMIN is needed for that)"
+        "no {kind} file system is mounted, and truepeer can't mount one itself: that takes CAP_SYS_ADMIN, and CAP_SYS_CHROOT where process 1 has other mounts"
     )]
     Mount {
         /// Which.
@@ -55,6 +55,9 @@ pub enum AttachError {
     /// More ports than the tables can hold.
     #[error("{0} ports are too many: a network namespace can have at most 64")]
     TooManyPorts(usize),
+    /// The calling thread is in another network namespace than what is to be detached.
+    #[error("this is another network namespace than the one whose attachment is to end")]
+    OtherNetns,
     /// More attachments than the lists can tell apart.
     #[error("a network namespace can have at most 16 attachments")]
     TooManyAttachments,

@@ -49,9 +49,9 @@ mod witness;
 
 pub use again::can_begin_again;
 pub use attach::{Attached, Cgroups, attach};
-pub use cgroup::{cgroup_root, is_cgroup};
+pub use cgroup::{cgroup_root, covered_cgroup, is_cgroup};
 pub use counters::{COUNTERS, Kind, Of, PortCounter};
-pub use detach::{detach_now, drain};
+pub use detach::{detach_now, drain, finish, still_open};
 pub use device::Device;
 pub use error::AttachError;
 pub use leftovers::{gone, left_behind, sweep};

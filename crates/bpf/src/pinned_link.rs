@@ -94,6 +94,16 @@ pub(crate) fn program_id(pin: &Path) -> io::Result<u32> {
     Ok(link_info(pin)?.program)
 }
 
+/// The number of the cgroup that the link pinned here is attached to; 0: it is gone.
+pub(crate) fn cgroup_id(pin: &Path) -> io::Result<u64> {
+    let info = link_info(pin)?;
+    // `cgroup.cgroup_id` (64 bits) stands where the others have two of 32.
+    let (first, second) = (info.attached_to.to_ne_bytes(), info.attach_type.to_ne_bytes());
+    Ok(u64::from_ne_bytes([
+        first[0], first[1], first[2], first[3], second[0], second[1], second[2], second[3],
+    ]))
+}
+
 fn link_info(pin: &Path) -> io::Result<LinkInfo> {
     let mut info = LinkInfo::default();
     info_of(&open(pin)?, &mut info)?;

@@ -7,6 +7,7 @@ use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FlockOperation, flock};
 use rustix::mount::{MountFlags, mount};
 use truepeer_sys::netns::in_mount_namespace_of;
 
@@ -27,7 +28,7 @@ pub fn find_pins() -> PathBuf {
     let default = Path::new(DEFAULT_PINS);
     let own = Path::new(OWN).join("truepeer");
     let of_first = |path: &Path| Path::new(OF_FIRST).join(path.strip_prefix("/").unwrap_or(path));
-    let all = [own.clone(), default.to_owned(), of_first(&own), of_first(default)];
+    let all = [own.clone(), of_first(&own), default.to_owned(), of_first(default)];
     all.into_iter().find(|pins| Place::can_be_at(pins)).unwrap_or(default.to_owned())
 }
 
@@ -49,6 +50,13 @@ pub fn make_pins() -> Result<PathBuf, AttachError> {
 fn mount_own() -> Result<(), AttachError> {
     let made = DirBuilder::new().mode(0o700).recursive(true).create(OWN);
     made.map_err(AttachError::file("mkdir", OWN))?;
+    // Two may come here at once: a second file system would hide what is pinned on the first.
+    let directory = fs::File::open(OWN).map_err(AttachError::file("open", OWN))?;
+    flock(&directory, FlockOperation::LockExclusive)
+        .map_err(|error| AttachError::file("flock", OWN)(error.into()))?;
+    if Place::can_be_at(Path::new(OWN)) {
+        return Ok(());
+    }
     let mode = Some(c"mode=0700");
     mount("bpf", OWN, "bpf", MountFlags::empty(), mode).map_err(AttachError::mount("BPF"))
 }

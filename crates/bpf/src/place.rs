@@ -69,6 +69,12 @@ impl Place {
         statfs(existing).is_ok_and(|found| u32::try_from(found.f_type) == Ok(BPF_FS_MAGIC))
     }
 
+    /// Whether the calling thread is in this network namespace.
+    pub(crate) fn is_here(&self) -> Result<bool, AttachError> {
+        let here = netns_cookie().map_err(AttachError::file("SO_NETNS_COOKIE", "this network namespace"))?;
+        Ok(here == self.netns_cookie)
+    }
+
     /// The kernel's cookie of this network namespace.
     pub fn netns_cookie(&self) -> u64 {
         self.netns_cookie

@@ -216,7 +216,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Takes these ports out, and returns those that were not attached.
+    /// Takes these ports out.
     pub(crate) fn leave(&mut self, tcp: &BTreeSet<u16>, udp: &BTreeSet<u16>) -> Result<(), AttachError> {
         for (number, port) in self.ports()?.into_iter().filter(|(number, _)| tcp.contains(number)) {
             self.set_port(number, Port { state: DRAINING, ..port })?;
@@ -230,12 +230,39 @@ impl Tables {
         self.forget_unused_groups()
     }
 
-    /// Those that drain and have nothing left. What a translated connection leaves behind (TIME_WAIT) is let go only if room is needed.
+    /// Whether these rules find room beside the ports that stay, and those that drain.
+    pub(crate) fn check_room(&self, rules: &Rules) -> Result<(), AttachError> {
+        let idle = self.idle_ports(true)?;
+        let (ports, gates) = (self.ports()?, self.gates()?);
+        let busy: BTreeMap<u16, Port> =
+            ports.into_iter().filter(|(number, _)| !idle.contains(number)).collect();
+        let tcp: BTreeSet<u16> = busy.keys().chain(&rules.tcp_ports).copied().collect();
+        let udp: BTreeSet<u16> = gates.keys().chain(rules.udp_ports.keys()).copied().collect();
+        if tcp.len() + udp.len() > usize::from(MAX_PORTS) {
+            return Err(AttachError::TooManyPorts(tcp.len() + udp.len()));
+        }
+        let groups = busy.values().map(|port| port.group).chain(gates.values().map(|gate| gate.port.group));
+        if groups.collect::<BTreeSet<u8>>().len() >= usize::from(MAX_GROUPS) {
+            return Err(AttachError::TooManyAttachments);
+        }
+        Ok(())
+    }
+
+    /// Removes those from the tables.
     fn forget_idle_ports(&mut self, needs_room: bool) -> Result<(), AttachError> {
+        for number in self.idle_ports(needs_room)? {
+            let number = number.to_be_bytes();
+            self.ports.remove(&number).map_err(AttachError::map("removing from", "tp_ports"))?;
+        }
+        Ok(())
+    }
+
+    /// Those that drain and have nothing left. What a translated connection leaves behind (TIME_WAIT) is let go only if room is needed.
+    fn idle_ports(&self, needs_room: bool) -> Result<BTreeSet<u16>, AttachError> {
         let drained = self.ports()?.into_iter().filter(|(_, port)| matches!(port.state, DRAINING | REFUSING));
         let drained: Vec<u16> = drained.map(|(number, _)| number).collect();
         if drained.is_empty() {
-            return Ok(());
+            return Ok(BTreeSet::new());
         }
         // Handshakes first: one may become a flow meanwhile, and no new one begins.
         let handshakes = self.embryos.keys().flatten().collect::<Vec<_>>();
@@ -247,11 +274,7 @@ impl Tables {
             .chain(ended)
             .map(|key| u16::from_be_bytes(key.local_port))
             .collect();
-        for number in drained.into_iter().filter(|number| !busy.contains(number)) {
-            let number = number.to_be_bytes();
-            self.ports.remove(&number).map_err(AttachError::map("removing from", "tp_ports"))?;
-        }
-        Ok(())
+        Ok(drained.into_iter().filter(|number| !busy.contains(number)).collect())
     }
 
     /// One that no port belongs to.
@@ -323,14 +346,20 @@ impl Tables {
             .map_err(AttachError::map("writing", "tp_backends"))
     }
 
+    fn used_slots(&self) -> Result<BTreeSet<u16>, AttachError> {
+        let gates = self.gates()?.into_values().map(|gate| gate.port.slot);
+        Ok(self.ports()?.into_values().map(|port| port.slot).chain(gates).collect())
+    }
+
     /// Returns a counter slot that no port uses. The next user of a removed UDP port's slot resets it.
     fn free_slot(&mut self) -> Result<u16, AttachError> {
-        let ports = self.ports()?;
-        let gates = self.gates()?;
-        let slots = ports.values().map(|port| port.slot).chain(gates.values().map(|gate| gate.port.slot));
-        let used: BTreeSet<u16> = slots.collect();
-        let free = (0..MAX_PORTS).find(|slot| !used.contains(slot));
-        let slot = free.ok_or(AttachError::TooManyPorts(used.len() + 1))?;
+        let free = |used: &BTreeSet<u16>| (0..MAX_PORTS).find(|slot| !used.contains(slot));
+        let mut used = self.used_slots()?;
+        if free(&used).is_none() {
+            self.forget_idle_ports(true)?;
+            used = self.used_slots()?;
+        }
+        let slot = free(&used).ok_or(AttachError::TooManyPorts(used.len() + 1))?;
         self.clear_counters(slot)?;
         Ok(slot)
     }

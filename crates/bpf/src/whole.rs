@@ -11,6 +11,7 @@ use crate::tables::Tables;
 
 /// Refuses what would take something from others unasked.
 pub(crate) fn check(tables: &Tables, rules: &Rules, others: Others) -> Result<(), AttachError> {
+    tables.check_room(rules)?;
     let none_or = |ports: Vec<String>, error: fn(Vec<String>) -> AttachError| {
         if ports.is_empty() { Ok(()) } else { Err(error(ports)) }
     };

@@ -6,8 +6,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use truepeer_bpf::{NewConnections, Place, Status, detach_now, drain, status};
+use truepeer_bpf::{Place, Status, status};
 use truepeer_sys::netns::NetNs;
+
+use crate::output::tell;
 
 /// Where engines and ip-netns(8) keep namespaces without a process.
 const NAMED: [&str; 3] = ["/run/netns", "/run/docker/netns", "/var/run/netns"];
@@ -20,17 +22,26 @@ pub(super) struct Namespace {
     pub(super) process: Option<u32>,
 }
 
-/// Finds them.
-pub(super) fn find(pins: &Path) -> Result<Vec<Namespace>> {
+/// Finds them. One that can't be read, because it is being attached or detached at this moment, is left out with a warning, and counted.
+pub(super) fn find(pins: &Path) -> Result<(Vec<Namespace>, usize)> {
     let processes = processes();
-    let mut all = Vec::new();
+    let (mut all, mut unread) = (Vec::new(), 0);
     for place in Place::all(pins)? {
-        // Another command may have detached it meanwhile.
-        let Some(status) = status(&place)? else { continue };
-        let process = processes.get(&status.netns).copied();
-        all.push(Namespace { place, status, process });
+        match status(&place) {
+            Ok(Some(status)) => {
+                let process = processes.get(&status.netns).copied();
+                all.push(Namespace { place, status, process });
+            }
+            // Another command has detached it meanwhile.
+            Ok(None) => {}
+            Err(error) => {
+                let cookie = place.netns_cookie();
+                tell!("warning: network namespace of cookie {cookie}: {:#}", anyhow::Error::new(error));
+                unread += 1;
+            }
+        }
     }
-    Ok(all)
+    Ok((all, unread))
 }
 
 /// The lowest process of each network namespace, by its inode.
@@ -61,29 +72,27 @@ impl Namespace {
     }
 
     fn path(&self) -> Option<PathBuf> {
-        if let Some(process) = self.process {
-            return Some(PathBuf::from(format!("/proc/{process}/ns/net")));
+        let of = |process: u32| PathBuf::from(format!("/proc/{process}/ns/net"));
+        let is_it = |path: &PathBuf| inode(path) == Some(self.status.netns);
+        let process = self.process.map(of).filter(is_it);
+        // It may have ended, and others may have begun.
+        let process = process.or_else(|| processes().get(&self.status.netns).copied().map(of));
+        if process.is_some() {
+            return process;
         }
         let entries = NAMED.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
         entries.map(|entry| entry.path()).find(|path| inode(path) == Some(self.status.netns))
     }
 
-    /// Stops checking new connections, and returns how many are open.
-    pub(super) fn drain(&self, new: NewConnections) -> Result<usize> {
-        Ok(drain(&self.place, new)?.total())
-    }
-
-    /// Ends open connections that need the programs, which only the namespace's own kernel tables can do.
-    pub(super) fn detach(&self, new: NewConnections) -> Result<()> {
-        let path = self.path().with_context(|| {
+    /// Opens it; by its inode, because its process may have ended meanwhile.
+    pub(super) fn enter(&self) -> Result<NetNs> {
+        let is_it = |netns: &NetNs| netns.id().is_ok_and(|id| id == self.status.netns);
+        let netns = self.path().and_then(|path| NetNs::open(&path).ok()).filter(is_it);
+        netns.with_context(|| {
             format!(
                 "{}: it has no process and no name, so it can't be entered; it is detached when it ends",
                 self.name()
             )
-        })?;
-        NetNs::open(&path)
-            .and_then(|netns| netns.run(|| detach_now(&self.place, new)))
-            .with_context(|| self.name())??;
-        Ok(())
+        })
     }
 }

@@ -14,6 +14,7 @@ pub(super) fn find(
     path: Option<&Path>,
     unit: Option<&str>,
     process: Option<u32>,
+    covered: Option<u64>,
 ) -> Result<(Cgroups, Option<String>)> {
     let root = cgroup_root()?;
     ensure!(
@@ -29,11 +30,25 @@ pub(super) fn find(
         (None, _, None) => (root.clone(), None),
         // Its sockets are all that matters, so all hooks are there.
         (path, _, Some(process)) => {
-            let all = of_container(&root, process, path)?;
+            let mut all = of_container(&root, process, path)?;
+            if path.is_none() {
+                all = with_covered(&root, all, covered);
+            }
             return Ok((Cgroups { shown: all.clone(), all }, None));
         }
     };
     Ok((Cgroups { all: root, shown }, warning))
+}
+
+/// Another container of the same network namespace may be attached already, as in a pod: then a cgroup above both, because hooks that move away from
+/// its sockets would leave them with connections without header and client.
+fn with_covered(root: &Path, own: PathBuf, covered: Option<u64>) -> PathBuf {
+    let number = |path: &Path| fs::metadata(path).ok().map(|found| found.ino());
+    let Some(covered) = covered.filter(|covered| number(&own) != Some(*covered)) else { return own };
+    let Some(other) = all_below(root).into_iter().find(|path| number(path) == Some(covered)) else {
+        return own;
+    };
+    own.ancestors().find(|path| other.starts_with(path)).map_or(own.clone(), Path::to_owned)
 }
 
 fn of_unit(root: &Path, unit: &str) -> Result<(PathBuf, Option<String>)> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
-use truepeer_bpf::{NewConnections, Place, detach_now, drain};
+use truepeer_bpf::{FlowCount, NewConnections, Place, detach_now, drain, finish, still_open};
 
 use super::{all, pins};
 use crate::output::tell;
@@ -18,21 +18,37 @@ use crate::spec::PlaceArgs;
 /// How often it checks whether the last connection has ended.
 const INTERVAL: Duration = Duration::from_millis(200);
 
+/// How to go on, by command: to cut connections off, and after an interruption.
+#[derive(Clone, Copy)]
+pub(super) struct Words {
+    now: &'static str,
+    again: &'static str,
+}
+
+pub(super) const OF_DETACH: Words = Words { now: "--now", again: "type detach again" };
+pub(super) const AFTER_REMOVE: Words = Words { now: "attach detach --now", again: "type attach detach" };
+
 /// Stops checking new connections, and detaches when the last open one has ended.
 pub(super) fn drain_and_detach(
     place: &Place,
     new: NewConnections,
+    words: Words,
     out: &mut (dyn Write + Send),
 ) -> Result<()> {
-    let mut waiting = Waiting::begin(new)?;
+    let mut waiting = Waiting::begin(new, words)?;
+    let mut open = Some(drain(place, new)?);
     loop {
-        let open = drain(place, new)?.total();
-        if open == 0 {
-            return Ok(detach_now(place, new)?);
+        match open.map(FlowCount::total) {
+            Some(0) if finish(place, new)? => return Ok(()),
+            None | Some(0) => bail!("{AGAIN}"),
+            Some(count) => waiting.wait(count, out)?,
         }
-        waiting.wait(open, out)?;
+        open = still_open(place)?;
     }
 }
+
+/// What others attach while this waits is theirs.
+const AGAIN: &str = "attached again meanwhile; not detached";
 
 /// The same in every network namespace. One that can't be detached holds up no other.
 pub(super) fn all(
@@ -41,24 +57,19 @@ pub(super) fn all(
     new: NewConnections,
     out: &mut (dyn Write + Send),
 ) -> Result<()> {
-    let mut left = all::find(&pins(place.pins.as_deref(), false)?)?;
-    let mut failed = 0;
-    let mut waiting = Waiting::begin(new)?;
+    let (found, mut failed) = all::find(&pins(place.pins.as_deref(), false)?)?;
+    let mut waiting = Waiting::begin(new, OF_DETACH)?;
+    let mut left: Vec<(all::Namespace, bool)> = found.into_iter().map(|one| (one, false)).collect();
     while !left.is_empty() {
         let mut open = 0;
         let mut later = Vec::new();
-        for namespace in left {
-            let ended = match if now { Ok(0) } else { namespace.drain(new) } {
-                Ok(0) => namespace.detach(new),
+        for (namespace, is_drained) in left {
+            match step(&namespace, is_drained, now, new) {
+                Ok(0) => writeln!(out, "detached: {}", namespace.name())?,
                 Ok(count) => {
                     open += count;
-                    later.push(namespace);
-                    continue;
+                    later.push((namespace, true));
                 }
-                Err(error) => Err(error),
-            };
-            match ended {
-                Ok(()) => writeln!(out, "detached: {}", namespace.name())?,
                 Err(error) => {
                     tell!("error: {error:#}");
                     failed += 1;
@@ -74,33 +85,53 @@ pub(super) fn all(
     Ok(())
 }
 
+/// How many connections one namespace has to wait for; 0: it is detached. One that can't be entered is left as it is.
+fn step(namespace: &all::Namespace, is_drained: bool, now: bool, new: NewConnections) -> Result<usize> {
+    let netns = namespace.enter()?;
+    let ended = if now {
+        netns.run(|| detach_now(&namespace.place, new)).with_context(|| namespace.name())??;
+        return Ok(0);
+    } else if is_drained {
+        still_open(&namespace.place)?
+    } else {
+        Some(drain(&namespace.place, new)?)
+    };
+    let again = || format!("{}: {AGAIN}", namespace.name());
+    let open = ended.with_context(again)?.total();
+    if open == 0 {
+        let has_ended = netns.run(|| finish(&namespace.place, new)).with_context(|| namespace.name())??;
+        ensure!(has_ended, again());
+    }
+    Ok(open)
+}
+
 /// For open connections, or for a signal.
 struct Waiting {
     is_interrupted: Arc<AtomicBool>,
     new: NewConnections,
+    words: Words,
     told: usize,
 }
 
 impl Waiting {
-    fn begin(new: NewConnections) -> Result<Self> {
+    fn begin(new: NewConnections, words: Words) -> Result<Self> {
         let is_interrupted = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             flag::register(signal, Arc::clone(&is_interrupted)).context("can't wait for signals")?;
         }
-        Ok(Self { is_interrupted, new, told: 0 })
+        Ok(Self { is_interrupted, new, words, told: 0 })
     }
 
     fn wait(&mut self, open: usize, out: &mut (dyn Write + Send)) -> Result<()> {
+        let (fate, Words { now, again }) = (fate_of(self.new), self.words);
         if self.is_interrupted.load(Ordering::Relaxed) {
             bail!(
-                "interrupted: {open} open connections are still served; new ones {}; type detach again to resume waiting and \
-                 then remove everything, detach --now to cut them off, attach to check new ones again",
-                fate_of(self.new)
+                "interrupted: {open} open connections are still served; new ones {fate}; {again} to resume waiting and \
+                 then remove everything, detach --now to cut them off, attach to check new ones again"
             );
         }
         if open != self.told {
-            let fate = fate_of(self.new);
-            writeln!(out, "waiting for {open} open connections (--now cuts them off); new ones {fate}")?;
+            writeln!(out, "waiting for {open} open connections ({now} cuts them off); new ones {fate}")?;
             out.flush()?;
             self.told = open;
         }

@@ -101,12 +101,15 @@ fn ask_containerd(name: &str) -> Result<Option<Option<u32>>> {
 
 /// `TASK PID STATUS`. Stopped containers have no process, so they count as 0.
 fn task_in(tasks: &str, name: &str) -> Option<u32> {
-    let is_meant = |id: &str| id == name || (name.len() >= SHORTEST_ID && id.starts_with(name));
-    let mut fields = tasks.lines().skip(1).map(|line| line.split_whitespace());
-    fields.find_map(|mut fields| {
-        let (id, process, state) = (fields.next()?, fields.next()?, fields.next()?);
-        is_meant(id).then(|| if state == "RUNNING" { process.parse().ok() } else { Some(0) })?
-    })
+    let find = |is_meant: &dyn Fn(&str) -> bool| {
+        tasks.lines().skip(1).find_map(|line| {
+            let mut fields = line.split_whitespace();
+            let (id, process, state) = (fields.next()?, fields.next()?, fields.next()?);
+            is_meant(id).then(|| if state == "RUNNING" { process.parse().ok() } else { Some(0) })?
+        })
+    };
+    // A whole name counts before a part of another one.
+    find(&|id| id == name).or_else(|| find(&|id| name.len() >= SHORTEST_ID && id.starts_with(name)))
 }
 
 fn run(engine: Engine, args: &[&str]) -> Result<Option<Output>> {
@@ -132,5 +135,7 @@ mod tests {
         assert_eq!(task_in(tasks, "0123"), None, "too short to be sure");
         assert_eq!(task_in(tasks, "old"), Some(0));
         assert_eq!(task_in("", "web"), None);
+        let tasks = "TASK PID STATUS\nwebserver-old 1 RUNNING\nwebserver 2 RUNNING\n";
+        assert_eq!(task_in(tasks, "webserver"), Some(2));
     }
 }

@@ -1,8 +1,10 @@
 //! `[[attach]]` in a file: the server attaches and detaches, and logs what the command would print.
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use tracing::{info, warn};
-use truepeer_bpf::{NewConnections, Others, Place, Rules, Status, detach_now, drain, status};
+use truepeer_bpf::{
+    NewConnections, Others, Place, Rules, Status, detach_now, drain, finish, status, still_open,
+};
 
 use super::{pins, privileges, put_rules, target, tidy_up};
 use crate::plan::AttachKey;
@@ -28,14 +30,23 @@ pub(crate) fn put(key: &AttachKey, args: &AttachSpec, rules: &Rules) -> Result<(
     Ok(())
 }
 
-/// Stops checking new connections. Detaches if no open connection needs the programs, or if it must happen `now`.
+/// Stops checking new connections, at its first call. Detaches if no open connection needs the programs, or if it must happen `now`.
 /// Returns how many connections keep it attached.
-pub(crate) fn leave(key: &AttachKey, now: bool) -> Result<usize> {
+///
+/// # Errors
+/// Somebody else has attached there meanwhile: that stays.
+pub(crate) fn leave(key: &AttachKey, now: bool, is_first: bool) -> Result<usize> {
     let mut out = Vec::new();
     let open = in_place(key, false, |place, _| {
-        let open = if now { 0 } else { drain(place, NewConnections::Pass)?.total() };
-        if open == 0 {
+        if now {
             detach_now(place, NewConnections::Pass)?;
+            tidy_up(place, &mut out)?;
+            return Ok(0);
+        }
+        let open = if is_first { Some(drain(place, NewConnections::Pass)?) } else { still_open(place)? };
+        let open = open.context("attached again meanwhile")?.total();
+        if open == 0 {
+            ensure!(finish(place, NewConnections::Pass)?, "attached again meanwhile");
             tidy_up(place, &mut out)?;
         }
         Ok(open)

@@ -17,6 +17,9 @@ use crate::output::tell;
 /// How soon it reads from what was attached meanwhile.
 const RESCAN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
+/// So many failures to open what is attached are no moment any more.
+const PATIENCE: u32 = 5;
+
 /// A network namespace that is followed.
 struct Followed {
     place: Place,
@@ -32,7 +35,7 @@ pub(super) fn follow(
     out: &mut (dyn Write + Send),
 ) -> Result<()> {
     let mut followed: BTreeMap<u64, Followed> = BTreeMap::new();
-    let mut is_told = false;
+    let (mut is_told, mut failures) = (false, 0);
     loop {
         followed.retain(|_, one| one.refusals.is_current(&one.place));
         for place in places()? {
@@ -56,8 +59,9 @@ pub(super) fn follow(
                     is_told = true;
                 }
                 Ok(None) => {}
-                Err(error) if place.exists()? => return Err(error.into()),
-                Err(_) => {}
+                // It may be attached or detached at this moment.
+                Err(error) if !is_for_all && failures > PATIENCE => return Err(error.into()),
+                Err(_) => failures += 1,
             }
         }
         for one in followed.values_mut() {

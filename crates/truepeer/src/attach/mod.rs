@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
 use truepeer_bpf::{
-    AttachError, Cgroups, NewConnections, Others, Place, Rules, attach, detach_now, find_pins, gone,
-    left_behind, make_pins, remove, status, sweep,
+    AttachError, Cgroups, NewConnections, Others, Place, Rules, attach, covered_cgroup, detach_now,
+    find_pins, gone, left_behind, make_pins, remove, status, sweep,
 };
 
 use crate::output::tell;
@@ -68,6 +68,7 @@ fn run_once(args: &AttachArgs, out: &mut (dyn Write + Send)) -> Result<()> {
             detach::all(place, now, fate(refuse_new), out)
         }
         _ => target::find(&place.target())
+            .and_then(|found| found.expect(place.netns_inode))
             .and_then(|found| found.run(|process| act(args, place, process, out))),
     }
     .map_err(privileges::explain)
@@ -88,7 +89,7 @@ fn fate(refuse_new: bool) -> NewConnections {
 
 fn status_of_all(place: &PlaceArgs, json: bool, out: &mut (dyn Write + Send)) -> Result<()> {
     let pins = pins(place.pins.as_deref(), false)?;
-    let (namespaces, left_behind) = (all::find(&pins)?, gone(&pins)?.len());
+    let ((namespaces, _), left_behind) = (all::find(&pins)?, gone(&pins)?.len());
     if json {
         return report::write_json_of_all(&namespaces, left_behind, out);
     }
@@ -143,7 +144,7 @@ fn act(
             if now {
                 detach_now(&place, new)?
             } else {
-                detach::drain_and_detach(&place, new, out)?
+                detach::drain_and_detach(&place, new, detach::OF_DETACH, out)?
             }
             tidy_up(&place, out)
         }
@@ -184,7 +185,7 @@ fn remove_ports(place: &Place, ports: &[AttachPorts], out: &mut (dyn Write + Sen
     if is_any_left {
         return Ok(());
     }
-    detach::drain_and_detach(place, NewConnections::Pass, out)?;
+    detach::drain_and_detach(place, NewConnections::Pass, detach::AFTER_REMOVE, out)?;
     tidy_up(place, out)
 }
 
@@ -213,7 +214,8 @@ fn put_rules(
 ) -> Result<()> {
     rules.own_addresses = local_addresses(&mut Netlink::open()?)?.into_iter().collect();
     let devices = devices::find(&names_of_devices(args))?;
-    let (cgroups, warning) = cgroup::find(args.cgroup.as_deref(), args.unit.as_deref(), process)?;
+    let (cgroups, warning) =
+        cgroup::find(args.cgroup.as_deref(), args.unit.as_deref(), process, covered_cgroup(place))?;
     let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
     warning.iter().for_each(|warning| warn(warning));
     let listeners = listeners::of_this_namespace();

@@ -55,9 +55,10 @@ pub(crate) fn run(
     let annotations = annotations(&state)?;
     let Some(mut words) = words(&annotations)? else { return Ok(()) };
     ensure!(state.pid > 0, "stdin: the container's state names no process: expected a createRuntime hook");
+    // Several containers of a pod share its network namespace: each brings its ports, or the same ones again.
     words.extend(["--replace".to_owned(), format!("--pid={}", state.pid)]);
     words.extend(pins.map(|pins| format!("--pins={}", pins.display())));
-    let line = ["truepeer", "attach"].map(str::to_owned).into_iter().chain(words).map(OsString::from);
+    let line = ["truepeer", "attach", "add"].map(str::to_owned).into_iter().chain(words).map(OsString::from);
     let args = parse(line.collect()).context("the container's annotations")?;
     super::run(&args, out)
 }

@@ -34,6 +34,17 @@ pub(super) fn find(target: &AttachTarget) -> Result<Found> {
 }
 
 impl Found {
+    /// Refuses it if its inode is another one than the caller expects: a process number may have become another process's.
+    pub(super) fn expect(self, inode: Option<u64>) -> Result<Self> {
+        let Some(inode) = inode else { return Ok(self) };
+        let netns = match &self.netns {
+            Some(netns) => netns.id()?,
+            None => NetNs::current()?.id()?,
+        };
+        ensure!(netns == inode, "--netns-inode {inode}: what is named is in network namespace {netns} now");
+        Ok(self)
+    }
+
     /// Runs the work in this namespace. It gets the process, if one is known.
     pub(super) fn run<T: Send>(&self, work: impl FnOnce(Option<u32>) -> Result<T> + Send) -> Result<T> {
         match &self.netns {
@@ -46,10 +57,15 @@ impl Found {
 /// The namespace of a container's process must be its own: else all servers of this host would be affected.
 fn of_process(process: u32, option: &str) -> Result<Found> {
     let path = PathBuf::from(format!("/proc/{process}/ns/net"));
-    let netns = NetNs::open(&path).with_context(|| format!("{option}: there is no such process"))?;
-    let is_ours = netns.id().context("the network namespace")? == NetNs::current()?.id()?;
+    let netns = NetNs::open(&path).with_context(|| match path.try_exists() {
+        Ok(false) => format!("{option}: there is no such process"),
+        _ => format!("{option}: its network namespace can't be opened"),
+    })?;
+    let id = netns.id().context("the network namespace")?;
+    // In a container or behind `ip netns exec`, the host's is not this process's own but that of process 1.
+    let of_host = NetNs::open(Path::new("/proc/1/ns/net")).ok().and_then(|host| host.id().ok());
     ensure!(
-        !is_ours,
+        id != NetNs::current()?.id()? && Some(id) != of_host,
         "{option}: process {process} uses this host's own network namespace (host networking); leave the option out to attach to that"
     );
     Ok(Found { netns: Some(netns), process: Some(process) })

@@ -38,32 +38,49 @@ pub(super) fn watch(
         bail!("--watch: expected --container NAME, which its engine can find again");
     };
     let signals = Signals::catch()?;
-    let mut is_first = true;
+    let mut must_work = matches!(engine::look_for(&name, engine)?, State::Running(_));
     let mut last = None;
     loop {
         let Some(process) = wait_for_start(&name, engine, last, &signals, out)? else { return Ok(()) };
+        last = Some(process);
         // Opened before attaching: a process that ends meanwhile is noticed.
-        let handle = open(process);
-        match put(out).map_err(privileges::explain) {
-            Ok(()) => {
-                out.flush()?;
-                say(&[
-                    NotifyState::Ready,
-                    NotifyState::Status(&format!("attached to {name} (process {process})")),
-                ]);
+        let Some(handle) = open(process) else { continue };
+        let begun = Instant::now();
+        let mut is_told = false;
+        let woken = loop {
+            match put(out).map_err(privileges::explain) {
+                Ok(()) => {
+                    out.flush()?;
+                    let status = format!("attached to {name} (process {process})");
+                    say(&[NotifyState::Ready, NotifyState::Status(&status)]);
+                    break signals.wait(Some(&handle), None)?;
+                }
+                Err(error) if must_work => return Err(error),
+                // It may have no address yet.
+                Err(error) if !is_told => {
+                    tell!("error: {error:#}; trying again while {name} runs");
+                    is_told = true;
+                }
+                Err(_) => {}
             }
-            Err(error) if is_first => return Err(error),
-            Err(error) => tell!("error: {error:#}; {name} is attached when it starts again"),
-        }
-        (is_first, last) = (false, Some(process));
-        let Some(handle) = handle else { continue };
-        if signals.come_before(Some(&handle), None)? {
+            match signals.wait(Some(&handle), Some(pause_after(begun)))? {
+                Woken::Time => {}
+                other => break other,
+            }
+        };
+        must_work = false;
+        if let Woken::Signal = woken {
             return Ok(());
         }
         say(&[NotifyState::Status(&format!("{name} has ended"))]);
         writeln!(out, "{name} has ended; waiting for its start")?;
         out.flush()?;
     }
+}
+
+fn pause_after(begun: Instant) -> Duration {
+    let waited = begun.elapsed();
+    PAUSES.iter().find(|(until, _)| waited < *until).map_or(Duration::from_secs(5), |(_, pause)| *pause)
 }
 
 /// Its first process; `None`: a signal came. `last`: the one that has ended, which an engine may still name.
@@ -91,12 +108,7 @@ fn wait_for_start(
             out.flush()?;
             is_told = true;
         }
-        let waited = begun.elapsed();
-        let pause = PAUSES
-            .iter()
-            .find(|(until, _)| waited < *until)
-            .map_or(Duration::from_secs(5), |(_, pause)| *pause);
-        if signals.come_before(None, Some(pause))? {
+        if let Woken::Signal = signals.wait(None, Some(pause_after(begun)))? {
             return Ok(None);
         }
     }
@@ -126,22 +138,28 @@ impl Signals {
         Ok(Self(read))
     }
 
-    /// Whether one comes before the process ends, or before the time is over.
-    fn come_before(&self, end: Option<&OwnedFd>, time: Option<Duration>) -> Result<bool> {
+    /// For one of them, the end of the process, or the time.
+    fn wait(&self, end: Option<&OwnedFd>, time: Option<Duration>) -> Result<Woken> {
         let time = time.and_then(|time| Timespec::try_from(time).ok());
         let mut descriptors = vec![PollFd::new(&self.0, PollFlags::IN)];
         descriptors.extend(end.map(|end| PollFd::from_borrowed_fd(end.as_fd(), PollFlags::IN)));
-        loop {
+        let ready = loop {
             match poll(&mut descriptors, time.as_ref()) {
-                Ok(_) => break,
+                Ok(ready) => break ready,
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
-        }
-        let has_come = !descriptors[0].revents().is_empty();
-        if has_come {
+        };
+        if !descriptors[0].revents().is_empty() {
             say(&[NotifyState::Stopping]);
+            return Ok(Woken::Signal);
         }
-        Ok(has_come)
+        Ok(if ready == 0 { Woken::Time } else { Woken::End })
     }
+}
+
+enum Woken {
+    Signal,
+    End,
+    Time,
 }

@@ -31,7 +31,7 @@ const ELSEWHERE: [Elsewhere; 5] = [
 ];
 
 /// Options that make a command print something instead of its usual work.
-const ACTIONS: [&str; 4] = ["dry-run", "print-config", "replace", "watch"];
+const ACTIONS: [&str; 5] = ["dry-run", "netns-inode", "print-config", "replace", "watch"];
 
 /// The keys of an entry: the command's options but those of [`ELSEWHERE`], which are its groups.
 pub(super) fn of_entry<T: Args>(rows: Commands, groups: &[fn() -> Command]) -> Grammar {

@@ -93,7 +93,7 @@ impl Attachments {
             let undone = match before {
                 Some(before) => attach::put(key, &before.args, &before.rules),
                 None if self.others.contains(&name(key)) => Ok(()),
-                None => attach::leave(key, true).map(drop),
+                None => attach::leave(key, true, true).map(drop),
             };
             if let Err(failure) = undone {
                 error!("can't take a change back: {failure:#}");
@@ -174,7 +174,7 @@ impl Drop for Attachments {
             }
         }
         for key in left.iter().filter(|key| !self.others.contains(&name(key))) {
-            if let Err(failure) = attach::leave(key, true) {
+            if let Err(failure) = attach::leave(key, true, true) {
                 warn!("not detached: {failure:#}; truepeer attach detach --now does it");
             }
         }
@@ -237,7 +237,7 @@ impl Leaving {
 fn detach(key: &AttachKey, is_stopped: &AtomicBool) {
     let mut told = None;
     while !is_stopped.load(Ordering::Acquire) {
-        match attach::leave(key, false) {
+        match attach::leave(key, false, told.is_none()) {
             Ok(0) => return info!("attach: detached {}", key.pins.display()),
             Ok(open) => {
                 if told.replace(open) != Some(open) {

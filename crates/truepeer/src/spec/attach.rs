@@ -78,6 +78,8 @@ pub(crate) struct PlaceArgs {
     #[arg(long, requires = "container", value_parser = engine)]
     pub(crate) engine: Option<Engine>,
     #[arg(long)]
+    pub(crate) netns_inode: Option<u64>,
+    #[arg(long)]
     pub(crate) pins: Option<PathBuf>,
 }
 

@@ -298,6 +298,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(ATTACH, PLACE, "engine", "ENGINE", "Its engine: docker, podman or containerd").means("all that are installed are asked"),
     row(ATTACH, PLACE, "pid", "PID", "Network namespace and cgroup of this process of a container").means("this host's"),
     row(ATTACH, PLACE, "netns", "NAME|PATH|PID", "Network namespace, by its name, its path or a process in it").means("this one"),
+    row(ATTACH, PLACE, "netns-inode", "INODE", "Do nothing if the network namespace that is named has another inode, as /proc/PID/ns/net shows it: a process number may belong to another process by now"),
     row(ATTACH.or(OCI_HOOK), PLACE, "pins", "DIR", "Directory of the pins on a BPF file system").is(|| d::PINS.to_owned()),
     row(ATTACH, ACTION, "replace", "", "Ports that are attached in this network namespace and not named leave: they are no longer served. With add: these ports may be attached already, and change to these rules"),
     row(ATTACH, ACTION, "watch", "", "Stay, and attach to the container again whenever it is started again. What is attached stays when the watch ends"),

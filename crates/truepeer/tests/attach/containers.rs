@@ -1,5 +1,6 @@
 //! Containers: found by a process or by their engine, and attached to their own cgroup.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -87,6 +88,11 @@ fn a_process_names_its_namespace_and_its_cgroup(bed: &Bed) -> Result<()> {
         command(bed, &["detach", "--now", option, &pid])?.run(bed)?;
         ensure!(attachments(bed)?.is_empty());
     }
+    let inode = std::fs::metadata(format!("/proc/{pid}/ns/net"))?.ino();
+    let said = is_refused(bed, &["--pid", &pid, "--netns-inode", &(inode + 1).to_string()])?;
+    ensure!(said.contains(&format!("what is named is in network namespace {inode} now")), "{said}");
+    attach_to(bed, &["--pid", &pid, "--netns-inode", &inode.to_string()])?;
+    command(bed, &["detach", "--now", "--pid", &pid])?.run(bed)?;
     let said = is_refused(bed, &["--pid", &pid, "--cgroup", &elsewhere.0.to_string_lossy()])?;
     ensure!(said.contains(&format!("process {pid} is not in it but in {}", cgroup.0.display())), "{said}");
     let said = is_refused(bed, &["--pid", "4194304"])?;
@@ -98,6 +104,16 @@ fn this_hosts_own_namespace_is_refused(bed: &Bed) -> Result<()> {
     let sleeping = Program::new("sleep").arg("1000").start(bed)?;
     let said = is_refused(bed, &["--pid", &sleeping.pid().to_string()])?;
     ensure!(said.contains("uses this host's own network namespace"), "{said}");
+    // As seen from a container, or behind `ip netns exec`.
+    let elsewhere = NetNs::create()?;
+    let attaching = command(bed, &["--port", "80", "--allow", "any", "--pid", "1"])?.in_netns(&elsewhere);
+    let attaching = attaching.start(bed)?;
+    let has_failed = !attaching.wait_end()?.success();
+    ensure!(
+        has_failed && attaching.stderr().contains("this host's own network namespace"),
+        "{}",
+        attaching.log()
+    );
     Ok(())
 }
 

@@ -13,6 +13,7 @@ pub(crate) fn tests() -> Vec<Test> {
         all_namespaces_are_shown_and_detached,
         a_namespace_that_cannot_be_entered_holds_up_no_other,
         file_systems_are_mounted_where_there_are_none,
+        a_namespace_that_cannot_be_read_holds_up_no_other,
     ];
     all.into_iter().map(|test| test.of_group("everywhere")).collect()
 }
@@ -93,5 +94,23 @@ fn file_systems_are_mounted_where_there_are_none(bed: &Bed) -> Result<()> {
     ensure!(running.log().contains("port 80/tcp: attached"), "{}", running.log());
     let seen = client::ask(&mut session(&header("203.0.113.1:1001")?)?, b"")?;
     ensure!(seen.trim() == "203.0.113.1:1001", "{seen}");
+    Ok(())
+}
+
+/// As after a removal that was killed, or while something is being attached.
+fn a_namespace_that_cannot_be_read_holds_up_no_other(bed: &Bed) -> Result<()> {
+    let (one, two) = (Topology::line(&["lb", "host"])?, Topology::line(&["lb", "host"])?);
+    attach_on(bed, one.host("host"), &["--port", "80"])?;
+    let broken = attachments(bed)?.pop().context("its pins")?;
+    let _server = backend_on(bed, two.host("host"), Behaviour::Echo, &["0.0.0.0:80"])?;
+    attach_on(bed, two.host("host"), &["--port", "80"])?;
+    std::fs::remove_file(broken.join("maps/tp_settings"))?;
+    let status = command(bed, &["status", "--all", "--json"])?.start(bed)?;
+    ensure!(status.wait_end()?.success(), "{}", status.log());
+    let found: Value = serde_json::from_str(&status.stdout())?;
+    ensure!(found["namespaces"].as_array().map_or(0, Vec::len) == 1, "{found}");
+    ensure!(status.stderr().contains("warning: network namespace of cookie"), "{}", status.log());
+    let detach = command(bed, &["detach", "--all", "--now"])?.start(bed)?;
+    ensure!(!detach.wait_end()?.success() && attachments(bed)? == [broken], "{}", detach.log());
     Ok(())
 }

@@ -15,6 +15,8 @@ pub(crate) fn tests() -> Vec<Test> {
         rules_of_one_change_and_no_other_connection_meets_a_gap,
         there_is_room_for_sixteen,
         udp_ports_have_their_own_rules,
+        a_waiting_detach_takes_nothing_that_is_attached_meanwhile,
+        more_ports_than_there_is_room_for_change_nothing,
     ];
     all.into_iter().map(|test| test.of_group("several")).collect()
 }
@@ -210,4 +212,51 @@ fn udp_ports_have_their_own_rules(bed: &Bed) -> Result<()> {
         ensure!(seen == expected, "from {from} to {port}: {seen:?} instead of {expected:?}");
     }
     Ok(())
+}
+
+/// By `add`, and again with the same port. Both stay.
+fn a_waiting_detach_takes_nothing_that_is_attached_meanwhile(bed: &Bed) -> Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &SERVERS)?;
+    let is_served = |port: u16| -> Result<()> {
+        let mut stream = client::connect(format!("127.0.0.1:{port}"))?;
+        stream.write_all(&header("203.0.113.2:1002")?)?;
+        ensure!(client::ask(&mut stream, b"x")? == "x", "port {port} removes the header");
+        Ok(())
+    };
+    for again in [["add", "--port", "81"].as_slice(), &["--port", "80"], &["add", "--port", "53/udp"]] {
+        attach(bed, &["--port", "80"])?;
+        let mut open = client::connect("127.0.0.1:80")?;
+        open.write_all(&longer_header("203.0.113.1:1001")?)?;
+        is_answered(&mut open)?;
+        let detach = command(bed, &["detach"])?.start(bed)?;
+        detach.wait_for_log("waiting for 1 open")?;
+        attach(bed, again)?;
+        ensure!(!detach.wait_end()?.success());
+        ensure!(detach.stderr().contains("attached again meanwhile; not detached"), "{}", detach.log());
+        match again {
+            ["add", "--port", "81"] => is_served(81)?,
+            ["--port", ..] => is_served(80)?,
+            _ => ensure!(attach(bed, &["status"])?.contains("port 53/udp: attached")),
+        }
+        is_answered(&mut open)?;
+        drop(open);
+        attach(bed, &["detach"])?;
+        ensure!(attachments(bed)?.is_empty());
+    }
+    Ok(())
+}
+
+fn more_ports_than_there_is_room_for_change_nothing(bed: &Bed) -> Result<()> {
+    let said = fails(bed, &["--port", "1000-1064"])?;
+    ensure!(said.contains("65 ports are too many"), "{said}");
+    ensure!(attachments(bed).unwrap_or_default().is_empty());
+    attach(bed, &["--port", "1000-1059"])?;
+    let before = status(bed)?["attachments"].clone();
+    let said = fails(bed, &["add", "--port", "2000-2004"])?;
+    ensure!(said.contains("65 ports are too many"), "{said}");
+    ensure!(status(bed)?["attachments"] == before, "{}", status(bed)?);
+    attach(bed, &["add", "--port", "2000-2003"])?;
+    // Ports that were taken out and have no connection make room.
+    attach(bed, &["remove", "--port", "1000-1059"])?;
+    attach(bed, &["add", "--port", "3000-3059"]).map(drop)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
-use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Topology, tests};
+use truepeer_testbed::{Bed, Behaviour, NetNs, Program, Running, Test, Topology, ip_here, tests};
 
 use crate::cgroups::Cgroup;
 use crate::kit::{attachments, command, header, who};
@@ -18,6 +18,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_container_that_starts_again_is_attached_again,
         a_hook_attaches_before_the_program_starts,
         a_hook_refuses_wrong_annotations_with_the_reason,
+        containers_of_a_pod_keep_their_clients,
     ];
     all.into_iter().map(|test| test.of_group("watch")).collect()
 }
@@ -86,10 +87,28 @@ fn a_container_that_starts_again_is_attached_again(bed: &Bed) -> Result<()> {
     says(second.server.pid())?;
     ensure!(heard()?.contains("READY=1"));
     second.names_the_client()?;
+    says(0)?;
+    second.end()?;
+    ensure!(heard()?.contains("STATUS=web has ended"));
+
+    // It has no address at first.
+    let netns = NetNs::create()?;
+    let cgroup = Cgroup::make("third")?;
+    let shell = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", cgroup.0.display());
+    let third = Program::new("sleep")
+        .arg("1000")
+        .launched_by("/bin/sh", &["-c", &shell, "sh"])
+        .in_netns(&netns)
+        .start(bed)?;
+    says(third.pid())?;
+    watch.wait_for_log("trying again while web runs")?;
+    netns.run(|| ip_here(&["link set lo up"]))??;
+    ensure!(heard()?.contains("READY=1"));
     watch.signal(Signal::TERM)?;
     ensure!(watch.wait_end()?.success(), "{}", watch.log());
     // It stays.
-    second.names_the_client()?;
+    let status = command(bed, &["status", "--pid", &third.pid().to_string()])?.run(bed)?;
+    ensure!(status.contains("port 80/tcp: attached"), "{status}");
     Ok(())
 }
 
@@ -171,4 +190,38 @@ fn a_hook_refuses_wrong_annotations_with_the_reason(bed: &Bed) -> Result<()> {
     }
     ensure!(attachments(bed).unwrap_or_default().is_empty());
     Ok(())
+}
+
+/// CRI-O and podman call the hook for each container of a pod, which have one network namespace and a cgroup each.
+fn containers_of_a_pod_keep_their_clients(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let pod = Cgroup::make("pod")?;
+    let (one, other) = (pod.below("one")?, pod.below("other")?);
+    let is_named = |port: u16| -> Result<()> {
+        let seen = who(lb, host.at(false, port), &header("203.0.113.1:1001")?)?;
+        ensure!(seen == "203.0.113.1:1001", "port {port}: {seen}");
+        Ok(())
+    };
+    let mut servers = Vec::new();
+    for (cgroup, port) in [(&one, 80), (&other, 81)] {
+        let shell = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", cgroup.0.display());
+        let runtime = Program::new("sleep")
+            .arg("1000")
+            .launched_by("/bin/sh", &["-c", &shell, "sh"])
+            .in_netns(&host.netns)
+            .start(bed)?;
+        let state = format!(
+            "{{\"pid\": {}, \"annotations\": {{\"truepeer.dev/ports\": \"80,81\", \"truepeer.dev/allow\": \"any\"}}}}",
+            runtime.pid()
+        );
+        let (success, said) = hook(bed, &state)?;
+        ensure!(success, "{said}");
+        let server = Behaviour::Who.start_program(bed, &[format!("0.0.0.0:{port}")], |program| {
+            program.launched_by("/bin/sh", &["-c", &shell, "sh"]).in_netns(&host.netns)
+        })?;
+        servers.push((server, runtime));
+        is_named(port)?;
+    }
+    is_named(80)
 }
