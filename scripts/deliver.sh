@@ -98,6 +98,8 @@ five_commands() {
   check_is "docs/kubernetes.md: at most five commands" "$(($(grep -c . <<<"$commands") <= 5))" 1
   echo "$commands" | sed 's/^/  /'
   node_run sh -euc "sudo() { \"\$@\"; }; $commands" >"$target/logs/five-commands.log" 2>&1 || tail -5 "$target/logs/five-commands.log"
+  # kube-proxy opens the port a moment after the pod is ready.
+  node_wait 10 sh -c "ip netns exec lb ${ask[*]} tcp 10.0.0.1 30080 203.0.113.9 5109 v2 | grep -v Refused" || true
   check_is "docs/kubernetes.md: the pod sees its client" "$(from_lb tcp 10.0.0.1 30080 203.0.113.9 5109 v2)" "203.0.113.9 5109"
 }
 
