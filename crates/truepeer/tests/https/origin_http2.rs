@@ -5,7 +5,7 @@ use truepeer_testbed::servers::Nginx;
 use truepeer_testbed::{Bed, Program, Running, Test, Truepeer, tests};
 
 use crate::authority::{Authority, Identity};
-use crate::kit::{PlainOrigin, curl, https};
+use crate::kit::{PlainOrigin, curl, https, https_by};
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
@@ -36,6 +36,11 @@ const VERSIONS: [&str; 2] = ["--http1.1", "--http2"];
 
 fn site(bed: &Bed, origin: &str, protocol: &str) -> anyhow::Result<Truepeer> {
     Ok(https(bed, HERE, origin)?.option("--origin-protocol", protocol))
+}
+
+/// One worker, which has one pool of connections to the origin.
+fn one_worker(bed: &Bed) -> anyhow::Result<Truepeer> {
+    Ok(https_by(bed, HERE, PLAIN)?.option("--origin-protocol", "h2").option("--workers", 1))
 }
 
 fn get(bed: &Bed, version: &str, path: &str) -> anyhow::Result<String> {
@@ -103,7 +108,7 @@ const NUMBERS: &str = "location / { return 200 \"$connection $connection_request
 
 fn one_connection_serves_all_clients(bed: &Bed) -> anyhow::Result<()> {
     let _origin = Nginx::default().server(ORIGIN, "http2", NUMBERS).start(bed)?;
-    let _truepeer = site(bed, PLAIN, "h2")?.option("--workers", 1).start(bed)?;
+    let _truepeer = one_worker(bed)?.start(bed)?;
     for number in 1..=6 {
         let answer = get(bed, VERSIONS[number % 2], "/")?;
         ensure!(answer.trim() == format!("1 {number}"), "{answer}");
@@ -113,8 +118,7 @@ fn one_connection_serves_all_clients(bed: &Bed) -> anyhow::Result<()> {
 
 fn each_client_connection_has_its_own_where_a_header_names_it(bed: &Bed) -> anyhow::Result<()> {
     let _origin = Nginx::default().server(ORIGIN, "http2 proxy_protocol", NUMBERS).start(bed)?;
-    let _truepeer =
-        site(bed, PLAIN, "h2")?.option("--workers", 1).option("--client-address", "proxy").start(bed)?;
+    let _truepeer = one_worker(bed)?.option("--client-address", "proxy").start(bed)?;
     for number in 1..=4 {
         let url = "https://127.0.0.1/";
         let answer = curl(&[VERSIONS[number % 2], url, url]).run(bed)?;

@@ -57,12 +57,15 @@ fn smuggle(
         Version::Http1 => (&[], "http1"),
         Version::Http2 => (&["h2"], "h2"),
     };
-    let origin = origin.start_with(bed, 8080, more)?;
+    let (origin_kind, origin) = (origin, origin.start_with(bed, 8080, more)?);
     let truepeer = https(bed, "127.0.0.1:443", "http://127.0.0.1:8080")?
         .option("--head-timeout", "60s")
         .option("--origin-protocol", protocol)
         .start(bed)?;
-    let client = Program::new("python3").args(["-c", &format!("{CONNECT}{program}"), what]).start(bed)?;
+    let needs_host = matches!((origin_kind, version), (PlainOrigin::Node, Version::Http2));
+    let host = if needs_host { "host-required" } else { "" };
+    let client =
+        Program::new("python3").args(["-c", &format!("{CONNECT}{program}"), what, host]).start(bed)?;
     let status = client.wait_end()?;
     ensure!(status.success(), "{}; {}", client.log(), truepeer.log());
     Ok((client.stdout(), origin.stdout()))

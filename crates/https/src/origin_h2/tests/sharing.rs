@@ -80,6 +80,8 @@ fn a_slow_client_stops_its_own_stream_only() {
     bed.run(async move {
         say(&mut slow, GET).await;
         let mut origin = Raw::begin(origin, &[]).await;
+        // The windows of the client's SETTINGS apply from now on.
+        origin.send(SETTINGS, ACK, 0, &[]).await;
         let stream = origin.request().await;
         origin.send(HEADERS, END_HEADERS, stream, OK).await;
         // As much as the stream's window allows. The client's buffer takes less.
