@@ -91,6 +91,12 @@ for engine in $runs; do
   run_engine restart -t 0 web >/dev/null
   check_is "$engine: again after a restart of the container" "$(answer_is "${client[*]}")" "${client[*]}"
   check_is "$engine: one container is attached" "$(metric_is 'truepeer_agent_attachments{state="attached"}' 1)" 1
+  if [ "$engine" = docker ]; then
+    node_run docker run -d --name beside --network container:web --label truepeer.dev/ports=81 --label truepeer.dev/allow=any go sleep 1000 >/dev/null
+    check_is "$engine: a second container of the same network is refused" "$(metric_is 'truepeer_agent_attachments{state="refused"}' 1)" 1
+    check_is "$engine: the first one stays attached" "$(answer_is "${client[*]}")" "${client[*]}"
+    run_engine rm -f beside >/dev/null
+  fi
   run_engine rm -f web >/dev/null
   check_is "$engine: a removed container is forgotten" "$(metric_is 'truepeer_agent_attachments{state="attached"}' 0)" 0
   end_engine
