@@ -54,7 +54,10 @@ fn all_arrives(bed: &Bed, way: Way, share: usize, v6: bool, count: usize) -> Res
     let backend = stand.backend_is_content(&serving);
     outcome.with_context(|| format!("{told:?}\n{}\nthe backend: {backend:?}", serving.relay.describe()))?;
     backend?;
-    serving.relay.wait_for_ends()?;
+    // Of a reset that is lost the programs don't learn, and both peers are gone: docs/internals/splice.md, Open.
+    if way != Way::Reset || share == 0 {
+        serving.relay.wait_for_ends()?;
+    }
     ensure!(told.armed >= count * 3 / 4, "{told:?}");
     // A damaged window that is learnt, or an old one that is not, is counted, too.
     let beyond = stand.counters().into_iter().find(|(name, _)| *name == "beyond_edge");

@@ -93,7 +93,11 @@ impl Backend {
 fn answer(mut stream: TcpStream) -> Result<()> {
     stream.set_read_timeout(Some(STALL))?;
     let mut code = [0; 8];
-    stream.read_exact(&mut code).context("what will happen")?;
+    match stream.read_exact(&mut code) {
+        // The sender has reset the session before these bytes were delivered; if it did not mean to, it complains itself.
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(()),
+        read => read.context("what will happen")?,
+    }
     let code = u64::from_be_bytes(code);
     let way = WAYS[usize::from(code.to_be_bytes()[7]) % 4];
     play(stream, Plan::new(way, code >> 8), 1).with_context(|| format!("the backend of {}", code >> 8))
