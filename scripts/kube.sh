@@ -131,12 +131,14 @@ start_race() {
 restarts_under_load() {
   ready web
   load tcp 10.0.0.1 30080 12s >"$target/logs/restarts" 2>&1 &
-  local loading=$! before after
+  local loading=$! before after ready_since
+  ready_since=$(k get pod -l app=dns -o jsonpath='{.items[*].status.conditions[?(@.type=="Ready")].lastTransitionTime}')
   sleep 1
   before=$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o name)
   k -n truepeer delete "$before" --wait=false >/dev/null
   k delete pod -l app=web --wait=false >/dev/null
   sleep 5
+  check_is "$1: an agent's restart leaves attached pods ready" "$(k get pod -l app=dns -o jsonpath='{.items[*].status.conditions[?(@.type=="Ready")].lastTransitionTime}')" "$ready_since"
   # The container alone: the pod, its network namespace and its attachment stay.
   node_run sh -c 'ctr -n k8s.io tasks kill -s KILL "$(ctr -n k8s.io containers list | awk "/nginx:1.28/ { id = \$1 } END { print id }")"' >/dev/null
   wait $loading
