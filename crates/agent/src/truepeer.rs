@@ -12,6 +12,7 @@ use serde::Deserialize;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
+use crate::processes::Place;
 use crate::rules::Rules;
 
 /// Attaching takes half a second, and some more when many do.
@@ -104,8 +105,13 @@ impl Truepeer {
     }
 
     /// Attaches exactly these rules in the network namespace of a process, for the servers in the cgroup (its own, if none is named). Returns warnings.
-    pub(crate) async fn attach(&self, pid: u32, cgroup: Option<&Path>, rules: &Rules) -> Result<Vec<String>> {
-        let mut arguments = vec!["attach".to_owned(), "--replace".to_owned(), format!("--pid={pid}")];
+    pub(crate) async fn attach(
+        &self,
+        place: &Place,
+        cgroup: Option<&Path>,
+        rules: &Rules,
+    ) -> Result<Vec<String>> {
+        let mut arguments = at(&["attach", "--replace"], place);
         arguments.extend(cgroup.map(|path| format!("--cgroup={}", path.display())));
         arguments.extend(rules.arguments());
         let output = self.start(&arguments)?;
@@ -119,24 +125,21 @@ impl Truepeer {
     }
 
     /// Detaches without cutting connections off: takes as long as they last.
-    pub(crate) async fn detach(&self, pid: u32) -> Result<()> {
-        let arguments = ["attach".to_owned(), "detach".to_owned(), format!("--pid={pid}")];
+    pub(crate) async fn detach(&self, place: &Place) -> Result<()> {
+        let arguments = at(&["attach", "detach"], place);
         let output = self.start(&arguments)?.wait_with_output().await?;
         ensure!(output.status.success(), "{}", shortened(&String::from_utf8_lossy(&output.stderr)));
         Ok(())
     }
 
     /// Detaches at once: connections whose sequence numbers are translated are reset.
-    pub(crate) async fn detach_now(&self, pid: u32) -> Result<()> {
-        let arguments =
-            ["attach".to_owned(), "detach".to_owned(), "--now".to_owned(), format!("--pid={pid}")];
+    pub(crate) async fn detach_now(&self, place: &Place) -> Result<()> {
+        let arguments = at(&["attach", "detach", "--now"], place);
         self.run(&arguments).await.map(drop)
     }
 
-    pub(crate) async fn status(&self, pid: u32) -> Result<Status> {
-        let arguments =
-            ["attach", "status", "--json"].map(str::to_owned).into_iter().chain([format!("--pid={pid}")]);
-        parsed(&self.run(&arguments.collect::<Vec<_>>()).await?)
+    pub(crate) async fn status(&self, place: &Place) -> Result<Status> {
+        parsed(&self.run(&at(&["attach", "status", "--json"], place)).await?)
     }
 
     /// Of all network namespaces.
@@ -176,6 +179,13 @@ impl Truepeer {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         command.spawn().with_context(|| self.program.display().to_string())
     }
+}
+
+/// With the options that name a place. The process's number may be another's by now: truepeer compares the network namespace.
+fn at(words: &[&str], place: &Place) -> Vec<String> {
+    let mut arguments: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+    arguments.extend([format!("--pid={}", place.pid), format!("--netns-inode={}", place.netns)]);
+    arguments
 }
 
 fn parsed<T: for<'a> Deserialize<'a>>(json: &str) -> Result<T> {

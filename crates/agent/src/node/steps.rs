@@ -58,7 +58,7 @@ impl Work {
             }
             Step::Verify(rules) => {
                 let _permit = self.permits.acquire().await;
-                match self.truepeer.status(self.place.pid).await {
+                match self.truepeer.status(&self.place).await {
                     Ok(status) if serves(&status, &rules) => Outcome::Adopted(rules),
                     Ok(_) => Outcome::NotAdopted("the kernel has other ports".to_owned()),
                     Err(error) => Outcome::NotAdopted(format!("{error:#}")),
@@ -74,11 +74,11 @@ impl Work {
     }
 
     async fn detach(&self) -> Result<()> {
-        let waiting = self.truepeer.detach(self.place.pid);
+        let waiting = self.truepeer.detach(&self.place);
         let Some(patience) = self.patience else { return waiting.await };
         match timeout(patience, waiting).await {
             Ok(done) => done,
-            Err(_) => self.truepeer.detach_now(self.place.pid).await,
+            Err(_) => self.truepeer.detach_now(&self.place).await,
         }
     }
 
@@ -88,7 +88,7 @@ impl Work {
                 format!("no cgroup {name} is below {}: mount the host's /sys/fs/cgroup", self.shown_cgroups())
             })
         });
-        let warnings = self.truepeer.attach(self.place.pid, cgroup.transpose()?.as_deref(), rules).await?;
+        let warnings = self.truepeer.attach(&self.place, cgroup.transpose()?.as_deref(), rules).await?;
         // Its number could have become another process's before truepeer looked.
         ensure!(
             self.proc.is_still(&self.place),
