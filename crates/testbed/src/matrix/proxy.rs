@@ -74,6 +74,10 @@ impl Deliver for ByProxy {
             truepeer = truepeer.args(&["--splice", "auto", "--splice-after", "0"]);
         }
         let truepeer = truepeer.start(bed)?;
+        if self.is_spliced {
+            // Not relayed because the programs were refused.
+            truepeer.wait_for_log("sessions may leave user space")?;
+        }
         let [v4, v6] = LISTENERS;
         Ok(Delivered { v4: v4.parse()?, v6: v6.parse()?, truepeer: Some(truepeer), backend })
     }
