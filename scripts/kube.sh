@@ -74,6 +74,8 @@ setSecurityPollSuffix("")
 newServer({address="$(pod_address dns)", useProxyProtocol=true, healthCheckMode="up", name="pod"})
 CONFIG
   sed 's/:53"/:54"/; s/address="[^"]*"/address="10.0.0.1:30053"/' <(node_run cat /run/node/dnsdist.conf) | node_run sh -c 'cat >/run/node/dnsdist-node.conf'
+  # kube-proxy opens a NodePort a moment after its pod is ready; what a sender's datagrams find closed stays closed for them.
+  node_wait 10 sh -c "ip netns exec lb ${ask[*]} udp 10.0.0.1 30053 203.0.113.9 5109 v2 | grep -v Error" || true
   node_start haproxy ip netns exec lb haproxy -f /run/node/haproxy.cfg -db
   node_start dnsdist ip netns exec lb dnsdist --supervised --disable-syslog -C /run/node/dnsdist.conf
   node_start dnsdist-node ip netns exec lb dnsdist --supervised --disable-syslog -C /run/node/dnsdist-node.conf
@@ -131,7 +133,7 @@ start_race() {
 restarts_under_load() {
   ready web
   load tcp 10.0.0.1 30080 12s >"$target/logs/restarts" 2>&1 &
-  local loading=$! before after ready_since
+  local loading=$! before after ready_since container
   ready_since=$(k get pod -l app=dns -o jsonpath='{.items[*].status.conditions[?(@.type=="Ready")].lastTransitionTime}')
   sleep 1
   before=$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o name)
@@ -140,7 +142,9 @@ restarts_under_load() {
   sleep 5
   check_is "$1: an agent's restart leaves attached pods ready" "$(k get pod -l app=dns -o jsonpath='{.items[*].status.conditions[?(@.type=="Ready")].lastTransitionTime}')" "$ready_since"
   # The container alone: the pod, its network namespace and its attachment stay.
-  node_run sh -c 'ctr -n k8s.io tasks kill -s KILL "$(ctr -n k8s.io containers list | awk "/nginx:1.28/ { id = \$1 } END { print id }")"' >/dev/null
+  ready web
+  container=$(k get pod -l app=web --sort-by=.metadata.creationTimestamp -o jsonpath='{.items[*].status.containerStatuses[0].containerID}')
+  node_run ctr -n k8s.io tasks kill -s KILL "${container##*/}" >/dev/null
   wait $loading
   sed 's/^/  /' "$target/logs/restarts"
   read -r _ named _ raw _ <"$target/logs/restarts"
