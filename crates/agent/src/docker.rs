@@ -15,10 +15,10 @@ use futures::StreamExt as _;
 use tokio::sync::mpsc;
 
 use crate::annotation;
-use crate::board::Name;
-use crate::cap::Cap;
-use crate::node::{Change, Wish};
+use crate::node::{Change, Desired};
 use crate::plan::Want;
+use crate::sender_limit::SenderLimit;
+use crate::statuses::Name;
 
 const DOCKER: &str = "/run/docker.sock";
 const PODMAN: &str = "/run/podman/podman.sock";
@@ -29,11 +29,11 @@ const SOON: Duration = Duration::from_millis(500);
 const RARELY: Duration = Duration::from_secs(10);
 
 /// Hears of the engine's containers, in the background.
-pub(crate) fn start(socket: Option<&str>, cap: Cap) -> Result<mpsc::Receiver<Change>> {
+pub(crate) fn start(socket: Option<&str>, sender_limit: SenderLimit) -> Result<mpsc::Receiver<Change>> {
     let socket = socket_path(socket)?;
     tracing::info!(socket, "watching the containers of the engine");
     let (changes, heard) = mpsc::channel(64);
-    tokio::spawn(run(socket, cap, changes));
+    tokio::spawn(run(socket, sender_limit, changes));
     Ok(heard)
 }
 
@@ -53,11 +53,12 @@ fn socket_path(given: Option<&str>) -> Result<String> {
 }
 
 /// Until the receiver is gone. While the engine is away, what is attached stays.
-async fn run(socket: String, cap: Cap, changes: mpsc::Sender<Change>) {
+async fn run(socket: String, sender_limit: SenderLimit, changes: mpsc::Sender<Change>) {
     let mut pause = SOON;
     let mut complained = String::new();
     while !changes.is_closed() {
-        let mut engine = Engine { socket: &socket, cap: &cap, changes: &changes, has_answered: false };
+        let mut engine =
+            Engine { socket: &socket, sender_limit: &sender_limit, changes: &changes, has_answered: false };
         let error = match engine.follow().await {
             Ok(()) => "the engine has ended".to_owned(),
             Err(error) => format!("{error:#}"),
@@ -77,7 +78,7 @@ async fn run(socket: String, cap: Cap, changes: mpsc::Sender<Change>) {
 /// One connection to the engine.
 struct Engine<'a> {
     socket: &'a str,
-    cap: &'a Cap,
+    sender_limit: &'a SenderLimit,
     changes: &'a mpsc::Sender<Change>,
     has_answered: bool,
 }
@@ -93,7 +94,7 @@ impl Engine<'_> {
             engine.list_containers(None::<ListContainersOptions>).await.context("the list of containers")?;
         let mut listed = BTreeSet::new();
         for id in running.into_iter().filter_map(|container| container.id) {
-            if self.look(&engine, &id).await? {
+            if self.update_container(&engine, &id).await? {
                 listed.insert(id);
             }
         }
@@ -108,26 +109,26 @@ impl Engine<'_> {
             if let Some(id) = event.actor.and_then(|actor| actor.id)
                 && is_of_interest
             {
-                self.look(&engine, &id).await?;
+                self.update_container(&engine, &id).await?;
             }
         }
         Ok(())
     }
 
     /// Asks the engine about a container, and passes on what is so. Whether it runs and has labels.
-    async fn look(&self, engine: &Docker, id: &str) -> Result<bool> {
-        let wish = match engine.inspect_container(id, None::<InspectContainerOptions>).await {
-            Ok(container) => wish(&container, self.cap),
+    async fn update_container(&self, engine: &Docker, id: &str) -> Result<bool> {
+        let desired = match engine.inspect_container(id, None::<InspectContainerOptions>).await {
+            Ok(container) => desired(&container, self.sender_limit),
             Err(error) if is_unknown(&error) => None,
             Err(error) => return Err(error).with_context(|| format!("container {id}")),
         };
-        let is_wished = wish.is_some();
-        let change = match wish {
-            Some(wish) => Change::Set(id.to_owned(), wish),
+        let is_desired = desired.is_some();
+        let change = match desired {
+            Some(desired) => Change::Set(id.to_owned(), desired),
             None => Change::Gone(id.to_owned()),
         };
         self.changes.send(change).await?;
-        Ok(is_wished)
+        Ok(is_desired)
     }
 }
 
@@ -145,7 +146,7 @@ fn concerns_the_process(action: &str) -> bool {
 }
 
 /// What a container's labels ask for. `None`: nothing, or it doesn't run.
-fn wish(container: &ContainerInspectResponse, cap: &Cap) -> Option<Wish> {
+fn desired(container: &ContainerInspectResponse, sender_limit: &SenderLimit) -> Option<Desired> {
     let state = container.state.as_ref()?;
     let process = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid != 0)?;
     state.running.filter(|running| *running)?;
@@ -158,26 +159,26 @@ fn wish(container: &ContainerInspectResponse, cap: &Cap) -> Option<Wish> {
         Ok(Some(_)) if network == "host" => Want::Forbidden(
             "the container uses the host's network, where all servers of the host would be affected: run truepeer attach on the host".to_owned(),
         ),
-        Ok(Some(rules)) => match cap.exceeded_by(&rules) {
+        Ok(Some(rules)) => match sender_limit.exceeded_by(&rules) {
             None => Want::Attach(rules),
             Some(sender) => Want::Forbidden(format!(
                 "{}allow: {sender}: expected senders inside {}, which --allow-senders lists",
                 annotation::PREFIX,
-                cap.shown()
+                sender_limit.shown()
             )),
         },
     };
     let name = container.name.as_deref().unwrap_or_default().trim_start_matches('/').to_owned();
-    Some(Wish { name: Name { namespace: None, name }, want, process: Some(process), claim: None })
+    Some(Desired { name: Name { namespace: None, name }, want, process: Some(process), claim: None })
 }
 
 /// Says in the log what became of labels: containers have no place for it.
-pub(crate) async fn tell(board: std::sync::Arc<crate::board::Board>) {
-    use crate::board::State;
+pub(crate) async fn tell(statuses: std::sync::Arc<crate::statuses::StatusTable>) {
+    use crate::statuses::State;
     let mut said = std::collections::BTreeMap::new();
     loop {
-        let changed = board.changed();
-        let lines = board.lines();
+        let changed = statuses.changed();
+        let lines = statuses.rows();
         said.retain(|key, _| lines.contains_key(key));
         for (key, line) in lines {
             let text = match &line.state {
@@ -209,13 +210,14 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn wanted(labels: serde_json::Value, network: &str, pid: i64, cap: &[&str]) -> Option<Want> {
+    fn wanted(labels: serde_json::Value, network: &str, pid: i64, sender_limit: &[&str]) -> Option<Want> {
         let container = json!({"Name": "/web", "State": {"Running": pid != 0, "Pid": pid},
             "Config": {"Labels": labels}, "HostConfig": {"NetworkMode": network}});
-        let entries: Vec<_> = cap.iter().map(|entry| entry.parse().unwrap()).collect();
-        let wish = wish(&serde_json::from_value(container).unwrap(), &Cap::of(&entries).unwrap())?;
-        assert_eq!((wish.name.to_string().as_str(), wish.process), ("web", Some(7)));
-        Some(wish.want)
+        let entries: Vec<_> = sender_limit.iter().map(|entry| entry.parse().unwrap()).collect();
+        let desired =
+            desired(&serde_json::from_value(container).unwrap(), &SenderLimit::of(&entries).unwrap())?;
+        assert_eq!((desired.name.to_string().as_str(), desired.process), ("web", Some(7)));
+        Some(desired.want)
     }
 
     #[test]

@@ -16,8 +16,8 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::board::Board;
 use crate::metrics;
+use crate::statuses::StatusTable;
 use crate::truepeer::Truepeer;
 
 /// The node's loop turns once a second. Without that for so long, it hangs.
@@ -29,7 +29,7 @@ const HEAD: Duration = Duration::from_secs(10);
 
 /// The pages.
 pub(crate) struct Pages {
-    pub(crate) board: Arc<Board>,
+    pub(crate) statuses: Arc<StatusTable>,
     pub(crate) truepeer: Truepeer,
     pub(crate) metrics: metrics::Labels,
     pub(crate) counters: metrics::Counters,
@@ -73,14 +73,14 @@ async fn answer(pages: Arc<Pages>, request: Request<Incoming>) -> Result<Respons
             let (status, body) = pages.health(Instant::now());
             (status, text, body)
         }
-        (&Method::GET | &Method::HEAD, "/readyz") => match pages.board.lack() {
+        (&Method::GET | &Method::HEAD, "/readyz") => match pages.statuses.unready_reason() {
             None => (StatusCode::OK, text, "ok\n".to_owned()),
-            Some(lack) => (StatusCode::SERVICE_UNAVAILABLE, text, format!("{lack}\n")),
+            Some(unready_reason) => (StatusCode::SERVICE_UNAVAILABLE, text, format!("{unready_reason}\n")),
         },
         (&Method::GET | &Method::HEAD, "/metrics") => (
             StatusCode::OK,
             metrics::CONTENT_TYPE,
-            metrics::text(&pages.board, &pages.counters, &pages.truepeer, &pages.metrics).await,
+            metrics::text(&pages.statuses, &pages.counters, &pages.truepeer, &pages.metrics).await,
         ),
         (&Method::GET | &Method::HEAD, path) => {
             (StatusCode::NOT_FOUND, text, format!("{path}: expected /metrics, /healthz or /readyz\n"))
@@ -98,7 +98,7 @@ async fn answer(pages: Arc<Pages>, request: Request<Incoming>) -> Result<Respons
 impl Pages {
     /// Before the first list, an API server that can't be reached is no reason to be restarted.
     fn health(&self, now: Instant) -> (StatusCode, String) {
-        match self.board.last_alive() {
+        match self.statuses.last_alive() {
             Some(last) if now.duration_since(last) > HANGS => (
                 StatusCode::INTERNAL_SERVER_ERROR,
                 format!("nothing has moved for {} s\n", now.duration_since(last).as_secs()),

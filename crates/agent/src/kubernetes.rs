@@ -5,7 +5,7 @@ mod events;
 mod limit;
 mod pod;
 mod retire;
-mod told;
+mod status_writer;
 mod watch;
 
 use std::sync::Arc;
@@ -14,35 +14,39 @@ use anyhow::{Context, Result};
 use kube::{Client, Config};
 use tokio::sync::mpsc;
 
-use crate::board::Board;
-use crate::cap::Cap;
 use crate::node::Change;
+use crate::sender_limit::SenderLimit;
+use crate::statuses::StatusTable;
 
 pub(crate) use retire::retire;
 
 /// What pods may ask for.
 #[derive(Clone, Default)]
-pub(crate) struct Terms {
-    pub(crate) cap: Cap,
+pub(crate) struct PodPolicy {
+    pub(crate) sender_limit: SenderLimit,
     /// Nothing: all are detached, and their conditions removed.
     pub(crate) leaves: bool,
 }
 
 /// Hears of this node's pods and tells what came of it, in the background.
-pub(crate) async fn start(node: &str, terms: Terms, board: Arc<Board>) -> Result<mpsc::Receiver<Change>> {
+pub(crate) async fn start(
+    node: &str,
+    policy: PodPolicy,
+    statuses: Arc<StatusTable>,
+) -> Result<mpsc::Receiver<Change>> {
     let client = client().await?;
     tracing::info!(node, "watching the pods of this node");
     let (changes, heard) = mpsc::channel(64);
-    let seen = Arc::new(told::Seen::default());
-    let voice = told::Told {
+    let seen = Arc::new(status_writer::KnownConditions::default());
+    let report = status_writer::Told {
         client: client.clone(),
         node: node.to_owned(),
-        leaves: terms.leaves,
+        leaves: policy.leaves,
         seen: seen.clone(),
-        board,
+        statuses,
     };
-    tokio::spawn(watch::run(client, node.to_owned(), terms, seen, changes));
-    tokio::spawn(voice.run());
+    tokio::spawn(watch::run(client, node.to_owned(), policy, seen, changes));
+    tokio::spawn(report.run());
     Ok(heard)
 }
 

@@ -3,8 +3,7 @@
 //! It is outside the path of bytes: it runs the program `truepeer` for each change, and what is attached goes on without it.
 
 mod annotation;
-mod board;
-mod cap;
+mod backoff;
 mod docker;
 mod http;
 mod kubernetes;
@@ -12,11 +11,12 @@ mod log;
 mod metrics;
 mod node;
 mod options;
-mod pace;
 mod plan;
 mod processes;
 mod refusals;
 mod rules;
+mod sender_limit;
+mod statuses;
 mod truepeer;
 
 use std::net::SocketAddr;
@@ -29,11 +29,11 @@ use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-use board::Board;
-use cap::Cap;
-use kubernetes::Terms;
+use kubernetes::PodPolicy;
 use node::Node;
 use options::{Command, Common, Options};
+use sender_limit::SenderLimit;
+use statuses::StatusTable;
 use truepeer::Truepeer;
 
 /// How long an agent that leaves waits for a pod's open connections.
@@ -55,11 +55,11 @@ async fn run(options: Options) -> Result<()> {
     match options.command {
         Command::Kubernetes(options) => {
             let agent = Agent::prepare(&options.common, options.listen, options.max_pods, "pod").await?;
-            let terms = Terms { cap: agent.cap.clone(), leaves: options.leave };
+            let policy = PodPolicy { sender_limit: agent.sender_limit.clone(), leaves: options.leave };
             if options.leave {
-                agent.board.is_left(false);
+                agent.statuses.set_left(false);
             }
-            let changes = kubernetes::start(&options.node, terms, agent.board.clone()).await?;
+            let changes = kubernetes::start(&options.node, policy, agent.statuses.clone()).await?;
             let agent = if options.leave { agent.with_patience(LEAVE) } else { agent };
             agent.run(changes).await
         }
@@ -72,8 +72,8 @@ async fn run(options: Options) -> Result<()> {
             docker::check(socket)?;
             let agent =
                 Agent::prepare(&options.common, options.listen, options.max_containers, "container").await?;
-            tokio::spawn(docker::tell(agent.board.clone()));
-            let changes = docker::start(socket, agent.cap.clone())?;
+            tokio::spawn(docker::tell(agent.statuses.clone()));
+            let changes = docker::start(socket, agent.sender_limit.clone())?;
             agent.run(changes).await
         }
     }
@@ -81,26 +81,26 @@ async fn run(options: Options) -> Result<()> {
 
 /// What both commands have in common.
 struct Agent {
-    board: Arc<Board>,
-    cap: Cap,
+    statuses: Arc<StatusTable>,
+    sender_limit: SenderLimit,
     node: Node,
 }
 
 impl Agent {
     async fn prepare(common: &Common, listen: SocketAddr, max: usize, kind: &'static str) -> Result<Self> {
         log::init(common.log_format, common.log_level);
-        let cap = Cap::of(&common.allow_senders)?;
+        let sender_limit = SenderLimit::of(&common.allow_senders)?;
         let truepeer = Truepeer::find(common.truepeer.clone(), common.pins.clone());
         let version = truepeer.version().await?;
         tracing::info!(version = env!("CARGO_PKG_VERSION"), truepeer = %version, "truepeer-agent");
-        let board = Arc::new(Board::default());
-        let node = Node::new(truepeer.clone(), max, board.clone())?;
-        tokio::spawn(refusals::run(truepeer.clone(), board.clone()));
+        let statuses = Arc::new(StatusTable::default());
+        let node = Node::new(truepeer.clone(), max, statuses.clone())?;
+        tokio::spawn(refusals::run(truepeer.clone(), statuses.clone()));
         let metrics = metrics::Labels { kind, truepeer: version };
         http::serve(
             listen,
             http::Pages {
-                board: board.clone(),
+                statuses: statuses.clone(),
                 truepeer,
                 metrics,
                 counters: metrics::Counters::default(),
@@ -108,7 +108,7 @@ impl Agent {
             },
         )
         .await?;
-        Ok(Self { board, cap, node })
+        Ok(Self { statuses, sender_limit, node })
     }
 
     fn with_patience(self, patience: Duration) -> Self {

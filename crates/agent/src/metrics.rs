@@ -12,8 +12,8 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use tokio::sync::Mutex;
 
-use crate::board::{Board, Line, Name};
 use crate::plan::Key;
+use crate::statuses::{Name, StatusRow, StatusTable};
 use crate::truepeer::{PortStatus, Status, Truepeer};
 
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -63,11 +63,16 @@ impl Counters {
 }
 
 /// The text of all metrics. Asks the kernel, by `truepeer`.
-pub(crate) async fn text(board: &Board, counters: &Counters, truepeer: &Truepeer, labels: &Labels) -> String {
+pub(crate) async fn text(
+    statuses: &StatusTable,
+    counters: &Counters,
+    truepeer: &Truepeer,
+    labels: &Labels,
+) -> String {
     let snapshot = Snapshot {
         labels: labels.clone(),
-        lines: board.lines(),
-        steps: board.counts(),
+        lines: statuses.rows(),
+        steps: statuses.counts(),
         kernel: counters.read(truepeer).await,
     };
     let mut registry = Registry::with_prefix(PREFIX);
@@ -82,7 +87,7 @@ pub(crate) async fn text(board: &Board, counters: &Counters, truepeer: &Truepeer
 #[derive(Debug)]
 struct Snapshot {
     labels: Labels,
-    lines: BTreeMap<Key, Line>,
+    lines: BTreeMap<Key, StatusRow>,
     steps: BTreeMap<(&'static str, &'static str), u64>,
     kernel: Read,
 }
@@ -209,7 +214,7 @@ fn gauge(metric: &mut MetricEncoder<'_>, labels: &Pairs, value: u64) -> fmt::Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::board::State;
+    use crate::statuses::State;
 
     #[test]
     fn counters_have_the_labels_of_their_pod() {
@@ -226,8 +231,8 @@ mod tests {
         let snapshot = Snapshot {
             labels: Labels { kind: "pod", truepeer: "truepeer 0.1.0".to_owned() },
             lines: [
-                ("1".to_owned(), Line { name: name("web\"x"), state: attached, netns: Some(7) }),
-                ("2".to_owned(), Line { name: name("dns"), state: State::Waiting(""), netns: None }),
+                ("1".to_owned(), StatusRow { name: name("web\"x"), state: attached, netns: Some(7) }),
+                ("2".to_owned(), StatusRow { name: name("dns"), state: State::Waiting(""), netns: None }),
             ]
             .into(),
             steps: [(("attach", "ok"), 5)].into(),

@@ -21,9 +21,9 @@ use anyhow::{Context, Result};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 
-use crate::board::{Board, Name};
 use crate::plan::{self, Doing, Key, Step, Want};
 use crate::processes::{Place, Proc, cgroup_mounts};
+use crate::statuses::{Name, StatusTable};
 use crate::truepeer::Truepeer;
 
 use entry::Entry;
@@ -41,7 +41,7 @@ const END: Duration = Duration::from_secs(5);
 
 /// What is known of one pod or container.
 #[derive(Debug, Clone)]
-pub(crate) struct Wish {
+pub(crate) struct Desired {
     pub(crate) name: Name,
     pub(crate) want: Want,
     /// A container's process; pods' are found by their UID.
@@ -78,7 +78,7 @@ fn find(proc: &Proc, host: u64, wanted: BTreeMap<Key, Option<u32>>) -> BTreeMap<
 /// What a front end hears.
 #[derive(Debug)]
 pub(crate) enum Change {
-    Set(Key, Wish),
+    Set(Key, Desired),
     Gone(Key),
     /// Those that exist; all others are gone.
     Only(BTreeSet<Key>),
@@ -96,7 +96,7 @@ pub(crate) struct Node {
     arrivals: u64,
     steps: JoinSet<Done>,
     permits: Arc<Semaphore>,
-    board: Arc<Board>,
+    statuses: Arc<StatusTable>,
     patience: Option<Duration>,
     /// When leftovers are removed: a moment after the last end.
     sweep: Option<Instant>,
@@ -106,7 +106,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(truepeer: Truepeer, max: usize, board: Arc<Board>) -> Result<Self> {
+    pub(crate) fn new(truepeer: Truepeer, max: usize, statuses: Arc<StatusTable>) -> Result<Self> {
         let proc = Proc::new("/proc");
         let host = proc
             .netns_of_host()
@@ -123,7 +123,7 @@ impl Node {
             arrivals: 0,
             steps: JoinSet::new(),
             permits: Arc::new(Semaphore::new(2)),
-            board,
+            statuses,
             patience: None,
             sweep: None,
             next_check: now,
@@ -143,7 +143,7 @@ impl Node {
             let wake = self.wake();
             tokio::select! {
                 change = changes.recv() => match change {
-                    Some(change) => self.hear(change),
+                    Some(change) => self.update(change),
                     None => break,
                 },
                 Some(done) = self.steps.join_next() => if let Ok(done) = done { self.finish(done) },
@@ -151,24 +151,24 @@ impl Node {
                 _ = &mut end => break,
             }
             while let Ok(change) = changes.try_recv() {
-                self.hear(change);
+                self.update(change);
             }
-            self.look().await;
-            self.act();
+            self.find_processes().await;
+            self.start_steps();
             self.sweep();
             self.publish();
         }
         self.wind_up().await;
     }
 
-    fn hear(&mut self, change: Change) {
+    fn update(&mut self, change: Change) {
         match change {
-            Change::Set(key, wish) => {
+            Change::Set(key, desired) => {
                 match self.entries.get_mut(&key) {
-                    Some(entry) => entry.hear(wish),
+                    Some(entry) => entry.update(desired),
                     None => {
                         self.arrivals += 1;
-                        self.entries.insert(key, Entry::new(wish, self.arrivals));
+                        self.entries.insert(key, Entry::new(desired, self.arrivals));
                     }
                 }
                 self.next_search = Instant::now();
@@ -191,15 +191,15 @@ impl Node {
         if let Some(mut entry) = self.entries.remove(key) {
             entry.interrupt();
             if entry.is_attached() {
-                tracing::info!(name = %entry.wish.name, "gone");
+                tracing::info!(name = %entry.desired.name, "gone");
                 self.sweep = Some(Instant::now() + SWEEP);
             }
         }
-        self.board.remove(key);
+        self.statuses.remove(key);
     }
 
     /// Loses places whose process has ended, and looks for processes where one is missing.
-    async fn look(&mut self) {
+    async fn find_processes(&mut self) {
         let now = Instant::now();
         if now >= self.next_check {
             self.next_check = now + CHECK;
@@ -214,7 +214,7 @@ impl Node {
             return;
         }
         let searched = self.entries.iter().filter(|(_, entry)| entry.is_searching());
-        let wanted = searched.map(|(key, entry)| (key.clone(), entry.wish.process)).collect();
+        let wanted = searched.map(|(key, entry)| (key.clone(), entry.desired.process)).collect();
         let (proc, host) = (self.proc.clone(), self.host);
         // Some microseconds for each process of the machine, and pods say how long their tables are.
         let mut found =
@@ -232,12 +232,12 @@ impl Node {
     /// Containers may share a network namespace, and each attach replaces all that is there: who came first keeps it.
     fn find_conflicts(&mut self) {
         let mut holders: BTreeMap<u64, (u64, Name)> = BTreeMap::new();
-        let asking = |entry: &Entry| matches!(entry.wish.want, Want::Attach(_));
+        let asking = |entry: &Entry| matches!(entry.desired.want, Want::Attach(_));
         for entry in self.entries.values().filter(|entry| asking(entry)) {
             let Some(place) = &entry.place else { continue };
             let is_earlier = holders.get(&place.netns).is_none_or(|(arrival, _)| entry.arrival < *arrival);
             if is_earlier {
-                holders.insert(place.netns, (entry.arrival, entry.wish.name.clone()));
+                holders.insert(place.netns, (entry.arrival, entry.desired.name.clone()));
             }
         }
         for entry in self.entries.values_mut() {
@@ -251,7 +251,7 @@ impl Node {
         }
     }
 
-    fn act(&mut self) {
+    fn start_steps(&mut self) {
         let now = Instant::now();
         let views = self.entries.iter().map(|(key, entry)| (key.clone(), entry.view(now))).collect();
         let plan = plan::plan(&views, self.max);
@@ -291,7 +291,7 @@ impl Node {
     fn finish(&mut self, done: Done) {
         let Some(entry) = self.entries.get_mut(&done.key) else { return };
         if let Some((step, result)) = entry.finish(done) {
-            self.board.count(step, result);
+            self.statuses.count(step, result);
         }
         // Before the next plan, which would take a place that is missing for one that has ended.
         if entry.is_searching() {
@@ -314,16 +314,16 @@ impl Node {
 
     fn publish(&mut self) {
         for (key, entry) in &self.entries {
-            self.board.write(key, entry.line(self.max));
+            self.statuses.write(key, entry.line(self.max));
         }
         if self.has_heard_all {
-            self.board.is_alive(Instant::now());
+            self.statuses.mark_alive(Instant::now());
         }
     }
 
     fn wake(&self) -> Instant {
         let now = Instant::now();
-        let due = self.entries.values().filter_map(|entry| entry.pace.due()).filter(|due| *due > now);
+        let due = self.entries.values().filter_map(|entry| entry.backoff.due()).filter(|due| *due > now);
         let is_searching = self.entries.values().any(Entry::is_searching);
         let search = is_searching.then_some(self.next_search);
         due.chain(search).chain(self.sweep).chain([self.next_check]).min().unwrap_or(self.next_check)

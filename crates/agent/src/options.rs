@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::cap::Entry;
+use crate::sender_limit::Entry;
 
 /// Where metrics are served: on each node, to the cluster; or on this host alone.
 const LISTEN_NODE: &str = "[::]:9464";

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::time::sleep;
 
-use crate::board::Board;
+use crate::statuses::StatusTable;
 use crate::truepeer::{Refusal, Truepeer};
 
 /// How soon, and how rarely, `truepeer` is started again.
@@ -18,10 +18,10 @@ const RARELY: Duration = Duration::from_secs(60);
 const REDIRECTED: [&str; 2] = ["refused_redirected", "refused_unjudged"];
 
 /// Follows for ever.
-pub(crate) async fn run(truepeer: Truepeer, board: Arc<Board>) {
+pub(crate) async fn run(truepeer: Truepeer, statuses: Arc<StatusTable>) {
     let mut pause = SOON;
     loop {
-        match follow(&truepeer, &board).await {
+        match follow(&truepeer, &statuses).await {
             Ok(0) => {}
             Ok(_) => pause = SOON,
             Err(error) => tracing::debug!("who is refused is not told: {error:#}"),
@@ -32,22 +32,22 @@ pub(crate) async fn run(truepeer: Truepeer, board: Arc<Board>) {
 }
 
 /// Until the process ends. How many lines it printed.
-async fn follow(truepeer: &Truepeer, board: &Board) -> Result<u64> {
+async fn follow(truepeer: &Truepeer, statuses: &StatusTable) -> Result<u64> {
     let mut process = truepeer.follow()?;
     let mut lines = BufReader::new(process.stdout.take().context("no output")?).lines();
     let mut count = 0;
     while let Some(line) = lines.next_line().await? {
         count += 1;
         match serde_json::from_str::<Refusal>(&line) {
-            Ok(refusal) => tell(&refusal, board),
+            Ok(refusal) => tell(&refusal, statuses),
             Err(error) => tracing::debug!("{line}: {error}"),
         }
     }
     Ok(count)
 }
 
-fn tell(refusal: &Refusal, board: &Board) {
-    let lines = board.lines();
+fn tell(refusal: &Refusal, statuses: &StatusTable) {
+    let lines = statuses.rows();
     // Somebody else's attachments are theirs to watch.
     let Some((key, line)) =
         lines.iter().find(|(_, line)| line.netns.is_some() && line.netns == refusal.netns)
@@ -58,7 +58,7 @@ fn tell(refusal: &Refusal, board: &Board) {
     let (sender, client) =
         (refusal.sender.as_deref().unwrap_or("?"), refusal.client.as_deref().unwrap_or(""));
     tracing::info!(name = %line.name, %sender, %client, port, %protocol, %reason, count, "refused: {meaning}");
-    board.refused(key.clone(), reason.clone(), text(refusal));
+    statuses.refused(key.clone(), reason.clone(), text(refusal));
 }
 
 fn text(refusal: &Refusal) -> String {

@@ -5,8 +5,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
-use crate::board::{Name, State};
 use crate::node::Claim;
+use crate::statuses::{Name, State};
 
 /// Its type, which is also the readiness gate's.
 pub(super) const TYPE: &str = "truepeer.dev/attached";

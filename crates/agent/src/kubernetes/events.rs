@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::api::{Api, PostParams};
 
-use crate::board::{Name, State};
+use crate::statuses::{Name, State};
 
 use super::conditions::no_room;
 

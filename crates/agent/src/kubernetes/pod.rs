@@ -3,13 +3,13 @@
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
 use crate::annotation;
-use crate::board::Name;
-use crate::cap::Cap;
-use crate::node::Wish;
+use crate::node::Desired;
 use crate::plan::{Key, Want};
 use crate::processes::is_uid;
+use crate::sender_limit::SenderLimit;
+use crate::statuses::Name;
 
-use super::Terms;
+use super::PodPolicy;
 use super::conditions::{self, Condition};
 
 /// A static pod's process has another UID than the object in the API, and the annotation that names it can be written by anybody.
@@ -17,15 +17,15 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// What its annotations ask for, and what its status says.
 #[derive(Debug)]
-pub(super) struct Sight {
+pub(super) struct AnnotatedPod {
     pub(super) uid: Key,
-    pub(super) wish: Wish,
+    pub(super) desired: Desired,
     pub(super) condition: Option<Condition>,
 }
 
-impl Sight {
+impl AnnotatedPod {
     /// `None`: nothing to do with it, or no more.
-    pub(super) fn of(pod: &Pod, terms: &Terms) -> Option<Self> {
+    pub(super) fn of(pod: &Pod, policy: &PodPolicy) -> Option<Self> {
         let (metadata, status) = (&pod.metadata, pod.status.as_ref());
         let uid = metadata.uid.clone().filter(|uid| is_uid(uid))?;
         let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or_default();
@@ -36,13 +36,13 @@ impl Sight {
             .and_then(|status| status.conditions.as_ref())
             .and_then(|all| all.iter().find(|one| one.type_ == conditions::TYPE))
             .map(of_api);
-        let want = if terms.leaves { Want::Nothing } else { want(pod, &terms.cap) };
+        let want = if policy.leaves { Want::Nothing } else { want(pod, &policy.sender_limit) };
         let claim = condition.as_ref().and_then(Condition::claim);
         if want == Want::Nothing && condition.is_none() {
             return None;
         }
         let name = Name { namespace: metadata.namespace.clone(), name: metadata.name.clone()? };
-        Some(Self { uid, wish: Wish { name, want, process: None, claim }, condition })
+        Some(Self { uid, desired: Desired { name, want, process: None, claim }, condition })
     }
 }
 
@@ -54,7 +54,7 @@ fn of_api(condition: &PodCondition) -> Condition {
     }
 }
 
-fn want(pod: &Pod, cap: &Cap) -> Want {
+fn want(pod: &Pod, sender_limit: &SenderLimit) -> Want {
     let annotations = pod.metadata.annotations.iter().flatten();
     let rules = match annotation::parse(annotations.map(|(name, value)| (name.as_str(), value.as_str()))) {
         Ok(None) => return Want::Nothing,
@@ -70,12 +70,12 @@ fn want(pod: &Pod, cap: &Cap) -> Want {
     if pod.metadata.annotations.iter().flatten().any(|(name, _)| name == MIRROR) {
         return Want::Forbidden("static pods are not supported: use a Deployment or a DaemonSet".to_owned());
     }
-    match cap.exceeded_by(&rules) {
+    match sender_limit.exceeded_by(&rules) {
         None => Want::Attach(rules),
         Some(sender) => Want::Forbidden(format!(
             "{}allow: {sender}: expected senders inside {}, which --allow-senders of the agent lists",
             annotation::PREFIX,
-            cap.shown()
+            sender_limit.shown()
         )),
     }
 }
@@ -86,11 +86,11 @@ mod tests {
 
     const UID: &str = "4f5c0d3a-1b2c-4d5e-8f90-0123456789ab";
 
-    fn sight(pod: serde_json::Value, cap: &[&str]) -> Option<Sight> {
-        let entries: Vec<_> = cap.iter().map(|entry| entry.parse().unwrap()).collect();
-        Sight::of(
+    fn annotated(pod: serde_json::Value, sender_limit: &[&str]) -> Option<AnnotatedPod> {
+        let entries: Vec<_> = sender_limit.iter().map(|entry| entry.parse().unwrap()).collect();
+        AnnotatedPod::of(
             &serde_json::from_value(pod).unwrap(),
-            &Terms { cap: Cap::of(&entries).unwrap(), leaves: false },
+            &PodPolicy { sender_limit: SenderLimit::of(&entries).unwrap(), leaves: false },
         )
     }
 
@@ -111,24 +111,25 @@ mod tests {
     fn annotated_pods_are_seen_until_they_end() {
         let containers = serde_json::json!({"containers": []});
         let running = serde_json::json!({"phase": "Pending"});
-        let seen = sight(pod(asking(), containers.clone(), running.clone()), &[]).unwrap();
-        assert_eq!((seen.uid.as_str(), seen.wish.name.to_string().as_str()), (UID, "default/web"));
-        assert!(matches!(seen.wish.want, Want::Attach(_)), "{seen:?}");
-        assert!(sight(pod(serde_json::json!({}), containers.clone(), running.clone()), &[]).is_none());
+        let seen = annotated(pod(asking(), containers.clone(), running.clone()), &[]).unwrap();
+        assert_eq!((seen.uid.as_str(), seen.desired.name.to_string().as_str()), (UID, "default/web"));
+        assert!(matches!(seen.desired.want, Want::Attach(_)), "{seen:?}");
+        assert!(annotated(pod(serde_json::json!({}), containers.clone(), running.clone()), &[]).is_none());
         for phase in ["Succeeded", "Failed"] {
             assert!(
-                sight(pod(asking(), containers.clone(), serde_json::json!({"phase": phase})), &[]).is_none()
+                annotated(pod(asking(), containers.clone(), serde_json::json!({"phase": phase})), &[])
+                    .is_none()
             );
         }
         let mut other = pod(asking(), containers, running);
         other["metadata"]["uid"] = "../1".into();
-        assert!(sight(other, &[]).is_none());
+        assert!(annotated(other, &[]).is_none());
     }
 
     #[test]
     fn what_is_forbidden_says_why() {
         let status = serde_json::json!({});
-        let why = |pod, cap: &[&str]| match sight(pod, cap).unwrap().wish.want {
+        let why = |pod, sender_limit: &[&str]| match annotated(pod, sender_limit).unwrap().desired.want {
             Want::Forbidden(why) => why,
             other => panic!("{other:?}"),
         };
@@ -152,11 +153,11 @@ mod tests {
         let status = serde_json::json!({"conditions": [
             {"type": "Ready", "status": "True"},
             {"type": "truepeer.dev/attached", "status": "True", "reason": "Attached", "message": "ports 80; netns 1"}]});
-        let seen =
-            sight(pod(serde_json::json!({}), serde_json::json!({"containers": []}), status), &[]).unwrap();
-        let claim = seen.wish.claim.unwrap();
+        let seen = annotated(pod(serde_json::json!({}), serde_json::json!({"containers": []}), status), &[])
+            .unwrap();
+        let claim = seen.desired.claim.unwrap();
         assert_eq!(
-            (seen.wish.want, claim.description.as_str(), claim.is_true),
+            (seen.desired.want, claim.description.as_str(), claim.is_true),
             (Want::Nothing, "ports 80; netns 1", true)
         );
     }

@@ -13,9 +13,9 @@ use tokio::sync::mpsc;
 use crate::node::Change;
 use crate::plan::Key;
 
-use super::Terms;
-use super::pod::Sight;
-use super::told::Seen;
+use super::PodPolicy;
+use super::pod::AnnotatedPod;
+use super::status_writer::KnownConditions;
 
 /// The same complaint at most so often.
 const COMPLAINTS: Duration = Duration::from_secs(60);
@@ -24,8 +24,8 @@ const COMPLAINTS: Duration = Duration::from_secs(60);
 pub(super) async fn run(
     client: Client,
     node: String,
-    terms: Terms,
-    seen: Arc<Seen>,
+    policy: PodPolicy,
+    seen: Arc<KnownConditions>,
     changes: mpsc::Sender<Change>,
 ) {
     let pods: Api<Pod> = Api::all(client);
@@ -40,7 +40,7 @@ pub(super) async fn run(
                 None
             }
             Ok(watcher::Event::InitApply(pod)) => {
-                let change = of(&pod, &terms, &seen);
+                let change = of(&pod, &policy, &seen);
                 if let Some(Change::Set(key, _)) = &change {
                     listed.insert(key.clone());
                 }
@@ -50,7 +50,7 @@ pub(super) async fn run(
                 seen.keep(&listed);
                 Some(Change::Only(std::mem::take(&mut listed)))
             }
-            Ok(watcher::Event::Apply(pod)) => of(&pod, &terms, &seen),
+            Ok(watcher::Event::Apply(pod)) => of(&pod, &policy, &seen),
             Ok(watcher::Event::Delete(pod)) => pod.metadata.uid.map(|uid| {
                 seen.remove(&uid);
                 Change::Gone(uid)
@@ -72,11 +72,11 @@ pub(super) async fn run(
     }
 }
 
-fn of(pod: &Pod, terms: &Terms, seen: &Seen) -> Option<Change> {
-    match Sight::of(pod, terms) {
-        Some(sight) => {
-            seen.note(&sight);
-            Some(Change::Set(sight.uid, sight.wish))
+fn of(pod: &Pod, policy: &PodPolicy, seen: &KnownConditions) -> Option<Change> {
+    match AnnotatedPod::of(pod, policy) {
+        Some(annotated) => {
+            seen.note(&annotated);
+            Some(Change::Set(annotated.uid, annotated.desired))
         }
         None => {
             let uid = pod.metadata.uid.clone()?;

@@ -4,20 +4,20 @@ use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
 
-use crate::board::{Line, State};
-use crate::pace::Pace;
+use crate::backoff::Backoff;
 use crate::plan::{Actual, Doing, View, Want, description};
 use crate::processes::Place;
 use crate::rules::Rules;
+use crate::statuses::{State, StatusRow};
 
 use super::steps::{Done, Outcome};
-use super::{Found, Wish};
+use super::{Desired, Found};
 
 /// See the module.
 pub(super) struct Entry {
-    pub(super) wish: Wish,
+    pub(super) desired: Desired,
     pub(super) place: Option<Place>,
-    pub(super) pace: Pace,
+    pub(super) backoff: Backoff,
     pub(super) is_without_room: bool,
     actual: Actual,
     /// The claim is of rules that served, in a namespace that may still be there.
@@ -45,14 +45,14 @@ struct Running {
 }
 
 impl Entry {
-    pub(super) fn new(wish: Wish, arrival: u64) -> Self {
+    pub(super) fn new(desired: Desired, arrival: u64) -> Self {
         Self {
-            actual: wish.claim.clone().map_or(Actual::Nothing, |claim| Actual::Claimed(claim.description)),
-            is_claim_good: wish.claim.as_ref().is_some_and(|claim| claim.is_true),
+            actual: desired.claim.clone().map_or(Actual::Nothing, |claim| Actual::Claimed(claim.description)),
+            is_claim_good: desired.claim.as_ref().is_some_and(|claim| claim.is_true),
             conflict: None,
-            wish,
+            desired,
             place: None,
-            pace: Pace::new(),
+            backoff: Backoff::new(),
             is_without_room: false,
             arrival,
             attached_at: None,
@@ -67,16 +67,16 @@ impl Entry {
     }
 
     /// The same pod or container, perhaps with other annotations or another process.
-    pub(super) fn hear(&mut self, wish: Wish) {
-        if wish.want != self.wish.want {
+    pub(super) fn update(&mut self, desired: Desired) {
+        if desired.want != self.desired.want {
             self.failure = None;
             self.warnings.clear();
         }
-        if wish.process != self.wish.process {
+        if desired.process != self.desired.process {
             self.lose_place(Instant::now());
         }
         // The claim was the earlier agent's only when this one began.
-        self.wish = wish;
+        self.desired = desired;
     }
 
     pub(super) fn lose_place(&mut self, now: Instant) {
@@ -87,7 +87,8 @@ impl Entry {
     }
 
     pub(super) fn is_searching(&self) -> bool {
-        self.place.is_none() && (matches!(self.wish.want, Want::Attach(_)) || self.actual != Actual::Nothing)
+        self.place.is_none()
+            && (matches!(self.desired.want, Want::Attach(_)) || self.actual != Actual::Nothing)
     }
 
     pub(super) fn searching_for(&self, now: Instant) -> Option<Duration> {
@@ -121,7 +122,7 @@ impl Entry {
             is_lost: self.is_lost(),
             actual: &self.actual,
             doing: self.doing(),
-            is_due: self.pace.is_due(now),
+            is_due: self.backoff.is_due(now),
             arrival: self.arrival,
         }
     }
@@ -142,14 +143,14 @@ impl Entry {
     }
 
     pub(super) fn forget(&mut self) {
-        tracing::info!(name = %self.wish.name, "its network namespace has ended");
+        tracing::info!(name = %self.desired.name, "its network namespace has ended");
         self.actual = Actual::Nothing;
         self.warnings.clear();
         self.failure = None;
     }
 
     pub(super) fn begin(&mut self, doing: Doing, now: Instant, start: impl FnOnce(u64) -> AbortHandle) {
-        self.pace.begin(now);
+        self.backoff.begin(now);
         self.steps += 1;
         self.running = Some(Running { doing, number: self.steps, handle: start(self.steps) });
     }
@@ -157,7 +158,7 @@ impl Entry {
     /// The step's name and its result, unless it was interrupted meanwhile.
     pub(super) fn finish(&mut self, done: Done) -> Option<(&'static str, &'static str)> {
         self.running.take_if(|running| running.number == done.number)?;
-        let name = &self.wish.name;
+        let name = &self.desired.name;
         Some(match done.outcome {
             Outcome::Attached { rules, warnings } => {
                 let netns = done.place.netns;
@@ -170,13 +171,13 @@ impl Entry {
                 tracing::info!(%name, rules = %rules, netns = done.place.netns, "adopted");
                 self.attached(done.place, rules, Vec::new());
                 // Nothing was changed: a change may follow at once.
-                self.pace = Pace::new();
+                self.backoff = Backoff::new();
                 ("adopt", "ok")
             }
             Outcome::NotAdopted(why) => {
                 tracing::info!(%name, "not as it was left: {why}");
                 self.actual = Actual::Nothing;
-                self.pace = Pace::new();
+                self.backoff = Backoff::new();
                 ("adopt", "lost")
             }
             Outcome::Detached => {
@@ -209,12 +210,12 @@ impl Entry {
         self.failure = None;
     }
 
-    pub(super) fn line(&self, max: usize) -> Line {
+    pub(super) fn line(&self, max: usize) -> StatusRow {
         let netns = match &self.actual {
             Actual::Attached { netns, .. } => Some(*netns),
             Actual::Claimed(_) | Actual::Nothing => None,
         };
-        Line { name: self.wish.name.clone(), state: self.state(max), netns }
+        StatusRow { name: self.desired.name.clone(), state: self.state(max), netns }
     }
 
     fn state(&self, max: usize) -> State {
@@ -258,7 +259,7 @@ impl Entry {
     }
 
     fn want(&self) -> &Want {
-        self.conflict.as_ref().unwrap_or(&self.wish.want)
+        self.conflict.as_ref().unwrap_or(&self.desired.want)
     }
 
     fn waits_for(&self) -> &'static str {

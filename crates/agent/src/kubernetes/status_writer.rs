@@ -1,4 +1,4 @@
-//! Tells users what came of their annotations: brings conditions to what the board says, and publishes an event for each change.
+//! Tells users what came of their annotations: brings conditions to the statuses, and publishes an event for each change.
 //!
 //! By state, not by change: what could not be written is written when the API server answers again.
 
@@ -11,13 +11,13 @@ use kube::{Api, Client};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::board::{Board, Line, State};
 use crate::plan::Key;
+use crate::statuses::{State, StatusRow, StatusTable};
 
 use super::conditions::{self, Condition};
 use super::events::{self, Note};
 use super::limit::Limit;
-use super::pod::Sight;
+use super::pod::AnnotatedPod;
 use super::watch::whole;
 
 /// Each request's limit, and the pause after one that failed.
@@ -29,11 +29,11 @@ const INTERVAL: Duration = Duration::from_secs(5);
 
 /// The pods' conditions as the API server last sent them, or as they were written since.
 #[derive(Default)]
-pub(super) struct Seen(Mutex<BTreeMap<Key, Option<Condition>>>);
+pub(super) struct KnownConditions(Mutex<BTreeMap<Key, Option<Condition>>>);
 
-impl Seen {
-    pub(super) fn note(&self, sight: &Sight) {
-        self.locked().insert(sight.uid.clone(), sight.condition.clone());
+impl KnownConditions {
+    pub(super) fn note(&self, annotated: &AnnotatedPod) {
+        self.locked().insert(annotated.uid.clone(), annotated.condition.clone());
     }
 
     pub(super) fn remove(&self, uid: &Key) {
@@ -65,7 +65,7 @@ impl Seen {
 }
 
 /// One pod: what was said, and what is being said.
-struct Voice {
+struct PodReport {
     state: Option<State>,
     limit: Limit,
     notes: Vec<Note>,
@@ -73,13 +73,13 @@ struct Voice {
     not_before: Option<Instant>,
 }
 
-impl Voice {
+impl PodReport {
     fn new(now: Instant) -> Self {
         Self { state: None, limit: Limit::new(now), notes: Vec::new(), is_busy: false, not_before: None }
     }
 
     /// A change of state may be worth an event.
-    fn hear(&mut self, state: &State, now: Instant) {
+    fn update(&mut self, state: &State, now: Instant) {
         if self.state.as_ref() == Some(state) {
             return;
         }
@@ -97,66 +97,66 @@ pub(super) struct Told {
     pub(super) node: String,
     /// Conditions are removed where nothing is attached.
     pub(super) leaves: bool,
-    pub(super) seen: Arc<Seen>,
-    pub(super) board: Arc<Board>,
+    pub(super) seen: Arc<KnownConditions>,
+    pub(super) statuses: Arc<StatusTable>,
 }
 
 impl Told {
     /// For ever.
     pub(super) async fn run(self) {
-        let mut voices: BTreeMap<Key, Voice> = BTreeMap::new();
+        let mut reports: BTreeMap<Key, PodReport> = BTreeMap::new();
         let mut requests: JoinSet<(Key, bool)> = JoinSet::new();
         loop {
-            let changed = self.board.changed();
-            let lines = self.board.lines();
-            self.speak(&lines, &mut voices, &mut requests);
+            let changed = self.statuses.changed();
+            let lines = self.statuses.rows();
+            self.start_requests(&lines, &mut reports, &mut requests);
             if self.leaves {
                 let is_left = lines.values().all(|line| line.state == State::Idle) && self.seen.is_clean();
-                self.board.is_left(is_left);
+                self.statuses.set_left(is_left);
             }
             tokio::select! {
                 () = changed => {}
                 () = sleep(INTERVAL) => {}
                 Some(done) = requests.join_next() => if let Ok((key, is_done)) = done
-                    && let Some(voice) = voices.get_mut(&key) {
-                    voice.is_busy = false;
-                    voice.not_before = (!is_done).then(|| Instant::now() + PAUSE);
+                    && let Some(report) = reports.get_mut(&key) {
+                    report.is_busy = false;
+                    report.not_before = (!is_done).then(|| Instant::now() + PAUSE);
                 }
             }
         }
     }
 
-    fn speak(
+    fn start_requests(
         &self,
-        lines: &BTreeMap<Key, Line>,
-        voices: &mut BTreeMap<Key, Voice>,
+        lines: &BTreeMap<Key, StatusRow>,
+        reports: &mut BTreeMap<Key, PodReport>,
         requests: &mut JoinSet<(Key, bool)>,
     ) {
         let now = Instant::now();
-        for ((key, reason), text) in self.board.take_refusals() {
+        for ((key, reason), text) in self.statuses.take_refusals() {
             let note = Note { is_warning: true, reason: "Refusing", text };
             // Not one for each sender: once for each reason, and again after a while.
-            if let Some(voice) = voices.get_mut(&key)
-                && voice.limit.admits(&reason, now)
+            if let Some(report) = reports.get_mut(&key)
+                && report.limit.admits(&reason, now)
             {
-                voice.notes.push(note);
+                report.notes.push(note);
             }
         }
-        voices.retain(|key, voice| voice.is_busy || lines.contains_key(key));
+        reports.retain(|key, report| report.is_busy || lines.contains_key(key));
         for (key, line) in lines {
-            let voice = voices.entry(key.clone()).or_insert_with(|| Voice::new(now));
-            voice.hear(&line.state, now);
-            if voice.is_busy || voice.not_before.is_some_and(|time| now < time) {
+            let report = reports.entry(key.clone()).or_insert_with(|| PodReport::new(now));
+            report.update(&line.state, now);
+            if report.is_busy || report.not_before.is_some_and(|time| now < time) {
                 continue;
             }
-            if let Some(work) = self.next(key, line, voice) {
-                voice.is_busy = true;
+            if let Some(work) = self.next(key, line, report) {
+                report.is_busy = true;
                 requests.spawn(work.run(self.client.clone(), self.node.clone(), self.seen.clone()));
             }
         }
     }
 
-    fn next(&self, key: &Key, line: &Line, voice: &mut Voice) -> Option<Work> {
+    fn next(&self, key: &Key, line: &StatusRow, report: &mut PodReport) -> Option<Work> {
         let before = self.seen.of(key)?;
         let wanted = match (Condition::of(&line.state), &before) {
             (Some(condition), before) if before.as_ref() != Some(&condition) => {
@@ -170,7 +170,7 @@ impl Told {
             _ => None,
         };
         let condition = wanted.map(|wanted| (before, wanted));
-        let notes = std::mem::take(&mut voice.notes);
+        let notes = std::mem::take(&mut report.notes);
         let has_work = condition.is_some() || !notes.is_empty();
         has_work.then(|| Work { key: key.clone(), line: line.clone(), condition, notes })
     }
@@ -200,7 +200,7 @@ enum Writing {
 /// The next requests for one pod.
 struct Work {
     key: Key,
-    line: Line,
+    line: StatusRow,
     /// With the one before.
     condition: Option<(Option<Condition>, Writing)>,
     notes: Vec<Note>,
@@ -208,7 +208,7 @@ struct Work {
 
 impl Work {
     /// Whether the condition was written. Events that are lost stay lost.
-    async fn run(self, client: Client, node: String, seen: Arc<Seen>) -> (Key, bool) {
+    async fn run(self, client: Client, node: String, seen: Arc<KnownConditions>) -> (Key, bool) {
         let name = &self.line.name;
         let mut is_done = true;
         if let Some((before, condition)) = self.condition {

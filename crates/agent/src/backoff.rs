@@ -8,12 +8,12 @@ const LONGEST: Duration = Duration::from_secs(60);
 
 /// The pace of one pod.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Pace {
+pub(crate) struct Backoff {
     gap: Duration,
     last: Option<Instant>,
 }
 
-impl Pace {
+impl Backoff {
     pub(crate) fn new() -> Self {
         Self { gap: FIRST, last: None }
     }
@@ -43,19 +43,19 @@ mod tests {
     #[test]
     fn steps_become_rare_and_quiet_is_forgiven() {
         let begin = Instant::now();
-        let mut pace = Pace::new();
+        let mut backoff = Backoff::new();
         let (mut now, mut count) = (begin, 0);
         while now < begin + Duration::from_secs(600) {
-            if pace.is_due(now) {
-                pace.begin(now);
+            if backoff.is_due(now) {
+                backoff.begin(now);
                 count += 1;
             }
             now += Duration::from_millis(100);
         }
         assert!((10..20).contains(&count), "{count} steps in ten minutes");
-        assert!(pace.due().unwrap() > now - LONGEST);
+        assert!(backoff.due().unwrap() > now - LONGEST);
         now += 2 * LONGEST;
-        pace.begin(now);
-        assert!(!pace.is_due(now + Duration::from_millis(900)) && pace.is_due(now + FIRST));
+        backoff.begin(now);
+        assert!(!backoff.is_due(now + Duration::from_millis(900)) && backoff.is_due(now + FIRST));
     }
 }

@@ -70,7 +70,7 @@ impl State {
 
 /// One pod or container.
 #[derive(Debug, Clone)]
-pub(crate) struct Line {
+pub(crate) struct StatusRow {
     pub(crate) name: Name,
     pub(crate) state: State,
     /// Where it is attached.
@@ -79,8 +79,8 @@ pub(crate) struct Line {
 
 /// All of them.
 #[derive(Default)]
-pub(crate) struct Board {
-    lines: Mutex<BTreeMap<Key, Line>>,
+pub(crate) struct StatusTable {
+    lines: Mutex<BTreeMap<Key, StatusRow>>,
     changed: Notify,
     counts: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
     /// The last of each reason that has not been told.
@@ -90,9 +90,9 @@ pub(crate) struct Board {
     left: Mutex<Option<bool>>,
 }
 
-impl Board {
+impl StatusTable {
     /// Replaces a line; those that read are woken if it is another.
-    pub(crate) fn write(&self, key: &Key, line: Line) {
+    pub(crate) fn write(&self, key: &Key, line: StatusRow) {
         let mut lines = locked(&self.lines);
         let before = lines.insert(key.clone(), line.clone());
         if before.is_none_or(|before| before.state != line.state) {
@@ -104,7 +104,7 @@ impl Board {
         locked(&self.lines).remove(key);
     }
 
-    pub(crate) fn lines(&self) -> BTreeMap<Key, Line> {
+    pub(crate) fn rows(&self) -> BTreeMap<Key, StatusRow> {
         locked(&self.lines).clone()
     }
 
@@ -134,17 +134,17 @@ impl Board {
     }
 
     /// The node's loop turns, and has heard what there is.
-    pub(crate) fn is_alive(&self, now: Instant) {
+    pub(crate) fn mark_alive(&self, now: Instant) {
         *locked(&self.alive) = Some(now);
     }
 
     /// Says whether an agent that leaves has left.
-    pub(crate) fn is_left(&self, is_left: bool) {
+    pub(crate) fn set_left(&self, is_left: bool) {
         *locked(&self.left) = Some(is_left);
     }
 
     /// Why it is not ready, if it isn't.
-    pub(crate) fn lack(&self) -> Option<&'static str> {
+    pub(crate) fn unready_reason(&self) -> Option<&'static str> {
         let has_heard = self.last_alive().is_some();
         let has_left = locked(&self.left).unwrap_or(true);
         match (has_heard, has_left) {

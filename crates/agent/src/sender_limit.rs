@@ -10,7 +10,7 @@ use crate::rules::Rules;
 
 /// The senders that pods may allow. By default, all.
 #[derive(Clone, Default)]
-pub(crate) struct Cap(Option<PrefixSet>);
+pub(crate) struct SenderLimit(Option<PrefixSet>);
 
 /// An entry of `--allow-senders`, as typed.
 #[derive(Debug, Clone)]
@@ -33,32 +33,32 @@ impl FromStr for Entry {
     }
 }
 
-impl Cap {
+impl SenderLimit {
     /// Reads the files.
     pub(crate) fn of(entries: &[Entry]) -> Result<Self> {
         if entries.is_empty() {
             return Ok(Self::default());
         }
-        let mut cap = PrefixSet::new();
+        let mut sender_limit = PrefixSet::new();
         for entry in entries {
             match entry {
-                Entry::Prefixes(prefixes) => cap.extend(prefixes),
+                Entry::Prefixes(prefixes) => sender_limit.extend(prefixes),
                 Entry::File(path) => {
                     let text =
                         std::fs::read_to_string(path).with_context(|| format!("--allow-senders {path}"))?;
-                    cap.extend(
+                    sender_limit.extend(
                         &PrefixSet::parse_file(&text).with_context(|| format!("--allow-senders {path}"))?,
                     );
                 }
             }
         }
-        Ok(Self(Some(cap)))
+        Ok(Self(Some(sender_limit)))
     }
 
     /// A sender of these rules that the operator doesn't let pods allow.
     pub(crate) fn exceeded_by(&self, rules: &Rules) -> Option<IpNet> {
-        let cap = self.0.as_ref()?;
-        let is_inside = |prefix: &IpNet| cap.iter().any(|outer| outer.contains(prefix));
+        let sender_limit = self.0.as_ref()?;
+        let is_inside = |prefix: &IpNet| sender_limit.iter().any(|outer| outer.contains(prefix));
         rules.allow.iter().find(|prefix| !is_inside(prefix)).copied()
     }
 
@@ -78,11 +78,11 @@ mod tests {
     use super::*;
     use crate::annotation;
 
-    fn exceeds(cap: &[&str], allow: &str) -> Option<String> {
-        let entries: Vec<Entry> = cap.iter().map(|text| text.parse().unwrap()).collect();
+    fn exceeds(sender_limit: &[&str], allow: &str) -> Option<String> {
+        let entries: Vec<Entry> = sender_limit.iter().map(|text| text.parse().unwrap()).collect();
         let annotations = [("truepeer.dev/ports", "80"), ("truepeer.dev/allow", allow)];
         let rules = annotation::parse(annotations).unwrap().unwrap();
-        Cap::of(&entries).unwrap().exceeded_by(&rules).map(|prefix| prefix.to_string())
+        SenderLimit::of(&entries).unwrap().exceeded_by(&rules).map(|prefix| prefix.to_string())
     }
 
     #[test]
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn an_empty_file_allows_nothing() {
         assert_eq!(exceeds(&["/dev/null"], "10.0.0.7").as_deref(), Some("10.0.0.7/32"));
-        assert!(Cap::of(&["./no-such-file".parse().unwrap()]).is_err());
+        assert!(SenderLimit::of(&["./no-such-file".parse().unwrap()]).is_err());
         assert!("lan".parse::<Entry>().unwrap_err().starts_with("expected private"));
     }
 }
