@@ -1,7 +1,7 @@
 //! The server in a pod and the load balancer beside it: this program, started again in their network namespaces.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -34,12 +34,16 @@ pub(crate) fn run() -> ExitCode {
 fn serve(port: &str) -> std::io::Result<()> {
     let listener = TcpListener::bind(format!("[::]:{port}"))?;
     for stream in listener.incoming() {
-        let mut stream = stream?;
+        let stream = stream?;
         std::thread::spawn(move || {
             let peer = stream.peer_addr()?.ip().to_canonical();
             let mut line = String::new();
-            BufReader::new(&stream).read_line(&mut line)?;
-            writeln!(stream, "{peer} {}", line.trim().split(' ').next().unwrap_or_default())
+            let mut reader = BufReader::new(&stream);
+            reader.read_line(&mut line)?;
+            writeln!(&stream, "{peer} {}", line.trim().split(' ').next().unwrap_or_default())?;
+            // Closed with bytes that were not read, it would be reset, and the answer lost.
+            stream.shutdown(Shutdown::Write)?;
+            std::io::copy(&mut reader, &mut std::io::sink()).map(drop)
         });
     }
     Ok(())
