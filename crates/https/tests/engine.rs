@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use truepeer_https::downstream::{PerClient, TlsListener};
 use truepeer_https::exchange::HttpSettings;
@@ -126,6 +126,11 @@ fn new_rules_apply_to_new_tunnels_only() {
     let error = new.read(&mut [0]).expect_err("an orderly end");
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     check_that_it_works(&mut old);
+    // It is counted after the reset has been sent.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while case.journal.counters.of(ONE, Counter::IdleTimeout) == 0 && Instant::now() < deadline {
+        thread::yield_now();
+    }
     assert_eq!(case.journal.counters.of(ONE, Counter::IdleTimeout), 1);
 }
 
