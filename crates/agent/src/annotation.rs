@@ -1,6 +1,6 @@
 //! A pod's annotations, or a container's labels, as rules.
 //!
-//! Whoever may create a pod writes them: every value is hostile. Numbers, prefixes and known words come out of here, and nothing else; names of
+//! Pods' owners write them, so every value is hostile. The result holds numbers, prefixes and known words only; names of
 //! files and of services are refused.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -355,7 +355,7 @@ mod tests {
     }
 
     proptest! {
-        /// Nothing that a pod's owner writes becomes an option or a file.
+        /// No value becomes an option of truepeer or the name of a file.
         #[test]
         fn arguments_are_of_known_form(ports in value(), allow in value(), header in value(), dialect in value()) {
             let annotations = [("ports", &ports), ("allow", &allow), ("header", &header), ("udp-dialect", &dialect)];
@@ -378,7 +378,7 @@ mod tests {
             }
         }
 
-        /// What was understood means the same when it is written as the agent shows it.
+        /// Rules that are printed and parsed again are the same.
         #[test]
         fn shown_rules_are_read_again(ports in value(), allow in value()) {
             if let Ok(Some(rules)) = parsed(&[("ports", &ports), ("allow", &allow)]) {

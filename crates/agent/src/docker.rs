@@ -145,7 +145,7 @@ fn concerns_the_process(action: &str) -> bool {
     actions.contains(&action)
 }
 
-/// What a container's labels ask for. `None`: nothing, or it doesn't run.
+/// Reads a container's labels. `None`: it has none of ours, or it doesn't run.
 fn desired(container: &ContainerInspectResponse, sender_limit: &SenderLimit) -> Option<Desired> {
     let state = container.state.as_ref()?;
     let process = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid != 0)?;

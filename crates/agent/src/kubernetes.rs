@@ -20,7 +20,7 @@ use crate::statuses::StatusTable;
 
 pub(crate) use retire::retire;
 
-/// What pods may ask for.
+/// The limits of what pods may ask for.
 #[derive(Clone, Default)]
 pub(crate) struct PodPolicy {
     pub(crate) sender_limit: SenderLimit,

@@ -43,7 +43,7 @@ impl Condition {
         }
     }
 
-    /// What is said when nothing is attached any more.
+    /// The condition of a pod after its detach.
     pub(super) fn detached() -> Self {
         Self {
             is_true: false,
@@ -52,7 +52,7 @@ impl Condition {
         }
     }
 
-    /// What the agent that wrote this had attached.
+    /// The rules that were attached when an agent wrote this condition.
     pub(super) fn claim(&self) -> Option<Claim> {
         let is_claim = matches!(self.reason.as_str(), ATTACHED | DETACHING);
         is_claim.then(|| Claim { description: self.message.clone(), is_true: self.is_true })
