@@ -35,7 +35,7 @@ struct Client {
     http2: Option<Http2>,
 }
 
-/// What requests are answered with.
+/// The answer to each request, encoded for each version of HTTP.
 struct Answers {
     http1: Vec<u8>,
     http2_fields: Vec<u8>,
