@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-const PROGRAMS: [&str; 15] = [
+const PROGRAMS: [&str; 18] = [
     "tcp_ingress",
     "tcp_egress",
     "peer_name",
@@ -18,6 +18,9 @@ const PROGRAMS: [&str; 15] = [
     "header_check",
     "splice_in",
     "splice_out",
+    "full_in",
+    "full_out",
+    "full_in_door",
     "tcp_ingress_door",
     "tcp_egress_door",
     "tcp_end_door",

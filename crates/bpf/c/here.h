@@ -3,6 +3,19 @@
 #pragma once
 #include "ip.h"
 
+static __always_inline void set_ends(struct bpf_fib_lookup *route, __u32 version, const struct address *from, const struct address *to)
+{
+	if (version == 4) {
+		route->family = AF_INET;
+		route->ipv4_src = from->word[3];
+		route->ipv4_dst = to->word[3];
+	} else {
+		route->family = AF_INET6;
+		__builtin_memcpy(route->ipv6_src, from, sizeof(route->ipv6_src));
+		__builtin_memcpy(route->ipv6_dst, to, sizeof(route->ipv6_dst));
+	}
+}
+
 /* A listener on a wildcard address would also match packets that are only forwarded, so the route decides. */
 GLOBAL int is_for_this_host(struct __sk_buff *skb, const struct ip *ip, __u32 protocol)
 {
@@ -10,15 +23,7 @@ GLOBAL int is_for_this_host(struct __sk_buff *skb, const struct ip *ip, __u32 pr
 		return 0;
 	struct bpf_fib_lookup route = { .ifindex = skb->ingress_ifindex, .l4_protocol = protocol };
 
-	if (ip->version == 4) {
-		route.family = AF_INET;
-		route.ipv4_src = ip->source.word[3];
-		route.ipv4_dst = ip->destination.word[3];
-	} else {
-		route.family = AF_INET6;
-		__builtin_memcpy(route.ipv6_src, &ip->source, sizeof(route.ipv6_src));
-		__builtin_memcpy(route.ipv6_dst, &ip->destination, sizeof(route.ipv6_dst));
-	}
+	set_ends(&route, ip->version, &ip->source, &ip->destination);
 	long fate = bpf_fib_lookup(skb, &route, sizeof(route), 0);
 	/* An error (below 0) says nothing about the route: then the listener decides. */
 	return fate < 0 || fate == BPF_FIB_LKUP_RET_NOT_FWDED || fate == BPF_FIB_LKUP_RET_FWD_DISABLED;

@@ -50,7 +50,8 @@ static __always_inline int is_sum_still_to_come(struct __sk_buff *skb, const str
 	return 0;
 }
 
-static __always_inline int is_tcp_sum_right(struct __sk_buff *skb, const struct segment *segment, struct piece *piece)
+/* Of a segment with its sum in it: 0 if that is right. With 0 in its place: the sum. Nonzero if it can't be read. */
+static __always_inline __be16 sum_of(struct __sk_buff *skb, const struct segment *segment, struct piece *piece)
 {
 	__u32 at = segment->ip.payload_at, end = segment->ip.end;
 	__s64 sum = pseudo_header(&segment->ip.source, &segment->ip.destination, segment->ip.version, end - at);
@@ -59,22 +60,22 @@ static __always_inline int is_tcp_sum_right(struct __sk_buff *skb, const struct 
 		if (at + PIECE > end)
 			break;
 		if (bpf_skb_load_bytes(skb, at, piece->words, PIECE))
-			return 0;
+			return 1;
 		sum = bpf_csum_diff(0, 0, (__be32 *)piece->words, PIECE, sum);
 		at += PIECE;
 	}
 	__u32 rest = end - at;
 	if (rest >= PIECE)
-		return 0;
+		return 1;
 	if (rest > 0) {
 		__u32 last = rest - 1;
 		asm volatile("%0 &= 511" : "+r"(last));
-		__builtin_memset(piece->words, 0, PIECE);
+		piece->words[last / 8] = 0; /* the word that it may not fill */
 		if (bpf_skb_load_bytes(skb, at, piece->words, last + 1))
-			return 0;
-		sum = bpf_csum_diff(0, 0, (__be32 *)piece->words, PIECE, sum);
+			return 1;
+		sum = bpf_csum_diff(0, 0, (__be32 *)piece->words, (last | 3) + 1, sum);
 	}
-	return fold(sum) == 0;
+	return fold(sum);
 }
 
 GLOBAL int is_intact(struct __sk_buff *skb, const struct segment *segment)
@@ -91,5 +92,5 @@ GLOBAL int is_intact(struct __sk_buff *skb, const struct segment *segment)
 	/* CHECKSUM_UNNECESSARY: the device has verified it, and the kernel trusts that. */
 	if (bpf_csum_level(skb, BPF_CSUM_LEVEL_QUERY) >= 0 || is_sum_still_to_come(skb, segment))
 		return 1;
-	return is_tcp_sum_right(skb, segment, piece);
+	return sum_of(skb, segment, piece) == 0;
 }

@@ -24,6 +24,11 @@ struct address {
 	__be32 word[4];
 };
 
+static __always_inline int is_same_address(const struct address *a, const struct address *b)
+{
+	return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] && a->word[3] == b->word[3];
+}
+
 #define MAPPED bpf_htonl(0xffff)
 
 struct prefix {

@@ -2,6 +2,7 @@
 /* The state of one network namespace. It is pinned: it outlives the truepeer process, and an upgrade finds it. */
 #pragma once
 #include "counters.h"
+#include "lists.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -26,38 +27,6 @@ struct {
 	__type(value, struct terms);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_terms SEC(".maps");
-
-/* In the values of the next three, two bits belong to each attachment (of_group). src/groups.rs puts the lists of all together. */
-
-/* The senders: enum rule. Packets of all others pass unchanged. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct prefix);
-	__type(value, __u32);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_senders SEC(".maps");
-
-/* Addresses that must not be claimed, and the exceptions: enum claim. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct prefix);
-	__type(value, __u32);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_claims SEC(".maps");
-
-/* Clients that are refused. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 1048576);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct prefix);
-	__type(value, __u32);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_denied SEC(".maps");
 
 /* Not LRU: forgetting a flow with a delta would break its connection. tcp_end.bpf.c writes a flow when the
  * socket is created and removes it when the socket ends, so there is never a flow without a socket. */
@@ -99,11 +68,6 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_guesses SEC(".maps");
 
-static __always_inline struct prefix host(const struct address *address)
-{
-	return (struct prefix){ .bits = 128, .address = *address };
-}
-
 static __always_inline struct settings *settings_here(void)
 {
 	__u32 only = 0;
@@ -119,41 +83,13 @@ static __always_inline struct terms *terms_of(const struct port *port)
 	return bpf_map_lookup_elem(&tp_terms, &group);
 }
 
-static __always_inline __u32 of_group(__u32 values, __u8 group)
-{
-	return values >> (group % MAX_GROUPS * 2) & 3;
-}
-
-/* Its rule in every attachment; 0: none lists it. */
-static __always_inline __u32 sender_rules(const struct address *sender)
-{
-	struct prefix key = host(sender);
-	__u32 *rules = bpf_map_lookup_elem(&tp_senders, &key);
-	return rules ? *rules : 0;
-}
-
-/* The sender's enum rule; 0: it is not listed. */
-static __always_inline __u32 sender_rule(const struct address *sender, __u8 group)
-{
-	return of_group(sender_rules(sender), group);
-}
-
-static __always_inline int is_denied(const struct prefix *client, __u8 group)
-{
-	__u32 *denied = bpf_map_lookup_elem(&tp_denied, client);
-	return denied && of_group(*denied, group);
-}
-
 /* Whether a client that a header names, or the sender itself, may be shown; otherwise the reason. 0: it may. */
 static __always_inline enum counter judge(const struct address *address, int is_claimed, __u8 group)
 {
 	struct prefix client = host(address);
 
-	if (is_claimed) {
-		__u32 *claim = bpf_map_lookup_elem(&tp_claims, &client);
-		if (claim && of_group(*claim, group) == CLAIM_REFUSED)
-			return REFUSED_CLAIM;
-	}
+	if (is_claimed && is_claim_refused(&client, group))
+		return REFUSED_CLAIM;
 	if (is_denied(&client, group))
 		return REFUSED_DENIED;
 	return 0;

@@ -19,6 +19,7 @@ struct segment {
 	__u32 seq, ack;
 	__u32 payload_at; /* offset */
 	__u32 tcp_header_len, payload_len;
+	__be16 window;
 	__u8 flags;
 };
 
@@ -36,6 +37,7 @@ static __always_inline int read_segment(struct __sk_buff *skb, struct segment *s
 	segment->destination_port = tcp.dest;
 	segment->seq = bpf_ntohl(tcp.seq);
 	segment->ack = bpf_ntohl(tcp.ack_seq);
+	segment->window = tcp.window;
 	segment->flags = ((__u8 *)&tcp)[13];
 	segment->tcp_header_len = tcp.doff * 4;
 	segment->payload_at = segment->ip.payload_at + segment->tcp_header_len;

@@ -46,6 +46,14 @@ static __always_inline int on_syn_in_the_middle(struct __sk_buff *skb, const str
 	return bpf_redirect(skb->ifindex, 0);
 }
 
+/* A reset may be one that nobody believes: then the session's next segment undoes it. Until a second has passed, a SYN opens nothing. */
+#define DEAD_FOR_NS 1000000000ULL
+
+static __always_inline int may_make_room(__u32 stage, const struct face *face)
+{
+	return stage == SPLICE_CLOSING || (stage == SPLICE_DEAD && bpf_ktime_get_ns() - face->asked_ns >= DEAD_FOR_NS);
+}
+
 /* As TIME_WAIT judges it (tcp_timewait_state_process()): a higher number than all of the old connection, or a newer timestamp. */
 static __always_inline int is_new_connection(struct __sk_buff *skb, const struct segment *segment, const struct face *face)
 {

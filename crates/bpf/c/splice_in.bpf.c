@@ -2,7 +2,10 @@
 /* What comes in from the two peers of a spliced session: translated from one connection to the other, as soon as truepeer has made the cut.
  * docs/internals/splice.md draws it. */
 #include "splice_answer.h"
+#include "splice_icmp.h"
+#include "splice_mtu.h"
 #include "splice_tail.h"
+#include "splice_undamaged.h"
 
 /* What a segment that was taken tells of both ends. */
 static __always_inline void note_ends(struct spliced *flow, const struct segment *segment, struct face *from, struct face *to)
@@ -21,12 +24,13 @@ static __always_inline void note_ends(struct spliced *flow, const struct segment
 static __always_inline void learn(struct __sk_buff *skb, const struct segment *segment, struct face *from, const struct face *other)
 {
 	struct timestamps timestamps;
-	__be16 window = 0;
 
-	bpf_skb_load_bytes(skb, segment->ip.payload_at + offsetof(struct tcphdr, window), &window, sizeof(window));
-	if (from->has_timestamps && !(from->known & TS_SHIFT) && !read_timestamps(read_options(skb, segment), &timestamps))
-		compare_clocks(from, other, timestamps.value);
-	learn_from(from, segment, (__u32)bpf_ntohs(window) << (from->peer_scale & 15));
+	if (from->has_timestamps && !(from->known & TS_SHIFT)) {
+		if (!read_timestamps(read_options(skb, segment), &timestamps))
+			learn_said_clock(from, timestamps.value);
+		compare_clocks(from, other);
+	}
+	learn_from(from, segment, window_of(segment, from));
 }
 
 /* `begin`: the number behind the last byte that was counted, here or by the session that relayed. */
@@ -35,12 +39,16 @@ static __always_inline void count_bytes(struct face *from, const struct segment 
 	__u32 new = segment->seq + segment->payload_len - begin;
 
 	if ((__s32)new > 0)
-		from->bytes += new;
+		__sync_fetch_and_add(&from->bytes, new);
 }
 
 static __always_inline int go_on_translated(struct __sk_buff *skb, const struct segment *segment, struct face *from, struct face *to,
 					    int is_tail, int is_good)
 {
+	__u32 mtu = mtu_that_is_exceeded(skb, to);
+
+	if (mtu)
+		return is_good ? answer_too_long(skb, segment, &from->key, mtu) : drop_for(TOO_LONG);
 	if (translate(skb, segment, from, to, is_tail, is_good))
 		return drop_for(SPLICE_FAILED);
 	if (is_good && to->known & SAID && is_before(far_edge(from, to), segment->seq + segment->payload_len))
@@ -69,6 +77,8 @@ static __always_inline int on_tail(struct __sk_buff *skb, struct segment *segmen
 		return PASS; /* our socket asks, and splice_out says the newest */
 	if (is_of_socket(segment, from))
 		return keep_for_socket(skb, segment, from);
+	if (is_ack_too_old(segment, from))
+		return drop_for(NOT_JUDGED_GOOD);
 	int is_good = is_taken(segment, from) && is_intact(skb, segment);
 	if (is_good) {
 		count_bytes(from, segment, is_before(from->end, from->kept) ? from->kept : from->end);
@@ -91,6 +101,7 @@ static __always_inline int on_reset(struct __sk_buff *skb, const struct segment 
 		return drop_for(DAMAGED);
 	} else if (move_stage(flow, SPLICE_SPLICED, SPLICE_DEAD)) {
 		note(from, RESET);
+		from->asked_ns = to->asked_ns = bpf_ktime_get_ns();
 		tally(RESETS);
 	}
 	return go_on_translated(skb, segment, from, to, 0, 0);
@@ -104,54 +115,52 @@ static __always_inline int on_spliced(struct __sk_buff *skb, const struct segmen
 	if (segment->flags & RST)
 		return on_reset(skb, segment, flow, from, to);
 	int is_good = is_taken(segment, from);
-	/* Only ends are looked into: false numbers within the window pass with the next segment. */
-	if (is_good && (segment->flags & FIN || flow->stage == SPLICE_DEAD) && !is_intact(skb, segment))
+	int is_end = segment->flags & FIN || flow->stage == SPLICE_DEAD;
+	if (is_good && !(is_end ? is_intact(skb, segment) : is_undamaged(skb, segment)))
 		return drop_for(DAMAGED);
 	if (is_good) {
 		count_bytes(from, segment, from->end);
 		learn(skb, segment, from, to);
 		note_ends(flow, segment, from, to);
-		if (move_stage(flow, SPLICE_DEAD, SPLICE_SPLICED))
+		/* Compared first: the exchange takes the cache line from the other CPU, which has segments of the other direction. */
+		if (flow->stage == SPLICE_DEAD && move_stage(flow, SPLICE_DEAD, SPLICE_SPLICED)) {
+			forget(from, RESET);
+			forget(to, RESET);
 			tally(RESET_UNDONE);
+		}
 	} else {
 		tally(NOT_JUDGED_GOOD);
 	}
 	return go_on_translated(skb, segment, from, to, 0, is_good);
 }
 
-/* The connection has ended, and its addresses are used again: this one is the listener's. */
-static __always_inline int make_room(struct spliced *flow, struct face *from, struct face *to, __u32 stage)
-{
-	if (move_stage(flow, stage, SPLICE_GONE)) {
-		bpf_map_delete_elem(&ts_keys, &from->key);
-		bpf_map_delete_elem(&ts_keys, &to->key);
-		tally(SYN_NEW);
-	}
-	return PASS;
-}
-
 SEC("classifier")
 int splice_in(struct __sk_buff *skb)
 {
 	struct segment segment = {};
-	if (skb->pkt_type != 0 /* PACKET_HOST */ || read_segment(skb, &segment))
+	skb->cb[0] = 0;
+	if (skb->pkt_type != 0 /* PACKET_HOST */)
 		return PASS;
+	if (read_segment(skb, &segment))
+		return on_error(skb);
 	struct flow_key key = {
 		.sender = segment.ip.source,
 		.local = segment.ip.destination,
 		.sender_port = segment.source_port,
 		.local_port = segment.destination_port,
 	};
-	struct splice_place *place = bpf_map_lookup_elem(&ts_keys, &key);
-	if (!place)
+	struct splice_place place;
+	if (find_place(&key, &place))
 		return PASS;
-	struct spliced *flow = flow_at(place);
+	struct spliced *flow = flow_at(&place);
 	if (!flow)
 		return PASS;
-	__u32 side = place->bits & 1;
+	__u32 side = place.bits & 1;
 	struct face *from = &flow->faces[side], *to = &flow->faces[side ^ 1];
 	__u32 stage = flow->stage;
 
+	if (!is_by_its_way(skb, from))
+		return PASS;
 	switch (stage) {
 	case SPLICE_ARMED:
 		return on_armed(skb, &segment, from, to);
@@ -160,8 +169,10 @@ int splice_in(struct __sk_buff *skb)
 	case SPLICE_SPLICED:
 	case SPLICE_CLOSING:
 	case SPLICE_DEAD:
-		if (segment.flags & SYN && stage != SPLICE_SPLICED && is_new_connection(skb, &segment, from))
-			return make_room(flow, from, to, stage);
+		if (segment.flags & SYN && may_make_room(stage, from) && is_new_connection(skb, &segment, from)) {
+			make_room(flow, stage, &place);
+			return PASS;
+		}
 		if (segment.flags & SYN)
 			return on_syn_in_the_middle(skb, &segment, from);
 		return on_spliced(skb, &segment, flow, from, to);

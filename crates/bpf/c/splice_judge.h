@@ -10,10 +10,32 @@ static __always_inline int is_before(__u32 a, __u32 b)
 	return (__s32)(a - b) < 0;
 }
 
+static __always_inline __u32 newest_of(__u32 a, __u32 b)
+{
+	return is_before(a, b) ? b : a;
+}
+
 static __always_inline void raise(__u32 *newest, __u32 number)
 {
 	if (is_before(*newest, number))
 		*newest = number;
+}
+
+/* Of a limit: two CPUs may raise it at once, and lowered it would refuse what is good. More tries are never needed; then the next segment raises
+ * it. Other numbers only make the judgement milder while they are behind. */
+#define RAISE_TRIES 3
+
+static __always_inline void raise_limit(__u32 *limit, __u32 number)
+{
+	__u32 was = *(volatile __u32 *)limit;
+
+	for (int tries = 0; tries < RAISE_TRIES && is_before(was, number); tries++) {
+		__u32 found = __sync_val_compare_and_swap(limit, was, number);
+
+		if (found == was)
+			return;
+		was = found;
+	}
 }
 
 static __always_inline __u32 end_of(const struct segment *segment)
@@ -55,21 +77,27 @@ static __always_inline int is_ack_good(const struct segment *segment, const stru
 	return !is_before(face->nxt, segment->ack) && !is_before(segment->ack, oldest);
 }
 
+/* Our socket would discard it, data and all (RFC 5961, 5.2): so it is dropped here. Translated, the other peer could take it, whose next
+ * acknowledgement would be beyond what is known here. Its sender repeats it with its newest acknowledgement, which is never so old. In TAIL only:
+ * later, no socket of ours is left that such a segment could harm. */
+static __always_inline int is_ack_too_old(const struct segment *segment, const struct face *face)
+{
+	return segment->flags & ACK && face->known & SAID && is_before(segment->ack, face->una - face->max_window);
+}
+
 /* RST and SYN are judged apart. */
 static __always_inline int is_taken(const struct segment *segment, const struct face *face)
 {
 	return face->known & TOLD && is_in_window(segment, face) && is_ack_good(segment, face);
 }
 
-/* RFC 5961, 3.2: the exact number. What the peer was told last may still be on its way, so each number from there to the peer's last byte
- * may be the exact one. Of an idle connection it is one number. */
+/* RFC 5961, 3.2: the exact number. Our newest acknowledgement may be under way still: then the peer's reset stands behind its own last byte. Any
+ * other number is blind, and the other peer asks about it. */
 static __always_inline int is_reset_good(const struct segment *segment, const struct face *face)
 {
 	if (!(face->known & TOLD))
 		return 0;
-	if (segment->seq == face->ack)
-		return 1;
-	return face->known & SAID && is_before(face->ack, segment->seq) && !is_before(face->end, segment->seq);
+	return segment->seq == face->ack || (face->known & SAID && segment->seq == face->end);
 }
 
 /* What a segment that was taken says. */
@@ -87,8 +115,7 @@ static __always_inline void learn_from(struct face *face, const struct segment *
 	}
 	raise(&face->una, segment->ack);
 	raise(&face->said_edge, edge);
-	if (is_before(face->end, end))
-		face->end = end;
+	raise_limit(&face->end, end);
 	if (face->max_window < window)
 		face->max_window = window;
 }
@@ -109,7 +136,7 @@ static __always_inline void note_told(struct face *face, __u32 end, __u32 ack, _
 		note(face, TOLD);
 		return;
 	}
-	raise(&face->nxt, end);
+	raise_limit(&face->nxt, end);
 	raise(&face->ack, ack);
-	raise(&face->edge, edge);
+	raise_limit(&face->edge, edge);
 }

@@ -26,12 +26,14 @@ enum splice_stage {
 #define FIN_SAID 0x20   /* fin */
 #define FIN_TAKEN 0x40  /* the other peer has acknowledged it */
 #define RESET 0x80      /* the peer has reset the connection */
+#define CUT 0x100       /* bytes are translated: our socket does not know its connection any more */
+#define SAID_CLOCK 0x200 /* said_clock */
 
 struct face {
 	struct flow_key key; /* as the peer's segments come in */
 	/* Written by truepeer while the flow is armed. */
 	__u32 shift;         /* add to the peer's numbers: what the other peer expects */
-	__u32 cut;           /* the first byte that is translated */
+	__u32 cut;           /* up to here our socket had segments at the cut, some ahead of a gap */
 	/* What the peer was told, by our socket or by the other peer. */
 	__u32 nxt;           /* the number behind the last byte sent to it */
 	__u32 ack;           /* the newest acknowledgement */
@@ -54,16 +56,16 @@ struct face {
 	__u8 has_timestamps;
 	__u8 unused;
 	volatile __u32 known;
-	__u32 unused_too;
-	__u64 asked_ns;      /* when it was last asked whether it means its SYN */
+	__u32 said_clock;    /* of the peer's timestamps: their value minus our milliseconds since boot */
+	__u64 asked_ns;      /* when it was last asked whether it means its SYN, or a reset came */
 	__u64 bytes;         /* of its stream that were translated */
 	__u64 segments;      /* translated */
 };
 
 struct spliced {
 	volatile __u32 stage; /* enum splice_stage */
-	__u32 unused;
-	__u64 since_ns;       /* truepeer's: when the stage was seen first */
+	__u32 listener;       /* of a session that the kernel has made: truepeer's number of it */
+	__u64 since_ns;       /* truepeer's: when the session began, in time since boot */
 	struct face faces[2]; /* 0: downstream, the sender's; 1: upstream, the backend's */
 };
 

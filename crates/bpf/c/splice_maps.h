@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
 /* The spliced flows of one network namespace. Pinned: they outlive truepeer, whose next start finds them again. */
 #pragma once
+#include "key_table.h"
 #include "splice_layout.h"
 
 #define MAX_SPLICED 65536
+/* Half of the places: a quarter of the slots is in use at most. */
+#define KEY_BUCKETS (MAX_SPLICED / 2)
 
 enum splice_counter {
 	SEGMENTS_TRANSLATED,
 	COPIES_TO_SOCKET,    /* of segments whose acknowledgement our socket still needs */
 	KEPT_FOR_SOCKET,     /* from before the cut */
-	NOT_JUDGED_GOOD,     /* translated, but nothing was learnt: a kernel's socket would not take it */
+	NOT_JUDGED_GOOD,     /* nothing was learnt: a kernel's socket would not take it */
 	DAMAGED,             /* a wrong sum where something would have been learnt */
 	SYN_ASKED,           /* a SYN in the middle: not translated, answered with an ACK (RFC 5961) */
 	SYN_DROPPED,         /* likewise, asked a moment ago */
@@ -21,16 +24,21 @@ enum splice_counter {
 	STALE_COPIES,        /* for a socket that is closed */
 	BEYOND_EDGE,         /* a peer has sent more than the other one takes */
 	OWN_HELD,            /* our sockets' segments that offer less, so that nobody does */
+	OWN_RESETS,          /* our sockets' resets after the cut */
+	ERRORS_TRANSLATED,   /* ICMP errors about translated segments */
+	ERRORS_DROPPED,      /* likewise, about a segment that is not under way: made up, or late */
+	TOO_LONG,            /* for the device of the other side: answered as a router does */
 	SPLICE_FAILED,       /* a helper of the kernel failed; TCP sends again */
 	SPLICE_COUNTERS,
 };
 
+/* Whose segments are translated: struct splice_place in the lower bits of a slot. */
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 2 * MAX_SPLICED);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct flow_key);
-	__type(value, struct splice_place);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, KEY_BUCKETS);
+	__type(key, __u32);
+	__type(value, struct key_bucket);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } ts_keys SEC(".maps");
 
@@ -81,10 +89,90 @@ static __always_inline struct spliced *flow_at(const struct splice_place *place)
 	return bpf_map_lookup_elem(&ts_flows, &index);
 }
 
+static __always_inline const struct flow_key *key_of_flow(__u32 bits)
+{
+	struct splice_place place = { .bits = bits };
+	struct spliced *flow = flow_at(&place);
+	return flow ? &flow->faces[bits & 1].key : 0;
+}
+
+static __always_inline struct key_bucket *bucket_of(const struct flow_key *key, __u32 *hash)
+{
+	const struct key_secret *secret = key_secret();
+
+	if (!secret)
+		return 0;
+	*hash = hash_of_key(key, secret);
+	__u32 at = *hash & secret->last_bucket;
+	return bpf_map_lookup_elem(&ts_keys, &at);
+}
+
+/* Its slot; 0: there is none. */
+GLOBAL __u32 slot_of_flow(const struct flow_key *key)
+{
+	__u32 hash = 0;
+
+	if (!key)
+		return 0;
+	struct key_bucket *bucket = bucket_of(key, &hash);
+	return bucket ? find_slot(bucket, hash, key, key_of_flow, 0) : 0;
+}
+
+/* Nonzero: no flow has this key. */
+static __always_inline int find_place(const struct flow_key *key, struct splice_place *place)
+{
+	__u32 slot = slot_of_flow(key);
+
+	place->bits = slot & SLOT_MASK;
+	return !slot;
+}
+
+/* The key stands in the flow already. Nonzero: another flow has it. */
+GLOBAL int enter_key(const struct flow_key *key, __u32 bits)
+{
+	__u32 hash = 0;
+
+	if (!key)
+		return -1;
+	struct key_bucket *bucket = bucket_of(key, &hash);
+	return bucket ? take_slot(bucket, hash, key, key_of_flow, bits & SLOT_MASK) : -1;
+}
+
+GLOBAL int remove_key(const struct flow_key *key, __u32 bits)
+{
+	__u32 hash = 0;
+
+	if (!key)
+		return -1;
+	struct key_bucket *bucket = bucket_of(key, &hash);
+	if (bucket)
+		free_slot(bucket, slot_of(hash, bits & SLOT_MASK));
+	return 0;
+}
+
 /* Moves a flow on unless somebody else has moved it meanwhile. */
 static __always_inline int move_stage(struct spliced *flow, __u32 from, __u32 to)
 {
 	return __sync_val_compare_and_swap((__u32 *)&flow->stage, from, to) == from;
+}
+
+/* Its addresses are used again: from now on they belong to the new connection. */
+static __always_inline int make_room(struct spliced *flow, __u32 stage, const struct splice_place *place)
+{
+	__u32 down = place->bits & ~1U;
+
+	if (!move_stage(flow, stage, SPLICE_GONE))
+		return 0;
+	remove_key(&flow->faces[0].key, down);
+	remove_key(&flow->faces[1].key, down | 1);
+	tally(SYN_NEW);
+	return 1;
+}
+
+static __always_inline void forget(struct face *face, __u32 what)
+{
+	if (face->known & what)
+		__sync_fetch_and_and((__u32 *)&face->known, ~what);
 }
 
 static __always_inline void note(struct face *face, __u32 what)

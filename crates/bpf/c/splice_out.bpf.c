@@ -2,12 +2,15 @@
 /* What our own sockets send to the peers of a session that is being spliced.
  *
  *   ARMED   it is learnt from: what the peer was told, and our socket's clock. Held, it offers the peer no more than the other peer takes
- *   TAIL    it says the newest: our socket does not know what was translated, and the peer would discard what knows less (RFC 5961, PAWS)
- *   then    the kernel knows nothing of the connection, and what it would say of it is not said
+ *   then    it says the newest: our socket does not know what was translated, and the peer would discard what knows less (RFC 5961, PAWS).
+ *           Also in SPLICED, until it is closed: what came to it during the cut is answered
+ *   closed  the kernel knows nothing of the connection, and what it would say of it is not said
+ *
+ * A reset is said in every stage, with the number that its peer expects.
  */
 #include "splice_tail.h"
 
-static __always_inline void learn_clock(struct face *face, struct options *options)
+static __always_inline void learn_clock(struct face *face, struct face *other, struct options *options)
 {
 	struct timestamps timestamps;
 
@@ -17,6 +20,7 @@ static __always_inline void learn_clock(struct face *face, struct options *optio
 		face->tsval = timestamps.value;
 		face->clock = timestamps.value - milliseconds();
 		note(face, CLOCK);
+		compare_clocks(other, face);
 	}
 	raise(&face->tsval, timestamps.value);
 }
@@ -57,10 +61,10 @@ static __always_inline int tell(struct __sk_buff *skb, const struct segment *seg
 				__u32 stage, __u32 window)
 {
 	__u32 ack = segment->ack, end = end_of(segment);
-	int is_raised = stage == SPLICE_TAIL && other->known & SAID;
+	int is_raised = stage != SPLICE_ARMED && other->known & SAID;
 
 	if (is_raised) {
-		raise(&ack, face->ack);
+		ack = newest_of(ack, face->ack);
 		window = reach(ack, far_edge(face, other));
 	} else if (face->known & HELD && other->known & SAID) {
 		__u32 held = held_window(face, other, ack, window);
@@ -76,7 +80,7 @@ static __always_inline int tell(struct __sk_buff *skb, const struct segment *seg
 	tally(is_raised ? OWN_RAISED : OWN_HELD);
 told:
 	if (face->known & TOLD)
-		raise(&face->own_nxt, end);
+		raise_limit(&face->own_nxt, end);
 	else
 		face->own_nxt = end;
 	note_told(face, end, ack, ack + window);
@@ -89,23 +93,53 @@ static __always_inline int is_key(const struct segment *segment, const struct fl
 	       segment->ip.destination.word[3] == key->sender.word[3] && segment->ip.source.word[3] == key->local.word[3];
 }
 
+/* The numbers of our socket are old for a peer that has got translated bytes: it would not believe the reset. */
+static __always_inline int on_own_reset(struct __sk_buff *skb, const struct segment *segment, struct spliced *flow, const struct face *face)
+{
+	if (!(face->known & CUT))
+		return PASS;
+	if (is_before(segment->seq, face->nxt))
+		shift_seq(skb, segment, face->nxt - segment->seq);
+	move_stage(flow, SPLICE_SPLICED, SPLICE_DEAD);
+	tally(OWN_RESETS);
+	return PASS;
+}
+
 static __always_inline int on_own(struct __sk_buff *skb, const struct splice_place *place)
 {
 	struct segment segment = {};
 	struct tcphdr tcp;
 
 	struct spliced *flow = flow_at(place);
-	if (!flow || (flow->stage != SPLICE_ARMED && flow->stage != SPLICE_TAIL))
+	if (!flow)
 		return PASS;
 	struct face *face = &flow->faces[place->bits & 1], *other = &flow->faces[!(place->bits & 1)];
 	__u32 stage = flow->stage;
-	if (read_segment(skb, &segment) || !is_key(&segment, &face->key) || segment.flags & (SYN | RST) || !(segment.flags & ACK))
+	if (stage != SPLICE_ARMED && !(face->known & CUT))
+		return PASS;
+	if (read_segment(skb, &segment) || !is_key(&segment, &face->key))
+		return PASS;
+	if (segment.flags & RST)
+		return on_own_reset(skb, &segment, flow, face);
+	if (stage == SPLICE_FREE || stage == SPLICE_GONE || segment.flags & SYN || !(segment.flags & ACK))
 		return PASS;
 	if (bpf_skb_load_bytes(skb, segment.ip.payload_at, &tcp, sizeof(tcp)))
 		return PASS;
 	face->device = skb->ifindex;
-	learn_clock(face, read_options(skb, &segment));
+	learn_clock(face, other, read_options(skb, &segment));
 	return tell(skb, &segment, face, other, stage, (__u32)bpf_ntohs(tcp.window) << (face->own_scale & 15));
+}
+
+/* The flow whose peer this segment goes to. Nonzero: there is none. */
+static __always_inline int find_place_towards(const struct segment *segment, struct splice_place *place)
+{
+	struct flow_key key = {
+		.sender = segment->ip.destination,
+		.local = segment->ip.source,
+		.sender_port = segment->destination_port,
+		.local_port = segment->source_port,
+	};
+	return find_place(&key, place);
 }
 
 /* Of no socket: the kernel's answer to a segment that it knows no connection for, such as a fragment. */
@@ -115,19 +149,35 @@ static __always_inline int on_reset_of_nobody(struct __sk_buff *skb)
 
 	if (read_segment(skb, &segment) || !(segment.flags & RST))
 		return PASS;
-	struct flow_key key = {
-		.sender = segment.ip.destination,
-		.local = segment.ip.source,
-		.sender_port = segment.destination_port,
-		.local_port = segment.source_port,
-	};
-	struct splice_place *place = bpf_map_lookup_elem(&ts_keys, &key);
-	if (!place)
+	struct splice_place place;
+	if (find_place_towards(&segment, &place))
 		return PASS;
-	struct spliced *flow = flow_at(place);
-	if (!flow || flow->stage < SPLICE_SPLICED || flow->stage == SPLICE_GONE)
+	struct spliced *flow = flow_at(&place);
+	if (!flow)
+		return PASS;
+	const struct face *face = &flow->faces[place.bits & 1];
+	__u32 stage = flow->stage;
+	/* truepeer was killed, and the peer goes on: the kernel answers the copy, whose acknowledgement may be older (on_copy()). */
+	if (stage == SPLICE_TAIL && face->known & SAID && is_before(segment.seq, face->una))
+		shift_seq(skb, &segment, face->una - segment.seq);
+	if (stage < SPLICE_SPLICED || stage == SPLICE_GONE)
 		return PASS;
 	return drop_for(OWN_RESETS_DROPPED);
+}
+
+/* A socket of this host begins a connection with the addresses of one that has ended: the SYN-ACK is the socket's. */
+static __noinline int on_own_syn(struct __sk_buff *skb)
+{
+	struct segment segment = {};
+
+	if (read_segment(skb, &segment))
+		return PASS;
+	struct splice_place place;
+	struct spliced *flow = find_place_towards(&segment, &place) ? 0 : flow_at(&place);
+	__u32 stage = flow ? flow->stage : SPLICE_FREE;
+	if (flow && (stage == SPLICE_CLOSING || stage == SPLICE_DEAD))
+		make_room(flow, stage, &place);
+	return PASS;
 }
 
 SEC("classifier")
@@ -138,6 +188,8 @@ int splice_out(struct __sk_buff *skb)
 	if (sk)
 		sk = bpf_sk_fullsock(sk);
 	if (sk && sk->type == SOCK_STREAM) {
+		if (sk->state == BPF_TCP_SYN_SENT)
+			return on_own_syn(skb);
 		struct splice_place *place = bpf_sk_storage_get(&ts_sockets, sk, 0, 0);
 		return place ? on_own(skb, place) : PASS;
 	}

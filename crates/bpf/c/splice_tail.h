@@ -23,34 +23,42 @@ static __always_inline void copy_to_socket(struct __sk_buff *skb)
 	tally(COPIES_TO_SOCKET);
 }
 
-/* Its sum is a new one: only of segments that were found intact. */
+/* Its sum is a new one: only of segments that were found intact. It keeps little on the stack, for the verifier of Linux 6.1. */
 static __noinline int become_ack(struct __sk_buff *skb, const struct segment *segment, __u32 seq, __u32 ack)
 {
-	struct rewriting rewriting = {};
+	struct tcphdr tcp;
 
-	if (!segment || begin_rewriting(skb, segment, &rewriting) || cut_to(skb, segment, segment->tcp_header_len))
+	if (!segment || bpf_skb_load_bytes(skb, segment->ip.payload_at, &tcp, sizeof(tcp)))
 		return -1;
-	struct tcphdr *tcp = &rewriting.is;
-	tcp->seq = bpf_htonl(seq);
-	tcp->ack_seq = bpf_htonl(ack);
-	tcp->fin = tcp->psh = tcp->urg = 0;
-	tcp->urg_ptr = 0;
-	tcp->check = 0;
+	if (cut_to(skb, segment, segment->tcp_header_len))
+		return -1;
+	tcp.seq = bpf_htonl(seq);
+	tcp.ack_seq = bpf_htonl(ack);
+	tcp.fin = tcp.psh = tcp.urg = 0;
+	tcp.urg_ptr = 0;
+	tcp.check = 0;
 	__u64 sum = pseudo_header(&segment->ip.source, &segment->ip.destination, segment->ip.version, segment->tcp_header_len);
-	sum = bpf_csum_diff(0, 0, (__be32 *)tcp, sizeof(*tcp), sum);
-	if (rewriting.options)
-		sum = bpf_csum_diff(0, 0, (__be32 *)rewriting.options->bytes, sizeof(rewriting.options->bytes), sum);
-	tcp->check = fold(sum);
-	return bpf_skb_store_bytes(skb, segment->ip.payload_at, tcp, sizeof(*tcp), 0);
+	sum = bpf_csum_diff(0, 0, (__be32 *)&tcp, sizeof(tcp), sum);
+	struct options *options = read_options(skb, segment);
+	if (options)
+		sum = bpf_csum_diff(0, 0, (__be32 *)options->bytes, sizeof(options->bytes), sum);
+	else if (segment->tcp_header_len != sizeof(tcp))
+		return -1;
+	tcp.check = fold(sum);
+	return bpf_skb_store_bytes(skb, segment->ip.payload_at, &tcp, sizeof(tcp), 0);
 }
 
 /* The copy comes in. The peer may have bytes of both carriers: an ACK beyond what our socket itself has sent would be dropped whole. */
 static __always_inline int on_copy(struct __sk_buff *skb, const struct segment *segment, const struct face *face)
 {
 	__u32 ack = is_before(face->own_nxt, segment->ack) ? face->own_nxt : segment->ack;
+	/* Every second copy has the number that the socket expects: it always takes the acknowledgement. But it ignores a window that is numbered
+	 * before a segment that it has already, also one ahead of a gap (SND.WL1 of RFC 9293). So the other copies are numbered behind all that was
+	 * judged good. These the socket may discard: without memory for such a segment it closes its window. */
+	__u32 seq = is_before(face->kept, face->cut) && face->segments & 1 ? face->cut : face->kept;
 
 	skb->mark = 0;
-	return become_ack(skb, segment, face->kept, ack) ? drop_for(SPLICE_FAILED) : PASS;
+	return become_ack(skb, segment, seq, ack) ? drop_for(SPLICE_FAILED) : PASS;
 }
 
 /* The reset is the socket's: truepeer then ends the session as ever. Its number is exact for what the peer was told. */
@@ -75,7 +83,7 @@ static __always_inline int keep_for_socket(struct __sk_buff *skb, const struct s
 {
 	/* A segment that reaches beyond is taken by the socket with all that it brings, if it brings it undamaged and within the window. */
 	if (is_before(face->kept, end_of(segment)) && is_taken(segment, face) && is_intact(skb, segment))
-		raise(&face->kept, end_of(segment));
+		raise_limit(&face->kept, end_of(segment));
 	tally(KEPT_FOR_SOCKET);
 	return PASS;
 }

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
 /* From one connection of a flow to the other. docs/internals/splice.md tells why all numbers differ by constants. */
 #pragma once
+#include "clock.h"
 #include "splice_header.h"
 #include "splice_judge.h"
+#include "splice_usual.h"
 
 #define LOOPBACK 1 /* LOOPBACK_IFINDEX of the kernel */
 
@@ -10,9 +12,9 @@
  * TSecr is shifted back by the same, so no end measures a wrong round trip. */
 #define CLOCK_LEAD 128
 
-static __always_inline __u32 window_of(const struct tcphdr *tcp, const struct face *face)
+static __always_inline __u32 window_of(const struct segment *segment, const struct face *face)
 {
-	return (__u32)bpf_ntohs(tcp->window) << (face->peer_scale & 15);
+	return (__u32)bpf_ntohs(segment->window) << (face->peer_scale & 15);
 }
 
 /* A window as it is written to the peer of this face. */
@@ -22,36 +24,41 @@ static __always_inline __be16 scaled(__u32 window, const struct face *face)
 	return bpf_htons(window < 65535 ? window : 65535);
 }
 
-static __always_inline __u32 milliseconds(void)
+/* How far the peer's clock is behind that of our other socket, which the other peer knows. Each clock is learnt once, so whoever comes
+ * second, here or in splice_out, computes the same. A peer that is silent from then on need not speak again. */
+static __always_inline void compare_clocks(struct face *face, const struct face *other)
 {
-	return bpf_ktime_get_ns() / 1000000;
-}
-
-/* How far the peer's clock is behind that of our other socket, which the other peer knows. Once, of a segment that was taken. */
-static __always_inline void compare_clocks(struct face *face, const struct face *other, __u32 tsval)
-{
-	if (face->known & TS_SHIFT || !(other->known & CLOCK))
+	if (face->known & TS_SHIFT || !(face->known & SAID_CLOCK) || !(other->known & CLOCK))
 		return;
-	face->ts_shift = milliseconds() + other->clock + CLOCK_LEAD - tsval;
+	face->ts_shift = other->clock + CLOCK_LEAD - face->said_clock;
 	note(face, TS_SHIFT);
 }
 
-static __always_inline void shift_timestamps(struct rewriting *rewriting, const struct face *from, struct face *to, int is_good)
+/* Of the first segment that was taken. */
+static __always_inline void learn_said_clock(struct face *face, __u32 tsval)
 {
-	struct timestamps timestamps;
-
-	if (read_timestamps(rewriting->options, &timestamps))
+	if (face->known & SAID_CLOCK)
 		return;
-	__u32 value = timestamps.value + from->ts_shift;
-	set_option_word(rewriting->options, rewriting->options->timestamps + 2, value);
-	/* TSecr counts in segments with ACK only. */
-	if (rewriting->was.ack)
-		set_option_word(rewriting->options, rewriting->options->timestamps + 6, timestamps.echo - to->ts_shift);
-	if (is_good)
-		raise(&to->tsval, value);
+	face->said_clock = tsval - milliseconds();
+	note(face, SAID_CLOCK);
 }
 
-/* What our own socket has acknowledged stays acknowledged: the other peer would discard what comes with a much older acknowledgement, data
+static __always_inline void shift_timestamps(struct timestamps *timestamps, const struct segment *segment, const struct face *from,
+					     struct face *to, int is_good)
+{
+	timestamps->value += from->ts_shift;
+	/* A clock may run slower than ours: behind what was said already, the segment would be discarded (PAWS). */
+	if (is_good && is_before(timestamps->value, to->tsval))
+		timestamps->value = to->tsval;
+	/* TSecr counts in segments with ACK only. */
+	if (segment->flags & ACK)
+		timestamps->echo -= to->ts_shift;
+	if (is_good)
+		raise(&to->tsval, timestamps->value);
+}
+
+/* Only of a segment that was taken: a made up acknowledgement would become a right one, and its receiver would believe window and data.
+ * What our own socket has acknowledged stays acknowledged: the other peer would discard what comes with a much older acknowledgement, data
  * and all (RFC 5961, 5.2). The window ends where it ended. */
 static __always_inline void raise_ack(__u32 *ack, __u32 *window, const struct face *to)
 {
@@ -70,53 +77,108 @@ static __always_inline __u32 number_for(const struct segment *segment, const str
 	return to->known & SAID && is_before(seq, to->una) && is_late_ack(segment, from) ? to->una : seq;
 }
 
+/* A segment's numbers and window, as the other peer gets them. */
+struct numbers {
+	__u32 seq, ack, window;
+	__u32 are_told; /* the segment was taken, so they are noted */
+};
+
+/* The header as the other peer gets it, its options apart. */
+static __always_inline void renumber(struct tcphdr *tcp, const struct segment *segment, const struct numbers *numbers, const struct face *to)
+{
+	tcp->seq = bpf_htonl(numbers->seq);
+	if (segment->flags & ACK)
+		tcp->ack_seq = bpf_htonl(numbers->ack);
+	tcp->window = scaled(numbers->window, to);
+	tcp->source = to->key.local_port;
+	tcp->dest = to->key.sender_port;
+}
+
+#define NOT_USUAL 1
+
+/* NOT_USUAL: nothing was changed. It and translate_any() have frames of their own: all frames of a call have 512 bytes together. */
+static __noinline int translate_usual(struct __sk_buff *skb, const struct segment *segment, const struct numbers *numbers,
+				      const struct face *from, struct face *to)
+{
+	struct usual_tcp was, is;
+
+	if (!segment || !numbers || !from || !to)
+		return -1;
+	if (read_usual(skb, segment, &was))
+		return NOT_USUAL;
+	struct timestamps timestamps = { bpf_ntohl(was.value), bpf_ntohl(was.echo) };
+	is = was;
+	renumber(&is.tcp, segment, numbers, to);
+	shift_timestamps(&timestamps, segment, from, to, numbers->are_told);
+	is.value = bpf_htonl(timestamps.value);
+	is.echo = bpf_htonl(timestamps.echo);
+	return write_usual(skb, segment, &was, &is, &to->key);
+}
+
+static __noinline int translate_any(struct __sk_buff *skb, const struct segment *segment, const struct numbers *numbers,
+				    const struct face *from, struct face *to)
+{
+	if (!segment || !numbers || !from || !to)
+		return -1;
+	struct rewriting rewriting = {};
+	struct timestamps timestamps;
+
+	if (begin_rewriting(skb, segment, &rewriting))
+		return -1;
+	struct options *options = rewriting.options;
+	renumber(&rewriting.is, segment, numbers, to);
+	if (options && !read_timestamps(options, &timestamps)) {
+		shift_timestamps(&timestamps, segment, from, to, numbers->are_told);
+		set_option_word(options, options->timestamps + TIMESTAMP_VALUE, timestamps.value);
+		set_option_word(options, options->timestamps + TIMESTAMP_ECHO, timestamps.echo);
+	}
+	if (options && options->sack)
+		shift_sack_blocks(options, -to->shift);
+	return finish_rewriting(skb, segment, &rewriting) || change_addresses(skb, segment, &to->key.local, &to->key.sender);
+}
+
 /* `is_tail`: our sockets still stand. `is_good`: the segment was taken, so that it tells the other peer something. */
 static __always_inline int translate(struct __sk_buff *skb, const struct segment *segment, struct face *from, struct face *to,
 				     int is_tail, int is_good)
 {
-	struct rewriting rewriting = {};
+	struct numbers numbers = {
+		.seq = number_for(segment, from, to),
+		.ack = segment->ack - to->shift,
+		.window = window_of(segment, from),
+		.are_told = is_good,
+	};
 
-	if (begin_rewriting(skb, segment, &rewriting))
-		return -1;
-	struct tcphdr *tcp = &rewriting.is;
-	__u32 ack = segment->ack - to->shift;
-	__u32 window = window_of(tcp, from);
-	__u32 seq = number_for(segment, from, to);
-
-	if (is_tail)
-		raise_ack(&ack, &window, to);
-	tcp->seq = bpf_htonl(seq);
-	if (tcp->ack)
-		tcp->ack_seq = bpf_htonl(ack);
-	tcp->window = scaled(window, to);
-	tcp->source = to->key.local_port;
-	tcp->dest = to->key.sender_port;
-	if (rewriting.options) {
-		if (rewriting.options->timestamps)
-			shift_timestamps(&rewriting, from, to, is_good);
-		if (rewriting.options->sack)
-			shift_sack_blocks(rewriting.options, -to->shift);
-	}
-	if (finish_rewriting(skb, segment, &rewriting) || change_addresses(skb, segment, &to->key.local, &to->key.sender))
+	if (is_tail && is_good)
+		raise_ack(&numbers.ack, &numbers.window, to);
+	int outcome = translate_usual(skb, segment, &numbers, from, to);
+	if (outcome == NOT_USUAL)
+		outcome = translate_any(skb, segment, &numbers, from, to);
+	if (outcome)
 		return -1;
 	if (is_good)
-		note_told(to, end_of(segment) + from->shift, ack, ack + window);
+		note_told(to, end_of(segment) + from->shift, numbers.ack, numbers.ack + numbers.window);
 	return 0;
 }
 
-/* On its way to the other peer: up to a socket of this host, or out. */
+/* A wire must not speak for loopback, nor loopback for a host: tc runs before the kernel's own checks of addresses (martians, rp_filter). */
+static __always_inline int is_by_its_way(struct __sk_buff *skb, const struct face *from)
+{
+	return (from->device == LOOPBACK) == (skb->ifindex == LOOPBACK);
+}
+
+/* In cb[0] of a segment that splice_in has translated and passes on: full_in behind it leaves it alone. */
+#define TRANSLATED 0x7472616e
+
+/* On its way to the other peer: out, or up to a socket of this host, which loopback sends it to. Redirected to loopback's ingress it would have no
+ * route: the kernel takes addresses of loopback without one for martians as soon as the socket's own route is out of date. */
 static __always_inline int send_on(struct __sk_buff *skb, const struct face *to)
 {
-	struct ethhdr none = {};
-
-	if (to->device != LOOPBACK) {
-		/* A tag of VLAN 0 says a priority on the wire that it came by. */
-		if (skb->vlan_present && bpf_skb_vlan_pop(skb))
-			return DROP;
-		return bpf_redirect_neigh(to->device, 0, 0, 0);
-	}
-	if (skb->ifindex == LOOPBACK)
+	if (to->device == LOOPBACK && skb->ifindex == LOOPBACK) {
+		skb->cb[0] = TRANSLATED;
 		return PASS;
-	bpf_skb_store_bytes(skb, 0, &none, ETH_ALEN * 2, 0);
-	return bpf_redirect(LOOPBACK, BPF_F_INGRESS);
+	}
+	/* A tag of VLAN 0 says a priority on the wire that it came by. */
+	if (skb->vlan_present && bpf_skb_vlan_pop(skb))
+		return DROP;
+	return bpf_redirect_neigh(to->device, 0, 0, 0);
 }

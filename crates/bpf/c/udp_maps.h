@@ -35,11 +35,6 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tp_udp_flows SEC(".maps");
 
-static __always_inline int is_same_address(const struct address *a, const struct address *b)
-{
-	return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] && a->word[3] == b->word[3];
-}
-
 static __always_inline int is_no_address(const struct address *address)
 {
 	return !(address->word[0] | address->word[1] | address->word[2] | address->word[3]);

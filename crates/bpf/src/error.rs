@@ -17,6 +17,14 @@ pub enum AttachError {
         "this truepeer contains no kernel programs because it was built without clang; install clang and libbpf-dev and build it again, or use truepeer proxy"
     )]
     NotBuilt,
+    /// A function of the kernel is missing.
+    #[error(
+        "needs bpf_sk_assign_tcp_reqsk() (Linux 6.9) and net.ipv4.tcp_syncookies other than 0, for connections that truepeer takes over"
+    )]
+    NoAssign,
+    /// Each listener has lists of its own.
+    #[error("more than 15 listeners")]
+    TooManyListeners,
     /// There is no BPF file system for the pins.
     #[error("{} is not on a BPF file system", path.display())]
     NoBpfFilesystem {

@@ -20,6 +20,8 @@ mod device;
 #[doc(hidden)]
 pub mod door;
 mod error;
+#[doc(hidden)]
+pub mod full;
 mod groups;
 mod layout;
 mod leftovers;
@@ -54,6 +56,7 @@ pub use counters::{COUNTERS, Kind, Of, PortCounter};
 pub use detach::{detach_now, drain, finish, still_open};
 pub use device::Device;
 pub use error::AttachError;
+pub use full::{Begun, FULL_COUNTERS, Full, Served, Unspoken};
 pub use leftovers::{gone, left_behind, sweep};
 pub use memory::Memory;
 pub use pins::{DEFAULT_PINS, find_pins, make_pins};
@@ -64,6 +67,7 @@ pub use remove::remove;
 pub use rules::{Gate, NewConnections, Others, Rules, UdpDialect};
 pub use sizes::{MAX_FLOWS, MAX_UDP_FLOWS};
 pub use splice::{
-    ArmError, Ended, FLOW_BYTES, Flow, SPLICE_COUNTERS, Side, Splices, Stage, Swept, Unattended, Watched,
+    ArmError, Attention, Care, Ended, FLOW_BYTES, Flow, Forgotten, Question, SPLICE_COUNTERS, Side, Splices,
+    Stage, Swept, Unattended, Watched,
 };
 pub use status::{FlowCount, PortStatus, Status, Traffic, status};

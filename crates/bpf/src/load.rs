@@ -31,6 +31,8 @@ pub(crate) enum Global {
     HasUdp(u32),
     /// How many seats there are for answers (`c/udp_seats.h`).
     Seats(u32),
+    /// Of the cookies (`c/full_cookie.h`).
+    FullSecret([u64; 2]),
     /// On copies that come in once more (`c/splice_tail.h`).
     CopyMark(u32),
 }
@@ -56,6 +58,7 @@ impl Global {
             Self::OtherPorts(bits) => loader.override_global("other_ports", &bits[..], false),
             Self::HasUdp(has) => loader.override_global("has_udp", has, false),
             Self::Seats(count) => loader.override_global("seats", count, false),
+            Self::FullSecret(words) => loader.override_global("full_secret", &words[..], false),
             Self::CopyMark(mark) => loader.override_global("copy_mark", mark, false),
         };
     }
@@ -119,6 +122,15 @@ fn load_all(
 }
 
 impl Loaded {
+    /// As [`Self::program`], for several threads.
+    ///
+    /// # Panics
+    /// Likewise.
+    pub(crate) fn shared(&self, name: &'static str) -> &Program {
+        let object = self.object.name;
+        self.programs.program(name).unwrap_or_else(|| panic!("no program {name} in {object}"))
+    }
+
     /// A program of the object, by its function's name.
     ///
     /// # Panics

@@ -527,7 +527,7 @@ fn random_mark() -> u32 {
 
 /// Writes the list of one group, which may be empty. The others see no change at any moment: an entry has the values that hold around it. Adds
 /// before it removes, so that entries that stay are never missing.
-fn write(
+pub(crate) fn write(
     table: &mut LpmTrie<MapData, Address, u32>,
     name: &'static str,
     group: u8,

@@ -3,11 +3,11 @@
 //! No method blocks. After [`Errno::AGAIN`], wait for an event. Dropping a socket closes it.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use truepeer_session::connect_as::{ConnectError, Upstream};
-use truepeer_splice::{Broken, Streams, Turn, Watched};
+use truepeer_splice::{Broken, Question, Streams, Turn, Watched};
 
 use crate::leaving::Leaving;
 
@@ -98,8 +98,16 @@ pub trait Io {
     /// The address that the sender connected to.
     fn local_address(&mut self, socket: &Self::Socket) -> Option<SocketAddr>;
 
-    /// Begins to hand a session over to the kernel's programs: downstream, upstream. `None`: it stays here.
-    fn begin_leaving(&mut self, sockets: [&Self::Socket; 2], now: Instant) -> Option<Leaving>;
+    /// The MTU of the path to the sender, if sessions may leave user space.
+    fn path_mtu(&mut self, _socket: &Self::Socket) -> Option<u32> {
+        None
+    }
+
+    /// Begins to hand a session over to the kernel's programs: downstream, upstream.
+    ///
+    /// # Errors
+    /// Why it stays here.
+    fn begin_leaving(&mut self, sockets: [&Self::Socket; 2], age: Duration) -> Result<Leaving, &'static str>;
 
     /// A turn of a session that leaves.
     ///
@@ -118,6 +126,9 @@ pub trait Io {
 
     /// The session has left: closes its sockets silently.
     fn let_go(&mut self, leaving: Leaving, sockets: [Self::Socket; 2]) -> Watched;
+
+    /// Asks a peer of a session that has left whether it is still there.
+    fn ask_unattended(&mut self, question: Question);
 
     /// Resets both peers of a session that has left.
     fn reset_unattended(&mut self, watched: Watched);
@@ -143,9 +154,9 @@ impl Readiness {
     /// Both directions may work.
     pub const FRESH: Self =
         Self { readable: true, writable: true, ending: false, error: false, urgent: false };
-    /// A broken connection: reads return the received bytes, then the error, and never block.
-    pub const BROKEN: Self =
-        Self { readable: true, writable: true, ending: true, error: true, urgent: false };
+    /// A broken connection: reads return the received bytes, then the error, and never block. A byte may be marked urgent without having been
+    /// told: splice(2) would stop before it for ever.
+    pub const BROKEN: Self = Self { readable: true, writable: true, ending: true, error: true, urgent: true };
 
     /// Adds an event.
     pub fn merge(&mut self, event: Self) {

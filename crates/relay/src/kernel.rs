@@ -10,8 +10,8 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
 use rustix::pipe::{self, PipeFlags, SpliceFlags};
 use truepeer_session::budget::{Budget, Permit};
 use truepeer_session::connect_as::{ConnectError, Upstream, connect_as};
-use truepeer_splice::{Broken, Streams, Turn, Watched};
-use truepeer_sys::socket;
+use truepeer_splice::{Broken, Question, Streams, Turn, Watched};
+use truepeer_sys::{repair, socket};
 
 use crate::io::{Io, Readiness, Token};
 use crate::leaving::{self, Leaving, Splicing};
@@ -177,7 +177,11 @@ impl Io for Kernel {
     }
 
     fn connect(&mut self, upstream: &Upstream) -> Result<KernelSocket, ConnectError> {
-        connect_as(upstream).map(KernelSocket)
+        let connected = match &self.splicing {
+            Some(splicing) => splicing.connect(upstream),
+            None => connect_as(upstream),
+        };
+        connected.map(KernelSocket)
     }
 
     fn connect_result(&mut self, socket: &KernelSocket) -> Result<(), Errno> {
@@ -192,10 +196,15 @@ impl Io for Kernel {
         socket::local_address(socket.as_fd()).ok()
     }
 
-    fn begin_leaving(&mut self, sockets: [&KernelSocket; 2], now: Instant) -> Option<Leaving> {
-        let splicing = self.splicing.as_ref()?;
-        splicing.sweep(now);
-        splicing.begin(sockets.map(AsFd::as_fd))
+    fn path_mtu(&mut self, socket: &KernelSocket) -> Option<u32> {
+        self.splicing.as_ref()?;
+        // Unknown: a session whose segments are too long stays.
+        repair::connection(socket.as_fd()).ok().map(|connection| connection.path_mtu)
+    }
+
+    fn begin_leaving(&mut self, sockets: [&KernelSocket; 2], age: Duration) -> Result<Leaving, &'static str> {
+        let splicing = self.splicing.as_ref().ok_or(leaving::NOT_LOADED)?;
+        splicing.begin(sockets.map(AsFd::as_fd), age)
     }
 
     fn leave(
@@ -216,8 +225,16 @@ impl Io for Kernel {
         leaving.finish(sockets)
     }
 
+    fn ask_unattended(&mut self, question: Question) {
+        if let Some(splicing) = &self.splicing {
+            splicing.ask(question);
+        }
+    }
+
     fn reset_unattended(&mut self, watched: Watched) {
-        leaving::reset(watched);
+        if let Some(splicing) = &self.splicing {
+            splicing.reset(watched);
+        }
     }
 }
 

@@ -1,27 +1,45 @@
 //! Sessions that leave user space: their packets are translated in the kernel between their two connections, and both sockets are closed
 //! silently. docs/internals/splice.md tells how.
 
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use truepeer_splice::{Broken, Grace, Handover, Progress, Sockets, Splices, Streams, Turn, Watched, arm};
-use truepeer_sys::repair;
+use truepeer_session::connect_as::{ConnectError, Upstream, connect_as};
+use truepeer_splice::{
+    Broken, Full, Grace, Handover, Progress, Question, Sockets, Splices, Streams, Sweeper, Turn, Watched, arm,
+};
+use truepeer_sys::{repair, socket};
 
-/// An ended flow still translates for so long what is sent again.
-const LINGER: Duration = Duration::from_secs(5);
-/// How long a session may wait for the cut, once the programs have heard both peers.
+/// How long a session may wait for the cut, once the programs have heard both peers, and until it knows its numbers.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// After so many turns in which bytes moved the programs must have heard both peers, unless the session's packets pass other devices.
 const TURNS: u32 = 200;
+
+/// Why a session stays where the programs are not loaded: refused, or `--splice` was added by a reload.
+pub(crate) const NOT_LOADED: &str = "not_loaded";
+
+/// How many ports the kernel may choose that sessions use which have left.
+const PORTS: usize = 16;
+
+/// How often a session that leaves is looked at, beside its events: 4 ms after something has moved, doubled up to a second.
+pub(crate) const CHECKS: u8 = 9;
+
+/// See [`CHECKS`].
+pub(crate) fn check(number: u8) -> Duration {
+    Duration::from_millis(4 << number)
+}
 
 /// The kernel's programs, for all workers.
 #[derive(Clone)]
 pub struct Splicing {
     splices: Arc<Splices>,
     grace: Grace,
-    swept_at: Arc<Mutex<Instant>>,
+    /// The kernel makes sessions by itself.
+    pub(crate) full: Option<Arc<Full>>,
+    /// From when the relay starts.
+    sweeper: Arc<OnceLock<Sweeper>>,
 }
 
 impl std::fmt::Debug for Splicing {
@@ -35,33 +53,82 @@ impl Splicing {
     ///
     /// # Errors
     /// No thread could be started.
-    pub fn start(splices: Arc<Splices>) -> std::io::Result<Self> {
-        Ok(Self { splices, grace: Grace::start()?, swept_at: Arc::new(Mutex::new(Instant::now())) })
+    pub fn start(splices: Arc<Splices>, full: Option<Arc<Full>>) -> std::io::Result<Self> {
+        Ok(Self { splices, full, grace: Grace::start()?, sweeper: Arc::default() })
     }
 
-    /// Makes room where flows have ended, at most once a second.
-    pub(crate) fn sweep(&self, now: Instant) {
-        let mut swept_at = self.swept_at.lock().unwrap_or_else(PoisonError::into_inner);
-        if now.saturating_duration_since(*swept_at) >= Duration::from_secs(1) {
-            *swept_at = now;
-            drop(swept_at);
-            self.splices.sweep(now, LINGER);
+    /// Starts a thread that clears away what is left of flows, and hands out those of another process.
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub(crate) fn sweep(&self, hand_out: impl Fn(Vec<Watched>) + Send + 'static) -> std::io::Result<()> {
+        let sweeper = Sweeper::start(Arc::clone(&self.splices), hand_out)?;
+        // Err: there is one already; this one ends.
+        let _ = self.sweeper.set(sweeper);
+        Ok(())
+    }
+
+    /// Another process may have the tables.
+    pub(crate) fn release(&self) {
+        self.splices.release();
+    }
+
+    /// As [`connect_as`]. The kernel doesn't know the tuples of sessions that have left.
+    ///
+    /// # Errors
+    /// Those of [`connect_as`].
+    pub(crate) fn connect(&self, upstream: &Upstream) -> Result<OwnedFd, ConnectError> {
+        let is_in_use = |own| self.splices.are_in_use(upstream.backend, own);
+        if let Some(source) = upstream.source.filter(|source| source.port() != 0) {
+            return if is_in_use(source) { Err(ConnectError::TupleInUse) } else { connect_as(upstream) };
+        }
+        // Kept open, or the kernel would choose the same port again.
+        let mut unusable = Vec::new();
+        for _ in 0..PORTS {
+            let socket = connect_as(upstream)?;
+            match socket::local_address(socket.as_fd()) {
+                Ok(own) if is_in_use(own) => unusable.push(socket),
+                _ => return Ok(socket),
+            }
+        }
+        Err(ConnectError::TupleInUse)
+    }
+
+    /// Asks a peer of a session that has left.
+    pub(crate) fn ask(&self, question: Question) {
+        if let Some(sweeper) = self.sweeper.get() {
+            sweeper.ask(question);
         }
     }
 
-    /// `None`: the session stays here.
-    pub(crate) fn begin(&self, sockets: [BorrowedFd<'_>; 2]) -> Option<Leaving> {
-        let armed = arm(&self.splices, &self.grace, sockets).ok()?;
+    /// Ends a session that has left: both peers are reset.
+    pub(crate) fn reset(&self, watched: Watched) {
+        let forgotten = watched.forget();
+        if let Some(sweeper) = self.sweeper.get() {
+            sweeper.reset(forgotten);
+        }
+    }
+
+    /// Err: the session stays here, for this reason.
+    pub(crate) fn begin(&self, sockets: [BorrowedFd<'_>; 2], age: Duration) -> Result<Leaving, &'static str> {
+        if self.splices.is_guest() {
+            return Err(NOT_LOADED);
+        }
+        let armed = arm(&self.splices, &self.grace, sockets).map_err(|stays| stays.label())?;
+        armed.set_age(age);
         for socket in sockets {
             // Before Linux 5.14: the window may widen, and the cut waits longer.
             let _ = repair::set_receive_buffer_fixed(socket, true);
         }
-        Some(Leaving {
+        Ok(Leaving {
             steps: Handover::default(),
             sockets: armed,
-            held_since: None,
+            waits_since: None,
             began: Instant::now(),
             turns: 0,
+            state: State::default(),
+            moved_at: Instant::now(),
+            quiet_turns: 0,
         })
     }
 }
@@ -71,9 +138,25 @@ impl Splicing {
 pub struct Leaving {
     steps: Handover,
     sockets: Sockets,
-    held_since: Option<Instant>,
+    /// Since when something must become true that may take a peer's time.
+    waits_since: Option<Instant>,
     began: Instant,
     turns: u32,
+    state: State,
+    /// When `state` has changed last.
+    moved_at: Instant,
+    /// Turns since then.
+    quiet_turns: u32,
+}
+
+/// What a turn has found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct State {
+    progress: Option<Progress>,
+    written: [u64; 2],
+    held: [u64; 2],
+    pending: u64,
+    translated: u64,
 }
 
 impl Leaving {
@@ -89,24 +172,61 @@ impl Leaving {
         matches!(self.steps.progress(), Progress::Tail | Progress::Settling)
     }
 
+    /// Which of the [checks](CHECKS) is due next: ever later while nothing moves.
+    #[must_use]
+    pub(crate) fn next_check(&self) -> u8 {
+        u8::try_from(self.quiet_turns / 3).unwrap_or(u8::MAX).min(CHECKS - 1)
+    }
+
+    /// How long nothing has moved.
+    #[must_use]
+    pub(crate) fn silence(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.moved_at)
+    }
+
     pub(crate) fn turn(
         &mut self,
         sockets: [BorrowedFd<'_>; 2],
         streams: &Streams,
         now: Instant,
     ) -> Result<Turn, Broken> {
-        if self.steps.progress() == Progress::Held {
-            let since = *self.held_since.get_or_insert(now);
-            if now.saturating_duration_since(since) > PATIENCE {
-                return Ok(Turn::StayHere("a peer was offered more than the other one takes, for too long"));
-            }
+        if self.is_impatient(now) {
+            let is_held = self.steps.progress() == Progress::Held;
+            return Ok(Turn::StayHere(if is_held { "offers" } else { "unsent" }));
         }
         self.turns += 1;
         let waited = now.saturating_duration_since(self.began);
         if self.is_listening() && self.turns > TURNS && waited > PATIENCE {
-            return Ok(Turn::StayHere("its packets don't pass the programs"));
+            let reason = if self.steps.waits_for_windows() { "window_scale" } else { "packets_not_seen" };
+            return Ok(Turn::StayHere(reason));
         }
-        self.steps.turn(&mut self.sockets.with(sockets), streams)
+        let turn = self.steps.turn(&mut self.sockets.with(sockets), streams)?;
+        if matches!(turn, Turn::Hold(_)) || self.steps.progress() == Progress::Held {
+            self.waits_since.get_or_insert(now);
+        }
+        self.note(streams, now);
+        Ok(turn)
+    }
+
+    /// A peer that takes nothing keeps what was written to it unsent, or uses no offer up.
+    fn is_impatient(&self, now: Instant) -> bool {
+        !self.is_cut()
+            && self.waits_since.is_some_and(|since| now.saturating_duration_since(since) > PATIENCE)
+    }
+
+    fn note(&mut self, streams: &Streams, now: Instant) {
+        let state = State {
+            progress: Some(self.steps.progress()),
+            written: streams.written,
+            held: streams.held,
+            pending: self.steps.pending_bytes(),
+            translated: self.sockets.translated_bytes(),
+        };
+        if state == self.state {
+            self.quiet_turns = self.quiet_turns.saturating_add(1);
+        } else {
+            (self.state, self.moved_at, self.quiet_turns) = (state, now, 0);
+        }
     }
 
     /// The session stays: its sockets are as they were.
@@ -121,13 +241,5 @@ impl Leaving {
     pub(crate) fn finish(self, sockets: [impl AsFd; 2]) -> Watched {
         let [down, up] = &sockets;
         self.sockets.let_go([down.as_fd(), up.as_fd()])
-    }
-}
-
-/// Ends a session that has left: both peers are reset.
-pub(crate) fn reset(watched: Watched) {
-    for connection in watched.forget() {
-        // Failing, or not believed: the kernel resets a peer that sends something.
-        let _ = repair::reset(connection.own, connection.peer, connection.expected);
     }
 }

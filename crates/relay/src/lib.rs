@@ -18,8 +18,9 @@ pub mod io;
 pub mod kernel;
 mod leaving;
 mod listener;
+mod made;
 mod relay;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 mod sim;
 pub mod tcp;
 pub mod udp;
@@ -27,6 +28,12 @@ mod worker;
 
 pub use leaving::Splicing;
 pub use relay::Relay;
+
+/// For fuzz/.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing {
+    pub use crate::sim::any_sessions;
+}
 
 /// Panics on purpose, so that tests see the effect of a defect.
 #[cfg(test)]

@@ -13,10 +13,12 @@ use truepeer_session::workers::Workers;
 use truepeer_session::{
     Engine, EngineError, Health, Journal, ListenerId, ListenerRules, SessionList, Snapshot,
 };
+use truepeer_splice::Watched;
 use truepeer_sys::{CallError, Named as _};
 
 use crate::entrances;
 use crate::leaving::Splicing;
+use crate::made::Lookout;
 use crate::udp::moving::MovingFlow;
 use crate::udp::tuples::Tuples;
 use crate::worker::{FlowsOrder, Order, Seat, Team, Worker};
@@ -30,6 +32,9 @@ pub struct Relay {
     listeners: Listeners<Vec<Arc<OwnedFd>>>,
     /// Shared by all flows.
     tuples: Tuples,
+    /// Dropped before the workers end.
+    lookout: Option<Lookout>,
+    splicing: Option<Splicing>,
 }
 
 impl Relay {
@@ -65,6 +70,8 @@ impl Relay {
             journal: Arc::clone(journal),
             listeners: Listeners::default(),
             tuples: Tuples::default(),
+            lookout: None,
+            splicing: splicing.clone(),
         };
         for (number, (postbox, mailbox)) in boxes.into_iter().enumerate() {
             let (team, journal) = (Arc::clone(&team), Arc::clone(journal));
@@ -72,7 +79,34 @@ impl Relay {
             let thread = relay.workers.spawn(format!("worker-{number}"), move || Worker::new(seat).run())?;
             relay.workers.add(postbox, thread);
         }
+        if let Some(splicing) = &splicing {
+            let team = Arc::clone(&team);
+            let hand_out = move |adopted: Vec<Watched>| {
+                for (watched, postbox) in adopted.into_iter().zip(team.postboxes.iter().cycle()) {
+                    // Err: the worker has ended. The session goes on by itself.
+                    let _ = postbox.post(Order::Left(watched));
+                }
+            };
+            splicing.sweep(hand_out).map_err(EngineError::Thread)?;
+        }
+        if let Some(full) = splicing.and_then(|splicing| splicing.full) {
+            relay.lookout = Some(Lookout::start(full, team).map_err(EngineError::Thread)?);
+        }
         Ok(relay)
+    }
+
+    /// Another process serves: it may have the sessions that have left user space.
+    ///
+    /// # Errors
+    /// A worker has ended.
+    pub fn release_spliced(&mut self) -> Result<(), EngineError> {
+        let Some(splicing) = self.splicing.take() else { return Ok(()) };
+        if let Some(lookout) = self.lookout.take() {
+            lookout.release();
+        }
+        self.workers.order_all(|_, done| Order::LetGo { done })?;
+        splicing.release();
+        Ok(())
     }
 
     /// Reads no datagrams until [`Self::resume_flows`]: flows are about to move from or to another process.
@@ -233,6 +267,7 @@ impl Engine for Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
+        self.lookout = None;
         // A worker that has ended needs no order.
         self.workers.stop(|postbox| _ = postbox.post(Order::Stop));
     }

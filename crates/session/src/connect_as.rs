@@ -25,13 +25,26 @@ pub struct Upstream {
     pub backend: SocketAddr,
     /// The firewall mark of its packets; 0: none.
     pub mark: u32,
+    /// Segments of both directions shall fit through a path of this MTU, the sender's: packets of a session that leaves user space pass both.
+    pub path_mtu: Option<u32>,
 }
+
+/// The least path MTU that is believed: IPv6's minimum (RFC 8200 section 5). One forged ICMP error makes the kernel believe 552 for ten minutes,
+/// and backends would send tiny segments. A session whose path is narrower stays in user space.
+pub const LEAST_PATH_MTU: u32 = 1280;
 
 impl Upstream {
     /// The parameters for `route`.
     #[must_use]
     pub fn of(route: &Route, mark: u32) -> Self {
-        Self { source: route.source, backend: route.backend.get(), mark }
+        Self { source: route.source, backend: route.backend.get(), mark, path_mtu: None }
+    }
+
+    /// The same, with segments that fit through a path of this MTU, or of [`LEAST_PATH_MTU`].
+    #[must_use]
+    pub fn through(mut self, path_mtu: Option<u32>) -> Self {
+        self.path_mtu = path_mtu.map(|mtu| mtu.max(LEAST_PATH_MTU));
+        self
     }
 
     /// The same, with any port of the same address.
@@ -145,6 +158,9 @@ pub fn connect_as(upstream: &Upstream) -> Result<OwnedFd, ConnectError> {
     if upstream.mark != 0 {
         best_effort(socket::set_mark(socket.as_fd(), upstream.mark))?;
     }
+    if let Some(mtu) = upstream.path_mtu {
+        best_effort(socket::limit_segments(socket.as_fd(), mtu, upstream.backend.is_ipv4()))?;
+    }
     if let Some(source) = upstream.source {
         bind_as(&socket, source)?;
     }
@@ -206,5 +222,29 @@ fn best_effort(set: Result<(), CallError>) -> Result<(), CallError> {
     match set {
         Err(CallError { errno: Errno::OPNOTSUPP | Errno::NOPROTOOPT | Errno::NOSYS, .. }) => Ok(()),
         set => set,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// The segments that a backend sends to a sender whose path seems to have this MTU.
+    fn segments_through(path_mtu: u32) -> u32 {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let backend = listener.local_addr().expect("its address");
+        let upstream = Upstream { source: None, backend, mark: 0, path_mtu: None }.through(Some(path_mtu));
+        let _ours = TcpStream::from(connect_as(&upstream).expect("a connection"));
+        let (accepted, _) = listener.accept().expect("a connection");
+        socket2::SockRef::from(&accepted).tcp_mss().expect("TCP_MAXSEG")
+    }
+
+    #[test]
+    fn a_path_that_seems_tiny_makes_no_tiny_segments() {
+        // Without 12 bytes of timestamps.
+        assert!((1280 - 60..=1280 - 40).contains(&segments_through(552)), "{}", segments_through(552));
+        assert!((1400 - 60..=1400 - 40).contains(&segments_through(1400)), "{}", segments_through(1400));
     }
 }

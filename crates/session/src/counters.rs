@@ -57,6 +57,8 @@ counters! {
     Relayed = "sessions_relayed",
     /// Sessions that went on in the kernel alone (`proxy --splice auto`).
     Spliced = "sessions_spliced",
+    /// Of these, those that the kernel made by itself (`proxy --splice full`).
+    MadeByKernel = "sessions_made_by_kernel",
     /// Sessions that were to go on in the kernel alone and stayed (`proxy --splice auto`).
     NotSpliced = "sessions_not_spliced",
     /// Sessions whose backend could not be reached.
@@ -118,15 +120,49 @@ const REASONS: usize = 64;
 /// The reason of the rest.
 const OTHER: &str = "other";
 
+/// Reasons why sessions stay in user space, likewise.
+const STAYS: usize = 24;
+
 /// The counters of one listener in one worker.
 #[derive(Debug)]
 pub struct Shard {
     counts: [AtomicU64; Counter::ALL.len()],
     open: AtomicUsize,
     times: [Histogram; Timing::ALL.len()],
+    refusals: Reasons<REASONS>,
+    stays: Reasons<STAYS>,
+}
+
+/// Counts by reason.
+#[derive(Debug)]
+struct Reasons<const MOST: usize> {
     /// A reason takes the first free place, and keeps it.
-    refusals: [(OnceLock<&'static str>, AtomicU64); REASONS],
-    other_refusals: AtomicU64,
+    known: [(OnceLock<&'static str>, AtomicU64); MOST],
+    other: AtomicU64,
+}
+
+impl<const MOST: usize> Default for Reasons<MOST> {
+    fn default() -> Self {
+        Self { known: [const { (OnceLock::new(), AtomicU64::new(0)) }; MOST], other: AtomicU64::new(0) }
+    }
+}
+
+impl<const MOST: usize> Reasons<MOST> {
+    fn count(&self, reason: &'static str) {
+        let is_its_own = |(known, _): &&(OnceLock<_>, _)| *known.get_or_init(|| reason) == reason;
+        let counter = self.known.iter().find(is_its_own).map_or(&self.other, |(_, count)| count);
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn add_to(&self, counts: &mut BTreeMap<&'static str, u64>) {
+        let known = self.known.iter().map_while(|(reason, count)| Some((*reason.get()?, count)));
+        for (reason, count) in known.chain([(OTHER, &self.other)]) {
+            let count = count.load(Ordering::Relaxed);
+            if count > 0 {
+                *counts.entry(reason).or_default() += count;
+            }
+        }
+    }
 }
 
 impl Default for Shard {
@@ -135,8 +171,8 @@ impl Default for Shard {
             counts: [const { AtomicU64::new(0) }; Counter::ALL.len()],
             open: AtomicUsize::new(0),
             times: Default::default(),
-            refusals: [const { (OnceLock::new(), AtomicU64::new(0)) }; REASONS],
-            other_refusals: AtomicU64::new(0),
+            refusals: Reasons::default(),
+            stays: Reasons::default(),
         }
     }
 }
@@ -154,9 +190,13 @@ impl Shard {
 
     /// Counts one refusal. `reason` is a constant snake_case label, never text from the network.
     pub fn refuse(&self, reason: &'static str) {
-        let is_its_own = |(known, _): &&(OnceLock<_>, _)| *known.get_or_init(|| reason) == reason;
-        let counter = self.refusals.iter().find(is_its_own).map_or(&self.other_refusals, |(_, count)| count);
-        counter.fetch_add(1, Ordering::Relaxed);
+        self.refusals.count(reason);
+    }
+
+    /// Counts a session that was to leave user space and stays. `reason` as above.
+    pub fn stay(&self, reason: &'static str) {
+        self.count(Counter::NotSpliced);
+        self.stays.count(reason);
     }
 
     /// Adds bytes that were delivered.
@@ -171,13 +211,6 @@ impl Shard {
     /// Counts a measured time.
     pub fn observe(&self, timing: Timing, time: Duration) {
         self.times[timing as usize].observe(timing, time);
-    }
-
-    fn refusals(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let known = self.refusals.iter().map_while(|(reason, count)| Some((*reason.get()?, count)));
-        known
-            .chain([(OTHER, &self.other_refusals)])
-            .map(|(reason, count)| (reason, count.load(Ordering::Relaxed)))
     }
 
     /// Counts a connection or flow as open until [`Self::on_end`].
@@ -259,13 +292,23 @@ impl Counters {
         self.refusals_where(|of| of == listener)
     }
 
+    /// Why sessions of `listener` have stayed in user space, and how many for each reason.
+    #[must_use]
+    pub fn stays_of(&self, listener: ListenerId) -> BTreeMap<&'static str, u64> {
+        let mut stays = BTreeMap::new();
+        self.each(|of, shard| {
+            if of == listener {
+                shard.stays.add_to(&mut stays);
+            }
+        });
+        stays
+    }
+
     fn refusals_where(&self, which: impl Fn(ListenerId) -> bool) -> BTreeMap<&'static str, u64> {
         let mut refusals = BTreeMap::new();
         self.each(|of, shard| {
             if which(of) {
-                for (reason, count) in shard.refusals().filter(|(_, count)| *count > 0) {
-                    *refusals.entry(reason).or_default() += count;
-                }
+                shard.refusals.add_to(&mut refusals);
             }
         });
         refusals

@@ -47,6 +47,10 @@ pub enum Hint {
     MinVersion,
     /// A backend wants none of the application protocols that it was offered.
     OriginProtocols,
+    /// A backend does not speak HTTP/2.
+    OriginHttp2,
+    /// A backend does not speak HTTP/1.1.
+    OriginHttp1,
 }
 
 /// Puts a hint into words. `None`: the command has no such setting.

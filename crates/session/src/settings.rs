@@ -18,6 +18,12 @@ impl ListenerId {
     pub const fn new(number: u16) -> Self {
         Self(number)
     }
+
+    /// Its number.
+    #[must_use]
+    pub const fn number(self) -> u16 {
+        self.0
+    }
 }
 
 impl fmt::Display for ListenerId {
@@ -58,6 +64,8 @@ pub struct ListenerSettings {
     pub idle_timeout: Option<Duration>,
     /// When sessions leave user space; `None`: never.
     pub splice_after: Option<SpliceAfter>,
+    /// Sessions that have left user space go on when truepeer stops.
+    pub leaves_spliced: bool,
     /// The UDP settings, if the listener takes datagrams.
     pub udp: Option<UdpSettings>,
 }
@@ -117,6 +125,7 @@ impl ListenerSettings {
             connect_timeout: Duration::from_secs(5),
             idle_timeout: None,
             splice_after: None,
+            leaves_spliced: false,
             udp: None,
         }
     }

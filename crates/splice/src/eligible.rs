@@ -51,6 +51,7 @@ impl StaysHere {
             Self::SegmentSizes => "segment_sizes",
             Self::Table(ArmError::Full) => "table_full",
             Self::Table(ArmError::AddressesInUse) => "addresses_in_use",
+            Self::Table(ArmError::Chained) => "chained",
             Self::Table(ArmError::Table { .. }) | Self::Call(_) => "failed",
         }
     }

@@ -10,6 +10,8 @@ use crate::mapping::{Mapping, Position};
 pub trait Connections {
     /// Whether the programs have heard socket and peer of this side.
     fn is_heard(&self, side: usize) -> bool;
+    /// Whether what each peer takes can be said to the other one, in steps of its window scale.
+    fn scales_fit(&self) -> bool;
     /// See [`truepeer_sys::repair::next_to_write`].
     ///
     /// # Errors
@@ -25,19 +27,21 @@ pub trait Connections {
     /// # Errors
     /// What the kernel says.
     fn is_established(&mut self, side: usize) -> Result<bool, CallError>;
-    /// Bytes that the peer has not acknowledged, and bytes that have not been read.
+    /// What the socket still has to do.
     ///
     /// # Errors
     /// What the kernel says.
-    fn has_work(&mut self, side: usize) -> Result<bool, CallError>;
+    fn pending_bytes(&mut self, side: usize) -> Result<Pending, CallError>;
+    /// Whether the programs have seen the peer acknowledge everything up to this number.
+    fn has_acknowledged(&self, side: usize, number: u32) -> bool;
     /// From now on no peer is offered more than the other one takes. Can't be undone while the flow lives.
     fn hold(&mut self, mapping: &Mapping);
     /// Whether neither peer has been offered more than that.
     fn offers_fit(&self) -> bool;
     /// From here on a process that dies resets both connections.
     fn reset_when_closed(&mut self);
-    /// Begins to translate.
-    fn cut(&mut self, mapping: &Mapping);
+    /// Begins to translate. `bytes`: of each side's stream before that.
+    fn cut(&mut self, mapping: &Mapping, bytes: [u64; 2]);
     /// Has the peers say what they have and take: one may wait for the other's window, which has widened before the cut.
     fn ask_peers(&mut self);
     /// The socket has its peer's bytes up to this number.
@@ -50,6 +54,15 @@ pub trait Connections {
     fn ask_for_grace(&mut self);
     /// Whether it is over.
     fn is_grace_over(&self) -> bool;
+}
+
+/// Bytes in a socket.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Pending {
+    /// Received, and not read.
+    pub unread: u64,
+    /// Written, and not acknowledged, as far as the socket knows.
+    pub unacknowledged: u64,
 }
 
 /// The session's streams, as the relay counts them. Index: the side that is written to.
@@ -102,6 +115,8 @@ pub struct Handover {
     positions: [Option<Position>; 2],
     held: Option<Mapping>,
     progress: Progress,
+    pending_bytes: u64,
+    waits_for_windows: bool,
 }
 
 impl Default for Handover {
@@ -115,13 +130,25 @@ impl Handover {
     /// bytes back until all that it wrote was sent.
     #[must_use]
     pub fn knowing(positions: [Option<Position>; 2]) -> Self {
-        Self { positions, held: None, progress: Progress::Armed }
+        Self { positions, held: None, progress: Progress::Armed, pending_bytes: 0, waits_for_windows: false }
     }
 
     /// How far it is.
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.progress
+    }
+
+    /// Whether one peer has offered no window yet that the other one can be told.
+    #[must_use]
+    pub fn waits_for_windows(&self) -> bool {
+        self.waits_for_windows
+    }
+
+    /// Bytes that the sockets still had to deliver at the last turn after the cut.
+    #[must_use]
+    pub fn pending_bytes(&self) -> u64 {
+        self.pending_bytes
     }
 
     /// Goes on as far as it can.
@@ -132,7 +159,7 @@ impl Handover {
         match self.progress {
             Progress::Armed | Progress::Held => Ok(match self.before_the_cut(connections, streams) {
                 Ok(turn) => turn,
-                Err(_) => Turn::StayHere("the kernel does not tell the numbers"),
+                Err(_) => Turn::StayHere("failed"),
             }),
             Progress::Tail => self.tail(connections, streams),
             Progress::Settling => self.settle(connections, streams),
@@ -145,7 +172,7 @@ impl Handover {
         streams: &Streams,
     ) -> Result<Turn, CallError> {
         if streams.ended != [false; 2] {
-            return Ok(Turn::StayHere("one side has ended"));
+            return Ok(Turn::StayHere("ended"));
         }
         if self.progress == Progress::Armed {
             self.hold(connections, streams)
@@ -161,6 +188,10 @@ impl Handover {
         if !(connections.is_heard(0) && connections.is_heard(1)) {
             return Ok(Turn::Wait);
         }
+        self.waits_for_windows = !connections.scales_fit();
+        if self.waits_for_windows {
+            return Ok(Turn::Wait);
+        }
         // One after the other: held both at once, an echo would wait for ever.
         for side in [1, 0] {
             if self.positions[side].is_none() {
@@ -169,7 +200,7 @@ impl Handover {
             }
         }
         let Some(mapping) = self.mapping(connections, streams)? else {
-            return Ok(Turn::StayHere("one side has ended"));
+            return Ok(Turn::StayHere("ended"));
         };
         connections.hold(&mapping);
         connections.ask_for_grace();
@@ -179,13 +210,16 @@ impl Handover {
 
     fn cut(&mut self, connections: &mut impl Connections, streams: &Streams) -> Result<Turn, CallError> {
         let Some(mapping) = self.mapping(connections, streams)? else {
-            return Ok(Turn::StayHere("one side has ended"));
+            return Ok(Turn::StayHere("ended"));
         };
         if self.held.is_none_or(|held| held.shifts != mapping.shifts) {
-            return Ok(Turn::StayHere("the numbers have changed"));
+            return Ok(Turn::StayHere("numbers_changed"));
         }
+        let bytes = [0, 1].map(|side: usize| {
+            streams.written[1 - side] + streams.held[1 - side] + u64::from(mapping.unread[side])
+        });
         connections.reset_when_closed();
-        connections.cut(&mapping);
+        connections.cut(&mapping, bytes);
         connections.ask_peers();
         self.progress = Progress::Tail;
         Ok(Turn::Wait)
@@ -212,7 +246,7 @@ impl Handover {
             let received = connections.received(side)?;
             connections.keep(side, received.next);
         }
-        if has_work(connections, streams)? {
+        if self.has_work(connections, streams)? {
             return Ok(Turn::Wait);
         }
         connections.all_is_delivered(streams.ended);
@@ -225,17 +259,34 @@ impl Handover {
         if !connections.is_grace_over() {
             return Ok(Turn::Wait);
         }
-        if has_work(connections, streams)? && connections.back_to_tail() {
+        if self.has_work(connections, streams)? && connections.back_to_tail() {
             self.progress = Progress::Tail;
             return Ok(Turn::Wait);
         }
         Ok(Turn::LetGo)
     }
-}
 
-fn has_work(connections: &mut impl Connections, streams: &Streams) -> Result<bool, Broken> {
-    let ends_wait = streams.ended != streams.end_written;
-    Ok(ends_wait || streams.held != [0, 0] || connections.has_work(0)? || connections.has_work(1)?)
+    fn has_work(&mut self, connections: &mut impl Connections, streams: &Streams) -> Result<bool, Broken> {
+        self.pending_bytes =
+            self.pending(connections, streams, 0)? + self.pending(connections, streams, 1)?;
+        let ends_wait = streams.ended != streams.end_written;
+        Ok(ends_wait || streams.held != [0, 0] || self.pending_bytes > 0)
+    }
+
+    /// The last copy of an acknowledgement may have been lost, and nobody may speak any more: what the programs have heard counts, too.
+    fn pending(
+        &self,
+        connections: &mut impl Connections,
+        streams: &Streams,
+        side: usize,
+    ) -> Result<u64, Broken> {
+        let Pending { unread, unacknowledged } = connections.pending_bytes(side)?;
+        let is_delivered = self.positions[side].is_some_and(|position| {
+            let end = position.after(streams.written[side]);
+            connections.has_acknowledged(side, end.wrapping_add(streams.end_written[side].into()))
+        });
+        Ok(if is_delivered { unread } else { unread + unacknowledged })
+    }
 }
 
 #[cfg(test)]

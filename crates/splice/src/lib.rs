@@ -17,10 +17,12 @@ mod grace;
 mod handover;
 mod mapping;
 mod sockets;
+mod sweeper;
 
 pub use eligible::{StaysHere, arm};
 pub use grace::Grace;
-pub use handover::{Broken, Connections, Handover, Progress, Streams, Turn};
+pub use handover::{Broken, Connections, Handover, Pending, Progress, Streams, Turn};
 pub use mapping::{Mapping, Position};
 pub use sockets::Sockets;
-pub use truepeer_bpf::{Splices, Stage, Watched};
+pub use sweeper::{Sweeper, ask};
+pub use truepeer_bpf::{Attention, Begun, Care, Forgotten, Full, Question, Splices, Stage, Watched};

@@ -33,6 +33,8 @@ pub struct Mapping {
     pub shifts: [u32; 2],
     /// The first byte of each side that nobody here has received.
     pub cuts: [u32; 2],
+    /// Bytes before that which lie unread.
+    pub unread: [u32; 2],
 }
 
 impl Mapping {
@@ -44,6 +46,7 @@ impl Mapping {
         Self {
             shifts: [next_out[1].wrapping_sub(unread_from[0]), next_out[0].wrapping_sub(unread_from[1])],
             cuts: received.map(|socket| socket.next),
+            unread: received.map(|socket| socket.unread),
         }
     }
 }

@@ -9,7 +9,7 @@ use truepeer_sys::repair::{self, Received};
 use truepeer_sys::{CallError, socket};
 
 use crate::grace::Ticket;
-use crate::{Connections, Grace, Mapping};
+use crate::{Connections, Grace, Mapping, Pending};
 
 /// A session's flow, and the grace periods that it asks for. Dropped before it is [let go](Sockets::let_go), the session's packets are the
 /// kernel's again.
@@ -28,6 +28,17 @@ impl Sockets {
     /// With the session's sockets, for a turn: downstream, upstream.
     pub fn with<'s>(&'s mut self, sockets: [BorrowedFd<'s>; 2]) -> impl Connections + 's {
         Borrowed { session: self, sockets }
+    }
+
+    /// How old the session is already.
+    pub fn set_age(&self, age: Duration) {
+        self.flow.set_age(age);
+    }
+
+    /// Bytes that were translated so far.
+    #[must_use]
+    pub fn translated_bytes(&self) -> u64 {
+        self.flow.translated_bytes()
     }
 
     /// The caller closes the sockets now: that is silent. From now on the flow belongs to the machine.
@@ -51,6 +62,10 @@ impl Connections for Borrowed<'_> {
         self.session.flow.is_heard(side)
     }
 
+    fn scales_fit(&self) -> bool {
+        self.session.flow.scales_fit()
+    }
+
     fn next_to_write(&mut self, side: usize) -> Result<Option<u32>, CallError> {
         repair::next_to_write(self.sockets[side])
     }
@@ -63,9 +78,14 @@ impl Connections for Borrowed<'_> {
         Ok(repair::connection(self.sockets[side])?.is_established)
     }
 
-    fn has_work(&mut self, side: usize) -> Result<bool, CallError> {
+    fn pending_bytes(&mut self, side: usize) -> Result<Pending, CallError> {
         let socket = self.sockets[side];
-        Ok(repair::unread_bytes(socket)? != 0 || socket::unacknowledged_bytes(socket)? != 0)
+        let unacknowledged = socket::unacknowledged_bytes(socket)? as u64;
+        Ok(Pending { unread: repair::unread_bytes(socket)?.into(), unacknowledged })
+    }
+
+    fn has_acknowledged(&self, side: usize, number: u32) -> bool {
+        self.session.flow.has_acknowledged(side, number)
     }
 
     fn reset_when_closed(&mut self) {
@@ -75,8 +95,8 @@ impl Connections for Borrowed<'_> {
         }
     }
 
-    fn cut(&mut self, mapping: &Mapping) {
-        self.session.flow.cut(mapping.cuts);
+    fn cut(&mut self, mapping: &Mapping, bytes: [u64; 2]) {
+        self.session.flow.cut(mapping.cuts, bytes);
     }
 
     fn hold(&mut self, mapping: &Mapping) {

@@ -1,7 +1,7 @@
 //! What a TCP connection has sent and received so far, and closing it without a word (TCP_REPAIR).
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use socket2::SockRef;
 
@@ -120,6 +120,77 @@ pub fn reset(own: SocketAddr, peer: SocketAddr, expected: u32) -> Result<(), Cal
     of.set_linger(Some(std::time::Duration::ZERO)).named("setsockopt(SO_LINGER)")?;
     set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_WITHOUT_PROBE)
         .named("setsockopt(TCP_REPAIR)")
+}
+
+/// Asks the peer of a connection that has no socket here whether it still has it, as a keepalive does: it answers a segment whose number it
+/// has taken already. `expected` and `acknowledged`: the number that it expects, and the one that is expected of it. `timestamp`: the newest
+/// that it was told, if it was told any. `before` gets the socket before it speaks.
+///
+/// # Errors
+/// What the kernel says.
+pub fn ask_unattended(
+    own: SocketAddr,
+    peer: SocketAddr,
+    [expected, acknowledged]: [u32; 2],
+    timestamp: Option<u32>,
+    before: impl FnOnce(BorrowedFd<'_>),
+) -> Result<(), CallError> {
+    let socket = connected(own, peer, [(SEND_QUEUE, expected), (RECEIVE_QUEUE, acknowledged)])?;
+    let socket = socket.as_fd();
+    if let Some(timestamp) = timestamp {
+        send_timestamps(socket, timestamp).named("setsockopt(TCP_TIMESTAMP)")?;
+    }
+    before(socket);
+    set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_WITH_PROBE)
+        .and_then(|()| set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON))
+        .named("setsockopt(TCP_REPAIR)")
+}
+
+/// A socket under repair, which closes silently. It is connected, and these queues have these numbers.
+fn connected(
+    own: SocketAddr,
+    peer: SocketAddr,
+    numbers: [(libc::c_int, u32); 2],
+) -> Result<OwnedFd, CallError> {
+    let socket = crate::socket::tcp_socket(own)?;
+    crate::socket::set_transparent(socket.as_fd(), own)?;
+    // Under repair nothing is sent until the socket is closed.
+    set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON)
+        .named("setsockopt(TCP_REPAIR)")?;
+    for (queue, number) in numbers {
+        set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, queue)
+            .and_then(|()| {
+                set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_QUEUE_SEQ, number.cast_signed())
+            })
+            .named("setsockopt(TCP_QUEUE_SEQ)")?;
+    }
+    set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, NO_QUEUE)
+        .named("setsockopt(TCP_REPAIR_QUEUE)")?;
+    let of = SockRef::from(&socket);
+    of.bind(&own.into()).named("bind")?;
+    of.connect(&peer.into()).named("connect")?;
+    Ok(socket)
+}
+
+/// Segments have timestamps from now on: at least this one.
+fn send_timestamps(socket: BorrowedFd<'_>, newest: u32) -> std::io::Result<()> {
+    /// linux/tcp.h: TCPOPT_TIMESTAMP as `struct tcp_repair_opt` has it.
+    const TIMESTAMPS: [u32; 2] = [8, 0];
+    let options = TIMESTAMPS.map(u32::to_ne_bytes).concat();
+    // SAFETY: the option takes pairs of 32-bit numbers; pointer and length name exactly the local that holds one, which outlives the call.
+    let answer = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_REPAIR_OPTIONS,
+            options.as_ptr().cast(),
+            8,
+        )
+    };
+    result(answer)?;
+    // The lowest bit says microseconds (Linux 6.7).
+    let even = newest.wrapping_add(1) & !1;
+    set_int(socket, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, even.cast_signed())
 }
 
 /// The kernel doesn't widen the receive buffer, and so the window that it offers (SO_BUF_LOCK, Linux 5.14), until it may again.

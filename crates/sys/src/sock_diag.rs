@@ -293,6 +293,13 @@ fn listener(body: &[u8]) -> Option<Listener> {
     Some(found)
 }
 
+/// Reads any message as a connection, and as a listener. For fuzz/.
+#[cfg(feature = "fuzzing")]
+#[must_use]
+pub fn read_any(body: &[u8]) -> (Option<SocketId>, Option<Listener>) {
+    (connection(body), listener(body))
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream};

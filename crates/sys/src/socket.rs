@@ -41,6 +41,20 @@ pub fn set_mark(socket: BorrowedFd<'_>, mark: u32) -> Result<(), CallError> {
     SockRef::from(&socket).set_mark(mark).named("setsockopt(SO_MARK)")
 }
 
+/// The peer sends no segments that are too long for a path of this MTU, and gets none (TCP_MAXSEG). Before connect().
+///
+/// # Errors
+/// What the kernel says.
+pub fn limit_segments(socket: BorrowedFd<'_>, mtu: u32, is_ipv4: bool) -> Result<(), CallError> {
+    /// TCP_MIN_MSS and MAX_TCP_WINDOW of the kernel: what it takes.
+    const SIZES: std::ops::RangeInclusive<u32> = 88..=32767;
+    let size = mtu.saturating_sub(if is_ipv4 { 40 } else { 60 });
+    if !SIZES.contains(&size) {
+        return Ok(());
+    }
+    SockRef::from(&socket).set_tcp_mss(size).named("setsockopt(TCP_MAXSEG)")
+}
+
 /// Leaves the choice of a port at bind() with port 0 to connect(), which needs only an unused tuple, not an
 /// unused port (IP_BIND_ADDRESS_NO_PORT, Linux 4.2; the option serves IPv6 sockets too).
 ///

@@ -7,31 +7,81 @@ use std::path::Path;
 
 use aya::programs::{ProgramError, SchedClassifier};
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
+use super::keys::buckets_for;
 use super::layout::SPLICE_LAYOUT;
 use crate::links::{self, SPLICE_IN as IN, SPLICE_OUT as OUT, Stage};
 use crate::load::{Global, load_sized};
 use crate::programs::{Object, SPLICE_IN, SPLICE_OUT};
-use crate::{AttachError, Device, Place};
+use crate::{AttachError, Device, Place, full};
 
-/// Attached: the place of the tables, and what keeps other processes from it.
-pub(super) struct Attached {
-    pub(super) place: Place,
-    pub(super) lock: File,
-}
-
-/// Egress comes first: no flow is armed before the caller has the tables, and from then on both directions are seen.
-pub(super) fn attach(pins: &Path, devices: &[Device], flows: NonZeroU32) -> Result<Attached, AttachError> {
+/// Returns the place of the tables, their locks, and whether this process owns them: an heir may not. Egress comes first: no flow is armed before the caller has the tables, and from then on both directions are seen.
+pub(super) fn attach(
+    pins: &Path,
+    devices: &[Device],
+    flows: NonZeroU32,
+    as_heir: bool,
+) -> Result<(Place, Locks, bool), AttachError> {
     SPLICE_IN.bytes()?;
     let place = Place::of_layout(pins, SPLICE_LAYOUT)?;
     place.make()?;
-    let lock = File::open(place.path()).map_err(AttachError::file("open", place.path()))?;
-    flock(&lock, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|error| AttachError::file("flock", place.path())(error.into()))?;
+    let locks = Locks::open(&place)?;
+    let is_owner = locks.own();
+    if !is_owner && !as_heir {
+        return Err(AttachError::file("flock", place.path())(Errno::WOULDBLOCK.into()));
+    }
+    if is_owner {
+        full::leave(&place)?;
+    }
     for (object, stage) in [(SPLICE_OUT, OUT), (SPLICE_IN, IN)] {
         attach_one(&place, object, stage, devices, flows)?;
     }
-    Ok(Attached { place, lock })
+    Ok((place, locks, is_owner))
+}
+
+/// The locks of the tables. A confined process can't open them, so they are opened before.
+pub(super) struct Locks {
+    tables: File,
+    elders: File,
+}
+
+impl Locks {
+    /// Opens them.
+    pub(super) fn open(place: &Place) -> Result<Self, AttachError> {
+        let open = |directory: std::path::PathBuf| {
+            File::open(&directory).map_err(AttachError::file("open", directory))
+        };
+        Ok(Self { tables: open(place.path())?, elders: open(place.links())? })
+    }
+
+    /// Whether this process has the tables from now on.
+    pub(super) fn own(&self) -> bool {
+        flock(&self.tables, FlockOperation::NonBlockingLockExclusive).is_ok()
+    }
+
+    /// Another process may have the tables. From before on, this one may still have flows.
+    pub(super) fn hand_over(&self) {
+        // Failing, the next owner resets those flows.
+        let _ = flock(&self.elders, FlockOperation::NonBlockingLockShared);
+        self.disown();
+    }
+
+    /// Another process may have the tables.
+    pub(super) fn disown(&self) {
+        // It does not fail: the file is open.
+        let _ = flock(&self.tables, FlockOperation::Unlock);
+    }
+
+    /// Whether a process that has handed over still lives.
+    pub(super) fn have_elder(&self) -> bool {
+        let is_free = flock(&self.elders, FlockOperation::NonBlockingLockExclusive).is_ok();
+        if is_free {
+            // As above.
+            let _ = flock(&self.elders, FlockOperation::Unlock);
+        }
+        !is_free
+    }
 }
 
 fn attach_one(
@@ -41,7 +91,7 @@ fn attach_one(
     devices: &[Device],
     flows: NonZeroU32,
 ) -> Result<(), AttachError> {
-    let sizes = [("ts_flows", flows.get()), ("ts_keys", flows.get().saturating_mul(2))];
+    let sizes = [("ts_flows", flows.get()), ("ts_keys", buckets_for(flows.get()))];
     let globals = [Global::CopyMark(random_mark())];
     let mut loaded = load_sized(object, place, &globals, &sizes)?;
     let program: &mut SchedClassifier = loaded

@@ -2,11 +2,11 @@
 
 /// Name and meaning of each.
 #[rustfmt::skip]
-pub const SPLICE_COUNTERS: [(&str, &str); 16] = [
+pub const SPLICE_COUNTERS: [(&str, &str); 20] = [
     ("segments_translated", "segments that went from one connection to the other"),
     ("copies_to_socket", "copies for sockets that still deliver what they had"),
     ("kept_for_socket", "segments from before the cut"),
-    ("not_judged_good", "segments that a kernel's socket would not take: translated, nothing learnt"),
+    ("not_judged_good", "segments that a kernel's socket would not take: nothing is learnt of them"),
     ("damaged", "wrong checksums where something would have been learnt: dropped"),
     ("syn_asked", "SYNs in the middle of a session, answered with an ACK"),
     ("syn_dropped", "likewise, too soon after another"),
@@ -18,5 +18,9 @@ pub const SPLICE_COUNTERS: [(&str, &str); 16] = [
     ("stale_copies", "copies for sockets that are closed"),
     ("beyond_edge", "segments of more than the other side takes"),
     ("own_held", "segments of our own sockets that offer no more than the other side takes"),
+    ("own_resets", "resets of our own sockets after the cut, by the number that the peer expects"),
+    ("errors_translated", "ICMP errors about translated segments, passed on to the segment's sender"),
+    ("errors_dropped", "ICMP errors about segments that are not under way: made up, or late"),
+    ("too_long", "segments that are too long for the other side's device: answered as a router does"),
     ("failed", "the kernel failed to do something: TCP sends again"),
 ];

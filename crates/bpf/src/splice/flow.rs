@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-use super::layout::{FIN_SAID, FIN_TAKEN, Face, HELD, SAID, Stage, TOLD, TS_SHIFT};
-use super::table::Splices;
+use super::layout::{CUT, FIN_SAID, FIN_TAKEN, Face, HELD, SAID, Stage, TOLD, TS_SHIFT};
+use super::table::{Splices, boot_ns};
 use super::watched::Watched;
 
 /// A session's flow while its sockets stand. Dropped before it is [let go](Flow::let_go), it is forgotten: its packets are the kernel's again.
@@ -34,9 +35,19 @@ impl Flow {
         face.known.load(Ordering::Acquire) & wanted == wanted && face.device.load(Ordering::Relaxed) != 0
     }
 
+    /// How old the session is already: for those who find the flow later.
+    pub fn set_age(&self, age: Duration) {
+        self.splices.at(self.place).since_ns.store(boot_ns(age), Ordering::Relaxed);
+    }
+
     /// Where the flow stands.
     pub fn stage(&self) -> Stage {
         self.splices.stage(self.place)
+    }
+
+    /// Bytes of both peers' streams that were translated so far.
+    pub fn translated_bytes(&self) -> u64 {
+        self.splices.at(self.place).faces.iter().map(|face| face.bytes.load(Ordering::Relaxed)).sum()
     }
 
     /// From now on no peer is offered more than the other one takes: numbers of the one are by `shifts` higher on the other's connection.
@@ -58,19 +69,44 @@ impl Flow {
         })
     }
 
-    /// From now on each peer's bytes from `cuts` on go to the other, numbered as [`Flow::hold`] was told.
-    pub fn cut(&self, cuts: [u32; 2]) {
-        for (side, cut) in cuts.into_iter().enumerate() {
+    /// Whether what each peer takes can be said to the other one, whose windows are rounded down to its scale.
+    pub fn scales_fit(&self) -> bool {
+        /// So many steps wide each peer's widest window is at least: of a narrower one, too much would be lost, or all.
+        const STEPS: u64 = 4;
+        [0, 1].into_iter().all(|side: usize| {
+            let step = 1 << self.face(side).own_scale.load(Ordering::Relaxed);
+            u64::from(self.face(1 - side).max_window.load(Ordering::Relaxed)) >= STEPS * step
+        })
+    }
+
+    /// From now on each peer's bytes from `cuts` on go to the other, numbered as [`Flow::hold`] was told. `bytes`: of each stream before that.
+    pub fn cut(&self, cuts: [u32; 2], bytes: [u64; 2]) {
+        for (side, (cut, bytes)) in cuts.into_iter().zip(bytes).enumerate() {
             let face = self.face(side);
+            // Bytes ahead of a gap are counted here: they come once more, and are not counted again.
+            let ahead = face.end.load(Ordering::Acquire).wrapping_sub(cut).cast_signed();
+            face.bytes.store(bytes + u64::try_from(ahead).unwrap_or(0), Ordering::Relaxed);
             face.cut.store(cut, Ordering::Relaxed);
             face.kept.store(cut, Ordering::Relaxed);
+            face.known.fetch_or(CUT, Ordering::Relaxed);
         }
         self.splices.at(self.place).stage.store(Stage::Tail as u32, Ordering::Release);
+        for side in 0..2 {
+            let face = self.face(side);
+            raise(&face.cut, face.end.load(Ordering::Acquire));
+        }
     }
 
     /// The socket of this side has its peer's bytes up to `next`.
     pub fn keep(&self, side: usize, next: u32) {
         raise(&self.face(side).kept, next);
+    }
+
+    /// Whether the peer has acknowledged everything up to this number.
+    pub fn has_acknowledged(&self, side: usize, number: u32) -> bool {
+        let face = self.face(side);
+        let said = face.known.load(Ordering::Acquire) & SAID != 0;
+        said && face.una.load(Ordering::Relaxed).wrapping_sub(number).cast_signed() >= 0
     }
 
     /// Up to where the peer's bytes are the socket's.
@@ -114,7 +150,8 @@ impl Flow {
 impl Drop for Flow {
     fn drop(&mut self) {
         if !self.is_let_go {
-            self.splices.forget(self.place);
+            // Its sockets still stand.
+            let _ = self.splices.forget(self.place);
         }
     }
 }

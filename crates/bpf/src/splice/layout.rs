@@ -2,12 +2,13 @@
 //! write at the same time, so each field is an atomic.
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use super::mapped::Shared;
 use crate::layout::{Address, FlowKey};
 
 /// Raised whenever a struct or a map of the splice programs changes its shape.
-pub(super) const SPLICE_LAYOUT: u32 = 1;
+pub(crate) const SPLICE_LAYOUT: u32 = 3;
 
 /// `enum splice_stage`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,11 +51,12 @@ pub(super) const HELD: u32 = 0x10;
 pub(super) const FIN_SAID: u32 = 0x20;
 pub(super) const FIN_TAKEN: u32 = 0x40;
 pub(super) const RESET: u32 = 0x80;
+pub(super) const CUT: u32 = 0x100;
 
 /// `struct face`.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Face {
+pub(crate) struct Face {
     pub(super) key: [AtomicU32; 9],
     pub(super) shift: AtomicU32,
     pub(super) cut: AtomicU32,
@@ -77,7 +79,7 @@ pub(super) struct Face {
     pub(super) has_timestamps: AtomicU8,
     unused: AtomicU8,
     pub(super) known: AtomicU32,
-    unused_too: AtomicU32,
+    pub(super) said_clock: AtomicU32,
     pub(super) asked_ns: AtomicU64,
     pub(super) bytes: AtomicU64,
     pub(super) segments: AtomicU64,
@@ -86,12 +88,16 @@ pub(super) struct Face {
 /// `struct spliced`.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Spliced {
-    pub(super) stage: AtomicU32,
-    unused: AtomicU32,
-    pub(super) since_ns: AtomicU64,
-    pub(super) faces: [Face; 2],
+pub(crate) struct Spliced {
+    pub(crate) stage: AtomicU32,
+    /// Of a session that the kernel has made: its listener's number.
+    pub(crate) listener: AtomicU32,
+    pub(crate) since_ns: AtomicU64,
+    pub(crate) faces: [Face; 2],
 }
+
+// SAFETY: every field is an atomic, so any bytes are valid; the size, 288 (asserted below), is a multiple of 8.
+unsafe impl Shared for Spliced {}
 
 /// Also said in the documentation: what a flow takes beside its two keys.
 pub const FLOW_BYTES: usize = 288;
@@ -132,7 +138,7 @@ impl Face {
         self.has_timestamps.store(has_timestamps.into(), Ordering::Relaxed);
     }
 
-    pub(super) fn key(&self) -> FlowKey {
+    pub(crate) fn key(&self) -> FlowKey {
         let words = self.key.each_ref().map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
         let address = |from: usize| {
             let mut bytes = [0; 16];
@@ -145,7 +151,7 @@ impl Face {
 }
 
 /// The key under which segments from `peer` to our socket at `own` come in.
-pub(super) fn key_of(peer: SocketAddr, own: SocketAddr) -> FlowKey {
+pub(crate) fn key_of(peer: SocketAddr, own: SocketAddr) -> FlowKey {
     let octets = |address: SocketAddr| match address {
         SocketAddr::V4(v4) => Address(v4.ip().to_ipv6_mapped().octets()),
         SocketAddr::V6(v6) => Address(v6.ip().octets()),
@@ -158,9 +164,21 @@ pub(super) fn key_of(peer: SocketAddr, own: SocketAddr) -> FlowKey {
     }
 }
 
-fn words(key: &FlowKey) -> [u32; 9] {
-    let ports = [key.sender_port, key.local_port];
-    let bytes = [key.sender.0.as_slice(), key.local.0.as_slice(), ports.as_flattened()].concat();
-    let (words, _) = bytes.as_chunks::<4>();
-    core::array::from_fn(|place| u32::from_ne_bytes(words[place]))
+/// The peer and our end, as `key_of` takes them.
+pub(crate) fn addresses_of(key: &FlowKey) -> (SocketAddr, SocketAddr) {
+    let at = |address: Address, port| {
+        let ip = IpAddr::from(Ipv6Addr::from(address.0)).to_canonical();
+        SocketAddr::new(ip, u16::from_be_bytes(port))
+    };
+    (at(key.sender, key.sender_port), at(key.local, key.local_port))
+}
+
+pub(super) fn words(key: &FlowKey) -> [u32; 9] {
+    let mut words = [0; 9];
+    let bytes = key.sender.0.iter().chain(&key.local.0).chain(&key.sender_port).chain(&key.local_port);
+    let mut bytes = bytes.copied();
+    for word in &mut words {
+        *word = u32::from_ne_bytes(std::array::from_fn(|_| bytes.next().unwrap_or_default()));
+    }
+    words
 }

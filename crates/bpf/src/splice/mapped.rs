@@ -1,30 +1,47 @@
-//! The table of flows, mapped into this program's memory.
+//! Tables mapped into this program's memory.
 
 use core::ptr::NonNull;
 use std::io;
 use std::os::fd::AsFd;
 
+use aya::maps::MapData;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::layout::Spliced;
+use crate::{AttachError, Place};
+
+/// An entry of a mapped table.
+///
+/// # Safety
+/// It consists of atomics, any bytes are a valid one, and its size is a multiple of 8.
+pub(crate) unsafe trait Shared: Sync {}
 
 /// The mapped table. The programs write it at the same time.
 #[derive(Debug)]
-pub(super) struct Mapped {
-    start: NonNull<Spliced>,
+pub(crate) struct Mapped<T: Shared> {
+    start: NonNull<T>,
     count: usize,
 }
 
-// SAFETY: the memory belongs to no thread: the mapping stays until `Mapped` is dropped, and every field of `Spliced` is an atomic, which any
+// SAFETY: the memory belongs to no thread: the mapping stays until `Mapped` is dropped, and `T` consists of atomics (`Shared`), which any
 // thread, and the kernel's programs, may read and write at any time.
-unsafe impl Send for Mapped {}
+unsafe impl<T: Shared> Send for Mapped<T> {}
 // SAFETY: as above; shared references give access to atomics only.
-unsafe impl Sync for Mapped {}
+unsafe impl<T: Shared> Sync for Mapped<T> {}
 
-impl Mapped {
-    /// Maps a table of `count` flows.
-    pub(super) fn map(table: impl AsFd, count: usize) -> io::Result<Self> {
-        let bytes = count * size_of::<Spliced>();
+impl<T: Shared> Mapped<T> {
+    /// Maps a pinned table.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub(crate) fn open(place: &Place, name: &'static str) -> Result<Self, AttachError> {
+        let table = MapData::from_pin(place.maps().join(name)).map_err(AttachError::map("opening", name))?;
+        let count = table.info().map_err(AttachError::map("reading", name))?.max_entries();
+        Self::map(table.fd(), count as usize).map_err(AttachError::file("mmap", name))
+    }
+
+    /// Maps a table of `count` entries.
+    pub(crate) fn map(table: impl AsFd, count: usize) -> io::Result<Self> {
+        let bytes = count * size_of::<T>();
         // SAFETY: a new mapping at a place that the kernel chooses touches nothing of ours. The kernel refuses more bytes than the table has
         // (array_map_mmap), so every byte of it is backed.
         let start = unsafe {
@@ -34,23 +51,28 @@ impl Mapped {
         Ok(Self { start, count })
     }
 
-    /// The flow at a place of the table.
+    /// How many entries it has.
+    pub(crate) fn count(&self) -> u32 {
+        u32::try_from(self.count).unwrap_or(u32::MAX)
+    }
+
+    /// The entry at a place of the table.
     ///
     /// # Panics
     /// Beyond the table.
-    pub(super) fn at(&self, place: u32) -> &Spliced {
+    pub(crate) fn at(&self, place: u32) -> &T {
         let place = place as usize;
-        assert!(place < self.count, "flow {place} of {}", self.count);
+        assert!(place < self.count, "entry {place} of {}", self.count);
         // SAFETY: `place` is below `count`, so this stands within the mapping, which lasts as long as `self`. It is aligned: the mapping
-        // begins at a page, and entries of the kernel's array follow each other at multiples of 8, the size of `Spliced` being one. Any
-        // bytes are a valid `Spliced`, and all its fields are atomics, so others may write them meanwhile.
+        // begins at a page, and entries of the kernel's array follow each other at multiples of 8, the size of `T` being one. Any bytes are
+        // a valid `T`, which consists of atomics, so others may write them meanwhile (`Shared`).
         unsafe { self.start.add(place).as_ref() }
     }
 }
 
-impl Drop for Mapped {
+impl<T: Shared> Drop for Mapped<T> {
     fn drop(&mut self) {
         // SAFETY: this is the mapping that `map` made, of this length, and no reference into it outlives `self`.
-        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.count * size_of::<Spliced>()) };
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.count * size_of::<T>()) };
     }
 }

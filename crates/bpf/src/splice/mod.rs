@@ -2,16 +2,21 @@
 //! docs/internals/splice.md draws it; crate `splice` hands a session over.
 
 mod attach;
+mod attention;
 mod counters;
 pub mod door;
 mod flow;
+pub(crate) mod keys;
 mod layout;
-mod mapped;
+pub(crate) mod mapped;
 mod table;
 mod watched;
 
+pub use attention::{Attention, Care};
 pub use counters::SPLICE_COUNTERS;
 pub use flow::{Ended, Flow};
 pub use layout::{FLOW_BYTES, Stage};
+pub(crate) use layout::{SPLICE_LAYOUT, Spliced, addresses_of, key_of};
+pub(crate) use table::boot_ns;
 pub use table::{ArmError, Side, Splices, Swept};
-pub use watched::{Unattended, Watched};
+pub use watched::{Forgotten, Question, Unattended, Watched};

@@ -1,7 +1,6 @@
 //! The tables of spliced flows, and which of their places are free.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -10,20 +9,25 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray, SkStorage};
+use aya::maps::{Map, MapData, MapError, PerCpuArray, SkStorage};
+use rustix::time::{ClockId, clock_gettime};
 
-use super::attach::{Attached, attach};
+use super::attach::{Locks, attach};
+use super::attention::{Attention, Care};
 use super::flow::Flow;
-use super::layout::{Spliced, Stage, key_of};
+use super::keys::{Keys, NotEntered};
+use super::layout::{SPLICE_LAYOUT, Spliced, Stage, key_of};
 use super::mapped::Mapped;
+use super::watched::{Forgotten, Question, Unattended, Watched, connections, question};
 use crate::layout::FlowKey;
-use crate::{AttachError, Device, SPLICE_COUNTERS};
+use crate::{AttachError, Device, Place, SPLICE_COUNTERS, full};
 
 /// A place is used again only so long after: no program that still runs knows it then.
 const REST: Duration = Duration::from_secs(1);
 
-/// A flow whose peers have both vanished never ends by itself.
-const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
+/// While fewer places than this share of all are free for new sessions, ended flows go so much sooner.
+const SHORT_OF: usize = 8;
+const SOONER: u32 = 10;
 
 /// One connection of a session.
 #[derive(Debug, Clone, Copy)]
@@ -51,6 +55,9 @@ pub enum ArmError {
     /// A flow of the same addresses still ends.
     #[error("another flow has these addresses")]
     AddressesInUse,
+    /// The session's peer is another session's socket on this host.
+    #[error("its peer is another spliced session of this host")]
+    Chained,
     /// The kernel.
     #[error("table {map} can't be written")]
     Table {
@@ -72,20 +79,41 @@ pub struct Swept {
 
 /// The spliced flows of a network namespace.
 pub struct Splices {
-    flows: Mapped,
-    keys: Mutex<HashMap<MapData, FlowKey, u32>>,
+    flows: Mapped<Spliced>,
+    keys: Keys,
     sockets: Mutex<SkStorage<MapData, u32>>,
     counters: PerCpuArray<MapData, u64>,
     free: Mutex<VecDeque<(u32, Option<Instant>)>>,
     let_go: Mutex<Vec<LetGo>>,
-    _lock: File,
+    /// Flows that were forgotten though their peers may live: see [`Splices::unattended`].
+    unattended: Mutex<Vec<(u32, [Unattended; 2])>>,
+    /// See [`Splices::adopted`].
+    adopted: Mutex<Vec<u32>>,
+    /// See [`Splices::questions`].
+    questions: Mutex<Vec<Question>>,
+    locks: Locks,
+    role: Mutex<Role>,
+}
+
+/// What this process may do with the tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// It begins flows, gives their places back, and keeps others from that.
+    Owner,
+    /// It [visits](Splices::visit) them, or has [released](Splices::release) them.
+    Guest,
+    /// It owns them as soon as the process has released them that it takes the place of.
+    Heir,
 }
 
 /// A flow without sockets, as the last sweep saw it.
 struct LetGo {
     place: u32,
-    segments: u64,
+    segments: [u64; 2],
     quiet_since: Instant,
+    /// It has ended, and waits until it has been quiet for long enough.
+    is_ending: bool,
+    attention: Attention,
 }
 
 impl Splices {
@@ -94,44 +122,151 @@ impl Splices {
     /// # Errors
     /// If the kernel refuses a step; if another process uses the tables.
     pub fn attach(pins: &Path, devices: &[Device], flows: NonZeroU32) -> Result<Arc<Self>, AttachError> {
-        let Attached { place, lock } = attach(pins, devices, flows)?;
+        let (place, locks, _) = attach(pins, devices, flows, false)?;
+        let splices = Self::open(&place, locks, Role::Owner)?;
+        splices.adopt();
+        Ok(Arc::new(splices))
+    }
+
+    /// Likewise, of a process that another one hands over to. It owns the tables once that one has [released](Splices::release) them: see
+    /// [`Splices::inherit`].
+    ///
+    /// # Errors
+    /// If the kernel refuses a step.
+    pub fn attach_as_heir(
+        pins: &Path,
+        devices: &[Device],
+        flows: NonZeroU32,
+    ) -> Result<Arc<Self>, AttachError> {
+        let (place, locks, is_owner) = attach(pins, devices, flows, true)?;
+        // The other process may not splice.
+        let splices = Self::open(&place, locks, if is_owner { Role::Owner } else { Role::Heir })?;
+        if is_owner {
+            splices.adopt();
+        }
+        Ok(Arc::new(splices))
+    }
+
+    /// An heir becomes the owner if it can by now.
+    pub fn inherit(&self) {
+        let mut role = lock(&self.role);
+        if *role == Role::Heir && self.locks.own() {
+            // The owner before may have been killed before it had a secret. Failing: no key can be entered, and sessions stay.
+            let _ = self.keys.begin();
+            *role = Role::Owner;
+            drop(role);
+            self.adopt();
+        }
+    }
+
+    /// Another process may own the tables from now on. Flows that are not let go yet stay this one's.
+    pub fn release(&self) {
+        lock(&self.free).clear();
+        *lock(&self.role) = Role::Guest;
+        self.locks.hand_over();
+    }
+
+    /// The tables that an earlier process has left at `pins`, or that another one has, if there are any. A guest begins no flow: it asks for
+    /// [addresses](Splices::are_in_use), and removes the keys of flows that end.
+    ///
+    /// # Errors
+    /// They can't be opened.
+    pub fn visit(pins: &Path) -> Result<Option<Arc<Self>>, AttachError> {
+        let place = Place::of_layout(pins, SPLICE_LAYOUT)?;
+        let directory = place.path();
+        if !directory.exists() {
+            return Ok(None);
+        }
+        let splices = Self::open(&place, Locks::open(&place)?, Role::Guest)?;
+        if splices.locks.own() {
+            // They would accept connections for the next process's listeners.
+            full::leave(&place)?;
+            splices.adopt();
+            // From now on another process may have the tables, and their free places.
+            lock(&splices.free).clear();
+            splices.locks.disown();
+        }
+        Ok(Some(Arc::new(splices)))
+    }
+
+    /// Whether it begins no flows: it only [visits](Splices::visit), or another process has the tables.
+    pub fn is_guest(&self) -> bool {
+        *lock(&self.role) != Role::Owner
+    }
+
+    fn open(place: &Place, locks: Locks, role: Role) -> Result<Self, AttachError> {
         let open = |name: &'static str| {
             MapData::from_pin(place.maps().join(name)).map_err(AttachError::map("opening", name))
         };
-        let table = open("ts_flows")?;
-        let count = table.info().map_err(AttachError::map("reading", "ts_flows"))?.max_entries();
-        let fd = table.fd();
-        let flows = Mapped::map(fd, count as usize).map_err(AttachError::file("mmap", "ts_flows"))?;
-        let keys =
-            Map::HashMap(open("ts_keys")?).try_into().map_err(AttachError::map("opening", "ts_keys"))?;
+        let flows = Mapped::open(place, "ts_flows")?;
+        let keys = Keys::open(place)?;
+        if role == Role::Owner {
+            keys.begin()?;
+        }
         let sockets = Map::SkStorage(open("ts_sockets")?)
             .try_into()
             .map_err(AttachError::map("opening", "ts_sockets"))?;
         let counters = Map::PerCpuArray(open("ts_counters")?)
             .try_into()
             .map_err(AttachError::map("opening", "ts_counters"))?;
-        let splices = Self {
+        Ok(Self {
             flows,
-            keys: Mutex::new(keys),
+            keys,
             sockets: Mutex::new(sockets),
             counters,
             free: Mutex::default(),
             let_go: Mutex::default(),
-            _lock: lock,
-        };
-        splices.adopt(count);
-        Ok(Arc::new(splices))
+            unattended: Mutex::default(),
+            adopted: Mutex::default(),
+            questions: Mutex::default(),
+            locks,
+            role: Mutex::new(role),
+        })
     }
 
-    /// Flows of a process that has ended: those it had let go go on; of others the sockets are gone.
-    fn adopt(&self, count: u32) {
-        for place in 0..count {
+    /// Flows of another process: those it had let go go on. Of others the sockets are gone, and their peers may wait, unless it still lives.
+    fn adopt(&self) {
+        let has_elder = self.locks.have_elder();
+        // Whatever it was about to begin has begun by then.
+        let since = has_elder.then(Instant::now);
+        for place in 0..self.flows.count() {
             match self.stage(place) {
-                Stage::Free => lock(&self.free).push_back((place, None)),
-                Stage::Armed | Stage::Tail => self.forget(place),
-                Stage::Spliced | Stage::Closing | Stage::Dead | Stage::Gone => self.let_go(place),
+                Stage::Free => lock(&self.free).push_back((place, since)),
+                Stage::Armed | Stage::Tail if has_elder => self.let_go(place),
+                Stage::Armed => _ = self.forget(place),
+                Stage::Tail => self.forget_unattended(place),
+                Stage::Spliced => lock(&self.adopted).push(place),
+                Stage::Closing | Stage::Dead | Stage::Gone => self.let_go(place),
             }
         }
+    }
+
+    /// Flows of another process that were adopted since this was asked last, and go on.
+    pub fn adopted(self: &Arc<Self>) -> Vec<Watched> {
+        let places = std::mem::take(&mut *lock(&self.adopted));
+        places.into_iter().map(|place| Watched::new(Arc::clone(self), place)).collect()
+    }
+
+    /// Whether a connection from `own` to `peer` is a spliced one. What is left of one that has ended gives its addresses free, as for the
+    /// SYN of a new connection that comes in.
+    pub fn are_in_use(&self, peer: SocketAddr, own: SocketAddr) -> bool {
+        let found = self.keys.find(&key_of(peer, own), |bits| self.key_at(bits));
+        found.is_some_and(|bits| self.make_room(bits >> 1))
+    }
+
+    /// Whether the flow goes on. Otherwise its keys are removed; its place stays with those who watch it.
+    fn make_room(&self, place: u32) -> bool {
+        let stage = &self.at(place).stage;
+        let ended = [Stage::Closing, Stage::Dead].map(|stage| stage as u32);
+        let now = stage.load(Ordering::Acquire);
+        if !ended.contains(&now) {
+            return [Stage::Armed, Stage::Tail, Stage::Spliced].contains(&Stage::of(now));
+        }
+        if stage.compare_exchange(now, Stage::Gone as u32, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return true;
+        }
+        self.remove_keys(place);
+        false
     }
 
     /// Begins a flow of the session whose downstream and upstream connections these are.
@@ -139,12 +274,14 @@ impl Splices {
     /// # Errors
     /// See [`ArmError`]. Then nothing was begun.
     pub fn arm(self: &Arc<Self>, sides: [Side<'_>; 2]) -> Result<Flow, ArmError> {
+        // A guest has no free place.
         let place = self.take_place().ok_or(ArmError::Full)?;
         let keys = sides.map(|side| key_of(side.peer, side.own));
         let flow = self.at(place);
         for ((face, side), key) in flow.faces.iter().zip(&sides).zip(&keys) {
             face.begin(key, side.peer_scale, side.own_scale, side.has_timestamps);
         }
+        flow.since_ns.store(boot_ns(Duration::ZERO), Ordering::Relaxed);
         flow.stage.store(Stage::Armed as u32, Ordering::Release);
         match self.insert(place, &sides, &keys) {
             Ok(()) => Ok(Flow::new(Arc::clone(self), place)),
@@ -157,52 +294,116 @@ impl Splices {
     }
 
     fn insert(&self, place: u32, sides: &[Side<'_>; 2], keys: &[FlowKey; 2]) -> Result<(), ArmError> {
-        const NO_EXIST: u64 = 1;
         let value = |side: usize| place << 1 | u32::from(side == 1);
-        let mut table = lock(&self.keys);
-        table.insert(keys[0], value(0), NO_EXIST).map_err(in_use)?;
-        let second = table.insert(keys[1], value(1), NO_EXIST).map_err(in_use);
+        let key_at = |bits| self.key_at(bits);
+        self.keys.enter(&keys[0], value(0), key_at)?;
+        if let Err(failed) = self.keys.enter(&keys[1], value(1), key_at) {
+            self.keys.remove(&keys[0], value(0));
+            return Err(failed.into());
+        }
+        // The peer is another session of this host. splice_in would translate from loopback to loopback, and that does not come in again: the
+        // other session would never see it. Look only after both keys stand: of two sessions that begin at once, at least one sees the other.
+        if keys.iter().any(|key| self.keys.find(&turned(key), key_at).is_some()) {
+            self.remove_keys(place);
+            return Err(ArmError::Chained);
+        }
         let mut sockets = lock(&self.sockets);
-        let known = second.and_then(|()| {
-            (0..2).try_for_each(|side| {
-                let told = sockets.insert(&sides[side].socket.as_raw_fd(), value(side), 0);
-                told.map_err(|error| ArmError::Table { map: "ts_sockets", source: Box::new(error) })
-            })
-        });
-        if let Err(error) = known {
-            // What is not there need not go. The second key may be another flow's.
-            let _ = table.remove(&keys[0]);
-            if !matches!(error, ArmError::AddressesInUse) {
-                let _ = table.remove(&keys[1]);
+        for (side, Side { socket, .. }) in sides.iter().enumerate() {
+            if let Err(error) = sockets.insert(&socket.as_raw_fd(), value(side), 0) {
+                self.remove_keys(place);
+                return Err(ArmError::Table { map: "ts_sockets", source: Box::new(error) });
             }
-            return Err(error);
         }
         Ok(())
     }
 
-    /// Looks at the flows that were let go: those that have ended, and have been quiet for so long, make room.
+    /// Of a connection, by the bits where its key leads.
+    fn key_at(&self, bits: u32) -> FlowKey {
+        self.at(bits >> 1).faces[bits as usize & 1].key()
+    }
+
+    /// Whether few places are free.
+    pub fn is_short_of_places(&self) -> bool {
+        lock(&self.free).len() < self.flows.count() as usize / SHORT_OF && !self.is_guest()
+    }
+
+    /// Looks at the flows that were let go: those that have ended, and have been quiet for so long, make room. While places are
+    /// short, sooner: then a peer whose last acknowledgement was lost may be told by a reset that all is over.
     pub fn sweep(&self, now: Instant, linger: Duration) -> Swept {
+        let linger = if self.is_short_of_places() { linger / SOONER } else { linger };
         let mut let_go = lock(&self.let_go);
         let before = let_go.len();
+        let is_unfinished = |entry: &LetGo| matches!(self.stage(entry.place), Stage::Armed | Stage::Tail);
+        // Those of a process that has handed over, and has been killed since.
+        let are_orphans = let_go.iter().any(is_unfinished) && !self.locks.have_elder();
         let_go.retain_mut(|entry| {
+            // Most wait: their flows, which are in no cache, are not read each time.
+            if entry.is_ending && now.saturating_duration_since(entry.quiet_since) < linger {
+                return true;
+            }
             let flow = self.at(entry.place);
-            let segments = flow.faces.iter().map(|face| face.segments.load(Ordering::Relaxed)).sum();
+            let segments = flow.faces.each_ref().map(|face| face.segments.load(Ordering::Relaxed));
             if segments != entry.segments {
                 (entry.segments, entry.quiet_since) = (segments, now);
             }
             let is_quiet = now.saturating_duration_since(entry.quiet_since) >= linger;
-            match self.stage(entry.place) {
-                Stage::Closing | Stage::Dead if is_quiet => self.forget(entry.place),
-                Stage::Spliced if now.saturating_duration_since(entry.quiet_since) >= ABANDONED => {
-                    self.forget(entry.place);
-                }
+            let stage = self.stage(entry.place);
+            entry.is_ending = matches!(stage, Stage::Closing | Stage::Dead);
+            let is_over = match stage {
+                Stage::Closing | Stage::Dead => is_quiet,
+                Stage::Spliced => match entry.attention.look(segments, now) {
+                    Care::Nothing => false,
+                    Care::Ask(side) => {
+                        lock(&self.questions).push(question(self, entry.place, side));
+                        false
+                    }
+                    Care::Gone(_) => true,
+                },
                 // Its keys are removed, and may be another flow's by now.
-                Stage::Gone => self.put_back(entry.place),
-                _ => return true,
+                Stage::Gone | Stage::Free => true,
+                Stage::Armed | Stage::Tail => are_orphans,
+            };
+            if !is_over {
+                return true;
             }
+            self.end(entry.place);
             false
         });
         Swept { open: let_go.len(), ended: before - let_go.len() }
+    }
+
+    /// A flow that was let go is over.
+    fn end(&self, place: u32) {
+        match self.stage(place) {
+            // The place is the owner's to give back.
+            Stage::Closing | Stage::Dead if self.is_guest() => _ = self.make_room(place),
+            _ if self.is_guest() => {}
+            Stage::Gone | Stage::Free => self.put_back(place),
+            Stage::Spliced | Stage::Tail => self.forget_unattended(place),
+            Stage::Armed | Stage::Closing | Stage::Dead => _ = self.forget(place),
+        }
+    }
+
+    /// Flows that were forgotten since this was asked last, though their peers may still wait: they are to be reset.
+    pub fn unattended(self: &Arc<Self>) -> Vec<Forgotten> {
+        let places = std::mem::take(&mut *lock(&self.unattended));
+        places.into_iter().map(|(place, last)| Forgotten::new(Arc::clone(self), place, Some(last))).collect()
+    }
+
+    /// Whether flows that nobody watches go on.
+    pub fn has_unwatched(&self) -> bool {
+        !lock(&self.let_go).is_empty()
+    }
+
+    /// What silent peers of flows that nobody watches are to be asked.
+    pub fn questions(&self) -> Vec<Question> {
+        std::mem::take(&mut *lock(&self.questions))
+    }
+
+    /// This socket asks a peer: by the route that it takes, the flow's segments go from now on (`face->device`).
+    pub fn speaks(&self, question: &Question, socket: BorrowedFd<'_>) {
+        // Unknown: they go on by the device that they have taken so far.
+        let _ = lock(&self.sockets).insert(&socket.as_raw_fd(), question.place, 0);
     }
 
     /// The flows that were let go and go on, for tests.
@@ -222,28 +423,48 @@ impl Splices {
         all.collect::<Result<_, _>>().map_err(AttachError::map("reading", "ts_counters"))
     }
 
-    pub(super) fn at(&self, place: u32) -> &Spliced {
+    pub(crate) fn at(&self, place: u32) -> &Spliced {
         self.flows.at(place)
     }
 
-    pub(super) fn stage(&self, place: u32) -> Stage {
+    pub(crate) fn stage(&self, place: u32) -> Stage {
         Stage::of(self.at(place).stage.load(Ordering::Acquire))
     }
 
-    /// Removes the keys, then the flow: from then on its packets are the kernel's.
-    pub(super) fn forget(&self, place: u32) {
-        let mut keys = lock(&self.keys);
-        for face in &self.at(place).faces {
-            // Gone already: as it should be.
-            let _ = keys.remove(&face.key());
+    /// Removes the keys, then the flow: from then on its packets are the kernel's. What was last known of its connections, unless a new one
+    /// has made room for itself: then the keys are that one's.
+    pub(super) fn forget(&self, place: u32) -> Option<[Unattended; 2]> {
+        let was = self.at(place).stage.swap(Stage::Gone as u32, Ordering::AcqRel);
+        let last = (was != Stage::Gone as u32).then(|| connections(self, place));
+        if last.is_some() {
+            self.remove_keys(place);
         }
-        drop(keys);
         self.put_back(place);
+        last
+    }
+
+    fn forget_unattended(&self, place: u32) {
+        let last = self.forget(place);
+        lock(&self.unattended).extend(last.map(|last| (place, last)));
+    }
+
+    fn remove_keys(&self, place: u32) {
+        for (side, face) in (0_u32..).zip(&self.at(place).faces) {
+            self.keys.remove(&face.key(), place << 1 | side);
+        }
     }
 
     /// The flow's sockets are closed; it is swept from now on.
     pub(super) fn let_go(&self, place: u32) {
-        lock(&self.let_go).push(LetGo { place, segments: 0, quiet_since: Instant::now() });
+        let now = Instant::now();
+        let attention = Attention::new(now);
+        lock(&self.let_go).push(LetGo {
+            place,
+            segments: [0, 0],
+            quiet_since: now,
+            is_ending: false,
+            attention,
+        });
     }
 
     fn put_back(&self, place: u32) {
@@ -251,7 +472,18 @@ impl Splices {
         self.give_back(place);
     }
 
-    fn take_place(&self) -> Option<u32> {
+    pub(crate) fn take_place(&self) -> Option<u32> {
+        loop {
+            let place = self.take_rested()?;
+            if self.stage(place) == Stage::Free {
+                return Some(place);
+            }
+            // A process that has handed over was about to use it.
+            self.let_go(place);
+        }
+    }
+
+    fn take_rested(&self) -> Option<u32> {
         let mut free = lock(&self.free);
         let (_, since) = free.front()?;
         if since.is_some_and(|since| since.elapsed() < REST) {
@@ -260,18 +492,37 @@ impl Splices {
         free.pop_front().map(|(place, _)| place)
     }
 
-    fn give_back(&self, place: u32) {
+    pub(crate) fn give_back(&self, place: u32) {
         lock(&self.free).push_back((place, Some(Instant::now())));
     }
 }
 
-fn in_use(error: MapError) -> ArmError {
-    const EEXIST: i32 = 17;
-    match &error {
-        MapError::SyscallError(failed) if failed.io_error.raw_os_error() == Some(EEXIST) => {
-            ArmError::AddressesInUse
+/// The key of the connection's other end.
+fn turned(key: &FlowKey) -> FlowKey {
+    FlowKey { sender: key.local, local: key.sender, sender_port: key.local_port, local_port: key.sender_port }
+}
+
+/// The moment `age` ago, in nanoseconds since boot.
+pub(crate) fn boot_ns(age: Duration) -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    let now = Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or_default());
+    u64::try_from(now.saturating_sub(age).as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// How long ago that was. 0: nobody has noted it.
+pub(super) fn age_of(boot_moment: u64) -> Duration {
+    if boot_moment == 0 {
+        return Duration::ZERO;
+    }
+    Duration::from_nanos(boot_ns(Duration::ZERO).saturating_sub(boot_moment))
+}
+
+impl From<NotEntered> for ArmError {
+    fn from(why: NotEntered) -> Self {
+        match why {
+            NotEntered::Taken => Self::AddressesInUse,
+            NotEntered::NoRoom => Self::Full,
         }
-        _ => ArmError::Table { map: "ts_keys", source: Box::new(error) },
     }
 }
 

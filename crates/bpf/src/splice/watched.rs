@@ -3,9 +3,10 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use super::layout::{RESET, Stage};
-use super::table::Splices;
+use super::layout::{FIN_SAID, RESET, Stage};
+use super::table::{Splices, age_of};
 use crate::layout::Address;
 
 /// A flow without sockets. Dropped, it goes on: the flow belongs to the machine, and is swept when it has ended.
@@ -15,6 +16,14 @@ pub struct Watched {
     is_forgotten: bool,
 }
 
+/// A flow that has been forgotten.
+pub struct Forgotten {
+    splices: Arc<Splices>,
+    place: u32,
+    /// What was known then.
+    last: Option<[Unattended; 2]>,
+}
+
 /// A connection of a flow, as a reset needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unattended {
@@ -22,12 +31,76 @@ pub struct Unattended {
     pub own: SocketAddr,
     /// The peer.
     pub peer: SocketAddr,
-    /// The number that the peer expects, as far as it has said.
-    pub expected: u32,
+    /// The number that the peer expects: as far as it has said, and if all has come to it that was sent.
+    pub expected: [u32; 2],
+}
+
+/// A connection of a flow, as a keepalive needs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Question {
+    /// Our end.
+    pub own: SocketAddr,
+    /// The peer.
+    pub peer: SocketAddr,
+    /// The number that the peer expects, and the one that is expected of it.
+    pub numbers: [u32; 2],
+    /// The newest timestamp that it was told.
+    pub timestamp: Option<u32>,
+    /// The flow and its side, as the tables have it.
+    pub(super) place: u32,
+}
+
+impl Forgotten {
+    pub(super) fn new(splices: Arc<Splices>, place: u32, last: Option<[Unattended; 2]>) -> Self {
+        Self { splices, place, last }
+    }
+
+    /// Its connections, unless a new one has their addresses. A program that was under way when the flow was forgotten may still raise their
+    /// numbers, until another flow has the place.
+    #[must_use]
+    pub fn connections(&self) -> Option<[Unattended; 2]> {
+        let last = self.last?;
+        let is_free = || self.splices.stage(self.place) == Stage::Free;
+        let now = is_free().then(|| connections(&self.splices, self.place));
+        let has_addresses = |now: &[Unattended; 2]| {
+            now.iter().zip(&last).all(|(now, last)| (now.own, now.peer) == (last.own, last.peer))
+        };
+        Some(now.filter(has_addresses).filter(|_| is_free()).unwrap_or(last))
+    }
+}
+
+pub(super) fn question(splices: &Splices, place: u32, side: usize) -> Question {
+    let face = &splices.at(place).faces[side];
+    let Unattended { own, peer, expected: [una, _] } = connections(splices, place)[side];
+    let has_timestamps = face.has_timestamps.load(Ordering::Relaxed) != 0;
+    Question {
+        own,
+        peer,
+        numbers: [una, face.ack.load(Ordering::Relaxed)],
+        timestamp: has_timestamps.then(|| face.tsval.load(Ordering::Relaxed)),
+        place: place << 1 | u32::from(side == 1),
+    }
+}
+
+pub(super) fn connections(splices: &Splices, place: u32) -> [Unattended; 2] {
+    splices.at(place).faces.each_ref().map(|face| {
+        let key = face.key();
+        Unattended {
+            own: SocketAddr::new(ip(key.local), u16::from_be_bytes(key.local_port)),
+            peer: SocketAddr::new(ip(key.sender), u16::from_be_bytes(key.sender_port)),
+            expected: [&face.una, &face.nxt].map(|number| number.load(Ordering::Relaxed)),
+        }
+    })
+}
+
+impl std::fmt::Debug for Forgotten {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Forgotten").field("place", &self.place).finish_non_exhaustive()
+    }
 }
 
 impl Watched {
-    pub(super) fn new(splices: Arc<Splices>, place: u32) -> Self {
+    pub(crate) fn new(splices: Arc<Splices>, place: u32) -> Self {
         Self { splices, place, is_forgotten: false }
     }
 
@@ -37,16 +110,38 @@ impl Watched {
         self.splices.stage(self.place)
     }
 
-    /// Translated bytes of each peer's stream.
+    /// Bytes of each peer's stream, whoever has carried them.
     #[must_use]
     pub fn bytes(&self) -> [u64; 2] {
-        self.splices.at(self.place).faces.each_ref().map(|face| face.bytes.load(Ordering::Relaxed))
+        self.splices.at(self.place).faces.each_ref().map(|face| {
+            let [cut, kept, fin] = [&face.cut, &face.kept, &face.fin].map(|one| one.load(Ordering::Relaxed));
+            let ended = face.known.load(Ordering::Acquire) & FIN_SAID != 0 && fin == kept;
+            face.bytes.load(Ordering::Relaxed) + slipped(cut, kept, ended)
+        })
     }
 
-    /// Translated segments of both peers together.
+    /// Its connections: downstream, upstream.
     #[must_use]
-    pub fn segments(&self) -> u64 {
-        self.splices.at(self.place).faces.iter().map(|face| face.segments.load(Ordering::Relaxed)).sum()
+    pub fn connections(&self) -> [Unattended; 2] {
+        connections(&self.splices, self.place)
+    }
+
+    /// How long ago the session began.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        age_of(self.splices.at(self.place).since_ns.load(Ordering::Relaxed))
+    }
+
+    /// Translated segments of each peer.
+    #[must_use]
+    pub fn segments(&self) -> [u64; 2] {
+        self.splices.at(self.place).faces.each_ref().map(|face| face.segments.load(Ordering::Relaxed))
+    }
+
+    /// What the peer of this side is asked.
+    #[must_use]
+    pub fn question(&self, side: usize) -> Question {
+        question(&self.splices, self.place, side)
     }
 
     /// The side whose peer has reset the connection, if one has.
@@ -56,20 +151,12 @@ impl Watched {
         faces.iter().position(|face| face.known.load(Ordering::Acquire) & RESET != 0)
     }
 
-    /// Ends the flow: its segments are the kernel's from now on, which answers them by resets. Returns its connections.
+    /// Ends the flow: its segments are the kernel's from now on. That answers only those to its own addresses by resets.
     #[must_use]
-    pub fn forget(mut self) -> [Unattended; 2] {
+    pub fn forget(mut self) -> Forgotten {
         self.is_forgotten = true;
-        let connections = self.splices.at(self.place).faces.each_ref().map(|face| {
-            let key = face.key();
-            Unattended {
-                own: SocketAddr::new(ip(key.local), u16::from_be_bytes(key.local_port)),
-                peer: SocketAddr::new(ip(key.sender), u16::from_be_bytes(key.sender_port)),
-                expected: face.una.load(Ordering::Relaxed),
-            }
-        });
-        self.splices.forget(self.place);
-        connections
+        let last = self.splices.forget(self.place);
+        Forgotten::new(Arc::clone(&self.splices), self.place, last)
     }
 }
 
@@ -83,10 +170,30 @@ impl Drop for Watched {
 
 impl std::fmt::Debug for Watched {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Watched").field("place", &self.place).finish_non_exhaustive()
+        let flow = self.splices.at(self.place);
+        f.debug_struct("Watched").field("place", &self.place).field("flow", flow).finish_non_exhaustive()
     }
+}
+
+/// Bytes that came to a socket after the cut. An end counts in sequence numbers only. What the socket had ahead of a gap at the cut, where `cut`
+/// is then, comes once more, translated.
+fn slipped(cut: u32, kept: u32, ended: bool) -> u64 {
+    let numbers = i64::from(kept.wrapping_sub(cut).cast_signed()) - i64::from(ended);
+    u64::try_from(numbers).unwrap_or(0)
 }
 
 fn ip(address: Address) -> IpAddr {
     IpAddr::from(Ipv6Addr::from(address.0)).to_canonical()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_socket_had_ahead_of_a_gap_is_not_counted_as_slipped() {
+        assert_eq!(slipped(1000, 1500, false), 500);
+        assert_eq!(slipped(u32::MAX, 499, true), 499);
+        assert_eq!(slipped(3000, 1000, false), 0);
+    }
 }

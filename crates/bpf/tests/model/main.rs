@@ -2,7 +2,7 @@
 //! any answers of a kernel. After each step both must agree on the packet, to the last byte; on its damage; on
 //! the tables; and on the counters.
 //!
-//! `MODEL_SEGMENTS=N` runs this many segments, `MODEL_SEED=N` only one history. A failing history is printed
+//! `MODEL_SEGMENTS=N` runs this many segments, `MODEL_FROM=N` begins with another history, `MODEL_SEED=N` runs only one. A failing history is printed
 //! without the steps that it doesn't need.
 
 mod expect;
@@ -48,8 +48,9 @@ fn main() -> ExitCode {
 
 fn agree(bed: &Bed, is_optional: bool, count: u64) -> Result<()> {
     let mut stand = Stand::make(bed, is_optional)?;
-    let only = std::env::var("MODEL_SEED").ok().and_then(|seed| seed.parse().ok());
-    let mut seed = only.unwrap_or(u64::from(is_optional) << 40);
+    let number = |name| std::env::var(name).ok().and_then(|number| number.parse::<u64>().ok());
+    let only = number("MODEL_SEED");
+    let mut seed = only.unwrap_or(number("MODEL_FROM").unwrap_or(0) | u64::from(is_optional) << 40);
     let mut segments = 0;
     let mut seen = std::collections::BTreeMap::new();
     while segments < count {

@@ -4,11 +4,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use truepeer_bpf::Stage;
-use truepeer_bpf::splice::door::FaceState;
+use truepeer_bpf::splice::door::{FaceState, Outcome};
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::packets::{ACK, FIN, PSH, Packet, RST, SYN, Segment};
 
-use crate::model::{Model, SAID, TOLD, TS_SHIFT};
+use crate::model::{Fate, LOOPBACK, Model, RESET, SAID, TOLD, TS_SHIFT};
+
+const PASS: i32 = -1;
+const DROP: i32 = 2;
+const REDIRECT: i32 = 7;
 
 type Tuples = [(SocketAddr, SocketAddr); 2];
 
@@ -24,13 +28,19 @@ const fn v6(last: u16, port: u16) -> SocketAddr {
 pub(crate) const TUPLES4: Tuples = [(v4(1, 5001), v4(2, 443)), (v4(12, 80), v4(11, 6001))];
 pub(crate) const TUPLES6: Tuples = [(v6(1, 5001), v6(2, 443)), (v6(12, 80), v6(11, 6001))];
 
-const LINK_HEADER: usize = 14;
+/// A device that the test makes, with this address.
+pub(crate) const DEVICE: u32 = 3;
+pub(crate) const LINK_ADDRESS: [u8; 6] = [2, 0, 0, 0, 0, 3];
+
+pub(crate) const LINK_HEADER: usize = 14;
 
 #[derive(Debug)]
 pub(crate) struct Case {
     pub(crate) stage: Stage,
     pub(crate) faces: [FaceState; 2],
     pub(crate) side: usize,
+    /// By which it comes in: nearly always by the one by which the peer is reached.
+    pub(crate) device: u32,
     pub(crate) is_ipv6: bool,
     pub(crate) is_copy: bool,
     pub(crate) segment: Segment,
@@ -42,7 +52,7 @@ impl Case {
     pub(crate) fn make(chance: &mut Chance) -> Case {
         let is_ipv6 = chance.below(2) == 1;
         let side = chance.below(2);
-        let faces = [face(chance), face(chance)];
+        let mut faces = [face(chance), face(chance)];
         let stages = [
             Stage::Armed,
             Stage::Tail,
@@ -54,7 +64,7 @@ impl Case {
         ];
         let stage = chance.one_of(&stages);
         let (peer, own) = if is_ipv6 { TUPLES6[side] } else { TUPLES4[side] };
-        let face = &faces[side];
+        let face = faces[side];
         let flags =
             chance.one_of(&[ACK, ACK, ACK | PSH, ACK | PSH, ACK | FIN, RST, RST | ACK, SYN, SYN | ACK, 0]);
         let len = chance.one_of(&[0, 0, 1, 7, 100, 1000]);
@@ -74,15 +84,31 @@ impl Case {
         let segment = Segment { seq, ack, flags, window, options, payload, ..Segment::new(peer, own) };
         let is_copy = chance.below(8) == 0;
         let damage = (!is_copy && chance.below(6) == 0).then(|| chance.below(1 << 16));
-        Case { stage, faces, side, is_ipv6, is_copy, segment, damage }
+        let other_device = LOOPBACK + DEVICE - faces[side].device;
+        let device = if chance.below(16) == 0 { other_device } else { faces[side].device };
+        if stage == Stage::Dead {
+            faces[chance.below(2)].known |= RESET;
+        }
+        Case { stage, faces, side, device, is_ipv6, is_copy, segment, damage }
+    }
+
+    pub(crate) fn tuples(&self) -> Tuples {
+        if self.is_ipv6 { TUPLES6 } else { TUPLES4 }
     }
 
     pub(crate) fn tuple(&self) -> (SocketAddr, SocketAddr) {
-        if self.is_ipv6 { TUPLES6[self.side] } else { TUPLES4[self.side] }
+        self.tuples()[self.side]
     }
 
     pub(crate) fn model(&self) -> Model {
-        Model { stage: self.stage, faces: self.faces, side: self.side, is_ipv6: self.is_ipv6 }
+        Model {
+            stage: self.stage,
+            faces: self.faces,
+            side: self.side,
+            device: self.device,
+            tuples: self.tuples(),
+            milliseconds: None,
+        }
     }
 
     pub(crate) fn is_intact(&self) -> bool {
@@ -91,8 +117,7 @@ impl Case {
 
     pub(crate) fn frame(&self) -> Vec<u8> {
         let packet = self.segment.packet();
-        let kind: [u8; 2] = if self.is_ipv6 { [0x86, 0xdd] } else { [0x08, 0x00] };
-        let mut frame = [[0; 12].as_slice(), &kind, packet.bytes()].concat();
+        let mut frame = frame_by(self.device, &packet);
         if let Some(place) = self.damage {
             // The payload, or the sum where there is none: everything else is judged, too.
             let tcp = LINK_HEADER + packet.payload_at();
@@ -103,8 +128,43 @@ impl Case {
         frame
     }
 
+    /// Whether the program did this with the frame.
+    pub(crate) fn had(&self, fate: &Fate, frame: &[u8], outcome: &Outcome) -> Result<()> {
+        let verdict = outcome.verdict;
+        match fate {
+            Fate::Passes(_) | Fate::MadeRoom => {
+                ensure!(verdict == PASS && outcome.frame == frame, "{verdict}, {:?}", outcome.frame);
+            }
+            Fate::Dropped(_) => ensure!(verdict == DROP, "{verdict}"),
+            Fate::Asked => {
+                ensure!(verdict == REDIRECT, "{verdict}");
+                let face = &self.faces[self.side];
+                let (peer, own) = self.tuple();
+                let question = Segment {
+                    seq: face.nxt,
+                    ack: face.ack,
+                    flags: ACK,
+                    window: 0,
+                    ..Segment::new(own, peer)
+                };
+                self.is_frame_of(&question, &outcome.frame, true)?;
+            }
+            Fate::BecomesForSocket(name, segment) => {
+                ensure!(verdict == PASS, "{verdict}");
+                // Only copies of intact segments are made.
+                self.is_frame_of(segment, &outcome.frame, *name == "copy" || self.is_intact())?;
+            }
+            Fate::Translated(_, segment) => {
+                let is_local = self.device == LOOPBACK && self.faces[1 - self.side].device == LOOPBACK;
+                ensure!(verdict == if is_local { PASS } else { REDIRECT }, "{verdict}");
+                self.is_frame_of(segment, &outcome.frame, self.is_intact())?;
+            }
+        }
+        Ok(())
+    }
+
     /// The frame holds this segment; its sums are right, or as wrong as they were.
-    pub(crate) fn is_frame_of(&self, wanted: &Segment, frame: &[u8], is_right: bool) -> Result<()> {
+    fn is_frame_of(&self, wanted: &Segment, frame: &[u8], is_right: bool) -> Result<()> {
         let packet = frame.get(LINK_HEADER..).context("an empty frame")?;
         let found = Segment::parse(packet).context("no segment")?;
         let mut wanted = wanted.clone();
@@ -119,7 +179,14 @@ impl Case {
     }
 }
 
-fn face(chance: &mut Chance) -> FaceState {
+/// As it comes in by a device.
+pub(crate) fn frame_by(device: u32, packet: &Packet) -> Vec<u8> {
+    let to = if device == LOOPBACK { [0; 6] } else { LINK_ADDRESS };
+    let kind: [u8; 2] = if packet.is_ipv6() { [0x86, 0xdd] } else { [0x08, 0x00] };
+    [&to, [0; 6].as_slice(), &kind, packet.bytes()].concat()
+}
+
+pub(crate) fn face(chance: &mut Chance) -> FaceState {
     let number = |chance: &mut Chance| u32::try_from(chance.next() >> 32).expect("32 bits");
     let behind = |chance: &mut Chance, number: u32, most: usize| {
         number.wrapping_add(u32::try_from(chance.below(most)).expect("small"))
@@ -150,16 +217,23 @@ fn face(chance: &mut Chance) -> FaceState {
         own_nxt,
         clock: number(chance),
         ts_shift: number(chance),
-        device: chance.one_of(&[1, 3]),
+        device: chance.one_of(&[LOOPBACK, DEVICE]),
         peer_scale: u8::try_from(chance.below(15)).expect("small"),
         own_scale: u8::try_from(chance.below(15)).expect("small"),
         has_timestamps: true,
         known,
+        said_clock: 0,
+        cut: behind(chance, kept, 3000),
+        segments: chance.below(2) as u64,
     }
 }
 
 /// In any order, at any place.
 fn options(chance: &mut Chance) -> Vec<u8> {
+    // As nearly all segments have them: these are translated by a way of their own.
+    if chance.below(2) == 0 {
+        return [&[1, 1, 8, 10], chance.bytes(8).as_slice()].concat();
+    }
     let mut options = Vec::new();
     for kind in 0..chance.below(5) {
         let option = match chance.below(4) {
@@ -178,4 +252,17 @@ fn options(chance: &mut Chance) -> Vec<u8> {
         }
     }
     options
+}
+
+impl Fate {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Fate::Passes(name)
+            | Fate::Dropped(name)
+            | Fate::BecomesForSocket(name, _)
+            | Fate::Translated(name, _) => name,
+            Fate::Asked => "asked",
+            Fate::MadeRoom => "made room",
+        }
+    }
 }

@@ -3,22 +3,26 @@
 //!
 //! `MODEL_SEGMENTS=N` tries so many frames.
 
+mod damaged;
+mod errors;
 mod made_up;
 mod model;
+mod too_long;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use truepeer_bpf::Stage;
 use truepeer_bpf::splice::door::SpliceDoor;
 use truepeer_testbed::chance::Chance;
-use truepeer_testbed::packets::{ACK, Segment};
-use truepeer_testbed::{Bed, Test, skip};
+use truepeer_testbed::packets::{ACK, Datagram, Segment, timestamps};
+use truepeer_testbed::{Bed, Test, ip_here, skip};
 
-use crate::made_up::{Case, TUPLES4, TUPLES6};
-use crate::model::Fate;
+use crate::made_up::{Case, DEVICE, LINK_ADDRESS, TUPLES4, TUPLES6, frame_by};
+use crate::model::{Fate, LOOPBACK, SAID, TOLD};
 
 fn main() -> ExitCode {
     let count = std::env::var("MODEL_SEGMENTS").ok().and_then(|count| count.parse().ok()).unwrap_or(100_000);
@@ -26,6 +30,13 @@ fn main() -> ExitCode {
         Test::new("splice_in_does_what_its_model_says", move |bed| agree(bed, count)),
         Test::new("a_blind_segment_changes_nothing", move |bed| blind(bed, count / 4)),
         Test::new("a_window_probe_stays_a_question", window_probe),
+        Test::new("a_damaged_segment_teaches_nothing", damaged::teaches_nothing),
+        Test::new("what_follows_a_damaged_timestamp_is_taken", damaged::what_follows_is_taken),
+        Test::new("damaged_numbers_do_not_stop_a_session", poisoned),
+        Test::new("a_segment_pays_little", pays_little),
+        Test::new("errors_go_to_the_segments_sender", move |bed| errors::agree(bed, count / 4)),
+        Test::new("a_segment_that_is_too_long_is_answered", too_long::is_answered),
+        Test::new("packets_of_others_pay_little", others_pay),
     ])
 }
 
@@ -39,6 +50,11 @@ fn door(bed: &Bed) -> Result<SpliceDoor> {
     let pins = bed.dir().join("bpf");
     fs::create_dir_all(&pins)?;
     rustix::mount::mount("bpf", &pins, "bpf", rustix::mount::MountFlags::empty(), None)?;
+    // MTU 1500, so no segment of the others' tests is too long for it.
+    let [a, b, c, d, e, f] = LINK_ADDRESS.map(|byte| format!("{byte:02x}"));
+    ip_here(&[&format!(
+        "link add wire index {DEVICE} address {a}:{b}:{c}:{d}:{e}:{f} type veth peer name other index 4"
+    )])?;
     Ok(SpliceDoor::load(&pins.join("splices"))?)
 }
 
@@ -63,6 +79,8 @@ fn agree(bed: &Bed, count: u64) -> Result<()> {
         "asked",
         "made room",
         "damaged",
+        "ack too old",
+        "by another way",
     ];
     for fate in all {
         ensure!(
@@ -75,12 +93,12 @@ fn agree(bed: &Bed, count: u64) -> Result<()> {
 
 /// One frame; what was expected of it.
 fn one(door: &mut SpliceDoor, case: &Case) -> Result<&'static str> {
-    door.set(case.stage, if case.is_ipv6 { TUPLES6 } else { TUPLES4 }, case.faces)?;
+    door.set(case.stage, case.tuples(), case.faces)?;
     let frame = case.frame();
-    let outcome = door.comes_in(&frame, case.is_copy)?;
+    let outcome = door.comes_in(&frame, case.device, case.is_copy)?;
     let mut model = case.model();
     let fate = model.comes_in(&case.segment, case.is_intact(), case.is_copy);
-    fate.compare(case, &frame, &outcome).with_context(|| format!("{fate:?}"))?;
+    case.had(&fate, &frame, &outcome).with_context(|| format!("{fate:?}"))?;
     let (stage, faces) = door.state();
     ensure!(stage == model.stage, "{stage:?}, not {:?}", model.stage);
     for (side, (found, wanted)) in faces.iter().zip(&model.faces).enumerate() {
@@ -98,6 +116,7 @@ fn window_probe(bed: &Bed) -> Result<()> {
         let mut case = Case::make(&mut chance);
         case.stage = chance.one_of(&[Stage::Spliced, Stage::Closing]);
         (case.is_copy, case.damage) = (false, None);
+        case.device = case.faces[case.side].device;
         let (from, to) = (&mut case.faces[case.side], case.side ^ 1);
         // All that the peer has sent was acknowledged to it, and acknowledged by the other peer.
         from.known |= 3;
@@ -110,10 +129,34 @@ fn window_probe(bed: &Bed) -> Result<()> {
         case.faces[to].known |= 3;
         (case.segment.seq, case.segment.ack, case.segment.flags) = (probe, nxt, ACK);
         case.segment.payload.clear();
-        door.set(case.stage, if case.is_ipv6 { TUPLES6 } else { TUPLES4 }, case.faces)?;
-        let outcome = door.comes_in(&case.frame(), false)?;
+        door.set(case.stage, case.tuples(), case.faces)?;
+        let outcome = door.comes_in(&case.frame(), case.device, false)?;
         let found = Segment::parse(&outcome.frame[14..]).context("no segment")?;
         ensure!(found.seq == wanted, "{} instead of {wanted}: the peer expects {end}", found.seq);
+    }
+    Ok(())
+}
+
+/// Whatever has raised `una` further than the peer will acknowledge for a while: its segments go on all the same.
+fn poisoned(bed: &Bed) -> Result<()> {
+    let mut door = door(bed)?;
+    for number in 0..200 {
+        let mut chance = Chance::new(number);
+        let mut case = Case::make(&mut chance);
+        case.stage = chance.one_of(&[Stage::Spliced, Stage::Closing]);
+        (case.is_copy, case.damage) = (false, None);
+        case.device = case.faces[case.side].device;
+        let from = &mut case.faces[case.side];
+        from.known |= TOLD | SAID;
+        (case.segment.seq, case.segment.ack, case.segment.flags) = (from.ack, from.una, ACK);
+        from.una = from.una.wrapping_add(from.max_window + 1 + u32::try_from(chance.below(2000))?);
+        from.nxt = from.una;
+        door.set(case.stage, case.tuples(), case.faces)?;
+        let outcome = door.comes_in(&case.frame(), case.device, false)?;
+        let Fate::Translated(_, wanted) = case.model().comes_in(&case.segment, true, false) else {
+            anyhow::bail!("the model stops it");
+        };
+        case.had(&Fate::Translated("translated", wanted), &case.frame(), &outcome)?;
     }
     Ok(())
 }
@@ -126,13 +169,15 @@ fn blind(bed: &Bed, count: u64) -> Result<()> {
         let mut chance = Chance::new(number | 1 << 50);
         let mut case = Case::make(&mut chance);
         case.stage = chance.one_of(&[Stage::Armed, Stage::Tail, Stage::Spliced, Stage::Closing, Stage::Dead]);
-        case.is_copy = false;
-        case.damage = None;
+        (case.is_copy, case.damage) = (false, None);
+        case.device = case.faces[case.side].device;
         case.segment.seq = u32::try_from(chance.next() >> 32)?;
         case.segment.ack = u32::try_from(chance.next() >> 32)?;
-        door.set(case.stage, if case.is_ipv6 { TUPLES6 } else { TUPLES4 }, case.faces)?;
-        door.comes_in(&case.frame(), false)?;
-        let (stage, faces) = door.state();
+        door.set(case.stage, case.tuples(), case.faces)?;
+        door.comes_in(&case.frame(), case.device, false)?;
+        let (stage, mut faces) = door.state();
+        // It is counted as any.
+        faces.iter_mut().zip(case.faces).for_each(|(face, was)| face.segments = was.segments);
         // A window of 64 KiB is hit once in 65,536 times, and the acknowledgement besides; a SYN after the end needs half of all numbers.
         let is_syn_after_end = matches!(case.stage, Stage::Closing | Stage::Dead) && stage == Stage::Gone;
         if !is_syn_after_end && (stage != case.stage || faces != case.faces) {
@@ -141,5 +186,61 @@ fn blind(bed: &Bed, count: u64) -> Result<()> {
     }
     println!("{lucky} of {count} changed something");
     ensure!(lucky * 5000 <= count, "{lucky} of {count} blind segments changed something");
+    Ok(())
+}
+
+/// What a segment of a spliced session takes. Its flow leads to where it comes from, so each round translates the same segment.
+fn pays_little(bed: &Bed) -> Result<()> {
+    const MOST: Duration = Duration::from_nanos(500);
+    let mut door = door(bed)?;
+    for (family, tuples) in [("IPv4", TUPLES4), ("IPv6", TUPLES6)] {
+        let (peer, own) = tuples[0];
+        let mut face = made_up::face(&mut Chance::new(1));
+        (face.known, face.shift, face.ts_shift, face.device) = (0x01 | 0x02 | 0x08, 0, 0, LOOPBACK);
+        (face.peer_scale, face.own_scale) = (0, 0);
+        (face.ack, face.end, face.edge) = (5000, 5000, 90_000);
+        (face.nxt, face.una, face.tsval) = (5000, 5000, 7);
+        (face.said_edge, face.max_window) = (90_000, 60_000);
+        door.set(Stage::Spliced, [(peer, own), (own, peer)], [face; 2])?;
+        for (len, is_to_come) in [(0, false), (100, false), (1448, false), (1448, true)] {
+            let (options, payload) = (timestamps(7, 7), vec![7; len]);
+            let segment =
+                Segment { seq: 5000, ack: 5000, flags: ACK, options, payload, ..Segment::new(peer, own) };
+            let mut packet = segment.packet();
+            if is_to_come {
+                packet = damaged::with_sum_to_come(packet, &segment);
+            }
+            let frame = frame_by(LOOPBACK, &packet);
+            let costs = (0..20).map(|_| door.cost(&frame, 10_000)).collect::<Result<Vec<_>, _>>()?;
+            let least = costs.into_iter().min().context("no round")?;
+            let outcome = door.comes_in(&frame, LOOPBACK, false)?;
+            ensure!(
+                outcome.frame == frame,
+                "it has become another: {:?}",
+                Segment::parse(&outcome.frame[14..])
+            );
+            let sum = if is_to_come { "a sum to come" } else { "a sum" };
+            println!("{family}, {len} bytes, {sum}: {least:?}");
+            ensure!(least <= MOST, "a segment of {len} bytes takes {least:?}, more than {MOST:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Of several rounds the cheapest: in the others the machine did something else, too.
+fn others_pay(bed: &Bed) -> Result<()> {
+    const MOST: Duration = Duration::from_nanos(150);
+    let mut door = door(bed)?;
+    let (peer, own) = (TUPLES4[0].0, TUPLES4[1].1);
+    let segment = Segment { flags: ACK, payload: vec![7; 100], ..Segment::new(peer, own) };
+    let datagram = Datagram { from: peer, to: own, payload: vec![7; 100] };
+    let error = datagram.packet().unreachable();
+    for (what, packet) in [("TCP", segment.packet()), ("UDP", datagram.packet()), ("an ICMP error", error)] {
+        let frame = frame_by(LOOPBACK, &packet);
+        let costs = (0..20).map(|_| door.cost(&frame, 10_000)).collect::<Result<Vec<_>, _>>()?;
+        let least = costs.into_iter().min().context("no round")?;
+        println!("{what}: {least:?}");
+        ensure!(least <= MOST, "{what} pays {least:?}, more than {MOST:?}");
+    }
     Ok(())
 }

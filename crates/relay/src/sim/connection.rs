@@ -240,8 +240,8 @@ impl Connection {
         self.fin_sent = true;
     }
 
-    /// tcp_poll().
-    fn poll(&self) -> EventFlags {
+    /// tcp_poll(). Where it finds too little room it asks for the edge that says when there is more.
+    fn poll(&mut self) -> EventFlags {
         let mut flags = EventFlags::empty();
         let broken = self.state == State::Broken;
         if self.state == State::Dialling {
@@ -251,7 +251,9 @@ impl Connection {
         flags.set(EventFlags::HUP, broken || (self.fin_received && self.fin_sent));
         flags.set(EventFlags::RDHUP, input_ended);
         flags.set(EventFlags::IN, input_ended || !self.inbound.is_empty());
-        flags.set(EventFlags::OUT, broken || self.fin_sent || self.has_much_room());
+        let writable = broken || self.fin_sent || self.has_much_room();
+        self.no_space |= !writable;
+        flags.set(EventFlags::OUT, writable);
         flags.set(EventFlags::PRI, self.bytes_before_urgent().is_some());
         flags.set(EventFlags::ERR, self.error.is_some());
         flags

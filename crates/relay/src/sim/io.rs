@@ -4,12 +4,12 @@ use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use truepeer_session::budget::{Budget, Permit};
 use truepeer_session::connect_as::{ConnectError, Upstream};
-use truepeer_splice::{Broken, Streams, Turn, Watched};
+use truepeer_splice::{Broken, Question, Streams, Turn, Watched};
 
 use super::world::World;
 use crate::io::{Io, Token};
@@ -233,8 +233,8 @@ impl Io for SimIo {
         Some(SocketAddr::from(([192, 0, 2, 200], 8443)))
     }
 
-    fn begin_leaving(&mut self, _: [&SimSocket; 2], _: Instant) -> Option<Leaving> {
-        None
+    fn begin_leaving(&mut self, _: [&SimSocket; 2], _: Duration) -> Result<Leaving, &'static str> {
+        Err("simulated")
     }
 
     fn leave(
@@ -252,6 +252,8 @@ impl Io for SimIo {
     fn let_go(&mut self, _: Leaving, _: [SimSocket; 2]) -> Watched {
         unreachable!("no session begins to leave")
     }
+
+    fn ask_unattended(&mut self, _: Question) {}
 
     fn reset_unattended(&mut self, _: Watched) {}
 }

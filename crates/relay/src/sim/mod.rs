@@ -9,15 +9,28 @@
 //! Time stands still while anything can move; then it jumps to the next deadline. If nothing moves although bytes
 //! could, an edge was lost.
 
+#![cfg_attr(not(test), allow(dead_code, reason = "fuzz/ uses a part of it"))]
+
+#[cfg(test)]
 mod case;
 mod connection;
 mod dice;
 mod driver;
+mod fuzzed;
 mod io;
 mod party;
+#[cfg(test)]
 mod relaying;
 mod scenario;
+#[cfg(test)]
 mod stages;
+#[cfg(test)]
+mod strategies;
+#[cfg(test)]
 mod streams;
+#[cfg(test)]
 mod truth;
 mod world;
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub use fuzzed::any_sessions;

@@ -3,9 +3,12 @@
 use proptest::prelude::*;
 use truepeer_session::CloseReason;
 
-use super::connection::End;
-use super::party::Ending;
-use super::scenario::{check_delivery, parties, scenario};
+use super::connection::{End, Rooms};
+use super::io::Hardships;
+use super::party::{Ending, Script};
+use super::scenario::{Plan, Scenario, check_delivery, header, parties};
+use super::strategies::scenario;
+use super::world::Dial;
 
 fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, max_shrink_iters: 300, failure_persistence: None, ..ProptestConfig::default() }
@@ -63,5 +66,38 @@ proptest! {
                 check_delivery(backend, client);
             });
         }
+    }
+}
+
+/// The end came with the header, and what came between fills the backend's socket so far that it is not writable: the
+/// only event to come says that there is room again.
+#[test]
+fn an_end_behind_first_bytes_that_fill_the_socket_is_passed_on() {
+    let script = |opening, length, ending| Script {
+        opening,
+        length,
+        chunk: 100_000,
+        gulp: 4096,
+        appetite: usize::MAX,
+        ending,
+        urgent: false,
+    };
+    for seed in 0..100 {
+        let scenario = Scenario {
+            seed,
+            plans: vec![Plan {
+                client: script(header(1), 61, Ending::Fin),
+                client_rooms: Rooms { inbound: 10_000, outbound: 10_000, arrived: 10_000 },
+                backend: script(Vec::new(), 0, Ending::FinAfterTheirs),
+                backend_rooms: Rooms { inbound: 80, outbound: 67, arrived: 7 },
+                dial: Dial::AtOnce,
+            }],
+            hardships: Hardships::NONE,
+            pipes: 3,
+            backlog_bytes: 0,
+        };
+        let (driver, clients) = scenario.play();
+        assert_eq!(driver.reason(clients[0]), Some(&CloseReason::Finished), "seed {seed}");
+        driver.check_that_nothing_is_left();
     }
 }

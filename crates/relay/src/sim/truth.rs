@@ -58,7 +58,7 @@ impl RealLab {
     }
 
     fn dial(&mut self, backend: SocketAddr) -> KernelSocket {
-        self.kernel.connect(&Upstream { source: None, backend, mark: 0 }).expect("an attempt")
+        self.kernel.connect(&Upstream { source: None, backend, mark: 0, path_mtu: None }).expect("an attempt")
     }
 
     fn them(&mut self) -> &mut TcpStream {
@@ -133,7 +133,8 @@ impl SimLab {
         let backend = Backend { script: nothing.clone(), rooms: ROOMS, dials, expected_opening: Vec::new() };
         self.0.world().accept(1, nothing, ROOMS, backend);
         let backend = SocketAddr::from(([127, 0, 0, 1], 80));
-        let socket = self.0.connect(&Upstream { source: None, backend, mark: 0 }).expect("an attempt");
+        let socket =
+            self.0.connect(&Upstream { source: None, backend, mark: 0, path_mtu: None }).expect("an attempt");
         self.0.world().unpair(1);
         socket
     }

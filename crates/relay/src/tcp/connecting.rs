@@ -76,7 +76,9 @@ impl<S> Connecting<S> {
     /// Tries (again) to connect from the client's tuple.
     pub(crate) fn attempt<I: Io<Socket = S>>(mut self, cx: &mut Context<'_, I>) -> Dialling<S, I::Pipe> {
         let Attempt::InConflict(failures) = self.attempt else { return Dialling::Waiting(self) };
-        let upstream = Upstream::of(&self.route, cx.settings.mark);
+        let may_leave = cx.settings.splice_after.is_some();
+        let path_mtu = may_leave.then(|| cx.io.path_mtu(&self.downstream.socket)).flatten();
+        let upstream = Upstream::of(&self.route, cx.settings.mark).through(path_mtu);
         match cx.io.connect(&upstream) {
             Ok(socket) => self.on_dialled(cx, socket),
             Err(error) => match AfterConflict::of(&error, &self.route, failures) {

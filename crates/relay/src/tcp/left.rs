@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use truepeer_session::CloseReason;
-use truepeer_splice::{Stage, Watched};
+use truepeer_splice::{Attention, Care, Question, Stage, Watched};
 
 /// How often the flow is looked at. Its end is logged at most so much later.
 pub(crate) const LEFT_CHECK: Duration = Duration::from_secs(1);
@@ -12,40 +12,87 @@ pub(crate) const LEFT_CHECK: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Left {
     watched: Watched,
-    /// Bytes that were relayed before: up, down.
-    before: (u64, u64),
     /// Bytes that the counters have: up, down.
-    pub(crate) counted: (u64, u64),
-    /// Segments at the last look that found more than the one before.
-    segments: u64,
+    counted: (u64, u64),
+    /// Bytes at the last look that found more than the one before.
+    bytes: [u64; 2],
     moved_at: Instant,
+    /// Segments at the last look, if it found a reset.
+    reset_at: Option<[u64; 2]>,
+    attention: Attention,
+    /// One peer is gone, and the other one does not know it.
+    pub(crate) is_abandoned: bool,
 }
 
 impl Left {
-    pub(crate) fn new(watched: Watched, before: (u64, u64), now: Instant) -> Self {
-        Self { watched, before, counted: before, segments: 0, moved_at: now }
+    /// `counted`: see there.
+    pub(crate) fn new(watched: Watched, counted: (u64, u64), now: Instant) -> Self {
+        Self {
+            watched,
+            counted,
+            bytes: [0, 0],
+            moved_at: now,
+            reset_at: None,
+            attention: Attention::new(now),
+            is_abandoned: false,
+        }
     }
 
     /// The number of bytes delivered up and down.
     pub(crate) fn delivered_bytes(&self) -> (u64, u64) {
         let [up, down] = self.watched.bytes();
-        (self.before.0 + up, self.before.1 + down)
+        (up, down)
+    }
+
+    /// The bytes since this was asked last.
+    pub(crate) fn uncounted_bytes(&mut self) -> (u64, u64) {
+        let (up, down) = self.delivered_bytes();
+        let (up_before, down_before) = std::mem::replace(&mut self.counted, (up, down));
+        (up.saturating_sub(up_before), down.saturating_sub(down_before))
     }
 
     /// Why it has ended, if it has.
     pub(crate) fn look(&mut self, idle_timeout: Option<Duration>, now: Instant) -> Option<CloseReason> {
         match self.watched.stage() {
-            Stage::Dead if self.watched.reset_by() == Some(1) => return Some(CloseReason::ResetByBackend),
-            Stage::Dead => return Some(CloseReason::ResetByClient),
+            Stage::Dead => return self.look_at_reset(),
+            // A new connection has the addresses already.
+            Stage::Gone if self.watched.reset_by().is_some() => return Some(self.reset_by()),
             Stage::Closing | Stage::Gone | Stage::Free => return Some(CloseReason::Finished),
-            Stage::Armed | Stage::Tail | Stage::Spliced => {}
+            Stage::Armed | Stage::Tail | Stage::Spliced => self.reset_at = None,
         }
-        let segments = self.watched.segments();
-        if segments != self.segments {
-            (self.segments, self.moved_at) = (segments, now);
+        let bytes = self.watched.bytes();
+        if bytes != self.bytes {
+            (self.bytes, self.moved_at) = (bytes, now);
         }
         let silent = now.saturating_duration_since(self.moved_at);
         idle_timeout.is_some_and(|most| silent >= most).then_some(CloseReason::Idle)
+    }
+
+    /// What a peer is to be asked, or that it is gone.
+    pub(crate) fn attend(&mut self, now: Instant) -> Result<Option<Question>, CloseReason> {
+        match self.attention.look(self.watched.segments(), now) {
+            Care::Nothing => Ok(None),
+            Care::Ask(side) => Ok(Some(self.watched.question(side))),
+            Care::Gone(side) => {
+                self.is_abandoned = true;
+                Err(if side == 1 { CloseReason::ResetByBackend } else { CloseReason::ResetByClient })
+            }
+        }
+    }
+
+    /// The other peer may not believe the reset, and go on. It believes it, or is gone, if nothing comes from it until the next look.
+    fn look_at_reset(&mut self) -> Option<CloseReason> {
+        let segments = self.watched.segments();
+        let is_over = self.reset_at.replace(segments) == Some(segments);
+        is_over.then(|| self.reset_by())
+    }
+
+    fn reset_by(&self) -> CloseReason {
+        if self.watched.reset_by() == Some(1) {
+            CloseReason::ResetByBackend
+        } else {
+            CloseReason::ResetByClient
+        }
     }
 
     pub(crate) fn into_watched(self) -> Watched {

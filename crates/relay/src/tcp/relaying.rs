@@ -17,8 +17,6 @@ use crate::leaving::Leaving;
 const RESET_GRACE: Duration = Duration::from_secs(1);
 /// How often to check for the acknowledgement: there is no event for it.
 pub(crate) const RESET_CHECK: Duration = Duration::from_millis(20);
-/// How often a session that leaves user space is looked at, beside its events.
-pub(crate) const LEAVING_CHECK: Duration = Duration::from_millis(4);
 
 /// The two ends of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,8 +37,8 @@ pub(crate) enum Progress {
     Resetting,
     /// The same. The next check is already scheduled, and no event postpones it.
     StillResetting,
-    /// It leaves user space: check again after [`LEAVING_CHECK`].
-    Leaving,
+    /// It leaves user space: check again after this [check](crate::leaving::check).
+    Leaving(u8),
     /// It can close its sockets.
     Left,
 }
@@ -58,8 +56,8 @@ pub(crate) struct Relaying<S, P> {
     reset_checks: u32,
     reset_check_due: bool,
     leaving: Option<Box<Leaving>>,
-    /// It has tried to leave, and stays.
-    stays: bool,
+    /// It has tried to leave, and stays, for this reason.
+    stays: Option<&'static str>,
     /// Nothing is written to this end: what it has must be sent first.
     hold: Option<Side>,
 }
@@ -77,7 +75,7 @@ impl<S, P> Relaying<S, P> {
             reset_checks: 0,
             reset_check_due: false,
             leaving: None,
-            stays: false,
+            stays: None,
             hold: None,
         }
     }
@@ -133,13 +131,19 @@ impl<S, P> Relaying<S, P> {
         }
     }
 
-    /// Whether it has tried to leave, and could not.
-    pub(crate) fn stays(&self) -> bool {
+    /// Why it could not leave, if it has tried to.
+    pub(crate) fn stays(&self) -> Option<&'static str> {
         self.stays
     }
 
-    fn is_cut(&self) -> bool {
+    /// Whether bytes are translated already: it can't stay.
+    pub(crate) fn is_cut(&self) -> bool {
         self.leaving.as_ref().is_some_and(|leaving| leaving.is_cut())
+    }
+
+    /// How long nothing has moved while it leaves.
+    pub(crate) fn silence(&self, now: Instant) -> Duration {
+        self.leaving.as_ref().map_or(Duration::ZERO, |leaving| leaving.silence(now))
     }
 
     /// Begins to leave user space if that is worth it by now, or goes on with it. `Ok` of `None`: it stays.
@@ -157,9 +161,10 @@ impl<S, P> Relaying<S, P> {
             if !self.is_worth_leaving(after, age) {
                 return Ok(None);
             }
-            self.leaving =
-                io.begin_leaving([&self.downstream.socket, &self.upstream.socket], now).map(Box::new);
-            self.stays = self.leaving.is_none();
+            match io.begin_leaving([&self.downstream.socket, &self.upstream.socket], age) {
+                Ok(leaving) => self.leaving = Some(Box::new(leaving)),
+                Err(reason) => self.stays = Some(reason),
+            }
         }
         let streams = self.streams();
         let sockets = [&self.downstream.socket, &self.upstream.socket];
@@ -171,21 +176,21 @@ impl<S, P> Relaying<S, P> {
         };
         Ok(match turn {
             Turn::LetGo => Some(Progress::Left),
-            Turn::StayHere(_) => {
+            Turn::StayHere(reason) => {
                 if let Some(leaving) = self.leaving.take() {
                     io.stay(*leaving, sockets);
                 }
-                self.stays = true;
+                self.stays = Some(reason);
                 held.map(|_| Progress::TurnOver)
             }
             Turn::Hold(side) => {
                 self.hold = Some(if side == 0 { Side::Downstream } else { Side::Upstream });
-                Some(Progress::Leaving)
+                Some(Progress::Leaving(leaving.next_check()))
             }
             // What was not written meanwhile is, and no event says so.
             Turn::Wait if held.is_some() => Some(Progress::TurnOver),
             Turn::Wait if leaving.is_listening() => None,
-            Turn::Wait => Some(Progress::Leaving),
+            Turn::Wait => Some(Progress::Leaving(leaving.next_check())),
         })
     }
 
@@ -193,7 +198,7 @@ impl<S, P> Relaying<S, P> {
         let Some(after) = after else { return false };
         let (up, down) = self.delivered_bytes();
         let has_urgent = self.downstream.ready.urgent || self.upstream.ready.urgent;
-        let may = !self.stays && !has_urgent && self.broken.is_none();
+        let may = self.stays.is_none() && !has_urgent && self.broken.is_none();
         may && !self.up.has_ended()
             && !self.down.has_ended()
             && (up + down >= after.bytes || age >= after.age)

@@ -8,20 +8,22 @@
 //! session has no access to a clock or an event loop: events and `now` are parameters, and a [`Verdict`] tells
 //! what it waits for.
 
+mod adoption;
+mod ending;
+mod opening;
+
 use std::time::Instant;
 
-use truepeer_policy::{HeaderRule, Opening, Route, SenderAddr};
-use truepeer_proto::Header;
+use truepeer_policy::{ClientAddr, Route, SenderAddr};
 use truepeer_session::budget::Permit;
-use truepeer_session::counters::Counter;
 use truepeer_session::deadlines::{Link, Linked};
 use truepeer_session::registry::SessionStage;
-use truepeer_session::{CloseReason, Ended, ListenerId, OpenSession, SessionFilter, SessionId, Tags};
+use truepeer_session::{CloseReason, ListenerId, OpenSession, SessionFilter, SessionId, Tags};
 
-use super::connecting::{Connecting, Dialling};
+use super::connecting::Connecting;
 use super::context::Context;
 use super::half::{End, PumpContext};
-use super::header::{FirstBytes, HeaderRules, Read};
+use super::header::FirstBytes;
 use super::left::Left;
 use super::relaying::{Progress, Relaying, Side};
 use crate::io::{Io, Readiness};
@@ -35,6 +37,8 @@ pub(crate) enum Verdict {
     Again,
     /// It must be closed.
     Close(CloseReason),
+    /// It goes on without this process.
+    LetGo,
 }
 
 /// The purpose of a session's one deadline.
@@ -51,7 +55,8 @@ pub(crate) enum Deadline {
     Connect,
     ConflictRetry,
     ResetCheck,
-    Leaving,
+    /// The number of the [check](crate::leaving::check).
+    Leaving(u8),
     Left,
     Idle,
 }
@@ -70,7 +75,8 @@ pub(crate) struct Session<S, P> {
     /// The session has asked for another turn. Until then events are only noted: a session has one turn per
     /// round, however many events its sockets have.
     turn_due: bool,
-    _permit: Permit,
+    /// For its descriptors. A session that has left user space has none.
+    permit: Option<Permit>,
 }
 
 #[derive(Debug)]
@@ -96,16 +102,23 @@ impl<S, P> Session<S, P> {
     /// A session that starts with an accepted connection.
     pub(crate) fn new(socket: S, sender: SenderAddr, now: Instant, permit: Permit) -> Self {
         let downstream = End { socket, ready: Readiness::FRESH };
-        Self {
-            stage: Stage::AwaitHeader { downstream, first: FirstBytes::default() },
-            sender,
-            route: None,
-            began: now,
-            tags: None,
-            link: Link::default(),
-            turn_due: false,
-            _permit: permit,
-        }
+        let stage = Stage::AwaitHeader { downstream, first: FirstBytes::default() };
+        Self::at(stage, sender, now, Some(permit))
+    }
+
+    /// Only its sender is known.
+    fn at(stage: Stage<S, P>, sender: SenderAddr, began: Instant, permit: Option<Permit>) -> Self {
+        Self { stage, sender, route: None, began, tags: None, link: Link::default(), turn_due: false, permit }
+    }
+
+    /// Whether it has left user space.
+    pub(crate) fn has_left(&self) -> bool {
+        matches!(self.stage, Stage::Left(_))
+    }
+
+    /// Its client, once known.
+    pub(crate) fn client(&self) -> Option<ClientAddr> {
+        self.route().map(|route| route.client)
     }
 
     fn route(&self) -> Option<&Route> {
@@ -161,13 +174,6 @@ impl<S, P> Session<S, P> {
         }
     }
 
-    /// The first deadline: for silence, or for the header.
-    fn header_deadline<I>(&self, cx: &Context<'_, I>) -> Deadline {
-        let times = cx.settings.header_times;
-        let may_be_silent = cx.policy.admit(self.sender) == Ok(HeaderRule::Optional);
-        if may_be_silent && times.wait < times.timeout { Deadline::HeaderWait } else { Deadline::Header }
-    }
-
     /// A turn after an event of one of the two sockets.
     pub(crate) fn on_event<I>(
         &mut self,
@@ -216,8 +222,8 @@ impl<S, P> Session<S, P> {
                     let age = cx.now.saturating_duration_since(self.began);
                     let stayed = relaying.stays();
                     let leaving = relaying.leave(cx.io, cx.settings.splice_after, age, cx.now);
-                    if relaying.stays() && !stayed {
-                        cx.shard.count(Counter::NotSpliced);
+                    if let Some(reason) = relaying.stays().filter(|_| stayed.is_none()) {
+                        cx.shard.stay(reason);
                     }
                     progress = leaving.map(|leaving| leaving.unwrap_or(Progress::Waiting));
                 }
@@ -260,17 +266,27 @@ impl<S, P> Session<S, P> {
                 self.stage = Stage::Relaying(relaying);
                 self.verdict(progress)
             }
-            (stage @ Stage::Relaying(_), Deadline::Leaving) => {
-                self.stage = stage;
+            (Stage::Relaying(relaying), Deadline::Leaving(_)) => {
+                let silence = relaying.silence(cx.now);
+                self.stage = Stage::Relaying(relaying);
+                if cx.settings.idle_timeout.is_some_and(|most| silence >= most) {
+                    return Verdict::Close(CloseReason::Idle);
+                }
                 self.work(cx, scratch)
             }
             (Stage::Left(mut left), _) => {
-                let (up, down) = left.delivered_bytes();
-                cx.shard.add_bytes(up - left.counted.0, down - left.counted.1);
-                left.counted = (up, down);
+                let (up, down) = left.uncounted_bytes();
+                cx.shard.add_bytes(up, down);
                 let ended = left.look(cx.settings.idle_timeout, cx.now);
+                let ended = ended.map_or_else(|| left.attend(cx.now), Err);
                 self.stage = Stage::Left(left);
-                ended.map_or(Verdict::Wait(Deadline::Left), Verdict::Close)
+                match ended {
+                    Ok(question) => {
+                        question.into_iter().for_each(|question| cx.io.ask_unattended(question));
+                        Verdict::Wait(Deadline::Left)
+                    }
+                    Err(reason) => Verdict::Close(reason),
+                }
             }
             (stage @ Stage::Relaying(_), Deadline::Idle) => {
                 self.stage = stage;
@@ -279,141 +295,6 @@ impl<S, P> Session<S, P> {
             (stage, _) => {
                 self.stage = stage;
                 Verdict::Wait(Deadline::Unchanged)
-            }
-        }
-    }
-
-    fn on_header_timeout<I>(
-        &mut self,
-        cx: &mut Context<'_, I>,
-        downstream: End<S>,
-        first: FirstBytes,
-    ) -> Verdict
-    where
-        I: Io<Socket = S, Pipe = P>,
-    {
-        let reader = match cx.policy.admit(self.sender) {
-            Ok(rule) => cx.settings.header_reader(rule),
-            Err(refusal) => return Verdict::Close(refusal.into()),
-        };
-        match reader.on_timeout(first.seen(), cx.now.saturating_duration_since(self.began)) {
-            Opening::NoHeader => self.open(cx, downstream, None, &[]),
-            Opening::Refused(error) => Verdict::Close(error.into()),
-            // The header started within the time for silence, and gets the rest of the header's time.
-            Opening::NeedMore | Opening::Header { .. } => {
-                self.stage = Stage::AwaitHeader { downstream, first };
-                Verdict::Wait(Deadline::HeaderRest)
-            }
-        }
-    }
-
-    fn read_header<I>(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict
-    where
-        I: Io<Socket = S, Pipe = P>,
-    {
-        let Stage::AwaitHeader { mut downstream, mut first } =
-            std::mem::replace(&mut self.stage, Stage::Over)
-        else {
-            return Verdict::Wait(Deadline::Unchanged);
-        };
-        let rule = match cx.policy.admit(self.sender) {
-            Ok(HeaderRule::Forbid) => return self.open(cx, downstream, None, &[]),
-            Ok(rule) => rule,
-            Err(refusal) => return Verdict::Close(refusal.into()),
-        };
-        let rules = HeaderRules {
-            reader: cx.settings.header_reader(rule),
-            header_bytes: &cx.budgets.header_bytes,
-            backlog_bytes: &cx.budgets.backlog_bytes,
-        };
-        while downstream.ready.readable {
-            match first.read(cx.io, &mut downstream, scratch, rules) {
-                Read::Opening(Opening::NeedMore, _) => {}
-                Read::Opening(Opening::Header { header, consumed }, bytes) => {
-                    return self.open(cx, downstream, Some(&header), &bytes[consumed..]);
-                }
-                Read::Opening(Opening::NoHeader, bytes) => return self.open(cx, downstream, None, bytes),
-                Read::Opening(Opening::Refused(error), _) => return Verdict::Close(error.into()),
-                Read::OverBudget => return Verdict::Close(CloseReason::OverHeaderBudget),
-            }
-        }
-        self.stage = Stage::AwaitHeader { downstream, first };
-        Verdict::Wait(Deadline::Unchanged)
-    }
-
-    /// Asks the policy for the destination, and connects.
-    fn open<I>(
-        &mut self,
-        cx: &mut Context<'_, I>,
-        downstream: End<S>,
-        header: Option<&Header<'_>>,
-        rest: &[u8],
-    ) -> Verdict
-    where
-        I: Io<Socket = S, Pipe = P>,
-    {
-        let route = match cx.policy.route(self.sender, header) {
-            Ok(route) => route,
-            Err(refusal) => return Verdict::Close(refusal.into()),
-        };
-        let version = header.map(|header| header.version);
-        self.tags = header.and_then(|header| Tags::of(header.tlvs));
-        let waited = cx.now.saturating_duration_since(self.began);
-        cx.journal.on_route(cx.shard, &route, version, waited);
-        if let Some(range) = route.special {
-            cx.journal.on_special_claim(&route, self.sender, range, cx.now);
-        }
-        let dialling = Connecting::dial(cx, downstream, route, header, rest);
-        self.adopt(cx, dialling)
-    }
-
-    fn on_backend_event<I>(
-        &mut self,
-        cx: &mut Context<'_, I>,
-        scratch: &mut [u8],
-        event: Readiness,
-    ) -> Verdict
-    where
-        I: Io<Socket = S, Pipe = P>,
-    {
-        let Stage::Connecting(connecting) = std::mem::replace(&mut self.stage, Stage::Over) else {
-            return Verdict::Wait(Deadline::Unchanged);
-        };
-        let dialling = connecting.on_upstream(cx, event);
-        match self.adopt(cx, dialling) {
-            Verdict::Wait(Deadline::Idle) => self.work(cx, scratch),
-            verdict => verdict,
-        }
-    }
-
-    /// Enters the stage that connecting led to.
-    fn adopt<I: Io<Socket = S, Pipe = P>>(
-        &mut self,
-        cx: &mut Context<'_, I>,
-        dialling: Dialling<S, P>,
-    ) -> Verdict {
-        match dialling {
-            Dialling::Connected(relaying, route, took) => {
-                cx.journal.on_connected(cx.shard, took);
-                let (up, down) = relaying.delivered_bytes();
-                cx.shard.add_bytes(up, down);
-                self.route = Some(route);
-                self.stage = Stage::Relaying(relaying);
-                Verdict::Wait(Deadline::Idle)
-            }
-            Dialling::Waiting(connecting) => {
-                self.stage = Stage::Connecting(connecting);
-                Verdict::Wait(Deadline::Connect)
-            }
-            Dialling::InConflict(connecting) => {
-                self.stage = Stage::Connecting(connecting);
-                Verdict::Wait(Deadline::ConflictRetry)
-            }
-            Dialling::Failed(downstream, reason) => {
-                if reason.resets_downstream() {
-                    cx.io.reset_when_closed(&downstream.socket);
-                }
-                Verdict::Close(reason)
             }
         }
     }
@@ -428,80 +309,10 @@ impl<S, P> Session<S, P> {
             }
             Ok(Progress::Resetting) => Verdict::Wait(Deadline::ResetCheck),
             Ok(Progress::StillResetting) => Verdict::Wait(Deadline::Unchanged),
-            Ok(Progress::Leaving | Progress::Left) => Verdict::Wait(Deadline::Leaving),
+            Ok(Progress::Leaving(check)) => Verdict::Wait(Deadline::Leaving(check)),
+            Ok(Progress::Left) => Verdict::Wait(Deadline::Left),
             Err(reason) => Verdict::Close(reason),
         }
-    }
-
-    /// Makes the close of all connections before relaying a reset.
-    fn reset_early<I: Io<Socket = S>>(&self, io: &mut I) {
-        match &self.stage {
-            Stage::AwaitHeader { downstream, .. } => io.reset_when_closed(&downstream.socket),
-            Stage::Connecting(connecting) => connecting.reset(io),
-            Stage::Relaying(_) | Stage::Left(_) | Stage::Over => {}
-        }
-    }
-
-    /// The session's sockets close silently; the kernel translates its packets.
-    fn let_go<I>(&mut self, cx: &mut Context<'_, I>) -> Verdict
-    where
-        I: Io<Socket = S, Pipe = P>,
-    {
-        if let Stage::Relaying(relaying) = std::mem::replace(&mut self.stage, Stage::Over) {
-            let before = relaying.delivered_bytes();
-            if let Some(watched) = relaying.let_go(cx.io) {
-                cx.shard.count(Counter::Spliced);
-                self.stage = Stage::Left(Box::new(Left::new(watched, before, cx.now)));
-            }
-        }
-        Verdict::Wait(Deadline::Left)
-    }
-
-    /// The flow of a session that has left goes with it, unless it has ended by itself. Returns its bytes.
-    fn end_left<I: Io<Socket = S>>(&mut self, io: &mut I, reason: &CloseReason) -> (u64, u64) {
-        let Stage::Left(left) = std::mem::replace(&mut self.stage, Stage::Over) else { return (0, 0) };
-        let bytes = left.delivered_bytes();
-        if !matches!(reason, CloseReason::Finished | CloseReason::ResetByClient | CloseReason::ResetByBackend)
-        {
-            io.reset_unattended(left.into_watched());
-        }
-        bytes
-    }
-
-    /// The last turn: resets or cuts the connections, counts and logs. The sockets close when the session is
-    /// dropped.
-    pub(crate) fn close<I: Io<Socket = S>>(&mut self, cx: &mut Context<'_, I>, reason: &CloseReason) {
-        let (mut bytes_up, mut bytes_down) = (0, 0);
-        if matches!(self.stage, Stage::Left(_)) {
-            (bytes_up, bytes_down) = self.end_left(cx.io, reason);
-        }
-        if let Stage::Relaying(relaying) = &self.stage {
-            (bytes_up, bytes_down) = relaying.delivered_bytes();
-            match reason {
-                // When truepeer ends a stream, that must not look like the sender's own end.
-                CloseReason::ResetByClient
-                | CloseReason::ResetByBackend
-                | CloseReason::Stopping
-                | CloseReason::EndedByOperator
-                | CloseReason::Panicked => {
-                    relaying.reset(cx.io);
-                }
-                _ => relaying.cut(cx.io),
-            }
-        } else if matches!(reason, CloseReason::Panicked | CloseReason::EndedByOperator) {
-            self.reset_early(cx.io);
-        }
-        let ended = Ended {
-            sender: self.sender,
-            route: self.route(),
-            listener: cx.settings.address,
-            bytes_up,
-            bytes_down,
-            began: self.began,
-            tls: None,
-            tags: self.tags.as_deref(),
-        };
-        cx.journal.on_close(cx.shard, &ended, reason, cx.now);
     }
 }
 

@@ -180,7 +180,7 @@ fn connect(route: &Route, source: Option<SocketAddr>, mark: u32) -> Result<Owned
         bind_as(&socket, source)?;
     }
     rustix::net::connect(&socket, &backend).named("connect")?;
-    refuse_itself(socket.as_fd(), &dial::Upstream { source, backend, mark })?;
+    refuse_itself(socket.as_fd(), &dial::Upstream { source, backend, mark, path_mtu: None })?;
     grow_buffers(socket.as_fd(), BUFFER_BYTES);
     // An older kernel delivers datagrams one by one.
     let _ = enable_gro(socket.as_fd());

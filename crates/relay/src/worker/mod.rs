@@ -11,6 +11,7 @@
 
 mod doors;
 mod event;
+mod left;
 mod operator;
 mod order;
 mod team;
@@ -33,6 +34,7 @@ use truepeer_session::deadlines::{Deadlines, Link, Linked, QueueId};
 use truepeer_session::mailbox::Mailbox;
 use truepeer_session::table::{Key, Table};
 use truepeer_session::{CloseReason, Journal, ListenerId, ListenerRules};
+use truepeer_splice::{Begun, Watched};
 use truepeer_sys::{CallError, Named};
 
 use self::doors::{Accepted, Door, Doors, accept};
@@ -41,11 +43,12 @@ pub(crate) use self::order::{AcceptedConnection, FlowsOrder, Order};
 pub(crate) use self::team::Team;
 use crate::entrances::Entrances;
 use crate::kernel::{Kernel, KernelSocket, Pipe, readiness};
-use crate::leaving::Splicing;
+use crate::leaving::{self, Splicing};
 use crate::listener::{Listener, Waits};
+use crate::made::header_of;
 use crate::tcp::context::{Context, Tokens};
 use crate::tcp::left::LEFT_CHECK;
-use crate::tcp::relaying::{LEAVING_CHECK, RESET_CHECK, Side};
+use crate::tcp::relaying::{RESET_CHECK, Side};
 use crate::tcp::session::{Deadline, Session, Verdict};
 use crate::udp::{self, UdpFlows};
 
@@ -116,11 +119,15 @@ pub(crate) struct Worker {
     deadlines: Deadlines<Deadline>,
     conflict_retry: QueueId,
     reset_check: QueueId,
-    leaving: QueueId,
+    leaving: [QueueId; leaving::CHECKS as usize],
     left: QueueId,
     /// Sessions that have asked for another turn.
     again: Vec<Key>,
     scratch: Box<[u8]>,
+    /// Sessions of another process whose listener is not open yet.
+    unclaimed: Vec<Watched>,
+    /// Sessions that have left are another process's.
+    lets_go: bool,
     is_draining: bool,
     is_stopping: bool,
 }
@@ -131,7 +138,10 @@ impl Worker {
         let mut deadlines = Deadlines::default();
         let conflict_retry = deadlines.queue(Deadline::ConflictRetry, CONFLICT_RETRY);
         let reset_check = deadlines.queue(Deadline::ResetCheck, RESET_CHECK);
-        let leaving = deadlines.queue(Deadline::Leaving, LEAVING_CHECK);
+        let leaving = std::array::from_fn(|number| {
+            let number = u8::try_from(number).unwrap_or(u8::MAX);
+            deadlines.queue(Deadline::Leaving(number), leaving::check(number))
+        });
         let left = deadlines.queue(Deadline::Left, LEFT_CHECK);
         Self {
             number,
@@ -151,6 +161,8 @@ impl Worker {
             left,
             again: Vec::new(),
             scratch: vec![0; SCRATCH_BYTES].into(),
+            unclaimed: Vec::new(),
+            lets_go: false,
             is_draining: false,
             is_stopping: false,
         }
@@ -257,6 +269,7 @@ impl Worker {
             match order {
                 Order::Open { id, rules, entrances, done } => {
                     let opened = self.open(id, rules, entrances, now);
+                    self.claim_left(now);
                     if opened.is_err() {
                         self.close(id, now);
                     }
@@ -267,6 +280,7 @@ impl Worker {
                     let _ = done.send(());
                 }
                 Order::SetRules { id, rules, done } => {
+                    self.end_denied(id, &rules.policy, now);
                     self.set_rules(id, rules);
                     let _ = done.send(());
                 }
@@ -274,8 +288,15 @@ impl Worker {
                     let listener = self.known(id).unwrap_or_else(|| self.listener(id, rules));
                     self.begin(&listener, connection, now);
                 }
+                Order::Begun(begun) => self.watch(begun, now),
                 Order::Flows(order) => self.with_flows(now, |flows, cx| move_flows(flows, cx, order)),
                 Order::Sessions(order) => self.on_session_order(order, now),
+                Order::Left(watched) => self.adopt_left(watched, now),
+                Order::LetGo { done } => {
+                    self.lets_go = true;
+                    self.let_go(|_| true, now);
+                    let _ = done.send(());
+                }
                 Order::Drain => self.drain(now),
                 Order::Stop => self.is_stopping = true,
                 #[cfg(test)]
@@ -330,6 +351,7 @@ impl Worker {
         self.is_draining = true;
         self.team.leave(self.number);
         self.flows.drain();
+        self.let_go(|listener| listener.rules.settings.leaves_spliced, now);
         let ids: Vec<_> = self.listeners.iter().map(|listener| listener.id).collect();
         for id in ids {
             for door in self.doors.close(self.kernel.epoll(), id) {
@@ -409,6 +431,24 @@ impl Worker {
         }
     }
 
+    /// A session that the kernel has made, and that has been counted here already.
+    fn watch(&mut self, begun: Begun, now: Instant) {
+        let Some(listener) = self.known(ListenerId::new(begun.listener)) else {
+            // Closed meanwhile: the session goes on.
+            return self.team.on_end(self.number);
+        };
+        listener.shard.count(Counter::Accepted);
+        listener.shard.on_open();
+        let (sender, header) = (SenderAddr::new(begun.sender), header_of(&begun));
+        let session = Session::made_by_kernel(begun.watched, sender, now);
+        let key = self.sessions.insert(Entry { session, listener });
+        self.give_turn(key, now, |session, cx, scratch| match session.judge(cx, &header) {
+            // A short one has ended by now, and its place is wanted.
+            Verdict::Wait(Deadline::Left) => session.on_deadline(cx, scratch, Deadline::Left),
+            verdict => verdict,
+        });
+    }
+
     /// A session begins here, where it has been counted already.
     fn begin(&mut self, listener: &Rc<Listener>, connection: AcceptedConnection, now: Instant) {
         let AcceptedConnection { socket, sender, permit } = connection;
@@ -447,8 +487,9 @@ impl Worker {
         // dropped. The panic resets the sockets that it drops (`KernelSocket`).
         let verdict = catch_unwind(AssertUnwindSafe(|| turn(session, &mut cx, scratch)))
             .unwrap_or(Verdict::Close(CloseReason::Panicked));
+        let lets_go = self.lets_go || (self.is_draining && listener.rules.settings.leaves_spliced);
         match verdict {
-            Verdict::Wait(deadline) => {
+            Verdict::Wait(deadline) if deadline != Deadline::Left || !lets_go => {
                 let waits = &listener.waits;
                 let queue = match deadline {
                     Deadline::Unchanged => return,
@@ -458,7 +499,7 @@ impl Worker {
                     Deadline::Connect => Some(waits.connect),
                     Deadline::ConflictRetry => Some(self.conflict_retry),
                     Deadline::ResetCheck => Some(self.reset_check),
-                    Deadline::Leaving => Some(self.leaving),
+                    Deadline::Leaving(number) => Some(self.leaving[usize::from(number)]),
                     Deadline::Left => Some(self.left),
                     Deadline::Idle => waits.idle,
                 };
@@ -468,6 +509,12 @@ impl Worker {
                 }
             }
             Verdict::Again => self.again.push(key),
+            Verdict::Wait(_) | Verdict::LetGo => {
+                listener.shard.on_end();
+                self.team.on_end(self.number);
+                self.deadlines.cancel(&mut self.sessions, key);
+                self.sessions.remove(key);
+            }
             Verdict::Close(reason) => {
                 // AssertUnwindSafe: the session is dropped after this, whatever state the panic left.
                 let _ = catch_unwind(AssertUnwindSafe(|| session.close(&mut cx, &reason)));

@@ -8,6 +8,7 @@ use std::sync::mpsc::Sender;
 use truepeer_session::budget::Permit;
 use truepeer_session::registry::SessionOrder;
 use truepeer_session::{ListenerId, ListenerRules};
+use truepeer_splice::{Begun, Watched};
 use truepeer_sys::CallError;
 
 use crate::entrances::Entrances;
@@ -29,10 +30,16 @@ pub(crate) enum Order {
     SetRules { id: ListenerId, rules: Arc<ListenerRules>, done: Sender<()> },
     /// Serve a connection that a busier worker has accepted.
     Adopt { id: ListenerId, rules: Arc<ListenerRules>, connection: AcceptedConnection },
+    /// Watch a session that the kernel has made.
+    Begun(Begun),
     /// Move flows from or to another process.
     Flows(FlowsOrder),
     /// List or end sessions, for the operator.
     Sessions(SessionOrder),
+    /// A session that has left user space in another process.
+    Left(Watched),
+    /// Another process has the sessions that have left user space, and those that do so from now on.
+    LetGo { done: Sender<()> },
     /// Take nothing more, and end with the last session.
     Drain,
     /// End.

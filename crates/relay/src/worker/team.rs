@@ -29,7 +29,7 @@ impl Team {
     }
 
     /// Chooses the worker for one more session, which `here` has accepted, and counts the session there.
-    pub(super) fn place(&self, here: usize) -> usize {
+    pub(crate) fn place(&self, here: usize) -> usize {
         self.loads.place(here)
     }
 
@@ -39,8 +39,13 @@ impl Team {
         self.leave(chosen);
     }
 
+    /// A session begins at the worker that nobody has placed there.
+    pub(super) fn on_begin(&self, worker: usize) {
+        self.loads.0[worker].fetch_add(1, Ordering::Relaxed);
+    }
+
     /// A session of the worker has ended, or was never started.
-    pub(super) fn on_end(&self, worker: usize) {
+    pub(crate) fn on_end(&self, worker: usize) {
         self.loads.0[worker].fetch_sub(1, Ordering::Relaxed);
     }
 

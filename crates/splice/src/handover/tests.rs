@@ -6,11 +6,13 @@ use super::*;
 #[derive(Debug, Clone, Default)]
 struct MadeUp {
     is_heard: bool,
+    has_narrow_windows: bool,
     has_unsent: [bool; 2],
     is_ended: bool,
     is_grace_over: bool,
     offers_fit: bool,
     has_work: bool,
+    acknowledged: [Option<u32>; 2],
     received: [u32; 2],
     done: Vec<&'static str>,
     held: Option<Mapping>,
@@ -20,6 +22,10 @@ struct MadeUp {
 impl Connections for MadeUp {
     fn is_heard(&self, _: usize) -> bool {
         self.is_heard
+    }
+
+    fn scales_fit(&self) -> bool {
+        !self.has_narrow_windows
     }
 
     fn next_to_write(&mut self, side: usize) -> Result<Option<u32>, CallError> {
@@ -34,8 +40,12 @@ impl Connections for MadeUp {
         Ok(!self.is_ended)
     }
 
-    fn has_work(&mut self, _: usize) -> Result<bool, CallError> {
-        Ok(self.has_work)
+    fn pending_bytes(&mut self, _: usize) -> Result<Pending, CallError> {
+        Ok(Pending { unread: 0, unacknowledged: self.has_work.into() })
+    }
+
+    fn has_acknowledged(&self, side: usize, number: u32) -> bool {
+        self.acknowledged[side].is_some_and(|newest| newest.wrapping_sub(number).cast_signed() >= 0)
     }
 
     fn hold(&mut self, mapping: &Mapping) {
@@ -51,7 +61,7 @@ impl Connections for MadeUp {
         self.done.push("reset when closed");
     }
 
-    fn cut(&mut self, mapping: &Mapping) {
+    fn cut(&mut self, mapping: &Mapping, _: [u64; 2]) {
         self.done.push("cut");
         self.cut = Some(*mapping);
     }
@@ -107,6 +117,17 @@ fn the_cut_waits_until_offers_fit_and_all_programs_know() {
     assert_eq!(turn(&mut handover, &mut connections, &Streams::default()), Turn::Wait);
     assert_eq!(connections.done, ["hold", "reset when closed", "cut", "ask"]);
     assert_eq!(connections.held.map(|held| held.shifts), connections.cut.map(|cut| cut.shifts));
+}
+
+#[test]
+fn a_window_of_less_than_some_steps_is_waited_for() {
+    let mut handover = Handover::default();
+    let mut connections = MadeUp { is_heard: true, has_narrow_windows: true, ..MadeUp::default() };
+    assert_eq!(turn(&mut handover, &mut connections, &Streams::default()), Turn::Wait);
+    assert!(handover.waits_for_windows() && handover.progress() == Progress::Armed);
+    connections.has_narrow_windows = false;
+    assert_eq!(turn(&mut handover, &mut connections, &Streams::default()), Turn::Wait);
+    assert!(!handover.waits_for_windows() && handover.progress() == Progress::Held);
 }
 
 #[test]
@@ -171,4 +192,22 @@ fn what_comes_to_a_socket_after_all_is_delivered() {
     assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::Wait);
     connections.is_grace_over = true;
     assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::LetGo);
+}
+
+#[test]
+fn what_the_peers_have_acknowledged_is_delivered_though_the_sockets_have_not_heard_of_it() {
+    let (mut handover, mut connections) = held();
+    (connections.is_grace_over, connections.offers_fit) = (true, true);
+    turn(&mut handover, &mut connections, &Streams::default());
+    let streams = Streams { written: [5, 7], ended: [true; 2], end_written: [true; 2], ..Streams::default() };
+    connections.has_work = true;
+    // All but the end of one.
+    connections.acknowledged = [Some(1005), Some(2008)];
+    assert_eq!(turn(&mut handover, &mut connections, &streams), Turn::Wait);
+    assert_eq!(handover.progress(), Progress::Tail);
+    connections.acknowledged = [Some(1006), Some(2008)];
+    assert_eq!(turn(&mut handover, &mut connections, &streams), Turn::Wait);
+    assert_eq!(handover.progress(), Progress::Settling);
+    connections.is_grace_over = true;
+    assert_eq!(turn(&mut handover, &mut connections, &streams), Turn::LetGo);
 }

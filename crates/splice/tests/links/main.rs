@@ -3,8 +3,15 @@
 //!
 //! `HANDOVERS=N` makes so many of each test.
 
+mod agreed;
+mod attack;
+mod frames;
+mod line;
+mod paths;
 mod peers;
+mod places;
 mod relay;
+mod resets;
 mod stand;
 
 use std::process::ExitCode;
@@ -15,6 +22,7 @@ use truepeer_testbed::crowd::in_parallel;
 use truepeer_testbed::packets::Mischief;
 use truepeer_testbed::{Bed, Test};
 
+use crate::paths::Narrow;
 use crate::peers::Way;
 use crate::stand::Stand;
 
@@ -25,8 +33,14 @@ const WAYS: [(&str, Way); 4] = [
     ("resets", Way::Reset),
 ];
 
+/// Hand-overs of each test; with TRUEPEER_TEST_ALL, of the longer run. `tests/simulated` makes the many.
+const FEW: usize = 24;
+const MANY: usize = 1000;
+
 fn main() -> ExitCode {
-    let count = std::env::var("HANDOVERS").ok().and_then(|count| count.parse().ok()).unwrap_or(24);
+    let told = std::env::var("HANDOVERS").ok().and_then(|count| count.parse().ok());
+    let is_long = std::env::var_os("TRUEPEER_TEST_ALL").is_some();
+    let count: usize = told.unwrap_or(if is_long { MANY } else { FEW });
     let mut tests = Vec::new();
     for (name, way) in WAYS {
         for (link, share) in [("good_links", 0), ("bad_links", 20)] {
@@ -40,7 +54,67 @@ fn main() -> ExitCode {
             }
         }
     }
+    for v6 in [false, true] {
+        tests.extend(by_hand(v6));
+    }
+    tests.push(Test::new("a_session_behind_another_stays", frames::chained));
+    tests.push(Test::new(
+        "of_two_chained_sessions_that_leave_at_once_one_stays_at_least",
+        frames::chained_at_once,
+    ));
+    tests.push(Test::new(
+        "a_forgotten_flow_keeps_its_addresses",
+        places::a_forgotten_flow_keeps_its_addresses,
+    ));
+    tests.push(Test::new(
+        "an_heir_of_empty_tables_begins_flows",
+        places::an_heir_of_empty_tables_begins_flows,
+    ));
+    tests.push(Test::new("what_made_room_keeps_its_keys", places::what_made_room_keeps_its_keys));
     truepeer_testbed::main(tests)
+}
+
+/// Sessions whose relay does each step by hand.
+fn by_hand(v6: bool) -> Vec<Test> {
+    let family = if v6 { "ipv6" } else { "ipv4" };
+    let mut tests = Vec::new();
+    for (when, is_forgotten) in [("killed", false), ("forgotten", true)] {
+        tests
+            .push(Test::new(format!("a_reset_in_the_tail_is_believed_{when}_{family}"), move |bed: &Bed| {
+                resets::believed(bed, v6, is_forgotten)
+            }));
+    }
+    for (place, narrow) in [("a_router", Narrow::Router), ("the_relay", Narrow::Relay)] {
+        for (end, from) in [("sender", 0), ("backend", 1)] {
+            let name = format!("the_{end}_learns_of_a_path_that_shrinks_at_{place}_{family}");
+            tests.push(Test::new(name, move |bed: &Bed| paths::goes_on(bed, v6, narrow, from)));
+        }
+    }
+    tests.push(Test::new(format!("a_session_follows_the_route_{family}"), move |bed: &Bed| {
+        paths::follows_the_route(bed, v6)
+    }));
+    tests.push(Test::new(format!("a_session_leaves_beside_loopback_{family}"), move |bed: &Bed| {
+        agreed::leaves_beside_loopback(bed, v6)
+    }));
+    tests.push(Test::new(format!("a_window_of_less_than_a_step_stays_{family}"), move |bed: &Bed| {
+        agreed::a_window_of_less_than_a_step_stays(bed, v6)
+    }));
+    tests.push(Test::new(format!("a_third_host_changes_nothing_{family}"), move |bed: &Bed| {
+        attack::changes_nothing(bed, v6)
+    }));
+    tests.push(Test::new(format!("no_number_near_the_window_resets_{family}"), move |bed: &Bed| {
+        attack::sweep(bed, v6)
+    }));
+    tests.push(Test::new(format!("no_number_of_bytes_under_way_resets_{family}"), move |bed: &Bed| {
+        attack::sweep_in_flight(bed, v6)
+    }));
+    tests.push(Test::new(format!("a_syn_makes_room_a_second_after_a_reset_{family}"), move |bed: &Bed| {
+        attack::syn_after_reset(bed, v6)
+    }));
+    tests.push(Test::new(format!("a_tag_of_priority_goes_and_others_pass_{family}"), move |bed: &Bed| {
+        frames::tagged(bed, v6)
+    }));
+    tests
 }
 
 fn all_arrives(bed: &Bed, way: Way, share: usize, v6: bool, count: usize) -> Result<()> {

@@ -92,10 +92,12 @@ impl Relay {
         *self.shared.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The sessions that are still open.
+    /// The sessions that are still open, and the flows that were let go and have not ended.
     pub(crate) fn describe(&self) -> String {
         let open = self.shared.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.iter().map(|(number, what)| format!("session {number}: {what}\n")).collect()
+        let open = open.iter().map(|(number, what)| format!("session {number}: {what}\n"));
+        open.chain(self.shared.splices.unended().into_iter().map(|flow| format!("let go: {flow}\n")))
+            .collect()
     }
 }
 

@@ -4,6 +4,7 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -31,17 +32,40 @@ pub(crate) struct Serving {
     backend: Backend,
 }
 
+/// A BPF file system of the test's own.
+pub(crate) fn pins(bed: &Bed) -> Result<PathBuf> {
+    if !truepeer_bpf::are_built_in() {
+        return skip("built without clang: apt-get install clang libbpf-dev");
+    }
+    if !fs::read_to_string("/proc/self/uid_map")?.contains("4294967295") {
+        return skip("needs CAP_BPF in the machine's own user namespace: run as root");
+    }
+    let pins = bed.dir().join("bpf");
+    fs::create_dir_all(&pins)?;
+    rustix::mount::mount("bpf", &pins, "bpf", rustix::mount::MountFlags::empty(), None)?;
+    Ok(pins.join("splices"))
+}
+
+pub(crate) fn without_rp_filter(host: &Host) -> Result<()> {
+    host.run(|| -> Result<()> {
+        for device in fs::read_dir("/proc/sys/net/ipv4/conf")? {
+            fs::write(device?.path().join("rp_filter"), "0")?;
+        }
+        Ok(())
+    })?
+}
+
+/// The programs, on these devices of a host.
+pub(crate) fn attach(host: &Host, pins: &Path, devices: &[&str]) -> Result<Arc<Splices>> {
+    let device =
+        |name: &&str| Device { name: (*name).to_owned(), has_ethernet: true, has_strict_rp_filter: false };
+    let devices: Vec<Device> = devices.iter().map(device).collect();
+    Ok(host.run(|| Splices::attach(pins, &devices, FLOWS))??)
+}
+
 impl Stand {
     pub(crate) fn make(bed: &Bed, mischief: Mischief) -> Result<Stand> {
-        if !truepeer_bpf::are_built_in() {
-            return skip("built without clang: apt-get install clang libbpf-dev");
-        }
-        if !fs::read_to_string("/proc/self/uid_map")?.contains("4294967295") {
-            return skip("needs CAP_BPF in the machine's own user namespace: run as root");
-        }
-        let pins = bed.dir().join("bpf");
-        fs::create_dir_all(&pins)?;
-        rustix::mount::mount("bpf", &pins, "bpf", rustix::mount::MountFlags::empty(), None)?;
+        let pins = pins(bed)?;
         // Only one link damages: what both damage may look whole, since nobody but the peers looks at sums then.
         let links =
             [BadLink::make(bed, mischief, 1)?, BadLink::make(bed, Mischief { damaged: 0, ..mischief }, 2)?];
@@ -60,15 +84,8 @@ impl Stand {
             "route add fd78::2/128 dev back src fd78::1",
         ])?;
         backend.ip(&["addr add 10.78.0.2/32 dev wire", "addr add fd78::2/128 dev wire nodad"])?;
-        for device in ["all", "default", "wire", "back"] {
-            relay.run(|| fs::write(format!("/proc/sys/net/ipv4/conf/{device}/rp_filter"), "0"))??;
-        }
-        let devices = ["wire", "back"].map(|name| Device {
-            name: name.to_owned(),
-            has_ethernet: true,
-            has_strict_rp_filter: false,
-        });
-        let splices = relay.run(|| Splices::attach(&pins.join("splices"), &devices, FLOWS))??;
+        without_rp_filter(&relay)?;
+        let splices = attach(&relay, &pins, &["wire", "back"])?;
         Ok(Stand { sender, relay, backend, splices, _links: links })
     }
 

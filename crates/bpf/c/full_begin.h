@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* The backend has answered: a flow begins, or truepeer takes the connection. */
+#pragma once
+#include "full_dial.h"
+
+/* To loopback. What came by it has a route, and keeps it on its way out: without one the kernel takes loopback's addresses for martians. */
+static __always_inline __u64 by_loopback(struct __sk_buff *skb)
+{
+	return skb->ifindex == LOOPBACK ? 0 : BPF_F_INGRESS;
+}
+
+/* To the sender's device, as if its header came again: then its listener takes it. */
+static __always_inline int give_back(struct __sk_buff *skb, const struct segment *segment, struct dial *dial, const struct flow_key *key)
+{
+	struct making *making = new_making(&key->sender, key->sender_port, &key->local, key->local_port);
+	__u32 device = dial->device;
+
+	dial->state = GIVEN_UP;
+	if (!making)
+		return lose_for(FULL_FAILED);
+	making->tcp.seq = bpf_htonl(dial->isn + 1);
+	making->tcp.ack_seq = bpf_htonl(dial->our_isn + 1);
+	making->tcp.ack = making->tcp.psh = 1;
+	making->tcp.window = dial->window;
+	with_timestamps(making, dial->tsval, dial->tsecr);
+	making->payload_len = dial->have;
+	if (make(skb, segment, making, dial))
+		return lose_for(FULL_FAILED);
+	bpf_skb_store_bytes(skb, 0, dial->link, sizeof(dial->link), 0);
+	return bpf_redirect(device, device == LOOPBACK ? by_loopback(skb) : BPF_F_INGRESS);
+}
+
+/* The backend is told, and truepeer asks it anew. */
+static __always_inline int undo(struct __sk_buff *skb, struct segment *segment, struct dial *dial, const struct flow_key *key,
+				enum full_counter reason)
+{
+	struct ethhdr link;
+
+	mark_down(reason);
+	if (become_reset(skb, segment) || bpf_skb_load_bytes(skb, 0, &link, sizeof(link)))
+		return lose_for(FULL_FAILED);
+	swap_link_addresses(skb);
+	bpf_clone_redirect(skb, skb->ifindex, skb->ifindex == LOOPBACK ? BPF_F_INGRESS : 0);
+	return give_back(skb, segment, dial, key);
+}
+
+struct backend_offer {
+	struct timestamps timestamps;
+	__u16 mss;
+	__u8 scale;
+};
+
+/* Nonzero: not all of what senders are promised. */
+static __always_inline int read_offer(struct __sk_buff *skb, const struct segment *segment, struct backend_offer *offer)
+{
+	struct options *options = read_options(skb, segment);
+
+	if (!options || read_timestamps(options, &offer->timestamps) || !options->sack_permitted || !options->window_scale)
+		return -1;
+	offer->mss = maximum_segment_size(options);
+	offer->scale = window_scale(options);
+	return 0;
+}
+
+/* As the sockets of a relayed session would have left it. */
+static __always_inline void fill_in(struct spliced *flow, const struct segment *segment, const struct dial *dial, const struct flow_key *key,
+				    const struct backend_offer *offer, __u32 window)
+{
+	struct face *down = &flow->faces[0], *up = &flow->faces[1];
+	__u32 header_end = dial->isn + 1 + dial->header_len, data = dial->have - dial->header_len;
+	__u32 sender_window = (__u32)bpf_ntohs(dial->window) << (dial->scale & 15);
+
+	__builtin_memset(flow, 0, sizeof(*flow));
+	flow->listener = dial->listener;
+
+	down->key = *key;
+	down->shift = dial->up_isn + 1 - header_end;
+	down->nxt = down->una = dial->our_isn + 1;
+	down->ack = header_end;
+	down->edge = header_end + window;
+	down->end = header_end + data;
+	down->max_window = sender_window;
+	down->said_edge = down->una + sender_window;
+	down->peer_scale = dial->scale;
+	down->own_scale = OWN_SCALE;
+	down->has_timestamps = 1;
+	down->ts_shift = dial->up_tsval - dial->tsval;
+	down->tsval = milliseconds() + dial->clock + CLOCK_LEAD;
+	down->device = dial->device;
+	down->bytes = data;
+	down->known = TOLD | SAID | CLOCK | SAID_CLOCK | TS_SHIFT | CUT;
+
+	up->key = dial->up;
+	up->shift = dial->our_isn - segment->seq;
+	up->nxt = dial->up_isn + 1 + data;
+	up->una = dial->up_isn + 1;
+	up->ack = up->end = segment->seq + 1;
+	up->edge = up->ack + sender_window;
+	up->max_window = window;
+	up->said_edge = up->una + window;
+	up->peer_scale = offer->scale;
+	up->own_scale = dial->scale;
+	up->has_timestamps = 1;
+	up->ts_shift = down->tsval - offer->timestamps.value;
+	up->tsval = dial->up_tsval;
+	up->device = dial->up_device;
+	up->known = TOLD | SAID | CLOCK | SAID_CLOCK | TS_SHIFT | CUT;
+}
+
+static __always_inline int is_turned_known(const struct flow_key *key)
+{
+	struct flow_key turned = turned_key(key);
+
+	return !!slot_of_flow(&turned);
+}
+
+/* The addresses are the flow's from now on. Nonzero: they are another's, or the peer is another session of this host: what is translated from
+ * loopback to loopback does not come in again, so that one would never see it. That session is looked for only after both keys stand: of two that begin
+ * at once, at least one sees the other. */
+static __always_inline int enter(struct spliced *flow, __u32 place)
+{
+	__u32 down = place << 1, up = down | 1;
+
+	if (enter_key(&flow->faces[1].key, up))
+		return -1;
+	int is_refused = enter_key(&flow->faces[0].key, down);
+
+	if (!is_refused && (flow->faces[0].device == LOOPBACK || flow->faces[1].device == LOOPBACK) &&
+	    (is_turned_known(&flow->faces[0].key) || is_turned_known(&flow->faces[1].key))) {
+		remove_key(&flow->faces[0].key, down);
+		is_refused = 1;
+	}
+	if (is_refused) {
+		remove_key(&flow->faces[1].key, up);
+		return -1;
+	}
+	/* Last: from now on truepeer may find it. */
+	__sync_val_compare_and_swap((__u32 *)&flow->stage, SPLICE_FREE, SPLICE_SPLICED);
+	return 0;
+}
+
+/* The header has come, and what the backend takes: a copy, by the link addresses of the sender's segment. */
+static __always_inline int tell_sender(struct __sk_buff *skb, const struct segment *segment, const struct dial *dial, const struct face *down,
+				       __u32 window)
+{
+	struct making *making = new_making(&down->key.local, down->key.local_port, &down->key.sender, down->key.sender_port);
+	struct ethhdr none = {};
+
+	if (!making)
+		return -1;
+	making->tcp.seq = bpf_htonl(down->nxt);
+	making->tcp.ack_seq = bpf_htonl(down->ack);
+	making->tcp.ack = 1;
+	making->tcp.window = scaled(window, down);
+	with_timestamps(making, down->tsval, dial->tsval);
+	if (make(skb, segment, making, 0))
+		return -1;
+	/* A tag of VLAN 0 says a priority on the wire that the backend's segment came by. */
+	if (skb->vlan_present && bpf_skb_vlan_pop(skb))
+		return -1;
+	if (down->device == LOOPBACK) {
+		bpf_skb_store_bytes(skb, 0, &none, ETH_ALEN * 2, 0);
+		return bpf_clone_redirect(skb, LOOPBACK, by_loopback(skb));
+	}
+	bpf_skb_store_bytes(skb, 0, dial->link + ETH_ALEN, ETH_ALEN, 0);
+	bpf_skb_store_bytes(skb, ETH_ALEN, dial->link, ETH_ALEN, 0);
+	return bpf_clone_redirect(skb, down->device, 0);
+}
+
+/* The backend's SYN-ACK becomes what answers it: with the bytes that were held. */
+static __always_inline int tell_backend(struct __sk_buff *skb, const struct segment *segment, const struct dial *dial, const struct face *up,
+					const struct backend_offer *offer)
+{
+	struct making *making = new_making(&up->key.local, up->key.local_port, &up->key.sender, up->key.sender_port);
+
+	if (!making)
+		return lose_for(FULL_FAILED);
+	making->tcp.seq = bpf_htonl(up->una);
+	making->tcp.ack_seq = bpf_htonl(up->ack);
+	making->tcp.ack = 1;
+	making->tcp.window = dial->window;
+	/* As the SYN's: what the sender has sent since is translated from it on, and would be old by a later one (PAWS). */
+	with_timestamps(making, dial->up_tsval, offer->timestamps.value);
+	making->payload_from = dial->header_len;
+	making->payload_len = dial->have - dial->header_len;
+	making->tcp.psh = !!making->payload_len;
+	skb->mark = dial->up_mark;
+	if (make(skb, segment, making, dial))
+		return lose_for(FULL_FAILED);
+	return send_by(skb, up->device);
+}
+
+static __always_inline int begin(struct __sk_buff *skb, struct segment *segment, struct dial *dial, const struct flow_key *key)
+{
+	struct backend_offer offer = {};
+	__u32 place;
+
+	if (read_offer(skb, segment, &offer))
+		return undo(skb, segment, dial, key, BACKEND_DIFFERS);
+	if (take_place(&place))
+		return undo(skb, segment, dial, key, NO_PLACE);
+	struct spliced *flow = bpf_map_lookup_elem(&ts_flows, &place);
+	if (!flow)
+		return lose_for(FULL_FAILED);
+	/* The window of a SYN-ACK has no scale. */
+	__u32 window = bpf_ntohs(window_in(skb, segment));
+	fill_in(flow, segment, dial, key, &offer, window);
+	if (enter(flow, place))
+		return undo(skb, segment, dial, key, TUPLE_TAKEN);
+	mark_down(BEGUN);
+	if (tell_sender(skb, segment, dial, &flow->faces[0], window))
+		mark_down(FULL_FAILED);
+	return tell_backend(skb, segment, dial, &flow->faces[1], &offer);
+}

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* Sessions that the kernel makes by itself: the sender's handshake, its header, the backend's handshake. It runs behind splice_in, which knows the
+ * sessions that stand.
+ *
+ *   sender                 full_in                                                            backend
+ *   SYN ──────────────────▶ nothing is remembered
+ *     ◀────────── SYN-ACK  a cookie; a window of what can be held
+ *   ACK ──────────────────▶ dropped
+ *   header, bytes ────────▶ judged, held; becomes ───────────────────────────────── SYN ─────▶ from the client
+ *     ◀──────────── ACK ── a copy: the header has come ◀──────────────────────── SYN-ACK ───
+ *                           the SYN-ACK becomes its answer, with the held bytes ────── ACK ───▶
+ *   everything else: splice_in
+ */
+#include "full_begin.h"
+
+/* After so long, truepeer connects once more and the answer is learnt anew. */
+#define KNOWN_FOR_NS 60000000000LL
+
+static __always_inline struct full_backend *known_backend(const struct full_listener *listener, __u64 now)
+{
+	struct full_backend *backend = backend_at(&listener->backend, listener->backend_port);
+
+	if (!backend || !backend->learnt_ns || (__s64)(now - backend->learnt_ns) > KNOWN_FOR_NS)
+		return 0;
+	return backend;
+}
+
+#define LOOKS_WITHIN_NS 2000000000LL
+
+static __always_inline int is_truepeer_there(__u64 now)
+{
+	__u32 only = 0;
+	__u64 *looked = bpf_map_lookup_elem(&tf_looked, &only);
+
+	return looked && (__s64)(now - *looked) < LOOKS_WITHIN_NS;
+}
+
+/* It has ended so long ago that no answer of its time is good any more. */
+static __always_inline int is_over(const struct full_listener *listener)
+{
+	return listener->left_s && (__u32)(bpf_ktime_get_ns() / 1000000000ULL) - listener->left_s > COOKIE_LIFE_MS / 1000;
+}
+
+static __always_inline __u32 mss_by_mtu(struct __sk_buff *skb, __u8 version)
+{
+	__u32 mtu = 0;
+
+	if (bpf_check_mtu(skb, 0, &mtu, 0, 0) || mtu < 576 || mtu > 65535 + 40)
+		return 0;
+	return mtu - (version == 4 ? 40 : 60);
+}
+
+/* Where this host forwards, the route says by which device the kernel would answer this sender. Otherwise the kernel does not tell, and it is
+ * learnt from its own answer (full_out). 0: not by the device that its SYN came by, or not known. */
+GLOBAL __u32 learn_sender_by_route(struct __sk_buff *skb, const struct ip *ip)
+{
+	struct bpf_fib_lookup route = { .ifindex = skb->ifindex, .l4_protocol = IPPROTO_TCP };
+	struct full_sender sender = { .device = skb->ifindex };
+
+	if (!ip || !(sender.own_mss = mss_by_mtu(skb, ip->version)))
+		return 0;
+	set_ends(&route, ip->version, &ip->destination, &ip->source);
+	long fate = bpf_fib_lookup(skb, &route, sizeof(route), 0);
+	if ((fate != BPF_FIB_LKUP_RET_SUCCESS && fate != BPF_FIB_LKUP_RET_NO_NEIGH) || route.ifindex != skb->ifindex)
+		return 0;
+	return bpf_map_update_elem(&tf_senders, &ip->source, &sender, BPF_ANY) ? 0 : sender.own_mss;
+}
+
+/* The longest segment that goes to the sender of a SYN. 0: it came by another device than that of the route to its sender, and may be forged. On
+ * loopback nobody else is. */
+static __always_inline __u32 own_mss_towards(struct __sk_buff *skb, const struct segment *segment)
+{
+	if (skb->ifindex == LOOPBACK)
+		return mss_by_mtu(skb, segment->ip.version);
+	struct full_sender *sender = bpf_map_lookup_elem(&tf_senders, &segment->ip.source);
+	if (!sender)
+		return learn_sender_by_route(skb, &segment->ip);
+	return sender->device == skb->ifindex ? sender->own_mss : 0;
+}
+
+/* Everything that is not quite usual passes: the kernel makes the connection, and truepeer relays it. */
+static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *segment, const struct full_listener *listener,
+				  const struct flow_key *key)
+{
+	__u64 now = bpf_ktime_get_ns();
+
+	/* One that offers ECN gets an answer without it. */
+	if ((segment->flags & ~(ECE | CWR)) != SYN || segment->payload_len || !is_plain(segment))
+		return PASS;
+	if (listener->left_s || !is_truepeer_there(now))
+		return PASS;
+	/* A session that the kernel makes towards this listener: its sender is no socket that the answer could come up to. */
+	struct flow_key turned = turned_key(key);
+	if (skb->ifindex == LOOPBACK && slot_of_dial(&turned))
+		return PASS;
+	if (sender_rule(&key->sender, listener->group) != RULE_REQUIRE)
+		return PASS;
+	struct full_backend *backend = known_backend(listener, now);
+	if (!backend || !has_place())
+		return PASS;
+	__u32 own_mss = own_mss_towards(skb, segment);
+	if (!own_mss)
+		return PASS;
+	struct timestamps timestamps;
+	struct options *options = read_options(skb, segment);
+	if (!options || read_timestamps(options, &timestamps) || !options->sack_permitted || !options->window_scale)
+		return PASS;
+	if (options->signature || options->mptcp || options->fastopen)
+		return PASS;
+	__u16 mss = maximum_segment_size(options);
+	struct agreed_on agreed = { skb->ifindex, options_of(window_scale(options), mss < own_mss ? mss : own_mss) };
+	/* The address of a listener that has one is this host's. */
+	if ((listener->is_any && !is_for_this_host(skb, &segment->ip, IPPROTO_TCP)) || socket_there(skb, segment) != LISTENER_THERE || !is_intact(skb, segment))
+		return PASS;
+	struct making *making = new_making(&key->local, key->local_port, &key->sender, key->sender_port);
+	if (!making)
+		return lose_for(FULL_FAILED);
+	making->tcp.seq = bpf_htonl(cookie_of(key, &agreed, segment->seq, now));
+	making->tcp.ack_seq = bpf_htonl(segment->seq + 1);
+	making->tcp.syn = making->tcp.ack = 1;
+	making->tcp.window = bpf_htons(HOLD);
+	__u32 clock = clock_with_options(clock_towards(&key->local, &key->sender, now), agreed.options);
+	with_syn_options(making, backend->mss < backend->own_mss ? backend->mss : backend->own_mss, OWN_SCALE, clock, timestamps.value);
+	if (make(skb, segment, making, 0))
+		return lose_for(FULL_FAILED);
+	mark_down(SYN_ANSWERED);
+	return answer(skb);
+}
+
+/* Behind our SYN-ACK: what the sender says first. */
+static __always_inline int on_first(struct __sk_buff *skb, const struct segment *segment, const struct full_listener *listener,
+				    const struct flow_key *key, __u32 options, const struct timestamps *timestamps)
+{
+	struct agreed_on agreed = { skb->ifindex, options };
+	struct workbench *bench = workbench();
+	__u64 now = bpf_ktime_get_ns();
+	__u32 offset = clock_towards(&key->local, &key->sender, 0), clock = (__u32)(now / 1000000) + offset;
+
+	/* It has been silent for too long: a sender that hears nothing would repeat its header for a quarter of an hour. */
+	if (is_echo_too_old(clock, timestamps->echo)) {
+		if (!is_plain(segment) || !is_intact(skb, segment) || become_reset(skb, segment))
+			return lose_for(NOT_OURS);
+		return answer(skb);
+	}
+	/* The cookie covers the device: this segment came by the one that on_syn() checked. */
+	if (!is_our_cookie(key, &agreed, segment->ack, segment->seq - 1, now) || !is_echo_of_ours(clock, timestamps->echo))
+		return lose_for(TOO_EARLY);
+	if (!bench || !is_intact(skb, segment))
+		return lose_for(NOT_OURS);
+	if ((listener->left_s && !listener->is_draining) || !is_truepeer_there(now))
+		return hand_over(skb, segment, options, timestamps);
+	if (segment->flags & FIN || segment->payload_len > HOLD || !is_plain(segment) ||
+	    sender_rule(&key->sender, listener->group) != RULE_REQUIRE || read_start(skb, segment, bench) ||
+	    !is_clear(bench, segment, listener))
+		return hand_over(skb, segment, options, timestamps);
+	return dial_backend(skb, segment, listener, key, &bench->header, options, timestamps, offset, now);
+}
+
+static __always_inline int on_downstream(struct __sk_buff *skb, const struct segment *segment, const struct full_listener *listener)
+{
+	struct flow_key key = key_in(segment);
+	struct timestamps timestamps = {};
+
+	if (segment->flags & SYN)
+		return on_syn(skb, segment, listener, &key);
+	struct dial *dial = 0;
+	if (segment->flags & RST) {
+		if (find_dial(&key, 0, &dial) != FOUND || !dial)
+			return PASS;
+		if (segment->seq - (dial->isn + 1) <= dial->have && is_intact(skb, segment))
+			forget_dial(dial);
+		leave_lock(dial);
+		return PASS;
+	}
+	if (!(segment->flags & ACK) || !is_of_our_handshake(&key, segment->ack))
+		return PASS;
+	/* By chance, a forwarded connection to a port of this number. */
+	if (listener->is_any && !is_for_this_host(skb, &segment->ip, IPPROTO_TCP))
+		return PASS;
+	int has_timestamps = !read_only_timestamps(skb, segment, &timestamps) || !read_timestamps(read_options(skb, segment), &timestamps);
+	__u32 options = timestamps.echo & OPTION_MASK;
+	enum found_dial found = find_dial(&key, 0, &dial);
+	if (found == IS_BUSY)
+		return lose_for(TOO_EARLY);
+	if (found == FOUND && dial) {
+		int fate = has_timestamps ? on_dialling(skb, segment, dial, options, &timestamps) : lose_for(NOT_OURS);
+		leave_lock(dial);
+		return fate;
+	}
+	/* Ours, or already that of a socket that took the connection. */
+	if (socket_there(skb, segment) == OTHER_THERE)
+		return PASS;
+	/* The ACK that ends the handshake says nothing that the header does not say. */
+	if (!segment->payload_len && !(segment->flags & FIN))
+		return DROP;
+	if (!has_timestamps)
+		return lose_for(NOT_OURS);
+	return on_first(skb, segment, listener, &key, options, &timestamps);
+}
+
+/* The answer to a SYN of the kernel's own. */
+static __always_inline int learn_backend(struct __sk_buff *skb, const struct segment *segment)
+{
+	struct full_backend *backend = backend_at(&segment->ip.source, segment->source_port);
+	struct backend_offer offer = {};
+
+	if (!backend || segment->flags != (SYN | ACK) || segment->ack != backend->asked_isn + 1 || skb->ifindex != backend->asked_by ||
+	    segment->destination_port != backend->asked_port ||
+	    !is_same_address(&segment->ip.destination, &backend->asked_as) || !is_intact(skb, segment))
+		return PASS;
+	if (read_offer(skb, segment, &offer)) {
+		backend->learnt_ns = 0;
+		return PASS;
+	}
+	backend->device = backend->asked_by;
+	backend->mark = backend->asked_mark;
+	backend->own_mss = backend->asked_mss;
+	backend->mss = offer.mss;
+	backend->learnt_ns = bpf_ktime_get_ns();
+	mark_down(LEARNT_BACKEND);
+	return PASS;
+}
+
+/* Not at each session: other CPUs read it. */
+static __always_inline void learn_again(struct full_backend *backend, int is_good)
+{
+	__u64 now = bpf_ktime_get_ns();
+
+	if (!is_good)
+		backend->learnt_ns = 0;
+	else if ((__s64)(now - backend->learnt_ns) > KNOWN_FOR_NS / 60)
+		backend->learnt_ns = now;
+}
+
+/* The backend's answer to the SYN of a dial. Under its lock. */
+static __always_inline int on_answer(struct __sk_buff *skb, struct segment *segment, struct dial *dial)
+{
+	struct full_backend *backend = backend_at(&dial->up.sender, dial->up.sender_port);
+
+	/* Of an older connection, whose end is the kernel's business. */
+	if (segment->ack != dial->up_isn + 1 || skb->ifindex != dial->up_device)
+		return PASS;
+	if (!is_intact(skb, segment) || !is_plain(segment) || dial->state != DIALLING)
+		return lose_for(NOT_OURS);
+	if (segment->flags & RST) {
+		if (backend)
+			backend->learnt_ns = 0;
+		mark_down(BACKEND_SAID_NO);
+		return give_back(skb, segment, dial, &dial->down);
+	}
+	int fate = begin(skb, segment, dial, &dial->down), has_begun = dial->state == DIALLING;
+	if (backend)
+		learn_again(backend, has_begun);
+	if (has_begun)
+		forget_dial(dial);
+	return fate;
+}
+
+static __always_inline int on_upstream(struct __sk_buff *skb, struct segment *segment)
+{
+	struct flow_key up = key_in(segment);
+	struct dial *dial = 0;
+	enum found_dial found = find_dial(&up, 1, &dial);
+
+	if (found == NONE_FOUND)
+		return learn_backend(skb, segment);
+	/* A reset as well: it comes again, with the SYN. */
+	if (found == IS_BUSY || !dial)
+		return lose_for(TOO_EARLY);
+	int fate = on_answer(skb, segment, dial);
+	leave_lock(dial);
+	return fate;
+}
+
+SEC("classifier")
+int full_in(struct __sk_buff *skb)
+{
+	struct segment segment = {};
+
+	if (skb->cb[0] == TRANSLATED || skb->pkt_type != 0 /* PACKET_HOST */ || read_segment(skb, &segment))
+		return PASS;
+	struct full_listener *listener = listener_at(&segment.ip.destination, segment.destination_port, segment.ip.version);
+	if (listener && !is_over(listener))
+		return on_downstream(skb, &segment, listener);
+	if ((segment.flags & (SYN | ACK)) == (SYN | ACK) || segment.flags & RST)
+		return on_upstream(skb, &segment);
+	return PASS;
+}
+
+char _license[] SEC("license") = "Dual MIT/GPL";

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* For tests only: full_in, which stops once between the look-up of a dial and its lock, until the test lets it go. What other CPUs do in that
+ * moment is then certain. src/full/door.rs is the other side. */
+#include "full_layout.h"
+
+struct full_stop {
+	__u32 is_wanted;
+	__u32 has_come;
+	__u32 may_go;
+	__u32 has_gone; /* by itself: nobody has let it go for so long */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct full_stop);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tf_stop SEC(".maps");
+
+/* BPF_MAX_LOOPS: some 50 ms. All together, as long as a busy machine needs to let another thread run. */
+#define LOOKS (1 << 23)
+#define WAITS 32
+
+static volatile struct full_stop *full_stop(void)
+{
+	__u32 only = 0;
+	return bpf_map_lookup_elem(&tf_stop, &only);
+}
+
+static long look(__u32 number, void *context)
+{
+	volatile struct full_stop *stop = full_stop();
+
+	(void)number, (void)context;
+	return !stop || stop->may_go;
+}
+
+static __always_inline void stop_here(void)
+{
+	volatile struct full_stop *stop = full_stop();
+
+	if (!stop || __sync_val_compare_and_swap((__u32 *)&stop->is_wanted, 1, 0) != 1)
+		return;
+	stop->has_come = 1;
+	for (__u32 i = 0; i < WAITS && !stop->may_go; i++)
+		bpf_loop(LOOKS, look, 0, 0);
+	stop->has_gone = !stop->may_go;
+}
+
+#define BEFORE_LOCK() stop_here()
+#include "full_in.bpf.c"

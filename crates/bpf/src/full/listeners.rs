@@ -1,0 +1,269 @@
+//! What the programs need of a listener: its addresses, its backends, its lists.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use aya::maps::MapError;
+use ipnet::IpNet;
+use truepeer_policy::{Claims, HeaderRule, PrefixSet};
+
+use super::begun::monotonic_ns;
+use super::layout::{Endpoint, RawBackend, RawListener, RawPort, address_of, endpoint};
+use super::{Full, Tables};
+use crate::tables::write;
+use crate::{AttachError, trie};
+
+/// The group of this host's addresses. Those before it are the listeners'.
+pub(super) const OWN_ADDRESSES: u8 = crate::groups::MAX_GROUPS - 1;
+
+/// An answer to a SYN is good for two minutes and some seconds (`COOKIE_LIFE_MS`).
+const ANSWERS_GOOD_S: u32 = 140;
+
+/// Some senders have connected, but have sent nothing yet. Who serves them after a listener has left the kernel's programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unspoken {
+    /// The listener's socket takes them.
+    ToListener,
+    /// The socket is about to be closed: the kernel still makes their sessions, where nothing is left to decide.
+    ByKernel,
+}
+
+/// A listener whose sessions the kernel may make.
+#[derive(Debug, Clone)]
+pub struct Served {
+    /// Where it listens.
+    pub listens: SocketAddr,
+    /// `[::]` takes IPv4 connections, too.
+    pub is_dual: bool,
+    /// For IPv4 clients that come by IPv4.
+    pub ipv4: Option<SocketAddr>,
+    /// For IPv6 clients that come by IPv6.
+    pub ipv6: Option<SocketAddr>,
+    /// Who may send.
+    pub senders: PrefixSet,
+    /// Only connections that must begin with a header are the kernel's.
+    pub header: HeaderRule,
+    /// Other rules for senders among them.
+    pub exceptions: BTreeMap<IpNet, HeaderRule>,
+    /// Clients that may not be claimed, or are refused: truepeer tells their senders so.
+    pub claims: Claims,
+    /// This host's addresses, which may not be claimed either.
+    pub own_addresses: BTreeSet<IpAddr>,
+    /// The longest header.
+    pub header_max: usize,
+}
+
+impl Served {
+    /// A listener for each family: with its backend.
+    fn families(&self) -> impl Iterator<Item = (u8, IpAddr, SocketAddr)> {
+        let unmapped = self.listens.ip().to_canonical();
+        let any_v4 = IpAddr::from(std::net::Ipv4Addr::UNSPECIFIED);
+        let v4 = match unmapped {
+            IpAddr::V4(_) => Some(unmapped),
+            IpAddr::V6(ip) => (self.is_dual && ip.is_unspecified()).then_some(any_v4),
+        };
+        let v6 = unmapped.is_ipv6().then_some(unmapped);
+        let with = |version, at: Option<IpAddr>, backend: Option<SocketAddr>| {
+            let same = backend.filter(|backend| backend.is_ipv4() == (version == 4));
+            at.zip(same).map(|(at, backend)| (version, at, backend))
+        };
+        [with(4, v4, self.ipv4), with(6, v6, self.ipv6)].into_iter().flatten()
+    }
+
+    /// Whether the kernel can make any of its sessions: listener and backend are of the same family.
+    pub fn is_possible(&self) -> bool {
+        self.families().next().is_some()
+    }
+}
+
+impl Full {
+    /// From now on the kernel makes sessions of this listener. `number` comes back with each ([`super::Begun`]). Called again: new rules.
+    ///
+    /// # Errors
+    /// What the kernel says; there are too many listeners.
+    pub fn serve(&self, number: u16, served: &Served) -> Result<(), AttachError> {
+        let mut tables = self.tables();
+        let before = tables.group_of(number);
+        let group = match (tables.free_group(), before) {
+            (Ok(free), _) => free,
+            // Without senders, its connections are truepeer's for a moment. The other lists say whom to refuse, and stay until then.
+            (Err(_), Some(before)) => {
+                tables.empty_senders(before)?;
+                before
+            }
+            (Err(failure), None) => return Err(failure),
+        };
+        let lists = [
+            trie::claims(&served.claims, &served.own_addresses),
+            trie::denied(&served.claims),
+            trie::senders(&served.senders, served.header, &served.exceptions),
+        ];
+        tables.set_lists(group, &lists)?;
+        tables.groups[usize::from(group)] = Some(number);
+        tables.remove_forgotten()?;
+        let mut ports = Vec::new();
+        for (version, at, backend) in served.families() {
+            tables.add_backend(backend)?;
+            let raw = RawListener {
+                address: address_of(at),
+                backend: address_of(backend.ip()),
+                backend_port: backend.port().to_be_bytes(),
+                group,
+                is_any: at.is_unspecified().into(),
+                number: number.into(),
+                header_max: u32::try_from(served.header_max).unwrap_or(u32::MAX),
+                left_s: 0,
+                is_draining: 0,
+            };
+            let port = RawPort { port: served.listens.port().to_be_bytes(), version, unused: 0 };
+            tables.listeners.insert(port, raw, 0).map_err(AttachError::map("writing", "tf_listeners"))?;
+            ports.push(port);
+        }
+        // Those that the listener has no more.
+        tables.leave_ports(number, &ports, Unspoken::ToListener)?;
+        match before {
+            Some(before) if before != group => tables.forget_group(before),
+            _ => Ok(()),
+        }
+    }
+
+    /// The kernel answers no more senders of this listener.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn leave(&self, number: u16, unspoken: Unspoken) -> Result<(), AttachError> {
+        let mut tables = self.tables();
+        tables.leave_ports(number, &[], unspoken)?;
+        match tables.group_of(number) {
+            // The kernel still asks them.
+            Some(_) if unspoken == Unspoken::ByKernel => Ok(()),
+            Some(group) => tables.forget_group(group),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Tables {
+    fn group_of(&self, number: u16) -> Option<u8> {
+        let at = self.groups.iter().position(|owner| *owner == Some(number))?;
+        u8::try_from(at).ok()
+    }
+
+    fn free_group(&self) -> Result<u8, AttachError> {
+        let free = self.groups.iter().position(Option::is_none);
+        free.and_then(|at| u8::try_from(at).ok()).ok_or(AttachError::TooManyListeners)
+    }
+
+    fn set_lists(
+        &mut self,
+        group: u8,
+        [claims, denied, senders]: &[Vec<trie::Entry>; 3],
+    ) -> Result<(), AttachError> {
+        // The senders last: until they are there, the programs do nothing.
+        write(&mut self.claims, "tp_claims", group, claims)?;
+        write(&mut self.denied, "tp_denied", group, denied)?;
+        write(&mut self.senders, "tp_senders", group, senders)
+    }
+
+    pub(super) fn set_own_addresses(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<(), AttachError> {
+        write(&mut self.denied, "tp_denied", OWN_ADDRESSES, &trie::hosts(addresses))
+    }
+
+    fn forget_group(&mut self, group: u8) -> Result<(), AttachError> {
+        self.groups[usize::from(group)] = None;
+        self.empty_senders(group)?;
+        self.set_lists(group, &Default::default())
+    }
+
+    /// From now on the programs do nothing for this group's listener.
+    fn empty_senders(&mut self, group: u8) -> Result<(), AttachError> {
+        write(&mut self.senders, "tp_senders", group, &[])
+    }
+
+    fn entries(&self) -> Result<Vec<(RawPort, RawListener)>, AttachError> {
+        let found: Result<_, MapError> = self.listeners.iter().collect();
+        found.map_err(AttachError::map("reading", "tf_listeners"))
+    }
+
+    /// All of this listener but these. They are not removed: senders that the kernel has answered would be reset.
+    fn leave_ports(&mut self, number: u16, kept: &[RawPort], unspoken: Unspoken) -> Result<(), AttachError> {
+        for (port, mut raw) in self.entries()? {
+            if raw.number == number.into() && raw.left_s == 0 && !kept.contains(&port) {
+                raw.left_s = now_s();
+                raw.is_draining = (unspoken == Unspoken::ByKernel).into();
+                self.listeners.insert(port, raw, 0).map_err(AttachError::map("writing", "tf_listeners"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Those that have been left so long ago that no answer of theirs is good any more.
+    fn remove_forgotten(&mut self) -> Result<(), AttachError> {
+        let now = now_s();
+        for (port, raw) in self.entries()? {
+            if raw.left_s != 0 && now.saturating_sub(raw.left_s) > ANSWERS_GOOD_S {
+                self.listeners.remove(&port).map_err(AttachError::map("removing from", "tf_listeners"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is known of it already stays.
+    fn add_backend(&mut self, backend: SocketAddr) -> Result<(), AttachError> {
+        const NO_EXIST: u64 = 1;
+        let key: Endpoint = endpoint(backend);
+        match self.backends.insert(key, RawBackend::UNKNOWN, NO_EXIST) {
+            Err(error) if self.backends.get(&key, 0).is_err() => {
+                Err(AttachError::map("writing", "tf_backends")(error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The monotonic clock. Never 0.
+fn now_s() -> u32 {
+    u32::try_from(monotonic_ns() / 1_000_000_000).unwrap_or(u32::MAX).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn served(listens: &str, is_dual: bool, ipv4: &str, ipv6: &str) -> Served {
+        Served {
+            listens: listens.parse().unwrap(),
+            is_dual,
+            ipv4: ipv4.parse().ok(),
+            ipv6: ipv6.parse().ok(),
+            senders: PrefixSet::loopback(),
+            header: HeaderRule::Require,
+            exceptions: BTreeMap::new(),
+            claims: Claims::default(),
+            own_addresses: BTreeSet::new(),
+            header_max: 536,
+        }
+    }
+
+    fn families(served: &Served) -> Vec<(u8, String)> {
+        served.families().map(|(version, at, _)| (version, at.to_string())).collect()
+    }
+
+    #[test]
+    fn a_family_is_served_where_listener_and_backend_have_it() {
+        let v4 = served("0.0.0.0:443", false, "10.0.0.2:80", "[fd00::2]:80");
+        assert_eq!(families(&v4), [(4, "0.0.0.0".to_owned())]);
+        let both = served("[::]:443", true, "10.0.0.2:80", "[fd00::2]:80");
+        assert_eq!(families(&both), [(4, "0.0.0.0".to_owned()), (6, "::".to_owned())]);
+        assert_eq!(
+            families(&served("[::]:443", false, "10.0.0.2:80", "[fd00::2]:80")),
+            [(6, "::".to_owned())]
+        );
+        assert_eq!(
+            families(&served("[::1]:443", true, "10.0.0.2:80", "[fd00::2]:80")),
+            [(6, "::1".to_owned())]
+        );
+        assert!(!served("10.0.0.1:443", false, "none", "[fd00::2]:80").is_possible());
+        assert!(!served("10.0.0.1:443", false, "[fd00::2]:80", "none").is_possible());
+    }
+}

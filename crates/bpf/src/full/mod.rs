@@ -1,0 +1,112 @@
+//! Sessions that the kernel makes by itself: handshake, header and the connection to the backend (`c/full_*`). Such a session begins as a spliced
+//! flow. docs/internals/splice.md, All in the kernel, tells the steps.
+
+mod begun;
+mod counters;
+#[doc(hidden)]
+pub mod door;
+mod layout;
+mod listeners;
+mod places;
+mod programs;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use aya::maps::lpm_trie::LpmTrie;
+use aya::maps::{Array, HashMap, MapData, PerCpuArray};
+
+pub use self::begun::Begun;
+pub use self::counters::FULL_COUNTERS;
+use self::layout::{Endpoint, RawBackend, RawListener, RawPort};
+pub use self::listeners::{Served, Unspoken};
+use self::places::LentPlaces;
+use crate::layout::Address;
+use crate::{AttachError, Device, Splices};
+
+/// The programs and tables. Dropped, the programs are detached: sessions that have begun go on, and connections are truepeer's to accept again.
+pub struct Full {
+    splices: Arc<Splices>,
+    place: crate::Place,
+    tables: Mutex<Tables>,
+    counters: PerCpuArray<MapData, u64>,
+    /// Places of the table of flows that the programs may use.
+    lent: Mutex<Lent>,
+}
+
+struct Tables {
+    listeners: HashMap<MapData, RawPort, RawListener>,
+    backends: HashMap<MapData, Endpoint, RawBackend>,
+    senders: LpmTrie<MapData, Address, u32>,
+    claims: LpmTrie<MapData, Address, u32>,
+    denied: LpmTrie<MapData, Address, u32>,
+    /// Who uses which group of the lists, by the listener's number.
+    groups: Vec<Option<u16>>,
+}
+
+struct Lent {
+    ring: LentPlaces,
+    looked: Array<MapData, u64>,
+    /// Places that programs have taken, and since when this is known: not used yet.
+    taken: Vec<(u32, Instant)>,
+    /// Another process has the places.
+    is_over: bool,
+}
+
+impl Full {
+    /// Attaches the programs to these devices, beside those of `splices`, which are at `pins`. From truepeer's connections they learn how a
+    /// backend is reached, but not from those with this host's own addresses, which any program may make.
+    ///
+    /// # Errors
+    /// If the kernel refuses a step, or lacks what is needed (Linux 6.9).
+    pub fn attach(
+        splices: &Arc<Splices>,
+        pins: &Path,
+        devices: &[Device],
+        own_addresses: &BTreeSet<IpAddr>,
+    ) -> Result<Self, AttachError> {
+        let (place, maps) = programs::attach(pins, devices)?;
+        let programs::Maps { listeners, backends, senders, claims, denied, places, looked, counters } = maps;
+        let groups = vec![None; listeners::OWN_ADDRESSES.into()];
+        let full = Self {
+            splices: Arc::clone(splices),
+            place,
+            tables: Mutex::new(Tables { listeners, backends, senders, claims, denied, groups }),
+            counters,
+            lent: Mutex::new(Lent { ring: places, looked, taken: Vec::new(), is_over: false }),
+        };
+        full.tables().set_own_addresses(own_addresses)?;
+        full.lend()?;
+        Ok(full)
+    }
+
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lent(&self) -> MutexGuard<'_, Lent> {
+        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Full {
+    fn drop(&mut self) {
+        // What is there by now may be another process's.
+        if !self.lent().is_over {
+            // Failing, they stay, and do nothing: nobody listens any more.
+            let _ = leave(&self.place);
+        }
+    }
+}
+
+impl std::fmt::Debug for Full {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Full")
+    }
+}
+
+/// Removes what a process that was killed has left: its programs would go on with the next one's listeners.
+pub(crate) use self::programs::leave;

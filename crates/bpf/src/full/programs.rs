@@ -1,0 +1,85 @@
+//! Loading the programs, and taking them away.
+
+use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
+
+use aya::maps::lpm_trie::LpmTrie;
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
+use aya::programs::{ProgramError, SchedClassifier};
+
+use super::layout::{Endpoint, RawBackend, RawListener, RawPort};
+use super::places::LentPlaces;
+use crate::again::kernel_function;
+use crate::layout::Address;
+use crate::links::{self, FULL_IN as IN, FULL_OUT as OUT};
+use crate::load::{Global, load_calling};
+use crate::place::{entries, unlink};
+use crate::programs::{FULL_IN, FULL_OUT};
+use crate::splice::SPLICE_LAYOUT;
+use crate::{AttachError, Device, Place};
+
+/// Those that truepeer uses.
+pub(super) struct Maps {
+    pub(super) listeners: HashMap<MapData, RawPort, RawListener>,
+    pub(super) backends: HashMap<MapData, Endpoint, RawBackend>,
+    pub(super) senders: LpmTrie<MapData, Address, u32>,
+    pub(super) claims: LpmTrie<MapData, Address, u32>,
+    pub(super) denied: LpmTrie<MapData, Address, u32>,
+    pub(super) places: LentPlaces,
+    pub(super) looked: Array<MapData, u64>,
+    pub(super) counters: PerCpuArray<MapData, u64>,
+}
+
+/// A pinned table of [`SPLICE_LAYOUT`], of the type that the context asks for.
+macro_rules! open {
+    ($place:expr, $kind:ident, $name:literal) => {
+        Map::$kind(MapData::from_pin($place.maps().join($name)).map_err(AttachError::map("opening", $name))?)
+            .try_into()
+            .map_err(AttachError::map("opening", $name))?
+    };
+}
+pub(super) use open;
+
+/// Behind those that translate: they know the sessions that stand. Tables of an earlier process are of no use: its listeners are gone.
+pub(super) fn attach(pins: &Path, devices: &[Device]) -> Result<(Place, Maps), AttachError> {
+    let function = kernel_function().ok_or(AttachError::NoAssign)?;
+    let place = Place::of_layout(pins, SPLICE_LAYOUT)?;
+    leave(&place)?;
+    let globals = [Global::FullSecret(secret())];
+    for (object, stage, function) in [(FULL_OUT, OUT, None), (FULL_IN, IN, Some(function))] {
+        let mut loaded = load_calling(object, &place, &globals, function)?;
+        let program: &mut SchedClassifier = loaded
+            .program(object.name)
+            .try_into()
+            .map_err(|error: ProgramError| AttachError::attach(object.name, "the kernel")(error))?;
+        program.load().map_err(AttachError::attach(object.name, "the kernel"))?;
+        devices.iter().try_for_each(|device| links::attach_to_device(&place, program, stage, device))?;
+    }
+    let maps = Maps {
+        listeners: open!(place, HashMap, "tf_listeners"),
+        backends: open!(place, HashMap, "tf_backends"),
+        senders: open!(place, LpmTrie, "tp_senders"),
+        claims: open!(place, LpmTrie, "tp_claims"),
+        denied: open!(place, LpmTrie, "tp_denied"),
+        places: LentPlaces::open(&place)?,
+        looked: open!(place, Array, "tf_looked"),
+        counters: open!(place, PerCpuArray, "tf_counters"),
+    };
+    Ok((place, maps))
+}
+
+/// Detaches the programs and removes their tables. Flows stay.
+pub(crate) fn leave(place: &Place) -> Result<(), AttachError> {
+    let begins = |path: &std::path::PathBuf, with: &[&str]| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        with.iter().any(|with| name.starts_with(with))
+    };
+    let links = entries(&place.links())?.into_iter().filter(|pin| begins(pin, &["full_in-", "full_out-"]));
+    let maps = entries(&place.maps())?.into_iter().filter(|pin| begins(pin, &["tf_", "tp_"]));
+    unlink(links.chain(maps))
+}
+
+/// Nobody can guess it: the keys of `RandomState` come from the operating system, and its hash (SipHash) doesn't tell them.
+fn secret() -> [u64; 2] {
+    [RandomState::new().hash_one(0), RandomState::new().hash_one(1)]
+}

@@ -1,0 +1,102 @@
+//! Sessions that the kernel has made by itself (`--splice full`). A thread learns of them a moment later and gives each to a worker, which watches
+//! it as one that has left user space.
+
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use tracing::error;
+use truepeer_proto::{Addresses, Command, Header, Tlvs, Transport, Version};
+use truepeer_splice::{Begun, Full};
+use truepeer_sys::repair::wait_for_grace_period;
+
+use crate::worker::{Order, Team};
+
+/// How long a session may live before truepeer knows of it.
+const LOOK: Duration = Duration::from_millis(250);
+/// When so many have begun within one look, the next one comes sooner: the kernel has places for some thousands.
+const MANY: usize = 500;
+const SOON: Duration = Duration::from_millis(50);
+
+/// The thread. Dropped, it ends; the kernel makes no more sessions two seconds later.
+#[derive(Debug)]
+pub(crate) struct Lookout {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    full: Arc<Full>,
+    team: Arc<Team>,
+}
+
+impl Lookout {
+    pub(crate) fn start(full: Arc<Full>, team: Arc<Team>) -> std::io::Result<Self> {
+        let (stop, stopped) = channel();
+        let (own_full, own_team) = (Arc::clone(&full), Arc::clone(&team));
+        let thread = Builder::new().name("kernel-made".to_owned()).spawn(move || {
+            let mut pause = LOOK;
+            while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+                match full.begun() {
+                    Ok(begun) => {
+                        pause = if begun.len() < MANY { LOOK } else { SOON };
+                        begun.into_iter().for_each(|begun| team.hand_out(begun));
+                    }
+                    Err(failure) => {
+                        error!("the kernel makes no more sessions: {failure}");
+                        return;
+                    }
+                }
+            }
+        })?;
+        Ok(Self { stop: Some(stop), thread: Some(thread), full: own_full, team: own_team })
+    }
+
+    /// The kernel makes no more sessions. Those that it has made are handed out.
+    pub(crate) fn release(mut self) {
+        self.end();
+        self.full.release();
+        // Where the kernel knows none: a program that was under way has ended long before the next process uses its place.
+        let _ = wait_for_grace_period();
+        match self.full.begun() {
+            Ok(begun) => begun.into_iter().for_each(|begun| self.team.hand_out(begun)),
+            Err(failure) => error!("the kernel makes no more sessions: {failure}"),
+        }
+    }
+
+    fn end(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Lookout {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Team {
+    /// To the worker that has least to do. If it has ended, the session goes on unwatched.
+    fn hand_out(&self, begun: Begun) {
+        let chosen = self.place(0);
+        if self.postboxes[chosen].post(Order::Begun(begun)).is_err() {
+            self.on_end(chosen);
+        }
+    }
+}
+
+/// What its header said. The programs take no header with extensions.
+pub(crate) fn header_of(begun: &Begun) -> Header<'static> {
+    Header {
+        version: if begun.by_v1 { Version::V1 } else { Version::V2 },
+        command: Command::Proxy,
+        addresses: Addresses::Inet {
+            transport: Transport::Stream,
+            source: begun.client,
+            destination: begun.listens,
+        },
+        tlvs: Tlvs::EMPTY,
+    }
+}

@@ -1,0 +1,110 @@
+//! How a session leaves this process: with its connections, or without them.
+
+use tracing::debug;
+use truepeer_session::counters::Counter;
+use truepeer_session::{CloseReason, Ended};
+
+use super::super::context::Context;
+use super::super::left::Left;
+use super::{Deadline, Session, Stage, Verdict};
+use crate::io::Io;
+
+impl<S, P> Session<S, P> {
+    /// Makes the close of all connections before relaying a reset.
+    fn reset_early<I: Io<Socket = S>>(&self, io: &mut I) {
+        match &self.stage {
+            Stage::AwaitHeader { downstream, .. } => io.reset_when_closed(&downstream.socket),
+            Stage::Connecting(connecting) => connecting.reset(io),
+            Stage::Relaying(_) | Stage::Left(_) | Stage::Over => {}
+        }
+    }
+
+    /// The session's sockets close silently; the kernel translates its packets.
+    pub(super) fn let_go<I>(&mut self, cx: &mut Context<'_, I>) -> Verdict
+    where
+        I: Io<Socket = S, Pipe = P>,
+    {
+        if let Stage::Relaying(relaying) = std::mem::replace(&mut self.stage, Stage::Over) {
+            let before = relaying.delivered_bytes();
+            if let Some(watched) = relaying.let_go(cx.io) {
+                cx.shard.count(Counter::Spliced);
+                debug!("a session has left user space");
+                self.stage = Stage::Left(Box::new(Left::new(watched, before, cx.now)));
+                self.permit = None;
+            }
+        }
+        Verdict::Wait(Deadline::Left)
+    }
+
+    /// The flow of a session that has left goes with it, unless it has ended by itself. Returns its bytes.
+    fn end_left<I: Io<Socket = S>>(&mut self, cx: &mut Context<'_, I>, reason: &CloseReason) -> (u64, u64) {
+        let Stage::Left(mut left) = std::mem::replace(&mut self.stage, Stage::Over) else { return (0, 0) };
+        let (up, down) = left.uncounted_bytes();
+        cx.shard.add_bytes(up, down);
+        let bytes = left.delivered_bytes();
+        let by_itself = matches!(
+            reason,
+            CloseReason::Finished | CloseReason::ResetByClient | CloseReason::ResetByBackend
+        );
+        if !by_itself || left.is_abandoned {
+            cx.io.reset_unattended(left.into_watched());
+        }
+        bytes
+    }
+
+    /// After the cut our sockets don't know the numbers that their peers expect, so their own resets would not be believed. Returns the
+    /// session's bytes.
+    fn end_cut<I: Io<Socket = S, Pipe = P>>(&mut self, io: &mut I) -> (u64, u64) {
+        let Stage::Relaying(relaying) = std::mem::replace(&mut self.stage, Stage::Over) else {
+            return (0, 0);
+        };
+        let bytes = relaying.delivered_bytes();
+        let Some(watched) = relaying.let_go(io) else { return bytes };
+        let [up, down] = watched.bytes();
+        io.reset_unattended(watched);
+        (up, down)
+    }
+
+    /// The last turn: resets or cuts the connections, counts and logs. The sockets close when the session is
+    /// dropped.
+    pub(crate) fn close<I: Io<Socket = S, Pipe = P>>(
+        &mut self,
+        cx: &mut Context<'_, I>,
+        reason: &CloseReason,
+    ) {
+        let (mut bytes_up, mut bytes_down) = (0, 0);
+        if matches!(self.stage, Stage::Left(_)) {
+            (bytes_up, bytes_down) = self.end_left(cx, reason);
+        }
+        if matches!(&self.stage, Stage::Relaying(relaying) if relaying.is_cut()) {
+            (bytes_up, bytes_down) = self.end_cut(cx.io);
+        }
+        if let Stage::Relaying(relaying) = &self.stage {
+            (bytes_up, bytes_down) = relaying.delivered_bytes();
+            match reason {
+                // When truepeer ends a stream, that must not look like the sender's own end.
+                CloseReason::ResetByClient
+                | CloseReason::ResetByBackend
+                | CloseReason::Stopping
+                | CloseReason::EndedByOperator
+                | CloseReason::Panicked => {
+                    relaying.reset(cx.io);
+                }
+                _ => relaying.cut(cx.io),
+            }
+        } else if matches!(reason, CloseReason::Panicked | CloseReason::EndedByOperator) {
+            self.reset_early(cx.io);
+        }
+        let ended = Ended {
+            sender: self.sender,
+            route: self.route(),
+            listener: cx.settings.address,
+            bytes_up,
+            bytes_down,
+            began: self.began,
+            tls: None,
+            tags: self.tags.as_deref(),
+        };
+        cx.journal.on_close(cx.shard, &ended, reason, cx.now);
+    }
+}

@@ -1,0 +1,156 @@
+//! From the accepted connection to the backend's: header, route, connection.
+
+use truepeer_policy::{HeaderRule, Opening};
+use truepeer_proto::Header;
+use truepeer_session::{CloseReason, Tags};
+
+use super::super::connecting::{Connecting, Dialling};
+use super::super::context::Context;
+use super::super::half::End;
+use super::super::header::{FirstBytes, HeaderRules, Read};
+use super::{Deadline, Session, Stage, Verdict};
+use crate::io::{Io, Readiness};
+
+impl<S, P> Session<S, P> {
+    /// The first deadline: for silence, or for the header.
+    pub(super) fn header_deadline<I>(&self, cx: &Context<'_, I>) -> Deadline {
+        let times = cx.settings.header_times;
+        let may_be_silent = cx.policy.admit(self.sender) == Ok(HeaderRule::Optional);
+        if may_be_silent && times.wait < times.timeout { Deadline::HeaderWait } else { Deadline::Header }
+    }
+
+    pub(super) fn on_header_timeout<I>(
+        &mut self,
+        cx: &mut Context<'_, I>,
+        downstream: End<S>,
+        first: FirstBytes,
+    ) -> Verdict
+    where
+        I: Io<Socket = S, Pipe = P>,
+    {
+        let reader = match cx.policy.admit(self.sender) {
+            Ok(rule) => cx.settings.header_reader(rule),
+            Err(refusal) => return Verdict::Close(refusal.into()),
+        };
+        match reader.on_timeout(first.seen(), cx.now.saturating_duration_since(self.began)) {
+            Opening::NoHeader => self.open(cx, downstream, None, &[]),
+            Opening::Refused(error) => Verdict::Close(error.into()),
+            // The header started within the time for silence, and gets the rest of the header's time.
+            Opening::NeedMore | Opening::Header { .. } => {
+                self.stage = Stage::AwaitHeader { downstream, first };
+                Verdict::Wait(Deadline::HeaderRest)
+            }
+        }
+    }
+
+    pub(super) fn read_header<I>(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict
+    where
+        I: Io<Socket = S, Pipe = P>,
+    {
+        let Stage::AwaitHeader { mut downstream, mut first } =
+            std::mem::replace(&mut self.stage, Stage::Over)
+        else {
+            return Verdict::Wait(Deadline::Unchanged);
+        };
+        let rule = match cx.policy.admit(self.sender) {
+            Ok(HeaderRule::Forbid) => return self.open(cx, downstream, None, &[]),
+            Ok(rule) => rule,
+            Err(refusal) => return Verdict::Close(refusal.into()),
+        };
+        let rules = HeaderRules {
+            reader: cx.settings.header_reader(rule),
+            header_bytes: &cx.budgets.header_bytes,
+            backlog_bytes: &cx.budgets.backlog_bytes,
+        };
+        while downstream.ready.readable {
+            match first.read(cx.io, &mut downstream, scratch, rules) {
+                Read::Opening(Opening::NeedMore, _) => {}
+                Read::Opening(Opening::Header { header, consumed }, bytes) => {
+                    return self.open(cx, downstream, Some(&header), &bytes[consumed..]);
+                }
+                Read::Opening(Opening::NoHeader, bytes) => return self.open(cx, downstream, None, bytes),
+                Read::Opening(Opening::Refused(error), _) => return Verdict::Close(error.into()),
+                Read::OverBudget => return Verdict::Close(CloseReason::OverHeaderBudget),
+            }
+        }
+        self.stage = Stage::AwaitHeader { downstream, first };
+        Verdict::Wait(Deadline::Unchanged)
+    }
+
+    /// Asks the policy for the destination, and connects.
+    fn open<I>(
+        &mut self,
+        cx: &mut Context<'_, I>,
+        downstream: End<S>,
+        header: Option<&Header<'_>>,
+        rest: &[u8],
+    ) -> Verdict
+    where
+        I: Io<Socket = S, Pipe = P>,
+    {
+        let route = match cx.policy.route(self.sender, header) {
+            Ok(route) => route,
+            Err(refusal) => return Verdict::Close(refusal.into()),
+        };
+        let version = header.map(|header| header.version);
+        self.tags = header.and_then(|header| Tags::of(header.tlvs));
+        let waited = cx.now.saturating_duration_since(self.began);
+        cx.journal.on_route(cx.shard, &route, version, waited);
+        if let Some(range) = route.special {
+            cx.journal.on_special_claim(&route, self.sender, range, cx.now);
+        }
+        let dialling = Connecting::dial(cx, downstream, route, header, rest);
+        self.adopt(cx, dialling)
+    }
+
+    pub(super) fn on_backend_event<I>(
+        &mut self,
+        cx: &mut Context<'_, I>,
+        scratch: &mut [u8],
+        event: Readiness,
+    ) -> Verdict
+    where
+        I: Io<Socket = S, Pipe = P>,
+    {
+        let Stage::Connecting(connecting) = std::mem::replace(&mut self.stage, Stage::Over) else {
+            return Verdict::Wait(Deadline::Unchanged);
+        };
+        let dialling = connecting.on_upstream(cx, event);
+        match self.adopt(cx, dialling) {
+            Verdict::Wait(Deadline::Idle) => self.work(cx, scratch),
+            verdict => verdict,
+        }
+    }
+
+    /// Enters the stage that connecting led to.
+    pub(super) fn adopt<I: Io<Socket = S, Pipe = P>>(
+        &mut self,
+        cx: &mut Context<'_, I>,
+        dialling: Dialling<S, P>,
+    ) -> Verdict {
+        match dialling {
+            Dialling::Connected(relaying, route, took) => {
+                cx.journal.on_connected(cx.shard, took);
+                let (up, down) = relaying.delivered_bytes();
+                cx.shard.add_bytes(up, down);
+                self.route = Some(route);
+                self.stage = Stage::Relaying(relaying);
+                Verdict::Wait(Deadline::Idle)
+            }
+            Dialling::Waiting(connecting) => {
+                self.stage = Stage::Connecting(connecting);
+                Verdict::Wait(Deadline::Connect)
+            }
+            Dialling::InConflict(connecting) => {
+                self.stage = Stage::Connecting(connecting);
+                Verdict::Wait(Deadline::ConflictRetry)
+            }
+            Dialling::Failed(downstream, reason) => {
+                if reason.resets_downstream() {
+                    cx.io.reset_when_closed(&downstream.socket);
+                }
+                Verdict::Close(reason)
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What is left of flows whose places or addresses are used again.
+
+use std::fs::{self, File};
+use std::net::{SocketAddr, TcpListener};
+use std::num::NonZeroU32;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use truepeer_bpf::{Flow, Side, Splices, Stage};
+use truepeer_testbed::{Bed, NetNs};
+
+const FLOWS: NonZeroU32 = NonZeroU32::new(4).expect("not zero");
+
+/// A table of four flows. Its sockets are any.
+struct Table {
+    splices: Arc<Splices>,
+    socket: TcpListener,
+}
+
+impl Table {
+    fn make(bed: &Bed) -> Result<Table> {
+        let pins = crate::stand::pins(bed)?;
+        Self::of(|| Ok(Splices::attach(&pins, &[], FLOWS)?))
+    }
+
+    fn of(splices: impl FnOnce() -> Result<Arc<Splices>> + Send) -> Result<Table> {
+        let (splices, socket) =
+            NetNs::create()?.run(|| -> Result<_> { Ok((splices()?, TcpListener::bind("0.0.0.0:0")?)) })??;
+        Ok(Table { splices, socket })
+    }
+
+    fn arm(&self, client: u16) -> Result<Flow> {
+        let side = |peer: SocketAddr, own: SocketAddr| Side {
+            socket: self.socket.as_fd(),
+            peer,
+            own,
+            peer_scale: 7,
+            own_scale: 7,
+            has_timestamps: false,
+        };
+        let sides = [
+            side(SocketAddr::new([10, 0, 0, 1].into(), client), "10.0.0.2:443".parse()?),
+            side("10.0.1.2:80".parse()?, SocketAddr::new([10, 0, 1, 1].into(), client)),
+        ];
+        Ok(self.splices.arm(sides)?)
+    }
+
+    fn is_in_use(&self, client: u16) -> bool {
+        let sender = SocketAddr::new([10, 0, 0, 1].into(), client);
+        self.splices.are_in_use(sender, SocketAddr::new([10, 0, 0, 2].into(), 443))
+    }
+}
+
+/// The one before was killed while it attached its programs.
+pub(crate) fn an_heir_of_empty_tables_begins_flows(bed: &Bed) -> Result<()> {
+    let pins = crate::stand::pins(bed)?;
+    let table = Table::of(|| {
+        drop(Splices::attach(&pins, &[], FLOWS)?);
+        let place = only_entry(&only_entry(&pins)?)?;
+        for map in fs::read_dir(place.join("maps"))? {
+            fs::remove_file(map?.path())?;
+        }
+        let lock = File::open(place)?;
+        lock.lock()?;
+        let heir = Splices::attach_as_heir(&pins, &[], FLOWS)?;
+        ensure!(heir.is_guest(), "it has the tables already");
+        drop(lock);
+        heir.inherit();
+        Ok(heir)
+    })?;
+    let _flow = table.arm(1)?;
+    ensure!(table.is_in_use(1));
+    Ok(())
+}
+
+fn only_entry(directory: &Path) -> Result<PathBuf> {
+    let entries = fs::read_dir(directory)?.collect::<Result<Vec<_>, _>>()?;
+    ensure!(entries.len() == 1, "{entries:?}");
+    Ok(entries[0].path())
+}
+
+/// The sweeper may come to a flow so late that another one has its place: it must not reset that one's peers.
+pub(crate) fn a_forgotten_flow_keeps_its_addresses(bed: &Bed) -> Result<()> {
+    let table = Table::make(bed)?;
+    let forgotten = table.arm(1)?.let_go().forget();
+    let before = forgotten.connections();
+    thread::sleep(Duration::from_millis(1100));
+    let flows = (2..6).map(|client| table.arm(client)).collect::<Result<Vec<_>>>()?;
+    ensure!(flows.len() == 4 && before.is_some());
+    ensure!(forgotten.connections() == before, "{:?}, not {before:?}", forgotten.connections());
+    Ok(())
+}
+
+/// A new connection has made room for itself: what is done with the old flow leaves the new one's keys alone.
+pub(crate) fn what_made_room_keeps_its_keys(bed: &Bed) -> Result<()> {
+    let table = Table::make(bed)?;
+    let old = table.arm(1)?;
+    old.cut([0, 0], [0, 0]);
+    old.all_is_delivered([true, true]);
+    let old = old.let_go();
+    ensure!(old.stage() == Stage::Closing, "{:?}", old.stage());
+    ensure!(!table.is_in_use(1), "an ended flow does not make room");
+    let new = table.arm(1)?;
+    let forgotten = old.forget();
+    ensure!(table.is_in_use(1), "the new flow's keys are gone");
+    ensure!(forgotten.connections().is_none(), "the new session's peers would be reset");
+    drop(new);
+    ensure!(!table.is_in_use(1));
+    Ok(())
+}
