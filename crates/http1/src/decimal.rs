@@ -27,12 +27,18 @@ pub(crate) fn push_address(out: &mut Vec<u8>, address: IpAddr) {
         let _ = write!(out, "{address}"); // a vector takes everything
         return;
     };
+    // Appended at once: each byte alone would ask the vector for room.
+    let (mut text, mut length) = ([b'.'; "255.255.255.255".len()], 0);
     for (at, byte) in address.octets().into_iter().enumerate() {
-        if at > 0 {
-            out.push(b'.');
+        length += usize::from(at > 0);
+        for (most, digit) in [(99, byte / 100), (9, byte / 10 % 10), (0, byte % 10)] {
+            if byte > most || most == 0 {
+                text[length] = b'0' + digit;
+                length += 1;
+            }
         }
-        push(out, byte.into());
     }
+    out.extend_from_slice(&text[..length]);
 }
 
 #[cfg(test)]
@@ -46,7 +52,15 @@ mod tests {
             push(&mut out, number);
             assert_eq!(out, format!("at {number}").into_bytes());
         }
-        for address in ["0.0.0.0", "192.0.2.10", "255.255.255.255", "::", "2001:db8::1", "::ffff:192.0.2.1"] {
+        for address in [
+            "0.0.0.0",
+            "9.10.99.100",
+            "192.0.2.10",
+            "255.255.255.255",
+            "::",
+            "2001:db8::1",
+            "::ffff:192.0.2.1",
+        ] {
             let mut out = Vec::new();
             push_address(&mut out, address.parse().unwrap());
             assert_eq!(out, address.as_bytes());

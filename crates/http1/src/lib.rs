@@ -17,6 +17,8 @@ mod decimal;
 mod error;
 pub mod fields;
 mod framing;
+#[cfg(test)]
+mod http2_tests;
 mod limits;
 mod piece;
 pub mod query;

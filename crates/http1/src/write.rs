@@ -94,7 +94,10 @@ fn status_line(out: &mut Vec<u8>, status: u16, reason: &[u8]) {
 }
 
 fn fields<'a>(out: &mut Vec<u8>, fields: impl Iterator<Item = crate::fields::Field<'a>>) {
-    fields.for_each(|field| line(out, &[field.spelt, b": ", field.value]));
+    fields.for_each(|field| match field.line() {
+        Some(line) => out.extend_from_slice(line),
+        None => line(out, &[field.spelt, b": ", field.value]),
+    });
 }
 
 fn upgrade(out: &mut Vec<u8>, fields: &FieldList) {

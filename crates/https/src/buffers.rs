@@ -4,17 +4,24 @@
 //! open.
 
 use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
 
 /// Room for one TLS record (RFC 8446 section 5.2: 2^14 + 256 bytes and its header), and a little more. It is also
 /// what one read of a tunnel takes.
 pub(crate) const RECORD_BYTES: usize = 20 << 10;
 /// Two TLS records: one is parsed while the next is read.
 pub(crate) const MESSAGE_BYTES: usize = 32 << 10;
-/// Unused buffers of one size that a thread keeps: at most 2.4 MiB of both.
+/// Unused buffers of one kind that a thread keeps: at most 2.4 MiB of both sizes, and 1 MiB to send.
 const MOST_KEPT: usize = 48;
+
+/// What a buffer for messages to send holds at first: a head and a short body.
+const OUT_BYTES: usize = 4 << 10;
+/// Such a buffer is kept for the next message only if it has not grown further than one record.
+const MOST_OUT_BYTES: usize = RECORD_BYTES;
 
 thread_local! {
     static KEPT: RefCell<[Vec<Vec<u8>>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
+    static KEPT_OUT: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
 fn shelf(bytes: usize) -> Option<usize> {
@@ -37,4 +44,65 @@ pub(crate) fn give_back(buffer: Vec<u8>) {
             kept.push(buffer);
         }
     });
+}
+
+/// A buffer in which a message to send is written. It returns to its thread when dropped, so that a request allocates none.
+#[derive(Debug)]
+pub(crate) struct OutBuffer(Vec<u8>);
+
+impl OutBuffer {
+    /// An empty one.
+    pub(crate) fn take() -> Self {
+        let kept = KEPT_OUT.with_borrow_mut(Vec::pop);
+        Self(kept.unwrap_or_else(|| Vec::with_capacity(OUT_BYTES)))
+    }
+}
+
+impl Deref for OutBuffer {
+    type Target = Vec<u8>;
+
+    fn deref(&self) -> &Vec<u8> {
+        &self.0
+    }
+}
+
+impl DerefMut for OutBuffer {
+    fn deref_mut(&mut self) -> &mut Vec<u8> {
+        &mut self.0
+    }
+}
+
+impl Drop for OutBuffer {
+    fn drop(&mut self) {
+        let mut buffer = std::mem::take(&mut self.0);
+        if buffer.capacity() > MOST_OUT_BYTES {
+            return;
+        }
+        buffer.clear();
+        // As in `give_back`.
+        let _ = KEPT_OUT.try_with(|kept| {
+            let kept = &mut *kept.borrow_mut();
+            if kept.len() < MOST_KEPT {
+                kept.push(buffer);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_to_send_is_used_again_empty_unless_it_is_large() {
+        let mut first = OutBuffer::take();
+        first.extend_from_slice(b"of one client");
+        let place = first.as_ptr();
+        drop(first);
+        let mut again = OutBuffer::take();
+        assert!(again.is_empty() && again.as_ptr() == place);
+        again.reserve(MOST_OUT_BYTES + 1);
+        drop(again);
+        assert!(OutBuffer::take().capacity() <= MOST_OUT_BYTES);
+    }
 }

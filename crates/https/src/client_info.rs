@@ -25,6 +25,8 @@ pub struct ClientInfo {
     pub client_subject: Option<String>,
     /// The connection, as the operator sees it.
     pub open: Option<Rc<OpenConnection>>,
+    /// It is truepeer itself, which checks an origin.
+    pub is_own: bool,
 }
 
 impl ClientInfo {
@@ -39,7 +41,13 @@ impl ClientInfo {
             tlvs: Vec::new(),
             client_subject: None,
             open: None,
+            is_own: false,
         }
+    }
+
+    /// truepeer itself, as the client of a check: its requests say that they came by https, and name no client.
+    pub(crate) fn own(sender: SenderAddr, route: Route) -> Self {
+        Self { scheme: "https", is_own: true, ..Self::new(sender, route) }
     }
 
     /// Notes what the connection does now.

@@ -17,6 +17,8 @@ pub mod dial;
 pub mod downstream;
 mod engine;
 pub mod exchange;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod gateway;
 pub mod http2;
 pub mod open;

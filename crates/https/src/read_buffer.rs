@@ -49,7 +49,7 @@ impl Buffer {
 
     /// Releases the memory if the buffer is empty.
     pub(crate) fn rest(&mut self) {
-        if self.is_empty() {
+        if self.is_empty() && !self.bytes.is_empty() {
             buffers::give_back(std::mem::take(&mut self.bytes));
         }
     }

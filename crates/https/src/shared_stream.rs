@@ -21,19 +21,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> SharedStream<S> {
         Self(RefCell::new(stream))
     }
 
-    /// Reads some bytes; 0 is the end of the stream.
-    pub(crate) async fn fill(&self, buffer: &mut Buffer) -> io::Result<usize> {
-        poll_fn(|cx| self.poll_fill(cx, buffer)).await
-    }
-
-    pub(crate) fn poll_fill(&self, cx: &mut Context<'_>, buffer: &mut Buffer) -> Poll<io::Result<usize>> {
-        buffer.poll_fill(cx, &mut *self.0.borrow_mut())
-    }
-
     /// Writes and flushes all of `bytes`, and clears it.
-    pub(crate) async fn send(&self, bytes: &mut Vec<u8>) -> io::Result<()> {
+    pub(crate) fn send(&self, bytes: &mut Vec<u8>) -> impl Future<Output = io::Result<()>> {
         let mut sent = 0;
-        poll_fn(|cx| {
+        poll_fn(move |cx| {
             let mut stream = self.0.borrow_mut();
             let mut stream = Pin::new(&mut *stream);
             while sent < bytes.len() {
@@ -42,11 +33,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> SharedStream<S> {
                     len => sent += len,
                 }
             }
-            stream.poll_flush(cx)
+            ready!(stream.poll_flush(cx))?;
+            bytes.clear();
+            Poll::Ready(Ok(()))
         })
-        .await?;
-        bytes.clear();
-        Ok(())
     }
 
     /// Gives direct access to the stream.
@@ -55,12 +45,27 @@ impl<S: AsyncRead + AsyncWrite + Unpin> SharedStream<S> {
     }
 
     /// Ends the sending direction.
-    pub(crate) async fn shutdown(&self) -> io::Result<()> {
-        poll_fn(|cx| Pin::new(&mut *self.0.borrow_mut()).poll_shutdown(cx)).await
+    pub(crate) fn shutdown(&self) -> impl Future<Output = io::Result<()>> {
+        poll_fn(|cx| Pin::new(&mut *self.0.borrow_mut()).poll_shutdown(cx))
     }
 }
 
 impl<S: Connection> SharedStream<S> {
+    /// Reads some bytes; 0 is the end of the stream.
+    pub(crate) fn fill(&self, buffer: &mut Buffer) -> impl Future<Output = io::Result<usize>> {
+        poll_fn(move |cx| self.poll_fill(cx, buffer))
+    }
+
+    pub(crate) fn poll_fill(&self, cx: &mut Context<'_>, buffer: &mut Buffer) -> Poll<io::Result<usize>> {
+        let mut stream = self.0.borrow_mut();
+        // Each poll of an exchange asks whether its client has left. Mostly nothing has come: take no memory for it.
+        if stream.poll_quiet(cx) {
+            buffer.rest();
+            return Poll::Pending;
+        }
+        buffer.poll_fill(cx, &mut *stream)
+    }
+
     /// See [`Connection::reset_when_closed`].
     pub(crate) fn reset_when_closed(&self) {
         self.0.borrow().reset_when_closed();

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::reactor::TcpStream;
-use crate::tls::{TlsFacts, TlsStream};
+use crate::tls::{TlsFacts, TlsStream, Transport};
 
 /// A connection of either kind.
 #[derive(Debug)]
@@ -49,6 +49,12 @@ impl Stream {
     }
 }
 
+impl Transport for TcpStream {
+    fn poll_may_write(&self, cx: &Context<'_>) -> Poll<()> {
+        Self::poll_may_write(self, cx)
+    }
+}
+
 /// What exchanges need from a connection besides its bytes. The defaults suit in-memory connections (tests).
 pub trait Connection: AsyncRead + AsyncWrite + Unpin {
     /// Makes the close send a reset, so that the other end knows that bytes may be missing.
@@ -56,6 +62,12 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin {
 
     /// Makes the next read ask the kernel even without an event. It then finds bytes that arrived since the last epoll_wait.
     fn look_again(&self) {}
+
+    /// Whether nothing has come since the last read, as far as known. Then the task is woken when something comes. As a read does, it sends
+    /// what TLS has to send.
+    fn poll_quiet(&mut self, _cx: &mut Context<'_>) -> bool {
+        false
+    }
 
     /// Whether the last read emptied the socket. `false`: it may have stopped only at the end of this turn's
     /// allowance.
@@ -84,6 +96,15 @@ impl Connection for Stream {
         self.tcp().look_again();
     }
 
+    fn poll_quiet(&mut self, cx: &mut Context<'_>) -> bool {
+        match self {
+            Self::Plain(stream) => stream.poll_quiet(cx),
+            Self::Tls(stream) => {
+                stream.awaits_bytes() && stream.get_ref().poll_quiet(cx) && stream.poll_sent(cx)
+            }
+        }
+    }
+
     fn is_read_out(&self) -> bool {
         !self.tcp().may_be_readable()
     }
@@ -106,7 +127,11 @@ impl AsyncRead for Stream {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
+        let this = self.get_mut();
+        if this.poll_quiet(cx) {
+            return Poll::Pending;
+        }
+        match this {
             Self::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
             Self::Tls(stream) => Pin::new(&mut **stream).poll_read(cx, buffer),
         }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use truepeer_https::downstream::{PerClient, TlsListener};
 use truepeer_https::exchange::HttpSettings;
 use truepeer_https::gateway::{ClientAddress, HttpOptions};
-use truepeer_https::origin::OriginProtocol;
+use truepeer_https::origin::{OriginHealth, OriginProtocol};
 use truepeer_https::{Https, HttpsRules};
 use truepeer_policy::{BackendAddr, Backends, HeaderRule, Policy, PrefixSet, Source};
 use truepeer_proto::Version;
@@ -66,6 +66,8 @@ fn tunnels(address: SocketAddr, backend: SocketAddr) -> HttpsRules {
 
 fn exchanges(address: SocketAddr, origin: SocketAddr) -> HttpsRules {
     let options = HttpOptions {
+        health: OriginHealth::default(),
+        others: Vec::new(),
         settings: HttpSettings::default(),
         client_address: ClientAddress::Forwarded,
         origin_protocol: OriginProtocol::Http1,

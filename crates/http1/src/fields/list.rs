@@ -18,6 +18,16 @@ pub struct Field<'a> {
     pub spelt: &'a [u8],
     /// Its value without surrounding white space.
     pub value: &'a [u8],
+    /// The text from its name to two bytes behind its value; empty if that is beyond the end.
+    around: &'a [u8],
+}
+
+impl<'a> Field<'a> {
+    /// Its whole line with CRLF, if it was written as [`crate::write`] would write it.
+    pub(crate) fn line(&self) -> Option<&'a [u8]> {
+        let rest = self.around.strip_prefix(self.spelt)?.strip_prefix(b": ")?;
+        (rest.len() == self.value.len() + 2 && rest.ends_with(b"\r\n")).then_some(self.around)
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -77,7 +87,12 @@ impl FieldList {
             name: entry.name,
             spelt: self.at(entry.spelt),
             value: self.at(entry.value),
+            around: self.around(entry),
         })
+    }
+
+    fn around(&self, entry: &Entry) -> &[u8] {
+        self.text.get(entry.spelt.start as usize..entry.value.end as usize + 2).unwrap_or_default()
     }
 
     /// The values of every field that is `name`.

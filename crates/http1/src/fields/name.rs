@@ -53,7 +53,7 @@ impl FieldName {
     /// The kind of `name`, which need not be a valid name.
     #[must_use]
     pub fn of(name: &[u8]) -> Self {
-        if name.iter().all(|&byte| is_plain(byte)) { known(name) } else { look_alike(name) }
+        if name.iter().all(|&byte| PLAIN[usize::from(byte)]) { known(name) } else { look_alike(name) }
     }
 
     /// Whether the field says who the client is, so that nobody but us and trusted senders may send it.
@@ -72,7 +72,18 @@ impl FieldName {
     }
 }
 
-fn is_plain(byte: u8) -> bool {
+/// [`is_plain`] of each byte value: each byte of each name is looked at.
+const PLAIN: [bool; 256] = {
+    let mut plain = [false; 256];
+    let mut byte = u8::MIN;
+    while byte < u8::MAX {
+        plain[byte as usize] = is_plain(byte);
+        byte += 1;
+    }
+    plain
+};
+
+const fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'-'
 }
 
@@ -116,7 +127,7 @@ fn is_client_cert(name: &[u8]) -> bool {
     const BEGINNINGS: [&str; 5] =
         ["x-ssl-client-", "ssl-client-", "x-client-cert", "x-tls-client-", "x-amzn-mtls-"];
     const NAMES: [&str; 4] = ["x-client-verify", "x-arr-clientcert", "x-ssl-cert", "x-client-dn"];
-    is_one_of(name, &NAMES, &BEGINNINGS)
+    matches!(name.first(), Some(b'x' | b'X' | b's' | b'S')) && is_one_of(name, &NAMES, &BEGINNINGS)
 }
 
 /// Fields by which origins take a request for an authenticated user's: by custom (`Remote-User`, which WSGI, Django and
@@ -183,7 +194,10 @@ fn is_client_hint(name: &[u8]) -> bool {
 }
 
 fn contains(name: &[u8], part: &str) -> bool {
-    name.windows(part.len()).any(|window| window.eq_ignore_ascii_case(part.as_bytes()))
+    let Some(&first) = part.as_bytes().first().filter(|_| name.len() >= part.len()) else {
+        return part.is_empty();
+    };
+    memchr::memchr2_iter(first, first.to_ascii_uppercase(), name).any(|at| begins(&name[at..], part))
 }
 
 fn ends(name: &[u8], suffix: &str) -> bool {

@@ -11,7 +11,7 @@ use truepeer_session::deadlines::{Deadlines, Link, Linked, QueueId};
 use truepeer_session::table::{Key, Table};
 
 /// A connection idle for less than this is not closed: its client may be about to send.
-const LEAST_IDLE: Duration = Duration::from_secs(1);
+pub(crate) const LEAST_IDLE: Duration = Duration::from_secs(1);
 
 /// The idle connections of all workers.
 #[derive(Debug)]
@@ -21,8 +21,19 @@ pub struct IdleConnections(Box<[Mutex<WorkerList>]>);
 #[derive(Debug)]
 struct WorkerList {
     waiting: Table<Waiting>,
-    list: Deadlines<()>,
+    /// By [`Entering`]. A list is sorted only if all its entries enter equally late.
+    lists: [Deadlines<()>; 2],
+    /// The queue of either list.
     queue: QueueId,
+}
+
+/// When a connection enters the list.
+#[derive(Debug, Clone, Copy)]
+enum Entering {
+    /// As soon as it is idle.
+    AtOnce,
+    /// Once it may be closed: [`LEAST_IDLE`] later.
+    Late,
 }
 
 #[derive(Debug)]
@@ -39,16 +50,18 @@ impl Linked for Waiting {
 
 impl Default for WorkerList {
     fn default() -> Self {
-        let mut list = Deadlines::default();
-        let queue = list.queue((), LEAST_IDLE);
-        Self { waiting: Table::new(), list, queue }
+        let mut lists = [Deadlines::default(), Deadlines::default()];
+        let [queue, _] = lists.each_mut().map(|list| list.queue((), LEAST_IDLE));
+        Self { waiting: Table::new(), lists, queue }
     }
 }
 
 impl WorkerList {
-    /// When a connection may be closed first.
-    fn next(&mut self) -> Option<Instant> {
-        self.list.next(&mut self.waiting)
+    /// When a connection may be closed first, and its list.
+    fn next(&mut self) -> Option<(Instant, usize)> {
+        let Self { waiting, lists, .. } = self;
+        let firsts = lists.iter().enumerate().filter_map(|(which, list)| Some((list.next(waiting)?, which)));
+        firsts.min()
     }
 }
 
@@ -81,22 +94,34 @@ impl IdleList {
     /// Marks a connection as idle from `now` until the result is dropped. `waker` wakes its task.
     #[must_use]
     pub fn enter(&self, now: Instant, waker: &Waker) -> Idle<'_> {
+        self.enter_as(Entering::AtOnce, now, waker)
+    }
+
+    /// Marks a connection that has been idle since `since`, for [`LEAST_IDLE`], as one that may be closed.
+    #[must_use]
+    pub(crate) fn enter_late(&self, since: Instant, waker: &Waker) -> Idle<'_> {
+        self.enter_as(Entering::Late, since, waker)
+    }
+
+    fn enter_as(&self, entering: Entering, since: Instant, waker: &Waker) -> Idle<'_> {
         let mut worker = self.all.lock(self.worker);
-        let WorkerList { waiting, list, queue } = &mut *worker;
+        let WorkerList { waiting, lists, queue } = &mut *worker;
         let key = waiting.insert(Waiting { link: Link::default(), waker: waker.clone() });
-        list.start(waiting, key, *queue, now);
-        Idle { list: self, key }
+        lists[entering as usize].start(waiting, key, *queue, since);
+        Idle { list: self, key, entering }
     }
 
     /// Closes the connection that has been idle longest in any worker. Returns how long it was idle.
     #[must_use]
     pub fn end_longest(&self, now: Instant) -> Option<Duration> {
         let all = &self.all;
-        let longest = (0..all.0.len()).filter_map(|worker| Some((all.lock(worker).next()?, worker))).min()?;
+        let longest =
+            (0..all.0.len()).filter_map(|worker| Some((all.lock(worker).next()?.0, worker))).min()?;
         let mut worker = all.lock(longest.1);
-        let since = worker.next()?.checked_sub(LEAST_IDLE)?;
-        let WorkerList { waiting, list, .. } = &mut *worker;
-        let (key, ()) = list.expire(waiting, now)?;
+        let (at, which) = worker.next()?;
+        let since = at.checked_sub(LEAST_IDLE)?;
+        let WorkerList { waiting, lists, .. } = &mut *worker;
+        let (key, ()) = lists[which].expire(waiting, now)?;
         let Waiting { waker, .. } = waiting.remove(key)?;
         drop(worker);
         waker.wake();
@@ -109,6 +134,7 @@ impl IdleList {
 pub struct Idle<'a> {
     list: &'a IdleList,
     key: Key,
+    entering: Entering,
 }
 
 impl Idle<'_> {
@@ -122,8 +148,8 @@ impl Idle<'_> {
 impl Drop for Idle<'_> {
     fn drop(&mut self) {
         let mut worker = self.list.all.lock(self.list.worker);
-        let WorkerList { waiting, list, .. } = &mut *worker;
-        list.cancel(waiting, self.key);
+        let WorkerList { waiting, lists, .. } = &mut *worker;
+        lists[self.entering as usize].cancel(waiting, self.key);
         waiting.remove(self.key);
     }
 }
@@ -148,5 +174,21 @@ mod tests {
         assert_eq!(other.end_longest(start + second * 10), Some(second * 9));
         assert!(young.shall_end());
         assert_eq!(other.end_longest(start + second * 10), None);
+    }
+
+    /// As a connection with HTTP/1 does behind a younger one with HTTP/2.
+    #[test]
+    fn one_that_enters_late_goes_before_a_younger_one() {
+        let list = IdleConnections::new(1).of(0);
+        let (start, waker) = (Instant::now(), Waker::noop());
+        let young = list.enter(start + LEAST_IDLE * 9 / 10, waker);
+        let old = list.enter_late(start, waker);
+        assert_eq!(list.end_longest(start + LEAST_IDLE), Some(LEAST_IDLE));
+        assert!(old.shall_end() && !young.shall_end());
+        drop((young, old));
+        let (young_late, old_at_once) =
+            (list.enter_late(start + LEAST_IDLE, waker), list.enter(start, waker));
+        assert_eq!(list.end_longest(start + LEAST_IDLE * 3), Some(LEAST_IDLE * 3));
+        assert!(old_at_once.shall_end() && !young_late.shall_end());
     }
 }

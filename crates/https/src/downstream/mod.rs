@@ -22,6 +22,7 @@ use truepeer_session::registry::SessionStage;
 
 pub use self::accepting::{Closing, accept};
 pub use self::clients::{ClientConnections, Counted};
+pub(crate) use self::idle::LEAST_IDLE;
 pub use self::idle::{Idle, IdleConnections, IdleList};
 pub use self::rules::{PerClient, TlsListener};
 pub use self::worker_state::WorkerState;

@@ -2,7 +2,6 @@
 
 use std::io;
 
-use tokio::io::{AsyncRead, AsyncWrite};
 use truepeer_http1::fields::FieldList;
 use truepeer_http1::write::{self, ResponseFraming};
 use truepeer_http1::{BodyDecoder, BodyLength, HttpVersion, Piece, RequestHead, ResponseHead};
@@ -33,7 +32,7 @@ pub(crate) struct Http1Body<'a, S> {
     pace: Pace,
 }
 
-impl<'a, S: AsyncRead + AsyncWrite + Unpin> Http1Body<'a, S> {
+impl<'a, S: Connection> Http1Body<'a, S> {
     pub(crate) fn new(
         stream: &'a SharedStream<S>,
         buffer: &'a mut Buffer,
@@ -64,7 +63,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Http1Body<'a, S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Incoming for Http1Body<'_, S> {
+impl<S: Connection> Incoming for Http1Body<'_, S> {
     async fn next(&mut self) -> Result<Option<&[u8]>, Failure> {
         self.buffer.consume(std::mem::take(&mut self.used));
         loop {
@@ -301,7 +300,7 @@ pub(crate) fn words(status: u16) -> &'static str {
 /// Closes a connection so that the client can read the response: for a moment, reads and discards what the client
 /// still sends. The kernel resets a connection that is closed with unread bytes, and the client would lose the
 /// response.
-pub(crate) async fn linger<S: AsyncRead + AsyncWrite + Unpin>(
+pub(crate) async fn linger<S: Connection>(
     stream: &SharedStream<S>,
     buffer: &mut Buffer,
     settings: &HttpSettings,

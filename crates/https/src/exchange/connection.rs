@@ -1,6 +1,8 @@
 //! One HTTP/1 connection of a client: request after request, until either side ends it.
 
+use std::cell::Cell;
 use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
@@ -12,9 +14,11 @@ use super::failure::Failure;
 use super::journal::Served;
 use super::serve::{Requester, ServeEnd, Service};
 use super::time_limit::TimeLimit;
+use crate::buffers::OutBuffer;
 use crate::client_info::ClientInfo;
+use crate::downstream::LEAST_IDLE;
 use crate::origin::Dial;
-use crate::pump::{ByteCounts, IdleTimeouts, Pump, PumpEnd};
+use crate::pump::PumpEnd;
 use crate::read_buffer::Buffer;
 use crate::shared_stream::SharedStream;
 use crate::stream::Connection;
@@ -128,28 +132,41 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
 
     /// Waits for the first bytes of a request, without a buffer. `false`: the connection must end.
     async fn await_bytes(&mut self) -> bool {
-        let reactor = &self.service.reactor;
-        let limit = self.service.settings.timeouts.keep_alive;
-        let (stream, buffer) = (self.stream, &mut self.buffer);
-        let mut idle = None;
-        let bytes = poll_fn(|cx| {
-            if let Poll::Ready(filled) = stream.poll_fill(cx, buffer) {
-                return Poll::Ready(Some(filled.is_ok_and(|len| len > 0)));
-            }
-            let idle = idle.get_or_insert_with(|| self.service.idle.enter(reactor.now(), cx.waker()));
-            // Draining wakes all tasks.
-            if reactor.is_draining() {
-                return Poll::Ready(None);
-            }
-            if idle.shall_end() { Poll::Ready(Some(false)) } else { Poll::Pending }
-        });
-        let came = self.time_limit.0.limit(limit, bytes).await.unwrap_or(Some(false));
-        let came = match came {
+        let came = match self.await_first_bytes().await {
             Some(came) => came,
             None => self.await_last_bytes().await,
         };
         self.time_limit.0.rest();
         came
+    }
+
+    /// The same; `None`: the loop drains.
+    async fn await_first_bytes(&mut self) -> Option<bool> {
+        let (reactor, time_limit) = (&self.service.reactor, &self.time_limit.0);
+        let (stream, buffer, idle_list) = (self.stream, &mut self.buffer, &self.service.idle);
+        let (began, may_be_closed, mut idle) = (reactor.now(), Cell::new(false), None);
+        let mut bytes = pin!(poll_fn(|cx| {
+            if let Poll::Ready(filled) = stream.poll_fill(cx, buffer) {
+                return Poll::Ready(Some(filled.is_ok_and(|len| len > 0)));
+            }
+            // Draining wakes all tasks.
+            if reactor.is_draining() {
+                return Poll::Ready(None);
+            }
+            if !may_be_closed.get() {
+                return Poll::Pending;
+            }
+            let idle = idle.get_or_insert_with(|| idle_list.enter_late(began, cx.waker()));
+            if idle.shall_end() { Poll::Ready(Some(false)) } else { Poll::Pending }
+        }));
+        let limit = self.service.settings.timeouts.keep_alive;
+        // Most requests come before the connection may be closed for another one: then it is on no list.
+        let first = limit.min(LEAST_IDLE);
+        if let Ok(came) = time_limit.limit(first, bytes.as_mut()).await {
+            return came;
+        }
+        may_be_closed.set(true);
+        time_limit.limit(limit - first, bytes).await.unwrap_or(Some(false))
     }
 
     /// The same while the loop drains, for a short time. In the end it asks the kernel itself: a request that has
@@ -176,13 +193,13 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         self.requests += 1;
         self.requester.client_info.set_stage(SessionStage::Relaying);
         let (service, settings) = (self.service, &self.service.settings);
-        let began = std::time::Instant::now();
+        let began = service.reactor.now();
         let keep_alive = request.keep_alive
             && !service.reactor.is_draining()
             && settings.max_requests.is_none_or(|most| self.requests < most);
         let mut body =
             Http1Body::new(self.stream, &mut self.buffer, settings, &self.time_limit.0, request.length);
-        let mut out = Vec::with_capacity(1024);
+        let mut out = OutBuffer::take();
         let mut reply =
             Http1Reply::new(self.stream, settings, &self.time_limit.1, &mut out, request, keep_alive);
         let mut served =
@@ -201,20 +218,12 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         service.journal.add_bytes(client_info, bytes_up, bytes_down);
         let mut is_in_order = true;
         let failure = match served {
-            Ok(ServeEnd::Switched(mut origin)) => {
-                let timeouts = IdleTimeouts {
-                    both: Some(settings.timeouts.tunnel),
-                    half: Some(settings.timeouts.half_tunnel),
-                };
-                let (up, down) = (self.buffer.take(), origin.buffer.take());
-                let mut pump = Pump::new(
-                    up,
-                    down,
-                    service.backlog.clone(),
-                    ByteCounts { shard: service.journal.shard(), open: client_info.open.clone() },
-                );
-                let end = pump.run(&service.reactor, timeouts, self.stream, &origin.stream).await;
-                (bytes_up, bytes_down) = pump.delivered();
+            Ok(ServeEnd::Switched(origin)) => {
+                let early = std::mem::take(&mut self.buffer);
+                // Boxed: only connections that change their protocol need its memory.
+                let tunnel = Box::pin(service.tunnel(client_info, early, self.stream, origin));
+                let (delivered, end) = tunnel.await;
+                (bytes_up, bytes_down) = delivered;
                 is_in_order = matches!(end, PumpEnd::Finished);
                 None
             }
@@ -223,7 +232,8 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         };
         client_info.set_stage(SessionStage::Idle);
         let failure = failure.as_ref();
-        service.note(&Served { client_info, request, status, bytes_up, bytes_down, began, failure });
+        let origin = service.origin_of(client_info, request);
+        service.note(&Served { client_info, origin, request, status, bytes_up, bytes_down, began, failure });
         match (stage, keep_alive) {
             (ReplyStage::Ended, true) => Next::Request,
             (ReplyStage::Ended, false) if !is_in_order => Next::Abort,
@@ -236,7 +246,8 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
     /// Answers bytes that are not a valid request.
     async fn refuse(&mut self, failure: &Failure) -> Next {
         let (service, client_info) = (self.service, self.requester.client_info);
-        service.journal.on_failure(client_info, failure, service.reactor.now());
+        let origin = client_info.route.backend;
+        service.journal.on_failure(client_info, origin, failure, service.reactor.now());
         let mut out = Vec::new();
         let request = RequestHead::default();
         let mut reply =

@@ -60,6 +60,9 @@ pub enum Failure {
     /// The origin can't be reached.
     #[error("can't connect to the origin: {0}")]
     Dial(#[from] DialError),
+    /// The origin's health checks have failed.
+    #[error("the origin is down: its last health checks have failed")]
+    OriginDown,
     /// The origin did not take the request in time.
     #[error("the origin took no bytes of the request for {} s", .0.as_secs_f32())]
     OriginStalled(Duration),
@@ -78,6 +81,9 @@ pub enum Failure {
     /// The origin reset the request's stream.
     #[error("the origin reset the request's stream (HTTP/2): {0}")]
     OriginReset(h2::Reason),
+    /// The origin answers HTTP/1.1 with frames of HTTP/2.
+    #[error("the origin does not speak HTTP/1.1: it answers with HTTP/2")]
+    OriginNotHttp1,
     /// The origin violates HTTP/2.
     #[error("the origin violates HTTP/2: {0}")]
     OriginHttp2(h2::Reason),
@@ -93,6 +99,9 @@ pub enum Failure {
     /// The origin closed its connection in the middle of a response.
     #[error("the origin closed the connection in the middle of its response")]
     OriginTruncated,
+    /// The origin answers a WebSocket's request as one for a page.
+    #[error("the origin opened no WebSocket: it answered with status {0}")]
+    NoSwitch(u16),
     /// The origin switches to another protocol without a request for it.
     #[error("the origin switched to another protocol without a request for it")]
     UnaskedSwitch,
@@ -121,15 +130,18 @@ impl Failure {
             Self::Dial(error) => error.reason(),
             Self::OriginStalled(_) => "origin_stalled",
             Self::OriginTimeout(_) => "origin_timeout",
+            Self::OriginDown => "origin_down",
             Self::OriginClosed => "origin_closed",
             Self::OriginRefused => "origin_refused_stream",
             Self::OriginWantsHttp1 => "origin_wants_http1",
             Self::OriginReset(_) => "origin_reset_stream",
+            Self::OriginNotHttp1 => "origin_not_http1",
             Self::OriginHttp2(_) => "origin_http2_error",
             Self::BadResponse(_) => "origin_bad_response",
             Self::BadResponseBody(_) => "origin_bad_body",
             Self::TooManyInterim(_) => "origin_too_many_interim",
             Self::OriginTruncated => "origin_truncated",
+            Self::NoSwitch(_) => "origin_no_switch",
             Self::UnaskedSwitch => "origin_unasked_switch",
         }
     }
@@ -150,16 +162,19 @@ impl Failure {
             Self::MethodNotAllowed => 403,
             Self::Expectation => 417,
             Self::Dial(error) => error.status(),
+            Self::OriginDown => 503,
             Self::OriginStalled(_) | Self::OriginTimeout(_) => 504,
             Self::OriginClosed
             | Self::OriginRefused
             | Self::OriginWantsHttp1
             | Self::OriginReset(_)
             | Self::OriginHttp2(_)
+            | Self::OriginNotHttp1
             | Self::BadResponse(_)
             | Self::BadResponseBody(_)
             | Self::TooManyInterim(_)
             | Self::OriginTruncated
+            | Self::NoSwitch(_)
             | Self::UnaskedSwitch => 502,
         })
     }
@@ -172,6 +187,8 @@ impl Failure {
             Self::BodyTooLarge => Some(Hint::MaxBody),
             Self::MethodNotAllowed => Some(Hint::Methods),
             Self::Dial(DialError::Tls { hint, .. }) => *hint,
+            Self::Dial(DialError::NotHttp2(_)) => Some(Hint::OriginHttp2),
+            Self::OriginNotHttp1 | Self::Dial(DialError::NotHttp1) => Some(Hint::OriginHttp1),
             _ => None,
         }
     }

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use tracing::{info, warn};
 use truepeer_http1::{HttpVersion, RequestHead};
+use truepeer_policy::BackendAddr;
 use truepeer_session::counters::{Counter, Shard};
 
 use super::failure::Failure;
@@ -25,6 +26,8 @@ pub struct RequestJournal {
 /// A request that was answered or has failed.
 pub(crate) struct Served<'a> {
     pub(crate) client_info: &'a ClientInfo,
+    /// Where the request belongs.
+    pub(crate) origin: BackendAddr,
     pub(crate) request: &'a RequestHead,
     /// 0: no response was sent.
     pub(crate) status: u16,
@@ -55,11 +58,15 @@ impl RequestJournal {
     }
 
     /// Records the end of a request. Its bytes are counted separately.
-    pub(crate) fn on_request(&self, served: &Served<'_>, now: Instant) {
+    pub(crate) fn on_request(&self, served: &Served<'_>) {
         self.shard.count(Counter::Requests);
+        if served.failure.is_none() && !self.access_log {
+            return;
+        }
+        let now = Instant::now();
         if let Some(failure) = served.failure {
             self.shard.count(Counter::RequestsFailed);
-            self.on_failure(served.client_info, failure, now);
+            self.on_failure(served.client_info, served.origin, failure, now);
         }
         if !self.access_log {
             return;
@@ -83,18 +90,24 @@ impl RequestJournal {
     }
 
     /// Counts a failure and warns about it, at most once a minute for each reason and address.
-    pub(crate) fn on_failure(&self, client_info: &ClientInfo, failure: &Failure, now: Instant) {
+    pub(crate) fn on_failure(
+        &self,
+        client_info: &ClientInfo,
+        origin: BackendAddr,
+        failure: &Failure,
+        now: Instant,
+    ) {
         self.shard.refuse(failure.reason());
         // Clients often leave or are slow: such failures are counted without a warning.
         let about: IpAddr = match failure {
             Failure::ClientGone | Failure::ClientStalled(_) | Failure::ClientTooSlow(_) => return,
-            _ if failure.is_the_origins() => client_info.route.backend.ip(),
+            _ if failure.is_the_origins() => origin.ip(),
             _ => client_info.sender.ip(),
         };
         self.shared.complain(failure.reason(), about, now, |held_back| {
             let text = self.shared.advised(failure, failure.hint());
             warn!(
-                client = %client_info.route.client, origin = %client_info.route.backend, reason = failure.reason(),
+                client = %client_info.route.client, origin = %origin, reason = failure.reason(),
                 status = failure.status(), held_back, "{text}"
             );
         });

@@ -5,12 +5,17 @@
 //!      │ Http1Body, Http1Reply             │ Pool, Dial                 │ up and down at once
 //! ```
 
+mod after_101;
+mod both_ways;
 mod client;
 mod connection;
 mod failure;
 mod journal;
+mod kept_body;
 mod pace;
 mod parties;
+mod probe;
+mod redirect;
 mod run;
 mod serve;
 mod settings;
@@ -18,15 +23,18 @@ mod settings;
 pub(crate) mod tests;
 mod time_limit;
 
+pub(crate) use both_ways::{Progress, both};
 pub(crate) use client::{ReplyStage, linger, words};
 pub use connection::serve_http1;
 pub use failure::Failure;
 pub(crate) use journal::Served;
 pub use journal::{ACCESS, RequestJournal};
+pub(crate) use kept_body::BodyStart;
 pub(crate) use pace::Pace;
 pub(crate) use parties::{Departure, Incoming, Outgoing, left};
+pub(crate) use probe::ProbeFailure;
 pub(crate) use run::MOST_INTERIM;
-pub(crate) use serve::Requester;
+pub(crate) use serve::{Requester, ServeEnd};
 pub use serve::{Service, Sharing};
 pub use settings::{HttpSettings, HttpTimeouts};
 pub(crate) use time_limit::TimeLimit;

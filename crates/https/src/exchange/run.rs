@@ -4,21 +4,19 @@
 //! client ── Incoming ──▶ up ───▶ origin          up: sends the head; then the body, once it may (Expect)
 //! client ◀─ Outgoing ─── down ◀─ origin          down: 1xx … the head, the body, trailers
 //! ```
-//! `down` decides when the exchange is over: an origin may respond before it has received the whole request.
 
-use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite};
 use truepeer_http1::fields::FieldList;
 use truepeer_http1::{
     BodyDecoder, BodyLength, Expectation, HeadEnd, Piece, RequestHead, ResponseHead, write,
 };
 
+use super::both_ways::{Progress, both};
 use super::failure::Failure;
 use super::parties::{Incoming, Outgoing, left};
 use super::settings::HttpSettings;
@@ -37,18 +35,6 @@ pub(crate) enum Answered {
     Whole { reusable: bool },
     /// The origin has switched to the protocol that the client asked for.
     Switched,
-}
-
-/// State that both directions share.
-struct State {
-    /// The body may be sent.
-    may_send_body: Cell<bool>,
-    /// The request has been sent whole.
-    is_sent: Cell<bool>,
-    /// The response has started.
-    has_begun: Cell<bool>,
-    /// The request is still being sent, so the response timeout does not run yet.
-    is_sending: Cell<bool>,
 }
 
 /// A connection to the origin, with its settings and timers.
@@ -79,34 +65,12 @@ where
     O: Outgoing,
 {
     let waits = request.expectation == Expectation::Continue && request.length != BodyLength::None;
-    let state = State {
-        may_send_body: Cell::new(!waits),
-        is_sent: Cell::new(false),
-        has_begun: Cell::new(false),
-        is_sending: Cell::new(true),
-    };
+    let state = Progress::new(waits, false);
     let OriginLink { stream, buffer, settings, time_limit } = link;
     let up = Up { stream, settings, time_limit: &time_limit.0, state: &state };
     let down = Down { stream, buffer, settings, time_limit: &time_limit.1, state: &state };
-    let answered = {
-        let mut up = pin!(up.run(request.length, out, incoming));
-        let mut down = pin!(down.run(request, response, outgoing));
-        poll_fn(|cx| {
-            loop {
-                if let Poll::Ready(failure) = up.as_mut().poll(cx) {
-                    return Poll::Ready(Err(failure));
-                }
-                let might_before = state.may_send_body.get();
-                if let Poll::Ready(answered) = down.as_mut().poll(cx) {
-                    return Poll::Ready(answered);
-                }
-                if state.may_send_body.get() == might_before {
-                    return Poll::Pending;
-                }
-            }
-        })
-        .await
-    };
+    let answered =
+        both(&state, up.run(request.length, out, incoming), down.run(request, response, outgoing)).await;
     time_limit.0.rest();
     time_limit.1.rest();
     answered
@@ -116,7 +80,7 @@ struct Up<'a, S> {
     stream: &'a SharedStream<S>,
     settings: &'a HttpSettings,
     time_limit: &'a TimeLimit,
-    state: &'a State,
+    state: &'a Progress,
 }
 
 impl<S: Connection> Up<'_, S> {
@@ -145,7 +109,7 @@ impl<S: Connection> Up<'_, S> {
         if length == BodyLength::None {
             return Ok(true);
         }
-        poll_fn(|_| if self.state.may_send_body.get() { Poll::Ready(()) } else { Poll::Pending }).await;
+        self.state.proceeds().await;
         let is_chunked = length == BodyLength::Chunked;
         loop {
             // Send the available pieces together: each send costs a system call and a TLS record.
@@ -198,14 +162,14 @@ struct Down<'a, S> {
     buffer: &'a mut Buffer,
     settings: &'a HttpSettings,
     time_limit: &'a TimeLimit,
-    state: &'a State,
+    state: &'a Progress,
 }
 
 /// The limit of 1xx responses to one request. Otherwise an origin that keeps sending them in time could hold a
 /// request forever.
 pub(crate) const MOST_INTERIM: usize = 64;
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Down<'_, S> {
+impl<S: Connection> Down<'_, S> {
     async fn run(
         mut self,
         request: &RequestHead,

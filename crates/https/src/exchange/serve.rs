@@ -2,30 +2,33 @@
 //! share.
 
 use std::cell::Cell;
-use std::future::{Future as _, poll_fn};
+use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::rc::Rc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use truepeer_http1::fields::auth::binds_the_connection;
 use truepeer_http1::fields::forwarded::Forwarding;
+use truepeer_http1::fields::{Field, FieldName};
 use truepeer_http1::{BodyLength, Expectation, RequestHead, ResponseHead, write};
-use truepeer_policy::ClientAddr;
+use truepeer_policy::{BackendAddr, ClientAddr};
 use truepeer_session::budget::Budget;
 
 use super::failure::Failure;
 use super::journal::{RequestJournal, Served};
+use super::kept_body::{BodyStart, KeptBody};
 use super::parties::{Incoming, Outgoing, left};
+use super::redirect::redirect;
 use super::run::{Answered, OriginLink, run};
 use super::settings::HttpSettings;
 use super::time_limit::TimeLimit;
+use crate::buffers::OutBuffer;
 use crate::client_info::ClientInfo;
 use crate::downstream::IdleList;
 use crate::origin::{
-    Access, Dial, DialError, Dialled, KeptBy, Offer, OriginConnection, OriginProtocol, Pool,
+    Access, Accesses, Dial, DialError, Dialled, KeptBy, Offer, Origin, OriginConnection, Origins,
 };
-use crate::origin_h2::{self, Exchange, Http2Pool, Joined, Lease};
+use crate::origin_h2::{self, Exchange, Joined, Lease};
 use crate::reactor::Reactor;
 use crate::read_buffer::Buffer;
 use crate::shared_stream::SharedStream;
@@ -34,6 +37,9 @@ use crate::stream::Connection;
 /// The first pause between attempts to reach an origin that restarts. It doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
+/// Events that are not older than this tell whether a kept connection is open: about as long as a request takes to reach the origin.
+const RECENT: Duration = Duration::from_micros(50);
 
 thread_local! {
     static CONNECTIONS: Cell<u64> = const { Cell::new(0) };
@@ -51,14 +57,8 @@ pub struct Service<O: Dial> {
     pub reactor: Reactor,
     /// Limits and timeouts.
     pub settings: HttpSettings,
-    /// Makes connections to the origin.
-    pub dialler: O,
-    /// The version of HTTP to speak with the origin.
-    pub origin_protocol: OriginProtocol,
-    /// Keeps idle connections to the origin (HTTP/1.1).
-    pub pool: Rc<Pool<O::Stream>>,
-    /// The HTTP/2 connections to the origin.
-    pub http2: Rc<Http2Pool>,
+    /// The origins, and which requests go to which.
+    pub origins: Origins<O>,
     /// The session limit of the whole process.
     pub sessions: Budget,
     /// The backlog limit of the whole process, used by connections after 101.
@@ -96,10 +96,17 @@ impl Sharing {
     }
 }
 
-/// The client of a request, and the connections to the origin that it may use.
+/// The client of a request, and the connections to origins that it may use.
 pub(crate) struct Requester<'a, S> {
     pub(crate) client_info: &'a ClientInfo,
-    pub(crate) access: &'a Access<S>,
+    pub(crate) access: &'a Accesses<S>,
+}
+
+/// The origin of a request, and the connections to it that the client may use.
+pub(super) struct Target<'a, O: Dial> {
+    pub(super) client_info: &'a ClientInfo,
+    pub(super) origin: &'a Origin<O>,
+    pub(super) access: &'a Access<O::Stream>,
 }
 
 /// How a request ended, from the viewpoint of its connections.
@@ -112,9 +119,15 @@ pub(crate) enum ServeEnd<S> {
 
 impl<O: Dial> Service<O> {
     /// Creates the scope for a client's new connection.
-    pub(crate) fn access(&self, client_info: &ClientInfo) -> Access<O::Stream> {
+    pub(crate) fn access(&self, client_info: &ClientInfo) -> Accesses<O::Stream> {
         let number = next_number();
-        Access::new(&self.pool, &self.http2, self.sharing.kept_by(client_info.route.client, number), number)
+        Accesses::new(&self.origins, self.sharing.kept_by(client_info.route.client, number), number)
+    }
+
+    /// Creates a scope that shares connections with nobody.
+    pub(super) fn private_access(&self, origin: &Origin<O>) -> Access<O::Stream> {
+        let number = next_number();
+        Access::new(&origin.pool, &origin.http2, KeptBy::Connection(number), number)
     }
 
     /// Refuses a request that the settings don't allow.
@@ -131,8 +144,7 @@ impl<O: Dial> Service<O> {
         }
     }
 
-    /// Sends the request to the origin and passes the response on. If the connection turns out to be dead, an idempotent request is
-    /// repeated on another one.
+    /// Answers the request, mostly as its origin does.
     pub(crate) async fn serve<I: Incoming, P: Outgoing>(
         &self,
         requester: &Requester<'_, O::Stream>,
@@ -142,47 +154,82 @@ impl<O: Dial> Service<O> {
         incoming: &mut I,
         outgoing: &mut P,
     ) -> Result<ServeEnd<O::Stream>, Failure> {
+        if let Some(port) = self.settings.redirect {
+            redirect(request, port, response, outgoing).await?;
+            return Ok(ServeEnd::Answered);
+        }
         self.check(request)?;
-        let mut out = Vec::with_capacity(1024);
+        let number = self.origins.pick(request.host(), request.target());
+        let target = Target {
+            client_info: requester.client_info,
+            origin: self.origins.at(number),
+            access: requester.access.to(number, &self.origins),
+        };
+        if target.origin.health.is_down(requester.client_info.route.client) {
+            return Err(Failure::OriginDown);
+        }
+        self.exchange(&target, request, response, time_limit, incoming, outgoing).await
+    }
+
+    /// Sends the request to its origin and passes the response on. A request that the origin has not processed is sent again; if the
+    /// connection turns out to be dead, an idempotent one is.
+    pub(super) async fn exchange<I: Incoming, P: Outgoing>(
+        &self,
+        target: &Target<'_, O>,
+        request: &RequestHead,
+        response: &mut ResponseHead,
+        time_limit: &(TimeLimit, TimeLimit),
+        incoming: &mut I,
+        outgoing: &mut P,
+    ) -> Result<ServeEnd<O::Stream>, Failure> {
+        let mut out = OutBuffer::take();
         let mut attempts = Attempts::new(self.reactor.now());
-        let has_taken_body = Cell::new(false);
-        let mut wish = self.wish(request);
+        let mut offer = self.offer(target, request);
+        let start = BodyStart::new(offer != Offer::Http1);
+        let mut body = KeptBody::new(incoming, &start);
         loop {
-            let upstream = match requester.access.take_for(&wish) {
+            let upstream = match target.access.take_for(offer, || self.last_look(request)) {
                 Some(upstream) => upstream,
-                None => self.connect_for(requester, &wish, &time_limit.0, incoming).await?,
+                None => self.connect_for(target, offer, &time_limit.0, &mut body).await?,
             };
             let is_fresh = upstream.is_fresh();
             let by_http2 = matches!(upstream, Upstream::Http2(_));
             let failure = match upstream {
                 Upstream::Http1(mut origin) => {
+                    start.keep_no_more();
                     out.clear();
-                    let forwarding = self.forwarding(requester.client_info, request);
+                    let forwarding = self.forwarding(target.client_info, request);
                     write::request(&mut out, request, &forwarding, request.length);
-                    let asked =
-                        self.ask(&mut origin, request, &mut out, response, time_limit, incoming, outgoing);
-                    match asked.await {
+                    // Awaited at once: a future that stands in a variable first is moved out of it.
+                    match self
+                        .ask(&mut origin, request, &mut out, response, time_limit, &mut body, outgoing)
+                        .await
+                    {
                         Ok(Answered::Switched) => return Ok(ServeEnd::Switched(origin)),
                         Ok(Answered::Whole { reusable }) => {
                             if reusable {
-                                self.keep(origin, requester, request, response);
+                                self.keep(origin, target, request, response);
                             }
                             return Ok(ServeEnd::Answered);
                         }
+                        // Only before a head: a body may begin with any bytes, and its client may leave.
+                        Err(
+                            Failure::BadResponse(_) | Failure::OriginTruncated | Failure::OriginTimeout(_),
+                        ) if origin_h2::is_spoken(origin.buffer.data()) => Failure::OriginNotHttp1,
                         Err(failure) => failure,
                     }
                 }
                 Upstream::Http2(lease) => {
                     let exchange = Exchange {
                         lease: &lease,
-                        forwarding: self.forwarding(requester.client_info, request),
-                        uses_tls: self.dialler.uses_tls(),
+                        forwarding: self.forwarding(target.client_info, request),
+                        uses_tls: target.origin.dialler.uses_tls(),
                         settings: &self.settings,
                         time_limit,
-                        has_taken_body: &has_taken_body,
+                        start: &start,
                     };
                     // Boxed: requests by HTTP/1.1 need none of its memory.
-                    match Box::pin(origin_h2::run(exchange, request, response, incoming, outgoing)).await {
+                    match Box::pin(origin_h2::run(exchange, request, response, &mut body, outgoing)).await {
                         Ok(()) => return Ok(ServeEnd::Answered),
                         Err(failure) => failure,
                     }
@@ -190,83 +237,93 @@ impl<O: Dial> Service<O> {
             };
             let is_unprocessed = matches!(failure, Failure::OriginRefused | Failure::OriginWantsHttp1);
             let may_repeat = match failure {
-                Failure::OriginRefused | Failure::OriginWantsHttp1 => !has_taken_body.get(),
+                Failure::OriginRefused | Failure::OriginWantsHttp1 => start.is_whole(),
                 // RFC 9110 9.2.2: "A proxy MUST NOT automatically retry non-idempotent requests."
-                Failure::OriginClosed => is_repeatable(request),
+                Failure::OriginClosed => request.is_idempotent() && start.is_whole(),
                 _ => false,
             };
             if !may_repeat {
                 return Err(failure);
             }
             if failure == Failure::OriginWantsHttp1 {
-                wish = Wish { offer: Offer::Http1, ..wish };
+                target.access.wants_http1.set(true);
+                offer = Offer::Http1;
             }
             // The origin accepts connections and closes them at once, or refuses every stream: it is shutting down.
             let is_in_vain = (is_fresh && !is_unprocessed) || (by_http2 && attempts.are_many());
-            if is_in_vain && !self.may_wait(attempts.began) {
+            if is_in_vain && (target.client_info.is_own || !self.may_wait(attempts.began)) {
                 return Err(failure);
             }
             self.journal.on_retry();
+            body.rewind();
             if is_in_vain {
                 self.reactor.sleep(attempts.next_pause()).await;
             }
         }
     }
 
+    /// When the last events came, if they are enough to take a kept connection for open: the kernel need not be asked. If the origin closes
+    /// it after them, the request meets the close, and an idempotent request without a body is sent again.
+    pub(super) fn last_look(&self, request: &RequestHead) -> Option<Instant> {
+        let can_be_repeated = request.is_idempotent() && request.length == BodyLength::None;
+        (can_be_repeated && self.reactor.has_all_events_of(RECENT)).then(|| self.reactor.now())
+    }
+
     /// Keeps a connection for the next request.
     fn keep(
         &self,
         mut origin: OriginConnection<O::Stream>,
-        requester: &Requester<'_, O::Stream>,
+        target: &Target<'_, O>,
         request: &RequestHead,
         response: &ResponseHead,
     ) {
         origin.is_private |= binds_the_connection(&request.fields) || binds_the_connection(&response.fields);
-        requester.access.put(origin, keep_alive_hint(response), self.reactor.now());
+        target.access.put(origin, keep_alive_hint(response), self.reactor.now());
     }
 
-    /// The connection that the request may use.
-    fn wish(&self, request: &RequestHead) -> Wish {
-        let offer = match self.origin_protocol {
-            OriginProtocol::Http1 => Offer::Http1,
-            _ if !origin_h2::fits(request, self.dialler.uses_tls()) => Offer::Http1,
-            OriginProtocol::Http2 => Offer::Http2,
-            OriginProtocol::Auto => Offer::Either,
-        };
-        Wish { offer, binds: offer != Offer::Http1 && binds_the_connection(&request.fields) }
+    /// The versions of HTTP that the request can use.
+    fn offer(&self, target: &Target<'_, O>, request: &RequestHead) -> Offer {
+        match target.origin.protocol.offer() {
+            Offer::Http1 => Offer::Http1,
+            _ if target.access.wants_http1.get() => Offer::Http1,
+            _ if !origin_h2::fits(request, target.origin.dialler.uses_tls()) => Offer::Http1,
+            // Such credentials count for a whole connection, which HTTP/2 has no place for.
+            _ if binds_the_connection(&request.fields) => Offer::Http1,
+            offer => offer,
+        }
     }
 
     #[expect(clippy::too_many_arguments, reason = "an exchange involves this many parties")]
-    async fn ask<I: Incoming, P: Outgoing>(
-        &self,
-        origin: &mut OriginConnection<O::Stream>,
-        request: &RequestHead,
-        out: &mut Vec<u8>,
-        response: &mut ResponseHead,
-        time_limit: &(TimeLimit, TimeLimit),
-        incoming: &mut I,
-        outgoing: &mut P,
-    ) -> Result<Answered, Failure> {
+    fn ask<'a, I: Incoming, P: Outgoing>(
+        &'a self,
+        origin: &'a mut OriginConnection<O::Stream>,
+        request: &'a RequestHead,
+        out: &'a mut Vec<u8>,
+        response: &'a mut ResponseHead,
+        time_limit: &'a (TimeLimit, TimeLimit),
+        incoming: &'a mut I,
+        outgoing: &'a mut P,
+    ) -> impl Future<Output = Result<Answered, Failure>> {
         let link = OriginLink {
             stream: &origin.stream,
             buffer: &mut origin.buffer,
             settings: &self.settings,
             time_limit,
         };
-        run(link, request, out, response, incoming, outgoing).await
+        run(link, request, out, response, incoming, outgoing)
     }
 
     /// Connects; gives up if the client leaves.
     async fn connect_for<I: Incoming>(
         &self,
-        requester: &Requester<'_, O::Stream>,
-        wish: &Wish,
+        target: &Target<'_, O>,
+        offer: Offer,
         time_limit: &TimeLimit,
         incoming: &mut I,
     ) -> Result<Upstream<O::Stream>, Failure> {
         let has_begun = Cell::new(false);
         // Boxed: connecting is rare, and its large future must not be part of every exchange.
-        let mut dialled = Box::pin(self.connect(requester, wish));
+        let mut dialled = Box::pin(self.connect(target, offer));
         let mut left = pin!(left(incoming, time_limit, &self.settings, &has_begun));
         poll_fn(|cx| match dialled.as_mut().poll(cx) {
             Poll::Pending => left.as_mut().poll(cx).map(Err),
@@ -276,66 +333,50 @@ impl<O: Dial> Service<O> {
     }
 
     /// Connects, or waits for another request's connection that this one can share.
-    async fn connect(
-        &self,
-        requester: &Requester<'_, O::Stream>,
-        wish: &Wish,
-    ) -> Result<Upstream<O::Stream>, Failure> {
-        let client_info = requester.client_info;
-        let may_share = match wish.offer {
-            Offer::Http1 => false,
-            Offer::Http2 => true,
-            Offer::Either => !self.http2.chose_http1(),
-        };
-        if !may_share {
-            return self.dial(client_info, wish.offer, requester.access.http2_scope(wish.binds)).await;
-        }
-        let scope = requester.access.http2_scope(wish.binds);
+    async fn connect(&self, target: &Target<'_, O>, offer: Offer) -> Result<Upstream<O::Stream>, Failure> {
+        let scope = target.access.scope();
         loop {
-            match self.http2.join(scope) {
-                Joined::Pilot(pilot) => {
-                    let dialled = self.dial(client_info, wish.offer, scope).await;
+            // Asked again after each attempt: it may have shown that the origin speaks HTTP/1.1.
+            let may_share = match offer {
+                Offer::Http1 => false,
+                Offer::Http2 => true,
+                Offer::Either => !target.origin.http2.chose_http1(),
+            };
+            if !may_share {
+                return self.dial(target, offer, scope).await;
+            }
+            match target.origin.http2.join(scope) {
+                Joined::Dials(dialling) => {
+                    let dialled = self.dial(target, offer, scope).await;
                     if let Err(failure) = &dialled {
-                        pilot.fail(failure);
+                        dialling.fail(failure);
                     }
                     return dialled;
                 }
-                Joined::Passenger(flight) => flight.landed().await?,
+                Joined::Waits(attempt) => attempt.ended().await?,
             }
-            if let Some(upstream) = requester.access.take_for(wish) {
+            if let Some(upstream) = target.access.take_for(offer, || None) {
                 return Ok(upstream);
             }
         }
     }
 
-    /// Connects. Tries again for up to `retry_timeout` while the origin refuses connections or descriptors have
-    /// run out.
+    /// Connects. Tries again for up to `retry_timeout` while the origin refuses connections, or closes them at once, or descriptors
+    /// have run out.
     async fn dial(
         &self,
-        client_info: &ClientInfo,
+        target: &Target<'_, O>,
         offer: Offer,
         scope: KeptBy,
     ) -> Result<Upstream<O::Stream>, Failure> {
         let (began, mut pause) = (self.reactor.now(), FIRST_PAUSE);
         loop {
-            match self.dialler.dial(client_info, offer).await {
-                Ok(Dialled { stream, speaks_http2 }) => {
-                    if offer != Offer::Http1 {
-                        self.http2.note_choice(speaks_http2);
-                    }
-                    if speaks_http2 {
-                        return self.begin_http2(stream, scope).await;
-                    }
-                    return Ok(Upstream::Http1(OriginConnection {
-                        stream: SharedStream::new(stream),
-                        buffer: Buffer::default(),
-                        is_used: false,
-                        is_private: false,
-                    }));
-                }
-                Err(error) if error.may_pass() && self.may_wait(began) => {
+            match self.dial_once(target, offer, scope).await {
+                Ok(upstream) => return Ok(upstream),
+                // A check neither waits nor takes a descriptor from a client.
+                Err(error) if error.may_pass() && self.may_wait(began) && !target.client_info.is_own => {
                     if error.is_ours() {
-                        self.reclaim(client_info);
+                        self.reclaim(target.client_info);
                     }
                     self.reactor.sleep(pause).await;
                 }
@@ -345,9 +386,35 @@ impl<O: Dial> Service<O> {
         }
     }
 
-    async fn begin_http2(&self, stream: O::Stream, scope: KeptBy) -> Result<Upstream<O::Stream>, Failure> {
+    async fn dial_once(
+        &self,
+        target: &Target<'_, O>,
+        offer: Offer,
+        scope: KeptBy,
+    ) -> Result<Upstream<O::Stream>, DialError> {
+        let Dialled { stream, speaks_http2 } = target.origin.dialler.dial(target.client_info, offer).await?;
+        if offer != Offer::Http1 {
+            target.origin.http2.note_choice(speaks_http2);
+        }
+        if speaks_http2 {
+            return self.begin_http2(target, stream, scope).await;
+        }
+        Ok(Upstream::Http1(OriginConnection {
+            stream: SharedStream::new(stream),
+            buffer: Buffer::default(),
+            is_used: false,
+            is_private: false,
+        }))
+    }
+
+    async fn begin_http2(
+        &self,
+        target: &Target<'_, O>,
+        stream: O::Stream,
+        scope: KeptBy,
+    ) -> Result<Upstream<O::Stream>, DialError> {
         let limit = self.settings.timeouts.settings;
-        let begun = self.reactor.timeout(limit, self.http2.add(stream, scope, &self.settings)).await;
+        let begun = self.reactor.timeout(limit, target.origin.http2.add(stream, scope, &self.settings)).await;
         let lease = begun.unwrap_or(Err(DialError::Timeout(limit)))?;
         Ok(Upstream::Http2(lease))
     }
@@ -371,22 +438,20 @@ impl<O: Dial> Service<O> {
             host: request.host(),
             client_subject: client_info.client_subject.as_deref(),
             is_trusted: self.settings.trusted.contains(client_info.sender.ip()),
-            tells_the_client: self.settings.tells_the_client,
+            tells_the_client: self.settings.tells_the_client && !client_info.is_own,
         }
+    }
+
+    /// Where the request belongs.
+    pub(crate) fn origin_of(&self, client_info: &ClientInfo, request: &RequestHead) -> BackendAddr {
+        let number = self.origins.pick(request.host(), request.target());
+        self.origins.at(number).dialler.backend(client_info)
     }
 
     /// Counts the request and writes its log lines.
     pub(crate) fn note(&self, served: &Served<'_>) {
-        self.journal.on_request(served, Instant::now());
+        self.journal.on_request(served);
     }
-}
-
-/// The connection that a request may use.
-#[derive(Debug, Clone, Copy)]
-struct Wish {
-    offer: Offer,
-    /// The request authenticates its connection.
-    binds: bool,
 }
 
 /// A connection for one request.
@@ -407,12 +472,12 @@ impl<S> Upstream<S> {
 
 impl<S: Connection> Access<S> {
     /// A connection that is open already.
-    fn take_for(&self, wish: &Wish) -> Option<Upstream<S>> {
-        let http2 = if wish.offer == Offer::Http1 { None } else { self.lease(wish.binds) };
+    fn take_for(&self, offer: Offer, looked: impl FnOnce() -> Option<Instant>) -> Option<Upstream<S>> {
+        let http2 = if offer == Offer::Http1 { None } else { self.lease() };
         match http2 {
             Some(lease) => Some(Upstream::Http2(lease)),
-            None if wish.offer == Offer::Http2 => None,
-            None => self.take().map(Upstream::Http1),
+            None if offer == Offer::Http2 => None,
+            None => self.take(looked()).map(Upstream::Http1),
         }
     }
 }
@@ -445,14 +510,12 @@ impl Attempts {
     }
 }
 
-/// Whether a request can be sent a second time: it is idempotent, and has no body that was already consumed.
-fn is_repeatable(request: &RequestHead) -> bool {
-    request.is_idempotent() && matches!(request.length, BodyLength::None | BodyLength::Known(0))
-}
-
 /// `Keep-Alive: timeout=5`: the origin closes idle connections after 5 s. One second less, for the time on the way.
 fn keep_alive_hint(response: &ResponseHead) -> Option<Duration> {
-    let field = response.fields.iter().find(|field| field.spelt.eq_ignore_ascii_case(b"keep-alive"))?;
+    let is_hint = |field: &Field<'_>| {
+        field.name == FieldName::OneHop && field.spelt.eq_ignore_ascii_case(b"keep-alive")
+    };
+    let field = response.fields.iter().find(is_hint)?;
     let seconds = field.value.split(|&byte| byte == b',').find_map(|parameter| {
         let text = std::str::from_utf8(parameter).ok()?.trim();
         text.strip_prefix("timeout=")?.parse().ok()

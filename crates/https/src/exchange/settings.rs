@@ -82,6 +82,8 @@ pub struct HttpSettings {
     pub trusted: PrefixSet,
     /// Whether each request is logged.
     pub access_log: bool,
+    /// Requests are answered with a redirect to https on this port, and reach no origin.
+    pub redirect: Option<u16>,
 }
 
 impl Default for HttpSettings {
@@ -96,6 +98,7 @@ impl Default for HttpSettings {
             tells_the_client: true,
             trusted: PrefixSet::new(),
             access_log: false,
+            redirect: None,
         }
     }
 }

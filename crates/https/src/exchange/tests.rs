@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -21,7 +22,7 @@ use truepeer_sys::Named as _;
 
 use super::*;
 use crate::client_info::ClientInfo;
-use crate::origin::{Dial, DialError, Dialled, Offer, OriginProtocol, Pool};
+use crate::origin::{Dial, DialError, Dialled, Offer, OriginProtocol, Origins, Pool};
 use crate::origin_h2::Http2Pool;
 use crate::reactor::Reactor;
 use crate::stream::Connection;
@@ -31,6 +32,7 @@ mod ends;
 mod expectations;
 mod messages;
 mod refusals;
+mod schedules;
 
 /// An origin: each connection to it is one script.
 #[derive(Debug, Clone, Default)]
@@ -43,6 +45,12 @@ pub(crate) struct Scripts {
     is_silent: Rc<Cell<bool>>,
     /// For this many connections there is no descriptor.
     lacking: Rc<Cell<usize>>,
+    /// It chooses HTTP/1.1 where it may.
+    pub(crate) chooses_http1: Rc<Cell<bool>>,
+    /// Writes to its connections fail. Its reads wait until one has, as where both are known to the kernel only.
+    pub(crate) is_broken: Rc<Cell<bool>>,
+    /// Connection attempts after this many don't end; `None`: all do.
+    pub(crate) held_after: Rc<Cell<Option<usize>>>,
 }
 
 /// A connection to an origin. Its writes are counted.
@@ -50,6 +58,8 @@ pub(crate) struct Scripts {
 pub(crate) struct Counted {
     stream: DuplexStream,
     writes: Rc<Cell<usize>>,
+    is_broken: Rc<Cell<bool>>,
+    has_failed: bool,
 }
 
 impl Connection for Counted {}
@@ -60,12 +70,19 @@ impl AsyncRead for Counted {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.is_broken.get() && !self.has_failed {
+            return Poll::Pending;
+        }
         Pin::new(&mut self.get_mut().stream).poll_read(cx, buffer)
     }
 }
 
 impl AsyncWrite for Counted {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.is_broken.get() {
+            self.has_failed = true;
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
         self.writes.set(self.writes.get() + 1);
         Pin::new(&mut self.get_mut().stream).poll_write(cx, bytes)
     }
@@ -88,6 +105,15 @@ impl Dial for Scripts {
 
     async fn dial(&self, _: &ClientInfo, offer: Offer) -> Result<Dialled<Counted>, DialError> {
         self.dialled.set(self.dialled.get() + 1);
+        let number = self.dialled.get();
+        poll_fn(|cx| match self.held_after.get() {
+            Some(most) if number > most => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            _ => Poll::Ready(()),
+        })
+        .await;
         if self.is_silent.get() {
             std::future::pending::<()>().await;
         }
@@ -98,8 +124,14 @@ impl Dial for Scripts {
         }
         let stream =
             self.waiting.borrow_mut().pop_front().ok_or(DialError::Timeout(Duration::from_secs(5)))?;
-        let stream = Counted { stream, writes: Rc::clone(&self.writes) };
-        Ok(Dialled { stream, speaks_http2: offer == Offer::Http2 })
+        let (writes, is_broken) = (Rc::clone(&self.writes), Rc::clone(&self.is_broken));
+        let stream = Counted { stream, writes, is_broken, has_failed: false };
+        let speaks_http2 = match offer {
+            Offer::Http1 => false,
+            Offer::Http2 => true,
+            Offer::Either => !self.chooses_http1.get(),
+        };
+        Ok(Dialled { stream, speaks_http2 })
     }
 }
 
@@ -147,6 +179,11 @@ pub(crate) fn http2_bed(settings: HttpSettings) -> Bed {
     bed_with(settings, Duration::from_secs(1), OriginProtocol::Http2)
 }
 
+/// A bed whose origins choose their version.
+pub(crate) fn choosing_bed() -> Bed {
+    bed_with(HttpSettings::default(), Duration::from_secs(1), OriginProtocol::Auto)
+}
+
 fn retrying_bed(settings: HttpSettings, retry_timeout: Duration) -> Bed {
     bed_with(settings, retry_timeout, OriginProtocol::Http1)
 }
@@ -159,10 +196,16 @@ fn bed_with(settings: HttpSettings, retry_timeout: Duration, origin_protocol: Or
     let service = Rc::new(Service {
         reactor: reactor.clone(),
         settings,
-        dialler: origin.clone(),
-        origin_protocol,
-        pool: Rc::new(Pool::new(8, Duration::from_secs(60), sessions.clone())),
-        http2: Http2Pool::new(&reactor, 8, Duration::from_secs(60), sessions.clone()),
+        origins: Origins::new(
+            crate::origin::Origin {
+                dialler: origin.clone(),
+                protocol: origin_protocol,
+                pool: Rc::new(Pool::new(8, Duration::from_secs(60), sessions.clone())),
+                http2: Http2Pool::new(&reactor, 8, Duration::from_secs(60), sessions.clone()),
+                health: crate::origin::OriginHealth::default(),
+            },
+            Vec::new(),
+        ),
         sessions,
         backlog: Budget::new(1 << 20),
         sharing: Sharing::All,

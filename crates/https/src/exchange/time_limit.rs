@@ -1,10 +1,12 @@
 //! Timeouts of an exchange, on one timer.
 
 use std::cell::OnceCell;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
-use std::task::Poll;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
+
+use pin_project_lite::pin_project;
 
 use crate::reactor::{Elapsed, Reactor, Timer};
 use crate::shared_stream::SharedStream;
@@ -35,51 +37,26 @@ impl TimeLimit {
     }
 
     /// Awaits `future` for at most `limit`.
-    pub(crate) async fn limit<T>(
+    pub(crate) fn limit<F: Future>(
         &self,
         limit: Duration,
-        future: impl Future<Output = T>,
-    ) -> Result<T, Elapsed> {
-        let mut future = pin!(future);
-        let mut is_armed = false;
-        poll_fn(|cx| {
-            if let Poll::Ready(output) = future.as_mut().poll(cx) {
-                return Poll::Ready(Ok(output));
-            }
-            let timer = self.timer.get_or_init(|| self.reactor.timer());
-            if !std::mem::replace(&mut is_armed, true) {
-                timer.arm(limit);
-            }
-            timer.poll_expired(cx).map(|()| Err(Elapsed))
-        })
-        .await
+        future: F,
+    ) -> impl Future<Output = Result<F::Output, Elapsed>> {
+        Limited { time_limit: self, limit, is_armed: false, future }
     }
 
     /// Awaits `sending` as long as the other end acknowledges at least one byte and `rate` bytes a second within
     /// `limit`. A blocked write alone proves nothing: the kernel reports room only when a third of its buffer is
     /// free, and a slow receiver takes long for that.
-    pub(crate) async fn while_taken<S: Connection, T>(
-        &self,
+    pub(crate) fn while_taken<'a, S: Connection, F: Future>(
+        &'a self,
         limit: Duration,
         rate: u64,
-        stream: &SharedStream<S>,
-        sending: impl Future<Output = T>,
-    ) -> Result<T, Untaken> {
-        let mut sending = pin!(sending);
-        let (mut before, mut taken, mut looks) = (None, 0, 0);
-        loop {
-            if let Ok(output) = self.limit(limit / LOOKS, sending.as_mut()).await {
-                return Ok(output);
-            }
-            let now = stream.unacknowledged();
-            let more = before.replace(now).map_or(0, |before: usize| before.saturating_sub(now)) as u64;
-            let enough = u128::from(rate) * (limit / LOOKS).as_millis() / 1000;
-            (taken, looks) =
-                if u128::from(more) >= enough.max(1) { (0, 0) } else { (taken + more, looks + 1) };
-            if looks == LOOKS {
-                return Err(if taken == 0 { Untaken::All } else { Untaken::Most });
-            }
-        }
+        stream: &'a SharedStream<S>,
+        sending: F,
+    ) -> impl Future<Output = Result<F::Output, Untaken>> {
+        let sending = Limited { time_limit: self, limit: limit / LOOKS, is_armed: false, future: sending };
+        WhileTaken { rate, stream, before: None, taken: 0, looks: 0, sending }
     }
 
     /// See [`Reactor::now`].
@@ -100,6 +77,73 @@ impl TimeLimit {
     }
 }
 
+pin_project! {
+    /// Not an async fn: that would hold the future twice, and each request moves those that wait for it.
+    struct Limited<'a, F> {
+        time_limit: &'a TimeLimit,
+        limit: Duration,
+        is_armed: bool,
+        #[pin]
+        future: F,
+    }
+}
+
+impl<F: Future> Future for Limited<'_, F> {
+    type Output = Result<F::Output, Elapsed>;
+
+    /// After [`Elapsed`] it may be polled for another `limit`.
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        if let Poll::Ready(output) = this.future.poll(cx) {
+            return Poll::Ready(Ok(output));
+        }
+        let time_limit = this.time_limit;
+        let timer = time_limit.timer.get_or_init(|| time_limit.reactor.timer());
+        if !std::mem::replace(this.is_armed, true) {
+            timer.arm(*this.limit);
+        }
+        ready!(timer.poll_expired(cx));
+        *this.is_armed = false;
+        Poll::Ready(Err(Elapsed))
+    }
+}
+
+pin_project! {
+    struct WhileTaken<'a, S, F> {
+        rate: u64,
+        stream: &'a SharedStream<S>,
+        before: Option<usize>,
+        taken: u64,
+        looks: u32,
+        #[pin]
+        sending: Limited<'a, F>,
+    }
+}
+
+impl<S: Connection, F: Future> Future for WhileTaken<'_, S, F> {
+    type Output = Result<F::Output, Untaken>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        loop {
+            if let Ok(output) = ready!(this.sending.as_mut().poll(cx)) {
+                return Poll::Ready(Ok(output));
+            }
+            let now = this.stream.unacknowledged();
+            let more = this.before.replace(now).map_or(0, |before| before.saturating_sub(now)) as u64;
+            let enough = u128::from(*this.rate) * this.sending.limit.as_millis() / 1000;
+            (*this.taken, *this.looks) = if u128::from(more) >= enough.max(1) {
+                (0, 0)
+            } else {
+                (*this.taken + more, *this.looks + 1)
+            };
+            if *this.looks == LOOKS {
+                return Poll::Ready(Err(if *this.taken == 0 { Untaken::All } else { Untaken::Most }));
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
@@ -110,6 +154,8 @@ mod tests {
 
     use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+    use super::super::both_ways::{Progress, both};
+    use super::super::failure::Failure;
     use super::*;
 
     /// The unacknowledged bytes that each check finds; the last value repeats.
@@ -147,6 +193,32 @@ mod tests {
         fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
             Poll::Pending
         }
+    }
+
+    /// Each request moves the futures that it waits for.
+    #[test]
+    fn a_future_is_held_once() {
+        let reactor = Reactor::new().unwrap();
+        let (time_limit, progress) = (TimeLimit::new(&reactor), Progress::new(false, false));
+        let stream = SharedStream::new(Looks(Cell::new(&[0]), Cell::new(0)));
+        let large = || async {
+            let held = [1_u8; 1000];
+            pending::<()>().await;
+            assert_eq!(held, [1; 1000]);
+        };
+        let size = size_of_val(&large());
+        assert!(size_of_val(&time_limit.limit(Duration::MAX, large())) < size + 100);
+        assert!(size_of_val(&time_limit.while_taken(Duration::MAX, 0, &stream, large())) < size + 100);
+        let up = async {
+            large().await;
+            Failure::ClientGone
+        };
+        let down = async {
+            large().await;
+            Ok(())
+        };
+        let sizes = size_of_val(&up) + size_of_val(&down);
+        assert!(size_of_val(&both(&progress, up, down)) < sizes + 100);
     }
 
     #[test]

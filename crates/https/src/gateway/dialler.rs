@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rustls::ClientConfig;
 use tokio::io::AsyncWriteExt as _;
+use truepeer_policy::{BackendAddr, Backends, Route};
 use truepeer_proto::Tlvs;
 use truepeer_session::{CloseReason, Hint, send_proxy};
 
@@ -16,7 +17,7 @@ use crate::origin::{Dial, DialError, Dialled, Offer, OriginProtocol};
 use crate::reactor::Reactor;
 use crate::stream::Stream;
 use crate::tls::TlsStream;
-use crate::tunnel::OriginTls;
+use crate::tunnel::{OriginTls, tlvs};
 
 /// Connects to the origin of a listener.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub(crate) struct Dialler {
     worker: Rc<WorkerState>,
     listening: Rc<TlsListener>,
     origin: Option<OriginTls>,
+    /// Its addresses; `None`: those of the client's route.
+    backends: Option<Backends>,
     /// The TLS configurations for each [`Offer`].
     configs: Option<Configs>,
 }
@@ -64,9 +67,19 @@ impl Dialler {
         worker: Rc<WorkerState>,
         listening: Rc<TlsListener>,
         origin: Option<OriginTls>,
+        backends: Option<Backends>,
     ) -> Self {
         let configs = origin.as_ref().map(Configs::of);
-        Self { reactor, worker, listening, origin, configs }
+        Self { reactor, worker, listening, origin, backends, configs }
+    }
+
+    /// The client's route, to this origin.
+    fn route(&self, client_info: &ClientInfo) -> Route {
+        let usual = client_info.route;
+        let of_family = |backends: Backends| {
+            if usual.client.ip().is_ipv4() { backends.ipv4 } else { backends.ipv6 }
+        };
+        Route { backend: self.backends.and_then(of_family).unwrap_or(usual.backend), ..usual }
     }
 
     /// The version to speak: without TLS the origin can't choose one.
@@ -85,13 +98,21 @@ impl Dial for Dialler {
         self.origin.is_some()
     }
 
+    fn backend(&self, client_info: &ClientInfo) -> BackendAddr {
+        self.route(client_info).backend
+    }
+
     async fn dial(&self, client_info: &ClientInfo, offer: Offer) -> Result<Dialled<Stream>, DialError> {
+        let route = self.route(client_info);
+        if let Some(source) = route.source.filter(|source| source.is_ipv4() != route.backend.ip().is_ipv4()) {
+            return Err(DialError::OtherFamily(if source.is_ipv4() { "IPv4" } else { "IPv6" }));
+        }
         let settings = &self.listening.settings;
         let limit = settings.connect_timeout;
-        let dialled = dial(&self.reactor, &self.worker, &client_info.route, settings.mark, limit).await;
+        let dialled = dial(&self.reactor, &self.worker, &route, settings.mark, limit).await;
         let mut tcp = dialled.map_err(of_close)?;
-        if client_info.route.send_proxy.is_some() {
-            let header = header(client_info)?;
+        if route.send_proxy.is_some() {
+            let header = header(client_info, &route, offer)?;
             tcp.write_all(&header).await.map_err(|error| DialError::Header(error.to_string()))?;
         }
         let (Some(OriginTls { tls }), Some(configs)) = (&self.origin, &self.configs) else {
@@ -105,6 +126,15 @@ impl Dial for Dialler {
                     return Err(DialError::NotHttp2("it chose no protocol by ALPN"));
                 }
                 Ok(Dialled { stream: Stream::Tls(Box::new(stream)), speaks_http2 })
+            }
+            Ok(Err(error)) if error.is_a_closed_connection() => {
+                Err(DialError::ClosedAtStart("during the TLS handshake"))
+            }
+            Ok(Err(error)) if offer == Offer::Http2 && error.is_no_common_protocol() => {
+                Err(DialError::NotHttp2("it refuses it by ALPN (alert no_application_protocol)"))
+            }
+            Ok(Err(error)) if offer == Offer::Http1 && error.is_no_common_protocol() => {
+                Err(DialError::NotHttp1)
             }
             Ok(Err(error)) => {
                 Err(DialError::Tls { problem: error.to_string(), hint: error.hint(Hint::OriginAuthority) })
@@ -122,8 +152,11 @@ fn of_close(reason: CloseReason) -> DialError {
     }
 }
 
-fn header(client_info: &ClientInfo) -> Result<Box<[u8]>, DialError> {
-    let tlvs = Tlvs::parse(&client_info.tlvs).unwrap_or(Tlvs::EMPTY);
-    let header = send_proxy::header_and(&client_info.route, || client_info.local, tlvs, &[]);
+/// The PROXY header of a connection. It is sent before the origin can choose by ALPN: [`Offer::Either`] then names HTTP/1.1.
+fn header(client_info: &ClientInfo, route: &Route, offer: Offer) -> Result<Box<[u8]>, DialError> {
+    let alpn = if offer == Offer::Http2 { HTTP2 } else { b"http/1.1" };
+    let tlvs = tlvs::with_alpn(&client_info.tlvs, alpn);
+    let tlvs = Tlvs::parse(&tlvs).unwrap_or(Tlvs::EMPTY);
+    let header = send_proxy::header_and(route, || client_info.local, tlvs, &[]);
     header.map_err(|error| DialError::Header(error.to_string()))
 }

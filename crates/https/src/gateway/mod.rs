@@ -2,11 +2,12 @@
 //! client is.
 
 mod dialler;
+mod health;
 
 use std::rc::Rc;
 use std::time::Duration;
 
-use truepeer_policy::SenderAddr;
+use truepeer_policy::{Backends, SenderAddr};
 use truepeer_session::Ended;
 use truepeer_session::registry::SessionStage;
 
@@ -16,7 +17,7 @@ use crate::downstream::{Counted, Downstream, TlsListener, WorkerState};
 use crate::exchange::{HttpSettings, RequestJournal, Service, Sharing, serve_http1};
 use crate::http2::serve_http2;
 use crate::open::{Listed, OpenConnection};
-use crate::origin::{Dial, OriginProtocol, Pool};
+use crate::origin::{Dial, Origin, OriginHealth, OriginProtocol, Origins, Pool, Serves};
 use crate::origin_h2::Http2Pool;
 use crate::reactor::{Reactor, TcpStream};
 use crate::stream::Stream;
@@ -49,6 +50,23 @@ pub struct HttpOptions {
     pub origin_idle: Duration,
     /// How long a request waits for an origin that refuses connections.
     pub origin_retry_timeout: Duration,
+    /// The health of the default origin.
+    pub health: OriginHealth,
+    /// Origins for some hosts and paths. The default origin gets all other requests.
+    pub others: Vec<OtherOrigin>,
+}
+
+/// An origin for some hosts and paths.
+#[derive(Debug, Clone)]
+pub struct OtherOrigin {
+    /// Its requests.
+    pub serves: Serves,
+    /// Its addresses, by the client's family.
+    pub backends: Backends,
+    /// TLS with it, if used.
+    pub tls: Option<OriginTls>,
+    /// The health of its addresses.
+    pub health: OriginHealth,
 }
 
 /// A listener's exchanges in one worker.
@@ -70,29 +88,33 @@ impl Gateway {
         listening: &Rc<TlsListener>,
         worker: &Rc<WorkerState>,
     ) -> Rc<Self> {
-        let dialler = Dialler::new(reactor.clone(), Rc::clone(worker), Rc::clone(listening), origin);
         let sessions = worker.budgets.sessions.clone();
-        let pool = Rc::new(Pool::<<Dialler as Dial>::Stream>::new(
-            options.origin_keepalive,
-            options.origin_idle,
-            sessions.clone(),
-        ));
-        reactor.spawn(Pool::keep(Rc::downgrade(&pool), reactor.clone()));
-        let http2 = Http2Pool::new(reactor, options.origin_keepalive, options.origin_idle, sessions.clone());
-        let origin_protocol = dialler.protocol(options.origin_protocol);
-        if origin_protocol != OriginProtocol::Http1 {
-            reactor.spawn(Http2Pool::keep(Rc::downgrade(&http2), reactor.clone()));
-        }
+        let (most, keep) = (options.origin_keepalive, options.origin_idle);
+        let make = |tls, backends, health| {
+            let dialler =
+                Dialler::new(reactor.clone(), Rc::clone(worker), Rc::clone(listening), tls, backends);
+            let pool = Rc::new(Pool::<<Dialler as Dial>::Stream>::new(most, keep, sessions.clone()));
+            reactor.spawn(Pool::keep(Rc::downgrade(&pool), reactor.clone()));
+            let http2 = Http2Pool::new(reactor, most, keep, sessions.clone());
+            let protocol = dialler.protocol(options.origin_protocol);
+            if protocol != OriginProtocol::Http1 {
+                reactor.spawn(Http2Pool::keep(Rc::downgrade(&http2), reactor.clone()));
+            }
+            Origin { dialler, protocol, pool, http2, health }
+        };
+        let default = make(origin, None, options.health);
+        let others = options.others.into_iter().map(|other| {
+            let OtherOrigin { serves, backends, tls, health } = other;
+            (serves, make(tls, Some(backends), health))
+        });
+        let origins = Origins::new(default, others.collect());
         let access_log = options.settings.access_log;
         let mut settings = options.settings;
         settings.tells_the_client = options.client_address == ClientAddress::Forwarded;
         let service = Service {
             reactor: reactor.clone(),
             settings,
-            dialler,
-            origin_protocol,
-            pool,
-            http2,
+            origins,
             sessions,
             backlog: worker.budgets.backlog_bytes.clone(),
             sharing: match options.client_address {
@@ -104,12 +126,14 @@ impl Gateway {
             idle: worker.idle.clone(),
             journal: RequestJournal::new(worker.journal.clone(), worker.shard.clone(), access_log),
         };
+        let service = Rc::new(service);
+        health::watch_all(&service, listening);
         Rc::new(Self {
             reactor: reactor.clone(),
             listening: Rc::clone(listening),
             worker: Rc::clone(worker),
             client_address: options.client_address,
-            service: Rc::new(service),
+            service,
         })
     }
 
@@ -157,7 +181,7 @@ impl Gateway {
         let began = self.reactor.now();
         match Downstream::open(&self.listening, &self.worker, tcp, sender, open).await {
             Ok(mut downstream) => {
-                let speaks_http2 = speaks_http2(&mut downstream, self.service.origin_protocol);
+                let speaks_http2 = speaks_http2(&downstream);
                 open.set_stage(SessionStage::Idle);
                 let client_info = self.client_info(&downstream, open);
                 let counted = downstream.counted.take();
@@ -200,19 +224,12 @@ impl Gateway {
             },
             client_subject: tls.and_then(|facts| Some(facts.client.as_ref()?.subject.clone())),
             open: Some(Rc::clone(open)),
+            is_own: false,
         }
     }
 }
 
-/// Whether the client has chosen HTTP/2. Replaces its ALPN by what the origin is spoken to in, for the PROXY header: HTTP/2 where that
-/// needs no negotiation, otherwise HTTP/1.1, since the header is sent before the origin chooses.
-fn speaks_http2(downstream: &mut Downstream, origin: OriginProtocol) -> bool {
-    let Some(alpn) = downstream.tls.as_mut().and_then(|facts| facts.alpn.as_mut()) else { return false };
-    let speaks_http2 = alpn == b"h2";
-    match origin {
-        OriginProtocol::Http2 => *alpn = b"h2".to_vec(),
-        OriginProtocol::Auto | OriginProtocol::Http1 if speaks_http2 => *alpn = b"http/1.1".to_vec(),
-        OriginProtocol::Auto | OriginProtocol::Http1 => {}
-    }
-    speaks_http2
+/// Whether the client has chosen HTTP/2.
+fn speaks_http2(downstream: &Downstream) -> bool {
+    downstream.tls.as_ref().is_some_and(|facts| facts.alpn.as_deref() == Some(b"h2"))
 }

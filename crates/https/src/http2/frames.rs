@@ -3,9 +3,14 @@
 /// Types of frames (RFC 9113 section 6).
 pub(super) const DATA: u8 = 0;
 pub(super) const HEADERS: u8 = 1;
+pub(super) const RST_STREAM: u8 = 3;
 pub(super) const CONTINUATION: u8 = 9;
-/// A flag of DATA.
+/// A flag of DATA and HEADERS.
 pub(super) const END_STREAM: u8 = 1;
+/// Flags of HEADERS; PADDED also of DATA, END_HEADERS also of CONTINUATION.
+pub(super) const END_HEADERS: u8 = 0x4;
+pub(super) const PADDED: u8 = 0x8;
+pub(super) const PRIORITY: u8 = 0x20;
 /// The connection preface (RFC 9113 section 3.4) is not a frame.
 pub(super) const PREFACE_BYTES: usize = 24;
 
@@ -20,8 +25,8 @@ pub(super) struct FrameHead {
 
 /// A part of the stream.
 pub(super) enum Passed<'a> {
-    /// The header of a frame.
-    Frame(FrameHead),
+    /// The header of a frame, and how many bytes of this piece follow it.
+    Frame(FrameHead, usize),
     /// A part of the payload of the last frame.
     Payload(&'a [u8]),
 }
@@ -63,7 +68,8 @@ impl Frames {
                 self.known = 0;
                 // RFC 9113 4.1: the highest bit is reserved.
                 let stream = u32::from_be_bytes(stream) & (u32::MAX >> 1);
-                on_passed(Passed::Frame(FrameHead { kind, flags, payload_bytes: self.rest, stream }));
+                let head = FrameHead { kind, flags, payload_bytes: self.rest, stream };
+                on_passed(Passed::Frame(head, bytes.len()));
             }
         }
     }
@@ -89,7 +95,7 @@ mod tests {
             let mut payload = Vec::new();
             bytes.chunks(size).for_each(|piece| {
                 frames.pass(piece, |passed| match passed {
-                    Passed::Frame(head) => found.push(head),
+                    Passed::Frame(head, _) => found.push(head),
                     Passed::Payload(bytes) => payload.extend_from_slice(bytes),
                 });
             });

@@ -86,8 +86,15 @@ impl HpackDecoder {
 
     /// Parses a whole block. `None`: it is invalid, and later blocks of the connection can't be parsed.
     pub(super) fn read(&mut self, block: &[u8]) -> Option<Found> {
-        let (mut input, mut found) = (Input(block), Found::default());
+        let (mut input, mut found, mut has_fields) = (Input(block), Found::default(), false);
         while let Some(&first) = input.0.first() {
+            // RFC 7541 4.2 and 6.3: another size of the table, at the start of a block only.
+            if matches!(first, 0x20..0x40) {
+                self.limit = input.integer(5).filter(|&limit| limit <= TABLE_BYTES && !has_fields)?;
+                self.shrink(self.limit);
+                continue;
+            }
+            has_fields = true;
             match first {
                 // RFC 7541 6.1: an indexed field.
                 0x80.. => {
@@ -101,11 +108,6 @@ impl HpackDecoder {
                     found.note(name, is_valid);
                     self.add(name, is_valid, name_bytes, value_bytes);
                 }
-                // 6.3: another size of the table.
-                0x20.. => {
-                    self.limit = input.integer(5).filter(|&limit| limit <= TABLE_BYTES)?;
-                    self.shrink(self.limit);
-                }
                 // 6.2.2 and 6.2.3: a literal that is not added.
                 _ => {
                     let (name, _) = self.name(&mut input, 4)?;
@@ -118,6 +120,12 @@ impl HpackDecoder {
             }
         }
         Some(found)
+    }
+
+    /// The size of the table.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn used(&self) -> usize {
+        self.used
     }
 
     fn indexed(&self, index: usize) -> Option<(PseudoName, bool)> {
@@ -160,11 +168,11 @@ impl HpackDecoder {
 }
 
 /// The rest of a block.
-struct Input<'a>(&'a [u8]);
+pub(crate) struct Input<'a>(pub(crate) &'a [u8]);
 
 impl Input<'_> {
     /// RFC 7541 section 5.1: the number starts in the low `prefix` bits of the first byte.
-    fn integer(&mut self, prefix: u32) -> Option<usize> {
+    pub(crate) fn integer(&mut self, prefix: u32) -> Option<usize> {
         let most = (1_usize << prefix) - 1;
         let (&first, mut rest) = self.0.split_first()?;
         let mut number = usize::from(first) & most;
@@ -195,6 +203,17 @@ impl Input<'_> {
         let (text, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
         Some((text, is_huffman))
+    }
+
+    /// Appends a string to `text`.
+    pub(crate) fn text_into(&mut self, text: &mut Vec<u8>) -> Option<()> {
+        match self.raw_text()? {
+            (raw, false) => {
+                text.extend_from_slice(raw);
+                Some(())
+            }
+            (raw, true) => huffman::decode_into(raw, text),
+        }
     }
 
     fn text<T>(&mut self, use_it: impl FnOnce(&[u8]) -> T) -> Option<T> {
@@ -277,6 +296,7 @@ mod tests {
             "80",                // index 0
             "bf",                // beyond both tables
             "3fe21f",            // a table of 4097 bytes
+            "8220",              // another size behind a field
             "00",                // no name
             "0003 6162",         // a name that ends early
             "ff ffff ffff ff01", // a number without bounds

@@ -3,13 +3,12 @@
 //! `h2` removes a fragment from `:path`, ignores `:scheme` without `:authority`, and drops pseudo-fields from
 //! trailers. The origin would get a different request than the client sent. So header blocks are parsed before
 //! they reach `h2`. Streams with malformed ones are stored here until the connection's tasks check them.
-//! streams of malformed ones are noted here until the connection's tasks meet them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::frames::{CONTINUATION, FrameHead, HEADERS};
+use super::frames::{CONTINUATION, END_HEADERS, FrameHead, HEADERS, PADDED, PRIORITY};
 use super::hpack::HpackDecoder;
 
 /// How many streams are stored. A client with more of them at a time is disconnected.
@@ -17,10 +16,6 @@ const MOST_NOTED: usize = 512;
 /// The longest header block over all its frames. `h2` ends a connection before a block reaches it.
 const MOST_BLOCK_BYTES: usize = 4 << 20;
 
-/// Flags of HEADERS and CONTINUATION (RFC 9113 section 6.2).
-const END_HEADERS: u8 = 0x4;
-const PADDED: u8 = 0x8;
-const PRIORITY: u8 = 0x20;
 const PRIORITY_BYTES: usize = 5;
 
 /// The malformed streams of a connection.

@@ -1,5 +1,5 @@
-//! HTTP/2 with clients that negotiate it (ALPN). Each stream is an exchange and becomes an HTTP/1.1 request to
-//! the origin.
+//! HTTP/2 with clients that negotiate it (ALPN). Each stream is an exchange with the origin, in the
+//! version of HTTP that is spoken there.
 //!
 //! ```text
 //! connection task: h2's protocol, frames in and out ──▶ a task for each stream: Request ─▶ Service::serve ─▶ Response
@@ -8,9 +8,12 @@
 //! as the origin takes the bytes), heads, streams that are started only to be cancelled, and control frames
 //! (`watch`). `h2` itself answers floods of CONTINUATION and of empty or tiny DATA with
 //! GOAWAY(ENHANCE_YOUR_CALM), and reads no further frame while its answer to the last PING or SETTINGS can't be
-//! sent. Neither server push nor CONNECT of RFC 8441 is offered.
+//! sent. Server push is not offered. An extended CONNECT (RFC 8441) becomes an
+//! upgrade at the origin (`websocket`).
 
 mod frames;
+#[cfg(any(test, feature = "fuzzing"))]
+mod fuzzed;
 mod hpack;
 mod huffman;
 mod malformed;
@@ -19,7 +22,9 @@ mod response;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod uploads;
 mod watch;
+mod websocket;
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future as _, poll_fn};
@@ -30,17 +35,18 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use h2::server::{Builder, Connection};
-use tokio::io::{AsyncRead, AsyncWrite};
 
-pub(crate) use self::request::keep as keep_trailers;
-pub(crate) use self::response::fields;
+#[cfg(any(test, feature = "fuzzing"))]
+pub use self::fuzzed::{any_blocks, any_client};
+pub(crate) use self::hpack::Input as HpackInput;
 use self::watch::CountedStream;
 use crate::client_info::ClientInfo;
 use crate::downstream::{Idle, IdleList};
 use crate::exchange::{Failure, Service, TimeLimit, linger};
-use crate::origin::{Access, Dial};
+use crate::origin::{Accesses, Dial};
 use crate::reactor::Timer;
 use crate::read_buffer::Buffer;
+use crate::stream::Connection as ClientStream;
 
 /// Concurrent streams.
 const MOST_STREAMS: u32 = 128;
@@ -56,8 +62,8 @@ const RESETS_FOR_NOTHING: u64 = 100;
 const MOST_EXCHANGES: u64 = 2 * MOST_STREAMS as u64;
 /// Frames for a stream that truepeer has reset are ignored for this long, for this many streams (RFC 9113 section 5.4.2): the client
 /// may have sent them before it saw the reset.
-const PASSED_OVER_FOR: Duration = Duration::from_secs(30);
-const PASSED_OVER: usize = 256;
+const RESET_REMEMBERED_FOR: Duration = Duration::from_secs(30);
+const MOST_RESET_REMEMBERED: usize = 256;
 /// Streams that `h2` resets for errors before it ends the connection.
 const MOST_ERRORS: usize = 256;
 
@@ -99,20 +105,21 @@ impl Tally {
 /// Serves a client until its connection ends.
 pub async fn serve_http2<C, O>(stream: C, client_info: ClientInfo, service: Rc<Service<O>>)
 where
-    C: AsyncRead + AsyncWrite + Unpin,
+    C: ClientStream,
     O: Dial,
 {
     let limits = &service.settings.limits;
     let mut builder = Builder::new();
     builder
+        .enable_connect_protocol()
         .max_concurrent_streams(MOST_STREAMS)
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
         .max_send_buffer_size(SEND_BYTES)
         .max_local_error_reset_streams(Some(MOST_ERRORS))
-        .max_concurrent_reset_streams(PASSED_OVER)
-        .reset_stream_duration(PASSED_OVER_FOR);
+        .max_concurrent_reset_streams(MOST_RESET_REMEMBERED)
+        .reset_stream_duration(RESET_REMEMBERED_FOR);
     let client_info = Rc::new(client_info);
     let watched = CountedStream::new(stream, &service.reactor);
     let preface = service.reactor.timeout(service.settings.timeouts.head, builder.handshake(watched.clone()));
@@ -125,7 +132,7 @@ where
         Err(_) => return,
     };
     if let ConnectionEnd::Refused(failure) = &ended {
-        service.journal.on_failure(&client_info, failure, service.reactor.now());
+        service.journal.on_failure(&client_info, client_info.route.backend, failure, service.reactor.now());
     }
     if !matches!(ended, ConnectionEnd::Theirs) {
         // Closing with unread bytes would reset the connection, and the client would lose the GOAWAY.
@@ -159,10 +166,10 @@ async fn run<C, O>(
     watched: &CountedStream<C>,
     client_info: &Rc<ClientInfo>,
     service: &Rc<Service<O>>,
-    access: &Rc<Access<O::Stream>>,
+    access: &Rc<Accesses<O::Stream>>,
 ) -> ConnectionEnd
 where
-    C: AsyncRead + AsyncWrite + Unpin,
+    C: ClientStream,
     O: Dial,
 {
     let tally = Rc::new(Tally::new());
@@ -196,7 +203,9 @@ where
         if watched.malformed().take(respond.stream_id().as_u32()) {
             // RFC 9113 8.1.1. Count it as cancelled, so that a flood of malformed requests ends the connection.
             respond.send_reset(h2::Reason::PROTOCOL_ERROR);
-            service.journal.on_failure(client_info, &Failure::Http2Malformed, service.reactor.now());
+            watched.uploads().forget(respond.stream_id().as_u32());
+            let (origin, now) = (client_info.route.backend, service.reactor.now());
+            service.journal.on_failure(client_info, origin, &Failure::Http2Malformed, now);
             tally.on_begin();
             tally.on_end(true);
             continue;
@@ -206,16 +215,18 @@ where
         if permit.is_none() && tally.open.get() > 0 {
             // RFC 9113 8.7: the client may repeat the request.
             respond.send_reset(h2::Reason::REFUSED_STREAM);
+            watched.uploads().forget(respond.stream_id().as_u32());
             continue;
         }
         tally.on_begin();
         let (tally, client_info, service) = (Rc::clone(&tally), Rc::clone(client_info), Rc::clone(service));
         let (access, malformed) = (Rc::clone(access), Rc::clone(watched.malformed()));
+        let uploads = Rc::clone(watched.uploads());
         let reactor = service.reactor.clone();
         reactor.spawn(async move {
             let mut open = Open { tally, was_reset: false };
-            open.was_reset =
-                stream::serve(&service, &client_info, &access, &malformed, request, respond).await;
+            let watched = stream::Watched { malformed: &malformed, uploads: &uploads };
+            open.was_reset = stream::serve(&service, &client_info, &access, watched, request, respond).await;
             drop(permit);
         });
     };

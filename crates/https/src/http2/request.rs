@@ -2,16 +2,19 @@
 
 use std::cell::RefCell;
 use std::future::poll_fn;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use h2::RecvStream;
 use http::request::Parts;
 use http::{HeaderMap, Method, header};
 use truepeer_http1::fields::{FieldList, FieldName};
-use truepeer_http1::{HeadError, RequestHead};
+use truepeer_http1::{BodyLength, HeadError, RequestHead};
 
 use super::malformed::Malformed;
 use super::response::Sender;
+use super::uploads::Upload;
+use super::websocket;
 use crate::exchange::{Departure, Failure, HttpSettings, Incoming, Pace, TimeLimit};
 
 /// Builds the request's head.
@@ -19,7 +22,8 @@ use crate::exchange::{Departure, Failure, HttpSettings, Incoming, Pace, TimeLimi
 /// # Errors
 /// The request's fault.
 pub(super) fn head(parts: &Parts, has_body: bool, settings: &HttpSettings) -> Result<RequestHead, HeadError> {
-    if parts.method == Method::CONNECT {
+    let is_websocket = websocket::is_asked_for(parts);
+    if parts.method == Method::CONNECT && !is_websocket {
         return Err(HeadError::Target);
     }
     let mut names = parts.headers.get_all(header::HOST).iter().map(http::HeaderValue::as_bytes);
@@ -44,9 +48,11 @@ pub(super) fn head(parts: &Parts, has_body: bool, settings: &HttpSettings) -> Re
         return Err(HeadError::TooManyFields);
     }
     let mut head = RequestHead::default();
-    head.begin_http2(parts.method.as_str().as_bytes(), target.as_bytes(), host);
+    let method = if is_websocket { &Method::GET } else { &parts.method };
+    head.begin_http2(method.as_str().as_bytes(), target.as_bytes(), host);
     for (name, value) in &parts.headers {
-        if name != header::COOKIE {
+        let is_replaced = is_websocket && websocket::is_of_http1(name.as_str().as_bytes());
+        if name != header::COOKIE && !is_replaced {
             head.fields.push(name.as_str().as_bytes(), value.as_bytes());
         }
     }
@@ -56,7 +62,15 @@ pub(super) fn head(parts: &Parts, has_body: bool, settings: &HttpSettings) -> Re
     if !crumbs.is_empty() {
         head.fields.push(b"cookie", &crumbs.join(&b"; "[..]));
     }
-    head.finish_http2(has_body)?;
+    // What a WebSocket's client sends is no body.
+    head.finish_http2(has_body && !is_websocket)?;
+    if is_websocket {
+        // A length would make a body of the first bytes.
+        if head.length != BodyLength::None {
+            return Err(HeadError::Target);
+        }
+        websocket::make_upgrade(&mut head);
+    }
     Ok(head)
 }
 
@@ -67,6 +81,7 @@ pub(super) struct Http2Body<'a> {
     settings: &'a HttpSettings,
     time_limit: &'a TimeLimit,
     malformed: &'a Malformed,
+    upload: &'a Upload<'a>,
     piece: Bytes,
     trailers: FieldList,
     pace: Pace,
@@ -80,32 +95,38 @@ impl<'a> Http2Body<'a> {
         settings: &'a HttpSettings,
         time_limit: &'a TimeLimit,
         malformed: &'a Malformed,
+        upload: &'a Upload<'a>,
     ) -> Self {
         let (piece, trailers) = (Bytes::new(), FieldList::default());
         let pace = Pace::default();
-        Self { stream, sender, settings, time_limit, malformed, piece, trailers, pace, received: 0 }
+        Self { stream, sender, settings, time_limit, malformed, upload, piece, trailers, pace, received: 0 }
     }
 
     /// The next DATA frame that is not empty. Empty ones don't extend the timeout.
     async fn frame(&mut self) -> Result<Option<Bytes>, Failure> {
-        let (limit, stream) = (self.settings.timeouts.body, &mut self.stream);
+        let (limit, stream, upload) = (self.settings.timeouts.body, &mut self.stream, self.upload);
         let frame = async {
             loop {
-                match poll_fn(|cx| stream.poll_data(cx)).await {
-                    Some(Ok(data)) if data.is_empty() => {}
-                    frame => return frame,
+                match poll_fn(|cx| poll_data(stream, upload, cx)).await {
+                    Came::Frame(Some(Ok(data))) if data.is_empty() => {}
+                    came => return came,
                 }
             }
         };
         let (began, min_rate) = (self.time_limit.now(), self.settings.min_rate);
         match self.time_limit.limit(limit, frame).await {
-            Ok(Some(Ok(data))) => {
+            Ok(Came::Frame(Some(Ok(data)))) => {
                 self.pace.note(self.time_limit.now() - began, data.len());
                 let is_too_slow = self.pace.is_too_slow(limit, min_rate);
                 if is_too_slow { Err(Failure::BodyTooSlow(min_rate)) } else { Ok(Some(data)) }
             }
-            Ok(None) => Ok(None),
-            Ok(Some(Err(_))) => Err(Failure::ClientGone),
+            Ok(Came::Frame(None)) => Ok(None),
+            Ok(Came::Frame(Some(Err(_)))) => Err(Failure::ClientGone),
+            Ok(Came::Cut) => {
+                // The response may go on for long.
+                self.departure().await;
+                Err(Failure::ClientGone)
+            }
             Err(_) => Err(Failure::BodyTimeout(limit)),
         }
     }
@@ -127,23 +148,44 @@ impl<'a> Http2Body<'a> {
 }
 
 impl Http2Body<'_> {
+    /// The stream, of which nothing was read.
+    pub(super) fn into_stream(self) -> RecvStream {
+        self.stream
+    }
+
     /// Discards the rest of a request that already has its response. Many clients read no response until they
     /// have sent everything, and treat an early reset as an error. If the client continues for too long, dropping
     /// the stream makes `h2` send RST_STREAM(NO_ERROR) (RFC 9113 section 8.1).
     pub(super) async fn discard(mut self) {
         const MOST_BYTES: usize = 1 << 20;
-        let stream = &mut self.stream;
+        let (stream, upload) = (&mut self.stream, self.upload);
         let unused = std::mem::take(&mut self.piece).len();
         let _ = stream.flow_control().release_capacity(unused);
         let rest = async {
             let mut left = MOST_BYTES;
             while left > 0 {
-                let Some(Ok(data)) = poll_fn(|cx| stream.poll_data(cx)).await else { break };
+                let came = poll_fn(|cx| poll_data(stream, upload, cx)).await;
+                let Came::Frame(Some(Ok(data))) = came else { break };
                 let _ = stream.flow_control().release_capacity(data.len());
                 left = left.saturating_sub(data.len());
             }
         };
         let _ = self.time_limit.limit(self.settings.timeouts.linger, rest).await;
+    }
+}
+
+/// What a stream gives.
+enum Came {
+    /// A DATA frame, or the end.
+    Frame(Option<Result<Bytes, h2::Error>>),
+    /// The request has ended before its length: nothing more comes.
+    Cut,
+}
+
+fn poll_data(stream: &mut RecvStream, upload: &Upload<'_>, cx: &mut Context<'_>) -> Poll<Came> {
+    match stream.poll_data(cx) {
+        Poll::Ready(frame) => Poll::Ready(Came::Frame(frame)),
+        Poll::Pending => upload.poll_cut(cx).map(|()| Came::Cut),
     }
 }
 

@@ -7,10 +7,12 @@ use std::task::{Context, Poll};
 use bytes::{Bytes, BytesMut};
 use h2::server::SendResponse;
 use h2::{Reason, SendStream};
-use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use truepeer_http1::fields::{Field, FieldList, hop};
 use truepeer_http1::{BodyLength, ResponseHead};
 
+use super::uploads::Upload;
+use super::websocket;
 use crate::exchange::{Failure, HttpSettings, Outgoing, Pace, ReplyStage, TimeLimit, words};
 
 /// How many bytes of a response are gathered before they are sent: one frame of the default maximum size.
@@ -50,6 +52,9 @@ pub(super) struct Http2Reply<'a> {
     pace: Pace,
     /// The request was HEAD: its response has no body.
     is_head: bool,
+    /// The request was CONNECT: only a change of protocol is a success.
+    is_connect: bool,
+    upload: &'a Upload<'a>,
     pub(super) stage: ReplyStage,
     pub(super) status: u16,
     pub(super) sent: u64,
@@ -60,8 +65,10 @@ impl<'a> Http2Reply<'a> {
         sender: &'a RefCell<Sender>,
         settings: &'a HttpSettings,
         time_limit: &'a TimeLimit,
-        is_head: bool,
+        method: &Method,
+        upload: &'a Upload<'a>,
     ) -> Self {
+        let (is_head, is_connect) = (method == Method::HEAD, method == Method::CONNECT);
         let (gathered, pace) = (BytesMut::new(), Pace::default());
         Self {
             sender,
@@ -70,6 +77,8 @@ impl<'a> Http2Reply<'a> {
             gathered,
             pace,
             is_head,
+            is_connect,
+            upload,
             stage: ReplyStage::Waiting,
             status: 0,
             sent: 0,
@@ -101,11 +110,21 @@ impl<'a> Http2Reply<'a> {
         }
     }
 
+    /// Tells the client of CONNECT that the origin has changed the protocol.
+    pub(super) fn switch(&mut self, head: &ResponseHead) -> Result<(), Failure> {
+        let onward = hop::onward(&head.fields).filter(|field| !websocket::is_of_http1(field.spelt));
+        let mut response = Response::new(());
+        *response.headers_mut() = fields(onward);
+        self.status = 200;
+        self.begin(response, false)
+    }
+
     fn begin(&mut self, response: Response<()>, is_end: bool) -> Result<(), Failure> {
         let mut sender = self.sender.borrow_mut();
         let Sender::Head(respond) = &mut *sender else { return Err(Failure::ClientGone) };
         let stream = respond.send_response(response, is_end).map_err(|_| Failure::ClientGone)?;
         *sender = Sender::Body(stream);
+        self.upload.on_response();
         self.stage = if is_end { ReplyStage::Ended } else { ReplyStage::Begun };
         Ok(())
     }
@@ -172,6 +191,10 @@ impl Outgoing for Http2Reply<'_> {
     }
 
     async fn head(&mut self, head: &ResponseHead, _: bool) -> Result<(), Failure> {
+        // RFC 8441 section 4: any 2xx would mean that the WebSocket is open.
+        if self.is_connect && (200..300).contains(&head.status) {
+            return Err(Failure::NoSwitch(head.status));
+        }
         let mut response = Response::new(());
         *response.status_mut() = StatusCode::from_u16(head.status).unwrap_or(StatusCode::BAD_GATEWAY);
         let mut headers = fields(hop::onward(&head.fields));

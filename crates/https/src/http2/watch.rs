@@ -1,5 +1,5 @@
-//! Inspects a client's frames before they reach `h2`: counts control frames, and passes header blocks to
-//! [`super::malformed`].
+//! Inspects a client's frames before they reach `h2`: counts control frames, passes header blocks to
+//! [`super::malformed`], and hides ends of requests ([`super::uploads`]).
 //!
 //! `h2` bounds its memory and ends floods of resets, CONTINUATION and empty DATA. But it answers PING, SETTINGS,
 //! PRIORITY and WINDOW_UPDATE without a limit (CVE-2019-9511 to 9517), and one open request keeps such a
@@ -16,9 +16,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::frames::{DATA, END_STREAM, FrameHead, Frames, HEADERS, PREFACE_BYTES, Passed};
 use super::malformed::{Blocks, Malformed};
+use super::uploads::{Pass, Uploads};
 use crate::reactor::Reactor;
 use crate::shared_stream::SharedStream;
 
+/// A kind of frame that nobody has defined, so that `h2` ignores it (RFC 9113 section 5.5).
+const UNKNOWN: u8 = 0xfa;
 /// How many control frames a client may send in a row.
 const MOST_AT_ONCE: u32 = 1000;
 /// How many control frames are allowed each second, such as keep-alive pings.
@@ -92,6 +95,7 @@ struct FrameWatch<S> {
     allowance: RefCell<ControlAllowance>,
     blocks: RefCell<Blocks>,
     malformed: Rc<Malformed>,
+    uploads: Rc<Uploads>,
     is_exhausted: Cell<bool>,
 }
 
@@ -111,6 +115,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CountedStream<S> {
             allowance: RefCell::new(ControlAllowance::new(reactor.now())),
             blocks: RefCell::new(Blocks::new()),
             malformed: Rc::default(),
+            uploads: Rc::default(),
             is_exhausted: Cell::new(false),
         }))
     }
@@ -126,23 +131,43 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CountedStream<S> {
         &self.0.malformed
     }
 
+    /// The requests that are still being sent.
+    pub(super) fn uploads(&self) -> &Rc<Uploads> {
+        &self.0.uploads
+    }
+
     /// The connection beneath.
     pub(super) fn stream(&self) -> &SharedStream<S> {
         &self.0.stream
     }
 
-    fn note_received(&self, bytes: &[u8]) {
+    /// Inspects what has come, and takes back the ends of requests that `h2` must not see (see [`super::uploads`]).
+    fn note_received(&self, bytes: &mut [u8]) {
+        let mut hidden = Vec::new();
         let (mut allowance, now) = (self.0.allowance.borrow_mut(), self.0.reactor.now());
         let (mut blocks, malformed) = (self.0.blocks.borrow_mut(), &*self.0.malformed);
+        let length = bytes.len();
         self.0.received.borrow_mut().pass(bytes, |passed| match passed {
-            Passed::Frame(head) => {
+            Passed::Frame(head, after) => {
                 blocks.on_frame(head, malformed);
+                // The kind and the flags are the sixth and the fifth byte from the header's end. `h2` may have them already.
+                let from_end = |back: usize| length.checked_sub(after + back);
+                match self.0.uploads.on_frame(head) {
+                    Pass::Whole => {}
+                    Pass::Hidden if let Some(kind) = from_end(6) => hidden.push((kind, UNKNOWN)),
+                    Pass::Hidden | Pass::WithoutEnd => {
+                        hidden.extend(from_end(5).map(|flags| (flags, head.flags & !END_STREAM)));
+                    }
+                }
                 if !allowance.on_received(head, now) || malformed.are_too_many() {
                     self.0.is_exhausted.set(true);
                 }
             }
             Passed::Payload(bytes) => blocks.on_payload(bytes, malformed),
         });
+        for (at, byte) in hidden {
+            bytes[at] = byte;
+        }
     }
 
     fn note_sent<'a>(&self, slices: impl Iterator<Item = &'a [u8]>, mut length: usize) {
@@ -150,7 +175,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CountedStream<S> {
         for slice in slices {
             let taken = length.min(slice.len());
             sent.pass(&slice[..taken], |passed| {
-                if let Passed::Frame(head) = passed {
+                if let Passed::Frame(head, _) = passed {
                     allowance.on_sent(head);
                 }
             });
@@ -171,7 +196,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for CountedStream<S> {
         }
         let before = buffer.filled().len();
         ready!(self.0.stream.with(|stream| stream.poll_read(cx, buffer)))?;
-        self.note_received(&buffer.filled()[before..]);
+        self.note_received(&mut buffer.filled_mut()[before..]);
         if self.is_exhausted() {
             buffer.set_filled(before);
             return Poll::Pending;
@@ -213,6 +238,40 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for CountedStream<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The end of a request that is hidden, in two pieces: nothing else changes, and what has passed stays as it was.
+    #[test]
+    fn an_end_is_hidden_however_it_is_cut() {
+        use super::super::uploads::Upload;
+        let frame = |kind, flags, payload: &[u8]| {
+            [&[0, 0, u8::try_from(payload.len()).unwrap(), kind, flags, 0, 0, 0, 1], payload].concat()
+        };
+        let reactor = Reactor::new().unwrap();
+        for payload in [&b""[..], b"last"] {
+            for cut in 0..=9 {
+                let (stream, _client) = tokio::io::duplex(64);
+                let watched = CountedStream::new(stream, &reactor);
+                let head = frame(HEADERS, 4, &[0x83, 0x87, 0x84]);
+                watched.note_received(&mut [&[b'x'; PREFACE_BYTES][..], &head].concat());
+                let upload = Upload::new(watched.uploads(), 1, Some(100));
+                upload.on_response();
+                let sent = frame(DATA, END_STREAM, payload);
+                let mut seen = sent.clone();
+                let (first, rest) = seen.split_at_mut(cut);
+                watched.note_received(first);
+                watched.note_received(rest);
+                let hides_kind = payload.is_empty() && (cut <= 3 || cut == 9);
+                let hides_end = !hides_kind && (cut <= 4 || cut == 9);
+                let mut expected = sent;
+                if hides_kind {
+                    expected[3] = UNKNOWN;
+                } else if hides_end {
+                    expected[4] = 0;
+                }
+                assert_eq!(seen, expected, "cut at {cut}");
+            }
+        }
+    }
 
     const PING: FrameHead = FrameHead { kind: 6, flags: 0, payload_bytes: 8, stream: 0 };
     const GET: FrameHead = FrameHead { kind: HEADERS, flags: 5, payload_bytes: 40, stream: 1 };

@@ -1,9 +1,11 @@
 //! A client connection's access to the pool.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use super::dial::Dial;
+use super::origins::Origins;
 use super::pool::{KeptBy, OriginConnection, Pool};
 use crate::origin_h2::{Http2Pool, Lease};
 use crate::stream::Connection;
@@ -16,6 +18,8 @@ pub(crate) struct Access<S> {
     shared: KeptBy,
     own: KeptBy,
     has_own: Cell<bool>,
+    /// The origin has asked for HTTP/1.1 (HTTP_1_1_REQUIRED).
+    pub(crate) wants_http1: Cell<bool>,
 }
 
 impl<S> Access<S> {
@@ -23,31 +27,25 @@ impl<S> Access<S> {
     pub(crate) fn new(pool: &Rc<Pool<S>>, http2: &Rc<Http2Pool>, shared: KeptBy, number: u64) -> Self {
         let own = KeptBy::Connection(number);
         let (pool, http2) = (Rc::clone(pool), Rc::clone(http2));
-        Self { pool, http2, shared, own, has_own: Cell::new(shared == own) }
+        Self { pool, http2, shared, own, has_own: Cell::new(shared == own), wants_http1: Cell::new(false) }
     }
 
-    /// Returns a stream of an HTTP/2 connection. `binds`: the request authenticates the connection, which then must carry no
-    /// other client's.
-    pub(crate) fn lease(&self, binds: bool) -> Option<Lease> {
-        let own = if self.has_own.get() { self.http2.lease(self.own) } else { None };
-        if binds { own } else { own.or_else(|| self.http2.lease(self.shared)) }
+    /// Returns a stream of an HTTP/2 connection.
+    pub(crate) fn lease(&self) -> Option<Lease> {
+        self.http2.lease(self.shared)
     }
 
-    /// Whom a new HTTP/2 connection for such a request is for.
-    pub(crate) fn http2_scope(&self, binds: bool) -> KeptBy {
-        if !binds {
-            return self.shared;
-        }
-        self.has_own.set(true);
-        self.own
+    /// Whom a new HTTP/2 connection is for.
+    pub(crate) fn scope(&self) -> KeptBy {
+        self.shared
     }
 }
 
 impl<S: Connection> Access<S> {
-    /// Returns a connection kept for this one alone, or another that it may use.
-    pub(crate) fn take(&self) -> Option<OriginConnection<S>> {
-        let own = if self.has_own.get() { self.pool.take(self.own) } else { None };
-        own.or_else(|| self.pool.take(self.shared))
+    /// Returns a connection kept for this one alone, or another that it may use; `looked` as in [`Pool::take`].
+    pub(crate) fn take(&self, looked: Option<Instant>) -> Option<OriginConnection<S>> {
+        let own = if self.has_own.get() { self.pool.take(self.own, looked) } else { None };
+        own.or_else(|| self.pool.take(self.shared, looked))
     }
 
     /// Keeps a connection for those that may use it; `hint` as in [`Pool::put`].
@@ -66,6 +64,35 @@ impl<S> Drop for Access<S> {
             self.pool.forget(self.own);
             self.http2.forget(self.own);
         }
+    }
+}
+
+/// A client connection's access to each origin's connections.
+#[derive(Debug)]
+pub(crate) struct Accesses<S> {
+    first: Access<S>,
+    /// Made at the first request to each.
+    others: Vec<OnceCell<Box<Access<S>>>>,
+    shared: KeptBy,
+    number: u64,
+}
+
+impl<S> Accesses<S> {
+    /// As for [`Access::new`].
+    pub(crate) fn new<O: Dial<Stream = S>>(origins: &Origins<O>, shared: KeptBy, number: u64) -> Self {
+        let first = origins.at(0);
+        let others = (1..origins.count()).map(|_| OnceCell::new()).collect();
+        Self { first: Access::new(&first.pool, &first.http2, shared, number), others, shared, number }
+    }
+
+    /// The one for the origin with this number.
+    pub(crate) fn to<O: Dial<Stream = S>>(&self, number: usize, origins: &Origins<O>) -> &Access<S> {
+        let other = number.checked_sub(1).and_then(|other| self.others.get(other));
+        let Some(other) = other else { return &self.first };
+        other.get_or_init(|| {
+            let origin = origins.at(number);
+            Box::new(Access::new(&origin.pool, &origin.http2, self.shared, self.number))
+        })
     }
 }
 
@@ -98,11 +125,11 @@ mod tests {
         );
         let ((private, _first), (shared, _second)) = (connection(true), connection(false));
         one.put(private, None, now);
-        assert!(other.take().is_none());
+        assert!(other.take(None).is_none());
         one.put(shared, None, now);
-        let mine = one.take().expect("its own");
+        let mine = one.take(None).expect("its own");
         assert!(mine.is_private);
-        assert!(!one.take().expect("everybody's").is_private);
+        assert!(!one.take(None).expect("everybody's").is_private);
         one.put(mine, None, now);
         drop(one);
         assert!(pool.is_empty());

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
+use truepeer_policy::BackendAddr;
 use truepeer_session::Hint;
 use truepeer_session::connect_as::ConnectError;
 
@@ -19,6 +20,17 @@ pub enum OriginProtocol {
     /// HTTP/1.1.
     #[default]
     Http1,
+}
+
+impl OriginProtocol {
+    /// What a connection is offered that any request may use.
+    pub(crate) const fn offer(self) -> Offer {
+        match self {
+            Self::Auto => Offer::Either,
+            Self::Http2 => Offer::Http2,
+            Self::Http1 => Offer::Http1,
+        }
+    }
 }
 
 /// The versions of HTTP that may be chosen for a connection.
@@ -55,6 +67,11 @@ pub trait Dial: 'static {
 
     /// Whether connections use TLS.
     fn uses_tls(&self) -> bool;
+
+    /// The origin's address for this client.
+    fn backend(&self, client_info: &ClientInfo) -> BackendAddr {
+        client_info.route.backend
+    }
 }
 
 /// Why no connection to the origin was made.
@@ -74,9 +91,21 @@ pub enum DialError {
         /// The setting that has to do with it.
         hint: Option<Hint>,
     },
+    /// The origin ended the connection before the first request, as programs that restart do with those that wait in their backlog.
+    #[error("it closed the connection {0}")]
+    ClosedAtStart(&'static str),
     /// The origin does not speak HTTP/2, which is required.
     #[error("it does not speak HTTP/2: {0}")]
     NotHttp2(&'static str),
+    /// The origin does not speak HTTP/1.1, which the request or the settings require.
+    #[error("it refuses HTTP/1.1 by ALPN (alert no_application_protocol)")]
+    NotHttp1,
+    /// The origin speaks HTTP/2 and allows no stream.
+    #[error("it allows no requests at a time (HTTP/2: SETTINGS_MAX_CONCURRENT_STREAMS is 0)")]
+    NoStreams,
+    /// The client's address is of a family that the origin lacks, and connections would have to come from it.
+    #[error("it has no {0} address, and an {0} client's address can't be shown to it by the other family")]
+    OtherFamily(&'static str),
     /// No PROXY header can carry the client's address.
     #[error("can't create a PROXY header: {0}")]
     Header(String),
@@ -91,7 +120,11 @@ impl DialError {
             Self::Connect(_) => "origin_unreachable",
             Self::Timeout(_) => "origin_connect_timeout",
             Self::Tls { .. } => "origin_tls",
+            Self::ClosedAtStart(_) => "origin_closed",
             Self::NotHttp2(_) => "origin_not_http2",
+            Self::NotHttp1 => "origin_not_http1",
+            Self::NoStreams => "origin_no_streams",
+            Self::OtherFamily(_) => "origin_family",
             Self::Header(_) => "origin_proxy_header",
         }
     }
@@ -101,6 +134,7 @@ impl DialError {
     pub fn status(&self) -> u16 {
         match self {
             Self::Connect(error) if is_ours(error) => 503,
+            Self::NoStreams => 503,
             Self::Timeout(_) => 504,
             _ => 502,
         }
@@ -112,8 +146,8 @@ impl DialError {
         matches!(self, Self::Connect(error) if is_ours(error))
     }
 
-    /// Whether a retry may succeed soon: nothing listens at the origin, as while it restarts, or truepeer lacks a
-    /// resource that others will release.
+    /// Whether a retry may succeed soon: nothing listens at the origin or it closes connections at once, as while it restarts, or
+    /// truepeer lacks a resource that others will release.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
@@ -121,6 +155,7 @@ impl DialError {
             Self::Connect(ConnectError::Call(call)) => {
                 matches!(call.errno.raw_os_error(), libc::ECONNREFUSED | libc::ECONNRESET)
             }
+            Self::ClosedAtStart(_) | Self::NoStreams => true,
             _ => false,
         }
     }

@@ -1,6 +1,7 @@
 //! Idle connections to the origin.
 //!
-//! LIFO: surplus connections stay unused until they time out. Nothing should arrive on an idle connection, so any
+//! LIFO: surplus connections stay unused until they time out. Connections kept in the current turn come last, because the kernel
+//! must be asked about them. Nothing should arrive on an idle connection, so any
 //! event on one wakes the keeper task, which closes it. If a connection dies at the moment of its reuse, the
 //! exchange repeats the request on another one if that is safe.
 //!
@@ -47,6 +48,7 @@ pub(crate) struct OriginConnection<S> {
 struct IdleOrigin<S> {
     connection: OriginConnection<S>,
     kept_by: KeptBy,
+    since: Instant,
     until: Instant,
     _permit: Permit,
 }
@@ -76,15 +78,22 @@ impl<S: Connection> Pool<S> {
         }
     }
 
-    /// Returns a connection that the kernel reports as alive.
-    pub(crate) fn take(&self, kept_by: KeptBy) -> Option<OriginConnection<S>> {
+    /// Returns a connection that is alive. `looked`: when the last events came, if they are enough; a connection that is kept since then or
+    /// later is asked for at the kernel all the same, since no events tell of what came after its last response was read.
+    pub(crate) fn take(&self, kept_by: KeptBy, looked: Option<Instant>) -> Option<OriginConnection<S>> {
         loop {
             let mut idle = self.idle.borrow_mut();
-            let at = idle.iter().rposition(|idle| idle.kept_by == kept_by)?;
+            let is_usable = |idle: &IdleOrigin<S>| idle.kept_by == kept_by;
+            // Rather one for which the kernel need not be asked.
+            let told = looked
+                .and_then(|looked| idle.iter().rposition(|idle| is_usable(idle) && idle.since < looked));
+            let at = told.or_else(|| idle.iter().rposition(is_usable))?;
             let mut found = idle.remove(at)?;
             drop(idle);
-            // It may have died since the last epoll_wait.
-            found.connection.stream.look_again();
+            if looked.is_none_or(|looked| found.since >= looked) {
+                // It may have died since the last epoll_wait.
+                found.connection.stream.look_again();
+            }
             // The exchange registers its own waker with its first read.
             if is_alive(&mut found.connection, &mut Context::from_waker(Waker::noop()))
                 && found.connection.stream.is_read_out()
@@ -109,13 +118,12 @@ impl<S: Connection> Pool<S> {
         let permit = if self.is_short() { None } else { self.sessions.take(1) };
         let Some(permit) = permit else { return };
         connection.is_used = true;
-        let keeper = self.keeper.borrow().clone();
-        if !is_alive(&mut connection, &mut Context::from_waker(&keeper)) {
+        if !is_alive(&mut connection, &mut Context::from_waker(&self.keeper.borrow())) {
             return;
         }
         let mut idle = self.idle.borrow_mut();
         let oldest = if idle.len() >= self.most { idle.pop_front() } else { None };
-        idle.push_back(IdleOrigin { connection, kept_by, until: now + keep, _permit: permit });
+        idle.push_back(IdleOrigin { connection, kept_by, since: now, until: now + keep, _permit: permit });
         drop((idle, oldest));
     }
 
@@ -208,15 +216,35 @@ mod tests {
         Pool::new(most, Duration::from_secs(60), Budget::new(100))
     }
 
+    /// Events tell that an older connection is alive. For one that was kept since then the kernel would have to be asked.
+    #[test]
+    fn what_was_kept_in_this_turn_comes_last() {
+        let (pool, before) = (pool(8), Instant::now());
+        let now = before + Duration::from_millis(1);
+        let kept = [before, before, now, now].map(|since| {
+            let (ours, origin) = connection();
+            pool.put(ours, KeptBy::Everybody, None, since);
+            origin
+        });
+        let at = |pool: &Pool<DuplexStream>| {
+            pool.idle.borrow().iter().map(|idle| idle.since == now).collect::<Vec<_>>()
+        };
+        for left in [&[false, true, true][..], &[true, true], &[true], &[]] {
+            assert!(pool.take(KeptBy::Everybody, Some(now)).is_some());
+            assert_eq!(at(&pool), left);
+        }
+        drop(kept);
+    }
+
     #[test]
     fn a_connection_is_reused_only_within_its_scope() {
         let (pool, now) = (pool(8), Instant::now());
         let client = KeptBy::Client("192.0.2.1".parse().unwrap());
         let (ours, _origin) = connection();
         pool.put(ours, client, None, now);
-        assert!(pool.take(KeptBy::Everybody).is_none());
-        assert!(pool.take(KeptBy::Client("192.0.2.2".parse().unwrap())).is_none());
-        assert!(pool.take(client).expect("the same client").is_used);
+        assert!(pool.take(KeptBy::Everybody, None).is_none());
+        assert!(pool.take(KeptBy::Client("192.0.2.2".parse().unwrap()), None).is_none());
+        assert!(pool.take(client, None).expect("the same client").is_used);
         assert!(pool.is_empty());
     }
 
@@ -226,13 +254,13 @@ mod tests {
         let (closed, origin) = connection();
         pool.put(closed, KeptBy::Everybody, None, now);
         drop(origin);
-        assert!(pool.take(KeptBy::Everybody).is_none());
+        assert!(pool.take(KeptBy::Everybody, None).is_none());
         let (talking, mut origin) = connection();
         pool.put(talking, KeptBy::Everybody, None, now);
         let said = std::pin::Pin::new(&mut origin)
             .poll_write(&mut Context::from_waker(Waker::noop()), b"HTTP/1.1 200 OK");
         assert!(said.is_ready());
-        assert!(pool.take(KeptBy::Everybody).is_none());
+        assert!(pool.take(KeptBy::Everybody, None).is_none());
     }
 
     #[test]
@@ -262,7 +290,8 @@ mod tests {
 
         let reactor = Reactor::new().unwrap();
         let door = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let upstream = Upstream { source: None, backend: door.local_addr().unwrap(), mark: 0 };
+        let upstream =
+            Upstream { source: None, backend: door.local_addr().unwrap(), mark: 0, path_mtu: None };
         let dialler = reactor.clone();
         reactor
             .block_on(async move {
@@ -274,14 +303,18 @@ mod tests {
                     let ours = OriginConnection { stream, buffer, is_used: false, is_private: false };
                     let (mut origin, _) = door.accept().unwrap();
                     pool.put(ours, KeptBy::Everybody, None, dialler.now());
-                    let kept = pool.take(KeptBy::Everybody).expect("nothing has come");
+                    let kept = pool.take(KeptBy::Everybody, None).expect("nothing has come");
                     pool.put(kept, KeptBy::Everybody, None, dialler.now());
                     if ends {
                         drop(origin);
                     } else {
                         origin.write_all(b"HTTP/1.1 200 OK").unwrap();
                     }
-                    assert!(pool.take(KeptBy::Everybody).is_none());
+                    // As in a later turn, whose events don't tell of it.
+                    let later = dialler.now() + Duration::from_nanos(1);
+                    let kept = pool.take(KeptBy::Everybody, Some(later)).expect("no event tells of it");
+                    pool.put(kept, KeptBy::Everybody, None, later);
+                    assert!(pool.take(KeptBy::Everybody, Some(later)).is_none(), "it came in this turn");
                 }
             })
             .unwrap();

@@ -1,50 +1,44 @@
 //! One connection to the origin and its task.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
+use std::io;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use h2::client::{Builder, Connection, SendRequest};
-use h2::{Ping, PingPong};
-use tokio::io::{AsyncRead, AsyncWrite};
-use truepeer_http1::HttpLimits;
+use h2::Reason;
+
+use truepeer_http1::HeadError;
 use truepeer_session::budget::Permit;
 
-use super::gathering::{GatheringStream, Preface};
+use super::client::{MOST_OUT_BYTES, NotBegun, Preface, RequestStream, State, StreamError};
+use super::ping_watch::PingWatch;
 use super::pool::Http2Pool;
 use crate::exchange::HttpSettings;
 use crate::origin::{DialError, KeptBy};
 use crate::reactor::{Reactor, Timer};
+use crate::read_buffer::Buffer;
+use crate::stream::Connection;
 
-/// Streams at a time over one connection. More requests use another connection.
-const MOST_STREAMS: u32 = 128;
-/// Bytes of a response that truepeer holds for a slow client. The connection's window has room for all streams', so
-/// that such a client stops no others.
-const STREAM_WINDOW: u32 = 128 << 10;
-const CONNECTION_WINDOW: u32 = STREAM_WINDOW * MOST_STREAMS;
-/// Frames for a stream that truepeer has reset are ignored for this long, for this many streams (RFC 9113 section 5.1).
-const PASSED_OVER_FOR: Duration = Duration::from_secs(30);
-const PASSED_OVER: usize = 1024;
-/// How much `h2` may need to hold small DATA frames that no client has taken. An origin that needs more is disconnected.
-const SMALL_FRAMES_BUDGET: usize = 1 << 20;
+/// After so many resets a connection takes no further request. Clients that leave cause them, and servers end connections with many of
+/// them (nghttp2 and Node allow 1000, and 33 a second) together with all other clients' requests.
+const MOST_RESETS: u32 = 200;
 /// A connection ends before its stream numbers (2^30 of the client's) are used up.
 const MOST_REQUESTS: u32 = 1 << 29;
 
 /// A connection that requests can use.
 #[derive(Debug)]
 pub(super) struct Http2Connection {
-    sender: SendRequest<Bytes>,
+    state: Rc<RefCell<State>>,
     pub(super) kept_by: KeptBy,
     pub(super) health: Rc<Health>,
     pool: Weak<Http2Pool>,
-    /// Since when no stream is open.
-    pub(super) idle_since: Cell<Instant>,
-    /// It counts as a session.
-    _permit: Option<Permit>,
+    /// Since when no stream is open, and its place among the idle connections.
+    pub(super) idle: Cell<Option<(Instant, u64)>>,
+    /// It counts as a session. `None`: there was none left.
+    pub(super) permit: Option<Permit>,
 }
 
 /// What requests and the connection's task tell each other.
@@ -52,6 +46,8 @@ pub(super) struct Http2Connection {
 pub(super) struct Health {
     open: Cell<u32>,
     begun: Cell<u32>,
+    /// Streams that truepeer has reset.
+    reset: Cell<u32>,
     /// It accepts no further request.
     is_over: Cell<bool>,
     /// It has carried a response.
@@ -61,16 +57,26 @@ pub(super) struct Health {
 impl Http2Connection {
     /// Whether another request can use it.
     pub(super) fn has_room(&self) -> bool {
-        let most = self.sender.current_max_send_streams().min(MOST_STREAMS as usize);
-        !self.health.is_over.get() && (self.health.open.get() as usize) < most
+        !self.health.is_over.get() && self.state.borrow().has_room(self.health.open.get())
+    }
+
+    /// The streams that it can have at a time.
+    pub(super) fn most_streams(&self) -> usize {
+        self.state.borrow().most_streams() as usize
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.health.is_over.get()
+        self.health.is_over.get() || self.state.borrow().is_over()
     }
 
     pub(super) fn is_idle(&self) -> bool {
         self.health.open.get() == 0
+    }
+}
+
+impl Drop for Http2Connection {
+    fn drop(&mut self) {
+        self.state.borrow_mut().let_go();
     }
 }
 
@@ -89,13 +95,27 @@ impl Lease {
         Self(Rc::clone(connection))
     }
 
-    pub(super) fn sender(&self) -> SendRequest<Bytes> {
-        self.0.sender.clone()
+    /// Begins the request; `write` appends its head's fields. `is_whole`: it has no body.
+    pub(super) fn begin(
+        &self,
+        is_whole: bool,
+        write: impl FnOnce(&mut Vec<u8>) -> Result<(), HeadError>,
+    ) -> Result<RequestStream, NotBegun> {
+        RequestStream::begin(&self.0.state, is_whole, write)
     }
 
     /// The connection takes no further request.
     pub(super) fn give_up(&self) {
         self.0.health.is_over.set(true);
+    }
+
+    /// A stream was reset before its request and its response were complete.
+    pub(super) fn note_reset(&self) {
+        let health = &self.0.health;
+        health.reset.set(health.reset.get() + 1);
+        if health.reset.get() >= MOST_RESETS {
+            health.is_over.set(true);
+        }
     }
 
     /// The connection has carried a response.
@@ -129,120 +149,175 @@ pub(super) async fn establish<S>(
     permit: Option<Permit>,
 ) -> Result<Rc<Http2Connection>, DialError>
 where
-    S: AsyncRead + AsyncWrite + Unpin + 'static,
+    S: Connection + 'static,
 {
     const NO_SETTINGS: DialError = DialError::NotHttp2("its first bytes are no SETTINGS frame");
     let reactor = pool.reactor();
-    let gathering = GatheringStream::new(stream);
-    let shaken = builder(&settings.limits).handshake(gathering.clone()).await;
-    let (sender, connection) = shaken.map_err(|_| NO_SETTINGS)?;
-    let mut task = Task::new(connection, gathering, reactor, settings.timeouts.ping);
+    let state = Rc::new(RefCell::new(State::new(&settings.limits)));
+    let mut task = Task::new(stream, &state, reactor, settings.timeouts.ping);
     poll_fn(|cx| {
         let ended = task.poll(cx);
-        match task.gathering.preface() {
+        let preface = state.borrow().preface();
+        match preface {
             Preface::Other => Poll::Ready(Err(NO_SETTINGS)),
+            Preface::Settings if ended.is_pending() && state.borrow().most_streams() == 0 => {
+                Poll::Ready(Err(DialError::NoStreams))
+            }
             Preface::Settings if ended.is_pending() => Poll::Ready(Ok(())),
-            _ => ended.map(|()| Err(DialError::NotHttp2("it ended the connection at its start"))),
+            _ => ended.map(|()| Err(DialError::ClosedAtStart("before its SETTINGS; does it speak HTTP/2?"))),
         }
     })
     .await?;
     let connection = Rc::new(Http2Connection {
-        sender,
+        state,
         kept_by,
         health: Rc::clone(&task.health),
         pool: Rc::downgrade(pool),
-        idle_since: Cell::new(reactor.now()),
-        _permit: permit,
+        idle: Cell::new(None),
+        permit,
     });
     // A drained loop doesn't wait for it: requests have their own tasks.
     reactor.spawn_attendant(async move { poll_fn(|cx| task.poll(cx)).await });
     Ok(connection)
 }
 
-fn builder(limits: &HttpLimits) -> Builder {
-    let mut builder = Builder::new();
-    builder
-        .enable_push(false)
-        .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
-        .max_concurrent_reset_streams(PASSED_OVER)
-        .reset_stream_duration(PASSED_OVER_FOR)
-        .data_frame_budget(SMALL_FRAMES_BUDGET)
-        // Faulty responses of one connection may be many over its life. Each ends its own request alone.
-        .max_local_error_reset_streams(None);
-    builder
-}
-
-/// Drives `h2` and sends what it has written. Ends with the connection, which lasts as long as the pool or a request has it.
-struct Task<S: AsyncRead + AsyncWrite + Unpin> {
-    connection: Connection<GatheringStream<S>, Bytes>,
-    gathering: GatheringStream<S>,
+/// Reads what the origin sends, and sends what the requests have written. Ends with the connection, which lasts as long as the
+/// pool or a request has it.
+struct Task<S> {
+    stream: S,
+    input: Buffer,
+    state: Rc<RefCell<State>>,
+    /// The start of what is to be sent that was sent.
+    sent: usize,
+    received: u64,
+    /// The last frame was written. An origin that does not take it has until this timer expires.
+    closing: Option<Timer>,
+    reactor: Reactor,
     health: Rc<Health>,
-    pulse: Pulse,
+    ping_watch: PingWatch,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Task<S> {
-    fn new(
-        mut connection: Connection<GatheringStream<S>, Bytes>,
-        gathering: GatheringStream<S>,
-        reactor: &Reactor,
-        silent_for: Duration,
-    ) -> Self {
-        let pulse = Pulse::new(connection.ping_pong(), reactor, silent_for);
-        Self { connection, gathering, health: Rc::default(), pulse }
+impl<S: Connection> Task<S> {
+    fn new(stream: S, state: &Rc<RefCell<State>>, reactor: &Reactor, silent_for: Duration) -> Self {
+        Self {
+            stream,
+            input: Buffer::default(),
+            state: Rc::clone(state),
+            sent: 0,
+            received: 0,
+            closing: None,
+            reactor: reactor.clone(),
+            health: Rc::default(),
+            ping_watch: PingWatch::new(reactor, silent_for),
+        }
     }
 
     /// Ready when the connection has ended.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let is_alive = self.pulse.poll(cx, self.health.open.get() > 0, self.gathering.received());
-        let ended = Pin::new(&mut self.connection).poll(cx).is_ready();
-        let sent = self.gathering.poll_send(cx);
-        if ended || !is_alive || matches!(sent, Poll::Ready(Err(_))) {
-            self.health.is_over.set(true);
-            return Poll::Ready(());
+        self.state.borrow_mut().set_task(cx.waker());
+        loop {
+            let received = if self.closing.is_some() { Poll::Pending } else { self.poll_receive(cx) };
+            match received {
+                Poll::Ready(None) => return self.ended(),
+                Poll::Ready(Some(reason)) => self.close(reason),
+                Poll::Pending if self.state.borrow().is_done() => self.close(Reason::NO_ERROR),
+                Poll::Pending => {}
+            }
+            if self.is_silent(cx) {
+                return self.ended();
+            }
+            let was_full = self.state.borrow().out.len() >= MOST_OUT_BYTES;
+            match self.poll_send(cx) {
+                Poll::Ready(Ok(())) if self.closing.is_some() => {
+                    let _ = ready!(Pin::new(&mut self.stream).poll_shutdown(cx));
+                    return self.ended();
+                }
+                Poll::Ready(Err(_)) => {
+                    if self.closing.is_none() {
+                        ready!(self.poll_last_words(cx));
+                    }
+                    return self.ended();
+                }
+                // There is room for what the next frames make truepeer write.
+                Poll::Ready(Ok(())) if was_full => {}
+                _ => return Poll::Pending,
+            }
+        }
+    }
+
+    /// Whether the origin has not answered a PING, or not taken the last frame, in time.
+    fn is_silent(&mut self, cx: &mut Context<'_>) -> bool {
+        if let Some(closing) = &self.closing {
+            return closing.poll_expired(cx).is_ready();
+        }
+        let (begun, open) = (self.health.begun.get(), self.health.open.get());
+        !self.ping_watch.poll(cx, begun, open, self.received, || self.state.borrow_mut().ping())
+    }
+
+    /// Reads as long as there is something. `None`: the connection has ended; a reason: the origin violates the protocol.
+    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Option<Reason>> {
+        while self.state.borrow().out.len() < MOST_OUT_BYTES {
+            if self.stream.poll_quiet(cx) {
+                self.input.rest();
+                return Poll::Pending;
+            }
+            let Ok(1..) = ready!(self.input.poll_fill(cx, &mut self.stream))
+                .inspect(|bytes| self.received += *bytes as u64)
+            else {
+                return Poll::Ready(None);
+            };
+            if let Err(reason) = self.state.borrow_mut().take_frames(&mut self.input) {
+                return Poll::Ready(Some(reason));
+            }
         }
         Poll::Pending
     }
-}
 
-/// Asks a silent origin for a sign of life (PING) while requests are open.
-struct Pulse {
-    pings: Option<PingPong>,
-    timer: Timer,
-    silent_for: Duration,
-    /// The bytes received when the timer was armed; `None`: nothing is waited for.
-    before: Option<u64>,
-    has_asked: bool,
-}
-
-impl Pulse {
-    fn new(pings: Option<PingPong>, reactor: &Reactor, silent_for: Duration) -> Self {
-        Self { pings, timer: reactor.timer(), silent_for, before: None, has_asked: false }
+    /// Nothing can be sent any more. Before the origin closed the connection, it may have answered.
+    fn poll_last_words(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.sent = 0;
+        loop {
+            self.state.borrow_mut().out.clear();
+            match self.poll_receive(cx) {
+                // It has stopped at its answers, which nobody takes.
+                Poll::Pending if self.state.borrow().out.len() >= MOST_OUT_BYTES => {}
+                // It has stopped at this turn's allowance. The next turn reads on, up to the end.
+                Poll::Pending if !self.stream.is_read_out() => return Poll::Pending,
+                _ => return Poll::Ready(()),
+            }
+        }
     }
 
-    /// `false`: the origin has not answered in time.
-    fn poll(&mut self, cx: &mut Context<'_>, is_waiting: bool, received: u64) -> bool {
-        if !is_waiting {
-            if self.before.take().is_some() {
-                self.timer.disarm();
+    fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut state = self.state.borrow_mut();
+        let mut stream = Pin::new(&mut self.stream);
+        while self.sent < state.out.len() {
+            match ready!(stream.as_mut().poll_write(cx, &state.out[self.sent..]))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                length => self.sent += length,
             }
-            return true;
         }
-        if self.before.replace(received) != Some(received) {
-            self.timer.arm(self.silent_for);
-            self.has_asked = false;
+        if self.sent > 0 {
+            self.sent = 0;
+            state.on_sent();
         }
-        if self.timer.poll_expired(cx).is_pending() {
-            return true;
+        // TLS may hold a part of an earlier send.
+        stream.poll_flush(cx)
+    }
+
+    /// Ends the connection with GOAWAY.
+    fn close(&mut self, reason: Reason) {
+        if self.closing.is_none() {
+            let timer = self.closing.insert(self.reactor.timer());
+            timer.arm(self.ping_watch.silent_for());
+            self.health.is_over.set(true);
+            self.state.borrow_mut().go_away(reason);
         }
-        let Some(pings) = self.pings.as_mut().filter(|_| !self.has_asked) else { return false };
-        // The last answer was counted as received bytes already.
-        let _ = pings.poll_pong(cx);
-        let _ = pings.send_ping(Ping::opaque());
-        self.has_asked = true;
-        self.timer.arm(self.silent_for);
-        // Store the waker for the new deadline.
-        self.timer.poll_expired(cx).is_pending()
+    }
+
+    fn ended(&self) -> Poll<()> {
+        self.health.is_over.set(true);
+        self.state.borrow_mut().fail_all(StreamError::Closed);
+        Poll::Ready(())
     }
 }

@@ -1,24 +1,20 @@
 //! One request and its response over one stream, both directions at once. The counterpart of `exchange::run` for HTTP/1.1.
 
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
-use std::future::{Future as _, poll_fn};
-use std::pin::pin;
-use std::task::{Context, Poll};
+use std::future::poll_fn;
+use std::task::Poll;
 use std::time::Duration;
 
-use bytes::Bytes;
-use h2::client::ResponseFuture;
-use h2::{RecvStream, SendStream};
-use http::Response;
-use truepeer_http1::fields::FieldList;
+use h2::Reason;
 use truepeer_http1::fields::forwarded::Forwarding;
 use truepeer_http1::{BodyLength, Expectation, RequestHead, ResponseHead};
 
+use super::client::{NotBegun, RequestStream, StreamError};
 use super::connection::Lease;
 use super::request;
-use crate::exchange::{Failure, HttpSettings, Incoming, MOST_INTERIM, Outgoing, TimeLimit, left};
-use crate::http2::{fields, keep_trailers};
+use crate::buffers::OutBuffer;
+use crate::exchange::{
+    BodyStart, Failure, HttpSettings, Incoming, MOST_INTERIM, Outgoing, Progress, TimeLimit, both, left,
+};
 
 /// A stream of the origin's connection, with settings and timers.
 pub(crate) struct Exchange<'a> {
@@ -28,20 +24,8 @@ pub(crate) struct Exchange<'a> {
     pub(crate) settings: &'a HttpSettings,
     /// One timer for each direction.
     pub(crate) time_limit: &'a (TimeLimit, TimeLimit),
-    /// Whether a part of the client's body was taken: then the request can't be sent a second time.
-    pub(crate) has_taken_body: &'a Cell<bool>,
-}
-
-/// State that both directions share.
-struct State {
-    /// The body may be sent.
-    may_send_body: Cell<bool>,
-    /// The request has been sent whole.
-    is_sent: Cell<bool>,
-    /// The response has started.
-    has_begun: Cell<bool>,
-    /// The request is still being sent, so the response timeout does not run yet.
-    is_sending: Cell<bool>,
+    /// What an earlier attempt has taken of the client's body, and what this one takes.
+    pub(crate) start: &'a BodyStart,
 }
 
 /// Sends the request and passes the response on, whose head is left in `response`. Dropping this resets the stream.
@@ -55,54 +39,46 @@ pub(crate) async fn run<I: Incoming, O: Outgoing>(
     incoming: &mut I,
     outgoing: &mut O,
 ) -> Result<(), Failure> {
-    let Exchange { lease, forwarding, uses_tls, settings, time_limit, has_taken_body } = exchange;
+    let Exchange { lease, forwarding, uses_tls, settings, time_limit, start } = exchange;
     let has_body = !matches!(head.length, BodyLength::None | BodyLength::Known(0));
-    let request = request::request(head, &forwarding, uses_tls).map_err(Failure::BadRequest)?;
-    let (answer, sender) = lease.sender().send_request(request, !has_body).map_err(|_| {
-        // Nothing was sent: the connection is ending, or its stream numbers are used up.
-        lease.give_up();
-        Failure::OriginRefused
+    let stream = lease.begin(!has_body, |block| request::write(block, head, &forwarding, uses_tls));
+    let stream = stream.map_err(|not_begun| match not_begun {
+        NotBegun::Invalid(error) => Failure::BadRequest(error),
+        NotBegun::Refused => {
+            lease.give_up();
+            Failure::OriginRefused
+        }
     })?;
-    let waits = head.expectation == Expectation::Continue && has_body;
-    let state = State {
-        may_send_body: Cell::new(!waits),
-        is_sent: Cell::new(!has_body),
-        has_begun: Cell::new(false),
-        is_sending: Cell::new(has_body),
-    };
-    let sender = RefCell::new(sender);
-    let up = Up { sender: &sender, settings, time_limit: &time_limit.0, state: &state, has_taken_body };
-    let down = Down { lease, settings, time_limit: &time_limit.1, state: &state };
-    let answered = {
-        let mut up = pin!(up.run(has_body, incoming));
-        let mut down = pin!(down.run(answer, head.method() == b"HEAD", response, outgoing));
-        poll_fn(|cx| {
-            loop {
-                if let Poll::Ready(failure) = up.as_mut().poll(cx) {
-                    return Poll::Ready(Err(failure));
-                }
-                let might_before = state.may_send_body.get();
-                if let Poll::Ready(answered) = down.as_mut().poll(cx) {
-                    return Poll::Ready(answered);
-                }
-                if state.may_send_body.get() == might_before {
-                    return Poll::Pending;
-                }
-            }
-        })
-        .await
-    };
+    let unfinished = Unfinished(lease);
+    // A body that was taken is not held back any more.
+    let waits = head.expectation == Expectation::Continue && has_body && !start.was_taken();
+    let state = Progress::new(waits, !has_body);
+    let up = Up { stream: &stream, settings, time_limit: &time_limit.0, state: &state };
+    let down = Down { lease, stream: &stream, settings, time_limit: &time_limit.1, state: &state, start };
+    let is_head = head.method() == b"HEAD";
+    let answered = both(&state, up.run(has_body, incoming), down.run(is_head, response, outgoing)).await;
     time_limit.0.rest();
     time_limit.1.rest();
+    if answered.is_ok() && state.is_sent.get() {
+        std::mem::forget(unfinished);
+    }
     answered
 }
 
+/// A stream that is reset if it is dropped now.
+struct Unfinished<'a>(&'a Lease);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.0.note_reset();
+    }
+}
+
 struct Up<'a> {
-    sender: &'a RefCell<SendStream<Bytes>>,
+    stream: &'a RequestStream,
     settings: &'a HttpSettings,
     time_limit: &'a TimeLimit,
-    state: &'a State,
-    has_taken_body: &'a Cell<bool>,
+    state: &'a Progress,
 }
 
 impl Up<'_> {
@@ -121,132 +97,96 @@ impl Up<'_> {
 
     /// Whether everything was sent. If not, the origin has stopped reading.
     async fn send_all(&self, incoming: &mut impl Incoming) -> Result<bool, Failure> {
-        poll_fn(|_| if self.state.may_send_body.get() { Poll::Ready(()) } else { Poll::Pending }).await;
+        self.state.proceeds().await;
         loop {
-            // Before the first piece can be lost: a future that is dropped while it waits has taken nothing.
             let Some(piece) = incoming.next().await? else { break };
-            self.has_taken_body.set(true);
-            let piece = request::piece(piece);
             if !self.send(piece).await? {
                 return Ok(false);
             }
         }
-        let mut sender = self.sender.borrow_mut();
-        let trailers = incoming.trailers();
-        let ended = if trailers.is_empty() {
-            sender.send_data(Bytes::new(), true)
-        } else {
-            sender.send_trailers(fields(trailers.iter()))
-        };
-        Ok(ended.is_ok())
+        Ok(self.stream.send_end(incoming.trailers()))
     }
 
     /// Sends data as the origin's window opens.
-    async fn send(&self, mut data: Bytes) -> Result<bool, Failure> {
+    async fn send(&self, mut data: &[u8]) -> Result<bool, Failure> {
         let limit = self.settings.timeouts.send;
         while !data.is_empty() {
-            let room = poll_fn(|cx| self.poll_room(cx, data.len()));
+            let room = poll_fn(|cx| self.stream.poll_room(cx, data.len()));
             let room = self.time_limit.limit(limit, room).await;
             let Some(room) = room.map_err(|_| Failure::OriginStalled(limit))? else { return Ok(false) };
-            let now = data.split_to(room.min(data.len()));
-            if self.sender.borrow_mut().send_data(now, false).is_err() {
-                return Ok(false);
-            }
+            let (now, rest) = data.split_at(room);
+            self.stream.send_data(now);
+            data = rest;
         }
         Ok(true)
-    }
-
-    /// `None`: the stream has ended.
-    fn poll_room(&self, cx: &mut Context<'_>, wanted: usize) -> Poll<Option<usize>> {
-        let mut sender = self.sender.borrow_mut();
-        sender.reserve_capacity(wanted);
-        while sender.capacity() == 0 {
-            match sender.poll_capacity(cx) {
-                Poll::Ready(Some(Ok(_))) => {}
-                Poll::Ready(_) => return Poll::Ready(None),
-                Poll::Pending => return Poll::Pending,
-            }
-        }
-        Poll::Ready(Some(sender.capacity()))
     }
 }
 
 struct Down<'a> {
     lease: &'a Lease,
+    stream: &'a RequestStream,
     settings: &'a HttpSettings,
     time_limit: &'a TimeLimit,
-    state: &'a State,
+    state: &'a Progress,
+    start: &'a BodyStart,
 }
 
 impl Down<'_> {
     async fn run(
         self,
-        mut answer: ResponseFuture,
         is_head: bool,
         response: &mut ResponseHead,
         outgoing: &mut impl Outgoing,
     ) -> Result<(), Failure> {
-        let final_response = self.interim(&mut answer, response, outgoing).await?;
-        let (parts, body) = final_response.into_parts();
-        let head = Response::from_parts(parts, ());
+        self.heads(response, outgoing).await?;
         self.lease.note_response();
-        let has_body = !body.is_end_stream();
-        request::response(response, &head, has_body, is_head, &self.settings.limits)
-            .map_err(Failure::BadResponse)?;
-        self.body(body, response, outgoing).await
+        let has_body = !self.stream.is_received();
+        response.finish_http2(has_body, is_head).map_err(Failure::BadResponse)?;
+        if !has_body && matches!(response.length, BodyLength::Known(1..)) {
+            return Err(Failure::OriginTruncated);
+        }
+        self.body(response, outgoing).await
     }
 
     /// Passes on 1xx responses until the final one comes.
-    async fn interim(
-        &self,
-        answer: &mut ResponseFuture,
-        response: &mut ResponseHead,
-        outgoing: &mut impl Outgoing,
-    ) -> Result<Response<RecvStream>, Failure> {
-        let (mut interim, mut queue) = (0, VecDeque::new());
+    async fn heads(&self, response: &mut ResponseHead, outgoing: &mut impl Outgoing) -> Result<(), Failure> {
+        let mut interim = 0;
         loop {
-            let head = match queue.pop_front() {
-                Some(head) => head,
-                None => match self.head(answer, &mut queue, outgoing).await? {
-                    Head::Final(response) => return Ok(response),
-                    Head::Interim(head) => head,
-                },
-            };
+            self.head(response, outgoing).await?;
+            if !response.is_interim() {
+                return Ok(());
+            }
             interim += 1;
             if interim > MOST_INTERIM {
                 return Err(Failure::TooManyInterim(MOST_INTERIM));
             }
-            request::response(response, &head, false, false, &self.settings.limits)
-                .map_err(Failure::BadResponse)?;
+            response.finish_http2(false, false).map_err(Failure::BadResponse)?;
             match response.status {
                 // RFC 9113 8.6: HTTP/2 has no 101.
                 101 => return Err(Failure::UnaskedSwitch),
                 100 if self.state.may_send_body.replace(true) => {} // the client did not ask for it
-                _ => queueing(answer, &mut queue, outgoing.interim(response)).await?,
+                _ => outgoing.interim(response).await?,
             }
         }
     }
 
     /// Waits for a head. If the origin does not answer `Expect` in time, the body is sent anyway (RFC 9110 section 10.1.1).
-    async fn head(
-        &self,
-        answer: &mut ResponseFuture,
-        queue: &mut VecDeque<Response<()>>,
-        outgoing: &mut impl Outgoing,
-    ) -> Result<Head, Failure> {
+    async fn head(&self, response: &mut ResponseHead, outgoing: &mut impl Outgoing) -> Result<(), Failure> {
+        let came = |head: Result<(), StreamError>| head.map_err(request::failure);
         if !self.state.may_send_body.get() {
             let proceed = self.settings.timeouts.proceed;
-            if let Ok(head) = self.time_limit.limit(proceed, poll_fn(|cx| self.poll_head(answer, cx))).await {
-                return head;
+            let head = poll_fn(|cx| self.stream.poll_head(cx, response));
+            if let Ok(head) = self.time_limit.limit(proceed, head).await {
+                return came(head);
             }
-            queueing(answer, queue, outgoing.proceed()).await?;
+            outgoing.proceed().await?;
             self.state.may_send_body.set(true);
         }
         let limit = self.settings.timeouts.response;
         loop {
             let was_sending = self.state.is_sending.get();
-            match self.time_limit.limit(limit, poll_fn(|cx| self.poll_head(answer, cx))).await {
-                Ok(head) => return head,
+            match self.time_limit.limit(limit, poll_fn(|cx| self.stream.poll_head(cx, response))).await {
+                Ok(head) => return came(head),
                 // The response timeout starts when the request has been sent.
                 Err(_) if was_sending => {}
                 Err(_) => return Err(Failure::OriginTimeout(limit)),
@@ -254,109 +194,53 @@ impl Down<'_> {
         }
     }
 
-    fn poll_head(&self, answer: &mut ResponseFuture, cx: &mut Context<'_>) -> Poll<Result<Head, Failure>> {
-        let polled = match answer.poll_informational(cx) {
-            Poll::Ready(Some(head)) => Poll::Ready(head.map(Head::Interim)),
-            Poll::Ready(None) | Poll::Pending => pin!(answer).poll(cx).map(|head| head.map(Head::Final)),
-        };
-        polled.map(|head| {
-            head.map_err(|error| {
-                if error.is_go_away() {
-                    self.lease.give_up();
-                }
-                request::failure(&error)
-            })
-        })
-    }
-
-    async fn body(
-        &self,
-        mut body: RecvStream,
-        response: &ResponseHead,
-        outgoing: &mut impl Outgoing,
-    ) -> Result<(), Failure> {
+    async fn body(&self, response: &ResponseHead, outgoing: &mut impl Outgoing) -> Result<(), Failure> {
         outgoing.head(response, self.state.is_sent.get()).await?;
         self.state.has_begun.set(true);
+        self.start.release();
         let mut left = match response.length {
             BodyLength::None => Some(0),
             BodyLength::Known(length) => Some(length),
             BodyLength::Chunked | BodyLength::UntilClose => None,
         };
-        while let Some(data) = self.data(&mut body, outgoing).await? {
+        let mut data = OutBuffer::take();
+        while self.data(&mut data, left, outgoing).await? {
             if let Some(left) = &mut left {
-                // `h2` checks this, too, except for responses that have no body.
                 *left = left.checked_sub(data.len() as u64).ok_or(Failure::OriginTruncated)?;
             }
-            if !data.is_empty() {
-                outgoing.data(&data).await?;
-            }
-            // The client has taken it: open the window by its size. If the stream has ended, that has no effect.
-            let _ = body.flow_control().release_capacity(data.len());
+            outgoing.data(&data).await?;
+            // The client has taken it: open the windows by its size.
+            self.stream.release(data.len());
         }
         if left.is_some_and(|left| left > 0) {
             return Err(Failure::OriginTruncated);
         }
-        let mut trailers = FieldList::default();
-        if let Some(came) = self.trailers(&mut body).await? {
-            keep_trailers(&mut trailers, &came);
-        }
-        outgoing.end(&trailers).await
+        outgoing.end(&self.stream.take_trailers()).await
     }
 
-    /// The next DATA frame; `None`: the end. Gathered bytes are sent before truepeer waits.
+    /// Waits for data. `false`: the end. `left`: what is to come, if that is known. Gathered bytes are sent before truepeer waits.
     async fn data(
         &self,
-        body: &mut RecvStream,
+        data: &mut Vec<u8>,
+        left: Option<u64>,
         outgoing: &mut impl Outgoing,
-    ) -> Result<Option<Bytes>, Failure> {
-        let mut at_hand = poll_fn(|cx| Poll::Ready(body.poll_data(cx))).await;
+    ) -> Result<bool, Failure> {
+        let mut at_hand = poll_fn(|cx| Poll::Ready(self.stream.poll_data(cx, data))).await;
         if at_hand.is_pending() {
             outgoing.flush().await?;
-            let came = self.wait(poll_fn(|cx| body.poll_data(cx))).await?;
-            at_hand = Poll::Ready(came);
+            let limit: Duration = self.settings.timeouts.response;
+            let came = self.time_limit.limit(limit, poll_fn(|cx| self.stream.poll_data(cx, data))).await;
+            at_hand = Poll::Ready(came.map_err(|_| Failure::OriginTimeout(limit))?);
         }
         match at_hand {
-            Poll::Ready(Some(Ok(data))) => Ok(Some(data)),
-            Poll::Ready(None) => Ok(None),
+            Poll::Ready(Ok(came)) => Ok(came),
+            // All that was announced has come. Only END_STREAM is missing, and the origin claims no error.
+            Poll::Ready(Err(StreamError::Reset(Reason::NO_ERROR) | StreamError::Closed))
+                if left == Some(0) =>
+            {
+                Ok(false)
+            }
             _ => Err(Failure::OriginTruncated),
         }
     }
-
-    async fn trailers(&self, body: &mut RecvStream) -> Result<Option<http::HeaderMap>, Failure> {
-        let trailers = self.wait(poll_fn(|cx| body.poll_trailers(cx))).await?;
-        trailers.map_err(|_| Failure::OriginTruncated)
-    }
-
-    async fn wait<T>(&self, what: impl Future<Output = T>) -> Result<T, Failure> {
-        let limit: Duration = self.settings.timeouts.response;
-        self.time_limit.limit(limit, what).await.map_err(|_| Failure::OriginTimeout(limit))
-    }
-}
-
-enum Head {
-    Interim(Response<()>),
-    Final(Response<RecvStream>),
-}
-
-/// Tells the client something. Meanwhile takes further 1xx responses, which `h2` would hold without a limit.
-async fn queueing(
-    answer: &mut ResponseFuture,
-    queue: &mut VecDeque<Response<()>>,
-    telling: impl Future<Output = Result<(), Failure>>,
-) -> Result<(), Failure> {
-    let mut telling = pin!(telling);
-    poll_fn(|cx| {
-        let told = telling.as_mut().poll(cx);
-        if told.is_ready() {
-            return told;
-        }
-        while let Poll::Ready(Some(Ok(head))) = answer.poll_informational(cx) {
-            queue.push_back(head);
-            if queue.len() > MOST_INTERIM {
-                return Poll::Ready(Err(Failure::TooManyInterim(MOST_INTERIM)));
-            }
-        }
-        Poll::Pending
-    })
-    .await
 }

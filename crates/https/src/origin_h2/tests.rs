@@ -1,13 +1,17 @@
 //! Origins made of raw frames: they behave as no `h2` would.
 
+mod bodies;
+mod early;
 mod faults;
+mod lasting;
 mod sharing;
+mod states;
 
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
-use crate::exchange::tests::{Bed, http2_bed, rest, say, until};
+use crate::exchange::tests::{Bed, choosing_bed, http2_bed, rest, say, until};
 use crate::exchange::{HttpSettings, HttpTimeouts};
 
 const DATA: u8 = 0;
@@ -124,16 +128,23 @@ fn bed() -> Bed {
     http2_bed(HttpSettings::default())
 }
 
-/// A bed with short timeouts for origins.
-fn impatient_bed() -> Bed {
+/// Short timeouts for origins.
+fn impatient() -> HttpTimeouts {
     let short = Duration::from_millis(100);
-    let timeouts = HttpTimeouts {
+    HttpTimeouts {
         settings: short,
         ping: short,
         send: short,
         response: Duration::from_secs(10),
         ..HttpTimeouts::default()
-    };
+    }
+}
+
+fn impatient_bed() -> Bed {
+    bed_of(impatient())
+}
+
+fn bed_of(timeouts: HttpTimeouts) -> Bed {
     http2_bed(HttpSettings { timeouts, ..HttpSettings::default() })
 }
 

@@ -18,7 +18,10 @@ use super::timer::{Elapsed, Timer};
 use super::wake;
 
 /// How many events one epoll_wait takes.
-const EVENTS: usize = 256;
+pub(super) const EVENTS: usize = 256;
+/// How often a turn looks for tasks that were woken in it and have not worked yet. Each task works once: a chain of
+/// tasks that wake each other, or spawn others, goes on in the next turn.
+const PASSES: usize = 3;
 
 /// A handle to a thread's event loop. Clones refer to the same loop.
 #[derive(Clone)]
@@ -63,6 +66,12 @@ impl Reactor {
     #[must_use]
     pub fn now(&self) -> Instant {
         self.0.now.get()
+    }
+
+    /// Whether everything that had happened `age` ago has been reported.
+    #[must_use]
+    pub fn has_all_events_of(&self, age: Duration) -> bool {
+        self.0.took_all_events.get() && self.now().elapsed() < age
     }
 
     /// A handle for other threads.
@@ -195,7 +204,8 @@ impl Reactor {
             _ => {}
         }
         state.now.set(Instant::now());
-        state.sources.note(events, state.poll.borrow().registry());
+        let taken = state.sources.note(events, state.poll.borrow().registry());
+        state.took_all_events.set(taken < EVENTS);
         state.mailbox.collect();
         if state.mailbox.has_news() {
             state.tasks.wake_all();
@@ -203,12 +213,25 @@ impl Reactor {
         state.timers.borrow_mut().expire(state.now.get());
         let mut keys = state.keys.take();
         wake::take_ready(&mut keys);
-        state.turn.begin(keys.len());
-        self.poll_all(&keys, Tasks::poll);
+        state.tasks.begin_turn();
+        self.work(&keys);
+        for _ in 1..PASSES {
+            // Tasks that these have woken work before anybody sends: a request and the connection that carries it.
+            wake::take_ready_if(&mut keys, |key| state.tasks.is_new_in_turn(key));
+            if keys.is_empty() {
+                break;
+            }
+            self.work(&keys);
+        }
         state.turn.settle(&mut keys);
         self.poll_all(&keys, Tasks::poll_again);
         state.keys.replace(keys);
         Ok(())
+    }
+
+    fn work(&self, keys: &[Key]) {
+        self.0.turn.begin(keys.len());
+        self.poll_all(keys, Tasks::poll);
     }
 
     fn poll_all(&self, keys: &[Key], poll: impl Fn(&Tasks, Key)) {

@@ -141,10 +141,12 @@ impl Sources {
         self.0.borrow_mut().remove(key);
     }
 
-    /// Records the readiness from events, and wakes the tasks that wait for it.
-    pub(super) fn note(&self, events: &mio::Events, registry: &Registry) {
+    /// Records the readiness from events, and wakes the tasks that wait for it. Returns the number of events.
+    pub(super) fn note(&self, events: &mio::Events, registry: &Registry) -> usize {
         let mut sources = self.0.borrow_mut();
+        let mut taken = 0;
         for event in events {
+            taken += 1;
             let mio::Token(bits) = event.token();
             // A late event of a closed descriptor matches no key.
             let source =
@@ -159,6 +161,7 @@ impl Sources {
                 }
             }
         }
+        taken
     }
 }
 

@@ -27,6 +27,8 @@ pub(super) struct LoopState {
     pub(super) attendants: Rc<Cell<usize>>,
     pub(super) timers: RefCell<Timers>,
     pub(super) now: Cell<Instant>,
+    /// The last epoll_wait had room for more events.
+    pub(super) took_all_events: Cell<bool>,
     pub(super) allowance: Cell<u32>,
     pub(super) turn: Settling,
     /// The keys of this turn's tasks; kept for its memory.
@@ -45,6 +47,7 @@ impl LoopState {
             attendants: Rc::default(),
             timers: RefCell::default(),
             now: Cell::new(Instant::now()),
+            took_all_events: Cell::new(false),
             allowance: Cell::new(ALLOWANCE),
             turn: Settling::default(),
             keys: RefCell::default(),

@@ -122,11 +122,7 @@ impl TcpStream {
         cx: &mut Context<'_>,
         write: impl Fn(&mio::net::TcpStream) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
-        if !self.source.writable.get() {
-            self.source.await_writable(cx);
-            return Poll::Pending;
-        }
-        ready!(self.reactor.poll_settling());
+        ready!(self.poll_may_write(cx));
         ready!(self.reactor.poll_allowance(cx));
         self.check_aborted()?;
         loop {
@@ -137,9 +133,32 @@ impl TcpStream {
                     return Poll::Pending;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    // What came before the reset can still be read. Its event may not have been taken yet.
+                    self.look_again();
+                    return Poll::Ready(Err(error));
+                }
                 done => return Poll::Ready(done),
             }
         }
+    }
+
+    /// Whether a write may be tried now. Otherwise the task is woken when there is room, or polled again at the end of the turn.
+    pub fn poll_may_write(&self, cx: &Context<'_>) -> Poll<()> {
+        if !self.source.writable.get() {
+            self.source.await_writable(cx);
+            return Poll::Pending;
+        }
+        self.reactor.poll_settling()
+    }
+
+    /// Whether nothing has come since the last read. Then the task is woken when something comes.
+    pub fn poll_quiet(&self, cx: &Context<'_>) -> bool {
+        let is_quiet = !self.source.readable.get();
+        if is_quiet {
+            self.source.await_readable(cx);
+        }
+        is_quiet
     }
 
     /// Whether a read may return something now.

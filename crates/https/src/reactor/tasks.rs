@@ -5,7 +5,7 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Waker};
+use std::task::{Context, Wake as _, Waker};
 
 use tracing::error;
 use truepeer_session::table::{Key, Table};
@@ -16,20 +16,22 @@ type Work = Pin<Box<dyn Future<Output = ()>>>;
 
 struct Task {
     /// `None` while it is polled: the task may spawn others, which need the table.
-    work: Option<Work>,
+    work: Option<(Work, Waker)>,
     alarm: Arc<TaskWaker>,
-    waker: Waker,
+    /// The turn in which it was polled last.
+    turn: u64,
 }
 
 /// The tasks, by generational keys: the key of an ended task never refers to a later one.
 pub(super) struct Tasks {
     table: RefCell<Table<Option<Task>>>,
     panics: Cell<u64>,
+    turn: Cell<u64>,
 }
 
 impl Default for Tasks {
     fn default() -> Self {
-        Self { table: RefCell::new(Table::new()), panics: Cell::new(0) }
+        Self { table: RefCell::new(Table::new()), panics: Cell::new(0), turn: Cell::new(0) }
     }
 }
 
@@ -41,7 +43,7 @@ impl Tasks {
         let waker = Waker::from(Arc::clone(&alarm));
         waker.wake_by_ref();
         if let Some(task) = table.get_mut(key) {
-            *task = Some(Task { work: Some(work), alarm, waker });
+            *task = Some(Task { work: Some((work, waker)), alarm, turn: 0 });
         }
     }
 
@@ -58,9 +60,19 @@ impl Tasks {
         let mut table = self.table.borrow_mut();
         for key in table.keys() {
             if let Some(Some(task)) = table.get_mut(key) {
-                task.waker.wake_by_ref();
+                task.alarm.wake_by_ref();
             }
         }
+    }
+
+    pub(super) fn begin_turn(&self) {
+        self.turn.set(self.turn.get() + 1);
+    }
+
+    /// Whether the task has not been polled in this turn.
+    pub(super) fn is_new_in_turn(&self, key: Key) -> bool {
+        let mut table = self.table.borrow_mut();
+        table.get_mut(key).and_then(Option::as_mut).is_none_or(|task| task.turn != self.turn.get())
     }
 
     /// Polls a task that was queued, if it has not ended.
@@ -78,7 +90,7 @@ impl Tasks {
         let Some((mut work, waker)) = self.take(key, note) else { return };
         let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(&mut Context::from_waker(&waker))));
         match polled {
-            Ok(poll) if poll.is_pending() => self.put_back(key, work),
+            Ok(poll) if poll.is_pending() => self.put_back(key, (work, waker)),
             Ok(_) => self.end(key, work),
             Err(_) => {
                 // The panic hook has printed the message.
@@ -93,10 +105,11 @@ impl Tasks {
         let mut table = self.table.borrow_mut();
         let task = table.get_mut(key)?.as_mut()?;
         note(&task.alarm);
-        Some((task.work.take()?, task.waker.clone()))
+        task.turn = self.turn.get();
+        task.work.take()
     }
 
-    fn put_back(&self, key: Key, work: Work) {
+    fn put_back(&self, key: Key, work: (Work, Waker)) {
         if let Some(Some(task)) = self.table.borrow_mut().get_mut(key) {
             task.work = Some(work);
         }

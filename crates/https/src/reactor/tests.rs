@@ -1,9 +1,10 @@
 use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ fn listening(reactor: &Reactor) -> (TcpListener, SocketAddr) {
 }
 
 async fn dial(reactor: &Reactor, backend: SocketAddr) -> Result<TcpStream, ConnectError> {
-    connect(reactor, &Upstream { source: None, backend, mark: 0 }).await
+    connect(reactor, &Upstream { source: None, backend, mark: 0, path_mtu: None }).await
 }
 
 #[test]
@@ -46,7 +47,7 @@ fn a_busy_task_leaves_the_others_their_turns() {
     let busy = reactor.clone();
     reactor.spawn(async move {
         loop {
-            std::future::poll_fn(|cx| busy.poll_allowance(cx)).await;
+            poll_fn(|cx| busy.poll_allowance(cx)).await;
         }
     });
     let other = reactor.clone();
@@ -67,7 +68,7 @@ fn all_work_before_any_of_them_sends() {
         let (inner, steps) = (reactor.clone(), Rc::clone(&steps));
         reactor.spawn(async move {
             steps.borrow_mut().push("works");
-            std::future::poll_fn(|_| inner.poll_settling()).await;
+            poll_fn(|_| inner.poll_settling()).await;
             steps.borrow_mut().push("sends");
         });
     }
@@ -86,7 +87,7 @@ fn a_task_that_sends_and_works_on_is_polled_twice_a_turn_and_no_more() {
     let reactor = Reactor::new().unwrap();
     let polls = Rc::new(Cell::new(0));
     let (count, busy) = (Rc::clone(&polls), reactor.clone());
-    reactor.spawn(std::future::poll_fn(move |cx| {
+    reactor.spawn(poll_fn(move |cx| {
         count.set(count.get() + 1);
         let _ = busy.poll_settling();
         cx.waker().wake_by_ref();
@@ -105,12 +106,81 @@ fn a_task_that_sends_and_works_on_is_polled_twice_a_turn_and_no_more() {
     assert_eq!(most.unwrap(), 2);
 }
 
+/// What ends a kept connection may wait behind the events that one epoll_wait takes.
+#[test]
+fn a_full_epoll_wait_is_not_all_that_has_happened() {
+    let reactor = Reactor::new().unwrap();
+    let (listener, address) = listening(&reactor);
+    let other = reactor.clone();
+    let had_all = reactor.block_on(async move {
+        let mut connections = Vec::new();
+        for _ in 0..event_loop::EVENTS + 10 {
+            connections.push(dial(&other, address).await.unwrap());
+        }
+        let mut had_all = Vec::new();
+        other.yield_now().await;
+        had_all.push(other.has_all_events_of(LONG));
+        // Nobody has accepted them: the kernel resets all of them now.
+        drop(listener);
+        for _ in 0..2 {
+            other.yield_now().await;
+            had_all.push(other.has_all_events_of(LONG));
+        }
+        had_all
+    });
+    assert_eq!(had_all.unwrap(), [true, false, true]);
+}
+
+/// A wakes B, which wakes C, and so on: each works once a turn, none is forgotten, and a long chain leaves the others their turns.
+#[test]
+fn tasks_that_a_turn_wakes_work_in_it_in_turns_of_a_few() {
+    const TASKS: usize = 8;
+    let reactor = Reactor::new().unwrap();
+    let wakers: Rc<RefCell<Vec<Option<Waker>>>> = Rc::new(RefCell::new(vec![None; TASKS]));
+    let worked = Rc::new(RefCell::new(Vec::new()));
+    let now = reactor.clone();
+    let turns = Rc::new(Cell::new(0));
+    for at in 0..TASKS {
+        let (wakers, worked, turns) = (Rc::clone(&wakers), Rc::clone(&worked), Rc::clone(&turns));
+        reactor.spawn(async move {
+            poll_fn(|cx| {
+                let was_known = wakers.borrow_mut()[at].replace(cx.waker().clone()).is_some();
+                if !was_known {
+                    return Poll::Pending;
+                }
+                worked.borrow_mut().push((at, turns.get()));
+                if let Some(Some(next)) = wakers.borrow().get(at + 1) {
+                    next.wake_by_ref();
+                }
+                Poll::Ready(())
+            })
+            .await;
+        });
+    }
+    let (counted, first) = (Rc::clone(&turns), Rc::clone(&wakers));
+    reactor
+        .block_on(async move {
+            now.yield_now().await;
+            first.borrow()[0].as_ref().expect("polled once").wake_by_ref();
+            while now.tasks() > 1 {
+                counted.set(counted.get() + 1);
+                now.yield_now().await;
+            }
+        })
+        .unwrap();
+    let worked = worked.take();
+    assert!(worked.iter().map(|(at, _)| *at).eq(0..TASKS), "{worked:?}");
+    let of_turn = |turn| worked.iter().filter(|(_, of)| *of == turn).count();
+    assert!((1..=turns.get()).all(|turn| of_turn(turn) <= 3), "{worked:?}");
+    assert!(turns.get() <= TASKS / 2, "{worked:?}");
+}
+
 #[test]
 fn a_wake_from_another_thread_arrives() {
     let reactor = Reactor::new().unwrap();
     let mut waiter = None;
     let rung = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let done = reactor.block_on(std::future::poll_fn(move |cx| {
+    let done = reactor.block_on(poll_fn(move |cx| {
         use std::sync::atomic::Ordering::SeqCst;
         if rung.load(SeqCst) {
             return Poll::Ready(true);

@@ -123,6 +123,20 @@ pub(super) fn take_ready(keys: &mut Vec<Key>) {
     READY.with_borrow_mut(|ready| std::mem::swap(ready, keys));
 }
 
+/// Replaces `keys` with those of the waiting tasks that `may` work now. The others go on waiting.
+pub(super) fn take_ready_if(keys: &mut Vec<Key>, may: impl Fn(Key) -> bool) {
+    keys.clear();
+    READY.with_borrow_mut(|ready| {
+        ready.retain(|&key| {
+            let now = may(key);
+            if now {
+                keys.push(key);
+            }
+            !now
+        });
+    });
+}
+
 pub(super) fn has_ready() -> bool {
     READY.with_borrow(|ready| !ready.is_empty())
 }

@@ -107,6 +107,24 @@ impl HandshakeError {
 }
 
 impl HandshakeError {
+    /// Whether the other end closed or reset the connection before it sent anything.
+    #[must_use]
+    pub fn is_a_closed_connection(&self) -> bool {
+        match self {
+            Self::Closed { first } => first.is_empty(),
+            Self::Io(error) => {
+                matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the other end supports none of the protocols that it was offered by ALPN.
+    #[must_use]
+    pub fn is_no_common_protocol(&self) -> bool {
+        matches!(self, Self::Tls { error: Error::AlertReceived(AlertDescription::NoApplicationProtocol), .. })
+    }
+
     /// The setting that has to do with it. `authority` is the setting for the other end's authorities.
     #[must_use]
     pub fn hint(&self, authority: Hint) -> Option<Hint> {

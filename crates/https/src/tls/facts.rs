@@ -96,6 +96,35 @@ impl fmt::Display for TlsFacts {
     }
 }
 
+/// Any certificate, and any subject: what is written is printable ASCII, and has as many names as the subject.
+///
+/// # Panics
+/// It is not.
+#[cfg(any(test, feature = "fuzzing"))]
+pub fn any_certificate(der: &[u8]) {
+    let certificate = ClientCertificate::new(&CertificateDer::from(der));
+    assert_eq!(certificate.der, der);
+    let names = names(der);
+    let written = subject(&names);
+    for text in [&certificate.subject, &written] {
+        assert!(text.bytes().all(|byte| matches!(byte, b' '..=b'~')), "{text:?}");
+    }
+    // A separator that belongs to a value is escaped.
+    let mut separators = (0, 0);
+    let mut bytes = written.bytes();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'\\' => drop(bytes.next()),
+            b',' => separators.0 += 1,
+            b'+' => separators.1 += 1,
+            _ => {}
+        }
+    }
+    let attributes: usize = names.iter().map(|relative| relative.len() - 1).sum();
+    assert_eq!(separators, (names.len().saturating_sub(1), attributes), "{written:?}");
+    assert!(written.len() <= 16 * der.len(), "{} bytes of {}", written.len(), der.len());
+}
+
 /// One attribute of a distinguished name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Attribute {
@@ -289,6 +318,25 @@ mod tests {
             ("", ""),
         ] {
             assert_eq!(escaped(value), written, "{value:?}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_certificate_is_survived(der in proptest::collection::vec(proptest::arbitrary::any::<u8>(), 0..200)) {
+            any_certificate(&der);
+        }
+
+        #[test]
+        fn any_names_are_told_apart(
+            names in proptest::collection::vec(proptest::collection::vec(("[ -~\\n\u{e9}]{0,8}", 0..3_usize), 1..4), 0..4),
+        ) {
+            let kinds = [0x0c, 0x13, 0x04];
+            let relatives = names.iter().map(|attributes| {
+                let attributes = attributes.iter().map(|(value, kind)| attribute(&[0x55, 4, 3], kinds[*kind], value.as_bytes()));
+                relative(&attributes.collect::<Vec<_>>())
+            });
+            any_certificate(&relatives.collect::<Vec<_>>().concat());
         }
     }
 

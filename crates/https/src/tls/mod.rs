@@ -19,9 +19,11 @@ mod words;
 
 pub use self::client::{ClientOptions, ClientTls, Trust, system_authorities};
 pub use self::error::{ConfigError, HandshakeError, Subject};
+#[cfg(any(test, feature = "fuzzing"))]
+pub use self::facts::any_certificate;
 pub use self::facts::{ClientCertificate, TlsFacts};
 pub use self::identity::IdentityFiles;
 pub use self::server::{ClientCertificates, ServerOptions, ServerTls};
 pub(crate) use self::stream::OUTGOING_BYTES;
-pub use self::stream::TlsStream;
+pub use self::stream::{TlsStream, Transport};
 pub use self::suites::{MinVersion, Suite};

@@ -26,6 +26,14 @@ pub(crate) const OUTGOING_BYTES: usize = WRITE_BYTES + 1024;
 /// How many of the first bytes are kept to identify a protocol other than TLS.
 const FIRST_BYTES: usize = 16;
 
+/// What TLS runs over.
+pub trait Transport: AsyncRead + AsyncWrite + Unpin {
+    /// Whether a write may be tried now; otherwise as after a pending write. A write that is tried in vain costs TLS its preparation.
+    fn poll_may_write(&self, _cx: &Context<'_>) -> Poll<()> {
+        Poll::Ready(())
+    }
+}
+
 /// Encrypted bytes that were read and not yet decrypted.
 #[derive(Default)]
 struct Ciphertext {
@@ -68,11 +76,13 @@ pub struct TlsStream<S> {
     /// `S` has ended.
     ended: bool,
     closing: bool,
+    /// A send has failed. What the other end has sent before can still be read.
+    cannot_send: bool,
     /// Why nothing more can be received. The alert is sent before the error is returned.
     broken: Option<rustls::Error>,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
+impl<S: Transport> TlsStream<S> {
     /// Accepts TLS from a client. `first` holds the bytes that were already read.
     ///
     /// # Errors
@@ -104,7 +114,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
     fn new(io: S, session: Connection, first: &[u8]) -> Self {
         let incoming = Ciphertext::holding(first);
         let first = first[..first.len().min(FIRST_BYTES)].to_vec();
-        Self { io, session, incoming, first, ended: false, closing: false, broken: None }
+        Self { io, session, incoming, first, ended: false, closing: false, cannot_send: false, broken: None }
     }
 
     async fn handshake(&mut self) -> Result<(), HandshakeError> {
@@ -173,9 +183,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
     /// Sends the encrypted bytes.
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.session.wants_write() {
+            ready!(self.io.poll_may_write(cx));
             match self.session.write_tls(&mut Sink { io: &mut self.io, cx }) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Poll::Pending,
-                Err(error) => return Poll::Ready(Err(error)),
+                Err(error) => {
+                    self.cannot_send = true;
+                    return Poll::Ready(Err(error));
+                }
                 Ok(_) => {}
             }
         }
@@ -193,14 +207,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 read => return Poll::Ready(read),
             }
-            // Send responses to key updates now: the application may have nothing to write.
-            let sent = self.poll_send(cx);
+            // Send responses to key updates now: the application may have nothing to write. What can't be sent ends no read: after a
+            // failed send, what came before can still be read, and then the end.
+            let sent = if self.cannot_send { Poll::Ready(Ok(())) } else { self.poll_send(cx) };
             if let Some(error) = &self.broken {
                 let _ = ready!(sent);
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error.clone())));
-            }
-            if let Poll::Ready(Err(error)) = sent {
-                return Poll::Ready(Err(error));
             }
             match ready!(self.poll_receive(cx)) {
                 Ok(_) => {}
@@ -221,6 +233,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream<S> {
             return Poll::Ready(Err(error));
         }
         Poll::Ready(written)
+    }
+
+    /// Whether only new bytes of `S` can make a read return something.
+    #[must_use]
+    pub fn awaits_bytes(&self) -> bool {
+        let is_open = !self.ended && self.broken.is_none();
+        is_open && self.incoming.is_empty() && self.session.wants_read()
+    }
+
+    /// Sends what a read would send. `false`: that has just failed. Reads still give what came before, then the end.
+    pub fn poll_sent(&mut self, cx: &mut Context<'_>) -> bool {
+        self.cannot_send || !matches!(self.poll_send(cx), Poll::Ready(Err(_)))
     }
 
     /// The results of the handshake.
@@ -291,7 +315,7 @@ fn or_would_block<T>(poll: Poll<io::Result<T>>) -> io::Result<T> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<S> {
+impl<S: Transport> AsyncRead for TlsStream<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -306,7 +330,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<S> {
+impl<S: Transport> AsyncWrite for TlsStream<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let bytes = &bytes[..bytes.len().min(WRITE_BYTES)];
         self.get_mut().poll_write_with(cx, |writer| writer.write(bytes))

@@ -1,6 +1,6 @@
 //! The TLVs of the header to a backend: the sender's own, and the result of our TLS handshake.
 
-use truepeer_proto::tlv as types;
+use truepeer_proto::{Tlvs, tlv as types};
 
 use crate::downstream::Downstream;
 use crate::tls::TlsFacts;
@@ -30,6 +30,23 @@ pub(crate) fn for_backend(downstream: &Downstream) -> Vec<u8> {
         put(&mut bytes, types::AUTHORITY, sni.as_bytes());
     }
     put(&mut bytes, types::SSL, &ssl(facts));
+    bytes
+}
+
+/// `tlvs` with this ALPN value in the place of their own. HTTP/1.1 is named only if they have one: a client that chose nothing speaks it,
+/// too.
+pub(crate) fn with_alpn(tlvs: &[u8], alpn: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(tlvs.len() + 16);
+    let mut had_one = false;
+    for (kind, value) in Tlvs::parse(tlvs).unwrap_or(Tlvs::EMPTY).raw() {
+        had_one |= kind == types::ALPN;
+        if kind != types::ALPN {
+            put(&mut bytes, kind, value);
+        }
+    }
+    if had_one || alpn == b"h2" {
+        put(&mut bytes, types::ALPN, alpn);
+    }
     bytes
 }
 

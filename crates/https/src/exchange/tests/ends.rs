@@ -1,6 +1,9 @@
 //! Parties that leave in the middle, and parties that are very slow.
 
+use truepeer_http1::{HeadEnd, HttpLimits, RequestHead};
+
 use super::*;
+use crate::downstream::LEAST_IDLE;
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 
@@ -20,7 +23,7 @@ fn a_client_that_has_left_holds_no_origin() {
         drop(client);
         assert_eq!(rest(&mut origin).await, "");
     });
-    assert!(bed.service.pool.is_empty());
+    assert!(bed.service.origins.at(0).pool.is_empty());
 }
 
 #[test]
@@ -134,6 +137,7 @@ fn only_a_connection_between_requests_is_closed_for_a_new_one() {
         }
         say(&mut busy, "GET /2 HTTP/1.1\r\nHost: a\r\n\r\n").await;
         until(&mut origin, "\r\n\r\n").await;
+        service.reactor.sleep(LEAST_IDLE + Duration::from_millis(100)).await;
         let later = service.reactor.now() + Duration::from_secs(5);
         assert!(service.idle.end_longest(later).is_some());
         assert_eq!(rest(&mut idle).await, "");
@@ -185,4 +189,28 @@ async fn small_connection(reactor: &Reactor) -> (crate::stream::Stream, std::net
     far.connect(&listener.local_address().unwrap().into()).unwrap();
     let (near, _) = listener.accept().await.unwrap();
     (crate::stream::Stream::Plain(near), far.into())
+}
+
+/// A connection that the origin has just closed costs such a request nothing: it is sent again.
+#[test]
+fn only_a_request_that_can_be_repeated_trusts_the_last_events() {
+    let head = |text: &str| {
+        let (mut head, mut end) = (RequestHead::default(), HeadEnd::default());
+        let read = head.read(text.as_bytes(), &mut end, &HttpLimits::default());
+        assert_eq!(read.unwrap(), Some(text.len()));
+        head
+    };
+    let (get, post) = (head("GET / HTTP/1.1\r\nHost: a\r\n\r\n"), head("POST / HTTP/1.1\r\nHost: a\r\n\r\n"));
+    let put = head("PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\n");
+    let bed = bed(HttpSettings::default());
+    let (reactor, service) = (bed.reactor.clone(), Rc::clone(&bed.service));
+    bed.run(async move {
+        // A turn may begin late on a busy machine.
+        while service.last_look(&get).is_none() {
+            reactor.yield_now().await;
+        }
+        assert!(service.last_look(&put).is_none() && service.last_look(&post).is_none());
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(service.last_look(&get).is_none(), "the events are old");
+    });
 }

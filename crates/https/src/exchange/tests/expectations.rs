@@ -22,7 +22,7 @@ fn a_body_is_held_back_until_the_origin_wants_it() {
         assert_eq!(until(&mut client, "\r\n\r\n").await, "HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n");
         assert_eq!(until(&mut client, "\r\n\r\n").await, "HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n");
     });
-    assert_eq!(bed.service.pool.len(), 1);
+    assert_eq!(bed.service.origins.at(0).pool.len(), 1);
 }
 
 /// It never sends a final response, and each 1xx comes in time.
@@ -74,5 +74,5 @@ fn an_origin_may_answer_before_the_body_and_without_it() {
             "HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
         );
     });
-    assert!(bed.service.pool.is_empty());
+    assert!(bed.service.origins.at(0).pool.is_empty());
 }

@@ -53,7 +53,7 @@ fn bodies_and_trailers_pass_with_new_framing() {
         let response = until(&mut client, "X-End: 2\r\n\r\n").await;
         assert!(response.ends_with("\r\n\r\n3\r\nabc\r\n0\r\nX-End: 2\r\n\r\n"), "{response}");
     });
-    assert_eq!(bed.service.pool.len(), 1);
+    assert_eq!(bed.service.origins.at(0).pool.len(), 1);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn an_authenticated_origin_connection_serves_one_client_only() {
     let bed = bed(HttpSettings::default());
     let (mut alice, mut mallory) = (bed.client(), bed.client());
     let (mut hers, mut others) = (bed.origin.next_connection(), bed.origin.next_connection());
-    let (pool, reactor) = (Rc::clone(&bed.service.pool), bed.reactor.clone());
+    let (pool, reactor) = (Rc::clone(&bed.service.origins.at(0).pool), bed.reactor.clone());
     bed.run(async move {
         let challenge = "HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: NTLM\r\nContent-Length: 0\r\n\r\n";
         for (fields, answer) in [

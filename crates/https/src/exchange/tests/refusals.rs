@@ -75,14 +75,14 @@ fn a_truncated_response_is_not_passed_on_as_complete() {
         drop(origin);
         assert!(rest(&mut client).await.ends_with("\r\n\r\n3\r\nabc\r\n"));
     });
-    assert!(bed.service.pool.is_empty());
+    assert!(bed.service.origins.at(0).pool.is_empty());
 }
 
 #[test]
 fn unsolicited_bytes_are_not_taken_for_a_response() {
     let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
-    let pool = Rc::clone(&bed.service.pool);
+    let pool = Rc::clone(&bed.service.origins.at(0).pool);
     bed.run(async move {
         say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
         until(&mut origin, "\r\n\r\n").await;

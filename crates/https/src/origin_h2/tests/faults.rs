@@ -4,7 +4,7 @@ use super::*;
 
 /// What the client of `request` reads up to the end of the head, where the first connection does `fault` and a second
 /// one would serve it; and the number of connections.
-fn answer(
+pub(super) fn answer(
     bed: &Bed,
     request: &'static str,
     fault: impl AsyncFnOnce(&mut Raw, u32) + 'static,
@@ -37,7 +37,7 @@ fn answer(
     (answer, bed.origin.dialled.get())
 }
 
-fn status(answer: &str) -> &str {
+pub(super) fn status(answer: &str) -> &str {
     answer.split(' ').nth(1).unwrap_or("none")
 }
 

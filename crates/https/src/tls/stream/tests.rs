@@ -76,6 +76,8 @@ impl Drop for Authority {
     }
 }
 
+impl Transport for DuplexStream {}
+
 type Ends =
     (Result<TlsStream<DuplexStream>, HandshakeError>, Result<TlsStream<DuplexStream>, HandshakeError>);
 
@@ -155,6 +157,25 @@ fn an_end_without_close_notify_is_an_error_after_what_came() {
         let mut received = Vec::new();
         let error = server.read_to_end(&mut received).await.unwrap_err();
         assert_eq!((received.as_slice(), error.kind()), (&b"half of it"[..], io::ErrorKind::UnexpectedEof));
+    });
+}
+
+/// A server that has answered and closed the connection.
+#[test]
+fn what_came_is_read_although_nothing_can_be_sent_any_more() {
+    let authority = Authority::new("last");
+    run(async move {
+        let (client, server) =
+            shake(1 << 16, authority.server(ServerOptions::default()), &authority.client("site.test")).await;
+        let (mut client, mut server) = (client.unwrap(), server.unwrap());
+        server.write_all(b"last words").await.unwrap();
+        server.flush().await.unwrap();
+        drop(server);
+        assert!(client.write_all(b"more").await.is_err());
+        let mut received = [0; 10];
+        client.read_exact(&mut received).await.unwrap();
+        assert_eq!(&received, b"last words");
+        assert!(client.read(&mut received).await.is_err());
     });
 }
 

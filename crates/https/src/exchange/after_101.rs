@@ -1,0 +1,28 @@
+//! The bytes of a connection whose protocol has changed.
+
+use super::serve::Service;
+use crate::client_info::ClientInfo;
+use crate::origin::{Dial, OriginConnection};
+use crate::pump::{ByteCounts, IdleTimeouts, Pump, PumpEnd};
+use crate::read_buffer::Buffer;
+use crate::shared_stream::SharedStream;
+use crate::stream::Connection;
+
+impl<O: Dial> Service<O> {
+    /// Moves bytes both ways until the end, which it returns with the numbers of bytes up and down; `early`: what the client has sent
+    /// already.
+    pub(crate) async fn tunnel<C: Connection>(
+        &self,
+        client_info: &ClientInfo,
+        mut early: Buffer,
+        stream: &SharedStream<C>,
+        mut origin: OriginConnection<O::Stream>,
+    ) -> ((u64, u64), PumpEnd) {
+        let limits = &self.settings.timeouts;
+        let timeouts = IdleTimeouts { both: Some(limits.tunnel), half: Some(limits.half_tunnel) };
+        let counts = ByteCounts { shard: self.journal.shard(), open: client_info.open.clone() };
+        let mut pump = Pump::new(early.take(), origin.buffer.take(), self.backlog.clone(), counts);
+        let end = pump.run(&self.reactor, timeouts, stream, &origin.stream).await;
+        (pump.delivered(), end)
+    }
+}

@@ -1,0 +1,134 @@
+//! The start of a request's body, kept until the response begins, so that the request can be sent a second time.
+
+use std::cell::{Cell, RefCell};
+
+use bytes::Bytes;
+use truepeer_http1::fields::FieldList;
+
+use super::failure::Failure;
+use super::parties::{Departure, Incoming};
+
+/// A piece that begins within these bytes is kept. An origin that does not process a request does not open the windows for it, which
+/// are 65,535 bytes unless its SETTINGS say more. No further piece is taken from the client before they have room.
+const KEPT_BYTES: usize = 64 << 10;
+/// A kept start is given out in pieces of this size.
+const PIECE_BYTES: usize = 16 << 10;
+
+/// What was taken of a request's body.
+#[derive(Debug, Default)]
+pub(crate) struct BodyStart {
+    keeps: Cell<bool>,
+    kept: RefCell<Vec<u8>>,
+    /// A piece was taken and is not kept.
+    is_lost: Cell<bool>,
+}
+
+impl BodyStart {
+    /// If it `keeps` nothing, a request is sent a second time only as long as no part of its body was taken.
+    pub(super) fn new(keeps: bool) -> Self {
+        Self { keeps: Cell::new(keeps), ..Self::default() }
+    }
+
+    /// Whether all that was taken can be sent again.
+    pub(super) fn is_whole(&self) -> bool {
+        !self.is_lost.get()
+    }
+
+    /// Whether a part of the body was taken.
+    pub(crate) fn was_taken(&self) -> bool {
+        self.is_lost.get() || !self.kept.borrow().is_empty()
+    }
+
+    /// The response has begun: the request is not sent again.
+    pub(crate) fn release(&self) {
+        self.keeps.set(false);
+        self.is_lost.set(true);
+        self.kept.take();
+    }
+
+    /// Nothing more is kept: over HTTP/1.1 a request is not repeated once a part of its body was taken.
+    pub(super) fn keep_no_more(&self) {
+        self.keeps.set(false);
+        if !self.kept.take().is_empty() {
+            self.is_lost.set(true);
+        }
+    }
+
+    fn note(&self, piece: &[u8]) {
+        let mut kept = self.kept.borrow_mut();
+        if self.keeps.get() && kept.len() < KEPT_BYTES {
+            kept.extend_from_slice(piece);
+        } else {
+            drop(kept);
+            self.release();
+        }
+    }
+}
+
+/// A body, from its start at each attempt.
+pub(super) struct KeptBody<'a, I> {
+    incoming: &'a mut I,
+    start: &'a BodyStart,
+    /// What this attempt has still to be given of the kept start.
+    again: Bytes,
+    piece: Bytes,
+    has_ended: bool,
+}
+
+impl<'a, I> KeptBody<'a, I> {
+    pub(super) fn new(incoming: &'a mut I, start: &'a BodyStart) -> Self {
+        Self { incoming, start, again: Bytes::new(), piece: Bytes::new(), has_ended: false }
+    }
+
+    /// Begins again. Everything that was taken must be kept.
+    pub(super) fn rewind(&mut self) {
+        self.again = Bytes::copy_from_slice(&self.start.kept.borrow());
+    }
+}
+
+impl<I: Incoming> Incoming for KeptBody<'_, I> {
+    async fn next(&mut self) -> Result<Option<&[u8]>, Failure> {
+        if !self.again.is_empty() {
+            self.piece = self.again.split_to(self.again.len().min(PIECE_BYTES));
+            return Ok(Some(&self.piece));
+        }
+        if self.has_ended {
+            return Ok(None);
+        }
+        let piece = self.incoming.next().await?;
+        match piece {
+            Some(piece) => self.start.note(piece),
+            None => self.has_ended = true,
+        }
+        Ok(piece)
+    }
+
+    fn trailers(&self) -> &FieldList {
+        self.incoming.trailers()
+    }
+
+    async fn departure(&mut self) -> Departure {
+        self.incoming.departure().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_kept_over_http1() {
+        let start = BodyStart::new(true);
+        start.note(b"before");
+        assert!(start.is_whole() && start.was_taken());
+        start.keep_no_more();
+        start.note(b"after");
+        assert!(!start.is_whole() && start.kept.borrow().capacity() == 0);
+        // Nothing was taken yet: the request can still be sent a second time.
+        let start = BodyStart::new(true);
+        start.keep_no_more();
+        assert!(start.is_whole() && !start.was_taken());
+        start.note(b"after");
+        assert!(!start.is_whole() && start.kept.borrow().is_empty());
+    }
+}
