@@ -57,6 +57,12 @@ impl Policy {
         Ok(client)
     }
 
+    /// Whether this client is refused whoever names it (`--deny-clients`).
+    #[must_use]
+    pub fn denies(&self, client: ClientAddr) -> bool {
+        self.claims.deny.contains(client.ip())
+    }
+
     /// The same without checking whether the address is this host's: for later datagrams of a flow, whose client
     /// was checked when it started.
     pub fn name(&self, sender: SenderAddr, header: Option<&Header<'_>>) -> Result<Client, Refusal> {
@@ -69,7 +75,7 @@ impl Policy {
             None => itself(sender, Origin::NoHeader),
             Some(header) => self.claimed(sender, header)?,
         };
-        if self.claims.deny.contains(client.addr.ip()) {
+        if self.denies(client.addr) {
             return Err(Refusal::ClientDenied { sender, client: client.addr });
         }
         Ok(client)

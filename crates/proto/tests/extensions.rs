@@ -202,3 +202,11 @@ fn families_do_not_mix() {
     let refused = V2Encoder::new(&mut buffer, Command::Proxy, &addresses).map(|_| ());
     assert_eq!(refused, Err(EncodeError::MixedFamilies));
 }
+
+#[test]
+fn extensions_are_kept_as_sent() {
+    let bytes = [0x04, 0, 1, 7, 0x05, 0, 2, b'i', b'd'];
+    let tlvs = Tlvs::parse(&bytes).unwrap();
+    assert_eq!((tlvs.as_bytes(), tlvs.is_empty()), (&bytes[..], false));
+    assert!(Tlvs::default().is_empty() && Tlvs::default().as_bytes().is_empty());
+}

@@ -151,3 +151,14 @@ fn spp_is_38_bytes_in_network_order() {
     assert_eq!(refused(b"\x56\xed"), (Kind::SppMagic, 1));
     assert_eq!(refused(LINE), (Kind::SppMagic, 0));
 }
+
+#[test]
+fn a_quote_is_debugged_as_it_is_printed() {
+    let line = b"PROXY TCP4 192.0.2.999 198.51.100.1 1 2\r\n";
+    let error = decode(line, Limits::default()).expect_err("no address");
+    let quote = error.quote(line).expect("the address");
+    assert_eq!(
+        (format!("{quote:?}"), quote.to_string()),
+        ("\"192.0.2.999\"".to_owned(), "\"192.0.2.999\"".to_owned())
+    );
+}

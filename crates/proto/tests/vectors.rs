@@ -76,3 +76,22 @@ fn consumed(expect: Expect) -> usize {
         Expect::NeedMore(_) | Expect::Refused(..) => panic!("{expect:?} has no length"),
     }
 }
+
+#[test]
+fn only_a_header_with_network_addresses_names_client_and_destination() {
+    let mut named = 0;
+    for vector in vectors::all() {
+        let Ok(Decoded::Done { header, .. }) = decode(vector.bytes, Limits::default()) else { continue };
+        let both = (header.client(), header.destination());
+        match header.addresses {
+            Addresses::Inet { source, destination, .. } => {
+                named += 1;
+                assert_eq!(both, (Some(source), Some(destination)), "{}", vector.name);
+            }
+            Addresses::Unspecified | Addresses::Unix { .. } => {
+                assert_eq!(both, (None, None), "{}", vector.name)
+            }
+        }
+    }
+    assert!(named > 20, "{named}");
+}

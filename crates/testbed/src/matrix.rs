@@ -75,6 +75,14 @@ pub trait Deliver: Send + Sync {
         None
     }
 
+    /// What must hold after a case has passed, by its logs.
+    ///
+    /// # Errors
+    /// What doesn't.
+    fn verify(&self, _bed: &Bed, _case: &str) -> anyhow::Result<()> {
+        Ok(())
+    }
+
     /// Starts a backend that serves IPv4 and IPv6 clients, and truepeer for it, with additional truepeer options
     /// (`--header-timeout`, `1s`). Senders on loopback are admitted. Everything is ready on return.
     fn put_behind(&self, bed: &Bed, behaviour: Behaviour, options: &[&str]) -> anyhow::Result<Delivered>;
@@ -174,7 +182,10 @@ fn test(case: Case, deliver: Arc<dyn Deliver>) -> Test {
     let needing = Arc::clone(&deliver);
     let run = move |bed: &Bed| match deliver.inapplicable(case.name) {
         Some(reason) => skip(reason),
-        None => (case.run)(bed, deliver.as_ref()),
+        None => {
+            (case.run)(bed, deliver.as_ref())?;
+            deliver.verify(bed, case.name)
+        }
     };
     needing.needs((case.adjust)(Test::new(name, run)))
 }

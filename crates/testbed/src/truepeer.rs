@@ -62,6 +62,11 @@ impl Truepeer {
         self
     }
 
+    /// The program and its arguments.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
     /// Starts it and waits until all its listeners are open.
     pub fn start(&self, bed: &Bed) -> anyhow::Result<Running> {
         let truepeer = self.program.start(bed)?;

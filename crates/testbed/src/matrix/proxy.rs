@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use anyhow::ensure;
+
 use super::attach::mount_bpf_in_place;
 use super::{Deliver, Delivered, Way};
 use crate::backend::Behaviour;
@@ -14,18 +16,26 @@ use crate::truepeer::Truepeer;
 const BACKEND: [&str; 2] = ["127.0.0.1:80", "[::1]:80"];
 const LISTENERS: [&str; 2] = ["127.0.0.1:8443", "[::1]:8443"];
 
+/// The cases whose sessions last long enough to leave.
+const LEAVE: [&str; 3] = [
+    "a_slow_backends_bytes_all_arrive",
+    "a_slow_client_gets_everything",
+    "any_mixture_of_sizes_and_paces_arrives_whole",
+];
+
 /// Delivers by `truepeer proxy`.
 #[derive(Debug)]
 pub struct ByProxy {
     exe: PathBuf,
     as_plain_user: bool,
     is_spliced: bool,
+    is_full: bool,
 }
 
 impl ByProxy {
     /// Uses this binary, run by root, which creates its own routes.
     pub fn new(exe: impl Into<PathBuf>) -> ByProxy {
-        ByProxy { exe: exe.into(), as_plain_user: false, is_spliced: false }
+        ByProxy { exe: exe.into(), as_plain_user: false, is_spliced: false, is_full: false }
     }
 
     /// Run by a plain user whose only capability is CAP_NET_RAW. That suffices for IP_TRANSPARENT, but not for
@@ -37,6 +47,11 @@ impl ByProxy {
     /// Each session leaves user space as soon as it can.
     pub fn spliced(self) -> ByProxy {
         ByProxy { is_spliced: true, ..self }
+    }
+
+    /// Likewise, and the kernel makes sessions by itself where it can.
+    pub fn full(self) -> ByProxy {
+        ByProxy { is_full: true, ..self.spliced() }
     }
 
     fn apply_routes(&self, bed: &Bed) -> anyhow::Result<()> {
@@ -52,12 +67,41 @@ impl Deliver for ByProxy {
 
     fn column(&self) -> String {
         let whose = if self.as_plain_user { "_as_plain_user" } else { "" };
-        let how = if self.is_spliced { "_spliced" } else { "" };
+        let how = match (self.is_full, self.is_spliced) {
+            (true, _) => "_full",
+            (false, true) => "_spliced",
+            (false, false) => "",
+        };
         format!("{}{whose}{how}", self.way().name())
+    }
+
+    fn inapplicable(&self, case: &str) -> Option<&'static str> {
+        (self.is_full && case == "a_session_outlives_the_header_timeout").then_some(
+            "the kernel remembers nothing of a sender that is silent, so there is nothing to time out",
+        )
     }
 
     fn needs(&self, test: Test) -> Test {
         if self.as_plain_user { test.needs_several_users() } else { test }
+    }
+
+    fn verify(&self, bed: &Bed, case: &str) -> anyhow::Result<()> {
+        if !self.is_spliced {
+            return Ok(());
+        }
+        let mut left = 0;
+        for entry in std::fs::read_dir(bed.dir().join("logs"))? {
+            let path = entry?.path();
+            if path.to_string_lossy().ends_with("truepeer.err") {
+                let log = String::from_utf8_lossy(&std::fs::read(path)?).into_owned();
+                left += ["has left user space", "the kernel has made a session"]
+                    .map(|said| log.matches(said).count())
+                    .iter()
+                    .sum::<usize>();
+            }
+        }
+        ensure!(left > 0 || !LEAVE.contains(&case), "no session has left user space");
+        Ok(())
     }
 
     fn put_behind(&self, bed: &Bed, behaviour: Behaviour, options: &[&str]) -> anyhow::Result<Delivered> {
@@ -71,7 +115,8 @@ impl Deliver for ByProxy {
         }
         if self.is_spliced {
             mount_bpf_in_place()?;
-            truepeer = truepeer.args(&["--splice", "auto", "--splice-after", "0"]);
+            let mode = if self.is_full { "full" } else { "auto" };
+            truepeer = truepeer.args(&["--splice", mode, "--splice-after", "0", "-v", "2"]);
         }
         let truepeer = truepeer.start(bed)?;
         if self.is_spliced {

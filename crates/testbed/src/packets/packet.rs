@@ -174,27 +174,53 @@ impl Packet {
     /// # Panics
     /// If the packet has no addresses.
     pub fn unreachable(&self) -> Packet {
-        let (from, to, _) = read(&self.bytes, self.protocol()).expect("a whole packet");
-        let (protocol, kind, code) = if self.is_ipv6() { (ICMPV6, 1, 4) } else { (ICMP, 3, 3) };
-        let quoted = &self.bytes[..self.bytes.len().min(500)];
-        let mut message = [&[kind, code, 0, 0, 0, 0, 0, 0], quoted].concat();
-        let sum =
-            if self.is_ipv6() { sum::of_transport(to, from, protocol, &message) } else { sum::of(&message) };
-        message[2..4].copy_from_slice(&sum.to_be_bytes());
-        Packet::new(to, from, protocol, &message)
+        let (_, to, _) = read(&self.bytes, self.protocol()).expect("a whole packet");
+        let (kind, code) = if self.is_ipv6() { (1, 4) } else { (3, 3) };
+        self.error(to, kind, code, 0)
     }
 
-    /// Whether a kernel would accept its checksums: the IPv4 header's, and that of TCP or UDP.
+    /// The ICMP error about this packet, as the host `by` sends it. `rest`: the last four bytes of the ICMP header.
+    ///
+    /// # Panics
+    /// If the packet has no addresses.
+    pub fn error(&self, by: IpAddr, kind: u8, code: u8, rest: u32) -> Packet {
+        let (from, _, _) = read(&self.bytes, self.protocol()).expect("a whole packet");
+        let protocol = if self.is_ipv6() { ICMPV6 } else { ICMP };
+        let quoted = &self.bytes[..self.bytes.len().min(500)];
+        let mut message = [&[kind, code, 0, 0], rest.to_be_bytes().as_slice(), quoted].concat();
+        let sum = sum_over(by, from, protocol, &message);
+        message[2..4].copy_from_slice(&sum.to_be_bytes());
+        Packet::new(by, from, protocol, &message)
+    }
+
+    /// What an ICMP error says and quotes: kind, code, the rest of its header, and the packet as far as it is there.
+    pub fn as_error(&self) -> Option<(u8, u8, u32, &[u8])> {
+        let protocol = if self.is_ipv6() { ICMPV6 } else { ICMP };
+        let (_, _, message) = read(&self.bytes, protocol)?;
+        let rest = u32::from_be_bytes(message.get(4..8)?.try_into().ok()?);
+        Some((message[0], message[1], rest, &message[8..]))
+    }
+
+    /// Its addresses: source and destination.
+    pub fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
+        read(&self.bytes, self.protocol()).map(|(from, to, _)| (from, to))
+    }
+
+    /// Whether a kernel would accept its checksums: the IPv4 header's, and that of TCP, UDP or ICMP.
     pub fn has_right_sums(&self) -> bool {
         let header = if self.is_ipv6() { &[] } else { &self.bytes[..self.payload_at()] };
         let Some((from, to, transport)) = read(&self.bytes, self.protocol()) else { return false };
-        (header.is_empty() || sum::of(header) == 0)
-            && sum::of_transport(from, to, self.protocol(), transport) == 0
+        (header.is_empty() || sum::of(header) == 0) && sum_over(from, to, self.protocol(), transport) == 0
     }
 
     fn protocol(&self) -> u8 {
         if self.is_ipv6() { self.bytes[6] } else { self.bytes[9] }
     }
+}
+
+/// ICMP of IPv4 has no pseudo-header.
+fn sum_over(from: IpAddr, to: IpAddr, protocol: u8, message: &[u8]) -> u16 {
+    if protocol == ICMP { sum::of(message) } else { sum::of_transport(from, to, protocol, message) }
 }
 
 /// The addresses and the payload of an IP packet of this protocol.
